@@ -1,0 +1,65 @@
+# The single entry: `make help` lists what there is.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+# LibTorch: the machine's own through LIBTORCH, else fetched once into a cache (scripts/libtorch.py).
+CARGO = LIBTORCH="$$(python3 scripts/libtorch.py)" LIBTORCH_CXX11_ABI=1 cargo
+PYTHON_PACKAGES := target/python
+
+.PHONY: help
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+.PHONY: tools
+tools:
+	@scripts/check-tools
+
+.PHONY: build
+build: tools ## Build target/release/remoe and the function binaries
+	$(CARGO) build --release --workspace --bins
+
+.PHONY: demo
+demo: build ## Start the demo model with half of its experts remote, chat once, show where experts ran
+	python3 scripts/demo.py
+
+.PHONY: up
+up: build ## Serve the demo model on http://127.0.0.1:8000 until Ctrl-C
+	target/release/remoe up --model demo/model --remote-ratio 0.5
+
+.PHONY: test
+test: build $(PYTHON_PACKAGES)/.complete ## Run every test
+	PYTHONPATH="$$PWD/$(PYTHON_PACKAGES)" $(CARGO) test --release --workspace
+
+# Client libraries that the tests drive the server with.
+$(PYTHON_PACKAGES)/.complete: tests/python/requirements.txt
+	python3 -m pip install --quiet --disable-pip-version-check --upgrade --target $(PYTHON_PACKAGES) --requirement $<
+	touch $@
+
+.PHONY: lint
+lint: tools ## Check formatting and run clippy, warnings denied
+	cargo fmt --all --check
+	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
+
+.PHONY: deny
+deny: ## Check dependencies: bans, licences, sources; advisories where they can be reached
+	cargo deny --locked check bans licenses sources
+	@if cargo deny --locked fetch db 2>/dev/null; then cargo deny --locked check --disable-fetch advisories; \
+	else echo "deny: the advisory database cannot be reached, advisories were not checked"; fi
+
+.PHONY: generate
+generate: ## Write the gRPC code anew from wire/proto
+	REMOE_UPDATE_GENERATED=1 cargo test --release -p remoe-wire --test generated_code
+
+.PHONY: bench
+bench: tools ## Measure the expert kernels against the machine's limits
+	cargo run --release -p remoe-kernels --example ffn_speed
+
+.PHONY: env
+env: ## Print what cargo needs in its environment, for use outside of make: eval "$(make -s env)"
+	@echo "export LIBTORCH=$$(python3 scripts/libtorch.py) LIBTORCH_CXX11_ABI=1"
+
+.PHONY: clean
+clean: ## Remove what was built (the LibTorch cache stays)
+	rm -rf target

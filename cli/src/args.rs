@@ -1,0 +1,248 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Serves Mixture-of-Experts models with remote experts.
+#[derive(Debug, Parser)]
+#[command(name = "remoe", version, propagate_version = true, after_help = EXAMPLES)]
+pub(crate) struct Cli {
+    /// Print one JSON object on standard output, everything else on standard error
+    #[arg(long, global = true, help_heading = "Output")]
+    pub(crate) json: bool,
+    /// Show everything that the functions log
+    #[arg(long, short, global = true, help_heading = "Output")]
+    pub(crate) verbose: bool,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Show what a checkpoint is and what its parts weigh
+    #[command(after_help = INSPECT_EXAMPLES)]
+    Inspect(InspectArgs),
+    /// Show the next-token logits of a prompt and the experts that it used
+    #[command(after_help = LOGITS_EXAMPLES)]
+    Logits(LogitsArgs),
+    /// Answer one prompt
+    #[command(after_help = GENERATE_EXAMPLES)]
+    Generate(GenerateArgs),
+    /// Serve a model over HTTP until Ctrl-C
+    #[command(after_help = UP_EXAMPLES)]
+    Up(UpArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    /// Folder of a Hugging Face checkpoint
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LogitsArgs {
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    #[command(flatten)]
+    pub(crate) deployment: DeploymentArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GenerateArgs {
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    /// Generate at most this many tokens
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_tokens: u32,
+    /// Randomness of the choice; 0 takes the likeliest token
+    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature, allow_negative_numbers = true)]
+    pub(crate) temperature: f32,
+    /// Choose among the likeliest tokens that make up this probability
+    #[arg(long, value_name = "P", value_parser = probability, allow_negative_numbers = true)]
+    pub(crate) top_p: Option<f32>,
+    /// Choose among this many of the likeliest tokens
+    #[arg(long, value_name = "K")]
+    pub(crate) top_k: Option<u32>,
+    /// The same seed gives the same answer
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// End before this text; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+    /// Go on after an end-of-sequence token
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+    #[command(flatten)]
+    pub(crate) deployment: DeploymentArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct UpArgs {
+    #[command(flatten)]
+    pub(crate) deployment: DeploymentArgs,
+    /// Address to listen on
+    #[arg(long, value_name = "IP", default_value = "127.0.0.1", value_parser = host)]
+    pub(crate) host: IpAddr,
+    /// Port to listen on; 0 takes any free one
+    #[arg(long, default_value_t = 8000)]
+    pub(crate) port: u16,
+    /// The model's name in the HTTP interface [default: the folder's name]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) served_model_name: Option<String>,
+    /// Key that clients must present as a bearer token
+    #[arg(long, value_name = "KEY", env = "REMOE_API_KEY", hide_env_values = true)]
+    pub(crate) api_key: Option<String>,
+}
+
+/// The prompt, in one of its forms.
+#[derive(Debug, Args)]
+pub(crate) struct PromptArgs {
+    /// The prompt as text
+    #[arg(long, value_name = "TEXT", required_unless_present = "prompt_ids", conflicts_with = "prompt_ids")]
+    pub(crate) prompt: Option<String>,
+    /// The prompt as token ids, exactly these
+    #[arg(long, value_name = "ID,ID,..", value_delimiter = ',', num_args = 1, value_parser = token_id)]
+    pub(crate) prompt_ids: Vec<u32>,
+    /// Render the text as a user's message with the model's chat template
+    #[arg(long, requires = "prompt")]
+    pub(crate) chat: bool,
+}
+
+/// Which functions run, and how.
+#[derive(Debug, Args)]
+pub(crate) struct DeploymentArgs {
+    /// Folder of a Hugging Face checkpoint
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: PathBuf,
+    /// Type to compute in [default: the checkpoint's]
+    #[arg(long, value_enum)]
+    pub(crate) dtype: Option<Dtype>,
+    /// cpu, cuda or cuda:INDEX [default: cuda where there is one]
+    #[arg(long, value_parser = device)]
+    pub(crate) device: Option<String>,
+    /// Share of each layer's experts that are remote, the last ids first [default: 0, for up 0.5]
+    #[arg(
+        long,
+        value_name = "B",
+        allow_negative_numbers = true,
+        help_heading = "Placement",
+        conflicts_with = "plan"
+    )]
+    pub(crate) remote_ratio: Option<f64>,
+    /// Remote processes, each hosting all remote experts [default: 1]
+    #[arg(long, value_name = "Z", help_heading = "Placement", conflicts_with = "plan")]
+    pub(crate) replicas: Option<u32>,
+    /// File that names the remote experts of each layer
+    #[arg(long, value_name = "FILE", help_heading = "Placement")]
+    pub(crate) plan: Option<PathBuf>,
+    /// Threads of each function [default: all cores]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) threads: Option<usize>,
+    /// Memory limit of each remote function in bytes
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) remote_memory: Option<u64>,
+    /// Memory for keys and values in bytes
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) kv_cache_bytes: Option<u64>,
+    /// Sequences in one forward, at most
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) max_batch: Option<usize>,
+    /// Seconds until everything must be ready
+    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = seconds)]
+    pub(crate) ready_timeout: Duration,
+}
+
+/// What can be computed in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Dtype {
+    Float32,
+    Bfloat16,
+}
+
+impl Dtype {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Float32 => "float32",
+            Self::Bfloat16 => "bfloat16",
+        }
+    }
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    let value: f32 = text.parse().map_err(|_| "is not a number".to_owned())?;
+    if value.is_finite() && value >= 0.0 { Ok(value) } else { Err("must be 0 or more".to_owned()) }
+}
+
+fn probability(text: &str) -> Result<f32, String> {
+    let value: f32 = text.parse().map_err(|_| "is not a number".to_owned())?;
+    if value > 0.0 && value <= 1.0 { Ok(value) } else { Err("must be above 0 and at most 1".to_owned()) }
+}
+
+fn token_id(text: &str) -> Result<u32, String> {
+    text.trim().parse().map_err(|_| "token ids are whole numbers".to_owned())
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(value @ 1..) => Ok(value),
+        _ => Err("must be 1 or more".to_owned()),
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let value: f64 = text.parse().map_err(|_| "is not a number of seconds".to_owned())?;
+    match Duration::try_from_secs_f64(value) {
+        Ok(duration) if !duration.is_zero() && value <= 1e6 => Ok(duration),
+        _ => Err("must be above 0 and at most 1000000".to_owned()),
+    }
+}
+
+fn host(text: &str) -> Result<IpAddr, String> {
+    match text {
+        "localhost" => Ok(IpAddr::from([127, 0, 0, 1])),
+        _ => text.parse().map_err(|_| "must be an IP address".to_owned()),
+    }
+}
+
+fn device(text: &str) -> Result<String, String> {
+    let index_is_number = || {
+        let index = text.strip_prefix("cuda:");
+        index.is_some_and(|index| index.parse::<u16>().is_ok())
+    };
+    if matches!(text, "cpu" | "cuda") || index_is_number() {
+        Ok(text.to_owned())
+    } else {
+        Err("must be cpu, cuda or cuda:INDEX".to_owned())
+    }
+}
+
+const EXAMPLES: &str = "Examples:
+  remoe inspect --model ./model
+  remoe generate --model ./model --prompt 'Once upon a time' --remote-ratio 0.5
+  remoe up --model ./model --port 8000
+
+Environment:
+  REMOE_BIN_DIR  Folder of the function programs, where they are not beside remoe
+  REMOE_LOG      What the functions log, for example debug; all of it is shown
+  REMOE_API_KEY  As --api-key of up";
+
+const INSPECT_EXAMPLES: &str = "Examples:
+  remoe inspect --model ./model
+  remoe inspect --model ./model --json";
+
+const LOGITS_EXAMPLES: &str = "Examples:
+  remoe logits --model ./model --prompt-ids 1,2,3 --json
+  remoe logits --model ./model --prompt 'Once upon' --dtype float32 --remote-ratio 0.25";
+
+const GENERATE_EXAMPLES: &str = "Examples:
+  remoe generate --model ./model --prompt 'Once upon a time' --max-tokens 64
+  remoe generate --model ./model --chat --prompt 'What is a lake?' --temperature 0.7 --seed 3
+  remoe generate --model ./model --prompt-ids 1,2,3 --remote-ratio 0.5 --replicas 2 --json";
+
+const UP_EXAMPLES: &str = "Examples:
+  remoe up --model ./model
+  remoe up --model ./model --remote-ratio 0.25 --replicas 2 --port 0 --json
+  remoe up --model ./model --plan plan.json --host 0.0.0.0 --api-key secret";

@@ -1,0 +1,176 @@
+//! `remoe generate`: one prompt, one answer.
+
+use crate::args::GenerateArgs;
+use crate::deployment::Wanted;
+use crate::exit::CliError;
+use crate::output::progress::Progress;
+use crate::output::{json, table};
+use remoe_wire::v1::generate_event::Event;
+use remoe_wire::v1::main_model_client::MainModelClient;
+use remoe_wire::v1::{Finished, GenerateRequest};
+use serde::Serialize;
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
+use tonic::transport::Channel;
+
+/// A token that takes longer than this does not come any more.
+const TOKEN_DEADLINE: Duration = Duration::from_secs(600);
+
+#[derive(Debug, Serialize)]
+struct Generation {
+    prompt_ids: Vec<u32>,
+    tokens: Vec<u32>,
+    text: Option<String>,
+    finish_reason: String,
+    usage: Usage,
+    timings: Timings,
+    experts: Experts,
+    forwarded_positions: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Usage {
+    prompt_tokens: usize,
+    completion_tokens: usize,
+    total_tokens: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct Timings {
+    load_s: f64,
+    ttft_s: f64,
+    prefill_s: f64,
+    decode_s: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Experts {
+    local: u64,
+    remote: u64,
+    fallback: u64,
+    retries: u64,
+}
+
+/// Runs the prompt and prints the answer: as it comes for people, as a whole with `as_json`.
+pub(crate) async fn run(
+    args: &GenerateArgs,
+    as_json: bool,
+    progress: &Arc<Progress>,
+) -> Result<(), CliError> {
+    let wanted = Wanted::of(&args.deployment, 0.0)?;
+    args.prompt.check(wanted.inspection.vocab_size)?;
+    let request = GenerateRequest {
+        prompt: Some(args.prompt.for_generation()),
+        max_tokens: args.max_tokens,
+        temperature: Some(args.temperature),
+        top_p: args.top_p,
+        top_k: args.top_k,
+        seed: args.seed,
+        stop: args.stop.clone(),
+        ignore_eos: args.ignore_eos,
+    };
+    let generation =
+        wanted.run_once(progress, async |client| generate(client, request, !as_json).await).await?;
+    if as_json {
+        json::print(&generation)?;
+    } else {
+        progress.line(&figures(&generation));
+    }
+    Ok(())
+}
+
+/// Follows the answer to its end. With `show` its text goes to standard output as it comes.
+async fn generate(
+    mut client: MainModelClient<Channel>,
+    request: GenerateRequest,
+    show: bool,
+) -> Result<Generation, CliError> {
+    let late = |_elapsed| CliError::runtime(format!("no token within {TOKEN_DEADLINE:?}"));
+    let stream = timeout(TOKEN_DEADLINE, client.generate(request)).await;
+    let mut stream = stream.map_err(late)??.into_inner();
+    let mut prompt_ids = Vec::new();
+    while let Some(message) = timeout(TOKEN_DEADLINE, stream.message()).await.map_err(late)?? {
+        match message.event {
+            Some(Event::Started(started)) => prompt_ids = started.prompt_ids,
+            Some(Event::Piece(piece)) if show => {
+                let mut out = std::io::stdout().lock();
+                out.write_all(piece.text.as_bytes())?;
+                out.flush()?;
+            }
+            Some(Event::Piece(_)) | None => {}
+            Some(Event::Finished(finished)) => {
+                let generation = Generation::of(prompt_ids, finished);
+                if show {
+                    generation.end_text()?;
+                }
+                return Ok(generation);
+            }
+        }
+    }
+    Err(CliError::runtime("the answer broke off"))
+}
+
+impl Generation {
+    fn of(prompt_ids: Vec<u32>, finished: Finished) -> Self {
+        let completion_tokens = finished.completion_tokens as usize;
+        let experts = finished.experts.unwrap_or_default();
+        Self {
+            usage: Usage {
+                prompt_tokens: prompt_ids.len(),
+                completion_tokens,
+                total_tokens: prompt_ids.len() + completion_tokens,
+            },
+            prompt_ids,
+            tokens: finished.tokens,
+            text: finished.text,
+            finish_reason: finished.reason,
+            timings: Timings {
+                load_s: finished.load_s,
+                ttft_s: finished.ttft_s,
+                prefill_s: finished.prefill_s,
+                decode_s: finished.decode_s,
+            },
+            experts: Experts {
+                local: experts.local,
+                remote: experts.remote,
+                fallback: experts.fallback,
+                retries: experts.retries,
+            },
+            forwarded_positions: finished.forwarded_positions,
+        }
+    }
+
+    /// Ends what was shown: with a line break, or with the ids where there is no text.
+    fn end_text(&self) -> std::io::Result<()> {
+        let mut out = std::io::stdout().lock();
+        if self.text.is_none() {
+            let ids: Vec<String> = self.tokens.iter().map(u32::to_string).collect();
+            out.write_all(ids.join(",").as_bytes())?;
+        }
+        out.write_all(b"\n")?;
+        out.flush()
+    }
+}
+
+fn figures(generation: &Generation) -> String {
+    let (usage, timings, experts) = (&generation.usage, &generation.timings, &generation.experts);
+    let decoded = usage.completion_tokens.saturating_sub(1);
+    let rate = if timings.decode_s > 0.0 { decoded as f64 / timings.decode_s } else { 0.0 };
+    let figures = table::of_pairs(&[
+        ("finished", generation.finish_reason.clone()),
+        ("tokens", format!("{} prompt, {} generated", usage.prompt_tokens, usage.completion_tokens)),
+        ("loading", format!("{:.3} s", timings.load_s)),
+        ("first token", format!("{:.3} s", timings.ttft_s)),
+        ("decoding", format!("{:.3} s, {rate:.1} tokens/s", timings.decode_s)),
+        (
+            "expert calls",
+            format!(
+                "{} local, {} remote, {} fallback, {} retries",
+                experts.local, experts.remote, experts.fallback, experts.retries
+            ),
+        ),
+    ]);
+    format!("\n{figures}")
+}

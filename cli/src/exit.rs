@@ -1,0 +1,143 @@
+//! How the command ends.
+
+use remoe_model::CheckpointError;
+use remoe_operator::{Failure, NotReady, PlacementError};
+use remoe_wire::{ErrorCode, ServiceError};
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// Exit codes, and the `code` of an error object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+#[repr(u8)]
+pub(crate) enum Code {
+    /// It failed while it ran.
+    Runtime = 1,
+    /// What was asked for makes no sense.
+    Arguments = 2,
+    /// What was asked for does not fit.
+    Infeasible = 3,
+    /// The checkpoint cannot be used.
+    Checkpoint = 4,
+    /// The user ended it.
+    Interrupted = 130,
+}
+
+/// Why the command failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct CliError {
+    pub(crate) code: Code,
+    pub(crate) message: String,
+    /// The file that was wrong.
+    pub(crate) path: Option<PathBuf>,
+    /// The flag, or the field of the file, that was wrong.
+    pub(crate) field: Option<String>,
+}
+
+impl CliError {
+    fn new(code: Code, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), path: None, field: None }
+    }
+
+    pub(crate) fn runtime(message: impl Into<String>) -> Self {
+        Self::new(Code::Runtime, message)
+    }
+
+    pub(crate) fn arguments(field: &str, message: impl Into<String>) -> Self {
+        Self { field: Some(field.to_owned()), ..Self::new(Code::Arguments, message) }
+    }
+
+    pub(crate) fn interrupted() -> Self {
+        Self::new(Code::Interrupted, "interrupted")
+    }
+
+    /// A placement that cannot be, from the flags or from the plan at `path`.
+    pub(crate) fn placement(error: PlacementError, path: Option<PathBuf>) -> Self {
+        let field = match (&path, error.field.as_str()) {
+            (_, "") => None,
+            (Some(_), field) => Some(field.to_owned()),
+            (None, flag) => Some(format!("--{}", flag.replace('_', "-"))),
+        };
+        let of_file = path.as_ref().map(|path| format!("{}: ", path.display()));
+        let of_field = field.as_ref().map(|field| format!("{field}: "));
+        let message = [of_file, of_field].into_iter().flatten().collect::<String>();
+        Self { path, field, ..Self::new(Code::Arguments, message + &error.message) }
+    }
+}
+
+impl From<clap::Error> for CliError {
+    fn from(error: clap::Error) -> Self {
+        let text = error.render().to_string();
+        // The first paragraph says what is wrong, the others how to get help.
+        let message = text.split("\n\n").next().unwrap_or(&text);
+        let message = message.strip_prefix("error: ").unwrap_or(message);
+        let field = error.get(clap::error::ContextKind::InvalidArg).and_then(|value| match value {
+            clap::error::ContextValue::String(name) => Some(name.clone()),
+            clap::error::ContextValue::Strings(names) => names.first().cloned(),
+            _ => None,
+        });
+        Self {
+            field: field.and_then(|name| name.split_whitespace().next().map(str::to_owned)),
+            ..Self::new(Code::Arguments, message.trim())
+        }
+    }
+}
+
+impl From<CheckpointError> for CliError {
+    fn from(error: CheckpointError) -> Self {
+        Self {
+            path: Some(error.path().to_owned()),
+            field: error.field().map(str::to_owned),
+            ..Self::new(Code::Checkpoint, error.to_string())
+        }
+    }
+}
+
+impl From<Failure> for CliError {
+    fn from(failure: Failure) -> Self {
+        let code = match failure.ending.code {
+            Some(2) => Code::Arguments,
+            Some(3) => Code::Infeasible,
+            Some(4) => Code::Checkpoint,
+            _ => Code::Runtime,
+        };
+        let record = failure.ending.last_record().unwrap_or_default();
+        let text = |key| record.get(key).and_then(|value| value.as_str()).map(str::to_owned);
+        Self {
+            path: text("path").map(PathBuf::from),
+            field: text("field"),
+            ..Self::new(code, failure.to_string())
+        }
+    }
+}
+
+impl From<NotReady> for CliError {
+    fn from(error: NotReady) -> Self {
+        match error {
+            NotReady::Failed(failure) => failure.into(),
+            other => Self::runtime(other.to_string()),
+        }
+    }
+}
+
+impl From<ServiceError> for CliError {
+    fn from(error: ServiceError) -> Self {
+        let code = match error.code {
+            ErrorCode::InvalidArgument | ErrorCode::ContextLengthExceeded => Code::Arguments,
+            _ => Code::Runtime,
+        };
+        Self { field: error.field, ..Self::new(code, error.message) }
+    }
+}
+
+impl From<tonic::Status> for CliError {
+    fn from(status: tonic::Status) -> Self {
+        ServiceError::from(status).into()
+    }
+}
+
+impl From<std::io::Error> for CliError {
+    fn from(error: std::io::Error) -> Self {
+        Self::runtime(format!("cannot write the output: {error}"))
+    }
+}

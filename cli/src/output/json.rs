@@ -1,0 +1,67 @@
+//! JSON on standard output.
+
+use crate::exit::CliError;
+use remoe_function::Role;
+use remoe_operator::{FunctionState, FunctionStatus, MoeLayer, placement};
+use remoe_wire::format_listing;
+use remoe_wire::v1::LayerExperts;
+use serde::Serialize;
+use std::io::{self, Write};
+
+/// Prints `value` as one line.
+pub(crate) fn print(value: &impl Serialize) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    serde_json::to_writer(&mut out, value)?;
+    out.write_all(b"\n")?;
+    out.flush()
+}
+
+/// Prints the error object.
+pub(crate) fn print_error(error: &CliError) {
+    #[derive(Serialize)]
+    struct ErrorObject<'a> {
+        error: &'a CliError,
+    }
+    // Where nobody reads, the exit code speaks.
+    let _closed = print(&ErrorObject { error });
+}
+
+/// An event of `up`, with all functions as they are.
+#[derive(Debug, Serialize)]
+pub(crate) struct Event<'a> {
+    pub(crate) event: &'a str,
+    pub(crate) endpoint: &'a str,
+    pub(crate) generation: Option<u64>,
+    pub(crate) functions: Vec<Function<'a>>,
+}
+
+/// One function.
+#[derive(Debug, Serialize)]
+pub(crate) struct Function<'a> {
+    name: &'a str,
+    role: Role,
+    state: FunctionState,
+    pid: Option<u32>,
+    /// Where it speaks gRPC.
+    address: Option<String>,
+    /// `LAYER:FIRST-LAST,..` of the experts in its own memory.
+    experts: String,
+}
+
+impl<'a> Function<'a> {
+    /// `status` of a model with `moe_layers`, whose experts in `remote` are remote.
+    pub(crate) fn of(status: &'a FunctionStatus, moe_layers: &[MoeLayer], remote: &[LayerExperts]) -> Self {
+        let experts = match status.role {
+            Role::Main => format_listing(&placement::local_experts(moe_layers, remote)),
+            Role::Remote => format_listing(&status.hosted),
+        };
+        Self {
+            name: &status.name,
+            role: status.role,
+            state: status.state,
+            pid: status.pid,
+            address: status.grpc.map(|address| address.to_string()),
+            experts,
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! What is printed, and how.
+
+pub(crate) mod json;
+pub(crate) mod logs;
+pub(crate) mod progress;
+pub(crate) mod table;

@@ -1,0 +1,87 @@
+//! What goes on, on standard error: a spinner on a terminal, plain lines elsewhere.
+
+use crate::output::logs;
+use anstyle::AnsiColor;
+use indicatif::ProgressBar;
+use remoe_operator::{Event, LogLine};
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+/// Reports progress and log lines.
+pub(crate) struct Progress {
+    spinner: Option<ProgressBar>,
+    verbose: bool,
+}
+
+impl Progress {
+    /// With `verbose`, or a filter of the user's own, everything that functions log is shown.
+    pub(crate) fn new(verbose: bool) -> Self {
+        Self {
+            spinner: std::io::stderr().is_terminal().then(ProgressBar::new_spinner),
+            verbose: verbose || std::env::var_os("REMOE_LOG").is_some(),
+        }
+    }
+
+    /// What is being waited for now.
+    pub(crate) fn doing(&self, what: impl Into<String>) {
+        let what = what.into();
+        match &self.spinner {
+            Some(spinner) => {
+                spinner.set_message(what);
+                spinner.enable_steady_tick(Duration::from_millis(100));
+            }
+            None => print_line(&what),
+        }
+    }
+
+    /// Nothing is being waited for any more.
+    pub(crate) fn clear(&self) {
+        if let Some(spinner) = &self.spinner {
+            spinner.disable_steady_tick();
+            spinner.finish_and_clear();
+        }
+    }
+
+    /// One line that stays.
+    pub(crate) fn line(&self, text: &str) {
+        match &self.spinner {
+            Some(spinner) => spinner.suspend(|| print_line(text)),
+            None => print_line(text),
+        }
+    }
+
+    /// A line that a function logged.
+    pub(crate) fn log(&self, line: LogLine<'_>) {
+        if let Some(text) = logs::render(line.name, line.text, self.verbose) {
+            self.line(&text);
+        }
+    }
+
+    /// Something that happened to a function.
+    pub(crate) fn event(&self, event: &Event) {
+        match event {
+            Event::Unhealthy { name, fault } => self.line(&format!("{name} {fault}")),
+            Event::Ended { name, ending } => self.line(&format!("{name} {ending}")),
+            Event::Stopped { name, ending } if self.verbose => self.line(&format!("{name} {ending}")),
+            Event::Started { name } if self.verbose => self.line(&format!("{name} started")),
+            Event::Stopped { .. } | Event::Started { .. } => {}
+            Event::Routed { problems, .. } => {
+                for problem in problems {
+                    self.line(&format!("remote function not usable: {problem}"));
+                }
+            }
+            Event::RoutingFailed { message } => self.line(&format!("routing failed: {message}")),
+        }
+    }
+}
+
+/// Prints the last line of a command that failed.
+pub(crate) fn print_error(message: &str) {
+    let style = AnsiColor::Red.on_default().bold();
+    print_line(&format!("{style}error{style:#}: {message}"));
+}
+
+fn print_line(text: &str) {
+    // A closed standard error must not end what runs.
+    let _closed = writeln!(anstream::stderr().lock(), "{text}");
+}

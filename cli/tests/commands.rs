@@ -1,0 +1,324 @@
+//! The command as its users see it: output, exit codes, signals. The functions are fakes.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../../operator/tests/fake/mod.rs"]
+mod fake;
+
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Lines};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::Duration;
+
+fn fixture(name: &str) -> String {
+    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+    fixtures.join(name).to_str().unwrap().to_owned()
+}
+
+/// `remoe` with `arguments`, and fake functions in `folder`.
+fn remoe(folder: &Path, arguments: &[&str]) -> Command {
+    fake::programs(folder);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_remoe"));
+    command
+        .args(arguments)
+        .env("REMOE_BIN_DIR", folder)
+        .env_remove("REMOE_API_KEY")
+        .env_remove("REMOE_LOG")
+        .stdin(Stdio::null());
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    remoe(folder.path(), arguments).output().unwrap()
+}
+
+/// The one JSON object on standard output.
+fn object(output: &Output) -> Value {
+    let text = String::from_utf8(output.stdout.clone()).unwrap();
+    serde_json::from_str(&text)
+        .unwrap_or_else(|error| panic!("{error}: {text}\n{}", String::from_utf8_lossy(&output.stderr)))
+}
+
+fn error_of(arguments: &[&str], code: i32) -> Value {
+    let output = run(arguments);
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {output:?}");
+    let mut object = object(&output);
+    let error = object["error"].take();
+    let mut keys: Vec<&String> = error.as_object().unwrap().keys().collect();
+    keys.sort();
+    assert_eq!(keys, ["code", "field", "message", "path"]);
+    error
+}
+
+#[test]
+fn inspect_tells_the_facts() {
+    let model = fixture("mixtral-basic");
+    let facts = object(&run(&["inspect", "--model", &model, "--json"]));
+    assert_eq!(facts["family"], "mixtral");
+    let number = |name: &str| facts[name].as_u64().unwrap();
+    let layers = facts["non_expert_layer_bytes"].as_array().unwrap();
+    let non_expert: u64 = layers.iter().map(|bytes| bytes.as_u64().unwrap()).sum();
+    let moe_layers = facts["moe_layers"].as_array().unwrap().len() as u64;
+    let experts = moe_layers * number("experts") * number("expert_bytes");
+    assert_eq!(number("total_bytes"), number("outside_bytes") + non_expert + experts);
+    let shown = run(&["inspect", "--model", &model]);
+    assert!(String::from_utf8(shown.stdout).unwrap().starts_with("family"));
+}
+
+#[test]
+fn a_bad_checkpoint_ends_with_4_and_names_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().to_str().unwrap();
+    for command in [
+        vec!["inspect", "--model", model, "--json"],
+        vec!["generate", "--model", model, "--prompt-ids", "1", "--json"],
+        vec!["logits", "--model", model, "--prompt-ids", "1", "--json"],
+        vec!["up", "--model", model, "--json"],
+    ] {
+        let error = error_of(&command, 4);
+        assert_eq!(error["code"], "checkpoint");
+        assert_eq!(error["path"], format!("{model}/config.json"));
+    }
+}
+
+#[test]
+fn arguments_that_make_no_sense_end_with_2_and_are_named() {
+    let model = fixture("mixtral-basic");
+    let plan = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(plan.path(), r#"{"layers":[{"layer":0,"remote":[999]}]}"#).unwrap();
+    let plan = plan.path().to_str().unwrap();
+    let common = ["--json", "--model", &model];
+    for (arguments, field) in [
+        (vec!["generate"], Some("--prompt")),
+        (vec!["generate", "--prompt-ids", "1,x"], Some("--prompt-ids")),
+        (vec!["generate", "--prompt-ids", "1,4000000"], Some("--prompt-ids")),
+        (vec!["generate", "--prompt-ids", "1", "--prompt", "a"], Some("--prompt-ids")),
+        (vec!["generate", "--prompt-ids", "1", "--temperature", "-1"], Some("--temperature")),
+        (vec!["generate", "--prompt-ids", "1", "--top-p", "0"], Some("--top-p")),
+        (vec!["generate", "--prompt-ids", "1", "--max-tokens", "0"], Some("--max-tokens")),
+        (vec!["logits", "--prompt-ids", "1", "--remote-ratio", "1.5"], Some("--remote-ratio")),
+        (vec!["logits", "--prompt-ids", "1", "--replicas", "0"], Some("--replicas")),
+        (vec!["logits", "--prompt-ids", "1", "--device", "tpu"], Some("--device")),
+        (vec!["logits", "--prompt-ids", "1", "--dtype", "int8"], Some("--dtype")),
+        (vec!["logits", "--prompt-ids", "1", "--plan", plan], Some("layers[0].remote[0]")),
+        (vec!["logits", "--prompt-ids", "1", "--plan", "/nowhere"], Some("--plan")),
+        (vec!["up", "--host", "somewhere"], Some("--host")),
+        (vec!["up", "--ready-timeout", "0"], Some("--ready-timeout")),
+        (vec!["up", "--nonsense"], Some("--nonsense")),
+    ] {
+        let error = error_of(&[&arguments[..], &common[..]].concat(), 2);
+        assert_eq!(error["code"], "arguments");
+        assert_eq!(error["field"].as_str(), field, "{arguments:?}: {error}");
+    }
+}
+
+#[test]
+fn help_and_version_are_no_errors() {
+    for arguments in [&["--help"][..], &["--version"], &["generate", "--help"]] {
+        let output = run(arguments);
+        assert!(output.status.success());
+        assert!(String::from_utf8(output.stdout).unwrap().contains("remoe"));
+    }
+}
+
+#[test]
+fn generate_answers_in_one_object() {
+    let model = fixture("mixtral-basic");
+    let output = run(&[
+        "generate",
+        "--model",
+        &model,
+        "--prompt",
+        "hi",
+        "--chat",
+        "--max-tokens",
+        "2",
+        "--remote-ratio",
+        "0.5",
+        "--replicas",
+        "2",
+        "--json",
+    ]);
+    let expected = json!({
+        "prompt_ids": [1, 7, 8],
+        "tokens": [0, 1],
+        "text": "<hi>",
+        "finish_reason": "length",
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+        "timings": {"load_s": 1.5, "ttft_s": 0.25, "prefill_s": 0.125, "decode_s": 0.5},
+        "experts": {"local": 10, "remote": 20, "fallback": 1, "retries": 2},
+        "forwarded_positions": 9,
+    });
+    assert_eq!(object(&output), expected);
+    assert!(output.status.success());
+}
+
+#[test]
+fn for_people_the_text_alone_is_on_standard_output() {
+    let model = fixture("mixtral-basic");
+    let with_text = run(&["generate", "--model", &model, "--prompt", "some text"]);
+    assert_eq!(String::from_utf8(with_text.stdout).unwrap(), "some text\n");
+    assert!(String::from_utf8(with_text.stderr).unwrap().contains("10 local, 20 remote"));
+    let ids = run(&["generate", "--model", &model, "--prompt-ids", "3, 4", "--max-tokens", "3"]);
+    assert_eq!(String::from_utf8(ids.stdout).unwrap(), "0,1,2\n");
+}
+
+#[test]
+fn logits_keep_every_bit() {
+    let model = fixture("mixtral-basic");
+    let output = run(&["logits", "--model", &model, "--prompt-ids", "1", "--json"]);
+    let text = String::from_utf8(output.stdout.clone()).unwrap();
+    assert!(text.contains(r#""weights":[0.1,0.9]"#), "{text}");
+    let logits = object(&output);
+    assert_eq!(logits["argmax"], 1);
+    assert_eq!(logits["routing"][0][0]["experts"], json!([0, 3]));
+    assert_eq!(logits["last_logits"].as_array().unwrap().len(), 3);
+}
+
+#[test]
+fn what_a_function_refuses_is_passed_on() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("refuse"), "").unwrap();
+    let model = fixture("mixtral-basic");
+    let arguments = ["generate", "--model", &model, "--prompt-ids", "1", "--json"];
+    let output = remoe(folder.path(), &arguments).output().unwrap();
+    assert_eq!(output.status.code(), Some(4));
+    let error = object(&output)["error"].take();
+    assert_eq!((&error["path"], &error["field"]), (&json!("/m/x"), &json!("gate")));
+    assert_eq!(error["message"], "main exited with code 4: no such tensor");
+}
+
+#[test]
+fn missing_programs_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = fixture("mixtral-basic");
+    let mut command = remoe(folder.path(), &["up", "--model", &model, "--json"]);
+    std::fs::remove_file(folder.path().join("remote-expert-fn")).unwrap();
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let error = object(&output)["error"].take();
+    assert!(error["path"].as_str().unwrap().ends_with("/remote-expert-fn"));
+    assert!(error["message"].as_str().unwrap().contains("make build"));
+}
+
+#[test]
+fn an_interrupted_command_ends_with_130_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("hang"), "").unwrap();
+    let model = fixture("mixtral-basic");
+    let arguments = ["generate", "--model", &model, "--prompt-ids", "1", "--json", "--remote-ratio", "1"];
+    let mut command = remoe(folder.path(), &arguments);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let pid = Pid::from_child(&child);
+    wait_until(|| !fake::routings(folder.path()).is_empty());
+    let functions = children_of(pid);
+    assert_eq!(functions.len(), 2);
+    kill_process(pid, Signal::INT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    assert_eq!(object(&output)["error"]["code"], "interrupted");
+    wait_until(|| !functions.iter().any(|&function| is_alive(function)));
+}
+
+/// A running `remoe up --json`.
+struct Up {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Up {
+    fn start(folder: &Path) -> (Self, Value) {
+        let model = fixture("mixtral-basic");
+        let arguments = ["up", "--model", &model, "--port", "0", "--replicas", "2", "--json"];
+        let mut command = remoe(folder, &arguments);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut up = Self { child, lines };
+        let ready = up.event();
+        (up, ready)
+    }
+
+    fn event(&mut self) -> Value {
+        serde_json::from_str(&self.lines.next().unwrap().unwrap()).unwrap()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+}
+
+fn pids(event: &Value) -> Vec<Pid> {
+    let functions = event["functions"].as_array().unwrap().iter();
+    let pids = functions.map(|function| function["pid"].as_i64().unwrap());
+    pids.map(|pid| Pid::from_raw(i32::try_from(pid).unwrap()).unwrap()).collect()
+}
+
+#[test]
+fn up_reports_restarts_what_dies_and_drains() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut up, ready) = Up::start(folder.path());
+    assert_eq!(ready["event"], "ready");
+    assert!(ready["endpoint"].as_str().unwrap().starts_with("http://127.0.0.1:"));
+    let functions = ready["functions"].as_array().unwrap();
+    let roles: Vec<&Value> = functions.iter().map(|function| &function["role"]).collect();
+    assert_eq!(roles, ["main", "remote", "remote"]);
+    assert_eq!(functions[1]["experts"], functions[2]["experts"]);
+    assert!(functions.iter().all(|function| function["address"].is_string()));
+
+    kill_process(pids(&ready)[1], Signal::KILL).unwrap();
+    let restarted = up.event();
+    assert_eq!(restarted["event"], "restarted");
+    assert_eq!(pids(&restarted)[0], pids(&ready)[0]);
+    assert_ne!(pids(&restarted)[1], pids(&ready)[1]);
+
+    kill_process(pids(&restarted)[0], Signal::KILL).unwrap();
+    let again = up.event();
+    assert_eq!(again["endpoint"], ready["endpoint"]);
+    assert_ne!(pids(&again)[0], pids(&ready)[0]);
+
+    // As `timeout` does it: to the process, and again to its group.
+    up.signal(Signal::TERM);
+    up.signal(Signal::TERM);
+    assert!(up.child.wait().unwrap().success());
+    assert!(up.lines.next().is_none());
+    assert!(!pids(&again).into_iter().any(is_alive));
+}
+
+#[test]
+fn after_the_death_of_up_no_function_is_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut up, ready) = Up::start(folder.path());
+    kill_process(pids(&ready)[1], Signal::STOP).unwrap();
+    up.signal(Signal::KILL);
+    up.child.wait().unwrap();
+    wait_until(|| !pids(&ready).into_iter().any(is_alive));
+}
+
+fn wait_until(condition: impl Fn() -> bool) {
+    for _ in 0..600 {
+        if condition() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    panic!("it never came true");
+}
+
+fn children_of(pid: Pid) -> Vec<Pid> {
+    let mut children = Vec::new();
+    for task in std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())).unwrap() {
+        let listed = std::fs::read_to_string(task.unwrap().path().join("children")).unwrap();
+        children.extend(listed.split_whitespace().map(|pid| Pid::from_raw(pid.parse().unwrap()).unwrap()));
+    }
+    children
+}
+
+/// Whether the process runs; one that has ended and was not waited for does not.
+fn is_alive(pid: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+    let ended = stat.is_ok_and(|stat| stat.contains(") Z ") || stat.contains(") X "));
+    test_kill_process(pid).is_ok() && !ended
+}

@@ -1,0 +1,204 @@
+//! Experts of a checkpoint in packed memory: where `model` (byte ranges) and `kernels` (packed
+//! weights) meet, for both functions.
+//!
+//! Only the byte ranges of the wanted experts are read, through a small buffer, straight into the
+//! packed form.
+
+use remoe_kernels::{
+    Activation, Dtype, ExpertShape, KernelError, Matrix, PackedExpert, PackedExpertBuilder,
+    StoredDtype,
+};
+use remoe_model::{Checkpoint, CheckpointError, TensorRef};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Bytes that are read at a time; a multiple of a tile of rows keeps packing fast.
+const READ_BYTES: usize = 1 << 20;
+
+/// Rows that are packed together fastest.
+const TILE_ROWS: usize = 16;
+
+/// Why experts could not be brought into memory.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// Their bytes cannot be read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// Their bytes cannot be packed.
+    #[error("expert {expert} of layer {layer}: {source}")]
+    Kernel {
+        /// The layer.
+        layer: usize,
+        /// The expert.
+        expert: u32,
+        /// Why.
+        source: KernelError,
+    },
+    /// The layer or the expert does not exist.
+    #[error("layer {layer} has no routed expert {expert} (it has {experts})")]
+    NoSuchExpert {
+        /// The layer.
+        layer: usize,
+        /// The expert.
+        expert: u32,
+        /// How many routed experts the layer has.
+        experts: usize,
+    },
+    /// A packing thread ended abnormally.
+    #[error("a thread that packs experts panicked")]
+    Panicked,
+}
+
+/// A compute dtype as users name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ComputeDtype(pub Dtype);
+
+/// A name that is no compute dtype.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("dtype {0:?} is none of float32, bfloat16")]
+pub struct DtypeError(String);
+
+impl FromStr for ComputeDtype {
+    type Err = DtypeError;
+
+    fn from_str(name: &str) -> Result<Self, DtypeError> {
+        [Dtype::F32, Dtype::Bf16]
+            .into_iter()
+            .find(|dtype| dtype.to_string() == name)
+            .map(Self)
+            .ok_or_else(|| DtypeError(name.to_owned()))
+    }
+}
+
+impl fmt::Display for ComputeDtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The dtype to compute `checkpoint` in when nothing else is said: its own, float32 for float16.
+pub fn default_dtype(checkpoint: &Checkpoint) -> Dtype {
+    match checkpoint.config().dtype {
+        remoe_model::StoredDtype::Bf16 => Dtype::Bf16,
+        remoe_model::StoredDtype::F32 | remoe_model::StoredDtype::F16 => Dtype::F32,
+    }
+}
+
+/// The shape of a routed expert of `layer`, computed in `dtype`.
+///
+/// # Errors
+/// The layer has no such expert, or its sizes are beyond what the kernels take.
+pub fn expert_shape(
+    checkpoint: &Checkpoint,
+    layer: usize,
+    expert: u32,
+    dtype: Dtype,
+) -> Result<ExpertShape, LoadError> {
+    let config = checkpoint.config();
+    let facts = config.moe(layer).filter(|moe| (expert as usize) < moe.experts);
+    let Some(moe) = facts else {
+        return Err(LoadError::NoSuchExpert {
+            layer,
+            expert,
+            experts: config.moe(layer).map_or(0, |moe| moe.experts),
+        });
+    };
+    let activation = match config.activation {
+        remoe_model::Activation::Silu => Activation::Silu,
+        remoe_model::Activation::GeluTanh => Activation::GeluTanh,
+        remoe_model::Activation::Relu => Activation::Relu,
+    };
+    ExpertShape::new(config.hidden_size, moe.expert_width, dtype, activation).map_err(|source| {
+        LoadError::Kernel {
+            layer,
+            expert,
+            source,
+        }
+    })
+}
+
+/// Reads expert `expert` of `layer` and packs it for computing in `dtype`.
+///
+/// # Errors
+/// There is no such expert, or its weights cannot be read or packed.
+pub fn load_expert(
+    checkpoint: &Checkpoint,
+    layer: usize,
+    expert: u32,
+    dtype: Dtype,
+) -> Result<PackedExpert, LoadError> {
+    let shape = expert_shape(checkpoint, layer, expert, dtype)?;
+    let tensors = checkpoint.expert(layer, expert as usize)?;
+    let stored = match tensors.gate.dtype {
+        remoe_model::StoredDtype::F32 => StoredDtype::F32,
+        remoe_model::StoredDtype::Bf16 => StoredDtype::Bf16,
+        remoe_model::StoredDtype::F16 => StoredDtype::F16,
+    };
+    let refused = |source| LoadError::Kernel {
+        layer,
+        expert,
+        source,
+    };
+    let mut builder = PackedExpertBuilder::new(shape, stored).map_err(refused)?;
+    let mut buffer = Vec::new();
+    for (matrix, tensor) in [
+        (Matrix::Gate, &tensors.gate),
+        (Matrix::Up, &tensors.up),
+        (Matrix::Down, &tensors.down),
+    ] {
+        read_rows(checkpoint, tensor, builder.row_bytes(matrix), &mut buffer, |row, bytes| {
+            builder.rows(matrix, row, bytes).map_err(refused)
+        })?;
+    }
+    builder.finish().map_err(refused)
+}
+
+/// Hands the rows of `tensor` to `take`, some at a time, with the index of the first.
+fn read_rows(
+    checkpoint: &Checkpoint,
+    tensor: &TensorRef,
+    row_bytes: usize,
+    buffer: &mut Vec<u8>,
+    mut take: impl FnMut(usize, &[u8]) -> Result<(), LoadError>,
+) -> Result<(), LoadError> {
+    let slab = (READ_BYTES / row_bytes / TILE_ROWS).max(1) * TILE_ROWS * row_bytes;
+    let mut start = 0;
+    while start < tensor.bytes {
+        let end = tensor.bytes.min(start + slab as u64);
+        buffer.resize((end - start) as usize, 0);
+        checkpoint.read_into(tensor, start..end, buffer)?;
+        take(start as usize / row_bytes, buffer)?;
+        start = end;
+    }
+    Ok(())
+}
+
+/// Reads and packs `experts` (layer, expert) on `threads` threads, in any order.
+///
+/// # Errors
+/// The first expert that cannot be loaded.
+pub fn load_experts(
+    checkpoint: &Checkpoint,
+    experts: &[(usize, u32)],
+    dtype: Dtype,
+    threads: usize,
+) -> Result<Vec<(usize, u32, PackedExpert)>, LoadError> {
+    let next = AtomicUsize::new(0);
+    let work = || -> Result<Vec<_>, LoadError> {
+        let mut packed = Vec::new();
+        while let Some(&(layer, expert)) = experts.get(next.fetch_add(1, Ordering::Relaxed)) {
+            packed.push((layer, expert, load_expert(checkpoint, layer, expert, dtype)?));
+        }
+        Ok(packed)
+    };
+    let threads = threads.clamp(1, experts.len().max(1));
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        let mut all = Vec::with_capacity(experts.len());
+        for worker in workers {
+            all.extend(worker.join().map_err(|_| LoadError::Panicked)??);
+        }
+        Ok(all)
+    })
+}

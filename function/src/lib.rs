@@ -1,0 +1,14 @@
+//! What every function process does beside its own work: it announces where it listens, writes
+//! structured logs, serves its metrics, drains on SIGTERM and never outlives its launcher.
+
+mod announce;
+mod guard;
+mod logs;
+mod metrics;
+mod shutdown;
+
+pub use announce::{Announcement, Role, announce};
+pub use guard::{GuardError, end_with_launcher};
+pub use logs::init_logs;
+pub use metrics::{render as render_metrics, serve_metrics};
+pub use shutdown::shutdown_on_signal;

@@ -1,0 +1,144 @@
+//! What can go wrong; every variant carries the numbers that explain it.
+
+use crate::{Dtype, InstructionPath, Matrix};
+
+/// Failure of packing, of starting a pool or of a forward call. Nothing is computed when one is returned, except for [`KernelError::Panicked`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KernelError {
+    /// A dimension is zero or above [`crate::MAX_DIMENSION`].
+    #[error("{what} is {value}; it must be between 1 and {max}")]
+    Dimension {
+        /// Which dimension.
+        what: &'static str,
+        /// What was asked for.
+        value: usize,
+        /// The largest legal value.
+        max: usize,
+    },
+    /// A size does not fit the address space.
+    #[error("the size of {what} does not fit the address space")]
+    TooLarge {
+        /// What was being sized.
+        what: &'static str,
+    },
+    /// The operating system gave no memory.
+    #[error("no memory for {bytes} bytes")]
+    OutOfMemory {
+        /// Bytes asked for.
+        bytes: usize,
+    },
+    /// A matrix has the wrong number of bytes.
+    #[error("{matrix:?} matrix: {actual} bytes, expected {expected} ({rows} rows of {columns} elements)")]
+    MatrixLength {
+        /// Which matrix.
+        matrix: Matrix,
+        /// Bytes that the shape and the stored element type call for.
+        expected: usize,
+        /// Bytes that were given.
+        actual: usize,
+        /// Rows of the matrix.
+        rows: usize,
+        /// Elements of a row.
+        columns: usize,
+    },
+    /// A slab of rows is not a whole number of rows, or reaches beyond the matrix.
+    #[error(
+        "{matrix:?} matrix: {actual} bytes from row {first_row} on are not whole rows of {row_bytes} bytes within {rows} rows"
+    )]
+    Rows {
+        /// Which matrix.
+        matrix: Matrix,
+        /// First row of the slab.
+        first_row: usize,
+        /// Bytes that were given.
+        actual: usize,
+        /// Bytes of one stored row.
+        row_bytes: usize,
+        /// Rows of the matrix.
+        rows: usize,
+    },
+    /// A builder was finished before every row had been given.
+    #[error("{matrix:?} matrix: row {row} was never given ({missing} rows missing)")]
+    Incomplete {
+        /// The first matrix with a gap.
+        matrix: Matrix,
+        /// Its first missing row.
+        row: usize,
+        /// How many rows of it are missing.
+        missing: usize,
+    },
+    /// A call has more jobs or rows than [`crate::MAX_JOBS`] or [`crate::MAX_ROWS`].
+    #[error("{actual} {what} in one call, at most {max}")]
+    TooMany {
+        /// `jobs` or `rows`.
+        what: &'static str,
+        /// What was given.
+        actual: usize,
+        /// The limit.
+        max: usize,
+    },
+    /// A job's input matrix is not a whole number of rows.
+    #[error("job {job}: {actual} input bytes are not whole rows of {hidden} {dtype} elements")]
+    InputLength {
+        /// Position in the call.
+        job: usize,
+        /// Bytes that were given.
+        actual: usize,
+        /// Elements of a row.
+        hidden: usize,
+        /// Element type.
+        dtype: Dtype,
+    },
+    /// A row index lies outside the job's input matrix.
+    #[error("job {job}: row index {index}, but the input matrix has {rows} rows")]
+    RowIndex {
+        /// Position in the call.
+        job: usize,
+        /// The offending index.
+        index: u32,
+        /// Rows of the input matrix.
+        rows: usize,
+    },
+    /// A job's output has the wrong number of bytes.
+    #[error("job {job}: {actual} output bytes, expected {expected}")]
+    OutputLength {
+        /// Position in the call.
+        job: usize,
+        /// Bytes that the row indices call for.
+        expected: usize,
+        /// Bytes that were given.
+        actual: usize,
+    },
+    /// The number of threads is zero or above [`crate::MAX_THREADS`].
+    #[error("{actual} threads; a pool has between 1 and {max}, the caller included")]
+    Threads {
+        /// What was asked for.
+        actual: usize,
+        /// The limit.
+        max: usize,
+    },
+    /// The operating system refused to start a thread.
+    #[error("cannot start a worker thread: {reason}")]
+    Spawn {
+        /// The operating system's words.
+        reason: String,
+    },
+    /// This CPU lacks the instructions.
+    #[error("this CPU has no {path}; it offers {}", .available.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))]
+    Unavailable {
+        /// What was asked for.
+        path: InstructionPath,
+        /// What there is.
+        available: Vec<InstructionPath>,
+    },
+    /// An instruction path's name is unknown.
+    #[error("unknown instruction path {name:?}; known: avx512-bf16, avx512f, avx2-fma, portable")]
+    UnknownPath {
+        /// The name that was given.
+        name: String,
+    },
+    /// A thread panicked inside a kernel. The outputs of the call are undefined; the pool stays usable.
+    #[error("a kernel thread panicked; the outputs of this call are not valid")]
+    Panicked,
+}

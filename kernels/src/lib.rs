@@ -1,0 +1,48 @@
+//! CPU kernels for one gated expert of a Mixture-of-Experts layer: `out = (act(x Gate^T) * (x Up^T)) Down^T`, for one token or many, for one expert or many in one call. No I/O.
+//!
+//! [`PackedExpert`] holds an expert's weights in the order in which they are read; [`Pool`] computes. What comes back is one row per (token, expert), unweighted.
+//!
+//! # Numerics: one class, every path the same bits
+//!
+//! The result of a row is a function of the row, the weights, the element type and the activation alone. It depends on no other row of the call, nor on the number of threads, the instruction path or how the work was split. [`numerics_class`] names these rules, and a scalar definition is in [`numerics`]:
+//!
+//! 1. Sums are float32 and start at +0. K ascends in pairs; of each pair the odd element comes first: `acc = fma(x[2p+1], w[2p+1], acc)`, then `acc = fma(x[2p], w[2p], acc)`. K is never split; where it is odd, a zero element is appended to both sides.
+//! 2. Every operation rounds to nearest even. Denormal operands count as zero, and results that are tiny after rounding become zero, both with their sign. That is what the bfloat16 dot product of AVX-512 does; the other vector paths set the processor's flush modes while they run, and the portable path computes it.
+//! 3. `e^x` is computed by this crate, by one sequence of operations ([`numerics::exp`]); the activations are built on it, with IEEE division.
+//! 4. In float32, `h = act(gate) * up`, and the sum of the down projection is the result. In bfloat16, the sums of gate and up are rounded to bfloat16, then the activation, then the product `h`, then the sum of the down projection: each once, to nearest even.
+//! 5. Every NaN that is stored is the same one (0x7fc00000, 0x7fc0).
+//!
+//! # Layout
+//!
+//! Weights are packed in panels of 64 output columns, K ascending: for bfloat16 `[K/2][64][2]`, for float32 `[K/2][2][64]`. Lanes are output columns, so that no sum is ever spread over lanes. A panel of the first phase holds 32 gate columns and the 32 up columns that belong to them, and produces 32 finished
+//! intermediate values. All paths read the same packed form.
+//!
+//! # Limits
+//!
+//! [`MAX_DIMENSION`], [`MAX_JOBS`], [`MAX_ROWS`], [`MAX_THREADS`]; everything beyond is a typed error. Scratch memory follows from [`ExpertShape::scratch_bytes_per_row`].
+
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
+#[cfg(not(target_endian = "little"))]
+compile_error!("weights and rows are little-endian and used in place");
+
+mod dtype;
+mod error;
+mod memory;
+pub mod numerics;
+mod pack;
+mod paths;
+mod plan;
+mod pool;
+mod shape;
+mod signal;
+mod threads;
+
+pub use dtype::{Activation, Dtype, StoredDtype};
+pub use error::KernelError;
+pub use numerics::numerics_class;
+pub use pack::{PackedExpert, PackedExpertBuilder};
+pub use paths::InstructionPath;
+pub use plan::{Job, MAX_JOBS, MAX_ROWS};
+pub use pool::{DEFAULT_POLL, MAX_THREADS, Pool, PoolConfig};
+pub use shape::{ExpertShape, MAX_DIMENSION, Matrix};

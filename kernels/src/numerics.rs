@@ -1,0 +1,124 @@
+//! The scalar definition of the numerics class: what every instruction path computes, bit for bit.
+//!
+//! Written with float64 and integer operations only, so that it gives the same bits on every processor, whatever its own rules for denormals are. Functions treat denormal operands as zero of the same sign, round to nearest even, and turn results that are still below 2^-126 after rounding to 24 bits into zero of
+//! the same sign (x86 decides "tiny" after rounding, as if the exponent had no bound).
+
+use crate::paths::{activation, portable::Portable};
+use crate::{Activation, Dtype};
+
+/// Name of the accumulation order, roundings and functions of this crate for an element type. Two processes may share a model's experts only if their names agree.
+pub const fn numerics_class(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::Bf16 => "pairwise-odd-first-v1/bf16",
+        Dtype::F32 => "pairwise-odd-first-v1/f32",
+    }
+}
+
+/// The bits of the one NaN that is ever stored.
+pub(crate) const NAN_BITS: u32 = 0x7fc0_0000;
+
+/// Exact results from here on round to 2^-126 or more; those below are flushed: 2^-126 - 2^-151.
+const TINY: f64 = f64::from_bits(((1023 - 126) << 52) - (1 << 28));
+
+/// `x`, or zero of the same sign where `x` is denormal.
+#[inline(always)]
+pub fn flush(x: f32) -> f32 {
+    if x.abs() < f32::MIN_POSITIVE { 0.0f32.copysign(x) } else { x }
+}
+
+/// Rounds a float64 to float32. The argument is exact, or rounded to odd.
+#[inline(always)]
+fn narrow(exact: f64) -> f32 {
+    if exact.abs() < TINY { 0.0f32.copysign(exact as f32) } else { exact as f32 }
+}
+
+/// `a * b + c`, rounded once.
+#[inline(always)]
+pub fn fma(a: f32, b: f32, c: f32) -> f32 {
+    let product = f64::from(flush(a)) * f64::from(flush(b)); // exact: 24 + 24 bits
+    let addend = f64::from(flush(c));
+    let sum = product + addend;
+    // What the addition lost, exactly (Knuth). Rounding `sum` to odd instead of to nearest keeps the second rounding, to 24 bits, correct (Boldo and Melquiond).
+    let back = sum - product;
+    let lost = (product - (sum - back)) + (addend - back);
+    let bits = sum.to_bits();
+    let exact = if lost != 0.0 && sum.is_finite() && bits & 1 == 0 {
+        let away_from_zero = (lost > 0.0) == (sum > 0.0);
+        f64::from_bits(if away_from_zero { bits + 1 } else { bits - 1 })
+    } else {
+        sum
+    };
+    narrow(exact)
+}
+
+/// `a + b`. A tiny sum of two float32 is always exact, so that only its size matters.
+#[inline(always)]
+pub fn add(a: f32, b: f32) -> f32 {
+    flush(flush(a) + flush(b))
+}
+
+/// `a * b`, rounded once.
+#[inline(always)]
+pub fn mul(a: f32, b: f32) -> f32 {
+    narrow(f64::from(flush(a)) * f64::from(flush(b)))
+}
+
+/// `a / b`, rounded once: a quotient of two 24-bit numbers is never so close to a boundary that rounding it to 53 bits first does harm.
+#[inline(always)]
+pub fn div(a: f32, b: f32) -> f32 {
+    narrow(f64::from(flush(a)) / f64::from(flush(b)))
+}
+
+/// Rounds to bfloat16 (nearest even); the result is a float32 whose lower half is zero. Denormals become zero, every NaN becomes the same one.
+#[inline(always)]
+pub fn round_bf16(x: f32) -> f32 {
+    if x.is_nan() {
+        return f32::from_bits(NAN_BITS);
+    }
+    let bits = flush(x).to_bits();
+    f32::from_bits((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff_0000)
+}
+
+/// The bfloat16 nearest to `x`, as its 16 bits.
+#[inline(always)]
+pub fn to_bf16(x: f32) -> u16 {
+    (round_bf16(x).to_bits() >> 16) as u16
+}
+
+/// The value of 16 bits of bfloat16; exact.
+#[inline(always)]
+pub fn from_bf16(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+/// The value of 16 bits of IEEE binary16; exact, its denormals included.
+#[inline(always)]
+pub fn from_f16(bits: u16) -> f32 {
+    let sign = u32::from(bits & 0x8000) << 16;
+    let exponent = u32::from(bits >> 10) & 0x1f;
+    let fraction = u32::from(bits & 0x3ff);
+    let magnitude = match exponent {
+        0 => (fraction as f32 * f32::from_bits((127 - 24) << 23)).to_bits(),
+        31 => 0x7f80_0000 | (fraction << 13),
+        _ => ((exponent + 127 - 15) << 23) | (fraction << 13),
+    };
+    f32::from_bits(sign | magnitude)
+}
+
+/// `x`, or the one NaN that is stored.
+#[inline(always)]
+pub(crate) fn canonical(x: f32) -> f32 {
+    if x.is_nan() { f32::from_bits(NAN_BITS) } else { x }
+}
+
+/// `e^x` as every path computes it: within 1 unit in the last place of the true value; 0 where that is below 2^-126.
+pub fn exp(x: f32) -> f32 {
+    // SAFETY: the portable path needs no CPU feature.
+    unsafe { activation::exp::<Portable>(Portable::all(flush(x))) }.first()
+}
+
+/// An activation as every path computes it, in float32.
+pub fn activate(activation: Activation, x: f32) -> f32 {
+    // SAFETY: the portable path needs no CPU feature.
+    unsafe { activation::activate::<Portable>(activation, Portable::all(flush(x))) }.first()
+}

@@ -1,0 +1,217 @@
+//! From row-major matrices to panels.
+
+use crate::memory::Buffer;
+use crate::numerics::{from_bf16, from_f16, to_bf16};
+use crate::shape::{HALF, PANEL};
+use crate::{Dtype, ExpertShape, KernelError, Matrix, StoredDtype};
+
+/// Rows that are transposed together; they become neighbouring columns of a panel, one cache line per word.
+const TILE: usize = 16;
+
+/// An expert's weights in the order in which the kernels read them. Never changes; share it freely between threads.
+#[derive(Debug)]
+pub struct PackedExpert {
+    shape: ExpertShape,
+    buffer: Buffer,
+}
+
+impl PackedExpert {
+    /// Packs three whole matrices, row-major and little-endian as checkpoints store them, with any alignment: `gate` and `up` are `[width, hidden]`, `down` is `[hidden, width]`, all of element type `stored`. Weights are converted to the shape's element type where it differs.
+    ///
+    /// # Errors
+    /// [`KernelError::MatrixLength`] for a matrix of the wrong size, [`KernelError::OutOfMemory`].
+    pub fn pack(
+        shape: ExpertShape,
+        stored: StoredDtype,
+        gate: &[u8],
+        up: &[u8],
+        down: &[u8],
+    ) -> Result<Self, KernelError> {
+        let matrices = [(Matrix::Gate, gate), (Matrix::Up, up), (Matrix::Down, down)];
+        for (matrix, bytes) in matrices {
+            let (rows, columns) = shape.matrix(matrix);
+            let expected = rows * columns * stored.bytes();
+            if bytes.len() != expected {
+                return Err(KernelError::MatrixLength {
+                    matrix,
+                    expected,
+                    actual: bytes.len(),
+                    rows,
+                    columns,
+                });
+            }
+        }
+        let mut builder = PackedExpertBuilder::new(shape, stored)?;
+        for (matrix, bytes) in matrices {
+            builder.rows(matrix, 0, bytes)?;
+        }
+        builder.finish()
+    }
+
+    /// The shape that was packed.
+    pub fn shape(&self) -> &ExpertShape {
+        &self.shape
+    }
+
+    /// Bytes of memory that the weights take: [`ExpertShape::packed_bytes`].
+    pub fn bytes(&self) -> usize {
+        Buffer::resident_bytes(self.buffer.len())
+    }
+
+    /// The first gate-and-up panel; the others and the down panels follow.
+    pub(crate) fn words(&self) -> *const u32 {
+        self.buffer.as_ptr().cast()
+    }
+}
+
+/// Packs an expert from slabs of rows in any order, so that a loader can read a file through a small scratch buffer.
+///
+/// Slabs that begin and end at multiples of 16 rows are packed fastest; one row at a time works, slowly. Memory becomes resident as it is filled, by the thread that calls [`rows`](Self::rows).
+#[derive(Debug)]
+pub struct PackedExpertBuilder {
+    shape: ExpertShape,
+    stored: StoredDtype,
+    buffer: Buffer,
+    /// One bit per row that was given, by matrix.
+    given: [Vec<u64>; 3],
+}
+
+impl PackedExpertBuilder {
+    /// Reserves the packed form of `shape`; rows will come with elements of type `stored`.
+    ///
+    /// # Errors
+    /// [`KernelError::OutOfMemory`].
+    pub fn new(shape: ExpertShape, stored: StoredDtype) -> Result<Self, KernelError> {
+        let buffer = Buffer::zeroed(shape.packed_words() * 4)?;
+        let given = Matrix::ALL.map(|matrix| vec![0u64; shape.matrix(matrix).0.div_ceil(64)]);
+        Ok(Self { shape, stored, buffer, given })
+    }
+
+    /// Bytes of one row of a matrix as it is stored.
+    pub fn row_bytes(&self, matrix: Matrix) -> usize {
+        self.shape.matrix(matrix).1 * self.stored.bytes()
+    }
+
+    /// Packs the rows of `matrix` from `first_row` on; `bytes` is any whole number of rows. A row that is given again replaces the earlier one.
+    ///
+    /// # Errors
+    /// [`KernelError::Rows`] where `bytes` is not whole rows or reaches beyond the matrix; nothing is packed then.
+    pub fn rows(&mut self, matrix: Matrix, first_row: usize, bytes: &[u8]) -> Result<(), KernelError> {
+        let (rows, columns) = self.shape.matrix(matrix);
+        let row_bytes = columns * self.stored.bytes();
+        let count = bytes.len() / row_bytes;
+        let fits = first_row.checked_add(count).is_some_and(|end| end <= rows);
+        if !fits || !bytes.len().is_multiple_of(row_bytes) {
+            return Err(KernelError::Rows { matrix, first_row, actual: bytes.len(), row_bytes, rows });
+        }
+        // Distinct loops for each pair of types, so that the conversion is decided outside of them.
+        match (self.stored, self.shape.dtype()) {
+            (StoredDtype::Bf16, Dtype::Bf16) => self.transpose(matrix, first_row, bytes, pair),
+            (StoredDtype::F32, Dtype::F32) => self.transpose(matrix, first_row, bytes, word),
+            (StoredDtype::F32, Dtype::Bf16) => {
+                self.transpose(matrix, first_row, bytes, |row, m| {
+                    round_pair(m, |k| f32::from_bits(word(row, k)))
+                });
+            }
+            (StoredDtype::F16, Dtype::Bf16) => {
+                self.transpose(matrix, first_row, bytes, |row, m| round_pair(m, |k| from_f16(half(row, k))));
+            }
+            (StoredDtype::Bf16, Dtype::F32) => {
+                self.transpose(matrix, first_row, bytes, |row, m| from_bf16(half(row, m)).to_bits());
+            }
+            (StoredDtype::F16, Dtype::F32) => {
+                self.transpose(matrix, first_row, bytes, |row, m| from_f16(half(row, m)).to_bits());
+            }
+        }
+        let given = &mut self.given[matrix as usize];
+        for row in first_row..first_row + count {
+            given[row / 64] |= 1 << (row % 64);
+        }
+        Ok(())
+    }
+
+    /// The packed expert.
+    ///
+    /// # Errors
+    /// [`KernelError::Incomplete`] where a row was never given.
+    pub fn finish(self) -> Result<PackedExpert, KernelError> {
+        for matrix in Matrix::ALL {
+            let rows = self.shape.matrix(matrix).0;
+            let given = &self.given[matrix as usize];
+            let is_missing = |row: &usize| given[row / 64] >> (row % 64) & 1 == 0;
+            if let Some(row) = (0..rows).find(is_missing) {
+                let missing = (row..rows).filter(is_missing).count();
+                return Err(KernelError::Incomplete { matrix, row, missing });
+            }
+        }
+        Ok(PackedExpert { shape: self.shape, buffer: self.buffer })
+    }
+
+    /// Writes rows as columns of their panels. `decode(row, m)` is word `m` of a packed column: a pair of bfloat16, or one float32; zero beyond the row's end.
+    fn transpose(
+        &mut self,
+        matrix: Matrix,
+        first_row: usize,
+        bytes: &[u8],
+        decode: impl Fn(&[u8], usize) -> u32,
+    ) {
+        let shape = self.shape;
+        let row_bytes = self.row_bytes(matrix);
+        let (panel_words, start, columns, shift) = match matrix {
+            Matrix::Gate => (shape.gate_up_panel_words(), 0, HALF, 0),
+            Matrix::Up => (shape.gate_up_panel_words(), 0, HALF, HALF),
+            Matrix::Down => (shape.down_panel_words(), shape.down_offset_words(), PANEL, 0),
+        };
+        let words = panel_words / PANEL;
+        let packed = self.buffer.words_mut();
+        let mut row = first_row;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            // Up to the next multiple of TILE rows: such a group never crosses a panel's edge.
+            let count = (rest.len() / row_bytes).min(TILE - row % TILE);
+            let (group, after) = rest.split_at(count * row_bytes);
+            let column = row % columns + shift;
+            let panel = &mut packed[start + row / columns * panel_words..][..panel_words];
+            for first_word in (0..words).step_by(TILE) {
+                let mut tile = [[0u32; TILE]; TILE];
+                for (source, target) in group.chunks_exact(row_bytes).zip(&mut tile) {
+                    for (m, word) in target.iter_mut().enumerate() {
+                        *word = decode(source, first_word + m);
+                    }
+                }
+                for m in 0..TILE.min(words - first_word) {
+                    let line = &mut panel[(first_word + m) * PANEL + column..][..count];
+                    for (word, source) in line.iter_mut().zip(&tile) {
+                        *word = source[m];
+                    }
+                }
+            }
+            row += count;
+            rest = after;
+        }
+    }
+}
+
+/// Two stored bytes, or zero beyond the row's end.
+#[inline(always)]
+fn half(row: &[u8], k: usize) -> u16 {
+    row.get(2 * k..2 * k + 2).map_or(0, |b| u16::from_le_bytes([b[0], b[1]]))
+}
+
+/// Four stored bytes, or zero beyond the row's end.
+#[inline(always)]
+fn word(row: &[u8], k: usize) -> u32 {
+    row.get(4 * k..4 * k + 4).map_or(0, |b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+}
+
+/// A pair of stored bfloat16: the even one in the lower half.
+#[inline(always)]
+fn pair(row: &[u8], m: usize) -> u32 {
+    u32::from(half(row, 2 * m)) | u32::from(half(row, 2 * m + 1)) << 16
+}
+
+/// A pair of elements rounded to bfloat16.
+#[inline(always)]
+fn round_pair(m: usize, element: impl Fn(usize) -> f32) -> u32 {
+    u32::from(to_bf16(element(2 * m))) | u32::from(to_bf16(element(2 * m + 1))) << 16
+}

@@ -1,0 +1,64 @@
+//! `exp` and the activations, one sequence of operations for every path.
+
+use super::floats::Floats;
+use crate::Activation;
+
+/// Above this, `e^x` overflows (2^128 is e^88.72...).
+const HIGHEST: f32 = 89.0;
+/// Below this, `e^x` is flushed (2^-126 is e^-87.33...).
+const LOWEST: f32 = -88.0;
+/// Adding it leaves the nearest integer in the low bits of the sum: 1.5 * 2^23.
+pub(super) const ROUNDER: f32 = 12_582_912.0;
+/// ln 2 in two parts; the first has trailing zeros, so that a product with a small integer is exact.
+const LN2_HIGH: f32 = 0.693_359_4;
+const LN2_LOW: f32 = -2.121_944_4e-4;
+/// Coefficients of r^7 down to r^2 of e^r on [-ln 2 / 2, ln 2 / 2], after Cephes' expf.
+const POLYNOMIAL: [f32; 6] = [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_6e-1, 5e-1];
+/// -2 sqrt(2/pi), and the same times 0.044715.
+const GELU_LINEAR: f32 = -1.595_769_2;
+const GELU_CUBIC: f32 = -0.071_354_814;
+
+/// `e^x`: x = n ln 2 + r, a polynomial in r, then two scalings by powers of two that are normal numbers, so that only the last one overflows or is flushed.
+///
+/// # Safety
+/// The CPU has the features of `F`, and denormals are flushed.
+#[inline(always)]
+pub(crate) unsafe fn exp<F: Floats>(x: F::V) -> F::V {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let x = F::at_most(F::splat(HIGHEST), x);
+        let x = F::at_least(F::splat(LOWEST), x);
+        let shifted = F::fma(x, F::splat(std::f32::consts::LOG2_E), F::splat(ROUNDER));
+        let n = F::add(shifted, F::splat(-ROUNDER));
+        let r = F::fma(n, F::splat(-LN2_HIGH), x);
+        let r = F::fma(n, F::splat(-LN2_LOW), r);
+        let mut p = F::splat(POLYNOMIAL[0]);
+        for &c in &POLYNOMIAL[1..] {
+            p = F::fma(p, r, F::splat(c));
+        }
+        let p = F::fma(p, F::mul(r, r), r);
+        let p = F::add(p, F::splat(1.0));
+        let (half, rest) = F::powers_of_two(shifted);
+        F::mul(F::mul(p, half), rest)
+    }
+}
+
+/// The activation of every lane.
+///
+/// # Safety
+/// As for [`exp`].
+#[inline(always)]
+pub(crate) unsafe fn activate<F: Floats>(activation: Activation, x: F::V) -> F::V {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let exponent = match activation {
+            Activation::Relu => return F::at_least(F::splat(0.0), x),
+            Activation::Silu => F::mul(x, F::splat(-1.0)),
+            Activation::GeluTanh => {
+                let slope = F::fma(F::mul(x, x), F::splat(GELU_CUBIC), F::splat(GELU_LINEAR));
+                F::mul(x, slope)
+            }
+        };
+        F::div(x, F::add(F::splat(1.0), exp::<F>(exponent)))
+    }
+}

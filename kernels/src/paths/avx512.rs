@@ -1,0 +1,140 @@
+//! 512-bit vectors (AVX-512F only, so that every AVX-512 processor has this path).
+
+use std::arch::x86_64::*;
+
+use super::activation::ROUNDER;
+use super::floats::Floats;
+use super::steps::{F32Step, WidenedStep};
+use crate::numerics::NAN_BITS;
+
+/// Sixteen lanes.
+pub(super) struct Avx512;
+
+impl Floats for Avx512 {
+    type V = __m512;
+    const LANES: usize = 16;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, v: __m512) {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_storeu_ps(to, v) }
+    }
+
+    #[inline(always)]
+    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn div(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn at_least(bound: __m512, x: __m512) -> __m512 {
+        // SAFETY: the trait's contract. The instruction returns its second operand when one is NaN and when they are equal.
+        unsafe { _mm512_max_ps(bound, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn at_most(bound: __m512, x: __m512) -> __m512 {
+        // SAFETY: the trait's contract. As for `at_least`.
+        unsafe { _mm512_min_ps(bound, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn powers_of_two(shifted: __m512) -> (__m512, __m512) {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let n =
+                _mm512_sub_epi32(_mm512_castps_si512(shifted), _mm512_set1_epi32(ROUNDER.to_bits() as i32));
+            let half = _mm512_srai_epi32::<1>(n);
+            let rest = _mm512_sub_epi32(n, half);
+            let bias = _mm512_set1_epi32(127);
+            let half = _mm512_slli_epi32::<23>(_mm512_add_epi32(half, bias));
+            let rest = _mm512_slli_epi32::<23>(_mm512_add_epi32(rest, bias));
+            (_mm512_castsi512_ps(half), _mm512_castsi512_ps(rest))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn canonical(v: __m512) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
+            _mm512_mask_mov_ps(v, nan, _mm512_castsi512_ps(_mm512_set1_epi32(NAN_BITS as i32)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn round_bf16(v: __m512) -> __m512 {
+        // SAFETY: the trait's contract. Arithmetic results are never denormal here, so that there is nothing to flush.
+        unsafe {
+            let bits = _mm512_castps_si512(v);
+            let lowest_kept = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let bias = _mm512_add_epi32(lowest_kept, _mm512_set1_epi32(0x7fff));
+            let rounded =
+                _mm512_and_si512(_mm512_add_epi32(bits, bias), _mm512_set1_epi32(0xffff_0000u32 as i32));
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
+            _mm512_castsi512_ps(_mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(NAN_BITS as i32)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(to: *mut u16, rounded: __m512) {
+        // SAFETY: the trait's contract: 16 elements of 2 bytes.
+        unsafe {
+            let halves = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(_mm512_castps_si512(rounded)));
+            _mm256_storeu_si256(to.cast(), halves);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn odd(from: *const u32) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let words = _mm512_loadu_si512(from.cast());
+            _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(0xffff_0000u32 as i32)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn even(from: *const u32) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_loadu_si512(from.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(address: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+}
+
+super::entry_points!(WidenedStep<Avx512>, F32Step<Avx512>, "avx512f");

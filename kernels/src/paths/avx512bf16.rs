@@ -1,0 +1,48 @@
+//! VDPBF16PS: `acc += odd * odd`, then `acc += even * even`, each a fused multiply-add with denormals flushed, whatever the float mode is.
+
+use std::arch::x86_64::*;
+use std::mem::transmute;
+
+use super::avx512::Avx512;
+use super::floats::Floats;
+use super::steps::Step;
+
+/// bfloat16 pairs by one instruction.
+pub(super) struct DotStep;
+
+impl Step for DotStep {
+    type F = Avx512;
+    const BF16: bool = true;
+    const WORDS: usize = 64;
+
+    #[inline(always)]
+    unsafe fn add<const R: usize, const C: usize>(
+        acc: &mut [[__m512; C]; R],
+        x: &[*const u8; R],
+        pair: usize,
+        w: *const u32,
+    ) {
+        // SAFETY: the trait's contract; `__m512bh` and `__m512i` are both 64 bytes without invalid values.
+        unsafe {
+            let mut weights = [_mm512_setzero_si512(); C];
+            for c in 0..C {
+                weights[c] = _mm512_loadu_si512(w.add(c * Avx512::LANES).cast());
+            }
+            for r in 0..R {
+                let x = _mm512_set1_epi32(x[r].cast::<i32>().add(pair).read_unaligned());
+                for c in 0..C {
+                    acc[r][c] = _mm512_dpbf16_ps(
+                        acc[r][c],
+                        transmute::<__m512i, __m512bh>(x),
+                        transmute::<__m512i, __m512bh>(weights[c]),
+                    );
+                }
+            }
+        }
+    }
+}
+
+super::entry_points!(@ gate_up_bf16, gate_up, DotStep, "avx512f,avx512bf16");
+super::entry_points!(@ down_bf16, down, DotStep, "avx512f,avx512bf16");
+
+pub(super) const BF16: super::Kernels = super::Kernels { gate_up: gate_up_bf16, down: down_bf16 };

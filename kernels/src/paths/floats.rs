@@ -1,0 +1,47 @@
+//! The few vector operations that all kernels are written in.
+
+/// Vectors of float32 of one instruction set. All arithmetic rounds to nearest even, treats denormal operands as zero and flushes results that are tiny after rounding; hardware paths rely on [`super::float_mode::FloatMode`] for that.
+///
+/// Methods are `inline(always)` and carry no target feature themselves: they become instructions once they are inlined into a function that has the feature, which is what each path's entry points are.
+///
+/// # Safety
+/// Every method may be called only where the CPU has the path's features; pointers must be valid for `LANES` elements (2 or 4 bytes each, as the method says), with no alignment.
+pub(crate) trait Floats {
+    /// `LANES` float32.
+    type V: Copy;
+    /// 4, 8 or 16.
+    const LANES: usize;
+
+    /// All lanes `x`.
+    unsafe fn splat(x: f32) -> Self::V;
+    /// Reads float32.
+    unsafe fn load(from: *const f32) -> Self::V;
+    /// Writes float32.
+    unsafe fn store(to: *mut f32, v: Self::V);
+    /// `a * b + c`, rounded once.
+    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// `a + b`.
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b`.
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
+    /// `a / b`.
+    unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
+    /// `bound` where it is greater than `x`, else `x`, so that NaN stays.
+    unsafe fn at_least(bound: Self::V, x: Self::V) -> Self::V;
+    /// `bound` where it is less than `x`, else `x`, so that NaN stays.
+    unsafe fn at_most(bound: Self::V, x: Self::V) -> Self::V;
+    /// For an integer n between -252 and 254 in the low bits of `shifted = n + ROUNDER`: 2^(n >> 1) and 2^(n - (n >> 1)).
+    unsafe fn powers_of_two(shifted: Self::V) -> (Self::V, Self::V);
+    /// Every NaN becomes the one that is stored.
+    unsafe fn canonical(v: Self::V) -> Self::V;
+    /// Rounds to bfloat16 and keeps the value as float32; every NaN becomes the one that is stored.
+    unsafe fn round_bf16(v: Self::V) -> Self::V;
+    /// Writes the upper halves: bfloat16 of lanes that are rounded already.
+    unsafe fn store_bf16(to: *mut u16, rounded: Self::V);
+    /// The odd (upper) halves of `LANES` words, widened.
+    unsafe fn odd(from: *const u32) -> Self::V;
+    /// The even (lower) halves of `LANES` words, widened.
+    unsafe fn even(from: *const u32) -> Self::V;
+    /// Asks for the cache line at `address`, which may be any address.
+    unsafe fn prefetch(address: *const u8);
+}

@@ -1,0 +1,76 @@
+//! Which instructions a pool uses.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::KernelError;
+
+/// A set of CPU instructions. All of them give the same bits; they differ in speed only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum InstructionPath {
+    /// 512-bit vectors, with the dot product of bfloat16 pairs.
+    Avx512Bf16,
+    /// 512-bit vectors; bfloat16 is widened.
+    Avx512F,
+    /// 256-bit vectors with fused multiply-add; bfloat16 is widened.
+    Avx2Fma,
+    /// No particular instructions; far slower than the others.
+    Portable,
+}
+
+impl InstructionPath {
+    /// All paths, fastest first.
+    pub const ALL: [Self; 4] = [Self::Avx512Bf16, Self::Avx512F, Self::Avx2Fma, Self::Portable];
+
+    /// The fastest path that this CPU has.
+    pub fn detect() -> Self {
+        Self::ALL.into_iter().find(|path| path.is_available()).unwrap_or(Self::Portable)
+    }
+
+    /// The paths that this CPU has, fastest first.
+    pub fn available() -> Vec<Self> {
+        Self::ALL.into_iter().filter(|path| path.is_available()).collect()
+    }
+
+    /// Does this CPU have the instructions?
+    pub fn is_available(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16 => is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16"),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512F => is_x86_feature_detected!("avx512f"),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2Fma => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            #[cfg(not(target_arch = "x86_64"))]
+            Self::Avx512Bf16 | Self::Avx512F | Self::Avx2Fma => false,
+            Self::Portable => true,
+        }
+    }
+
+    /// The name that [`FromStr`] takes.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Avx512Bf16 => "avx512-bf16",
+            Self::Avx512F => "avx512f",
+            Self::Avx2Fma => "avx2-fma",
+            Self::Portable => "portable",
+        }
+    }
+}
+
+impl fmt::Display for InstructionPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for InstructionPath {
+    type Err = KernelError;
+
+    fn from_str(name: &str) -> Result<Self, KernelError> {
+        Self::ALL
+            .into_iter()
+            .find(|path| path.name() == name)
+            .ok_or_else(|| KernelError::UnknownPath { name: name.to_owned() })
+    }
+}

@@ -1,0 +1,71 @@
+//! Instruction paths: one set of generic kernels, compiled once per instruction set.
+
+pub(crate) mod activation;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512bf16;
+pub(crate) mod float_mode;
+pub(crate) mod floats;
+mod instruction_path;
+pub(crate) mod panel;
+pub(crate) mod portable;
+mod steps;
+
+pub use instruction_path::InstructionPath;
+
+use panel::Panel;
+
+use crate::Dtype;
+
+/// A compiled kernel.
+///
+/// # Safety
+/// The CPU has the path's features, the thread is in the path's [`float_mode::FloatMode`], the panel's pointers are valid, and nobody else touches the outputs it names.
+pub(crate) type Kernel = unsafe fn(&Panel);
+
+/// The kernels of one path for one element type.
+#[derive(Clone, Copy)]
+pub(crate) struct Kernels {
+    pub(crate) gate_up: Kernel,
+    pub(crate) down: Kernel,
+}
+
+/// Defines a path's kernels: the only functions that carry its target features; everything generic is inlined into them.
+macro_rules! entry_points {
+    ($bf16:ty, $f32:ty $(, $features:literal)?) => {
+        pub(super) const BF16: super::Kernels = super::Kernels { gate_up: gate_up_bf16, down: down_bf16 };
+        pub(super) const F32: super::Kernels = super::Kernels { gate_up: gate_up_f32, down: down_f32 };
+        super::entry_points!(@ gate_up_bf16, gate_up, $bf16 $(, $features)?);
+        super::entry_points!(@ down_bf16, down, $bf16 $(, $features)?);
+        super::entry_points!(@ gate_up_f32, gate_up, $f32 $(, $features)?);
+        super::entry_points!(@ down_f32, down, $f32 $(, $features)?);
+    };
+    (@ $name:ident, $generic:ident, $step:ty $(, $features:literal)?) => {
+        $(#[target_feature(enable = $features)])?
+        unsafe fn $name(panel: &super::panel::Panel) {
+            // SAFETY: passed on to the caller, see `super::Kernel`.
+            unsafe { super::panel::$generic::<$step>(panel) }
+        }
+    };
+}
+use entry_points;
+
+/// The kernels of a path. Calling them needs the path to be available.
+pub(crate) fn kernels(path: InstructionPath, dtype: Dtype) -> Kernels {
+    let (bf16, f32) = match path {
+        #[cfg(target_arch = "x86_64")]
+        InstructionPath::Avx512Bf16 => (avx512bf16::BF16, avx512::F32),
+        #[cfg(target_arch = "x86_64")]
+        InstructionPath::Avx512F => (avx512::BF16, avx512::F32),
+        #[cfg(target_arch = "x86_64")]
+        InstructionPath::Avx2Fma => (avx2::BF16, avx2::F32),
+        _ => (portable::BF16, portable::F32),
+    };
+    match dtype {
+        Dtype::Bf16 => bf16,
+        Dtype::F32 => f32,
+    }
+}

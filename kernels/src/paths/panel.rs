@@ -1,0 +1,281 @@
+//! One panel of 64 output columns for all rows of a job: what a thread takes at a time.
+//!
+//! A panel is walked once per block of at most six rows, with all accumulators of the block in registers and K strictly ascending. While the first block streams the panel from memory it prefetches a fixed distance ahead, and where the panel ends it goes on in the panel that follows. With more than one block the
+//! panel stays in the second-level cache, and the later blocks fetch the following panel bit by bit.
+
+use super::activation::activate;
+use super::floats::Floats;
+use super::steps::Step;
+use crate::Activation;
+use crate::shape::{HALF, PANEL};
+
+/// Most rows of a block.
+const ROWS: usize = 6;
+/// How far ahead of use weights are asked for, in bytes.
+const AHEAD: usize = 8192;
+const LINE: usize = 64;
+/// Pairs between two prefetches of the following panel.
+const CHUNK: usize = 16;
+/// Two panels above this do not stay in a second-level cache of 1 MB, so that fetching the next early would evict the present one.
+const EARLY: usize = 400 << 10;
+
+/// The work on one panel. Pointers have no alignment, except for the weights' 64 bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Panel {
+    /// The packed panel: `pairs * Step::WORDS` words.
+    pub(crate) weights: *const u32,
+    /// Pairs of K.
+    pub(crate) pairs: usize,
+    /// `row_count` pointers to rows of `pairs` pairs of elements.
+    pub(crate) rows: *const *const u8,
+    pub(crate) row_count: usize,
+    /// Where the first row's result for the panel's first column goes.
+    pub(crate) out: *mut u8,
+    /// Bytes between results of consecutive rows.
+    pub(crate) out_stride: usize,
+    /// Columns of the panel that exist: at most [`HALF`] for gate and up, [`PANEL`] for down.
+    pub(crate) columns: usize,
+    pub(crate) activation: Activation,
+    /// The panel that this thread will probably take next; only prefetched.
+    pub(crate) next: *const u8,
+}
+
+/// Sums of a block of rows.
+#[repr(align(64))]
+struct Block([[f32; PANEL]; ROWS]);
+
+/// What becomes of a block's sums.
+trait Finish {
+    /// Writes the results of `count` rows from `first` on.
+    ///
+    /// # Safety
+    /// As for the kernels; `first + count` is at most the panel's `row_count`.
+    unsafe fn finish<S: Step>(panel: &Panel, sums: &Block, first: usize, count: usize);
+}
+
+struct GateUp;
+struct Down;
+
+/// Gate, up, activation and product for [`HALF`] intermediate columns. `out` has room for [`HALF`] elements in every row; those beyond `columns` become zero.
+///
+/// # Safety
+/// The CPU has the features of `S`, denormals are flushed, the panel's pointers are valid, and no other thread touches its part of the output.
+#[inline(always)]
+pub(super) unsafe fn gate_up<S: Step>(panel: &Panel) {
+    // SAFETY: the caller's promise.
+    unsafe { for_blocks::<S, GateUp>(panel) }
+}
+
+/// [`PANEL`] columns of the down projection, rounded once to the element type.
+///
+/// # Safety
+/// As for [`gate_up`]; `out` has room for `columns` elements in every row.
+#[inline(always)]
+pub(super) unsafe fn down<S: Step>(panel: &Panel) {
+    // SAFETY: the caller's promise.
+    unsafe { for_blocks::<S, Down>(panel) }
+}
+
+impl Finish for GateUp {
+    #[inline(always)]
+    unsafe fn finish<S: Step>(panel: &Panel, sums: &Block, first: usize, count: usize) {
+        let size = S::ELEMENT;
+        for r in 0..count {
+            // SAFETY: the caller's promise: every row of `out` has room for HALF elements.
+            unsafe {
+                let out = panel.out.add((first + r) * panel.out_stride);
+                for c in (0..HALF).step_by(S::F::LANES) {
+                    let mut gate = S::F::load(sums.0[r].as_ptr().add(c));
+                    let mut up = S::F::load(sums.0[r].as_ptr().add(HALF + c));
+                    if S::BF16 {
+                        gate = S::F::round_bf16(gate);
+                        up = S::F::round_bf16(up);
+                    }
+                    let mut activated = activate::<S::F>(panel.activation, gate);
+                    if S::BF16 {
+                        activated = S::F::round_bf16(activated);
+                    }
+                    let product = S::F::mul(activated, up);
+                    let to = out.add(c * size);
+                    if S::BF16 {
+                        S::F::store_bf16(to.cast(), S::F::round_bf16(product));
+                    } else {
+                        S::F::store(to.cast(), product);
+                    }
+                }
+                // The padded columns are sums of x * 0, which is NaN where x is not finite; the down projection must see zero.
+                out.add(panel.columns * size).write_bytes(0, (HALF - panel.columns) * size);
+            }
+        }
+    }
+}
+
+impl Finish for Down {
+    #[inline(always)]
+    unsafe fn finish<S: Step>(panel: &Panel, sums: &Block, first: usize, count: usize) {
+        let size = S::ELEMENT;
+        // The last panel may be partial; it is stored by way of a whole one.
+        let mut whole = [0u8; PANEL * 4];
+        let partial = panel.columns < PANEL;
+        for r in 0..count {
+            // SAFETY: the caller's promise: every row of `out` has room for `columns` elements.
+            unsafe {
+                let out = panel.out.add((first + r) * panel.out_stride);
+                let target = if partial { whole.as_mut_ptr() } else { out };
+                for c in (0..PANEL).step_by(S::F::LANES) {
+                    let sum = S::F::load(sums.0[r].as_ptr().add(c));
+                    let to = target.add(c * size);
+                    if S::BF16 {
+                        S::F::store_bf16(to.cast(), S::F::round_bf16(sum));
+                    } else {
+                        S::F::store(to.cast(), S::F::canonical(sum));
+                    }
+                }
+                if partial {
+                    out.copy_from_nonoverlapping(target, panel.columns * size);
+                }
+            }
+        }
+    }
+}
+
+/// Splits the rows into blocks as even as possible, sums each and finishes it.
+#[inline(always)]
+unsafe fn for_blocks<S: Step, E: Finish>(panel: &Panel) {
+    let mut sums = Block([[0.0; PANEL]; ROWS]);
+    let blocks = panel.row_count.div_ceil(ROWS);
+    let panel_bytes = panel.pairs * S::WORDS * 4;
+    let chunks = blocks.saturating_sub(1) * panel.pairs.div_ceil(CHUNK);
+    let lines_per_chunk =
+        if chunks > 0 && panel_bytes <= EARLY { (panel_bytes / LINE).div_ceil(chunks) } else { 0 };
+    let mut early = panel.next;
+    let mut first = 0;
+    for block in 0..blocks {
+        let count = (panel.row_count - first).div_ceil(blocks - block);
+        let fetch = if block == 0 {
+            Fetch::Stream { after: if blocks == 1 { panel.next } else { panel.weights.cast() } }
+        } else {
+            Fetch::Early { from: early, lines_per_chunk }
+        };
+        // SAFETY: `first + count <= row_count`, and the caller's promise.
+        unsafe {
+            let rows = panel.rows.add(first);
+            match count {
+                1 => sum_block::<S, 1>(panel, rows, fetch, &mut sums),
+                2 => sum_block::<S, 2>(panel, rows, fetch, &mut sums),
+                3 => sum_block::<S, 3>(panel, rows, fetch, &mut sums),
+                4 => sum_block::<S, 4>(panel, rows, fetch, &mut sums),
+                5 => sum_block::<S, 5>(panel, rows, fetch, &mut sums),
+                _ => sum_block::<S, 6>(panel, rows, fetch, &mut sums),
+            }
+            E::finish::<S>(panel, &sums, first, count);
+        }
+        if block > 0 {
+            early = early.wrapping_add(lines_per_chunk * LINE * panel.pairs.div_ceil(CHUNK));
+        }
+        first += count;
+    }
+}
+
+/// What a block prefetches.
+#[derive(Clone, Copy)]
+enum Fetch {
+    /// Its own panel, [`AHEAD`] bytes ahead, and at its end the beginning of `after`.
+    Stream { after: *const u8 },
+    /// Some lines of the following panel every [`CHUNK`] pairs.
+    Early { from: *const u8, lines_per_chunk: usize },
+}
+
+/// Sums `R` rows over the whole panel. Narrow vectors take fewer columns at a time, so that accumulators fit the sixteen registers there are.
+#[inline(always)]
+unsafe fn sum_block<S: Step, const R: usize>(
+    panel: &Panel,
+    rows: *const *const u8,
+    fetch: Fetch,
+    sums: &mut Block,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut x = [std::ptr::null(); R];
+        for r in 0..R {
+            x[r] = *rows.add(r);
+        }
+        if S::F::LANES == 16 {
+            sum_columns::<S, R, 4>(panel, &x, fetch, sums);
+        } else if R == 1 {
+            sum_columns::<S, R, 8>(panel, &x, fetch, sums);
+        } else if R == 2 {
+            sum_columns::<S, R, 4>(panel, &x, fetch, sums);
+        } else {
+            sum_columns::<S, R, 2>(panel, &x, fetch, sums);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn sum_columns<S: Step, const R: usize, const C: usize>(
+    panel: &Panel,
+    x: &[*const u8; R],
+    fetch: Fetch,
+    sums: &mut Block,
+) {
+    let pair_bytes = S::WORDS * 4;
+    for first in (0..PANEL).step_by(C * S::F::LANES) {
+        // SAFETY: the caller's promise; `first + C * LANES <= PANEL`, and `C * LANES` divides it.
+        unsafe {
+            let mut acc = [[S::F::splat(0.0); C]; R];
+            let mut w = panel.weights.add(first);
+            match fetch {
+                // Columns after the first group find the panel in the cache.
+                Fetch::Stream { after } if first == 0 => {
+                    let near_end = panel.pairs.saturating_sub(AHEAD / pair_bytes);
+                    for pair in 0..near_end {
+                        prefetch::<S>(w.cast::<u8>().wrapping_add(AHEAD), pair_bytes / LINE);
+                        S::add(&mut acc, x, pair, w);
+                        w = w.wrapping_add(S::WORDS);
+                    }
+                    let mut after = after;
+                    for pair in near_end..panel.pairs {
+                        prefetch::<S>(after, pair_bytes / LINE);
+                        S::add(&mut acc, x, pair, w);
+                        after = after.wrapping_add(pair_bytes);
+                        w = w.wrapping_add(S::WORDS);
+                    }
+                }
+                Fetch::Early { from, lines_per_chunk } if first == 0 => {
+                    let mut from = from;
+                    for chunk in (0..panel.pairs).step_by(CHUNK) {
+                        prefetch::<S>(from, lines_per_chunk);
+                        from = from.wrapping_add(lines_per_chunk * LINE);
+                        for pair in chunk..panel.pairs.min(chunk + CHUNK) {
+                            S::add(&mut acc, x, pair, w);
+                            w = w.wrapping_add(S::WORDS);
+                        }
+                    }
+                }
+                _ => {
+                    for pair in 0..panel.pairs {
+                        S::add(&mut acc, x, pair, w);
+                        w = w.wrapping_add(S::WORDS);
+                    }
+                }
+            }
+            for r in 0..R {
+                for c in 0..C {
+                    S::F::store(sums.0[r].as_mut_ptr().add(first + c * S::F::LANES), acc[r][c]);
+                }
+            }
+        }
+    }
+}
+
+/// Asks for so many cache lines from `from` on.
+#[inline(always)]
+unsafe fn prefetch<S: Step>(from: *const u8, lines: usize) {
+    let mut line = from;
+    for _ in 0..lines {
+        // SAFETY: the caller's promise; any address will do.
+        unsafe { S::F::prefetch(line) };
+        line = line.wrapping_add(LINE);
+    }
+}

@@ -1,0 +1,130 @@
+//! Plain Rust: correct everywhere, fast nowhere.
+
+use super::activation::ROUNDER;
+use super::floats::Floats;
+use super::steps::{F32Step, WidenedStep};
+use crate::numerics;
+
+/// Four lanes of scalar arithmetic.
+pub(crate) struct Portable;
+
+/// Four float32.
+#[derive(Clone, Copy)]
+pub(crate) struct Four([f32; 4]);
+
+impl Portable {
+    pub(crate) fn all(x: f32) -> Four {
+        Four([x; 4])
+    }
+}
+
+impl Four {
+    pub(crate) fn first(self) -> f32 {
+        self.0[0]
+    }
+
+    #[inline(always)]
+    fn map(self, f: impl Fn(f32) -> f32) -> Self {
+        Self(self.0.map(f))
+    }
+
+    #[inline(always)]
+    fn zip(self, other: Self, f: impl Fn(f32, f32) -> f32) -> Self {
+        Self(std::array::from_fn(|i| f(self.0[i], other.0[i])))
+    }
+}
+
+impl Floats for Portable {
+    type V = Four;
+    const LANES: usize = 4;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Four {
+        Four([x; 4])
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Four {
+        // SAFETY: valid for four float32, by the trait's contract.
+        Four(unsafe { from.cast::<[f32; 4]>().read_unaligned() })
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, v: Four) {
+        // SAFETY: valid for four float32, by the trait's contract.
+        unsafe { to.cast::<[f32; 4]>().write_unaligned(v.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn fma(a: Four, b: Four, c: Four) -> Four {
+        Four(std::array::from_fn(|i| numerics::fma(a.0[i], b.0[i], c.0[i])))
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: Four, b: Four) -> Four {
+        a.zip(b, numerics::add)
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: Four, b: Four) -> Four {
+        a.zip(b, numerics::mul)
+    }
+
+    #[inline(always)]
+    unsafe fn div(a: Four, b: Four) -> Four {
+        a.zip(b, numerics::div)
+    }
+
+    #[inline(always)]
+    unsafe fn at_least(bound: Four, x: Four) -> Four {
+        bound.zip(x, |bound, x| if bound > x { bound } else { x })
+    }
+
+    #[inline(always)]
+    unsafe fn at_most(bound: Four, x: Four) -> Four {
+        bound.zip(x, |bound, x| if bound < x { bound } else { x })
+    }
+
+    #[inline(always)]
+    unsafe fn powers_of_two(shifted: Four) -> (Four, Four) {
+        let n = shifted.0.map(|s| (s.to_bits() as i32).wrapping_sub(ROUNDER.to_bits() as i32));
+        let power = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
+        (Four(n.map(|n| power(n >> 1))), Four(n.map(|n| power(n.wrapping_sub(n >> 1)))))
+    }
+
+    #[inline(always)]
+    unsafe fn canonical(v: Four) -> Four {
+        v.map(numerics::canonical)
+    }
+
+    #[inline(always)]
+    unsafe fn round_bf16(v: Four) -> Four {
+        v.map(numerics::round_bf16)
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(to: *mut u16, rounded: Four) {
+        let halves = rounded.0.map(|x| (x.to_bits() >> 16) as u16);
+        // SAFETY: valid for four bfloat16, by the trait's contract.
+        unsafe { to.cast::<[u16; 4]>().write_unaligned(halves) }
+    }
+
+    #[inline(always)]
+    unsafe fn odd(from: *const u32) -> Four {
+        // SAFETY: valid for four words, by the trait's contract.
+        let words = unsafe { from.cast::<[u32; 4]>().read_unaligned() };
+        Four(words.map(|w| f32::from_bits(w & 0xffff_0000)))
+    }
+
+    #[inline(always)]
+    unsafe fn even(from: *const u32) -> Four {
+        // SAFETY: valid for four words, by the trait's contract.
+        let words = unsafe { from.cast::<[u32; 4]>().read_unaligned() };
+        Four(words.map(|w| f32::from_bits(w << 16)))
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(_address: *const u8) {}
+}
+
+super::entry_points!(WidenedStep<Portable>, F32Step<Portable>);

@@ -1,0 +1,177 @@
+//! The thread pool and its one operation.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crate::paths::{self, Kernels};
+use crate::threads::Shared;
+use crate::{Dtype, InstructionPath, Job, KernelError};
+
+/// Most threads of a pool, the caller included.
+pub const MAX_THREADS: usize = 256;
+
+/// How long threads poll by default before they sleep. Waking a sleeping thread costs about as much.
+pub const DEFAULT_POLL: Duration = Duration::from_micros(100);
+
+/// How to set up a [`Pool`].
+#[derive(Clone, Debug)]
+pub struct PoolConfig {
+    /// Threads that compute, the caller of [`Pool::forward`] included: 1 starts no thread at all.
+    pub threads: usize,
+    /// The instruction path; `None` takes the fastest that there is.
+    pub path: Option<InstructionPath>,
+    /// How long a thread polls before it sleeps: workers between calls, everybody within one. Polling keeps a core busy, so it is switched off (as by [`Duration::ZERO`]) where `threads` exceeds [`thread::available_parallelism`].
+    pub poll: Duration,
+}
+
+impl Default for PoolConfig {
+    /// As many threads as there are cores, the fastest path, [`DEFAULT_POLL`].
+    fn default() -> Self {
+        let threads = thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS));
+        Self { threads, path: None, poll: DEFAULT_POLL }
+    }
+}
+
+/// Threads that compute experts.
+///
+/// A pool computes one call at a time with all its threads; calls from several threads wait for each other. Dropping it ends and joins the workers.
+pub struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    threads: usize,
+    /// Held during a call: there is one plan.
+    calling: Mutex<()>,
+}
+
+impl Pool {
+    /// Starts `config.threads - 1` workers.
+    ///
+    /// # Errors
+    /// [`KernelError::Threads`], [`KernelError::Unavailable`] for a path that this CPU lacks, [`KernelError::Spawn`].
+    pub fn new(config: PoolConfig) -> Result<Self, KernelError> {
+        let path = config.path.unwrap_or_else(InstructionPath::detect);
+        if !path.is_available() {
+            return Err(KernelError::Unavailable { path, available: InstructionPath::available() });
+        }
+        Self::with_kernels(config, path, paths::kernels(path, Dtype::Bf16), paths::kernels(path, Dtype::F32))
+    }
+
+    fn with_kernels(
+        config: PoolConfig,
+        path: InstructionPath,
+        bf16: Kernels,
+        f32: Kernels,
+    ) -> Result<Self, KernelError> {
+        let threads = config.threads;
+        if threads == 0 || threads > MAX_THREADS {
+            return Err(KernelError::Threads { actual: threads, max: MAX_THREADS });
+        }
+        let cores = thread::available_parallelism().map_or(1, |n| n.get());
+        let poll = if threads > cores { Duration::ZERO } else { config.poll };
+        let shared = Arc::new(Shared::new(path, bf16, f32, poll, threads)?);
+        // Workers are added one by one, so that a failure drops, and thereby ends, those that run.
+        let mut pool = Self { shared, workers: Vec::new(), threads, calling: Mutex::new(()) };
+        for thread in 1..threads {
+            let shared = Arc::clone(&pool.shared);
+            let worker = thread::Builder::new()
+                .name(format!("expert-{thread}"))
+                .spawn(move || shared.work(thread))
+                .map_err(|error| KernelError::Spawn { reason: error.to_string() })?;
+            pool.workers.push(worker);
+        }
+        Ok(pool)
+    }
+
+    /// Threads that compute, the caller included.
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// The instructions in use.
+    pub fn path(&self) -> InstructionPath {
+        self.shared.path
+    }
+
+    /// Bytes of scratch memory that the pool holds: what its largest call so far needed, see [`crate::ExpertShape::scratch_bytes_per_row`].
+    pub fn scratch_bytes(&self) -> usize {
+        let _calling = self.calling.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the lock is held.
+        unsafe { self.shared.scratch_bytes() }
+    }
+
+    /// Computes all jobs and returns when every output is complete. Jobs may differ in shape and element type. The calling thread takes part; it blocks for as long as the computation takes, so call it outside of an asynchronous runtime's own threads.
+    ///
+    /// Takes `&self`: callers share a pool, and a lock makes their calls follow each other. After the first calls of a certain size nothing is allocated.
+    ///
+    /// # Errors
+    /// Before anything is computed: [`KernelError::TooMany`], [`KernelError::InputLength`], [`KernelError::RowIndex`], [`KernelError::OutputLength`], [`KernelError::TooLarge`], [`KernelError::OutOfMemory`]. After it: [`KernelError::Panicked`].
+    pub fn forward(&self, jobs: &mut [Job<'_>]) -> Result<(), KernelError> {
+        let _calling = self.calling.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the lock is held, and the jobs' borrows last until `call` returns; outputs are borrowed mutably and so disjoint.
+        unsafe { self.shared.call(|plan| plan.prepare(jobs)) }
+    }
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pool")
+            .field("threads", &self.threads)
+            .field("path", &self.path())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop();
+        for worker in self.workers.drain(..) {
+            // A worker catches panics of kernels; there is nothing left to report here.
+            let _ = worker.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::paths::panel::Panel;
+    use crate::{Activation, ExpertShape, PackedExpert, StoredDtype};
+
+    /// Panics in the panel that computes column 64.
+    ///
+    /// # Safety
+    /// None needed: touches nothing.
+    unsafe fn broken(panel: &Panel) {
+        assert!(panel.columns == 64, "a kernel that panics");
+    }
+
+    #[test]
+    fn a_panic_is_an_error_and_the_pool_goes_on() {
+        let portable = paths::kernels(InstructionPath::Portable, Dtype::F32);
+        let faulty = Kernels { down: broken, ..portable };
+        let shape = ExpertShape::new(70, 33, Dtype::F32, Activation::Relu).unwrap();
+        let good = ExpertShape::new(70, 33, Dtype::Bf16, Activation::Relu).unwrap();
+        let zeros = vec![0u8; 70 * 33 * 4];
+        let broken = PackedExpert::pack(shape, StoredDtype::F32, &zeros, &zeros, &zeros).unwrap();
+        let half = &zeros[..70 * 33 * 2];
+        let whole = PackedExpert::pack(good, StoredDtype::Bf16, half, half, half).unwrap();
+        for threads in 1..=3 {
+            let config = PoolConfig { threads, ..PoolConfig::default() };
+            let path = InstructionPath::Portable;
+            let pool = Pool::with_kernels(config, path, paths::kernels(path, Dtype::Bf16), faulty).unwrap();
+            let inputs = vec![0u8; 70 * 4];
+            for _ in 0..20 {
+                let mut output = vec![1u8; 70 * 4];
+                let mut jobs =
+                    [Job { expert: &broken, inputs: &inputs, row_index: &[0], output: &mut output }];
+                assert_eq!(pool.forward(&mut jobs), Err(KernelError::Panicked));
+                let mut output = vec![1u8; 70 * 2];
+                let mut jobs =
+                    [Job { expert: &whole, inputs: &inputs, row_index: &[1], output: &mut output }];
+                assert_eq!(pool.forward(&mut jobs), Ok(()));
+                assert!(output.iter().all(|&b| b == 0));
+            }
+        }
+    }
+}

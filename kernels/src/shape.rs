@@ -1,0 +1,167 @@
+//! The shape of an expert and everything that follows from it: panels, strides, sizes.
+
+use crate::memory::Buffer;
+use crate::{Activation, Dtype, KernelError};
+
+/// Largest legal `hidden` or `width`. Shapes come from files, so there is a limit; real ones are below 2^16.
+pub const MAX_DIMENSION: usize = 1 << 18;
+
+/// Output columns of a panel, the unit in which weights are packed and work is split.
+pub(crate) const PANEL: usize = 64;
+
+/// Intermediate columns that one gate-and-up panel produces: half of it is gate, half is up.
+pub(crate) const HALF: usize = PANEL / 2;
+
+/// One gated expert: `out = (act(x Gate^T) * (x Up^T)) Down^T`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ExpertShape {
+    hidden: usize,
+    width: usize,
+    dtype: Dtype,
+    activation: Activation,
+}
+
+/// One of the three weight matrices, row-major as checkpoints store them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Matrix {
+    /// `[width, hidden]`.
+    Gate,
+    /// `[width, hidden]`.
+    Up,
+    /// `[hidden, width]`.
+    Down,
+}
+
+impl Matrix {
+    /// All three, in the order in which [`crate::PackedExpert::pack`] takes them.
+    pub const ALL: [Self; 3] = [Self::Gate, Self::Up, Self::Down];
+}
+
+impl ExpertShape {
+    /// `hidden`: elements of an input and of an output row; `width`: elements between the projections. Any size is legal, odd ones included.
+    ///
+    /// # Errors
+    /// [`KernelError::Dimension`] for 0 and above [`MAX_DIMENSION`]; [`KernelError::TooLarge`] where the packed form exceeds the address space.
+    pub fn new(
+        hidden: usize,
+        width: usize,
+        dtype: Dtype,
+        activation: Activation,
+    ) -> Result<Self, KernelError> {
+        for (what, value) in [("hidden", hidden), ("width", width)] {
+            if value == 0 || value > MAX_DIMENSION {
+                return Err(KernelError::Dimension { what, value, max: MAX_DIMENSION });
+            }
+        }
+        // Stored bytes, packed bytes and their padding all stay below 16 bytes per element of three matrices padded to panels.
+        let padded = |n: usize| n.div_ceil(PANEL).checked_mul(PANEL);
+        let fits = padded(hidden)
+            .zip(padded(width))
+            .and_then(|(h, w)| h.checked_mul(w))
+            .and_then(|elements| elements.checked_mul(3 * 16))
+            .is_some_and(|bytes| bytes <= isize::MAX as usize);
+        if !fits {
+            return Err(KernelError::TooLarge { what: "an expert" });
+        }
+        Ok(Self { hidden, width, dtype, activation })
+    }
+
+    /// Elements of an input row and of an output row.
+    pub const fn hidden(&self) -> usize {
+        self.hidden
+    }
+
+    /// Elements between the projections.
+    pub const fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Element type of weights, inputs and outputs.
+    pub const fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// The function applied to the gate projection.
+    pub const fn activation(&self) -> Activation {
+        self.activation
+    }
+
+    /// Bytes of one input or output row.
+    pub const fn row_bytes(&self) -> usize {
+        self.hidden * self.dtype.bytes()
+    }
+
+    /// Rows and elements per row of a weight matrix as it is stored.
+    pub const fn matrix(&self, matrix: Matrix) -> (usize, usize) {
+        match matrix {
+            Matrix::Gate | Matrix::Up => (self.width, self.hidden),
+            Matrix::Down => (self.hidden, self.width),
+        }
+    }
+
+    /// Bytes of memory that the packed expert takes, padding and page rounding included: what to check against a limit before reading.
+    pub const fn packed_bytes(&self) -> usize {
+        Buffer::resident_bytes(self.packed_words() * 4)
+    }
+
+    /// Bytes of a pool's scratch memory that each row of a call takes. A pool keeps what its largest call needed.
+    pub const fn scratch_bytes_per_row(&self) -> usize {
+        let padded_input = if self.hidden % 2 == 1 { self.input_stride() } else { 0 };
+        self.hidden_stride() + padded_input + 2 * size_of::<*const u8>()
+    }
+
+    /// Panels of the gate and up projections.
+    pub(crate) const fn gate_up_panels(&self) -> usize {
+        self.width.div_ceil(HALF)
+    }
+
+    /// Panels of the down projection.
+    pub(crate) const fn down_panels(&self) -> usize {
+        self.hidden.div_ceil(PANEL)
+    }
+
+    /// Pairs of input elements that the gate and up projections sum over.
+    pub(crate) const fn gate_up_pairs(&self) -> usize {
+        self.hidden.div_ceil(2)
+    }
+
+    /// Pairs of intermediate elements that the down projection sums over.
+    pub(crate) const fn down_pairs(&self) -> usize {
+        self.width.div_ceil(2)
+    }
+
+    /// 32-bit words in which one pair of 64 columns is packed.
+    pub(crate) const fn pair_words(&self) -> usize {
+        match self.dtype {
+            Dtype::Bf16 => PANEL,
+            Dtype::F32 => 2 * PANEL,
+        }
+    }
+
+    pub(crate) const fn gate_up_panel_words(&self) -> usize {
+        self.gate_up_pairs() * self.pair_words()
+    }
+
+    pub(crate) const fn down_panel_words(&self) -> usize {
+        self.down_pairs() * self.pair_words()
+    }
+
+    /// Where the down panels begin.
+    pub(crate) const fn down_offset_words(&self) -> usize {
+        self.gate_up_panels() * self.gate_up_panel_words()
+    }
+
+    pub(crate) const fn packed_words(&self) -> usize {
+        self.down_offset_words() + self.down_panels() * self.down_panel_words()
+    }
+
+    /// Bytes between rows of intermediate values: whole half panels, so that a panel's store never needs a mask and rows stay aligned.
+    pub(crate) const fn hidden_stride(&self) -> usize {
+        self.gate_up_panels() * HALF * self.dtype.bytes()
+    }
+
+    /// Bytes between input rows that had to be copied because their length is odd.
+    pub(crate) const fn input_stride(&self) -> usize {
+        (self.gate_up_pairs() * 2 * self.dtype.bytes()).next_multiple_of(64)
+    }
+}

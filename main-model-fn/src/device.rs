@@ -1,0 +1,91 @@
+use std::fmt;
+use std::str::FromStr;
+use tch::{Cuda, Device};
+
+/// A device by the name that users write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceName {
+    /// The processor.
+    Cpu,
+    /// A CUDA device by index.
+    Cuda(usize),
+}
+
+/// A device that is unknown or not there.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// Not of the form.
+    #[error("device {0:?} is none of cpu, cuda, cuda:INDEX")]
+    Unknown(String),
+    /// LibTorch does not see it.
+    #[error("device cuda:{index} is not there: LibTorch sees {found} CUDA devices (a LibTorch with CUDA is used through LIBTORCH at build time)")]
+    Missing {
+        /// The index asked for.
+        index: usize,
+        /// How many there are.
+        found: i64,
+    },
+}
+
+impl FromStr for DeviceName {
+    type Err = DeviceError;
+
+    fn from_str(name: &str) -> Result<Self, DeviceError> {
+        let unknown = || DeviceError::Unknown(name.to_owned());
+        match name.split_once(':') {
+            None if name == "cpu" => Ok(Self::Cpu),
+            None if name == "cuda" => Ok(Self::Cuda(0)),
+            Some(("cuda", index)) => index.parse().map(Self::Cuda).map_err(|_| unknown()),
+            _ => Err(unknown()),
+        }
+    }
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(index) => write!(f, "cuda:{index}"),
+        }
+    }
+}
+
+impl DeviceName {
+    /// CUDA where there is one, else the processor.
+    pub fn best() -> Self {
+        if Cuda::is_available() { Self::Cuda(0) } else { Self::Cpu }
+    }
+
+    /// The device, made sure of.
+    ///
+    /// # Errors
+    /// LibTorch does not see it.
+    pub fn device(self) -> Result<Device, DeviceError> {
+        match self {
+            Self::Cpu => Ok(Device::Cpu),
+            Self::Cuda(index) => {
+                let found = if Cuda::is_available() { Cuda::device_count() } else { 0 };
+                if (index as i64) < found {
+                    Ok(Device::Cuda(index))
+                } else {
+                    Err(DeviceError::Missing { index, found })
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        assert_eq!("cpu".parse(), Ok(DeviceName::Cpu));
+        assert_eq!("cuda".parse(), Ok(DeviceName::Cuda(0)));
+        assert_eq!("cuda:3".parse(), Ok(DeviceName::Cuda(3)));
+        for wrong in ["", "gpu", "cuda:", "cuda:x", "cpu:0"] {
+            assert!(wrong.parse::<DeviceName>().is_err(), "{wrong}");
+        }
+    }
+}

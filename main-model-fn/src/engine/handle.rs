@@ -1,0 +1,144 @@
+//! The engine as its callers see it: a bounded queue in, a stream of events out.
+
+use super::request::{Event, Request};
+use remoe_wire::{ErrorCode, ServiceError};
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+/// What a request may ask for at most; known before the engine sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RequestLimits {
+    /// Ids at or above this are no tokens.
+    pub vocab_size: usize,
+    /// Prompt and output together.
+    pub context_length: usize,
+    /// Positions that the cache can ever hold, over all choices of a request.
+    pub cache_positions: usize,
+    /// Most choices of one request.
+    pub max_choices: usize,
+    /// Requests that run or wait at most; the next is refused.
+    pub max_requests: usize,
+}
+
+/// A request on its way to the engine.
+pub(crate) struct Job {
+    pub(crate) request: Request,
+    pub(crate) events: mpsc::Sender<Event>,
+    pub(crate) submitted: Instant,
+    /// Held until the request has left the engine: the queue's bound.
+    pub(crate) _slot: OwnedSemaphorePermit,
+}
+
+/// The caller's end of the engine. Clones share the queue.
+#[derive(Clone)]
+pub struct EngineHandle {
+    jobs: mpsc::UnboundedSender<Job>,
+    slots: Arc<Semaphore>,
+    limits: RequestLimits,
+}
+
+/// The events of one request. Dropping it ends the request's work at the next iteration.
+pub type Events = mpsc::Receiver<Event>;
+
+impl EngineHandle {
+    pub(crate) fn new(limits: RequestLimits) -> (Self, mpsc::UnboundedReceiver<Job>) {
+        // Unbounded in type only: every job holds one of `max_requests` slots.
+        let (jobs, receiver) = mpsc::unbounded_channel();
+        let slots = Arc::new(Semaphore::new(limits.max_requests));
+        (
+            Self {
+                jobs,
+                slots,
+                limits,
+            },
+            receiver,
+        )
+    }
+
+    /// What requests may ask for.
+    pub fn limits(&self) -> RequestLimits {
+        self.limits
+    }
+
+    /// Hands `request` to the engine.
+    ///
+    /// # Errors
+    /// `InvalidArgument` and `ContextLengthExceeded` for what can never run, `ResourceExhausted`
+    /// when the queue is full, `Unavailable` when the engine has stopped.
+    pub fn submit(&self, request: Request) -> Result<Events, ServiceError> {
+        self.check(&request)?;
+        let slot = self.slots.clone().try_acquire_owned().map_err(|_| {
+            ServiceError::new(
+                ErrorCode::ResourceExhausted,
+                format!(
+                    "{} requests are running or waiting; try again later",
+                    self.limits.max_requests
+                ),
+            )
+        })?;
+        // Room for every event that the request can cause, so that the engine never waits for a
+        // client that reads slowly.
+        let room = request.choices * (request.max_tokens + 2) + 4;
+        let (events, receiver) = mpsc::channel(room);
+        let job = Job {
+            request,
+            events,
+            submitted: Instant::now(),
+            _slot: slot,
+        };
+        self.jobs.send(job).map_err(|_| {
+            ServiceError::new(ErrorCode::Unavailable, "the engine has stopped")
+        })?;
+        Ok(receiver)
+    }
+
+    fn check(&self, request: &Request) -> Result<(), ServiceError> {
+        let limits = &self.limits;
+        if request.prompt.is_empty() {
+            return Err(ServiceError::invalid("prompt", "the prompt has no tokens"));
+        }
+        if let Some(id) = request.prompt.iter().find(|&&id| id as usize >= limits.vocab_size) {
+            return Err(ServiceError::invalid(
+                "prompt",
+                format!("token id {id} is outside the vocabulary of {}", limits.vocab_size),
+            ));
+        }
+        if request.choices == 0 || request.choices > limits.max_choices {
+            return Err(ServiceError::invalid(
+                "n",
+                format!("{} choices asked for; 1 to {} are possible", request.choices, limits.max_choices),
+            ));
+        }
+        let length = request.prompt.len().saturating_add(request.max_tokens);
+        if length > limits.context_length {
+            return Err(ServiceError {
+                code: ErrorCode::ContextLengthExceeded,
+                message: format!(
+                    "This model's maximum context length is {} tokens. However, you requested {length} tokens ({} in the prompt, {} in the completion). Please reduce the length of the prompt or of the completion.",
+                    limits.context_length,
+                    request.prompt.len(),
+                    request.max_tokens,
+                ),
+                field: Some("prompt".to_owned()),
+            });
+        }
+        let positions = length.saturating_mul(request.choices);
+        if positions > limits.cache_positions {
+            return Err(ServiceError {
+                code: ErrorCode::ContextLengthExceeded,
+                message: format!(
+                    "{positions} cache positions asked for ({} choices of {length} tokens), the key-value cache holds {}; lower n or max_tokens, or raise --kv-cache-bytes",
+                    request.choices, limits.cache_positions,
+                ),
+                field: Some("max_tokens".to_owned()),
+            });
+        }
+        Ok(())
+    }
+
+    /// Requests that run or wait.
+    pub fn in_flight(&self) -> usize {
+        self.limits.max_requests - self.slots.available_permits()
+    }
+}

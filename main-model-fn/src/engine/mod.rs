@@ -1,0 +1,20 @@
+//! The engine: one thread that owns the model, its caches and the connections to remote experts.
+//!
+//! Callers hand in requests through [`EngineHandle`] and hear events back. The thread repeats:
+//! admit what fits, plan the rows of an iteration (pure), one forward for all of them, draw a token
+//! for each finished row, report.
+
+mod handle;
+mod random;
+pub mod request;
+mod sampling;
+mod scheduler;
+mod sequence;
+mod switch;
+mod text;
+mod thread;
+
+pub use handle::{EngineHandle, Events, RequestLimits};
+pub(crate) use switch::Switch;
+pub(crate) use sequence::Vocabulary;
+pub(crate) use thread::{EngineParts, EngineSettings, start};

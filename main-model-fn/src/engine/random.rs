@@ -1,0 +1,43 @@
+//! Random numbers without a state: each is a function of (seed, choice, position), so that a seed
+//! means the same whatever else is in the batch.
+
+/// A number in [0, 1) with 53 random bits for one draw.
+pub(crate) fn uniform(seed: u64, choice: usize, position: usize) -> f64 {
+    let mut state = mix(seed.wrapping_add(GOLDEN));
+    state = mix(state ^ (choice as u64).wrapping_add(GOLDEN));
+    state = mix(state ^ (position as u64).wrapping_add(GOLDEN));
+    (state >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number
+/// generators, 2014).
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::uniform;
+
+    #[test]
+    fn uniform_and_distinct() {
+        let mut buckets = [0_u32; 16];
+        for seed in 0..16 {
+            for choice in 0..4 {
+                for position in 0..256 {
+                    let value = uniform(seed, choice, position);
+                    assert!((0.0..1.0).contains(&value));
+                    buckets[(value * 16.0) as usize] += 1;
+                }
+            }
+        }
+        // 16384 draws: 1024 expected a bucket, standard deviation 31.
+        assert!(buckets.iter().all(|&count| (850..1200).contains(&count)), "{buckets:?}");
+        assert_ne!(uniform(1, 0, 0), uniform(0, 1, 0));
+        assert_ne!(uniform(0, 1, 0), uniform(0, 0, 1));
+    }
+}

@@ -1,0 +1,98 @@
+//! From one routing generation to the next, between iterations.
+
+use crate::experts::{Link, LinkState, LocalExperts, Placement};
+use remoe_wire::v1::EndpointProblem;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+/// How long a switch waits for remote functions before it goes on without the missing ones.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+
+/// A routing generation that is to come into force.
+pub(crate) struct Switch {
+    pub(crate) generation: u64,
+    /// Already packed.
+    pub(crate) local: LocalExperts,
+    pub(crate) remote: BTreeMap<usize, BTreeSet<u32>>,
+    /// Address and the layers served there.
+    pub(crate) endpoints: Vec<(String, Vec<remoe_wire::v1::LayerExperts>)>,
+    pub(crate) done: oneshot::Sender<SwitchOutcome>,
+}
+
+/// What became of a switch.
+#[derive(Debug)]
+pub(crate) struct SwitchOutcome {
+    /// The generation in force.
+    pub(crate) generation: u64,
+    pub(crate) problems: Vec<EndpointProblem>,
+}
+
+/// A switch whose links are connecting.
+pub(crate) struct PendingSwitch {
+    placement: Placement,
+    deadline: Instant,
+    done: oneshot::Sender<SwitchOutcome>,
+}
+
+impl PendingSwitch {
+    pub(crate) fn new(switch: Switch, links: Vec<Link>) -> Self {
+        Self {
+            placement: Placement {
+                generation: switch.generation,
+                local: switch.local,
+                remote: switch.remote,
+                links,
+            },
+            deadline: Instant::now() + CONNECT_LIMIT,
+            done: switch.done,
+        }
+    }
+
+    pub(crate) fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    /// Whether every link has answered or failed, or the time is up.
+    pub(crate) fn is_settled(&self) -> bool {
+        let connecting = |link: &Link| matches!(link.state(), LinkState::Connecting);
+        Instant::now() >= self.deadline || !self.placement.links.iter().any(connecting)
+    }
+
+    /// The placement to put in force, and what the caller is told about it.
+    pub(crate) fn settle(self) -> (Placement, impl FnOnce()) {
+        let problems = self
+            .placement
+            .links
+            .iter()
+            .filter_map(|link| {
+                let message = match link.state() {
+                    LinkState::Ready(_) => return None,
+                    LinkState::Connecting => "no connection in time".to_owned(),
+                    LinkState::Sick { message } => message,
+                };
+                Some(EndpointProblem {
+                    address: link.address().to_owned(),
+                    message,
+                })
+            })
+            .collect();
+        let outcome = SwitchOutcome {
+            generation: self.placement.generation,
+            problems,
+        };
+        let done = self.done;
+        (self.placement, move || {
+            // The caller may have gone; the generation is in force all the same.
+            let _caller_gone = done.send(outcome);
+        })
+    }
+
+    /// Answers the caller of a switch that a later one overtook.
+    pub(crate) fn overtaken(self, generation: u64) {
+        let _caller_gone = self.done.send(SwitchOutcome {
+            generation,
+            problems: Vec::new(),
+        });
+    }
+}

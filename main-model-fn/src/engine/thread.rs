@@ -1,0 +1,366 @@
+use super::handle::{EngineHandle, Job, RequestLimits};
+use super::scheduler::plan;
+use super::sequence::{Rows, Running, Vocabulary};
+use super::switch::{PendingSwitch, Switch, SwitchOutcome};
+use crate::experts::{Expected, ExpertMetrics, Experts, Inlets, Link, LinkEvent, Loader};
+use crate::metrics::EngineMetrics;
+use crate::transformer::{ForwardError, Segment, Transformer};
+use remoe_kernels::{Dtype, Pool};
+use remoe_model::Checkpoint;
+use remoe_wire::{ErrorCode, ServiceError};
+use std::collections::VecDeque;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Instant;
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+/// How many rows an iteration takes and how much may be in memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct EngineSettings {
+    pub(crate) limits: RequestLimits,
+    /// Sequences that run at the same time.
+    pub(crate) max_batch: usize,
+    /// Rows of one iteration.
+    pub(crate) iteration_rows: usize,
+    /// Rows of one prompt in one iteration.
+    pub(crate) prompt_chunk: usize,
+    /// Bytes of experts held because no replica answered.
+    pub(crate) fallback_bytes: usize,
+}
+
+/// Rows of a prompt whose every logit is wanted: a row of logits is as long as the vocabulary.
+const SCORED_CHUNK: usize = 64;
+
+/// What the engine is made of.
+pub(crate) struct EngineParts {
+    pub(crate) transformer: Transformer,
+    pub(crate) pool: Pool,
+    pub(crate) checkpoint: Arc<Checkpoint>,
+    pub(crate) dtype: Dtype,
+    pub(crate) vocabulary: Vocabulary,
+    /// What remote functions must agree on, sets left empty.
+    pub(crate) expected: Expected,
+    pub(crate) expert_metrics: ExpertMetrics,
+    pub(crate) metrics: EngineMetrics,
+}
+
+/// Starts the engine's thread. It ends when `shutdown` is cancelled and its requests are done, or
+/// when every handle is gone; a thread that ends otherwise (a panic) cancels `shutdown`.
+pub(crate) fn start(
+    settings: EngineSettings,
+    parts: EngineParts,
+    shutdown: CancellationToken,
+) -> io::Result<(EngineHandle, mpsc::UnboundedSender<Switch>, JoinHandle<()>)> {
+    let (handle, jobs) = EngineHandle::new(settings.limits);
+    let (switch_sender, switches) = mpsc::unbounded_channel();
+    let guard = shutdown.clone().drop_guard();
+    let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || {
+        let _end_of_engine_ends_process = guard;
+        let _no_gradients = tch::no_grad_guard();
+        match Engine::new(settings, parts, jobs, switches, shutdown) {
+            Ok(engine) => engine.run(),
+            Err(error) => tracing::error!(%error, "the engine cannot start"),
+        }
+    })?;
+    Ok((handle, switch_sender, thread))
+}
+
+struct Engine {
+    settings: EngineSettings,
+    transformer: Transformer,
+    vocabulary: Vocabulary,
+    experts: Experts,
+    expected: Expected,
+    metrics: EngineMetrics,
+    runtime: Rc<Runtime>,
+    jobs: mpsc::UnboundedReceiver<Job>,
+    switches: mpsc::UnboundedReceiver<Switch>,
+    link_events: mpsc::UnboundedSender<LinkEvent>,
+    pending_switch: Option<PendingSwitch>,
+    next_link: u64,
+    waiting: VecDeque<Job>,
+    running: Vec<Running>,
+    shutdown: CancellationToken,
+    row_bytes: usize,
+}
+
+impl Engine {
+    fn new(
+        settings: EngineSettings,
+        parts: EngineParts,
+        jobs: mpsc::UnboundedReceiver<Job>,
+        switches: mpsc::UnboundedReceiver<Switch>,
+        shutdown: CancellationToken,
+    ) -> io::Result<Self> {
+        let runtime = Rc::new(tokio::runtime::Builder::new_current_thread().enable_all().build()?);
+        let (link_events, link_inlet) = mpsc::unbounded_channel();
+        let (loads, load_inlet) = mpsc::unbounded_channel();
+        let loader = Loader::start(parts.checkpoint, parts.dtype, loads)?;
+        let hidden = parts.transformer.hidden();
+        let experts = Experts::new(
+            runtime.clone(),
+            parts.pool,
+            parts.dtype,
+            hidden,
+            loader,
+            Inlets {
+                link_events: link_inlet,
+                loaded: load_inlet,
+            },
+            settings.fallback_bytes,
+            parts.expert_metrics,
+        );
+        Ok(Self {
+            settings,
+            transformer: parts.transformer,
+            vocabulary: parts.vocabulary,
+            experts,
+            expected: parts.expected,
+            metrics: parts.metrics,
+            runtime,
+            jobs,
+            switches,
+            link_events,
+            pending_switch: None,
+            next_link: 0,
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            shutdown,
+            row_bytes: hidden * parts.dtype.bytes(),
+        })
+    }
+
+    fn run(mut self) {
+        loop {
+            self.receive();
+            self.settle_switch();
+            self.admit();
+            if self.running.is_empty() {
+                if self.shutdown.is_cancelled() && self.waiting.is_empty() {
+                    return;
+                }
+                if !self.wait() {
+                    return;
+                }
+                continue;
+            }
+            self.iterate();
+        }
+    }
+
+    /// Takes what has arrived, without waiting.
+    fn receive(&mut self) {
+        while let Ok(job) = self.jobs.try_recv() {
+            self.waiting.push_back(job);
+        }
+        while let Ok(switch) = self.switches.try_recv() {
+            self.begin_switch(switch);
+        }
+        // Requests whose client has gone give their slots back, running or not.
+        self.waiting.retain(|job| !job.events.is_closed());
+        self.running.retain(|running| !running.is_abandoned());
+        self.metrics.waiting.set(self.waiting.len() as i64);
+        self.metrics.running.set(self.running.len() as i64);
+    }
+
+    /// Sleeps until something arrives; connections go on meanwhile. False when nothing ever will.
+    fn wait(&mut self) -> bool {
+        let runtime = self.runtime.clone();
+        let deadline = self.pending_switch.as_ref().map(PendingSwitch::deadline);
+        let (jobs, switches) = (&mut self.jobs, &mut self.switches);
+        let experts = &mut self.experts;
+        let shutdown = self.shutdown.clone();
+        let (job, switch, open) = runtime.block_on(async {
+            let timeout = async {
+                match deadline {
+                    Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                job = jobs.recv() => (job, None, true),
+                switch = switches.recv() => { let open = switch.is_some(); (None, switch, open) }
+                () = experts.connections_changed() => (None, None, true),
+                () = timeout => (None, None, true),
+                () = shutdown.cancelled() => (None, None, true),
+            }
+        });
+        let closed = job.is_none() && self.jobs.is_closed() && self.jobs.is_empty();
+        self.waiting.extend(job);
+        if let Some(switch) = switch {
+            self.begin_switch(switch);
+        }
+        open && !closed
+    }
+
+    fn begin_switch(&mut self, switch: Switch) {
+        let current = self.experts.placement().generation;
+        if switch.generation <= current {
+            // A switch that came late: a newer generation is in force.
+            let _caller_gone = switch.done.send(SwitchOutcome {
+                generation: current,
+                problems: Vec::new(),
+            });
+            return;
+        }
+        let links = switch
+            .endpoints
+            .iter()
+            .map(|(address, sets)| {
+                self.next_link += 1;
+                let expected = Expected {
+                    sets: sets.clone(),
+                    ..self.expected.clone()
+                };
+                let events = self.link_events.clone();
+                Link::open(&self.runtime, self.next_link, address.clone(), expected, events)
+            })
+            .collect();
+        let generation = switch.generation;
+        if let Some(overtaken) = self.pending_switch.replace(PendingSwitch::new(switch, links)) {
+            overtaken.overtaken(generation);
+        }
+    }
+
+    fn settle_switch(&mut self) {
+        // Links make progress only while the runtime is driven.
+        self.runtime.block_on(tokio::task::yield_now());
+        if let Some(pending) = self.pending_switch.take_if(|pending| pending.is_settled()) {
+            let (placement, answer) = pending.settle();
+            tracing::info!(
+                generation = placement.generation,
+                remote_functions = placement.links.len(),
+                local_bytes = placement.local.bytes(),
+                "routing generation in force"
+            );
+            self.metrics.generation.set(placement.generation as i64);
+            self.experts.switch(placement);
+            answer();
+        }
+    }
+
+    /// Starts waiting requests, in order, while batch and cache have room and experts are placed.
+    fn admit(&mut self) {
+        if self.experts.placement().generation == 0 {
+            return;
+        }
+        while let Some(job) = self.waiting.front() {
+            let sequences: usize = self.running.iter().map(|running| running.request().choices).sum();
+            let positions: usize = self.running.iter().map(|running| Running::reserved(running.request())).sum();
+            let fits = sequences + job.request.choices <= self.settings.max_batch
+                && positions + Running::reserved(&job.request) <= self.settings.limits.cache_positions;
+            if !fits && !self.running.is_empty() {
+                return;
+            }
+            let Some(job) = self.waiting.pop_front() else {
+                return;
+            };
+            match self.transformer.new_cache() {
+                Ok(cache) => self.running.push(Running::new(job, cache, Instant::now())),
+                Err(error) => {
+                    let error = ServiceError::new(ErrorCode::Internal, format!("LibTorch: {error}"));
+                    let _client_gone = job.events.try_send(super::request::Event::Failed(error));
+                }
+            }
+        }
+    }
+
+    /// One forward for all rows, and a step for every request that took part.
+    fn iterate(&mut self) {
+        let counts: Vec<usize> = self.running.iter().map(|running| running.pending().len()).collect();
+        let pending: Vec<usize> = self.running.iter().flat_map(Running::pending).collect();
+        let scored = self.running.iter().any(|running| running.request().prompt_logprobs.is_some());
+        let chunk = if scored { SCORED_CHUNK } else { self.settings.prompt_chunk };
+        let rows = plan(&pending, self.settings.iteration_rows, chunk);
+        let trace = self.running.iter().any(|running| running.request().inspect.is_some());
+        let started = Instant::now();
+        let mut segments: Vec<Segment<'_>> = Vec::new();
+        // Per request: its segments' rows and rows of logits.
+        let mut shares = Vec::with_capacity(self.running.len());
+        let mut rest = rows.as_slice();
+        for (running, count) in self.running.iter_mut().zip(counts) {
+            let (these, others) = rest.split_at(count);
+            rest = others;
+            let mut lent = Vec::new();
+            running.rows(these, &mut lent);
+            shares.push(share(&lent));
+            segments.extend(lent.into_iter().map(|rows| Segment {
+                tokens: rows.tokens,
+                cache: rows.cache,
+                logits: rows.logits,
+            }));
+        }
+        let outcome = self.transformer.forward(&mut segments, &mut self.experts, trace);
+        drop(segments);
+        self.metrics.iterations.inc();
+        self.metrics.rows.inc_by(shares.iter().map(|share| share.rows as u64).sum());
+        self.metrics.iteration_seconds.observe(started.elapsed().as_secs_f64());
+        match outcome {
+            Ok(output) => self.advance(output, &shares),
+            Err(error) => self.fail(&shares, error),
+        }
+    }
+
+    fn advance(&mut self, mut output: crate::transformer::Output, shares: &[Share]) {
+        let mut logits = output.logits.as_mut_slice();
+        let mut first = 0;
+        let running = std::mem::take(&mut self.running);
+        for (mut running, share) in running.into_iter().zip(shares) {
+            if share.rows == 0 {
+                self.running.push(running);
+                continue;
+            }
+            let (these, others) = logits.split_at_mut(share.logits * output.vocab);
+            logits = others;
+            running.count(&self.experts.tally()[first..first + share.rows]);
+            if let Some(trace) = &output.trace {
+                running.keep_trace(trace, first, share.rows, self.row_bytes);
+            }
+            first += share.rows;
+            match running.step(these, output.vocab, &self.vocabulary) {
+                Ok(true) => (),
+                Ok(false) => self.running.push(running),
+                Err(error) => running.fail(error.into()),
+            }
+        }
+    }
+
+    /// The requests of a failed iteration cannot go on: their caches are half extended.
+    fn fail(&mut self, shares: &[Share], error: ForwardError) {
+        tracing::error!(%error, "iteration failed");
+        let error = ServiceError::from(error);
+        let running = std::mem::take(&mut self.running);
+        for (running, share) in running.into_iter().zip(shares) {
+            if share.rows == 0 {
+                self.running.push(running);
+            } else {
+                running.fail(error.clone());
+            }
+        }
+    }
+}
+
+/// A request's part of an iteration.
+struct Share {
+    rows: usize,
+    logits: usize,
+}
+
+fn share(lent: &[Rows<'_>]) -> Share {
+    use crate::transformer::Wanted;
+    Share {
+        rows: lent.iter().map(|rows| rows.tokens.len()).sum(),
+        logits: lent
+            .iter()
+            .map(|rows| match rows.logits {
+                Wanted::None => 0,
+                Wanted::Last => 1,
+                Wanted::All => rows.tokens.len(),
+            })
+            .sum(),
+    }
+}

@@ -1,0 +1,62 @@
+use crate::device::DeviceError;
+use crate::transformer::LoadModelError;
+use remoe_experts::LoadError;
+use remoe_kernels::KernelError;
+use remoe_model::CheckpointError;
+use remoe_model::text::TextError;
+use std::io;
+
+/// Why the function cannot start or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The checkpoint is unusable.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// Its tokenizer or chat template is.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// The weights cannot be brought to the device.
+    #[error(transparent)]
+    Load(#[from] LoadModelError),
+    /// An expert cannot be brought into memory.
+    #[error(transparent)]
+    Expert(#[from] LoadError),
+    /// The device is not there.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The kernels cannot be used.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// A metric is registered twice.
+    #[error(transparent)]
+    Metrics(#[from] prometheus::Error),
+    /// A socket or thread cannot be had.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The gRPC server failed.
+    #[error("gRPC server: {0}")]
+    Server(#[from] tonic::transport::Error),
+    /// The engine's thread ended on its own.
+    #[error("the engine ended abnormally; its last messages are above")]
+    Engine,
+}
+
+impl Error {
+    /// Whether the checkpoint is at fault, so that starting again does not help.
+    pub fn is_checkpoint(&self) -> bool {
+        match self {
+            Self::Checkpoint(_) | Self::Text(_) => true,
+            Self::Load(error) => matches!(
+                error,
+                LoadModelError::Checkpoint(_) | LoadModelError::Unsupported(_)
+            ),
+            Self::Expert(error) => matches!(error, LoadError::Checkpoint(_)),
+            Self::Device(_)
+            | Self::Kernel(_)
+            | Self::Metrics(_)
+            | Self::Io(_)
+            | Self::Server(_)
+            | Self::Engine => false,
+        }
+    }
+}

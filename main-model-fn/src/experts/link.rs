@@ -1,0 +1,295 @@
+//! The connection to one remote function: connect, check, stream, and come back after a failure.
+//!
+//! A link's tasks run on the engine's own current-thread runtime, so that a message leaves and an
+//! answer arrives without waking another thread.
+
+use super::counting::CountingConnector;
+use remoe_wire::v1::expert_function_client::ExpertFunctionClient;
+use remoe_wire::v1::{
+    DescribeRequest, ForwardReply, ForwardRequest, FunctionDescription, LayerExperts,
+};
+use remoe_wire::{MAX_MESSAGE, STREAM_WINDOW, WIRE_VERSION};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Notify, mpsc};
+use tokio::time::{sleep, timeout};
+use tonic::transport::{Channel, Endpoint};
+
+/// How long one step of connecting (TCP, `Describe`, health) may take.
+const STEP_LIMIT: Duration = Duration::from_secs(1);
+/// A sick replica is out for at least this long ..
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// .. and, failing again and again, for at most this long.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// What a remote function must agree on before it is trusted.
+#[derive(Debug, Clone)]
+pub(crate) struct Expected {
+    pub(crate) checkpoint: String,
+    pub(crate) dtype: String,
+    pub(crate) numerics_class: String,
+    pub(crate) hidden_size: usize,
+    /// The remote sets that this endpoint is to serve.
+    pub(crate) sets: Vec<LayerExperts>,
+}
+
+/// What a link tells the engine.
+#[derive(Debug)]
+pub(crate) enum LinkEvent {
+    /// An answer; the id may be long forgotten.
+    Reply(ForwardReply),
+    /// The stream of link `link` broke: nothing that was sent on it will be answered.
+    Broken { link: u64, message: String },
+    /// The first attempt to connect has ended, one way or the other.
+    Settled,
+}
+
+/// Whether a link can take work.
+#[derive(Debug, Clone)]
+pub(crate) enum LinkState {
+    Connecting,
+    Ready(mpsc::UnboundedSender<ForwardRequest>),
+    Sick { message: String },
+}
+
+struct Shared {
+    id: u64,
+    address: String,
+    expected: Expected,
+    state: Mutex<LinkState>,
+    /// Bytes handed to the operating system on this link's connections.
+    written: Arc<AtomicU64>,
+    /// The engine has lost its patience with this replica.
+    give_up: Notify,
+    events: mpsc::UnboundedSender<LinkEvent>,
+}
+
+/// The engine's end of a link. Dropping it closes the connection.
+pub(crate) struct Link {
+    shared: Arc<Shared>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Link {
+    /// Starts connecting to `address` on `runtime`. `id` names the link in events.
+    pub(crate) fn open(
+        runtime: &tokio::runtime::Runtime,
+        id: u64,
+        address: String,
+        expected: Expected,
+        events: mpsc::UnboundedSender<LinkEvent>,
+    ) -> Self {
+        let shared = Arc::new(Shared {
+            id,
+            address,
+            expected,
+            state: Mutex::new(LinkState::Connecting),
+            written: Arc::default(),
+            give_up: Notify::new(),
+            events,
+        });
+        let task = runtime.spawn(run(shared.clone()));
+        Self { shared, task }
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.shared.id
+    }
+
+    pub(crate) fn address(&self) -> &str {
+        &self.shared.address
+    }
+
+    pub(crate) fn state(&self) -> LinkState {
+        self.shared.state().clone()
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        matches!(*self.shared.state(), LinkState::Ready(_))
+    }
+
+    /// Whether `layer` is among the layers that this endpoint is to serve.
+    pub(crate) fn serves(&self, layer: u32) -> bool {
+        self.shared.expected.sets.iter().any(|set| set.layer == layer)
+    }
+
+    /// Queues `request`; false when the link is not ready.
+    pub(crate) fn send(&self, request: ForwardRequest) -> bool {
+        match &*self.shared.state() {
+            LinkState::Ready(outbound) => outbound.send(request).is_ok(),
+            _ => false,
+        }
+    }
+
+    /// Bytes written to the connection so far.
+    pub(crate) fn written(&self) -> u64 {
+        self.shared.written.load(Ordering::Relaxed)
+    }
+
+    /// Takes the replica out: it did not answer in time.
+    pub(crate) fn give_up(&self, message: &str) {
+        self.shared.set(LinkState::Sick {
+            message: message.to_owned(),
+        });
+        self.shared.give_up.notify_one();
+    }
+
+    /// Takes the replica out without calling it sick: it drains, its answers to come still count.
+    pub(crate) fn rest(&self) {
+        self.shared.set(LinkState::Sick {
+            message: "draining".to_owned(),
+        });
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, LinkState> {
+        // The state is replaced as a whole, so a panic elsewhere cannot have left it half-written.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, state: LinkState) {
+        *self.state() = state;
+    }
+}
+
+async fn run(shared: Arc<Shared>) {
+    let mut pause = FIRST_PAUSE;
+    let mut settled = false;
+    loop {
+        let outcome = connect(&shared).await;
+        let connected = outcome.is_ok();
+        let message = match outcome {
+            Ok(client) => {
+                pause = FIRST_PAUSE;
+                converse(&shared, client, &mut settled).await
+            }
+            Err(message) => message,
+        };
+        tracing::warn!(address = %shared.address, %message, connected, pause_s = pause.as_secs(), "remote function is out");
+        shared.set(LinkState::Sick {
+            message: message.clone(),
+        });
+        settle(&shared, &mut settled);
+        let _engine_gone = shared.events.send(LinkEvent::Broken {
+            link: shared.id,
+            message,
+        });
+        sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+fn settle(shared: &Shared, settled: &mut bool) {
+    if !std::mem::replace(settled, true) {
+        let _engine_gone = shared.events.send(LinkEvent::Settled);
+    }
+}
+
+/// Connects and makes sure that the function at the other end is the one that the placement means.
+async fn connect(shared: &Shared) -> Result<ExpertFunctionClient<Channel>, String> {
+    let endpoint = Endpoint::from_shared(format!("http://{}", shared.address))
+        .map_err(|error| format!("{} is no address: {error}", shared.address))?
+        .connect_timeout(STEP_LIMIT)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(STREAM_WINDOW);
+    let connector = CountingConnector::new(shared.written.clone());
+    let channel = timeout(STEP_LIMIT, endpoint.connect_with_connector(connector))
+        .await
+        .map_err(|_| "no connection in time".to_owned())?
+        .map_err(|error| with_sources(&error))?;
+    let mut client = ExpertFunctionClient::new(channel)
+        .max_decoding_message_size(MAX_MESSAGE)
+        .max_encoding_message_size(MAX_MESSAGE);
+    let description = timeout(STEP_LIMIT, client.describe(DescribeRequest {}))
+        .await
+        .map_err(|_| "no answer to Describe in time".to_owned())?
+        .map_err(|status| format!("Describe: {}", status.message()))?
+        .into_inner();
+    check(&shared.expected, &description)?;
+    Ok(client)
+}
+
+/// Refuses a function of another checkpoint, dtype or numerics class, one that lacks a layer, and
+/// one that drains.
+fn check(expected: &Expected, found: &FunctionDescription) -> Result<(), String> {
+    let same = |what: &str, expected: &str, found: &str| {
+        if expected == found {
+            Ok(())
+        } else {
+            Err(format!("{what} is {found:?}, {expected:?} is needed"))
+        }
+    };
+    same("wire version", &WIRE_VERSION.to_string(), &found.wire_version.to_string())?;
+    same("checkpoint", &expected.checkpoint, &found.checkpoint)?;
+    same("dtype", &expected.dtype, &found.dtype)?;
+    same("numerics class", &expected.numerics_class, &found.numerics_class)?;
+    same("hidden size", &expected.hidden_size.to_string(), &found.hidden_size.to_string())?;
+    if found.draining {
+        return Err("the function is draining".to_owned());
+    }
+    for set in &expected.sets {
+        let hosted: BTreeSet<u32> = found
+            .hosted
+            .iter()
+            .filter(|hosted| hosted.layer == set.layer)
+            .flat_map(|hosted| hosted.experts.iter().copied())
+            .collect();
+        if let Some(missing) = set.experts.iter().find(|expert| !hosted.contains(expert)) {
+            return Err(format!("expert {missing} of layer {} is not hosted there", set.layer));
+        }
+    }
+    Ok(())
+}
+
+/// Opens the stream and passes messages until it breaks; returns why it did.
+async fn converse(
+    shared: &Shared,
+    mut client: ExpertFunctionClient<Channel>,
+    settled: &mut bool,
+) -> String {
+    // Unbounded in type only: the engine has one layer's messages in flight at most.
+    let (outbound, requests) = mpsc::unbounded_channel();
+    let requests = tokio_stream::wrappers::UnboundedReceiverStream::new(requests);
+    let mut replies = match timeout(STEP_LIMIT, client.forward(requests)).await {
+        Ok(Ok(response)) => response.into_inner(),
+        Ok(Err(status)) => return format!("Forward: {}", status.message()),
+        Err(_) => return "no answer to Forward in time".to_owned(),
+    };
+    shared.set(LinkState::Ready(outbound));
+    settle(shared, settled);
+    loop {
+        let reply = tokio::select! {
+            reply = replies.message() => reply,
+            () = shared.give_up.notified() => return "no answer in time".to_owned(),
+        };
+        match reply {
+            Ok(Some(reply)) => {
+                if shared.events.send(LinkEvent::Reply(reply)).is_err() {
+                    return "the engine has stopped".to_owned();
+                }
+            }
+            Ok(None) => return "the function closed the stream".to_owned(),
+            Err(status) => return format!("the stream broke: {}", status.message()),
+        }
+    }
+}
+
+/// An error with its causes: tonic's own text is only "transport error".
+fn with_sources(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}

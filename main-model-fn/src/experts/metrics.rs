@@ -1,0 +1,66 @@
+use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+
+/// What the expert dispatch reports. No series per expert: there can be thousands.
+#[derive(Clone)]
+pub(crate) struct ExpertMetrics {
+    /// (token, expert) pairs by `placement`: local, remote, fallback.
+    pub(crate) pairs: IntCounterVec,
+    /// Messages sent to remote functions.
+    pub(crate) messages: IntCounter,
+    /// Messages sent again to another replica.
+    pub(crate) retries: IntCounter,
+    /// Experts loaded because no replica answered.
+    pub(crate) loads: IntCounter,
+    /// Bytes of experts held in the fallback cache.
+    pub(crate) fallback_bytes: IntGauge,
+    /// Seconds that the engine waited for remote answers after its local work, per layer call.
+    pub(crate) wait: Histogram,
+}
+
+impl ExpertMetrics {
+    /// Registers the metrics.
+    ///
+    /// # Errors
+    /// A name is taken in `registry`.
+    pub(crate) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let metrics = Self {
+            pairs: IntCounterVec::new(
+                Opts::new(
+                    "remoe_expert_pairs_total",
+                    "(token, expert) pairs computed, by where: local, remote, fallback.",
+                ),
+                &["placement"],
+            )?,
+            messages: IntCounter::new(
+                "remoe_expert_messages_total",
+                "Messages sent to remote-expert functions.",
+            )?,
+            retries: IntCounter::new(
+                "remoe_expert_retries_total",
+                "Messages sent again to another replica.",
+            )?,
+            loads: IntCounter::new(
+                "remoe_expert_fallback_loads_total",
+                "Experts loaded locally because no replica answered.",
+            )?,
+            fallback_bytes: IntGauge::new(
+                "remoe_expert_fallback_bytes",
+                "Bytes of experts held in the fallback cache.",
+            )?,
+            wait: Histogram::with_opts(
+                HistogramOpts::new(
+                    "remoe_expert_wait_seconds",
+                    "Time that the engine waited for remote answers after its local work, per layer call.",
+                )
+                .buckets(prometheus::exponential_buckets(2e-5, 4.0, 10)?),
+            )?,
+        };
+        registry.register(Box::new(metrics.pairs.clone()))?;
+        registry.register(Box::new(metrics.messages.clone()))?;
+        registry.register(Box::new(metrics.retries.clone()))?;
+        registry.register(Box::new(metrics.loads.clone()))?;
+        registry.register(Box::new(metrics.fallback_bytes.clone()))?;
+        registry.register(Box::new(metrics.wait.clone()))?;
+        Ok(metrics)
+    }
+}

@@ -1,0 +1,29 @@
+//! The main function: the model's non-expert modules in LibTorch, its experts beside them and in
+//! remote functions, an OpenAI-compatible HTTP front and a gRPC control interface.
+//!
+//! ```text
+//! http ─┐                  ┌─ transformer (LibTorch)
+//!       ├─ engine (1 thread)┤
+//! control ┘                └─ experts ─┬─ kernels (local)
+//!                                      └─ links (remote functions)
+//! ```
+//!
+//! HTTP and control hand requests to the engine's bounded queue and hear events back. The engine's
+//! thread owns everything that computes; it forwards the rows of all requests together, token by
+//! token, and its own runtime drives the connections to remote functions.
+
+mod control;
+mod device;
+pub mod engine;
+mod error;
+mod experts;
+mod metrics;
+mod serve;
+mod settings;
+pub mod text;
+mod transformer;
+
+pub use device::{DeviceError, DeviceName};
+pub use error::Error;
+pub use serve::{Listeners, run};
+pub use settings::Settings;

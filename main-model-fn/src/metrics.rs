@@ -1,0 +1,45 @@
+use prometheus::{Histogram, HistogramOpts, IntCounter, IntGauge, Registry};
+
+/// What the engine reports about itself.
+#[derive(Clone)]
+pub(crate) struct EngineMetrics {
+    /// Requests that wait for room.
+    pub(crate) waiting: IntGauge,
+    /// Requests in the batch.
+    pub(crate) running: IntGauge,
+    /// Forwards through the model.
+    pub(crate) iterations: IntCounter,
+    /// Rows forwarded, all requests together.
+    pub(crate) rows: IntCounter,
+    /// Seconds per iteration.
+    pub(crate) iteration_seconds: Histogram,
+    /// The routing generation in force.
+    pub(crate) generation: IntGauge,
+}
+
+impl EngineMetrics {
+    /// Registers the metrics.
+    ///
+    /// # Errors
+    /// A name is taken in `registry`.
+    pub(crate) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let metrics = Self {
+            waiting: IntGauge::new("remoe_requests_waiting", "Requests that wait for room in the batch.")?,
+            running: IntGauge::new("remoe_requests_running", "Requests in the batch.")?,
+            iterations: IntCounter::new("remoe_iterations_total", "Forwards through the model.")?,
+            rows: IntCounter::new("remoe_forwarded_positions_total", "Rows forwarded, all requests together.")?,
+            iteration_seconds: Histogram::with_opts(
+                HistogramOpts::new("remoe_iteration_seconds", "Duration of one forward.")
+                    .buckets(prometheus::exponential_buckets(5e-4, 2.0, 16)?),
+            )?,
+            generation: IntGauge::new("remoe_routing_generation", "The routing generation in force.")?,
+        };
+        registry.register(Box::new(metrics.waiting.clone()))?;
+        registry.register(Box::new(metrics.running.clone()))?;
+        registry.register(Box::new(metrics.iterations.clone()))?;
+        registry.register(Box::new(metrics.rows.clone()))?;
+        registry.register(Box::new(metrics.iteration_seconds.clone()))?;
+        registry.register(Box::new(metrics.generation.clone()))?;
+        Ok(metrics)
+    }
+}

@@ -1,0 +1,208 @@
+//! The life of the function: load, listen, serve, drain.
+
+use crate::control::Control;
+use crate::engine::{self, EngineParts, EngineSettings, RequestLimits, Vocabulary};
+use crate::experts::{Expected, ExpertMetrics, LocalExperts};
+use crate::metrics::EngineMetrics;
+use crate::text::TextFront;
+use crate::transformer::Transformer;
+use crate::{DeviceName, Error, Settings};
+use prometheus::Registry;
+use remoe_experts::default_dtype;
+use remoe_function::{Announcement, Role};
+use remoe_kernels::{Pool, PoolConfig, numerics_class};
+use remoe_model::Checkpoint;
+use remoe_wire::v1::MainDescription;
+use remoe_wire::v1::main_model_server::MainModelServer;
+use remoe_wire::{MAX_CONTROL_MESSAGE, WIRE_VERSION};
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
+use tokio::sync::{Mutex, watch};
+use tokio_stream::wrappers::TcpListenerStream;
+use tokio_util::sync::CancellationToken;
+
+/// From the signal to the end, whatever is still open.
+const DRAIN_LIMIT: Duration = Duration::from_secs(30);
+
+/// Most choices of one request.
+const MAX_CHOICES: usize = 16;
+
+/// The sockets of the function.
+pub struct Listeners {
+    /// For users; none when only the control interface is served.
+    pub http: Option<TcpListener>,
+    /// For launchers and the command line.
+    pub control: TcpListener,
+}
+
+impl Listeners {
+    /// Binds what `settings` name.
+    ///
+    /// # Errors
+    /// An address is taken or not ours.
+    pub async fn bind(settings: &Settings) -> io::Result<Self> {
+        let bind = async |address| {
+            TcpListener::bind(address)
+                .await
+                .map_err(|error| io::Error::new(error.kind(), format!("cannot listen on {address}: {error}")))
+        };
+        Ok(Self {
+            http: match settings.no_http {
+                true => None,
+                false => Some(bind(settings.http_listen).await?),
+            },
+            control: bind(settings.control_listen).await?,
+        })
+    }
+}
+
+/// Loads what `settings` name, serves on `listeners` and drains when `shutdown` is cancelled.
+/// `ready` is called once, when connections are accepted; requests are taken once a routing
+/// generation is in force.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn run(
+    settings: Settings,
+    listeners: Listeners,
+    started: Instant,
+    shutdown: CancellationToken,
+    ready: impl FnOnce(&Announcement) -> io::Result<()>,
+) -> Result<(), Error> {
+    let checkpoint = Arc::new(Checkpoint::open(&settings.model)?);
+    let dtype = settings.dtype.map_or_else(|| default_dtype(&checkpoint), |dtype| dtype.0);
+    let threads = settings.threads.unwrap_or_else(all_cores).max(1);
+    let device_name = settings.device.unwrap_or_else(DeviceName::best);
+    let device = device_name.device()?;
+    tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX));
+    let text = TextFront::open(&checkpoint)?.map(Arc::new);
+    let transformer = Transformer::load(&checkpoint, dtype, device)?;
+    let pool = Pool::new(PoolConfig {
+        threads,
+        ..PoolConfig::default()
+    })?;
+    let registry = Registry::new();
+    let fingerprint = checkpoint.fingerprint()?.to_string();
+    let config = checkpoint.config();
+    let limits = RequestLimits {
+        vocab_size: config.vocab_size,
+        context_length: config.context_length,
+        cache_positions: cache_positions(&checkpoint, dtype.bytes(), settings.kv_cache_bytes),
+        max_choices: MAX_CHOICES.min(settings.max_batch),
+        max_requests: settings.max_requests,
+    };
+    let end_ids = match checkpoint.generation().eos_token_ids.as_slice() {
+        [] => config.eos_ids.clone(),
+        ids => ids.to_vec(),
+    };
+    let parts = EngineParts {
+        transformer,
+        pool,
+        checkpoint: checkpoint.clone(),
+        dtype,
+        vocabulary: Vocabulary {
+            tokenizer: text.as_ref().map(|text| text.tokenizer().clone()),
+            end_ids,
+        },
+        expected: Expected {
+            checkpoint: fingerprint.clone(),
+            dtype: dtype.to_string(),
+            numerics_class: numerics_class(dtype).to_owned(),
+            hidden_size: config.hidden_size,
+            sets: Vec::new(),
+        },
+        expert_metrics: ExpertMetrics::new(&registry)?,
+        metrics: EngineMetrics::new(&registry)?,
+    };
+    let engine_settings = EngineSettings {
+        limits,
+        max_batch: settings.max_batch.max(1),
+        iteration_rows: settings.iteration_rows.max(1),
+        prompt_chunk: settings.iteration_rows.max(1),
+        fallback_bytes: settings.fallback_bytes,
+    };
+    // The engine stops after the servers: they finish what they have accepted.
+    let engine_stop = CancellationToken::new();
+    let (engine, switches, engine_thread) = engine::start(engine_settings, parts, engine_stop.clone())?;
+    let announcement = Announcement {
+        role: Role::Main,
+        grpc: listeners.control.local_addr()?,
+        http: listeners.http.as_ref().map(TcpListener::local_addr).transpose()?,
+        metrics: None,
+        start_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
+    };
+    let generation = watch::Sender::new(0);
+    let control = Control {
+        engine: engine.clone(),
+        switches,
+        checkpoint: checkpoint.clone(),
+        dtype,
+        threads,
+        text: text.clone(),
+        description: MainDescription {
+            wire_version: WIRE_VERSION,
+            checkpoint: fingerprint,
+            dtype: dtype.to_string(),
+            numerics_class: numerics_class(dtype).to_owned(),
+            device: device_name.to_string(),
+            generation: 0,
+            local: Vec::new(),
+            start_us: announcement.start_us,
+        },
+        packed: Mutex::new(LocalExperts::default()),
+        generation: generation.clone(),
+        load_time: std::sync::Mutex::new(None),
+        started,
+    };
+    let (health, health_service) = tonic_health::server::health_reporter();
+    health.set_serving::<MainModelServer<Control>>().await;
+    let control_server = tonic::transport::Server::builder()
+        .tcp_nodelay(true)
+        .add_service(health_service)
+        .add_service(
+            MainModelServer::new(control)
+                .max_decoding_message_size(MAX_CONTROL_MESSAGE)
+                .max_encoding_message_size(MAX_CONTROL_MESSAGE),
+        )
+        .serve_with_incoming_shutdown(
+            TcpListenerStream::new(listeners.control),
+            shutdown.clone().cancelled_owned(),
+        );
+    let control_server = tokio::spawn(control_server);
+    ready(&announcement)?;
+    tracing::info!(control = %announcement.grpc, http = ?announcement.http, start_us = announcement.start_us, "listening");
+    let served = async {
+        control_server.await.map_err(io::Error::other)??;
+        Ok::<_, Error>(())
+    };
+    let limit = async {
+        shutdown.cancelled().await;
+        tracing::info!(in_flight = engine.in_flight(), "draining");
+        tokio::time::sleep(DRAIN_LIMIT).await;
+        tracing::warn!(limit_s = DRAIN_LIMIT.as_secs(), "requests were still running at the end of the drain");
+    };
+    tokio::select! {
+        served = served => {
+            served?;
+            engine_stop.cancel();
+            let joined = tokio::task::spawn_blocking(move || engine_thread.join());
+            joined.await.map_err(io::Error::other)?.map_err(|_| Error::Engine)
+        }
+        // Cancelled from inside: the engine's thread has ended without being asked to.
+        () = engine_stop.cancelled() => Err(Error::Engine),
+        () = limit => Ok(()),
+    }
+}
+
+/// Positions that `bytes` of keys and values hold.
+fn cache_positions(checkpoint: &Checkpoint, element_bytes: usize, bytes: u64) -> usize {
+    let elements: usize =
+        checkpoint.config().layers.iter().map(|layer| layer.attention.cache_elements()).sum();
+    usize::try_from(bytes / (elements * element_bytes).max(1) as u64).unwrap_or(usize::MAX)
+}
+
+fn all_cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}

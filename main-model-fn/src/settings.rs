@@ -1,0 +1,61 @@
+use remoe_experts::ComputeDtype;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// Serves a Mixture-of-Experts model: its non-expert modules in LibTorch, its experts beside them
+/// and in remote functions.
+#[derive(Debug, Clone, clap::Parser)]
+#[command(name = "main-model-fn", version)]
+pub struct Settings {
+    /// Folder of a Hugging Face checkpoint.
+    #[arg(long)]
+    pub model: PathBuf,
+    /// Compute dtype: float32 or bfloat16; the checkpoint's by default (float32 for float16).
+    #[arg(long)]
+    pub dtype: Option<ComputeDtype>,
+    /// cpu, cuda or cuda:INDEX; CUDA where there is one, by default.
+    #[arg(long)]
+    pub device: Option<crate::device::DeviceName>,
+    /// Threads of LibTorch and of the expert kernels; all cores by default.
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Where users speak HTTP; port 0 takes any free one.
+    #[arg(long, default_value = "127.0.0.1:8000", conflicts_with = "no_http")]
+    pub http_listen: SocketAddr,
+    /// Serve the control interface only.
+    #[arg(long)]
+    pub no_http: bool,
+    /// Where launchers speak gRPC; port 0 takes any free one.
+    #[arg(long, default_value = "127.0.0.1:0")]
+    pub control_listen: SocketAddr,
+    /// The model's name in the API; the folder's by default.
+    #[arg(long)]
+    pub served_model_name: Option<String>,
+    /// Key that HTTP clients must send as a bearer token.
+    #[arg(long, env = "REMOE_API_KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
+    /// Origins that browsers may call from; none by default.
+    #[arg(long, value_delimiter = ',')]
+    pub cors_origins: Vec<String>,
+    /// Largest HTTP request body in bytes.
+    #[arg(long, default_value_t = 4 << 20)]
+    pub body_limit: usize,
+    /// Memory for keys and values in bytes; bounds what runs at the same time.
+    #[arg(long, default_value_t = 2 << 30)]
+    pub kv_cache_bytes: u64,
+    /// Sequences that run at the same time.
+    #[arg(long, default_value_t = 32)]
+    pub max_batch: usize,
+    /// Requests that run or wait; further ones are refused with 429.
+    #[arg(long, default_value_t = 256)]
+    pub max_requests: usize,
+    /// Rows of one iteration: decoding rows first, prompts fill the rest.
+    #[arg(long, default_value_t = 512)]
+    pub iteration_rows: usize,
+    /// Memory for experts that had to be loaded because no remote function answered, in bytes.
+    #[arg(long, default_value_t = 1 << 30)]
+    pub fallback_bytes: usize,
+    /// End with this process.
+    #[arg(long)]
+    pub launcher_pid: Option<u32>,
+}

@@ -1,0 +1,70 @@
+//! Text in and out of token ids: tokenizer and chat template of the checkpoint.
+
+use remoe_model::Checkpoint;
+use remoe_model::text::{ChatTemplate, TextError, Tokenizer};
+use remoe_wire::{ErrorCode, ServiceError};
+use serde_json::Value;
+use std::sync::Arc;
+
+/// The checkpoint's tokenizer, and its chat template where it has one.
+pub struct TextFront {
+    tokenizer: Arc<Tokenizer>,
+    template: Option<ChatTemplate>,
+}
+
+impl TextFront {
+    /// What the checkpoint's folder holds; none without a tokenizer.
+    ///
+    /// # Errors
+    /// A file is unreadable or broken.
+    pub fn open(checkpoint: &Checkpoint) -> Result<Option<Self>, TextError> {
+        let folder = checkpoint.folder();
+        let vocab_size = checkpoint.config().vocab_size;
+        let Some(tokenizer) = Tokenizer::open(folder, vocab_size)? else {
+            return Ok(None);
+        };
+        Ok(Some(Self {
+            tokenizer: Arc::new(tokenizer),
+            template: ChatTemplate::open(folder)?,
+        }))
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
+    /// Ids of `text`; `special` adds what the tokenizer's post-processor adds.
+    ///
+    /// # Errors
+    /// The tokenizer refuses, or gives ids that the model does not have.
+    pub fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, ServiceError> {
+        self.tokenizer.encode(text, special).map_err(refused)
+    }
+
+    /// `messages` as a prompt.
+    ///
+    /// # Errors
+    /// There is no template, it refuses the messages, or it is broken.
+    pub fn render_chat(&self, messages: &[Value], generation: bool) -> Result<String, ServiceError> {
+        let template = self.template.as_ref().ok_or_else(|| {
+            ServiceError::invalid(
+                "messages",
+                "the checkpoint has no chat template; use /v1/completions, or add chat_template.jinja to its folder",
+            )
+        })?;
+        template.render(messages, generation).map_err(refused)
+    }
+}
+
+/// What a caller hears of a text error: refusals are theirs, broken files are ours.
+fn refused(error: TextError) -> ServiceError {
+    match error {
+        TextError::Refused(_) => ServiceError::invalid("messages", error.to_string()),
+        TextError::TokenId { .. } => ServiceError::invalid("prompt", error.to_string()),
+        TextError::Checkpoint(_)
+        | TextError::Tokenizer { .. }
+        | TextError::Vocabulary { .. }
+        | TextError::Template { .. } => ServiceError::new(ErrorCode::Internal, error.to_string()),
+    }
+}

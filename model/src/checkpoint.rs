@@ -1,0 +1,276 @@
+//! A checkpoint: opened without reading a weight, read by ranges.
+
+use std::io::ErrorKind;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use crate::config::ModelConfig;
+use crate::error::CheckpointError;
+use crate::facts::StoredDtype;
+use crate::fingerprint::{self, Fingerprint};
+use crate::generation::GenerationDefaults;
+use crate::inspection::Inspection;
+use crate::json;
+use crate::layout::{self, LayerMlp, LayerTensors, Layout};
+use crate::shards::Shards;
+use crate::sizes::Sizes;
+use crate::tensors::{AttentionTensors, ExpertTensors, MlpTensors, NormTensors, SharedTensors, TensorRef};
+
+/// An open Hugging Face folder whose headers have been checked against its config.
+///
+/// Layer ids are the model's own, from 0. The files stay open; replacing a file on disk does not
+/// change what is read here, shortening it in place gives [`CheckpointError::ShortRead`].
+#[derive(Debug)]
+pub struct Checkpoint {
+    folder: PathBuf,
+    config: ModelConfig,
+    generation: GenerationDefaults,
+    shards: Shards,
+    layout: Layout,
+}
+
+impl Checkpoint {
+    /// Opens a folder: `config.json`, `generation_config.json` and the headers of the safetensors
+    /// files are parsed, and every tensor of the model is found with its shape and type.
+    ///
+    /// # Errors
+    /// The file and, where there is one, the field or tensor that is wrong.
+    pub fn open(folder: impl AsRef<Path>) -> Result<Self, CheckpointError> {
+        let folder = folder.as_ref().to_owned();
+        let path = folder.join("config.json");
+        let Some(object) = json::object_if_present(&path)? else {
+            return Err(CheckpointError::MissingFile {
+                path,
+                message: "a model folder holds config.json and safetensors files".to_owned(),
+            });
+        };
+        // A config that is refused is reported before any weight file is looked at.
+        ModelConfig::from_object(&path, &object, None)?;
+        let shards = Shards::open(&folder)?;
+        let config = ModelConfig::from_object(&path, &object, layout::stored_dtype(&shards))?;
+        let generation = GenerationDefaults::open(&folder, &config)?;
+        let layout = layout::resolve(&config, &shards)?;
+        Ok(Self { folder, config, generation, shards, layout })
+    }
+
+    /// The folder.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The model.
+    #[must_use]
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// What `generation_config.json` says about sampling.
+    #[must_use]
+    pub fn generation(&self) -> &GenerationDefaults {
+        &self.generation
+    }
+
+    /// The safetensors files; [`TensorRef::file`] is an index into them.
+    pub fn files(&self) -> impl ExactSizeIterator<Item = &Path> {
+        self.shards.files.iter().map(|shard| shard.path.as_path())
+    }
+
+    /// Names of all tensors in the files, sorted, also those that the model does not use.
+    #[must_use]
+    pub fn tensor_names(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = self.shards.tensors.keys().map(|name| &**name).collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// A tensor by its name, if it is there and has one of the types that weights have.
+    #[must_use]
+    pub fn tensor(&self, name: &str) -> Option<TensorRef> {
+        let raw = self.shards.tensors.get(name)?;
+        Some(TensorRef {
+            file: raw.file,
+            name: raw.name.clone(),
+            offset: raw.offset,
+            bytes: raw.bytes,
+            dtype: StoredDtype::from_header(&raw.dtype)?,
+            shape: raw.shape.iter().map(|size| usize::try_from(*size).ok()).collect::<Option<_>>()?,
+        })
+    }
+
+    /// The embedding: [vocabulary, hidden].
+    #[must_use]
+    pub fn embedding(&self) -> &TensorRef {
+        &self.layout.embedding
+    }
+
+    /// The head: [vocabulary, hidden]. The embedding itself where the two are tied and stored once.
+    #[must_use]
+    pub fn head(&self) -> &TensorRef {
+        &self.layout.head
+    }
+
+    /// Whether head and embedding are one tensor on disk: it needs to be loaded only once.
+    #[must_use]
+    pub fn head_is_embedding(&self) -> bool {
+        self.layout.head.name == self.layout.embedding.name
+    }
+
+    /// The norm before the head: [hidden].
+    #[must_use]
+    pub fn final_norm(&self) -> &TensorRef {
+        &self.layout.final_norm
+    }
+
+    /// The norms of a layer.
+    ///
+    /// # Errors
+    /// A layer that the model does not have.
+    pub fn norms(&self, layer: usize) -> Result<&NormTensors, CheckpointError> {
+        self.layer(layer).map(|tensors| &tensors.norms)
+    }
+
+    /// The attention of a layer.
+    ///
+    /// # Errors
+    /// A layer that the model does not have.
+    pub fn attention(&self, layer: usize) -> Result<&AttentionTensors, CheckpointError> {
+        self.layer(layer).map(|tensors| &tensors.attention)
+    }
+
+    /// The MLP of a dense layer, `None` where the layer has routed experts.
+    ///
+    /// # Errors
+    /// A layer that the model does not have.
+    pub fn dense(&self, layer: usize) -> Result<Option<&MlpTensors>, CheckpointError> {
+        Ok(match &self.layer(layer)?.mlp {
+            LayerMlp::Dense(mlp) => Some(mlp),
+            LayerMlp::Moe { .. } => None,
+        })
+    }
+
+    /// The router of a layer, [experts, hidden], `None` where the layer is dense.
+    ///
+    /// # Errors
+    /// A layer that the model does not have.
+    pub fn router(&self, layer: usize) -> Result<Option<&TensorRef>, CheckpointError> {
+        Ok(match &self.layer(layer)?.mlp {
+            LayerMlp::Moe { router, .. } => Some(router),
+            LayerMlp::Dense(_) => None,
+        })
+    }
+
+    /// The shared experts of a layer, `None` where it has none.
+    ///
+    /// # Errors
+    /// A layer that the model does not have.
+    pub fn shared(&self, layer: usize) -> Result<Option<&SharedTensors>, CheckpointError> {
+        Ok(match &self.layer(layer)?.mlp {
+            LayerMlp::Moe { shared, .. } => shared.as_ref(),
+            LayerMlp::Dense(_) => None,
+        })
+    }
+
+    /// One routed expert, whichever way the experts are stored.
+    ///
+    /// # Errors
+    /// A layer or expert that the model does not have.
+    pub fn expert(&self, layer: usize, expert: usize) -> Result<ExpertTensors, CheckpointError> {
+        let LayerMlp::Moe { experts, .. } = &self.layer(layer)?.mlp else {
+            return Err(self.request(format!("layer {layer} is dense, it has no routed experts")));
+        };
+        experts.get(expert).ok_or_else(|| {
+            self.request(format!("layer {layer} has no expert {expert}, it has {}", experts.len()))
+        })
+    }
+
+    /// Reads a whole tensor.
+    ///
+    /// # Errors
+    /// The file cannot be read or has become shorter.
+    pub fn read(&self, tensor: &TensorRef) -> Result<Vec<u8>, CheckpointError> {
+        let length = usize::try_from(tensor.bytes)
+            .map_err(|_| self.request(format!("`{}` does not fit the memory", tensor.name)))?;
+        let mut bytes = vec![0; length];
+        self.read_into(tensor, 0..tensor.bytes, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Reads the bytes `range` of a tensor into `target`, which has the length of the range.
+    ///
+    /// # Errors
+    /// The range is not inside the tensor, the lengths differ, or the file cannot be read or has
+    /// become shorter.
+    pub fn read_into(
+        &self,
+        tensor: &TensorRef,
+        range: Range<u64>,
+        target: &mut [u8],
+    ) -> Result<(), CheckpointError> {
+        if range.start > range.end
+            || range.end > tensor.bytes
+            || range.end - range.start != target.len() as u64
+        {
+            return Err(self.request(format!(
+                "bytes {range:?} of `{}` ({} bytes) were asked for into a buffer of {}",
+                tensor.name,
+                tensor.bytes,
+                target.len()
+            )));
+        }
+        let shard = self
+            .shards
+            .files
+            .get(tensor.file)
+            .ok_or_else(|| self.request(format!("`{}` is of another checkpoint", tensor.name)))?;
+        let mut done = 0;
+        while let Some(rest) = target.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            let at = tensor.offset + range.start + done as u64;
+            match shard.file.read_at(rest, at) {
+                Ok(0) => {
+                    return Err(CheckpointError::ShortRead {
+                        path: shard.path.clone(),
+                        tensor: tensor.name.to_string(),
+                        at,
+                        missing: rest.len() as u64,
+                    });
+                }
+                Ok(read) => done += read,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(CheckpointError::io(&shard.path, error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// What the parts of the model take at rest.
+    #[must_use]
+    pub fn sizes(&self) -> Sizes {
+        Sizes::of(&self.config, &self.layout)
+    }
+
+    /// What `remoe inspect` prints.
+    #[must_use]
+    pub fn inspect(&self) -> Inspection {
+        Inspection::of(&self.config, self.sizes())
+    }
+
+    /// Identity of the weights and of what the config says about them; see [`Fingerprint`].
+    ///
+    /// # Errors
+    /// A file cannot be read or has become shorter.
+    pub fn fingerprint(&self) -> Result<Fingerprint, CheckpointError> {
+        fingerprint::of(&self.config, &self.shards)
+    }
+
+    fn layer(&self, layer: usize) -> Result<&LayerTensors, CheckpointError> {
+        self.layout.layers.get(layer).ok_or_else(|| {
+            self.request(format!("there is no layer {layer}, the model has {}", self.layout.layers.len()))
+        })
+    }
+
+    fn request(&self, message: String) -> CheckpointError {
+        CheckpointError::Request { path: self.folder.clone(), message }
+    }
+}

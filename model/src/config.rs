@@ -1,0 +1,293 @@
+//! `config.json` as facts.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::error::CheckpointError;
+use crate::facts::{Activation, AttentionFacts};
+use crate::facts::{LayerFacts, MlpFacts, MoeFacts, StoredDtype};
+use crate::family::Family;
+use crate::fields::Fields;
+use crate::json;
+use crate::rope::RopeFacts;
+
+/// More layers than any model has, and few enough to describe each.
+const LAYER_LIMIT: usize = 4096;
+
+/// A model as its `config.json` describes it, the defaults of transformers 5.17 filled in.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelConfig {
+    /// The family, which fixes tensor names and the routing rule.
+    pub family: Family,
+    /// Element type of the weights at rest; where the config does not say, the checkpoint's tensors
+    /// do (float32 for a config without tensors).
+    pub dtype: StoredDtype,
+    /// Rows of the embedding and of the head.
+    pub vocab_size: usize,
+    /// Elements of a token's hidden state.
+    pub hidden_size: usize,
+    /// Epsilon of the RMS norms, float32 arithmetic, before the square root.
+    pub norm_eps: f64,
+    /// Whether the head is the embedding.
+    pub tie_embeddings: bool,
+    /// Positions that the model was made for.
+    pub context_length: usize,
+    /// Activation of experts, shared experts and dense layers.
+    pub activation: Activation,
+    /// The decoder layers; a layer's id is its index.
+    pub layers: Vec<LayerFacts>,
+    /// Rotary position embedding.
+    pub rope: RopeFacts,
+    /// First token of a text, if the model has one.
+    pub bos_id: Option<u32>,
+    /// Tokens that end a text; only those inside the vocabulary.
+    pub eos_ids: Vec<u32>,
+}
+
+impl ModelConfig {
+    /// Parses the text of a `config.json`; `path` is for messages.
+    ///
+    /// # Errors
+    /// A field that is wrong or asks for something unsupported, by name.
+    pub fn from_json(path: &Path, text: &[u8]) -> Result<Self, CheckpointError> {
+        let object = json::parse_object(path, text)?;
+        Self::from_object(path, &object, None)
+    }
+
+    pub(crate) fn from_object(
+        path: &Path,
+        object: &Map<String, Value>,
+        stored: Option<StoredDtype>,
+    ) -> Result<Self, CheckpointError> {
+        let fields = Fields::new(path, object);
+        let family = Family::of(&fields)?;
+        refuse_everywhere(&fields)?;
+        let mut config = family.parse(fields)?;
+        if let (None, Some(stored)) = (declared_dtype(&fields)?, stored) {
+            config.dtype = stored;
+        }
+        if config.moe_layers().is_empty() {
+            return Err(fields.unsupported(
+                "num_hidden_layers",
+                "no layer has routed experts; a dense model needs no remote experts, serve it elsewhere",
+            ));
+        }
+        Ok(config)
+    }
+
+    /// Ids of the layers that have routed experts, ascending.
+    #[must_use]
+    pub fn moe_layers(&self) -> Vec<usize> {
+        (0..self.layers.len()).filter(|layer| self.moe(*layer).is_some()).collect()
+    }
+
+    /// The experts of a layer, if it has routed ones.
+    #[must_use]
+    pub fn moe(&self, layer: usize) -> Option<&MoeFacts> {
+        match &self.layers.get(layer)?.mlp {
+            MlpFacts::Moe(facts) => Some(facts),
+            MlpFacts::Dense { .. } => None,
+        }
+    }
+
+    /// The experts of the first layer that has routed ones; all such layers have the same sizes.
+    #[must_use]
+    pub fn any_moe(&self) -> Option<&MoeFacts> {
+        (0..self.layers.len()).find_map(|layer| self.moe(layer))
+    }
+}
+
+/// The fields that all families share, read once.
+pub(crate) struct Common<'a> {
+    pub(crate) fields: Fields<'a>,
+    pub(crate) layers: usize,
+    pub(crate) heads: usize,
+    pub(crate) hidden_size: usize,
+    pub(crate) context_length: usize,
+    defaults: &'static Defaults,
+    vocab_size: usize,
+    dtype: StoredDtype,
+    activation: Activation,
+    tie_embeddings: bool,
+}
+
+/// What transformers assumes where a field is absent.
+pub(crate) struct Defaults {
+    pub(crate) vocab_size: usize,
+    pub(crate) hidden_size: usize,
+    pub(crate) layers: usize,
+    pub(crate) heads: usize,
+    pub(crate) context_length: usize,
+    pub(crate) norm_eps: f64,
+    pub(crate) bos: Option<u32>,
+    pub(crate) eos: Option<u32>,
+}
+
+impl<'a> Common<'a> {
+    pub(crate) fn read(fields: Fields<'a>, defaults: &'static Defaults) -> Result<Self, CheckpointError> {
+        let layers = fields.size("num_hidden_layers", defaults.layers)?;
+        if layers > LAYER_LIMIT {
+            return Err(
+                fields.error("num_hidden_layers", format!("is {layers}, expected at most {LAYER_LIMIT}"))
+            );
+        }
+        Ok(Self {
+            fields,
+            defaults,
+            layers,
+            heads: fields.size("num_attention_heads", defaults.heads)?,
+            hidden_size: fields.size("hidden_size", defaults.hidden_size)?,
+            context_length: fields.size("max_position_embeddings", defaults.context_length)?,
+            vocab_size: fields.size("vocab_size", defaults.vocab_size)?,
+            dtype: declared_dtype(&fields)?.unwrap_or(StoredDtype::F32),
+            activation: activation(&fields)?,
+            tie_embeddings: fields.flag("tie_word_embeddings", false)?,
+        })
+    }
+
+    /// Key and value heads; null means one per query head.
+    pub(crate) fn kv_heads(&self, default: usize) -> Result<usize, CheckpointError> {
+        let name = "num_key_value_heads";
+        let kv_heads = match self.fields.optional_size(name)? {
+            Some(given) => given,
+            None if self.fields.is_null(name) => self.heads,
+            None => default,
+        };
+        if !self.heads.is_multiple_of(kv_heads) {
+            return Err(self.fields.error(
+                name,
+                format!("is {kv_heads}, which does not divide num_attention_heads ({})", self.heads),
+            ));
+        }
+        Ok(kv_heads)
+    }
+
+    /// Elements per head: `head_dim` where given, else hidden size over heads.
+    pub(crate) fn head_dim(&self) -> Result<usize, CheckpointError> {
+        let (name, head_dim) = match self.fields.optional_size("head_dim")? {
+            Some(given) => ("head_dim", given),
+            None => ("num_attention_heads", self.even_heads()?),
+        };
+        if head_dim % 2 != 0 {
+            return Err(self
+                .fields
+                .error(name, format!("gives heads of {head_dim} elements; rotation needs an even number")));
+        }
+        Ok(head_dim)
+    }
+
+    /// Hidden size over heads, where it comes out even.
+    pub(crate) fn even_heads(&self) -> Result<usize, CheckpointError> {
+        if !self.hidden_size.is_multiple_of(self.heads) {
+            return Err(self.fields.error(
+                "num_attention_heads",
+                format!("is {}, which does not divide hidden_size ({})", self.heads, self.hidden_size),
+            ));
+        }
+        Ok(self.hidden_size / self.heads)
+    }
+
+    /// Experts and experts per token, checked against each other.
+    pub(crate) fn experts(
+        &self,
+        name: &str,
+        experts: usize,
+        top_k: usize,
+    ) -> Result<(usize, usize), CheckpointError> {
+        if top_k > experts {
+            return Err(self
+                .fields
+                .error("num_experts_per_tok", format!("is {top_k}, more than {name} ({experts})")));
+        }
+        Ok((experts, top_k))
+    }
+
+    pub(crate) fn finish(
+        self,
+        family: Family,
+        layers: Vec<LayerFacts>,
+        rope: RopeFacts,
+    ) -> Result<ModelConfig, CheckpointError> {
+        let (fields, defaults) = (self.fields, self.defaults);
+        let norm_eps = fields.number("rms_norm_eps", defaults.norm_eps)?;
+        if norm_eps < 0.0 {
+            return Err(fields.error("rms_norm_eps", format!("is {norm_eps}, expected at least 0")));
+        }
+        let token = |name: &str, default: Option<u32>| {
+            let mut ids = fields.token_ids(name, self.vocab_size)?;
+            // Absent is the default, null is none.
+            if fields.get(name).is_none() && !fields.is_null(name) {
+                ids.extend(default.filter(|id| (*id as usize) < self.vocab_size));
+            }
+            Ok::<_, CheckpointError>(ids)
+        };
+        for layer in &layers {
+            if let AttentionFacts::Gqa(facts) = &layer.attention
+                && facts.window == Some(0)
+            {
+                return Err(fields.error("sliding_window", "is 0, no token would see itself"));
+            }
+        }
+        Ok(ModelConfig {
+            family,
+            dtype: self.dtype,
+            vocab_size: self.vocab_size,
+            hidden_size: self.hidden_size,
+            norm_eps,
+            tie_embeddings: self.tie_embeddings,
+            context_length: self.context_length,
+            activation: self.activation,
+            layers,
+            rope,
+            bos_id: token("bos_token_id", defaults.bos)?.first().copied(),
+            eos_ids: token("eos_token_id", defaults.eos)?,
+        })
+    }
+}
+
+/// `dtype`, or `torch_dtype` as it was called before; "auto" and null say nothing.
+fn declared_dtype(fields: &Fields<'_>) -> Result<Option<StoredDtype>, CheckpointError> {
+    let name = if fields.get("dtype").is_some() { "dtype" } else { "torch_dtype" };
+    match fields.text(name)? {
+        None | Some("auto") => Ok(None),
+        Some(text) => StoredDtype::from_name(text).map(Some).ok_or_else(|| {
+            fields.unsupported(name, format!("`{text}`; supported are float32, bfloat16 and float16"))
+        }),
+    }
+}
+
+fn activation(fields: &Fields<'_>) -> Result<Activation, CheckpointError> {
+    match fields.text("hidden_act")? {
+        None | Some("silu" | "swish") => Ok(Activation::Silu),
+        Some("gelu_pytorch_tanh") => Ok(Activation::GeluTanh),
+        Some("relu") => Ok(Activation::Relu),
+        // gelu_new is the same formula, but rounded after every step in bfloat16: not the same bits.
+        Some(other) => Err(fields.unsupported(
+            "hidden_act",
+            format!("activation `{other}`; supported are silu, gelu_pytorch_tanh and relu"),
+        )),
+    }
+}
+
+/// Fields that change the answer of any family and that no family here has.
+fn refuse_everywhere(fields: &Fields<'_>) -> Result<(), CheckpointError> {
+    fields.refuse(
+        "quantization_config",
+        "quantised weights cannot be read; use a float32, bfloat16 or float16 checkpoint",
+    )?;
+    fields.refuse("per_layer_config", "layers that differ by override are not supported")?;
+    fields.refuse("attention_chunk_size", "chunked attention is not supported")?;
+    for flag in ["is_encoder_decoder", "add_cross_attention"] {
+        if fields.flag(flag, false)? {
+            return Err(fields.unsupported(flag, "only decoder models are supported"));
+        }
+    }
+    if fields.optional_count("num_kv_shared_layers")?.unwrap_or(0) != 0 {
+        return Err(fields.unsupported("num_kv_shared_layers", "layers cannot share a cache"));
+    }
+    if fields.optional_count("chunk_size_feed_forward")?.unwrap_or(0) != 0 {
+        return Err(fields.unsupported("chunk_size_feed_forward", "no chunking is done, set it to 0"));
+    }
+    Ok(())
+}

@@ -1,0 +1,149 @@
+//! What can be wrong with a checkpoint, always with the file and, where there is one, the field or
+//! tensor.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why a checkpoint cannot be used. Every message names the file; [`CheckpointError::field`] is the
+/// config field or the tensor that it is about.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// The operating system refused.
+    #[error("cannot read {}: {source}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file that the checkpoint needs is not there.
+    #[error("{} is missing: {message}", path.display())]
+    MissingFile {
+        /// Where the file was expected.
+        path: PathBuf,
+        /// What to do.
+        message: String,
+    },
+    /// A file is not the JSON that it should be.
+    #[error("{} is not valid: {message}", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// The field at whose value the parser stopped, where there is one.
+        field: Option<String>,
+        /// What is wrong, with its position where the parser knows it.
+        message: String,
+    },
+    /// A field has a value that no model can have.
+    #[error("{}: field `{field}`: {message}", path.display())]
+    Field {
+        /// The file.
+        path: PathBuf,
+        /// The field, with dots between nested names.
+        field: String,
+        /// What is wrong, and what was expected.
+        message: String,
+    },
+    /// A field asks for something that this version does not do.
+    #[error("{}: field `{field}` is not supported: {message}", path.display())]
+    Unsupported {
+        /// The file.
+        path: PathBuf,
+        /// The field, with dots between nested names.
+        field: String,
+        /// What it asks for, and what is supported.
+        message: String,
+    },
+    /// The header of a safetensors file is not usable.
+    #[error("{}: {message}", path.display())]
+    Header {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        message: String,
+    },
+    /// The model needs a tensor that no file of the checkpoint holds.
+    #[error("{}: tensor `{tensor}` is missing: {message}", path.display())]
+    MissingTensor {
+        /// The file that should name it: the only safetensors file, or the index.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Why it is needed.
+        message: String,
+    },
+    /// A tensor has the wrong shape, type or place.
+    #[error("{}: tensor `{tensor}`: {message}", path.display())]
+    Tensor {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What is wrong, and what was expected.
+        message: String,
+    },
+    /// The file ended before the tensor did: it became shorter after it was opened.
+    #[error("{}: tensor `{tensor}`: the file ends at or before byte {at}, {missing} bytes short; it changed after it was opened, restore it and start again", path.display())]
+    ShortRead {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Position in the file at which nothing more was there.
+        at: u64,
+        /// Bytes that are missing.
+        missing: u64,
+    },
+    /// A caller asked for a layer, expert or range that the checkpoint does not have.
+    #[error("{}: {message}", path.display())]
+    Request {
+        /// The folder of the checkpoint.
+        path: PathBuf,
+        /// What was asked for, and what there is.
+        message: String,
+    },
+}
+
+impl CheckpointError {
+    /// The file or folder that the error is about.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::Io { path, .. }
+            | Self::MissingFile { path, .. }
+            | Self::Json { path, .. }
+            | Self::Field { path, .. }
+            | Self::Unsupported { path, .. }
+            | Self::Header { path, .. }
+            | Self::MissingTensor { path, .. }
+            | Self::Tensor { path, .. }
+            | Self::ShortRead { path, .. }
+            | Self::Request { path, .. } => path,
+        }
+    }
+
+    /// The config field or the tensor that the error is about, where there is one.
+    #[must_use]
+    pub fn field(&self) -> Option<&str> {
+        match self {
+            Self::Field { field, .. } | Self::Unsupported { field, .. } => Some(field),
+            Self::MissingTensor { tensor, .. }
+            | Self::Tensor { tensor, .. }
+            | Self::ShortRead { tensor, .. } => Some(tensor),
+            Self::Json { field, .. } => field.as_deref(),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn io(path: &Path, source: io::Error) -> Self {
+        Self::Io { path: path.to_owned(), source }
+    }
+
+    pub(crate) fn header(path: &Path, message: impl Into<String>) -> Self {
+        Self::Header { path: path.to_owned(), message: message.into() }
+    }
+
+    pub(crate) fn tensor(path: &Path, tensor: &str, message: impl Into<String>) -> Self {
+        Self::Tensor { path: path.to_owned(), tensor: tensor.to_owned(), message: message.into() }
+    }
+}

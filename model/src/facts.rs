@@ -1,0 +1,245 @@
+//! What the engine must know about one layer, in the words of no particular family.
+
+/// Element type of the weights at rest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum StoredDtype {
+    /// IEEE single precision, 4 bytes.
+    F32,
+    /// bfloat16, 2 bytes.
+    Bf16,
+    /// IEEE half precision, 2 bytes.
+    F16,
+}
+
+impl StoredDtype {
+    /// Bytes per element.
+    #[must_use]
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 | Self::F16 => 2,
+        }
+    }
+
+    /// The name that config files and `remoe inspect` use: `float32`, `bfloat16`, `float16`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::Bf16 => "bfloat16",
+            Self::F16 => "float16",
+        }
+    }
+
+    /// The type of that config name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        // torch.float32 is how very old configs wrote it.
+        match name.strip_prefix("torch.").unwrap_or(name) {
+            "float32" => Some(Self::F32),
+            "bfloat16" => Some(Self::Bf16),
+            "float16" => Some(Self::F16),
+            _ => None,
+        }
+    }
+
+    /// The type of that safetensors name.
+    pub(crate) fn from_header(name: &str) -> Option<Self> {
+        match name {
+            "F32" => Some(Self::F32),
+            "BF16" => Some(Self::Bf16),
+            "F16" => Some(Self::F16),
+            _ => None,
+        }
+    }
+}
+
+/// Activation between the gate projection and the product with the up projection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// x * sigmoid(x).
+    Silu,
+    /// 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), torch's `gelu(approximate="tanh")`.
+    GeluTanh,
+    /// max(x, 0).
+    Relu,
+}
+
+impl Activation {
+    /// The name that config files use.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Silu => "silu",
+            Self::GeluTanh => "gelu_pytorch_tanh",
+            Self::Relu => "relu",
+        }
+    }
+}
+
+/// One decoder layer: attention, then MLP, each behind an RMS norm and a residual.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LayerFacts {
+    /// The attention of the layer.
+    pub attention: AttentionFacts,
+    /// The feed-forward part of the layer.
+    pub mlp: MlpFacts,
+}
+
+/// How a layer attends.
+#[derive(Debug, Clone, PartialEq)]
+pub enum AttentionFacts {
+    /// Multi-head, grouped-query or multi-query attention.
+    Gqa(GqaFacts),
+    /// Multi-head latent attention.
+    Mla(MlaFacts),
+}
+
+impl AttentionFacts {
+    /// Query heads.
+    #[must_use]
+    pub fn heads(&self) -> usize {
+        match self {
+            Self::Gqa(facts) => facts.heads,
+            Self::Mla(facts) => facts.heads,
+        }
+    }
+
+    /// What the scores are multiplied with before the softmax.
+    #[must_use]
+    pub fn softmax_scale(&self) -> f64 {
+        match self {
+            Self::Gqa(facts) => (facts.head_dim as f64).powf(-0.5),
+            Self::Mla(facts) => facts.softmax_scale,
+        }
+    }
+
+    /// Elements that the cache keeps per token: keys and values, or the latent and the rotated part.
+    #[must_use]
+    pub fn cache_elements(&self) -> usize {
+        match self {
+            Self::Gqa(facts) => 2 * facts.kv_heads * facts.head_dim,
+            Self::Mla(facts) => facts.kv_rank + facts.rope_dim,
+        }
+    }
+}
+
+/// Grouped-query attention. Query head h reads key and value head h / (heads / `kv_heads`).
+#[derive(Debug, Clone, PartialEq)]
+pub struct GqaFacts {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads, a divisor of `heads`.
+    pub kv_heads: usize,
+    /// Elements per head, even.
+    pub head_dim: usize,
+    /// Whether the query, key and value projections have a bias.
+    pub qkv_bias: bool,
+    /// Whether the output projection has a bias.
+    pub o_bias: bool,
+    /// Whether queries and keys pass an RMS norm over the whole row (all heads together), with the
+    /// model's epsilon, after the projection and before clipping and rotation.
+    pub qk_norm: bool,
+    /// Queries, keys and values are clamped to [-clip, clip], after the norm, before the rotation.
+    pub clip: Option<f64>,
+    /// A query at position p sees keys at positions above p - window: itself and window - 1 before.
+    pub window: Option<usize>,
+}
+
+/// Multi-head latent attention (DeepSeek-V2).
+#[derive(Debug, Clone, PartialEq)]
+pub struct MlaFacts {
+    /// Heads.
+    pub heads: usize,
+    /// Rank of the query's latent; `None` where queries are projected directly.
+    pub q_rank: Option<usize>,
+    /// Rank of the latent of keys and values.
+    pub kv_rank: usize,
+    /// Elements of a head's query and key that are not rotated; they come first.
+    pub nope_dim: usize,
+    /// Elements of a head's query that are rotated; the rotated key is shared by all heads.
+    pub rope_dim: usize,
+    /// Elements of a head's value.
+    pub value_dim: usize,
+    /// Whether the projections to the latents and the output projection have a bias.
+    pub bias: bool,
+    /// Epsilon of the norms of the latents, which is not the model's.
+    pub latent_norm_eps: f64,
+    /// What the scores are multiplied with before the softmax, yarn's correction included.
+    pub softmax_scale: f64,
+}
+
+/// The feed-forward part of a layer.
+#[derive(Debug, Clone, PartialEq)]
+pub enum MlpFacts {
+    /// One gated MLP.
+    Dense {
+        /// Intermediate size.
+        width: usize,
+    },
+    /// Routed experts, with shared ones or not.
+    Moe(MoeFacts),
+}
+
+/// A layer's experts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MoeFacts {
+    /// Routed experts.
+    pub experts: usize,
+    /// Routed experts per token.
+    pub top_k: usize,
+    /// Intermediate size of a routed expert.
+    pub expert_width: usize,
+    /// How a token chooses its experts.
+    pub routing: RoutingFacts,
+    /// The part that every token passes.
+    pub shared: Option<SharedFacts>,
+}
+
+/// How router logits become experts and weights.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RoutingFacts {
+    /// What turns logits into scores.
+    pub score: Score,
+    /// Whether the router's product itself is made in float32, from float32 copies of hidden states
+    /// and weight; otherwise it is made in the compute dtype and only the scores are float32.
+    pub logits_in_float32: bool,
+    /// Whether the chosen scores are divided by their sum.
+    pub normalise: bool,
+    /// What the chosen scores are multiplied with, after normalisation.
+    pub scale: f64,
+    /// Limits the choice to the experts of some groups.
+    pub groups: Option<GroupFacts>,
+    /// Whether the weights are rounded to the compute dtype before they multiply the experts'
+    /// outputs (otherwise they stay float32).
+    pub weights_in_compute_dtype: bool,
+}
+
+/// What turns router logits into scores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Score {
+    /// Softmax over all experts, in float32.
+    Softmax,
+}
+
+/// Group-limited choice: experts are cut into `groups` runs of equal length, a group's score is its
+/// best expert's, only experts of the best `chosen` groups can be taken (the scores of the others
+/// become 0 before the top-k).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupFacts {
+    /// Number of groups, a divisor of the number of experts.
+    pub groups: usize,
+    /// Groups that a token may use.
+    pub chosen: usize,
+}
+
+/// Shared experts, one gated MLP for all of them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SharedFacts {
+    /// Shared experts as the config counts them.
+    pub count: usize,
+    /// Intermediate size of all of them together.
+    pub width: usize,
+    /// Whether the output is multiplied by sigmoid of a gate's logit (one per token).
+    pub gated: bool,
+}

@@ -1,0 +1,66 @@
+//! Mixtral: `MixtralConfig` and `modeling_mixtral.py` of transformers 5.17.
+//!
+//! Softmax over all experts in float32, the best `num_experts_per_tok` normalised to a sum of 1 and
+//! kept in float32. `router_jitter_noise` and dropout act in training only.
+
+use super::{Family, TensorNames, USUAL_NAMES, uniform_layer_types};
+use crate::config::{Common, Defaults, ModelConfig};
+use crate::error::CheckpointError;
+use crate::facts::{AttentionFacts, GqaFacts, LayerFacts, MlpFacts, MoeFacts, RoutingFacts, Score};
+use crate::fields::Fields;
+use crate::rope::{RopeFacts, RopeLayout};
+
+pub(super) const NAMES: TensorNames =
+    TensorNames { blocks: &["block_sparse_moe", "mlp"], gate: "w1", up: "w3", down: "w2", ..USUAL_NAMES };
+
+const DEFAULTS: Defaults = Defaults {
+    vocab_size: 32_000,
+    hidden_size: 4096,
+    layers: 32,
+    heads: 32,
+    context_length: 131_072,
+    norm_eps: 1e-5,
+    bos: Some(1),
+    eos: Some(2),
+};
+
+pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> {
+    let common = Common::read(fields, &DEFAULTS)?;
+    let window = fields.optional_size("sliding_window")?;
+    uniform_layer_types(&common, if window.is_some() { "sliding_attention" } else { "full_attention" })?;
+    let head_dim = common.head_dim()?;
+    let attention = AttentionFacts::Gqa(GqaFacts {
+        heads: common.heads,
+        kv_heads: common.kv_heads(8)?,
+        head_dim,
+        qkv_bias: false,
+        o_bias: false,
+        qk_norm: false,
+        clip: None,
+        window,
+    });
+    let expert_field = fields.either("num_local_experts", "num_experts");
+    let (experts, top_k) = common.experts(
+        expert_field,
+        fields.size(expert_field, 8)?,
+        fields.size("num_experts_per_tok", 2)?,
+    )?;
+    let moe = MoeFacts {
+        experts,
+        top_k,
+        expert_width: fields.size("intermediate_size", 14336)?,
+        routing: RoutingFacts {
+            score: Score::Softmax,
+            logits_in_float32: false,
+            normalise: true,
+            scale: 1.0,
+            groups: None,
+            weights_in_compute_dtype: false,
+        },
+        shared: None,
+    };
+    let layer = LayerFacts { attention, mlp: MlpFacts::Moe(moe) };
+    let rope = RopeFacts::parse(fields, 1_000_000.0, head_dim, RopeLayout::Halves, common.context_length)?;
+    let layers = vec![layer; common.layers];
+    common.finish(Family::Mixtral, layers, rope)
+}

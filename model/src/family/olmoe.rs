@@ -1,0 +1,79 @@
+//! OLMoE: `OlmoeConfig` and `modeling_olmoe.py` of transformers 5.17.
+//!
+//! Queries and keys pass an RMS norm over the whole row before they are clipped and rotated. Softmax
+//! over all experts in float32, normalised only where `norm_topk_prob` says so, then rounded to the
+//! dtype of the activations.
+
+use super::{Family, TensorNames, USUAL_NAMES, uniform_layer_types};
+use crate::config::{Common, Defaults, ModelConfig};
+use crate::error::CheckpointError;
+use crate::facts::{AttentionFacts, GqaFacts, LayerFacts, MlpFacts, MoeFacts, RoutingFacts, Score};
+use crate::fields::Fields;
+use crate::rope::{RopeFacts, RopeLayout};
+
+pub(super) const NAMES: TensorNames = USUAL_NAMES;
+
+const DEFAULTS: Defaults = Defaults {
+    vocab_size: 50_304,
+    hidden_size: 2048,
+    layers: 16,
+    heads: 16,
+    context_length: 4096,
+    norm_eps: 1e-5,
+    bos: None,
+    eos: Some(50279),
+};
+
+pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> {
+    let common = Common::read(fields, &DEFAULTS)?;
+    // transformers would cut its cache to the window while the mask stays whole.
+    fields.refuse("sliding_window", "OLMoE attends to the whole context")?;
+    uniform_layer_types(&common, "full_attention")?;
+    let head_dim = common.head_dim()?;
+    // The norms of queries and keys have the width of hidden_size / heads per head.
+    if head_dim != common.even_heads()? {
+        return Err(fields.unsupported(
+            "head_dim",
+            format!("{head_dim}; OLMoE's heads have hidden_size / num_attention_heads elements"),
+        ));
+    }
+    let clip = fields.optional_number("clip_qkv")?;
+    if let Some(clip) = clip.filter(|clip| *clip < 0.0) {
+        return Err(fields.error("clip_qkv", format!("is {clip}, expected at least 0")));
+    }
+    let bias = fields.flag("attention_bias", false)?;
+    let attention = AttentionFacts::Gqa(GqaFacts {
+        heads: common.heads,
+        kv_heads: common.kv_heads(common.heads)?,
+        head_dim,
+        qkv_bias: bias,
+        o_bias: bias,
+        qk_norm: true,
+        clip,
+        window: None,
+    });
+    let expert_field = fields.either("num_experts", "num_local_experts");
+    let (experts, top_k) = common.experts(
+        expert_field,
+        fields.size(expert_field, 64)?,
+        fields.size("num_experts_per_tok", 8)?,
+    )?;
+    let moe = MoeFacts {
+        experts,
+        top_k,
+        expert_width: fields.size("intermediate_size", 2048)?,
+        routing: RoutingFacts {
+            score: Score::Softmax,
+            logits_in_float32: false,
+            normalise: fields.flag("norm_topk_prob", false)?,
+            scale: 1.0,
+            groups: None,
+            weights_in_compute_dtype: true,
+        },
+        shared: None,
+    };
+    let layer = LayerFacts { attention, mlp: MlpFacts::Moe(moe) };
+    let rope = RopeFacts::parse(fields, 10_000.0, head_dim, RopeLayout::Halves, common.context_length)?;
+    let layers = vec![layer; common.layers];
+    common.finish(Family::Olmoe, layers, rope)
+}

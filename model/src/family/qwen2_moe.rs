@@ -1,0 +1,139 @@
+//! Qwen1.5-MoE and Qwen2-MoE: `Qwen2MoeConfig` and `modeling_qwen2_moe.py` of transformers 5.17.
+//!
+//! Softmax over all experts in float32, normalised only where `norm_topk_prob` says so, then rounded
+//! to the dtype of the activations. One shared expert behind a sigmoid gate. A layer is dense where
+//! `mlp_only_layers` or `decoder_sparse_step` say so.
+
+use super::{Family, TensorNames, USUAL_NAMES};
+use crate::config::{Common, Defaults, ModelConfig};
+use crate::error::CheckpointError;
+use crate::facts::{
+    AttentionFacts, GqaFacts, LayerFacts, MlpFacts, MoeFacts, RoutingFacts, Score, SharedFacts,
+};
+use crate::fields::Fields;
+use crate::rope::{RopeFacts, RopeLayout};
+
+pub(super) const NAMES: TensorNames = USUAL_NAMES;
+
+const DEFAULTS: Defaults = Defaults {
+    vocab_size: 151_936,
+    hidden_size: 2048,
+    layers: 24,
+    heads: 16,
+    context_length: 32_768,
+    norm_eps: 1e-6,
+    bos: None,
+    eos: None,
+};
+
+pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> {
+    let common = Common::read(fields, &DEFAULTS)?;
+    let head_dim = common.head_dim()?;
+    let kv_heads = common.kv_heads(16)?;
+    let qkv_bias = fields.flag("qkv_bias", true)?;
+    let windows = windows(&common)?;
+    let moe = experts(&common)?;
+    let dense_width = fields.size("intermediate_size", 5632)?;
+    let sparse_step = fields.size("decoder_sparse_step", 1)?;
+    let dense_layers = fields.list("mlp_only_layers")?.unwrap_or_default();
+    for entry in dense_layers {
+        if entry.as_i64().is_none() {
+            return Err(fields.error("mlp_only_layers", format!("holds {entry}, expected layer ids")));
+        }
+    }
+    let layers = windows
+        .into_iter()
+        .enumerate()
+        .map(|(layer, window)| {
+            let listed = dense_layers.iter().any(|id| id.as_u64() == Some(layer as u64));
+            LayerFacts {
+                attention: AttentionFacts::Gqa(GqaFacts {
+                    heads: common.heads,
+                    kv_heads,
+                    head_dim,
+                    qkv_bias,
+                    o_bias: false,
+                    qk_norm: false,
+                    clip: None,
+                    window,
+                }),
+                mlp: if !listed && (layer + 1) % sparse_step == 0 {
+                    MlpFacts::Moe(moe.clone())
+                } else {
+                    MlpFacts::Dense { width: dense_width }
+                },
+            }
+        })
+        .collect();
+    let rope = RopeFacts::parse(fields, 10_000.0, head_dim, RopeLayout::Halves, common.context_length)?;
+    common.finish(Family::Qwen2Moe, layers, rope)
+}
+
+fn experts(common: &Common<'_>) -> Result<MoeFacts, CheckpointError> {
+    let fields = common.fields;
+    let (experts, top_k) = common.experts(
+        "num_experts",
+        fields.size("num_experts", 60)?,
+        fields.size("num_experts_per_tok", 4)?,
+    )?;
+    Ok(MoeFacts {
+        experts,
+        top_k,
+        expert_width: fields.size("moe_intermediate_size", 1408)?,
+        routing: RoutingFacts {
+            score: Score::Softmax,
+            logits_in_float32: false,
+            normalise: fields.flag("norm_topk_prob", false)?,
+            scale: 1.0,
+            groups: None,
+            weights_in_compute_dtype: true,
+        },
+        shared: Some(SharedFacts {
+            count: 1,
+            width: fields.size("shared_expert_intermediate_size", 5632)?,
+            gated: true,
+        }),
+    })
+}
+
+/// The window of each layer. Without `layer_types`, a windowed model has windows in the layers with
+/// an even id below `max_window_layers` (`Qwen2MoeConfig.__post_init__`).
+fn windows(common: &Common<'_>) -> Result<Vec<Option<usize>>, CheckpointError> {
+    let fields = common.fields;
+    let windowed = fields.flag("use_sliding_window", false)?;
+    let bound = fields.count("max_window_layers", 28)?;
+    let window = match fields.optional_count("sliding_window")? {
+        Some(window) => window,
+        None if fields.is_null("sliding_window") => 0,
+        None => 4096,
+    };
+    let slides: Vec<bool> = match fields.list("layer_types")? {
+        None => (0..common.layers).map(|layer| windowed && layer % 2 == 0 && layer < bound).collect(),
+        Some(types) => {
+            if types.len() != common.layers {
+                return Err(fields.error(
+                    "layer_types",
+                    format!("has {} entries for {} layers", types.len(), common.layers),
+                ));
+            }
+            types
+                .iter()
+                .map(|entry| match entry.as_str() {
+                    Some("full_attention") => Ok(false),
+                    Some("sliding_attention") => Ok(true),
+                    _ => Err(fields.unsupported(
+                        "layer_types",
+                        format!("{entry}; supported are full_attention and sliding_attention"),
+                    )),
+                })
+                .collect::<Result<_, _>>()?
+        }
+    };
+    if slides.contains(&true) && !windowed {
+        return Err(fields.error("layer_types", "has sliding_attention, but use_sliding_window is false"));
+    }
+    if slides.contains(&true) && window == 0 {
+        return Err(fields.error("sliding_window", "must be at least 1 where layers have sliding attention"));
+    }
+    Ok(slides.into_iter().map(|slides| slides.then_some(window)).collect())
+}

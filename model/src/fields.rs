@@ -1,0 +1,207 @@
+//! Typed access to the fields of a JSON object, with errors that name file and field.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::error::CheckpointError;
+
+/// No count or size of a model is larger; twice the product of two of them fits 64 bits.
+const SIZE_LIMIT: u64 = 1 << 31;
+
+/// One JSON object of a file, `prefix` being the dotted name of the place where it stands.
+#[derive(Clone, Copy)]
+pub(crate) struct Fields<'a> {
+    path: &'a Path,
+    prefix: &'a str,
+    map: &'a Map<String, Value>,
+}
+
+impl<'a> Fields<'a> {
+    pub(crate) fn new(path: &'a Path, map: &'a Map<String, Value>) -> Self {
+        Self { path, prefix: "", map }
+    }
+
+    /// The object under `name`; absent, null and empty are the same here.
+    pub(crate) fn object(self, name: &'a str) -> Result<Option<Self>, CheckpointError> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(Value::Object(map)) if map.is_empty() => Ok(None),
+            Some(Value::Object(map)) => Ok(Some(Self { path: self.path, prefix: name, map })),
+            Some(other) => Err(self.wrong(name, other, "an object")),
+        }
+    }
+
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &'a str> + use<'a> {
+        self.map.keys().map(String::as_str)
+    }
+
+    /// The value, null being the same as absent.
+    pub(crate) fn get(&self, name: &str) -> Option<&'a Value> {
+        self.map.get(name).filter(|value| !value.is_null())
+    }
+
+    pub(crate) fn is_null(&self, name: &str) -> bool {
+        self.map.get(name).is_some_and(Value::is_null)
+    }
+
+    /// The first of two names that is there: transformers has renamed fields.
+    pub(crate) fn either(&self, name: &'a str, other: &'a str) -> &'a str {
+        if !self.map.contains_key(name) && self.map.contains_key(other) { other } else { name }
+    }
+
+    /// A size of at least one; null is an error.
+    pub(crate) fn size(&self, name: &str, default: usize) -> Result<usize, CheckpointError> {
+        self.not_null(name)?;
+        Ok(self.optional_size(name)?.unwrap_or(default))
+    }
+
+    /// A size of at least one that has no default.
+    pub(crate) fn required_size(&self, name: &str) -> Result<usize, CheckpointError> {
+        self.optional_size(name)?.ok_or_else(|| self.error(name, "is missing and has no default; add it"))
+    }
+
+    /// A size of at least one, if there is one.
+    pub(crate) fn optional_size(&self, name: &str) -> Result<Option<usize>, CheckpointError> {
+        match self.optional_count(name)? {
+            Some(0) => Err(self.error(name, "is 0, expected at least 1")),
+            other => Ok(other),
+        }
+    }
+
+    /// A number that may be zero.
+    pub(crate) fn count(&self, name: &str, default: usize) -> Result<usize, CheckpointError> {
+        self.not_null(name)?;
+        Ok(self.optional_count(name)?.unwrap_or(default))
+    }
+
+    pub(crate) fn optional_count(&self, name: &str) -> Result<Option<usize>, CheckpointError> {
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
+        let count = value.as_u64().ok_or_else(|| self.wrong(name, value, "an integer, not negative"))?;
+        if count > SIZE_LIMIT {
+            return Err(self.error(name, format!("is {count}, larger than {SIZE_LIMIT}")));
+        }
+        usize::try_from(count)
+            .map(Some)
+            .map_err(|_| self.error(name, format!("is {count}, too large for this machine")))
+    }
+
+    /// A finite number; null is an error.
+    pub(crate) fn number(&self, name: &str, default: f64) -> Result<f64, CheckpointError> {
+        self.not_null(name)?;
+        Ok(self.optional_number(name)?.unwrap_or(default))
+    }
+
+    pub(crate) fn optional_number(&self, name: &str) -> Result<Option<f64>, CheckpointError> {
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
+        value
+            .as_f64()
+            .filter(|number| number.is_finite())
+            .map(Some)
+            .ok_or_else(|| self.wrong(name, value, "a finite number"))
+    }
+
+    /// A finite number above zero, if there is one.
+    pub(crate) fn optional_positive(&self, name: &str) -> Result<Option<f64>, CheckpointError> {
+        match self.optional_number(name)? {
+            Some(number) if number <= 0.0 => {
+                Err(self.error(name, format!("is {number}, expected a number above 0")))
+            }
+            other => Ok(other),
+        }
+    }
+
+    pub(crate) fn flag(&self, name: &str, default: bool) -> Result<bool, CheckpointError> {
+        self.not_null(name)?;
+        match self.get(name) {
+            None => Ok(default),
+            Some(Value::Bool(flag)) => Ok(*flag),
+            Some(other) => Err(self.wrong(name, other, "true or false")),
+        }
+    }
+
+    pub(crate) fn text(&self, name: &str) -> Result<Option<&'a str>, CheckpointError> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(self.wrong(name, other, "a string")),
+        }
+    }
+
+    pub(crate) fn list(&self, name: &str) -> Result<Option<&'a [Value]>, CheckpointError> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(Value::Array(list)) => Ok(Some(list)),
+            Some(other) => Err(self.wrong(name, other, "a list")),
+        }
+    }
+
+    /// Token ids: one, a list of them, or none. Ids that are not in the vocabulary are dropped, as
+    /// no model can produce them (transformers warns about them).
+    pub(crate) fn token_ids(&self, name: &str, vocab: usize) -> Result<Vec<u32>, CheckpointError> {
+        let values = match self.get(name) {
+            None => return Ok(Vec::new()),
+            Some(Value::Array(list)) => list.as_slice(),
+            Some(one) => std::slice::from_ref(one),
+        };
+        let mut ids = Vec::with_capacity(values.len());
+        for value in values {
+            let id = value.as_i64().ok_or_else(|| self.wrong(name, value, "a token id or a list of them"))?;
+            if let Ok(id) = u32::try_from(id)
+                && (id as usize) < vocab
+                && !ids.contains(&id)
+            {
+                ids.push(id);
+            }
+        }
+        Ok(ids)
+    }
+
+    /// Refuses the field when it is there and not null.
+    pub(crate) fn refuse(&self, name: &str, why: &str) -> Result<(), CheckpointError> {
+        match self.get(name) {
+            None => Ok(()),
+            Some(_) => Err(self.unsupported(name, why)),
+        }
+    }
+
+    fn not_null(&self, name: &str) -> Result<(), CheckpointError> {
+        if self.is_null(name) {
+            return Err(self.error(name, "is null; give it a value or leave it out"));
+        }
+        Ok(())
+    }
+
+    fn wrong(&self, name: &str, value: &Value, expected: &str) -> CheckpointError {
+        let mut shown = value.to_string();
+        if let Some((cut, _)) = shown.char_indices().nth(80) {
+            shown.truncate(cut);
+            shown.push('…');
+        }
+        self.error(name, format!("is {shown}, expected {expected}"))
+    }
+
+    pub(crate) fn error(&self, name: &str, message: impl Into<String>) -> CheckpointError {
+        CheckpointError::Field {
+            path: self.path.to_owned(),
+            field: self.full_name(name),
+            message: message.into(),
+        }
+    }
+
+    pub(crate) fn unsupported(&self, name: &str, message: impl Into<String>) -> CheckpointError {
+        CheckpointError::Unsupported {
+            path: self.path.to_owned(),
+            field: self.full_name(name),
+            message: message.into(),
+        }
+    }
+
+    fn full_name(&self, name: &str) -> String {
+        if self.prefix.is_empty() { name.to_owned() } else { format!("{}.{name}", self.prefix) }
+    }
+}

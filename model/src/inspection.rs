@@ -1,0 +1,67 @@
+//! What `remoe inspect --json` prints; the names of the fields are part of the interface.
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::ModelConfig;
+use crate::sizes::Sizes;
+
+/// A model in one JSON object.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inspection {
+    /// Family, as `model_type` of the config.
+    pub family: String,
+    /// `float32`, `bfloat16` or `float16`.
+    pub dtype: String,
+    /// Number of layers.
+    pub layers: usize,
+    /// Ids of the layers that have routed experts.
+    pub moe_layers: Vec<usize>,
+    /// Routed experts per layer.
+    pub experts: usize,
+    /// Routed experts per token.
+    pub top_k: usize,
+    /// Shared experts per layer.
+    pub shared_experts: usize,
+    /// Elements of a hidden state.
+    pub hidden_size: usize,
+    /// Rows of the embedding.
+    pub vocab_size: usize,
+    /// Positions that the model was made for.
+    pub context_length: usize,
+    /// See [`Sizes::expert_bytes`].
+    pub expert_bytes: u64,
+    /// See [`Sizes::non_expert_layer_bytes`].
+    pub non_expert_layer_bytes: Vec<u64>,
+    /// See [`Sizes::outside_bytes`].
+    pub outside_bytes: u64,
+    /// See [`Sizes::kv_bytes_per_token`].
+    pub kv_bytes_per_token: u64,
+    /// See [`Sizes::token_bytes`].
+    pub token_bytes: u64,
+    /// See [`Sizes::total_bytes`].
+    pub total_bytes: u64,
+}
+
+impl Inspection {
+    pub(crate) fn of(config: &ModelConfig, sizes: Sizes) -> Self {
+        let moe = config.any_moe();
+        Self {
+            family: config.family.name().to_owned(),
+            dtype: config.dtype.name().to_owned(),
+            layers: config.layers.len(),
+            moe_layers: config.moe_layers(),
+            experts: moe.map_or(0, |moe| moe.experts),
+            top_k: moe.map_or(0, |moe| moe.top_k),
+            shared_experts: moe.and_then(|moe| moe.shared.as_ref()).map_or(0, |shared| shared.count),
+            hidden_size: config.hidden_size,
+            vocab_size: config.vocab_size,
+            context_length: config.context_length,
+            expert_bytes: sizes.expert_bytes,
+            non_expert_layer_bytes: sizes.non_expert_layer_bytes,
+            outside_bytes: sizes.outside_bytes,
+            kv_bytes_per_token: sizes.kv_bytes_per_token,
+            token_bytes: sizes.token_bytes,
+            total_bytes: sizes.total_bytes,
+        }
+    }
+}

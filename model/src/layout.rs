@@ -1,0 +1,293 @@
+//! Finds every tensor that the model needs, with its shape and type, before anything is read.
+
+use std::path::Path;
+
+use crate::config::ModelConfig;
+use crate::error::CheckpointError;
+use crate::facts::{AttentionFacts, GqaFacts, LayerFacts, MlaFacts, MlpFacts, MoeFacts, StoredDtype};
+use crate::family::TensorNames;
+use crate::shards::{RawTensor, Shards};
+use crate::tensors::{
+    AttentionTensors, GqaTensors, Linear, MlaTensors, MlpTensors, NormTensors, QueryTensors, SharedTensors,
+    TensorRef,
+};
+
+const EMBEDDING: &str = "model.embed_tokens.weight";
+const HEAD: &str = "lm_head.weight";
+
+/// All tensors of a model.
+#[derive(Debug)]
+pub(crate) struct Layout {
+    pub(crate) embedding: TensorRef,
+    pub(crate) final_norm: TensorRef,
+    pub(crate) head: TensorRef,
+    pub(crate) layers: Vec<LayerTensors>,
+}
+
+/// The tensors of one layer.
+#[derive(Debug)]
+pub(crate) struct LayerTensors {
+    pub(crate) norms: NormTensors,
+    pub(crate) attention: AttentionTensors,
+    pub(crate) mlp: LayerMlp,
+}
+
+#[expect(clippy::large_enum_variant, reason = "there is one per layer")]
+#[derive(Debug)]
+pub(crate) enum LayerMlp {
+    Dense(MlpTensors),
+    Moe { router: TensorRef, shared: Option<SharedTensors>, experts: Experts },
+}
+
+/// Where the routed experts of a layer are.
+#[derive(Debug)]
+pub(crate) enum Experts {
+    /// Three tensors per expert, as `save_pretrained` writes them.
+    Separate(Vec<MlpTensors>),
+    /// Two tensors for all, as transformers keeps them in memory: [experts, 2 x width, hidden], gate
+    /// rows before up rows, and [experts, hidden, width].
+    Fused { gate_up: TensorRef, down: TensorRef, experts: usize, width: usize },
+}
+
+impl Experts {
+    pub(crate) fn get(&self, expert: usize) -> Option<MlpTensors> {
+        match self {
+            Self::Separate(experts) => experts.get(expert).cloned(),
+            Self::Fused { gate_up, down, experts, width } => (expert < *experts).then(|| MlpTensors {
+                gate: gate_up.rows_of(expert, 0, *width),
+                up: gate_up.rows_of(expert, *width, *width),
+                down: down.rows_of(expert, 0, down.shape.get(1).copied().unwrap_or(0)),
+            }),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Separate(experts) => experts.len(),
+            Self::Fused { experts, .. } => *experts,
+        }
+    }
+}
+
+/// The element type of the embedding (or of the head that stands for it), for a config that does
+/// not say one.
+pub(crate) fn stored_dtype(shards: &Shards) -> Option<StoredDtype> {
+    let tensor = shards.tensors.get(EMBEDDING).or_else(|| shards.tensors.get(HEAD))?;
+    StoredDtype::from_header(&tensor.dtype)
+}
+
+/// Resolves all tensors of `config`.
+pub(crate) fn resolve(config: &ModelConfig, shards: &Shards) -> Result<Layout, CheckpointError> {
+    let finder =
+        Finder { shards, dtype: config.dtype, hidden: config.hidden_size, names: config.family.names() };
+    let table = [config.vocab_size, config.hidden_size];
+    let (has_embedding, has_head) = (finder.has(EMBEDDING), finder.has(HEAD));
+    // Tied: one of the two is enough, whichever it is. Where both are stored and differ, transformers
+    // does not tie them; taking each from its own tensor is the same in every case.
+    let (embedding, head) = if config.tie_embeddings && !has_head {
+        (EMBEDDING, EMBEDDING)
+    } else if config.tie_embeddings && !has_embedding {
+        (HEAD, HEAD)
+    } else {
+        (EMBEDDING, HEAD)
+    };
+    Ok(Layout {
+        embedding: finder.find(embedding, &table)?,
+        final_norm: finder.find("model.norm.weight", &[config.hidden_size])?,
+        head: finder.find(head, &table)?,
+        layers: config
+            .layers
+            .iter()
+            .enumerate()
+            .map(|(id, facts)| finder.layer(id, facts))
+            .collect::<Result<_, _>>()?,
+    })
+}
+
+struct Finder<'a> {
+    shards: &'a Shards,
+    dtype: StoredDtype,
+    hidden: usize,
+    names: &'static TensorNames,
+}
+
+impl Finder<'_> {
+    fn has(&self, name: &str) -> bool {
+        self.shards.tensors.contains_key(name)
+    }
+
+    /// The tensor of that name, which must have that shape and the checkpoint's type.
+    fn find(&self, name: &str, shape: &[usize]) -> Result<TensorRef, CheckpointError> {
+        let Some(raw) = self.shards.tensors.get(name) else {
+            return Err(CheckpointError::MissingTensor {
+                path: self.shards.listing.clone(),
+                tensor: name.to_owned(),
+                message: format!("the model needs it with shape {shape:?}"),
+            });
+        };
+        let path = self.shards.files.get(raw.file).map_or(Path::new("?"), |shard| &shard.path);
+        if !same_shape(raw, shape) {
+            return Err(CheckpointError::tensor(
+                path,
+                name,
+                format!("has shape {:?}, config.json asks for {shape:?}", raw.shape),
+            ));
+        }
+        match StoredDtype::from_header(&raw.dtype) {
+            Some(dtype) if dtype == self.dtype => Ok(TensorRef {
+                file: raw.file,
+                name: raw.name.clone(),
+                offset: raw.offset,
+                bytes: raw.bytes,
+                dtype,
+                shape: shape.to_vec(),
+            }),
+            _ => Err(CheckpointError::tensor(
+                path,
+                name,
+                format!(
+                    "has dtype {}, expected {}, the dtype of config.json or of the embedding; all tensors must have one type",
+                    raw.dtype,
+                    self.dtype.name()
+                ),
+            )),
+        }
+    }
+
+    fn layer(&self, id: usize, facts: &LayerFacts) -> Result<LayerTensors, CheckpointError> {
+        let prefix = format!("model.layers.{id}");
+        let norm = |name: &str| self.find(&format!("{prefix}.{name}.weight"), &[self.hidden]);
+        let attention = format!("{prefix}.self_attn");
+        Ok(LayerTensors {
+            norms: NormTensors {
+                attention: norm("input_layernorm")?,
+                mlp: norm("post_attention_layernorm")?,
+            },
+            attention: match &facts.attention {
+                AttentionFacts::Gqa(facts) => AttentionTensors::Gqa(self.gqa(&attention, facts)?),
+                AttentionFacts::Mla(facts) => AttentionTensors::Mla(self.mla(&attention, facts)?),
+            },
+            mlp: match &facts.mlp {
+                // A dense layer has the plain names in every family.
+                MlpFacts::Dense { width } => {
+                    let names = ["gate_proj", "up_proj", "down_proj"];
+                    LayerMlp::Dense(self.mlp(&format!("{prefix}.mlp"), names, *width)?)
+                }
+                MlpFacts::Moe(facts) => self.moe(&prefix, facts)?,
+            },
+        })
+    }
+
+    fn linear(&self, name: &str, shape: [usize; 2], bias: bool) -> Result<Linear, CheckpointError> {
+        let bias = bias.then(|| self.find(&format!("{name}.bias"), &shape[..1])).transpose()?;
+        Ok(Linear { weight: self.find(&format!("{name}.weight"), &shape)?, bias })
+    }
+
+    fn gqa(&self, prefix: &str, facts: &GqaFacts) -> Result<GqaTensors, CheckpointError> {
+        let (q, kv) = (facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim);
+        let project = |name: &str, rows: usize| {
+            self.linear(&format!("{prefix}.{name}"), [rows, self.hidden], facts.qkv_bias)
+        };
+        let norm = |name: &str, width: usize| {
+            facts.qk_norm.then(|| self.find(&format!("{prefix}.{name}.weight"), &[width])).transpose()
+        };
+        Ok(GqaTensors {
+            q: project("q_proj", q)?,
+            k: project("k_proj", kv)?,
+            v: project("v_proj", kv)?,
+            o: self.linear(&format!("{prefix}.o_proj"), [self.hidden, q], facts.o_bias)?,
+            q_norm: norm("q_norm", q)?,
+            k_norm: norm("k_norm", kv)?,
+        })
+    }
+
+    fn mla(&self, prefix: &str, facts: &MlaFacts) -> Result<MlaTensors, CheckpointError> {
+        let query_rows = facts.heads * (facts.nope_dim + facts.rope_dim);
+        let weight = |name: &str, shape: &[usize]| self.find(&format!("{prefix}.{name}.weight"), shape);
+        let query = match facts.q_rank {
+            None => QueryTensors::Direct(weight("q_proj", &[query_rows, self.hidden])?),
+            Some(rank) => QueryTensors::Latent {
+                a: self.linear(&format!("{prefix}.q_a_proj"), [rank, self.hidden], facts.bias)?,
+                a_norm: weight("q_a_layernorm", &[rank])?,
+                b: weight("q_b_proj", &[query_rows, rank])?,
+            },
+        };
+        Ok(MlaTensors {
+            query,
+            kv_a: self.linear(
+                &format!("{prefix}.kv_a_proj_with_mqa"),
+                [facts.kv_rank + facts.rope_dim, self.hidden],
+                facts.bias,
+            )?,
+            kv_a_norm: weight("kv_a_layernorm", &[facts.kv_rank])?,
+            kv_b: weight("kv_b_proj", &[facts.heads * (facts.nope_dim + facts.value_dim), facts.kv_rank])?,
+            o: self.linear(
+                &format!("{prefix}.o_proj"),
+                [self.hidden, facts.heads * facts.value_dim],
+                facts.bias,
+            )?,
+        })
+    }
+
+    fn mlp(
+        &self,
+        prefix: &str,
+        [gate, up, down]: [&str; 3],
+        width: usize,
+    ) -> Result<MlpTensors, CheckpointError> {
+        let weight = |name: &str, shape: [usize; 2]| self.find(&format!("{prefix}.{name}.weight"), &shape);
+        Ok(MlpTensors {
+            gate: weight(gate, [width, self.hidden])?,
+            up: weight(up, [width, self.hidden])?,
+            down: weight(down, [self.hidden, width])?,
+        })
+    }
+
+    fn moe(&self, prefix: &str, facts: &MoeFacts) -> Result<LayerMlp, CheckpointError> {
+        // The block goes by the name under which its router is there; where none is, the error names
+        // the one that is written today.
+        let blocks = self.names.blocks.iter().map(|block| format!("{prefix}.{block}"));
+        let mut blocks: Vec<String> = blocks.collect();
+        let found = blocks.iter().position(|block| self.has(&format!("{block}.gate.weight"))).unwrap_or(0);
+        let block = blocks.swap_remove(found);
+        let usual = ["gate_proj", "up_proj", "down_proj"];
+        let shared = facts
+            .shared
+            .as_ref()
+            .map(|shared| {
+                let gate_name = format!("{block}.{}.weight", self.names.shared_gate);
+                Ok::<_, CheckpointError>(SharedTensors {
+                    mlp: self.mlp(&format!("{block}.{}", self.names.shared), usual, shared.width)?,
+                    gate: shared.gated.then(|| self.find(&gate_name, &[1, self.hidden])).transpose()?,
+                })
+            })
+            .transpose()?;
+        Ok(LayerMlp::Moe {
+            router: self.find(&format!("{block}.gate.weight"), &[facts.experts, self.hidden])?,
+            shared,
+            experts: self.experts(&format!("{block}.experts"), facts)?,
+        })
+    }
+
+    fn experts(&self, prefix: &str, facts: &MoeFacts) -> Result<Experts, CheckpointError> {
+        let gate_up = format!("{prefix}.gate_up_proj");
+        let (experts, width) = (facts.experts, facts.expert_width);
+        if self.has(&gate_up) {
+            return Ok(Experts::Fused {
+                gate_up: self.find(&gate_up, &[experts, 2 * width, self.hidden])?,
+                down: self.find(&format!("{prefix}.down_proj"), &[experts, self.hidden, width])?,
+                experts,
+                width,
+            });
+        }
+        let names = [self.names.gate, self.names.up, self.names.down];
+        (0..experts)
+            .map(|expert| self.mlp(&format!("{prefix}.{expert}"), names, width))
+            .collect::<Result<_, _>>()
+            .map(Experts::Separate)
+    }
+}
+
+fn same_shape(raw: &RawTensor, shape: &[usize]) -> bool {
+    raw.shape.len() == shape.len() && raw.shape.iter().zip(shape).all(|(have, want)| *have == *want as u64)
+}

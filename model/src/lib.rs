@@ -1,0 +1,45 @@
+//! A Mixture-of-Experts checkpoint as facts: config, shapes, tensor names and byte ranges per
+//! family, sizes, fingerprint and, with the feature `text`, tokenizer and chat template.
+//!
+//! Nothing is computed here and opening a checkpoint reads no weight: [`Checkpoint::open`] parses
+//! `config.json`, `generation_config.json` and the safetensors headers, checks that every tensor
+//! the family needs is there with the right shape and type, and then hands out byte ranges.
+//!
+//! A new family is one file in `family/`.
+
+mod checkpoint;
+mod config;
+mod error;
+mod facts;
+mod family;
+mod fields;
+mod fingerprint;
+mod generation;
+mod header;
+mod inspection;
+mod json;
+mod layout;
+mod rope;
+mod shards;
+mod sizes;
+mod tensors;
+#[cfg(feature = "text")]
+pub mod text;
+
+pub use checkpoint::Checkpoint;
+pub use config::ModelConfig;
+pub use error::CheckpointError;
+pub use facts::{
+    Activation, AttentionFacts, GqaFacts, GroupFacts, LayerFacts, MlaFacts, MlpFacts, MoeFacts, RoutingFacts,
+    Score, SharedFacts, StoredDtype,
+};
+pub use family::Family;
+pub use fingerprint::Fingerprint;
+pub use generation::GenerationDefaults;
+pub use inspection::Inspection;
+pub use rope::{RopeFacts, RopeLayout, RopeScaling};
+pub use sizes::Sizes;
+pub use tensors::{
+    AttentionTensors, ExpertTensors, GqaTensors, Linear, MlaTensors, MlpTensors, NormTensors, QueryTensors,
+    SharedTensors, TensorRef,
+};

@@ -1,0 +1,290 @@
+//! Rotary position embedding: inverse frequencies in the float32 steps of transformers 5.17
+//! (`modeling_rope_utils.py`), so that angles agree to the last bits.
+
+use std::f64::consts::PI;
+
+use crate::error::CheckpointError;
+use crate::fields::Fields;
+
+/// More elements than any head has, and few enough to list their frequencies.
+const HEAD_LIMIT: usize = 1 << 16;
+
+/// How the elements of a head pair up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RopeLayout {
+    /// Element i turns with element i + dim / 2 (`rotate_half`).
+    Halves,
+    /// Element 2 i turns with element 2 i + 1 (complex pairs), in float32 whatever the dtype.
+    Interleaved,
+}
+
+/// What changes the frequencies of a longer context.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RopeScaling {
+    /// Nothing.
+    None,
+    /// All frequencies divided by a factor.
+    Linear {
+        /// The divisor.
+        factor: f64,
+    },
+    /// Low frequencies divided, high ones kept, a ramp between them (Llama 3.1).
+    Llama3 {
+        /// The divisor of the low frequencies.
+        factor: f64,
+        /// Wavelengths above `original` / `low` are low frequencies.
+        low: f64,
+        /// Wavelengths below `original` / `high` are high frequencies.
+        high: f64,
+        /// Context length of the training.
+        original: usize,
+    },
+    /// Interpolation by parts (YaRN, arXiv 2309.00071).
+    Yarn {
+        /// The divisor of the interpolated part.
+        factor: f64,
+        /// Rotations above which a dimension is kept.
+        beta_fast: f64,
+        /// Rotations below which a dimension is interpolated.
+        beta_slow: f64,
+        /// Context length of the training.
+        original: usize,
+        /// Whether the ramp's ends are whole dimensions.
+        truncate: bool,
+        /// What cosine and sine are multiplied with.
+        attention_factor: f64,
+        /// `mscale_all_dim` of the config, 0 where absent; MLA scales its scores with it.
+        mscale_all_dim: f64,
+    },
+}
+
+/// Rotary position embedding of a model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RopeFacts {
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// Elements of a head that are rotated, even.
+    pub dim: usize,
+    /// How they pair up.
+    pub layout: RopeLayout,
+    /// What changes the frequencies.
+    pub scaling: RopeScaling,
+}
+
+impl RopeFacts {
+    /// What cosine and sine are multiplied with, in float32, before they are rounded to the compute
+    /// dtype.
+    #[must_use]
+    pub fn attention_factor(&self) -> f64 {
+        match self.scaling {
+            RopeScaling::Yarn { attention_factor, .. } => attention_factor,
+            _ => 1.0,
+        }
+    }
+
+    /// The `dim` / 2 inverse frequencies, radians per position.
+    #[must_use]
+    pub fn inverse_frequencies(&self) -> Vec<f32> {
+        let wavelengths: Vec<f32> = (0..self.dim / 2).map(|pair| self.power(pair)).collect();
+        let plain = wavelengths.iter().map(|power| 1.0 / power);
+        match self.scaling {
+            RopeScaling::None => plain.collect(),
+            RopeScaling::Linear { factor } => plain.map(|inv| inv / factor as f32).collect(),
+            RopeScaling::Llama3 { factor, low, high, original } => {
+                plain.map(|inv| llama3(inv, factor, low, high, original as f64)).collect()
+            }
+            RopeScaling::Yarn { factor, .. } => {
+                let (from, to) = self.yarn_range();
+                wavelengths
+                    .iter()
+                    .enumerate()
+                    .map(|(pair, power)| {
+                        let ramp = ((pair as f32 - from as f32) / (to - from) as f32).clamp(0.0, 1.0);
+                        let kept = 1.0 - ramp;
+                        let interpolated = 1.0 / (factor as f32 * power);
+                        interpolated * (1.0 - kept) + (1.0 / power) * kept
+                    })
+                    .collect()
+            }
+        }
+    }
+
+    /// theta ^ (2 pair / dim) as a float32 power of float32 operands.
+    fn power(&self, pair: usize) -> f32 {
+        let exponent = (2 * pair) as f32 / self.dim as f32;
+        // Correctly rounded: torch's own float32 power is within one unit of it.
+        f64::from(self.theta as f32).powf(f64::from(exponent)) as f32
+    }
+
+    /// The dimensions between which yarn's ramp runs (`find_correction_range`).
+    fn yarn_range(&self) -> (f64, f64) {
+        let RopeScaling::Yarn { beta_fast, beta_slow, original, truncate, .. } = self.scaling else {
+            return (0.0, 1.0);
+        };
+        let dim = self.dim as f64;
+        let dimension =
+            |rotations: f64| dim * (original as f64 / (rotations * 2.0 * PI)).ln() / (2.0 * self.theta.ln());
+        let (mut from, mut to) = (dimension(beta_fast), dimension(beta_slow));
+        if truncate {
+            (from, to) = (from.floor(), to.ceil());
+        }
+        (from, to) = (from.max(0.0), to.min(dim - 1.0));
+        if from == to {
+            to += 0.001;
+        }
+        (from, to)
+    }
+
+    /// Reads either config style. `base` is the family's default theta, `dim` what is rotated.
+    pub(crate) fn parse(
+        fields: Fields<'_>,
+        base: f64,
+        dim: usize,
+        layout: RopeLayout,
+        context_length: usize,
+    ) -> Result<Self, CheckpointError> {
+        if dim > HEAD_LIMIT {
+            return Err(fields.error(
+                "num_attention_heads",
+                format!("gives heads of {dim} elements, expected at most {HEAD_LIMIT}"),
+            ));
+        }
+        // transformers: `rope_scaling or rope_parameters`, theta inside before theta outside.
+        let scaling = match fields.object("rope_scaling")? {
+            Some(scaling) => Some(scaling),
+            None => fields.object("rope_parameters")?,
+        };
+        let inside = |name: &str| scaling.filter(|scaling| scaling.get(name).is_some());
+        let theta = inside("rope_theta").unwrap_or(fields).optional_positive("rope_theta")?.unwrap_or(base);
+        let partial = inside("partial_rotary_factor").unwrap_or(fields);
+        if let Some(factor) = partial.optional_number("partial_rotary_factor")?
+            && factor != 1.0
+        {
+            return Err(partial.unsupported(
+                "partial_rotary_factor",
+                format!("it asks to rotate a part ({factor}) of each head, only whole heads are rotated"),
+            ));
+        }
+        let scaling = match scaling {
+            Some(scaling) => parse_scaling(scaling, fields, theta, context_length)?,
+            None => RopeScaling::None,
+        };
+        let facts = Self { theta, dim, layout, scaling };
+        if facts.inverse_frequencies().iter().any(|f| !f.is_finite()) {
+            return Err(fields.error(
+                "rope_parameters",
+                "gives frequencies that are not finite numbers; check theta, factor and the betas",
+            ));
+        }
+        Ok(facts)
+    }
+
+    /// m of YaRN for the scores of multi-head latent attention: they are multiplied with m^2.
+    /// Source: `yarn_apply_mscale` in transformers' `modeling_deepseek_v2.py`.
+    pub(crate) fn score_mscale(&self) -> f64 {
+        match self.scaling {
+            RopeScaling::Yarn { factor, mscale_all_dim, .. } if mscale_all_dim != 0.0 => {
+                yarn_mscale(factor, mscale_all_dim)
+            }
+            _ => 1.0,
+        }
+    }
+}
+
+fn parse_scaling(
+    scaling: Fields<'_>,
+    fields: Fields<'_>,
+    theta: f64,
+    context_length: usize,
+) -> Result<RopeScaling, CheckpointError> {
+    for key in scaling.keys() {
+        if matches!(key, "full_attention" | "sliding_attention" | "chunked_attention") {
+            return Err(scaling.unsupported(key, "rope parameters per layer type are not supported"));
+        }
+    }
+    let kind_field = scaling.either("rope_type", "type");
+    let kind = scaling.text(kind_field)?.unwrap_or("default");
+    let required = |name: &str| {
+        scaling
+            .optional_positive(name)?
+            .ok_or_else(|| scaling.error(name, format!("is missing, rope type `{kind}` needs it")))
+    };
+    // A field at the top level wins over the one inside (`standardize_rope_params`).
+    let original = || -> Result<usize, CheckpointError> {
+        let name = "original_max_position_embeddings";
+        Ok(match fields.optional_size(name)? {
+            Some(original) => original,
+            None => scaling.optional_size(name)?.unwrap_or(context_length),
+        })
+    };
+    match kind {
+        "default" => Ok(RopeScaling::None),
+        "linear" => Ok(RopeScaling::Linear { factor: required("factor")? }),
+        "llama3" => {
+            let (low, high) = (required("low_freq_factor")?, required("high_freq_factor")?);
+            if high <= low {
+                return Err(scaling.error(
+                    "high_freq_factor",
+                    format!("is {high}, expected more than low_freq_factor ({low})"),
+                ));
+            }
+            Ok(RopeScaling::Llama3 { factor: required("factor")?, low, high, original: original()? })
+        }
+        "yarn" => {
+            if theta <= 1.0 {
+                return Err(fields.error("rope_theta", format!("is {theta}, yarn needs more than 1")));
+            }
+            let original = original()?;
+            let factor = match scaling.optional_positive("factor")? {
+                Some(factor) => factor,
+                None if scaling.is_null("factor") => context_length as f64 / original as f64,
+                None => {
+                    return Err(scaling.error("factor", "is missing, rope type `yarn` needs it"));
+                }
+            };
+            let mscale = scaling.optional_number("mscale")?.unwrap_or(0.0);
+            let mscale_all_dim = scaling.optional_number("mscale_all_dim")?.unwrap_or(0.0);
+            let attention_factor = match scaling.optional_positive("attention_factor")? {
+                Some(given) => given,
+                None if mscale != 0.0 && mscale_all_dim != 0.0 => {
+                    yarn_mscale(factor, mscale) / yarn_mscale(factor, mscale_all_dim)
+                }
+                None => yarn_mscale(factor, 1.0),
+            };
+            Ok(RopeScaling::Yarn {
+                factor,
+                beta_fast: scaling.optional_positive("beta_fast")?.unwrap_or(32.0),
+                beta_slow: scaling.optional_positive("beta_slow")?.unwrap_or(1.0),
+                original,
+                truncate: scaling.flag("truncate", true)?,
+                attention_factor,
+                mscale_all_dim,
+            })
+        }
+        other => Err(scaling.unsupported(
+            kind_field,
+            format!("rope type `{other}`; supported are default, linear, llama3 and yarn"),
+        )),
+    }
+}
+
+/// `get_mscale` of transformers' yarn.
+fn yarn_mscale(scale: f64, mscale: f64) -> f64 {
+    if scale <= 1.0 { 1.0 } else { 0.1 * mscale * scale.ln() + 1.0 }
+}
+
+/// One frequency of Llama 3.1 (`_compute_llama3_parameters`). A scalar divided by a tensor is the
+/// tensor's reciprocal times the scalar in torch, and so here.
+fn llama3(inv: f32, factor: f64, low: f64, high: f64, original: f64) -> f32 {
+    let wavelength = (1.0 / inv) * (2.0 * PI) as f32;
+    let low_wavelength = (original / low) as f32;
+    let high_wavelength = (original / high) as f32;
+    if wavelength > low_wavelength {
+        return inv / factor as f32;
+    }
+    if wavelength < high_wavelength {
+        return inv;
+    }
+    let smooth = ((1.0 / wavelength) * original as f32 - low as f32) / (high - low) as f32;
+    (1.0 - smooth) * inv / factor as f32 + smooth * inv
+}

@@ -1,0 +1,174 @@
+//! The safetensors files of a folder: opened once, their headers checked against each other.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::error::CheckpointError;
+use crate::fields::Fields;
+use crate::header;
+use crate::json;
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// One open file.
+#[derive(Debug)]
+pub(crate) struct Shard {
+    pub(crate) path: PathBuf,
+    pub(crate) file: File,
+    pub(crate) bytes: u64,
+    /// The header's JSON, for the fingerprint.
+    pub(crate) header: Vec<u8>,
+    /// Where each tensor starts, ascending.
+    pub(crate) starts: Vec<u64>,
+}
+
+/// A tensor of any type as its header describes it.
+#[derive(Debug)]
+pub(crate) struct RawTensor {
+    pub(crate) name: Arc<str>,
+    pub(crate) file: usize,
+    pub(crate) dtype: String,
+    pub(crate) shape: Vec<u64>,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+}
+
+/// All files and tensors of a checkpoint.
+#[derive(Debug)]
+pub(crate) struct Shards {
+    /// The file that lists the tensors: the only one, or the index.
+    pub(crate) listing: PathBuf,
+    pub(crate) files: Vec<Shard>,
+    pub(crate) tensors: HashMap<Arc<str>, RawTensor>,
+}
+
+impl Shards {
+    pub(crate) fn open(folder: &Path) -> Result<Self, CheckpointError> {
+        let single = folder.join(SINGLE);
+        let index = folder.join(INDEX);
+        if single.exists() {
+            // transformers prefers the single file, too.
+            let mut shards = Self::empty(single.clone());
+            shards.add(single)?;
+            return Ok(shards);
+        }
+        let Some(bytes) = json::read_optional(&index)? else {
+            return Err(CheckpointError::MissingFile {
+                path: single,
+                message: format!(
+                    "the folder has neither {SINGLE} nor {INDEX}; other weight formats are not read, convert them with save_pretrained"
+                ),
+            });
+        };
+        Self::open_index(folder, &index, &bytes)
+    }
+
+    fn empty(listing: PathBuf) -> Self {
+        Self { listing, files: Vec::new(), tensors: HashMap::new() }
+    }
+
+    fn open_index(folder: &Path, index: &Path, bytes: &[u8]) -> Result<Self, CheckpointError> {
+        let object = json::parse_object(index, bytes)?;
+        let fields = Fields::new(index, &object);
+        let Some(Value::Object(map)) = fields.get("weight_map") else {
+            return Err(fields.error("weight_map", "is missing or not an object"));
+        };
+        let mut names: Vec<&str> = Vec::new();
+        for (tensor, file) in map {
+            let Some(name) = file.as_str().filter(|name| is_plain(name)) else {
+                return Err(CheckpointError::tensor(
+                    index,
+                    tensor,
+                    format!("weight_map says {file}, expected the name of a file in the folder"),
+                ));
+            };
+            names.push(name);
+        }
+        names.sort_unstable();
+        names.dedup();
+        let mut shards = Self::empty(index.to_owned());
+        for name in names {
+            shards.add(folder.join(name))?;
+        }
+        shards.check_index(map)?;
+        Ok(shards)
+    }
+
+    /// Opens a file and takes in its tensors.
+    fn add(&mut self, path: PathBuf) -> Result<(), CheckpointError> {
+        let file = File::open(&path).map_err(|error| CheckpointError::io(&path, error))?;
+        let metadata = file.metadata().map_err(|error| CheckpointError::io(&path, error))?;
+        if !metadata.is_file() {
+            return Err(CheckpointError::header(&path, "it is not a regular file"));
+        }
+        let bytes = metadata.len();
+        let header = header::read(&path, &file, bytes)?;
+        let number = self.files.len();
+        let mut starts = Vec::with_capacity(header.entries.len());
+        for entry in header.entries {
+            starts.push(entry.start);
+            let name: Arc<str> = entry.name.into();
+            let tensor = RawTensor {
+                name: Arc::clone(&name),
+                file: number,
+                dtype: entry.dtype,
+                shape: entry.shape,
+                offset: entry.start,
+                bytes: entry.end - entry.start,
+            };
+            if let Some(other) = self.tensors.insert(Arc::clone(&name), tensor) {
+                let first = self.files.get(other.file).map_or(Path::new("?"), |shard| &shard.path);
+                return Err(CheckpointError::tensor(&path, &name, format!("is in {}, too", first.display())));
+            }
+        }
+        self.files.push(Shard { path, file, bytes, header: header.bytes, starts });
+        Ok(())
+    }
+
+    /// Every tensor is in the file that the index says, and the index knows every tensor.
+    fn check_index(&self, map: &serde_json::Map<String, Value>) -> Result<(), CheckpointError> {
+        for (tensor, file) in map {
+            let file = file.as_str().unwrap_or_default();
+            let found = self.tensors.get(tensor.as_str());
+            let place = found.and_then(|tensor| self.files.get(tensor.file));
+            match place {
+                Some(shard) if shard.path.ends_with(file) => {}
+                Some(shard) => {
+                    return Err(CheckpointError::tensor(
+                        &self.listing,
+                        tensor,
+                        format!("weight_map says {file}, but it is in {}", shard.path.display()),
+                    ));
+                }
+                None => {
+                    return Err(CheckpointError::tensor(
+                        &self.listing,
+                        tensor,
+                        format!("weight_map says {file}, but that file does not have it"),
+                    ));
+                }
+            }
+        }
+        if self.tensors.len() != map.len()
+            && let Some(tensor) = self.tensors.values().find(|t| !map.contains_key(&*t.name))
+        {
+            let path = self.files.get(tensor.file).map_or(&*self.listing, |shard| &shard.path);
+            return Err(CheckpointError::tensor(
+                path,
+                &tensor.name,
+                format!("is not in {}", self.listing.display()),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// A name that stays in the folder.
+fn is_plain(name: &str) -> bool {
+    !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', '\0'])
+}

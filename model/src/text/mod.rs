@@ -1,0 +1,12 @@
+//! Text: tokenizer, streaming detokenizer and chat template.
+
+mod detokenizer;
+mod error;
+mod python_json;
+mod template;
+mod tokenizer;
+
+pub use detokenizer::Detokenizer;
+pub use error::TextError;
+pub use template::ChatTemplate;
+pub use tokenizer::Tokenizer;

@@ -1,0 +1,253 @@
+//! Chat templates, rendered as transformers 5.17 renders them (`utils/chat_template_utils.py`).
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Serde};
+use minijinja::{Environment, Error, ErrorKind, Value};
+use serde_json::{Map, Value as Json};
+
+use crate::error::CheckpointError;
+use crate::fields::Fields;
+use crate::json;
+use crate::text::error::TextError;
+use crate::text::python_json::{self, Style};
+
+/// Instructions that one rendering may take: a thousand messages take some hundred thousand.
+const FUEL: u64 = 5_000_000;
+/// Nesting of macros and includes.
+const RECURSION: usize = 100;
+const NAME: &str = "chat_template";
+
+/// The special tokens that a template can name.
+const SPECIAL_TOKENS: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+
+/// A model's chat template.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    path: PathBuf,
+    environment: Environment<'static>,
+    special_tokens: BTreeMap<&'static str, String>,
+}
+
+/// What `raise_exception` carries out of a rendering.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Raised(String);
+
+impl ChatTemplate {
+    /// Opens the template of a folder, `None` where there is none: `chat_template.jinja`, else
+    /// `chat_template` of `tokenizer_config.json` (one template, or a list of which the one named
+    /// `default` is taken), else `chat_template.json`.
+    ///
+    /// # Errors
+    /// A file cannot be read, or the template is broken.
+    pub fn open(folder: impl AsRef<Path>) -> Result<Option<Self>, TextError> {
+        let folder = folder.as_ref();
+        let config_path = folder.join("tokenizer_config.json");
+        let config = json::object_if_present(&config_path)?.unwrap_or_default();
+        let special_tokens = special_tokens(folder, &config_path, &config)?;
+        let jinja = folder.join("chat_template.jinja");
+        if let Some(bytes) = json::read_optional(&jinja)? {
+            let source = String::from_utf8(bytes)
+                .map_err(|error| TextError::Template { path: jinja.clone(), message: error.to_string() })?;
+            return Self::new(&jinja, &source, special_tokens).map(Some);
+        }
+        if let Some(source) = named_template(&config_path, &config)? {
+            return Self::new(&config_path, source, special_tokens).map(Some);
+        }
+        let legacy = folder.join("chat_template.json");
+        if let Some(object) = json::object_if_present(&legacy)?
+            && let Some(source) = named_template(&legacy, &object)?
+        {
+            return Self::new(&legacy, source, special_tokens).map(Some);
+        }
+        Ok(None)
+    }
+
+    fn new(
+        path: &Path,
+        source: &str,
+        special_tokens: BTreeMap<&'static str, String>,
+    ) -> Result<Self, TextError> {
+        let broken = |error: &Error| TextError::Template { path: path.to_owned(), message: describe(error) };
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder()
+            .trim_blocks(true)
+            .lstrip_blocks(true)
+            .build()
+            .map_err(|error| broken(&error))?;
+        environment.set_syntax(syntax);
+        environment.set_fuel(Some(FUEL));
+        environment.set_recursion_limit(RECURSION);
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_filter("tojson", to_json);
+        environment.add_function("raise_exception", raise_exception);
+        environment.add_function("strftime_now", strftime_now);
+        environment
+            .add_template_owned(NAME, without_generation_tags(source))
+            .map_err(|error| broken(&error))?;
+        Ok(Self { path: path.to_owned(), environment, special_tokens })
+    }
+
+    /// The text of a conversation. `messages` are objects with `role` and `content` and whatever
+    /// else the template knows; `add_generation_prompt` opens the assistant's answer.
+    ///
+    /// The text holds the special tokens, encode it without adding any.
+    ///
+    /// # Errors
+    /// [`TextError::Refused`] where the template refuses the conversation, [`TextError::Template`]
+    /// where the template fails.
+    pub fn render(&self, messages: &[Json], add_generation_prompt: bool) -> Result<String, TextError> {
+        let mut context: BTreeMap<&str, Value> =
+            self.special_tokens.iter().map(|(name, token)| (*name, Value::from(token.as_str()))).collect();
+        context.insert("messages", Value::from(Serde(messages)));
+        context.insert("add_generation_prompt", Value::from(add_generation_prompt));
+        context.insert("tools", Value::from(()));
+        context.insert("documents", Value::from(()));
+        self.environment
+            .get_template(NAME)
+            .and_then(|template| template.render(Value::from_pairs(context)))
+            .map_err(|error| match raised(&error) {
+                Some(message) => TextError::Refused(message),
+                None => TextError::Template { path: self.path.clone(), message: describe(&error) },
+            })
+    }
+}
+
+/// The template in a config: a string, or a list of {name, template}.
+fn named_template<'a>(
+    path: &'a Path,
+    object: &'a Map<String, Json>,
+) -> Result<Option<&'a str>, CheckpointError> {
+    let fields = Fields::new(path, object);
+    match fields.get(NAME) {
+        None => Ok(None),
+        Some(Json::String(source)) => Ok(Some(source)),
+        Some(Json::Array(list)) => list
+            .iter()
+            .find(|entry| entry.get("name").and_then(Json::as_str) == Some("default"))
+            .and_then(|entry| entry.get("template").and_then(Json::as_str))
+            .map(Some)
+            .ok_or_else(|| fields.error(NAME, "is a list without a template named `default`")),
+        Some(_) => Err(fields.error(NAME, "is neither a string nor a list of named templates")),
+    }
+}
+
+/// Special tokens of `tokenizer_config.json`, else of `special_tokens_map.json`; each is a string or
+/// an object with `content`.
+fn special_tokens(
+    folder: &Path,
+    config_path: &Path,
+    config: &Map<String, Json>,
+) -> Result<BTreeMap<&'static str, String>, CheckpointError> {
+    let map_path = folder.join("special_tokens_map.json");
+    let map = json::object_if_present(&map_path)?.unwrap_or_default();
+    let mut tokens = BTreeMap::new();
+    for name in SPECIAL_TOKENS {
+        for (path, object) in [(config_path, config), (&map_path, &map)] {
+            let fields = Fields::new(path, object);
+            let token = match fields.get(name) {
+                None => continue,
+                Some(Json::String(token)) => token,
+                Some(other) => match other.get("content") {
+                    Some(Json::String(token)) => token,
+                    _ => {
+                        return Err(fields.error(name, "is neither a string nor an object with `content`"));
+                    }
+                },
+            };
+            tokens.entry(name).or_insert_with(|| token.clone());
+        }
+    }
+    Ok(tokens)
+}
+
+fn raise_exception(message: String) -> Result<Value, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
+}
+
+fn raised(error: &Error) -> Option<String> {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = source {
+        if let Some(Raised(message)) = error.downcast_ref::<Raised>() {
+            return Some(message.clone());
+        }
+        source = error.source();
+    }
+    None
+}
+
+fn strftime_now(format: &str) -> Result<String, Error> {
+    jiff::fmt::strtime::format(format, &jiff::Zoned::now()).map_err(|error| {
+        Error::new(ErrorKind::InvalidOperation, format!("strftime_now({format:?}): {error}"))
+    })
+}
+
+/// `tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`: no escaping of
+/// HTML, unlike Jinja's own.
+fn to_json(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
+    if value.is_undefined() {
+        return Err(Error::new(ErrorKind::UndefinedError, "tojson of an undefined value"));
+    }
+    let indent = match kwargs.get::<Option<Value>>("indent")? {
+        None => None,
+        Some(indent) if indent.is_none() => None,
+        Some(indent) => Some(match indent.as_str() {
+            Some(text) => text.to_owned(),
+            None => " ".repeat(usize::try_from(indent)?.min(64)),
+        }),
+    };
+    let separators = kwargs.get::<Option<Vec<String>>>("separators")?;
+    let (between_items, after_key) = match separators.as_deref() {
+        Some([items, key]) => (items.clone(), key.clone()),
+        Some(_) => {
+            return Err(Error::new(ErrorKind::InvalidOperation, "tojson: separators are two"));
+        }
+        None if indent.is_some() => (",".to_owned(), ": ".to_owned()),
+        None => (", ".to_owned(), ": ".to_owned()),
+    };
+    let style = Style {
+        ascii: kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
+        indent,
+        between_items,
+        after_key,
+        sort_keys: kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+    };
+    kwargs.assert_all_used()?;
+    let json = serde_json::to_value(value)
+        .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
+    Ok(Value::from_safe_string(python_json::write(&json, &style)))
+}
+
+/// `{% generation %}` marks the assistant's part for training and changes nothing else; it becomes a
+/// block that is always taken, with the same control of white space.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let (before, tag) = rest.split_at(start);
+        out.push_str(before);
+        let Some(end) = tag.find("%}") else {
+            rest = tag;
+            break;
+        };
+        let (tag, after) = tag.split_at(end + 2);
+        let inner = tag.trim_start_matches("{%").trim_end_matches("%}");
+        match inner.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+') {
+            "generation" => out.push_str(&tag.replace("generation", "if true")),
+            "endgeneration" => out.push_str(&tag.replace("endgeneration", "endif")),
+            _ => out.push_str(tag),
+        }
+        rest = after;
+    }
+    out.push_str(rest);
+    out
+}
+
+fn describe(error: &Error) -> String {
+    let line = error.line().map(|line| format!(" (line {line})"));
+    format!("{error}{}", line.unwrap_or_default())
+}

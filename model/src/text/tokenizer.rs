@@ -1,0 +1,259 @@
+//! `tokenizer.json`, with the checks that a server needs.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::json;
+use crate::text::error::TextError;
+
+/// A tokenizer beside the model that it feeds.
+#[derive(Debug)]
+pub struct Tokenizer {
+    path: PathBuf,
+    inner: tokenizers::Tokenizer,
+    /// Rows of the model's embedding.
+    vocab_size: usize,
+    special: HashSet<String>,
+    /// Tokens are written in the 256 characters of byte-level BPE.
+    pub(super) byte_level: bool,
+    /// Tokens `<0x00>` to `<0xFF>` stand for bytes; a run of them is decoded as one.
+    pub(super) byte_fallback: bool,
+    /// What stands for a space in a token.
+    space: Option<char>,
+}
+
+impl Tokenizer {
+    /// Opens `tokenizer.json` of a folder, `None` where there is none. `vocab_size` is the model's:
+    /// ids beyond it are errors.
+    ///
+    /// # Errors
+    /// The file cannot be read or is not a tokenizer.
+    pub fn open(folder: impl AsRef<Path>, vocab_size: usize) -> Result<Option<Self>, TextError> {
+        let path = folder.as_ref().join("tokenizer.json");
+        let Some(bytes) = json::read_optional(&path)? else {
+            return Ok(None);
+        };
+        Self::from_bytes(&path, &bytes, vocab_size).map(Some)
+    }
+
+    /// Parses the text of a `tokenizer.json`; `path` is for messages.
+    ///
+    /// # Errors
+    /// It is not a tokenizer.
+    pub fn from_bytes(path: &Path, bytes: &[u8], vocab_size: usize) -> Result<Self, TextError> {
+        let failed = |error: tokenizers::Error| TextError::Tokenizer {
+            path: path.to_owned(),
+            message: error.to_string(),
+        };
+        let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(failed)?;
+        // Both are settings of a training run; transformers switches them off for every call.
+        inner.with_truncation(None).map_err(failed)?;
+        inner.with_padding(None);
+        let decoder = serde_json::to_value(inner.get_decoder()).unwrap_or_default();
+        if strips_ends(&decoder) {
+            // The library's decoder reads beyond tokens that are shorter than what it strips.
+            return Err(TextError::Tokenizer {
+                path: path.to_owned(),
+                message: "its decoder strips the ends of tokens (`stop` above 0), which is not supported"
+                    .to_owned(),
+            });
+        }
+        let special = inner
+            .get_added_tokens_decoder()
+            .into_values()
+            .filter(|token| token.special)
+            .map(|token| token.content)
+            .collect();
+        Ok(Self {
+            path: path.to_owned(),
+            vocab_size,
+            special,
+            byte_level: has_type(&decoder, "ByteLevel"),
+            byte_fallback: has_type(&decoder, "ByteFallback"),
+            space: space_of(&decoder),
+            inner,
+        })
+    }
+
+    /// Rows of the model's embedding.
+    #[must_use]
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// Ids of a text. `special`: whether the post-processor adds its tokens (a first token, say);
+    /// off for text that came out of a chat template.
+    ///
+    /// # Errors
+    /// The tokenizer failed, or gave a token that the model does not have.
+    pub fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
+        let encoding = self.inner.encode_fast(text, special).map_err(|error| self.failed(&error))?;
+        let ids = encoding.get_ids().to_vec();
+        match ids.iter().find(|id| **id as usize >= self.vocab_size) {
+            Some(id) => {
+                Err(TextError::Vocabulary { path: self.path.clone(), id: *id, vocab_size: self.vocab_size })
+            }
+            None => Ok(ids),
+        }
+    }
+
+    /// Text of ids, without special tokens. Ids of the model that the tokenizer has no token for give
+    /// no text.
+    ///
+    /// # Errors
+    /// An id outside of the model's vocabulary.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, TextError> {
+        for id in ids {
+            self.check(*id)?;
+        }
+        self.decode_checked(ids, true)
+    }
+
+    /// Text of ids, special tokens written out.
+    ///
+    /// # Errors
+    /// An id outside of the model's vocabulary.
+    pub fn decode_with_special(&self, ids: &[u32]) -> Result<String, TextError> {
+        for id in ids {
+            self.check(*id)?;
+        }
+        self.decode_checked(ids, false)
+    }
+
+    pub(super) fn decode_checked(&self, ids: &[u32], skip: bool) -> Result<String, TextError> {
+        self.inner.decode(ids, skip).map_err(|error| self.failed(&error))
+    }
+
+    /// Id of a token as the tokenizer writes it.
+    #[must_use]
+    pub fn token_to_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// Whether a token is special: it gives no text.
+    #[must_use]
+    pub fn is_special(&self, id: u32) -> bool {
+        self.token(id).is_some_and(|token| self.special.contains(&token))
+    }
+
+    /// The bytes that a token stands for, alone; for a part of a character they are no UTF-8.
+    ///
+    /// # Errors
+    /// An id outside of the model's vocabulary.
+    pub fn token_bytes(&self, id: u32) -> Result<Vec<u8>, TextError> {
+        self.check(id)?;
+        let Some(token) = self.token(id) else {
+            return Ok(Vec::new());
+        };
+        if self.special.contains(&token) {
+            return Ok(token.into_bytes());
+        }
+        if self.byte_level
+            && let Some(bytes) = token.chars().map(byte_of).collect::<Option<_>>()
+        {
+            return Ok(bytes);
+        }
+        if self.byte_fallback
+            && let Some(byte) = fallback_byte(&token)
+        {
+            return Ok(vec![byte]);
+        }
+        Ok(match self.space {
+            Some(space) => token.replace(space, " ").into_bytes(),
+            None => token.into_bytes(),
+        })
+    }
+
+    /// A token as text; bytes that are no UTF-8 appear as replacement characters.
+    ///
+    /// # Errors
+    /// An id outside of the model's vocabulary.
+    pub fn token_text(&self, id: u32) -> Result<String, TextError> {
+        Ok(String::from_utf8_lossy(&self.token_bytes(id)?).into_owned())
+    }
+
+    pub(super) fn check(&self, id: u32) -> Result<(), TextError> {
+        if id as usize >= self.vocab_size {
+            return Err(TextError::TokenId { id, vocab_size: self.vocab_size });
+        }
+        Ok(())
+    }
+
+    /// The token that gives text, if this one does.
+    pub(super) fn visible(&self, id: u32) -> Option<String> {
+        self.token(id).filter(|token| !self.special.contains(token))
+    }
+
+    fn token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
+    fn failed(&self, error: &tokenizers::Error) -> TextError {
+        TextError::Tokenizer { path: self.path.clone(), message: error.to_string() }
+    }
+}
+
+/// The byte that `<0xE5>` stands for; the rule of the library's own decoder.
+pub(super) fn fallback_byte(token: &str) -> Option<u8> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    if digits.len() != 2 {
+        return None;
+    }
+    u8::from_str_radix(digits, 16).ok()
+}
+
+/// The byte that a character of byte-level BPE stands for: printable Latin-1 is itself, the others
+/// follow from 256 on (`bytes_to_unicode` of GPT-2).
+fn byte_of(character: char) -> Option<u8> {
+    let printable = |byte: &u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
+    match u32::from(character) {
+        code @ 0..256 => u8::try_from(code).ok().filter(printable),
+        code => (0..=255_u8).filter(|byte| !printable(byte)).nth(usize::try_from(code - 256).ok()?),
+    }
+}
+
+/// Whether a decoder, or a part of it, is of a type.
+fn has_type(decoder: &Value, name: &str) -> bool {
+    match decoder {
+        Value::Object(map) => {
+            map.get("type").and_then(Value::as_str) == Some(name)
+                || map.values().any(|value| has_type(value, name))
+        }
+        Value::Array(list) => list.iter().any(|value| has_type(value, name)),
+        _ => false,
+    }
+}
+
+/// Whether a decoder, or a part of it, is a `Strip` that cuts ends.
+fn strips_ends(decoder: &Value) -> bool {
+    match decoder {
+        Value::Object(map) => {
+            let strip = map.get("type").and_then(Value::as_str) == Some("Strip");
+            let stop = map.get("stop").and_then(Value::as_u64).unwrap_or(0);
+            (strip && stop > 0) || map.values().any(strips_ends)
+        }
+        Value::Array(list) => list.iter().any(strips_ends),
+        _ => false,
+    }
+}
+
+/// What a decoder turns into spaces.
+fn space_of(decoder: &Value) -> Option<char> {
+    match decoder {
+        Value::Object(map) => {
+            let text = |name: &str| map.get(name).and_then(Value::as_str);
+            let found = match text("type") {
+                Some("Metaspace") => text("replacement"),
+                Some("Replace") if text("content") == Some(" ") => {
+                    map.get("pattern").and_then(|pattern| pattern.get("String")).and_then(Value::as_str)
+                }
+                _ => None,
+            };
+            found.and_then(|space| space.chars().next()).or_else(|| map.values().find_map(space_of))
+        }
+        Value::Array(list) => list.iter().find_map(space_of),
+        _ => None,
+    }
+}

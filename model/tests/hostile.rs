@@ -1,0 +1,252 @@
+//! Damaged and hostile folders: an error with file and tensor, never a panic.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing)]
+
+mod support;
+
+use std::fs::OpenOptions;
+
+use proptest::prelude::*;
+use remoe_model::{Checkpoint, CheckpointError};
+use safetensors::Dtype;
+use serde_json::{Value, json};
+use support::{Folder, mixtral, olmoe};
+
+/// The header of a file and the data behind it.
+fn split(folder: &Folder) -> (Value, Vec<u8>) {
+    let bytes = std::fs::read(folder.file("model.safetensors")).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    (serde_json::from_slice(&bytes[8..8 + length]).unwrap(), bytes[8 + length..].to_vec())
+}
+
+fn join(folder: &Folder, header: &[u8], data: &[u8]) {
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header);
+    bytes.extend(data);
+    folder.put("model.safetensors", bytes);
+}
+
+/// Rewrites the header and gives the error.
+fn with_header(change: impl FnOnce(&mut Value)) -> CheckpointError {
+    let folder = olmoe().write();
+    let (mut header, data) = split(&folder);
+    change(&mut header);
+    join(&folder, header.to_string().as_bytes(), &data);
+    folder.error()
+}
+
+const NAME: &str = "model.layers.1.mlp.gate.weight";
+
+#[test]
+fn missing_files() {
+    let folder = Folder::new();
+    assert!(folder.error().path().ends_with("config.json"));
+    folder.put("config.json", olmoe().config.to_string());
+    assert!(folder.error().path().ends_with("model.safetensors"));
+    let absent = Checkpoint::open(folder.file("nowhere")).unwrap_err();
+    assert!(absent.path().ends_with("nowhere/config.json"));
+}
+
+#[test]
+fn truncated_at_any_place() {
+    let folder = olmoe().write();
+    let bytes = std::fs::read(folder.file("model.safetensors")).unwrap();
+    for length in [0, 1, 7, 8, 9, 500, bytes.len() / 2, bytes.len() - 1] {
+        folder.put("model.safetensors", &bytes[..length]);
+        assert!(folder.error().path().ends_with("model.safetensors"), "{length}");
+    }
+    let mut longer = bytes;
+    longer.push(0);
+    folder.put("model.safetensors", longer);
+    assert!(matches!(folder.error(), CheckpointError::Header { .. }));
+}
+
+#[test]
+fn header_lengths() {
+    let folder = olmoe().write();
+    for length in [u64::MAX, 1 << 40, 100_000_001, 1_000_000] {
+        let mut bytes = length.to_le_bytes().to_vec();
+        bytes.extend([b' '; 100]);
+        folder.put("model.safetensors", bytes);
+        let error = folder.error();
+        assert!(matches!(error, CheckpointError::Header { .. }), "{error}");
+        assert!(error.to_string().contains("header length"));
+    }
+}
+
+#[test]
+fn headers_that_are_no_headers() {
+    let folder = olmoe().write();
+    let deep = format!("{{\"a\":{}", "[".repeat(1_000_000));
+    let deep_metadata = format!("{{\"__metadata__\":{}", "{\"a\":".repeat(1_000_000));
+    for header in ["", "[]", "{", "{\"a\": 1}", "\u{0}\u{1}", &deep, &deep_metadata] {
+        join(&folder, header.as_bytes(), b"");
+        assert!(matches!(folder.error(), CheckpointError::Header { .. }));
+    }
+    let tensor = r#"{"dtype":"U8","shape":[1],"data_offsets":[0,1]}"#;
+    join(&folder, format!(r#"{{"t":{tensor},"t":{tensor}}}"#).as_bytes(), b"x");
+    assert_eq!(folder.error().field(), Some("t"));
+}
+
+#[test]
+fn offsets() {
+    let offsets =
+        |begin: Value, end: Value| with_header(|header| header[NAME]["data_offsets"] = json!([begin, end]));
+    for (begin, end) in [
+        (json!(0), json!(640)),
+        (json!(640), json!(0)),
+        (json!(1_u64 << 40), json!((1_u64 << 40) + 640)),
+        (json!(u64::MAX - 639), json!(u64::MAX)),
+    ] {
+        let error = offsets(begin.clone(), end.clone());
+        // Which of two overlapping tensors is named is the header's business.
+        assert!(matches!(error, CheckpointError::Tensor { .. }), "{begin} {end}: {error}");
+    }
+    let negative = offsets(json!(-1), json!(639));
+    assert!(matches!(negative, CheckpointError::Header { .. }));
+}
+
+#[test]
+fn shapes_and_types() {
+    let shape = |shape: Value| with_header(|header| header[NAME]["shape"] = shape);
+    // Same bytes, another shape; then lengths that do not fit, overflow included.
+    for wrong in [json!([40, 4]), json!([160]), json!([4, 41]), json!([u64::MAX, u64::MAX]), json!([])] {
+        let error = shape(wrong.clone());
+        assert_eq!(error.field(), Some(NAME), "{wrong}: {error}");
+        assert!(error.path().ends_with("model.safetensors"));
+    }
+    let dtype = |dtype: &str| with_header(|header| header[NAME]["dtype"] = json!(dtype));
+    for wrong in ["I32", "BF16", "XYZ", "U32"] {
+        let error = dtype(wrong);
+        assert_eq!(error.field(), Some(NAME), "{wrong}: {error}");
+    }
+    let mut typed = olmoe();
+    typed.typed(NAME, Dtype::BF16, &[4, 40]);
+    assert_eq!(typed.write().error().field(), Some(NAME));
+    typed.typed(NAME, Dtype::I64, &[4, 40]);
+    assert_eq!(typed.write().error().field(), Some(NAME));
+}
+
+#[test]
+fn any_missing_tensor_is_named() {
+    let material = mixtral();
+    for name in material.tensors.keys() {
+        let mut less = material.clone();
+        less.tensors.remove(name);
+        let error = less.write().error();
+        // Without its router a block goes by the first of its names.
+        assert_eq!(error.field(), Some(name.as_str()), "{error}");
+        assert!(matches!(error, CheckpointError::MissingTensor { .. }));
+    }
+}
+
+#[test]
+fn tensors_that_the_model_does_not_use_do_no_harm() {
+    let mut material = mixtral();
+    material.typed("model.layers.0.self_attn.rotary_emb.inv_freq", Dtype::F32, &[4]);
+    material.typed("model.layers.0.position_ids", Dtype::I64, &[3]);
+    let checkpoint = material.write().open();
+    assert_eq!(checkpoint.sizes(), mixtral().write().open().sizes());
+    assert!(checkpoint.tensor("model.layers.0.position_ids").is_none());
+}
+
+#[test]
+fn an_index_that_lies() {
+    let material = olmoe();
+    let change = |change: &dyn Fn(&mut Value, &Folder)| {
+        let folder = material.write_shards(3);
+        let path = folder.file("model.safetensors.index.json");
+        let mut index = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        change(&mut index, &folder);
+        folder.put("model.safetensors.index.json", index.to_string());
+        folder.error()
+    };
+    let error = change(&|index, _| index["weight_map"][NAME] = json!("model-00009-of-00009.safetensors"));
+    assert!(matches!(error, CheckpointError::Io { .. }), "{error}");
+    for outside in [json!("../model.safetensors"), json!("/etc/passwd"), json!(7), json!("")] {
+        let error = change(&|index, _| index["weight_map"][NAME] = outside.clone());
+        assert_eq!(error.field(), Some(NAME), "{error}");
+    }
+    let error = change(&|index, _| index["weight_map"]["ghost"] = json!("model-00001-of-00003.safetensors"));
+    assert_eq!(error.field(), Some("ghost"));
+    let error = change(&|index, _| {
+        index["weight_map"].as_object_mut().unwrap().remove(NAME);
+    });
+    assert_eq!(error.field(), Some(NAME));
+    let error = change(&|index, _| *index = json!({}));
+    assert_eq!(error.field(), Some("weight_map"));
+    // The same tensor in two shards.
+    let error = change(&|_, folder| {
+        std::fs::copy(
+            folder.file("model-00001-of-00003.safetensors"),
+            folder.file("model-00002-of-00003.safetensors"),
+        )
+        .unwrap();
+    });
+    assert!(error.to_string().contains("too"), "{error}");
+    // In another shard than the index says.
+    let error = change(&|index, _| {
+        let now = index["weight_map"][NAME].clone();
+        let other = index["weight_map"].as_object().unwrap().values().find(|v| **v != now).cloned();
+        index["weight_map"][NAME] = other.unwrap();
+    });
+    assert_eq!(error.field(), Some(NAME));
+}
+
+#[test]
+fn a_file_that_shrinks_is_an_error() {
+    let folder = mixtral().write();
+    let checkpoint = folder.open();
+    let expert = checkpoint.expert(2, 4).unwrap();
+    let path = folder.file("model.safetensors");
+    let file = OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(expert.down.offset + 10).unwrap();
+    let error = checkpoint.read(&expert.down).unwrap_err();
+    assert!(matches!(error, CheckpointError::ShortRead { .. }), "{error}");
+    assert_eq!(error.path(), path);
+    assert_eq!(error.field(), Some(&*expert.down.name));
+    file.set_len(0).unwrap();
+    assert!(checkpoint.read(checkpoint.embedding()).is_err());
+    assert!(checkpoint.fingerprint().is_err());
+}
+
+#[test]
+fn ranges_outside_of_a_tensor() {
+    let checkpoint = mixtral().write().open();
+    let norm = checkpoint.final_norm();
+    for (range, length) in [(0..161, 161), (159..161, 2), (0..4, 5), (u64::MAX - 1..u64::MAX, 1)] {
+        let error = checkpoint.read_into(norm, range, &mut vec![0; length]).unwrap_err();
+        assert!(matches!(error, CheckpointError::Request { .. }));
+    }
+    checkpoint.read_into(norm, 160..160, &mut []).unwrap();
+}
+
+/// A huge shape in the config is refused for want of such a tensor, without the memory for it.
+#[test]
+fn sizes_that_no_file_has() {
+    let mut material = mixtral();
+    material.set("num_local_experts", json!(2_000_000_000));
+    assert!(material.write().error().field().is_some());
+    let mut material = mixtral();
+    material.set("intermediate_size", json!(2_147_483_648_u64));
+    assert!(material.write().error().field().is_some());
+    let mut material = mixtral();
+    material.set("head_dim", json!(2_147_483_646_u64));
+    assert!(material.write().error().field().is_some());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Any one byte changed in the first part of a file: it opens or it is an error.
+    #[test]
+    fn a_flipped_byte_is_survived(at in 0_usize..6000, value in any::<u8>()) {
+        let folder = olmoe().write();
+        let mut bytes = std::fs::read(folder.file("model.safetensors")).unwrap();
+        bytes[at] = value;
+        folder.put("model.safetensors", bytes);
+        if let Ok(checkpoint) = Checkpoint::open(folder.path()) {
+            prop_assert!(checkpoint.fingerprint().is_ok());
+        }
+    }
+}

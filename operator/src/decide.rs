@@ -1,0 +1,214 @@
+//! The pure step: from what is wanted, what is there and what is remembered to what is to be done.
+
+use crate::launcher::{Ending, FunctionId, FunctionSpec, Observed, Phase};
+use crate::memory::{RestartMemory, Route, Time};
+use remoe_function::Role;
+use remoe_wire::v1::LayerExperts;
+use std::time::Duration;
+
+/// What is wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Desired {
+    /// The functions, each with a name of its own.
+    pub functions: Vec<FunctionSpec>,
+    /// The remote experts of each layer, as the main function is told.
+    pub remote: Vec<LayerExperts>,
+    /// How long a function that is no longer wanted may drain.
+    pub drain: Duration,
+    /// How long things may take before something is done about them.
+    pub patience: Patience,
+}
+
+/// Bounds on waiting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    /// A remote function that answers no probe for this long is ended.
+    pub remote_silence: Duration,
+    /// The same for a main function. Ending it costs requests, so it is given longer.
+    pub main_silence: Duration,
+    /// A function that answers, but is not ready for this long, is ended. A generation that is not
+    /// in force after this long counts as failed.
+    pub ready: Duration,
+}
+
+impl Patience {
+    /// The usual bounds, with `ready` as given.
+    pub fn with_ready(ready: Duration) -> Self {
+        Self { remote_silence: Duration::from_secs(6), main_silence: Duration::from_secs(15), ready }
+    }
+}
+
+/// A function as its launcher and its probes see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Instance {
+    /// What the launcher says.
+    pub observed: Observed,
+    /// When it last answered a probe, or began to listen.
+    pub answered: Time,
+    /// Since when it has not been ready; `None`: it is.
+    pub unready_since: Option<Time>,
+}
+
+/// Something to be done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Start the function that fills the place.
+    Start {
+        /// The place.
+        name: String,
+    },
+    /// Stop a function.
+    Stop {
+        /// Which.
+        id: FunctionId,
+        /// The place that it fills.
+        name: String,
+        /// How long it may drain; zero: end it.
+        grace: Duration,
+        /// What is wrong with it; `None`: nothing, it is no longer wanted.
+        fault: Option<String>,
+    },
+    /// Acknowledge the end of a function.
+    Forget {
+        /// Which.
+        id: FunctionId,
+        /// The place that it filled.
+        name: String,
+        /// How it ended.
+        ending: Ending,
+    },
+    /// Have the route's main function put a generation in force.
+    Route {
+        /// The number of the generation, larger than any before.
+        generation: u64,
+        /// What it says.
+        route: Route,
+    },
+    /// Nothing works and trying again will not help: the function refused to start.
+    GiveUp {
+        /// Which; its end is acknowledged with this.
+        id: FunctionId,
+        /// The place that it was to fill.
+        name: String,
+        /// What it said.
+        ending: Ending,
+    },
+}
+
+/// What is to be done at `now`, in this order.
+pub fn decide(desired: &Desired, instances: &[Instance], memory: &RestartMemory, now: Time) -> Vec<Action> {
+    let mut actions = Vec::new();
+    let mut in_service: Vec<&Instance> = Vec::new();
+    for instance in instances {
+        let Observed { id, name, phase, .. } = &instance.observed;
+        let wanted = desired.functions.iter().any(|spec| spec.name == *name)
+            && in_service.iter().all(|other| other.observed.name != *name);
+        match phase {
+            Phase::Ended(ending) => {
+                let (id, name, ending) = (id.clone(), name.clone(), ending.clone());
+                // Killed from outside is chance; an exit of its own would be repeated.
+                let refused = ending.code.is_some() || ending.cause.is_some();
+                actions.push(if wanted && refused && !memory.settled() {
+                    Action::GiveUp { id, name, ending }
+                } else {
+                    Action::Forget { id, name, ending }
+                });
+            }
+            Phase::Stopping => {}
+            Phase::Starting | Phase::Listening { .. } if wanted => {
+                match unhealthy(&desired.patience, instance, memory, now) {
+                    fault @ Some(_) => actions.push(Action::Stop {
+                        id: id.clone(),
+                        name: name.clone(),
+                        grace: Duration::ZERO,
+                        fault,
+                    }),
+                    None => in_service.push(instance),
+                }
+            }
+            Phase::Starting | Phase::Listening { .. } => {
+                if may_leave(instance, instances, memory) {
+                    actions.push(Action::Stop {
+                        id: id.clone(),
+                        name: name.clone(),
+                        grace: desired.drain,
+                        fault: None,
+                    });
+                }
+            }
+        }
+    }
+    // A place is free when nothing of that name is left, not even on its way out: the next main
+    // function listens on the same port.
+    for spec in &desired.functions {
+        let occupied = instances.iter().any(|instance| instance.observed.name == spec.name);
+        if !occupied && now >= memory.not_before(&spec.name) {
+            actions.push(Action::Start { name: spec.name.clone() });
+        }
+    }
+    actions.extend(route(desired, &in_service, memory, now));
+    actions
+}
+
+/// Why the function is to be ended, where it is.
+fn unhealthy(patience: &Patience, instance: &Instance, memory: &RestartMemory, now: Time) -> Option<String> {
+    let listens = matches!(instance.observed.phase, Phase::Listening { .. });
+    // Its launcher bounds how long it may start, and the push of a generation has its own deadline.
+    if !listens || memory.pushes_to(&instance.observed.id) {
+        return None;
+    }
+    let allowed = match instance.observed.role {
+        Role::Main => patience.main_silence,
+        Role::Remote => patience.remote_silence,
+    };
+    let silent = now.saturating_sub(instance.answered);
+    if silent > allowed {
+        return Some(format!("has not answered for {:.1} s", silent.as_secs_f64()));
+    }
+    let unready = now.saturating_sub(instance.unready_since?);
+    (unready > patience.ready).then(|| format!("has not been ready for {:.1} s", unready.as_secs_f64()))
+}
+
+/// A function that is not wanted leaves when no request can be sent to it any more: main functions
+/// at once, remote ones when no route leads there or no main function is left.
+fn may_leave(instance: &Instance, instances: &[Instance], memory: &RestartMemory) -> bool {
+    let main_is_left = || {
+        instances.iter().any(|other| {
+            other.observed.role == Role::Main && !matches!(other.observed.phase, Phase::Ended(_))
+        })
+    };
+    instance.observed.role == Role::Main || !memory.routes_to(&instance.observed.id) || !main_is_left()
+}
+
+/// The generation to be put in force, where the one in force is not what it should be.
+fn route(desired: &Desired, in_service: &[&Instance], memory: &RestartMemory, now: Time) -> Option<Action> {
+    let listening = |role| {
+        in_service.iter().filter(move |instance| {
+            instance.observed.role == role && matches!(instance.observed.phase, Phase::Listening { .. })
+        })
+    };
+    let main = listening(Role::Main).next()?;
+    let ready: Vec<_> = listening(Role::Remote).filter(|instance| instance.unready_since.is_none()).collect();
+    let remote_places = || desired.functions.iter().filter(|spec| spec.role == Role::Remote);
+    // The first generation waits for everything. Later ones take what there is.
+    if !memory.settled() && ready.len() < remote_places().count() {
+        return None;
+    }
+    // A layer whose remote functions are all gone stays with the generation in force: under it the main
+    // function serves their experts by itself until one of them is back.
+    let is_served = |set: &LayerExperts| {
+        remote_places().any(|spec| {
+            ready.iter().any(|instance| instance.observed.name == spec.name)
+                && spec.hosted.iter().any(|hosted| hosted.layer == set.layer)
+        })
+    };
+    if !desired.remote.iter().all(is_served) {
+        return None;
+    }
+    let route = Route {
+        main: main.observed.id.clone(),
+        endpoints: ready.iter().map(|instance| instance.observed.id.clone()).collect(),
+    };
+    let generation = memory.next_generation(&route, now)?;
+    Some(Action::Route { generation, route })
+}

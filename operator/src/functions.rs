@@ -1,0 +1,96 @@
+//! The command lines of the functions of one deployment.
+
+use crate::decide::{Desired, Patience};
+use crate::launcher::FunctionSpec;
+use crate::placement::Placement;
+use remoe_function::Role;
+use remoe_wire::format_listing;
+use remoe_wire::v1::LayerExperts;
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What the functions are told about model and machine; what is `None` they decide themselves.
+#[derive(Debug, Clone, Default)]
+pub struct ModelOptions {
+    /// The checkpoint's folder.
+    pub model: PathBuf,
+    /// The compute dtype.
+    pub dtype: Option<String>,
+    /// The device of the main function.
+    pub device: Option<String>,
+    /// Threads of each function.
+    pub threads: Option<usize>,
+    /// Memory limit of each remote function.
+    pub remote_memory_bytes: Option<u64>,
+    /// Memory for keys and values in the main function.
+    pub kv_cache_bytes: Option<u64>,
+    /// Largest number of sequences in one forward.
+    pub max_batch: Option<usize>,
+    /// The model's name in the HTTP interface.
+    pub served_model_name: Option<String>,
+    /// The key that HTTP clients must present.
+    pub api_key: Option<String>,
+}
+
+/// One main function and the remote functions of `placement`, with HTTP at `http`.
+pub fn deployment(
+    options: &ModelOptions,
+    placement: &Placement,
+    http: Option<SocketAddr>,
+    drain: Duration,
+    patience: Patience,
+) -> Desired {
+    let mut functions = vec![main(options, http)];
+    for (number, hosted) in placement.processes().into_iter().enumerate() {
+        functions.push(remote(options, number, hosted));
+    }
+    Desired { functions, remote: placement.remote(), drain, patience }
+}
+
+fn main(options: &ModelOptions, http: Option<SocketAddr>) -> FunctionSpec {
+    let mut arguments = common(options);
+    flag(&mut arguments, "--device", options.device.as_ref());
+    flag(&mut arguments, "--kv-cache-bytes", options.kv_cache_bytes.as_ref());
+    flag(&mut arguments, "--max-batch", options.max_batch.as_ref());
+    flag(&mut arguments, "--served-model-name", options.served_model_name.as_ref());
+    let api_key = options.api_key.iter();
+    FunctionSpec {
+        name: "main".to_owned(),
+        role: Role::Main,
+        arguments,
+        // Every user of the machine can read a command line.
+        environment: api_key.map(|key| ("REMOE_API_KEY".to_owned(), key.clone())).collect(),
+        http,
+        hosted: Vec::new(),
+    }
+}
+
+fn remote(options: &ModelOptions, number: usize, hosted: Vec<LayerExperts>) -> FunctionSpec {
+    let mut arguments = common(options);
+    flag(&mut arguments, "--experts", Some(&format_listing(&hosted)));
+    flag(&mut arguments, "--memory-bytes", options.remote_memory_bytes.as_ref());
+    FunctionSpec {
+        name: format!("remote-{number}"),
+        role: Role::Remote,
+        arguments,
+        environment: Vec::new(),
+        http: None,
+        hosted,
+    }
+}
+
+fn common(options: &ModelOptions) -> Vec<OsString> {
+    let mut arguments = vec![OsString::from("--model"), options.model.clone().into()];
+    flag(&mut arguments, "--dtype", options.dtype.as_ref());
+    flag(&mut arguments, "--threads", options.threads.as_ref());
+    arguments
+}
+
+fn flag(arguments: &mut Vec<OsString>, name: &str, value: Option<&impl ToString>) {
+    if let Some(value) = value {
+        arguments.push(name.into());
+        arguments.push(value.to_string().into());
+    }
+}

@@ -1,0 +1,114 @@
+//! What the pure step remembers between two decisions: restarts and routing.
+
+use crate::decide::Action;
+use crate::launcher::FunctionId;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// A point in time, as the time since the deployment began.
+pub type Time = Duration;
+
+/// The pause before the first restart.
+pub const FIRST_PAUSE: Duration = Duration::from_millis(200);
+/// The pauses double up to this.
+pub const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// A function that lived this long is taken for sound: its next restart comes after the first pause.
+pub const STABLE_AFTER: Duration = Duration::from_secs(20);
+/// The pause before a routing that could not be put in force is tried again.
+pub const ROUTING_PAUSE: Duration = Duration::from_secs(1);
+
+/// Which main function serves through which remote functions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Route {
+    /// The main function.
+    pub main: FunctionId,
+    /// The remote functions.
+    pub endpoints: BTreeSet<FunctionId>,
+}
+
+/// Restarts by place, and the routing so far.
+#[derive(Debug, Clone, Default)]
+pub struct RestartMemory {
+    places: BTreeMap<String, Place>,
+    generation: u64,
+    pushing: Option<Route>,
+    in_force: Option<(u64, Route)>,
+    route_not_before: Time,
+    settled: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Place {
+    started: Time,
+    pause: Duration,
+    not_before: Time,
+}
+
+impl RestartMemory {
+    /// Takes note that `action` was begun at `now`.
+    pub fn note(&mut self, action: &Action, now: Time) {
+        match action {
+            Action::Start { name } => self.places.entry(name.clone()).or_default().started = now,
+            Action::Forget { name, .. } => self.ended(name, now),
+            Action::Route { generation, route } => {
+                self.generation = *generation;
+                self.pushing = Some(route.clone());
+            }
+            Action::Stop { .. } | Action::GiveUp { .. } => {}
+        }
+    }
+
+    /// Takes note that the function in place `name` ended, or could not be started.
+    pub fn ended(&mut self, name: &str, now: Time) {
+        let place = self.places.entry(name.to_owned()).or_default();
+        let stable = now.saturating_sub(place.started) >= STABLE_AFTER;
+        place.pause =
+            if stable || place.pause.is_zero() { FIRST_PAUSE } else { (place.pause * 2).min(LONGEST_PAUSE) };
+        place.not_before = now + place.pause;
+    }
+
+    /// Takes note of what became of the generation that was being pushed.
+    pub fn routed(&mut self, in_force: bool, now: Time) {
+        let Some(route) = self.pushing.take() else { return };
+        if in_force {
+            self.in_force = Some((self.generation, route));
+            self.settled = true;
+        } else {
+            self.route_not_before = now + ROUTING_PAUSE;
+        }
+    }
+
+    /// When the function in place `name` may be started.
+    pub fn not_before(&self, name: &str) -> Time {
+        self.places.get(name).map_or(Time::ZERO, |place| place.not_before)
+    }
+
+    /// Whether a generation was in force at any time: the deployment has worked as it is.
+    pub fn settled(&self) -> bool {
+        self.settled
+    }
+
+    /// The generation in force and its route.
+    pub fn in_force(&self) -> Option<(u64, &Route)> {
+        self.in_force.as_ref().map(|(generation, route)| (*generation, route))
+    }
+
+    /// The generation that a push at `now` of `route` would have; `None` where it is in force, where
+    /// another push is under way, and in the pause after a failed one.
+    pub(crate) fn next_generation(&self, route: &Route, now: Time) -> Option<u64> {
+        let current = self.in_force.as_ref().is_some_and(|(_, known)| known == route);
+        let wait = current || self.pushing.is_some() || now < self.route_not_before;
+        (!wait).then_some(self.generation + 1)
+    }
+
+    /// Whether the main function `id` is putting a generation in force.
+    pub(crate) fn pushes_to(&self, id: &FunctionId) -> bool {
+        self.pushing.as_ref().is_some_and(|route| route.main == *id)
+    }
+
+    /// Whether requests may still reach the function through a route.
+    pub(crate) fn routes_to(&self, id: &FunctionId) -> bool {
+        let in_force = self.in_force.as_ref().map(|(_, route)| route);
+        [in_force, self.pushing.as_ref()].into_iter().flatten().any(|route| route.endpoints.contains(id))
+    }
+}

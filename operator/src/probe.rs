@@ -1,0 +1,60 @@
+//! Asking functions whether they are well.
+
+use crate::control;
+use crate::launcher::FunctionId;
+use remoe_function::Role;
+use remoe_wire::v1::DescribeMainRequest;
+use remoe_wire::v1::main_model_client::MainModelClient;
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
+use tonic::transport::Channel;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+
+/// A probe that is not answered within this time was not answered.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Between probes of a function that is ready.
+const READY_INTERVAL: Duration = Duration::from_millis(500);
+/// Between probes of a function that is not: its readiness is noticed soon.
+const UNREADY_INTERVAL: Duration = Duration::from_millis(50);
+
+/// One answer.
+pub(crate) struct Answer {
+    pub(crate) id: FunctionId,
+    pub(crate) ready: bool,
+}
+
+/// Probes the function at `address` until nobody receives the answers. What is not answered is not
+/// reported.
+pub(crate) async fn probe(id: FunctionId, role: Role, address: SocketAddr, answers: mpsc::Sender<Answer>) {
+    let Ok(channel) = control::channel(address) else { return };
+    loop {
+        let answer = timeout(PROBE_TIMEOUT, ask(role, channel.clone())).await.ok().flatten();
+        if let Some(ready) = answer {
+            let id = id.clone();
+            if answers.send(Answer { id, ready }).await.is_err() {
+                return;
+            }
+        }
+        sleep(if answer == Some(true) { READY_INTERVAL } else { UNREADY_INTERVAL }).await;
+    }
+}
+
+/// Whether the function is ready; `None`: no answer.
+async fn ask(role: Role, channel: Channel) -> Option<bool> {
+    match role {
+        // A main function that answers at all can be given a routing, which makes it ready.
+        Role::Main => {
+            let mut client = MainModelClient::new(channel);
+            client.describe(DescribeMainRequest {}).await.ok().map(|_| true)
+        }
+        Role::Remote => {
+            let request = HealthCheckRequest { service: "readiness".to_owned() };
+            let answer = HealthClient::new(channel).check(request).await.ok()?;
+            Some(answer.into_inner().status == i32::from(ServingStatus::Serving))
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Placement: which experts are remote, and where.
+
+#![allow(clippy::unwrap_used)]
+
+use proptest::prelude::*;
+use remoe_operator::placement::local_experts;
+use remoe_operator::{MoeLayer, Placement};
+use remoe_wire::{format_listing, parse_listing};
+
+fn model(layers: &[(u32, u32)]) -> Vec<MoeLayer> {
+    let layers = layers.iter();
+    layers.map(|&(layer, experts)| MoeLayer { layer, experts }).collect()
+}
+
+fn remote(placement: &Placement) -> String {
+    format_listing(&placement.remote())
+}
+
+fn processes(placement: &Placement) -> Vec<String> {
+    placement.processes().iter().map(|hosted| format_listing(hosted)).collect()
+}
+
+#[test]
+fn a_ratio_takes_the_last_experts_of_each_layer() {
+    let model = model(&[(1, 8), (3, 8)]);
+    for (ratio, expected) in [
+        (0.0, ""),
+        (0.06, ""),
+        (0.0625, "1:7,3:7"),
+        (0.25, "1:6-7,3:6-7"),
+        (0.3, "1:6-7,3:6-7"),
+        (0.32, "1:5-7,3:5-7"),
+        (1.0, "1:0-7,3:0-7"),
+    ] {
+        let placement = Placement::from_ratio(&model, ratio, 1).unwrap();
+        assert_eq!(remote(&placement), expected, "ratio {ratio}");
+    }
+}
+
+#[test]
+fn replicas_host_the_same() {
+    let placement = Placement::from_ratio(&model(&[(0, 4)]), 0.5, 3).unwrap();
+    assert_eq!(processes(&placement), ["0:2-3", "0:2-3", "0:2-3"]);
+    let all_local = Placement::from_ratio(&model(&[(0, 4)]), 0.0, 3).unwrap();
+    assert!(all_local.processes().is_empty());
+}
+
+#[test]
+fn ratios_and_replicas_that_cannot_be_are_refused() {
+    let model = model(&[(0, 4)]);
+    for ratio in [-0.1, 1.1, f64::NAN, f64::INFINITY] {
+        assert_eq!(Placement::from_ratio(&model, ratio, 1).unwrap_err().field, "remote_ratio");
+    }
+    for replicas in [0, 65] {
+        assert_eq!(Placement::from_ratio(&model, 0.5, replicas).unwrap_err().field, "replicas");
+    }
+}
+
+#[test]
+fn a_plan_by_layer_id_names_some_layers() {
+    let model = model(&[(1, 8), (2, 8), (5, 8)]);
+    let plan = r#"{"layers":[{"layer":5,"remote":[3]},{"layer":1,"remote":[7,6],"replicas":2}]}"#;
+    let placement = Placement::from_plan(&model, plan).unwrap();
+    assert_eq!(remote(&placement), "1:6-7,5:3");
+    assert_eq!(processes(&placement), ["1:6-7,5:3", "1:6-7"]);
+}
+
+#[test]
+fn the_planners_output_goes_by_position() {
+    let model = model(&[(1, 4), (3, 4), (4, 4)]);
+    let plan = r#"{"main_bytes":900,"layers":[
+        {"remote":[0,3],"memory_bytes":1000,"replicas":3},
+        {"remote":[],"memory_bytes":0,"replicas":0},
+        {"remote":[1],"memory_bytes":1000,"replicas":1}]}"#;
+    let placement = Placement::from_plan(&model, plan).unwrap();
+    assert_eq!(processes(&placement), ["1:0,3,4:1", "1:0,3", "1:0,3"]);
+    let whole_answer = format!(r#"{{"plan":{plan},"evaluation":{{"total_cost":1.5}},"walk":[]}}"#);
+    assert_eq!(Placement::from_plan(&model, &whole_answer).unwrap(), placement);
+}
+
+#[test]
+fn errors_name_the_field() {
+    let model = model(&[(1, 4), (3, 4)]);
+    for (plan, field) in [
+        ("nonsense", ""),
+        ("[]", ""),
+        (r#"{"layers":[{"layer":2,"remote":[0]}]}"#, "layers[0].layer"),
+        (r#"{"layers":[{"layer":1,"remote":[0]},{"layer":1,"remote":[1]}]}"#, "layers[1].layer"),
+        (r#"{"layers":[{"layer":1,"remote":[0]},{"remote":[1]}]}"#, "layers"),
+        (r#"{"layers":[{"remote":[0]}]}"#, "layers"),
+        (r#"{"layers":[{"layer":1,"remote":[0,4]}]}"#, "layers[0].remote[1]"),
+        (r#"{"layers":[{"layer":1,"remote":[2,0,2]}]}"#, "layers[0].remote[2]"),
+        (r#"{"layers":[{"layer":1,"remote":[2],"replicas":0}]}"#, "layers[0].replicas"),
+        (r#"{"layers":[{"layer":1,"remote":[2],"replicas":1000}]}"#, "layers[0].replicas"),
+    ] {
+        assert_eq!(Placement::from_plan(&model, plan).unwrap_err().field, field, "{plan}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn every_expert_is_in_one_place(
+        experts in 1_u32..70,
+        layers in 1_u32..6,
+        ratio in 0.0..=1.0,
+        replicas in 1_u32..4,
+    ) {
+        let model: Vec<MoeLayer> = (0..layers).map(|layer| MoeLayer { layer: 2 * layer, experts }).collect();
+        let placement = Placement::from_ratio(&model, ratio, replicas).unwrap();
+        let local = local_experts(&model, &placement.remote());
+        for moe in &model {
+            let ids = |sets: &[remoe_wire::v1::LayerExperts]| -> Vec<u32> {
+                let of_layer = sets.iter().filter(|set| set.layer == moe.layer);
+                of_layer.flat_map(|set| set.experts.clone()).collect()
+            };
+            let (mut all, away) = (ids(&local), ids(&placement.remote()));
+            prop_assert_eq!(away.len(), (ratio * f64::from(experts) + 0.5).floor() as usize);
+            all.extend(away);
+            prop_assert_eq!(all, (0..experts).collect::<Vec<_>>());
+        }
+        for hosted in placement.processes() {
+            prop_assert_eq!(&hosted, &placement.remote());
+            prop_assert_eq!(&parse_listing(&format_listing(&hosted)).unwrap(), &hosted);
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! A remote-expert function: it hosts a set of (layer, expert) and computes their outputs.
+//!
+//! Start: read the headers, refuse what does not fit, read and pack exactly the hosted byte ranges,
+//! listen. The connection side runs on one thread, the computing side on another with the kernel
+//! pool; between them a queue that [`admission`] bounds. It holds no state that outlives a request,
+//! so any replica can answer any request, twice if need be.
+
+mod admission;
+mod compute;
+mod host;
+mod metrics;
+mod service;
+mod settings;
+
+pub use host::{Host, HostError};
+pub use settings::Settings;
+
+use admission::Admission;
+use compute::Computer;
+use metrics::Metrics;
+use prometheus::Registry;
+use remoe_function::{Announcement, Role, serve_metrics};
+use remoe_experts::{LoadError, default_dtype};
+use remoe_kernels::{KernelError, Pool, PoolConfig, numerics_class};
+use remoe_model::{Checkpoint, CheckpointError};
+use remoe_wire::v1::FunctionDescription;
+use remoe_wire::v1::expert_function_server::ExpertFunctionServer;
+use remoe_wire::{ListingError, MAX_MESSAGE, STREAM_WINDOW, WIRE_VERSION, parse_listing};
+use service::Service;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc as blocking;
+use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tokio_util::sync::CancellationToken;
+use tonic_health::ServingStatus;
+
+/// From the signal to the end, whatever is still open.
+const DRAIN_LIMIT: Duration = Duration::from_secs(30);
+
+/// The health service's names beside the empty one.
+const HEALTH_SERVICES: [&str; 3] = ["", "readiness", "liveness"];
+
+/// Why a function cannot start or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The checkpoint is unusable.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// `--experts` cannot be read.
+    #[error(transparent)]
+    Listing(#[from] ListingError),
+    /// The experts cannot be hosted.
+    #[error(transparent)]
+    Host(HostError),
+    /// The kernels cannot be used.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// A metric is registered twice.
+    #[error(transparent)]
+    Metrics(#[from] prometheus::Error),
+    /// A socket or thread cannot be had.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The gRPC server failed.
+    #[error("gRPC server: {0}")]
+    Server(#[from] tonic::transport::Error),
+}
+
+impl From<HostError> for Error {
+    fn from(error: HostError) -> Self {
+        match error {
+            HostError::Load(LoadError::Checkpoint(error)) => Self::Checkpoint(error),
+            error => Self::Host(error),
+        }
+    }
+}
+
+/// Loads what `settings` name, serves on the two listeners and drains when `shutdown` is cancelled.
+/// `ready` is called once, when connections are accepted.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn run(
+    settings: Settings,
+    listener: TcpListener,
+    metrics_listener: TcpListener,
+    started: Instant,
+    shutdown: CancellationToken,
+    ready: impl FnOnce(&Announcement) -> io::Result<()>,
+) -> Result<(), Error> {
+    let checkpoint = Checkpoint::open(&settings.model)?;
+    let dtype = settings
+        .dtype
+        .map_or_else(|| default_dtype(&checkpoint), |dtype| dtype.0);
+    let threads = settings.threads.unwrap_or_else(all_cores).max(1);
+    let sets = parse_listing(&settings.experts)?;
+    let host = Host::load(&checkpoint, &sets, dtype, settings.memory_bytes, threads)?;
+    let pool = Pool::new(PoolConfig {
+        threads,
+        path: settings.instruction_path,
+        ..PoolConfig::default()
+    })?;
+    let registry = Registry::new();
+    let metrics = Metrics::new(&registry)?;
+    metrics.memory.set(i64::try_from(host.memory_bytes()).unwrap_or(i64::MAX));
+    let hidden = checkpoint.config().hidden_size;
+    let row_bytes = hidden * dtype.bytes();
+    let hosted = host.listing();
+    metrics.experts.set(hosted.iter().map(|set| set.experts.len() as i64).sum());
+    let announcement = Announcement {
+        role: Role::Remote,
+        grpc: listener.local_addr()?,
+        http: None,
+        metrics: Some(metrics_listener.local_addr()?),
+        start_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
+    };
+    metrics.start.set(i64::try_from(announcement.start_us).unwrap_or(i64::MAX));
+    let description = FunctionDescription {
+        wire_version: WIRE_VERSION,
+        checkpoint: checkpoint.fingerprint()?.to_string(),
+        dtype: dtype.to_string(),
+        numerics_class: numerics_class(dtype).to_owned(),
+        instruction_path: pool.path().to_string(),
+        hidden_size: u32::try_from(hidden).unwrap_or(u32::MAX),
+        hosted,
+        memory_limit_bytes: settings.memory_bytes.unwrap_or(0),
+        memory_bytes: host.memory_bytes(),
+        start_us: announcement.start_us,
+        draining: false,
+    };
+    let host = Arc::new(host);
+    let admission = Admission::new(settings.max_in_flight, settings.max_in_flight_bytes);
+    let (orders, queue) = blocking::channel();
+    let computer = Computer {
+        host: host.clone(),
+        pool,
+        row_bytes,
+        metrics: metrics.clone(),
+    };
+    std::thread::Builder::new().name("compute".to_owned()).spawn(move || computer.run(&queue))?;
+    let closing = CancellationToken::new();
+    let service = Service {
+        host,
+        description,
+        row_bytes,
+        admission: admission.clone(),
+        orders,
+        metrics,
+        closing: closing.clone(),
+    };
+    let (health, health_service) = tonic_health::server::health_reporter();
+    for name in HEALTH_SERVICES {
+        health.set_service_status(name, ServingStatus::Serving).await;
+    }
+    let metrics_server = tokio::spawn(serve_metrics(metrics_listener, registry, closing.clone()));
+    let server = tonic::transport::Server::builder()
+        .tcp_nodelay(true)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(STREAM_WINDOW)
+        .add_service(health_service)
+        .add_service(
+            ExpertFunctionServer::new(service)
+                .max_decoding_message_size(MAX_MESSAGE)
+                .max_encoding_message_size(MAX_MESSAGE),
+        )
+        .serve_with_incoming_shutdown(
+            TcpListenerStream::new(listener),
+            closing.clone().cancelled_owned(),
+        );
+    let server = tokio::spawn(server);
+    ready(&announcement)?;
+    tracing::info!(address = %announcement.grpc, start_us = announcement.start_us, "ready");
+    let served = async {
+        let served = server.await.map_err(io::Error::other)?;
+        metrics_server.await.map_err(io::Error::other)??;
+        Ok::<_, Error>(served?)
+    };
+    let drain = async {
+        shutdown.cancelled().await;
+        tracing::info!(in_flight = admission.in_flight(), "draining");
+        for name in HEALTH_SERVICES {
+            // Alive until the end; only no longer ready.
+            if name != "liveness" {
+                health.set_service_status(name, ServingStatus::NotServing).await;
+            }
+        }
+        admission.drain();
+        admission.idle().await;
+        closing.cancel();
+        std::future::pending::<()>().await;
+    };
+    let limit = async {
+        shutdown.cancelled().await;
+        tokio::time::sleep(DRAIN_LIMIT).await;
+        tracing::warn!(limit_s = DRAIN_LIMIT.as_secs(), "connections were still open at the end of the drain");
+    };
+    tokio::select! {
+        served = served => served,
+        () = drain => Ok(()),
+        () = limit => Ok(()),
+    }
+}
+
+fn all_cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}

@@ -1,0 +1,45 @@
+//! The `remote-expert-fn` process.
+
+use clap::Parser;
+use remote_expert_fn::{Error, Settings, run};
+use remoe_function::{Role, announce, end_with_launcher, init_logs, shutdown_on_signal};
+use std::process::ExitCode;
+use std::time::Instant;
+use tokio::net::TcpListener;
+
+/// What a launcher reads from an exit: the checkpoint is at fault, restarting does not help.
+const EXIT_CHECKPOINT: u8 = 4;
+
+fn main() -> ExitCode {
+    let started = Instant::now();
+    let settings = Settings::parse();
+    init_logs(Role::Remote);
+    match serve(settings, started) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error}");
+            match error {
+                Error::Checkpoint(_) => ExitCode::from(EXIT_CHECKPOINT),
+                _ => ExitCode::FAILURE,
+            }
+        }
+    }
+}
+
+fn serve(settings: Settings, started: Instant) -> Result<(), Error> {
+    if let Some(launcher) = settings.launcher_pid {
+        end_with_launcher(launcher).map_err(std::io::Error::other)?;
+    }
+    // One thread for all connections: the exchange is faster without a pool, and computing has its
+    // own threads.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let outcome = runtime.block_on(async {
+        let shutdown = shutdown_on_signal()?;
+        let listener = TcpListener::bind(settings.listen).await?;
+        let metrics_listener = TcpListener::bind(settings.metrics_listen).await?;
+        run(settings, listener, metrics_listener, started, shutdown, announce).await
+    });
+    // Blocking work left behind must not hold up the exit.
+    runtime.shutdown_background();
+    outcome
+}

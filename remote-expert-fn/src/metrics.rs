@@ -1,0 +1,58 @@
+use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+
+/// What a function reports. No series per expert: there can be thousands.
+#[derive(Clone)]
+pub(crate) struct Metrics {
+    /// Answers by `outcome`: ok, or the failure's code.
+    pub(crate) answers: IntCounterVec,
+    /// (token, expert) pairs computed.
+    pub(crate) pairs: IntCounter,
+    /// Seconds of computation per request.
+    pub(crate) compute: Histogram,
+    /// Seconds that a request waited for its computation.
+    pub(crate) queued: Histogram,
+    /// Requests accepted and not yet answered.
+    pub(crate) in_flight: IntGauge,
+    /// Bytes of packed weights and working memory.
+    pub(crate) memory: IntGauge,
+    /// Experts hosted.
+    pub(crate) experts: IntGauge,
+    /// Microseconds from the start of the process to readiness.
+    pub(crate) start: IntGauge,
+}
+
+impl Metrics {
+    /// Registers the metrics.
+    ///
+    /// # Errors
+    /// A name is taken in `registry`.
+    pub(crate) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let seconds = |name: &str, help: &str| {
+            Histogram::with_opts(
+                HistogramOpts::new(name, help).buckets(prometheus::exponential_buckets(1e-5, 4.0, 10)?),
+            )
+        };
+        let metrics = Self {
+            answers: IntCounterVec::new(
+                Opts::new("remoe_function_answers_total", "Answers by outcome."),
+                &["outcome"],
+            )?,
+            pairs: IntCounter::new("remoe_function_pairs_total", "(token, expert) pairs computed.")?,
+            compute: seconds("remoe_function_compute_seconds", "Duration of a request's computation.")?,
+            queued: seconds("remoe_function_queue_seconds", "Wait of a request for its computation.")?,
+            in_flight: IntGauge::new("remoe_function_requests_in_flight", "Requests accepted and not yet answered.")?,
+            memory: IntGauge::new("remoe_function_memory_bytes", "Packed weights and working memory.")?,
+            experts: IntGauge::new("remoe_function_experts", "Experts hosted.")?,
+            start: IntGauge::new("remoe_function_start_microseconds", "From the start of the process to readiness.")?,
+        };
+        registry.register(Box::new(metrics.answers.clone()))?;
+        registry.register(Box::new(metrics.pairs.clone()))?;
+        registry.register(Box::new(metrics.compute.clone()))?;
+        registry.register(Box::new(metrics.queued.clone()))?;
+        registry.register(Box::new(metrics.in_flight.clone()))?;
+        registry.register(Box::new(metrics.memory.clone()))?;
+        registry.register(Box::new(metrics.experts.clone()))?;
+        registry.register(Box::new(metrics.start.clone()))?;
+        Ok(metrics)
+    }
+}

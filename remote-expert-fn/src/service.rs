@@ -1,0 +1,220 @@
+//! The gRPC service: checks requests, admits them, hands them to the computing thread.
+
+use crate::admission::Admission;
+use crate::compute::{Answer, Order};
+use crate::host::Host;
+use crate::metrics::Metrics;
+use remoe_wire::MAX_PAYLOAD;
+use remoe_wire::v1::expert_function_server::ExpertFunction;
+use remoe_wire::v1::{
+    Code, DescribeRequest, Failure, ForwardReply, ForwardRequest, FunctionDescription, Work,
+};
+use remoe_wire::v1::{forward_reply::Outcome, forward_request::Body};
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc as blocking;
+use std::time::Instant;
+use tokio::sync::mpsc;
+use tokio_stream::{Stream, StreamExt, wrappers::UnboundedReceiverStream};
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, Streaming};
+
+/// A stream whose client lets so many answers lie is closed.
+const MAX_UNREAD: usize = 4096;
+
+/// Answers `Forward` and `Describe`.
+#[derive(Clone)]
+pub(crate) struct Service {
+    pub(crate) host: Arc<Host>,
+    pub(crate) description: FunctionDescription,
+    pub(crate) row_bytes: usize,
+    pub(crate) admission: Arc<Admission>,
+    pub(crate) orders: blocking::Sender<Order>,
+    pub(crate) metrics: Metrics,
+    /// Ends the streams, once the function has drained.
+    pub(crate) closing: CancellationToken,
+}
+
+#[tonic::async_trait]
+impl ExpertFunction for Service {
+    type ForwardStream = Pin<Box<dyn Stream<Item = Result<ForwardReply, Status>> + Send>>;
+
+    async fn forward(
+        &self,
+        request: Request<Streaming<ForwardRequest>>,
+    ) -> Result<Response<Self::ForwardStream>, Status> {
+        // Unbounded in type only: admission and `MAX_UNREAD` bound what it holds. A bounded channel
+        // would make reading wait for writing.
+        let (answers, outbox) = mpsc::unbounded_channel::<Result<Answer, Status>>();
+        let unread = Arc::new(AtomicUsize::new(0));
+        let reader = Reader {
+            service: self.clone(),
+            answers,
+            unread: unread.clone(),
+            pending: HashMap::new(),
+        };
+        tokio::spawn(reader.run(request.into_inner()));
+        let outbox = UnboundedReceiverStream::new(outbox).map(move |answer| {
+            unread.fetch_sub(1, Ordering::AcqRel);
+            // The answer's room is free once the connection has taken it.
+            answer.map(|(reply, _permit)| reply)
+        });
+        Ok(Response::new(Box::pin(outbox)))
+    }
+
+    async fn describe(
+        &self,
+        _: Request<DescribeRequest>,
+    ) -> Result<Response<FunctionDescription>, Status> {
+        let mut description = self.description.clone();
+        description.draining = self.admission.is_draining();
+        Ok(Response::new(description))
+    }
+}
+
+/// The reading half of one stream.
+struct Reader {
+    service: Service,
+    answers: mpsc::UnboundedSender<Result<Answer, Status>>,
+    /// Answers that wait for the connection.
+    unread: Arc<AtomicUsize>,
+    /// Requests that can still be cancelled, with their flags.
+    pending: HashMap<u64, Arc<AtomicBool>>,
+}
+
+impl Reader {
+    async fn run(mut self, mut requests: Streaming<ForwardRequest>) {
+        loop {
+            let request = tokio::select! {
+                request = requests.next() => request,
+                () = self.service.closing.cancelled() => None,
+            };
+            match request {
+                Some(Ok(ForwardRequest { body: Some(body) })) => self.take(body),
+                // A request of a kind that this version does not know asks for nothing.
+                Some(Ok(ForwardRequest { body: None })) => (),
+                Some(Err(status)) => {
+                    tracing::debug!(message = status.message(), "stream broke");
+                    break;
+                }
+                None => break,
+            }
+            if self.unread.load(Ordering::Acquire) > MAX_UNREAD {
+                let status = Status::resource_exhausted(format!("{MAX_UNREAD} answers were not read"));
+                let _stream_gone = self.answers.send(Err(status));
+                break;
+            }
+            // Flags that only this map holds belong to answered requests.
+            if self.pending.len() > 64 {
+                self.pending.retain(|_, flag| Arc::strong_count(flag) > 1);
+            }
+        }
+        // Nobody waits for what is still pending if the stream broke; when the function closes it,
+        // nothing is.
+        self.pending.values().for_each(|flag| flag.store(true, Ordering::Release));
+    }
+
+    fn take(&mut self, body: Body) {
+        match body {
+            Body::Cancel(cancel) => {
+                if let Some(flag) = self.pending.remove(&cancel.id) {
+                    flag.store(true, Ordering::Release);
+                }
+            }
+            Body::Work(work) => {
+                let id = work.id;
+                self.unread.fetch_add(1, Ordering::AcqRel);
+                if let Err(refusal) = self.order(work) {
+                    let outcome = ["invalid", "not_found", "exhausted", "draining"]
+                        .get(refusal.code as usize - 1)
+                        .unwrap_or(&"internal");
+                    self.service.metrics.answers.with_label_values(&[outcome]).inc();
+                    let reply = ForwardReply {
+                        id,
+                        outcome: Some(Outcome::Failure(refusal)),
+                    };
+                    let _stream_gone = self.answers.send(Ok((reply, None)));
+                }
+            }
+        }
+    }
+
+    /// Checks and admits `work`, or says why not.
+    fn order(&mut self, work: Work) -> Result<(), Failure> {
+        let service = &self.service;
+        if service.admission.is_draining() {
+            return Err(refusal(Code::Draining, true, "the function is draining".to_owned()));
+        }
+        service.check(&work)?;
+        let bytes = work.rows.len() + work.experts.len() * service.row_bytes;
+        let Some(permit) = service.admission.admit(bytes) else {
+            return Err(refusal(
+                Code::ResourceExhausted,
+                true,
+                format!("{} requests are in flight", service.admission.in_flight()),
+            ));
+        };
+        let cancelled = Arc::new(AtomicBool::new(false));
+        self.pending.insert(work.id, cancelled.clone());
+        let order = Order {
+            work,
+            arrived: Instant::now(),
+            cancelled,
+            permit,
+            answers: self.answers.clone(),
+        };
+        service
+            .orders
+            .send(order)
+            .map_err(|_| refusal(Code::Internal, true, "the computing thread has ended".to_owned()))
+    }
+}
+
+impl Service {
+    /// Whether `work` agrees with itself and with what is hosted.
+    fn check(&self, work: &Work) -> Result<(), Failure> {
+        let invalid = |message: String| Err(refusal(Code::InvalidArgument, false, message));
+        let rows = work.counts.len();
+        if rows == 0 {
+            return invalid("the request has no rows".to_owned());
+        }
+        if work.rows.len() != rows * self.row_bytes {
+            return invalid(format!(
+                "{} bytes of rows; {rows} rows of {} bytes were announced",
+                work.rows.len(),
+                self.row_bytes
+            ));
+        }
+        let pairs: u64 = work.counts.iter().map(|&count| u64::from(count)).sum();
+        if work.counts.contains(&0) || pairs != work.experts.len() as u64 {
+            return invalid(format!(
+                "{} expert ids for counts that sum to {pairs} (each at least 1)",
+                work.experts.len()
+            ));
+        }
+        if work.experts.len().saturating_mul(self.row_bytes) > MAX_PAYLOAD {
+            return invalid(format!(
+                "the answer would have {} bytes, {MAX_PAYLOAD} are allowed",
+                work.experts.len().saturating_mul(self.row_bytes)
+            ));
+        }
+        match work.experts.iter().find(|&&expert| self.host.get(work.layer, expert).is_none()) {
+            None => Ok(()),
+            Some(expert) => Err(refusal(
+                Code::NotFound,
+                false,
+                format!("expert {expert} of layer {} is not hosted here", work.layer),
+            )),
+        }
+    }
+}
+
+fn refusal(code: Code, retryable: bool, message: String) -> Failure {
+    Failure {
+        code: code.into(),
+        message,
+        retryable,
+    }
+}

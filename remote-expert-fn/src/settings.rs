@@ -1,0 +1,43 @@
+use remoe_experts::ComputeDtype;
+use remoe_kernels::InstructionPath;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// Hosts a set of experts of a Mixture-of-Experts checkpoint and computes them over gRPC.
+#[derive(Debug, Clone, clap::Parser)]
+#[command(name = "remote-expert-fn", version)]
+pub struct Settings {
+    /// Folder of a Hugging Face checkpoint.
+    #[arg(long)]
+    pub model: PathBuf,
+    /// What to host, as LAYER:IDS with ids and ranges, for example 1:6-7,2:0,5-7.
+    #[arg(long)]
+    pub experts: String,
+    /// Compute dtype: float32 or bfloat16; the checkpoint's by default (float32 for float16).
+    #[arg(long)]
+    pub dtype: Option<ComputeDtype>,
+    /// Memory that the function may take, in bytes; no limit by default.
+    #[arg(long)]
+    pub memory_bytes: Option<u64>,
+    /// Threads of the kernels; all cores by default.
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Instruction path of the kernels: the widest that the machine has, by default.
+    #[arg(long)]
+    pub instruction_path: Option<InstructionPath>,
+    /// Where to speak gRPC; port 0 takes any free one.
+    #[arg(long, default_value = "127.0.0.1:0")]
+    pub listen: SocketAddr,
+    /// Where to serve /metrics; port 0 takes any free one.
+    #[arg(long, default_value = "127.0.0.1:0")]
+    pub metrics_listen: SocketAddr,
+    /// Requests accepted and not yet answered, all streams together.
+    #[arg(long, default_value_t = 1024)]
+    pub max_in_flight: usize,
+    /// Bytes of accepted requests and their answers.
+    #[arg(long, default_value_t = 256 << 20)]
+    pub max_in_flight_bytes: usize,
+    /// End with this process.
+    #[arg(long)]
+    pub launcher_pid: Option<u32>,
+}

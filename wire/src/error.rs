@@ -1,0 +1,145 @@
+use std::fmt;
+
+/// What went wrong, in the one vocabulary of all services.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ErrorCode {
+    /// The request contradicts the contract; the same request will fail again.
+    InvalidArgument,
+    /// The prompt and the tokens asked for exceed the model's context.
+    ContextLengthExceeded,
+    /// The named thing does not exist here.
+    NotFound,
+    /// The caller did not prove who it is.
+    Unauthenticated,
+    /// A bounded queue or buffer is full; try again later.
+    ResourceExhausted,
+    /// The service is starting, draining or cannot reach what it needs; try again later.
+    Unavailable,
+    /// The time allowed has passed.
+    DeadlineExceeded,
+    /// A fault of the service itself.
+    Internal,
+}
+
+impl ErrorCode {
+    /// The HTTP status of this error.
+    pub fn http_status(self) -> u16 {
+        match self {
+            Self::InvalidArgument | Self::ContextLengthExceeded => 400,
+            Self::Unauthenticated => 401,
+            Self::NotFound => 404,
+            Self::ResourceExhausted => 429,
+            Self::Internal => 500,
+            Self::Unavailable => 503,
+            Self::DeadlineExceeded => 504,
+        }
+    }
+
+    /// The gRPC status code of this error.
+    pub fn grpc_code(self) -> tonic::Code {
+        match self {
+            Self::InvalidArgument => tonic::Code::InvalidArgument,
+            Self::ContextLengthExceeded => tonic::Code::OutOfRange,
+            Self::NotFound => tonic::Code::NotFound,
+            Self::Unauthenticated => tonic::Code::Unauthenticated,
+            Self::ResourceExhausted => tonic::Code::ResourceExhausted,
+            Self::Unavailable => tonic::Code::Unavailable,
+            Self::DeadlineExceeded => tonic::Code::DeadlineExceeded,
+            Self::Internal => tonic::Code::Internal,
+        }
+    }
+
+    fn from_grpc(code: tonic::Code) -> Self {
+        match code {
+            tonic::Code::InvalidArgument => Self::InvalidArgument,
+            tonic::Code::OutOfRange => Self::ContextLengthExceeded,
+            tonic::Code::NotFound => Self::NotFound,
+            tonic::Code::Unauthenticated => Self::Unauthenticated,
+            tonic::Code::ResourceExhausted => Self::ResourceExhausted,
+            tonic::Code::Unavailable => Self::Unavailable,
+            tonic::Code::DeadlineExceeded => Self::DeadlineExceeded,
+            _ => Self::Internal,
+        }
+    }
+
+    /// The `type` of an OpenAI-style error object.
+    pub fn openai_type(self) -> &'static str {
+        match self {
+            Self::InvalidArgument | Self::ContextLengthExceeded | Self::NotFound => {
+                "invalid_request_error"
+            }
+            Self::Unauthenticated => "authentication_error",
+            Self::ResourceExhausted => "rate_limit_error",
+            Self::Unavailable => "overloaded_error",
+            Self::DeadlineExceeded | Self::Internal => "api_error",
+        }
+    }
+
+    /// The `code` of an OpenAI-style error object, where clients expect one.
+    pub fn openai_code(self) -> Option<&'static str> {
+        match self {
+            Self::InvalidArgument | Self::Internal => None,
+            Self::ContextLengthExceeded => Some("context_length_exceeded"),
+            Self::NotFound => Some("model_not_found"),
+            Self::Unauthenticated => Some("invalid_api_key"),
+            Self::ResourceExhausted => Some("rate_limit_exceeded"),
+            Self::Unavailable => Some("service_unavailable"),
+            Self::DeadlineExceeded => Some("timeout"),
+        }
+    }
+}
+
+/// An error as a service answers it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServiceError {
+    /// The class of the error.
+    pub code: ErrorCode,
+    /// What was wrong and what to do, for people.
+    pub message: String,
+    /// The parameter or field that was wrong, where one was.
+    pub field: Option<String>,
+}
+
+impl ServiceError {
+    /// An error of class `code`.
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+            field: None,
+        }
+    }
+
+    /// An [`ErrorCode::InvalidArgument`] about the parameter `field`.
+    pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self {
+            code: ErrorCode::InvalidArgument,
+            message: message.into(),
+            field: Some(field.into()),
+        }
+    }
+}
+
+impl fmt::Display for ServiceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for ServiceError {}
+
+impl From<ServiceError> for tonic::Status {
+    fn from(error: ServiceError) -> Self {
+        let message = match error.field {
+            Some(field) => format!("{field}: {}", error.message),
+            None => error.message,
+        };
+        tonic::Status::new(error.code.grpc_code(), message)
+    }
+}
+
+impl From<tonic::Status> for ServiceError {
+    fn from(status: tonic::Status) -> Self {
+        Self::new(ErrorCode::from_grpc(status.code()), status.message())
+    }
+}

@@ -1,0 +1,21 @@
+//! The gRPC contracts between Remoe's processes, and the one error code of its services.
+//!
+//! `proto/` holds the contracts; [`v1`] is generated from them, committed, and compared with a
+//! fresh generation by a test, so that nobody needs a protobuf compiler to build.
+//!
+//! [`Code`](v1::Code) travels inside `Forward` answers; [`ServiceError`] is what a service says to
+//! its callers, mapped once to a gRPC status and once to an HTTP answer.
+
+mod error;
+mod limits;
+mod listing;
+
+pub use error::{ErrorCode, ServiceError};
+pub use limits::{MAX_CONTROL_MESSAGE, MAX_MESSAGE, MAX_PAYLOAD, STREAM_WINDOW, WIRE_VERSION};
+pub use listing::{ListingError, format_listing, parse_listing};
+
+/// Generated messages, clients and servers of `remoe.v1`.
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
+pub mod v1 {
+    include!("generated/remoe.v1.rs");
+}

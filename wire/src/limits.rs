@@ -1,0 +1,19 @@
+//! Sizes that both ends of the wire rely on.
+
+/// Version of the contracts in `proto/`; raised by every change that an older peer would misread.
+pub const WIRE_VERSION: u32 = 1;
+
+/// Largest `Forward` message in bytes, in either direction.
+pub const MAX_MESSAGE: usize = 4 << 20;
+
+/// Largest payload of rows in one `Forward` message in bytes: what [`MAX_MESSAGE`] leaves beside
+/// ids, counts and framing.
+pub const MAX_PAYLOAD: usize = MAX_MESSAGE - (512 << 10);
+
+/// Largest message of the control service in bytes: the logits of one position and the routing of
+/// a long prompt fit.
+pub const MAX_CONTROL_MESSAGE: usize = 256 << 20;
+
+/// HTTP/2 flow-control window in bytes of a stream and of its connection. The protocol's default of
+/// 64 KiB would stall a prefill message several times.
+pub const STREAM_WINDOW: u32 = 8 << 20;

@@ -1,0 +1,106 @@
+//! Expert sets as text, for command lines: `1:6-7,2:0,5-7` is experts 6 and 7 of layer 1 and
+//! experts 0, 5, 6 and 7 of layer 2.
+
+use crate::v1::LayerExperts;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A listing that cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("expert listing: {part:?} is not of the form LAYER:ID, LAYER:FIRST-LAST or a further ID of the layer before it")]
+pub struct ListingError {
+    /// The part between commas that was wrong.
+    pub part: String,
+}
+
+/// Ids above this are refused: no model has so many experts, and a range must not exhaust memory.
+const MAX_ID: u32 = 1 << 16;
+
+/// Writes `layers` with ranges.
+pub fn format_listing(layers: &[LayerExperts]) -> String {
+    let mut parts = Vec::new();
+    for layer in layers {
+        let mut prefix = format!("{}:", layer.layer);
+        for run in layer.experts.chunk_by(|a, b| a.checked_add(1) == Some(*b)) {
+            let (first, last) = (run[0], run[run.len() - 1]);
+            parts.push(if first == last {
+                format!("{prefix}{first}")
+            } else {
+                format!("{prefix}{first}-{last}")
+            });
+            prefix.clear();
+        }
+    }
+    parts.join(",")
+}
+
+/// Reads what [`format_listing`] writes; layers and experts come out ascending, without duplicates.
+///
+/// # Errors
+/// The first part that is not of the form.
+pub fn parse_listing(text: &str) -> Result<Vec<LayerExperts>, ListingError> {
+    let mut layers: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
+    let mut current = None;
+    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        let error = || ListingError { part: part.to_owned() };
+        let number = |digits: &str| digits.parse::<u32>().ok().filter(|&id| id <= MAX_ID);
+        let range = match part.split_once(':') {
+            Some((layer, range)) => {
+                current = Some(number(layer).ok_or_else(error)?);
+                range
+            }
+            None => part,
+        };
+        let layer = current.ok_or_else(error)?;
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last) = (
+            number(first).ok_or_else(error)?,
+            number(last).ok_or_else(error)?,
+        );
+        if first > last {
+            return Err(error());
+        }
+        layers.entry(layer).or_default().extend(first..=last);
+    }
+    Ok(layers
+        .into_iter()
+        .map(|(layer, experts)| LayerExperts {
+            layer,
+            experts: experts.into_iter().collect(),
+        })
+        .collect())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn layer(layer: u32, experts: &[u32]) -> LayerExperts {
+        LayerExperts {
+            layer,
+            experts: experts.to_vec(),
+        }
+    }
+
+    #[test]
+    fn round_trip() {
+        let layers = vec![layer(1, &[6, 7]), layer(2, &[0, 5, 6, 7]), layer(9, &[3])];
+        let text = format_listing(&layers);
+        assert_eq!(text, "1:6-7,2:0,5-7,9:3");
+        assert_eq!(parse_listing(&text).unwrap(), layers);
+        assert_eq!(parse_listing("").unwrap(), vec![]);
+    }
+
+    #[test]
+    fn names_the_part_that_is_wrong() {
+        for (text, part) in [
+            ("4", "4"),
+            ("1:a", "1:a"),
+            ("1:2,x-3", "x-3"),
+            ("1:7-2", "1:7-2"),
+            ("1:0-4000000000", "1:0-4000000000"),
+        ] {
+            assert_eq!(parse_listing(text).unwrap_err().part, part);
+        }
+    }
+}
