@@ -5,8 +5,7 @@
 //! packed form.
 
 use remoe_kernels::{
-    Activation, Dtype, ExpertShape, KernelError, Matrix, PackedExpert, PackedExpertBuilder,
-    StoredDtype,
+    Activation, Dtype, ExpertShape, KernelError, Matrix, PackedExpert, PackedExpertBuilder, StoredDtype,
 };
 use remoe_model::{Checkpoint, CheckpointError, TensorRef};
 use std::fmt;
@@ -109,13 +108,8 @@ pub fn expert_shape(
         remoe_model::Activation::GeluTanh => Activation::GeluTanh,
         remoe_model::Activation::Relu => Activation::Relu,
     };
-    ExpertShape::new(config.hidden_size, moe.expert_width, dtype, activation).map_err(|source| {
-        LoadError::Kernel {
-            layer,
-            expert,
-            source,
-        }
-    })
+    ExpertShape::new(config.hidden_size, moe.expert_width, dtype, activation)
+        .map_err(|source| LoadError::Kernel { layer, expert, source })
 }
 
 /// Reads expert `expert` of `layer` and packs it for computing in `dtype`.
@@ -135,18 +129,12 @@ pub fn load_expert(
         remoe_model::StoredDtype::Bf16 => StoredDtype::Bf16,
         remoe_model::StoredDtype::F16 => StoredDtype::F16,
     };
-    let refused = |source| LoadError::Kernel {
-        layer,
-        expert,
-        source,
-    };
+    let refused = |source| LoadError::Kernel { layer, expert, source };
     let mut builder = PackedExpertBuilder::new(shape, stored).map_err(refused)?;
     let mut buffer = Vec::new();
-    for (matrix, tensor) in [
-        (Matrix::Gate, &tensors.gate),
-        (Matrix::Up, &tensors.up),
-        (Matrix::Down, &tensors.down),
-    ] {
+    for (matrix, tensor) in
+        [(Matrix::Gate, &tensors.gate), (Matrix::Up, &tensors.up), (Matrix::Down, &tensors.down)]
+    {
         read_rows(checkpoint, tensor, builder.row_bytes(matrix), &mut buffer, |row, bytes| {
             builder.rows(matrix, row, bytes).map_err(refused)
         })?;

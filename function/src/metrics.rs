@@ -22,9 +22,7 @@ pub async fn serve_metrics(
             async move { render(&registry) }
         }),
     );
-    axum::serve(listener, router)
-        .with_graceful_shutdown(shutdown.cancelled_owned())
-        .await
+    axum::serve(listener, router).with_graceful_shutdown(shutdown.cancelled_owned()).await
 }
 
 /// The metrics of `registry` as an HTTP answer.

@@ -2,6 +2,21 @@
 //!
 //! [`PackedExpert`] holds an expert's weights in the order in which they are read; [`Pool`] computes. What comes back is one row per (token, expert), unweighted.
 //!
+//! ```
+//! use remoe_kernels::{Activation, Dtype, ExpertShape, Job, PackedExpert, Pool, PoolConfig, StoredDtype};
+//!
+//! # fn main() -> Result<(), remoe_kernels::KernelError> {
+//! let shape = ExpertShape::new(64, 48, Dtype::F32, Activation::Silu)?;
+//! let weights = vec![0u8; 64 * 48 * 4];
+//! let expert = PackedExpert::pack(shape, StoredDtype::F32, &weights, &weights, &weights)?;
+//! let pool = Pool::new(PoolConfig::default())?;
+//! let inputs = vec![0u8; 3 * shape.row_bytes()];
+//! let mut output = vec![0u8; 2 * shape.row_bytes()];
+//! pool.forward(&mut [Job { expert: &expert, inputs: &inputs, row_index: &[2, 0], output: &mut output }])?;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Numerics: one class, every path the same bits
 //!
 //! The result of a row is a function of the row, the weights, the element type and the activation alone. It depends on no other row of the call, nor on the number of threads, the instruction path or how the work was split. [`numerics_class`] names these rules, and a scalar definition is in [`numerics`]:

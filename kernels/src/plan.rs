@@ -177,6 +177,7 @@ impl Plan {
         let weights = job.words.wrapping_add(offset);
         let panel = Panel {
             weights,
+            bytes: pairs * shape.pair_words() * 4,
             pairs,
             rows: rows.as_ptr(),
             row_count: job.rows,
@@ -217,7 +218,8 @@ fn validate(jobs: &[Job<'_>]) -> Result<usize, KernelError> {
         if let Some(&index) = job.row_index.iter().find(|&&index| index as usize >= input_rows) {
             return Err(KernelError::RowIndex { job: position, index, rows: input_rows });
         }
-        let expected = rows * row_bytes;
+        let too_large = KernelError::TooLarge { what: "an output" };
+        let expected = rows.checked_mul(row_bytes).ok_or(too_large)?;
         if job.output.len() != expected {
             return Err(KernelError::OutputLength { job: position, expected, actual: job.output.len() });
         }

@@ -6,7 +6,7 @@ mod common;
 
 use common::{Data, Expert, Random, bits, forward, pool, stored_bits, to_bytes};
 use proptest::prelude::*;
-use remoe_kernels::{Activation, Dtype, InstructionPath, Job, Pool};
+use remoe_kernels::{Activation, Dtype, ExpertShape, InstructionPath, Job, PackedExpert, Pool};
 
 const ACTIVATIONS: [Activation; 3] = [Activation::Silu, Activation::GeluTanh, Activation::Relu];
 const DTYPES: [Dtype; 2] = [Dtype::Bf16, Dtype::F32];
@@ -167,15 +167,36 @@ fn jobs_of_different_shapes_in_one_call() {
     }
 }
 
+/// Padded columns are sums of x * 0, which is NaN for an infinite x; the result must not be.
+#[test]
+fn padding_stays_zero_when_an_input_is_infinite() {
+    for path in InstructionPath::available() {
+        let pool = pool(1, path);
+        for dtype in DTYPES {
+            for (hidden, width) in [(1, 1), (5, 7), (64, 33), (41, 64)] {
+                let shape = ExpertShape::new(hidden, width, dtype, Activation::Silu).unwrap();
+                let half = to_bytes(&vec![0.5; hidden * width], dtype);
+                let packed = PackedExpert::pack(shape, dtype.into(), &half, &half, &half).unwrap();
+                let mut x = vec![1.0; 2 * hidden];
+                x[hidden / 2] = f32::INFINITY;
+                let output = bits(&forward(&pool, &packed, &to_bytes(&x, dtype), &[0, 1]), dtype);
+                let infinity = stored_bits(f32::INFINITY, dtype);
+                assert!(output[..hidden].iter().all(|&b| b == infinity), "{path} {shape:?}");
+                assert!(output[hidden..].iter().all(|&b| b < infinity), "{path} {shape:?}");
+            }
+        }
+    }
+}
+
 /// Activations of single values, by way of an expert that passes them through: x = (v, 1), gate = (1, 0), up = (0, 1).
 #[test]
 fn activations_agree_over_the_whole_range() {
     let pools = pools();
     for activation in ACTIVATIONS {
         for dtype in DTYPES {
-            let shape = remoe_kernels::ExpertShape::new(2, 1, dtype, activation).unwrap();
+            let shape = ExpertShape::new(2, 1, dtype, activation).unwrap();
             let pack = |m: &[f32]| to_bytes(m, dtype);
-            let packed = remoe_kernels::PackedExpert::pack(
+            let packed = PackedExpert::pack(
                 shape,
                 dtype.into(),
                 &pack(&[1.0, 0.0]),

@@ -33,6 +33,21 @@ fn operations_equal_ieee_where_nothing_is_tiny() {
 }
 
 #[test]
+fn fused_means_one_rounding() {
+    // The product is 2^-24 - 2^-54: with 1 + 2^-23 it comes so close to half-way that float64 cannot tell.
+    let small = 2f32.powi(-15);
+    let (a, b) = ((1.0 + small) * 2f32.powi(-12), (1.0 - small) * 2f32.powi(-12));
+    let odd = 1.0 + f32::EPSILON;
+    assert_eq!(fma(a, b, odd), odd);
+    assert_eq!(fma(-a, b, odd), odd);
+    assert_eq!(fma(a, -b, -odd), -odd);
+    assert_eq!(fma(a, b, -odd), -odd);
+    for c in [odd, -odd] {
+        assert_eq!(fma(a, b, c), a.mul_add(b, c));
+    }
+}
+
+#[test]
 fn tiny_is_decided_after_rounding_to_24_bits() {
     let power = |e: i32| f32::from_bits(((e + 127) as u32) << 23);
     // 2^-126 - 2^-k, exactly: the half-way point to 2^-126 is at k = 151, and the tie goes to even.
@@ -63,7 +78,8 @@ fn tiny_is_decided_after_rounding_to_24_bits() {
     let denormal = f32::from_bits(0x007f_ffff);
     assert_eq!(fma(denormal, 3e38, 0.0), 0.0);
     assert!(fma(denormal, f32::INFINITY, 1.0).is_nan());
-    assert_eq!(fma(1.0, 1.0, denormal), 1.0);
+    assert_eq!(fma(0.0, 1.0, -denormal).to_bits(), 0.0f32.to_bits());
+    assert_eq!(fma(-LEAST, 0.5, LEAST / 2.0).to_bits(), (-0.0f32).to_bits());
 }
 
 /// Sums `h0 * d0 + (h1 * d1 + 0)` in the down projection of every path: x = (h0, h1, 1), gate = 1, up = h.

@@ -9,14 +9,14 @@ use remoe_kernels::Dtype;
 use remoe_model::Checkpoint;
 use remoe_wire::v1::main_model_server::MainModel;
 use remoe_wire::v1::{
-    DescribeMainRequest, ExpertCalls, Finished, GenerateEvent, GenerateRequest, InspectReply,
+    DescribeMainRequest, Endpoint, ExpertCalls, Finished, GenerateEvent, GenerateRequest, InspectReply,
     InspectRequest, LayerExperts, LayerRouting, MainDescription, Piece, Routing, RoutingAck, Started,
     TokenIds, TokenRouting, generate_event, generate_request, inspect_request,
 };
 use remoe_wire::{ErrorCode, ServiceError};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
-use std::sync::Mutex as Lock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex as Lock, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -31,10 +31,14 @@ pub(crate) struct Control {
     pub(crate) threads: usize,
     pub(crate) text: Option<Arc<TextFront>>,
     pub(crate) description: MainDescription,
+    /// Held while a placement is brought into force: one at a time.
+    pub(crate) placing: Mutex<()>,
     /// Experts packed for the generation in force; the next one reuses them.
-    pub(crate) packed: Mutex<LocalExperts>,
+    pub(crate) packed: Lock<LocalExperts>,
     /// The generation in force; 0 before the first.
-    pub(crate) generation: watch::Sender<u64>,
+    pub(crate) generation: AtomicU64,
+    /// Whether a generation is in force: the function is ready for requests.
+    pub(crate) placed: watch::Sender<bool>,
     /// From the start of the process to the first generation in force.
     pub(crate) load_time: Lock<Option<Duration>>,
     pub(crate) started: Instant,
@@ -42,43 +46,28 @@ pub(crate) struct Control {
 
 #[tonic::async_trait]
 impl MainModel for Control {
-    async fn set_routing(
-        &self,
-        request: tonic::Request<Routing>,
-    ) -> Result<Response<RoutingAck>, Status> {
+    async fn set_routing(&self, request: tonic::Request<Routing>) -> Result<Response<RoutingAck>, Status> {
         let routing = request.into_inner();
         let remote = self.remote_sets(&routing.remote)?;
-        let endpoints = endpoints(&routing, &remote)?;
-        // One placement at a time: the lock is held until the generation is in force.
-        let mut packed = self.packed.lock().await;
-        let current = *self.generation.borrow();
+        let endpoints = endpoints(&routing, &remote);
+        let _placing = self.placing.lock().await;
+        let current = self.generation.load(Ordering::Acquire);
         if routing.generation <= current {
-            return Ok(Response::new(RoutingAck {
-                generation: current,
-                problems: Vec::new(),
-            }));
+            return Ok(Response::new(RoutingAck { generation: current, problems: Vec::new() }));
         }
-        let local = self.pack_local(&remote, packed.clone()).await?;
+        let local = self.pack_local(&remote, self.packed()).await?;
         let (done, outcome) = oneshot::channel();
-        let switch = Switch {
-            generation: routing.generation,
-            local: local.clone(),
-            remote,
-            endpoints,
-            done,
-        };
+        let switch = Switch { generation: routing.generation, local: local.clone(), remote, endpoints, done };
         let stopped = || ServiceError::new(ErrorCode::Unavailable, "the engine has stopped");
         self.switches.send(switch).map_err(|_| stopped())?;
         let outcome = outcome.await.map_err(|_| stopped())?;
-        *packed = local;
+        *self.packed.lock().unwrap_or_else(PoisonError::into_inner) = local;
         if let Ok(mut load_time) = self.load_time.lock() {
             load_time.get_or_insert_with(|| self.started.elapsed());
         }
-        self.generation.send_replace(outcome.generation);
-        Ok(Response::new(RoutingAck {
-            generation: outcome.generation,
-            problems: outcome.problems,
-        }))
+        self.generation.store(outcome.generation, Ordering::Release);
+        self.placed.send_replace(true);
+        Ok(Response::new(RoutingAck { generation: outcome.generation, problems: outcome.problems }))
     }
 
     async fn describe(
@@ -86,8 +75,8 @@ impl MainModel for Control {
         _: tonic::Request<DescribeMainRequest>,
     ) -> Result<Response<MainDescription>, Status> {
         let mut description = self.description.clone();
-        description.generation = *self.generation.borrow();
-        description.local = self.packed.lock().await.listing();
+        description.generation = self.generation.load(Ordering::Acquire);
+        description.local = self.packed().listing();
         Ok(Response::new(description))
     }
 
@@ -119,11 +108,7 @@ impl MainModel for Control {
                 seed: wanted.seed,
                 ..Sampling::default()
             },
-            stop: StopRules {
-                strings: wanted.stop,
-                ignore_eos: wanted.ignore_eos,
-                ..StopRules::default()
-            },
+            stop: StopRules { strings: wanted.stop, ignore_eos: wanted.ignore_eos, ..StopRules::default() },
             logprobs: None,
             prompt_logprobs: None,
             inspect: None,
@@ -166,10 +151,7 @@ impl MainModel for Control {
             prompt_logprobs: None,
             inspect: Some(level),
         })?;
-        let mut reply = InspectReply {
-            prompt_ids: prompt,
-            ..InspectReply::default()
-        };
+        let mut reply = InspectReply { prompt_ids: prompt, ..InspectReply::default() };
         while let Some(event) = events.recv().await {
             match event {
                 Event::Inspection(inspection) => {
@@ -190,6 +172,11 @@ impl MainModel for Control {
 }
 
 impl Control {
+    fn packed(&self) -> LocalExperts {
+        // Replaced as a whole, so a panic elsewhere cannot have left it half-written.
+        self.packed.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     fn text(&self) -> Result<&TextFront, ServiceError> {
         self.text.as_deref().ok_or_else(|| {
             ServiceError::invalid(
@@ -213,10 +200,7 @@ impl Control {
     }
 
     /// The remote sets by layer, checked against the model.
-    fn remote_sets(
-        &self,
-        remote: &[LayerExperts],
-    ) -> Result<BTreeMap<usize, BTreeSet<u32>>, ServiceError> {
+    fn remote_sets(&self, remote: &[LayerExperts]) -> Result<BTreeMap<usize, BTreeSet<u32>>, ServiceError> {
         let config = self.checkpoint.config();
         let mut sets: BTreeMap<usize, BTreeSet<u32>> = BTreeMap::new();
         for set in remote {
@@ -258,9 +242,8 @@ impl Control {
             }
         }
         let (checkpoint, dtype, threads) = (self.checkpoint.clone(), self.dtype, self.threads);
-        let internal = |error: &dyn std::error::Error| {
-            ServiceError::new(ErrorCode::Internal, error.to_string())
-        };
+        let internal =
+            |error: &dyn std::error::Error| ServiceError::new(ErrorCode::Internal, error.to_string());
         let load = move || load_experts(&checkpoint, &missing, dtype, threads);
         let packed = tokio::task::spawn_blocking(load)
             .await
@@ -273,39 +256,21 @@ impl Control {
     }
 }
 
-/// Every endpoint's address with the remote sets of the layers that it serves. Each remote layer
-/// needs at least one endpoint.
-fn endpoints(
-    routing: &Routing,
-    remote: &BTreeMap<usize, BTreeSet<u32>>,
-) -> Result<Vec<(String, Vec<LayerExperts>)>, ServiceError> {
-    let sets: Vec<(String, Vec<LayerExperts>)> = routing
-        .endpoints
-        .iter()
-        .map(|endpoint| {
-            let serves = |layer: usize| {
-                endpoint.layers.is_empty() || endpoint.layers.contains(&(layer as u32))
-            };
-            let sets = remote
-                .iter()
-                .filter(|&(&layer, _)| serves(layer))
-                .map(|(&layer, experts)| LayerExperts {
-                    layer: layer as u32,
-                    experts: experts.iter().copied().collect(),
-                })
-                .collect();
-            (endpoint.address.clone(), sets)
-        })
-        .collect();
-    for &layer in remote.keys() {
-        if !sets.iter().any(|(_, sets)| sets.iter().any(|set| set.layer as usize == layer)) {
-            return Err(ServiceError::invalid(
-                "endpoints",
-                format!("layer {layer} has remote experts but no endpoint serves it"),
-            ));
-        }
-    }
-    Ok(sets)
+/// Every endpoint's address with the remote sets of the layers that it serves. A layer that none
+/// serves is computed from local loads.
+fn endpoints(routing: &Routing, remote: &BTreeMap<usize, BTreeSet<u32>>) -> Vec<(String, Vec<LayerExperts>)> {
+    let sets = |endpoint: &Endpoint| {
+        let serves = |layer: usize| endpoint.layers.is_empty() || endpoint.layers.contains(&(layer as u32));
+        remote
+            .iter()
+            .filter(|&(&layer, _)| serves(layer))
+            .map(|(&layer, experts)| LayerExperts {
+                layer: layer as u32,
+                experts: experts.iter().copied().collect(),
+            })
+            .collect()
+    };
+    routing.endpoints.iter().map(|endpoint| (endpoint.address.clone(), sets(endpoint))).collect()
 }
 
 /// Passes a request's events on until it ends or nobody reads any more.
@@ -358,12 +323,7 @@ fn event(event: generate_event::Event) -> GenerateEvent {
 }
 
 fn expert_calls(tally: crate::engine::request::ExpertTally) -> ExpertCalls {
-    ExpertCalls {
-        local: tally.local,
-        remote: tally.remote,
-        fallback: tally.fallback,
-        retries: tally.retries,
-    }
+    ExpertCalls { local: tally.local, remote: tally.remote, fallback: tally.fallback, retries: tally.retries }
 }
 
 fn layer_routing(routing: crate::engine::request::LayerRouting) -> LayerRouting {

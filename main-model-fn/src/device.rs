@@ -18,7 +18,9 @@ pub enum DeviceError {
     #[error("device {0:?} is none of cpu, cuda, cuda:INDEX")]
     Unknown(String),
     /// LibTorch does not see it.
-    #[error("device cuda:{index} is not there: LibTorch sees {found} CUDA devices (a LibTorch with CUDA is used through LIBTORCH at build time)")]
+    #[error(
+        "device cuda:{index} is not there: LibTorch sees {found} CUDA devices (a LibTorch with CUDA is used through LIBTORCH at build time)"
+    )]
     Missing {
         /// The index asked for.
         index: usize,

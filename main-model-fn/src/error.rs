@@ -46,10 +46,7 @@ impl Error {
     pub fn is_checkpoint(&self) -> bool {
         match self {
             Self::Checkpoint(_) | Self::Text(_) => true,
-            Self::Load(error) => matches!(
-                error,
-                LoadModelError::Checkpoint(_) | LoadModelError::Unsupported(_)
-            ),
+            Self::Load(error) => matches!(error, LoadModelError::Checkpoint(_)),
             Self::Expert(error) => matches!(error, LoadError::Checkpoint(_)),
             Self::Device(_)
             | Self::Kernel(_)

@@ -17,6 +17,7 @@ mod device;
 pub mod engine;
 mod error;
 mod experts;
+mod http;
 mod metrics;
 mod serve;
 mod settings;

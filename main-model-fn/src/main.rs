@@ -17,11 +17,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error}");
-            if error.is_checkpoint() {
-                ExitCode::from(EXIT_CHECKPOINT)
-            } else {
-                ExitCode::FAILURE
-            }
+            if error.is_checkpoint() { ExitCode::from(EXIT_CHECKPOINT) } else { ExitCode::FAILURE }
         }
     }
 }
@@ -31,10 +27,7 @@ fn serve(settings: Settings, started: Instant) -> Result<(), Error> {
         end_with_launcher(launcher).map_err(std::io::Error::other)?;
     }
     // HTTP and control need little; the engine has a thread and a runtime of its own.
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let outcome = runtime.block_on(async {
         let shutdown = shutdown_on_signal()?;
         let listeners = Listeners::bind(&settings).await?;

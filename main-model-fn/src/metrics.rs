@@ -27,7 +27,10 @@ impl EngineMetrics {
             waiting: IntGauge::new("remoe_requests_waiting", "Requests that wait for room in the batch.")?,
             running: IntGauge::new("remoe_requests_running", "Requests in the batch.")?,
             iterations: IntCounter::new("remoe_iterations_total", "Forwards through the model.")?,
-            rows: IntCounter::new("remoe_forwarded_positions_total", "Rows forwarded, all requests together.")?,
+            rows: IntCounter::new(
+                "remoe_forwarded_positions_total",
+                "Rows forwarded, all requests together.",
+            )?,
             iteration_seconds: Histogram::with_opts(
                 HistogramOpts::new("remoe_iteration_seconds", "Duration of one forward.")
                     .buckets(prometheus::exponential_buckets(5e-4, 2.0, 16)?),

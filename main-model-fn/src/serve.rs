@@ -3,6 +3,7 @@
 use crate::control::Control;
 use crate::engine::{self, EngineParts, EngineSettings, RequestLimits, Vocabulary};
 use crate::experts::{Expected, ExpertMetrics, LocalExperts};
+use crate::http::{HttpOptions, HttpState, TextFrontend, router};
 use crate::metrics::EngineMetrics;
 use crate::text::TextFront;
 use crate::transformer::Transformer;
@@ -16,10 +17,11 @@ use remoe_wire::v1::MainDescription;
 use remoe_wire::v1::main_model_server::MainModelServer;
 use remoe_wire::{MAX_CONTROL_MESSAGE, WIRE_VERSION};
 use std::io;
-use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
-use tokio::sync::{Mutex, watch};
+use tokio::sync::watch;
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 
@@ -79,10 +81,7 @@ pub async fn run(
     tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX));
     let text = TextFront::open(&checkpoint)?.map(Arc::new);
     let transformer = Transformer::load(&checkpoint, dtype, device)?;
-    let pool = Pool::new(PoolConfig {
-        threads,
-        ..PoolConfig::default()
-    })?;
+    let pool = Pool::new(PoolConfig { threads, ..PoolConfig::default() })?;
     let registry = Registry::new();
     let fingerprint = checkpoint.fingerprint()?.to_string();
     let config = checkpoint.config();
@@ -102,10 +101,7 @@ pub async fn run(
         pool,
         checkpoint: checkpoint.clone(),
         dtype,
-        vocabulary: Vocabulary {
-            tokenizer: text.as_ref().map(|text| text.tokenizer().clone()),
-            end_ids,
-        },
+        vocabulary: Vocabulary { tokenizer: text.as_ref().map(|text| text.tokenizer().clone()), end_ids },
         expected: Expected {
             checkpoint: fingerprint.clone(),
             dtype: dtype.to_string(),
@@ -133,7 +129,20 @@ pub async fn run(
         metrics: None,
         start_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
     };
-    let generation = watch::Sender::new(0);
+    let placed = watch::Sender::new(false);
+    let http_state = HttpState::new(
+        engine.clone(),
+        text.clone().map(|text| text as Arc<dyn TextFrontend>),
+        HttpOptions {
+            api_key: settings.api_key.clone(),
+            cors_origins: settings.cors_origins.clone(),
+            body_limit: settings.body_limit,
+            defaults: checkpoint.generation().clone(),
+            ..HttpOptions::new(model_name(&settings))
+        },
+        placed.subscribe(),
+        registry,
+    )?;
     let control = Control {
         engine: engine.clone(),
         switches,
@@ -151,9 +160,11 @@ pub async fn run(
             local: Vec::new(),
             start_us: announcement.start_us,
         },
+        placing: tokio::sync::Mutex::new(()),
         packed: Mutex::new(LocalExperts::default()),
-        generation: generation.clone(),
-        load_time: std::sync::Mutex::new(None),
+        generation: AtomicU64::new(0),
+        placed,
+        load_time: Mutex::new(None),
         started,
     };
     let (health, health_service) = tonic_health::server::health_reporter();
@@ -171,17 +182,30 @@ pub async fn run(
             shutdown.clone().cancelled_owned(),
         );
     let control_server = tokio::spawn(control_server);
+    let http_stop = shutdown.clone();
+    let http_server = tokio::spawn(async move {
+        match listeners.http {
+            None => Ok(()),
+            Some(listener) => {
+                axum::serve(listener, router(http_state)).with_graceful_shutdown(http_stop.cancelled_owned()).await
+            }
+        }
+    });
     ready(&announcement)?;
     tracing::info!(control = %announcement.grpc, http = ?announcement.http, start_us = announcement.start_us, "listening");
     let served = async {
         control_server.await.map_err(io::Error::other)??;
+        http_server.await.map_err(io::Error::other)??;
         Ok::<_, Error>(())
     };
     let limit = async {
         shutdown.cancelled().await;
         tracing::info!(in_flight = engine.in_flight(), "draining");
         tokio::time::sleep(DRAIN_LIMIT).await;
-        tracing::warn!(limit_s = DRAIN_LIMIT.as_secs(), "requests were still running at the end of the drain");
+        tracing::warn!(
+            limit_s = DRAIN_LIMIT.as_secs(),
+            "requests were still running at the end of the drain"
+        );
     };
     tokio::select! {
         served = served => {
@@ -194,6 +218,16 @@ pub async fn run(
         () = engine_stop.cancelled() => Err(Error::Engine),
         () = limit => Ok(()),
     }
+}
+
+/// The model's name in the API: what the settings say, else the folder's.
+fn model_name(settings: &Settings) -> String {
+    let folder = || {
+        // A folder given as `.` has a name only in its absolute form.
+        let path = settings.model.canonicalize().unwrap_or_else(|_| settings.model.clone());
+        path.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
+    };
+    settings.served_model_name.clone().unwrap_or_else(folder)
 }
 
 /// Positions that `bytes` of keys and values hold.

@@ -23,10 +23,7 @@ impl TextFront {
         let Some(tokenizer) = Tokenizer::open(folder, vocab_size)? else {
             return Ok(None);
         };
-        Ok(Some(Self {
-            tokenizer: Arc::new(tokenizer),
-            template: ChatTemplate::open(folder)?,
-        }))
+        Ok(Some(Self { tokenizer: Arc::new(tokenizer), template: ChatTemplate::open(folder)? }))
     }
 
     /// The tokenizer.

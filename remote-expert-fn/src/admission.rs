@@ -35,10 +35,7 @@ impl Admission {
     /// Room for one request of `bytes`, answer included; none when a bound would be passed.
     pub(crate) fn admit(self: &Arc<Self>, bytes: usize) -> Option<Permit> {
         // Taken before it is checked, so that two streams cannot both take the last room.
-        let permit = Permit {
-            admission: self.clone(),
-            bytes,
-        };
+        let permit = Permit { admission: self.clone(), bytes };
         let requests = self.requests.fetch_add(1, Ordering::AcqRel) + 1;
         let bytes = self.bytes.fetch_add(bytes, Ordering::AcqRel) + bytes;
         (requests <= self.max_requests && bytes <= self.max_bytes).then_some(permit)

@@ -58,10 +58,7 @@ impl Computer {
             } else {
                 self.compute(&order.work, &mut scratch)
             };
-            let reply = ForwardReply {
-                id,
-                outcome: Some(outcome),
-            };
+            let reply = ForwardReply { id, outcome: Some(outcome) };
             // A stream that is gone needs no answer.
             let _stream_gone = order.answers.send(Ok((reply, Some(order.permit))));
         }
@@ -83,11 +80,7 @@ impl Computer {
             Err(message) => {
                 tracing::error!(id = work.id, layer = work.layer, %message, "computation failed");
                 self.metrics.answers.with_label_values(&["internal"]).inc();
-                Outcome::Failure(Failure {
-                    code: Code::Internal.into(),
-                    message,
-                    retryable: true,
-                })
+                Outcome::Failure(Failure { code: Code::Internal.into(), message, retryable: true })
             }
         }
     }
@@ -114,12 +107,7 @@ impl Computer {
                 .get(work.layer, expert)
                 .ok_or_else(|| format!("expert {expert} of layer {} is not hosted", work.layer))?;
             let (this, rest) = output.split_at_mut(rows.len() * self.row_bytes);
-            jobs.push(Job {
-                expert: packed,
-                inputs: &work.rows,
-                row_index: rows,
-                output: this,
-            });
+            jobs.push(Job { expert: packed, inputs: &work.rows, row_index: rows, output: this });
             output = rest;
         }
         self.pool.forward(&mut jobs).map_err(|error| error.to_string())?;

@@ -67,21 +67,13 @@ impl Host {
             return Err(HostError::Empty);
         }
         if let Some(limit) = limit.filter(|&limit| needed > limit) {
-            return Err(HostError::TooLarge {
-                experts: wanted.len(),
-                needed,
-                working: WORKING_BYTES,
-                limit,
-            });
+            return Err(HostError::TooLarge { experts: wanted.len(), needed, working: WORKING_BYTES, limit });
         }
         let mut layers: BTreeMap<u32, BTreeMap<u32, PackedExpert>> = BTreeMap::new();
         for (layer, expert, packed) in load_experts(checkpoint, &wanted, dtype, threads)? {
             layers.entry(layer as u32).or_default().insert(expert, packed);
         }
-        Ok(Self {
-            layers,
-            memory_bytes: needed,
-        })
+        Ok(Self { layers, memory_bytes: needed })
     }
 
     /// The packed expert, if it is hosted.
@@ -93,10 +85,7 @@ impl Host {
     pub fn listing(&self) -> Vec<LayerExperts> {
         self.layers
             .iter()
-            .map(|(&layer, experts)| LayerExperts {
-                layer,
-                experts: experts.keys().copied().collect(),
-            })
+            .map(|(&layer, experts)| LayerExperts { layer, experts: experts.keys().copied().collect() })
             .collect()
     }
 

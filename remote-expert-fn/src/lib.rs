@@ -19,8 +19,8 @@ use admission::Admission;
 use compute::Computer;
 use metrics::Metrics;
 use prometheus::Registry;
-use remoe_function::{Announcement, Role, serve_metrics};
 use remoe_experts::{LoadError, default_dtype};
+use remoe_function::{Announcement, Role, serve_metrics};
 use remoe_kernels::{KernelError, Pool, PoolConfig, numerics_class};
 use remoe_model::{Checkpoint, CheckpointError};
 use remoe_wire::v1::FunctionDescription;
@@ -91,17 +91,11 @@ pub async fn run(
     ready: impl FnOnce(&Announcement) -> io::Result<()>,
 ) -> Result<(), Error> {
     let checkpoint = Checkpoint::open(&settings.model)?;
-    let dtype = settings
-        .dtype
-        .map_or_else(|| default_dtype(&checkpoint), |dtype| dtype.0);
+    let dtype = settings.dtype.map_or_else(|| default_dtype(&checkpoint), |dtype| dtype.0);
     let threads = settings.threads.unwrap_or_else(all_cores).max(1);
     let sets = parse_listing(&settings.experts)?;
     let host = Host::load(&checkpoint, &sets, dtype, settings.memory_bytes, threads)?;
-    let pool = Pool::new(PoolConfig {
-        threads,
-        path: settings.instruction_path,
-        ..PoolConfig::default()
-    })?;
+    let pool = Pool::new(PoolConfig { threads, path: settings.instruction_path, ..PoolConfig::default() })?;
     let registry = Registry::new();
     let metrics = Metrics::new(&registry)?;
     metrics.memory.set(i64::try_from(host.memory_bytes()).unwrap_or(i64::MAX));
@@ -133,12 +127,7 @@ pub async fn run(
     let host = Arc::new(host);
     let admission = Admission::new(settings.max_in_flight, settings.max_in_flight_bytes);
     let (orders, queue) = blocking::channel();
-    let computer = Computer {
-        host: host.clone(),
-        pool,
-        row_bytes,
-        metrics: metrics.clone(),
-    };
+    let computer = Computer { host: host.clone(), pool, row_bytes, metrics: metrics.clone() };
     std::thread::Builder::new().name("compute".to_owned()).spawn(move || computer.run(&queue))?;
     let closing = CancellationToken::new();
     let service = Service {
@@ -165,10 +154,7 @@ pub async fn run(
                 .max_decoding_message_size(MAX_MESSAGE)
                 .max_encoding_message_size(MAX_MESSAGE),
         )
-        .serve_with_incoming_shutdown(
-            TcpListenerStream::new(listener),
-            closing.clone().cancelled_owned(),
-        );
+        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), closing.clone().cancelled_owned());
     let server = tokio::spawn(server);
     ready(&announcement)?;
     tracing::info!(address = %announcement.grpc, start_us = announcement.start_us, "ready");
@@ -194,7 +180,10 @@ pub async fn run(
     let limit = async {
         shutdown.cancelled().await;
         tokio::time::sleep(DRAIN_LIMIT).await;
-        tracing::warn!(limit_s = DRAIN_LIMIT.as_secs(), "connections were still open at the end of the drain");
+        tracing::warn!(
+            limit_s = DRAIN_LIMIT.as_secs(),
+            "connections were still open at the end of the drain"
+        );
     };
     tokio::select! {
         served = served => served,

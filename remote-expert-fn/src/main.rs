@@ -1,8 +1,8 @@
 //! The `remote-expert-fn` process.
 
 use clap::Parser;
-use remote_expert_fn::{Error, Settings, run};
 use remoe_function::{Role, announce, end_with_launcher, init_logs, shutdown_on_signal};
+use remote_expert_fn::{Error, Settings, run};
 use std::process::ExitCode;
 use std::time::Instant;
 use tokio::net::TcpListener;

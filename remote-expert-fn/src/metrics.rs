@@ -40,10 +40,16 @@ impl Metrics {
             pairs: IntCounter::new("remoe_function_pairs_total", "(token, expert) pairs computed.")?,
             compute: seconds("remoe_function_compute_seconds", "Duration of a request's computation.")?,
             queued: seconds("remoe_function_queue_seconds", "Wait of a request for its computation.")?,
-            in_flight: IntGauge::new("remoe_function_requests_in_flight", "Requests accepted and not yet answered.")?,
+            in_flight: IntGauge::new(
+                "remoe_function_requests_in_flight",
+                "Requests accepted and not yet answered.",
+            )?,
             memory: IntGauge::new("remoe_function_memory_bytes", "Packed weights and working memory.")?,
             experts: IntGauge::new("remoe_function_experts", "Experts hosted.")?,
-            start: IntGauge::new("remoe_function_start_microseconds", "From the start of the process to readiness.")?,
+            start: IntGauge::new(
+                "remoe_function_start_microseconds",
+                "From the start of the process to readiness.",
+            )?,
         };
         registry.register(Box::new(metrics.answers.clone()))?;
         registry.register(Box::new(metrics.pairs.clone()))?;

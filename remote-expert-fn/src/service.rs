@@ -49,12 +49,8 @@ impl ExpertFunction for Service {
         // would make reading wait for writing.
         let (answers, outbox) = mpsc::unbounded_channel::<Result<Answer, Status>>();
         let unread = Arc::new(AtomicUsize::new(0));
-        let reader = Reader {
-            service: self.clone(),
-            answers,
-            unread: unread.clone(),
-            pending: HashMap::new(),
-        };
+        let reader =
+            Reader { service: self.clone(), answers, unread: unread.clone(), pending: HashMap::new() };
         tokio::spawn(reader.run(request.into_inner()));
         let outbox = UnboundedReceiverStream::new(outbox).map(move |answer| {
             unread.fetch_sub(1, Ordering::AcqRel);
@@ -64,10 +60,7 @@ impl ExpertFunction for Service {
         Ok(Response::new(Box::pin(outbox)))
     }
 
-    async fn describe(
-        &self,
-        _: Request<DescribeRequest>,
-    ) -> Result<Response<FunctionDescription>, Status> {
+    async fn describe(&self, _: Request<DescribeRequest>) -> Result<Response<FunctionDescription>, Status> {
         let mut description = self.description.clone();
         description.draining = self.admission.is_draining();
         Ok(Response::new(description))
@@ -131,10 +124,7 @@ impl Reader {
                         .get(refusal.code as usize - 1)
                         .unwrap_or(&"internal");
                     self.service.metrics.answers.with_label_values(&[outcome]).inc();
-                    let reply = ForwardReply {
-                        id,
-                        outcome: Some(Outcome::Failure(refusal)),
-                    };
+                    let reply = ForwardReply { id, outcome: Some(Outcome::Failure(refusal)) };
                     let _stream_gone = self.answers.send(Ok((reply, None)));
                 }
             }
@@ -158,13 +148,7 @@ impl Reader {
         };
         let cancelled = Arc::new(AtomicBool::new(false));
         self.pending.insert(work.id, cancelled.clone());
-        let order = Order {
-            work,
-            arrived: Instant::now(),
-            cancelled,
-            permit,
-            answers: self.answers.clone(),
-        };
+        let order = Order { work, arrived: Instant::now(), cancelled, permit, answers: self.answers.clone() };
         service
             .orders
             .send(order)
@@ -212,9 +196,5 @@ impl Service {
 }
 
 fn refusal(code: Code, retryable: bool, message: String) -> Failure {
-    Failure {
-        code: code.into(),
-        message,
-        retryable,
-    }
+    Failure { code: code.into(), message, retryable }
 }

@@ -65,9 +65,7 @@ impl ErrorCode {
     /// The `type` of an OpenAI-style error object.
     pub fn openai_type(self) -> &'static str {
         match self {
-            Self::InvalidArgument | Self::ContextLengthExceeded | Self::NotFound => {
-                "invalid_request_error"
-            }
+            Self::InvalidArgument | Self::ContextLengthExceeded | Self::NotFound => "invalid_request_error",
             Self::Unauthenticated => "authentication_error",
             Self::ResourceExhausted => "rate_limit_error",
             Self::Unavailable => "overloaded_error",
@@ -103,20 +101,12 @@ pub struct ServiceError {
 impl ServiceError {
     /// An error of class `code`.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self {
-            code,
-            message: message.into(),
-            field: None,
-        }
+        Self { code, message: message.into(), field: None }
     }
 
     /// An [`ErrorCode::InvalidArgument`] about the parameter `field`.
     pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Self {
-        Self {
-            code: ErrorCode::InvalidArgument,
-            message: message.into(),
-            field: Some(field.into()),
-        }
+        Self { code: ErrorCode::InvalidArgument, message: message.into(), field: Some(field.into()) }
     }
 }
 

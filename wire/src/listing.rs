@@ -6,7 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// A listing that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("expert listing: {part:?} is not of the form LAYER:ID, LAYER:FIRST-LAST or a further ID of the layer before it")]
+#[error(
+    "expert listing: {part:?} is not of the form LAYER:ID, LAYER:FIRST-LAST or a further ID of the layer before it"
+)]
 pub struct ListingError {
     /// The part between commas that was wrong.
     pub part: String,
@@ -52,10 +54,7 @@ pub fn parse_listing(text: &str) -> Result<Vec<LayerExperts>, ListingError> {
         };
         let layer = current.ok_or_else(error)?;
         let (first, last) = range.split_once('-').unwrap_or((range, range));
-        let (first, last) = (
-            number(first).ok_or_else(error)?,
-            number(last).ok_or_else(error)?,
-        );
+        let (first, last) = (number(first).ok_or_else(error)?, number(last).ok_or_else(error)?);
         if first > last {
             return Err(error());
         }
@@ -63,10 +62,7 @@ pub fn parse_listing(text: &str) -> Result<Vec<LayerExperts>, ListingError> {
     }
     Ok(layers
         .into_iter()
-        .map(|(layer, experts)| LayerExperts {
-            layer,
-            experts: experts.into_iter().collect(),
-        })
+        .map(|(layer, experts)| LayerExperts { layer, experts: experts.into_iter().collect() })
         .collect())
 }
 
@@ -76,10 +72,7 @@ mod tests {
     use super::*;
 
     fn layer(layer: u32, experts: &[u32]) -> LayerExperts {
-        LayerExperts {
-            layer,
-            experts: experts.to_vec(),
-        }
+        LayerExperts { layer, experts: experts.to_vec() }
     }
 
     #[test]

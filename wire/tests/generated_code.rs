@@ -8,11 +8,9 @@ use std::{env, fs, path::Path};
 fn generated_code_is_current() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let fresh = tempfile::tempdir().unwrap();
-    let descriptors = protox::compile(
-        ["remoe/v1/expert.proto", "remoe/v1/main_model.proto"],
-        [root.join("proto")],
-    )
-    .unwrap();
+    let descriptors =
+        protox::compile(["remoe/v1/expert.proto", "remoe/v1/main_model.proto"], [root.join("proto")])
+            .unwrap();
     tonic_prost_build::configure()
         // Payloads stay in the buffer that they arrived in.
         .bytes(".")

@@ -135,12 +135,6 @@ impl Floats for Avx2 {
         // SAFETY: the trait's contract.
         unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_loadu_si256(from.cast()))) }
     }
-
-    #[inline(always)]
-    unsafe fn prefetch(address: *const u8) {
-        // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
-    }
 }
 
 super::entry_points!(WidenedStep<Avx2>, F32Step<Avx2>, "avx2,fma");

@@ -129,12 +129,6 @@ impl Floats for Avx512 {
         // SAFETY: the trait's contract.
         unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_loadu_si512(from.cast()))) }
     }
-
-    #[inline(always)]
-    unsafe fn prefetch(address: *const u8) {
-        // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
-    }
 }
 
 super::entry_points!(WidenedStep<Avx512>, F32Step<Avx512>, "avx512f");

@@ -42,6 +42,4 @@ pub(crate) trait Floats {
     unsafe fn odd(from: *const u32) -> Self::V;
     /// The even (lower) halves of `LANES` words, widened.
     unsafe fn even(from: *const u32) -> Self::V;
-    /// Asks for the cache line at `address`, which may be any address.
-    unsafe fn prefetch(address: *const u8);
 }

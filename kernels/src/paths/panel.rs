@@ -13,17 +13,19 @@ use crate::shape::{HALF, PANEL};
 const ROWS: usize = 6;
 /// How far ahead of use weights are asked for, in bytes.
 const AHEAD: usize = 8192;
-const LINE: usize = 64;
+pub(crate) const LINE: usize = 64;
 /// Pairs between two prefetches of the following panel.
 const CHUNK: usize = 16;
 /// Two panels above this do not stay in a second-level cache of 1 MB, so that fetching the next early would evict the present one.
-const EARLY: usize = 400 << 10;
+pub(crate) const EARLY: usize = 400 << 10;
 
 /// The work on one panel. Pointers have no alignment, except for the weights' 64 bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Panel {
     /// The packed panel: `pairs * Step::WORDS` words.
     pub(crate) weights: *const u32,
+    /// Bytes of the packed panel.
+    pub(crate) bytes: usize,
     /// Pairs of K.
     pub(crate) pairs: usize,
     /// `row_count` pointers to rows of `pairs` pairs of elements.
@@ -144,10 +146,9 @@ impl Finish for Down {
 unsafe fn for_blocks<S: Step, E: Finish>(panel: &Panel) {
     let mut sums = Block([[0.0; PANEL]; ROWS]);
     let blocks = panel.row_count.div_ceil(ROWS);
-    let panel_bytes = panel.pairs * S::WORDS * 4;
     let chunks = blocks.saturating_sub(1) * panel.pairs.div_ceil(CHUNK);
     let lines_per_chunk =
-        if chunks > 0 && panel_bytes <= EARLY { (panel_bytes / LINE).div_ceil(chunks) } else { 0 };
+        if chunks > 0 && panel.bytes <= EARLY { (panel.bytes / LINE).div_ceil(chunks) } else { 0 };
     let mut early = panel.next;
     let mut first = 0;
     for block in 0..blocks {
@@ -230,13 +231,13 @@ unsafe fn sum_columns<S: Step, const R: usize, const C: usize>(
                 Fetch::Stream { after } if first == 0 => {
                     let near_end = panel.pairs.saturating_sub(AHEAD / pair_bytes);
                     for pair in 0..near_end {
-                        prefetch::<S>(w.cast::<u8>().wrapping_add(AHEAD), pair_bytes / LINE);
+                        prefetch(w.cast::<u8>().wrapping_add(AHEAD), pair_bytes / LINE);
                         S::add(&mut acc, x, pair, w);
                         w = w.wrapping_add(S::WORDS);
                     }
                     let mut after = after;
                     for pair in near_end..panel.pairs {
-                        prefetch::<S>(after, pair_bytes / LINE);
+                        prefetch(after, pair_bytes / LINE);
                         S::add(&mut acc, x, pair, w);
                         after = after.wrapping_add(pair_bytes);
                         w = w.wrapping_add(S::WORDS);
@@ -245,7 +246,7 @@ unsafe fn sum_columns<S: Step, const R: usize, const C: usize>(
                 Fetch::Early { from, lines_per_chunk } if first == 0 => {
                     let mut from = from;
                     for chunk in (0..panel.pairs).step_by(CHUNK) {
-                        prefetch::<S>(from, lines_per_chunk);
+                        prefetch(from, lines_per_chunk);
                         from = from.wrapping_add(lines_per_chunk * LINE);
                         for pair in chunk..panel.pairs.min(chunk + CHUNK) {
                             S::add(&mut acc, x, pair, w);
@@ -269,13 +270,17 @@ unsafe fn sum_columns<S: Step, const R: usize, const C: usize>(
     }
 }
 
-/// Asks for so many cache lines from `from` on.
+/// Asks for so many cache lines from `from` on, which may be any address.
 #[inline(always)]
-unsafe fn prefetch<S: Step>(from: *const u8, lines: usize) {
+pub(crate) fn prefetch(from: *const u8, lines: usize) {
     let mut line = from;
     for _ in 0..lines {
-        // SAFETY: the caller's promise; any address will do.
-        unsafe { S::F::prefetch(line) };
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: every x86-64 processor has the instruction, and it never faults.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
+        }
         line = line.wrapping_add(LINE);
     }
 }

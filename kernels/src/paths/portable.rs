@@ -122,9 +122,6 @@ impl Floats for Portable {
         let words = unsafe { from.cast::<[u32; 4]>().read_unaligned() };
         Four(words.map(|w| f32::from_bits(w << 16)))
     }
-
-    #[inline(always)]
-    unsafe fn prefetch(_address: *const u8) {}
 }
 
 super::entry_points!(WidenedStep<Portable>, F32Step<Portable>);

@@ -46,14 +46,7 @@ impl EngineHandle {
         // Unbounded in type only: every job holds one of `max_requests` slots.
         let (jobs, receiver) = mpsc::unbounded_channel();
         let slots = Arc::new(Semaphore::new(limits.max_requests));
-        (
-            Self {
-                jobs,
-                slots,
-                limits,
-            },
-            receiver,
-        )
+        (Self { jobs, slots, limits }, receiver)
     }
 
     /// What requests may ask for.
@@ -71,25 +64,17 @@ impl EngineHandle {
         let slot = self.slots.clone().try_acquire_owned().map_err(|_| {
             ServiceError::new(
                 ErrorCode::ResourceExhausted,
-                format!(
-                    "{} requests are running or waiting; try again later",
-                    self.limits.max_requests
-                ),
+                format!("{} requests are running or waiting; try again later", self.limits.max_requests),
             )
         })?;
         // Room for every event that the request can cause, so that the engine never waits for a
         // client that reads slowly.
         let room = request.choices * (request.max_tokens + 2) + 4;
         let (events, receiver) = mpsc::channel(room);
-        let job = Job {
-            request,
-            events,
-            submitted: Instant::now(),
-            _slot: slot,
-        };
-        self.jobs.send(job).map_err(|_| {
-            ServiceError::new(ErrorCode::Unavailable, "the engine has stopped")
-        })?;
+        let job = Job { request, events, submitted: Instant::now(), _slot: slot };
+        self.jobs
+            .send(job)
+            .map_err(|_| ServiceError::new(ErrorCode::Unavailable, "the engine has stopped"))?;
         Ok(receiver)
     }
 

@@ -15,6 +15,6 @@ mod text;
 mod thread;
 
 pub use handle::{EngineHandle, Events, RequestLimits};
-pub(crate) use switch::Switch;
 pub(crate) use sequence::Vocabulary;
+pub(crate) use switch::Switch;
 pub(crate) use thread::{EngineParts, EngineSettings, start};

@@ -72,10 +72,8 @@ pub(crate) fn argmax(logits: &[f32]) -> u32 {
 
 fn draw(logits: &[f32], sampling: &Sampling, number: f64) -> u32 {
     let temperature = f64::from(sampling.temperature);
-    let mut tokens: Vec<(u32, f32)> = (0..)
-        .zip(logits.iter().copied())
-        .filter(|(_, logit)| *logit > f32::NEG_INFINITY)
-        .collect();
+    let mut tokens: Vec<(u32, f32)> =
+        (0..).zip(logits.iter().copied()).filter(|(_, logit)| *logit > f32::NEG_INFINITY).collect();
     if sampling.top_k > 0 && sampling.top_k < tokens.len() {
         tokens.select_nth_unstable_by(sampling.top_k, likelier);
         tokens.truncate(sampling.top_k);
@@ -85,10 +83,8 @@ fn draw(logits: &[f32], sampling: &Sampling, number: f64) -> u32 {
     let Some(&(first, best)) = tokens.first() else {
         return argmax(logits);
     };
-    let weights: Vec<f64> = tokens
-        .iter()
-        .map(|&(_, logit)| ((f64::from(logit) - f64::from(best)) / temperature).exp())
-        .collect();
+    let weights: Vec<f64> =
+        tokens.iter().map(|&(_, logit)| ((f64::from(logit) - f64::from(best)) / temperature).exp()).collect();
     let total: f64 = weights.iter().sum();
     let mut kept = 0;
     let mut mass = 0.0;
@@ -141,13 +137,8 @@ mod tests {
     use super::*;
 
     fn draw_at(logits: &[f32], sampling: &Sampling, position: usize) -> u32 {
-        let drawn = Drawn {
-            choice: 0,
-            position,
-            prompt: &[0],
-            output: &HashMap::from([(2, 2)]),
-            banned: &[],
-        };
+        let drawn =
+            Drawn { choice: 0, position, prompt: &[0], output: &HashMap::from([(2, 2)]), banned: &[] };
         sample(&mut logits.to_vec(), sampling, &drawn)
     }
 
@@ -202,7 +193,13 @@ mod tests {
         assert_eq!(with(|_| ()), 2);
         assert_eq!(with(|s| s.presence_penalty = 1.5), 0);
         assert_eq!(with(|s| s.frequency_penalty = 0.6), 0);
-        assert_eq!(with(|s| { s.repetition_penalty = 1e9; s.logit_bias = vec![(1, 0.1)] }), 1);
+        assert_eq!(
+            with(|s| {
+                s.repetition_penalty = 1e9;
+                s.logit_bias = vec![(1, 0.1)]
+            }),
+            1
+        );
     }
 
     #[test]

@@ -1,9 +1,7 @@
 //! A request inside the engine: its prompt on the way through the model, then its choices.
 
 use super::handle::Job;
-use super::request::{
-    Delta, Event, ExpertTally, Figures, FinishReason, Inspection, Request, TokenLogprobs,
-};
+use super::request::{Delta, Event, ExpertTally, Figures, FinishReason, Inspection, Request, TokenLogprobs};
 use super::sampling::{Drawn, logprobs, sample};
 use super::text::TextStream;
 use crate::transformer::{SequenceCache, Trace, Wanted};
@@ -129,11 +127,7 @@ impl Running {
                 } else {
                     Wanted::None
                 };
-                out.push(Rows {
-                    tokens: &prompt[done..done + take],
-                    cache,
-                    logits,
-                });
+                out.push(Rows { tokens: &prompt[done..done + take], cache, logits });
             }
             Stage::Choices(choices) => out.extend(choices.iter_mut().map(|choice| Rows {
                 tokens: std::slice::from_ref(&choice.last),
@@ -158,10 +152,9 @@ impl Running {
         };
         for (index, layer) in trace.routing.iter().enumerate() {
             if self.inspection.routing.len() <= index {
-                self.inspection.routing.push(super::request::LayerRouting {
-                    layer: layer.layer,
-                    tokens: Vec::new(),
-                });
+                self.inspection
+                    .routing
+                    .push(super::request::LayerRouting { layer: layer.layer, tokens: Vec::new() });
             }
             let tokens = layer.tokens[first..first + rows].iter().cloned();
             self.inspection.routing[index].tokens.extend(tokens);
@@ -247,10 +240,7 @@ impl Running {
         let count = self.job.request.choices;
         if self.job.request.max_tokens == 0 {
             for choice in 0..count {
-                self.emit(Event::Finished {
-                    choice,
-                    reason: FinishReason::Length,
-                });
+                self.emit(Event::Finished { choice, reason: FinishReason::Length });
             }
             return Ok(());
         }
@@ -265,14 +255,7 @@ impl Running {
                 .tokenizer
                 .as_ref()
                 .map(|tokenizer| TextStream::new(tokenizer, &self.job.request.stop.strings));
-            let choice = Choice {
-                index,
-                cache,
-                last: 0,
-                drawn: 0,
-                counts: HashMap::new(),
-                text,
-            };
+            let choice = Choice { index, cache, last: 0, drawn: 0, counts: HashMap::new(), text };
             let mut logits = logits.to_vec();
             going.extend(self.draw(choice, &mut logits, vocabulary)?);
         }
@@ -336,17 +319,10 @@ impl Running {
     fn end(&self, mut choice: Choice, reason: FinishReason) -> Result<(), StepError> {
         let rest = choice.text.as_mut().map(TextStream::finish).transpose()?.unwrap_or_default();
         if !rest.text.is_empty() {
-            self.emit(Event::Delta(Delta {
-                choice: choice.index,
-                text: rest.text,
-                ..Delta::default()
-            }));
+            self.emit(Event::Delta(Delta { choice: choice.index, text: rest.text, ..Delta::default() }));
         }
         let reason = if rest.stopped { FinishReason::Stop } else { reason };
-        self.emit(Event::Finished {
-            choice: choice.index,
-            reason,
-        });
+        self.emit(Event::Finished { choice: choice.index, reason });
         Ok(())
     }
 

@@ -71,16 +71,10 @@ impl PendingSwitch {
                     LinkState::Connecting => "no connection in time".to_owned(),
                     LinkState::Sick { message } => message,
                 };
-                Some(EndpointProblem {
-                    address: link.address().to_owned(),
-                    message,
-                })
+                Some(EndpointProblem { address: link.address().to_owned(), message })
             })
             .collect();
-        let outcome = SwitchOutcome {
-            generation: self.placement.generation,
-            problems,
-        };
+        let outcome = SwitchOutcome { generation: self.placement.generation, problems };
         let done = self.done;
         (self.placement, move || {
             // The caller may have gone; the generation is in force all the same.
@@ -90,9 +84,6 @@ impl PendingSwitch {
 
     /// Answers the caller of a switch that a later one overtook.
     pub(crate) fn overtaken(self, generation: u64) {
-        let _caller_gone = self.done.send(SwitchOutcome {
-            generation,
-            problems: Vec::new(),
-        });
+        let _caller_gone = self.done.send(SwitchOutcome { generation, problems: Vec::new() });
     }
 }

@@ -21,11 +21,7 @@ pub(crate) struct TextStream {
 
 impl TextStream {
     pub(crate) fn new(tokenizer: &Arc<Tokenizer>, stops: &[String]) -> Self {
-        Self {
-            tokenizer: tokenizer.clone(),
-            detokenizer: Detokenizer::new(),
-            stops: StopStrings::new(stops),
-        }
+        Self { tokenizer: tokenizer.clone(), detokenizer: Detokenizer::new(), stops: StopStrings::new(stops) }
     }
 
     /// Adds one token.
@@ -59,20 +55,14 @@ struct StopStrings {
 
 impl StopStrings {
     fn new(stops: &[String]) -> Self {
-        Self {
-            stops: stops.iter().filter(|stop| !stop.is_empty()).cloned().collect(),
-            held: String::new(),
-        }
+        Self { stops: stops.iter().filter(|stop| !stop.is_empty()).cloned().collect(), held: String::new() }
     }
 
     fn push(&mut self, text: &str) -> Step {
         self.held.push_str(text);
         if let Some(at) = self.stops.iter().filter_map(|stop| self.held.find(stop)).min() {
             self.held.truncate(at);
-            return Step {
-                text: self.release(),
-                stopped: true,
-            };
+            return Step { text: self.release(), stopped: true };
         }
         // The longest end of the text that begins some stop string must wait.
         let keep = self
@@ -82,10 +72,7 @@ impl StopStrings {
             .find(|&at| self.stops.iter().any(|stop| stop.starts_with(&self.held[at..])))
             .unwrap_or(self.held.len());
         let kept = self.held.split_off(keep);
-        Step {
-            text: std::mem::replace(&mut self.held, kept),
-            stopped: false,
-        }
+        Step { text: std::mem::replace(&mut self.held, kept), stopped: false }
     }
 
     fn release(&mut self) -> String {
@@ -115,11 +102,17 @@ mod tests {
 
     #[test]
     fn holds_back_and_cuts() {
-        assert_eq!(feed(&["END"], &["a E", "N", "x"]), (vec!["a ".into(), "".into(), "ENx".into(), "".into()], false));
+        assert_eq!(
+            feed(&["END"], &["a E", "N", "x"]),
+            (vec!["a ".into(), "".into(), "ENx".into(), "".into()], false)
+        );
         assert_eq!(feed(&["END"], &["a E", "ND b"]), (vec!["a ".into(), "".into()], true));
         assert_eq!(feed(&["bc", "b"], &["abc"]), (vec!["a".into()], true));
         assert_eq!(feed(&[""], &["abc"]), (vec!["abc".into(), "".into()], false));
-        assert_eq!(feed(&["é!"], &["caf", "é", "?"]), (vec!["caf".into(), "".into(), "é?".into(), "".into()], false));
+        assert_eq!(
+            feed(&["é!"], &["caf", "é", "?"]),
+            (vec!["caf".into(), "".into(), "é?".into(), "".into()], false)
+        );
     }
 
     proptest! {

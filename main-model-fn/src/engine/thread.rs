@@ -107,10 +107,7 @@ impl Engine {
             parts.dtype,
             hidden,
             loader,
-            Inlets {
-                link_events: link_inlet,
-                loaded: load_inlet,
-            },
+            Inlets { link_events: link_inlet, loaded: load_inlet },
             settings.fallback_bytes,
             parts.expert_metrics,
         );
@@ -201,10 +198,7 @@ impl Engine {
         let current = self.experts.placement().generation;
         if switch.generation <= current {
             // A switch that came late: a newer generation is in force.
-            let _caller_gone = switch.done.send(SwitchOutcome {
-                generation: current,
-                problems: Vec::new(),
-            });
+            let _caller_gone = switch.done.send(SwitchOutcome { generation: current, problems: Vec::new() });
             return;
         }
         let links = switch
@@ -212,10 +206,7 @@ impl Engine {
             .iter()
             .map(|(address, sets)| {
                 self.next_link += 1;
-                let expected = Expected {
-                    sets: sets.clone(),
-                    ..self.expected.clone()
-                };
+                let expected = Expected { sets: sets.clone(), ..self.expected.clone() };
                 let events = self.link_events.clone();
                 Link::open(&self.runtime, self.next_link, address.clone(), expected, events)
             })
@@ -250,7 +241,8 @@ impl Engine {
         }
         while let Some(job) = self.waiting.front() {
             let sequences: usize = self.running.iter().map(|running| running.request().choices).sum();
-            let positions: usize = self.running.iter().map(|running| Running::reserved(running.request())).sum();
+            let positions: usize =
+                self.running.iter().map(|running| Running::reserved(running.request())).sum();
             let fits = sequences + job.request.choices <= self.settings.max_batch
                 && positions + Running::reserved(&job.request) <= self.settings.limits.cache_positions;
             if !fits && !self.running.is_empty() {

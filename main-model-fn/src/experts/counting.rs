@@ -39,9 +39,10 @@ impl tower_service::Service<Uri> for CountingConnector {
     fn call(&mut self, uri: Uri) -> Self::Future {
         let written = self.written.clone();
         Box::pin(async move {
-            let authority = uri.authority().map(|authority| authority.as_str()).ok_or_else(|| {
-                io::Error::new(io::ErrorKind::InvalidInput, format!("{uri} names no host"))
-            })?;
+            let authority = uri
+                .authority()
+                .map(|authority| authority.as_str())
+                .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("{uri} names no host")))?;
             let stream = TcpStream::connect(authority).await?;
             stream.set_nodelay(true)?;
             Ok(TokioIo::new(CountingStream { stream, written }))

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Why a layer's experts could not be computed.
 #[derive(Debug, thiserror::Error)]
-pub enum ExpertError {
+pub(crate) enum ExpertError {
     /// Neither a replica nor a local load delivered in time.
     #[error(
         "layer {layer}: {missing} expert rows were still missing after {limit:?} (remote functions and local load)"

@@ -19,12 +19,7 @@ pub(crate) struct Fallback {
 
 impl Fallback {
     pub(crate) fn new(limit: usize) -> Self {
-        Self {
-            limit,
-            held: 0,
-            clock: 0,
-            experts: HashMap::new(),
-        }
+        Self { limit, held: 0, clock: 0, experts: HashMap::new() }
     }
 
     pub(crate) fn get(&mut self, layer: usize, expert: u32) -> Option<Arc<PackedExpert>> {
@@ -79,17 +74,15 @@ impl Loader {
         results: mpsc::UnboundedSender<Loaded>,
     ) -> std::io::Result<Self> {
         let (orders, queue) = blocking::channel();
-        std::thread::Builder::new()
-            .name("expert-loader".to_owned())
-            .spawn(move || {
-                while let Ok((layer, expert)) = queue.recv() {
-                    let outcome = load_expert(&checkpoint, layer, expert, dtype).map(Arc::new);
-                    let loaded = Loaded { layer, expert, outcome };
-                    if results.send(loaded).is_err() {
-                        return;
-                    }
+        std::thread::Builder::new().name("expert-loader".to_owned()).spawn(move || {
+            while let Ok((layer, expert)) = queue.recv() {
+                let outcome = load_expert(&checkpoint, layer, expert, dtype).map(Arc::new);
+                let loaded = Loaded { layer, expert, outcome };
+                if results.send(loaded).is_err() {
+                    return;
                 }
-            })?;
+            }
+        })?;
         Ok(Self { orders })
     }
 

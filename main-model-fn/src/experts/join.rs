@@ -1,8 +1,8 @@
 //! One layer call: what is outstanding, and what is done about answers that fail or stay away.
 
 use super::error::ExpertError;
-use super::link::LinkEvent;
 use super::fallback::{Fallback, Loaded, Loader};
+use super::link::LinkEvent;
 use super::metrics::ExpertMetrics;
 use super::placement::Placement;
 use super::reduce::{ExpertRows, reduce};
@@ -154,7 +154,9 @@ impl Experts {
         let mut outstanding = self.dispatch(call, &slots);
         let shared = shared()?;
         let mut local_rows = std::mem::take(&mut self.local_rows);
+        tracing::trace!(layer, "local kernels start");
         let local = self.compute_local(call, &mut local_rows)?;
+        tracing::trace!(layer, "local kernels done");
         self.collect(call, &mut outstanding, deadline)?;
         let fallback = self.compute_orphans(call, &outstanding.orphans, deadline)?;
         let row_bytes = self.row_bytes();
@@ -165,11 +167,7 @@ impl Experts {
         for (bytes, slots) in &outstanding.answers {
             place(&mut rows, slots, bytes, row_bytes);
         }
-        let rows = ExpertRows {
-            rows: &rows,
-            dtype: self.dtype,
-            hidden: self.hidden,
-        };
+        let rows = ExpertRows { rows: &rows, dtype: self.dtype, hidden: self.hidden };
         reduce(call.routed, &rows, shared.as_deref(), output);
         self.local_rows = local_rows;
         Ok(())
@@ -284,7 +282,8 @@ impl Experts {
         let links = &self.placement.links;
         self.runtime.block_on(async {
             let left = |index: usize| links[index].written() >= before[index] + payload[index];
-            while !(0..links.len()).all(|index| payload[index] == 0 || left(index) || !links[index].is_ready())
+            while !(0..links.len())
+                .all(|index| payload[index] == 0 || left(index) || !links[index].is_ready())
                 && Instant::now() < limit
             {
                 tokio::task::yield_now().await;
@@ -333,19 +332,13 @@ impl Experts {
         for (expert, slots) in work {
             let (these, others) = tokens.split_at(slots.len());
             let (this, other) = output.split_at_mut(slots.len() * row_bytes);
-            jobs.push(Job {
-                expert,
-                inputs: call.inputs,
-                row_index: these,
-                output: this,
-            });
+            jobs.push(Job { expert, inputs: call.inputs, row_index: these, output: this });
             (tokens, output) = (others, other);
         }
         if !jobs.is_empty() {
-            self.pool.forward(&mut jobs).map_err(|source| ExpertError::Kernel {
-                layer: call.layer,
-                source,
-            })?;
+            self.pool
+                .forward(&mut jobs)
+                .map_err(|source| ExpertError::Kernel { layer: call.layer, source })?;
         }
         Ok(slots)
     }
@@ -361,7 +354,9 @@ impl Experts {
         while !outstanding.parts.is_empty() {
             let now = Instant::now();
             if now >= deadline {
-                return Err(self.late(call, outstanding.parts.values().map(|part| part.message.slots.len()).sum()));
+                return Err(
+                    self.late(call, outstanding.parts.values().map(|part| part.message.slots.len()).sum())
+                );
             }
             let next = outstanding.parts.values().map(|part| part.deadline).fold(deadline, Instant::min);
             match self.next_link_event(started + POLL, next) {
@@ -379,11 +374,7 @@ impl Experts {
     }
 
     fn late(&self, call: &LayerCall<'_>, missing: usize) -> ExpertError {
-        ExpertError::Deadline {
-            layer: call.layer,
-            missing,
-            limit: LAYER_LIMIT,
-        }
+        ExpertError::Deadline { layer: call.layer, missing, limit: LAYER_LIMIT }
     }
 
     /// The next event, polled for until `poll_until`, then slept for until `deadline`.
@@ -434,7 +425,12 @@ impl Experts {
                     Some(Outcome::Rows(rows)) => rows.rows.len(),
                     _ => 0,
                 };
-                tracing::error!(address = link.address(), layer = call.layer, bytes, "answer of the wrong size");
+                tracing::error!(
+                    address = link.address(),
+                    layer = call.layer,
+                    bytes,
+                    "answer of the wrong size"
+                );
                 link.give_up("answer of the wrong size");
                 self.retry(call, vec![part], outstanding, "answer of the wrong size");
             }

@@ -5,9 +5,7 @@
 
 use super::counting::CountingConnector;
 use remoe_wire::v1::expert_function_client::ExpertFunctionClient;
-use remoe_wire::v1::{
-    DescribeRequest, ForwardReply, ForwardRequest, FunctionDescription, LayerExperts,
-};
+use remoe_wire::v1::{DescribeRequest, ForwardReply, ForwardRequest, FunctionDescription, LayerExperts};
 use remoe_wire::{MAX_MESSAGE, STREAM_WINDOW, WIRE_VERSION};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -130,17 +128,13 @@ impl Link {
 
     /// Takes the replica out: it did not answer in time.
     pub(crate) fn give_up(&self, message: &str) {
-        self.shared.set(LinkState::Sick {
-            message: message.to_owned(),
-        });
+        self.shared.set(LinkState::Sick { message: message.to_owned() });
         self.shared.give_up.notify_one();
     }
 
     /// Takes the replica out without calling it sick: it drains, its answers to come still count.
     pub(crate) fn rest(&self) {
-        self.shared.set(LinkState::Sick {
-            message: "draining".to_owned(),
-        });
+        self.shared.set(LinkState::Sick { message: "draining".to_owned() });
     }
 }
 
@@ -175,14 +169,9 @@ async fn run(shared: Arc<Shared>) {
             Err(message) => message,
         };
         tracing::warn!(address = %shared.address, %message, connected, pause_s = pause.as_secs(), "remote function is out");
-        shared.set(LinkState::Sick {
-            message: message.clone(),
-        });
+        shared.set(LinkState::Sick { message: message.clone() });
         settle(&shared, &mut settled);
-        let _engine_gone = shared.events.send(LinkEvent::Broken {
-            link: shared.id,
-            message,
-        });
+        let _engine_gone = shared.events.send(LinkEvent::Broken { link: shared.id, message });
         sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
@@ -222,11 +211,7 @@ async fn connect(shared: &Shared) -> Result<ExpertFunctionClient<Channel>, Strin
 /// one that drains.
 fn check(expected: &Expected, found: &FunctionDescription) -> Result<(), String> {
     let same = |what: &str, expected: &str, found: &str| {
-        if expected == found {
-            Ok(())
-        } else {
-            Err(format!("{what} is {found:?}, {expected:?} is needed"))
-        }
+        if expected == found { Ok(()) } else { Err(format!("{what} is {found:?}, {expected:?} is needed")) }
     };
     same("wire version", &WIRE_VERSION.to_string(), &found.wire_version.to_string())?;
     same("checkpoint", &expected.checkpoint, &found.checkpoint)?;
@@ -251,11 +236,7 @@ fn check(expected: &Expected, found: &FunctionDescription) -> Result<(), String>
 }
 
 /// Opens the stream and passes messages until it breaks; returns why it did.
-async fn converse(
-    shared: &Shared,
-    mut client: ExpertFunctionClient<Channel>,
-    settled: &mut bool,
-) -> String {
+async fn converse(shared: &Shared, mut client: ExpertFunctionClient<Channel>, settled: &mut bool) -> String {
     // Unbounded in type only: the engine has one layer's messages in flight at most.
     let (outbound, requests) = mpsc::unbounded_channel();
     let requests = tokio_stream::wrappers::UnboundedReceiverStream::new(requests);

@@ -16,10 +16,10 @@ mod reduce;
 mod routing;
 mod split;
 
-pub use error::ExpertError;
+pub(crate) use error::ExpertError;
 pub(crate) use fallback::Loader;
 pub(crate) use join::{Experts, Inlets, LayerCall};
 pub(crate) use link::{Expected, Link, LinkEvent, LinkState};
 pub(crate) use metrics::ExpertMetrics;
 pub(crate) use placement::{LocalExperts, Placement};
-pub use routing::{Routed, route};
+pub(crate) use routing::{Routed, route};

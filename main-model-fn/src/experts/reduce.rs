@@ -9,18 +9,18 @@ use half::bf16;
 use remoe_kernels::Dtype;
 
 /// Rows of experts' outputs, wherever they lie.
-pub struct ExpertRows<'a> {
+pub(super) struct ExpertRows<'a> {
     /// One row per (token, expert) in the order of [`Routed`]: `hidden` elements, little endian.
-    pub rows: &'a [&'a [u8]],
+    pub(super) rows: &'a [&'a [u8]],
     /// Their dtype.
-    pub dtype: Dtype,
+    pub(super) dtype: Dtype,
     /// Elements per row.
-    pub hidden: usize,
+    pub(super) hidden: usize,
 }
 
 /// Writes the weighted sums of `rows`, plus `shared` (tokens x hidden, compute dtype) where there
 /// is one, to `output` (tokens x hidden, compute dtype).
-pub fn reduce(routed: &Routed, rows: &ExpertRows<'_>, shared: Option<&[u8]>, output: &mut [u8]) {
+pub(super) fn reduce(routed: &Routed, rows: &ExpertRows<'_>, shared: Option<&[u8]>, output: &mut [u8]) {
     match rows.dtype {
         Dtype::F32 => reduce_as::<F32>(routed, rows, shared, output),
         Dtype::Bf16 => reduce_as::<Bf16>(routed, rows, shared, output),
@@ -57,12 +57,7 @@ impl Element for Bf16 {
     }
 }
 
-fn reduce_as<E: Element>(
-    routed: &Routed,
-    rows: &ExpertRows<'_>,
-    shared: Option<&[u8]>,
-    output: &mut [u8],
-) {
+fn reduce_as<E: Element>(routed: &Routed, rows: &ExpertRows<'_>, shared: Option<&[u8]>, output: &mut [u8]) {
     let row_bytes = rows.hidden * E::BYTES;
     let mut sum = vec![0.0_f32; rows.hidden];
     let token_rows = rows.rows.chunks_exact(routed.top_k);
@@ -97,19 +92,11 @@ mod tests {
     /// Values for which a fused multiply-add or another order gives other bits.
     #[test]
     fn order_and_roundings_are_as_promised() {
-        let routed = Routed {
-            top_k: 3,
-            experts: vec![1, 4, 6],
-            weights: vec![0.1, 0.7, 0.2],
-        };
+        let routed = Routed { top_k: 3, experts: vec![1, 4, 6], weights: vec![0.1, 0.7, 0.2] };
         let values = [1.000_000_1_f32, 3.333_333_3, -4.111_111_2];
         let rows = bytes(&values);
         let rows: Vec<&[u8]> = rows.chunks(4).collect();
-        let rows = ExpertRows {
-            rows: &rows,
-            dtype: Dtype::F32,
-            hidden: 1,
-        };
+        let rows = ExpertRows { rows: &rows, dtype: Dtype::F32, hidden: 1 };
         let mut expected = 0.0_f32;
         for (weight, value) in routed.weights.iter().zip(values) {
             let product = weight * value;
@@ -130,20 +117,12 @@ mod tests {
 
     #[test]
     fn bfloat16_rounds_once() {
-        let routed = Routed {
-            top_k: 2,
-            experts: vec![0, 1],
-            weights: vec![1.0, 1.0],
-        };
+        let routed = Routed { top_k: 2, experts: vec![0, 1], weights: vec![1.0, 1.0] };
         // 1 + 2^-8 + 2^-8: each partial sum rounded to bfloat16 would stay at 1.
         let small = bf16::from_f32(1.0 / 256.0).to_le_bytes();
         let one = bf16::ONE.to_le_bytes();
         let mut output = [0; 2];
-        let rows = ExpertRows {
-            rows: &[&one, &small],
-            dtype: Dtype::Bf16,
-            hidden: 1,
-        };
+        let rows = ExpertRows { rows: &[&one, &small], dtype: Dtype::Bf16, hidden: 1 };
         reduce(&routed, &rows, Some(&small), &mut output);
         assert_eq!(bf16::from_le_bytes(output).to_f32(), 1.0 + 2.0 / 256.0);
     }

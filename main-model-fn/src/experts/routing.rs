@@ -6,35 +6,38 @@ use remoe_model::RoutingFacts;
 
 /// The experts of every token of one layer.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Routed {
+pub(crate) struct Routed {
     /// Experts per token.
-    pub top_k: usize,
+    pub(crate) top_k: usize,
     /// tokens x top_k expert ids, ascending within a token.
-    pub experts: Vec<u32>,
+    pub(crate) experts: Vec<u32>,
     /// The weights in the same order, as they multiply the experts' outputs.
-    pub weights: Vec<f32>,
+    pub(crate) weights: Vec<f32>,
 }
 
 impl Routed {
     /// Number of tokens.
-    pub fn tokens(&self) -> usize {
+    pub(crate) fn tokens(&self) -> usize {
         self.experts.len() / self.top_k.max(1)
     }
 
     /// (expert, weight) of `token`, experts ascending.
-    pub fn of(&self, token: usize) -> impl Iterator<Item = (u32, f32)> + '_ {
+    pub(crate) fn of(&self, token: usize) -> impl Iterator<Item = (u32, f32)> + '_ {
         let range = token * self.top_k..(token + 1) * self.top_k;
-        self.experts[range.clone()]
-            .iter()
-            .copied()
-            .zip(self.weights[range].iter().copied())
+        self.experts[range.clone()].iter().copied().zip(self.weights[range].iter().copied())
     }
 }
 
 /// Selects `top_k` experts for each row of `logits` (tokens x experts) by the family's rule.
 /// Equal scores go to the lower id. `dtype` is the compute dtype, to which some families round
 /// their weights.
-pub fn route(logits: &[f32], experts: usize, top_k: usize, facts: &RoutingFacts, dtype: Dtype) -> Routed {
+pub(crate) fn route(
+    logits: &[f32],
+    experts: usize,
+    top_k: usize,
+    facts: &RoutingFacts,
+    dtype: Dtype,
+) -> Routed {
     let tokens = logits.len() / experts.max(1);
     let mut routed = Routed {
         top_k,
@@ -57,13 +60,11 @@ pub fn route(logits: &[f32], experts: usize, top_k: usize, facts: &RoutingFacts,
         chosen.sort_unstable_by_key(|&(expert, _)| expert);
         for &(expert, weight) in &chosen {
             routed.experts.push(expert);
-            routed.weights.push(
-                if facts.weights_in_compute_dtype && dtype == Dtype::Bf16 {
-                    bf16::from_f32(weight).to_f32()
-                } else {
-                    weight
-                },
-            );
+            routed.weights.push(if facts.weights_in_compute_dtype && dtype == Dtype::Bf16 {
+                bf16::from_f32(weight).to_f32()
+            } else {
+                weight
+            });
         }
     }
     routed

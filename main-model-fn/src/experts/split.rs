@@ -17,11 +17,7 @@ pub(crate) struct Message {
 
 /// (token, expert) pairs that go to remote functions: slots of [`Routed`], ascending.
 pub(crate) fn remote_slots(routed: &Routed, is_remote: impl Fn(u32) -> bool) -> Vec<u32> {
-    (0..)
-        .zip(&routed.experts)
-        .filter(|&(_, &expert)| is_remote(expert))
-        .map(|(slot, _)| slot)
-        .collect()
+    (0..).zip(&routed.experts).filter(|&(_, &expert)| is_remote(expert)).map(|(slot, _)| slot).collect()
 }
 
 /// Splits `slots` over `replicas` interchangeable replicas: whole experts, longest processing time
@@ -39,11 +35,8 @@ pub(crate) fn split(routed: &Routed, slots: &[u32], replicas: usize) -> Vec<Vec<
     let mut loads = vec![0_usize; replicas];
     let mut replica_of: BTreeMap<u32, usize> = BTreeMap::new();
     for (expert, count) in order {
-        let (replica, _) = loads
-            .iter()
-            .enumerate()
-            .min_by_key(|&(replica, load)| (*load, replica))
-            .unwrap_or((0, &0));
+        let (replica, _) =
+            loads.iter().enumerate().min_by_key(|&(replica, load)| (*load, replica)).unwrap_or((0, &0));
         loads[replica] += count;
         replica_of.insert(expert, replica);
     }
@@ -89,7 +82,9 @@ mod tests {
         let mut chosen = Vec::new();
         for token in 0..tokens as u64 {
             let mut ids: Vec<u32> = (0..experts).collect();
-            ids.sort_by_key(|&id| (seed ^ token).wrapping_mul(u64::from(id) * 2 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20);
+            ids.sort_by_key(|&id| {
+                (seed ^ token).wrapping_mul(u64::from(id) * 2 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20
+            });
             ids.truncate(top_k);
             ids.sort_unstable();
             chosen.extend(ids);

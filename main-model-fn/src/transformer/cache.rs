@@ -32,10 +32,7 @@ impl SequenceCache {
             .iter()
             .map(|shape| {
                 let empty = |dim| Tensor::f_empty([shape.kv_heads, FIRST_CAPACITY, dim], (kind, device));
-                Ok(LayerCache {
-                    keys: empty(shape.key_dim)?,
-                    values: empty(shape.value_dim)?,
-                })
+                Ok(LayerCache { keys: empty(shape.key_dim)?, values: empty(shape.value_dim)? })
             })
             .collect::<Result<_, TchError>>()?;
         Ok(Self { layers, length: 0 })
@@ -51,17 +48,9 @@ impl SequenceCache {
         let layers = self
             .layers
             .iter()
-            .map(|layer| {
-                Ok(LayerCache {
-                    keys: duplicate(&layer.keys)?,
-                    values: duplicate(&layer.values)?,
-                })
-            })
+            .map(|layer| Ok(LayerCache { keys: duplicate(&layer.keys)?, values: duplicate(&layer.values)? }))
             .collect::<Result<_, TchError>>()?;
-        Ok(Self {
-            layers,
-            length: self.length,
-        })
+        Ok(Self { layers, length: self.length })
     }
 
     /// Writes the keys and values of the next rows ([kv heads, rows, dim]) of `layer` and returns
@@ -80,10 +69,7 @@ impl SequenceCache {
         reserve(&mut cache.values, self.length, end)?;
         cache.keys.f_narrow(1, self.length, rows)?.f_copy_(keys)?;
         cache.values.f_narrow(1, self.length, rows)?.f_copy_(values)?;
-        Ok((
-            cache.keys.f_narrow(1, from, end - from)?,
-            cache.values.f_narrow(1, from, end - from)?,
-        ))
+        Ok((cache.keys.f_narrow(1, from, end - from)?, cache.values.f_narrow(1, from, end - from)?))
     }
 
     /// Counts `rows` as forwarded, once every layer has been extended by them.

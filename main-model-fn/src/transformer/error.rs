@@ -5,7 +5,7 @@ use tch::TchError;
 
 /// Why an iteration failed.
 #[derive(Debug, thiserror::Error)]
-pub enum ForwardError {
+pub(crate) enum ForwardError {
     /// LibTorch refused an operation.
     #[error("LibTorch: {0}")]
     Torch(#[from] TchError),
@@ -32,7 +32,7 @@ pub enum LoadModelError {
     /// LibTorch refused.
     #[error("LibTorch: {0}")]
     Torch(#[from] TchError),
-    /// The checkpoint has something that this engine does not compute.
-    #[error("the engine does not compute {0}")]
-    Unsupported(&'static str),
+    /// The checkpoint's facts contradict each other: a fault of this program.
+    #[error("inconsistent checkpoint facts: {0}")]
+    Inconsistent(&'static str),
 }

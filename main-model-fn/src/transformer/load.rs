@@ -2,15 +2,17 @@
 
 use super::attention::Attention;
 use super::cache::CacheShape;
+use super::gqa::GroupedQueryAttention;
 use super::linear::Linear;
+use super::mla::{LatentAttention, Query};
 use super::mlp::{GatedMlp, SharedExperts};
 use super::norm::RmsNorm;
 use super::rope::Rope;
 use super::{Layer, LoadModelError, Mlp, Moe, Transformer};
 use remoe_kernels::Dtype;
 use remoe_model::{
-    AttentionFacts, AttentionTensors, Checkpoint, GqaFacts, GqaTensors, MlpFacts, MlpTensors,
-    MoeFacts, StoredDtype, TensorRef,
+    AttentionFacts, AttentionTensors, Checkpoint, GqaFacts, GqaTensors, MlaFacts, MlaTensors, MlpFacts,
+    MlpTensors, MoeFacts, QueryTensors, StoredDtype, TensorRef,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -19,12 +21,12 @@ impl Transformer {
     ///
     /// # Errors
     /// The checkpoint cannot be read, or the device has no room.
-    pub(crate) fn load(checkpoint: &Checkpoint, dtype: Dtype, device: Device) -> Result<Self, LoadModelError> {
-        let loader = Loader {
-            checkpoint,
-            kind: kind(dtype),
-            device,
-        };
+    pub(crate) fn load(
+        checkpoint: &Checkpoint,
+        dtype: Dtype,
+        device: Device,
+    ) -> Result<Self, LoadModelError> {
+        let loader = Loader { checkpoint, kind: kind(dtype), device };
         let config = checkpoint.config();
         let embedding = loader.tensor(checkpoint.embedding())?;
         let head = if checkpoint.head_is_embedding() {
@@ -37,12 +39,17 @@ impl Transformer {
         for (id, facts) in config.layers.iter().enumerate() {
             let (attention, cache_shape) = match (&facts.attention, checkpoint.attention(id)?) {
                 (AttentionFacts::Gqa(facts), AttentionTensors::Gqa(tensors)) => loader.gqa(facts, tensors)?,
-                _ => return Err(LoadModelError::Unsupported("multi-head latent attention")),
+                (AttentionFacts::Mla(facts), AttentionTensors::Mla(tensors)) => loader.mla(facts, tensors)?,
+                _ => return Err(LoadModelError::Inconsistent("attention facts and tensors differ in kind")),
             };
             let mlp = match &facts.mlp {
-                MlpFacts::Dense { .. } => Mlp::Dense(loader.gated(
-                    checkpoint.dense(id)?.ok_or(LoadModelError::Unsupported("a dense layer without weights"))?,
-                )?),
+                MlpFacts::Dense { .. } => Mlp::Dense(
+                    loader.gated(
+                        checkpoint
+                            .dense(id)?
+                            .ok_or(LoadModelError::Inconsistent("a dense layer has no weights"))?,
+                    )?,
+                ),
                 MlpFacts::Moe(facts) => Mlp::Moe(Box::new(loader.moe(id, facts)?)),
             };
             let norms = checkpoint.norms(id)?;
@@ -59,12 +66,9 @@ impl Transformer {
             dtype,
             kind: loader.kind,
             hidden: config.hidden_size,
-            rope: Rope::new(&config.rope.inverse_frequencies(), config.rope.attention_factor(), device)?,
+            rope: Rope::new(&config.rope, device)?,
             norm: loader.norm(checkpoint.final_norm())?,
-            head: Linear {
-                weight: head,
-                bias: None,
-            },
+            head: Linear { weight: head, bias: None },
             embedding,
             layers,
             cache_shapes,
@@ -87,6 +91,10 @@ struct Loader<'a> {
 
 impl Loader<'_> {
     fn tensor(&self, tensor: &TensorRef) -> Result<Tensor, LoadModelError> {
+        self.tensor_as(tensor, self.kind)
+    }
+
+    fn tensor_as(&self, tensor: &TensorRef, kind: Kind) -> Result<Tensor, LoadModelError> {
         let stored = match tensor.dtype {
             StoredDtype::F32 => Kind::Float,
             StoredDtype::Bf16 => Kind::BFloat16,
@@ -94,9 +102,7 @@ impl Loader<'_> {
         };
         let bytes = self.checkpoint.read(tensor)?;
         let shape: Vec<i64> = tensor.shape.iter().map(|&size| size as i64).collect();
-        Ok(Tensor::f_from_data_size(&bytes, &shape, stored)?
-            .f_to_device(self.device)?
-            .f_to_kind(self.kind)?)
+        Ok(Tensor::f_from_data_size(&bytes, &shape, stored)?.f_to_device(self.device)?.f_to_kind(kind)?)
     }
 
     fn linear(&self, linear: &remoe_model::Linear) -> Result<Linear, LoadModelError> {
@@ -107,17 +113,11 @@ impl Loader<'_> {
     }
 
     fn without_bias(&self, weight: &TensorRef) -> Result<Linear, LoadModelError> {
-        Ok(Linear {
-            weight: self.tensor(weight)?,
-            bias: None,
-        })
+        Ok(Linear { weight: self.tensor(weight)?, bias: None })
     }
 
     fn norm(&self, weight: &TensorRef) -> Result<RmsNorm, LoadModelError> {
-        Ok(RmsNorm {
-            weight: self.tensor(weight)?,
-            eps: self.checkpoint.config().norm_eps,
-        })
+        Ok(RmsNorm { weight: self.tensor(weight)?, eps: self.checkpoint.config().norm_eps })
     }
 
     fn gqa(&self, facts: &GqaFacts, tensors: &GqaTensors) -> Result<(Attention, CacheShape), LoadModelError> {
@@ -127,7 +127,7 @@ impl Loader<'_> {
         };
         let head_dim = facts.head_dim as i64;
         let kv_heads = facts.kv_heads as i64;
-        let attention = Attention {
+        let attention = GroupedQueryAttention {
             query: self.linear(&tensors.q)?,
             key: self.linear(&tensors.k)?,
             value: self.linear(&tensors.v)?,
@@ -137,14 +137,43 @@ impl Loader<'_> {
             heads: facts.heads as i64,
             kv_heads,
             head_dim,
+            scale: (facts.head_dim as f64).powf(-0.5),
             window: facts.window.map(|window| window as i64),
         };
-        let cache = CacheShape {
-            kv_heads,
-            key_dim: head_dim,
-            value_dim: head_dim,
+        let cache = CacheShape { kv_heads, key_dim: head_dim, value_dim: head_dim };
+        Ok((Attention::Grouped(attention), cache))
+    }
+
+    fn mla(&self, facts: &MlaFacts, tensors: &MlaTensors) -> Result<(Attention, CacheShape), LoadModelError> {
+        let latent_norm = |weight: &TensorRef| -> Result<RmsNorm, LoadModelError> {
+            Ok(RmsNorm { weight: self.tensor(weight)?, eps: facts.latent_norm_eps })
         };
-        Ok((attention, cache))
+        let query = match &tensors.query {
+            QueryTensors::Direct(weight) => Query::Direct(self.without_bias(weight)?),
+            QueryTensors::Latent { a, a_norm, b } => {
+                Query::Latent { down: self.linear(a)?, norm: latent_norm(a_norm)?, up: self.without_bias(b)? }
+            }
+        };
+        let size = |size: usize| size as i64;
+        let (heads, latent_dim) = (size(facts.heads), size(facts.kv_rank));
+        let (nope_dim, value_dim) = (size(facts.nope_dim), size(facts.value_dim));
+        let expand = self.tensor(&tensors.kv_b)?.f_view([heads, nope_dim + value_dim, latent_dim])?;
+        let attention = LatentAttention {
+            query,
+            compress: self.linear(&tensors.kv_a)?,
+            latent_norm: latent_norm(&tensors.kv_a_norm)?,
+            expand_key: expand.f_narrow(1, 0, nope_dim)?.f_contiguous()?,
+            expand_value: expand.f_narrow(1, nope_dim, value_dim)?.f_contiguous()?,
+            output: self.linear(&tensors.o)?,
+            heads,
+            latent_dim,
+            nope_dim,
+            rope_dim: size(facts.rope_dim),
+            scale: facts.softmax_scale,
+        };
+        // Everything that a token leaves behind is one entry that serves as key and as value.
+        let cache = CacheShape { kv_heads: 1, key_dim: latent_dim + size(facts.rope_dim), value_dim: 0 };
+        Ok((Attention::Latent(attention), cache))
     }
 
     fn gated(&self, tensors: &MlpTensors) -> Result<GatedMlp, LoadModelError> {
@@ -160,7 +189,7 @@ impl Loader<'_> {
         let router = self
             .checkpoint
             .router(layer)?
-            .ok_or(LoadModelError::Unsupported("a layer of experts without a router"))?;
+            .ok_or(LoadModelError::Inconsistent("a layer of experts has no router"))?;
         let shared = match self.checkpoint.shared(layer)? {
             None => None,
             Some(tensors) => Some(SharedExperts {
@@ -169,7 +198,13 @@ impl Loader<'_> {
             }),
         };
         Ok(Moe {
-            router: self.without_bias(router)?,
+            router: Linear {
+                weight: match facts.routing.logits_in_float32 {
+                    true => self.tensor_as(router, Kind::Float)?,
+                    false => self.tensor(router)?,
+                },
+                bias: None,
+            },
             routing: facts.routing.clone(),
             experts: facts.experts,
             top_k: facts.top_k,

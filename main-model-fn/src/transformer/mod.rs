@@ -7,14 +7,16 @@
 mod attention;
 mod cache;
 mod error;
+mod gqa;
 mod linear;
 mod load;
+mod mla;
 mod mlp;
 mod norm;
 mod rope;
 
 pub(crate) use cache::SequenceCache;
-pub use error::{ForwardError, LoadModelError};
+pub(crate) use error::{ForwardError, LoadModelError};
 
 use crate::engine::request::LayerRouting;
 use crate::experts::{Experts, LayerCall, Routed, route};
@@ -125,11 +127,7 @@ impl Transformer {
                 Wanted::Last => wanted.push(first + rows - 1),
                 Wanted::All => wanted.extend(first..first + rows),
             }
-            spans.push(Span {
-                first,
-                rows,
-                cache: segment.cache,
-            });
+            spans.push(Span { first, rows, cache: segment.cache });
         }
         let mut trace = trace.then(Trace::default);
         experts.begin_iteration(tokens.len());
@@ -176,17 +174,14 @@ impl Transformer {
         experts: &mut Experts,
         trace: Option<&mut Trace>,
     ) -> Result<Tensor, ForwardError> {
-        let logits = floats(&moe.router.forward(x)?)?;
+        let router_input = x.f_to_kind(moe.router.weight.f_kind()?)?;
+        let logits = floats(&moe.router.forward(&router_input)?)?;
         let inputs = self.to_host(x)?;
         let routed = route(&logits, moe.experts, moe.top_k, &moe.routing, self.dtype);
         if let Some(trace) = trace {
             trace.routing.push(recorded(layer, &routed));
         }
-        let call = LayerCall {
-            layer,
-            inputs: &inputs,
-            routed: &routed,
-        };
+        let call = LayerCall { layer, inputs: &inputs, routed: &routed };
         let mut output = vec![0; inputs.len()];
         let shared = || -> Result<_, ForwardError> {
             match &moe.shared {
@@ -228,8 +223,5 @@ fn floats(x: &Tensor) -> Result<Vec<f32>, TchError> {
 }
 
 fn recorded(layer: usize, routed: &Routed) -> LayerRouting {
-    LayerRouting {
-        layer,
-        tokens: (0..routed.tokens()).map(|token| routed.of(token).collect()).collect(),
-    }
+    LayerRouting { layer, tokens: (0..routed.tokens()).map(|token| routed.of(token).collect()).collect() }
 }

@@ -1,50 +1,68 @@
 //! Rotary position embedding (Su et al., arXiv 2104.09864).
 
+use remoe_model::{RopeFacts, RopeLayout};
 use tch::{Device, Kind, TchError, Tensor};
 
 /// Inverse frequencies on the device and the factor on cosines and sines.
 pub(crate) struct Rope {
-    /// head_dim / 2, float32.
+    /// dim / 2, float32.
     frequencies: Tensor,
     attention_factor: f64,
+    layout: RopeLayout,
 }
 
-/// Cosines and sines of the rows of one iteration: rows x 1 x head_dim, compute dtype.
+/// Cosines and sines of the rows of one iteration.
 pub(crate) struct Angles {
+    /// rows x 1 x dim in the compute dtype (halves), or rows x 1 x dim / 2 in float32 (pairs).
     cos: Tensor,
     sin: Tensor,
+    layout: RopeLayout,
 }
 
 impl Rope {
-    pub(crate) fn new(frequencies: &[f32], attention_factor: f64, device: Device) -> Result<Self, TchError> {
+    pub(crate) fn new(facts: &RopeFacts, device: Device) -> Result<Self, TchError> {
         Ok(Self {
-            frequencies: Tensor::f_from_slice(frequencies)?.f_to_device(device)?,
-            attention_factor,
+            frequencies: Tensor::f_from_slice(&facts.inverse_frequencies())?.f_to_device(device)?,
+            attention_factor: facts.attention_factor(),
+            layout: facts.layout,
         })
     }
 
-    /// Angles at `positions`.
+    /// Angles at `positions`, for rows in `kind`.
     pub(crate) fn angles(&self, positions: &[i64], kind: Kind) -> Result<Angles, TchError> {
         let positions = Tensor::f_from_slice(positions)?
             .f_to_device(self.frequencies.device())?
             .f_to_kind(Kind::Float)?;
-        let half = positions.f_outer(&self.frequencies)?;
-        let whole = Tensor::f_cat(&[&half, &half], -1)?.f_unsqueeze(1)?;
+        let angles = positions.f_outer(&self.frequencies)?.f_unsqueeze(1)?;
+        let (angles, kind) = match self.layout {
+            RopeLayout::Halves => (Tensor::f_cat(&[&angles, &angles], -1)?, kind),
+            // The families of this layout rotate in float32, whatever the compute dtype.
+            RopeLayout::Interleaved => (angles, Kind::Float),
+        };
         let scaled = |x: Tensor| x.f_mul_scalar(self.attention_factor)?.f_to_kind(kind);
-        Ok(Angles {
-            cos: scaled(whole.f_cos()?)?,
-            sin: scaled(whole.f_sin()?)?,
-        })
+        Ok(Angles { cos: scaled(angles.f_cos()?)?, sin: scaled(angles.f_sin()?)?, layout: self.layout })
     }
 }
 
 impl Angles {
-    /// Rotates `x`: rows x heads x head_dim, the two halves of each head being the coordinates.
+    /// Rotates `x`: rows x heads x dim.
     pub(crate) fn rotate(&self, x: &Tensor) -> Result<Tensor, TchError> {
-        let half = x.size()[2] / 2;
-        let first = x.f_narrow(-1, 0, half)?;
-        let second = x.f_narrow(-1, half, half)?;
-        let turned = Tensor::f_cat(&[second.f_neg()?, first], -1)?;
-        x.f_mul(&self.cos)?.f_add(&turned.f_mul(&self.sin)?)
+        match self.layout {
+            RopeLayout::Halves => {
+                let half = x.size()[2] / 2;
+                let first = x.f_narrow(-1, 0, half)?;
+                let second = x.f_narrow(-1, half, half)?;
+                let turned = Tensor::f_cat(&[second.f_neg()?, first], -1)?;
+                x.f_mul(&self.cos)?.f_add(&turned.f_mul(&self.sin)?)
+            }
+            RopeLayout::Interleaved => {
+                let size = x.size();
+                let pairs = x.f_to_kind(Kind::Float)?.f_reshape([size[0], size[1], size[2] / 2, 2])?;
+                let (first, second) = (pairs.f_select(-1, 0)?, pairs.f_select(-1, 1)?);
+                let real = first.f_mul(&self.cos)?.f_sub(&second.f_mul(&self.sin)?)?;
+                let imaginary = first.f_mul(&self.sin)?.f_add(&second.f_mul(&self.cos)?)?;
+                Tensor::f_stack(&[real, imaginary], -1)?.f_reshape(&size[..])?.f_to_kind(x.f_kind()?)
+            }
+        }
     }
 }

@@ -1,0 +1,70 @@
+//! `/v1/chat/completions`.
+
+use super::error::ApiError;
+use super::fields::Logprobs;
+use super::generate::{AnswerOptions, Generation, Route, Shared, answer};
+use super::request_body::RequestBody;
+use super::state::HttpState;
+use super::{messages, sampling};
+use axum::extract::{self, State};
+use axum::response::Response;
+use remoe_wire::ServiceError;
+use std::sync::Arc;
+
+pub(super) async fn handle(
+    State(state): State<Arc<HttpState>>,
+    request: extract::Request,
+) -> Result<Response, ApiError> {
+    answer(state, request, check).await
+}
+
+fn check(state: &HttpState, mut body: RequestBody) -> Result<Generation, ServiceError> {
+    let shared = Shared::new(state, &body)?;
+    if body.echo == Some(true) {
+        return Err(ServiceError::invalid("echo", "`echo` is for /v1/completions"));
+    }
+    let max_tokens = sampling::max_tokens(&body, 1)?;
+    let logprobs = logprobs(&body)?;
+    let text = state.text.as_ref().ok_or_else(|| {
+        ServiceError::invalid(
+            "messages",
+            "the model has no tokenizer: use /v1/completions with token ids",
+        )
+    })?;
+    let messages = body
+        .messages
+        .take()
+        .ok_or_else(|| ServiceError::invalid("messages", "`messages` is missing"))?;
+    let messages = messages::for_template(messages)?;
+    let prompt = text.render_chat(&messages, body.add_generation_prompt.unwrap_or(true))?;
+    // The template has written the special tokens.
+    let prompt = text.encode(&prompt, body.add_special_tokens.unwrap_or(false))?;
+    let max_tokens = max_tokens.unwrap_or_else(|| {
+        let usual = state.options.defaults.max_new_tokens.unwrap_or(usize::MAX);
+        shared.room(&prompt).min(usual.max(1))
+    });
+    Ok(Generation {
+        route: Route::Chat,
+        requests: vec![shared.request(prompt, max_tokens, logprobs)?],
+        echoes: None,
+        options: AnswerOptions::new(state, &body, logprobs.is_some()),
+    })
+}
+
+fn logprobs(body: &RequestBody) -> Result<Option<usize>, ServiceError> {
+    let wanted = match body.logprobs {
+        None => false,
+        Some(Logprobs::Flag(flag)) => flag,
+        Some(Logprobs::Count(_)) => {
+            return Err(ServiceError::invalid(
+                "logprobs",
+                "`logprobs` of a chat is true or false; `top_logprobs` is their number",
+            ));
+        }
+    };
+    let top = sampling::alternatives("top_logprobs", body.top_logprobs)?;
+    if top.is_some_and(|top| top > 0) && !wanted {
+        return Err(ServiceError::invalid("top_logprobs", "`top_logprobs` needs `logprobs`: true"));
+    }
+    Ok(wanted.then(|| top.unwrap_or(0)))
+}

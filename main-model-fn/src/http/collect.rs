@@ -1,0 +1,32 @@
+//! The answer in one piece.
+
+use super::exchange::Exchange;
+use super::pieces::{Piece, Pieces};
+use super::shapes::Shape;
+use super::state::HttpState;
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use remoe_wire::ServiceError;
+
+/// Joins what comes until all choices have ended. What it holds is bounded by `max_tokens`.
+///
+/// # Errors
+/// The engine failed.
+pub(super) async fn respond(
+    state: &HttpState,
+    shape: &Shape,
+    mut pieces: Pieces,
+    mut exchange: Exchange,
+) -> Result<Response, ServiceError> {
+    let mut whole: Vec<Piece> = (0..pieces.total()).map(Piece::empty).collect();
+    let mut join = |piece: Piece| {
+        if let Some(choice) = whole.get_mut(piece.index) {
+            choice.join(piece);
+        }
+    };
+    pieces.opening().into_iter().for_each(&mut join);
+    while let Some((prompt, event)) = exchange.next().await? {
+        pieces.of(state, prompt, event)?.into_iter().for_each(&mut join);
+    }
+    Ok(Json(shape.answer(state, whole, exchange.figures())?).into_response())
+}

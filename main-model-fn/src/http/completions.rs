@@ -1,0 +1,90 @@
+//! `/v1/completions`.
+
+use super::error::ApiError;
+use super::fields::{Logprobs, Prompt};
+use super::generate::{AnswerOptions, Generation, Route, Shared, answer};
+use super::request_body::RequestBody;
+use super::sampling;
+use super::state::HttpState;
+use axum::extract::{self, State};
+use axum::response::Response;
+use remoe_wire::ServiceError;
+use std::sync::Arc;
+
+/// Tokens of an answer to a request that does not say.
+const MAX_TOKENS: usize = 16;
+
+pub(super) async fn handle(
+    State(state): State<Arc<HttpState>>,
+    request: extract::Request,
+) -> Result<Response, ApiError> {
+    answer(state, request, check).await
+}
+
+fn check(state: &HttpState, mut body: RequestBody) -> Result<Generation, ServiceError> {
+    let shared = Shared::new(state, &body)?;
+    let echo = body.echo.unwrap_or(false);
+    let max_tokens = sampling::max_tokens(&body, if echo { 0 } else { 1 })?;
+    let logprobs = logprobs(&body)?;
+    let prompts = body
+        .prompt
+        .take()
+        .ok_or_else(|| ServiceError::invalid("prompt", "`prompt` is missing"))?
+        .0;
+    let most = state.engine.limits().max_requests;
+    if prompts.len() > most {
+        return Err(ServiceError::invalid(
+            "prompt",
+            format!("{} prompts in one request; {most} are possible", prompts.len()),
+        ));
+    }
+    let mut requests = Vec::with_capacity(prompts.len());
+    let mut echoes = Vec::new();
+    for prompt in prompts {
+        if echo {
+            echoes.push(echo_of(state, &prompt)?);
+        }
+        let ids = ids_of(state, prompt, body.add_special_tokens.unwrap_or(true))?;
+        let usual = MAX_TOKENS.min(state.options.defaults.max_new_tokens.unwrap_or(MAX_TOKENS)).max(1);
+        let max_tokens = max_tokens.unwrap_or_else(|| shared.room(&ids).min(usual));
+        let mut request = shared.request(ids, max_tokens, logprobs)?;
+        request.prompt_logprobs = logprobs.filter(|_| echo);
+        requests.push(request);
+    }
+    Ok(Generation {
+        route: Route::Completions,
+        requests,
+        echoes: echo.then_some(echoes),
+        options: AnswerOptions::new(state, &body, logprobs.is_some()),
+    })
+}
+
+fn ids_of(state: &HttpState, prompt: Prompt, special: bool) -> Result<Vec<u32>, ServiceError> {
+    match (prompt, &state.text) {
+        (Prompt::Ids(ids), _) => Ok(ids),
+        (Prompt::Text(prompt), Some(text)) => text.encode(&prompt, special),
+        (Prompt::Text(_), None) => Err(ServiceError::invalid(
+            "prompt",
+            "the model has no tokenizer: `prompt` must be token ids",
+        )),
+    }
+}
+
+fn echo_of(state: &HttpState, prompt: &Prompt) -> Result<String, ServiceError> {
+    match (prompt, &state.text) {
+        (Prompt::Text(prompt), _) => Ok(prompt.clone()),
+        (Prompt::Ids(ids), Some(text)) => text.decode(ids),
+        (Prompt::Ids(_), None) => Ok(String::new()),
+    }
+}
+
+fn logprobs(body: &RequestBody) -> Result<Option<usize>, ServiceError> {
+    match body.logprobs {
+        None => Ok(None),
+        Some(Logprobs::Count(count)) => sampling::alternatives("logprobs", Some(count)),
+        Some(Logprobs::Flag(_)) => Err(ServiceError::invalid(
+            "logprobs",
+            "`logprobs` of a completion is the number of alternatives",
+        )),
+    }
+}

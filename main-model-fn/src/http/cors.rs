@@ -1,0 +1,62 @@
+//! Calls from browsers: off unless origins are named.
+
+use super::state::HttpState;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use std::sync::Arc;
+
+/// Seconds that a browser may remember a preflight's answer.
+const MAX_AGE: &str = "600";
+
+/// Answers preflights of allowed origins and marks their answers; others see no difference.
+pub(super) async fn allow(
+    State(state): State<Arc<HttpState>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if state.options.cors_origins.is_empty() {
+        return next.run(request).await;
+    }
+    let origin = allowed_origin(request.headers(), &state.options.cors_origins);
+    let preflight = request.method() == Method::OPTIONS
+        && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
+    let mut response = if preflight && origin.is_some() {
+        preflight_answer(request.headers())
+    } else {
+        next.run(request).await
+    };
+    let headers = response.headers_mut();
+    headers.append(header::VARY, HeaderValue::from_static("origin"));
+    if let Some(origin) = origin {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        headers.insert(
+            header::ACCESS_CONTROL_EXPOSE_HEADERS,
+            HeaderValue::from_static("x-request-id, retry-after"),
+        );
+    }
+    response
+}
+
+fn allowed_origin(headers: &HeaderMap, origins: &[String]) -> Option<HeaderValue> {
+    let origin = headers.get(header::ORIGIN)?;
+    origins
+        .iter()
+        .any(|allowed| allowed == "*" || allowed.as_bytes() == origin.as_bytes())
+        .then(|| origin.clone())
+}
+
+fn preflight_answer(asked: &HeaderMap) -> Response {
+    let mut response = StatusCode::NO_CONTENT.into_response();
+    let headers = response.headers_mut();
+    headers.insert(
+        header::ACCESS_CONTROL_ALLOW_METHODS,
+        HeaderValue::from_static("GET, POST"),
+    );
+    headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static(MAX_AGE));
+    if let Some(names) = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names.clone());
+    }
+    response
+}

@@ -1,0 +1,93 @@
+//! Errors as OpenAI clients expect them.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use remoe_wire::{ErrorCode, ServiceError};
+use serde::Serialize;
+
+/// When to come back after 429 and 503.
+const RETRY_AFTER_S: u64 = 1;
+
+/// An error on its way to a client.
+#[derive(Debug)]
+pub(super) struct ApiError {
+    status: StatusCode,
+    retry: bool,
+    body: ErrorBody,
+}
+
+/// `{"error": {...}}`, all four keys always there.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct ErrorBody {
+    error: ErrorFields,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct ErrorFields {
+    message: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    param: Option<String>,
+    code: Option<&'static str>,
+}
+
+impl ApiError {
+    /// An error that only HTTP knows.
+    pub(super) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            status,
+            retry: false,
+            body: ErrorBody {
+                error: ErrorFields {
+                    message: message.into(),
+                    kind: "invalid_request_error",
+                    param: None,
+                    code: Some(code),
+                },
+            },
+        }
+    }
+}
+
+impl From<ServiceError> for ErrorBody {
+    fn from(error: ServiceError) -> Self {
+        Self {
+            error: ErrorFields {
+                message: error.message,
+                kind: error.code.openai_type(),
+                param: error.field,
+                code: error.code.openai_code(),
+            },
+        }
+    }
+}
+
+impl From<ServiceError> for ApiError {
+    fn from(error: ServiceError) -> Self {
+        let status = StatusCode::from_u16(error.code.http_status());
+        Self {
+            status: status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
+            retry: matches!(error.code, ErrorCode::ResourceExhausted | ErrorCode::Unavailable),
+            body: error.into(),
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let message = self.body.error.message.as_str();
+        if self.status.is_server_error() {
+            tracing::warn!(status = self.status.as_u16(), message, "request failed");
+        }
+        let mut response = (self.status, Json(&self.body)).into_response();
+        let headers = response.headers_mut();
+        if self.retry {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_S));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}

@@ -1,0 +1,114 @@
+//! The engine's events for all prompts of a generation, merged.
+
+use super::generate::Route;
+use super::metrics::Stopwatch;
+use super::state::HttpState;
+use crate::engine::request::{Event, Figures, Request};
+use remoe_wire::{ErrorCode, ServiceError};
+use std::sync::Arc;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{StreamExt, StreamMap};
+
+/// A running generation. Dropping it ends the engine's work on it.
+pub(super) struct Exchange {
+    events: StreamMap<usize, ReceiverStream<Event>>,
+    /// Prompts whose end has not come.
+    open: usize,
+    /// Choices of each prompt.
+    choices: usize,
+    figures: Figures,
+    pub(super) stopwatch: Stopwatch,
+}
+
+impl Exchange {
+    /// Hands `requests` to the engine: all or none.
+    ///
+    /// # Errors
+    /// The engine refuses one of them.
+    pub(super) fn start(
+        state: &Arc<HttpState>,
+        requests: Vec<Request>,
+        route: Route,
+    ) -> Result<Self, ServiceError> {
+        let choices = requests.first().map_or(1, |request| request.choices);
+        let stopwatch = Stopwatch::start(state.clone(), requests.len() * choices);
+        let mut events = StreamMap::with_capacity(requests.len());
+        let many = requests.len() > 1;
+        for (index, request) in requests.into_iter().enumerate() {
+            let receiver = state.engine.submit(request).map_err(|mut error| {
+                if error.field.as_deref() == Some("prompt") {
+                    error.field = Some(match (route, many) {
+                        (Route::Chat, _) => "messages".to_owned(),
+                        (Route::Completions, true) => format!("prompt[{index}]"),
+                        (Route::Completions, false) => "prompt".to_owned(),
+                    });
+                }
+                error
+            })?;
+            events.insert(index, ReceiverStream::new(receiver));
+        }
+        Ok(Self {
+            open: events.len(),
+            events,
+            choices,
+            figures: Figures::default(),
+            stopwatch,
+        })
+    }
+
+    /// The next event and the prompt it belongs to; `None` once all prompts are done.
+    ///
+    /// # Errors
+    /// The engine failed; nothing follows.
+    pub(super) async fn next(&mut self) -> Result<Option<(usize, Event)>, ServiceError> {
+        while self.open > 0 {
+            let Some((prompt, event)) = self.events.next().await else {
+                return Err(ServiceError::new(
+                    ErrorCode::Unavailable,
+                    "the engine stopped before the answer was complete",
+                ));
+            };
+            match event {
+                Event::Done(figures) => {
+                    self.open -= 1;
+                    self.stopwatch.prompt_done(&figures);
+                    self.add(figures);
+                }
+                Event::Failed(error) => return Err(error),
+                event => {
+                    self.measure(prompt, &event);
+                    return Ok(Some((prompt, event)));
+                }
+            }
+        }
+        self.stopwatch.done();
+        Ok(None)
+    }
+
+    /// The figures of the prompts that are done: counts are summed, times are the slowest prompt's.
+    pub(super) fn figures(&self) -> &Figures {
+        &self.figures
+    }
+
+    fn measure(&mut self, prompt: usize, event: &Event) {
+        match event {
+            Event::Delta(delta) if delta.token.is_some() => {
+                self.stopwatch.token(prompt * self.choices + delta.choice);
+            }
+            Event::Finished { reason, .. } => self.stopwatch.choice_finished(*reason),
+            _ => (),
+        }
+    }
+
+    fn add(&mut self, one: Figures) {
+        let all = &mut self.figures;
+        all.prompt_tokens += one.prompt_tokens;
+        all.completion_tokens += one.completion_tokens;
+        all.forwarded_positions += one.forwarded_positions;
+        all.experts += one.experts;
+        all.queued = all.queued.max(one.queued);
+        all.ttft = all.ttft.max(one.ttft);
+        all.prefill = all.prefill.max(one.prefill);
+        all.decode = all.decode.max(one.decode);
+    }
+}

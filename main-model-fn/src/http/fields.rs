@@ -1,0 +1,255 @@
+//! Types of single fields that JSON writes in more than one way. None of them buffers what it does
+//! not keep, so that a small body cannot become a large one in memory.
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+
+/// A `T` that is written as an object; serde by itself takes lists too.
+#[derive(Debug)]
+pub(super) struct Object<T>(pub(super) T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ObjectVisitor<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
+            type Value = Object<T>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+            }
+        }
+        deserializer.deserialize_map(ObjectVisitor(PhantomData))
+    }
+}
+
+/// What there is to know about a field that is refused: whether it asks for anything.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) enum Given {
+    /// Absent, null, false or empty.
+    #[default]
+    Nothing,
+    /// A string.
+    Text(String),
+    /// Anything else.
+    Something,
+}
+
+impl<'de> Deserialize<'de> for Given {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(GivenVisitor)
+    }
+}
+
+struct GivenVisitor;
+
+impl<'de> Visitor<'de> for GivenVisitor {
+    type Value = Given;
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("anything")
+    }
+    fn visit_unit<E: Error>(self) -> Result<Given, E> {
+        Ok(Given::Nothing)
+    }
+    fn visit_bool<E: Error>(self, value: bool) -> Result<Given, E> {
+        Ok(if value { Given::Something } else { Given::Nothing })
+    }
+    fn visit_i64<E: Error>(self, _: i64) -> Result<Given, E> {
+        Ok(Given::Something)
+    }
+    fn visit_u64<E: Error>(self, _: u64) -> Result<Given, E> {
+        Ok(Given::Something)
+    }
+    fn visit_f64<E: Error>(self, _: f64) -> Result<Given, E> {
+        Ok(Given::Something)
+    }
+    fn visit_str<E: Error>(self, value: &str) -> Result<Given, E> {
+        Ok(match value {
+            "" => Given::Nothing,
+            text => Given::Text(text.to_owned()),
+        })
+    }
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Given, A::Error> {
+        let mut given = Given::Nothing;
+        while list.next_element::<IgnoredAny>()?.is_some() {
+            given = Given::Something;
+        }
+        Ok(given)
+    }
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Given, A::Error> {
+        let mut given = Given::Nothing;
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
+            given = Given::Something;
+        }
+        Ok(given)
+    }
+}
+
+/// One prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Prompt {
+    /// Text for the tokenizer.
+    Text(String),
+    /// Exactly these tokens.
+    Ids(Vec<u32>),
+}
+
+/// `prompt`: a string, ids, or a list of either.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Prompts(pub(super) Vec<Prompt>);
+
+impl<'de> Deserialize<'de> for Prompts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct PromptsVisitor;
+        impl<'de> Visitor<'de> for PromptsVisitor {
+            type Value = Prompts;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string, a list of token ids, or a list of either")
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<Prompts, E> {
+                Ok(Prompts(vec![Prompt::Text(text.to_owned())]))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Prompts, A::Error> {
+                let mut ids = Vec::new();
+                let mut prompts = Vec::new();
+                while let Some(element) = list.next_element()? {
+                    match element {
+                        Element::Id(id) => ids.push(id),
+                        Element::Prompt(prompt) => prompts.push(prompt),
+                    }
+                    if !ids.is_empty() && !prompts.is_empty() {
+                        return Err(A::Error::custom("token ids and prompts are mixed in one list"));
+                    }
+                }
+                if !ids.is_empty() {
+                    prompts.push(Prompt::Ids(ids));
+                }
+                if prompts.is_empty() {
+                    return Err(A::Error::custom("the list is empty"));
+                }
+                Ok(Prompts(prompts))
+            }
+        }
+        deserializer.deserialize_any(PromptsVisitor)
+    }
+}
+
+enum Element {
+    Id(u32),
+    Prompt(Prompt),
+}
+
+impl<'de> Deserialize<'de> for Element {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ElementVisitor;
+        impl<'de> Visitor<'de> for ElementVisitor {
+            type Value = Element;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a token id, a string or a list of token ids")
+            }
+            fn visit_u64<E: Error>(self, id: u64) -> Result<Element, E> {
+                let id = u32::try_from(id).map_err(|_| E::custom(format!("{id} is no token id")))?;
+                Ok(Element::Id(id))
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<Element, E> {
+                Ok(Element::Prompt(Prompt::Text(text.to_owned())))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Element, A::Error> {
+                let mut ids = Vec::new();
+                while let Some(id) = list.next_element()? {
+                    ids.push(id);
+                }
+                Ok(Element::Prompt(Prompt::Ids(ids)))
+            }
+        }
+        deserializer.deserialize_any(ElementVisitor)
+    }
+}
+
+/// A string or a list of strings.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Strings(pub(super) Vec<String>);
+
+impl<'de> Deserialize<'de> for Strings {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct StringsVisitor;
+        impl<'de> Visitor<'de> for StringsVisitor {
+            type Value = Strings;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or a list of strings")
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<Strings, E> {
+                Ok(Strings(vec![text.to_owned()]))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Strings, A::Error> {
+                let mut strings = Vec::new();
+                while let Some(text) = list.next_element()? {
+                    strings.push(text);
+                }
+                Ok(Strings(strings))
+            }
+        }
+        deserializer.deserialize_any(StringsVisitor)
+    }
+}
+
+/// `logprobs`: a flag in chats, a number in completions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Logprobs {
+    /// As chats say it.
+    Flag(bool),
+    /// As completions say it.
+    Count(i64),
+}
+
+impl<'de> Deserialize<'de> for Logprobs {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct LogprobsVisitor;
+        impl Visitor<'_> for LogprobsVisitor {
+            type Value = Logprobs;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("true or false in chats, a whole number in completions")
+            }
+            fn visit_bool<E: Error>(self, flag: bool) -> Result<Logprobs, E> {
+                Ok(Logprobs::Flag(flag))
+            }
+            fn visit_i64<E: Error>(self, count: i64) -> Result<Logprobs, E> {
+                Ok(Logprobs::Count(count))
+            }
+            fn visit_u64<E: Error>(self, count: u64) -> Result<Logprobs, E> {
+                Ok(Logprobs::Count(i64::try_from(count).unwrap_or(i64::MAX)))
+            }
+        }
+        deserializer.deserialize_any(LogprobsVisitor)
+    }
+}
+
+/// `logit_bias`: token ids, written as strings, and what is added to their logits.
+#[derive(Debug, Default)]
+pub(super) struct LogitBias(pub(super) BTreeMap<u32, f64>);
+
+impl<'de> Deserialize<'de> for LogitBias {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct LogitBiasVisitor;
+        impl<'de> Visitor<'de> for LogitBiasVisitor {
+            type Value = LogitBias;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of token ids and numbers")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<LogitBias, A::Error> {
+                let mut biases = BTreeMap::new();
+                while let Some(key) = map.next_key::<String>()? {
+                    let id = key.parse().map_err(|_| A::Error::custom(format!("{key:?} is no token id")))?;
+                    biases.insert(id, map.next_value()?);
+                }
+                Ok(LogitBias(biases))
+            }
+        }
+        deserializer.deserialize_map(LogitBiasVisitor)
+    }
+}

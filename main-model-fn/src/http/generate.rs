@@ -1,0 +1,139 @@
+//! What both generation routes share: from a checked request to its answer.
+
+use super::error::ApiError;
+use super::exchange::Exchange;
+use super::pieces::Pieces;
+use super::request_body::RequestBody;
+use super::shapes::Shape;
+use super::state::HttpState;
+use super::{body, collect, sampling, stream, unsupported};
+use crate::engine::RequestLimits;
+use crate::engine::request::{Request, Sampling, StopRules};
+use axum::extract;
+use axum::response::Response;
+use remoe_wire::ServiceError;
+use std::sync::Arc;
+
+/// Which route answers, and so in which shape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Route {
+    Chat,
+    Completions,
+}
+
+/// A generation that may start.
+pub(super) struct Generation {
+    pub(super) route: Route,
+    /// One per prompt, all with the same number of choices.
+    pub(super) requests: Vec<Request>,
+    /// The text that the answer repeats, one per prompt, when asked for.
+    pub(super) echoes: Option<Vec<String>>,
+    pub(super) options: AnswerOptions,
+}
+
+/// What the client wants to see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct AnswerOptions {
+    pub(super) stream: bool,
+    /// A usage chunk at the end of a stream.
+    pub(super) include_usage: bool,
+    /// Remoe's figures beside the usage.
+    pub(super) include_figures: bool,
+    pub(super) logprobs: bool,
+    pub(super) token_ids: bool,
+    /// There is a tokenizer, so that answers have text.
+    pub(super) text: bool,
+}
+
+/// What all prompts of a body share.
+pub(super) struct Shared {
+    pub(super) choices: usize,
+    sampling: Sampling,
+    stop: StopRules,
+    limits: RequestLimits,
+    has_seed: bool,
+}
+
+impl Shared {
+    /// # Errors
+    /// The first field that cannot be honoured.
+    pub(super) fn new(state: &HttpState, body: &RequestBody) -> Result<Self, ServiceError> {
+        state.check_model(body.model.as_deref())?;
+        unsupported::refuse(body)?;
+        let limits = state.engine.limits();
+        Ok(Self {
+            choices: sampling::choices(body, &limits)?,
+            sampling: sampling::sampling(body, &state.options.defaults, limits.vocab_size)?,
+            stop: sampling::stop_rules(body, state.text.is_some(), limits.vocab_size)?,
+            limits,
+            has_seed: body.seed.is_some(),
+        })
+    }
+
+    /// Tokens that context and cache leave after a prompt, at least one: a prompt that leaves none
+    /// is refused by the engine with the numbers.
+    pub(super) fn room(&self, prompt: &[u32]) -> usize {
+        let positions = self.limits.context_length.min(self.limits.cache_positions / self.choices);
+        positions.saturating_sub(prompt.len()).max(1)
+    }
+
+    /// # Errors
+    /// `min_tokens` exceeds `max_tokens`.
+    pub(super) fn request(
+        &self,
+        prompt: Vec<u32>,
+        max_tokens: usize,
+        logprobs: Option<usize>,
+    ) -> Result<Request, ServiceError> {
+        sampling::check_min_tokens(&self.stop, max_tokens)?;
+        let mut sampling = self.sampling.clone();
+        if !self.has_seed {
+            // Equal prompts in one body must not get equal answers.
+            sampling.seed = super::entropy::random_u64();
+        }
+        Ok(Request {
+            prompt,
+            choices: self.choices,
+            max_tokens,
+            sampling,
+            stop: self.stop.clone(),
+            logprobs,
+            prompt_logprobs: None,
+            inspect: None,
+        })
+    }
+}
+
+impl AnswerOptions {
+    pub(super) fn new(state: &HttpState, body: &RequestBody, logprobs: bool) -> Self {
+        let include_figures = body.include_figures.unwrap_or(false);
+        let asked = body.stream_options.as_ref().and_then(|options| options.0.include_usage);
+        Self {
+            stream: body.stream.unwrap_or(false),
+            include_usage: asked.unwrap_or(false) || include_figures,
+            include_figures,
+            logprobs,
+            token_ids: body.return_token_ids.unwrap_or(false) || state.text.is_none(),
+            text: state.text.is_some(),
+        }
+    }
+}
+
+/// Reads and checks the body with `check`, hands the generation to the engine and answers.
+pub(super) async fn answer(
+    state: Arc<HttpState>,
+    request: extract::Request,
+    check: fn(&HttpState, RequestBody) -> Result<Generation, ServiceError>,
+) -> Result<Response, ApiError> {
+    state.check_ready()?;
+    let generation = body::read(&state, request, check).await?;
+    let (route, stream) = (generation.route, generation.options.stream);
+    let shape = Shape::new(route, generation.options);
+    let (pieces, requests) = Pieces::new(generation);
+    let exchange = Exchange::start(&state, requests, route)?;
+    if stream {
+        Ok(stream::respond(state, shape, pieces, exchange))
+    } else {
+        Ok(collect::respond(&state, &shape, pieces, exchange).await?)
+    }
+}

@@ -1,0 +1,177 @@
+//! Messages of a chat, made ready for the template.
+
+use super::fields::{Given, Object};
+use remoe_wire::ServiceError;
+use serde::de::{Error, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Value, json};
+use std::fmt;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Message {
+    role: Option<String>,
+    content: Option<Content>,
+    name: Option<String>,
+    tool_call_id: Option<String>,
+    tool_calls: Option<Vec<Object<ToolCall>>>,
+    function_call: Given,
+    audio: Given,
+}
+
+#[derive(Debug)]
+enum Content {
+    Text(String),
+    Parts(Vec<Object<Part>>),
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Part {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    text: Option<String>,
+    refusal: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ToolCall {
+    id: Option<String>,
+    function: Option<Object<CalledFunction>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct CalledFunction {
+    name: Option<String>,
+    arguments: Option<String>,
+}
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ContentVisitor;
+        impl<'de> Visitor<'de> for ContentVisitor {
+            type Value = Content;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or a list of content parts")
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<Content, E> {
+                Ok(Content::Text(text.to_owned()))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Content, A::Error> {
+                let mut parts = Vec::new();
+                while let Some(part) = list.next_element()? {
+                    parts.push(part);
+                }
+                Ok(Content::Parts(parts))
+            }
+        }
+        deserializer.deserialize_any(ContentVisitor)
+    }
+}
+
+/// `messages` as the template takes them: one text each, `developer` as `system`.
+///
+/// # Errors
+/// The message and the field that cannot be used.
+pub(super) fn for_template(messages: Vec<Object<Message>>) -> Result<Vec<Value>, ServiceError> {
+    if messages.is_empty() {
+        return Err(ServiceError::invalid("messages", "`messages` is empty"));
+    }
+    (0..).zip(messages).map(|(index, message)| one(index, message.0)).collect()
+}
+
+fn one(index: usize, message: Message) -> Result<Value, ServiceError> {
+    let at = |field: &str| format!("messages[{index}].{field}");
+    let role = match message.role.as_deref() {
+        // Instructions of the application, whichever name a model's template has for them.
+        Some("system" | "developer") => "system",
+        Some("user") => "user",
+        Some("assistant") => "assistant",
+        Some("tool") => "tool",
+        other => {
+            return Err(ServiceError::invalid(
+                at("role"),
+                format!(
+                    "{}: the role must be system, developer, user, assistant or tool, not {other:?}",
+                    at("role")
+                ),
+            ));
+        }
+    };
+    for (name, given) in [("function_call", &message.function_call), ("audio", &message.audio)] {
+        if *given != Given::Nothing {
+            return Err(ServiceError::invalid(at(name), format!("`{name}` is not supported")));
+        }
+    }
+    let calls = message.tool_calls.unwrap_or_default();
+    if !calls.is_empty() && role != "assistant" {
+        return Err(ServiceError::invalid(at("tool_calls"), "only assistants call tools"));
+    }
+    let content = match message.content {
+        Some(content) => text(&at("content"), content)?,
+        None if role == "assistant" => String::new(),
+        None => {
+            return Err(ServiceError::invalid(
+                at("content"),
+                format!("{}: a {role} message needs content", at("content")),
+            ));
+        }
+    };
+    let mut ready = Map::new();
+    ready.insert("role".to_owned(), role.into());
+    ready.insert("content".to_owned(), content.into());
+    for (name, value) in [("name", message.name), ("tool_call_id", message.tool_call_id)] {
+        if let Some(value) = value {
+            ready.insert(name.to_owned(), value.into());
+        }
+    }
+    if !calls.is_empty() {
+        let calls: Vec<Value> = calls.into_iter().map(|call| tool_call(call.0)).collect();
+        ready.insert("tool_calls".to_owned(), calls.into());
+    }
+    Ok(Value::Object(ready))
+}
+
+fn text(at: &str, content: Content) -> Result<String, ServiceError> {
+    let parts = match content {
+        Content::Text(text) => return Ok(text),
+        Content::Parts(parts) => parts,
+    };
+    let mut texts = Vec::with_capacity(parts.len());
+    for (index, Object(part)) in parts.into_iter().enumerate() {
+        let kind = part.kind.as_deref().unwrap_or("text");
+        let text = match kind {
+            "text" => part.text,
+            "refusal" => part.refusal,
+            _ => {
+                return Err(ServiceError::invalid(
+                    format!("{at}[{index}]"),
+                    format!("{at}[{index}]: content of type `{kind}` is not supported, only `text`"),
+                ));
+            }
+        };
+        texts.push(text.ok_or_else(|| {
+            let field = format!("{at}[{index}].{kind}");
+            let message = format!("`{field}` is missing");
+            ServiceError::invalid(field, message)
+        })?);
+    }
+    Ok(texts.join("\n"))
+}
+
+/// Templates expect arguments as an object where clients send its text.
+fn tool_call(call: ToolCall) -> Value {
+    let function = call.function.map(|function| function.0).unwrap_or_default();
+    let arguments = function.arguments.unwrap_or_default();
+    let arguments = match serde_json::from_str::<Map<String, Value>>(&arguments) {
+        Ok(object) => Value::Object(object),
+        Err(_) => Value::String(arguments),
+    };
+    json!({
+        "id": call.id,
+        "type": "function",
+        "function": {"name": function.name, "arguments": arguments},
+    })
+}

@@ -1,0 +1,45 @@
+//! The OpenAI-compatible HTTP front.
+//!
+//! ```text
+//! body -> request_body (types) -> unsupported, sampling, messages (rules) -> chat | completions
+//!      -> generate: engine requests, one per prompt -> exchange: their events, merged
+//!      -> pieces: what each choice gains -> collect (one answer) | stream (SSE) -> shapes (JSON)
+//! ```
+//!
+//! Reading and tokenising happen on blocking threads, a bounded number at a time. An answer that is
+//! dropped drops its events, which ends the work in the engine.
+
+mod auth;
+mod body;
+mod chat;
+mod collect;
+mod completions;
+mod cors;
+mod entropy;
+mod error;
+mod exchange;
+mod fields;
+mod generate;
+mod logprobs;
+mod messages;
+mod metrics;
+mod models;
+mod pieces;
+mod request_body;
+mod request_id;
+mod router;
+mod sampling;
+mod service;
+mod shapes;
+mod state;
+mod stream;
+#[cfg(test)]
+mod tests;
+mod text;
+mod tokenize;
+mod unsupported;
+mod usage;
+
+pub use router::router;
+pub use state::{HttpOptions, HttpState};
+pub use text::TextFrontend;

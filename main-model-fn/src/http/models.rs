@@ -1,0 +1,48 @@
+//! `/v1/models`: the one model.
+
+use super::error::ApiError;
+use super::state::HttpState;
+use axum::Json;
+use axum::extract::{Path, State};
+use serde::Serialize;
+use std::sync::Arc;
+
+#[derive(Serialize)]
+pub(super) struct List {
+    object: &'static str,
+    data: Vec<Model>,
+}
+
+#[derive(Serialize)]
+pub(super) struct Model {
+    id: String,
+    object: &'static str,
+    created: u64,
+    owned_by: &'static str,
+    max_model_len: usize,
+}
+
+pub(super) async fn list(State(state): State<Arc<HttpState>>) -> Json<List> {
+    Json(List {
+        object: "list",
+        data: vec![describe(&state)],
+    })
+}
+
+pub(super) async fn one(
+    State(state): State<Arc<HttpState>>,
+    Path(id): Path<String>,
+) -> Result<Json<Model>, ApiError> {
+    state.check_model(Some(&id))?;
+    Ok(Json(describe(&state)))
+}
+
+fn describe(state: &HttpState) -> Model {
+    Model {
+        id: state.options.model.clone(),
+        object: "model",
+        created: state.created,
+        owned_by: "remoe",
+        max_model_len: state.engine.limits().context_length,
+    }
+}

@@ -1,0 +1,178 @@
+//! What a choice gains with an event.
+
+use super::generate::{AnswerOptions, Generation, Route};
+use super::logprobs::{LoggedToken, characters};
+use super::state::HttpState;
+use crate::engine::request::{Delta, Event, FinishReason, Request, TokenLogprobs};
+use remoe_wire::ServiceError;
+
+/// An addition to one choice; in a stream each is a chunk, else they are joined.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Piece {
+    /// The choice's index in the answer.
+    pub(super) index: usize,
+    /// The first piece of this choice.
+    pub(super) first: bool,
+    pub(super) text: String,
+    pub(super) logprobs: Vec<LoggedToken>,
+    pub(super) token_ids: Vec<u32>,
+    pub(super) finish: Option<FinishReason>,
+}
+
+impl Piece {
+    pub(super) fn empty(index: usize) -> Self {
+        Self {
+            index,
+            first: false,
+            text: String::new(),
+            logprobs: Vec::new(),
+            token_ids: Vec::new(),
+            finish: None,
+        }
+    }
+
+    /// Adds what came later.
+    pub(super) fn join(&mut self, later: Self) {
+        self.text.push_str(&later.text);
+        self.logprobs.extend(later.logprobs);
+        self.token_ids.extend(later.token_ids);
+        self.finish = later.finish.or(self.finish);
+    }
+
+    fn says_nothing(&self) -> bool {
+        !self.first
+            && self.text.is_empty()
+            && self.logprobs.is_empty()
+            && self.token_ids.is_empty()
+            && self.finish.is_none()
+    }
+}
+
+/// Turns events into pieces.
+pub(super) struct Pieces {
+    route: Route,
+    options: AnswerOptions,
+    choices: usize,
+    echoes: Option<Vec<String>>,
+    /// Per choice, the characters that its logged tokens stand for so far.
+    offsets: Vec<usize>,
+    /// Per prompt, its first token, which no log-probability exists for.
+    first_tokens: Vec<u32>,
+}
+
+impl Pieces {
+    /// What must be remembered of a generation, and its requests for the engine.
+    pub(super) fn new(generation: Generation) -> (Self, Vec<Request>) {
+        let requests = generation.requests;
+        let choices = requests.first().map_or(1, |request| request.choices);
+        let first = |request: &Request| request.prompt.first().copied().unwrap_or_default();
+        let pieces = Self {
+            route: generation.route,
+            options: generation.options,
+            choices,
+            first_tokens: requests.iter().map(first).collect(),
+            echoes: generation.echoes,
+            offsets: vec![0; requests.len() * choices],
+        };
+        (pieces, requests)
+    }
+
+    /// Choices of the answer.
+    pub(super) fn total(&self) -> usize {
+        self.offsets.len()
+    }
+
+    /// What can be said before the engine says anything: roles, and the repeated prompts unless
+    /// their log-probabilities are to come with them.
+    pub(super) fn opening(&self) -> Vec<Piece> {
+        let echoes = self.echoes.as_ref().filter(|_| !self.options.logprobs);
+        (0..self.total())
+            .map(|index| Piece {
+                first: self.route == Route::Chat,
+                text: echoes
+                    .and_then(|echoes| echoes.get(index / self.choices))
+                    .cloned()
+                    .unwrap_or_default(),
+                ..Piece::empty(index)
+            })
+            .filter(|piece| !piece.says_nothing())
+            .collect()
+    }
+
+    /// The pieces of an event of prompt `prompt`, none that says nothing.
+    ///
+    /// # Errors
+    /// A token's bytes cannot be told.
+    pub(super) fn of(
+        &mut self,
+        state: &HttpState,
+        prompt: usize,
+        event: Event,
+    ) -> Result<Vec<Piece>, ServiceError> {
+        let first = prompt * self.choices;
+        let piece = match event {
+            Event::Delta(delta) => self.delta(state, first + delta.choice, delta)?,
+            Event::Finished { choice, reason } => Piece {
+                finish: Some(reason),
+                ..Piece::empty(first + choice)
+            },
+            Event::Prompt(scored) => return self.prompt(state, prompt, scored),
+            Event::Inspection(_) | Event::Done(_) | Event::Failed(_) => return Ok(Vec::new()),
+        };
+        Ok(if piece.says_nothing() { Vec::new() } else { vec![piece] })
+    }
+
+    fn delta(&mut self, state: &HttpState, index: usize, delta: Delta) -> Result<Piece, ServiceError> {
+        let wanted = delta.logprobs.filter(|_| self.options.logprobs);
+        let logprobs = wanted.map(|scored| self.log(state, index, scored.token, Some(scored)));
+        Ok(Piece {
+            text: delta.text,
+            logprobs: logprobs.transpose()?.into_iter().collect(),
+            token_ids: delta.token.into_iter().filter(|_| self.options.token_ids).collect(),
+            ..Piece::empty(index)
+        })
+    }
+
+    /// The repeated prompt with its log-probabilities, for each of its choices.
+    fn prompt(
+        &mut self,
+        state: &HttpState,
+        prompt: usize,
+        scored: Vec<Option<TokenLogprobs>>,
+    ) -> Result<Vec<Piece>, ServiceError> {
+        let echo = self.echoes.as_ref().and_then(|echoes| echoes.get(prompt));
+        let Some(echo) = echo.filter(|_| self.options.logprobs).cloned() else {
+            return Ok(Vec::new());
+        };
+        let first_token = self.first_tokens.get(prompt).copied().unwrap_or_default();
+        let mut pieces = Vec::with_capacity(self.choices);
+        for index in prompt * self.choices..(prompt + 1) * self.choices {
+            let mut logprobs = Vec::with_capacity(scored.len());
+            for scored in &scored {
+                let token = scored.as_ref().map_or(first_token, |scored| scored.token);
+                logprobs.push(self.log(state, index, token, scored.clone())?);
+            }
+            pieces.push(Piece {
+                text: echo.clone(),
+                logprobs,
+                ..Piece::empty(index)
+            });
+        }
+        Ok(pieces)
+    }
+
+    fn log(
+        &mut self,
+        state: &HttpState,
+        index: usize,
+        token: u32,
+        scored: Option<TokenLogprobs>,
+    ) -> Result<LoggedToken, ServiceError> {
+        let mut offset = 0;
+        if let (Some(text), Some(so_far)) = (&state.text, self.offsets.get_mut(index)) {
+            offset = *so_far;
+            *so_far += characters(&text.token_bytes(token)?);
+        }
+        Ok(LoggedToken { token, offset, scored })
+    }
+}

@@ -1,0 +1,94 @@
+//! The body of a generation: every field that is known, whichever route it belongs to. Fields that
+//! are not named here are ignored.
+
+use super::fields::{Given, LogitBias, Logprobs, Object, Prompts, Strings};
+use super::messages::Message;
+use serde::Deserialize;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct RequestBody {
+    pub(super) model: Option<String>,
+    /// Completions.
+    pub(super) prompt: Option<Prompts>,
+    /// Chats.
+    pub(super) messages: Option<Vec<Object<Message>>>,
+
+    // How much.
+    pub(super) max_tokens: Option<i64>,
+    pub(super) max_completion_tokens: Option<i64>,
+    pub(super) n: Option<i64>,
+    pub(super) best_of: Option<i64>,
+
+    // How tokens are drawn.
+    pub(super) temperature: Option<f64>,
+    pub(super) top_p: Option<f64>,
+    pub(super) top_k: Option<i64>,
+    pub(super) min_p: Option<f64>,
+    pub(super) seed: Option<i128>,
+    pub(super) presence_penalty: Option<f64>,
+    pub(super) frequency_penalty: Option<f64>,
+    pub(super) repetition_penalty: Option<f64>,
+    pub(super) logit_bias: Option<LogitBias>,
+
+    // When a choice ends.
+    pub(super) stop: Option<Strings>,
+    pub(super) stop_token_ids: Option<Vec<u32>>,
+    pub(super) min_tokens: Option<i64>,
+    pub(super) ignore_eos: Option<bool>,
+
+    // How the prompt is made.
+    pub(super) add_special_tokens: Option<bool>,
+    pub(super) add_generation_prompt: Option<bool>,
+
+    // What is answered.
+    pub(super) echo: Option<bool>,
+    pub(super) logprobs: Option<Logprobs>,
+    pub(super) top_logprobs: Option<i64>,
+    pub(super) stream: Option<bool>,
+    pub(super) stream_options: Option<Object<StreamOptions>>,
+    pub(super) return_token_ids: Option<bool>,
+    /// Remoe's own: the request's figures beside its usage.
+    pub(super) include_figures: Option<bool>,
+
+    // Refused unless they ask for nothing.
+    pub(super) tools: Given,
+    pub(super) tool_choice: Given,
+    pub(super) functions: Given,
+    pub(super) function_call: Given,
+    pub(super) response_format: Option<Object<ResponseFormat>>,
+    pub(super) modalities: Option<Vec<String>>,
+    pub(super) audio: Given,
+    pub(super) suffix: Given,
+    pub(super) web_search_options: Given,
+    pub(super) structured_outputs: Given,
+    pub(super) guided_json: Given,
+    pub(super) guided_regex: Given,
+    pub(super) guided_choice: Given,
+    pub(super) guided_grammar: Given,
+    pub(super) use_beam_search: Given,
+    pub(super) include_stop_str_in_output: Given,
+    pub(super) truncate_prompt_tokens: Given,
+    pub(super) allowed_token_ids: Given,
+    pub(super) bad_words: Given,
+    pub(super) prompt_embeds: Given,
+    pub(super) prompt_logprobs: Option<i64>,
+    pub(super) chat_template: Given,
+    pub(super) chat_template_kwargs: Given,
+    pub(super) continue_final_message: Given,
+    pub(super) documents: Given,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct StreamOptions {
+    pub(super) include_usage: Option<bool>,
+    pub(super) continuous_usage_stats: Given,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct ResponseFormat {
+    #[serde(rename = "type")]
+    pub(super) kind: String,
+}

@@ -1,0 +1,38 @@
+//! `X-Request-Id`: the client's, or a new one.
+
+use super::entropy::random_id;
+use axum::extract::Request;
+use axum::http::{HeaderName, HeaderValue};
+use axum::middleware::Next;
+use axum::response::Response;
+
+const HEADER: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Longest id that is taken over.
+const LONGEST: usize = 128;
+
+/// The id of a request, in its extensions.
+#[derive(Clone)]
+pub(super) struct RequestId(pub(super) HeaderValue);
+
+/// Gives every request an id and every answer the id of its request.
+pub(super) async fn stamp(mut request: Request, next: Next) -> Response {
+    let id = request
+        .headers()
+        .get(HEADER)
+        .filter(|id| is_acceptable(id.as_bytes()))
+        .cloned()
+        .or_else(|| HeaderValue::from_str(&random_id()).ok());
+    if let Some(id) = &id {
+        request.extensions_mut().insert(RequestId(id.clone()));
+    }
+    let mut response = next.run(request).await;
+    if let Some(id) = id {
+        response.headers_mut().insert(HEADER, id);
+    }
+    response
+}
+
+fn is_acceptable(id: &[u8]) -> bool {
+    (1..=LONGEST).contains(&id.len()) && id.iter().all(u8::is_ascii_graphic)
+}

@@ -1,0 +1,188 @@
+//! Sampling and ends of choices: ranges checked, defaults filled in.
+
+use super::entropy::random_u64;
+use super::request_body::RequestBody;
+use crate::engine::RequestLimits;
+use crate::engine::request::{Sampling, StopRules};
+use remoe_model::GenerationDefaults;
+use remoe_wire::ServiceError;
+use std::ops::RangeInclusive;
+
+/// Most stop strings, and the length of each in bytes: all of them are looked for at every token.
+const STOPS: usize = 32;
+const STOP_BYTES: usize = 1024;
+/// Most stop tokens.
+const STOP_IDS: usize = 1024;
+
+/// How tokens are drawn; without a seed, as nobody can foresee.
+///
+/// # Errors
+/// The first field out of its range.
+pub(super) fn sampling(
+    body: &RequestBody,
+    defaults: &GenerationDefaults,
+    vocab_size: usize,
+) -> Result<Sampling, ServiceError> {
+    let temperature = number("temperature", body.temperature, 0.0..=2.0)?;
+    let top_p = number("top_p", body.top_p, 0.0..=1.0)?;
+    let min_p = number("min_p", body.min_p, 0.0..=1.0)?;
+    let repetition = number("repetition_penalty", body.repetition_penalty, 0.01..=100.0)?;
+    let presence = number("presence_penalty", body.presence_penalty, -2.0..=2.0)?;
+    let frequency = number("frequency_penalty", body.frequency_penalty, -2.0..=2.0)?;
+    let top_k = match whole("top_k", body.top_k, -1..=i64::MAX)? {
+        None => defaults.top_k.unwrap_or(0),
+        Some(top_k) => usize::try_from(top_k).unwrap_or(0),
+    };
+    let mut logit_bias = Vec::new();
+    for (&token, &bias) in body.logit_bias.iter().flat_map(|bias| &bias.0) {
+        let name = format!("logit_bias.{token}");
+        check_token(&name, token, vocab_size)?;
+        let bias = number(&name, Some(bias), -100.0..=100.0)?;
+        logit_bias.extend(bias.map(|bias| (token, bias as f32)));
+    }
+    let or = |value: Option<f64>, default: Option<f64>, neutral: f64| {
+        value.or(default).unwrap_or(neutral) as f32
+    };
+    Ok(Sampling {
+        repetition_penalty: or(repetition, defaults.repetition_penalty, 1.0),
+        presence_penalty: or(presence, None, 0.0),
+        frequency_penalty: or(frequency, None, 0.0),
+        logit_bias,
+        temperature: or(temperature, Some(defaults.temperature), 0.0),
+        top_k,
+        top_p: or(top_p, defaults.top_p, 1.0),
+        min_p: or(min_p, defaults.min_p, 0.0),
+        seed: seed(body.seed)?,
+    })
+}
+
+/// When choices end.
+///
+/// # Errors
+/// The first field out of its range, or stop strings where there is no tokenizer.
+pub(super) fn stop_rules(
+    body: &RequestBody,
+    has_text: bool,
+    vocab_size: usize,
+) -> Result<StopRules, ServiceError> {
+    let strings: Vec<String> = body.stop.iter().flat_map(|stop| &stop.0).cloned().collect();
+    if strings.len() > STOPS || strings.iter().any(|stop| stop.is_empty() || stop.len() > STOP_BYTES) {
+        return Err(ServiceError::invalid(
+            "stop",
+            format!("`stop` takes at most {STOPS} strings of 1 to {STOP_BYTES} bytes"),
+        ));
+    }
+    if !strings.is_empty() && !has_text {
+        return Err(ServiceError::invalid(
+            "stop",
+            "the model has no tokenizer: use `stop_token_ids`",
+        ));
+    }
+    let token_ids = body.stop_token_ids.clone().unwrap_or_default();
+    if token_ids.len() > STOP_IDS {
+        return Err(ServiceError::invalid(
+            "stop_token_ids",
+            format!("`stop_token_ids` takes at most {STOP_IDS} ids"),
+        ));
+    }
+    for &token in &token_ids {
+        check_token("stop_token_ids", token, vocab_size)?;
+    }
+    let min_tokens = whole("min_tokens", body.min_tokens, 0..=i64::MAX)?.unwrap_or(0);
+    Ok(StopRules {
+        strings,
+        token_ids,
+        ignore_eos: body.ignore_eos.unwrap_or(false),
+        min_tokens: usize::try_from(min_tokens).unwrap_or(usize::MAX),
+    })
+}
+
+/// How many choices each prompt gets.
+///
+/// # Errors
+/// More than the engine gives, or fewer than one.
+pub(super) fn choices(body: &RequestBody, limits: &RequestLimits) -> Result<usize, ServiceError> {
+    let most = i64::try_from(limits.max_choices).unwrap_or(i64::MAX);
+    let choices = whole("n", body.n, 1..=most)?.unwrap_or(1);
+    Ok(usize::try_from(choices).unwrap_or(1))
+}
+
+/// `max_completion_tokens`, else `max_tokens`.
+///
+/// # Errors
+/// One of them is below `least`.
+pub(super) fn max_tokens(body: &RequestBody, least: i64) -> Result<Option<usize>, ServiceError> {
+    let older = whole("max_tokens", body.max_tokens, least..=i64::MAX)?;
+    let newer = whole("max_completion_tokens", body.max_completion_tokens, least..=i64::MAX)?;
+    Ok(newer.or(older).map(|tokens| usize::try_from(tokens).unwrap_or(usize::MAX)))
+}
+
+/// # Errors
+/// `min_tokens` that `max_tokens` does not leave room for.
+pub(super) fn check_min_tokens(stop: &StopRules, max_tokens: usize) -> Result<(), ServiceError> {
+    if stop.min_tokens <= max_tokens {
+        return Ok(());
+    }
+    Err(ServiceError::invalid(
+        "min_tokens",
+        format!("`min_tokens` ({}) exceeds the {max_tokens} tokens that the answer may have", stop.min_tokens),
+    ))
+}
+
+/// A number of alternatives.
+///
+/// # Errors
+/// Out of range.
+pub(super) fn alternatives(name: &str, value: Option<i64>) -> Result<Option<usize>, ServiceError> {
+    Ok(whole(name, value, 0..=20)?.and_then(|count| usize::try_from(count).ok()))
+}
+
+fn seed(seed: Option<i128>) -> Result<u64, ServiceError> {
+    let Some(seed) = seed else {
+        return Ok(random_u64());
+    };
+    u64::try_from(seed)
+        .or_else(|_| i64::try_from(seed).map(i64::cast_unsigned))
+        .map_err(|_| ServiceError::invalid("seed", format!("`seed` must fit into 64 bits, not {seed}")))
+}
+
+fn check_token(name: &str, token: u32, vocab_size: usize) -> Result<(), ServiceError> {
+    if (token as usize) < vocab_size {
+        return Ok(());
+    }
+    Err(ServiceError::invalid(
+        name,
+        format!("`{name}`: token id {token} is outside the vocabulary of {vocab_size}"),
+    ))
+}
+
+fn number(
+    name: &str,
+    value: Option<f64>,
+    range: RangeInclusive<f64>,
+) -> Result<Option<f64>, ServiceError> {
+    match value {
+        Some(value) if !range.contains(&value) => Err(ServiceError::invalid(
+            name,
+            format!("`{name}` must be {} to {}, not {value}", range.start(), range.end()),
+        )),
+        _ => Ok(value),
+    }
+}
+
+fn whole(
+    name: &str,
+    value: Option<i64>,
+    range: RangeInclusive<i64>,
+) -> Result<Option<i64>, ServiceError> {
+    match value {
+        Some(value) if !range.contains(&value) => {
+            let message = match *range.end() {
+                i64::MAX => format!("`{name}` must be at least {}, not {value}", range.start()),
+                end => format!("`{name}` must be {} to {end}, not {value}", range.start()),
+            };
+            Err(ServiceError::invalid(name, message))
+        }
+        _ => Ok(value),
+    }
+}

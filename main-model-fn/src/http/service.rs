@@ -1,0 +1,36 @@
+//! Health, metrics and version.
+
+use super::error::ApiError;
+use super::state::HttpState;
+use axum::Json;
+use axum::extract::State;
+use axum::response::Response;
+use serde::Serialize;
+use std::sync::Arc;
+
+#[derive(Serialize)]
+pub(super) struct Health {
+    status: &'static str,
+}
+
+#[derive(Serialize)]
+pub(super) struct Version {
+    version: &'static str,
+}
+
+/// 200 when requests are taken, 503 before and after.
+pub(super) async fn health(State(state): State<Arc<HttpState>>) -> Result<Json<Health>, ApiError> {
+    state.check_ready()?;
+    Ok(Json(Health { status: "ok" }))
+}
+
+/// All metrics of the process in the Prometheus text format.
+pub(super) async fn metrics(State(state): State<Arc<HttpState>>) -> Response {
+    remoe_function::render_metrics(&state.registry)
+}
+
+pub(super) async fn version() -> Json<Version> {
+    Json(Version {
+        version: env!("CARGO_PKG_VERSION"),
+    })
+}

@@ -1,0 +1,115 @@
+//! What all handlers share.
+
+use super::metrics::HttpMetrics;
+use super::text::TextFrontend;
+use crate::engine::EngineHandle;
+use prometheus::Registry;
+use remoe_model::GenerationDefaults;
+use remoe_wire::{ErrorCode, ServiceError};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::{Semaphore, watch};
+
+/// What a deployment chooses about its HTTP front.
+#[derive(Debug, Clone)]
+pub struct HttpOptions {
+    /// The model's name in requests and answers.
+    pub model: String,
+    /// Clients must send it as a bearer token, when there is one.
+    pub api_key: Option<String>,
+    /// Origins that browsers may call from; `*` is all of them.
+    pub cors_origins: Vec<String>,
+    /// Largest request body in bytes.
+    pub body_limit: usize,
+    /// A request body must be there within this time.
+    pub body_timeout: Duration,
+    /// A client that takes nothing of its stream for so long is given up.
+    pub stall_timeout: Duration,
+    /// Sampling of requests that do not say.
+    pub defaults: GenerationDefaults,
+}
+
+impl HttpOptions {
+    /// No key, no origins, 4 MiB bodies within 60 s, streams that may rest for 60 s.
+    pub fn new(model: impl Into<String>) -> Self {
+        Self {
+            model: model.into(),
+            api_key: None,
+            cors_origins: Vec::new(),
+            body_limit: 4 << 20,
+            body_timeout: Duration::from_secs(60),
+            stall_timeout: Duration::from_secs(60),
+            defaults: GenerationDefaults::default(),
+        }
+    }
+}
+
+/// The engine, the text and the options behind the routes.
+pub struct HttpState {
+    pub(super) engine: EngineHandle,
+    pub(super) text: Option<Arc<dyn TextFrontend>>,
+    pub(super) options: HttpOptions,
+    pub(super) metrics: HttpMetrics,
+    pub(super) registry: Registry,
+    pub(super) created: u64,
+    /// Bodies that are parsed and tokenised at the same time: bounds memory and threads.
+    pub(super) preparing: Arc<Semaphore>,
+    ready: watch::Receiver<bool>,
+}
+
+impl HttpState {
+    /// Without `text` only prompts of ids work and no answer has text. Requests are taken while
+    /// `ready` is true. `registry` is what `/metrics` shows.
+    ///
+    /// # Errors
+    /// A metric's name is taken in `registry`.
+    pub fn new(
+        engine: EngineHandle,
+        text: Option<Arc<dyn TextFrontend>>,
+        options: HttpOptions,
+        ready: watch::Receiver<bool>,
+        registry: Registry,
+    ) -> Result<Self, prometheus::Error> {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Ok(Self {
+            metrics: HttpMetrics::new(&registry)?,
+            engine,
+            text,
+            options,
+            registry,
+            created: unix_seconds(),
+            preparing: Arc::new(Semaphore::new(cores)),
+            ready,
+        })
+    }
+
+    /// # Errors
+    /// The model is loading or the function is draining.
+    pub(super) fn check_ready(&self) -> Result<(), ServiceError> {
+        if *self.ready.borrow() {
+            return Ok(());
+        }
+        Err(ServiceError::new(
+            ErrorCode::Unavailable,
+            "the model is loading or the server is shutting down; try again later",
+        ))
+    }
+
+    /// # Errors
+    /// `model` names another model than the one served; naming none is fine.
+    pub(super) fn check_model(&self, model: Option<&str>) -> Result<(), ServiceError> {
+        match model {
+            Some(model) if model != self.options.model => Err(ServiceError {
+                code: ErrorCode::NotFound,
+                message: format!("The model `{model}` does not exist; this server has `{}`", self.options.model),
+                field: Some("model".to_owned()),
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Seconds since 1970.
+pub(super) fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,122 @@
+//! The answer as server-sent events.
+
+use super::error::ErrorBody;
+use super::exchange::Exchange;
+use super::pieces::Pieces;
+use super::shapes::Shape;
+use super::state::HttpState;
+use axum::http::{HeaderName, HeaderValue};
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use remoe_wire::ServiceError;
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+/// Chunks that wait for a client; more wait in the engine's channel, which the request bounds.
+const CHUNKS: usize = 32;
+
+/// Comments are sent when nothing else is.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+type Chunks = mpsc::Sender<Result<Event, axum::Error>>;
+
+/// Why a stream ended before its end.
+enum Broken {
+    /// The client is gone, or takes nothing.
+    Client,
+    /// The engine failed.
+    Engine(ServiceError),
+}
+
+impl From<ServiceError> for Broken {
+    fn from(error: ServiceError) -> Self {
+        Self::Engine(error)
+    }
+}
+
+/// Starts the stream. A task of its own fills it, so that a client that stops reading is noticed.
+pub(super) fn respond(
+    state: Arc<HttpState>,
+    shape: Shape,
+    pieces: Pieces,
+    exchange: Exchange,
+) -> Response {
+    let (chunks, stream) = mpsc::channel(CHUNKS);
+    tokio::spawn(async move {
+        tokio::select! {
+            // Dropping the exchange ends the engine's work.
+            () = chunks.closed() => (),
+            () = fill(&state, &shape, pieces, exchange, &chunks) => (),
+        }
+    });
+    let events = Sse::new(ReceiverStream::new(stream))
+        .keep_alive(KeepAlive::new().interval(KEEP_ALIVE).text("keep-alive"));
+    let unbuffered = (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
+    ([unbuffered], events).into_response()
+}
+
+async fn fill(
+    state: &HttpState,
+    shape: &Shape,
+    pieces: Pieces,
+    exchange: Exchange,
+    chunks: &Chunks,
+) {
+    match deliver(state, shape, pieces, exchange, chunks).await {
+        Ok(()) => {
+            let done = Event::default().data("[DONE]");
+            // A client that is gone by now has had its answer.
+            let _client_gone = send(state, chunks, Ok(done)).await;
+        }
+        Err(Broken::Client) => tracing::debug!("a client stopped taking its stream"),
+        Err(Broken::Engine(error)) => {
+            tracing::warn!(%error, "a stream broke off");
+            let event = Event::default().json_data(ErrorBody::from(error));
+            // Nothing more can be done for a client that is gone too.
+            let _client_gone = send(state, chunks, event).await;
+        }
+    }
+}
+
+async fn deliver(
+    state: &HttpState,
+    shape: &Shape,
+    mut pieces: Pieces,
+    mut exchange: Exchange,
+    chunks: &Chunks,
+) -> Result<(), Broken> {
+    for piece in pieces.opening() {
+        send(state, chunks, data(&shape.chunk(state, piece)?)).await?;
+    }
+    while let Some((prompt, event)) = exchange.next().await? {
+        for piece in pieces.of(state, prompt, event)? {
+            let slow = chunks.capacity() == 0;
+            send(state, chunks, data(&shape.chunk(state, piece)?)).await?;
+            if slow {
+                exchange.stopwatch.forget_pace();
+            }
+        }
+    }
+    if let Some(chunk) = shape.usage_chunk(state, exchange.figures()) {
+        send(state, chunks, data(&chunk)).await?;
+    }
+    Ok(())
+}
+
+fn data(chunk: &impl Serialize) -> Result<Event, axum::Error> {
+    Event::default().json_data(chunk)
+}
+
+async fn send(
+    state: &HttpState,
+    chunks: &Chunks,
+    event: Result<Event, axum::Error>,
+) -> Result<(), Broken> {
+    match tokio::time::timeout(state.options.stall_timeout, chunks.send(event)).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(_)) | Err(_) => Err(Broken::Client),
+    }
+}

@@ -1,0 +1,135 @@
+//! Keys, origins and request ids.
+
+use super::{Front, Reply};
+use axum::body::Body;
+use axum::http::{Method, Request};
+
+async fn send(front: &Front, method: Method, path: &str, headers: &[(&str, &[u8])]) -> Reply {
+    let mut request = Request::builder().method(method).uri(path);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    front.send(request.body(Body::empty()).unwrap()).await
+}
+
+async fn get(front: &Front, path: &str, headers: &[(&str, &[u8])]) -> Reply {
+    send(front, Method::GET, path, headers).await
+}
+
+#[tokio::test]
+async fn the_key_guards_every_route_but_health() {
+    let front = Front::with(|options| options.api_key = Some("secret-key".into()));
+    for (method, path) in [
+        (Method::POST, "/v1/chat/completions"),
+        (Method::POST, "/v1/completions"),
+        (Method::POST, "/tokenize"),
+        (Method::GET, "/v1/models"),
+        (Method::GET, "/v1/models/org/tiny"),
+        (Method::GET, "/metrics"),
+        (Method::GET, "/version"),
+        (Method::GET, "/nowhere"),
+        (Method::DELETE, "/v1/models"),
+        (Method::OPTIONS, "/v1/models"),
+        (Method::GET, "/health/"),
+    ] {
+        let reply = send(&front, method, path, &[]).await;
+        let error = reply.error(401);
+        assert_eq!(error["code"], "invalid_api_key");
+        assert_eq!(error["type"], "authentication_error");
+        assert_eq!(reply.header("www-authenticate"), "Bearer");
+    }
+    assert_eq!(get(&front, "/health", &[]).await.status, 200);
+}
+
+#[tokio::test]
+async fn only_the_whole_key_opens() {
+    let front = Front::with(|options| options.api_key = Some("secret-key".into()));
+    let with = async |value: &[u8]| get(&front, "/version", &[("authorization", value)]).await;
+    for value in ["Bearer secret-key", "bearer secret-key", "Bearer  secret-key"] {
+        assert_eq!(with(value.as_bytes()).await.status, 200, "{value}");
+    }
+    let wrong: [&[u8]; 9] = [
+        b"Bearer secret-ke",
+        b"Bearer secret-key2",
+        b"Bearer secret-keY",
+        b"Bearer ",
+        b"Bearer",
+        b"Basic secret-key",
+        b"secret-key",
+        b"",
+        b"Bearer secret-key\xff",
+    ];
+    for value in wrong {
+        let reply = with(value).await;
+        reply.error(401);
+        assert!(!reply.text.contains("secret-key"));
+    }
+    let front = Front::with(|options| options.api_key = Some("a\0".into()));
+    get(&front, "/version", &[("authorization", b"Bearer a")]).await.error(401);
+}
+
+#[tokio::test]
+async fn without_a_key_all_is_open() {
+    let front = Front::new();
+    assert_eq!(get(&front, "/version", &[]).await.status, 200);
+    assert_eq!(get(&front, "/version", &[("authorization", b"Bearer whatever")]).await.status, 200);
+}
+
+#[tokio::test]
+async fn request_ids_are_kept_or_made() {
+    let front = Front::with(|options| options.api_key = Some("k".into()));
+    for path in ["/health", "/nowhere", "/version"] {
+        let reply = get(&front, path, &[("x-request-id", b"abc-123_~!")]).await;
+        assert_eq!(reply.header("x-request-id"), "abc-123_~!", "{path}");
+        assert_eq!(get(&front, path, &[]).await.header("x-request-id").len(), 32);
+    }
+    let longest = [b'a'; 128];
+    assert_eq!(get(&front, "/health", &[("x-request-id", &longest)]).await.header("x-request-id").len(), 128);
+    let bad: [&[u8]; 5] = [b"", b"a b", b"a\tb", b"\xe2\x82\xac", &[b'a'; 129]];
+    for id in bad {
+        let reply = get(&front, "/health", &[("x-request-id", id)]).await;
+        assert_eq!(reply.header("x-request-id").len(), 32, "{id:?}");
+    }
+    let first = get(&front, "/health", &[]).await;
+    let second = get(&front, "/health", &[]).await;
+    assert_ne!(first.header("x-request-id"), second.header("x-request-id"));
+}
+
+#[tokio::test]
+async fn origins_are_off_unless_named() {
+    let preflight: [(&str, &[u8]); 3] = [
+        ("origin", b"https://a.example"),
+        ("access-control-request-method", b"POST"),
+        ("access-control-request-headers", b"authorization,content-type"),
+    ];
+    let front = Front::new();
+    let reply = get(&front, "/health", &preflight[..1]).await;
+    assert_eq!(reply.header("access-control-allow-origin"), "");
+    let reply = send(&front, Method::OPTIONS, "/v1/completions", &preflight).await;
+    reply.error(405);
+    assert_eq!(reply.header("access-control-allow-origin"), "");
+
+    let front = Front::with(|options| {
+        options.cors_origins = vec!["https://a.example".into()];
+        options.api_key = Some("k".into());
+    });
+    let reply = send(&front, Method::OPTIONS, "/v1/completions", &preflight).await;
+    assert_eq!(reply.status, 204);
+    assert_eq!(reply.header("access-control-allow-origin"), "https://a.example");
+    assert_eq!(reply.header("access-control-allow-methods"), "GET, POST");
+    assert_eq!(reply.header("access-control-allow-headers"), "authorization,content-type");
+    assert_eq!(reply.header("vary"), "origin");
+    let reply = get(&front, "/version", &preflight[..1]).await;
+    reply.error(401);
+    assert_eq!(reply.header("access-control-allow-origin"), "https://a.example", "errors can be read too");
+    assert!(reply.header("access-control-expose-headers").contains("x-request-id"));
+    let other: [(&str, &[u8]); 2] = [("origin", b"https://b.example"), ("access-control-request-method", b"POST")];
+    let reply = send(&front, Method::OPTIONS, "/v1/completions", &other).await;
+    reply.error(401);
+    assert_eq!(reply.header("access-control-allow-origin"), "");
+    assert_eq!(reply.header("vary"), "origin");
+
+    let front = Front::with(|options| options.cors_origins = vec!["*".into()]);
+    let reply = get(&front, "/health", &other).await;
+    assert_eq!(reply.header("access-control-allow-origin"), "https://b.example");
+}

@@ -1,0 +1,122 @@
+//! Bodies that are no request: each is a 4xx in the error form, none hurts.
+
+use super::{Front, with};
+use axum::body::Body;
+use axum::http::Request;
+use serde_json::json;
+
+const PATH: &str = "/v1/completions";
+
+#[tokio::test]
+async fn what_is_no_json_object_is_refused() {
+    let front = Front::new();
+    let bodies: [&[u8]; 14] = [
+        b"",
+        b" ",
+        b"null",
+        b"[]",
+        b"[\"org/tiny\", \"hi\"]",
+        b"\"hi\"",
+        b"{",
+        b"{\"prompt\": \"hi\"} x",
+        b"{\"prompt\": \"hi\"}{}",
+        b"{\"prompt\": \"hi\",}",
+        b"{\"prompt\": 'hi'}",
+        b"{\"prompt\": \"\xff\"}",
+        b"{\"unknown\": \"\xff\", \"prompt\": \"hi\"}",
+        b"{\"prompt\": \"\\ud800\"}",
+    ];
+    for path in [PATH, "/v1/chat/completions", "/tokenize"] {
+        for body in bodies {
+            let error = front.post_raw(path, body.to_vec()).await.error(400);
+            assert_eq!(error["type"], "invalid_request_error");
+        }
+    }
+    front.post_raw(PATH, r#"{"prompt": "a", "prompt": "b"}"#).await.error(400);
+}
+
+#[tokio::test]
+async fn deep_bodies_are_refused_wherever_the_depth_is() {
+    let front = Front::new();
+    for depth in [65, 200, 1_000_000] {
+        let (open, close) = ("[".repeat(depth), "]".repeat(depth));
+        for body in [
+            format!("{open}{close}"),
+            open.clone(),
+            "{\"a\":".repeat(depth),
+            format!(r#"{{"prompt": {open}{close}}}"#),
+            format!(r#"{{"prompt": "hi", "unknown": {open}{close}}}"#),
+            format!(r#"{{"prompt": "hi", "tools": {open}{close}}}"#),
+            format!(r#"{{"messages": [{{"role": "user", "content": {open}{close}}}]}}"#),
+        ] {
+            front.post_raw(PATH, body).await.error(400);
+        }
+    }
+    // Brackets in strings are no depth.
+    let (reply, _) = front.complete(with(json!({"user": "[{\\\"".repeat(500)}))).await;
+    reply.ok();
+}
+
+#[tokio::test]
+async fn bodies_have_a_limit() {
+    let front = Front::with(|options| options.body_limit = 1000);
+    let body = |length: usize| {
+        let mut body = with(json!({"user": ""})).to_string();
+        let padding = "x".repeat(length - body.len());
+        body.insert_str(body.find(r#"user":""#).unwrap() + 7, &padding);
+        body
+    };
+    let fits = body(1000);
+    assert_eq!(fits.len(), 1000);
+    let (reply, _) = front.complete(serde_json::from_str(&fits).unwrap()).await;
+    reply.ok();
+    let error = front.post_raw(PATH, body(1001)).await.error(413);
+    assert_eq!(error["code"], "request_too_large");
+    // Without a length the limit holds too.
+    let chunks = body(5000).into_bytes().chunks(100).map(|chunk| Ok::<_, std::io::Error>(chunk.to_vec())).collect::<Vec<_>>();
+    front.post_raw(PATH, Body::from_stream(futures_util::stream::iter(chunks))).await.error(413);
+    let endless = futures_util::stream::repeat_with(|| Ok::<_, std::io::Error>(vec![b'x'; 1 << 20]));
+    front.post_raw(PATH, Body::from_stream(endless)).await.error(413);
+    assert_eq!(super::super::HttpOptions::new("m").body_limit, 4 * 1024 * 1024);
+}
+
+#[tokio::test(start_paused = true)]
+async fn bodies_have_a_deadline() {
+    let front = Front::new();
+    let stuck = futures_util::stream::pending::<Result<Vec<u8>, std::io::Error>>();
+    let error = front.post_raw(PATH, Body::from_stream(stuck)).await.error(408);
+    assert_eq!(error["code"], "request_timeout");
+}
+
+#[tokio::test]
+async fn bodies_that_break_off_are_refused() {
+    let front = Front::new();
+    let broken = futures_util::stream::iter([Ok(b"{\"prompt\"".to_vec()), Err(std::io::Error::other("gone"))]);
+    front.post_raw(PATH, Body::from_stream(broken)).await.error(400);
+}
+
+#[tokio::test]
+async fn content_types() {
+    let front = Front::new();
+    let send = async |content_type: Option<&[u8]>| {
+        let mut request = Request::post("/tokenize");
+        if let Some(value) = content_type {
+            request = request.header("content-type", value);
+        }
+        front.send(request.body(Body::from(r#"{"prompt": "a"}"#)).unwrap()).await
+    };
+    let good: [Option<&[u8]>; 5] = [
+        None,
+        Some(b"application/json"),
+        Some(b"Application/JSON; charset=utf-8"),
+        Some(b"application/vnd.api+json"),
+        Some(b" application/json ;x"),
+    ];
+    for value in good {
+        assert_eq!(send(value).await.status, 200, "{value:?}");
+    }
+    let bad: [&[u8]; 5] = [b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data", b"", b"\xff"];
+    for value in bad {
+        send(Some(value)).await.error(415);
+    }
+}

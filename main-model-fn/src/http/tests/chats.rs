@@ -1,0 +1,131 @@
+//! Chats: messages in, an answer out.
+
+use super::{Front, chat_with, say};
+use crate::engine::request::FinishReason;
+use serde_json::{Value, json};
+
+async fn prompt_of(messages: Value) -> String {
+    let front = Front::new();
+    let (reply, asked) = front.chat(json!({ "messages": messages })).await;
+    reply.ok();
+    let bytes: Vec<u8> = asked[0].prompt.iter().map(|&id| u8::try_from(id).unwrap()).collect();
+    String::from_utf8(bytes).unwrap()
+}
+
+#[tokio::test]
+async fn roles_and_parts_reach_the_template() {
+    let prompt = prompt_of(json!([
+        {"role": "system", "content": "s"},
+        {"role": "developer", "content": "d"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "n"},
+        {"role": "assistant", "content": null},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "r"}]},
+        {"role": "tool", "content": "t", "tool_call_id": "1"},
+        {"role": "user", "content": ""},
+    ]))
+    .await;
+    assert_eq!(prompt, "[system]s[system]d[user]a\nb[assistant][assistant]r[tool]t[user][assistant]");
+}
+
+#[tokio::test]
+async fn earlier_tool_calls_reach_the_template_with_their_arguments_as_objects() {
+    let call = |arguments: &str| json!([{"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}]);
+    let prompt = prompt_of(json!([{"role": "assistant", "tool_calls": call("{\"x\": 1}")}])).await;
+    assert!(prompt.contains(r#""arguments":{"x":1}"#), "{prompt}");
+    let prompt = prompt_of(json!([{"role": "assistant", "tool_calls": call("{\"x\"")}])).await;
+    assert!(prompt.contains(r#""arguments":"{\"x\"""#), "{prompt}");
+}
+
+#[tokio::test]
+async fn the_generation_prompt_can_be_left_out() {
+    let front = Front::new();
+    let (_, asked) = front.chat(chat_with(json!({"add_generation_prompt": false}))).await;
+    assert_eq!(asked[0].prompt.len(), "[user]hi".len(), "and no special token is added");
+}
+
+#[tokio::test]
+async fn messages_that_cannot_be_used_are_named() {
+    let front = Front::new();
+    let user = |content: Value| json!([{"role": "user", "content": "x"}, {"role": "user", "content": content}]);
+    for (messages, param) in [
+        (json!([]), "messages"),
+        (json!(null), "messages"),
+        (json!("hi"), "messages"),
+        (json!({}), "messages"),
+        (json!(["hi"]), "messages[0]"),
+        (json!([["user", "hi"]]), "messages[0]"),
+        (json!([{"content": "x"}]), "messages[0].role"),
+        (json!([{"role": "robot", "content": "x"}]), "messages[0].role"),
+        (json!([{"role": "function", "content": "x"}]), "messages[0].role"),
+        (json!([{"role": 1, "content": "x"}]), "messages[0].role"),
+        (json!([{"role": "user"}]), "messages[0].content"),
+        (json!([{"role": "user", "content": "REFUSE"}]), "messages"),
+        (user(json!(null)), "messages[1].content"),
+        (user(json!(1)), "messages[1].content"),
+        (user(json!([{"type": "image_url", "image_url": {"url": "data:"}}])), "messages[1].content[0]"),
+        (user(json!([{"type": "text", "text": "x"}, {"type": "input_audio"}])), "messages[1].content[1]"),
+        (user(json!([{"type": "file"}])), "messages[1].content[0]"),
+        (user(json!([{"type": "text"}])), "messages[1].content[0].text"),
+        (user(json!([{"type": "text", "text": 1}])), "messages[1].content[0].text"),
+        (json!([{"role": "user", "content": "x", "tool_calls": [{}]}]), "messages[0].tool_calls"),
+        (json!([{"role": "assistant", "content": "x", "function_call": {"name": "f"}}]), "messages[0].function_call"),
+        (json!([{"role": "assistant", "content": "x", "audio": {"id": "f"}}]), "messages[0].audio"),
+    ] {
+        front.post("/v1/chat/completions", json!({ "messages": messages })).await.refuses(param);
+    }
+    front.post("/v1/chat/completions", chat_with(json!({"echo": true}))).await.refuses("echo");
+}
+
+#[tokio::test]
+async fn the_image_is_named() {
+    let front = Front::new();
+    let image = json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]);
+    let reply = front.post("/v1/chat/completions", json!({ "messages": image })).await;
+    assert!(reply.error(400)["message"].as_str().unwrap().contains("image_url"));
+}
+
+#[tokio::test]
+async fn an_answer_has_openais_shape() {
+    let front = Front::new();
+    let (reply, _) = front.chat(chat_with(json!({}))).await;
+    let answer = reply.ok();
+    assert!(answer["id"].as_str().unwrap().starts_with("chatcmpl-"));
+    assert!(answer["created"].as_u64().unwrap() > 1_600_000_000);
+    let mut expected = json!({
+        "object": "chat.completion",
+        "model": "org/tiny",
+        "choices": [{
+            "index": 0,
+            "message": {"role": "assistant", "content": "ok", "refusal": null},
+            "logprobs": null,
+            "finish_reason": "stop",
+        }],
+        "usage": {"prompt_tokens": 19, "completion_tokens": 2, "total_tokens": 21},
+    });
+    expected["id"] = answer["id"].clone();
+    expected["created"] = answer["created"].clone();
+    assert_eq!(answer, expected);
+}
+
+#[tokio::test]
+async fn choices_come_in_order() {
+    let front = Front::new();
+    let (reply, _) = front
+        .answered("/v1/chat/completions", chat_with(json!({"n": 2})), |_| {
+            let mut events = say(1, "second", FinishReason::Length);
+            events.extend(say(0, "first", FinishReason::Stop));
+            events
+        })
+        .await;
+    let choices = reply.ok()["choices"].clone();
+    assert_eq!(choices[0]["message"]["content"], "first");
+    assert_eq!(choices[1]["message"]["content"], "second");
+    assert_eq!(choices[1]["index"], 1);
+    assert_eq!(choices[1]["finish_reason"], "length");
+}
+
+#[tokio::test]
+async fn without_a_tokenizer_there_are_no_chats() {
+    let front = Front::build(None, super::Engine::limits(), |_| ());
+    front.post("/v1/chat/completions", chat_with(json!({}))).await.refuses("messages");
+}

@@ -1,0 +1,222 @@
+//! Completions: prompts in all forms, echo, usage, figures.
+
+use super::{BOS, Engine, Front, failure, say, with};
+use crate::engine::request::{Event, FinishReason, Request};
+use serde_json::{Value, json};
+
+const PATH: &str = "/v1/completions";
+
+#[tokio::test]
+async fn an_answer_has_openais_shape() {
+    let front = Front::new();
+    let (reply, asked) = front.complete(with(json!({}))).await;
+    assert_eq!(asked[0].prompt, [BOS, 104, 105]);
+    let answer = reply.ok();
+    assert!(answer["id"].as_str().unwrap().starts_with("cmpl-"));
+    let mut expected = json!({
+        "object": "text_completion",
+        "model": "org/tiny",
+        "choices": [{"index": 0, "text": "ok", "logprobs": null, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+    });
+    expected["id"] = answer["id"].clone();
+    expected["created"] = answer["created"].clone();
+    assert_eq!(answer, expected);
+}
+
+#[tokio::test]
+async fn prompts_in_every_form() {
+    let front = Front::new();
+    for (prompt, expected) in [
+        (json!("ab"), vec![vec![BOS, 97, 98]]),
+        (json!(["ab", "c"]), vec![vec![BOS, 97, 98], vec![BOS, 99]]),
+        (json!([1, 2, 3]), vec![vec![1, 2, 3]]),
+        (json!([[1, 2], [3]]), vec![vec![1, 2], vec![3]]),
+        (json!(["a", [3]]), vec![vec![BOS, 97], vec![3]]),
+        (json!(""), vec![vec![BOS]]),
+    ] {
+        let (reply, asked) = front.complete(with(json!({ "prompt": prompt }))).await;
+        reply.ok();
+        let prompts: Vec<Vec<u32>> = asked.into_iter().map(|request| request.prompt).collect();
+        assert_eq!(prompts, expected);
+    }
+    let (_, asked) = front.complete(with(json!({"add_special_tokens": false}))).await;
+    assert_eq!(asked[0].prompt, [104, 105]);
+}
+
+#[tokio::test]
+async fn prompts_that_cannot_be_used_are_named() {
+    let front = Front::new();
+    for (prompt, param) in [
+        (json!(null), "prompt"),
+        (json!(7), "prompt"),
+        (json!({}), "prompt"),
+        (json!([]), "prompt"),
+        (json!([[]]), "prompt"),
+        (json!([[1], []]), "prompt[1]"),
+        (json!([1, "a"]), "prompt"),
+        (json!([1, [2]]), "prompt"),
+        (json!([1, -2]), "prompt[1]"),
+        (json!([1.5]), "prompt[0]"),
+        (json!([[1, -2]]), "prompt[0][1]"),
+        (json!([4_294_967_296_u64]), "prompt[0]"),
+        (json!([257]), "prompt"),
+        (json!([[1], [257]]), "prompt[1]"),
+        (json!([["a"]]), "prompt[0][0]"),
+        (json!(["a", "b", "c", "d", "e", "f"]), "prompt"),
+    ] {
+        front.post(PATH, with(json!({ "prompt": prompt }))).await.refuses(param);
+    }
+    front.post(PATH, json!({"prompt": "", "add_special_tokens": false})).await.refuses("prompt");
+}
+
+#[tokio::test]
+async fn choices_of_several_prompts_come_in_openais_order() {
+    let front = Front::new();
+    let body = with(json!({"prompt": [[1], [2]], "n": 2}));
+    let (reply, _) = front
+        .answered(PATH, body, |request: &Request| {
+            let name = |choice| format!("p{}c{choice}", request.prompt[0]);
+            let mut events = say(1, &name(1), FinishReason::Stop);
+            events.extend(say(0, &name(0), FinishReason::Stop));
+            events
+        })
+        .await;
+    let answer = reply.ok();
+    let choices = answer["choices"].as_array().unwrap();
+    let texts: Vec<&str> = choices.iter().map(|choice| choice["text"].as_str().unwrap()).collect();
+    assert_eq!(texts, ["p1c0", "p1c1", "p2c0", "p2c1"]);
+    assert!((0..).zip(choices).all(|(index, choice)| choice["index"] == index));
+    assert_eq!(answer["usage"], json!({"prompt_tokens": 2, "completion_tokens": 8, "total_tokens": 10}));
+}
+
+#[tokio::test]
+async fn echo_repeats_the_prompt() {
+    let front = Front::new();
+    for (prompt, text) in [(json!("hi"), "hiok"), (json!([104, 105]), "hiok"), (json!([BOS, 105]), "iok")] {
+        let (reply, asked) = front.complete(with(json!({"prompt": prompt, "echo": true}))).await;
+        assert_eq!(reply.ok()["choices"][0]["text"], text);
+        assert_eq!(asked[0].prompt_logprobs, None);
+    }
+    let (reply, _) = front.complete(with(json!({"prompt": ["a", "b"], "echo": true}))).await;
+    let answer = reply.ok();
+    assert_eq!(answer["choices"][0]["text"], "aok");
+    assert_eq!(answer["choices"][1]["text"], "bok");
+}
+
+#[tokio::test]
+async fn no_tokens_at_all_are_for_echoes_only() {
+    let front = Front::new();
+    let nothing = |_: &Request| {
+        vec![Event::Finished {
+            choice: 0,
+            reason: FinishReason::Length,
+        }]
+    };
+    let (reply, asked) = front.answered(PATH, with(json!({"max_tokens": 0, "echo": true})), nothing).await;
+    assert_eq!(asked[0].max_tokens, 0);
+    assert_eq!(reply.ok()["choices"][0]["text"], "hi");
+    assert_eq!(reply.json()["choices"][0]["finish_reason"], "length");
+    front.post(PATH, with(json!({"max_tokens": 0}))).await.refuses("max_tokens");
+}
+
+#[tokio::test]
+async fn figures_on_request() {
+    let front = Front::new();
+    let (reply, _) = front.complete(with(json!({"include_figures": true}))).await;
+    assert_eq!(
+        reply.ok()["usage"]["remoe"],
+        json!({
+            "experts": {"local": 40, "remote": 30, "fallback": 2, "retries": 1},
+            "ttft_s": 0.5, "prefill_s": 0.375, "decode_s": 0.25, "queued_s": 0.125,
+            "forwarded_positions": 9,
+        })
+    );
+    let (reply, _) = front.complete(with(json!({"include_figures": true, "prompt": ["a", "b"]}))).await;
+    let figures = reply.ok()["usage"]["remoe"].clone();
+    assert_eq!(figures["experts"]["remote"], 60);
+    assert_eq!(figures["forwarded_positions"], 18);
+    assert_eq!(figures["ttft_s"], 0.5);
+    let (reply, _) = front.complete(with(json!({}))).await;
+    assert_eq!(reply.ok()["usage"].get("remoe"), None);
+}
+
+#[tokio::test]
+async fn without_a_tokenizer_ids_go_in_and_out() {
+    let front = Front::build(None, Engine::limits(), |_| ());
+    let (reply, _) = front.complete(with(json!({"prompt": [1, 2], "echo": true}))).await;
+    let answer = reply.ok();
+    assert_eq!(answer["choices"][0]["text"], Value::Null);
+    assert_eq!(answer["choices"][0]["token_ids"], json!([111, 107]));
+    front.post(PATH, with(json!({}))).await.refuses("prompt");
+    front.post(PATH, with(json!({"prompt": [1, 2], "stop": "x"}))).await.refuses("stop");
+}
+
+#[tokio::test]
+async fn ids_of_an_answer_on_request() {
+    let front = Front::new();
+    let (reply, _) = front.complete(with(json!({"return_token_ids": true}))).await;
+    assert_eq!(reply.ok()["choices"][0]["token_ids"], json!([111, 107]));
+}
+
+#[tokio::test]
+async fn too_long_is_said_with_its_code() {
+    let front = Front::new();
+    for (extra, param) in [
+        (json!({"max_tokens": 98}), json!("prompt")),
+        (json!({"max_tokens": i64::MAX}), json!("prompt")),
+        (json!({"prompt": "a".repeat(100)}), json!("prompt")),
+        (json!({"max_tokens": 90, "n": 4}), json!("max_tokens")),
+        (json!({"prompt": [vec![1; 3], vec![1; 200]]}), json!("prompt[1]")),
+    ] {
+        let error = front.post(PATH, with(extra)).await.error(400);
+        assert_eq!(error["code"], "context_length_exceeded");
+        assert_eq!(error["type"], "invalid_request_error");
+        assert_eq!(error["param"], param);
+    }
+    let long = json!({"messages": [{"role": "user", "content": "a".repeat(100)}]});
+    let error = front.post("/v1/chat/completions", long).await.error(400);
+    assert_eq!(error["code"], "context_length_exceeded");
+    assert_eq!(error["param"], "messages");
+}
+
+#[tokio::test]
+async fn a_full_queue_says_when_to_come_back() {
+    let front = Front::new();
+    // Four prompts of this request wait, two of the next find one place.
+    let waiting = front.post(PATH, with(json!({"prompt": ["a", "b", "c", "d"]})));
+    let refused = async {
+        let mut held = Vec::new();
+        for _ in 0..4 {
+            held.push(front.engine.next().await);
+        }
+        let reply = front.post(PATH, with(json!({"prompt": ["e", "f"]}))).await;
+        let error = reply.error(429);
+        assert_eq!(error["type"], "rate_limit_error");
+        assert_eq!(error["code"], "rate_limit_exceeded");
+        assert_eq!(reply.header("retry-after"), "1");
+        // The one that got a place gave it back.
+        let given_back = front.engine.next().await;
+        assert!(given_back.events.is_closed());
+    };
+    tokio::select! {
+        _ = waiting => unreachable!("nobody answered"),
+        () = refused => (),
+    }
+}
+
+#[tokio::test]
+async fn failures_of_the_engine_are_http_errors() {
+    let front = Front::new();
+    let (reply, _) = front.answered(PATH, with(json!({})), |_| vec![failure()]).await;
+    let error = reply.error(503);
+    assert_eq!(error["code"], "service_unavailable");
+    assert_eq!(error["type"], "overloaded_error");
+    assert_eq!(reply.header("retry-after"), "1");
+    // An engine that dies says nothing any more.
+    let reply = tokio::select! {
+        reply = front.post(PATH, with(json!({}))) => reply,
+        () = async { drop(front.engine.next().await); std::future::pending().await } => unreachable!("pends"),
+    };
+    reply.error(503);
+}

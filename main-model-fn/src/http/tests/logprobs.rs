@@ -1,0 +1,175 @@
+//! Log-probabilities in both shapes.
+
+use super::{BOS, Engine, Front, chat_with, with};
+use crate::engine::request::{Delta, Event, FinishReason, Request, TokenLogprobs};
+use serde_json::{Value, json};
+
+fn scored(token: u32, top: usize) -> TokenLogprobs {
+    let rivals = [(u32::from(b'a'), -0.5), (0xe2, -1.5), (u32::from(b'c'), f32::NEG_INFINITY)];
+    TokenLogprobs {
+        token,
+        logprob: -0.25,
+        top: rivals.into_iter().take(top).collect(),
+    }
+}
+
+/// "a€" and an end, with as many alternatives as asked for.
+fn script(request: &Request) -> Vec<Event> {
+    let mut events = Vec::new();
+    if let Some(top) = request.prompt_logprobs {
+        let rest = request.prompt.iter().skip(1).map(|&token| Some(scored(token, top)));
+        events.push(Event::Prompt([None].into_iter().chain(rest).collect()));
+    }
+    for (byte, text) in "a€".bytes().zip(["a", "", "", "€"]) {
+        events.push(Event::Delta(Delta {
+            choice: 0,
+            token: Some(u32::from(byte)),
+            text: text.to_owned(),
+            logprobs: request.logprobs.map(|top| scored(u32::from(byte), top)),
+        }));
+    }
+    events.push(Event::Finished {
+        choice: 0,
+        reason: FinishReason::Stop,
+    });
+    events
+}
+
+async fn completion(extra: Value) -> Value {
+    let front = Front::new();
+    let (reply, _) = front.answered("/v1/completions", with(extra), script).await;
+    reply.ok()["choices"][0].clone()
+}
+
+#[tokio::test]
+async fn of_completions() {
+    let choice = completion(json!({"logprobs": 2})).await;
+    assert_eq!(choice["text"], "a€");
+    assert_eq!(
+        choice["logprobs"],
+        json!({
+            "tokens": ["a", r"bytes:\xe2", r"bytes:\x82", r"bytes:\xac"],
+            "token_logprobs": [-0.25, -0.25, -0.25, -0.25],
+            "top_logprobs": [
+                {"a": -0.5, r"bytes:\xe2": -1.5},
+                {"a": -0.5, r"bytes:\xe2": -1.5},
+                {"a": -0.5, r"bytes:\xe2": -1.5, r"bytes:\x82": -0.25},
+                {"a": -0.5, r"bytes:\xe2": -1.5, r"bytes:\xac": -0.25},
+            ],
+            "text_offset": [0, 1, 2, 2],
+        })
+    );
+    let choice = completion(json!({"logprobs": 0})).await;
+    assert_eq!(choice["logprobs"]["top_logprobs"][0], json!({"a": -0.25}), "the token itself is always there");
+    let choice = completion(json!({"logprobs": 3})).await;
+    assert_eq!(choice["logprobs"]["top_logprobs"][0]["c"], -9999.0);
+    assert_eq!(completion(json!({})).await["logprobs"], Value::Null);
+}
+
+#[tokio::test]
+async fn of_repeated_prompts() {
+    let choice = completion(json!({"logprobs": 1, "echo": true})).await;
+    assert_eq!(choice["text"], "hia€");
+    let logprobs = &choice["logprobs"];
+    assert_eq!(logprobs["tokens"], json!(["<s>", "h", "i", "a", r"bytes:\xe2", r"bytes:\x82", r"bytes:\xac"]));
+    assert_eq!(logprobs["token_logprobs"], json!([null, -0.25, -0.25, -0.25, -0.25, -0.25, -0.25]));
+    assert_eq!(logprobs["top_logprobs"][0], Value::Null);
+    assert_eq!(logprobs["top_logprobs"][1], json!({"a": -0.5, "h": -0.25}));
+    // Special tokens are no part of the text, but OpenAI's offsets count what is listed.
+    assert_eq!(logprobs["text_offset"], json!([0, 3, 4, 5, 6, 7, 7]));
+}
+
+#[tokio::test]
+async fn of_repeated_prompts_for_every_choice() {
+    let front = Front::new();
+    let body = with(json!({"prompt": [1, 2], "logprobs": 0, "echo": true, "n": 2, "max_tokens": 0}));
+    let (reply, asked) = front
+        .answered("/v1/completions", body, |request| {
+            let mut events: Vec<Event> = script(request).drain(..1).collect();
+            events.extend([0, 1].map(|choice| Event::Finished { choice, reason: FinishReason::Length }));
+            events
+        })
+        .await;
+    assert_eq!((asked[0].prompt_logprobs, asked[0].max_tokens), (Some(0), 0));
+    let choices = reply.ok()["choices"].clone();
+    for choice in [&choices[0], &choices[1]] {
+        assert_eq!(choice["logprobs"]["token_logprobs"], json!([null, -0.25]));
+        assert_eq!(choice["text"], "\u{1}\u{2}");
+    }
+}
+
+#[tokio::test]
+async fn of_chats() {
+    let front = Front::new();
+    let body = chat_with(json!({"logprobs": true, "top_logprobs": 1}));
+    let (reply, asked) = front.answered("/v1/chat/completions", body, script).await;
+    assert_eq!(asked[0].logprobs, Some(1));
+    let logprobs = reply.ok()["choices"][0]["logprobs"].clone();
+    assert_eq!(logprobs["refusal"], Value::Null);
+    assert_eq!(logprobs["content"].as_array().unwrap().len(), 4);
+    assert_eq!(
+        logprobs["content"][1],
+        json!({
+            "token": r"bytes:\xe2", "logprob": -0.25, "bytes": [0xe2],
+            "top_logprobs": [{"token": "a", "logprob": -0.5, "bytes": [97]}],
+        })
+    );
+    let (reply, asked) = front.answered("/v1/chat/completions", chat_with(json!({"logprobs": true})), script).await;
+    assert_eq!(asked[0].logprobs, Some(0));
+    assert_eq!(reply.ok()["choices"][0]["logprobs"]["content"][0]["top_logprobs"], json!([]));
+    let (reply, asked) = front.answered("/v1/chat/completions", chat_with(json!({"logprobs": false})), script).await;
+    assert_eq!(asked[0].logprobs, None);
+    assert_eq!(reply.ok()["choices"][0]["logprobs"], Value::Null);
+}
+
+#[tokio::test]
+async fn in_streams_they_come_with_their_tokens() {
+    let front = Front::new();
+    let body = chat_with(json!({"logprobs": true, "stream": true}));
+    let (reply, _) = front.answered("/v1/chat/completions", body, script).await;
+    let chunks = reply.chunks();
+    let tokens: Vec<&Value> = chunks
+        .iter()
+        .filter_map(|chunk| chunk["choices"][0]["logprobs"]["content"][0].get("token"))
+        .collect();
+    assert_eq!(tokens, ["a", r"bytes:\xe2", r"bytes:\x82", r"bytes:\xac"]);
+    let body = with(json!({"logprobs": 0, "stream": true, "echo": true}));
+    let (reply, _) = front.answered("/v1/completions", body, script).await;
+    let chunks = reply.chunks();
+    assert_eq!(chunks[0]["choices"][0]["text"], "hi");
+    assert_eq!(chunks[0]["choices"][0]["logprobs"]["tokens"], json!(["<s>", "h", "i"]));
+    assert_eq!(chunks[1]["choices"][0]["logprobs"]["text_offset"], json!([5]));
+    assert_eq!(chunks[2]["choices"][0]["logprobs"]["tokens"], json!([r"bytes:\xe2"]));
+    assert_eq!(chunks[2]["choices"][0]["text"], "");
+}
+
+#[tokio::test]
+async fn without_a_tokenizer_tokens_have_numbers() {
+    let front = Front::build(None, Engine::limits(), |_| ());
+    let body = with(json!({"prompt": [BOS, 7], "logprobs": 1, "echo": true}));
+    let (reply, _) = front.answered("/v1/completions", body, script).await;
+    let logprobs = reply.ok()["choices"][0]["logprobs"].clone();
+    assert_eq!(logprobs["tokens"][0], "token_id:256");
+    assert_eq!(logprobs["top_logprobs"][1], json!({"token_id:97": -0.5, "token_id:7": -0.25}));
+    assert_eq!(logprobs["text_offset"], Value::Null);
+}
+
+#[tokio::test]
+async fn each_route_has_its_own_form() {
+    let front = Front::new();
+    for value in [json!(true), json!(-1), json!(21), json!("1"), json!(1.5)] {
+        front.post("/v1/completions", with(json!({ "logprobs": value }))).await.refuses("logprobs");
+    }
+    for value in [json!(1), json!("true")] {
+        front.post("/v1/chat/completions", chat_with(json!({ "logprobs": value }))).await.refuses("logprobs");
+    }
+    for extra in [
+        json!({"top_logprobs": 2}),
+        json!({"logprobs": false, "top_logprobs": 2}),
+        json!({"logprobs": true, "top_logprobs": 21}),
+        json!({"logprobs": true, "top_logprobs": -1}),
+        json!({"logprobs": true, "top_logprobs": true}),
+    ] {
+        front.post("/v1/chat/completions", chat_with(extra)).await.refuses("top_logprobs");
+    }
+}

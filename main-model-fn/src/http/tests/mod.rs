@@ -1,0 +1,264 @@
+//! The router over a scripted engine and a tokenizer whose tokens are bytes.
+
+mod access;
+mod bodies;
+mod chats;
+mod completions;
+mod engine;
+mod logprobs;
+mod parameters;
+mod service;
+mod sockets;
+mod streams;
+
+use super::{HttpOptions, HttpState, TextFrontend, router};
+use crate::engine::request::{Delta, Event, ExpertTally, Figures, FinishReason, Request};
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::http::{self, HeaderMap, StatusCode};
+use engine::Engine;
+use prometheus::Registry;
+use remoe_wire::{ErrorCode, ServiceError};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tower_service::Service;
+
+/// Begins a text, when special tokens are asked for.
+pub(super) const BOS: u32 = 256;
+
+/// Tokens 0 to 255 are bytes.
+struct Bytes;
+
+impl TextFrontend for Bytes {
+    fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, ServiceError> {
+        Ok(special.then_some(BOS).into_iter().chain(text.bytes().map(u32::from)).collect())
+    }
+
+    fn decode(&self, ids: &[u32]) -> Result<String, ServiceError> {
+        let bytes: Vec<u8> = ids.iter().filter_map(|&id| u8::try_from(id).ok()).collect();
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn token_bytes(&self, id: u32) -> Result<Vec<u8>, ServiceError> {
+        Ok(u8::try_from(id).map_or_else(|_| b"<s>".to_vec(), |byte| vec![byte]))
+    }
+
+    fn render_chat(&self, messages: &[Value], generation: bool) -> Result<String, ServiceError> {
+        let mut text = String::new();
+        for message in messages {
+            let field = |name: &str| message[name].as_str().unwrap_or_default().to_owned();
+            if field("content") == "REFUSE" {
+                return Err(ServiceError::invalid("messages", "the template refuses"));
+            }
+            text += &format!("[{}]{}", field("role"), field("content"));
+            if let Some(calls) = message.get("tool_calls") {
+                text += &calls.to_string();
+            }
+        }
+        Ok(text + if generation { "[assistant]" } else { "" })
+    }
+}
+
+/// A front and the engine behind it.
+pub(super) struct Front {
+    pub(super) router: Router,
+    pub(super) engine: Engine,
+    pub(super) ready: watch::Sender<bool>,
+}
+
+impl Front {
+    /// A front with a tokenizer that is ready.
+    fn new() -> Self {
+        Self::with(|_| ())
+    }
+
+    fn with(change: impl FnOnce(&mut HttpOptions)) -> Self {
+        Self::build(Some(Arc::new(Bytes)), Engine::limits(), change)
+    }
+
+    fn build(
+        text: Option<Arc<dyn TextFrontend>>,
+        limits: crate::engine::RequestLimits,
+        change: impl FnOnce(&mut HttpOptions),
+    ) -> Self {
+        let mut options = HttpOptions::new("org/tiny");
+        change(&mut options);
+        let (ready, is_ready) = watch::channel(true);
+        let (handle, engine) = Engine::new(limits);
+        let state = HttpState::new(handle, text, options, is_ready, Registry::new()).unwrap();
+        Self {
+            router: router(state),
+            engine,
+            ready,
+        }
+    }
+
+    /// Sends `request` to the router.
+    async fn send(&self, request: http::Request<Body>) -> Reply {
+        let response = self.router.clone().call(request).await.unwrap();
+        let (parts, body) = response.into_parts();
+        let bytes = tokio::time::timeout(Duration::from_secs(20), to_bytes(body, 1 << 26))
+            .await
+            .expect("the answer ends")
+            .unwrap();
+        Reply {
+            status: parts.status,
+            headers: parts.headers,
+            text: String::from_utf8(bytes.to_vec()).unwrap(),
+        }
+    }
+
+    async fn get(&self, path: &str) -> Reply {
+        self.send(http::Request::get(path).body(Body::empty()).unwrap()).await
+    }
+
+    async fn post(&self, path: &str, body: Value) -> Reply {
+        self.post_raw(path, body.to_string()).await
+    }
+
+    async fn post_raw(&self, path: &str, body: impl Into<Body>) -> Reply {
+        let request = http::Request::post(path)
+            .header("content-type", "application/json")
+            .body(body.into())
+            .unwrap();
+        self.send(request).await
+    }
+
+    /// A completion that the engine answers by saying "ok".
+    async fn complete(&self, body: Value) -> (Reply, Vec<Request>) {
+        self.answered("/v1/completions", body, |_| say(0, "ok", FinishReason::Stop)).await
+    }
+
+    /// A chat that the engine answers by saying "ok".
+    async fn chat(&self, body: Value) -> (Reply, Vec<Request>) {
+        self.answered("/v1/chat/completions", body, |_| say(0, "ok", FinishReason::Stop)).await
+    }
+
+    /// What the engine was asked comes with the reply. The engine adds figures after `script`.
+    async fn answered(
+        &self,
+        path: &str,
+        body: Value,
+        script: impl Fn(&Request) -> Vec<Event>,
+    ) -> (Reply, Vec<Request>) {
+        let mut asked = Vec::new();
+        let serve = self.engine.serve(|request| {
+            let mut events = script(request);
+            events.push(Event::Done(figures(request)));
+            asked.push(request.clone());
+            events
+        });
+        let reply = tokio::select! {
+            reply = self.post(path, body) => reply,
+            () = serve => unreachable!("the engine serves for ever"),
+        };
+        (reply, asked)
+    }
+}
+
+/// What came back.
+#[derive(Debug)]
+pub(super) struct Reply {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    pub(super) text: String,
+}
+
+impl Reply {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
+    }
+
+    fn ok(&self) -> Value {
+        assert_eq!(self.status, 200, "{}", self.text);
+        self.json()
+    }
+
+    fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+    }
+
+    /// Asserts an error in OpenAI's form and gives its fields.
+    fn error(&self, status: u16) -> Value {
+        assert_eq!(self.status, status, "{}", self.text);
+        let error = self.json()["error"].clone();
+        let mut keys: Vec<&str> = error.as_object().unwrap().keys().map(String::as_str).collect();
+        keys.sort_unstable();
+        assert_eq!(keys, ["code", "message", "param", "type"], "{error}");
+        assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()));
+        error
+    }
+
+    /// Asserts a 400 that names `param`.
+    fn refuses(&self, param: &str) {
+        let error = self.error(400);
+        assert_eq!(error["param"], param, "{error}");
+        assert_eq!(error["type"], "invalid_request_error");
+    }
+
+    /// The chunks of a stream that ended as it should.
+    fn chunks(&self) -> Vec<Value> {
+        assert_eq!(self.status, 200, "{}", self.text);
+        assert_eq!(self.header("content-type"), "text/event-stream");
+        let mut events: Vec<&str> = self.text.split("\n\n").collect();
+        assert_eq!(events.pop(), Some(""), "every event ends with an empty line: {}", self.text);
+        assert_eq!(events.pop(), Some("data: [DONE]"), "{}", self.text);
+        let chunk = |event: &&str| serde_json::from_str(event.strip_prefix("data: ").unwrap()).unwrap();
+        events.iter().map(chunk).collect()
+    }
+}
+
+/// Deltas of one byte each, then the end.
+pub(super) fn say(choice: usize, text: &str, reason: FinishReason) -> Vec<Event> {
+    let delta = |byte: u8| {
+        Event::Delta(Delta {
+            choice,
+            token: Some(u32::from(byte)),
+            text: char::from(byte).to_string(),
+            logprobs: None,
+        })
+    };
+    let finished = Event::Finished { choice, reason };
+    text.bytes().map(delta).chain([finished]).collect()
+}
+
+/// Figures that tell fields apart.
+pub(super) fn figures(request: &Request) -> Figures {
+    Figures {
+        prompt_tokens: request.prompt.len(),
+        completion_tokens: 2 * request.choices,
+        forwarded_positions: 9,
+        experts: ExpertTally {
+            local: 40,
+            remote: 30,
+            fallback: 2,
+            retries: 1,
+        },
+        queued: Duration::from_millis(125),
+        ttft: Duration::from_millis(500),
+        prefill: Duration::from_millis(375),
+        decode: Duration::from_millis(250),
+    }
+}
+
+/// An error of the engine.
+pub(super) fn failure() -> Event {
+    Event::Failed(ServiceError::new(ErrorCode::Unavailable, "no replica answered"))
+}
+
+/// The least body of a completion, with `extra` fields.
+pub(super) fn with(extra: Value) -> Value {
+    merged(json!({"model": "org/tiny", "prompt": "hi"}), extra)
+}
+
+/// The least body of a chat, with `extra` fields.
+pub(super) fn chat_with(extra: Value) -> Value {
+    merged(json!({"model": "org/tiny", "messages": [{"role": "user", "content": "hi"}]}), extra)
+}
+
+fn merged(mut body: Value, extra: Value) -> Value {
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body
+}

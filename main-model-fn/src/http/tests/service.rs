@@ -1,0 +1,168 @@
+//! Models, health, metrics, version, tokenize, and routes that are none.
+
+use super::{BOS, Engine, Front, failure, say, with};
+use crate::engine::request::FinishReason;
+use axum::body::Body;
+use axum::http::{Method, Request};
+use serde_json::json;
+
+#[tokio::test]
+async fn models() {
+    let front = Front::new();
+    let list = front.get("/v1/models").await.ok();
+    assert_eq!(list["object"], "list");
+    let model = &list["data"][0];
+    assert_eq!(model["id"], "org/tiny");
+    assert_eq!(model["object"], "model");
+    assert_eq!(model["max_model_len"], 100);
+    assert!(model["created"].is_u64());
+    assert!(model["owned_by"].is_string());
+    for path in ["/v1/models/org/tiny", "/v1/models/org%2Ftiny"] {
+        assert_eq!(front.get(path).await.ok(), *model);
+    }
+    for path in ["/v1/models/tiny", "/v1/models/org/tiny2"] {
+        let error = front.get(path).await.error(404);
+        assert_eq!(error["code"], "model_not_found");
+        assert_eq!(error["param"], "model");
+    }
+}
+
+#[tokio::test]
+async fn another_model_is_not_found() {
+    let front = Front::new();
+    for (path, body) in [
+        ("/v1/completions", with(json!({"model": "gpt-5"}))),
+        ("/v1/chat/completions", super::chat_with(json!({"model": ""}))),
+        ("/tokenize", with(json!({"model": "gpt-5"}))),
+    ] {
+        let error = front.post(path, body).await.error(404);
+        assert_eq!(error["code"], "model_not_found");
+        assert_eq!(error["type"], "invalid_request_error");
+        assert_eq!(error["param"], "model");
+    }
+    let (reply, _) = front.complete(json!({"prompt": "hi"})).await;
+    assert_eq!(reply.ok()["model"], "org/tiny", "no model named is the one there is");
+}
+
+#[tokio::test]
+async fn nothing_is_taken_while_loading_or_draining() {
+    let front = Front::new();
+    assert_eq!(front.get("/health").await.status, 200);
+    front.ready.send_replace(false);
+    let reply = front.get("/health").await;
+    assert_eq!(reply.error(503)["code"], "service_unavailable");
+    assert_eq!(reply.header("retry-after"), "1");
+    for path in ["/v1/completions", "/v1/chat/completions"] {
+        front.post(path, with(json!({}))).await.error(503);
+    }
+    front.get("/v1/models").await.ok();
+    front.get("/version").await.ok();
+    front.ready.send_replace(true);
+    assert_eq!(front.get("/health").await.status, 200);
+    front.complete(with(json!({}))).await.0.ok();
+}
+
+#[tokio::test]
+async fn version() {
+    assert_eq!(Front::new().get("/version").await.ok(), json!({"version": env!("CARGO_PKG_VERSION")}));
+}
+
+#[tokio::test]
+async fn tokenize() {
+    let front = Front::new();
+    let tokenized = front.post("/tokenize", json!({"prompt": "ab"})).await.ok();
+    assert_eq!(tokenized, json!({"tokens": [BOS, 97, 98], "count": 3, "max_model_len": 100}));
+    let tokenized = front.post("/tokenize", json!({"prompt": "ab", "add_special_tokens": false})).await.ok();
+    assert_eq!(tokenized["tokens"], json!([97, 98]));
+    let messages = json!([{"role": "user", "content": "x"}]);
+    let tokenized = front.post("/tokenize", json!({ "messages": messages })).await.ok();
+    assert_eq!(tokenized["count"], "[user]x[assistant]".len());
+    let open = json!({"messages": messages, "add_generation_prompt": false, "add_special_tokens": true});
+    assert_eq!(front.post("/tokenize", open).await.ok()["count"], "[user]x".len() + 1);
+    for body in [json!({}), json!({"prompt": "a", "messages": messages}), json!({"prompt": [1]})] {
+        front.post("/tokenize", body).await.refuses("prompt");
+    }
+    front.post("/tokenize", json!({"messages": []})).await.refuses("messages");
+    let without = Front::build(None, Engine::limits(), |_| ());
+    without.post("/tokenize", json!({"prompt": "a"})).await.refuses("prompt");
+    without.post("/tokenize", json!({ "messages": messages })).await.refuses("messages");
+}
+
+#[tokio::test]
+async fn other_routes_and_methods_are_errors_in_the_same_form() {
+    let front = Front::new();
+    for path in ["/", "/v1", "/v1/embeddings", "/v1/models/", "/v1/completions/", "/metrics/x"] {
+        let error = front.get(path).await.error(404);
+        assert_eq!(error["type"], "invalid_request_error");
+        assert_eq!(error["code"], "unknown_url", "{path}");
+    }
+    for (method, path, allowed) in [
+        (Method::GET, "/v1/chat/completions", "POST"),
+        (Method::PUT, "/v1/completions", "POST"),
+        (Method::POST, "/v1/models", "GET,HEAD"),
+        (Method::DELETE, "/v1/models/org/tiny", "GET,HEAD"),
+        (Method::POST, "/health", "GET,HEAD"),
+        (Method::OPTIONS, "/tokenize", "POST"),
+    ] {
+        let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+        let reply = front.send(request).await;
+        assert_eq!(reply.error(405)["code"], "method_not_supported");
+        assert_eq!(reply.header("allow"), allowed, "{path}");
+    }
+}
+
+/// The value of a sample in `/metrics`.
+async fn sample(front: &Front, name: &str) -> f64 {
+    let reply = front.get("/metrics").await;
+    assert!(reply.header("content-type").starts_with("text/plain; version=0.0.4"));
+    let line = reply.text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap_or("0").parse().unwrap()
+}
+
+#[tokio::test]
+async fn metrics_count_what_happened() {
+    let front = Front::new();
+    front.complete(with(json!({"n": 1}))).await.0.ok();
+    let (_, _) = front
+        .answered("/v1/completions", with(json!({"stream": true, "prompt": ["a", "b"]})), |_| {
+            say(0, "abc", FinishReason::Length)
+        })
+        .await;
+    front.answered("/v1/completions", with(json!({})), |_| vec![failure()]).await.0.error(503);
+    front.post("/v1/completions", with(json!({"n": 0}))).await.error(400);
+    front.get("/nowhere/1").await.error(404);
+    front.get("/nowhere/2").await.error(404);
+    front.get("/v1/models/x").await.error(404);
+    for (name, expected) in [
+        (r#"remoe_http_requests_total{route="/v1/completions",status="200"}"#, 2.0),
+        (r#"remoe_http_requests_total{route="/v1/completions",status="400"}"#, 1.0),
+        (r#"remoe_http_requests_total{route="/v1/completions",status="503"}"#, 1.0),
+        (r#"remoe_http_requests_total{route="other",status="404"}"#, 2.0),
+        (r#"remoe_http_requests_total{route="/v1/models/{id}",status="404"}"#, 1.0),
+        (r#"remoe_choices_finished_total{finished_reason="stop"}"#, 1.0),
+        (r#"remoe_choices_finished_total{finished_reason="length"}"#, 2.0),
+        ("remoe_prompt_tokens_total", 3.0 + 2.0 + 2.0),
+        ("remoe_generation_tokens_total", 6.0),
+        ("remoe_time_to_first_token_seconds_count", 3.0),
+        ("remoe_time_to_first_token_seconds_sum", 1.5),
+        ("remoe_inter_token_latency_seconds_count", 1.0 + 2.0 + 2.0),
+        ("remoe_e2e_request_latency_seconds_count", 2.0),
+        ("remoe_requests_in_flight", 0.0),
+    ] {
+        assert_eq!(sample(&front, name).await, expected, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn generations_are_in_flight_until_their_end() {
+    let front = Front::new();
+    let body = with(json!({"stream": true})).to_string();
+    let request = Request::post("/v1/completions").body(body.into()).unwrap();
+    let mut router = front.router.clone();
+    let call = tower_service::Service::call(&mut router, request);
+    let (response, asked) = tokio::join!(call, front.engine.next());
+    assert_eq!(sample(&front, "remoe_requests_in_flight").await, 1.0);
+    drop(response);
+    asked.events.closed().await;
+    assert_eq!(sample(&front, "remoe_requests_in_flight").await, 0.0);
+}

@@ -1,0 +1,64 @@
+//! `/tokenize`: the ids of a text or of a chat.
+
+use super::body;
+use super::error::ApiError;
+use super::fields::Object;
+use super::messages::{self, Message};
+use super::state::HttpState;
+use axum::Json;
+use axum::extract::{self, State};
+use remoe_wire::ServiceError;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct TokenizeBody {
+    model: Option<String>,
+    prompt: Option<String>,
+    messages: Option<Vec<Object<Message>>>,
+    add_special_tokens: Option<bool>,
+    add_generation_prompt: Option<bool>,
+}
+
+#[derive(Serialize)]
+pub(super) struct Tokenized {
+    tokens: Vec<u32>,
+    count: usize,
+    max_model_len: usize,
+}
+
+pub(super) async fn handle(
+    State(state): State<Arc<HttpState>>,
+    request: extract::Request,
+) -> Result<Json<Tokenized>, ApiError> {
+    body::read(&state, request, tokenize).await.map(Json)
+}
+
+fn tokenize(state: &HttpState, body: TokenizeBody) -> Result<Tokenized, ServiceError> {
+    state.check_model(body.model.as_deref())?;
+    let field = if body.messages.is_some() { "messages" } else { "prompt" };
+    let text = state
+        .text
+        .as_ref()
+        .ok_or_else(|| ServiceError::invalid(field, "the model has no tokenizer"))?;
+    let tokens = match (body.prompt, body.messages) {
+        (Some(prompt), None) => text.encode(&prompt, body.add_special_tokens.unwrap_or(true))?,
+        (None, Some(messages)) => {
+            let messages = messages::for_template(messages)?;
+            let prompt = text.render_chat(&messages, body.add_generation_prompt.unwrap_or(true))?;
+            text.encode(&prompt, body.add_special_tokens.unwrap_or(false))?
+        }
+        _ => {
+            return Err(ServiceError::invalid(
+                "prompt",
+                "either `prompt` or `messages` is needed, not both",
+            ));
+        }
+    };
+    Ok(Tokenized {
+        count: tokens.len(),
+        tokens,
+        max_model_len: state.engine.limits().context_length,
+    })
+}

@@ -1,0 +1,76 @@
+//! What would change the answer and is not there is refused by name.
+
+use super::fields::Given;
+use super::request_body::RequestBody;
+use remoe_wire::ServiceError;
+
+/// # Errors
+/// The first field that asks for something that no route can do.
+pub(super) fn refuse(body: &RequestBody) -> Result<(), ServiceError> {
+    let fields = [
+        ("tools", &body.tools),
+        ("functions", &body.functions),
+        ("audio", &body.audio),
+        ("suffix", &body.suffix),
+        ("web_search_options", &body.web_search_options),
+        ("structured_outputs", &body.structured_outputs),
+        ("guided_json", &body.guided_json),
+        ("guided_regex", &body.guided_regex),
+        ("guided_choice", &body.guided_choice),
+        ("guided_grammar", &body.guided_grammar),
+        ("use_beam_search", &body.use_beam_search),
+        ("include_stop_str_in_output", &body.include_stop_str_in_output),
+        ("truncate_prompt_tokens", &body.truncate_prompt_tokens),
+        ("allowed_token_ids", &body.allowed_token_ids),
+        ("bad_words", &body.bad_words),
+        ("prompt_embeds", &body.prompt_embeds),
+        ("chat_template", &body.chat_template),
+        ("chat_template_kwargs", &body.chat_template_kwargs),
+        ("continue_final_message", &body.continue_final_message),
+        ("documents", &body.documents),
+    ];
+    for (name, given) in fields {
+        if *given != Given::Nothing {
+            return Err(unsupported(name));
+        }
+    }
+    for (name, choice) in [("tool_choice", &body.tool_choice), ("function_call", &body.function_call)] {
+        match choice {
+            Given::Nothing => (),
+            Given::Text(choice) if choice == "none" => (),
+            _ => return Err(unsupported(name)),
+        }
+    }
+    if body.response_format.as_ref().is_some_and(|format| format.0.kind != "text") {
+        return Err(unsupported("response_format"));
+    }
+    if body.modalities.iter().flatten().any(|modality| modality != "text") {
+        return Err(unsupported("modalities"));
+    }
+    if body.prompt_logprobs.is_some() {
+        return Err(ServiceError::invalid(
+            "prompt_logprobs",
+            "`prompt_logprobs` is not supported; use `echo` and `logprobs` of /v1/completions",
+        ));
+    }
+    if let Some(options) = &body.stream_options {
+        if body.stream != Some(true) {
+            return Err(ServiceError::invalid("stream_options", "`stream_options` needs `stream`: true"));
+        }
+        if options.0.continuous_usage_stats != Given::Nothing {
+            return Err(unsupported("stream_options.continuous_usage_stats"));
+        }
+    }
+    let choices = body.n.unwrap_or(1);
+    if body.best_of.is_some_and(|best_of| best_of != choices) {
+        return Err(ServiceError::invalid(
+            "best_of",
+            format!("`best_of` other than `n` ({choices}) is not supported"),
+        ));
+    }
+    Ok(())
+}
+
+fn unsupported(name: &str) -> ServiceError {
+    ServiceError::invalid(name, format!("`{name}` is not supported"))
+}

@@ -1,0 +1,116 @@
+//! Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+//!
+//! The cache holds what the paper promises and no more: per token the normalised latent and one
+//! rotated key part for all heads. Several rows at once expand the latents to keys and values; a
+//! single row works on the latents themselves, with the up-projections absorbed into query and
+//! output, so that decoding reads the cache once and expands nothing.
+
+use super::attention::{Span, Visibility, attend, dot_product};
+use super::linear::Linear;
+use super::norm::RmsNorm;
+use super::rope::Angles;
+use tch::{TchError, Tensor};
+
+/// Projections and facts of one layer.
+pub(crate) struct LatentAttention {
+    pub(crate) query: Query,
+    /// hidden -> latent and rotated key part.
+    pub(crate) compress: Linear,
+    pub(crate) latent_norm: RmsNorm,
+    /// heads x nope x latent.
+    pub(crate) expand_key: Tensor,
+    /// heads x value x latent.
+    pub(crate) expand_value: Tensor,
+    pub(crate) output: Linear,
+    pub(crate) heads: i64,
+    pub(crate) latent_dim: i64,
+    pub(crate) nope_dim: i64,
+    pub(crate) rope_dim: i64,
+    pub(crate) scale: f64,
+}
+
+/// How queries come about.
+pub(crate) enum Query {
+    Direct(Linear),
+    /// Through a latent of their own.
+    Latent {
+        down: Linear,
+        norm: RmsNorm,
+        up: Linear,
+    },
+}
+
+impl LatentAttention {
+    /// See [`super::attention::Attention::forward`].
+    pub(crate) fn forward(
+        &self,
+        layer: usize,
+        x: &Tensor,
+        angles: &Angles,
+        spans: &mut [Span<'_>],
+    ) -> Result<Tensor, TchError> {
+        let rows = x.size()[0];
+        let query = match &self.query {
+            Query::Direct(linear) => linear.forward(x)?,
+            Query::Latent { down, norm, up } => up.forward(&norm.forward(&down.forward(x)?)?)?,
+        };
+        let query = query.f_view([rows, self.heads, self.nope_dim + self.rope_dim])?;
+        let plain = query.f_narrow(-1, 0, self.nope_dim)?;
+        let rotated = angles.rotate(&query.f_narrow(-1, self.nope_dim, self.rope_dim)?)?;
+        let compressed = self.compress.forward(x)?;
+        let latent = self.latent_norm.forward(&compressed.f_narrow(-1, 0, self.latent_dim)?)?;
+        let key_part = compressed.f_narrow(-1, self.latent_dim, self.rope_dim)?.f_unsqueeze(1)?;
+        let key_part = angles.rotate(&key_part)?;
+        // 1 x rows x (latent and rotated part): what the cache holds of a token.
+        let entries = Tensor::f_cat(&[latent.f_unsqueeze(1)?, key_part], -1)?.f_transpose(0, 1)?;
+        let nothing = entries.f_narrow(-1, 0, 0)?;
+        let mut outputs = Vec::with_capacity(spans.len());
+        for span in spans {
+            let heads_first = |x: &Tensor| x.f_narrow(0, span.first, span.rows)?.f_transpose(0, 1);
+            let (plain, rotated) = (heads_first(&plain)?, heads_first(&rotated)?);
+            let new = entries.f_narrow(1, span.first, span.rows)?;
+            let past = span.cache.length();
+            let values = nothing.f_narrow(1, span.first, span.rows)?;
+            let (entries, _) = span.cache.extend(layer, &new, &values, 0)?;
+            outputs.push(match span.rows {
+                1 => self.attend_absorbed(&plain, &rotated, &entries)?,
+                _ => self.attend_expanded(&plain, &rotated, &entries, past)?,
+            });
+        }
+        self.output.forward(&Tensor::f_cat(&outputs, 0)?)
+    }
+
+    /// `plain`, `rotated`: heads x 1 x dim; `entries`: 1 x positions x (latent and rotated part).
+    fn attend_absorbed(
+        &self,
+        plain: &Tensor,
+        rotated: &Tensor,
+        entries: &Tensor,
+    ) -> Result<Tensor, TchError> {
+        let query = Tensor::f_cat(&[plain.f_matmul(&self.expand_key)?, rotated.shallow_clone()], -1)?;
+        // All heads share the entries: they become the rows of one head.
+        let query = query.f_transpose(0, 1)?.f_unsqueeze(0)?;
+        let latents = entries.f_narrow(-1, 0, self.latent_dim)?;
+        let mixed = dot_product(&query, entries, &latents, self.scale, None, false)?;
+        let mixed = mixed.f_reshape([self.heads, 1, self.latent_dim])?;
+        mixed.f_matmul(&self.expand_value.f_transpose(1, 2)?)?.f_reshape([1, -1])
+    }
+
+    /// `plain`, `rotated`: heads x rows x dim.
+    fn attend_expanded(
+        &self,
+        plain: &Tensor,
+        rotated: &Tensor,
+        entries: &Tensor,
+        past: i64,
+    ) -> Result<Tensor, TchError> {
+        let positions = entries.size()[1];
+        let latents = entries.f_narrow(-1, 0, self.latent_dim)?;
+        let shared = entries.f_narrow(-1, self.latent_dim, self.rope_dim)?;
+        let shared = shared.f_expand([self.heads, positions, self.rope_dim], false)?;
+        let keys = Tensor::f_cat(&[latents.f_matmul(&self.expand_key.f_transpose(1, 2)?)?, shared], -1)?;
+        let values = latents.f_matmul(&self.expand_value.f_transpose(1, 2)?)?;
+        let query = Tensor::f_cat(&[plain, rotated], -1)?;
+        attend(&query, &keys, &values, self.scale, &Visibility { past, window: None })
+    }
+}
