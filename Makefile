@@ -26,7 +26,7 @@ demo: build ## Start the demo model with half of its experts remote, chat once, 
 
 .PHONY: up
 up: build ## Serve the demo model on http://127.0.0.1:8000 until Ctrl-C
-	target/release/remoe up --model demo/model --remote-ratio 0.5
+	target/release/remoe up --model demo/model --served-model-name remoe-demo --remote-ratio 0.5
 
 .PHONY: test
 test: build $(PYTHON_PACKAGES)/.complete ## Run every test

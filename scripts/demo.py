@@ -29,7 +29,7 @@ def event(process: subprocess.Popen, wanted: str) -> dict:
 def chat(endpoint: str, prompt: str) -> tuple[float, dict]:
     """Send `prompt`, print the answer as it comes, return the time to the first token and the usage."""
     body = {
-        "model": "model",
+        "model": "remoe-demo",
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": 96,
         "stream": True,
@@ -62,7 +62,7 @@ def chat(endpoint: str, prompt: str) -> tuple[float, dict]:
 def main() -> None:
     command = [
         ROOT / "target/release/remoe", "up", "--model", ROOT / "demo/model",
-        "--remote-ratio", "0.5", "--port", "0", "--json",
+        "--served-model-name", "remoe-demo", "--remote-ratio", "0.5", "--port", "0", "--json",
     ]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:

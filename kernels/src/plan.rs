@@ -177,7 +177,6 @@ impl Plan {
         let weights = job.words.wrapping_add(offset);
         let panel = Panel {
             weights,
-            bytes: pairs * shape.pair_words() * 4,
             pairs,
             rows: rows.as_ptr(),
             row_count: job.rows,

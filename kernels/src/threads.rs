@@ -4,13 +4,12 @@
 //!
 //! Each thread begins with a contiguous range of the units of a phase (contiguous in memory, too) and takes them from its front; a thread without work takes single units from the back of another one's range.
 
-use std::cell::{Cell, UnsafeCell};
+use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::paths::float_mode::FloatMode;
-use crate::paths::panel::{EARLY, LINE, prefetch};
 use crate::paths::{InstructionPath, Kernels};
 use crate::plan::{Phase, Plan};
 use crate::signal::Signal;
@@ -20,9 +19,6 @@ use crate::{Dtype, KernelError};
 const OPEN: u64 = 1 << 31;
 const JOINED: u64 = OPEN - 1;
 const CALL: u32 = 32;
-
-/// Cache lines that a waiting thread asks for between two looks at what it waits for.
-const LINES_PER_POLL: usize = 4;
 
 /// A range of units, on cache lines of its own: the front in the lower half, the end in the upper.
 #[derive(Debug, Default)]
@@ -212,25 +208,9 @@ impl Shared {
                 }
             }
             if phase == Phase::GateUp {
-                self.await_intermediates(plan, thread);
+                self.progressed.wait(self.poll, || self.is_done(phase));
             }
         }
-    }
-
-    /// Waits until the first phase is done everywhere; meanwhile fetches what this thread will read next.
-    fn await_intermediates(&self, plan: &Plan, thread: usize) {
-        let own = self.phases[Phase::Down as usize].ranges[thread].front();
-        let ahead = own.and_then(|unit| plan.panel(Phase::Down, unit)).map(|(_, panel)| panel);
-        let fetched = Cell::new(0);
-        self.progressed.wait(self.poll, || {
-            if let Some(panel) = &ahead
-                && fetched.get() < panel.bytes.min(EARLY)
-            {
-                prefetch(panel.weights.cast::<u8>().wrapping_add(fetched.get()), LINES_PER_POLL);
-                fetched.set(fetched.get() + LINES_PER_POLL * LINE);
-            }
-            self.is_done(Phase::GateUp)
-        });
     }
 
     /// Computes one unit and counts it as done, whatever happens.

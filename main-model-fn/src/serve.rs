@@ -187,7 +187,9 @@ pub async fn run(
         match listeners.http {
             None => Ok(()),
             Some(listener) => {
-                axum::serve(listener, router(http_state)).with_graceful_shutdown(http_stop.cancelled_owned()).await
+                axum::serve(listener, router(http_state))
+                    .with_graceful_shutdown(http_stop.cancelled_owned())
+                    .await
             }
         }
     });

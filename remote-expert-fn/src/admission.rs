@@ -1,5 +1,6 @@
 //! How much accepted work there is, in requests and bytes, and whether more is taken.
 
+use prometheus::IntGauge;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tokio::sync::Notify;
@@ -12,6 +13,7 @@ pub(crate) struct Admission {
     bytes: AtomicUsize,
     draining: AtomicBool,
     idle: Notify,
+    gauge: IntGauge,
 }
 
 /// Accepted work; gives its room back when dropped.
@@ -21,7 +23,8 @@ pub(crate) struct Permit {
 }
 
 impl Admission {
-    pub(crate) fn new(max_requests: usize, max_bytes: usize) -> Arc<Self> {
+    /// `gauge` follows the number of requests.
+    pub(crate) fn new(max_requests: usize, max_bytes: usize, gauge: IntGauge) -> Arc<Self> {
         Arc::new(Self {
             max_requests,
             max_bytes,
@@ -29,6 +32,7 @@ impl Admission {
             bytes: AtomicUsize::new(0),
             draining: AtomicBool::new(false),
             idle: Notify::new(),
+            gauge,
         })
     }
 
@@ -38,6 +42,7 @@ impl Admission {
         let permit = Permit { admission: self.clone(), bytes };
         let requests = self.requests.fetch_add(1, Ordering::AcqRel) + 1;
         let bytes = self.bytes.fetch_add(bytes, Ordering::AcqRel) + bytes;
+        self.gauge.inc();
         (requests <= self.max_requests && bytes <= self.max_bytes).then_some(permit)
     }
 
@@ -69,6 +74,7 @@ impl Admission {
 
 impl Drop for Permit {
     fn drop(&mut self) {
+        self.admission.gauge.dec();
         self.admission.bytes.fetch_sub(self.bytes, Ordering::AcqRel);
         if self.admission.requests.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.admission.idle.notify_waiters();
@@ -80,10 +86,16 @@ impl Drop for Permit {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::Admission;
+    use prometheus::IntGauge;
+    use std::sync::Arc;
+
+    fn admission() -> Arc<Admission> {
+        Admission::new(2, 100, IntGauge::new("in_flight", "help").unwrap())
+    }
 
     #[test]
     fn bounds_hold_and_room_comes_back() {
-        let admission = Admission::new(2, 100);
+        let admission = admission();
         let first = admission.admit(60).unwrap();
         assert!(admission.admit(41).is_none(), "bytes");
         let second = admission.admit(40).unwrap();
@@ -96,7 +108,7 @@ mod tests {
 
     #[tokio::test]
     async fn idle_returns_when_the_last_permit_is_gone() {
-        let admission = Admission::new(2, 100);
+        let admission = admission();
         let permit = admission.admit(1).unwrap();
         let waiter = tokio::spawn({
             let admission = admission.clone();

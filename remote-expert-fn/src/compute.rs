@@ -2,7 +2,7 @@
 
 use crate::admission::Permit;
 use crate::host::Host;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, outcome};
 use bytes::Bytes;
 use remoe_kernels::{Job, Pool};
 use remoe_wire::v1::{Code, Failure, ForwardReply, Rows, Work, forward_reply::Outcome};
@@ -49,7 +49,7 @@ impl Computer {
             self.metrics.queued.observe(waited.as_secs_f64());
             let budget = Duration::from_micros(order.work.budget_us.into());
             let outcome = if order.work.budget_us > 0 && waited > budget {
-                self.metrics.answers.with_label_values(&["late"]).inc();
+                self.metrics.answers.with_label_values(&[outcome(Code::DeadlineExceeded)]).inc();
                 Outcome::Failure(Failure {
                     code: Code::DeadlineExceeded.into(),
                     message: format!("the request waited {waited:?}, its budget was {budget:?}"),
@@ -79,7 +79,7 @@ impl Computer {
             }
             Err(message) => {
                 tracing::error!(id = work.id, layer = work.layer, %message, "computation failed");
-                self.metrics.answers.with_label_values(&["internal"]).inc();
+                self.metrics.answers.with_label_values(&[outcome(Code::Internal)]).inc();
                 Outcome::Failure(Failure { code: Code::Internal.into(), message, retryable: true })
             }
         }

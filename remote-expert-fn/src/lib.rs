@@ -125,7 +125,8 @@ pub async fn run(
         draining: false,
     };
     let host = Arc::new(host);
-    let admission = Admission::new(settings.max_in_flight, settings.max_in_flight_bytes);
+    let admission =
+        Admission::new(settings.max_in_flight, settings.max_in_flight_bytes, metrics.in_flight.clone());
     let (orders, queue) = blocking::channel();
     let computer = Computer { host: host.clone(), pool, row_bytes, metrics: metrics.clone() };
     std::thread::Builder::new().name("compute".to_owned()).spawn(move || computer.run(&queue))?;

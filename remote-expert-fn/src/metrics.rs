@@ -1,4 +1,5 @@
 use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+use remoe_wire::v1::Code;
 
 /// What a function reports. No series per expert: there can be thousands.
 #[derive(Clone)]
@@ -60,5 +61,18 @@ impl Metrics {
         registry.register(Box::new(metrics.experts.clone()))?;
         registry.register(Box::new(metrics.start.clone()))?;
         Ok(metrics)
+    }
+}
+
+/// The `outcome` of an answer that refuses.
+pub(crate) fn outcome(code: Code) -> &'static str {
+    match code {
+        Code::Unspecified => "unspecified",
+        Code::InvalidArgument => "invalid_argument",
+        Code::NotFound => "not_found",
+        Code::ResourceExhausted => "resource_exhausted",
+        Code::Draining => "draining",
+        Code::DeadlineExceeded => "deadline_exceeded",
+        Code::Internal => "internal",
     }
 }

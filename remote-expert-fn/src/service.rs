@@ -3,7 +3,7 @@
 use crate::admission::Admission;
 use crate::compute::{Answer, Order};
 use crate::host::Host;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, outcome};
 use remoe_wire::MAX_PAYLOAD;
 use remoe_wire::v1::expert_function_server::ExpertFunction;
 use remoe_wire::v1::{
@@ -120,9 +120,7 @@ impl Reader {
                 let id = work.id;
                 self.unread.fetch_add(1, Ordering::AcqRel);
                 if let Err(refusal) = self.order(work) {
-                    let outcome = ["invalid", "not_found", "exhausted", "draining"]
-                        .get(refusal.code as usize - 1)
-                        .unwrap_or(&"internal");
+                    let outcome = outcome(refusal.code());
                     self.service.metrics.answers.with_label_values(&[outcome]).inc();
                     let reply = ForwardReply { id, outcome: Some(Outcome::Failure(refusal)) };
                     let _stream_gone = self.answers.send(Ok((reply, None)));

@@ -1,1 +1,21 @@
-//! Placeholder.
+//! What the end-to-end tests drive the real binaries with: functions as child processes, their
+//! control interface, HTTP, metrics, a recording remote function and generated checkpoints.
+//!
+//! Nothing here returns errors: a step that fails ends the test with a message that says which, and
+//! every wait has a deadline.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
+
+pub mod binaries;
+pub mod checkpoint;
+pub mod control;
+pub mod deadline;
+pub mod expert_stream;
+pub mod fixture;
+pub mod function;
+pub mod http;
+pub mod metrics;
+pub mod placement;
+pub mod process;
+pub mod recorder;
+pub mod slots;
+pub mod up;

@@ -18,7 +18,7 @@ const POLYNOMIAL: [f32; 6] = [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_57
 const GELU_LINEAR: f32 = -1.595_769_2;
 const GELU_CUBIC: f32 = -0.071_354_814;
 
-/// `e^x`: x = n ln 2 + r, a polynomial in r, then two scalings by powers of two that are normal numbers, so that only the last one overflows or is flushed.
+/// `e^x`: x = n ln 2 + r, a polynomial in r, then the scaling by 2^n, the only step that overflows or is flushed.
 ///
 /// # Safety
 /// The CPU has the features of `F`, and denormals are flushed.
@@ -38,8 +38,7 @@ pub(crate) unsafe fn exp<F: Floats>(x: F::V) -> F::V {
         }
         let p = F::fma(p, F::mul(r, r), r);
         let p = F::add(p, F::splat(1.0));
-        let (half, rest) = F::powers_of_two(shifted);
-        F::mul(F::mul(p, half), rest)
+        F::scale(p, n, shifted)
     }
 }
 

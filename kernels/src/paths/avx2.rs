@@ -69,8 +69,8 @@ impl Floats for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn powers_of_two(shifted: __m256) -> (__m256, __m256) {
-        // SAFETY: the trait's contract.
+    unsafe fn scale(v: __m256, _n: __m256, shifted: __m256) -> __m256 {
+        // SAFETY: the trait's contract. Two factors that are normal numbers: only the second product can overflow or be flushed.
         unsafe {
             let n =
                 _mm256_sub_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(ROUNDER.to_bits() as i32));
@@ -79,7 +79,7 @@ impl Floats for Avx2 {
             let bias = _mm256_set1_epi32(127);
             let half = _mm256_slli_epi32::<23>(_mm256_add_epi32(half, bias));
             let rest = _mm256_slli_epi32::<23>(_mm256_add_epi32(rest, bias));
-            (_mm256_castsi256_ps(half), _mm256_castsi256_ps(rest))
+            _mm256_mul_ps(_mm256_mul_ps(v, _mm256_castsi256_ps(half)), _mm256_castsi256_ps(rest))
         }
     }
 

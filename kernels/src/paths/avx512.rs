@@ -2,7 +2,6 @@
 
 use std::arch::x86_64::*;
 
-use super::activation::ROUNDER;
 use super::floats::Floats;
 use super::steps::{F32Step, WidenedStep};
 use crate::numerics::NAN_BITS;
@@ -69,18 +68,9 @@ impl Floats for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn powers_of_two(shifted: __m512) -> (__m512, __m512) {
+    unsafe fn scale(v: __m512, n: __m512, _shifted: __m512) -> __m512 {
         // SAFETY: the trait's contract.
-        unsafe {
-            let n =
-                _mm512_sub_epi32(_mm512_castps_si512(shifted), _mm512_set1_epi32(ROUNDER.to_bits() as i32));
-            let half = _mm512_srai_epi32::<1>(n);
-            let rest = _mm512_sub_epi32(n, half);
-            let bias = _mm512_set1_epi32(127);
-            let half = _mm512_slli_epi32::<23>(_mm512_add_epi32(half, bias));
-            let rest = _mm512_slli_epi32::<23>(_mm512_add_epi32(rest, bias));
-            (_mm512_castsi512_ps(half), _mm512_castsi512_ps(rest))
-        }
+        unsafe { _mm512_scalef_ps(v, n) }
     }
 
     #[inline(always)]

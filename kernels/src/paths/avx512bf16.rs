@@ -1,4 +1,4 @@
-//! VDPBF16PS: `acc += odd * odd`, then `acc += even * even`, each a fused multiply-add with denormals flushed, whatever the float mode is.
+//! The bfloat16 instructions of AVX-512. VDPBF16PS: `acc += odd * odd`, then `acc += even * even`, each a fused multiply-add with denormals flushed, whatever the float mode is. VCVTNEPS2BF16 rounds to nearest even and flushes, too.
 
 use std::arch::x86_64::*;
 use std::mem::transmute;
@@ -38,6 +38,24 @@ impl Step for DotStep {
                     );
                 }
             }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn round(v: __m512) -> __m512 {
+        // SAFETY: the trait's contract; `__m256bh` and `__m256i` are both 32 bytes without invalid values.
+        unsafe {
+            let halves = transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_rounded(to: *mut u16, v: __m512) {
+        // SAFETY: the trait's contract: 16 elements of 2 bytes; types as in `round`.
+        unsafe {
+            let halves = _mm512_cvtneps_pbh(Avx512::canonical(v));
+            _mm256_storeu_si256(to.cast(), transmute::<__m256bh, __m256i>(halves));
         }
     }
 }

@@ -30,8 +30,8 @@ pub(crate) trait Floats {
     unsafe fn at_least(bound: Self::V, x: Self::V) -> Self::V;
     /// `bound` where it is less than `x`, else `x`, so that NaN stays.
     unsafe fn at_most(bound: Self::V, x: Self::V) -> Self::V;
-    /// For an integer n between -252 and 254 in the low bits of `shifted = n + ROUNDER`: 2^(n >> 1) and 2^(n - (n >> 1)).
-    unsafe fn powers_of_two(shifted: Self::V) -> (Self::V, Self::V);
+    /// `v * 2^n`, rounded once, for an integer `n` between -252 and 254 that is also in the low bits of `shifted = n + ROUNDER`.
+    unsafe fn scale(v: Self::V, n: Self::V, shifted: Self::V) -> Self::V;
     /// Every NaN becomes the one that is stored.
     unsafe fn canonical(v: Self::V) -> Self::V;
     /// Rounds to bfloat16 and keeps the value as float32; every NaN becomes the one that is stored.

@@ -13,19 +13,17 @@ use crate::shape::{HALF, PANEL};
 const ROWS: usize = 6;
 /// How far ahead of use weights are asked for, in bytes.
 const AHEAD: usize = 8192;
-pub(crate) const LINE: usize = 64;
+const LINE: usize = 64;
 /// Pairs between two prefetches of the following panel.
 const CHUNK: usize = 16;
 /// Two panels above this do not stay in a second-level cache of 1 MB, so that fetching the next early would evict the present one.
-pub(crate) const EARLY: usize = 400 << 10;
+const EARLY: usize = 400 << 10;
 
 /// The work on one panel. Pointers have no alignment, except for the weights' 64 bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Panel {
     /// The packed panel: `pairs * Step::WORDS` words.
     pub(crate) weights: *const u32,
-    /// Bytes of the packed panel.
-    pub(crate) bytes: usize,
     /// Pairs of K.
     pub(crate) pairs: usize,
     /// `row_count` pointers to rows of `pairs` pairs of elements.
@@ -90,17 +88,17 @@ impl Finish for GateUp {
                     let mut gate = S::F::load(sums.0[r].as_ptr().add(c));
                     let mut up = S::F::load(sums.0[r].as_ptr().add(HALF + c));
                     if S::BF16 {
-                        gate = S::F::round_bf16(gate);
-                        up = S::F::round_bf16(up);
+                        gate = S::round(gate);
+                        up = S::round(up);
                     }
                     let mut activated = activate::<S::F>(panel.activation, gate);
                     if S::BF16 {
-                        activated = S::F::round_bf16(activated);
+                        activated = S::round(activated);
                     }
                     let product = S::F::mul(activated, up);
                     let to = out.add(c * size);
                     if S::BF16 {
-                        S::F::store_bf16(to.cast(), S::F::round_bf16(product));
+                        S::store_rounded(to.cast(), product);
                     } else {
                         S::F::store(to.cast(), product);
                     }
@@ -128,7 +126,7 @@ impl Finish for Down {
                     let sum = S::F::load(sums.0[r].as_ptr().add(c));
                     let to = target.add(c * size);
                     if S::BF16 {
-                        S::F::store_bf16(to.cast(), S::F::round_bf16(sum));
+                        S::store_rounded(to.cast(), sum);
                     } else {
                         S::F::store(to.cast(), S::F::canonical(sum));
                     }
@@ -146,9 +144,10 @@ impl Finish for Down {
 unsafe fn for_blocks<S: Step, E: Finish>(panel: &Panel) {
     let mut sums = Block([[0.0; PANEL]; ROWS]);
     let blocks = panel.row_count.div_ceil(ROWS);
+    let panel_bytes = panel.pairs * S::WORDS * 4;
     let chunks = blocks.saturating_sub(1) * panel.pairs.div_ceil(CHUNK);
     let lines_per_chunk =
-        if chunks > 0 && panel.bytes <= EARLY { (panel.bytes / LINE).div_ceil(chunks) } else { 0 };
+        if chunks > 0 && panel_bytes <= EARLY { (panel_bytes / LINE).div_ceil(chunks) } else { 0 };
     let mut early = panel.next;
     let mut first = 0;
     for block in 0..blocks {
@@ -272,7 +271,7 @@ unsafe fn sum_columns<S: Step, const R: usize, const C: usize>(
 
 /// Asks for so many cache lines from `from` on, which may be any address.
 #[inline(always)]
-pub(crate) fn prefetch(from: *const u8, lines: usize) {
+fn prefetch(from: *const u8, lines: usize) {
     let mut line = from;
     for _ in 0..lines {
         #[cfg(target_arch = "x86_64")]

@@ -86,10 +86,13 @@ impl Floats for Portable {
     }
 
     #[inline(always)]
-    unsafe fn powers_of_two(shifted: Four) -> (Four, Four) {
-        let n = shifted.0.map(|s| (s.to_bits() as i32).wrapping_sub(ROUNDER.to_bits() as i32));
+    unsafe fn scale(v: Four, _n: Four, shifted: Four) -> Four {
         let power = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
-        (Four(n.map(|n| power(n >> 1))), Four(n.map(|n| power(n.wrapping_sub(n >> 1)))))
+        // Two factors that are normal numbers: only the second product can overflow or be flushed.
+        v.zip(shifted, |v, shifted| {
+            let n = (shifted.to_bits() as i32).wrapping_sub(ROUNDER.to_bits() as i32);
+            numerics::mul(numerics::mul(v, power(n >> 1)), power(n.wrapping_sub(n >> 1)))
+        })
     }
 
     #[inline(always)]

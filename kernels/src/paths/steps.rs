@@ -24,6 +24,20 @@ pub(crate) trait Step {
         pair: usize,
         w: *const u32,
     );
+
+    /// Rounds to bfloat16 and keeps the value as float32. NaN stays NaN.
+    #[inline(always)]
+    unsafe fn round(v: <Self::F as Floats>::V) -> <Self::F as Floats>::V {
+        // SAFETY: the caller's promise.
+        unsafe { Self::F::round_bf16(v) }
+    }
+
+    /// Rounds to bfloat16 and writes that; every NaN becomes the one that is stored.
+    #[inline(always)]
+    unsafe fn store_rounded(to: *mut u16, v: <Self::F as Floats>::V) {
+        // SAFETY: the caller's promise.
+        unsafe { Self::F::store_bf16(to, Self::F::round_bf16(v)) }
+    }
 }
 
 /// bfloat16 by widening both halves and two fused multiply-adds.

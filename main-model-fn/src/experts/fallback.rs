@@ -34,6 +34,9 @@ impl Fallback {
         if bytes > self.limit {
             return;
         }
+        if let Some((_, replaced)) = self.experts.remove(&(layer, expert)) {
+            self.held -= replaced.bytes();
+        }
         while self.held + bytes > self.limit {
             let oldest = self.experts.iter().min_by_key(|(_, (used, _))| *used);
             let Some(key) = oldest.map(|(&key, _)| key) else {
@@ -90,5 +93,39 @@ impl Loader {
     pub(crate) fn order(&self, layer: usize, expert: u32) {
         // The thread outlives every sender, so this cannot fail while the loader exists.
         let _thread_gone = self.orders.send((layer, expert));
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use remoe_kernels::{Activation, ExpertShape, StoredDtype};
+
+    fn packed() -> Arc<PackedExpert> {
+        let shape = ExpertShape::new(2, 1, Dtype::F32, Activation::Silu).unwrap();
+        Arc::new(PackedExpert::pack(shape, StoredDtype::F32, &[0; 8], &[0; 8], &[0; 8]).unwrap())
+    }
+
+    #[test]
+    fn the_least_recently_used_leaves_and_the_limit_holds() {
+        let one = packed().bytes();
+        let mut cache = Fallback::new(2 * one);
+        cache.insert(0, 0, packed());
+        cache.insert(0, 1, packed());
+        assert!(cache.get(0, 0).is_some());
+        cache.insert(1, 0, packed());
+        assert_eq!(cache.bytes(), 2 * one);
+        assert!(cache.get(0, 1).is_none(), "used longest ago");
+        assert!(cache.get(0, 0).is_some() && cache.get(1, 0).is_some());
+        cache.insert(1, 0, packed());
+        assert_eq!(cache.bytes(), 2 * one, "the same expert again takes no more room");
+    }
+
+    #[test]
+    fn an_expert_larger_than_the_limit_is_not_kept() {
+        let mut cache = Fallback::new(packed().bytes() - 1);
+        cache.insert(0, 0, packed());
+        assert_eq!(cache.bytes(), 0);
     }
 }

@@ -274,3 +274,50 @@ fn with_sources(error: &dyn std::error::Error) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn expected() -> Expected {
+        Expected {
+            checkpoint: "c".to_owned(),
+            dtype: "float32".to_owned(),
+            numerics_class: "n".to_owned(),
+            hidden_size: 8,
+            sets: vec![LayerExperts { layer: 1, experts: vec![2, 3] }],
+        }
+    }
+
+    fn found() -> FunctionDescription {
+        FunctionDescription {
+            wire_version: WIRE_VERSION,
+            checkpoint: "c".to_owned(),
+            dtype: "float32".to_owned(),
+            numerics_class: "n".to_owned(),
+            hidden_size: 8,
+            hosted: vec![LayerExperts { layer: 1, experts: vec![1, 2, 3] }],
+            ..FunctionDescription::default()
+        }
+    }
+
+    #[test]
+    fn a_function_must_agree_in_everything() {
+        assert_eq!(check(&expected(), &found()), Ok(()));
+        let changes: [(fn(&mut FunctionDescription), &str); 7] = [
+            (|f| f.wire_version += 1, "wire version"),
+            (|f| f.checkpoint = "d".to_owned(), "checkpoint"),
+            (|f| f.dtype = "bfloat16".to_owned(), "dtype"),
+            (|f| f.numerics_class = "amx".to_owned(), "numerics class"),
+            (|f| f.hidden_size = 9, "hidden size"),
+            (|f| f.draining = true, "draining"),
+            (|f| f.hosted[0].experts = vec![3], "expert 2 of layer 1"),
+        ];
+        for (change, named) in changes {
+            let mut function = found();
+            change(&mut function);
+            let message = check(&expected(), &function).err().unwrap_or_default();
+            assert!(message.contains(named), "{message:?} should name {named}");
+        }
+    }
+}

@@ -92,27 +92,31 @@ mod tests {
     /// Values for which a fused multiply-add or another order gives other bits.
     #[test]
     fn order_and_roundings_are_as_promised() {
+        const HIDDEN: usize = 64;
         let routed = Routed { top_k: 3, experts: vec![1, 4, 6], weights: vec![0.1, 0.7, 0.2] };
-        let values = [1.000_000_1_f32, 3.333_333_3, -4.111_111_2];
-        let rows = bytes(&values);
-        let rows: Vec<&[u8]> = rows.chunks(4).collect();
-        let rows = ExpertRows { rows: &rows, dtype: Dtype::F32, hidden: 1 };
-        let mut expected = 0.0_f32;
-        for (weight, value) in routed.weights.iter().zip(values) {
-            let product = weight * value;
-            expected += product;
-        }
-        let fused = routed
-            .weights
-            .iter()
-            .zip(values)
-            .fold(0.0_f32, |sum, (weight, value)| weight.mul_add(value, sum));
-        assert_ne!(expected.to_bits(), fused.to_bits(), "the values must tell the two apart");
-        let mut output = [0; 4];
+        let value = |row: usize, column: usize| ((row * 37 + column * 11) % 64) as f32 / 7.0 - 4.3;
+        let row = |row: usize| (0..HIDDEN).map(|column| value(row, column)).collect::<Vec<_>>();
+        let stored: Vec<Vec<u8>> = (0..3).map(|index| bytes(&row(index))).collect();
+        let rows: Vec<&[u8]> = stored.iter().map(Vec::as_slice).collect();
+        let rows = ExpertRows { rows: &rows, dtype: Dtype::F32, hidden: HIDDEN };
+        let sum = |order: [usize; 3], fused: bool| -> Vec<f32> {
+            let add = |sum: f32, index: usize, column: usize| {
+                let (weight, value) = (routed.weights[index], value(index, column));
+                if fused { weight.mul_add(value, sum) } else { sum + weight * value }
+            };
+            (0..HIDDEN)
+                .map(|column| order.iter().fold(0.0, |sum, &index| add(sum, index, column)))
+                .collect()
+        };
+        let expected = sum([0, 1, 2], false);
+        assert_ne!(expected, sum([0, 1, 2], true), "the values must tell fused sums apart");
+        assert_ne!(expected, sum([2, 1, 0], false), "the values must tell orders apart");
+        let mut output = vec![0; 4 * HIDDEN];
         reduce(&routed, &rows, None, &mut output);
-        assert_eq!(f32::from_le_bytes(output).to_bits(), expected.to_bits());
-        reduce(&routed, &rows, Some(&bytes(&[0.5])), &mut output);
-        assert_eq!(f32::from_le_bytes(output), expected + 0.5);
+        assert_eq!(output, bytes(&expected));
+        reduce(&routed, &rows, Some(&bytes(&[0.5; HIDDEN])), &mut output);
+        let with_shared: Vec<f32> = expected.iter().map(|sum| sum + 0.5).collect();
+        assert_eq!(output, bytes(&with_shared));
     }
 
     #[test]

@@ -113,3 +113,75 @@ fn select(scores: &[f32], top_k: usize, facts: &RoutingFacts, chosen: &mut Vec<(
 fn descending(a: &(u32, f32), b: &(u32, f32)) -> std::cmp::Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use remoe_model::{GroupFacts, Score};
+
+    fn facts() -> RoutingFacts {
+        RoutingFacts {
+            score: Score::Softmax,
+            logits_in_float32: false,
+            normalise: true,
+            scale: 1.0,
+            groups: None,
+            weights_in_compute_dtype: false,
+        }
+    }
+
+    fn chosen(logits: &[f32], top_k: usize, facts: &RoutingFacts) -> Vec<(u32, f32)> {
+        route(logits, logits.len(), top_k, facts, Dtype::F32).of(0).collect()
+    }
+
+    #[test]
+    fn equal_scores_go_to_the_lower_id() {
+        let experts: Vec<u32> =
+            chosen(&[1.0, 2.0, 2.0, 2.0, 0.0], 2, &facts()).into_iter().map(|(e, _)| e).collect();
+        assert_eq!(experts, [1, 2]);
+    }
+
+    #[test]
+    fn weights_follow_the_rule() {
+        let logits = [0.0, 4.0_f32.ln(), 2.0_f32.ln(), 0.0];
+        let close = |found: Vec<(u32, f32)>, expected: [(u32, f32); 2]| {
+            for (found, expected) in found.iter().zip(expected) {
+                assert_eq!(found.0, expected.0);
+                assert!((found.1 - expected.1).abs() < 1e-6, "{found:?} {expected:?}");
+            }
+        };
+        close(chosen(&logits, 2, &facts()), [(1, 2.0 / 3.0), (2, 1.0 / 3.0)]);
+        let plain = RoutingFacts { normalise: false, scale: 4.0, ..facts() };
+        close(chosen(&logits, 2, &plain), [(1, 2.0), (2, 1.0)]);
+        let rounded = RoutingFacts { weights_in_compute_dtype: true, ..facts() };
+        let third = route(&logits, 4, 2, &rounded, Dtype::Bf16).weights[1];
+        assert_eq!(third, bf16::from_f32(third).to_f32());
+        assert_ne!(third, 1.0 / 3.0);
+    }
+
+    #[test]
+    fn only_the_best_groups_take_part() {
+        let limited = RoutingFacts { groups: Some(GroupFacts { groups: 3, chosen: 1 }), ..facts() };
+        // The best single expert is in the last group; the second best overall is not.
+        let found = chosen(&[2.9, 0.0, 2.8, 0.0, 3.0, 1.0], 2, &limited);
+        assert_eq!(found.iter().map(|&(expert, _)| expert).collect::<Vec<_>>(), [4, 5]);
+    }
+
+    proptest! {
+        #[test]
+        fn experts_are_distinct_ascending_and_the_best(
+            logits in prop::collection::vec(-5.0_f32..5.0, 1..20), k in 1_usize..20,
+        ) {
+            let top_k = k.min(logits.len());
+            let found = chosen(&logits, top_k, &facts());
+            prop_assert_eq!(found.len(), top_k);
+            prop_assert!(found.windows(2).all(|pair| pair[0].0 < pair[1].0));
+            let worst = found.iter().map(|&(e, _)| logits[e as usize]).fold(f32::INFINITY, f32::min);
+            let better = logits.iter().filter(|&&logit| logit > worst).count();
+            prop_assert!(better < top_k);
+            let sum: f32 = found.iter().map(|&(_, weight)| weight).sum();
+            prop_assert!((sum - 1.0).abs() < 1e-5);
+        }
+    }
+}

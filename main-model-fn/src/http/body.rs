@@ -111,8 +111,8 @@ async fn drain(body: Body) {
 /// `bytes` as a `T`; errors name the field.
 pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ServiceError> {
     let refused = |message: String| ServiceError::new(ErrorCode::InvalidArgument, message);
-    let text = std::str::from_utf8(bytes)
-        .map_err(|error| refused(format!("the body is not UTF-8: {error}")))?;
+    let text =
+        std::str::from_utf8(bytes).map_err(|error| refused(format!("the body is not UTF-8: {error}")))?;
     if !text.trim_start().starts_with('{') {
         return Err(refused("the body must be a JSON object".to_owned()));
     }
@@ -122,7 +122,8 @@ pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ServiceError
     let mut json = serde_json::Deserializer::from_str(text);
     let body = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
-        let field = (path != ".").then_some(path);
+        // A key that is no key has no name.
+        let field = (!path.ends_with(['.', '?'])).then_some(path);
         let cause = error.into_inner();
         let message = match (&field, cause.is_data()) {
             (Some(field), true) => format!("`{field}`: {cause}"),
@@ -130,11 +131,7 @@ pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ServiceError
             (Some(field), false) => format!("`{field}`: the body is not JSON: {cause}"),
             (None, false) => format!("the body is not JSON: {cause}"),
         };
-        ServiceError {
-            code: ErrorCode::InvalidArgument,
-            message,
-            field,
-        }
+        ServiceError { code: ErrorCode::InvalidArgument, message, field }
     })?;
     json.end().map_err(|error| refused(format!("the body is not JSON: {error}")))?;
     Ok(body)

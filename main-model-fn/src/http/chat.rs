@@ -26,15 +26,10 @@ fn check(state: &HttpState, mut body: RequestBody) -> Result<Generation, Service
     let max_tokens = sampling::max_tokens(&body, 1)?;
     let logprobs = logprobs(&body)?;
     let text = state.text.as_ref().ok_or_else(|| {
-        ServiceError::invalid(
-            "messages",
-            "the model has no tokenizer: use /v1/completions with token ids",
-        )
+        ServiceError::invalid("messages", "the model has no tokenizer: use /v1/completions with token ids")
     })?;
-    let messages = body
-        .messages
-        .take()
-        .ok_or_else(|| ServiceError::invalid("messages", "`messages` is missing"))?;
+    let messages =
+        body.messages.take().ok_or_else(|| ServiceError::invalid("messages", "`messages` is missing"))?;
     let messages = messages::for_template(messages)?;
     let prompt = text.render_chat(&messages, body.add_generation_prompt.unwrap_or(true))?;
     // The template has written the special tokens.

@@ -26,11 +26,7 @@ fn check(state: &HttpState, mut body: RequestBody) -> Result<Generation, Service
     let echo = body.echo.unwrap_or(false);
     let max_tokens = sampling::max_tokens(&body, if echo { 0 } else { 1 })?;
     let logprobs = logprobs(&body)?;
-    let prompts = body
-        .prompt
-        .take()
-        .ok_or_else(|| ServiceError::invalid("prompt", "`prompt` is missing"))?
-        .0;
+    let prompts = body.prompt.take().ok_or_else(|| ServiceError::invalid("prompt", "`prompt` is missing"))?.0;
     let most = state.engine.limits().max_requests;
     if prompts.len() > most {
         return Err(ServiceError::invalid(
@@ -63,10 +59,9 @@ fn ids_of(state: &HttpState, prompt: Prompt, special: bool) -> Result<Vec<u32>, 
     match (prompt, &state.text) {
         (Prompt::Ids(ids), _) => Ok(ids),
         (Prompt::Text(prompt), Some(text)) => text.encode(&prompt, special),
-        (Prompt::Text(_), None) => Err(ServiceError::invalid(
-            "prompt",
-            "the model has no tokenizer: `prompt` must be token ids",
-        )),
+        (Prompt::Text(_), None) => {
+            Err(ServiceError::invalid("prompt", "the model has no tokenizer: `prompt` must be token ids"))
+        }
     }
 }
 
@@ -82,9 +77,8 @@ fn logprobs(body: &RequestBody) -> Result<Option<usize>, ServiceError> {
     match body.logprobs {
         None => Ok(None),
         Some(Logprobs::Count(count)) => sampling::alternatives("logprobs", Some(count)),
-        Some(Logprobs::Flag(_)) => Err(ServiceError::invalid(
-            "logprobs",
-            "`logprobs` of a completion is the number of alternatives",
-        )),
+        Some(Logprobs::Flag(_)) => {
+            Err(ServiceError::invalid("logprobs", "`logprobs` of a completion is the number of alternatives"))
+        }
     }
 }

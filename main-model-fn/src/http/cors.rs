@@ -11,11 +11,7 @@ use std::sync::Arc;
 const MAX_AGE: &str = "600";
 
 /// Answers preflights of allowed origins and marks their answers; others see no difference.
-pub(super) async fn allow(
-    State(state): State<Arc<HttpState>>,
-    request: Request,
-    next: Next,
-) -> Response {
+pub(super) async fn allow(State(state): State<Arc<HttpState>>, request: Request, next: Next) -> Response {
     if state.options.cors_origins.is_empty() {
         return next.run(request).await;
     }
@@ -50,10 +46,7 @@ fn allowed_origin(headers: &HeaderMap, origins: &[String]) -> Option<HeaderValue
 fn preflight_answer(asked: &HeaderMap) -> Response {
     let mut response = StatusCode::NO_CONTENT.into_response();
     let headers = response.headers_mut();
-    headers.insert(
-        header::ACCESS_CONTROL_ALLOW_METHODS,
-        HeaderValue::from_static("GET, POST"),
-    );
+    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
     headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static(MAX_AGE));
     if let Some(names) = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
         headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names.clone());

@@ -47,13 +47,7 @@ impl Exchange {
             })?;
             events.insert(index, ReceiverStream::new(receiver));
         }
-        Ok(Self {
-            open: events.len(),
-            events,
-            choices,
-            figures: Figures::default(),
-            stopwatch,
-        })
+        Ok(Self { open: events.len(), events, choices, figures: Figures::default(), stopwatch })
     }
 
     /// The next event and the prompt it belongs to; `None` once all prompts are done.

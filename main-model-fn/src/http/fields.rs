@@ -229,6 +229,29 @@ impl<'de> Deserialize<'de> for Logprobs {
     }
 }
 
+/// `seed`: 64 bits, written with a sign or without.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Seed(pub(super) u64);
+
+impl<'de> Deserialize<'de> for Seed {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct SeedVisitor;
+        impl Visitor<'_> for SeedVisitor {
+            type Value = Seed;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a whole number of 64 bits")
+            }
+            fn visit_i64<E: Error>(self, seed: i64) -> Result<Seed, E> {
+                Ok(Seed(seed.cast_unsigned()))
+            }
+            fn visit_u64<E: Error>(self, seed: u64) -> Result<Seed, E> {
+                Ok(Seed(seed))
+            }
+        }
+        deserializer.deserialize_any(SeedVisitor)
+    }
+}
+
 /// `logit_bias`: token ids, written as strings, and what is added to their logits.
 #[derive(Debug, Default)]
 pub(super) struct LogitBias(pub(super) BTreeMap<u32, f64>);

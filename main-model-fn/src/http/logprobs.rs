@@ -113,10 +113,7 @@ pub(super) fn for_chat(
             top_logprobs: top.collect::<Result<_, _>>()?,
         });
     }
-    Ok(ChatLogprobs {
-        content,
-        refusal: None,
-    })
+    Ok(ChatLogprobs { content, refusal: None })
 }
 
 /// A token as text; parts of a character as `bytes:\xe2\x82`, without a tokenizer `token_id:7`.

@@ -6,21 +6,17 @@ use crate::engine::request::{Figures, FinishReason};
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
-use prometheus::{
-    Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
-};
+use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 use std::sync::Arc;
 use std::time::Instant;
 
 /// Seconds to the first token, and between tokens.
-const TOKEN_BUCKETS: [f64; 16] = [
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 40.0, 160.0, 640.0,
-];
+const TOKEN_BUCKETS: [f64; 16] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 40.0, 160.0, 640.0];
 
 /// Seconds of whole requests.
-const REQUEST_BUCKETS: [f64; 14] = [
-    0.01, 0.05, 0.1, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 240.0, 960.0, 1920.0,
-];
+const REQUEST_BUCKETS: [f64; 14] =
+    [0.01, 0.05, 0.1, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 240.0, 960.0, 1920.0];
 
 /// The front's metrics.
 pub(super) struct HttpMetrics {
@@ -68,10 +64,7 @@ impl HttpMetrics {
                 &REQUEST_BUCKETS,
             )?,
             prompt_tokens: IntCounter::new("remoe_prompt_tokens_total", "Tokens of prompts.")?,
-            generation_tokens: IntCounter::new(
-                "remoe_generation_tokens_total",
-                "Tokens that were drawn.",
-            )?,
+            generation_tokens: IntCounter::new("remoe_generation_tokens_total", "Tokens that were drawn.")?,
             finished: IntCounterVec::new(
                 Opts::new("remoe_choices_finished_total", "Finished choices by reason."),
                 &["finished_reason"],
@@ -100,11 +93,7 @@ pub(super) struct Stopwatch {
 impl Stopwatch {
     pub(super) fn start(state: Arc<HttpState>, choices: usize) -> Self {
         state.metrics.in_flight.inc();
-        Self {
-            state,
-            arrived: Instant::now(),
-            last: vec![None; choices],
-        }
+        Self { state, arrived: Instant::now(), last: vec![None; choices] }
     }
 
     /// A token of choice `index` has come.
@@ -147,11 +136,7 @@ impl Drop for Stopwatch {
 }
 
 /// Counts every answer.
-pub(super) async fn observe(
-    State(state): State<Arc<HttpState>>,
-    request: Request,
-    next: Next,
-) -> Response {
+pub(super) async fn observe(State(state): State<Arc<HttpState>>, request: Request, next: Next) -> Response {
     let route = route(request.uri().path());
     let id = request.extensions().get::<RequestId>().cloned();
     let started = Instant::now();

@@ -23,10 +23,7 @@ pub(super) struct Model {
 }
 
 pub(super) async fn list(State(state): State<Arc<HttpState>>) -> Json<List> {
-    Json(List {
-        object: "list",
-        data: vec![describe(&state)],
-    })
+    Json(List { object: "list", data: vec![describe(&state)] })
 }
 
 pub(super) async fn one(

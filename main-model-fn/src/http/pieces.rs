@@ -54,7 +54,7 @@ pub(super) struct Pieces {
     options: AnswerOptions,
     choices: usize,
     echoes: Option<Vec<String>>,
-    /// Per choice, the characters that its logged tokens stand for so far.
+    /// Per choice, the characters of the text that its logged tokens gave so far.
     offsets: Vec<usize>,
     /// Per prompt, its first token, which no log-probability exists for.
     first_tokens: Vec<u32>,
@@ -89,10 +89,7 @@ impl Pieces {
         (0..self.total())
             .map(|index| Piece {
                 first: self.route == Route::Chat,
-                text: echoes
-                    .and_then(|echoes| echoes.get(index / self.choices))
-                    .cloned()
-                    .unwrap_or_default(),
+                text: echoes.and_then(|echoes| echoes.get(index / self.choices)).cloned().unwrap_or_default(),
                 ..Piece::empty(index)
             })
             .filter(|piece| !piece.says_nothing())
@@ -112,10 +109,9 @@ impl Pieces {
         let first = prompt * self.choices;
         let piece = match event {
             Event::Delta(delta) => self.delta(state, first + delta.choice, delta)?,
-            Event::Finished { choice, reason } => Piece {
-                finish: Some(reason),
-                ..Piece::empty(first + choice)
-            },
+            Event::Finished { choice, reason } => {
+                Piece { finish: Some(reason), ..Piece::empty(first + choice) }
+            }
             Event::Prompt(scored) => return self.prompt(state, prompt, scored),
             Event::Inspection(_) | Event::Done(_) | Event::Failed(_) => return Ok(Vec::new()),
         };
@@ -152,11 +148,7 @@ impl Pieces {
                 let token = scored.as_ref().map_or(first_token, |scored| scored.token);
                 logprobs.push(self.log(state, index, token, scored.clone())?);
             }
-            pieces.push(Piece {
-                text: echo.clone(),
-                logprobs,
-                ..Piece::empty(index)
-            });
+            pieces.push(Piece { text: echo.clone(), logprobs, ..Piece::empty(index) });
         }
         Ok(pieces)
     }
@@ -171,7 +163,9 @@ impl Pieces {
         let mut offset = 0;
         if let (Some(text), Some(so_far)) = (&state.text, self.offsets.get_mut(index)) {
             offset = *so_far;
-            *so_far += characters(&text.token_bytes(token)?);
+            if !text.is_special(token) {
+                *so_far += characters(&text.token_bytes(token)?);
+            }
         }
         Ok(LoggedToken { token, offset, scored })
     }

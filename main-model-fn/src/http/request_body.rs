@@ -1,7 +1,7 @@
 //! The body of a generation: every field that is known, whichever route it belongs to. Fields that
 //! are not named here are ignored.
 
-use super::fields::{Given, LogitBias, Logprobs, Object, Prompts, Strings};
+use super::fields::{Given, LogitBias, Logprobs, Object, Prompts, Seed, Strings};
 use super::messages::Message;
 use serde::Deserialize;
 
@@ -25,7 +25,7 @@ pub(super) struct RequestBody {
     pub(super) top_p: Option<f64>,
     pub(super) top_k: Option<i64>,
     pub(super) min_p: Option<f64>,
-    pub(super) seed: Option<i128>,
+    pub(super) seed: Option<Seed>,
     pub(super) presence_penalty: Option<f64>,
     pub(super) frequency_penalty: Option<f64>,
     pub(super) repetition_penalty: Option<f64>,

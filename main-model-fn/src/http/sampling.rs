@@ -40,9 +40,8 @@ pub(super) fn sampling(
         let bias = number(&name, Some(bias), -100.0..=100.0)?;
         logit_bias.extend(bias.map(|bias| (token, bias as f32)));
     }
-    let or = |value: Option<f64>, default: Option<f64>, neutral: f64| {
-        value.or(default).unwrap_or(neutral) as f32
-    };
+    let or =
+        |value: Option<f64>, default: Option<f64>, neutral: f64| value.or(default).unwrap_or(neutral) as f32;
     Ok(Sampling {
         repetition_penalty: or(repetition, defaults.repetition_penalty, 1.0),
         presence_penalty: or(presence, None, 0.0),
@@ -52,7 +51,7 @@ pub(super) fn sampling(
         top_k,
         top_p: or(top_p, defaults.top_p, 1.0),
         min_p: or(min_p, defaults.min_p, 0.0),
-        seed: seed(body.seed)?,
+        seed: body.seed.map_or_else(random_u64, |seed| seed.0),
     })
 }
 
@@ -73,10 +72,7 @@ pub(super) fn stop_rules(
         ));
     }
     if !strings.is_empty() && !has_text {
-        return Err(ServiceError::invalid(
-            "stop",
-            "the model has no tokenizer: use `stop_token_ids`",
-        ));
+        return Err(ServiceError::invalid("stop", "the model has no tokenizer: use `stop_token_ids`"));
     }
     let token_ids = body.stop_token_ids.clone().unwrap_or_default();
     if token_ids.len() > STOP_IDS {
@@ -125,7 +121,10 @@ pub(super) fn check_min_tokens(stop: &StopRules, max_tokens: usize) -> Result<()
     }
     Err(ServiceError::invalid(
         "min_tokens",
-        format!("`min_tokens` ({}) exceeds the {max_tokens} tokens that the answer may have", stop.min_tokens),
+        format!(
+            "`min_tokens` ({}) exceeds the {max_tokens} tokens that the answer may have",
+            stop.min_tokens
+        ),
     ))
 }
 
@@ -135,15 +134,6 @@ pub(super) fn check_min_tokens(stop: &StopRules, max_tokens: usize) -> Result<()
 /// Out of range.
 pub(super) fn alternatives(name: &str, value: Option<i64>) -> Result<Option<usize>, ServiceError> {
     Ok(whole(name, value, 0..=20)?.and_then(|count| usize::try_from(count).ok()))
-}
-
-fn seed(seed: Option<i128>) -> Result<u64, ServiceError> {
-    let Some(seed) = seed else {
-        return Ok(random_u64());
-    };
-    u64::try_from(seed)
-        .or_else(|_| i64::try_from(seed).map(i64::cast_unsigned))
-        .map_err(|_| ServiceError::invalid("seed", format!("`seed` must fit into 64 bits, not {seed}")))
 }
 
 fn check_token(name: &str, token: u32, vocab_size: usize) -> Result<(), ServiceError> {
@@ -156,11 +146,7 @@ fn check_token(name: &str, token: u32, vocab_size: usize) -> Result<(), ServiceE
     ))
 }
 
-fn number(
-    name: &str,
-    value: Option<f64>,
-    range: RangeInclusive<f64>,
-) -> Result<Option<f64>, ServiceError> {
+fn number(name: &str, value: Option<f64>, range: RangeInclusive<f64>) -> Result<Option<f64>, ServiceError> {
     match value {
         Some(value) if !range.contains(&value) => Err(ServiceError::invalid(
             name,
@@ -170,11 +156,7 @@ fn number(
     }
 }
 
-fn whole(
-    name: &str,
-    value: Option<i64>,
-    range: RangeInclusive<i64>,
-) -> Result<Option<i64>, ServiceError> {
+fn whole(name: &str, value: Option<i64>, range: RangeInclusive<i64>) -> Result<Option<i64>, ServiceError> {
     match value {
         Some(value) if !range.contains(&value) => {
             let message = match *range.end() {

@@ -30,7 +30,5 @@ pub(super) async fn metrics(State(state): State<Arc<HttpState>>) -> Response {
 }
 
 pub(super) async fn version() -> Json<Version> {
-    Json(Version {
-        version: env!("CARGO_PKG_VERSION"),
-    })
+    Json(Version { version: env!("CARGO_PKG_VERSION") })
 }

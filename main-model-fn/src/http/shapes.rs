@@ -92,12 +92,7 @@ impl Shape {
             Route::Chat => "chatcmpl",
             Route::Completions => "cmpl",
         };
-        Self {
-            route,
-            options,
-            id: format!("{prefix}-{}", random_id()),
-            created: unix_seconds(),
-        }
+        Self { route, options, id: format!("{prefix}-{}", random_id()), created: unix_seconds() }
     }
 
     /// The whole answer.
@@ -164,11 +159,7 @@ impl Shape {
             }),
             (Route::Chat, false) => Choice::Whole(ChatChoice {
                 index,
-                message: ChatMessage {
-                    role: "assistant",
-                    content: added,
-                    refusal: None,
-                },
+                message: ChatMessage { role: "assistant", content: added, refusal: None },
                 logprobs: logged.then(|| for_chat(text, &logprobs)).transpose()?,
                 finish_reason,
                 token_ids,

@@ -101,7 +101,10 @@ impl HttpState {
         match model {
             Some(model) if model != self.options.model => Err(ServiceError {
                 code: ErrorCode::NotFound,
-                message: format!("The model `{model}` does not exist; this server has `{}`", self.options.model),
+                message: format!(
+                    "The model `{model}` does not exist; this server has `{}`",
+                    self.options.model
+                ),
                 field: Some("model".to_owned()),
             }),
             _ => Ok(()),

@@ -38,12 +38,7 @@ impl From<ServiceError> for Broken {
 }
 
 /// Starts the stream. A task of its own fills it, so that a client that stops reading is noticed.
-pub(super) fn respond(
-    state: Arc<HttpState>,
-    shape: Shape,
-    pieces: Pieces,
-    exchange: Exchange,
-) -> Response {
+pub(super) fn respond(state: Arc<HttpState>, shape: Shape, pieces: Pieces, exchange: Exchange) -> Response {
     let (chunks, stream) = mpsc::channel(CHUNKS);
     tokio::spawn(async move {
         tokio::select! {
@@ -58,13 +53,7 @@ pub(super) fn respond(
     ([unbuffered], events).into_response()
 }
 
-async fn fill(
-    state: &HttpState,
-    shape: &Shape,
-    pieces: Pieces,
-    exchange: Exchange,
-    chunks: &Chunks,
-) {
+async fn fill(state: &HttpState, shape: &Shape, pieces: Pieces, exchange: Exchange, chunks: &Chunks) {
     match deliver(state, shape, pieces, exchange, chunks).await {
         Ok(()) => {
             let done = Event::default().data("[DONE]");
@@ -110,11 +99,7 @@ fn data(chunk: &impl Serialize) -> Result<Event, axum::Error> {
     Event::default().json_data(chunk)
 }
 
-async fn send(
-    state: &HttpState,
-    chunks: &Chunks,
-    event: Result<Event, axum::Error>,
-) -> Result<(), Broken> {
+async fn send(state: &HttpState, chunks: &Chunks, event: Result<Event, axum::Error>) -> Result<(), Broken> {
     match tokio::time::timeout(state.options.stall_timeout, chunks.send(event)).await {
         Ok(Ok(())) => Ok(()),
         Ok(Err(_)) | Err(_) => Err(Broken::Client),

@@ -26,6 +26,9 @@ pub trait TextFrontend: Send + Sync {
     /// The id is no token.
     fn token_bytes(&self, id: u32) -> Result<Vec<u8>, ServiceError>;
 
+    /// Whether the token gives no text.
+    fn is_special(&self, id: u32) -> bool;
+
     /// `messages` as a prompt; `generation` opens the assistant's answer.
     ///
     /// # Errors
@@ -44,6 +47,10 @@ impl TextFrontend for TextFront {
 
     fn token_bytes(&self, id: u32) -> Result<Vec<u8>, ServiceError> {
         self.tokenizer().token_bytes(id).map_err(outside)
+    }
+
+    fn is_special(&self, id: u32) -> bool {
+        self.tokenizer().is_special(id)
     }
 
     fn render_chat(&self, messages: &[Value], generation: bool) -> Result<String, ServiceError> {

@@ -38,10 +38,8 @@ pub(super) async fn handle(
 fn tokenize(state: &HttpState, body: TokenizeBody) -> Result<Tokenized, ServiceError> {
     state.check_model(body.model.as_deref())?;
     let field = if body.messages.is_some() { "messages" } else { "prompt" };
-    let text = state
-        .text
-        .as_ref()
-        .ok_or_else(|| ServiceError::invalid(field, "the model has no tokenizer"))?;
+    let text =
+        state.text.as_ref().ok_or_else(|| ServiceError::invalid(field, "the model has no tokenizer"))?;
     let tokens = match (body.prompt, body.messages) {
         (Some(prompt), None) => text.encode(&prompt, body.add_special_tokens.unwrap_or(true))?,
         (None, Some(messages)) => {
@@ -50,15 +48,8 @@ fn tokenize(state: &HttpState, body: TokenizeBody) -> Result<Tokenized, ServiceE
             text.encode(&prompt, body.add_special_tokens.unwrap_or(false))?
         }
         _ => {
-            return Err(ServiceError::invalid(
-                "prompt",
-                "either `prompt` or `messages` is needed, not both",
-            ));
+            return Err(ServiceError::invalid("prompt", "either `prompt` or `messages` is needed, not both"));
         }
     };
-    Ok(Tokenized {
-        count: tokens.len(),
-        tokens,
-        max_model_len: state.engine.limits().context_length,
-    })
+    Ok(Tokenized { count: tokens.len(), tokens, max_model_len: state.engine.limits().context_length })
 }

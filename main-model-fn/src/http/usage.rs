@@ -39,7 +39,7 @@ impl Usage {
             prompt_tokens: figures.prompt_tokens,
             completion_tokens: figures.completion_tokens,
             total_tokens: figures.prompt_tokens + figures.completion_tokens,
-            remoe: include_figures.then(|| RemoeFigures {
+            remoe: include_figures.then_some(RemoeFigures {
                 experts: Experts {
                     local: figures.experts.local,
                     remote: figures.experts.remote,

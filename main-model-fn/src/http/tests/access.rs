@@ -123,7 +123,8 @@ async fn origins_are_off_unless_named() {
     reply.error(401);
     assert_eq!(reply.header("access-control-allow-origin"), "https://a.example", "errors can be read too");
     assert!(reply.header("access-control-expose-headers").contains("x-request-id"));
-    let other: [(&str, &[u8]); 2] = [("origin", b"https://b.example"), ("access-control-request-method", b"POST")];
+    let other: [(&str, &[u8]); 2] =
+        [("origin", b"https://b.example"), ("access-control-request-method", b"POST")];
     let reply = send(&front, Method::OPTIONS, "/v1/completions", &other).await;
     reply.error(401);
     assert_eq!(reply.header("access-control-allow-origin"), "");

@@ -10,7 +10,9 @@ const PATH: &str = "/v1/completions";
 #[tokio::test]
 async fn what_is_no_json_object_is_refused() {
     let front = Front::new();
-    let bodies: [&[u8]; 14] = [
+    let bodies: [&[u8]; 16] = [
+        b"{prompt: \"hi\"}",
+        b"{1: \"hi\"}",
         b"",
         b" ",
         b"null",
@@ -30,6 +32,7 @@ async fn what_is_no_json_object_is_refused() {
         for body in bodies {
             let error = front.post_raw(path, body.to_vec()).await.error(400);
             assert_eq!(error["type"], "invalid_request_error");
+            assert!(error["param"].as_str().is_none_or(|param| !param.contains('?')), "{error}");
         }
     }
     front.post_raw(PATH, r#"{"prompt": "a", "prompt": "b"}"#).await.error(400);
@@ -38,7 +41,7 @@ async fn what_is_no_json_object_is_refused() {
 #[tokio::test]
 async fn deep_bodies_are_refused_wherever_the_depth_is() {
     let front = Front::new();
-    for depth in [65, 200, 1_000_000] {
+    for depth in [65, 200, 500_000] {
         let (open, close) = ("[".repeat(depth), "]".repeat(depth));
         for body in [
             format!("{open}{close}"),
@@ -73,16 +76,20 @@ async fn bodies_have_a_limit() {
     let error = front.post_raw(PATH, body(1001)).await.error(413);
     assert_eq!(error["code"], "request_too_large");
     // Without a length the limit holds too.
-    let chunks = body(5000).into_bytes().chunks(100).map(|chunk| Ok::<_, std::io::Error>(chunk.to_vec())).collect::<Vec<_>>();
+    let chunks = body(5000)
+        .into_bytes()
+        .chunks(100)
+        .map(|chunk| Ok::<_, std::io::Error>(chunk.to_vec()))
+        .collect::<Vec<_>>();
     front.post_raw(PATH, Body::from_stream(futures_util::stream::iter(chunks))).await.error(413);
     let endless = futures_util::stream::repeat_with(|| Ok::<_, std::io::Error>(vec![b'x'; 1 << 20]));
     front.post_raw(PATH, Body::from_stream(endless)).await.error(413);
     assert_eq!(super::super::HttpOptions::new("m").body_limit, 4 * 1024 * 1024);
 }
 
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn bodies_have_a_deadline() {
-    let front = Front::new();
+    let front = Front::with(|options| options.body_timeout = std::time::Duration::from_millis(50));
     let stuck = futures_util::stream::pending::<Result<Vec<u8>, std::io::Error>>();
     let error = front.post_raw(PATH, Body::from_stream(stuck)).await.error(408);
     assert_eq!(error["code"], "request_timeout");
@@ -91,7 +98,8 @@ async fn bodies_have_a_deadline() {
 #[tokio::test]
 async fn bodies_that_break_off_are_refused() {
     let front = Front::new();
-    let broken = futures_util::stream::iter([Ok(b"{\"prompt\"".to_vec()), Err(std::io::Error::other("gone"))]);
+    let broken =
+        futures_util::stream::iter([Ok(b"{\"prompt\"".to_vec()), Err(std::io::Error::other("gone"))]);
     front.post_raw(PATH, Body::from_stream(broken)).await.error(400);
 }
 
@@ -115,7 +123,8 @@ async fn content_types() {
     for value in good {
         assert_eq!(send(value).await.status, 200, "{value:?}");
     }
-    let bad: [&[u8]; 5] = [b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data", b"", b"\xff"];
+    let bad: [&[u8]; 5] =
+        [b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data", b"", b"\xff"];
     for value in bad {
         send(Some(value)).await.error(415);
     }

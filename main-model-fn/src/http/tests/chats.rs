@@ -46,7 +46,8 @@ async fn the_generation_prompt_can_be_left_out() {
 #[tokio::test]
 async fn messages_that_cannot_be_used_are_named() {
     let front = Front::new();
-    let user = |content: Value| json!([{"role": "user", "content": "x"}, {"role": "user", "content": content}]);
+    let user =
+        |content: Value| json!([{"role": "user", "content": "x"}, {"role": "user", "content": content}]);
     for (messages, param) in [
         (json!([]), "messages"),
         (json!(null), "messages"),
@@ -68,7 +69,10 @@ async fn messages_that_cannot_be_used_are_named() {
         (user(json!([{"type": "text"}])), "messages[1].content[0].text"),
         (user(json!([{"type": "text", "text": 1}])), "messages[1].content[0].text"),
         (json!([{"role": "user", "content": "x", "tool_calls": [{}]}]), "messages[0].tool_calls"),
-        (json!([{"role": "assistant", "content": "x", "function_call": {"name": "f"}}]), "messages[0].function_call"),
+        (
+            json!([{"role": "assistant", "content": "x", "function_call": {"name": "f"}}]),
+            "messages[0].function_call",
+        ),
         (json!([{"role": "assistant", "content": "x", "audio": {"id": "f"}}]), "messages[0].audio"),
     ] {
         front.post("/v1/chat/completions", json!({ "messages": messages })).await.refuses(param);

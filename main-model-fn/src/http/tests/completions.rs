@@ -107,12 +107,7 @@ async fn echo_repeats_the_prompt() {
 #[tokio::test]
 async fn no_tokens_at_all_are_for_echoes_only() {
     let front = Front::new();
-    let nothing = |_: &Request| {
-        vec![Event::Finished {
-            choice: 0,
-            reason: FinishReason::Length,
-        }]
-    };
+    let nothing = |_: &Request| vec![Event::Finished { choice: 0, reason: FinishReason::Length }];
     let (reply, asked) = front.answered(PATH, with(json!({"max_tokens": 0, "echo": true})), nothing).await;
     assert_eq!(asked[0].max_tokens, 0);
     assert_eq!(reply.ok()["choices"][0]["text"], "hi");

@@ -33,11 +33,8 @@ impl Engine {
         let (sender, receiver) = mpsc::unbounded_channel();
         tokio::spawn(async move {
             while let Some(job) = jobs.recv().await {
-                let asked = Asked {
-                    request: job.request.clone(),
-                    events: job.events.clone(),
-                    _slot: Box::new(job),
-                };
+                let asked =
+                    Asked { request: job.request.clone(), events: job.events.clone(), _slot: Box::new(job) };
                 if sender.send(asked).is_err() {
                     return;
                 }

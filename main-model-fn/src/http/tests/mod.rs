@@ -1,4 +1,5 @@
 //! The router over a scripted engine and a tokenizer whose tokens are bytes.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod access;
 mod bodies;
@@ -45,6 +46,10 @@ impl TextFrontend for Bytes {
         Ok(u8::try_from(id).map_or_else(|_| b"<s>".to_vec(), |byte| vec![byte]))
     }
 
+    fn is_special(&self, id: u32) -> bool {
+        id >= BOS
+    }
+
     fn render_chat(&self, messages: &[Value], generation: bool) -> Result<String, ServiceError> {
         let mut text = String::new();
         for message in messages {
@@ -88,11 +93,7 @@ impl Front {
         let (ready, is_ready) = watch::channel(true);
         let (handle, engine) = Engine::new(limits);
         let state = HttpState::new(handle, text, options, is_ready, Registry::new()).unwrap();
-        Self {
-            router: router(state),
-            engine,
-            ready,
-        }
+        Self { router: router(state), engine, ready }
     }
 
     /// Sends `request` to the router.
@@ -119,10 +120,8 @@ impl Front {
     }
 
     async fn post_raw(&self, path: &str, body: impl Into<Body>) -> Reply {
-        let request = http::Request::post(path)
-            .header("content-type", "application/json")
-            .body(body.into())
-            .unwrap();
+        let request =
+            http::Request::post(path).header("content-type", "application/json").body(body.into()).unwrap();
         self.send(request).await
     }
 
@@ -230,12 +229,7 @@ pub(super) fn figures(request: &Request) -> Figures {
         prompt_tokens: request.prompt.len(),
         completion_tokens: 2 * request.choices,
         forwarded_positions: 9,
-        experts: ExpertTally {
-            local: 40,
-            remote: 30,
-            fallback: 2,
-            retries: 1,
-        },
+        experts: ExpertTally { local: 40, remote: 30, fallback: 2, retries: 1 },
         queued: Duration::from_millis(125),
         ttft: Duration::from_millis(500),
         prefill: Duration::from_millis(375),

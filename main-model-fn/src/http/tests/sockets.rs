@@ -67,7 +67,9 @@ async fn clients_that_hang_up_end_their_work() {
         }
         assert!(!asked.events.is_closed());
         drop(client);
-        tokio::time::timeout(Duration::from_secs(10), asked.events.closed()).await.expect("the events are dropped");
+        tokio::time::timeout(Duration::from_secs(10), asked.events.closed())
+            .await
+            .expect("the events are dropped");
     }
 }
 
@@ -83,7 +85,8 @@ async fn a_client_that_writes_too_much_reads_why() {
     assert!(answer.contains("request_too_large"));
     // A client that asks first is told before it writes.
     let mut client = TcpStream::connect(address).await.unwrap();
-    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 9999\r\n\r\n";
+    let head =
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 9999\r\n\r\n";
     client.write_all(head.as_bytes()).await.unwrap();
     assert!(read_until(&mut client, "request_too_large").await.starts_with("HTTP/1.1 413"));
 }
@@ -93,7 +96,12 @@ async fn garbage_leaves_the_others_alone() {
     let front = Front::new();
     let address = serve(&front).await;
     let mut streams = Vec::new();
-    for garbage in [&b"\x16\x03\x01\x02\x00\x01"[..], b"GET\r\n\r\n", b"POST /v1/completions HTTP/1.1\r\ncontent-length: -1\r\n\r\n", &[0xff; 4096]] {
+    for garbage in [
+        &b"\x16\x03\x01\x02\x00\x01"[..],
+        b"GET\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
+        &[0xff; 4096],
+    ] {
         let mut client = TcpStream::connect(address).await.unwrap();
         client.write_all(garbage).await.unwrap();
         streams.push(client);
@@ -120,4 +128,69 @@ async fn one_connection_serves_one_request_after_another() {
         client.write_all(post("{").as_bytes()).await.unwrap();
         assert!(read_until(&mut client, "}}").await.starts_with("HTTP/1.1 400"));
     }
+}
+
+/// Clients that stop reading or hang up beside clients that read: these get their answers, and the
+/// work of those that went ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_hundred_streams() {
+    const CLIENTS: usize = 200;
+    const TOKENS: usize = 300;
+    let limits = crate::engine::RequestLimits {
+        max_requests: CLIENTS,
+        context_length: 4000,
+        cache_positions: 4000,
+        ..super::Engine::limits()
+    };
+    let front = Front::build(Some(std::sync::Arc::new(super::Bytes)), limits, |_| ());
+    let address = serve(&front).await;
+    let engine = async {
+        let mut running = Vec::new();
+        for _ in 0..CLIENTS {
+            let asked = front.engine.next().await;
+            running.push(tokio::spawn(async move {
+                for event in say(0, &"x".repeat(TOKENS), FinishReason::Length) {
+                    // Not once may the engine find no room; a client may be gone.
+                    assert!(asked.events.is_closed() || asked.events.try_send(event).is_ok() || asked.events.is_closed());
+                    tokio::task::yield_now().await;
+                }
+                let gone = asked.events.is_closed();
+                let _client_gone = asked.events.try_send(Event::Done(super::figures(&asked.request)));
+                gone
+            }));
+        }
+        let mut gone = 0;
+        for task in running {
+            gone += usize::from(task.await.unwrap());
+        }
+        gone
+    };
+    let body = with(json!({"stream": true, "max_tokens": TOKENS, "ignore_eos": true})).to_string();
+    let clients = (0..CLIENTS).map(|client| {
+        let body = body.clone();
+        tokio::spawn(async move {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(post(&body).as_bytes()).await.unwrap();
+            match client % 4 {
+                0 => drop(stream),
+                1 => tokio::time::sleep(Duration::from_secs(1)).await,
+                _ => {
+                    let got = read_until(&mut stream, "[DONE]").await;
+                    assert_eq!(got.matches(r#""text":"x""#).count(), TOKENS);
+                    assert!(got.contains("data: [DONE]"));
+                }
+            }
+        })
+    });
+    let clients = clients.collect::<Vec<_>>();
+    tokio::time::timeout(Duration::from_secs(60), engine).await.expect("all requests end");
+    for client in clients {
+        client.await.unwrap();
+    }
+    let idle = async {
+        while !front.get("/metrics").await.text.contains("remoe_requests_in_flight 0\n") {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), idle).await.expect("nothing is left over");
 }

@@ -2,6 +2,7 @@
 
 use super::{Engine, Front, chat_with, failure, say, with};
 use crate::engine::request::{Delta, Event, FinishReason, Request};
+use axum::body::Body;
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -167,16 +168,13 @@ async fn refusals_come_before_the_stream() {
 
 #[tokio::test]
 async fn a_client_that_takes_nothing_is_given_up() {
-    let limits = crate::engine::RequestLimits {
-        context_length: 1000,
-        cache_positions: 1000,
-        ..Engine::limits()
-    };
+    let limits =
+        crate::engine::RequestLimits { context_length: 1000, cache_positions: 1000, ..Engine::limits() };
     let front = Front::build(Some(std::sync::Arc::new(super::Bytes)), limits, |options| {
         options.stall_timeout = Duration::from_millis(50);
     });
     let request = axum::http::Request::post(COMPLETIONS)
-        .body(with(json!({"stream": true, "max_tokens": 900})).to_string().into())
+        .body(Body::from(with(json!({"stream": true, "max_tokens": 900})).to_string()))
         .unwrap();
     let mut router = front.router.clone();
     let response = tower_service::Service::call(&mut router, request);
@@ -195,7 +193,7 @@ async fn a_client_that_goes_ends_the_work() {
     let front = Front::new();
     for stream in [true, false] {
         let body = with(json!({ "stream": stream })).to_string();
-        let request = axum::http::Request::post(COMPLETIONS).body(body.into()).unwrap();
+        let request = axum::http::Request::post(COMPLETIONS).body(Body::from(body)).unwrap();
         let mut router = front.router.clone();
         let mut call = Box::pin(tower_service::Service::call(&mut router, request));
         let mut response = None;
@@ -208,6 +206,8 @@ async fn a_client_that_goes_ends_the_work() {
         assert!(!asked.events.is_closed());
         drop(response);
         drop(call);
-        tokio::time::timeout(Duration::from_secs(10), asked.events.closed()).await.expect("the events are dropped");
+        tokio::time::timeout(Duration::from_secs(10), asked.events.closed())
+            .await
+            .expect("the events are dropped");
     }
 }

@@ -1,0 +1,102 @@
+//! A checkpoint with as much work per layer as a test needs.
+
+use serde_json::{Map, Value, json};
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use tempfile::TempDir;
+
+/// Sizes of a generated Mixtral model with one layer, float32.
+#[derive(Debug, Clone, Copy)]
+pub struct Sizes {
+    /// Elements of a hidden state, a multiple of 8.
+    pub hidden: usize,
+    /// Intermediate size of an expert.
+    pub width: usize,
+    /// Experts.
+    pub experts: usize,
+    /// Experts per token.
+    pub top_k: usize,
+    /// Tokens.
+    pub vocabulary: usize,
+    /// Positions.
+    pub context: usize,
+}
+
+const HEADS: usize = 4;
+
+/// Writes a model of these sizes; the folder lives as long as the value.
+#[must_use]
+pub fn generate(sizes: Sizes) -> TempDir {
+    let folder = tempfile::tempdir().expect("there is a temporary folder");
+    let config = json!({
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "dtype": "float32",
+        "hidden_size": sizes.hidden,
+        "intermediate_size": sizes.width,
+        "num_local_experts": sizes.experts,
+        "num_experts_per_tok": sizes.top_k,
+        "num_hidden_layers": 1,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+        "vocab_size": sizes.vocabulary,
+        "max_position_embeddings": sizes.context,
+        "tie_word_embeddings": true,
+        "eos_token_id": null,
+        "bos_token_id": null,
+    });
+    std::fs::write(folder.path().join("config.json"), config.to_string()).expect("the config is written");
+    let file = File::create(folder.path().join("model.safetensors")).expect("the weights can be written");
+    write_tensors(&mut BufWriter::new(file), &tensors(sizes)).expect("the weights are written");
+    folder
+}
+
+type Tensor = (String, Vec<usize>);
+
+fn tensors(sizes: Sizes) -> Vec<Tensor> {
+    let Sizes { hidden, width, experts, vocabulary, .. } = sizes;
+    let mut tensors = vec![
+        ("model.embed_tokens.weight".to_owned(), vec![vocabulary, hidden]),
+        ("model.norm.weight".to_owned(), vec![hidden]),
+    ];
+    let mut layer = |name: &str, shape| tensors.push((format!("model.layers.0.{name}.weight"), shape));
+    layer("input_layernorm", vec![hidden]);
+    layer("post_attention_layernorm", vec![hidden]);
+    for projection in ["q_proj", "k_proj", "v_proj", "o_proj"] {
+        layer(&format!("self_attn.{projection}"), vec![hidden, hidden]);
+    }
+    layer("block_sparse_moe.gate", vec![experts, hidden]);
+    for expert in 0..experts {
+        layer(&format!("block_sparse_moe.experts.{expert}.w1"), vec![width, hidden]);
+        layer(&format!("block_sparse_moe.experts.{expert}.w2"), vec![hidden, width]);
+        layer(&format!("block_sparse_moe.experts.{expert}.w3"), vec![width, hidden]);
+    }
+    tensors
+}
+
+/// The safetensors format: the header's length, the header as JSON, the data.
+fn write_tensors(out: &mut impl Write, tensors: &[Tensor]) -> std::io::Result<()> {
+    let mut header = Map::new();
+    let mut offset = 0;
+    for (name, shape) in tensors {
+        let end = offset + shape.iter().product::<usize>() * 4;
+        let entry = json!({"dtype": "F32", "shape": shape, "data_offsets": [offset, end]});
+        header.insert(name.clone(), entry);
+        offset = end;
+    }
+    let header = Value::Object(header).to_string();
+    out.write_all(&(header.len() as u64).to_le_bytes())?;
+    out.write_all(header.as_bytes())?;
+    let mut state = 1_u64;
+    for (name, shape) in tensors {
+        let scale = (*shape.last().unwrap_or(&1) as f32).sqrt().recip();
+        for _ in 0..shape.iter().product::<usize>() {
+            // Knuth's linear congruential generator; its upper bits are random enough.
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let uniform = (state >> 40) as f32 / (1_u64 << 23) as f32 - 1.0;
+            let value = if name.contains("norm") { 1.0 } else { uniform * scale };
+            out.write_all(&value.to_le_bytes())?;
+        }
+    }
+    out.flush()
+}

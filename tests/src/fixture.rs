@@ -1,0 +1,143 @@
+//! The reference models with what transformers computed for them, and the demo model.
+
+use crate::binaries::workspace;
+use remoe_model::Checkpoint;
+use serde::Deserialize;
+use std::path::PathBuf;
+
+/// Reference models that are refused, with the config field that the refusal names.
+pub const REFUSED: [(&str, &str); 2] = [("dsv2-bias", "mlp_bias"), ("mixtral-gelu", "hidden_act")];
+
+/// Reference models that the engine does not compute yet: multi-head latent attention.
+pub const NOT_YET: [&str; 2] = ["dsv2-basic", "dsv2-group"];
+
+/// Float32 and bfloat16, as flags name them.
+pub const DTYPES: [&str; 2] = ["float32", "bfloat16"];
+
+/// A model folder.
+#[derive(Debug)]
+pub struct Model {
+    /// The folder's name.
+    pub name: String,
+    /// The folder.
+    pub folder: PathBuf,
+}
+
+impl Model {
+    /// The reference model `name`.
+    #[must_use]
+    pub fn fixture(name: &str) -> Self {
+        let folder = workspace().join("tests/fixtures").join(name);
+        assert!(folder.join("config.json").is_file(), "{} is no model", folder.display());
+        Self { name: name.to_owned(), folder }
+    }
+
+    /// The demo model.
+    #[must_use]
+    pub fn demo() -> Self {
+        let folder = workspace().join("demo/model");
+        assert!(folder.join("config.json").is_file(), "{} is missing", folder.display());
+        Self { name: "demo".to_owned(), folder }
+    }
+
+    /// Its facts.
+    #[must_use]
+    pub fn checkpoint(&self) -> Checkpoint {
+        let opened = Checkpoint::open(&self.folder);
+        opened.unwrap_or_else(|error| panic!("{}: {error}", self.name))
+    }
+
+    /// What transformers computed; none for the demo model.
+    #[must_use]
+    pub fn expected(&self) -> Option<Expected> {
+        let text = std::fs::read_to_string(self.folder.join("expected.json")).ok()?;
+        Some(serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", self.name)))
+    }
+
+    /// Prompts to try: those of the reference, or a few of different lengths.
+    #[must_use]
+    pub fn prompts(&self) -> Vec<Vec<u32>> {
+        if let Some(expected) = self.expected() {
+            return expected.prompts.into_iter().map(|prompt| prompt.ids).collect();
+        }
+        let vocabulary = self.checkpoint().config().vocab_size as u32;
+        // Scattered over the vocabulary, never twice the same in a prompt.
+        let prompt = |length: u32| (0..length).map(|i| (7 + (length + i) * 997) % vocabulary).collect();
+        [1, 2, 5, 13, 24].map(prompt).to_vec()
+    }
+}
+
+/// Every reference model that is not among `except`.
+#[must_use]
+pub fn fixtures(except: &[&str]) -> Vec<Model> {
+    let folder = workspace().join("tests/fixtures");
+    let entries = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.expect("the folder can be read"))
+        .filter(|entry| entry.path().join("config.json").is_file())
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| !except.contains(&name.as_str()))
+        .collect();
+    names.sort();
+    assert!(names.len() >= 15, "only {} reference models in {}", names.len(), folder.display());
+    names.iter().map(|name| Model::fixture(name)).collect()
+}
+
+/// Every reference model that can be served.
+#[must_use]
+pub fn served_fixtures() -> Vec<Model> {
+    let refused = REFUSED.iter().map(|(name, _)| *name);
+    let except: Vec<&str> = refused.chain(NOT_YET).collect();
+    fixtures(&except)
+}
+
+/// A reference model's `expected.json`.
+#[derive(Debug, Deserialize)]
+pub struct Expected {
+    /// Layers with experts.
+    pub moe_layers: Vec<u32>,
+    /// By token ids.
+    pub prompts: Vec<ExpectedPrompt>,
+    /// By text; models with a tokenizer only.
+    #[serde(default)]
+    pub texts: Vec<ExpectedText>,
+}
+
+/// One prompt's way through the reference.
+#[derive(Debug, Deserialize)]
+pub struct ExpectedPrompt {
+    /// The prompt.
+    pub ids: Vec<u32>,
+    /// Logits of its last position.
+    pub last_logits: Vec<f32>,
+    /// The likeliest token.
+    pub argmax: usize,
+    /// Per layer with experts and prompt token.
+    pub routing: Vec<Vec<ExpectedToken>>,
+    /// The greedy continuation.
+    pub greedy: Vec<u32>,
+}
+
+/// One token's experts in one layer.
+#[derive(Debug, Deserialize)]
+pub struct ExpectedToken {
+    /// Ascending.
+    pub experts: Vec<u32>,
+    /// In that order.
+    pub weights: Vec<f32>,
+}
+
+/// A text and its greedy continuation.
+#[derive(Debug, Deserialize)]
+pub struct ExpectedText {
+    /// The text, or the user's message.
+    pub prompt: String,
+    /// Whether the chat template is applied.
+    pub chat: bool,
+    /// The prompt's tokens.
+    pub ids: Vec<u32>,
+    /// The continuation's tokens.
+    pub greedy: Vec<u32>,
+    /// The continuation.
+    pub text: String,
+}

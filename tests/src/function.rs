@@ -1,0 +1,142 @@
+//! Function processes, announced and ready to be spoken to.
+
+use crate::binaries;
+use crate::control::Control;
+use crate::deadline::{SOON, within};
+use crate::process::Process;
+use crate::slots;
+use remoe_function::Announcement;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Command, ExitStatus};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+/// How a function is started beside its model.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// `--dtype`; none: the checkpoint's.
+    pub dtype: Option<&'static str>,
+    /// What is logged; none: the usual.
+    pub log: Option<&'static str>,
+    /// Further arguments.
+    pub arguments: Vec<String>,
+}
+
+impl Options {
+    /// Only a dtype.
+    #[must_use]
+    pub fn dtype(dtype: &'static str) -> Self {
+        Self { dtype: Some(dtype), ..Self::default() }
+    }
+
+    /// These and one more argument with its value.
+    #[must_use]
+    pub fn with(mut self, argument: &str, value: impl ToString) -> Self {
+        self.arguments.extend([argument.to_owned(), value.to_string()]);
+        self
+    }
+}
+
+/// A process of `program` and what it announces.
+struct Starting {
+    process: Process,
+    announcements: mpsc::UnboundedReceiver<String>,
+}
+
+impl Starting {
+    fn new(program: &str, model: &Path, options: &Options) -> Self {
+        let mut command = Command::new(binaries::program(program));
+        command.arg("--model").arg(model).args(&options.arguments);
+        command.arg("--launcher-pid").arg(std::process::id().to_string());
+        // One thread each: what is tested here does not depend on how many there are.
+        if !options.arguments.iter().any(|argument| argument == "--threads") {
+            command.args(["--threads", "1"]);
+        }
+        if let Some(dtype) = options.dtype {
+            command.args(["--dtype", dtype]);
+        }
+        command.env_remove("REMOE_LOG").env_remove("REMOE_API_KEY");
+        if let Some(log) = options.log {
+            command.env("REMOE_LOG", log);
+        }
+        let (sender, announcements) = mpsc::unbounded_channel();
+        let process = Process::start(program, command, move |line| drop(sender.send(line)));
+        Self { process, announcements }
+    }
+
+    async fn announced(mut self) -> (Process, Announcement) {
+        let line = within(SOON, "the announcement of a function", self.announcements.recv()).await;
+        let Some(line) = line else {
+            panic!("a function ended before its announcement: {:?}", self.process.end(SOON).await)
+        };
+        let announcement = serde_json::from_str(&line);
+        (self.process, announcement.unwrap_or_else(|error| panic!("announcement {line:?}: {error}")))
+    }
+
+    async fn refused(mut self) -> (ExitStatus, Vec<String>) {
+        let line = within(SOON, "the end of a function that refuses", self.announcements.recv()).await;
+        assert_eq!(line, None, "a function that should refuse announced itself");
+        let status = self.process.end(SOON).await;
+        (status, self.process.log())
+    }
+}
+
+/// A main function. It holds one of the slots of [`slots`].
+pub struct MainFunction {
+    /// Its control interface.
+    pub control: Control,
+    /// Its process.
+    pub process: Process,
+    /// What it announced.
+    pub announcement: Announcement,
+    _slot: OwnedSemaphorePermit,
+}
+
+impl MainFunction {
+    /// Starts one and waits for its announcement; it has no routing yet.
+    pub async fn start(model: &Path, options: Options) -> Self {
+        let slot = slots::deployment().await;
+        let options = options.with("--http-listen", "127.0.0.1:0");
+        let (process, announcement) = Starting::new("main-model-fn", model, &options).announced().await;
+        Self { control: Control::new(announcement.grpc), process, announcement, _slot: slot }
+    }
+
+    /// Starts one that is expected to refuse; returns how it ended and what it logged.
+    pub async fn refuse(model: &Path, options: Options) -> (ExitStatus, Vec<String>) {
+        Starting::new("main-model-fn", model, &options.with("--http-listen", "127.0.0.1:0")).refused().await
+    }
+
+    /// Where it speaks HTTP.
+    #[must_use]
+    pub fn http(&self) -> SocketAddr {
+        self.announcement.http.expect("a main function with HTTP announces where")
+    }
+}
+
+/// A remote-expert function.
+pub struct RemoteFunction {
+    /// Its process.
+    pub process: Process,
+    /// What it announced.
+    pub announcement: Announcement,
+}
+
+impl RemoteFunction {
+    /// Starts one that hosts `listing` and waits for its announcement.
+    pub async fn start(model: &Path, listing: &str, options: Options) -> Self {
+        let options = options.with("--experts", listing);
+        let (process, announcement) = Starting::new("remote-expert-fn", model, &options).announced().await;
+        Self { process, announcement }
+    }
+
+    /// Starts one that is expected to refuse; returns how it ended and what it logged.
+    pub async fn refuse(model: &Path, listing: &str, options: Options) -> (ExitStatus, Vec<String>) {
+        Starting::new("remote-expert-fn", model, &options.with("--experts", listing)).refused().await
+    }
+
+    /// Where it speaks gRPC.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.announcement.grpc
+    }
+}

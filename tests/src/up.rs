@@ -1,0 +1,143 @@
+//! `remoe up`, with its events.
+
+use crate::binaries;
+use crate::control::Control;
+use crate::deadline::{self, LONG, within};
+use crate::process::{Process, exists};
+use crate::slots;
+use serde::Deserialize;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+/// An event of `up`.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Event {
+    /// `ready` or `restarted`.
+    pub event: String,
+    /// Where users speak HTTP.
+    pub endpoint: String,
+    /// All functions as they are.
+    pub functions: Vec<FunctionState>,
+}
+
+/// A function in an event.
+#[derive(Debug, Clone, Deserialize)]
+pub struct FunctionState {
+    /// Its process.
+    pub pid: Option<u32>,
+    /// Where it speaks gRPC.
+    pub address: Option<SocketAddr>,
+    /// `main` or `remote`.
+    pub role: String,
+    /// Its experts.
+    pub experts: String,
+    /// What it is doing.
+    pub state: String,
+}
+
+impl Event {
+    /// The main function.
+    #[must_use]
+    pub fn main(&self) -> &FunctionState {
+        self.functions.iter().find(|function| function.role == "main").expect("there is a main function")
+    }
+
+    /// Process ids of the remote functions.
+    #[must_use]
+    pub fn remote_pids(&self) -> Vec<u32> {
+        let remote = self.functions.iter().filter(|function| function.role == "remote");
+        remote.filter_map(|function| function.pid).collect()
+    }
+
+    /// Process ids of all functions.
+    #[must_use]
+    pub fn pids(&self) -> Vec<u32> {
+        self.functions.iter().filter_map(|function| function.pid).collect()
+    }
+
+    /// Whether all functions serve and none of `gone` is among them.
+    #[must_use]
+    pub fn is_whole_without(&self, gone: &[u32]) -> bool {
+        self.functions.iter().all(|function| {
+            function.state == "serving" && function.pid.is_some_and(|pid| !gone.contains(&pid))
+        })
+    }
+
+    /// The HTTP address.
+    #[must_use]
+    pub fn http(&self) -> SocketAddr {
+        let address = self.endpoint.strip_prefix("http://").expect("the endpoint is an HTTP URL");
+        address.parse().expect("the endpoint is an address")
+    }
+
+    /// The control interface of the main function.
+    #[must_use]
+    pub fn control(&self) -> Control {
+        Control::new(self.main().address.expect("the main function listens"))
+    }
+}
+
+/// A running `remoe up`. It holds one of the slots of [`slots`].
+pub struct Up {
+    /// Its process.
+    pub process: Process,
+    /// The first event.
+    pub ready: Event,
+    events: mpsc::UnboundedReceiver<String>,
+    _slot: OwnedSemaphorePermit,
+}
+
+impl Up {
+    /// Starts `model` with half of its experts in `replicas` remote functions, on any free port, and
+    /// waits until it is ready.
+    pub async fn start(model: &Path, replicas: u32) -> Self {
+        let slot = slots::deployment().await;
+        let mut command = Command::new(binaries::program("remoe"));
+        command.args(["up", "--json", "--port", "0", "--threads", "1", "--remote-ratio", "0.5"]);
+        command.arg("--replicas").arg(replicas.to_string()).arg("--model").arg(model);
+        command.env_remove("REMOE_LOG").env_remove("REMOE_API_KEY");
+        command.env("REMOE_BIN_DIR", binaries::folder());
+        let (sender, mut events) = mpsc::unbounded_channel();
+        let mut process = Process::start("remoe up", command, move |line| drop(sender.send(line)));
+        let Some(line) = within(LONG, "the first event of `up`", events.recv()).await else {
+            panic!("`up` ended before it was ready: {:?}", process.end(LONG).await)
+        };
+        let ready = parse(&line);
+        assert_eq!(ready.event, "ready");
+        assert_eq!(ready.remote_pids().len(), replicas as usize, "{ready:?}");
+        Self { process, ready, events, _slot: slot }
+    }
+
+    /// Waits until everything serves again, without the processes `gone`.
+    pub async fn whole_without(&mut self, gone: &[u32]) -> Event {
+        within(LONG, "an event of `up` with all functions serving anew", async {
+            loop {
+                let line = self.events.recv().await.expect("`up` lives on");
+                let event = parse(&line);
+                assert_eq!(event.event, "restarted");
+                if event.is_whole_without(gone) {
+                    return event;
+                }
+            }
+        })
+        .await
+    }
+
+    /// The events that have come and were not read.
+    pub fn unread(&mut self) -> Vec<Event> {
+        std::iter::from_fn(|| self.events.try_recv().ok()).map(|line| parse(&line)).collect()
+    }
+}
+
+/// Waits until none of the processes is left.
+pub async fn all_gone(pids: &[u32], limit: Duration) {
+    let what = format!("the end of the processes {pids:?}");
+    deadline::until(limit, &what, async || (!pids.iter().any(|&pid| exists(pid))).then_some(())).await;
+}
+
+fn parse(line: &str) -> Event {
+    serde_json::from_str(line).unwrap_or_else(|error| panic!("event {line:?}: {error}"))
+}
