@@ -34,7 +34,8 @@ impl Control {
     /// Puts the next generation in force, whatever problems its endpoints have.
     pub async fn try_route(&self, endpoints: &[SocketAddr], remote: &[LayerExperts]) -> RoutingAck {
         let generation = self.generation.fetch_add(1, Ordering::Relaxed) + 1;
-        let endpoints = endpoints.iter().map(|address| Endpoint { address: address.to_string(), layers: vec![] });
+        let endpoints =
+            endpoints.iter().map(|address| Endpoint { address: address.to_string(), layers: vec![] });
         let routing = Routing { generation, endpoints: endpoints.collect(), remote: remote.to_vec() };
         let ack = within(SOON, "SetRouting", self.client.clone().set_routing(routing)).await;
         let ack = ack.expect("the routing is accepted").into_inner();

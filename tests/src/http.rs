@@ -33,7 +33,11 @@ enum Length {
 /// Gets `path`.
 pub async fn get(address: SocketAddr, path: &str) -> Response {
     let exchange = begin(address, "GET", path, "").await;
-    exchange.unwrap_or_else(|error| panic!("GET {path} at {address}: {error}")).finish().await.expect("a body")
+    exchange
+        .unwrap_or_else(|error| panic!("GET {path} at {address}: {error}"))
+        .finish()
+        .await
+        .expect("a body")
 }
 
 /// Posts JSON to `path`; returns when the answer begins.

@@ -92,8 +92,10 @@ async fn text_and_chat_become_text() {
             true => generate_request::Prompt::Chat(text.prompt.clone()),
             false => generate_request::Prompt::Text(text.prompt.clone()),
         };
-        let request =
-            GenerateRequest { prompt: Some(prompt), ..greedy(&[], u32::try_from(text.greedy.len()).unwrap()) };
+        let request = GenerateRequest {
+            prompt: Some(prompt),
+            ..greedy(&[], u32::try_from(text.greedy.len()).unwrap())
+        };
         let answer = main.control.generate(request).await;
         assert_eq!(answer.prompt_ids, text.ids, "{:?} as tokens", text.prompt);
         assert_eq!(answer.finished.tokens, text.greedy, "the answer to {:?}", text.prompt);

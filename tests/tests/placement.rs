@@ -43,7 +43,8 @@ async fn ask(
         let bytes_per_element = reply.hidden.len() / ids.len() / hidden_bytes;
         assert!([2, 4].contains(&bytes_per_element), "{name}: {} bytes", reply.hidden.len());
         assert!(reply.hidden.iter().any(|&byte| byte != 0), "{name}: hidden states are zero");
-        prompts.push((reply.hidden.to_vec(), reply.last_logits.iter().map(|logit| logit.to_bits()).collect()));
+        prompts
+            .push((reply.hidden.to_vec(), reply.last_logits.iter().map(|logit| logit.to_bits()).collect()));
         add(&mut all, &calls);
     }
     let longest = model.prompts().pop().unwrap();
@@ -100,7 +101,8 @@ async fn same_everywhere(model: &Model, dtype: &'static str) {
             let (answers, remote_pairs) = ask(&main.control, model, &checkpoint, &remote).await;
             assert!(answers == reference, "{case}: another answer\n{answers:?}\n{reference:?}");
             let after = pairs_at(&metrics).await;
-            let computed: Vec<u64> = after.iter().zip(&before).map(|(after, before)| after - before).collect();
+            let computed: Vec<u64> =
+                after.iter().zip(&before).map(|(after, before)| after - before).collect();
             assert_eq!(computed.iter().sum::<u64>(), remote_pairs, "{case}: pairs at the functions");
             let used = computed.iter().filter(|&&pairs| pairs > 0).count();
             assert_eq!(used, replicas, "{case}: {computed:?}");

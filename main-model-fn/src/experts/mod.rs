@@ -7,6 +7,7 @@
 
 mod counting;
 mod error;
+mod exchange;
 mod fallback;
 mod join;
 mod link;
@@ -23,3 +24,8 @@ pub(crate) use link::{Expected, Link, LinkEvent, LinkState};
 pub(crate) use metrics::ExpertMetrics;
 pub(crate) use placement::{LocalExperts, Placement};
 pub(crate) use routing::{Routed, route};
+
+use std::time::Duration;
+
+/// What a layer may take in all: every attempt at remote functions, and local loads.
+const LAYER_LIMIT: Duration = Duration::from_secs(10);

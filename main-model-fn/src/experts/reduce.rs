@@ -104,9 +104,7 @@ mod tests {
                 let (weight, value) = (routed.weights[index], value(index, column));
                 if fused { weight.mul_add(value, sum) } else { sum + weight * value }
             };
-            (0..HIDDEN)
-                .map(|column| order.iter().fold(0.0, |sum, &index| add(sum, index, column)))
-                .collect()
+            (0..HIDDEN).map(|column| order.iter().fold(0.0, |sum, &index| add(sum, index, column))).collect()
         };
         let expected = sum([0, 1, 2], false);
         assert_ne!(expected, sum([0, 1, 2], true), "the values must tell fused sums apart");
