@@ -22,8 +22,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
+use tonic::transport::server::TcpIncoming;
 
 /// From the signal to the end, whatever is still open.
 const DRAIN_LIMIT: Duration = Duration::from_secs(30);
@@ -134,7 +134,8 @@ pub async fn run(
         engine.clone(),
         text.clone().map(|text| text as Arc<dyn TextFrontend>),
         HttpOptions {
-            api_key: settings.api_key.clone(),
+            // An empty variable in the environment is no key.
+            api_key: settings.api_key.clone().filter(|key| !key.is_empty()),
             cors_origins: settings.cors_origins.clone(),
             body_limit: settings.body_limit,
             defaults: checkpoint.generation().clone(),
@@ -170,7 +171,6 @@ pub async fn run(
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<MainModelServer<Control>>().await;
     let control_server = tonic::transport::Server::builder()
-        .tcp_nodelay(true)
         .add_service(health_service)
         .add_service(
             MainModelServer::new(control)
@@ -178,7 +178,7 @@ pub async fn run(
                 .max_encoding_message_size(MAX_CONTROL_MESSAGE),
         )
         .serve_with_incoming_shutdown(
-            TcpListenerStream::new(listeners.control),
+            TcpIncoming::from(listeners.control).with_nodelay(Some(true)),
             shutdown.clone().cancelled_owned(),
         );
     let control_server = tokio::spawn(control_server);

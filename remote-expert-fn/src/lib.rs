@@ -32,8 +32,8 @@ use std::sync::Arc;
 use std::sync::mpsc as blocking;
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
-use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
+use tonic::transport::server::TcpIncoming;
 use tonic_health::ServingStatus;
 
 /// From the signal to the end, whatever is still open.
@@ -146,7 +146,6 @@ pub async fn run(
     }
     let metrics_server = tokio::spawn(serve_metrics(metrics_listener, registry, closing.clone()));
     let server = tonic::transport::Server::builder()
-        .tcp_nodelay(true)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(STREAM_WINDOW)
         .add_service(health_service)
@@ -155,7 +154,10 @@ pub async fn run(
                 .max_decoding_message_size(MAX_MESSAGE)
                 .max_encoding_message_size(MAX_MESSAGE),
         )
-        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), closing.clone().cancelled_owned());
+        .serve_with_incoming_shutdown(
+            TcpIncoming::from(listener).with_nodelay(Some(true)),
+            closing.clone().cancelled_owned(),
+        );
     let server = tokio::spawn(server);
     ready(&announcement)?;
     tracing::info!(address = %announcement.grpc, start_us = announcement.start_us, "ready");

@@ -8,9 +8,6 @@ use std::path::PathBuf;
 /// Reference models that are refused, with the config field that the refusal names.
 pub const REFUSED: [(&str, &str); 2] = [("dsv2-bias", "mlp_bias"), ("mixtral-gelu", "hidden_act")];
 
-/// Reference models that the engine does not compute yet: multi-head latent attention.
-pub const NOT_YET: [&str; 2] = ["dsv2-basic", "dsv2-group"];
-
 /// Float32 and bfloat16, as flags name them.
 pub const DTYPES: [&str; 2] = ["float32", "bfloat16"];
 
@@ -86,9 +83,7 @@ pub fn fixtures(except: &[&str]) -> Vec<Model> {
 /// Every reference model that can be served.
 #[must_use]
 pub fn served_fixtures() -> Vec<Model> {
-    let refused = REFUSED.iter().map(|(name, _)| *name);
-    let except: Vec<&str> = refused.chain(NOT_YET).collect();
-    fixtures(&except)
+    fixtures(&REFUSED.map(|(name, _)| name))
 }
 
 /// A reference model's `expected.json`.

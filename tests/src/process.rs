@@ -1,7 +1,7 @@
 //! A child process: its output within bounds, its end for certain.
 
 use crate::deadline;
-use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -20,10 +20,14 @@ pub fn signal(pid: u32, signal: Signal) {
     kill_process(target, signal).unwrap_or_else(|error| panic!("signal {signal:?} to {pid}: {error}"));
 }
 
-/// Whether there is a process `pid`, zombies included.
+/// Whether the process `pid` has not ended. One that has ended and that nobody has waited for does not
+/// count: where functions lose their launcher, not every machine has somebody who does.
 #[must_use]
-pub fn exists(pid: u32) -> bool {
-    Pid::from_raw(pid.cast_signed()).is_some_and(|pid| test_kill_process(pid).is_ok())
+pub fn lives(pid: u32) -> bool {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    // The state follows the name, which may contain anything.
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    !matches!(state, None | Some('Z' | 'X'))
 }
 
 type Started = std::io::Result<Child>;

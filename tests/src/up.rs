@@ -3,7 +3,7 @@
 use crate::binaries;
 use crate::control::Control;
 use crate::deadline::{self, LONG, within};
-use crate::process::{Process, exists};
+use crate::process::{Process, lives};
 use crate::slots;
 use serde::Deserialize;
 use std::net::SocketAddr;
@@ -135,7 +135,7 @@ impl Up {
 /// Waits until none of the processes is left.
 pub async fn all_gone(pids: &[u32], limit: Duration) {
     let what = format!("the end of the processes {pids:?}");
-    deadline::until(limit, &what, async || (!pids.iter().any(|&pid| exists(pid))).then_some(())).await;
+    deadline::until(limit, &what, async || (!pids.iter().any(|&pid| lives(pid))).then_some(())).await;
 }
 
 fn parse(line: &str) -> Event {

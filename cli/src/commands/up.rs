@@ -25,7 +25,8 @@ pub(crate) async fn run(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) 
     let mut signals = EndSignals::catch()?;
     let mut wanted = Wanted::of(&args.deployment, DEFAULT_RATIO)?;
     wanted.options.served_model_name.clone_from(&args.served_model_name);
-    wanted.options.api_key.clone_from(&args.api_key);
+    // An empty variable in the environment is no key.
+    wanted.options.api_key = args.api_key.clone().filter(|key| !key.is_empty());
     let http = SocketAddr::new(args.host, args.port);
     let started = tokio::select! {
         started = wanted.start(Some(http), progress) => started,

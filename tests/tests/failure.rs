@@ -1,0 +1,160 @@
+//! Functions that die or stop during a generation, and the supervision of `remoe up`.
+
+#![allow(clippy::unwrap_used)]
+
+use remoe_tests::control::greedy;
+use remoe_tests::deadline::{LONG, SOON, until};
+use remoe_tests::fixture::Model;
+use remoe_tests::http;
+use remoe_tests::process::signal;
+use remoe_tests::up::{Up, all_gone};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+/// Tokens of a generation that is disturbed, and those that come before.
+const TOKENS: u32 = 600;
+const BEFORE: usize = 40;
+
+fn prompt() -> Vec<u32> {
+    Model::demo().prompts().pop().unwrap()
+}
+
+/// During a generation the first `victims` of two remote functions are sent `blow`: the tokens are
+/// those of a generation in peace, the functions come back and are used again.
+async fn survives(blow: Signal, victims: usize) {
+    let mut up = Up::start(&Model::demo().folder, 2).await;
+    let control = up.ready.control();
+    let peace = control.generate(greedy(&prompt(), TOKENS)).await.finished;
+    let calls = peace.experts.unwrap();
+    assert!(calls.local > 0 && calls.remote > 0, "{calls:?}");
+    assert_eq!((calls.fallback, calls.retries), (0, 0), "{calls:?}");
+
+    let mut generation = control.begin(greedy(&prompt(), TOKENS)).await.unwrap();
+    generation.tokens(BEFORE).await.unwrap();
+    let gone = up.ready.remote_pids()[..victims].to_vec();
+    gone.iter().for_each(|&pid| signal(pid, blow));
+    let disturbed = generation.finish().await.unwrap().finished;
+    assert_eq!(disturbed.tokens, peace.tokens);
+    let after = disturbed.experts.unwrap();
+    assert_eq!(after.local + after.remote + after.fallback, calls.local + calls.remote, "{after:?}");
+    assert_eq!(after.local, calls.local);
+    assert_eq!(after.fallback > 0, victims == 2, "{after:?}");
+
+    let event = up.whole_without(&gone).await;
+    assert_eq!(event.main().pid, up.ready.main().pid, "the main function lives on");
+    assert_eq!(event.endpoint, up.ready.endpoint);
+    all_gone(&gone, SOON).await;
+    let again = control.generate(greedy(&prompt(), TOKENS)).await.finished;
+    assert_eq!(again.tokens, peace.tokens);
+    assert_eq!(again.experts, Some(calls), "remote functions serve again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_remote_function_is_replaced() {
+    survives(Signal::KILL, 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_killed_remote_functions_are_replaced() {
+    survives(Signal::KILL, 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stopped_remote_function_is_replaced() {
+    survives(Signal::STOP, 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_stopped_remote_functions_are_replaced() {
+    survives(Signal::STOP, 2).await;
+}
+
+fn completion(stream: bool, tokens: u32) -> Value {
+    json!({
+        "model": "model", "prompt": prompt(), "max_tokens": tokens, "temperature": 0, "ignore_eos": true,
+        "stream": stream,
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_main_function_fails_its_clients_and_comes_back_at_the_same_port() {
+    let mut up = Up::start(&Model::demo().folder, 1).await;
+    let address = up.ready.http();
+    let ask = async || {
+        let answer = http::post(address, "/v1/completions", &completion(false, 20)).await;
+        let answer = answer.unwrap().finish().await.unwrap();
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        let body: Value = serde_json::from_str(&answer.body).unwrap();
+        body["choices"][0]["text"].as_str().unwrap().to_owned()
+    };
+    let before = ask().await;
+    let whole = tokio::spawn(async move {
+        http::post(address, "/v1/completions", &completion(false, 900)).await?.finish().await
+    });
+    let mut stream = http::post(address, "/v1/completions", &completion(true, 900)).await.unwrap();
+    assert_eq!(stream.status, 200);
+    for _ in 0..5 {
+        assert!(stream.chunk().await.unwrap().is_some(), "the stream ended early");
+    }
+    let main = up.ready.main().pid.unwrap();
+    signal(main, Signal::KILL);
+    let broken = loop {
+        match stream.chunk().await {
+            Ok(Some(chunk)) => assert!(!chunk.contains("[DONE]"), "the killed function ended its stream"),
+            outcome => break outcome,
+        }
+    };
+    assert!(broken.is_err(), "the stream of a killed function seems complete");
+    assert!(whole.await.unwrap().is_err(), "a killed function seems to have answered");
+
+    let event = up.whole_without(&[main]).await;
+    assert_eq!(event.endpoint, up.ready.endpoint, "the same port");
+    assert_eq!(event.remote_pids(), up.ready.remote_pids(), "the remote function lives on");
+    assert_eq!(http::get(address, "/health").await.status, 200);
+    assert_eq!(ask().await, before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_left_of_a_killed_up() {
+    let mut up = Up::start(&Model::demo().folder, 2).await;
+    let mut generation = up.ready.control().begin(greedy(&prompt(), 900)).await.unwrap();
+    generation.tokens(5).await.unwrap();
+    // Not even a function that cannot run.
+    signal(up.ready.remote_pids()[0], Signal::STOP);
+    up.process.signal(Signal::KILL);
+    up.process.end(SOON).await;
+    all_gone(&up.ready.pids(), SOON).await;
+    assert!(generation.finish().await.is_err(), "the client of a function that is gone");
+}
+
+/// Asked to end during a generation, `up` lets it finish and leaves nothing behind.
+async fn drains(request: Signal) {
+    let mut up = Up::start(&Model::demo().folder, 2).await;
+    let address = up.ready.http();
+    let mut stream = http::post(address, "/v1/completions", &completion(true, 300)).await.unwrap();
+    for _ in 0..5 {
+        assert!(stream.chunk().await.unwrap().is_some(), "the stream ended early");
+    }
+    up.process.signal(request);
+    let mut last = String::new();
+    while let Some(chunk) = stream.chunk().await.unwrap() {
+        last = chunk;
+    }
+    assert!(last.contains("[DONE]"), "the generation did not come to its end: {last:?}");
+    assert_eq!(up.process.end(LONG).await.code(), Some(0));
+    all_gone(&up.ready.pids(), SOON).await;
+    until(SOON, "the end of the listener", async || {
+        tokio::net::TcpStream::connect(address).await.is_err().then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_terminated_up_drains() {
+    drains(Signal::TERM).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_interrupted_up_drains() {
+    drains(Signal::INT).await;
+}
