@@ -8,6 +8,7 @@ use crate::metrics::EngineMetrics;
 use crate::text::TextFront;
 use crate::transformer::Transformer;
 use crate::{DeviceName, Error, Settings};
+use axum::serve::ListenerExt;
 use prometheus::Registry;
 use remoe_experts::default_dtype;
 use remoe_function::{Announcement, Role};
@@ -130,6 +131,7 @@ pub async fn run(
         start_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
     };
     let placed = watch::Sender::new(false);
+    let not_ready = placed.clone();
     let http_state = HttpState::new(
         engine.clone(),
         text.clone().map(|text| text as Arc<dyn TextFrontend>),
@@ -187,6 +189,12 @@ pub async fn run(
         match listeners.http {
             None => Ok(()),
             Some(listener) => {
+                // Single tokens are small packets; they must not wait for each other.
+                let listener = listener.tap_io(|stream| {
+                    if let Err(error) = stream.set_nodelay(true) {
+                        tracing::debug!(%error, "a connection keeps its delay");
+                    }
+                });
                 axum::serve(listener, router(http_state))
                     .with_graceful_shutdown(http_stop.cancelled_owned())
                     .await
@@ -202,6 +210,8 @@ pub async fn run(
     };
     let limit = async {
         shutdown.cancelled().await;
+        // `/health` and new requests on open connections answer 503 from here on.
+        not_ready.send_replace(false);
         tracing::info!(in_flight = engine.in_flight(), "draining");
         tokio::time::sleep(DRAIN_LIMIT).await;
         tracing::warn!(

@@ -54,14 +54,16 @@ impl TextFront {
     }
 }
 
-/// What a caller hears of a text error: refusals are theirs, broken files are ours.
+/// What a caller hears of a text error: messages that the template refuses or fails on are theirs,
+/// broken files are ours.
 fn refused(error: TextError) -> ServiceError {
     match error {
-        TextError::Refused(_) => ServiceError::invalid("messages", error.to_string()),
+        TextError::Refused(_) | TextError::Template { .. } => {
+            ServiceError::invalid("messages", error.to_string())
+        }
         TextError::TokenId { .. } => ServiceError::invalid("prompt", error.to_string()),
-        TextError::Checkpoint(_)
-        | TextError::Tokenizer { .. }
-        | TextError::Vocabulary { .. }
-        | TextError::Template { .. } => ServiceError::new(ErrorCode::Internal, error.to_string()),
+        TextError::Checkpoint(_) | TextError::Tokenizer { .. } | TextError::Vocabulary { .. } => {
+            ServiceError::new(ErrorCode::Internal, error.to_string())
+        }
     }
 }

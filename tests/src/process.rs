@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Bytes of log kept per process.
@@ -55,6 +56,8 @@ pub struct Process {
 struct Log {
     lines: VecDeque<String>,
     bytes: usize,
+    /// Nothing more will come.
+    complete: bool,
 }
 
 impl Log {
@@ -82,8 +85,13 @@ impl Process {
         let mut child = child.unwrap_or_else(|error| panic!("cannot start {program}: {error}"));
         let log = Arc::<Mutex<Log>>::default();
         let kept = log.clone();
-        read_lines(child.stdout.take(), each);
-        read_lines(child.stderr.take(), move |line| locked(&kept).push(line));
+        let written = read_lines(child.stdout.take(), each);
+        let logged = read_lines(child.stderr.take(), move |line| locked(&kept).push(line));
+        let ended = log.clone();
+        std::thread::spawn(move || {
+            let _panics = (written.join(), logged.join());
+            locked(&ended).complete = true;
+        });
         Self { name: name.to_owned(), child, log }
     }
 
@@ -109,10 +117,11 @@ impl Process {
         self.child.try_wait().expect("the child can be waited for")
     }
 
-    /// Waits for its end.
+    /// Waits for its end, and for all of its output.
     pub async fn end(&mut self, limit: Duration) -> ExitStatus {
         let what = format!("the end of {}", self.name);
-        deadline::until(limit, &what, async || self.ended()).await
+        let log = self.log.clone();
+        deadline::until(limit, &what, async || self.ended().filter(|_| locked(&log).complete)).await
     }
 }
 
@@ -134,11 +143,14 @@ fn locked(log: &Mutex<Log>) -> MutexGuard<'_, Log> {
     log.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn read_lines(pipe: Option<impl Read + Send + 'static>, mut each: impl FnMut(String) + Send + 'static) {
+fn read_lines(
+    pipe: Option<impl Read + Send + 'static>,
+    mut each: impl FnMut(String) + Send + 'static,
+) -> JoinHandle<()> {
     let pipe = pipe.expect("the pipe was asked for");
     std::thread::spawn(move || {
         for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
             each(String::from_utf8_lossy(&line).into_owned());
         }
-    });
+    })
 }

@@ -2,7 +2,7 @@ use super::handle::{EngineHandle, Job, RequestLimits};
 use super::scheduler::plan;
 use super::sequence::{Rows, Running, Vocabulary};
 use super::switch::{PendingSwitch, Switch, SwitchOutcome};
-use crate::experts::{Expected, ExpertMetrics, Experts, Inlets, Link, LinkEvent, Loader};
+use crate::experts::{Expected, ExpertMetrics, ExpertParts, Experts, Link, LinkEvent};
 use crate::metrics::EngineMetrics;
 use crate::transformer::{ForwardError, Segment, Transformer};
 use remoe_kernels::{Dtype, Pool};
@@ -98,19 +98,17 @@ impl Engine {
     ) -> io::Result<Self> {
         let runtime = Rc::new(tokio::runtime::Builder::new_current_thread().enable_all().build()?);
         let (link_events, link_inlet) = mpsc::unbounded_channel();
-        let (loads, load_inlet) = mpsc::unbounded_channel();
-        let loader = Loader::start(parts.checkpoint, parts.dtype, loads)?;
         let hidden = parts.transformer.hidden();
-        let experts = Experts::new(
-            runtime.clone(),
-            parts.pool,
-            parts.dtype,
+        let experts = Experts::new(ExpertParts {
+            runtime: runtime.clone(),
+            pool: parts.pool,
+            dtype: parts.dtype,
             hidden,
-            loader,
-            Inlets { link_events: link_inlet, loaded: load_inlet },
-            settings.fallback_bytes,
-            parts.expert_metrics,
-        );
+            checkpoint: parts.checkpoint,
+            link_events: link_inlet,
+            fallback_bytes: settings.fallback_bytes,
+            metrics: parts.expert_metrics,
+        })?;
         Ok(Self {
             settings,
             transformer: parts.transformer,

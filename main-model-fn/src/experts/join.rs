@@ -13,7 +13,9 @@ use super::routing::Routed;
 use super::split::remote_slots;
 use crate::engine::request::ExpertTally;
 use remoe_kernels::{Dtype, Job, PackedExpert, Pool};
+use remoe_model::Checkpoint;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -46,42 +48,47 @@ pub(crate) struct Experts {
     local_rows: Vec<u8>,
 }
 
-/// Where the engine's links and loads report.
-pub(crate) struct Inlets {
+/// What the experts' half of the engine is made of.
+pub(crate) struct ExpertParts {
+    /// Drives the links; the engine's own.
+    pub(crate) runtime: Rc<Runtime>,
+    pub(crate) pool: Pool,
+    pub(crate) dtype: Dtype,
+    /// Elements of a hidden state.
+    pub(crate) hidden: usize,
+    pub(crate) checkpoint: Arc<Checkpoint>,
+    /// Where links report.
     pub(crate) link_events: mpsc::UnboundedReceiver<LinkEvent>,
-    pub(crate) loaded: mpsc::UnboundedReceiver<Loaded>,
+    /// Bytes of experts held because no replica answered.
+    pub(crate) fallback_bytes: usize,
+    pub(crate) metrics: ExpertMetrics,
 }
 
 impl Experts {
-    pub(crate) fn new(
-        runtime: Rc<Runtime>,
-        pool: Pool,
-        dtype: Dtype,
-        hidden: usize,
-        loader: Loader,
-        inlets: Inlets,
-        fallback_bytes: usize,
-        metrics: ExpertMetrics,
-    ) -> Self {
-        Self {
+    /// # Errors
+    /// The loading thread cannot be started.
+    pub(crate) fn new(parts: ExpertParts) -> io::Result<Self> {
+        let (loads, loaded) = mpsc::unbounded_channel();
+        let row_bytes = parts.hidden * parts.dtype.bytes();
+        Ok(Self {
             exchange: Exchange::new(
-                runtime.clone(),
-                inlets.link_events,
-                hidden * dtype.bytes(),
-                metrics.clone(),
+                parts.runtime.clone(),
+                parts.link_events,
+                row_bytes,
+                parts.metrics.clone(),
             ),
-            runtime,
-            pool,
-            dtype,
-            hidden,
+            runtime: parts.runtime,
+            pool: parts.pool,
+            dtype: parts.dtype,
+            hidden: parts.hidden,
             placement: Placement::default(),
-            loaded: inlets.loaded,
-            loader,
-            fallback: Fallback::new(fallback_bytes),
-            metrics,
+            loaded,
+            loader: Loader::start(parts.checkpoint, parts.dtype, loads)?,
+            fallback: Fallback::new(parts.fallback_bytes),
+            metrics: parts.metrics,
             tally: Vec::new(),
             local_rows: Vec::new(),
-        }
+        })
     }
 
     /// Puts a routing generation in force; the old one's links close.

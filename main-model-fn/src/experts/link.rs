@@ -304,7 +304,8 @@ mod tests {
     #[test]
     fn a_function_must_agree_in_everything() {
         assert_eq!(check(&expected(), &found()), Ok(()));
-        let changes: [(fn(&mut FunctionDescription), &str); 7] = [
+        type Change = (fn(&mut FunctionDescription), &'static str);
+        let changes: [Change; 7] = [
             (|f| f.wire_version += 1, "wire version"),
             (|f| f.checkpoint = "d".to_owned(), "checkpoint"),
             (|f| f.dtype = "bfloat16".to_owned(), "dtype"),

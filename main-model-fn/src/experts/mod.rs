@@ -18,8 +18,7 @@ mod routing;
 mod split;
 
 pub(crate) use error::ExpertError;
-pub(crate) use fallback::Loader;
-pub(crate) use join::{Experts, Inlets, LayerCall};
+pub(crate) use join::{ExpertParts, Experts, LayerCall};
 pub(crate) use link::{Expected, Link, LinkEvent, LinkState};
 pub(crate) use metrics::ExpertMetrics;
 pub(crate) use placement::{LocalExperts, Placement};

@@ -75,6 +75,8 @@ pub(crate) fn messages(routed: &Routed, slots: &[u32], inputs: &[u8], row_bytes:
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
     use proptest::prelude::*;
 

@@ -132,6 +132,7 @@ pub(super) fn characters(bytes: &[u8]) -> usize {
     bytes.iter().filter(|&&byte| byte & 0xc0 != 0x80).count()
 }
 
+/// Neither minus infinity nor NaN.
 fn finite(logprob: f32) -> f32 {
-    if logprob.is_finite() { logprob.max(LEAST) } else { LEAST }
+    logprob.max(LEAST)
 }

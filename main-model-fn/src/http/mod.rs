@@ -40,6 +40,6 @@ mod tokenize;
 mod unsupported;
 mod usage;
 
-pub use router::router;
-pub use state::{HttpOptions, HttpState};
-pub use text::TextFrontend;
+pub(crate) use router::router;
+pub(crate) use state::{HttpOptions, HttpState};
+pub(crate) use text::TextFrontend;

@@ -10,7 +10,7 @@ use axum::routing::{get, post};
 use std::sync::Arc;
 
 /// All routes over `state`.
-pub fn router(state: HttpState) -> Router {
+pub(crate) fn router(state: HttpState) -> Router {
     let state = Arc::new(state);
     Router::new()
         .route("/v1/chat/completions", post(chat::handle))

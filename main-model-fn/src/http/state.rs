@@ -12,26 +12,26 @@ use tokio::sync::{Semaphore, watch};
 
 /// What a deployment chooses about its HTTP front.
 #[derive(Debug, Clone)]
-pub struct HttpOptions {
+pub(crate) struct HttpOptions {
     /// The model's name in requests and answers.
-    pub model: String,
+    pub(crate) model: String,
     /// Clients must send it as a bearer token, when there is one.
-    pub api_key: Option<String>,
+    pub(crate) api_key: Option<String>,
     /// Origins that browsers may call from; `*` is all of them.
-    pub cors_origins: Vec<String>,
+    pub(crate) cors_origins: Vec<String>,
     /// Largest request body in bytes.
-    pub body_limit: usize,
+    pub(crate) body_limit: usize,
     /// A request body must be there within this time.
-    pub body_timeout: Duration,
+    pub(crate) body_timeout: Duration,
     /// A client that takes nothing of its stream for so long is given up.
-    pub stall_timeout: Duration,
+    pub(crate) stall_timeout: Duration,
     /// Sampling of requests that do not say.
-    pub defaults: GenerationDefaults,
+    pub(crate) defaults: GenerationDefaults,
 }
 
 impl HttpOptions {
     /// No key, no origins, 4 MiB bodies within 60 s, streams that may rest for 60 s.
-    pub fn new(model: impl Into<String>) -> Self {
+    pub(crate) fn new(model: impl Into<String>) -> Self {
         Self {
             model: model.into(),
             api_key: None,
@@ -45,7 +45,7 @@ impl HttpOptions {
 }
 
 /// The engine, the text and the options behind the routes.
-pub struct HttpState {
+pub(crate) struct HttpState {
     pub(super) engine: EngineHandle,
     pub(super) text: Option<Arc<dyn TextFrontend>>,
     pub(super) options: HttpOptions,
@@ -63,7 +63,7 @@ impl HttpState {
     ///
     /// # Errors
     /// A metric's name is taken in `registry`.
-    pub fn new(
+    pub(crate) fn new(
         engine: EngineHandle,
         text: Option<Arc<dyn TextFrontend>>,
         options: HttpOptions,

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// Turns text into token ids and back. Its calls may take long; the front makes them off its
 /// asynchronous threads.
-pub trait TextFrontend: Send + Sync {
+pub(crate) trait TextFrontend: Send + Sync {
     /// Ids of `text`; `special` adds what the tokenizer's post-processor adds.
     ///
     /// # Errors

@@ -98,7 +98,11 @@ impl Front {
 
     /// Sends `request` to the router.
     async fn send(&self, request: http::Request<Body>) -> Reply {
-        let response = self.router.clone().call(request).await.unwrap();
+        let mut router = self.router.clone();
+        let response = tokio::time::timeout(Duration::from_secs(20), router.call(request))
+            .await
+            .expect("an answer comes")
+            .unwrap();
         let (parts, body) = response.into_parts();
         let bytes = tokio::time::timeout(Duration::from_secs(20), to_bytes(body, 1 << 26))
             .await

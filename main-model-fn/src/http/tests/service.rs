@@ -163,6 +163,7 @@ async fn generations_are_in_flight_until_their_end() {
     let (response, asked) = tokio::join!(call, front.engine.next());
     assert_eq!(sample(&front, "remoe_requests_in_flight").await, 1.0);
     drop(response);
-    asked.events.closed().await;
+    let closed = tokio::time::timeout(std::time::Duration::from_secs(10), asked.events.closed());
+    closed.await.expect("the events are dropped");
     assert_eq!(sample(&front, "remoe_requests_in_flight").await, 0.0);
 }
