@@ -12,7 +12,7 @@ import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PROMPT = "What is an operating system?"
+PROMPT = "Read Genesis 1:1."
 
 
 def event(process: subprocess.Popen, wanted: str) -> dict:
@@ -32,6 +32,7 @@ def chat(endpoint: str, prompt: str) -> tuple[float, dict]:
         "model": "remoe-demo",
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": 96,
+        "seed": 2,
         "stream": True,
         "stream_options": {"include_usage": True},
         "include_figures": True,

@@ -1,9 +1,10 @@
 //! One forward for all rows: requests in a batch get the tokens that they get alone (float32), and
 //! the counters show that there is one iteration for all of them.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::panic, clippy::unwrap_used)]
 
 use remoe_tests::control::{Control, greedy, seeded};
+use remoe_tests::deadline::{SOON, until};
 use remoe_tests::fixture::{Model, served_fixtures};
 use remoe_tests::function::{MainFunction, Options, RemoteFunction};
 use remoe_tests::metrics::Metrics;
@@ -162,4 +163,41 @@ async fn requests_join_what_is_running_and_leave_when_they_are_done() {
     // The short ones ended while the long one ran: no forward was made for them alone.
     assert_eq!(counted.iterations, u64::from(LONG));
     assert_eq!(counted.positions, positions(&[short, vec![long]].concat()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_work_of_a_client_that_has_gone_stops() {
+    let model = Model::demo();
+    let main = MainFunction::start(&model.folder, Options::default()).await;
+    main.control.route(&[], &[]).await;
+    let request = greedy(&model.prompts()[4], 900);
+    let mut running = main.control.begin(request.clone()).await.unwrap();
+    running.tokens(3).await.unwrap();
+    drop(running);
+    until(SOON, "an engine without requests", async || {
+        let metrics = Metrics::read(main.http()).await;
+        (metrics.value("remoe_requests_running") == 0).then_some(())
+    })
+    .await;
+    let counted = counters(main.http()).await;
+    assert!(counted.positions < positions(&[request]), "the request was computed to its end: {counted:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_requests_than_are_allowed_are_refused_until_there_is_room() {
+    let model = Model::demo();
+    let options = Options::default().with("--max-requests", 2);
+    let main = MainFunction::start(&model.folder, options).await;
+    // Without a routing both wait.
+    let request = greedy(&model.prompts()[1], 8);
+    let first = main.control.begin(request.clone()).await.unwrap();
+    let second = main.control.begin(request.clone()).await.unwrap();
+    let refused = main.control.begin(request.clone()).await.err().map(|status| status.code());
+    assert_eq!(refused, Some(tonic::Code::ResourceExhausted));
+    main.control.route(&[], &[]).await;
+    let answers = [first.finish().await.unwrap(), second.finish().await.unwrap()];
+    assert_eq!(answers[0].finished.tokens, answers[1].finished.tokens);
+    let third =
+        until(SOON, "room for another request", async || main.control.begin(request.clone()).await.ok());
+    assert_eq!(third.await.finish().await.unwrap().finished.tokens, answers[0].finished.tokens);
 }

@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 /// Tokens of a generation that is disturbed, and those that come before.
-const TOKENS: u32 = 600;
+const TOKENS: u32 = 800;
 const BEFORE: usize = 40;
 
 fn prompt() -> Vec<u32> {
@@ -115,6 +115,22 @@ async fn a_killed_main_function_fails_its_clients_and_comes_back_at_the_same_por
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_stopped_main_function_is_replaced() {
+    let mut up = Up::start(&Model::demo().folder, 1).await;
+    let control = up.ready.control();
+    let peace = control.generate(greedy(&prompt(), 20)).await.finished;
+    let mut generation = control.begin(greedy(&prompt(), 900)).await.unwrap();
+    generation.tokens(5).await.unwrap();
+    let main = up.ready.main().pid.unwrap();
+    signal(main, Signal::STOP);
+    assert!(generation.finish().await.is_err(), "a function that cannot run seems to have answered");
+    let event = up.whole_without(&[main]).await;
+    assert_eq!(event.endpoint, up.ready.endpoint, "the same port");
+    let again = event.control().generate(greedy(&prompt(), 20)).await.finished;
+    assert_eq!((again.tokens, again.experts), (peace.tokens, peace.experts));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_left_of_a_killed_up() {
     let mut up = Up::start(&Model::demo().folder, 2).await;
     let mut generation = up.ready.control().begin(greedy(&prompt(), 900)).await.unwrap();
@@ -142,6 +158,7 @@ async fn drains(request: Signal) {
     }
     assert!(last.contains("[DONE]"), "the generation did not come to its end: {last:?}");
     assert_eq!(up.process.end(LONG).await.code(), Some(0));
+    assert!(up.unread().is_empty(), "nothing was restarted on the way out");
     all_gone(&up.ready.pids(), SOON).await;
     until(SOON, "the end of the listener", async || {
         tokio::net::TcpStream::connect(address).await.is_err().then_some(())

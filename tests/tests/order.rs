@@ -28,7 +28,7 @@ fn logged(main: &MainFunction, message: &str) -> Vec<SystemTime> {
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_leave_before_local_kernels_start() {
     const CALLS: usize = 5;
-    let sizes = Sizes { hidden: 256, width: 2048, experts: 8, top_k: 4, vocabulary: 512, context: 512 };
+    let sizes = Sizes { hidden: 256, width: 2048, experts: 8, top_k: 7, vocabulary: 512, context: 512 };
     let model = generate(sizes);
     let remote = vec![LayerExperts { layer: 0, experts: vec![7] }];
     let function = RemoteFunction::start(model.path(), "0:7", Options::default()).await;
@@ -37,7 +37,7 @@ async fn messages_leave_before_local_kernels_start() {
     let main = MainFunction::start(model.path(), options).await;
     main.control.route(&[recorder.address()], &remote).await;
     for call in 0..CALLS as u32 {
-        let ids: Vec<u32> = (0..400).map(|i| (i * 7 + call * 31) % 512).collect();
+        let ids: Vec<u32> = (0..500).map(|i| (i * 7 + call * 31) % 512).collect();
         let calls = main.control.inspect_ids(&ids).await.experts.unwrap();
         assert!(calls.remote > 0 && calls.local > calls.remote, "{calls:?}");
     }

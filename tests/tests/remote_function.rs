@@ -63,6 +63,9 @@ async fn experts_that_do_not_exist_are_refused() {
     }
 }
 
+/// What makes a good request a bad one.
+type Change = fn(&mut Work);
+
 /// Requests for expert 1 of layer 0 of a model, of which only that is hosted.
 fn work(checkpoint: &Checkpoint, id: u64) -> Work {
     let row = 0.5_f32.to_le_bytes().repeat(checkpoint.config().hidden_size);
@@ -78,7 +81,7 @@ async fn requests_that_contradict_themselves_are_refused_and_the_stream_goes_on(
     let good = stream.ask(work(&checkpoint, 1)).await.unwrap();
     assert_eq!(good.len(), checkpoint.config().hidden_size * 4);
     let row = work(&checkpoint, 0).rows;
-    let changes: [(Code, fn(&mut Work)); 10] = [
+    let changes: [(Code, Change); 10] = [
         (Code::InvalidArgument, |work| work.rows = work.rows.slice(1..)),
         (Code::InvalidArgument, |work| work.rows = [&work.rows[..], &[0]].concat().into()),
         (Code::InvalidArgument, |work| work.counts = vec![1, 1]),

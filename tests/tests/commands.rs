@@ -1,0 +1,93 @@
+//! `remoe logits` and `remoe generate` over the real functions, as scripts use them.
+
+#![allow(clippy::unwrap_used)]
+
+use remoe_tests::binaries;
+use remoe_tests::deadline::LONG;
+use remoe_tests::fixture::{Model, REFUSED};
+use remoe_tests::placement::pairs_per_position;
+use remoe_tests::process::Process;
+use serde_json::Value;
+use std::process::Command;
+use std::sync::mpsc;
+
+/// Runs `remoe COMMAND --json --model MODEL` with `arguments`; the exit code and the one object.
+async fn remoe(command: &str, model: &Model, arguments: &[&str]) -> (Option<i32>, Value) {
+    let mut process = Command::new(binaries::program("remoe"));
+    process.args([command, "--json", "--model"]).arg(&model.folder).args(arguments);
+    process.env("REMOE_BIN_DIR", binaries::folder()).env_remove("REMOE_LOG").env_remove("REMOE_API_KEY");
+    let (sender, lines) = mpsc::channel();
+    let mut process = Process::start("remoe", process, move |line| drop(sender.send(line)));
+    let code = process.end(LONG).await.code();
+    let lines: Vec<String> = lines.try_iter().collect();
+    assert_eq!(lines.len(), 1, "exactly one object: {lines:?}\n{:?}", process.log());
+    (code, serde_json::from_str(&lines[0]).unwrap())
+}
+
+fn listed(ids: &[u32]) -> String {
+    ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn generate_says_what_it_made_and_where() {
+    let model = Model::fixture("qwen2moe-norm");
+    let prompt = model.expected().unwrap().prompts.pop().unwrap();
+    let tokens = prompt.greedy.len();
+    let ids = listed(&prompt.ids);
+    let arguments = ["--prompt-ids", &ids, "--max-tokens", &tokens.to_string(), "--ignore-eos"];
+    for (placement, is_remote) in [(&[][..], false), (&["--remote-ratio", "0.5", "--replicas", "2"], true)] {
+        let arguments = [&arguments, placement, &["--dtype", "float32"]].concat();
+        let (code, answer) = remoe("generate", &model, &arguments).await;
+        assert_eq!(code, Some(0), "{answer}");
+        assert_eq!(answer["prompt_ids"], serde_json::json!(prompt.ids));
+        assert_eq!(answer["tokens"], serde_json::json!(prompt.greedy));
+        assert_eq!((&answer["text"], &answer["finish_reason"]), (&Value::Null, &"length".into()));
+        assert_eq!(answer["usage"]["total_tokens"], prompt.ids.len() + tokens);
+        let positions = (prompt.ids.len() + tokens - 1) as u64;
+        assert_eq!(answer["forwarded_positions"], positions);
+        let experts = |place: &str| answer["experts"][place].as_u64().unwrap();
+        let pairs = positions * pairs_per_position(&model.checkpoint());
+        assert_eq!(experts("local") + experts("remote"), pairs, "{answer}");
+        assert_eq!(experts("remote") > 0, is_remote, "{answer}");
+        assert_eq!(experts("fallback") + experts("retries"), 0, "{answer}");
+        for timing in ["load_s", "ttft_s", "prefill_s", "decode_s"] {
+            assert!(answer["timings"][timing].as_f64().unwrap() > 0.0, "{timing}: {answer}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn logits_are_those_of_the_reference() {
+    let model = Model::fixture("mixtral-basic");
+    let prompt = model.expected().unwrap().prompts.pop().unwrap();
+    let arguments = ["--prompt-ids", &listed(&prompt.ids), "--remote-ratio", "0.25"];
+    let (code, answer) = remoe("logits", &model, &arguments).await;
+    assert_eq!(code, Some(0), "{answer}");
+    assert_eq!(answer["argmax"], prompt.argmax);
+    assert_eq!(answer["last_logits"].as_array().unwrap().len(), prompt.last_logits.len());
+    let routing = answer["routing"].as_array().unwrap();
+    assert_eq!(routing.len(), prompt.routing.len());
+    for (layer, expected) in routing.iter().zip(&prompt.routing) {
+        let tokens = layer.as_array().unwrap();
+        assert_eq!(tokens.len(), expected.len());
+        for (token, expected) in tokens.iter().zip(expected) {
+            assert_eq!(token["experts"], serde_json::json!(expected.experts));
+            assert_eq!(token["weights"].as_array().unwrap().len(), expected.weights.len());
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_computed_is_refused_by_name() {
+    for (name, field) in REFUSED {
+        for command in ["generate", "logits", "up", "inspect"] {
+            let prompt: &[&str] =
+                if matches!(command, "generate" | "logits") { &["--prompt-ids", "1"] } else { &[] };
+            let (code, answer) = remoe(command, &Model::fixture(name), prompt).await;
+            assert_eq!(code, Some(4), "{command}: {answer}");
+            let error = &answer["error"];
+            assert_eq!((&error["code"], &error["field"]), (&"checkpoint".into(), &field.into()), "{answer}");
+            assert!(error["path"].as_str().unwrap().ends_with("config.json"), "{answer}");
+        }
+    }
+}
