@@ -1,12 +1,14 @@
 //! What every function process does beside its own work: it announces where it listens, writes
 //! structured logs, serves its metrics, drains on SIGTERM and never outlives its launcher.
 
+mod age;
 mod announce;
 mod guard;
 mod logs;
 mod metrics;
 mod shutdown;
 
+pub use age::process_start;
 pub use announce::{Announcement, Role, announce};
 pub use guard::{GuardError, end_with_launcher};
 pub use logs::init_logs;

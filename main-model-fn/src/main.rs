@@ -2,7 +2,7 @@
 
 use clap::Parser;
 use main_model_fn::{Error, Listeners, Settings, run};
-use remoe_function::{Role, announce, end_with_launcher, init_logs, shutdown_on_signal};
+use remoe_function::{Role, announce, end_with_launcher, init_logs, process_start, shutdown_on_signal};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use std::time::Instant;
 const EXIT_CHECKPOINT: u8 = 4;
 
 fn main() -> ExitCode {
-    let started = Instant::now();
+    let started = process_start();
     let settings = Settings::parse();
     init_logs(Role::Main);
     match serve(settings, started) {

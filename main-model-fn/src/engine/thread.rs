@@ -234,6 +234,7 @@ impl Engine {
 
     /// Starts waiting requests, in order, while batch and cache have room and experts are placed.
     fn admit(&mut self) {
+        // What comes before the first placement waits for it; HTTP takes nothing until then.
         if self.experts.placement().generation == 0 {
             return;
         }

@@ -48,8 +48,16 @@ pub(crate) enum LinkEvent {
 #[derive(Debug, Clone)]
 pub(crate) enum LinkState {
     Connecting,
-    Ready(mpsc::UnboundedSender<ForwardRequest>),
+    Ready(Conversation),
     Sick { message: String },
+}
+
+/// An open stream.
+#[derive(Debug, Clone)]
+pub(crate) struct Conversation {
+    outbound: mpsc::UnboundedSender<ForwardRequest>,
+    /// The engine has lost its patience with this replica.
+    give_up: Arc<Notify>,
 }
 
 struct Shared {
@@ -59,8 +67,6 @@ struct Shared {
     state: Mutex<LinkState>,
     /// Bytes handed to the operating system on this link's connections.
     written: Arc<AtomicU64>,
-    /// The engine has lost its patience with this replica.
-    give_up: Notify,
     events: mpsc::UnboundedSender<LinkEvent>,
 }
 
@@ -85,7 +91,6 @@ impl Link {
             expected,
             state: Mutex::new(LinkState::Connecting),
             written: Arc::default(),
-            give_up: Notify::new(),
             events,
         });
         let task = runtime.spawn(run(shared.clone()));
@@ -116,7 +121,7 @@ impl Link {
     /// Queues `request`; false when the link is not ready.
     pub(crate) fn send(&self, request: ForwardRequest) -> bool {
         match &*self.shared.state() {
-            LinkState::Ready(outbound) => outbound.send(request).is_ok(),
+            LinkState::Ready(conversation) => conversation.outbound.send(request).is_ok(),
             _ => false,
         }
     }
@@ -126,10 +131,13 @@ impl Link {
         self.shared.written.load(Ordering::Relaxed)
     }
 
-    /// Takes the replica out: it did not answer in time.
+    /// Takes the replica out and ends its stream: it did not answer in time, or not well.
     pub(crate) fn give_up(&self, message: &str) {
-        self.shared.set(LinkState::Sick { message: message.to_owned() });
-        self.shared.give_up.notify_one();
+        let mut state = self.shared.state();
+        if let LinkState::Ready(conversation) = &*state {
+            conversation.give_up.notify_one();
+            *state = LinkState::Sick { message: message.to_owned() };
+        }
     }
 
     /// Takes the replica out without calling it sick: it drains, its answers to come still count.
@@ -163,8 +171,13 @@ async fn run(shared: Arc<Shared>) {
         let connected = outcome.is_ok();
         let message = match outcome {
             Ok(client) => {
-                pause = FIRST_PAUSE;
-                converse(&shared, client, &mut settled).await
+                let mut answered = false;
+                let message = converse(&shared, client, &mut settled, &mut answered).await;
+                // A function that only connects and never answers must not be tried every second.
+                if answered {
+                    pause = FIRST_PAUSE;
+                }
+                message
             }
             Err(message) => message,
         };
@@ -235,8 +248,14 @@ fn check(expected: &Expected, found: &FunctionDescription) -> Result<(), String>
     Ok(())
 }
 
-/// Opens the stream and passes messages until it breaks; returns why it did.
-async fn converse(shared: &Shared, mut client: ExpertFunctionClient<Channel>, settled: &mut bool) -> String {
+/// Opens the stream and passes messages until it breaks; returns why it did, and through `answered`
+/// whether any answer came.
+async fn converse(
+    shared: &Shared,
+    mut client: ExpertFunctionClient<Channel>,
+    settled: &mut bool,
+    answered: &mut bool,
+) -> String {
     // Unbounded in type only: the engine has one layer's messages in flight at most.
     let (outbound, requests) = mpsc::unbounded_channel();
     let requests = tokio_stream::wrappers::UnboundedReceiverStream::new(requests);
@@ -245,15 +264,17 @@ async fn converse(shared: &Shared, mut client: ExpertFunctionClient<Channel>, se
         Ok(Err(status)) => return format!("Forward: {}", status.message()),
         Err(_) => return "no answer to Forward in time".to_owned(),
     };
-    shared.set(LinkState::Ready(outbound));
+    let give_up = Arc::new(Notify::new());
+    shared.set(LinkState::Ready(Conversation { outbound, give_up: give_up.clone() }));
     settle(shared, settled);
     loop {
         let reply = tokio::select! {
             reply = replies.message() => reply,
-            () = shared.give_up.notified() => return "no answer in time".to_owned(),
+            () = give_up.notified() => return "no answer in time".to_owned(),
         };
         match reply {
             Ok(Some(reply)) => {
+                *answered = true;
                 if shared.events.send(LinkEvent::Reply(reply)).is_err() {
                     return "the engine has stopped".to_owned();
                 }

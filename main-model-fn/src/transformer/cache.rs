@@ -43,6 +43,13 @@ impl SequenceCache {
         self.length
     }
 
+    /// Elements that `layer` keeps of one position.
+    #[cfg(test)]
+    pub(crate) fn elements_per_position(&self, layer: usize) -> usize {
+        let per_position = |tensor: &Tensor| tensor.numel() / tensor.size()[1] as usize;
+        per_position(&self.layers[layer].keys) + per_position(&self.layers[layer].values)
+    }
+
     /// The same sequence a second time, for another continuation.
     pub(crate) fn fork(&self) -> Result<Self, TchError> {
         let layers = self

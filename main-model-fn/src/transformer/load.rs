@@ -212,3 +212,28 @@ impl Loader<'_> {
         })
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    /// What a sequence's cache holds per position is what the checkpoint's facts promise: for latent
+    /// attention the latent and the rotated key part, not the expanded keys and values.
+    #[test]
+    fn the_cache_holds_what_the_facts_say() {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+        for name in ["dsv2-basic", "dsv2-group", "mixtral-basic"] {
+            let checkpoint = Checkpoint::open(fixtures.join(name)).unwrap();
+            let transformer = Transformer::load(&checkpoint, Dtype::F32, Device::Cpu).unwrap();
+            let cache = transformer.new_cache().unwrap();
+            for (layer, facts) in checkpoint.config().layers.iter().enumerate() {
+                assert_eq!(cache.elements_per_position(layer), facts.attention.cache_elements(), "{name}");
+                if let AttentionFacts::Mla(mla) = &facts.attention {
+                    assert_eq!(facts.attention.cache_elements(), mla.kv_rank + mla.rope_dim);
+                }
+            }
+        }
+    }
+}

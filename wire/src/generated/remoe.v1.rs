@@ -623,7 +623,7 @@ pub struct MainDescription {
 pub struct GenerateRequest {
     #[prost(uint32, tag = "4")]
     pub max_tokens: u32,
-    /// 0: greedy. Absent: the checkpoint's default.
+    /// 0 or absent: greedy.
     #[prost(float, optional, tag = "5")]
     pub temperature: ::core::option::Option<f32>,
     #[prost(float, optional, tag = "6")]
