@@ -283,7 +283,18 @@ async fn relay(
     let mut tokens = Vec::new();
     let mut text = String::new();
     let mut reason = FinishReason::Length;
-    while let Some(next) = events.recv().await {
+    loop {
+        let next = tokio::select! {
+            next = events.recv() => next,
+            // Dropping the events ends the request's work.
+            () = sender.closed() => return,
+        };
+        let Some(next) = next else {
+            let stopped = ServiceError::new(ErrorCode::Unavailable, "the engine has stopped");
+            let _client_gone = sender.send(Err(stopped.into())).await;
+            return;
+        };
+        let ends = matches!(next, Event::Done(_) | Event::Failed(_));
         let message = match next {
             Event::Delta(Delta { token, text: piece, .. }) => {
                 tokens.extend(token);
@@ -312,7 +323,7 @@ async fn relay(
             Event::Failed(error) => Err(error.into()),
             Event::Prompt(_) | Event::Inspection(_) => continue,
         };
-        if sender.send(message).await.is_err() {
+        if sender.send(message).await.is_err() || ends {
             return;
         }
     }

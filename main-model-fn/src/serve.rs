@@ -12,7 +12,7 @@ use axum::serve::ListenerExt;
 use prometheus::Registry;
 use remoe_experts::default_dtype;
 use remoe_function::{Announcement, Role};
-use remoe_kernels::{Pool, PoolConfig, numerics_class};
+use remoe_kernels::{MAX_THREADS, Pool, PoolConfig, numerics_class};
 use remoe_model::Checkpoint;
 use remoe_wire::v1::MainDescription;
 use remoe_wire::v1::main_model_server::MainModelServer;
@@ -250,5 +250,5 @@ fn cache_positions(checkpoint: &Checkpoint, element_bytes: usize, bytes: u64) ->
 }
 
 fn all_cores() -> usize {
-    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+    std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MAX_THREADS))
 }

@@ -8,7 +8,7 @@ use remoe_kernels::{Job, Pool};
 use remoe_wire::v1::{Code, Failure, ForwardReply, Rows, Work, forward_reply::Outcome};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc as blocking;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -23,6 +23,8 @@ pub(crate) struct Order {
     pub(crate) work: Work,
     pub(crate) arrived: Instant,
     pub(crate) cancelled: Arc<AtomicBool>,
+    /// Answers that the stream still owes; a cancelled request needs none.
+    pub(crate) unread: Arc<AtomicUsize>,
     pub(crate) permit: Permit,
     pub(crate) answers: mpsc::UnboundedSender<Result<Answer, Status>>,
 }
@@ -42,6 +44,7 @@ impl Computer {
         while let Ok(order) = orders.recv() {
             let id = order.work.id;
             if order.cancelled.load(Ordering::Acquire) {
+                order.unread.fetch_sub(1, Ordering::AcqRel);
                 self.metrics.answers.with_label_values(&["cancelled"]).inc();
                 continue;
             }

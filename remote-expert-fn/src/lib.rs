@@ -21,7 +21,7 @@ use metrics::Metrics;
 use prometheus::Registry;
 use remoe_experts::{LoadError, default_dtype};
 use remoe_function::{Announcement, Role, serve_metrics};
-use remoe_kernels::{KernelError, Pool, PoolConfig, numerics_class};
+use remoe_kernels::{KernelError, MAX_THREADS, Pool, PoolConfig, numerics_class};
 use remoe_model::{Checkpoint, CheckpointError};
 use remoe_wire::v1::FunctionDescription;
 use remoe_wire::v1::expert_function_server::ExpertFunctionServer;
@@ -196,5 +196,5 @@ pub async fn run(
 }
 
 fn all_cores() -> usize {
-    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+    std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MAX_THREADS))
 }

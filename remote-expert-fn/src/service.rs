@@ -146,7 +146,14 @@ impl Reader {
         };
         let cancelled = Arc::new(AtomicBool::new(false));
         self.pending.insert(work.id, cancelled.clone());
-        let order = Order { work, arrived: Instant::now(), cancelled, permit, answers: self.answers.clone() };
+        let order = Order {
+            work,
+            arrived: Instant::now(),
+            cancelled,
+            unread: self.unread.clone(),
+            permit,
+            answers: self.answers.clone(),
+        };
         service
             .orders
             .send(order)

@@ -8,8 +8,9 @@
 /// to longer prompts, first come first served, in chunks of at most `chunk` rows.
 pub(crate) fn plan(pending: &[usize], budget: usize, chunk: usize) -> Vec<usize> {
     let decoding = pending.iter().filter(|&&rows| rows == 1).count();
-    let mut left = budget.saturating_sub(decoding);
-    let mut rows: Vec<usize> = pending
+    // At least one row, or prompts would never come to an end beside many that decode.
+    let mut left = budget.saturating_sub(decoding).max(1);
+    pending
         .iter()
         .map(|&pending| {
             if pending <= 1 {
@@ -19,14 +20,7 @@ pub(crate) fn plan(pending: &[usize], budget: usize, chunk: usize) -> Vec<usize>
             left -= take;
             take
         })
-        .collect();
-    if rows.iter().all(|&rows| rows == 0) {
-        // A budget of nothing must not stop the world.
-        if let Some(first) = pending.iter().position(|&pending| pending > 0) {
-            rows[first] = 1;
-        }
-    }
-    rows
+        .collect()
 }
 
 #[cfg(test)]
@@ -54,7 +48,7 @@ mod tests {
             while pending.iter().any(|&rows| rows > 0) {
                 let rows = plan(&pending, budget, chunk);
                 let decoding = pending.iter().filter(|&&rows| rows == 1).count();
-                prop_assert!(rows.iter().sum::<usize>() <= budget.max(decoding).max(1));
+                prop_assert!(rows.iter().sum::<usize>() <= budget.max(decoding + 1));
                 for (pending, rows) in pending.iter_mut().zip(&rows) {
                     prop_assert!(*rows <= *pending);
                     prop_assert!(*pending != 1 || *rows == 1);

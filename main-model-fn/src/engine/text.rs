@@ -60,7 +60,9 @@ impl StopStrings {
 
     fn push(&mut self, text: &str) -> Step {
         self.held.push_str(text);
-        if let Some(at) = self.stops.iter().filter_map(|stop| self.held.find(stop)).min() {
+        // The stop string that is complete first wins, however the text is cut into pieces.
+        let found = |stop: &String| self.held.find(stop.as_str()).map(|at| (at + stop.len(), at));
+        if let Some((_, at)) = self.stops.iter().filter_map(found).min() {
             self.held.truncate(at);
             return Step { text: self.release(), stopped: true };
         }
@@ -128,6 +130,7 @@ mod tests {
             let (out, stopped) = feed(&stops, &pieces.iter().map(String::as_str).collect::<Vec<_>>());
             let whole = out.concat();
             prop_assert!(text.starts_with(&whole));
+            prop_assert_eq!(&whole, &feed(&stops, &[&text]).0.concat());
             prop_assert_eq!(stopped, stops.iter().any(|stop| text.contains(stop)));
             prop_assert!(stops.iter().all(|stop| !whole.contains(stop)));
             if !stopped {

@@ -169,7 +169,7 @@ impl Engine {
         let (jobs, switches) = (&mut self.jobs, &mut self.switches);
         let experts = &mut self.experts;
         let shutdown = self.shutdown.clone();
-        let (job, switch, open) = runtime.block_on(async {
+        let (job, switch) = runtime.block_on(async {
             let timeout = async {
                 match deadline {
                     Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
@@ -177,11 +177,12 @@ impl Engine {
                 }
             };
             tokio::select! {
-                job = jobs.recv() => (job, None, true),
-                switch = switches.recv() => { let open = switch.is_some(); (None, switch, open) }
-                () = experts.connections_changed() => (None, None, true),
-                () = timeout => (None, None, true),
-                () = shutdown.cancelled() => (None, None, true),
+                job = jobs.recv() => (job, None),
+                // The control server may end before HTTP has drained: then no switch comes any more.
+                Some(switch) = switches.recv() => (None, Some(switch)),
+                () = experts.connections_changed() => (None, None),
+                () = timeout => (None, None),
+                () = shutdown.cancelled() => (None, None),
             }
         });
         let closed = job.is_none() && self.jobs.is_closed() && self.jobs.is_empty();
@@ -189,7 +190,7 @@ impl Engine {
         if let Some(switch) = switch {
             self.begin_switch(switch);
         }
-        open && !closed
+        !closed
     }
 
     fn begin_switch(&mut self, switch: Switch) {

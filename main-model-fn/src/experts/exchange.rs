@@ -21,6 +21,8 @@ const ATTEMPT_LIMIT: Duration = Duration::from_secs(2);
 /// Messages have left when the socket has taken them; a peer that reads slowly must not keep the
 /// local kernels waiting for longer than this.
 const LEAVE_LIMIT: Duration = Duration::from_millis(20);
+/// Answers that arrived during the local work have at least so long to be read.
+const GRACE: Duration = Duration::from_millis(100);
 /// Up to this many tokens a call counts as decoding and goes to one replica.
 const DECODE_TOKENS: usize = 16;
 /// How long the engine polls for answers before it sleeps: waking a thread costs ten times a
@@ -134,6 +136,10 @@ impl Exchange {
         deadline: Instant,
     ) -> Result<(), ExpertError> {
         let started = Instant::now();
+        // Nobody listened while the local kernels ran: what came meanwhile is not late.
+        for part in outstanding.parts.values_mut() {
+            part.deadline = part.deadline.max(started + GRACE);
+        }
         while !outstanding.parts.is_empty() {
             if Instant::now() >= deadline {
                 let missing = outstanding.missing();
@@ -267,7 +273,7 @@ impl Exchange {
             }
             Some(Outcome::Rows(_)) | None => {
                 const REASON: &str = "answer of the wrong size";
-                tracing::error!(address = link.address(), layer = call.layer, expected, REASON);
+                tracing::error!(address = link.address(), layer = call.layer, expected, "{REASON}");
                 link.give_up(REASON);
                 self.retry(placement, call, vec![part], REASON, outstanding);
             }

@@ -43,6 +43,8 @@ pub(crate) struct Experts {
     loaded: mpsc::UnboundedReceiver<Loaded>,
     loader: Loader,
     fallback: Fallback,
+    /// Loads under way.
+    ordered: BTreeSet<(usize, u32)>,
     metrics: ExpertMetrics,
     tally: Vec<ExpertTally>,
     local_rows: Vec<u8>,
@@ -85,6 +87,7 @@ impl Experts {
             loaded,
             loader: Loader::start(parts.checkpoint, parts.dtype, loads)?,
             fallback: Fallback::new(parts.fallback_bytes),
+            ordered: BTreeSet::new(),
             metrics: parts.metrics,
             tally: Vec::new(),
             local_rows: Vec::new(),
@@ -122,7 +125,6 @@ impl Experts {
         shared: impl FnOnce() -> Result<Option<Vec<u8>>, E>,
         output: &mut [u8],
     ) -> Result<(), E> {
-        let deadline = Instant::now() + LAYER_LIMIT;
         let layer = call.layer;
         let slots = remote_slots(call.routed, |expert| self.placement.is_remote(layer, expert));
         let mut outstanding = self.exchange.send_off(&self.placement, call, &slots);
@@ -131,6 +133,8 @@ impl Experts {
         tracing::trace!(layer, "local kernels start");
         let local = self.compute_local(call, &mut local_rows)?;
         tracing::trace!(layer, "local kernels done");
+        // Local work is not waiting: the clock of the remote half starts when somebody listens.
+        let deadline = Instant::now() + LAYER_LIMIT;
         self.exchange.collect(&self.placement, call, &mut outstanding, deadline)?;
         let fallback = self.compute_orphans(call, &outstanding.orphans, deadline)?;
         for (_, slots) in &outstanding.answers {
@@ -147,6 +151,10 @@ impl Experts {
         place(&mut rows, &fallback.0, &fallback.1, row_bytes);
         for (bytes, slots) in &outstanding.answers {
             place(&mut rows, slots, bytes, row_bytes);
+        }
+        if let Some(slot) = rows.iter().position(|row| row.is_empty()) {
+            let expert = call.routed.experts[slot];
+            return Err(ExpertError::Unplaced { layer, expert, generation: self.placement.generation }.into());
         }
         let rows = ExpertRows { rows: &rows, dtype: self.dtype, hidden: self.hidden };
         reduce(call.routed, &rows, shared.as_deref(), output);
@@ -242,29 +250,40 @@ impl Experts {
             by_expert.entry(call.routed.experts[slot as usize]).or_default().push(slot);
         }
         let mut work = Vec::with_capacity(by_expert.len());
-        let mut ordered = BTreeSet::new();
+        while let Ok(loaded) = self.loaded.try_recv() {
+            // Ordered for an earlier call; whether it failed is no longer of interest.
+            self.keep(&loaded);
+        }
+        let mut awaited = BTreeSet::new();
         for (&expert, slots) in &by_expert {
             match self.fallback.get(call.layer, expert) {
                 Some(packed) => work.push((packed, slots.clone())),
                 None => {
-                    self.metrics.loads.inc();
-                    self.loader.order(call.layer, expert);
-                    ordered.insert(expert);
+                    awaited.insert(expert);
+                    if self.ordered.insert((call.layer, expert)) {
+                        self.metrics.loads.inc();
+                        self.loader.order(call.layer, expert);
+                    }
                 }
             }
         }
-        while !ordered.is_empty() {
+        while !awaited.is_empty() {
             let loaded = &mut self.loaded;
             let next = self.runtime.block_on(async {
                 tokio::time::timeout_at(deadline.into(), loaded.recv()).await.ok().flatten()
             });
             let Some(loaded) = next else {
-                let missing = ordered.iter().map(|expert| by_expert[expert].len()).sum();
+                let missing = awaited.iter().map(|expert| by_expert[expert].len()).sum();
                 return Err(ExpertError::Deadline { layer: call.layer, missing, limit: LAYER_LIMIT });
             };
-            let (layer, expert) = (loaded.layer, loaded.expert);
-            let packed = self.keep(loaded)?;
-            if layer == call.layer && ordered.remove(&expert) {
+            self.keep(&loaded);
+            let Loaded { layer, expert, outcome } = loaded;
+            if layer == call.layer && awaited.remove(&expert) {
+                let packed = outcome.map_err(|error| ExpertError::Load {
+                    layer,
+                    expert,
+                    message: error.to_string(),
+                })?;
                 work.push((packed, by_expert[&expert].clone()));
             }
         }
@@ -274,15 +293,13 @@ impl Experts {
         Ok((slots, rows))
     }
 
-    fn keep(&mut self, loaded: Loaded) -> Result<Arc<PackedExpert>, ExpertError> {
-        let packed = loaded.outcome.map_err(|error| ExpertError::Load {
-            layer: loaded.layer,
-            expert: loaded.expert,
-            message: error.to_string(),
-        })?;
-        self.fallback.insert(loaded.layer, loaded.expert, packed.clone());
-        self.metrics.fallback_bytes.set(self.fallback.bytes() as i64);
-        Ok(packed)
+    /// Takes note of a finished load, and keeps the expert while there is room.
+    fn keep(&mut self, loaded: &Loaded) {
+        self.ordered.remove(&(loaded.layer, loaded.expert));
+        if let Ok(packed) = &loaded.outcome {
+            self.fallback.insert(loaded.layer, loaded.expert, packed.clone());
+            self.metrics.fallback_bytes.set(self.fallback.bytes() as i64);
+        }
     }
 }
 

@@ -10,12 +10,12 @@ use remoe_wire::{MAX_MESSAGE, STREAM_WINDOW, WIRE_VERSION};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{sleep, timeout};
 use tonic::transport::{Channel, Endpoint};
 
-/// How long one step of connecting (TCP, `Describe`, health) may take.
+/// How long one step of connecting (TCP, `Describe`, `Forward`) may take.
 const STEP_LIMIT: Duration = Duration::from_secs(1);
 /// A sick replica is out for at least this long ..
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -172,9 +172,10 @@ async fn run(shared: Arc<Shared>) {
         let message = match outcome {
             Ok(client) => {
                 let mut answered = false;
+                let since = Instant::now();
                 let message = converse(&shared, client, &mut settled, &mut answered).await;
                 // A function that only connects and never answers must not be tried every second.
-                if answered {
+                if answered || since.elapsed() > LONGEST_PAUSE {
                     pause = FIRST_PAUSE;
                 }
                 message
