@@ -12,7 +12,7 @@ use axum::serve::ListenerExt;
 use prometheus::Registry;
 use remoe_experts::default_dtype;
 use remoe_function::{Announcement, Role};
-use remoe_kernels::{MAX_THREADS, Pool, PoolConfig, numerics_class};
+use remoe_kernels::{Pool, PoolConfig, numerics_class};
 use remoe_model::Checkpoint;
 use remoe_wire::v1::MainDescription;
 use remoe_wire::v1::main_model_server::MainModelServer;
@@ -76,7 +76,7 @@ pub async fn run(
 ) -> Result<(), Error> {
     let checkpoint = Arc::new(Checkpoint::open(&settings.model)?);
     let dtype = settings.dtype.map_or_else(|| default_dtype(&checkpoint), |dtype| dtype.0);
-    let threads = settings.threads.unwrap_or_else(all_cores).max(1);
+    let threads = settings.threads.unwrap_or(PoolConfig::default().threads).max(1);
     let device_name = settings.device.unwrap_or_else(DeviceName::best);
     let device = device_name.device()?;
     tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX));
@@ -247,8 +247,4 @@ fn cache_positions(checkpoint: &Checkpoint, element_bytes: usize, bytes: u64) ->
     let elements: usize =
         checkpoint.config().layers.iter().map(|layer| layer.attention.cache_elements()).sum();
     usize::try_from(bytes / (elements * element_bytes).max(1) as u64).unwrap_or(usize::MAX)
-}
-
-fn all_cores() -> usize {
-    std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MAX_THREADS))
 }

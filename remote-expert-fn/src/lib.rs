@@ -21,7 +21,7 @@ use metrics::Metrics;
 use prometheus::Registry;
 use remoe_experts::{LoadError, default_dtype};
 use remoe_function::{Announcement, Role, serve_metrics};
-use remoe_kernels::{KernelError, MAX_THREADS, Pool, PoolConfig, numerics_class};
+use remoe_kernels::{KernelError, Pool, PoolConfig, numerics_class};
 use remoe_model::{Checkpoint, CheckpointError};
 use remoe_wire::v1::FunctionDescription;
 use remoe_wire::v1::expert_function_server::ExpertFunctionServer;
@@ -92,7 +92,7 @@ pub async fn run(
 ) -> Result<(), Error> {
     let checkpoint = Checkpoint::open(&settings.model)?;
     let dtype = settings.dtype.map_or_else(|| default_dtype(&checkpoint), |dtype| dtype.0);
-    let threads = settings.threads.unwrap_or_else(all_cores).max(1);
+    let threads = settings.threads.unwrap_or(PoolConfig::default().threads).max(1);
     let sets = parse_listing(&settings.experts)?;
     let host = Host::load(&checkpoint, &sets, dtype, settings.memory_bytes, threads)?;
     let pool = Pool::new(PoolConfig { threads, path: settings.instruction_path, ..PoolConfig::default() })?;
@@ -193,8 +193,4 @@ pub async fn run(
         () = drain => Ok(()),
         () = limit => Ok(()),
     }
-}
-
-fn all_cores() -> usize {
-    std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MAX_THREADS))
 }
