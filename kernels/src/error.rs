@@ -42,6 +42,18 @@ pub enum KernelError {
         /// Elements of a row.
         columns: usize,
     },
+    /// A single matrix has the wrong number of bytes.
+    #[error("{actual} bytes of weights, expected {expected} ({rows} rows of {columns} elements)")]
+    WeightLength {
+        /// Bytes that the shape and the stored element type call for.
+        expected: usize,
+        /// Bytes that were given.
+        actual: usize,
+        /// Rows of the matrix.
+        rows: usize,
+        /// Elements of a row.
+        columns: usize,
+    },
     /// A slab of rows is not a whole number of rows, or reaches beyond the matrix.
     #[error(
         "{matrix:?} matrix: {actual} bytes from row {first_row} on are not whole rows of {row_bytes} bytes within {rows} rows"
@@ -71,14 +83,14 @@ pub enum KernelError {
     /// A call has more jobs or rows than [`crate::MAX_JOBS`] or [`crate::MAX_ROWS`].
     #[error("{actual} {what} in one call, at most {max}")]
     TooMany {
-        /// `jobs` or `rows`.
+        /// `jobs`, `products` or `rows`.
         what: &'static str,
         /// What was given.
         actual: usize,
         /// The limit.
         max: usize,
     },
-    /// A job's input matrix is not a whole number of rows.
+    /// The input matrix of a job or product is not a whole number of rows.
     #[error("job {job}: {actual} input bytes are not whole rows of {hidden} {dtype} elements")]
     InputLength {
         /// Position in the call.
@@ -100,7 +112,7 @@ pub enum KernelError {
         /// Rows of the input matrix.
         rows: usize,
     },
-    /// A job's output has the wrong number of bytes.
+    /// The output of a job or product has the wrong number of bytes.
     #[error("job {job}: {actual} output bytes, expected {expected}")]
     OutputLength {
         /// Position in the call.

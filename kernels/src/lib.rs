@@ -1,6 +1,6 @@
-//! CPU kernels for one gated expert of a Mixture-of-Experts layer: `out = (act(x Gate^T) * (x Up^T)) Down^T`, for one token or many, for one expert or many in one call. No I/O.
+//! CPU kernels for one gated expert of a Mixture-of-Experts layer: `out = (act(x Gate^T) * (x Up^T)) Down^T`, for one token or many, for one expert or many in one call; and for plain products `out = x W^T`. No I/O.
 //!
-//! [`PackedExpert`] holds an expert's weights in the order in which they are read; [`Pool`] computes. What comes back is one row per (token, expert), unweighted.
+//! [`PackedExpert`] and [`PackedMatrix`] hold weights in the order in which they are read; [`Pool`] computes. What comes back of experts is one row per (token, expert), unweighted.
 //!
 //! ```
 //! use remoe_kernels::{Activation, Dtype, ExpertShape, Job, PackedExpert, Pool, PoolConfig, StoredDtype};
@@ -43,6 +43,7 @@ compile_error!("weights and rows are little-endian and used in place");
 
 mod dtype;
 mod error;
+mod matrix;
 mod memory;
 pub mod numerics;
 mod pack;
@@ -55,9 +56,10 @@ mod threads;
 
 pub use dtype::{Activation, Dtype, StoredDtype};
 pub use error::KernelError;
+pub use matrix::{MAX_OUTPUTS, PackedMatrix};
 pub use numerics::numerics_class;
 pub use pack::{PackedExpert, PackedExpertBuilder};
 pub use paths::InstructionPath;
-pub use plan::{Job, MAX_JOBS, MAX_ROWS};
+pub use plan::{Job, MAX_JOBS, MAX_ROWS, Product};
 pub use pool::{DEFAULT_POLL, MAX_THREADS, Pool, PoolConfig};
 pub use shape::{ExpertShape, MAX_DIMENSION, Matrix};

@@ -104,25 +104,15 @@ impl PackedExpertBuilder {
         if !fits || !bytes.len().is_multiple_of(row_bytes) {
             return Err(KernelError::Rows { matrix, first_row, actual: bytes.len(), row_bytes, rows });
         }
-        // Distinct loops for each pair of types, so that the conversion is decided outside of them.
-        match (self.stored, self.shape.dtype()) {
-            (StoredDtype::Bf16, Dtype::Bf16) => self.transpose(matrix, first_row, bytes, pair),
-            (StoredDtype::F32, Dtype::F32) => self.transpose(matrix, first_row, bytes, word),
-            (StoredDtype::F32, Dtype::Bf16) => {
-                self.transpose(matrix, first_row, bytes, |row, m| {
-                    round_pair(m, |k| f32::from_bits(word(row, k)))
-                });
-            }
-            (StoredDtype::F16, Dtype::Bf16) => {
-                self.transpose(matrix, first_row, bytes, |row, m| round_pair(m, |k| from_f16(half(row, k))));
-            }
-            (StoredDtype::Bf16, Dtype::F32) => {
-                self.transpose(matrix, first_row, bytes, |row, m| from_bf16(half(row, m)).to_bits());
-            }
-            (StoredDtype::F16, Dtype::F32) => {
-                self.transpose(matrix, first_row, bytes, |row, m| from_f16(half(row, m)).to_bits());
-            }
-        }
+        let shape = self.shape;
+        let (panel_words, start, columns, shift) = match matrix {
+            Matrix::Gate => (shape.gate_up_panel_words(), 0, HALF, 0),
+            Matrix::Up => (shape.gate_up_panel_words(), 0, HALF, HALF),
+            Matrix::Down => (shape.down_panel_words(), shape.down_offset_words(), PANEL, 0),
+        };
+        let target = Panels { panel_words, columns, shift };
+        let packed = &mut self.buffer.words_mut()[start..];
+        target.write(packed, self.stored, shape.dtype(), first_row, row_bytes, bytes);
         let given = &mut self.given[matrix as usize];
         for row in first_row..first_row + count {
             given[row / 64] |= 1 << (row % 64);
@@ -146,32 +136,63 @@ impl PackedExpertBuilder {
         }
         Ok(PackedExpert { shape: self.shape, buffer: self.buffer })
     }
+}
 
-    /// Writes rows as columns of their panels. `decode(row, m)` is word `m` of a packed column: a pair of bfloat16, or one float32; zero beyond the row's end.
-    fn transpose(
-        &mut self,
-        matrix: Matrix,
+/// How the rows of a matrix become columns of panels.
+#[derive(Clone, Copy)]
+pub(crate) struct Panels {
+    /// 32-bit words of a panel.
+    pub(crate) panel_words: usize,
+    /// Rows of the matrix that a panel holds.
+    pub(crate) columns: usize,
+    /// The panel's column that the first of them becomes.
+    pub(crate) shift: usize,
+}
+
+impl Panels {
+    /// Writes whole rows of `row_bytes` bytes from `first_row` on into `packed`, which begins with the first panel.
+    pub(crate) fn write(
+        self,
+        packed: &mut [u32],
+        stored: StoredDtype,
+        dtype: Dtype,
         first_row: usize,
+        row_bytes: usize,
         bytes: &[u8],
-        decode: impl Fn(&[u8], usize) -> u32,
     ) {
-        let shape = self.shape;
-        let row_bytes = self.row_bytes(matrix);
-        let (panel_words, start, columns, shift) = match matrix {
-            Matrix::Gate => (shape.gate_up_panel_words(), 0, HALF, 0),
-            Matrix::Up => (shape.gate_up_panel_words(), 0, HALF, HALF),
-            Matrix::Down => (shape.down_panel_words(), shape.down_offset_words(), PANEL, 0),
-        };
+        let rows = Rows { first: first_row, row_bytes, bytes };
+        // Distinct loops for each pair of types, so that the conversion is decided outside of them.
+        match (stored, dtype) {
+            (StoredDtype::Bf16, Dtype::Bf16) => self.transpose(packed, rows, pair),
+            (StoredDtype::F32, Dtype::F32) => self.transpose(packed, rows, word),
+            (StoredDtype::F32, Dtype::Bf16) => {
+                self.transpose(packed, rows, |row, m| round_pair(m, |k| f32::from_bits(word(row, k))));
+            }
+            (StoredDtype::F16, Dtype::Bf16) => {
+                self.transpose(packed, rows, |row, m| round_pair(m, |k| from_f16(half(row, k))));
+            }
+            (StoredDtype::Bf16, Dtype::F32) => {
+                self.transpose(packed, rows, |row, m| from_bf16(half(row, m)).to_bits());
+            }
+            (StoredDtype::F16, Dtype::F32) => {
+                self.transpose(packed, rows, |row, m| from_f16(half(row, m)).to_bits());
+            }
+        }
+    }
+
+    /// `decode(row, m)` is word `m` of a packed column: a pair of bfloat16, or one float32; zero beyond the row's end.
+    fn transpose(self, packed: &mut [u32], rows: Rows<'_>, decode: impl Fn(&[u8], usize) -> u32) {
+        let Self { panel_words, columns, shift } = self;
         let words = panel_words / PANEL;
-        let packed = self.buffer.words_mut();
-        let mut row = first_row;
-        let mut rest = bytes;
+        let row_bytes = rows.row_bytes;
+        let mut row = rows.first;
+        let mut rest = rows.bytes;
         while !rest.is_empty() {
             // Up to the next multiple of TILE rows: such a group never crosses a panel's edge.
             let count = (rest.len() / row_bytes).min(TILE - row % TILE);
             let (group, after) = rest.split_at(count * row_bytes);
             let column = row % columns + shift;
-            let panel = &mut packed[start + row / columns * panel_words..][..panel_words];
+            let panel = &mut packed[row / columns * panel_words..][..panel_words];
             for first_word in (0..words).step_by(TILE) {
                 let mut tile = [[0u32; TILE]; TILE];
                 for (source, target) in group.chunks_exact(row_bytes).zip(&mut tile) {
@@ -190,6 +211,14 @@ impl PackedExpertBuilder {
             rest = after;
         }
     }
+}
+
+/// Rows as a checkpoint stores them.
+#[derive(Clone, Copy)]
+struct Rows<'a> {
+    first: usize,
+    row_bytes: usize,
+    bytes: &'a [u8],
 }
 
 /// Two stored bytes, or zero beyond the row's end.

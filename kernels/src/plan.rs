@@ -3,12 +3,12 @@
 use crate::memory::Buffer;
 use crate::paths::panel::Panel;
 use crate::shape::{HALF, PANEL};
-use crate::{Dtype, ExpertShape, KernelError, PackedExpert};
+use crate::{Activation, Dtype, KernelError, PackedExpert, PackedMatrix};
 
-/// Most jobs of one call.
+/// Most jobs, or products, of one call.
 pub const MAX_JOBS: usize = 1 << 14;
 
-/// Most rows of one call, all jobs together.
+/// Most rows of one call, all jobs or products together.
 pub const MAX_ROWS: usize = 1 << 20;
 
 /// One expert and the rows it is to compute.
@@ -21,6 +21,17 @@ pub struct Job<'a> {
     /// Rows of `inputs` to compute, in any order and as often as you like.
     pub row_index: &'a [u32],
     /// Results: one row of `hidden` elements for each row index, in the same order, little-endian, with any alignment.
+    pub output: &'a mut [u8],
+}
+
+/// One matrix and the rows it is to be multiplied with: `output = inputs matrix^T`.
+#[derive(Debug)]
+pub struct Product<'a> {
+    /// The matrix.
+    pub matrix: &'a PackedMatrix,
+    /// Row-major rows of [`PackedMatrix::inputs`] little-endian elements of the matrix' type, with any alignment.
+    pub inputs: &'a [u8],
+    /// One row of [`PackedMatrix::outputs`] elements for each input row, little-endian, with any alignment.
     pub output: &'a mut [u8],
 }
 
@@ -38,160 +49,266 @@ impl Phase {
 /// A validated call. Kept between calls for its memory.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    jobs: Vec<Planned>,
-    /// Pointers to input rows and to intermediate rows, of all jobs in order.
-    inputs: Vec<*const u8>,
-    intermediates: Vec<*const u8>,
+    phases: [PhasePlan; 2],
     /// Intermediate rows, and input rows that had to be padded.
     scratch: Buffer,
-    units: [u32; 2],
 }
 
-// SAFETY: the pointers are only used during a call, while the caller's borrows of the jobs are alive; threads write to disjoint panels.
+// SAFETY: the pointers are only used during a call, while the caller's borrows of jobs and products are alive; threads write to disjoint panels.
 unsafe impl Send for Plan {}
 // SAFETY: as above.
 unsafe impl Sync for Plan {}
 
+#[derive(Debug, Default)]
+struct PhasePlan {
+    stages: Vec<Stage>,
+    /// Pointers to the rows that stages sum over, in order.
+    rows: Vec<*const u8>,
+    units: u32,
+}
+
+/// A matrix times some rows.
 #[derive(Debug)]
-struct Planned {
-    /// Units of earlier jobs, by phase.
-    before: [u32; 2],
-    shape: ExpertShape,
+struct Stage {
+    /// Units of earlier stages.
+    before: u32,
+    dtype: Dtype,
+    activation: Activation,
     words: *const u32,
+    panel_words: usize,
+    pairs: usize,
     first_row: usize,
-    rows: usize,
-    intermediate: *mut u8,
-    output: *mut u8,
+    row_count: usize,
+    out: *mut u8,
+    out_stride: usize,
+    /// Results of a row that a panel gives, and all of them.
+    panel_columns: usize,
+    columns: usize,
+}
+
+impl PhasePlan {
+    fn clear(&mut self) {
+        self.stages.clear();
+        self.rows.clear();
+        self.units = 0;
+    }
+
+    /// Adds a stage whose rows are the last `row_count` pointers.
+    fn push(&mut self, stage: Stage) {
+        // At most MAX_JOBS * MAX_OUTPUTS / 64 = 2^28.
+        self.units += stage.columns.div_ceil(stage.panel_columns) as u32;
+        self.stages.push(stage);
+    }
+}
+
+/// Scratch memory that is being given out.
+struct Free(*mut u8);
+
+impl Free {
+    /// # Safety
+    /// The scratch memory has `bytes` left.
+    unsafe fn take(&mut self, bytes: usize) -> *mut u8 {
+        let taken = self.0;
+        // SAFETY: the caller's promise.
+        self.0 = unsafe { taken.add(bytes) };
+        taken
+    }
+
+    /// A pointer to `row` with an even number of elements: itself, or a copy with a zero appended.
+    ///
+    /// # Safety
+    /// The scratch memory has `padded` bytes left where that is not 0; `row` is shorter than that.
+    unsafe fn padded(&mut self, row: &[u8], padded: usize) -> *const u8 {
+        if padded == 0 {
+            return row.as_ptr();
+        }
+        // SAFETY: the caller's promise.
+        unsafe {
+            let copy = self.take(padded);
+            copy.copy_from_nonoverlapping(row.as_ptr(), row.len());
+            copy.add(row.len()).write_bytes(0, padded - row.len());
+            copy
+        }
+    }
 }
 
 impl Plan {
     pub(crate) fn new() -> Result<Self, KernelError> {
-        Ok(Self {
-            jobs: Vec::new(),
-            inputs: Vec::new(),
-            intermediates: Vec::new(),
-            scratch: Buffer::zeroed(0)?,
-            units: [0; 2],
-        })
+        Ok(Self { phases: Default::default(), scratch: Buffer::zeroed(0)? })
     }
 
     pub(crate) fn units(&self, phase: Phase) -> u32 {
-        self.units[phase as usize]
+        self.phases[phase as usize].units
     }
 
     pub(crate) fn scratch_bytes(&self) -> usize {
         self.scratch.len()
     }
 
-    /// Replaces the plan by that of a new call.
-    pub(crate) fn prepare(&mut self, jobs: &mut [Job<'_>]) -> Result<(), KernelError> {
-        let scratch = validate(jobs)?;
+    /// Forgets the last call and makes room for the next one's scratch memory.
+    fn begin(&mut self, scratch: usize) -> Result<Free, KernelError> {
+        self.phases.iter_mut().for_each(PhasePlan::clear);
         if self.scratch.len() < scratch {
             // The old one goes first, so that both never exist together.
             self.scratch = Buffer::zeroed(0)?;
             self.scratch = Buffer::zeroed(scratch)?;
         }
-        self.jobs.clear();
-        self.inputs.clear();
-        self.intermediates.clear();
-        self.units = [0; 2];
-        let mut free = self.scratch.as_mut_ptr();
+        Ok(Free(self.scratch.as_mut_ptr()))
+    }
+
+    /// Replaces the plan by that of a call of experts.
+    pub(crate) fn prepare_jobs(&mut self, jobs: &mut [Job<'_>]) -> Result<(), KernelError> {
+        let mut free = self.begin(validate_jobs(jobs)?)?;
+        let [gate_up, down] = &mut self.phases;
         for job in jobs {
             let shape = *job.expert.shape();
-            let rows = job.row_index.len();
-            if rows == 0 {
+            let row_count = job.row_index.len();
+            if row_count == 0 {
                 continue;
             }
-            let first_row = self.inputs.len();
             let row_bytes = shape.row_bytes();
-            let intermediate = free;
-            // SAFETY: `validate` summed exactly these sizes; the stride of a row is a multiple of 64.
-            free = unsafe { free.add(rows * shape.hidden_stride()) };
+            // SAFETY: `validate_jobs` summed exactly these sizes; the stride of a row is a multiple of 64.
+            let intermediate = unsafe { free.take(row_count * shape.hidden_stride()) };
+            let first_row = gate_up.rows.len();
             for (r, &index) in job.row_index.iter().enumerate() {
                 let source = &job.inputs[index as usize * row_bytes..][..row_bytes];
+                // SAFETY: `validate_jobs` counted one padded input row for every row.
+                gate_up.rows.push(unsafe { free.padded(source, shape.padded_input_bytes()) });
                 // SAFETY: row `r` of the part just taken.
-                self.intermediates.push(unsafe { intermediate.add(r * shape.hidden_stride()) });
-                if shape.hidden() % 2 == 0 {
-                    self.inputs.push(source.as_ptr());
-                } else {
-                    let stride = shape.input_stride();
-                    // SAFETY: `validate` counted one padded input row for every row; `row_bytes < stride`.
-                    unsafe {
-                        free.copy_from_nonoverlapping(source.as_ptr(), row_bytes);
-                        free.add(row_bytes).write_bytes(0, stride - row_bytes);
-                        self.inputs.push(free);
-                        free = free.add(stride);
-                    }
-                }
+                down.rows.push(unsafe { intermediate.add(r * shape.hidden_stride()) });
             }
-            self.jobs.push(Planned {
-                before: self.units,
-                shape,
-                words: job.expert.words(),
+            let words = job.expert.words();
+            gate_up.push(Stage {
+                before: gate_up.units,
+                dtype: shape.dtype(),
+                activation: shape.activation(),
+                words,
+                panel_words: shape.gate_up_panel_words(),
+                pairs: shape.gate_up_pairs(),
                 first_row,
-                rows,
-                intermediate,
-                output: job.output.as_mut_ptr(),
+                row_count,
+                out: intermediate,
+                out_stride: shape.hidden_stride(),
+                panel_columns: HALF,
+                columns: shape.width(),
             });
-            // At most MAX_JOBS * MAX_DIMENSION / 32 = 2^27.
-            self.units[Phase::GateUp as usize] += shape.gate_up_panels() as u32;
-            self.units[Phase::Down as usize] += shape.down_panels() as u32;
+            down.push(Stage {
+                before: down.units,
+                dtype: shape.dtype(),
+                activation: shape.activation(),
+                words: words.wrapping_add(shape.down_offset_words()),
+                panel_words: shape.down_panel_words(),
+                pairs: shape.down_pairs(),
+                first_row: down.rows.len() - row_count,
+                row_count,
+                out: job.output.as_mut_ptr(),
+                out_stride: row_bytes,
+                panel_columns: PANEL,
+                columns: shape.hidden(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Replaces the plan by that of a call of products, which have the second phase only.
+    pub(crate) fn prepare_products(&mut self, products: &mut [Product<'_>]) -> Result<(), KernelError> {
+        let mut free = self.begin(validate_products(products)?)?;
+        let [_, phase] = &mut self.phases;
+        for product in products {
+            let matrix = product.matrix;
+            let first_row = phase.rows.len();
+            for row in product.inputs.chunks_exact(matrix.input_bytes()) {
+                // SAFETY: `validate_products` counted one padded input row for every row.
+                phase.rows.push(unsafe { free.padded(row, matrix.padded_input_bytes()) });
+            }
+            let row_count = phase.rows.len() - first_row;
+            if row_count == 0 {
+                continue;
+            }
+            phase.push(Stage {
+                before: phase.units,
+                dtype: matrix.dtype(),
+                // The second phase has none.
+                activation: Activation::Relu,
+                words: matrix.words(),
+                panel_words: matrix.panel_words(),
+                pairs: matrix.pairs(),
+                first_row,
+                row_count,
+                out: product.output.as_mut_ptr(),
+                out_stride: matrix.output_bytes(),
+                panel_columns: PANEL,
+                columns: matrix.outputs(),
+            });
         }
         Ok(())
     }
 
     /// Element type of a unit and its panel; `next` is the panel itself until the caller knows better.
     pub(crate) fn panel(&self, phase: Phase, unit: u32) -> Option<(Dtype, Panel)> {
-        let position = self.jobs.partition_point(|job| job.before[phase as usize] <= unit).checked_sub(1)?;
-        let job = self.jobs.get(position)?;
-        let shape = job.shape;
-        let index = (unit - job.before[phase as usize]) as usize;
-        let element = shape.dtype().bytes();
-        let (panels, offset, pairs, rows, out, out_stride, width, total) = match phase {
-            Phase::GateUp => (
-                shape.gate_up_panels(),
-                index * shape.gate_up_panel_words(),
-                shape.gate_up_pairs(),
-                &self.inputs,
-                job.intermediate,
-                shape.hidden_stride(),
-                HALF,
-                shape.width(),
-            ),
-            Phase::Down => (
-                shape.down_panels(),
-                shape.down_offset_words() + index * shape.down_panel_words(),
-                shape.down_pairs(),
-                &self.intermediates,
-                job.output,
-                shape.row_bytes(),
-                PANEL,
-                shape.hidden(),
-            ),
-        };
-        if index >= panels {
+        let phase = &self.phases[phase as usize];
+        let position = phase.stages.partition_point(|stage| stage.before <= unit).checked_sub(1)?;
+        let stage = phase.stages.get(position)?;
+        let index = (unit - stage.before) as usize;
+        let column = index * stage.panel_columns;
+        if column >= stage.columns {
             return None;
         }
-        let rows = rows.get(job.first_row..job.first_row + job.rows)?;
-        let column = index * width;
-        let weights = job.words.wrapping_add(offset);
+        let rows = phase.rows.get(stage.first_row..stage.first_row + stage.row_count)?;
+        let weights = stage.words.wrapping_add(index * stage.panel_words);
         let panel = Panel {
             weights,
-            pairs,
+            pairs: stage.pairs,
             rows: rows.as_ptr(),
-            row_count: job.rows,
-            out: out.wrapping_add(column * element),
-            out_stride,
-            columns: width.min(total - column),
-            activation: shape.activation(),
+            row_count: stage.row_count,
+            out: stage.out.wrapping_add(column * stage.dtype.bytes()),
+            out_stride: stage.out_stride,
+            columns: stage.panel_columns.min(stage.columns - column),
+            activation: stage.activation,
             next: weights.cast(),
         };
-        Some((shape.dtype(), panel))
+        Some((stage.dtype, panel))
     }
 }
 
+/// Checks the lengths of products; the scratch bytes they need.
+fn validate_products(products: &[Product<'_>]) -> Result<usize, KernelError> {
+    if products.len() > MAX_JOBS {
+        return Err(KernelError::TooMany { what: "products", actual: products.len(), max: MAX_JOBS });
+    }
+    let mut all_rows = 0usize;
+    let mut scratch = 0usize;
+    for (position, product) in products.iter().enumerate() {
+        let matrix = product.matrix;
+        if !product.inputs.len().is_multiple_of(matrix.input_bytes()) {
+            return Err(KernelError::InputLength {
+                job: position,
+                actual: product.inputs.len(),
+                hidden: matrix.inputs(),
+                dtype: matrix.dtype(),
+            });
+        }
+        let rows = product.inputs.len() / matrix.input_bytes();
+        all_rows = all_rows.saturating_add(rows);
+        if all_rows > MAX_ROWS {
+            return Err(KernelError::TooMany { what: "rows", actual: all_rows, max: MAX_ROWS });
+        }
+        let too_large = KernelError::TooLarge { what: "an output" };
+        let expected = rows.checked_mul(matrix.output_bytes()).ok_or(too_large)?;
+        if product.output.len() != expected {
+            return Err(KernelError::OutputLength { job: position, expected, actual: product.output.len() });
+        }
+        scratch = matrix
+            .padded_input_bytes()
+            .checked_mul(rows)
+            .and_then(|bytes| bytes.checked_add(scratch))
+            .ok_or(KernelError::TooLarge { what: "the scratch memory of a call" })?;
+    }
+    Ok(scratch)
+}
+
 /// Checks every length and index of a call; the scratch bytes it needs.
-fn validate(jobs: &[Job<'_>]) -> Result<usize, KernelError> {
+fn validate_jobs(jobs: &[Job<'_>]) -> Result<usize, KernelError> {
     if jobs.len() > MAX_JOBS {
         return Err(KernelError::TooMany { what: "jobs", actual: jobs.len(), max: MAX_JOBS });
     }
@@ -222,8 +339,7 @@ fn validate(jobs: &[Job<'_>]) -> Result<usize, KernelError> {
         if job.output.len() != expected {
             return Err(KernelError::OutputLength { job: position, expected, actual: job.output.len() });
         }
-        let input_stride = if shape.hidden() % 2 == 1 { shape.input_stride() } else { 0 };
-        scratch = (shape.hidden_stride() + input_stride)
+        scratch = (shape.hidden_stride() + shape.padded_input_bytes())
             .checked_mul(rows)
             .and_then(|bytes| bytes.checked_add(scratch))
             .ok_or(KernelError::TooLarge { what: "the scratch memory of a call" })?;

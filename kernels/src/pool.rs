@@ -1,4 +1,4 @@
-//! The thread pool and its one operation.
+//! The thread pool and its two operations.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::paths::{self, Kernels};
 use crate::threads::Shared;
-use crate::{Dtype, InstructionPath, Job, KernelError};
+use crate::{Dtype, InstructionPath, Job, KernelError, Product};
 
 /// Most threads of a pool, the caller included.
 pub const MAX_THREADS: usize = 256;
@@ -109,7 +109,17 @@ impl Pool {
     pub fn forward(&self, jobs: &mut [Job<'_>]) -> Result<(), KernelError> {
         let _calling = self.calling.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the lock is held, and the jobs' borrows last until `call` returns; outputs are borrowed mutably and so disjoint.
-        unsafe { self.shared.call(|plan| plan.prepare(jobs)) }
+        unsafe { self.shared.call(|plan| plan.prepare_jobs(jobs)) }
+    }
+
+    /// Computes all products; otherwise as [`forward`](Self::forward).
+    ///
+    /// # Errors
+    /// As for [`forward`](Self::forward), without [`KernelError::RowIndex`].
+    pub fn multiply(&self, products: &mut [Product<'_>]) -> Result<(), KernelError> {
+        let _calling = self.calling.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: as in `forward`.
+        unsafe { self.shared.call(|plan| plan.prepare_products(products)) }
     }
 }
 

@@ -106,8 +106,7 @@ impl ExpertShape {
 
     /// Bytes of a pool's scratch memory that each row of a call takes. A pool keeps what its largest call needed.
     pub const fn scratch_bytes_per_row(&self) -> usize {
-        let padded_input = if self.hidden % 2 == 1 { self.input_stride() } else { 0 };
-        self.hidden_stride() + padded_input + 2 * size_of::<*const u8>()
+        self.hidden_stride() + self.padded_input_bytes() + 2 * size_of::<*const u8>()
     }
 
     /// Panels of the gate and up projections.
@@ -130,20 +129,12 @@ impl ExpertShape {
         self.width.div_ceil(2)
     }
 
-    /// 32-bit words in which one pair of 64 columns is packed.
-    pub(crate) const fn pair_words(&self) -> usize {
-        match self.dtype {
-            Dtype::Bf16 => PANEL,
-            Dtype::F32 => 2 * PANEL,
-        }
-    }
-
     pub(crate) const fn gate_up_panel_words(&self) -> usize {
-        self.gate_up_pairs() * self.pair_words()
+        self.gate_up_pairs() * pair_words(self.dtype)
     }
 
     pub(crate) const fn down_panel_words(&self) -> usize {
-        self.down_pairs() * self.pair_words()
+        self.down_pairs() * pair_words(self.dtype)
     }
 
     /// Where the down panels begin.
@@ -160,8 +151,24 @@ impl ExpertShape {
         self.gate_up_panels() * HALF * self.dtype.bytes()
     }
 
-    /// Bytes between input rows that had to be copied because their length is odd.
-    pub(crate) const fn input_stride(&self) -> usize {
-        (self.gate_up_pairs() * 2 * self.dtype.bytes()).next_multiple_of(64)
+    /// Bytes of an input row's copy where its length is odd, else 0.
+    pub(crate) const fn padded_input_bytes(&self) -> usize {
+        padded_row_bytes(self.hidden, self.dtype)
+    }
+}
+
+/// Bytes that a copy of a row of `elements` takes where their number is odd (the copy has a zero appended), else 0.
+pub(crate) const fn padded_row_bytes(elements: usize, dtype: Dtype) -> usize {
+    match elements % 2 {
+        0 => 0,
+        _ => ((elements + 1) * dtype.bytes()).next_multiple_of(64),
+    }
+}
+
+/// 32-bit words in which one pair of 64 columns is packed.
+pub(crate) const fn pair_words(dtype: Dtype) -> usize {
+    match dtype {
+        Dtype::Bf16 => PANEL,
+        Dtype::F32 => 2 * PANEL,
     }
 }

@@ -1,0 +1,96 @@
+//! A single weight matrix in panels.
+
+use crate::memory::Buffer;
+use crate::pack::Panels;
+use crate::shape::{PANEL, padded_row_bytes, pair_words};
+use crate::{Dtype, KernelError, MAX_DIMENSION, StoredDtype};
+
+/// Largest legal number of outputs; vocabularies are the largest there are.
+pub const MAX_OUTPUTS: usize = 1 << 20;
+
+/// A weight matrix `[outputs, inputs]` in the order in which the kernels read it, laid out like an expert's down projection. Never changes; share it freely between threads.
+#[derive(Debug)]
+pub struct PackedMatrix {
+    outputs: usize,
+    inputs: usize,
+    dtype: Dtype,
+    buffer: Buffer,
+}
+
+impl PackedMatrix {
+    /// Packs a whole matrix, row-major and little-endian as checkpoints store it, with any alignment. Weights are converted from `stored` to `dtype` where they differ.
+    ///
+    /// # Errors
+    /// [`KernelError::Dimension`] for 0 and above [`MAX_OUTPUTS`] or [`MAX_DIMENSION`], [`KernelError::WeightLength`] for the wrong number of bytes, [`KernelError::OutOfMemory`].
+    pub fn pack(
+        outputs: usize,
+        inputs: usize,
+        dtype: Dtype,
+        stored: StoredDtype,
+        weights: &[u8],
+    ) -> Result<Self, KernelError> {
+        for (what, value, max) in [("outputs", outputs, MAX_OUTPUTS), ("inputs", inputs, MAX_DIMENSION)] {
+            if value == 0 || value > max {
+                return Err(KernelError::Dimension { what, value, max });
+            }
+        }
+        // Below 2^20 * 2^18 * 4 bytes, and so within the address space.
+        let row_bytes = inputs * stored.bytes();
+        if weights.len() != outputs * row_bytes {
+            let (expected, actual) = (outputs * row_bytes, weights.len());
+            return Err(KernelError::WeightLength { expected, actual, rows: outputs, columns: inputs });
+        }
+        let panel_words = inputs.div_ceil(2) * pair_words(dtype);
+        let mut buffer = Buffer::zeroed(outputs.div_ceil(PANEL) * panel_words * 4)?;
+        let panels = Panels { panel_words, columns: PANEL, shift: 0 };
+        panels.write(buffer.words_mut(), stored, dtype, 0, row_bytes, weights);
+        Ok(Self { outputs, inputs, dtype, buffer })
+    }
+
+    /// Elements of a result's row.
+    pub const fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// Elements of an input row.
+    pub const fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    /// Element type of weights, inputs and results.
+    pub const fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Bytes of an input row.
+    pub const fn input_bytes(&self) -> usize {
+        self.inputs * self.dtype.bytes()
+    }
+
+    /// Bytes of a result's row.
+    pub const fn output_bytes(&self) -> usize {
+        self.outputs * self.dtype.bytes()
+    }
+
+    /// Bytes of memory that the weights take.
+    pub fn bytes(&self) -> usize {
+        Buffer::resident_bytes(self.buffer.len())
+    }
+
+    pub(crate) const fn padded_input_bytes(&self) -> usize {
+        padded_row_bytes(self.inputs, self.dtype)
+    }
+
+    pub(crate) const fn pairs(&self) -> usize {
+        self.inputs.div_ceil(2)
+    }
+
+    pub(crate) const fn panel_words(&self) -> usize {
+        self.pairs() * pair_words(self.dtype)
+    }
+
+    /// The first panel; the others follow.
+    pub(crate) fn words(&self) -> *const u32 {
+        self.buffer.as_ptr().cast()
+    }
+}

@@ -1,0 +1,123 @@
+//! Plain products: every path, thread count and batch gives the bits of the naive form.
+
+#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
+
+mod common;
+
+use common::{Data, Random, bits, dot, pool, stored_bits, to_bytes};
+use remoe_kernels::{
+    Activation, Dtype, ExpertShape, InstructionPath, Job, KernelError, MAX_DIMENSION, MAX_OUTPUTS,
+    PackedExpert, PackedMatrix, Pool, Product, StoredDtype,
+};
+
+fn pools() -> Vec<Pool> {
+    let mut pools: Vec<Pool> = InstructionPath::available().into_iter().map(|path| pool(1, path)).collect();
+    pools.extend([2, 3].map(|threads| pool(threads, InstructionPath::detect())));
+    pools
+}
+
+struct Case {
+    matrix: PackedMatrix,
+    rows: Vec<u8>,
+    expected: Vec<u32>,
+}
+
+fn case(random: &mut Random, data: Data, outputs: usize, inputs: usize, rows: usize, dtype: Dtype) -> Case {
+    let weights: Vec<Vec<f32>> = (0..outputs).map(|_| data.vector(random, inputs, dtype)).collect();
+    let x: Vec<Vec<f32>> = (0..rows).map(|_| data.vector(random, inputs, dtype)).collect();
+    let expected = x.iter().flat_map(|x| weights.iter().map(|w| stored_bits(dot(x, w), dtype))).collect();
+    let packed = to_bytes(&weights.concat(), dtype);
+    Case {
+        matrix: PackedMatrix::pack(outputs, inputs, dtype, StoredDtype::from(dtype), &packed).unwrap(),
+        rows: to_bytes(&x.concat(), dtype),
+        expected,
+    }
+}
+
+#[test]
+fn all_paths_and_shapes_give_the_same_bits() {
+    let pools = pools();
+    let mut random = Random(11);
+    for (outputs, inputs) in [(1, 1), (3, 2), (63, 5), (64, 64), (65, 41), (130, 7), (200, 130)] {
+        for dtype in [Dtype::Bf16, Dtype::F32] {
+            for data in Data::ALL {
+                for rows in [0, 1, 2, 6, 7, 13, 40] {
+                    let case = case(&mut random, data, outputs, inputs, rows, dtype);
+                    for pool in &pools {
+                        let mut output = vec![0xaa; case.expected.len() * dtype.bytes()];
+                        let mut product =
+                            [Product { matrix: &case.matrix, inputs: &case.rows, output: &mut output }];
+                        pool.multiply(&mut product).unwrap();
+                        assert!(
+                            bits(&output, dtype) == case.expected,
+                            "{} x {}: {outputs} x {inputs} {dtype} {data:?} {rows} rows",
+                            pool.path(),
+                            pool.threads()
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn several_products_share_a_call_and_follow_experts() {
+    let mut random = Random(12);
+    for threads in 1..=3 {
+        let pool = pool(threads, InstructionPath::detect());
+        let cases = [(100, 40, 3, Dtype::Bf16), (33, 41, 9, Dtype::F32), (64, 8, 0, Dtype::Bf16)].map(
+            |(outputs, inputs, rows, dtype)| case(&mut random, Data::Wide, outputs, inputs, rows, dtype),
+        );
+        let shape = ExpertShape::new(64, 32, Dtype::F32, Activation::Silu).unwrap();
+        let zeros = vec![0u8; 64 * 32 * 4];
+        let expert = PackedExpert::pack(shape, StoredDtype::F32, &zeros, &zeros, &zeros).unwrap();
+        for _ in 0..3 {
+            let mut outputs: Vec<Vec<u8>> =
+                cases.iter().map(|case| vec![0; case.expected.len() * case.matrix.dtype().bytes()]).collect();
+            let mut products: Vec<Product<'_>> = cases
+                .iter()
+                .zip(&mut outputs)
+                .map(|(case, output)| Product { matrix: &case.matrix, inputs: &case.rows, output })
+                .collect();
+            pool.multiply(&mut products).unwrap();
+            for (case, output) in cases.iter().zip(&outputs) {
+                assert_eq!(bits(output, case.matrix.dtype()), case.expected);
+            }
+            let inputs = vec![0u8; 256];
+            let mut output = vec![1u8; 256];
+            pool.forward(&mut [Job {
+                expert: &expert,
+                inputs: &inputs,
+                row_index: &[0],
+                output: &mut output,
+            }])
+            .unwrap();
+            assert_eq!(output, [0; 256]);
+        }
+    }
+}
+
+#[test]
+fn wrong_sizes_are_named() {
+    let pack = |outputs, inputs, bytes| {
+        PackedMatrix::pack(outputs, inputs, Dtype::F32, StoredDtype::F32, &vec![0; bytes]).map(|_| ())
+    };
+    let dimension = |what, value, max| Err(KernelError::Dimension { what, value, max });
+    assert_eq!(pack(0, 4, 0), dimension("outputs", 0, MAX_OUTPUTS));
+    assert_eq!(pack(MAX_OUTPUTS + 1, 4, 0), dimension("outputs", MAX_OUTPUTS + 1, MAX_OUTPUTS));
+    assert_eq!(pack(4, MAX_DIMENSION + 1, 0), dimension("inputs", MAX_DIMENSION + 1, MAX_DIMENSION));
+    let length = KernelError::WeightLength { expected: 96, actual: 95, rows: 4, columns: 6 };
+    assert_eq!(pack(4, 6, 95), Err(length));
+
+    let matrix = PackedMatrix::pack(4, 6, Dtype::F32, StoredDtype::F32, &[0; 96]).unwrap();
+    let pool = pool(1, InstructionPath::detect());
+    let multiply = |inputs: usize, output: usize| {
+        let (inputs, mut output) = (vec![0; inputs], vec![0; output]);
+        pool.multiply(&mut [Product { matrix: &matrix, inputs: &inputs, output: &mut output }])
+    };
+    assert_eq!(multiply(48, 32), Ok(()));
+    let input = KernelError::InputLength { job: 0, actual: 47, hidden: 6, dtype: Dtype::F32 };
+    assert_eq!(multiply(47, 32), Err(input));
+    assert_eq!(multiply(48, 16), Err(KernelError::OutputLength { job: 0, expected: 32, actual: 16 }));
+}
