@@ -53,8 +53,18 @@ generate: ## Write the gRPC code anew from wire/proto
 	REMOE_UPDATE_GENERATED=1 cargo test --release -p remoe-wire --test generated_code
 
 .PHONY: bench
-bench: tools ## Measure the expert kernels against the machine's limits
-	cargo run --release -p remoe-kernels --example ffn_speed
+bench: build ## Measure speed against the machine's limits (BENCH="--only kernels,wire", BENCH=--quick)
+	$(CARGO) build --release -p remoe-kernels --example ffn_speed
+	target/release/remoe-bench run --out "target/bench/$$(date -u +%Y-%m-%dT%H-%M-%SZ).json" $(BENCH)
+
+# A workspace of its own, without LibTorch; a finding is kept in fuzz/findings (docs/fuzzing.md).
+.PHONY: fuzz
+fuzz: ## Fuzz everything that reads bytes from outside, for long (FUZZ="--seconds 600 chat" changes how)
+	python3 fuzz/run.py $(FUZZ)
+
+.PHONY: fuzz-short
+fuzz-short: ## The same, a fixed number of runs in about a minute
+	python3 fuzz/run.py --short $(FUZZ)
 
 .PHONY: env
 env: ## Print what cargo needs in its environment, for use outside of make: eval "$(make -s env)"

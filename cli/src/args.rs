@@ -1,5 +1,7 @@
 //! The command line.
 
+use crate::commands::plan::PlanArgs;
+use crate::commands::predictor::PredictorArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -33,6 +35,14 @@ pub(crate) enum Command {
     /// Serve a model over HTTP until Ctrl-C
     #[command(after_help = UP_EXAMPLES)]
     Up(UpArgs),
+    /// Decide where every expert lives, and what that costs
+    #[command(after_help = PLAN_EXAMPLES)]
+    Plan(PlanArgs),
+    /// Run a set of prompts and record which experts they use
+    #[command(after_help = RECORD_EXAMPLES)]
+    Record(RecordArgs),
+    /// Predict which experts prompts use, from recorded activations
+    Predictor(PredictorArgs),
 }
 
 #[derive(Debug, Args)]
@@ -95,6 +105,34 @@ pub(crate) struct UpArgs {
     /// Key that clients must present as a bearer token
     #[arg(long, value_name = "KEY", env = "REMOE_API_KEY", hide_env_values = true)]
     pub(crate) api_key: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RecordArgs {
+    /// Prompts, one JSON object a line: {"prompt": ".."}, or a line of LMSYS-Chat-1M, ShareGPT, WikiText,
+    /// C4 or SlimPajama; the first 500 characters of each are taken
+    #[arg(long, value_name = "FILE")]
+    pub(crate) prompts: PathBuf,
+    /// File that the records are appended to
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+    /// Generate at most this many tokens for each prompt
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_tokens: u32,
+    /// Randomness of the choice; 0 takes the likeliest token
+    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature, allow_negative_numbers = true)]
+    pub(crate) temperature: f32,
+    /// The same seed gives the same answers
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Record the experts of every token, not only counts
+    #[arg(long)]
+    pub(crate) tokens: bool,
+    /// Prompts that are answered at the same time
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = at_least_one)]
+    pub(crate) concurrency: usize,
+    #[command(flatten)]
+    pub(crate) deployment: DeploymentArgs,
 }
 
 /// The prompt, in one of its forms.
@@ -242,7 +280,17 @@ const GENERATE_EXAMPLES: &str = "Examples:
   remoe generate --model ./model --chat --prompt 'What is a lake?' --temperature 0.7 --seed 3
   remoe generate --model ./model --prompt-ids 1,2,3 --remote-ratio 0.5 --replicas 2 --json";
 
+const RECORD_EXAMPLES: &str = "Examples:
+  remoe record --model demo/model --prompts prompts.jsonl --out history.npy
+  remoe record --model demo/model --prompts chats.jsonl --out history.npy --max-tokens 100 --tokens";
+
 const UP_EXAMPLES: &str = "Examples:
   remoe up --model ./model
   remoe up --model ./model --remote-ratio 0.25 --replicas 2 --port 0 --json
   remoe up --model ./model --plan plan.json --host 0.0.0.0 --api-key secret";
+
+const PLAN_EXAMPLES: &str = "Examples:
+  remoe plan --problem problem.json
+  remoe plan --problem problem.json --previous plan.json --hysteresis 0.1
+  remoe plan --problem problem.json --evaluate plan.json --json
+  remoe plan --problem problem.json --preallocate";

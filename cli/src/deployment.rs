@@ -24,6 +24,8 @@ pub(crate) struct Wanted {
     pub(crate) inspection: Inspection,
     pub(crate) moe_layers: Vec<MoeLayer>,
     pub(crate) placement: Placement,
+    /// What the functions may take to end by themselves after the work of a one-shot command.
+    pub(crate) drain: Duration,
     ready_timeout: Duration,
 }
 
@@ -43,12 +45,16 @@ impl Wanted {
                 remote_memory_bytes: args.remote_memory,
                 kv_cache_bytes: args.kv_cache_bytes,
                 max_batch: args.max_batch,
+                record_activations: None,
+                record_tokens: false,
                 served_model_name: None,
                 api_key: None,
             },
             inspection,
             moe_layers,
             placement,
+            // Nothing is left to drain once the answer is there.
+            drain: Duration::ZERO,
             ready_timeout: args.ready_timeout,
         })
     }
@@ -94,8 +100,7 @@ impl Wanted {
             let main = status.functions.iter().find_map(|function| function.grpc);
             let main = main.ok_or_else(|| CliError::runtime("the main function is gone"))?;
             let result = work(control::main_client(main)?).await;
-            // Nothing is left to drain: the answer is there, or will not come.
-            supervisor.shutdown(Duration::ZERO).await;
+            supervisor.shutdown(self.drain).await;
             result
         };
         tokio::select! {

@@ -9,6 +9,7 @@ mod commands;
 mod deployment;
 mod exit;
 mod output;
+mod plan_report;
 mod programs;
 mod prompt;
 mod signals;
@@ -40,7 +41,7 @@ pub fn main(arguments: Vec<OsString>) -> ExitCode {
         }
     };
     match run(&cli) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             if cli.json {
                 json::print_error(&error);
@@ -51,21 +52,37 @@ pub fn main(arguments: Vec<OsString>) -> ExitCode {
     }
 }
 
-fn run(cli: &Cli) -> Result<(), CliError> {
-    let progress = Arc::new(Progress::new(cli.verbose));
-    if let Command::Inspect(args) = &cli.command {
-        return commands::inspect::run(args, cli.json);
+fn run(cli: &Cli) -> Result<ExitCode, CliError> {
+    let json = cli.json;
+    match &cli.command {
+        Command::Plan(args) => return commands::plan::run(args, json),
+        Command::Inspect(args) => commands::inspect::run(args, json)?,
+        Command::Predictor(args) => commands::predictor::run(args, json)?,
+        Command::Logits(args) => {
+            with_functions(cli, async |progress| commands::logits::run(args, json, progress).await)?;
+        }
+        Command::Generate(args) => {
+            with_functions(cli, async |progress| commands::generate::run(args, json, progress).await)?;
+        }
+        Command::Up(args) => {
+            with_functions(cli, async |progress| commands::up::run(args, json, progress).await)?;
+        }
+        Command::Record(args) => {
+            with_functions(cli, async |progress| commands::record::run(args, json, progress).await)?;
+        }
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs a command that drives functions.
+fn with_functions(
+    cli: &Cli,
+    work: impl AsyncFnOnce(&Arc<Progress>) -> Result<(), CliError>,
+) -> Result<(), CliError> {
+    let progress = Arc::new(Progress::new(cli.verbose));
     let runtime = tokio::runtime::Runtime::new()
         .map_err(|error| CliError::runtime(format!("cannot start the runtime: {error}")))?;
-    let result = runtime.block_on(async {
-        match &cli.command {
-            Command::Inspect(args) => commands::inspect::run(args, cli.json),
-            Command::Logits(args) => commands::logits::run(args, cli.json, &progress).await,
-            Command::Generate(args) => commands::generate::run(args, cli.json, &progress).await,
-            Command::Up(args) => commands::up::run(args, cli.json, &progress).await,
-        }
-    });
+    let result = runtime.block_on(work(&progress));
     progress.clear();
     result
 }

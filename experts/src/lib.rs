@@ -1,5 +1,5 @@
-//! Experts of a checkpoint in packed memory: where `model` (byte ranges) and `kernels` (packed
-//! weights) meet, for both functions.
+//! Experts of a checkpoint in packed memory, and what is computed like them: where `model` (byte
+//! ranges) and `kernels` (packed weights) meet, for both functions.
 //!
 //! Only the byte ranges of the wanted experts are read, through a small buffer, straight into the
 //! packed form.
@@ -7,7 +7,7 @@
 use remoe_kernels::{
     Activation, Dtype, ExpertShape, KernelError, Matrix, PackedExpert, PackedExpertBuilder, StoredDtype,
 };
-use remoe_model::{Checkpoint, CheckpointError, TensorRef};
+use remoe_model::{Checkpoint, CheckpointError, MlpTensors, TensorRef};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -31,6 +31,14 @@ pub enum LoadError {
         layer: usize,
         /// The expert.
         expert: u32,
+        /// Why.
+        source: KernelError,
+    },
+    /// The bytes of a dense layer or of shared experts cannot be packed.
+    #[error("{tensor} and its neighbours: {source}")]
+    Gated {
+        /// The gate projection's name.
+        tensor: String,
         /// Why.
         source: KernelError,
     },
@@ -103,12 +111,7 @@ pub fn expert_shape(
             experts: config.moe(layer).map_or(0, |moe| moe.experts),
         });
     };
-    let activation = match config.activation {
-        remoe_model::Activation::Silu => Activation::Silu,
-        remoe_model::Activation::GeluTanh => Activation::GeluTanh,
-        remoe_model::Activation::Relu => Activation::Relu,
-    };
-    ExpertShape::new(config.hidden_size, moe.expert_width, dtype, activation)
+    ExpertShape::new(config.hidden_size, moe.expert_width, dtype, activation(config.activation))
         .map_err(|source| LoadError::Kernel { layer, expert, source })
 }
 
@@ -124,22 +127,59 @@ pub fn load_expert(
 ) -> Result<PackedExpert, LoadError> {
     let shape = expert_shape(checkpoint, layer, expert, dtype)?;
     let tensors = checkpoint.expert(layer, expert as usize)?;
-    let stored = match tensors.gate.dtype {
-        remoe_model::StoredDtype::F32 => StoredDtype::F32,
-        remoe_model::StoredDtype::Bf16 => StoredDtype::Bf16,
-        remoe_model::StoredDtype::F16 => StoredDtype::F16,
-    };
     let refused = |source| LoadError::Kernel { layer, expert, source };
-    let mut builder = PackedExpertBuilder::new(shape, stored).map_err(refused)?;
+    pack(checkpoint, shape, [&tensors.gate, &tensors.up, &tensors.down], refused)
+}
+
+/// Reads a dense layer or shared experts and packs them as one expert for computing in `dtype`.
+///
+/// # Errors
+/// The weights cannot be read or packed.
+pub fn load_gated(
+    checkpoint: &Checkpoint,
+    tensors: &MlpTensors,
+    dtype: Dtype,
+) -> Result<PackedExpert, LoadError> {
+    let refused = |source| LoadError::Gated { tensor: tensors.gate.name.to_string(), source };
+    let width = tensors.gate.shape.first().copied().unwrap_or(0);
+    let config = checkpoint.config();
+    let shape =
+        ExpertShape::new(config.hidden_size, width, dtype, activation(config.activation)).map_err(refused)?;
+    pack(checkpoint, shape, [&tensors.gate, &tensors.up, &tensors.down], refused)
+}
+
+/// Reads gate, up and down projections and packs them.
+fn pack(
+    checkpoint: &Checkpoint,
+    shape: ExpertShape,
+    tensors: [&TensorRef; 3],
+    refused: impl Fn(KernelError) -> LoadError,
+) -> Result<PackedExpert, LoadError> {
+    let mut builder = PackedExpertBuilder::new(shape, stored_dtype(tensors[0].dtype)).map_err(&refused)?;
     let mut buffer = Vec::new();
-    for (matrix, tensor) in
-        [(Matrix::Gate, &tensors.gate), (Matrix::Up, &tensors.up), (Matrix::Down, &tensors.down)]
-    {
+    for (matrix, tensor) in Matrix::ALL.into_iter().zip(tensors) {
         read_rows(checkpoint, tensor, builder.row_bytes(matrix), &mut buffer, |row, bytes| {
-            builder.rows(matrix, row, bytes).map_err(refused)
+            builder.rows(matrix, row, bytes).map_err(&refused)
         })?;
     }
     builder.finish().map_err(refused)
+}
+
+/// The kernels' name of a checkpoint's element type.
+pub fn stored_dtype(dtype: remoe_model::StoredDtype) -> StoredDtype {
+    match dtype {
+        remoe_model::StoredDtype::F32 => StoredDtype::F32,
+        remoe_model::StoredDtype::Bf16 => StoredDtype::Bf16,
+        remoe_model::StoredDtype::F16 => StoredDtype::F16,
+    }
+}
+
+fn activation(activation: remoe_model::Activation) -> Activation {
+    match activation {
+        remoe_model::Activation::Silu => Activation::Silu,
+        remoe_model::Activation::GeluTanh => Activation::GeluTanh,
+        remoe_model::Activation::Relu => Activation::Relu,
+    }
 }
 
 /// Hands the rows of `tensor` to `take`, some at a time, with the index of the first.

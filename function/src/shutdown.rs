@@ -1,8 +1,9 @@
+use rustix::process::{Signal, getpid, kill_process};
 use std::io;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// A token that is cancelled by the first SIGTERM or SIGINT.
+/// A token that is cancelled by the first SIGTERM or SIGINT. The second one ends the process at once.
 ///
 /// # Errors
 /// The signal handlers cannot be installed.
@@ -12,11 +13,21 @@ pub fn shutdown_on_signal() -> io::Result<CancellationToken> {
     let token = CancellationToken::new();
     let trigger = token.clone();
     tokio::spawn(async move {
-        tokio::select! {
-            _ = terminate.recv() => tracing::info!(signal = "SIGTERM", "shutting down"),
-            _ = interrupt.recv() => tracing::info!(signal = "SIGINT", "shutting down"),
-        }
+        let mut next = async || {
+            tokio::select! {
+                _ = terminate.recv() => "SIGTERM",
+                _ = interrupt.recv() => "SIGINT",
+            }
+        };
+        let signal = next().await;
+        tracing::info!(signal, "shutting down");
         trigger.cancel();
+        let signal = next().await;
+        tracing::warn!(signal, "ending at once");
+        // Exiting would wait for whatever the process's libraries do at exit beside busy threads. The
+        // first process of a container cannot kill itself; it exits.
+        let _still_here = kill_process(getpid(), Signal::KILL);
+        std::process::exit(1);
     });
     Ok(token)
 }

@@ -42,17 +42,13 @@ pub enum KernelError {
         /// Elements of a row.
         columns: usize,
     },
-    /// A single matrix has the wrong number of bytes.
-    #[error("{actual} bytes of weights, expected {expected} ({rows} rows of {columns} elements)")]
+    /// Weights are not whole rows.
+    #[error("{actual} bytes of weights are not whole rows of {row_bytes} bytes")]
     WeightLength {
-        /// Bytes that the shape and the stored element type call for.
-        expected: usize,
         /// Bytes that were given.
         actual: usize,
-        /// Rows of the matrix.
-        rows: usize,
-        /// Elements of a row.
-        columns: usize,
+        /// Bytes of one stored row.
+        row_bytes: usize,
     },
     /// A slab of rows is not a whole number of rows, or reaches beyond the matrix.
     #[error(

@@ -1,4 +1,4 @@
-//! A single weight matrix in panels.
+//! Weight matrices in panels, outside of experts.
 
 use crate::memory::Buffer;
 use crate::pack::Panels;
@@ -18,32 +18,35 @@ pub struct PackedMatrix {
 }
 
 impl PackedMatrix {
-    /// Packs a whole matrix, row-major and little-endian as checkpoints store it, with any alignment. Weights are converted from `stored` to `dtype` where they differ.
+    /// Packs matrices of the same number of `inputs`, one below the other: products with all of them are one product then. `parts` are row-major and little-endian as checkpoints store them, with any alignment. Weights are converted to `dtype` where they differ.
     ///
     /// # Errors
-    /// [`KernelError::Dimension`] for 0 and above [`MAX_OUTPUTS`] or [`MAX_DIMENSION`], [`KernelError::WeightLength`] for the wrong number of bytes, [`KernelError::OutOfMemory`].
-    pub fn pack(
-        outputs: usize,
-        inputs: usize,
-        dtype: Dtype,
-        stored: StoredDtype,
-        weights: &[u8],
-    ) -> Result<Self, KernelError> {
-        for (what, value, max) in [("outputs", outputs, MAX_OUTPUTS), ("inputs", inputs, MAX_DIMENSION)] {
-            if value == 0 || value > max {
-                return Err(KernelError::Dimension { what, value, max });
+    /// [`KernelError::Dimension`] for 0 and above [`MAX_OUTPUTS`] or [`MAX_DIMENSION`], [`KernelError::WeightLength`] for a part that is not whole rows, [`KernelError::OutOfMemory`].
+    pub fn pack(inputs: usize, dtype: Dtype, parts: &[(StoredDtype, &[u8])]) -> Result<Self, KernelError> {
+        let within = |what, value, max| match value {
+            0 => Err(KernelError::Dimension { what, value, max }),
+            _ if value > max => Err(KernelError::Dimension { what, value, max }),
+            _ => Ok(()),
+        };
+        within("inputs", inputs, MAX_DIMENSION)?;
+        let mut outputs = 0;
+        for (stored, weights) in parts {
+            let row_bytes = inputs * stored.bytes();
+            if !weights.len().is_multiple_of(row_bytes) {
+                return Err(KernelError::WeightLength { actual: weights.len(), row_bytes });
             }
+            outputs += weights.len() / row_bytes;
         }
-        // Below 2^20 * 2^18 * 4 bytes, and so within the address space.
-        let row_bytes = inputs * stored.bytes();
-        if weights.len() != outputs * row_bytes {
-            let (expected, actual) = (outputs * row_bytes, weights.len());
-            return Err(KernelError::WeightLength { expected, actual, rows: outputs, columns: inputs });
-        }
+        within("outputs", outputs, MAX_OUTPUTS)?;
         let panel_words = inputs.div_ceil(2) * pair_words(dtype);
         let mut buffer = Buffer::zeroed(outputs.div_ceil(PANEL) * panel_words * 4)?;
         let panels = Panels { panel_words, columns: PANEL, shift: 0 };
-        panels.write(buffer.words_mut(), stored, dtype, 0, row_bytes, weights);
+        let mut first_row = 0;
+        for (stored, weights) in parts {
+            let row_bytes = inputs * stored.bytes();
+            panels.write(buffer.words_mut(), *stored, dtype, first_row, row_bytes, weights);
+            first_row += weights.len() / row_bytes;
+        }
         Ok(Self { outputs, inputs, dtype, buffer })
     }
 

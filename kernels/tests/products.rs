@@ -28,7 +28,7 @@ fn case(random: &mut Random, data: Data, outputs: usize, inputs: usize, rows: us
     let expected = x.iter().flat_map(|x| weights.iter().map(|w| stored_bits(dot(x, w), dtype))).collect();
     let packed = to_bytes(&weights.concat(), dtype);
     Case {
-        matrix: PackedMatrix::pack(outputs, inputs, dtype, StoredDtype::from(dtype), &packed).unwrap(),
+        matrix: PackedMatrix::pack(inputs, dtype, &[(StoredDtype::from(dtype), &packed)]).unwrap(),
         rows: to_bytes(&x.concat(), dtype),
         expected,
     }
@@ -99,18 +99,39 @@ fn several_products_share_a_call_and_follow_experts() {
 }
 
 #[test]
+fn stacked_matrices_are_one() {
+    let mut random = Random(13);
+    for dtype in [Dtype::Bf16, Dtype::F32] {
+        let all = case(&mut random, Data::Ordinary, 100, 33, 5, dtype);
+        let mut random = Random(13);
+        let weights: Vec<f32> =
+            (0..100).flat_map(|_| Data::Ordinary.vector(&mut random, 33, dtype)).collect();
+        let (first, second) = weights.split_at(37 * 33);
+        // float32 holds what bfloat16 holds: the parts may be stored differently.
+        let first = (StoredDtype::F32, to_bytes(first, Dtype::F32));
+        let second = (StoredDtype::from(dtype), to_bytes(second, dtype));
+        let parts = [(first.0, first.1.as_slice()), (second.0, second.1.as_slice())];
+        let matrix = PackedMatrix::pack(33, dtype, &parts).unwrap();
+        let mut output = vec![0; all.expected.len() * dtype.bytes()];
+        let mut product = [Product { matrix: &matrix, inputs: &all.rows, output: &mut output }];
+        pool(2, InstructionPath::detect()).multiply(&mut product).unwrap();
+        assert_eq!(bits(&output, dtype), all.expected);
+    }
+}
+
+#[test]
 fn wrong_sizes_are_named() {
-    let pack = |outputs, inputs, bytes| {
-        PackedMatrix::pack(outputs, inputs, Dtype::F32, StoredDtype::F32, &vec![0; bytes]).map(|_| ())
+    let pack = |inputs, bytes| {
+        PackedMatrix::pack(inputs, Dtype::Bf16, &[(StoredDtype::Bf16, &vec![0; bytes])]).map(|_| ())
     };
     let dimension = |what, value, max| Err(KernelError::Dimension { what, value, max });
-    assert_eq!(pack(0, 4, 0), dimension("outputs", 0, MAX_OUTPUTS));
-    assert_eq!(pack(MAX_OUTPUTS + 1, 4, 0), dimension("outputs", MAX_OUTPUTS + 1, MAX_OUTPUTS));
-    assert_eq!(pack(4, MAX_DIMENSION + 1, 0), dimension("inputs", MAX_DIMENSION + 1, MAX_DIMENSION));
-    let length = KernelError::WeightLength { expected: 96, actual: 95, rows: 4, columns: 6 };
-    assert_eq!(pack(4, 6, 95), Err(length));
+    assert_eq!(pack(0, 4), dimension("inputs", 0, MAX_DIMENSION));
+    assert_eq!(pack(MAX_DIMENSION + 1, 0), dimension("inputs", MAX_DIMENSION + 1, MAX_DIMENSION));
+    assert_eq!(pack(4, 0), dimension("outputs", 0, MAX_OUTPUTS));
+    assert_eq!(pack(1, 2 * MAX_OUTPUTS + 2), dimension("outputs", MAX_OUTPUTS + 1, MAX_OUTPUTS));
+    assert_eq!(pack(6, 25), Err(KernelError::WeightLength { actual: 25, row_bytes: 12 }));
 
-    let matrix = PackedMatrix::pack(4, 6, Dtype::F32, StoredDtype::F32, &[0; 96]).unwrap();
+    let matrix = PackedMatrix::pack(6, Dtype::F32, &[(StoredDtype::F32, &[0; 96])]).unwrap();
     let pool = pool(1, InstructionPath::detect());
     let multiply = |inputs: usize, output: usize| {
         let (inputs, mut output) = (vec![0; inputs], vec![0; output]);

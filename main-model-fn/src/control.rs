@@ -1,12 +1,10 @@
 //! The control service: placements from launchers, inspections from the command line.
 
 use crate::engine::request::{Delta, Event, FinishReason, InspectLevel, Request, Sampling, StopRules};
-use crate::engine::{EngineHandle, Events, Switch};
-use crate::experts::LocalExperts;
+use crate::engine::{EngineHandle, Events};
+use crate::placer::Placer;
 use crate::text::TextFront;
-use remoe_experts::load_experts;
-use remoe_kernels::Dtype;
-use remoe_model::Checkpoint;
+use remoe_model::ModelConfig;
 use remoe_wire::v1::main_model_server::MainModel;
 use remoe_wire::v1::{
     DescribeMainRequest, Endpoint, ExpertCalls, Finished, GenerateEvent, GenerateRequest, InspectReply,
@@ -15,59 +13,23 @@ use remoe_wire::v1::{
 };
 use remoe_wire::{ErrorCode, ServiceError};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex as Lock, PoisonError};
-use std::time::{Duration, Instant};
-use tokio::sync::{Mutex, mpsc, oneshot, watch};
+use std::sync::Arc;
+use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Response, Status};
 
 /// Everything the control service needs to know.
 pub(crate) struct Control {
     pub(crate) engine: EngineHandle,
-    pub(crate) switches: mpsc::UnboundedSender<Switch>,
-    pub(crate) checkpoint: Arc<Checkpoint>,
-    pub(crate) dtype: Dtype,
-    pub(crate) threads: usize,
+    pub(crate) placer: Arc<Placer>,
     pub(crate) text: Option<Arc<TextFront>>,
     pub(crate) description: MainDescription,
-    /// Held while a placement is brought into force: one at a time.
-    pub(crate) placing: Mutex<()>,
-    /// Experts packed for the generation in force; the next one reuses them.
-    pub(crate) packed: Lock<LocalExperts>,
-    /// The generation in force; 0 before the first.
-    pub(crate) generation: AtomicU64,
-    /// Whether a generation is in force: the function is ready for requests.
-    pub(crate) placed: watch::Sender<bool>,
-    /// From the start of the process to the first generation in force.
-    pub(crate) load_time: Lock<Option<Duration>>,
-    pub(crate) started: Instant,
 }
 
 #[tonic::async_trait]
 impl MainModel for Control {
     async fn set_routing(&self, request: tonic::Request<Routing>) -> Result<Response<RoutingAck>, Status> {
-        let routing = request.into_inner();
-        let remote = self.remote_sets(&routing.remote)?;
-        let endpoints = endpoints(&routing, &remote);
-        let _placing = self.placing.lock().await;
-        let current = self.generation.load(Ordering::Acquire);
-        if routing.generation <= current {
-            return Ok(Response::new(RoutingAck { generation: current, problems: Vec::new() }));
-        }
-        let local = self.pack_local(&remote, self.packed()).await?;
-        let (done, outcome) = oneshot::channel();
-        let switch = Switch { generation: routing.generation, local: local.clone(), remote, endpoints, done };
-        let stopped = || ServiceError::new(ErrorCode::Unavailable, "the engine has stopped");
-        self.switches.send(switch).map_err(|_| stopped())?;
-        let outcome = outcome.await.map_err(|_| stopped())?;
-        *self.packed.lock().unwrap_or_else(PoisonError::into_inner) = local;
-        if let Ok(mut load_time) = self.load_time.lock() {
-            load_time.get_or_insert_with(|| self.started.elapsed());
-        }
-        self.generation.store(outcome.generation, Ordering::Release);
-        self.placed.send_replace(true);
-        Ok(Response::new(RoutingAck { generation: outcome.generation, problems: outcome.problems }))
+        Ok(Response::new(self.placer.place(request.into_inner()).await?))
     }
 
     async fn describe(
@@ -75,8 +37,8 @@ impl MainModel for Control {
         _: tonic::Request<DescribeMainRequest>,
     ) -> Result<Response<MainDescription>, Status> {
         let mut description = self.description.clone();
-        description.generation = self.generation.load(Ordering::Acquire);
-        description.local = self.packed().listing();
+        description.generation = self.placer.generation();
+        description.local = self.placer.local().listing();
         Ok(Response::new(description))
     }
 
@@ -114,7 +76,7 @@ impl MainModel for Control {
             inspect: None,
         };
         let events = self.engine.submit(request)?;
-        let load_s = self.load_seconds();
+        let load_s = self.placer.load_seconds();
         let has_text = self.text.is_some();
         // As deep as the engine's own channel is long would do; a reader that stops only stops this
         // task.
@@ -172,11 +134,6 @@ impl MainModel for Control {
 }
 
 impl Control {
-    fn packed(&self) -> LocalExperts {
-        // Replaced as a whole, so a panic elsewhere cannot have left it half-written.
-        self.packed.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
     fn text(&self) -> Result<&TextFront, ServiceError> {
         self.text.as_deref().ok_or_else(|| {
             ServiceError::invalid(
@@ -193,84 +150,67 @@ impl Control {
         // The template writes special tokens itself.
         front.encode(&prompt, false)
     }
-
-    fn load_seconds(&self) -> f64 {
-        let load_time = self.load_time.lock().ok().and_then(|load_time| *load_time);
-        load_time.unwrap_or_default().as_secs_f64()
-    }
-
-    /// The remote sets by layer, checked against the model.
-    fn remote_sets(&self, remote: &[LayerExperts]) -> Result<BTreeMap<usize, BTreeSet<u32>>, ServiceError> {
-        let config = self.checkpoint.config();
-        let mut sets: BTreeMap<usize, BTreeSet<u32>> = BTreeMap::new();
-        for set in remote {
-            let layer = set.layer as usize;
-            let Some(moe) = config.moe(layer) else {
-                return Err(ServiceError::invalid("remote", format!("layer {layer} has no routed experts")));
-            };
-            if let Some(expert) = set.experts.iter().find(|&&expert| expert as usize >= moe.experts) {
-                return Err(ServiceError::invalid(
-                    "remote",
-                    format!("expert {expert} of layer {layer} does not exist: the layer has {}", moe.experts),
-                ));
-            }
-            sets.entry(layer).or_default().extend(&set.experts);
-        }
-        sets.retain(|_, experts| !experts.is_empty());
-        Ok(sets)
-    }
-
-    /// Packs the experts that are not remote, those of the last generation excepted.
-    async fn pack_local(
-        &self,
-        remote: &BTreeMap<usize, BTreeSet<u32>>,
-        known: LocalExperts,
-    ) -> Result<LocalExperts, ServiceError> {
-        let mut local = LocalExperts::default();
-        let mut missing = Vec::new();
-        let config = self.checkpoint.config();
-        for layer in config.moe_layers() {
-            let experts = config.moe(layer).map_or(0, |moe| moe.experts as u32);
-            for expert in 0..experts {
-                if remote.get(&layer).is_some_and(|set| set.contains(&expert)) {
-                    continue;
-                }
-                match known.get(layer, expert) {
-                    Some(packed) => local.insert(layer, expert, packed.clone()),
-                    None => missing.push((layer, expert)),
-                }
-            }
-        }
-        let (checkpoint, dtype, threads) = (self.checkpoint.clone(), self.dtype, self.threads);
-        let internal =
-            |error: &dyn std::error::Error| ServiceError::new(ErrorCode::Internal, error.to_string());
-        let load = move || load_experts(&checkpoint, &missing, dtype, threads);
-        let packed = tokio::task::spawn_blocking(load)
-            .await
-            .map_err(|error| internal(&error))?
-            .map_err(|error| internal(&error))?;
-        for (layer, expert, packed) in packed {
-            local.insert(layer, expert, Arc::new(packed));
-        }
-        Ok(local)
-    }
 }
+
+/// The remote experts of each layer.
+pub(crate) type RemoteSets = BTreeMap<usize, BTreeSet<u32>>;
+
+/// Every endpoint's address and what it is to serve.
+pub(crate) type EndpointSets = Vec<(String, Vec<LayerExperts>)>;
+
+/// The remote sets of a placement and what each endpoint hosts of them, checked against the model.
+///
+/// # Errors
+/// A layer or an expert that the model does not have, or endpoints that host too much together.
+#[doc(hidden)]
+pub fn check_routing(
+    config: &ModelConfig,
+    routing: &Routing,
+) -> Result<(RemoteSets, EndpointSets), ServiceError> {
+    let mut sets = RemoteSets::new();
+    for set in &routing.remote {
+        let layer = set.layer as usize;
+        let Some(moe) = config.moe(layer) else {
+            return Err(ServiceError::invalid("remote", format!("layer {layer} has no routed experts")));
+        };
+        if let Some(expert) = set.experts.iter().find(|&&expert| expert as usize >= moe.experts) {
+            return Err(ServiceError::invalid(
+                "remote",
+                format!("expert {expert} of layer {layer} does not exist: the layer has {}", moe.experts),
+            ));
+        }
+        sets.entry(layer).or_default().extend(&set.experts);
+    }
+    sets.retain(|_, experts| !experts.is_empty());
+    let endpoints = endpoints(routing, &sets)?;
+    Ok((sets, endpoints))
+}
+
+/// More (endpoint, expert) pairs than any deployment has: a placement is kept per endpoint, and a short
+/// message can name many endpoints and many experts.
+const MAX_HOSTED: usize = 1 << 22;
 
 /// Every endpoint's address with the remote sets of the layers that it serves. A layer that none
 /// serves is computed from local loads.
-fn endpoints(routing: &Routing, remote: &BTreeMap<usize, BTreeSet<u32>>) -> Vec<(String, Vec<LayerExperts>)> {
+fn endpoints(routing: &Routing, remote: &RemoteSets) -> Result<EndpointSets, ServiceError> {
+    let mut hosted = 0;
     let sets = |endpoint: &Endpoint| {
-        let serves = |layer: usize| endpoint.layers.is_empty() || endpoint.layers.contains(&(layer as u32));
-        remote
-            .iter()
-            .filter(|&(&layer, _)| serves(layer))
-            .map(|(&layer, experts)| LayerExperts {
-                layer: layer as u32,
-                experts: experts.iter().copied().collect(),
-            })
-            .collect()
+        let layers: BTreeSet<usize> = endpoint.layers.iter().map(|&layer| layer as usize).collect();
+        let mut sets = Vec::new();
+        for (&layer, experts) in remote {
+            if layers.is_empty() || layers.contains(&layer) {
+                hosted += experts.len();
+                if hosted > MAX_HOSTED {
+                    let message = format!("the endpoints host more than {MAX_HOSTED} experts together");
+                    return Err(ServiceError::invalid("endpoints", message));
+                }
+                let experts = experts.iter().copied().collect();
+                sets.push(LayerExperts { layer: layer as u32, experts });
+            }
+        }
+        Ok((endpoint.address.clone(), sets))
     };
-    routing.endpoints.iter().map(|endpoint| (endpoint.address.clone(), sets(endpoint))).collect()
+    routing.endpoints.iter().map(sets).collect()
 }
 
 /// Passes a request's events on until it ends or nobody reads any more.
@@ -348,5 +288,31 @@ fn layer_routing(routing: crate::engine::request::LayerRouting) -> LayerRouting 
                 TokenRouting { experts, weights }
             })
             .collect(),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    /// A few kilobytes that name many endpoints and many experts are not gigabytes of sets.
+    #[test]
+    fn endpoints_and_experts_do_not_multiply_without_bound() {
+        let text = br#"{"model_type": "qwen2_moe", "num_experts": 1024}"#;
+        let model = ModelConfig::from_json(Path::new("config.json"), text).unwrap();
+        let remote: Vec<LayerExperts> =
+            (0..8).map(|layer| LayerExperts { layer, experts: (0..1024).collect() }).collect();
+        let routing = |endpoints| Routing {
+            generation: 1,
+            endpoints: vec![Endpoint::default(); endpoints],
+            remote: remote.clone(),
+        };
+        let (sets, endpoints) = check_routing(&model, &routing(512)).unwrap();
+        assert_eq!((sets.len(), endpoints.len()), (8, 512));
+        assert!(endpoints.iter().all(|(_, hosted)| *hosted == remote));
+        let error = check_routing(&model, &routing(513)).unwrap_err();
+        assert_eq!(error.field.as_deref(), Some("endpoints"));
     }
 }

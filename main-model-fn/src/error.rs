@@ -1,4 +1,5 @@
 use crate::device::DeviceError;
+use crate::records::RecordFileError;
 use crate::transformer::LoadModelError;
 use remoe_experts::LoadError;
 use remoe_kernels::KernelError;
@@ -27,6 +28,9 @@ pub enum Error {
     /// The kernels cannot be used.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+    /// Activations cannot be recorded.
+    #[error("activation records: {0}")]
+    Records(#[from] RecordFileError),
     /// A metric is registered twice.
     #[error(transparent)]
     Metrics(#[from] prometheus::Error),
@@ -50,6 +54,7 @@ impl Error {
             Self::Expert(error) => matches!(error, LoadError::Checkpoint(_)),
             Self::Device(_)
             | Self::Kernel(_)
+            | Self::Records(_)
             | Self::Metrics(_)
             | Self::Io(_)
             | Self::Server(_)

@@ -19,12 +19,18 @@ mod error;
 mod experts;
 mod http;
 mod metrics;
+mod placer;
+mod records;
 mod serve;
 mod settings;
 pub mod text;
 mod transformer;
 
+#[doc(hidden)]
+pub use control::check_routing;
 pub use device::{DeviceError, DeviceName};
 pub use error::Error;
+#[doc(hidden)]
+pub use http::fuzzing as http_fuzzing;
 pub use serve::{Listeners, run};
 pub use settings::Settings;

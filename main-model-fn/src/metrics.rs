@@ -15,6 +15,12 @@ pub(crate) struct EngineMetrics {
     pub(crate) iteration_seconds: Histogram,
     /// The routing generation in force.
     pub(crate) generation: IntGauge,
+    /// Bytes of keys and values, room that is not used yet included.
+    pub(crate) cache_bytes: IntGauge,
+    /// The limit on them.
+    pub(crate) cache_limit: IntGauge,
+    /// Requests that had to give their keys and values back.
+    pub(crate) preemptions: IntCounter,
 }
 
 impl EngineMetrics {
@@ -36,6 +42,15 @@ impl EngineMetrics {
                     .buckets(prometheus::exponential_buckets(5e-4, 2.0, 16)?),
             )?,
             generation: IntGauge::new("remoe_routing_generation", "The routing generation in force.")?,
+            cache_bytes: IntGauge::new(
+                "remoe_kv_cache_bytes",
+                "Bytes of keys and values, unused room included.",
+            )?,
+            cache_limit: IntGauge::new("remoe_kv_cache_limit_bytes", "Most bytes of keys and values.")?,
+            preemptions: IntCounter::new(
+                "remoe_preemptions_total",
+                "Requests that gave their keys and values back and were computed again later.",
+            )?,
         };
         registry.register(Box::new(metrics.waiting.clone()))?;
         registry.register(Box::new(metrics.running.clone()))?;
@@ -43,6 +58,9 @@ impl EngineMetrics {
         registry.register(Box::new(metrics.rows.clone()))?;
         registry.register(Box::new(metrics.iteration_seconds.clone()))?;
         registry.register(Box::new(metrics.generation.clone()))?;
+        registry.register(Box::new(metrics.cache_bytes.clone()))?;
+        registry.register(Box::new(metrics.cache_limit.clone()))?;
+        registry.register(Box::new(metrics.preemptions.clone()))?;
         Ok(metrics)
     }
 }

@@ -1,10 +1,12 @@
 //! The life of the function: load, listen, serve, drain.
 
 use crate::control::Control;
-use crate::engine::{self, EngineParts, EngineSettings, RequestLimits, Vocabulary};
-use crate::experts::{Expected, ExpertMetrics, LocalExperts};
+use crate::engine::{self, EngineParts, EngineSettings, EngineStop, RequestLimits, Vocabulary};
+use crate::experts::{Expected, ExpertMetrics};
 use crate::http::{HttpOptions, HttpState, TextFrontend, router};
 use crate::metrics::EngineMetrics;
+use crate::placer::{Placer, PlacerParts};
+use crate::records::Recorder;
 use crate::text::TextFront;
 use crate::transformer::Transformer;
 use crate::{DeviceName, Error, Settings};
@@ -12,22 +14,24 @@ use axum::serve::ListenerExt;
 use prometheus::Registry;
 use remoe_experts::default_dtype;
 use remoe_function::{Announcement, Role};
-use remoe_kernels::{Pool, PoolConfig, numerics_class};
+use remoe_kernels::{Dtype, Pool, PoolConfig, numerics_class};
 use remoe_model::Checkpoint;
+use remoe_predictor::record::RecordHeader;
 use remoe_wire::v1::MainDescription;
 use remoe_wire::v1::main_model_server::MainModelServer;
 use remoe_wire::{MAX_CONTROL_MESSAGE, WIRE_VERSION};
 use std::io;
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use tonic::server::NamedService;
 use tonic::transport::server::TcpIncoming;
+use tonic_health::ServingStatus;
 
-/// From the signal to the end, whatever is still open.
-const DRAIN_LIMIT: Duration = Duration::from_secs(30);
+/// After the drain, for errors to reach clients and for the engine to end.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Most choices of one request.
 const MAX_CHOICES: usize = 16;
@@ -74,17 +78,18 @@ pub async fn run(
     shutdown: CancellationToken,
     ready: impl FnOnce(&Announcement) -> io::Result<()>,
 ) -> Result<(), Error> {
-    let checkpoint = Arc::new(Checkpoint::open(&settings.model)?);
-    let dtype = settings.dtype.map_or_else(|| default_dtype(&checkpoint), |dtype| dtype.0);
-    let threads = settings.threads.unwrap_or(PoolConfig::default().threads).max(1);
-    let device_name = settings.device.unwrap_or_else(DeviceName::best);
-    let device = device_name.device()?;
-    tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX));
-    let text = TextFront::open(&checkpoint)?.map(Arc::new);
-    let transformer = Transformer::load(&checkpoint, dtype, device)?;
-    let pool = Pool::new(PoolConfig { threads, ..PoolConfig::default() })?;
+    tracing::info!(model = %settings.model.display(), "loading");
+    // In a thread of its own: signals are heard meanwhile.
+    let wanted = settings.clone();
+    let loaded = tokio::select! {
+        loaded = tokio::task::spawn_blocking(move || Loaded::new(&wanted)) => loaded.map_err(io::Error::other)??,
+        () = shutdown.cancelled() => {
+            tracing::info!("ended while the model was loading");
+            return Ok(());
+        }
+    };
+    let Loaded { checkpoint, dtype, threads, device_name, text, pool, transformer, fingerprint } = loaded;
     let registry = Registry::new();
-    let fingerprint = checkpoint.fingerprint()?.to_string();
     let config = checkpoint.config();
     let limits = RequestLimits {
         vocab_size: config.vocab_size,
@@ -96,6 +101,12 @@ pub async fn run(
     let end_ids = match checkpoint.generation().eos_token_ids.as_slice() {
         [] => config.eos_ids.clone(),
         ids => ids.to_vec(),
+    };
+    let metrics = EngineMetrics::new(&registry)?;
+    metrics.cache_limit.set(i64::try_from(settings.kv_cache_bytes).unwrap_or(i64::MAX));
+    let recorder = match &settings.record_activations {
+        None => None,
+        Some(path) => Some(Recorder::open(path, record_header(&settings, &checkpoint, dtype)?, &registry)?),
     };
     let parts = EngineParts {
         transformer,
@@ -111,18 +122,19 @@ pub async fn run(
             sets: Vec::new(),
         },
         expert_metrics: ExpertMetrics::new(&registry)?,
-        metrics: EngineMetrics::new(&registry)?,
+        metrics,
+        recorder,
     };
     let engine_settings = EngineSettings {
         limits,
-        max_batch: settings.max_batch.max(1),
-        iteration_rows: settings.iteration_rows.max(1),
-        prompt_chunk: settings.iteration_rows.max(1),
+        max_batch: settings.max_batch,
+        iteration_rows: settings.iteration_rows,
+        prompt_chunk: settings.iteration_rows,
         fallback_bytes: settings.fallback_bytes,
     };
     // The engine stops after the servers: they finish what they have accepted.
-    let engine_stop = CancellationToken::new();
-    let (engine, switches, engine_thread) = engine::start(engine_settings, parts, engine_stop.clone())?;
+    let stop = EngineStop::default();
+    let (engine, switches, engine_thread) = engine::start(engine_settings, parts, stop.clone())?;
     let announcement = Announcement {
         role: Role::Main,
         grpc: listeners.control.local_addr()?,
@@ -148,10 +160,15 @@ pub async fn run(
     )?;
     let control = Control {
         engine: engine.clone(),
-        switches,
-        checkpoint: checkpoint.clone(),
-        dtype,
-        threads,
+        placer: Placer::new(PlacerParts {
+            switches,
+            checkpoint: checkpoint.clone(),
+            dtype,
+            threads,
+            placed,
+            shutdown: shutdown.clone(),
+            started,
+        }),
         text: text.clone(),
         description: MainDescription {
             wire_version: WIRE_VERSION,
@@ -163,14 +180,8 @@ pub async fn run(
             local: Vec::new(),
             start_us: announcement.start_us,
         },
-        placing: tokio::sync::Mutex::new(()),
-        packed: Mutex::new(LocalExperts::default()),
-        generation: AtomicU64::new(0),
-        placed,
-        load_time: Mutex::new(None),
-        started,
     };
-    let (health, health_service) = tonic_health::server::health_reporter();
+    let (mut health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<MainModelServer<Control>>().await;
     let control_server = tonic::transport::Server::builder()
         .add_service(health_service)
@@ -208,28 +219,96 @@ pub async fn run(
         http_server.await.map_err(io::Error::other)??;
         Ok::<_, Error>(())
     };
-    let limit = async {
+    let drain = async {
         shutdown.cancelled().await;
         // `/health` and new requests on open connections answer 503 from here on.
         not_ready.send_replace(false);
-        tracing::info!(in_flight = engine.in_flight(), "draining");
-        tokio::time::sleep(DRAIN_LIMIT).await;
-        tracing::warn!(
-            limit_s = DRAIN_LIMIT.as_secs(),
-            "requests were still running at the end of the drain"
-        );
-    };
-    tokio::select! {
-        served = served => {
-            served?;
-            engine_stop.cancel();
-            let joined = tokio::task::spawn_blocking(move || engine_thread.join());
-            joined.await.map_err(io::Error::other)?.map_err(|_| Error::Engine)
+        // Whoever watches the health would hold the server open.
+        for service in ["", MainModelServer::<Control>::NAME] {
+            health.set_service_status(service, ServingStatus::NotServing).await;
+            health.clear_service_status(service).await;
         }
+        tracing::info!(in_flight = engine.in_flight(), "draining");
+        tokio::time::sleep(Duration::from_secs(settings.drain_seconds)).await;
+    };
+    tokio::pin!(served);
+    let in_time = tokio::select! {
+        served = &mut served => Some(served),
+        () = drain => None,
         // Cancelled from inside: the engine's thread has ended without being asked to.
-        () = engine_stop.cancelled() => Err(Error::Engine),
-        () = limit => Ok(()),
+        () = stop.finish.cancelled() => return Err(Error::Engine),
+    };
+    match in_time {
+        Some(served) => served?,
+        None => {
+            tracing::warn!(
+                limit_s = settings.drain_seconds,
+                in_flight = engine.in_flight(),
+                "requests were still running at the end of the drain"
+            );
+            // Their clients are told, between two iterations.
+            stop.halt.cancel();
+            if let Ok(served) = tokio::time::timeout(LAST_WORDS, &mut served).await {
+                served?;
+            }
+        }
     }
+    stop.finish.cancel();
+    let joined = tokio::task::spawn_blocking(move || engine_thread.join());
+    match tokio::time::timeout(LAST_WORDS, joined).await {
+        Ok(joined) => joined.map_err(io::Error::other)?.map_err(|_| Error::Engine),
+        Err(_) => {
+            tracing::warn!("the engine was still computing at the end");
+            Ok(())
+        }
+    }
+}
+
+/// What takes time to load.
+struct Loaded {
+    checkpoint: Arc<Checkpoint>,
+    dtype: Dtype,
+    threads: usize,
+    device_name: DeviceName,
+    text: Option<Arc<TextFront>>,
+    pool: Arc<Pool>,
+    transformer: Transformer,
+    fingerprint: String,
+}
+
+impl Loaded {
+    fn new(settings: &Settings) -> Result<Self, Error> {
+        let checkpoint = Arc::new(Checkpoint::open(&settings.model)?);
+        let dtype = settings.dtype.map_or_else(|| default_dtype(&checkpoint), |dtype| dtype.0);
+        let threads = settings.threads.unwrap_or(PoolConfig::default().threads);
+        let device_name = settings.device.unwrap_or_else(DeviceName::best);
+        let device = device_name.device()?;
+        tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX));
+        let text = TextFront::open(&checkpoint)?.map(Arc::new);
+        let pool = Arc::new(Pool::new(PoolConfig { threads, ..PoolConfig::default() })?);
+        let transformer = Transformer::load(&checkpoint, dtype, device, &pool)?;
+        let fingerprint = checkpoint.fingerprint()?.to_string();
+        Ok(Self { checkpoint, dtype, threads, device_name, text, pool, transformer, fingerprint })
+    }
+}
+
+/// What the activation records of this function are of.
+fn record_header(
+    settings: &Settings,
+    checkpoint: &Checkpoint,
+    dtype: remoe_kernels::Dtype,
+) -> Result<RecordHeader, Error> {
+    let config = checkpoint.config();
+    let layers = config.moe_layers();
+    let facts = layers.first().and_then(|&layer| config.moe(layer));
+    Ok(RecordHeader {
+        model: checkpoint.fingerprint()?.to_string(),
+        layers: layers.iter().map(|&layer| layer as u32).collect(),
+        experts: facts.map_or(0, |moe| moe.experts as u32),
+        top_k: facts.map_or(0, |moe| moe.top_k as u32),
+        dtype: dtype.to_string(),
+        tokens: settings.record_tokens,
+    })
 }
 
 /// The model's name in the API: what the settings say, else the folder's.
@@ -242,9 +321,11 @@ fn model_name(settings: &Settings) -> String {
     settings.served_model_name.clone().unwrap_or_else(folder)
 }
 
-/// Positions that `bytes` of keys and values hold.
+/// Positions that `bytes` of keys and values hold, with room for the layer that exists twice while a
+/// cache grows.
 fn cache_positions(checkpoint: &Checkpoint, element_bytes: usize, bytes: u64) -> usize {
-    let elements: usize =
-        checkpoint.config().layers.iter().map(|layer| layer.attention.cache_elements()).sum();
+    let layers = &checkpoint.config().layers;
+    let elements = || layers.iter().map(|layer| layer.attention.cache_elements());
+    let elements = elements().sum::<usize>() + elements().max().unwrap_or(0);
     usize::try_from(bytes / (elements * element_bytes).max(1) as u64).unwrap_or(usize::MAX)
 }

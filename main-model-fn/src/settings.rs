@@ -1,6 +1,13 @@
+use clap::builder::RangedU64ValueParser;
 use remoe_experts::ComputeDtype;
+use remoe_kernels::MAX_THREADS;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+
+/// Whole numbers from 1 to `most`.
+fn up_to(most: u64) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=most)
+}
 
 /// Serves a Mixture-of-Experts model: its non-expert modules in LibTorch, its experts beside them
 /// and in remote functions.
@@ -17,7 +24,7 @@ pub struct Settings {
     #[arg(long)]
     pub device: Option<crate::device::DeviceName>,
     /// Threads of LibTorch and of the expert kernels; all cores by default.
-    #[arg(long)]
+    #[arg(long, value_parser = up_to(MAX_THREADS as u64))]
     pub threads: Option<usize>,
     /// Where users speak HTTP; port 0 takes any free one.
     #[arg(long, default_value = "127.0.0.1:8000", conflicts_with = "no_http")]
@@ -38,23 +45,32 @@ pub struct Settings {
     #[arg(long, value_delimiter = ',')]
     pub cors_origins: Vec<String>,
     /// Largest HTTP request body in bytes.
-    #[arg(long, default_value_t = 4 << 20)]
+    #[arg(long, default_value_t = 4 << 20, value_parser = up_to(1 << 30))]
     pub body_limit: usize,
     /// Memory for keys and values in bytes; bounds what runs at the same time.
-    #[arg(long, default_value_t = 2 << 30)]
+    #[arg(long, default_value_t = 2 << 30, value_parser = clap::value_parser!(u64).range(1..))]
     pub kv_cache_bytes: u64,
     /// Sequences that run at the same time.
-    #[arg(long, default_value_t = 32)]
+    #[arg(long, default_value_t = 32, value_parser = up_to(4096))]
     pub max_batch: usize,
     /// Requests that run or wait; further ones are refused with 429.
-    #[arg(long, default_value_t = 256)]
+    #[arg(long, default_value_t = 256, value_parser = up_to(1 << 20))]
     pub max_requests: usize,
     /// Rows of one iteration: decoding rows first, prompts fill the rest.
-    #[arg(long, default_value_t = 512)]
+    #[arg(long, default_value_t = 512, value_parser = up_to(1 << 16))]
     pub iteration_rows: usize,
     /// Memory for experts that had to be loaded because no remote function answered, in bytes.
     #[arg(long, default_value_t = 1 << 30)]
     pub fallback_bytes: usize,
+    /// File to which the expert activations of every finished request are appended.
+    #[arg(long, value_name = "FILE")]
+    pub record_activations: Option<PathBuf>,
+    /// Record the experts of every token, not only counts.
+    #[arg(long, requires = "record_activations")]
+    pub record_tokens: bool,
+    /// Seconds from the request to end until requests that are still running are failed.
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=86_400))]
+    pub drain_seconds: u64,
     /// End with this process.
     #[arg(long)]
     pub launcher_pid: Option<u32>,

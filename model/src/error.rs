@@ -135,15 +135,58 @@ impl CheckpointError {
         }
     }
 
+    pub(crate) fn json(path: &Path, field: Option<String>, message: impl Into<String>) -> Self {
+        Self::Json { path: path.to_owned(), field, message: shown(message, MESSAGE_BYTES) }
+    }
+
+    pub(crate) fn field_value(path: &Path, field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::Field {
+            path: path.to_owned(),
+            field: shown(field, NAME_BYTES),
+            message: shown(message, MESSAGE_BYTES),
+        }
+    }
+
+    pub(crate) fn unsupported(path: &Path, field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::Unsupported {
+            path: path.to_owned(),
+            field: shown(field, NAME_BYTES),
+            message: shown(message, MESSAGE_BYTES),
+        }
+    }
+
     pub(crate) fn io(path: &Path, source: io::Error) -> Self {
         Self::Io { path: path.to_owned(), source }
     }
 
     pub(crate) fn header(path: &Path, message: impl Into<String>) -> Self {
-        Self::Header { path: path.to_owned(), message: message.into() }
+        Self::Header { path: path.to_owned(), message: shown(message, MESSAGE_BYTES) }
     }
 
     pub(crate) fn tensor(path: &Path, tensor: &str, message: impl Into<String>) -> Self {
-        Self::Tensor { path: path.to_owned(), tensor: tensor.to_owned(), message: message.into() }
+        Self::Tensor {
+            path: path.to_owned(),
+            tensor: shown(tensor, NAME_BYTES),
+            message: shown(message, MESSAGE_BYTES),
+        }
     }
+}
+
+/// Longest name of a field or tensor in an error.
+const NAME_BYTES: usize = 200;
+/// Longest message of an error.
+pub(crate) const MESSAGE_BYTES: usize = 1000;
+
+/// At most `limit` bytes of a text, for messages: what they quote of a file can be as long as the file.
+pub(crate) fn shown(text: impl Into<String>, limit: usize) -> String {
+    let mut text = text.into();
+    if text.len() > limit {
+        let mut end = limit - '…'.len_utf8();
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        text.truncate(end);
+        text.push('…');
+    }
+    text
 }

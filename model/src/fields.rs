@@ -9,6 +9,9 @@ use crate::error::CheckpointError;
 /// No count or size of a model is larger; twice the product of two of them fits 64 bits.
 const SIZE_LIMIT: u64 = 1 << 31;
 
+/// No model has so many tokens of one purpose; each is compared with all others.
+const TOKEN_LIMIT: usize = 4096;
+
 /// One JSON object of a file, `prefix` being the dotted name of the place where it stands.
 #[derive(Clone, Copy)]
 pub(crate) struct Fields<'a> {
@@ -148,6 +151,11 @@ impl<'a> Fields<'a> {
             Some(Value::Array(list)) => list.as_slice(),
             Some(one) => std::slice::from_ref(one),
         };
+        if values.len() > TOKEN_LIMIT {
+            return Err(
+                self.error(name, format!("lists {} token ids, expected at most {TOKEN_LIMIT}", values.len()))
+            );
+        }
         let mut ids = Vec::with_capacity(values.len());
         for value in values {
             let id = value.as_i64().ok_or_else(|| self.wrong(name, value, "a token id or a list of them"))?;
@@ -186,19 +194,11 @@ impl<'a> Fields<'a> {
     }
 
     pub(crate) fn error(&self, name: &str, message: impl Into<String>) -> CheckpointError {
-        CheckpointError::Field {
-            path: self.path.to_owned(),
-            field: self.full_name(name),
-            message: message.into(),
-        }
+        CheckpointError::field_value(self.path, self.full_name(name), message)
     }
 
     pub(crate) fn unsupported(&self, name: &str, message: impl Into<String>) -> CheckpointError {
-        CheckpointError::Unsupported {
-            path: self.path.to_owned(),
-            field: self.full_name(name),
-            message: message.into(),
-        }
+        CheckpointError::unsupported(self.path, self.full_name(name), message)
     }
 
     fn full_name(&self, name: &str) -> String {

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use serde_json::{Map, Value};
+
 use crate::config::ModelConfig;
 use crate::error::CheckpointError;
 use crate::fields::Fields;
@@ -33,7 +35,24 @@ impl GenerationDefaults {
         let Some(object) = json::object_if_present(&path)? else {
             return Ok(Self { eos_token_ids: config.eos_ids.clone(), ..Self::default() });
         };
-        let fields = Fields::new(&path, &object);
+        Self::from_object(&path, &object, config)
+    }
+
+    /// Parses the text of a `generation_config.json` of a model; `path` is for messages.
+    ///
+    /// # Errors
+    /// A field that is wrong, by name.
+    pub fn from_json(path: &Path, text: &[u8], config: &ModelConfig) -> Result<Self, CheckpointError> {
+        let object = json::parse_object(path, text)?;
+        Self::from_object(path, &object, config)
+    }
+
+    fn from_object(
+        path: &Path,
+        object: &Map<String, Value>,
+        config: &ModelConfig,
+    ) -> Result<Self, CheckpointError> {
+        let fields = Fields::new(path, object);
         let sampled = fields.get("do_sample").is_some() && fields.flag("do_sample", false)?;
         let temperature = fields.optional_number("temperature")?;
         if let Some(temperature) = temperature.filter(|temperature| *temperature < 0.0) {

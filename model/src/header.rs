@@ -3,6 +3,8 @@
 
 use std::fmt;
 use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -31,6 +33,29 @@ pub(crate) struct Header {
 
 /// Reads and checks the header of an open file of `file_bytes` bytes. No tensor is read.
 pub(crate) fn read(path: &Path, file: &File, file_bytes: u64) -> Result<Header, CheckpointError> {
+    read_with(path, |target, at| file.read_exact_at(target, at), file_bytes)
+}
+
+/// A tensor of [`tensor_table`].
+type TableRow = (String, String, Vec<u64>, Range<u64>);
+
+/// The tensors of a file that begins with `start` and is `file_bytes` long: name, dtype, shape and
+/// place in the file. [`read`] without a file, for `fuzz/`.
+#[doc(hidden)]
+pub fn tensor_table(start: &[u8], file_bytes: u64) -> Result<Vec<TableRow>, CheckpointError> {
+    let read_at = |target: &mut [u8], at: u64| {
+        let from = usize::try_from(at).ok().and_then(|at| start.get(at..)?.get(..target.len()));
+        from.map(|from| target.copy_from_slice(from)).ok_or_else(|| ErrorKind::UnexpectedEof.into())
+    };
+    let header = read_with(Path::new("model.safetensors"), read_at, file_bytes)?;
+    Ok(header.entries.into_iter().map(|e| (e.name, e.dtype, e.shape, e.start..e.end)).collect())
+}
+
+fn read_with(
+    path: &Path,
+    read_at: impl Fn(&mut [u8], u64) -> io::Result<()>,
+    file_bytes: u64,
+) -> Result<Header, CheckpointError> {
     let mut prefix = [0; 8];
     if file_bytes < 8 {
         return Err(CheckpointError::header(
@@ -38,7 +63,7 @@ pub(crate) fn read(path: &Path, file: &File, file_bytes: u64) -> Result<Header, 
             format!("it has {file_bytes} bytes, a safetensors file starts with a length of 8"),
         ));
     }
-    file.read_exact_at(&mut prefix, 0).map_err(|error| CheckpointError::io(path, error))?;
+    read_at(&mut prefix, 0).map_err(|error| CheckpointError::io(path, error))?;
     let length = u64::from_le_bytes(prefix);
     if length > JSON_LIMIT {
         return Err(CheckpointError::header(
@@ -56,7 +81,7 @@ pub(crate) fn read(path: &Path, file: &File, file_bytes: u64) -> Result<Header, 
         ));
     }
     let mut bytes = vec![0; usize::try_from(length).unwrap_or(usize::MAX)];
-    file.read_exact_at(&mut bytes, 8).map_err(|error| CheckpointError::io(path, error))?;
+    read_at(&mut bytes, 8).map_err(|error| CheckpointError::io(path, error))?;
     let entries = parse(path, &bytes, data_start, file_bytes)?;
     Ok(Header { bytes, entries })
 }

@@ -21,11 +21,7 @@ pub(crate) fn read_optional(path: &Path) -> Result<Option<Vec<u8>>, CheckpointEr
     let mut bytes = Vec::new();
     file.take(JSON_LIMIT + 1).read_to_end(&mut bytes).map_err(|error| CheckpointError::io(path, error))?;
     if bytes.len() as u64 > JSON_LIMIT {
-        return Err(CheckpointError::Json {
-            path: path.to_owned(),
-            field: None,
-            message: format!("it is larger than {JSON_LIMIT} bytes"),
-        });
+        return Err(CheckpointError::json(path, None, format!("it is larger than {JSON_LIMIT} bytes")));
     }
     Ok(Some(bytes))
 }
@@ -42,7 +38,7 @@ pub(crate) fn parse_object(path: &Path, bytes: &[u8]) -> Result<Map<String, Valu
         Some(field) => format!("{message} (at field `{field}`)"),
         None => message,
     };
-    Err(CheckpointError::Json { path: path.to_owned(), field, message })
+    Err(CheckpointError::json(path, field, message))
 }
 
 /// The last `"name":` before the place where the parser stopped.

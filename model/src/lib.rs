@@ -36,6 +36,8 @@ pub use facts::{
 pub use family::Family;
 pub use fingerprint::Fingerprint;
 pub use generation::GenerationDefaults;
+#[doc(hidden)]
+pub use header::tensor_table;
 pub use inspection::Inspection;
 pub use rope::{RopeFacts, RopeLayout, RopeScaling};
 pub use sizes::Sizes;

@@ -170,7 +170,8 @@ impl RopeFacts {
             None => RopeScaling::None,
         };
         let facts = Self { theta, dim, layout, scaling };
-        if facts.inverse_frequencies().iter().any(|f| !f.is_finite()) {
+        if facts.inverse_frequencies().iter().any(|f| !f.is_finite()) || !facts.attention_factor().is_finite()
+        {
             return Err(fields.error(
                 "rope_parameters",
                 "gives frequencies that are not finite numbers; check theta, factor and the betas",

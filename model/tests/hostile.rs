@@ -5,9 +5,10 @@
 mod support;
 
 use std::fs::OpenOptions;
+use std::path::Path;
 
 use proptest::prelude::*;
-use remoe_model::{Checkpoint, CheckpointError};
+use remoe_model::{Checkpoint, CheckpointError, ModelConfig};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 use support::{Folder, mixtral, olmoe};
@@ -233,6 +234,52 @@ fn sizes_that_no_file_has() {
     let mut material = mixtral();
     material.set("head_dim", json!(2_147_483_646_u64));
     assert!(material.write().error().field().is_some());
+}
+
+/// What an error quotes of a file can be as long as the file; the error is not.
+#[test]
+fn errors_quote_no_more_than_one_can_read() {
+    let long = "long é".repeat(10_000);
+    let short = |error: CheckpointError| {
+        assert!(error.to_string().len() < 1600, "{} bytes", error.to_string().len());
+        assert!(error.field().is_none_or(|field| field.len() <= 200));
+    };
+    short(with_header(|header| header[NAME]["dtype"] = json!(long)));
+    short(with_header(|header| header[NAME] = json!(long)));
+    short(with_header(|header| header[NAME]["shape"] = json!(vec![1; 10_000])));
+    short(with_header(|header| header[long.as_str()] = header[NAME].clone()));
+    for field in ["model_type", "hidden_act", "dtype", "vocab_size", "layer_types"] {
+        let mut material = olmoe();
+        let value = if field == "layer_types" { json!([long]) } else { json!(long) };
+        short(material.set(field, value).write().error());
+    }
+    let mut material = olmoe();
+    short(material.set("rope_scaling", json!({"rope_type": long})).write().error());
+}
+
+/// Every id is compared with those before it.
+#[test]
+fn a_list_of_a_million_tokens_is_refused() {
+    let mut material = mixtral();
+    let ids: Vec<u32> = (0..1_000_000).collect();
+    material.set("vocab_size", json!(1_000_000)).set("eos_token_id", json!(ids));
+    assert_eq!(material.write().error().field(), Some("eos_token_id"));
+}
+
+/// Finite parts whose product is not.
+#[test]
+fn scores_and_angles_stay_finite() {
+    let scaling = |mscale: f64, all: f64| {
+        let text = json!({
+            "model_type": "deepseek_v2", "num_experts_per_tok": 2,
+            "rope_scaling": {"type": "yarn", "factor": 1e300, "mscale": mscale, "mscale_all_dim": all},
+        });
+        ModelConfig::from_json(Path::new("config.json"), text.to_string().as_bytes())
+    };
+    assert!(scaling(0.7, 0.7).is_ok());
+    for (mscale, all) in [(1.0, 1e200), (1e308, 1e-300), (1e-300, 1e308)] {
+        assert_eq!(scaling(mscale, all).unwrap_err().field(), Some("rope_parameters"), "{mscale} {all}");
+    }
 }
 
 proptest! {

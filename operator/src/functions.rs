@@ -28,6 +28,10 @@ pub struct ModelOptions {
     pub kv_cache_bytes: Option<u64>,
     /// Largest number of sequences in one forward.
     pub max_batch: Option<usize>,
+    /// File to which the main function appends what its requests' experts were.
+    pub record_activations: Option<PathBuf>,
+    /// Record the experts of every token, not only counts.
+    pub record_tokens: bool,
     /// The model's name in the HTTP interface.
     pub served_model_name: Option<String>,
     /// The key that HTTP clients must present.
@@ -54,6 +58,10 @@ fn main(options: &ModelOptions, http: Option<SocketAddr>) -> FunctionSpec {
     flag(&mut arguments, "--device", options.device.as_ref());
     flag(&mut arguments, "--kv-cache-bytes", options.kv_cache_bytes.as_ref());
     flag(&mut arguments, "--max-batch", options.max_batch.as_ref());
+    if let Some(path) = &options.record_activations {
+        arguments.extend(["--record-activations".into(), path.into()]);
+        arguments.extend(options.record_tokens.then(|| "--record-tokens".into()));
+    }
     flag(&mut arguments, "--served-model-name", options.served_model_name.as_ref());
     let api_key = options.api_key.iter();
     FunctionSpec {

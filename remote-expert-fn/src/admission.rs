@@ -13,7 +13,16 @@ pub(crate) struct Admission {
     bytes: AtomicUsize,
     draining: AtomicBool,
     idle: Notify,
-    gauge: IntGauge,
+    gauges: Gauges,
+}
+
+/// Where what is in use can be seen.
+#[derive(Clone)]
+pub(crate) struct Gauges {
+    /// Requests.
+    pub(crate) requests: IntGauge,
+    /// Bytes of requests and answers.
+    pub(crate) bytes: IntGauge,
 }
 
 /// Accepted work; gives its room back when dropped.
@@ -23,8 +32,8 @@ pub(crate) struct Permit {
 }
 
 impl Admission {
-    /// `gauge` follows the number of requests.
-    pub(crate) fn new(max_requests: usize, max_bytes: usize, gauge: IntGauge) -> Arc<Self> {
+    /// `gauges` follow what is accepted.
+    pub(crate) fn new(max_requests: usize, max_bytes: usize, gauges: Gauges) -> Arc<Self> {
         Arc::new(Self {
             max_requests,
             max_bytes,
@@ -32,7 +41,7 @@ impl Admission {
             bytes: AtomicUsize::new(0),
             draining: AtomicBool::new(false),
             idle: Notify::new(),
-            gauge,
+            gauges,
         })
     }
 
@@ -42,7 +51,8 @@ impl Admission {
         let permit = Permit { admission: self.clone(), bytes };
         let requests = self.requests.fetch_add(1, Ordering::AcqRel) + 1;
         let bytes = self.bytes.fetch_add(bytes, Ordering::AcqRel) + bytes;
-        self.gauge.inc();
+        self.gauges.requests.inc();
+        self.gauges.bytes.add(permit.bytes as i64);
         (requests <= self.max_requests && bytes <= self.max_bytes).then_some(permit)
     }
 
@@ -74,7 +84,8 @@ impl Admission {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.admission.gauge.dec();
+        self.admission.gauges.requests.dec();
+        self.admission.gauges.bytes.sub(self.bytes as i64);
         self.admission.bytes.fetch_sub(self.bytes, Ordering::AcqRel);
         if self.admission.requests.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.admission.idle.notify_waiters();
@@ -85,12 +96,13 @@ impl Drop for Permit {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::Admission;
+    use super::{Admission, Gauges};
     use prometheus::IntGauge;
     use std::sync::Arc;
 
     fn admission() -> Arc<Admission> {
-        Admission::new(2, 100, IntGauge::new("in_flight", "help").unwrap())
+        let gauge = |name| IntGauge::new(name, "help").unwrap();
+        Admission::new(2, 100, Gauges { requests: gauge("requests"), bytes: gauge("bytes") })
     }
 
     #[test]
@@ -101,8 +113,10 @@ mod tests {
         let second = admission.admit(40).unwrap();
         assert!(admission.admit(0).is_none(), "requests");
         assert_eq!(admission.in_flight(), 2);
+        assert_eq!((admission.gauges.requests.get(), admission.gauges.bytes.get()), (2, 100));
         drop((first, second));
         assert_eq!(admission.in_flight(), 0);
+        assert_eq!((admission.gauges.requests.get(), admission.gauges.bytes.get()), (0, 0));
         assert!(admission.admit(100).is_some());
     }
 

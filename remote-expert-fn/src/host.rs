@@ -4,10 +4,13 @@ use remoe_experts::{LoadError, expert_shape, load_experts};
 use remoe_kernels::{Dtype, PackedExpert};
 use remoe_model::Checkpoint;
 use remoe_wire::v1::LayerExperts;
+use remoe_wire::{MAX_MESSAGE, MAX_PAYLOAD};
 use std::collections::BTreeMap;
 
-/// What a function takes beside packed weights: code, runtime, connections, buffers in flight.
-const WORKING_BYTES: u64 = 24 << 20;
+/// Code, runtime and the buffers of connections.
+const BASE_BYTES: u64 = 16 << 20;
+/// Requests and answers in flight that there must be room for: one of the largest.
+pub(crate) const LEAST_IN_FLIGHT: u64 = 2 * MAX_MESSAGE as u64;
 
 /// Why a set of experts cannot be hosted.
 #[derive(Debug, thiserror::Error)]
@@ -25,7 +28,7 @@ pub enum HostError {
     TooLarge {
         /// Experts asked for.
         experts: usize,
-        /// Packed weights and working memory.
+        /// Packed weights and the least working memory.
         needed: u64,
         /// The working memory in it.
         working: u64,
@@ -38,6 +41,7 @@ pub enum HostError {
 pub struct Host {
     layers: BTreeMap<u32, BTreeMap<u32, PackedExpert>>,
     memory_bytes: u64,
+    spare_bytes: Option<u64>,
 }
 
 impl Host {
@@ -54,26 +58,34 @@ impl Host {
         threads: usize,
     ) -> Result<Self, HostError> {
         let mut wanted = Vec::new();
-        let mut needed = WORKING_BYTES;
+        let mut weights = 0;
+        let mut scratch = 0;
         for set in sets {
             for &expert in &set.experts {
                 let layer = set.layer as usize;
                 let shape = expert_shape(checkpoint, layer, expert, dtype)?;
-                needed += shape.packed_bytes() as u64;
+                weights += shape.packed_bytes() as u64;
+                // What the kernels keep of the largest request that an answer can be sent for, and
+                // its rows in their order.
+                let pairs = MAX_PAYLOAD / shape.row_bytes();
+                let kept = pairs * shape.scratch_bytes_per_row() + MAX_PAYLOAD;
+                scratch = scratch.max(kept as u64);
                 wanted.push((layer, expert));
             }
         }
         if wanted.is_empty() {
             return Err(HostError::Empty);
         }
+        let working = BASE_BYTES + LEAST_IN_FLIGHT + scratch;
+        let needed = weights + working;
         if let Some(limit) = limit.filter(|&limit| needed > limit) {
-            return Err(HostError::TooLarge { experts: wanted.len(), needed, working: WORKING_BYTES, limit });
+            return Err(HostError::TooLarge { experts: wanted.len(), needed, working, limit });
         }
         let mut layers: BTreeMap<u32, BTreeMap<u32, PackedExpert>> = BTreeMap::new();
         for (layer, expert, packed) in load_experts(checkpoint, &wanted, dtype, threads)? {
             layers.entry(layer as u32).or_default().insert(expert, packed);
         }
-        Ok(Self { layers, memory_bytes: needed })
+        Ok(Self { layers, memory_bytes: needed, spare_bytes: limit.map(|limit| limit - needed) })
     }
 
     /// The packed expert, if it is hosted.
@@ -89,8 +101,16 @@ impl Host {
             .collect()
     }
 
-    /// Packed weights and working memory in bytes.
+    /// Packed weights and the least working memory in bytes.
     pub fn memory_bytes(&self) -> u64 {
         self.memory_bytes
+    }
+
+    /// Bytes of requests and answers that may be in flight: `wanted`, or less where the limit leaves
+    /// less.
+    pub fn in_flight_bytes(&self, wanted: usize) -> usize {
+        let spare = self.spare_bytes.unwrap_or(u64::MAX);
+        let room = usize::try_from(LEAST_IN_FLIGHT.saturating_add(spare)).unwrap_or(usize::MAX);
+        wanted.min(room)
     }
 }

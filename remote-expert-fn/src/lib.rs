@@ -1,9 +1,10 @@
 //! A remote-expert function: it hosts a set of (layer, expert) and computes their outputs.
 //!
 //! Start: read the headers, refuse what does not fit, read and pack exactly the hosted byte ranges,
-//! listen. The connection side runs on one thread, the computing side on another with the kernel
-//! pool; between them a queue that [`admission`] bounds. It holds no state that outlives a request,
-//! so any replica can answer any request, twice if need be.
+//! listen. One thread drives the connections and computes small work with the kernel pool; large
+//! work is computed on another ([`compute`]). Between reading and computing stands a queue that
+//! [`admission`] bounds. It holds no state that outlives a request, so any replica can answer any
+//! request, twice if need be.
 
 mod admission;
 mod compute;
@@ -13,6 +14,8 @@ mod service;
 mod settings;
 
 pub use host::{Host, HostError};
+#[doc(hidden)]
+pub use service::check_work;
 pub use settings::Settings;
 
 use admission::Admission;
@@ -21,7 +24,7 @@ use metrics::Metrics;
 use prometheus::Registry;
 use remoe_experts::{LoadError, default_dtype};
 use remoe_function::{Announcement, Role, serve_metrics};
-use remoe_kernels::{KernelError, Pool, PoolConfig, numerics_class};
+use remoe_kernels::{Dtype, KernelError, Pool, PoolConfig, numerics_class};
 use remoe_model::{Checkpoint, CheckpointError};
 use remoe_wire::v1::FunctionDescription;
 use remoe_wire::v1::expert_function_server::ExpertFunctionServer;
@@ -29,9 +32,9 @@ use remoe_wire::{ListingError, MAX_MESSAGE, STREAM_WINDOW, WIRE_VERSION, parse_l
 use service::Service;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc as blocking;
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::TcpIncoming;
 use tonic_health::ServingStatus;
@@ -63,6 +66,9 @@ pub enum Error {
     /// A socket or thread cannot be had.
     #[error(transparent)]
     Io(#[from] io::Error),
+    /// A computation panicked.
+    #[error("computing ended abnormally; its last messages are above")]
+    Computer,
     /// The gRPC server failed.
     #[error("gRPC server: {0}")]
     Server(#[from] tonic::transport::Error),
@@ -90,12 +96,17 @@ pub async fn run(
     shutdown: CancellationToken,
     ready: impl FnOnce(&Announcement) -> io::Result<()>,
 ) -> Result<(), Error> {
-    let checkpoint = Checkpoint::open(&settings.model)?;
-    let dtype = settings.dtype.map_or_else(|| default_dtype(&checkpoint), |dtype| dtype.0);
-    let threads = settings.threads.unwrap_or(PoolConfig::default().threads).max(1);
-    let sets = parse_listing(&settings.experts)?;
-    let host = Host::load(&checkpoint, &sets, dtype, settings.memory_bytes, threads)?;
-    let pool = Pool::new(PoolConfig { threads, path: settings.instruction_path, ..PoolConfig::default() })?;
+    tracing::debug!(model = %settings.model.display(), "loading");
+    // In a thread of its own: signals are heard meanwhile.
+    let wanted = settings.clone();
+    let loaded = tokio::select! {
+        loaded = tokio::task::spawn_blocking(move || Loaded::new(&wanted)) => loaded.map_err(io::Error::other)??,
+        () = shutdown.cancelled() => {
+            tracing::info!("ended while the experts were loading");
+            return Ok(());
+        }
+    };
+    let Loaded { checkpoint, dtype, host, pool } = loaded;
     let registry = Registry::new();
     let metrics = Metrics::new(&registry)?;
     metrics.memory.set(i64::try_from(host.memory_bytes()).unwrap_or(i64::MAX));
@@ -125,11 +136,12 @@ pub async fn run(
         draining: false,
     };
     let host = Arc::new(host);
-    let admission =
-        Admission::new(settings.max_in_flight, settings.max_in_flight_bytes, metrics.in_flight.clone());
-    let (orders, queue) = blocking::channel();
-    let computer = Computer { host: host.clone(), pool, row_bytes, metrics: metrics.clone() };
-    std::thread::Builder::new().name("compute".to_owned()).spawn(move || computer.run(&queue))?;
+    let in_flight_bytes = host.in_flight_bytes(settings.max_in_flight_bytes);
+    metrics.in_flight_limit.set(i64::try_from(in_flight_bytes).unwrap_or(i64::MAX));
+    let admission = Admission::new(settings.max_in_flight, in_flight_bytes, metrics.in_flight.clone());
+    let (orders, queue) = mpsc::unbounded_channel();
+    let computer = Computer::new(host.clone(), pool, row_bytes, metrics.clone());
+    let computing = tokio::spawn(computer.run(queue));
     let closing = CancellationToken::new();
     let service = Service {
         host,
@@ -140,7 +152,7 @@ pub async fn run(
         metrics,
         closing: closing.clone(),
     };
-    let (health, health_service) = tonic_health::server::health_reporter();
+    let (mut health, health_service) = tonic_health::server::health_reporter();
     for name in HEALTH_SERVICES {
         health.set_service_status(name, ServingStatus::Serving).await;
     }
@@ -178,7 +190,18 @@ pub async fn run(
         admission.drain();
         admission.idle().await;
         closing.cancel();
+        // Whoever watches the health would hold the server open.
+        for name in HEALTH_SERVICES {
+            health.clear_service_status(name).await;
+        }
         std::future::pending::<()>().await;
+    };
+    // It goes on for as long as the server takes orders, unless a computation panics.
+    let broken = async {
+        match computing.await {
+            Ok(Ok(())) => std::future::pending().await,
+            Ok(Err(_)) | Err(_) => Error::Computer,
+        }
     };
     let limit = async {
         shutdown.cancelled().await;
@@ -192,5 +215,26 @@ pub async fn run(
         served = served => served,
         () = drain => Ok(()),
         () = limit => Ok(()),
+        error = broken => Err(error),
+    }
+}
+
+/// What takes time to load.
+struct Loaded {
+    checkpoint: Checkpoint,
+    dtype: Dtype,
+    host: Host,
+    pool: Pool,
+}
+
+impl Loaded {
+    fn new(settings: &Settings) -> Result<Self, Error> {
+        let checkpoint = Checkpoint::open(&settings.model)?;
+        let dtype = settings.dtype.map_or_else(|| default_dtype(&checkpoint), |dtype| dtype.0);
+        let threads = settings.threads.unwrap_or(PoolConfig::default().threads);
+        let sets = parse_listing(&settings.experts)?;
+        let host = Host::load(&checkpoint, &sets, dtype, settings.memory_bytes, threads)?;
+        let config = PoolConfig { threads, path: settings.instruction_path, ..PoolConfig::default() };
+        Ok(Self { checkpoint, dtype, host, pool: Pool::new(config)? })
     }
 }

@@ -2,12 +2,14 @@
 
 use clap::Parser;
 use remoe_function::{Role, announce, end_with_launcher, init_logs, shutdown_on_signal};
-use remote_expert_fn::{Error, Settings, run};
+use remote_expert_fn::{Error, HostError, Settings, run};
 use std::process::ExitCode;
 use std::time::Instant;
 use tokio::net::TcpListener;
 
-/// What a launcher reads from an exit: the checkpoint is at fault, restarting does not help.
+/// What a launcher reads from an exit: the experts do not fit into the memory that was given.
+const EXIT_MEMORY: u8 = 3;
+/// The checkpoint is at fault, restarting does not help.
 const EXIT_CHECKPOINT: u8 = 4;
 
 fn main() -> ExitCode {
@@ -20,6 +22,7 @@ fn main() -> ExitCode {
             tracing::error!("{error}");
             match error {
                 Error::Checkpoint(_) => ExitCode::from(EXIT_CHECKPOINT),
+                Error::Host(HostError::TooLarge { .. }) => ExitCode::from(EXIT_MEMORY),
                 _ => ExitCode::FAILURE,
             }
         }

@@ -1,3 +1,4 @@
+use crate::admission::Gauges;
 use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 use remoe_wire::v1::Code;
 
@@ -12,9 +13,11 @@ pub(crate) struct Metrics {
     pub(crate) compute: Histogram,
     /// Seconds that a request waited for its computation.
     pub(crate) queued: Histogram,
-    /// Requests accepted and not yet answered.
-    pub(crate) in_flight: IntGauge,
-    /// Bytes of packed weights and working memory.
+    /// Requests accepted and not yet answered, and their bytes.
+    pub(crate) in_flight: Gauges,
+    /// The bound on their bytes.
+    pub(crate) in_flight_limit: IntGauge,
+    /// Bytes of packed weights and the least working memory.
     pub(crate) memory: IntGauge,
     /// Experts hosted.
     pub(crate) experts: IntGauge,
@@ -41,11 +44,24 @@ impl Metrics {
             pairs: IntCounter::new("remoe_function_pairs_total", "(token, expert) pairs computed.")?,
             compute: seconds("remoe_function_compute_seconds", "Duration of a request's computation.")?,
             queued: seconds("remoe_function_queue_seconds", "Wait of a request for its computation.")?,
-            in_flight: IntGauge::new(
-                "remoe_function_requests_in_flight",
-                "Requests accepted and not yet answered.",
+            in_flight: Gauges {
+                requests: IntGauge::new(
+                    "remoe_function_requests_in_flight",
+                    "Requests accepted and not yet answered.",
+                )?,
+                bytes: IntGauge::new(
+                    "remoe_function_bytes_in_flight",
+                    "Bytes of requests accepted and not yet answered, answers included.",
+                )?,
+            },
+            in_flight_limit: IntGauge::new(
+                "remoe_function_bytes_in_flight_limit",
+                "Most bytes of requests and answers in flight.",
             )?,
-            memory: IntGauge::new("remoe_function_memory_bytes", "Packed weights and working memory.")?,
+            memory: IntGauge::new(
+                "remoe_function_memory_bytes",
+                "Packed weights and the least working memory.",
+            )?,
             experts: IntGauge::new("remoe_function_experts", "Experts hosted.")?,
             start: IntGauge::new(
                 "remoe_function_start_microseconds",
@@ -56,7 +72,9 @@ impl Metrics {
         registry.register(Box::new(metrics.pairs.clone()))?;
         registry.register(Box::new(metrics.compute.clone()))?;
         registry.register(Box::new(metrics.queued.clone()))?;
-        registry.register(Box::new(metrics.in_flight.clone()))?;
+        registry.register(Box::new(metrics.in_flight.requests.clone()))?;
+        registry.register(Box::new(metrics.in_flight.bytes.clone()))?;
+        registry.register(Box::new(metrics.in_flight_limit.clone()))?;
         registry.register(Box::new(metrics.memory.clone()))?;
         registry.register(Box::new(metrics.experts.clone()))?;
         registry.register(Box::new(metrics.start.clone()))?;

@@ -1,4 +1,4 @@
-//! The gRPC service: checks requests, admits them, hands them to the computing thread.
+//! The gRPC service: checks requests, admits them, hands them to the computer.
 
 use crate::admission::Admission;
 use crate::compute::{Answer, Order};
@@ -14,7 +14,6 @@ use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc as blocking;
 use std::time::Instant;
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, StreamExt, wrappers::UnboundedReceiverStream};
@@ -31,7 +30,8 @@ pub(crate) struct Service {
     pub(crate) description: FunctionDescription,
     pub(crate) row_bytes: usize,
     pub(crate) admission: Arc<Admission>,
-    pub(crate) orders: blocking::Sender<Order>,
+    /// Unbounded in type only: every order holds a permit.
+    pub(crate) orders: mpsc::UnboundedSender<Order>,
     pub(crate) metrics: Metrics,
     /// Ends the streams, once the function has drained.
     pub(crate) closing: CancellationToken,
@@ -90,6 +90,9 @@ impl Reader {
                 Some(Ok(ForwardRequest { body: None })) => (),
                 Some(Err(status)) => {
                     tracing::debug!(message = status.message(), "stream broke");
+                    // What cannot be read, a message that is too large among others, ends the stream
+                    // and says so.
+                    let _stream_gone = self.answers.send(Err(status));
                     break;
                 }
                 None => break,
@@ -135,7 +138,7 @@ impl Reader {
         if service.admission.is_draining() {
             return Err(refusal(Code::Draining, true, "the function is draining".to_owned()));
         }
-        service.check(&work)?;
+        check_work(&work, service.row_bytes, |layer, expert| service.host.get(layer, expert).is_some())?;
         let bytes = work.rows.len() + work.experts.len() * service.row_bytes;
         let Some(permit) = service.admission.admit(bytes) else {
             return Err(refusal(
@@ -157,46 +160,48 @@ impl Reader {
         service
             .orders
             .send(order)
-            .map_err(|_| refusal(Code::Internal, true, "the computing thread has ended".to_owned()))
+            .map_err(|_| refusal(Code::Internal, true, "computing has ended".to_owned()))
     }
 }
 
-impl Service {
-    /// Whether `work` agrees with itself and with what is hosted.
-    fn check(&self, work: &Work) -> Result<(), Failure> {
-        let invalid = |message: String| Err(refusal(Code::InvalidArgument, false, message));
-        let rows = work.counts.len();
-        if rows == 0 {
-            return invalid("the request has no rows".to_owned());
-        }
-        if work.rows.len() != rows * self.row_bytes {
-            return invalid(format!(
-                "{} bytes of rows; {rows} rows of {} bytes were announced",
-                work.rows.len(),
-                self.row_bytes
-            ));
-        }
-        let pairs: u64 = work.counts.iter().map(|&count| u64::from(count)).sum();
-        if work.counts.contains(&0) || pairs != work.experts.len() as u64 {
-            return invalid(format!(
-                "{} expert ids for counts that sum to {pairs} (each at least 1)",
-                work.experts.len()
-            ));
-        }
-        if work.experts.len().saturating_mul(self.row_bytes) > MAX_PAYLOAD {
-            return invalid(format!(
-                "the answer would have {} bytes, {MAX_PAYLOAD} are allowed",
-                work.experts.len().saturating_mul(self.row_bytes)
-            ));
-        }
-        match work.experts.iter().find(|&&expert| self.host.get(work.layer, expert).is_none()) {
-            None => Ok(()),
-            Some(expert) => Err(refusal(
-                Code::NotFound,
-                false,
-                format!("expert {expert} of layer {} is not hosted here", work.layer),
-            )),
-        }
+/// Whether `work` agrees with itself and with what is hosted, rows being of `row_bytes`.
+///
+/// # Errors
+/// The refusal that the caller gets.
+#[doc(hidden)]
+pub fn check_work(work: &Work, row_bytes: usize, hosted: impl Fn(u32, u32) -> bool) -> Result<(), Failure> {
+    let invalid = |message: String| Err(refusal(Code::InvalidArgument, false, message));
+    let rows = work.counts.len();
+    if rows == 0 {
+        return invalid("the request has no rows".to_owned());
+    }
+    if work.rows.len() != rows * row_bytes {
+        return invalid(format!(
+            "{} bytes of rows; {rows} rows of {} bytes were announced",
+            work.rows.len(),
+            row_bytes
+        ));
+    }
+    let pairs: u64 = work.counts.iter().map(|&count| u64::from(count)).sum();
+    if work.counts.contains(&0) || pairs != work.experts.len() as u64 {
+        return invalid(format!(
+            "{} expert ids for counts that sum to {pairs} (each at least 1)",
+            work.experts.len()
+        ));
+    }
+    if work.experts.len().saturating_mul(row_bytes) > MAX_PAYLOAD {
+        return invalid(format!(
+            "the answer would have {} bytes, {MAX_PAYLOAD} are allowed",
+            work.experts.len().saturating_mul(row_bytes)
+        ));
+    }
+    match work.experts.iter().find(|&&expert| !hosted(work.layer, expert)) {
+        None => Ok(()),
+        Some(expert) => Err(refusal(
+            Code::NotFound,
+            false,
+            format!("expert {expert} of layer {} is not hosted here", work.layer),
+        )),
     }
 }
 

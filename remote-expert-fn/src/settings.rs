@@ -1,5 +1,6 @@
+use clap::builder::RangedU64ValueParser;
 use remoe_experts::ComputeDtype;
-use remoe_kernels::InstructionPath;
+use remoe_kernels::{InstructionPath, MAX_THREADS};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -16,11 +17,12 @@ pub struct Settings {
     /// Compute dtype: float32 or bfloat16; the checkpoint's by default (float32 for float16).
     #[arg(long)]
     pub dtype: Option<ComputeDtype>,
-    /// Memory that the function may take, in bytes; no limit by default.
-    #[arg(long)]
+    /// Memory that the function may take, in bytes; no limit by default. What weights and working
+    /// memory leave of it bounds the bytes in flight.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub memory_bytes: Option<u64>,
     /// Threads of the kernels; all cores by default.
-    #[arg(long)]
+    #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..=MAX_THREADS as u64))]
     pub threads: Option<usize>,
     /// Instruction path of the kernels: the widest that the machine has, by default.
     #[arg(long)]
@@ -32,10 +34,10 @@ pub struct Settings {
     #[arg(long, default_value = "127.0.0.1:0")]
     pub metrics_listen: SocketAddr,
     /// Requests accepted and not yet answered, all streams together.
-    #[arg(long, default_value_t = 1024)]
+    #[arg(long, default_value_t = 1024, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1 << 20))]
     pub max_in_flight: usize,
-    /// Bytes of accepted requests and their answers.
-    #[arg(long, default_value_t = 256 << 20)]
+    /// Bytes of accepted requests and their answers, as far as `--memory-bytes` leaves room.
+    #[arg(long, default_value_t = 256 << 20, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1 << 40))]
     pub max_in_flight_bytes: usize,
     /// End with this process.
     #[arg(long)]

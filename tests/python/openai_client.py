@@ -201,6 +201,65 @@ def logprobs(client, model):
     check(all(logprob is not None for logprob in lists.token_logprobs[1:]), "scored prompt: log-probabilities")
 
 
+def parameters(client, model):
+    def ids(choice):
+        return choice.model_extra["token_ids"]
+
+    def complete(extra=None, **fields):
+        fields = {"model": model, "prompt": PROMPT, "max_tokens": 8, "temperature": 0, **fields}
+        extra = {**FIXED, "return_token_ids": True, **(extra or {})}
+        return client.completions.create(**fields, extra_body=extra).choices
+
+    plain = ids(complete()[0])
+    equal(len(plain), 8, "token ids")
+    equal(ids(complete(logit_bias={"500": 100})[0]), [500] * 8, "logit_bias")
+    check(plain[0] not in ids(complete(logit_bias={str(plain[0]): -100})[0]), "logit_bias: forbidden")
+    equal(ids(complete({"top_k": 1}, temperature=2, seed=1)[0]), plain, "top_k")
+    equal(ids(complete({"min_p": 1}, temperature=2, seed=1)[0]), plain, "min_p")
+    equal(ids(complete(temperature=2, top_p=0, seed=1)[0]), plain, "top_p")
+    stopped = complete({"stop_token_ids": [plain[4]]})[0]
+    equal(ids(stopped), plain[: plain.index(plain[4])], "stop_token_ids")
+    equal(stopped.finish_reason, "stop", "stop_token_ids: finish_reason")
+    longer = complete({"stop_token_ids": [plain[4]], "min_tokens": 8})[0]
+    equal(len(ids(longer)), 8, "min_tokens")
+    distinct = ids(complete({"repetition_penalty": 100}, max_tokens=20)[0])
+    equal(len(set(distinct)), 20, "repetition_penalty")
+    for name in ("presence_penalty", "frequency_penalty"):
+        equal(len(ids(complete(**{name: 1.5})[0])), 8, name)
+    by_ids = complete(prompt=[5, 6, 7])
+    equal([ids(choice) for choice in complete(prompt=[[5, 6, 7], [5, 6, 7]])], [ids(by_ids[0])] * 2, "prompts of ids")
+
+    def converse(**fields):
+        return client.chat.completions.create(
+            **{"model": model, "max_tokens": 6, "temperature": 0, "messages": MESSAGES, **fields}, extra_body=FIXED
+        )
+
+    text = converse().choices[0].message.content
+    developer = [{**MESSAGES[0], "role": "developer"}, {"role": "user", "content": "Tell me something."}]
+    equal(converse(messages=developer).choices[0].message.content, text, "developer role, content as a string")
+    equal([choice.index for choice in converse(n=3, temperature=1, seed=4).choices], [0, 1, 2], "chat: n")
+    turns = [*MESSAGES, {"role": "assistant", "content": "Well."}, {"role": "user", "content": "Go on."}]
+    check(converse(messages=turns).usage.prompt_tokens > converse().usage.prompt_tokens, "assistant role")
+
+    # The client's own accumulation takes an answer that ends at its length for a failure.
+    stream = client.chat.completions.stream(
+        model=model, messages=MESSAGES, max_tokens=6, temperature=0, stop=text[-1], extra_body=FIXED
+    )
+    with stream as events:
+        deltas = "".join(event.delta for event in events if event.type == "content.delta")
+        final = events.get_final_completion()
+    equal(deltas, text[: text.index(text[-1])], "the client's own accumulation: deltas")
+    equal(final.choices[0].message.content, deltas, "the client's own accumulation: the whole")
+    equal(final.choices[0].finish_reason, "stop", "the client's own accumulation: finish_reason")
+
+    with client.chat.completions.with_streaming_response.create(
+        model=model, messages=MESSAGES, max_tokens=6, stream=True
+    ) as response:
+        equal(response.headers.get("content-type"), "text/event-stream", "stream: content type")
+        lines = [line for line in response.iter_lines() if line]
+    equal(lines[-1], "data: [DONE]", "stream: last line")
+
+
 def errors(client, model):
     def complete(**fields):
         return client.completions.create(**{"model": model, "prompt": PROMPT, **fields})
@@ -218,6 +277,9 @@ def errors(client, model):
     refused(openai.BadRequestError, lambda: converse(tools=[tool]), "tools", 400, "tools")
     json_object = {"type": "json_object"}
     refused(openai.BadRequestError, lambda: converse(response_format=json_object), "json", 400, "response_format")
+    schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
+    refused(openai.BadRequestError, lambda: converse(response_format=schema), "schema", 400, "response_format")
+    refused(openai.BadRequestError, lambda: converse(messages=[]), "no messages", 400, "messages")
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
     refused(openai.BadRequestError, lambda: converse(messages=image), "image", 400, "messages[0].content[0]")
     refused(
@@ -296,6 +358,7 @@ def main():
         text = completions(client, model)
         stop(client, model, text)
         seeds(client, model)
+        parameters(client, model)
         logprobs(client, model)
         errors(client, model)
         extras(client, model)

@@ -7,15 +7,18 @@
 
 pub mod binaries;
 pub mod checkpoint;
+pub mod command;
 pub mod control;
 pub mod deadline;
 pub mod expert_stream;
 pub mod fixture;
 pub mod function;
 pub mod http;
+pub mod main_http;
 pub mod metrics;
 pub mod placement;
 pub mod process;
+pub mod raw;
 pub mod recorder;
 pub mod slots;
 pub mod up;

@@ -2,26 +2,15 @@
 
 #![allow(clippy::unwrap_used)]
 
-use remoe_tests::binaries;
-use remoe_tests::deadline::LONG;
+use remoe_tests::command;
 use remoe_tests::fixture::{Model, REFUSED};
 use remoe_tests::placement::pairs_per_position;
-use remoe_tests::process::Process;
 use serde_json::Value;
-use std::process::Command;
-use std::sync::mpsc;
 
 /// Runs `remoe COMMAND --json --model MODEL` with `arguments`; the exit code and the one object.
 async fn remoe(command: &str, model: &Model, arguments: &[&str]) -> (Option<i32>, Value) {
-    let mut process = Command::new(binaries::program("remoe"));
-    process.args([command, "--json", "--model"]).arg(&model.folder).args(arguments);
-    process.env("REMOE_BIN_DIR", binaries::folder()).env_remove("REMOE_LOG").env_remove("REMOE_API_KEY");
-    let (sender, lines) = mpsc::channel();
-    let mut process = Process::start("remoe", process, move |line| drop(sender.send(line)));
-    let code = process.end(LONG).await.code();
-    let lines: Vec<String> = lines.try_iter().collect();
-    assert_eq!(lines.len(), 1, "exactly one object: {lines:?}\n{:?}", process.log());
-    (code, serde_json::from_str(&lines[0]).unwrap())
+    let folder = model.folder.to_str().unwrap();
+    command::remoe(&[&[command, "--model", folder], arguments].concat()).await
 }
 
 fn listed(ids: &[u32]) -> String {

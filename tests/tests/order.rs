@@ -139,6 +139,8 @@ enum Cost {
     Nothing,
     /// A message to another replica.
     Retry,
+    /// Another message, to the same replica where there is no other.
+    Again,
     /// A local load, also where there is another replica.
     Fallback,
 }
@@ -163,7 +165,7 @@ async fn replicas_that_misbehave_do_not_change_the_answer() {
         (Act::Empty, Cost::Retry),
         (Act::Close, Cost::Retry),
         (Act::Fail(Code::Draining), Cost::Retry),
-        (Act::Fail(Code::ResourceExhausted), Cost::Retry),
+        (Act::Fail(Code::ResourceExhausted), Cost::Again),
         (Act::Fail(Code::DeadlineExceeded), Cost::Retry),
         (Act::Fail(Code::Internal), Cost::Retry),
         (Act::Fail(Code::NotFound), Cost::Fallback),
@@ -180,7 +182,7 @@ async fn replicas_that_misbehave_do_not_change_the_answer() {
             assert_eq!(answer.tokens, expected.tokens, "{case}");
             let calls = answer.experts.unwrap();
             assert_eq!(calls.local + calls.remote + calls.fallback, pairs, "{case}: {calls:?}");
-            let retried = cost == Cost::Retry && replicas == 2;
+            let retried = cost == Cost::Again || (cost == Cost::Retry && replicas == 2);
             let fell_back = cost == Cost::Fallback || (cost == Cost::Retry && replicas == 1);
             assert_eq!((calls.retries > 0, calls.fallback > 0), (retried, fell_back), "{case}: {calls:?}");
             assert!(calls.remote > 0 || act_ends_the_only_replica(&act, replicas), "{case}: {calls:?}");

@@ -87,6 +87,25 @@ impl ErrorCode {
     }
 }
 
+/// Longest message and longest field of an error in bytes: they quote what a caller sent, which can be
+/// as long as a body, and travel in headers.
+const MESSAGE_BYTES: usize = 1000;
+const FIELD_BYTES: usize = 200;
+
+/// At most `limit` bytes of `text`.
+fn shown(text: impl Into<String>, limit: usize) -> String {
+    let mut text = text.into();
+    if text.len() > limit {
+        let mut end = limit - '…'.len_utf8();
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
 /// An error as a service answers it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceError {
@@ -101,12 +120,18 @@ pub struct ServiceError {
 impl ServiceError {
     /// An error of class `code`.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), field: None }
+        Self { code, message: shown(message, MESSAGE_BYTES), field: None }
+    }
+
+    /// The same error, about the parameter `field`.
+    #[must_use]
+    pub fn about(self, field: impl Into<String>) -> Self {
+        Self { field: Some(shown(field, FIELD_BYTES)), ..self }
     }
 
     /// An [`ErrorCode::InvalidArgument`] about the parameter `field`.
     pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { code: ErrorCode::InvalidArgument, message: message.into(), field: Some(field.into()) }
+        Self::new(ErrorCode::InvalidArgument, message).about(field)
     }
 }
 
@@ -131,5 +156,19 @@ impl From<ServiceError> for tonic::Status {
 impl From<tonic::Status> for ServiceError {
     fn from(status: tonic::Status) -> Self {
         Self::new(ErrorCode::from_grpc(status.code()), status.message())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_caller_sent_is_not_sent_back_whole() {
+        let error = ServiceError::invalid("é".repeat(5000), "é".repeat(5000));
+        assert!(error.message.len() <= MESSAGE_BYTES && error.message.ends_with("é…"));
+        assert!(error.field.is_some_and(|field| field.len() <= FIELD_BYTES && field.ends_with("é…")));
+        let short = ServiceError::invalid("n", "`n` must be 1 to 4, not 5");
+        assert_eq!((short.field.as_deref(), &*short.message), (Some("n"), "`n` must be 1 to 4, not 5"));
     }
 }

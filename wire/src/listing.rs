@@ -6,16 +6,21 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// A listing that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "expert listing: {part:?} is not of the form LAYER:ID, LAYER:FIRST-LAST or a further ID of the layer before it"
-)]
+#[error("expert listing: {part:?} {problem}")]
 pub struct ListingError {
-    /// The part between commas that was wrong.
+    /// The part between commas that was wrong, its first characters.
     pub part: String,
+    problem: &'static str,
 }
 
 /// Ids above this are refused: no model has so many experts, and a range must not exhaust memory.
 const MAX_ID: u32 = 1 << 16;
+
+/// More experts than any model has, over all layers: ranges must not exhaust memory together, either.
+const MAX_EXPERTS: usize = 1 << 18;
+
+/// Characters of a wrong part that its error shows.
+const SHOWN: usize = 100;
 
 /// Writes `layers` with ranges.
 pub fn format_listing(layers: &[LayerExperts]) -> String {
@@ -42,8 +47,12 @@ pub fn format_listing(layers: &[LayerExperts]) -> String {
 pub fn parse_listing(text: &str) -> Result<Vec<LayerExperts>, ListingError> {
     let mut layers: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
     let mut current = None;
+    let mut listed = 0_usize;
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-        let error = || ListingError { part: part.to_owned() };
+        let refused = |problem| ListingError { part: part.chars().take(SHOWN).collect(), problem };
+        let error = || {
+            refused("is not of the form LAYER:ID, LAYER:FIRST-LAST or a further ID of the layer before it")
+        };
         let number = |digits: &str| digits.parse::<u32>().ok().filter(|&id| id <= MAX_ID);
         let range = match part.split_once(':') {
             Some((layer, range)) => {
@@ -57,6 +66,10 @@ pub fn parse_listing(text: &str) -> Result<Vec<LayerExperts>, ListingError> {
         let (first, last) = (number(first).ok_or_else(error)?, number(last).ok_or_else(error)?);
         if first > last {
             return Err(error());
+        }
+        listed += (last - first) as usize + 1;
+        if listed > MAX_EXPERTS {
+            return Err(refused("is one expert too many: at most 262144 can be listed"));
         }
         layers.entry(layer).or_default().extend(first..=last);
     }
@@ -82,6 +95,24 @@ mod tests {
         assert_eq!(text, "1:6-7,2:0,5-7,9:3");
         assert_eq!(parse_listing(&text).unwrap(), layers);
         assert_eq!(parse_listing("").unwrap(), vec![]);
+    }
+
+    #[test]
+    fn ranges_do_not_add_up_without_bound() {
+        let listing = |layers: u32| {
+            let parts: Vec<String> = (0..layers).map(|layer| format!("{layer}:0-65535")).collect();
+            parse_listing(&parts.join(","))
+        };
+        assert_eq!(listing(4).unwrap().len(), 4);
+        let error = listing(5).unwrap_err();
+        assert_eq!(error.part, "4:0-65535");
+        assert!(error.to_string().contains("262144"), "{error}");
+    }
+
+    #[test]
+    fn shows_the_beginning_of_a_long_part() {
+        let error = parse_listing(&"é".repeat(10_000)).unwrap_err();
+        assert_eq!(error.part, "é".repeat(100));
     }
 
     #[test]

@@ -3,4 +3,7 @@
 pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod logits;
+pub(crate) mod plan;
+pub(crate) mod predictor;
+pub(crate) mod record;
 pub(crate) mod up;

@@ -81,6 +81,12 @@ pub(crate) fn print_error(message: &str) {
     print_line(&format!("{style}error{style:#}: {message}"));
 }
 
+/// Prints a line about something that was left out.
+pub(crate) fn print_warning(message: &str) {
+    let style = AnsiColor::Yellow.on_default().bold();
+    print_line(&format!("{style}warning{style:#}: {message}"));
+}
+
 fn print_line(text: &str) {
     // A closed standard error must not end what runs.
     let _closed = writeln!(anstream::stderr().lock(), "{text}");

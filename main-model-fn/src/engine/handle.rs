@@ -80,6 +80,8 @@ impl EngineHandle {
 
     fn check(&self, request: &Request) -> Result<(), ServiceError> {
         let limits = &self.limits;
+        request.sampling.check()?;
+        request.stop.check()?;
         if request.prompt.is_empty() {
             return Err(ServiceError::invalid("prompt", "the prompt has no tokens"));
         }

@@ -1,8 +1,8 @@
 //! The engine: one thread that owns the model, its caches and the connections to remote experts.
 //!
 //! Callers hand in requests through [`EngineHandle`] and hear events back. The thread repeats:
-//! admit what fits, plan the rows of an iteration (pure), one forward for all of them, draw a token
-//! for each finished row, report.
+//! admit what fits, plan the rows of an iteration (pure), make room for them in the caches, one
+//! forward for all of them, draw a token for each finished row, report.
 
 mod handle;
 mod random;
@@ -17,4 +17,4 @@ mod thread;
 pub use handle::{EngineHandle, Events, RequestLimits};
 pub(crate) use sequence::Vocabulary;
 pub(crate) use switch::Switch;
-pub(crate) use thread::{EngineParts, EngineSettings, start};
+pub(crate) use thread::{EngineParts, EngineSettings, EngineStop, start};

@@ -1,6 +1,7 @@
 //! What a caller asks of the engine and what it hears back.
 
 use remoe_wire::ServiceError;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// One request: a prompt and how to continue it.
@@ -24,8 +25,8 @@ pub struct Request {
     pub inspect: Option<InspectLevel>,
 }
 
-/// What an inspection records beside logits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What an inspection records beside logits; each level holds what those before it do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum InspectLevel {
     /// Selected experts and their weights.
     Routing,
@@ -73,6 +74,30 @@ impl Default for Sampling {
     }
 }
 
+impl Sampling {
+    /// # Errors
+    /// The first value that is no number or out of its range.
+    pub(crate) fn check(&self) -> Result<(), ServiceError> {
+        let check = |field: String, value: f32, range: RangeInclusive<f32>| {
+            if range.contains(&value) {
+                return Ok(());
+            }
+            let (low, high) = range.into_inner();
+            Err(ServiceError::invalid(&field, format!("`{field}` is {value}, not from {low} to {high}")))
+        };
+        check("temperature".to_owned(), self.temperature, 0.0..=2.0)?;
+        check("top_p".to_owned(), self.top_p, 0.0..=1.0)?;
+        check("min_p".to_owned(), self.min_p, 0.0..=1.0)?;
+        check("repetition_penalty".to_owned(), self.repetition_penalty, 0.01..=100.0)?;
+        check("presence_penalty".to_owned(), self.presence_penalty, -2.0..=2.0)?;
+        check("frequency_penalty".to_owned(), self.frequency_penalty, -2.0..=2.0)?;
+        for &(token, bias) in &self.logit_bias {
+            check(format!("logit_bias.{token}"), bias, -100.0..=100.0)?;
+        }
+        Ok(())
+    }
+}
+
 /// When a choice ends.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StopRules {
@@ -84,6 +109,24 @@ pub struct StopRules {
     pub ignore_eos: bool,
     /// No end-of-sequence or stop token before so many tokens.
     pub min_tokens: usize,
+}
+
+impl StopRules {
+    /// Most stop strings, and the length of each in bytes: all of them are looked for at every token.
+    const STRINGS: usize = 32;
+    const STRING_BYTES: usize = 1024;
+
+    /// # Errors
+    /// Too many stop strings, or one that is too long.
+    pub(crate) fn check(&self) -> Result<(), ServiceError> {
+        let long = |stop: &String| stop.is_empty() || stop.len() > Self::STRING_BYTES;
+        if self.strings.len() > Self::STRINGS || self.strings.iter().any(long) {
+            let (most, bytes) = (Self::STRINGS, Self::STRING_BYTES);
+            let message = format!("`stop` takes at most {most} strings of 1 to {bytes} bytes");
+            return Err(ServiceError::invalid("stop", message));
+        }
+        Ok(())
+    }
 }
 
 /// One step of a request's answer. A request ends with exactly one [`Event::Done`] or
@@ -216,4 +259,45 @@ pub struct LayerRouting {
     pub layer: usize,
     /// Per token: (expert, weight), experts ascending.
     pub tokens: Vec<Vec<(u32, f32)>>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sampling_values_out_of_range_are_refused_by_name() {
+        assert_eq!(Sampling::default().check(), Ok(()));
+        type Change = fn(&mut Sampling, f32);
+        let fields: [(&str, Change, f32, f32); 7] = [
+            ("temperature", |it, value| it.temperature = value, 0.0, 2.0),
+            ("top_p", |it, value| it.top_p = value, 0.0, 1.0),
+            ("min_p", |it, value| it.min_p = value, 0.0, 1.0),
+            ("repetition_penalty", |it, value| it.repetition_penalty = value, 0.01, 100.0),
+            ("presence_penalty", |it, value| it.presence_penalty = value, -2.0, 2.0),
+            ("frequency_penalty", |it, value| it.frequency_penalty = value, -2.0, 2.0),
+            ("logit_bias.7", |it, value| it.logit_bias = vec![(7, value)], -100.0, 100.0),
+        ];
+        for (field, change, low, high) in fields {
+            let checked = |value| {
+                let mut sampling = Sampling::default();
+                change(&mut sampling, value);
+                sampling.check()
+            };
+            assert_eq!((checked(low), checked(high)), (Ok(()), Ok(())), "{field}");
+            for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, low - 0.1, high + 0.1] {
+                let refused = checked(value).err().and_then(|error| error.field);
+                assert_eq!(refused.as_deref(), Some(field), "{field} {value}");
+            }
+        }
+    }
+
+    #[test]
+    fn stop_strings_are_bounded() {
+        let rules = |strings: Vec<String>| StopRules { strings, ..StopRules::default() };
+        assert_eq!(rules(vec!["x".repeat(1024); 32]).check(), Ok(()));
+        for strings in [vec!["x".to_owned(); 33], vec!["x".repeat(1025)], vec![String::new()]] {
+            assert!(rules(strings).check().is_err());
+        }
+    }
 }

@@ -10,12 +10,29 @@ pub(crate) struct Drawn<'a> {
     pub(crate) choice: usize,
     /// Position of the token to draw, the prompt's first being 0.
     pub(crate) position: usize,
-    /// The prompt.
+    /// The prompt's tokens as [`distinct`] gives them; only a repetition penalty asks for them.
     pub(crate) prompt: &'a [u32],
     /// Tokens drawn so far with their counts.
     pub(crate) output: &'a HashMap<u32, u32>,
     /// Tokens that must not be drawn now (ends before `min_tokens`).
     pub(crate) banned: &'a [u32],
+}
+
+/// The tokens of `prompt`, each once, ascending.
+pub(crate) fn distinct(prompt: &[u32]) -> Vec<u32> {
+    let mut tokens = prompt.to_vec();
+    tokens.sort_unstable();
+    tokens.dedup();
+    tokens
+}
+
+/// Whether [`sample`] changes any logit.
+pub(crate) fn modifies(sampling: &Sampling, drawn: &Drawn<'_>) -> bool {
+    sampling.repetition_penalty != 1.0
+        || sampling.presence_penalty != 0.0
+        || sampling.frequency_penalty != 0.0
+        || !sampling.logit_bias.is_empty()
+        || !drawn.banned.is_empty()
 }
 
 /// Draws one token from `logits` (one per vocabulary entry), modifying them in place.
@@ -41,14 +58,14 @@ pub(crate) fn sample(logits: &mut [f32], sampling: &Sampling, drawn: &Drawn<'_>)
 fn penalise(logits: &mut [f32], sampling: &Sampling, drawn: &Drawn<'_>) {
     if sampling.repetition_penalty != 1.0 {
         let penalty = sampling.repetition_penalty;
-        let mut seen: Vec<u32> = drawn.prompt.iter().chain(drawn.output.keys()).copied().collect();
-        seen.sort_unstable();
-        seen.dedup();
-        for token in seen {
+        let mut penalise = |token: u32| {
             if let Some(logit) = logits.get_mut(token as usize) {
                 *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
             }
-        }
+        };
+        drawn.prompt.iter().for_each(|&token| penalise(token));
+        let new = drawn.output.keys().filter(|token| drawn.prompt.binary_search(token).is_err());
+        new.for_each(|&token| penalise(token));
     }
     if sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0 {
         for (&token, &count) in drawn.output {
@@ -70,6 +87,8 @@ pub(crate) fn argmax(logits: &[f32]) -> u32 {
     best.0
 }
 
+/// Sums over the candidates are made in the order of their ids, sums over those kept by `top_p` from
+/// the likeliest on: neither depends on how far the candidates happen to be sorted.
 fn draw(logits: &[f32], sampling: &Sampling, number: f64) -> u32 {
     let temperature = f64::from(sampling.temperature);
     let mut tokens: Vec<(u32, f32)> =
@@ -77,36 +96,84 @@ fn draw(logits: &[f32], sampling: &Sampling, number: f64) -> u32 {
     if sampling.top_k > 0 && sampling.top_k < tokens.len() {
         tokens.select_nth_unstable_by(sampling.top_k, likelier);
         tokens.truncate(sampling.top_k);
+        tokens.sort_unstable_by_key(|&(token, _)| token);
     }
-    // One order of summation whatever the filters: most likely first.
-    tokens.sort_unstable_by(likelier);
-    let Some(&(first, best)) = tokens.first() else {
+    let Some(&(first, best)) = tokens.iter().min_by(|a, b| likelier(a, b)) else {
         return argmax(logits);
     };
-    let weights: Vec<f64> =
-        tokens.iter().map(|&(_, logit)| ((f64::from(logit) - f64::from(best)) / temperature).exp()).collect();
-    let total: f64 = weights.iter().sum();
-    let mut kept = 0;
-    let mut mass = 0.0;
-    for &weight in &weights {
-        // The most likely token always stays; its weight is exactly 1.
-        let small = weight < f64::from(sampling.min_p);
-        let enough = mass >= f64::from(sampling.top_p) * total;
-        if kept > 0 && (small || enough) {
+    let weight = |logit: f32| ((f64::from(logit) - f64::from(best)) / temperature).exp();
+    let (min_p, top_p) = (f64::from(sampling.min_p), f64::from(sampling.top_p));
+    let total: f64 = match top_p < 1.0 {
+        true => tokens.iter().map(|&(_, logit)| weight(logit)).sum(),
+        false => tokens.iter().map(|&(_, logit)| weight(logit)).filter(|&weight| weight >= min_p).sum(),
+    };
+    let mut tokens = Descending::new(tokens);
+    // The most likely token always stays; its weight is exactly 1.
+    let mass = if top_p < 1.0 {
+        let mut mass = 0.0;
+        let mut kept = 0;
+        while let Some((_, logit)) = tokens.get(kept) {
+            let weight = weight(logit);
+            if kept > 0 && (weight < min_p || mass >= top_p * total) {
+                break;
+            }
+            mass += weight;
+            kept += 1;
+        }
+        tokens.truncate(kept);
+        mass
+    } else {
+        total
+    };
+    let mut left = number * mass;
+    let mut last = first;
+    let mut index = 0;
+    while let Some((token, logit)) = tokens.get(index) {
+        let weight = weight(logit);
+        if index > 0 && weight < min_p {
             break;
         }
-        mass += weight;
-        kept += 1;
-    }
-    let mut left = number * mass;
-    for (&(token, _), weight) in tokens.iter().zip(&weights[..kept]) {
         left -= weight;
+        last = token;
         if left < 0.0 {
-            return token;
+            break;
         }
+        index += 1;
     }
     // Rounding can leave a remainder after the last kept token.
-    tokens[..kept].last().map_or(first, |&(token, _)| token)
+    last
+}
+
+/// Tokens from the likeliest on, sorted only as far as they are asked for: of a vocabulary, sampling
+/// looks at few.
+struct Descending {
+    tokens: Vec<(u32, f32)>,
+    sorted: usize,
+}
+
+impl Descending {
+    fn new(tokens: Vec<(u32, f32)>) -> Self {
+        Self { tokens, sorted: 0 }
+    }
+
+    fn get(&mut self, index: usize) -> Option<(u32, f32)> {
+        while index >= self.sorted && self.sorted < self.tokens.len() {
+            let rest = &mut self.tokens[self.sorted..];
+            let next = (3 * self.sorted).max(64).min(rest.len());
+            if next < rest.len() {
+                rest.select_nth_unstable_by(next, likelier);
+            }
+            rest[..next].sort_unstable_by(likelier);
+            self.sorted += next;
+        }
+        self.tokens.get(index).copied()
+    }
+
+    /// Keeps the first `count`, which have been asked for.
+    fn truncate(&mut self, count: usize) {
+        self.tokens.truncate(count);
+        self.sorted = self.sorted.min(count);
+    }
 }
 
 /// Log-probabilities of `token` and of the `top` most likely tokens under unmodified `logits`.
@@ -115,16 +182,21 @@ pub(crate) fn logprobs(logits: &[f32], token: u32, top: usize) -> TokenLogprobs 
     let sum: f64 = logits.iter().map(|&logit| f64::from(logit - max).exp()).sum();
     let normaliser = f64::from(max) + sum.ln();
     let logprob = |logit: f32| (f64::from(logit) - normaliser) as f32;
-    let mut tokens: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
-    if top < tokens.len() {
-        tokens.select_nth_unstable_by(top, likelier);
-        tokens.truncate(top);
+    // Few are asked for: they are kept in order on one way through the vocabulary.
+    let mut best: Vec<(u32, f32)> = Vec::with_capacity(top.min(logits.len()) + 1);
+    for candidate in (0..).zip(logits.iter().copied()) {
+        let full = best.len() == top;
+        if full && best.last().is_none_or(|last| likelier(last, &candidate).is_lt()) {
+            continue;
+        }
+        let place = best.partition_point(|better| likelier(better, &candidate).is_lt());
+        best.insert(place, candidate);
+        best.truncate(top);
     }
-    tokens.sort_unstable_by(likelier);
     TokenLogprobs {
         token,
         logprob: logprob(logits.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY)),
-        top: tokens.into_iter().map(|(token, logit)| (token, logprob(logit))).collect(),
+        top: best.into_iter().map(|(token, logit)| (token, logprob(logit))).collect(),
     }
 }
 
@@ -135,6 +207,7 @@ fn likelier(a: &(u32, f32), b: &(u32, f32)) -> std::cmp::Ordering {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn draw_at(logits: &[f32], sampling: &Sampling, position: usize) -> u32 {
         let drawn =
@@ -209,5 +282,102 @@ mod tests {
         assert!((sum - 1.0).abs() < 1e-6);
         assert_eq!(logprobs.top.iter().map(|(token, _)| *token).collect::<Vec<_>>(), [2, 3, 0, 1]);
         assert_eq!(logprobs.logprob, logprobs.top[3].1);
+    }
+
+    /// [`draw`] with everything sorted.
+    fn draw_plainly(logits: &[f32], sampling: &Sampling, number: f64) -> u32 {
+        let mut tokens: Vec<(u32, f32)> =
+            (0..).zip(logits.iter().copied()).filter(|(_, logit)| *logit > f32::NEG_INFINITY).collect();
+        tokens.sort_by(likelier);
+        if sampling.top_k > 0 {
+            tokens.truncate(sampling.top_k);
+        }
+        let best = f64::from(tokens[0].1);
+        let weight = |logit: f32| ((f64::from(logit) - best) / f64::from(sampling.temperature)).exp();
+        let mut by_id = tokens.clone();
+        by_id.sort_by_key(|&(token, _)| token);
+        let likely = |logit: f32| weight(logit) >= f64::from(sampling.min_p);
+        let mut kept = tokens.clone();
+        let mass: f64 = if sampling.top_p < 1.0 {
+            let total: f64 = by_id.iter().map(|&(_, logit)| weight(logit)).sum();
+            kept.clear();
+            let mut mass = 0.0;
+            for &(token, logit) in &tokens {
+                if !kept.is_empty() && (!likely(logit) || mass >= f64::from(sampling.top_p) * total) {
+                    break;
+                }
+                mass += weight(logit);
+                kept.push((token, logit));
+            }
+            mass
+        } else {
+            kept.retain(|&(_, logit)| likely(logit));
+            by_id.iter().filter(|&&(_, logit)| likely(logit)).map(|&(_, logit)| weight(logit)).sum()
+        };
+        let mut left = number * mass;
+        for &(token, logit) in &kept {
+            left -= weight(logit);
+            if left < 0.0 {
+                return token;
+            }
+        }
+        kept[kept.len() - 1].0
+    }
+
+    /// [`logprobs`]' alternatives with everything sorted.
+    fn top_plainly(logits: &[f32], top: usize) -> Vec<u32> {
+        let mut tokens: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
+        tokens.sort_by(likelier);
+        tokens.into_iter().take(top).map(|(token, _)| token).collect()
+    }
+
+    /// Logits with many ties and some that cannot be drawn; longer than what is sorted at first.
+    fn logits() -> impl Strategy<Value = Vec<f32>> {
+        let logit = prop_oneof![
+            8 => (-40_i32..40).prop_map(|quarter| quarter as f32 / 4.0),
+            8 => -10.0_f32..10.0,
+            1 => Just(f32::NEG_INFINITY),
+        ];
+        let logits = prop::collection::vec(logit, 1..700);
+        logits.prop_filter("something can be drawn", |logits| logits.iter().any(|logit| logit.is_finite()))
+    }
+
+    proptest! {
+        #[test]
+        fn partial_sorting_changes_nothing(
+            logits in logits(),
+            temperature in prop_oneof![Just(0.01_f32), 0.1_f32..3.0, Just(1e6_f32)],
+            top_k in prop_oneof![Just(0_usize), 1_usize..800],
+            top_p in prop_oneof![Just(1.0_f32), Just(0.0_f32), 0.0_f32..1.0],
+            min_p in prop_oneof![Just(0.0_f32), 0.0_f32..1.0, Just(1.0_f32)],
+            number in prop_oneof![Just(0.0_f64), 0.0_f64..1.0, Just(1.0_f64 - f64::EPSILON)],
+        ) {
+            let sampling = Sampling { temperature, top_k, top_p, min_p, ..Sampling::default() };
+            prop_assert_eq!(draw(&logits, &sampling, number), draw_plainly(&logits, &sampling, number));
+        }
+
+        #[test]
+        fn alternatives_are_the_likeliest_in_order(logits in logits(), top in 0_usize..30) {
+            let found: Vec<u32> = logprobs(&logits, 0, top).top.into_iter().map(|(token, _)| token).collect();
+            prop_assert_eq!(found, top_plainly(&logits, top));
+        }
+
+        #[test]
+        fn the_repetition_penalty_strikes_every_token_once(
+            prompt in prop::collection::vec(0_u32..12, 1..30),
+            output in prop::collection::hash_map(0_u32..12, 1_u32..4, 0..6),
+        ) {
+            let sampling = Sampling { repetition_penalty: 2.0, ..Sampling::default() };
+            let mut logits: Vec<f32> = (0..10).map(|token| token as f32 - 5.0).collect();
+            let prompt = distinct(&prompt);
+            let drawn = Drawn { choice: 0, position: 0, prompt: &prompt, output: &output, banned: &[] };
+            penalise(&mut logits, &sampling, &drawn);
+            for token in 0..10_u32 {
+                let plain = token as f32 - 5.0;
+                let seen = prompt.contains(&token) || output.contains_key(&token);
+                let struck = if plain > 0.0 { plain / 2.0 } else { plain * 2.0 };
+                prop_assert_eq!(logits[token as usize], if seen { struck } else { plain });
+            }
+        }
     }
 }

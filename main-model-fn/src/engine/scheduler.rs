@@ -1,62 +1,125 @@
-//! Which rows go through the model next. Pure.
+//! Which rows go through the model next, and whose keys and values have a place. Pure.
 
-/// Rows of each sequence in the next iteration, given how many known tokens each has not forwarded
-/// yet, in the order of arrival.
+/// What a sequence could forward now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Pending {
+    /// Known tokens that are not forwarded yet.
+    pub(crate) rows: usize,
+    /// Most rows of it in one iteration.
+    pub(crate) chunk: usize,
+}
+
+/// Rows of each sequence in the next iteration, in the order of arrival.
 ///
 /// Every sequence with one pending token (all that decode) takes part in every iteration, so that
 /// running requests keep their pace while long prompts are computed; what is left of `budget` goes
-/// to longer prompts, first come first served, in chunks of at most `chunk` rows.
-pub(crate) fn plan(pending: &[usize], budget: usize, chunk: usize) -> Vec<usize> {
-    let decoding = pending.iter().filter(|&&rows| rows == 1).count();
+/// to longer prompts, first come first served, in chunks.
+pub(crate) fn plan(pending: &[Pending], budget: usize) -> Vec<usize> {
+    let decoding = pending.iter().filter(|pending| pending.rows == 1).count();
     // At least one row, or prompts would never come to an end beside many that decode.
     let mut left = budget.saturating_sub(decoding).max(1);
     pending
         .iter()
-        .map(|&pending| {
-            if pending <= 1 {
-                return pending;
+        .map(|pending| {
+            if pending.rows <= 1 {
+                return pending.rows;
             }
-            let take = pending.min(chunk).min(left);
+            let take = pending.rows.min(pending.chunk).min(left);
             left -= take;
             take
         })
         .collect()
 }
 
+/// How many requests, the first admitted first, can take part in an iteration after which they hold
+/// `least` cache positions at least; the others must give theirs back. One always can: what a request
+/// may come to hold was checked when it was submitted.
+pub(crate) fn holders(least: &[usize], positions: usize) -> usize {
+    let mut held = 0_usize;
+    let fits = |least: &&usize| {
+        held = held.saturating_add(**least);
+        held <= positions
+    };
+    least.iter().take_while(fits).count().max(least.len().min(1))
+}
+
+/// The room that a sequence gets which needs `needed` positions and has `capacity`: half as much
+/// again as it had, so that it is copied seldom; never more than the `bound` that it can come to, nor
+/// more than `spare` beyond its need.
+pub(crate) fn grown(capacity: usize, needed: usize, bound: usize, spare: usize) -> usize {
+    if needed <= capacity {
+        return capacity;
+    }
+    /// Positions that a cache begins with.
+    const FIRST: usize = 64;
+    let wanted = needed.max(capacity + capacity / 2).max(FIRST).min(bound.max(needed));
+    wanted.min(needed.saturating_add(spare))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::plan;
+    use super::*;
     use proptest::prelude::*;
+
+    fn pending(rows: &[usize], chunk: usize) -> Vec<Pending> {
+        rows.iter().map(|&rows| Pending { rows, chunk }).collect()
+    }
 
     #[test]
     fn decoding_first_then_prompts_in_order() {
-        assert_eq!(plan(&[100, 1, 30, 1, 7], 40, 32), [32, 1, 6, 1, 0]);
-        assert_eq!(plan(&[1, 1, 1], 2, 32), [1, 1, 1]);
-        assert_eq!(plan(&[5], 0, 32), [1]);
-        assert_eq!(plan(&[], 8, 8), [0_usize; 0]);
+        assert_eq!(plan(&pending(&[100, 1, 30, 1, 7], 32), 40), [32, 1, 6, 1, 0]);
+        assert_eq!(plan(&pending(&[1, 1, 1], 32), 2), [1, 1, 1]);
+        assert_eq!(plan(&pending(&[5], 32), 0), [1]);
+        assert_eq!(plan(&[], 8), [0_usize; 0]);
+    }
+
+    #[test]
+    fn one_short_chunk_does_not_shorten_the_others() {
+        let mixed = [Pending { rows: 100, chunk: 8 }, Pending { rows: 100, chunk: 64 }];
+        assert_eq!(plan(&mixed, 128), [8, 64]);
+    }
+
+    #[test]
+    fn the_first_always_holds_its_place() {
+        assert_eq!(holders(&[4, 4, 4], 12), 3);
+        assert_eq!(holders(&[4, 4, 4], 11), 2);
+        assert_eq!(holders(&[4, usize::MAX], 11), 1);
+        assert_eq!(holders(&[40], 11), 1);
+        assert_eq!(holders(&[], 11), 0);
     }
 
     proptest! {
         #[test]
         fn everything_is_forwarded_once_and_decoding_never_waits(
-            prompts in prop::collection::vec(1_usize..300, 1..20),
+            prompts in prop::collection::vec((1_usize..300, 1_usize..64), 1..20),
             budget in 0_usize..64,
-            chunk in 1_usize..64,
         ) {
-            let mut pending = prompts.clone();
+            let mut pending: Vec<Pending> = prompts.iter().map(|&(rows, chunk)| Pending { rows, chunk }).collect();
             let mut iterations = 0;
-            while pending.iter().any(|&rows| rows > 0) {
-                let rows = plan(&pending, budget, chunk);
-                let decoding = pending.iter().filter(|&&rows| rows == 1).count();
+            while pending.iter().any(|pending| pending.rows > 0) {
+                let rows = plan(&pending, budget);
+                let decoding = pending.iter().filter(|pending| pending.rows == 1).count();
                 prop_assert!(rows.iter().sum::<usize>() <= budget.max(decoding + 1));
                 for (pending, rows) in pending.iter_mut().zip(&rows) {
-                    prop_assert!(*rows <= *pending);
-                    prop_assert!(*pending != 1 || *rows == 1);
-                    *pending -= rows;
+                    prop_assert!(*rows <= pending.rows.min(pending.chunk));
+                    prop_assert!(pending.rows != 1 || *rows == 1);
+                    pending.rows -= rows;
                 }
                 iterations += 1;
-                prop_assert!(iterations <= prompts.iter().sum::<usize>());
+                prop_assert!(iterations <= prompts.iter().map(|(rows, _)| rows).sum::<usize>());
             }
+        }
+
+        #[test]
+        fn growth_stays_within_need_bound_and_spare(
+            capacity in 0_usize..500, more in 0_usize..100, beyond in 0_usize..1000, spare in 0_usize..300,
+        ) {
+            let needed = capacity + more;
+            let bound = needed + beyond;
+            let grown = grown(capacity, needed, bound, spare);
+            prop_assert!(grown >= needed && grown <= bound);
+            prop_assert!(grown <= needed + spare);
+            prop_assert!(more > 0 || grown == capacity);
         }
     }
 }

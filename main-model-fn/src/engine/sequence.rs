@@ -2,8 +2,10 @@
 
 use super::handle::Job;
 use super::request::{Delta, Event, ExpertTally, Figures, FinishReason, Inspection, Request, TokenLogprobs};
-use super::sampling::{Drawn, logprobs, sample};
+use super::sampling::{Drawn, distinct, logprobs, modifies, sample};
+use super::scheduler::{Pending, grown};
 use super::text::TextStream;
+use crate::records::{Recording, Step};
 use crate::transformer::{SequenceCache, Trace, Wanted};
 use remoe_model::text::{TextError, Tokenizer};
 use remoe_wire::{ErrorCode, ServiceError};
@@ -18,6 +20,14 @@ pub(crate) struct Vocabulary {
     pub(crate) end_ids: Vec<u32>,
 }
 
+/// Rows of a prompt whose every logit is wanted, in one iteration: a row of logits is as long as the
+/// vocabulary.
+const SCORED_CHUNK: usize = 64;
+
+/// Cache positions beyond its known tokens that a sequence is thought to need soon, when it is decided
+/// whether another request can start beside it.
+const HEADROOM: usize = 128;
+
 /// An admitted request.
 pub(crate) struct Running {
     job: Job,
@@ -27,6 +37,12 @@ pub(crate) struct Running {
     figures: Figures,
     inspection: Inspection,
     prompt_logprobs: Vec<Option<TokenLogprobs>>,
+    /// Tokens that end a choice.
+    ends: Vec<u32>,
+    /// For the repetition penalty; empty without one.
+    prompt_tokens: Vec<u32>,
+    /// Where activations are recorded.
+    recording: Option<Recording>,
 }
 
 /// Why a request cannot go on after a forward.
@@ -56,11 +72,34 @@ enum Stage {
 struct Choice {
     index: usize,
     cache: SequenceCache,
-    /// Drawn, not forwarded yet.
-    last: u32,
-    drawn: usize,
+    /// Drawn tokens. The last is not forwarded yet; after a pause the prompt and the others are not
+    /// either.
+    output: Vec<u32>,
     counts: HashMap<u32, u32>,
     text: Option<TextStream>,
+    /// Rows in the iteration that goes on.
+    taken: usize,
+}
+
+impl Choice {
+    /// Known tokens, the prompt's included.
+    fn known(&self, prompt: &[u32]) -> usize {
+        prompt.len() + self.output.len()
+    }
+
+    /// The tokens to forward next, as far as they lie together.
+    fn next<'a>(&'a self, prompt: &'a [u32]) -> &'a [u32] {
+        let done = self.cache.length() as usize;
+        match done.checked_sub(prompt.len()) {
+            Some(done) => &self.output[done..],
+            None => &prompt[done..],
+        }
+    }
+
+    /// Whether every known token has been forwarded, so that another can be drawn.
+    fn is_complete(&self, prompt: &[u32]) -> bool {
+        self.cache.length() as usize == self.known(prompt)
+    }
 }
 
 /// The rows that a request has in an iteration: one slice of tokens and a cache per sequence.
@@ -71,11 +110,26 @@ pub(crate) struct Rows<'a> {
 }
 
 impl Running {
-    pub(crate) fn new(job: Job, cache: SequenceCache, now: Instant) -> Self {
+    pub(crate) fn new(
+        job: Job,
+        cache: SequenceCache,
+        vocabulary: &Vocabulary,
+        recording: Option<Recording>,
+        now: Instant,
+    ) -> Self {
+        let request = &job.request;
         let figures = Figures {
-            prompt_tokens: job.request.prompt.len(),
+            prompt_tokens: request.prompt.len(),
             queued: now - job.submitted,
             ..Figures::default()
+        };
+        let mut ends = request.stop.token_ids.clone();
+        if !request.stop.ignore_eos {
+            ends.extend(&vocabulary.end_ids);
+        }
+        let prompt_tokens = match request.sampling.repetition_penalty {
+            1.0 => Vec::new(),
+            _ => distinct(&request.prompt),
         };
         Self {
             job,
@@ -85,6 +139,9 @@ impl Running {
             figures,
             inspection: Inspection::default(),
             prompt_logprobs: Vec::new(),
+            ends,
+            prompt_tokens,
+            recording,
         }
     }
 
@@ -97,28 +154,114 @@ impl Running {
         self.job.events.is_closed()
     }
 
-    /// Cache positions that the request may come to use.
-    pub(crate) fn reserved(request: &Request) -> usize {
-        (request.prompt.len() + request.max_tokens) * request.choices
+    fn caches(&self) -> Vec<&SequenceCache> {
+        match &self.stage {
+            Stage::Prompt(cache) => vec![cache],
+            Stage::Choices(choices) => choices.iter().map(|choice| &choice.cache).collect(),
+        }
     }
 
-    /// Known tokens that are not forwarded yet, per sequence: a prompt's rest, or one per choice.
-    pub(crate) fn pending(&self) -> Vec<usize> {
+    /// Bytes of keys and values.
+    pub(crate) fn cache_bytes(&self) -> usize {
+        self.caches().into_iter().map(SequenceCache::bytes).sum()
+    }
+
+    /// Cache positions that the request holds or will need soon.
+    pub(crate) fn expected_positions(&self) -> usize {
+        let soon = |known: usize| (known + HEADROOM).min(most_positions(self.request()));
         match &self.stage {
-            Stage::Prompt(cache) => vec![self.job.request.prompt.len() - cache.length() as usize],
-            Stage::Choices(choices) => vec![1; choices.len()],
+            Stage::Prompt(cache) => expected_positions(self.request()).max(cache.capacity()),
+            Stage::Choices(choices) => choices
+                .iter()
+                .map(|choice| soon(choice.known(&self.request().prompt)).max(choice.cache.capacity()))
+                .sum(),
+        }
+    }
+
+    /// Cache positions that the request holds at least once `rows` have been forwarded, copies of the
+    /// prompt for further choices included.
+    pub(crate) fn least_positions(&self, rows: &[usize]) -> usize {
+        let prompt = self.request().prompt.len();
+        let mut positions = 0;
+        for (cache, rows) in self.caches().into_iter().zip(rows) {
+            let length = cache.length() as usize + rows;
+            positions += length.max(cache.capacity());
+            if matches!(self.stage, Stage::Prompt(_)) && length == prompt {
+                positions += (self.request().choices - 1) * prompt;
+            }
+        }
+        positions
+    }
+
+    /// Makes room for `rows`, and for later ones as far as `spare` positions allow, which it takes
+    /// from.
+    pub(crate) fn reserve(&mut self, rows: &[usize], spare: &mut usize) -> Result<(), StepError> {
+        let most = most_positions(self.request());
+        let mut reserve = |cache: &mut SequenceCache, rows: usize| {
+            let needed = cache.length() as usize + rows;
+            let capacity = grown(cache.capacity(), needed, most, *spare);
+            *spare -= capacity - needed.max(cache.capacity());
+            cache.reserve(capacity)
+        };
+        match &mut self.stage {
+            Stage::Prompt(cache) => reserve(cache, rows.first().copied().unwrap_or(0))?,
+            Stage::Choices(choices) => {
+                for (choice, &rows) in choices.iter_mut().zip(rows) {
+                    reserve(&mut choice.cache, rows)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives all cache positions back. Known tokens are forwarded again when the request goes on.
+    pub(crate) fn pause(&mut self) -> Result<(), StepError> {
+        match &mut self.stage {
+            Stage::Prompt(cache) => {
+                cache.release()?;
+                // Nothing of the prompt has been reported yet: it begins anew.
+                self.prompt_logprobs.clear();
+                self.inspection = Inspection::default();
+                self.figures.forwarded_positions = 0;
+                self.figures.experts = ExpertTally::default();
+                if let Some(recording) = &mut self.recording {
+                    recording.restart();
+                }
+            }
+            Stage::Choices(choices) => {
+                for choice in choices {
+                    choice.cache.release()?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What each sequence could forward now: a prompt's rest, or one row per choice, or all that a
+    /// choice has to forward again. At most `chunk` rows of a sequence go together.
+    pub(crate) fn pending(&self, chunk: usize) -> Vec<Pending> {
+        let prompt = &self.request().prompt;
+        match &self.stage {
+            Stage::Prompt(cache) => {
+                let scored = self.request().prompt_logprobs.is_some();
+                let chunk = if scored { chunk.min(SCORED_CHUNK) } else { chunk };
+                vec![Pending { rows: prompt.len() - cache.length() as usize, chunk }]
+            }
+            Stage::Choices(choices) => {
+                choices.iter().map(|choice| Pending { rows: choice.next(prompt).len(), chunk }).collect()
+            }
         }
     }
 
     /// Lends the tokens and caches of the next iteration; `rows` has one entry per pending one.
     pub(crate) fn rows<'a>(&'a mut self, rows: &[usize], out: &mut Vec<Rows<'a>>) {
+        let prompt = self.job.request.prompt.as_slice();
         match &mut self.stage {
             Stage::Prompt(cache) => {
                 let take = rows.first().copied().unwrap_or(0);
                 if take == 0 {
                     return;
                 }
-                let prompt = &self.job.request.prompt;
                 let done = cache.length() as usize;
                 let logits = if self.job.request.prompt_logprobs.is_some() {
                     Wanted::All
@@ -129,25 +272,63 @@ impl Running {
                 };
                 out.push(Rows { tokens: &prompt[done..done + take], cache, logits });
             }
-            Stage::Choices(choices) => out.extend(choices.iter_mut().map(|choice| Rows {
-                tokens: std::slice::from_ref(&choice.last),
-                cache: &mut choice.cache,
-                logits: Wanted::Last,
-            })),
+            Stage::Choices(choices) => {
+                for (choice, &take) in choices.iter_mut().zip(rows) {
+                    choice.taken = take;
+                    if take == 0 {
+                        continue;
+                    }
+                    let done = choice.cache.length() as usize;
+                    let complete = done + take == choice.known(prompt);
+                    let tokens = match done.checked_sub(prompt.len()) {
+                        Some(done) => &choice.output[done..done + take],
+                        None => &prompt[done..done + take],
+                    };
+                    let logits = if complete { Wanted::Last } else { Wanted::None };
+                    out.push(Rows { tokens, cache: &mut choice.cache, logits });
+                }
+            }
         }
     }
 
-    /// Counts `rows` forwarded rows and where their experts were computed.
-    pub(crate) fn count(&mut self, tally: &[ExpertTally]) {
-        self.figures.forwarded_positions += tally.len() as u64;
-        for &row in tally {
-            self.figures.experts += row;
+    /// Counts forwarded rows, where their experts were computed and, for a record, which they were;
+    /// `first` is the request's first row of the iteration.
+    pub(crate) fn count(&mut self, tally: &[ExpertTally], trace: Option<&Trace>, first: usize) {
+        for (row, step) in self.new_rows(tally.len()) {
+            self.figures.forwarded_positions += 1;
+            self.figures.experts += tally[row];
+            if let (Some(recording), Some(trace)) = (&mut self.recording, trace) {
+                recording.count(&trace.routing, first + row, step);
+            }
         }
+    }
+
+    /// Of the request's `rows` of the iteration those that had not been forwarded before a pause.
+    fn new_rows(&self, rows: usize) -> Vec<(usize, Step)> {
+        match &self.stage {
+            Stage::Prompt(_) => (0..rows).map(|row| (row, Step::Prefill)).collect(),
+            Stage::Choices(choices) => {
+                let mut end = 0;
+                let mut new = Vec::with_capacity(choices.len());
+                for choice in choices {
+                    end += choice.taken;
+                    if choice.taken > 0 && choice.is_complete(&self.job.request.prompt) {
+                        new.push((end - 1, Step::Decode));
+                    }
+                }
+                new
+            }
+        }
+    }
+
+    /// The request's activation record, once it has ended.
+    pub(crate) fn into_recording(self) -> Option<Recording> {
+        self.recording
     }
 
     /// Keeps what an inspection asked for of the request's rows.
     pub(crate) fn keep_trace(&mut self, trace: &Trace, first: usize, rows: usize, row_bytes: usize) {
-        let Some(level) = self.job.request.inspect else {
+        let (Some(level), Stage::Prompt(_)) = (self.job.request.inspect, &self.stage) else {
             return;
         };
         for (index, layer) in trace.routing.iter().enumerate() {
@@ -187,8 +368,14 @@ impl Running {
             }
             Stage::Choices(choices) => {
                 let mut going = Vec::with_capacity(choices.len());
-                for (choice, logits) in choices.into_iter().zip(logits.chunks_exact_mut(vocab)) {
-                    going.extend(self.draw(choice, logits, vocabulary)?);
+                let mut logits = logits.chunks_exact_mut(vocab);
+                for choice in choices {
+                    // One that forwards again what it had before a pause has no logits yet.
+                    let wanted = choice.taken > 0 && choice.is_complete(&self.job.request.prompt);
+                    match wanted.then(|| logits.next()).flatten() {
+                        Some(logits) => going.extend(self.draw(choice, logits)?),
+                        None => going.push(choice),
+                    }
                 }
                 self.stage = Stage::Choices(going);
             }
@@ -255,47 +442,45 @@ impl Running {
                 .tokenizer
                 .as_ref()
                 .map(|tokenizer| TextStream::new(tokenizer, &self.job.request.stop.strings));
-            let choice = Choice { index, cache, last: 0, drawn: 0, counts: HashMap::new(), text };
-            let mut logits = logits.to_vec();
-            going.extend(self.draw(choice, &mut logits, vocabulary)?);
+            let counts = HashMap::new();
+            let choice = Choice { index, cache, output: Vec::new(), counts, text, taken: 0 };
+            let drawn = match index + 1 == count {
+                true => self.draw(choice, logits)?,
+                // The next choice draws from the same logits, unmodified.
+                false => self.draw(choice, &mut logits.to_vec())?,
+            };
+            going.extend(drawn);
         }
         self.stage = Stage::Choices(going);
         Ok(())
     }
 
     /// Draws and reports the next token of `choice`; gives it back unless it has ended.
-    fn draw(
-        &mut self,
-        mut choice: Choice,
-        logits: &mut [f32],
-        vocabulary: &Vocabulary,
-    ) -> Result<Option<Choice>, StepError> {
+    fn draw(&mut self, mut choice: Choice, logits: &mut [f32]) -> Result<Option<Choice>, StepError> {
         let request = &self.job.request;
-        let stop = &request.stop;
-        let early = choice.drawn < stop.min_tokens;
-        let mut ends: Vec<u32> = stop.token_ids.clone();
-        if !stop.ignore_eos {
-            ends.extend(&vocabulary.end_ids);
-        }
-        let unmodified = request.logprobs.map(|top| (logits.to_vec(), top));
+        let early = choice.output.len() < request.stop.min_tokens;
         let drawn = Drawn {
             choice: choice.index,
-            position: request.prompt.len() + choice.drawn,
-            prompt: &request.prompt,
+            position: choice.known(&request.prompt),
+            prompt: &self.prompt_tokens,
             output: &choice.counts,
-            banned: if early { &ends } else { &[] },
+            banned: if early { &self.ends } else { &[] },
         };
+        let modified = modifies(&request.sampling, &drawn);
+        let unmodified = request.logprobs.filter(|_| modified).map(|_| logits.to_vec());
         let token = sample(logits, &request.sampling, &drawn);
-        let logprobs = unmodified.map(|(logits, top)| logprobs(&logits, token, top));
+        let logprobs = request.logprobs.map(|top| {
+            let logits = unmodified.as_deref().unwrap_or(logits);
+            logprobs(logits, token, top)
+        });
         self.first_token.get_or_insert_with(Instant::now);
         self.figures.completion_tokens += 1;
-        choice.drawn += 1;
-        if ends.contains(&token) && !early {
+        if !early && self.ends.contains(&token) {
             self.end(choice, FinishReason::Stop)?;
             return Ok(None);
         }
         *choice.counts.entry(token).or_default() += 1;
-        choice.last = token;
+        choice.output.push(token);
         let step = choice.text.as_mut().map(|text| text.push(token)).transpose()?.unwrap_or_default();
         self.emit(Event::Delta(Delta {
             choice: choice.index,
@@ -309,7 +494,7 @@ impl Running {
             self.end(choice, FinishReason::Stop)?;
             return Ok(None);
         }
-        if choice.drawn >= self.job.request.max_tokens {
+        if choice.output.len() >= self.job.request.max_tokens {
             self.end(choice, FinishReason::Length)?;
             return Ok(None);
         }
@@ -340,4 +525,14 @@ impl Running {
         // gone, which the next iteration notices.
         let _client_gone = self.job.events.try_send(event);
     }
+}
+
+/// Cache positions that one sequence of `request` comes to at most: the last token is not forwarded.
+fn most_positions(request: &Request) -> usize {
+    request.prompt.len() + request.max_tokens.saturating_sub(1)
+}
+
+/// Cache positions that `request` needs soon after its start.
+pub(crate) fn expected_positions(request: &Request) -> usize {
+    (request.prompt.len() + HEADROOM).min(most_positions(request)) * request.choices
 }

@@ -16,23 +16,16 @@ pub(crate) struct Switch {
     pub(crate) local: LocalExperts,
     pub(crate) remote: BTreeMap<usize, BTreeSet<u32>>,
     /// Address and the layers served there.
-    pub(crate) endpoints: Vec<(String, Vec<remoe_wire::v1::LayerExperts>)>,
-    pub(crate) done: oneshot::Sender<SwitchOutcome>,
-}
-
-/// What became of a switch.
-#[derive(Debug)]
-pub(crate) struct SwitchOutcome {
-    /// The generation in force.
-    pub(crate) generation: u64,
-    pub(crate) problems: Vec<EndpointProblem>,
+    pub(crate) endpoints: crate::control::EndpointSets,
+    /// Told the endpoints that cannot be used, once the generation is in force.
+    pub(crate) done: oneshot::Sender<Vec<EndpointProblem>>,
 }
 
 /// A switch whose links are connecting.
 pub(crate) struct PendingSwitch {
     placement: Placement,
     deadline: Instant,
-    done: oneshot::Sender<SwitchOutcome>,
+    done: oneshot::Sender<Vec<EndpointProblem>>,
 }
 
 impl PendingSwitch {
@@ -69,21 +62,16 @@ impl PendingSwitch {
                 let message = match link.state() {
                     LinkState::Ready(_) => return None,
                     LinkState::Connecting => "no connection in time".to_owned(),
+                    LinkState::Resting => "draining".to_owned(),
                     LinkState::Sick { message } => message,
                 };
                 Some(EndpointProblem { address: link.address().to_owned(), message })
             })
             .collect();
-        let outcome = SwitchOutcome { generation: self.placement.generation, problems };
         let done = self.done;
         (self.placement, move || {
-            // The caller may have gone; the generation is in force all the same.
-            let _caller_gone = done.send(outcome);
+            // Nobody listens in a function that ends.
+            let _placer_gone = done.send(problems);
         })
-    }
-
-    /// Answers the caller of a switch that a later one overtook.
-    pub(crate) fn overtaken(self, generation: u64) {
-        let _caller_gone = self.done.send(SwitchOutcome { generation, problems: Vec::new() });
     }
 }

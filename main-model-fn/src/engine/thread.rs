@@ -1,9 +1,11 @@
 use super::handle::{EngineHandle, Job, RequestLimits};
-use super::scheduler::plan;
-use super::sequence::{Rows, Running, Vocabulary};
-use super::switch::{PendingSwitch, Switch, SwitchOutcome};
+use super::request::{Event, InspectLevel};
+use super::scheduler::{holders, plan};
+use super::sequence::{Rows, Running, Vocabulary, expected_positions};
+use super::switch::{PendingSwitch, Switch};
 use crate::experts::{Expected, ExpertMetrics, ExpertParts, Experts, Link, LinkEvent};
 use crate::metrics::EngineMetrics;
+use crate::records::Recorder;
 use crate::transformer::{ForwardError, Segment, Transformer};
 use remoe_kernels::{Dtype, Pool};
 use remoe_model::Checkpoint;
@@ -32,13 +34,10 @@ pub(crate) struct EngineSettings {
     pub(crate) fallback_bytes: usize,
 }
 
-/// Rows of a prompt whose every logit is wanted: a row of logits is as long as the vocabulary.
-const SCORED_CHUNK: usize = 64;
-
 /// What the engine is made of.
 pub(crate) struct EngineParts {
     pub(crate) transformer: Transformer,
-    pub(crate) pool: Pool,
+    pub(crate) pool: Arc<Pool>,
     pub(crate) checkpoint: Arc<Checkpoint>,
     pub(crate) dtype: Dtype,
     pub(crate) vocabulary: Vocabulary,
@@ -46,22 +45,32 @@ pub(crate) struct EngineParts {
     pub(crate) expected: Expected,
     pub(crate) expert_metrics: ExpertMetrics,
     pub(crate) metrics: EngineMetrics,
+    /// Where activations are recorded.
+    pub(crate) recorder: Option<Recorder>,
 }
 
-/// Starts the engine's thread. It ends when `shutdown` is cancelled and its requests are done, or
-/// when every handle is gone; a thread that ends otherwise (a panic) cancels `shutdown`.
+/// What ends the engine.
+#[derive(Clone, Default)]
+pub(crate) struct EngineStop {
+    /// It ends once its requests are done. An engine that ends otherwise (a panic) cancels this.
+    pub(crate) finish: CancellationToken,
+    /// It fails its requests and ends, between two iterations.
+    pub(crate) halt: CancellationToken,
+}
+
+/// Starts the engine's thread. It ends as `stop` says, or when every handle is gone.
 pub(crate) fn start(
     settings: EngineSettings,
     parts: EngineParts,
-    shutdown: CancellationToken,
+    stop: EngineStop,
 ) -> io::Result<(EngineHandle, mpsc::UnboundedSender<Switch>, JoinHandle<()>)> {
     let (handle, jobs) = EngineHandle::new(settings.limits);
     let (switch_sender, switches) = mpsc::unbounded_channel();
-    let guard = shutdown.clone().drop_guard();
+    let guard = stop.finish.clone().drop_guard();
     let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || {
         let _end_of_engine_ends_process = guard;
         let _no_gradients = tch::no_grad_guard();
-        match Engine::new(settings, parts, jobs, switches, shutdown) {
+        match Engine::new(settings, parts, jobs, switches, stop) {
             Ok(engine) => engine.run(),
             Err(error) => tracing::error!(%error, "the engine cannot start"),
         }
@@ -76,6 +85,7 @@ struct Engine {
     experts: Experts,
     expected: Expected,
     metrics: EngineMetrics,
+    recorder: Option<Recorder>,
     runtime: Rc<Runtime>,
     jobs: mpsc::UnboundedReceiver<Job>,
     switches: mpsc::UnboundedReceiver<Switch>,
@@ -83,8 +93,12 @@ struct Engine {
     pending_switch: Option<PendingSwitch>,
     next_link: u64,
     waiting: VecDeque<Job>,
+    /// Requests that had to give their cache back, in the order of admission. They go before those
+    /// that wait.
+    paused: VecDeque<Running>,
+    /// In the order of admission.
     running: Vec<Running>,
-    shutdown: CancellationToken,
+    stop: EngineStop,
     row_bytes: usize,
 }
 
@@ -94,7 +108,7 @@ impl Engine {
         parts: EngineParts,
         jobs: mpsc::UnboundedReceiver<Job>,
         switches: mpsc::UnboundedReceiver<Switch>,
-        shutdown: CancellationToken,
+        stop: EngineStop,
     ) -> io::Result<Self> {
         let runtime = Rc::new(tokio::runtime::Builder::new_current_thread().enable_all().build()?);
         let (link_events, link_inlet) = mpsc::unbounded_channel();
@@ -116,6 +130,7 @@ impl Engine {
             experts,
             expected: parts.expected,
             metrics: parts.metrics,
+            recorder: parts.recorder,
             runtime,
             jobs,
             switches,
@@ -123,8 +138,9 @@ impl Engine {
             pending_switch: None,
             next_link: 0,
             waiting: VecDeque::new(),
+            paused: VecDeque::new(),
             running: Vec::new(),
-            shutdown,
+            stop,
             row_bytes: hidden * parts.dtype.bytes(),
         })
     }
@@ -132,10 +148,14 @@ impl Engine {
     fn run(mut self) {
         loop {
             self.receive();
+            if self.stop.halt.is_cancelled() {
+                self.refuse_all();
+                return;
+            }
             self.settle_switch();
             self.admit();
             if self.running.is_empty() {
-                if self.shutdown.is_cancelled() && self.waiting.is_empty() {
+                if self.stop.finish.is_cancelled() && self.waiting.is_empty() {
                     return;
                 }
                 if !self.wait() {
@@ -157,9 +177,30 @@ impl Engine {
         }
         // Requests whose client has gone give their slots back, running or not.
         self.waiting.retain(|job| !job.events.is_closed());
+        self.paused.retain(|paused| !paused.is_abandoned());
         self.running.retain(|running| !running.is_abandoned());
-        self.metrics.waiting.set(self.waiting.len() as i64);
+        self.metrics.waiting.set((self.waiting.len() + self.paused.len()) as i64);
         self.metrics.running.set(self.running.len() as i64);
+        self.measure_caches();
+    }
+
+    fn measure_caches(&self) {
+        let bytes: usize = self.running.iter().map(Running::cache_bytes).sum();
+        self.metrics.cache_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+    }
+
+    /// Fails every request that has not ended.
+    fn refuse_all(&mut self) {
+        let error = ServiceError::new(
+            ErrorCode::Unavailable,
+            "the server is shutting down; the answer could not be completed",
+        );
+        for job in self.waiting.drain(..) {
+            let _client_gone = job.events.try_send(Event::Failed(error.clone()));
+        }
+        for running in self.running.drain(..).chain(self.paused.drain(..)) {
+            running.fail(error.clone());
+        }
     }
 
     /// Sleeps until something arrives; connections go on meanwhile. False when nothing ever will.
@@ -168,7 +209,7 @@ impl Engine {
         let deadline = self.pending_switch.as_ref().map(PendingSwitch::deadline);
         let (jobs, switches) = (&mut self.jobs, &mut self.switches);
         let experts = &mut self.experts;
-        let shutdown = self.shutdown.clone();
+        let stop = self.stop.clone();
         let (job, switch) = runtime.block_on(async {
             let timeout = async {
                 match deadline {
@@ -182,7 +223,8 @@ impl Engine {
                 Some(switch) = switches.recv() => (None, Some(switch)),
                 () = experts.connections_changed() => (None, None),
                 () = timeout => (None, None),
-                () = shutdown.cancelled() => (None, None),
+                () = stop.finish.cancelled() => (None, None),
+                () = stop.halt.cancelled() => (None, None),
             }
         });
         let closed = job.is_none() && self.jobs.is_closed() && self.jobs.is_empty();
@@ -194,12 +236,6 @@ impl Engine {
     }
 
     fn begin_switch(&mut self, switch: Switch) {
-        let current = self.experts.placement().generation;
-        if switch.generation <= current {
-            // A switch that came late: a newer generation is in force.
-            let _caller_gone = switch.done.send(SwitchOutcome { generation: current, problems: Vec::new() });
-            return;
-        }
         let links = switch
             .endpoints
             .iter()
@@ -210,10 +246,8 @@ impl Engine {
                 Link::open(&self.runtime, self.next_link, address.clone(), expected, events)
             })
             .collect();
-        let generation = switch.generation;
-        if let Some(overtaken) = self.pending_switch.replace(PendingSwitch::new(switch, links)) {
-            overtaken.overtaken(generation);
-        }
+        // Placements are brought into force one at a time, so none is pending.
+        self.pending_switch = Some(PendingSwitch::new(switch, links));
     }
 
     fn settle_switch(&mut self) {
@@ -239,46 +273,101 @@ impl Engine {
         if self.experts.placement().generation == 0 {
             return;
         }
-        while let Some(job) = self.waiting.front() {
-            let sequences: usize = self.running.iter().map(|running| running.request().choices).sum();
-            let positions: usize =
-                self.running.iter().map(|running| Running::reserved(running.request())).sum();
-            let fits = sequences + job.request.choices <= self.settings.max_batch
-                && positions + Running::reserved(&job.request) <= self.settings.limits.cache_positions;
+        loop {
+            let paused = self.paused.front().map(|it| (it.request().choices, it.expected_positions()));
+            let waiting = || {
+                let request = &self.waiting.front()?.request;
+                Some((request.choices, expected_positions(request)))
+            };
+            let Some((choices, positions)) = paused.or_else(waiting) else {
+                return;
+            };
+            let batch: usize = self.running.iter().map(|running| running.request().choices).sum();
+            let held: usize = self.running.iter().map(Running::expected_positions).sum();
+            let fits = batch + choices <= self.settings.max_batch
+                && held + positions <= self.settings.limits.cache_positions;
             if !fits && !self.running.is_empty() {
                 return;
             }
-            let Some(job) = self.waiting.pop_front() else {
-                return;
-            };
-            match self.transformer.new_cache() {
-                Ok(cache) => self.running.push(Running::new(job, cache, Instant::now())),
-                Err(error) => {
-                    let error = ServiceError::new(ErrorCode::Internal, format!("LibTorch: {error}"));
-                    let _client_gone = job.events.try_send(super::request::Event::Failed(error));
+            if let Some(paused) = self.paused.pop_front() {
+                self.running.push(paused);
+            } else if let Some(job) = self.waiting.pop_front() {
+                match self.transformer.new_cache() {
+                    Ok(cache) => {
+                        let recording =
+                            self.recorder.as_ref().map(|recorder| recorder.begin(&job.request.prompt));
+                        let now = Instant::now();
+                        self.running.push(Running::new(job, cache, &self.vocabulary, recording, now));
+                    }
+                    Err(error) => {
+                        let error = ServiceError::new(ErrorCode::Internal, format!("LibTorch: {error}"));
+                        let _client_gone = job.events.try_send(Event::Failed(error));
+                    }
                 }
             }
         }
     }
 
+    /// The rows of the next iteration, per request and sequence.
+    fn plan(&self) -> Vec<Vec<usize>> {
+        let pending: Vec<_> =
+            self.running.iter().map(|running| running.pending(self.settings.prompt_chunk)).collect();
+        let mut rows = plan(&pending.concat(), self.settings.iteration_rows).into_iter();
+        pending.iter().map(|pending| rows.by_ref().take(pending.len()).collect()).collect()
+    }
+
+    /// The rows of the next iteration, with room for them in the caches. Where there is not enough
+    /// for all, the requests that were admitted last give way: they are computed again later.
+    fn make_room(&mut self) -> Vec<Vec<usize>> {
+        let positions = self.settings.limits.cache_positions;
+        let (mut rows, mut spare);
+        loop {
+            rows = self.plan();
+            let least: Vec<usize> =
+                self.running.iter().zip(&rows).map(|(running, rows)| running.least_positions(rows)).collect();
+            let holders = holders(&least, positions);
+            if holders == self.running.len() {
+                spare = positions.saturating_sub(least.iter().sum());
+                break;
+            }
+            for mut running in self.running.split_off(holders).into_iter().rev() {
+                self.metrics.preemptions.inc();
+                match running.pause() {
+                    Ok(()) => self.paused.push_front(running),
+                    Err(error) => running.fail(error.into()),
+                }
+            }
+        }
+        let running = std::mem::take(&mut self.running);
+        let mut planned = Vec::with_capacity(rows.len());
+        for (mut running, rows) in running.into_iter().zip(rows) {
+            match running.reserve(&rows, &mut spare) {
+                Ok(()) => {
+                    self.running.push(running);
+                    planned.push(rows);
+                }
+                Err(error) => running.fail(error.into()),
+            }
+        }
+        self.measure_caches();
+        planned
+    }
+
     /// One forward for all rows, and a step for every request that took part.
     fn iterate(&mut self) {
-        let counts: Vec<usize> = self.running.iter().map(|running| running.pending().len()).collect();
-        let pending: Vec<usize> = self.running.iter().flat_map(Running::pending).collect();
-        let scored = self.running.iter().any(|running| running.request().prompt_logprobs.is_some());
-        let chunk = if scored { SCORED_CHUNK } else { self.settings.prompt_chunk };
-        let rows = plan(&pending, self.settings.iteration_rows, chunk);
-        let trace = self.running.iter().any(|running| running.request().inspect.is_some());
+        let rows = self.make_room();
+        if self.running.is_empty() {
+            return;
+        }
+        let inspect = self.running.iter().filter_map(|running| running.request().inspect).max();
+        let trace = inspect.or(self.recorder.as_ref().map(|_| InspectLevel::Routing));
         let started = Instant::now();
         let mut segments: Vec<Segment<'_>> = Vec::new();
         // Per request: its segments' rows and rows of logits.
         let mut shares = Vec::with_capacity(self.running.len());
-        let mut rest = rows.as_slice();
-        for (running, count) in self.running.iter_mut().zip(counts) {
-            let (these, others) = rest.split_at(count);
-            rest = others;
+        for (running, rows) in self.running.iter_mut().zip(&rows) {
             let mut lent = Vec::new();
-            running.rows(these, &mut lent);
+            running.rows(rows, &mut lent);
             shares.push(share(&lent));
             segments.extend(lent.into_iter().map(|rows| Segment {
                 tokens: rows.tokens,
@@ -308,13 +397,18 @@ impl Engine {
             }
             let (these, others) = logits.split_at_mut(share.logits * output.vocab);
             logits = others;
-            running.count(&self.experts.tally()[first..first + share.rows]);
+            let tally = &self.experts.tally()[first..first + share.rows];
+            running.count(tally, output.trace.as_ref(), first);
             if let Some(trace) = &output.trace {
                 running.keep_trace(trace, first, share.rows, self.row_bytes);
             }
             first += share.rows;
             match running.step(these, output.vocab, &self.vocabulary) {
-                Ok(true) => (),
+                Ok(true) => {
+                    if let (Some(recorder), Some(recording)) = (&self.recorder, running.into_recording()) {
+                        recorder.finish(recording);
+                    }
+                }
                 Ok(false) => self.running.push(running),
                 Err(error) => running.fail(error.into()),
             }

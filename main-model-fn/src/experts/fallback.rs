@@ -1,16 +1,19 @@
 //! Experts that must be computed here although they are placed remotely.
 
+use super::metrics::ExpertMetrics;
 use remoe_experts::{LoadError, load_expert};
 use remoe_kernels::{Dtype, PackedExpert};
 use remoe_model::Checkpoint;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc as blocking;
+use std::time::Instant;
+use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
-/// Experts that are placed remotely but had to be loaded here: least recently used ones leave when
-/// the memory is full.
-pub(crate) struct Fallback {
+/// Loaded experts within a memory limit: least recently used ones leave when it is reached.
+struct Fallback {
     limit: usize,
     held: usize,
     clock: u64,
@@ -18,18 +21,18 @@ pub(crate) struct Fallback {
 }
 
 impl Fallback {
-    pub(crate) fn new(limit: usize) -> Self {
+    fn new(limit: usize) -> Self {
         Self { limit, held: 0, clock: 0, experts: HashMap::new() }
     }
 
-    pub(crate) fn get(&mut self, layer: usize, expert: u32) -> Option<Arc<PackedExpert>> {
+    fn get(&mut self, layer: usize, expert: u32) -> Option<Arc<PackedExpert>> {
         self.clock += 1;
         let (used, packed) = self.experts.get_mut(&(layer, expert))?;
         *used = self.clock;
         Some(packed.clone())
     }
 
-    pub(crate) fn insert(&mut self, layer: usize, expert: u32, packed: Arc<PackedExpert>) {
+    fn insert(&mut self, layer: usize, expert: u32, packed: Arc<PackedExpert>) {
         let bytes = packed.bytes();
         if bytes > self.limit {
             return;
@@ -52,31 +55,43 @@ impl Fallback {
     }
 
     /// Bytes of packed experts held.
-    pub(crate) fn bytes(&self) -> usize {
+    fn bytes(&self) -> usize {
         self.held
     }
 }
 
 /// What became of one load.
-pub(crate) struct Loaded {
-    pub(crate) layer: usize,
-    pub(crate) expert: u32,
-    pub(crate) outcome: Result<Arc<PackedExpert>, LoadError>,
+struct Loaded {
+    layer: usize,
+    expert: u32,
+    outcome: Result<Arc<PackedExpert>, LoadError>,
 }
 
-/// A thread that loads experts, so that the engine's own never waits for a disk.
-pub(crate) struct Loader {
+/// Experts that the engine needs although they are placed remotely. A thread of its own loads them,
+/// so that the engine's never waits for a disk; each is ordered once however many rows wait for it.
+pub(super) struct FallbackExperts {
+    cache: Fallback,
     orders: blocking::Sender<(usize, u32)>,
+    loaded: mpsc::UnboundedReceiver<Loaded>,
+    ordered: BTreeSet<(usize, u32)>,
+    runtime: Rc<Runtime>,
+    metrics: ExpertMetrics,
 }
 
-impl Loader {
-    /// Starts the thread; results go to `results`. It ends when the loader is dropped.
-    pub(crate) fn start(
+impl FallbackExperts {
+    /// Starts the loading thread, which ends with this value.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub(super) fn start(
         checkpoint: Arc<Checkpoint>,
         dtype: Dtype,
-        results: mpsc::UnboundedSender<Loaded>,
+        limit: usize,
+        runtime: Rc<Runtime>,
+        metrics: ExpertMetrics,
     ) -> std::io::Result<Self> {
         let (orders, queue) = blocking::channel();
+        let (results, loaded) = mpsc::unbounded_channel();
         std::thread::Builder::new().name("expert-loader".to_owned()).spawn(move || {
             while let Ok((layer, expert)) = queue.recv() {
                 let outcome = load_expert(&checkpoint, layer, expert, dtype).map(Arc::new);
@@ -86,14 +101,78 @@ impl Loader {
                 }
             }
         })?;
-        Ok(Self { orders })
+        let cache = Fallback::new(limit);
+        Ok(Self { cache, orders, loaded, ordered: BTreeSet::new(), runtime, metrics })
     }
 
-    /// Orders one expert; the caller orders each only once at a time.
-    pub(crate) fn order(&self, layer: usize, expert: u32) {
-        // The thread outlives every sender, so this cannot fail while the loader exists.
-        let _thread_gone = self.orders.send((layer, expert));
+    /// Has `expert` of `layer` loaded, unless it is there or on its way.
+    pub(super) fn order(&mut self, layer: usize, expert: u32) {
+        if self.cache.get(layer, expert).is_none() && self.ordered.insert((layer, expert)) {
+            self.metrics.loads.inc();
+            // The thread outlives every sender, so this cannot fail while this value exists.
+            let _thread_gone = self.orders.send((layer, expert));
+        }
     }
+
+    /// The experts `wanted` of `layer`, in any order, once all are loaded.
+    ///
+    /// # Errors
+    /// One cannot be loaded, or `deadline` passes: then those that are missing.
+    pub(super) fn take(
+        &mut self,
+        layer: usize,
+        wanted: impl Iterator<Item = u32>,
+        deadline: Instant,
+    ) -> Result<Vec<(u32, Arc<PackedExpert>)>, FallbackError> {
+        while let Ok(loaded) = self.loaded.try_recv() {
+            // Ordered for an earlier call, perhaps; whether it failed is no longer of interest.
+            self.keep(&loaded);
+        }
+        let mut experts = Vec::new();
+        let mut awaited = BTreeSet::new();
+        for expert in wanted {
+            match self.cache.get(layer, expert) {
+                Some(packed) => experts.push((expert, packed)),
+                None => {
+                    self.order(layer, expert);
+                    awaited.insert(expert);
+                }
+            }
+        }
+        while !awaited.is_empty() {
+            let loaded = &mut self.loaded;
+            let next = self.runtime.block_on(async {
+                tokio::time::timeout_at(deadline.into(), loaded.recv()).await.ok().flatten()
+            });
+            let Some(loaded) = next else {
+                return Err(FallbackError::Missing(awaited));
+            };
+            self.keep(&loaded);
+            if loaded.layer == layer && awaited.remove(&loaded.expert) {
+                let packed =
+                    loaded.outcome.map_err(|error| FallbackError::Load { expert: loaded.expert, error })?;
+                experts.push((loaded.expert, packed));
+            }
+        }
+        Ok(experts)
+    }
+
+    /// Takes note of a finished load, and keeps the expert while there is room.
+    fn keep(&mut self, loaded: &Loaded) {
+        self.ordered.remove(&(loaded.layer, loaded.expert));
+        if let Ok(packed) = &loaded.outcome {
+            self.cache.insert(loaded.layer, loaded.expert, packed.clone());
+            self.metrics.fallback_bytes.set(self.cache.bytes() as i64);
+        }
+    }
+}
+
+/// Why experts are not there.
+pub(super) enum FallbackError {
+    /// These were not loaded in time.
+    Missing(BTreeSet<u32>),
+    /// One cannot be loaded.
+    Load { expert: u32, error: LoadError },
 }
 
 #[cfg(test)]

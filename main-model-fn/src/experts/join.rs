@@ -4,7 +4,7 @@
 use super::LAYER_LIMIT;
 use super::error::ExpertError;
 use super::exchange::Exchange;
-use super::fallback::{Fallback, Loaded, Loader};
+use super::fallback::{FallbackError, FallbackExperts};
 use super::link::LinkEvent;
 use super::metrics::ExpertMetrics;
 use super::placement::Placement;
@@ -14,7 +14,7 @@ use super::split::remote_slots;
 use crate::engine::request::ExpertTally;
 use remoe_kernels::{Dtype, Job, PackedExpert, Pool};
 use remoe_model::Checkpoint;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -34,17 +34,12 @@ pub(crate) struct LayerCall<'a> {
 
 /// The experts of the model, local and remote.
 pub(crate) struct Experts {
-    runtime: Rc<Runtime>,
-    pool: Pool,
+    pool: Arc<Pool>,
     dtype: Dtype,
     hidden: usize,
     placement: Placement,
     exchange: Exchange,
-    loaded: mpsc::UnboundedReceiver<Loaded>,
-    loader: Loader,
-    fallback: Fallback,
-    /// Loads under way.
-    ordered: BTreeSet<(usize, u32)>,
+    fallback: FallbackExperts,
     metrics: ExpertMetrics,
     tally: Vec<ExpertTally>,
     local_rows: Vec<u8>,
@@ -54,7 +49,7 @@ pub(crate) struct Experts {
 pub(crate) struct ExpertParts {
     /// Drives the links; the engine's own.
     pub(crate) runtime: Rc<Runtime>,
-    pub(crate) pool: Pool,
+    pub(crate) pool: Arc<Pool>,
     pub(crate) dtype: Dtype,
     /// Elements of a hidden state.
     pub(crate) hidden: usize,
@@ -70,7 +65,6 @@ impl Experts {
     /// # Errors
     /// The loading thread cannot be started.
     pub(crate) fn new(parts: ExpertParts) -> io::Result<Self> {
-        let (loads, loaded) = mpsc::unbounded_channel();
         let row_bytes = parts.hidden * parts.dtype.bytes();
         Ok(Self {
             exchange: Exchange::new(
@@ -79,15 +73,17 @@ impl Experts {
                 row_bytes,
                 parts.metrics.clone(),
             ),
-            runtime: parts.runtime,
             pool: parts.pool,
             dtype: parts.dtype,
             hidden: parts.hidden,
             placement: Placement::default(),
-            loaded,
-            loader: Loader::start(parts.checkpoint, parts.dtype, loads)?,
-            fallback: Fallback::new(parts.fallback_bytes),
-            ordered: BTreeSet::new(),
+            fallback: FallbackExperts::start(
+                parts.checkpoint,
+                parts.dtype,
+                parts.fallback_bytes,
+                parts.runtime,
+                parts.metrics.clone(),
+            )?,
             metrics: parts.metrics,
             tally: Vec::new(),
             local_rows: Vec::new(),
@@ -135,7 +131,7 @@ impl Experts {
         tracing::trace!(layer, "local kernels done");
         // Local work is not waiting: the clock of the remote half starts when somebody listens.
         let deadline = Instant::now() + LAYER_LIMIT;
-        self.exchange.collect(&self.placement, call, &mut outstanding, deadline)?;
+        self.exchange.collect(&self.placement, call, &mut outstanding, &mut self.fallback, deadline)?;
         let fallback = self.compute_orphans(call, &outstanding.orphans, deadline)?;
         for (_, slots) in &outstanding.answers {
             self.count(call, slots, "remote", |tally| &mut tally.remote);
@@ -238,7 +234,7 @@ impl Experts {
         self.metrics.pairs.with_label_values(&[placement]).inc_by(slots.len() as u64);
     }
 
-    /// Loads and computes what no replica will.
+    /// Computes what no replica will with experts that are loaded for it.
     fn compute_orphans(
         &mut self,
         call: &LayerCall<'_>,
@@ -249,57 +245,26 @@ impl Experts {
         for &slot in orphans {
             by_expert.entry(call.routed.experts[slot as usize]).or_default().push(slot);
         }
-        let mut work = Vec::with_capacity(by_expert.len());
-        while let Ok(loaded) = self.loaded.try_recv() {
-            // Ordered for an earlier call; whether it failed is no longer of interest.
-            self.keep(&loaded);
-        }
-        let mut awaited = BTreeSet::new();
-        for (&expert, slots) in &by_expert {
-            match self.fallback.get(call.layer, expert) {
-                Some(packed) => work.push((packed, slots.clone())),
-                None => {
-                    awaited.insert(expert);
-                    if self.ordered.insert((call.layer, expert)) {
-                        self.metrics.loads.inc();
-                        self.loader.order(call.layer, expert);
-                    }
+        let layer = call.layer;
+        let experts =
+            self.fallback.take(layer, by_expert.keys().copied(), deadline).map_err(|error| match error {
+                FallbackError::Missing(experts) => {
+                    let missing =
+                        experts.iter().filter_map(|expert| by_expert.get(expert)).map(Vec::len).sum();
+                    ExpertError::Deadline { layer, missing, limit: LAYER_LIMIT }
                 }
-            }
-        }
-        while !awaited.is_empty() {
-            let loaded = &mut self.loaded;
-            let next = self.runtime.block_on(async {
-                tokio::time::timeout_at(deadline.into(), loaded.recv()).await.ok().flatten()
-            });
-            let Some(loaded) = next else {
-                let missing = awaited.iter().map(|expert| by_expert[expert].len()).sum();
-                return Err(ExpertError::Deadline { layer: call.layer, missing, limit: LAYER_LIMIT });
-            };
-            self.keep(&loaded);
-            let Loaded { layer, expert, outcome } = loaded;
-            if layer == call.layer && awaited.remove(&expert) {
-                let packed = outcome.map_err(|error| ExpertError::Load {
-                    layer,
-                    expert,
-                    message: error.to_string(),
-                })?;
-                work.push((packed, by_expert[&expert].clone()));
-            }
-        }
+                FallbackError::Load { expert, error } => {
+                    ExpertError::Load { layer, expert, message: error.to_string() }
+                }
+            })?;
+        let work: Vec<_> = experts
+            .into_iter()
+            .filter_map(|(expert, packed)| Some((packed, by_expert.remove(&expert)?)))
+            .collect();
         let mut rows = Vec::new();
         let slots = self.compute(call, &work, &mut rows)?;
         self.count(call, &slots, "fallback", |tally| &mut tally.fallback);
         Ok((slots, rows))
-    }
-
-    /// Takes note of a finished load, and keeps the expert while there is room.
-    fn keep(&mut self, loaded: &Loaded) {
-        self.ordered.remove(&(loaded.layer, loaded.expert));
-        if let Ok(packed) = &loaded.outcome {
-            self.fallback.insert(loaded.layer, loaded.expert, packed.clone());
-            self.metrics.fallback_bytes.set(self.fallback.bytes() as i64);
-        }
     }
 }
 

@@ -15,8 +15,13 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{sleep, timeout};
 use tonic::transport::{Channel, Endpoint};
 
-/// How long one step of connecting (TCP, `Describe`, `Forward`) may take.
-const STEP_LIMIT: Duration = Duration::from_secs(1);
+/// How long one step of connecting (TCP, `Describe`, `Forward`) may take; links stand still while
+/// LibTorch computes a layer.
+const STEP_LIMIT: Duration = Duration::from_secs(3);
+/// Largest HTTP/2 frame of an answer.
+const FRAME_BYTES: u32 = 64 << 10;
+/// A replica that drains is done by then, or hangs.
+const DRAIN_LIMIT: Duration = Duration::from_secs(30);
 /// A sick replica is out for at least this long ..
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// .. and, failing again and again, for at most this long.
@@ -49,15 +54,19 @@ pub(crate) enum LinkEvent {
 pub(crate) enum LinkState {
     Connecting,
     Ready(Conversation),
-    Sick { message: String },
+    /// Takes no work; answers to come still count.
+    Resting,
+    Sick {
+        message: String,
+    },
 }
 
 /// An open stream.
 #[derive(Debug, Clone)]
 pub(crate) struct Conversation {
     outbound: mpsc::UnboundedSender<ForwardRequest>,
-    /// The engine has lost its patience with this replica.
-    give_up: Arc<Notify>,
+    /// The engine has lost its patience with this replica, or leaves it alone.
+    changed: Arc<Notify>,
 }
 
 struct Shared {
@@ -133,16 +142,21 @@ impl Link {
 
     /// Takes the replica out and ends its stream: it did not answer in time, or not well.
     pub(crate) fn give_up(&self, message: &str) {
-        let mut state = self.shared.state();
-        if let LinkState::Ready(conversation) = &*state {
-            conversation.give_up.notify_one();
-            *state = LinkState::Sick { message: message.to_owned() };
-        }
+        self.leave(LinkState::Sick { message: message.to_owned() });
     }
 
     /// Takes the replica out without calling it sick: it drains, its answers to come still count.
     pub(crate) fn rest(&self) {
-        self.shared.set(LinkState::Sick { message: "draining".to_owned() });
+        self.leave(LinkState::Resting);
+    }
+
+    /// From ready to `next`; any other state stays.
+    fn leave(&self, next: LinkState) {
+        let mut state = self.shared.state();
+        if let LinkState::Ready(conversation) = &*state {
+            conversation.changed.notify_one();
+            *state = next;
+        }
     }
 }
 
@@ -202,6 +216,8 @@ async fn connect(shared: &Shared) -> Result<ExpertFunctionClient<Channel>, Strin
     let endpoint = Endpoint::from_shared(format!("http://{}", shared.address))
         .map_err(|error| format!("{} is no address: {error}", shared.address))?
         .connect_timeout(STEP_LIMIT)
+        // An answer of one token is one frame, not several that are read one after the other.
+        .max_frame_size(FRAME_BYTES)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(STREAM_WINDOW);
     let connector = CountingConnector::new(shared.written.clone());
@@ -265,13 +281,22 @@ async fn converse(
         Ok(Err(status)) => return format!("Forward: {}", status.message()),
         Err(_) => return "no answer to Forward in time".to_owned(),
     };
-    let give_up = Arc::new(Notify::new());
-    shared.set(LinkState::Ready(Conversation { outbound, give_up: give_up.clone() }));
+    let changed = Arc::new(Notify::new());
+    shared.set(LinkState::Ready(Conversation { outbound, changed: changed.clone() }));
     settle(shared, settled);
+    let drained = sleep(Duration::MAX);
+    tokio::pin!(drained);
     loop {
         let reply = tokio::select! {
             reply = replies.message() => reply,
-            () = give_up.notified() => return "no answer in time".to_owned(),
+            () = changed.notified() => match &*shared.state() {
+                LinkState::Sick { message } => return message.clone(),
+                _ => {
+                    drained.as_mut().reset(tokio::time::Instant::now() + DRAIN_LIMIT);
+                    continue;
+                }
+            },
+            () = &mut drained => return "still draining at the end of its time".to_owned(),
         };
         match reply {
             Ok(Some(reply)) => {

@@ -122,19 +122,29 @@ pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ServiceError
     let mut json = serde_json::Deserializer::from_str(text);
     let body = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
-        // A key that is no key has no name.
-        let field = (!path.ends_with(['.', '?'])).then_some(path);
         let cause = error.into_inner();
+        // A key that is no key has no name.
+        let field = duplicate(&path, &cause.to_string()).or((!path.ends_with(['.', '?'])).then_some(path));
         let message = match (&field, cause.is_data()) {
             (Some(field), true) => format!("`{field}`: {cause}"),
             (None, true) => cause.to_string(),
             (Some(field), false) => format!("`{field}`: the body is not JSON: {cause}"),
             (None, false) => format!("the body is not JSON: {cause}"),
         };
-        ServiceError { code: ErrorCode::InvalidArgument, message, field }
+        let error = refused(message);
+        match field {
+            Some(field) => error.about(field),
+            None => error,
+        }
     })?;
     json.end().map_err(|error| refused(format!("the body is not JSON: {error}")))?;
     Ok(body)
+}
+
+/// The field that an object at `path` has twice: only serde's message has its name.
+fn duplicate(path: &str, message: &str) -> Option<String> {
+    let (name, _) = message.strip_prefix("duplicate field `")?.split_once('`')?;
+    Some(if path == "." { name.to_owned() } else { format!("{path}.{name}") })
 }
 
 /// Whether brackets outside of strings are nested deeper than `limit`.

@@ -18,7 +18,7 @@ pub(super) async fn handle(
     answer(state, request, check).await
 }
 
-fn check(state: &HttpState, mut body: RequestBody) -> Result<Generation, ServiceError> {
+pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generation, ServiceError> {
     let shared = Shared::new(state, &body)?;
     if body.echo == Some(true) {
         return Err(ServiceError::invalid("echo", "`echo` is for /v1/completions"));

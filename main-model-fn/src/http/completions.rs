@@ -21,7 +21,7 @@ pub(super) async fn handle(
     answer(state, request, check).await
 }
 
-fn check(state: &HttpState, mut body: RequestBody) -> Result<Generation, ServiceError> {
+pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generation, ServiceError> {
     let shared = Shared::new(state, &body)?;
     let echo = body.echo.unwrap_or(false);
     let max_tokens = sampling::max_tokens(&body, if echo { 0 } else { 1 })?;

@@ -28,6 +28,33 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
+/// A list of at most `MOST`: an empty element takes more memory than its text.
+#[derive(Debug)]
+pub(super) struct Few<T, const MOST: usize>(pub(super) Vec<T>);
+
+impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for Few<T, MOST> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct FewVisitor<T, const MOST: usize>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for FewVisitor<T, MOST> {
+            type Value = Few<T, MOST>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list")
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+                let mut few = Vec::new();
+                while let Some(element) = list.next_element()? {
+                    if few.len() == MOST {
+                        return Err(A::Error::custom(format!("the list has more than {MOST} elements")));
+                    }
+                    few.push(element);
+                }
+                Ok(Few(few))
+            }
+        }
+        deserializer.deserialize_seq(FewVisitor(PhantomData))
+    }
+}
+
 /// What there is to know about a field that is refused: whether it asks for anything.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) enum Given {
@@ -99,6 +126,9 @@ pub(super) enum Prompt {
     Ids(Vec<u32>),
 }
 
+/// Most prompts that are looked at; the engine takes far fewer.
+const PROMPTS: usize = 1 << 16;
+
 /// `prompt`: a string, ids, or a list of either.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Prompts(pub(super) Vec<Prompt>);
@@ -121,6 +151,9 @@ impl<'de> Deserialize<'de> for Prompts {
                     match element {
                         Element::Id(id) => ids.push(id),
                         Element::Prompt(prompt) => prompts.push(prompt),
+                    }
+                    if prompts.len() > PROMPTS {
+                        return Err(A::Error::custom(format!("the list has more than {PROMPTS} prompts")));
                     }
                     if !ids.is_empty() && !prompts.is_empty() {
                         return Err(A::Error::custom("token ids and prompts are mixed in one list"));

@@ -1,11 +1,14 @@
 //! Messages of a chat, made ready for the template.
 
-use super::fields::{Given, Object};
+use super::fields::{Few, Given, Object};
 use remoe_wire::ServiceError;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
 use std::fmt;
+
+/// Messages of a chat, most of them.
+pub(super) type Messages = Few<Object<Message>, 16384>;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -14,15 +17,23 @@ pub(super) struct Message {
     content: Option<Content>,
     name: Option<String>,
     tool_call_id: Option<String>,
-    tool_calls: Option<Vec<Object<ToolCall>>>,
+    tool_calls: Option<Few<Object<ToolCall>, 128>>,
     function_call: Given,
     audio: Given,
 }
 
+/// The text of a message, or the first of its parts that gives none.
 #[derive(Debug)]
 enum Content {
     Text(String),
-    Parts(Vec<Object<Part>>),
+    Refused(usize, NoText),
+}
+
+/// Why a part of a message gives no text.
+#[derive(Debug)]
+enum NoText {
+    Kind(String),
+    Missing(&'static str),
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -32,6 +43,16 @@ struct Part {
     kind: Option<String>,
     text: Option<String>,
     refusal: Option<String>,
+}
+
+impl Part {
+    fn text(self) -> Result<String, NoText> {
+        match self.kind.as_deref().unwrap_or("text") {
+            "text" => self.text.ok_or(NoText::Missing("text")),
+            "refusal" => self.refusal.ok_or(NoText::Missing("refusal")),
+            other => Err(NoText::Kind(other.to_owned())),
+        }
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -60,11 +81,21 @@ impl<'de> Deserialize<'de> for Content {
                 Ok(Content::Text(text.to_owned()))
             }
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Content, A::Error> {
-                let mut parts = Vec::new();
-                while let Some(part) = list.next_element()? {
-                    parts.push(part);
+                let mut text = String::new();
+                let mut refused = None;
+                let mut index = 0;
+                while let Some(Object::<Part>(part)) = list.next_element()? {
+                    match part.text() {
+                        _ if refused.is_some() => (),
+                        Ok(part) => {
+                            text.push_str(if index > 0 { "\n" } else { "" });
+                            text.push_str(&part);
+                        }
+                        Err(why) => refused = Some(Content::Refused(index, why)),
+                    }
+                    index += 1;
                 }
-                Ok(Content::Parts(parts))
+                Ok(refused.unwrap_or(Content::Text(text)))
             }
         }
         deserializer.deserialize_any(ContentVisitor)
@@ -75,7 +106,7 @@ impl<'de> Deserialize<'de> for Content {
 ///
 /// # Errors
 /// The message and the field that cannot be used.
-pub(super) fn for_template(messages: Vec<Object<Message>>) -> Result<Vec<Value>, ServiceError> {
+pub(super) fn for_template(Few(messages): Messages) -> Result<Vec<Value>, ServiceError> {
     if messages.is_empty() {
         return Err(ServiceError::invalid("messages", "`messages` is empty"));
     }
@@ -105,7 +136,7 @@ fn one(index: usize, message: Message) -> Result<Value, ServiceError> {
             return Err(ServiceError::invalid(at(name), format!("`{name}` is not supported")));
         }
     }
-    let calls = message.tool_calls.unwrap_or_default();
+    let calls = message.tool_calls.map(|calls| calls.0).unwrap_or_default();
     if !calls.is_empty() && role != "assistant" {
         return Err(ServiceError::invalid(at("tool_calls"), "only assistants call tools"));
     }
@@ -135,30 +166,19 @@ fn one(index: usize, message: Message) -> Result<Value, ServiceError> {
 }
 
 fn text(at: &str, content: Content) -> Result<String, ServiceError> {
-    let parts = match content {
-        Content::Text(text) => return Ok(text),
-        Content::Parts(parts) => parts,
-    };
-    let mut texts = Vec::with_capacity(parts.len());
-    for (index, Object(part)) in parts.into_iter().enumerate() {
-        let kind = part.kind.as_deref().unwrap_or("text");
-        let text = match kind {
-            "text" => part.text,
-            "refusal" => part.refusal,
-            _ => {
-                return Err(ServiceError::invalid(
-                    format!("{at}[{index}]"),
-                    format!("{at}[{index}]: content of type `{kind}` is not supported, only `text`"),
-                ));
-            }
-        };
-        texts.push(text.ok_or_else(|| {
+    match content {
+        Content::Text(text) => Ok(text),
+        Content::Refused(index, NoText::Kind(kind)) => {
+            let field = format!("{at}[{index}]");
+            let message = format!("{field}: content of type `{kind}` is not supported, only `text`");
+            Err(ServiceError::invalid(field, message))
+        }
+        Content::Refused(index, NoText::Missing(kind)) => {
             let field = format!("{at}[{index}].{kind}");
             let message = format!("`{field}` is missing");
-            ServiceError::invalid(field, message)
-        })?);
+            Err(ServiceError::invalid(field, message))
+        }
     }
-    Ok(texts.join("\n"))
 }
 
 /// Templates expect arguments as an object where clients send its text.

@@ -7,18 +7,21 @@
 //! ```
 //!
 //! Reading and tokenising happen on blocking threads, a bounded number at a time. An answer that is
-//! dropped drops its events, which ends the work in the engine.
+//! dropped drops its events, which ends the work in the engine; `connections` drops the answers of
+//! clients that do not take them.
 
 mod auth;
 mod body;
 mod chat;
 mod collect;
 mod completions;
+mod connections;
 mod cors;
 mod entropy;
 mod error;
 mod exchange;
 mod fields;
+pub mod fuzzing;
 mod generate;
 mod logprobs;
 mod messages;

@@ -2,7 +2,7 @@
 //! are not named here are ignored.
 
 use super::fields::{Given, LogitBias, Logprobs, Object, Prompts, Seed, Strings};
-use super::messages::Message;
+use super::messages::Messages;
 use serde::Deserialize;
 
 #[derive(Debug, Default, Deserialize)]
@@ -12,7 +12,7 @@ pub(super) struct RequestBody {
     /// Completions.
     pub(super) prompt: Option<Prompts>,
     /// Chats.
-    pub(super) messages: Option<Vec<Object<Message>>>,
+    pub(super) messages: Option<Messages>,
 
     // How much.
     pub(super) max_tokens: Option<i64>,

@@ -1,5 +1,6 @@
 //! Which path leads where.
 
+use super::connections::Connections;
 use super::error::ApiError;
 use super::state::HttpState;
 use super::{auth, chat, completions, cors, metrics, models, request_id, service, tokenize};
@@ -9,9 +10,14 @@ use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
 use std::sync::Arc;
 
-/// All routes over `state`.
-pub(crate) fn router(state: HttpState) -> Router {
+/// All routes over `state`, for every connection of a server.
+pub(crate) fn router(state: HttpState) -> Connections {
     let state = Arc::new(state);
+    Connections::new(routes(state.clone()), &state)
+}
+
+/// All routes over `state`.
+pub(super) fn routes(state: Arc<HttpState>) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat::handle))
         .route("/v1/completions", post(completions::handle))

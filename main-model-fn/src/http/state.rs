@@ -23,14 +23,13 @@ pub(crate) struct HttpOptions {
     pub(crate) body_limit: usize,
     /// A request body must be there within this time.
     pub(crate) body_timeout: Duration,
-    /// A client that takes nothing of its stream for so long is given up.
-    pub(crate) stall_timeout: Duration,
+    pub(crate) connections: ConnectionLimits,
     /// Sampling of requests that do not say.
     pub(crate) defaults: GenerationDefaults,
 }
 
 impl HttpOptions {
-    /// No key, no origins, 4 MiB bodies within 60 s, streams that may rest for 60 s.
+    /// No key, no origins, 4 MiB bodies within 60 s, connections as the environment says.
     pub(crate) fn new(model: impl Into<String>) -> Self {
         Self {
             model: model.into(),
@@ -38,8 +37,47 @@ impl HttpOptions {
             cors_origins: Vec::new(),
             body_limit: 4 << 20,
             body_timeout: Duration::from_secs(60),
-            stall_timeout: Duration::from_secs(60),
+            connections: ConnectionLimits::from_environment(|name| std::env::var(name).ok()),
             defaults: GenerationDefaults::default(),
+        }
+    }
+}
+
+/// How many connections there may be, and how long each may keep the server waiting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ConnectionLimits {
+    /// Connections at the same time; further ones wait to be accepted.
+    pub(crate) count: usize,
+    /// The whole head of a request must be there so long after the connection's begin or the answer
+    /// before it.
+    pub(crate) idle: Duration,
+    /// A client that takes nothing of its answer for so long is given up.
+    pub(crate) stall: Duration,
+}
+
+impl ConnectionLimits {
+    /// A connection has two descriptors: 480 connections fit the usual limit of 1024.
+    const COUNT: u64 = 480;
+    /// Longer than the 60 s that proxies usually keep connections which they mean to use again.
+    const IDLE_S: u64 = 75;
+    const STALL_S: u64 = 60;
+
+    /// `REMOE_HTTP_MAX_CONNECTIONS`, `REMOE_HTTP_IDLE_S` and `REMOE_HTTP_STALL_S`, whole numbers
+    /// from 1, as `variable` gives them; what is not there or no such number is the default.
+    pub(super) fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let read = |name: &str, default: u64| {
+            let Some(text) = variable(name) else {
+                return default;
+            };
+            text.parse().ok().filter(|number| (1..=1_000_000).contains(number)).unwrap_or_else(|| {
+                tracing::warn!(name, text, default, "no whole number from 1 to 1000000: the default holds");
+                default
+            })
+        };
+        Self {
+            count: usize::try_from(read("REMOE_HTTP_MAX_CONNECTIONS", Self::COUNT)).unwrap_or(usize::MAX),
+            idle: Duration::from_secs(read("REMOE_HTTP_IDLE_S", Self::IDLE_S)),
+            stall: Duration::from_secs(read("REMOE_HTTP_STALL_S", Self::STALL_S)),
         }
     }
 }
@@ -99,14 +137,11 @@ impl HttpState {
     /// `model` names another model than the one served; naming none is fine.
     pub(super) fn check_model(&self, model: Option<&str>) -> Result<(), ServiceError> {
         match model {
-            Some(model) if model != self.options.model => Err(ServiceError {
-                code: ErrorCode::NotFound,
-                message: format!(
-                    "The model `{model}` does not exist; this server has `{}`",
-                    self.options.model
-                ),
-                field: Some("model".to_owned()),
-            }),
+            Some(model) if model != self.options.model => {
+                let served = &self.options.model;
+                let message = format!("The model `{model}` does not exist; this server has `{served}`");
+                Err(ServiceError::new(ErrorCode::NotFound, message).about("model"))
+            }
             _ => Ok(()),
         }
     }

@@ -25,7 +25,7 @@ type Chunks = mpsc::Sender<Result<Event, axum::Error>>;
 
 /// Why a stream ended before its end.
 enum Broken {
-    /// The client is gone, or takes nothing.
+    /// The client is gone, or was given up.
     Client,
     /// The engine failed.
     Engine(ServiceError),
@@ -37,7 +37,7 @@ impl From<ServiceError> for Broken {
     }
 }
 
-/// Starts the stream. A task of its own fills it, so that a client that stops reading is noticed.
+/// Starts the stream. A task of its own fills it, so that a client that goes is noticed at once.
 pub(super) fn respond(state: Arc<HttpState>, shape: Shape, pieces: Pieces, exchange: Exchange) -> Response {
     let (chunks, stream) = mpsc::channel(CHUNKS);
     tokio::spawn(async move {
@@ -58,14 +58,14 @@ async fn fill(state: &HttpState, shape: &Shape, pieces: Pieces, exchange: Exchan
         Ok(()) => {
             let done = Event::default().data("[DONE]");
             // A client that is gone by now has had its answer.
-            let _client_gone = send(state, chunks, Ok(done)).await;
+            let _client_gone = chunks.send(Ok(done)).await;
         }
-        Err(Broken::Client) => tracing::debug!("a client stopped taking its stream"),
+        Err(Broken::Client) => tracing::debug!("a client left its stream"),
         Err(Broken::Engine(error)) => {
             tracing::warn!(%error, "a stream broke off");
             let event = Event::default().json_data(ErrorBody::from(error));
             // Nothing more can be done for a client that is gone too.
-            let _client_gone = send(state, chunks, event).await;
+            let _client_gone = chunks.send(event).await;
         }
     }
 }
@@ -78,30 +78,24 @@ async fn deliver(
     chunks: &Chunks,
 ) -> Result<(), Broken> {
     for piece in pieces.opening() {
-        send(state, chunks, data(&shape.chunk(state, piece)?)).await?;
+        send(chunks, &shape.chunk(state, piece)?).await?;
     }
     while let Some((prompt, event)) = exchange.next().await? {
         for piece in pieces.of(state, prompt, event)? {
             let slow = chunks.capacity() == 0;
-            send(state, chunks, data(&shape.chunk(state, piece)?)).await?;
+            send(chunks, &shape.chunk(state, piece)?).await?;
             if slow {
                 exchange.stopwatch.forget_pace();
             }
         }
     }
     if let Some(chunk) = shape.usage_chunk(state, exchange.figures()) {
-        send(state, chunks, data(&chunk)).await?;
+        send(chunks, &chunk).await?;
     }
     Ok(())
 }
 
-fn data(chunk: &impl Serialize) -> Result<Event, axum::Error> {
-    Event::default().json_data(chunk)
-}
-
-async fn send(state: &HttpState, chunks: &Chunks, event: Result<Event, axum::Error>) -> Result<(), Broken> {
-    match tokio::time::timeout(state.options.stall_timeout, chunks.send(event)).await {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(_)) | Err(_) => Err(Broken::Client),
-    }
+/// Waits for room: as long as the client's connection is not given up.
+async fn send(chunks: &Chunks, chunk: &impl Serialize) -> Result<(), Broken> {
+    chunks.send(Event::default().json_data(chunk)).await.map_err(|_| Broken::Client)
 }

@@ -2,8 +2,7 @@
 
 use super::body;
 use super::error::ApiError;
-use super::fields::Object;
-use super::messages::{self, Message};
+use super::messages::{self, Messages};
 use super::state::HttpState;
 use axum::Json;
 use axum::extract::{self, State};
@@ -16,7 +15,7 @@ use std::sync::Arc;
 struct TokenizeBody {
     model: Option<String>,
     prompt: Option<String>,
-    messages: Option<Vec<Object<Message>>>,
+    messages: Option<Messages>,
     add_special_tokens: Option<bool>,
     add_generation_prompt: Option<bool>,
 }

@@ -1,6 +1,7 @@
 //! Attention over per-sequence caches, whichever kind a layer has.
 
 use super::cache::SequenceCache;
+use super::error::ForwardError;
 use super::gqa::GroupedQueryAttention;
 use super::mla::LatentAttention;
 use super::rope::Angles;
@@ -29,7 +30,7 @@ impl Attention {
         x: &Tensor,
         angles: &Angles,
         spans: &mut [Span<'_>],
-    ) -> Result<Tensor, TchError> {
+    ) -> Result<Tensor, ForwardError> {
         match self {
             Self::Grouped(attention) => attention.forward(layer, x, angles, spans),
             Self::Latent(attention) => attention.forward(layer, x, angles, spans),

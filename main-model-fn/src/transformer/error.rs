@@ -1,4 +1,6 @@
 use crate::experts::ExpertError;
+use remoe_experts::LoadError;
+use remoe_kernels::KernelError;
 use remoe_model::CheckpointError;
 use remoe_wire::{ErrorCode, ServiceError};
 use tch::TchError;
@@ -9,6 +11,9 @@ pub(crate) enum ForwardError {
     /// LibTorch refused an operation.
     #[error("LibTorch: {0}")]
     Torch(#[from] TchError),
+    /// The kernels refused a product.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
     /// Experts could not be computed.
     #[error(transparent)]
     Experts(#[from] ExpertError),
@@ -18,6 +23,7 @@ impl From<ForwardError> for ServiceError {
     fn from(error: ForwardError) -> Self {
         match error {
             ForwardError::Torch(error) => Self::new(ErrorCode::Internal, format!("LibTorch: {error}")),
+            ForwardError::Kernel(error) => Self::new(ErrorCode::Internal, error.to_string()),
             ForwardError::Experts(error) => error.into(),
         }
     }
@@ -29,9 +35,18 @@ pub enum LoadModelError {
     /// The checkpoint cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// Weights cannot be packed.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// Dense layers or shared experts cannot be read or packed.
+    #[error(transparent)]
+    Gated(#[from] LoadError),
     /// LibTorch refused.
     #[error("LibTorch: {0}")]
     Torch(#[from] TchError),
+    /// A thread that loads layers ended abnormally.
+    #[error("a thread that loads layers panicked")]
+    Panicked,
     /// The checkpoint's facts contradict each other: a fault of this program.
     #[error("inconsistent checkpoint facts: {0}")]
     Inconsistent(&'static str),

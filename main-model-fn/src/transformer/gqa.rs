@@ -1,6 +1,7 @@
 //! Grouped-query attention (Ainslie et al., arXiv 2305.13245), multi-head and multi-query included.
 
 use super::attention::{Span, Visibility, attend, dot_product};
+use super::error::ForwardError;
 use super::linear::Linear;
 use super::norm::RmsNorm;
 use super::rope::Angles;
@@ -8,9 +9,8 @@ use tch::{TchError, Tensor};
 
 /// Projections and facts of one layer.
 pub(crate) struct GroupedQueryAttention {
-    pub(crate) query: Linear,
-    pub(crate) key: Linear,
-    pub(crate) value: Linear,
+    /// Queries, keys and values, one after the other.
+    pub(crate) projection: Linear,
     pub(crate) output: Linear,
     /// Normalisation of the whole query and key rows, before they are cut into heads (OLMoE).
     pub(crate) norms: Option<(RmsNorm, RmsNorm)>,
@@ -30,11 +30,13 @@ impl GroupedQueryAttention {
         x: &Tensor,
         angles: &Angles,
         spans: &mut [Span<'_>],
-    ) -> Result<Tensor, TchError> {
+    ) -> Result<Tensor, ForwardError> {
         let rows = x.size()[0];
-        let mut query = self.query.forward(x)?;
-        let mut key = self.key.forward(x)?;
-        let mut value = self.value.forward(x)?;
+        let projected = self.projection.forward(x)?;
+        let (query_width, key_width) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let mut query = projected.f_narrow(1, 0, query_width)?;
+        let mut key = projected.f_narrow(1, query_width, key_width)?;
+        let mut value = projected.f_narrow(1, query_width + key_width, key_width)?;
         if let Some((query_norm, key_norm)) = &self.norms {
             query = query_norm.forward(&query)?;
             key = key_norm.forward(&key)?;

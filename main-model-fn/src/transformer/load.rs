@@ -3,17 +3,21 @@
 use super::attention::Attention;
 use super::cache::CacheShape;
 use super::gqa::GroupedQueryAttention;
-use super::linear::Linear;
-use super::mla::{LatentAttention, Query};
-use super::mlp::{GatedMlp, SharedExperts};
+use super::host::{self, HostMatrix, HostMlp};
+use super::linear::{Linear, Weight};
+use super::mla::{LatentAttention, LatentQuery};
+use super::mlp::{DeviceMlp, GatedMlp, SharedExperts};
 use super::norm::RmsNorm;
 use super::rope::Rope;
 use super::{Layer, LoadModelError, Mlp, Moe, Transformer};
-use remoe_kernels::Dtype;
+use remoe_experts::{load_gated, stored_dtype};
+use remoe_kernels::{Dtype, PackedMatrix, Pool};
 use remoe_model::{
     AttentionFacts, AttentionTensors, Checkpoint, GqaFacts, GqaTensors, MlaFacts, MlaTensors, MlpFacts,
     MlpTensors, MoeFacts, QueryTensors, StoredDtype, TensorRef,
 };
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use tch::{Device, Kind, Tensor};
 
 impl Transformer {
@@ -25,76 +29,93 @@ impl Transformer {
         checkpoint: &Checkpoint,
         dtype: Dtype,
         device: Device,
+        pool: &Arc<Pool>,
     ) -> Result<Self, LoadModelError> {
-        let loader = Loader { checkpoint, kind: kind(dtype), device };
+        let loader = Loader { checkpoint, dtype, device, pool };
         let config = checkpoint.config();
-        let embedding = loader.tensor(checkpoint.embedding())?;
-        let head = if checkpoint.head_is_embedding() {
-            embedding.shallow_clone()
-        } else {
-            loader.tensor(checkpoint.head())?
-        };
-        let mut layers = Vec::with_capacity(config.layers.len());
-        let mut cache_shapes = Vec::with_capacity(config.layers.len());
-        for (id, facts) in config.layers.iter().enumerate() {
-            let (attention, cache_shape) = match (&facts.attention, checkpoint.attention(id)?) {
-                (AttentionFacts::Gqa(facts), AttentionTensors::Gqa(tensors)) => loader.gqa(facts, tensors)?,
-                (AttentionFacts::Mla(facts), AttentionTensors::Mla(tensors)) => loader.mla(facts, tensors)?,
-                _ => return Err(LoadModelError::Inconsistent("attention facts and tensors differ in kind")),
-            };
-            let mlp = match &facts.mlp {
-                MlpFacts::Dense { .. } => Mlp::Dense(
-                    loader.gated(
-                        checkpoint
-                            .dense(id)?
-                            .ok_or(LoadModelError::Inconsistent("a dense layer has no weights"))?,
-                    )?,
-                ),
-                MlpFacts::Moe(facts) => Mlp::Moe(Box::new(loader.moe(id, facts)?)),
-            };
-            let norms = checkpoint.norms(id)?;
-            layers.push(Layer {
-                before_attention: loader.norm(&norms.attention)?,
-                attention,
-                before_mlp: loader.norm(&norms.mlp)?,
-                mlp,
-            });
-            cache_shapes.push(cache_shape);
-        }
+        let (layers, cache_shapes) = loader.layers(pool.threads())?.into_iter().unzip();
         Ok(Self {
             device,
             dtype,
-            kind: loader.kind,
+            kind: host::kind(dtype),
             hidden: config.hidden_size,
             rope: Rope::new(&config.rope, device)?,
             norm: loader.norm(checkpoint.final_norm())?,
-            head: Linear { weight: head, bias: None },
-            embedding,
+            head: loader.product(&[checkpoint.head()], dtype)?,
+            embedding: loader.tensor(checkpoint.embedding())?,
             layers,
             cache_shapes,
         })
     }
 }
 
-fn kind(dtype: Dtype) -> Kind {
-    match dtype {
-        Dtype::F32 => Kind::Float,
-        Dtype::Bf16 => Kind::BFloat16,
-    }
-}
-
 struct Loader<'a> {
     checkpoint: &'a Checkpoint,
-    kind: Kind,
+    dtype: Dtype,
     device: Device,
+    pool: &'a Arc<Pool>,
 }
 
 impl Loader<'_> {
-    fn tensor(&self, tensor: &TensorRef) -> Result<Tensor, LoadModelError> {
-        self.tensor_as(tensor, self.kind)
+    /// All layers in order, read and packed by several threads.
+    fn layers(&self, threads: usize) -> Result<Vec<(Layer, CacheShape)>, LoadModelError> {
+        let count = self.checkpoint.config().layers.len();
+        let next = AtomicUsize::new(0);
+        let work = || -> Result<Vec<_>, LoadModelError> {
+            let mut loaded = Vec::new();
+            loop {
+                let id = next.fetch_add(1, Ordering::Relaxed);
+                if id >= count {
+                    return Ok(loaded);
+                }
+                loaded.push((id, self.layer(id)?));
+            }
+        };
+        let mut layers = std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..threads.clamp(1, count.max(1))).map(|_| scope.spawn(work)).collect();
+            let mut layers = Vec::with_capacity(count);
+            for worker in workers {
+                layers.extend(worker.join().map_err(|_| LoadModelError::Panicked)??);
+            }
+            Ok::<_, LoadModelError>(layers)
+        })?;
+        layers.sort_by_key(|(id, _)| *id);
+        Ok(layers.into_iter().map(|(_, layer)| layer).collect())
     }
 
-    fn tensor_as(&self, tensor: &TensorRef, kind: Kind) -> Result<Tensor, LoadModelError> {
+    fn layer(&self, id: usize) -> Result<(Layer, CacheShape), LoadModelError> {
+        let checkpoint = self.checkpoint;
+        let facts =
+            checkpoint.config().layers.get(id).ok_or(LoadModelError::Inconsistent("a layer has no facts"))?;
+        let (attention, cache_shape) = match (&facts.attention, checkpoint.attention(id)?) {
+            (AttentionFacts::Gqa(facts), AttentionTensors::Gqa(tensors)) => self.gqa(facts, tensors)?,
+            (AttentionFacts::Mla(facts), AttentionTensors::Mla(tensors)) => self.mla(facts, tensors)?,
+            _ => return Err(LoadModelError::Inconsistent("attention facts and tensors differ in kind")),
+        };
+        let mlp = match &facts.mlp {
+            MlpFacts::Dense { .. } => {
+                let weights = checkpoint
+                    .dense(id)?
+                    .ok_or(LoadModelError::Inconsistent("a dense layer has no weights"))?;
+                Mlp::Dense(self.gated(weights)?)
+            }
+            MlpFacts::Moe(facts) => Mlp::Moe(Box::new(self.moe(id, facts)?)),
+        };
+        let norms = checkpoint.norms(id)?;
+        let layer = Layer {
+            before_attention: self.norm(&norms.attention)?,
+            attention,
+            before_mlp: self.norm(&norms.mlp)?,
+            mlp,
+        };
+        Ok((layer, cache_shape))
+    }
+
+    fn tensor(&self, tensor: &TensorRef) -> Result<Tensor, LoadModelError> {
+        self.tensor_as(tensor, self.dtype)
+    }
+
+    fn tensor_as(&self, tensor: &TensorRef, dtype: Dtype) -> Result<Tensor, LoadModelError> {
         let stored = match tensor.dtype {
             StoredDtype::F32 => Kind::Float,
             StoredDtype::Bf16 => Kind::BFloat16,
@@ -102,18 +123,49 @@ impl Loader<'_> {
         };
         let bytes = self.checkpoint.read(tensor)?;
         let shape: Vec<i64> = tensor.shape.iter().map(|&size| size as i64).collect();
-        Ok(Tensor::f_from_data_size(&bytes, &shape, stored)?.f_to_device(self.device)?.f_to_kind(kind)?)
+        let tensor = Tensor::f_from_data_size(&bytes, &shape, stored)?.f_to_device(self.device)?;
+        Ok(tensor.f_to_kind(host::kind(dtype))?)
     }
 
-    fn linear(&self, linear: &remoe_model::Linear) -> Result<Linear, LoadModelError> {
-        Ok(Linear {
-            weight: self.tensor(&linear.weight)?,
-            bias: linear.bias.as_ref().map(|bias| self.tensor(bias)).transpose()?,
-        })
+    /// Matrices of the same number of inputs, one below the other.
+    fn product(&self, weights: &[&TensorRef], dtype: Dtype) -> Result<Linear, LoadModelError> {
+        let weight = if self.device == Device::Cpu {
+            let parts = weights
+                .iter()
+                .map(|weight| Ok((stored_dtype(weight.dtype), self.checkpoint.read(weight)?)))
+                .collect::<Result<Vec<_>, LoadModelError>>()?;
+            let parts: Vec<_> = parts.iter().map(|(stored, bytes)| (*stored, bytes.as_slice())).collect();
+            let inputs = weights.first().and_then(|weight| weight.shape.last()).copied().unwrap_or(0);
+            let matrix = PackedMatrix::pack(inputs, dtype, &parts)?;
+            Weight::Host(HostMatrix { matrix, pool: self.pool.clone() })
+        } else {
+            let parts = weights
+                .iter()
+                .map(|weight| self.tensor_as(weight, dtype))
+                .collect::<Result<Vec<_>, LoadModelError>>()?;
+            Weight::Device(Tensor::f_cat(&parts, 0)?)
+        };
+        Ok(Linear { weight, bias: None })
     }
 
-    fn without_bias(&self, weight: &TensorRef) -> Result<Linear, LoadModelError> {
-        Ok(Linear { weight: self.tensor(weight)?, bias: None })
+    /// As [`product`](Self::product), with biases, which are zero where a part has none.
+    fn linear(&self, parts: &[&remoe_model::Linear]) -> Result<Linear, LoadModelError> {
+        let weights: Vec<&TensorRef> = parts.iter().map(|part| &part.weight).collect();
+        let mut linear = self.product(&weights, self.dtype)?;
+        if parts.iter().any(|part| part.bias.is_some()) {
+            let biases = parts
+                .iter()
+                .map(|part| match &part.bias {
+                    Some(bias) => self.tensor(bias),
+                    None => {
+                        let outputs = part.weight.shape.first().copied().unwrap_or(0) as i64;
+                        Ok(Tensor::f_zeros([outputs], (host::kind(self.dtype), self.device))?)
+                    }
+                })
+                .collect::<Result<Vec<_>, LoadModelError>>()?;
+            linear.bias = Some(Tensor::f_cat(&biases, 0)?);
+        }
+        Ok(linear)
     }
 
     fn norm(&self, weight: &TensorRef) -> Result<RmsNorm, LoadModelError> {
@@ -128,10 +180,8 @@ impl Loader<'_> {
         let head_dim = facts.head_dim as i64;
         let kv_heads = facts.kv_heads as i64;
         let attention = GroupedQueryAttention {
-            query: self.linear(&tensors.q)?,
-            key: self.linear(&tensors.k)?,
-            value: self.linear(&tensors.v)?,
-            output: self.linear(&tensors.o)?,
+            projection: self.linear(&[&tensors.q, &tensors.k, &tensors.v])?,
+            output: self.linear(&[&tensors.o])?,
             norms,
             clip: facts.clip,
             heads: facts.heads as i64,
@@ -148,10 +198,13 @@ impl Loader<'_> {
         let latent_norm = |weight: &TensorRef| -> Result<RmsNorm, LoadModelError> {
             Ok(RmsNorm { weight: self.tensor(weight)?, eps: facts.latent_norm_eps })
         };
-        let query = match &tensors.query {
-            QueryTensors::Direct(weight) => Query::Direct(self.without_bias(weight)?),
+        let (first, query) = match &tensors.query {
+            QueryTensors::Direct(weight) => {
+                (remoe_model::Linear { weight: weight.clone(), bias: None }, None)
+            }
             QueryTensors::Latent { a, a_norm, b } => {
-                Query::Latent { down: self.linear(a)?, norm: latent_norm(a_norm)?, up: self.without_bias(b)? }
+                let up = self.product(&[b], self.dtype)?;
+                (a.clone(), Some(LatentQuery { norm: latent_norm(a_norm)?, up }))
             }
         };
         let size = |size: usize| size as i64;
@@ -159,12 +212,12 @@ impl Loader<'_> {
         let (nope_dim, value_dim) = (size(facts.nope_dim), size(facts.value_dim));
         let expand = self.tensor(&tensors.kv_b)?.f_view([heads, nope_dim + value_dim, latent_dim])?;
         let attention = LatentAttention {
+            projection: self.linear(&[&first, &tensors.kv_a])?,
             query,
-            compress: self.linear(&tensors.kv_a)?,
             latent_norm: latent_norm(&tensors.kv_a_norm)?,
             expand_key: expand.f_narrow(1, 0, nope_dim)?.f_contiguous()?,
             expand_value: expand.f_narrow(1, nope_dim, value_dim)?.f_contiguous()?,
-            output: self.linear(&tensors.o)?,
+            output: self.linear(&[&tensors.o])?,
             heads,
             latent_dim,
             nope_dim,
@@ -177,12 +230,17 @@ impl Loader<'_> {
     }
 
     fn gated(&self, tensors: &MlpTensors) -> Result<GatedMlp, LoadModelError> {
-        Ok(GatedMlp {
-            gate: self.without_bias(&tensors.gate)?,
-            up: self.without_bias(&tensors.up)?,
-            down: self.without_bias(&tensors.down)?,
-            activation: self.checkpoint.config().activation,
-        })
+        let activation = self.checkpoint.config().activation;
+        if self.device != Device::Cpu {
+            return Ok(GatedMlp::Device(DeviceMlp {
+                gate: self.tensor(&tensors.gate)?,
+                up: self.tensor(&tensors.up)?,
+                down: self.tensor(&tensors.down)?,
+                activation,
+            }));
+        }
+        let packed = load_gated(self.checkpoint, tensors, self.dtype)?;
+        Ok(GatedMlp::Host(HostMlp { packed, pool: self.pool.clone() }))
     }
 
     fn moe(&self, layer: usize, facts: &MoeFacts) -> Result<Moe, LoadModelError> {
@@ -194,17 +252,12 @@ impl Loader<'_> {
             None => None,
             Some(tensors) => Some(SharedExperts {
                 mlp: self.gated(&tensors.mlp)?,
-                gate: tensors.gate.as_ref().map(|gate| self.without_bias(gate)).transpose()?,
+                gate: tensors.gate.as_ref().map(|gate| self.product(&[gate], self.dtype)).transpose()?,
             }),
         };
         Ok(Moe {
-            router: Linear {
-                weight: match facts.routing.logits_in_float32 {
-                    true => self.tensor_as(router, Kind::Float)?,
-                    false => self.tensor(router)?,
-                },
-                bias: None,
-            },
+            router: self
+                .product(&[router], if facts.routing.logits_in_float32 { Dtype::F32 } else { self.dtype })?,
             routing: facts.routing.clone(),
             experts: facts.experts,
             top_k: facts.top_k,
@@ -217,6 +270,7 @@ impl Loader<'_> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use remoe_kernels::PoolConfig;
     use std::path::Path;
 
     /// What a sequence's cache holds per position is what the checkpoint's facts promise: for latent
@@ -224,9 +278,10 @@ mod tests {
     #[test]
     fn the_cache_holds_what_the_facts_say() {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+        let pool = Arc::new(Pool::new(PoolConfig::default()).unwrap());
         for name in ["dsv2-basic", "dsv2-group", "mixtral-basic"] {
             let checkpoint = Checkpoint::open(fixtures.join(name)).unwrap();
-            let transformer = Transformer::load(&checkpoint, Dtype::F32, Device::Cpu).unwrap();
+            let transformer = Transformer::load(&checkpoint, Dtype::F32, Device::Cpu, &pool).unwrap();
             let cache = transformer.new_cache().unwrap();
             for (layer, facts) in checkpoint.config().layers.iter().enumerate() {
                 assert_eq!(cache.elements_per_position(layer), facts.attention.cache_elements(), "{name}");

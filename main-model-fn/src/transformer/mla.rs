@@ -6,6 +6,7 @@
 //! output, so that decoding reads the cache once and expands nothing.
 
 use super::attention::{Span, Visibility, attend, dot_product};
+use super::error::ForwardError;
 use super::linear::Linear;
 use super::norm::RmsNorm;
 use super::rope::Angles;
@@ -13,9 +14,11 @@ use tch::{TchError, Tensor};
 
 /// Projections and facts of one layer.
 pub(crate) struct LatentAttention {
-    pub(crate) query: Query,
-    /// hidden -> latent and rotated key part.
-    pub(crate) compress: Linear,
+    /// hidden -> queries (or their latent), then the keys' and values' latent and the rotated key
+    /// part, one after the other.
+    pub(crate) projection: Linear,
+    /// Where queries come through a latent of their own.
+    pub(crate) query: Option<LatentQuery>,
     pub(crate) latent_norm: RmsNorm,
     /// heads x nope x latent.
     pub(crate) expand_key: Tensor,
@@ -29,15 +32,10 @@ pub(crate) struct LatentAttention {
     pub(crate) scale: f64,
 }
 
-/// How queries come about.
-pub(crate) enum Query {
-    Direct(Linear),
-    /// Through a latent of their own.
-    Latent {
-        down: Linear,
-        norm: RmsNorm,
-        up: Linear,
-    },
+/// From the queries' latent to the queries.
+pub(crate) struct LatentQuery {
+    pub(crate) norm: RmsNorm,
+    pub(crate) up: Linear,
 }
 
 impl LatentAttention {
@@ -48,16 +46,20 @@ impl LatentAttention {
         x: &Tensor,
         angles: &Angles,
         spans: &mut [Span<'_>],
-    ) -> Result<Tensor, TchError> {
+    ) -> Result<Tensor, ForwardError> {
         let rows = x.size()[0];
+        let projected = self.projection.forward(x)?;
+        let compressed_dim = self.latent_dim + self.rope_dim;
+        let query_dim = projected.size()[1] - compressed_dim;
+        let query = projected.f_narrow(1, 0, query_dim)?;
         let query = match &self.query {
-            Query::Direct(linear) => linear.forward(x)?,
-            Query::Latent { down, norm, up } => up.forward(&norm.forward(&down.forward(x)?)?)?,
+            None => query,
+            Some(LatentQuery { norm, up }) => up.forward(&norm.forward(&query)?)?,
         };
         let query = query.f_view([rows, self.heads, self.nope_dim + self.rope_dim])?;
         let plain = query.f_narrow(-1, 0, self.nope_dim)?;
         let rotated = angles.rotate(&query.f_narrow(-1, self.nope_dim, self.rope_dim)?)?;
-        let compressed = self.compress.forward(x)?;
+        let compressed = projected.f_narrow(1, query_dim, compressed_dim)?;
         let latent = self.latent_norm.forward(&compressed.f_narrow(-1, 0, self.latent_dim)?)?;
         let key_part = compressed.f_narrow(-1, self.latent_dim, self.rope_dim)?.f_unsqueeze(1)?;
         let key_part = angles.rotate(&key_part)?;

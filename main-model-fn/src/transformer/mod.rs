@@ -8,6 +8,7 @@ mod attention;
 mod cache;
 mod error;
 mod gqa;
+mod host;
 mod linear;
 mod load;
 mod mla;
@@ -18,7 +19,7 @@ mod rope;
 pub(crate) use cache::SequenceCache;
 pub(crate) use error::{ForwardError, LoadModelError};
 
-use crate::engine::request::LayerRouting;
+use crate::engine::request::{InspectLevel, LayerRouting};
 use crate::experts::{Experts, LayerCall, Routed, route};
 use attention::{Attention, Span};
 use cache::CacheShape;
@@ -95,7 +96,7 @@ pub(crate) struct Output {
 #[derive(Default)]
 pub(crate) struct Trace {
     pub(crate) routing: Vec<LayerRouting>,
-    /// rows x hidden, before the final norm, compute dtype, little endian.
+    /// rows x hidden, before the final norm, compute dtype, little endian; empty unless asked for.
     pub(crate) hidden: Vec<u8>,
 }
 
@@ -112,7 +113,7 @@ impl Transformer {
         &self,
         segments: &mut [Segment<'_>],
         experts: &mut Experts,
-        trace: bool,
+        trace: Option<InspectLevel>,
     ) -> Result<Output, ForwardError> {
         let mut tokens = Vec::new();
         let mut positions = Vec::new();
@@ -129,14 +130,15 @@ impl Transformer {
             }
             spans.push(Span { first, rows, cache: segment.cache });
         }
-        let mut trace = trace.then(Trace::default);
+        let hidden = trace == Some(InspectLevel::Hidden);
+        let mut trace = trace.map(|_| Trace::default());
         experts.begin_iteration(tokens.len());
         let x = self.layers_forward(&tokens, &positions, &mut spans, experts, trace.as_mut())?;
         for span in &mut spans {
             span.cache.advance(span.rows);
         }
-        if let Some(trace) = &mut trace {
-            trace.hidden = self.to_host(&x)?;
+        if let Some(trace) = trace.as_mut().filter(|_| hidden) {
+            trace.hidden = host::bytes(&x)?;
         }
         let (logits, vocab) = self.logits(&x, &wanted)?;
         Ok(Output { logits, vocab, trace })
@@ -174,9 +176,8 @@ impl Transformer {
         experts: &mut Experts,
         trace: Option<&mut Trace>,
     ) -> Result<Tensor, ForwardError> {
-        let router_input = x.f_to_kind(moe.router.weight.f_kind()?)?;
-        let logits = floats(&moe.router.forward(&router_input)?)?;
-        let inputs = self.to_host(x)?;
+        let logits = host::floats(&moe.router.forward(x)?)?;
+        let inputs = host::bytes(x)?;
         let routed = route(&logits, moe.experts, moe.top_k, &moe.routing, self.dtype);
         if let Some(trace) = trace {
             trace.routing.push(recorded(layer, &routed));
@@ -186,7 +187,7 @@ impl Transformer {
         let shared = || -> Result<_, ForwardError> {
             match &moe.shared {
                 None => Ok(None),
-                Some(shared) => Ok(Some(self.to_host(&shared.forward(x)?)?)),
+                Some(shared) => Ok(Some(host::bytes(&shared.forward(x)?)?)),
             }
         };
         experts.forward(&call, shared, &mut output)?;
@@ -194,32 +195,19 @@ impl Transformer {
     }
 
     fn logits(&self, x: &Tensor, wanted: &[i64]) -> Result<(Vec<f32>, usize), ForwardError> {
-        let vocab = self.head.weight.size()[0] as usize;
+        let vocab = self.head.weight.outputs() as usize;
         if wanted.is_empty() {
             return Ok((Vec::new(), vocab));
         }
         let rows = Tensor::f_from_slice(wanted)?.f_to_device(self.device)?;
         let normed = self.norm.forward(&x.f_index_select(0, &rows)?)?;
-        Ok((floats(&self.head.forward(&normed)?)?, vocab))
-    }
-
-    fn to_host(&self, x: &Tensor) -> Result<Vec<u8>, TchError> {
-        let mut bytes = vec![0; x.numel() * self.dtype.bytes()];
-        x.f_copy_data_u8(&mut bytes, x.numel())?;
-        Ok(bytes)
+        Ok((host::floats(&self.head.forward(&normed)?)?, vocab))
     }
 
     /// Elements of a hidden state.
     pub(crate) fn hidden(&self) -> usize {
         self.hidden
     }
-}
-
-fn floats(x: &Tensor) -> Result<Vec<f32>, TchError> {
-    let x = x.f_to_kind(Kind::Float)?;
-    let mut values = vec![0.0; x.numel()];
-    x.f_copy_data(&mut values, x.numel())?;
-    Ok(values)
 }
 
 fn recorded(layer: usize, routed: &Routed) -> LayerRouting {

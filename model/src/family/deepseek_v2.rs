@@ -53,6 +53,13 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
     let rope = RopeFacts::parse(fields, 10_000.0, rope_dim, RopeLayout::Interleaved, common.context_length)?;
     let nope_dim = fields.size("qk_nope_head_dim", 128)?;
     let mscale = rope.score_mscale();
+    let softmax_scale = ((nope_dim + rope_dim) as f64).powf(-0.5) * mscale * mscale;
+    if !softmax_scale.is_finite() || softmax_scale <= 0.0 {
+        return Err(fields.error(
+            "rope_parameters",
+            format!("its factor and mscale_all_dim scale the scores by {softmax_scale}, expected a finite number above 0"),
+        ));
+    }
     let attention = AttentionFacts::Mla(MlaFacts {
         heads: common.heads,
         q_rank: match fields.optional_size("q_lora_rank")? {
@@ -66,7 +73,7 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
         value_dim: fields.size("v_head_dim", 128)?,
         bias: fields.flag("attention_bias", false)?,
         latent_norm_eps: LATENT_NORM_EPS,
-        softmax_scale: ((nope_dim + rope_dim) as f64).powf(-0.5) * mscale * mscale,
+        softmax_scale,
     });
     let moe = experts(&common)?;
     let dense_layers = fields.count("first_k_dense_replace", 0)?;

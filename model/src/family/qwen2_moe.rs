@@ -4,6 +4,8 @@
 //! to the dtype of the activations. One shared expert behind a sigmoid gate. A layer is dense where
 //! `mlp_only_layers` or `decoder_sparse_step` say so.
 
+use std::collections::BTreeSet;
+
 use super::{Family, TensorNames, USUAL_NAMES};
 use crate::config::{Common, Defaults, ModelConfig};
 use crate::error::CheckpointError;
@@ -35,17 +37,18 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
     let moe = experts(&common)?;
     let dense_width = fields.size("intermediate_size", 5632)?;
     let sparse_step = fields.size("decoder_sparse_step", 1)?;
-    let dense_layers = fields.list("mlp_only_layers")?.unwrap_or_default();
-    for entry in dense_layers {
-        if entry.as_i64().is_none() {
+    let mut dense_layers = BTreeSet::new();
+    for entry in fields.list("mlp_only_layers")?.unwrap_or_default() {
+        let Some(layer) = entry.as_i64() else {
             return Err(fields.error("mlp_only_layers", format!("holds {entry}, expected layer ids")));
-        }
+        };
+        dense_layers.insert(layer);
     }
     let layers = windows
         .into_iter()
         .enumerate()
         .map(|(layer, window)| {
-            let listed = dense_layers.iter().any(|id| id.as_u64() == Some(layer as u64));
+            let listed = dense_layers.contains(&(layer as i64));
             LayerFacts {
                 attention: AttentionFacts::Gqa(GqaFacts {
                     heads: common.heads,

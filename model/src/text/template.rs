@@ -1,23 +1,31 @@
 //! Chat templates, rendered as transformers 5.17 renders them (`utils/chat_template_utils.py`).
 
 use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
-use minijinja::{Environment, Error, ErrorKind, Value};
+use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 use serde_json::{Map, Value as Json};
 
-use crate::error::CheckpointError;
+use crate::error::{CheckpointError, MESSAGE_BYTES, shown};
 use crate::fields::Fields;
 use crate::json;
 use crate::text::error::TextError;
 use crate::text::python_json::{self, Style};
 
 /// Instructions that one rendering may take: a thousand messages take some hundred thousand.
-const FUEL: u64 = 5_000_000;
+const FUEL: u64 = 2_000_000;
 /// Nesting of macros and includes.
 const RECURSION: usize = 100;
+/// Bytes of a rendered text, and of the values that one rendering writes, into macros and blocks that
+/// it keeps too. Bodies of requests are a few MiB.
+const OUTPUT: usize = 32 << 20;
+/// Stack of a rendering. A template can nest lists as deeply as its fuel allows; they are printed,
+/// compared and dropped level by level. Only what is used of it takes memory.
+const STACK: usize = 256 << 20;
 const NAME: &str = "chat_template";
 
 /// The special tokens that a template can name.
@@ -82,6 +90,7 @@ impl ChatTemplate {
         environment.set_syntax(syntax);
         environment.set_fuel(Some(FUEL));
         environment.set_recursion_limit(RECURSION);
+        environment.set_formatter(write_within_bounds);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_filter("tojson", to_json);
         environment.add_function("raise_exception", raise_exception);
@@ -107,14 +116,84 @@ impl ChatTemplate {
         context.insert("add_generation_prompt", Value::from(add_generation_prompt));
         context.insert("tools", Value::from(()));
         context.insert("documents", Value::from(()));
-        self.environment
-            .get_template(NAME)
-            .and_then(|template| template.render(Value::from_pairs(context)))
-            .map_err(|error| match raised(&error) {
-                Some(message) => TextError::Refused(message),
-                None => TextError::Template { path: self.path.clone(), message: describe(&error) },
-            })
+        let render = || -> Result<String, Error> {
+            let mut text = Bounded(Vec::new());
+            let template = self.environment.get_template(NAME)?;
+            // The state goes here, with all that the template has built.
+            drop(template.render_captured_to(Value::from_pairs(context), &mut text)?);
+            String::from_utf8(text.0)
+                .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))
+        };
+        let failed = |message| TextError::Template { path: self.path.clone(), message };
+        let rendered = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("template".to_owned()).stack_size(STACK);
+            let thread = thread.spawn_scoped(scope, || {
+                render().map_err(|error| match raised(&error) {
+                    Some(message) => TextError::Refused(shown(message, MESSAGE_BYTES)),
+                    None => failed(describe(&error)),
+                })
+            });
+            thread.map(|thread| thread.join())
+        });
+        match rendered {
+            Ok(Ok(rendered)) => rendered,
+            Ok(Err(_panic)) => Err(failed("it ended the thread that rendered it".to_owned())),
+            Err(error) => Err(failed(format!("no thread to render it: {error}"))),
+        }
     }
+}
+
+/// A text that ends where it becomes too long.
+struct Bounded(Vec<u8>);
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > OUTPUT {
+            return Err(io::Error::other(too_long()));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn too_long() -> String {
+    format!("the text would be longer than {OUTPUT} bytes")
+}
+
+/// Bytes of values that a rendering has written, wherever to.
+#[derive(Default)]
+struct Written(usize);
+
+/// What would be written, without writing it.
+struct Length(usize);
+
+impl fmt::Write for Length {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.0 += text.len();
+        if self.0 > OUTPUT { Err(fmt::Error) } else { Ok(()) }
+    }
+}
+
+fn write_within_bounds(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
+    let length = match value.as_str() {
+        Some(text) => text.len(),
+        None => {
+            let mut length = Length(0);
+            // The length says whether it was too much.
+            let _too_much = write!(length, "{value}");
+            length.0
+        }
+    };
+    let written = state.get_or_insert_extension(Written::default());
+    written.0 = written.0.saturating_add(length);
+    if written.0 > OUTPUT {
+        return Err(Error::new(ErrorKind::WriteFailure, too_long()));
+    }
+    minijinja::escape_formatter(out, state, value)
 }
 
 /// The template in a config: a string, or a list of {name, template}.
@@ -249,5 +328,6 @@ fn without_generation_tags(source: &str) -> String {
 
 fn describe(error: &Error) -> String {
     let line = error.line().map(|line| format!(" (line {line})"));
-    format!("{error}{}", line.unwrap_or_default())
+    // The name of a tag or a filter can be as long as the template.
+    shown(format!("{error}{}", line.unwrap_or_default()), MESSAGE_BYTES)
 }

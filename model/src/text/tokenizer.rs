@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use crate::error::{MESSAGE_BYTES, shown};
 use crate::json;
 use crate::text::error::TextError;
 
@@ -45,7 +46,7 @@ impl Tokenizer {
     pub fn from_bytes(path: &Path, bytes: &[u8], vocab_size: usize) -> Result<Self, TextError> {
         let failed = |error: tokenizers::Error| TextError::Tokenizer {
             path: path.to_owned(),
-            message: error.to_string(),
+            message: shown(error.to_string(), MESSAGE_BYTES),
         };
         let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(failed)?;
         // Both are settings of a training run; transformers switches them off for every call.
@@ -191,7 +192,7 @@ impl Tokenizer {
     }
 
     fn failed(&self, error: &tokenizers::Error) -> TextError {
-        TextError::Tokenizer { path: self.path.clone(), message: error.to_string() }
+        TextError::Tokenizer { path: self.path.clone(), message: shown(error.to_string(), MESSAGE_BYTES) }
     }
 }
 

@@ -35,7 +35,9 @@ async fn what_is_no_json_object_is_refused() {
             assert!(error["param"].as_str().is_none_or(|param| !param.contains('?')), "{error}");
         }
     }
-    front.post_raw(PATH, r#"{"prompt": "a", "prompt": "b"}"#).await.error(400);
+    front.post_raw(PATH, r#"{"prompt": "a", "prompt": "b"}"#).await.refuses("prompt");
+    let twice = r#"{"messages": [{"role": "user", "content": "a", "content": "b"}]}"#;
+    front.post_raw("/v1/chat/completions", twice).await.refuses("messages[0].content");
 }
 
 #[tokio::test]
@@ -127,5 +129,45 @@ async fn content_types() {
         [b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data", b"", b"\xff"];
     for value in bad {
         send(Some(value)).await.error(415);
+    }
+}
+
+/// Elements that are next to nothing as text and something in memory.
+#[tokio::test]
+async fn lists_of_empty_elements_are_refused_by_name() {
+    let front = Front::new();
+    let many = |element: &str| vec![element; 1_000_000].join(",");
+    let chat = "/v1/chat/completions";
+    let one = |field: &str, element: &str| {
+        format!(r#"{{"messages": [{{"role": "assistant", "{field}": [{}]}}]}}"#, many(element))
+    };
+    for (path, body, param) in [
+        (chat, format!(r#"{{"messages": [{}]}}"#, many("{}")), "messages"),
+        ("/tokenize", format!(r#"{{"messages": [{}]}}"#, many("{}")), "messages"),
+        (chat, one("tool_calls", "{}"), "messages[0].tool_calls"),
+        (chat, one("content", "{}"), "messages[0].content[0].text"),
+        (PATH, format!(r#"{{"prompt": [{}]}}"#, many("[]")), "prompt"),
+        (PATH, format!(r#"{{"prompt": [{}]}}"#, many("\"\"")), "prompt"),
+    ] {
+        front.post_raw(path, body).await.refuses(param);
+    }
+}
+
+#[tokio::test]
+async fn errors_quote_no_more_than_one_can_read() {
+    let front = Front::new();
+    let long = "long é".repeat(10_000);
+    let message = |role: &str, kind: &str| json!([{"role": role, "content": [{"type": kind}]}]);
+    for body in [
+        json!({"prompt": "a", "model": long}),
+        json!({"prompt": "a", "max_tokens": long}),
+        json!({"prompt": "a", "logit_bias": {long.as_str(): 1}}),
+        json!({"messages": message(&long, "text")}),
+        json!({"messages": message("user", &long)}),
+    ] {
+        let path = if body.get("prompt").is_some() { PATH } else { "/v1/chat/completions" };
+        let answer = front.post_raw(path, body.to_string()).await;
+        assert!(answer.text.len() < 1600, "{} bytes", answer.text.len());
+        assert!(answer.status.is_client_error());
     }
 }

@@ -12,7 +12,9 @@ mod service;
 mod sockets;
 mod streams;
 
-use super::{HttpOptions, HttpState, TextFrontend, router};
+use super::connections::Connections;
+use super::router::routes;
+use super::{HttpOptions, HttpState, TextFrontend};
 use crate::engine::request::{Delta, Event, ExpertTally, Figures, FinishReason, Request};
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -71,6 +73,7 @@ pub(super) struct Front {
     pub(super) router: Router,
     pub(super) engine: Engine,
     pub(super) ready: watch::Sender<bool>,
+    state: Arc<HttpState>,
 }
 
 impl Front {
@@ -93,7 +96,13 @@ impl Front {
         let (ready, is_ready) = watch::channel(true);
         let (handle, engine) = Engine::new(limits);
         let state = HttpState::new(handle, text, options, is_ready, Registry::new()).unwrap();
-        Self { router: router(state), engine, ready }
+        let state = Arc::new(state);
+        Self { router: routes(state.clone()), engine, ready, state }
+    }
+
+    /// The service of a server's connections.
+    fn connections(&self) -> Connections {
+        Connections::new(self.router.clone(), &self.state)
     }
 
     /// Sends `request` to the router.

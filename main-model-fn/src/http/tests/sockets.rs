@@ -1,7 +1,8 @@
 //! The router behind a real socket, and clients that write raw HTTP.
 
 use super::{Front, say, with};
-use crate::engine::request::{Event, FinishReason};
+use crate::engine::request::{Delta, Event, FinishReason};
+use crate::http::state::ConnectionLimits;
 use serde_json::json;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -10,8 +11,8 @@ use tokio::net::{TcpListener, TcpStream};
 async fn serve(front: &Front) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let router = front.router.clone();
-    tokio::spawn(async move { axum::serve(listener, router).await });
+    let connections = front.connections();
+    tokio::spawn(async move { axum::serve(listener, connections).await });
     address
 }
 
@@ -193,4 +194,205 @@ async fn two_hundred_streams() {
         }
     };
     tokio::time::timeout(Duration::from_secs(20), idle).await.expect("nothing is left over");
+}
+
+/// A connection that takes little at once, like those of clients that read slowly or never.
+async fn narrow(address: std::net::SocketAddr) -> TcpStream {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    socket.connect(address).await.unwrap()
+}
+
+/// Limits that tests can wait for; what is not `change`d never comes into play.
+fn limited(change: impl FnOnce(&mut ConnectionLimits)) -> Front {
+    let limits = crate::engine::RequestLimits {
+        context_length: 4000,
+        cache_positions: 4000,
+        ..super::Engine::limits()
+    };
+    Front::build(Some(std::sync::Arc::new(super::Bytes)), limits, |options| {
+        let far = Duration::from_secs(3600);
+        options.connections = ConnectionLimits { count: 100, idle: far, stall: far };
+        change(&mut options.connections);
+    })
+}
+
+/// Waits until `/metrics` has `line`.
+async fn metric(front: &Front, line: &str) {
+    let line = format!("{line}\n");
+    let seen = async {
+        while !front.get("/metrics").await.text.contains(&line) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let seen = tokio::time::timeout(Duration::from_secs(20), seen).await;
+    assert!(seen.is_ok(), "no {line:?} in {}", front.get("/metrics").await.text);
+}
+
+/// Text that no buffer of a connection holds.
+fn much() -> Vec<Event> {
+    let text = "x".repeat(64 << 10);
+    let delta = Delta { choice: 0, token: Some(120), text, logprobs: None };
+    let mut events = vec![Event::Delta(delta); 300];
+    events.push(Event::Finished { choice: 0, reason: FinishReason::Length });
+    events
+}
+
+async fn ends(stream: &mut TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let read = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut bytes));
+    // Reset or closed: both are an end.
+    let _outcome = read.await.expect("the server ends the connection");
+    bytes
+}
+
+#[tokio::test]
+async fn a_client_that_takes_nothing_is_given_up() {
+    for stream in [true, false] {
+        let front = limited(|limits| limits.stall = Duration::from_millis(100));
+        let mut client = narrow(serve(&front).await).await;
+        let body = with(json!({"stream": stream, "max_tokens": 900})).to_string();
+        client.write_all(post(&body).as_bytes()).await.unwrap();
+        let asked = front.engine.next().await;
+        for event in much() {
+            asked.events.try_send(event).expect("the engine never waits for a client");
+        }
+        asked.events.try_send(Event::Done(super::figures(&asked.request))).unwrap();
+        let closed = tokio::time::timeout(Duration::from_secs(20), asked.events.closed());
+        closed.await.expect("the work of a client that stopped reading ends");
+        metric(&front, r#"remoe_http_connections_ended_total{reason="stalled"} 1"#).await;
+        metric(&front, "remoe_http_connections 0").await;
+        metric(&front, "remoe_requests_in_flight 0").await;
+        // Its stream was cut, and does not look complete.
+        let got = String::from_utf8_lossy(&ends(&mut client).await).into_owned();
+        assert!(!got.contains("[DONE]") && !got.ends_with("0\r\n\r\n"), "{}", got.len());
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_reads_slowly_gets_all() {
+    let front = limited(|limits| {
+        limits.stall = Duration::from_secs(2);
+        limits.idle = Duration::from_secs(2);
+    });
+    let mut client = narrow(serve(&front).await).await;
+    let body = with(json!({"max_tokens": 900})).to_string();
+    client.write_all(post(&body).as_bytes()).await.unwrap();
+    let asked = front.engine.next().await;
+    for event in much() {
+        asked.events.try_send(event).unwrap();
+    }
+    asked.events.try_send(Event::Done(super::figures(&asked.request))).unwrap();
+    let mut got = vec![0; 64 << 10];
+    let (mut seen, mut step) = (0, 0);
+    while seen < 300 * (64 << 10) {
+        let read = tokio::time::timeout(Duration::from_secs(20), client.read(&mut got));
+        let count = read.await.expect("there is more").unwrap();
+        assert_ne!(count, 0, "the connection ended after {seen} bytes");
+        seen += count;
+        // Thirty rests on the way, together longer than the limits.
+        if seen / (1 << 19) > step {
+            step = seen / (1 << 19);
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+    metric(&front, "remoe_http_connections 1").await;
+}
+
+#[tokio::test]
+async fn clients_that_bring_no_request_are_given_up() {
+    let front = limited(|limits| limits.idle = Duration::from_millis(200));
+    let address = serve(&front).await;
+    for (sent, answered) in [
+        (String::new(), false),
+        ("POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-slow:".to_owned(), false),
+        // Kept alive, until too long.
+        ("GET /version HTTP/1.1\r\nhost: x\r\n\r\n".to_owned(), true),
+        (post("{"), true),
+        // The next request stops in the middle.
+        (post("{") + "GET /ver", true),
+    ] {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(sent.as_bytes()).await.unwrap();
+        assert_eq!(!ends(&mut client).await.is_empty(), answered, "{sent:?}");
+    }
+    metric(&front, r#"remoe_http_connections_ended_total{reason="idle"} 5"#).await;
+    metric(&front, "remoe_http_connections 0").await;
+    // One that writes its head slowly, but not too slowly for ever.
+    let mut client = TcpStream::connect(address).await.unwrap();
+    while client.write_all(b"x").await.is_ok() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    metric(&front, r#"remoe_http_connections_ended_total{reason="idle"} 6"#).await;
+}
+
+#[tokio::test]
+async fn a_client_that_waits_for_the_engine_is_not_given_up() {
+    let front = limited(|limits| {
+        limits.idle = Duration::from_millis(100);
+        limits.stall = Duration::from_millis(100);
+    });
+    let address = serve(&front).await;
+    for stream in [true, false] {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        let body = with(json!({ "stream": stream })).to_string();
+        client.write_all(post(&body).as_bytes()).await.unwrap();
+        let asked = front.engine.next().await;
+        let mut events = say(0, "ok", FinishReason::Stop);
+        events.push(Event::Done(super::figures(&asked.request)));
+        for event in events {
+            tokio::time::sleep(Duration::from_millis(150)).await;
+            asked.events.try_send(event).unwrap();
+        }
+        let got = ends(&mut client).await;
+        let got = String::from_utf8(got).unwrap();
+        assert!(got.contains(if stream { "[DONE]" } else { "total_tokens" }), "{got}");
+    }
+}
+
+#[tokio::test]
+async fn connections_beyond_the_limit_wait() {
+    let front = limited(|limits| limits.count = 2);
+    let address = serve(&front).await;
+    let first = TcpStream::connect(address).await.unwrap();
+    let second = TcpStream::connect(address).await.unwrap();
+    metric(&front, "remoe_http_connections 2").await;
+    let mut third = TcpStream::connect(address).await.unwrap();
+    third.write_all(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    let early = tokio::time::timeout(Duration::from_millis(200), third.readable()).await;
+    assert!(early.is_err(), "the third is served beside two others");
+    drop(first);
+    assert!(read_until(&mut third, "version").await.starts_with("HTTP/1.1 200"));
+    drop((second, third));
+    metric(&front, "remoe_http_connections 0").await;
+}
+
+#[tokio::test]
+async fn answers_have_a_length_unless_they_are_streams() {
+    let front = Front::new();
+    let mut client = TcpStream::connect(serve(&front).await).await.unwrap();
+    for (request, end, length) in [
+        ("GET /health HTTP/1.1\r\nhost: x\r\n\r\n".to_owned(), "}", true),
+        ("HEAD /health HTTP/1.1\r\nhost: x\r\n\r\n".to_owned(), "\r\n\r\n", true),
+        ("GET /nowhere HTTP/1.1\r\nhost: x\r\n\r\n".to_owned(), "}}", true),
+        (post("{"), "}}", true),
+    ] {
+        client.write_all(request.as_bytes()).await.unwrap();
+        let answer = read_until(&mut client, end).await.to_ascii_lowercase();
+        assert_eq!(answer.contains("content-length: "), length, "{answer}");
+        assert!(!answer.contains("transfer-encoding"), "{answer}");
+    }
+}
+
+#[test]
+fn limits_of_connections_come_from_the_environment() {
+    let limits = |value: Option<&str>| ConnectionLimits::from_environment(|_| value.map(str::to_owned));
+    let usual =
+        ConnectionLimits { count: 480, idle: Duration::from_secs(75), stall: Duration::from_secs(60) };
+    let three = Duration::from_secs(3);
+    assert_eq!(limits(None), usual);
+    assert_eq!(limits(Some("3")), ConnectionLimits { count: 3, idle: three, stall: three });
+    for wrong in ["", "0", "-1", "1.5", "x", "99999999999999999999"] {
+        assert_eq!(limits(Some(wrong)), usual, "{wrong:?}");
+    }
 }

@@ -1,6 +1,6 @@
 //! Server-sent events.
 
-use super::{Engine, Front, chat_with, failure, say, with};
+use super::{Front, chat_with, failure, say, with};
 use crate::engine::request::{Delta, Event, FinishReason, Request};
 use axum::body::Body;
 use serde_json::{Value, json};
@@ -164,28 +164,6 @@ async fn refusals_come_before_the_stream() {
     front.post(CHAT, chat_with(json!({"stream": true, "temperature": -1}))).await.refuses("temperature");
     let error = front.post(CHAT, chat_with(json!({"stream": true, "max_tokens": 1000}))).await.error(400);
     assert_eq!(error["code"], "context_length_exceeded");
-}
-
-#[tokio::test]
-async fn a_client_that_takes_nothing_is_given_up() {
-    let limits =
-        crate::engine::RequestLimits { context_length: 1000, cache_positions: 1000, ..Engine::limits() };
-    let front = Front::build(Some(std::sync::Arc::new(super::Bytes)), limits, |options| {
-        options.stall_timeout = Duration::from_millis(50);
-    });
-    let request = axum::http::Request::post(COMPLETIONS)
-        .body(Body::from(with(json!({"stream": true, "max_tokens": 900})).to_string()))
-        .unwrap();
-    let mut router = front.router.clone();
-    let response = tower_service::Service::call(&mut router, request);
-    let (response, asked) = tokio::join!(response, front.engine.next());
-    for event in say(0, &"x".repeat(900), FinishReason::Stop) {
-        asked.events.try_send(event).expect("the engine never waits for a client");
-    }
-    tokio::time::timeout(Duration::from_secs(10), asked.events.closed())
-        .await
-        .expect("the work of a client that stopped reading ends");
-    drop(response);
 }
 
 #[tokio::test]

@@ -1,0 +1,201 @@
+//! What a generated model looks like.
+
+use crate::error::{BenchError, Result};
+use clap::{Args, ValueEnum};
+
+/// A family of models that Remoe serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum Family {
+    Olmoe,
+    Mixtral,
+    Qwen2Moe,
+    DeepseekV2,
+}
+
+/// Element type of the weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Dtype {
+    Bfloat16,
+    Float16,
+    Float32,
+}
+
+impl Dtype {
+    pub(crate) fn bytes(self) -> usize {
+        match self {
+            Self::Bfloat16 | Self::Float16 => 2,
+            Self::Float32 => 4,
+        }
+    }
+
+    /// Its name in `config.json`.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Bfloat16 => "bfloat16",
+            Self::Float16 => "float16",
+            Self::Float32 => "float32",
+        }
+    }
+
+    /// Its name in a safetensors header.
+    pub(crate) fn tag(self) -> &'static str {
+        match self {
+            Self::Bfloat16 => "BF16",
+            Self::Float16 => "F16",
+            Self::Float32 => "F32",
+        }
+    }
+}
+
+/// Sizes of a model. The defaults are OLMoE-1B-7B's, with 4 of its 16 layers.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Shape {
+    /// Family of the model
+    #[arg(long, value_enum, default_value = "olmoe")]
+    pub(crate) family: Family,
+    /// Decoder layers
+    #[arg(long, default_value_t = 4)]
+    pub(crate) layers: usize,
+    /// Elements of a hidden state
+    #[arg(long, default_value_t = 2048)]
+    pub(crate) hidden: usize,
+    /// Routed experts of a layer
+    #[arg(long, default_value_t = 64)]
+    pub(crate) experts: usize,
+    /// Experts per token
+    #[arg(long, default_value_t = 8)]
+    pub(crate) top_k: usize,
+    /// Intermediate size of an expert
+    #[arg(long, default_value_t = 1024)]
+    pub(crate) width: usize,
+    /// Attention heads
+    #[arg(long, default_value_t = 16)]
+    pub(crate) heads: usize,
+    /// Key and value heads [default: as many as heads]
+    #[arg(long)]
+    pub(crate) kv_heads: Option<usize>,
+    /// Tokens of the vocabulary
+    #[arg(long, default_value_t = 50_304)]
+    pub(crate) vocab: usize,
+    /// Positions
+    #[arg(long, default_value_t = 4096)]
+    pub(crate) context: usize,
+    /// Element type of the weights
+    #[arg(long, value_enum, default_value = "bfloat16")]
+    pub(crate) dtype: Dtype,
+    /// Intermediate size of the shared experts together (qwen2_moe, deepseek_v2) [default: twice the
+    /// width; deepseek_v2: a multiple of the width]
+    #[arg(long)]
+    pub(crate) shared_width: Option<usize>,
+    /// First layers without experts (deepseek_v2) [default: 1]
+    #[arg(long)]
+    pub(crate) dense_layers: Option<usize>,
+    /// Intermediate size of layers without experts (deepseek_v2) [default: 8 times the width]
+    #[arg(long)]
+    pub(crate) dense_width: Option<usize>,
+    /// Elements of the latent that stands for keys and values (deepseek_v2) [default: a quarter of
+    /// hidden]
+    #[arg(long)]
+    pub(crate) kv_rank: Option<usize>,
+    /// Elements of the latent that stands for queries (deepseek_v2) [default: none]
+    #[arg(long)]
+    pub(crate) q_rank: Option<usize>,
+}
+
+impl Shape {
+    /// OLMoE-1B-7B's with so many layers.
+    pub(crate) fn olmoe(layers: usize) -> Self {
+        Self {
+            family: Family::Olmoe,
+            layers,
+            hidden: 2048,
+            experts: 64,
+            top_k: 8,
+            width: 1024,
+            heads: 16,
+            kv_heads: None,
+            vocab: 50_304,
+            context: 4096,
+            dtype: Dtype::Bfloat16,
+            shared_width: None,
+            dense_layers: None,
+            dense_width: None,
+            kv_rank: None,
+            q_rank: None,
+        }
+    }
+
+    pub(crate) fn head_dim(&self) -> usize {
+        self.hidden / self.heads
+    }
+
+    /// Latent attention rotates a part of its own, half as wide as a head.
+    pub(crate) fn rope_dim(&self) -> usize {
+        self.head_dim() / 2
+    }
+
+    pub(crate) fn kv_heads(&self) -> usize {
+        self.kv_heads.unwrap_or(self.heads)
+    }
+
+    pub(crate) fn shared_width(&self) -> usize {
+        self.shared_width.unwrap_or(2 * self.width)
+    }
+
+    pub(crate) fn dense_layers(&self) -> usize {
+        self.dense_layers.unwrap_or(1)
+    }
+
+    pub(crate) fn dense_width(&self) -> usize {
+        self.dense_width.unwrap_or(8 * self.width)
+    }
+
+    pub(crate) fn kv_rank(&self) -> usize {
+        self.kv_rank.unwrap_or(self.hidden / 4)
+    }
+
+    /// # Errors
+    /// The first size that no model can have.
+    pub(crate) fn check(&self) -> Result<()> {
+        let latent = self.family == Family::DeepseekV2;
+        let sizes = [
+            ("--layers", self.layers),
+            ("--hidden", self.hidden),
+            ("--experts", self.experts),
+            ("--top-k", self.top_k),
+            ("--width", self.width),
+            ("--heads", self.heads),
+            ("--kv-heads", self.kv_heads()),
+            ("--vocab", self.vocab),
+            ("--context", self.context),
+        ];
+        let refused = |flag: &str, why: String| Err(BenchError::new(flag.to_owned(), why));
+        if let Some((flag, _)) = sizes.iter().find(|(_, size)| *size == 0) {
+            return refused(flag, "must be at least 1".to_owned());
+        }
+        if self.top_k > self.experts {
+            return refused("--top-k", format!("is more than the {} experts", self.experts));
+        }
+        let heads_divide = self.hidden.is_multiple_of(self.heads);
+        // Rotation works on pairs of elements.
+        let pairs = if latent { 4 } else { 2 };
+        if !heads_divide || !self.head_dim().is_multiple_of(pairs) {
+            let why = format!("{} elements do not make {} heads of pairs", self.hidden, self.heads);
+            return refused("--heads", why);
+        }
+        if !self.heads.is_multiple_of(self.kv_heads()) {
+            return refused("--kv-heads", format!("does not divide the {} heads", self.heads));
+        }
+        if latent && self.kv_heads() != self.heads {
+            return refused("--kv-heads", "latent attention has as many as heads".to_owned());
+        }
+        if latent && !self.shared_width().is_multiple_of(self.width) {
+            return refused("--shared-width", format!("is no multiple of the width {}", self.width));
+        }
+        if latent && self.dense_layers() >= self.layers {
+            return refused("--dense-layers", format!("leaves none of the {} layers", self.layers));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,183 @@
+//! How close the expert FFN comes to what the machine can do, and torch's packed bfloat16 beside it.
+//!
+//! Two instruments, kernels/examples/ffn_speed and torch_expert.py, are asked in turn: every figure
+//! stands between two measurements of its limit, and torch's next to ours.
+
+use crate::context::Context;
+use crate::error::{Result, While};
+use crate::machine::cores;
+use crate::process::Process;
+use crate::report::{Bar, Part};
+use crate::series::Series;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::time::Duration;
+
+/// DeepSeek-V2-Lite's experts, whose width is no power of two.
+const HIDDEN: usize = 2048;
+const WIDTH: usize = 1408;
+const ROUNDS: usize = 7;
+/// Threads of the one who was asked before poll for a while before they sleep.
+const PAUSE: Duration = Duration::from_millis(10);
+
+const TORCH_EXPERT: &str = include_str!("../../torch_expert.py");
+
+/// Shares of the machine's limits.
+const ONE_TOKEN_BAR: Bar = Bar::AtLeast(0.9);
+const MANY_TOKENS_BAR: Bar = Bar::AtLeast(0.85);
+/// Ours over torch's at 256 tokens.
+const TORCH_BAR: Bar = Bar::AtLeast(1.2);
+
+pub(super) fn measure(context: &Context) -> Result<Vec<Part>> {
+    let mut threads = vec![1, cores()];
+    threads.dedup();
+    let mut parts = Vec::new();
+    for dtype in ["bf16", "f32"] {
+        for &threads in &threads {
+            parts.push(measure_one(context, dtype, threads)?);
+        }
+    }
+    Ok(parts)
+}
+
+fn measure_one(context: &Context, dtype: &str, threads: usize) -> Result<Part> {
+    let rounds = context.rounds(ROUNDS);
+    let (mut ours, description) = start_ours(context, dtype, threads)?;
+    // Torch is a peer in bfloat16 only.
+    let mut torch = (dtype == "bf16").then(|| start_torch(context, threads));
+    let mut figures = Figures::default();
+    for round in 0..=rounds {
+        let mut ask = |of: Instrument, name: &'static str| -> Result<()> {
+            let process = match (of, &mut torch) {
+                (Instrument::Ours, _) => &mut ours,
+                (Instrument::Torch, Some(Ok((process, _)))) => process,
+                (Instrument::Torch, _) => return Ok(()),
+            };
+            std::thread::sleep(PAUSE);
+            let answer = process.ask(name)?;
+            let answer = serde_json::from_str(&answer).doing(|| format!("reading the answer {answer:?}"))?;
+            // The first round warms up.
+            if round > 0 {
+                figures.push(of, name, answer);
+            }
+            Ok(())
+        };
+        use Instrument::{Ours, Torch};
+        ask(Ours, "read")?;
+        ask(Ours, "one")?;
+        ask(Torch, "one")?;
+        ask(Ours, "eight")?;
+        ask(Ours, "read")?;
+        ask(Torch, "one_plain")?;
+        ask(Ours, "peak")?;
+        ask(Ours, "many")?;
+        ask(Torch, "many")?;
+        ask(Ours, "peak")?;
+        ask(Ours, "pack")?;
+    }
+    let name = format!("Expert FFN, {dtype}, {threads} {}", if threads == 1 { "thread" } else { "threads" });
+    let torch_description = match &torch {
+        Some(Ok((_, description))) => description.clone(),
+        _ => Value::Null,
+    };
+    let settings = json!({"rounds": rounds, "ours": description, "torch": torch_description});
+    let mut part = Part::new(name, settings);
+    figures.report(&mut part);
+    if let Some(Err(why)) = torch {
+        let python = context.python.display();
+        part.note(format!("torch absent or unusable, skipped; REMOE_BENCH_PYTHON is {python}: {why}"));
+    }
+    Ok(part)
+}
+
+fn start_ours(context: &Context, dtype: &str, threads: usize) -> Result<(Process, Value)> {
+    let mut command = Command::new(context.program("examples/ffn_speed")?);
+    command.args(["--dtype", dtype, "--threads", &threads.to_string()]);
+    command.args(["--hidden", &HIDDEN.to_string(), "--width", &WIDTH.to_string()]);
+    start("ffn_speed", command)
+}
+
+fn start_torch(context: &Context, threads: usize) -> Result<(Process, Value)> {
+    let mut command = Command::new(&context.python);
+    command.args(["-c", TORCH_EXPERT]);
+    command.args([threads, HIDDEN, WIDTH].map(|number| number.to_string()));
+    start("torch_expert.py", command)
+}
+
+/// Starts an instrument; returns it with its description of itself.
+fn start(name: &str, command: Command) -> Result<(Process, Value)> {
+    let mut process = Process::start(name, command)?;
+    let line = process.line()?;
+    let description = serde_json::from_str(&line).doing(|| format!("reading the description {line:?}"))?;
+    Ok((process, description))
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Instrument {
+    Ours,
+    Torch,
+}
+
+/// GB/s or GFLOP/s.
+#[derive(Debug, Clone, Copy, Deserialize)]
+struct Answer {
+    /// Of all calls together.
+    rate: f64,
+    /// Of the best single call.
+    best: f64,
+}
+
+/// Answers by what was asked, in the order in which they came.
+#[derive(Debug, Default)]
+struct Figures(BTreeMap<(Instrument, &'static str), Vec<Answer>>);
+
+impl Figures {
+    fn push(&mut self, of: Instrument, name: &'static str, answer: Answer) {
+        self.0.entry((of, name)).or_default().push(answer);
+    }
+
+    /// One value per round: the mean of those that were taken in it.
+    fn series(
+        &self,
+        of: Instrument,
+        name: &'static str,
+        per_round: usize,
+        what: fn(&Answer) -> f64,
+    ) -> Series {
+        let answers = self.0.get(&(of, name)).map_or(&[][..], Vec::as_slice);
+        let mean = |round: &[Answer]| round.iter().map(what).sum::<f64>() / round.len() as f64;
+        answers.chunks(per_round).map(mean).collect()
+    }
+
+    fn report(&self, part: &mut Part) {
+        use Instrument::{Ours, Torch};
+        let rate = |of, name| self.series(of, name, 1, |answer| answer.rate);
+        // Limits are taken twice a round.
+        let limit = |name| self.series(Ours, name, 2, |answer| answer.rate);
+        let best_over = |name, limit| {
+            let best: fn(&Answer) -> f64 = |answer| answer.best;
+            self.series(Ours, name, 1, best).over(&self.series(Ours, limit, 2, best))
+        };
+        let (memory, peak) = (limit("read"), limit("peak"));
+        let (one, eight, many) = (rate(Ours, "one"), rate(Ours, "eight"), rate(Ours, "many"));
+        part.add("limit: memory read", "GB/s", &memory);
+        part.add("1 token, 1 expert per call", "GB/s", &one);
+        part.add("1 token, 8 experts per call", "GB/s", &eight);
+        part.add_with_bar("1 token, 1 expert / memory read", "", &one.over(&memory), ONE_TOKEN_BAR);
+        part.add_with_bar("1 token, 8 experts / memory read", "", &eight.over(&memory), ONE_TOKEN_BAR);
+        part.add("the same, best call / best read", "", &best_over("eight", "read"));
+        part.add("limit: arithmetic peak", "GFLOP/s", &peak);
+        part.add("256 tokens, 1 expert per call", "GFLOP/s", &many);
+        part.add_with_bar("256 tokens / arithmetic peak", "", &many.over(&peak), MANY_TOKENS_BAR);
+        part.add("the same, best call / best peak", "", &best_over("many", "peak"));
+        part.add("packing by one thread", "GB/s", &rate(Ours, "pack"));
+        let (torch_one, torch_many) = (rate(Torch, "one"), rate(Torch, "many"));
+        part.add("torch, packed: 1 token", "GB/s", &torch_one);
+        part.add("torch, not packed: 1 token", "GB/s", &rate(Torch, "one_plain"));
+        part.add("torch, packed: 256 tokens", "GFLOP/s", &torch_many);
+        part.add("1 token: ours, 1 expert per call / torch, packed", "", &one.over(&torch_one));
+        part.add_with_bar("256 tokens: ours / torch, packed", "", &many.over(&torch_many), TORCH_BAR);
+    }
+}

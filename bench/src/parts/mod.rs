@@ -1,0 +1,49 @@
+//! What can be measured; each part answers one question.
+
+mod kernels;
+mod model;
+mod raw_tcp;
+mod start;
+mod wire;
+mod work;
+
+pub(crate) use model::LlamaBench;
+
+use crate::context::Context;
+use crate::load::Watch;
+use crate::report::Part;
+use clap::ValueEnum;
+
+/// A part of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PartName {
+    /// The expert FFN against the machine's limits and torch
+    Kernels,
+    /// What an exchange with a remote function adds to its computation
+    Wire,
+    /// How long a remote function takes to start
+    Start,
+    /// Tokens per second of the whole model
+    Model,
+}
+
+impl PartName {
+    /// As it is written on the command line.
+    pub(crate) fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    pub(crate) fn measure(self, context: &Context) -> Vec<Part> {
+        let watch = Watch::start();
+        let measured = match self {
+            Self::Kernels => kernels::measure(context),
+            Self::Wire => wire::measure(context).map(|part| vec![part]),
+            Self::Start => start::measure(context).map(|part| vec![part]),
+            Self::Model => model::measure(context).map(|part| vec![part]),
+        };
+        let mut parts = measured.unwrap_or_else(|error| vec![Part::failed(self.name(), error)]);
+        let load = watch.stop();
+        parts.iter_mut().for_each(|part| part.load = Some(load.clone()));
+        parts
+    }
+}

@@ -1,0 +1,119 @@
+//! `remoe up` with one share of remote experts.
+
+use super::stream::{self, Prompt, Token};
+use crate::context::Context;
+use crate::error::{Result, While};
+use crate::process::Process;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+use tokio::runtime::Runtime;
+
+/// The model's name in requests.
+pub(super) const NAME: &str = "bench";
+
+/// A model that is served, and the client that asks it.
+#[derive(Debug)]
+pub(super) struct Deployment {
+    http: SocketAddr,
+    /// One thread for all streams: the client takes as little of the machine as it can.
+    runtime: Runtime,
+    _process: Process,
+}
+
+impl Deployment {
+    pub(super) fn start(context: &Context, model: &Path, ratio: f64) -> Result<Self> {
+        let mut command = Command::new(context.program("remoe")?);
+        command.arg("up").arg("--model").arg(model).args(["--remote-ratio", &ratio.to_string()]);
+        command.args(["--port", "0", "--json", "--ready-timeout", "300", "--served-model-name", NAME]);
+        command.env("REMOE_BIN_DIR", &context.programs).env("REMOE_LOG", "warn").env_remove("REMOE_API_KEY");
+        let mut process = Process::start("remoe up", command)?;
+        let line = process.line()?;
+        let reading = || format!("reading the event {line:?}");
+        let event: Value = serde_json::from_str(&line).doing(reading)?;
+        let endpoint = event["endpoint"].as_str().and_then(|url| url.strip_prefix("http://"));
+        let http = endpoint.doing(reading)?.parse().doing(reading)?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .doing(|| "making a runtime for the client")?;
+        Ok(Self { http, runtime, _process: process })
+    }
+
+    /// Tokens per second of `prompts` that run together, all of them summed up, while all of them do:
+    /// from when each has its first token to when the first one ends. None where that is too short, as
+    /// on a machine so busy that some streams end before others begin.
+    pub(super) fn decode(&self, prompts: &[Prompt]) -> Result<Option<f64>> {
+        let streams = self.all(prompts)?;
+        let measuring = || "measuring decoding";
+        let start = streams.iter().filter_map(|tokens| tokens.first()).max().doing(measuring)?;
+        let end = streams.iter().filter_map(|tokens| tokens.last()).min().doing(measuring)?;
+        let mut rate = 0.0;
+        for tokens in &streams {
+            let together: Vec<&Token> =
+                tokens.iter().filter(|&token| (start..=end).contains(&token)).collect();
+            let [first, .., last] = together.as_slice() else { return Ok(None) };
+            rate += (together.len() - 1) as f64 / (**last - **first).as_secs_f64();
+        }
+        Ok(Some(rate))
+    }
+
+    /// Prompt tokens per second of `prompts` that arrive together, from the first request to the last
+    /// answer's only token.
+    pub(super) fn prefill(&self, prompts: &[Prompt]) -> Result<f64> {
+        let started = Instant::now();
+        let streams = self.all(prompts)?;
+        let end = streams.iter().flatten().max().doing(|| "measuring prefill: no tokens")?;
+        let tokens: usize = prompts.iter().map(|prompt| prompt.ids.len()).sum();
+        Ok(tokens as f64 / (*end - started).as_secs_f64())
+    }
+
+    /// The metrics of the main function.
+    pub(super) fn metrics(&self) -> Result<Metrics> {
+        let text = self.runtime.block_on(stream::get(self.http, "/metrics"))?;
+        let values = text.lines().filter_map(|line| {
+            let (name, value) = line.rsplit_once(' ')?;
+            Some((name.to_owned(), value.parse().ok()?))
+        });
+        Ok(Metrics(values.collect()))
+    }
+
+    fn all(&self, prompts: &[Prompt]) -> Result<Vec<Vec<Token>>> {
+        self.runtime.block_on(async {
+            let streams: Vec<_> = prompts
+                .iter()
+                .map(|prompt| tokio::spawn(stream::complete(self.http, prompt.clone())))
+                .collect();
+            let mut all = Vec::with_capacity(streams.len());
+            for stream in streams {
+                all.push(stream.await.doing(|| "reading a stream")??);
+            }
+            Ok(all)
+        })
+    }
+}
+
+/// Prometheus series at one moment.
+#[derive(Debug)]
+pub(super) struct Metrics(BTreeMap<String, f64>);
+
+impl Metrics {
+    /// The mean of the values that histogram `name` took between `earlier` and this; none where it took
+    /// none.
+    pub(super) fn mean_since(&self, earlier: &Self, name: &str) -> Option<f64> {
+        let gained = |suffix: &str| {
+            let series = format!("{name}{suffix}");
+            Some(self.0.get(&series)? - earlier.0.get(&series)?)
+        };
+        gained("_count").filter(|count| *count > 0.0).and_then(|count| Some(gained("_sum")? / count))
+    }
+
+    /// Names of the histograms that begin with `prefix`.
+    pub(super) fn histograms(&self, prefix: &str) -> Vec<String> {
+        let names = self.0.keys().filter(|name| name.starts_with(prefix));
+        names.filter_map(|name| name.strip_suffix("_sum")).map(str::to_owned).collect()
+    }
+}

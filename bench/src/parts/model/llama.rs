@@ -1,0 +1,45 @@
+//! llama.cpp's own benchmark, run between our measurements.
+
+use crate::error::{BenchError, Result, While};
+use crate::machine::cores;
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// A `llama-bench` program and a model for it.
+#[derive(Debug, Clone)]
+pub(crate) struct LlamaBench {
+    pub(crate) program: PathBuf,
+    pub(crate) model: PathBuf,
+}
+
+/// Tokens per second.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Speed {
+    pub(super) prefill: f64,
+    pub(super) decode: f64,
+}
+
+impl LlamaBench {
+    /// One pass with `prompt` tokens and one with `generated`.
+    pub(super) fn run(&self, prompt: usize, generated: usize) -> Result<Speed> {
+        let running = || format!("running {}", self.program.display());
+        let mut command = Command::new(&self.program);
+        command.arg("-m").arg(&self.model).args(["-o", "json", "-r", "1", "-ngl", "0"]);
+        for (flag, value) in [("-p", prompt), ("-n", generated), ("-t", cores())] {
+            command.arg(flag).arg(value.to_string());
+        }
+        let output = command.output().doing(running)?;
+        if !output.status.success() {
+            return Err(BenchError::new(running(), String::from_utf8_lossy(&output.stderr)));
+        }
+        let tests: Vec<Value> = serde_json::from_slice(&output.stdout).doing(running)?;
+        let speed = |prompt: usize, generated: usize| {
+            let test = tests
+                .iter()
+                .find(|test| test["n_prompt"] == prompt as u64 && test["n_gen"] == generated as u64);
+            test.and_then(|test| test["avg_ts"].as_f64()).doing(running)
+        };
+        Ok(Speed { prefill: speed(prompt, 0)?, decode: speed(0, generated)? })
+    }
+}

@@ -1,0 +1,199 @@
+//! Tokens per second of the whole: OLMoE's shape with some of its layers, through the HTTP interface of
+//! `remoe up`, with none, half and all of its experts remote.
+//!
+//! All deployments are alive at the same time and asked in turn, so that a disturbance does not hit
+//! one of them alone; those that are not asked sleep.
+
+mod deployment;
+mod llama;
+mod stream;
+
+pub(crate) use llama::LlamaBench;
+
+use crate::checkpoint::Shape;
+use crate::context::{Context, warm};
+use crate::error::{BenchError, Result};
+use crate::machine::available_memory;
+use crate::report::{Bar, Part};
+use crate::series::Series;
+use deployment::Deployment;
+use serde_json::json;
+use stream::Prompt;
+
+/// Shares of remote experts; what the others are compared with comes first.
+const RATIOS: [f64; 3] = [0.0, 0.5, 1.0];
+const BATCHES: [usize; 3] = [1, 4, 16];
+const ROUNDS: usize = 5;
+/// Prompt of a decoding stream.
+const SHORT_PROMPT: usize = 16;
+/// Prompt of a prefill.
+const LONG_PROMPT: usize = 512;
+/// Tokens of a decoding stream.
+const DECODED: usize = 48;
+
+/// Attempts at a figure that a busy machine can spoil.
+const ATTEMPTS: usize = 3;
+
+/// Decoding with half of the experts remote on the same machine, as a share of all local.
+const SHARE_BAR: Bar = Bar::AtLeast(0.8);
+
+/// Memory of a deployment as a multiple of its weights, keys, values and buffers included.
+const MEMORY_FACTOR: f64 = 1.25;
+
+pub(super) fn measure(context: &Context) -> Result<Part> {
+    let rounds = context.rounds(ROUNDS);
+    let decoded = if context.quick { DECODED / 4 } else { DECODED };
+    let shape = Shape::olmoe(if context.quick { 1 } else { context.layers });
+    let model = context.model(&format!("olmoe-{}", shape.layers), &shape)?;
+    let bytes = warm(&model)?;
+    let needed = (bytes as f64 * MEMORY_FACTOR) as u64 * RATIOS.len() as u64;
+    if available_memory() < needed {
+        let why = format!(
+            "{:.1} GB of memory are needed, {:.1} are free; --layers takes fewer layers",
+            needed as f64 / 1e9,
+            available_memory() as f64 / 1e9
+        );
+        return Err(BenchError::new("starting the deployments", why));
+    }
+    let mut configurations = RATIOS
+        .into_iter()
+        .map(|ratio| Configuration::start(context, &model, ratio))
+        .collect::<Result<Vec<_>>>()?;
+    let mut prompts = Prompts { vocab: shape.vocab as u64, made: 0 };
+    for configuration in &configurations {
+        // Touches every expert.
+        configuration.deployment.prefill(&prompts.many(1, LONG_PROMPT, 1))?;
+        configuration.deployment.decode(&prompts.many(BATCHES[2], SHORT_PROMPT, 4))?;
+    }
+    let (mut llama_prefill, mut llama_decode) = (Series::default(), Series::default());
+    for _ in 0..rounds {
+        for (index, batch) in BATCHES.into_iter().enumerate() {
+            let (short, long) =
+                (prompts.many(batch, SHORT_PROMPT, decoded), prompts.many(batch, LONG_PROMPT, 1));
+            for configuration in &mut configurations {
+                configuration.decode(index, &short)?;
+            }
+            for configuration in &mut configurations {
+                let speed = configuration.deployment.prefill(&long)?;
+                configuration.speed[PREFILL][index].push(speed);
+            }
+        }
+        if let Some(llama) = &context.llama {
+            let speed = llama.run(LONG_PROMPT, decoded)?;
+            llama_prefill.push(speed.prefill);
+            llama_decode.push(speed.decode);
+        }
+    }
+    let mut part = Part::new(
+        "Whole model",
+        json!({"rounds": rounds, "shape": "OLMoE-1B-7B", "layers": shape.layers, "dtype": "bfloat16",
+               "bytes": bytes, "prompt": LONG_PROMPT, "decoding_prompt": SHORT_PROMPT, "decoded": decoded,
+               "ratios": RATIOS, "batches": BATCHES}),
+    );
+    report(&mut part, &configurations);
+    part.add("llama.cpp: prefill", "tokens/s", &llama_prefill);
+    part.add("llama.cpp: decode", "tokens/s", &llama_decode);
+    if let Some(local) = configurations.first() {
+        part.add("prefill / llama.cpp's", "", &local.speed[PREFILL][0].over(&llama_prefill));
+        part.add("decode / llama.cpp's", "", &local.speed[DECODE][0].over(&llama_decode));
+    }
+    part.note(format!(
+        "Prefill: prompts of {LONG_PROMPT} tokens, from the request to the last first token. Decode: \
+         {decoded} tokens after prompts of {SHORT_PROMPT}, drawn at temperature 1; tokens of all streams \
+         while all of them run. Both through HTTP, the client on the same machine. Ratios are of the same \
+         round."
+    ));
+    Ok(part)
+}
+
+fn report(part: &mut Part, configurations: &[Configuration]) {
+    for (index, batch) in BATCHES.into_iter().enumerate() {
+        for (what, name) in [(PREFILL, "prefill"), (DECODE, "decode")] {
+            for configuration in configurations {
+                let name = format!("{name}, batch {batch}, remote ratio {}", configuration.ratio);
+                part.add(name, "tokens/s", &configuration.speed[what][index]);
+            }
+            let Some((local, others)) = configurations.split_first() else { continue };
+            for other in others {
+                let name = format!("{name}, batch {batch}: ratio {} / all local", other.ratio);
+                let share = other.speed[what][index].over(&local.speed[what][index]);
+                if what == DECODE && other.ratio == RATIOS[1] {
+                    part.add_with_bar(name, "", &share, SHARE_BAR);
+                } else {
+                    part.add(name, "", &share);
+                }
+            }
+        }
+    }
+    for configuration in configurations {
+        for (name, means) in &configuration.engine {
+            let name = format!("engine: {name}, mean per call, batch 1, ratio {}", configuration.ratio);
+            part.add(name, "µs", means);
+        }
+    }
+}
+
+/// What is measured, as an index.
+const PREFILL: usize = 0;
+const DECODE: usize = 1;
+
+/// A deployment and what was measured of it.
+struct Configuration {
+    ratio: f64,
+    deployment: Deployment,
+    /// Tokens per second.
+    speed: [[Series; BATCHES.len()]; 2],
+    /// Histograms of the engine while one stream decoded: their means.
+    engine: Vec<(String, Series)>,
+}
+
+impl Configuration {
+    fn start(context: &Context, model: &std::path::Path, ratio: f64) -> Result<Self> {
+        let deployment = Deployment::start(context, model, ratio)?;
+        // Without remote experts there is nothing to wait for.
+        let names = if ratio > 0.0 { deployment.metrics()?.histograms("remoe_expert_") } else { Vec::new() };
+        Ok(Self {
+            ratio,
+            deployment,
+            speed: Default::default(),
+            engine: names.into_iter().map(|name| (name, Series::default())).collect(),
+        })
+    }
+
+    fn decode(&mut self, index: usize, prompts: &[Prompt]) -> Result<()> {
+        let before = self.deployment.metrics()?;
+        let measured = (0..ATTEMPTS).find_map(|_| self.deployment.decode(prompts).transpose());
+        let why = format!("{ATTEMPTS} times the streams hardly overlapped");
+        let speed = measured.unwrap_or_else(|| Err(BenchError::new("measuring decoding", why)))?;
+        self.speed[DECODE][index].push(speed);
+        if prompts.len() == 1 {
+            let after = self.deployment.metrics()?;
+            for (name, means) in &mut self.engine {
+                means.extend(after.mean_since(&before, name).map(|seconds| seconds * 1e6));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Makes prompts that differ in every token.
+struct Prompts {
+    vocab: u64,
+    made: u64,
+}
+
+impl Prompts {
+    fn many(&mut self, count: usize, tokens: usize, max_tokens: usize) -> Vec<Prompt> {
+        (0..count).map(|_| self.one(tokens, max_tokens)).collect()
+    }
+
+    fn one(&mut self, tokens: usize, max_tokens: usize) -> Prompt {
+        self.made += 1;
+        let seed = self.made;
+        let ids = (0..tokens as u64).map(|position| {
+            let mixed = (seed << 32 | position).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            ((mixed >> 32) % self.vocab) as u32
+        });
+        Prompt { ids: ids.collect(), max_tokens, seed }
+    }
+}

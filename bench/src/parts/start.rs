@@ -1,0 +1,100 @@
+//! How long a remote function with 100 MB of experts in the page cache takes to start.
+
+use super::work;
+use crate::context::{Context, warm};
+use crate::error::{BenchError, Result, While};
+use crate::remote::{Conversation, RemoteFunction, Wait};
+use crate::report::{Bar, Part};
+use crate::series::Series;
+use remoe_experts::{default_dtype, load_expert};
+use remoe_kernels::{Job, Pool, PoolConfig};
+use remoe_model::Checkpoint;
+use serde_json::json;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::time::Instant;
+
+const STARTS: usize = 20;
+
+/// Eight of OLMoE's experts are 100.7 MB.
+const WIDTH: usize = 1024;
+
+/// From the start of the process to its first answer, in milliseconds.
+const BAR: Bar = Bar::AtMost(50.0);
+
+pub(super) fn measure(context: &Context) -> Result<Part> {
+    let starts = context.rounds(STARTS);
+    let shape = work::shape(WIDTH);
+    let model = context.model(&format!("one-layer-{WIDTH}"), &shape)?;
+    let expected = expected(&model)?;
+    let bytes = 3 * shape.hidden * WIDTH * shape.dtype.bytes() * work::EXPERTS as usize;
+    warm(&model)?;
+    let (mut announced, mut answered) = (Series::default(), Series::default());
+    let (mut reported, mut reading) = (Series::default(), Series::default());
+    for number in 0..=starts {
+        let read = read_again(&model)?;
+        let started = Instant::now();
+        let function = RemoteFunction::start(context, &model, work::LISTING)?;
+        let announcement = started.elapsed();
+        let mut conversation = Conversation::open(function.announcement.grpc)?;
+        let answer = conversation.ask(work::one_token(1, shape.hidden), Wait::ENGINE)?;
+        let first_answer = started.elapsed();
+        if answer.rows != expected {
+            return Err(BenchError::new("starting a remote function", "its first answer was wrong"));
+        }
+        // The first start warms up.
+        if number > 0 {
+            announced.push(announcement.as_secs_f64() * 1e3);
+            answered.push(first_answer.as_secs_f64() * 1e3);
+            reported.push(function.announcement.start_us as f64 / 1e3);
+            reading.push(read * 1e3);
+        }
+    }
+    let mut part = Part::new(
+        "Start of a remote function",
+        json!({"starts": starts, "experts": work::EXPERTS, "hidden": shape.hidden, "width": WIDTH,
+               "dtype": "bfloat16", "bytes": bytes}),
+    );
+    part.add("process start to announcement", "ms", &announced);
+    part.add_with_bar("process start to first correct answer", "ms", &answered, BAR);
+    part.add("of it reported by the function: start of main to readiness", "ms", &reported);
+    part.add("limit: read() of the same file by one thread into reused memory", "ms", &reading);
+    part.add("first answer / limit", "", &answered.over(&reading));
+    part.note(format!(
+        "{:.1} MB of experts in the page cache. The clock starts before the process is made and stops when \
+         the answer to one token for all {} experts has been received, connecting included; each answer is \
+         compared with the kernels' in this process, bit for bit.",
+        bytes as f64 / 1e6,
+        work::EXPERTS
+    ));
+    Ok(part)
+}
+
+/// The answer as the kernels give it in this process.
+fn expected(model: &Path) -> Result<Vec<u8>> {
+    let computing = || "computing the expected answer";
+    let checkpoint = Checkpoint::open(model).doing(computing)?;
+    let dtype = default_dtype(&checkpoint);
+    let request = work::one_token(1, checkpoint.config().hidden_size);
+    let pool = Pool::new(PoolConfig::default()).doing(computing)?;
+    let mut answer = Vec::new();
+    for &expert in &request.experts {
+        let packed = load_expert(&checkpoint, 0, expert, dtype).doing(computing)?;
+        let mut output = vec![0; request.rows.len()];
+        let job = Job { expert: &packed, inputs: &request.rows, row_index: &[0], output: &mut output };
+        pool.forward(&mut [job]).doing(computing)?;
+        answer.extend(output);
+    }
+    Ok(answer)
+}
+
+/// Seconds to read the weights from the page cache, a megabyte at a time.
+fn read_again(model: &Path) -> Result<f64> {
+    let reading = || format!("reading {}", model.display());
+    let mut file = File::open(model.join("model.safetensors")).doing(reading)?;
+    let mut buffer = vec![1; 1 << 20];
+    let started = Instant::now();
+    while file.read(&mut buffer).doing(reading)? > 0 {}
+    Ok(started.elapsed().as_secs_f64())
+}

@@ -1,0 +1,157 @@
+//! What an exchange with a remote function adds to its computation, against raw TCP.
+//!
+//! Two widths of expert: 1024, OLMoE's, whose computation outlasts the engine's polling, so that the
+//! answer finds it asleep; and 16, whose computation does not, so that only the exchange is left.
+
+use super::{raw_tcp, work};
+use crate::context::Context;
+use crate::error::Result;
+use crate::remote::{Conversation, RemoteFunction, Wait};
+use crate::report::{Bar, Part};
+use crate::series::Series;
+use prost::Message;
+use remoe_wire::v1::forward_reply::Outcome;
+use remoe_wire::v1::forward_request::Body;
+use remoe_wire::v1::{ForwardReply, ForwardRequest, Rows};
+use serde_json::json;
+use std::time::Duration;
+
+const ROUNDS: usize = 20;
+/// Exchanges of a round, of each kind.
+const EXCHANGES: usize = 100;
+
+/// Whoever was asked before polls for a while before it sleeps.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// What is added per remote layer, in microseconds.
+const ADDED_BAR: Bar = Bar::AtMost(60.0);
+/// The same as a multiple of raw TCP.
+const RATIO_BAR: Bar = Bar::AtMost(6.0);
+
+pub(super) fn measure(context: &Context) -> Result<Part> {
+    let (rounds, exchanges) = (context.rounds(ROUNDS), context.rounds(EXCHANGES));
+    let hidden = work::shape(16).hidden;
+    let (request, answer) = bytes(hidden);
+    let mut cases = [
+        Case::open(context, 16, Wait::ENGINE, "exchange alone (width 16)", true)?,
+        Case::open(context, 1024, Wait::ENGINE, "OLMoE's experts (width 1024)", true)?,
+        Case::open(context, 1024, Wait::SPIN, "OLMoE's experts, client spins", false)?,
+    ];
+    let mut raw = Series::default();
+    for round in 0..=rounds {
+        std::thread::sleep(PAUSE);
+        let times = micros(raw_tcp::exchange(exchanges, request, answer)?);
+        for case in &mut cases {
+            std::thread::sleep(PAUSE);
+            // The first round warms up.
+            case.measure(exchanges, hidden, round > 0)?;
+        }
+        if round > 0 {
+            raw.extend(times.median());
+        }
+    }
+    let mut part = Part::new(
+        "Added time per remote layer",
+        json!({"rounds": rounds, "exchanges": exchanges, "hidden": hidden, "experts": work::EXPERTS,
+               "dtype": "bfloat16", "request_bytes": request, "answer_bytes": answer,
+               "poll_us": Wait::ENGINE.poll.as_micros() as u64}),
+    );
+    part.add("raw TCP, both sides spin, p50", "µs", &raw);
+    for case in &cases {
+        case.report(&mut part, &raw);
+    }
+    part.note(format!(
+        "One token for {} experts: {request} bytes out, {answer} back. Added is the round trip minus the \
+         computation that the function reports; median, minimum and maximum are over the rounds' p50s. \
+         The client polls for {} µs and then sleeps, as the engine does, unless it is said to spin.",
+        work::EXPERTS,
+        Wait::ENGINE.poll.as_micros(),
+    ));
+    Ok(part)
+}
+
+/// A function with experts of one width, and what it took to talk to it.
+struct Case {
+    name: &'static str,
+    wait: Wait,
+    /// Whether this is what the bars are about.
+    has_bar: bool,
+    conversation: Conversation,
+    _function: RemoteFunction,
+    asked: u64,
+    added: Series,
+    tail: Series,
+    compute: Series,
+}
+
+impl Case {
+    fn open(context: &Context, width: usize, wait: Wait, name: &'static str, has_bar: bool) -> Result<Self> {
+        let model = context.model(&format!("one-layer-{width}"), &work::shape(width))?;
+        let function = RemoteFunction::start(context, &model, work::LISTING)?;
+        let conversation = Conversation::open(function.announcement.grpc)?;
+        Ok(Self {
+            name,
+            wait,
+            has_bar,
+            conversation,
+            _function: function,
+            asked: 0,
+            added: Series::default(),
+            tail: Series::default(),
+            compute: Series::default(),
+        })
+    }
+
+    fn measure(&mut self, exchanges: usize, hidden: usize, counts: bool) -> Result<()> {
+        let (mut added, mut compute) = (Vec::new(), Vec::new());
+        for _ in 0..exchanges {
+            self.asked += 1;
+            let answer = self.conversation.ask(work::one_token(self.asked, hidden), self.wait)?;
+            added.push(answer.round_trip.saturating_sub(answer.compute));
+            compute.push(answer.compute);
+        }
+        if counts {
+            let added = micros(added);
+            self.added.extend(added.median());
+            self.tail.extend(added.quantile(0.99));
+            self.compute.extend(micros(compute).median());
+        }
+        Ok(())
+    }
+
+    fn report(&self, part: &mut Part, raw: &Series) {
+        let figure = |what: &str| format!("{}: {what}", self.name);
+        let ratio = self.added.over(raw);
+        if self.has_bar {
+            part.add_with_bar(figure("added, p50"), "µs", &self.added, ADDED_BAR);
+            part.add_with_bar(figure("added / raw TCP"), "", &ratio, RATIO_BAR);
+        } else {
+            part.add(figure("added, p50"), "µs", &self.added);
+            part.add(figure("added / raw TCP"), "", &ratio);
+        }
+        part.add(figure("added, p99"), "µs", &self.tail);
+        part.add(figure("reported computation, p50"), "µs", &self.compute);
+    }
+}
+
+fn micros(times: Vec<Duration>) -> Series {
+    times.into_iter().map(|time| time.as_secs_f64() * 1e6).collect()
+}
+
+/// Bytes of a request and of its answer on the socket: the messages, their gRPC prefixes and the
+/// heads of their HTTP/2 frames.
+fn bytes(hidden: usize) -> (usize, usize) {
+    const PREFIX: usize = 5;
+    const FRAME_HEAD: usize = 9;
+    const FRAME: usize = 16 << 10;
+    let framed = |message: usize| {
+        let bytes = PREFIX + message;
+        bytes + bytes.div_ceil(FRAME) * FRAME_HEAD
+    };
+    let work = work::one_token(1, hidden);
+    let rows = vec![0; work.rows.len() * work::EXPERTS as usize];
+    let reply =
+        ForwardReply { id: 1, outcome: Some(Outcome::Rows(Rows { rows: rows.into(), compute_us: 1 })) };
+    let request = ForwardRequest { body: Some(Body::Work(work)) };
+    (framed(request.encoded_len()), framed(reply.encoded_len()))
+}

@@ -1,0 +1,29 @@
+use crate::context::Context;
+use crate::error::{Result, While};
+use crate::process::Process;
+use remoe_function::Announcement;
+use std::path::Path;
+use std::process::Command;
+
+/// A running remote-expert function.
+#[derive(Debug)]
+pub(crate) struct RemoteFunction {
+    pub(crate) announcement: Announcement,
+    _process: Process,
+}
+
+impl RemoteFunction {
+    /// Starts one that hosts `experts` (`0:0-7`: experts 0 to 7 of layer 0), with the threads that a
+    /// launcher gives it; returns when it has announced itself.
+    pub(crate) fn start(context: &Context, model: &Path, experts: &str) -> Result<Self> {
+        let mut command = Command::new(context.program("remote-expert-fn")?);
+        command.arg("--model").arg(model).args(["--experts", experts]);
+        command.arg("--launcher-pid").arg(std::process::id().to_string());
+        command.env("REMOE_LOG", "warn");
+        let mut process = Process::start("remote-expert-fn", command)?;
+        let line = process.line()?;
+        let announcement =
+            serde_json::from_str(&line).doing(|| format!("reading the announcement {line:?}"))?;
+        Ok(Self { announcement, _process: process })
+    }
+}

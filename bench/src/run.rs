@@ -1,0 +1,54 @@
+//! A run: the parts one after the other, then the report.
+
+use crate::args::RunArgs;
+use crate::context::Context;
+use crate::error::{Result, While};
+use crate::machine::Machine;
+use crate::parts::{LlamaBench, PartName};
+use crate::report::Report;
+use clap::ValueEnum;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Measures what `args` ask for. Parts that fail are reported as such, the others still measured.
+pub(crate) fn run(args: RunArgs) -> Result<ExitCode> {
+    let programs = args.programs.map_or_else(own_folder, Ok)?;
+    let llama = args.llama_bench.zip(args.gguf).map(|(program, model)| LlamaBench { program, model });
+    let context = Context {
+        quick: args.quick,
+        programs,
+        models: args.models,
+        python: args.python,
+        layers: args.layers,
+        llama,
+    };
+    let names = if args.only.is_empty() { PartName::value_variants() } else { &args.only };
+    let mut report = Report::new(args.quick, Machine::now());
+    println!("{report}");
+    for name in names {
+        eprintln!("measuring: {}", name.name());
+        for part in name.measure(&context) {
+            println!("{part}");
+            report.parts.push(part);
+        }
+        // A run that is interrupted leaves what it has.
+        args.out.iter().try_for_each(|path| write(path, &report))?;
+    }
+    let complete = report.parts.iter().all(|part| part.failure.is_none());
+    Ok(if complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn write(path: &Path, report: &Report) -> Result<()> {
+    let writing = || format!("writing {}", path.display());
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).doing(writing)?;
+    }
+    let text = serde_json::to_string_pretty(report).doing(writing)?;
+    std::fs::write(path, text + "\n").doing(writing)
+}
+
+fn own_folder() -> Result<PathBuf> {
+    let finding = || "finding the folder of this program";
+    let own = std::env::current_exe().doing(finding)?;
+    own.parent().map(Path::to_owned).doing(finding)
+}

@@ -1,0 +1,111 @@
+//! The command line of `remoe predictor`.
+
+use clap::{Args, Subcommand};
+use remoe_predictor::{TrainingOptions, TreeOptions};
+use std::path::PathBuf;
+
+#[derive(Debug, Args)]
+pub(crate) struct PredictorArgs {
+    #[command(subcommand)]
+    pub(crate) action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Action {
+    /// Fit a predictor to recorded activations and save it
+    #[command(after_help = BUILD_EXAMPLES)]
+    Build(BuildArgs),
+    /// Compare ways to predict on recorded prompts that none of them has seen
+    #[command(after_help = EVAL_EXAMPLES)]
+    Eval(EvalArgs),
+    /// Show which experts a prompt is expected to use, and which past prompts say so
+    #[command(after_help = EXPLAIN_EXAMPLES)]
+    Explain(ExplainArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BuildArgs {
+    /// Recorded activations of the model
+    #[arg(long, value_name = "FILE")]
+    pub(crate) history: PathBuf,
+    /// Folder of a Hugging Face checkpoint
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: PathBuf,
+    /// Folder to save the predictor in
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    #[command(flatten)]
+    pub(crate) tree: TreeArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EvalArgs {
+    /// Recorded activations to learn from
+    #[arg(long, value_name = "FILE")]
+    pub(crate) train: PathBuf,
+    /// Recorded activations to predict; several files are reported together and one by one
+    #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
+    pub(crate) test: Vec<PathBuf>,
+    /// Folder of a Hugging Face checkpoint
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: PathBuf,
+    /// Folder to draw methods.svg and correlation.svg in
+    #[arg(long, value_name = "DIR")]
+    pub(crate) plots: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) tree: TreeArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExplainArgs {
+    /// Folder of a Hugging Face checkpoint
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: PathBuf,
+    /// Folder that `remoe predictor build` saved in [default: predictor, in the model's folder]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) predictor: Option<PathBuf>,
+    /// The prompt as text
+    #[arg(long, value_name = "TEXT", required_unless_present = "prompt_ids", conflicts_with = "prompt_ids")]
+    pub(crate) prompt: Option<String>,
+    /// The prompt as token ids, exactly these
+    #[arg(long, value_name = "ID,ID,..", value_delimiter = ',', num_args = 1)]
+    pub(crate) prompt_ids: Vec<u32>,
+}
+
+/// How similar prompts are found.
+#[derive(Debug, Args)]
+pub(crate) struct TreeArgs {
+    /// Past prompts that a prediction leans on
+    #[arg(long, value_name = "N", default_value_t = 15)]
+    alpha: usize,
+    /// Prompts in a leaf of the tree, at most; above alpha
+    #[arg(long, value_name = "N", default_value_t = 150)]
+    beta: usize,
+    /// Prompts that a search compares, at least
+    #[arg(long, value_name = "N", default_value_t = 500)]
+    breadth: usize,
+    /// Children of a node of the tree, at most
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    forks: usize,
+    /// The same seed gives the same predictor
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    seed: u64,
+}
+
+impl TreeArgs {
+    pub(crate) fn options(&self) -> TrainingOptions {
+        let Self { alpha, beta, breadth, forks, seed } = *self;
+        TrainingOptions { alpha, tree: TreeOptions { beta, breadth, forks, seed } }
+    }
+}
+
+const BUILD_EXAMPLES: &str = "Examples:
+  remoe predictor build --history history.npy --model ./model --out ./model/predictor";
+
+const EVAL_EXAMPLES: &str = "Examples:
+  remoe predictor eval --train train.npy --test test.npy --model ./model
+  remoe predictor eval --train train.npy --test a.npy b.npy --model ./model --plots plots --json";
+
+const EXPLAIN_EXAMPLES: &str = "Examples:
+  remoe predictor explain --model ./model --prompt 'Once upon a time'
+  remoe predictor explain --model ./model --predictor ./saved --prompt-ids 1,2,3 --json";

@@ -1,0 +1,107 @@
+//! `remoe predictor build`: fits a predictor and saves it.
+
+use super::args::BuildArgs;
+use super::source::Model;
+use crate::exit::CliError;
+use crate::output::{json, table};
+use remoe_predictor::Trained;
+use serde::Serialize;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Name of the file in the folder of a predictor.
+pub(super) const FILE: &str = "predictor.safetensors";
+
+#[derive(Serialize)]
+struct Built {
+    path: PathBuf,
+    records: usize,
+    /// The method that answers.
+    default: &'static str,
+    temperature: f32,
+    token_rounds: usize,
+    /// Errors of each method on prompts of the history that nothing was tuned on; none where the history is
+    /// too short to hold any out.
+    held_out: Vec<HeldOut>,
+    build_seconds: f64,
+    bytes: u64,
+}
+
+#[derive(Serialize)]
+struct HeldOut {
+    name: &'static str,
+    prompts: usize,
+    js_mean: f64,
+    /// Per layer the median, the 90th and the 95th percentile.
+    js_quantiles: Vec<[f64; 3]>,
+}
+
+/// Fits, saves, and prints what came of it.
+pub(crate) fn run(args: &BuildArgs, as_json: bool) -> Result<(), CliError> {
+    let model = Model::open(&args.model)?;
+    let (header, records) = model.records("--history", &args.history)?;
+    let started = Instant::now();
+    let trained = Trained::fit(header, &records, &model.embedding, args.tree.options())?;
+    let build_seconds = started.elapsed().as_secs_f64();
+    let bytes = trained.to_bytes()?;
+    let path = args.out.join(FILE);
+    save(&path, &bytes).map_err(|error| CliError {
+        path: Some(path.clone()),
+        ..CliError::runtime(format!("cannot write {}: {error}", path.display()))
+    })?;
+    let tuning = trained.tuning();
+    let held_out = tuning.errors.iter().map(|(method, bars)| HeldOut {
+        name: method.name(),
+        prompts: bars.prompts,
+        js_mean: bars.js_mean,
+        js_quantiles: bars.js_quantiles.clone(),
+    });
+    let built = Built {
+        path,
+        records: records.len(),
+        default: tuning.default.name(),
+        temperature: tuning.temperature,
+        token_rounds: tuning.rounds,
+        held_out: held_out.collect(),
+        build_seconds,
+        bytes: bytes.len() as u64,
+    };
+    if as_json {
+        json::print(&built)?;
+    } else {
+        writeln!(anstream::stdout().lock(), "{}", built.for_people())?;
+    }
+    Ok(())
+}
+
+/// A reader sees the old file or the new one, never a part.
+fn save(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let partial = path.with_extension("partial");
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    fs::write(&partial, bytes)?;
+    fs::rename(&partial, path)
+}
+
+impl Built {
+    fn for_people(&self) -> String {
+        let facts = table::of_pairs(&[
+            ("saved", format!("{} ({})", self.path.display(), table::bytes(self.bytes))),
+            ("history", format!("{} prompts", self.records)),
+            ("built in", format!("{:.2} s", self.build_seconds)),
+            ("answers with", self.default.to_owned()),
+        ]);
+        if self.held_out.is_empty() {
+            return format!("{facts}\n\nThe history is too short to hold prompts out: errors are not known.");
+        }
+        let rows = self.held_out.iter().map(|method| {
+            let worst = method.js_quantiles.iter().map(|quantiles| quantiles[2]).fold(0.0, f64::max);
+            vec![method.name.to_owned(), format!("{:.5}", method.js_mean), format!("{worst:.5}")]
+        });
+        let header = ["method", "JS divergence on held-out prompts", "95th percentile, worst layer"];
+        format!("{facts}\n\n{}", table::with_header(&header, rows.collect()))
+    }
+}

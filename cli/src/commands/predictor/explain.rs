@@ -1,0 +1,147 @@
+//! `remoe predictor explain`: what a prediction rests on.
+
+use super::args::ExplainArgs;
+use super::build::FILE;
+use super::source::Model;
+use crate::exit::CliError;
+use crate::output::{json, table};
+use remoe_model::text::{TextError, Tokenizer};
+use remoe_predictor::{ErrorBars, Trained};
+use serde::Serialize;
+use std::io::Write;
+
+/// Characters of a past prompt that people are shown.
+const SHOWN: usize = 72;
+/// Shades of the heat map, each from a multiple of an even share on.
+const SHADES: [(f32, char); 6] = [(4.0, '█'), (2.0, '▓'), (1.0, '▒'), (0.5, '░'), (0.25, '·'), (0.0, ' ')];
+
+#[derive(Serialize)]
+struct Explanation {
+    prompt_ids: Vec<u32>,
+    /// The method that answers.
+    method: &'static str,
+    /// What each of its parts weighs, averaged over layers.
+    parts: Vec<Part>,
+    /// The past prompts that the part `sps` leans on, by weight.
+    neighbours: Vec<Past>,
+    layers: Vec<u32>,
+    /// Predicted shares, [layers][experts].
+    prediction: Vec<Vec<f32>>,
+    /// Errors on held-out prompts; null where the history was too short.
+    errors: Option<ErrorBars>,
+}
+
+#[derive(Serialize)]
+struct Part {
+    name: &'static str,
+    weight: f64,
+}
+
+#[derive(Serialize)]
+struct Past {
+    weight: f32,
+    similarity: f32,
+    prompt_ids: Vec<u32>,
+    /// Null where the model has no tokenizer.
+    text: Option<String>,
+}
+
+/// Predicts one prompt and prints why.
+pub(crate) fn run(args: &ExplainArgs, as_json: bool) -> Result<(), CliError> {
+    let model = Model::open(&args.model)?;
+    let tokenizer = Tokenizer::open(&args.model, model.checkpoint.config().vocab_size)?;
+    let prompt_ids = match (&args.prompt, &tokenizer) {
+        (Some(text), Some(tokenizer)) => tokenizer.encode(text, true)?,
+        (Some(_), None) => {
+            let message = "the model has no tokenizer.json; give --prompt-ids instead";
+            return Err(CliError::arguments("--prompt", message));
+        }
+        (None, _) => args.prompt_ids.clone(),
+    };
+    let path = args.predictor.clone().unwrap_or_else(|| args.model.join("predictor")).join(FILE);
+    let failed = |message: String| CliError {
+        path: Some(path.clone()),
+        ..CliError::arguments("--predictor", format!("{}: {message}", path.display()))
+    };
+    let bytes = std::fs::read(&path)
+        .map_err(|error| failed(format!("{error}; make it with `remoe predictor build`")))?;
+    let trained = Trained::from_bytes(&bytes.into(), &model.fingerprint, &model.embedding)
+        .map_err(|error| failed(error.to_string()))?;
+    let explanation = Explanation::of(&trained, tokenizer.as_ref(), prompt_ids)?;
+    if as_json {
+        json::print(&explanation)?;
+    } else {
+        writeln!(anstream::stdout().lock(), "{}", explanation.for_people())?;
+    }
+    Ok(())
+}
+
+impl Explanation {
+    fn of(trained: &Trained, tokenizer: Option<&Tokenizer>, prompt_ids: Vec<u32>) -> Result<Self, CliError> {
+        let prediction = trained.predict_with_errors(&prompt_ids)?;
+        let found = trained.sps().neighbours(&prompt_ids)?;
+        let weights = trained.sps().weights(&found);
+        let past = found.iter().zip(weights).map(|(neighbour, weight)| {
+            let prompt_ids = trained.sps().history().prompt(neighbour.slot).to_vec();
+            let text = tokenizer.map(|tokenizer| tokenizer.decode(&prompt_ids)).transpose()?;
+            Ok(Past { weight, similarity: neighbour.similarity, prompt_ids, text })
+        });
+        let neighbours = past.collect::<Result<Vec<_>, TextError>>()?;
+        let part_weights = trained.part_weights();
+        let parts = part_weights.into_iter().map(|(method, weight)| Part { name: method.name(), weight });
+        Ok(Self {
+            prompt_ids,
+            method: trained.tuning().default.name(),
+            parts: parts.collect(),
+            neighbours,
+            layers: trained.header().layers.clone(),
+            prediction: prediction.shares.rows().map(<[f32]>::to_vec).collect(),
+            errors: prediction.errors.cloned(),
+        })
+    }
+
+    fn for_people(&self) -> String {
+        let parts: Vec<String> =
+            self.parts.iter().map(|part| format!("{} {:.0} %", part.name, 100.0 * part.weight)).collect();
+        let rows = self.neighbours.iter().map(|past| {
+            let text = past.text.clone().unwrap_or_else(|| format!("{:?}", past.prompt_ids));
+            let text: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
+            let shown: String = text.chars().take(SHOWN).collect();
+            vec![format!("{:.3}", past.weight), format!("{:.4}", past.similarity), shown]
+        });
+        let past = table::with_header(&["weight", "similarity", "past prompt"], rows.collect());
+        let map = self.layers.iter().zip(&self.prediction).map(|(layer, shares)| {
+            let even = 1.0 / shares.len().max(1) as f32;
+            let cells: String = shares.iter().map(|share| shade(share / even)).collect();
+            format!("{layer:>5} |{cells}|")
+        });
+        let map: Vec<String> = map.collect();
+        let error = self.errors.as_ref().map_or(String::new(), |errors| {
+            format!(
+                "\nOn {} held-out prompts it was off by {:.4} (JS divergence, mean).",
+                errors.prompts, errors.js_mean
+            )
+        });
+        format!(
+            "answer of {} ({})\n\n{past}\n\nlayer  predicted share of each expert (an even share: {})\n{}\n{error}",
+            self.method,
+            parts.join(", "),
+            shade(1.0),
+            map.join("\n")
+        )
+    }
+}
+
+/// The shade of a share that is `times` an even one.
+fn shade(times: f32) -> char {
+    SHADES.iter().find(|(from, _)| times >= *from).map_or(' ', |(_, shade)| *shade)
+}
+
+impl From<TextError> for CliError {
+    fn from(error: TextError) -> Self {
+        match error {
+            TextError::Checkpoint(error) => error.into(),
+            other => Self::runtime(other.to_string()),
+        }
+    }
+}

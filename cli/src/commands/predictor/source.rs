@@ -1,0 +1,116 @@
+//! What predictors are made of, read from files.
+
+use crate::exit::CliError;
+use crate::output::progress;
+use remoe_model::{Checkpoint, CheckpointError, StoredDtype, TensorRef};
+use remoe_predictor::record::{ActivationRecord, Reader, RecordError, RecordHeader};
+use remoe_predictor::{Embedding, EmbeddingType, Fate, GateWeights, PredictError};
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+
+/// A checkpoint as far as predictors look into it.
+pub(crate) struct Model {
+    pub(crate) checkpoint: Checkpoint,
+    pub(crate) embedding: Embedding,
+    /// Fingerprint of the checkpoint.
+    pub(crate) fingerprint: String,
+}
+
+impl Model {
+    /// Reads the embedding.
+    pub(crate) fn open(folder: &Path) -> Result<Self, CliError> {
+        let checkpoint = Checkpoint::open(folder)?;
+        if checkpoint.config().moe_layers().is_empty() {
+            return Err(CliError::arguments("--model", "the model has no layer with experts to predict"));
+        }
+        let tensor = checkpoint.embedding();
+        let table = checkpoint.read(tensor)?;
+        let embedding = Embedding::new(checkpoint.config().hidden_size, element_type(tensor), table.into())?;
+        let fingerprint = checkpoint.fingerprint()?.to_string();
+        Ok(Self { checkpoint, embedding, fingerprint })
+    }
+
+    /// The Fate-style baseline from the norms and routers.
+    pub(crate) fn fate(&self) -> Result<Fate, CliError> {
+        let config = self.checkpoint.config();
+        let mut layers = Vec::new();
+        let (mut experts, mut top_k) = (0, 0);
+        for layer in config.moe_layers() {
+            let (Some(facts), Some(router)) = (config.moe(layer), self.checkpoint.router(layer)?) else {
+                continue;
+            };
+            (experts, top_k) = (facts.experts, facts.top_k);
+            let norm = self.floats(&self.checkpoint.norms(layer)?.mlp)?;
+            layers.push(GateWeights { norm, gate: self.floats(router)? });
+        }
+        Ok(Fate::new(self.embedding.clone(), layers, experts, top_k, config.norm_eps as f32)?)
+    }
+
+    fn floats(&self, tensor: &TensorRef) -> Result<Vec<f32>, CheckpointError> {
+        Ok(element_type(tensor).floats(&self.checkpoint.read(tensor)?))
+    }
+
+    /// The records in a file, which must be of this model; what is damaged in it is reported and left
+    /// out. Experts of single tokens are not kept.
+    pub(crate) fn records(
+        &self,
+        flag: &str,
+        path: &Path,
+    ) -> Result<(RecordHeader, Vec<ActivationRecord>), CliError> {
+        let of_file = |error: RecordError| CliError::record_file(flag, path, &error);
+        let file = File::open(path).map_err(|error| of_file(error.into()))?;
+        let mut reader = Reader::new(BufReader::new(file)).map_err(of_file)?;
+        let mut header = reader.header().clone();
+        self.expected(&header).require_same(&header).map_err(of_file)?;
+        let without_tokens = |record: Result<ActivationRecord, _>| {
+            record.map(|record| ActivationRecord { experts: None, ..record })
+        };
+        let records = reader.by_ref().map(without_tokens).collect::<Result<Vec<_>, _>>().map_err(of_file)?;
+        for damage in reader.damage() {
+            progress::print_warning(&format!("{}: {damage}", path.display()));
+        }
+        header.tokens = false;
+        Ok((header, records))
+    }
+
+    /// The header that records of this model have; `found` says what the model does not fix.
+    fn expected(&self, found: &RecordHeader) -> RecordHeader {
+        let inspection = self.checkpoint.inspect();
+        RecordHeader {
+            model: self.fingerprint.clone(),
+            layers: inspection.moe_layers.iter().map(|&layer| layer as u32).collect(),
+            experts: inspection.experts as u32,
+            top_k: inspection.top_k as u32,
+            ..found.clone()
+        }
+    }
+}
+
+fn element_type(tensor: &TensorRef) -> EmbeddingType {
+    match tensor.dtype {
+        StoredDtype::F32 => EmbeddingType::F32,
+        StoredDtype::Bf16 => EmbeddingType::Bf16,
+        StoredDtype::F16 => EmbeddingType::F16,
+    }
+}
+
+impl CliError {
+    /// Records that cannot be used, from the file that `flag` names.
+    fn record_file(flag: &str, path: &Path, error: &RecordError) -> Self {
+        let message = format!("{}: {error}", path.display());
+        Self { path: Some(path.to_owned()), ..Self::arguments(flag, message) }
+    }
+}
+
+impl From<PredictError> for CliError {
+    fn from(error: PredictError) -> Self {
+        match &error {
+            PredictError::Option { option, .. } => Self::arguments(&format!("--{option}"), error.to_string()),
+            PredictError::EmptyPrompt | PredictError::Token { .. } => {
+                Self::arguments("--prompt", error.to_string())
+            }
+            _ => Self::runtime(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! `remoe record`: a set of prompts through the model, for the sake of which experts they use.
+
+use crate::args::RecordArgs;
+use crate::deployment::Wanted;
+use crate::exit::CliError;
+use crate::output::progress::Progress;
+use crate::output::{json, table};
+use futures_util::StreamExt;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use remoe_predictor::prompts;
+use remoe_wire::v1::generate_event::Event;
+use remoe_wire::v1::main_model_client::MainModelClient;
+use remoe_wire::v1::{Finished, GenerateRequest, generate_request};
+use serde::Serialize;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tonic::Code;
+use tonic::transport::Channel;
+
+/// What the main function has to write its last records.
+const WRITE_LIMIT: Duration = Duration::from_secs(30);
+
+#[derive(Debug, Serialize)]
+struct Summary {
+    file: PathBuf,
+    records: usize,
+    /// Prompts that the model does not take, such as those beyond its context.
+    refused: usize,
+    prompt_tokens: u64,
+    generated_tokens: u64,
+    seconds: f64,
+}
+
+/// Runs the prompts and prints what was recorded.
+pub(crate) async fn run(args: &RecordArgs, as_json: bool, progress: &Arc<Progress>) -> Result<(), CliError> {
+    let prompts = read_prompts(&args.prompts)?;
+    let mut wanted = Wanted::of(&args.deployment, 0.0)?;
+    let file = std::path::absolute(&args.out)?;
+    wanted.options.record_activations = Some(file.clone());
+    wanted.options.record_tokens = args.tokens;
+    wanted.drain = WRITE_LIMIT;
+    let summary =
+        Summary { file, records: 0, refused: 0, prompt_tokens: 0, generated_tokens: 0, seconds: 0.0 };
+    let summary = wanted
+        .run_once(progress, async |client| record(client, args, prompts, summary, progress).await)
+        .await?;
+    if as_json {
+        json::print(&summary)?;
+    } else {
+        progress.line(&summary.to_table());
+    }
+    Ok(())
+}
+
+/// The prompts of a set, as text.
+fn read_prompts(path: &Path) -> Result<Vec<String>, CliError> {
+    let refused = |message: String| CliError {
+        path: Some(path.to_owned()),
+        ..CliError::arguments("--prompts", message)
+    };
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| refused(format!("cannot read {}: {error}", path.display())))?;
+    let mut texts = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        let prompt = prompts::of_line(line)
+            .map_err(|error| refused(format!("{}, line {number}: {error}", path.display())))?;
+        texts.extend(prompt.map(|prompt| prompt.text));
+    }
+    match texts.is_empty() {
+        true => Err(refused(format!("{} holds no prompt", path.display()))),
+        false => Ok(texts),
+    }
+}
+
+async fn record(
+    client: MainModelClient<Channel>,
+    args: &RecordArgs,
+    prompts: Vec<String>,
+    mut summary: Summary,
+    progress: &Progress,
+) -> Result<Summary, CliError> {
+    let started = Instant::now();
+    let bar = bar(prompts.len() as u64);
+    let requests = prompts.into_iter().map(|prompt| GenerateRequest {
+        prompt: Some(generate_request::Prompt::Text(prompt)),
+        max_tokens: args.max_tokens,
+        temperature: Some(args.temperature),
+        seed: args.seed,
+        ..GenerateRequest::default()
+    });
+    let mut answers = futures_util::stream::iter(requests.map(|request| generate(client.clone(), request)))
+        .buffer_unordered(args.concurrency);
+    while let Some(answer) = answers.next().await {
+        match answer {
+            Ok((prompt_tokens, finished)) => {
+                summary.records += 1;
+                summary.prompt_tokens += prompt_tokens;
+                summary.generated_tokens += u64::from(finished.completion_tokens);
+            }
+            Err(status) if matches!(status.code(), Code::OutOfRange | Code::InvalidArgument) => {
+                if summary.refused == 0 {
+                    progress.line(&format!("a prompt was refused: {}", status.message()));
+                }
+                summary.refused += 1;
+            }
+            Err(status) => return Err(status.into()),
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    summary.seconds = started.elapsed().as_secs_f64();
+    Ok(summary)
+}
+
+/// One prompt; the prompt's tokens and how it ended.
+async fn generate(
+    mut client: MainModelClient<Channel>,
+    request: GenerateRequest,
+) -> Result<(u64, Finished), tonic::Status> {
+    let mut events = client.generate(request).await?.into_inner();
+    let mut prompt_tokens = 0;
+    while let Some(message) = events.message().await? {
+        match message.event {
+            Some(Event::Started(started)) => prompt_tokens = started.prompt_ids.len() as u64,
+            Some(Event::Finished(finished)) => return Ok((prompt_tokens, finished)),
+            Some(Event::Piece(_)) | None => {}
+        }
+    }
+    Err(tonic::Status::unavailable("the answer broke off"))
+}
+
+fn bar(prompts: u64) -> ProgressBar {
+    let target = match std::io::stderr().is_terminal() {
+        true => ProgressDrawTarget::stderr(),
+        false => ProgressDrawTarget::hidden(),
+    };
+    let bar = ProgressBar::with_draw_target(Some(prompts), target);
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} prompts, {eta} left");
+    match style {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
+
+impl Summary {
+    fn to_table(&self) -> String {
+        let tokens = self.prompt_tokens + self.generated_tokens;
+        table::of_pairs(&[
+            ("file", self.file.display().to_string()),
+            ("records", format!("{} added, {} prompts refused", self.records, self.refused)),
+            ("tokens", format!("{} prompt, {} generated", self.prompt_tokens, self.generated_tokens)),
+            (
+                "time",
+                format!("{:.1} s, {:.0} tokens/s", self.seconds, tokens as f64 / self.seconds.max(1e-9)),
+            ),
+        ])
+    }
+}

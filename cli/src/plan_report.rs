@@ -1,0 +1,310 @@
+//! Plans in the form that people read.
+
+use crate::output::table;
+use remoe_planner::{
+    Alternative, Answer, Baseline, Change, Evaluation, Explanation, LayerPlan, Plan, Preallocation, Problem,
+    Reason, Refusal, Selection, Violation,
+};
+
+/// A plan with everything behind it.
+pub(crate) fn answer(problem: &Problem, answer: &Answer) -> String {
+    let mut parts = vec![
+        table::of_pairs(&[
+            ("main function", bytes(answer.plan.main_bytes)),
+            ("remote", remote(&answer.plan)),
+        ]),
+        layers(problem, Some(&answer.plan), &answer.evaluation),
+        times(problem, &answer.evaluation),
+        costs(&answer.evaluation),
+        baselines(answer),
+        reasons(&answer.explanation),
+    ];
+    parts.extend(answer.change.as_ref().map(change));
+    parts.join("\n\n")
+}
+
+/// The evaluation of somebody's plan.
+pub(crate) fn evaluation(problem: &Problem, evaluation: &Evaluation) -> String {
+    let mut parts = vec![layers(problem, None, evaluation), times(problem, evaluation), costs(evaluation)];
+    parts.push(match evaluation.violations.as_slice() {
+        [] => "Every limit is kept.".to_owned(),
+        violations => table::with_header(
+            &["limit not kept", "value", "allowed"],
+            violations.iter().map(violation).collect(),
+        ),
+    });
+    parts.join("\n\n")
+}
+
+/// The walk over remote ratios, and where it ends.
+pub(crate) fn preallocation(answer: &Preallocation) -> String {
+    let rows = answer.walk.iter().map(|step| {
+        vec![
+            step.i.to_string(),
+            step.remote_experts.iter().sum::<usize>().to_string(),
+            if step.fits { "yes" } else { "no" }.to_owned(),
+            bytes(step.needed_bytes),
+            step.main_bytes.map_or_else(|| "none".to_owned(), bytes),
+            step.ttft_seconds.map_or_else(String::new, seconds),
+            step.tpot_seconds.map_or_else(String::new, seconds),
+        ]
+    });
+    let header = ["i", "remote experts", "fits", "experts need", "main function", "TTFT", "TPOT"];
+    let walk = table::with_header(&header, rows.collect());
+    format!("main function {} at i = {}, in the worst case\n\n{walk}", bytes(answer.main_bytes), answer.i)
+}
+
+fn remote(plan: &Plan) -> String {
+    let sets = plan.layers.iter().filter(|layer| !layer.remote.is_empty());
+    let (layers, experts) =
+        sets.fold((0, 0), |(layers, experts), layer| (layers + 1, experts + layer.remote.len()));
+    match experts {
+        0 => "nothing: all experts are in the main function".to_owned(),
+        experts => format!("{experts} experts of {layers} layers, {} replicas", plan.replicas()),
+    }
+}
+
+/// Where every expert lives; without a `plan` only the terms of each layer.
+fn layers(problem: &Problem, plan: Option<&Plan>, evaluation: &Evaluation) -> String {
+    let nothing = LayerPlan::default();
+    let terms = problem.layers.iter().zip(&evaluation.layers).enumerate();
+    let rows = terms.map(|(index, (layer, terms))| {
+        let mut row = vec![index.to_string()];
+        if let Some(plan) = plan {
+            let part = plan.layers.get(index).unwrap_or(&nothing);
+            let local: Vec<u32> = (0..layer.experts).filter(|expert| !part.remote.contains(expert)).collect();
+            let of_remote = |text: String| if part.remote.is_empty() { String::new() } else { text };
+            row.extend([
+                ids(&local),
+                ids(&part.remote),
+                of_remote(bytes(part.memory_bytes)),
+                of_remote(part.replicas.to_string()),
+            ]);
+        }
+        row.extend([
+            percent(terms.remote_share),
+            seconds(terms.local_prefill),
+            seconds(terms.remote_prefill),
+            seconds(terms.decode),
+            dollars(terms.main_cost + terms.remote_cost),
+        ]);
+        row
+    });
+    let placed: &[&str] =
+        if plan.is_some() { &["local experts", "remote experts", "memory", "replicas"] } else { &[] };
+    let header: Vec<&str> = ["layer"]
+        .iter()
+        .chain(placed)
+        .chain(&["remote share", "local prefill", "remote prefill", "decode step", "cost"])
+        .copied()
+        .collect();
+    table::with_header(&header, rows.collect())
+}
+
+fn times(problem: &Problem, evaluation: &Evaluation) -> String {
+    let of = |value: f64, limit: f64| {
+        format!("{} of {} ({})", seconds(value), seconds(limit), percent(value / limit))
+    };
+    table::of_pairs(&[
+        ("TTFT", of(evaluation.ttft_seconds, problem.slo.ttft_seconds)),
+        ("TPOT", of(evaluation.tpot_seconds, problem.slo.tpot_seconds)),
+        ("prefill", seconds(evaluation.prefill_seconds)),
+        ("decode", seconds(evaluation.decode_seconds)),
+    ])
+}
+
+fn costs(evaluation: &Evaluation) -> String {
+    let part = |cost: f64| match evaluation.total_cost {
+        total if total > 0.0 => format!("{} ({})", dollars(cost), percent(cost / total)),
+        _ => dollars(cost),
+    };
+    table::of_pairs(&[
+        ("cost of the main function", part(evaluation.main_cost)),
+        ("cost of remote functions", part(evaluation.remote_cost)),
+        ("cost in all", dollars(evaluation.total_cost)),
+    ])
+}
+
+fn baselines(answer: &Answer) -> String {
+    let (baselines, saving) = (&answer.baselines, &answer.explanation.saving);
+    let row = |name: &str, baseline: &Option<Baseline>, saving: Option<f64>| {
+        let Some(baseline) = baseline else {
+            return vec![name.to_owned(), "not known: figures are missing, or no size holds it".to_owned()];
+        };
+        vec![
+            name.to_owned(),
+            dollars(baseline.total_cost),
+            saving.map_or_else(String::new, percent),
+            bytes(baseline.main_bytes),
+            seconds(baseline.ttft_seconds),
+            seconds(baseline.tpot_seconds),
+            match baseline.violations.as_slice() {
+                [] => "yes".to_owned(),
+                violations => format!("no: {}", violations.join(", ")),
+            },
+        ]
+    };
+    table::with_header(
+        &["instead", "cost", "the plan saves", "main function", "TTFT", "TPOT", "keeps the limits"],
+        vec![
+            row("experts on CPUs (MIX)", &baselines.mix, saving.mix),
+            row("everything on CPUs", &baselines.cpu, saving.cpu),
+            row("everything on the GPU", &baselines.gpu, saving.gpu),
+            row("ideal offloading (Fetch)", &baselines.fetch, saving.fetch),
+        ],
+    )
+}
+
+fn reasons(why: &Explanation) -> String {
+    let best = |next: &Alternative, word: &str| {
+        let (cost, main) = (dollars(next.total_cost), bytes(next.main_bytes));
+        let difference = percent(next.above.abs());
+        format!("{cost} ({difference} {word}) with i = {} and a main function of {main}", next.i)
+    };
+    let selection = match (why.selection, why.i) {
+        (Some(Selection::Ratio), Some(i)) => format!("the same ratio in every layer, i = {i}"),
+        (Some(Selection::AcrossLayers), Some(i)) => {
+            format!("the least used of all layers, within the bytes of i = {i}")
+        }
+        // A previous plan that stays: what is known about it is that the best one is not better enough.
+        _ => {
+            let new = why.next_best.as_ref();
+            let new = new.map_or_else(|| "none".to_owned(), |new| best(new, "less"));
+            return table::of_pairs(&[
+                ("remote experts", "those of the previous plan".to_owned()),
+                ("best now", new),
+            ]);
+        }
+    };
+    let binding = why.binding.as_ref().map_or_else(
+        || "none: every neighbouring plan costs more".to_owned(),
+        |binding| {
+            let save = dollars(binding.would_save);
+            format!("{}: one step beyond it would save {save}", limit_name(&binding.limit))
+        },
+    );
+    let next = why.next_best.as_ref().map_or_else(|| "none".to_owned(), |next| best(next, "more"));
+    let paper = why.continuous.as_ref().map(|form| match (form.above, form.refused) {
+        (Some(above), _) => format!("{} more", percent(above)),
+        (None, Some(refusal)) => format!("does not apply: {}", refused(refusal)),
+        (None, None) => "misses a limit".to_owned(),
+    });
+    let mut pairs = vec![("remote experts", selection), ("binding limit", binding), ("next best", next)];
+    pairs.extend(paper.map(|paper| ("continuous form", paper)));
+    table::of_pairs(&pairs)
+}
+
+fn refused(refusal: Refusal) -> &'static str {
+    match refusal {
+        Refusal::PoorFit => "no exponential decay fits some layer's times (R2 below 0.95)",
+        Refusal::NotConvex => "the objective is not convex in some layer",
+        Refusal::ReservedBilling => "reserved billing is no sum over layers",
+        Refusal::TooSlow => "no memory keeps the time per output token",
+    }
+}
+
+fn change(change: &Change) -> String {
+    let verdict = match change.reason {
+        Reason::Unchanged => "The previous plan stays: it is the best one.",
+        Reason::WithinHysteresis => "The previous plan stays: the best one saves too little.",
+        Reason::Cheaper => "The previous plan goes: this one saves enough.",
+        Reason::PreviousFails => "The previous plan goes: it is not allowed any more.",
+        Reason::NoNewPlan => "The previous plan stays: it keeps every limit, and no new plan does.",
+    };
+    let mut lines = vec![verdict.to_owned()];
+    lines.push(match change.new_cost {
+        Some(new) => format!("previous {}, best {}", dollars(change.previous_cost), dollars(new)),
+        None => format!("previous {}", dollars(change.previous_cost)),
+    });
+    if let Some([from, to]) = change.main_bytes {
+        lines.push(format!("main function {} -> {}", bytes(from.0), bytes(to.0)));
+    }
+    let rows = change.layers.iter().map(|layer| {
+        let [from, to] = layer.memory_bytes;
+        vec![
+            layer.layer.to_string(),
+            ids(&layer.to_remote),
+            ids(&layer.to_local),
+            format!("{} -> {}", bytes(from.0), bytes(to.0)),
+            format!("{} -> {}", layer.replicas[0], layer.replicas[1]),
+        ]
+    });
+    let rows: Vec<Vec<String>> = rows.collect();
+    if !rows.is_empty() {
+        let header = ["would change in layer", "to remote", "to local", "memory", "replicas"];
+        lines.push(table::with_header(&header, rows));
+    }
+    lines.join("\n")
+}
+
+fn violation(violation: &Violation) -> Vec<String> {
+    vec![limit_name(&violation.limit), violation.value.to_string(), violation.allowed.to_string()]
+}
+
+fn limit_name(limit: &str) -> String {
+    let name = limit.trim_end_matches(|c: char| c.is_ascii_digit());
+    let layer = &limit[name.len()..];
+    match name {
+        "ttft" => "time to first token".to_owned(),
+        "tpot" => "time per output token".to_owned(),
+        "gpu" => "memory of the device".to_owned(),
+        "main" => "memory of the main function".to_owned(),
+        "mem" => format!("memory of layer {layer}'s remote function"),
+        "payload" => format!("payload of layer {layer}"),
+        "z" => format!("replicas of layer {layer}"),
+        "spec_main" => "size of the main function (not in its list)".to_owned(),
+        "spec" => format!("size of layer {layer}'s remote function (not in its list)"),
+        _ => limit.to_owned(),
+    }
+}
+
+/// Ascending ids with runs as ranges: `0-3,7`.
+fn ids(ids: &[u32]) -> String {
+    if ids.is_empty() {
+        return "-".to_owned();
+    }
+    let runs = ids.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
+        [first, .., last] => format!("{first}-{last}"),
+        _ => run.iter().map(u32::to_string).collect(),
+    });
+    runs.collect::<Vec<_>>().join(",")
+}
+
+fn bytes(count: f64) -> String {
+    // Sizes are checked to be far below 2^63.
+    table::bytes(count as u64)
+}
+
+fn seconds(value: f64) -> String {
+    match value {
+        0.0 => "0 s".to_owned(),
+        value if value < 1e-3 => format!("{:.1} us", value * 1e6),
+        value if value < 1.0 => format!("{:.2} ms", value * 1e3),
+        value => format!("{value:.3} s"),
+    }
+}
+
+fn dollars(value: f64) -> String {
+    if value != 0.0 && value.abs() < 0.01 { format!("${value:.3e}") } else { format!("${value:.4}") }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_shown_as_ranges() {
+        assert_eq!(ids(&[0, 1, 2, 5, 7, 8]), "0-2,5,7-8");
+        assert_eq!(ids(&[]), "-");
+    }
+
+    #[test]
+    fn limits_are_named_with_their_layer() {
+        assert_eq!(limit_name("mem12"), "memory of layer 12's remote function");
+        assert_eq!(limit_name("ttft"), "time to first token");
+    }
+}

@@ -1,0 +1,110 @@
+//! What chats and completions have in common: a body goes through every check up to the engine's
+//! queue, behind the tokenizer and the template of a fixture.
+
+use crate::{check_error, fixtures, memory};
+use main_model_fn::engine::RequestLimits;
+use main_model_fn::http_fuzzing::{Checked, checks};
+use main_model_fn::text::TextFront;
+use remoe_model::Checkpoint;
+use std::cell::OnceCell;
+
+/// Bytes that one byte of a body may become: the tokenizer keeps some allocations per character.
+const FACTOR: usize = 1024;
+const BASE: usize = 1 << 20;
+
+const LIMITS: RequestLimits = RequestLimits {
+    vocab_size: 460,
+    context_length: 128,
+    cache_positions: 300,
+    max_choices: 4,
+    max_requests: 8,
+};
+
+thread_local! {
+    static CHECKS: OnceCell<Box<dyn Fn(bool, &[u8]) -> Checked>> = const { OnceCell::new() };
+}
+
+pub(crate) fn run(is_chat: bool, body: &[u8]) {
+    CHECKS.with(|cell| {
+        let check = cell.get_or_init(|| {
+            let checkpoint = Checkpoint::open(fixtures::root().join("tests/fixtures/mixtral-text"));
+            let text = TextFront::open(&checkpoint.expect("a fixture is right")).expect("its texts, too");
+            Box::new(checks(text, LIMITS))
+        });
+        let checked = memory::within(BASE + FACTOR * body.len(), || check(is_chat, body));
+        match checked {
+            Err(error) => {
+                check_error(&error.message);
+                check_error(tonic::Status::from(error.clone()).message());
+                assert!(error.field.is_none_or(|field| field.len() <= 256), "the name of a field is short");
+                assert!(
+                    error.code.http_status() < 500,
+                    "no body is a fault of the server: {}",
+                    error.message
+                );
+            }
+            Ok(requests) => {
+                assert!(!requests.is_empty() && requests.len() <= LIMITS.max_requests);
+                assert!(!is_chat || requests.len() == 1);
+                for request in requests {
+                    check_request(&request, is_chat);
+                }
+            }
+        }
+    });
+}
+
+/// What the engine relies on.
+fn check_request(request: &main_model_fn::engine::request::Request, is_chat: bool) {
+    let is_token = |id: &u32| (*id as usize) < LIMITS.vocab_size;
+    assert!(!request.prompt.is_empty() && request.prompt.iter().all(is_token));
+    assert!((1..=LIMITS.max_choices).contains(&request.choices));
+    let length = request.prompt.len() + request.max_tokens;
+    assert!(length <= LIMITS.context_length && length * request.choices <= LIMITS.cache_positions);
+    assert!(!is_chat || request.max_tokens > 0);
+    assert!(request.stop.min_tokens <= request.max_tokens);
+    assert!(request.stop.strings.len() <= 32 && request.stop.token_ids.len() <= 1024);
+    assert!(request.stop.strings.iter().all(|stop| (1..=1024).contains(&stop.len())));
+    assert!(request.stop.token_ids.iter().all(is_token));
+    assert!(request.logprobs.is_none_or(|count| count <= 20));
+    assert!(request.prompt_logprobs.is_none_or(|count| count <= 20 && !is_chat));
+    let sampling = &request.sampling;
+    assert!((0.0..=2.0).contains(&sampling.temperature) && (0.0..=1.0).contains(&sampling.top_p));
+    assert!((0.0..=1.0).contains(&sampling.min_p) && (0.0..=100.0).contains(&sampling.repetition_penalty));
+    assert!(sampling.repetition_penalty > 0.0);
+    assert!((-2.0..=2.0).contains(&sampling.presence_penalty));
+    assert!((-2.0..=2.0).contains(&sampling.frequency_penalty));
+    assert!(sampling.logit_bias.iter().all(|(id, bias)| is_token(id) && (-100.0..=100.0).contains(bias)));
+}
+
+/// Bodies with every parameter that the routes know; `prompt` is the route's own part.
+pub(crate) fn seeds(prompts: &[&str]) -> Vec<Vec<u8>> {
+    let parameters = [
+        "",
+        r#","model":"m","max_tokens":5,"n":2,"best_of":2,"temperature":0.5,"top_p":0.9,"top_k":4,"min_p":0.1,"seed":-3"#,
+        r#","presence_penalty":1,"frequency_penalty":-1.5,"repetition_penalty":1.1,"logit_bias":{"3":-100,"4":1.5}"#,
+        r#","stop":["a","bc"],"stop_token_ids":[2,3],"min_tokens":1,"ignore_eos":true,"max_completion_tokens":3"#,
+        r#","stream":true,"stream_options":{"include_usage":true},"return_token_ids":true,"include_figures":true"#,
+        r#","tools":[],"tool_choice":"none","response_format":{"type":"text"},"modalities":["text"],"suffix":null"#,
+        r#","logprobs":true,"top_logprobs":3,"add_generation_prompt":false,"add_special_tokens":true"#,
+        r#","logprobs":4,"echo":true,"max_tokens":0,"stop":"x","user":"u","seed":18446744073709551615"#,
+        r#","temperature":NaN,"top_p":-1,"functions":[{}],"guided_json":{"a":[]},"chat_template":"x""#,
+    ];
+    let mut seeds = Vec::new();
+    for prompt in prompts {
+        for more in parameters {
+            seeds.push(format!("{{{prompt}{more}}}").into_bytes());
+        }
+    }
+    let long = fixtures::long();
+    for field in
+        ["model", "max_tokens", "seed", "logprobs", "temperature", "response_format", "stop_token_ids"]
+    {
+        seeds.push(format!(r#"{{{},"{field}":"{long}"}}"#, prompts[0]).into_bytes());
+    }
+    seeds.push(format!(r#"{{{},"logit_bias":{{"{long}":1}}}}"#, prompts[0]).into_bytes());
+    seeds.push(format!(r#"{{"messages":[{{"role":"{long}","content":"a"}}]}}"#).into_bytes());
+    seeds.push(format!(r#"{{"messages":[{{"role":"user","content":[{{"type":"{long}"}}]}}]}}"#).into_bytes());
+    seeds.push(format!(r#"{{"prompt":"{long}"}}"#).into_bytes());
+    seeds
+}

@@ -1,0 +1,140 @@
+//! `config.json` of every family, and `generation_config.json` beside it.
+//!
+//! Input: the two files, a zero byte between them.
+
+use crate::{check_error, fixtures, memory, sections};
+use remoe_model::{AttentionFacts, GenerationDefaults, MlpFacts, ModelConfig};
+use std::path::Path;
+
+/// Bytes that one byte of JSON may become in the parser's tree: `0,` is a value of 32 bytes in a list
+/// that doubles, `{"":{}}` an object with a table.
+const FACTOR: usize = 256;
+/// Facts of 4096 layers and frequencies of the widest head.
+const BASE: usize = 4 << 20;
+
+pub fn run(data: &[u8]) {
+    let ([config, generation], _) = sections::split(data);
+    memory::within(BASE + FACTOR * data.len(), || {
+        match ModelConfig::from_json(Path::new("config.json"), config) {
+            Err(error) => check_error(&error.to_string()),
+            Ok(config) => {
+                check(&config);
+                let path = Path::new("generation_config.json");
+                match GenerationDefaults::from_json(path, generation, &config) {
+                    Err(error) => check_error(&error.to_string()),
+                    Ok(defaults) => check_defaults(&defaults, &config),
+                }
+            }
+        }
+    });
+}
+
+/// What everything that computes relies on.
+pub(crate) fn check(config: &ModelConfig) {
+    let at_least_one = [config.vocab_size, config.hidden_size, config.context_length, config.layers.len()];
+    assert!(at_least_one.iter().all(|size| *size > 0));
+    assert!(config.norm_eps.is_finite() && config.norm_eps >= 0.0);
+    assert!(config.eos_ids.iter().chain(&config.bos_id).all(|id| (*id as usize) < config.vocab_size));
+
+    let moe_layers = config.moe_layers();
+    assert!(!moe_layers.is_empty() && moe_layers.is_sorted());
+    let first = config.any_moe().expect("there is one");
+    let mut cache = 0_u64;
+    for (id, layer) in config.layers.iter().enumerate() {
+        assert!(layer.attention.heads() > 0);
+        let scale = layer.attention.softmax_scale();
+        assert!(scale.is_finite() && scale > 0.0, "softmax scale {scale}");
+        let rotated = match &layer.attention {
+            AttentionFacts::Gqa(facts) => {
+                assert!(facts.heads.is_multiple_of(facts.kv_heads) && facts.head_dim.is_multiple_of(2));
+                assert!(
+                    facts.window != Some(0) && facts.clip.is_none_or(|clip| clip.is_finite() && clip >= 0.0)
+                );
+                facts.heads.checked_mul(facts.head_dim).expect("rows of a projection are countable");
+                facts.head_dim
+            }
+            AttentionFacts::Mla(facts) => {
+                let head = facts.nope_dim.checked_add(facts.rope_dim.max(facts.value_dim)).expect("a head");
+                facts.heads.checked_mul(head).expect("rows of a projection are countable");
+                assert!(facts.kv_rank > 0 && facts.value_dim > 0 && facts.q_rank != Some(0));
+                facts.rope_dim
+            }
+        };
+        assert_eq!(rotated, config.rope.dim, "layer {id} rotates what the frequencies are for");
+        let elements = layer.attention.cache_elements() as u64;
+        cache =
+            elements.checked_mul(config.dtype.bytes()).and_then(|b| b.checked_add(cache)).expect("a token");
+        match &layer.mlp {
+            MlpFacts::Dense { width } => assert!(*width > 0),
+            MlpFacts::Moe(moe) => {
+                assert!(moe.top_k > 0 && moe.top_k <= moe.experts && moe.expert_width > 0);
+                assert_eq!(
+                    (moe.experts, moe.top_k, moe.expert_width),
+                    (first.experts, first.top_k, first.expert_width)
+                );
+                assert!(moe.routing.scale.is_finite());
+                if let Some(groups) = moe.routing.groups {
+                    assert!(moe.experts.is_multiple_of(groups.groups) && groups.chosen <= groups.groups);
+                    assert!(moe.top_k <= groups.chosen * (moe.experts / groups.groups));
+                }
+                assert!(moe.shared.as_ref().is_none_or(|shared| shared.width > 0 && shared.count > 0));
+            }
+        }
+    }
+    let frequencies = config.rope.inverse_frequencies();
+    assert_eq!(frequencies.len(), config.rope.dim / 2);
+    assert!(frequencies.iter().all(|frequency| frequency.is_finite()));
+    assert!(config.rope.attention_factor().is_finite());
+}
+
+pub(crate) fn check_defaults(defaults: &GenerationDefaults, config: &ModelConfig) {
+    assert!(defaults.temperature.is_finite() && defaults.temperature >= 0.0);
+    assert!(defaults.top_p.is_none_or(|top_p| top_p > 0.0 && top_p <= 1.0));
+    assert!(defaults.min_p.is_none_or(|min_p| (0.0..=1.0).contains(&min_p)));
+    assert!(defaults.top_k != Some(0) && defaults.max_new_tokens != Some(0));
+    assert!(defaults.repetition_penalty.is_none_or(|penalty| penalty > 0.0 && penalty.is_finite()));
+    assert!(defaults.eos_token_ids.iter().all(|id| (*id as usize) < config.vocab_size));
+}
+
+pub fn seeds() -> Vec<Vec<u8>> {
+    let mut seeds = Vec::new();
+    for folder in fixtures::checkpoints() {
+        let config = fixtures::read(folder.join("config.json"));
+        let generation = fixtures::read(folder.join("generation_config.json"));
+        // Without the spaces of pretty printing, which only cost length.
+        let compact: serde_json::Value = serde_json::from_slice(&config).expect("a fixture is right");
+        seeds.push(sections::join(&[compact.to_string().as_bytes(), &generation]));
+    }
+    let generation = br#"{"do_sample":true,"temperature":0.7,"top_p":0.9,"top_k":20,"min_p":0.1,"repetition_penalty":1.1,"max_new_tokens":9,"eos_token_id":[1,2]}"#;
+    let yarn = r#""rope_scaling":{"rope_type":"yarn","factor":40,"mscale":0.7,"mscale_all_dim":0.7,"beta_fast":32,"beta_slow":1,"original_max_position_embeddings":4096,"truncate":false}"#;
+    let config = format!(r#"{{"model_type":"deepseek_v2","num_experts_per_tok":2,{yarn}}}"#);
+    seeds.push(sections::join(&[config.as_bytes(), generation]));
+    for family in ["mixtral", "qwen2_moe", "olmoe", "deepseek_v2"] {
+        let config = format!(r#"{{"model_type":"{family}","num_experts_per_tok":2}}"#);
+        seeds.push(sections::join(&[config.as_bytes(), generation]));
+    }
+    let long = fixtures::long();
+    for field in [
+        "model_type",
+        "hidden_act",
+        "dtype",
+        "vocab_size",
+        "layer_types",
+        "rope_type",
+        "topk_method",
+        "mlp_only_layers",
+    ] {
+        let family = if field == "topk_method" { "deepseek_v2" } else { "qwen2_moe" };
+        let mut config = serde_json::json!({"model_type": family, "num_experts_per_tok": 2});
+        match field {
+            "rope_type" => config["rope_scaling"] = serde_json::json!({"rope_type": long, long.as_str(): 1}),
+            "layer_types" => config[field] = vec![long.as_str(); 24].into(),
+            "mlp_only_layers" => config[field] = vec![long.as_str()].into(),
+            _ => config[field] = long.as_str().into(),
+        }
+        seeds.push(sections::join(&[config.to_string().as_bytes(), generation]));
+    }
+    let fields = format!(r#"{{"temperature":"{long}"}}"#);
+    seeds.push(sections::join(&[br#"{"model_type":"mixtral"}"#, fields.as_bytes()]));
+    seeds
+}

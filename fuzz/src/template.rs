@@ -1,0 +1,135 @@
+//! Chat templates: `tokenizer_config.json`, `special_tokens_map.json` and `chat_template.jinja` are read,
+//! the template is compiled and rendered.
+//!
+//! Input: the three files and a conversation as JSON, zero bytes between them. A file that is empty is not
+//! there.
+
+use crate::scratch::Scratch;
+use crate::{check_error, fixtures, memory, sections};
+use remoe_model::text::ChatTemplate;
+use serde_json::{Value, json};
+use std::cell::OnceCell;
+
+/// Bytes that one byte of JSON or of a template may become; a rendering writes 32 MiB at most.
+const FACTOR: usize = 1024;
+const BASE: usize = 1 << 20;
+const RENDER: usize = 512 << 20;
+
+/// What lets one step of a template multiply a text: nothing in minijinja bounds the values between two
+/// steps, so that only templates without these are rendered when they are not shipped ones.
+const MULTIPLIERS: [&str; 9] = ["+", "~", "*", "format", "indent", "join", "replace", "range", "list"];
+
+/// Templates that come with models: their own steps are trusted, the conversations are not.
+fn shipped() -> Vec<(Vec<u8>, Vec<u8>)> {
+    let folders = [
+        "tests/fixtures/tokenizers/tok-bytelevel",
+        "tests/fixtures/tokenizers/tok-llama",
+        "tests/fixtures/tokenizers/tok-unigram",
+        "tests/fixtures/mixtral-text",
+        "demo/model",
+    ];
+    let read = |folder: &str, name: &str| fixtures::read(fixtures::root().join(folder).join(name));
+    folders.map(|folder| (read(folder, "tokenizer_config.json"), read(folder, "chat_template.jinja"))).into()
+}
+
+thread_local! {
+    static SCRATCH: OnceCell<Scratch> = const { OnceCell::new() };
+    static SHIPPED: OnceCell<Vec<ChatTemplate>> = const { OnceCell::new() };
+}
+
+pub fn run(data: &[u8]) {
+    let ([config, map, jinja, messages], _) = sections::split(data);
+    let messages = serde_json::from_slice::<Vec<Value>>(messages).unwrap_or_else(|_| {
+        vec![json!({"role": "user", "content": "hi"}), json!({"role": "assistant", "content": "é"})]
+    });
+    if let [number] = jinja {
+        return SHIPPED.with(|cell| {
+            let templates = cell.get_or_init(open_shipped);
+            let template = &templates[usize::from(*number) % templates.len()];
+            render(template, &messages, BASE + FACTOR * data.len());
+        });
+    }
+    let files =
+        [("tokenizer_config.json", config), ("special_tokens_map.json", map), ("chat_template.jinja", jinja)];
+    let files: Vec<(&str, &[u8], u64)> = files
+        .into_iter()
+        .filter(|(_, content)| !content.is_empty())
+        .map(|(name, content)| (name, content, content.len() as u64))
+        .collect();
+    SCRATCH.with(|cell| {
+        let scratch = cell.get_or_init(Scratch::new);
+        scratch.fill(&files);
+        match memory::within(BASE + FACTOR * data.len(), || ChatTemplate::open(scratch.folder())) {
+            Err(error) => check_error(&error.to_string()),
+            Ok(None) => (),
+            Ok(Some(template)) => {
+                // JSON can write any character of a template by its number.
+                let text = [config, jinja].map(|part| String::from_utf8_lossy(part));
+                let multiplies =
+                    |text: &str| text.contains("\\u") || MULTIPLIERS.iter().any(|word| text.contains(word));
+                if !text.iter().any(|text| multiplies(text)) {
+                    render(&template, &messages, RENDER);
+                }
+            }
+        }
+    });
+}
+
+fn render(template: &ChatTemplate, messages: &[Value], limit: usize) {
+    for generation in [false, true] {
+        if let Err(error) = memory::within(limit, || template.render(messages, generation)) {
+            check_error(&error.to_string());
+        }
+    }
+}
+
+fn open_shipped() -> Vec<ChatTemplate> {
+    let scratch = Scratch::new();
+    let open = |(config, jinja): (Vec<u8>, Vec<u8>)| {
+        let files = [("tokenizer_config.json", config), ("chat_template.jinja", jinja)];
+        let files: Vec<(&str, &[u8], u64)> = files
+            .iter()
+            .filter(|(_, content)| !content.is_empty())
+            .map(|(name, content)| (*name, content.as_slice(), content.len() as u64))
+            .collect();
+        scratch.fill(&files);
+        ChatTemplate::open(scratch.folder()).expect("a fixture is right").expect("and has a template")
+    };
+    shipped().into_iter().map(open).collect()
+}
+
+pub fn seeds() -> Vec<Vec<u8>> {
+    let mut seeds = Vec::new();
+    let messages = br#"[{"role":"system","content":"s"},{"role":"user","content":"hi "},{"role":"assistant","content":"a","tool_calls":[{"function":{"name":"f","arguments":{"x":[1,2.5,null]}}}]}]"#;
+    for (number, (config, jinja)) in (0..).zip(shipped()) {
+        seeds.push(sections::join(&[&config, b"", &jinja, messages]));
+        seeds.push(sections::join(&[b"", b"", &jinja, b""]));
+        // Not the mark between sections.
+        seeds.push(sections::join(&[b"", b"", &[b'0' + number], messages]));
+        seeds.push(sections::join(&[
+            b"",
+            b"",
+            &[b'0' + number],
+            br#"[{"role":"user","content":"a\u00e9"},{"role":"assistant","content":null}]"#,
+        ]));
+    }
+    let map = br#"{"bos_token":{"content":"<s>"},"eos_token":"</s>"}"#;
+    let config = br#"{"chat_template":[{"name":"default","template":"{{ bos_token }}{{ messages[0].content }}"}],"pad_token":null}"#;
+    seeds.push(sections::join(&[config, map, b"", messages]));
+    for jinja in [
+        "{% for m in messages %}{% if loop.index0 > 3 %}{% break %}{% endif %}{{ m | tojson(indent=2) }}{% endfor %}",
+        "{%- macro f(x, y=1) -%}{{ x.strip() ~ y }}{%- endmacro -%}{{ f(messages[0]['content']) }}{% generation %}x{% endgeneration %}",
+        "{% set ns = namespace(n=0) %}{% for m in messages if m.role == 'user' %}{% set ns.n = ns.n + 1 %}{% continue %}{% endfor %}{{ ns.n }}",
+        "{{ raise_exception('no: ' + messages[0].role) }}",
+        "{% for m in messages %}{{ loop.index }}{{ m.role | upper }}: {{ m['content'].strip() | trim }}{% if not loop.last %}, {% endif %}{% endfor %}",
+        "{% macro f(x) %}{{ x | tojson(indent=2) }}{% endmacro %}{% set y %}{{ f(messages) }}{% endset %}{{ y | length }}{{ messages[0].get('name') or 'n' }}",
+        "{% if messages[0].role not in ['system', 'user'] or 'x' is defined %}{{ messages | selectattr('role', 'equalto', 'user') | first }}{% endif %}",
+        "{{ strftime_now('%d %b %Y') }}{{ messages | length }}{{ messages[-1:] | map(attribute='content') | join(',') }}",
+        "{% if messages[0].content is string and tools is none %}{{ 'a'.upper().split('x')[0] | trim }}{% endif %}{# c #}",
+        "{% for i in range(3) %}{{ loop.first }}{{ '%s' | format(i) }}{% else %}e{% endfor %}{{ {'a': [1, 2]} | tojson(separators=(',', ':'), sort_keys=true) }}",
+        "{% filter upper %}{% set x %}a{% endset %}{{ x | replace('a', 'bb') | default('c', true) }}{% endfilter %}",
+    ] {
+        seeds.push(sections::join(&[b"", b"", jinja.as_bytes(), messages]));
+    }
+    seeds
+}

@@ -1,0 +1,32 @@
+//! Bodies of requests, checked without a socket and without an engine: the entry for `fuzz/`.
+
+use super::state::{HttpOptions, HttpState};
+use super::{TextFrontend, body, chat, completions};
+use crate::engine::request::Request;
+use crate::engine::{EngineHandle, RequestLimits};
+use crate::text::TextFront;
+use prometheus::Registry;
+use remoe_wire::ServiceError;
+use std::sync::Arc;
+
+/// The checks of a front with these texts and limits, its model being called `m`.
+pub fn checks(text: Option<TextFront>, limits: RequestLimits) -> impl Fn(bool, &[u8]) -> Checked {
+    let text = text.map(|text| Arc::new(text) as Arc<dyn TextFrontend>);
+    let (_, ready) = tokio::sync::watch::channel(true);
+    let (engine, jobs) = EngineHandle::new(limits);
+    let state = HttpState::new(engine, text, HttpOptions::new("m"), ready, Registry::new());
+    let jobs = std::cell::RefCell::new(jobs);
+    move |is_chat, bytes| {
+        let state = state.as_ref().map_err(|error| ServiceError::invalid("registry", error.to_string()))?;
+        let check = if is_chat { chat::check } else { completions::check };
+        let requests = check(state, body::parse(bytes)?)?.requests;
+        for request in &requests {
+            state.engine.submit(request.clone())?;
+        }
+        while jobs.borrow_mut().try_recv().is_ok() {}
+        Ok(requests)
+    }
+}
+
+/// What the engine has taken, or the error that the client would get.
+pub type Checked = Result<Vec<Request>, ServiceError>;

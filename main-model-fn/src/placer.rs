@@ -1,0 +1,240 @@
+//! Brings placements into force, one at a time, whatever becomes of those who asked.
+//!
+//! A placement is worked on by a task of its own: a caller that times out finds it done, or still
+//! going on, when it asks again, and what the engine has in force is what is reported.
+
+use crate::control::{EndpointSets, RemoteSets, check_routing};
+use crate::engine::Switch;
+use crate::experts::LocalExperts;
+use remoe_experts::load_experts;
+use remoe_kernels::Dtype;
+use remoe_model::Checkpoint;
+use remoe_wire::v1::{EndpointProblem, Routing, RoutingAck};
+use remoe_wire::{ErrorCode, ServiceError};
+use std::sync::{Arc, Mutex as Lock, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::{Mutex, mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+
+/// Placements that wait or are worked on; further ones are refused.
+const MAX_OPEN: usize = 8;
+
+/// What the placer works with.
+pub(crate) struct PlacerParts {
+    pub(crate) switches: mpsc::UnboundedSender<Switch>,
+    pub(crate) checkpoint: Arc<Checkpoint>,
+    pub(crate) dtype: Dtype,
+    pub(crate) threads: usize,
+    /// Whether a generation is in force: the function is ready for requests.
+    pub(crate) placed: watch::Sender<bool>,
+    /// No placement comes into force once this is cancelled.
+    pub(crate) shutdown: CancellationToken,
+    /// When the process was started.
+    pub(crate) started: Instant,
+}
+
+/// Brings placements into force.
+pub(crate) struct Placer {
+    parts: PlacerParts,
+    /// Held while a placement is brought into force: one at a time.
+    placing: Mutex<()>,
+    in_force: Lock<InForce>,
+    /// Placements that are worked on, and the one in force.
+    attempts: Lock<Vec<Attempt>>,
+}
+
+/// What is in force.
+#[derive(Clone, Default)]
+struct InForce {
+    /// 0 before the first.
+    generation: u64,
+    /// Experts packed for the generation; the next one reuses them.
+    local: LocalExperts,
+    /// From the start of the process to the first generation in force.
+    load_time: Option<Duration>,
+}
+
+type Outcome = Result<RoutingAck, ServiceError>;
+
+/// A placement that was asked for.
+struct Attempt {
+    routing: Routing,
+    outcome: watch::Receiver<Option<Outcome>>,
+}
+
+impl Attempt {
+    fn is_open(&self) -> bool {
+        self.outcome.borrow().is_none() && self.outcome.has_changed().is_ok()
+    }
+
+    /// Whether it came to nothing, be it by a panic.
+    fn failed(&self) -> bool {
+        match &*self.outcome.borrow() {
+            Some(outcome) => outcome.is_err(),
+            None => self.outcome.has_changed().is_err(),
+        }
+    }
+}
+
+impl Placer {
+    pub(crate) fn new(parts: PlacerParts) -> Arc<Self> {
+        Arc::new(Self {
+            parts,
+            placing: Mutex::default(),
+            in_force: Lock::default(),
+            attempts: Lock::default(),
+        })
+    }
+
+    /// Has `routing` brought into force and waits for it. Asking again for the same placement joins
+    /// the attempt that goes on, or returns what came of it; a failed one is tried again.
+    ///
+    /// # Errors
+    /// The placement contradicts itself, the model or an earlier one, or cannot be brought into force.
+    pub(crate) async fn place(self: &Arc<Self>, routing: Routing) -> Outcome {
+        let mut outcome = self.attempt(routing)?;
+        let ended = |_| ServiceError::new(ErrorCode::Internal, "the placement ended abnormally");
+        let outcome = outcome.wait_for(Option::is_some).await.map_err(ended)?.clone();
+        outcome.unwrap_or_else(|| Err(ServiceError::new(ErrorCode::Internal, "there is no outcome")))
+    }
+
+    /// The generation in force; 0 before the first.
+    pub(crate) fn generation(&self) -> u64 {
+        self.in_force().generation
+    }
+
+    /// The experts in the function's own memory.
+    pub(crate) fn local(&self) -> LocalExperts {
+        self.in_force().local.clone()
+    }
+
+    /// Seconds from the start of the process to the first generation in force; 0 before.
+    pub(crate) fn load_seconds(&self) -> f64 {
+        self.in_force().load_time.unwrap_or_default().as_secs_f64()
+    }
+
+    fn in_force(&self) -> MutexGuard<'_, InForce> {
+        // Changed as a whole, so a panic elsewhere cannot have left it half-written.
+        self.in_force.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The attempt at `routing` that is known, or a new one.
+    fn attempt(self: &Arc<Self>, routing: Routing) -> Result<watch::Receiver<Option<Outcome>>, ServiceError> {
+        let generation = routing.generation;
+        if generation == 0 {
+            return Err(ServiceError::invalid("generation", "generations are counted from 1"));
+        }
+        let (remote, endpoints) = check_routing(self.parts.checkpoint.config(), &routing)?;
+        let current = self.generation();
+        let mut attempts = self.attempts.lock().unwrap_or_else(PoisonError::into_inner);
+        attempts.retain(|attempt| attempt.is_open() || attempt.routing.generation == current);
+        attempts.retain(|attempt| attempt.routing.generation != generation || !attempt.failed());
+        if let Some(known) = attempts.iter().find(|attempt| attempt.routing.generation == generation) {
+            if known.routing == routing {
+                return Ok(known.outcome.clone());
+            }
+            let message = format!("generation {generation} was another placement");
+            return Err(ServiceError::invalid("generation", message));
+        }
+        if attempts.iter().filter(|attempt| attempt.is_open()).count() >= MAX_OPEN {
+            return Err(ServiceError::new(
+                ErrorCode::ResourceExhausted,
+                format!("{MAX_OPEN} placements are being brought into force; try again later"),
+            ));
+        }
+        let (sender, outcome) = watch::channel(None);
+        attempts.push(Attempt { routing, outcome: outcome.clone() });
+        let placer = self.clone();
+        tokio::spawn(async move {
+            let outcome = tokio::select! {
+                outcome = placer.bring_into_force(generation, remote, endpoints) => outcome,
+                () = placer.parts.shutdown.cancelled() => Err(shutting_down()),
+            };
+            if let Err(error) = &outcome {
+                tracing::error!(generation, %error, "no placement");
+            }
+            sender.send_replace(Some(outcome));
+        });
+        Ok(outcome)
+    }
+
+    async fn bring_into_force(
+        &self,
+        generation: u64,
+        remote: RemoteSets,
+        endpoints: EndpointSets,
+    ) -> Outcome {
+        let _placing = self.placing.lock().await;
+        let current = self.generation();
+        if generation <= current {
+            return Ok(RoutingAck { generation: current, problems: Vec::new() });
+        }
+        let local = self.pack(&remote).await?;
+        let problems = self.switch(generation, local.clone(), remote, endpoints).await?;
+        {
+            let mut in_force = self.in_force();
+            in_force.generation = generation;
+            in_force.local = local;
+            in_force.load_time.get_or_insert_with(|| self.parts.started.elapsed());
+        }
+        // A function that shuts down has said that it is not ready, and stays so.
+        self.parts.placed.send_if_modified(|placed| {
+            let ready = !self.parts.shutdown.is_cancelled();
+            *placed |= ready;
+            ready
+        });
+        Ok(RoutingAck { generation, problems })
+    }
+
+    /// Packs the experts that are not remote, those of the generation in force excepted.
+    async fn pack(&self, remote: &RemoteSets) -> Result<LocalExperts, ServiceError> {
+        let known = self.local();
+        let mut local = LocalExperts::default();
+        let mut missing = Vec::new();
+        let config = self.parts.checkpoint.config();
+        for layer in config.moe_layers() {
+            let experts = config.moe(layer).map_or(0, |moe| moe.experts as u32);
+            for expert in 0..experts {
+                if remote.get(&layer).is_some_and(|set| set.contains(&expert)) {
+                    continue;
+                }
+                match known.get(layer, expert) {
+                    Some(packed) => local.insert(layer, expert, packed.clone()),
+                    None => missing.push((layer, expert)),
+                }
+            }
+        }
+        let (checkpoint, dtype, threads) =
+            (self.parts.checkpoint.clone(), self.parts.dtype, self.parts.threads);
+        let internal =
+            |error: &dyn std::error::Error| ServiceError::new(ErrorCode::Internal, error.to_string());
+        let load = move || load_experts(&checkpoint, &missing, dtype, threads);
+        let packed = tokio::task::spawn_blocking(load)
+            .await
+            .map_err(|error| internal(&error))?
+            .map_err(|error| internal(&error))?;
+        for (layer, expert, packed) in packed {
+            local.insert(layer, expert, Arc::new(packed));
+        }
+        Ok(local)
+    }
+
+    /// Has the engine go over to the placement.
+    async fn switch(
+        &self,
+        generation: u64,
+        local: LocalExperts,
+        remote: RemoteSets,
+        endpoints: EndpointSets,
+    ) -> Result<Vec<EndpointProblem>, ServiceError> {
+        let (done, problems) = oneshot::channel();
+        let stopped = || ServiceError::new(ErrorCode::Unavailable, "the engine has stopped");
+        let switch = Switch { generation, local, remote, endpoints, done };
+        self.parts.switches.send(switch).map_err(|_| stopped())?;
+        problems.await.map_err(|_| stopped())
+    }
+}
+
+fn shutting_down() -> ServiceError {
+    ServiceError::new(ErrorCode::Unavailable, "the function is shutting down")
+}

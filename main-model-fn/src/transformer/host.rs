@@ -1,0 +1,66 @@
+//! Products and gated networks on the host, by the kernels: a row's result depends on no other row,
+//! and one row costs no more than reading the weights.
+
+use super::error::ForwardError;
+use remoe_kernels::{Dtype, Job, PackedExpert, PackedMatrix, Pool, Product};
+use std::sync::Arc;
+use tch::{Kind, TchError, Tensor};
+
+/// A weight matrix that the kernels multiply with.
+pub(crate) struct HostMatrix {
+    pub(crate) matrix: PackedMatrix,
+    pub(crate) pool: Arc<Pool>,
+}
+
+/// A gated network that the kernels compute as they compute an expert.
+pub(crate) struct HostMlp {
+    pub(crate) packed: PackedExpert,
+    pub(crate) pool: Arc<Pool>,
+}
+
+impl HostMatrix {
+    /// `x`: rows x inputs. Returns rows x outputs in the matrix' element type.
+    pub(crate) fn multiply(&self, x: &Tensor) -> Result<Tensor, ForwardError> {
+        let kind = kind(self.matrix.dtype());
+        let rows = x.size()[0];
+        let inputs = bytes(&x.f_to_kind(kind)?)?;
+        let mut output = vec![0; rows as usize * self.matrix.output_bytes()];
+        self.pool.multiply(&mut [Product { matrix: &self.matrix, inputs: &inputs, output: &mut output }])?;
+        Ok(Tensor::f_from_data_size(&output, &[rows, self.matrix.outputs() as i64], kind)?)
+    }
+}
+
+impl HostMlp {
+    /// `x`: rows x hidden.
+    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor, ForwardError> {
+        let rows: Vec<u32> = (0..).zip(0..x.size()[0]).map(|(row, _)| row).collect();
+        let inputs = bytes(x)?;
+        let mut output = vec![0; inputs.len()];
+        let job = Job { expert: &self.packed, inputs: &inputs, row_index: &rows, output: &mut output };
+        self.pool.forward(&mut [job])?;
+        Ok(Tensor::f_from_data_size(&output, &x.size(), x.f_kind()?)?)
+    }
+}
+
+/// LibTorch's name of an element type.
+pub(super) fn kind(dtype: Dtype) -> Kind {
+    match dtype {
+        Dtype::F32 => Kind::Float,
+        Dtype::Bf16 => Kind::BFloat16,
+    }
+}
+
+/// A tensor's elements, little endian, in its own kind.
+pub(super) fn bytes(x: &Tensor) -> Result<Vec<u8>, TchError> {
+    let mut bytes = vec![0; x.numel() * x.f_kind()?.elt_size_in_bytes()];
+    x.f_copy_data_u8(&mut bytes, x.numel())?;
+    Ok(bytes)
+}
+
+/// A tensor's elements as float32.
+pub(super) fn floats(x: &Tensor) -> Result<Vec<f32>, TchError> {
+    let x = x.f_to_kind(Kind::Float)?;
+    let mut values = vec![0.0; x.numel()];
+    x.f_copy_data(&mut values, x.numel())?;
+    Ok(values)
+}

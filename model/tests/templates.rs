@@ -1,0 +1,357 @@
+//! Chat templates with the helpers and habits of the templates that models ship, written for these
+//! tests, and templates that never come to an end.
+//!
+//! Expected texts: Jinja2 3.1, sandboxed, with `trim_blocks`, `lstrip_blocks` and loop controls, which
+//! is the environment of transformers.
+
+#![cfg(feature = "text")]
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use remoe_model::text::{ChatTemplate, TextError};
+use serde_json::{Value, json};
+
+fn template(source: &str) -> ChatTemplate {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("chat_template.jinja"), source).unwrap();
+    let config = json!({"bos_token": "<s>", "eos_token": "</s>"});
+    std::fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+    ChatTemplate::open(folder.path()).unwrap().unwrap()
+}
+
+fn render(source: &str, messages: &[Value]) -> String {
+    template(source).render(messages, true).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn refusal(source: &str, messages: &[Value]) -> String {
+    match template(source).render(messages, true) {
+        Err(TextError::Refused(message)) => message,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn failure(source: &str, messages: &[Value]) -> String {
+    match template(source).render(messages, true) {
+        Err(error @ TextError::Template { .. }) => error.to_string(),
+        other => panic!("{:?}", other.map(|text| text.len())),
+    }
+}
+
+fn say(role: &str, content: &str) -> Value {
+    json!({"role": role, "content": content})
+}
+
+/// In the manner of Mistral: instructions in brackets, the system text in the last user turn, turns
+/// that must alternate, arguments of calls as JSON.
+const BRACKETS: &str = r#"{%- if messages[0].role == "system" %}
+    {%- set instructions = messages[0].content %}
+    {%- set turns = messages[1:] %}
+{%- else %}
+    {%- set turns = messages %}
+{%- endif %}
+{%- set seen = namespace(users=0, index=0) %}
+{%- for turn in turns | rejectattr("role", "equalto", "tool") %}
+    {%- if turn.tool_calls is undefined %}
+        {%- if (turn.role == "user") != (seen.index % 2 == 0) %}
+            {{- raise_exception("after the optional system message, turns alternate: " ~ turn.role ~ " at " ~ seen.index) }}
+        {%- endif %}
+        {%- set seen.index = seen.index + 1 %}
+    {%- endif %}
+    {%- if turn.role == "user" %}{% set seen.users = seen.users + 1 %}{% endif %}
+{%- endfor %}
+{{- bos_token }}
+{%- set current = namespace(user=0) %}
+{%- for turn in turns %}
+    {%- if turn["role"] == "user" %}
+        {%- set current.user = current.user + 1 %}
+        {%- if instructions is defined and current.user == seen.users %}
+            {{- "[INST] " + instructions + "\n\n" + turn["content"] + "[/INST]" }}
+        {%- else %}
+            {{- "[INST] " + turn["content"] + "[/INST]" }}
+        {%- endif %}
+    {%- elif turn.tool_calls is defined and turn.tool_calls | length > 0 %}
+        {{- "[CALLS] [" }}
+        {%- for call in turn.tool_calls %}
+            {%- set out = call.function | tojson %}
+            {{- out[:-1] }}
+            {%- if call.id is not defined or call.id | length != 9 %}
+                {{- raise_exception("ids of calls have nine characters") }}
+            {%- endif %}
+            {{- ', "id": "' + call.id + '"}' }}
+            {%- if not loop.last %}{{- ", " }}{% else %}{{- "]" + eos_token }}{% endif %}
+        {%- endfor %}
+    {%- elif turn["role"] == "assistant" %}
+        {{- " " + turn["content"] | trim + eos_token }}
+    {%- elif turn["role"] == "tool" %}
+        {{- "[RESULT] {\"content\": " + turn.content | tojson + "}[/RESULT]" }}
+    {%- else %}
+        {{- raise_exception("no such role: " + turn["role"]) }}
+    {%- endif %}
+{%- endfor %}
+"#;
+
+#[test]
+fn brackets() {
+    let messages = [
+        say("system", "Be brief."),
+        say("user", "Weather?"),
+        say("assistant", " Where? "),
+        say("user", "\"Here\" & <there>"),
+    ];
+    assert_eq!(
+        render(BRACKETS, &messages),
+        "<s>[INST] Weather?[/INST] Where?</s>[INST] Be brief.\n\n\"Here\" & <there>[/INST]"
+    );
+    let call = json!({
+        "role": "assistant", "content": "",
+        "tool_calls": [{"id": "abcdefghi", "function": {"name": "find", "arguments": {"what": "é\n", "top": 3}}}],
+    });
+    let result = json!({"role": "tool", "content": "a \"b\"", "tool_call_id": "abcdefghi"});
+    assert_eq!(
+        render(BRACKETS, &[say("user", "Find."), call.clone(), result, say("assistant", "Done.")]),
+        "<s>[INST] Find.[/INST][CALLS] [{\"name\": \"find\", \"arguments\": {\"what\": \"é\\n\", \"top\": 3}, \"id\": \"abcdefghi\"}]</s>[RESULT] {\"content\": \"a \\\"b\\\"\"}[/RESULT] Done.</s>"
+    );
+    assert_eq!(
+        refusal(BRACKETS, &[say("user", "a"), say("user", "b")]),
+        "after the optional system message, turns alternate: user at 1"
+    );
+    assert_eq!(
+        refusal(BRACKETS, &[say("robot", "a")]),
+        "after the optional system message, turns alternate: robot at 0"
+    );
+    let mut short = call;
+    short["tool_calls"][0]["id"] = json!("x");
+    assert_eq!(refusal(BRACKETS, &[say("user", "a"), short]), "ids of calls have nine characters");
+}
+
+/// In the manner of Llama 3: headers, a date, a macro, `is string`, `is mapping`, `is iterable`,
+/// filters with arguments, statements on lines of their own.
+const HEADERS: &str = r#"{{ bos_token }}
+{% macro head(role) -%}
+<|head|>{{ role }}<|/head|>
+
+{% endmacro %}
+{%- if not today is defined %}
+  {%- set today = strftime_now("%Y-%m-%d") if strftime_now is defined else "2024-07-26" %}
+{%- endif %}
+{{- head("system") }}
+{{- "Today: " }}{{ today | length }}
+{% for message in messages if message.role != "system" %}
+    {% if message.content is string %}
+{{ head(message.role) }}{{ message.content | trim }}<|end|>
+    {%- elif message.content is iterable and message.content is not mapping %}
+{{ head(message.role) }}{{ message.content | map(attribute="text") | join(" + ") }}<|end|>
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{ head("assistant") }}
+{%- endif %}
+"#;
+
+#[test]
+fn headers() {
+    let parts = json!({"role": "user", "content": [{"text": "one"}, {"text": "two"}]});
+    assert_eq!(
+        render(HEADERS, &[say("system", "x"), say("user", " hi \n"), parts]),
+        "<s>\n<|head|>system<|/head|>\n\nToday: 10\n<|head|>user<|/head|>\n\nhi<|end|><|head|>user<|/head|>\n\none + two<|end|><|head|>assistant<|/head|>\n\n"
+    );
+}
+
+/// In the manner of Qwen 3: a reversed list, thoughts cut out with `split`, `startswith`,
+/// `rstrip`, a namespace that finds the last question, `loop.previtem` and `loop.nextitem`.
+const THOUGHTS: &str = r#"{%- set ns = namespace(searching=true, last=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.searching and message.role == "user" and not (message.content.startswith('<result>') and message.content.endswith('</result>')) %}
+        {%- set ns.searching = false %}
+        {%- set ns.last = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = message.content %}
+    {%- if message.role == "assistant" %}
+        {%- set thought = '' %}
+        {%- if '</think>' in content %}
+            {%- set thought = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\n') %}
+        {%- endif %}
+        {%- if loop.index0 > ns.last and (loop.last or thought) %}
+            {{- '<|start|>assistant\n<think>\n' + thought.strip('\n') + '\n</think>\n\n' + content.lstrip('\n') }}
+        {%- else %}
+            {{- '<|start|>assistant\n' + content }}
+        {%- endif %}
+        {{- '<|end|>\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if loop.first or loop.previtem.role != "tool" %}
+            {{- '<|start|>user' }}
+        {%- endif %}
+        {{- '\n<result>\n' }}
+        {{- content }}
+        {{- '\n</result>' }}
+        {%- if loop.last or loop.nextitem.role != "tool" %}
+            {{- '<|end|>\n' }}
+        {%- endif %}
+    {%- else %}
+        {{- '<|start|>' ~ message.role ~ '\n' ~ content ~ '<|end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start|>assistant\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\n\n</think>\n\n' }}
+    {%- endif %}
+{%- endif %}
+"#;
+
+#[test]
+fn thoughts() {
+    let messages = [
+        say("user", "1?"),
+        say("assistant", "<think>\nold\n</think>\n\nOne."),
+        say("user", "2?"),
+        say("tool", "a"),
+        say("tool", "b"),
+        say("assistant", "<think>\nnew\n</think>\n\nTwo."),
+    ];
+    assert_eq!(
+        render(THOUGHTS, &messages),
+        "<|start|>user\n1?<|end|>\n<|start|>assistant\nOne.<|end|>\n<|start|>user\n2?<|end|>\n<|start|>user\n<result>\na\n</result>\n<result>\nb\n</result><|end|>\n<|start|>assistant\n<think>\nnew\n</think>\n\nTwo.<|end|>\n<|start|>assistant\n"
+    );
+}
+
+/// In the manner of DeepSeek: `default` in a set, a namespace of flags, text outside of expressions
+/// with marks beyond ASCII, everything on one line.
+const MARKS: &str = "{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}{% set ns = namespace(is_first=true, is_tool=false, system='') %}{%- for message in messages %}{%- if message['role'] == 'system' %}{% set ns.system = ns.system + ('' if ns.is_first else '\n\n') + message['content'] %}{% set ns.is_first = false %}{%- endif %}{%- endfor %}{{ bos_token }}{{ ns.system }}{%- for message in messages %}{%- if message['role'] == 'user' %}{%- set ns.is_tool = false -%}{{'<｜User｜>' + message['content']}}{%- endif %}{%- if message['role'] == 'assistant' and message['content'] is not none %}{% set content = message['content'] | default('', true) %}{{'<｜Assistant｜>' + content + '<｜end▁of▁sentence｜>'}}{%- endif %}{%- endfor -%}{% if add_generation_prompt and not ns.is_tool %}{{'<｜Assistant｜>'}}{% endif %}";
+
+#[test]
+fn marks() {
+    let messages = [
+        say("system", "A"),
+        say("system", "B"),
+        say("user", "你好"),
+        json!({"role": "assistant", "content": null}),
+        say("assistant", "hé"),
+        say("user", "x"),
+    ];
+    assert_eq!(
+        render(MARKS, &messages),
+        "<s>A\n\nB<｜User｜>你好<｜Assistant｜>hé<｜end▁of▁sentence｜><｜User｜>x<｜Assistant｜>"
+    );
+    assert_eq!(template(MARKS).render(&messages[..1], false).unwrap(), "<s>A");
+}
+
+#[test]
+fn blocks_are_trimmed_and_stripped() {
+    for (source, expected) in [
+        // A line with only a statement leaves nothing.
+        ("a\n  {% if true %}\n  b\n  {% endif %}\nc", "a\n  b\nc"),
+        // An expression keeps its line.
+        ("a\n  {{ 'b' }}\nc", "a\n  b\nc"),
+        // `+` keeps what would be stripped or trimmed, `-` takes more.
+        ("a\n  {%+ if true +%}\n  b{% endif %}", "a\n  \n  b"),
+        ("a\n\n  {%- if true -%}\n\n  b{% endif %}", "ab"),
+        ("a {#- gone -#} b", "ab"),
+        ("a\n  {# gone #}\nb", "a\nb"),
+        // The last line's end goes, one of them.
+        ("a\n", "a"),
+        ("a\n\n", "a\n"),
+        ("{% raw %}{{ a }}{% endraw %}", "{{ a }}"),
+    ] {
+        assert_eq!(render(source, &[]), expected, "{source:?}");
+    }
+}
+
+#[test]
+fn dates() {
+    for (format, length) in
+        [("%d %b %Y", 11), ("%Y-%m-%d", 10), ("%H:%M:%S", 8), ("%B", 0), ("%A, %j", 0), ("%%", 1)]
+    {
+        let text = render(&format!("{{{{ strftime_now('{format}') }}}}"), &[]);
+        assert!(if length == 0 { text.len() > 2 } else { text.len() == length }, "{format}: {text:?}");
+        assert!(!text.contains('%') || format == "%%", "{format}: {text:?}");
+    }
+}
+
+#[test]
+fn loops_are_controlled() {
+    let source = "{% for n in range(10) %}{% if n == 1 %}{% continue %}{% endif %}{% if n > 3 %}{% break %}{% endif %}{{ n }}{% else %}none{% endfor %}";
+    assert_eq!(render(source, &[]), "023");
+    assert_eq!(render("{% for n in [] %}{{ n }}{% else %}none{% endfor %}", &[]), "none");
+    // Both leave the inner loop only.
+    let nested = "{% for a in range(3) %}{% for b in range(3) %}{% if b == a %}{% break %}{% endif %}{{ a }}{{ b }} {% endfor %}{% endfor %}";
+    assert_eq!(render(nested, &[]), "10 20 21 ");
+    let pairs = "{% for role, group in messages | groupby('role') %}{{ role }}{{ group | length }}{% endfor %}{{ loop is defined }}";
+    assert_eq!(render(pairs, &[say("b", ""), say("a", ""), say("b", "")]), "a1b2False");
+}
+
+#[test]
+fn json_is_pythons() {
+    let messages = [json!({
+        "role": "user", "content": "<a href='x'>\u{2028}\u{7f}", "n": [1, 1.0, 1e22, -0.5, true, null],
+        "o": {"z": {}, "a": []},
+    })];
+    for (source, expected) in [
+        (
+            "{{ messages[0] | tojson }}",
+            "{\"role\": \"user\", \"content\": \"<a href='x'>\u{2028}\u{7f}\", \"n\": [1, 1.0, 1e+22, -0.5, true, null], \"o\": {\"z\": {}, \"a\": []}}",
+        ),
+        ("{{ messages[0].o | tojson(indent=4) }}", "{\n    \"z\": {},\n    \"a\": []\n}"),
+        ("{{ messages[0].n | tojson(separators=[',', ':']) }}", "[1,1.0,1e+22,-0.5,true,null]"),
+        ("{{ 'é' | tojson(ensure_ascii=true) }}", "\"\\u00e9\""),
+        ("{{ none | tojson }}{{ 'a\"b' | tojson }}", "null\"a\\\"b\""),
+        ("{{ (messages[0].o | tojson(sort_keys=true)) ~ '<' }}", "{\"a\": [], \"z\": {}}<"),
+    ] {
+        assert_eq!(render(source, &messages), expected, "{source}");
+    }
+}
+
+/// Templates that would run for ever, or write for ever, are errors.
+#[test]
+fn enormous_loops_end() {
+    let long = [say("user", &"x".repeat(1 << 20))];
+    let short = [say("user", "x")];
+    for (source, messages) in [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", &short),
+        // Much text: written, printed as a list, kept in a block, in a macro.
+        ("{% for a in range(9999) %}{{ messages[0].content }}{% endfor %}", &long),
+        ("{% for a in range(9999) %}{{ messages }}{% endfor %}", &long),
+        ("{% set t %}{% for a in range(9999) %}{{ messages[0].content }}{% endfor %}{% endset %}x", &long),
+        (
+            "{% macro m() %}{% for a in range(9999) %}{{ messages[0].content }}{% endfor %}{% endmacro %}{% set t = m() %}x",
+            &long,
+        ),
+        ("{{ 'x' * 90000000 }}", &short),
+        ("{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}", &short),
+        // The deepest value that the fuel makes, and what goes through it level by level.
+        (
+            "{% set ns = namespace(a=[]) %}{% for j in range(9999) %}{% for i in range(9999) %}{% set ns.a = [ns.a] %}{% endfor %}{% endfor %}",
+            &short,
+        ),
+    ] {
+        let message = failure(source, messages);
+        let reasons = ["fuel", "recursion", "longer than"];
+        assert!(reasons.iter().any(|reason| message.contains(reason)), "{source}: {message}");
+        assert!(message.contains("chat_template.jinja"), "{message}");
+    }
+    let deep = |end: &str| {
+        format!(
+            "{{% set ns = namespace(a=[], b=[]) %}}{{% for j in range(10) %}}{{% for i in range(9999) %}}{{% set ns.a = [ns.a] %}}{{% set ns.b = [ns.b] %}}{{% endfor %}}{{% endfor %}}{end}"
+        )
+    };
+    assert_eq!(render(&deep("x"), &short), "x");
+    assert_eq!(render(&deep("{{ ns.a == ns.b }}"), &short), "True");
+    // Printed or refused, but not the end of the process.
+    for end in ["{{ ns.a }}", "{{ ns.a | tojson }}"] {
+        let _text_or_error = template(&deep(end)).render(&short, true);
+    }
+}
+
+/// What real conversations need is far below the limits.
+#[test]
+fn long_conversations_fit() {
+    let messages: Vec<Value> = (0..4000)
+        .map(|index| say(if index % 2 == 0 { "user" } else { "assistant" }, &"word ".repeat(100)))
+        .collect();
+    for source in [BRACKETS, HEADERS, THOUGHTS, MARKS] {
+        assert!(render(source, &messages).len() > 4000 * 400);
+    }
+}

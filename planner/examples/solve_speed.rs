@@ -1,0 +1,100 @@
+//! How long planning takes, by the size of the model, on one thread:
+//!
+//! `cargo run --release -p remoe-planner --example solve_speed [LAYERS]`
+//!
+//! Seconds are of processor time, so that other load on the machine does not count. `walk` is
+//! pre-allocation, `tables` what planning without remote experts takes beyond it, `search` the rest
+//! of a plan.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "../tests/generate/mod.rs"]
+mod generate;
+
+use generate::{Shape, model_problem};
+use remoe_planner::{Options, PlanDraft, Problem, Remote, evaluate, preallocate, solve};
+
+/// Layers, experts, top-k, and the seconds that a plan may take.
+const MODELS: [(usize, u32, u32, f64); 3] = [(27, 64, 6, 0.1), (58, 256, 8, 1.0), (1000, 512, 8, 30.0)];
+
+/// Name, bytes of an expert, slack of the limits, price of the device.
+const CASES: [(&str, f64, f64, f64); 4] = [
+    ("memory decides, loose limits", 1.7e7, 10.0, 3.0),
+    ("memory decides, tight limits", 1.7e7, 1e-3, 3.0),
+    ("vCPUs decide, tight limits", 2e5, 1e-3, 1e-2),
+    ("vCPUs decide, limits bind", 2e5, 0.2, 1e-2),
+];
+
+fn main() {
+    let only: Option<usize> = std::env::args().nth(1).and_then(|layers| layers.parse().ok());
+    println!(
+        "{:<13} {:<29} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} | {:>6} {:>7} {:>7} {:>7} {:>7}",
+        "model",
+        "case",
+        "read",
+        "walk",
+        "tables",
+        "search",
+        "plan",
+        "allowed",
+        "evaluate",
+        "cands",
+        "pairs",
+        "bounds",
+        "solved",
+        "peak MB"
+    );
+    for (layers, experts, top_k, allowed) in MODELS {
+        if only.is_some_and(|only| only != layers) {
+            continue;
+        }
+        for (name, expert_bytes, slack, gpu_price) in CASES {
+            let shape = Shape { layers, experts, top_k, slack, gpu_price, expert_bytes, seed: 7 };
+            let text = serde_json::to_string(&model_problem(shape)).unwrap();
+            let (read, problem) = timed(|| Problem::from_json(&text).unwrap());
+            let (walk, _) = timed(|| preallocate(&problem));
+            let never = Options { remote: Remote::Never, ..Options::default() };
+            let (without, _) = timed(|| solve(&problem, None, &never).map(|answer| answer.plan));
+            let (plan, answer) = timed(|| solve(&problem, None, &Options::default()).unwrap());
+            let draft = PlanDraft::from(&answer.plan);
+            let (evaluating, _) = timed(|| evaluate(&problem, &draft, false).unwrap());
+            let work = answer.search;
+            println!(
+                "{:<13} {name:<29} {read:>8.4} {walk:>8.4} {:>8.4} {:>8.4} {plan:>8.4} {allowed:>8} {evaluating:>8.4} | {:>6} {:>7} {:>7} {:>7} {:>7.0}",
+                format!("{layers} x {experts}"),
+                without - walk,
+                plan - without,
+                work.candidates,
+                work.pairs,
+                work.bounds,
+                work.solved,
+                peak_megabytes(),
+            );
+        }
+    }
+}
+
+/// Mean seconds of `work`, repeated until there is something to measure.
+fn timed<T>(mut work: impl FnMut() -> T) -> (f64, T) {
+    let start = processor_seconds();
+    let mut value = work();
+    let mut runs = 1.0;
+    while processor_seconds() - start < 0.2 {
+        value = std::hint::black_box(work());
+        runs += 1.0;
+    }
+    ((processor_seconds() - start) / runs, value)
+}
+
+/// Seconds that this thread has had a processor.
+fn processor_seconds() -> f64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    text.split(' ').next().unwrap().parse::<f64>().unwrap() / 1e9
+}
+
+/// The most memory that this process has had so far.
+fn peak_megabytes() -> f64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find(|line| line.starts_with("VmHWM")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<f64>().unwrap() / 1e3
+}

@@ -1,0 +1,320 @@
+//! Which problems can be: every figure finite, in range and consistent with the others.
+//!
+//! The bounds are far beyond any real deployment. They keep each product of figures finite and each
+//! table of the search within memory, so that no later step has to ask again.
+
+use crate::error::FieldError;
+use crate::problem::{Affine, CpuProfile, GpuProfile, Layer, Pricing, Problem, SizeRange};
+use std::fmt::Display;
+
+/// No figure is larger.
+const LARGEST: f64 = 1e15;
+/// No figure that divides or prices is smaller.
+const SMALLEST: f64 = 1e-15;
+const MAX_TOKENS: f64 = 1e12;
+const MAX_LAYERS: usize = 10_000;
+const MAX_EXPERTS: u32 = 65_536;
+/// Layers times experts of the largest layer.
+const MAX_CELLS: usize = 16_000_000;
+const MAX_SIZES: f64 = 10_000.0;
+const MAX_REPLICAS: u32 = 1024;
+/// Remote sizes times replicas.
+const MAX_OPTIONS: f64 = 1_000_000.0;
+const MAX_GRID: usize = 1024;
+/// How far the shares of a layer may be from 1 in sum.
+const SHARE_SLACK: f64 = 1e-6;
+
+type Checked = Result<(), FieldError>;
+
+impl Problem {
+    /// Checks everything but what only one use needs (see [`crate::solve`]).
+    ///
+    /// # Errors
+    /// The first field with a value that cannot be.
+    pub fn check(&self) -> Checked {
+        if self.version != 1 {
+            let message = format!("is {}, this planner knows version 1", self.version);
+            return Err(FieldError::new("version", message));
+        }
+        self.check_request()?;
+        self.check_layers()?;
+        self.check_platform()?;
+        self.check_prediction()
+    }
+
+    fn check_request(&self) -> Checked {
+        let request = &self.request;
+        between("request.input_tokens", request.input_tokens, 1.0, MAX_TOKENS)?;
+        between("request.output_tokens", request.output_tokens, 0.0, MAX_TOKENS)?;
+        for (field, typical, most) in [
+            ("request.max_input_tokens", request.input_tokens, request.max_input_tokens),
+            ("request.max_output_tokens", request.output_tokens, request.max_output_tokens),
+        ] {
+            let Some(most) = most else { continue };
+            between(field, most, 0.0, MAX_TOKENS)?;
+            if most < typical {
+                let message = format!("is {most}, below the typical {typical} tokens; raise it");
+                return Err(FieldError::new(field, message));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_layers(&self) -> Checked {
+        if self.layers.is_empty() || self.layers.len() > MAX_LAYERS {
+            let message = format!("lists {} layers, expected 1 to {MAX_LAYERS}", self.layers.len());
+            return Err(FieldError::new("layers", message));
+        }
+        for (index, layer) in self.layers.iter().enumerate() {
+            check_layer(layer)
+                .map_err(|error| FieldError { field: format!("layers[{index}].{}", error.field), ..error })?;
+        }
+        let most = self.layers.iter().map(|layer| layer.experts as usize).max().unwrap_or(0);
+        if most * self.layers.len() > MAX_CELLS {
+            let message = format!(
+                "are {} with up to {most} experts each, more than {MAX_CELLS} in all; plan for fewer",
+                self.layers.len()
+            );
+            return Err(FieldError::new("layers", message));
+        }
+        Ok(())
+    }
+
+    fn check_platform(&self) -> Checked {
+        not_negative("token_bytes", self.token_bytes)?;
+        not_negative("head_bytes", self.head_bytes)?;
+        not_negative("runtime_bytes", self.runtime_bytes)?;
+        not_negative("function_bytes", self.function_bytes)?;
+        not_negative("transport.token_bytes_up", self.transport.token_bytes_up)?;
+        not_negative("transport.token_bytes_down", self.transport.token_bytes_down)?;
+        between("transport.bytes_per_second", self.transport.bytes_per_second, 1.0, LARGEST)?;
+        not_negative("transport.invoke_seconds", self.transport.invoke_seconds)?;
+        affine("swap_seconds", self.swap_seconds)?;
+        not_negative("cold_start_seconds", self.cold_start_seconds)?;
+        check_pricing(&self.pricing)?;
+        check_sizes("specs.main", &self.specs.main)?;
+        check_sizes("specs.remote", &self.specs.remote)?;
+        above_zero("slo.ttft_seconds", self.slo.ttft_seconds)?;
+        above_zero("slo.tpot_seconds", self.slo.tpot_seconds)?;
+        if let Some(bytes) = self.limits.payload_bytes {
+            above_zero("limits.payload_bytes", bytes)?;
+        }
+        if let Some(bytes) = self.limits.gpu_bytes {
+            above_zero("limits.gpu_bytes", bytes)?;
+        }
+        let replicas = self.limits.max_replicas;
+        count("limits.max_replicas", replicas, MAX_REPLICAS)?;
+        let options = self.specs.remote.count() * f64::from(replicas);
+        if options > MAX_OPTIONS {
+            let message = format!(
+                "makes {options} options with {replicas} replicas, more than {MAX_OPTIONS}; take larger steps"
+            );
+            return Err(FieldError::new("specs.remote.step_bytes", message));
+        }
+        Ok(())
+    }
+
+    fn check_prediction(&self) -> Checked {
+        if let Some(rows) = &self.prediction {
+            one_per_layer("prediction", rows.len(), self.layers.len())?;
+            for (index, (row, layer)) in rows.iter().zip(&self.layers).enumerate() {
+                check_shares(&format!("prediction[{index}]"), row, layer.experts as usize)?;
+            }
+        }
+        if let Some(factors) = &self.prediction_p95 {
+            one_per_layer("prediction_p95", factors.len(), self.layers.len())?;
+            for (index, factor) in factors.iter().enumerate() {
+                not_negative(format_args!("prediction_p95[{index}]"), *factor)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Every layer's experts must fit a remote function one by one, else no layer can be remote at
+    /// all and the remote sizes are a mistake.
+    pub(crate) fn check_room(&self) -> Checked {
+        let largest = self.specs.remote.largest();
+        let needs = self.layers.iter().map(|layer| layer.expert_bytes + self.function_bytes);
+        let least = needs.fold(f64::INFINITY, f64::min);
+        if least <= largest {
+            return Ok(());
+        }
+        let message = format!(
+            "allows at most {largest} bytes, but one expert with its function needs {least}; \
+             raise it, or plan without remote experts"
+        );
+        Err(FieldError::new("specs.remote.max_bytes", message))
+    }
+}
+
+fn check_layer(layer: &Layer) -> Checked {
+    count("experts", layer.experts, MAX_EXPERTS)?;
+    count("top_k", layer.top_k, MAX_EXPERTS)?;
+    if layer.top_k > layer.experts {
+        let message =
+            format!("is {}, more than the layer's {} experts; lower it", layer.top_k, layer.experts);
+        return Err(FieldError::new("top_k", message));
+    }
+    above_zero("expert_bytes", layer.expert_bytes)?;
+    not_negative("nonexpert_bytes", layer.nonexpert_bytes)?;
+    not_negative("kv_bytes_per_token", layer.kv_bytes_per_token)?;
+    affine("nonexpert_prefill_seconds", layer.nonexpert_prefill_seconds)?;
+    not_negative("nonexpert_decode_seconds", layer.nonexpert_decode_seconds)?;
+    cpu_profile("expert_seconds", &layer.expert_seconds)?;
+    if let Some(first) = layer.expert_seconds.tokens.first().filter(|first| **first != 1.0) {
+        let message = format!("is {first}, expected 1: decoding is one token; measure it");
+        return Err(FieldError::new("expert_seconds.tokens[0]", message));
+    }
+    if let Some(profile) = &layer.gpu_expert_seconds {
+        gpu_profile("gpu_expert_seconds", profile)?;
+    }
+    if let Some(profile) = &layer.cpu_nonexpert_seconds {
+        cpu_profile("cpu_nonexpert_seconds", profile)?;
+    }
+    Ok(())
+}
+
+fn check_pricing(pricing: &Pricing) -> Checked {
+    price("pricing.cpu_per_gb_second", pricing.cpu_per_gb_second)?;
+    if let Some(value) = pricing.gpu_per_gb_second {
+        price("pricing.gpu_per_gb_second", value)?;
+    }
+    match (pricing.gpu_bytes_each, pricing.gpu_per_second_each) {
+        (None, None) => {}
+        (Some(bytes), Some(value)) => {
+            between("pricing.gpu_bytes_each", bytes, 1.0, LARGEST)?;
+            price("pricing.gpu_per_second_each", value)?;
+        }
+        (Some(_), None) => {
+            let message = "is missing beside gpu_bytes_each; add the price of one GPU";
+            return Err(FieldError::new("pricing.gpu_per_second_each", message));
+        }
+        (None, Some(_)) => {
+            let message = "is missing beside gpu_per_second_each; add the bytes of one GPU";
+            return Err(FieldError::new("pricing.gpu_bytes_each", message));
+        }
+    }
+    count("pricing.main_replicas", pricing.main_replicas, MAX_EXPERTS)
+}
+
+fn check_sizes(name: &str, sizes: &SizeRange) -> Checked {
+    between(format_args!("{name}.min_bytes"), sizes.min_bytes, 1.0, LARGEST)?;
+    between(format_args!("{name}.max_bytes"), sizes.max_bytes, 1.0, LARGEST)?;
+    between(format_args!("{name}.step_bytes"), sizes.step_bytes, 1.0, LARGEST)?;
+    if sizes.max_bytes < sizes.min_bytes {
+        let message = format!("is {}, below min_bytes {}; no size is left", sizes.max_bytes, sizes.min_bytes);
+        return Err(FieldError::new(format!("{name}.max_bytes"), message));
+    }
+    if sizes.count() > MAX_SIZES {
+        let message = format!("makes {} sizes, more than {MAX_SIZES}; take larger steps", sizes.count());
+        return Err(FieldError::new(format!("{name}.step_bytes"), message));
+    }
+    Ok(())
+}
+
+fn check_shares(field: &str, shares: &[f64], experts: usize) -> Checked {
+    if shares.len() != experts {
+        let message = format!("has {} shares, the layer {experts} experts", shares.len());
+        return Err(FieldError::new(field, message));
+    }
+    for (expert, share) in shares.iter().enumerate() {
+        between(format_args!("{field}[{expert}]"), *share, 0.0, 1.0 + SHARE_SLACK)?;
+    }
+    let sum: f64 = shares.iter().sum();
+    if (sum - 1.0).abs() > SHARE_SLACK {
+        let message = format!("sums to {sum}, expected 1 within {SHARE_SLACK}; normalise it");
+        return Err(FieldError::new(field, message));
+    }
+    Ok(())
+}
+
+fn cpu_profile(name: &str, profile: &CpuProfile) -> Checked {
+    ascending(&format!("{name}.vcpus"), &profile.vcpus)?;
+    ascending(&format!("{name}.tokens"), &profile.tokens)?;
+    let (rows, columns) = (profile.tokens.len(), profile.vcpus.len());
+    if profile.seconds.len() != rows {
+        let message = format!("has {} rows, tokens {rows}", profile.seconds.len());
+        return Err(FieldError::new(format!("{name}.seconds"), message));
+    }
+    for (index, row) in profile.seconds.iter().enumerate() {
+        if row.len() != columns {
+            let message = format!("has {} columns, vcpus {columns}", row.len());
+            return Err(FieldError::new(format!("{name}.seconds[{index}]"), message));
+        }
+        for (column, seconds) in row.iter().enumerate() {
+            not_negative(format_args!("{name}.seconds[{index}][{column}]"), *seconds)?;
+        }
+    }
+    Ok(())
+}
+
+fn gpu_profile(name: &str, profile: &GpuProfile) -> Checked {
+    ascending(&format!("{name}.tokens"), &profile.tokens)?;
+    if profile.seconds.len() != profile.tokens.len() {
+        let message = format!("has {} entries, tokens {}", profile.seconds.len(), profile.tokens.len());
+        return Err(FieldError::new(format!("{name}.seconds"), message));
+    }
+    for (index, seconds) in profile.seconds.iter().enumerate() {
+        not_negative(format_args!("{name}.seconds[{index}]"), *seconds)?;
+    }
+    Ok(())
+}
+
+fn ascending(field: &str, values: &[f64]) -> Checked {
+    if values.is_empty() || values.len() > MAX_GRID {
+        let message = format!("has {} entries, expected 1 to {MAX_GRID}", values.len());
+        return Err(FieldError::new(field, message));
+    }
+    for (index, value) in values.iter().enumerate() {
+        between(format_args!("{field}[{index}]"), *value, SMALLEST, MAX_TOKENS)?;
+        let before = index.checked_sub(1).and_then(|before| values.get(before));
+        if let Some(before) = before.filter(|before| *before >= value) {
+            let message = format!("is {value} after {before}; list them ascending, each once");
+            return Err(FieldError::new(format!("{field}[{index}]"), message));
+        }
+    }
+    Ok(())
+}
+
+fn affine(name: &str, affine: Affine) -> Checked {
+    not_negative(format_args!("{name}.base"), affine.base)?;
+    not_negative(format_args!("{name}.per_token"), affine.per_token)
+}
+
+fn one_per_layer(field: &str, rows: usize, layers: usize) -> Checked {
+    if rows == layers {
+        return Ok(());
+    }
+    Err(FieldError::new(field, format!("has {rows} entries, the problem {layers} layers")))
+}
+
+fn count(field: &str, value: u32, most: u32) -> Checked {
+    if (1..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(FieldError::new(field, format!("is {value}, expected 1 to {most}")))
+}
+
+fn price(field: &str, value: f64) -> Checked {
+    if value == 0.0 {
+        let message = "is 0: every plan would cost the same; state what the memory costs";
+        return Err(FieldError::new(field, message));
+    }
+    between(field, value, SMALLEST, LARGEST)
+}
+
+fn not_negative(field: impl Display, value: f64) -> Checked {
+    between(field, value, 0.0, LARGEST)
+}
+
+fn above_zero(field: &str, value: f64) -> Checked {
+    between(field, value, SMALLEST, LARGEST)
+}
+
+/// Also refuses NaN, which is between nothing.
+fn between(field: impl Display, value: f64, least: f64, most: f64) -> Checked {
+    if value >= least && value <= most {
+        return Ok(());
+    }
+    Err(FieldError::new(field.to_string(), format!("is {value}, expected a number from {least} to {most}")))
+}

@@ -1,0 +1,231 @@
+//! The choice: modes, robustness and hysteresis around the search.
+
+use crate::baselines::{Baselines, baselines};
+use crate::cost::{Evaluation, Violation};
+use crate::error::{FieldError, PlanError};
+use crate::explain::{Explanation, explain};
+use crate::hysteresis::{Change, decide};
+use crate::infeasible::{Infeasible, device_too_small, on_prediction, worst_case};
+use crate::model::Model;
+use crate::placement::Multipliers;
+use crate::plan::{Plan, PlanDraft, whole_bytes};
+use crate::preallocate::{WalkStep, walk};
+use crate::problem::Problem;
+use crate::search::{Counters, Search};
+use crate::selection::{Candidate, across_layers, by_ratio};
+use crate::stress::all_violations;
+use crate::tables::LayerTable;
+use serde::Serialize;
+
+/// Whether experts may be remote.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Remote {
+    /// Where it is cheaper.
+    #[default]
+    Auto,
+    /// In every layer with more experts than a token uses.
+    Always,
+    /// Nowhere.
+    Never,
+}
+
+impl Remote {
+    /// Whether plans may have `counts` remote experts in the layers.
+    pub(crate) fn allows(self, model: &Model<'_>, counts: &[usize]) -> bool {
+        let mut layers = model.layers.iter().zip(counts);
+        match self {
+            Self::Auto => true,
+            Self::Always => layers.all(|(layer, count)| *count > 0 || layer.experts <= layer.top_k),
+            Self::Never => counts.iter().all(|count| *count == 0),
+        }
+    }
+}
+
+/// How to plan.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Options {
+    /// Whether experts may be remote.
+    pub remote: Remote,
+    /// Whether the limits must also hold when predictions err as far as they do in 5 % of the cases.
+    pub robust: bool,
+    /// By which share a new plan must be cheaper than a previous one to replace it.
+    pub hysteresis: f64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { remote: Remote::Auto, robust: false, hysteresis: 0.05 }
+    }
+}
+
+/// A plan, what it is expected to cost, what else it could have been, and why it is this one.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Answer {
+    /// The plan.
+    pub plan: Plan,
+    /// Its times and cost.
+    pub evaluation: Evaluation,
+    /// What the request would cost without remote experts.
+    pub baselines: Baselines,
+    /// Every remote ratio in the worst case.
+    pub walk: Vec<WalkStep>,
+    /// Why it is this plan.
+    pub explanation: Explanation,
+    /// What is different from the previous plan, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub change: Option<Change>,
+    /// How much was searched.
+    pub search: Counters,
+}
+
+/// How the main function starts before anything is known about the request's experts.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Preallocation {
+    /// Every remote ratio, the largest first.
+    pub walk: Vec<WalkStep>,
+    /// Memory of the main function.
+    #[serde(serialize_with = "whole_bytes")]
+    pub main_bytes: f64,
+    /// The remote ratio times the experts of the largest layer.
+    pub i: usize,
+}
+
+/// How much memory the main function starts with, without a prediction (MMP; Remoe paper,
+/// Algorithm 2).
+///
+/// # Errors
+/// A problem that cannot be, or one where no remote ratio keeps the limits in the worst case.
+pub fn preallocate(problem: &Problem) -> Result<Preallocation, PlanError> {
+    problem.check().and_then(|()| problem.check_room()).map_err(PlanError::Problem)?;
+    let model = Model::new(problem);
+    if let Some(infeasible) = device_too_small(&model) {
+        return Err(PlanError::Infeasible(Box::new(infeasible)));
+    }
+    let walk = walk(&model);
+    let first =
+        walk.iter().find_map(|step| step.main_bytes.filter(|_| step.fits).map(|bytes| (bytes, step.i)));
+    match first {
+        Some((main_bytes, i)) => Ok(Preallocation { walk, main_bytes, i }),
+        None => {
+            let why = worst_case(&model, &by_ratio(&model)).unwrap_or_else(|| Infeasible::unknown(&model));
+            Err(PlanError::Infeasible(Box::new(why)))
+        }
+    }
+}
+
+/// The evaluation of a plan: times, cost and the limits that it does not keep.
+///
+/// # Errors
+/// A problem that cannot be, or a plan that is not one for it.
+pub fn evaluate(problem: &Problem, plan: &PlanDraft, robust: bool) -> Result<Evaluation, PlanError> {
+    problem.check().map_err(PlanError::Problem)?;
+    let model = Model::with_prediction(problem).map_err(PlanError::Problem)?;
+    let factors = robust.then(|| factors(problem)).transpose().map_err(PlanError::Problem)?;
+    let plan = model.plan(plan).map_err(PlanError::Plan)?;
+    let mut evaluation = model.evaluate(&plan);
+    if let Some(factors) = factors {
+        evaluation.violations = all_violations(&model, factors, &plan, &evaluation);
+    }
+    Ok(evaluation)
+}
+
+/// The cheapest plan that keeps every limit, or the previous one where that is close enough.
+///
+/// # Errors
+/// A problem that cannot be, a previous plan that is not one for it, or no plan at all.
+pub fn solve(
+    problem: &Problem,
+    previous: Option<&PlanDraft>,
+    options: &Options,
+) -> Result<Answer, PlanError> {
+    problem.check().map_err(PlanError::Problem)?;
+    if options.remote != Remote::Never {
+        problem.check_room().map_err(PlanError::Problem)?;
+    }
+    let model = Model::with_prediction(problem).map_err(PlanError::Problem)?;
+    let factors = options.robust.then(|| factors(problem)).transpose().map_err(PlanError::Problem)?;
+    let previous = previous.map(|draft| model.plan(draft)).transpose().map_err(PlanError::Plan)?;
+    if let Some(infeasible) = device_too_small(&model) {
+        return Err(PlanError::Infeasible(Box::new(infeasible)));
+    }
+    let walk = walk(&model);
+    let tables: Vec<LayerTable> =
+        (0..model.layers.len()).map(|layer| LayerTable::new(&model, layer)).collect();
+    let candidates = candidates(&model, options.remote, &walk);
+    let violations = |plan: &Plan, evaluation: &Evaluation| match factors {
+        Some(factors) => all_violations(&model, factors, plan, evaluation),
+        None => evaluation.violations.clone(),
+    };
+    let mut search = Search {
+        model: &model,
+        tables: &tables,
+        factors,
+        violations: &violations,
+        best: None,
+        multipliers: Multipliers::default(),
+        open: Vec::new(),
+        counters: Counters::default(),
+    };
+    search.run(candidates.clone());
+    let kept = previous.map(|previous| {
+        let evaluation = model.evaluate(&previous);
+        let counts: Vec<usize> = previous.layers.iter().map(|layer| layer.remote.len()).collect();
+        let stands = violations(&previous, &evaluation).is_empty() && options.remote.allows(&model, &counts);
+        (previous, evaluation, stands)
+    });
+    let baselines = baselines(&model);
+    let best = search.best.take();
+    let counters = search.counters;
+    let change = kept
+        .as_ref()
+        .map(|(previous, old, stands)| decide(previous, old, *stands, best.as_ref(), options.hysteresis));
+    let (plan, evaluation, explanation) = match (best, kept) {
+        (best, Some((previous, old, _))) if change.as_ref().is_some_and(|change| change.kept) => {
+            let explanation = Explanation::of_kept(&old, &baselines, best.as_ref());
+            (previous, old, explanation)
+        }
+        (Some(best), _) => {
+            let (best, explanation) = explain(&search, best, &candidates, &baselines);
+            (best.plan, best.evaluation, explanation)
+        }
+        (None, _) => {
+            return Err(no_plan(&model, &tables, &candidates, options.remote, violations));
+        }
+    };
+    Ok(Answer { plan, evaluation, baselines, walk, explanation, change, search: counters })
+}
+
+/// Every choice of remote counts that the search may take: ratios that pass the worst case, nothing
+/// remote, and the choices across layers, whose worst case is only checked where they are good.
+fn candidates(model: &Model<'_>, remote: Remote, walk: &[WalkStep]) -> Vec<Candidate> {
+    let mut all = by_ratio(model);
+    let across = if remote == Remote::Never { Vec::new() } else { across_layers(model, &all) };
+    let passes = |i: usize| i == 0 || walk.iter().any(|step| step.i == i && step.passes());
+    all.retain(|candidate| passes(candidate.i));
+    all.extend(across);
+    all.retain(|candidate| remote.allows(model, &candidate.counts));
+    all
+}
+
+fn no_plan(
+    model: &Model<'_>,
+    tables: &[LayerTable],
+    candidates: &[Candidate],
+    remote: Remote,
+    violations: impl Fn(&Plan, &Evaluation) -> Vec<Violation>,
+) -> PlanError {
+    let mut ratios = by_ratio(model);
+    ratios.retain(|candidate| remote.allows(model, &candidate.counts));
+    // Without remote experts the worst case is not asked for.
+    let in_the_worst_case = (remote != Remote::Never).then(|| worst_case(model, &ratios)).flatten();
+    let why = in_the_worst_case.or_else(|| on_prediction(model, tables, candidates, violations));
+    PlanError::Infeasible(Box::new(why.unwrap_or_else(|| Infeasible::unknown(model))))
+}
+
+fn factors(problem: &Problem) -> Result<&[f64], FieldError> {
+    problem.prediction_p95.as_deref().ok_or_else(|| {
+        let message = "is missing: robust plans need the predictor's error; add one factor per layer";
+        FieldError::new("prediction_p95", message)
+    })
+}

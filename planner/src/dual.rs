@@ -1,0 +1,230 @@
+//! Memory and replicas of all layers for one candidate and one main size: the Lagrangian dual.
+//!
+//! One option per layer, two sums to keep within limits. A multiplier per limit makes the layers
+//! independent; the dual function is concave and piecewise linear in each multiplier, so that the
+//! intersection of the two known lines finds its maximum in a few steps.
+
+use crate::options::{Choice, Prices, Terms};
+use crate::placement::{Multipliers, Placement, Side};
+
+/// One option per layer.
+#[derive(Debug, Clone)]
+pub(crate) struct Sizing {
+    /// None where nothing is remote.
+    pub(crate) choices: Vec<Option<Choice>>,
+    pub(crate) totals: Terms,
+}
+
+/// A limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Limit {
+    Prefill,
+    Step,
+}
+
+/// A sizing that is cheapest at some multipliers.
+#[derive(Debug, Clone)]
+struct Point {
+    sizing: Sizing,
+    /// Its priced terms, multipliers included, less what the limits allow: the dual function.
+    value: f64,
+}
+
+/// What is known about one candidate with one main size.
+#[derive(Debug)]
+pub(crate) struct Dual<'a, 'm> {
+    pub(crate) placement: &'a mut Placement<'m>,
+    pub(crate) main: usize,
+    pub(crate) prices: Prices,
+    /// No sizing within the limits costs less.
+    pub(crate) bound: f64,
+    /// The multipliers of that bound.
+    pub(crate) multipliers: Multipliers,
+    /// The cheapest sizing within the limits that was met.
+    pub(crate) feasible: Option<Sizing>,
+    /// The sizing of the bound; it may miss the limits.
+    pub(crate) relaxed: Option<Sizing>,
+    /// Per layer, every option that was the cheapest at some multipliers.
+    pub(crate) seen: Vec<Vec<(Choice, Terms)>>,
+}
+
+/// Steps of one search along one multiplier; a piecewise linear function ends it much earlier.
+const LINE_STEPS: usize = 40;
+/// Searches along alternating multipliers.
+const ROUNDS: usize = 6;
+
+impl<'a, 'm> Dual<'a, 'm> {
+    /// Solves the dual; stops early when the bound exceeds `cutoff`. `prices` must make the cost
+    /// linear, without multipliers.
+    pub(crate) fn solve(
+        placement: &'a mut Placement<'m>,
+        main: usize,
+        prices: Prices,
+        hint: Multipliers,
+        cutoff: f64,
+    ) -> Self {
+        let seen = vec![Vec::new(); placement.layers.len()];
+        let mut dual = Self {
+            seen,
+            placement,
+            main,
+            prices,
+            bound: f64::NEG_INFINITY,
+            multipliers: Multipliers::default(),
+            feasible: None,
+            relaxed: None,
+        };
+        let Some(free) = dual.at(Multipliers::default()) else {
+            dual.bound = f64::INFINITY;
+            return dual;
+        };
+        let over = [Limit::Prefill, Limit::Step].map(|limit| dual.excess(limit, &free.sizing) > 0.0);
+        if over == [false, false] || dual.bound > cutoff {
+            return dual;
+        }
+        // The limit that is missed first; the other one joins where that makes it missed.
+        let mut limit = if over[0] { Limit::Prefill } else { Limit::Step };
+        let mut multipliers = Multipliers::default();
+        let mut before = f64::NEG_INFINITY;
+        for round in 0..ROUNDS {
+            let Some(best) = dual.along(limit, multipliers, hint, cutoff) else {
+                dual.bound = f64::INFINITY;
+                return dual;
+            };
+            multipliers = best;
+            let stalled = dual.bound <= before + before.abs() * 1e-12;
+            if dual.bound > cutoff || (round > 0 && stalled) {
+                break;
+            }
+            before = dual.bound;
+            limit = if limit == Limit::Prefill { Limit::Step } else { Limit::Prefill };
+        }
+        dual
+    }
+
+    /// Seconds by which `sizing` misses `limit`.
+    fn excess(&self, limit: Limit, sizing: &Sizing) -> f64 {
+        let (prefill, step) = self.placement.limits();
+        match limit {
+            Limit::Prefill => sizing.totals.limit_prefill - prefill,
+            Limit::Step => sizing.totals.limit_step - step,
+        }
+    }
+
+    /// Whether `totals` keeps both limits.
+    pub(crate) fn keeps_limits(&self, totals: &Terms) -> bool {
+        let (prefill, step) = self.placement.limits();
+        totals.limit_prefill <= prefill && totals.limit_step <= step
+    }
+
+    /// The cheapest sizing at `multipliers`; none where a layer has no option at all.
+    fn at(&mut self, multipliers: Multipliers) -> Option<Point> {
+        let sizing = self.cheapest(self.prices.with(multipliers))?;
+        let (prefill, step) = self.placement.limits();
+        let mut value = sizing.totals.priced(self.prices.with(multipliers)) - multipliers.prefill * prefill;
+        if multipliers.step > 0.0 {
+            value -= multipliers.step * step;
+        }
+        if self.keeps_limits(&sizing.totals) {
+            self.offer(&sizing);
+        }
+        if value > self.bound {
+            (self.bound, self.multipliers) = (value, multipliers);
+            self.relaxed = Some(sizing.clone());
+        }
+        Some(Point { sizing, value })
+    }
+
+    /// Keeps `sizing`, which is within the limits, if it is the cheapest so far.
+    pub(crate) fn offer(&mut self, sizing: &Sizing) {
+        let cost = |sizing: &Sizing| sizing.totals.priced(self.prices);
+        if self.feasible.as_ref().is_none_or(|best| cost(sizing) < cost(best)) {
+            self.feasible = Some(sizing.clone());
+        }
+    }
+
+    /// The cheapest option of every layer at `prices`.
+    fn cheapest(&mut self, prices: Prices) -> Option<Sizing> {
+        let count = self.placement.layers.len();
+        let mut sizing = Sizing { choices: Vec::with_capacity(count), totals: Terms::default() };
+        for layer in 0..count {
+            let local = self.placement.local(layer, self.main);
+            let (choice, terms) = match &mut self.placement.layers[layer] {
+                Side::Remote(options) => {
+                    let (choice, terms, _) = options.cheapest(prices, local)?;
+                    let seen = &mut self.seen[layer];
+                    if seen.iter().all(|(known, _)| *known != choice) {
+                        seen.push((choice, terms));
+                    }
+                    (Some(choice), terms)
+                }
+                Side::Local => (None, self.placement.local_terms(layer, local)),
+            };
+            sizing.choices.push(choice);
+            sizing.totals = sizing.totals.plus(&terms);
+        }
+        Some(sizing)
+    }
+
+    /// The best multiplier of `limit` beside the other one in `from`; none where no multiplier makes
+    /// the limit hold. Looks near `hint` first.
+    fn along(
+        &mut self,
+        limit: Limit,
+        from: Multipliers,
+        hint: Multipliers,
+        cutoff: f64,
+    ) -> Option<Multipliers> {
+        let with = |multiplier: f64| match limit {
+            Limit::Prefill => Multipliers { prefill: multiplier, ..from },
+            Limit::Step => Multipliers { step: multiplier, ..from },
+        };
+        let (scale, near) = match limit {
+            Limit::Prefill => (self.prices.prefill, hint.prefill),
+            Limit::Step => (self.prices.step, hint.step),
+        };
+        let mut low = (0.0, self.at(with(0.0))?);
+        if self.excess(limit, &low.1.sizing) <= 0.0 {
+            return Some(with(0.0));
+        }
+        let (mut multiplier, mut factor) = if near > 0.0 { (near, 1.25) } else { (scale / 8.0, 8.0) };
+        let mut high = loop {
+            let point = self.at(with(multiplier))?;
+            if self.excess(limit, &point.sizing) <= 0.0 {
+                break (multiplier, point);
+            }
+            if self.bound > cutoff {
+                return Some(with(multiplier));
+            }
+            if multiplier > scale * 1e12 {
+                return None;
+            }
+            low = (multiplier, point);
+            multiplier *= factor;
+            factor *= 2.0;
+        };
+        if self.bound > cutoff {
+            return Some(with(high.0));
+        }
+        for _ in 0..LINE_STEPS {
+            // Each point is a line over the multiplier: its value, and the excess as the slope.
+            let slopes = (self.excess(limit, &low.1.sizing), self.excess(limit, &high.1.sizing));
+            let at_zero = (low.1.value - low.0 * slopes.0, high.1.value - high.0 * slopes.1);
+            let crossing = (at_zero.1 - at_zero.0) / (slopes.0 - slopes.1);
+            if !(crossing > low.0 && crossing < high.0) {
+                break;
+            }
+            let line = at_zero.0 + crossing * slopes.0;
+            let point = self.at(with(crossing))?;
+            if self.bound > cutoff || point.value >= line - line.abs() * 1e-13 {
+                return Some(with(crossing));
+            }
+            if self.excess(limit, &point.sizing) <= 0.0 {
+                high = (crossing, point);
+            } else {
+                low = (crossing, point);
+            }
+        }
+        Some(with(if low.1.value > high.1.value { low.0 } else { high.0 }))
+    }
+}

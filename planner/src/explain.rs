@@ -1,0 +1,309 @@
+//! Why it is this plan: the limit that keeps a cheaper neighbour out, the next best alternative, and
+//! what other ways of planning would have cost.
+
+use crate::baselines::Baselines;
+use crate::continuous::{Continuous, continuous};
+use crate::cost::{Evaluation, TPOT_SLACK, TTFT_SLACK};
+use crate::improve::locals;
+use crate::options::{Choice, Terms};
+use crate::placement::{Placement, Side};
+use crate::plan::{LayerPlan, Plan, whole_bytes};
+use crate::preallocate::WorstCase;
+use crate::search::{COST_TIE, Found, Search};
+use crate::selection::{Candidate, Selection};
+use serde::Serialize;
+
+/// The figures behind a choice.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Explanation {
+    /// How the number of remote experts per layer was chosen; absent for a previous plan that stays.
+    pub selection: Option<Selection>,
+    /// The remote ratio times the experts of the largest layer, or the ratio whose bytes were the
+    /// budget across layers.
+    pub i: Option<usize>,
+    /// Share of each baseline's cost that the plan saves.
+    pub saving: Saving,
+    /// The limit that a cheaper neighbouring plan would break; absent where every neighbour costs more.
+    pub binding: Option<Binding>,
+    /// The cheapest plan that was found with other remote counts or another main size.
+    pub next_best: Option<Alternative>,
+    /// What the paper's continuous form makes of the same remote sets and main size.
+    pub continuous: Option<Continuous>,
+}
+
+/// Shares of cost that are saved; negative where the plan costs more.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Saving {
+    /// Against all experts in the main function.
+    pub mix: Option<f64>,
+    /// Against everything on CPUs.
+    pub cpu: Option<f64>,
+    /// Against everything on the device.
+    pub gpu: Option<f64>,
+    /// Against ideal offloading.
+    pub fetch: Option<f64>,
+}
+
+/// A limit that binds.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Binding {
+    /// Its name, as in [`crate::Violation`].
+    pub limit: String,
+    /// What the plan has.
+    pub value: f64,
+    /// What is allowed.
+    pub allowed: f64,
+    /// Dollars that the neighbour beyond the limit would save.
+    pub would_save: f64,
+}
+
+/// Another plan.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Alternative {
+    /// How its remote counts were chosen.
+    pub selection: Selection,
+    /// Its ratio times the experts of the largest layer.
+    pub i: usize,
+    /// Its main memory.
+    #[serde(serialize_with = "whole_bytes")]
+    pub main_bytes: f64,
+    /// Its replicas in all layers.
+    pub replicas: u64,
+    /// Its cost.
+    pub total_cost: f64,
+    /// By which share that is above the plan's cost.
+    pub above: f64,
+}
+
+impl Explanation {
+    /// Of a previous plan that stays, with the `best` new one as the alternative.
+    pub(crate) fn of_kept(old: &Evaluation, baselines: &Baselines, best: Option<&Found>) -> Self {
+        Self {
+            selection: None,
+            i: None,
+            saving: saving(old.total_cost, baselines),
+            binding: None,
+            next_best: best.map(|best| alternative(best, old.total_cost)),
+            continuous: None,
+        }
+    }
+}
+
+/// Explains `best`; where the paper's form leads to a cheaper plan, that one.
+pub(crate) fn explain<'m>(
+    search: &Search<'m>,
+    mut best: Found,
+    candidates: &[Candidate],
+    baselines: &Baselines,
+) -> (Found, Explanation) {
+    let mut report = None;
+    let placement = Placement::new(search.model, search.tables, &best.candidate, search.factors);
+    let mut binding = None;
+    if let Some(mut placement) = placement {
+        let locals = locals(&placement, best.main);
+        if best.plan.replicas() > 0 {
+            let (mut form, sizing) = continuous(&mut placement, best.main, &locals);
+            let found = sizing.and_then(|sizing| {
+                search.found(&placement, &best.candidate, best.main, &sizing, f64::INFINITY)
+            });
+            form.total_cost = found.as_ref().map(|found| found.evaluation.total_cost);
+            if let Some(found) = found.filter(|found| found.beats(&best)) {
+                best = found;
+            }
+            form.above = form.total_cost.map(|cost| cost / best.evaluation.total_cost - 1.0);
+            report = Some(form);
+        }
+        binding = Neighbours { search, best: &best, placement: &mut placement }.binding();
+    }
+    let next_best = next_best(search, &best, candidates);
+    let explanation = Explanation {
+        selection: Some(best.candidate.selection),
+        i: Some(best.candidate.i),
+        saving: saving(best.evaluation.total_cost, baselines),
+        binding,
+        next_best: next_best.map(|found| alternative(&found, best.evaluation.total_cost)),
+        continuous: report,
+    };
+    (best, explanation)
+}
+
+fn saving(cost: f64, baselines: &Baselines) -> Saving {
+    let against = |baseline: &Option<crate::Baseline>| {
+        baseline
+            .as_ref()
+            .filter(|baseline| baseline.total_cost > 0.0)
+            .map(|other| 1.0 - cost / other.total_cost)
+    };
+    Saving {
+        mix: against(&baselines.mix),
+        cpu: against(&baselines.cpu),
+        gpu: against(&baselines.gpu),
+        fetch: against(&baselines.fetch),
+    }
+}
+
+fn alternative(found: &Found, cost: f64) -> Alternative {
+    Alternative {
+        selection: found.candidate.selection,
+        i: found.candidate.i,
+        main_bytes: found.plan.main_bytes,
+        replicas: found.plan.replicas(),
+        total_cost: found.evaluation.total_cost,
+        above: found.evaluation.total_cost / cost - 1.0,
+    }
+}
+
+/// The cheapest of the plan's neighbours: another main size, the candidates with a little more and a
+/// little less that is remote, and nothing remote.
+fn next_best(search: &Search<'_>, best: &Found, candidates: &[Candidate]) -> Option<Found> {
+    let passes = |candidate: &Candidate| {
+        candidate.selection == Selection::Ratio
+            || WorstCase::new(search.model, candidate.counts.clone()).passes()
+    };
+    let distance = |candidate: &Candidate| candidate.i.abs_diff(best.candidate.i);
+    let near = |candidate: &&Candidate| {
+        candidate.selection == best.candidate.selection && distance(candidate) <= 1 || candidate.i == 0
+    };
+    let sizes = search.model.main_sizes.len();
+    let mut found: Option<Found> = None;
+    for candidate in candidates.iter().filter(near).filter(|candidate| passes(candidate)) {
+        let Some(mut placement) = Placement::new(search.model, search.tables, candidate, search.factors)
+        else {
+            continue;
+        };
+        let own = *candidate == best.candidate;
+        let mut mains = vec![best.main.saturating_sub(1), best.main, best.main + 1, placement.first_main];
+        mains.sort_unstable();
+        mains.dedup();
+        mains.retain(|main| (placement.first_main..sizes).contains(main) && !(own && *main == best.main));
+        for main in mains {
+            let other = search.alternative(&mut placement, candidate, main);
+            if let Some(other) = other
+                && found.as_ref().is_none_or(|found| other.beats(found))
+            {
+                found = Some(other);
+            }
+        }
+    }
+    found
+}
+
+/// Plans one step away.
+struct Neighbours<'a, 'm> {
+    search: &'a Search<'m>,
+    best: &'a Found,
+    placement: &'a mut Placement<'m>,
+}
+
+impl Neighbours<'_, '_> {
+    /// The broken limit of the neighbour that would save the most.
+    fn binding(mut self) -> Option<Binding> {
+        let mut found: Option<Binding> = None;
+        let mut consider = |binding: Binding| {
+            let least = COST_TIE * self.best.evaluation.total_cost;
+            if binding.would_save > found.as_ref().map_or(least, |found| found.would_save) {
+                found = Some(binding);
+            }
+        };
+        self.smaller_main().into_iter().for_each(&mut consider);
+        self.other_options().into_iter().for_each(&mut consider);
+        self.smaller_memory().into_iter().for_each(&mut consider);
+        found
+    }
+
+    /// A main function one size smaller.
+    fn smaller_main(&self) -> Option<Binding> {
+        let smaller = self.best.main.checked_sub(1)?;
+        let plan = Plan { main_bytes: self.search.model.main_sizes[smaller], ..self.best.plan.clone() };
+        let evaluation = self.search.model.evaluate(&plan);
+        let violations = (self.search.violations)(&plan, &evaluation);
+        let would_save = self.best.evaluation.total_cost - evaluation.total_cost;
+        let limit = violations.into_iter().find(|violation| violation.limit != "spec_main")?.limit;
+        let (value, allowed) = match limit.as_str() {
+            "main" => (self.needed(), self.best.plan.main_bytes),
+            _ => self.time(&limit),
+        };
+        Some(Binding { limit, value, allowed, would_save })
+    }
+
+    fn needed(&self) -> f64 {
+        self.search.model.main_needed(&self.best.candidate.counts)
+    }
+
+    fn time(&self, limit: &str) -> (f64, f64) {
+        let (model, evaluation) = (self.search.model, &self.best.evaluation);
+        match limit {
+            "tpot" => (evaluation.tpot_seconds, model.tpot_limit),
+            _ => (evaluation.ttft_seconds, model.ttft_limit),
+        }
+    }
+
+    /// One layer with one size or one replica more or less, beyond a time limit.
+    fn other_options(&mut self) -> Vec<Binding> {
+        let main = self.best.main;
+        let locals = locals(self.placement, main);
+        let mut own: Vec<Option<Terms>> = Vec::new();
+        let mut totals = Terms::default();
+        for (layer, local) in locals.iter().enumerate() {
+            let local_terms = self.placement.local_terms(layer, *local);
+            let terms = match (&mut self.placement.layers[layer], self.best.choices[layer]) {
+                (Side::Remote(options), Some(choice)) => options.terms(choice, *local),
+                _ => None,
+            };
+            totals = totals.plus(&terms.unwrap_or(local_terms));
+            own.push(terms);
+        }
+        let cost = self.placement.cost(main, &totals);
+        let (prefill, step) = self.placement.limits();
+        let mut found = Vec::new();
+        for (layer, local) in locals.iter().enumerate() {
+            let (Some(now), Some(choice)) = (own[layer], self.best.choices[layer]) else { continue };
+            for neighbour in steps_from(choice) {
+                let Side::Remote(options) = &mut self.placement.layers[layer] else { continue };
+                let Some(terms) = options.terms(neighbour, *local) else { continue };
+                let other = totals.minus(&now).plus(&terms);
+                let limit = match (
+                    other.limit_prefill > prefill + TTFT_SLACK,
+                    other.limit_step > step + TPOT_SLACK,
+                ) {
+                    (true, _) => "ttft",
+                    (_, true) => "tpot",
+                    _ => continue,
+                };
+                let (value, allowed) = self.time(limit);
+                let would_save = cost - self.placement.cost(main, &other);
+                found.push(Binding { limit: limit.to_owned(), value, allowed, would_save });
+            }
+        }
+        found
+    }
+
+    /// One layer with less memory than its experts need.
+    fn smaller_memory(&self) -> Vec<Binding> {
+        let model = self.search.model;
+        let mut found = Vec::new();
+        for (layer, side) in self.placement.layers.iter().enumerate() {
+            let (Side::Remote(options), Some(choice)) = (side, self.best.choices[layer]) else { continue };
+            let Some(smaller) = choice.memory.checked_sub(1).filter(|smaller| *smaller < options.first)
+            else {
+                continue;
+            };
+            let part = &self.best.plan.layers[layer];
+            let tight = LayerPlan { memory_bytes: model.remote_sizes[smaller], ..part.clone() };
+            let would_save = self.best.evaluation.total_cost
+                - model.cost_with_layer(&self.best.plan, &self.best.evaluation, layer, &tight);
+            let value = self.best.evaluation.layers[layer].needed_bytes;
+            let limit = format!("mem{layer}");
+            found.push(Binding { limit, value, allowed: part.memory_bytes, would_save });
+        }
+        found
+    }
+}
+
+fn steps_from(choice: Choice) -> impl Iterator<Item = Choice> {
+    let with_memory = |memory| Choice { memory, ..choice };
+    let with_replicas = |replicas| Choice { replicas, ..choice };
+    let smaller = choice.memory.checked_sub(1).map(with_memory);
+    let fewer = choice.replicas.checked_sub(1).filter(|replicas| *replicas > 0).map(with_replicas);
+    [smaller, Some(with_memory(choice.memory + 1)), fewer, Some(choice.raised())].into_iter().flatten()
+}

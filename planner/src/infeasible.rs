@@ -1,0 +1,205 @@
+//! The answer that no plan keeps every limit: which one fails, by how much, and what would help.
+
+use crate::cost::{Evaluation, Violation};
+use crate::model::Model;
+use crate::plan::{LayerPlan, Plan, whole_bytes};
+use crate::preallocate::WorstCase;
+use crate::selection::Candidate;
+use crate::tables::LayerTable;
+use serde::Serialize;
+
+/// The limit that fails at the pair of remote ratio and main size that comes closest.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Infeasible {
+    /// Its name, as in [`Violation`].
+    pub limit: String,
+    /// Where the limits come closest to being kept.
+    pub at: Pair,
+    /// What it would take.
+    pub value: f64,
+    /// What is allowed.
+    pub allowed: f64,
+    /// What would make it feasible: all of these together.
+    pub remedy: Vec<Remedy>,
+}
+
+/// A remote ratio and a main size.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Pair {
+    /// The ratio times the experts of the largest layer.
+    pub i: usize,
+    /// The main function's memory.
+    #[serde(serialize_with = "whole_bytes")]
+    pub main_bytes: f64,
+}
+
+/// A field of the problem that must be raised.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Remedy {
+    /// Its name.
+    pub field: String,
+    /// To this, at least.
+    pub at_least: f64,
+}
+
+impl std::fmt::Display for Infeasible {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "infeasible: {} takes {}, allowed is {} (at i = {} with {} bytes for the main function)",
+            self.limit, self.value, self.allowed, self.at.i, self.at.main_bytes
+        )?;
+        for (index, remedy) in self.remedy.iter().enumerate() {
+            let start = if index == 0 { "; feasible with" } else { " and" };
+            write!(f, "{start} {} of at least {}", remedy.field, remedy.at_least)?;
+        }
+        Ok(())
+    }
+}
+
+/// Why the device cannot hold the model, whatever the plan.
+pub(crate) fn device_too_small(model: &Model<'_>) -> Option<Infeasible> {
+    let allowed = model.problem.limits.gpu_bytes?;
+    (model.gpu_bytes > allowed + crate::sizes::BYTE_SLACK).then(|| Infeasible {
+        limit: "gpu".to_owned(),
+        at: Pair { i: model.most_experts(), main_bytes: model.problem.specs.main.largest() },
+        value: model.gpu_bytes,
+        allowed,
+        remedy: vec![Remedy { field: "limits.gpu_bytes".to_owned(), at_least: model.gpu_bytes }],
+    })
+}
+
+/// Why none of `candidates` passes the worst case; none where one does. Ties go to the larger ratio.
+pub(crate) fn worst_case(model: &Model<'_>, candidates: &[Candidate]) -> Option<Infeasible> {
+    let mut best: Option<(f64, Pair, (f64, f64))> = None;
+    let mut least_memory: Option<(f64, usize)> = None;
+    for candidate in candidates {
+        let case = WorstCase::new(model, candidate.counts.clone());
+        if !case.fits {
+            continue;
+        }
+        if case.passes() {
+            return None;
+        }
+        if least_memory.is_none_or(|(least, _)| case.needed_bytes() < least) {
+            least_memory = Some((case.needed_bytes(), candidate.i));
+        }
+        let Some((main_bytes, strain)) = case.least_strain() else { continue };
+        if best.as_ref().is_none_or(|(least, ..)| strain < *least) {
+            best = Some((strain, Pair { i: candidate.i, main_bytes }, case.times(main_bytes)));
+        }
+    }
+    let largest = model.problem.specs.main.largest();
+    match (best, least_memory) {
+        (Some((_, at, times)), _) => Some(too_slow(model, at, times)),
+        (None, Some((needed, i))) => Some(Infeasible {
+            limit: "main".to_owned(),
+            at: Pair { i, main_bytes: largest },
+            value: needed,
+            allowed: largest,
+            remedy: vec![Remedy { field: "specs.main.max_bytes".to_owned(), at_least: needed }],
+        }),
+        (None, None) => no_room(model, candidates),
+    }
+}
+
+/// The limit of which `times` uses more than of the other one.
+fn too_slow(model: &Model<'_>, at: Pair, times: (f64, f64)) -> Infeasible {
+    let (ttft, tpot) = times;
+    let limits = [
+        ("ttft", "slo.ttft_seconds", ttft, model.ttft_limit),
+        ("tpot", "slo.tpot_seconds", tpot, model.tpot_limit),
+    ];
+    let missed = limits.iter().filter(|(.., value, allowed)| value > allowed);
+    let remedy = missed.map(|(_, field, value, _)| Remedy { field: (*field).to_owned(), at_least: *value });
+    let (limit, _, value, allowed) =
+        if tpot / model.tpot_limit > ttft / model.ttft_limit { limits[1] } else { limits[0] };
+    Infeasible { limit: limit.to_owned(), at, value, allowed, remedy: remedy.collect() }
+}
+
+/// No remote set fits: the layer that comes closest at the smallest ratio.
+fn no_room(model: &Model<'_>, candidates: &[Candidate]) -> Option<Infeasible> {
+    let smallest = candidates.iter().min_by_key(|candidate| candidate.i)?;
+    let allowed = model.problem.specs.remote.largest();
+    let needed = |(layer, count): (usize, &usize)| match count {
+        0 => 0.0,
+        count => model.remote_needed(layer, *count, 1.0),
+    };
+    let (layer, value) = smallest
+        .counts
+        .iter()
+        .enumerate()
+        .map(|(layer, count)| (layer, needed((layer, count))))
+        .fold((0, 0.0), |most, next| if next.1 > most.1 { next } else { most });
+    Some(Infeasible {
+        limit: format!("mem{layer}"),
+        at: Pair { i: smallest.i, main_bytes: model.problem.specs.main.largest() },
+        value,
+        allowed,
+        remedy: vec![Remedy { field: "specs.remote.max_bytes".to_owned(), at_least: value }],
+    })
+}
+
+/// The worst case passes, or is not asked for, but no plan keeps the limits on this prediction: the
+/// candidate that comes closest with the largest sizes and all useful replicas.
+pub(crate) fn on_prediction(
+    model: &Model<'_>,
+    tables: &[LayerTable],
+    candidates: &[Candidate],
+    violations: impl Fn(&Plan, &Evaluation) -> Vec<Violation>,
+) -> Option<Infeasible> {
+    let mut best: Option<(f64, Infeasible)> = None;
+    for candidate in candidates {
+        let plan = largest_plan(model, tables, candidate);
+        let evaluation = model.evaluate(&plan);
+        let missed = violations(&plan, &evaluation);
+        let strain = |violation: &Violation| violation.value / violation.allowed.max(f64::MIN_POSITIVE);
+        let Some(worst) = missed.iter().max_by(|a, b| strain(a).total_cmp(&strain(b))) else { continue };
+        if best.as_ref().is_none_or(|(least, _)| strain(worst) < *least) {
+            let found = Infeasible {
+                limit: worst.limit.clone(),
+                at: Pair { i: candidate.i, main_bytes: plan.main_bytes },
+                value: worst.value,
+                allowed: worst.allowed,
+                remedy: missed.iter().filter_map(remedy).collect(),
+            };
+            best = Some((strain(worst), found));
+        }
+    }
+    best.map(|(_, found)| found)
+}
+
+fn remedy(violation: &Violation) -> Option<Remedy> {
+    let field = match violation.limit.trim_end_matches(|c: char| c.is_ascii_digit()) {
+        "ttft" => "slo.ttft_seconds",
+        "tpot" => "slo.tpot_seconds",
+        "main" => "specs.main.max_bytes",
+        "mem" => "specs.remote.max_bytes",
+        "payload" => "limits.payload_bytes",
+        _ => return None,
+    };
+    Some(Remedy { field: field.to_owned(), at_least: violation.value })
+}
+
+fn largest_plan(model: &Model<'_>, tables: &[LayerTable], candidate: &Candidate) -> Plan {
+    let layers = tables.iter().zip(&candidate.counts).map(|(table, count)| match count {
+        0 => LayerPlan::default(),
+        count => LayerPlan {
+            remote: table.remote_set(*count),
+            memory_bytes: model.problem.specs.remote.largest(),
+            // At most the problem's replicas.
+            replicas: model.useful_replicas(*count) as u32,
+        },
+    });
+    Plan { main_bytes: model.problem.specs.main.largest(), layers: layers.collect() }
+}
+
+impl Infeasible {
+    /// Where no candidate is left to explain it with: the time limit that every plan has.
+    pub(crate) fn unknown(model: &Model<'_>) -> Self {
+        let main_bytes = model.problem.specs.main.largest();
+        let counts = vec![0; model.layers.len()];
+        let times = WorstCase::new(model, counts).times(main_bytes);
+        too_slow(model, Pair { i: 0, main_bytes }, times)
+    }
+}

@@ -1,0 +1,167 @@
+//! The problem in the form that everything computes with: curves instead of grids, rates instead of
+//! prices, lists of sizes.
+
+use crate::curve::Curve;
+use crate::error::FieldError;
+use crate::problem::{Billing, Problem};
+use crate::sizes::GB;
+use std::borrow::Cow;
+
+/// A checked problem, compiled.
+#[derive(Debug)]
+pub(crate) struct Model<'p> {
+    pub(crate) problem: &'p Problem,
+    pub(crate) layers: Vec<LayerModel>,
+    /// Predicted shares per layer and expert; no rows where there is no prediction.
+    pub(crate) shares: Cow<'p, [Vec<f64>]>,
+    /// Prompt tokens, for times and cost.
+    pub(crate) input: f64,
+    /// Decode steps, for times and cost.
+    pub(crate) output: f64,
+    /// Prompt tokens that must fit in memory.
+    pub(crate) memory_input: f64,
+    /// Tokens that must fit in memory, in all.
+    pub(crate) memory_tokens: f64,
+    /// Seconds per token on its way to a remote function (U).
+    pub(crate) up: f64,
+    /// Seconds per row on its way back (V).
+    pub(crate) down: f64,
+    /// Seconds per invocation.
+    pub(crate) invoke: f64,
+    /// Memory of the device in bytes (M^g; Remoe paper, equation 7).
+    pub(crate) gpu_bytes: f64,
+    /// Dollars per second of that.
+    pub(crate) gpu_rate: f64,
+    /// Dollars per GB-second of CPU memory.
+    pub(crate) cpu_price: f64,
+    pub(crate) main_sizes: Vec<f64>,
+    pub(crate) remote_sizes: Vec<f64>,
+    pub(crate) ttft_limit: f64,
+    pub(crate) tpot_limit: f64,
+}
+
+/// One layer of a [`Model`].
+#[derive(Debug)]
+pub(crate) struct LayerModel {
+    pub(crate) experts: usize,
+    pub(crate) top_k: usize,
+    pub(crate) expert_bytes: f64,
+    /// Seconds of one expert on CPUs.
+    pub(crate) curve: Curve,
+    /// Prefill seconds that no decision changes: the non-expert part and two moves.
+    pub(crate) fixed_prefill: f64,
+    /// The same of one decode step.
+    pub(crate) fixed_decode: f64,
+}
+
+impl LayerModel {
+    /// Top-k as a number.
+    pub(crate) fn per_token(&self) -> f64 {
+        self.top_k as f64
+    }
+}
+
+impl<'p> Model<'p> {
+    /// `problem` must have passed its check.
+    pub(crate) fn new(problem: &'p Problem) -> Self {
+        let request = &problem.request;
+        let (input, output) = (request.input_tokens, request.output_tokens);
+        let memory_input = request.max_input_tokens.unwrap_or(input);
+        let memory_tokens = memory_input + request.max_output_tokens.unwrap_or(output);
+        let layers = problem.layers.iter().map(|layer| LayerModel {
+            experts: layer.experts as usize,
+            top_k: layer.top_k as usize,
+            expert_bytes: layer.expert_bytes,
+            curve: Curve::of_cpu(&layer.expert_seconds),
+            fixed_prefill: layer.nonexpert_prefill_seconds.at(input) + 2.0 * problem.swap_seconds.at(input),
+            fixed_decode: layer.nonexpert_decode_seconds + 2.0 * problem.swap_seconds.at(1.0),
+        });
+        let cache: f64 = problem.layers.iter().map(|layer| layer.kv_bytes_per_token).sum();
+        let nonexpert: f64 = problem.layers.iter().map(|layer| layer.nonexpert_bytes).sum();
+        let gpu_bytes = memory_tokens * (problem.token_bytes + cache) + nonexpert + problem.head_bytes;
+        let transport = &problem.transport;
+        Self {
+            layers: layers.collect(),
+            shares: Cow::Borrowed(problem.prediction.as_deref().unwrap_or_default()),
+            input,
+            output,
+            memory_input,
+            memory_tokens,
+            up: transport.token_bytes_up / transport.bytes_per_second,
+            down: transport.token_bytes_down / transport.bytes_per_second,
+            invoke: transport.invoke_seconds,
+            gpu_bytes,
+            gpu_rate: problem.pricing.gpu_rate(gpu_bytes),
+            cpu_price: problem.pricing.cpu_per_gb_second,
+            main_sizes: problem.specs.main.sizes(),
+            remote_sizes: problem.specs.remote.sizes(),
+            ttft_limit: problem.slo.ttft_seconds,
+            tpot_limit: problem.slo.tpot_seconds,
+            problem,
+        }
+    }
+
+    /// Fails where there is no prediction.
+    pub(crate) fn with_prediction(problem: &'p Problem) -> Result<Self, FieldError> {
+        if problem.prediction.is_none() {
+            let message = "is missing: only pre-allocation does without; add one row of shares per layer";
+            return Err(FieldError::new("prediction", message));
+        }
+        Ok(Self::new(problem))
+    }
+
+    /// Dollars per second while the main function runs with `main_bytes` (H^w).
+    pub(crate) fn main_rate(&self, main_bytes: f64) -> f64 {
+        self.gpu_rate + self.cpu_price * main_bytes / GB
+    }
+
+    /// Bytes that the main function needs besides experts: tokens and runtime.
+    pub(crate) fn main_base(&self) -> f64 {
+        self.memory_tokens * self.problem.token_bytes + self.problem.runtime_bytes
+    }
+
+    /// Bytes that the main function needs when `remote` experts of each layer are elsewhere.
+    pub(crate) fn main_needed(&self, remote: &[usize]) -> f64 {
+        self.main_base() + self.local_expert_bytes(remote)
+    }
+
+    pub(crate) fn local_expert_bytes(&self, remote: &[usize]) -> f64 {
+        let layers = self.layers.iter().zip(remote);
+        layers.map(|(layer, remote)| (layer.experts - remote) as f64 * layer.expert_bytes).sum()
+    }
+
+    /// Bytes that a remote function of `layer` needs for `set` experts with `share` of the
+    /// assignments.
+    pub(crate) fn remote_needed(&self, layer: usize, set: usize, share: f64) -> f64 {
+        let model = &self.layers[layer];
+        let rows = (set as f64).min(model.per_token()).min(model.per_token() * share);
+        set as f64 * model.expert_bytes
+            + self.problem.token_bytes * self.memory_input * rows
+            + self.problem.function_bytes
+    }
+
+    /// Sum of the predicted shares of `experts`; 0 without a prediction.
+    pub(crate) fn share_of(&self, layer: usize, experts: &[u32]) -> f64 {
+        let Some(shares) = self.shares.get(layer) else { return 0.0 };
+        experts.iter().map(|expert| shares[*expert as usize]).sum()
+    }
+
+    /// Most experts of a layer.
+    pub(crate) fn most_experts(&self) -> usize {
+        self.layers.iter().map(|layer| layer.experts).max().unwrap_or(0)
+    }
+
+    /// Seconds per token of an invocation in decode besides computation.
+    pub(crate) fn round_trip(&self) -> f64 {
+        self.invoke + self.up
+    }
+
+    pub(crate) fn is_reserved(&self) -> bool {
+        self.problem.pricing.billing == Billing::Reserved
+    }
+
+    /// The most replicas of a layer with `set` remote experts that can help.
+    pub(crate) fn useful_replicas(&self, set: usize) -> usize {
+        set.min(self.problem.limits.max_replicas as usize).max(1)
+    }
+}

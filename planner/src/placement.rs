@@ -1,0 +1,203 @@
+//! One candidate's layers with all their options, and what it costs at least.
+
+use crate::cost::{TPOT_SLACK, TTFT_SLACK};
+use crate::model::Model;
+use crate::options::{Choice, LayerOptions, Local, Prices, Terms};
+use crate::plan::{LayerPlan, Plan};
+use crate::selection::Candidate;
+use crate::sizes::first_at_least;
+use crate::tables::LayerTable;
+
+/// What the time limits are worth: dollars per second by which a limit is loosened.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Multipliers {
+    pub(crate) prefill: f64,
+    pub(crate) step: f64,
+}
+
+/// A candidate's remote sets and their options.
+#[derive(Debug)]
+pub(crate) struct Placement<'m> {
+    pub(crate) model: &'m Model<'m>,
+    tables: &'m [LayerTable],
+    counts: Vec<usize>,
+    pub(crate) layers: Vec<Side<'m>>,
+    /// Index of the smallest main size that holds the local experts.
+    pub(crate) first_main: usize,
+}
+
+/// Where the experts of one layer are.
+#[derive(Debug)]
+pub(crate) enum Side<'m> {
+    /// All in the main function.
+    Local,
+    /// Some in a remote one.
+    Remote(Box<LayerOptions<'m>>),
+}
+
+impl<'m> Placement<'m> {
+    /// None where a remote set fits no size. `factors`: see [`LayerOptions::new`].
+    pub(crate) fn new(
+        model: &'m Model<'m>,
+        tables: &'m [LayerTable],
+        candidate: &Candidate,
+        factors: Option<&[f64]>,
+    ) -> Option<Self> {
+        let mut layers = Vec::with_capacity(tables.len());
+        for (layer, (table, count)) in tables.iter().zip(&candidate.counts).enumerate() {
+            layers.push(if *count == 0 {
+                Side::Local
+            } else {
+                let factor = factors.map(|factors| factors[layer]);
+                Side::Remote(Box::new(LayerOptions::new(model, table, layer, *count, factor)?))
+            });
+        }
+        let first_main = first_at_least(&model.main_sizes, model.main_needed(&candidate.counts));
+        Some(Self { model, tables, counts: candidate.counts.clone(), layers, first_main })
+    }
+
+    /// What the main size at `main` means for `layer`.
+    pub(crate) fn local(&self, layer: usize, main: usize) -> Local {
+        match &self.layers[layer] {
+            Side::Remote(options) => options.local(main),
+            Side::Local => {
+                let table = &self.tables[layer];
+                let prefill = table.main[main].of(table.stay(0));
+                Local { prefill, step: table.main_step[main], stressed_prefill: prefill }
+            }
+        }
+    }
+
+    /// The terms of a layer without remote experts.
+    pub(crate) fn local_terms(&self, layer: usize, local: Local) -> Terms {
+        let layer = &self.model.layers[layer];
+        let prefill = layer.fixed_prefill + local.prefill;
+        let step = layer.fixed_decode + layer.per_token() * local.step;
+        Terms { prefill, step, bill: 0.0, limit_prefill: prefill, limit_step: step }
+    }
+
+    /// The most that prefill and a decode step may take. Half of the slack is left for the last bits
+    /// in which these sums differ from the evaluation's.
+    pub(crate) fn limits(&self) -> (f64, f64) {
+        let model = self.model;
+        let prefill = model.ttft_limit - model.problem.cold_start_seconds + TTFT_SLACK / 2.0;
+        let step = if model.output > 0.0 { model.tpot_limit + TPOT_SLACK / 2.0 } else { f64::INFINITY };
+        (prefill, step)
+    }
+
+    /// Dollars of `terms` summed over all layers.
+    pub(crate) fn cost(&self, main: usize, terms: &Terms) -> f64 {
+        let seconds = terms.prefill + self.model.output * terms.step;
+        let rate = self.model.main_rate(self.model.main_sizes[main]);
+        if self.model.is_reserved() { (rate + terms.bill) * seconds } else { rate * seconds + terms.bill }
+    }
+
+    /// Under invocation billing the cost at the main size at `main` is linear; these are its prices.
+    pub(crate) fn invocation_prices(&self, main: usize) -> Prices {
+        let rate = self.model.main_rate(self.model.main_sizes[main]);
+        Prices {
+            prefill: rate,
+            step: rate * self.model.output,
+            bill: 1.0,
+            limit_prefill: 0.0,
+            limit_step: 0.0,
+        }
+    }
+
+    /// No plan with a main size from `low` to `high` costs less; infinite where none keeps the
+    /// limits. Takes every term at its own best.
+    pub(crate) fn quick_bound(&self, low: usize, high: usize) -> f64 {
+        let mut least = Terms::default();
+        for layer in 0..self.layers.len() {
+            let local = self.local(layer, high);
+            match &self.layers[layer] {
+                Side::Local => least = least.plus(&self.local_terms(layer, local)),
+                Side::Remote(options) => {
+                    let (prefill, step) = options.fastest(local);
+                    least.prefill += prefill;
+                    least.step += step;
+                    least.bill += options.least_bill();
+                }
+            }
+        }
+        let (prefill, step) = self.limits();
+        // The last bits of a bound are not worth a plan.
+        if least.prefill > prefill * (1.0 + 1e-12) || least.step > step * (1.0 + 1e-12) {
+            return f64::INFINITY;
+        }
+        self.cost(low, &least)
+    }
+
+    /// As [`Self::quick_bound`], with one option per layer: the Lagrangian bound at `multipliers`.
+    pub(crate) fn bound(&mut self, low: usize, high: usize, multipliers: Multipliers) -> f64 {
+        if self.model.is_reserved() {
+            return self.reserved_bound(low, high);
+        }
+        let (prefill, step) = self.limits();
+        let prices = self.invocation_prices(low).with(multipliers);
+        let mut bound = -multipliers.prefill * prefill;
+        if multipliers.step > 0.0 {
+            bound -= multipliers.step * step;
+        }
+        bound + self.priced_bound(high, prices)
+    }
+
+    fn priced_bound(&mut self, high: usize, prices: Prices) -> f64 {
+        let mut sum = 0.0;
+        for layer in 0..self.layers.len() {
+            let local = self.local(layer, high);
+            sum += match &mut self.layers[layer] {
+                Side::Remote(options) => options.lower_bound(prices, local),
+                Side::Local => self.local_terms(layer, local).priced(prices),
+            };
+        }
+        sum
+    }
+
+    /// Reserved billing: cost is the product of seconds T and rate A. The least T, the least A and
+    /// the least of p T + A for one p leave a region whose smallest product is at one of two corners.
+    fn reserved_bound(&mut self, low: usize, high: usize) -> f64 {
+        let output = self.model.output;
+        let main_rate = self.model.main_rate(self.model.main_sizes[low]);
+        let mut least = Terms::default();
+        for layer in 0..self.layers.len() {
+            let local = self.local(layer, high);
+            match &self.layers[layer] {
+                Side::Local => least = least.plus(&self.local_terms(layer, local)),
+                Side::Remote(options) => {
+                    let (prefill, step) = options.fastest(local);
+                    least.prefill += prefill;
+                    least.step += step;
+                    least.bill += options.least_bill();
+                }
+            }
+        }
+        let (seconds, rate) = (least.prefill + output * least.step, main_rate + least.bill);
+        let price = rate / seconds.max(f64::MIN_POSITIVE);
+        let prices =
+            Prices { prefill: price, step: price * output, bill: 1.0, limit_prefill: 0.0, limit_step: 0.0 };
+        let both = main_rate + self.priced_bound(high, prices);
+        let at_least_seconds = seconds * rate.max(both - price * seconds);
+        let at_least_rate = ((both - rate) / price).max(seconds) * rate;
+        at_least_seconds.min(at_least_rate)
+    }
+
+    /// The plan of these choices.
+    pub(crate) fn plan(&self, main: usize, choices: &[Option<Choice>]) -> Plan {
+        let layers = choices.iter().zip(self.tables).zip(&self.counts).map(|((choice, table), count)| {
+            choice.map_or_else(LayerPlan::default, |choice| LayerPlan {
+                remote: table.remote_set(*count),
+                memory_bytes: self.model.remote_sizes[choice.memory],
+                // Checked problems allow at most 1024.
+                replicas: choice.replicas as u32,
+            })
+        });
+        Plan { main_bytes: self.model.main_sizes[main], layers: layers.collect() }
+    }
+}
+
+impl Prices {
+    pub(crate) fn with(self, multipliers: Multipliers) -> Self {
+        Self { limit_prefill: multipliers.prefill, limit_step: multipliers.step, ..self }
+    }
+}

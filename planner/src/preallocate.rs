@@ -1,0 +1,283 @@
+//! Main-model pre-allocation (MMP; Remoe paper, Algorithm 2): how much memory the main function
+//! starts with before anybody knows which experts a request uses.
+
+use crate::cost::{TPOT_SLACK, TTFT_SLACK};
+use crate::curve::{Column, Row};
+use crate::hoeffding::assignments_bound;
+use crate::model::{LayerModel, Model};
+use crate::plan::whole_bytes;
+use crate::sizes::{BYTE_SLACK, GB, first_at_least};
+use serde::{Serialize, Serializer};
+
+/// One remote ratio of the walk, from everything remote to nothing.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct WalkStep {
+    /// The ratio times the experts of the largest layer.
+    pub i: usize,
+    /// Remote experts of each layer.
+    pub remote_experts: Vec<usize>,
+    /// Whether the largest remote function holds every remote set.
+    pub fits: bool,
+    /// The smallest main function that keeps both limits, where there is one.
+    #[serde(serialize_with = "optional_bytes")]
+    pub main_bytes: Option<f64>,
+    /// The smallest main function whose local experts are no slower than the remote ones, at most
+    /// the largest remote function.
+    #[serde(serialize_with = "whole_bytes")]
+    pub calibration_bytes: f64,
+    /// What the main function needs to hold its experts.
+    #[serde(serialize_with = "whole_bytes")]
+    pub needed_bytes: f64,
+    /// Time to first token with `main_bytes`, in the worst case.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ttft_seconds: Option<f64>,
+    /// Time per output token with `main_bytes`, in the worst case.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tpot_seconds: Option<f64>,
+}
+
+impl WalkStep {
+    /// Whether this ratio keeps the limits in the worst case.
+    #[must_use]
+    pub fn passes(&self) -> bool {
+        self.fits && self.main_bytes.is_some()
+    }
+}
+
+fn optional_bytes<S: Serializer>(bytes: &Option<f64>, serializer: S) -> Result<S::Ok, S::Error> {
+    match bytes {
+        Some(bytes) => whole_bytes(bytes, serializer),
+        None => serializer.serialize_none(),
+    }
+}
+
+/// Remote experts of every layer at ratio `i` / `most` (integers throughout).
+pub(crate) fn ratio_counts(model: &Model<'_>, i: usize, most: usize) -> Vec<usize> {
+    model.layers.iter().map(|layer| i * layer.experts / most).collect()
+}
+
+/// Every ratio, the largest first.
+pub(crate) fn walk(model: &Model<'_>) -> Vec<WalkStep> {
+    let most = model.most_experts();
+    (0..=most).rev().map(|i| WorstCase::new(model, ratio_counts(model, i, most)).step(i)).collect()
+}
+
+/// The worst case of one choice of how many experts of each layer are remote, with one replica of
+/// the largest size.
+#[derive(Debug)]
+pub(crate) struct WorstCase<'m> {
+    model: &'m Model<'m>,
+    counts: Vec<usize>,
+    layers: Vec<WorstLayer<'m>>,
+    pub(crate) fits: bool,
+    calibration_bytes: f64,
+    needed_bytes: f64,
+    /// Index of the smallest main size to consider.
+    start: usize,
+}
+
+#[derive(Debug)]
+struct WorstLayer<'m> {
+    model: &'m LayerModel,
+    remote: Option<Seconds>,
+    local_experts: f64,
+    /// Tokens of each local expert.
+    row: Row,
+    one: Row,
+    local_per_token: f64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Seconds {
+    prefill: f64,
+    step: f64,
+}
+
+impl<'m> WorstLayer<'m> {
+    fn new(model: &'m Model<'_>, layer: &'m LayerModel, remote: usize) -> Self {
+        let local = layer.experts - remote;
+        let tokens =
+            if local == 0 { 0.0 } else { model.input.min(model.input * layer.per_token() / local as f64) };
+        Self {
+            model: layer,
+            remote: (remote > 0).then(|| worst_remote(model, layer, remote)),
+            local_experts: local as f64,
+            row: layer.curve.row(tokens),
+            one: layer.curve.row(1.0),
+            local_per_token: layer.per_token().min(local as f64),
+        }
+    }
+
+    fn local(&self, column: Column) -> Seconds {
+        if self.local_experts == 0.0 {
+            return Seconds { prefill: 0.0, step: 0.0 };
+        }
+        Seconds {
+            prefill: self.local_experts * self.model.curve.at(self.row, column),
+            step: self.local_per_token * self.model.curve.at(self.one, column),
+        }
+    }
+
+    /// Whether the local path is no slower than the remote one; decode counts where there is any.
+    fn local_keeps_up(&self, main_bytes: f64, decodes: bool) -> bool {
+        let Some(remote) = self.remote else { return true };
+        let local = self.local(self.model.curve.column(main_bytes / GB));
+        local.prefill <= remote.prefill && (!decodes || local.step <= remote.step)
+    }
+
+    fn slower_path(&self, main_bytes: f64) -> Seconds {
+        let local = self.local(self.model.curve.column(main_bytes / GB));
+        match self.remote {
+            None => local,
+            Some(remote) => {
+                Seconds { prefill: local.prefill.max(remote.prefill), step: local.step.max(remote.step) }
+            }
+        }
+    }
+}
+
+fn worst_remote(model: &Model<'_>, layer: &LayerModel, remote: usize) -> Seconds {
+    let set = remote as f64;
+    let experts = layer.experts as f64;
+    let bound = |tokens| assignments_bound(tokens, set, layer.per_token(), experts);
+    let column = layer.curve.column(model.problem.specs.remote.largest() / GB);
+    let rows = bound(model.input);
+    let prefill = set * layer.curve.seconds(rows / set, column)
+        + rows * model.down
+        + model.input.min(rows) * model.up
+        + model.invoke;
+    let step = if model.output > 0.0 {
+        let per_step = bound(model.output) / model.output;
+        per_step * (layer.curve.seconds(1.0, column) + model.down) + model.round_trip()
+    } else {
+        0.0
+    };
+    Seconds { prefill, step }
+}
+
+impl<'m> WorstCase<'m> {
+    pub(crate) fn new(model: &'m Model<'_>, counts: Vec<usize>) -> Self {
+        let largest = model.problem.specs.remote.largest();
+        let fits = model.layers.iter().zip(&counts).all(|(layer, remote)| {
+            let set = *remote as f64;
+            let rows = assignments_bound(model.memory_input, set, layer.per_token(), layer.experts as f64);
+            let needed =
+                set * layer.expert_bytes + model.problem.token_bytes * rows + model.problem.function_bytes;
+            *remote == 0 || needed <= largest + BYTE_SLACK
+        });
+        let layers: Vec<WorstLayer<'_>> = model
+            .layers
+            .iter()
+            .zip(&counts)
+            .map(|(layer, remote)| WorstLayer::new(model, layer, *remote))
+            .collect();
+        let needed_bytes = model.main_needed(&counts);
+        let calibration_bytes = calibration(model, &layers, largest);
+        let start = first_at_least(&model.main_sizes, needed_bytes.max(calibration_bytes));
+        Self { model, counts, layers, fits, calibration_bytes, needed_bytes, start }
+    }
+
+    /// Time to first token and time per output token with `main_bytes`.
+    pub(crate) fn times(&self, main_bytes: f64) -> (f64, f64) {
+        let mut prefill = self.model.problem.cold_start_seconds;
+        let mut step = 0.0;
+        for layer in &self.layers {
+            let slower = layer.slower_path(main_bytes);
+            prefill += layer.model.fixed_prefill + slower.prefill;
+            step += layer.model.fixed_decode + slower.step;
+        }
+        (prefill, if self.model.output > 0.0 { step } else { 0.0 })
+    }
+
+    /// The smallest main size that keeps both limits.
+    fn smallest_main(&self) -> Option<f64> {
+        if !self.fits {
+            return None;
+        }
+        let candidates = self.model.main_sizes.get(self.start..)?;
+        let misses = |main_bytes: &f64| {
+            let (ttft, tpot) = self.times(*main_bytes);
+            ttft > self.model.ttft_limit + TTFT_SLACK || tpot > self.model.tpot_limit + TPOT_SLACK
+        };
+        // More memory is never slower, so that everything behind the first hit is one too.
+        candidates.get(candidates.partition_point(misses)).copied()
+    }
+
+    /// Whether some main size keeps both limits.
+    pub(crate) fn passes(&self) -> bool {
+        self.smallest_main().is_some()
+    }
+
+    pub(crate) fn needed_bytes(&self) -> f64 {
+        self.needed_bytes
+    }
+
+    /// The larger share of a limit that is used with `main_bytes`.
+    fn strain(&self, main_bytes: f64) -> f64 {
+        let (ttft, tpot) = self.times(main_bytes);
+        (ttft / self.model.ttft_limit).max(tpot / self.model.tpot_limit)
+    }
+
+    /// The main size with the smallest strain, the smaller one of equal ones, and its strain.
+    pub(crate) fn least_strain(&self) -> Option<(f64, f64)> {
+        let candidates = self.model.main_sizes.get(self.start..)?;
+        let least = self.strain(*candidates.last()?);
+        let first = candidates.partition_point(|main_bytes| self.strain(*main_bytes) > least);
+        candidates.get(first).map(|main_bytes| (*main_bytes, least))
+    }
+
+    fn step(self, i: usize) -> WalkStep {
+        let main_bytes = self.smallest_main();
+        let times = main_bytes.map(|main_bytes| self.times(main_bytes));
+        WalkStep {
+            i,
+            fits: self.fits,
+            main_bytes,
+            calibration_bytes: self.calibration_bytes,
+            needed_bytes: self.needed_bytes,
+            ttft_seconds: times.map(|(ttft, _)| ttft),
+            tpot_seconds: times.map(|(_, tpot)| tpot),
+            remote_experts: self.counts,
+        }
+    }
+}
+
+/// The smallest main size at which no layer's local path is slower than its remote one; the largest
+/// remote or main size where that is smaller, and 0 where nothing is remote.
+fn calibration(model: &Model<'_>, layers: &[WorstLayer<'_>], largest_remote: f64) -> f64 {
+    if layers.iter().all(|layer| layer.remote.is_none()) {
+        return 0.0;
+    }
+    let decodes = model.output > 0.0;
+    let lags = |main_bytes: &f64| !layers.iter().all(|layer| layer.local_keeps_up(*main_bytes, decodes));
+    let first = model.main_sizes.partition_point(lags);
+    let largest = largest_remote.min(model.problem.specs.main.largest());
+    model.main_sizes.get(first).copied().unwrap_or(largest).min(largest)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::generate::small_problem;
+    use crate::{Options, PlanError, Selection, solve};
+
+    #[test]
+    fn plans_across_layers_pass_the_worst_case() {
+        let mut across = 0;
+        for seed in 0..600 {
+            let problem = small_problem(seed, 2 + seed as usize % 2);
+            let answer = match solve(&problem, None, &Options::default()) {
+                Ok(answer) => answer,
+                Err(PlanError::Infeasible(_)) => continue,
+                Err(error) => unreachable!("{error}"),
+            };
+            if answer.explanation.selection == Some(Selection::AcrossLayers) {
+                across += 1;
+                let counts = answer.plan.layers.iter().map(|layer| layer.remote.len()).collect();
+                assert!(WorstCase::new(&Model::new(&problem), counts).passes(), "seed {seed}");
+            }
+        }
+        assert!(across > 20, "{across}");
+    }
+}

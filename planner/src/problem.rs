@@ -1,0 +1,237 @@
+//! The problem: a model, a workload, a platform and what they must achieve.
+//!
+//! Units: seconds, bytes, dollars; 1 GB is 1e9 bytes. A function with memory `m` has `m` / 1 GB
+//! vCPUs (Remoe paper, section III-A).
+
+use crate::error::FieldError;
+use serde::{Deserialize, Serialize};
+
+/// Everything that a plan is made from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Problem {
+    /// Version of this form: 1.
+    #[serde(default = "first_version")]
+    pub version: u32,
+    /// The request, or a workload class's typical one.
+    pub request: Request,
+    /// Predicted share of each layer's token-to-expert assignments, per layer and expert; each row
+    /// sums to 1. Pre-allocation does without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prediction: Option<Vec<Vec<f64>>>,
+    /// Per layer, the 95th percentile of the remote set's true share over its predicted one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prediction_p95: Option<Vec<f64>>,
+    /// The Mixture-of-Experts layers in order; dense layers are folded into the next of them.
+    pub layers: Vec<Layer>,
+    /// Bytes of one token's hidden state (D in the Remoe paper).
+    pub token_bytes: f64,
+    /// Bytes of embeddings and head.
+    pub head_bytes: f64,
+    /// Resident bytes of the main function besides experts.
+    pub runtime_bytes: f64,
+    /// Resident bytes of a remote function besides experts.
+    pub function_bytes: f64,
+    /// Between main and remote functions.
+    pub transport: Transport,
+    /// Between device and host, one way.
+    pub swap_seconds: Affine,
+    /// Time from nothing to ready functions, in seconds.
+    pub cold_start_seconds: f64,
+    /// What memory costs.
+    pub pricing: Pricing,
+    /// Sizes that functions may have.
+    pub specs: Specs,
+    /// What was promised.
+    pub slo: Slo,
+    /// What the platform allows.
+    pub limits: Limits,
+}
+
+fn first_version() -> u32 {
+    1
+}
+
+/// Token counts. Times and cost use the typical ones, memory the maxima.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Request {
+    /// Tokens of the prompt.
+    pub input_tokens: f64,
+    /// Decode steps: generated tokens without the first, which comes out of the prefill.
+    pub output_tokens: f64,
+    /// The longest prompt that must fit; the typical one where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_input_tokens: Option<f64>,
+    /// The most decode steps that must fit; the typical ones where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_output_tokens: Option<f64>,
+}
+
+/// One Mixture-of-Experts layer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Layer {
+    /// Routed experts (K).
+    pub experts: u32,
+    /// Experts per token (top-k).
+    pub top_k: u32,
+    /// Bytes of one routed expert.
+    pub expert_bytes: f64,
+    /// Bytes of everything else in the layer, shared experts included.
+    pub nonexpert_bytes: f64,
+    /// KV cache bytes per token.
+    pub kv_bytes_per_token: f64,
+    /// Prefill seconds of the non-expert part on the device, over tokens.
+    pub nonexpert_prefill_seconds: Affine,
+    /// Decode seconds of the non-expert part on the device, per token.
+    pub nonexpert_decode_seconds: f64,
+    /// Seconds of one expert on CPUs.
+    pub expert_seconds: CpuProfile,
+    /// Seconds of one expert on the GPU; two baselines need it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_expert_seconds: Option<GpuProfile>,
+    /// Seconds of the non-expert part on CPUs; one baseline needs it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_nonexpert_seconds: Option<CpuProfile>,
+}
+
+/// `base + per_token * tokens`, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Affine {
+    /// Seconds whatever the count.
+    pub base: f64,
+    /// Seconds per token.
+    pub per_token: f64,
+}
+
+impl Affine {
+    /// Seconds for `tokens`.
+    #[must_use]
+    pub fn at(self, tokens: f64) -> f64 {
+        self.base + self.per_token * tokens
+    }
+}
+
+/// Measured seconds over token counts and vCPUs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CpuProfile {
+    /// vCPUs, ascending.
+    pub vcpus: Vec<f64>,
+    /// Token counts, ascending; an expert's start at 1.
+    pub tokens: Vec<f64>,
+    /// Seconds, `[token][vcpu]`.
+    pub seconds: Vec<Vec<f64>>,
+}
+
+/// Measured seconds over token counts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GpuProfile {
+    /// Token counts, ascending.
+    pub tokens: Vec<f64>,
+    /// Seconds, `[token]`.
+    pub seconds: Vec<f64>,
+}
+
+/// What moves between the main function and a remote one.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Transport {
+    /// Bytes of a token on its way to a remote function.
+    pub token_bytes_up: f64,
+    /// Bytes of one expert's row for one token on its way back.
+    pub token_bytes_down: f64,
+    /// Bytes per second on the way.
+    pub bytes_per_second: f64,
+    /// Seconds of one invocation besides transfer and computation.
+    pub invoke_seconds: f64,
+}
+
+/// Prices in dollars.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Pricing {
+    /// 1 GB of CPU memory for one second.
+    pub cpu_per_gb_second: f64,
+    /// 1 GB of GPU memory for one second; the CPU's price where absent (a cluster without a GPU).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_per_gb_second: Option<f64>,
+    /// Bytes of one GPU where GPUs are billed whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_bytes_each: Option<f64>,
+    /// One whole GPU for one second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_per_second_each: Option<f64>,
+    /// What remote functions are billed for.
+    #[serde(default)]
+    pub billing: Billing,
+    /// Main functions that share the remote ones, under reserved billing.
+    #[serde(default = "one")]
+    pub main_replicas: u32,
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// What remote functions are billed for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Billing {
+    /// The seconds in which they work (Remoe paper, equations 8 and 9).
+    #[default]
+    Invocation,
+    /// As long as they exist: a plain cluster.
+    Reserved,
+}
+
+/// Sizes that functions may have.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Specs {
+    /// Of the main function.
+    pub main: SizeRange,
+    /// Of a remote function.
+    pub remote: SizeRange,
+}
+
+/// `min_bytes + i * step_bytes`, up to `max_bytes`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct SizeRange {
+    /// The smallest size.
+    pub min_bytes: f64,
+    /// No size is larger.
+    pub max_bytes: f64,
+    /// From one size to the next.
+    pub step_bytes: f64,
+}
+
+/// Service-level objectives.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Slo {
+    /// Time to first token, cold start included.
+    pub ttft_seconds: f64,
+    /// Time per output token.
+    pub tpot_seconds: f64,
+}
+
+/// What the platform allows.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Bytes of one invocation's tokens; none where absent.
+    #[serde(default)]
+    pub payload_bytes: Option<f64>,
+    /// Replicas of a layer's remote function.
+    pub max_replicas: u32,
+    /// Memory of the device; none where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_bytes: Option<f64>,
+}
+
+impl Problem {
+    /// Reads a problem and checks that it can be one.
+    ///
+    /// # Errors
+    /// The first field that is missing, of the wrong type or out of range.
+    pub fn from_json(text: &str) -> Result<Self, FieldError> {
+        let mut parser = serde_json::Deserializer::from_str(text);
+        let problem: Self = serde_path_to_error::deserialize(&mut parser).map_err(FieldError::from_json)?;
+        parser.end().map_err(|error| FieldError::new("", format!("is not valid: {error}")))?;
+        problem.check()?;
+        Ok(problem)
+    }
+}

@@ -1,0 +1,149 @@
+//! A layer's remote set under one assumption about its share, and its assignment to replicas.
+
+use crate::curve::Row;
+use crate::decode::{SlowerPath, remote_count_probabilities};
+use crate::lpt::least_loaded;
+use crate::model::Model;
+use crate::options::Choice;
+use crate::sizes::BYTE_SLACK;
+use crate::tables::LayerTable;
+use std::borrow::Cow;
+
+/// The least used experts of a layer, with the tokens that they are assumed to receive.
+#[derive(Debug)]
+pub(crate) struct RemoteSet<'m> {
+    model: &'m Model<'m>,
+    table: &'m LayerTable,
+    layer: usize,
+    /// Prefill tokens of each expert, ascending.
+    pub(crate) tokens: Cow<'m, [f64]>,
+    pub(crate) rows: Cow<'m, [Row]>,
+    pub(crate) token_sum: f64,
+    /// Share of the layer's assignments, at most 1.
+    pub(crate) share: f64,
+    /// Decode seconds.
+    pub(crate) path: SlowerPath,
+}
+
+/// The work of replicas together.
+pub(crate) struct Split {
+    /// Prefill seconds of the slowest replica; infinite where the payload limit forbids its tokens.
+    pub(crate) slowest: f64,
+    /// Prefill seconds of all of them.
+    pub(crate) in_all: f64,
+}
+
+impl<'m> RemoteSet<'m> {
+    /// The `count` least used experts of `layer`, as predicted.
+    pub(crate) fn expected(model: &'m Model<'m>, table: &'m LayerTable, layer: usize, count: usize) -> Self {
+        let share = table.share[count].min(1.0);
+        Self {
+            model,
+            table,
+            layer,
+            tokens: Cow::Borrowed(&table.tokens[..count]),
+            rows: Cow::Borrowed(&table.rows[..count]),
+            token_sum: table.token_sum[count],
+            share,
+            path: slower_path(model, layer, share),
+        }
+    }
+
+    /// Assigns the set to replicas, the longest first, as [`crate::longest_first`] does.
+    pub(crate) fn split(&self, choice: Choice) -> Split {
+        let model = self.model;
+        let slice = model.layers[self.layer].curve.slice(self.table.remote[choice.memory]);
+        let both_ways = model.up + model.down;
+        let mut items: Vec<(f64, u32, f64, f64)> = self
+            .rows
+            .iter()
+            .zip(self.tokens.iter())
+            .zip(&self.table.order)
+            .map(|((row, tokens), expert)| {
+                let computing = row.of(&slice);
+                (computing + tokens * both_ways, *expert, computing, *tokens)
+            })
+            .rev()
+            .collect();
+        items.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        let mut replicas = vec![(0.0, 0.0, 0.0); choice.replicas];
+        for (weight, _, computing, tokens) in items {
+            let least = least_loaded(replicas.iter().map(|(load, ..)| *load));
+            let (load, work, sum) = &mut replicas[least];
+            *load += weight;
+            *work += computing;
+            *sum += tokens;
+        }
+        let allowed = model.problem.limits.payload_bytes.unwrap_or(f64::INFINITY) + BYTE_SLACK;
+        let mut split = Split { slowest: 0.0, in_all: 0.0 };
+        for (_, work, tokens) in replicas {
+            let travelling = f64::min(tokens, model.input);
+            if travelling == 0.0 {
+                continue;
+            }
+            let seconds = work + tokens * model.down + travelling * model.up + model.invoke;
+            split.in_all += seconds;
+            split.slowest = split.slowest.max(seconds);
+            if travelling * model.problem.transport.token_bytes_up > allowed {
+                split.slowest = f64::INFINITY;
+            }
+        }
+        split
+    }
+}
+
+fn slower_path(model: &Model<'_>, layer: usize, share: f64) -> SlowerPath {
+    SlowerPath::new(&remote_count_probabilities(model.layers[layer].top_k, share), model.round_trip())
+}
+
+/// A layer when the prediction errs as far as it does in 5 % of the cases.
+#[derive(Debug)]
+pub(crate) struct Stressed<'m> {
+    pub(crate) set: RemoteSet<'m>,
+    /// Prefill seconds of the local experts at each vCPU column.
+    pub(crate) local: Vec<f64>,
+}
+
+impl<'m> Stressed<'m> {
+    /// The remote set's share is `factor` times the predicted one.
+    pub(crate) fn new(
+        model: &'m Model<'m>,
+        table: &'m LayerTable,
+        layer: usize,
+        count: usize,
+        factor: f64,
+    ) -> Self {
+        let curve = &model.layers[layer].curve;
+        let (up, down) = stressed_scales(table.share[count], factor);
+        let tokens: Vec<f64> = table.tokens[..count].iter().map(|tokens| tokens * up).collect();
+        let rows: Vec<Row> = tokens.iter().map(|tokens| curve.row(*tokens)).collect();
+        let mut local = vec![0.0; curve.columns()];
+        for tokens in &table.tokens[count..] {
+            let row = curve.row(tokens * down);
+            for (column, sum) in local.iter_mut().enumerate() {
+                *sum += curve.at_column(row, column);
+            }
+        }
+        let share = (table.share[count] * up).min(1.0);
+        let set = RemoteSet {
+            model,
+            table,
+            layer,
+            token_sum: tokens.iter().sum(),
+            tokens: Cow::Owned(tokens),
+            rows: Cow::Owned(rows),
+            share,
+            path: slower_path(model, layer, share),
+        };
+        Self { set, local }
+    }
+}
+
+/// Factors on the shares of the remote set and on those of the rest, when the set's `share` is
+/// `factor` times as large, at most 1 in all.
+pub(crate) fn stressed_scales(share: f64, factor: f64) -> (f64, f64) {
+    let stressed = (share * factor).min(1.0);
+    let up = if share > 0.0 { stressed / share } else { 1.0 };
+    let down = if share < 1.0 { (1.0 - stressed) / (1.0 - share) } else { 0.0 };
+    (up, down)
+}

@@ -1,0 +1,314 @@
+//! The search over remote sets and main sizes: best bound first, and nothing is solved that its
+//! bound excludes.
+
+use crate::cost::{Evaluation, Violation};
+use crate::dual::{Dual, Sizing};
+use crate::improve::{Effort, Improved, improve, improve_any, locals};
+use crate::model::Model;
+use crate::options::{Choice, Prices, Terms};
+use crate::placement::{Multipliers, Placement};
+use crate::plan::Plan;
+use crate::preallocate::WorstCase;
+use crate::selection::{Candidate, Selection};
+use crate::tables::LayerTable;
+
+/// Costs that differ by less are equal.
+pub(crate) const COST_TIE: f64 = 1e-12;
+/// After how many solved pairs, times layers, only plans count that save at least this share.
+const PATIENCE: [(usize, f64); 3] = [(600, 1e-6), (2_500, 1e-5), (10_000, 1e-4)];
+/// Main sizes that share one bound of the first pass.
+const CHUNK: usize = 16;
+
+/// A plan with its evaluation, and how it came about.
+#[derive(Debug, Clone)]
+pub(crate) struct Found {
+    pub(crate) candidate: Candidate,
+    pub(crate) main: usize,
+    pub(crate) choices: Vec<Option<Choice>>,
+    pub(crate) plan: Plan,
+    pub(crate) evaluation: Evaluation,
+}
+
+impl Found {
+    fn cost(&self) -> f64 {
+        self.evaluation.total_cost
+    }
+
+    /// Cheaper; of equal ones fewer replicas, then less memory.
+    pub(crate) fn beats(&self, other: &Self) -> bool {
+        let (cost, than) = (self.cost(), other.cost());
+        if (cost - than).abs() > COST_TIE * than.abs() {
+            return cost < than;
+        }
+        let rank = |found: &Self| (found.plan.replicas(), found.plan.bytes());
+        rank(self) < rank(other)
+    }
+}
+
+/// Everything that the search reads.
+pub(crate) struct Search<'m> {
+    pub(crate) model: &'m Model<'m>,
+    pub(crate) tables: &'m [LayerTable],
+    /// How far remote shares may exceed their prediction, where plans must bear it.
+    pub(crate) factors: Option<&'m [f64]>,
+    /// The limits that a plan does not keep, given its evaluation.
+    pub(crate) violations: &'m dyn Fn(&Plan, &Evaluation) -> Vec<Violation>,
+    pub(crate) best: Option<Found>,
+    /// What the limits were worth in the pair that was solved last.
+    pub(crate) multipliers: Multipliers,
+    /// Pairs that deserve another look.
+    pub(crate) open: Vec<Open>,
+    pub(crate) counters: Counters,
+}
+
+/// A pair whose cheapest sizing may be cheaper than the one that is known.
+#[derive(Debug)]
+pub(crate) struct Open {
+    candidate: Candidate,
+    main: usize,
+    /// No sizing of it costs less.
+    bound: f64,
+}
+
+/// How much work a search was.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Counters {
+    /// Choices of how many experts of each layer are remote.
+    pub candidates: usize,
+    /// Pairs of such a choice and a main size.
+    pub pairs: usize,
+    /// Bounds over several pairs at once.
+    pub bounds: usize,
+    /// Pairs whose sizes and replicas were solved.
+    pub solved: usize,
+}
+
+/// A candidate with the bounds of its main sizes, chunk by chunk.
+struct Bounded {
+    candidate: Candidate,
+    /// First and last main size of each chunk, and what it costs at least.
+    chunks: Vec<(usize, usize, f64)>,
+    least: f64,
+}
+
+impl<'m> Search<'m> {
+    /// What a plan must cost at most to be worth a look: as much as the best one, and a little less
+    /// after much work, when there are many pairs that hardly differ.
+    fn limit(&self) -> f64 {
+        let work = self.counters.solved * self.model.layers.len();
+        let gain = PATIENCE.iter().filter(|(after, _)| work >= *after).map(|(_, gain)| *gain).next_back();
+        let factor = gain.map_or(1.0 + COST_TIE, |gain| 1.0 - gain);
+        self.best.as_ref().map_or(f64::INFINITY, |best| best.cost() * factor)
+    }
+
+    /// Searches all `candidates`, which have passed the worst case or need not.
+    pub(crate) fn run(&mut self, candidates: Vec<Candidate>) {
+        let mut bounded: Vec<Bounded> =
+            candidates.into_iter().filter_map(|candidate| self.bounded(candidate)).collect();
+        bounded.sort_by(|a, b| a.least.total_cmp(&b.least));
+        for entry in bounded {
+            if entry.least > self.limit() {
+                break;
+            }
+            // Only a ratio's worst case is known already.
+            let passes = entry.candidate.selection == Selection::Ratio
+                || WorstCase::new(self.model, entry.candidate.counts.clone()).passes();
+            if passes {
+                self.explore(entry);
+            }
+        }
+        self.close();
+    }
+
+    fn bounded(&mut self, candidate: Candidate) -> Option<Bounded> {
+        self.counters.candidates += 1;
+        let placement = Placement::new(self.model, self.tables, &candidate, self.factors)?;
+        let sizes = self.model.main_sizes.len();
+        let mut chunks = Vec::new();
+        let mut low = placement.first_main;
+        self.counters.pairs += sizes - low.min(sizes);
+        while low < sizes {
+            let high = (low + CHUNK - 1).min(sizes - 1);
+            let bound = placement.quick_bound(low, high);
+            self.counters.bounds += 1;
+            if bound < f64::INFINITY {
+                chunks.push((low, high, bound));
+            }
+            low = high + 1;
+        }
+        let least = chunks.iter().map(|(_, _, bound)| *bound).fold(f64::INFINITY, f64::min);
+        (!chunks.is_empty()).then_some(Bounded { candidate, chunks, least })
+    }
+
+    fn explore(&mut self, mut entry: Bounded) {
+        let Some(mut placement) = Placement::new(self.model, self.tables, &entry.candidate, self.factors)
+        else {
+            return;
+        };
+        entry.chunks.sort_by(|a, b| a.2.total_cmp(&b.2));
+        for (low, high, bound) in entry.chunks {
+            if bound <= self.limit() {
+                self.narrow(&mut placement, &entry.candidate, low, high);
+            }
+        }
+    }
+
+    /// Halves a range of main sizes for as long as its bounds allow a better plan, the more promising
+    /// half first.
+    fn narrow(&mut self, placement: &mut Placement<'m>, candidate: &Candidate, low: usize, high: usize) {
+        if low == high {
+            self.solve(placement, candidate, low);
+            return;
+        }
+        let middle = low.midpoint(high);
+        let mut halves = [(low, middle), (middle + 1, high)].map(|(low, high)| {
+            self.counters.bounds += 1;
+            let quick = placement.quick_bound(low, high);
+            let bound = if quick > self.limit() {
+                quick
+            } else {
+                quick.max(placement.bound(low, high, self.multipliers))
+            };
+            (bound, low, high)
+        });
+        halves.sort_by(|a, b| a.0.total_cmp(&b.0));
+        for (bound, low, high) in halves {
+            if bound <= self.limit() {
+                self.narrow(placement, candidate, low, high);
+            }
+        }
+    }
+
+    /// Solves one pair quickly and keeps the plan if it is better.
+    fn solve(&mut self, placement: &mut Placement<'m>, candidate: &Candidate, main: usize) {
+        self.counters.solved += 1;
+        let sized = size(placement, main, self.multipliers, self.limit(), Effort::Quick);
+        // Neighbouring pairs have similar ones.
+        self.multipliers = sized.multipliers;
+        if sized.improved.as_ref().is_some_and(|improved| improved.open) {
+            self.open.push(Open { candidate: candidate.clone(), main, bound: sized.bound });
+        }
+        self.keep(placement, candidate, main, sized);
+    }
+
+    /// Solves the open pairs in full, the most promising first, for as long as a bound is below the
+    /// best cost.
+    fn close(&mut self) {
+        let mut open = std::mem::take(&mut self.open);
+        open.sort_by(|a, b| a.bound.total_cmp(&b.bound));
+        for Open { candidate, main, bound } in open {
+            if bound > self.limit() {
+                return;
+            }
+            let placement = Placement::new(self.model, self.tables, &candidate, self.factors);
+            let Some(mut placement) = placement else { continue };
+            self.counters.solved += 1;
+            let sized = size(&mut placement, main, self.multipliers, self.limit(), Effort::Full);
+            self.keep(&placement, &candidate, main, sized);
+        }
+    }
+
+    fn keep(&mut self, placement: &Placement<'m>, candidate: &Candidate, main: usize, sized: Sized) {
+        let found = sized
+            .improved
+            .and_then(|improved| self.found(placement, candidate, main, &improved.sizing, self.limit()));
+        if let Some(found) = found
+            && self.best.as_ref().is_none_or(|best| found.beats(best))
+        {
+            self.best = Some(found);
+        }
+    }
+
+    /// The best plan of one pair.
+    pub(crate) fn alternative(
+        &self,
+        placement: &mut Placement<'m>,
+        candidate: &Candidate,
+        main: usize,
+    ) -> Option<Found> {
+        let sized = size(placement, main, self.multipliers, f64::INFINITY, Effort::Quick);
+        self.found(placement, candidate, main, &sized.improved?.sizing, f64::INFINITY)
+    }
+
+    /// The plan of a sizing, if it costs at most `cutoff` and keeps every limit: sums in another order
+    /// may differ in their last bits, so the evaluation has the last word.
+    pub(crate) fn found(
+        &self,
+        placement: &Placement<'m>,
+        candidate: &Candidate,
+        main: usize,
+        sizing: &Sizing,
+        cutoff: f64,
+    ) -> Option<Found> {
+        // The evaluation goes over every expert: not for what is not cheaper anyway.
+        if placement.cost(main, &sizing.totals) > cutoff * (1.0 + 1e-9) {
+            return None;
+        }
+        let plan = placement.plan(main, &sizing.choices);
+        let evaluation = self.model.evaluate(&plan);
+        let found =
+            Found { candidate: candidate.clone(), main, choices: sizing.choices.clone(), plan, evaluation };
+        (self.violations)(&found.plan, &found.evaluation).is_empty().then_some(found)
+    }
+}
+
+/// What sizing one pair gave.
+struct Sized {
+    improved: Option<Improved>,
+    bound: f64,
+    multipliers: Multipliers,
+}
+
+/// Memory and replicas for one candidate and one main size, where a plan below `cutoff` may exist.
+fn size(placement: &mut Placement<'_>, main: usize, hint: Multipliers, cutoff: f64, effort: Effort) -> Sized {
+    if placement.model.is_reserved() {
+        let improved = size_reserved(placement, main).map(|sizing| Improved { sizing, open: false });
+        return Sized { improved, bound: f64::NEG_INFINITY, multipliers: hint };
+    }
+    let prices = placement.invocation_prices(main);
+    let dual = Dual::solve(placement, main, prices, hint, cutoff);
+    let (bound, multipliers) = (dual.bound, dual.multipliers);
+    let hopeless = bound > cutoff || bound == f64::INFINITY;
+    Sized { improved: if hopeless { None } else { improve(dual, effort) }, bound, multipliers }
+}
+
+/// Reserved billing is no sum over layers: the cost is linearised at the sizing before, from the
+/// cheapest and from the fastest sizing, and exact moves follow.
+fn size_reserved(placement: &mut Placement<'_>, main: usize) -> Option<Sizing> {
+    let output = placement.model.output;
+    let rate = placement.model.main_rate(placement.model.main_sizes[main]);
+    let mut best: Option<(f64, Sizing)> = None;
+    for mut weight in [1.0, 1e3, 1e-3] {
+        let mut before = f64::INFINITY;
+        loop {
+            // One second costs `weight` times one dollar per second.
+            let prices = Prices {
+                prefill: weight,
+                step: weight * output,
+                bill: 1.0,
+                limit_prefill: 0.0,
+                limit_step: 0.0,
+            };
+            let dual = Dual::solve(placement, main, prices, Multipliers::default(), f64::INFINITY);
+            if dual.bound == f64::INFINITY {
+                return None;
+            }
+            let Some(Improved { sizing, .. }) = improve(dual, Effort::Full) else { break };
+            let cost = placement.cost(main, &sizing.totals);
+            let seconds = sizing.totals.prefill + output * sizing.totals.step;
+            weight = (rate + sizing.totals.bill) / seconds.max(f64::MIN_POSITIVE);
+            if best.as_ref().is_none_or(|(least, _)| cost < *least) {
+                best = Some((cost, sizing));
+            }
+            if cost >= before - before.abs() * COST_TIE {
+                break;
+            }
+            before = cost;
+        }
+    }
+    let (_, mut sizing) = best?;
+    let locals = locals(placement, main);
+    let cost = |terms: &Terms| (rate + terms.bill) * (terms.prefill + output * terms.step);
+    improve_any(placement, &locals, &mut sizing, cost);
+    Some(sizing)
+}

@@ -1,0 +1,86 @@
+//! Which experts are remote, given how many (Remoe paper, section IV-D), and how many per layer.
+
+use crate::model::Model;
+use crate::preallocate::ratio_counts;
+use serde::Serialize;
+
+/// How the number of remote experts per layer was chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Selection {
+    /// The same ratio in every layer.
+    Ratio,
+    /// The least used experts per byte of all layers, under the same number of bytes.
+    AcrossLayers,
+}
+
+/// A number of remote experts for every layer.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Candidate {
+    pub(crate) selection: Selection,
+    /// The ratio times the experts of the largest layer; its bytes are the budget across layers.
+    pub(crate) i: usize,
+    pub(crate) counts: Vec<usize>,
+}
+
+/// Experts of a layer by expected use (u), the least used first; ties by index.
+pub(crate) fn by_use(model: &Model<'_>, layer: usize) -> Vec<u32> {
+    let used = uses(model, layer);
+    // Checked layers have at most 65,536 experts.
+    let mut order: Vec<u32> = (0..used.len() as u32).collect();
+    order.sort_by(|a, b| used[*a as usize].total_cmp(&used[*b as usize]));
+    order
+}
+
+/// Expected assignments of each expert in prefill and decode.
+fn uses(model: &Model<'_>, layer: usize) -> Vec<f64> {
+    let per_token = model.layers[layer].per_token();
+    let shares = model.shares[layer].iter();
+    shares.map(|share| model.input * per_token * share + model.output * per_token * share).collect()
+}
+
+/// One candidate per ratio, the largest first.
+pub(crate) fn by_ratio(model: &Model<'_>) -> Vec<Candidate> {
+    let most = model.most_experts();
+    let at = |i| Candidate { selection: Selection::Ratio, i, counts: ratio_counts(model, i, most) };
+    (0..=most).rev().map(at).collect()
+}
+
+/// For each of `ratios` the candidate that sends away the experts of all layers in the order of use
+/// per byte, as long as their bytes stay within those of the ratio; without those that are the same.
+pub(crate) fn across_layers(model: &Model<'_>, ratios: &[Candidate]) -> Vec<Candidate> {
+    let mut experts: Vec<(f64, usize)> = Vec::new();
+    for (index, layer) in model.layers.iter().enumerate() {
+        experts.extend(uses(model, index).into_iter().map(|uses| (uses / layer.expert_bytes, index)));
+    }
+    experts.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    let mut budgets: Vec<(f64, &Candidate)> = ratios
+        .iter()
+        .map(|ratio| {
+            let layers = model.layers.iter().zip(&ratio.counts);
+            (layers.map(|(layer, count)| *count as f64 * layer.expert_bytes).sum(), ratio)
+        })
+        .collect();
+    budgets.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.i.cmp(&b.1.i)));
+
+    let mut counts = vec![0; model.layers.len()];
+    let mut bytes = 0.0;
+    let mut next = experts.into_iter().peekable();
+    let mut found: Vec<Candidate> = Vec::new();
+    for (budget, ratio) in budgets {
+        // A sum of equal terms in another order may differ in its last bits.
+        let allowed = budget * (1.0 + 1e-12);
+        while let Some((_, layer)) =
+            next.next_if(|(_, layer)| bytes + model.layers[*layer].expert_bytes <= allowed)
+        {
+            bytes += model.layers[layer].expert_bytes;
+            counts[layer] += 1;
+        }
+        let seen = found.last().is_some_and(|last| last.counts == counts);
+        if counts != ratio.counts && !seen {
+            let counts = counts.clone();
+            found.push(Candidate { selection: Selection::AcrossLayers, i: ratio.i, counts });
+        }
+    }
+    found
+}

@@ -1,0 +1,103 @@
+//! Sums over experts that the search reads instead of experts.
+//!
+//! The remote set of a layer is a prefix of its experts by use, and times are linear in the measured
+//! vCPU columns, so that prefix and suffix sums at those columns give the time of every remote or
+//! local set on every size in constant time.
+
+use crate::curve::{Column, Row};
+use crate::model::Model;
+use crate::selection::by_use;
+use crate::sizes::GB;
+use ndarray::Array2;
+
+/// The sums of one layer.
+#[derive(Debug)]
+pub(crate) struct LayerTable {
+    /// Experts by use, the least used first.
+    pub(crate) order: Vec<u32>,
+    /// Expected prefill tokens of each, in that order.
+    pub(crate) tokens: Vec<f64>,
+    pub(crate) rows: Vec<Row>,
+    /// Share of the first experts, by how many.
+    pub(crate) share: Vec<f64>,
+    /// Tokens of the first experts, by how many.
+    pub(crate) token_sum: Vec<f64>,
+    /// Prefill seconds of the first experts, by how many and vCPU column.
+    away: Array2<f64>,
+    /// Prefill seconds of the others.
+    stay: Array2<f64>,
+    /// Where main and remote sizes stand between the columns.
+    pub(crate) main: Vec<Column>,
+    pub(crate) remote: Vec<Column>,
+    /// Seconds of one token on each main size.
+    pub(crate) main_step: Vec<f64>,
+    /// The same on each remote size, with the way back.
+    pub(crate) remote_step: Vec<f64>,
+}
+
+impl LayerTable {
+    pub(crate) fn new(model: &Model<'_>, layer: usize) -> Self {
+        let parts = &model.layers[layer];
+        let curve = &parts.curve;
+        let order = by_use(model, layer);
+        let shares: Vec<f64> = order.iter().map(|expert| model.shares[layer][*expert as usize]).collect();
+        let tokens: Vec<f64> = shares.iter().map(|share| model.input * parts.per_token() * share).collect();
+        let rows: Vec<Row> = tokens.iter().map(|tokens| curve.row(*tokens)).collect();
+        let (experts, columns) = (order.len(), curve.columns());
+        let mut away = Array2::zeros((experts + 1, columns));
+        let mut stay = Array2::zeros((experts + 1, columns));
+        for column in 0..columns {
+            for (index, row) in rows.iter().enumerate() {
+                away[(index + 1, column)] = away[(index, column)] + curve.at_column(*row, column);
+            }
+            for (index, row) in rows.iter().enumerate().rev() {
+                stay[(index, column)] = stay[(index + 1, column)] + curve.at_column(*row, column);
+            }
+        }
+        let columns_of =
+            |sizes: &[f64]| -> Vec<Column> { sizes.iter().map(|bytes| curve.column(bytes / GB)).collect() };
+        let (main, remote) = (columns_of(&model.main_sizes), columns_of(&model.remote_sizes));
+        let one = curve.row(1.0);
+        Self {
+            share: prefix_sums(&shares),
+            token_sum: prefix_sums(&tokens),
+            main_step: main.iter().map(|column| curve.at(one, *column)).collect(),
+            remote_step: remote.iter().map(|column| curve.at(one, *column) + model.down).collect(),
+            order,
+            tokens,
+            rows,
+            away,
+            stay,
+            main,
+            remote,
+        }
+    }
+
+    /// Prefill seconds of the first `count` experts on the remote size `memory`.
+    pub(crate) fn away(&self, count: usize, memory: usize) -> f64 {
+        self.remote[memory].of(self.away.row(count))
+    }
+
+    /// Prefill seconds of all but the first `count` experts at each vCPU column.
+    pub(crate) fn stay(&self, count: usize) -> ndarray::ArrayView1<'_, f64> {
+        self.stay.row(count)
+    }
+
+    /// The first `count` experts, ascending.
+    pub(crate) fn remote_set(&self, count: usize) -> Vec<u32> {
+        let mut set = self.order[..count].to_vec();
+        set.sort_unstable();
+        set
+    }
+}
+
+fn prefix_sums(values: &[f64]) -> Vec<f64> {
+    let mut sums = Vec::with_capacity(values.len() + 1);
+    let mut sum = 0.0;
+    sums.push(sum);
+    for value in values {
+        sum += value;
+        sums.push(sum);
+    }
+    sums
+}

@@ -1,0 +1,247 @@
+//! Problems from a seed: random small ones, and ones in the shape of real models.
+
+#![allow(dead_code)]
+
+use remoe_planner::{
+    Affine, Billing, CpuProfile, GpuProfile, Layer, Limits, PlanError, Pricing, Problem, Request, SizeRange,
+    Slo, Specs, Transport, preallocate,
+};
+
+/// A generator of numbers that are the same everywhere (SplitMix64).
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(crate) fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// From 0 to 1.
+    pub(crate) fn unit(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    pub(crate) fn between(&mut self, low: f64, high: f64) -> f64 {
+        low + (high - low) * self.unit()
+    }
+
+    /// From `low` to `high`, both included.
+    pub(crate) fn whole(&mut self, low: u64, high: u64) -> u64 {
+        low + self.bits() % (high - low + 1)
+    }
+
+    pub(crate) fn one_in(&mut self, count: u64) -> bool {
+        self.whole(1, count) == 1
+    }
+
+    /// Shares that sum to 1, from even to very uneven.
+    pub(crate) fn shares(&mut self, experts: usize) -> Vec<f64> {
+        let skew = self.between(0.3, 3.0);
+        let raw: Vec<f64> = (0..experts).map(|_| self.unit().powf(skew) + 1e-3).collect();
+        let sum: f64 = raw.iter().sum();
+        raw.iter().map(|share| share / sum).collect()
+    }
+}
+
+const VCPUS: [f64; 6] = [0.2, 0.5, 1.0, 2.0, 4.0, 8.0];
+const TOKENS: [f64; 4] = [1.0, 8.0, 64.0, 256.0];
+
+/// Seconds that fall with vCPUs towards a floor and rise with tokens, a little noisy.
+fn cpu_profile(random: &mut Random, scale: f64) -> CpuProfile {
+    let (decay, floor) = (random.between(0.4, 1.6), random.between(0.1, 0.4));
+    let (fixed, per_token) = (random.between(0.5, 0.9), random.between(0.1, 0.4));
+    let seconds = TOKENS.iter().map(|tokens| {
+        let work = scale * (fixed + per_token * tokens);
+        let at = |vcpus: &f64| work * ((1.0 - floor) * (-decay * vcpus).exp() + floor);
+        VCPUS.iter().map(at).collect()
+    });
+    CpuProfile { vcpus: VCPUS.to_vec(), tokens: TOKENS.to_vec(), seconds: seconds.collect() }
+}
+
+fn layer(random: &mut Random, experts: u32, top_k: u32, expert_bytes: f64, scale: f64) -> Layer {
+    let gpu = TOKENS.iter().map(|tokens| scale * 0.05 * (1.0 + 0.02 * tokens)).collect();
+    Layer {
+        experts,
+        top_k,
+        expert_bytes,
+        nonexpert_bytes: expert_bytes / 2.0,
+        kv_bytes_per_token: 2048.0,
+        nonexpert_prefill_seconds: Affine { base: 8e-4, per_token: 2e-6 },
+        nonexpert_decode_seconds: 4e-4,
+        expert_seconds: cpu_profile(random, scale),
+        gpu_expert_seconds: Some(GpuProfile { tokens: TOKENS.to_vec(), seconds: gpu }),
+        cpu_nonexpert_seconds: Some(cpu_profile(random, scale / 2.0)),
+    }
+}
+
+/// A small problem: `layers` layers, up to four replicas, limits from loose to infeasible.
+pub(crate) fn small_problem(seed: u64, layers: usize) -> Problem {
+    let random = &mut Random::new(seed);
+    let most = if layers == 3 { 5 } else { 8 };
+    let shapes: Vec<(u32, u32)> = (0..layers)
+        .map(|_| {
+            let experts = random.whole(2, most) as u32;
+            (experts, random.whole(1, u64::from(experts.min(4))) as u32)
+        })
+        .collect();
+    let bytes = random.between(2e7, 1.5e8).round();
+    let problem_layers: Vec<Layer> = shapes
+        .iter()
+        .map(|(experts, top_k)| {
+            let bytes = if random.one_in(3) { (bytes * random.between(0.5, 1.5)).round() } else { bytes };
+            let scale = random.between(0.002, 0.02);
+            layer(random, *experts, *top_k, bytes, scale)
+        })
+        .collect();
+    let all: f64 = problem_layers.iter().map(|layer| f64::from(layer.experts) * layer.expert_bytes).sum();
+    let prediction = shapes.iter().map(|(experts, _)| random.shares(*experts as usize)).collect();
+    let output = if random.one_in(6) { 0.0 } else { random.whole(1, 200) as f64 };
+    let input = random.whole(1, 400) as f64;
+    let whole_gpus = random.one_in(4);
+    // Few sizes, so that everything can be tried.
+    let (main_step, remote_step) = ((all / 9.0).ceil(), (all / layers as f64 / 5.0).ceil());
+    let remote_sizes = random.whole(2, 7) as f64;
+    let mut problem = Problem {
+        version: 1,
+        request: Request {
+            input_tokens: input,
+            output_tokens: output,
+            max_input_tokens: random.one_in(4).then_some(input * 2.0),
+            max_output_tokens: random.one_in(4).then_some(output + 100.0),
+        },
+        prediction: Some(prediction),
+        prediction_p95: Some((0..layers).map(|_| random.between(1.0, 2.0)).collect()),
+        layers: problem_layers,
+        token_bytes: 4096.0,
+        head_bytes: random.between(1e7, 5e8).round(),
+        runtime_bytes: 1.5e8,
+        function_bytes: 2e7,
+        transport: Transport {
+            token_bytes_up: 4096.0,
+            token_bytes_down: 4096.0,
+            bytes_per_second: 10f64.powf(random.between(7.5, 9.5)),
+            invoke_seconds: 10f64.powf(random.between(-4.0, -2.0)),
+        },
+        swap_seconds: Affine { base: 2e-5, per_token: 2e-7 },
+        cold_start_seconds: random.between(0.0, 2.0),
+        pricing: Pricing {
+            cpu_per_gb_second: 1.0,
+            gpu_per_gb_second: (!random.one_in(5)).then_some(3.0),
+            gpu_bytes_each: whole_gpus.then_some(2.4e10),
+            gpu_per_second_each: whole_gpus.then(|| random.between(0.2, 5.0)),
+            billing: Billing::Invocation,
+            main_replicas: random.whole(1, 3) as u32,
+        },
+        specs: Specs {
+            main: SizeRange { min_bytes: 2e8, max_bytes: 2e8 + all + 3.0 * main_step, step_bytes: main_step },
+            remote: SizeRange {
+                min_bytes: 2e8,
+                max_bytes: 2e8 + remote_sizes * remote_step,
+                step_bytes: remote_step,
+            },
+        },
+        slo: Slo { ttft_seconds: 1e6, tpot_seconds: 1e6 },
+        limits: Limits {
+            payload_bytes: (!random.one_in(3)).then(|| 4096.0 * random.between(0.3, 1.2) * input),
+            max_replicas: random.whole(1, 4) as u32,
+            gpu_bytes: None,
+        },
+    };
+    let slack = [10.0, 1.0, 0.3, 0.1, 0.02, -0.02][random.whole(0, 5) as usize];
+    tighten(&mut problem, slack);
+    problem
+}
+
+/// Sets the limits to `slack` above the least times that any pair of remote ratio and main size has
+/// in the worst case.
+pub(crate) fn tighten(problem: &mut Problem, slack: f64) {
+    let impossible = Slo { ttft_seconds: 1e-9, tpot_seconds: 1e-9 };
+    let Err(PlanError::Infeasible(why)) = preallocate(&Problem { slo: impossible, ..problem.clone() }) else {
+        return;
+    };
+    for remedy in why.remedy {
+        let limit = match remedy.field.as_str() {
+            "slo.ttft_seconds" => &mut problem.slo.ttft_seconds,
+            "slo.tpot_seconds" => &mut problem.slo.tpot_seconds,
+            _ => continue,
+        };
+        *limit = remedy.at_least * (1.0 + slack);
+    }
+}
+
+/// The shape of a real model.
+pub(crate) struct Shape {
+    pub(crate) layers: usize,
+    pub(crate) experts: u32,
+    pub(crate) top_k: u32,
+    /// How far above the least possible times the limits are.
+    pub(crate) slack: f64,
+    /// Price of the device's memory.
+    pub(crate) gpu_price: f64,
+    /// Bytes of one expert: with small ones vCPUs are scarce, with large ones memory.
+    pub(crate) expert_bytes: f64,
+    pub(crate) seed: u64,
+}
+
+/// A problem in the shape of a model, with 391 main and 41 remote sizes and up to four replicas.
+pub(crate) fn model_problem(shape: Shape) -> Problem {
+    let random = &mut Random::new(shape.seed);
+    let (count, experts) = (shape.layers, shape.experts);
+    let bytes = shape.expert_bytes;
+    // All experts fit the largest main function, and all of a layer's the largest remote one.
+    let largest = count as f64 * f64::from(experts) * bytes * 1.3 + 3e9;
+    let main_step = (largest / 390.0 / 1e6).ceil() * 1e6;
+    let remote_step = ((f64::from(experts) * bytes + 3e9) / 40.0 / 1e6).ceil() * 1e6;
+    let layers = (0..count).map(|_| layer(random, experts, shape.top_k, bytes, 3e-3)).collect();
+    let mut problem = Problem {
+        version: 1,
+        request: Request {
+            input_tokens: 128.0,
+            output_tokens: 200.0,
+            max_input_tokens: None,
+            max_output_tokens: None,
+        },
+        prediction: Some((0..count).map(|_| random.shares(experts as usize)).collect()),
+        prediction_p95: None,
+        layers,
+        token_bytes: 4096.0,
+        head_bytes: 8e8,
+        runtime_bytes: 2e8,
+        function_bytes: 5e7,
+        transport: Transport {
+            token_bytes_up: 4096.0,
+            token_bytes_down: 4096.0,
+            bytes_per_second: 1e9,
+            invoke_seconds: 5e-4,
+        },
+        swap_seconds: Affine { base: 2e-5, per_token: 2e-7 },
+        cold_start_seconds: 1.5,
+        pricing: Pricing {
+            cpu_per_gb_second: 1.0,
+            gpu_per_gb_second: Some(shape.gpu_price),
+            gpu_bytes_each: None,
+            gpu_per_second_each: None,
+            billing: Billing::Invocation,
+            main_replicas: 1,
+        },
+        specs: Specs {
+            main: SizeRange { min_bytes: 8e8, max_bytes: 8e8 + 390.0 * main_step, step_bytes: main_step },
+            remote: SizeRange {
+                min_bytes: 2e8,
+                max_bytes: 2e8 + 40.0 * remote_step,
+                step_bytes: remote_step,
+            },
+        },
+        slo: Slo { ttft_seconds: 1e6, tpot_seconds: 1e6 },
+        limits: Limits { payload_bytes: Some(6_291_456.0), max_replicas: 4, gpu_bytes: None },
+    };
+    tighten(&mut problem, shape.slack);
+    problem
+}

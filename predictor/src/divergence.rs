@@ -1,0 +1,34 @@
+//! How far two distributions are apart.
+
+use crate::shares::Shares;
+
+/// Jensen-Shannon divergence of two distributions in nats: between 0 and ln 2.
+///
+/// JS(p, q) = KL(p, m) / 2 + KL(q, m) / 2 with m = (p + q) / 2, the quality measure of the Remoe
+/// paper's section V-B.
+#[must_use]
+pub fn jensen_shannon(p: &[f32], q: &[f32]) -> f64 {
+    let term = |a: f64, b: f64| if a > 0.0 { a * (2.0 * a / (a + b)).ln() } else { 0.0 };
+    let sum: f64 = p
+        .iter()
+        .zip(q)
+        .map(|(&p, &q)| {
+            let (p, q) = (f64::from(p), f64::from(q));
+            term(p, q) + term(q, p)
+        })
+        .sum();
+    (sum / 2.0).max(0.0)
+}
+
+/// [`jensen_shannon`] of each layer.
+#[must_use]
+pub fn per_layer(p: &Shares, q: &Shares) -> Vec<f64> {
+    p.rows().zip(q.rows()).map(|(p, q)| jensen_shannon(p, q)).collect()
+}
+
+/// Mean of [`per_layer`].
+#[must_use]
+pub fn mean(p: &Shares, q: &Shares) -> f64 {
+    let sum: f64 = p.rows().zip(q.rows()).map(|(p, q)| jensen_shannon(p, q)).sum();
+    sum / p.layers() as f64
+}

@@ -1,0 +1,69 @@
+//! What can be wrong with a question or with the history it is answered from.
+
+/// Why nothing can be predicted, learned or built.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PredictError {
+    /// The prompt has no token.
+    #[error("the prompt is empty; a prediction needs at least one token")]
+    EmptyPrompt,
+    /// A token that the model does not have.
+    #[error(
+        "token id {id} is not in the vocabulary of {vocabulary} tokens; was the prompt tokenised for another model?"
+    )]
+    Token {
+        /// The id.
+        id: u32,
+        /// Rows of the embedding.
+        vocabulary: usize,
+    },
+    /// There is nothing to learn from.
+    #[error("the history holds {records} prompts, {needed} are needed; record more")]
+    History {
+        /// Prompts that are there.
+        records: usize,
+        /// Prompts that are needed.
+        needed: usize,
+    },
+    /// An option that cannot be.
+    #[error("option `{option}` is {value}: {message}")]
+    Option {
+        /// Its name.
+        option: &'static str,
+        /// Its value.
+        value: String,
+        /// What is allowed.
+        message: String,
+    },
+    /// Two things that belong together have different sizes.
+    #[error("{what} has {found} values, expected {expected}")]
+    Size {
+        /// The value that does not fit.
+        what: &'static str,
+        /// Size that was needed.
+        expected: usize,
+        /// Size that is there.
+        found: usize,
+    },
+    /// A weight of the model is no number.
+    #[error("{what} holds a value that is not finite, first at row {row}; the checkpoint is damaged")]
+    NotFinite {
+        /// The tensor.
+        what: &'static str,
+        /// Its first such row.
+        row: usize,
+    },
+    /// A saved predictor that cannot be used.
+    #[error("saved predictor: {0}")]
+    Saved(String),
+}
+
+impl PredictError {
+    pub(crate) fn option(option: &'static str, value: impl ToString, message: impl Into<String>) -> Self {
+        Self::Option { option, value: value.to_string(), message: message.into() }
+    }
+
+    /// Refuses a size that is not the expected one.
+    pub(crate) fn require_size(what: &'static str, expected: usize, found: usize) -> Result<(), Self> {
+        if expected == found { Ok(()) } else { Err(Self::Size { what, expected, found }) }
+    }
+}

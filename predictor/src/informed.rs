@@ -1,0 +1,49 @@
+//! SPS over embeddings that are weighted by how much each token tells about routing.
+
+use crate::embedding::Embedding;
+use crate::error::PredictError;
+use crate::history::History;
+use crate::predictor::Popularity;
+use crate::record::ActivationRecord;
+use crate::similar::SimilarPrompts;
+use crate::tokens::TokenTable;
+use crate::training::{DEFAULT_TEMPERATURE, HELD_OUT, TrainingOptions};
+use crate::tree::Clustering;
+
+/// SPS whose prompt vectors leave out what all prompts share and count a token by
+/// [`TokenTable::information`]: two prompts are similar when the tokens that decide routing are.
+///
+/// The temperature is fitted on one tenth of `records` against a tree of the others; then the tree is
+/// built from all.
+///
+/// # Errors
+/// There is no record, or a record does not belong to the model.
+pub fn informed_sps(
+    embedding: &Embedding,
+    table: &TokenTable,
+    popularity: &Popularity,
+    records: &[ActivationRecord],
+    options: TrainingOptions,
+) -> Result<SimilarPrompts, PredictError> {
+    let embedding = embedding.weighted(&table.information(popularity)?)?;
+    let shares = popularity.shares();
+    let build = |records: &[ActivationRecord]| {
+        let history = History::of(&embedding, shares.layers(), shares.experts(), records)?;
+        let TrainingOptions { alpha, tree } = options;
+        let clustering = Clustering::Centred;
+        SimilarPrompts::with_tree("sps-informed", embedding.clone(), &history, clustering, tree, alpha)
+    };
+    // Every tenth record: a history is in the order of its time.
+    let (held_out, rest): (Vec<_>, Vec<_>) =
+        records.iter().cloned().zip(0_usize..).partition(|(_, index)| index % HELD_OUT == 0);
+    let strip =
+        |list: Vec<(ActivationRecord, usize)>| list.into_iter().map(|(record, _)| record).collect::<Vec<_>>();
+    let (held_out, rest) = (strip(held_out), strip(rest));
+    let mut temperature = DEFAULT_TEMPERATURE;
+    if !rest.is_empty() {
+        let mut fitted = build(&rest)?;
+        fitted.fit_temperature(&held_out)?;
+        temperature = fitted.temperature();
+    }
+    Ok(build(records)?.tempered("sps-informed", temperature))
+}

@@ -1,0 +1,53 @@
+//! Which experts a prompt will use.
+//!
+//! [`record`] is the file format of what models did. [`Trained`] is what a command or a planner wants: it
+//! fits all parts to a history, chooses the one that predicts held-out prompts best, says how far off it
+//! was, and can be saved. The parts stand for themselves, too: [`SimilarPrompts`] over a [`Tree`] (SPS),
+//! [`TokenTable`], and the baselines [`Popularity`], [`Uniform`] and [`Fate`], all [`Predictor`]s.
+//! [`layerwise`] predicts layer by layer and token by token, for functions that must know while a request
+//! runs.
+//!
+//! Everything here takes values, byte slices and readers and returns values; files are opened by the
+//! caller. The same input and seed give the same output, on any number of threads.
+
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
+#[cfg(not(target_endian = "little"))]
+compile_error!("saved predictors and embeddings are little-endian and used in place");
+
+pub mod correlation;
+pub mod divergence;
+mod embedding;
+mod error;
+mod error_bars;
+mod fate;
+mod history;
+mod informed;
+pub mod layerwise;
+mod mixture;
+mod predictor;
+pub mod prompts;
+mod random;
+pub mod record;
+mod rows;
+mod saved;
+mod shares;
+mod similar;
+mod tokens;
+mod training;
+mod tree;
+mod vector;
+
+pub use embedding::{Embedding, EmbeddingType, SIGMA, soft_cosine};
+pub use error::PredictError;
+pub use error_bars::{ErrorBars, QUANTILES, quantile};
+pub use fate::{Fate, GateWeights};
+pub use history::History;
+pub use informed::informed_sps;
+pub use mixture::Mixture;
+pub use predictor::{Popularity, Predictor, Uniform};
+pub use shares::Shares;
+pub use similar::{Index, SimilarPrompts, UNTEMPERED};
+pub use tokens::{DEFAULT_ROUNDS, MAX_ROUNDS, TokenFit, TokenTable};
+pub use training::{Method, Prediction, Trained, TrainingOptions, Tuning};
+pub use tree::{Clustering, Neighbour, Tree, TreeOptions, exhaustive};

@@ -1,0 +1,80 @@
+//! Prompts out of the data sets that people have, one JSON object a line.
+//!
+//! | data set | what a line holds | what is taken |
+//! | --- | --- | --- |
+//! | ours | `{"prompt": "..", "kind": ".."}` | `prompt` |
+//! | LMSYS-Chat-1M | `{"conversation": [{"role": "user", "content": ".."}, ..]}` | the first message of the user |
+//! | ShareGPT | `{"conversations": [{"from": "human", "value": ".."}, ..]}` | the first message of the human |
+//! | WikiText, C4, SlimPajama | `{"text": "..", ..}` | `text` |
+//!
+//! The form is told from the fields. Of every prompt the first [`PROMPT_CHARACTERS`] characters are taken,
+//! as the Remoe paper does (section V-A). Lines without a prompt (blank lines and headings of WikiText,
+//! conversations that a machine begins) are passed over.
+
+use serde::Deserialize;
+
+/// Characters of a text that make a prompt.
+pub const PROMPT_CHARACTERS: usize = 500;
+
+/// A prompt of a data set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Prompt {
+    /// The beginning of the text.
+    pub text: String,
+    /// What kind of text it is, where the line says so.
+    pub kind: Option<String>,
+}
+
+/// A line that is not one of a data set.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "not a line of a prompt set: {0}; known are objects with `prompt`, `text`, `conversation` (LMSYS-Chat-1M) or `conversations` (ShareGPT)"
+)]
+pub struct PromptError(String);
+
+#[derive(Deserialize)]
+struct Line {
+    prompt: Option<String>,
+    kind: Option<String>,
+    text: Option<String>,
+    conversation: Option<Vec<Message>>,
+    conversations: Option<Vec<Message>>,
+}
+
+#[derive(Deserialize)]
+struct Message {
+    #[serde(alias = "from")]
+    role: String,
+    #[serde(alias = "value")]
+    content: String,
+}
+
+/// The prompt of one line; `None` where it has none.
+///
+/// # Errors
+/// The line is no JSON object, or has none of the known fields.
+pub fn of_line(line: &str) -> Result<Option<Prompt>, PromptError> {
+    let line = line.trim();
+    if line.is_empty() {
+        return Ok(None);
+    }
+    let Line { prompt, kind, text, conversation, conversations } =
+        serde_json::from_str(line).map_err(|error| PromptError(error.to_string()))?;
+    let text = match (prompt, text, conversation.or(conversations)) {
+        (Some(prompt), ..) => Some(prompt),
+        // A heading of WikiText: ` = Title = `.
+        (None, Some(text), _) => Some(text).filter(|text| !is_heading(text)),
+        (None, None, Some(messages)) => {
+            let first = messages.into_iter().find(|message| message.role != "system");
+            first.filter(|first| matches!(first.role.as_str(), "user" | "human")).map(|first| first.content)
+        }
+        (None, None, None) => return Err(PromptError("none of the known fields is there".to_owned())),
+    };
+    let text = text.map(|text| text.trim().chars().take(PROMPT_CHARACTERS).collect::<String>());
+    Ok(text.filter(|text| !text.is_empty()).map(|text| Prompt { text, kind }))
+}
+
+fn is_heading(text: &str) -> bool {
+    let text = text.trim();
+    text.len() > 1 && text.starts_with('=') && text.ends_with('=') && !text.contains('\n')
+}

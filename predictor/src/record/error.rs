@@ -1,0 +1,76 @@
+//! What can be wrong with a record or a file of them.
+
+use std::io;
+
+/// Why records cannot be written, read or put together.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// The reader or writer failed.
+    #[error("activation records: {0}")]
+    Io(#[from] io::Error),
+    /// The stream does not begin as a record file does.
+    #[error(
+        "not a file of activation records: {0}; it must begin with the .npy header array that `remoe record` writes"
+    )]
+    NotRecords(String),
+    /// Written by a newer version.
+    #[error(
+        "activation records of format version {found} cannot be read, this program reads version {supported}; update it or record again"
+    )]
+    Version {
+        /// Version of the file.
+        found: u64,
+        /// Version of this program.
+        supported: u64,
+    },
+    /// The header describes no model.
+    #[error("activation records: header field `{field}`: {message}")]
+    Header {
+        /// Field of the header.
+        field: &'static str,
+        /// What is wrong with its value.
+        message: String,
+    },
+    /// Records of another model, or made in another way.
+    #[error(
+        "activation records are of another model: `{field}` is {found}, expected {expected}; keep one file per model"
+    )]
+    OtherModel {
+        /// Field of the header that differs.
+        field: &'static str,
+        /// Value that was needed.
+        expected: String,
+        /// Value of the file.
+        found: String,
+    },
+    /// A record does not have the form that its header promises.
+    #[error("activation record: field `{field}` holds {found} values, expected {expected}")]
+    Shape {
+        /// Field of the record.
+        field: &'static str,
+        /// Values that were needed.
+        expected: usize,
+        /// Values that are there.
+        found: usize,
+    },
+    /// A record holds a value that cannot be.
+    #[error("activation record: field `{field}`: {message}")]
+    Value {
+        /// Field of the record.
+        field: &'static str,
+        /// What is wrong.
+        message: String,
+    },
+    /// A record or file would pass its limit.
+    #[error("{what} would take {bytes} bytes, the limit is {limit}; {remedy}")]
+    TooLarge {
+        /// `an activation record` or `the record file`.
+        what: &'static str,
+        /// Bytes that it would take.
+        bytes: u64,
+        /// Bytes that are allowed.
+        limit: u64,
+        /// What to do.
+        remedy: &'static str,
+    },
+}

@@ -1,0 +1,162 @@
+//! The first array of a record file: which model the records are of.
+
+use crate::record::RecordError;
+use serde::{Deserialize, Serialize};
+
+/// Name of the format, the first field of the JSON text.
+const FORMAT: &str = "remoe-activations";
+/// Version that is written and read.
+const VERSION: u64 = 1;
+/// More layers than any model has.
+const MAX_LAYERS: usize = 4096;
+/// More experts per layer than any model has; ids fit 16 bits.
+const MAX_EXPERTS: u32 = 1 << 16;
+
+/// What all records of a file have in common.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecordHeader {
+    /// Fingerprint of the checkpoint, in hexadecimal.
+    pub model: String,
+    /// Ids of the layers with routed experts, ascending; row l of a count array is `layers[l]`.
+    pub layers: Vec<u32>,
+    /// Routed experts per layer, the columns of a count array.
+    pub experts: u32,
+    /// Experts per token.
+    pub top_k: u32,
+    /// Type that the model computed in: `bfloat16` or `float32`. Near-ties route differently in
+    /// another.
+    pub dtype: String,
+    /// Whether each record holds the experts of every token.
+    pub tokens: bool,
+}
+
+/// The JSON text.
+#[derive(Serialize, Deserialize)]
+struct Text {
+    format: String,
+    version: u64,
+    model: String,
+    layers: Vec<u32>,
+    experts: u32,
+    top_k: u32,
+    dtype: String,
+    tokens: bool,
+}
+
+/// Only what has to be known before anything else is believed.
+#[derive(Deserialize)]
+struct Preamble {
+    format: String,
+    version: u64,
+}
+
+impl RecordHeader {
+    /// Cells of a count array: layers x experts.
+    #[must_use]
+    pub fn cells(&self) -> usize {
+        self.layers.len() * self.experts as usize
+    }
+
+    /// Refuses a header that describes no model.
+    ///
+    /// # Errors
+    /// [`RecordError::Header`] names the field.
+    pub fn check(&self) -> Result<(), RecordError> {
+        let wrong = |field, message: String| Err(RecordError::Header { field, message });
+        if self.model.is_empty()
+            || self.model.len() > 128
+            || !self.model.bytes().all(|b| b.is_ascii_hexdigit())
+        {
+            return wrong("model", "must be a fingerprint of at most 128 hexadecimal digits".to_owned());
+        }
+        if self.layers.is_empty() || self.layers.len() > MAX_LAYERS {
+            return wrong(
+                "layers",
+                format!("names {} layers, allowed are 1 to {MAX_LAYERS}", self.layers.len()),
+            );
+        }
+        if !self.layers.is_sorted_by(|a, b| a < b) {
+            return wrong("layers", "must be ascending, each id once".to_owned());
+        }
+        if self.experts == 0 || self.experts > MAX_EXPERTS {
+            return wrong("experts", format!("is {}, allowed are 1 to {MAX_EXPERTS}", self.experts));
+        }
+        if self.top_k == 0 || self.top_k > self.experts {
+            return wrong(
+                "top_k",
+                format!("is {}, allowed are 1 to the {} experts", self.top_k, self.experts),
+            );
+        }
+        if self.dtype.is_empty() || self.dtype.len() > 32 {
+            return wrong("dtype", "must name a type, for example bfloat16".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Refuses records (`found`) that cannot stand beside those of `self`, by the first field that
+    /// differs.
+    ///
+    /// # Errors
+    /// [`RecordError::OtherModel`].
+    pub fn require_same(&self, found: &Self) -> Result<(), RecordError> {
+        let differs = |field, expected: &dyn std::fmt::Debug, found: &dyn std::fmt::Debug| {
+            let (expected, found) = (format!("{expected:?}"), format!("{found:?}"));
+            Err(RecordError::OtherModel { field, expected, found })
+        };
+        if self.model != found.model {
+            return differs("model", &self.model, &found.model);
+        }
+        if self.layers != found.layers {
+            return differs("layers", &self.layers, &found.layers);
+        }
+        if (self.experts, self.top_k) != (found.experts, found.top_k) {
+            let (expected, found) = ((self.experts, self.top_k), (found.experts, found.top_k));
+            return differs("(experts, top_k)", &expected, &found);
+        }
+        if self.dtype != found.dtype {
+            return differs("dtype", &self.dtype, &found.dtype);
+        }
+        if self.tokens != found.tokens {
+            return differs("tokens", &self.tokens, &found.tokens);
+        }
+        Ok(())
+    }
+
+    pub(super) fn to_json(&self) -> Result<Vec<u8>, RecordError> {
+        self.check()?;
+        let text = Text {
+            format: FORMAT.to_owned(),
+            version: VERSION,
+            model: self.model.clone(),
+            layers: self.layers.clone(),
+            experts: self.experts,
+            top_k: self.top_k,
+            dtype: self.dtype.clone(),
+            tokens: self.tokens,
+        };
+        serde_json::to_vec(&text).map_err(|error| RecordError::NotRecords(error.to_string()))
+    }
+
+    pub(super) fn from_json(bytes: &[u8]) -> Result<Self, RecordError> {
+        let unreadable =
+            |error: serde_json::Error| RecordError::NotRecords(format!("its header says {error}"));
+        let preamble: Preamble = serde_json::from_slice(bytes).map_err(unreadable)?;
+        if preamble.format != FORMAT {
+            return Err(RecordError::NotRecords(format!("its header is of format `{}`", preamble.format)));
+        }
+        if preamble.version != VERSION {
+            return Err(RecordError::Version { found: preamble.version, supported: VERSION });
+        }
+        let text: Text = serde_json::from_slice(bytes).map_err(unreadable)?;
+        let header = Self {
+            model: text.model,
+            layers: text.layers,
+            experts: text.experts,
+            top_k: text.top_k,
+            dtype: text.dtype,
+            tokens: text.tokens,
+        };
+        header.check()?;
+        Ok(header)
+    }
+}

@@ -1,0 +1,209 @@
+//! A trained predictor as one file.
+//!
+//! The file is a safetensors file: aligned tensors that are used where they lie, and a JSON text (metadata
+//! key `remoe`) for everything small. Python reads it with `safetensors.numpy.load_file`.
+
+use crate::embedding::Embedding;
+use crate::error::PredictError;
+use crate::history::History;
+use crate::predictor::Popularity;
+use crate::record::RecordHeader;
+use crate::rows::Rows;
+use crate::shares::Shares;
+use crate::similar::{Index, SimilarPrompts};
+use crate::tokens::TokenTable;
+use crate::training::{Parts, Trained, Tuning};
+use crate::tree::{Clustering, Tree, TreeOptions, TreeParts};
+use bytes::Bytes;
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// Metadata key of the JSON text.
+const KEY: &str = "remoe";
+/// Version of the file.
+const VERSION: u32 = 1;
+
+/// The JSON text.
+#[derive(Serialize, Deserialize)]
+struct Manifest {
+    version: u32,
+    model: String,
+    layers: Vec<u32>,
+    experts: u32,
+    top_k: u32,
+    dtype: String,
+    alpha: usize,
+    beta: usize,
+    breadth: usize,
+    forks: usize,
+    seed: u64,
+    tuning: Tuning,
+}
+
+fn saved(message: impl std::fmt::Display) -> PredictError {
+    PredictError::Saved(message.to_string())
+}
+
+impl Trained {
+    /// The bytes of a file.
+    ///
+    /// # Errors
+    /// Never for a predictor that was fitted or loaded.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, PredictError> {
+        let Parts { popularity, sps, tokens } = &self.parts;
+        let Index::Tree(tree) = sps.index() else { return Err(saved("it searches without a tree")) };
+        let history = sps.history();
+        let order = tree.leaf_order();
+        let (parts, medoids) = tree.to_parts(&order);
+        let history = history.gather(&order);
+        let prompts = || (0..order.len() as u32).map(|slot| history.prompt(slot));
+        let ids: Vec<u32> = prompts().flatten().copied().collect();
+        let mut offsets = vec![0_u32];
+        for prompt in prompts() {
+            let end = offsets.last().copied().unwrap_or(0) as usize + prompt.len();
+            offsets.push(u32::try_from(end).map_err(|_| saved("it holds more than 2^32 tokens"))?);
+        }
+        let cells = history.layers() * history.experts();
+        let hidden = history.vectors.width();
+        let floats = |values: &[f32], width: usize| (Dtype::F32, vec![values.len() / width, width]);
+        let numbers = |values: &[u32]| (Dtype::U32, vec![values.len()]);
+        let tensors = [
+            ("history.vectors", floats(history.vectors.values(), hidden), history.vectors.as_bytes()),
+            ("history.shares", floats(history.shares.values(), cells), history.shares.as_bytes()),
+            ("history.offsets", numbers(&offsets), offsets.as_bytes()),
+            ("history.prompts", numbers(&ids), ids.as_bytes()),
+            ("tree.parents", numbers(&parts.parents), parts.parents.as_bytes()),
+            ("tree.leaves", numbers(&parts.leaves), parts.leaves.as_bytes()),
+            ("tree.centre", floats(tree.centre(), hidden), tree.centre().as_bytes()),
+            ("tree.medoids", floats(&medoids, hidden), medoids.as_bytes()),
+            ("tokens.ids", numbers(tokens.tokens()), tokens.tokens().as_bytes()),
+            ("tokens.base", floats(tokens.base(), cells), tokens.base().as_bytes()),
+            ("tokens.rows", floats(tokens.rows().values(), cells), tokens.rows().as_bytes()),
+            (
+                "popularity",
+                floats(popularity.shares().values(), cells),
+                popularity.shares().values().as_bytes(),
+            ),
+        ];
+        let views = tensors
+            .into_iter()
+            .map(|(name, (kind, shape), bytes)| {
+                Ok((name, TensorView::new(kind, shape, bytes).map_err(saved)?))
+            })
+            .collect::<Result<Vec<_>, PredictError>>()?;
+        let RecordHeader { model, layers, experts, top_k, dtype, .. } = self.header.clone();
+        let TreeOptions { beta, breadth, forks, seed } = tree.options();
+        let (alpha, tuning) = (sps.alpha(), self.tuning.clone());
+        let manifest = Manifest {
+            version: VERSION,
+            model,
+            layers,
+            experts,
+            top_k,
+            dtype,
+            alpha,
+            beta,
+            breadth,
+            forks,
+            seed,
+            tuning,
+        };
+        let text = serde_json::to_string(&manifest).map_err(saved)?;
+        safetensors::serialize(views, Some(HashMap::from([(KEY.to_owned(), text)]))).map_err(saved)
+    }
+
+    /// Reads what [`Trained::to_bytes`] wrote for the model with fingerprint `model`. The rows stay in `bytes`
+    /// (read or mapped by the caller; aligned for float32, or they are copied) until they change.
+    ///
+    /// # Errors
+    /// The file is damaged, of another version, or of another model.
+    pub fn from_bytes(bytes: &Bytes, model: &str, embedding: &Embedding) -> Result<Self, PredictError> {
+        let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(saved)?;
+        let text = metadata.metadata().as_ref().and_then(|metadata| metadata.get(KEY));
+        let text = text.ok_or_else(|| saved("the file was not written by `remoe predictor build`"))?;
+        let manifest: Manifest = serde_json::from_str(text).map_err(saved)?;
+        if manifest.version != VERSION {
+            return Err(saved(format!(
+                "version {} cannot be read, only {VERSION}; build it again",
+                manifest.version
+            )));
+        }
+        if manifest.model != model {
+            return Err(saved(format!(
+                "it is of model {}, not of {model}; build one for this model",
+                manifest.model
+            )));
+        }
+        let file = File { bytes, tensors: SafeTensors::deserialize(bytes).map_err(saved)? };
+        let header = RecordHeader {
+            model: manifest.model,
+            layers: manifest.layers,
+            experts: manifest.experts,
+            top_k: manifest.top_k,
+            dtype: manifest.dtype,
+            tokens: false,
+        };
+        header.check().map_err(saved)?;
+        let (layers, experts, cells) = (header.layers.len(), header.experts as usize, header.cells());
+        let history = file.history(embedding, layers, experts)?;
+        let Manifest { beta, breadth, forks, seed, .. } = manifest;
+        let options = TreeOptions { beta, breadth, forks, seed };
+        let parts =
+            TreeParts { parents: file.numbers("tree.parents")?, leaves: file.numbers("tree.leaves")? };
+        PredictError::require_size("`tree.leaves`", history.len(), parts.leaves.len())?;
+        let medoids = file.rows("tree.medoids", embedding.hidden())?;
+        let centre = file.rows("tree.centre", embedding.hidden())?.values().to_vec();
+        let tree = Tree::from_parts(&parts, medoids, centre, Clustering::Centred, options)?;
+        let index = Index::Tree(Box::new(tree));
+        let sps = SimilarPrompts::new("sps", embedding.clone(), Arc::new(history), index, manifest.alpha)?;
+        let sps = sps.tempered("sps", manifest.tuning.temperature);
+        let base = file.rows("tokens.base", cells)?.values().to_vec();
+        let (ids, rows) = (file.numbers("tokens.ids")?, file.rows("tokens.rows", cells)?);
+        let tokens = TokenTable::from_parts(embedding.clone(), ids, experts, base, rows)?;
+        let popularity = file.rows("popularity", cells)?.values().to_vec();
+        let popularity = Popularity::from_shares(Shares::from_weights(experts, popularity)?);
+        PredictError::require_size("the mixture", layers, manifest.tuning.mixture.weights().len())?;
+        Ok(Self { header, parts: Parts { popularity, sps, tokens }, tuning: manifest.tuning })
+    }
+}
+
+/// Tensors of a file that is in memory.
+struct File<'a> {
+    bytes: &'a Bytes,
+    tensors: SafeTensors<'a>,
+}
+
+impl File<'_> {
+    fn tensor(&self, name: &'static str, kind: Dtype) -> Result<Bytes, PredictError> {
+        let view = self.tensors.tensor(name).map_err(saved)?;
+        if view.dtype() != kind {
+            return Err(saved(format!("tensor `{name}` is {:?}, not {kind:?}", view.dtype())));
+        }
+        Ok(self.bytes.slice_ref(view.data()))
+    }
+
+    fn rows(&self, name: &'static str, width: usize) -> Result<Rows, PredictError> {
+        Rows::from_bytes(name, width, self.tensor(name, Dtype::F32)?)
+    }
+
+    fn numbers(&self, name: &'static str) -> Result<Vec<u32>, PredictError> {
+        let bytes = self.tensor(name, Dtype::U32)?;
+        Ok(bytes.as_chunks().0.iter().map(|number| u32::from_le_bytes(*number)).collect())
+    }
+
+    fn history(&self, embedding: &Embedding, layers: usize, experts: usize) -> Result<History, PredictError> {
+        let ids = self.numbers("history.prompts")?;
+        let offsets = self.numbers("history.offsets")?;
+        let prompt = |pair: &[u32]| match ids.get(pair[0] as usize..pair[1] as usize) {
+            Some(prompt) if !prompt.is_empty() => Ok(Box::from(prompt)),
+            _ => Err(saved(format!("prompt at tokens {} to {} is not there", pair[0], pair[1]))),
+        };
+        let prompts = offsets.windows(2).map(prompt).collect::<Result<Vec<Box<[u32]>>, _>>()?;
+        let vectors = self.rows("history.vectors", embedding.hidden())?;
+        let shares = self.rows("history.shares", layers * experts)?;
+        History::from_parts(layers, experts, vectors, shares, prompts)
+    }
+}

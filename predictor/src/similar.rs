@@ -1,0 +1,263 @@
+//! Similar Prompts Searching and its relatives: the shares of similar past prompts, weighted.
+
+use crate::divergence;
+use crate::embedding::Embedding;
+use crate::error::PredictError;
+use crate::history::History;
+use crate::predictor::Predictor;
+use crate::record::ActivationRecord;
+use crate::shares::Shares;
+use crate::tree::{self, Clustering, Neighbour, Tree, TreeOptions};
+use crate::vector::{add_scaled, dot};
+use std::sync::Arc;
+
+/// The softmax of the paper, without a temperature.
+pub const UNTEMPERED: f32 = 1.0;
+/// Temperatures that are fitted lie between these: similarities crowd within a few hundredths.
+const TEMPERATURES: (f64, f64) = (1e-3, 10.0);
+/// Steps of the golden-section search over the logarithm of the temperature.
+const STEPS: usize = 24;
+
+/// How similar prompts are found.
+#[derive(Debug, Clone)]
+pub enum Index {
+    /// Through a clustering tree.
+    Tree(Box<Tree>),
+    /// By comparing with all (BF).
+    Exhaustive,
+}
+
+/// A predictor that leans on the most similar past prompts: SPS, VarPAM, VarED, BF.
+#[derive(Debug, Clone)]
+pub struct SimilarPrompts {
+    name: &'static str,
+    embedding: Embedding,
+    history: Arc<History>,
+    index: Index,
+    alpha: usize,
+    temperature: f32,
+}
+
+impl SimilarPrompts {
+    /// Over a tree that is built here, and a copy of `history` that is arranged by its leaves.
+    ///
+    /// # Errors
+    /// The history is empty, or the options are wrong.
+    pub fn with_tree(
+        name: &'static str,
+        embedding: Embedding,
+        history: &History,
+        clustering: Clustering,
+        options: TreeOptions,
+        alpha: usize,
+    ) -> Result<Self, PredictError> {
+        let mut tree = Tree::build(history, clustering, options, alpha)?;
+        let history = Arc::new(tree.arrange(history)?);
+        Self::new(name, embedding, history, Index::Tree(Box::new(tree)), alpha)
+    }
+
+    /// Over an index that is there, with the untempered softmax.
+    ///
+    /// # Errors
+    /// The history is empty, `alpha` is 0, or the embedding is of another model than the history.
+    pub fn new(
+        name: &'static str,
+        embedding: Embedding,
+        history: Arc<History>,
+        index: Index,
+        alpha: usize,
+    ) -> Result<Self, PredictError> {
+        if history.is_empty() {
+            return Err(PredictError::History { records: 0, needed: 1 });
+        }
+        match &index {
+            Index::Tree(tree) => tree.options().check(alpha)?,
+            Index::Exhaustive if alpha == 0 => {
+                return Err(PredictError::option("alpha", alpha, "must be 1 or more"));
+            }
+            Index::Exhaustive => {}
+        }
+        PredictError::require_size("a row of the embedding", history.vectors.width(), embedding.hidden())?;
+        Ok(Self { name, embedding, history, index, alpha, temperature: UNTEMPERED })
+    }
+
+    /// With a temperature and another name.
+    #[must_use]
+    pub fn tempered(&self, name: &'static str, temperature: f32) -> Self {
+        Self { name, temperature, ..self.clone() }
+    }
+
+    /// The prompts it leans on.
+    #[must_use]
+    pub fn history(&self) -> &Arc<History> {
+        &self.history
+    }
+
+    /// Whether prompts are compared by the paper's similarity, every token counting alike.
+    #[must_use]
+    pub fn embedding_is_plain(&self) -> bool {
+        !self.embedding.is_weighted()
+    }
+
+    /// How they are found.
+    #[must_use]
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// Prompts per prediction.
+    #[must_use]
+    pub fn alpha(&self) -> usize {
+        self.alpha
+    }
+
+    /// Temperature of the softmax.
+    #[must_use]
+    pub fn temperature(&self) -> f32 {
+        self.temperature
+    }
+
+    /// The past prompts that a prediction leans on, best first.
+    ///
+    /// # Errors
+    /// As [`Predictor::predict`].
+    pub fn neighbours(&self, prompt: &[u32]) -> Result<Vec<Neighbour>, PredictError> {
+        let query = self.embedding.prompt_vector(prompt)?;
+        Ok(match &self.index {
+            Index::Tree(tree) => tree.search(&self.history, &query, self.alpha),
+            Index::Exhaustive => tree::exhaustive(&self.history, &query, self.alpha),
+        })
+    }
+
+    /// The weight of each neighbour: the softmax of similarity / temperature.
+    #[must_use]
+    pub fn weights(&self, neighbours: &[Neighbour]) -> Vec<f32> {
+        softmax(neighbours, self.temperature)
+    }
+
+    /// Chooses the temperature that predicts `held_out` best, by golden-section search; the mean
+    /// Jensen-Shannon divergence is what is lowered. None of `held_out` may be in the history.
+    ///
+    /// # Errors
+    /// A record does not belong to this model.
+    pub fn fit_temperature(&mut self, held_out: &[ActivationRecord]) -> Result<(), PredictError> {
+        let cases = held_out
+            .iter()
+            .map(|record| Ok((self.neighbours(&record.prompt)?, self.history.shares_of(record)?)))
+            .collect::<Result<Vec<_>, PredictError>>()?;
+        if cases.is_empty() {
+            return Ok(());
+        }
+        let error = |log: f64| -> Result<f64, PredictError> {
+            let temperature = log.exp() as f32;
+            let errors = cases.iter().map(|(neighbours, truth)| {
+                let weights = softmax(neighbours, temperature);
+                Ok(divergence::mean(&mix(&self.history, neighbours, &weights)?, truth))
+            });
+            errors.sum()
+        };
+        let inverse_phi = (5.0_f64.sqrt() - 1.0) / 2.0;
+        let (mut low, mut high) = (TEMPERATURES.0.ln(), TEMPERATURES.1.ln());
+        let (mut a, mut b) = (high - inverse_phi * (high - low), low + inverse_phi * (high - low));
+        let (mut error_a, mut error_b) = (error(a)?, error(b)?);
+        for _ in 0..STEPS {
+            if error_a < error_b {
+                (high, b, error_b) = (b, a, error_a);
+                a = high - inverse_phi * (high - low);
+                error_a = error(a)?;
+            } else {
+                (low, a, error_a) = (a, b, error_b);
+                b = low + inverse_phi * (high - low);
+                error_b = error(b)?;
+            }
+        }
+        self.temperature = ((low + high) / 2.0).exp() as f32;
+        Ok(())
+    }
+
+    /// Takes a new record in without a rebuild. With `capacity` prompts kept already, the most redundant
+    /// of those near the new one leaves first.
+    ///
+    /// Redundancy is `FineMoE`'s (section 4.4, its RDY): `semantic` times the similarity of the prompts
+    /// plus (1 - `semantic`) times the cosine of the activations; there `semantic` is the prefetch
+    /// distance over the number of layers. What leaves is the old prompt most redundant with the new one.
+    ///
+    /// # Errors
+    /// The record does not belong to this model, or `capacity` is 0.
+    pub fn learn(
+        &mut self,
+        record: &ActivationRecord,
+        capacity: usize,
+        semantic: f32,
+    ) -> Result<(), PredictError> {
+        if capacity == 0 {
+            return Err(PredictError::option("capacity", capacity, "must be 1 or more"));
+        }
+        let vector = self.embedding.prompt_vector(&record.prompt)?;
+        let shares = self.history.shares_of(record)?;
+        while self.history.len() >= capacity {
+            let slots = match &self.index {
+                Index::Tree(tree) => tree.candidates(&vector, self.alpha),
+                Index::Exhaustive => self.history.slots().collect(),
+            };
+            let redundancy = |slot: u32| {
+                let row = self.history.share_row(slot);
+                let norms = (dot(row, row) * dot(shares.values(), shares.values())).sqrt();
+                let activations = dot(row, shares.values()) / norms.max(f32::MIN_POSITIVE);
+                semantic * dot(self.history.vector(slot), &vector) + (1.0 - semantic) * activations
+            };
+            let scored = slots.into_iter().map(|slot| (redundancy(slot), slot));
+            // Of equally redundant ones the oldest slot goes.
+            let Some((_, slot)) = scored.min_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))) else {
+                break;
+            };
+            if let Index::Tree(tree) = &mut self.index {
+                tree.remove(slot);
+            }
+            Arc::make_mut(&mut self.history).remove(slot);
+        }
+        let history = Arc::make_mut(&mut self.history);
+        let slot = history.insert(&record.prompt, &vector, &shares);
+        if let Index::Tree(tree) = &mut self.index {
+            tree.insert(history, slot);
+        }
+        Ok(())
+    }
+}
+
+impl Predictor for SimilarPrompts {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn predict(&self, prompt: &[u32]) -> Result<Shares, PredictError> {
+        let neighbours = self.neighbours(prompt)?;
+        mix(&self.history, &neighbours, &self.weights(&neighbours))
+    }
+
+    fn bytes(&self) -> u64 {
+        let index = match &self.index {
+            Index::Tree(tree) => tree.bytes(),
+            Index::Exhaustive => 0,
+        };
+        self.history.bytes() + index
+    }
+}
+
+/// Softmax of similarity / temperature.
+fn softmax(neighbours: &[Neighbour], temperature: f32) -> Vec<f32> {
+    let best = neighbours.iter().map(|neighbour| neighbour.similarity).fold(f32::NEG_INFINITY, f32::max);
+    let raised: Vec<f32> =
+        neighbours.iter().map(|neighbour| ((neighbour.similarity - best) / temperature).exp()).collect();
+    let sum: f32 = raised.iter().sum();
+    raised.into_iter().map(|value| value / sum).collect()
+}
+
+/// The weighted sum of the neighbours' shares.
+fn mix(history: &History, neighbours: &[Neighbour], weights: &[f32]) -> Result<Shares, PredictError> {
+    let mut sum = vec![0.0; history.layers() * history.experts()];
+    for (neighbour, &weight) in neighbours.iter().zip(weights) {
+        add_scaled(&mut sum, weight, history.share_row(neighbour.slot));
+    }
+    Shares::from_weights(history.experts(), sum)
+}

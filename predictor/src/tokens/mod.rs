@@ -1,0 +1,112 @@
+//! Token tables: what each token of a prompt adds to its shares, whatever stands around it.
+//!
+//! A prompt's shares are modelled as the mean over its tokens of a row of [layers x experts] per token
+//! id. Averages over the prompts in which a token occurs would smear the tokens into each other, so the
+//! rows are fitted together, by ridge regression on the counts of whole prompts; no per-token record is
+//! needed. A second part, linear in the token's unit embedding, is fitted with them, so that a row
+//! shrinks towards what similar tokens do, and only then towards popularity. A token that was never
+//! seen has that part alone.
+
+mod features;
+mod fit;
+
+use crate::embedding::Embedding;
+use crate::error::PredictError;
+use crate::history::History;
+use crate::predictor::{Popularity, Predictor};
+use crate::rows::Rows;
+use crate::shares::Shares;
+use crate::vector::add_scaled;
+use features::Features;
+pub use fit::TokenFit;
+
+/// Weight of the penalty on the squared rows; prompts have shares near 1/16 and the same weight each.
+/// Halving or doubling it changes little, as the number of rounds is chosen on held-out prompts.
+const RIDGE: f64 = 0.02;
+/// Rounds when there is nothing to choose them on.
+pub const DEFAULT_ROUNDS: usize = 16;
+/// Rounds, at most.
+pub const MAX_ROUNDS: usize = 40;
+
+/// The fitted table.
+#[derive(Debug, Clone)]
+pub struct TokenTable {
+    embedding: Embedding,
+    features: Features,
+    experts: usize,
+    /// The prediction for a prompt of nothing known, [layers x experts].
+    base: Vec<f32>,
+    /// One row per feature, [features, layers x experts].
+    rows: Rows,
+}
+
+impl TokenTable {
+    /// Fits a table to `history` in `rounds` of conjugate gradients; fewer rounds shrink more.
+    ///
+    /// # Errors
+    /// The history is empty or of another model than `embedding`.
+    pub fn fit(embedding: &Embedding, history: &History, rounds: usize) -> Result<Self, PredictError> {
+        let mut fit = TokenFit::new(embedding, history)?;
+        (0..rounds).for_each(|_| fit.advance());
+        Ok(fit.table())
+    }
+
+    pub(crate) fn from_parts(
+        embedding: Embedding,
+        tokens: Vec<u32>,
+        experts: usize,
+        base: Vec<f32>,
+        rows: Rows,
+    ) -> Result<Self, PredictError> {
+        let features = Features::new(&embedding, tokens);
+        PredictError::require_size("`tokens.rows`", features.len(), rows.len())?;
+        PredictError::require_size("a row of `tokens.rows`", base.len(), rows.width())?;
+        Ok(Self { embedding, features, experts, base, rows })
+    }
+
+    /// Ids of the tokens with a row, ascending; their rows come first.
+    pub(crate) fn tokens(&self) -> &[u32] {
+        self.features.tokens()
+    }
+
+    pub(crate) fn base(&self) -> &[f32] {
+        &self.base
+    }
+
+    pub(crate) fn rows(&self) -> &Rows {
+        &self.rows
+    }
+
+    /// How much each token of the vocabulary tells about routing: half the L1 distance, averaged over
+    /// layers, of the shares of a prompt of this token alone from popularity; 0 to 1.
+    ///
+    /// # Errors
+    /// Never for a table that was fitted.
+    pub fn information(&self, popularity: &Popularity) -> Result<Vec<f32>, PredictError> {
+        let layers = popularity.shares().layers() as f32;
+        let of = |id: u32| {
+            let shares = self.predict(&[id])?;
+            let pairs = shares.values().iter().zip(popularity.shares().values());
+            Ok(pairs.map(|(a, b)| (a - b).abs()).sum::<f32>() / (2.0 * layers))
+        };
+        (0..self.embedding.vocabulary() as u32).map(of).collect()
+    }
+}
+
+impl Predictor for TokenTable {
+    fn name(&self) -> &'static str {
+        "tokens"
+    }
+
+    fn predict(&self, prompt: &[u32]) -> Result<Shares, PredictError> {
+        let mut sum = self.base.clone();
+        for (feature, value) in self.features.of(&self.embedding, prompt)? {
+            add_scaled(&mut sum, value, self.rows.row(feature as usize));
+        }
+        Shares::from_weights(self.experts, sum)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.rows.bytes() + self.features.bytes() + (self.base.len() * size_of::<f32>()) as u64
+    }
+}

@@ -1,0 +1,117 @@
+//! A tree as arrays, for a file and back.
+
+use crate::error::PredictError;
+use crate::history::History;
+use crate::rows::Rows;
+use crate::tree::{Clustering, Content, NONE, Node, ROOT, Tree, TreeOptions};
+
+/// The nodes of a tree in breadth-first order, as arrays.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TreeParts {
+    /// Parent of each node; `u32::MAX` for the root, which is the first.
+    pub(crate) parents: Vec<u32>,
+    /// Leaf of each slot.
+    pub(crate) leaves: Vec<u32>,
+}
+
+impl Tree {
+    /// What is taken off queries.
+    pub(crate) fn centre(&self) -> &[f32] {
+        &self.centre
+    }
+
+    /// The slots, each leaf's next to each other, near leaves near each other.
+    pub(crate) fn leaf_order(&self) -> Vec<u32> {
+        let mut slots = Vec::with_capacity(self.leaf_of.len());
+        self.collect(ROOT, &mut slots);
+        slots
+    }
+
+    /// The same history with each leaf's prompts next to each other, so that a search reads memory in long
+    /// runs; this tree is renumbered with it.
+    ///
+    /// # Errors
+    /// Never for a tree over `history`.
+    pub fn arrange(&mut self, history: &History) -> Result<History, PredictError> {
+        let order = self.leaf_order();
+        let (parts, medoids) = self.to_parts(&order);
+        let medoids = Rows::from_values(self.medoids.width(), medoids);
+        *self = Self::from_parts(&parts, medoids, self.centre.clone(), self.clustering, self.options)?;
+        Ok(history.gather(&order))
+    }
+
+    /// The arrays, and the medoids' rows in their order. Slots are numbered anew by their order in
+    /// `slots`; pruned nodes are left out.
+    pub(crate) fn to_parts(&self, slots: &[u32]) -> (TreeParts, Vec<f32>) {
+        let mut order = vec![ROOT];
+        let mut parents = vec![NONE];
+        let mut next = 0;
+        while let Some(&node) = order.get(next) {
+            if let Content::Children(children) = self.content(node) {
+                order.extend_from_slice(children);
+                parents.extend(children.iter().map(|_| next as u32));
+            }
+            next += 1;
+        }
+        let mut number = vec![NONE; self.nodes.len()];
+        for (new, &old) in (0..).zip(&order) {
+            number[old as usize] = new;
+        }
+        let leaf = |&slot: &u32| {
+            let leaf = self.leaf_of.get(slot as usize).copied().unwrap_or(NONE);
+            number.get(leaf as usize).copied().unwrap_or(NONE)
+        };
+        let medoids = order.iter().flat_map(|&node| self.medoids.row(node as usize)).copied().collect();
+        (TreeParts { parents, leaves: slots.iter().map(leaf).collect() }, medoids)
+    }
+
+    /// The tree that was saved.
+    ///
+    /// # Errors
+    /// The arrays are not those of a tree: a parent does not come before its child, a slot is not in a
+    /// leaf.
+    pub(crate) fn from_parts(
+        parts: &TreeParts,
+        medoids: Rows,
+        centre: Vec<f32>,
+        clustering: Clustering,
+        options: TreeOptions,
+    ) -> Result<Self, PredictError> {
+        let wrong = |message: String| PredictError::Saved(message);
+        PredictError::require_size("`tree.medoids`", parts.parents.len(), medoids.len())?;
+        if parts.parents.first() != Some(&NONE) {
+            return Err(wrong("the first node of the tree is not its root".to_owned()));
+        }
+        let mut nodes: Vec<Node> = Vec::with_capacity(parts.parents.len());
+        for (child, &parent) in (0..).zip(&parts.parents) {
+            if child != ROOT {
+                match nodes.get_mut(parent as usize).map(|node| &mut node.content) {
+                    Some(Content::Children(children)) => children.push(child),
+                    Some(content) => *content = Content::Children(vec![child]),
+                    None => {
+                        return Err(wrong(format!(
+                            "node {child} of the tree comes before its parent {parent}"
+                        )));
+                    }
+                }
+            }
+            nodes.push(Node { parent, content: Content::Slots(Vec::new()) });
+        }
+        for (slot, &leaf) in (0..).zip(&parts.leaves) {
+            match nodes.get_mut(leaf as usize).map(|node| &mut node.content) {
+                Some(Content::Slots(slots)) => slots.push(slot),
+                _ => return Err(wrong(format!("prompt {slot} is in node {leaf}, which is no leaf"))),
+            }
+        }
+        PredictError::require_size("`tree.centre`", medoids.width(), centre.len())?;
+        Ok(Self {
+            options,
+            clustering,
+            nodes,
+            centre,
+            medoids,
+            leaf_of: parts.leaves.clone(),
+            vacant: Vec::new(),
+        })
+    }
+}

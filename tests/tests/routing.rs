@@ -1,0 +1,128 @@
+//! `SetRouting` beyond the usual: callers that do not wait, that ask twice or ask for nonsense, and
+//! weights that cannot be read.
+
+#![allow(clippy::unwrap_used)]
+
+use remoe_tests::control::greedy;
+use remoe_tests::deadline::{SOON, until, within};
+use remoe_tests::fixture::Model;
+use remoe_tests::function::{MainFunction, Options};
+use remoe_wire::v1::main_model_client::MainModelClient;
+use remoe_wire::v1::{DescribeMainRequest, Endpoint, GenerateRequest, LayerExperts, Routing, RoutingAck};
+use std::time::Duration;
+use tonic::transport::{Channel, Endpoint as Address};
+use tonic::{Code, Status};
+
+struct Launcher(MainModelClient<Channel>);
+
+impl Launcher {
+    fn new(main: &MainFunction) -> Self {
+        let address = Address::from_shared(format!("http://{}", main.announcement.grpc)).unwrap();
+        Self(MainModelClient::new(address.connect_lazy()))
+    }
+
+    async fn route(&self, routing: &Routing) -> Result<RoutingAck, Status> {
+        let answer = within(SOON, "SetRouting", self.0.clone().set_routing(routing.clone())).await;
+        answer.map(tonic::Response::into_inner)
+    }
+
+    async fn generation(&self) -> u64 {
+        let answer = within(SOON, "Describe", self.0.clone().describe(DescribeMainRequest {})).await;
+        answer.unwrap().into_inner().generation
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_placement_goes_on_without_the_one_who_asked_for_it() {
+    let model = Model::fixture("mixtral-basic");
+    let main = MainFunction::start(&model.folder, Options::default()).await;
+    let launcher = Launcher::new(&main);
+    // Connections to it are made by the system, and nobody ever answers.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = Endpoint { address: silent.local_addr().unwrap().to_string(), layers: vec![] };
+    let remote = vec![LayerExperts { layer: 0, experts: vec![1] }];
+    let routing = Routing { generation: 5, endpoints: vec![endpoint], remote };
+
+    let impatient = tokio::time::timeout(Duration::from_millis(100), launcher.route(&routing)).await;
+    assert!(impatient.is_err(), "an endpoint that never answers takes a second");
+    until(SOON, "the placement", async || (launcher.generation().await == 5).then_some(())).await;
+    let again = launcher.route(&routing).await.unwrap();
+    assert_eq!(again.generation, 5);
+    assert_eq!(again.problems.len(), 1, "what came of the placement: {again:?}");
+
+    // Callers of the same generation share one placement.
+    let next = Routing { generation: 6, ..routing.clone() };
+    let (one, other) = tokio::join!(launcher.route(&next), launcher.route(&next));
+    assert_eq!(one.unwrap(), other.unwrap());
+    // An older one learns what is in force.
+    assert_eq!(launcher.route(&routing).await.unwrap(), RoutingAck { generation: 6, problems: vec![] });
+    let answer = main.control.generate(greedy(&model.prompts()[0], 4)).await.finished;
+    assert_eq!(answer.tokens.len(), 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nonsense_is_refused() {
+    let model = Model::fixture("mixtral-basic");
+    let main = MainFunction::start(&model.folder, Options::default()).await;
+    let launcher = Launcher::new(&main);
+    let code = async |routing: Routing| launcher.route(&routing).await.map_err(|status| status.code());
+    assert_eq!(code(Routing::default()).await, Err(Code::InvalidArgument), "generation 0");
+    let remote = vec![LayerExperts { layer: 0, experts: vec![99] }];
+    let unknown = Routing { generation: 1, remote, ..Routing::default() };
+    assert_eq!(code(unknown).await, Err(Code::InvalidArgument), "an expert that does not exist");
+    assert_eq!(launcher.generation().await, 0);
+    code(Routing { generation: 1, ..Routing::default() }).await.unwrap();
+    let remote = vec![LayerExperts { layer: 0, experts: vec![1] }];
+    let other = Routing { generation: 1, remote, ..Routing::default() };
+    assert_eq!(code(other).await, Err(Code::InvalidArgument), "another placement of the same generation");
+
+    type Change = fn(&mut GenerateRequest);
+    let changes: [(&str, Change); 7] = [
+        ("temperature", |it| it.temperature = Some(f32::NAN)),
+        ("temperature", |it| it.temperature = Some(-0.1)),
+        ("temperature", |it| it.temperature = Some(2.1)),
+        ("top_p", |it| it.top_p = Some(f32::INFINITY)),
+        ("top_p", |it| it.top_p = Some(1.1)),
+        ("stop", |it| it.stop = vec![String::new()]),
+        ("prompt", |it| it.prompt = None),
+    ];
+    for (field, change) in changes {
+        let mut request = greedy(&model.prompts()[0], 4);
+        change(&mut request);
+        let status = main.control.begin(request.clone()).await.err().unwrap();
+        assert_eq!(status.code(), Code::InvalidArgument, "{request:?}");
+        // Stop strings need a tokenizer first.
+        assert!(status.message().contains(field) || field == "stop", "{field}: {}", status.message());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn weights_that_shrink_fail_the_placement_and_nothing_else() {
+    let model = Model::fixture("mixtral-basic");
+    let folder = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(&model.folder).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let mut main = MainFunction::start(folder.path(), Options::default()).await;
+    let launcher = Launcher::new(&main);
+    let shards = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    let shards: Vec<_> =
+        shards.filter(|path| path.extension().is_some_and(|it| it == "safetensors")).collect();
+    // In place: the function holds the file open.
+    let whole: Vec<Vec<u8>> = shards.iter().map(|path| std::fs::read(path).unwrap()).collect();
+    for path in &shards {
+        let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+        file.set_len(file.metadata().unwrap().len() / 3).unwrap();
+    }
+    let routing = Routing { generation: 1, ..Routing::default() };
+    let status = launcher.route(&routing).await.err().unwrap();
+    assert_eq!(status.code(), Code::Internal);
+    assert!(status.message().contains(".safetensors"), "{}", status.message());
+    assert_eq!(launcher.generation().await, 0);
+    assert!(main.process.ended().is_none(), "the function lives on");
+    for (path, whole) in shards.iter().zip(whole) {
+        std::fs::write(path, whole).unwrap();
+    }
+    assert_eq!(launcher.route(&routing).await.unwrap().generation, 1, "the same placement, tried again");
+}
