@@ -100,9 +100,8 @@ fn several_products_share_a_call_and_follow_experts() {
 
 #[test]
 fn stacked_matrices_are_one() {
-    let mut random = Random(13);
     for dtype in [Dtype::Bf16, Dtype::F32] {
-        let all = case(&mut random, Data::Ordinary, 100, 33, 5, dtype);
+        let all = case(&mut Random(13), Data::Ordinary, 100, 33, 5, dtype);
         let mut random = Random(13);
         let weights: Vec<f32> =
             (0..100).flat_map(|_| Data::Ordinary.vector(&mut random, 33, dtype)).collect();

@@ -145,6 +145,18 @@ proptest! {
 }
 
 #[test]
+fn branches_that_are_empty_go() {
+    let mut sps = sps(&support::records(200, 1));
+    assert!(tree(&sps).nodes() > 20);
+    let newcomer = support::records(1, 2).remove(0);
+    sps.learn(&newcomer, 1, 0.5).unwrap();
+    // What is left is a way down to the one prompt.
+    assert!(tree(&sps).nodes() < 8, "{}", tree(&sps).nodes());
+    support::records(50, 3).iter().for_each(|record| sps.learn(record, 100, 0.5).unwrap());
+    assert_sound(&sps);
+}
+
+#[test]
 fn growing_one_by_one_gives_a_tree_as_good_as_one_build() {
     let records = support::records(400, 9);
     let mut grown = sps(&records[..20]);

@@ -58,7 +58,7 @@ pub struct TreeOptions {
 
 impl Default for TreeOptions {
     fn default() -> Self {
-        Self { beta: 150, breadth: 500, forks: 64, seed: 0 }
+        Self { beta: 150, breadth: 400, forks: 64, seed: 0 }
     }
 }
 

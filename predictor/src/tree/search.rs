@@ -125,3 +125,50 @@ fn best_of(mut found: Vec<Neighbour>, count: usize) -> Vec<Neighbour> {
     found.sort_unstable_by(better);
     found
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rows::Rows;
+    use crate::tree::{Clustering, NONE, TreeOptions, TreeParts};
+
+    /// Root 0 with inner nodes 1 and 2; leaves 3, 4, 5 below 1, and 6, 7 below 2. The query is (1, 0); the
+    /// closeness of each node to it is given.
+    fn tree(closeness: [f32; 8], leaves: &[u32], breadth: usize) -> Tree {
+        let parents = vec![NONE, 0, 0, 1, 1, 1, 2, 2];
+        let medoids = closeness.iter().flat_map(|x| [*x, (1.0 - x * x).sqrt()]).collect();
+        let parts = TreeParts { parents, leaves: leaves.to_vec() };
+        let options = TreeOptions { breadth, ..TreeOptions::default() };
+        let rows = Rows::from_values(2, medoids);
+        Tree::from_parts(&parts, rows, vec![0.0; 2], Clustering::Similarity, options).unwrap()
+    }
+
+    const CLOSENESS: [f32; 8] = [0.0, 0.9, 0.8, 0.7, 0.3, 0.5, 0.6, 0.95];
+    /// Slots 0; 1, 2; 3; 4; 5 in the leaves 3 to 7.
+    const LEAVES: [u32; 6] = [3, 4, 4, 5, 6, 7];
+
+    fn candidates(breadth: usize, alpha: usize) -> Vec<u32> {
+        tree(CLOSENESS, &LEAVES, breadth).candidates(&[1.0, 0.0], alpha)
+    }
+
+    #[test]
+    fn siblings_come_whole_the_nearest_first_and_only_then_those_of_the_parent() {
+        // Down to leaf 3, though leaf 7 is closer than all: the way goes over node 1.
+        assert_eq!(candidates(0, 1), [0]);
+        assert_eq!(candidates(0, 2), [0, 3]);
+        // Leaf 4 comes whole.
+        assert_eq!(candidates(0, 3), [0, 3, 1, 2]);
+        // And so does all below node 2.
+        assert_eq!(candidates(0, 5), [0, 3, 1, 2, 4, 5]);
+        assert_eq!(candidates(0, 99), [0, 3, 1, 2, 4, 5]);
+    }
+
+    #[test]
+    fn beyond_alpha_the_nearest_leaves_come_wherever_they_are() {
+        // Node 2 is nearer than the siblings, and below it leaf 7 nearer than leaf 6.
+        assert_eq!(candidates(2, 1), [0, 5]);
+        assert_eq!(candidates(3, 1), [0, 5, 4]);
+        assert_eq!(candidates(4, 1), [0, 5, 4, 3]);
+        assert_eq!(candidates(5, 2), [0, 3, 5, 4, 1, 2]);
+    }
+}

@@ -82,7 +82,7 @@ pub(crate) struct TreeArgs {
     #[arg(long, value_name = "N", default_value_t = 150)]
     beta: usize,
     /// Prompts that a search compares, at least
-    #[arg(long, value_name = "N", default_value_t = 500)]
+    #[arg(long, value_name = "N", default_value_t = 400)]
     breadth: usize,
     /// Children of a node of the tree, at most
     #[arg(long, value_name = "N", default_value_t = 64)]

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 /// Points of the scatter plot, at most: a file that opens at once.
-const POINTS: usize = 4000;
+const POINTS: usize = 2000;
 /// Size of the scatter plot's square, and of the margins around it.
 const SIDE: f64 = 400.0;
 const MARGIN: f64 = 60.0;
@@ -81,13 +81,12 @@ fn scatter(pairs: &[Pair], correlation: f64) -> String {
         svg,
         "<rect x=\"{MARGIN}\" y=\"{MARGIN}\" width=\"{SIDE}\" height=\"{SIDE}\" fill=\"none\" stroke=\"#999\"/>"
     );
+    svg.push_str("<g fill=\"#4a78b0\" fill-opacity=\"0.4\">\n");
     for pair in &shown {
         let (left, up) = (MARGIN + place(pair.prompts, x), MARGIN + SIDE - place(pair.activations, y));
-        put!(
-            svg,
-            "<circle cx=\"{left:.1}\" cy=\"{up:.1}\" r=\"1.5\" fill=\"#4a78b0\" fill-opacity=\"0.35\"/>"
-        );
+        put!(svg, "<circle cx=\"{left:.0}\" cy=\"{up:.0}\" r=\"2\"/>");
     }
+    svg.push_str("</g>\n");
     let bottom = MARGIN + SIDE;
     for tick in 0..=4 {
         let part = f64::from(tick) / 4.0;
