@@ -1,7 +1,10 @@
 //! The command line.
 
+use crate::commands::eval::EvalArgs;
 use crate::commands::plan::PlanArgs;
 use crate::commands::predictor::PredictorArgs;
+use crate::commands::profile::ProfileArgs;
+use crate::planning::{PlanningArgs, RemoteArg};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -38,11 +41,17 @@ pub(crate) enum Command {
     /// Decide where every expert lives, and what that costs
     #[command(after_help = PLAN_EXAMPLES)]
     Plan(PlanArgs),
+    /// Measure what this machine takes to run a model
+    #[command(after_help = PROFILE_EXAMPLES)]
+    Profile(ProfileArgs),
     /// Run a set of prompts and record which experts they use
     #[command(after_help = RECORD_EXAMPLES)]
     Record(RecordArgs),
     /// Predict which experts prompts use, from recorded activations
     Predictor(PredictorArgs),
+    /// Compare what strategies of placing experts cost, on published models and on one's own
+    #[command(after_help = EVAL_EXAMPLES)]
+    Eval(EvalArgs),
 }
 
 #[derive(Debug, Args)]
@@ -87,12 +96,25 @@ pub(crate) struct GenerateArgs {
     pub(crate) ignore_eos: bool,
     #[command(flatten)]
     pub(crate) deployment: DeploymentArgs,
+    /// Plan the placement, and show what the plan expected beside what was measured
+    #[arg(long, value_enum, value_name = "WHERE", help_heading = "Planning", conflicts_with_all = ["plan", "remote_ratio", "replicas"])]
+    pub(crate) remote: Option<RemoteArg>,
+    #[command(flatten)]
+    pub(crate) planning: PlanningArgs,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct UpArgs {
     #[command(flatten)]
     pub(crate) deployment: DeploymentArgs,
+    /// Whether planned experts may be remote
+    #[arg(long, value_enum, default_value_t, help_heading = "Planning", conflicts_with_all = ["plan", "remote_ratio", "replicas"])]
+    pub(crate) remote: RemoteArg,
+    #[command(flatten)]
+    pub(crate) planning: PlanningArgs,
+    /// What starts when
+    #[arg(long, value_enum, default_value_t, value_name = "ORDER", help_heading = "Planning")]
+    pub(crate) start: StartOrder,
     /// Address to listen on
     #[arg(long, value_name = "IP", default_value = "127.0.0.1", value_parser = host)]
     pub(crate) host: IpAddr,
@@ -161,7 +183,7 @@ pub(crate) struct DeploymentArgs {
     /// cpu, cuda or cuda:INDEX [default: cuda where there is one]
     #[arg(long, value_parser = device)]
     pub(crate) device: Option<String>,
-    /// Share of each layer's experts that are remote, the last ids first [default: 0, for up 0.5]
+    /// Share of each layer's experts that are remote, the last ids first [default: 0, for up planned]
     #[arg(
         long,
         value_name = "B",
@@ -191,6 +213,19 @@ pub(crate) struct DeploymentArgs {
     /// Seconds until everything must be ready
     #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = seconds)]
     pub(crate) ready_timeout: Duration,
+}
+
+/// What starts when.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum StartOrder {
+    /// The plan is made, then all functions start at the same time
+    #[default]
+    Planned,
+    /// The main function starts at once with the memory that the worst case needs, while the plan for the
+    /// rest is made
+    Preallocated,
+    /// The plan is made, then one function starts after the other
+    Sequential,
 }
 
 /// What can be computed in.
@@ -280,6 +315,11 @@ const GENERATE_EXAMPLES: &str = "Examples:
   remoe generate --model ./model --chat --prompt 'What is a lake?' --temperature 0.7 --seed 3
   remoe generate --model ./model --prompt-ids 1,2,3 --remote-ratio 0.5 --replicas 2 --json";
 
+const PROFILE_EXAMPLES: &str = "Examples:
+  remoe profile --model ./model --quick
+  remoe profile --model ./model --out profile.json --dtype bfloat16
+  remoe profile --model ./model --address 10.0.0.7:50051 --json";
+
 const RECORD_EXAMPLES: &str = "Examples:
   remoe record --model demo/model --prompts prompts.jsonl --out history.npy
   remoe record --model demo/model --prompts chats.jsonl --out history.npy --max-tokens 100 --tokens";
@@ -294,3 +334,8 @@ const PLAN_EXAMPLES: &str = "Examples:
   remoe plan --problem problem.json --previous plan.json --hysteresis 0.1
   remoe plan --problem problem.json --evaluate plan.json --json
   remoe plan --problem problem.json --preallocate";
+
+const EVAL_EXAMPLES: &str = "Examples:
+  remoe eval --out evaluation
+  remoe eval --model ./model --records history.npy --predictor ./model/predictor --json
+  remoe eval --model ./model --profile profile.json --pricing prices.yaml";

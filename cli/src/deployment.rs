@@ -3,15 +3,19 @@
 use crate::args::DeploymentArgs;
 use crate::exit::CliError;
 use crate::output::progress::Progress;
+use crate::planning;
 use crate::programs;
 use crate::signals::EndSignals;
 use remoe_model::{Checkpoint, Inspection};
 use remoe_operator::decide::{Desired, Patience};
 use remoe_operator::functions::deployment;
 use remoe_operator::{
-    LogLine, ModelOptions, MoeLayer, Placement, ProcessLauncher, Status, Supervisor, control,
+    Cgroups, LogLine, ModelOptions, MoeLayer, Placement, ProcessLauncher, ResourceLimits, Status, Supervisor,
+    control,
 };
+use remoe_planner::{Account, Answer, MainSize, PlanDraft, Problem};
 use remoe_wire::v1::main_model_client::MainModelClient;
+use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,18 +28,35 @@ pub(crate) struct Wanted {
     pub(crate) inspection: Inspection,
     pub(crate) moe_layers: Vec<MoeLayer>,
     pub(crate) placement: Placement,
+    /// What requests under the placement are expected to take; none where nobody planned it.
+    pub(crate) account: Option<Account>,
     /// What the functions may take to end by themselves after the work of a one-shot command.
     pub(crate) drain: Duration,
     ready_timeout: Duration,
 }
 
 impl Wanted {
-    /// Reads the checkpoint's facts and decides what is remote.
+    /// Reads the checkpoint's facts and decides what is remote: as a plan file says, else the share that
+    /// the arguments name, else `default_ratio`.
     pub(crate) fn of(args: &DeploymentArgs, default_ratio: f64) -> Result<Self, CliError> {
+        let mut wanted = Self::unplaced(args)?;
+        match &args.plan {
+            Some(path) => wanted.place_as_in(path)?,
+            None => {
+                let ratio = args.remote_ratio.unwrap_or(default_ratio);
+                let replicas = args.replicas.unwrap_or(1);
+                wanted.placement = Placement::from_ratio(&wanted.moe_layers, ratio, replicas)
+                    .map_err(|error| CliError::placement(error, None))?;
+            }
+        }
+        Ok(wanted)
+    }
+
+    /// Reads the checkpoint's facts; everything is local until something else is decided.
+    pub(crate) fn unplaced(args: &DeploymentArgs) -> Result<Self, CliError> {
         let model = absolute(&args.model);
-        let inspection = Checkpoint::open(&model)?.inspect();
+        let inspection = Checkpoint::open(&model)?.inspect()?;
         let moe_layers = moe_layers(&inspection);
-        let placement = placement(args, &moe_layers, default_ratio)?;
         Ok(Self {
             options: ModelOptions {
                 model,
@@ -45,33 +66,73 @@ impl Wanted {
                 remote_memory_bytes: args.remote_memory,
                 kv_cache_bytes: args.kv_cache_bytes,
                 max_batch: args.max_batch,
-                record_activations: None,
-                record_tokens: false,
-                served_model_name: None,
-                api_key: None,
+                ..ModelOptions::default()
             },
             inspection,
             moe_layers,
-            placement,
+            placement: Placement::default(),
+            account: None,
             // Nothing is left to drain once the answer is there.
             drain: Duration::ZERO,
             ready_timeout: args.ready_timeout,
         })
     }
 
-    /// Starts the functions and waits until they answer.
-    pub(crate) async fn start(
-        &self,
-        http: Option<SocketAddr>,
-        progress: &Arc<Progress>,
-    ) -> Result<(Supervisor, Status), CliError> {
-        let desired = deployment(
-            &self.options,
-            &self.placement,
-            http,
-            Duration::ZERO,
-            Patience::with_ready(self.ready_timeout),
-        );
+    /// Takes the placement from a plan file, and the problem where the file states it.
+    fn place_as_in(&mut self, path: &Path) -> Result<(), CliError> {
+        let text = planning::read("--plan", path)?;
+        self.placement = Placement::from_plan(&self.moe_layers, &text)
+            .map_err(|error| CliError::placement(error, Some(path.to_owned())))?;
+        if serde_json::from_str::<WithProblem>(&text).is_err() {
+            return Ok(());
+        }
+        let account = Account::from_json(&text).map_err(|error| CliError {
+            path: Some(path.to_owned()),
+            ..CliError::arguments("--plan", format!("{}: {error}", path.display()))
+        })?;
+        self.adopt(account)
+    }
+
+    /// Compares requests with `account`, and sizes the main function as it says.
+    fn adopt(&mut self, account: Account) -> Result<(), CliError> {
+        let json = serde_json::to_string(&account);
+        self.options.account =
+            json.map_err(|error| CliError::runtime(format!("cannot write the plan: {error}")))?;
+        self.size_main(account.main_size());
+        self.account = Some(account);
+        Ok(())
+    }
+
+    /// Limits the main function.
+    pub(crate) fn size_main(&mut self, size: MainSize) {
+        self.options.main_limits = Some(ResourceLimits {
+            memory_bytes: size.memory_bytes as u64,
+            ..ResourceLimits::of_memory(size.main_bytes as u64)
+        });
+        self.options.main_threads = Some(size.threads);
+        let cache = self.options.kv_cache_bytes.unwrap_or(size.kv_cache_bytes as u64);
+        self.options.kv_cache_bytes = Some(cache.max(1));
+        self.options.fallback_bytes = Some(planning::fallback_bytes(&self.inspection) as u64);
+    }
+
+    /// Places the experts as `answer` to `problem` says.
+    pub(crate) fn place_as_planned(&mut self, problem: &Problem, answer: &Answer) -> Result<(), CliError> {
+        let json = serde_json::to_string(&answer.plan)
+            .map_err(|error| CliError::runtime(format!("cannot write the plan: {error}")))?;
+        self.placement = Placement::from_plan(&self.moe_layers, &json)
+            .map_err(|error| CliError::placement(error, None))?;
+        let account = Account::new(problem.clone(), &PlanDraft::from(&answer.plan));
+        self.adopt(account.map_err(|error| CliError::runtime(error.to_string()))?)
+    }
+
+    /// What is to run, with HTTP at `http`.
+    pub(crate) fn desired(&self, http: Option<SocketAddr>) -> Desired {
+        let patience = Patience::with_ready(self.ready_timeout);
+        deployment(&self.options, &self.placement, http, Duration::ZERO, patience)
+    }
+
+    /// Starts to keep `desired`.
+    pub(crate) fn launch(&self, desired: Desired, progress: &Arc<Progress>) -> Result<Supervisor, CliError> {
         progress.doing(starting(&desired));
         let log_progress = progress.clone();
         let launcher = ProcessLauncher::new(
@@ -80,11 +141,34 @@ impl Wanted {
             Arc::new(move |line: LogLine<'_>| log_progress.log(line)),
         )
         .map_err(|error| CliError::runtime(error.to_string()))?;
+        let limited = desired.functions.iter().any(|function| function.limits.is_some());
+        let launcher = match limited.then(Cgroups::find) {
+            Some(Ok(cgroups)) => launcher.with_limits(cgroups),
+            Some(Err(error)) => {
+                progress.line(&format!("sizes of functions are not enforced here: {error}"));
+                launcher
+            }
+            None => launcher,
+        };
         let event_progress = progress.clone();
-        let supervisor =
-            Supervisor::spawn(launcher, desired, Arc::new(move |event| event_progress.event(event)));
+        Ok(Supervisor::spawn(launcher, desired, Arc::new(move |event| event_progress.event(event))))
+    }
+
+    /// Waits until everything answers.
+    pub(crate) async fn ready(
+        &self,
+        supervisor: &Supervisor,
+        progress: &Progress,
+    ) -> Result<Status, CliError> {
         let status = supervisor.ready(self.ready_timeout).await?;
         progress.clear();
+        Ok(status)
+    }
+
+    /// Starts the functions and waits until they answer.
+    async fn start(&self, progress: &Arc<Progress>) -> Result<(Supervisor, Status), CliError> {
+        let supervisor = self.launch(self.desired(None), progress)?;
+        let status = self.ready(&supervisor, progress).await?;
         Ok((supervisor, status))
     }
 
@@ -96,7 +180,7 @@ impl Wanted {
     ) -> Result<T, CliError> {
         let mut signals = EndSignals::catch()?;
         let with_functions = async {
-            let (supervisor, status) = self.start(None, progress).await?;
+            let (supervisor, status) = self.start(progress).await?;
             let main = status.functions.iter().find_map(|function| function.grpc);
             let main = main.ok_or_else(|| CliError::runtime("the main function is gone"))?;
             let result = work(control::main_client(main)?).await;
@@ -118,21 +202,13 @@ fn moe_layers(inspection: &Inspection) -> Vec<MoeLayer> {
     ids.map(|&id| MoeLayer { layer: number(id), experts: number(inspection.experts) }).collect()
 }
 
-fn placement(
-    args: &DeploymentArgs,
-    moe_layers: &[MoeLayer],
-    default_ratio: f64,
-) -> Result<Placement, CliError> {
-    let Some(path) = &args.plan else {
-        let ratio = args.remote_ratio.unwrap_or(default_ratio);
-        return Placement::from_ratio(moe_layers, ratio, args.replicas.unwrap_or(1))
-            .map_err(|error| CliError::placement(error, None));
-    };
-    let text = std::fs::read_to_string(path).map_err(|error| CliError {
-        path: Some(path.clone()),
-        ..CliError::arguments("--plan", format!("cannot read {}: {error}", path.display()))
-    })?;
-    Placement::from_plan(moe_layers, &text).map_err(|error| CliError::placement(error, Some(path.clone())))
+/// A plan file that states its problem, as `remoe plan --model` writes it.
+#[derive(Deserialize)]
+struct WithProblem {
+    #[serde(rename = "problem")]
+    _problem: serde::de::IgnoredAny,
+    #[serde(rename = "plan")]
+    _plan: serde::de::IgnoredAny,
 }
 
 fn starting(desired: &Desired) -> String {

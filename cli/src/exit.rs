@@ -2,6 +2,7 @@
 
 use remoe_model::CheckpointError;
 use remoe_operator::{Failure, NotReady, PlacementError};
+use remoe_planner::PlanError;
 use remoe_wire::{ErrorCode, ServiceError};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -62,6 +63,17 @@ impl CliError {
         let of_field = field.as_ref().map(|field| format!("{field}: "));
         let message = [of_file, of_field].into_iter().flatten().collect::<String>();
         Self { path, field, ..Self::new(Code::Arguments, message + &error.message) }
+    }
+}
+
+impl From<PlanError> for CliError {
+    fn from(error: PlanError) -> Self {
+        match error {
+            PlanError::Infeasible(why) => Self::new(Code::Infeasible, why.to_string()),
+            PlanError::Problem(error) | PlanError::Plan(error) => {
+                Self { field: Some(error.field.clone()), ..Self::new(Code::Arguments, error.to_string()) }
+            }
+        }
     }
 }
 

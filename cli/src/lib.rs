@@ -8,8 +8,10 @@ mod args;
 mod commands;
 mod deployment;
 mod exit;
+mod machine;
 mod output;
 mod plan_report;
+mod planning;
 mod programs;
 mod prompt;
 mod signals;
@@ -58,6 +60,7 @@ fn run(cli: &Cli) -> Result<ExitCode, CliError> {
         Command::Plan(args) => return commands::plan::run(args, json),
         Command::Inspect(args) => commands::inspect::run(args, json)?,
         Command::Predictor(args) => commands::predictor::run(args, json)?,
+        Command::Eval(args) => commands::eval::run(args, json)?,
         Command::Logits(args) => {
             with_functions(cli, async |progress| commands::logits::run(args, json, progress).await)?;
         }
@@ -66,6 +69,9 @@ fn run(cli: &Cli) -> Result<ExitCode, CliError> {
         }
         Command::Up(args) => {
             with_functions(cli, async |progress| commands::up::run(args, json, progress).await)?;
+        }
+        Command::Profile(args) => {
+            with_functions(cli, async |progress| commands::profile::run(args, json, progress).await)?;
         }
         Command::Record(args) => {
             with_functions(cli, async |progress| commands::record::run(args, json, progress).await)?;

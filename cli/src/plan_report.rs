@@ -270,12 +270,12 @@ fn ids(ids: &[u32]) -> String {
     runs.collect::<Vec<_>>().join(",")
 }
 
-fn bytes(count: f64) -> String {
+pub(crate) fn bytes(count: f64) -> String {
     // Sizes are checked to be far below 2^63.
     table::bytes(count as u64)
 }
 
-fn seconds(value: f64) -> String {
+pub(crate) fn seconds(value: f64) -> String {
     match value {
         0.0 => "0 s".to_owned(),
         value if value < 1e-3 => format!("{:.1} us", value * 1e6),
@@ -284,11 +284,11 @@ fn seconds(value: f64) -> String {
     }
 }
 
-fn dollars(value: f64) -> String {
+pub(crate) fn dollars(value: f64) -> String {
     if value != 0.0 && value.abs() < 0.01 { format!("${value:.3e}") } else { format!("${value:.4}") }
 }
 
-fn percent(share: f64) -> String {
+pub(crate) fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 

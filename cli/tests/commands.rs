@@ -195,7 +195,7 @@ fn what_a_function_refuses_is_passed_on() {
 fn missing_programs_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let model = fixture("mixtral-basic");
-    let mut command = remoe(folder.path(), &["up", "--model", &model, "--json"]);
+    let mut command = remoe(folder.path(), &["up", "--model", &model, "--remote-ratio", "0.5", "--json"]);
     std::fs::remove_file(folder.path().join("remote-expert-fn")).unwrap();
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(1));

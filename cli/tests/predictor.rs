@@ -23,7 +23,7 @@ fn object(output: &Output) -> Value {
 /// A record file of the fixture, or of another model.
 fn records(path: &Path, model: Option<&str>, count: u32) {
     let checkpoint = Checkpoint::open(fixture()).unwrap();
-    let facts = checkpoint.inspect();
+    let facts = checkpoint.inspect().unwrap();
     let header = RecordHeader {
         model: model.map_or_else(|| checkpoint.fingerprint().unwrap().to_string(), str::to_owned),
         layers: facts.moe_layers.iter().map(|&layer| layer as u32).collect(),

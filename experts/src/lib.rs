@@ -202,7 +202,7 @@ fn read_rows(
     Ok(())
 }
 
-/// Reads and packs `experts` (layer, expert) on `threads` threads, in any order.
+/// Reads and packs `experts` (layer, expert) on `threads` threads.
 ///
 /// # Errors
 /// The first expert that cannot be loaded.
@@ -212,21 +212,44 @@ pub fn load_experts(
     dtype: Dtype,
     threads: usize,
 ) -> Result<Vec<(usize, u32, PackedExpert)>, LoadError> {
+    in_parallel(experts.len(), threads, LoadError::Panicked, |index| {
+        let (layer, expert) = experts[index];
+        Ok((layer, expert, load_expert(checkpoint, layer, expert, dtype)?))
+    })
+}
+
+/// Does `work` for 0 to `count` - 1 on `threads` threads and returns what came of it, in that order.
+///
+/// # Errors
+/// An error of `work`, or `panicked` where it panicked.
+pub fn in_parallel<T: Send, E: Send>(
+    count: usize,
+    threads: usize,
+    panicked: E,
+    work: impl Fn(usize) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, E> {
     let next = AtomicUsize::new(0);
-    let work = || -> Result<Vec<_>, LoadError> {
-        let mut packed = Vec::new();
-        while let Some(&(layer, expert)) = experts.get(next.fetch_add(1, Ordering::Relaxed)) {
-            packed.push((layer, expert, load_expert(checkpoint, layer, expert, dtype)?));
+    let take = || -> Result<Vec<(usize, T)>, E> {
+        let mut done = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= count {
+                return Ok(done);
+            }
+            done.push((index, work(index)?));
         }
-        Ok(packed)
     };
-    let threads = threads.clamp(1, experts.len().max(1));
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        let mut all = Vec::with_capacity(experts.len());
+    let mut all = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads.clamp(1, count.max(1))).map(|_| scope.spawn(take)).collect();
+        let mut all = Vec::with_capacity(count);
         for worker in workers {
-            all.extend(worker.join().map_err(|_| LoadError::Panicked)??);
+            match worker.join() {
+                Ok(done) => all.extend(done?),
+                Err(_) => return Err(panicked),
+            }
         }
         Ok(all)
-    })
+    })?;
+    all.sort_by_key(|(index, _)| *index);
+    Ok(all.into_iter().map(|(_, done)| done).collect())
 }

@@ -271,13 +271,50 @@ impl Plan {
     }
 }
 
+/// What the items of a call add up to, within the limits of one call.
+#[derive(Default)]
+struct Totals {
+    rows: usize,
+    scratch: usize,
+}
+
+/// One job or product of a call.
+struct Item {
+    position: usize,
+    rows: usize,
+    /// Bytes of one row of its output, and of the whole output as it was given.
+    output_row_bytes: usize,
+    output_bytes: usize,
+    scratch_row_bytes: usize,
+}
+
+impl Totals {
+    fn add(&mut self, item: &Item) -> Result<(), KernelError> {
+        self.rows = self.rows.saturating_add(item.rows);
+        if self.rows > MAX_ROWS {
+            return Err(KernelError::TooMany { what: "rows", actual: self.rows, max: MAX_ROWS });
+        }
+        let too_large = KernelError::TooLarge { what: "an output" };
+        let expected = item.rows.checked_mul(item.output_row_bytes).ok_or(too_large)?;
+        if item.output_bytes != expected {
+            let (job, actual) = (item.position, item.output_bytes);
+            return Err(KernelError::OutputLength { job, expected, actual });
+        }
+        self.scratch = item
+            .scratch_row_bytes
+            .checked_mul(item.rows)
+            .and_then(|bytes| bytes.checked_add(self.scratch))
+            .ok_or(KernelError::TooLarge { what: "the scratch memory of a call" })?;
+        Ok(())
+    }
+}
+
 /// Checks the lengths of products; the scratch bytes they need.
 fn validate_products(products: &[Product<'_>]) -> Result<usize, KernelError> {
     if products.len() > MAX_JOBS {
         return Err(KernelError::TooMany { what: "products", actual: products.len(), max: MAX_JOBS });
     }
-    let mut all_rows = 0usize;
-    let mut scratch = 0usize;
+    let mut totals = Totals::default();
     for (position, product) in products.iter().enumerate() {
         let matrix = product.matrix;
         if !product.inputs.len().is_multiple_of(matrix.input_bytes()) {
@@ -288,23 +325,15 @@ fn validate_products(products: &[Product<'_>]) -> Result<usize, KernelError> {
                 dtype: matrix.dtype(),
             });
         }
-        let rows = product.inputs.len() / matrix.input_bytes();
-        all_rows = all_rows.saturating_add(rows);
-        if all_rows > MAX_ROWS {
-            return Err(KernelError::TooMany { what: "rows", actual: all_rows, max: MAX_ROWS });
-        }
-        let too_large = KernelError::TooLarge { what: "an output" };
-        let expected = rows.checked_mul(matrix.output_bytes()).ok_or(too_large)?;
-        if product.output.len() != expected {
-            return Err(KernelError::OutputLength { job: position, expected, actual: product.output.len() });
-        }
-        scratch = matrix
-            .padded_input_bytes()
-            .checked_mul(rows)
-            .and_then(|bytes| bytes.checked_add(scratch))
-            .ok_or(KernelError::TooLarge { what: "the scratch memory of a call" })?;
+        totals.add(&Item {
+            position,
+            rows: product.inputs.len() / matrix.input_bytes(),
+            output_row_bytes: matrix.output_bytes(),
+            output_bytes: product.output.len(),
+            scratch_row_bytes: matrix.padded_input_bytes(),
+        })?;
     }
-    Ok(scratch)
+    Ok(totals.scratch)
 }
 
 /// Checks every length and index of a call; the scratch bytes it needs.
@@ -312,8 +341,7 @@ fn validate_jobs(jobs: &[Job<'_>]) -> Result<usize, KernelError> {
     if jobs.len() > MAX_JOBS {
         return Err(KernelError::TooMany { what: "jobs", actual: jobs.len(), max: MAX_JOBS });
     }
-    let mut all_rows = 0usize;
-    let mut scratch = 0usize;
+    let mut totals = Totals::default();
     for (position, job) in jobs.iter().enumerate() {
         let shape = job.expert.shape();
         let row_bytes = shape.row_bytes();
@@ -325,24 +353,17 @@ fn validate_jobs(jobs: &[Job<'_>]) -> Result<usize, KernelError> {
                 dtype: shape.dtype(),
             });
         }
-        let rows = job.row_index.len();
-        all_rows = all_rows.saturating_add(rows);
-        if all_rows > MAX_ROWS {
-            return Err(KernelError::TooMany { what: "rows", actual: all_rows, max: MAX_ROWS });
-        }
         let input_rows = job.inputs.len() / row_bytes;
         if let Some(&index) = job.row_index.iter().find(|&&index| index as usize >= input_rows) {
             return Err(KernelError::RowIndex { job: position, index, rows: input_rows });
         }
-        let too_large = KernelError::TooLarge { what: "an output" };
-        let expected = rows.checked_mul(row_bytes).ok_or(too_large)?;
-        if job.output.len() != expected {
-            return Err(KernelError::OutputLength { job: position, expected, actual: job.output.len() });
-        }
-        scratch = (shape.hidden_stride() + shape.padded_input_bytes())
-            .checked_mul(rows)
-            .and_then(|bytes| bytes.checked_add(scratch))
-            .ok_or(KernelError::TooLarge { what: "the scratch memory of a call" })?;
+        totals.add(&Item {
+            position,
+            rows: job.row_index.len(),
+            output_row_bytes: row_bytes,
+            output_bytes: job.output.len(),
+            scratch_row_bytes: shape.hidden_stride() + shape.padded_input_bytes(),
+        })?;
     }
-    Ok(scratch)
+    Ok(totals.scratch)
 }

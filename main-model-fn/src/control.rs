@@ -7,9 +7,9 @@ use crate::text::TextFront;
 use remoe_model::ModelConfig;
 use remoe_wire::v1::main_model_server::MainModel;
 use remoe_wire::v1::{
-    DescribeMainRequest, Endpoint, ExpertCalls, Finished, GenerateEvent, GenerateRequest, InspectReply,
-    InspectRequest, LayerExperts, LayerRouting, MainDescription, Piece, Routing, RoutingAck, Started,
-    TokenIds, TokenRouting, generate_event, generate_request, inspect_request,
+    DescribeMainRequest, Endpoint, ExpertCalls, ExpertTime, Finished, GenerateEvent, GenerateRequest,
+    InspectReply, InspectRequest, LayerExperts, LayerRouting, MainDescription, Piece, Routing, RoutingAck,
+    Started, TokenIds, TokenRouting, generate_event, generate_request, inspect_request,
 };
 use remoe_wire::{ErrorCode, ServiceError};
 use std::collections::{BTreeMap, BTreeSet};
@@ -259,6 +259,8 @@ async fn relay(
                 load_s,
                 forwarded_positions: figures.forwarded_positions,
                 experts: Some(expert_calls(figures.experts)),
+                prefill_experts: Some(expert_time(figures.prefill_experts)),
+                decode_experts: Some(expert_time(figures.decode_experts)),
             }))),
             Event::Failed(error) => Err(error.into()),
             Event::Prompt(_) | Event::Inspection(_) => continue,
@@ -275,6 +277,15 @@ fn event(event: generate_event::Event) -> GenerateEvent {
 
 fn expert_calls(tally: crate::engine::request::ExpertTally) -> ExpertCalls {
     ExpertCalls { local: tally.local, remote: tally.remote, fallback: tally.fallback, retries: tally.retries }
+}
+
+fn expert_time(time: crate::engine::request::ExpertTime) -> ExpertTime {
+    ExpertTime {
+        local_s: time.local.as_secs_f64(),
+        waited_s: time.waited.as_secs_f64(),
+        remote_s: time.remote.as_secs_f64(),
+        remote_calls: time.calls,
+    }
 }
 
 fn layer_routing(routing: crate::engine::request::LayerRouting) -> LayerRouting {
@@ -308,6 +319,7 @@ mod tests {
             generation: 1,
             endpoints: vec![Endpoint::default(); endpoints],
             remote: remote.clone(),
+            ..Routing::default()
         };
         let (sets, endpoints) = check_routing(&model, &routing(512)).unwrap();
         assert_eq!((sets.len(), endpoints.len()), (8, 512));

@@ -9,6 +9,7 @@ use crate::experts::LocalExperts;
 use remoe_experts::load_experts;
 use remoe_kernels::Dtype;
 use remoe_model::Checkpoint;
+use remoe_planner::Account;
 use remoe_wire::v1::{EndpointProblem, Routing, RoutingAck};
 use remoe_wire::{ErrorCode, ServiceError};
 use std::sync::{Arc, Mutex as Lock, MutexGuard, PoisonError};
@@ -27,6 +28,8 @@ pub(crate) struct PlacerParts {
     pub(crate) threads: usize,
     /// Whether a generation is in force: the function is ready for requests.
     pub(crate) placed: watch::Sender<bool>,
+    /// What requests under the generation in force are expected to take; none where nobody planned it.
+    pub(crate) account: watch::Sender<Option<Arc<Account>>>,
     /// No placement comes into force once this is cancelled.
     pub(crate) shutdown: CancellationToken,
     /// When the process was started.
@@ -125,6 +128,7 @@ impl Placer {
             return Err(ServiceError::invalid("generation", "generations are counted from 1"));
         }
         let (remote, endpoints) = check_routing(self.parts.checkpoint.config(), &routing)?;
+        let account = account(&routing.account)?;
         let current = self.generation();
         let mut attempts = self.attempts.lock().unwrap_or_else(PoisonError::into_inner);
         attempts.retain(|attempt| attempt.is_open() || attempt.routing.generation == current);
@@ -147,7 +151,7 @@ impl Placer {
         let placer = self.clone();
         tokio::spawn(async move {
             let outcome = tokio::select! {
-                outcome = placer.bring_into_force(generation, remote, endpoints) => outcome,
+                outcome = placer.bring_into_force(generation, remote, endpoints, account) => outcome,
                 () = placer.parts.shutdown.cancelled() => Err(shutting_down()),
             };
             if let Err(error) = &outcome {
@@ -163,6 +167,7 @@ impl Placer {
         generation: u64,
         remote: RemoteSets,
         endpoints: EndpointSets,
+        account: Option<Arc<Account>>,
     ) -> Outcome {
         let _placing = self.placing.lock().await;
         let current = self.generation();
@@ -171,6 +176,7 @@ impl Placer {
         }
         let local = self.pack(&remote).await?;
         let problems = self.switch(generation, local.clone(), remote, endpoints).await?;
+        self.parts.account.send_replace(account);
         {
             let mut in_force = self.in_force();
             in_force.generation = generation;
@@ -233,6 +239,17 @@ impl Placer {
         self.parts.switches.send(switch).map_err(|_| stopped())?;
         problems.await.map_err(|_| stopped())
     }
+}
+
+/// The account that a routing carries, where it does.
+fn account(json: &str) -> Result<Option<Arc<Account>>, ServiceError> {
+    if json.is_empty() {
+        return Ok(None);
+    }
+    let account = Account::from_json(json);
+    account
+        .map(|account| Some(Arc::new(account)))
+        .map_err(|error| ServiceError::invalid("account", format!("is not a problem with its plan: {error}")))
 }
 
 fn shutting_down() -> ServiceError {

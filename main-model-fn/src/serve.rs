@@ -143,6 +143,7 @@ pub async fn run(
         start_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
     };
     let placed = watch::Sender::new(false);
+    let account = watch::Sender::new(None);
     let not_ready = placed.clone();
     let http_state = HttpState::new(
         engine.clone(),
@@ -156,6 +157,7 @@ pub async fn run(
             ..HttpOptions::new(model_name(&settings))
         },
         placed.subscribe(),
+        account.subscribe(),
         registry,
     )?;
     let control = Control {
@@ -166,6 +168,7 @@ pub async fn run(
             dtype,
             threads,
             placed,
+            account,
             shutdown: shutdown.clone(),
             started,
         }),

@@ -251,9 +251,11 @@ impl Checkpoint {
     }
 
     /// What `remoe inspect` prints.
-    #[must_use]
-    pub fn inspect(&self) -> Inspection {
-        Inspection::of(&self.config, self.sizes())
+    ///
+    /// # Errors
+    /// As [`Self::fingerprint`].
+    pub fn inspect(&self) -> Result<Inspection, CheckpointError> {
+        Ok(Inspection::of(&self.config, self.sizes(), self.fingerprint()?))
     }
 
     /// Identity of the weights and of what the config says about them; see [`Fingerprint`].

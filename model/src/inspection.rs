@@ -3,11 +3,14 @@
 use serde::{Deserialize, Serialize};
 
 use crate::config::ModelConfig;
+use crate::fingerprint::Fingerprint;
 use crate::sizes::Sizes;
 
 /// A model in one JSON object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inspection {
+    /// Identity of the weights, see [`Fingerprint`].
+    pub fingerprint: String,
     /// Family, as `model_type` of the config.
     pub family: String,
     /// `float32`, `bfloat16` or `float16`.
@@ -43,9 +46,10 @@ pub struct Inspection {
 }
 
 impl Inspection {
-    pub(crate) fn of(config: &ModelConfig, sizes: Sizes) -> Self {
+    pub(crate) fn of(config: &ModelConfig, sizes: Sizes, fingerprint: Fingerprint) -> Self {
         let moe = config.any_moe();
         Self {
+            fingerprint: fingerprint.to_string(),
             family: config.family.name().to_owned(),
             dtype: config.dtype.name().to_owned(),
             layers: config.layers.len(),

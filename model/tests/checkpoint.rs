@@ -121,7 +121,7 @@ fn sizes_add_up_to_the_tensors() {
         let sizes = checkpoint.sizes();
         let stored: usize = material.tensors.values().map(|(_, _, data)| data.len()).sum();
         assert_eq!(sizes.total_bytes, stored as u64);
-        let seen = checkpoint.inspect();
+        let seen = checkpoint.inspect().unwrap();
         let layers = seen.moe_layers.len() * seen.experts;
         assert_eq!(
             sizes.total_bytes,
@@ -172,7 +172,7 @@ fn a_config_without_dtype_takes_that_of_the_tensors() {
     }
     let checkpoint = material.write().open();
     assert_eq!(checkpoint.config().dtype, StoredDtype::Bf16);
-    assert_eq!(checkpoint.inspect().dtype, "bfloat16");
+    assert_eq!(checkpoint.inspect().unwrap().dtype, "bfloat16");
     // Said and stored differ.
     material.set("dtype", json!("float32"));
     assert!(matches!(material.write().error(), CheckpointError::Tensor { .. }));

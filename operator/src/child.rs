@@ -1,5 +1,6 @@
 //! One child process from its start to its end.
 
+use crate::cgroup::Group;
 use crate::launcher::{Ending, Observed, Phase};
 use crate::lines::{Tail, each_line};
 use crate::process::{LogLine, LogSink, Shared};
@@ -17,6 +18,8 @@ pub(crate) struct Child {
     pub(crate) observed: Observed,
     /// Asks the child's watcher to stop it within a grace.
     pub(crate) stop: mpsc::Sender<Duration>,
+    /// What limits it.
+    pub(crate) group: Option<Arc<Group>>,
 }
 
 impl Child {
@@ -34,6 +37,8 @@ pub(crate) struct Watched {
     pub(crate) name: String,
     pub(crate) pid: u32,
     pub(crate) process: tokio::process::Child,
+    /// What limits it.
+    pub(crate) group: Option<Arc<Group>>,
     pub(crate) stop_requests: mpsc::Receiver<Duration>,
     pub(crate) announce_timeout: Duration,
     pub(crate) sink: LogSink,
@@ -52,6 +57,8 @@ pub(crate) async fn watch(mut watched: Watched) {
     if timeout(LAST_OUTPUT, &mut output).await.is_err() {
         output.abort();
     }
+    let starved = watched.group.as_ref().is_some_and(|group| group.ran_out_of_memory());
+    let cause = cause.or_else(|| starved.then(|| "needed more memory than it may take".to_owned()));
     let log = tail.lock().unwrap_or_else(PoisonError::into_inner).lines();
     let ending = Ending {
         code: status.and_then(|status| status.code()),

@@ -33,7 +33,10 @@ pub fn main_client(address: SocketAddr) -> Result<MainModelClient<Channel>, Serv
 }
 
 /// Has the main function at `address` put `routing` in force, within `deadline`.
-pub(crate) async fn set_routing(
+///
+/// # Errors
+/// It refuses, cannot be reached, or takes too long.
+pub async fn set_routing(
     address: SocketAddr,
     routing: Routing,
     deadline: Duration,
@@ -45,5 +48,20 @@ pub(crate) async fn set_routing(
             ErrorCode::DeadlineExceeded,
             format!("the routing was not in force within {deadline:?}"),
         )),
+    }
+}
+
+/// What the main function at `address` is and has in force, within `deadline`.
+#[cfg(feature = "cluster")]
+pub(crate) async fn describe(
+    address: SocketAddr,
+    deadline: Duration,
+) -> Result<remoe_wire::v1::MainDescription, ServiceError> {
+    let mut client = main_client(address)?;
+    match timeout(deadline, client.describe(remoe_wire::v1::DescribeMainRequest {})).await {
+        Ok(answer) => Ok(answer?.into_inner()),
+        Err(_elapsed) => {
+            Err(ServiceError::new(ErrorCode::DeadlineExceeded, format!("no description within {deadline:?}")))
+        }
     }
 }

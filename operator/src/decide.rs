@@ -11,8 +11,13 @@ use std::time::Duration;
 pub struct Desired {
     /// The functions, each with a name of its own.
     pub functions: Vec<FunctionSpec>,
+    /// Whether it is decided what is remote. Before that functions start, and no generation is put in
+    /// force.
+    pub placed: bool,
     /// The remote experts of each layer, as the main function is told.
     pub remote: Vec<LayerExperts>,
+    /// The plan behind that with its problem, as JSON; empty where nobody planned it.
+    pub account: String,
     /// How long a function that is no longer wanted may drain.
     pub drain: Duration,
     /// How long things may take before something is done about them.
@@ -182,6 +187,9 @@ fn may_leave(instance: &Instance, instances: &[Instance], memory: &RestartMemory
 
 /// The generation to be put in force, where the one in force is not what it should be.
 fn route(desired: &Desired, in_service: &[&Instance], memory: &RestartMemory, now: Time) -> Option<Action> {
+    if !desired.placed {
+        return None;
+    }
     let listening = |role| {
         in_service.iter().filter(move |instance| {
             instance.observed.role == role && matches!(instance.observed.phase, Phase::Listening { .. })

@@ -1,11 +1,11 @@
 //! The command lines of the functions of one deployment.
 
+use crate::cgroup::ResourceLimits;
 use crate::decide::{Desired, Patience};
 use crate::launcher::FunctionSpec;
-use crate::placement::Placement;
+use crate::placement::{Placement, RemoteProcess};
 use remoe_function::Role;
 use remoe_wire::format_listing;
-use remoe_wire::v1::LayerExperts;
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -20,8 +20,14 @@ pub struct ModelOptions {
     pub dtype: Option<String>,
     /// The device of the main function.
     pub device: Option<String>,
-    /// Threads of each function.
+    /// Threads of each function whose size does not say.
     pub threads: Option<usize>,
+    /// What the main function may take.
+    pub main_limits: Option<ResourceLimits>,
+    /// Threads of the main function, where its size alone does not say.
+    pub main_threads: Option<usize>,
+    /// Memory of the main function for experts that no remote function answers for.
+    pub fallback_bytes: Option<u64>,
     /// Memory limit of each remote function.
     pub remote_memory_bytes: Option<u64>,
     /// Memory for keys and values in the main function.
@@ -32,6 +38,8 @@ pub struct ModelOptions {
     pub record_activations: Option<PathBuf>,
     /// Record the experts of every token, not only counts.
     pub record_tokens: bool,
+    /// The plan behind the placement with its problem, as JSON; empty where nobody planned it.
+    pub account: String,
     /// The model's name in the HTTP interface.
     pub served_model_name: Option<String>,
     /// The key that HTTP clients must present.
@@ -47,14 +55,21 @@ pub fn deployment(
     patience: Patience,
 ) -> Desired {
     let mut functions = vec![main(options, http)];
-    for (number, hosted) in placement.processes().into_iter().enumerate() {
-        functions.push(remote(options, number, hosted));
+    functions.extend(placement.processes().into_iter().map(|process| remote(options, process)));
+    Desired {
+        functions,
+        placed: true,
+        remote: placement.remote(),
+        account: options.account.clone(),
+        drain,
+        patience,
     }
-    Desired { functions, remote: placement.remote(), drain, patience }
 }
 
 fn main(options: &ModelOptions, http: Option<SocketAddr>) -> FunctionSpec {
-    let mut arguments = common(options);
+    let threads = options.main_threads.or(options.main_limits.map(ResourceLimits::threads));
+    let mut arguments = common(options, threads);
+    flag(&mut arguments, "--fallback-bytes", options.fallback_bytes.as_ref());
     flag(&mut arguments, "--device", options.device.as_ref());
     flag(&mut arguments, "--kv-cache-bytes", options.kv_cache_bytes.as_ref());
     flag(&mut arguments, "--max-batch", options.max_batch.as_ref());
@@ -72,27 +87,28 @@ fn main(options: &ModelOptions, http: Option<SocketAddr>) -> FunctionSpec {
         environment: api_key.map(|key| ("REMOE_API_KEY".to_owned(), key.clone())).collect(),
         http,
         hosted: Vec::new(),
+        limits: options.main_limits,
     }
 }
 
-fn remote(options: &ModelOptions, number: usize, hosted: Vec<LayerExperts>) -> FunctionSpec {
-    let mut arguments = common(options);
+fn remote(options: &ModelOptions, process: RemoteProcess) -> FunctionSpec {
+    let RemoteProcess { name, hosted, memory_bytes } = process;
+    let limits = memory_bytes.map(ResourceLimits::of_memory);
+    let mut arguments = common(options, limits.map(ResourceLimits::threads));
     flag(&mut arguments, "--experts", Some(&format_listing(&hosted)));
-    flag(&mut arguments, "--memory-bytes", options.remote_memory_bytes.as_ref());
-    FunctionSpec {
-        name: format!("remote-{number}"),
-        role: Role::Remote,
-        arguments,
-        environment: Vec::new(),
-        http: None,
-        hosted,
+    // Only a function of several layers is called again at once, by the next layer. And polling would use
+    // up what a share of a vCPU is allowed.
+    if hosted.len() < 2 || limits.is_some_and(|limits| limits.cpu_millis < 1000) {
+        flag(&mut arguments, "--poll-us", Some(&0));
     }
+    flag(&mut arguments, "--memory-bytes", memory_bytes.or(options.remote_memory_bytes).as_ref());
+    FunctionSpec { name, role: Role::Remote, arguments, environment: Vec::new(), http: None, hosted, limits }
 }
 
-fn common(options: &ModelOptions) -> Vec<OsString> {
+fn common(options: &ModelOptions, threads: Option<usize>) -> Vec<OsString> {
     let mut arguments = vec![OsString::from("--model"), options.model.clone().into()];
     flag(&mut arguments, "--dtype", options.dtype.as_ref());
-    flag(&mut arguments, "--threads", options.threads.as_ref());
+    flag(&mut arguments, "--threads", threads.or(options.threads).as_ref());
     arguments
 }
 

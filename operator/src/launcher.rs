@@ -1,6 +1,7 @@
 //! What a launcher is. Processes and pods alike are started from a specification, stopped with a
 //! grace, and listed.
 
+use crate::cgroup::ResourceLimits;
 use remoe_function::Role;
 use remoe_wire::v1::LayerExperts;
 use std::ffi::OsString;
@@ -35,6 +36,8 @@ pub struct FunctionSpec {
     pub http: Option<SocketAddr>,
     /// The remote experts that it hosts; empty for a main function.
     pub hosted: Vec<LayerExperts>,
+    /// What it may take, where its launcher can enforce that; `None`: what there is.
+    pub limits: Option<ResourceLimits>,
 }
 
 /// How a function ended.

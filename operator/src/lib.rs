@@ -4,7 +4,10 @@
 //! [`placement`] and [`decide`] are pure: values in, values out, no clock. [`supervise`] observes,
 //! asks `decide` and acts through a [`Launcher`]; [`process`] is the launcher of local processes.
 
+mod cgroup;
 mod child;
+#[cfg(feature = "cluster")]
+pub mod cluster;
 pub mod control;
 pub mod decide;
 mod event;
@@ -18,6 +21,7 @@ pub mod process;
 pub mod status;
 pub mod supervise;
 
+pub use cgroup::{CgroupError, Cgroups, Group, ResourceLimits};
 pub use event::{Event, EventSink};
 pub use functions::ModelOptions;
 pub use launcher::{Ending, FunctionId, FunctionSpec, LaunchError, Launcher, Observed, Phase};

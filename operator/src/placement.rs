@@ -23,6 +23,19 @@ pub struct Placement {
 struct RemoteSet {
     experts: LayerExperts,
     replicas: u32,
+    /// Of each replica, where the plan says.
+    memory_bytes: Option<u64>,
+}
+
+/// A remote process of a placement.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RemoteProcess {
+    /// The place that it fills.
+    pub name: String,
+    /// What it hosts.
+    pub hosted: Vec<LayerExperts>,
+    /// Its memory, where the plan says.
+    pub memory_bytes: Option<u64>,
 }
 
 /// A placement that the model cannot have.
@@ -55,6 +68,7 @@ struct PlanLayer {
     layer: Option<u32>,
     remote: Vec<u32>,
     replicas: Option<u32>,
+    memory_bytes: Option<u64>,
 }
 
 /// The planner's whole answer, which contains the plan.
@@ -82,6 +96,7 @@ impl Placement {
                     experts: (moe.experts - count.min(moe.experts)..moe.experts).collect(),
                 },
                 replicas,
+                memory_bytes: None,
             }
         });
         Ok(Self::of(sets.collect()))
@@ -148,15 +163,28 @@ impl Placement {
         self.layers.iter().map(|set| set.experts.clone()).collect()
     }
 
-    /// What each remote process hosts: process j the remote sets of all layers that have more than
-    /// j replicas.
-    pub fn processes(&self) -> Vec<Vec<LayerExperts>> {
-        let count = self.layers.iter().map(|set| set.replicas).max().unwrap_or(0);
-        let hosted = |process| {
-            let sets = self.layers.iter().filter(move |set| set.replicas > process);
-            sets.map(|set| set.experts.clone()).collect()
-        };
-        (0..count).map(hosted).collect()
+    /// The remote processes. A replica whose memory is planned is one of its own; of the others,
+    /// process j hosts the remote sets of all layers that have more than j replicas.
+    pub fn processes(&self) -> Vec<RemoteProcess> {
+        let (sized, together): (Vec<&RemoteSet>, Vec<&RemoteSet>) =
+            self.layers.iter().partition(|set| set.memory_bytes.is_some());
+        let count = together.iter().map(|set| set.replicas).max().unwrap_or(0);
+        let shared = (0..count).map(|process| {
+            let sets = together.iter().filter(|set| set.replicas > process);
+            RemoteProcess {
+                name: format!("remote-{process}"),
+                hosted: sets.map(|set| set.experts.clone()).collect(),
+                memory_bytes: None,
+            }
+        });
+        let own = sized.into_iter().flat_map(|set| {
+            (0..set.replicas).map(move |replica| RemoteProcess {
+                name: format!("remote-{}-{replica}", set.experts.layer),
+                hosted: vec![set.experts.clone()],
+                memory_bytes: set.memory_bytes,
+            })
+        });
+        shared.chain(own).collect()
     }
 }
 
@@ -188,7 +216,15 @@ fn remote_set(field: &str, moe: MoeLayer, entry: &PlanLayer) -> Result<RemoteSet
     if !experts.is_empty() {
         check_replicas(&format!("{field}.replicas"), replicas)?;
     }
-    Ok(RemoteSet { experts: LayerExperts { layer: moe.layer, experts }, replicas })
+    if entry.memory_bytes.is_some_and(|bytes| bytes == 0 && !experts.is_empty()) {
+        let message = "is 0, expected the bytes of a function with experts";
+        return Err(PlacementError::new(format!("{field}.memory_bytes"), message));
+    }
+    Ok(RemoteSet {
+        experts: LayerExperts { layer: moe.layer, experts },
+        replicas,
+        memory_bytes: entry.memory_bytes,
+    })
 }
 
 fn check_replicas(field: &str, replicas: u32) -> Result<(), PlacementError> {

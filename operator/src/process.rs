@@ -1,5 +1,6 @@
 //! Functions as processes of this machine.
 
+use crate::cgroup::{CgroupError, Cgroups};
 use crate::child::{self, Child};
 use crate::launcher::{FunctionId, FunctionSpec, LaunchError, Launcher, Observed, Phase};
 use remoe_function::Role;
@@ -45,6 +46,7 @@ pub struct ProcessLauncher {
     programs: Programs,
     announce_timeout: Duration,
     sink: LogSink,
+    cgroups: Option<Arc<Cgroups>>,
     spawner: std::sync::mpsc::Sender<SpawnJob>,
     started: AtomicU64,
     shared: Arc<Shared>,
@@ -100,10 +102,32 @@ impl ProcessLauncher {
             programs,
             announce_timeout,
             sink,
+            cgroups: None,
             spawner,
             started: AtomicU64::new(0),
             shared: Arc::default(),
         })
+    }
+
+    /// Enforces the limits of functions with control groups.
+    #[must_use]
+    pub fn with_limits(mut self, cgroups: Arc<Cgroups>) -> Self {
+        self.cgroups = Some(cgroups);
+        self
+    }
+
+    /// Limits the CPU time of a running function anew, in thousandths of a vCPU. False where it is gone
+    /// or was started without limits.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn limit_cpu(&self, id: &FunctionId, millis: u64) -> Result<bool, CgroupError> {
+        let children = self.shared.children();
+        let child = children.values().find(|child| child.observed.id == *id);
+        match child.and_then(|child| child.group.as_ref()) {
+            Some(group) => group.limit_cpu(millis).map(|()| true),
+            None => Ok(false),
+        }
     }
 
     fn command(&self, spec: &FunctionSpec) -> Command {
@@ -146,6 +170,12 @@ impl Drop for ProcessLauncher {
 impl Launcher for ProcessLauncher {
     async fn start(&self, spec: &FunctionSpec) -> Result<FunctionId, LaunchError> {
         let command = self.command(spec);
+        let limited =
+            |error: CgroupError| LaunchError { message: format!("cannot limit {}: {error}", spec.name) };
+        let group = match (&self.cgroups, spec.limits) {
+            (Some(cgroups), Some(limits)) => Some(Arc::new(cgroups.group(limits).map_err(limited)?)),
+            _ => None,
+        };
         let program = command.as_std().get_program().to_string_lossy().into_owned();
         let failed = |error: &dyn std::fmt::Display| LaunchError {
             message: format!("cannot start {program}: {error}"),
@@ -159,6 +189,9 @@ impl Launcher for ProcessLauncher {
             .map_err(|_closed| failed(&"the spawning thread is gone"))?
             .map_err(|error| failed(&error))?;
         let pid = process.id().ok_or_else(|| failed(&"it ended at once"))?;
+        if let Some(group) = &group {
+            group.add(pid).map_err(limited)?;
+        }
 
         let mut children = self.shared.children();
         let number = self.started.fetch_add(1, Ordering::Relaxed);
@@ -175,6 +208,7 @@ impl Launcher for ProcessLauncher {
                     phase: Phase::Starting,
                 },
                 stop,
+                group: group.clone(),
             },
         );
         drop(children);
@@ -183,6 +217,7 @@ impl Launcher for ProcessLauncher {
             name: spec.name.clone(),
             pid,
             process,
+            group,
             stop_requests,
             announce_timeout: self.announce_timeout,
             sink: self.sink.clone(),

@@ -45,6 +45,7 @@ pub enum NotReady {
 /// A deployment that is kept as wanted until it is shut down or this is dropped.
 pub struct Supervisor {
     status: watch::Receiver<Status>,
+    changes: watch::Sender<Option<Desired>>,
     shutdown: watch::Sender<Option<Duration>>,
     task: JoinHandle<()>,
 }
@@ -54,6 +55,7 @@ impl Supervisor {
     pub fn spawn(launcher: impl Launcher, desired: Desired, events: EventSink) -> Self {
         let (publish, status) = watch::channel(Status::default());
         let (shutdown, shutdown_requests) = watch::channel(None);
+        let (changes, changed) = watch::channel(None);
         let (answer_sender, answers) = mpsc::channel(64);
         let (routing_sender, routings) = mpsc::channel(1);
         let supervision = Supervision {
@@ -69,7 +71,13 @@ impl Supervisor {
             answer_sender,
             routing_sender,
         };
-        Self { status, shutdown, task: tokio::spawn(supervision.run(shutdown_requests, answers, routings)) }
+        let task = tokio::spawn(supervision.run(changed, shutdown_requests, answers, routings));
+        Self { status, changes, shutdown, task }
+    }
+
+    /// Keeps `desired` from now on. Functions that both want go on; a main function keeps its port.
+    pub fn change(&self, desired: Desired) {
+        self.changes.send_replace(Some(desired));
     }
 
     /// The deployment as it is, now and whenever it changes.
@@ -155,6 +163,7 @@ impl Drop for Tracked {
 impl<L: Launcher> Supervision<L> {
     async fn run(
         mut self,
+        mut changes: watch::Receiver<Option<Desired>>,
         mut shutdown: watch::Receiver<Option<Duration>>,
         mut answers: mpsc::Receiver<Answer>,
         mut routings: mpsc::Receiver<RoutingResult>,
@@ -182,10 +191,22 @@ impl<L: Launcher> Supervision<L> {
                 Some(answer) = answers.recv() => self.answered(&answer),
                 Some(result) = routings.recv() => self.routed(result),
                 Ok(()) = shutdown.changed() => {}
+                Ok(()) = changes.changed() => {
+                    let desired = changes.borrow().clone();
+                    desired.into_iter().for_each(|desired| self.want(desired));
+                }
             }
             self.now += round.elapsed().min(LONGEST_ROUND);
             round = Instant::now();
         }
+    }
+
+    fn want(&mut self, mut desired: Desired) {
+        for spec in desired.functions.iter_mut().filter(|spec| spec.role == Role::Main) {
+            let known = self.desired.functions.iter().find(|known| known.name == spec.name);
+            spec.http = known.and_then(|known| known.http).or(spec.http);
+        }
+        self.desired = desired;
     }
 
     fn want_nothing(&mut self, grace: Duration) {
@@ -283,6 +304,7 @@ impl<L: Launcher> Supervision<L> {
             generation,
             endpoints: route.endpoints.iter().filter_map(|id| self.endpoint(id)).collect(),
             remote: self.desired.remote.clone(),
+            account: self.desired.account.clone(),
         };
         let deadline = self.desired.patience.ready;
         let results = self.routing_sender.clone();

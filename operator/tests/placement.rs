@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
-use remoe_operator::placement::local_experts;
+use remoe_operator::placement::{RemoteProcess, local_experts};
 use remoe_operator::{MoeLayer, Placement};
 use remoe_wire::{format_listing, parse_listing};
 
@@ -17,7 +17,32 @@ fn remote(placement: &Placement) -> String {
 }
 
 fn processes(placement: &Placement) -> Vec<String> {
-    placement.processes().iter().map(|hosted| format_listing(hosted)).collect()
+    placement.processes().iter().map(|process| format_listing(&process.hosted)).collect()
+}
+
+#[test]
+fn replicas_of_planned_memory_are_processes_of_their_own() {
+    let plan = r#"{"plan": {"main_bytes": 1000000000, "layers": [
+        {"remote": [1, 0], "memory_bytes": 300000000, "replicas": 2},
+        {"remote": [], "memory_bytes": 0, "replicas": 0},
+        {"remote": [3], "memory_bytes": 200000000, "replicas": 1}]}}"#;
+    let placement = Placement::from_plan(&model(&[(1, 4), (2, 4), (3, 4)]), plan).unwrap();
+    let processes = placement.processes();
+    let seen: Vec<_> = processes
+        .iter()
+        .map(|process| (process.name.as_str(), format_listing(&process.hosted), process.memory_bytes))
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            ("remote-1-0", "1:0-1".to_owned(), Some(300_000_000)),
+            ("remote-1-1", "1:0-1".to_owned(), Some(300_000_000)),
+            ("remote-3-0", "3:3".to_owned(), Some(200_000_000)),
+        ]
+    );
+    let error =
+        Placement::from_plan(&model(&[(0, 4)]), r#"{"layers": [{"remote": [1], "memory_bytes": 0}]}"#);
+    assert_eq!(error.unwrap_err().field, "layers[0].memory_bytes");
 }
 
 #[test]
@@ -73,7 +98,7 @@ fn the_planners_output_goes_by_position() {
         {"remote":[],"memory_bytes":0,"replicas":0},
         {"remote":[1],"memory_bytes":1000,"replicas":1}]}"#;
     let placement = Placement::from_plan(&model, plan).unwrap();
-    assert_eq!(processes(&placement), ["1:0,3,4:1", "1:0,3", "1:0,3"]);
+    assert_eq!(processes(&placement), ["1:0,3", "1:0,3", "1:0,3", "4:1"]);
     let whole_answer = format!(r#"{{"plan":{plan},"evaluation":{{"total_cost":1.5}},"walk":[]}}"#);
     assert_eq!(Placement::from_plan(&model, &whole_answer).unwrap(), placement);
 }
@@ -118,7 +143,7 @@ proptest! {
             all.extend(away);
             prop_assert_eq!(all, (0..experts).collect::<Vec<_>>());
         }
-        for hosted in placement.processes() {
+        for RemoteProcess { hosted, .. } in placement.processes() {
             prop_assert_eq!(&hosted, &placement.remote());
             prop_assert_eq!(&parse_listing(&format_listing(&hosted)).unwrap(), &hosted);
         }

@@ -33,6 +33,7 @@ fn spec(role: Role) -> FunctionSpec {
         environment: vec![("REMOE_TEST".to_owned(), "from the specification".to_owned())],
         http: None,
         hosted: Vec::new(),
+        limits: None,
     }
 }
 

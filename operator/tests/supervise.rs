@@ -179,3 +179,21 @@ async fn what_is_not_ready_in_time_says_what_is_missing() {
     let error = supervisor.ready(Duration::from_millis(100)).await.unwrap_err();
     assert_eq!(error.to_string(), "not ready after 100ms: waiting for main");
 }
+
+#[tokio::test]
+async fn a_main_function_that_started_before_the_placement_serves_under_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = wanted(2, true);
+    let mut early = whole.clone();
+    early.functions.truncate(1);
+    early.placed = false;
+    let (supervisor, _) = supervisor(folder.path(), early);
+    let alone =
+        until(&supervisor, |status| status.functions.iter().any(|function| function.grpc.is_some())).await;
+    assert_eq!((alone.functions.len(), alone.generation), (1, None));
+    supervisor.change(whole);
+    let served = until(&supervisor, |status| status.functions.len() == 3 && whole_after(status, 0)).await;
+    assert_eq!(served.functions[0].pid, alone.functions[0].pid);
+    assert_eq!(served.functions[0].http, alone.functions[0].http);
+    supervisor.shutdown(Duration::ZERO).await;
+}

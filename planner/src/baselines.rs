@@ -2,7 +2,7 @@
 
 use crate::cost::{TPOT_SLACK, TTFT_SLACK};
 use crate::curve::Curve;
-use crate::model::Model;
+use crate::model::{Model, Seconds};
 use crate::plan::whole_bytes;
 use crate::sizes::{GB, first_at_least};
 use serde::Serialize;
@@ -84,8 +84,8 @@ impl OnCpus {
     }
 
     /// Prefill and decode step of the experts alone with `main_bytes`.
-    fn experts(&self, model: &Model<'_>, main_bytes: f64) -> Times {
-        let mut times = Times::default();
+    fn experts(&self, model: &Model<'_>, main_bytes: f64) -> Seconds {
+        let mut times = Seconds::default();
         for (layer, sums) in model.layers.iter().zip(&self.prefill) {
             let column = layer.curve.column(main_bytes / GB);
             times.prefill += column.of(ndarray::ArrayView1::from(sums));
@@ -95,21 +95,8 @@ impl OnCpus {
     }
 }
 
-/// Seconds of the prefill and of one decode step.
-#[derive(Debug, Clone, Copy, Default)]
-struct Times {
-    prefill: f64,
-    step: f64,
-}
-
-impl Times {
-    fn plus(self, other: Self) -> Self {
-        Self { prefill: self.prefill + other.prefill, step: self.step + other.step }
-    }
-}
-
 /// The record of `times`, at `rate` dollars per second, with `gpu_bytes` on the device.
-fn record(model: &Model<'_>, main_bytes: f64, times: Times, rate: f64, gpu_bytes: f64) -> Baseline {
+fn record(model: &Model<'_>, main_bytes: f64, times: Seconds, rate: f64, gpu_bytes: f64) -> Baseline {
     let decode_seconds = model.output * times.step;
     let ttft_seconds = times.prefill + model.problem.cold_start_seconds;
     let tpot_seconds = if model.output > 0.0 { times.step } else { 0.0 };
@@ -148,10 +135,9 @@ fn cheapest(model: &Model<'_>, needed: f64, at: impl Fn(f64) -> Baseline) -> Opt
 }
 
 fn mix(model: &Model<'_>, on_cpus: &OnCpus) -> Option<Baseline> {
-    let rest = model.layers.iter().fold(Times::default(), |sum, layer| {
-        sum.plus(Times { prefill: layer.fixed_prefill, step: layer.fixed_decode })
-    });
     cheapest(model, model.main_base() + all_expert_bytes(model), |main_bytes| {
+        let layers = model.layers.iter();
+        let rest = layers.fold(Seconds::default(), |sum, layer| sum.plus(layer.fixed(main_bytes)));
         let times = on_cpus.experts(model, main_bytes).plus(rest);
         record(model, main_bytes, times, model.main_rate(main_bytes), model.gpu_bytes)
     })
@@ -163,19 +149,19 @@ fn cpu(model: &Model<'_>, on_cpus: &OnCpus) -> Option<Baseline> {
         profiles.map(|profile| profile.map(Curve::of_cpu)).collect::<Option<Vec<Curve>>>()?;
     let needed = model.gpu_bytes + all_expert_bytes(model) + model.problem.runtime_bytes;
     cheapest(model, needed, |main_bytes| {
-        let rest = curves.iter().fold(Times::default(), |sum, curve| {
+        let rest = curves.iter().fold(Seconds::default(), |sum, curve| {
             let column = curve.column(main_bytes / GB);
             let step = curve.seconds(1.0, column);
-            sum.plus(Times { prefill: curve.seconds(model.input, column), step })
+            sum.plus(Seconds { prefill: curve.seconds(model.input, column), step })
         });
         let rate = model.cpu_price * main_bytes / GB;
         record(model, main_bytes, on_cpus.experts(model, main_bytes).plus(rest), rate, 0.0)
     })
 }
 
-/// Times with every expert on the device.
-fn on_gpu(model: &Model<'_>) -> Option<Times> {
-    let mut times = Times::default();
+/// Seconds with every expert on the device.
+fn on_gpu(model: &Model<'_>) -> Option<Seconds> {
+    let mut times = Seconds::default();
     for ((layer, spec), shares) in model.layers.iter().zip(&model.problem.layers).zip(model.shares.iter()) {
         let curve = Curve::of_gpu(spec.gpu_expert_seconds.as_ref()?);
         let column = curve.column(1.0);
@@ -206,7 +192,7 @@ fn fetch(model: &Model<'_>) -> Option<Baseline> {
     at_smallest(model, model.main_base() + all_expert_bytes(model), times, gpu_bytes)
 }
 
-fn at_smallest(model: &Model<'_>, needed: f64, times: Times, gpu_bytes: f64) -> Option<Baseline> {
+fn at_smallest(model: &Model<'_>, needed: f64, times: Seconds, gpu_bytes: f64) -> Option<Baseline> {
     let main_bytes = *model.main_sizes.get(first_at_least(&model.main_sizes, needed))?;
     let rate = model.problem.pricing.gpu_rate(gpu_bytes) + model.cpu_price * main_bytes / GB;
     Some(record(model, main_bytes, times, rate, gpu_bytes))

@@ -4,7 +4,7 @@
 //! table of the search within memory, so that no later step has to ask again.
 
 use crate::error::FieldError;
-use crate::problem::{Affine, CpuProfile, GpuProfile, Layer, Pricing, Problem, SizeRange};
+use crate::problem::{Affine, CpuProfile, Device, GpuProfile, Layer, Pricing, Problem, SizeRange};
 use std::fmt::Display;
 
 /// No figure is larger.
@@ -66,7 +66,7 @@ impl Problem {
             return Err(FieldError::new("layers", message));
         }
         for (index, layer) in self.layers.iter().enumerate() {
-            check_layer(layer)
+            check_layer(layer, self.device)
                 .map_err(|error| FieldError { field: format!("layers[{index}].{}", error.field), ..error })?;
         }
         let most = self.layers.iter().map(|layer| layer.experts as usize).max().unwrap_or(0);
@@ -89,6 +89,7 @@ impl Problem {
         not_negative("transport.token_bytes_down", self.transport.token_bytes_down)?;
         between("transport.bytes_per_second", self.transport.bytes_per_second, 1.0, LARGEST)?;
         not_negative("transport.invoke_seconds", self.transport.invoke_seconds)?;
+        not_negative("transport.send_seconds", self.transport.send_seconds)?;
         affine("swap_seconds", self.swap_seconds)?;
         not_negative("cold_start_seconds", self.cold_start_seconds)?;
         check_pricing(&self.pricing)?;
@@ -147,7 +148,7 @@ impl Problem {
     }
 }
 
-fn check_layer(layer: &Layer) -> Checked {
+fn check_layer(layer: &Layer, device: Device) -> Checked {
     count("experts", layer.experts, MAX_EXPERTS)?;
     count("top_k", layer.top_k, MAX_EXPERTS)?;
     if layer.top_k > layer.experts {
@@ -161,17 +162,31 @@ fn check_layer(layer: &Layer) -> Checked {
     affine("nonexpert_prefill_seconds", layer.nonexpert_prefill_seconds)?;
     not_negative("nonexpert_decode_seconds", layer.nonexpert_decode_seconds)?;
     cpu_profile("expert_seconds", &layer.expert_seconds)?;
-    if let Some(first) = layer.expert_seconds.tokens.first().filter(|first| **first != 1.0) {
-        let message = format!("is {first}, expected 1: decoding is one token; measure it");
-        return Err(FieldError::new("expert_seconds.tokens[0]", message));
+    from_one_token("expert_seconds", &layer.expert_seconds)?;
+    if let Some(profile) = &layer.remote_expert_seconds {
+        cpu_profile("remote_expert_seconds", profile)?;
+        from_one_token("remote_expert_seconds", profile)?;
     }
     if let Some(profile) = &layer.gpu_expert_seconds {
         gpu_profile("gpu_expert_seconds", profile)?;
     }
     if let Some(profile) = &layer.cpu_nonexpert_seconds {
         cpu_profile("cpu_nonexpert_seconds", profile)?;
+    } else if device == Device::Cpu {
+        let message = "is missing: on device cpu these are the times of the non-expert part; add it";
+        return Err(FieldError::new("cpu_nonexpert_seconds", message));
     }
     Ok(())
+}
+
+fn from_one_token(name: &str, profile: &CpuProfile) -> Checked {
+    match profile.tokens.first() {
+        Some(first) if *first != 1.0 => {
+            let message = format!("is {first}, expected 1: decoding is one token; measure it");
+            Err(FieldError::new(format!("{name}.tokens[0]"), message))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn check_pricing(pricing: &Pricing) -> Checked {

@@ -12,7 +12,7 @@ use crate::sizes::{GB, first_at_least};
 use argmin::core::{CostFunction, Error, Executor, State};
 use argmin::solver::brent::{BrentOpt, BrentRoot};
 use ndarray::{Array1, ArrayView1};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A fit with less than this R^2 is not trusted.
 const LEAST_R2: f64 = 0.95;
@@ -22,7 +22,7 @@ const DECAY_POINTS: i32 = 24;
 const FIT_POINTS: usize = 64;
 
 /// The fitted curve of one layer: seconds of one expert for one token over memory in GB.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Fit {
     /// What memory can save, in seconds.
     pub theta1: f64,
@@ -35,7 +35,15 @@ pub struct Fit {
 }
 
 impl Fit {
-    fn seconds(&self, memory: f64) -> f64 {
+    /// The least-squares fit of `seconds` over `memory` in GB, ascending; none where nothing decays.
+    #[must_use]
+    pub fn of(memory: &[f64], seconds: &[f64]) -> Option<Self> {
+        (memory.len() == seconds.len()).then(|| fit(memory.into(), seconds.into()))?
+    }
+
+    /// Seconds with `memory` GB.
+    #[must_use]
+    pub fn seconds(&self, memory: f64) -> f64 {
         self.theta1 * (-self.theta2 * memory).exp() + self.theta3
     }
 }
@@ -102,7 +110,7 @@ fn root(function: impl Fn(f64) -> f64, low: f64, high: f64) -> Option<f64> {
 
 /// Non-linear least squares of `seconds` over `memory` in GB. For a given theta2 the other two are
 /// linear, so that one dimension is left.
-pub(crate) fn fit(memory: ArrayView1<'_, f64>, seconds: ArrayView1<'_, f64>) -> Option<Fit> {
+fn fit(memory: ArrayView1<'_, f64>, seconds: ArrayView1<'_, f64>) -> Option<Fit> {
     let mean = seconds.mean()?;
     let variance = seconds.mapv(|value| (value - mean).powi(2)).sum();
     let span = memory.last()? - memory.first()?;
@@ -192,7 +200,7 @@ pub(crate) fn continuous(
     let mut relaxed = Vec::new();
     let mut elsewhere = 0.0;
     for (layer, side) in placement.layers.iter().enumerate() {
-        elsewhere += model.layers[layer].fixed_decode;
+        elsewhere += locals[layer].fixed.step;
         let Side::Remote(options) = side else {
             elsewhere += model.layers[layer].per_token() * locals[layer].step;
             continue;

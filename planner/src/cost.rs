@@ -3,7 +3,7 @@
 use crate::curve::Column;
 use crate::decode::{expected_slower_path, remote_count_probabilities};
 use crate::lpt::{Replica, load_bound, longest_first};
-use crate::model::Model;
+use crate::model::{Model, Seconds};
 use crate::plan::{LayerPlan, Plan, whole_bytes};
 use crate::sizes::{BYTE_SLACK, GB};
 use serde::Serialize;
@@ -148,6 +148,7 @@ impl Model<'_> {
         let shares = &self.shares[layer];
         let tokens = |expert: usize| self.input * model.per_token() * shares[expert];
         let main = model.curve.column(main_bytes / GB);
+        let fixed = model.fixed(main_bytes);
         let is_local = |expert: &usize| part.remote.binary_search(&(*expert as u32)).is_err();
         let local_prefill: f64 =
             (0..model.experts).filter(is_local).map(|expert| model.curve.seconds(tokens(expert), main)).sum();
@@ -155,20 +156,22 @@ impl Model<'_> {
         let remote_prefill = remote.seconds.iter().copied().fold(0.0, f64::max);
         let share = self.share_of(layer, &part.remote).min(1.0);
         let local_step = model.curve.seconds(1.0, main);
-        let remote_step = model.curve.seconds(1.0, remote.column) + self.down;
+        let remote_step = model.remote_curve().seconds(1.0, remote.column) + self.down;
         let probabilities = remote_count_probabilities(model.top_k, share);
         let slower = expected_slower_path(&probabilities, local_step, remote_step, self.round_trip());
+        let called = 1.0 - probabilities[0];
+        let prefill_calls = if remote.tokens.iter().any(|tokens| *tokens > 0.0) { 1.0 } else { 0.0 };
+        let fixed = fixed.plus(Seconds { prefill: prefill_calls * self.send, step: called * self.send });
         LayerEvaluation {
-            prefill: model.fixed_prefill + local_prefill.max(remote_prefill),
-            decode: model.fixed_decode + slower,
+            prefill: fixed.prefill + local_prefill.max(remote_prefill),
+            decode: fixed.step + slower,
             local_prefill,
             remote_prefill,
             replica_seconds: remote.seconds,
             replica_tokens: remote.tokens,
             replica_load: remote.loads,
             load_bound: remote.load_bound,
-            remote_decode_billed: model.per_token() * share * remote_step
-                + (1.0 - probabilities[0]) * self.round_trip(),
+            remote_decode_billed: model.per_token() * share * remote_step + called * self.round_trip(),
             remote_share: share,
             needed_bytes: match part.remote.len() {
                 0 => 0.0,
@@ -247,7 +250,8 @@ impl Remote {
     fn new(model: &Model<'_>, index: usize, part: &LayerPlan) -> Self {
         let layer = &model.layers[index];
         let shares = &model.shares[index];
-        let column = layer.curve.column(part.memory_bytes / GB);
+        let curve = layer.remote_curve();
+        let column = curve.column(part.memory_bytes / GB);
         if part.remote.is_empty() {
             return Self { column, seconds: vec![], tokens: vec![], loads: vec![], load_bound: 0.0 };
         }
@@ -256,7 +260,7 @@ impl Remote {
             .iter()
             .map(|expert| model.input * layer.per_token() * shares[*expert as usize])
             .collect();
-        let computing: Vec<f64> = tokens.iter().map(|tokens| layer.curve.seconds(*tokens, column)).collect();
+        let computing: Vec<f64> = tokens.iter().map(|tokens| curve.seconds(*tokens, column)).collect();
         let both_ways = model.up + model.down;
         let weights: Vec<f64> =
             tokens.iter().zip(&computing).map(|(tokens, seconds)| seconds + tokens * both_ways).collect();

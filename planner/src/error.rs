@@ -12,13 +12,24 @@ pub struct FieldError {
     pub message: String,
 }
 
+/// Longest field and longest message in bytes: they quote what somebody wrote.
+const FIELD_BYTES: usize = 200;
+const MESSAGE_BYTES: usize = 1000;
+
+/// At most `limit` bytes of `text`, whole characters.
+fn shown(mut text: String, limit: usize) -> String {
+    let end = (0..=limit.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    text.truncate(end.unwrap_or(0));
+    text
+}
+
 fn render(field: &str, message: &str) -> String {
     if field.is_empty() { message.to_owned() } else { format!("{field} {message}") }
 }
 
 impl FieldError {
     pub(crate) fn new(field: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { field: field.into(), message: message.into() }
+        Self { field: shown(field.into(), FIELD_BYTES), message: shown(message.into(), MESSAGE_BYTES) }
     }
 
     /// From a parser that knows where it stood.

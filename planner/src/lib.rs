@@ -14,6 +14,7 @@ extern crate self as remoe_planner;
 #[path = "../tests/generate/mod.rs"]
 mod generate;
 
+mod account;
 mod baselines;
 mod check;
 mod choose;
@@ -43,6 +44,7 @@ mod sizes;
 mod stress;
 mod tables;
 
+pub use account::{Account, Expected, MainSize, Measured};
 pub use baselines::{Baseline, Baselines};
 pub use choose::{Answer, Options, Preallocation, Remote, evaluate, preallocate, solve};
 pub use continuous::{Continuous, Fit, Refusal};
@@ -56,8 +58,8 @@ pub use lpt::{Replica, load_bound, longest_first};
 pub use plan::{LayerPlan, Plan, PlanDraft};
 pub use preallocate::WalkStep;
 pub use problem::{
-    Affine, Billing, CpuProfile, GpuProfile, Layer, Limits, Pricing, Problem, Request, SizeRange, Slo, Specs,
-    Transport,
+    Affine, Billing, CpuProfile, Device, GpuProfile, Layer, Limits, Pricing, Problem, Request, SizeRange,
+    Slo, Specs, Transport,
 };
 pub use search::Counters;
 pub use selection::Selection;

@@ -3,7 +3,7 @@
 
 use crate::curve::Curve;
 use crate::error::FieldError;
-use crate::problem::{Billing, Problem};
+use crate::problem::{Billing, Device, Layer, Problem};
 use crate::sizes::GB;
 use std::borrow::Cow;
 
@@ -28,6 +28,8 @@ pub(crate) struct Model<'p> {
     pub(crate) down: f64,
     /// Seconds per invocation.
     pub(crate) invoke: f64,
+    /// Seconds of the main function per layer that is called.
+    pub(crate) send: f64,
     /// Memory of the device in bytes (M^g; Remoe paper, equation 7).
     pub(crate) gpu_bytes: f64,
     /// Dollars per second of that.
@@ -46,15 +48,76 @@ pub(crate) struct LayerModel {
     pub(crate) experts: usize,
     pub(crate) top_k: usize,
     pub(crate) expert_bytes: f64,
-    /// Seconds of one expert on CPUs.
+    /// Seconds of one expert on the main function's CPUs.
     pub(crate) curve: Curve,
-    /// Prefill seconds that no decision changes: the non-expert part and two moves.
-    pub(crate) fixed_prefill: f64,
-    /// The same of one decode step.
-    pub(crate) fixed_decode: f64,
+    /// The same on a remote function's, where it differs.
+    remote: Option<Curve>,
+    rest: Rest,
+}
+
+/// The non-expert part and two moves of hidden states.
+#[derive(Debug)]
+enum Rest {
+    /// On a device: always the same.
+    Device(Seconds),
+    /// On the main function's CPUs: seconds over tokens and vCPUs, and the moves.
+    Cpus { curve: Curve, input: f64, moves: Seconds },
+}
+
+/// Seconds of a prefill and of one decode step.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Seconds {
+    pub(crate) prefill: f64,
+    pub(crate) step: f64,
+}
+
+impl Seconds {
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self { prefill: self.prefill + other.prefill, step: self.step + other.step }
+    }
 }
 
 impl LayerModel {
+    fn new(layer: &Layer, problem: &Problem) -> Self {
+        let input = problem.request.input_tokens;
+        let moves = Seconds {
+            prefill: 2.0 * problem.swap_seconds.at(input),
+            step: 2.0 * problem.swap_seconds.at(1.0),
+        };
+        let on_cpus = layer.cpu_nonexpert_seconds.as_ref().filter(|_| problem.device == Device::Cpu);
+        Self {
+            experts: layer.experts as usize,
+            top_k: layer.top_k as usize,
+            expert_bytes: layer.expert_bytes,
+            curve: Curve::of_cpu(&layer.expert_seconds),
+            remote: layer.remote_expert_seconds.as_ref().map(Curve::of_cpu),
+            rest: match on_cpus {
+                Some(profile) => Rest::Cpus { curve: Curve::of_cpu(profile), input, moves },
+                None => Rest::Device(Seconds {
+                    prefill: layer.nonexpert_prefill_seconds.at(input) + moves.prefill,
+                    step: layer.nonexpert_decode_seconds + moves.step,
+                }),
+            },
+        }
+    }
+
+    /// Seconds of one expert on a remote function's CPUs.
+    pub(crate) fn remote_curve(&self) -> &Curve {
+        self.remote.as_ref().unwrap_or(&self.curve)
+    }
+
+    /// Seconds of everything but routed experts, in a main function with `main_bytes`.
+    pub(crate) fn fixed(&self, main_bytes: f64) -> Seconds {
+        match &self.rest {
+            Rest::Device(seconds) => *seconds,
+            Rest::Cpus { curve, input, moves } => {
+                let column = curve.column(main_bytes / GB);
+                Seconds { prefill: curve.seconds(*input, column), step: curve.seconds(1.0, column) }
+                    .plus(*moves)
+            }
+        }
+    }
+
     /// Top-k as a number.
     pub(crate) fn per_token(&self) -> f64 {
         self.top_k as f64
@@ -68,14 +131,7 @@ impl<'p> Model<'p> {
         let (input, output) = (request.input_tokens, request.output_tokens);
         let memory_input = request.max_input_tokens.unwrap_or(input);
         let memory_tokens = memory_input + request.max_output_tokens.unwrap_or(output);
-        let layers = problem.layers.iter().map(|layer| LayerModel {
-            experts: layer.experts as usize,
-            top_k: layer.top_k as usize,
-            expert_bytes: layer.expert_bytes,
-            curve: Curve::of_cpu(&layer.expert_seconds),
-            fixed_prefill: layer.nonexpert_prefill_seconds.at(input) + 2.0 * problem.swap_seconds.at(input),
-            fixed_decode: layer.nonexpert_decode_seconds + 2.0 * problem.swap_seconds.at(1.0),
-        });
+        let layers = problem.layers.iter().map(|layer| LayerModel::new(layer, problem));
         let cache: f64 = problem.layers.iter().map(|layer| layer.kv_bytes_per_token).sum();
         let nonexpert: f64 = problem.layers.iter().map(|layer| layer.nonexpert_bytes).sum();
         let gpu_bytes = memory_tokens * (problem.token_bytes + cache) + nonexpert + problem.head_bytes;
@@ -90,6 +146,7 @@ impl<'p> Model<'p> {
             up: transport.token_bytes_up / transport.bytes_per_second,
             down: transport.token_bytes_down / transport.bytes_per_second,
             invoke: transport.invoke_seconds,
+            send: transport.send_seconds,
             gpu_bytes,
             gpu_rate: problem.pricing.gpu_rate(gpu_bytes),
             cpu_price: problem.pricing.cpu_per_gb_second,

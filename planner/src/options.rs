@@ -3,7 +3,7 @@
 //! An option with several replicas needs an assignment of experts to them, which is by far the most
 //! expensive figure here. Until somebody cannot do without it, the option is known by a lower bound.
 
-use crate::model::Model;
+use crate::model::{Model, Seconds};
 use crate::remote_set::{RemoteSet, Stressed};
 use crate::sizes::{BYTE_SLACK, GB, first_at_least};
 use crate::tables::LayerTable;
@@ -27,6 +27,8 @@ pub(crate) struct Prices {
 /// What one main size means for a layer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Local {
+    /// Everything but routed experts.
+    pub(crate) fixed: Seconds,
     /// Prefill seconds of the local experts.
     pub(crate) prefill: f64,
     /// Seconds of one local expert in a decode step.
@@ -261,7 +263,7 @@ impl<'m> LayerOptions<'m> {
         for (index, memory) in self.sizes().enumerate() {
             let (work, billed) = (self.work[index], self.decode_billed[index]);
             let column = self.table.remote[memory];
-            let curve = &model.layers[self.layer].curve;
+            let curve = model.layers[self.layer].remote_curve();
             let alone = heaviest.map_or(0.0, |(tokens, row)| {
                 curve.at(row, column) + tokens * model.down + tokens.min(model.input) * model.up
             });
@@ -319,16 +321,24 @@ impl<'m> LayerOptions<'m> {
         let prefill = column.of(self.table.stay(self.count));
         let stressed_prefill =
             self.stressed.as_ref().map_or(prefill, |stressed| column.of(ArrayView1::from(&stressed.local)));
-        Local { prefill, step: self.table.main_step[main], stressed_prefill }
+        // The set's share, not its size or replicas, says how often it is called.
+        let called = 1.0 - (1.0 - self.expected.share).powi(self.model.layers[self.layer].top_k as i32);
+        let calls = if self.expected.token_sum > 0.0 { 1.0 } else { 0.0 };
+        let send = Seconds { prefill: calls * self.model.send, step: called * self.model.send };
+        Local {
+            fixed: self.table.fixed[main].plus(send),
+            prefill,
+            step: self.table.main_step[main],
+            stressed_prefill,
+        }
     }
 
     /// The least times that any option can have, each by itself.
     pub(crate) fn fastest(&self, local: Local) -> (f64, f64) {
-        let layer = &self.model.layers[self.layer];
         let remote = self.table.remote_step.last().copied().unwrap_or(0.0);
         (
-            layer.fixed_prefill + local.prefill.max(self.least_seconds),
-            layer.fixed_decode + self.expected.path.seconds(local.step, remote),
+            local.fixed.prefill + local.prefill.max(self.least_seconds),
+            local.fixed.step + self.expected.path.seconds(local.step, remote),
         )
     }
 
@@ -364,7 +374,6 @@ impl<'m> LayerOptions<'m> {
         if self.stressed.is_some() {
             return self.cheapest_stressed_cell(prices, local);
         }
-        let layer = &self.model.layers[self.layer];
         let (prefill, step) = (prices.prefill + prices.limit_prefill, prices.step + prices.limit_step);
         let mut best = (0, f64::INFINITY);
         for (index, (cells, decode)) in self.cells.chunks_exact(self.replicas).zip(&self.decode).enumerate() {
@@ -380,7 +389,7 @@ impl<'m> LayerOptions<'m> {
                 }
             }
         }
-        (best.0, best.1 + prefill * layer.fixed_prefill + step * layer.fixed_decode)
+        (best.0, best.1 + prefill * local.fixed.prefill + step * local.fixed.step)
     }
 
     fn cheapest_stressed_cell(&self, prices: Prices, local: Local) -> (usize, f64) {
@@ -395,18 +404,17 @@ impl<'m> LayerOptions<'m> {
     }
 
     fn terms_of(&self, cell: usize, local: Local) -> Terms {
-        let layer = &self.model.layers[self.layer];
         let figures = self.cells[cell];
         let size = cell / self.replicas;
-        let prefill = layer.fixed_prefill + local.prefill.max(figures.seconds);
-        let step = layer.fixed_decode + self.decode[size];
+        let prefill = local.fixed.prefill + local.prefill.max(figures.seconds);
+        let step = local.fixed.step + self.decode[size];
         let (mut limit_prefill, mut limit_step) = (prefill, step);
         if let Some(stressed) = &self.stressed {
             let slower = local.stressed_prefill.max(figures.stressed_seconds);
-            limit_prefill = limit_prefill.max(layer.fixed_prefill + slower);
+            limit_prefill = limit_prefill.max(local.fixed.prefill + slower);
             let remote = self.table.remote_step[self.first + size];
             let decode = stressed.set.path.seconds(local.step, remote);
-            limit_step = limit_step.max(layer.fixed_decode + decode);
+            limit_step = limit_step.max(local.fixed.step + decode);
         }
         Terms { prefill, step, bill: figures.bill, limit_prefill, limit_step }
     }

@@ -63,7 +63,12 @@ impl<'m> Placement<'m> {
             Side::Local => {
                 let table = &self.tables[layer];
                 let prefill = table.main[main].of(table.stay(0));
-                Local { prefill, step: table.main_step[main], stressed_prefill: prefill }
+                Local {
+                    fixed: table.fixed[main],
+                    prefill,
+                    step: table.main_step[main],
+                    stressed_prefill: prefill,
+                }
             }
         }
     }
@@ -71,8 +76,8 @@ impl<'m> Placement<'m> {
     /// The terms of a layer without remote experts.
     pub(crate) fn local_terms(&self, layer: usize, local: Local) -> Terms {
         let layer = &self.model.layers[layer];
-        let prefill = layer.fixed_prefill + local.prefill;
-        let step = layer.fixed_decode + layer.per_token() * local.step;
+        let prefill = local.fixed.prefill + local.prefill;
+        let step = local.fixed.step + layer.per_token() * local.step;
         Terms { prefill, step, bill: 0.0, limit_prefill: prefill, limit_step: step }
     }
 
@@ -104,9 +109,8 @@ impl<'m> Placement<'m> {
         }
     }
 
-    /// No plan with a main size from `low` to `high` costs less; infinite where none keeps the
-    /// limits. Takes every term at its own best.
-    pub(crate) fn quick_bound(&self, low: usize, high: usize) -> f64 {
+    /// The sum of every layer's terms, each term at its own best, with the main size at `high`.
+    fn least(&self, high: usize) -> Terms {
         let mut least = Terms::default();
         for layer in 0..self.layers.len() {
             let local = self.local(layer, high);
@@ -120,6 +124,13 @@ impl<'m> Placement<'m> {
                 }
             }
         }
+        least
+    }
+
+    /// No plan with a main size from `low` to `high` costs less; infinite where none keeps the
+    /// limits. Takes every term at its own best.
+    pub(crate) fn quick_bound(&self, low: usize, high: usize) -> f64 {
+        let least = self.least(high);
         let (prefill, step) = self.limits();
         // The last bits of a bound are not worth a plan.
         if least.prefill > prefill * (1.0 + 1e-12) || least.step > step * (1.0 + 1e-12) {
@@ -159,19 +170,7 @@ impl<'m> Placement<'m> {
     fn reserved_bound(&mut self, low: usize, high: usize) -> f64 {
         let output = self.model.output;
         let main_rate = self.model.main_rate(self.model.main_sizes[low]);
-        let mut least = Terms::default();
-        for layer in 0..self.layers.len() {
-            let local = self.local(layer, high);
-            match &self.layers[layer] {
-                Side::Local => least = least.plus(&self.local_terms(layer, local)),
-                Side::Remote(options) => {
-                    let (prefill, step) = options.fastest(local);
-                    least.prefill += prefill;
-                    least.step += step;
-                    least.bill += options.least_bill();
-                }
-            }
-        }
+        let least = self.least(high);
         let (seconds, rate) = (least.prefill + output * least.step, main_rate + least.bill);
         let price = rate / seconds.max(f64::MIN_POSITIVE);
         let prices =

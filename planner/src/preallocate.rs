@@ -4,7 +4,7 @@
 use crate::cost::{TPOT_SLACK, TTFT_SLACK};
 use crate::curve::{Column, Row};
 use crate::hoeffding::assignments_bound;
-use crate::model::{LayerModel, Model};
+use crate::model::{LayerModel, Model, Seconds};
 use crate::plan::whole_bytes;
 use crate::sizes::{BYTE_SLACK, GB, first_at_least};
 use serde::{Serialize, Serializer};
@@ -87,12 +87,6 @@ struct WorstLayer<'m> {
     local_per_token: f64,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Seconds {
-    prefill: f64,
-    step: f64,
-}
-
 impl<'m> WorstLayer<'m> {
     fn new(model: &'m Model<'_>, layer: &'m LayerModel, remote: usize) -> Self {
         let local = layer.experts - remote;
@@ -140,15 +134,16 @@ fn worst_remote(model: &Model<'_>, layer: &LayerModel, remote: usize) -> Seconds
     let set = remote as f64;
     let experts = layer.experts as f64;
     let bound = |tokens| assignments_bound(tokens, set, layer.per_token(), experts);
-    let column = layer.curve.column(model.problem.specs.remote.largest() / GB);
+    let curve = layer.remote_curve();
+    let column = curve.column(model.problem.specs.remote.largest() / GB);
     let rows = bound(model.input);
-    let prefill = set * layer.curve.seconds(rows / set, column)
+    let prefill = set * curve.seconds(rows / set, column)
         + rows * model.down
         + model.input.min(rows) * model.up
         + model.invoke;
     let step = if model.output > 0.0 {
         let per_step = bound(model.output) / model.output;
-        per_step * (layer.curve.seconds(1.0, column) + model.down) + model.round_trip()
+        per_step * (curve.seconds(1.0, column) + model.down) + model.round_trip()
     } else {
         0.0
     };
@@ -183,8 +178,10 @@ impl<'m> WorstCase<'m> {
         let mut step = 0.0;
         for layer in &self.layers {
             let slower = layer.slower_path(main_bytes);
-            prefill += layer.model.fixed_prefill + slower.prefill;
-            step += layer.model.fixed_decode + slower.step;
+            let send = if layer.remote.is_some() { self.model.send } else { 0.0 };
+            let fixed = layer.model.fixed(main_bytes).plus(Seconds { prefill: send, step: send });
+            prefill += fixed.prefill + slower.prefill;
+            step += fixed.step + slower.step;
         }
         (prefill, if self.model.output > 0.0 { step } else { 0.0 })
     }

@@ -12,6 +12,9 @@ pub struct Problem {
     /// Version of this form: 1.
     #[serde(default = "first_version")]
     pub version: u32,
+    /// Where the non-expert part runs.
+    #[serde(default)]
+    pub device: Device,
     /// The request, or a workload class's typical one.
     pub request: Request,
     /// Predicted share of each layer's token-to-expert assignments, per layer and expert; each row
@@ -83,14 +86,30 @@ pub struct Layer {
     pub nonexpert_prefill_seconds: Affine,
     /// Decode seconds of the non-expert part on the device, per token.
     pub nonexpert_decode_seconds: f64,
-    /// Seconds of one expert on CPUs.
+    /// Seconds of one expert on CPUs, in the main function.
     pub expert_seconds: CpuProfile,
+    /// Seconds of one expert in a remote function, where that differs: other machines, or a CPU quota
+    /// that idle functions save up. `expert_seconds` where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remote_expert_seconds: Option<CpuProfile>,
     /// Seconds of one expert on the GPU; two baselines need it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_expert_seconds: Option<GpuProfile>,
-    /// Seconds of the non-expert part on CPUs; one baseline needs it.
+    /// Seconds of the non-expert part on CPUs; one baseline needs it, and the device `cpu`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_nonexpert_seconds: Option<CpuProfile>,
+}
+
+/// Where the non-expert part of the main function runs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Device {
+    /// A device of its own, whose times no size of the main function changes.
+    #[default]
+    Gpu,
+    /// The main function's CPUs: its size changes these times too. They are
+    /// [`Layer::cpu_nonexpert_seconds`] then.
+    Cpu,
 }
 
 /// `base + per_token * tokens`, in seconds.
@@ -141,6 +160,10 @@ pub struct Transport {
     pub bytes_per_second: f64,
     /// Seconds of one invocation besides transfer and computation.
     pub invoke_seconds: f64,
+    /// Seconds that the main function takes to send one layer's calls, before it goes on with its own
+    /// work.
+    #[serde(default)]
+    pub send_seconds: f64,
 }
 
 /// Prices in dollars.

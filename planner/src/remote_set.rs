@@ -52,7 +52,7 @@ impl<'m> RemoteSet<'m> {
     /// Assigns the set to replicas, the longest first, as [`crate::longest_first`] does.
     pub(crate) fn split(&self, choice: Choice) -> Split {
         let model = self.model;
-        let slice = model.layers[self.layer].curve.slice(self.table.remote[choice.memory]);
+        let slice = model.layers[self.layer].remote_curve().slice(self.table.remote[choice.memory]);
         let both_ways = model.up + model.down;
         let mut items: Vec<(f64, u32, f64, f64)> = self
             .rows
@@ -113,10 +113,10 @@ impl<'m> Stressed<'m> {
         count: usize,
         factor: f64,
     ) -> Self {
-        let curve = &model.layers[layer].curve;
+        let (curve, remote_curve) = (&model.layers[layer].curve, model.layers[layer].remote_curve());
         let (up, down) = stressed_scales(table.share[count], factor);
         let tokens: Vec<f64> = table.tokens[..count].iter().map(|tokens| tokens * up).collect();
-        let rows: Vec<Row> = tokens.iter().map(|tokens| curve.row(*tokens)).collect();
+        let rows: Vec<Row> = tokens.iter().map(|tokens| remote_curve.row(*tokens)).collect();
         let mut local = vec![0.0; curve.columns()];
         for tokens in &table.tokens[count..] {
             let row = curve.row(tokens * down);

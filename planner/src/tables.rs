@@ -4,8 +4,8 @@
 //! vCPU columns, so that prefix and suffix sums at those columns give the time of every remote or
 //! local set on every size in constant time.
 
-use crate::curve::{Column, Row};
-use crate::model::Model;
+use crate::curve::{Column, Curve, Row};
+use crate::model::{Model, Seconds};
 use crate::selection::by_use;
 use crate::sizes::GB;
 use ndarray::Array2;
@@ -17,6 +17,7 @@ pub(crate) struct LayerTable {
     pub(crate) order: Vec<u32>,
     /// Expected prefill tokens of each, in that order.
     pub(crate) tokens: Vec<f64>,
+    /// Where those stand on the remote curve.
     pub(crate) rows: Vec<Row>,
     /// Share of the first experts, by how many.
     pub(crate) share: Vec<f64>,
@@ -29,6 +30,8 @@ pub(crate) struct LayerTable {
     /// Where main and remote sizes stand between the columns.
     pub(crate) main: Vec<Column>,
     pub(crate) remote: Vec<Column>,
+    /// Seconds of everything but routed experts on each main size.
+    pub(crate) fixed: Vec<Seconds>,
     /// Seconds of one token on each main size.
     pub(crate) main_step: Vec<f64>,
     /// The same on each remote size, with the way back.
@@ -38,31 +41,40 @@ pub(crate) struct LayerTable {
 impl LayerTable {
     pub(crate) fn new(model: &Model<'_>, layer: usize) -> Self {
         let parts = &model.layers[layer];
-        let curve = &parts.curve;
+        let (curve, remote_curve) = (&parts.curve, parts.remote_curve());
         let order = by_use(model, layer);
         let shares: Vec<f64> = order.iter().map(|expert| model.shares[layer][*expert as usize]).collect();
         let tokens: Vec<f64> = shares.iter().map(|share| model.input * parts.per_token() * share).collect();
-        let rows: Vec<Row> = tokens.iter().map(|tokens| curve.row(*tokens)).collect();
-        let (experts, columns) = (order.len(), curve.columns());
-        let mut away = Array2::zeros((experts + 1, columns));
-        let mut stay = Array2::zeros((experts + 1, columns));
-        for column in 0..columns {
+        let rows: Vec<Row> = tokens.iter().map(|tokens| remote_curve.row(*tokens)).collect();
+        let experts = order.len();
+        let mut away = Array2::zeros((experts + 1, remote_curve.columns()));
+        for column in 0..remote_curve.columns() {
             for (index, row) in rows.iter().enumerate() {
-                away[(index + 1, column)] = away[(index, column)] + curve.at_column(*row, column);
-            }
-            for (index, row) in rows.iter().enumerate().rev() {
-                stay[(index, column)] = stay[(index + 1, column)] + curve.at_column(*row, column);
+                away[(index + 1, column)] = away[(index, column)] + remote_curve.at_column(*row, column);
             }
         }
-        let columns_of =
-            |sizes: &[f64]| -> Vec<Column> { sizes.iter().map(|bytes| curve.column(bytes / GB)).collect() };
-        let (main, remote) = (columns_of(&model.main_sizes), columns_of(&model.remote_sizes));
-        let one = curve.row(1.0);
+        let mut stay = Array2::zeros((experts + 1, curve.columns()));
+        for column in 0..curve.columns() {
+            for (index, tokens) in tokens.iter().enumerate().rev() {
+                let row = curve.row(*tokens);
+                stay[(index, column)] = stay[(index + 1, column)] + curve.at_column(row, column);
+            }
+        }
+        let columns_of = |curve: &Curve, sizes: &[f64]| -> Vec<Column> {
+            sizes.iter().map(|bytes| curve.column(bytes / GB)).collect()
+        };
+        let main = columns_of(curve, &model.main_sizes);
+        let remote = columns_of(remote_curve, &model.remote_sizes);
+        let (one, remote_one) = (curve.row(1.0), remote_curve.row(1.0));
         Self {
             share: prefix_sums(&shares),
             token_sum: prefix_sums(&tokens),
+            fixed: model.main_sizes.iter().map(|bytes| parts.fixed(*bytes)).collect(),
             main_step: main.iter().map(|column| curve.at(one, *column)).collect(),
-            remote_step: remote.iter().map(|column| curve.at(one, *column) + model.down).collect(),
+            remote_step: remote
+                .iter()
+                .map(|column| remote_curve.at(remote_one, *column) + model.down)
+                .collect(),
             order,
             tokens,
             rows,

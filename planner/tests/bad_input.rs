@@ -79,6 +79,18 @@ fn each_bad_value_is_named() {
             with(&[("/layers/0/gpu_expert_seconds/seconds/0", json!(-1))]),
             "layers[0].gpu_expert_seconds.seconds[0]",
         ),
+        (
+            with(&[(
+                "/layers/0/remote_expert_seconds",
+                json!({"vcpus": [1], "tokens": [2], "seconds": [[0.1]]}),
+            )]),
+            "layers[0].remote_expert_seconds.tokens[0]",
+        ),
+        (
+            with(&[("/device", json!("cpu")), ("/layers/1/cpu_nonexpert_seconds", json!(null))]),
+            "layers[1].cpu_nonexpert_seconds",
+        ),
+        (with(&[("/device", json!("tpu"))]), "device"),
         (with(&[("/layers", json!([]))]), "layers"),
         (with(&[("/request/input_tokens", json!(0))]), "request.input_tokens"),
         (with(&[("/request/output_tokens", json!(-1))]), "request.output_tokens"),

@@ -7,8 +7,8 @@ mod generate;
 use generate::{Random, Shape, model_problem, small_problem};
 use proptest::prelude::*;
 use remoe_planner::{
-    Answer, Options, PlanDraft, PlanError, Problem, Remote, assignments_bound, evaluate, load_bound,
-    longest_first, paper_bound, solve,
+    Affine, Answer, CpuProfile, Device, Options, PlanDraft, PlanError, Problem, Remote, assignments_bound,
+    evaluate, load_bound, longest_first, paper_bound, solve,
 };
 
 fn problems() -> impl Strategy<Value = Problem> {
@@ -54,6 +54,40 @@ proptest! {
             prop_assert!(layer.prefill >= layer.local_prefill.max(slowest));
             let load = layer.replica_load.iter().copied().fold(0.0, f64::max);
             prop_assert!(load <= layer.load_bound * (1.0 + 1e-12));
+        }
+    }
+
+    #[test]
+    fn equal_machines_make_equal_plans(problem in problems()) {
+        let mut device = problem;
+        device.device = Device::Gpu;
+        device.swap_seconds = Affine { base: 0.0, per_token: 0.0 };
+        let mut cpus = device.clone();
+        cpus.device = Device::Cpu;
+        let input = device.request.input_tokens;
+        for (on_device, on_cpus) in device.layers.iter_mut().zip(&mut cpus.layers) {
+            // A prompt of one token is a decode step.
+            if input == 1.0 {
+                on_device.nonexpert_decode_seconds = on_device.nonexpert_prefill_seconds.at(1.0);
+            }
+            let mut rows = vec![(1.0, on_device.nonexpert_decode_seconds)];
+            if input > 1.0 {
+                rows.push((input, on_device.nonexpert_prefill_seconds.at(input)));
+            }
+            on_cpus.cpu_nonexpert_seconds = Some(CpuProfile {
+                vcpus: vec![0.5, 4.0],
+                tokens: rows.iter().map(|(tokens, _)| *tokens).collect(),
+                seconds: rows.iter().map(|(_, seconds)| vec![*seconds; 2]).collect(),
+            });
+            on_device.remote_expert_seconds = None;
+            on_cpus.remote_expert_seconds = Some(on_cpus.expert_seconds.clone());
+        }
+        let answers = (solved(&device, &Options::default()), solved(&cpus, &Options::default()));
+        if let (Some(on_device), Some(on_cpus)) = &answers {
+            prop_assert!(close(on_device.evaluation.total_cost, on_cpus.evaluation.total_cost));
+            prop_assert_eq!(&on_device.plan, &on_cpus.plan);
+        } else {
+            prop_assert!(answers.0.is_none() && answers.1.is_none());
         }
     }
 

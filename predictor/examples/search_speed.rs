@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Without arguments: 5,000 prompts of 2,048 elements and 500,000 of 512. Each vector is what all have in
-//! common, plus a place near that of one of 100 topics in 16 dimensions, plus noise, so that similarities
+//! common, plus a place near that of one of 100 topics in 96 dimensions, plus noise, so that similarities
 //! crowd near 1 and neighbourhoods overlap as those of real prompts do. Brute force is timed on one thread, as the tree is.
 
 #![allow(clippy::print_stdout)]
@@ -21,8 +21,8 @@ use remoe_predictor::{
 use std::time::Instant;
 
 const TOPICS: u64 = 100;
-/// Dimensions that prompts really differ in.
-const LATENT: u64 = 16;
+/// Dimensions that prompts really differ in: more than a sketch has.
+const LATENT: u64 = 96;
 const QUERIES: usize = 200;
 const ALPHA: usize = 15;
 /// Shares of a model with 26 layers of 64 experts, as DeepSeek-V2-Lite has; at 500,000 prompts of one layer, to

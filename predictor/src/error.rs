@@ -67,3 +67,18 @@ impl PredictError {
         if expected == found { Ok(()) } else { Err(Self::Size { what, expected, found }) }
     }
 }
+
+/// Bytes of a text from a file that a message quotes, at most: it can be as long as the file.
+const QUOTED_BYTES: usize = 500;
+
+/// The beginning of a text that a message quotes.
+pub(crate) fn quoted(text: impl Into<String>) -> String {
+    let mut text = text.into();
+    if let Some(end) = (0..=QUOTED_BYTES).rev().find(|&end| text.is_char_boundary(end))
+        && end < text.len()
+    {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}

@@ -155,16 +155,11 @@ impl History {
 
     /// The prompts of `slots` alone, in their order.
     pub(crate) fn gather(&self, slots: &[u32]) -> Self {
-        let rows = |of: &Rows| {
-            let mut values = Vec::with_capacity(slots.len() * of.width());
-            slots.iter().for_each(|&slot| values.extend_from_slice(of.row(slot as usize)));
-            Rows::from_values(of.width(), values)
-        };
         Self {
             layers: self.layers,
             experts: self.experts,
-            vectors: rows(&self.vectors),
-            shares: rows(&self.shares),
+            vectors: self.vectors.gather(slots),
+            shares: self.shares.gather(slots),
             prompts: slots.iter().map(|&slot| self.prompt(slot).into()).collect(),
             free: Vec::new(),
         }

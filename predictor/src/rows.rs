@@ -32,7 +32,7 @@ impl Rows {
 
     /// Rows in `bytes`; they are copied only where `bytes` is not aligned.
     pub(crate) fn from_bytes(what: &'static str, width: usize, bytes: Bytes) -> Result<Self, PredictError> {
-        if width == 0 || !bytes.len().is_multiple_of(width * 4) {
+        if !bytes.len().is_multiple_of(width * 4) {
             let expected = bytes.len().next_multiple_of(width.max(1) * 4);
             return Err(PredictError::Size { what, expected, found: bytes.len() });
         }
@@ -63,6 +63,13 @@ impl Rows {
     pub(crate) fn row(&self, index: usize) -> &[f32] {
         let start = index * self.width;
         self.values().get(start..start + self.width).unwrap_or_default()
+    }
+
+    /// The rows of `indices` alone, in their order.
+    pub(crate) fn gather(&self, indices: &[u32]) -> Self {
+        let mut values = Vec::with_capacity(indices.len() * self.width);
+        indices.iter().for_each(|&index| values.extend_from_slice(self.row(index as usize)));
+        Self::from_values(self.width, values)
     }
 
     /// Writes row `index`, at most one beyond the last.

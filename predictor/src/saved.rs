@@ -4,7 +4,7 @@
 //! key `remoe`) for everything small. Python reads it with `safetensors.numpy.load_file`.
 
 use crate::embedding::Embedding;
-use crate::error::PredictError;
+use crate::error::{PredictError, quoted};
 use crate::history::History;
 use crate::predictor::Popularity;
 use crate::record::RecordHeader;
@@ -13,7 +13,7 @@ use crate::shares::Shares;
 use crate::similar::{Index, SimilarPrompts};
 use crate::tokens::TokenTable;
 use crate::training::{Parts, Trained, Tuning};
-use crate::tree::{Clustering, Tree, TreeOptions, TreeParts};
+use crate::tree::{Clustering, Sketches, Tree, TreeOptions, TreeParts};
 use bytes::Bytes;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::{Deserialize, Serialize};
@@ -24,7 +24,7 @@ use zerocopy::IntoBytes;
 /// Metadata key of the JSON text.
 const KEY: &str = "remoe";
 /// Version of the file.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// The JSON text.
 #[derive(Serialize, Deserialize)]
@@ -38,13 +38,46 @@ struct Manifest {
     alpha: usize,
     beta: usize,
     breadth: usize,
+    rerank: usize,
     forks: usize,
     seed: u64,
     tuning: Tuning,
 }
 
+/// Only what has to be known before anything else is believed.
+#[derive(Deserialize)]
+struct Preamble {
+    version: u32,
+}
+
+impl Manifest {
+    /// Of a file of this version.
+    fn of(bytes: &[u8]) -> Result<Self, PredictError> {
+        let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(saved)?;
+        let text = metadata.metadata().as_ref().and_then(|metadata| metadata.get(KEY));
+        let text = text.ok_or_else(|| saved("the file was not written by `remoe predictor build`"))?;
+        let Preamble { version } = serde_json::from_str(text).map_err(saved)?;
+        if version != VERSION {
+            return Err(saved(format!("version {version} cannot be read, only {VERSION}; build it again")));
+        }
+        serde_json::from_str(text).map_err(saved)
+    }
+
+    /// The model, as records name it.
+    fn header(&self) -> RecordHeader {
+        RecordHeader {
+            model: self.model.clone(),
+            layers: self.layers.clone(),
+            experts: self.experts,
+            top_k: self.top_k,
+            dtype: self.dtype.clone(),
+            tokens: false,
+        }
+    }
+}
+
 fn saved(message: impl std::fmt::Display) -> PredictError {
-    PredictError::Saved(message.to_string())
+    PredictError::Saved(quoted(message.to_string()))
 }
 
 impl Trained {
@@ -68,9 +101,9 @@ impl Trained {
         }
         let cells = history.layers() * history.experts();
         let hidden = history.vectors.width();
-        let floats = |values: &[f32], width: usize| (Dtype::F32, vec![values.len() / width, width]);
+        let floats = |values: &[f32], width: usize| (Dtype::F32, vec![values.len() / width.max(1), width]);
         let numbers = |values: &[u32]| (Dtype::U32, vec![values.len()]);
-        let tensors = [
+        let mut tensors = vec![
             ("history.vectors", floats(history.vectors.values(), hidden), history.vectors.as_bytes()),
             ("history.shares", floats(history.shares.values(), cells), history.shares.as_bytes()),
             ("history.offsets", numbers(&offsets), offsets.as_bytes()),
@@ -88,6 +121,12 @@ impl Trained {
                 popularity.shares().values().as_bytes(),
             ),
         ];
+        let sketches = tree.sketches().map(|sketches| sketches.gather(&order));
+        if let Some(sketches) = &sketches {
+            for (name, rows) in [("tree.basis", sketches.basis()), ("tree.sketches", sketches.rows())] {
+                tensors.push((name, floats(rows.values(), rows.width()), rows.as_bytes()));
+            }
+        }
         let views = tensors
             .into_iter()
             .map(|(name, (kind, shape), bytes)| {
@@ -95,7 +134,7 @@ impl Trained {
             })
             .collect::<Result<Vec<_>, PredictError>>()?;
         let RecordHeader { model, layers, experts, top_k, dtype, .. } = self.header.clone();
-        let TreeOptions { beta, breadth, forks, seed } = tree.options();
+        let TreeOptions { beta, breadth, rerank, forks, seed } = tree.options();
         let (alpha, tuning) = (sps.alpha(), self.tuning.clone());
         let manifest = Manifest {
             version: VERSION,
@@ -107,6 +146,7 @@ impl Trained {
             alpha,
             beta,
             breadth,
+            rerank,
             forks,
             seed,
             tuning,
@@ -121,42 +161,29 @@ impl Trained {
     /// # Errors
     /// The file is damaged, of another version, or of another model.
     pub fn from_bytes(bytes: &Bytes, model: &str, embedding: &Embedding) -> Result<Self, PredictError> {
-        let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(saved)?;
-        let text = metadata.metadata().as_ref().and_then(|metadata| metadata.get(KEY));
-        let text = text.ok_or_else(|| saved("the file was not written by `remoe predictor build`"))?;
-        let manifest: Manifest = serde_json::from_str(text).map_err(saved)?;
-        if manifest.version != VERSION {
-            return Err(saved(format!(
-                "version {} cannot be read, only {VERSION}; build it again",
-                manifest.version
-            )));
+        let manifest = Manifest::of(bytes)?;
+        let header = manifest.header();
+        header.check().map_err(saved)?;
+        if header.model != model {
+            let message =
+                format!("it is of model {}, not of {model}; build one for this model", header.model);
+            return Err(saved(message));
         }
-        if manifest.model != model {
-            return Err(saved(format!(
-                "it is of model {}, not of {model}; build one for this model",
-                manifest.model
-            )));
+        if !(manifest.tuning.temperature > 0.0 && manifest.tuning.temperature.is_finite()) {
+            return Err(saved(format!("its temperature is {}", manifest.tuning.temperature)));
         }
         let file = File { bytes, tensors: SafeTensors::deserialize(bytes).map_err(saved)? };
-        let header = RecordHeader {
-            model: manifest.model,
-            layers: manifest.layers,
-            experts: manifest.experts,
-            top_k: manifest.top_k,
-            dtype: manifest.dtype,
-            tokens: false,
-        };
-        header.check().map_err(saved)?;
         let (layers, experts, cells) = (header.layers.len(), header.experts as usize, header.cells());
         let history = file.history(embedding, layers, experts)?;
-        let Manifest { beta, breadth, forks, seed, .. } = manifest;
-        let options = TreeOptions { beta, breadth, forks, seed };
+        let Manifest { beta, breadth, rerank, forks, seed, .. } = manifest;
+        let options = TreeOptions { beta, breadth, rerank, forks, seed };
         let parts =
             TreeParts { parents: file.numbers("tree.parents")?, leaves: file.numbers("tree.leaves")? };
         PredictError::require_size("`tree.leaves`", history.len(), parts.leaves.len())?;
         let medoids = file.rows("tree.medoids", embedding.hidden())?;
         let centre = file.rows("tree.centre", embedding.hidden())?.values().to_vec();
-        let tree = Tree::from_parts(&parts, medoids, centre, Clustering::Centred, options)?;
+        let sketches = options.sketches().then(|| file.sketches(embedding, history.len())).transpose()?;
+        let tree = Tree::from_parts(&parts, medoids, centre, sketches, Clustering::Centred, options)?;
         let index = Index::Tree(Box::new(tree));
         let sps = SimilarPrompts::new("sps", embedding.clone(), Arc::new(history), index, manifest.alpha)?;
         let sps = sps.tempered("sps", manifest.tuning.temperature);
@@ -192,6 +219,12 @@ impl File<'_> {
     fn numbers(&self, name: &'static str) -> Result<Vec<u32>, PredictError> {
         let bytes = self.tensor(name, Dtype::U32)?;
         Ok(bytes.as_chunks().0.iter().map(|number| u32::from_le_bytes(*number)).collect())
+    }
+
+    fn sketches(&self, embedding: &Embedding, slots: usize) -> Result<Sketches, PredictError> {
+        let basis = self.rows("tree.basis", embedding.hidden())?;
+        let rows = self.rows("tree.sketches", basis.len())?;
+        Sketches::from_parts(basis, rows, slots)
     }
 
     fn history(&self, embedding: &Embedding, layers: usize, experts: usize) -> Result<History, PredictError> {

@@ -97,6 +97,24 @@ fn a_gate_that_is_off_learns() {
 }
 
 #[test]
+fn a_gate_that_would_get_worse_stays() {
+    let (weights, states, right) = routed(1000);
+    let mut lookahead = GateLookahead::new(weights, 16, EXPERTS, TOP_K, 1e-6).unwrap();
+    // Nine tenths teach the wrong experts; the last tenth knows better.
+    let shifted = |expert: &u16| (expert + 1) % EXPERTS as u16;
+    let taught = 900 * TOP_K;
+    let actual: Vec<u16> = right[..taught].iter().map(shifted).chain(right[taught..].to_vec()).collect();
+    assert!(!lookahead.fine_tune(&states, &actual, FineTuning::default()).unwrap());
+    assert_eq!(lookahead.predict(&states).unwrap(), right);
+}
+
+#[test]
+fn gates_of_no_width_are_refused() {
+    let none = GateWeights { norm: Vec::new(), gate: Vec::new() };
+    assert!(GateLookahead::new(none, 0, EXPERTS, TOP_K, 1e-6).is_err());
+}
+
+#[test]
 fn correlations_by_hand() {
     let pairs = |values: &[(f64, f64)]| -> Vec<Pair> {
         values.iter().map(|&(prompts, activations)| Pair { prompts, activations }).collect()

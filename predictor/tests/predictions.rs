@@ -20,7 +20,7 @@ fn history(records: &[ActivationRecord]) -> Arc<History> {
     Arc::new(History::of(&support::embedding(), LAYERS, EXPERTS, records).unwrap())
 }
 
-const TREE: TreeOptions = TreeOptions { beta: 12, breadth: 0, forks: 4, seed: 1 };
+const TREE: TreeOptions = TreeOptions { beta: 12, breadth: 0, rerank: 0, forks: 4, seed: 1 };
 
 fn similar(records: &[ActivationRecord], clustering: Clustering) -> SimilarPrompts {
     let name = match clustering {
@@ -173,7 +173,7 @@ fn identical_prompts_terminate_and_agree() {
 #[test]
 fn an_alpha_beyond_the_history_takes_all_of_it() {
     let records = support::records(30, 8);
-    let options = TreeOptions { beta: 101, breadth: 0, forks: 4, seed: 0 };
+    let options = TreeOptions { beta: 101, breadth: 0, rerank: 0, forks: 4, seed: 0 };
     let few = SimilarPrompts::with_tree(
         "sps",
         support::embedding(),

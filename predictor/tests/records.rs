@@ -184,6 +184,9 @@ fn another_model_is_refused_by_name() {
         let error = header.require_same(&other).unwrap_err();
         assert!(matches!(error, RecordError::OtherModel { field: f, .. } if f == field), "{error}");
     }
+    // A message does not become as long as what it speaks of.
+    let many = RecordHeader { layers: (0..4000).collect(), ..header.clone() };
+    assert!(header.require_same(&many).unwrap_err().to_string().len() < 2048);
 }
 
 #[test]

@@ -15,7 +15,7 @@ use remoe_predictor::{
 use std::sync::Arc;
 use support::{EXPERTS, LAYERS, VOCABULARY};
 
-const TREE: TreeOptions = TreeOptions { beta: 12, breadth: 0, forks: 4, seed: 1 };
+const TREE: TreeOptions = TreeOptions { beta: 12, breadth: 40, rerank: 10, forks: 4, seed: 1 };
 const ALPHA: usize = 5;
 
 fn history(records: &[ActivationRecord]) -> Arc<History> {
@@ -59,7 +59,34 @@ fn assert_sound(sps: &SimilarPrompts) {
 fn searches_find_most_of_what_brute_force_finds() {
     let sps = sps(&support::records(800, 1));
     assert_sound(&sps);
-    let all = exhaustive(&sps);
+    // The leaves are tiny here, 12 prompts of 800: one of them by chance holds one in 67.
+    let narrow = grown(TreeOptions { breadth: 0, rerank: 0, ..TREE });
+    let wide = TreeOptions { breadth: 400, rerank: 400, ..TREE };
+    let sketched = TreeOptions { rerank: 50, ..wide };
+    let (narrow, wide, sketched) = (recall(&narrow), recall(&grown(wide)), recall(&grown(sketched)));
+    assert!(narrow > 0.2 && wide > 0.9, "{narrow} {wide}");
+    // Half of the prompts are looked at, a sixteenth is compared in full.
+    assert!(sketched > 0.9 * wide, "{sketched} {wide}");
+}
+
+#[test]
+fn a_search_of_boundless_breadth_is_brute_force() {
+    for (breadth, rerank) in [(usize::MAX, usize::MAX), (usize::MAX, 800), (800, 0)] {
+        let sps = grown(TreeOptions { breadth, rerank, ..TREE });
+        let found = recall(&sps);
+        assert!(if rerank == 0 { found > 0.4 } else { found == 1.0 }, "{breadth} {rerank}: {found}");
+    }
+}
+
+/// Over 800 prompts.
+fn grown(options: TreeOptions) -> SimilarPrompts {
+    let (clustering, past) = (Clustering::Centred, history(&support::records(800, 1)));
+    SimilarPrompts::with_tree("sps", support::embedding(), &past, clustering, options, ALPHA).unwrap()
+}
+
+/// Share of what brute force finds that a search finds.
+fn recall(sps: &SimilarPrompts) -> f64 {
+    let all = exhaustive(sps);
     let (mut found, mut wanted) = (0, 0);
     for record in support::records(100, 2) {
         let truth = all.neighbours(&record.prompt).unwrap();
@@ -69,8 +96,7 @@ fn searches_find_most_of_what_brute_force_finds() {
         // Nothing is better than the best.
         assert!(own[0].similarity <= truth[0].similarity);
     }
-    // The leaves are tiny here, 12 prompts of 800; by chance it would be one in 67.
-    assert!(found * 5 > wanted, "{found} of {wanted}");
+    f64::from(found as u32) / f64::from(wanted as u32)
 }
 
 #[test]
@@ -97,7 +123,7 @@ fn brute_force_is_exact() {
 #[test]
 fn full_pam_is_no_worse_than_the_customised_medoids() {
     let past = history(&support::records(100, 5));
-    let options = TreeOptions { beta: 99, breadth: 0, forks: 2, seed: 3 };
+    let options = TreeOptions { beta: 99, breadth: 0, rerank: 0, forks: 2, seed: 3 };
     let cost = |clustering| {
         // Two leaves: the distance to the nearer of the two medoids is what PAM lowers.
         let tree = Tree::build(&past, clustering, options, 5).unwrap();
@@ -187,7 +213,7 @@ fn the_most_redundant_prompt_leaves_first() {
         support::embedding(),
         &history(&records),
         Clustering::Similarity,
-        TreeOptions { beta: 50, breadth: 0, forks: 2, seed: 0 },
+        TreeOptions { beta: 50, breadth: 0, rerank: 0, forks: 2, seed: 0 },
         ALPHA,
     )
     .unwrap();
@@ -260,6 +286,27 @@ fn saved_predictors_of_other_models_and_other_files_are_refused() {
     let other = safetensors::serialize([] as [(&str, safetensors::tensor::TensorView<'_>); 0], None).unwrap();
     let error = Trained::from_bytes(&other.into(), "ab", &support::embedding()).unwrap_err();
     assert!(error.to_string().contains("predictor build"), "{error}");
+}
+
+/// A predictor whose JSON text is changed, each change of equal length.
+fn altered(bytes: &[u8], from: &str, to: &str) -> Bytes {
+    assert_eq!(from.len(), to.len());
+    let at = bytes.windows(from.len()).position(|part| part == from.as_bytes()).expect("the text is there");
+    [&bytes[..at], to.as_bytes(), &bytes[at + from.len()..]].concat().into()
+}
+
+#[test]
+fn versions_and_temperatures_that_cannot_be_are_refused() {
+    let bytes = trained(&support::records(20, 1)).to_bytes().unwrap();
+    for (from, to, message) in [
+        (r#"\"version\":2"#, r#"\"version\":1"#, "version 1 cannot be read"),
+        (r#"\"temperature\":0.03"#, r#"\"temperature\":0.00"#, "temperature is 0"),
+        (r#"\"seed\":"#, r#"\"sead\":"#, "missing field"),
+    ] {
+        let (model, embedding) = (support::header().model, support::embedding());
+        let error = Trained::from_bytes(&altered(&bytes, from, to), &model, &embedding).unwrap_err();
+        assert!(error.to_string().contains(message), "{error}");
+    }
 }
 
 #[test]

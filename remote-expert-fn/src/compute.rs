@@ -20,9 +20,6 @@ use tonic::Status;
 /// Work is small while its experts' packed weights, counted once per pair, are below this: some
 /// milliseconds, whatever the model.
 const SMALL_BYTES: usize = 128 << 20;
-/// How long after a request the thread polls for the next one before it sleeps: in a decoding
-/// sequence the next layer's request is close, and waking up costs more than the exchange.
-const POLL: Duration = Duration::from_millis(1);
 /// A look at the connections that brings nothing takes microseconds. One that took longer than this
 /// was interrupted: another thread wants the core, and polling would only delay both.
 const CONTENDED: Duration = Duration::from_micros(100);
@@ -47,14 +44,23 @@ pub(crate) struct Computer {
     host: Arc<Host>,
     pool: Pool,
     row_bytes: usize,
+    /// How long after a request the thread polls for the next one before it sleeps: in a decoding
+    /// sequence the next layer's request is close, and waking up costs more than the exchange.
+    poll: Duration,
     metrics: Metrics,
     /// Rows in the order of the jobs, before they are put into the order of the answer.
     scratch: Vec<u8>,
 }
 
 impl Computer {
-    pub(crate) fn new(host: Arc<Host>, pool: Pool, row_bytes: usize, metrics: Metrics) -> Self {
-        Self { host, pool, row_bytes, metrics, scratch: Vec::new() }
+    pub(crate) fn new(
+        host: Arc<Host>,
+        pool: Pool,
+        row_bytes: usize,
+        poll: Duration,
+        metrics: Metrics,
+    ) -> Self {
+        Self { host, pool, row_bytes, poll, metrics, scratch: Vec::new() }
     }
 
     /// Runs on the thread that drives the connections.
@@ -63,7 +69,7 @@ impl Computer {
     /// A computation panicked; nothing can be computed any more.
     pub(crate) async fn run(mut self, mut orders: mpsc::UnboundedReceiver<Order>) -> Result<(), JoinError> {
         // The answer is written, and cancellations are read, before the next computation.
-        while let Some(order) = next(&mut orders).await {
+        while let Some(order) = next(&mut orders, self.poll).await {
             if self.is_small(&order.work) {
                 self.answer(order);
             } else {
@@ -184,8 +190,8 @@ fn by_expert(work: &Work) -> Vec<Pair> {
 }
 
 /// The next order, polled for at first. Polling drives the connections.
-async fn next(orders: &mut mpsc::UnboundedReceiver<Order>) -> Option<Order> {
-    let poll_until = Instant::now() + POLL;
+async fn next(orders: &mut mpsc::UnboundedReceiver<Order>, poll: Duration) -> Option<Order> {
+    let poll_until = Instant::now() + poll;
     let mut looked = Instant::now();
     while looked < poll_until {
         tokio::task::yield_now().await;

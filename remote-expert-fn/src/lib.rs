@@ -140,7 +140,13 @@ pub async fn run(
     metrics.in_flight_limit.set(i64::try_from(in_flight_bytes).unwrap_or(i64::MAX));
     let admission = Admission::new(settings.max_in_flight, in_flight_bytes, metrics.in_flight.clone());
     let (orders, queue) = mpsc::unbounded_channel();
-    let computer = Computer::new(host.clone(), pool, row_bytes, metrics.clone());
+    let computer = Computer::new(
+        host.clone(),
+        pool,
+        row_bytes,
+        Duration::from_micros(settings.poll_us),
+        metrics.clone(),
+    );
     let computing = tokio::spawn(computer.run(queue));
     let closing = CancellationToken::new();
     let service = Service {

@@ -24,6 +24,10 @@ pub struct Settings {
     /// Threads of the kernels; all cores by default.
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..=MAX_THREADS as u64))]
     pub threads: Option<usize>,
+    /// Microseconds for which the function polls for the next request before it sleeps. Polling keeps a
+    /// core busy: 0 for a function with less than a vCPU of its own.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    pub poll_us: u64,
     /// Instruction path of the kernels: the widest that the machine has, by default.
     #[arg(long)]
     pub instruction_path: Option<InstructionPath>,

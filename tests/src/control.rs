@@ -36,7 +36,12 @@ impl Control {
         let generation = self.generation.fetch_add(1, Ordering::Relaxed) + 1;
         let endpoints =
             endpoints.iter().map(|address| Endpoint { address: address.to_string(), layers: vec![] });
-        let routing = Routing { generation, endpoints: endpoints.collect(), remote: remote.to_vec() };
+        let routing = Routing {
+            generation,
+            endpoints: endpoints.collect(),
+            remote: remote.to_vec(),
+            ..Routing::default()
+        };
         let ack = within(SOON, "SetRouting", self.client.clone().set_routing(routing)).await;
         let ack = ack.expect("the routing is accepted").into_inner();
         assert_eq!(ack.generation, generation, "the generation in force");

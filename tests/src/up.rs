@@ -19,8 +19,23 @@ pub struct Event {
     pub event: String,
     /// Where users speak HTTP.
     pub endpoint: String,
+    /// The parts of the start, in the first event.
+    pub start: Option<StartParts>,
     /// All functions as they are.
     pub functions: Vec<FunctionState>,
+}
+
+/// The parts of a start, in seconds.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub struct StartParts {
+    /// What a plan is made from.
+    pub facts_s: f64,
+    /// The plan.
+    pub plan_s: f64,
+    /// Until all functions listened.
+    pub functions_s: f64,
+    /// Until the placement was in force.
+    pub placement_s: f64,
 }
 
 /// A function in an event.
@@ -94,10 +109,18 @@ impl Up {
     /// Starts `model` with half of its experts in `replicas` remote functions, on any free port, and
     /// waits until it is ready.
     pub async fn start(model: &Path, replicas: u32) -> Self {
+        let count = replicas.to_string();
+        let up = Self::start_with(model, &["--remote-ratio", "0.5", "--replicas", &count]).await;
+        assert_eq!(up.ready.remote_pids().len(), replicas as usize, "{:?}", up.ready);
+        up
+    }
+
+    /// Starts `model` with further arguments, on any free port, and waits until it is ready.
+    pub async fn start_with(model: &Path, arguments: &[&str]) -> Self {
         let slot = slots::deployment().await;
         let mut command = Command::new(binaries::program("remoe"));
-        command.args(["up", "--json", "--port", "0", "--threads", "1", "--remote-ratio", "0.5"]);
-        command.arg("--replicas").arg(replicas.to_string()).arg("--model").arg(model);
+        command.args(["up", "--json", "--port", "0", "--threads", "1"]).args(arguments);
+        command.arg("--model").arg(model);
         command.env_remove("REMOE_LOG").env_remove("REMOE_API_KEY");
         command.env("REMOE_BIN_DIR", binaries::folder());
         let (sender, mut events) = mpsc::unbounded_channel();
@@ -107,7 +130,6 @@ impl Up {
         };
         let ready = parse(&line);
         assert_eq!(ready.event, "ready");
-        assert_eq!(ready.remote_pids().len(), replicas as usize, "{ready:?}");
         Self { process, ready, events, _slot: slot }
     }
 

@@ -41,7 +41,7 @@ async fn a_placement_goes_on_without_the_one_who_asked_for_it() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = Endpoint { address: silent.local_addr().unwrap().to_string(), layers: vec![] };
     let remote = vec![LayerExperts { layer: 0, experts: vec![1] }];
-    let routing = Routing { generation: 5, endpoints: vec![endpoint], remote };
+    let routing = Routing { generation: 5, endpoints: vec![endpoint], remote, ..Routing::default() };
 
     let impatient = tokio::time::timeout(Duration::from_millis(100), launcher.route(&routing)).await;
     assert!(impatient.is_err(), "an endpoint that never answers takes a second");

@@ -6,10 +6,12 @@
 //! [`Code`](v1::Code) travels inside `Forward` answers; [`ServiceError`] is what a service says to
 //! its callers, mapped once to a gRPC status and once to an HTTP answer.
 
+mod conversation;
 mod error;
 mod limits;
 mod listing;
 
+pub use conversation::{Answer, Conversation, Wait};
 pub use error::{ErrorCode, ServiceError};
 pub use limits::{MAX_CONTROL_MESSAGE, MAX_MESSAGE, MAX_PAYLOAD, STREAM_WINDOW, WIRE_VERSION};
 pub use listing::{ListingError, format_listing, parse_listing};

@@ -3,12 +3,13 @@
 use super::work;
 use crate::context::{Context, warm};
 use crate::error::{BenchError, Result, While};
-use crate::remote::{Conversation, RemoteFunction, Wait};
+use crate::remote::RemoteFunction;
 use crate::report::{Bar, Part};
 use crate::series::Series;
 use remoe_experts::{default_dtype, load_expert};
 use remoe_kernels::{Job, Pool, PoolConfig};
 use remoe_model::Checkpoint;
+use remoe_wire::Wait;
 use serde_json::json;
 use std::fs::File;
 use std::io::Read;
@@ -37,8 +38,10 @@ pub(super) fn measure(context: &Context) -> Result<Part> {
         let started = Instant::now();
         let function = RemoteFunction::start(context, &model, work::LISTING)?;
         let announcement = started.elapsed();
-        let mut conversation = Conversation::open(function.announcement.grpc)?;
-        let answer = conversation.ask(work::one_token(1, shape.hidden), Wait::ENGINE)?;
+        let mut conversation = function.conversation()?;
+        let answer = conversation
+            .ask(work::one_token(1, shape.hidden), Wait::ENGINE)
+            .doing(|| "asking a remote function")?;
         let first_answer = started.elapsed();
         if answer.rows != expected {
             return Err(BenchError::new("starting a remote function", "its first answer was wrong"));

@@ -5,14 +5,15 @@
 
 use super::{raw_tcp, work};
 use crate::context::Context;
-use crate::error::Result;
-use crate::remote::{Conversation, RemoteFunction, Wait};
+use crate::error::{Result, While};
+use crate::remote::RemoteFunction;
 use crate::report::{Bar, Part};
 use crate::series::Series;
 use prost::Message;
 use remoe_wire::v1::forward_reply::Outcome;
 use remoe_wire::v1::forward_request::Body;
 use remoe_wire::v1::{ForwardReply, ForwardRequest, Rows};
+use remoe_wire::{Conversation, Wait};
 use serde_json::json;
 use std::time::Duration;
 
@@ -88,7 +89,7 @@ impl Case {
     fn open(context: &Context, width: usize, wait: Wait, name: &'static str, has_bar: bool) -> Result<Self> {
         let model = context.model(&format!("one-layer-{width}"), &work::shape(width))?;
         let function = RemoteFunction::start(context, &model, work::LISTING)?;
-        let conversation = Conversation::open(function.announcement.grpc)?;
+        let conversation = function.conversation()?;
         Ok(Self {
             name,
             wait,
@@ -106,7 +107,10 @@ impl Case {
         let (mut added, mut compute) = (Vec::new(), Vec::new());
         for _ in 0..exchanges {
             self.asked += 1;
-            let answer = self.conversation.ask(work::one_token(self.asked, hidden), self.wait)?;
+            let answer = self
+                .conversation
+                .ask(work::one_token(self.asked, hidden), self.wait)
+                .doing(|| "asking a remote function")?;
             added.push(answer.round_trip.saturating_sub(answer.compute));
             compute.push(answer.compute);
         }

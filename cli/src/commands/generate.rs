@@ -5,6 +5,8 @@ use crate::deployment::Wanted;
 use crate::exit::CliError;
 use crate::output::progress::Progress;
 use crate::output::{json, table};
+use crate::planning;
+use remoe_planner::{Account, Measured};
 use remoe_wire::v1::generate_event::Event;
 use remoe_wire::v1::main_model_client::MainModelClient;
 use remoe_wire::v1::{Finished, GenerateRequest};
@@ -28,6 +30,64 @@ struct Generation {
     timings: Timings,
     experts: Experts,
     forwarded_positions: u64,
+    /// What remote functions computed and how often they were called.
+    #[serde(skip)]
+    remote: (f64, u64),
+    /// Absent where nobody planned the placement.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    plan: Option<Comparison>,
+}
+
+/// What the plan expected of this request, functions being warm, and what it took.
+#[derive(Debug, Serialize)]
+struct Comparison {
+    expected: Outcome,
+    measured: Outcome,
+}
+
+#[derive(Debug, Serialize)]
+struct Outcome {
+    ttft_s: f64,
+    tpot_s: f64,
+    /// Dollars.
+    cost: f64,
+}
+
+impl Comparison {
+    fn new(account: &Account, generation: &Generation) -> Self {
+        let (usage, timings) = (&generation.usage, &generation.timings);
+        let steps = usage.completion_tokens.saturating_sub(1);
+        let expected = account.expect(usage.prompt_tokens, steps);
+        let measured = Measured {
+            prefill_seconds: timings.prefill_s,
+            decode_seconds: timings.decode_s,
+            remote_seconds: generation.remote.0,
+            remote_calls: generation.remote.1 as f64,
+        };
+        Self {
+            expected: Outcome {
+                ttft_s: expected.ttft_seconds,
+                tpot_s: expected.tpot_seconds,
+                cost: expected.cost,
+            },
+            measured: Outcome {
+                ttft_s: timings.ttft_s,
+                tpot_s: if steps > 0 { timings.decode_s / steps as f64 } else { 0.0 },
+                cost: account.bill(usage.prompt_tokens, steps, &measured),
+            },
+        }
+    }
+
+    fn line(&self, of: impl Fn(&Outcome) -> f64, scale: f64, unit: &str) -> String {
+        let (expected, measured) = (of(&self.expected), of(&self.measured));
+        let ratio = if expected > 0.0 { measured / expected } else { f64::NAN };
+        format!(
+            "{:.2} {unit}, expected {:.2} {unit} ({:+.0} %)",
+            measured * scale,
+            expected * scale,
+            100.0 * (ratio - 1.0)
+        )
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -59,7 +119,7 @@ pub(crate) async fn run(
     as_json: bool,
     progress: &Arc<Progress>,
 ) -> Result<(), CliError> {
-    let wanted = Wanted::of(&args.deployment, 0.0)?;
+    let wanted = placed(args, progress).await?;
     args.prompt.check(wanted.inspection.vocab_size)?;
     let request = GenerateRequest {
         prompt: Some(args.prompt.for_generation()),
@@ -71,14 +131,28 @@ pub(crate) async fn run(
         stop: args.stop.clone(),
         ignore_eos: args.ignore_eos,
     };
-    let generation =
+    let mut generation =
         wanted.run_once(progress, async |client| generate(client, request, !as_json).await).await?;
+    generation.plan = wanted.account.as_ref().map(|account| Comparison::new(account, &generation));
     if as_json {
         json::print(&generation)?;
     } else {
         progress.line(&figures(&generation));
     }
     Ok(())
+}
+
+/// The placement that the arguments name, or a plan.
+async fn placed(args: &GenerateArgs, progress: &Arc<Progress>) -> Result<Wanted, CliError> {
+    let Some(remote) = args.remote else {
+        return Wanted::of(&args.deployment, 0.0);
+    };
+    let mut wanted = Wanted::unplaced(&args.deployment)?;
+    let prompt = args.prompt.prompt.as_deref().filter(|_| !args.prompt.chat);
+    let problem = args.planning.problem_of(&wanted, &args.deployment, prompt, progress).await?;
+    let answer = planning::plan(&problem, remote).await?;
+    wanted.place_as_planned(&problem, &answer)?;
+    Ok(wanted)
 }
 
 /// Follows the answer to its end. With `show` its text goes to standard output as it comes.
@@ -139,6 +213,13 @@ impl Generation {
                 retries: experts.retries,
             },
             forwarded_positions: finished.forwarded_positions,
+            remote: [finished.prefill_experts, finished.decode_experts]
+                .into_iter()
+                .flatten()
+                .fold((0.0, 0), |(seconds, calls), time| {
+                    (seconds + time.remote_s, calls + time.remote_calls)
+                }),
+            plan: None,
         }
     }
 
@@ -158,7 +239,7 @@ fn figures(generation: &Generation) -> String {
     let (usage, timings, experts) = (&generation.usage, &generation.timings, &generation.experts);
     let decoded = usage.completion_tokens.saturating_sub(1);
     let rate = if timings.decode_s > 0.0 { decoded as f64 / timings.decode_s } else { 0.0 };
-    let figures = table::of_pairs(&[
+    let mut figures = vec![
         ("finished", generation.finish_reason.clone()),
         ("tokens", format!("{} prompt, {} generated", usage.prompt_tokens, usage.completion_tokens)),
         ("loading", format!("{:.3} s", timings.load_s)),
@@ -171,6 +252,11 @@ fn figures(generation: &Generation) -> String {
                 experts.local, experts.remote, experts.fallback, experts.retries
             ),
         ),
-    ]);
-    format!("\n{figures}")
+    ];
+    if let Some(plan) = &generation.plan {
+        figures.push(("TTFT", plan.line(|outcome| outcome.ttft_s, 1e3, "ms")));
+        figures.push(("TPOT", plan.line(|outcome| outcome.tpot_s, 1e3, "ms")));
+        figures.push(("cost", plan.line(|outcome| outcome.cost, 1e6, "millionths of a dollar")));
+    }
+    format!("\n{}", table::of_pairs(&figures))
 }

@@ -8,7 +8,7 @@ use std::io::Write;
 
 /// Reads the facts and prints them.
 pub(crate) fn run(args: &InspectArgs, as_json: bool) -> Result<(), CliError> {
-    let inspection = Checkpoint::open(&args.model)?.inspect();
+    let inspection = Checkpoint::open(&args.model)?.inspect()?;
     if as_json {
         json::print(&inspection)?;
     } else {
@@ -23,6 +23,7 @@ fn for_people(facts: &Inspection) -> String {
     table::of_pairs(&[
         ("family", facts.family.clone()),
         ("dtype", facts.dtype.clone()),
+        ("fingerprint", facts.fingerprint.clone()),
         ("layers", format!("{}, of which {} with experts", facts.layers, facts.moe_layers.len())),
         ("experts", format!("{} per layer, {} per token", facts.experts, facts.top_k)),
         ("shared experts", facts.shared_experts.to_string()),

@@ -1,9 +1,11 @@
 //! The commands, one file each.
 
+pub(crate) mod eval;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod logits;
 pub(crate) mod plan;
 pub(crate) mod predictor;
+pub(crate) mod profile;
 pub(crate) mod record;
 pub(crate) mod up;

@@ -1,26 +1,36 @@
 //! `remoe plan`: where every expert lives, and what that costs.
 
+use crate::args::Dtype;
+use crate::commands::profile::default_dtype;
 use crate::exit::{CliError, Code};
 use crate::output::json;
 use crate::plan_report;
-use clap::{Args, ValueEnum};
-use remoe_planner::{
-    FieldError, Options, PlanDraft, PlanError, Problem, Remote, evaluate, preallocate, solve,
-};
+use crate::planning::{self, PlanningArgs, RemoteArg};
+use clap::Args;
+use remoe_model::Checkpoint;
+use remoe_planner::{FieldError, Options, PlanDraft, PlanError, Problem, evaluate, preallocate, solve};
+use remoe_profile::ModelId;
 use serde::Serialize;
-use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-
-/// No problem or plan is longer; a thousand layers of 512 experts are a tenth of it.
-const FILE_LIMIT: u64 = 256 << 20;
 
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
     /// File that states model, workload, prices and limits
-    #[arg(long, value_name = "FILE")]
-    problem: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "model", conflicts_with = "model")]
+    problem: Option<PathBuf>,
+    /// Folder of a Hugging Face checkpoint: plan for this model on the machine of its profile
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// Compute dtype of the model [default: the profile's]
+    #[arg(long, value_enum, requires = "model")]
+    dtype: Option<Dtype>,
+    /// Plan for this prompt instead of the mean of the history
+    #[arg(long, value_name = "TEXT", requires = "model")]
+    prompt: Option<String>,
+    #[command(flatten)]
+    planning: PlanningArgs,
     /// Only size the main function, without a prediction
     #[arg(long, conflicts_with_all = ["evaluate", "previous", "robust", "remote"])]
     preallocate: bool,
@@ -41,15 +51,13 @@ pub(crate) struct PlanArgs {
     remote: RemoteArg,
 }
 
-#[derive(Debug, Clone, Copy, Default, ValueEnum)]
-enum RemoteArg {
-    /// Where it is cheaper
-    #[default]
-    Auto,
-    /// In every layer with more experts than a token uses
-    Always,
-    /// Nowhere
-    Never,
+/// The planner's answer for a model, with the problem that it answers: `up` and `generate` compare
+/// requests with it.
+#[derive(Serialize)]
+struct WithProblem<'a, T> {
+    problem: &'a Problem,
+    #[serde(flatten)]
+    answer: T,
 }
 
 fn share(text: &str) -> Result<f64, String> {
@@ -60,82 +68,92 @@ fn share(text: &str) -> Result<f64, String> {
 /// Plans, evaluates or pre-allocates, and prints the answer. That nothing fits is an answer too, with
 /// an exit code of its own.
 pub(crate) fn run(args: &PlanArgs, as_json: bool) -> Result<ExitCode, CliError> {
-    let problem = Problem::from_json(&read("--problem", &args.problem)?)
-        .map_err(|error| in_file(error, &args.problem))?;
+    let command = Command { args, problem: args.read_problem()?, as_json };
+    let problem = &command.problem;
     if args.preallocate {
-        return answer(args, preallocate(&problem), as_json, plan_report::preallocation);
+        return command.answer(preallocate(problem), plan_report::preallocation);
     }
     if let Some(path) = &args.evaluate {
         let draft = read_plan("--evaluate", path)?;
-        let evaluation = evaluate(&problem, &draft, args.robust);
-        return answer(args, evaluation, as_json, |answer| plan_report::evaluation(&problem, answer));
+        let evaluation = evaluate(problem, &draft, args.robust);
+        return command.answer(evaluation, |answer| plan_report::evaluation(problem, answer));
     }
     let previous = args.previous.as_ref().map(|path| read_plan("--previous", path)).transpose()?;
-    let options = Options {
-        remote: match args.remote {
-            RemoteArg::Auto => Remote::Auto,
-            RemoteArg::Always => Remote::Always,
-            RemoteArg::Never => Remote::Never,
-        },
-        robust: args.robust,
-        hysteresis: args.hysteresis,
-    };
-    let solved = solve(&problem, previous.as_ref(), &options);
-    answer(args, solved, as_json, |answer| plan_report::answer(&problem, answer))
+    let options = Options { remote: args.remote.into(), robust: args.robust, hysteresis: args.hysteresis };
+    let solved = solve(problem, previous.as_ref(), &options);
+    command.answer(solved, |answer| plan_report::answer(problem, answer))
 }
 
-fn answer<T: Serialize>(
-    args: &PlanArgs,
-    result: Result<T, PlanError>,
+impl PlanArgs {
+    fn read_problem(&self) -> Result<Problem, CliError> {
+        if let Some(path) = &self.problem {
+            let text = planning::read("--problem", path)?;
+            return Problem::from_json(&text).map_err(|error| in_file(error, Some(path)));
+        }
+        // One of both is required.
+        let model = self.model.clone().unwrap_or_default();
+        let inspection = Checkpoint::open(&model)?.inspect()?;
+        let dtype = self.dtype.map_or_else(|| default_dtype(&inspection), Dtype::name).to_owned();
+        let id = ModelId { fingerprint: inspection.fingerprint.clone(), dtype };
+        let profile = self.planning.known_profile(&id)?.ok_or_else(|| {
+            let message = format!(
+                "there is no profile of this model on this machine; make one with `remoe profile --model {}`",
+                model.display()
+            );
+            CliError::arguments("--profile", message)
+        })?;
+        let prompt = self.prompt.as_deref();
+        self.planning.problem(&model, &inspection, &profile, self.dtype, prompt)
+    }
+}
+
+/// The command with its problem.
+struct Command<'a> {
+    args: &'a PlanArgs,
+    problem: Problem,
     as_json: bool,
-    for_people: impl Fn(&T) -> String,
-) -> Result<ExitCode, CliError> {
-    match result {
-        Ok(answer) => {
-            if as_json {
-                json::print(&answer)?;
-            } else {
-                writeln!(anstream::stdout().lock(), "{}", for_people(&answer))?;
+}
+
+impl Command<'_> {
+    fn answer<T: Serialize>(
+        &self,
+        result: Result<T, PlanError>,
+        for_people: impl Fn(&T) -> String,
+    ) -> Result<ExitCode, CliError> {
+        let args = self.args;
+        match result {
+            Ok(answer) => {
+                match (self.as_json, &args.model) {
+                    (true, Some(_)) => json::print(&WithProblem { problem: &self.problem, answer })?,
+                    (true, None) => json::print(&answer)?,
+                    (false, _) => writeln!(anstream::stdout().lock(), "{}", for_people(&answer))?,
+                }
+                Ok(ExitCode::SUCCESS)
             }
-            Ok(ExitCode::SUCCESS)
-        }
-        Err(PlanError::Infeasible(why)) => {
-            if as_json {
-                json::print(&serde_json::json!({ "infeasible": why }))?;
+            Err(PlanError::Infeasible(why)) => {
+                if self.as_json {
+                    json::print(&serde_json::json!({ "infeasible": why }))?;
+                }
+                crate::output::progress::print_error(&why.to_string());
+                Ok(ExitCode::from(Code::Infeasible as u8))
             }
-            crate::output::progress::print_error(&why.to_string());
-            Ok(ExitCode::from(Code::Infeasible as u8))
-        }
-        Err(PlanError::Problem(error)) => Err(in_file(error, &args.problem)),
-        Err(PlanError::Plan(error)) => {
-            let path = args.evaluate.as_ref().or(args.previous.as_ref()).unwrap_or(&args.problem);
-            Err(in_file(error, path))
+            Err(PlanError::Problem(error)) => Err(in_file(error, args.problem.as_deref())),
+            Err(PlanError::Plan(error)) => {
+                let path = args.evaluate.as_ref().or(args.previous.as_ref()).or(args.problem.as_ref());
+                Err(in_file(error, path.map(PathBuf::as_path)))
+            }
         }
     }
 }
 
 /// A problem or plan is an argument: one that cannot be ends with the code of arguments.
-fn in_file(error: FieldError, path: &Path) -> CliError {
-    let message = format!("{}: {error}", path.display());
+fn in_file(error: FieldError, path: Option<&Path>) -> CliError {
+    let place = path.map(|path| format!("{}: ", path.display())).unwrap_or_default();
+    let message = format!("{place}{error}");
     let field = Some(error.field).filter(|field| !field.is_empty());
-    CliError { path: Some(path.to_owned()), field, ..CliError::arguments("", message) }
+    CliError { path: path.map(Path::to_owned), field, ..CliError::arguments("", message) }
 }
 
 fn read_plan(flag: &str, path: &Path) -> Result<PlanDraft, CliError> {
-    PlanDraft::from_json(&read(flag, path)?).map_err(|error| in_file(error, path))
-}
-
-fn read(flag: &str, path: &Path) -> Result<String, CliError> {
-    let wrong = |message: String| CliError {
-        path: Some(path.to_owned()),
-        ..CliError::arguments(flag, format!("cannot read {}: {message}", path.display()))
-    };
-    let mut text = String::new();
-    File::open(path)
-        .and_then(|file| file.take(FILE_LIMIT + 1).read_to_string(&mut text))
-        .map_err(|error| wrong(error.to_string()))?;
-    if text.len() as u64 > FILE_LIMIT {
-        return Err(wrong(format!("it is longer than {FILE_LIMIT} bytes")));
-    }
-    Ok(text)
+    PlanDraft::from_json(&planning::read(flag, path)?).map_err(|error| in_file(error, Some(path)))
 }

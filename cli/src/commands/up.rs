@@ -1,40 +1,41 @@
 //! `remoe up`: a model as a service, until it is asked to end.
 
-use crate::args::UpArgs;
+use crate::args::{StartOrder, UpArgs};
 use crate::deployment::Wanted;
 use crate::exit::CliError;
 use crate::output::json::{self, Event, Function};
 use crate::output::progress::Progress;
 use crate::output::table;
+use crate::plan_report;
+use crate::planning::{plan, with_main};
 use crate::signals::EndSignals;
 use remoe_function::Role;
+use remoe_operator::decide::Desired;
 use remoe_operator::{FunctionState, Status, Supervisor, placement};
+use remoe_planner::{Answer, MainSize, Problem, preallocate};
+use serde::Serialize;
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long functions may drain: a little more than the time in which they promise to end.
 const DRAIN: Duration = Duration::from_secs(32);
-/// Share of remote experts where nothing is said.
-const DEFAULT_RATIO: f64 = 0.5;
+
+/// Share of remote experts where only the number of replicas is given.
+const HALF: f64 = 0.5;
 
 /// Starts everything, reports what changes, and drains at the end.
 pub(crate) async fn run(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) -> Result<(), CliError> {
     let mut signals = EndSignals::catch()?;
-    let mut wanted = Wanted::of(&args.deployment, DEFAULT_RATIO)?;
-    wanted.options.served_model_name.clone_from(&args.served_model_name);
-    // An empty variable in the environment is no key.
-    wanted.options.api_key = args.api_key.clone().filter(|key| !key.is_empty());
-    let http = SocketAddr::new(args.host, args.port);
     let started = tokio::select! {
-        started = wanted.start(Some(http), progress) => started,
+        started = start(args, as_json, progress) => started,
         // Nobody has been served yet, so there is nothing to drain.
         () = signals.next() => return Ok(()),
     };
-    let (supervisor, status) = started?;
-    let report = Report { wanted: &wanted, as_json };
+    let Started { wanted, supervisor, status, times } = started?;
+    let report = Report { wanted: &wanted, times: &times, as_json };
     report.print("ready", &status)?;
     let served = tokio::select! {
         result = report.follow(&supervisor, &status) => result,
@@ -48,8 +49,149 @@ pub(crate) async fn run(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) 
     }
 }
 
+/// A deployment that answers.
+struct Started {
+    wanted: Wanted,
+    supervisor: Supervisor,
+    status: Status,
+    times: StartTimes,
+}
+
+/// The parts of a cold start, one after the other, in seconds. They add up to the whole.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct StartTimes {
+    /// Facts of the checkpoint, profile and prediction: what a plan is made from.
+    facts_s: f64,
+    /// The plan, as far as it was waited for.
+    plan_s: f64,
+    /// From the first function's start to the moment in which all of them listen.
+    functions_s: f64,
+    /// Until the placement was in force: local experts packed, remote functions connected.
+    placement_s: f64,
+}
+
+impl StartTimes {
+    fn whole(&self) -> f64 {
+        self.facts_s + self.plan_s + self.functions_s + self.placement_s
+    }
+}
+
+/// Decides what runs where and starts it.
+async fn start(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) -> Result<Started, CliError> {
+    let http = Some(SocketAddr::new(args.host, args.port));
+    let mut clock = Stopwatch::start();
+    let mut times = StartTimes::default();
+    let deployment = &args.deployment;
+    let is_planned =
+        deployment.plan.is_none() && deployment.remote_ratio.is_none() && deployment.replicas.is_none();
+    let mut wanted = if is_planned { Wanted::unplaced(deployment)? } else { Wanted::of(deployment, HALF)? };
+    wanted.options.served_model_name.clone_from(&args.served_model_name);
+    // An empty variable in the environment is no key.
+    wanted.options.api_key = args.api_key.clone().filter(|key| !key.is_empty());
+    let problem = match is_planned && !wanted.moe_layers.is_empty() {
+        true => Some(args.planning.problem_of(&wanted, deployment, None, progress).await?),
+        false => None,
+    };
+    times.facts_s = clock.lap();
+    let supervisor = match (&problem, args.start) {
+        (Some(problem), StartOrder::Preallocated) => {
+            let main_bytes = preallocate(problem)?.main_bytes;
+            wanted.size_main(MainSize::of(problem, main_bytes));
+            let supervisor = wanted.launch(main_alone(wanted.desired(http)), progress)?;
+            let problem = with_main(problem, main_bytes);
+            let answer = plan(&problem, args.remote).await?;
+            wanted.place_as_planned(&problem, &answer)?;
+            show_plan(&problem, &answer, as_json, progress);
+            times.plan_s = clock.lap();
+            supervisor.change(wanted.desired(http));
+            supervisor
+        }
+        (problem, order) => {
+            if let Some(problem) = problem {
+                let answer = plan(problem, args.remote).await?;
+                wanted.place_as_planned(problem, &answer)?;
+                show_plan(problem, &answer, as_json, progress);
+            }
+            times.plan_s = clock.lap();
+            let desired = wanted.desired(http);
+            if order == StartOrder::Sequential {
+                one_after_the_other(&wanted, desired, progress).await?
+            } else {
+                wanted.launch(desired, progress)?
+            }
+        }
+    };
+    let functions = wanted.desired(http).functions.len();
+    all_listen(&supervisor, functions).await;
+    times.functions_s = clock.lap();
+    let status = wanted.ready(&supervisor, progress).await?;
+    times.placement_s = clock.lap();
+    Ok(Started { wanted, supervisor, status, times })
+}
+
+/// Only the main function, until it is decided what else there is.
+fn main_alone(mut desired: Desired) -> Desired {
+    desired.functions.retain(|function| function.role == Role::Main);
+    desired.placed = false;
+    desired
+}
+
+/// Starts the main function, and each remote one when those before it listen.
+async fn one_after_the_other(
+    wanted: &Wanted,
+    desired: Desired,
+    progress: &Arc<Progress>,
+) -> Result<Supervisor, CliError> {
+    let supervisor = wanted.launch(main_alone(desired.clone()), progress)?;
+    for count in 2..=desired.functions.len() {
+        all_listen(&supervisor, count - 1).await;
+        let mut some = Desired { placed: false, ..desired.clone() };
+        some.functions.truncate(count);
+        supervisor.change(some);
+    }
+    all_listen(&supervisor, desired.functions.len()).await;
+    supervisor.change(desired);
+    Ok(supervisor)
+}
+
+/// Returns when `count` functions are wanted and all of them listen, or when that will not be.
+async fn all_listen(supervisor: &Supervisor, count: usize) {
+    let mut status = supervisor.status();
+    // What failed is said by whoever waits for readiness.
+    let _ended = status
+        .wait_for(|status| {
+            let listening = status.functions.iter().filter(|function| function.grpc.is_some()).count();
+            status.failure.is_some() || (listening == count && status.functions.len() == count)
+        })
+        .await;
+}
+
+fn show_plan(problem: &Problem, answer: &Answer, as_json: bool, progress: &Progress) {
+    if !as_json {
+        progress.line(&format!("{}\n", plan_report::answer(problem, answer)));
+    }
+}
+
+/// Measures consecutive parts.
+struct Stopwatch(Instant);
+
+impl Stopwatch {
+    fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    /// Seconds since the last lap.
+    fn lap(&mut self) -> f64 {
+        let now = Instant::now();
+        let seconds = (now - self.0).as_secs_f64();
+        self.0 = now;
+        seconds
+    }
+}
+
 struct Report<'a> {
     wanted: &'a Wanted,
+    times: &'a StartTimes,
     as_json: bool,
 }
 
@@ -88,6 +230,7 @@ impl Report<'_> {
                 event,
                 endpoint: &endpoint,
                 generation: status.generation,
+                start: (event == "ready").then_some(self.times),
                 functions: functions
                     .map(|function| Function::of(function, &self.wanted.moe_layers, &remote))
                     .collect(),
@@ -98,6 +241,13 @@ impl Report<'_> {
         let bold = anstyle::Style::new().bold();
         writeln!(out, "{event} at {bold}{endpoint}{bold:#}\n\n{}", self.table(status))?;
         if event == "ready" {
+            let StartTimes { facts_s, plan_s, functions_s, placement_s } = self.times;
+            writeln!(
+                out,
+                "\nready after {:.2} s: {facts_s:.2} facts, {plan_s:.2} plan, {functions_s:.2} functions, \
+                 {placement_s:.2} placement",
+                self.times.whole()
+            )?;
             writeln!(out, "\nTry it:\n{}\n\nCtrl-C stops it.", self.curl(&endpoint))?;
         }
         out.flush()?;

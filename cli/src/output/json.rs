@@ -1,5 +1,6 @@
 //! JSON on standard output.
 
+use crate::commands::up::StartTimes;
 use crate::exit::CliError;
 use remoe_function::Role;
 use remoe_operator::{FunctionState, FunctionStatus, MoeLayer, placement};
@@ -32,6 +33,9 @@ pub(crate) struct Event<'a> {
     pub(crate) event: &'a str,
     pub(crate) endpoint: &'a str,
     pub(crate) generation: Option<u64>,
+    /// The parts of the start, with the first event.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) start: Option<&'a StartTimes>,
     pub(crate) functions: Vec<Function<'a>>,
 }
 

@@ -2,5 +2,6 @@
 
 pub(crate) mod json;
 pub(crate) mod logs;
+pub(crate) mod plot;
 pub(crate) mod progress;
 pub(crate) mod table;

@@ -216,6 +216,46 @@ pub struct Figures {
     pub prefill: Duration,
     /// From the first token to the last.
     pub decode: Duration,
+    /// Of the prefill, what the experts of its iterations took.
+    pub prefill_experts: ExpertTime,
+    /// The same of decoding.
+    pub decode_experts: ExpertTime,
+}
+
+/// Time that iterations spent on routed experts. Requests that share an iteration share its time: each
+/// counts it whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ExpertTime {
+    /// In the kernels beside the engine.
+    pub local: Duration,
+    /// Waiting for remote functions, after local kernels and shared experts were done.
+    pub waited: Duration,
+    /// What remote functions said that they computed, all of them together.
+    pub remote: Duration,
+    /// Answers of remote functions.
+    pub calls: u64,
+}
+
+impl ExpertTime {
+    /// The longer of both times each.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            local: self.local.max(other.local),
+            waited: self.waited.max(other.waited),
+            remote: self.remote.max(other.remote),
+            calls: self.calls.max(other.calls),
+        }
+    }
+}
+
+impl std::ops::AddAssign for ExpertTime {
+    fn add_assign(&mut self, other: Self) {
+        self.local += other.local;
+        self.waited += other.waited;
+        self.remote += other.remote;
+        self.calls += other.calls;
+    }
 }
 
 /// (token, expert) pairs by where they were computed.

@@ -1,7 +1,10 @@
 //! A request inside the engine: its prompt on the way through the model, then its choices.
 
+use super::choice::Choice;
 use super::handle::Job;
-use super::request::{Delta, Event, ExpertTally, Figures, FinishReason, Inspection, Request, TokenLogprobs};
+use super::request::{
+    Delta, Event, ExpertTally, ExpertTime, Figures, FinishReason, Inspection, Request, TokenLogprobs,
+};
 use super::sampling::{Drawn, distinct, logprobs, modifies, sample};
 use super::scheduler::{Pending, grown};
 use super::text::TextStream;
@@ -67,39 +70,6 @@ enum Stage {
     Prompt(SequenceCache),
     /// Continuations that have not ended.
     Choices(Vec<Choice>),
-}
-
-struct Choice {
-    index: usize,
-    cache: SequenceCache,
-    /// Drawn tokens. The last is not forwarded yet; after a pause the prompt and the others are not
-    /// either.
-    output: Vec<u32>,
-    counts: HashMap<u32, u32>,
-    text: Option<TextStream>,
-    /// Rows in the iteration that goes on.
-    taken: usize,
-}
-
-impl Choice {
-    /// Known tokens, the prompt's included.
-    fn known(&self, prompt: &[u32]) -> usize {
-        prompt.len() + self.output.len()
-    }
-
-    /// The tokens to forward next, as far as they lie together.
-    fn next<'a>(&'a self, prompt: &'a [u32]) -> &'a [u32] {
-        let done = self.cache.length() as usize;
-        match done.checked_sub(prompt.len()) {
-            Some(done) => &self.output[done..],
-            None => &prompt[done..],
-        }
-    }
-
-    /// Whether every known token has been forwarded, so that another can be drawn.
-    fn is_complete(&self, prompt: &[u32]) -> bool {
-        self.cache.length() as usize == self.known(prompt)
-    }
 }
 
 /// The rows that a request has in an iteration: one slice of tokens and a cache per sequence.
@@ -224,6 +194,7 @@ impl Running {
                 self.inspection = Inspection::default();
                 self.figures.forwarded_positions = 0;
                 self.figures.experts = ExpertTally::default();
+                self.figures.prefill_experts = ExpertTime::default();
                 if let Some(recording) = &mut self.recording {
                     recording.restart();
                 }
@@ -248,7 +219,7 @@ impl Running {
                 vec![Pending { rows: prompt.len() - cache.length() as usize, chunk }]
             }
             Stage::Choices(choices) => {
-                choices.iter().map(|choice| Pending { rows: choice.next(prompt).len(), chunk }).collect()
+                choices.iter().map(|choice| Pending { rows: choice.pending(prompt), chunk }).collect()
             }
         }
     }
@@ -274,26 +245,29 @@ impl Running {
             }
             Stage::Choices(choices) => {
                 for (choice, &take) in choices.iter_mut().zip(rows) {
-                    choice.taken = take;
-                    if take == 0 {
-                        continue;
+                    let (tokens, cache, complete) = choice.take(prompt, take);
+                    if take > 0 {
+                        let logits = if complete { Wanted::Last } else { Wanted::None };
+                        out.push(Rows { tokens, cache, logits });
                     }
-                    let done = choice.cache.length() as usize;
-                    let complete = done + take == choice.known(prompt);
-                    let tokens = match done.checked_sub(prompt.len()) {
-                        Some(done) => &choice.output[done..done + take],
-                        None => &prompt[done..done + take],
-                    };
-                    let logits = if complete { Wanted::Last } else { Wanted::None };
-                    out.push(Rows { tokens, cache: &mut choice.cache, logits });
                 }
             }
         }
     }
 
-    /// Counts forwarded rows, where their experts were computed and, for a record, which they were;
-    /// `first` is the request's first row of the iteration.
-    pub(crate) fn count(&mut self, tally: &[ExpertTally], trace: Option<&Trace>, first: usize) {
+    /// Counts forwarded rows, where their experts were computed, the `time` of the iteration's experts
+    /// and, for a record, which they were; `first` is the request's first row of the iteration.
+    pub(crate) fn count(
+        &mut self,
+        tally: &[ExpertTally],
+        time: ExpertTime,
+        trace: Option<&Trace>,
+        first: usize,
+    ) {
+        match &self.stage {
+            Stage::Prompt(_) => self.figures.prefill_experts += time,
+            Stage::Choices(_) => self.figures.decode_experts += time,
+        }
         for (row, step) in self.new_rows(tally.len()) {
             self.figures.forwarded_positions += 1;
             self.figures.experts += tally[row];
@@ -312,7 +286,7 @@ impl Running {
                 let mut new = Vec::with_capacity(choices.len());
                 for choice in choices {
                     end += choice.taken;
-                    if choice.taken > 0 && choice.is_complete(&self.job.request.prompt) {
+                    if choice.is_due(&self.job.request.prompt) {
                         new.push((end - 1, Step::Decode));
                     }
                 }
@@ -370,9 +344,8 @@ impl Running {
                 let mut going = Vec::with_capacity(choices.len());
                 let mut logits = logits.chunks_exact_mut(vocab);
                 for choice in choices {
-                    // One that forwards again what it had before a pause has no logits yet.
-                    let wanted = choice.taken > 0 && choice.is_complete(&self.job.request.prompt);
-                    match wanted.then(|| logits.next()).flatten() {
+                    let due = choice.is_due(&self.job.request.prompt);
+                    match due.then(|| logits.next()).flatten() {
                         Some(logits) => going.extend(self.draw(choice, logits)?),
                         None => going.push(choice),
                     }

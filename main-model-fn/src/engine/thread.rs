@@ -398,7 +398,7 @@ impl Engine {
             let (these, others) = logits.split_at_mut(share.logits * output.vocab);
             logits = others;
             let tally = &self.experts.tally()[first..first + share.rows];
-            running.count(tally, output.trace.as_ref(), first);
+            running.count(tally, self.experts.time(), output.trace.as_ref(), first);
             if let Some(trace) = &output.trace {
                 running.keep_trace(trace, first, share.rows, self.row_bytes);
             }

@@ -58,6 +58,8 @@ pub(super) struct Outstanding {
     pub(super) orphans: Vec<u32>,
     /// One slot of every message that was sent again.
     pub(super) retried: Vec<u32>,
+    /// What the functions behind the answers say that they computed.
+    pub(super) computed: Duration,
 }
 
 /// A message and what was tried with it.
@@ -305,6 +307,7 @@ impl Exchange {
         let expected = slots.len() * self.row_bytes;
         match reply.outcome {
             Some(Outcome::Rows(rows)) if rows.rows.len() == expected => {
+                outstanding.computed += Duration::from_micros(rows.compute_us.into());
                 outstanding.answers.push((rows.rows, part.attempt.message.slots));
             }
             Some(Outcome::Failure(failure)) => {

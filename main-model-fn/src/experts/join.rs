@@ -11,7 +11,7 @@ use super::placement::Placement;
 use super::reduce::{ExpertRows, reduce};
 use super::routing::Routed;
 use super::split::remote_slots;
-use crate::engine::request::ExpertTally;
+use crate::engine::request::{ExpertTally, ExpertTime};
 use remoe_kernels::{Dtype, Job, PackedExpert, Pool};
 use remoe_model::Checkpoint;
 use std::collections::BTreeMap;
@@ -42,6 +42,7 @@ pub(crate) struct Experts {
     fallback: FallbackExperts,
     metrics: ExpertMetrics,
     tally: Vec<ExpertTally>,
+    time: ExpertTime,
     local_rows: Vec<u8>,
 }
 
@@ -86,6 +87,7 @@ impl Experts {
             )?,
             metrics: parts.metrics,
             tally: Vec::new(),
+            time: ExpertTime::default(),
             local_rows: Vec::new(),
         })
     }
@@ -103,11 +105,17 @@ impl Experts {
     pub(crate) fn begin_iteration(&mut self, rows: usize) {
         self.tally.clear();
         self.tally.resize(rows, ExpertTally::default());
+        self.time = ExpertTime::default();
     }
 
     /// Where the experts of each row of the iteration were computed, all layers together.
     pub(crate) fn tally(&self) -> &[ExpertTally] {
         &self.tally
+    }
+
+    /// What the iteration's experts took, all layers together.
+    pub(crate) fn time(&self) -> ExpertTime {
+        self.time
     }
 
     /// Computes one layer. `shared` gives the shared experts' rows, if the layer has some; it runs
@@ -127,12 +135,20 @@ impl Experts {
         let shared = shared()?;
         let mut local_rows = std::mem::take(&mut self.local_rows);
         tracing::trace!(layer, "local kernels start");
+        let local_start = Instant::now();
         let local = self.compute_local(call, &mut local_rows)?;
         tracing::trace!(layer, "local kernels done");
         // Local work is not waiting: the clock of the remote half starts when somebody listens.
-        let deadline = Instant::now() + LAYER_LIMIT;
+        let remote_start = Instant::now();
+        let deadline = remote_start + LAYER_LIMIT;
         self.exchange.collect(&self.placement, call, &mut outstanding, &mut self.fallback, deadline)?;
         let fallback = self.compute_orphans(call, &outstanding.orphans, deadline)?;
+        self.time += ExpertTime {
+            local: remote_start - local_start,
+            waited: remote_start.elapsed(),
+            remote: outstanding.computed,
+            calls: outstanding.answers.len() as u64,
+        };
         for (_, slots) in &outstanding.answers {
             self.count(call, slots, "remote", |tally| &mut tally.remote);
         }

@@ -104,5 +104,7 @@ impl Exchange {
         all.ttft = all.ttft.max(one.ttft);
         all.prefill = all.prefill.max(one.prefill);
         all.decode = all.decode.max(one.decode);
+        all.prefill_experts = all.prefill_experts.max(one.prefill_experts);
+        all.decode_experts = all.decode_experts.max(one.decode_experts);
     }
 }

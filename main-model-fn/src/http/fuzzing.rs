@@ -13,8 +13,9 @@ use std::sync::Arc;
 pub fn checks(text: Option<TextFront>, limits: RequestLimits) -> impl Fn(bool, &[u8]) -> Checked {
     let text = text.map(|text| Arc::new(text) as Arc<dyn TextFrontend>);
     let (_, ready) = tokio::sync::watch::channel(true);
+    let (_, account) = tokio::sync::watch::channel(None);
     let (engine, jobs) = EngineHandle::new(limits);
-    let state = HttpState::new(engine, text, HttpOptions::new("m"), ready, Registry::new());
+    let state = HttpState::new(engine, text, HttpOptions::new("m"), ready, account, Registry::new());
     let jobs = std::cell::RefCell::new(jobs);
     move |is_chat, bytes| {
         let state = state.as_ref().map_err(|error| ServiceError::invalid("registry", error.to_string()))?;

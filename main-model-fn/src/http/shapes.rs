@@ -106,7 +106,7 @@ impl Shape {
         figures: &Figures,
     ) -> Result<Answer, ServiceError> {
         let choices = pieces.into_iter().map(|piece| self.choice(state, piece));
-        let usage = Usage::new(figures, self.options.include_figures);
+        let usage = Usage::new(figures, self.options.include_figures, state.account().as_deref());
         Ok(self.envelope(state, choices.collect::<Result<_, _>>()?, Some(Some(usage))))
     }
 
@@ -122,7 +122,7 @@ impl Shape {
     /// The chunk after all choices have ended, when asked for.
     pub(super) fn usage_chunk(&self, state: &HttpState, figures: &Figures) -> Option<Answer> {
         self.options.include_usage.then(|| {
-            let usage = Usage::new(figures, self.options.include_figures);
+            let usage = Usage::new(figures, self.options.include_figures, state.account().as_deref());
             self.envelope(state, Vec::new(), Some(Some(usage)))
         })
     }

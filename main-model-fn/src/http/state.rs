@@ -5,6 +5,7 @@ use super::text::TextFrontend;
 use crate::engine::EngineHandle;
 use prometheus::Registry;
 use remoe_model::GenerationDefaults;
+use remoe_planner::Account;
 use remoe_wire::{ErrorCode, ServiceError};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -93,11 +94,13 @@ pub(crate) struct HttpState {
     /// Bodies that are parsed and tokenised at the same time: bounds memory and threads.
     pub(super) preparing: Arc<Semaphore>,
     ready: watch::Receiver<bool>,
+    account: watch::Receiver<Option<Arc<Account>>>,
 }
 
 impl HttpState {
     /// Without `text` only prompts of ids work and no answer has text. Requests are taken while
-    /// `ready` is true. `registry` is what `/metrics` shows.
+    /// `ready` is true. `account` is the plan that figures are compared with. `registry` is what
+    /// `/metrics` shows.
     ///
     /// # Errors
     /// A metric's name is taken in `registry`.
@@ -106,6 +109,7 @@ impl HttpState {
         text: Option<Arc<dyn TextFrontend>>,
         options: HttpOptions,
         ready: watch::Receiver<bool>,
+        account: watch::Receiver<Option<Arc<Account>>>,
         registry: Registry,
     ) -> Result<Self, prometheus::Error> {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -118,7 +122,13 @@ impl HttpState {
             created: unix_seconds(),
             preparing: Arc::new(Semaphore::new(cores)),
             ready,
+            account,
         })
+    }
+
+    /// The plan behind the generation in force, where there is one.
+    pub(super) fn account(&self) -> Option<Arc<Account>> {
+        self.account.borrow().clone()
     }
 
     /// # Errors

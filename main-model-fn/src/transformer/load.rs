@@ -10,14 +10,13 @@ use super::mlp::{DeviceMlp, GatedMlp, SharedExperts};
 use super::norm::RmsNorm;
 use super::rope::Rope;
 use super::{Layer, LoadModelError, Mlp, Moe, Transformer};
-use remoe_experts::{load_gated, stored_dtype};
+use remoe_experts::{in_parallel, load_gated, stored_dtype};
 use remoe_kernels::{Dtype, PackedMatrix, Pool};
 use remoe_model::{
     AttentionFacts, AttentionTensors, Checkpoint, GqaFacts, GqaTensors, MlaFacts, MlaTensors, MlpFacts,
     MlpTensors, MoeFacts, QueryTensors, StoredDtype, TensorRef,
 };
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use tch::{Device, Kind, Tensor};
 
 impl Transformer {
@@ -60,27 +59,7 @@ impl Loader<'_> {
     /// All layers in order, read and packed by several threads.
     fn layers(&self, threads: usize) -> Result<Vec<(Layer, CacheShape)>, LoadModelError> {
         let count = self.checkpoint.config().layers.len();
-        let next = AtomicUsize::new(0);
-        let work = || -> Result<Vec<_>, LoadModelError> {
-            let mut loaded = Vec::new();
-            loop {
-                let id = next.fetch_add(1, Ordering::Relaxed);
-                if id >= count {
-                    return Ok(loaded);
-                }
-                loaded.push((id, self.layer(id)?));
-            }
-        };
-        let mut layers = std::thread::scope(|scope| {
-            let workers: Vec<_> = (0..threads.clamp(1, count.max(1))).map(|_| scope.spawn(work)).collect();
-            let mut layers = Vec::with_capacity(count);
-            for worker in workers {
-                layers.extend(worker.join().map_err(|_| LoadModelError::Panicked)??);
-            }
-            Ok::<_, LoadModelError>(layers)
-        })?;
-        layers.sort_by_key(|(id, _)| *id);
-        Ok(layers.into_iter().map(|(_, layer)| layer).collect())
+        in_parallel(count, threads, LoadModelError::Panicked, |id| self.layer(id))
     }
 
     fn layer(&self, id: usize) -> Result<(Layer, CacheShape), LoadModelError> {

@@ -172,6 +172,7 @@ impl MainModel for FakeMain {
                 load_s: 1.5,
                 forwarded_positions: 9,
                 experts: Some(ExpertCalls { local: 10, remote: 20, fallback: 1, retries: 2 }),
+                ..Finished::default()
             }),
         ];
         let events: Vec<_> =

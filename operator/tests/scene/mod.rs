@@ -22,11 +22,14 @@ pub(crate) fn wanted(remotes: usize) -> Desired {
         environment: Vec::new(),
         http: None,
         hosted: if role == Role::Remote { set() } else { Vec::new() },
+        limits: None,
     };
     let mut functions = vec![spec("main".to_owned(), Role::Main)];
     functions.extend((0..remotes).map(|number| spec(format!("remote-{number}"), Role::Remote)));
     Desired {
         functions,
+        placed: true,
+        account: String::new(),
         remote: if remotes == 0 { Vec::new() } else { set() },
         drain: seconds(30.0),
         patience: Patience::with_ready(seconds(120.0)),

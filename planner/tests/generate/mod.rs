@@ -3,8 +3,8 @@
 #![allow(dead_code)]
 
 use remoe_planner::{
-    Affine, Billing, CpuProfile, GpuProfile, Layer, Limits, PlanError, Pricing, Problem, Request, SizeRange,
-    Slo, Specs, Transport, preallocate,
+    Affine, Billing, CpuProfile, Device, GpuProfile, Layer, Limits, PlanError, Pricing, Problem, Request,
+    SizeRange, Slo, Specs, Transport, preallocate,
 };
 
 /// A generator of numbers that are the same everywhere (SplitMix64).
@@ -76,12 +76,24 @@ fn layer(random: &mut Random, experts: u32, top_k: u32, expert_bytes: f64, scale
         nonexpert_prefill_seconds: Affine { base: 8e-4, per_token: 2e-6 },
         nonexpert_decode_seconds: 4e-4,
         expert_seconds: cpu_profile(random, scale),
+        remote_expert_seconds: None,
         gpu_expert_seconds: Some(GpuProfile { tokens: TOKENS.to_vec(), seconds: gpu }),
         cpu_nonexpert_seconds: Some(cpu_profile(random, scale / 2.0)),
     }
 }
 
-/// A small problem: `layers` layers, up to four replicas, limits from loose to infeasible.
+/// The same work on machines that take `factor` times as long, measured at other points.
+fn elsewhere(profile: &CpuProfile, factor: f64) -> CpuProfile {
+    let slower = |row: &Vec<f64>| row[1..].iter().map(|seconds| seconds * factor).collect();
+    CpuProfile {
+        vcpus: profile.vcpus[1..].to_vec(),
+        tokens: profile.tokens.clone(),
+        seconds: profile.seconds.iter().map(slower).collect(),
+    }
+}
+
+/// A small problem: `layers` layers, up to four replicas, limits from loose to infeasible. A third of
+/// the seeds have the non-expert part on CPUs, another third remote functions on other machines.
 pub(crate) fn small_problem(seed: u64, layers: usize) -> Problem {
     let random = &mut Random::new(seed);
     let most = if layers == 3 { 5 } else { 8 };
@@ -110,6 +122,7 @@ pub(crate) fn small_problem(seed: u64, layers: usize) -> Problem {
     let remote_sizes = random.whole(2, 7) as f64;
     let mut problem = Problem {
         version: 1,
+        device: Device::Gpu,
         request: Request {
             input_tokens: input,
             output_tokens: output,
@@ -128,6 +141,7 @@ pub(crate) fn small_problem(seed: u64, layers: usize) -> Problem {
             token_bytes_down: 4096.0,
             bytes_per_second: 10f64.powf(random.between(7.5, 9.5)),
             invoke_seconds: 10f64.powf(random.between(-4.0, -2.0)),
+            send_seconds: if seed % 2 == 1 { 2e-4 } else { 0.0 },
         },
         swap_seconds: Affine { base: 2e-5, per_token: 2e-7 },
         cold_start_seconds: random.between(0.0, 2.0),
@@ -154,6 +168,16 @@ pub(crate) fn small_problem(seed: u64, layers: usize) -> Problem {
             gpu_bytes: None,
         },
     };
+    match seed % 3 {
+        1 => problem.device = Device::Cpu,
+        2 => {
+            for layer in &mut problem.layers {
+                let factor = random.between(0.5, 1.5);
+                layer.remote_expert_seconds = Some(elsewhere(&layer.expert_seconds, factor));
+            }
+        }
+        _ => {}
+    }
     let slack = [10.0, 1.0, 0.3, 0.1, 0.02, -0.02][random.whole(0, 5) as usize];
     tighten(&mut problem, slack);
     problem
@@ -202,6 +226,7 @@ pub(crate) fn model_problem(shape: Shape) -> Problem {
     let layers = (0..count).map(|_| layer(random, experts, shape.top_k, bytes, 3e-3)).collect();
     let mut problem = Problem {
         version: 1,
+        device: Device::Gpu,
         request: Request {
             input_tokens: 128.0,
             output_tokens: 200.0,
@@ -220,6 +245,7 @@ pub(crate) fn model_problem(shape: Shape) -> Problem {
             token_bytes_down: 4096.0,
             bytes_per_second: 1e9,
             invoke_seconds: 5e-4,
+            send_seconds: 0.0,
         },
         swap_seconds: Affine { base: 2e-5, per_token: 2e-7 },
         cold_start_seconds: 1.5,

@@ -6,6 +6,9 @@ use crate::layerwise::HitRates;
 use crate::random::Random;
 use crate::vector::{add_scaled, dot};
 
+/// One in so many of the tokens given for fine-tuning judges what came of it.
+const JUDGES: usize = 10;
+
 /// A copy of layer l + d's norm and gate, applied to the hidden states that enter layer l.
 #[derive(Debug, Clone)]
 pub struct GateLookahead {
@@ -24,13 +27,13 @@ pub struct FineTuning {
     pub epochs: usize,
     /// Step size, falling linearly to 0.
     pub rate: f32,
-    /// Order of the tokens.
+    /// Order of the tokens that it learns from.
     pub seed: u64,
 }
 
 impl Default for FineTuning {
     fn default() -> Self {
-        Self { threshold: 0.9, epochs: 5, rate: 0.05, seed: 0 }
+        Self { threshold: 0.9, epochs: 5, rate: 0.01, seed: 0 }
     }
 }
 
@@ -38,7 +41,7 @@ impl GateLookahead {
     /// From the later layer's weights; `epsilon` is its norm's.
     ///
     /// # Errors
-    /// A weight does not have the size of `hidden` and `experts`.
+    /// `hidden` is 0, or a weight does not have the size of `hidden` and `experts`.
     pub fn new(
         weights: GateWeights,
         hidden: usize,
@@ -46,6 +49,9 @@ impl GateLookahead {
         top_k: usize,
         epsilon: f32,
     ) -> Result<Self, PredictError> {
+        if hidden == 0 {
+            return Err(PredictError::option("hidden", hidden, "must be 1 or more"));
+        }
         weights.check(hidden, experts)?;
         Ok(Self { weights, experts, top_k, epsilon })
     }
@@ -74,8 +80,9 @@ impl GateLookahead {
     }
 
     /// Fine-tunes the gate where its accuracy on the given tokens is below the threshold: softmax
-    /// cross-entropy against the experts that were used, by stochastic gradient descent. Returns whether it
-    /// was needed. The norm stays.
+    /// cross-entropy against the experts that were used, by stochastic gradient descent. The last tenth of the
+    /// tokens only judges: the gate stays as it is unless the tuned one foresees more there. Returns whether
+    /// it was changed. The norm stays.
     ///
     /// # Errors
     /// `states` and `actual` are not of as many tokens.
@@ -89,6 +96,22 @@ impl GateLookahead {
             return Ok(false);
         }
         let hidden = self.hidden();
+        let tokens = states.len() / hidden;
+        let taught = tokens - tokens / JUDGES;
+        let (states, judging_states) = states.split_at(taught * hidden);
+        let (actual, judging) = actual.split_at(taught * self.top_k);
+        let mut tuned = self.clone();
+        tuned.descend(states, actual, options);
+        let better =
+            tuned.measure(judging_states, judging)?.mean > self.measure(judging_states, judging)?.mean;
+        if better {
+            *self = tuned;
+        }
+        Ok(better)
+    }
+
+    fn descend(&mut self, states: &[f32], actual: &[u16], options: FineTuning) {
+        let hidden = self.hidden();
         let normed: Vec<f32> = states.chunks_exact(hidden).flat_map(|state| self.normed(state)).collect();
         let tokens = normed.len() / hidden;
         let mut random = Random::new(options.seed);
@@ -100,11 +123,10 @@ impl GateLookahead {
                 let rate = options.rate * (1.0 - step / steps);
                 let state = normed.get(token * hidden..(token + 1) * hidden).unwrap_or_default();
                 let used = actual.get(token * self.top_k..(token + 1) * self.top_k).unwrap_or_default();
-                self.descend(state, used, rate);
+                self.step(state, used, rate);
                 step += 1.0;
             }
         }
-        Ok(true)
     }
 
     fn normed(&self, state: &[f32]) -> Vec<f32> {
@@ -113,7 +135,7 @@ impl GateLookahead {
     }
 
     /// One step for one token, scaled by the squared length of its state so that `rate` has no unit.
-    fn descend(&mut self, state: &[f32], used: &[u16], rate: f32) {
+    fn step(&mut self, state: &[f32], used: &[u16], rate: f32) {
         let rows = self.weights.gate.chunks_exact(state.len());
         let logits: Vec<f32> = rows.map(|row| dot(row, state)).collect();
         let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);

@@ -1,5 +1,6 @@
 //! The first array of a record file: which model the records are of.
 
+use crate::error::quoted;
 use crate::record::RecordError;
 use serde::{Deserialize, Serialize};
 
@@ -100,7 +101,7 @@ impl RecordHeader {
     /// [`RecordError::OtherModel`].
     pub fn require_same(&self, found: &Self) -> Result<(), RecordError> {
         let differs = |field, expected: &dyn std::fmt::Debug, found: &dyn std::fmt::Debug| {
-            let (expected, found) = (format!("{expected:?}"), format!("{found:?}"));
+            let (expected, found) = (quoted(format!("{expected:?}")), quoted(format!("{found:?}")));
             Err(RecordError::OtherModel { field, expected, found })
         };
         if self.model != found.model {
@@ -139,10 +140,13 @@ impl RecordHeader {
 
     pub(super) fn from_json(bytes: &[u8]) -> Result<Self, RecordError> {
         let unreadable =
-            |error: serde_json::Error| RecordError::NotRecords(format!("its header says {error}"));
+            |error: serde_json::Error| RecordError::NotRecords(quoted(format!("its header says {error}")));
         let preamble: Preamble = serde_json::from_slice(bytes).map_err(unreadable)?;
         if preamble.format != FORMAT {
-            return Err(RecordError::NotRecords(format!("its header is of format `{}`", preamble.format)));
+            return Err(RecordError::NotRecords(format!(
+                "its header is of format `{}`",
+                quoted(preamble.format)
+            )));
         }
         if preamble.version != VERSION {
             return Err(RecordError::Version { found: preamble.version, supported: VERSION });

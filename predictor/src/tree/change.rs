@@ -8,6 +8,9 @@ impl Tree {
     pub(crate) fn insert(&mut self, history: &History, slot: u32) {
         let leaf = self.home_of(history.vector(slot));
         self.set_leaf(slot, leaf);
+        if let Some(sketches) = &mut self.sketches {
+            sketches.insert(history, slot, self.options.seed);
+        }
         let mut overflow = Vec::new();
         if let Some(Content::Slots(slots)) = self.nodes.get_mut(leaf as usize).map(|node| &mut node.content) {
             slots.push(slot);

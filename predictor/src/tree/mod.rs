@@ -17,9 +17,12 @@ mod pam;
 mod parts;
 mod points;
 mod search;
+mod sketches;
 
 pub(crate) use parts::TreeParts;
+use search::best_of;
 pub use search::{Neighbour, exhaustive};
+pub(crate) use sketches::Sketches;
 
 use crate::error::PredictError;
 use crate::history::History;
@@ -46,9 +49,12 @@ pub enum Clustering {
 pub struct TreeOptions {
     /// A node with more prompts than this is split; above alpha. The paper's beta.
     pub beta: usize,
-    /// A search compares at least this many prompts, and at least alpha. The paper stops at alpha; a search
-    /// that looks at two or three times beta finds nearly what brute force does.
+    /// A search looks at this many prompts at least, and at alpha. The paper stops at alpha; ten times beta
+    /// find nearly what brute force does.
     pub breadth: usize,
+    /// Of the prompts that a search looks at, so many, and at least alpha, are compared by their vectors: the
+    /// most similar by their sketches, which are shorter. With `breadth` no larger there are no sketches.
+    pub rerank: usize,
     /// Children of a node, at most. A node of n prompts gets min(forks, ceil(n / beta)), at least 2: no
     /// more than leaves of about beta prompts need, because small leaves find fewer true neighbours.
     pub forks: usize,
@@ -58,7 +64,7 @@ pub struct TreeOptions {
 
 impl Default for TreeOptions {
     fn default() -> Self {
-        Self { beta: 150, breadth: 400, forks: 64, seed: 0 }
+        Self { beta: 150, breadth: 1500, rerank: 100, forks: 64, seed: 0 }
     }
 }
 
@@ -83,6 +89,11 @@ impl TreeOptions {
         }
         Ok(())
     }
+
+    /// Whether searches look at prompts that they do not compare in full.
+    pub(crate) fn sketches(&self) -> bool {
+        self.breadth > self.rerank
+    }
 }
 
 /// A tree over the slots of one [`History`].
@@ -95,6 +106,8 @@ pub struct Tree {
     centre: Vec<f32>,
     /// Row n guides the way to node n, the centre taken off and scaled to length 1; the root's is not used.
     medoids: Rows,
+    /// Where searches look at more prompts than they compare.
+    sketches: Option<Sketches>,
     /// The leaf of each slot; [`NONE`] for slots that are not in the tree.
     leaf_of: Vec<u32>,
     /// Pruned nodes, to be used again.
@@ -149,6 +162,7 @@ impl Tree {
             centre,
             nodes: vec![Node { parent: NONE, content: Content::Slots(Vec::new()) }],
             medoids: Rows::from_values(history.vectors.width(), vec![0.0; history.vectors.width()]),
+            sketches: options.sketches().then(|| Sketches::of(history, options.seed)),
             leaf_of: Vec::new(),
             vacant: Vec::new(),
         };
@@ -205,7 +219,9 @@ impl Tree {
             })
             .sum();
         let fixed = self.nodes.len() * size_of::<Node>() + self.leaf_of.len() * size_of::<u32>();
-        self.medoids.bytes() + (size_of_val(self.centre.as_slice()) + fixed + lists) as u64
+        let sketches =
+            self.sketches.as_ref().map_or(0, |sketches| sketches.basis().bytes() + sketches.rows().bytes());
+        self.medoids.bytes() + sketches + (size_of_val(self.centre.as_slice()) + fixed + lists) as u64
     }
 
     /// A vector as medoids are compared with it: the centre taken off, scaled to length 1.

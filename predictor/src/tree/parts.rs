@@ -3,7 +3,7 @@
 use crate::error::PredictError;
 use crate::history::History;
 use crate::rows::Rows;
-use crate::tree::{Clustering, Content, NONE, Node, ROOT, Tree, TreeOptions};
+use crate::tree::{Clustering, Content, NONE, Node, ROOT, Sketches, Tree, TreeOptions};
 
 /// The nodes of a tree in breadth-first order, as arrays.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,6 +18,11 @@ impl Tree {
     /// What is taken off queries.
     pub(crate) fn centre(&self) -> &[f32] {
         &self.centre
+    }
+
+    /// Short stand-ins for the vectors, where searches use them.
+    pub(crate) fn sketches(&self) -> Option<&Sketches> {
+        self.sketches.as_ref()
     }
 
     /// The slots, each leaf's next to each other, near leaves near each other.
@@ -36,7 +41,9 @@ impl Tree {
         let order = self.leaf_order();
         let (parts, medoids) = self.to_parts(&order);
         let medoids = Rows::from_values(self.medoids.width(), medoids);
-        *self = Self::from_parts(&parts, medoids, self.centre.clone(), self.clustering, self.options)?;
+        let sketches = self.sketches.as_ref().map(|sketches| sketches.gather(&order));
+        let centre = self.centre.clone();
+        *self = Self::from_parts(&parts, medoids, centre, sketches, self.clustering, self.options)?;
         Ok(history.gather(&order))
     }
 
@@ -74,6 +81,7 @@ impl Tree {
         parts: &TreeParts,
         medoids: Rows,
         centre: Vec<f32>,
+        sketches: Option<Sketches>,
         clustering: Clustering,
         options: TreeOptions,
     ) -> Result<Self, PredictError> {
@@ -110,8 +118,26 @@ impl Tree {
             nodes,
             centre,
             medoids,
+            sketches,
             leaf_of: parts.leaves.clone(),
             vacant: Vec::new(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_saved_tree_may_be_as_deep_as_its_file_is_long() {
+        const DEPTH: u32 = 200_000;
+        let parents = std::iter::once(NONE).chain(0..DEPTH).collect();
+        let parts = TreeParts { parents, leaves: vec![DEPTH; 3] };
+        let medoids = Rows::from_values(1, vec![1.0; DEPTH as usize + 1]);
+        let (clustering, options) = (Clustering::Centred, TreeOptions::default());
+        let tree = Tree::from_parts(&parts, medoids, vec![0.0], None, clustering, options).unwrap();
+        assert_eq!(tree.leaf_order(), [0, 1, 2]);
+        assert_eq!(tree.candidates(&[1.0], 2), [0, 1, 2]);
     }
 }

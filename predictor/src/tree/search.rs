@@ -19,11 +19,14 @@ impl Tree {
     #[must_use]
     pub fn search(&self, history: &History, query: &[f32], alpha: usize) -> Vec<Neighbour> {
         let mut candidates = self.candidates(query, alpha);
-        let found = candidates.drain(..).map(|slot| similarity(history, slot, query)).collect();
+        if let Some(sketches) = &self.sketches {
+            candidates = sketches.most_similar(candidates, query, self.options.rerank.max(alpha));
+        }
+        let found = candidates.into_iter().map(|slot| similarity(history, slot, query)).collect();
         best_of(found, alpha)
     }
 
-    /// The slots that a search compares. First the closest leaf's, and while they are fewer than `alpha`
+    /// The slots that a search looks at. First the closest leaf's, and while they are fewer than `alpha`
     /// those of whole siblings, the nearest medoid first, then of the parent's siblings, and so on. Beyond
     /// that, up to the breadth, those of the leaves whose medoids are nearest, wherever they are.
     pub(crate) fn candidates(&self, query: &[f32], alpha: usize) -> Vec<u32> {
@@ -40,7 +43,7 @@ impl Tree {
             };
             node = closest.node;
         }
-        let mut slots = Vec::with_capacity(breadth + self.options.beta);
+        let mut slots = Vec::new();
         self.collect(node, &mut slots);
         while slots.len() < alpha {
             let Some(sibling) = take_best(&mut open, |branch| (branch.depth, branch.closeness)) else {
@@ -76,11 +79,15 @@ impl Tree {
         node
     }
 
-    /// Appends the slots of a whole subtree.
+    /// Appends the slots of a whole subtree, leaf after leaf. Not recursive: how deep a saved tree is, its file
+    /// decides.
     pub(super) fn collect(&self, node: u32, slots: &mut Vec<u32>) {
-        match self.content(node) {
-            Content::Slots(own) => slots.extend_from_slice(own),
-            Content::Children(children) => children.iter().for_each(|&child| self.collect(child, slots)),
+        let mut open = vec![node];
+        while let Some(node) = open.pop() {
+            match self.content(node) {
+                Content::Slots(own) => slots.extend_from_slice(own),
+                Content::Children(children) => open.extend(children.iter().rev()),
+            }
         }
     }
 }
@@ -115,7 +122,7 @@ fn similarity(history: &History, slot: u32, query: &[f32]) -> Neighbour {
 }
 
 /// The `count` most similar, best first; ties go to the lower slot.
-fn best_of(mut found: Vec<Neighbour>, count: usize) -> Vec<Neighbour> {
+pub(super) fn best_of(mut found: Vec<Neighbour>, count: usize) -> Vec<Neighbour> {
     let better =
         |a: &Neighbour, b: &Neighbour| b.similarity.total_cmp(&a.similarity).then(a.slot.cmp(&b.slot));
     if found.len() > count {
@@ -138,9 +145,9 @@ mod tests {
         let parents = vec![NONE, 0, 0, 1, 1, 1, 2, 2];
         let medoids = closeness.iter().flat_map(|x| [*x, (1.0 - x * x).sqrt()]).collect();
         let parts = TreeParts { parents, leaves: leaves.to_vec() };
-        let options = TreeOptions { breadth, ..TreeOptions::default() };
+        let options = TreeOptions { breadth, rerank: breadth, ..TreeOptions::default() };
         let rows = Rows::from_values(2, medoids);
-        Tree::from_parts(&parts, rows, vec![0.0; 2], Clustering::Similarity, options).unwrap()
+        Tree::from_parts(&parts, rows, vec![0.0; 2], None, Clustering::Similarity, options).unwrap()
     }
 
     const CLOSENESS: [f32; 8] = [0.0, 0.9, 0.8, 0.7, 0.3, 0.5, 0.6, 0.95];

@@ -569,6 +569,10 @@ pub struct Routing {
     /// The remote experts of each layer; every expert that is not named is local.
     #[prost(message, repeated, tag = "3")]
     pub remote: ::prost::alloc::vec::Vec<LayerExperts>,
+    /// The planning problem and the plan behind this generation, {"problem": .., "plan": ..} as JSON, for
+    /// the figures of requests; empty: none.
+    #[prost(string, tag = "4")]
+    pub account: ::prost::alloc::string::String,
 }
 /// A remote function that hosts all of `layers`' remote sets.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -713,6 +717,25 @@ pub struct Finished {
     pub forwarded_positions: u64,
     #[prost(message, optional, tag = "10")]
     pub experts: ::core::option::Option<ExpertCalls>,
+    /// Of the prefill and of decoding, what the experts of the request's iterations took.
+    #[prost(message, optional, tag = "11")]
+    pub prefill_experts: ::core::option::Option<ExpertTime>,
+    #[prost(message, optional, tag = "12")]
+    pub decode_experts: ::core::option::Option<ExpertTime>,
+}
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct ExpertTime {
+    /// In the kernels beside the engine.
+    #[prost(double, tag = "1")]
+    pub local_s: f64,
+    /// Waiting for remote functions after that.
+    #[prost(double, tag = "2")]
+    pub waited_s: f64,
+    /// Computation that remote functions reported, all of them together, and how often they were called.
+    #[prost(double, tag = "3")]
+    pub remote_s: f64,
+    #[prost(uint64, tag = "4")]
+    pub remote_calls: u64,
 }
 /// (token, expert) pairs by where they were computed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

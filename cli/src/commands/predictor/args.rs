@@ -81,9 +81,12 @@ pub(crate) struct TreeArgs {
     /// Prompts in a leaf of the tree, at most; above alpha
     #[arg(long, value_name = "N", default_value_t = 150)]
     beta: usize,
-    /// Prompts that a search compares, at least
-    #[arg(long, value_name = "N", default_value_t = 400)]
+    /// Prompts that a search looks at, at least; by their sketches, where more than --rerank
+    #[arg(long, value_name = "N", default_value_t = 1500)]
     breadth: usize,
+    /// Of those, prompts that are compared in full
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    rerank: usize,
     /// Children of a node of the tree, at most
     #[arg(long, value_name = "N", default_value_t = 64)]
     forks: usize,
@@ -94,8 +97,8 @@ pub(crate) struct TreeArgs {
 
 impl TreeArgs {
     pub(crate) fn options(&self) -> TrainingOptions {
-        let Self { alpha, beta, breadth, forks, seed } = *self;
-        TrainingOptions { alpha, tree: TreeOptions { beta, breadth, forks, seed } }
+        let Self { alpha, beta, breadth, rerank, forks, seed } = *self;
+        TrainingOptions { alpha, tree: TreeOptions { beta, breadth, rerank, forks, seed } }
     }
 }
 

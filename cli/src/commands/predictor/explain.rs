@@ -1,7 +1,6 @@
 //! `remoe predictor explain`: what a prediction rests on.
 
 use super::args::ExplainArgs;
-use super::build::FILE;
 use super::source::Model;
 use crate::exit::CliError;
 use crate::output::{json, table};
@@ -58,15 +57,8 @@ pub(crate) fn run(args: &ExplainArgs, as_json: bool) -> Result<(), CliError> {
         }
         (None, _) => args.prompt_ids.clone(),
     };
-    let path = args.predictor.clone().unwrap_or_else(|| args.model.join("predictor")).join(FILE);
-    let failed = |message: String| CliError {
-        path: Some(path.clone()),
-        ..CliError::arguments("--predictor", format!("{}: {message}", path.display()))
-    };
-    let bytes = std::fs::read(&path)
-        .map_err(|error| failed(format!("{error}; make it with `remoe predictor build`")))?;
-    let trained = Trained::from_bytes(&bytes.into(), &model.fingerprint, &model.embedding)
-        .map_err(|error| failed(error.to_string()))?;
+    let folder = args.predictor.clone().unwrap_or_else(|| args.model.join("predictor"));
+    let trained = model.saved_predictor(&folder)?;
     let explanation = Explanation::of(&trained, tokenizer.as_ref(), prompt_ids)?;
     if as_json {
         json::print(&explanation)?;

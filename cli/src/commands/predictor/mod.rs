@@ -6,7 +6,7 @@ mod eval;
 mod explain;
 mod methods;
 mod plot;
-mod source;
+pub(crate) mod source;
 
 pub(crate) use args::PredictorArgs;
 

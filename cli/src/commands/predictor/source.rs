@@ -1,10 +1,11 @@
 //! What predictors are made of, read from files.
 
-use crate::exit::CliError;
+use super::build::FILE;
+use crate::exit::{CliError, Code};
 use crate::output::progress;
 use remoe_model::{Checkpoint, CheckpointError, StoredDtype, TensorRef};
 use remoe_predictor::record::{ActivationRecord, Reader, RecordError, RecordHeader};
-use remoe_predictor::{Embedding, EmbeddingType, Fate, GateWeights, PredictError};
+use remoe_predictor::{Embedding, EmbeddingType, Fate, GateWeights, PredictError, Trained};
 use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
@@ -29,6 +30,19 @@ impl Model {
         let embedding = Embedding::new(checkpoint.config().hidden_size, element_type(tensor), table.into())?;
         let fingerprint = checkpoint.fingerprint()?.to_string();
         Ok(Self { checkpoint, embedding, fingerprint })
+    }
+
+    /// The predictor that `remoe predictor build` saved in `folder` for this model.
+    pub(crate) fn saved_predictor(&self, folder: &Path) -> Result<Trained, CliError> {
+        let path = folder.join(FILE);
+        let failed = |message: String| CliError {
+            path: Some(path.clone()),
+            ..CliError::arguments("--predictor", format!("{}: {message}", path.display()))
+        };
+        let bytes = std::fs::read(&path)
+            .map_err(|error| failed(format!("{error}; make it with `remoe predictor build`")))?;
+        Trained::from_bytes(&bytes.into(), &self.fingerprint, &self.embedding)
+            .map_err(|error| failed(error.to_string()))
     }
 
     /// The Fate-style baseline from the norms and routers.
@@ -76,12 +90,14 @@ impl Model {
 
     /// The header that records of this model have; `found` says what the model does not fix.
     fn expected(&self, found: &RecordHeader) -> RecordHeader {
-        let inspection = self.checkpoint.inspect();
+        let config = self.checkpoint.config();
+        let layers = config.moe_layers();
+        let moe = layers.first().and_then(|&layer| config.moe(layer));
         RecordHeader {
             model: self.fingerprint.clone(),
-            layers: inspection.moe_layers.iter().map(|&layer| layer as u32).collect(),
-            experts: inspection.experts as u32,
-            top_k: inspection.top_k as u32,
+            layers: layers.iter().map(|&layer| layer as u32).collect(),
+            experts: moe.map_or(0, |moe| moe.experts as u32),
+            top_k: moe.map_or(0, |moe| moe.top_k as u32),
             ..found.clone()
         }
     }
@@ -109,6 +125,9 @@ impl From<PredictError> for CliError {
             PredictError::Option { option, .. } => Self::arguments(&format!("--{option}"), error.to_string()),
             PredictError::EmptyPrompt | PredictError::Token { .. } => {
                 Self::arguments("--prompt", error.to_string())
+            }
+            PredictError::NotFinite { .. } => {
+                Self { code: Code::Checkpoint, ..Self::runtime(error.to_string()) }
             }
             _ => Self::runtime(error.to_string()),
         }

@@ -2,7 +2,9 @@
 
 use super::{BOS, Engine, Front, failure, say, with};
 use crate::engine::request::{Event, FinishReason, Request};
+use remoe_planner::{Account, Options, PlanDraft, Problem, solve};
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 const PATH: &str = "/v1/completions";
 
@@ -116,6 +118,27 @@ async fn no_tokens_at_all_are_for_echoes_only() {
 }
 
 #[tokio::test]
+async fn figures_stand_beside_what_the_plan_expected() {
+    let front = Front::new();
+    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/planning/");
+    let problem = std::fs::read_to_string(format!("{fixtures}example-problem.json")).unwrap();
+    let problem = Problem::from_json(&problem).unwrap();
+    let answer = solve(&problem, None, &Options::default()).unwrap();
+    let account = Account::new(problem, &PlanDraft::from(&answer.plan)).unwrap();
+    front.account.send_replace(Some(Arc::new(account.clone())));
+    let (reply, asked) = front.complete(with(json!({"include_figures": true}))).await;
+    let plan = reply.ok()["usage"]["remoe"]["plan"].clone();
+    // The engine of these tests says that it drew two tokens: one decode step.
+    let expected = account.expect(asked[0].prompt.len(), 1);
+    assert_eq!(
+        plan["expected"],
+        json!({"ttft_s": expected.ttft_seconds, "tpot_s": expected.tpot_seconds, "cost": expected.cost})
+    );
+    assert_eq!((&plan["measured"]["ttft_s"], &plan["measured"]["tpot_s"]), (&json!(0.5), &json!(0.25)));
+    assert!(plan["measured"]["cost"].as_f64().unwrap() > 0.0);
+}
+
+#[tokio::test]
 async fn figures_on_request() {
     let front = Front::new();
     let (reply, _) = front.complete(with(json!({"include_figures": true}))).await;
@@ -124,6 +147,10 @@ async fn figures_on_request() {
         json!({
             "experts": {"local": 40, "remote": 30, "fallback": 2, "retries": 1},
             "ttft_s": 0.5, "prefill_s": 0.375, "decode_s": 0.25, "queued_s": 0.125,
+            "expert_seconds": {
+                "prefill": {"local": 0.05, "waited": 0.06, "remote": 0.12},
+                "decode": {"local": 0.07, "waited": 0.08, "remote": 0.16},
+            },
             "forwarded_positions": 9,
         })
     );

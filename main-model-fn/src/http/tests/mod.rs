@@ -15,12 +15,13 @@ mod streams;
 use super::connections::Connections;
 use super::router::routes;
 use super::{HttpOptions, HttpState, TextFrontend};
-use crate::engine::request::{Delta, Event, ExpertTally, Figures, FinishReason, Request};
+use crate::engine::request::{Delta, Event, ExpertTally, ExpertTime, Figures, FinishReason, Request};
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{self, HeaderMap, StatusCode};
 use engine::Engine;
 use prometheus::Registry;
+use remoe_planner::Account;
 use remoe_wire::{ErrorCode, ServiceError};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -73,6 +74,7 @@ pub(super) struct Front {
     pub(super) router: Router,
     pub(super) engine: Engine,
     pub(super) ready: watch::Sender<bool>,
+    pub(super) account: watch::Sender<Option<Arc<Account>>>,
     state: Arc<HttpState>,
 }
 
@@ -95,9 +97,10 @@ impl Front {
         change(&mut options);
         let (ready, is_ready) = watch::channel(true);
         let (handle, engine) = Engine::new(limits);
-        let state = HttpState::new(handle, text, options, is_ready, Registry::new()).unwrap();
+        let (account, its_account) = watch::channel(None);
+        let state = HttpState::new(handle, text, options, is_ready, its_account, Registry::new()).unwrap();
         let state = Arc::new(state);
-        Self { router: routes(state.clone()), engine, ready, state }
+        Self { router: routes(state.clone()), engine, ready, account, state }
     }
 
     /// The service of a server's connections.
@@ -247,6 +250,17 @@ pub(super) fn figures(request: &Request) -> Figures {
         ttft: Duration::from_millis(500),
         prefill: Duration::from_millis(375),
         decode: Duration::from_millis(250),
+        prefill_experts: expert_time(50, 60),
+        decode_experts: expert_time(70, 80),
+    }
+}
+
+fn expert_time(local: u64, waited: u64) -> ExpertTime {
+    ExpertTime {
+        local: Duration::from_millis(local),
+        waited: Duration::from_millis(waited),
+        remote: Duration::from_millis(2 * waited),
+        calls: 3,
     }
 }
 

@@ -1,10 +1,12 @@
-use crate::error::{BenchError, Result, While};
-use remoe_wire::v1::expert_function_client::ExpertFunctionClient;
-use remoe_wire::v1::forward_reply::Outcome;
-use remoe_wire::v1::forward_request::Body;
-use remoe_wire::v1::{ForwardReply, ForwardRequest, Work};
-use remoe_wire::{MAX_MESSAGE, STREAM_WINDOW};
-use std::net::SocketAddr;
+//! Asking a remote-expert function one question at a time, as the engine does: for measurements.
+
+use crate::v1::expert_function_client::ExpertFunctionClient;
+use crate::v1::forward_reply::Outcome;
+use crate::v1::forward_request::Body;
+use crate::v1::{ForwardReply, ForwardRequest, Work};
+use crate::{ErrorCode, MAX_MESSAGE, STREAM_WINDOW, ServiceError};
+use bytes::Bytes;
+use std::fmt::Display;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
@@ -16,57 +18,71 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// How to wait for an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Wait {
+pub struct Wait {
     /// How long to poll before sleeping.
-    pub(crate) poll: Duration,
+    pub poll: Duration,
 }
 
 impl Wait {
     /// As the engine waits: `POLL` in main-model-fn/src/experts/exchange.rs.
-    pub(crate) const ENGINE: Self = Self { poll: Duration::from_micros(100) };
+    pub const ENGINE: Self = Self { poll: Duration::from_micros(100) };
     /// Polls until the answer is there.
-    pub(crate) const SPIN: Self = Self { poll: LIMIT };
+    pub const SPIN: Self = Self { poll: LIMIT };
 }
 
 /// A `Forward` stream on a current-thread runtime that this thread drives, as the engine's links are:
 /// a task passes answers on, the caller polls the runtime for a bounded time and then sleeps.
 #[derive(Debug)]
-pub(crate) struct Conversation {
+pub struct Conversation {
     runtime: Runtime,
     requests: mpsc::UnboundedSender<ForwardRequest>,
-    replies: mpsc::UnboundedReceiver<std::result::Result<ForwardReply, String>>,
+    replies: mpsc::UnboundedReceiver<Result<ForwardReply, String>>,
 }
 
 /// An answer and the time that it took.
 #[derive(Debug, Clone)]
-pub(crate) struct Answer {
-    pub(crate) rows: Vec<u8>,
-    pub(crate) round_trip: Duration,
+pub struct Answer {
+    /// One row per (token, expert), as in the message.
+    pub rows: Bytes,
+    /// From the question to the answer.
+    pub round_trip: Duration,
     /// As the function reports it.
-    pub(crate) compute: Duration,
+    pub compute: Duration,
 }
 
 impl Conversation {
-    pub(crate) fn open(address: SocketAddr) -> Result<Self> {
-        let opening = || format!("opening a stream to {address}");
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().doing(opening)?;
+    /// Connects to the function at `address` (host:port).
+    ///
+    /// # Errors
+    /// It cannot be reached.
+    pub fn open(address: &str) -> Result<Self, ServiceError> {
+        let unreachable = |error: &dyn Display| {
+            ServiceError::new(ErrorCode::Unavailable, format!("cannot open a stream to {address}: {error}"))
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| unreachable(&error))?;
         let (requests, outbound) = mpsc::unbounded_channel();
         let (passed, replies) = mpsc::unbounded_channel();
-        let mut stream = runtime.block_on(async {
+        let opened = async {
             let channel = Endpoint::from_shared(format!("http://{address}"))
-                .doing(opening)?
+                .map_err(|error| unreachable(&error))?
                 .tcp_nodelay(true)
                 .initial_stream_window_size(STREAM_WINDOW)
                 .initial_connection_window_size(STREAM_WINDOW)
                 .connect()
                 .await
-                .doing(opening)?;
+                .map_err(|error| unreachable(&error))?;
             let mut client = ExpertFunctionClient::new(channel)
                 .max_decoding_message_size(MAX_MESSAGE)
                 .max_encoding_message_size(MAX_MESSAGE);
-            let response = client.forward(UnboundedReceiverStream::new(outbound)).await.doing(opening)?;
-            Ok(response.into_inner())
-        })?;
+            let response = client.forward(UnboundedReceiverStream::new(outbound)).await?;
+            Ok::<_, ServiceError>(response.into_inner())
+        };
+        let mut stream = runtime
+            .block_on(async { tokio::time::timeout(LIMIT, opened).await })
+            .map_err(|elapsed| unreachable(&elapsed))??;
         runtime.spawn(async move {
             loop {
                 let reply = match stream.message().await {
@@ -84,10 +100,14 @@ impl Conversation {
     }
 
     /// Sends `work` and waits for its answer.
-    pub(crate) fn ask(&mut self, work: Work, wait: Wait) -> Result<Answer> {
-        let asking = || "asking a remote function";
+    ///
+    /// # Errors
+    /// The function refuses, ends, or stays silent for half a minute.
+    pub fn ask(&mut self, work: Work, wait: Wait) -> Result<Answer, ServiceError> {
+        let lost = |why: &str| ServiceError::new(ErrorCode::Unavailable, format!("no answer: {why}"));
         let started = Instant::now();
-        self.requests.send(ForwardRequest { body: Some(Body::Work(work)) }).doing(asking)?;
+        let request = ForwardRequest { body: Some(Body::Work(work)) };
+        self.requests.send(request).map_err(|_closed| lost("the stream is closed"))?;
         let replies = &mut self.replies;
         let reply = self.runtime.block_on(async {
             while started.elapsed() < wait.poll {
@@ -99,15 +119,15 @@ impl Conversation {
             tokio::time::timeout(LIMIT, replies.recv()).await.ok().flatten()
         });
         let round_trip = started.elapsed();
-        let reply = reply.ok_or_else(|| BenchError::new(asking(), "no answer"))?.doing(asking)?;
+        let reply = reply.ok_or_else(|| lost("the function is silent"))?.map_err(|why| lost(&why))?;
         match reply.outcome {
             Some(Outcome::Rows(rows)) => Ok(Answer {
-                rows: rows.rows.to_vec(),
+                rows: rows.rows,
                 round_trip,
                 compute: Duration::from_micros(rows.compute_us.into()),
             }),
-            Some(Outcome::Failure(failure)) => Err(BenchError::new(asking(), failure.message)),
-            None => Err(BenchError::new(asking(), "an answer without an outcome")),
+            Some(Outcome::Failure(failure)) => Err(ServiceError::new(ErrorCode::Internal, failure.message)),
+            None => Err(ServiceError::new(ErrorCode::Internal, "an answer without an outcome")),
         }
     }
 }

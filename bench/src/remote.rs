@@ -1,7 +1,10 @@
+//! A remote-expert function under measurement.
+
 use crate::context::Context;
 use crate::error::{Result, While};
 use crate::process::Process;
 use remoe_function::Announcement;
+use remoe_wire::Conversation;
 use std::path::Path;
 use std::process::Command;
 
@@ -25,5 +28,10 @@ impl RemoteFunction {
         let announcement =
             serde_json::from_str(&line).doing(|| format!("reading the announcement {line:?}"))?;
         Ok(Self { announcement, _process: process })
+    }
+
+    /// A stream to it that asks one question at a time, as the engine does.
+    pub(crate) fn conversation(&self) -> Result<Conversation> {
+        Conversation::open(&self.announcement.grpc.to_string()).doing(|| "connecting to a remote function")
     }
 }

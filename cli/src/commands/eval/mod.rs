@@ -1,0 +1,101 @@
+//! `remoe eval`: the experiments of the Remoe paper on published models and on a model of one's own.
+
+mod files;
+mod inputs;
+mod report;
+mod tables;
+
+use crate::exit::{CliError, Code};
+use crate::output::{json, progress::Progress};
+use clap::Args;
+use inputs::Inputs;
+use remoe_experiments::{
+    CpuScaling, ExperimentError, Machine, REQUESTS, Routing, Scenario, Shape, sensitivity,
+};
+use remoe_planner::PlanError;
+use report::{Assumptions, Report, ScenarioReport, SensitivityReport};
+use std::io::Write;
+use std::path::PathBuf;
+
+/// Arguments of `remoe eval`.
+#[derive(Debug, Args)]
+pub(crate) struct EvalArgs {
+    /// Folder for the tables, and for every figure as CSV and SVG
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Prices as bills state them, in YAML or JSON [default: the paper's ratio on one list price]
+    #[arg(long, value_name = "FILE")]
+    pricing: Option<PathBuf>,
+    /// Folder of a Hugging Face checkpoint to evaluate beside the published models
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// What `remoe profile` measured for the model [default: the assumed machine]
+    #[arg(long, value_name = "FILE", requires = "model")]
+    profile: Option<PathBuf>,
+    /// Recorded activations of the model, which 50 requests are taken from [default: drawn]
+    #[arg(long, value_name = "FILE", requires = "model")]
+    records: Option<PathBuf>,
+    /// Folder that `remoe predictor build` saved in [default: predictor, in the model's folder]
+    #[arg(long, value_name = "DIR", requires = "records")]
+    predictor: Option<PathBuf>,
+}
+
+/// Runs every experiment, prints tables, writes files.
+pub(crate) fn run(args: &EvalArgs, as_json: bool) -> Result<(), CliError> {
+    let inputs = Inputs::read(args)?;
+    let progress = Progress::new(false);
+    let report = evaluate(&inputs, &progress);
+    progress.clear();
+    let report = report?;
+    let tables = tables::text(&report);
+    if let Some(folder) = &args.out {
+        files::write(folder, &report, &tables)?;
+    }
+    if as_json {
+        json::print(&report)?;
+    } else {
+        writeln!(anstream::stdout().lock(), "{tables}")?;
+    }
+    Ok(())
+}
+
+fn evaluate(inputs: &Inputs, progress: &Progress) -> Result<Report, CliError> {
+    let routing = Routing::default();
+    let mut scenarios = Vec::new();
+    for shape in Shape::published_models() {
+        let requests = routing.requests(&shape, REQUESTS, remoe_experiments::INPUT_TOKENS);
+        for scaling in CpuScaling::ALL {
+            let machine = Machine::reference(scaling);
+            let scenario = Scenario::assumed(shape.clone(), &machine, inputs.setting, requests.clone());
+            progress.doing(format!("evaluating {}", scenario.name));
+            scenarios.push(ScenarioReport::of(&scenario, None)?);
+        }
+    }
+    for scenario in inputs.own_scenarios(routing) {
+        progress.doing(format!("evaluating {}", scenario.name));
+        scenarios.push(ScenarioReport::of(&scenario, inputs.predict_seconds())?);
+    }
+    let mut sensitivities = Vec::new();
+    for shape in Shape::published_models() {
+        progress.doing(format!("varying the assumptions of {}", shape.name));
+        let rows = sensitivity(&shape, inputs.setting, routing, remoe_experiments::INPUT_TOKENS)?;
+        sensitivities.push(SensitivityReport { model: shape.name, rows });
+    }
+    Ok(Report { assumptions: Assumptions::of(inputs, routing), scenarios, sensitivities })
+}
+
+impl From<ExperimentError> for CliError {
+    fn from(error: ExperimentError) -> Self {
+        let message = error.to_string();
+        match error {
+            ExperimentError::Plan { error: PlanError::Infeasible(_), .. } => {
+                Self { code: Code::Infeasible, ..Self::runtime(message) }
+            }
+            ExperimentError::Problem { .. } => Self::arguments("--profile", message),
+            ExperimentError::NoRequests { .. } | ExperimentError::Shares { .. } => {
+                Self::arguments("--records", message)
+            }
+            ExperimentError::Plan { .. } => Self::runtime(message),
+        }
+    }
+}

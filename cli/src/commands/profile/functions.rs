@@ -1,0 +1,139 @@
+//! Function processes under measurement: started one at a time, their vCPUs changed while they run.
+
+use crate::exit::CliError;
+use crate::output::progress::Progress;
+use crate::programs;
+use remoe_function::Role;
+use remoe_operator::control;
+use remoe_operator::{
+    Cgroups, FunctionId, FunctionSpec, Launcher, LogLine, Phase, ProcessLauncher, ResourceLimits,
+};
+use remoe_wire::v1::expert_function_client::ExpertFunctionClient;
+use remoe_wire::v1::{DescribeRequest, FunctionDescription};
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::runtime::Handle;
+
+/// A function that does not listen after this long never will.
+const START_LIMIT: Duration = Duration::from_secs(600);
+
+/// Starts functions for measurements. Its methods block: call them from a thread of their own.
+pub(super) struct Functions {
+    runtime: Handle,
+    launcher: ProcessLauncher,
+    /// Whether vCPUs are limited by quotas; otherwise only by threads.
+    pub(super) quotas: bool,
+    /// Memory that a function may take: the machine's.
+    memory_bytes: u64,
+}
+
+/// A function that listens.
+pub(super) struct Running<'f> {
+    functions: &'f Functions,
+    id: FunctionId,
+    pub(super) grpc: SocketAddr,
+    pid: Option<u32>,
+    /// From the order to the announcement.
+    pub(super) start: Duration,
+}
+
+impl Functions {
+    /// With control groups where they are permitted; says so where they are not.
+    pub(super) fn new(progress: &Arc<Progress>, memory_bytes: u64) -> Result<Self, CliError> {
+        let log = progress.clone();
+        let launcher = ProcessLauncher::new(
+            programs::find()?,
+            START_LIMIT,
+            Arc::new(move |line: LogLine<'_>| log.log(line)),
+        )
+        .map_err(|error| CliError::runtime(error.to_string()))?;
+        let cgroups = Cgroups::find();
+        if let Err(error) = &cgroups {
+            progress.line(&format!("CPU quotas are not permitted here ({error}): vCPUs are threads"));
+        }
+        let quotas = cgroups.is_ok();
+        let launcher = match cgroups {
+            Ok(cgroups) => launcher.with_limits(cgroups),
+            Err(_) => launcher,
+        };
+        Ok(Self { runtime: Handle::current(), launcher, quotas, memory_bytes })
+    }
+
+    /// Starts a function and waits until it listens.
+    pub(super) fn start(
+        &self,
+        role: Role,
+        arguments: Vec<OsString>,
+        vcpus: f64,
+    ) -> Result<Running<'_>, CliError> {
+        let spec = FunctionSpec {
+            name: format!("profiled-{}", if role == Role::Main { "main" } else { "remote" }),
+            role,
+            arguments,
+            environment: Vec::new(),
+            http: None,
+            hosted: Vec::new(),
+            limits: self
+                .quotas
+                .then(|| ResourceLimits { cpu_millis: millis(vcpus), memory_bytes: self.memory_bytes }),
+        };
+        let started = Instant::now();
+        let found = self.runtime.block_on(async {
+            let id =
+                self.launcher.start(&spec).await.map_err(|error| CliError::runtime(error.to_string()))?;
+            loop {
+                let list = self.launcher.list().await;
+                let Some(observed) = list.into_iter().find(|observed| observed.id == id) else {
+                    return Err(CliError::runtime(format!("{} is gone", spec.name)));
+                };
+                match observed.phase {
+                    Phase::Listening { grpc, .. } => return Ok((id, grpc, observed.pid)),
+                    Phase::Ended(ending) => {
+                        self.launcher.stop(&id, Duration::ZERO).await;
+                        return Err(CliError::runtime(format!("{}: {ending}", spec.name)));
+                    }
+                    Phase::Starting | Phase::Stopping => self.launcher.changed().await,
+                }
+            }
+        });
+        let (id, grpc, pid) = found?;
+        Ok(Running { functions: self, id, grpc, pid, start: started.elapsed() })
+    }
+}
+
+impl Running<'_> {
+    /// Limits it to `vcpus` from now on; without quotas it keeps what its threads use.
+    pub(super) fn limit(&self, vcpus: f64) -> Result<(), CliError> {
+        let limited = self.functions.launcher.limit_cpu(&self.id, millis(vcpus));
+        limited.map(|_limited| ()).map_err(|error| CliError::runtime(error.to_string()))
+    }
+
+    /// What a remote function says of itself.
+    pub(super) fn describe_remote(&self) -> Result<FunctionDescription, CliError> {
+        let described = async {
+            let mut client = ExpertFunctionClient::new(control::channel(self.grpc)?);
+            let answer = tokio::time::timeout(START_LIMIT, client.describe(DescribeRequest {})).await;
+            let late = |_elapsed| CliError::runtime("the function did not describe itself");
+            Ok(answer.map_err(late)??.into_inner())
+        };
+        self.functions.runtime.block_on(described)
+    }
+
+    /// The most memory that it had resident so far, in bytes.
+    pub(super) fn peak_bytes(&self) -> Option<f64> {
+        crate::machine::peak_bytes(self.pid?)
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.functions.runtime.block_on(self.functions.launcher.stop(&self.id, Duration::ZERO));
+    }
+}
+
+fn millis(vcpus: f64) -> u64 {
+    // Small and positive.
+    (vcpus * 1000.0).round() as u64
+}

@@ -1,0 +1,125 @@
+//! Where a profile is measured: vCPUs and token counts, and the tables over them.
+
+use remoe_planner::CpuProfile;
+
+/// Sizes of functions usually differ by so many vCPUs.
+const PART: f64 = 0.1;
+
+/// vCPUs and token counts of a profile.
+pub(super) struct Grid {
+    /// CPUs that a function can use.
+    pub(super) cores: u32,
+    /// vCPUs, ascending.
+    vcpus: Vec<f64>,
+    /// Tokens of one expert, ascending from 1.
+    pub(super) tokens: Vec<f64>,
+    /// Tokens of prompts, ascending.
+    pub(super) prompts: Vec<usize>,
+}
+
+impl Grid {
+    /// The points on a machine with `cores`; fewer of them with `quick`. No prompt is longer than
+    /// `context` tokens.
+    pub(super) fn new(cores: u32, quick: bool, context: usize) -> Self {
+        let below: &[f64] = if quick { &[0.25] } else { &[0.1, 0.2, 0.4, 0.7] };
+        let mut vcpus = below.to_vec();
+        let mut next = 1;
+        while next < cores {
+            vcpus.push(f64::from(next));
+            next *= 2;
+        }
+        vcpus.push(f64::from(cores));
+        let tokens: &[f64] = if quick { &[1.0, 16.0, 128.0] } else { &[1.0, 4.0, 16.0, 64.0, 256.0] };
+        let prompts: &[usize] = if quick { &[32, 256] } else { &[16, 64, 256, 512] };
+        let fitting = prompts.iter().copied().filter(|tokens| tokens + 64 <= context);
+        let mut prompts: Vec<usize> = fitting.collect();
+        if prompts.is_empty() {
+            prompts.push((context / 2).max(2));
+        }
+        Self { cores, vcpus, tokens: tokens.to_vec(), prompts }
+    }
+
+    /// The most threads of a function.
+    pub(super) fn threads(&self) -> usize {
+        self.cores as usize
+    }
+
+    /// The vCPUs that are measured with each number of threads, with quotas or without.
+    pub(super) fn by_threads(&self, quotas: bool) -> Vec<(usize, Vec<f64>)> {
+        let mut groups: Vec<(usize, Vec<f64>)> = Vec::new();
+        for &vcpus in self.vcpus.iter().filter(|vcpus| quotas || **vcpus >= 1.0) {
+            let threads = vcpus.ceil() as usize;
+            match groups.last_mut().filter(|(known, _)| *known == threads) {
+                Some((_, group)) => group.push(vcpus),
+                None => groups.push((threads, vec![vcpus])),
+            }
+        }
+        groups
+    }
+
+    /// A table of `columns`, one per measured number of vCPUs. Without quotas the columns below one
+    /// vCPU are those of one, stretched by the missing share.
+    pub(super) fn table(&self, tokens: Vec<f64>, columns: &[Vec<f64>], quotas: bool) -> CpuProfile {
+        let missing = self.vcpus.len() - columns.len();
+        let stretched = self.vcpus[..missing].iter().map(|vcpus| {
+            let one = columns.first().map_or(&[][..], Vec::as_slice);
+            one.iter().map(|seconds| seconds / vcpus).collect::<Vec<f64>>()
+        });
+        debug_assert!(!quotas || missing == 0, "with quotas everything is measured");
+        let measured = stretched.chain(columns.iter().cloned()).zip(&self.vcpus);
+        let mut vcpus: Vec<f64> = Vec::new();
+        let mut columns: Vec<Vec<f64>> = Vec::new();
+        for (column, &at) in measured {
+            // A function has a thread for each whole vCPU: a part of another one saves nothing.
+            if let Some(last) = columns.last().filter(|_| at > 1.0) {
+                columns.push(last.clone());
+                vcpus.push(at - PART);
+            }
+            columns.push(column);
+            vcpus.push(at);
+        }
+        let seconds = (0..tokens.len()).map(|row| columns.iter().map(|column| column[row]).collect());
+        CpuProfile { vcpus, seconds: seconds.collect(), tokens }
+    }
+}
+
+/// The middle of some figures; 0 of none.
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => 0.0,
+        count if count % 2 == 1 => values[middle],
+        _ => (values[middle - 1] + values[middle]) / 2.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_follow_vcpus() {
+        let grid = Grid::new(6, true, 4096);
+        assert_eq!(
+            grid.by_threads(true),
+            [(1, vec![0.25, 1.0]), (2, vec![2.0]), (4, vec![4.0]), (6, vec![6.0])]
+        );
+        assert_eq!(grid.by_threads(false)[0], (1, vec![1.0]));
+        assert_eq!(Grid::new(1, true, 4096).by_threads(true), [(1, vec![0.25, 1.0])]);
+    }
+
+    #[test]
+    fn without_quotas_a_share_of_a_vcpu_takes_as_many_times_longer() {
+        let grid = Grid::new(2, true, 4096);
+        let table = grid.table(vec![1.0, 16.0], &[vec![2.0, 8.0], vec![1.0, 4.0]], false);
+        assert_eq!(table.vcpus, [0.25, 1.0, 1.9, 2.0]);
+        assert_eq!(table.seconds, [[8.0, 2.0, 2.0, 1.0], [32.0, 8.0, 8.0, 4.0]]);
+    }
+
+    #[test]
+    fn prompts_fit_the_context() {
+        assert_eq!(Grid::new(2, true, 128).prompts, [32]);
+        assert_eq!(Grid::new(2, true, 40).prompts, [20]);
+    }
+}

@@ -1,0 +1,289 @@
+//! `remoe profile`: what this machine takes to run a model.
+
+mod functions;
+mod grid;
+mod main_function;
+mod remote;
+
+use crate::args::Dtype;
+use crate::exit::CliError;
+use crate::machine;
+use crate::output::plot::{Axis, Lines, Series};
+use crate::output::progress::Progress;
+use crate::output::{json, table};
+use functions::Functions;
+use grid::Grid;
+use main_function::MainSetup;
+use remoe_model::{Checkpoint, Inspection};
+use remoe_planner::Fit;
+use remoe_profile::{CpuLimit, Kernels, Machine, Made, Memory, ModelId, Origin, Profile, Starts};
+use remote::RemoteSetup;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Arguments of `remoe profile`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ProfileArgs {
+    /// Folder of a Hugging Face checkpoint
+    #[arg(long, value_name = "DIR")]
+    model: PathBuf,
+    /// Where the profile goes; a file for this model and machine in the cache folder by default
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Plot expert time over vCPUs, with the fit, into this SVG file
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+    /// Fewer points: half a minute instead of minutes
+    #[arg(long)]
+    quick: bool,
+    /// Compute dtype; the checkpoint's by default
+    #[arg(long, value_name = "DTYPE")]
+    dtype: Option<Dtype>,
+    /// Device of the main function: cpu, cuda or cuda:INDEX
+    #[arg(long, default_value = "cpu")]
+    device: String,
+    /// Measure the way to the remote function at HOST:PORT, which hosts the first experts of the model
+    #[arg(long, value_name = "HOST:PORT")]
+    address: Option<String>,
+}
+
+/// Measures, writes the profile and shows it.
+pub(crate) async fn run(args: &ProfileArgs, as_json: bool, progress: &Arc<Progress>) -> Result<(), CliError> {
+    let inspection = Checkpoint::open(&args.model)?.inspect()?;
+    let dtype = args.dtype.map_or_else(|| default_dtype(&inspection), |dtype| dtype.name());
+    let request = Request {
+        model: std::path::absolute(&args.model)?,
+        inspection,
+        dtype: dtype.to_owned(),
+        device: args.device.clone(),
+        quick: args.quick,
+        address: args.address.clone(),
+    };
+    let started = Instant::now();
+    let profile = measure(request, progress).await?;
+    let path = args.out.clone().unwrap_or_else(|| default_path(&profile.model));
+    store(&profile, &path)?;
+    if let Some(path) = &args.plot {
+        write(path, plot(&profile).as_bytes())?;
+    }
+    if as_json {
+        return Ok(json::print(&profile)?);
+    }
+    progress.line(&for_people(&profile));
+    progress.line(&format!("\nwritten to {} after {:.0} s", path.display(), started.elapsed().as_secs_f64()));
+    Ok(())
+}
+
+/// What is to be measured.
+pub(crate) struct Request {
+    pub(crate) model: PathBuf,
+    pub(crate) inspection: Inspection,
+    pub(crate) dtype: String,
+    pub(crate) device: String,
+    pub(crate) quick: bool,
+    pub(crate) address: Option<String>,
+}
+
+/// Measures a profile on this machine.
+pub(crate) async fn measure(request: Request, progress: &Arc<Progress>) -> Result<Profile, CliError> {
+    let progress = progress.clone();
+    let measured = tokio::task::spawn_blocking(move || measure_blocking(&request, &progress)).await;
+    measured.map_err(|error| CliError::runtime(format!("measuring failed: {error}")))?
+}
+
+fn measure_blocking(request: &Request, progress: &Arc<Progress>) -> Result<Profile, CliError> {
+    let Request { model, inspection, dtype, device, quick, address } = request;
+    if inspection.moe_layers.is_empty() {
+        let message = format!("a model of family {} has no routed experts to profile", inspection.family);
+        return Err(CliError::arguments("--model", message));
+    }
+    let functions = Functions::new(progress, machine::memory_bytes().max(1 << 30))?;
+    let grid = Grid::new(machine::cores(), *quick, inspection.context_length);
+    let step = |what: String| progress.doing(what);
+    let remote = RemoteSetup {
+        functions: &functions,
+        model,
+        inspection,
+        dtype,
+        grid: &grid,
+        address: address.as_deref(),
+    }
+    .measure(&step)?;
+    let last = remote.expert_seconds.vcpus.len() - 1;
+    let alone = remote.expert_seconds.seconds.iter().map(|row| row[last]).collect();
+    let main = MainSetup { functions: &functions, model, inspection, dtype, grid: &grid, device, alone }
+        .measure(&step)?;
+    progress.clear();
+    let mut transport = remote.transport;
+    transport.send_seconds = main.call.send;
+    if address.is_none() {
+        // As the main function sees a call: it sleeps and wakes, and drives its connections itself.
+        let per_expert = remote.expert_seconds.seconds.first().map_or(0.0, |row| row[0]);
+        let rows = (1 + inspection.top_k) as f64 * resident(inspection, inspection.token_bytes, dtype);
+        let known = inspection.top_k as f64 * per_expert + rows / transport.bytes_per_second;
+        transport.invoke_seconds = (main.call.wait - known).max(0.0);
+    }
+    let one_token: Vec<f64> = remote.expert_seconds.seconds.first().cloned().unwrap_or_default();
+    Ok(Profile {
+        version: 1,
+        origin: Origin::Measured,
+        made: Made { date: crate::machine::now(), version: env!("CARGO_PKG_VERSION").to_owned() },
+        machine: Machine {
+            cpu: machine::cpu(),
+            cores: grid.cores,
+            memory_bytes: machine::memory_bytes(),
+            device: device.clone(),
+            vcpus_by: if functions.quotas { CpuLimit::Quota } else { CpuLimit::Threads },
+        },
+        model: ModelId { fingerprint: inspection.fingerprint.clone(), dtype: dtype.clone() },
+        kernels: Kernels { numerics_class: remote.numerics_class, instruction_path: remote.instruction_path },
+        // 1 GB comes with one vCPU.
+        fit: Fit::of(&remote.expert_seconds.vcpus, &one_token),
+        expert_seconds: main.expert_seconds,
+        remote_expert_seconds: Some(remote.expert_seconds),
+        nonexpert_seconds: main.nonexpert_seconds,
+        device: main.device,
+        transport,
+        starts: Starts { main: main.start, remote: remote.start },
+        memory: Memory { main_bytes: main.main_bytes, function_bytes: remote.function_bytes.max(0.0) },
+    })
+}
+
+/// The dtype that functions compute in where nothing is said: the checkpoint's, float32 for float16.
+pub(crate) fn default_dtype(inspection: &Inspection) -> &'static str {
+    if inspection.dtype == "bfloat16" { "bfloat16" } else { "float32" }
+}
+
+/// `bytes` at rest as they are resident in `dtype`.
+fn resident(inspection: &Inspection, bytes: u64, dtype: &str) -> f64 {
+    let size = |dtype: &str| if dtype == "float32" { 4.0 } else { 2.0 };
+    bytes as f64 * size(dtype) / size(&inspection.dtype)
+}
+
+/// Where the profile of a model on this machine is kept.
+pub(crate) fn default_path(model: &ModelId) -> PathBuf {
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
+    let folder = cache.or_else(home).unwrap_or_else(std::env::temp_dir);
+    let short = model.fingerprint.get(..16).unwrap_or(&model.fingerprint);
+    folder.join("remoe").join("profiles").join(format!("{short}-{}.json", model.dtype))
+}
+
+pub(crate) fn store(profile: &Profile, path: &Path) -> Result<(), CliError> {
+    let text = serde_json::to_string_pretty(profile)
+        .map_err(|error| CliError::runtime(format!("cannot write the profile: {error}")))?;
+    write(path, text.as_bytes())
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), CliError> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let written = folder.map_or(Ok(()), std::fs::create_dir_all).and_then(|()| std::fs::write(path, bytes));
+    written.map_err(|error| CliError {
+        path: Some(path.to_owned()),
+        ..CliError::runtime(format!("cannot write {}: {error}", path.display()))
+    })
+}
+
+/// Expert time over vCPUs, measured and as the fit says (Remoe paper, figure 6).
+fn plot(profile: &Profile) -> String {
+    let table = profile.remote_expert_seconds.as_ref().unwrap_or(&profile.expert_seconds);
+    let names: Vec<String> = table.tokens.iter().map(|tokens| format!("{tokens} tokens")).collect();
+    let measured = names.iter().zip(&table.seconds).map(|(name, row)| Series {
+        name,
+        points: table.vcpus.iter().copied().zip(row.iter().map(|seconds| seconds * 1e3)).collect(),
+    });
+    let mut series: Vec<Series<'_>> = measured.collect();
+    if let (Some(fit), Some(first), Some(last)) = (profile.fit, table.vcpus.first(), table.vcpus.last()) {
+        let at = |part: u32| first + (last - first) * f64::from(part) / 40.0;
+        let points = (0..=40).map(|part| (at(part), fit.seconds(at(part)) * 1e3)).collect();
+        series.push(Series { name: "fit, 1 token", points });
+    }
+    Lines {
+        title: "One expert in a remote function",
+        x: Axis { label: "memory (GB) and vCPUs", logarithmic: false },
+        y: Axis { label: "milliseconds", logarithmic: true },
+        series,
+    }
+    .svg()
+}
+
+fn for_people(profile: &Profile) -> String {
+    let micros = |seconds: f64| format!("{:.1} µs", seconds * 1e6);
+    let seconds = |seconds: f64| match seconds {
+        long if long >= 0.1 => format!("{long:.2} s"),
+        short => format!("{:.2} ms", short * 1e3),
+    };
+    let mut text = table::of_pairs(&[
+        ("machine", format!("{}, {} cores", profile.machine.cpu, profile.machine.cores)),
+        ("kernels", format!("{}, {}", profile.kernels.instruction_path, profile.kernels.numerics_class)),
+        (
+            "vCPUs by",
+            match profile.machine.vcpus_by {
+                CpuLimit::Quota => "control group quotas".to_owned(),
+                CpuLimit::Threads => "threads: quotas are not permitted here".to_owned(),
+                CpuLimit::Assumed => "assumption".to_owned(),
+            },
+        ),
+        (
+            "a remote call",
+            format!(
+                "{} and {} per MB, over {}",
+                micros(profile.transport.invoke_seconds),
+                micros(1e6 / profile.transport.bytes_per_second),
+                profile.transport.over
+            ),
+        ),
+        (
+            "starts",
+            format!(
+                "main {} and {} per GB, remote {} and {} per GB",
+                seconds(profile.starts.main.process_seconds),
+                seconds(1e9 / profile.starts.main.load_bytes_per_second),
+                seconds(profile.starts.remote.process_seconds),
+                seconds(1e9 / profile.starts.remote.load_bytes_per_second),
+            ),
+        ),
+        (
+            "memory besides weights",
+            format!(
+                "main {}, remote {}",
+                table::bytes(profile.memory.main_bytes as u64),
+                table::bytes(profile.memory.function_bytes as u64)
+            ),
+        ),
+        (
+            "fit over memory",
+            profile.fit.map_or_else(
+                || "none: more memory saves nothing".to_owned(),
+                |fit| {
+                    format!(
+                        "{} exp(-{:.2} GB) + {}, R² {:.3}",
+                        seconds(fit.theta1),
+                        fit.theta2,
+                        seconds(fit.theta3),
+                        fit.r2
+                    )
+                },
+            ),
+        ),
+    ]);
+    let remote = profile.remote_expert_seconds.as_ref();
+    let tables = [
+        ("one expert in a remote function", remote),
+        ("one expert in the main function", Some(&profile.expert_seconds)),
+        ("everything but experts", Some(&profile.nonexpert_seconds)),
+    ];
+    for (name, figures) in tables {
+        let Some(figures) = figures else { continue };
+        let header: Vec<String> = std::iter::once("tokens".to_owned())
+            .chain(figures.vcpus.iter().map(|vcpus| format!("{vcpus} vCPUs")))
+            .collect();
+        let header: Vec<&str> = header.iter().map(String::as_str).collect();
+        let rows = figures.tokens.iter().zip(&figures.seconds).map(|(tokens, row)| {
+            std::iter::once(tokens.to_string()).chain(row.iter().map(|value| seconds(*value))).collect()
+        });
+        text.push_str(&format!("\n\n{name}\n{}", table::with_header(&header, rows.collect())));
+    }
+    text
+}

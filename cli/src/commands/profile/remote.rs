@@ -1,0 +1,267 @@
+//! Experts in a remote function: their time over tokens and vCPUs, the way there and back, start and
+//! memory.
+
+use super::functions::{Functions, Running};
+use super::grid::{Grid, median};
+use crate::exit::CliError;
+use remoe_function::Role;
+use remoe_model::Inspection;
+use remoe_planner::CpuProfile;
+use remoe_profile::{Start, Transport};
+use remoe_wire::v1::{LayerExperts, Work};
+use remoe_wire::{Conversation, MAX_PAYLOAD, Wait, format_listing};
+use std::path::Path;
+use std::time::Duration;
+
+/// Experts under measurement, in bytes at least where the model has them: beyond any cache, as in use.
+const HOSTED_BYTES: u64 = 256 << 20;
+/// Experts that one message asks for.
+const ASKED: usize = 4;
+/// A function rests before a call, as between the tokens of a sequence ..
+const REST: Duration = Duration::from_millis(5);
+/// .. and below one vCPU so long that its quota is whole: more than a period.
+const LONG_REST: Duration = Duration::from_millis(110);
+/// Calls per point of the table.
+const CALLS: usize = 7;
+/// Calls behind a figure of the transport.
+const EXCHANGES: usize = 40;
+
+/// What a remote function takes.
+pub(super) struct RemoteFigures {
+    pub(super) expert_seconds: CpuProfile,
+    pub(super) transport: Transport,
+    pub(super) start: Start,
+    pub(super) function_bytes: f64,
+    pub(super) instruction_path: String,
+    pub(super) numerics_class: String,
+}
+
+/// What is measured, and what is told about it.
+pub(super) struct RemoteSetup<'a> {
+    pub(super) functions: &'a Functions,
+    pub(super) model: &'a Path,
+    pub(super) inspection: &'a Inspection,
+    pub(super) dtype: &'a str,
+    pub(super) grid: &'a Grid,
+    /// A function elsewhere over which the transport is measured; loopback otherwise.
+    pub(super) address: Option<&'a str>,
+}
+
+impl RemoteSetup<'_> {
+    /// Measures everything. `step` is told what is being measured.
+    pub(super) fn measure(&self, step: &dyn Fn(String)) -> Result<RemoteFigures, CliError> {
+        let hosted = self.hosted();
+        let mut columns: Vec<Vec<f64>> = Vec::new();
+        let mut function_bytes = 0.0;
+        let mut transport = None;
+        let mut description = None;
+        // A function's threads are fixed when it starts, its quota is not.
+        for (threads, vcpus) in self.grid.by_threads(self.functions.quotas) {
+            step(format!("starting a remote function with {threads} threads"));
+            let function = self.start(&hosted, threads)?;
+            let mut client = Client::open(&function.grpc.to_string(), &hosted, self)?;
+            // Everything is touched once.
+            for _ in 0..client.calls_for_all() {
+                client.ask(1, Wait::ENGINE)?;
+            }
+            for vcpus in vcpus {
+                function.limit(vcpus)?;
+                step(format!("one expert with {vcpus} vCPUs, {threads} threads"));
+                let rest = if self.functions.quotas && vcpus < 1.0 { LONG_REST } else { REST };
+                columns.push(client.column(&self.grid.tokens, rest)?);
+            }
+            let peak = function.peak_bytes().unwrap_or(0.0);
+            // The largest message and its answer are the planner's to count.
+            let rows = self.grid.tokens.last().copied().unwrap_or(1.0) * (1 + ASKED) as f64;
+            let messages = rows * super::resident(self.inspection, self.inspection.token_bytes, self.dtype);
+            function_bytes = f64::max(function_bytes, peak - self.weights(&hosted) - messages);
+            description = Some(function.describe_remote()?);
+            if threads == self.grid.threads() {
+                function.limit(f64::from(self.grid.cores))?;
+                step("the way to a remote function".to_owned());
+                transport = Some(client.transport("loopback")?);
+            }
+        }
+        if let Some(address) = self.address {
+            step(format!("the way to {address}"));
+            transport = Some(Client::open(address, &hosted, self)?.transport(address)?);
+        }
+        let described = description.ok_or_else(|| CliError::runtime("no number of vCPUs to measure"))?;
+        let expert_seconds = self.grid.table(self.grid.tokens.clone(), &columns, self.functions.quotas);
+        Ok(RemoteFigures {
+            expert_seconds,
+            transport: transport.ok_or_else(|| CliError::runtime("the transport was not measured"))?,
+            start: self.start_times(&hosted, step)?,
+            function_bytes,
+            instruction_path: described.instruction_path,
+            numerics_class: described.numerics_class,
+        })
+    }
+
+    /// The first MoE layers, as many as make up [`HOSTED_BYTES`].
+    fn hosted(&self) -> Vec<LayerExperts> {
+        let facts = self.inspection;
+        let layer_bytes = (facts.expert_bytes * facts.experts as u64).max(1);
+        let layers = usize::try_from(HOSTED_BYTES.div_ceil(layer_bytes)).unwrap_or(usize::MAX);
+        let experts =
+            (HOSTED_BYTES / facts.expert_bytes.max(1)).max(2 * ASKED as u64).min(facts.experts as u64);
+        let sets = facts.moe_layers.iter().take(layers);
+        sets.map(|&layer| LayerExperts {
+            layer: u32::try_from(layer).unwrap_or(u32::MAX),
+            experts: (0..u32::try_from(experts).unwrap_or(u32::MAX)).collect(),
+        })
+        .collect()
+    }
+
+    fn weights(&self, hosted: &[LayerExperts]) -> f64 {
+        let experts: usize = hosted.iter().map(|set| set.experts.len()).sum();
+        experts as f64 * super::resident(self.inspection, self.inspection.expert_bytes, self.dtype)
+    }
+
+    fn start(&self, hosted: &[LayerExperts], threads: usize) -> Result<Running<'_>, CliError> {
+        start(self.functions, self.model, self.dtype, hosted, threads)
+    }
+
+    /// Starts with one expert and with all of them: what grows with bytes, and what does not.
+    fn start_times(&self, hosted: &[LayerExperts], step: &dyn Fn(String)) -> Result<Start, CliError> {
+        step("start times of a remote function".to_owned());
+        let one = vec![LayerExperts { layer: hosted.first().map_or(0, |set| set.layer), experts: vec![0] }];
+        let time = |hosted: &[LayerExperts]| -> Result<f64, CliError> {
+            let mut times = Vec::new();
+            for _ in 0..3 {
+                times.push(self.start(hosted, self.grid.threads())?.start.as_secs_f64());
+            }
+            Ok(median(times))
+        };
+        let (little, much) = (time(&one)?, time(hosted)?);
+        let bytes = self.weights(hosted) - self.weights(&one);
+        let rate = if much > little && bytes > 0.0 { bytes / (much - little) } else { 1e12 };
+        Ok(Start {
+            process_seconds: (little - self.weights(&one) / rate).max(0.0),
+            load_bytes_per_second: rate.clamp(1.0, 1e12),
+        })
+    }
+}
+
+/// Starts a remote function that hosts `hosted`.
+pub(super) fn start<'f>(
+    functions: &'f Functions,
+    model: &Path,
+    dtype: &str,
+    hosted: &[LayerExperts],
+    threads: usize,
+) -> Result<Running<'f>, CliError> {
+    let arguments = vec![
+        "--model".into(),
+        model.into(),
+        "--dtype".into(),
+        dtype.into(),
+        "--threads".into(),
+        threads.to_string().into(),
+        "--experts".into(),
+        format_listing(hosted).into(),
+        // Planned functions have one layer each, and do not poll.
+        "--poll-us".into(),
+        "0".into(),
+    ];
+    functions.start(Role::Remote, arguments, f64::from(crate::machine::cores()))
+}
+
+/// Asks a function for rows of its experts, other ones each time.
+struct Client<'a> {
+    conversation: Conversation,
+    hosted: &'a [LayerExperts],
+    row_bytes: usize,
+    asked: usize,
+}
+
+impl<'a> Client<'a> {
+    fn open(address: &str, hosted: &'a [LayerExperts], setup: &RemoteSetup<'_>) -> Result<Self, CliError> {
+        let row_bytes = super::resident(setup.inspection, setup.inspection.token_bytes, setup.dtype);
+        Ok(Self {
+            conversation: Conversation::open(address)?,
+            hosted,
+            row_bytes: row_bytes as usize,
+            asked: 0,
+        })
+    }
+
+    /// Calls until every hosted expert has been asked.
+    fn calls_for_all(&self) -> usize {
+        self.hosted.iter().map(|set| set.experts.len().div_ceil(ASKED)).sum()
+    }
+
+    /// Sends `rows` rows to the next few experts; seconds of the round trip and of the computation,
+    /// and how many experts there were.
+    fn ask(&mut self, rows: usize, wait: Wait) -> Result<(f64, f64, usize), CliError> {
+        let work = self.work(rows);
+        let experts = work.counts.first().copied().unwrap_or(1) as usize;
+        let answer = self.conversation.ask(work, wait)?;
+        Ok((answer.round_trip.as_secs_f64(), answer.compute.as_secs_f64(), experts))
+    }
+
+    fn work(&mut self, rows: usize) -> Work {
+        let set = &self.hosted[self.asked % self.hosted.len()];
+        let groups = set.experts.len().div_ceil(ASKED);
+        let first = (self.asked / self.hosted.len()) % groups * ASKED;
+        // A message and its answer are bounded.
+        let most = (MAX_PAYLOAD / (rows * self.row_bytes).max(1)).clamp(1, ASKED);
+        let experts: Vec<u32> = set.experts.iter().copied().skip(first).take(most).collect();
+        self.asked += 1;
+        Work {
+            id: self.asked as u64,
+            generation: 1,
+            layer: set.layer,
+            budget_us: 0,
+            // Small numbers of either sign in bfloat16 and in float32.
+            rows: (0..rows * self.row_bytes / 2)
+                .flat_map(|i| {
+                    (((i as u32).wrapping_mul(0x9e37_79b9) >> 16) as u16 & 0x81ff | 0x3c00).to_le_bytes()
+                })
+                .collect(),
+            counts: vec![experts.len() as u32; rows],
+            experts: experts.repeat(rows),
+        }
+    }
+
+    /// Seconds of one expert for each number of tokens, called after a rest.
+    fn column(&mut self, tokens: &[f64], rest: Duration) -> Result<Vec<f64>, CliError> {
+        let mut column = Vec::with_capacity(tokens.len());
+        for &tokens in tokens {
+            let rows = tokens as usize;
+            let mut seconds = Vec::with_capacity(CALLS);
+            for _ in 0..CALLS {
+                std::thread::sleep(rest);
+                let (_, compute, experts) = self.ask(rows, Wait::ENGINE)?;
+                seconds.push(compute / experts as f64);
+            }
+            column.push(median(seconds));
+        }
+        Ok(column)
+    }
+
+    /// What a call takes besides its computation: for one row, and more for more bytes.
+    fn transport(&mut self, over: &str) -> Result<Transport, CliError> {
+        let rows = (MAX_PAYLOAD / 2 / (self.row_bytes * ASKED)).max(2);
+        let mut added = |rows: usize| -> Result<(f64, f64), CliError> {
+            let mut seconds = Vec::with_capacity(EXCHANGES);
+            let mut bytes = 0.0;
+            for _ in 0..EXCHANGES {
+                let (round_trip, compute, experts) = self.ask(rows, Wait::ENGINE)?;
+                seconds.push((round_trip - compute).max(0.0));
+                bytes = (rows * self.row_bytes * (1 + experts)) as f64;
+            }
+            Ok((median(seconds), bytes))
+        };
+        let (one, one_bytes) = added(1)?;
+        let (many, many_bytes) = added(rows)?;
+        let rate = if many > one { (many_bytes - one_bytes) / (many - one) } else { 1e12 };
+        Ok(Transport {
+            over: over.to_owned(),
+            bytes_per_second: rate.clamp(1.0, 1e12),
+            invoke_seconds: (one - one_bytes / rate).max(0.0),
+            // Seen in the main function only.
+            send_seconds: 0.0,
+        })
+    }
+}

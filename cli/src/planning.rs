@@ -1,0 +1,377 @@
+//! From a model, a profile and wishes to a plan: what `plan --model`, `up` and `generate` share.
+
+use crate::args::{DeploymentArgs, Dtype};
+use crate::commands::predictor::source::Model;
+use crate::commands::profile::{self, default_dtype};
+use crate::deployment::Wanted;
+use crate::exit::CliError;
+use crate::machine;
+use crate::output::progress::Progress;
+use clap::{Args, ValueEnum};
+use remoe_model::Inspection;
+use remoe_model::text::Tokenizer;
+use remoe_planner::{Answer, Limits, Options, Problem, Remote, Request, SizeRange, Slo, Specs, solve};
+use remoe_predictor::{Shares, Trained};
+use remoe_profile::{ModelId, Prices, Profile, Wishes};
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Bytes of one MB.
+const MB: f64 = 1e6;
+/// Workload where nothing is said: a paragraph in, a few paragraphs out.
+const TYPICAL_INPUT: u64 = 128;
+const TYPICAL_OUTPUT: u64 = 200;
+const MOST_INPUT: u64 = 4096;
+const MOST_OUTPUT: u64 = 1024;
+/// No file is longer; a problem of a thousand layers of 512 experts is a tenth of it.
+const FILE_LIMIT: u64 = 256 << 20;
+
+/// What a plan for a model is made from.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct PlanningArgs {
+    /// Profile of the model on this machine, made by `remoe profile` [default: the one in the cache]
+    #[arg(long, value_name = "FILE", help_heading = "Planning")]
+    pub(crate) profile: Option<PathBuf>,
+    /// Folder of a predictor, made by `remoe predictor build` [default: MODEL/predictor where there is
+    /// one; without one every expert is thought to be used alike]
+    #[arg(long, value_name = "DIR", help_heading = "Planning")]
+    pub(crate) predictor: Option<PathBuf>,
+    /// Typical and largest requests: {"typicalInputTokens", "typicalOutputTokens", "maxInputTokens",
+    /// "maxOutputTokens"} in YAML or JSON
+    #[arg(long, value_name = "FILE", help_heading = "Planning")]
+    pub(crate) workload: Option<PathBuf>,
+    /// Limit of the time to first token, cold start excluded
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration, help_heading = "Planning")]
+    pub(crate) ttft: Duration,
+    /// Limit of the time per output token
+    #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = duration, help_heading = "Planning")]
+    pub(crate) tpot: Duration,
+    /// Prices in the units of bills (examples/pricing) [default: 0.04 per core hour, 0.004 per GB hour]
+    #[arg(long, value_name = "FILE", help_heading = "Planning")]
+    pub(crate) pricing: Option<PathBuf>,
+    /// Memory that the main function may have in MB, MIN:MAX:STEP [default: 100 to the machine's, by 100]
+    #[arg(long, value_name = "MB", value_parser = sizes, help_heading = "Planning")]
+    pub(crate) main_memory_mb: Option<SizeRange>,
+    /// Memory that a remote function may have in MB, MIN:MAX:STEP
+    #[arg(long, value_name = "MB", default_value = "100:5000:100", value_parser = sizes, help_heading = "Planning")]
+    pub(crate) remote_memory_mb: SizeRange,
+    /// Replicas of a layer's remote function, at most
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Planning")]
+    pub(crate) max_replicas: u32,
+}
+
+/// Whether experts may be remote.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RemoteArg {
+    /// Where it is cheaper
+    #[default]
+    Auto,
+    /// In every layer with more experts than a token uses
+    Always,
+    /// Nowhere
+    Never,
+}
+
+impl From<RemoteArg> for Remote {
+    fn from(remote: RemoteArg) -> Self {
+        match remote {
+            RemoteArg::Auto => Self::Auto,
+            RemoteArg::Always => Self::Always,
+            RemoteArg::Never => Self::Never,
+        }
+    }
+}
+
+/// Requests as a workload file states them; the names are those of the custom resource.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Workload {
+    typical_input_tokens: Option<u64>,
+    typical_output_tokens: Option<u64>,
+    max_input_tokens: Option<u64>,
+    max_output_tokens: Option<u64>,
+}
+
+impl PlanningArgs {
+    /// The profile to plan with: the given one, or the one in the cache; `None` where that does not
+    /// exist yet.
+    pub(crate) fn known_profile(&self, model: &ModelId) -> Result<Option<Profile>, CliError> {
+        let path = match &self.profile {
+            Some(path) => path.clone(),
+            None => profile::default_path(model),
+        };
+        if self.profile.is_none() && !path.exists() {
+            return Ok(None);
+        }
+        let text = read("--profile", &path)?;
+        let profile = Profile::from_json(&text).map_err(|error| in_file("--profile", &path, &error))?;
+        Ok(Some(profile))
+    }
+
+    /// The known profile, or one that is measured now and kept.
+    async fn profile(
+        &self,
+        model: &Path,
+        inspection: &Inspection,
+        dtype: Option<Dtype>,
+        device: &str,
+        progress: &Arc<Progress>,
+    ) -> Result<Profile, CliError> {
+        let dtype = dtype.map_or_else(|| default_dtype(inspection), Dtype::name).to_owned();
+        let id = ModelId { fingerprint: inspection.fingerprint.clone(), dtype: dtype.clone() };
+        if let Some(profile) = self.known_profile(&id)? {
+            return Ok(profile);
+        }
+        progress.line("no profile of this model on this machine yet: measuring one, once");
+        let request = profile::Request {
+            model: model.to_owned(),
+            inspection: inspection.clone(),
+            dtype,
+            device: device.to_owned(),
+            quick: true,
+            address: None,
+        };
+        let profile = profile::measure(request, progress).await?;
+        profile::store(&profile, &profile::default_path(&id))?;
+        Ok(profile)
+    }
+
+    /// Profiles where nobody has, states the problem of serving `wanted`'s model, or of one `prompt`.
+    pub(crate) async fn problem_of(
+        &self,
+        wanted: &Wanted,
+        args: &DeploymentArgs,
+        prompt: Option<&str>,
+        progress: &Arc<Progress>,
+    ) -> Result<Problem, CliError> {
+        let device = args.device.as_deref().unwrap_or("cpu");
+        let model = &wanted.options.model;
+        let profile = self.profile(model, &wanted.inspection, args.dtype, device, progress).await?;
+        self.problem(model, &wanted.inspection, &profile, args.dtype, prompt)
+    }
+
+    /// The problem of serving `model`. With a `prompt` it is that of this one request.
+    pub(crate) fn problem(
+        &self,
+        folder: &Path,
+        model: &Inspection,
+        profile: &Profile,
+        dtype: Option<Dtype>,
+        prompt: Option<&str>,
+    ) -> Result<Problem, CliError> {
+        let dtype = dtype.map_or_else(|| profile.model.dtype.clone(), |dtype| dtype.name().to_owned());
+        profile
+            .check_model(model, &dtype)
+            .map_err(|error| CliError::arguments("--profile", error.to_string()))?;
+        let workload = self.workload(model)?;
+        let trained = self.trained(folder)?;
+        let mut request = workload;
+        let mut prediction = None;
+        let mut p95 = None;
+        if let Some(trained) = &trained {
+            let shares = match prompt {
+                Some(text) => {
+                    let ids = self.tokens(folder, model, text)?;
+                    request.input_tokens = ids.len() as f64;
+                    request.max_input_tokens =
+                        request.max_input_tokens.map(|most| most.max(ids.len() as f64));
+                    let predicted = trained.predict_with_errors(&ids)?;
+                    p95 = predicted.errors.map(|errors| errors.prediction_p95(&half(model)));
+                    rows(&predicted.shares)
+                }
+                None => rows(trained.popularity().shares()),
+            };
+            prediction = Some(shares);
+        } else if let Some(text) = prompt {
+            request.input_tokens = self.tokens(folder, model, text)?.len() as f64;
+            request.max_input_tokens = request.max_input_tokens.map(|most| most.max(request.input_tokens));
+        }
+        let prices = match &self.pricing {
+            None => Prices::default(),
+            Some(path) => Prices::from_yaml(&read("--pricing", path)?)
+                .map_err(|error| in_file("--pricing", path, &error))?,
+        };
+        let pricing =
+            prices.pricing().map_err(|error| CliError::arguments("--pricing", error.to_string()))?;
+        let scale = if profile.model.dtype == "float32" && model.dtype != "float32" { 2.0 } else { 1.0 };
+        let fallback_bytes = fallback_bytes(model) * scale;
+        let machine = machine::memory_bytes().max(1 << 30) as f64;
+        let wishes = Wishes {
+            request,
+            slo: Slo { ttft_seconds: self.ttft.as_secs_f64(), tpot_seconds: self.tpot.as_secs_f64() },
+            pricing,
+            specs: Specs {
+                main: self.main_memory_mb.unwrap_or(SizeRange {
+                    min_bytes: 100.0 * MB,
+                    max_bytes: (machine / (100.0 * MB)).floor() * 100.0 * MB,
+                    step_bytes: 100.0 * MB,
+                }),
+                remote: self.remote_memory_mb,
+            },
+            limits: Limits { payload_bytes: None, max_replicas: self.max_replicas, gpu_bytes: None },
+            prediction,
+            prediction_p95: p95,
+            fallback_bytes,
+            cold_start_seconds: 0.0,
+        };
+        remoe_profile::problem(model, profile, &wishes)
+            .map_err(|error| CliError::arguments("--model", error.to_string()))
+    }
+
+    fn workload(&self, model: &Inspection) -> Result<Request, CliError> {
+        let workload = match &self.workload {
+            None => Workload::default(),
+            Some(path) => serde_path_to_error::deserialize(serde_yaml::Deserializer::from_str(&read(
+                "--workload",
+                path,
+            )?))
+            .map_err(|error| in_file("--workload", path, &error))?,
+        };
+        let context = model.context_length as u64;
+        let typical_input = workload.typical_input_tokens.unwrap_or(TYPICAL_INPUT);
+        let typical_output = workload.typical_output_tokens.unwrap_or(TYPICAL_OUTPUT);
+        let most_output =
+            workload.max_output_tokens.unwrap_or(MOST_OUTPUT.min(context / 4).max(typical_output));
+        let most_input = workload
+            .max_input_tokens
+            .unwrap_or(MOST_INPUT.min(context.saturating_sub(most_output)).max(typical_input));
+        if typical_input == 0 || typical_output == 0 {
+            let message =
+                "typical requests have tokens: typicalInputTokens and typicalOutputTokens start at 1";
+            return Err(CliError::arguments("--workload", message));
+        }
+        Ok(Request {
+            input_tokens: typical_input as f64,
+            // The first token comes out of the prefill.
+            output_tokens: (typical_output - 1) as f64,
+            max_input_tokens: Some(most_input as f64),
+            max_output_tokens: Some(most_output as f64),
+        })
+    }
+
+    fn trained(&self, folder: &Path) -> Result<Option<Trained>, CliError> {
+        let beside = folder.join("predictor");
+        match &self.predictor {
+            Some(path) => Ok(Some(Model::open(folder)?.saved_predictor(path)?)),
+            None if beside.is_dir() => Ok(Some(Model::open(folder)?.saved_predictor(&beside)?)),
+            None => Ok(None),
+        }
+    }
+
+    fn tokens(&self, folder: &Path, model: &Inspection, text: &str) -> Result<Vec<u32>, CliError> {
+        let tokenizer = Tokenizer::open(folder, model.vocab_size)?;
+        let tokenizer =
+            tokenizer.ok_or_else(|| CliError::arguments("--prompt", "the model has no tokenizer.json"))?;
+        Ok(tokenizer.encode(text, true)?)
+    }
+}
+
+/// The cheapest plan. It takes a moment: a thread of its own makes it.
+pub(crate) async fn plan(problem: &Problem, remote: RemoteArg) -> Result<Answer, CliError> {
+    let problem = problem.clone();
+    let options = Options { remote: remote.into(), ..Options::default() };
+    let solved = tokio::task::spawn_blocking(move || solve(&problem, None, &options)).await;
+    Ok(solved.map_err(|error| CliError::runtime(format!("planning failed: {error}")))??)
+}
+
+/// The same problem with the main function's size decided.
+pub(crate) fn with_main(problem: &Problem, main_bytes: f64) -> Problem {
+    let main = SizeRange { min_bytes: main_bytes, max_bytes: main_bytes, step_bytes: MB };
+    Problem { specs: Specs { main, ..problem.specs }, ..problem.clone() }
+}
+
+/// Memory of the main function for experts that no remote function answers for, in bytes at rest: two
+/// tokens' experts of a layer may be lost at the same time.
+pub(crate) fn fallback_bytes(model: &Inspection) -> f64 {
+    2.0 * model.top_k as f64 * model.expert_bytes as f64
+}
+
+/// Remote sets of half of the experts: where error bars are read before the sets are chosen.
+fn half(model: &Inspection) -> Vec<usize> {
+    vec![model.experts / 2; model.moe_layers.len()]
+}
+
+pub(crate) fn rows(shares: &Shares) -> Vec<Vec<f64>> {
+    let row = |row: &[f32]| {
+        let sum: f64 = row.iter().map(|share| f64::from(*share)).sum();
+        row.iter().map(|share| f64::from(*share) / sum).collect()
+    };
+    shares.rows().map(row).collect()
+}
+
+/// The text of a file that a flag names.
+pub(crate) fn read(flag: &str, path: &Path) -> Result<String, CliError> {
+    use std::io::Read;
+    let wrong = |message: String| CliError {
+        path: Some(path.to_owned()),
+        ..CliError::arguments(flag, format!("cannot read {}: {message}", path.display()))
+    };
+    let mut text = String::new();
+    std::fs::File::open(path)
+        .and_then(|file| file.take(FILE_LIMIT + 1).read_to_string(&mut text))
+        .map_err(|error| wrong(error.to_string()))?;
+    if text.len() as u64 > FILE_LIMIT {
+        return Err(wrong(format!("it is longer than {FILE_LIMIT} bytes")));
+    }
+    Ok(text)
+}
+
+fn in_file(flag: &str, path: &Path, error: &dyn std::fmt::Display) -> CliError {
+    CliError {
+        path: Some(path.to_owned()),
+        ..CliError::arguments(flag, format!("{}: {error}", path.display()))
+    }
+}
+
+/// `10s`, `200ms` or `1.5s`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || "is not a time; write it as 10s or 200ms".to_owned();
+    let (number, unit) = match (text.strip_suffix("ms"), text.strip_suffix('s')) {
+        (Some(number), _) => (number, 1e-3),
+        (None, Some(number)) => (number, 1.0),
+        (None, None) => return Err(wrong()),
+    };
+    let number: f64 = number.trim().parse().map_err(|_| wrong())?;
+    let seconds = number * unit;
+    if !(seconds > 0.0 && seconds <= 1e6) {
+        return Err("must be above 0 and at most a million seconds".to_owned());
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+/// `MIN:MAX:STEP` in MB.
+fn sizes(text: &str) -> Result<SizeRange, String> {
+    let parts: Vec<f64> = text.split(':').map(|part| part.parse().unwrap_or(f64::NAN)).collect();
+    match parts[..] {
+        [min, max, step] if min > 0.0 && max >= min && step > 0.0 => {
+            Ok(SizeRange { min_bytes: min * MB, max_bytes: max * MB, step_bytes: step * MB })
+        }
+        _ => Err("is not MIN:MAX:STEP in MB, as in 100:5000:100".to_owned()),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!(duration("200ms"), Ok(Duration::from_millis(200)));
+        assert_eq!(duration("1.5s"), Ok(Duration::from_millis(1500)));
+        for wrong in ["10", "s", "-1s", "0ms", "NaNs", "1e9s"] {
+            assert!(duration(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_ranges() {
+        let range = sizes("100:500:50").unwrap();
+        assert_eq!((range.min_bytes, range.max_bytes, range.step_bytes), (1e8, 5e8, 5e7));
+        for wrong in ["100", "500:100:10", "0:1:1", "a:b:c", "1:2:0", "1:2:3:4"] {
+            assert!(sizes(wrong).is_err(), "{wrong}");
+        }
+    }
+}

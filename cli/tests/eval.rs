@@ -1,0 +1,170 @@
+//! `remoe eval` as its users see it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use remoe_model::Checkpoint;
+use remoe_predictor::record::{ActivationRecord, DEFAULT_FILE_BYTES, RecordHeader, RecordWriter};
+use remoe_profile::{Origin, Profile};
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn fixture(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)
+}
+
+fn run(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_remoe")).args(arguments).output().unwrap()
+}
+
+fn object(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+}
+
+/// Fails with the code of arguments and names the field.
+fn refused(arguments: &[&str], field: &str, says: &str) {
+    let output = run(&[&["eval", "--json"], arguments].concat());
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let error = &object(&output)["error"];
+    assert_eq!(error["field"], field, "{error}");
+    assert!(error["message"].as_str().unwrap().contains(says), "{error}");
+}
+
+/// Records whose first expert does most of the work.
+fn records(path: &Path, model: &Path, count: u32) {
+    let checkpoint = Checkpoint::open(model).unwrap();
+    let facts = checkpoint.inspect().unwrap();
+    let header = RecordHeader {
+        model: checkpoint.fingerprint().unwrap().to_string(),
+        layers: facts.moe_layers.iter().map(|&layer| layer as u32).collect(),
+        experts: facts.experts as u32,
+        top_k: facts.top_k as u32,
+        dtype: facts.dtype,
+        tokens: false,
+    };
+    let cells = header.cells();
+    let mut writer = RecordWriter::new(Vec::new(), header, 0, DEFAULT_FILE_BYTES).unwrap();
+    for n in 0..count {
+        let prompt: Vec<u32> = (0..4 + n % 7).map(|t| (n * 5 + t * t) % facts.vocab_size as u32).collect();
+        let counts = |first: u32| {
+            (0..cells).map(|cell| if cell % facts.experts == 0 { first } else { 1 + n % 2 }).collect()
+        };
+        let record = ActivationRecord {
+            prompt,
+            prefill: counts(9),
+            decode: counts(5),
+            steps: 7,
+            ..Default::default()
+        };
+        writer.append(&record).unwrap();
+    }
+    fs::write(path, writer.finish().unwrap()).unwrap();
+}
+
+#[test]
+fn every_figure_becomes_a_table_a_csv_and_an_svg() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (file, predictor, out) = (at("records.npy"), at("predictor"), at("out"));
+    let model = fixture("mixtral-basic");
+    records(Path::new(&file), &model, 60);
+    let model = model.to_str().unwrap();
+    let built = run(&["predictor", "build", "--history", &file, "--model", model, "--out", &predictor]);
+    assert!(built.status.success(), "{built:?}");
+
+    let arguments = ["eval", "--model", model, "--records", &file, "--predictor", &predictor, "--out", &out];
+    let output = run(&[&arguments[..], &["--json"]].concat());
+    assert!(output.status.success(), "{output:?}");
+    let report = object(&output);
+    assert!(report["assumptions"]["machine"]["invoke_seconds"].is_number());
+    let scenarios = report["scenarios"].as_array().unwrap();
+    let names: Vec<&str> = scenarios.iter().map(|one| one["name"].as_str().unwrap()).collect();
+    assert!(
+        names.contains(&"deepseek-v2-lite-narrow") && names.contains(&"checkpoint-enlarged-wide"),
+        "{names:?}"
+    );
+    for scenario in scenarios {
+        let folder = Path::new(&out).join(scenario["name"].as_str().unwrap());
+        for strategy in scenario["figure_9"]["strategies"].as_array().unwrap() {
+            assert_eq!(strategy["costs"].as_array().unwrap().len(), 50, "{strategy}");
+        }
+        for (figure, plots) in
+            [("4", &["-decode", "-prefill"][..]), ("5", &[""]), ("9", &[""]), ("10", &[""]), ("11", &[""])]
+        {
+            let mut csv = csv::Reader::from_path(folder.join(format!("figure-{figure}.csv"))).unwrap();
+            assert!(csv.headers().unwrap().len() > 1);
+            assert!(csv.records().map(Result::unwrap).count() > 4, "figure {figure} of {folder:?}");
+            for plot in plots {
+                let text = fs::read_to_string(folder.join(format!("figure-{figure}{plot}.svg"))).unwrap();
+                let svg = roxmltree::Document::parse(&text).unwrap();
+                let drawn = svg.descendants().filter(|node| {
+                    node.has_tag_name(("http://www.w3.org/2000/svg", "polyline"))
+                        || node.has_tag_name(("http://www.w3.org/2000/svg", "rect"))
+                });
+                assert!(drawn.count() > 2, "figure {figure}{plot} of {folder:?}");
+                assert!(
+                    !text.contains("NaN") && !text.contains("inf"),
+                    "figure {figure}{plot} of {folder:?}"
+                );
+            }
+        }
+    }
+    // What is measured, is measured where there is something to measure.
+    let of = |name: &str| scenarios.iter().find(|one| one["name"] == name).unwrap();
+    assert!(of("checkpoint-wide")["decisions"]["predict_seconds"].as_f64().unwrap() > 0.0);
+    assert!(of("gpt2-moe-wide")["decisions"]["predict_seconds"].is_null());
+    assert!(of("gpt2-moe-wide")["decisions"]["solve_seconds"].as_f64().unwrap() > 0.0);
+    let tables = fs::read_to_string(Path::new(&out).join("tables.txt")).unwrap();
+    for part in ["Assumptions", "figure 4:", "figure 5:", "figure 9:", "figure 10:", "figure 11:", "per hour"]
+    {
+        assert!(tables.contains(part), "{part}");
+    }
+}
+
+#[test]
+fn prices_that_cannot_be_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("prices.yaml");
+    let with = |text: &str, field: &str, says: &str| {
+        fs::write(&path, text).unwrap();
+        refused(&["--pricing", path.to_str().unwrap()], field, says);
+    };
+    with("cpuCoreHour: 0\nmemoryGBHour: 0.004\n", "cpuCoreHour", "above 0");
+    with("cpuCoreMinute: 1\nmemoryGBHour: 0.004\n", "cpuCoreMinute", "unknown field");
+    with("cpuCoreHour: 0.04\nmemoryGBHour: 0.004\ngpuHour: 2\n", "gpuMemoryMB", "missing");
+    let missing = folder.path().join("none.yaml");
+    refused(&["--pricing", missing.to_str().unwrap()], "--pricing", "cannot read");
+}
+
+#[test]
+fn profiles_of_another_model_or_cut_short_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("profile.json");
+    let model = fixture("mixtral-basic");
+    let facts = Checkpoint::open(fixture("mixtral-bf16")).unwrap().inspect().unwrap();
+    let profile = Profile { origin: Origin::Measured, ..Profile::prior(&facts, &facts.dtype) };
+    let text = serde_json::to_string(&profile).unwrap();
+    let arguments = ["--model", model.to_str().unwrap(), "--profile", path.to_str().unwrap()];
+    fs::write(&path, &text).unwrap();
+    refused(&arguments, "model", "make a profile of this model");
+    fs::write(&path, &text[..text.len() / 2]).unwrap();
+    let output = run(&[&["eval", "--json"], &arguments[..]].concat());
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(object(&output)["error"]["message"].as_str().unwrap().contains("EOF"), "{output:?}");
+}
+
+#[test]
+fn records_need_a_model_and_a_predictor() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("records.npy");
+    let model = fixture("mixtral-basic");
+    records(&file, &model, 3);
+    let (file, model) = (file.to_str().unwrap(), model.to_str().unwrap());
+    refused(&["--records", file], "--model", "required");
+    let none = folder.path().join("none");
+    let arguments = ["--model", model, "--records", file, "--predictor", none.to_str().unwrap()];
+    refused(&arguments, "--predictor", "remoe predictor build");
+    let other = fixture("mixtral-bf16");
+    refused(&["--model", other.to_str().unwrap(), "--records", file], "--predictor", "remoe predictor build");
+}

@@ -1,0 +1,302 @@
+//! Figure 9 of the Remoe paper: what requests cost under each strategy.
+
+use crate::error::ExperimentError;
+use crate::scenario::{Request, Scenario};
+use crate::truth::Outcome;
+use remoe_planner::{Baseline, Baselines, Options, Plan, Problem, Remote, SizeRange, Slo, solve};
+use serde::Serialize;
+
+/// Where the parts of a model run (Remoe paper, section V-C).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Strategy {
+    /// Everything on CPUs.
+    Cpu,
+    /// Everything on the accelerator.
+    Gpu,
+    /// Experts in host memory, and on the accelerator exactly when they are needed.
+    Fetch,
+    /// Experts on CPUs, everything else on the accelerator.
+    Mix,
+    /// The cheapest plan for the class of requests; MIX is one of its choices.
+    Remoe,
+    /// The same for each request by its own prediction, as the paper plans.
+    RemoePerRequest,
+    /// The cheapest plan with remote experts in every layer.
+    RemoeAlways,
+}
+
+impl Strategy {
+    /// The paper's five first.
+    pub const ALL: [Self; 7] =
+        [Self::Cpu, Self::Gpu, Self::Fetch, Self::Mix, Self::Remoe, Self::RemoePerRequest, Self::RemoeAlways];
+    /// Those of the paper.
+    pub const OF_THE_PAPER: [Self; 5] = [Self::Cpu, Self::Gpu, Self::Fetch, Self::Mix, Self::Remoe];
+
+    /// Its name in tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "CPU",
+            Self::Gpu => "GPU",
+            Self::Fetch => "Fetch",
+            Self::Mix => "MIX",
+            Self::Remoe => "Remoe",
+            Self::RemoePerRequest => "Remoe, per request",
+            Self::RemoeAlways => "Remoe, always remote",
+        }
+    }
+}
+
+/// The plans of a class.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClassPlans {
+    /// The class's problem.
+    pub problem: Problem,
+    /// The cheapest plan.
+    pub remoe: Plan,
+    /// The cheapest plan with remote experts in every layer; absent where none keeps the limits.
+    pub always: Option<Plan>,
+    /// What the class costs by prediction, per strategy.
+    pub expected: Vec<(Strategy, Outcome)>,
+    baselines: Baselines,
+}
+
+/// What one request is expected to cost.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct StrategyCost {
+    /// Under which strategy.
+    pub strategy: Strategy,
+    /// Dollars.
+    pub cost: f64,
+}
+
+/// What the requests of a scenario cost.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Costs {
+    /// Per strategy that is possible.
+    pub strategies: Vec<StrategyCosts>,
+    /// Those that are not: no size holds the model, or no plan keeps the limits.
+    pub impossible: Vec<Strategy>,
+}
+
+/// What the requests cost under one strategy.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct StrategyCosts {
+    /// Which.
+    pub strategy: Strategy,
+    /// CPU memory of the main function in bytes; absent where it differs from request to request.
+    pub main_bytes: Option<f64>,
+    /// Experts of all layers that are remote; absent where they differ from request to request.
+    pub remote_experts: Option<usize>,
+    /// What the class's plan expects one request to cost, in dollars; absent where requests have plans
+    /// of their own.
+    pub expected_cost: Option<f64>,
+    /// Dollars of each request with its true routing.
+    pub costs: Vec<f64>,
+    /// Their mean.
+    pub mean_cost: f64,
+    /// The mean prefill, without a cold start.
+    pub mean_ttft_seconds: f64,
+    /// The mean decode step.
+    pub mean_tpot_seconds: f64,
+    /// Requests that took longer than was promised.
+    pub late: usize,
+}
+
+impl Costs {
+    /// One strategy's.
+    #[must_use]
+    pub fn of(&self, strategy: Strategy) -> Option<&StrategyCosts> {
+        self.strategies.iter().find(|costs| costs.strategy == strategy)
+    }
+}
+
+impl From<&Baseline> for Outcome {
+    fn from(baseline: &Baseline) -> Self {
+        Self {
+            cost: baseline.total_cost,
+            ttft_seconds: baseline.ttft_seconds,
+            tpot_seconds: baseline.tpot_seconds,
+        }
+    }
+}
+
+impl ClassPlans {
+    /// Plans for the class of `scenario`, from its predictions alone.
+    ///
+    /// # Errors
+    /// The scenario cannot be, or no plan keeps its limits.
+    pub fn of(scenario: &Scenario) -> Result<Self, ExperimentError> {
+        let problem = scenario.class_problem()?;
+        let answer = scenario.solve(&problem, Remote::Auto)?;
+        let always = scenario.solve(&problem, Remote::Always).ok();
+        let outcome = |evaluation: &remoe_planner::Evaluation| Outcome {
+            cost: evaluation.total_cost,
+            ttft_seconds: evaluation.ttft_seconds,
+            tpot_seconds: evaluation.tpot_seconds,
+        };
+        let baselines = &answer.baselines;
+        let known = [
+            (Strategy::Cpu, baselines.cpu.as_ref().map(Outcome::from)),
+            (Strategy::Gpu, baselines.gpu.as_ref().map(Outcome::from)),
+            (Strategy::Fetch, baselines.fetch.as_ref().map(Outcome::from)),
+            (Strategy::Mix, baselines.mix.as_ref().map(Outcome::from)),
+            (Strategy::Remoe, Some(outcome(&answer.evaluation))),
+            (Strategy::RemoeAlways, always.as_ref().map(|answer| outcome(&answer.evaluation))),
+        ];
+        let expected = known.into_iter().filter_map(|(strategy, outcome)| Some((strategy, outcome?)));
+        Ok(Self {
+            expected: expected.collect(),
+            remoe: answer.plan,
+            always: always.map(|answer| answer.plan),
+            baselines: answer.baselines,
+            problem,
+        })
+    }
+
+    /// What the class is expected to cost under `strategy`.
+    #[must_use]
+    pub fn expected(&self, strategy: Strategy) -> Option<Outcome> {
+        self.expected.iter().find(|(one, _)| *one == strategy).map(|(_, outcome)| *outcome)
+    }
+
+    /// What the class is expected to cost under the strategies of the paper that are possible.
+    pub(crate) fn of_the_paper(&self) -> Vec<StrategyCost> {
+        let strategies = Strategy::OF_THE_PAPER.into_iter();
+        let cost = |strategy| Some(StrategyCost { strategy, cost: self.expected(strategy)?.cost });
+        strategies.filter_map(cost).collect()
+    }
+
+    /// The baseline of `strategy`, where it is one that no size rules out.
+    #[must_use]
+    pub fn baseline(&self, strategy: Strategy) -> Option<&Baseline> {
+        match strategy {
+            Strategy::Cpu => self.baselines.cpu.as_ref(),
+            Strategy::Gpu => self.baselines.gpu.as_ref(),
+            Strategy::Fetch => self.baselines.fetch.as_ref(),
+            Strategy::Mix => self.baselines.mix.as_ref(),
+            Strategy::Remoe | Strategy::RemoePerRequest | Strategy::RemoeAlways => None,
+        }
+    }
+}
+
+/// What each request costs under each strategy: planned from predictions, paid with the true routing.
+///
+/// # Errors
+/// The scenario cannot be, or no plan keeps its limits.
+pub fn costs(scenario: &Scenario, plans: &ClassPlans) -> Result<Costs, ExperimentError> {
+    let mut costs = Costs { strategies: Vec::new(), impossible: Vec::new() };
+    for strategy in Strategy::ALL {
+        let outcomes = match strategy {
+            Strategy::Cpu | Strategy::Gpu | Strategy::Fetch => plans
+                .baseline(strategy)
+                .map(|baseline| each(scenario, |request| of_baseline(scenario, strategy, baseline, request))),
+            Strategy::Mix => plans.baseline(strategy).map(|baseline| {
+                let plan = scenario.all_local(baseline.main_bytes);
+                each(scenario, |request| scenario.outcome(&plan, request))
+            }),
+            Strategy::Remoe => Some(each(scenario, |request| scenario.outcome(&plans.remoe, request))),
+            Strategy::RemoeAlways => {
+                plans.always.as_ref().map(|plan| each(scenario, |request| scenario.outcome(plan, request)))
+            }
+            Strategy::RemoePerRequest => Some(each(scenario, |request| {
+                let steps = scenario.setting.decode_steps;
+                let problem = scenario.problem(request.input_tokens, steps, request.predicted.clone())?;
+                scenario.outcome(&scenario.solve(&problem, Remote::Auto)?.plan, request)
+            })),
+        };
+        match outcomes.transpose()? {
+            Some(outcomes) => costs.strategies.push(summary(scenario, plans, strategy, &outcomes)),
+            None => costs.impossible.push(strategy),
+        }
+    }
+    Ok(costs)
+}
+
+/// What Fetch is expected to cost when experts have to come from host memory after all: each that a
+/// token uses once per decode step, each that any token uses once per prefill, while others compute.
+/// Absent where no size holds the model.
+#[must_use]
+pub fn fetch_with_moves(scenario: &Scenario, plans: &ClassPlans) -> Option<Outcome> {
+    let ideal = plans.baseline(Strategy::Fetch)?;
+    let facts = &scenario.shape.facts;
+    let moved = |experts: f64| {
+        let bytes = experts * facts.expert_bytes as f64 * scenario.shape.moe_layers() as f64;
+        bytes / scenario.host_bytes_per_second
+    };
+    let request = &plans.problem.request;
+    let per_token = facts.top_k as f64;
+    let prefill =
+        ideal.prefill_seconds.max(moved((request.input_tokens * per_token).min(facts.experts as f64)));
+    let step = ideal.tpot_seconds.max(moved(per_token));
+    let rate = ideal.total_cost / (ideal.prefill_seconds + ideal.decode_seconds);
+    Some(Outcome {
+        cost: rate * (prefill + request.output_tokens * step),
+        ttft_seconds: prefill,
+        tpot_seconds: step,
+    })
+}
+
+fn each(
+    scenario: &Scenario,
+    outcome: impl Fn(&Request) -> Result<Outcome, ExperimentError>,
+) -> Result<Vec<Outcome>, ExperimentError> {
+    scenario.requests.iter().map(outcome).collect()
+}
+
+/// A baseline of the class with the routing of one request. Its decode steps do not depend on which
+/// experts are used: all cost the same.
+fn of_baseline(
+    scenario: &Scenario,
+    strategy: Strategy,
+    of_class: &Baseline,
+    request: &Request,
+) -> Result<Outcome, ExperimentError> {
+    let steps = scenario.setting.decode_steps;
+    let mut problem = scenario.problem(request.input_tokens, steps, request.prefill.clone())?;
+    // The baseline's cost is asked for, not whether another plan would keep the limits.
+    problem.slo = Slo { ttft_seconds: 1e9, tpot_seconds: 1e9 };
+    if strategy == Strategy::Cpu {
+        // The size was chosen for the class, as every other strategy's.
+        let only = of_class.main_bytes;
+        problem.specs.main = SizeRange { min_bytes: only, max_bytes: only, ..problem.specs.main };
+    }
+    let never = Options { remote: Remote::Never, ..Options::default() };
+    let answer = solve(&problem, None, &never).map_err(|error| scenario.plan_error(error))?;
+    let found = match strategy {
+        Strategy::Cpu => answer.baselines.cpu,
+        Strategy::Gpu => answer.baselines.gpu,
+        _ => answer.baselines.fetch,
+    };
+    // A request of the class needs no more memory than the class.
+    Ok(found.as_ref().map_or_else(|| Outcome::from(of_class), Outcome::from))
+}
+
+fn summary(
+    scenario: &Scenario,
+    plans: &ClassPlans,
+    strategy: Strategy,
+    outcomes: &[Outcome],
+) -> StrategyCosts {
+    let mean = |of: fn(&Outcome) -> f64| outcomes.iter().map(of).sum::<f64>() / outcomes.len().max(1) as f64;
+    let plan = match strategy {
+        Strategy::Remoe => Some(&plans.remoe),
+        Strategy::RemoeAlways => plans.always.as_ref(),
+        _ => None,
+    };
+    let baseline = plans.baseline(strategy);
+    let planned = plan.map(|plan| plan.main_bytes);
+    let remote = |plan: &Plan| plan.layers.iter().map(|layer| layer.remote.len()).sum();
+    StrategyCosts {
+        strategy,
+        main_bytes: planned.or(baseline.map(|baseline| baseline.main_bytes)),
+        remote_experts: plan.map(remote).or(baseline.map(|_| 0)),
+        expected_cost: plans.expected(strategy).map(|outcome| outcome.cost),
+        costs: outcomes.iter().map(|outcome| outcome.cost).collect(),
+        mean_cost: mean(|outcome| outcome.cost),
+        mean_ttft_seconds: mean(|outcome| outcome.ttft_seconds),
+        mean_tpot_seconds: mean(|outcome| outcome.tpot_seconds),
+        late: outcomes.iter().filter(|outcome| !outcome.is_in_time(scenario)).count(),
+    }
+}

@@ -1,0 +1,45 @@
+//! What can go wrong in an experiment.
+
+use remoe_planner::PlanError;
+use remoe_profile::ProblemError;
+
+/// Why an experiment has no result.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ExperimentError {
+    /// No problem can be made of the scenario.
+    #[error("{scenario}: {error}")]
+    Problem {
+        /// Its name.
+        scenario: String,
+        /// What cannot be.
+        error: ProblemError,
+    },
+    /// The planner has no answer.
+    #[error("{scenario}: {error}")]
+    Plan {
+        /// Its name.
+        scenario: String,
+        /// Why.
+        error: PlanError,
+    },
+    /// Nothing to plan for.
+    #[error("{scenario}: there are no requests; give at least one")]
+    NoRequests {
+        /// Its name.
+        scenario: String,
+    },
+    /// A request's shares do not have the form of the model.
+    #[error(
+        "{scenario}: request {request} has shares of {found} layers or experts where the model has {expected}"
+    )]
+    Shares {
+        /// Its name.
+        scenario: String,
+        /// Index of the request.
+        request: usize,
+        /// `LAYERS x EXPERTS` of the request.
+        found: String,
+        /// `LAYERS x EXPERTS` of the model.
+        expected: String,
+    },
+}

@@ -1,0 +1,69 @@
+//! Figures 5 and 10 of the Remoe paper: what the lengths of prompt and answer do to time and cost.
+
+use crate::costs::{ClassPlans, Strategy, StrategyCost};
+use crate::error::ExperimentError;
+use crate::scenario::Scenario;
+use serde::Serialize;
+
+/// Token counts of figure 5.
+const TOKENS: [f64; 6] = [32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
+/// Decode steps of figure 10 for each token of the prompt.
+const STEPS_PER_TOKEN: [f64; 7] = [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0];
+
+/// Seconds of a prefill, and of as many decode steps, under MIX.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Phases {
+    /// Tokens of the prompt, and decode steps.
+    pub tokens: f64,
+    /// The prefill.
+    pub prefill_seconds: f64,
+    /// The decode steps.
+    pub decode_seconds: f64,
+}
+
+/// What a request costs when its answer is so many times as long as its prompt.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Ratio {
+    /// Tokens of the prompt.
+    pub input_tokens: f64,
+    /// Decode steps.
+    pub decode_steps: f64,
+    /// Expected dollars per strategy of the paper that is possible.
+    pub costs: Vec<StrategyCost>,
+}
+
+/// Figure 5: prefill against decode over the number of tokens, all experts in the main function that MIX
+/// takes for the class.
+///
+/// # Errors
+/// The scenario cannot be, or no size holds all experts.
+pub fn phases(scenario: &Scenario, plans: &ClassPlans) -> Result<Vec<Phases>, ExperimentError> {
+    let Some(mix) = plans.baseline(Strategy::Mix) else { return Ok(Vec::new()) };
+    let plan = scenario.all_local(mix.main_bytes);
+    let at = |tokens: f64| {
+        let problem = scenario.problem(tokens, tokens, scenario.class_prediction())?;
+        let evaluation = scenario.evaluate(&problem, &plan)?;
+        Ok(Phases {
+            tokens,
+            prefill_seconds: evaluation.prefill_seconds,
+            decode_seconds: evaluation.decode_seconds,
+        })
+    };
+    TOKENS.into_iter().map(at).collect()
+}
+
+/// Figure 10: the class's expected cost over the length of answers, planned anew for each.
+///
+/// # Errors
+/// The scenario cannot be, or no plan keeps its limits.
+pub fn ratios(scenario: &Scenario) -> Result<Vec<Ratio>, ExperimentError> {
+    let at = |per_token: f64| {
+        let mut of_length = scenario.clone();
+        let input_tokens = scenario.class_problem()?.request.input_tokens;
+        of_length.setting.decode_steps = (input_tokens * per_token).round();
+        let plans = ClassPlans::of(&of_length)?;
+        let decode_steps = of_length.setting.decode_steps;
+        Ok(Ratio { input_tokens, decode_steps, costs: plans.of_the_paper() })
+    };
+    STEPS_PER_TOKEN.into_iter().map(at).collect()
+}

@@ -1,0 +1,32 @@
+//! The experiments of the paper "Remoe: Towards Efficient and Low-Cost MoE Inference in Serverless
+//! Computing" (sections II to V) as data.
+//!
+//! A [`Scenario`] joins a [`Shape`] (the sizes of a model), a machine as a profile and requests whose
+//! routing is known, recorded or drawn. Each figure is a function from a scenario to rows of numbers:
+//! [`expert_time`] (figure 4), [`phases`] (figure 5), [`costs`] (figure 9), [`ratios`] (figure 10),
+//! [`cold_starts`] (figure 11). Pure: no file, no clock, no network; plans and costs are the planner's.
+
+mod cold_start;
+mod config;
+mod costs;
+mod error;
+mod expert_time;
+mod lengths;
+mod machine;
+mod routing;
+mod scenario;
+mod sensitivity;
+mod shape;
+mod truth;
+
+pub use cold_start::{ColdStart, Decisions, Lane, Part, Span, cold_starts};
+pub use costs::{ClassPlans, Costs, Strategy, StrategyCost, StrategyCosts, costs, fetch_with_moves};
+pub use error::ExperimentError;
+pub use expert_time::{CORES, ExpertTime, expert_time};
+pub use lengths::{Phases, Ratio, phases, ratios};
+pub use machine::{Cpu, CpuScaling, Gpu, Machine};
+pub use routing::Routing;
+pub use scenario::{INPUT_TOKENS, REQUESTS, Request, Rows, Scenario, Setting, paper_pricing};
+pub use sensitivity::{Sensitivity, sensitivity};
+pub use shape::Shape;
+pub use truth::Outcome;

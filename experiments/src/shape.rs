@@ -1,0 +1,206 @@
+//! Models whose sizes are known, with the memory sizes that their functions may have.
+
+use crate::config::{Attention, Config, Mlp};
+use remoe_model::Inspection;
+use remoe_planner::{SizeRange, Specs};
+use serde::Serialize;
+
+const MB: f64 = 1e6;
+
+/// A model as the experiments see it: no weights, only sizes.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Shape {
+    /// Its name in tables and file names.
+    pub name: String,
+    /// Where its sizes come from, for people.
+    pub source: String,
+    /// Its sizes.
+    pub facts: Inspection,
+    /// Sizes that its functions may have.
+    pub specs: Specs,
+}
+
+/// Sizes from `main` and `remote`, both as (least, most) MB, in steps of 100 MB (Remoe paper, section
+/// V-A).
+fn specs(main: (f64, f64), remote: (f64, f64)) -> Specs {
+    let range = |(least, most): (f64, f64)| SizeRange {
+        min_bytes: least * MB,
+        max_bytes: most * MB,
+        step_bytes: 100.0 * MB,
+    };
+    Specs { main: range(main), remote: range(remote) }
+}
+
+impl Shape {
+    /// GPT2-moe of the Remoe paper: GPT-2 (124 million parameters) whose feed-forward networks became
+    /// 8 experts of the same width each, 2 of them per token.
+    ///
+    /// From `openai-community/gpt2`, `config.json`: `n_layer` 12, `n_embd` 768, `n_head` 12,
+    /// `n_positions` 1024, `vocab_size` 50257; stored in float32. Sizes of functions from the paper.
+    #[must_use]
+    pub fn gpt2_moe() -> Self {
+        let config = Config {
+            family: "gpt2-moe",
+            dtype: "float32",
+            layers: 12,
+            first_moe_layer: 0,
+            hidden: 768,
+            vocabulary: 50_257,
+            context: 1024,
+            learned_positions: 1024,
+            tied: true,
+            biases: true,
+            attention: Attention::Grouped { heads: 12, groups: 12, width: 64 },
+            mlp: Mlp { matrices: 2, width: 3072, dense_width: 3072, experts: 8, top_k: 2, shared: 0 },
+        };
+        Self::published(
+            "gpt2-moe",
+            "openai-community/gpt2 config.json, each feed-forward network as 8 experts (Remoe paper, V-A)",
+            &config,
+            specs((200.0, 5_000.0), (200.0, 2_000.0)),
+        )
+    }
+
+    /// DeepSeek-V2-Lite.
+    ///
+    /// From `deepseek-ai/DeepSeek-V2-Lite`, `config.json`: `num_hidden_layers` 27,
+    /// `first_k_dense_replace` 1, `hidden_size` 2048, `intermediate_size` 10944,
+    /// `moe_intermediate_size` 1408, `n_routed_experts` 64, `n_shared_experts` 2,
+    /// `num_experts_per_tok` 6, `num_attention_heads` 16, `kv_lora_rank` 512, `qk_nope_head_dim` 128,
+    /// `qk_rope_head_dim` 64, `v_head_dim` 128, `vocab_size` 102400, bfloat16. Sizes of functions from
+    /// the paper.
+    #[must_use]
+    pub fn deepseek_v2_lite() -> Self {
+        let config = Config {
+            family: "deepseek_v2",
+            dtype: "bfloat16",
+            layers: 27,
+            first_moe_layer: 1,
+            hidden: 2048,
+            vocabulary: 102_400,
+            context: 163_840,
+            learned_positions: 0,
+            tied: false,
+            biases: false,
+            attention: Attention::Latent { heads: 16, rank: 512, plain: 128, rotary: 64, value: 128 },
+            mlp: Mlp { matrices: 3, width: 1408, dense_width: 10_944, experts: 64, top_k: 6, shared: 2 },
+        };
+        Self::published(
+            "deepseek-v2-lite",
+            "deepseek-ai/DeepSeek-V2-Lite config.json",
+            &config,
+            specs((1_000.0, 40_000.0), (1_000.0, 5_000.0)),
+        )
+    }
+
+    /// Mixtral-8x7B.
+    ///
+    /// From `mistralai/Mixtral-8x7B-v0.1`, `config.json`: `num_hidden_layers` 32, `hidden_size` 4096,
+    /// `intermediate_size` 14336, `num_local_experts` 8, `num_experts_per_tok` 2,
+    /// `num_attention_heads` 32, `num_key_value_heads` 8, `vocab_size` 32000, bfloat16. The paper has no
+    /// sizes of functions for it: the remote ones of DeepSeek-V2-Lite hold a layer's experts (2.8 GB),
+    /// and 120 GB hold all experts with everything else, which the strategy CPU needs.
+    #[must_use]
+    pub fn mixtral_8x7b() -> Self {
+        let config = Config {
+            family: "mixtral",
+            dtype: "bfloat16",
+            layers: 32,
+            first_moe_layer: 0,
+            hidden: 4096,
+            vocabulary: 32_000,
+            context: 32_768,
+            learned_positions: 0,
+            tied: false,
+            biases: false,
+            attention: Attention::Grouped { heads: 32, groups: 8, width: 128 },
+            mlp: Mlp { matrices: 3, width: 14_336, dense_width: 14_336, experts: 8, top_k: 2, shared: 0 },
+        };
+        Self::published(
+            "mixtral-8x7b",
+            "mistralai/Mixtral-8x7B-v0.1 config.json",
+            &config,
+            specs((1_000.0, 120_000.0), (1_000.0, 5_000.0)),
+        )
+    }
+
+    /// The three published models, the smallest first.
+    #[must_use]
+    pub fn published_models() -> Vec<Self> {
+        vec![Self::gpt2_moe(), Self::deepseek_v2_lite(), Self::mixtral_8x7b()]
+    }
+
+    /// A checkpoint as it is, with the sizes of functions that the paper gives to its smaller model.
+    #[must_use]
+    pub fn of_checkpoint(name: &str, facts: Inspection) -> Self {
+        Self {
+            name: name.to_owned(),
+            source: "the checkpoint; sizes of functions as for gpt2-moe".to_owned(),
+            facts,
+            specs: specs((200.0, 5_000.0), (200.0, 2_000.0)),
+        }
+    }
+
+    /// A model with the layers, the experts and the routing of `facts` and the widths of OLMoE-1B-7B
+    /// (`allenai/OLMoE-1B-7B-0924`, `config.json`: `hidden_size` 2048, `intermediate_size` 1024,
+    /// `num_attention_heads` 16, `vocab_size` 50304, bfloat16): real routing where memory matters.
+    #[must_use]
+    pub fn enlarged(name: &str, facts: &Inspection) -> Self {
+        let first_moe_layer = facts.moe_layers.first().copied().unwrap_or(0);
+        let config = Config {
+            family: "enlarged",
+            dtype: "bfloat16",
+            layers: facts.layers,
+            first_moe_layer,
+            hidden: 2048,
+            vocabulary: 50_304,
+            context: 4096,
+            learned_positions: 0,
+            tied: false,
+            biases: false,
+            attention: Attention::Grouped { heads: 16, groups: 16, width: 128 },
+            mlp: Mlp {
+                matrices: 3,
+                width: 1024,
+                dense_width: 1024,
+                experts: facts.experts,
+                top_k: facts.top_k,
+                shared: 0,
+            },
+        };
+        Self::published(
+            name,
+            "layers, experts and routing of the checkpoint, widths of allenai/OLMoE-1B-7B-0924",
+            &config,
+            specs((200.0, 5_000.0), (200.0, 2_000.0)),
+        )
+    }
+
+    fn published(name: &str, source: &str, config: &Config, specs: Specs) -> Self {
+        let facts = config.inspection(name);
+        Self { name: name.to_owned(), source: source.to_owned(), facts, specs }
+    }
+
+    /// MoE layers.
+    #[must_use]
+    pub fn moe_layers(&self) -> usize {
+        self.facts.moe_layers.len()
+    }
+
+    /// Bytes of all routed experts.
+    #[must_use]
+    pub fn expert_bytes(&self) -> f64 {
+        (self.moe_layers() * self.facts.experts) as f64 * self.facts.expert_bytes as f64
+    }
+
+    /// Bytes of everything but routed experts.
+    #[must_use]
+    pub fn other_bytes(&self) -> f64 {
+        self.facts.total_bytes as f64 - self.expert_bytes()
+    }
+
+    /// Bytes of one element.
+    pub(crate) fn element_bytes(&self) -> f64 {
+        if self.facts.dtype == "float32" { 4.0 } else { 2.0 }
+    }
+}

@@ -1,0 +1,49 @@
+//! What a plan costs a request whose routing is known.
+
+use crate::error::ExperimentError;
+use crate::scenario::{Request, Scenario};
+use remoe_planner::Plan;
+use serde::Serialize;
+
+/// Cost in dollars and times in seconds of one request.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Outcome {
+    /// Dollars.
+    pub cost: f64,
+    /// Prefill of all layers; no cold start.
+    pub ttft_seconds: f64,
+    /// One decode step.
+    pub tpot_seconds: f64,
+}
+
+impl Outcome {
+    /// Whether the times are within the limits of `scenario`.
+    #[must_use]
+    pub fn is_in_time(&self, scenario: &Scenario) -> bool {
+        let slo = scenario.setting.slo;
+        self.ttft_seconds <= slo.ttft_seconds && self.tpot_seconds <= slo.tpot_seconds
+    }
+}
+
+impl Scenario {
+    /// What `plan` costs `request` with the shares that it truly had: those of its prefill for the
+    /// prefill, those of its decode steps for the decode steps. Within a phase the planner's model
+    /// holds: experts of a token are drawn by these shares.
+    ///
+    /// # Errors
+    /// The plan is none for this model.
+    pub fn outcome(&self, plan: &Plan, request: &Request) -> Result<Outcome, ExperimentError> {
+        let steps = self.setting.decode_steps;
+        let of = |shares: &Vec<Vec<f64>>, steps: f64| {
+            self.evaluate(&self.problem(request.input_tokens, steps, shares.clone())?, plan)
+        };
+        // Costs of both phases add up, under either kind of billing.
+        let prefill = of(&request.prefill, 0.0)?;
+        let (with, without) = (of(&request.decode, steps)?, of(&request.decode, 0.0)?);
+        Ok(Outcome {
+            cost: prefill.total_cost + with.total_cost - without.total_cost,
+            ttft_seconds: prefill.ttft_seconds,
+            tpot_seconds: with.tpot_seconds,
+        })
+    }
+}

@@ -1,0 +1,57 @@
+//! One continuation of a prompt.
+
+use super::text::TextStream;
+use crate::transformer::SequenceCache;
+use std::collections::HashMap;
+
+/// A continuation that has not ended.
+pub(super) struct Choice {
+    pub(super) index: usize,
+    pub(super) cache: SequenceCache,
+    /// Drawn tokens. The last is not forwarded yet; after a pause the prompt and the others are not
+    /// either.
+    pub(super) output: Vec<u32>,
+    pub(super) counts: HashMap<u32, u32>,
+    pub(super) text: Option<TextStream>,
+    /// Rows in the iteration that goes on.
+    pub(super) taken: usize,
+}
+
+impl Choice {
+    /// Known tokens, the prompt's included.
+    pub(super) fn known(&self, prompt: &[u32]) -> usize {
+        prompt.len() + self.output.len()
+    }
+
+    /// How many tokens can be forwarded next.
+    pub(super) fn pending(&self, prompt: &[u32]) -> usize {
+        next_tokens(prompt, &self.output, self.cache.length() as usize).len()
+    }
+
+    /// Takes `rows` tokens for the next iteration: the tokens, their cache, and whether every known
+    /// token has been forwarded then, so that another can be drawn.
+    pub(super) fn take<'a>(
+        &'a mut self,
+        prompt: &'a [u32],
+        rows: usize,
+    ) -> (&'a [u32], &'a mut SequenceCache, bool) {
+        self.taken = rows;
+        let done = self.cache.length() as usize;
+        let complete = done + rows == self.known(prompt);
+        (&next_tokens(prompt, &self.output, done)[..rows], &mut self.cache, complete)
+    }
+
+    /// Whether the iteration's rows were its last known tokens: its next token can be drawn. One that
+    /// forwards again what it had before a pause is not due yet.
+    pub(super) fn is_due(&self, prompt: &[u32]) -> bool {
+        self.taken > 0 && self.cache.length() as usize == self.known(prompt)
+    }
+}
+
+/// The tokens after the first `done` ones, as far as they lie together.
+fn next_tokens<'a>(prompt: &'a [u32], output: &'a [u32], done: usize) -> &'a [u32] {
+    match done.checked_sub(prompt.len()) {
+        Some(done) => &output[done..],
+        None => &prompt[done..],
+    }
+}

@@ -1,0 +1,293 @@
+//! Control groups: limits on the memory and the CPU time of a process that the kernel enforces.
+//!
+//! Both versions are spoken. Groups are made below the one that this process is in, and only where
+//! the controllers `cpu` and `memory` can really be used: [`Cgroups::find`] tries it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The period of CPU quotas in microseconds: the usual one, which clusters have too. In a shorter one a
+/// process of several threads would lose time that one of its CPUs has been handed and does not use.
+const PERIOD_US: u64 = 100_000;
+/// The kernel accepts no smaller quota, in microseconds.
+const LEAST_QUOTA_US: u64 = 1_000;
+/// Groups are called after the process that made them, and numbered.
+const PREFIX: &str = "remoe-";
+
+/// What a function may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ResourceLimits {
+    /// Thousandths of a vCPU.
+    pub cpu_millis: u64,
+    /// Bytes of memory; the kernel ends a process that needs more.
+    pub memory_bytes: u64,
+}
+
+impl ResourceLimits {
+    /// What a function of `memory_bytes` may take: 1 GB comes with one vCPU (Remoe paper, section
+    /// III-A).
+    #[must_use]
+    pub fn of_memory(memory_bytes: u64) -> Self {
+        Self { cpu_millis: memory_bytes.div_ceil(1_000_000).max(1), memory_bytes }
+    }
+
+    /// Threads for these vCPUs on this machine: whole vCPUs only, at least one. Threads wait for each
+    /// other by polling, and one more than there are vCPUs would use up the quota with that.
+    #[must_use]
+    pub fn threads(self) -> usize {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        usize::try_from(self.cpu_millis / 1000).unwrap_or(cores).clamp(1, cores)
+    }
+}
+
+/// Why no group can be made.
+#[derive(Debug, thiserror::Error)]
+pub enum CgroupError {
+    /// No hierarchy with a controller is mounted.
+    #[error("no control group hierarchy with the controller {0} is mounted")]
+    NotMounted(&'static str),
+    /// The kernel or the container refuses.
+    #[error("cannot write {path}: {source}")]
+    Refused {
+        /// What was to be written or made.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+/// Where groups can be made.
+#[derive(Debug)]
+pub struct Cgroups {
+    hierarchy: Hierarchy,
+}
+
+/// Groups that this process has made.
+static MADE: AtomicU64 = AtomicU64::new(0);
+
+#[derive(Debug)]
+enum Hierarchy {
+    /// One folder per controller.
+    V1 { cpu: PathBuf, memory: PathBuf },
+    /// One folder for all of them.
+    V2(PathBuf),
+}
+
+/// A group of processes under common limits. Its folders are removed when it is dropped, which works
+/// once its processes have ended.
+#[derive(Debug)]
+pub struct Group {
+    cpu: PathBuf,
+    memory: PathBuf,
+    unified: bool,
+}
+
+impl Cgroups {
+    /// Finds where this process may make groups, by making one.
+    ///
+    /// # Errors
+    /// There is no such place, with the reason.
+    pub fn find() -> Result<Arc<Self>, CgroupError> {
+        let mounts = read("/proc/self/mountinfo")?;
+        let membership = read("/proc/self/cgroup")?;
+        let hierarchy = Hierarchy::of(&mounts, &membership)?;
+        hierarchy.remove_leftovers();
+        let cgroups = Self { hierarchy };
+        cgroups.group(ResourceLimits { cpu_millis: 1000, memory_bytes: 1 << 30 })?;
+        Ok(Arc::new(cgroups))
+    }
+
+    /// `v1` or `v2`.
+    #[must_use]
+    pub fn version(&self) -> &'static str {
+        match self.hierarchy {
+            Hierarchy::V1 { .. } => "v1",
+            Hierarchy::V2(_) => "v2",
+        }
+    }
+
+    /// Makes an empty group with `limits`.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn group(&self, limits: ResourceLimits) -> Result<Group, CgroupError> {
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{PREFIX}{}-{number}", std::process::id());
+        let group = match &self.hierarchy {
+            Hierarchy::V1 { cpu, memory } => {
+                Group { cpu: cpu.join(&name), memory: memory.join(&name), unified: false }
+            }
+            Hierarchy::V2(folder) => {
+                Group { cpu: folder.join(&name), memory: folder.join(&name), unified: true }
+            }
+        };
+        let folders = [Some(&group.memory), (!group.unified).then_some(&group.cpu)];
+        for folder in folders.into_iter().flatten() {
+            let refused = |source| CgroupError::Refused { path: folder.clone(), source };
+            fs::create_dir(folder).map_err(refused)?;
+        }
+        group.limit_cpu(limits.cpu_millis)?;
+        let file = if group.unified { "memory.max" } else { "memory.limit_in_bytes" };
+        write(&group.memory.join(file), &limits.memory_bytes.to_string())?;
+        Ok(group)
+    }
+}
+
+impl Group {
+    /// Moves a process here.
+    ///
+    /// # Errors
+    /// It has ended, or the kernel refuses.
+    pub fn add(&self, pid: u32) -> Result<(), CgroupError> {
+        let pid = pid.to_string();
+        write(&self.memory.join("cgroup.procs"), &pid)?;
+        if self.unified { Ok(()) } else { write(&self.cpu.join("cgroup.procs"), &pid) }
+    }
+
+    /// Sets the CPU limit anew, in thousandths of a vCPU.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn limit_cpu(&self, millis: u64) -> Result<(), CgroupError> {
+        let quota = (millis * PERIOD_US / 1000).max(LEAST_QUOTA_US);
+        if self.unified {
+            return write(&self.cpu.join("cpu.max"), &format!("{quota} {PERIOD_US}"));
+        }
+        write(&self.cpu.join("cpu.cfs_period_us"), &PERIOD_US.to_string())?;
+        write(&self.cpu.join("cpu.cfs_quota_us"), &quota.to_string())
+    }
+
+    /// Whether the kernel ended a process because the group needed more memory than it may take.
+    #[must_use]
+    pub fn ran_out_of_memory(&self) -> bool {
+        let file = if self.unified { "memory.events" } else { "memory.oom_control" };
+        let text = fs::read_to_string(self.memory.join(file)).unwrap_or_default();
+        let kills = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        kills.is_some_and(|count| count.trim() != "0")
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        for folder in [&self.cpu, &self.memory] {
+            // Already gone, or a process lives on: the next launcher removes it.
+            let _left = fs::remove_dir(folder);
+        }
+    }
+}
+
+impl Hierarchy {
+    fn of(mounts: &str, membership: &str) -> Result<Self, CgroupError> {
+        let own = |controller: &'static str| {
+            mount_of(mounts, controller)
+                .map(|mount| below(&mount, membership, Some(controller)))
+                .ok_or(CgroupError::NotMounted(controller))
+        };
+        if let (Ok(cpu), Ok(memory)) = (own("cpu"), own("memory")) {
+            return Ok(Self::V1 { cpu, memory });
+        }
+        let unified = unified_mount(mounts).ok_or(CgroupError::NotMounted("cpu"))?;
+        let folder = below(&unified, membership, None);
+        let control = folder.join("cgroup.subtree_control");
+        let enabled = fs::read_to_string(&control).unwrap_or_default();
+        let has = |name| enabled.split_whitespace().any(|controller| controller == name);
+        if !(has("cpu") && has("memory")) {
+            write(&control, "+cpu +memory")?;
+        }
+        Ok(Self::V2(folder))
+    }
+
+    /// Groups of launchers that were killed.
+    fn remove_leftovers(&self) {
+        let folders = match self {
+            Self::V1 { cpu, memory } => vec![cpu, memory],
+            Self::V2(folder) => vec![folder],
+        };
+        for entry in folders.into_iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten() {
+            let name = entry.file_name();
+            let launcher = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split('-').next());
+            let gone = |pid: &str| !Path::new("/proc").join(pid).exists();
+            if launcher.is_some_and(|pid| !pid.is_empty() && gone(pid)) {
+                // One with a process in it stays.
+                let _busy = fs::remove_dir(entry.path());
+            }
+        }
+    }
+}
+
+/// Fields of a line of mountinfo (proc(5)): mount point, type of the file system, its options.
+fn mount(line: &str) -> Option<(&str, &str, &str)> {
+    let (before, after) = line.split_once(" - ")?;
+    let mut after = after.split(' ');
+    Some((before.split(' ').nth(4)?, after.next()?, after.nth(1)?))
+}
+
+fn mount_of(mounts: &str, controller: &str) -> Option<PathBuf> {
+    mounts.lines().filter_map(mount).find_map(|(point, kind, options)| {
+        let has = options.split(',').any(|option| option == controller);
+        (kind == "cgroup" && has).then(|| PathBuf::from(point))
+    })
+}
+
+fn unified_mount(mounts: &str) -> Option<PathBuf> {
+    let found = mounts.lines().filter_map(mount).find(|(_, kind, _)| *kind == "cgroup2");
+    found.map(|(point, ..)| PathBuf::from(point))
+}
+
+/// The folder of this process's own group; the mount itself where that is not visible, as in
+/// containers.
+fn below(mount: &Path, membership: &str, controller: Option<&str>) -> PathBuf {
+    let path = membership.lines().find_map(|line| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (fields.next()?, fields.next()?);
+        let matches = match controller {
+            Some(name) => controllers.split(',').any(|controller| controller == name),
+            None => controllers.is_empty(),
+        };
+        matches.then_some(path)
+    });
+    let own = mount.join(path.unwrap_or_default().trim_start_matches('/'));
+    if own.is_dir() { own } else { mount.to_owned() }
+}
+
+fn read(path: &str) -> Result<String, CgroupError> {
+    fs::read_to_string(path).map_err(|source| CgroupError::Refused { path: path.into(), source })
+}
+
+fn write(path: &Path, text: &str) -> Result<(), CgroupError> {
+    fs::write(path, text).map_err(|source| CgroupError::Refused { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "\
+29 23 0:26 / /sys/fs/cgroup ro - tmpfs tmpfs ro,mode=755
+30 29 0:27 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw
+33 29 0:30 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid - cgroup cgroup rw,cpu,cpuacct
+35 29 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory
+";
+
+    #[test]
+    fn controllers_are_found_where_they_are_mounted() {
+        assert_eq!(mount_of(MOUNTS, "cpu").as_deref(), Some(Path::new("/sys/fs/cgroup/cpu,cpuacct")));
+        assert_eq!(mount_of(MOUNTS, "memory").as_deref(), Some(Path::new("/sys/fs/cgroup/memory")));
+        assert_eq!(mount_of(MOUNTS, "pids"), None);
+        assert_eq!(unified_mount(MOUNTS).as_deref(), Some(Path::new("/sys/fs/cgroup/unified")));
+    }
+
+    #[test]
+    fn the_own_group_counts_where_it_is_visible() {
+        let mount = tempfile::tempdir().unwrap_or_else(|error| unreachable!("{error}"));
+        let membership = "4:memory:/inner/one\n3:cpu,cpuacct:/hidden\n0::/inner\n";
+        std::fs::create_dir_all(mount.path().join("inner/one")).unwrap_or_default();
+        let own = |controller| below(mount.path(), membership, controller);
+        assert_eq!(own(Some("memory")), mount.path().join("inner/one"));
+        assert_eq!(own(Some("cpu")), mount.path());
+        assert_eq!(own(None), mount.path().join("inner"));
+    }
+}

@@ -1,0 +1,26 @@
+//! The custom resources: `MoEDeployment`, which users write, and `MoEPlan`, which the operator writes.
+
+// The schema macros write helper types as public as the ones that they describe.
+#![allow(unreachable_pub)]
+
+mod crds;
+mod deployment;
+mod plan;
+mod status;
+
+pub use crds::crds;
+pub use deployment::{
+    Billing, ComputeDtype, Device, GpuSpec, MainSpec, MemoryRange, MoEDeployment, MoEDeploymentSpec, Mode,
+    ModelSpec, PodTemplate, PricingSpec, ProfileSpec, RemoteExpertsSpec, RemoteMode, SloSpec, WorkloadSpec,
+};
+pub use plan::{
+    MainPlan, MoEPlan, MoEPlanSpec, PerBaseline, PlanCosts, PlanNumbers, PlanTimes, PlannedModel,
+    ProfileSource, RemotePlan,
+};
+pub use status::{Condition, ConditionType, MoEDeploymentStatus, ModelStatus};
+
+/// The API group of both resources.
+pub const GROUP: &str = "remoe.dev";
+
+/// Set on a `MoEDeployment` to a new value (a time, by custom), it has every function replaced.
+pub const RESTARTED_AT: &str = "remoe.dev/restartedAt";

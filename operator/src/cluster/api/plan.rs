@@ -1,0 +1,190 @@
+//! `MoEPlan`: one revision of a plan with the numbers it stands on.
+
+use super::deployment::{ComputeDtype, Device, WorkloadSpec};
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// One revision of a deployment's plan. Named by its content, and never changed.
+#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "remoe.dev",
+    version = "v1alpha1",
+    kind = "MoEPlan",
+    plural = "moeplans",
+    singular = "moeplan",
+    shortname = "moep",
+    category = "moe",
+    namespaced,
+    derive = "PartialEq",
+    doc = "One revision of a MoEDeployment's plan: where every expert lives, with how much memory and how many replicas, and what that is expected to cost. Written by the operator, never changed, named by its content.",
+    printcolumn(name = "Deployment", type_ = "string", json_path = ".spec.deployment"),
+    printcolumn(name = "Profile", type_ = "string", json_path = ".spec.profile"),
+    printcolumn(name = "Main MB", type_ = "integer", json_path = ".spec.main.memoryMB"),
+    printcolumn(name = "TTFT", type_ = "number", json_path = ".spec.numbers.times.ttftSeconds"),
+    printcolumn(name = "TPOT", type_ = "number", json_path = ".spec.numbers.times.tpotSeconds"),
+    printcolumn(name = "Cost", type_ = "number", json_path = ".spec.numbers.costs.total"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    validation = Rule::new("self.spec == oldSelf.spec").message("a plan is never changed: another plan is another MoEPlan")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct MoEPlanSpec {
+    /// The MoEDeployment that it is a plan of.
+    #[schemars(length(max = 63))]
+    pub deployment: String,
+    /// Hash of everything that it was made from.
+    #[schemars(length(max = 64))]
+    pub inputs: String,
+    /// What is served.
+    pub model: PlannedModel,
+    /// What computes the non-expert part.
+    pub device: Device,
+    /// Which figures of the hardware it was made with.
+    pub profile: ProfileSource,
+    /// Sizes of requests that it was made for.
+    pub workload: WorkloadSpec,
+    /// The main functions.
+    pub main: MainPlan,
+    /// The remote functions: one entry per layer that has remote experts.
+    #[schemars(length(max = 512))]
+    #[x_kube(merge_strategy = ListMerge::Atomic)]
+    pub remote: Vec<RemotePlan>,
+    /// What it is expected to cost, and how fast it is expected to be.
+    pub numbers: PlanNumbers,
+    /// Limits that the prior says cannot be kept. A measured profile will tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
+    pub warning: Option<String>,
+}
+
+/// A checkpoint, with all that a function needs to find it.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlannedModel {
+    /// As in the deployment's spec.
+    #[schemars(length(max = 1024))]
+    pub source: String,
+    /// The commit of an hf:// source.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 255))]
+    pub revision: Option<String>,
+    /// URL of an S3-compatible store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
+    pub endpoint: Option<String>,
+    /// Secret with credentials for the source.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub credentials_secret_name: Option<String>,
+    /// Claim that keeps what was fetched.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub cache_claim_name: Option<String>,
+    /// What is computed in.
+    pub dtype: ComputeDtype,
+    /// Identity of the weights.
+    #[schemars(length(max = 128))]
+    pub digest: String,
+}
+
+/// Which figures of the hardware a plan was made with.
+#[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ProfileSource {
+    /// The operator's conservative ones, for hardware that nobody has measured yet.
+    Prior,
+    /// Those of a profiler pod.
+    Measured,
+    /// Those that the spec names.
+    Supplied,
+}
+
+/// The main functions of a plan.
+#[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MainPlan {
+    /// Memory for experts, in MB of 1,000,000 bytes; 1,000 MB come with one vCPU.
+    #[serde(rename = "memoryMB")]
+    pub memory_mb: u32,
+    /// Memory of the container, in MB: on the CPU the non-expert part lives there too.
+    #[serde(rename = "limitMB")]
+    pub limit_mb: u32,
+    /// Memory for keys and values, in bytes.
+    pub kv_cache_bytes: u64,
+    /// Memory for experts that are loaded because no remote function answers, in bytes.
+    pub fallback_bytes: u64,
+}
+
+/// The remote function of one layer.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RemotePlan {
+    /// The model's layer id.
+    pub layer: u32,
+    /// The remote experts, with ranges, as 4-6,9.
+    #[schemars(length(max = 4096))]
+    pub experts: String,
+    /// Memory of each replica, in MB of 1,000,000 bytes; 1,000 MB come with one vCPU.
+    #[serde(rename = "memoryMB")]
+    pub memory_mb: u32,
+    /// Replicas, each with all of these experts.
+    pub replicas: u32,
+}
+
+/// What a plan is expected to cost, and how fast it is expected to be, for the typical request.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlanNumbers {
+    /// How fast it is.
+    pub times: PlanTimes,
+    /// What it costs.
+    pub costs: PlanCosts,
+    /// What other ways of serving would cost, in dollars.
+    pub baselines: PerBaseline,
+    /// Shares of those costs that it saves; negative where it costs more.
+    pub savings: PerBaseline,
+}
+
+/// Times of the typical request, in seconds.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlanTimes {
+    /// To the first token, cold start included.
+    pub ttft_seconds: f64,
+    /// Per output token.
+    pub tpot_seconds: f64,
+    /// Of the prompt.
+    pub prefill_seconds: f64,
+    /// Of all further tokens.
+    pub decode_seconds: f64,
+}
+
+/// Cost of the typical request, in dollars.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlanCosts {
+    /// Of the main function.
+    pub main: f64,
+    /// Of the remote functions.
+    pub remote: f64,
+    /// Of both.
+    pub total: f64,
+}
+
+/// One figure per other way of serving the same request; absent where the inputs are missing or no size
+/// holds the model.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PerBaseline {
+    /// All experts in the main function.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mix: Option<f64>,
+    /// Everything on CPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<f64>,
+    /// Everything on the GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<f64>,
+    /// Ideal offloading: experts in host memory, on the GPU exactly when they are needed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fetch: Option<f64>,
+}

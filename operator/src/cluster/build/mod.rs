@@ -1,0 +1,72 @@
+//! The objects that a deployment consists of. Pure: the same values give the same objects.
+
+mod budgets;
+mod functions;
+mod inspector;
+mod network;
+mod plan;
+mod pod;
+mod services;
+
+pub use budgets::budgets;
+pub use functions::{BuildError, Function, Revision, revision};
+pub use inspector::{inspector, inspector_place};
+pub use plan::{plan_name, plan_object};
+
+use super::api::MoEDeployment;
+use super::names;
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::api::ObjectMeta;
+use kube::{Resource, ResourceExt};
+
+/// The port of the HTTP interface of main functions; `/metrics` is there too.
+pub const HTTP_PORT: u16 = 8000;
+/// The port of the control interface of main functions.
+pub const CONTROL_PORT: u16 = 9000;
+/// The port of remote functions.
+pub const EXPERT_PORT: u16 = 9001;
+/// The port of the metrics of remote functions.
+pub const METRICS_PORT: u16 = 9090;
+
+/// What the operator was told about its surroundings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Surroundings {
+    /// Image with main-model-fn, remote-expert-fn and remoe.
+    pub main_image: String,
+    /// Image with remote-expert-fn and remoe.
+    pub remote_image: String,
+    /// When nodes fetch images: Always, IfNotPresent or Never.
+    pub pull_policy: String,
+    /// Where the operator runs: main functions take orders from there only.
+    pub operator_namespace: String,
+    /// Where Prometheus runs: it may read metrics.
+    pub metrics_namespace: String,
+}
+
+/// Objects around the pods; they do not depend on a plan.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Frame {
+    /// Where clients and scrapers find the pods.
+    pub services: Vec<Service>,
+    /// Who may talk to whom.
+    pub network_policies: Vec<NetworkPolicy>,
+}
+
+/// The frame around the pods of `owner`.
+pub fn frame(owner: &MoEDeployment, around: &Surroundings) -> Frame {
+    Frame { services: services::services(owner), network_policies: network::policies(owner, around) }
+}
+
+/// Name, labels and owner of an object that belongs to `owner` and goes with it.
+pub(super) fn owned_meta(owner: &MoEDeployment, name: impl FnOnce(&str) -> String) -> ObjectMeta {
+    let deployment = owner.name_any();
+    ObjectMeta {
+        name: Some(name(&deployment)),
+        namespace: owner.namespace(),
+        labels: Some(names::labels(&deployment)),
+        // Only an object that was read from the API has an identity to refer to.
+        owner_references: owner.controller_owner_ref(&()).map(|reference| vec![reference]),
+        ..ObjectMeta::default()
+    }
+}

@@ -1,0 +1,57 @@
+//! Conditions of the status, by the conventions of the Kubernetes API.
+
+use super::api::{Condition, ConditionType};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+/// Characters of a message.
+const MAX_MESSAGE: usize = 1024;
+
+/// What a condition is to say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verdict {
+    /// Whether it holds.
+    pub holds: bool,
+    /// Why, as one word in CamelCase.
+    pub reason: String,
+    /// Why, for people.
+    pub message: String,
+}
+
+impl Verdict {
+    /// It holds.
+    pub fn yes(reason: &str, message: impl Into<String>) -> Self {
+        Self { holds: true, reason: reason.to_owned(), message: message.into() }
+    }
+
+    /// It does not hold.
+    pub fn no(reason: &str, message: impl Into<String>) -> Self {
+        Self { holds: false, reason: reason.to_owned(), message: message.into() }
+    }
+
+    /// The condition. Its time only moves when what `before` said is turned round.
+    pub fn condition(
+        self,
+        of: ConditionType,
+        before: Option<&Condition>,
+        generation: Option<i64>,
+        now: Timestamp,
+    ) -> Condition {
+        let status = if self.holds { "True" } else { "False" };
+        let unchanged = before.filter(|before| before.status == status);
+        Condition {
+            type_: of.name().to_owned(),
+            status: status.to_owned(),
+            reason: self.reason,
+            message: self.message.chars().take(MAX_MESSAGE).collect(),
+            observed_generation: generation,
+            // In whole seconds, as it is read back.
+            last_transition_time: unchanged
+                .map_or_else(|| Time(whole_seconds(now)), |before| before.last_transition_time.clone()),
+        }
+    }
+}
+
+fn whole_seconds(time: Timestamp) -> Timestamp {
+    Timestamp::from_second(time.as_second()).unwrap_or(time)
+}

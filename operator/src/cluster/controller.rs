@@ -1,0 +1,144 @@
+//! Runs the pipeline whenever something changes, and again after what failed.
+
+use super::api::{MoEDeployment, MoEPlan};
+use super::names::MANAGER;
+use super::reconcile::{Context, ReconcileError, reconcile};
+use futures_util::StreamExt;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::api::ListParams;
+use kube::runtime::controller::{Action, Config, Controller};
+use kube::runtime::reflector::ObjectRef;
+use kube::runtime::watcher;
+use kube::{Api, Client, ResourceExt};
+use std::collections::HashMap;
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+/// After the first failure; doubled after each further one.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+/// For the one read that says whether deployments can be read.
+const READ_LIMIT: Duration = Duration::from_secs(10);
+/// After somebody else's change: what was read is out of date, nothing is wrong.
+const CONFLICT_PAUSE: Duration = Duration::from_millis(200);
+
+struct Shared {
+    context: Context,
+    /// Failures in a row, by deployment.
+    failures: Mutex<HashMap<ObjectRef<MoEDeployment>, u32>>,
+}
+
+/// Keeps the deployments of `namespace`, or of all, as they are wanted, until `shutdown`; runs that are
+/// under way then are finished. `ready` is told when deployments can be read.
+pub(super) async fn control(
+    context: Context,
+    namespace: Option<&str>,
+    concurrency: u16,
+    ready: watch::Sender<bool>,
+    shutdown: CancellationToken,
+) {
+    let client = context.client.clone();
+    let shared = Arc::new(Shared { context, failures: Mutex::default() });
+    let ours = watcher::Config::default().labels(&format!("app.kubernetes.io/managed-by={MANAGER}"));
+    let controller = Controller::new(scoped::<MoEDeployment>(&client, namespace), watcher::Config::default())
+        .with_config(Config::default().concurrency(concurrency))
+        .owns(scoped::<Pod>(&client, namespace), ours.clone())
+        .owns(scoped::<Service>(&client, namespace), ours.clone())
+        .owns(scoped::<ConfigMap>(&client, namespace), ours.clone())
+        .owns(scoped::<NetworkPolicy>(&client, namespace), ours.clone())
+        .owns(scoped::<PodDisruptionBudget>(&client, namespace), ours.clone())
+        .owns(scoped::<MoEPlan>(&client, namespace), ours)
+        .graceful_shutdown_on(shutdown.cancelled_owned());
+    let deployments = scoped::<MoEDeployment>(&client, namespace);
+    let waiting = tokio::spawn(async move {
+        let one = ListParams::default().limit(1);
+        // Until the resource is known and may be read, every watch fails too, and says why.
+        while !matches!(timeout(READ_LIMIT, deployments.list_metadata(&one)).await, Ok(Ok(_))) {
+            sleep(FIRST_PAUSE).await;
+        }
+        ready.send_replace(true);
+    });
+    let runs = controller.run(run, failed, shared);
+    runs.for_each(|run| async {
+        // Failures of runs are logged where they happen; what is left are those of watches.
+        if let Err(
+            error @ (kube::runtime::controller::Error::QueueError(_)
+            | kube::runtime::controller::Error::RunnerError(_)),
+        ) = run
+        {
+            tracing::warn!(%error, "watching");
+        }
+    })
+    .await;
+    waiting.abort();
+}
+
+fn scoped<K>(client: &Client, namespace: Option<&str>) -> Api<K>
+where
+    K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>,
+{
+    match namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    }
+}
+
+async fn run(deployment: Arc<MoEDeployment>, shared: Arc<Shared>) -> Result<Action, ReconcileError> {
+    let key = ObjectRef::from_obj(deployment.as_ref());
+    if deployment.metadata.deletion_timestamp.is_some() {
+        // What belongs to it is collected by the cluster.
+        shared.failures().remove(&key);
+        return Ok(Action::await_change());
+    }
+    let metrics = &shared.context.metrics;
+    metrics.reconciliations.inc();
+    let started = Instant::now();
+    let result = reconcile(&deployment, &shared.context).await;
+    metrics.duration.observe(started.elapsed().as_secs_f64());
+    let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
+    match result {
+        Ok(again) => {
+            shared.failures().remove(&key);
+            tracing::debug!(namespace, name, ?again, "reconciled");
+            Ok(Action::requeue(again))
+        }
+        Err(error) => {
+            metrics.errors.with_label_values(&[error.kind()]).inc();
+            tracing::warn!(namespace, name, %error, "not reconciled");
+            Err(error)
+        }
+    }
+}
+
+fn failed(deployment: Arc<MoEDeployment>, error: &ReconcileError, shared: Arc<Shared>) -> Action {
+    if error.kind() == "conflict" {
+        return Action::requeue(CONFLICT_PAUSE);
+    }
+    let mut failures = shared.failures();
+    let count = failures.entry(ObjectRef::from_obj(deployment.as_ref())).or_insert(0);
+    *count = count.saturating_add(1);
+    Action::requeue(pause(*count))
+}
+
+/// Doubles from failure to failure, and differs by up to a fifth, so that many deployments that failed
+/// together do not come back together.
+fn pause(failures: u32) -> Duration {
+    let doubled = FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1)));
+    let pause = doubled.min(LONGEST_PAUSE);
+    let share = RandomState::new().hash_one(failures) % 200;
+    pause.mul_f64(1.0 - share as f64 / 1000.0)
+}
+
+impl Shared {
+    fn failures(&self) -> std::sync::MutexGuard<'_, HashMap<ObjectRef<MoEDeployment>, u32>> {
+        // Every change is one insertion or removal: a panic elsewhere cannot have left it half-done.
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

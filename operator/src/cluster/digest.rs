@@ -1,0 +1,22 @@
+//! Short hashes of values, for names and comparisons.
+
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+/// Hexadecimal digits of a hash: 40 bits tell the few revisions of one deployment apart.
+const DIGITS: usize = 10;
+
+/// The hash of `value` as JSON. Equal for equal values, also over restarts and versions of this program
+/// that write the value alike.
+///
+/// # Errors
+/// The value cannot be written as JSON.
+pub fn digest(value: &impl Serialize) -> Result<String, serde_json::Error> {
+    let mut canonical = serde_json::to_value(value)?;
+    // The order of fields in the source does not matter.
+    canonical.sort_all_objects();
+    let hash = Sha256::digest(serde_json::to_vec(&canonical)?);
+    let mut text: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    text.truncate(DIGITS);
+    Ok(text)
+}

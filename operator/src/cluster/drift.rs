@@ -1,0 +1,55 @@
+//! Whether an object in the cluster still is what it was made to be.
+
+use serde_json::Value;
+
+/// Maps that are replaced as a whole: one more entry in a selector selects something else.
+const WHOLE: [&str; 5] = ["selector", "matchLabels", "podSelector", "namespaceSelector", "data"];
+
+/// Whether `live` says everything that `wanted` says. It may say more, where the API server fills in
+/// defaults and others add labels; lists and selectors must be equal.
+pub fn covers(live: &Value, wanted: &Value) -> bool {
+    match (live, wanted) {
+        (Value::Object(live), Value::Object(wanted)) => wanted.iter().all(|(key, wanted)| {
+            let Some(live) = live.get(key) else { return is_empty(wanted) };
+            let whole = WHOLE.contains(&key.as_str());
+            covers(live, wanted) && (!whole || covers(wanted, live))
+        }),
+        (Value::Array(live), Value::Array(wanted)) => {
+            live.len() == wanted.len() && live.iter().zip(wanted).all(|(live, wanted)| covers(live, wanted))
+        }
+        (live, wanted) => live == wanted,
+    }
+}
+
+/// What the API server leaves out.
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(list) => list.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::covers;
+    use serde_json::json;
+
+    #[test]
+    fn defaults_are_no_drift_but_other_values_are() {
+        let wanted = json!({"spec": {"ports": [{"port": 1}], "selector": {"a": "b"}}});
+        let with = |spec: serde_json::Value| json!({"spec": spec, "status": {}});
+        assert!(covers(
+            &with(json!({"ports": [{"port": 1, "protocol": "TCP"}], "selector": {"a": "b"}})),
+            &wanted
+        ));
+        assert!(!covers(&with(json!({"ports": [{"port": 2}], "selector": {"a": "b"}})), &wanted));
+        assert!(!covers(
+            &with(json!({"ports": [{"port": 1}, {"port": 2}], "selector": {"a": "b"}})),
+            &wanted
+        ));
+        assert!(!covers(&with(json!({"ports": [{"port": 1}], "selector": {"a": "b", "c": "d"}})), &wanted));
+        assert!(!covers(&with(json!({"selector": {"a": "b"}})), &wanted));
+    }
+}

@@ -1,0 +1,93 @@
+//! Events: what happened, for `kubectl describe`. Published on transitions only.
+
+use super::api::{Condition, ConditionType, MoEDeployment, MoEDeploymentStatus};
+use kube::Resource;
+use kube::runtime::events::{Event, EventType, Recorder};
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// An event that is not published by then is not published.
+const DEADLINE: Duration = Duration::from_secs(5);
+/// Bytes of a note; the API takes 1024.
+const MAX_NOTE: usize = 1000;
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Happening {
+    /// Whether a person should look at it.
+    pub(super) warning: bool,
+    /// One word in CamelCase.
+    pub(super) reason: String,
+    /// For people.
+    pub(super) note: String,
+}
+
+impl Happening {
+    /// Something that went as it should.
+    pub(super) fn normal(reason: &str, note: impl Into<String>) -> Self {
+        Self { warning: false, reason: reason.to_owned(), note: note.into() }
+    }
+
+    /// Something that did not.
+    pub(super) fn warning(reason: &str, note: impl Into<String>) -> Self {
+        Self { warning: true, ..Self::normal(reason, note) }
+    }
+}
+
+/// What the change from one status to the next is worth saying.
+pub(super) fn transitions(
+    before: Option<&MoEDeploymentStatus>,
+    after: &MoEDeploymentStatus,
+) -> Vec<Happening> {
+    let told = [ConditionType::Planned, ConditionType::Degraded, ConditionType::Ready];
+    let changed = told.into_iter().filter_map(|of| {
+        let now = after.condition(of)?;
+        let then = before.and_then(|before| before.condition(of));
+        happening(of, then, now)
+    });
+    changed.collect()
+}
+
+fn happening(of: ConditionType, then: Option<&Condition>, now: &Condition) -> Option<Happening> {
+    let was = then.map(|then| (then.status.as_str(), then.reason.as_str()));
+    if was == Some((&now.status, &now.reason)) {
+        return None;
+    }
+    let (holds, held) = (now.status == "True", was.is_some_and(|(status, _)| status == "True"));
+    let (note, reason) = (now.message.clone(), now.reason.as_str());
+    match of {
+        ConditionType::Planned if holds => Some(Happening::normal(reason, note)),
+        // Looking at the model is no trouble.
+        ConditionType::Planned if reason == "Inspecting" => None,
+        ConditionType::Planned => Some(Happening::warning(reason, note)),
+        ConditionType::Degraded if holds => Some(Happening::warning(reason, note)),
+        ConditionType::Degraded => held.then(|| Happening::normal("Recovered", note)),
+        ConditionType::Ready if holds => (!held).then(|| Happening::normal("Ready", note)),
+        ConditionType::Ready => held.then(|| Happening::warning("NotReady", note)),
+        ConditionType::Progressing | ConditionType::Active => None,
+    }
+}
+
+/// Publishes what happened to `owner`. An event is not worth failing for.
+pub(super) async fn publish(recorder: &Recorder, owner: &MoEDeployment, happenings: &[Happening]) {
+    let reference = owner.object_ref(&());
+    for happening in happenings {
+        let event = Event {
+            type_: if happening.warning { EventType::Warning } else { EventType::Normal },
+            reason: happening.reason.clone(),
+            note: Some(shortened(&happening.note)),
+            action: "Reconcile".to_owned(),
+            secondary: None,
+        };
+        match timeout(DEADLINE, recorder.publish(&event, &reference)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, reason = happening.reason, "no event"),
+            Err(_elapsed) => tracing::warn!(reason = happening.reason, "no event in time"),
+        }
+    }
+}
+
+fn shortened(note: &str) -> String {
+    let end = note.char_indices().map(|(at, char)| at + char.len_utf8()).take_while(|end| *end <= MAX_NOTE);
+    note[..end.last().unwrap_or(0)].to_owned()
+}

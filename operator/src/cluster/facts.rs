@@ -1,0 +1,91 @@
+//! What the inspector found out about a checkpoint, and the ConfigMap that keeps it.
+
+use super::api::{MoEDeployment, ModelSpec};
+use super::build::owned_meta;
+use super::digest::digest;
+use super::names::{self, SUBJECT};
+use k8s_openapi::api::core::v1::ConfigMap;
+use remoe_model::Inspection;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Facts take no more, in bytes.
+pub const MAX_FACTS: usize = 32 << 10;
+
+/// The key of the facts in their ConfigMap.
+const KEY: &str = "model.json";
+
+/// A checkpoint without its weights: what `remoe inspect --json` prints.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ModelFacts {
+    /// The checkpoint.
+    #[serde(flatten)]
+    pub inspection: Inspection,
+    /// The commit of an hf:// source when it was inspected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision: Option<String>,
+}
+
+/// An inspector that said something else.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FactsError {
+    /// No line of its output is a JSON object.
+    #[error("the inspector printed no facts")]
+    Missing,
+    /// They take too much room.
+    #[error("the facts take {bytes} bytes, at most {MAX_FACTS} are kept")]
+    TooLarge {
+        /// What they take.
+        bytes: usize,
+    },
+    /// They are not what this version reads.
+    #[error("the facts cannot be read: {0}")]
+    Unreadable(String),
+}
+
+impl ModelFacts {
+    /// Reads the last JSON object among the lines of an inspector's log.
+    ///
+    /// # Errors
+    /// There is none, or it is not the facts of a checkpoint.
+    pub fn from_log(log: &str) -> Result<Self, FactsError> {
+        let line = log.lines().rev().find(|line| line.starts_with('{')).ok_or(FactsError::Missing)?;
+        Self::from_json(line)
+    }
+
+    fn from_json(text: &str) -> Result<Self, FactsError> {
+        if text.len() > MAX_FACTS {
+            return Err(FactsError::TooLarge { bytes: text.len() });
+        }
+        serde_json::from_str(text).map_err(|error| FactsError::Unreadable(error.to_string()))
+    }
+
+    /// The facts in `map`, where they are about `subject`.
+    pub fn from_config_map(map: &ConfigMap, subject: &str) -> Option<Self> {
+        if names::label(&map.metadata, SUBJECT) != subject {
+            return None;
+        }
+        // What somebody spoiled is found out again.
+        Self::from_json(map.data.as_ref()?.get(KEY)?).ok()
+    }
+
+    /// The ConfigMap that keeps these facts about `subject`.
+    ///
+    /// # Errors
+    /// The facts cannot be written as JSON.
+    pub fn config_map(&self, owner: &MoEDeployment, subject: &str) -> Result<ConfigMap, serde_json::Error> {
+        let mut metadata = owned_meta(owner, names::model_config_map);
+        metadata.labels.get_or_insert_default().insert(SUBJECT.to_owned(), subject.to_owned());
+        let data = BTreeMap::from([(KEY.to_owned(), serde_json::to_string(self)?)]);
+        Ok(ConfigMap { metadata, data: Some(data), ..ConfigMap::default() })
+    }
+}
+
+/// Identity of what is to be inspected: facts about another subject are not facts about this one.
+/// A restart inspects again, since the contents of a claim can change under the same name.
+///
+/// # Errors
+/// The spec cannot be written as JSON.
+pub fn subject(model: &ModelSpec, restarted_at: Option<&str>) -> Result<String, serde_json::Error> {
+    digest(&(&model.source, &model.revision, &model.endpoint, restarted_at))
+}

@@ -1,0 +1,55 @@
+//! Speaking to main functions: what they have in force, and what they are to have.
+
+use super::build::CONTROL_PORT;
+use super::pods::PodView;
+use super::routing::Generation;
+use crate::control;
+use futures_util::future::join_all;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// A main function that says nothing for this long is not up.
+const DESCRIBE: Duration = Duration::from_secs(2);
+/// Packing the experts of a large model takes longer; asking again joins the attempt that goes on.
+const PUSH: Duration = Duration::from_secs(20);
+
+/// Asks the main functions among `pods` which generation they have in force.
+pub(super) async fn describe(pods: &mut [PodView]) {
+    let mains = pods.iter_mut().filter(|pod| pod.is_main && pod.is_sound());
+    let asked = mains.filter_map(|pod| Some((pod.ip?, pod))).map(async |(ip, pod)| {
+        let answer = control::describe(SocketAddr::new(ip, CONTROL_PORT), DESCRIBE).await;
+        pod.in_force = answer.ok().map(|description| description.generation);
+    });
+    join_all(asked).await;
+}
+
+/// What became of telling one main function.
+#[derive(Debug)]
+pub(super) struct Told {
+    /// Its pod.
+    pub(super) pod: String,
+    /// The generation.
+    pub(super) number: u64,
+    /// Endpoints that it could not use, or why the generation is not in force.
+    pub(super) outcome: Result<Vec<String>, String>,
+}
+
+/// Tells each of the main functions its generation, all at once.
+pub(super) async fn push(pushes: Vec<(&PodView, &Generation)>) -> Vec<Told> {
+    let told = pushes.into_iter().map(async |(pod, generation)| Told {
+        pod: pod.name.to_string(),
+        number: generation.number,
+        outcome: tell(pod, generation).await,
+    });
+    join_all(told).await
+}
+
+async fn tell(pod: &PodView, generation: &Generation) -> Result<Vec<String>, String> {
+    let ip = pod.ip.ok_or("has no address")?;
+    let routing = generation.routing().map_err(|error| error.to_string())?;
+    let address = SocketAddr::new(ip, CONTROL_PORT);
+    let ack = control::set_routing(address, routing, PUSH).await.map_err(|error| error.message)?;
+    let problem =
+        |problem: &remoe_wire::v1::EndpointProblem| format!("{}: {}", problem.address, problem.message);
+    Ok(ack.problems.iter().map(problem).collect())
+}

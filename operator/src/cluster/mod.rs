@@ -1,0 +1,37 @@
+//! The Kubernetes operator: `MoEDeployment` resources as pods, Services and routing generations.
+//!
+//! One run reads everything that belongs to a deployment, decides in pure modules
+//! ([`inspection`], [`planning`], [`build`], [`rollout`], [`status`]) and writes what differs. It
+//! remembers nothing: a run that was interrupted anywhere is made again from what is there.
+
+pub mod api;
+pub mod build;
+pub mod conditions;
+pub mod digest;
+pub mod drift;
+pub mod facts;
+pub mod inspection;
+pub mod names;
+pub mod planning;
+pub mod pods;
+pub mod quantity;
+pub mod rollout;
+pub mod routing;
+pub mod source;
+pub mod status;
+
+mod apply;
+mod calls;
+mod controller;
+mod events;
+mod lease;
+mod mains;
+mod metrics;
+mod observe;
+mod reconcile;
+mod run;
+mod serve;
+mod settings;
+
+pub use run::{RunError, run};
+pub use settings::{Command, RunSettings, Settings};

@@ -1,0 +1,147 @@
+//! Names and labels of everything that belongs to a deployment.
+
+use kube::api::ObjectMeta;
+use std::collections::BTreeMap;
+
+/// The deployment's name.
+pub const DEPLOYMENT: &str = "remoe.dev/deployment";
+/// Which function: `main`, or `l` and the id of the layer.
+pub const FUNCTION: &str = "remoe.dev/function";
+/// Hash of all that a pod of the function consists of.
+pub const IDENTITY: &str = "remoe.dev/identity";
+/// Which of the function's replicas.
+pub const REPLICA: &str = "remoe.dev/replica";
+/// Hash of what a helper pod, or what it found out, is about.
+pub const SUBJECT: &str = "remoe.dev/subject";
+/// Which part a pod plays.
+pub const COMPONENT: &str = "app.kubernetes.io/component";
+
+/// Value of `app.kubernetes.io/managed-by`.
+pub const MANAGER: &str = "remoe-operator";
+/// The function that every deployment has.
+pub const MAIN: &str = "main";
+
+/// The part that a pod plays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Component {
+    /// A main function.
+    Main,
+    /// A remote-expert function.
+    RemoteExpert,
+    /// Reads the checkpoint's headers.
+    Inspector,
+    /// Measures the hardware.
+    Profiler,
+}
+
+impl Component {
+    /// Value of the label [`COMPONENT`].
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Main => "main",
+            Self::RemoteExpert => "remote-expert",
+            Self::Inspector => "inspector",
+            Self::Profiler => "profiler",
+        }
+    }
+}
+
+/// The function of a layer's remote experts.
+pub fn layer_function(layer: u32) -> String {
+    format!("l{layer}")
+}
+
+/// Labels of every object of `deployment`.
+pub fn labels(deployment: &str) -> BTreeMap<String, String> {
+    BTreeMap::from([
+        ("app.kubernetes.io/name".to_owned(), "remoe".to_owned()),
+        ("app.kubernetes.io/instance".to_owned(), deployment.to_owned()),
+        ("app.kubernetes.io/part-of".to_owned(), "remoe".to_owned()),
+        ("app.kubernetes.io/managed-by".to_owned(), MANAGER.to_owned()),
+        (DEPLOYMENT.to_owned(), deployment.to_owned()),
+    ])
+}
+
+/// Labels of the pods that play `component` in `deployment`.
+pub fn component_labels(deployment: &str, component: Component) -> BTreeMap<String, String> {
+    let mut labels = labels(deployment);
+    labels.insert(COMPONENT.to_owned(), component.name().to_owned());
+    labels
+}
+
+/// What selects the pods that play `component` in `deployment`.
+pub fn component_selector(deployment: &str, component: Component) -> BTreeMap<String, String> {
+    BTreeMap::from([
+        (DEPLOYMENT.to_owned(), deployment.to_owned()),
+        (COMPONENT.to_owned(), component.name().to_owned()),
+    ])
+}
+
+/// What selects the pods of one function of `deployment`.
+pub fn function_selector(deployment: &str, function: &str) -> BTreeMap<String, String> {
+    BTreeMap::from([
+        (DEPLOYMENT.to_owned(), deployment.to_owned()),
+        (FUNCTION.to_owned(), function.to_owned()),
+    ])
+}
+
+/// A selector as the API's query parameters and the scale subresource write it.
+pub fn selector_text(selector: &BTreeMap<String, String>) -> String {
+    let pairs: Vec<String> = selector.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    pairs.join(",")
+}
+
+/// ConfigMap with the facts of the checkpoint.
+pub fn model_config_map(deployment: &str) -> String {
+    format!("{deployment}-model")
+}
+
+/// ConfigMap with the routing generations: the durable copy of what main functions were told.
+pub fn routing_config_map(deployment: &str) -> String {
+    format!("{deployment}-routing")
+}
+
+/// Where a pod stands among those that were started for the same purpose: names end in an incarnation.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PodName {
+    /// All but the incarnation: equal for all that fill one place.
+    pub place: String,
+    /// How many came before.
+    pub incarnation: u32,
+}
+
+impl PodName {
+    /// Reads the name of a pod; none where it has no incarnation.
+    pub fn parse(name: &str) -> Option<Self> {
+        let (place, incarnation) = name.rsplit_once('-')?;
+        // As it is written, so that two names never mean the same.
+        let number: u32 = incarnation.parse().ok()?;
+        (number.to_string() == incarnation).then(|| Self { place: place.to_owned(), incarnation: number })
+    }
+}
+
+impl std::fmt::Display for PodName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}-{}", self.place, self.incarnation)
+    }
+}
+
+/// The label `key` of an object; empty where it has none.
+pub fn label<'a>(meta: &'a ObjectMeta, key: &str) -> &'a str {
+    meta.labels.as_ref().and_then(|labels| labels.get(key)).map_or("", String::as_str)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_name_is_its_place_and_its_incarnation() {
+        let name = PodName::parse("demo-l3-0123abcd-1-12").unwrap();
+        assert_eq!((name.place.as_str(), name.incarnation), ("demo-l3-0123abcd-1", 12));
+        assert_eq!(name.to_string(), "demo-l3-0123abcd-1-12");
+        assert_eq!(PodName::parse("demo-01"), None);
+        assert_eq!(PodName::parse("demo"), None);
+    }
+}

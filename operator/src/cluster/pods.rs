@@ -1,0 +1,219 @@
+//! What a pod's status says: whether it lives, works, and what is wrong with it. Pure.
+
+use super::names::{self, COMPONENT, Component, FUNCTION, IDENTITY, PodName, REPLICA};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition, PodStatus};
+use kube::ResourceExt;
+use std::net::IpAddr;
+
+/// A function that was ready and is not for this long is replaced.
+const UNREADY: SignedDuration = SignedDuration::from_secs(10);
+/// Between the first look of a node at a pod and its first condition: both are whole seconds.
+const FIRST_LOOK: SignedDuration = SignedDuration::from_secs(1);
+
+/// A pod of a function.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PodView {
+    /// Its name, read.
+    pub name: PodName,
+    /// Its identity for the API.
+    pub uid: String,
+    /// Whether it belongs to the deployment, and not to an earlier one of the same name.
+    pub owned: bool,
+    /// Whether it is a main function.
+    pub is_main: bool,
+    /// Which function.
+    pub function: String,
+    /// Which shape of the function.
+    pub identity: String,
+    /// Which of the function's replicas.
+    pub replica: u32,
+    /// When it was made.
+    pub created: Timestamp,
+    /// Set when it was asked to end: when it must have ended.
+    pub ends_by: Option<Timestamp>,
+    /// Where it is reached.
+    pub ip: Option<IpAddr>,
+    /// Whether it is ready by its own account.
+    pub ready: bool,
+    /// When it becomes faulty if nothing changes.
+    pub faulty_at: Option<Timestamp>,
+    /// What is wrong, where that calls for another pod in its place.
+    pub fault: Option<Trouble>,
+    /// What keeps it from working, where it may pass or a person must mend it.
+    pub trouble: Option<Trouble>,
+    /// The generation that a main function has in force; none: it did not answer.
+    pub in_force: Option<u64>,
+}
+
+/// Something that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trouble {
+    /// For conditions and events.
+    pub reason: &'static str,
+    /// What was said about it.
+    pub message: String,
+}
+
+impl Trouble {
+    /// A trouble of `reason`.
+    pub fn new(reason: &'static str, message: impl Into<String>) -> Self {
+        Self { reason, message: message.into() }
+    }
+}
+
+impl PodView {
+    /// What `pod` says at `now`; none where it is not the pod of a function.
+    pub fn of(pod: &Pod, owner_uid: &str, now: Timestamp) -> Option<Self> {
+        let meta = &pod.metadata;
+        let component = names::label(meta, COMPONENT);
+        let is_main = component == Component::Main.name();
+        if !is_main && component != Component::RemoteExpert.name() {
+            return None;
+        }
+        let status = pod.status.clone().unwrap_or_default();
+        let ready = condition(&status, "Ready").is_some_and(|ready| ready.status == "True");
+        let unready = unready_since(&status).and_then(|since| since.checked_add(UNREADY).ok());
+        let lost = unready
+            .filter(|at| *at <= now)
+            .map(|_| Trouble::new("NotReady", "was ready and has not been for 10 seconds"));
+        Some(Self {
+            name: PodName::parse(&pod.name_any())?,
+            uid: pod.uid()?,
+            owned: is_controlled_by(pod, owner_uid),
+            is_main,
+            function: names::label(meta, FUNCTION).to_owned(),
+            identity: names::label(meta, IDENTITY).to_owned(),
+            replica: names::label(meta, REPLICA).parse().ok()?,
+            created: meta.creation_timestamp.as_ref()?.0,
+            ends_by: meta.deletion_timestamp.as_ref().map(|time| time.0),
+            ip: status.pod_ip.as_deref().and_then(|ip| ip.parse().ok()),
+            ready,
+            faulty_at: unready.filter(|at| *at > now),
+            fault: ended(&status).or_else(|| crash_looping(&status)).or(lost),
+            trouble: trouble(&status),
+            in_force: None,
+        })
+    }
+
+    /// Whether it is there to stay, and nothing is wrong with it that calls for another one.
+    pub fn is_sound(&self) -> bool {
+        self.owned && self.ends_by.is_none() && self.fault.is_none()
+    }
+}
+
+/// Whether the object with `uid` is the pod's controller.
+pub fn is_controlled_by(pod: &Pod, uid: &str) -> bool {
+    pod.owner_references().iter().any(|owner| owner.controller == Some(true) && owner.uid == uid)
+}
+
+fn condition<'a>(status: &'a PodStatus, of: &str) -> Option<&'a PodCondition> {
+    status.conditions.iter().flatten().find(|condition| condition.type_ == of)
+}
+
+/// Since when a pod that was ready has not been. The condition's time only moves when its status
+/// changes: one that moved after the node's first look at the pod was true in between.
+fn unready_since(status: &PodStatus) -> Option<Timestamp> {
+    let ready = condition(status, "Ready").filter(|ready| ready.status != "True")?;
+    let since = ready.last_transition_time.as_ref()?.0;
+    let first_look = status.start_time.as_ref()?.0;
+    (since.duration_since(first_look) > FIRST_LOOK).then_some(since)
+}
+
+/// Pods that are restarted for ever do not end by themselves: they were evicted, or the node was lost.
+fn ended(status: &PodStatus) -> Option<Trouble> {
+    match status.phase.as_deref() {
+        Some("Failed" | "Succeeded") => {
+            let reason = if status.reason.as_deref() == Some("Evicted") { "Evicted" } else { "PodFailed" };
+            Some(Trouble::new(reason, status.message.clone().unwrap_or_else(|| "the pod ended".to_owned())))
+        }
+        _ => None,
+    }
+}
+
+fn container(status: &PodStatus) -> Option<&ContainerStatus> {
+    status.container_statuses.iter().flatten().next()
+}
+
+fn waiting(status: &PodStatus) -> Option<(&str, &str)> {
+    let waiting = container(status)?.state.as_ref()?.waiting.as_ref()?;
+    Some((waiting.reason.as_deref()?, waiting.message.as_deref().unwrap_or_default()))
+}
+
+fn crash_looping(status: &PodStatus) -> Option<Trouble> {
+    waiting(status).filter(|(reason, _)| *reason == "CrashLoopBackOff")?;
+    let ended = container(status)?.last_state.as_ref()?.terminated.as_ref();
+    let code = ended.map_or(0, |ended| ended.exit_code);
+    let words = ended.and_then(|ended| ended.message.as_deref()).map_or("", last_words);
+    let killed = ended.and_then(|ended| ended.reason.as_deref()) == Some("OOMKilled");
+    Some(if killed {
+        Trouble::new("OutOfMemory", "ended for taking more memory than its limit")
+    } else {
+        Trouble::new("CrashLooping", format!("exited with code {code}: {words}"))
+    })
+}
+
+/// The last line of a log.
+fn last_words(log: &str) -> &str {
+    log.trim_end().lines().next_back().unwrap_or_default()
+}
+
+/// What keeps a pod from starting that another pod in its place would meet as well.
+fn trouble(status: &PodStatus) -> Option<Trouble> {
+    let unscheduled = condition(status, "PodScheduled").filter(|scheduled| scheduled.status == "False");
+    if let Some(message) = unscheduled.and_then(|scheduled| scheduled.message.as_deref()) {
+        let missing = message.contains("persistentvolumeclaim") && message.contains("not found");
+        return Some(Trouble::new(if missing { "ClaimMissing" } else { "Unschedulable" }, message));
+    }
+    let (reason, message) = waiting(status)?;
+    let reason = match reason {
+        "ErrImagePull" | "ImagePullBackOff" | "ErrImageNeverPull" | "InvalidImageName" => "ImageUnavailable",
+        "CreateContainerConfigError" if message.contains("secret") => "CredentialsMissing",
+        "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" => "ContainerFailed",
+        _ => return None,
+    };
+    Some(Trouble::new(reason, message))
+}
+
+/// How a pod that runs once stands.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outcome {
+    /// It has not ended.
+    Running {
+        /// What keeps it.
+        trouble: Option<Trouble>,
+    },
+    /// It did what it was to do.
+    Succeeded,
+    /// It did not.
+    Failed {
+        /// What it said last.
+        trouble: Trouble,
+        /// When it ended, where that is known.
+        at: Option<Timestamp>,
+    },
+}
+
+/// How `pod`, which is to run once, stands.
+pub fn outcome(pod: &Pod) -> Outcome {
+    let status = pod.status.clone().unwrap_or_default();
+    match status.phase.as_deref() {
+        Some("Succeeded") => Outcome::Succeeded,
+        Some("Failed") => {
+            let ended =
+                container(&status).and_then(|container| container.state.as_ref()?.terminated.as_ref());
+            let said = ended.and_then(|ended| ended.message.clone());
+            let message =
+                said.or_else(|| status.message.clone()).unwrap_or_else(|| "the pod failed".to_owned());
+            let reason = match status.reason.as_deref() {
+                Some("DeadlineExceeded") => "DeadlineExceeded",
+                _ => "PodFailed",
+            };
+            Outcome::Failed {
+                trouble: Trouble::new(reason, message),
+                at: ended.and_then(|ended| ended.finished_at.as_ref()).map(|time| time.0),
+            }
+        }
+        _ => Outcome::Running { trouble: trouble(&status).or_else(|| crash_looping(&status)) },
+    }
+}

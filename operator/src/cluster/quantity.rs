@@ -1,0 +1,50 @@
+//! Amounts as Kubernetes writes them, in the form in which its API server stores them: an object that
+//! is read back compares equal.
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+/// Bytes of 1 MB.
+pub const MB: u64 = 1_000_000;
+
+/// `megabytes` of memory. Decimal units: a function of 1000 MB has 1 GB and not 1 GiB.
+pub fn megabytes(megabytes: u32) -> Quantity {
+    Quantity(with_decimal_suffix(u64::from(megabytes) * MB))
+}
+
+/// The vCPUs that come with `megabytes` of memory: one with 1000 MB (Remoe paper, section III-A).
+pub fn vcpus(megabytes: u32) -> Quantity {
+    if megabytes.is_multiple_of(1000) {
+        Quantity((megabytes / 1000).to_string())
+    } else {
+        Quantity(format!("{megabytes}m"))
+    }
+}
+
+/// Threads that keep the vCPUs of `megabytes` busy.
+pub fn threads(megabytes: u32) -> u32 {
+    megabytes.div_ceil(1000).max(1)
+}
+
+fn with_decimal_suffix(bytes: u64) -> String {
+    const SUFFIXES: [(u64, &str); 4] =
+        [(1_000_000_000_000, "T"), (1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")];
+    let fitting = SUFFIXES.iter().find(|(unit, _)| bytes > 0 && bytes.is_multiple_of(*unit));
+    fitting.map_or_else(|| bytes.to_string(), |(unit, suffix)| format!("{}{suffix}", bytes / unit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_are_in_canonical_form() {
+        assert_eq!(megabytes(1_500).0, "1500M");
+        assert_eq!(megabytes(2_000).0, "2G");
+        assert_eq!(megabytes(3_000_000).0, "3T");
+        assert_eq!(vcpus(100).0, "100m");
+        assert_eq!(vcpus(1_500).0, "1500m");
+        assert_eq!(vcpus(2_000).0, "2");
+        assert_eq!(threads(100), 1);
+        assert_eq!(threads(2_100), 3);
+    }
+}

@@ -1,0 +1,317 @@
+//! The pure step for pods and routing: from what is to run, what is there and what main functions were
+//! told to what is to be done.
+//!
+//! What is to run is built beside what runs. Main functions are told of it when all of it is ready, and
+//! what they no longer use goes. Nothing is remembered between two steps: a step that was interrupted
+//! anywhere is made again from what is there.
+
+use super::build::{EXPERT_PORT, Function, Revision};
+use super::digest::digest;
+use super::pods::{PodView, Trouble};
+use super::routing::{Generation, RoutedPod, RoutingTable};
+use jiff::{SignedDuration, Timestamp};
+use remoe_wire::format_listing;
+use std::net::SocketAddr;
+
+/// The second replacement of a place waits this long after the first, and each further one twice as
+/// long as the one before.
+const FIRST_PAUSE: SignedDuration = SignedDuration::from_secs(10);
+const LONGEST_PAUSE: SignedDuration = SignedDuration::from_secs(300);
+
+/// What a step sees.
+#[derive(Debug, Clone, Copy)]
+pub struct Scene<'a> {
+    /// The name of the deployment.
+    pub deployment: &'a str,
+    /// What is to run.
+    pub target: &'a Revision,
+    /// What main functions were told.
+    pub table: &'a RoutingTable,
+    /// Every pod of a function, those of earlier deployments of the same name included.
+    pub pods: &'a [PodView],
+    /// When.
+    pub now: Timestamp,
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Steps {
+    /// Pods to be made.
+    pub create: Vec<Creation>,
+    /// Pods to be deleted.
+    pub delete: Vec<Deletion>,
+    /// What main functions are to be told from now on; none: no change.
+    pub table: Option<RoutingTable>,
+    /// When to look again at the latest, where only time has to pass.
+    pub look_again: Option<Timestamp>,
+    /// Whether everything is as it is to be.
+    pub settled: bool,
+}
+
+/// A pod to be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Creation {
+    /// Index into the functions of the target.
+    pub function: usize,
+    /// Which replica.
+    pub replica: u32,
+    /// How many filled the place before.
+    pub incarnation: u32,
+    /// What was wrong with the one before.
+    pub instead_of: Option<Trouble>,
+}
+
+/// A pod to be deleted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Deletion {
+    /// Its name.
+    pub name: String,
+    /// Its identity: another one of the same name is not meant.
+    pub uid: String,
+}
+
+/// Identity of a revision: its plan in one shape.
+pub fn revision_hash(revision: &Revision) -> Result<String, serde_json::Error> {
+    let identities: Vec<&str> = revision.functions().map(|function| function.identity.as_str()).collect();
+    digest(&(&revision.plan, identities))
+}
+
+/// What is to be done now.
+///
+/// # Errors
+/// A value cannot be written as JSON.
+pub fn step(scene: Scene<'_>) -> Result<Steps, serde_json::Error> {
+    let mut steps = Steps::default();
+    for (index, function) in scene.target.functions().enumerate() {
+        for replica in 0..function.replicas {
+            fill(scene, index, function, replica, &mut steps);
+        }
+    }
+    let table = routing(scene)?;
+    let leftovers = remove_surplus(scene, table.as_ref().unwrap_or(scene.table), &mut steps);
+    for pod in scene.pods {
+        steps.look_again_at(pod.faulty_at);
+    }
+    steps.settled = steps.create.is_empty()
+        && steps.delete.is_empty()
+        && table.is_none()
+        && leftovers == 0
+        && steps.look_again.is_none()
+        && everything_serves(scene);
+    steps.table = table;
+    Ok(steps)
+}
+
+impl Steps {
+    fn look_again_at(&mut self, at: Option<Timestamp>) {
+        self.look_again = match (self.look_again, at) {
+            (Some(known), Some(at)) => Some(known.min(at)),
+            (known, at) => known.or(at),
+        };
+    }
+
+    fn remove(&mut self, pod: &PodView) {
+        self.delete.push(Deletion { name: pod.name.to_string(), uid: pod.uid.clone() });
+    }
+}
+
+/// Sees to it that one place is filled by one sound pod.
+fn fill(scene: Scene<'_>, index: usize, function: &Function, replica: u32, steps: &mut Steps) {
+    let place = function.place(scene.deployment, replica);
+    let there: Vec<&PodView> = scene.pods.iter().filter(|pod| pod.name.place == place).collect();
+    let best = there.iter().filter(|pod| pod.is_sound()).max_by_key(|pod| (pod.ready, pod.name.incarnation));
+    // What is wrong goes when something better is there, or comes.
+    let remove_others = |steps: &mut Steps| {
+        let others = there.iter().filter(|pod| pod.owned && pod.ends_by.is_none());
+        others.filter(|pod| best.is_none_or(|best| best.uid != pod.uid)).for_each(|pod| steps.remove(pod));
+    };
+    if best.is_some() {
+        return remove_others(steps);
+    }
+    let newest = there.iter().max_by_key(|pod| pod.name.incarnation);
+    let faulty = newest.filter(|pod| pod.owned && pod.ends_by.is_none());
+    if let Some(faulty) = faulty {
+        let not_before = faulty.created.checked_add(pause(faulty.name.incarnation)).unwrap_or(scene.now);
+        if scene.now < not_before {
+            return steps.look_again_at(Some(not_before));
+        }
+    }
+    steps.create.push(Creation {
+        function: index,
+        replica,
+        // Names of pods that are on their way out are still taken.
+        incarnation: newest.map_or(0, |pod| pod.name.incarnation + 1),
+        instead_of: faulty.and_then(|pod| pod.fault.clone()),
+    });
+    remove_others(steps);
+}
+
+/// How long a pod must have been there before it is replaced: the first one may go at once.
+pub fn pause(incarnation: u32) -> SignedDuration {
+    match incarnation {
+        0 => SignedDuration::ZERO,
+        more => {
+            let doubled = 2_i32.saturating_pow(more - 1);
+            FIRST_PAUSE.checked_mul(doubled).unwrap_or(LONGEST_PAUSE).min(LONGEST_PAUSE)
+        }
+    }
+}
+
+/// The pods that fill the places of a function.
+fn filling<'a>(scene: Scene<'a>, function: &'a Function) -> impl Iterator<Item = &'a PodView> {
+    scene.pods.iter().filter(move |pod| {
+        pod.is_sound()
+            && pod.function == function.name
+            && pod.identity == function.identity
+            && pod.replica < function.replicas
+            && pod.name.place == function.place(scene.deployment, pod.replica)
+    })
+}
+
+/// The table that is to be in force, where that is another one.
+fn routing(scene: Scene<'_>) -> Result<Option<RoutingTable>, serde_json::Error> {
+    let mut table = scene.table.clone();
+    let identity = &scene.target.main.identity;
+    if let Some(generation) = next_generation(scene)? {
+        table.entries.insert(identity.clone(), generation);
+    } else if took_over(scene) {
+        table.entries.retain(|known, _| known == identity);
+    }
+    // Nobody is left to be told.
+    let exists =
+        |known: &String| scene.pods.iter().any(|pod| pod.is_main && pod.owned && pod.identity == *known);
+    table.entries.retain(|known, _| known == identity || exists(known));
+    Ok((table != *scene.table).then_some(table))
+}
+
+/// The generation for main functions of the target, where the present one does not do.
+fn next_generation(scene: Scene<'_>) -> Result<Option<Generation>, serde_json::Error> {
+    let present = scene.table.entries.get(&scene.target.main.identity);
+    let revision = revision_hash(scene.target)?;
+    let same_revision = present.filter(|present| present.revision == revision);
+    let mut endpoints = Vec::new();
+    for function in &scene.target.remote {
+        let usable = filling(scene, function).filter(|pod| {
+            // One that falters is not taken out at once: its callers know what to do meanwhile.
+            let routed = || same_revision.is_some_and(|present| is_routed(present, pod));
+            pod.ready || routed()
+        });
+        let routed: Vec<RoutedPod> = usable.filter_map(|pod| routed_pod(function, pod)).collect();
+        // A revision begins as a whole. Later its main functions do with what there is, but a layer of
+        // which nothing is left stays as it is: they serve its experts themselves meanwhile.
+        let enough = if same_revision.is_some() { 1 } else { function.replicas as usize };
+        if routed.len() < enough {
+            return Ok(None);
+        }
+        endpoints.extend(routed);
+    }
+    endpoints.sort();
+    let remote = format_listing(&scene.target.remote_sets());
+    let stands =
+        same_revision.is_some_and(|present| present.endpoints == endpoints && present.remote == remote);
+    if stands {
+        return Ok(None);
+    }
+    let mut mains = scene.pods.iter().filter(|pod| pod.owned && pod.is_main);
+    if scene.table.entries.is_empty() && mains.any(|pod| pod.ready && pod.in_force.is_none()) {
+        // The durable copy was lost: only main functions know which numbers were used.
+        return Ok(None);
+    }
+    let in_force = scene.pods.iter().filter(|pod| pod.owned).filter_map(|pod| pod.in_force).max();
+    Ok(Some(Generation {
+        number: scene.table.newest().max(in_force.unwrap_or(0)) + 1,
+        plan: scene.target.plan.clone(),
+        revision,
+        remote,
+        endpoints,
+    }))
+}
+
+fn is_routed(generation: &Generation, pod: &PodView) -> bool {
+    let name = pod.name.to_string();
+    generation.endpoints.iter().any(|routed| routed.pod == name)
+}
+
+fn routed_pod(function: &Function, pod: &PodView) -> Option<RoutedPod> {
+    Some(RoutedPod {
+        pod: pod.name.to_string(),
+        address: SocketAddr::new(pod.ip?, EXPERT_PORT).to_string(),
+        layers: function.hosted.iter().map(|hosted| hosted.layer).collect(),
+    })
+}
+
+/// Whether main functions of the target serve, all of them.
+fn took_over(scene: Scene<'_>) -> bool {
+    let Some(generation) = scene.table.entries.get(&scene.target.main.identity) else { return false };
+    let serving = filling(scene, &scene.target.main)
+        .filter(|pod| pod.ready && pod.in_force >= Some(generation.number))
+        .count();
+    serving >= scene.target.main.replicas as usize
+}
+
+/// Removes what is neither wanted nor used. Returns how many pods are still used, but not wanted.
+fn remove_surplus(scene: Scene<'_>, table: &RoutingTable, steps: &mut Steps) -> usize {
+    let wanted = |pod: &PodView| {
+        scene.target.functions().any(|function| {
+            (0..function.replicas).any(|replica| pod.name.place == function.place(scene.deployment, replica))
+        })
+    };
+    let is_free = told(scene, table);
+    let mut used = 0;
+    for pod in scene.pods.iter().filter(|pod| pod.owned && pod.ends_by.is_none() && !wanted(pod)) {
+        let in_use = match (&pod.fault, pod.is_main) {
+            (Some(_), _) => false,
+            // Serves until those of the target do.
+            (None, true) => {
+                pod.identity != scene.target.main.identity && table.entries.contains_key(&pod.identity)
+            }
+            (None, false) => !is_free || table.leads_to(&pod.name.to_string()),
+        };
+        if in_use {
+            used += 1;
+        } else {
+            steps.remove(pod);
+        }
+    }
+    used
+}
+
+/// Whether every main function acts on what stands in the table: only then is a remote function that is
+/// not in it unused.
+fn told(scene: Scene<'_>, table: &RoutingTable) -> bool {
+    let mains = scene.pods.iter().filter(|pod| pod.is_main);
+    // On a node that is lost, a pod is listed for ever.
+    let mut present = mains.filter(|pod| pod.ends_by.is_none_or(|end| scene.now < end));
+    present.all(|pod| {
+        let Some(generation) = table.entries.get(&pod.identity).filter(|_| pod.ends_by.is_none()) else {
+            // It has been told of nothing, or is on its way out and finishes its requests.
+            return pod.ends_by.is_none() && pod.in_force == Some(0);
+        };
+        match pod.in_force {
+            Some(0) => true,
+            Some(number) => number >= generation.number,
+            // It has not been up to be told anything.
+            None => !pod.ready,
+        }
+    })
+}
+
+/// Whether everything that is to run does, and nothing else is told of.
+fn everything_serves(scene: Scene<'_>) -> bool {
+    let all_ready = scene.target.functions().all(|function| {
+        filling(scene, function).filter(|pod| pod.ready).count() == function.replicas as usize
+    });
+    let only_target = scene.table.entries.keys().all(|identity| *identity == scene.target.main.identity);
+    all_ready && only_target && took_over(scene)
+}
+
+/// The main functions that are to be told of a generation, with it.
+pub fn pushes<'a>(table: &'a RoutingTable, pods: &'a [PodView]) -> Vec<(&'a PodView, &'a Generation)> {
+    let mains = pods.iter().filter(|pod| pod.is_main && pod.is_sound() && pod.ip.is_some());
+    let behind = mains.filter_map(|pod| {
+        let generation = table.entries.get(&pod.identity)?;
+        // One that does not answer cannot be told.
+        (pod.in_force? < generation.number).then_some((pod, generation))
+    });
+    behind.collect()
+}

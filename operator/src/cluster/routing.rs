@@ -1,0 +1,102 @@
+//! Routing generations: what main functions are told, and the durable copy of it.
+
+use super::api::MoEDeployment;
+use super::build::owned_meta;
+use super::names;
+use k8s_openapi::api::core::v1::ConfigMap;
+use remoe_wire::v1::{Endpoint, Routing};
+use remoe_wire::{ListingError, parse_listing};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The generations in force or on their way there, by the identity of the main functions that they are
+/// for. Two while main functions of a new shape take over from those of an old one.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RoutingTable {
+    /// One generation per shape.
+    pub entries: BTreeMap<String, Generation>,
+}
+
+/// One routing generation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Generation {
+    /// Its number: larger than any before, whatever shape that was for.
+    pub number: u64,
+    /// Hash of the plan that it belongs to.
+    pub plan: String,
+    /// Hash of the shapes of all functions that it belongs to.
+    pub revision: String,
+    /// The remote experts of each layer, as `1:6-7,2:0`.
+    pub remote: String,
+    /// The remote functions, by name.
+    pub endpoints: Vec<RoutedPod>,
+}
+
+/// A remote function of a generation.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct RoutedPod {
+    /// Its pod.
+    pub pod: String,
+    /// Where it is reached, as host:port.
+    pub address: String,
+    /// The layers that it serves.
+    pub layers: Vec<u32>,
+}
+
+impl Generation {
+    /// As main functions are told.
+    ///
+    /// # Errors
+    /// The remote experts cannot be read.
+    pub fn routing(&self) -> Result<Routing, ListingError> {
+        let endpoints = self
+            .endpoints
+            .iter()
+            .map(|routed| Endpoint { address: routed.address.clone(), layers: routed.layers.clone() });
+        Ok(Routing {
+            generation: self.number,
+            endpoints: endpoints.collect(),
+            remote: parse_listing(&self.remote)?,
+            account: String::new(),
+        })
+    }
+}
+
+impl RoutingTable {
+    /// Reads the durable copy. What somebody spoiled is left out, and decided anew.
+    pub fn from_config_map(map: &ConfigMap) -> Self {
+        let data = map.data.iter().flatten();
+        let entry = |(key, value): (&String, &String)| {
+            let identity = key.strip_suffix(".json")?;
+            Some((identity.to_owned(), serde_json::from_str(value).ok()?))
+        };
+        Self { entries: data.filter_map(entry).collect() }
+    }
+
+    /// The durable copy.
+    ///
+    /// # Errors
+    /// A generation cannot be written as JSON.
+    pub fn config_map(&self, owner: &MoEDeployment) -> Result<ConfigMap, serde_json::Error> {
+        let file = |(identity, generation): (&String, &Generation)| {
+            Ok((format!("{identity}.json"), serde_json::to_string(generation)?))
+        };
+        let data = self.entries.iter().map(file).collect::<Result<_, serde_json::Error>>()?;
+        Ok(ConfigMap {
+            metadata: owned_meta(owner, names::routing_config_map),
+            data: Some(data),
+            ..ConfigMap::default()
+        })
+    }
+
+    /// The largest number so far.
+    pub fn newest(&self) -> u64 {
+        self.entries.values().map(|generation| generation.number).max().unwrap_or(0)
+    }
+
+    /// Whether any generation leads to the pod.
+    pub fn leads_to(&self, pod: &str) -> bool {
+        let endpoints = self.entries.values().flat_map(|generation| &generation.endpoints);
+        endpoints.into_iter().any(|routed| routed.pod == pod)
+    }
+}

@@ -1,0 +1,128 @@
+//! The life of the operator: serve probes, wait for leadership, work, hand over.
+
+use super::controller::control;
+use super::lease::Candidate;
+use super::metrics::Metrics;
+use super::reconcile::Context;
+use super::serve::serve;
+use super::settings::RunSettings;
+use kube::runtime::events::{Recorder, Reporter};
+use kube::{Api, Client};
+use prometheus::Registry;
+use std::io;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+/// The Lease that operators compete for.
+const LEASE: &str = "remoe-operator";
+/// Runs that are under way when the operator is asked to end may take this long.
+const DRAIN: Duration = Duration::from_secs(25);
+
+/// Why the operator ended.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// There is no cluster to talk to.
+    #[error("cannot talk to a cluster: {0}")]
+    Cluster(#[from] kube::Error),
+    /// A metric is registered twice.
+    #[error(transparent)]
+    Metrics(#[from] prometheus::Error),
+    /// A socket failed.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// Another operator leads now, or the Lease could not be renewed in time.
+    #[error("the Lease {LEASE} was lost")]
+    LeaseLost,
+}
+
+/// Runs the operator on `client` until `shutdown`; probes and metrics are served on `listener`.
+///
+/// # Errors
+/// See [`RunError`]. After [`RunError::LeaseLost`] nothing was left running: the process may start anew.
+pub async fn run(
+    client: Client,
+    settings: RunSettings,
+    listener: TcpListener,
+    shutdown: CancellationToken,
+) -> Result<(), RunError> {
+    let registry = Registry::new();
+    let metrics = Metrics::new(&registry)?;
+    let (ready, is_ready) = watch::channel(false);
+    // Probes are answered to the end.
+    let served = CancellationToken::new();
+    let _stop_serving = served.clone().drop_guard();
+    let server = tokio::spawn(serve(listener, registry, is_ready, served));
+    let work = work(client, settings, metrics, ready, shutdown);
+    tokio::select! {
+        done = work => done,
+        ended = server => Err(RunError::Io(match ended {
+            Ok(Err(error)) => error,
+            Ok(Ok(())) => io::Error::other("the HTTP server ended"),
+            Err(error) => io::Error::other(error),
+        })),
+    }
+}
+
+async fn work(
+    client: Client,
+    settings: RunSettings,
+    metrics: Metrics,
+    ready: watch::Sender<bool>,
+    shutdown: CancellationToken,
+) -> Result<(), RunError> {
+    if !settings.leader_election {
+        metrics.leads.set(1);
+        lead(&client, &settings, metrics, ready, shutdown).await;
+        return Ok(());
+    }
+    let api = Api::namespaced(client.clone(), &settings.namespace);
+    let mut candidate = Candidate::new(api, LEASE, &settings.identity, settings.lease_duration());
+    // One that waits for its turn does what it should.
+    ready.send_replace(true);
+    tokio::select! {
+        () = candidate.lead() => {}
+        () = shutdown.cancelled() => return Ok(()),
+    }
+    tracing::info!(identity = settings.identity, "leading");
+    metrics.leads.set(1);
+    let result = tokio::select! {
+        () = lead(&client, &settings, metrics.clone(), ready, shutdown) => Ok(()),
+        // What is under way is dropped, and with it every further write.
+        () = candidate.keep() => Err(RunError::LeaseLost),
+    };
+    metrics.leads.set(0);
+    if result.is_ok() {
+        candidate.release().await;
+    }
+    result
+}
+
+async fn lead(
+    client: &Client,
+    settings: &RunSettings,
+    metrics: Metrics,
+    ready: watch::Sender<bool>,
+    shutdown: CancellationToken,
+) {
+    let reporter =
+        Reporter { controller: "remoe-operator".to_owned(), instance: Some(settings.identity.clone()) };
+    let context = Context {
+        client: client.clone(),
+        around: settings.surroundings(),
+        recorder: Recorder::new(client.clone(), reporter),
+        metrics,
+    };
+    let working =
+        control(context, settings.watch_namespace.as_deref(), settings.concurrency, ready, shutdown.clone());
+    tokio::pin!(working);
+    tokio::select! {
+        () = &mut working => return,
+        () = shutdown.cancelled() => {}
+    }
+    if timeout(DRAIN, working).await.is_err() {
+        tracing::warn!("ended with runs under way");
+    }
+}

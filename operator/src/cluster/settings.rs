@@ -1,0 +1,82 @@
+use super::build::Surroundings;
+use clap::{Parser, Subcommand};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Runs MoEDeployments on Kubernetes.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "remoe-operator", version)]
+pub struct Settings {
+    /// What to do; run, where nothing is said.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// How to run.
+    #[command(flatten)]
+    pub run: RunSettings,
+}
+
+/// What else the operator's program does.
+#[derive(Debug, Clone, Subcommand)]
+pub enum Command {
+    /// Print the definitions of the custom resources.
+    Crds {
+        /// Write one file per definition into this folder instead.
+        #[arg(long, value_name = "FOLDER")]
+        out: Option<std::path::PathBuf>,
+    },
+}
+
+/// How the operator runs.
+#[derive(Debug, Clone, clap::Args)]
+pub struct RunSettings {
+    /// Image of main functions.
+    #[arg(long, env = "REMOE_MAIN_IMAGE", default_value = concat!("ghcr.io/remoe/remoe-main:", env!("CARGO_PKG_VERSION")))]
+    pub main_image: String,
+    /// Image of remote functions and inspectors.
+    #[arg(long, env = "REMOE_REMOTE_IMAGE", default_value = concat!("ghcr.io/remoe/remoe-remote-expert:", env!("CARGO_PKG_VERSION")))]
+    pub remote_image: String,
+    /// When nodes fetch these images: Always, IfNotPresent or Never.
+    #[arg(long, env = "REMOE_IMAGE_PULL_POLICY", default_value = "IfNotPresent", value_parser = ["Always", "IfNotPresent", "Never"])]
+    pub image_pull_policy: String,
+    /// Namespace whose MoEDeployments are served; all by default.
+    #[arg(long, env = "REMOE_WATCH_NAMESPACE")]
+    pub watch_namespace: Option<String>,
+    /// Namespace of Prometheus: it may read the functions' metrics.
+    #[arg(long, env = "REMOE_METRICS_NAMESPACE", default_value = "monitoring")]
+    pub metrics_namespace: String,
+    /// Namespace that the operator runs in.
+    #[arg(long, env = "POD_NAMESPACE", default_value = "remoe-system")]
+    pub namespace: String,
+    /// Name of this operator among others.
+    #[arg(long, env = "POD_NAME", default_value = "remoe-operator")]
+    pub identity: String,
+    /// Work only while holding the Lease remoe-operator: for several operators side by side.
+    #[arg(long, env = "REMOE_LEADER_ELECTION")]
+    pub leader_election: bool,
+    /// Seconds after which another operator takes a Lease over that was not renewed.
+    #[arg(long, env = "REMOE_LEASE_SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u16).range(1..=3600))]
+    pub lease_seconds: u16,
+    /// Where /metrics, /healthz and /readyz are served; port 0 takes any free one.
+    #[arg(long, env = "REMOE_METRICS_LISTEN", default_value = "127.0.0.1:8080")]
+    pub metrics_listen: SocketAddr,
+    /// MoEDeployments that are worked on at the same time.
+    #[arg(long, env = "REMOE_CONCURRENCY", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub concurrency: u16,
+}
+
+impl RunSettings {
+    /// What deployments need to know.
+    pub(crate) fn surroundings(&self) -> Surroundings {
+        Surroundings {
+            main_image: self.main_image.clone(),
+            remote_image: self.remote_image.clone(),
+            pull_policy: self.image_pull_policy.clone(),
+            operator_namespace: self.namespace.clone(),
+            metrics_namespace: self.metrics_namespace.clone(),
+        }
+    }
+
+    pub(crate) fn lease_duration(&self) -> Duration {
+        Duration::from_secs(self.lease_seconds.into())
+    }
+}

@@ -1,0 +1,100 @@
+//! Where weights come from, as the spec writes it.
+
+/// A source of weights.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ModelSource {
+    /// A folder of a PersistentVolumeClaim.
+    Claim {
+        /// The claim.
+        claim: String,
+        /// The folder, relative to the volume; empty: the volume itself.
+        path: String,
+    },
+    /// A repository of the Hugging Face hub.
+    Hub {
+        /// Organisation and name.
+        repository: String,
+    },
+    /// A prefix of an S3 bucket, or a folder of a web server.
+    Url {
+        /// As it was written.
+        url: String,
+    },
+}
+
+/// A source that cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{source_text:?} {problem}; write hf://organisation/name, s3://bucket/prefix, https://host/path or pvc://claim/path"
+)]
+pub struct SourceError {
+    source_text: String,
+    problem: &'static str,
+}
+
+impl ModelSource {
+    /// Reads what `spec.model.source` holds.
+    ///
+    /// # Errors
+    /// It has no known form, or leads out of the claim.
+    pub fn parse(text: &str) -> Result<Self, SourceError> {
+        let wrong = |problem| SourceError { source_text: text.to_owned(), problem };
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| wrong("is no URL"))?;
+        match scheme {
+            "pvc" => {
+                let (claim, path) = rest.split_once('/').unwrap_or((rest, ""));
+                if claim.is_empty() {
+                    return Err(wrong("names no claim"));
+                }
+                let parts: Vec<&str> = path.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
+                if parts.contains(&"..") {
+                    return Err(wrong("leads out of the claim"));
+                }
+                Ok(Self::Claim { claim: claim.to_owned(), path: parts.join("/") })
+            }
+            "hf" => match rest.split('/').collect::<Vec<_>>()[..] {
+                [organisation, name] if !organisation.is_empty() && !name.is_empty() => {
+                    Ok(Self::Hub { repository: rest.to_owned() })
+                }
+                _ => Err(wrong("does not name organisation and model")),
+            },
+            "s3" | "https" if !rest.is_empty() && !rest.starts_with('/') => {
+                Ok(Self::Url { url: text.to_owned() })
+            }
+            "s3" | "https" => Err(wrong("names no bucket or host")),
+            _ => Err(wrong("has an unknown scheme")),
+        }
+    }
+
+    /// Whether weights come over the network: pods fetch them into a cache.
+    pub fn is_fetched(&self) -> bool {
+        !matches!(self, Self::Claim { .. })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn claims_name_a_folder_inside_of_them() {
+        let claim = |text: &str| ModelSource::parse(text).unwrap();
+        let at = |path: &str| ModelSource::Claim { claim: "models".to_owned(), path: path.to_owned() };
+        assert_eq!(claim("pvc://models"), at(""));
+        assert_eq!(claim("pvc://models/"), at(""));
+        assert_eq!(claim("pvc://models/a//b/./c/"), at("a/b/c"));
+        for wrong in ["pvc://", "pvc:///demo", "pvc://models/../other", "pvc://models/a/.."] {
+            assert!(ModelSource::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn fetched_sources_keep_their_form() {
+        assert!(ModelSource::parse("hf://org/model").unwrap().is_fetched());
+        assert!(ModelSource::parse("s3://bucket/a/b").unwrap().is_fetched());
+        for wrong in ["hf://model", "hf://a/b/c", "s3://", "https:///x", "ftp://a/b", "models/demo"] {
+            assert!(ModelSource::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! The `remoe-operator` process.
+
+use clap::Parser;
+use kube::{Client, Config};
+use remoe_function::{Role, init_logs, shutdown_on_signal};
+use remoe_operator::cluster::api::crds;
+use remoe_operator::cluster::{Command, RunSettings, Settings, run};
+use std::error::Error;
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+use tokio::net::TcpListener;
+
+/// Longer than any answer of the API but a watch, which has a deadline of its own.
+const CONNECT: Duration = Duration::from_secs(10);
+
+fn main() -> ExitCode {
+    let settings = Settings::parse();
+    let outcome = match settings.command {
+        Some(Command::Crds { out }) => print_crds(out.as_deref()),
+        None => {
+            init_logs(Role::Main);
+            operate(settings.run)
+        }
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error}");
+            // Logging may not have been set up.
+            let _closed = writeln!(std::io::stderr(), "remoe-operator: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn operate(settings: RunSettings) -> Result<(), Box<dyn Error>> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let outcome = runtime.block_on(async {
+        let shutdown = shutdown_on_signal()?;
+        let mut config = Config::infer().await?;
+        config.connect_timeout = Some(CONNECT);
+        // Every call has a deadline of its own, and what fails is tried again as a whole.
+        config.default_retry = false;
+        let client = Client::try_from(config)?;
+        let listener = TcpListener::bind(settings.metrics_listen).await?;
+        tracing::info!(address = %listener.local_addr()?, "serving probes and metrics");
+        Ok(run(client, settings, listener, shutdown).await?)
+    });
+    // Blocking work left behind must not hold up the exit.
+    runtime.shutdown_background();
+    outcome
+}
+
+fn print_crds(out: Option<&Path>) -> Result<(), Box<dyn Error>> {
+    for (name, yaml) in crds()? {
+        match out {
+            Some(folder) => std::fs::write(folder.join(name), yaml)?,
+            None => write!(std::io::stdout().lock(), "---\n{yaml}")?,
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,107 @@
+//! A real API server, where `REMOE_E2E_KUBECONFIG` names one: a namespace per test, gone afterwards.
+
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config, Resource};
+use remoe_operator::cluster::api::crds;
+use serde_json::json;
+use std::time::Duration;
+use tokio::time::{sleep, timeout};
+
+/// How long anything here may take to come about.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// An API server with the custom resources, and a namespace of the test's own.
+#[derive(Clone)]
+pub struct Server {
+    pub client: Client,
+    pub namespace: String,
+}
+
+impl Server {
+    pub fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
+    {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+}
+
+/// Runs `test` against the server; says so where there is none.
+pub fn with_server(test: impl AsyncFnOnce(Server)) {
+    let Ok(path) = std::env::var("REMOE_E2E_KUBECONFIG") else {
+        println!("skipped: REMOE_E2E_KUBECONFIG names no cluster (tests/cluster/cluster.py up --fast)");
+        return;
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let options = KubeConfigOptions::default();
+        let config = Config::from_custom_kubeconfig(Kubeconfig::read_from(path).unwrap(), &options);
+        let client = Client::try_from(config.await.unwrap()).unwrap();
+        install(&client).await;
+        let namespaces: Api<Namespace> = Api::all(client.clone());
+        let object = json!({"metadata": {"generateName": "operator-test-"}});
+        let object = serde_json::from_value(object).unwrap();
+        let namespace = namespaces.create(&PostParams::default(), &object).await.unwrap();
+        let server = Server { client, namespace: namespace.metadata.name.unwrap() };
+        let accounts = server.api::<ServiceAccount>();
+        eventually("the default service account", async || {
+            accounts.get_opt("default").await.unwrap().is_some()
+        })
+        .await;
+        let deletion = DeleteGuard { namespaces, name: server.namespace.clone() };
+        test(server).await;
+        deletion.delete().await;
+    });
+}
+
+/// The custom resources, as this build defines them.
+async fn install(client: &Client) {
+    let api: Api<CustomResourceDefinition> = Api::all(client.clone());
+    for (name, yaml) in crds().unwrap() {
+        let name = name.trim_end_matches(".yaml");
+        let crd: CustomResourceDefinition = serde_yaml::from_str(&yaml).unwrap();
+        api.patch(name, &PatchParams::apply("test").force(), &Patch::Apply(&crd)).await.unwrap();
+        eventually("the custom resource", async || {
+            let crd = api.get(name).await.unwrap();
+            let conditions = crd.status.and_then(|status| status.conditions).unwrap_or_default();
+            conditions.iter().any(|condition| condition.type_ == "Established" && condition.status == "True")
+        })
+        .await;
+    }
+}
+
+/// Waits until `condition` holds.
+pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let waiting = async {
+        while !condition().await {
+            sleep(Duration::from_millis(50)).await;
+        }
+    };
+    if timeout(PATIENCE, waiting).await.is_err() {
+        panic!("{what} did not come about within {PATIENCE:?}");
+    }
+}
+
+/// Names the namespace that a failed test leaves for a look at it.
+struct DeleteGuard {
+    namespaces: Api<Namespace>,
+    name: String,
+}
+
+impl DeleteGuard {
+    async fn delete(self) {
+        self.namespaces.delete(&self.name, &DeleteParams::default()).await.unwrap();
+    }
+}
+
+impl Drop for DeleteGuard {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("namespace {} is left as it was", self.name);
+        }
+    }
+}

@@ -1,0 +1,176 @@
+use crate::example::{around, built, deployment, plan};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use proptest::prelude::*;
+use remoe_operator::cluster::api::MoEDeployment;
+use remoe_operator::cluster::build::{budgets, frame, inspector};
+use remoe_operator::cluster::names::PodName;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+
+fn pods(owner: &MoEDeployment) -> Vec<Pod> {
+    let revision = built(owner, &plan(owner));
+    let all = revision.functions().flat_map(|function| {
+        (0..function.replicas).map(|replica| function.pod(owner, replica, 7)).collect::<Vec<_>>()
+    });
+    all.collect()
+}
+
+/// What the restricted pod security standard asks for, and what makes a pod Guaranteed.
+fn check_pod(pod: &Pod) {
+    let spec = pod.spec.as_ref().unwrap();
+    assert_eq!(spec.automount_service_account_token, Some(false));
+    let security = spec.security_context.as_ref().unwrap();
+    assert_eq!(security.run_as_non_root, Some(true));
+    assert_eq!(security.seccomp_profile.as_ref().unwrap().type_, "RuntimeDefault");
+    assert!(spec.init_containers.is_none());
+    for volume in spec.volumes.iter().flatten() {
+        assert!(volume.persistent_volume_claim.is_some() || volume.empty_dir.is_some(), "{volume:?}");
+    }
+    for container in &spec.containers {
+        let security = container.security_context.as_ref().unwrap();
+        assert_eq!(security.allow_privilege_escalation, Some(false));
+        assert_eq!(security.read_only_root_filesystem, Some(true));
+        assert_eq!(security.capabilities.as_ref().unwrap().drop.as_deref(), Some(&["ALL".to_owned()][..]));
+        let resources = container.resources.as_ref().unwrap();
+        assert_eq!(resources.requests, resources.limits);
+        assert!(resources.limits.as_ref().unwrap().contains_key("cpu"));
+        assert!(resources.limits.as_ref().unwrap()["memory"].0.ends_with(['M', 'G']));
+    }
+    let seconds = spec.tolerations.iter().flatten().filter_map(|toleration| toleration.toleration_seconds);
+    assert_eq!(seconds.filter(|seconds| *seconds == 30).count(), 2);
+}
+
+fn spec() -> impl Strategy<Value = Value> {
+    let source = prop_oneof![
+        Just(json!({"source": "pvc://models/demo"})),
+        Just(json!({"source": "hf://org/name", "revision": "v1", "cacheClaimName": "cache"})),
+        Just(
+            json!({"source": "s3://bucket/x", "endpoint": "http://minio:9000", "credentialsSecretName": "s3"})
+        ),
+    ];
+    (source, 1_u32..4, 1_u32..5, prop_oneof![Just("Always"), Just("Never"), Just("Auto")]).prop_map(
+        |(model, replicas, most, mode)| {
+            json!({
+                "model": model,
+                "replicas": replicas,
+                "remoteExperts": {"mode": mode, "maxReplicas": most},
+            })
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn every_pod_is_restricted_guaranteed_and_named_for_its_place(spec in spec()) {
+        let owner = deployment(spec);
+        let pods = pods(&owner);
+        let names: BTreeSet<String> = pods.iter().map(ResourceExt::name_any).collect();
+        prop_assert_eq!(names.len(), pods.len());
+        for pod in pods.iter().chain([&inspector(&owner, "0123456789", 0, &around()).unwrap()]) {
+            check_pod(pod);
+            prop_assert!(pod.name_any().len() <= 63);
+            prop_assert!(PodName::parse(&pod.name_any()).is_some());
+            let reference = &pod.owner_references()[0];
+            prop_assert_eq!((reference.controller, reference.uid.as_str()), (Some(true), "uid-1"));
+            for value in pod.labels().values() {
+                prop_assert!(value.len() <= 63);
+            }
+        }
+    }
+
+    #[test]
+    fn the_same_values_give_the_same_objects(spec in spec()) {
+        let owner = deployment(spec);
+        prop_assert_eq!(pods(&owner), pods(&owner));
+        prop_assert_eq!(frame(&owner, &around()), frame(&owner, &around()));
+    }
+
+    #[test]
+    fn every_function_of_several_replicas_keeps_all_but_one(spec in spec()) {
+        let owner = deployment(spec);
+        let revision = built(&owner, &plan(&owner));
+        let budgets = budgets(&owner, &revision);
+        let several: Vec<_> = revision.functions().filter(|function| function.replicas > 1).collect();
+        prop_assert_eq!(budgets.len(), several.len());
+        for (budget, function) in budgets.iter().zip(several) {
+            let spec = budget.spec.as_ref().unwrap();
+            let value = serde_json::to_value(spec.min_available.as_ref().unwrap()).unwrap();
+            prop_assert_eq!(value, json!(function.replicas - 1));
+            // It selects the function's pods, and no others'.
+            let selector = spec.selector.as_ref().unwrap().match_labels.as_ref().unwrap();
+            for other in revision.functions() {
+                let pod = other.pod(&owner, 0, 0);
+                let selected = selector.iter().all(|(key, value)| pod.labels().get(key) == Some(value));
+                prop_assert_eq!(selected, other.name == function.name);
+            }
+        }
+    }
+}
+
+fn arguments(pod: &Pod) -> Vec<String> {
+    pod.spec.as_ref().unwrap().containers[0].args.clone().unwrap()
+}
+
+#[test]
+fn functions_read_a_claim_where_it_is_mounted() {
+    let owner = deployment(json!({"model": {"source": "pvc://models/a/b/"}}));
+    for pod in pods(&owner) {
+        assert_eq!(arguments(&pod)[..2], ["--model", "/models/a/b"]);
+        let spec = pod.spec.unwrap();
+        let volume = spec.volumes.unwrap().remove(0).persistent_volume_claim.unwrap();
+        assert_eq!((volume.claim_name.as_str(), volume.read_only), ("models", Some(true)));
+        assert_eq!(spec.containers[0].volume_mounts.as_ref().unwrap()[0].read_only, Some(true));
+    }
+}
+
+#[test]
+fn fetching_functions_have_a_cache_credentials_and_a_way_out() {
+    let model = json!({
+        "source": "s3://bucket/x", "endpoint": "http://minio:9000",
+        "credentialsSecretName": "s3", "cacheClaimName": "weights",
+    });
+    let owner = deployment(json!({"model": model}));
+    for pod in pods(&owner) {
+        assert_eq!(arguments(&pod)[..4], ["--model", "s3://bucket/x", "--model-cache", "/cache"]);
+        let container = &pod.spec.as_ref().unwrap().containers[0];
+        assert_eq!(container.env.as_ref().unwrap()[0].value.as_deref(), Some("http://minio:9000"));
+        assert_eq!(container.env_from.as_ref().unwrap()[0].secret_ref.as_ref().unwrap().name, "s3");
+    }
+    let opened = |owner: &MoEDeployment| {
+        let policies = frame(owner, &around()).network_policies.into_iter();
+        policies
+            .filter(|policy| {
+                policy.spec.as_ref().unwrap().egress.iter().flatten().any(|rule| rule.to.is_none())
+            })
+            .count()
+    };
+    assert_eq!(opened(&owner), 3);
+    assert_eq!(opened(&deployment(json!({}))), 0);
+}
+
+#[test]
+fn the_container_of_a_cpu_main_function_holds_the_non_expert_part_too() {
+    let owner = deployment(json!({}));
+    let plan = plan(&owner);
+    assert!(plan.main.limit_mb > plan.main.memory_mb);
+    let main = built(&owner, &plan).main.pod(&owner, 0, 0);
+    let resources = main.spec.unwrap().containers[0].resources.clone().unwrap().limits.unwrap();
+    assert_eq!(resources["memory"].0, format!("{}M", plan.main.limit_mb));
+    assert_eq!(resources["cpu"].0, format!("{}m", plan.main.memory_mb));
+}
+
+#[test]
+fn a_restart_changes_every_identity_and_a_price_changes_none() {
+    let identities = |owner: &MoEDeployment| -> Vec<String> {
+        let revision = built(owner, &plan(owner));
+        revision.functions().map(|function| function.identity.clone()).collect()
+    };
+    let owner = deployment(json!({}));
+    let mut restarted = owner.clone();
+    restarted.annotations_mut().insert("remoe.dev/restartedAt".to_owned(), "now".to_owned());
+    assert!(identities(&owner).iter().zip(identities(&restarted)).all(|(old, new)| *old != new));
+    let dearer = deployment(json!({"pricing": {"memoryGBHour": "0.0041"}}));
+    assert_eq!(identities(&owner), identities(&dearer));
+    assert_ne!(plan(&owner), plan(&dearer));
+}

@@ -1,0 +1,58 @@
+use crate::example::{deployment, facts, plan, prior};
+use remoe_operator::cluster::api::ProfileSource;
+use remoe_operator::cluster::planning::{KnownProfile, Planning, PlanningError};
+use serde_json::json;
+
+#[test]
+fn under_a_prior_experts_are_local_where_they_fit() {
+    let auto = plan(&deployment(json!({"remoteExperts": {"mode": "Auto"}})));
+    assert!(auto.remote.is_empty());
+    assert_eq!(auto.profile, ProfileSource::Prior);
+    let always = plan(&deployment(json!({})));
+    assert_eq!(always.remote.iter().map(|part| part.layer).collect::<Vec<_>>(), [1, 2, 3]);
+    assert!(
+        always.remote.iter().all(|part| part.replicas >= 1 && !part.experts().unwrap().experts.is_empty())
+    );
+}
+
+#[test]
+fn under_a_prior_a_missed_limit_is_a_warning_and_under_measurements_a_refusal() {
+    let strict = deployment(json!({"slo": {"ttft": "1ms", "tpot": "1us"}}));
+    let warned = plan(&strict);
+    assert!(warned.warning.unwrap().contains("infeasible"));
+    let measured = KnownProfile { source: ProfileSource::Measured, ..prior() };
+    let refused = Planning::new("demo", &strict.spec, &facts(), &measured).unwrap().solve(None);
+    assert!(matches!(refused, Err(PlanningError::Infeasible(_))), "{refused:?}");
+}
+
+#[test]
+fn a_workload_beyond_the_context_is_named() {
+    let workload = json!({
+        "maxInputTokens": 1000, "maxOutputTokens": 100, "typicalInputTokens": 10, "typicalOutputTokens": 10,
+    });
+    let owner = deployment(json!({"workload": workload}));
+    let error = Planning::new("demo", &owner.spec, &facts(), &prior()).unwrap_err();
+    assert!(error.to_string().starts_with("spec.workload has requests of up to 1100 tokens"), "{error}");
+}
+
+#[test]
+fn inputs_tell_plans_apart_and_nothing_else_does() {
+    let inputs = |spec| Planning::new("demo", &deployment(spec).spec, &facts(), &prior()).unwrap().inputs;
+    let base = inputs(json!({}));
+    assert_eq!(base, inputs(json!({"servedName": "another"})));
+    assert_ne!(base, inputs(json!({"pricing": {"cpuCoreHour": "0.05"}})));
+    assert_ne!(base, inputs(json!({"replicas": 2})));
+    assert_ne!(base, inputs(json!({"slo": {"ttft": "5s"}})));
+}
+
+#[test]
+fn a_plan_that_runs_stays_where_a_new_one_saves_little() {
+    let measured = KnownProfile { source: ProfileSource::Measured, ..prior() };
+    let solve = |spec, previous: Option<&_>| {
+        Planning::new("demo", &deployment(spec).spec, &facts(), &measured).unwrap().solve(previous).unwrap()
+    };
+    let first = solve(json!({"slo": {"ttft": "9s"}}), None);
+    let second = solve(json!({"pricing": {"cpuCoreHour": "0.0301"}, "slo": {"ttft": "9s"}}), Some(&first));
+    assert_eq!((first.main, &first.remote), (second.main, &second.remote));
+    assert_ne!(first.numbers.costs, second.numbers.costs);
+}

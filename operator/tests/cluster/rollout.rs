@@ -1,0 +1,349 @@
+//! The pure step of pods and routing in a simulated cluster, with faults and interrupted steps.
+
+use crate::example::{built, deployment, plan};
+use jiff::{SignedDuration, Timestamp};
+use proptest::prelude::*;
+use remoe_operator::cluster::build::Revision;
+use remoe_operator::cluster::names::PodName;
+use remoe_operator::cluster::pods::{PodView, Trouble};
+use remoe_operator::cluster::rollout::{Creation, Deletion, Scene, Steps, pushes, step};
+use remoe_operator::cluster::routing::{Generation, RoutingTable};
+use serde_json::json;
+use std::collections::BTreeMap;
+
+/// More than any rollout here takes.
+const ENOUGH: usize = 400;
+
+/// A cluster in which every pod starts, works and ends as it should, unless it is told otherwise.
+struct World {
+    target: Revision,
+    table: RoutingTable,
+    pods: Vec<PodView>,
+    now: Timestamp,
+    uids: u32,
+    /// What each main function has in force.
+    in_force: BTreeMap<String, Generation>,
+}
+
+impl World {
+    fn new(target: Revision) -> Self {
+        Self {
+            target,
+            table: RoutingTable::default(),
+            pods: Vec::new(),
+            now: "2026-01-01T00:00:00Z".parse().unwrap(),
+            uids: 0,
+            in_force: BTreeMap::new(),
+        }
+    }
+
+    fn steps(&mut self) -> Steps {
+        // Main functions are asked before every step.
+        for pod in self.pods.iter_mut().filter(|pod| pod.in_force.is_some()) {
+            pod.in_force = Some(self.in_force.get(&pod.uid).map_or(0, |generation| generation.number));
+        }
+        let scene = Scene {
+            deployment: "demo",
+            target: &self.target,
+            table: &self.table,
+            pods: &self.pods,
+            now: self.now,
+        };
+        step(scene).unwrap()
+    }
+
+    /// Makes one step, or its first `writes` writes.
+    fn act(&mut self, steps: &Steps, writes: usize) {
+        let mut left = writes;
+        let mut may = || {
+            let may = left > 0;
+            left = left.saturating_sub(1);
+            may
+        };
+        for creation in steps.create.iter().filter(|_| may()) {
+            self.create(creation);
+        }
+        for deletion in steps.delete.iter().filter(|_| may()) {
+            self.delete(deletion);
+        }
+        if let Some(table) = steps.table.as_ref().filter(|_| may()) {
+            self.table = table.clone();
+        }
+        let told: Vec<(String, Generation)> = pushes(&self.table, &self.pods)
+            .into_iter()
+            .filter(|_| may())
+            .map(|(pod, generation)| (pod.uid.clone(), generation.clone()))
+            .collect();
+        for (uid, generation) in told {
+            self.tell(&uid, generation);
+        }
+    }
+
+    fn create(&mut self, creation: &Creation) {
+        let function = self.target.functions().nth(creation.function).unwrap();
+        let name =
+            PodName { place: function.place("demo", creation.replica), incarnation: creation.incarnation };
+        assert!(self.pods.iter().all(|pod| pod.name != name), "{name} is taken");
+        self.uids += 1;
+        self.pods.push(PodView {
+            name,
+            uid: format!("pod-{}", self.uids),
+            owned: true,
+            is_main: function.hosted.is_none(),
+            function: function.name.clone(),
+            identity: function.identity.clone(),
+            replica: creation.replica,
+            created: self.now,
+            ends_by: None,
+            ip: None,
+            ready: false,
+            faulty_at: None,
+            fault: None,
+            trouble: None,
+            in_force: None,
+        });
+    }
+
+    fn delete(&mut self, deletion: &Deletion) {
+        let now = self.now;
+        let Some(pod) = self.pods.iter_mut().find(|pod| pod.uid == deletion.uid) else { return };
+        let name = pod.name.to_string();
+        let was_sound = pod.is_sound() && pod.ready;
+        pod.ends_by = Some(now.checked_add(SignedDuration::from_secs(45)).unwrap());
+        if was_sound && !pod.is_main {
+            let used_by = |pod: &&PodView| {
+                let generation = self.in_force.get(&pod.uid);
+                pod.is_main && pod.ends_by.is_none() && generation.is_some_and(|it| leads_to(it, &name))
+            };
+            assert!(self.pods.iter().find(used_by).is_none(), "{name} was in use");
+        }
+    }
+
+    fn tell(&mut self, uid: &str, generation: Generation) {
+        if let Some(known) = self.in_force.get(uid) {
+            assert!(generation.number >= known.number, "numbers grow");
+            assert!(generation.number > known.number || generation == *known, "one number, two meanings");
+        }
+        for layer in &self.target.remote {
+            let there = generation.endpoints.iter().filter(|routed| routed.layers == layers(layer));
+            assert!(
+                generation.plan != self.target.plan || there.count() > 0,
+                "{} is served by nobody",
+                layer.name
+            );
+        }
+        self.in_force.insert(uid.to_owned(), generation);
+    }
+
+    /// What nodes do in a second.
+    fn run(&mut self) {
+        self.now = self.now.checked_add(SignedDuration::from_secs(1)).unwrap();
+        let now = self.now;
+        self.pods.retain(|pod| pod.ends_by.is_none_or(|end| now < end));
+        for (index, pod) in self.pods.iter_mut().enumerate() {
+            pod.ip.get_or_insert_with(|| format!("10.0.0.{}", index + 1).parse().unwrap());
+            let number = self.in_force.get(&pod.uid).map_or(0, |generation| generation.number);
+            pod.in_force = pod.is_main.then_some(number);
+            pod.ready = pod.fault.is_none() && (!pod.is_main || number > 0);
+        }
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..ENOUGH {
+            let steps = self.steps();
+            let before = self.serving();
+            self.act(&steps, usize::MAX);
+            assert!(before == 0 || self.serving() > 0, "the endpoint went away");
+            if steps.settled {
+                return;
+            }
+            self.run();
+        }
+        panic!("not settled: {:#?}", self.steps());
+    }
+
+    /// Main functions that answer.
+    fn serving(&self) -> usize {
+        self.pods.iter().filter(|pod| pod.is_main && pod.is_sound() && pod.ready).count()
+    }
+
+    fn check_settled(&mut self) {
+        let steps = self.steps();
+        assert!(steps.create.is_empty() && steps.delete.is_empty() && steps.table.is_none(), "{steps:?}");
+        let mut places: Vec<String> =
+            self.pods.iter().filter(|pod| pod.ends_by.is_none()).map(|pod| pod.name.place.clone()).collect();
+        let mut wanted: Vec<String> = self
+            .target
+            .functions()
+            .flat_map(|function| (0..function.replicas).map(|replica| function.place("demo", replica)))
+            .collect();
+        places.sort();
+        wanted.sort();
+        assert_eq!(places, wanted);
+        assert_eq!(self.table.entries.len(), 1);
+        let generation = &self.table.entries[&self.target.main.identity];
+        let remote: u32 = self.target.remote.iter().map(|function| function.replicas).sum();
+        assert_eq!(generation.endpoints.len(), remote as usize);
+    }
+}
+
+fn layers(function: &remoe_operator::cluster::build::Function) -> Vec<u32> {
+    function.hosted.iter().map(|hosted| hosted.layer).collect()
+}
+
+fn leads_to(generation: &Generation, pod: &str) -> bool {
+    generation.endpoints.iter().any(|routed| routed.pod == pod)
+}
+
+/// Revisions that share all, some or none of their functions.
+fn revisions() -> Vec<Revision> {
+    let specs = [
+        json!({}),
+        json!({"replicas": 2}),
+        json!({"remoteExperts": {"template": {"nodeSelector": {"pool": "a"}}}}),
+        json!({"main": {"template": {"nodeSelector": {"pool": "b"}}}}),
+        json!({"remoteExperts": {"mode": "Never"}}),
+        json!({"pricing": {"cpuCoreHour": "0.05"}}),
+    ];
+    specs
+        .map(|spec| {
+            let owner = deployment(spec);
+            let mut plan = plan(&owner);
+            // The planner sees no use for replicas here; routing has to do with them all the same.
+            plan.remote.iter_mut().for_each(|part| part.replicas = 1 + part.layer % 2);
+            built(&owner, &plan)
+        })
+        .into()
+}
+
+/// Something that happens to a pod.
+#[derive(Debug, Clone)]
+enum Happening {
+    Crash(usize),
+    Evict(usize),
+    Delete(usize),
+    Restart(usize),
+    Run,
+    Target(usize),
+    Step(usize),
+    LoseTable,
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    prop_oneof![
+        1 => (0..12_usize).prop_map(Happening::Crash),
+        1 => (0..12_usize).prop_map(Happening::Evict),
+        1 => (0..12_usize).prop_map(Happening::Delete),
+        1 => (0..12_usize).prop_map(Happening::Restart),
+        1 => (0..6_usize).prop_map(Happening::Target),
+        1 => Just(Happening::LoseTable),
+        6 => Just(Happening::Run),
+        8 => (0..8_usize).prop_map(Happening::Step),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_happens_it_ends_as_wanted(happenings in prop::collection::vec(happening(), 0..60)) {
+        let revisions = revisions();
+        let mut world = World::new(revisions[0].clone());
+        for happening in happenings {
+            let pods = world.pods.len().max(1);
+            match happening {
+                // A step of which only the first writes were made: the operator was killed.
+                Happening::Step(writes) => { let steps = world.steps(); world.act(&steps, writes) }
+                Happening::Run => world.run(),
+                Happening::Target(index) => world.target = revisions[index].clone(),
+                Happening::LoseTable => world.table = RoutingTable::default(),
+                Happening::Crash(index) | Happening::Evict(index) => {
+                    if let Some(pod) = world.pods.get_mut(index % pods) {
+                        pod.fault = Some(Trouble::new("CrashLooping", "it crashed"));
+                        pod.ready = false;
+                    }
+                }
+                Happening::Delete(index) => {
+                    let end = world.now.checked_add(SignedDuration::from_secs(45)).unwrap();
+                    if let Some(pod) = world.pods.get_mut(index % pods) {
+                        pod.ends_by.get_or_insert(end);
+                    }
+                }
+                Happening::Restart(index) => {
+                    if let Some(pod) = world.pods.get_mut(index % pods) {
+                        world.in_force.remove(&pod.uid);
+                        pod.ready = false;
+                        pod.in_force = pod.is_main.then_some(0);
+                    }
+                }
+            }
+        }
+        for _ in 0..ENOUGH {
+            let steps = world.steps();
+            world.act(&steps, usize::MAX);
+            if steps.settled { break }
+            world.run();
+        }
+        world.check_settled();
+    }
+
+    #[test]
+    fn from_one_revision_to_the_next_the_endpoint_answers(order in prop::collection::vec(0..6_usize, 1..5)) {
+        let revisions = revisions();
+        let mut world = World::new(revisions[0].clone());
+        world.settle();
+        for index in order {
+            world.target = revisions[index].clone();
+            world.settle();
+            world.check_settled();
+        }
+    }
+}
+
+#[test]
+fn the_first_generation_waits_for_every_remote_function() {
+    let mut world = World::new(revisions().remove(0));
+    let steps = world.steps();
+    world.act(&steps, usize::MAX);
+    world.run();
+    // Everything is ready but one.
+    let late = world.pods.iter().position(|pod| !pod.is_main).unwrap();
+    world.pods[late].ready = false;
+    assert_eq!(world.steps().table, None);
+    world.pods[late].ready = true;
+    assert!(world.steps().table.is_some());
+}
+
+#[test]
+fn revisions_share_the_pods_that_do_not_differ() {
+    let all = revisions();
+    let mut world = World::new(all[0].clone());
+    world.settle();
+    let before: Vec<String> = world.pods.iter().map(|pod| pod.uid.clone()).collect();
+    // Another price: another plan, the same functions.
+    world.target = all[5].clone();
+    world.settle();
+    let after: Vec<String> = world.pods.iter().map(|pod| pod.uid.clone()).collect();
+    assert_eq!(before, after);
+    assert_eq!(world.table.entries.values().next().unwrap().number, 2);
+}
+
+#[test]
+fn a_place_that_fails_again_and_again_is_filled_more_and_more_slowly() {
+    let mut world = World::new(revisions().remove(4));
+    let mut created = Vec::new();
+    for _ in 0..300 {
+        let steps = world.steps();
+        created.extend(steps.create.iter().map(|creation| (world.now, creation.incarnation)));
+        world.act(&steps, usize::MAX);
+        world.run();
+        for pod in &mut world.pods {
+            pod.fault = Some(Trouble::new("CrashLooping", "it crashed"));
+        }
+    }
+    let gaps: Vec<i64> =
+        created.windows(2).map(|pair| pair[1].0.duration_since(pair[0].0).as_secs()).collect();
+    assert!(gaps.len() >= 4 && gaps.len() < 8, "{gaps:?}");
+    assert!(gaps.windows(2).all(|pair| pair[0] < pair[1]), "{gaps:?}");
+    assert!(created.windows(2).all(|pair| pair[0].1 < pair[1].1));
+}

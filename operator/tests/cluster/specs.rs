@@ -1,0 +1,181 @@
+//! Specs and changes of specs before a real API server: what it accepts, fills in and refuses.
+
+use crate::api::{Server, with_server};
+use kube::api::{Patch, PatchParams, PostParams};
+use remoe_operator::cluster::api::{MoEDeployment, Mode, RemoteMode};
+use serde_json::{Value, json};
+
+/// A spec with `fields` over the least that works.
+fn spec(fields: Value) -> Value {
+    let mut spec = json!({"model": {"source": "pvc://models/demo"}});
+    for (key, value) in fields.as_object().unwrap() {
+        spec[key] = value.clone();
+    }
+    spec
+}
+
+fn model(fields: Value) -> Value {
+    spec(json!({ "model": fields }))
+}
+
+fn object(name: &str, spec: &Value) -> Value {
+    json!({
+        "apiVersion": "remoe.dev/v1alpha1", "kind": "MoEDeployment",
+        "metadata": {"name": name}, "spec": spec,
+    })
+}
+
+/// What the API server says to `spec`; nothing is stored.
+async fn tried(server: &Server, name: &str, spec: &Value) -> Result<MoEDeployment, String> {
+    let params = PatchParams { dry_run: true, ..PatchParams::apply("test").validation_strict() };
+    let api = server.api::<MoEDeployment>();
+    api.patch(name, &params, &Patch::Apply(object(name, spec))).await.map_err(|error| error.to_string())
+}
+
+#[test]
+fn valid_specs_are_accepted() {
+    let gpu = json!({"device": "cuda", "gpu": {"count": 1}});
+    let gpu_prices = json!({"gpuHour": "2.50", "gpuMemoryMB": 80000});
+    let workload = json!({
+        "maxInputTokens": 10, "maxOutputTokens": 10, "typicalInputTokens": 10, "typicalOutputTokens": 1,
+    });
+    let valid = [
+        spec(json!({})),
+        model(json!({"source": "pvc://models"})),
+        model(json!({"source": "hf://org/name", "revision": "main", "cacheClaimName": "weights"})),
+        model(json!({"source": "hf://org/name", "credentialsSecretName": "hf-token", "dtype": "bfloat16"})),
+        model(json!({"source": "s3://bucket/a/b", "endpoint": "http://minio:9000"})),
+        model(json!({"source": "https://host/path", "credentialsSecretName": "basic"})),
+        spec(json!({"mode": "Advisory", "acceptedPlan": "0123456789"})),
+        spec(json!({"replicas": 3, "servedName": "a model"})),
+        spec(json!({"slo": {"ttft": "1m30s", "tpot": "1.5ms"}})),
+        spec(json!({ "workload": workload })),
+        spec(json!({"main": gpu, "pricing": gpu_prices})),
+        spec(json!({"main": {"memoryMB": {"min": 100, "max": 100}}})),
+        spec(json!({"main": {"template": {
+            "nodeSelector": {"pool": "a"}, "runtimeClassName": "nvidia", "priorityClassName": "high",
+            "serviceAccountName": "m", "tolerations": [{"key": "gpu", "operator": "Exists"}],
+            "affinity": {"podAntiAffinity": {}},
+        }}})),
+        spec(json!({"remoteExperts": {"mode": "Never"}})),
+        spec(json!({"remoteExperts": {"mode": "Always", "maxReplicas": 64, "payloadLimitMB": 6}})),
+        spec(json!({"pricing": {"billing": "Invocation", "cpuCoreHour": "1", "memoryGBHour": "0.5"}})),
+        spec(json!({"profile": {"configMapName": "measured"}})),
+    ];
+    with_server(async |server| {
+        for spec in &valid {
+            if let Err(refusal) = tried(&server, "demo", spec).await {
+                panic!("{spec}: {refusal}");
+            }
+        }
+    });
+}
+
+#[test]
+fn invalid_specs_are_refused_with_the_field_and_the_reason() {
+    let memory = |range: Value| spec(json!({"main": {"memoryMB": range}}));
+    let workload = |max: u32, typical: u32| {
+        spec(json!({"workload": {
+            "maxInputTokens": max, "maxOutputTokens": 10, "typicalInputTokens": typical, "typicalOutputTokens": 1,
+        }}))
+    };
+    let invalid = [
+        (json!({}), "spec.model"),
+        (model(json!({})), "spec.model.source"),
+        (model(json!({"source": "models/demo"})), "spec.model.source"),
+        (model(json!({"source": "hf://name"})), "spec.model.source"),
+        (model(json!({"source": "ftp://host/x"})), "spec.model.source"),
+        (model(json!({"source": "pvc://Models/demo"})), "spec.model.source"),
+        (model(json!({"source": "pvc://m/d", "revision": "main"})), "hf:// sources only"),
+        (model(json!({"source": "hf://o/n", "endpoint": "http://x"})), "s3:// sources only"),
+        (model(json!({"source": "s3://b", "endpoint": "minio:9000"})), "spec.model.endpoint"),
+        (model(json!({"source": "pvc://m/d", "credentialsSecretName": "s"})), "no credentials"),
+        (model(json!({"source": "pvc://m/d", "cacheClaimName": "c"})), "no cache"),
+        (model(json!({"source": "pvc://m/d", "dtype": "int8"})), "spec.model.dtype"),
+        (spec(json!({"mode": "Passive"})), "spec.mode"),
+        (spec(json!({"acceptedPlan": "0123456789"})), "mode Advisory"),
+        (spec(json!({"mode": "Advisory", "acceptedPlan": "latest"})), "spec.acceptedPlan"),
+        (spec(json!({"replicas": 0})), "spec.replicas"),
+        (spec(json!({"replicas": 65})), "spec.replicas"),
+        (spec(json!({"slo": {"ttft": "0s"}})), "spec.slo.ttft"),
+        (spec(json!({"slo": {"tpot": "fast"}})), "spec.slo.tpot"),
+        (workload(10, 11), "at most maxInputTokens"),
+        (workload(0, 0), "spec.workload.maxInputTokens"),
+        (memory(json!({"min": 200, "max": 100})), "spec.main.memoryMB.max"),
+        (memory(json!({"min": 150, "max": 300})), "spec.main.memoryMB.min"),
+        (memory(json!({"min": 100})), "spec.main.memoryMB.max"),
+        (spec(json!({"main": {"device": "tpu"}})), "spec.main.device"),
+        (
+            spec(json!({"main": {"device": "cuda"}, "pricing": {"gpuHour": "1", "gpuMemoryMB": 1000}})),
+            "spec.main.gpu",
+        ),
+        (spec(json!({"main": {"gpu": {"count": 1}}})), "spec.main.gpu"),
+        (spec(json!({"main": {"device": "cuda", "gpu": {"count": 1}}})), "needs pricing.gpuHour"),
+        (spec(json!({"remoteExperts": {"maxReplicas": 0}})), "spec.remoteExperts.maxReplicas"),
+        (spec(json!({"remoteExperts": {"mode": "Sometimes"}})), "spec.remoteExperts.mode"),
+        (spec(json!({"pricing": {"cpuCoreHour": "cheap"}})), "spec.pricing.cpuCoreHour"),
+        (spec(json!({"pricing": {"cpuCoreHour": 0.03}})), "spec.pricing.cpuCoreHour"),
+        (spec(json!({"pricing": {"gpuHour": "1"}})), "spec.pricing.gpuHour"),
+        (spec(json!({"profile": {}})), "spec.profile.configMapName"),
+        (spec(json!({"scaling": {}})), "scaling"),
+    ];
+    with_server(async |server| {
+        for (spec, field) in &invalid {
+            match tried(&server, "demo", spec).await {
+                Ok(_) => panic!("{spec} was accepted"),
+                Err(refusal) => assert!(refusal.contains(field), "{spec}: {refusal}"),
+            }
+        }
+        for name in ["1demo", "a-name-of-more-than-forty-characters-is-long", "de.mo"] {
+            let refusal = tried(&server, name, &spec(json!({}))).await.unwrap_err();
+            assert!(refusal.contains("DNS label"), "{refusal}");
+        }
+    });
+}
+
+#[test]
+fn what_is_left_out_is_filled_in() {
+    with_server(async |server| {
+        let stored = tried(&server, "demo", &spec(json!({}))).await.unwrap();
+        assert_eq!(stored.spec.mode, Mode::Active);
+        assert_eq!(stored.spec.remote_experts.mode, RemoteMode::Auto);
+        assert_eq!(stored.spec.replicas, 1);
+        assert_eq!(serde_json::to_value(stored.spec.slo).unwrap(), json!({"ttft": "10s", "tpot": "150ms"}));
+        assert_eq!(stored.spec.main.memory_mb.step, 100);
+        assert_eq!(stored.spec.pricing.cpu_core_hour, "0.03");
+    });
+}
+
+#[test]
+fn replicas_are_scaled_through_the_subresource() {
+    with_server(async |server| {
+        let api = server.api::<MoEDeployment>();
+        let object: MoEDeployment = serde_json::from_value(object("demo", &spec(json!({})))).unwrap();
+        api.create(&PostParams::default(), &object).await.unwrap();
+        let scale = json!({"spec": {"replicas": 2}});
+        api.patch_scale("demo", &PatchParams::default(), &Patch::Merge(&scale)).await.unwrap();
+        assert_eq!(api.get("demo").await.unwrap().spec.replicas, 2);
+    });
+}
+
+#[test]
+fn a_plan_is_never_changed() {
+    use crate::example::{deployment, plan};
+    use remoe_operator::cluster::api::MoEPlan;
+    use remoe_operator::cluster::build::plan_object;
+
+    with_server(async |server| {
+        let mut owner = deployment(json!({}));
+        owner.metadata.uid = None;
+        owner.metadata.namespace = Some(server.namespace.clone());
+        let (_, object) = plan_object(&owner, plan(&owner)).unwrap();
+        let api = server.api::<MoEPlan>();
+        let stored = api.create(&PostParams::default(), &object).await.unwrap();
+        let name = stored.metadata.name.clone().unwrap();
+        // Figures survive the way there and back.
+        assert_eq!(stored.spec, object.spec);
+        let change = json!({"spec": {"main": {"memoryMB": 100}}});
+        let refusal = api.patch(&name, &PatchParams::default(), &Patch::Merge(&change)).await.unwrap_err();
+        assert!(refusal.to_string().contains("a plan is never changed"), "{refusal}");
+    });
+}

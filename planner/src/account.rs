@@ -1,0 +1,165 @@
+//! Expectation and bill of single requests under a plan that runs.
+
+use crate::cost::Evaluation;
+use crate::error::{FieldError, PlanError};
+use crate::model::Model;
+use crate::plan::{Plan, PlanDraft};
+use crate::problem::{Device, Problem};
+use crate::sizes::GB;
+use serde::{Deserialize, Serialize};
+
+/// A plan that runs, with the problem that it was made for.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Account {
+    problem: Problem,
+    plan: Plan,
+}
+
+#[derive(Deserialize)]
+struct Form {
+    problem: Problem,
+    plan: PlanDraft,
+}
+
+/// What a request is expected to take, functions being warm.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Expected {
+    /// Time to first token, without a cold start.
+    pub ttft_seconds: f64,
+    /// Time per output token; 0 where only one is generated.
+    pub tpot_seconds: f64,
+    /// Dollars.
+    pub cost: f64,
+}
+
+/// What a request took.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Measured {
+    /// Until the first token.
+    pub prefill_seconds: f64,
+    /// From the first token to the last.
+    pub decode_seconds: f64,
+    /// Computation that remote functions reported, all together.
+    pub remote_seconds: f64,
+    /// Calls of remote functions.
+    pub remote_calls: f64,
+}
+
+/// The main function's size under a plan, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MainSize {
+    /// The plan's: what its vCPUs and its price go by.
+    pub main_bytes: f64,
+    /// What its container needs: on CPUs the non-expert part, keys and values live there too.
+    pub memory_bytes: f64,
+    /// Keys and values of the largest request.
+    pub kv_cache_bytes: f64,
+    /// Threads: as many of its whole vCPUs as the profile found to help.
+    pub threads: usize,
+}
+
+impl MainSize {
+    /// The size of a main function of `main_bytes` for `problem`.
+    #[must_use]
+    pub fn of(problem: &Problem, main_bytes: f64) -> Self {
+        let model = Model::new(problem);
+        let beside = if problem.device == Device::Cpu { model.gpu_bytes } else { 0.0 };
+        let per_token: f64 = problem.layers.iter().map(|layer| layer.kv_bytes_per_token).sum();
+        Self {
+            main_bytes,
+            memory_bytes: main_bytes + beside,
+            kv_cache_bytes: (model.memory_tokens * per_token).ceil(),
+            threads: threads(problem, main_bytes / GB),
+        }
+    }
+}
+
+/// Of the measured numbers of whole vCPUs up to `vcpus` the quickest in a decode step: more threads can
+/// take longer where there is little to do.
+fn threads(problem: &Problem, vcpus: f64) -> usize {
+    let most = vcpus.floor().max(1.0);
+    let Some(layer) = problem.layers.first() else { return 1 };
+    let profile = match (problem.device, &layer.cpu_nonexpert_seconds) {
+        (Device::Cpu, Some(profile)) => profile,
+        _ => &layer.expert_seconds,
+    };
+    let steps = profile.vcpus.iter().zip(profile.seconds.first().into_iter().flatten());
+    let whole = steps.filter(|(at, _)| at.fract() == 0.0 && **at <= most);
+    let best = whole.min_by(|a, b| a.1.total_cmp(b.1));
+    best.map_or(most as usize, |(at, _)| *at as usize)
+}
+
+impl Account {
+    /// # Errors
+    /// Problem and plan do not belong together.
+    pub fn new(problem: Problem, plan: &PlanDraft) -> Result<Self, PlanError> {
+        let model = Model::with_prediction(&problem).map_err(PlanError::Problem)?;
+        let plan = model.plan(plan).map_err(PlanError::Plan)?;
+        Ok(Self { problem, plan })
+    }
+
+    /// Reads what [`Self`] serialises to: `{"problem": .., "plan": ..}`.
+    ///
+    /// # Errors
+    /// The first field that is missing, of the wrong type or out of range.
+    pub fn from_json(text: &str) -> Result<Self, PlanError> {
+        let mut parser = serde_json::Deserializer::from_str(text);
+        let form: Form = serde_path_to_error::deserialize(&mut parser)
+            .map_err(|error| PlanError::Problem(FieldError::from_json(error)))?;
+        form.problem.check().map_err(PlanError::Problem)?;
+        Self::new(form.problem, &form.plan)
+    }
+
+    /// The main function's size.
+    #[must_use]
+    pub fn main_size(&self) -> MainSize {
+        MainSize::of(&self.problem, self.plan.main_bytes)
+    }
+
+    /// What a request of `input` tokens with `steps` decode steps is expected to take.
+    #[must_use]
+    pub fn expect(&self, input: usize, steps: usize) -> Expected {
+        let evaluation = self.evaluate(input, steps);
+        Expected {
+            ttft_seconds: evaluation.prefill_seconds,
+            tpot_seconds: evaluation.tpot_seconds,
+            cost: evaluation.total_cost,
+        }
+    }
+
+    /// What a request of `input` tokens and `steps` decode steps cost. Main functions are paid for the
+    /// time that it took; remote ones too under reserved billing, else for what they reported with the
+    /// planned time of the ways, at the planned mean rate of the functions that worked.
+    #[must_use]
+    pub fn bill(&self, input: usize, steps: usize, measured: &Measured) -> f64 {
+        let expected = self.evaluate(input, steps);
+        let model = Model::new(&self.problem);
+        let seconds = measured.prefill_seconds + measured.decode_seconds;
+        let main = seconds * model.main_rate(self.plan.main_bytes);
+        let planned = if model.is_reserved() {
+            expected.prefill_seconds + expected.decode_seconds
+        } else {
+            let of_prefill = expected.layers.iter().flat_map(|layer| &layer.replica_seconds).sum::<f64>();
+            let of_step = expected.layers.iter().map(|layer| layer.remote_decode_billed).sum::<f64>();
+            of_prefill + steps as f64 * of_step
+        };
+        let worked = if model.is_reserved() {
+            seconds
+        } else {
+            measured.remote_seconds + measured.remote_calls * model.round_trip()
+        };
+        let rate = if planned > 0.0 { expected.remote_cost / planned } else { 0.0 };
+        main + worked * rate
+    }
+
+    fn evaluate(&self, input: usize, steps: usize) -> Evaluation {
+        let mut problem = self.problem.clone();
+        problem.request.input_tokens = input.max(1) as f64;
+        problem.request.output_tokens = steps as f64;
+        // Memory and what it costs stay those of the plan.
+        let typical = &self.problem.request;
+        problem.request.max_input_tokens = Some(typical.max_input_tokens.unwrap_or(typical.input_tokens));
+        problem.request.max_output_tokens = Some(typical.max_output_tokens.unwrap_or(typical.output_tokens));
+        Model::new(&problem).evaluate(&self.plan)
+    }
+}

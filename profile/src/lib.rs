@@ -1,0 +1,18 @@
+//! What a machine takes to run a model, and the planning problem that follows from it.
+//!
+//! A [`Profile`] holds measured times and sizes with the names of what they were measured on.
+//! [`problem`] joins it with the facts of a checkpoint and with [`Wishes`]; [`Prices`] are prices as
+//! bills state them. Pure: measuring is somebody else's work.
+
+mod error;
+mod prices;
+mod prior;
+mod problem;
+mod profile;
+
+pub use error::{PricesError, ProblemError, ProfileError};
+pub use prices::{Prices, PricesBilling};
+pub use problem::{Wishes, problem};
+pub use profile::{
+    CpuLimit, DeviceTimes, Kernels, Machine, Made, Memory, ModelId, Origin, Profile, Start, Starts, Transport,
+};

@@ -1,0 +1,157 @@
+//! Prices in the units that bills have.
+
+use crate::error::PricesError;
+use remoe_planner::{Billing, Pricing};
+use serde::{Deserialize, Deserializer, Serialize};
+
+const HOUR: f64 = 3600.0;
+/// No price is higher, in dollars per hour.
+const HIGHEST: f64 = 1e6;
+
+/// Prices in dollars, as a bill or a price list states them; in YAML or JSON.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Prices {
+    /// Where the prices stand, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// When they were read, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub date: Option<String>,
+    /// `Invocation`: remote functions cost while they work. `Reserved`: as long as they exist.
+    #[serde(default)]
+    pub billing: PricesBilling,
+    /// One CPU core for one hour.
+    #[serde(deserialize_with = "number")]
+    pub cpu_core_hour: f64,
+    /// 1 GB (1e9 bytes) of main memory for one hour.
+    #[serde(rename = "memoryGBHour", deserialize_with = "number")]
+    pub memory_gb_hour: f64,
+    /// One GPU for one hour; without it there is no GPU to pay for.
+    #[serde(default, deserialize_with = "optional_number", skip_serializing_if = "Option::is_none")]
+    pub gpu_hour: Option<f64>,
+    /// Memory of one GPU in MB (1e6 bytes).
+    #[serde(
+        rename = "gpuMemoryMB",
+        default,
+        deserialize_with = "optional_number",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub gpu_memory_mb: Option<f64>,
+}
+
+/// What remote functions are billed for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PricesBilling {
+    /// The seconds in which they work.
+    Invocation,
+    /// As long as they exist: a plain cluster.
+    #[default]
+    Reserved,
+}
+
+impl Default for Prices {
+    /// Round figures in the middle of what clouds ask, without a GPU: see `examples/pricing/`.
+    fn default() -> Self {
+        Self {
+            source: None,
+            date: None,
+            billing: PricesBilling::default(),
+            cpu_core_hour: 0.04,
+            memory_gb_hour: 0.004,
+            gpu_hour: None,
+            gpu_memory_mb: None,
+        }
+    }
+}
+
+impl Prices {
+    /// Reads prices and checks that they can be.
+    ///
+    /// # Errors
+    /// The first field that is missing, unknown, of the wrong type or out of range.
+    pub fn from_yaml(text: &str) -> Result<Self, PricesError> {
+        let prices: Self = serde_path_to_error::deserialize(serde_yaml::Deserializer::from_str(text))
+            .map_err(|error| {
+                let path = error.path().to_string();
+                let field = if path == "." { String::new() } else { path };
+                PricesError { field, message: format!("is not valid: {}", error.into_inner()) }
+            })?;
+        prices.pricing()?;
+        Ok(prices)
+    }
+
+    /// The planner's prices: 1 GB of a function's memory comes with one vCPU, so that it costs a core
+    /// and a GB; GPUs are paid for whole.
+    ///
+    /// # Errors
+    /// A price that is zero, negative or beyond all bounds.
+    pub fn pricing(&self) -> Result<Pricing, PricesError> {
+        price("cpuCoreHour", self.cpu_core_hour)?;
+        price("memoryGBHour", self.memory_gb_hour)?;
+        if let Some(value) = self.gpu_hour {
+            price("gpuHour", value)?;
+        }
+        match (self.gpu_hour, self.gpu_memory_mb) {
+            (Some(_), None) => {
+                return Err(wrong("gpuMemoryMB", "is missing beside gpuHour; add it".to_owned()));
+            }
+            (None, Some(_)) => {
+                return Err(wrong("gpuHour", "is missing beside gpuMemoryMB; add it".to_owned()));
+            }
+            (Some(_), Some(memory)) if !(1.0..=1e9).contains(&memory) => {
+                return Err(wrong("gpuMemoryMB", format!("is {memory}, expected MB of one GPU")));
+            }
+            _ => {}
+        }
+        Ok(Pricing {
+            cpu_per_gb_second: (self.cpu_core_hour + self.memory_gb_hour) / HOUR,
+            gpu_per_gb_second: None,
+            gpu_bytes_each: self.gpu_memory_mb.map(|megabytes| megabytes * 1e6),
+            gpu_per_second_each: self.gpu_hour.map(|price| price / HOUR),
+            billing: match self.billing {
+                PricesBilling::Invocation => Billing::Invocation,
+                PricesBilling::Reserved => Billing::Reserved,
+            },
+            main_replicas: 1,
+        })
+    }
+}
+
+fn wrong(field: &str, message: String) -> PricesError {
+    PricesError { field: field.to_owned(), message }
+}
+
+fn price(field: &str, value: f64) -> Result<(), PricesError> {
+    if value > 0.0 && value <= HIGHEST {
+        return Ok(());
+    }
+    Err(wrong(field, format!("is {value}, expected dollars per hour above 0 and up to {HIGHEST}")))
+}
+
+/// A number, or a string that holds one: custom resources write prices as strings.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Number {
+    Number(f64),
+    Text(String),
+}
+
+impl Number {
+    fn value<E: serde::de::Error>(self) -> Result<f64, E> {
+        match self {
+            Self::Number(value) => Ok(value),
+            Self::Text(text) => text
+                .parse()
+                .map_err(|_| E::custom(format!("{text:?} is not a number; write 0.04 or \"0.04\""))),
+        }
+    }
+}
+
+fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Number::deserialize(deserializer)?.value()
+}
+
+fn optional_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    Option::<Number>::deserialize(deserializer)?.map(Number::value).transpose()
+}

@@ -1,0 +1,93 @@
+//! A profile without measurements, for the first plan on a machine that nobody has measured.
+
+use crate::profile::{
+    CpuLimit, Kernels, Machine, Made, Memory, ModelId, Origin, Profile, Start, Starts, Transport, VERSION,
+};
+use remoe_model::Inspection;
+use remoe_planner::CpuProfile;
+
+/// Weights that one vCPU reads per second. Half of what one core of a server of the last ten years
+/// reads.
+const READ_BYTES_PER_SECOND: f64 = 4e9;
+/// Multiplications and additions that one vCPU makes per second, each counted: AVX2 at a third of its
+/// peak.
+const OPERATIONS_PER_SECOND: f64 = 2e10;
+/// No more vCPUs help: memory bandwidth of a socket is shared.
+const USEFUL_VCPUS: f64 = 8.0;
+/// A cluster network of 10 Gbit/s, half of it.
+const NETWORK_BYTES_PER_SECOND: f64 = 6e8;
+/// One call over a cluster network with everything around it.
+const INVOKE_SECONDS: f64 = 1e-3;
+/// Handing a layer's messages to the kernel.
+const SEND_SECONDS: f64 = 1e-4;
+/// A container from image to process, with an image that is on the node.
+const PROCESS_SECONDS: f64 = 3.0;
+/// Weights from a network volume.
+const LOAD_BYTES_PER_SECOND: f64 = 2e8;
+/// LibTorch, tokenizer, buffers.
+const MAIN_BYTES: f64 = 4e8;
+/// A remote function without experts.
+const FUNCTION_BYTES: f64 = 3e7;
+
+const VCPUS: [f64; 6] = [0.25, 0.5, 1.0, 2.0, 4.0, 8.0];
+const TOKENS: [f64; 5] = [1.0, 16.0, 64.0, 256.0, 1024.0];
+
+impl Profile {
+    /// Figures that almost every machine keeps, from the sizes of `model` in `dtype`; its docs name
+    /// them. A plan made from it is on the safe side and may cost more than needed.
+    #[must_use]
+    pub fn prior(model: &Inspection, dtype: &str) -> Self {
+        let scale = if dtype == model.dtype { 1.0 } else { 2.0 };
+        let expert = model.expert_bytes as f64 * scale;
+        let rest = (model.non_expert_layer_bytes.iter().sum::<u64>() + model.outside_bytes) as f64 * scale;
+        Self {
+            version: VERSION,
+            origin: Origin::Prior,
+            made: Made { date: String::new(), version: env!("CARGO_PKG_VERSION").to_owned() },
+            machine: Machine {
+                cpu: String::new(),
+                cores: 0,
+                memory_bytes: 0,
+                device: "cpu".to_owned(),
+                vcpus_by: CpuLimit::Assumed,
+            },
+            model: ModelId { fingerprint: model.fingerprint.clone(), dtype: dtype.to_owned() },
+            kernels: Kernels { numerics_class: String::new(), instruction_path: String::new() },
+            expert_seconds: table(expert),
+            remote_expert_seconds: None,
+            nonexpert_seconds: table(rest),
+            device: None,
+            transport: Transport {
+                over: "assumed".to_owned(),
+                bytes_per_second: NETWORK_BYTES_PER_SECOND,
+                invoke_seconds: INVOKE_SECONDS,
+                send_seconds: SEND_SECONDS,
+            },
+            starts: Starts {
+                main: Start {
+                    process_seconds: PROCESS_SECONDS,
+                    load_bytes_per_second: LOAD_BYTES_PER_SECOND,
+                },
+                remote: Start {
+                    process_seconds: PROCESS_SECONDS,
+                    load_bytes_per_second: LOAD_BYTES_PER_SECOND,
+                },
+            },
+            memory: Memory { main_bytes: MAIN_BYTES, function_bytes: FUNCTION_BYTES },
+            fit: None,
+        }
+    }
+}
+
+/// The slower of reading `bytes` of weights and of multiplying with them, both in bfloat16 or float32
+/// alike: an operation counts two bytes of weight, which is on the slow side for float32.
+fn table(bytes: f64) -> CpuProfile {
+    let seconds = TOKENS.iter().map(|tokens| {
+        let at = |vcpus: &f64| {
+            let vcpus = vcpus.min(USEFUL_VCPUS);
+            (bytes / READ_BYTES_PER_SECOND).max(bytes * tokens / OPERATIONS_PER_SECOND) / vcpus
+        };
+        VCPUS.iter().map(at).collect()
+    });
+    CpuProfile { vcpus: VCPUS.to_vec(), tokens: TOKENS.to_vec(), seconds: seconds.collect() }
+}

@@ -1,0 +1,124 @@
+//! The planning problem of a model on a machine.
+
+use crate::error::ProblemError;
+use crate::profile::Profile;
+use remoe_model::Inspection;
+use remoe_planner::{
+    Affine, CpuProfile, Device, Layer, Limits, Pricing, Problem, Request, Slo, Specs, Transport,
+};
+
+/// What a deployment is to achieve, beside what model and machine are.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Wishes {
+    /// Typical and largest requests.
+    pub request: Request,
+    /// What was promised.
+    pub slo: Slo,
+    /// What memory costs.
+    pub pricing: Pricing,
+    /// Sizes that functions may have.
+    pub specs: Specs,
+    /// What the platform allows.
+    pub limits: Limits,
+    /// Predicted share of each MoE layer's assignments per expert; `None`: all experts alike.
+    pub prediction: Option<Vec<Vec<f64>>>,
+    /// Per MoE layer, the 95th percentile of a remote set's true share over its predicted one.
+    pub prediction_p95: Option<Vec<f64>>,
+    /// Memory of the main function for experts that no remote function answers for, in bytes.
+    pub fallback_bytes: f64,
+    /// Seconds from nothing to ready functions that count towards the first token.
+    pub cold_start_seconds: f64,
+}
+
+/// The problem of running `model` as `wishes` say, on a machine of which `profile` was made.
+///
+/// A dense layer is folded into the MoE layer after it (behind the last one: before it), and what is
+/// outside of layers, embedding and head, into the times of all of them alike: only sums matter there.
+///
+/// # Errors
+/// The model has no routed experts, or a figure is none that the planner takes.
+pub fn problem(model: &Inspection, profile: &Profile, wishes: &Wishes) -> Result<Problem, ProblemError> {
+    let count = model.moe_layers.len();
+    if count == 0 || model.experts == 0 {
+        return Err(ProblemError::NoExperts { family: model.family.clone() });
+    }
+    // Weights and cache live in the compute dtype, whatever they are at rest.
+    let scale = element_bytes(&profile.model.dtype) / element_bytes(&model.dtype);
+    let resident = |bytes: u64| bytes as f64 * scale;
+    let kv_layer = resident(model.kv_bytes_per_token) / model.layers.max(1) as f64;
+    let share = 1.0 / count as f64;
+    let on_cpus = scaled(&profile.nonexpert_seconds, share);
+    let token_bytes = resident(model.token_bytes);
+    let layers = folded(model).map(|(bytes, layers)| Layer {
+        // Shapes of real models fit by far.
+        experts: u32::try_from(model.experts).unwrap_or(u32::MAX),
+        top_k: u32::try_from(model.top_k).unwrap_or(u32::MAX),
+        expert_bytes: resident(model.expert_bytes),
+        nonexpert_bytes: resident(bytes),
+        kv_bytes_per_token: kv_layer * layers as f64,
+        nonexpert_prefill_seconds: profile.device.map_or(Affine { base: 0.0, per_token: 0.0 }, |device| {
+            Affine {
+                base: device.prefill_seconds.base * share,
+                per_token: device.prefill_seconds.per_token * share,
+            }
+        }),
+        nonexpert_decode_seconds: profile.device.map_or(0.0, |device| device.decode_seconds * share),
+        expert_seconds: profile.expert_seconds.clone(),
+        remote_expert_seconds: profile.remote_expert_seconds.clone(),
+        gpu_expert_seconds: None,
+        cpu_nonexpert_seconds: Some(on_cpus.clone()),
+    });
+    let uniform = || vec![vec![1.0 / model.experts as f64; model.experts]; count];
+    let problem = Problem {
+        version: 1,
+        device: if profile.device.is_some() { Device::Gpu } else { Device::Cpu },
+        request: wishes.request.clone(),
+        prediction: Some(wishes.prediction.clone().unwrap_or_else(uniform)),
+        prediction_p95: wishes.prediction_p95.clone(),
+        layers: layers.collect(),
+        token_bytes,
+        head_bytes: resident(model.outside_bytes),
+        runtime_bytes: profile.memory.main_bytes + wishes.fallback_bytes,
+        function_bytes: profile.memory.function_bytes,
+        transport: Transport {
+            token_bytes_up: token_bytes,
+            token_bytes_down: token_bytes,
+            bytes_per_second: profile.transport.bytes_per_second,
+            invoke_seconds: profile.transport.invoke_seconds,
+            send_seconds: profile.transport.send_seconds,
+        },
+        swap_seconds: profile
+            .device
+            .map_or(Affine { base: 0.0, per_token: 0.0 }, |device| device.swap_seconds),
+        cold_start_seconds: wishes.cold_start_seconds,
+        pricing: wishes.pricing,
+        specs: wishes.specs,
+        slo: wishes.slo,
+        limits: wishes.limits,
+    };
+    problem.check()?;
+    Ok(problem)
+}
+
+/// Per MoE layer, the non-expert bytes of it and of the dense layers that are folded into it, and how
+/// many layers that are.
+fn folded(model: &Inspection) -> impl Iterator<Item = (u64, usize)> {
+    let last = model.moe_layers.len() - 1;
+    let mut next = 0;
+    model.moe_layers.iter().enumerate().map(move |(index, &layer)| {
+        let end = if index == last { model.layers } else { layer + 1 };
+        let range = next..end.max(next);
+        next = range.end;
+        let bytes = model.non_expert_layer_bytes.get(range.clone()).unwrap_or_default();
+        (bytes.iter().sum(), range.len())
+    })
+}
+
+fn scaled(profile: &CpuProfile, factor: f64) -> CpuProfile {
+    let scale = |row: &Vec<f64>| row.iter().map(|seconds| seconds * factor).collect();
+    CpuProfile { seconds: profile.seconds.iter().map(scale).collect(), ..profile.clone() }
+}
+
+fn element_bytes(dtype: &str) -> f64 {
+    if dtype == "float32" { 4.0 } else { 2.0 }
+}

@@ -1,0 +1,312 @@
+//! The form of a profile.
+
+use crate::error::{ProblemError, ProfileError};
+use remoe_model::Inspection;
+use remoe_planner::{Affine, CpuProfile, Fit};
+use serde::{Deserialize, Serialize};
+
+/// Version of the form that is written and read.
+pub(crate) const VERSION: u32 = 1;
+/// Token counts or vCPUs of a table, at most.
+const MAX_POINTS: usize = 1024;
+/// No time is longer, in seconds.
+const LONGEST: f64 = 1e9;
+
+/// What one machine takes to run one model in one dtype. Units: seconds and bytes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// Version of this form: 1.
+    pub version: u32,
+    /// Whether it was measured.
+    pub origin: Origin,
+    /// When and with what.
+    pub made: Made,
+    /// On what.
+    pub machine: Machine,
+    /// Of what.
+    pub model: ModelId,
+    /// How experts are computed.
+    pub kernels: Kernels,
+    /// One routed expert in a main function that computes without a pause; tokens start at 1.
+    pub expert_seconds: CpuProfile,
+    /// One routed expert in a remote function, which rests between calls: a CPU quota is saved up then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remote_expert_seconds: Option<CpuProfile>,
+    /// Everything but routed experts, all layers, embedding and head, on CPUs; tokens start at 1.
+    pub nonexpert_seconds: CpuProfile,
+    /// The same on a device, where the main function has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceTimes>,
+    /// Between main and remote functions.
+    pub transport: Transport,
+    /// From nothing to ready.
+    pub starts: Starts,
+    /// Resident bytes besides weights.
+    pub memory: Memory,
+    /// One expert for one token over the memory of a remote function in GB: the form of the Remoe
+    /// paper, section V-B. Absent where no decay fits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fit: Option<Fit>,
+}
+
+/// Where the figures come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Origin {
+    /// Measured.
+    Measured,
+    /// Assumed, on the slow side: see [`Profile::prior`].
+    Prior,
+}
+
+/// When and with what a profile was made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Made {
+    /// Date and time, RFC 3339 in UTC.
+    pub date: String,
+    /// Version of the programs.
+    pub version: String,
+}
+
+/// The machine of a profile.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Machine {
+    /// Model name of its processor.
+    pub cpu: String,
+    /// CPUs that the functions could use.
+    pub cores: u32,
+    /// Main memory in bytes.
+    pub memory_bytes: u64,
+    /// Device of the main function: `cpu`, or `cuda` with its index.
+    pub device: String,
+    /// What stood for fewer vCPUs.
+    pub vcpus_by: CpuLimit,
+}
+
+/// What limits a function to its vCPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CpuLimit {
+    /// A quota of a control group.
+    Quota,
+    /// The number of threads: where control groups are not permitted. Fractions are rounded up.
+    Threads,
+    /// Nothing: the figures are assumed.
+    Assumed,
+}
+
+/// The model of a profile.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelId {
+    /// Fingerprint of the checkpoint.
+    pub fingerprint: String,
+    /// Compute dtype: `bfloat16` or `float32`.
+    pub dtype: String,
+}
+
+/// How experts are computed on the machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Kernels {
+    /// The accumulation order; functions of different classes are never mixed.
+    pub numerics_class: String,
+    /// The instruction path in use.
+    pub instruction_path: String,
+}
+
+/// Everything but routed experts on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceTimes {
+    /// Prefill over tokens.
+    pub prefill_seconds: Affine,
+    /// One decode step.
+    pub decode_seconds: f64,
+    /// Hidden states of one layer to the host, or back, over tokens.
+    pub swap_seconds: Affine,
+}
+
+/// The way between main and remote functions.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Transport {
+    /// `loopback`, or the address that was measured.
+    pub over: String,
+    /// Bytes per second on the way.
+    pub bytes_per_second: f64,
+    /// One invocation besides transfer and computation.
+    pub invoke_seconds: f64,
+    /// What the main function takes to send one layer's calls, before its own experts.
+    pub send_seconds: f64,
+}
+
+/// Start times of both kinds of functions.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Starts {
+    /// The main function.
+    pub main: Start,
+    /// A remote-expert function.
+    pub remote: Start,
+}
+
+/// The start of a function in parts.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Start {
+    /// From the order to a process that could load weights.
+    pub process_seconds: f64,
+    /// Weights read, converted and packed per second.
+    pub load_bytes_per_second: f64,
+}
+
+impl Start {
+    /// Seconds until a function with `bytes` of weights is ready.
+    #[must_use]
+    pub fn seconds(&self, bytes: f64) -> f64 {
+        self.process_seconds + bytes / self.load_bytes_per_second
+    }
+}
+
+/// Resident bytes of functions besides weights, keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Memory {
+    /// The main function, without its cache for fallback experts.
+    pub main_bytes: f64,
+    /// A remote-expert function.
+    pub function_bytes: f64,
+}
+
+impl Profile {
+    /// Reads a profile and checks that it can be one.
+    ///
+    /// # Errors
+    /// The first field that is missing, unknown, of the wrong type or out of range.
+    pub fn from_json(text: &str) -> Result<Self, ProfileError> {
+        let mut parser = serde_json::Deserializer::from_str(text);
+        let profile: Self = serde_path_to_error::deserialize(&mut parser).map_err(|error| {
+            let path = error.path().to_string();
+            let field = if path == "." { String::new() } else { path };
+            ProfileError { field, message: format!("is not valid: {}", error.into_inner()) }
+        })?;
+        parser.end().map_err(|error| wrong("", format!("is not valid: {error}")))?;
+        profile.check()?;
+        Ok(profile)
+    }
+
+    fn check(&self) -> Result<(), ProfileError> {
+        if self.version != VERSION {
+            let message = format!("is {}, version {VERSION} is read; make a new profile", self.version);
+            return Err(wrong("version", message));
+        }
+        table("expert_seconds", &self.expert_seconds)?;
+        if let Some(profile) = &self.remote_expert_seconds {
+            table("remote_expert_seconds", profile)?;
+        }
+        table("nonexpert_seconds", &self.nonexpert_seconds)?;
+        if let Some(device) = &self.device {
+            for (name, value) in [
+                ("device.prefill_seconds.base", device.prefill_seconds.base),
+                ("device.prefill_seconds.per_token", device.prefill_seconds.per_token),
+                ("device.decode_seconds", device.decode_seconds),
+                ("device.swap_seconds.base", device.swap_seconds.base),
+                ("device.swap_seconds.per_token", device.swap_seconds.per_token),
+            ] {
+                seconds(name, value)?;
+            }
+        }
+        seconds("transport.invoke_seconds", self.transport.invoke_seconds)?;
+        seconds("transport.send_seconds", self.transport.send_seconds)?;
+        rate("transport.bytes_per_second", self.transport.bytes_per_second)?;
+        for (name, start) in [("main", self.starts.main), ("remote", self.starts.remote)] {
+            seconds(&format!("starts.{name}.process_seconds"), start.process_seconds)?;
+            rate(&format!("starts.{name}.load_bytes_per_second"), start.load_bytes_per_second)?;
+        }
+        for (name, bytes) in [
+            ("memory.main_bytes", self.memory.main_bytes),
+            ("memory.function_bytes", self.memory.function_bytes),
+        ] {
+            if !(0.0..=1e15).contains(&bytes) {
+                return Err(wrong(name, format!("is {bytes}, expected bytes from 0 to 1e15; measure again")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether this profile is of that model in that dtype. A prior fits every model.
+    ///
+    /// # Errors
+    /// It is of another.
+    pub fn check_model(&self, model: &Inspection, dtype: &str) -> Result<(), ProblemError> {
+        if self.origin == Origin::Prior {
+            return Ok(());
+        }
+        if self.model.fingerprint != model.fingerprint {
+            return Err(ProblemError::ForeignModel {
+                profile: self.model.fingerprint.clone(),
+                model: model.fingerprint.clone(),
+            });
+        }
+        if self.model.dtype != dtype {
+            return Err(ProblemError::ForeignDtype {
+                profile: self.model.dtype.clone(),
+                wanted: dtype.to_owned(),
+            });
+        }
+        Ok(())
+    }
+}
+
+fn wrong(field: impl Into<String>, message: impl Into<String>) -> ProfileError {
+    ProfileError { field: field.into(), message: message.into() }
+}
+
+fn seconds(field: &str, value: f64) -> Result<(), ProfileError> {
+    if (0.0..=LONGEST).contains(&value) {
+        return Ok(());
+    }
+    Err(wrong(field, format!("is {value}, expected seconds from 0 to {LONGEST}; measure again")))
+}
+
+fn rate(field: &str, value: f64) -> Result<(), ProfileError> {
+    if (1.0..=1e15).contains(&value) {
+        return Ok(());
+    }
+    Err(wrong(field, format!("is {value}, expected bytes per second from 1 to 1e15; measure again")))
+}
+
+fn table(name: &str, table: &CpuProfile) -> Result<(), ProfileError> {
+    for (axis, points) in [("vcpus", &table.vcpus), ("tokens", &table.tokens)] {
+        let field = format!("{name}.{axis}");
+        if points.is_empty() || points.len() > MAX_POINTS {
+            return Err(wrong(field, format!("has {} points, expected 1 to {MAX_POINTS}", points.len())));
+        }
+        let ascending = points.is_sorted_by(|a, b| a < b);
+        if !ascending || points.iter().any(|point| !point.is_finite() || *point <= 0.0) {
+            return Err(wrong(field, format!("is {points:?}, expected ascending numbers above 0")));
+        }
+    }
+    if table.tokens.first() != Some(&1.0) {
+        let message = format!("starts at {:?}, expected 1: decoding is one token", table.tokens.first());
+        return Err(wrong(format!("{name}.tokens"), message));
+    }
+    if table.seconds.len() != table.tokens.len() {
+        let message = format!("has {} rows, tokens {}", table.seconds.len(), table.tokens.len());
+        return Err(wrong(format!("{name}.seconds"), message));
+    }
+    for (row, values) in table.seconds.iter().enumerate() {
+        if values.len() != table.vcpus.len() {
+            let message = format!("has {} columns, vcpus {}", values.len(), table.vcpus.len());
+            return Err(wrong(format!("{name}.seconds[{row}]"), message));
+        }
+        for (column, value) in values.iter().enumerate() {
+            seconds(&format!("{name}.seconds[{row}][{column}]"), *value)?;
+        }
+    }
+    Ok(())
+}

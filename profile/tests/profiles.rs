@@ -1,0 +1,187 @@
+//! Profiles and prices as files, and the problems made from them.
+
+#![allow(clippy::unwrap_used)]
+
+use remoe_model::Inspection;
+use remoe_planner::{
+    Billing, CpuProfile, Device, Limits, Request, SizeRange, Slo, Specs, evaluate, preallocate, solve,
+};
+use remoe_planner::{Options, PlanDraft};
+use remoe_profile::{Origin, Prices, ProblemError, Profile, Wishes, problem};
+use serde_json::{Value, json};
+
+/// A model of four layers, the first of which is dense.
+fn model() -> Inspection {
+    serde_json::from_value(json!({
+        "fingerprint": "ab".repeat(32), "family": "deepseek_v2", "dtype": "bfloat16", "layers": 4,
+        "moe_layers": [1, 2, 3], "experts": 8, "top_k": 2, "shared_experts": 0, "hidden_size": 1024,
+        "vocab_size": 1000, "context_length": 4096, "expert_bytes": 10_000_000,
+        "non_expert_layer_bytes": [7_000_000, 1_000_000, 2_000_000, 3_000_000], "outside_bytes": 5_000_000,
+        "kv_bytes_per_token": 4000, "token_bytes": 2048, "total_bytes": 258_000_000,
+    }))
+    .unwrap()
+}
+
+fn measured() -> Profile {
+    Profile { origin: Origin::Measured, ..Profile::prior(&model(), "bfloat16") }
+}
+
+fn wishes() -> Wishes {
+    Wishes {
+        request: Request {
+            input_tokens: 100.0,
+            output_tokens: 50.0,
+            max_input_tokens: None,
+            max_output_tokens: None,
+        },
+        slo: Slo { ttft_seconds: 10.0, tpot_seconds: 1.0 },
+        pricing: Prices::default().pricing().unwrap(),
+        specs: Specs {
+            main: SizeRange { min_bytes: 1e8, max_bytes: 5e9, step_bytes: 1e8 },
+            remote: SizeRange { min_bytes: 1e8, max_bytes: 1e9, step_bytes: 1e8 },
+        },
+        limits: Limits { payload_bytes: None, max_replicas: 2, gpu_bytes: None },
+        prediction: None,
+        prediction_p95: None,
+        fallback_bytes: 4e7,
+        cold_start_seconds: 0.0,
+    }
+}
+
+#[test]
+fn a_profile_is_read_as_it_was_written() {
+    let profile = measured();
+    let text = serde_json::to_string(&profile).unwrap();
+    assert_eq!(Profile::from_json(&text), Ok(profile));
+    // Cut anywhere it is no profile.
+    for end in (0..text.len()).step_by(97) {
+        assert!(Profile::from_json(&text[..end]).is_err(), "{end}");
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_profile_is_named() {
+    let written = serde_json::to_value(measured()).unwrap();
+    let cases: [(&str, Value, &str); 9] = [
+        ("/version", json!(2), "version"),
+        ("/expert_seconds/tokens/0", json!(2.0), "expert_seconds.tokens"),
+        ("/expert_seconds/vcpus/1", json!(0.1), "expert_seconds.vcpus"),
+        ("/expert_seconds/seconds/1/2", json!(-1.0), "expert_seconds.seconds[1][2]"),
+        ("/nonexpert_seconds/seconds/0", json!([1.0]), "nonexpert_seconds.seconds[0]"),
+        ("/transport/bytes_per_second", json!(0.0), "transport.bytes_per_second"),
+        ("/starts/main/process_seconds", json!(-1.0), "starts.main.process_seconds"),
+        ("/memory/function_bytes", json!(1e300), "memory.function_bytes"),
+        ("/machine/cores", json!("two"), "machine.cores"),
+    ];
+    for (pointer, value, field) in cases {
+        let mut changed = written.clone();
+        *changed.pointer_mut(pointer).unwrap() = value;
+        let error = Profile::from_json(&changed.to_string()).unwrap_err();
+        assert_eq!(error.field, field, "{error}");
+    }
+    let mut unknown = written;
+    unknown["speed"] = json!(3);
+    assert!(Profile::from_json(&unknown.to_string()).unwrap_err().message.contains("speed"));
+}
+
+#[test]
+fn a_profile_of_something_else_is_refused() {
+    let profile = measured();
+    assert_eq!(profile.check_model(&model(), "bfloat16"), Ok(()));
+    let other = Inspection { fingerprint: "cd".repeat(32), ..model() };
+    assert!(matches!(profile.check_model(&other, "bfloat16"), Err(ProblemError::ForeignModel { .. })));
+    assert!(matches!(profile.check_model(&model(), "float32"), Err(ProblemError::ForeignDtype { .. })));
+    assert_eq!(Profile::prior(&model(), "bfloat16").check_model(&other, "float32"), Ok(()));
+}
+
+#[test]
+fn a_problem_has_every_byte_and_second_once() {
+    let (facts, profile) = (model(), measured());
+    let problem = problem(&facts, &profile, &wishes()).unwrap();
+    assert_eq!(problem.device, Device::Cpu);
+    // The dense layer is part of the one after it.
+    let bytes: Vec<f64> = problem.layers.iter().map(|layer| layer.nonexpert_bytes).collect();
+    assert_eq!(bytes, [8e6, 2e6, 3e6]);
+    let cache: f64 = problem.layers.iter().map(|layer| layer.kv_bytes_per_token).sum();
+    assert_eq!((cache, problem.head_bytes, problem.token_bytes), (4000.0, 5e6, 2048.0));
+    let at = |table: &CpuProfile| table.seconds[2][1];
+    let parts: f64 =
+        problem.layers.iter().map(|layer| at(layer.cpu_nonexpert_seconds.as_ref().unwrap())).sum();
+    assert!((parts / at(&profile.nonexpert_seconds) - 1.0).abs() < 1e-12);
+    assert_eq!(problem.runtime_bytes, profile.memory.main_bytes + 4e7);
+    // It can be planned, and the plan can be evaluated.
+    preallocate(&problem).unwrap();
+    let answer = solve(&problem, None, &Options::default()).unwrap();
+    let evaluation = evaluate(&problem, &PlanDraft::from(&answer.plan), false).unwrap();
+    assert_eq!(evaluation.total_cost, answer.evaluation.total_cost);
+}
+
+#[test]
+fn weights_in_another_dtype_take_other_room() {
+    let profile = Profile::prior(&model(), "float32");
+    let problem = problem(&model(), &profile, &wishes()).unwrap();
+    assert_eq!((problem.layers[0].expert_bytes, problem.token_bytes), (2e7, 4096.0));
+}
+
+#[test]
+fn a_model_without_experts_has_nothing_to_plan() {
+    let dense = Inspection { moe_layers: Vec::new(), experts: 0, ..model() };
+    assert!(matches!(problem(&dense, &measured(), &wishes()), Err(ProblemError::NoExperts { .. })));
+}
+
+#[test]
+fn prices_have_the_units_of_bills() {
+    let text =
+        "billing: Invocation\ncpuCoreHour: \"0.03\"\nmemoryGBHour: 0.006\ngpuHour: 3.6\ngpuMemoryMB: 80000\n";
+    let pricing = Prices::from_yaml(text).unwrap().pricing().unwrap();
+    assert!((pricing.cpu_per_gb_second - 1e-5).abs() < 1e-18);
+    assert_eq!((pricing.gpu_bytes_each, pricing.gpu_per_second_each), (Some(8e10), Some(0.001)));
+    assert_eq!(pricing.billing, Billing::Invocation);
+    assert_eq!(Prices::from_yaml(r#"{"cpuCoreHour": 1, "memoryGBHour": 1}"#).unwrap().gpu_hour, None);
+}
+
+#[test]
+fn the_examples_are_prices() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/pricing");
+    let files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(files.len() >= 2);
+    for file in files {
+        let prices = Prices::from_yaml(&std::fs::read_to_string(&file).unwrap()).unwrap();
+        assert!(prices.source.is_some() && prices.date.is_some() && prices.gpu_hour.is_some(), "{file:?}");
+    }
+}
+
+#[test]
+fn prices_that_cannot_be_are_named() {
+    let cases = [
+        ("cpuCoreHour: 0\nmemoryGBHour: 1", "cpuCoreHour"),
+        ("cpuCoreHour: 1\nmemoryGBHour: -1", "memoryGBHour"),
+        ("cpuCoreHour: 1\nmemoryGBHour: .nan", "memoryGBHour"),
+        ("cpuCoreHour: 1\nmemoryGBHour: 1\ngpuHour: 1", "gpuMemoryMB"),
+        ("cpuCoreHour: 1\nmemoryGBHour: 1\ngpuMemoryMB: 1", "gpuHour"),
+        ("cpuCoreHour: many\nmemoryGBHour: 1", "cpuCoreHour"),
+    ];
+    for (text, field) in cases {
+        assert_eq!(Prices::from_yaml(text).unwrap_err().field, field, "{text}");
+    }
+    for text in [
+        "cpuCoreMinute: 1\nmemoryGBHour: 1",
+        "memoryGBHour: 1",
+        "",
+        "- 1",
+        "cpuCoreHour: 1\nmemoryGBHour: 1\nbilling: Monthly",
+    ] {
+        assert!(Prices::from_yaml(text).is_err(), "{text}");
+    }
+    let unknown = Prices::from_yaml("cpuCoreMinute: 1\nmemoryGBHour: 1").unwrap_err();
+    assert!(unknown.to_string().contains("cpuCoreMinute") && unknown.to_string().contains("cpuCoreHour"));
+}
+
+#[test]
+fn the_prior_is_slower_with_more_tokens_and_faster_with_more_vcpus() {
+    let table = Profile::prior(&model(), "bfloat16").expert_seconds;
+    for rows in table.seconds.windows(2) {
+        assert!(rows[0].iter().zip(&rows[1]).all(|(less, more)| less <= more));
+    }
+    assert!(table.seconds.iter().all(|row| row.is_sorted_by(|a, b| a >= b)));
+}

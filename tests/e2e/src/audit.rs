@@ -1,0 +1,102 @@
+//! What the API server wrote down: who asked for what, and whether it was allowed.
+
+use crate::cluster::Cluster;
+use serde::Deserialize;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+
+/// A place in the log.
+#[derive(Debug, Clone, Copy)]
+pub struct Mark(u64);
+
+/// One answered request.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Request {
+    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete` or `deletecollection`.
+    pub verb: String,
+    /// The path and query.
+    #[serde(rename = "requestURI")]
+    pub uri: String,
+    user: User,
+    #[serde(default)]
+    object_ref: Object,
+    #[serde(default)]
+    annotations: Annotations,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct User {
+    username: String,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+struct Object {
+    #[serde(default)]
+    resource: String,
+    #[serde(default)]
+    namespace: String,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+struct Annotations {
+    #[serde(default, rename = "authorization.k8s.io/decision")]
+    decision: String,
+}
+
+impl Request {
+    /// Who asked.
+    #[must_use]
+    pub fn user(&self) -> &str {
+        &self.user.username
+    }
+
+    /// The kind of object, in the plural; empty for requests that are about none.
+    #[must_use]
+    pub fn resource(&self) -> &str {
+        &self.object_ref.resource
+    }
+
+    /// The object's namespace; empty for those that have none.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        &self.object_ref.namespace
+    }
+
+    /// Whether the asker's roles do not reach that far.
+    #[must_use]
+    pub fn denied(&self) -> bool {
+        self.annotations.decision == "forbid"
+    }
+
+    /// Whether it changes anything.
+    #[must_use]
+    pub fn writes(&self) -> bool {
+        !matches!(self.verb.as_str(), "get" | "list" | "watch")
+    }
+}
+
+/// The end of the log.
+#[must_use]
+pub fn mark(cluster: &Cluster) -> Mark {
+    Mark(open(cluster).metadata().expect("the audit log has a size").len())
+}
+
+/// The requests that were answered after `mark`. Watches are written down when they end.
+#[must_use]
+pub fn since(cluster: &Cluster, mark: Mark) -> Vec<Request> {
+    let mut log = open(cluster);
+    log.seek(SeekFrom::Start(mark.0)).expect("the audit log can be read from a mark");
+    let mut text = String::new();
+    log.read_to_string(&mut text).expect("the audit log is text");
+    // The last line may be in the course of being written.
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    whole
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}")))
+        .collect()
+}
+
+fn open(cluster: &Cluster) -> File {
+    File::open(&cluster.audit_log).unwrap_or_else(|error| panic!("{}: {error}", cluster.audit_log.display()))
+}

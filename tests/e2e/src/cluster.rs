@@ -1,0 +1,90 @@
+//! The cluster under test.
+
+use crate::tool;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Api, ListParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use std::ffi::OsStr;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A cluster that was started for tests, and this process's administrator's access to it.
+#[derive(Clone)]
+pub struct Cluster {
+    /// Its API, as administrator.
+    pub client: Client,
+    /// The administrator's kubeconfig.
+    pub kubeconfig: PathBuf,
+    /// The folder with kubectl and helm.
+    tools: PathBuf,
+    /// What the API server wrote about its requests.
+    pub audit_log: PathBuf,
+    /// How `tests/cluster/cluster.py` knows it.
+    pub name: String,
+}
+
+impl Cluster {
+    /// The cluster that the environment names (`tests/cluster/cluster.py env`); none, and a line that
+    /// says so, where it names none.
+    pub async fn find(test: &str) -> Option<Self> {
+        let Some(kubeconfig) = variable("REMOE_E2E_KUBECONFIG") else {
+            // Not eprintln: the test program keeps that to itself when a test passes.
+            let line = format!(
+                "{test}: SKIPPED: REMOE_E2E_KUBECONFIG names no cluster; run `make e2e` (docs/cluster.md)\n"
+            );
+            std::io::stderr().write_all(line.as_bytes()).expect("standard error can be written");
+            return None;
+        };
+        let beside = |name: &str| {
+            variable(name)
+                .unwrap_or_else(|| panic!("{name} is not set: eval \"$(tests/cluster/cluster.py env)\""))
+        };
+        Some(Self {
+            client: client(&kubeconfig).await,
+            kubeconfig,
+            tools: beside("REMOE_E2E_TOOLS"),
+            audit_log: beside("REMOE_E2E_AUDIT_LOG"),
+            name: beside("REMOE_E2E_CLUSTER").to_string_lossy().into_owned(),
+        })
+    }
+
+    /// Whether pods can run: a cluster of the fast tier has no node.
+    pub async fn has_node(&self) -> bool {
+        let nodes = Api::<Node>::all(self.client.clone()).list(&ListParams::default()).await;
+        !nodes.expect("nodes can be listed").items.is_empty()
+    }
+
+    /// The folder with `kubectl` and `helm`.
+    #[must_use]
+    pub fn tool(&self, name: &str) -> PathBuf {
+        self.tools.join(name)
+    }
+
+    /// Runs `kubectl` as administrator and returns what it prints.
+    pub async fn kubectl(&self, arguments: &[impl AsRef<OsStr>]) -> String {
+        tool::run(&self.tool("kubectl"), &self.kubeconfig, arguments).await
+    }
+
+    /// Runs `helm` as administrator and returns what it prints.
+    pub async fn helm(&self, arguments: &[impl AsRef<OsStr>]) -> String {
+        tool::run(&self.tool("helm"), &self.kubeconfig, arguments).await
+    }
+}
+
+/// A client of what `kubeconfig` names.
+pub async fn client(kubeconfig: &Path) -> Client {
+    let read = Kubeconfig::read_from(kubeconfig);
+    let read = read.unwrap_or_else(|error| panic!("{}: {error}", kubeconfig.display()));
+    let config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await;
+    let mut config = config.unwrap_or_else(|error| panic!("{}: {error}", kubeconfig.display()));
+    config.read_timeout = Some(READ_TIMEOUT);
+    Client::try_from(config).unwrap_or_else(|error| panic!("{}: {error}", kubeconfig.display()))
+}
+
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}

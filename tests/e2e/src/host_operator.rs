@@ -1,0 +1,71 @@
+//! The operator as a process of this host, so that a test can kill it where it likes. It acts with the
+//! account of the installed chart, so its roles are those of the chart.
+
+use crate::cluster::Cluster;
+use crate::release::{self, Exclusive};
+use remoe_tests::binaries::program;
+use remoe_tests::deadline::{SOON, until};
+use remoe_tests::http;
+use remoe_tests::process::Process;
+use serde_json::{Value, json};
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::process::Command;
+use tempfile::NamedTempFile;
+
+/// A running operator.
+pub struct HostOperator {
+    /// Its process; dropping it is `kill -9`.
+    pub process: Process,
+    /// Where its metrics and probes are.
+    pub metrics: SocketAddr,
+    _kubeconfig: NamedTempFile,
+}
+
+impl HostOperator {
+    /// Starts an operator beside a release without one, and waits until it has seen the cluster.
+    /// `api_server` is asked instead of the cluster's own address where a test has put something between.
+    pub async fn start(cluster: &Cluster, _alone: &Exclusive, api_server: Option<&str>) -> Self {
+        let kubeconfig = kubeconfig(cluster, api_server).await;
+        let metrics = free_address();
+        let mut command = Command::new(program("remoe-operator"));
+        command.arg(format!("--metrics-listen={metrics}")).env("KUBECONFIG", kubeconfig.path());
+        command.env("POD_NAMESPACE", release::NAMESPACE).env("POD_NAME", "host");
+        command.env("REMOE_MAIN_IMAGE", image("main")).env("REMOE_REMOTE_IMAGE", image("remote-expert"));
+        let process = Process::start("remoe-operator", command, |_line| ());
+        let mut operator = Self { process, metrics, _kubeconfig: kubeconfig };
+        until(SOON, "the operator's /readyz", async || {
+            assert!(operator.process.ended().is_none(), "the operator ended: {:?}", operator.process.log());
+            let listens = tokio::net::TcpStream::connect(metrics).await.is_ok();
+            (listens && http::get(metrics, "/readyz").await.status == 200).then_some(())
+        })
+        .await;
+        operator
+    }
+}
+
+/// An image of this repository's, as `make images` names it.
+#[must_use]
+pub fn image(name: &str) -> String {
+    format!("ghcr.io/remoe/remoe-{name}:{}", env!("CARGO_PKG_VERSION"))
+}
+
+/// A kubeconfig of the operator's account, as the chart has made it. `api_server` is asked instead of the
+/// cluster's own address where something stands between.
+pub async fn kubeconfig(cluster: &Cluster, api_server: Option<&str>) -> NamedTempFile {
+    let token = cluster.kubectl(&["create", "token", release::NAME, "--namespace", release::NAMESPACE]).await;
+    let text = fs::read_to_string(&cluster.kubeconfig).expect("the kubeconfig can be read");
+    let mut config: Value = serde_json::from_str(&text).expect("the cluster's kubeconfig is JSON");
+    config["users"][0]["user"] = json!({"token": token.trim()});
+    if let Some(address) = api_server {
+        config["clusters"][0]["cluster"]["server"] = json!(address);
+    }
+    let file = NamedTempFile::new().expect("a temporary file can be made");
+    fs::write(file.path(), config.to_string()).expect("the kubeconfig can be written");
+    file
+}
+
+fn free_address() -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("there is a free port");
+    listener.local_addr().expect("a listener has an address")
+}

@@ -1,0 +1,19 @@
+//! What the tests on a cluster stand on: the cluster, a namespace per test, the installed chart or an
+//! operator beside the cluster, and deployments as their users see them.
+//!
+//! The tests run where `REMOE_E2E_KUBECONFIG` names a cluster (`make e2e`, docs/cluster.md); elsewhere
+//! each says that it was skipped. Nothing here returns errors: a step that fails ends the test with a
+//! message that says which, and every wait has a deadline.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
+
+pub mod audit;
+pub mod claim;
+pub mod cluster;
+pub mod deployment;
+pub mod forward;
+pub mod host_operator;
+pub mod pods;
+pub mod release;
+pub mod report;
+pub mod scene;
+pub mod tool;

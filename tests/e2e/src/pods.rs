@@ -1,0 +1,82 @@
+//! Pods as a test makes and watches them.
+
+use crate::scene::Scene;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use kube::api::{ListParams, LogParams, PostParams};
+use remoe_tests::deadline::{LONG, until};
+use serde_json::{Value, json};
+
+/// A pod of one container that the restricted profile admits, with the claim `models` at /models.
+/// `container` has what is particular: image, command, probes.
+#[must_use]
+pub fn restricted(name: &str, container: &Value) -> Pod {
+    let mut merged = json!({
+        "name": "main",
+        "imagePullPolicy": "IfNotPresent",
+        "volumeMounts": [{"name": "models", "mountPath": "/models", "readOnly": true}],
+        "securityContext": {
+            "allowPrivilegeEscalation": false,
+            "readOnlyRootFilesystem": true,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    });
+    for (key, value) in container.as_object().expect("a container is an object") {
+        merged[key] = value.clone();
+    }
+    let pod = json!({
+        "metadata": {"name": name},
+        "spec": {
+            "automountServiceAccountToken": false,
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            "securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [merged],
+            "volumes": [{"name": "models", "persistentVolumeClaim": {"claimName": "models", "readOnly": true}}],
+        },
+    });
+    serde_json::from_value(pod).expect("the pod is well formed")
+}
+
+/// Creates `pod`.
+pub async fn create(scene: &Scene, pod: &Pod) {
+    let created = scene.api::<Pod>().create(&PostParams::default(), pod).await;
+    created.unwrap_or_else(|error| panic!("pod {}: {error}", pod.name_any()));
+}
+
+/// Waits until the pod is ready.
+pub async fn ready(scene: &Scene, name: &str) -> Pod {
+    let what = format!("pod {name} to be ready");
+    until(LONG, &what, async || get(scene, name).await.filter(is_ready)).await
+}
+
+/// Waits until the pod has done what it was made for, and returns what it printed.
+pub async fn finished(scene: &Scene, name: &str) -> String {
+    let what = format!("pod {name} to finish");
+    let phase = until(LONG, &what, async || {
+        let phase = get(scene, name).await?.status?.phase?;
+        matches!(phase.as_str(), "Succeeded" | "Failed").then_some(phase)
+    })
+    .await;
+    let logs = scene.api::<Pod>().logs(name, &LogParams::default()).await.expect("the pod's log can be read");
+    assert_eq!(phase, "Succeeded", "pod {name}: {logs}");
+    logs
+}
+
+/// The pods that `selector` names and that are not being deleted.
+pub async fn selected(scene: &Scene, selector: &str) -> Vec<Pod> {
+    let pods = scene.api::<Pod>().list(&ListParams::default().labels(selector)).await;
+    let pods = pods.expect("pods can be listed");
+    pods.items.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect()
+}
+
+/// Whether its condition Ready holds.
+#[must_use]
+pub fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().filter_map(|status| status.conditions.as_ref()).flatten();
+    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+async fn get(scene: &Scene, name: &str) -> Option<Pod> {
+    scene.api::<Pod>().get_opt(name).await.expect("pods can be read")
+}

@@ -1,0 +1,69 @@
+//! The chart, installed: one release for all tests of a program.
+
+use crate::cluster::Cluster;
+use remoe_tests::binaries::workspace;
+use std::sync::{Arc, LazyLock};
+use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
+
+/// Where the chart is installed.
+pub const NAMESPACE: &str = "remoe-system";
+/// The release, and the names of its objects.
+pub const NAME: &str = "remoe";
+/// How the API server knows the operator.
+pub const ACCOUNT: &str = "system:serviceaccount:remoe-system:remoe";
+
+/// Operators that the release has; none before the first test has asked.
+type Replicas = Option<u32>;
+
+static INSTALLED: LazyLock<Arc<RwLock<Replicas>>> = LazyLock::new(Arc::default);
+
+/// The right to count on one running operator, until it is dropped. Tests share it.
+pub struct Shared(#[allow(dead_code, reason = "held, not read")] OwnedRwLockReadGuard<Replicas>);
+
+/// The right to do with the release what a test likes, until it is dropped.
+pub struct Exclusive(OwnedRwLockWriteGuard<Replicas>);
+
+/// Installs the chart with one operator, unless it is, and waits until it is ready.
+pub async fn shared(cluster: &Cluster) -> Shared {
+    loop {
+        let guard = INSTALLED.clone().read_owned().await;
+        if *guard == Some(1) {
+            return Shared(guard);
+        }
+        drop(guard);
+        exclusive(cluster, 1).await;
+    }
+}
+
+/// Installs the chart with `replicas` operators, none for a test that runs its own beside the cluster.
+pub async fn exclusive(cluster: &Cluster, replicas: u32) -> Exclusive {
+    let mut exclusive = Exclusive(INSTALLED.clone().write_owned().await);
+    if *exclusive.0 != Some(replicas) {
+        exclusive.install(cluster, &[&format!("replicas={replicas}")]).await;
+        *exclusive.0 = Some(replicas);
+    }
+    exclusive
+}
+
+impl Exclusive {
+    /// Installs the chart with other values. The next test gets the release as it should be.
+    pub async fn install(&mut self, cluster: &Cluster, values: &[&str]) {
+        *self.0 = None;
+        let chart = workspace().join("charts/remoe");
+        let chart = chart.to_str().expect("the path of the chart is text");
+        // The images are those of `load`, so nothing is pulled.
+        let mut arguments = vec!["upgrade", "--install", NAME, chart, "--namespace", NAMESPACE];
+        arguments.extend([
+            "--create-namespace",
+            "--wait",
+            "--timeout",
+            "2m",
+            "--set",
+            "images.pullPolicy=IfNotPresent",
+        ]);
+        for value in values {
+            arguments.extend(["--set", value]);
+        }
+        cluster.helm(&arguments).await;
+    }
+}

@@ -1,0 +1,55 @@
+//! What is printed of a namespace when a test fails.
+
+use crate::release;
+use crate::scene::Scene;
+use crate::tool;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use kube::api::{Api, ListParams};
+
+/// Of each log.
+const LOG_LINES: &str = "--tail=40";
+
+/// Prints objects, events and the ends of the logs of the scene's namespace and of the operator's.
+///
+/// What cannot be read is said and passed over: the failure itself is to be seen.
+pub async fn print(scene: &Scene) {
+    let own = scene.namespace.as_str();
+    show(scene, &["get", "all,configmaps,networkpolicies,poddisruptionbudgets", "--namespace", own]).await;
+    show(scene, &["get", "moe", "--output", "yaml", "--namespace", own]).await;
+    show(scene, &["get", "events.v1.events.k8s.io", "--namespace", own]).await;
+    for namespace in [own, release::NAMESPACE] {
+        logs(scene, namespace).await;
+    }
+}
+
+async fn logs(scene: &Scene, namespace: &str) {
+    let pods = Api::<Pod>::namespaced(scene.cluster.client.clone(), namespace);
+    match pods.list(&ListParams::default()).await {
+        Ok(pods) => {
+            for pod in pods {
+                let name = pod.name_any();
+                show(scene, &["describe", "pod", &name, "--namespace", namespace]).await;
+                show(scene, &["logs", &name, "--namespace", namespace, "--all-containers", LOG_LINES]).await;
+                if restarts(&pod) > 0 {
+                    let previous = ["logs", &name, "--namespace", namespace, "--previous", LOG_LINES];
+                    show(scene, &previous).await;
+                }
+            }
+        }
+        Err(error) => eprintln!("pods of {namespace}: {error}"),
+    }
+}
+
+fn restarts(pod: &Pod) -> i32 {
+    let statuses = pod.status.iter().filter_map(|status| status.container_statuses.as_ref()).flatten();
+    statuses.map(|status| status.restart_count).sum()
+}
+
+async fn show(scene: &Scene, arguments: &[&str]) {
+    let cluster = &scene.cluster;
+    eprintln!("--- kubectl {}", arguments.join(" "));
+    match tool::attempt(&cluster.tool("kubectl"), &cluster.kubeconfig, arguments).await {
+        Ok(text) | Err(text) => eprintln!("{text}"),
+    }
+}

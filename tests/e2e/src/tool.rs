@@ -1,0 +1,42 @@
+//! Command-line tools as their users run them.
+
+use remoe_tests::deadline::within;
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::process::Command;
+
+/// For `helm` and `kubectl`, which may wait for objects themselves.
+const TOOL_LIMIT: Duration = Duration::from_secs(300);
+
+/// Runs `program` and returns its standard output.
+///
+/// # Panics
+/// It fails; its standard error is in the message.
+pub async fn run(program: &Path, kubeconfig: &Path, arguments: &[impl AsRef<OsStr>]) -> String {
+    match attempt(program, kubeconfig, arguments).await {
+        Ok(output) => output,
+        Err(message) => panic!("{message}"),
+    }
+}
+
+/// The same for what may be refused.
+///
+/// # Errors
+/// What it wrote to standard error when it failed.
+pub async fn attempt(
+    program: &Path,
+    kubeconfig: &Path,
+    arguments: &[impl AsRef<OsStr>],
+) -> Result<String, String> {
+    let mut command = Command::new(program);
+    command.args(arguments).env("KUBECONFIG", kubeconfig).stdin(Stdio::null()).kill_on_drop(true);
+    let shown = format!("{command:?}", command = command.as_std());
+    let output = within(TOOL_LIMIT, &shown, command.output()).await;
+    let output = output.unwrap_or_else(|error| panic!("cannot run {shown}: {error}"));
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    Err(format!("{shown}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr)))
+}

@@ -1,0 +1,156 @@
+//! Profiles, plans and what runs under them.
+
+#![allow(clippy::unwrap_used)]
+
+use remoe_profile::{Origin, Profile};
+use remoe_tests::binaries::workspace;
+use remoe_tests::command::remoe;
+use remoe_tests::http::post;
+use remoe_tests::up::Up;
+use serde_json::{Value, json};
+use std::sync::OnceLock;
+use tokio::sync::OnceCell;
+
+fn demo() -> String {
+    workspace().join("demo/model").to_str().unwrap().to_owned()
+}
+
+/// A profile of the demo model, measured once.
+async fn profile() -> &'static str {
+    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
+    static FILE: OnceCell<String> = OnceCell::const_new();
+    FILE.get_or_init(|| async {
+        let folder = FOLDER.get_or_init(|| tempfile::tempdir().unwrap());
+        let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+        let (file, plot) = (path("profile.json"), path("profile.svg"));
+        let arguments =
+            ["profile", "--model", &demo(), "--quick", "--out", &file, "--plot", &plot, "--device", "cpu"];
+        let (code, _) = remoe(&arguments).await;
+        assert_eq!(code, Some(0));
+        assert!(std::fs::read_to_string(plot).unwrap().contains("</svg>"));
+        file
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_profile_names_what_it_was_made_of() {
+    let profile = Profile::from_json(&std::fs::read_to_string(profile().await).unwrap()).unwrap();
+    let (_, facts) = remoe(&["inspect", "--model", &demo()]).await;
+    assert_eq!(profile.origin, Origin::Measured);
+    assert_eq!(profile.model.fingerprint, facts["fingerprint"]);
+    assert_eq!(profile.model.dtype, "bfloat16");
+    assert!(!profile.machine.cpu.is_empty() && profile.machine.cores > 0, "{:?}", profile.machine);
+    assert!(!profile.kernels.instruction_path.is_empty());
+    let positive = |table: &remoe_planner::CpuProfile| table.seconds.iter().flatten().all(|time| *time > 0.0);
+    assert!(positive(&profile.expert_seconds) && positive(&profile.nonexpert_seconds));
+    assert!(positive(profile.remote_expert_seconds.as_ref().unwrap()));
+    assert!(profile.starts.main.seconds(1e7) > 0.0 && profile.memory.main_bytes > 1e7);
+}
+
+/// An answer with the figures of the request.
+async fn answer(up: &Up) -> Value {
+    let body = json!({
+        "prompt": "In the beginning", "max_tokens": 12, "seed": 5, "ignore_eos": true, "include_figures": true,
+    });
+    let exchange = post(up.ready.http(), "/v1/completions", &body).await.unwrap();
+    let reply: Value = serde_json::from_str(&exchange.finish().await.unwrap().body).unwrap();
+    assert_eq!(reply["usage"]["completion_tokens"], 12, "{reply}");
+    reply
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_planned_deployment_answers_as_any_other_and_says_what_was_expected() {
+    let local = Up::start_with(demo().as_ref(), &["--remote-ratio", "0"]).await;
+    let expected = answer(&local).await;
+    assert_eq!(expected["usage"]["remoe"].get("plan"), None);
+    drop(local);
+    for start in ["planned", "preallocated", "sequential"] {
+        let arguments = ["--profile", profile().await, "--remote", "always", "--start", start];
+        let up = Up::start_with(demo().as_ref(), &arguments).await;
+        // One function for each of the six layers, at least.
+        assert!(up.ready.remote_pids().len() >= 6, "{:?}", up.ready);
+        let reply = answer(&up).await;
+        assert_eq!(reply["choices"], expected["choices"], "{start}");
+        let figures = &reply["usage"]["remoe"];
+        assert!(figures["experts"]["remote"].as_u64() > Some(0), "{figures}");
+        assert_eq!(figures["experts"]["fallback"], 0);
+        for side in ["expected", "measured"] {
+            for figure in ["ttft_s", "tpot_s", "cost"] {
+                let value = figures["plan"][side][figure].as_f64();
+                assert!(value.is_some_and(|value| value > 0.0 && value < 1e3), "{side} {figure}: {figures}");
+            }
+        }
+        let parts = &up.ready.start.unwrap();
+        assert!(parts.functions_s > 0.0 && parts.placement_s > 0.0, "{parts:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plan_file_carries_its_problem() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.json").to_str().unwrap().to_owned();
+    let (code, plan) =
+        remoe(&["plan", "--model", &demo(), "--profile", profile().await, "--remote", "always"]).await;
+    assert_eq!(code, Some(0), "{plan}");
+    std::fs::write(&file, plan.to_string()).unwrap();
+    let arguments = [
+        "generate",
+        "--model",
+        &demo(),
+        "--prompt",
+        "In the beginning",
+        "--max-tokens",
+        "4",
+        "--plan",
+        &file,
+    ];
+    let (code, generated) = remoe(&arguments).await;
+    assert_eq!(code, Some(0), "{generated}");
+    assert!(generated["plan"]["expected"]["ttft_s"].as_f64() > Some(0.0), "{generated}");
+    assert!(generated["experts"]["remote"].as_u64() > Some(0), "{generated}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_planned_is_said() {
+    let model = demo();
+    let refused = async |arguments: &[&str]| {
+        let command = ["plan", "--model", &model, "--profile", profile().await];
+        remoe(&[&command[..], arguments].concat()).await
+    };
+    let (code, answer) = refused(&["--tpot", "1ms", "--ttft", "1ms"]).await;
+    assert_eq!(code, Some(3), "{answer}");
+    assert!(answer["infeasible"]["limit"].is_string(), "{answer}");
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let text = std::fs::read_to_string(profile().await).unwrap();
+    let prices = "cpuCoreHour: 1\nmemoryGBHour: 1\n";
+    let cases = [
+        ("--profile", file("cut.json", &text[..text.len() / 2])),
+        ("--profile", file("unknown.json", &text.replacen("\"version\"", "\"edition\"", 1))),
+        ("--profile", file("absent.json", &text) + ".gone"),
+        ("--pricing", file("zero.yaml", "cpuCoreHour: 0\nmemoryGBHour: 0\n")),
+        ("--pricing", file("units.yaml", &prices.replace("cpuCoreHour", "cpuCoreMinute"))),
+        ("--workload", file("workload.yaml", "typicalInputTokens: 0\n")),
+        ("--workload", file("fields.yaml", "inputTokens: 10\n")),
+    ];
+    for (flag, path) in &cases {
+        let (code, answer) = if *flag == "--profile" {
+            remoe(&["plan", "--model", &demo(), flag, path]).await
+        } else {
+            refused(&[flag, path]).await
+        };
+        assert_eq!((code, &answer["error"]["code"]), (Some(2), &json!("arguments")), "{path}: {answer}");
+    }
+    // A profile of another checkpoint, and of another dtype.
+    let foreign = workspace().join("tests/fixtures/mixtral-basic");
+    let foreign = foreign.to_str().unwrap();
+    let (code, answer) = remoe(&["plan", "--model", foreign, "--profile", profile().await]).await;
+    assert_eq!((code, &answer["error"]["field"]), (Some(2), &json!("--profile")), "{answer}");
+    let (code, answer) = refused(&["--dtype", "float32"]).await;
+    assert_eq!((code, &answer["error"]["field"]), (Some(2), &json!("--profile")), "{answer}");
+}
