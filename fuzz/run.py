@@ -19,7 +19,10 @@ TARGET_FOLDER = Path(os.environ.get("CARGO_TARGET_DIR") or FUZZ.parent / "target
 BINARIES = TARGET_FOLDER / "x86_64-unknown-linux-gnu" / "release"
 FINDINGS = FUZZ / "findings"
 # Runs of a long and of a short call; targets that work with files or wide ranges are slower.
-RUNS = {"folder": (500_000, 10_000), "template": (500_000, 10_000), "listing": (500_000, 10_000)}
+RUNS = {
+    "folder": (500_000, 10_000), "template": (500_000, 10_000), "listing": (500_000, 10_000),
+    "records": (500_000, 10_000), "predictor": (500_000, 10_000), "planning": (500_000, 10_000),
+}
 USUAL_RUNS = (2_000_000, 60_000)
 
 

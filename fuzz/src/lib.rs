@@ -11,6 +11,9 @@ pub mod config;
 pub mod folder;
 pub mod header;
 pub mod listing;
+pub mod planning;
+pub mod predictor;
+pub mod records;
 pub mod template;
 pub mod wire;
 

@@ -137,6 +137,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
             Endpoint { address: "h:1".to_owned(), layers: vec![] },
         ],
         remote: sets.clone(),
+        account: String::new(),
     };
     let description = FunctionDescription {
         wire_version: 1,

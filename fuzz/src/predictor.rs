@@ -1,0 +1,99 @@
+//! Saved predictors, the tree in them included.
+//!
+//! Input: the bytes of a file for a small model.
+
+use crate::{check_error, memory};
+use bytes::Bytes;
+use remoe_predictor::record::{ActivationRecord, RecordHeader};
+use remoe_predictor::{Embedding, Method, Predictor, Trained, TrainingOptions, TreeOptions};
+use std::sync::LazyLock;
+
+const VOCABULARY: u32 = 12;
+const HIDDEN: usize = 4;
+const LAYERS: u32 = 2;
+const EXPERTS: u32 = 3;
+const MODEL: &str = "abcd";
+/// What a prediction holds, and what parsing starts with.
+const BASE: usize = 1 << 20;
+/// JSON values and tensors of a few bytes become entries of maps and lists that double.
+const FACTOR: usize = 256;
+
+static EMBEDDING: LazyLock<Embedding> = LazyLock::new(|| {
+    let rows: Vec<f32> = (0..VOCABULARY as usize * HIDDEN).map(|n| (n * n % 17) as f32 - 8.0).collect();
+    Embedding::from_rows(HIDDEN, &rows).expect("all rows are finite")
+});
+
+pub fn run(data: &[u8]) {
+    LazyLock::force(&EMBEDDING);
+    // Aligned, so that rows stay where they lie, or not.
+    let file = Bytes::copy_from_slice(data);
+    memory::within(BASE + FACTOR * data.len(), || load(&file));
+}
+
+fn load(file: &Bytes) {
+    let mut trained = match Trained::from_bytes(file, MODEL, &EMBEDDING) {
+        Ok(trained) => trained,
+        Err(error) => return check_error(&error.to_string()),
+    };
+    check_predictions(&trained);
+    let saved = trained.to_bytes().expect("what was loaded can be saved");
+    let again = Trained::from_bytes(&saved.into(), MODEL, &EMBEDDING).expect("what was saved can be loaded");
+    assert_eq!(again.sps().history().len(), trained.sps().history().len());
+    // It goes on learning, and forgets at a capacity.
+    let capacity = trained.sps().history().len();
+    for n in 0..3 {
+        trained.learn(&record(n), capacity, 0.5).expect("the record is of this model");
+        assert!(trained.sps().history().len() <= capacity);
+    }
+    check_predictions(&trained);
+}
+
+fn check_predictions(trained: &Trained) {
+    for prompt in [&[0_u32][..], &[3, 1, 4, 1, 5, 9]] {
+        for method in Method::ALL {
+            match trained.method(method).predict(prompt) {
+                Ok(shares) => {
+                    for row in shares.rows() {
+                        assert!(row.iter().all(|share| (0.0..=1.0).contains(share)), "{row:?}");
+                        assert!((row.iter().sum::<f32>() - 1.0).abs() < 1e-3, "{row:?}");
+                    }
+                }
+                Err(error) => check_error(&error.to_string()),
+            }
+        }
+        let prediction = trained.predict_with_errors(prompt);
+        prediction.map_or_else(|error| check_error(&error.to_string()), drop);
+        let neighbours = trained.sps().neighbours(prompt).expect("the prompt is of this model");
+        assert!(neighbours.len() <= trained.sps().alpha());
+        assert!(trained.part_weights().iter().all(|(_, weight)| weight.is_finite()));
+    }
+}
+
+fn record(n: u32) -> ActivationRecord {
+    let cells = LAYERS * EXPERTS;
+    ActivationRecord {
+        prompt: (0..=n % 5).map(|t| (n * 7 + t * 5) % VOCABULARY).collect(),
+        prefill: (0..cells).map(|cell| (n + cell * cell) % 4).collect(),
+        decode: vec![0; cells as usize],
+        ..ActivationRecord::default()
+    }
+}
+
+pub fn seeds() -> Vec<Vec<u8>> {
+    let header = RecordHeader {
+        model: MODEL.to_owned(),
+        layers: (0..LAYERS).collect(),
+        experts: EXPERTS,
+        top_k: 1,
+        dtype: "float32".to_owned(),
+        tokens: false,
+    };
+    let tree = |breadth, rerank| TreeOptions { beta: 4, breadth, rerank, forks: 2, seed: 0 };
+    let seed = |records: u32, tree| {
+        let records: Vec<ActivationRecord> = (0..records).map(record).collect();
+        let options = TrainingOptions { alpha: 2, tree };
+        let trained = Trained::fit(header.clone(), &records, &EMBEDDING, options).expect("a history");
+        trained.to_bytes().expect("a trained predictor can be saved")
+    };
+    vec![seed(1, tree(0, 0)), seed(9, tree(0, 0)), seed(9, tree(8, 3)), seed(24, tree(12, 4))]
+}
