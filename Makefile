@@ -10,7 +10,7 @@ PYTHON_PACKAGES := target/python
 
 .PHONY: help
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 .PHONY: tools
 tools:
@@ -65,6 +65,41 @@ fuzz: ## Fuzz everything that reads bytes from outside, for long (FUZZ="--second
 .PHONY: fuzz-short
 fuzz-short: ## The same, a fixed number of runs in about a minute
 	python3 fuzz/run.py --short $(FUZZ)
+
+.PHONY: chart
+chart: ## Check the Helm chart: CRDs, version, helm lint, helm template
+	scripts/check-chart
+
+.PHONY: chart-crds
+chart-crds: ## Copy crds/ into the chart
+	rm -f charts/remoe/files/crds/*.yaml
+	cp crds/*.yaml charts/remoe/files/crds/
+
+.PHONY: images
+images: build ## Write target/images/remoe-*.tar, container images of what was built here
+	python3 images/build.py operator main remote-expert
+
+# A real cluster on this host: root, and Go 1.24 or later the first time (docs/cluster.md).
+.PHONY: cluster-up
+cluster-up: ## Start a Kubernetes cluster on this host for tests
+	tests/cluster/cluster.py up
+
+.PHONY: cluster-down
+cluster-down: ## Remove it and everything it left
+	tests/cluster/cluster.py down
+
+.PHONY: e2e
+e2e: images cluster-up ## Run the cluster tests in that cluster (E2E="install::" chooses, as cargo test does)
+	tests/cluster/cluster.py load target/images/remoe-*.tar
+	eval "$$(tests/cluster/cluster.py env)" && $(CARGO) test --release -p remoe-operator -p remoe-e2e -- $(E2E)
+
+.PHONY: e2e-ci
+e2e-ci: ## The same in a cluster of its own that is removed afterwards; where there can be none, says why
+	scripts/e2e-ci
+
+.PHONY: nightly
+nightly: ## The same with the tests that take long
+	scripts/e2e-ci --include-ignored
 
 .PHONY: env
 env: ## Print what cargo needs in its environment, for use outside of make: eval "$(make -s env)"

@@ -2,7 +2,7 @@
 """Print the folder of LibTorch 2.11.0, fetching it once when the machine has none.
 
 An existing LibTorch (CPU or CUDA) named by the environment variable LIBTORCH wins.
-Otherwise the CPU library is taken out of the torch wheel on PyPI: the wheel is a CUDA
+Otherwise the CPU library is taken out of the published torch wheel: the wheel is a CUDA
 build, but its libtorch_cpu.so needs only two small CUDA libraries that load without a
 GPU, so five libraries and the headers make a complete CPU LibTorch. pip checks every
 download against the SHA-256 in libtorch-requirements.txt. The result lands in

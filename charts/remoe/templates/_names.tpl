@@ -1,0 +1,43 @@
+{{- define "remoe.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 53 | trimSuffix "-" }}
+{{- end }}
+
+{{- /* Names of the release's objects; the release's own name where it says "remoe" already. */}}
+{{- define "remoe.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 53 | trimSuffix "-" }}
+{{- else if contains (include "remoe.name" .) .Release.Name }}
+{{- .Release.Name | trunc 53 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name (include "remoe.name" .) | trunc 53 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- define "remoe.serviceAccount" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "remoe.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- required "serviceAccount.name is needed when serviceAccount.create is false" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{- define "remoe.selector" -}}
+app.kubernetes.io/name: {{ include "remoe.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end }}
+
+{{- define "remoe.labels" -}}
+{{ include "remoe.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: remoe
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- /* One of .Values.images as a reference: (list $ .Values.images.main) */}}
+{{- define "remoe.image" -}}
+{{- $root := index . 0 }}
+{{- $image := index . 1 }}
+{{- printf "%s:%s" $image.repository (default $root.Chart.AppVersion $image.tag) }}
+{{- end }}

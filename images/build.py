@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+"""Make the container images from binaries that were built on this host, without a container engine.
+
+    images/build.py operator main remote-expert      target/images/remoe-*.tar
+
+Each tar is an image in the OCI layout: `skopeo copy oci-archive:...`, `crane push` and `ctr images import`
+take it. An image holds the binaries, the shared libraries that they load, certificate authorities and what
+a user without privileges needs; no shell. It runs as user 65532 on a read-only root.
+
+The libraries are those of this host, so build where `images/*.Containerfile` would: on Debian 12.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from oci import Layer, write_image
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+REGISTRY = "ghcr.io/remoe"
+USER = 65532
+CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+# Where libraries that are not the system's lie in an image.
+LIBRARIES = "/usr/lib/remoe"
+LDD_DEADLINE_S = 60
+LIBTORCH_DEADLINE_S = 3600
+
+# By image: what it is for, its binaries, the first of which it starts.
+IMAGES = {
+    "operator": ("Remoe operator", ["remoe-operator"]),
+    "main": ("Remoe main-model function and tools", ["main-model-fn", "remote-expert-fn", "remoe"]),
+    "remote-expert": ("Remoe remote-expert function and tools, without LibTorch", ["remote-expert-fn", "remoe"]),
+}
+
+
+def fail(message: str) -> None:
+    sys.exit(f"images: {message}")
+
+
+def workspace_version() -> str:
+    return tomllib.loads((REPOSITORY / "Cargo.toml").read_text())["workspace"]["package"]["version"]
+
+
+def libtorch() -> Path:
+    done = subprocess.run(
+        [sys.executable, str(REPOSITORY / "scripts/libtorch.py")],
+        stdout=subprocess.PIPE, text=True, timeout=LIBTORCH_DEADLINE_S,
+    )  # fmt: skip
+    if done.returncode != 0:
+        fail("LibTorch could not be found; see its message above")
+    return Path(done.stdout.strip()) / "lib"
+
+
+def shared_libraries(program: Path) -> dict[str, Path]:
+    """What the loader loads for `program`: path as it is asked for, path of the file."""
+    done = subprocess.run(["ldd", str(program)], capture_output=True, text=True, timeout=LDD_DEADLINE_S)
+    if done.returncode != 0:
+        if "not a dynamic executable" in done.stdout + done.stderr:
+            return {}
+        fail(f"ldd {program}: {done.stderr.strip()}")
+    found = {}
+    for line in done.stdout.splitlines():
+        if missing := re.match(r"\s*(\S+) => not found", line):
+            fail(f"{program} needs {missing[1]}, which this host does not have")
+        # A name with the file that was found for it, or the loader by its path.
+        if match := re.match(r"\s*(?:\S+ => )?(/\S+) \(0x", line):
+            found[match[1]] = Path(match[1]).resolve()
+    return found
+
+
+def base() -> Layer:
+    """What every image has beside its programs."""
+    if not CERTIFICATES.exists():
+        fail(f"{CERTIFICATES} is missing: apt-get install ca-certificates")
+    layer = Layer()
+    layer.folders["/tmp"] = 0o1777
+    layer.add("/etc/passwd", f"root:x:0:0:root:/:/sbin/nologin\nremoe:x:{USER}:{USER}:remoe:/:/sbin/nologin\n".encode())
+    layer.add("/etc/group", f"root:x:0:\nremoe:x:{USER}:\n".encode())
+    layer.add("/etc/nsswitch.conf", b"passwd: files\ngroup: files\nhosts: files dns\n")
+    layer.add(str(CERTIFICATES), CERTIFICATES)
+    return layer
+
+
+def configuration(title: str, version: str, entrypoint: str, environment: dict[str, str]) -> dict:
+    variables = {"PATH": "/usr/bin", "SSL_CERT_FILE": str(CERTIFICATES)} | environment
+    return {
+        "User": f"{USER}:{USER}",
+        "WorkingDir": "/",
+        "Entrypoint": [entrypoint],
+        "Env": [f"{name}={value}" for name, value in sorted(variables.items())],
+        "Labels": {
+            "org.opencontainers.image.title": title,
+            "org.opencontainers.image.version": version,
+            "org.opencontainers.image.source": "https://github.com/remoe/remoe",
+            "org.opencontainers.image.licenses": "Apache-2.0",
+        },
+    }
+
+
+def image(name: str, binaries: Path, version: str, out: Path, torch: Path | None) -> None:
+    title, programs = IMAGES[name]
+    missing = [each for each in programs if not (binaries / each).is_file()]
+    if missing:
+        fail(f"{binaries} has no {', '.join(missing)}: build with `make build`, or name another folder with --binaries")
+    # What changes least comes first, so that a node keeps it when only the programs change.
+    system, own, top = base(), Layer(), Layer()
+    for program in programs:
+        path = binaries / program
+        top.add(f"/usr/bin/{program}", path, 0o755)
+        for asked, file in shared_libraries(path).items():
+            if torch is not None and Path(asked).is_relative_to(torch):
+                own.add(f"{LIBRARIES}/{Path(asked).name}", file, 0o755)
+            else:
+                system.add(asked, file, 0o755)
+    layers = [system, *([own] if own.files else []), top]
+    environment = {"LD_LIBRARY_PATH": LIBRARIES} if own.files else {}
+    reference = f"{REGISTRY}/remoe-{name}:{version}"
+    digest = write_image(out, reference, layers, configuration(title, version, f"/usr/bin/{programs[0]}", environment))
+    print(f"{reference}  {digest}  {out.stat().st_size / 1e6:.1f} MB  {out}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("image", nargs="+", choices=[*IMAGES], help="which images")
+    parser.add_argument("--binaries", type=Path, default=REPOSITORY / "target/release", help="where the programs lie")
+    parser.add_argument("--folder", type=Path, default=REPOSITORY / "target/images", help="where the tars go")
+    parser.add_argument("--version", default=workspace_version(), help="tag of the images (default: the workspace's version)")
+    given = parser.parse_args()
+    torch = libtorch() if "main" in given.image else None
+    for name in dict.fromkeys(given.image):
+        image(name, given.binaries, given.version, given.folder / f"remoe-{name}.tar", torch)
+
+
+if __name__ == "__main__":
+    main()
