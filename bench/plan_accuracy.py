@@ -1,0 +1,198 @@
+#!/usr/bin/env python3
+"""How true plans are: what they expect of requests beside what the requests took.
+
+    python3 bench/plan_accuracy.py --model demo/model --out target/bench/plans-demo.json
+
+Plans the model in several ways from its profile (made by `remoe profile`), serves each plan with
+`remoe up`, sends prompts of several lengths, and reports the errors of time to first token, time per
+output token and cost, and the peak memory of every function beside its specification and prediction.
+"""
+
+import argparse
+import json
+import math
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+
+MB = 1_000_000
+
+
+def run(arguments):
+    done = subprocess.run(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return json.loads(done.stdout)
+
+
+def plans(remoe, model, workload, folder):
+    """The planner's own plans, and drafts from a quarter of the experts remote to all of them."""
+    base = [remoe, "plan", "--model", model, "--profile", workload["profile"], "--workload", workload["file"]]
+    # Below one vCPU a quota comes in bursts: single requests are quicker than what lasts.
+    base += ["--main-memory-mb", "1000:16000:100", "--remote-memory-mb", "100:16000:100", "--json"]
+    cheapest = run(base + ["--remote", "never"])
+    yield "all local, cheapest", cheapest
+    larger = int(cheapest["plan"]["main_bytes"] / MB) + 2000
+    base[base.index("--main-memory-mb") + 1] = f"{larger}:{larger}:100"
+    yield "all local, 2 GB more", run(base + ["--remote", "never"])
+    base[base.index("--main-memory-mb") + 1] = "1000:16000:100"
+    yield "remote everywhere, cheapest", run(base + ["--remote", "always"])
+    problem = cheapest["problem"]
+    for ratio, replicas, spare in ((0.25, 1, 0), (0.5, 1, 0), (0.5, 2, 0), (0.75, 1, 500), (1.0, 1, 1000)):
+        layers, local = [], 0
+        for layer in problem["layers"]:
+            remote = int(layer["experts"] * ratio + 0.5)
+            local += (layer["experts"] - remote) * layer["expert_bytes"]
+            needed = remote * layer["expert_bytes"] + problem["function_bytes"]
+            needed += 256 * problem["token_bytes"] * layer["top_k"]
+            size = math.ceil(needed / (100 * MB)) * 100 * MB + spare * MB
+            ids = list(range(layer["experts"] - remote, layer["experts"]))
+            layers.append({"remote": ids, "memory_bytes": size, "replicas": replicas})
+        main = math.ceil((local + problem["runtime_bytes"]) / (100 * MB)) * 100 * MB + 1000 * MB
+        plan = {"main_bytes": main, "layers": layers}
+        file = os.path.join(folder, "draft.json")
+        with open(file, "w") as out:
+            json.dump(plan, out)
+        evaluation = run(base + ["--evaluate", file])
+        yield f"{ratio:.0%} remote, {replicas} replicas", {"problem": problem, "plan": plan, "evaluation": evaluation}
+
+
+def peak_bytes(pid):
+    """The most memory that the process had of its own, without what files back."""
+    for line in open(f"/proc/{pid}/status"):
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def post(endpoint, body):
+    request = urllib.request.Request(
+        endpoint + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=600) as answer:
+        return json.load(answer)
+
+
+def measure(remoe, model, answer, facts, requests, tokens):
+    """Serves the plan; figures of every request, and peaks of every function."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(answer, file)
+        file.flush()
+        arguments = [remoe, "up", "--model", model, "--plan", file.name, "--port", "0", "--json"]
+        up = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        try:
+            ready = json.loads(up.stdout.readline())
+            generator = random.Random(7)
+            lengths = [generator.choice([24, 64, 128, 200]) for _ in range(requests)]
+            compared = []
+            for number, length in enumerate([32, 128] + lengths):
+                prompt = [generator.randrange(facts["vocab_size"]) for _ in range(length)]
+                body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "include_figures": True}
+                figures = post(ready["endpoint"], body)["usage"]["remoe"]
+                # The first two warm up.
+                if number >= 2:
+                    compared.append({"input_tokens": length, **figures["plan"], "experts": figures["experts"],
+                                     "expert_seconds": figures["expert_seconds"]})
+                time.sleep(0.05)
+            peaks = [{"name": function["name"], "role": function["role"], "peak_bytes": peak_bytes(function["pid"])}
+                     for function in ready["functions"]]
+            return ready["start"], compared, peaks
+        finally:
+            up.send_signal(signal.SIGTERM)
+            up.wait(60)
+
+
+def memory(answer, peaks, profile):
+    """Specification, prediction and peak of every function. The plan also holds room for experts of remote functions
+    that fail; none does here, so that the prediction leaves it out."""
+    problem, plan, evaluation = answer["problem"], answer["plan"], answer["evaluation"]
+    on_cpu = problem["device"] == "cpu"
+    local = sum((layer["experts"] - len(part["remote"])) * layer["expert_bytes"]
+                for layer, part in zip(problem["layers"], plan["layers"]))
+    rows = []
+    for function in peaks:
+        if function["role"] == "main":
+            beside = evaluation["gpu_bytes"] if on_cpu else 0
+            expected = local + profile["memory"]["main_bytes"] + beside
+            specified = plan["main_bytes"] + beside
+        else:
+            index = int(function["name"].split("-")[1])
+            layer = [position for position, layer in enumerate(answer["moe_layers"]) if layer == index][0]
+            expected = evaluation["layers"][layer]["needed_bytes"]
+            specified = plan["layers"][layer]["memory_bytes"]
+        rows.append({**function, "expected_bytes": expected, "specified_bytes": specified})
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--remoe", default="target/release/remoe")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--profile", help="made anew where it is not given")
+    parser.add_argument("--requests", type=int, default=6, help="per plan")
+    parser.add_argument("--tokens", type=int, default=24, help="generated per request")
+    parser.add_argument("--out", help="where all figures go, as JSON")
+    args = parser.parse_args()
+    facts = run([args.remoe, "inspect", "--model", args.model, "--json"])
+    with tempfile.TemporaryDirectory() as folder:
+        profile_file = args.profile or os.path.join(folder, "profile.json")
+        if not args.profile:
+            run([args.remoe, "profile", "--model", args.model, "--quick", "--out", profile_file, "--json"])
+        profile = json.load(open(profile_file))
+        workload_file = os.path.join(folder, "workload.json")
+        with open(workload_file, "w") as file:
+            json.dump({"typicalInputTokens": 128, "typicalOutputTokens": args.tokens,
+                       "maxInputTokens": 256, "maxOutputTokens": 64}, file)
+        workload = {"profile": profile_file, "file": workload_file}
+        results = []
+        for name, answer in plans(args.remoe, args.model, workload, folder):
+            answer["moe_layers"] = facts["moe_layers"]
+            start, compared, peaks = measure(args.remoe, args.model, answer, facts, args.requests, args.tokens)
+            results.append({"plan": name, "start": start, "requests": compared, "memory": memory(answer, peaks, profile),
+                            "main_bytes": answer["plan"]["main_bytes"],
+                            "remote_experts": sum(len(layer["remote"]) for layer in answer["plan"]["layers"])})
+            report(results[-1])
+    summarise(results)
+    if args.out:
+        os.makedirs(os.path.dirname(args.out) or ".", exist_ok=True)
+        with open(args.out, "w") as file:
+            json.dump({"model": args.model, "profile": profile, "plans": results}, file, indent=1)
+
+
+def errors(requests, key):
+    return [request["measured"][key] / request["expected"][key] - 1 for request in requests]
+
+
+def report(result):
+    line = f"{result['plan']}: main {result['main_bytes'] / 1e9:.1f} GB, {result['remote_experts']} remote;"
+    for key, unit in (("ttft_s", 1e3), ("tpot_s", 1e3)):
+        expected = statistics.median(request["expected"][key] for request in result["requests"]) * unit
+        measured = statistics.median(request["measured"][key] for request in result["requests"]) * unit
+        error = statistics.median(errors(result["requests"], key))
+        line += f" {key[:4]} {measured:.2f} ms (expected {expected:.2f}, {error:+.0%})"
+    print(line)
+
+
+def summarise(results):
+    requests = [request for result in results for request in result["requests"]]
+    print(f"\n{len(requests)} requests, {len(results)} plans")
+    for key, name in (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("cost", "cost")):
+        found = sorted(abs(error) for error in errors(requests, key))
+        signed = statistics.median(errors(requests, key))
+        print(f"  {name}: median error {statistics.median(found):.1%} (signed {signed:+.1%}), "
+              f"90 % within {found[int(0.9 * (len(found) - 1))]:.1%}")
+    functions = [row for result in results for row in result["memory"]]
+    over = [row for row in functions if row["peak_bytes"] > row["specified_bytes"]]
+    off = [row["peak_bytes"] / row["expected_bytes"] - 1 for row in functions]
+    print(f"  memory: {len(functions)} functions, {len(over)} above their specification; "
+          f"peak against prediction {min(off):+.1%} to {max(off):+.1%}")
+
+
+if __name__ == "__main__":
+    main()
