@@ -91,7 +91,7 @@ cluster-down: ## Remove it and everything it left
 .PHONY: e2e
 e2e: images cluster-up ## Run the cluster tests in that cluster (E2E="install::" chooses, as cargo test does)
 	tests/cluster/cluster.py load target/images/remoe-*.tar
-	eval "$$(tests/cluster/cluster.py env)" && $(CARGO) test --release -p remoe-operator -p remoe-e2e -- $(E2E)
+	eval "$$(tests/cluster/cluster.py env)" && $(CARGO) test --release --workspace --test cluster --test demo --test images --test operator -- $(E2E)
 
 .PHONY: e2e-ci
 e2e-ci: ## The same in a cluster of its own that is removed afterwards; where there can be none, says why
