@@ -21,28 +21,52 @@ struct Form {
     plan: PlanDraft,
 }
 
-/// What a request is expected to take, functions being warm.
+/// What a request takes: as expected from warm functions, or as measured.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Expected {
+pub struct Outcome {
     /// Time to first token, without a cold start.
+    #[serde(rename = "ttft_s")]
     pub ttft_seconds: f64,
     /// Time per output token; 0 where only one is generated.
+    #[serde(rename = "tpot_s")]
     pub tpot_seconds: f64,
     /// Dollars.
     pub cost: f64,
 }
 
+/// What a plan expected of a request, and what it took.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Comparison {
+    /// What the plan expected of a request of this length.
+    pub expected: Outcome,
+    /// What it took.
+    pub measured: Outcome,
+}
+
 /// What a request took.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Measured {
-    /// Until the first token.
+    /// Tokens of the prompt.
+    pub input_tokens: usize,
+    /// Tokens generated.
+    pub output_tokens: usize,
+    /// From its arrival to the first token, waiting included.
+    pub ttft_seconds: f64,
+    /// From the start of its computation to the first token.
     pub prefill_seconds: f64,
     /// From the first token to the last.
     pub decode_seconds: f64,
     /// Computation that remote functions reported, all together.
     pub remote_seconds: f64,
     /// Calls of remote functions.
-    pub remote_calls: f64,
+    pub remote_calls: u64,
+}
+
+impl Measured {
+    /// Decode steps: the first token comes out of the prefill.
+    fn steps(&self) -> usize {
+        self.output_tokens.saturating_sub(1)
+    }
 }
 
 /// The main function's size under a plan, in bytes.
@@ -118,21 +142,36 @@ impl Account {
 
     /// What a request of `input` tokens with `steps` decode steps is expected to take.
     #[must_use]
-    pub fn expect(&self, input: usize, steps: usize) -> Expected {
+    pub fn expect(&self, input: usize, steps: usize) -> Outcome {
         let evaluation = self.evaluate(input, steps);
-        Expected {
+        Outcome {
             ttft_seconds: evaluation.prefill_seconds,
             tpot_seconds: evaluation.tpot_seconds,
             cost: evaluation.total_cost,
         }
     }
 
-    /// What a request of `input` tokens and `steps` decode steps cost. Main functions are paid for the
-    /// time that it took; remote ones too under reserved billing, else for what they reported with the
-    /// planned time of the ways, at the planned mean rate of the functions that worked.
+    /// What the plan expected of a request of this length, and what it took and cost.
     #[must_use]
-    pub fn bill(&self, input: usize, steps: usize, measured: &Measured) -> f64 {
-        let expected = self.evaluate(input, steps);
+    pub fn compare(&self, measured: &Measured) -> Comparison {
+        let steps = measured.steps();
+        let per_step = if steps > 0 { measured.decode_seconds / steps as f64 } else { 0.0 };
+        Comparison {
+            expected: self.expect(measured.input_tokens, steps),
+            measured: Outcome {
+                ttft_seconds: measured.ttft_seconds,
+                tpot_seconds: per_step,
+                cost: self.bill(measured),
+            },
+        }
+    }
+
+    /// What a request cost. Main functions are paid for the time that it took; remote ones too under
+    /// reserved billing, else for what they reported with the planned time of the ways, at the planned
+    /// mean rate of the functions that worked.
+    fn bill(&self, measured: &Measured) -> f64 {
+        let steps = measured.steps();
+        let expected = self.evaluate(measured.input_tokens, steps);
         let model = Model::new(&self.problem);
         let seconds = measured.prefill_seconds + measured.decode_seconds;
         let main = seconds * model.main_rate(self.plan.main_bytes);
@@ -146,7 +185,7 @@ impl Account {
         let worked = if model.is_reserved() {
             seconds
         } else {
-            measured.remote_seconds + measured.remote_calls * model.round_trip()
+            measured.remote_seconds + measured.remote_calls as f64 * model.round_trip()
         };
         let rate = if planned > 0.0 { expected.remote_cost / planned } else { 0.0 };
         main + worked * rate

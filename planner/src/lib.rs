@@ -44,7 +44,7 @@ mod sizes;
 mod stress;
 mod tables;
 
-pub use account::{Account, Expected, MainSize, Measured};
+pub use account::{Account, Comparison, MainSize, Measured, Outcome};
 pub use baselines::{Baseline, Baselines};
 pub use choose::{Answer, Options, Preallocation, Remote, evaluate, preallocate, solve};
 pub use continuous::{Continuous, Fit, Refusal};

@@ -7,8 +7,8 @@ mod generate;
 use generate::{Random, Shape, model_problem, small_problem};
 use proptest::prelude::*;
 use remoe_planner::{
-    Affine, Answer, CpuProfile, Device, Options, PlanDraft, PlanError, Problem, Remote, assignments_bound,
-    evaluate, load_bound, longest_first, paper_bound, solve,
+    Account, Affine, Answer, CpuProfile, Device, Measured, Options, PlanDraft, PlanError, Problem, Remote,
+    assignments_bound, evaluate, load_bound, longest_first, paper_bound, solve,
 };
 
 fn problems() -> impl Strategy<Value = Problem> {
@@ -55,6 +55,40 @@ proptest! {
             let load = layer.replica_load.iter().copied().fold(0.0, f64::max);
             prop_assert!(load <= layer.load_bound * (1.0 + 1e-12));
         }
+    }
+
+    #[test]
+    fn a_request_that_takes_what_was_expected_costs_what_was_expected(problem in problems(), reserved: bool) {
+        let mut problem = problem;
+        if reserved {
+            problem.pricing.billing = remoe_planner::Billing::Reserved;
+        }
+        let Some(answer) = solved(&problem, &Options::default()) else { return Ok(()) };
+        let account = Account::new(problem.clone(), &PlanDraft::from(&answer.plan)).unwrap();
+        let (input, steps) = (problem.request.input_tokens as usize, problem.request.output_tokens as usize);
+        let expected = account.expect(input, steps);
+        let evaluation = &answer.evaluation;
+        prop_assert!(close(expected.cost, evaluation.total_cost));
+        prop_assert!(close(expected.ttft_seconds, evaluation.prefill_seconds));
+        let worked = evaluation.layers.iter().map(|layer| {
+            layer.replica_seconds.iter().sum::<f64>() + steps as f64 * layer.remote_decode_billed
+        });
+        let comparison = account.compare(&Measured {
+            input_tokens: input,
+            output_tokens: steps + 1,
+            ttft_seconds: evaluation.prefill_seconds,
+            prefill_seconds: evaluation.prefill_seconds,
+            decode_seconds: evaluation.decode_seconds,
+            remote_seconds: worked.sum(),
+            remote_calls: 0,
+        });
+        prop_assert_eq!(comparison.expected, expected);
+        prop_assert!(close(comparison.measured.cost, expected.cost));
+        prop_assert!(close(comparison.measured.tpot_seconds, expected.tpot_seconds));
+        // It survives the wire.
+        let json = serde_json::to_string(&account).unwrap();
+        let again = Account::from_json(&json).unwrap();
+        prop_assert!(close(again.expect(input, steps).cost, expected.cost));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::exit::CliError;
 use crate::output::progress::Progress;
 use crate::output::{json, table};
 use crate::planning;
-use remoe_planner::{Account, Measured};
+use remoe_planner::{Comparison, Measured, Outcome};
 use remoe_wire::v1::generate_event::Event;
 use remoe_wire::v1::main_model_client::MainModelClient;
 use remoe_wire::v1::{Finished, GenerateRequest};
@@ -38,56 +38,30 @@ struct Generation {
     plan: Option<Comparison>,
 }
 
-/// What the plan expected of this request, functions being warm, and what it took.
-#[derive(Debug, Serialize)]
-struct Comparison {
-    expected: Outcome,
-    measured: Outcome,
+/// What `generation` took, for the plan's account.
+fn measured(generation: &Generation) -> Measured {
+    let (usage, timings) = (&generation.usage, &generation.timings);
+    Measured {
+        input_tokens: usage.prompt_tokens,
+        output_tokens: usage.completion_tokens,
+        ttft_seconds: timings.ttft_s,
+        prefill_seconds: timings.prefill_s,
+        decode_seconds: timings.decode_s,
+        remote_seconds: generation.remote.0,
+        remote_calls: generation.remote.1,
+    }
 }
 
-#[derive(Debug, Serialize)]
-struct Outcome {
-    ttft_s: f64,
-    tpot_s: f64,
-    /// Dollars.
-    cost: f64,
-}
-
-impl Comparison {
-    fn new(account: &Account, generation: &Generation) -> Self {
-        let (usage, timings) = (&generation.usage, &generation.timings);
-        let steps = usage.completion_tokens.saturating_sub(1);
-        let expected = account.expect(usage.prompt_tokens, steps);
-        let measured = Measured {
-            prefill_seconds: timings.prefill_s,
-            decode_seconds: timings.decode_s,
-            remote_seconds: generation.remote.0,
-            remote_calls: generation.remote.1 as f64,
-        };
-        Self {
-            expected: Outcome {
-                ttft_s: expected.ttft_seconds,
-                tpot_s: expected.tpot_seconds,
-                cost: expected.cost,
-            },
-            measured: Outcome {
-                ttft_s: timings.ttft_s,
-                tpot_s: if steps > 0 { timings.decode_s / steps as f64 } else { 0.0 },
-                cost: account.bill(usage.prompt_tokens, steps, &measured),
-            },
-        }
-    }
-
-    fn line(&self, of: impl Fn(&Outcome) -> f64, scale: f64, unit: &str) -> String {
-        let (expected, measured) = (of(&self.expected), of(&self.measured));
-        let ratio = if expected > 0.0 { measured / expected } else { f64::NAN };
-        format!(
-            "{:.2} {unit}, expected {:.2} {unit} ({:+.0} %)",
-            measured * scale,
-            expected * scale,
-            100.0 * (ratio - 1.0)
-        )
-    }
+/// One figure of a comparison, for people.
+fn line(plan: &Comparison, of: impl Fn(&Outcome) -> f64, scale: f64, unit: &str) -> String {
+    let (expected, measured) = (of(&plan.expected), of(&plan.measured));
+    let ratio = if expected > 0.0 { measured / expected } else { f64::NAN };
+    format!(
+        "{:.2} {unit}, expected {:.2} {unit} ({:+.0} %)",
+        measured * scale,
+        expected * scale,
+        100.0 * (ratio - 1.0)
+    )
 }
 
 #[derive(Debug, Serialize)]
@@ -133,7 +107,7 @@ pub(crate) async fn run(
     };
     let mut generation =
         wanted.run_once(progress, async |client| generate(client, request, !as_json).await).await?;
-    generation.plan = wanted.account.as_ref().map(|account| Comparison::new(account, &generation));
+    generation.plan = wanted.account.as_ref().map(|account| account.compare(&measured(&generation)));
     if as_json {
         json::print(&generation)?;
     } else {
@@ -254,9 +228,9 @@ fn figures(generation: &Generation) -> String {
         ),
     ];
     if let Some(plan) = &generation.plan {
-        figures.push(("TTFT", plan.line(|outcome| outcome.ttft_s, 1e3, "ms")));
-        figures.push(("TPOT", plan.line(|outcome| outcome.tpot_s, 1e3, "ms")));
-        figures.push(("cost", plan.line(|outcome| outcome.cost, 1e6, "millionths of a dollar")));
+        figures.push(("TTFT", line(plan, |outcome| outcome.ttft_seconds, 1e3, "ms")));
+        figures.push(("TPOT", line(plan, |outcome| outcome.tpot_seconds, 1e3, "ms")));
+        figures.push(("cost", line(plan, |outcome| outcome.cost, 1e6, "millionths of a dollar")));
     }
     format!("\n{}", table::of_pairs(&figures))
 }

@@ -1,7 +1,7 @@
 //! What a request took.
 
 use crate::engine::request::{ExpertTime, Figures};
-use remoe_planner::{Account, Measured};
+use remoe_planner::{Account, Comparison, Measured};
 use serde::Serialize;
 
 /// `usage` of an answer.
@@ -24,50 +24,23 @@ struct RemoeFigures {
     queued_s: f64,
     expert_seconds: ExpertSeconds,
     forwarded_positions: u64,
-    /// Absent where nobody planned the placement.
+    /// What the plan expected beside it; absent where nobody planned the placement.
     #[serde(skip_serializing_if = "Option::is_none")]
     plan: Option<Comparison>,
 }
 
-/// What the plan expected of a request of this length, and what it took. Dollars.
-#[derive(Debug, Clone, Serialize)]
-struct Comparison {
-    expected: Outcome,
-    measured: Outcome,
-}
-
-#[derive(Debug, Clone, Serialize)]
-struct Outcome {
-    ttft_s: f64,
-    tpot_s: f64,
-    cost: f64,
-}
-
-impl Comparison {
-    fn new(account: &Account, figures: &Figures) -> Self {
-        let steps = figures.completion_tokens.saturating_sub(1);
-        let expected = account.expect(figures.prompt_tokens, steps);
-        let (prefill, decode) = (figures.prefill.as_secs_f64(), figures.decode.as_secs_f64());
-        let mut experts = figures.prefill_experts;
-        experts += figures.decode_experts;
-        let measured = Measured {
-            prefill_seconds: prefill,
-            decode_seconds: decode,
-            remote_seconds: experts.remote.as_secs_f64(),
-            remote_calls: experts.calls as f64,
-        };
-        Self {
-            expected: Outcome {
-                ttft_s: expected.ttft_seconds,
-                tpot_s: expected.tpot_seconds,
-                cost: expected.cost,
-            },
-            measured: Outcome {
-                ttft_s: figures.ttft.as_secs_f64(),
-                tpot_s: if steps > 0 { decode / steps as f64 } else { 0.0 },
-                cost: account.bill(figures.prompt_tokens, steps, &measured),
-            },
-        }
+/// The figures of a request, for the plan's account.
+fn measured(figures: &Figures) -> Measured {
+    let mut experts = figures.prefill_experts;
+    experts += figures.decode_experts;
+    Measured {
+        input_tokens: figures.prompt_tokens,
+        output_tokens: figures.completion_tokens,
+        ttft_seconds: figures.ttft.as_secs_f64(),
+        prefill_seconds: figures.prefill.as_secs_f64(),
+        decode_seconds: figures.decode.as_secs_f64(),
+        remote_seconds: experts.remote.as_secs_f64(),
+        remote_calls: experts.calls,
     }
 }
 
@@ -128,7 +101,7 @@ impl Usage {
                     decode: figures.decode_experts.into(),
                 },
                 forwarded_positions: figures.forwarded_positions,
-                plan: account.map(|account| Comparison::new(account, figures)),
+                plan: account.map(|account| account.compare(&measured(figures))),
             }),
         }
     }

@@ -1,11 +1,11 @@
 //! The main function in use: what it takes besides experts, and what experts take beside everything
 //! else, over prompts and vCPUs.
 
-use super::functions::{Functions, Running};
-use super::grid::{Grid, median};
+use super::Subject;
+use super::functions::Running;
+use super::grid::median;
 use crate::exit::CliError;
 use remoe_function::Role;
-use remoe_model::Inspection;
 use remoe_operator::control;
 use remoe_planner::{Affine, CpuProfile};
 use remoe_profile::{DeviceTimes, Start};
@@ -16,7 +16,6 @@ use remoe_wire::v1::{
     generate_request, inspect_request,
 };
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::time::{Duration, Instant};
 use tokio::time::timeout;
 use tonic::transport::Channel;
@@ -57,11 +56,7 @@ pub(super) struct RemoteCall {
 
 /// What is measured, and what is told about it.
 pub(super) struct MainSetup<'a> {
-    pub(super) functions: &'a Functions,
-    pub(super) model: &'a Path,
-    pub(super) inspection: &'a Inspection,
-    pub(super) dtype: &'a str,
-    pub(super) grid: &'a Grid,
+    pub(super) subject: &'a Subject<'a>,
     /// Where the non-expert part runs: `cpu`, or a device of its own.
     pub(super) device: &'a str,
     /// One expert alone on all cores, over the grid's tokens.
@@ -84,7 +79,7 @@ impl MainSetup<'_> {
         let mut main_bytes = 0.0;
         let mut loads = None;
         let mut call = RemoteCall { send: 0.0, wait: 0.0 };
-        for (threads, vcpus) in self.grid.by_threads(self.functions.quotas) {
+        for (threads, vcpus) in self.subject.grid.by_threads(self.subject.functions.quotas) {
             let main = Main::start(self, threads, "cpu", step)?;
             let loads = loads.get_or_insert(self.loads(&main)?);
             for vcpus in vcpus {
@@ -95,7 +90,7 @@ impl MainSetup<'_> {
                 let prompts = prompts.iter().map(|parts| parts.rest);
                 rest_columns.push(std::iter::once(decode.rest).chain(prompts).collect::<Vec<f64>>());
             }
-            main.function.limit(f64::from(self.grid.cores))?;
+            main.function.limit(f64::from(self.subject.grid.cores))?;
             step("remote experts as the main function sees them".to_owned());
             call = main.remote_call()?;
             main_bytes = f64::max(main_bytes, main.function.peak_bytes().unwrap_or(0.0) - self.weights());
@@ -105,11 +100,16 @@ impl MainSetup<'_> {
             "cpu" => None,
             device => Some(self.on_device(device, step)?),
         };
-        let quotas = self.functions.quotas;
-        let points = std::iter::once(1.0).chain(self.grid.prompts.iter().map(|tokens| *tokens as f64));
+        let quotas = self.subject.functions.quotas;
+        let points =
+            std::iter::once(1.0).chain(self.subject.grid.prompts.iter().map(|tokens| *tokens as f64));
         Ok(MainFigures {
-            expert_seconds: self.grid.table(self.grid.tokens.clone(), &expert_columns, quotas),
-            nonexpert_seconds: self.grid.table(points.collect(), &rest_columns, quotas),
+            expert_seconds: self.subject.grid.table(
+                self.subject.grid.tokens.clone(),
+                &expert_columns,
+                quotas,
+            ),
+            nonexpert_seconds: self.subject.grid.table(points.collect(), &rest_columns, quotas),
             device,
             start: last.ok_or_else(|| CliError::runtime("no number of vCPUs to measure"))?,
             main_bytes: main_bytes.max(0.0),
@@ -119,18 +119,18 @@ impl MainSetup<'_> {
 
     /// Bytes of all weights as they are resident.
     fn weights(&self) -> f64 {
-        super::resident(self.inspection, self.inspection.total_bytes, self.dtype)
+        self.subject.resident(self.subject.inspection.total_bytes)
     }
 
     /// How many experts receive how many tokens of each prompt, all layers together.
     fn loads(&self, main: &Main<'_>) -> Result<Vec<BTreeMap<u32, u32>>, CliError> {
-        self.grid.prompts.iter().map(|&tokens| main.loads(tokens)).collect()
+        self.subject.grid.prompts.iter().map(|&tokens| main.loads(tokens)).collect()
     }
 
     /// Seconds of one expert in use over the grid's tokens: alone, times how much longer experts took
     /// in use, at one token and at the mean load of each prompt, and between them.
     fn experts(&self, decode: Parts, prompts: &[Parts], loads: &[BTreeMap<u32, u32>]) -> Vec<f64> {
-        let per_step = (self.inspection.moe_layers.len() * self.inspection.top_k) as f64;
+        let per_step = (self.subject.inspection.moe_layers.len() * self.subject.inspection.top_k) as f64;
         let mut factors = vec![(1.0, decode.experts / (per_step * self.alone_at(1.0)))];
         for (parts, loads) in prompts.iter().zip(loads) {
             let alone: f64 = loads
@@ -143,21 +143,21 @@ impl MainSetup<'_> {
                 factors.push((mean, parts.experts / alone));
             }
         }
-        let tokens = self.grid.tokens.iter();
+        let tokens = self.subject.grid.tokens.iter();
         tokens.map(|&tokens| self.alone_at(tokens) * between(&factors, tokens)).collect()
     }
 
     fn alone_at(&self, tokens: f64) -> f64 {
         let points: Vec<(f64, f64)> =
-            self.grid.tokens.iter().copied().zip(self.alone.iter().copied()).collect();
+            self.subject.grid.tokens.iter().copied().zip(self.alone.iter().copied()).collect();
         between(&points, tokens)
     }
 
     fn on_device(&self, device: &str, step: &dyn Fn(String)) -> Result<DeviceTimes, CliError> {
-        let main = Main::start(self, self.grid.threads(), device, step)?;
+        let main = Main::start(self, self.subject.grid.threads(), device, step)?;
         step(format!("the main function on {device}"));
-        let (decode, prompts) = main.parts(f64::from(self.grid.cores))?;
-        let tokens: Vec<f64> = self.grid.prompts.iter().map(|tokens| *tokens as f64).collect();
+        let (decode, prompts) = main.parts(f64::from(self.subject.grid.cores))?;
+        let tokens: Vec<f64> = self.subject.grid.prompts.iter().map(|tokens| *tokens as f64).collect();
         let seconds: Vec<f64> = prompts.iter().map(|parts| parts.rest).collect();
         Ok(DeviceTimes {
             prefill_seconds: line(&tokens, &seconds),
@@ -188,15 +188,16 @@ impl<'s> Main<'s> {
         step(format!("starting the main function with {threads} threads"));
         let arguments = vec![
             "--model".into(),
-            setup.model.into(),
+            setup.subject.model.into(),
             "--dtype".into(),
-            setup.dtype.into(),
+            setup.subject.dtype.into(),
             "--device".into(),
             device.into(),
             "--threads".into(),
             threads.to_string().into(),
         ];
-        let function = setup.functions.start(Role::Main, arguments, f64::from(setup.grid.cores))?;
+        let function =
+            setup.subject.functions.start(Role::Main, arguments, f64::from(setup.subject.grid.cores))?;
         let runtime = tokio::runtime::Handle::current();
         let started = Instant::now();
         let routing = Routing { generation: 1, ..Routing::default() };
@@ -205,13 +206,13 @@ impl<'s> Main<'s> {
         let client = runtime.block_on(async { control::main_client(function.grpc) })?;
         let main = Self { setup, function, client, runtime, placed };
         // Everything is touched once.
-        main.generate(setup.grid.prompts.last().copied().unwrap_or(DECODE_PROMPT), 4)?;
+        main.generate(setup.subject.grid.prompts.last().copied().unwrap_or(DECODE_PROMPT), 4)?;
         Ok(main)
     }
 
     fn start_times(&self) -> Start {
-        let facts = self.setup.inspection;
-        let resident = |bytes: u64| super::resident(facts, bytes, self.setup.dtype);
+        let facts = self.setup.subject.inspection;
+        let resident = |bytes: u64| self.setup.subject.resident(bytes);
         let experts = resident((facts.moe_layers.len() * facts.experts) as u64 * facts.expert_bytes);
         let rate = experts / self.placed.as_secs_f64().max(1e-6);
         let rest = self.setup.weights() - experts;
@@ -224,13 +225,13 @@ impl<'s> Main<'s> {
     /// A decode step, and each prompt of the grid, with `vcpus`.
     fn parts(&self, vcpus: f64) -> Result<(Parts, Vec<Parts>), CliError> {
         let steps = f64::from(STEPS);
-        let typical = if self.setup.functions.quotas && vcpus < 1.0 { sustained } else { rested };
+        let typical = if self.setup.subject.functions.quotas && vcpus < 1.0 { sustained } else { rested };
         let decode = typical(&mut || {
             let finished = self.generate(DECODE_PROMPT, STEPS + 1)?;
             let experts = local(finished.decode_experts);
             Ok(Parts { rest: (finished.decode_s - experts) / steps, experts: experts / steps })
         })?;
-        let prompts = self.setup.grid.prompts.iter().map(|&tokens| {
+        let prompts = self.setup.subject.grid.prompts.iter().map(|&tokens| {
             typical(&mut || {
                 let finished = self.generate(tokens, 1)?;
                 let experts = local(finished.prefill_experts);
@@ -242,7 +243,7 @@ impl<'s> Main<'s> {
 
     /// Decode steps with all experts of the first layers in a remote function, against steps without.
     fn remote_call(&self) -> Result<RemoteCall, CliError> {
-        let facts = self.setup.inspection;
+        let facts = self.setup.subject.inspection;
         let layer_bytes = (facts.expert_bytes * facts.experts as u64).max(1);
         let layers = usize::try_from(REMOTE_BYTES / layer_bytes).unwrap_or(1).max(1);
         let experts: Vec<u32> = (0..u32::try_from(facts.experts).unwrap_or(u32::MAX)).collect();
@@ -265,8 +266,7 @@ impl<'s> Main<'s> {
             })
         };
         let local = step(false)?;
-        let function =
-            super::remote::start(self.setup.functions, self.setup.model, self.setup.dtype, &sets, 1)?;
+        let function = super::remote::start(self.setup.subject, &sets, 1)?;
         let endpoint = Endpoint { address: function.grpc.to_string(), layers: Vec::new() };
         let count = sets.len() as f64;
         let routing =
@@ -319,7 +319,7 @@ impl<'s> Main<'s> {
 
     /// Tokens of all kinds, always the same.
     fn prompt(&self, tokens: usize) -> TokenIds {
-        let vocabulary = self.setup.inspection.vocab_size.max(1) as u64;
+        let vocabulary = self.setup.subject.inspection.vocab_size.max(1) as u64;
         let ids = (1..=tokens as u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) % vocabulary);
         TokenIds { ids: ids.map(|id| id as u32).collect() }
     }

@@ -101,26 +101,18 @@ fn measure_blocking(request: &Request, progress: &Arc<Progress>) -> Result<Profi
     let functions = Functions::new(progress, machine::memory_bytes().max(1 << 30))?;
     let grid = Grid::new(machine::cores(), *quick, inspection.context_length);
     let step = |what: String| progress.doing(what);
-    let remote = RemoteSetup {
-        functions: &functions,
-        model,
-        inspection,
-        dtype,
-        grid: &grid,
-        address: address.as_deref(),
-    }
-    .measure(&step)?;
+    let subject = Subject { functions: &functions, model, inspection, dtype, grid: &grid };
+    let remote = RemoteSetup { subject: &subject, address: address.as_deref() }.measure(&step)?;
     let last = remote.expert_seconds.vcpus.len() - 1;
     let alone = remote.expert_seconds.seconds.iter().map(|row| row[last]).collect();
-    let main = MainSetup { functions: &functions, model, inspection, dtype, grid: &grid, device, alone }
-        .measure(&step)?;
+    let main = MainSetup { subject: &subject, device, alone }.measure(&step)?;
     progress.clear();
     let mut transport = remote.transport;
     transport.send_seconds = main.call.send;
     if address.is_none() {
         // As the main function sees a call: it sleeps and wakes, and drives its connections itself.
         let per_expert = remote.expert_seconds.seconds.first().map_or(0.0, |row| row[0]);
-        let rows = (1 + inspection.top_k) as f64 * resident(inspection, inspection.token_bytes, dtype);
+        let rows = (1 + inspection.top_k) as f64 * subject.resident(inspection.token_bytes);
         let known = inspection.top_k as f64 * per_expert + rows / transport.bytes_per_second;
         transport.invoke_seconds = (main.call.wait - known).max(0.0);
     }
@@ -155,10 +147,21 @@ pub(crate) fn default_dtype(inspection: &Inspection) -> &'static str {
     if inspection.dtype == "bfloat16" { "bfloat16" } else { "float32" }
 }
 
-/// `bytes` at rest as they are resident in `dtype`.
-fn resident(inspection: &Inspection, bytes: u64, dtype: &str) -> f64 {
-    let size = |dtype: &str| if dtype == "float32" { 4.0 } else { 2.0 };
-    bytes as f64 * size(dtype) / size(&inspection.dtype)
+/// What is measured, and where.
+struct Subject<'a> {
+    functions: &'a Functions,
+    model: &'a Path,
+    inspection: &'a Inspection,
+    dtype: &'a str,
+    grid: &'a Grid,
+}
+
+impl Subject<'_> {
+    /// `bytes` at rest as they are resident in the compute dtype.
+    fn resident(&self, bytes: u64) -> f64 {
+        let size = |dtype: &str| if dtype == "float32" { 4.0 } else { 2.0 };
+        bytes as f64 * size(self.dtype) / size(&self.inspection.dtype)
+    }
 }
 
 /// Where the profile of a model on this machine is kept.

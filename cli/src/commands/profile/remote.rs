@@ -1,16 +1,15 @@
 //! Experts in a remote function: their time over tokens and vCPUs, the way there and back, start and
 //! memory.
 
-use super::functions::{Functions, Running};
-use super::grid::{Grid, median};
+use super::Subject;
+use super::functions::Running;
+use super::grid::median;
 use crate::exit::CliError;
 use remoe_function::Role;
-use remoe_model::Inspection;
 use remoe_planner::CpuProfile;
 use remoe_profile::{Start, Transport};
 use remoe_wire::v1::{LayerExperts, Work};
 use remoe_wire::{Conversation, MAX_PAYLOAD, Wait, format_listing};
-use std::path::Path;
 use std::time::Duration;
 
 /// Experts under measurement, in bytes at least where the model has them: beyond any cache, as in use.
@@ -38,11 +37,7 @@ pub(super) struct RemoteFigures {
 
 /// What is measured, and what is told about it.
 pub(super) struct RemoteSetup<'a> {
-    pub(super) functions: &'a Functions,
-    pub(super) model: &'a Path,
-    pub(super) inspection: &'a Inspection,
-    pub(super) dtype: &'a str,
-    pub(super) grid: &'a Grid,
+    pub(super) subject: &'a Subject<'a>,
     /// A function elsewhere over which the transport is measured; loopback otherwise.
     pub(super) address: Option<&'a str>,
 }
@@ -56,7 +51,7 @@ impl RemoteSetup<'_> {
         let mut transport = None;
         let mut description = None;
         // A function's threads are fixed when it starts, its quota is not.
-        for (threads, vcpus) in self.grid.by_threads(self.functions.quotas) {
+        for (threads, vcpus) in self.subject.grid.by_threads(self.subject.functions.quotas) {
             step(format!("starting a remote function with {threads} threads"));
             let function = self.start(&hosted, threads)?;
             let mut client = Client::open(&function.grpc.to_string(), &hosted, self)?;
@@ -67,17 +62,17 @@ impl RemoteSetup<'_> {
             for vcpus in vcpus {
                 function.limit(vcpus)?;
                 step(format!("one expert with {vcpus} vCPUs, {threads} threads"));
-                let rest = if self.functions.quotas && vcpus < 1.0 { LONG_REST } else { REST };
-                columns.push(client.column(&self.grid.tokens, rest)?);
+                let rest = if self.subject.functions.quotas && vcpus < 1.0 { LONG_REST } else { REST };
+                columns.push(client.column(&self.subject.grid.tokens, rest)?);
             }
             let peak = function.peak_bytes().unwrap_or(0.0);
             // The largest message and its answer are the planner's to count.
-            let rows = self.grid.tokens.last().copied().unwrap_or(1.0) * (1 + ASKED) as f64;
-            let messages = rows * super::resident(self.inspection, self.inspection.token_bytes, self.dtype);
+            let rows = self.subject.grid.tokens.last().copied().unwrap_or(1.0) * (1 + ASKED) as f64;
+            let messages = rows * self.subject.resident(self.subject.inspection.token_bytes);
             function_bytes = f64::max(function_bytes, peak - self.weights(&hosted) - messages);
             description = Some(function.describe_remote()?);
-            if threads == self.grid.threads() {
-                function.limit(f64::from(self.grid.cores))?;
+            if threads == self.subject.grid.threads() {
+                function.limit(f64::from(self.subject.grid.cores))?;
                 step("the way to a remote function".to_owned());
                 transport = Some(client.transport("loopback")?);
             }
@@ -87,7 +82,11 @@ impl RemoteSetup<'_> {
             transport = Some(Client::open(address, &hosted, self)?.transport(address)?);
         }
         let described = description.ok_or_else(|| CliError::runtime("no number of vCPUs to measure"))?;
-        let expert_seconds = self.grid.table(self.grid.tokens.clone(), &columns, self.functions.quotas);
+        let expert_seconds = self.subject.grid.table(
+            self.subject.grid.tokens.clone(),
+            &columns,
+            self.subject.functions.quotas,
+        );
         Ok(RemoteFigures {
             expert_seconds,
             transport: transport.ok_or_else(|| CliError::runtime("the transport was not measured"))?,
@@ -100,7 +99,7 @@ impl RemoteSetup<'_> {
 
     /// The first MoE layers, as many as make up [`HOSTED_BYTES`].
     fn hosted(&self) -> Vec<LayerExperts> {
-        let facts = self.inspection;
+        let facts = self.subject.inspection;
         let layer_bytes = (facts.expert_bytes * facts.experts as u64).max(1);
         let layers = usize::try_from(HOSTED_BYTES.div_ceil(layer_bytes)).unwrap_or(usize::MAX);
         let experts =
@@ -115,11 +114,11 @@ impl RemoteSetup<'_> {
 
     fn weights(&self, hosted: &[LayerExperts]) -> f64 {
         let experts: usize = hosted.iter().map(|set| set.experts.len()).sum();
-        experts as f64 * super::resident(self.inspection, self.inspection.expert_bytes, self.dtype)
+        experts as f64 * self.subject.resident(self.subject.inspection.expert_bytes)
     }
 
     fn start(&self, hosted: &[LayerExperts], threads: usize) -> Result<Running<'_>, CliError> {
-        start(self.functions, self.model, self.dtype, hosted, threads)
+        start(self.subject, hosted, threads)
     }
 
     /// Starts with one expert and with all of them: what grows with bytes, and what does not.
@@ -129,7 +128,7 @@ impl RemoteSetup<'_> {
         let time = |hosted: &[LayerExperts]| -> Result<f64, CliError> {
             let mut times = Vec::new();
             for _ in 0..3 {
-                times.push(self.start(hosted, self.grid.threads())?.start.as_secs_f64());
+                times.push(self.start(hosted, self.subject.grid.threads())?.start.as_secs_f64());
             }
             Ok(median(times))
         };
@@ -145,17 +144,15 @@ impl RemoteSetup<'_> {
 
 /// Starts a remote function that hosts `hosted`.
 pub(super) fn start<'f>(
-    functions: &'f Functions,
-    model: &Path,
-    dtype: &str,
+    subject: &'f Subject<'_>,
     hosted: &[LayerExperts],
     threads: usize,
 ) -> Result<Running<'f>, CliError> {
     let arguments = vec![
         "--model".into(),
-        model.into(),
+        subject.model.into(),
         "--dtype".into(),
-        dtype.into(),
+        subject.dtype.into(),
         "--threads".into(),
         threads.to_string().into(),
         "--experts".into(),
@@ -164,7 +161,7 @@ pub(super) fn start<'f>(
         "--poll-us".into(),
         "0".into(),
     ];
-    functions.start(Role::Remote, arguments, f64::from(crate::machine::cores()))
+    subject.functions.start(Role::Remote, arguments, f64::from(subject.grid.cores))
 }
 
 /// Asks a function for rows of its experts, other ones each time.
@@ -177,7 +174,7 @@ struct Client<'a> {
 
 impl<'a> Client<'a> {
     fn open(address: &str, hosted: &'a [LayerExperts], setup: &RemoteSetup<'_>) -> Result<Self, CliError> {
-        let row_bytes = super::resident(setup.inspection, setup.inspection.token_bytes, setup.dtype);
+        let row_bytes = setup.subject.resident(setup.subject.inspection.token_bytes);
         Ok(Self {
             conversation: Conversation::open(address)?,
             hosted,
