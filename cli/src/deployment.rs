@@ -1,6 +1,7 @@
 //! Functions of a command: started, used, stopped.
 
 use crate::args::DeploymentArgs;
+use crate::commands::profile::default_dtype;
 use crate::exit::CliError;
 use crate::output::progress::Progress;
 use crate::planning;
@@ -112,7 +113,8 @@ impl Wanted {
         self.options.main_threads = Some(size.threads);
         let cache = self.options.kv_cache_bytes.unwrap_or(size.kv_cache_bytes as u64);
         self.options.kv_cache_bytes = Some(cache.max(1));
-        self.options.fallback_bytes = Some(planning::fallback_bytes(&self.inspection) as u64);
+        let dtype = self.options.dtype.as_deref().unwrap_or_else(|| default_dtype(&self.inspection));
+        self.options.fallback_bytes = Some(planning::fallback_bytes(&self.inspection, dtype));
     }
 
     /// Places the experts as `answer` to `problem` says.

@@ -195,8 +195,7 @@ impl PlanningArgs {
         };
         let pricing =
             prices.pricing().map_err(|error| CliError::arguments("--pricing", error.to_string()))?;
-        let scale = if profile.model.dtype == "float32" && model.dtype != "float32" { 2.0 } else { 1.0 };
-        let fallback_bytes = fallback_bytes(model) * scale;
+        let fallback_bytes = fallback_bytes(model, &profile.model.dtype) as f64;
         let machine = machine::memory_bytes().max(1 << 30) as f64;
         let wishes = Wishes {
             request,
@@ -282,10 +281,10 @@ pub(crate) fn with_main(problem: &Problem, main_bytes: f64) -> Problem {
     Problem { specs: Specs { main, ..problem.specs }, ..problem.clone() }
 }
 
-/// Memory of the main function for experts that no remote function answers for, in bytes at rest: two
-/// tokens' experts of a layer may be lost at the same time.
-pub(crate) fn fallback_bytes(model: &Inspection) -> f64 {
-    2.0 * model.top_k as f64 * model.expert_bytes as f64
+/// Memory of the main function for experts that no remote function answers for: two tokens' experts of a
+/// layer may be lost at the same time.
+pub(crate) fn fallback_bytes(model: &Inspection, dtype: &str) -> u64 {
+    2 * model.top_k as u64 * model.resident_bytes(model.expert_bytes, dtype)
 }
 
 /// Remote sets of half of the experts: where error bars are read before the sets are chosen.

@@ -46,6 +46,14 @@ pub struct Inspection {
 }
 
 impl Inspection {
+    /// `bytes` of weights, keys and values or hidden states at rest as they are resident when the
+    /// model computes in `dtype`: `float32` takes 4 bytes an element, any other 2.
+    #[must_use]
+    pub fn resident_bytes(&self, bytes: u64, dtype: &str) -> u64 {
+        let element = |dtype: &str| if dtype == "float32" { 4 } else { 2 };
+        bytes.saturating_mul(element(dtype)).div_ceil(element(&self.dtype))
+    }
+
     pub(crate) fn of(config: &ModelConfig, sizes: Sizes, fingerprint: Fingerprint) -> Self {
         let moe = config.any_moe();
         Self {

@@ -37,9 +37,9 @@ impl Profile {
     /// them. A plan made from it is on the safe side and may cost more than needed.
     #[must_use]
     pub fn prior(model: &Inspection, dtype: &str) -> Self {
-        let scale = if dtype == model.dtype { 1.0 } else { 2.0 };
-        let expert = model.expert_bytes as f64 * scale;
-        let rest = (model.non_expert_layer_bytes.iter().sum::<u64>() + model.outside_bytes) as f64 * scale;
+        let expert = model.resident_bytes(model.expert_bytes, dtype) as f64;
+        let rest = model.non_expert_layer_bytes.iter().sum::<u64>() + model.outside_bytes;
+        let rest = model.resident_bytes(rest, dtype) as f64;
         Self {
             version: VERSION,
             origin: Origin::Prior,

@@ -43,8 +43,7 @@ pub fn problem(model: &Inspection, profile: &Profile, wishes: &Wishes) -> Result
         return Err(ProblemError::NoExperts { family: model.family.clone() });
     }
     // Weights and cache live in the compute dtype, whatever they are at rest.
-    let scale = element_bytes(&profile.model.dtype) / element_bytes(&model.dtype);
-    let resident = |bytes: u64| bytes as f64 * scale;
+    let resident = |bytes: u64| model.resident_bytes(bytes, &profile.model.dtype) as f64;
     let kv_layer = resident(model.kv_bytes_per_token) / model.layers.max(1) as f64;
     let share = 1.0 / count as f64;
     let on_cpus = scaled(&profile.nonexpert_seconds, share);
@@ -117,8 +116,4 @@ fn folded(model: &Inspection) -> impl Iterator<Item = (u64, usize)> {
 fn scaled(profile: &CpuProfile, factor: f64) -> CpuProfile {
     let scale = |row: &Vec<f64>| row.iter().map(|seconds| seconds * factor).collect();
     CpuProfile { seconds: profile.seconds.iter().map(scale).collect(), ..profile.clone() }
-}
-
-fn element_bytes(dtype: &str) -> f64 {
-    if dtype == "float32" { 4.0 } else { 2.0 }
 }

@@ -124,6 +124,16 @@ fn weights_in_another_dtype_take_other_room() {
 }
 
 #[test]
+fn the_prior_goes_by_the_bytes_that_are_computed_with() {
+    let seconds = |model: &Inspection, dtype: &str| Profile::prior(model, dtype).expert_seconds.seconds[0][0];
+    let stored = |dtype: &str| Inspection { dtype: dtype.to_owned(), ..model() };
+    let as_stored = seconds(&stored("bfloat16"), "bfloat16");
+    assert_eq!(seconds(&stored("bfloat16"), "float32"), 2.0 * as_stored);
+    assert_eq!(seconds(&stored("float32"), "bfloat16"), 0.5 * as_stored);
+    assert_eq!(seconds(&stored("float16"), "bfloat16"), as_stored);
+}
+
+#[test]
 fn a_model_without_experts_has_nothing_to_plan() {
     let dense = Inspection { moe_layers: Vec::new(), experts: 0, ..model() };
     assert!(matches!(problem(&dense, &measured(), &wishes()), Err(ProblemError::NoExperts { .. })));

@@ -159,8 +159,7 @@ struct Subject<'a> {
 impl Subject<'_> {
     /// `bytes` at rest as they are resident in the compute dtype.
     fn resident(&self, bytes: u64) -> f64 {
-        let size = |dtype: &str| if dtype == "float32" { 4.0 } else { 2.0 };
-        bytes as f64 * size(self.dtype) / size(&self.inspection.dtype)
+        self.inspection.resident_bytes(bytes, self.dtype) as f64
     }
 }
 

@@ -22,12 +22,7 @@ impl MainMemory {
         device: Device,
         workload: &WorkloadSpec,
     ) -> Self {
-        let at_rest = if model.dtype == "float32" { 4 } else { 2 };
-        let computed = match dtype {
-            ComputeDtype::Float32 => 4,
-            ComputeDtype::Bfloat16 => 2,
-        };
-        let resident = |bytes: u64| bytes.saturating_mul(computed).div_ceil(at_rest);
+        let resident = |bytes: u64| model.resident_bytes(bytes, dtype.name());
         let layer = resident(model.expert_bytes).saturating_mul(model.experts as u64);
         let tokens = u64::from(workload.max_input_tokens) + u64::from(workload.max_output_tokens);
         let cache = resident(model.kv_bytes_per_token).saturating_mul(tokens);
