@@ -3,7 +3,7 @@
 use crate::error::ExperimentError;
 use crate::scenario::{Request, Scenario};
 use crate::truth::Outcome;
-use remoe_planner::{Baseline, Baselines, Options, Plan, Problem, Remote, SizeRange, Slo, solve};
+use remoe_planner::{Baseline, Baselines, Plan, Problem, Remote, SizeRange, Slo, baselines};
 use serde::Serialize;
 
 /// Where the parts of a model run (Remoe paper, section V-C).
@@ -262,12 +262,11 @@ fn of_baseline(
         let only = of_class.main_bytes;
         problem.specs.main = SizeRange { min_bytes: only, max_bytes: only, ..problem.specs.main };
     }
-    let never = Options { remote: Remote::Never, ..Options::default() };
-    let answer = solve(&problem, None, &never).map_err(|error| scenario.plan_error(error))?;
+    let baselines = baselines(&problem).map_err(|error| scenario.plan_error(error))?;
     let found = match strategy {
-        Strategy::Cpu => answer.baselines.cpu,
-        Strategy::Gpu => answer.baselines.gpu,
-        _ => answer.baselines.fetch,
+        Strategy::Cpu => baselines.cpu,
+        Strategy::Gpu => baselines.gpu,
+        _ => baselines.fetch,
     };
     // A request of the class needs no more memory than the class.
     Ok(found.as_ref().map_or_else(|| Outcome::from(of_class), Outcome::from))

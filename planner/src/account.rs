@@ -4,7 +4,7 @@ use crate::cost::Evaluation;
 use crate::error::{FieldError, PlanError};
 use crate::model::Model;
 use crate::plan::{Plan, PlanDraft};
-use crate::problem::{Device, Problem};
+use crate::problem::{Billing, Device, Problem};
 use crate::sizes::GB;
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +32,16 @@ pub struct Outcome {
     pub tpot_seconds: f64,
     /// Dollars.
     pub cost: f64,
+}
+
+impl From<&Evaluation> for Outcome {
+    fn from(evaluation: &Evaluation) -> Self {
+        Self {
+            ttft_seconds: evaluation.prefill_seconds,
+            tpot_seconds: evaluation.tpot_seconds,
+            cost: evaluation.total_cost,
+        }
+    }
 }
 
 /// What a plan expected of a request, and what it took.
@@ -143,52 +153,41 @@ impl Account {
     /// What a request of `input` tokens with `steps` decode steps is expected to take.
     #[must_use]
     pub fn expect(&self, input: usize, steps: usize) -> Outcome {
-        let evaluation = self.evaluate(input, steps);
-        Outcome {
-            ttft_seconds: evaluation.prefill_seconds,
-            tpot_seconds: evaluation.tpot_seconds,
-            cost: evaluation.total_cost,
-        }
+        Outcome::from(&self.evaluate(input, steps))
     }
 
     /// What the plan expected of a request of this length, and what it took and cost.
     #[must_use]
     pub fn compare(&self, measured: &Measured) -> Comparison {
         let steps = measured.steps();
+        let expected = self.evaluate(measured.input_tokens, steps);
         let per_step = if steps > 0 { measured.decode_seconds / steps as f64 } else { 0.0 };
         Comparison {
-            expected: self.expect(measured.input_tokens, steps),
+            expected: Outcome::from(&expected),
             measured: Outcome {
                 ttft_seconds: measured.ttft_seconds,
                 tpot_seconds: per_step,
-                cost: self.bill(measured),
+                cost: self.bill(measured, &expected),
             },
         }
     }
 
-    /// What a request cost. Main functions are paid for the time that it took; remote ones too under
-    /// reserved billing, else for what they reported with the planned time of the ways, at the planned
-    /// mean rate of the functions that worked.
-    fn bill(&self, measured: &Measured) -> f64 {
-        let steps = measured.steps();
-        let expected = self.evaluate(measured.input_tokens, steps);
-        let model = Model::new(&self.problem);
+    /// What a request cost of which `expected` was expected. Main functions are paid for the time that it
+    /// took; remote ones too under reserved billing, else for what they reported with the planned time of
+    /// the ways, at the planned mean rate of the functions that worked.
+    fn bill(&self, measured: &Measured, expected: &Evaluation) -> f64 {
         let seconds = measured.prefill_seconds + measured.decode_seconds;
-        let main = seconds * model.main_rate(self.plan.main_bytes);
-        let planned = if model.is_reserved() {
-            expected.prefill_seconds + expected.decode_seconds
+        let (planned, worked) = if self.problem.pricing.billing == Billing::Reserved {
+            (expected.prefill_seconds + expected.decode_seconds, seconds)
         } else {
             let of_prefill = expected.layers.iter().flat_map(|layer| &layer.replica_seconds).sum::<f64>();
             let of_step = expected.layers.iter().map(|layer| layer.remote_decode_billed).sum::<f64>();
-            of_prefill + steps as f64 * of_step
+            let ways = measured.remote_calls as f64 * self.problem.transport.round_trip();
+            (of_prefill + measured.steps() as f64 * of_step, measured.remote_seconds + ways)
         };
-        let worked = if model.is_reserved() {
-            seconds
-        } else {
-            measured.remote_seconds + measured.remote_calls as f64 * model.round_trip()
-        };
-        let rate = if planned > 0.0 { expected.remote_cost / planned } else { 0.0 };
-        main + worked * rate
+        let per_second = |cost: f64, seconds: f64| if seconds > 0.0 { cost / seconds } else { 0.0 };
+        let main = per_second(expected.main_cost, expected.prefill_seconds + expected.decode_seconds);
+        seconds * main + worked * per_second(expected.remote_cost, planned)
     }
 
     fn evaluate(&self, input: usize, steps: usize) -> Evaluation {

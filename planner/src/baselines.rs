@@ -48,10 +48,12 @@ impl Baseline {
     }
 }
 
-/// Evaluates all of them.
-pub(crate) fn baselines(model: &Model<'_>) -> Baselines {
-    let on_cpus = OnCpus::new(model);
-    Baselines { mix: mix(model, &on_cpus), cpu: cpu(model, &on_cpus), gpu: gpu(model), fetch: fetch(model) }
+impl Baselines {
+    /// Evaluates all of them.
+    pub(crate) fn of(model: &Model<'_>) -> Self {
+        let on_cpus = OnCpus::new(model);
+        Self { mix: mix(model, &on_cpus), cpu: cpu(model, &on_cpus), gpu: gpu(model), fetch: fetch(model) }
+    }
 }
 
 /// Bytes of all routed experts.

@@ -1,6 +1,6 @@
 //! The choice: modes, robustness and hysteresis around the search.
 
-use crate::baselines::{Baselines, baselines};
+use crate::baselines::Baselines;
 use crate::cost::{Evaluation, Violation};
 use crate::error::{FieldError, PlanError};
 use crate::explain::{Explanation, explain};
@@ -91,6 +91,16 @@ pub struct Preallocation {
     pub i: usize,
 }
 
+/// What `problem` costs without remote experts; a baseline whose inputs are missing, or that no size holds,
+/// is absent.
+///
+/// # Errors
+/// A problem that cannot be, or one without a prediction.
+pub fn baselines(problem: &Problem) -> Result<Baselines, PlanError> {
+    problem.check().map_err(PlanError::Problem)?;
+    Ok(Baselines::of(&Model::with_prediction(problem).map_err(PlanError::Problem)?))
+}
+
 /// How much memory the main function starts with, without a prediction (MMP; Remoe paper,
 /// Algorithm 2).
 ///
@@ -174,7 +184,7 @@ pub fn solve(
         let stands = violations(&previous, &evaluation).is_empty() && options.remote.allows(&model, &counts);
         (previous, evaluation, stands)
     });
-    let baselines = baselines(&model);
+    let baselines = Baselines::of(&model);
     let best = search.best.take();
     let counters = search.counters;
     let change = kept

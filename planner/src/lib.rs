@@ -46,7 +46,7 @@ mod tables;
 
 pub use account::{Account, Comparison, MainSize, Measured, Outcome};
 pub use baselines::{Baseline, Baselines};
-pub use choose::{Answer, Options, Preallocation, Remote, evaluate, preallocate, solve};
+pub use choose::{Answer, Options, Preallocation, Remote, baselines, evaluate, preallocate, solve};
 pub use continuous::{Continuous, Fit, Refusal};
 pub use cost::{Evaluation, LayerEvaluation, Violation};
 pub use error::{FieldError, PlanError};

@@ -210,7 +210,7 @@ impl<'p> Model<'p> {
 
     /// Seconds per token of an invocation in decode besides computation.
     pub(crate) fn round_trip(&self) -> f64 {
-        self.invoke + self.up
+        self.problem.transport.round_trip()
     }
 
     pub(crate) fn is_reserved(&self) -> bool {

@@ -166,6 +166,13 @@ pub struct Transport {
     pub send_seconds: f64,
 }
 
+impl Transport {
+    /// Seconds of an invocation with one token, besides computation and the way back.
+    pub(crate) fn round_trip(&self) -> f64 {
+        self.invoke_seconds + self.token_bytes_up / self.bytes_per_second
+    }
+}
+
 /// Prices in dollars.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Pricing {
