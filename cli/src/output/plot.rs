@@ -76,6 +76,13 @@ macro_rules! put {
     ($target:expr, $($part:tt)*) => { writeln!($target, $($part)*).unwrap_or_default() };
 }
 
+/// A line across the field at `at`, with its number below `bottom`.
+fn tick_below(svg: &mut String, at: f64, bottom: f64, value: f64) {
+    put!(svg, "<path d=\"M{at:.1} {TOP}V{bottom}\" stroke=\"#ddd\"/>");
+    let below = bottom + 18.0;
+    put!(svg, "<text x=\"{at:.1}\" y=\"{below}\" text-anchor=\"middle\">{}</text>", number(value));
+}
+
 impl Lines<'_> {
     /// The chart as a file.
     pub(crate) fn svg(&self) -> String {
@@ -87,14 +94,7 @@ impl Lines<'_> {
         let (left_of, up_of) =
             (|value| NUMBERS + x.part(value) * WIDTH, |value| bottom - y.part(value) * HEIGHT);
         for tick in x.ticks() {
-            let at = left_of(tick);
-            put!(svg, "<path d=\"M{at:.1} {TOP}V{bottom}\" stroke=\"#ddd\"/>");
-            put!(
-                svg,
-                "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
-                bottom + 18.0,
-                number(tick)
-            );
+            tick_below(&mut svg, left_of(tick), bottom, tick);
         }
         for tick in y.ticks() {
             let at = up_of(tick);
@@ -143,14 +143,7 @@ impl Bars<'_> {
         let bottom = TOP + height;
         let left_of = |value| NAMES + scale.part(value) * WIDTH;
         for tick in scale.ticks() {
-            let at = left_of(tick);
-            put!(svg, "<path d=\"M{at:.1} {TOP}V{bottom}\" stroke=\"#ddd\"/>");
-            put!(
-                svg,
-                "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
-                bottom + 18.0,
-                number(tick)
-            );
+            tick_below(&mut svg, left_of(tick), bottom, tick);
         }
         for (index, bar) in self.bars.iter().enumerate() {
             let top = TOP + BAR * index as f64;
