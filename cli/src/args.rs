@@ -6,6 +6,7 @@ use crate::commands::predictor::PredictorArgs;
 use crate::commands::profile::ProfileArgs;
 use crate::planning::{PlanningArgs, RemoteArg};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use remoe_fetch::ModelArgs;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -56,9 +57,8 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
-    /// Folder of a Hugging Face checkpoint
-    #[arg(long, value_name = "DIR")]
-    pub(crate) model: PathBuf,
+    #[command(flatten)]
+    pub(crate) source: ModelArgs,
 }
 
 #[derive(Debug, Args)]
@@ -121,7 +121,7 @@ pub(crate) struct UpArgs {
     /// Port to listen on; 0 takes any free one
     #[arg(long, default_value_t = 8000)]
     pub(crate) port: u16,
-    /// The model's name in the HTTP interface [default: the folder's name]
+    /// The model's name in the HTTP interface [default: its folder's or repository's]
     #[arg(long, value_name = "NAME")]
     pub(crate) served_model_name: Option<String>,
     /// Key that clients must present as a bearer token
@@ -174,9 +174,8 @@ pub(crate) struct PromptArgs {
 /// Which functions run, and how.
 #[derive(Debug, Args)]
 pub(crate) struct DeploymentArgs {
-    /// Folder of a Hugging Face checkpoint
-    #[arg(long, value_name = "DIR")]
-    pub(crate) model: PathBuf,
+    #[command(flatten)]
+    pub(crate) source: ModelArgs,
     /// Type to compute in [default: the checkpoint's]
     #[arg(long, value_enum)]
     pub(crate) dtype: Option<Dtype>,
@@ -300,11 +299,14 @@ const EXAMPLES: &str = "Examples:
 Environment:
   REMOE_BIN_DIR  Folder of the function programs, where they are not beside remoe
   REMOE_LOG      What the functions log, for example debug; all of it is shown
-  REMOE_API_KEY  As --api-key of up";
+  REMOE_API_KEY  As --api-key of up
+  REMOE_MODEL_CACHE  As --model-cache
+  HF_TOKEN, HF_ENDPOINT  For models hf://ORGANISATION/NAME
+  AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL  For models s3://BUCKET/PREFIX";
 
 const INSPECT_EXAMPLES: &str = "Examples:
   remoe inspect --model ./model
-  remoe inspect --model ./model --json";
+  remoe inspect --model hf://org/name --json";
 
 const LOGITS_EXAMPLES: &str = "Examples:
   remoe logits --model ./model --prompt-ids 1,2,3 --json

@@ -7,6 +7,7 @@ use crate::output::progress::Progress;
 use crate::planning;
 use crate::programs;
 use crate::signals::EndSignals;
+use remoe_fetch::{ModelArgs, ModelLocation};
 use remoe_model::{Checkpoint, Inspection};
 use remoe_operator::decide::{Desired, Patience};
 use remoe_operator::functions::deployment;
@@ -26,6 +27,9 @@ use tonic::transport::Channel;
 /// A deployment as its command wants it.
 pub(crate) struct Wanted {
     pub(crate) options: ModelOptions,
+    /// The model as every function is told: with the commit, where it comes from the hub.
+    pub(crate) source: ModelArgs,
+    pub(crate) checkpoint: Arc<Checkpoint>,
     pub(crate) inspection: Inspection,
     pub(crate) moe_layers: Vec<MoeLayer>,
     pub(crate) placement: Placement,
@@ -55,12 +59,14 @@ impl Wanted {
 
     /// Reads the checkpoint's facts; everything is local until something else is decided.
     pub(crate) fn unplaced(args: &DeploymentArgs) -> Result<Self, CliError> {
-        let model = absolute(&args.model);
-        let inspection = Checkpoint::open(&model)?.inspect()?;
+        let source = ModelArgs { model: absolute(&args.source.model), ..args.source.clone() };
+        let opened = source.open()?;
+        let source = source.pinned(&opened);
+        let inspection = opened.checkpoint.inspect()?;
         let moe_layers = moe_layers(&inspection);
         Ok(Self {
             options: ModelOptions {
-                model,
+                model: source.model.to_os_string().into(),
                 dtype: args.dtype.map(|dtype| dtype.name().to_owned()),
                 device: args.device.clone(),
                 threads: args.threads,
@@ -69,6 +75,8 @@ impl Wanted {
                 max_batch: args.max_batch,
                 ..ModelOptions::default()
             },
+            source,
+            checkpoint: Arc::new(opened.checkpoint),
             inspection,
             moe_layers,
             placement: Placement::default(),
@@ -130,7 +138,13 @@ impl Wanted {
     /// What is to run, with HTTP at `http`.
     pub(crate) fn desired(&self, http: Option<SocketAddr>) -> Desired {
         let patience = Patience::with_ready(self.ready_timeout);
-        deployment(&self.options, &self.placement, http, Duration::ZERO, patience)
+        let mut desired = deployment(&self.options, &self.placement, http, Duration::ZERO, patience);
+        if let Some(cache) = &self.source.model_cache {
+            for function in &mut desired.functions {
+                function.arguments.extend(["--model-cache".into(), cache.clone().into()]);
+            }
+        }
+        desired
     }
 
     /// Starts to keep `desired`.
@@ -221,8 +235,15 @@ fn starting(desired: &Desired) -> String {
     }
 }
 
-/// The folder by a path that ends in its name: the model is called after it.
-fn absolute(model: &Path) -> PathBuf {
+/// A folder by a path that ends in its name: the model is called after it.
+fn absolute(model: &ModelLocation) -> ModelLocation {
+    match model {
+        ModelLocation::Folder(path) => ModelLocation::Folder(absolute_path(path)),
+        location => location.clone(),
+    }
+}
+
+fn absolute_path(model: &Path) -> PathBuf {
     let path = std::path::absolute(model).unwrap_or_else(|_| model.to_owned());
     if path.file_name().is_some() {
         return path;

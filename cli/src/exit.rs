@@ -97,10 +97,11 @@ impl From<clap::Error> for CliError {
 
 impl From<CheckpointError> for CliError {
     fn from(error: CheckpointError) -> Self {
+        let code = if error.is_transient() { Code::Runtime } else { Code::Checkpoint };
         Self {
             path: Some(error.path().to_owned()),
             field: error.field().map(str::to_owned),
-            ..Self::new(Code::Checkpoint, error.to_string())
+            ..Self::new(code, error.to_string())
         }
     }
 }

@@ -8,8 +8,9 @@ use crate::exit::CliError;
 use crate::machine;
 use crate::output::progress::Progress;
 use clap::{Args, ValueEnum};
-use remoe_model::Inspection;
+use remoe_fetch::ModelArgs;
 use remoe_model::text::Tokenizer;
+use remoe_model::{Checkpoint, Inspection};
 use remoe_planner::{Answer, Limits, Options, Problem, Remote, Request, SizeRange, Slo, Specs, solve};
 use remoe_predictor::{Shares, Trained};
 use remoe_profile::{ModelId, Prices, Profile, Wishes};
@@ -113,7 +114,7 @@ impl PlanningArgs {
     /// The known profile, or one that is measured now and kept.
     async fn profile(
         &self,
-        model: &Path,
+        source: &ModelArgs,
         inspection: &Inspection,
         dtype: Option<Dtype>,
         device: &str,
@@ -126,7 +127,7 @@ impl PlanningArgs {
         }
         progress.line("no profile of this model on this machine yet: measuring one, once");
         let request = profile::Request {
-            model: model.to_owned(),
+            source: source.clone(),
             inspection: inspection.clone(),
             dtype,
             device: device.to_owned(),
@@ -147,15 +148,14 @@ impl PlanningArgs {
         progress: &Arc<Progress>,
     ) -> Result<Problem, CliError> {
         let device = args.device.as_deref().unwrap_or("cpu");
-        let model = &wanted.options.model;
-        let profile = self.profile(model, &wanted.inspection, args.dtype, device, progress).await?;
-        self.problem(model, &wanted.inspection, &profile, args.dtype, prompt)
+        let profile = self.profile(&wanted.source, &wanted.inspection, args.dtype, device, progress).await?;
+        self.problem(&wanted.checkpoint, &wanted.inspection, &profile, args.dtype, prompt)
     }
 
     /// The problem of serving `model`. With a `prompt` it is that of this one request.
     pub(crate) fn problem(
         &self,
-        folder: &Path,
+        checkpoint: &Arc<Checkpoint>,
         model: &Inspection,
         profile: &Profile,
         dtype: Option<Dtype>,
@@ -166,14 +166,14 @@ impl PlanningArgs {
             .check_model(model, &dtype)
             .map_err(|error| CliError::arguments("--profile", error.to_string()))?;
         let workload = self.workload(model)?;
-        let trained = self.trained(folder)?;
+        let trained = self.trained(checkpoint)?;
         let mut request = workload;
         let mut prediction = None;
         let mut p95 = None;
         if let Some(trained) = &trained {
             let shares = match prompt {
                 Some(text) => {
-                    let ids = self.tokens(folder, model, text)?;
+                    let ids = self.tokens(checkpoint, text)?;
                     request.input_tokens = ids.len() as f64;
                     request.max_input_tokens =
                         request.max_input_tokens.map(|most| most.max(ids.len() as f64));
@@ -185,7 +185,7 @@ impl PlanningArgs {
             };
             prediction = Some(shares);
         } else if let Some(text) = prompt {
-            request.input_tokens = self.tokens(folder, model, text)?.len() as f64;
+            request.input_tokens = self.tokens(checkpoint, text)?.len() as f64;
             request.max_input_tokens = request.max_input_tokens.map(|most| most.max(request.input_tokens));
         }
         let prices = match &self.pricing {
@@ -250,17 +250,19 @@ impl PlanningArgs {
         })
     }
 
-    fn trained(&self, folder: &Path) -> Result<Option<Trained>, CliError> {
-        let beside = folder.join("predictor");
+    fn trained(&self, checkpoint: &Arc<Checkpoint>) -> Result<Option<Trained>, CliError> {
+        // A place that is no folder has none beside it.
+        let beside = checkpoint.store().root().join("predictor");
+        let model = || Model::of(Arc::clone(checkpoint));
         match &self.predictor {
-            Some(path) => Ok(Some(Model::open(folder)?.saved_predictor(path)?)),
-            None if beside.is_dir() => Ok(Some(Model::open(folder)?.saved_predictor(&beside)?)),
+            Some(path) => Ok(Some(model()?.saved_predictor(path)?)),
+            None if beside.is_dir() => Ok(Some(model()?.saved_predictor(&beside)?)),
             None => Ok(None),
         }
     }
 
-    fn tokens(&self, folder: &Path, model: &Inspection, text: &str) -> Result<Vec<u32>, CliError> {
-        let tokenizer = Tokenizer::open(folder, model.vocab_size)?;
+    fn tokens(&self, checkpoint: &Checkpoint, text: &str) -> Result<Vec<u32>, CliError> {
+        let tokenizer = Tokenizer::open_in(checkpoint.store(), checkpoint.config().vocab_size)?;
         let tokenizer =
             tokenizer.ok_or_else(|| CliError::arguments("--prompt", "the model has no tokenizer.json"))?;
         Ok(tokenizer.encode(text, true)?)

@@ -128,7 +128,7 @@ pub fn load_expert(
     let shape = expert_shape(checkpoint, layer, expert, dtype)?;
     let tensors = checkpoint.expert(layer, expert as usize)?;
     let refused = |source| LoadError::Kernel { layer, expert, source };
-    pack(checkpoint, shape, [&tensors.gate, &tensors.up, &tensors.down], refused)
+    pack(checkpoint, shape, tensors.tensors(), refused)
 }
 
 /// Reads a dense layer or shared experts and packs them as one expert for computing in `dtype`.
@@ -145,7 +145,7 @@ pub fn load_gated(
     let config = checkpoint.config();
     let shape =
         ExpertShape::new(config.hidden_size, width, dtype, activation(config.activation)).map_err(refused)?;
-    pack(checkpoint, shape, [&tensors.gate, &tensors.up, &tensors.down], refused)
+    pack(checkpoint, shape, tensors.tensors(), refused)
 }
 
 /// Reads gate, up and down projections and packs them.
@@ -156,6 +156,7 @@ fn pack(
     refused: impl Fn(KernelError) -> LoadError,
 ) -> Result<PackedExpert, LoadError> {
     let mut builder = PackedExpertBuilder::new(shape, stored_dtype(tensors[0].dtype)).map_err(&refused)?;
+    checkpoint.prefetch(tensors)?;
     let mut buffer = Vec::new();
     for (matrix, tensor) in Matrix::ALL.into_iter().zip(tensors) {
         read_rows(checkpoint, tensor, builder.row_bytes(matrix), &mut buffer, |row, bytes| {
@@ -202,7 +203,8 @@ fn read_rows(
     Ok(())
 }
 
-/// Reads and packs `experts` (layer, expert) on `threads` threads.
+/// Reads and packs `experts` (layer, expert) on `threads` threads. Where they come from afar, the bytes of
+/// all are fetched first: many requests at a time fill a network, the few of the packing threads do not.
 ///
 /// # Errors
 /// The first expert that cannot be loaded.
@@ -212,6 +214,11 @@ pub fn load_experts(
     dtype: Dtype,
     threads: usize,
 ) -> Result<Vec<(usize, u32, PackedExpert)>, LoadError> {
+    let tensors = experts
+        .iter()
+        .map(|&(layer, expert)| checkpoint.expert(layer, expert as usize))
+        .collect::<Result<Vec<_>, _>>()?;
+    checkpoint.prefetch(tensors.iter().flat_map(MlpTensors::tensors))?;
     in_parallel(experts.len(), threads, LoadError::Panicked, |index| {
         let (layer, expert) = experts[index];
         Ok((layer, expert, load_expert(checkpoint, layer, expert, dtype)?))

@@ -49,9 +49,12 @@ impl Error {
     /// Whether the checkpoint is at fault, so that starting again does not help.
     pub fn is_checkpoint(&self) -> bool {
         match self {
-            Self::Checkpoint(_) | Self::Text(_) => true,
-            Self::Load(error) => matches!(error, LoadModelError::Checkpoint(_)),
-            Self::Expert(error) => matches!(error, LoadError::Checkpoint(_)),
+            Self::Checkpoint(error)
+            | Self::Text(TextError::Checkpoint(error))
+            | Self::Load(LoadModelError::Checkpoint(error))
+            | Self::Expert(LoadError::Checkpoint(error)) => !error.is_transient(),
+            Self::Text(_) => true,
+            Self::Load(_) | Self::Expert(_) => false,
             Self::Device(_)
             | Self::Kernel(_)
             | Self::Records(_)

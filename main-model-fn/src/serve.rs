@@ -78,7 +78,7 @@ pub async fn run(
     shutdown: CancellationToken,
     ready: impl FnOnce(&Announcement) -> io::Result<()>,
 ) -> Result<(), Error> {
-    tracing::info!(model = %settings.model.display(), "loading");
+    tracing::info!(model = %settings.source.model, "loading");
     // In a thread of its own: signals are heard meanwhile.
     let wanted = settings.clone();
     let loaded = tokio::select! {
@@ -281,7 +281,7 @@ struct Loaded {
 
 impl Loaded {
     fn new(settings: &Settings) -> Result<Self, Error> {
-        let checkpoint = Arc::new(Checkpoint::open(&settings.model)?);
+        let checkpoint = Arc::new(settings.source.open()?.checkpoint);
         let dtype = settings.dtype.map_or_else(|| default_dtype(&checkpoint), |dtype| dtype.0);
         let threads = settings.threads.unwrap_or(PoolConfig::default().threads);
         let device_name = settings.device.unwrap_or_else(DeviceName::best);
@@ -314,14 +314,9 @@ fn record_header(
     })
 }
 
-/// The model's name in the API: what the settings say, else the folder's.
+/// The model's name in the API: what the settings say, else that of its folder or repository.
 fn model_name(settings: &Settings) -> String {
-    let folder = || {
-        // A folder given as `.` has a name only in its absolute form.
-        let path = settings.model.canonicalize().unwrap_or_else(|_| settings.model.clone());
-        path.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
-    };
-    settings.served_model_name.clone().unwrap_or_else(folder)
+    settings.served_model_name.clone().unwrap_or_else(|| settings.source.model.name())
 }
 
 /// Positions that `bytes` of keys and values hold, with room for the layer that exists twice while a

@@ -1,5 +1,6 @@
 use clap::builder::RangedU64ValueParser;
 use remoe_experts::ComputeDtype;
+use remoe_fetch::ModelArgs;
 use remoe_kernels::MAX_THREADS;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -14,9 +15,9 @@ fn up_to(most: u64) -> RangedU64ValueParser<usize> {
 #[derive(Debug, Clone, clap::Parser)]
 #[command(name = "main-model-fn", version)]
 pub struct Settings {
-    /// Folder of a Hugging Face checkpoint.
-    #[arg(long)]
-    pub model: PathBuf,
+    /// The model.
+    #[command(flatten)]
+    pub source: ModelArgs,
     /// Compute dtype: float32 or bfloat16; the checkpoint's by default (float32 for float16).
     #[arg(long)]
     pub dtype: Option<ComputeDtype>,
@@ -35,7 +36,7 @@ pub struct Settings {
     /// Where launchers speak gRPC; port 0 takes any free one.
     #[arg(long, default_value = "127.0.0.1:0")]
     pub control_listen: SocketAddr,
-    /// The model's name in the API; the folder's by default.
+    /// The model's name in the API; by default that of its folder or repository.
     #[arg(long)]
     pub served_model_name: Option<String>,
     /// Key that HTTP clients must send as a bearer token.

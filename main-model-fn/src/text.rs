@@ -13,17 +13,17 @@ pub struct TextFront {
 }
 
 impl TextFront {
-    /// What the checkpoint's folder holds; none without a tokenizer.
+    /// What the checkpoint has; none without a tokenizer.
     ///
     /// # Errors
     /// A file is unreadable or broken.
     pub fn open(checkpoint: &Checkpoint) -> Result<Option<Self>, TextError> {
-        let folder = checkpoint.folder();
+        let store = checkpoint.store();
         let vocab_size = checkpoint.config().vocab_size;
-        let Some(tokenizer) = Tokenizer::open(folder, vocab_size)? else {
+        let Some(tokenizer) = Tokenizer::open_in(store, vocab_size)? else {
             return Ok(None);
         };
-        Ok(Some(Self { tokenizer: Arc::new(tokenizer), template: ChatTemplate::open(folder)? }))
+        Ok(Some(Self { tokenizer: Arc::new(tokenizer), template: ChatTemplate::open_in(store)? }))
     }
 
     /// The tokenizer.

@@ -1,9 +1,8 @@
 //! A checkpoint: opened without reading a weight, read by ranges.
 
-use std::io::ErrorKind;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 
 use crate::config::ModelConfig;
 use crate::error::CheckpointError;
@@ -15,15 +14,16 @@ use crate::json;
 use crate::layout::{self, LayerMlp, LayerTensors, Layout};
 use crate::shards::Shards;
 use crate::sizes::Sizes;
+use crate::store::{FileRange, Folder, Store, read_fully_at};
 use crate::tensors::{AttentionTensors, ExpertTensors, MlpTensors, NormTensors, SharedTensors, TensorRef};
 
-/// An open Hugging Face folder whose headers have been checked against its config.
+/// An open checkpoint in the Hugging Face layout whose headers have been checked against its config.
 ///
 /// Layer ids are the model's own, from 0. The files stay open; replacing a file on disk does not
 /// change what is read here, shortening it in place gives [`CheckpointError::ShortRead`].
 #[derive(Debug)]
 pub struct Checkpoint {
-    folder: PathBuf,
+    store: Arc<dyn Store>,
     config: ModelConfig,
     generation: GenerationDefaults,
     shards: Shards,
@@ -37,9 +37,17 @@ impl Checkpoint {
     /// # Errors
     /// The file and, where there is one, the field or tensor that is wrong.
     pub fn open(folder: impl AsRef<Path>) -> Result<Self, CheckpointError> {
-        let folder = folder.as_ref().to_owned();
-        let path = folder.join("config.json");
-        let Some(object) = json::object_if_present(&path)? else {
+        Self::open_in(Arc::new(Folder::new(folder.as_ref())))
+    }
+
+    /// As [`Self::open`], from any store.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_in(store: Arc<dyn Store>) -> Result<Self, CheckpointError> {
+        const CONFIG: &str = "config.json";
+        let path = store.root().join(CONFIG);
+        let Some(object) = json::object_if_present(&*store, CONFIG)? else {
             return Err(CheckpointError::MissingFile {
                 path,
                 message: "a model folder holds config.json and safetensors files".to_owned(),
@@ -47,17 +55,17 @@ impl Checkpoint {
         };
         // A config that is refused is reported before any weight file is looked at.
         ModelConfig::from_object(&path, &object, None)?;
-        let shards = Shards::open(&folder)?;
+        let shards = Shards::open(&*store)?;
         let config = ModelConfig::from_object(&path, &object, layout::stored_dtype(&shards))?;
-        let generation = GenerationDefaults::open(&folder, &config)?;
+        let generation = GenerationDefaults::open(&*store, &config)?;
         let layout = layout::resolve(&config, &shards)?;
-        Ok(Self { folder, config, generation, shards, layout })
+        Ok(Self { store, config, generation, shards, layout })
     }
 
-    /// The folder.
+    /// Where its files are.
     #[must_use]
-    pub fn folder(&self) -> &Path {
-        &self.folder
+    pub fn store(&self) -> &dyn Store {
+        &*self.store
     }
 
     /// The model.
@@ -224,24 +232,44 @@ impl Checkpoint {
             .files
             .get(tensor.file)
             .ok_or_else(|| self.request(format!("`{}` is of another checkpoint", tensor.name)))?;
-        let mut done = 0;
-        while let Some(rest) = target.get_mut(done..).filter(|rest| !rest.is_empty()) {
-            let at = tensor.offset + range.start + done as u64;
-            match shard.file.read_at(rest, at) {
-                Ok(0) => {
-                    return Err(CheckpointError::ShortRead {
-                        path: shard.path.clone(),
-                        tensor: tensor.name.to_string(),
-                        at,
-                        missing: rest.len() as u64,
-                    });
-                }
-                Ok(read) => done += read,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(CheckpointError::io(&shard.path, error)),
-            }
+        let at = tensor.offset + range.start;
+        let read = read_fully_at(&*shard.file, target, at)
+            .map_err(|error| CheckpointError::io(&shard.path, error))?;
+        if read < target.len() {
+            return Err(CheckpointError::ShortRead {
+                path: shard.path.clone(),
+                tensor: tensor.name.to_string(),
+                at: at + read as u64,
+                missing: (target.len() - read) as u64,
+            });
         }
         Ok(())
+    }
+
+    /// Brings tensors near that will be read, where the store fetches them from afar.
+    ///
+    /// # Errors
+    /// They cannot be had.
+    pub fn prefetch<'a>(
+        &self,
+        tensors: impl IntoIterator<Item = &'a TensorRef>,
+    ) -> Result<(), CheckpointError> {
+        let ranges = tensors
+            .into_iter()
+            .map(|tensor| {
+                let shard = self.shards.files.get(tensor.file);
+                let shard = shard
+                    .ok_or_else(|| self.request(format!("`{}` is of another checkpoint", tensor.name)))?;
+                Ok(FileRange { file: &shard.name, bytes: tensor.offset..tensor.offset + tensor.bytes })
+            })
+            .collect::<Result<Vec<_>, CheckpointError>>()?;
+        self.store.prefetch(&ranges).map_err(|error| CheckpointError::io(self.store.root(), error))
+    }
+
+    /// Every tensor of the model outside of the routed experts; tied ones may be named twice.
+    #[must_use]
+    pub fn outside_tensors(&self) -> Vec<&TensorRef> {
+        self.layout.outside()
     }
 
     /// What the parts of the model take at rest.
@@ -263,7 +291,7 @@ impl Checkpoint {
     /// # Errors
     /// A file cannot be read or has become shorter.
     pub fn fingerprint(&self) -> Result<Fingerprint, CheckpointError> {
-        fingerprint::of(&self.config, &self.shards)
+        fingerprint::of(&self.config, &*self.store, &self.shards)
     }
 
     fn layer(&self, layer: usize) -> Result<&LayerTensors, CheckpointError> {
@@ -273,6 +301,6 @@ impl Checkpoint {
     }
 
     fn request(&self, message: String) -> CheckpointError {
-        CheckpointError::Request { path: self.folder.clone(), message }
+        CheckpointError::Request { path: self.store.root().to_owned(), message }
     }
 }

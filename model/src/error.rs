@@ -1,7 +1,7 @@
 //! What can be wrong with a checkpoint, always with the file and, where there is one, the field or
 //! tensor.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 /// Why a checkpoint cannot be used. Every message names the file; [`CheckpointError::field`] is the
@@ -14,6 +14,14 @@ pub enum CheckpointError {
         /// The file or folder.
         path: PathBuf,
         /// What the system said.
+        source: io::Error,
+    },
+    /// The store of the files cannot give one. What it says names the file.
+    #[error("{source}")]
+    Store {
+        /// The file, or the place of all.
+        path: PathBuf,
+        /// What the store said.
         source: io::Error,
     },
     /// A file that the checkpoint needs is not there.
@@ -110,6 +118,7 @@ impl CheckpointError {
     pub fn path(&self) -> &Path {
         match self {
             Self::Io { path, .. }
+            | Self::Store { path, .. }
             | Self::MissingFile { path, .. }
             | Self::Json { path, .. }
             | Self::Field { path, .. }
@@ -122,7 +131,8 @@ impl CheckpointError {
         }
     }
 
-    /// The config field or the tensor that the error is about, where there is one.
+    /// The config field or the tensor that the error is about, where there is one; `credentials` where a
+    /// store refuses them.
     #[must_use]
     pub fn field(&self) -> Option<&str> {
         match self {
@@ -131,8 +141,16 @@ impl CheckpointError {
             | Self::Tensor { tensor, .. }
             | Self::ShortRead { tensor, .. } => Some(tensor),
             Self::Json { field, .. } => field.as_deref(),
+            Self::Store { source, .. } if source.kind() == ErrorKind::PermissionDenied => Some("credentials"),
             _ => None,
         }
+    }
+
+    /// Whether the same may succeed later: the source of the files did not answer. Everything else is a
+    /// fault of the checkpoint or of what was asked for.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Store { source, .. } if source.kind() == ErrorKind::TimedOut)
     }
 
     pub(crate) fn json(path: &Path, field: Option<String>, message: impl Into<String>) -> Self {
@@ -156,7 +174,9 @@ impl CheckpointError {
     }
 
     pub(crate) fn io(path: &Path, source: io::Error) -> Self {
-        Self::Io { path: path.to_owned(), source }
+        let path = path.to_owned();
+        // An error of the system has nothing inside, see `Store`.
+        if source.get_ref().is_some() { Self::Store { path, source } } else { Self::Io { path, source } }
     }
 
     pub(crate) fn header(path: &Path, message: impl Into<String>) -> Self {

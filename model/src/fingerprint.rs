@@ -1,13 +1,14 @@
 //! Identity of the weights without reading them all.
 
 use std::fmt;
-use std::os::unix::fs::FileExt;
+use std::ops::Range;
 
 use sha2::{Digest, Sha256};
 
 use crate::config::ModelConfig;
 use crate::error::CheckpointError;
 use crate::shards::{Shard, Shards};
+use crate::store::{FileRange, Store};
 
 /// Pages that are read of each file, spread evenly, the first and the last among them.
 const PAGES: u64 = 64;
@@ -40,47 +41,58 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-pub(crate) fn of(config: &ModelConfig, shards: &Shards) -> Result<Fingerprint, CheckpointError> {
+pub(crate) fn of(
+    config: &ModelConfig,
+    store: &dyn Store,
+    shards: &Shards,
+) -> Result<Fingerprint, CheckpointError> {
+    let samples: Vec<Vec<Range<u64>>> = shards.files.iter().map(samples).collect();
+    let ranges: Vec<_> = shards
+        .files
+        .iter()
+        .zip(&samples)
+        .flat_map(|(shard, samples)| {
+            samples.iter().map(|bytes| FileRange { file: &shard.name, bytes: bytes.clone() })
+        })
+        .collect();
+    store.prefetch(&ranges).map_err(|error| CheckpointError::io(store.root(), error))?;
     let mut hash = Sha256::new();
     hash.update(b"remoe checkpoint 1\n");
     // The facts, not the file: the same model written by another version of transformers is the same.
     let facts = format!("{config:?}");
     hash.update((facts.len() as u64).to_le_bytes());
     hash.update(&facts);
-    for shard in &shards.files {
-        hash.update(shard.bytes.to_le_bytes());
+    let mut page = [0; PAGE as usize];
+    for (shard, samples) in shards.files.iter().zip(samples) {
+        hash.update(shard.file.size().to_le_bytes());
         hash.update((shard.header.len() as u64).to_le_bytes());
         hash.update(&shard.header);
-        sample(shard, &mut hash)?;
+        for sample in samples {
+            let target = page.get_mut(..(sample.end - sample.start) as usize).unwrap_or_default();
+            shard
+                .file
+                .read_exact_at(target, sample.start)
+                .map_err(|error| CheckpointError::io(&shard.path, error))?;
+            hash.update(&*target);
+        }
     }
     Ok(Fingerprint(hash.finalize().into()))
 }
 
-fn sample(shard: &Shard, hash: &mut Sha256) -> Result<(), CheckpointError> {
-    let mut page = [0; PAGE as usize];
-    let mut read = |start: u64, length: u64| {
-        let length = length.min(shard.bytes.saturating_sub(start));
-        let target = page.get_mut(..length as usize).unwrap_or_default();
-        shard.file.read_exact_at(target, start).map_err(|error| CheckpointError::io(&shard.path, error))?;
-        hash.update(&*target);
-        Ok::<_, CheckpointError>(())
-    };
-    let last = shard.bytes.saturating_sub(PAGE);
-    if shard.bytes <= PAGES * PAGE {
-        for start in (0..shard.bytes).step_by(PAGE as usize) {
-            read(start, PAGE)?;
-        }
-        // Every byte has been read.
-        return Ok(());
+/// What is read of a file, each range a page at most.
+fn samples(shard: &Shard) -> Vec<Range<u64>> {
+    let size = shard.file.size();
+    let sample = |start: u64, length: u64| start..size.min(start + length);
+    if size <= PAGES * PAGE {
+        // Every byte.
+        return (0..size).step_by(PAGE as usize).map(|start| sample(start, PAGE)).collect();
     }
-    for number in 0..PAGES {
-        // 128 bits: the product can exceed 64.
-        let start = u128::from(last) * u128::from(number) / u128::from(PAGES - 1);
-        read(start as u64, PAGE)?;
-    }
+    let last = size - PAGE;
+    // 128 bits: the product can exceed 64.
+    let page = |number: u64| u128::from(last) * u128::from(number) / u128::from(PAGES - 1);
+    let pages = (0..PAGES).map(|number| sample(page(number) as u64, PAGE));
     let step = shard.starts.len().div_ceil(TENSORS).max(1);
-    for start in shard.starts.iter().step_by(step) {
-        read(*start, TENSOR_SAMPLE)?;
-    }
-    Ok(())
+    let tensors = shard.starts.iter().step_by(step);
+    // A tensor of no bytes starts where the file ends.
+    pages.chain(tensors.map(|start| sample(*start, TENSOR_SAMPLE))).collect()
 }

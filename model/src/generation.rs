@@ -8,6 +8,9 @@ use crate::config::ModelConfig;
 use crate::error::CheckpointError;
 use crate::fields::Fields;
 use crate::json;
+use crate::store::Store;
+
+const FILE: &str = "generation_config.json";
 
 /// Defaults for requests that do not say. Without `do_sample: true` the default is greedy, as in
 /// transformers; a field that is absent has no effect.
@@ -30,12 +33,11 @@ pub struct GenerationDefaults {
 }
 
 impl GenerationDefaults {
-    pub(crate) fn open(folder: &Path, config: &ModelConfig) -> Result<Self, CheckpointError> {
-        let path = folder.join("generation_config.json");
-        let Some(object) = json::object_if_present(&path)? else {
+    pub(crate) fn open(store: &dyn Store, config: &ModelConfig) -> Result<Self, CheckpointError> {
+        let Some(object) = json::object_if_present(store, FILE)? else {
             return Ok(Self { eos_token_ids: config.eos_ids.clone(), ..Self::default() });
         };
-        Self::from_object(&path, &object, config)
+        Self::from_object(&store.root().join(FILE), &object, config)
     }
 
     /// Parses the text of a `generation_config.json` of a model; `path` is for messages.

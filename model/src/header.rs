@@ -2,10 +2,8 @@
 //! gaps (<https://github.com/huggingface/safetensors>).
 
 use std::fmt;
-use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -13,6 +11,7 @@ use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use crate::error::CheckpointError;
 use crate::json::JSON_LIMIT;
+use crate::store::StoredFile;
 
 /// One tensor as the header names it; offsets are positions in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,9 +30,9 @@ pub(crate) struct Header {
     pub(crate) entries: Vec<HeaderEntry>,
 }
 
-/// Reads and checks the header of an open file of `file_bytes` bytes. No tensor is read.
-pub(crate) fn read(path: &Path, file: &File, file_bytes: u64) -> Result<Header, CheckpointError> {
-    read_with(path, |target, at| file.read_exact_at(target, at), file_bytes)
+/// Reads and checks the header of an open file. No tensor is read.
+pub(crate) fn read(path: &Path, file: &dyn StoredFile) -> Result<Header, CheckpointError> {
+    read_with(path, |target, at| file.read_exact_at(target, at), file.size())
 }
 
 /// A tensor of [`tensor_table`].

@@ -1,28 +1,29 @@
 //! Small JSON files, read with a bound.
 
-use std::fs::File;
-use std::io::{ErrorKind, Read};
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
 use crate::error::CheckpointError;
+use crate::store::{Store, read_fully_at};
 
 /// The largest JSON file that is read. A safetensors header may be as long, and no config comes near.
 pub(crate) const JSON_LIMIT: u64 = 100_000_000;
 
-/// The whole file, or `None` where there is none.
-pub(crate) fn read_optional(path: &Path) -> Result<Option<Vec<u8>>, CheckpointError> {
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(CheckpointError::io(path, error)),
+/// The whole file `name`, or `None` where there is none.
+pub(crate) fn read_optional(store: &dyn Store, name: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
+    let path = store.root().join(name);
+    let failed = |error| CheckpointError::io(&path, error);
+    let Some(file) = store.open(name).map_err(failed)? else {
+        return Ok(None);
     };
-    let mut bytes = Vec::new();
-    file.take(JSON_LIMIT + 1).read_to_end(&mut bytes).map_err(|error| CheckpointError::io(path, error))?;
-    if bytes.len() as u64 > JSON_LIMIT {
-        return Err(CheckpointError::json(path, None, format!("it is larger than {JSON_LIMIT} bytes")));
+    if file.size() > JSON_LIMIT {
+        return Err(CheckpointError::json(&path, None, format!("it is larger than {JSON_LIMIT} bytes")));
     }
+    let mut bytes = vec![0; file.size() as usize];
+    // A file that is being written can have become shorter; what is there then is judged by its parser.
+    let read = read_fully_at(&*file, &mut bytes, 0).map_err(failed)?;
+    bytes.truncate(read);
     Ok(Some(bytes))
 }
 
@@ -54,10 +55,13 @@ fn field_before(bytes: &[u8], error: &serde_json::Error) -> Option<String> {
     (name.len() <= 100).then(|| name.to_owned())
 }
 
-/// The object in a file, or `None` where there is no file.
-pub(crate) fn object_if_present(path: &Path) -> Result<Option<Map<String, Value>>, CheckpointError> {
-    match read_optional(path)? {
-        Some(bytes) => parse_object(path, &bytes).map(Some),
+/// The object in the file `name`, or `None` where there is no file.
+pub(crate) fn object_if_present(
+    store: &dyn Store,
+    name: &str,
+) -> Result<Option<Map<String, Value>>, CheckpointError> {
+    match read_optional(store, name)? {
+        Some(bytes) => parse_object(&store.root().join(name), &bytes).map(Some),
         None => Ok(None),
     }
 }

@@ -69,6 +69,32 @@ impl Experts {
     }
 }
 
+impl Layout {
+    /// Every tensor outside of the routed experts.
+    pub(crate) fn outside(&self) -> Vec<&TensorRef> {
+        let ends = [&self.embedding, &self.head, &self.final_norm];
+        ends.into_iter().chain(self.layers.iter().flat_map(LayerTensors::outside)).collect()
+    }
+}
+
+impl LayerTensors {
+    fn outside(&self) -> Vec<&TensorRef> {
+        let mut tensors = vec![&self.norms.attention, &self.norms.mlp];
+        tensors.extend(self.attention.tensors());
+        match &self.mlp {
+            LayerMlp::Dense(mlp) => tensors.extend(mlp.tensors()),
+            LayerMlp::Moe { router, shared, .. } => {
+                tensors.push(router);
+                if let Some(shared) = shared {
+                    tensors.extend(shared.mlp.tensors());
+                    tensors.extend(&shared.gate);
+                }
+            }
+        }
+        tensors
+    }
+}
+
 /// The element type of the embedding (or of the head that stands for it), for a config that does
 /// not say one.
 pub(crate) fn stored_dtype(shards: &Shards) -> Option<StoredDtype> {

@@ -3,7 +3,8 @@
 //!
 //! Nothing is computed here and opening a checkpoint reads no weight: [`Checkpoint::open`] parses
 //! `config.json`, `generation_config.json` and the safetensors headers, checks that every tensor
-//! the family needs is there with the right shape and type, and then hands out byte ranges.
+//! the family needs is there with the right shape and type, and then hands out byte ranges. The files
+//! come from a folder or from another [`Store`].
 //!
 //! A new family is one file in `family/`.
 
@@ -22,6 +23,7 @@ mod layout;
 mod rope;
 mod shards;
 mod sizes;
+mod store;
 mod tensors;
 #[cfg(feature = "text")]
 pub mod text;
@@ -41,6 +43,7 @@ pub use header::tensor_table;
 pub use inspection::Inspection;
 pub use rope::{RopeFacts, RopeLayout, RopeScaling};
 pub use sizes::Sizes;
+pub use store::{FileRange, Folder, Store, StoredFile};
 pub use tensors::{
     AttentionTensors, ExpertTensors, GqaTensors, Linear, MlaTensors, MlpTensors, NormTensors, QueryTensors,
     SharedTensors, TensorRef,

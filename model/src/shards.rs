@@ -1,7 +1,6 @@
 //! The safetensors files of a folder: opened once, their headers checked against each other.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,6 +10,7 @@ use crate::error::CheckpointError;
 use crate::fields::Fields;
 use crate::header;
 use crate::json;
+use crate::store::{Store, StoredFile};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -18,9 +18,10 @@ const INDEX: &str = "model.safetensors.index.json";
 /// One open file.
 #[derive(Debug)]
 pub(crate) struct Shard {
+    pub(crate) name: String,
+    /// What messages call it.
     pub(crate) path: PathBuf,
-    pub(crate) file: File,
-    pub(crate) bytes: u64,
+    pub(crate) file: Arc<dyn StoredFile>,
     /// The header's JSON, for the fingerprint.
     pub(crate) header: Vec<u8>,
     /// Where each tensor starts, ascending.
@@ -48,16 +49,15 @@ pub(crate) struct Shards {
 }
 
 impl Shards {
-    pub(crate) fn open(folder: &Path) -> Result<Self, CheckpointError> {
-        let single = folder.join(SINGLE);
-        let index = folder.join(INDEX);
-        if single.exists() {
-            // transformers prefers the single file, too.
+    pub(crate) fn open(store: &dyn Store) -> Result<Self, CheckpointError> {
+        let single = store.root().join(SINGLE);
+        // transformers prefers the single file, too.
+        if let Some(file) = store.open(SINGLE).map_err(|error| CheckpointError::io(&single, error))? {
             let mut shards = Self::empty(single.clone());
-            shards.add(single)?;
+            shards.add(SINGLE, single, file)?;
             return Ok(shards);
         }
-        let Some(bytes) = json::read_optional(&index)? else {
+        let Some(bytes) = json::read_optional(store, INDEX)? else {
             return Err(CheckpointError::MissingFile {
                 path: single,
                 message: format!(
@@ -65,14 +65,15 @@ impl Shards {
                 ),
             });
         };
-        Self::open_index(folder, &index, &bytes)
+        Self::open_index(store, &bytes)
     }
 
     fn empty(listing: PathBuf) -> Self {
         Self { listing, files: Vec::new(), tensors: HashMap::new() }
     }
 
-    fn open_index(folder: &Path, index: &Path, bytes: &[u8]) -> Result<Self, CheckpointError> {
+    fn open_index(store: &dyn Store, bytes: &[u8]) -> Result<Self, CheckpointError> {
+        let index = &store.root().join(INDEX);
         let object = json::parse_object(index, bytes)?;
         let fields = Fields::new(index, &object);
         let Some(Value::Object(map)) = fields.get("weight_map") else {
@@ -92,22 +93,22 @@ impl Shards {
         names.sort_unstable();
         names.dedup();
         let mut shards = Self::empty(index.to_owned());
-        for name in names {
-            shards.add(folder.join(name))?;
+        let files = store.open_all(&names).map_err(|error| CheckpointError::io(index, error))?;
+        for (name, file) in names.into_iter().zip(files) {
+            let path = store.root().join(name);
+            let Some(file) = file else {
+                let message = format!("{INDEX} names it; the checkpoint is incomplete, download it again");
+                return Err(CheckpointError::MissingFile { path, message });
+            };
+            shards.add(name, path, file)?;
         }
         shards.check_index(map)?;
         Ok(shards)
     }
 
-    /// Opens a file and takes in its tensors.
-    fn add(&mut self, path: PathBuf) -> Result<(), CheckpointError> {
-        let file = File::open(&path).map_err(|error| CheckpointError::io(&path, error))?;
-        let metadata = file.metadata().map_err(|error| CheckpointError::io(&path, error))?;
-        if !metadata.is_file() {
-            return Err(CheckpointError::header(&path, "it is not a regular file"));
-        }
-        let bytes = metadata.len();
-        let header = header::read(&path, &file, bytes)?;
+    /// Takes in the tensors of a file.
+    fn add(&mut self, name: &str, path: PathBuf, file: Arc<dyn StoredFile>) -> Result<(), CheckpointError> {
+        let header = header::read(&path, &*file)?;
         let number = self.files.len();
         let mut starts = Vec::with_capacity(header.entries.len());
         for entry in header.entries {
@@ -126,7 +127,7 @@ impl Shards {
                 return Err(CheckpointError::tensor(&path, &name, format!("is in {}, too", first.display())));
             }
         }
-        self.files.push(Shard { path, file, bytes, header: header.bytes, starts });
+        self.files.push(Shard { name: name.to_owned(), path, file, header: header.bytes, starts });
         Ok(())
     }
 

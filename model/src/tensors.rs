@@ -53,6 +53,12 @@ pub struct Linear {
     pub bias: Option<TensorRef>,
 }
 
+impl Linear {
+    fn tensors(&self) -> impl Iterator<Item = &TensorRef> {
+        std::iter::once(&self.weight).chain(&self.bias)
+    }
+}
+
 /// The attention of one layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AttentionTensors {
@@ -60,6 +66,25 @@ pub enum AttentionTensors {
     Gqa(GqaTensors),
     /// Multi-head latent attention.
     Mla(MlaTensors),
+}
+
+impl AttentionTensors {
+    /// All of them.
+    pub(crate) fn tensors(&self) -> Vec<&TensorRef> {
+        match self {
+            Self::Gqa(GqaTensors { q, k, v, o, q_norm, k_norm }) => {
+                [q, k, v, o].into_iter().flat_map(Linear::tensors).chain(q_norm).chain(k_norm).collect()
+            }
+            Self::Mla(MlaTensors { query, kv_a, kv_a_norm, kv_b, o }) => {
+                let query: Vec<_> = match query {
+                    QueryTensors::Direct(weight) => vec![weight],
+                    QueryTensors::Latent { a, a_norm, b } => a.tensors().chain([a_norm, b]).collect(),
+                };
+                let rest = kv_a.tensors().chain([kv_a_norm, kv_b]).chain(o.tensors());
+                query.into_iter().chain(rest).collect()
+            }
+        }
+    }
 }
 
 /// Grouped-query attention.
@@ -135,7 +160,13 @@ impl MlpTensors {
     /// Bytes of the three together.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.gate.bytes + self.up.bytes + self.down.bytes
+        self.tensors().map(|tensor| tensor.bytes).iter().sum()
+    }
+
+    /// The three.
+    #[must_use]
+    pub fn tensors(&self) -> [&TensorRef; 3] {
+        [&self.gate, &self.up, &self.down]
     }
 }
 

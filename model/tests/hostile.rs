@@ -163,7 +163,8 @@ fn an_index_that_lies() {
         folder.error()
     };
     let error = change(&|index, _| index["weight_map"][NAME] = json!("model-00009-of-00009.safetensors"));
-    assert!(matches!(error, CheckpointError::Io { .. }), "{error}");
+    assert!(matches!(error, CheckpointError::MissingFile { .. }), "{error}");
+    assert!(error.path().ends_with("model-00009-of-00009.safetensors"), "{error}");
     for outside in [json!("../model.safetensors"), json!("/etc/passwd"), json!(7), json!("")] {
         let error = change(&|index, _| index["weight_map"][NAME] = outside.clone());
         assert_eq!(error.field(), Some(NAME), "{error}");

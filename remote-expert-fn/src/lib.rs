@@ -25,7 +25,7 @@ use prometheus::Registry;
 use remoe_experts::{LoadError, default_dtype};
 use remoe_function::{Announcement, Role, serve_metrics};
 use remoe_kernels::{Dtype, KernelError, Pool, PoolConfig, numerics_class};
-use remoe_model::{Checkpoint, CheckpointError};
+use remoe_model::CheckpointError;
 use remoe_wire::v1::FunctionDescription;
 use remoe_wire::v1::expert_function_server::ExpertFunctionServer;
 use remoe_wire::{ListingError, MAX_MESSAGE, STREAM_WINDOW, WIRE_VERSION, parse_listing};
@@ -96,7 +96,7 @@ pub async fn run(
     shutdown: CancellationToken,
     ready: impl FnOnce(&Announcement) -> io::Result<()>,
 ) -> Result<(), Error> {
-    tracing::debug!(model = %settings.model.display(), "loading");
+    tracing::debug!(model = %settings.source.model, "loading");
     // In a thread of its own: signals are heard meanwhile.
     let wanted = settings.clone();
     let loaded = tokio::select! {
@@ -106,11 +106,10 @@ pub async fn run(
             return Ok(());
         }
     };
-    let Loaded { checkpoint, dtype, host, pool } = loaded;
+    let Loaded { hidden, fingerprint, dtype, host, pool } = loaded;
     let registry = Registry::new();
     let metrics = Metrics::new(&registry)?;
     metrics.memory.set(i64::try_from(host.memory_bytes()).unwrap_or(i64::MAX));
-    let hidden = checkpoint.config().hidden_size;
     let row_bytes = hidden * dtype.bytes();
     let hosted = host.listing();
     metrics.experts.set(hosted.iter().map(|set| set.experts.len() as i64).sum());
@@ -124,7 +123,7 @@ pub async fn run(
     metrics.start.set(i64::try_from(announcement.start_us).unwrap_or(i64::MAX));
     let description = FunctionDescription {
         wire_version: WIRE_VERSION,
-        checkpoint: checkpoint.fingerprint()?.to_string(),
+        checkpoint: fingerprint,
         dtype: dtype.to_string(),
         numerics_class: numerics_class(dtype).to_owned(),
         instruction_path: pool.path().to_string(),
@@ -227,7 +226,9 @@ pub async fn run(
 
 /// What takes time to load.
 struct Loaded {
-    checkpoint: Checkpoint,
+    /// Elements of a hidden state.
+    hidden: usize,
+    fingerprint: String,
     dtype: Dtype,
     host: Host,
     pool: Pool,
@@ -235,12 +236,18 @@ struct Loaded {
 
 impl Loaded {
     fn new(settings: &Settings) -> Result<Self, Error> {
-        let checkpoint = Checkpoint::open(&settings.model)?;
+        let checkpoint = settings.source.open()?.checkpoint;
         let dtype = settings.dtype.map_or_else(|| default_dtype(&checkpoint), |dtype| dtype.0);
         let threads = settings.threads.unwrap_or(PoolConfig::default().threads);
         let sets = parse_listing(&settings.experts)?;
         let host = Host::load(&checkpoint, &sets, dtype, settings.memory_bytes, threads)?;
         let config = PoolConfig { threads, path: settings.instruction_path, ..PoolConfig::default() };
-        Ok(Self { checkpoint, dtype, host, pool: Pool::new(config)? })
+        Ok(Self {
+            hidden: checkpoint.config().hidden_size,
+            fingerprint: checkpoint.fingerprint()?.to_string(),
+            dtype,
+            host,
+            pool: Pool::new(config)?,
+        })
     }
 }

@@ -21,7 +21,7 @@ fn main() -> ExitCode {
         Err(error) => {
             tracing::error!("{error}");
             match error {
-                Error::Checkpoint(_) => ExitCode::from(EXIT_CHECKPOINT),
+                Error::Checkpoint(error) if !error.is_transient() => ExitCode::from(EXIT_CHECKPOINT),
                 Error::Host(HostError::TooLarge { .. }) => ExitCode::from(EXIT_MEMORY),
                 _ => ExitCode::FAILURE,
             }

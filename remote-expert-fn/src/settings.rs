@@ -1,16 +1,16 @@
 use clap::builder::RangedU64ValueParser;
 use remoe_experts::ComputeDtype;
+use remoe_fetch::ModelArgs;
 use remoe_kernels::{InstructionPath, MAX_THREADS};
 use std::net::SocketAddr;
-use std::path::PathBuf;
 
 /// Hosts a set of experts of a Mixture-of-Experts checkpoint and computes them over gRPC.
 #[derive(Debug, Clone, clap::Parser)]
 #[command(name = "remote-expert-fn", version)]
 pub struct Settings {
-    /// Folder of a Hugging Face checkpoint.
-    #[arg(long)]
-    pub model: PathBuf,
+    /// The model.
+    #[command(flatten)]
+    pub source: ModelArgs,
     /// What to host, as LAYER:IDS with ids and ranges, for example 1:6-7,2:0,5-7.
     #[arg(long)]
     pub experts: String,

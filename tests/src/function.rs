@@ -20,6 +20,8 @@ pub struct Options {
     pub log: Option<&'static str>,
     /// Further arguments.
     pub arguments: Vec<String>,
+    /// Further variables.
+    pub environment: Vec<(&'static str, String)>,
 }
 
 impl Options {
@@ -56,6 +58,7 @@ impl Starting {
             command.args(["--dtype", dtype]);
         }
         command.env_remove("REMOE_LOG").env_remove("REMOE_API_KEY");
+        command.envs(options.environment.iter().map(|(name, value)| (name, value)));
         if let Some(log) = options.log {
             command.env("REMOE_LOG", log);
         }

@@ -3,14 +3,25 @@
 use crate::args::InspectArgs;
 use crate::exit::CliError;
 use crate::output::{json, table};
-use remoe_model::{Checkpoint, Inspection};
+use remoe_model::Inspection;
+use serde::Serialize;
 use std::io::Write;
+
+/// The facts, and the commit of the hub that they are of.
+#[derive(Serialize)]
+struct WithRevision<'a> {
+    #[serde(flatten)]
+    inspection: &'a Inspection,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    revision: Option<&'a str>,
+}
 
 /// Reads the facts and prints them.
 pub(crate) fn run(args: &InspectArgs, as_json: bool) -> Result<(), CliError> {
-    let inspection = Checkpoint::open(&args.model)?.inspect()?;
+    let opened = args.source.open()?;
+    let inspection = opened.checkpoint.inspect()?;
     if as_json {
-        json::print(&inspection)?;
+        json::print(&WithRevision { inspection: &inspection, revision: opened.revision.as_deref() })?;
     } else {
         writeln!(anstream::stdout().lock(), "{}", for_people(&inspection))?;
     }

@@ -7,22 +7,25 @@ use crate::output::json;
 use crate::plan_report;
 use crate::planning::{self, PlanningArgs, RemoteArg};
 use clap::Args;
-use remoe_model::Checkpoint;
+use remoe_fetch::ModelArgs;
 use remoe_planner::{FieldError, Options, PlanDraft, PlanError, Problem, evaluate, preallocate, solve};
 use remoe_profile::ModelId;
 use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
+// A problem stands for a model.
 #[derive(Debug, Args)]
+#[command(mut_arg("model", |model| model.required(false)))]
 pub(crate) struct PlanArgs {
     /// File that states model, workload, prices and limits
     #[arg(long, value_name = "FILE", required_unless_present = "model", conflicts_with = "model")]
     problem: Option<PathBuf>,
-    /// Folder of a Hugging Face checkpoint: plan for this model on the machine of its profile
-    #[arg(long, value_name = "DIR")]
-    model: Option<PathBuf>,
+    /// Plan for this model on the machine of its profile
+    #[command(flatten)]
+    source: Option<ModelArgs>,
     /// Compute dtype of the model [default: the profile's]
     #[arg(long, value_enum, requires = "model")]
     dtype: Option<Dtype>,
@@ -90,20 +93,22 @@ impl PlanArgs {
             let text = planning::read("--problem", path)?;
             return Problem::from_json(&text).map_err(|error| in_file(error, Some(path)));
         }
-        // One of both is required.
-        let model = self.model.clone().unwrap_or_default();
-        let inspection = Checkpoint::open(&model)?.inspect()?;
+        let Some(source) = &self.source else {
+            return Err(CliError::arguments("--problem", "name a problem, or a model to plan for"));
+        };
+        let checkpoint = Arc::new(source.open()?.checkpoint);
+        let inspection = checkpoint.inspect()?;
         let dtype = self.dtype.map_or_else(|| default_dtype(&inspection), Dtype::name).to_owned();
         let id = ModelId { fingerprint: inspection.fingerprint.clone(), dtype };
         let profile = self.planning.known_profile(&id)?.ok_or_else(|| {
             let message = format!(
                 "there is no profile of this model on this machine; make one with `remoe profile --model {}`",
-                model.display()
+                source.model
             );
             CliError::arguments("--profile", message)
         })?;
         let prompt = self.prompt.as_deref();
-        self.planning.problem(&model, &inspection, &profile, self.dtype, prompt)
+        self.planning.problem(&checkpoint, &inspection, &profile, self.dtype, prompt)
     }
 }
 
@@ -123,7 +128,7 @@ impl Command<'_> {
         let args = self.args;
         match result {
             Ok(answer) => {
-                match (self.as_json, &args.model) {
+                match (self.as_json, &args.source) {
                     (true, Some(_)) => json::print(&WithProblem { problem: &self.problem, answer })?,
                     (true, None) => json::print(&answer)?,
                     (false, _) => writeln!(anstream::stdout().lock(), "{}", for_people(&answer))?,

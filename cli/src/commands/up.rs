@@ -283,8 +283,7 @@ impl Report<'_> {
 
     fn curl(&self, endpoint: &str) -> String {
         let options = &self.wanted.options;
-        let folder = options.model.file_name().map(|name| name.to_string_lossy().into_owned());
-        let model = options.served_model_name.clone().or(folder).unwrap_or_default();
+        let model = options.served_model_name.clone().unwrap_or_else(|| self.wanted.source.model.name());
         let request = serde_json::json!({
             "model": model,
             "prompt": "Once upon a time",

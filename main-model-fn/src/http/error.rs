@@ -77,8 +77,12 @@ impl From<ServiceError> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let message = self.body.error.message.as_str();
-        if self.status.is_server_error() {
-            tracing::warn!(status = self.status.as_u16(), message, "request failed");
+        let status = self.status.as_u16();
+        if self.retry {
+            // Probes ask once a second while functions start, clients more often under load.
+            tracing::debug!(status, message, "not now");
+        } else if self.status.is_server_error() {
+            tracing::warn!(status, message, "request failed");
         }
         let mut response = (self.status, Json(&self.body)).into_response();
         let headers = response.headers_mut();

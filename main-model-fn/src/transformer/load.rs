@@ -30,6 +30,7 @@ impl Transformer {
         device: Device,
         pool: &Arc<Pool>,
     ) -> Result<Self, LoadModelError> {
+        checkpoint.prefetch(checkpoint.outside_tensors())?;
         let loader = Loader { checkpoint, dtype, device, pool };
         let config = checkpoint.config();
         let (layers, cache_shapes) = loader.layers(pool.threads())?.into_iter().unzip();

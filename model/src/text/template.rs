@@ -13,6 +13,7 @@ use serde_json::{Map, Value as Json};
 use crate::error::{CheckpointError, MESSAGE_BYTES, shown};
 use crate::fields::Fields;
 use crate::json;
+use crate::store::{Folder, Store};
 use crate::text::error::TextError;
 use crate::text::python_json::{self, Style};
 
@@ -27,6 +28,11 @@ const OUTPUT: usize = 32 << 20;
 /// compared and dropped level by level. Only what is used of it takes memory.
 const STACK: usize = 256 << 20;
 const NAME: &str = "chat_template";
+
+const CONFIG: &str = "tokenizer_config.json";
+const JINJA: &str = "chat_template.jinja";
+const LEGACY: &str = "chat_template.json";
+const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
 
 /// The special tokens that a template can name.
 const SPECIAL_TOKENS: [&str; 7] =
@@ -53,12 +59,19 @@ impl ChatTemplate {
     /// # Errors
     /// A file cannot be read, or the template is broken.
     pub fn open(folder: impl AsRef<Path>) -> Result<Option<Self>, TextError> {
-        let folder = folder.as_ref();
-        let config_path = folder.join("tokenizer_config.json");
-        let config = json::object_if_present(&config_path)?.unwrap_or_default();
-        let special_tokens = special_tokens(folder, &config_path, &config)?;
-        let jinja = folder.join("chat_template.jinja");
-        if let Some(bytes) = json::read_optional(&jinja)? {
+        Self::open_in(&Folder::new(folder.as_ref()))
+    }
+
+    /// As [`Self::open`], from any store.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_in(store: &dyn Store) -> Result<Option<Self>, TextError> {
+        let config_path = store.root().join(CONFIG);
+        let config = json::object_if_present(store, CONFIG)?.unwrap_or_default();
+        let special_tokens = special_tokens(store, &config_path, &config)?;
+        let jinja = store.root().join(JINJA);
+        if let Some(bytes) = json::read_optional(store, JINJA)? {
             let source = String::from_utf8(bytes)
                 .map_err(|error| TextError::Template { path: jinja.clone(), message: error.to_string() })?;
             return Self::new(&jinja, &source, special_tokens).map(Some);
@@ -66,8 +79,8 @@ impl ChatTemplate {
         if let Some(source) = named_template(&config_path, &config)? {
             return Self::new(&config_path, source, special_tokens).map(Some);
         }
-        let legacy = folder.join("chat_template.json");
-        if let Some(object) = json::object_if_present(&legacy)?
+        let legacy = store.root().join(LEGACY);
+        if let Some(object) = json::object_if_present(store, LEGACY)?
             && let Some(source) = named_template(&legacy, &object)?
         {
             return Self::new(&legacy, source, special_tokens).map(Some);
@@ -218,12 +231,12 @@ fn named_template<'a>(
 /// Special tokens of `tokenizer_config.json`, else of `special_tokens_map.json`; each is a string or
 /// an object with `content`.
 fn special_tokens(
-    folder: &Path,
+    store: &dyn Store,
     config_path: &Path,
     config: &Map<String, Json>,
 ) -> Result<BTreeMap<&'static str, String>, CheckpointError> {
-    let map_path = folder.join("special_tokens_map.json");
-    let map = json::object_if_present(&map_path)?.unwrap_or_default();
+    let map_path = store.root().join(SPECIAL_TOKENS_MAP);
+    let map = json::object_if_present(store, SPECIAL_TOKENS_MAP)?.unwrap_or_default();
     let mut tokens = BTreeMap::new();
     for name in SPECIAL_TOKENS {
         for (path, object) in [(config_path, config), (&map_path, &map)] {

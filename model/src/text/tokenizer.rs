@@ -7,7 +7,10 @@ use serde_json::Value;
 
 use crate::error::{MESSAGE_BYTES, shown};
 use crate::json;
+use crate::store::{Folder, Store};
 use crate::text::error::TextError;
+
+const FILE: &str = "tokenizer.json";
 
 /// A tokenizer beside the model that it feeds.
 #[derive(Debug)]
@@ -32,11 +35,18 @@ impl Tokenizer {
     /// # Errors
     /// The file cannot be read or is not a tokenizer.
     pub fn open(folder: impl AsRef<Path>, vocab_size: usize) -> Result<Option<Self>, TextError> {
-        let path = folder.as_ref().join("tokenizer.json");
-        let Some(bytes) = json::read_optional(&path)? else {
+        Self::open_in(&Folder::new(folder.as_ref()), vocab_size)
+    }
+
+    /// As [`Self::open`], from any store.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_in(store: &dyn Store, vocab_size: usize) -> Result<Option<Self>, TextError> {
+        let Some(bytes) = json::read_optional(store, FILE)? else {
             return Ok(None);
         };
-        Self::from_bytes(&path, &bytes, vocab_size).map(Some)
+        Self::from_bytes(&store.root().join(FILE), &bytes, vocab_size).map(Some)
     }
 
     /// Parses the text of a `tokenizer.json`; `path` is for messages.

@@ -9,10 +9,11 @@ use remoe_predictor::{Embedding, EmbeddingType, Fate, GateWeights, PredictError,
 use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
+use std::sync::Arc;
 
 /// A checkpoint as far as predictors look into it.
 pub(crate) struct Model {
-    pub(crate) checkpoint: Checkpoint,
+    pub(crate) checkpoint: Arc<Checkpoint>,
     pub(crate) embedding: Embedding,
     /// Fingerprint of the checkpoint.
     pub(crate) fingerprint: String,
@@ -21,7 +22,11 @@ pub(crate) struct Model {
 impl Model {
     /// Reads the embedding.
     pub(crate) fn open(folder: &Path) -> Result<Self, CliError> {
-        let checkpoint = Checkpoint::open(folder)?;
+        Self::of(Arc::new(Checkpoint::open(folder)?))
+    }
+
+    /// Reads the embedding of an open checkpoint.
+    pub(crate) fn of(checkpoint: Arc<Checkpoint>) -> Result<Self, CliError> {
         if checkpoint.config().moe_layers().is_empty() {
             return Err(CliError::arguments("--model", "the model has no layer with experts to predict"));
         }

@@ -186,16 +186,15 @@ impl<'s> Main<'s> {
         step: &dyn Fn(String),
     ) -> Result<Self, CliError> {
         step(format!("starting the main function with {threads} threads"));
-        let arguments = vec![
-            "--model".into(),
-            setup.subject.model.into(),
+        let mut arguments = setup.subject.source.arguments();
+        arguments.extend([
             "--dtype".into(),
             setup.subject.dtype.into(),
             "--device".into(),
             device.into(),
             "--threads".into(),
             threads.to_string().into(),
-        ];
+        ]);
         let function =
             setup.subject.functions.start(Role::Main, arguments, f64::from(setup.subject.grid.cores))?;
         let runtime = tokio::runtime::Handle::current();

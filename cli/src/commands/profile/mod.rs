@@ -14,7 +14,8 @@ use crate::output::{json, table};
 use functions::Functions;
 use grid::Grid;
 use main_function::MainSetup;
-use remoe_model::{Checkpoint, Inspection};
+use remoe_fetch::ModelArgs;
+use remoe_model::Inspection;
 use remoe_planner::Fit;
 use remoe_profile::{CpuLimit, Kernels, Machine, Made, Memory, ModelId, Origin, Profile, Starts};
 use remote::RemoteSetup;
@@ -25,9 +26,8 @@ use std::time::Instant;
 /// Arguments of `remoe profile`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ProfileArgs {
-    /// Folder of a Hugging Face checkpoint
-    #[arg(long, value_name = "DIR")]
-    model: PathBuf,
+    #[command(flatten)]
+    source: ModelArgs,
     /// Where the profile goes; a file for this model and machine in the cache folder by default
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -50,10 +50,11 @@ pub(crate) struct ProfileArgs {
 
 /// Measures, writes the profile and shows it.
 pub(crate) async fn run(args: &ProfileArgs, as_json: bool, progress: &Arc<Progress>) -> Result<(), CliError> {
-    let inspection = Checkpoint::open(&args.model)?.inspect()?;
+    let opened = args.source.open()?;
+    let inspection = opened.checkpoint.inspect()?;
     let dtype = args.dtype.map_or_else(|| default_dtype(&inspection), |dtype| dtype.name());
     let request = Request {
-        model: std::path::absolute(&args.model)?,
+        source: args.source.pinned(&opened),
         inspection,
         dtype: dtype.to_owned(),
         device: args.device.clone(),
@@ -77,7 +78,7 @@ pub(crate) async fn run(args: &ProfileArgs, as_json: bool, progress: &Arc<Progre
 
 /// What is to be measured.
 pub(crate) struct Request {
-    pub(crate) model: PathBuf,
+    pub(crate) source: ModelArgs,
     pub(crate) inspection: Inspection,
     pub(crate) dtype: String,
     pub(crate) device: String,
@@ -93,7 +94,7 @@ pub(crate) async fn measure(request: Request, progress: &Arc<Progress>) -> Resul
 }
 
 fn measure_blocking(request: &Request, progress: &Arc<Progress>) -> Result<Profile, CliError> {
-    let Request { model, inspection, dtype, device, quick, address } = request;
+    let Request { source, inspection, dtype, device, quick, address } = request;
     if inspection.moe_layers.is_empty() {
         let message = format!("a model of family {} has no routed experts to profile", inspection.family);
         return Err(CliError::arguments("--model", message));
@@ -101,7 +102,7 @@ fn measure_blocking(request: &Request, progress: &Arc<Progress>) -> Result<Profi
     let functions = Functions::new(progress, machine::memory_bytes().max(1 << 30))?;
     let grid = Grid::new(machine::cores(), *quick, inspection.context_length);
     let step = |what: String| progress.doing(what);
-    let subject = Subject { functions: &functions, model, inspection, dtype, grid: &grid };
+    let subject = Subject { functions: &functions, source, inspection, dtype, grid: &grid };
     let remote = RemoteSetup { subject: &subject, address: address.as_deref() }.measure(&step)?;
     let last = remote.expert_seconds.vcpus.len() - 1;
     let alone = remote.expert_seconds.seconds.iter().map(|row| row[last]).collect();
@@ -150,7 +151,7 @@ pub(crate) fn default_dtype(inspection: &Inspection) -> &'static str {
 /// What is measured, and where.
 struct Subject<'a> {
     functions: &'a Functions,
-    model: &'a Path,
+    source: &'a ModelArgs,
     inspection: &'a Inspection,
     dtype: &'a str,
     grid: &'a Grid,

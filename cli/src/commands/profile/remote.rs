@@ -148,9 +148,8 @@ pub(super) fn start<'f>(
     hosted: &[LayerExperts],
     threads: usize,
 ) -> Result<Running<'f>, CliError> {
-    let arguments = vec![
-        "--model".into(),
-        subject.model.into(),
+    let mut arguments = subject.source.arguments();
+    arguments.extend([
         "--dtype".into(),
         subject.dtype.into(),
         "--threads".into(),
@@ -160,7 +159,7 @@ pub(super) fn start<'f>(
         // Planned functions have one layer each, and do not poll.
         "--poll-us".into(),
         "0".into(),
-    ];
+    ]);
     subject.functions.start(Role::Remote, arguments, f64::from(subject.grid.cores))
 }
 

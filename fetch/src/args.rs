@@ -1,0 +1,90 @@
+//! `--model` and `--model-cache`, for every program that reads a model.
+
+use crate::error::FetchError;
+use crate::location::ModelLocation;
+use crate::patience::Patience;
+use crate::store::FetchedStore;
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use remoe_model::{Checkpoint, CheckpointError};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Where the model is.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ModelArgs {
+    /// The model: a Hugging Face folder, hf://ORGANISATION/NAME[@REVISION], s3://BUCKET/PREFIX or https://HOST/PATH
+    #[arg(long, value_name = "MODEL", value_parser = OsStringValueParser::new().try_map(ModelLocation::try_from))]
+    pub model: ModelLocation,
+    /// Folder that keeps what is fetched of a model from elsewhere; processes may share it [default:
+    /// REMOE_MODEL_CACHE, else remoe/models in the user's cache folder]
+    // Not read from the environment here: a variable alone would make these arguments present.
+    #[arg(long, value_name = "DIR", requires = "model")]
+    pub model_cache: Option<PathBuf>,
+}
+
+/// An open model.
+#[derive(Debug)]
+pub struct Opened {
+    /// The model.
+    pub checkpoint: Checkpoint,
+    /// The commit, for a repository of the hub.
+    pub revision: Option<String>,
+}
+
+impl ModelArgs {
+    /// Opens the model; of one from elsewhere the headers are fetched where the cache does not have them.
+    ///
+    /// # Errors
+    /// It cannot be had, or it is no checkpoint.
+    pub fn open(&self) -> Result<Opened, CheckpointError> {
+        if let ModelLocation::Folder(folder) = &self.model {
+            return Ok(Opened { checkpoint: Checkpoint::open(folder)?, revision: None });
+        }
+        let connect = || FetchedStore::connect(&self.model, &self.cache()?, Patience::default());
+        let store = connect().map_err(|error| CheckpointError::Store {
+            path: self.model.to_string().into(),
+            source: error.into(),
+        })?;
+        let revision = store.revision().map(str::to_owned);
+        Ok(Opened { checkpoint: Checkpoint::open_in(Arc::new(store))?, revision })
+    }
+
+    /// The same at the commit that was opened, for programs that must read the same.
+    #[must_use]
+    pub fn pinned(&self, opened: &Opened) -> Self {
+        let model = match (&self.model, &opened.revision) {
+            (ModelLocation::Hub { repository, .. }, Some(commit)) => {
+                ModelLocation::Hub { repository: repository.clone(), revision: Some(commit.clone()) }
+            }
+            (location, _) => location.clone(),
+        };
+        Self { model, model_cache: self.model_cache.clone() }
+    }
+
+    /// These arguments, for another program that takes them.
+    #[must_use]
+    pub fn arguments(&self) -> Vec<OsString> {
+        let mut arguments = vec!["--model".into(), self.model.to_os_string()];
+        if let Some(cache) = &self.model_cache {
+            arguments.extend(["--model-cache".into(), cache.clone().into()]);
+        }
+        arguments
+    }
+
+    fn cache(&self) -> Result<PathBuf, FetchError> {
+        if let Some(folder) = &self.model_cache {
+            return Ok(folder.clone());
+        }
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        if let Some(folder) = variable("REMOE_MODEL_CACHE") {
+            return Ok(folder);
+        }
+        let user = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
+        let folder = user.map(|user| user.join("remoe").join("models"));
+        folder.ok_or_else(|| FetchError::Settings {
+            what: "--model-cache".to_owned(),
+            problem: "is needed: the user has no cache folder".to_owned(),
+        })
+    }
+}

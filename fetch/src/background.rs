@@ -1,0 +1,54 @@
+//! Threads that fetch while callers wait.
+
+use crate::error::FetchError;
+use std::sync::mpsc;
+use tokio::runtime::Runtime;
+
+/// Threads that receive and write.
+const THREADS: usize = 4;
+
+/// The runtime that fetches; it ends without waiting, whatever thread drops it.
+pub(crate) struct Background(Option<Runtime>);
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Background {
+    /// Starts its threads.
+    pub(crate) fn start() -> Result<Self, FetchError> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .thread_name("fetch")
+            .enable_all()
+            .build();
+        let runtime = runtime.map_err(|error| FetchError::Settings {
+            what: "threads for fetching".to_owned(),
+            problem: error.to_string(),
+        })?;
+        Ok(Self(Some(runtime)))
+    }
+
+    /// Waits for what `work` comes to.
+    pub(crate) fn run<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, FetchError>> + Send + 'static,
+    ) -> Result<T, FetchError> {
+        let ended = || FetchError::Settings {
+            what: "fetching".to_owned(),
+            problem: "its threads ended abnormally".to_owned(),
+        };
+        let runtime = self.0.as_ref().ok_or_else(ended)?;
+        let (sender, result) = mpsc::sync_channel(1);
+        runtime.spawn(async move {
+            let outcome = work.await;
+            // Whoever asked waits, unless the process is ending.
+            let _gone = sender.send(outcome);
+        });
+        result.recv().map_err(|_| ended())?
+    }
+}

@@ -1,0 +1,74 @@
+//! What the hub says of a revision of a repository.
+
+use crate::answer::{failure, is_redirect, redirect, unanswered};
+use crate::error::FetchError;
+use crate::patience::{Attempts, Failed, Patience};
+use crate::source::{Description, HubServer};
+use http::StatusCode;
+use reqwest::Client;
+
+/// Longest description that is read: some repositories have many files.
+const LIMIT: usize = 16 << 20;
+/// Redirects that are followed: repositories are renamed.
+const REDIRECTS: usize = 3;
+
+const ADVICE: &str = "set HF_TOKEN to a token that may read this repository; without one the hub also refuses what does not exist";
+
+/// Asks for the commit that `revision` of `repository` is, and for its files. `place` is what messages
+/// call it.
+///
+/// # Errors
+/// There is no such revision, the credentials are refused, or the hub does not answer.
+pub(crate) async fn describe(
+    http: &Client,
+    server: &HubServer,
+    repository: &str,
+    revision: &str,
+    place: &str,
+    patience: Patience,
+) -> Result<Description, FetchError> {
+    let mut attempts = Attempts::new(patience);
+    loop {
+        match attempt(http, server, repository, revision, place).await {
+            Ok(description) => return Ok(description),
+            Err(failed) => attempts.pause(failed).await?,
+        }
+    }
+}
+
+async fn attempt(
+    http: &Client,
+    server: &HubServer,
+    repository: &str,
+    revision: &str,
+    place: &str,
+) -> Result<Description, Failed> {
+    let answer = |problem: String| FetchError::Answer { place: place.to_owned(), problem };
+    let origin = server.description_url(repository, revision);
+    let mut url = origin.clone();
+    for _ in 0..=REDIRECTS {
+        if url.origin() != origin.origin() {
+            return Err(answer("a redirect to another server".to_owned()).into());
+        }
+        let request = http.get(url.clone()).headers(server.credentials());
+        let mut response = request.send().await.map_err(|error| unanswered(place.to_owned(), error))?;
+        if is_redirect(&response) {
+            url = redirect(&response, &url).map_err(answer)?;
+            continue;
+        }
+        if response.status() != StatusCode::OK {
+            return Err(failure(place.to_owned(), ADVICE, response).await);
+        }
+        let mut body = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(|error| unanswered(place.to_owned(), error))? {
+            body.extend_from_slice(&chunk);
+            if body.len() > LIMIT {
+                return Err(answer(format!("a description of more than {LIMIT} bytes")).into());
+            }
+        }
+        let description = serde_json::from_slice(&body);
+        return description
+            .map_err(|error| answer(format!("a description that cannot be read: {error}")).into());
+    }
+    Err(answer(format!("more than {REDIRECTS} redirects")).into())
+}

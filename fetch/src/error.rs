@@ -1,0 +1,126 @@
+//! Why bytes cannot be had.
+
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+/// Why a source or the cache folder does not give a file. Places are named as `--model` names them;
+/// no message holds a credential or a signed URL.
+#[derive(Debug, thiserror::Error)]
+pub enum FetchError {
+    /// The source does not answer, or not as it should, also after several attempts.
+    #[error(
+        "{place}: the source does not answer: {problem}; check its address and the network, or try again later"
+    )]
+    Unavailable {
+        /// What was asked for.
+        place: String,
+        /// What happened last.
+        problem: String,
+    },
+    /// The source does not let us have it.
+    #[error("{place}: the credentials were refused ({answer}); {advice}")]
+    Refused {
+        /// What was asked for.
+        place: String,
+        /// What the source answered.
+        answer: String,
+        /// Where the credentials come from.
+        advice: String,
+    },
+    /// The source does not have it.
+    #[error("{place} does not exist ({answer})")]
+    Missing {
+        /// What was asked for.
+        place: String,
+        /// What the source answered.
+        answer: String,
+    },
+    /// The file at the source is no longer the one of which bytes are there already.
+    #[error("{place} has changed at its source ({change}); start again to use the new one")]
+    Changed {
+        /// The file.
+        place: String,
+        /// What differs.
+        change: String,
+    },
+    /// The server sends whole files only.
+    #[error(
+        "{place}: the server does not answer range requests (206), which files of more than {limit} bytes need; use one that does"
+    )]
+    NoRanges {
+        /// The file.
+        place: String,
+        /// The longest file that is read as a whole, in bytes.
+        limit: u64,
+    },
+    /// The source answers something that makes no sense.
+    #[error("{place}: the source answered {problem}")]
+    Answer {
+        /// What was asked for.
+        place: String,
+        /// What is wrong with the answer.
+        problem: String,
+    },
+    /// The bytes are not those that the source promises.
+    #[error(
+        "{place}: its bytes have the SHA-256 {found}, the source states {expected}; they were dropped from the cache, start again"
+    )]
+    Checksum {
+        /// The file.
+        place: String,
+        /// As the source states it.
+        expected: String,
+        /// As it is.
+        found: String,
+    },
+    /// Another process holds bytes of the file and makes no progress.
+    #[error("{place}: another process is fetching it into {} and has made no progress for {seconds} s; end it", cache.display())]
+    Stalled {
+        /// The file.
+        place: String,
+        /// The file in the cache.
+        cache: PathBuf,
+        /// How long nothing came.
+        seconds: u64,
+    },
+    /// The settings of a source cannot be used.
+    #[error("{what}: {problem}")]
+    Settings {
+        /// The variable or argument.
+        what: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The cache folder cannot be used.
+    #[error("the model cache {} cannot be used: {source}", path.display())]
+    Cache {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl FetchError {
+    pub(crate) fn cache(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Cache { path: path.to_owned(), source }
+    }
+}
+
+/// [`ErrorKind::TimedOut`] where the same may succeed later, as [`remoe_model::Store`] has it.
+impl From<FetchError> for io::Error {
+    fn from(error: FetchError) -> Self {
+        let kind = match &error {
+            FetchError::Unavailable { .. } | FetchError::Stalled { .. } => ErrorKind::TimedOut,
+            FetchError::Cache { source, .. } => source.kind(),
+            FetchError::Missing { .. } => ErrorKind::NotFound,
+            FetchError::Refused { .. } => ErrorKind::PermissionDenied,
+            FetchError::Changed { .. }
+            | FetchError::NoRanges { .. }
+            | FetchError::Answer { .. }
+            | FetchError::Checksum { .. }
+            | FetchError::Settings { .. } => ErrorKind::InvalidData,
+        };
+        Self::new(kind, error)
+    }
+}

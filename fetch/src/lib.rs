@@ -1,0 +1,32 @@
+//! Checkpoints that are not in a folder: from the Hugging Face hub, from S3 and from web servers.
+//!
+//! Only the bytes that are read or prefetched are fetched, by range requests, in parallel, into sparse
+//! files of a cache folder. A journal per file says which bytes are there, so that a process that was
+//! killed goes on where it ended; locks on byte ranges see to it that processes which share the folder
+//! fetch nothing twice. Every wait ends: with bytes, or with an error once nothing came for a while.
+//!
+//! [`ModelArgs`] is what programs take on their command line. A model in a folder is opened by
+//! [`remoe_model`] alone: no thread is started and no connection prepared for it.
+
+mod answer;
+mod args;
+mod background;
+mod cache;
+mod checksum;
+mod client;
+mod describe;
+mod error;
+mod identity;
+mod location;
+mod opening;
+mod patience;
+mod progress;
+mod source;
+mod store;
+mod transfer;
+
+pub use args::{ModelArgs, Opened};
+pub use error::FetchError;
+pub use location::{LocationError, ModelLocation};
+pub use patience::Patience;
+pub use store::FetchedStore;

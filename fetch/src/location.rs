@@ -1,0 +1,201 @@
+//! Where a model is, as `--model` writes it.
+
+use reqwest::Url;
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+
+/// A place of a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ModelLocation {
+    /// A folder of this machine.
+    Folder(PathBuf),
+    /// A repository of the Hugging Face hub.
+    Hub {
+        /// Organisation and name.
+        repository: String,
+        /// A commit, branch or tag; the branch `main` where none is named.
+        revision: Option<String>,
+    },
+    /// Objects of an S3 bucket.
+    S3 {
+        /// The bucket.
+        bucket: String,
+        /// What all keys start with, without a slash at either end; empty: the bucket itself.
+        prefix: String,
+    },
+    /// A folder of a web server.
+    Web {
+        /// Its URL, with a slash at the end.
+        url: Url,
+    },
+}
+
+/// A text that names no place.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{problem}; name a folder, hf://organisation/name[@revision], s3://bucket/prefix or https://host/path"
+)]
+pub struct LocationError {
+    problem: String,
+}
+
+impl ModelLocation {
+    /// What the model is called where nobody names it: the last part of its place.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let last = |path: &str| path.trim_end_matches('/').rsplit('/').next().unwrap_or_default().to_owned();
+        let name = match self {
+            Self::Folder(path) => {
+                // A folder given as `.` has a name only in its absolute form.
+                let path = path.canonicalize().unwrap_or_else(|_| path.clone());
+                path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+            }
+            Self::Hub { repository, .. } => last(repository),
+            Self::S3 { bucket, prefix } if prefix.is_empty() => bucket.clone(),
+            Self::S3 { prefix, .. } => last(prefix),
+            Self::Web { url } => last(url.path()),
+        };
+        if name.is_empty() { "model".to_owned() } else { name }
+    }
+
+    /// As it is written on a command line.
+    #[must_use]
+    pub fn to_os_string(&self) -> OsString {
+        match self {
+            Self::Folder(path) => path.clone().into(),
+            location => location.to_string().into(),
+        }
+    }
+
+    fn parse(text: &str) -> Result<Self, LocationError> {
+        let wrong = |problem: &str| LocationError { problem: format!("{text:?} {problem}") };
+        let Some((scheme, rest)) = text.split_once("://") else {
+            return Ok(Self::Folder(text.into()));
+        };
+        match scheme {
+            "hf" => {
+                let (repository, revision) = match rest.split_once('@') {
+                    Some((_, "")) => return Err(wrong("has no revision after the @")),
+                    Some((repository, revision)) => (repository, Some(revision.to_owned())),
+                    None => (rest, None),
+                };
+                match repository.split('/').collect::<Vec<_>>()[..] {
+                    [organisation, name] if is_hub_name(organisation) && is_hub_name(name) => {
+                        Ok(Self::Hub { repository: repository.to_owned(), revision })
+                    }
+                    _ => Err(wrong("does not name organisation and model")),
+                }
+            }
+            "s3" => {
+                let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+                let named = |character: char| character.is_ascii_alphanumeric() || ".-_".contains(character);
+                if bucket.is_empty() || !bucket.chars().all(named) {
+                    return Err(wrong("names no bucket"));
+                }
+                Ok(Self::S3 { bucket: bucket.to_owned(), prefix: prefix.trim_matches('/').to_owned() })
+            }
+            "http" | "https" => {
+                let mut url = Url::parse(text).map_err(|error| wrong(&format!("is no URL: {error}")))?;
+                if !url.username().is_empty() || url.password().is_some() {
+                    // Not repeated: it holds a password.
+                    let problem = "a URL with a user or password is not taken".to_owned();
+                    return Err(LocationError { problem });
+                }
+                if url.query().is_some() || url.fragment().is_some() {
+                    let problem = "a URL with a query or fragment names no folder".to_owned();
+                    return Err(LocationError { problem });
+                }
+                if !url.path().ends_with('/') {
+                    url.set_path(&format!("{}/", url.path()));
+                }
+                Ok(Self::Web { url })
+            }
+            _ => Err(wrong("has an unknown scheme")),
+        }
+    }
+}
+
+fn is_hub_name(name: &str) -> bool {
+    let named = |character: char| character.is_ascii_alphanumeric() || "._-".contains(character);
+    !name.is_empty() && name != "." && name != ".." && name.chars().all(named)
+}
+
+impl TryFrom<OsString> for ModelLocation {
+    type Error = LocationError;
+
+    fn try_from(text: OsString) -> Result<Self, LocationError> {
+        match text.to_str() {
+            Some(text) => Self::parse(text),
+            // Paths need not be UTF-8, URLs are.
+            None => Ok(Self::Folder(text.into())),
+        }
+    }
+}
+
+impl std::str::FromStr for ModelLocation {
+    type Err = LocationError;
+
+    fn from_str(text: &str) -> Result<Self, LocationError> {
+        Self::parse(text)
+    }
+}
+
+impl fmt::Display for ModelLocation {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Folder(path) => path.display().fmt(formatter),
+            Self::Hub { repository, revision: None } => write!(formatter, "hf://{repository}"),
+            Self::Hub { repository, revision: Some(revision) } => {
+                write!(formatter, "hf://{repository}@{revision}")
+            }
+            Self::S3 { bucket, prefix } if prefix.is_empty() => write!(formatter, "s3://{bucket}"),
+            Self::S3 { bucket, prefix } => write!(formatter, "s3://{bucket}/{prefix}"),
+            Self::Web { url } => formatter.write_str(url.as_str().trim_end_matches('/')),
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_keep_their_form() {
+        for (text, name) in [
+            ("hf://org/model", "model"),
+            ("hf://org/model@refs/pr/1", "model"),
+            ("s3://bucket/a/b", "b"),
+            ("s3://bucket", "bucket"),
+            ("https://host/a/b", "b"),
+            ("http://host:81", "model"),
+            ("some/folder", "folder"),
+        ] {
+            let location: ModelLocation = text.parse().unwrap();
+            assert_eq!((location.to_string().as_str(), location.name().as_str()), (text, name));
+        }
+        let slashes: ModelLocation = "s3://bucket//a/b/".parse().unwrap();
+        assert_eq!(slashes.to_string(), "s3://bucket/a/b");
+    }
+
+    #[test]
+    fn what_names_no_place_is_refused() {
+        for wrong in [
+            "hf://model",
+            "hf://a/b/c",
+            "hf://a/../c",
+            "hf://a/..",
+            "hf://a/b@",
+            "s3://",
+            "s3:///x",
+            "https:///",
+            "ftp://a/b",
+            "https://host/a?b=c",
+        ] {
+            assert!(wrong.parse::<ModelLocation>().is_err(), "{wrong}");
+        }
+        let secret = "https://user:hunter2@host/a".parse::<ModelLocation>().unwrap_err();
+        assert!(!secret.to_string().contains("hunter2"), "{secret}");
+    }
+}

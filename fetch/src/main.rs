@@ -1,0 +1,78 @@
+//! The `remoe-fetch` process: copies a model into a folder, from wherever it is.
+
+use clap::Parser;
+use remoe_fetch::ModelArgs;
+use remoe_model::FileRange;
+use std::collections::BTreeSet;
+use std::error::Error;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Files beside the weights.
+const BESIDE: [&str; 8] = [
+    "config.json",
+    "generation_config.json",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+];
+const READ_BYTES: usize = 4 << 20;
+
+/// Copies a model into a folder.
+#[derive(Debug, Parser)]
+#[command(name = "remoe-fetch", version)]
+struct Settings {
+    #[command(flatten)]
+    source: ModelArgs,
+    /// The folder.
+    #[arg(long, value_name = "FOLDER")]
+    to: PathBuf,
+}
+
+fn main() -> ExitCode {
+    match copy(&Settings::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn copy(settings: &Settings) -> Result<(), Box<dyn Error>> {
+    let checkpoint = settings.source.open()?.checkpoint;
+    let weights: BTreeSet<String> = checkpoint
+        .files()
+        .filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()))
+        .collect();
+    let store = checkpoint.store();
+    let mut whole = Vec::new();
+    for name in weights.iter().map(String::as_str).chain(BESIDE) {
+        if let Some(file) = store.open(name)? {
+            whole.push((name, file));
+        }
+    }
+    let ranges: Vec<_> =
+        whole.iter().map(|(name, file)| FileRange { file: name, bytes: 0..file.size() }).collect();
+    store.prefetch(&ranges)?;
+    fs::create_dir_all(&settings.to)?;
+    let mut buffer = vec![0; READ_BYTES];
+    for (name, file) in whole {
+        let mut copy = File::create(settings.to.join(name))?;
+        let mut at = 0;
+        loop {
+            let read = file.read_at(&mut buffer, at)?;
+            if read == 0 {
+                break;
+            }
+            copy.write_all(buffer.get(..read).unwrap_or_default())?;
+            at += read as u64;
+        }
+    }
+    Ok(())
+}

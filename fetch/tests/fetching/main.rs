@@ -1,0 +1,7 @@
+//! Fetching from servers that speak as the real ones do, in this process and in others.
+
+#![allow(clippy::unwrap_used)]
+
+mod sources;
+mod support;
+mod transfers;

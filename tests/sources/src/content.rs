@@ -1,0 +1,196 @@
+//! The files of a folder, sent in whole or in part, counted, with faults.
+
+use crate::faults::Faults;
+use crate::ranges::{Wanted, wanted};
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures_util::stream;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Bytes that are sent at a time.
+const CHUNK: u64 = 64 << 10;
+/// How long what was sent takes to leave.
+const FLUSH: Duration = Duration::from_millis(20);
+/// The date of all files.
+const DATE: &str = "Wed, 21 Oct 2015 07:28:00 GMT";
+
+/// What was sent of one file.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Counted {
+    /// Requests.
+    pub requests: usize,
+    /// Bytes of answers.
+    pub bytes: u64,
+    /// Which bytes were asked for, in the order of the requests.
+    pub ranges: Vec<Range<u64>>,
+}
+
+/// A folder's files.
+#[derive(Debug)]
+pub struct Content {
+    folder: PathBuf,
+    faults: Mutex<Faults>,
+    counted: Mutex<BTreeMap<String, Counted>>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Content {
+    /// The files of `folder`.
+    #[must_use]
+    pub fn new(folder: impl Into<PathBuf>) -> Arc<Self> {
+        Arc::new(Self { folder: folder.into(), faults: Mutex::default(), counted: Mutex::default() })
+    }
+
+    /// Changes what goes wrong.
+    pub fn change(&self, change: impl FnOnce(&mut Faults)) {
+        change(&mut locked(&self.faults));
+    }
+
+    /// What goes wrong now.
+    #[must_use]
+    pub fn faults(&self) -> Faults {
+        locked(&self.faults).clone()
+    }
+
+    /// What was sent, by the files' names.
+    #[must_use]
+    pub fn counted(&self) -> BTreeMap<String, Counted> {
+        locked(&self.counted).clone()
+    }
+
+    /// What was sent, and forgets it.
+    pub fn take_counted(&self) -> BTreeMap<String, Counted> {
+        std::mem::take(&mut locked(&self.counted))
+    }
+
+    /// Bytes of all files that were sent.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        locked(&self.counted).values().map(|counted| counted.bytes).sum()
+    }
+
+    pub(crate) fn names(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        let files = entries.filter(|entry| entry.file_type().is_ok_and(|kind| !kind.is_dir()));
+        let mut names: Vec<_> = files.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.retain(|name| !self.faults().absent.contains(name));
+        names.sort_unstable();
+        names
+    }
+
+    pub(crate) fn open(&self, name: &str) -> Option<(File, u64)> {
+        if name.is_empty() || name.contains('/') || self.faults().absent.contains(name) {
+            return None;
+        }
+        let file = File::open(self.folder.join(name)).ok()?;
+        let size = file.metadata().ok()?.len();
+        Some((file, size))
+    }
+
+    /// A failure, where one is due.
+    pub(crate) fn failure(&self) -> Option<Response> {
+        let mut faults = locked(&self.faults);
+        faults.failures = faults.failures.checked_sub(1)?;
+        let status = StatusCode::from_u16(faults.status).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
+        Some((status, "a fault").into_response())
+    }
+
+    /// The answer to a request for the file `name`.
+    pub(crate) fn answer(
+        self: &Arc<Self>,
+        name: &str,
+        method: &Method,
+        request: &HeaderMap,
+        versioned: bool,
+    ) -> Response {
+        let Some((file, size)) = self.open(name) else {
+            return (StatusCode::NOT_FOUND, "no such file").into_response();
+        };
+        let faults = self.faults();
+        let text = |name: HeaderName| request.get(name).and_then(|value| value.to_str().ok());
+        let etag = format!("\"{size}-{}\"", faults.version);
+        if versioned && !faults.no_validators {
+            if text(header::IF_MATCH).is_some_and(|wanted| wanted != etag) {
+                return StatusCode::PRECONDITION_FAILED.into_response();
+            }
+            if text(header::IF_NONE_MATCH) == Some(&etag) {
+                return StatusCode::NOT_MODIFIED.into_response();
+            }
+        }
+        let mut headers = HeaderMap::new();
+        headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+        if versioned && !faults.no_validators {
+            headers.extend(HeaderValue::from_str(&etag).ok().map(|etag| (header::ETAG, etag)));
+            headers.insert(header::LAST_MODIFIED, HeaderValue::from_static(DATE));
+        }
+        let (status, range) = match wanted(text(header::RANGE).filter(|_| !faults.no_ranges), size) {
+            Wanted::Whole => (StatusCode::OK, 0..size),
+            Wanted::Part(range) => (StatusCode::PARTIAL_CONTENT, range),
+            Wanted::Unsatisfiable => return StatusCode::RANGE_NOT_SATISFIABLE.into_response(),
+        };
+        if status == StatusCode::PARTIAL_CONTENT {
+            let value = format!("bytes {}-{}/{size}", range.start, range.end - 1);
+            headers.extend(HeaderValue::from_str(&value).ok().map(|value| (header::CONTENT_RANGE, value)));
+        }
+        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(range.end - range.start));
+        if method == Method::HEAD {
+            return (status, headers).into_response();
+        }
+        {
+            let mut counted = locked(&self.counted);
+            let counted = counted.entry(name.to_owned()).or_default();
+            counted.requests += 1;
+            counted.ranges.push(range.clone());
+        }
+        (status, headers, self.body(name, file, range)).into_response()
+    }
+
+    /// The bytes `range` of a file, counted as they leave.
+    fn body(self: &Arc<Self>, name: &str, file: File, range: Range<u64>) -> Body {
+        let cut = {
+            let mut faults = locked(&self.faults);
+            let cut = faults.cut_after.filter(|_| faults.cuts > 0);
+            faults.cuts = faults.cuts.saturating_sub(usize::from(cut.is_some()));
+            cut.map_or(u64::MAX, |after| range.start + after)
+        };
+        let faults = self.faults();
+        let (content, name, file) = (Arc::clone(self), name.to_owned(), Arc::new(file));
+        Body::from_stream(stream::try_unfold(range, move |range| {
+            let (content, name, file) = (Arc::clone(&content), name.clone(), Arc::clone(&file));
+            async move {
+                if range.is_empty() {
+                    return Ok(None);
+                }
+                if range.start >= cut {
+                    // What was sent before leaves first.
+                    tokio::time::sleep(FLUSH).await;
+                    return Err(io::Error::from(io::ErrorKind::ConnectionReset));
+                }
+                let end = range.end.min(range.start + CHUNK).min(cut);
+                if let Some(rate) = faults.bytes_per_second {
+                    let seconds = (end - range.start) as f64 / rate.max(1) as f64;
+                    tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
+                }
+                if faults.hang && range.start > 0 {
+                    std::future::pending::<()>().await;
+                }
+                let mut chunk = vec![0; usize::try_from(end - range.start).unwrap_or(0)];
+                file.read_exact_at(&mut chunk, range.start)?;
+                locked(&content.counted).entry(name).or_default().bytes += end - range.start;
+                Ok(Some((Bytes::from(chunk), end..range.end)))
+            }
+        }))
+    }
+}

@@ -1,0 +1,250 @@
+//! The part of the hub's protocol that fetching uses: a repository's description, and files at a commit,
+//! of which the large ones stand on another server, at signed URLs.
+
+use crate::Server;
+use crate::content::Content;
+use axum::Router;
+use axum::extract::{Path, Query, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A repository.
+#[derive(Debug, Clone)]
+pub struct HubOptions {
+    /// Organisation and name.
+    pub repository: String,
+    /// The commit that the branch `main` is at.
+    pub commit: String,
+    /// The token that requests must bear, where they must.
+    pub token: Option<String>,
+    /// Files of at least this many bytes are in large file storage.
+    pub large_from: u64,
+    /// The SHA-256 that is stated of large files is wrong.
+    pub wrong_checksums: bool,
+}
+
+impl Default for HubOptions {
+    fn default() -> Self {
+        Self {
+            repository: "org/model".to_owned(),
+            commit: "0123456789abcdef0123456789abcdef01234567".to_owned(),
+            token: None,
+            large_from: 16 << 10,
+            wrong_checksums: false,
+        }
+    }
+}
+
+/// A hub with one repository.
+#[derive(Debug)]
+pub struct Hub {
+    server: Server,
+    _storage: Server,
+    state: Arc<HubState>,
+}
+
+#[derive(Debug)]
+struct HubState {
+    options: HubOptions,
+    content: Arc<Content>,
+    storage: String,
+    /// Signed URLs and the requests that were made with them.
+    signed: Mutex<BTreeMap<String, usize>>,
+    /// Requests that came to the storage with a token.
+    leaked: Mutex<usize>,
+    described: Mutex<usize>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Hub {
+    /// Starts one and its storage; port 0 takes any free one.
+    ///
+    /// # Errors
+    /// They cannot listen.
+    pub async fn start(listen: SocketAddr, content: Arc<Content>, options: HubOptions) -> io::Result<Self> {
+        let any = SocketAddr::new(listen.ip(), 0);
+        // The storage needs the state, which needs the storage's address.
+        let listener = tokio::net::TcpListener::bind(any).await?;
+        let address = listener.local_addr()?;
+        let state = Arc::new(HubState {
+            options,
+            content,
+            storage: format!("http://{address}"),
+            signed: Mutex::default(),
+            leaked: Mutex::default(),
+            described: Mutex::default(),
+        });
+        let storage = Router::new().route("/{name}", get(stored)).with_state(Arc::clone(&state));
+        let serving = tokio::spawn(async move {
+            // It serves until it is aborted.
+            let _ended = axum::serve(listener, storage).await;
+        });
+        let router = Router::new()
+            .route("/api/models/{organisation}/{name}/revision/{revision}", get(describe))
+            .route("/{organisation}/{name}/resolve/{revision}/{file}", get(resolve))
+            .with_state(Arc::clone(&state));
+        let server = Server::start(listen, router).await?;
+        Ok(Self { server, _storage: Server { address, serving }, state })
+    }
+
+    /// What HF_ENDPOINT holds.
+    #[must_use]
+    pub fn endpoint(&self) -> String {
+        self.server.url()
+    }
+
+    /// What `--model` takes.
+    #[must_use]
+    pub fn model(&self) -> String {
+        format!("hf://{}", self.state.options.repository)
+    }
+
+    /// How often the token was shown to the storage, which is another server.
+    #[must_use]
+    pub fn leaked(&self) -> usize {
+        *locked(&self.state.leaked)
+    }
+
+    /// How often the repository was described.
+    #[must_use]
+    pub fn described(&self) -> usize {
+        *locked(&self.state.described)
+    }
+}
+
+impl HubState {
+    /// A refusal, unless this is the repository and the token is right.
+    fn refusal(&self, repository: &str, headers: &HeaderMap) -> Option<Response> {
+        let said = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let wanted = self.options.token.as_ref().map(|token| format!("Bearer {token}"));
+        if wanted.is_some() && said != wanted.as_deref() {
+            let message = [("x-error-message", "Invalid username or password.")];
+            return Some((StatusCode::UNAUTHORIZED, message).into_response());
+        }
+        (repository != self.options.repository).then(|| {
+            let headers = [("x-error-code", "RepoNotFound"), ("x-error-message", "Repository not found")];
+            (StatusCode::NOT_FOUND, headers).into_response()
+        })
+    }
+}
+
+async fn describe(
+    State(state): State<Arc<HubState>>,
+    Path((organisation, name, revision)): Path<(String, String, String)>,
+    headers: HeaderMap,
+) -> Response {
+    *locked(&state.described) += 1;
+    if let Some(failure) = state.content.failure() {
+        return failure;
+    }
+    if let Some(refusal) = state.refusal(&format!("{organisation}/{name}"), &headers) {
+        return refusal;
+    }
+    if revision != "main" && revision != state.options.commit {
+        let headers = [("x-error-code", "RevisionNotFound"), ("x-error-message", "Invalid rev id")];
+        return (StatusCode::NOT_FOUND, headers).into_response();
+    }
+    let siblings: Vec<_> =
+        state.content.names().into_iter().map(|name| json!({ "rfilename": name })).collect();
+    axum::Json(json!({ "sha": state.options.commit, "siblings": siblings })).into_response()
+}
+
+async fn resolve(
+    State(state): State<Arc<HubState>>,
+    Path((organisation, name, revision, file)): Path<(String, String, String, String)>,
+    method: Method,
+    headers: HeaderMap,
+) -> Response {
+    if let Some(refusal) = state.refusal(&format!("{organisation}/{name}"), &headers) {
+        return refusal;
+    }
+    if revision != state.options.commit {
+        return StatusCode::NOT_FOUND.into_response();
+    }
+    let Some((opened, size)) = state.content.open(&file) else {
+        return (StatusCode::NOT_FOUND, [("x-error-code", "EntryNotFound")]).into_response();
+    };
+    if size < state.options.large_from {
+        return state
+            .content
+            .failure()
+            .unwrap_or_else(|| state.content.answer(&file, &method, &headers, true));
+    }
+    let signature = {
+        let mut signed = locked(&state.signed);
+        let signature = format!("s{}", signed.len());
+        signed.insert(signature.clone(), 0);
+        signature
+    };
+    let mut hash = Sha256::new();
+    let mut reader = io::BufReader::new(opened);
+    if io::copy(&mut reader, &mut HashWriter(&mut hash)).is_err() {
+        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+    }
+    if state.options.wrong_checksums {
+        hash.update(b"wrong");
+    }
+    let mut etag = String::from("\"");
+    hash.finalize().iter().for_each(|byte| {
+        // Writing to a string does not fail.
+        let _written = write!(etag, "{byte:02x}");
+    });
+    etag.push('"');
+    let location = format!("{}/{file}?signature={signature}", state.storage);
+    let mut answer = HeaderMap::new();
+    for (name, text) in [("location", location), ("x-linked-etag", etag), ("x-linked-size", size.to_string())]
+    {
+        answer.extend(
+            HeaderValue::from_str(&text).ok().map(|value| (http::HeaderName::from_static(name), value)),
+        );
+    }
+    (StatusCode::FOUND, answer).into_response()
+}
+
+struct HashWriter<'a>(&'a mut Sha256);
+
+impl io::Write for HashWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+async fn stored(
+    State(state): State<Arc<HubState>>,
+    Path(file): Path<String>,
+    Query(query): Query<BTreeMap<String, String>>,
+    method: Method,
+    headers: HeaderMap,
+) -> Response {
+    if headers.contains_key(header::AUTHORIZATION) {
+        *locked(&state.leaked) += 1;
+    }
+    let uses = {
+        let mut signed = locked(&state.signed);
+        query.get("signature").and_then(|signature| signed.get_mut(signature)).map(|uses| {
+            *uses += 1;
+            *uses
+        })
+    };
+    let limit = state.content.faults().uses_of_signed_urls;
+    if uses.is_none_or(|uses| limit > 0 && uses > limit) {
+        return (StatusCode::FORBIDDEN, "<Error><Code>AccessDenied</Code></Error>").into_response();
+    }
+    state.content.failure().unwrap_or_else(|| state.content.answer(&file, &method, &headers, true))
+}
