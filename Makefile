@@ -7,6 +7,9 @@ SHELL := /bin/bash
 # LibTorch: the machine's own through LIBTORCH, else fetched once into a cache (scripts/libtorch.py).
 CARGO = LIBTORCH="$$(python3 scripts/libtorch.py)" LIBTORCH_CXX11_ABI=1 cargo
 PYTHON_PACKAGES := target/python
+# The test programs that need a cluster: those that run with every change, and all of them.
+E2E_CI_PROGRAMS := cluster demo images profile sources
+E2E_PROGRAMS := $(E2E_CI_PROGRAMS) deployments election operator
 
 .PHONY: help
 help: ## List the targets
@@ -91,15 +94,20 @@ cluster-down: ## Remove it and everything it left
 .PHONY: e2e
 e2e: images cluster-up ## Run the cluster tests in that cluster (E2E="install::" chooses, as cargo test does)
 	tests/cluster/cluster.py load target/images/remoe-*.tar
-	eval "$$(tests/cluster/cluster.py env)" && $(CARGO) test --release --workspace --test cluster --test demo --test images --test operator -- $(E2E)
+	eval "$$(tests/cluster/cluster.py env)" && $(MAKE) e2e-run
+
+# The whole workspace, so that crates have the features that they were built with.
+.PHONY: e2e-run
+e2e-run:
+	$(CARGO) test --release --workspace $(addprefix --test ,$(E2E_PROGRAMS)) -- $(E2E)
 
 .PHONY: e2e-ci
-e2e-ci: ## The same in a cluster of its own that is removed afterwards; where there can be none, says why
-	scripts/e2e-ci
+e2e-ci: ## Those of them that every change must pass, in a cluster that is removed afterwards; says why where there can be none
+	E2E_PROGRAMS="$(E2E_CI_PROGRAMS)" scripts/e2e-ci
 
 .PHONY: nightly
-nightly: ## The same with the tests that take long
-	scripts/e2e-ci --include-ignored
+nightly: ## The same with all cluster tests
+	E2E_PROGRAMS="$(E2E_PROGRAMS)" scripts/e2e-ci
 
 .PHONY: env
 env: ## Print what cargo needs in its environment, for use outside of make: eval "$(make -s env)"

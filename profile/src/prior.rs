@@ -1,10 +1,11 @@
 //! A profile without measurements, for the first plan on a machine that nobody has measured.
 
 use crate::profile::{
-    CpuLimit, Kernels, Machine, Made, Memory, ModelId, Origin, Profile, Start, Starts, Transport, VERSION,
+    CpuLimit, DeviceTimes, Kernels, Machine, Made, Memory, ModelId, Origin, Profile, Start, Starts,
+    Transport, VERSION,
 };
 use remoe_model::Inspection;
-use remoe_planner::CpuProfile;
+use remoe_planner::{Affine, CpuProfile};
 
 /// Weights that one vCPU reads per second. Half of what one core of a server of the last ten years
 /// reads.
@@ -26,6 +27,17 @@ const PROCESS_SECONDS: f64 = 3.0;
 const LOAD_BYTES_PER_SECOND: f64 = 2e8;
 /// LibTorch, tokenizer, buffers.
 const MAIN_BYTES: f64 = 4e8;
+/// Bytes that a GPU reads from its memory per second. Half of what an NVIDIA T4 is specified for
+/// (320 GB/s), the slowest one that clouds rent out.
+const GPU_READ_BYTES_PER_SECOND: f64 = 1.6e11;
+/// Operations that a GPU makes per second: half of a T4's peak in float32 (8.1e12), whatever the dtype.
+const GPU_OPERATIONS_PER_SECOND: f64 = 4e12;
+/// Starting the some 30 kernels of one layer's non-expert part, 10 us each.
+const GPU_LAYER_SECONDS: f64 = 3e-4;
+/// One copy between GPU and host, with the wait for it.
+const GPU_COPY_SECONDS: f64 = 5e-5;
+/// PCIe 3.0 with 16 lanes, half of it.
+const GPU_COPY_BYTES_PER_SECOND: f64 = 8e9;
 /// A remote function without experts.
 const FUNCTION_BYTES: f64 = 3e7;
 
@@ -38,8 +50,7 @@ impl Profile {
     #[must_use]
     pub fn prior(model: &Inspection, dtype: &str) -> Self {
         let expert = model.resident_bytes(model.expert_bytes, dtype) as f64;
-        let rest = model.non_expert_layer_bytes.iter().sum::<u64>() + model.outside_bytes;
-        let rest = model.resident_bytes(rest, dtype) as f64;
+        let rest = non_expert_bytes(model, dtype);
         Self {
             version: VERSION,
             origin: Origin::Prior,
@@ -77,6 +88,33 @@ impl Profile {
             fit: None,
         }
     }
+
+    /// The same where a GPU computes the non-expert part.
+    #[must_use]
+    pub fn prior_on_gpu(model: &Inspection, dtype: &str) -> Self {
+        let prior = Self::prior(model, dtype);
+        let rest = non_expert_bytes(model, dtype);
+        let step = model.layers as f64 * GPU_LAYER_SECONDS + rest / GPU_READ_BYTES_PER_SECOND;
+        let token_bytes = model.resident_bytes(model.token_bytes, dtype) as f64;
+        let device = DeviceTimes {
+            prefill_seconds: Affine { base: step, per_token: rest / GPU_OPERATIONS_PER_SECOND },
+            decode_seconds: step,
+            swap_seconds: Affine {
+                base: GPU_COPY_SECONDS,
+                per_token: token_bytes / GPU_COPY_BYTES_PER_SECOND,
+            },
+        };
+        Self {
+            machine: Machine { device: "cuda".to_owned(), ..prior.machine },
+            device: Some(device),
+            ..prior
+        }
+    }
+}
+
+fn non_expert_bytes(model: &Inspection, dtype: &str) -> f64 {
+    let bytes = model.non_expert_layer_bytes.iter().sum::<u64>() + model.outside_bytes;
+    model.resident_bytes(bytes, dtype) as f64
 }
 
 /// The slower of reading `bytes` of weights and of multiplying with them, both in bfloat16 or float32

@@ -134,6 +134,30 @@ fn the_prior_goes_by_the_bytes_that_are_computed_with() {
 }
 
 #[test]
+fn the_prior_of_a_gpu_plans_for_one() {
+    let profile = Profile::prior_on_gpu(&model(), "bfloat16");
+    Profile::from_json(&serde_json::to_string(&profile).unwrap()).unwrap();
+    let prices = Prices { gpu_hour: Some(2.5), gpu_memory_mb: Some(16_000.0), ..Prices::default() };
+    let limits = Limits { gpu_bytes: Some(1.6e10), ..wishes().limits };
+    let wishes = Wishes { pricing: prices.pricing().unwrap(), limits, ..wishes() };
+    let problem = problem(&model(), &profile, &wishes).unwrap();
+    assert_eq!(problem.device, Device::Gpu);
+    // 18 MB of weights outside of experts: read for every token, and multiplied with for each of a prompt.
+    let step: f64 = problem.layers.iter().map(|layer| layer.nonexpert_decode_seconds).sum();
+    assert!((step - (4.0 * 3e-4 + 1.8e7 / 1.6e11)).abs() < 1e-9, "{step}");
+    assert_eq!(problem.swap_seconds.per_token, 2048.0 / 8e9);
+    let on_cpu = one_vcpu(&problem);
+    assert!(on_cpu > step, "a GPU is taken to be faster than one vCPU");
+    solve(&problem, None, &Options::default()).unwrap();
+}
+
+/// Seconds of one decode step of the non-expert part on one vCPU.
+fn one_vcpu(problem: &remoe_planner::Problem) -> f64 {
+    let on_cpus = problem.layers.iter().filter_map(|layer| layer.cpu_nonexpert_seconds.as_ref());
+    on_cpus.map(|table| table.seconds[0][2]).sum()
+}
+
+#[test]
 fn a_model_without_experts_has_nothing_to_plan() {
     let dense = Inspection { moe_layers: Vec::new(), experts: 0, ..model() };
     assert!(matches!(problem(&dense, &measured(), &wishes()), Err(ProblemError::NoExperts { .. })));

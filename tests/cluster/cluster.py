@@ -7,6 +7,7 @@
     cluster.py volume ...      make a claim that holds a folder of this host
     cluster.py status          which clusters there are
     cluster.py check           whether one can be made here; if not, why, and status 1
+    cluster.py prepare         install and build what it consists of
     cluster.py down            remove it and everything it left
 
 etcd, API server, controller manager, scheduler, kubelet and containerd run in namespaces of their own
@@ -96,7 +97,7 @@ def obstacle() -> str | None:
         binaries.available()
     except binaries.Missing as error:
         return str(error)
-    return None
+    return host.refusal()
 
 
 def find(name: str) -> Cluster:
@@ -289,6 +290,7 @@ def arguments() -> argparse.Namespace:
     commands.add_parser("env", parents=[named], help="print what a shell needs to use it")
     commands.add_parser("status", help="list clusters")
     commands.add_parser("check", help="say what stands in the way of a cluster")
+    commands.add_parser("prepare", help="install and build what a cluster consists of")
     load = commands.add_parser("load", parents=[named], help="put images on the node")
     load.add_argument("tar", nargs="+", type=Path)
     volume = commands.add_parser("volume", parents=[named], help="make a bound claim")
@@ -307,6 +309,11 @@ def main() -> None:
             if reason := obstacle():
                 print(reason)
                 sys.exit(1)
+            return
+        if given.command == "prepare":
+            need_root()
+            install(fast=False)
+            binaries.folder()
             return
         name = Cluster.check(given.name)
         match given.command:

@@ -87,6 +87,22 @@ def start(cluster: Cluster) -> None:
         subprocess.run(command, check=True, timeout=30)
 
 
+def refusal() -> str | None:
+    """What this host does not let root do, as containers without privileges do not."""
+    namespaces = ["unshare", "--net", "--mount", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc"]
+    tried = subprocess.run([*namespaces, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, text=True, timeout=30)
+    if tried.returncode != 0:
+        return f"namespaces and mounts are not permitted here: {tried.stderr.strip()}"
+    trial = f"remoe-test-cluster-trial-{os.getpid()}"
+    try:
+        for hierarchy in hierarchies():
+            (hierarchy / trial).mkdir()
+            (hierarchy / trial).rmdir()
+    except OSError as error:
+        return f"control groups cannot be made here: {error}"
+    return None
+
+
 def child(outer: subprocess.Popen) -> int:
     """The process that unshare forks once the namespaces are there."""
     deadline = time.monotonic() + END_DEADLINE_S

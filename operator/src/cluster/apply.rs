@@ -15,6 +15,9 @@ use kube::ResourceExt;
 /// Plans that are kept: the one that runs, and those that came before.
 const KEPT_PLANS: usize = 10;
 
+/// The reason of a trouble with an object that somebody else has under the same name.
+pub(super) const NAME_TAKEN: &str = "NameTaken";
+
 /// Writes the objects of one deployment.
 pub(super) struct Applier<'a> {
     calls: &'a Calls,
@@ -101,7 +104,15 @@ impl<'a> Applier<'a> {
                 return Ok(None);
             }
         }
-        self.calls.apply(wanted).await?;
+        let applied = match (self.calls.apply(wanted).await, live) {
+            // Together with what somebody added it would be no valid object.
+            (Err(error), Some(live)) if error.code() == 422 => live,
+            (applied, _) => applied?,
+        };
+        if !is_as(&applied, wanted) {
+            // What somebody added to a list, such as a port, stays when ours is applied.
+            self.calls.replace(&in_place_of(&applied, wanted)).await?;
+        }
         Ok(None)
     }
 
@@ -116,8 +127,29 @@ impl<'a> Applier<'a> {
     pub(super) async fn plan(&self, plan: &MoEPlan) -> Result<(), CallError> {
         match self.calls.create(plan).await {
             // Named by its content: it is this one.
-            Err(error) if error.code() == 409 => Ok(()),
+            Err(error) if error.code() == 409 => self.relabel_plan(plan).await,
             other => other.map(|_| ()),
+        }
+    }
+
+    /// A profile, unless another deployment was first.
+    ///
+    /// # Errors
+    /// A call that came to nothing.
+    pub(super) async fn profile(&self, map: &ConfigMap) -> Result<(), CallError> {
+        match self.calls.create(map).await {
+            // Measured at the same time, or spoiled: the measurement stands.
+            Err(error) if error.code() == 409 => self.calls.apply(map).await.map(|_| ()),
+            other => other.map(|_| ()),
+        }
+    }
+
+    /// Gives a plan that exists the labels back by which it is found.
+    async fn relabel_plan(&self, plan: &MoEPlan) -> Result<(), CallError> {
+        let live = self.calls.get::<MoEPlan>(&plan.name_any()).await?;
+        match live.filter(|live| is_owned_by(live, &self.uid) && !is_as(live, plan)) {
+            Some(_) => self.calls.merge(plan).await.map(|_| ()),
+            None => Ok(()),
         }
     }
 
@@ -140,7 +172,7 @@ impl<'a> Applier<'a> {
     /// A call that came to nothing, and code 409 where it was changed meanwhile.
     pub(super) async fn routing(
         &self,
-        mut map: ConfigMap,
+        map: ConfigMap,
         before: Option<&ConfigMap>,
     ) -> Result<Option<Trouble>, CallError> {
         let found = match before {
@@ -156,8 +188,7 @@ impl<'a> Applier<'a> {
             return Ok(Some(name_taken(&map)));
         }
         if !is_as(&live, &map) {
-            map.metadata.resource_version.clone_from(&live.metadata.resource_version);
-            self.calls.replace(&map).await?;
+            self.calls.replace(&in_place_of(&live, &map)).await?;
         }
         Ok(None)
     }
@@ -189,10 +220,11 @@ impl<'a> Applier<'a> {
         match self.calls.create(&pod).await {
             Ok(_) => Ok(Made::Created(name)),
             Err(error) if error.code() == 409 => self.taken(&pod, name).await,
+            Err(error) if error.namespace_ends() => Err(error),
             Err(error) if matches!(error.code(), 403 | 422) => {
                 let message =
                     error.status().map_or_else(|| error.to_string(), |status| status.message.clone());
-                let reason = if message.contains("exceeded quota") { "QuotaExceeded" } else { "PodRefused" };
+                let reason = refusal(&message);
                 Ok(Made::Refused(Trouble::new(reason, format!("pod {name}: {message}"))))
             }
             Err(error) => Err(error),
@@ -232,12 +264,35 @@ impl<'a> Applier<'a> {
     }
 }
 
+/// What kind of refusal the API server's words are.
+fn refusal(message: &str) -> &'static str {
+    if message.contains("exceeded quota") {
+        "QuotaExceeded"
+    } else if message.contains("cannot create resource") {
+        "NotPermitted"
+    } else {
+        "PodRefused"
+    }
+}
+
+/// `wanted` in place of `live`, if that is still what was read. What others have said about the object
+/// in its metadata stays.
+fn in_place_of<K: Kind>(live: &K, wanted: &K) -> K {
+    let mut object = wanted.clone();
+    let mut metadata = live.meta().clone();
+    let said = object.meta();
+    metadata.labels.get_or_insert_default().extend(said.labels.clone().into_iter().flatten());
+    metadata.annotations.get_or_insert_default().extend(said.annotations.clone().into_iter().flatten());
+    metadata.owner_references.clone_from(&said.owner_references);
+    // The API server keeps these itself.
+    metadata.managed_fields = None;
+    *object.meta_mut() = metadata;
+    object
+}
+
 fn name_taken<K: Kind>(wanted: &K) -> Trouble {
     let (kind, name) = (K::kind(&()), wanted.name_any());
-    Trouble::new(
-        "NameTaken",
-        format!("{kind} {name} belongs to somebody else; rename it, or this deployment"),
-    )
+    Trouble::new(NAME_TAKEN, format!("{kind} {name} belongs to somebody else; rename it, or this deployment"))
 }
 
 fn is_as<K: Kind>(live: &K, wanted: &K) -> bool {

@@ -39,6 +39,13 @@ pub(super) enum CallError {
 }
 
 impl CallError {
+    /// What was called.
+    pub(super) fn call(&self) -> &str {
+        match self {
+            Self::Api { call, .. } | Self::Timeout { call } => call,
+        }
+    }
+
     /// The API's answer, where it gave one.
     pub(super) fn status(&self) -> Option<&kube::core::Status> {
         match self {
@@ -48,6 +55,13 @@ impl CallError {
             },
             Self::Timeout { .. } => None,
         }
+    }
+
+    /// Whether the namespace is being deleted: it takes no new objects.
+    pub(super) fn namespace_ends(&self) -> bool {
+        let details = self.status().and_then(|status| status.details.as_ref());
+        details
+            .is_some_and(|details| details.causes.iter().any(|cause| cause.reason == "NamespaceTerminating"))
     }
 
     /// The code of the API's answer; 0 without one.

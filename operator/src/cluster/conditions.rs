@@ -45,13 +45,13 @@ impl Verdict {
             reason: self.reason,
             message: self.message.chars().take(MAX_MESSAGE).collect(),
             observed_generation: generation,
-            // In whole seconds, as it is read back.
             last_transition_time: unchanged
                 .map_or_else(|| Time(whole_seconds(now)), |before| before.last_transition_time.clone()),
         }
     }
 }
 
-fn whole_seconds(time: Timestamp) -> Timestamp {
+/// In whole seconds, as times are read back.
+pub fn whole_seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }

@@ -1,6 +1,7 @@
 //! Runs the pipeline whenever something changes, and again after what failed.
 
 use super::api::{MoEDeployment, MoEPlan};
+use super::events::{Happening, publish};
 use super::names::MANAGER;
 use super::reconcile::{Context, ReconcileError, reconcile};
 use futures_util::StreamExt;
@@ -109,8 +110,21 @@ async fn run(deployment: Arc<MoEDeployment>, shared: Arc<Shared>) -> Result<Acti
             tracing::debug!(namespace, name, ?again, "reconciled");
             Ok(Action::requeue(again))
         }
+        Err(error) if error.namespace_ends() => {
+            // The cluster deletes everything in it, the deployment included.
+            tracing::info!(namespace, name, "left alone: its namespace is being deleted");
+            shared.failures().remove(&key);
+            Ok(Action::await_change())
+        }
         Err(error) => {
             metrics.errors.with_label_values(&[error.kind()]).inc();
+            if let Some(refused) = error.refusal() {
+                // The status cannot tell: it is stated when everything else was done.
+                let action = refused.call().to_owned();
+                let happening =
+                    Happening { action, ..Happening::warning("ReconcileFailed", error.to_string()) };
+                publish(&shared.context.recorder, &deployment, &[happening]).await;
+            }
             tracing::warn!(namespace, name, %error, "not reconciled");
             Err(error)
         }

@@ -10,6 +10,8 @@ use tokio::time::timeout;
 const DEADLINE: Duration = Duration::from_secs(5);
 /// Bytes of a note; the API takes 1024.
 const MAX_NOTE: usize = 1000;
+/// Bytes of an action; the API takes 128.
+const MAX_ACTION: usize = 128;
 
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,6 +20,8 @@ pub(super) struct Happening {
     pub(super) warning: bool,
     /// One word in CamelCase.
     pub(super) reason: String,
+    /// What was done or tried. Events that differ in their notes only are counted, not told again.
+    pub(super) action: String,
     /// For people.
     pub(super) note: String,
 }
@@ -25,7 +29,8 @@ pub(super) struct Happening {
 impl Happening {
     /// Something that went as it should.
     pub(super) fn normal(reason: &str, note: impl Into<String>) -> Self {
-        Self { warning: false, reason: reason.to_owned(), note: note.into() }
+        let action = "Reconcile".to_owned();
+        Self { warning: false, reason: reason.to_owned(), action, note: note.into() }
     }
 
     /// Something that did not.
@@ -75,8 +80,8 @@ pub(super) async fn publish(recorder: &Recorder, owner: &MoEDeployment, happenin
         let event = Event {
             type_: if happening.warning { EventType::Warning } else { EventType::Normal },
             reason: happening.reason.clone(),
-            note: Some(shortened(&happening.note)),
-            action: "Reconcile".to_owned(),
+            note: Some(shortened(&happening.note, MAX_NOTE)),
+            action: shortened(&happening.action, MAX_ACTION),
             secondary: None,
         };
         match timeout(DEADLINE, recorder.publish(&event, &reference)).await {
@@ -87,7 +92,7 @@ pub(super) async fn publish(recorder: &Recorder, owner: &MoEDeployment, happenin
     }
 }
 
-fn shortened(note: &str) -> String {
-    let end = note.char_indices().map(|(at, char)| at + char.len_utf8()).take_while(|end| *end <= MAX_NOTE);
-    note[..end.last().unwrap_or(0)].to_owned()
+fn shortened(text: &str, bytes: usize) -> String {
+    let end = text.char_indices().map(|(at, char)| at + char.len_utf8()).take_while(|end| *end <= bytes);
+    text[..end.last().unwrap_or(0)].to_owned()
 }

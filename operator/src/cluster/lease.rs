@@ -4,16 +4,20 @@
 //! both run at the same speed; they need not agree on the time. What a Lease says is taken over only by
 //! its resource version, so that of two candidates one wins.
 
+use super::term::Term;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::{Api, PostParams};
 use std::time::Duration;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-/// A leader gives up after this share of the Lease's duration without a renewal.
-const GIVE_UP: f64 = 2.0 / 3.0;
-/// And tries to renew this many times in the duration.
+/// A leader's term ends after this share of the Lease's duration without a renewal. The rest is for
+/// writes that are on their way when it ends.
+const TERM: f64 = 2.0 / 3.0;
+/// A candidate tries this many times in the duration, a leader to renew as well.
 const TRIES: u32 = 8;
+/// One call takes at most this share of the duration: a lost one leaves time for others in the term.
+const CALL: f64 = 1.0 / 4.0;
 
 /// The Lease, as one candidate sees it.
 pub(super) struct Candidate {
@@ -21,18 +25,27 @@ pub(super) struct Candidate {
     name: String,
     identity: String,
     duration: Duration,
-    /// What was last read, and when it was first seen in this form.
+    term: Term,
+    /// What was last read or written, and when it was first seen in this form.
     seen: Option<(Lease, Instant)>,
 }
 
 impl Candidate {
     /// A candidate called `identity` for the Lease `name`, which lasts for `duration`.
     pub(super) fn new(api: Api<Lease>, name: &str, identity: &str, duration: Duration) -> Self {
-        Self { api, name: name.to_owned(), identity: identity.to_owned(), duration, seen: None }
+        Self {
+            api,
+            name: name.to_owned(),
+            identity: identity.to_owned(),
+            duration,
+            term: Term::default(),
+            seen: None,
+        }
     }
 
-    fn between_tries(&self) -> Duration {
-        self.duration / TRIES
+    /// The time for which this candidate leads; every renewal prolongs it.
+    pub(super) fn term(&self) -> Term {
+        self.term.clone()
     }
 
     /// Waits until this candidate holds the Lease.
@@ -42,23 +55,18 @@ impl Candidate {
         }
     }
 
-    /// Renews the Lease for as long as that works; returns when it was lost.
+    /// Renews the Lease for as long as that works; returns when it was lost, and with it the term.
     pub(super) async fn keep(&mut self) {
-        let mut renewed = Instant::now();
-        loop {
-            sleep(self.between_tries()).await;
-            let begun = Instant::now();
-            if self.attempt().await {
-                // Counted from before the call: the others count from when they see it.
-                renewed = begun;
-            } else if renewed.elapsed() >= self.duration.mul_f64(GIVE_UP) || self.is_anothers() {
-                return;
-            }
-        }
+        // A renewal that takes longer than the term is none, whatever the API says in the end.
+        while let Some(end) = self.term.end()
+            && timeout_at(end, self.renew()).await == Ok(true)
+        {}
+        self.term.close();
     }
 
-    /// Gives the Lease back, so that nobody has to wait for its end.
+    /// Gives the Lease back, so that nobody has to wait for its end. Nothing may be written after this.
     pub(super) async fn release(&mut self) {
+        self.term.close();
         let Some((mut lease, _)) = self.seen.take() else { return };
         if let Some(spec) = &mut lease.spec {
             spec.holder_identity = None;
@@ -66,15 +74,43 @@ impl Candidate {
         self.replace(lease).await;
     }
 
-    fn is_anothers(&self) -> bool {
-        let holder = self.seen.as_ref().and_then(|(lease, _)| lease.spec.as_ref()?.holder_identity.as_ref());
-        holder.is_some_and(|holder| *holder != self.identity)
+    fn between_tries(&self) -> Duration {
+        self.duration / TRIES
+    }
+
+    fn holder(&self) -> Option<&str> {
+        let (lease, _) = self.seen.as_ref()?;
+        lease.spec.as_ref()?.holder_identity.as_deref().filter(|holder| !holder.is_empty())
+    }
+
+    /// Tries until the Lease is renewed; false where another one has it.
+    async fn renew(&mut self) -> bool {
+        loop {
+            sleep(self.between_tries()).await;
+            if self.attempt().await {
+                return true;
+            }
+            if self.holder().is_some_and(|holder| holder != self.identity) {
+                return false;
+            }
+        }
     }
 
     /// Takes or renews the Lease. Whether it is ours now.
     async fn attempt(&mut self) -> bool {
-        let deadline = self.duration.mul_f64(GIVE_UP) / 2;
-        match timeout(deadline, self.api.get_opt(&self.name)).await {
+        // Counted from before the call: the others count from when they see what it did.
+        let begun = Instant::now();
+        // One call does while nobody else writes it.
+        let renewed = self.holder() == Some(&self.identity) && self.take().await;
+        let held = renewed || self.read_and_take().await;
+        if held {
+            self.term.prolong(begun + self.duration.mul_f64(TERM));
+        }
+        held
+    }
+
+    async fn read_and_take(&mut self) -> bool {
+        match timeout(self.duration.mul_f64(CALL), self.api.get_opt(&self.name)).await {
             Ok(Ok(Some(lease))) => {
                 self.note(lease);
                 self.take().await
@@ -84,7 +120,10 @@ impl Candidate {
                 tracing::warn!(%error, "the Lease cannot be read");
                 false
             }
-            Err(_elapsed) => false,
+            Err(_elapsed) => {
+                tracing::warn!("the Lease could not be read in time");
+                false
+            }
         }
     }
 
@@ -101,11 +140,11 @@ impl Candidate {
     async fn take(&mut self) -> bool {
         let Some((lease, since)) = &self.seen else { return false };
         let spec = lease.spec.clone().unwrap_or_default();
-        let ours = spec.holder_identity.as_ref() == Some(&self.identity);
-        let held = spec.holder_identity.as_ref().is_some_and(|holder| !holder.is_empty());
+        let holder = self.holder();
+        let ours = holder == Some(&self.identity);
         let lasts = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
         let lasts = lasts.map_or(self.duration, Duration::from_secs);
-        if held && !ours && since.elapsed() < lasts {
+        if holder.is_some() && !ours && since.elapsed() < lasts {
             return false;
         }
         let mut lease = lease.clone();
@@ -136,13 +175,13 @@ impl Candidate {
         };
         let params = PostParams::default();
         let call = self.api.create(&params, &lease);
-        self.wrote(timeout(self.duration / 3, call).await)
+        self.wrote(timeout(self.duration.mul_f64(CALL), call).await)
     }
 
     async fn replace(&mut self, lease: Lease) -> bool {
         let params = PostParams::default();
         let call = self.api.replace(&self.name, &params, &lease);
-        self.wrote(timeout(self.duration / 3, call).await)
+        self.wrote(timeout(self.duration.mul_f64(CALL), call).await)
     }
 
     fn wrote(&mut self, result: Result<kube::Result<Lease>, tokio::time::error::Elapsed>) -> bool {
@@ -155,7 +194,10 @@ impl Candidate {
                 tracing::debug!(%error, "the Lease was not written");
                 false
             }
-            Err(_elapsed) => false,
+            Err(_elapsed) => {
+                tracing::warn!("the Lease could not be written in time");
+                false
+            }
         }
     }
 }

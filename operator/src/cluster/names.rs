@@ -96,6 +96,11 @@ pub fn model_config_map(deployment: &str) -> String {
     format!("{deployment}-model")
 }
 
+/// ConfigMap with what a profiler measured of `subject`, and the place of the pods that measure it.
+pub fn profile_config_map(subject: &str) -> String {
+    format!("remoe-profile-{subject}")
+}
+
 /// ConfigMap with the routing generations: the durable copy of what main functions were told.
 pub fn routing_config_map(deployment: &str) -> String {
     format!("{deployment}-routing")

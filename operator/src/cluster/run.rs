@@ -6,6 +6,7 @@ use super::metrics::Metrics;
 use super::reconcile::Context;
 use super::serve::serve;
 use super::settings::RunSettings;
+use super::term::writes_within;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
 use prometheus::Registry;
@@ -88,9 +89,10 @@ async fn work(
     }
     tracing::info!(identity = settings.identity, "leading");
     metrics.leads.set(1);
+    let client = writes_within(candidate.term(), &client);
     let result = tokio::select! {
         () = lead(&client, &settings, metrics.clone(), ready, shutdown) => Ok(()),
-        // What is under way is dropped, and with it every further write.
+        // What is under way is dropped.
         () = candidate.keep() => Err(RunError::LeaseLost),
     };
     metrics.leads.set(0);

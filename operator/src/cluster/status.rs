@@ -4,11 +4,19 @@ use super::api::{
     ConditionType, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec, Mode, ModelStatus, ProfileSource,
 };
 use super::build::{HTTP_PORT, Revision};
-use super::conditions::Verdict;
+use super::conditions::{Verdict, whole_seconds};
 use super::names::{Component, component_selector, selector_text};
 use super::pods::{PodView, Trouble};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
+
+/// What takes longer from one step to the next has stopped, for all that is known: the time that a
+/// Deployment is given by default.
+const PROGRESS: SignedDuration = SignedDuration::from_secs(600);
+
+/// The reason where progress stopped.
+const STUCK: &str = "ProgressDeadlineExceeded";
 
 /// How planning stands.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,6 +46,8 @@ pub struct Findings<'a> {
     pub model: Option<ModelStatus>,
     /// How planning stands.
     pub planning: &'a PlanState,
+    /// How measuring the hardware stands, while the plan stands on a prior.
+    pub profiling: Option<String>,
     /// What is to run.
     pub target: Option<(&'a Revision, &'a MoEPlanSpec)>,
     /// The plan that main functions were last told of.
@@ -57,19 +67,35 @@ pub fn status(findings: &Findings<'_>) -> MoEDeploymentStatus {
     let owner = findings.deployment;
     let before = owner.status.clone().unwrap_or_default();
     let name = owner.name_any();
-    let troubles = troubles(findings);
+    let target = findings.target.map(|(revision, _)| revision);
+    let functions =
+        target.map(|target| format!("{}/{}", ready_functions(target, findings.pods), wanted(target)));
+    let shown = findings.running.map(str::to_owned).or_else(|| target.map(|target| target.plan.clone()));
+    let last_progress = match &before.last_progress_time {
+        Some(time)
+            if before.functions == functions
+                && before.plan == shown
+                && before.observed_generation == owner.metadata.generation =>
+        {
+            time.clone()
+        }
+        _ => Time(whole_seconds(findings.now)),
+    };
+    let progressing = progressing(findings, last_progress.0);
+    let mut troubles = troubles(findings);
+    if progressing.reason == STUCK {
+        troubles.push(Trouble::new(STUCK, progressing.message.clone()));
+    }
     let verdicts = [
         (ConditionType::Ready, ready(findings, &troubles)),
         (ConditionType::Planned, planned(findings)),
-        (ConditionType::Progressing, progressing(findings)),
+        (ConditionType::Progressing, progressing),
         (ConditionType::Degraded, degraded(&troubles)),
         (ConditionType::Active, active(findings)),
     ];
     let conditions = verdicts.map(|(of, verdict)| {
         verdict.condition(of, before.condition(of), owner.metadata.generation, findings.now)
     });
-    let target = findings.target.map(|(revision, _)| revision);
-    let shown = findings.running.map(str::to_owned).or_else(|| target.map(|target| target.plan.clone()));
     let proposed = match findings.planning {
         PlanState::Planned { hash, .. } => Some(hash.clone()),
         _ => None,
@@ -82,14 +108,14 @@ pub fn status(findings: &Findings<'_>) -> MoEDeploymentStatus {
         model: findings.model.clone().or(before.model),
         proposed_plan: proposed.filter(|proposed| shown.as_ref() != Some(proposed)),
         plan: shown,
-        functions: target
-            .map(|target| format!("{}/{}", ready_functions(target, findings.pods), wanted(target))),
+        functions,
         saving: findings.target.map(|(_, plan)| saving(plan)),
         replicas: target.map_or(0, |target| {
             let mains = findings.pods.iter().filter(|pod| pod.is_main && pod.is_sound());
             mains.filter(|pod| pod.identity == target.main.identity).count() as u32
         }),
         selector: Some(selector_text(&component_selector(&name, Component::Main))),
+        last_progress_time: Some(last_progress),
     }
 }
 
@@ -113,6 +139,8 @@ fn ready_functions(target: &Revision, pods: &[PodView]) -> usize {
 fn saving(plan: &MoEPlanSpec) -> String {
     match (plan.profile, plan.numbers.savings.mix) {
         (ProfileSource::Prior, _) | (_, None) => "n/a".to_owned(),
+        // What mode Always may come to; the plan has the figure.
+        (_, Some(share)) if share < 0.0 => "n/a (costs more)".to_owned(),
         (_, Some(share)) => format!("{:.0} %", share * 100.0),
     }
 }
@@ -138,18 +166,20 @@ fn troubles(findings: &Findings<'_>) -> Vec<Trouble> {
 
 fn ready(findings: &Findings<'_>, troubles: &[Trouble]) -> Verdict {
     let serving = findings.pods.iter().filter(|pod| pod.is_main && pod.is_sound() && pod.ready).count();
+    let wanted_mains = findings.deployment.spec.replicas as usize;
     match findings.target {
-        _ if serving > 0 => Verdict::yes("Serving", "the endpoint answers"),
+        _ if serving >= wanted_mains => Verdict::yes("Serving", "the endpoint answers"),
+        _ if serving > 0 => {
+            let message = format!("the endpoint answers: {serving} of {wanted_mains} main functions serve");
+            Verdict::yes("Serving", message)
+        }
         None if findings.deployment.spec.mode == Mode::Advisory && troubles.is_empty() => {
             Verdict::no("AwaitingAcceptance", "no plan was accepted yet")
         }
         target => {
             let message = target.map_or_else(
                 || "there is no plan to run yet".to_owned(),
-                |(target, _)| {
-                    let ready = ready_functions(target, findings.pods);
-                    format!("{ready} of {} functions are ready", wanted(target))
-                },
+                |(target, _)| how_many(target, findings.pods),
             );
             match troubles.first() {
                 Some(trouble) => Verdict::no(trouble.reason, format!("{message}; {}", trouble.message)),
@@ -172,23 +202,38 @@ fn planned(findings: &Findings<'_>) -> Verdict {
                 ProfileSource::Supplied => "SuppliedProfile",
             };
             let warning = plan.warning.as_ref().map(|warning| format!("; warning: {warning}"));
-            Verdict::yes(reason, format!("plan {hash}{}", warning.unwrap_or_default()))
+            let profiling = findings.profiling.as_ref().map(|note| format!("; {note}"));
+            let notes = [profiling, warning].into_iter().flatten().collect::<String>();
+            Verdict::yes(reason, format!("plan {hash}{notes}"))
         }
     }
 }
 
-fn progressing(findings: &Findings<'_>) -> Verdict {
-    let Some((target, _)) = findings.target else {
-        return match findings.planning {
-            PlanState::Inspecting { .. } => Verdict::yes("Inspecting", "the model is being inspected"),
-            PlanState::Refused(trouble) => Verdict::no(trouble.reason, "there is no plan to run"),
-            PlanState::Planned { .. } => Verdict::no("AwaitingAcceptance", "no plan was accepted yet"),
-        };
+fn progressing(findings: &Findings<'_>, last_progress: Timestamp) -> Verdict {
+    let waiting = match (findings.planning, findings.target) {
+        // What runs is not what the spec asks for, as far as is known.
+        (PlanState::Inspecting { .. }, _) => Verdict::yes("Inspecting", "the model is being inspected"),
+        (_, Some((target, _))) if findings.settled => {
+            return Verdict::no("Settled", format!("everything is as plan {} has it", target.plan));
+        }
+        (_, Some((target, _))) => {
+            let ready = how_many(target, findings.pods);
+            Verdict::yes("RollingOut", format!("bringing about plan {}: {ready}", target.plan))
+        }
+        (PlanState::Refused(trouble), None) => return Verdict::no(trouble.reason, "there is no plan to run"),
+        (PlanState::Planned { .. }, None) => {
+            return Verdict::no("AwaitingAcceptance", "no plan was accepted yet");
+        }
     };
-    if findings.settled {
-        return Verdict::no("Settled", format!("everything is as plan {} has it", target.plan));
+    if findings.now.duration_since(last_progress) < PROGRESS {
+        return waiting;
     }
-    Verdict::yes("RollingOut", format!("bringing about plan {}", target.plan))
+    Verdict::no(STUCK, format!("no progress for 10 minutes: {}", waiting.message))
+}
+
+/// How many functions of the target are ready, in words.
+fn how_many(target: &Revision, pods: &[PodView]) -> String {
+    format!("{} of {} functions are ready", ready_functions(target, pods), wanted(target))
 }
 
 fn degraded(troubles: &[Trouble]) -> Verdict {

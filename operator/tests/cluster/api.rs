@@ -1,5 +1,6 @@
 //! A real API server, where `REMOE_E2E_KUBECONFIG` names one: a namespace per test, gone afterwards.
 
+use futures_util::{StreamExt, stream};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -30,32 +31,76 @@ impl Server {
     }
 }
 
+/// Cases that run beside each other: an operator waits most of the time.
+const SIDE_BY_SIDE: usize = 6;
+
 /// Runs `test` against the server; says so where there is none.
 pub fn with_server(test: impl AsyncFnOnce(Server)) {
-    let Ok(path) = std::env::var("REMOE_E2E_KUBECONFIG") else {
+    with_cluster(async |client| {
+        let server = Server::new(client).await;
+        test(server.clone()).await;
+        server.delete().await;
+    });
+}
+
+/// Runs `test` for every case, each in a namespace of its own.
+pub fn with_servers<T>(cases: impl IntoIterator<Item = T>, test: impl AsyncFn(Server, T)) {
+    with_cluster(async |client| {
+        let each = async |case| {
+            let server = Server::new(client.clone()).await;
+            test(server.clone(), case).await;
+            server.delete().await;
+        };
+        stream::iter(cases).for_each_concurrent(SIDE_BY_SIDE, each).await;
+    });
+}
+
+fn with_cluster(test: impl AsyncFnOnce(Client)) {
+    if std::env::var("REMOE_E2E_KUBECONFIG").is_err() {
         println!("skipped: REMOE_E2E_KUBECONFIG names no cluster (tests/cluster/cluster.py up --fast)");
         return;
-    };
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let options = KubeConfigOptions::default();
-        let config = Config::from_custom_kubeconfig(Kubeconfig::read_from(path).unwrap(), &options);
-        let client = Client::try_from(config.await.unwrap()).unwrap();
+        let client = Client::try_from(config().await).unwrap();
         install(&client).await;
+        test(client).await;
+    });
+}
+
+/// The administrator's access to the cluster.
+pub async fn config() -> Config {
+    let path = std::env::var("REMOE_E2E_KUBECONFIG").unwrap();
+    let options = KubeConfigOptions::default();
+    Config::from_custom_kubeconfig(Kubeconfig::read_from(path).unwrap(), &options).await.unwrap()
+}
+
+impl Server {
+    async fn new(client: Client) -> Self {
         let namespaces: Api<Namespace> = Api::all(client.clone());
         let object = json!({"metadata": {"generateName": "operator-test-"}});
         let object = serde_json::from_value(object).unwrap();
         let namespace = namespaces.create(&PostParams::default(), &object).await.unwrap();
-        let server = Server { client, namespace: namespace.metadata.name.unwrap() };
+        let server = Self { client, namespace: namespace.metadata.name.unwrap() };
         let accounts = server.api::<ServiceAccount>();
         eventually("the default service account", async || {
             accounts.get_opt("default").await.unwrap().is_some()
         })
         .await;
-        let deletion = DeleteGuard { namespaces, name: server.namespace.clone() };
-        test(server).await;
-        deletion.delete().await;
-    });
+        server
+    }
+
+    pub fn namespaces(&self) -> Api<Namespace> {
+        Api::all(self.client.clone())
+    }
+
+    /// Deletes the namespace, unless the test did. The one of a test that failed is left for a look at it.
+    async fn delete(&self) {
+        let deleted = self.namespaces().delete(&self.namespace, &DeleteParams::default()).await;
+        if let Err(error) = deleted {
+            assert!(error.to_string().contains("not found"), "{error}");
+        }
+    }
 }
 
 /// The custom resources, as this build defines them.
@@ -83,25 +128,5 @@ pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     };
     if timeout(PATIENCE, waiting).await.is_err() {
         panic!("{what} did not come about within {PATIENCE:?}");
-    }
-}
-
-/// Names the namespace that a failed test leaves for a look at it.
-struct DeleteGuard {
-    namespaces: Api<Namespace>,
-    name: String,
-}
-
-impl DeleteGuard {
-    async fn delete(self) {
-        self.namespaces.delete(&self.name, &DeleteParams::default()).await.unwrap();
-    }
-}
-
-impl Drop for DeleteGuard {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("namespace {} is left as it was", self.name);
-        }
     }
 }

@@ -145,7 +145,7 @@ fn fetching_functions_have_a_cache_credentials_and_a_way_out() {
             })
             .count()
     };
-    assert_eq!(opened(&owner), 3);
+    assert_eq!(opened(&owner), 4);
     assert_eq!(opened(&deployment(json!({}))), 0);
 }
 

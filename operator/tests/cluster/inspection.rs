@@ -2,8 +2,10 @@ use crate::example::{around, deployment, facts};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use remoe_operator::cluster::build::{inspector, inspector_place};
+use remoe_operator::cluster::errand::{Errand, useless};
 use remoe_operator::cluster::facts::{FactsError, MAX_FACTS, ModelFacts};
-use remoe_operator::cluster::inspection::{Inspecting, inspecting, useless_inspectors};
+use remoe_operator::cluster::inspection::{Inspecting, inspecting};
+use remoe_operator::cluster::names::Component;
 use serde_json::json;
 
 const SUBJECT: &str = "0123456789";
@@ -21,7 +23,8 @@ fn pod(incarnation: u32, status: serde_json::Value) -> Pod {
 
 fn failed(seconds_ago: i64) -> serde_json::Value {
     let at = now().checked_sub(SignedDuration::from_secs(seconds_ago)).unwrap();
-    let message = "a line\n{\"error\":{\"code\":4,\"message\":\"no config.json in /models/demo\"}}\n";
+    let message =
+        "a line\n{\"error\":{\"code\":\"checkpoint\",\"message\":\"no config.json in /models/demo\"}}\n";
     let terminated = json!({"exitCode": 4, "finishedAt": at.to_string(), "message": message});
     json!({
         "phase": "Failed",
@@ -32,37 +35,42 @@ fn failed(seconds_ago: i64) -> serde_json::Value {
     })
 }
 
-fn look(pods: &[Pod]) -> Inspecting {
-    inspecting(None, pods, "uid-1", SUBJECT, &inspector_place("demo", SUBJECT), now())
+fn look(pods: &[Pod]) -> Errand {
+    match inspecting(None, pods, "uid-1", SUBJECT, &inspector_place("demo", SUBJECT), now()) {
+        Inspecting::Sent(errand) => errand,
+        Inspecting::Known(facts) => panic!("nobody can know {facts:?}"),
+    }
 }
 
 #[test]
 fn a_failed_inspector_says_why_and_is_followed_by_another_after_a_pause() {
-    assert_eq!(look(&[]), Inspecting::Start { incarnation: 0, after: None });
-    assert_eq!(look(&[pod(0, json!({"phase": "Running"}))]), Inspecting::Waiting { trouble: None });
-    let Inspecting::Failed { trouble, .. } = look(&[pod(0, failed(1))]) else { panic!() };
+    assert_eq!(look(&[]), Errand::Start { incarnation: 0, after: None });
+    assert_eq!(look(&[pod(0, json!({"phase": "Running"}))]), Errand::Waiting { trouble: None });
+    let Errand::Failed { trouble, .. } = look(&[pod(0, failed(1))]) else { panic!() };
     assert_eq!(
         (trouble.reason, trouble.message.as_str()),
         ("ModelUnreadable", "no config.json in /models/demo")
     );
-    assert!(matches!(look(&[pod(0, failed(20))]), Inspecting::Start { incarnation: 1, after: Some(_) }));
+    assert!(matches!(look(&[pod(0, failed(20))]), Errand::Start { incarnation: 1, after: Some(_) }));
     // The further, the longer.
-    assert!(matches!(look(&[pod(3, failed(20))]), Inspecting::Failed { .. }));
+    assert!(matches!(look(&[pod(3, failed(20))]), Errand::Failed { .. }));
     assert_eq!(
         look(&[pod(3, json!({"phase": "Succeeded"}))]),
-        Inspecting::Read { pod: "demo-inspect-0123456789-3".to_owned() }
+        Errand::Done { pod: "demo-inspect-0123456789-3".to_owned() }
     );
 }
 
 #[test]
 fn inspectors_of_no_use_go() {
-    let state = Inspecting::Known(Box::new(facts()));
+    let over =
+        |pods: &[Pod], owner, subject, state| useless(pods, owner, Component::Inspector, subject, state);
     let pods = [pod(0, json!({"phase": "Succeeded"}))];
-    assert_eq!(useless_inspectors(&pods, "uid-1", SUBJECT, &state).len(), 1);
-    assert_eq!(useless_inspectors(&pods, "another", SUBJECT, &state).len(), 0);
-    let waiting = Inspecting::Waiting { trouble: None };
-    assert_eq!(useless_inspectors(&pods, "uid-1", SUBJECT, &waiting).len(), 0);
-    assert_eq!(useless_inspectors(&pods, "uid-1", "another one", &waiting).len(), 1);
+    assert_eq!(over(&pods, "uid-1", SUBJECT, None).len(), 1);
+    assert_eq!(over(&pods, "another", SUBJECT, None).len(), 0);
+    assert_eq!(useless(&pods, "uid-1", Component::Profiler, SUBJECT, None).len(), 0);
+    let waiting = Errand::Waiting { trouble: None };
+    assert_eq!(over(&pods, "uid-1", SUBJECT, Some(&waiting)).len(), 0);
+    assert_eq!(over(&pods, "uid-1", "another one", Some(&waiting)).len(), 1);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 use crate::example::{deployment, facts, plan, prior};
 use remoe_operator::cluster::api::ProfileSource;
 use remoe_operator::cluster::planning::{KnownProfile, Planning, PlanningError};
+use remoe_profile::Profile;
 use serde_json::json;
 
 #[test]
@@ -55,4 +56,22 @@ fn a_plan_that_runs_stays_where_a_new_one_saves_little() {
     let second = solve(json!({"pricing": {"cpuCoreHour": "0.0301"}, "slo": {"ttft": "9s"}}), Some(&first));
     assert_eq!((first.main, &first.remote), (second.main, &second.remote));
     assert_ne!(first.numbers.costs, second.numbers.costs);
+}
+
+#[test]
+fn figures_of_another_device_are_not_planned_with() {
+    let gpu = json!({
+        "main": {"device": "cuda", "gpu": {"count": 1}},
+        "pricing": {"gpuHour": "2.50", "gpuMemoryMB": 16000},
+    });
+    let on_gpu = |known: &KnownProfile| Planning::new("demo", &deployment(gpu.clone()).spec, &facts(), known);
+    let refused = on_gpu(&prior()).unwrap_err();
+    assert!(refused.to_string().contains("without a GPU"), "{refused}");
+    let profile = Profile::prior_on_gpu(&facts().inspection, "bfloat16");
+    let both = KnownProfile { profile, ..prior() };
+    assert!(on_gpu(&both).is_ok());
+    let on_cpu = |known: &KnownProfile| {
+        Planning::new("demo", &deployment(json!({})).spec, &facts(), known).unwrap().inputs
+    };
+    assert_eq!(on_cpu(&both), on_cpu(&prior()));
 }

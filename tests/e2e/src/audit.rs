@@ -2,8 +2,12 @@
 
 use crate::cluster::Cluster;
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
+
+/// Under which the API server names the credential.
+pub const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
 
 /// A place in the log.
 #[derive(Debug, Clone, Copy)]
@@ -28,6 +32,8 @@ pub struct Request {
 #[derive(Debug, Clone, Deserialize)]
 struct User {
     username: String,
+    #[serde(default)]
+    extra: BTreeMap<String, Vec<String>>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -36,6 +42,10 @@ struct Object {
     resource: String,
     #[serde(default)]
     namespace: String,
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    subresource: String,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -51,6 +61,18 @@ impl Request {
         &self.user.username
     }
 
+    /// The credential that was shown: one account may have several. Empty for those without a name.
+    #[must_use]
+    pub fn credential(&self) -> &str {
+        self.user.extra.get(CREDENTIAL).and_then(|ids| ids.first()).map_or("", String::as_str)
+    }
+
+    /// The part of the object that was asked for, such as `status`; empty for the whole.
+    #[must_use]
+    pub fn subresource(&self) -> &str {
+        &self.object_ref.subresource
+    }
+
     /// The kind of object, in the plural; empty for requests that are about none.
     #[must_use]
     pub fn resource(&self) -> &str {
@@ -61,6 +83,12 @@ impl Request {
     #[must_use]
     pub fn namespace(&self) -> &str {
         &self.object_ref.namespace
+    }
+
+    /// The object's name; empty for lists.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.object_ref.name
     }
 
     /// Whether the asker's roles do not reach that far.

@@ -7,6 +7,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use std::ffi::OsStr;
 use std::io::Write;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -25,6 +26,8 @@ pub struct Cluster {
     pub audit_log: PathBuf,
     /// How `tests/cluster/cluster.py` knows it.
     pub name: String,
+    /// The address of this host that pods reach.
+    pub host: IpAddr,
 }
 
 impl Cluster {
@@ -49,6 +52,7 @@ impl Cluster {
             tools: beside("REMOE_E2E_TOOLS"),
             audit_log: beside("REMOE_E2E_AUDIT_LOG"),
             name: beside("REMOE_E2E_CLUSTER").to_string_lossy().into_owned(),
+            host: address(&beside("REMOE_E2E_HOST").to_string_lossy()),
         })
     }
 
@@ -87,4 +91,8 @@ pub async fn client(kubeconfig: &Path) -> Client {
 
 fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+fn address(text: &str) -> IpAddr {
+    text.parse().unwrap_or_else(|error| panic!("REMOE_E2E_HOST={text}: {error}"))
 }

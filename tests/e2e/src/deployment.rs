@@ -44,6 +44,53 @@ impl Deployment {
         Self { name: name.to_owned(), api }
     }
 
+    /// Merges `change` into it, as `kubectl patch --type=merge` does.
+    ///
+    /// # Errors
+    /// The API server's words when it refuses.
+    pub async fn try_patch(&self, change: &Value) -> Result<(), String> {
+        let patched = self.api.patch(&self.name, &PatchParams::default(), &Patch::Merge(change)).await;
+        patched.map(|_| ()).map_err(|error| error.to_string())
+    }
+
+    /// Merges `change` into it.
+    pub async fn patch(&self, change: &Value) {
+        let patched = self.try_patch(change).await;
+        patched.unwrap_or_else(|refusal| panic!("MoEDeployment {}: {change}: {refusal}", self.name));
+    }
+
+    /// Waits until it serves as the present spec has it, with nothing left to be done. Returns the status.
+    pub async fn settled(&self) -> Value {
+        self.conditions(&[("Ready", "True"), ("Progressing", "False"), ("Degraded", "False")]).await
+    }
+
+    /// Waits until all of these conditions are as they are to be, of the present generation. Returns the
+    /// status.
+    pub async fn conditions(&self, wanted: &[(&str, &str)]) -> Value {
+        let what = format!("{wanted:?} of {}", self.name);
+        until(LONG, &what, async || {
+            let object = self.api.get(&self.name).await.expect("the MoEDeployment can be read");
+            let status = object.data["status"].clone();
+            let holds = |(kind, value): &(&str, &str)| {
+                find(&status, kind).is_some_and(|condition| {
+                    condition["status"] == *value
+                        && condition["observedGeneration"].as_i64() == object.metadata.generation
+                })
+            };
+            wanted.iter().all(holds).then_some(status)
+        })
+        .await
+    }
+
+    /// Waits until the condition `kind` has the reason `reason`, and returns it.
+    pub async fn reason(&self, kind: &str, reason: &str) -> Value {
+        let what = format!("condition {kind} of {} to be {reason}", self.name);
+        until(LONG, &what, async || {
+            find(&self.status().await, kind).filter(|condition| condition["reason"] == reason)
+        })
+        .await
+    }
+
     /// Its status; null before it has one.
     pub async fn status(&self) -> Value {
         let object = self.api.get(&self.name).await.expect("the MoEDeployment can be read");
@@ -98,6 +145,12 @@ impl Deployment {
     }
 }
 
+/// The condition `kind` of a status.
+#[must_use]
+pub fn find(status: &Value, kind: &str) -> Option<Value> {
+    status["conditions"].as_array()?.iter().find(|condition| condition["type"] == kind).cloned()
+}
+
 /// Asks `address` for an answer to `prompt` and returns it, usage and all.
 pub async fn chat(address: SocketAddr, model: &str, prompt: &str) -> Value {
     let body = json!({
@@ -112,4 +165,49 @@ pub async fn chat(address: SocketAddr, model: &str, prompt: &str) -> Value {
     let answer = exchange.finish().await.unwrap_or_else(|error| panic!("chat at {address}: {error}"));
     assert_eq!(answer.status, 200, "{}", answer.body);
     serde_json::from_str(&answer.body).expect("the answer is JSON")
+}
+
+/// An answer that comes in parts, of 160 tokens.
+pub struct Stream {
+    exchange: http::Exchange,
+    text: String,
+}
+
+impl Stream {
+    /// Asks `address` for an answer to `prompt`.
+    pub async fn start(address: SocketAddr, model: &str, prompt: &str) -> Self {
+        let body = json!({
+            "model": model,
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": 160,
+            "ignore_eos": true,
+            "temperature": 0,
+            "stream": true,
+        });
+        let exchange = http::post(address, "/v1/chat/completions", &body).await;
+        let exchange = exchange.unwrap_or_else(|error| panic!("chat at {address}: {error}"));
+        assert_eq!(exchange.status, 200);
+        Self { exchange, text: String::new() }
+    }
+
+    /// Waits for the next part; none at the end.
+    pub async fn next(&mut self) -> Option<()> {
+        let part = self.exchange.chunk().await.expect("the stream does not break")?;
+        self.text.push_str(&part);
+        Some(())
+    }
+
+    /// The whole text.
+    pub async fn finish(mut self) -> String {
+        while self.next().await.is_some() {}
+        let events = self.text.lines().filter_map(|line| line.strip_prefix("data: "));
+        let (done, events): (Vec<_>, Vec<_>) = events.partition(|event| *event == "[DONE]");
+        assert_eq!(done.len(), 1, "{}", self.text);
+        let content = |event: &str| {
+            let event: Value = serde_json::from_str(event).expect("events are JSON");
+            assert!(event["error"].is_null(), "{event}");
+            event["choices"][0]["delta"]["content"].as_str().map(str::to_owned)
+        };
+        events.into_iter().filter_map(content).collect()
+    }
 }

@@ -1,8 +1,10 @@
 //! The operator as a process of this host, so that a test can kill it where it likes. It acts with the
 //! account of the installed chart, so its roles are those of the chart.
 
+use crate::audit::{self, CREDENTIAL, Mark, Request};
 use crate::cluster::Cluster;
 use crate::release::{self, Exclusive};
+use crate::tool;
 use remoe_tests::binaries::program;
 use remoe_tests::deadline::{SOON, until};
 use remoe_tests::http;
@@ -19,21 +21,40 @@ pub struct HostOperator {
     pub process: Process,
     /// Where its metrics and probes are.
     pub metrics: SocketAddr,
+    /// How the API server names its token: each operator has another.
+    pub credential: String,
     _kubeconfig: NamedTempFile,
 }
 
 impl HostOperator {
     /// Starts an operator beside a release without one, and waits until it has seen the cluster.
     /// `api_server` is asked instead of the cluster's own address where a test has put something between.
-    pub async fn start(cluster: &Cluster, _alone: &Exclusive, api_server: Option<&str>) -> Self {
+    pub async fn start(cluster: &Cluster, alone: &Exclusive, api_server: Option<&str>) -> Self {
+        Self::launch(cluster, alone, "host", &[], api_server).await
+    }
+
+    /// The same for an operator called `name`, with further `arguments`.
+    pub async fn named(cluster: &Cluster, alone: &Exclusive, name: &str, arguments: &[&str]) -> Self {
+        Self::launch(cluster, alone, name, arguments, None).await
+    }
+
+    async fn launch(
+        cluster: &Cluster,
+        _alone: &Exclusive,
+        name: &str,
+        arguments: &[&str],
+        api_server: Option<&str>,
+    ) -> Self {
         let kubeconfig = kubeconfig(cluster, api_server).await;
+        let credential = credential(cluster, &kubeconfig).await;
         let metrics = free_address();
         let mut command = Command::new(program("remoe-operator"));
         command.arg(format!("--metrics-listen={metrics}")).env("KUBECONFIG", kubeconfig.path());
-        command.env("POD_NAMESPACE", release::NAMESPACE).env("POD_NAME", "host");
+        command.env("POD_NAMESPACE", release::NAMESPACE).env("POD_NAME", name);
         command.env("REMOE_MAIN_IMAGE", image("main")).env("REMOE_REMOTE_IMAGE", image("remote-expert"));
+        command.args(arguments);
         let process = Process::start("remoe-operator", command, |_line| ());
-        let mut operator = Self { process, metrics, _kubeconfig: kubeconfig };
+        let mut operator = Self { process, metrics, credential, _kubeconfig: kubeconfig };
         until(SOON, "the operator's /readyz", async || {
             assert!(operator.process.ended().is_none(), "the operator ended: {:?}", operator.process.log());
             let listens = tokio::net::TcpStream::connect(metrics).await.is_ok();
@@ -42,6 +63,26 @@ impl HostOperator {
         .await;
         operator
     }
+
+    /// What it has changed since `mark`, by the API server's account; its Lease apart.
+    #[must_use]
+    pub fn writes(&self, cluster: &Cluster, mark: Mark) -> Vec<Request> {
+        // The second is the question of the test itself what the credential is called.
+        let apart = |kind: &str| matches!(kind, "leases" | "selfsubjectreviews");
+        let asked = audit::since(cluster, mark).into_iter();
+        asked
+            .filter(|each| each.credential() == self.credential && each.writes() && !apart(each.resource()))
+            .collect()
+    }
+}
+
+/// How the API server names the credential in `kubeconfig`.
+async fn credential(cluster: &Cluster, kubeconfig: &NamedTempFile) -> String {
+    let kubectl = cluster.tool("kubectl");
+    let said = tool::run(&kubectl, kubeconfig.path(), &["auth", "whoami", "--output", "json"]).await;
+    let said: Value = serde_json::from_str(&said).expect("kubectl prints JSON");
+    let id = said["status"]["userInfo"]["extra"][CREDENTIAL][0].as_str();
+    id.expect("a token of an account has a name").to_owned()
 }
 
 /// An image of this repository's, as `make images` names it.

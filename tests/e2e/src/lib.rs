@@ -10,6 +10,7 @@ pub mod audit;
 pub mod claim;
 pub mod cluster;
 pub mod deployment;
+pub mod figures;
 pub mod forward;
 pub mod host_operator;
 pub mod pods;

@@ -70,6 +70,20 @@ pub async fn selected(scene: &Scene, selector: &str) -> Vec<Pod> {
     pods.items.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect()
 }
 
+/// The process of the pod's container, as this host numbers it: nodes of the cluster are processes here.
+#[must_use]
+pub fn process(pod: &Pod) -> Option<u32> {
+    let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
+    let id = statuses.first()?.container_id.as_ref()?.strip_prefix("containerd://")?;
+    let processes = std::fs::read_dir("/proc").expect("/proc can be read").flatten();
+    let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    // The first of its container; what it starts has larger numbers.
+    let inside = numbers.filter(|number| {
+        std::fs::read_to_string(format!("/proc/{number}/cgroup")).is_ok_and(|groups| groups.contains(id))
+    });
+    inside.min()
+}
+
 /// Whether its condition Ready holds.
 #[must_use]
 pub fn is_ready(pod: &Pod) -> bool {

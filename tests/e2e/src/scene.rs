@@ -1,7 +1,7 @@
 //! A namespace per test.
 
 use crate::cluster::Cluster;
-use crate::{claim, report};
+use crate::{claim, figures, report};
 use futures_util::FutureExt;
 use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use kube::api::{Api, DeleteParams, ObjectMeta, PostParams};
@@ -79,6 +79,7 @@ impl Scene {
         let accounts = self.api::<ServiceAccount>();
         until(SOON, "the default service account", async || accounts.get_opt("default").await.ok().flatten())
             .await;
+        figures::supply(self).await;
     }
 
     async fn delete(&self) {

@@ -1,9 +1,17 @@
 //! The operator's account, and the operator as a process that can be killed.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::rbac::v1::ClusterRole;
+use kube::ResourceExt;
+use kube::api::{Api, DeleteParams, ListParams, PostParams};
+use remoe_e2e::cluster::Cluster;
+use remoe_e2e::deployment::Deployment;
 use remoe_e2e::host_operator::{HostOperator, kubeconfig};
 use remoe_e2e::scene::Scene;
-use remoe_e2e::{audit, release, tool};
+use remoe_e2e::{audit, claim, figures, pods, release, tool};
+use remoe_tests::deadline::{LONG, until};
+use serde_json::{Value, json};
 
 /// What the chart's role does not have is denied, and tests that look for denials see it.
 #[tokio::test(flavor = "multi_thread")]
@@ -54,6 +62,173 @@ async fn an_operator_runs_beside_the_cluster() {
         assert!(
             asked.iter().any(|each| each.user() == release::ACCOUNT && each.resource() == "moedeployments")
         );
+    })
+    .await;
+}
+
+/// The demo model, with its experts in one remote function per layer or all in the main function.
+fn demo(experts: &str) -> Value {
+    json!({
+        "model": {"source": "pvc://models/demo"},
+        "profile": figures::reference(),
+        "main": {"memoryMB": {"min": 200, "max": 4000}},
+        "remoteExperts": {"mode": experts, "memoryMB": {"min": 100, "max": 1000}, "maxReplicas": 1},
+    })
+}
+
+const OWNED: &str =
+    "pods,services,configmaps,networkpolicies,poddisruptionbudgets,endpointslices,moeplans.remoe.dev";
+
+/// Deleted in either way while the operator is killed again and again, a deployment leaves nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deployment_goes_whatever_becomes_of_the_operator() {
+    Scene::run("a_deployment_goes_whatever_becomes_of_the_operator", async |scene| {
+        let cluster = &scene.cluster;
+        let alone = release::exclusive(cluster, 0).await;
+        claim::with_demo_model(scene, "models").await;
+        for deletion in [DeleteParams::foreground(), DeleteParams::background()] {
+            let operator = HostOperator::start(cluster, &alone, None).await;
+            let deployment = Deployment::apply(scene, "demo", &demo("Always")).await;
+            deployment.settled().await;
+            deployment.api.delete("demo", &deletion).await.unwrap();
+            drop(operator);
+            let operator = HostOperator::start(cluster, &alone, None).await;
+            until(LONG, "the first pod to be on its way out", async || {
+                (pods::selected(scene, "remoe.dev/function").await.len() < 7).then_some(())
+            })
+            .await;
+            drop(operator);
+            let _operator = HostOperator::start(cluster, &alone, None).await;
+            until(LONG, "the end of everything that the deployment owned", async || {
+                let selector = ["--selector", "remoe.dev/deployment", "--output", "name"];
+                let left = scene.kubectl(&[&["get", OWNED][..], &selector].concat()).await;
+                let owner = deployment.api.get_opt("demo").await.unwrap();
+                (left.is_empty() && owner.is_none()).then_some(())
+            })
+            .await;
+        }
+    })
+    .await;
+}
+
+/// An image that no node has is named, and what ran before goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_that_cannot_be_had_is_named() {
+    Scene::run("an_image_that_cannot_be_had_is_named", async |scene| {
+        let cluster = &scene.cluster;
+        let alone = release::exclusive(cluster, 0).await;
+        claim::with_demo_model(scene, "models").await;
+        let operator = HostOperator::start(cluster, &alone, None).await;
+        let deployment = Deployment::apply(scene, "demo", &demo("Never")).await;
+        deployment.settled().await;
+        drop(operator);
+        let absent = ["--main-image=remoe.test/absent:1", "--image-pull-policy=Never"];
+        let operator = HostOperator::named(cluster, &alone, "host", &absent).await;
+        let degraded = deployment.reason("Degraded", "ImageUnavailable").await;
+        assert!(degraded["message"].as_str().unwrap().contains("remoe.test/absent:1"), "{degraded}");
+        deployment.condition("Ready", "True").await;
+        assert_eq!(deployment.endpoints(scene).await.len(), 1, "the old main function serves on");
+        drop(operator);
+        let _operator = HostOperator::start(cluster, &alone, None).await;
+        deployment.settled().await;
+    })
+    .await;
+}
+
+/// Takes `verb` on `resource` from the operator's role.
+async fn forbid(cluster: &Cluster, verb: &str, resource: &str) -> ClusterRole {
+    let roles = Api::<ClusterRole>::all(cluster.client.clone());
+    let role = roles.get(release::NAME).await.unwrap();
+    let mut less = role.clone();
+    let rules = less.rules.iter_mut().flatten();
+    let about = |resources: &Option<Vec<String>>| resources.iter().flatten().any(|each| each == resource);
+    for rule in rules.filter(|rule| about(&rule.resources)) {
+        assert!(rule.verbs.iter().any(|each| each == verb), "the role has {verb} on {resource}");
+        rule.verbs.retain(|each| each != verb);
+    }
+    // A rule without a verb is none.
+    less.rules.iter_mut().for_each(|rules| rules.retain(|rule| !rule.verbs.is_empty()));
+    roles.replace(release::NAME, &PostParams::default(), &less).await.unwrap();
+    role
+}
+
+async fn restore(cluster: &Cluster, role: ClusterRole) {
+    let roles = Api::<ClusterRole>::all(cluster.client.clone());
+    let mut live = roles.get(release::NAME).await.unwrap();
+    live.rules = role.rules;
+    roles.replace(release::NAME, &PostParams::default(), &live).await.unwrap();
+}
+
+/// A role that lacks a verb is found out from the deployment: by its conditions, or by its events where
+/// they cannot tell. Once the verb is back nothing is left of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_verb_that_the_role_lacks_is_named() {
+    Scene::run("a_verb_that_the_role_lacks_is_named", async |scene| {
+        let cluster = &scene.cluster;
+        let mut alone = release::exclusive(cluster, 1).await;
+        // The role is the chart's again for whoever comes next, also after a failure.
+        alone.install(cluster, &["replicas=1"]).await;
+        claim::with_demo_model(scene, "models").await;
+        let role = forbid(cluster, "create", "pods").await;
+        let deployment = Deployment::apply(scene, "demo", &demo("Never")).await;
+        let planned = deployment.reason("Planned", "NotPermitted").await;
+        assert!(
+            planned["message"].as_str().unwrap().contains("cannot create resource \"pods\""),
+            "{planned}"
+        );
+        restore(cluster, role).await;
+        deployment.settled().await;
+
+        for (verb, resource, change) in [
+            ("patch", "moedeployments/status", json!({"spec": {"replicas": 2}})),
+            ("create", "moeplans", json!({"spec": {"pricing": {"cpuCoreHour": "0.3"}}})),
+        ] {
+            let role = forbid(cluster, verb, resource).await;
+            deployment.patch(&change).await;
+            let what = format!("an event about {verb} on {resource}");
+            until(LONG, &what, async || {
+                let events = scene.api::<Event>().list(&ListParams::default()).await.unwrap();
+                let told = |event: &Event| {
+                    let note = event.note.as_deref().unwrap_or_default();
+                    event.reason.as_deref() == Some("ReconcileFailed")
+                        && note.contains(&format!("cannot {verb} resource \"{resource}\""))
+                };
+                events.items.iter().any(told).then_some(())
+            })
+            .await;
+            restore(cluster, role).await;
+            deployment.settled().await;
+        }
+        assert_eq!(deployment.status().await["functions"], "2/2");
+    })
+    .await;
+}
+
+/// Where network policies are enforced, the operator reaches the main functions: the policy names the
+/// chart's pods.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_policy_lets_the_operator_in() {
+    Scene::run("the_policy_lets_the_operator_in", async |scene| {
+        let cluster = &scene.cluster;
+        let _operator = release::shared(cluster).await;
+        Deployment::apply(scene, "demo", &demo("Never")).await;
+        let policies = scene.api::<k8s_openapi::api::networking::v1::NetworkPolicy>();
+        let policy = until(LONG, "the policy of main functions", async || {
+            policies.get_opt("demo-main").await.unwrap()
+        })
+        .await;
+        let policy = serde_json::to_value(policy).unwrap();
+        let peer = &policy["spec"]["ingress"][1]["from"][0];
+        let namespace = &peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"];
+        assert_eq!(namespace, release::NAMESPACE);
+        let labels = peer["podSelector"]["matchLabels"].as_object().unwrap();
+        let selector: Vec<String> =
+            labels.iter().map(|(key, value)| format!("{key}={}", value.as_str().unwrap())).collect();
+        let operators =
+            Api::<k8s_openapi::api::core::v1::Pod>::namespaced(cluster.client.clone(), release::NAMESPACE);
+        let selected = operators.list(&ListParams::default().labels(&selector.join(","))).await.unwrap();
+        assert!(!selected.items.is_empty(), "{selector:?}");
+        assert!(selected.items.iter().all(|pod| pod.name_any().starts_with(release::NAME)));
     })
     .await;
 }

@@ -98,8 +98,8 @@ pub struct MoEDeploymentSpec {
 #[x_kube(
     validation = Rule::new("!has(self.revision) || self.source.startsWith('hf://')")
         .message("revision belongs to hf:// sources only").field_path(".revision"),
-    validation = Rule::new("!has(self.endpoint) || self.source.startsWith('s3://')")
-        .message("endpoint belongs to s3:// sources only").field_path(".endpoint"),
+    validation = Rule::new("!has(self.endpoint) || self.source.startsWith('s3://') || self.source.startsWith('hf://')")
+        .message("endpoint belongs to s3:// and hf:// sources only").field_path(".endpoint"),
     validation = Rule::new("!has(self.credentialsSecretName) || !self.source.startsWith('pvc://')")
         .message("a claim needs no credentials").field_path(".credentialsSecretName"),
     validation = Rule::new("!has(self.cacheClaimName) || !self.source.startsWith('pvc://')")
@@ -119,7 +119,7 @@ pub struct ModelSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 255), regex(pattern = "^[A-Za-z0-9][-A-Za-z0-9._/]*$"))]
     pub revision: Option<String>,
-    /// URL of an S3-compatible store; the public one where absent.
+    /// URL of an S3-compatible store, or of a mirror of the hub; the public one where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024), regex(pattern = "^https?://\\S+$"))]
     pub endpoint: Option<String>,

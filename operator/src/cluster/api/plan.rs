@@ -68,7 +68,7 @@ pub struct PlannedModel {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 255))]
     pub revision: Option<String>,
-    /// URL of an S3-compatible store.
+    /// URL of an S3-compatible store, or of a mirror of the hub.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub endpoint: Option<String>,

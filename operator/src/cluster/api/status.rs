@@ -5,6 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 /// A deployment as the operator sees it.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -34,12 +35,15 @@ pub struct MoEDeploymentStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub functions: Option<String>,
     /// Share of the cost that the plan saves against all experts in the main functions; n/a while it
-    /// stands on a prior.
+    /// stands on a prior, or where it costs more, as mode Always may.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub saving: Option<String>,
     /// Main functions that exist.
     #[serde(default)]
     pub replicas: u32,
+    /// When functions last became ready or ceased to be, or another plan or spec came.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_progress_time: Option<Time>,
     /// Label selector of the main functions' pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<String>,

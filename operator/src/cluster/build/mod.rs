@@ -6,12 +6,14 @@ mod inspector;
 mod network;
 mod plan;
 mod pod;
+mod profiler;
 mod services;
 
 pub use budgets::budgets;
 pub use functions::{BuildError, Function, Revision, revision};
 pub use inspector::{inspector, inspector_place};
 pub use plan::{plan_name, plan_object};
+pub use profiler::profiler;
 
 use super::api::MoEDeployment;
 use super::names;

@@ -1,6 +1,6 @@
 use super::{CONTROL_PORT, EXPERT_PORT, HTTP_PORT, METRICS_PORT, Surroundings, owned_meta};
 use crate::cluster::api::MoEDeployment;
-use crate::cluster::names::{Component, MANAGER, component_selector};
+use crate::cluster::names::{COMPONENT, Component, component_selector};
 use crate::cluster::source::ModelSource;
 use k8s_openapi::api::networking::v1::{
     NetworkPolicy, NetworkPolicyEgressRule, NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort,
@@ -23,7 +23,11 @@ pub(super) fn policies(owner: &MoEDeployment, around: &Surroundings) -> Vec<Netw
     let pods = |component| peer(None, Some(component_selector(&deployment, component)));
     let operator = peer(
         Some(in_namespace(&around.operator_namespace)),
-        Some(BTreeMap::from([("app.kubernetes.io/name".to_owned(), MANAGER.to_owned())])),
+        // As the chart labels it, whatever the release is called.
+        Some(BTreeMap::from([
+            ("app.kubernetes.io/part-of".to_owned(), "remoe".to_owned()),
+            (COMPONENT.to_owned(), "operator".to_owned()),
+        ])),
     );
     let prometheus = peer(Some(in_namespace(&around.metrics_namespace)), None);
     let anywhere = || fetched.then(NetworkPolicyEgressRule::default);
@@ -48,6 +52,7 @@ pub(super) fn policies(owner: &MoEDeployment, around: &Surroundings) -> Vec<Netw
             anywhere().into_iter().collect(),
         ),
         policy(owner, Component::Inspector, Vec::new(), anywhere().into_iter().collect()),
+        policy(owner, Component::Profiler, Vec::new(), anywhere().into_iter().collect()),
     ]
 }
 

@@ -36,6 +36,7 @@ impl ModelAccess {
     pub(super) fn new(model: &PlannedModel) -> Result<Self, SourceError> {
         let source = ModelSource::parse(&model.source)?;
         let fetched = source.is_fetched();
+        let is_hub = matches!(source, ModelSource::Hub { .. });
         let (arguments, volume, mount) = match source {
             ModelSource::Claim { claim, path } => {
                 let folder = if path.is_empty() { MODELS.to_owned() } else { format!("{MODELS}/{path}") };
@@ -49,8 +50,10 @@ impl ModelAccess {
             }
             ModelSource::Url { url } => (fetching(url), cache_volume(model), mount("cache", CACHE, false)),
         };
+        // As the tools of both worlds name it.
+        let name = if is_hub { "HF_ENDPOINT" } else { "AWS_ENDPOINT_URL" };
         let endpoint = model.endpoint.iter().map(|endpoint| EnvVar {
-            name: "AWS_ENDPOINT_URL".to_owned(),
+            name: name.to_owned(),
             value: Some(endpoint.clone()),
             value_from: None,
         });

@@ -99,7 +99,8 @@ impl Planning {
         let workload = workload(spec, inspection)?;
         let memory = MainMemory::new(inspection, dtype, spec.main.device, &workload);
         let wishes = wishes(spec, request(&workload), pricing(spec)?, &memory);
-        let problem = problem(inspection, &known.profile, &wishes)
+        let profile = on_device(&known.profile, spec.main.device)?;
+        let problem = problem(inspection, &profile, &wishes)
             .map_err(|error| PlanningError::Profile(error.to_string()))?;
         let model = PlannedModel {
             source: spec.model.source.clone(),
@@ -268,6 +269,17 @@ pub fn compute_dtype(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> ComputeDty
         _ => ComputeDtype::Float32,
     };
     spec.model.dtype.unwrap_or(own)
+}
+
+/// The profile with the figures of `device` only: a plan follows where it has them.
+fn on_device(profile: &Profile, device: Device) -> Result<Profile, PlanningError> {
+    match (device, profile.device) {
+        (Device::Cuda, None) => Err(PlanningError::Profile(
+            "the profile was measured without a GPU; make one with remoe profile --device cuda".to_owned(),
+        )),
+        (Device::Cuda, Some(_)) => Ok(profile.clone()),
+        (Device::Cpu, _) => Ok(Profile { device: None, ..profile.clone() }),
+    }
 }
 
 fn pricing(spec: &MoEDeploymentSpec) -> Result<remoe_planner::Pricing, PlanningError> {

@@ -1,0 +1,66 @@
+//! The pod that measures what the hardware takes to run a model.
+
+use super::functions::BuildError;
+use super::pod::{ModelAccess, Program, pod_spec, resources};
+use super::{Surroundings, owned_meta};
+use crate::cluster::api::{MoEDeployment, MoEPlanSpec};
+use crate::cluster::facts::ModelFacts;
+use crate::cluster::names::{COMPONENT, Component, PodName, SUBJECT, profile_config_map};
+use crate::cluster::quantity::{MB, megabytes, vcpus};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+/// A profiler that is not done by then has failed.
+const DEADLINE_SECONDS: i64 = 600;
+/// vCPUs are measured up to those of this memory, in MB: more hardly help one expert, and a pod that
+/// wants many finds no node beside the functions that serve already.
+const MOST_MB: u32 = 8_000;
+/// Beside the weights: the programs, and the experts of a remote function beside those of the main one.
+const BESIDE_WEIGHTS_MB: u64 = 2_500;
+
+/// The pod that measures `subject` where the main functions of `plan` run, with as many vCPUs as they may
+/// have.
+///
+/// # Errors
+/// The plan's source cannot be read.
+pub fn profiler(
+    owner: &MoEDeployment,
+    subject: &str,
+    incarnation: u32,
+    plan: &MoEPlanSpec,
+    facts: &ModelFacts,
+    around: &Surroundings,
+) -> Result<Pod, BuildError> {
+    let access = ModelAccess::new(&plan.model)?;
+    let dtype = plan.model.dtype.name();
+    let mut arguments: Vec<String> =
+        ["profile", "--quick", "--json", "--out", "/tmp/profile.json"].map(str::to_owned).to_vec();
+    for (flag, value) in [("--dtype", dtype), ("--device", plan.device.name())] {
+        arguments.extend([flag.to_owned(), value.to_owned()]);
+    }
+    arguments.extend(access.arguments.iter().cloned());
+    let weights = facts.inspection.resident_bytes(facts.inspection.total_bytes, dtype);
+    let memory = u32::try_from(weights.div_ceil(MB) + BESIDE_WEIGHTS_MB).unwrap_or(u32::MAX);
+    let mut limits = resources(vcpus(owner.spec.main.memory_mb.max.clamp(1_000, MOST_MB)), megabytes(memory));
+    if let Some(gpu) = &owner.spec.main.gpu {
+        limits.insert(gpu.resource.clone(), Quantity(gpu.count.to_string()));
+    }
+    let program = Program {
+        name: "profiler",
+        image: &around.main_image,
+        pull_policy: &around.pull_policy,
+        command: "remoe",
+        arguments,
+        resources: limits,
+    };
+    let mut spec = pod_spec(program, &access, &owner.spec.main.template);
+    spec.restart_policy = Some("Never".to_owned());
+    spec.active_deadline_seconds = Some(DEADLINE_SECONDS);
+    let place = profile_config_map(subject);
+    let mut metadata = owned_meta(owner, |_| PodName { place, incarnation }.to_string());
+    metadata.labels.get_or_insert_default().extend([
+        (COMPONENT.to_owned(), Component::Profiler.name().to_owned()),
+        (SUBJECT.to_owned(), subject.to_owned()),
+    ]);
+    Ok(Pod { metadata, spec: Some(spec), status: None })
+}

@@ -1,0 +1,122 @@
+//! The pure step for pods that run once: started, waited for, and followed by another after a failure.
+
+use super::names::{self, COMPONENT, Component, PodName, SUBJECT};
+use super::pods::{Outcome, Trouble, is_controlled_by, outcome};
+use super::rollout::{Deletion, pause};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use serde::Deserialize;
+
+/// The reason where a checkpoint could not be read.
+pub(super) const UNREADABLE: &str = "ModelUnreadable";
+
+/// How an errand stands.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Errand {
+    /// A pod is to be started.
+    Start {
+        /// How many came before.
+        incarnation: u32,
+        /// Why the one before failed.
+        after: Option<Trouble>,
+    },
+    /// A pod is at work.
+    Waiting {
+        /// What keeps it.
+        trouble: Option<Trouble>,
+    },
+    /// A pod is done: its log has what it found out.
+    Done {
+        /// The pod.
+        pod: String,
+    },
+    /// The last pod failed; another one is due later.
+    Failed {
+        /// Why.
+        trouble: Trouble,
+        /// How many were started.
+        attempts: u32,
+        /// When the next one is started.
+        retry_at: Timestamp,
+    },
+}
+
+/// How the errand at `place` of the deployment with `owner_uid` stands. The last words of a pod that
+/// failed become a trouble of `reason`.
+pub fn errand(pods: &[Pod], owner_uid: &str, place: &str, reason: &'static str, now: Timestamp) -> Errand {
+    let named = pods.iter().filter_map(|pod| Some((PodName::parse(&pod.name_any())?, pod)));
+    let newest = named.filter(|(name, _)| name.place == place).max_by_key(|(name, _)| name.incarnation);
+    let Some((name, pod)) = newest else { return Errand::Start { incarnation: 0, after: None } };
+    if pod.metadata.deletion_timestamp.is_some() || !is_controlled_by(pod, owner_uid) {
+        return Errand::Start { incarnation: name.incarnation + 1, after: None };
+    }
+    match outcome(pod) {
+        Outcome::Running { trouble } => Errand::Waiting { trouble },
+        Outcome::Succeeded => Errand::Done { pod: name.to_string() },
+        Outcome::Failed { trouble, at } => {
+            let trouble = explained(trouble, reason);
+            let attempts = name.incarnation + 1;
+            let ended = at.unwrap_or(now);
+            let retry_at = ended.checked_add(pause(attempts)).unwrap_or(now);
+            if now < retry_at {
+                Errand::Failed { trouble, attempts, retry_at }
+            } else {
+                Errand::Start { incarnation: attempts, after: Some(trouble) }
+            }
+        }
+    }
+}
+
+/// Pods on errands of `component` that are no longer of use: all but the one that `state` is about,
+/// which is the newest one for `subject`; none is of use where there is no state.
+pub fn useless(
+    pods: &[Pod],
+    owner_uid: &str,
+    component: Component,
+    subject: &str,
+    state: Option<&Errand>,
+) -> Vec<Deletion> {
+    let of_component = pods.iter().filter(|pod| {
+        names::label(&pod.metadata, COMPONENT) == component.name()
+            && is_controlled_by(pod, owner_uid)
+            && pod.metadata.deletion_timestamp.is_none()
+    });
+    let useless = of_component.filter(|pod| {
+        names::label(&pod.metadata, SUBJECT) != subject
+            || match state {
+                None | Some(Errand::Start { .. }) => true,
+                Some(Errand::Waiting { .. } | Errand::Done { .. } | Errand::Failed { .. }) => false,
+            }
+    });
+    let deletion = |pod: &Pod| Some(Deletion { name: pod.name_any(), uid: pod.uid()? });
+    useless.filter_map(deletion).collect()
+}
+
+/// What `remoe --json` prints when it fails.
+#[derive(Deserialize)]
+struct Refusal {
+    error: RefusalBody,
+}
+
+#[derive(Deserialize)]
+struct RefusalBody {
+    code: String,
+    message: String,
+    field: Option<String>,
+}
+
+/// The pod's own words, where its log has them.
+fn explained(trouble: Trouble, reason: &'static str) -> Trouble {
+    let refusal = trouble.message.lines().rev().find_map(|line| serde_json::from_str::<Refusal>(line).ok());
+    let Some(RefusalBody { code, message, field }) = refusal.map(|refusal| refusal.error) else {
+        return trouble;
+    };
+    let reason = match (code.as_str(), field.as_deref()) {
+        (_, Some("credentials")) => "CredentialsRefused",
+        // Nothing is wrong with the model: what it is read from failed.
+        ("runtime", _) if reason == UNREADABLE => "SourceUnavailable",
+        _ => reason,
+    };
+    Trouble::new(reason, message)
+}

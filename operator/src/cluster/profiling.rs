@@ -1,0 +1,110 @@
+//! The pure step for figures of the hardware: the profile that plans stand on, and whether a pod is to
+//! measure it.
+//!
+//! A measured profile is shared by all deployments of a namespace that would measure the same. It is not
+//! shared further: a tenant who can write into a pod could forge it for others.
+
+use super::api::{MainSpec, MoEDeployment, ProfileSource};
+use super::digest::digest;
+use super::facts::ModelFacts;
+use super::names::{self, MANAGER, SUBJECT};
+use super::planning::{KnownProfile, compute_dtype};
+use super::pods::Trouble;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::ObjectMeta;
+use kube::{Resource, ResourceExt};
+use remoe_profile::Profile;
+use std::collections::BTreeMap;
+
+/// The key of a profile in its ConfigMap.
+const KEY: &str = "profile.json";
+/// The processor that was measured, for people.
+const CPU: &str = "remoe.dev/cpu";
+/// How it computes: equal classes give equal bits.
+const NUMERICS_CLASS: &str = "remoe.dev/numerics-class";
+
+/// Pods that are sent to measure the same before the prior has to do.
+pub const ATTEMPTS: u32 = 3;
+
+/// Identity of what a profiler of `owner` measures: the weights, what they are computed in, by which
+/// program, and on which nodes. Deployments with the same one share a profile.
+///
+/// Nodes are told apart by what the spec says about them; the operator may not read them.
+///
+/// # Errors
+/// The spec cannot be written as JSON.
+pub fn subject(owner: &MoEDeployment, facts: &ModelFacts, image: &str) -> Result<String, serde_json::Error> {
+    // Without `..`: whether a new field matters here is to be decided.
+    let MainSpec { device, gpu, memory_mb, template } = &owner.spec.main;
+    let dtype = compute_dtype(&owner.spec, facts);
+    digest(&(&facts.inspection.fingerprint, dtype, device, gpu, memory_mb.max, template, image))
+}
+
+/// The profile that somebody supplied in the ConfigMap `name`.
+///
+/// # Errors
+/// What a person must mend.
+pub fn supplied(name: &str, map: Option<&ConfigMap>) -> Result<KnownProfile, Trouble> {
+    let missing = |message| Trouble::new("ProfileMissing", message);
+    let map =
+        map.ok_or_else(|| missing(format!("spec.profile.configMapName: there is no ConfigMap {name}")))?;
+    let text = map.data.as_ref().and_then(|data| data.get(KEY));
+    let text = text.ok_or_else(|| missing(format!("ConfigMap {name} has no key {KEY}")))?;
+    let profile = Profile::from_json(text)
+        .map_err(|error| Trouble::new("ProfileInvalid", format!("ConfigMap {name}: {error}")))?;
+    Ok(KnownProfile { profile, source: ProfileSource::Supplied })
+}
+
+/// The profile in `map`, where it is one of this model; what somebody spoiled is measured again.
+pub fn measured(map: &ConfigMap, owner: &MoEDeployment, facts: &ModelFacts) -> Option<KnownProfile> {
+    let profile = Profile::from_json(map.data.as_ref()?.get(KEY)?).ok()?;
+    profile.check_model(&facts.inspection, compute_dtype(&owner.spec, facts).name()).ok()?;
+    Some(KnownProfile { profile, source: ProfileSource::Measured })
+}
+
+/// The profile that a profiler printed: the last line of its log that is one.
+pub fn from_log(log: &str) -> Option<Profile> {
+    log.lines().rev().filter(|line| line.starts_with('{')).find_map(|line| Profile::from_json(line).ok())
+}
+
+/// The ConfigMap that keeps `profile` for all deployments that measure `subject`, `owner` the first of
+/// them. It goes when the last of them has gone.
+///
+/// # Errors
+/// The profile cannot be written as JSON.
+pub fn config_map(
+    owner: &MoEDeployment,
+    subject: &str,
+    profile: &Profile,
+) -> Result<ConfigMap, serde_json::Error> {
+    Ok(ConfigMap {
+        metadata: ObjectMeta {
+            name: Some(names::profile_config_map(subject)),
+            namespace: owner.namespace(),
+            labels: Some(BTreeMap::from([
+                ("app.kubernetes.io/part-of".to_owned(), "remoe".to_owned()),
+                ("app.kubernetes.io/managed-by".to_owned(), MANAGER.to_owned()),
+                (SUBJECT.to_owned(), subject.to_owned()),
+            ])),
+            annotations: Some(BTreeMap::from([
+                (CPU.to_owned(), profile.machine.cpu.clone()),
+                (NUMERICS_CLASS.to_owned(), profile.kernels.numerics_class.clone()),
+            ])),
+            owner_references: owner.owner_ref(&()).map(|reference| vec![reference]),
+            ..ObjectMeta::default()
+        },
+        data: Some(BTreeMap::from([(KEY.to_owned(), serde_json::to_string(profile)?)])),
+        ..ConfigMap::default()
+    })
+}
+
+/// `map` with `owner` among those that it stays for; none where it is already.
+pub fn shared_with(map: &ConfigMap, owner: &MoEDeployment) -> Option<ConfigMap> {
+    let reference = owner.owner_ref(&())?;
+    if map.owner_references().iter().any(|known| known.uid == reference.uid) {
+        return None;
+    }
+    let mut map = map.clone();
+    map.owner_references_mut().push(reference);
+    Some(map)
+}

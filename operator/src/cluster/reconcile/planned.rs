@@ -1,0 +1,91 @@
+//! The plan for the present spec, and which plan is to run.
+
+use super::{LATER, ReconcileError, Run};
+use crate::cluster::api::{MoEPlanSpec, Mode};
+use crate::cluster::build::plan_object;
+use crate::cluster::facts::ModelFacts;
+use crate::cluster::planning::{Planning, PlanningError};
+use crate::cluster::pods::Trouble;
+use crate::cluster::status::PlanState;
+use kube::ResourceExt;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// A plan that takes longer to make is not made.
+const PLANNING: Duration = Duration::from_secs(120);
+
+impl Run<'_> {
+    /// The plan for the present spec: the one that was made of the same inputs, else a new one.
+    pub(super) async fn plan(
+        &mut self,
+        facts: &ModelFacts,
+        running: Option<&str>,
+    ) -> Result<PlanState, ReconcileError> {
+        let name = self.owner.name_any();
+        let known = match self.profile(facts).await? {
+            Ok(known) => known,
+            Err(trouble) => {
+                self.look_soon(LATER);
+                return Ok(PlanState::Refused(trouble));
+            }
+        };
+        let planning = match Planning::new(&name, &self.owner.spec, facts, &known) {
+            Ok(planning) => planning,
+            Err(error) => return Ok(PlanState::Refused(refused(&error))),
+        };
+        let made = self.there.plans.iter().rev().find(|plan| plan.spec.inputs == planning.inputs);
+        if let Some((hash, plan)) = made.and_then(|plan| Some((self.hash(plan)?, plan))) {
+            return Ok(PlanState::Planned { hash, plan: Box::new(plan.spec.clone()) });
+        }
+        let previous = running.and_then(|hash| self.find(hash)).map(|plan| plan.spec.clone());
+        let solving = tokio::task::spawn_blocking(move || planning.solve(previous.as_ref()));
+        let solved = timeout(PLANNING, solving)
+            .await
+            .map_err(|_elapsed| ReconcileError::Planning(format!("no plan within {PLANNING:?}")))?
+            .map_err(|error| ReconcileError::Planning(error.to_string()))?;
+        let plan = match solved {
+            Ok(plan) => plan,
+            Err(error) => return Ok(PlanState::Refused(refused(&error))),
+        };
+        let (hash, object) = plan_object(self.owner, plan.clone())?;
+        self.applier.plan(&object).await?;
+        self.there.plans.push(object);
+        Ok(PlanState::Planned { hash, plan: Box::new(plan) })
+    }
+
+    /// What is to run: the plan for the present spec, or in mode Advisory the accepted one; while there
+    /// is none, what runs already.
+    pub(super) fn target(
+        &mut self,
+        planning: &PlanState,
+        running: Option<&str>,
+    ) -> Option<(String, MoEPlanSpec)> {
+        let stored = |run: &Self, hash: &str| Some((hash.to_owned(), run.find(hash)?.spec.clone()));
+        let keep = |run: &Self| running.and_then(|hash| stored(run, hash));
+        match self.owner.spec.mode {
+            Mode::Active => match planning {
+                PlanState::Planned { hash, plan } => Some((hash.clone(), plan.as_ref().clone())),
+                PlanState::Inspecting { .. } | PlanState::Refused(_) => keep(self),
+            },
+            Mode::Advisory => {
+                let Some(accepted) = self.owner.spec.accepted_plan.clone() else { return keep(self) };
+                let found = stored(self, &accepted);
+                if found.is_none() {
+                    let message = format!("spec.acceptedPlan: this deployment has no plan {accepted}");
+                    self.troubles.push(Trouble::new("PlanUnknown", message));
+                }
+                found.or_else(|| keep(self))
+            }
+        }
+    }
+}
+
+fn refused(error: &PlanningError) -> Trouble {
+    let reason = match error {
+        PlanningError::Spec { .. } => "InvalidSpec",
+        PlanningError::Profile(_) => "ProfileInvalid",
+        PlanningError::Infeasible(_) => "Infeasible",
+        PlanningError::Json(_) => "InvalidSpec",
+    };
+    Trouble::new(reason, error.to_string())
+}

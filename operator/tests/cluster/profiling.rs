@@ -1,0 +1,101 @@
+use crate::example::{around, deployment, facts, plan};
+use kube::{Resource, ResourceExt};
+use remoe_operator::cluster::api::{MoEDeployment, ProfileSource};
+use remoe_operator::cluster::build::profiler;
+use remoe_operator::cluster::profiling::{config_map, from_log, measured, shared_with, subject, supplied};
+use remoe_profile::{Origin, Profile};
+use serde_json::{Value, json};
+
+/// A profile as a profiler would have made it.
+fn profile() -> Profile {
+    Profile { origin: Origin::Measured, ..Profile::prior(&facts().inspection, "bfloat16") }
+}
+
+fn of(spec: Value) -> String {
+    subject(&deployment(spec), &facts(), "main:1").unwrap()
+}
+
+#[test]
+fn what_would_be_measured_alike_is_measured_once() {
+    let base = of(json!({}));
+    assert_eq!(base, of(json!({"servedName": "another", "replicas": 2, "remoteExperts": {"mode": "Never"}})));
+    assert_ne!(base, of(json!({"model": {"dtype": "float32"}})));
+    assert_ne!(base, of(json!({"main": {"template": {"nodeSelector": {"pool": "large"}}}})));
+    assert_ne!(base, of(json!({"main": {"memoryMB": {"min": 200, "max": 8000, "step": 100}}})));
+    assert_ne!(base, subject(&deployment(json!({})), &facts(), "main:2").unwrap());
+}
+
+#[test]
+fn a_profile_is_known_where_it_is_of_this_model() {
+    let owner = deployment(json!({}));
+    let mut map = config_map(&owner, "0123456789", &profile()).unwrap();
+    assert_eq!(map.name_any(), "remoe-profile-0123456789");
+    let known = measured(&map, &owner, &facts()).unwrap();
+    assert_eq!((known.source, known.profile), (ProfileSource::Measured, profile()));
+    assert!(measured(&map, &deployment(json!({"model": {"dtype": "float32"}})), &facts()).is_none());
+    map.data.as_mut().unwrap().insert("profile.json".to_owned(), "spoiled".to_owned());
+    assert!(measured(&map, &owner, &facts()).is_none());
+}
+
+#[test]
+fn a_profile_stays_for_all_that_use_it_and_goes_with_the_last() {
+    let first = deployment(json!({}));
+    let second = MoEDeployment {
+        metadata: kube::api::ObjectMeta {
+            name: Some("second".to_owned()),
+            uid: Some("uid-2".to_owned()),
+            ..first.metadata.clone()
+        },
+        ..first.clone()
+    };
+    let map = config_map(&first, "0123456789", &profile()).unwrap();
+    assert!(shared_with(&map, &first).is_none());
+    let shared = shared_with(&map, &second).unwrap();
+    let owners: Vec<_> = shared.owner_references().iter().map(|owner| owner.uid.as_str()).collect();
+    assert_eq!(owners, ["uid-1", "uid-2"]);
+    // No controller: none of them may take it along alone.
+    assert!(shared.owner_references().iter().all(|owner| owner.controller.is_none()));
+    assert!(shared_with(&shared, &second).is_none());
+}
+
+#[test]
+fn the_last_profile_in_a_log_counts() {
+    let line = serde_json::to_string(&profile()).unwrap();
+    let log = format!("{{\"level\":\"INFO\"}}\n{line}\n{{\"level\":\"INFO\"}}\nbye\n");
+    assert_eq!(from_log(&log), Some(profile()));
+    assert_eq!(from_log("{}\nnothing"), None);
+}
+
+#[test]
+fn a_supplied_profile_that_is_not_there_is_named() {
+    let missing = supplied("mine", None).unwrap_err();
+    assert_eq!(
+        (missing.reason, missing.message.as_str()),
+        ("ProfileMissing", "spec.profile.configMapName: there is no ConfigMap mine")
+    );
+    let mut map = config_map(&deployment(json!({})), "0123456789", &profile()).unwrap();
+    assert_eq!(supplied("mine", Some(&map)).unwrap().source, ProfileSource::Supplied);
+    map.data = Some([("profile.json".to_owned(), "{}".to_owned())].into());
+    assert_eq!(supplied("mine", Some(&map)).unwrap_err().reason, "ProfileInvalid");
+    map.data = None;
+    assert_eq!(supplied("mine", Some(&map)).unwrap_err().reason, "ProfileMissing");
+}
+
+#[test]
+fn a_profiler_is_where_main_functions_are() {
+    let template = json!({"nodeSelector": {"pool": "large"}, "serviceAccountName": "reader"});
+    let owner = deployment(json!({"main": {"template": template, "memoryMB": {"min": 200, "max": 40000}}}));
+    let pod = profiler(&owner, "0123456789", 1, &plan(&owner), &facts(), &around()).unwrap();
+    assert_eq!(pod.name_any(), "remoe-profile-0123456789-1");
+    assert!(pod.owner_references().iter().all(|owner| owner.controller == Some(true)));
+    assert_eq!(pod.meta().labels.as_ref().unwrap()["app.kubernetes.io/component"], "profiler");
+    let spec = pod.spec.unwrap();
+    assert_eq!(spec.node_selector.unwrap()["pool"], "large");
+    assert_eq!(spec.service_account_name.as_deref(), Some("reader"));
+    assert_eq!(spec.active_deadline_seconds, Some(600));
+    let container = &spec.containers[0];
+    assert_eq!(container.image.as_deref(), Some("main:1"));
+    let limits = container.resources.as_ref().unwrap().limits.as_ref().unwrap();
+    // As many vCPUs as main functions may have, up to eight; the weights, and room beside them.
+    assert_eq!((limits["cpu"].0.as_str(), limits["memory"].0.as_str()), ("8", "2504M"));
+}

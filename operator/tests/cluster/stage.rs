@@ -1,0 +1,262 @@
+//! An operator in this process whose writes can be held back, and a cluster without nodes for it to work
+//! on.
+
+use crate::api::{Server, config, eventually};
+use crate::example::{deployment, facts};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use kube::client::ClientBuilder;
+use kube::{Api, Client, Resource, ResourceExt};
+use remoe_operator::cluster::api::{MoEDeployment, MoEPlan};
+use remoe_operator::cluster::facts::subject;
+use remoe_operator::cluster::names::{COMPONENT, Component, PodName};
+use remoe_operator::cluster::{RunSettings, Settings, run};
+use serde_json::json;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use tower::{Layer, Service as TowerService};
+
+/// Between two looks at something that others bring about.
+pub const LOOK: Duration = Duration::from_millis(250);
+
+/// Lets a number of writes through and holds the others back, until more are let through.
+#[derive(Clone)]
+pub struct Budget {
+    left: Arc<Semaphore>,
+    /// Writes that were let through.
+    made: Arc<AtomicU64>,
+    /// How the API server answered each of them.
+    answers: Arc<Mutex<Vec<Answer>>>,
+}
+
+/// A write, as the API server answered it.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    pub method: http::Method,
+    pub path: String,
+    pub code: http::StatusCode,
+}
+
+impl Budget {
+    pub fn of(writes: usize) -> Self {
+        Self { left: Arc::new(Semaphore::new(writes)), made: Arc::default(), answers: Arc::default() }
+    }
+
+    pub fn unlimited() -> Self {
+        Self::of(Semaphore::MAX_PERMITS / 2)
+    }
+
+    /// Whether the next write is held back.
+    pub fn is_spent(&self) -> bool {
+        self.left.available_permits() == 0
+    }
+
+    /// Lets everything through from now on.
+    pub fn open(&self) {
+        self.left.add_permits(Semaphore::MAX_PERMITS / 2);
+    }
+
+    pub fn made(&self) -> u64 {
+        self.made.load(Ordering::SeqCst)
+    }
+
+    pub fn answers(&self) -> Vec<Answer> {
+        self.answers.lock().unwrap().clone()
+    }
+}
+
+#[derive(Clone)]
+pub struct Budgeted<S> {
+    inner: S,
+    budget: Budget,
+}
+
+impl<S> Layer<S> for Budget {
+    type Service = Budgeted<S>;
+
+    fn layer(&self, inner: S) -> Budgeted<S> {
+        Budgeted { inner, budget: self.clone() }
+    }
+}
+
+impl<S, B, R> TowerService<http::Request<B>> for Budgeted<S>
+where
+    S: TowerService<http::Request<B>, Response = http::Response<R>>,
+    S::Future: Send + 'static,
+    S::Error: 'static,
+    R: 'static,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<S::Response, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: http::Request<B>) -> Self::Future {
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        // Nothing is sent before this is waited for.
+        let sending = self.inner.call(request);
+        if method == http::Method::GET {
+            return Box::pin(sending);
+        }
+        let budget = self.budget.clone();
+        Box::pin(async move {
+            budget.left.acquire().await.unwrap().forget();
+            budget.made.fetch_add(1, Ordering::SeqCst);
+            let answer = sending.await?;
+            let code = answer.status();
+            budget.answers.lock().unwrap().push(Answer { method, path, code });
+            Ok(answer)
+        })
+    }
+}
+
+/// An operator in this process, for the namespace of a test.
+pub struct Operator {
+    task: JoinHandle<()>,
+    pub budget: Budget,
+}
+
+impl Operator {
+    /// Starts one beside which no other works.
+    pub async fn start(server: &Server, budget: Budget) -> Self {
+        retire_release(server).await;
+        let client: Client = ClientBuilder::try_from(config().await).unwrap().with_layer(&budget).build();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let settings = settings(&server.namespace);
+        let task = tokio::spawn(async move {
+            run(client, settings, listener, CancellationToken::new()).await.unwrap();
+        });
+        Self { task, budget }
+    }
+
+    /// As `kill -9` would: nothing more is done.
+    pub async fn kill(self) {
+        self.task.abort();
+        assert!(self.task.await.unwrap_err().is_cancelled());
+    }
+}
+
+/// Takes the operator away that an installed chart has in this cluster: it would do the work.
+async fn retire_release(server: &Server) {
+    let installed: Api<Deployment> = Api::namespaced(server.client.clone(), "remoe-system");
+    let none = json!({"spec": {"replicas": 0}});
+    if installed.patch_scale("remoe", &PatchParams::default(), &Patch::Merge(&none)).await.is_ok() {
+        let pods: Api<Pod> = Api::namespaced(server.client.clone(), "remoe-system");
+        eventually("the end of the chart's operator", async || {
+            pods.list(&ListParams::default()).await.unwrap().items.is_empty()
+        })
+        .await;
+    }
+}
+
+fn settings(namespace: &str) -> RunSettings {
+    use clap::Parser;
+    let arguments = ["remoe-operator", "--watch-namespace", namespace, "--image-pull-policy", "Never"];
+    Settings::parse_from(arguments).run
+}
+
+/// A deployment with what its inspector found out, which needs a node.
+pub async fn deploy(server: &Server) -> MoEDeployment {
+    let mut owner = deployment(json!({"replicas": 2}));
+    owner.metadata = kube::api::ObjectMeta { name: Some("demo".to_owned()), ..Default::default() };
+    let owner = server.api::<MoEDeployment>().create(&PostParams::default(), &owner).await.unwrap();
+    let map = facts().config_map(&owner, &subject(&owner.spec.model, None).unwrap()).unwrap();
+    server.api::<ConfigMap>().create(&PostParams::default(), &map).await.unwrap();
+    owner
+}
+
+/// Has every pod run, as nodes would, and remote functions be ready. Main functions do not answer: they are
+/// told of nothing, and what is to be told is what counts here.
+pub async fn run_pods(server: &Server) {
+    let pods = server.api::<Pod>();
+    let list = pods.list(&ListParams::default()).await.unwrap();
+    for (index, pod) in list.items.iter().enumerate() {
+        let running = pod.status.as_ref().is_some_and(|status| status.pod_ip.is_some());
+        if running || pod.metadata.deletion_timestamp.is_some() {
+            continue;
+        }
+        let now = jiff::Timestamp::now().to_string();
+        let ip = format!("127.0.0.{}", index + 1);
+        let is_remote =
+            pod.labels().get(COMPONENT).is_some_and(|part| part == Component::RemoteExpert.name());
+        let ready = if is_remote { "True" } else { "False" };
+        let ready = json!({"type": "Ready", "status": ready, "lastTransitionTime": now});
+        let status = json!({"status": {
+            "phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}], "startTime": now, "conditions": [ready],
+        }});
+        // It may be gone by now.
+        let _gone = pods.patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Merge(&status)).await;
+    }
+}
+
+/// Names of everything that belongs to the deployment, without incarnations.
+pub async fn world(server: &Server) -> Vec<String> {
+    let mut names = Vec::new();
+    let pods = server.api::<Pod>().list(&ListParams::default()).await.unwrap();
+    for pod in pods.items.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
+        names.push(format!("pod {}", PodName::parse(&pod.name_any()).unwrap().place));
+    }
+    names.extend(listed::<Service>(server).await);
+    names.extend(listed::<NetworkPolicy>(server).await);
+    names.extend(listed::<PodDisruptionBudget>(server).await);
+    names.extend(listed::<MoEPlan>(server).await);
+    names.extend(
+        listed::<ConfigMap>(server).await.into_iter().filter(|name| !name.ends_with("kube-root-ca.crt")),
+    );
+    names.sort();
+    names
+}
+
+async fn listed<K>(server: &Server) -> Vec<String>
+where
+    K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
+        + Clone
+        + std::fmt::Debug
+        + serde::de::DeserializeOwned,
+{
+    let list = server.api::<K>().list(&ListParams::default()).await.unwrap();
+    list.items.iter().map(|object| format!("{} {}", K::kind(&()), object.name_any())).collect()
+}
+
+/// Whether main functions would be told: everything else is done by then.
+pub async fn is_routed(server: &Server) -> bool {
+    let map = server.api::<ConfigMap>().get_opt("demo-routing").await.unwrap();
+    map.is_some_and(|map| map.data.is_some())
+}
+
+pub async fn status_of(server: &Server) -> serde_json::Value {
+    let owner = server.api::<MoEDeployment>().get("demo").await.unwrap();
+    let mut status = serde_json::to_value(owner.status).unwrap();
+    for condition in status["conditions"].as_array_mut().into_iter().flatten() {
+        condition["lastTransitionTime"] = json!(null);
+    }
+    status
+}
+
+/// Runs until nothing is written any more. Returns the number of writes.
+pub async fn quiet(server: &Server, operator: &Operator) -> u64 {
+    let written = || operator.budget.made();
+    let mut seen = (written(), 0);
+    eventually("quiet", async || {
+        run_pods(server).await;
+        sleep(LOOK).await;
+        seen = if written() == seen.0 { (seen.0, seen.1 + 1) } else { (written(), 0) };
+        seen.1 >= 8 && is_routed(server).await
+    })
+    .await;
+    written()
+}

@@ -1,0 +1,141 @@
+//! What the status says, from one look to the next.
+
+use crate::example::{built, deployment, plan};
+use jiff::{SignedDuration, Timestamp};
+use remoe_operator::cluster::api::{
+    Condition, ConditionType, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec,
+};
+use remoe_operator::cluster::build::Revision;
+use remoe_operator::cluster::names::PodName;
+use remoe_operator::cluster::pods::PodView;
+use remoe_operator::cluster::status::{Findings, PlanState, status};
+use serde_json::json;
+
+struct Scene {
+    owner: MoEDeployment,
+    plan: MoEPlanSpec,
+    revision: Revision,
+    pods: Vec<PodView>,
+    now: Timestamp,
+}
+
+impl Scene {
+    fn new(replicas: u32) -> Self {
+        let owner = deployment(json!({ "replicas": replicas }));
+        let plan = plan(&owner);
+        let revision = built(&owner, &plan);
+        let now = "2026-01-01T00:00:00Z".parse().unwrap();
+        let mut scene = Self { owner, plan, revision, pods: Vec::new(), now };
+        for function in scene.revision.functions() {
+            for replica in 0..function.replicas {
+                scene.pods.push(PodView {
+                    name: PodName { place: function.place("demo", replica), incarnation: 0 },
+                    uid: format!("{}-{replica}", function.name),
+                    owned: true,
+                    is_main: function.hosted.is_none(),
+                    function: function.name.clone(),
+                    identity: function.identity.clone(),
+                    replica,
+                    created: now,
+                    ends_by: None,
+                    ip: None,
+                    ready: true,
+                    faulty_at: None,
+                    fault: None,
+                    trouble: None,
+                    in_force: None,
+                });
+            }
+        }
+        scene
+    }
+
+    fn look(&mut self, settled: bool) -> MoEDeploymentStatus {
+        let planning =
+            PlanState::Planned { hash: self.revision.plan.clone(), plan: Box::new(self.plan.clone()) };
+        let found = status(&Findings {
+            deployment: &self.owner,
+            model: None,
+            planning: &planning,
+            profiling: None,
+            target: Some((&self.revision, &self.plan)),
+            running: Some(&self.revision.plan),
+            pods: &self.pods,
+            troubles: Vec::new(),
+            settled,
+            now: self.now,
+        });
+        self.owner.status = Some(found.clone());
+        found
+    }
+
+    fn pass(&mut self, seconds: i64) {
+        self.now = self.now.checked_add(SignedDuration::from_secs(seconds)).unwrap();
+    }
+}
+
+fn said(status: &MoEDeploymentStatus, of: ConditionType) -> (String, String, String) {
+    let Condition { status, reason, message, .. } = status.condition(of).unwrap().clone();
+    (status, reason, message)
+}
+
+#[test]
+fn missing_main_functions_are_counted() {
+    let mut scene = Scene::new(3);
+    assert_eq!(said(&scene.look(true), ConditionType::Ready).2, "the endpoint answers");
+    scene.pods[1].ready = false;
+    let status = scene.look(false);
+    let (ready, _, message) = said(&status, ConditionType::Ready);
+    assert_eq!(
+        (ready.as_str(), message.as_str()),
+        ("True", "the endpoint answers: 2 of 3 main functions serve")
+    );
+    let (progressing, _, message) = said(&status, ConditionType::Progressing);
+    assert_eq!(progressing, "True");
+    assert!(message.ends_with("5 of 6 functions are ready"), "{message}");
+}
+
+#[test]
+fn what_makes_no_progress_is_said_to_be_stuck_until_it_moves() {
+    let mut scene = Scene::new(2);
+    scene.pods.iter_mut().for_each(|pod| pod.ready = false);
+    let first = scene.look(false);
+    scene.pass(300);
+    // One more function is ready: that is progress.
+    scene.pods[2].ready = true;
+    let moved = scene.look(false);
+    assert!(moved.last_progress_time > first.last_progress_time);
+    scene.pass(599);
+    assert_eq!(said(&scene.look(false), ConditionType::Progressing).0, "True");
+    scene.pass(1);
+    let stuck = scene.look(false);
+    let (status, reason, message) = said(&stuck, ConditionType::Progressing);
+    assert_eq!((status.as_str(), reason.as_str()), ("False", "ProgressDeadlineExceeded"));
+    assert!(message.contains("1 of 5 functions are ready"), "{message}");
+    assert_eq!(said(&stuck, ConditionType::Degraded).1, "ProgressDeadlineExceeded");
+    assert_eq!(said(&stuck, ConditionType::Ready).1, "ProgressDeadlineExceeded");
+    // The same state is the same status, whatever the time.
+    scene.pass(1000);
+    assert_eq!(scene.look(false), stuck);
+    scene.pods[0].ready = true;
+    assert_eq!(said(&scene.look(false), ConditionType::Progressing).0, "True");
+    // What is settled is never late.
+    scene.pods.iter_mut().for_each(|pod| pod.ready = true);
+    scene.look(true);
+    scene.pass(100_000);
+    let settled = scene.look(true);
+    assert_eq!(said(&settled, ConditionType::Progressing).1, "Settled");
+    assert_eq!(said(&settled, ConditionType::Degraded).0, "False");
+}
+
+#[test]
+fn a_plan_that_costs_more_saves_nothing() {
+    use remoe_operator::cluster::api::ProfileSource;
+    let mut scene = Scene::new(1);
+    assert_eq!(scene.look(true).saving.as_deref(), Some("n/a"));
+    scene.plan.profile = ProfileSource::Supplied;
+    scene.plan.numbers.savings.mix = Some(0.254);
+    assert_eq!(scene.look(true).saving.as_deref(), Some("25 %"));
+    scene.plan.numbers.savings.mix = Some(-2.17);
+    assert_eq!(scene.look(true).saving.as_deref(), Some("n/a (costs more)"));
+}

@@ -1,0 +1,94 @@
+//! Serve on a prior, measure, plan again on what was measured.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::ResourceExt;
+use kube::api::ListParams;
+use remoe_e2e::deployment::{Deployment, chat, find};
+use remoe_e2e::scene::Scene;
+use remoe_e2e::{audit, claim, release};
+use remoe_tests::deadline::{LONG, until};
+use serde_json::{Value, json};
+
+/// Both deployments would measure the same: one profiler does it for both, and what it measured goes with
+/// the last of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn hardware_is_measured_once_for_all_that_run_on_it() {
+    Scene::run("hardware_is_measured_once_for_all_that_run_on_it", async |scene| {
+        let cluster = &scene.cluster;
+        let _operator = release::shared(cluster).await;
+        claim::with_demo_model(scene, "models").await;
+        let start = audit::mark(cluster);
+        let first = Deployment::apply(scene, "first", &spec("Always")).await;
+        // It serves before anything is measured, and no saving is claimed.
+        first.condition("Ready", "True").await;
+        let prior = first.status().await;
+        assert_eq!(find(&prior, "Planned").unwrap()["reason"], "PriorProfile", "{prior}");
+        assert_eq!(prior["saving"], "n/a");
+        first.reason("Planned", "MeasuredProfile").await;
+        let profiles = profiles(scene).await;
+        assert_eq!(profiles.len(), 1, "{profiles:?}");
+        let profile: Value =
+            serde_json::from_str(&profiles[0].data.as_ref().unwrap()["profile.json"]).unwrap();
+        assert_eq!(profile["origin"], "measured");
+        let measured = first.settled().await;
+        assert_ne!(measured["plan"], prior["plan"]);
+        assert_ne!(measured["saving"], "n/a");
+
+        let second = Deployment::apply(scene, "second", &spec("Never")).await;
+        second.condition("Ready", "True").await;
+        second.reason("Planned", "MeasuredProfile").await;
+        let profilers = audit::since(cluster, start).into_iter().filter(|request| {
+            let created = request.verb == "create" && request.resource() == "pods";
+            created && request.namespace() == scene.namespace && request.name().starts_with("remoe-profile-")
+        });
+        assert_eq!(profilers.count(), 1, "pods that measured");
+        assert_eq!(scene.kubectl(&["get", "pods", "--selector", PROFILER, "--output", "name"]).await, "");
+
+        let answer = chat(first.endpoints(scene).await[0], "first", "Read Genesis 1:1.").await;
+        assert!(answer["usage"]["remoe"]["experts"]["remote"].as_u64() > Some(0), "{answer}");
+
+        first.delete().await;
+        // The other one still needs it.
+        second.condition("Ready", "True").await;
+        assert_eq!(self::profiles(scene).await.len(), 1);
+        second.delete().await;
+        until(LONG, "the end of the profile", async || self::profiles(scene).await.is_empty().then_some(()))
+            .await;
+    })
+    .await;
+}
+
+/// A profile that somebody supplies is used from the start, and nothing is measured.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_supplied_profile_is_used_and_named_when_it_is_wrong() {
+    Scene::run("a_supplied_profile_is_used_and_named_when_it_is_wrong", async |scene| {
+        let _operator = release::shared(&scene.cluster).await;
+        claim::with_demo_model(scene, "models").await;
+        let mut wanted = spec("Auto");
+        wanted["profile"] = json!({"configMapName": "mine"});
+        let deployment = Deployment::apply(scene, "demo", &wanted).await;
+        let missing = deployment.reason("Planned", "ProfileMissing").await;
+        assert!(missing["message"].as_str().unwrap().contains("there is no ConfigMap mine"), "{missing}");
+        scene.kubectl(&["create", "configmap", "mine", "--from-literal=profile.json={}"]).await;
+        deployment.reason("Planned", "ProfileInvalid").await;
+    })
+    .await;
+}
+
+const PROFILER: &str = "app.kubernetes.io/component=profiler";
+
+fn spec(mode: &str) -> Value {
+    json!({
+        "model": {"source": "pvc://models/demo"},
+        "main": {"memoryMB": {"min": 200, "max": 2000, "step": 100}},
+        "remoteExperts": {
+            "mode": mode, "maxReplicas": 1, "memoryMB": {"min": 100, "max": 1000, "step": 100},
+        },
+    })
+}
+
+async fn profiles(scene: &Scene) -> Vec<ConfigMap> {
+    let maps = scene.api::<ConfigMap>().list(&ListParams::default()).await.expect("ConfigMaps can be listed");
+    maps.into_iter().filter(|map| map.name_any().starts_with("remoe-profile-")).collect()
+}
