@@ -1,10 +1,11 @@
 //! The pod that reads a checkpoint's headers: the operator itself sees neither volumes nor Secrets.
 
+use super::Surroundings;
+use super::errand::ErrandPod;
 use super::functions::BuildError;
-use super::pod::{ModelAccess, Program, pod_spec, resources};
-use super::{Surroundings, owned_meta};
+use super::pod::{ModelAccess, Program, resources};
 use crate::cluster::api::{ComputeDtype, MoEDeployment, PlannedModel};
-use crate::cluster::names::{COMPONENT, Component, PodName, SUBJECT};
+use crate::cluster::names::{Component, PodName};
 use crate::cluster::quantity::{megabytes, vcpus};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -51,14 +52,8 @@ pub fn inspector(
         arguments,
         resources: resources(vcpus(MEMORY_MB), megabytes(MEMORY_MB)),
     };
-    let mut spec = pod_spec(program, &access, &owner.spec.main.template);
-    spec.restart_policy = Some("Never".to_owned());
-    spec.active_deadline_seconds = Some(DEADLINE_SECONDS);
     let place = inspector_place(&owner.name_any(), subject);
-    let mut metadata = owned_meta(owner, |_| PodName { place, incarnation }.to_string());
-    metadata.labels.get_or_insert_default().extend([
-        (COMPONENT.to_owned(), Component::Inspector.name().to_owned()),
-        (SUBJECT.to_owned(), subject.to_owned()),
-    ]);
-    Ok(Pod { metadata, spec: Some(spec), status: None })
+    let errand =
+        ErrandPod { owner, component: Component::Inspector, subject, deadline_seconds: DEADLINE_SECONDS };
+    Ok(errand.pod(PodName { place, incarnation }, program, &access))
 }

@@ -1,6 +1,7 @@
 //! The objects that a deployment consists of. Pure: the same values give the same objects.
 
 mod budgets;
+mod errand;
 mod functions;
 mod inspector;
 mod network;

@@ -1,11 +1,12 @@
 //! The pod that measures what the hardware takes to run a model.
 
+use super::Surroundings;
+use super::errand::ErrandPod;
 use super::functions::BuildError;
-use super::pod::{ModelAccess, Program, pod_spec, resources};
-use super::{Surroundings, owned_meta};
+use super::pod::{ModelAccess, Program, resources};
 use crate::cluster::api::{MoEDeployment, MoEPlanSpec};
 use crate::cluster::facts::ModelFacts;
-use crate::cluster::names::{COMPONENT, Component, PodName, SUBJECT, profile_config_map};
+use crate::cluster::names::{Component, PodName, profile_config_map};
 use crate::cluster::quantity::{MB, megabytes, vcpus};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -53,14 +54,8 @@ pub fn profiler(
         arguments,
         resources: limits,
     };
-    let mut spec = pod_spec(program, &access, &owner.spec.main.template);
-    spec.restart_policy = Some("Never".to_owned());
-    spec.active_deadline_seconds = Some(DEADLINE_SECONDS);
     let place = profile_config_map(subject);
-    let mut metadata = owned_meta(owner, |_| PodName { place, incarnation }.to_string());
-    metadata.labels.get_or_insert_default().extend([
-        (COMPONENT.to_owned(), Component::Profiler.name().to_owned()),
-        (SUBJECT.to_owned(), subject.to_owned()),
-    ]);
-    Ok(Pod { metadata, spec: Some(spec), status: None })
+    let errand =
+        ErrandPod { owner, component: Component::Profiler, subject, deadline_seconds: DEADLINE_SECONDS };
+    Ok(errand.pod(PodName { place, incarnation }, program, &access))
 }
