@@ -21,10 +21,10 @@ pub(crate) async fn failure(place: String, advice: &str, response: Response) -> 
             FetchError::Refused { place, answer, advice: advice.to_owned() }.into()
         }
         StatusCode::NOT_FOUND | StatusCode::GONE => FetchError::Missing { place, answer }.into(),
-        StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
-            Failed { error: FetchError::Unavailable { place, problem: answer }, again: Again::Soon(after) }
-        }
-        status if status.is_server_error() => {
+        status
+            if status.is_server_error()
+                || matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS) =>
+        {
             Failed { error: FetchError::Unavailable { place, problem: answer }, again: Again::Soon(after) }
         }
         _ => FetchError::Answer { place, problem: answer }.into(),

@@ -10,7 +10,7 @@ use crate::opening::Opening;
 use crate::patience::Patience;
 use crate::progress::{self, Progress};
 use crate::source::{Hub, HubServer, S3, Source, Web, is_commit};
-use crate::transfer::{Missing, Transfer};
+use crate::transfer::{Missing, Transfer, total};
 use rangemap::RangeSet;
 use remoe_model::{FileRange, Store, StoredFile};
 use reqwest::Client;
@@ -176,8 +176,7 @@ impl Store for FetchedStore {
             let whole = coalesced(&ranges, file.identity.size);
             wanted.push((file, whole));
         }
-        let all = |ranges: &[Range<u64>]| ranges.iter().map(|range| range.end - range.start).sum::<u64>();
-        let bytes: u64 = wanted.iter().map(|(_, ranges)| all(ranges)).sum();
+        let bytes: u64 = wanted.iter().map(|(_, ranges)| total(ranges)).sum();
         let missing = Missing::of(wanted)?;
         let place = self.root().display().to_string();
         if missing.bytes() == 0 {

@@ -302,7 +302,8 @@ impl Transfer {
     }
 }
 
-fn total(ranges: &[Range<u64>]) -> u64 {
+/// Bytes of `ranges`, which do not overlap.
+pub(crate) fn total(ranges: &[Range<u64>]) -> u64 {
     ranges.iter().map(|range| range.end - range.start).sum()
 }
 

@@ -68,27 +68,25 @@ pub fn errand(pods: &[Pod], owner_uid: &str, place: &str, reason: &'static str, 
     }
 }
 
-/// Pods on errands of `component` that are no longer of use: all but the one that `state` is about,
-/// which is the newest one for `subject`; none is of use where there is no state.
+/// Pods on errands of `component` that are no longer of use. Of use are at most those of one subject, as
+/// long as its errand is not to be started anew.
 pub fn useless(
     pods: &[Pod],
     owner_uid: &str,
     component: Component,
-    subject: &str,
-    state: Option<&Errand>,
+    useful: Option<(&str, &Errand)>,
 ) -> Vec<Deletion> {
     let of_component = pods.iter().filter(|pod| {
         names::label(&pod.metadata, COMPONENT) == component.name()
             && is_controlled_by(pod, owner_uid)
             && pod.metadata.deletion_timestamp.is_none()
     });
-    let useless = of_component.filter(|pod| {
-        names::label(&pod.metadata, SUBJECT) != subject
-            || match state {
-                None | Some(Errand::Start { .. }) => true,
-                Some(Errand::Waiting { .. } | Errand::Done { .. } | Errand::Failed { .. }) => false,
-            }
-    });
+    let is_useful = |pod: &Pod| {
+        useful.is_some_and(|(subject, errand)| {
+            names::label(&pod.metadata, SUBJECT) == subject && !matches!(errand, Errand::Start { .. })
+        })
+    };
+    let useless = of_component.filter(|pod| !is_useful(pod));
     let deletion = |pod: &Pod| Some(Deletion { name: pod.name_any(), uid: pod.uid()? });
     useless.filter_map(deletion).collect()
 }

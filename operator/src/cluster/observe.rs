@@ -27,8 +27,6 @@ pub(super) struct Observed {
     pub(super) model: Option<ConfigMap>,
     /// The routing generations.
     pub(super) routing: Option<ConfigMap>,
-    /// The profile that the spec names.
-    pub(super) profile: Option<ConfigMap>,
 }
 
 /// Reads everything that belongs to `deployment`.
@@ -39,20 +37,13 @@ pub(super) async fn observe(calls: &Calls, deployment: &MoEDeployment) -> Result
     let name = deployment.name_any();
     let labels = BTreeMap::from([(names::DEPLOYMENT.to_owned(), name.clone())]);
     let selector = names::selector_text(&labels);
-    let profile = async {
-        match &deployment.spec.profile {
-            Some(profile) => calls.get::<ConfigMap>(&profile.config_map_name).await,
-            None => Ok(None),
-        }
-    };
-    let (pods, services, network_policies, budgets, plans, maps, profile) = try_join!(
+    let (pods, services, network_policies, budgets, plans, maps) = try_join!(
         calls.list(&selector),
         calls.list(&selector),
         calls.list(&selector),
         calls.list(&selector),
         calls.plans(&selector),
         calls.list::<ConfigMap>(&selector),
-        profile,
     )?;
     let uid = deployment.uid().unwrap_or_default();
     // What belongs to an earlier deployment of the same name is on its way out.
@@ -66,7 +57,6 @@ pub(super) async fn observe(calls: &Calls, deployment: &MoEDeployment) -> Result
         plans: plans.into_iter().filter(|plan| is_owned_by(plan, &uid)).collect(),
         model: map(names::model_config_map(&name)),
         routing: map(names::routing_config_map(&name)),
-        profile,
     })
 }
 

@@ -62,12 +62,13 @@ fn a_failed_inspector_says_why_and_is_followed_by_another_after_a_pause() {
 
 #[test]
 fn inspectors_of_no_use_go() {
-    let over =
-        |pods: &[Pod], owner, subject, state| useless(pods, owner, Component::Inspector, subject, state);
+    let over = |pods: &[Pod], owner, subject, state| {
+        useless(pods, owner, Component::Inspector, state.map(|state: &Errand| (subject, state)))
+    };
     let pods = [pod(0, json!({"phase": "Succeeded"}))];
     assert_eq!(over(&pods, "uid-1", SUBJECT, None).len(), 1);
     assert_eq!(over(&pods, "another", SUBJECT, None).len(), 0);
-    assert_eq!(useless(&pods, "uid-1", Component::Profiler, SUBJECT, None).len(), 0);
+    assert_eq!(useless(&pods, "uid-1", Component::Profiler, None).len(), 0);
     let waiting = Errand::Waiting { trouble: None };
     assert_eq!(over(&pods, "uid-1", SUBJECT, Some(&waiting)).len(), 0);
     assert_eq!(over(&pods, "uid-1", "another one", Some(&waiting)).len(), 1);

@@ -9,6 +9,10 @@ use remoe_tests::http;
 use serde_json::{Value, json};
 use std::net::{IpAddr, SocketAddr};
 
+/// Kinds of what a deployment owns.
+const OWNED: &str =
+    "pods,services,configmaps,networkpolicies,poddisruptionbudgets,endpointslices,moeplans.remoe.dev";
+
 /// A MoEDeployment.
 pub struct Deployment {
     /// Its name.
@@ -119,6 +123,18 @@ impl Deployment {
         let what = format!("the end of {}", self.name);
         until(LONG, &what, async || matches!(self.api.get_opt(&self.name).await, Ok(None)).then_some(()))
             .await;
+    }
+
+    /// Waits until it is gone, and with it everything that any deployment of the scene owned.
+    pub async fn gone(&self, scene: &Scene) {
+        until(LONG, "the end of everything that the deployment owned", async || {
+            let left = scene
+                .kubectl(&["get", OWNED, "--output", "name", "--selector", "remoe.dev/deployment"])
+                .await;
+            let owner = self.api.get_opt(&self.name).await.expect("MoEDeployments can be read");
+            (left.is_empty() && owner.is_none()).then_some(())
+        })
+        .await;
     }
 
     /// Where the HTTP interface answers, by the EndpointSlices of its Service: ready main functions.

@@ -7,6 +7,9 @@ use kube::api::{ListParams, LogParams, PostParams};
 use remoe_tests::deadline::{LONG, until};
 use serde_json::{Value, json};
 
+/// Selects the pods of functions.
+pub const FUNCTIONS: &str = "remoe.dev/function";
+
 /// A pod of one container that the restricted profile admits, with the claim `models` at /models.
 /// `container` has what is particular: image, command, probes.
 #[must_use]

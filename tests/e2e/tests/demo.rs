@@ -6,7 +6,6 @@ use remoe_e2e::forward::Forward;
 use remoe_e2e::scene::Scene;
 use remoe_e2e::{audit, claim, pods, release};
 use remoe_tests::binaries::workspace;
-use remoe_tests::deadline::{LONG, until};
 use remoe_tests::up::Up;
 
 const PROMPT: &str = "Read Genesis 1:1.";
@@ -38,13 +37,7 @@ async fn the_demo_is_served_and_goes_away() {
         }
 
         demo.delete().await;
-        until(LONG, "the end of everything that the deployment owned", async || {
-            let left = scene
-                .kubectl(&["get", OWNED, "--output", "name", "--selector", "remoe.dev/deployment"])
-                .await;
-            left.is_empty().then_some(())
-        })
-        .await;
+        demo.gone(scene).await;
         assert!(pods::selected(scene, "remoe.dev/deployment").await.is_empty());
         let asked = audit::since(cluster, start);
         let denied: Vec<_> =
@@ -53,9 +46,6 @@ async fn the_demo_is_served_and_goes_away() {
     })
     .await;
 }
-
-const OWNED: &str =
-    "pods,services,configmaps,networkpolicies,poddisruptionbudgets,endpointslices,moeplans.remoe.dev";
 
 /// The name that requests must carry.
 async fn served_name(demo: &Deployment) -> String {

@@ -76,9 +76,6 @@ fn demo(experts: &str) -> Value {
     })
 }
 
-const OWNED: &str =
-    "pods,services,configmaps,networkpolicies,poddisruptionbudgets,endpointslices,moeplans.remoe.dev";
-
 /// Deleted in either way while the operator is killed again and again, a deployment leaves nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deployment_goes_whatever_becomes_of_the_operator() {
@@ -94,18 +91,12 @@ async fn a_deployment_goes_whatever_becomes_of_the_operator() {
             drop(operator);
             let operator = HostOperator::start(cluster, &alone, None).await;
             until(LONG, "the first pod to be on its way out", async || {
-                (pods::selected(scene, "remoe.dev/function").await.len() < 7).then_some(())
+                (pods::selected(scene, pods::FUNCTIONS).await.len() < 7).then_some(())
             })
             .await;
             drop(operator);
             let _operator = HostOperator::start(cluster, &alone, None).await;
-            until(LONG, "the end of everything that the deployment owned", async || {
-                let selector = ["--selector", "remoe.dev/deployment", "--output", "name"];
-                let left = scene.kubectl(&[&["get", OWNED][..], &selector].concat()).await;
-                let owner = deployment.api.get_opt("demo").await.unwrap();
-                (left.is_empty() && owner.is_none()).then_some(())
-            })
-            .await;
+            deployment.gone(scene).await;
         }
     })
     .await;

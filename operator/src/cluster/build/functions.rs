@@ -1,6 +1,6 @@
 //! The functions of a plan, as pods.
 
-use super::pod::{ModelAccess, Pace, Program, grpc_probe, http_probe, pod_spec, resources};
+use super::pod::{ModelAccess, Pace, Program, grpc_probe, http_probe, main_resources, pod_spec, resources};
 use super::{CONTROL_PORT, EXPERT_PORT, HTTP_PORT, METRICS_PORT, Surroundings, owned_meta};
 use crate::cluster::api::{MoEDeployment, MoEPlanSpec, RESTARTED_AT, RemotePlan};
 use crate::cluster::digest::digest;
@@ -14,7 +14,6 @@ use k8s_openapi::api::core::v1::{
     Affinity, ContainerPort, Lifecycle, LifecycleHandler, Pod, PodAffinity, PodAffinityTerm, PodSpec,
     SleepAction, TopologySpreadConstraint, WeightedPodAffinityTerm,
 };
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::ResourceExt;
 use remoe_wire::v1::LayerExperts;
@@ -171,17 +170,13 @@ fn main_pod(
     ] {
         arguments.extend([flag.to_owned(), value]);
     }
-    let mut limits = resources(vcpus(plan.main.memory_mb), megabytes(plan.main.limit_mb));
-    if let Some(gpu) = &owner.spec.main.gpu {
-        limits.insert(gpu.resource.clone(), Quantity(gpu.count.to_string()));
-    }
     let program = Program {
         name: "main-model-fn",
         image: &around.main_image,
         pull_policy: &around.pull_policy,
         command: "main-model-fn",
         arguments,
-        resources: limits,
+        resources: main_resources(owner, vcpus(plan.main.memory_mb), megabytes(plan.main.limit_mb)),
     };
     let mut spec = serving(pod_spec(program, model, &owner.spec.main.template));
     if let Some(container) = spec.containers.first_mut() {

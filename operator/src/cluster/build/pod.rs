@@ -1,6 +1,6 @@
 //! What the pods of all functions have in common.
 
-use crate::cluster::api::{PlannedModel, PodTemplate};
+use crate::cluster::api::{MoEDeployment, PlannedModel, PodTemplate};
 use crate::cluster::source::{ModelSource, SourceError};
 use k8s_openapi::api::core::v1::{
     Capabilities, Container, EmptyDirVolumeSource, EnvFromSource, EnvVar, GRPCAction, HTTPGetAction,
@@ -193,6 +193,18 @@ fn tolerations(template: &PodTemplate) -> Vec<Toleration> {
     };
     let mut all = vec![lost("node.kubernetes.io/not-ready"), lost("node.kubernetes.io/unreachable")];
     all.extend(template.tolerations.iter().cloned());
+    all
+}
+
+/// CPU and memory of a container that works as main functions do, and their GPUs.
+pub(super) fn main_resources(
+    owner: &MoEDeployment,
+    cpu: Quantity,
+    memory: Quantity,
+) -> BTreeMap<String, Quantity> {
+    let mut all = resources(cpu, memory);
+    let gpu = owner.spec.main.gpu.as_ref();
+    all.extend(gpu.map(|gpu| (gpu.resource.clone(), Quantity(gpu.count.to_string()))));
     all
 }
 

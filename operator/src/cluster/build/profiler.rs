@@ -3,13 +3,12 @@
 use super::Surroundings;
 use super::errand::ErrandPod;
 use super::functions::BuildError;
-use super::pod::{ModelAccess, Program, resources};
+use super::pod::{ModelAccess, Program, main_resources};
 use crate::cluster::api::{MoEDeployment, MoEPlanSpec};
 use crate::cluster::facts::ModelFacts;
 use crate::cluster::names::{Component, PodName, profile_config_map};
 use crate::cluster::quantity::{MB, megabytes, vcpus};
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 /// A profiler that is not done by then has failed.
 const DEADLINE_SECONDS: i64 = 600;
@@ -42,17 +41,14 @@ pub fn profiler(
     arguments.extend(access.arguments.iter().cloned());
     let weights = facts.inspection.resident_bytes(facts.inspection.total_bytes, dtype);
     let memory = u32::try_from(weights.div_ceil(MB) + BESIDE_WEIGHTS_MB).unwrap_or(u32::MAX);
-    let mut limits = resources(vcpus(owner.spec.main.memory_mb.max.clamp(1_000, MOST_MB)), megabytes(memory));
-    if let Some(gpu) = &owner.spec.main.gpu {
-        limits.insert(gpu.resource.clone(), Quantity(gpu.count.to_string()));
-    }
+    let most = owner.spec.main.memory_mb.max.clamp(1_000, MOST_MB);
     let program = Program {
         name: "profiler",
         image: &around.main_image,
         pull_policy: &around.pull_policy,
         command: "remoe",
         arguments,
-        resources: limits,
+        resources: main_resources(owner, vcpus(most), megabytes(memory)),
     };
     let place = profile_config_map(subject);
     let errand =

@@ -30,7 +30,8 @@ impl Run<'_> {
     ) -> Result<Result<KnownProfile, Trouble>, ReconcileError> {
         if let Some(named) = &self.owner.spec.profile {
             self.look_soon(SUPPLIED);
-            return Ok(supplied(&named.config_map_name, self.there.profile.as_ref()));
+            let map = self.calls.get::<ConfigMap>(&named.config_map_name).await?;
+            return Ok(supplied(&named.config_map_name, map.as_ref()));
         }
         let subject = subject(self.owner, facts, &self.context.around.main_image)?;
         if let Some(map) = self.calls.get::<ConfigMap>(&profile_config_map(&subject)).await?
@@ -63,7 +64,7 @@ impl Run<'_> {
             _ => None,
         };
         let Some((facts, plan)) = on_prior else {
-            let over = useless(&self.there.pods, &uid, Component::Profiler, "", None);
+            let over = useless(&self.there.pods, &uid, Component::Profiler, None);
             self.applier.delete(&over).await?;
             return Ok(None);
         };
@@ -76,7 +77,7 @@ impl Run<'_> {
             }
             other => other,
         };
-        let over = useless(&self.there.pods, &uid, Component::Profiler, &subject, Some(&state));
+        let over = useless(&self.there.pods, &uid, Component::Profiler, Some((&subject, &state)));
         self.applier.delete(&over).await?;
         let note = match state {
             Errand::Start { .. } if !at_rest => "the hardware is measured once everything runs".to_owned(),

@@ -21,7 +21,8 @@ impl Run<'_> {
         let place = inspector_place(&self.owner.name_any(), &subject);
         let uid = self.owner.uid().unwrap_or_default();
         let state = inspecting(self.there.model.as_ref(), &self.there.pods, &uid, &subject, &place, self.now);
-        let over = useless(&self.there.pods, &uid, Component::Inspector, &subject, state.errand());
+        let useful = state.errand().map(|errand| (subject.as_str(), errand));
+        let over = useless(&self.there.pods, &uid, Component::Inspector, useful);
         self.applier.delete(&over).await?;
         let waiting = |trouble| Ok(Err(PlanState::Inspecting { trouble }));
         let errand = match state {

@@ -9,8 +9,6 @@ use remoe_e2e::{claim, pods, release};
 use remoe_tests::deadline::{LONG, until};
 use serde_json::{Value, json};
 
-const FUNCTIONS: &str = "remoe.dev/function";
-
 async fn proposal(deployment: &Deployment, other_than: &[&str]) -> String {
     until(LONG, "a proposed plan", async || {
         let proposed = deployment.status().await["proposedPlan"].as_str()?.to_owned();
@@ -38,7 +36,7 @@ async fn plans_run_when_they_are_accepted() {
         assert_eq!(find(&status, "Active").unwrap()["reason"], "Advisory");
         assert_eq!(find(&status, "Ready").unwrap()["reason"], "AwaitingAcceptance");
         let first = proposal(&demo, &[]).await;
-        assert!(pods::selected(scene, FUNCTIONS).await.is_empty());
+        assert!(pods::selected(scene, pods::FUNCTIONS).await.is_empty());
 
         let status = accept(&demo, &first).await;
         assert!(status["proposedPlan"].is_null(), "{status}");
@@ -68,7 +66,8 @@ async fn plans_run_when_they_are_accepted() {
 }
 
 async fn names(scene: &Scene) -> Vec<String> {
-    let mut names: Vec<String> = pods::selected(scene, FUNCTIONS).await.iter().map(Pod::name_any).collect();
+    let mut names: Vec<String> =
+        pods::selected(scene, pods::FUNCTIONS).await.iter().map(Pod::name_any).collect();
     names.sort();
     names
 }

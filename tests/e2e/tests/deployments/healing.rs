@@ -11,7 +11,6 @@ use remoe_tests::deadline::{LONG, until};
 use remoe_tests::process::signal;
 use rustix::process::Signal;
 
-const FUNCTIONS: &str = "remoe.dev/function";
 const PROMPT: &str = "Read Genesis 1:1.";
 
 /// A pod's name without its incarnation: what it is and what it is for.
@@ -21,7 +20,7 @@ fn place(pod: &Pod) -> String {
 }
 
 async fn functions(scene: &Scene) -> Vec<Pod> {
-    let mut pods = pods::selected(scene, FUNCTIONS).await;
+    let mut pods = pods::selected(scene, pods::FUNCTIONS).await;
     pods.sort_by_key(place);
     pods
 }

@@ -13,11 +13,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-const FUNCTIONS: &str = "remoe.dev/function";
 const PROMPT: &str = "Read Genesis 1:1.";
 
 async fn uids(scene: &Scene) -> BTreeSet<String> {
-    pods::selected(scene, FUNCTIONS).await.iter().filter_map(Pod::uid).collect()
+    pods::selected(scene, pods::FUNCTIONS).await.iter().filter_map(Pod::uid).collect()
 }
 
 /// Waits until the deployment is as `spec` has it and every other pod is gone.
