@@ -44,6 +44,9 @@ pub(crate) struct RunArgs {
     /// Fewer and shorter rounds: shows that everything works, not how fast it is
     #[arg(long)]
     pub(crate) quick: bool,
+    /// Time for the whole run: parts take fewer rounds where it would not do, each at least one
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    pub(crate) time_limit: u32,
     /// File for the report as JSON
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,

@@ -6,6 +6,7 @@ mod context;
 mod error;
 mod load;
 mod machine;
+mod pace;
 mod parts;
 mod process;
 mod remote;

@@ -2,6 +2,7 @@
 
 use crate::load::Load;
 use crate::machine::Machine;
+use crate::pace::{Cause, Ending};
 use crate::series::{Series, Spread};
 use serde::Serialize;
 use serde_json::Value;
@@ -101,6 +102,17 @@ impl Part {
         }
     }
 
+    /// Says how many rounds the figures are of, and that the part failed where no round counted or one
+    /// broke.
+    pub(crate) fn conclude(&mut self, ending: Ending) {
+        self.note(ending.to_string());
+        self.failure = match ending.cause {
+            Cause::Failed(error) => Some(error.to_string()),
+            Cause::Interrupted if ending.done == 0 => Some("interrupted".to_owned()),
+            Cause::Complete | Cause::TimeLimit | Cause::Interrupted => None,
+        };
+    }
+
     pub(crate) fn note(&mut self, note: impl Into<String>) {
         self.notes.push(note.into());
     }
@@ -148,7 +160,7 @@ impl fmt::Display for Part {
         if let Some(load) = &self.load {
             writeln!(f, "\n{load}")?;
         }
-        self.failure.iter().try_for_each(|why| writeln!(f, "\nNot measured: {why}"))
+        self.failure.iter().try_for_each(|why| writeln!(f, "\nNot measured to the end: {why}"))
     }
 }
 

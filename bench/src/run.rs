@@ -4,11 +4,16 @@ use crate::args::RunArgs;
 use crate::context::Context;
 use crate::error::{Result, While};
 use crate::machine::Machine;
+use crate::pace::{Interrupt, Share};
 use crate::parts::{LlamaBench, PartName};
 use crate::report::Report;
 use clap::ValueEnum;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// As shells report a process that SIGINT ended.
+const INTERRUPTED: u8 = 130;
 
 /// Measures what `args` ask for. Parts that fail are reported as such, the others still measured.
 pub(crate) fn run(args: RunArgs) -> Result<ExitCode> {
@@ -23,11 +28,17 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode> {
         llama,
     };
     let names = if args.only.is_empty() { PartName::value_variants() } else { &args.only };
+    let interrupt = Interrupt::listen()?;
+    let ends = Instant::now() + Duration::from_secs(args.time_limit.into());
     let mut report = Report::new(args.quick, Machine::now());
     println!("{report}");
-    for name in names {
-        eprintln!("measuring: {}", name.name());
-        for part in name.measure(&context) {
+    for (index, name) in names.iter().enumerate() {
+        if interrupt.is_set() {
+            break;
+        }
+        // What a part leaves of its time is for those after it.
+        let share = Share::new(ends, interrupt.clone()).first_of(names.len() - index);
+        for part in name.measure(&context, &share) {
             println!("{part}");
             report.parts.push(part);
         }
@@ -35,7 +46,11 @@ pub(crate) fn run(args: RunArgs) -> Result<ExitCode> {
         args.out.iter().try_for_each(|path| write(path, &report))?;
     }
     let complete = report.parts.iter().all(|part| part.failure.is_none());
-    Ok(if complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(match (interrupt.is_set(), complete) {
+        (true, _) => ExitCode::from(INTERRUPTED),
+        (false, true) => ExitCode::SUCCESS,
+        (false, false) => ExitCode::FAILURE,
+    })
 }
 
 fn write(path: &Path, report: &Report) -> Result<()> {

@@ -6,6 +6,7 @@
 use crate::context::Context;
 use crate::error::{Result, While};
 use crate::machine::cores;
+use crate::pace::Share;
 use crate::process::Process;
 use crate::report::{Bar, Part};
 use crate::series::Series;
@@ -30,25 +31,25 @@ const MANY_TOKENS_BAR: Bar = Bar::AtLeast(0.85);
 /// Ours over torch's at 256 tokens.
 const TORCH_BAR: Bar = Bar::AtLeast(1.2);
 
-pub(super) fn measure(context: &Context) -> Result<Vec<Part>> {
+pub(super) fn measure(context: &Context, share: &Share) -> Result<Vec<Part>> {
     let mut threads = vec![1, cores()];
     threads.dedup();
+    let cases: Vec<_> =
+        ["bf16", "f32"].iter().flat_map(|dtype| threads.iter().map(move |t| (*dtype, *t))).collect();
     let mut parts = Vec::new();
-    for dtype in ["bf16", "f32"] {
-        for &threads in &threads {
-            parts.push(measure_one(context, dtype, threads)?);
-        }
+    for (index, &(dtype, threads)) in cases.iter().enumerate() {
+        parts.push(measure_one(context, &share.first_of(cases.len() - index), dtype, threads)?);
     }
     Ok(parts)
 }
 
-fn measure_one(context: &Context, dtype: &str, threads: usize) -> Result<Part> {
-    let rounds = context.rounds(ROUNDS);
+fn measure_one(context: &Context, share: &Share, dtype: &str, threads: usize) -> Result<Part> {
+    let name = format!("Expert FFN, {dtype}, {threads} {}", if threads == 1 { "thread" } else { "threads" });
     let (mut ours, description) = start_ours(context, dtype, threads)?;
     // Torch is a peer in bfloat16 only.
     let mut torch = (dtype == "bf16").then(|| start_torch(context, threads));
     let mut figures = Figures::default();
-    for round in 0..=rounds {
+    let ending = share.rounds(&name, context.rounds(ROUNDS), |round| {
         let mut ask = |of: Instrument, name: &'static str| -> Result<()> {
             let process = match (of, &mut torch) {
                 (Instrument::Ours, _) => &mut ours,
@@ -75,16 +76,16 @@ fn measure_one(context: &Context, dtype: &str, threads: usize) -> Result<Part> {
         ask(Ours, "many")?;
         ask(Torch, "many")?;
         ask(Ours, "peak")?;
-        ask(Ours, "pack")?;
-    }
-    let name = format!("Expert FFN, {dtype}, {threads} {}", if threads == 1 { "thread" } else { "threads" });
+        ask(Ours, "pack")
+    });
     let torch_description = match &torch {
         Some(Ok((_, description))) => description.clone(),
         _ => Value::Null,
     };
-    let settings = json!({"rounds": rounds, "ours": description, "torch": torch_description});
+    let settings = json!({"rounds": ending.done, "ours": description, "torch": torch_description});
     let mut part = Part::new(name, settings);
     figures.report(&mut part);
+    part.conclude(ending);
     if let Some(Err(why)) = torch {
         let python = context.python.display();
         part.note(format!("torch absent or unusable, skipped; REMOE_BENCH_PYTHON is {python}: {why}"));

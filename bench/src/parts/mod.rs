@@ -11,6 +11,7 @@ pub(crate) use model::LlamaBench;
 
 use crate::context::Context;
 use crate::load::Watch;
+use crate::pace::Share;
 use crate::report::Part;
 use clap::ValueEnum;
 
@@ -33,13 +34,13 @@ impl PartName {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    pub(crate) fn measure(self, context: &Context) -> Vec<Part> {
+    pub(crate) fn measure(self, context: &Context, share: &Share) -> Vec<Part> {
         let watch = Watch::start();
         let measured = match self {
-            Self::Kernels => kernels::measure(context),
-            Self::Wire => wire::measure(context).map(|part| vec![part]),
-            Self::Start => start::measure(context).map(|part| vec![part]),
-            Self::Model => model::measure(context).map(|part| vec![part]),
+            Self::Kernels => kernels::measure(context, share),
+            Self::Wire => wire::measure(context, share).map(|part| vec![part]),
+            Self::Start => start::measure(context, share).map(|part| vec![part]),
+            Self::Model => model::measure(context, share).map(|part| vec![part]),
         };
         let mut parts = measured.unwrap_or_else(|error| vec![Part::failed(self.name(), error)]);
         let load = watch.stop();

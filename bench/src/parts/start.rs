@@ -3,6 +3,7 @@
 use super::work;
 use crate::context::{Context, warm};
 use crate::error::{BenchError, Result, While};
+use crate::pace::Share;
 use crate::remote::RemoteFunction;
 use crate::report::{Bar, Part};
 use crate::series::Series;
@@ -16,6 +17,7 @@ use std::io::Read;
 use std::path::Path;
 use std::time::Instant;
 
+const NAME: &str = "Start of a remote function";
 const STARTS: usize = 20;
 
 /// Eight of OLMoE's experts are 100.7 MB.
@@ -24,8 +26,7 @@ const WIDTH: usize = 1024;
 /// From the start of the process to its first answer, in milliseconds.
 const BAR: Bar = Bar::AtMost(50.0);
 
-pub(super) fn measure(context: &Context) -> Result<Part> {
-    let starts = context.rounds(STARTS);
+pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
     let shape = work::shape(WIDTH);
     let model = context.model(&format!("one-layer-{WIDTH}"), &shape)?;
     let expected = expected(&model)?;
@@ -33,7 +34,7 @@ pub(super) fn measure(context: &Context) -> Result<Part> {
     warm(&model)?;
     let (mut announced, mut answered) = (Series::default(), Series::default());
     let (mut reported, mut reading) = (Series::default(), Series::default());
-    for number in 0..=starts {
+    let ending = share.rounds(NAME, context.rounds(STARTS), |number| {
         let read = read_again(&model)?;
         let started = Instant::now();
         let function = RemoteFunction::start(context, &model, work::LISTING)?;
@@ -53,10 +54,11 @@ pub(super) fn measure(context: &Context) -> Result<Part> {
             reported.push(function.announcement.start_us as f64 / 1e3);
             reading.push(read * 1e3);
         }
-    }
+        Ok(())
+    });
     let mut part = Part::new(
-        "Start of a remote function",
-        json!({"starts": starts, "experts": work::EXPERTS, "hidden": shape.hidden, "width": WIDTH,
+        NAME,
+        json!({"starts": ending.done, "experts": work::EXPERTS, "hidden": shape.hidden, "width": WIDTH,
                "dtype": "bfloat16", "bytes": bytes}),
     );
     part.add("process start to announcement", "ms", &announced);
@@ -71,6 +73,7 @@ pub(super) fn measure(context: &Context) -> Result<Part> {
         bytes as f64 / 1e6,
         work::EXPERTS
     ));
+    part.conclude(ending);
     Ok(part)
 }
 

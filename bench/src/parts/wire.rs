@@ -6,6 +6,7 @@
 use super::{raw_tcp, work};
 use crate::context::Context;
 use crate::error::{Result, While};
+use crate::pace::Share;
 use crate::remote::RemoteFunction;
 use crate::report::{Bar, Part};
 use crate::series::Series;
@@ -17,6 +18,7 @@ use remoe_wire::{Conversation, Wait};
 use serde_json::json;
 use std::time::Duration;
 
+const NAME: &str = "Added time per remote layer";
 const ROUNDS: usize = 20;
 /// Exchanges of a round, of each kind.
 const EXCHANGES: usize = 100;
@@ -29,8 +31,8 @@ const ADDED_BAR: Bar = Bar::AtMost(60.0);
 /// The same as a multiple of raw TCP.
 const RATIO_BAR: Bar = Bar::AtMost(6.0);
 
-pub(super) fn measure(context: &Context) -> Result<Part> {
-    let (rounds, exchanges) = (context.rounds(ROUNDS), context.rounds(EXCHANGES));
+pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
+    let exchanges = context.rounds(EXCHANGES);
     let hidden = work::shape(16).hidden;
     let (request, answer) = bytes(hidden);
     let mut cases = [
@@ -39,7 +41,7 @@ pub(super) fn measure(context: &Context) -> Result<Part> {
         Case::open(context, 1024, Wait::SPIN, "OLMoE's experts, client spins", false)?,
     ];
     let mut raw = Series::default();
-    for round in 0..=rounds {
+    let ending = share.rounds(NAME, context.rounds(ROUNDS), |round| {
         std::thread::sleep(PAUSE);
         let times = micros(raw_tcp::exchange(exchanges, request, answer)?);
         for case in &mut cases {
@@ -50,10 +52,11 @@ pub(super) fn measure(context: &Context) -> Result<Part> {
         if round > 0 {
             raw.extend(times.median());
         }
-    }
+        Ok(())
+    });
     let mut part = Part::new(
-        "Added time per remote layer",
-        json!({"rounds": rounds, "exchanges": exchanges, "hidden": hidden, "experts": work::EXPERTS,
+        NAME,
+        json!({"rounds": ending.done, "exchanges": exchanges, "hidden": hidden, "experts": work::EXPERTS,
                "dtype": "bfloat16", "request_bytes": request, "answer_bytes": answer,
                "poll_us": Wait::ENGINE.poll.as_micros() as u64}),
     );
@@ -68,6 +71,7 @@ pub(super) fn measure(context: &Context) -> Result<Part> {
         work::EXPERTS,
         Wait::ENGINE.poll.as_micros(),
     ));
+    part.conclude(ending);
     Ok(part)
 }
 

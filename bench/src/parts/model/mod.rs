@@ -14,6 +14,7 @@ use crate::checkpoint::Shape;
 use crate::context::{Context, warm};
 use crate::error::{BenchError, Result};
 use crate::machine::available_memory;
+use crate::pace::Share;
 use crate::report::{Bar, Part};
 use crate::series::Series;
 use deployment::Deployment;
@@ -23,6 +24,9 @@ use stream::Prompt;
 /// Shares of remote experts; what the others are compared with comes first.
 const RATIOS: [f64; 3] = [0.0, 0.5, 1.0];
 const BATCHES: [usize; 3] = [1, 4, 16];
+/// Prompts that are prefilled together, at most: more take as many times longer and show the same.
+const LARGEST_PREFILL: usize = 4;
+const NAME: &str = "Whole model";
 const ROUNDS: usize = 5;
 /// Prompt of a decoding stream.
 const SHORT_PROMPT: usize = 16;
@@ -40,8 +44,7 @@ const SHARE_BAR: Bar = Bar::AtLeast(0.8);
 /// Memory of a deployment as a multiple of its weights, keys, values and buffers included.
 const MEMORY_FACTOR: f64 = 1.25;
 
-pub(super) fn measure(context: &Context) -> Result<Part> {
-    let rounds = context.rounds(ROUNDS);
+pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
     let decoded = if context.quick { DECODED / 4 } else { DECODED };
     let shape = Shape::olmoe(if context.quick { 1 } else { context.layers });
     let model = context.model(&format!("olmoe-{}", shape.layers), &shape)?;
@@ -60,19 +63,20 @@ pub(super) fn measure(context: &Context) -> Result<Part> {
         .map(|ratio| Configuration::start(context, &model, ratio))
         .collect::<Result<Vec<_>>>()?;
     let mut prompts = Prompts { vocab: shape.vocab as u64, made: 0 };
-    for configuration in &configurations {
-        // Touches every expert.
-        configuration.deployment.prefill(&prompts.many(1, LONG_PROMPT, 1))?;
-        configuration.deployment.decode(&prompts.many(BATCHES[2], SHORT_PROMPT, 4))?;
-    }
     let (mut llama_prefill, mut llama_decode) = (Series::default(), Series::default());
-    for _ in 0..rounds {
+    let ending = share.rounds(NAME, context.rounds(ROUNDS), |round| {
+        if round == 0 {
+            return configurations.iter().try_for_each(|one| one.warm_up(&mut prompts));
+        }
         for (index, batch) in BATCHES.into_iter().enumerate() {
-            let (short, long) =
-                (prompts.many(batch, SHORT_PROMPT, decoded), prompts.many(batch, LONG_PROMPT, 1));
+            let short = prompts.many(batch, SHORT_PROMPT, decoded);
             for configuration in &mut configurations {
                 configuration.decode(index, &short)?;
             }
+            if batch > LARGEST_PREFILL {
+                continue;
+            }
+            let long = prompts.many(batch, LONG_PROMPT, 1);
             for configuration in &mut configurations {
                 let speed = configuration.deployment.prefill(&long)?;
                 configuration.speed[PREFILL][index].push(speed);
@@ -83,10 +87,11 @@ pub(super) fn measure(context: &Context) -> Result<Part> {
             llama_prefill.push(speed.prefill);
             llama_decode.push(speed.decode);
         }
-    }
+        Ok(())
+    });
     let mut part = Part::new(
-        "Whole model",
-        json!({"rounds": rounds, "shape": "OLMoE-1B-7B", "layers": shape.layers, "dtype": "bfloat16",
+        NAME,
+        json!({"rounds": ending.done, "shape": "OLMoE-1B-7B", "layers": shape.layers, "dtype": "bfloat16",
                "bytes": bytes, "prompt": LONG_PROMPT, "decoding_prompt": SHORT_PROMPT, "decoded": decoded,
                "ratios": RATIOS, "batches": BATCHES}),
     );
@@ -103,6 +108,7 @@ pub(super) fn measure(context: &Context) -> Result<Part> {
          while all of them run. Both through HTTP, the client on the same machine. Ratios are of the same \
          round."
     ));
+    part.conclude(ending);
     Ok(part)
 }
 
@@ -158,6 +164,12 @@ impl Configuration {
             speed: Default::default(),
             engine: names.into_iter().map(|name| (name, Series::default())).collect(),
         })
+    }
+
+    /// Touches every expert.
+    fn warm_up(&self, prompts: &mut Prompts) -> Result<()> {
+        self.deployment.prefill(&prompts.many(1, LONG_PROMPT, 1))?;
+        self.deployment.decode(&prompts.many(BATCHES[2], SHORT_PROMPT, 4)).map(drop)
     }
 
     fn decode(&mut self, index: usize, prompts: &[Prompt]) -> Result<()> {
