@@ -110,6 +110,14 @@ fn every_figure_becomes_a_table_a_csv_and_an_svg() {
             }
         }
     }
+    // The page shows every figure that there is.
+    let page = fs::read_to_string(Path::new(&out).join("README.md")).unwrap();
+    let shown: Vec<&str> =
+        page.split("](").filter_map(|part| part.split_once(".svg)")).map(|(path, _)| path).collect();
+    assert_eq!(shown.len(), scenarios.len() * 6);
+    for figure in shown {
+        assert!(Path::new(&out).join(format!("{figure}.svg")).is_file(), "{figure}");
+    }
     // What is measured, is measured where there is something to measure.
     let of = |name: &str| scenarios.iter().find(|one| one["name"] == name).unwrap();
     assert!(of("checkpoint-wide")["decisions"]["predict_seconds"].as_f64().unwrap() > 0.0);

@@ -14,23 +14,35 @@ pub enum Strategy {
     Cpu,
     /// Everything on the accelerator.
     Gpu,
-    /// Experts in host memory, and on the accelerator exactly when they are needed.
+    /// Experts in host memory that cross to the accelerator when they are needed.
     Fetch,
+    /// The same if crossing took no time, as the paper has it: a bound that no system reaches, and so no
+    /// rival in any ranking.
+    FetchWithoutMoves,
     /// Experts on CPUs, everything else on the accelerator.
     Mix,
     /// The cheapest plan for the class of requests; MIX is one of its choices.
     Remoe,
-    /// The same for each request by its own prediction, as the paper plans.
+    /// The same for each request by its own prediction, as the paper plans; only where requests are
+    /// predicted one by one.
     RemoePerRequest,
     /// The cheapest plan with remote experts in every layer.
     RemoeAlways,
 }
 
 impl Strategy {
-    /// The paper's five first.
-    pub const ALL: [Self; 7] =
-        [Self::Cpu, Self::Gpu, Self::Fetch, Self::Mix, Self::Remoe, Self::RemoePerRequest, Self::RemoeAlways];
-    /// Those of the paper.
+    /// Those that can be had first.
+    pub const ALL: [Self; 8] = [
+        Self::Cpu,
+        Self::Gpu,
+        Self::Fetch,
+        Self::Mix,
+        Self::Remoe,
+        Self::RemoePerRequest,
+        Self::RemoeAlways,
+        Self::FetchWithoutMoves,
+    ];
+    /// Those of the paper, as they can be had.
     pub const OF_THE_PAPER: [Self; 5] = [Self::Cpu, Self::Gpu, Self::Fetch, Self::Mix, Self::Remoe];
 
     /// Its name in tables.
@@ -40,10 +52,26 @@ impl Strategy {
             Self::Cpu => "CPU",
             Self::Gpu => "GPU",
             Self::Fetch => "Fetch",
+            Self::FetchWithoutMoves => "Fetch, moves for nothing",
             Self::Mix => "MIX",
             Self::Remoe => "Remoe",
             Self::RemoePerRequest => "Remoe, per request",
             Self::RemoeAlways => "Remoe, always remote",
+        }
+    }
+
+    /// What it means, for those who see its name for the first time.
+    #[must_use]
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Self::Cpu => "everything on CPUs",
+            Self::Gpu => "everything on the GPU",
+            Self::Fetch => "experts moved to the GPU",
+            Self::FetchWithoutMoves => "a bound: moves take no time",
+            Self::Mix => "experts on the main function's CPUs",
+            Self::Remoe => "the cheapest plan, MIX included",
+            Self::RemoePerRequest => "a plan for each request",
+            Self::RemoeAlways => "the cheapest with remote experts",
         }
     }
 }
@@ -140,7 +168,8 @@ impl ClassPlans {
         let known = [
             (Strategy::Cpu, baselines.cpu.as_ref().map(Outcome::from)),
             (Strategy::Gpu, baselines.gpu.as_ref().map(Outcome::from)),
-            (Strategy::Fetch, baselines.fetch.as_ref().map(Outcome::from)),
+            (Strategy::Fetch, baselines.fetch.as_ref().map(|ideal| scenario.moving(ideal, &problem.request))),
+            (Strategy::FetchWithoutMoves, baselines.fetch.as_ref().map(Outcome::from)),
             (Strategy::Mix, baselines.mix.as_ref().map(Outcome::from)),
             (Strategy::Remoe, Some(outcome(&answer.evaluation))),
             (Strategy::RemoeAlways, always.as_ref().map(|answer| outcome(&answer.evaluation))),
@@ -174,7 +203,7 @@ impl ClassPlans {
         match strategy {
             Strategy::Cpu => self.baselines.cpu.as_ref(),
             Strategy::Gpu => self.baselines.gpu.as_ref(),
-            Strategy::Fetch => self.baselines.fetch.as_ref(),
+            Strategy::Fetch | Strategy::FetchWithoutMoves => self.baselines.fetch.as_ref(),
             Strategy::Mix => self.baselines.mix.as_ref(),
             Strategy::Remoe | Strategy::RemoePerRequest | Strategy::RemoeAlways => None,
         }
@@ -187,9 +216,12 @@ impl ClassPlans {
 /// The scenario cannot be, or no plan keeps its limits.
 pub fn costs(scenario: &Scenario, plans: &ClassPlans) -> Result<Costs, ExperimentError> {
     let mut costs = Costs { strategies: Vec::new(), impossible: Vec::new() };
-    for strategy in Strategy::ALL {
+    let same_prediction = scenario.requests.windows(2).all(|pair| pair[0].predicted == pair[1].predicted);
+    let strategies =
+        Strategy::ALL.into_iter().filter(|one| *one != Strategy::RemoePerRequest || !same_prediction);
+    for strategy in strategies {
         let outcomes = match strategy {
-            Strategy::Cpu | Strategy::Gpu | Strategy::Fetch => plans
+            Strategy::Cpu | Strategy::Gpu | Strategy::Fetch | Strategy::FetchWithoutMoves => plans
                 .baseline(strategy)
                 .map(|baseline| each(scenario, |request| of_baseline(scenario, strategy, baseline, request))),
             Strategy::Mix => plans.baseline(strategy).map(|baseline| {
@@ -214,28 +246,27 @@ pub fn costs(scenario: &Scenario, plans: &ClassPlans) -> Result<Costs, Experimen
     Ok(costs)
 }
 
-/// What Fetch is expected to cost when experts have to come from host memory after all: each that a
-/// token uses once per decode step, each that any token uses once per prefill, while others compute.
-/// Absent where no size holds the model.
-#[must_use]
-pub fn fetch_with_moves(scenario: &Scenario, plans: &ClassPlans) -> Option<Outcome> {
-    let ideal = plans.baseline(Strategy::Fetch)?;
-    let facts = &scenario.shape.facts;
-    let moved = |experts: f64| {
-        let bytes = experts * facts.expert_bytes as f64 * scenario.shape.moe_layers() as f64;
-        bytes / scenario.host_bytes_per_second
-    };
-    let request = &plans.problem.request;
-    let per_token = facts.top_k as f64;
-    let prefill =
-        ideal.prefill_seconds.max(moved((request.input_tokens * per_token).min(facts.experts as f64)));
-    let step = ideal.tpot_seconds.max(moved(per_token));
-    let rate = ideal.total_cost / (ideal.prefill_seconds + ideal.decode_seconds);
-    Some(Outcome {
-        cost: rate * (prefill + request.output_tokens * step),
-        ttft_seconds: prefill,
-        tpot_seconds: step,
-    })
+impl Scenario {
+    /// What Fetch takes when experts have to come from host memory after all: each that a token uses once
+    /// per decode step, each that any token uses once per prefill, while others compute. `ideal` is the
+    /// planner's Fetch for `request`, whose moves take no time.
+    fn moving(&self, ideal: &Baseline, request: &remoe_planner::Request) -> Outcome {
+        let facts = &self.shape.facts;
+        let moved = |experts: f64| {
+            let bytes = experts * facts.expert_bytes as f64 * self.shape.moe_layers() as f64;
+            bytes / self.host_bytes_per_second
+        };
+        let per_token = facts.top_k as f64;
+        let prefill =
+            ideal.prefill_seconds.max(moved((request.input_tokens * per_token).min(facts.experts as f64)));
+        let step = ideal.tpot_seconds.max(moved(per_token));
+        let rate = ideal.total_cost / (ideal.prefill_seconds + ideal.decode_seconds);
+        Outcome {
+            cost: rate * (prefill + request.output_tokens * step),
+            ttft_seconds: prefill,
+            tpot_seconds: step,
+        }
+    }
 }
 
 fn each(
@@ -269,7 +300,11 @@ fn of_baseline(
         _ => baselines.fetch,
     };
     // A request of the class needs no more memory than the class.
-    Ok(found.as_ref().map_or_else(|| Outcome::from(of_class), Outcome::from))
+    let found = found.as_ref().unwrap_or(of_class);
+    Ok(match strategy {
+        Strategy::Fetch => scenario.moving(found, &problem.request),
+        _ => Outcome::from(found),
+    })
 }
 
 fn summary(

@@ -20,7 +20,7 @@ mod shape;
 mod truth;
 
 pub use cold_start::{ColdStart, Decisions, Lane, Part, Span, cold_starts};
-pub use costs::{ClassPlans, Costs, Strategy, StrategyCost, StrategyCosts, costs, fetch_with_moves};
+pub use costs::{ClassPlans, Costs, Strategy, StrategyCost, StrategyCosts, costs};
 pub use error::ExperimentError;
 pub use expert_time::{CORES, ExpertTime, expert_time};
 pub use lengths::{Phases, Ratio, phases, ratios};

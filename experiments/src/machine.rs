@@ -66,6 +66,15 @@ impl CpuScaling {
         }
     }
 
+    /// What its name means, for those who see it for the first time.
+    #[must_use]
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Self::Wide => "CPUs on which one expert uses all vCPUs",
+            Self::Narrow => "CPUs on which reading an expert uses 2 vCPUs at most",
+        }
+    }
+
     fn useful_vcpus(self) -> f64 {
         match self {
             Self::Wide => f64::INFINITY,

@@ -81,6 +81,8 @@ pub struct Request {
 pub struct Scenario {
     /// Its name in tables and file names.
     pub name: String,
+    /// What its name means, for those who see it for the first time.
+    pub meaning: String,
     /// The model.
     pub shape: Shape,
     /// What it takes on the machine.
@@ -99,9 +101,9 @@ impl Scenario {
     /// `shape` on an assumed machine.
     #[must_use]
     pub fn assumed(shape: Shape, machine: &Machine, setting: Setting, requests: Vec<Request>) -> Self {
-        let name = format!("{}-{}", shape.name, machine.cpu.scaling.name());
+        let scaling = machine.cpu.scaling;
         let profile = machine.profile(&shape);
-        Self::on(name, shape, profile, machine, setting, requests)
+        Self::on(scaling.name(), scaling.meaning(), shape, profile, machine, setting, requests)
     }
 
     /// `shape` on the machine that `profile` was made on. The accelerator of `machine` stands in where
@@ -114,13 +116,14 @@ impl Scenario {
         setting: Setting,
         requests: Vec<Request>,
     ) -> Self {
-        let name = format!("{}-measured", shape.name);
         let device = profile.device.or_else(|| Some(machine.device(&shape)));
-        Self::on(name, shape, Profile { device, ..profile }, machine, setting, requests)
+        let profile = Profile { device, ..profile };
+        Self::on("measured", "times as measured, an assumed GPU", shape, profile, machine, setting, requests)
     }
 
     fn on(
-        name: String,
+        times: &str,
+        meaning: &str,
         shape: Shape,
         profile: Profile,
         machine: &Machine,
@@ -129,7 +132,16 @@ impl Scenario {
     ) -> Self {
         let gpu_expert_seconds = machine.gpu_expert_seconds(&shape);
         let host_bytes_per_second = machine.gpu.host_bytes_per_second;
-        Self { name, shape, profile, gpu_expert_seconds, host_bytes_per_second, setting, requests }
+        Self {
+            name: format!("{}-{times}", shape.name),
+            meaning: format!("{}; {meaning}", shape.source),
+            shape,
+            profile,
+            gpu_expert_seconds,
+            host_bytes_per_second,
+            setting,
+            requests,
+        }
     }
 
     /// Checks that there are requests, with shares for every layer and expert.

@@ -4,8 +4,7 @@
 
 use remoe_experiments::{
     ClassPlans, CpuScaling, Decisions, ExperimentError, INPUT_TOKENS, Machine, Part, Routing, Scenario,
-    Setting, Shape, Strategy, cold_starts, costs, expert_time, fetch_with_moves, paper_pricing, phases,
-    ratios,
+    Setting, Shape, Strategy, cold_starts, costs, expert_time, paper_pricing, phases, ratios,
 };
 use remoe_planner::Billing;
 
@@ -102,13 +101,28 @@ fn true_routing_decides_what_a_request_costs() {
 fn moving_experts_makes_fetch_dearer() {
     for scenario in scenarios(Routing::default(), 1) {
         let plans = ClassPlans::of(&scenario).unwrap();
-        let ideal = plans.expected(Strategy::Fetch).unwrap();
-        let moving = fetch_with_moves(&scenario, &plans).unwrap();
+        let ideal = plans.expected(Strategy::FetchWithoutMoves).unwrap();
+        let moving = plans.expected(Strategy::Fetch).unwrap();
         assert!(moving.cost >= ideal.cost && moving.tpot_seconds >= ideal.tpot_seconds, "{}", scenario.name);
         let facts = &scenario.shape.facts;
         let bytes = facts.expert_bytes as f64 * (facts.top_k * facts.moe_layers.len()) as f64;
         assert!(moving.tpot_seconds >= bytes / scenario.host_bytes_per_second * (1.0 - CLOSE));
     }
+}
+
+/// Moves that take no time are a bound, not a rival; a plan for each request needs predictions of its own.
+#[test]
+fn only_what_can_be_had_is_ranked() {
+    let mut scenario = scenario(Shape::deepseek_v2_lite(), CpuScaling::Wide, Routing::default(), 2);
+    let plans = ClassPlans::of(&scenario).unwrap();
+    assert!(!Strategy::OF_THE_PAPER.contains(&Strategy::FetchWithoutMoves));
+    let costs_now = costs(&scenario, &plans).unwrap();
+    assert!(costs_now.of(Strategy::RemoePerRequest).is_none(), "both requests have the same prediction");
+    let (fetch, bound) = (costs_now.of(Strategy::Fetch), costs_now.of(Strategy::FetchWithoutMoves));
+    assert!(fetch.unwrap().mean_cost > bound.unwrap().mean_cost);
+    scenario.requests[1].predicted = scenario.requests[1].prefill.clone();
+    let plans = ClassPlans::of(&scenario).unwrap();
+    assert!(costs(&scenario, &plans).unwrap().of(Strategy::RemoePerRequest).is_some());
 }
 
 #[test]

@@ -7,11 +7,15 @@ use remoe_experiments::{CORES, ColdStart, ExpertTime, Part, Strategy, StrategyCo
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// Costs are shown for so many requests or steps: one costs too little for numbers that people read.
+const THOUSAND: f64 = 1e3;
+
 /// Writes everything into `folder`, a folder for each scenario; what was there before is replaced.
 pub(super) fn write(folder: &Path, report: &Report, tables: &str) -> Result<(), CliError> {
     let target = Target(folder.to_owned());
     target.store("tables.txt", format!("{tables}\n").as_bytes())?;
     target.store("report.json", &serde_json::to_vec(report).map_err(std::io::Error::from)?)?;
+    target.store("README.md", gallery(report).as_bytes())?;
     for scenario in &report.scenarios {
         let target = Target(folder.join(&scenario.name));
         expert_times(&target, scenario)?;
@@ -31,6 +35,30 @@ pub(super) fn write(folder: &Path, report: &Report, tables: &str) -> Result<(), 
     }
     Ok(())
 }
+
+/// A page that shows every figure.
+fn gallery(report: &Report) -> String {
+    let mut page = "# Every figure of this run\n\nThe numbers are in [tables.txt](tables.txt), \
+                    [report.json](report.json) and a CSV file beside each figure.\n"
+        .to_owned();
+    for scenario in &report.scenarios {
+        page += &format!("\n## {}\n\n{}\n\n", scenario.name, scenario.meaning);
+        for (figure, shows) in FIGURES {
+            page += &format!("![{shows}]({}/{figure}.svg)\n", scenario.name);
+        }
+    }
+    page
+}
+
+/// Figures of a scenario by their files' names, and what they show.
+const FIGURES: [(&str, &str); 6] = [
+    ("figure-4-decode", "Figure 4: experts over the remote ratio, decode"),
+    ("figure-4-prefill", "Figure 4: experts over the remote ratio, prefill"),
+    ("figure-5", "Figure 5: prefill against decode"),
+    ("figure-9", "Figure 9: cost of requests"),
+    ("figure-10", "Figure 10: cost over the length of answers"),
+    ("figure-11", "Figure 11: cold starts"),
+];
 
 /// A folder that files go to.
 struct Target(PathBuf);
@@ -74,12 +102,14 @@ fn expert_times(target: &Target, scenario: &ScenarioReport) -> Result<(), CliErr
     ] {
         let series = names.iter().map(|(cores, name)| {
             let times = scenario.figure_4.iter().filter(|time| time.cores == *cores);
-            Series { name, points: times.map(|time| (time.ratio, of(time))).collect() }
+            let points = times.map(|time| (time.ratio, of(time))).collect();
+            Series { name: name.clone(), meaning: "of the main function", points }
         });
         let title = format!("{}: experts over the remote ratio, {phase}", scenario.name);
         let unit = if phase == "decode" { "seconds of one decode step" } else { "seconds of a prefill" };
         let lines = Lines {
             title: &title,
+            subtitle: &scenario.meaning,
             x: Axis { label: "share of each layer's experts that are remote", logarithmic: false },
             y: Axis { label: unit, logarithmic: false },
             series: series.collect(),
@@ -99,11 +129,20 @@ fn phases(target: &Target, scenario: &ScenarioReport) -> Result<(), CliError> {
     };
     let lines = Lines {
         title: &format!("{}: prefill against decode under MIX", scenario.name),
+        subtitle: &scenario.meaning,
         x: Axis { label: "tokens of the prompt, and decode steps", logarithmic: true },
         y: Axis { label: "seconds", logarithmic: true },
         series: vec![
-            Series { name: "prefill", points: points(|phases| phases.prefill_seconds) },
-            Series { name: "decode", points: points(|phases| phases.decode_seconds) },
+            Series {
+                name: "prefill".to_owned(),
+                meaning: "of so many tokens",
+                points: points(|phases| phases.prefill_seconds),
+            },
+            Series {
+                name: "decode".to_owned(),
+                meaning: "of so many steps",
+                points: points(|phases| phases.decode_seconds),
+            },
         ],
     };
     target.store("figure-5.svg", lines.svg().as_bytes())
@@ -118,12 +157,13 @@ fn costs(target: &Target, scenario: &ScenarioReport) -> Result<(), CliError> {
     });
     target.csv("figure-9.csv", &["request", "strategy", "cost_dollars"], rows.collect())?;
     let bars = strategies.iter().map(|one| Bar {
-        name: one.strategy.name().to_owned(),
-        segments: vec![Segment { series: 0, from: 0.0, to: one.mean_cost }],
+        name: format!("{}: {}", one.strategy.name(), one.strategy.meaning()),
+        segments: vec![Segment { series: 0, from: 0.0, to: one.mean_cost * THOUSAND }],
     });
     let bars = Bars {
-        title: &format!("{}: cost of a request, true routing", scenario.name),
-        label: "dollars, mean of the requests",
+        title: &format!("{}: cost of requests with their true routing", scenario.name),
+        subtitle: &scenario.meaning,
+        label: "dollars for 1,000 requests",
         series: Vec::new(),
         bars: bars.collect(),
     };
@@ -147,14 +187,17 @@ fn ratios(target: &Target, scenario: &ScenarioReport) -> Result<(), CliError> {
         let cost =
             |costs: &[StrategyCost]| costs.iter().find(|one| one.strategy == strategy).map(|one| one.cost);
         let points = scenario.figure_10.iter().filter_map(|ratio| {
-            Some((ratio.decode_steps / ratio.input_tokens, cost(&ratio.costs)? / ratio.decode_steps))
+            Some((ratio.decode_steps, cost(&ratio.costs)? * THOUSAND / ratio.decode_steps))
         });
-        Series { name: strategy.name(), points: points.collect() }
+        Series { name: strategy.name().to_owned(), meaning: strategy.meaning(), points: points.collect() }
     });
+    let prompt = scenario.figure_10.first().map_or(0.0, |ratio| ratio.input_tokens);
+    let steps = format!("decode steps after a prompt of {prompt:.0} tokens");
     let lines = Lines {
         title: &format!("{}: cost over the length of answers", scenario.name),
-        x: Axis { label: "decode steps for each token of the prompt", logarithmic: true },
-        y: Axis { label: "dollars for each decode step", logarithmic: true },
+        subtitle: &scenario.meaning,
+        x: Axis { label: &steps, logarithmic: true },
+        y: Axis { label: "dollars for 1,000 decode steps", logarithmic: true },
         series: series.filter(|series| !series.points.is_empty()).collect(),
     };
     target.store("figure-10.svg", lines.svg().as_bytes())
@@ -174,6 +217,7 @@ fn cold_starts(target: &Target, scenario: &ScenarioReport) -> Result<(), CliErro
     target.csv("figure-11.csv", &header, rows.collect())?;
     let bars = Bars {
         title: &format!("{}: cold start", scenario.name),
+        subtitle: &scenario.meaning,
         label: "seconds since the request arrived",
         series: Part::ALL.map(Part::name).to_vec(),
         bars: scenario.figure_11.iter().flat_map(lanes).collect(),

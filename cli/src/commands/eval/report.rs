@@ -3,8 +3,8 @@
 use super::inputs::Inputs;
 use remoe_experiments::{
     ClassPlans, ColdStart, Costs, CpuScaling, Decisions, ExperimentError, ExpertTime, INPUT_TOKENS, Machine,
-    Outcome, Phases, REQUESTS, Ratio, Routing, Scenario, Sensitivity, Setting, Shape, cold_starts, costs,
-    expert_time, fetch_with_moves, phases, ratios,
+    Phases, REQUESTS, Ratio, Routing, Scenario, Sensitivity, Setting, Shape, cold_starts, costs, expert_time,
+    phases, ratios,
 };
 use remoe_planner::{Options, PlanError, preallocate, solve};
 use serde::Serialize;
@@ -40,6 +40,8 @@ pub(super) struct Assumptions {
 #[derive(Debug, Serialize)]
 pub(super) struct ScenarioReport {
     pub(super) name: String,
+    /// What the name means.
+    pub(super) meaning: String,
     pub(super) shape: Shape,
     /// Expert seconds over remote ratio.
     pub(super) figure_4: Vec<ExpertTime>,
@@ -47,8 +49,6 @@ pub(super) struct ScenarioReport {
     pub(super) figure_5: Vec<Phases>,
     /// Cost of requests.
     pub(super) figure_9: Costs,
-    /// The ideal Fetch of figure 9, if it had to move its experts.
-    pub(super) fetch_with_moves: Option<Outcome>,
     /// Cost over the length of answers.
     pub(super) figure_10: Vec<Ratio>,
     /// Cold starts.
@@ -106,11 +106,11 @@ impl ScenarioReport {
         let decisions = decisions(scenario, &plans, predict_seconds)?;
         Ok(Self {
             name: scenario.name.clone(),
+            meaning: scenario.meaning.clone(),
             shape: scenario.shape.clone(),
             figure_4: expert_time(scenario, &plans)?,
             figure_5: phases(scenario, &plans)?,
             figure_9: costs(scenario, &plans)?,
-            fetch_with_moves: fetch_with_moves(scenario, &plans),
             figure_10: ratios(scenario)?,
             figure_11: cold_starts(scenario, &plans, decisions),
             decisions,

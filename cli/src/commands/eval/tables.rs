@@ -123,7 +123,7 @@ fn heading(scenario: &ScenarioReport) -> String {
         format!("{} to {} by {}", bytes(range.min_bytes), bytes(range.max_bytes), bytes(range.step_bytes))
     };
     let pairs = table::of_pairs(&[
-        ("sizes from", shape.source.clone()),
+        ("what it is", scenario.meaning.clone()),
         (
             "experts",
             format!(
@@ -167,20 +167,6 @@ fn costs(scenario: &ScenarioReport) -> String {
         ]
     });
     let mut rows: Vec<Vec<String>> = rows.collect();
-    rows.extend(scenario.fetch_with_moves.map(|outcome| {
-        vec![
-            "Fetch, moving its experts".to_owned(),
-            String::new(),
-            "0".to_owned(),
-            String::new(),
-            against(outcome.cost),
-            dollars(outcome.cost),
-            seconds(outcome.ttft_seconds),
-            seconds(outcome.tpot_seconds),
-            String::new(),
-            String::new(),
-        ]
-    }));
     let impossible = costs.impossible.iter().map(|strategy| {
         let mut row = vec![strategy.name().to_owned(), "none holds it, or none is in time".to_owned()];
         row.resize(10, String::new());

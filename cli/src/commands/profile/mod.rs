@@ -193,17 +193,19 @@ fn plot(profile: &Profile) -> String {
     let table = profile.remote_expert_seconds.as_ref().unwrap_or(&profile.expert_seconds);
     let names: Vec<String> = table.tokens.iter().map(|tokens| format!("{tokens} tokens")).collect();
     let measured = names.iter().zip(&table.seconds).map(|(name, row)| Series {
-        name,
+        name: name.clone(),
+        meaning: "",
         points: table.vcpus.iter().copied().zip(row.iter().map(|seconds| seconds * 1e3)).collect(),
     });
     let mut series: Vec<Series<'_>> = measured.collect();
     if let (Some(fit), Some(first), Some(last)) = (profile.fit, table.vcpus.first(), table.vcpus.last()) {
         let at = |part: u32| first + (last - first) * f64::from(part) / 40.0;
         let points = (0..=40).map(|part| (at(part), fit.seconds(at(part)) * 1e3)).collect();
-        series.push(Series { name: "fit, 1 token", points });
+        series.push(Series { name: "fit, 1 token".to_owned(), meaning: "", points });
     }
     Lines {
         title: "One expert in a remote function",
+        subtitle: "as measured for several numbers of tokens, and the curve fitted to one token",
         x: Axis { label: "memory (GB) and vCPUs", logarithmic: false },
         y: Axis { label: "milliseconds", logarithmic: true },
         series,
