@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, prediction_layers};
 use crate::error::CheckpointError;
 use crate::facts::StoredDtype;
 use crate::fingerprint::{self, Fingerprint};
@@ -58,7 +58,7 @@ impl Checkpoint {
         let shards = Shards::open(&*store)?;
         let config = ModelConfig::from_object(&path, &object, layout::stored_dtype(&shards))?;
         let generation = GenerationDefaults::open(&*store, &config)?;
-        let layout = layout::resolve(&config, &shards)?;
+        let layout = layout::resolve(&config, prediction_layers(&path, &object)?, &shards)?;
         Ok(Self { store, config, generation, shards, layout })
     }
 
@@ -102,7 +102,7 @@ impl Checkpoint {
             name: raw.name.clone(),
             offset: raw.offset,
             bytes: raw.bytes,
-            dtype: StoredDtype::from_header(&raw.dtype)?,
+            dtype: StoredDtype::from_header(raw.dtype)?,
             shape: raw.shape.iter().map(|size| usize::try_from(*size).ok()).collect::<Option<_>>()?,
         })
     }

@@ -98,6 +98,12 @@ impl ModelConfig {
     }
 }
 
+/// Further layers of a checkpoint, behind the others, that predict tokens beyond the next one. They are no
+/// part of the model that is served.
+pub(crate) fn prediction_layers(path: &Path, object: &Map<String, Value>) -> Result<usize, CheckpointError> {
+    Ok(Fields::new(path, object).optional_count("num_nextn_predict_layers")?.unwrap_or(0))
+}
+
 /// The fields that all families share, read once.
 pub(crate) struct Common<'a> {
     pub(crate) fields: Fields<'a>,
@@ -211,8 +217,9 @@ impl<'a> Common<'a> {
     ) -> Result<ModelConfig, CheckpointError> {
         let (fields, defaults) = (self.fields, self.defaults);
         let norm_eps = fields.number("rms_norm_eps", defaults.norm_eps)?;
-        if norm_eps < 0.0 {
-            return Err(fields.error("rms_norm_eps", format!("is {norm_eps}, expected at least 0")));
+        // A mean square is about 1: more would drown it.
+        if !(0.0..=1.0).contains(&norm_eps) {
+            return Err(fields.error("rms_norm_eps", format!("is {norm_eps}, expected 0 to 1")));
         }
         let token = |name: &str, default: Option<u32>| {
             let mut ids = fields.token_ids(name, self.vocab_size)?;

@@ -4,12 +4,14 @@
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
+
 /// Why a checkpoint cannot be used. Every message names the file; [`CheckpointError::field`] is the
 /// config field or the tensor that it is about.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// The operating system refused.
-    #[error("cannot read {}: {source}", path.display())]
+    #[error("cannot read {}: {source}{}", path.display(), advice(source))]
     Io {
         /// The file or folder.
         path: PathBuf,
@@ -146,11 +148,16 @@ impl CheckpointError {
         }
     }
 
-    /// Whether the same may succeed later: the source of the files did not answer. Everything else is a
-    /// fault of the checkpoint or of what was asked for.
+    /// Whether the same may succeed later: the source of the files did not answer, or the system had no
+    /// file or memory left to read with. Everything else is a fault of the checkpoint or of what was asked
+    /// for.
     #[must_use]
     pub fn is_transient(&self) -> bool {
-        matches!(self, Self::Store { source, .. } if source.kind() == ErrorKind::TimedOut)
+        match self {
+            Self::Store { source, .. } => source.kind() == ErrorKind::TimedOut || shortage(source).is_some(),
+            Self::Io { source, .. } => shortage(source).is_some(),
+            _ => false,
+        }
     }
 
     pub(crate) fn json(path: &Path, field: Option<String>, message: impl Into<String>) -> Self {
@@ -190,6 +197,22 @@ impl CheckpointError {
             message: shown(message, MESSAGE_BYTES),
         }
     }
+}
+
+/// What to do where the system itself was short of something, whatever the file is.
+fn shortage(error: &io::Error) -> Option<&'static str> {
+    // The error of a store may have that of the system inside.
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<io::Error>());
+    match Errno::from_io_error(inner.unwrap_or(error))? {
+        Errno::MFILE => Some("raise the limit of open files of this process (ulimit -n)"),
+        Errno::NFILE => Some("the system has too many open files, try again later"),
+        Errno::NOMEM => Some("the system has no memory left for it, try again later or raise its limit"),
+        _ => None,
+    }
+}
+
+fn advice(error: &io::Error) -> String {
+    shortage(error).map(|advice| format!("; {advice}")).unwrap_or_default()
 }
 
 /// Longest name of a field or tensor in an error.

@@ -13,11 +13,15 @@ use crate::error::CheckpointError;
 use crate::json::JSON_LIMIT;
 use crate::store::StoredFile;
 
+/// Most tensors of a checkpoint: some hundred layers of some hundred experts, each in three parts with
+/// their scales, are half of it. A header can name far more in the bytes that it may have.
+pub(crate) const TENSOR_LIMIT: usize = 1 << 18;
+
 /// One tensor as the header names it; offsets are positions in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HeaderEntry {
     pub(crate) name: String,
-    pub(crate) dtype: String,
+    pub(crate) dtype: &'static str,
     pub(crate) shape: Vec<u64>,
     pub(crate) start: u64,
     pub(crate) end: u64,
@@ -47,7 +51,7 @@ pub fn tensor_table(start: &[u8], file_bytes: u64) -> Result<Vec<TableRow>, Chec
         from.map(|from| target.copy_from_slice(from)).ok_or_else(|| ErrorKind::UnexpectedEof.into())
     };
     let header = read_with(Path::new("model.safetensors"), read_at, file_bytes)?;
-    Ok(header.entries.into_iter().map(|e| (e.name, e.dtype, e.shape, e.start..e.end)).collect())
+    Ok(header.entries.into_iter().map(|e| (e.name, e.dtype.to_owned(), e.shape, e.start..e.end)).collect())
 }
 
 fn read_with(
@@ -146,7 +150,7 @@ fn check(
             "its data_offsets [{begin}, {end}] are outside the {data_bytes} bytes of data; the file is truncated or its header is wrong"
         ));
     }
-    let Some(bits) = element_bits(&raw.dtype) else {
+    let Some((dtype, bits)) = element_type(&raw.dtype) else {
         return wrong(format!("unknown dtype `{}`", raw.dtype));
     };
     let total_bits = raw.shape.iter().try_fold(bits, |product, size| product.checked_mul(*size));
@@ -158,26 +162,37 @@ fn check(
             end - begin
         ));
     }
-    Ok(HeaderEntry {
-        name,
-        dtype: raw.dtype,
-        shape: raw.shape,
-        start: data_start + begin,
-        end: data_start + end,
-    })
+    Ok(HeaderEntry { name, dtype, shape: raw.shape, start: data_start + begin, end: data_start + end })
 }
 
-/// Bits per element of the types that safetensors 0.8 knows.
-fn element_bits(dtype: &str) -> Option<u64> {
-    Some(match dtype {
-        "F4" => 4,
-        "F6_E2M3" | "F6_E3M2" => 6,
-        "BOOL" | "U8" | "I8" | "F8_E5M2" | "F8_E4M3" | "F8_E8M0" | "F8_E4M3FNUZ" | "F8_E5M2FNUZ" => 8,
-        "I16" | "U16" | "F16" | "BF16" => 16,
-        "I32" | "U32" | "F32" => 32,
-        "I64" | "U64" | "F64" | "C64" => 64,
-        _ => return None,
-    })
+/// The types that safetensors 0.8 knows, with the bits of an element.
+const ELEMENT_TYPES: [(&str, u64); 22] = [
+    ("F4", 4),
+    ("F6_E2M3", 6),
+    ("F6_E3M2", 6),
+    ("BOOL", 8),
+    ("U8", 8),
+    ("I8", 8),
+    ("F8_E5M2", 8),
+    ("F8_E4M3", 8),
+    ("F8_E8M0", 8),
+    ("F8_E4M3FNUZ", 8),
+    ("F8_E5M2FNUZ", 8),
+    ("I16", 16),
+    ("U16", 16),
+    ("F16", 16),
+    ("BF16", 16),
+    ("I32", 32),
+    ("U32", 32),
+    ("F32", 32),
+    ("I64", 64),
+    ("U64", 64),
+    ("F64", 64),
+    ("C64", 64),
+];
+
+fn element_type(name: &str) -> Option<(&'static str, u64)> {
+    ELEMENT_TYPES.into_iter().find(|(known, _)| *known == name)
 }
 
 #[derive(Deserialize)]
@@ -203,6 +218,11 @@ impl<'de> Deserialize<'de> for RawHeader {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawHeader, A::Error> {
                 let mut entries = Vec::new();
                 while let Some(name) = map.next_key::<String>()? {
+                    if entries.len() == TENSOR_LIMIT {
+                        let message =
+                            format!("it names more than {TENSOR_LIMIT} tensors, no model has so many");
+                        return Err(serde::de::Error::custom(message));
+                    }
                     if name == "__metadata__" {
                         map.next_value::<IgnoredAny>()?;
                     } else {

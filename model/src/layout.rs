@@ -99,13 +99,18 @@ impl LayerTensors {
 /// not say one.
 pub(crate) fn stored_dtype(shards: &Shards) -> Option<StoredDtype> {
     let tensor = shards.tensors.get(EMBEDDING).or_else(|| shards.tensors.get(HEAD))?;
-    StoredDtype::from_header(&tensor.dtype)
+    StoredDtype::from_header(tensor.dtype)
 }
 
-/// Resolves all tensors of `config`.
-pub(crate) fn resolve(config: &ModelConfig, shards: &Shards) -> Result<Layout, CheckpointError> {
+/// Resolves all tensors of `config`. There may be `further` layers behind its own, which are not used.
+pub(crate) fn resolve(
+    config: &ModelConfig,
+    further: usize,
+    shards: &Shards,
+) -> Result<Layout, CheckpointError> {
     let finder =
         Finder { shards, dtype: config.dtype, hidden: config.hidden_size, names: config.family.names() };
+    no_more_layers(config.layers.len(), further, shards)?;
     let table = [config.vocab_size, config.hidden_size];
     let (has_embedding, has_head) = (finder.has(EMBEDDING), finder.has(HEAD));
     // Tied: one of the two is enough, whichever it is. Where both are stored and differ, transformers
@@ -128,6 +133,24 @@ pub(crate) fn resolve(config: &ModelConfig, shards: &Shards) -> Result<Layout, C
             .map(|(id, facts)| finder.layer(id, facts))
             .collect::<Result<_, _>>()?,
     })
+}
+
+/// Refuses tensors of layers that the config does not have: one of the two is of another model, and to
+/// leave layers out would give another answer without a word.
+fn no_more_layers(layers: usize, further: usize, shards: &Shards) -> Result<(), CheckpointError> {
+    let known = layers.saturating_add(further);
+    let layer = |name: &str| name.strip_prefix("model.layers.")?.split('.').next()?.parse::<usize>().ok();
+    let more = shards.tensors.values().filter(|tensor| layer(&tensor.name).is_some_and(|id| id >= known));
+    match more.min_by_key(|tensor| &tensor.name) {
+        None => Ok(()),
+        Some(tensor) => Err(CheckpointError::tensor(
+            shards.files.get(tensor.file).map_or(&*shards.listing, |shard| &shard.path),
+            &tensor.name,
+            format!(
+                "is of a layer that config.json does not have: num_hidden_layers is {layers}; one of the two files is of another model"
+            ),
+        )),
+    }
 }
 
 struct Finder<'a> {
@@ -159,7 +182,7 @@ impl Finder<'_> {
                 format!("has shape {:?}, config.json asks for {shape:?}", raw.shape),
             ));
         }
-        match StoredDtype::from_header(&raw.dtype) {
+        match StoredDtype::from_header(raw.dtype) {
             Some(dtype) if dtype == self.dtype => Ok(TensorRef {
                 file: raw.file,
                 name: raw.name.clone(),

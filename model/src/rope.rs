@@ -170,11 +170,14 @@ impl RopeFacts {
             None => RopeScaling::None,
         };
         let facts = Self { theta, dim, layout, scaling };
-        if facts.inverse_frequencies().iter().any(|f| !f.is_finite()) || !facts.attention_factor().is_finite()
+        // As they are computed with, in float32: a frequency of 0 would turn nothing.
+        let attention_factor = facts.attention_factor() as f32;
+        if !facts.inverse_frequencies().iter().all(|frequency| frequency.is_normal())
+            || !attention_factor.is_normal()
         {
             return Err(fields.error(
                 "rope_parameters",
-                "gives frequencies that are not finite numbers; check theta, factor and the betas",
+                "gives frequencies that are 0 or not finite in float32; check theta, factor and the betas",
             ));
         }
         Ok(facts)

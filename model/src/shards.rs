@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use crate::error::CheckpointError;
 use crate::fields::Fields;
-use crate::header;
-use crate::json;
+use crate::header::{self, TENSOR_LIMIT};
+use crate::json::{self, JSON_LIMIT};
 use crate::store::{Store, StoredFile};
 
 const SINGLE: &str = "model.safetensors";
@@ -33,7 +33,7 @@ pub(crate) struct Shard {
 pub(crate) struct RawTensor {
     pub(crate) name: Arc<str>,
     pub(crate) file: usize,
-    pub(crate) dtype: String,
+    pub(crate) dtype: &'static str,
     pub(crate) shape: Vec<u64>,
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
@@ -46,6 +46,8 @@ pub(crate) struct Shards {
     pub(crate) listing: PathBuf,
     pub(crate) files: Vec<Shard>,
     pub(crate) tensors: HashMap<Arc<str>, RawTensor>,
+    /// Of all headers: each is kept.
+    header_bytes: u64,
 }
 
 impl Shards {
@@ -69,7 +71,7 @@ impl Shards {
     }
 
     fn empty(listing: PathBuf) -> Self {
-        Self { listing, files: Vec::new(), tensors: HashMap::new() }
+        Self { listing, files: Vec::new(), tensors: HashMap::new(), header_bytes: 0 }
     }
 
     fn open_index(store: &dyn Store, bytes: &[u8]) -> Result<Self, CheckpointError> {
@@ -109,6 +111,17 @@ impl Shards {
     /// Takes in the tensors of a file.
     fn add(&mut self, name: &str, path: PathBuf, file: Arc<dyn StoredFile>) -> Result<(), CheckpointError> {
         let header = header::read(&path, &*file)?;
+        self.header_bytes += header.bytes.len() as u64;
+        let count = self.tensors.len() + header.entries.len();
+        if count > TENSOR_LIMIT || self.header_bytes > JSON_LIMIT {
+            return Err(CheckpointError::header(
+                &path,
+                format!(
+                    "with this file there are {count} tensors and {} bytes of headers, at most {TENSOR_LIMIT} and {JSON_LIMIT} are read",
+                    self.header_bytes
+                ),
+            ));
+        }
         let number = self.files.len();
         let mut starts = Vec::with_capacity(header.entries.len());
         for entry in header.entries {

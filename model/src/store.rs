@@ -1,12 +1,14 @@
 //! Where the files of a checkpoint are: in a folder, or wherever a [`Store`] brings them from.
 
 use std::fmt::Debug;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use rustix::fs::OFlags;
 
 /// The files of a checkpoint by name, without folders in the name.
 ///
@@ -111,7 +113,9 @@ impl Store for Folder {
 
     fn open(&self, name: &str) -> io::Result<Option<Arc<dyn StoredFile>>> {
         let path = self.path.join(name);
-        let file = match File::open(&path) {
+        // Opening a pipe would wait for somebody who writes into it; a regular file opens as ever.
+        let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
+        let file = match OpenOptions::new().read(true).custom_flags(nonblocking).open(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use remoe_model::{Checkpoint, CheckpointError, ModelConfig};
 use safetensors::Dtype;
 use serde_json::{Value, json};
-use support::{Folder, mixtral, olmoe};
+use support::{Folder, Material, deepseek_v2, mixtral, olmoe};
 
 /// The header of a file and the data behind it.
 fn split(folder: &Folder) -> (Value, Vec<u8>) {
@@ -273,13 +273,100 @@ fn scores_and_angles_stay_finite() {
     let scaling = |mscale: f64, all: f64| {
         let text = json!({
             "model_type": "deepseek_v2", "num_experts_per_tok": 2,
-            "rope_scaling": {"type": "yarn", "factor": 1e300, "mscale": mscale, "mscale_all_dim": all},
+            "rope_scaling": {"type": "yarn", "factor": 1e30, "mscale": mscale, "mscale_all_dim": all},
         });
         ModelConfig::from_json(Path::new("config.json"), text.to_string().as_bytes())
     };
     assert!(scaling(0.7, 0.7).is_ok());
     for (mscale, all) in [(1.0, 1e200), (1e308, 1e-300), (1e-300, 1e308)] {
         assert_eq!(scaling(mscale, all).unwrap_err().field(), Some("rope_parameters"), "{mscale} {all}");
+    }
+}
+
+/// Numbers that are finite where they are written and not where they are computed with.
+#[test]
+fn numbers_beyond_float32_are_refused_by_name() {
+    let refused = |material: &mut Material, field: &str, value: f64, named: &str| {
+        let error = material.set(field, json!(value)).write().error();
+        assert_eq!(error.field(), Some(named), "{field} {value}: {error}");
+        assert!(error.path().ends_with("config.json"), "{error}");
+    };
+    for value in [1e300, 1.5, -1e-9] {
+        refused(&mut mixtral(), "rms_norm_eps", value, "rms_norm_eps");
+    }
+    for value in [1e300, 1e-300] {
+        let mut material = mixtral();
+        material.set("rope_parameters", json!({"rope_theta": value}));
+        assert_eq!(material.write().error().field(), Some("rope_parameters"), "rope_theta {value}");
+    }
+    refused(&mut olmoe(), "clip_qkv", 1e300, "clip_qkv");
+    for value in [1e300, 0.0, -1.0] {
+        refused(&mut deepseek_v2(), "routed_scaling_factor", value, "routed_scaling_factor");
+    }
+    deepseek_v2().set("routed_scaling_factor", json!(16.0)).set("rms_norm_eps", json!(0)).write().open();
+}
+
+/// To leave layers out would give another answer without a word.
+#[test]
+fn tensors_of_layers_that_the_config_does_not_have_are_refused_by_name() {
+    let mut material = mixtral();
+    let layers = material.config["num_hidden_layers"].as_u64().unwrap();
+    material.set("num_hidden_layers", json!(layers - 1));
+    for folder in [material.write(), material.write_shards(3)] {
+        let error = folder.error();
+        assert!(error.field().is_some_and(|name| name.starts_with(&format!("model.layers.{}.", layers - 1))));
+        assert!(error.to_string().contains(&format!("num_hidden_layers is {}", layers - 1)), "{error}");
+    }
+    // One that predicts further tokens is counted apart.
+    material.set("num_nextn_predict_layers", json!(1));
+    assert_eq!(material.write().open().config().layers.len() as u64, layers - 1);
+}
+
+/// A header may have 100 MB: a million empty tensors, which no model has.
+#[test]
+fn a_header_of_a_million_tensors_is_refused_before_it_takes_memory() {
+    let folder = mixtral().write();
+    let entries: Vec<String> = (0..1_000_000)
+        .map(|i| format!(r#""t{i}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}"#))
+        .collect();
+    join(&folder, format!("{{{}}}", entries.join(",")).as_bytes(), &[]);
+    let error = folder.error();
+    assert!(matches!(error, CheckpointError::Header { .. }), "{error}");
+    assert!(error.to_string().contains("262144 tensors"), "{error}");
+}
+
+/// Many headers, each within its bound, are too much together.
+#[test]
+fn headers_are_bounded_together() {
+    let folder = mixtral().write();
+    let mut map = serde_json::Map::new();
+    for shard in 0..3 {
+        let name = format!("model-{shard}.safetensors");
+        let entries: Vec<String> = (0..100_000)
+            .map(|i| format!(r#""s{shard}t{i}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}"#))
+            .collect();
+        join(&folder, format!("{{{}}}", entries.join(",")).as_bytes(), &[]);
+        std::fs::rename(folder.file("model.safetensors"), folder.file(&name)).unwrap();
+        map.extend((0..100_000).map(|i| (format!("s{shard}t{i}"), json!(name))));
+    }
+    folder.put("model.safetensors.index.json", json!({"weight_map": map}).to_string());
+    let error = folder.error();
+    assert!(error.to_string().contains("300000 tensors"), "{error}");
+    assert!(error.path().ends_with("model-2.safetensors"), "{error}");
+}
+
+/// Nobody writes into it, so that reading it would never end.
+#[test]
+fn a_pipe_in_place_of_a_file_is_refused_at_once() {
+    for name in ["config.json", "generation_config.json", "model.safetensors"] {
+        let folder = mixtral().write();
+        let path = folder.file(name);
+        let _absent = std::fs::remove_file(&path);
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let error = folder.error();
+        assert_eq!(error.path(), path);
+        assert!(error.to_string().contains("is not a regular file"), "{error}");
+        assert!(!error.is_transient());
     }
 }
 

@@ -19,6 +19,9 @@ pub(super) const NAMES: TensorNames = TensorNames { shared: "shared_experts", ..
 /// `DeepseekV2RMSNorm(rank)` is made without the config's epsilon.
 const LATENT_NORM_EPS: f64 = 1e-6;
 
+/// More than any model multiplies its experts' outputs with (DeepSeek-V2: 16).
+const SCALE_LIMIT: f64 = 65_536.0;
+
 const DEFAULTS: Defaults = Defaults {
     vocab_size: 102_400,
     hidden_size: 4096,
@@ -54,7 +57,7 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
     let nope_dim = fields.size("qk_nope_head_dim", 128)?;
     let mscale = rope.score_mscale();
     let softmax_scale = ((nope_dim + rope_dim) as f64).powf(-0.5) * mscale * mscale;
-    if !softmax_scale.is_finite() || softmax_scale <= 0.0 {
+    if !(softmax_scale as f32).is_normal() || softmax_scale <= 0.0 {
         return Err(fields.error(
             "rope_parameters",
             format!("its factor and mscale_all_dim scale the scores by {softmax_scale}, expected a finite number above 0"),
@@ -102,6 +105,13 @@ fn experts(common: &Common<'_>) -> Result<MoeFacts, CheckpointError> {
     let groups = groups(common, experts, top_k)?;
     let expert_width = fields.size("moe_intermediate_size", 1407)?;
     let shared = fields.count("n_shared_experts", 2)?;
+    let scale = fields.number("routed_scaling_factor", 1.0)?;
+    if !(scale > 0.0 && scale <= SCALE_LIMIT) {
+        return Err(fields.error(
+            "routed_scaling_factor",
+            format!("is {scale}, expected a number above 0, at most {SCALE_LIMIT}"),
+        ));
+    }
     Ok(MoeFacts {
         experts,
         top_k,
@@ -110,7 +120,7 @@ fn experts(common: &Common<'_>) -> Result<MoeFacts, CheckpointError> {
             score: Score::Softmax,
             logits_in_float32: true,
             normalise: false,
-            scale: fields.number("routed_scaling_factor", 1.0)?,
+            scale,
             groups,
             weights_in_compute_dtype: false,
         },

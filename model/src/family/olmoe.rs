@@ -38,8 +38,8 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
         ));
     }
     let clip = fields.optional_number("clip_qkv")?;
-    if let Some(clip) = clip.filter(|clip| *clip < 0.0) {
-        return Err(fields.error("clip_qkv", format!("is {clip}, expected at least 0")));
+    if let Some(clip) = clip.filter(|clip| *clip < 0.0 || !(*clip as f32).is_finite()) {
+        return Err(fields.error("clip_qkv", format!("is {clip}, expected at least 0 and finite in float32")));
     }
     let bias = fields.flag("attention_bias", false)?;
     let attention = AttentionFacts::Gqa(GqaFacts {
