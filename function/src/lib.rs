@@ -6,6 +6,7 @@ mod announce;
 mod guard;
 mod logs;
 mod metrics;
+mod shortage;
 mod shutdown;
 
 pub use age::process_start;
@@ -13,4 +14,5 @@ pub use announce::{Announcement, Role, announce};
 pub use guard::{GuardError, end_with_launcher};
 pub use logs::init_logs;
 pub use metrics::{render as render_metrics, serve_metrics};
+pub use shortage::{address_space_left, descriptors_for_runtime};
 pub use shutdown::shutdown_on_signal;

@@ -19,7 +19,7 @@ use remoe_model::Checkpoint;
 use remoe_predictor::record::RecordHeader;
 use remoe_wire::v1::MainDescription;
 use remoe_wire::v1::main_model_server::MainModelServer;
-use remoe_wire::{MAX_CONTROL_MESSAGE, WIRE_VERSION};
+use remoe_wire::{Intake, IntakeLimits, MAX_CONTROL_MESSAGE, MAX_CONTROL_REQUEST, WIRE_VERSION};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,11 +27,19 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::server::NamedService;
-use tonic::transport::server::TcpIncoming;
 use tonic_health::ServingStatus;
 
 /// After the drain, for errors to reach clients and for the engine to end.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// What the control interface takes in before a request is complete.
+const CONTROL_INTAKE: IntakeLimits = IntakeLimits {
+    connections: 128,
+    streams: 1024,
+    connection_streams: 256,
+    message_bytes: MAX_CONTROL_REQUEST,
+    unfinished_bytes: 2 * MAX_CONTROL_REQUEST,
+};
 
 /// Most choices of one request.
 const MAX_CHOICES: usize = 16;
@@ -186,17 +194,16 @@ pub async fn run(
     };
     let (mut health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<MainModelServer<Control>>().await;
-    let control_server = tonic::transport::Server::builder()
+    let intake = Intake::new(CONTROL_INTAKE);
+    let control_server = intake
+        .server()
         .add_service(health_service)
         .add_service(
             MainModelServer::new(control)
-                .max_decoding_message_size(MAX_CONTROL_MESSAGE)
+                .max_decoding_message_size(MAX_CONTROL_REQUEST)
                 .max_encoding_message_size(MAX_CONTROL_MESSAGE),
         )
-        .serve_with_incoming_shutdown(
-            TcpIncoming::from(listeners.control).with_nodelay(Some(true)),
-            shutdown.clone().cancelled_owned(),
-        );
+        .serve_with_incoming_shutdown(intake.listen(listeners.control), shutdown.clone().cancelled_owned());
     let control_server = tokio::spawn(control_server);
     let http_stop = shutdown.clone();
     let http_server = tokio::spawn(async move {

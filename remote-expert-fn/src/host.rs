@@ -1,16 +1,30 @@
 //! The experts that a function holds in memory.
 
 use remoe_experts::{LoadError, expert_shape, load_experts};
+use remoe_function::address_space_left;
 use remoe_kernels::{Dtype, PackedExpert};
 use remoe_model::Checkpoint;
 use remoe_wire::v1::LayerExperts;
-use remoe_wire::{MAX_MESSAGE, MAX_PAYLOAD};
+use remoe_wire::{IntakeLimits, MAX_MESSAGE, MAX_PAYLOAD};
 use std::collections::BTreeMap;
 
 /// Code, runtime and the buffers of connections.
-const BASE_BYTES: u64 = 16 << 20;
+pub(crate) const BASE_BYTES: u64 = 16 << 20;
 /// Requests and answers in flight that there must be room for: one of the largest.
 pub(crate) const LEAST_IN_FLIGHT: u64 = 2 * MAX_MESSAGE as u64;
+
+/// Stack of a thread, which takes address space only.
+const STACK_BYTES: u64 = 2 << 20;
+
+/// What the function takes in before a message is complete. [`BASE_BYTES`] has the connections and streams
+/// in it, some tens of KiB each.
+pub(crate) const INTAKE: IntakeLimits = IntakeLimits {
+    connections: 128,
+    streams: 128,
+    connection_streams: 32,
+    message_bytes: MAX_MESSAGE,
+    unfinished_bytes: 4 * MAX_MESSAGE,
+};
 
 /// Why a set of experts cannot be hosted.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +49,24 @@ pub enum HostError {
         /// The limit.
         limit: u64,
     },
+    /// The system does not give the process so much.
+    #[error(
+        "the function takes {needed} bytes more of address space (weights, working memory, stacks), the process may take {left}; raise its limit (ulimit -v) or host fewer experts"
+    )]
+    AddressSpace {
+        /// Bytes that are still to be taken.
+        needed: u64,
+        /// Bytes that the limit leaves.
+        left: u64,
+    },
+}
+
+/// Whether the process may take `needed` bytes more.
+pub(crate) fn within_address_space(needed: u64) -> Result<(), HostError> {
+    match address_space_left().filter(|&left| needed > left) {
+        Some(left) => Err(HostError::AddressSpace { needed, left }),
+        None => Ok(()),
+    }
 }
 
 /// Packed experts by layer and id.
@@ -76,11 +108,12 @@ impl Host {
         if wanted.is_empty() {
             return Err(HostError::Empty);
         }
-        let working = BASE_BYTES + LEAST_IN_FLIGHT + scratch;
+        let working = BASE_BYTES + INTAKE.unfinished_bytes as u64 + LEAST_IN_FLIGHT + scratch;
         let needed = weights + working;
         if let Some(limit) = limit.filter(|&limit| needed > limit) {
             return Err(HostError::TooLarge { experts: wanted.len(), needed, working, limit });
         }
+        within_address_space(needed + threads as u64 * STACK_BYTES)?;
         let mut layers: BTreeMap<u32, BTreeMap<u32, PackedExpert>> = BTreeMap::new();
         for (layer, expert, packed) in load_experts(checkpoint, &wanted, dtype, threads)? {
             layers.entry(layer as u32).or_default().insert(expert, packed);

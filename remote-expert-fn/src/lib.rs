@@ -28,7 +28,7 @@ use remoe_kernels::{Dtype, KernelError, Pool, PoolConfig, numerics_class};
 use remoe_model::CheckpointError;
 use remoe_wire::v1::FunctionDescription;
 use remoe_wire::v1::expert_function_server::ExpertFunctionServer;
-use remoe_wire::{ListingError, MAX_MESSAGE, STREAM_WINDOW, WIRE_VERSION, parse_listing};
+use remoe_wire::{Intake, ListingError, MAX_MESSAGE, STREAM_WINDOW, WIRE_VERSION, parse_listing};
 use service::Service;
 use std::io;
 use std::sync::Arc;
@@ -36,7 +36,6 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::server::TcpIncoming;
 use tonic_health::ServingStatus;
 
 /// From the signal to the end, whatever is still open.
@@ -97,6 +96,8 @@ pub async fn run(
     ready: impl FnOnce(&Announcement) -> io::Result<()>,
 ) -> Result<(), Error> {
     tracing::debug!(model = %settings.source.model, "loading");
+    // Not even the runtime's own threads could start.
+    host::within_address_space(host::BASE_BYTES).map_err(Error::Host)?;
     // In a thread of its own: signals are heard meanwhile.
     let wanted = settings.clone();
     let loaded = tokio::select! {
@@ -162,7 +163,9 @@ pub async fn run(
         health.set_service_status(name, ServingStatus::Serving).await;
     }
     let metrics_server = tokio::spawn(serve_metrics(metrics_listener, registry, closing.clone()));
-    let server = tonic::transport::Server::builder()
+    let intake = Intake::new(host::INTAKE);
+    let server = intake
+        .server()
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(STREAM_WINDOW)
         .add_service(health_service)
@@ -171,10 +174,7 @@ pub async fn run(
                 .max_decoding_message_size(MAX_MESSAGE)
                 .max_encoding_message_size(MAX_MESSAGE),
         )
-        .serve_with_incoming_shutdown(
-            TcpIncoming::from(listener).with_nodelay(Some(true)),
-            closing.clone().cancelled_owned(),
-        );
+        .serve_with_incoming_shutdown(intake.listen(listener), closing.clone().cancelled_owned());
     let server = tokio::spawn(server);
     ready(&announcement)?;
     tracing::info!(address = %announcement.grpc, start_us = announcement.start_us, "ready");

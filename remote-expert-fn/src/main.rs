@@ -1,7 +1,9 @@
 //! The `remote-expert-fn` process.
 
 use clap::Parser;
-use remoe_function::{Role, announce, end_with_launcher, init_logs, shutdown_on_signal};
+use remoe_function::{
+    Role, announce, descriptors_for_runtime, end_with_launcher, init_logs, shutdown_on_signal,
+};
 use remote_expert_fn::{Error, HostError, Settings, run};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -22,7 +24,9 @@ fn main() -> ExitCode {
             tracing::error!("{error}");
             match error {
                 Error::Checkpoint(error) if !error.is_transient() => ExitCode::from(EXIT_CHECKPOINT),
-                Error::Host(HostError::TooLarge { .. }) => ExitCode::from(EXIT_MEMORY),
+                Error::Host(HostError::TooLarge { .. } | HostError::AddressSpace { .. }) => {
+                    ExitCode::from(EXIT_MEMORY)
+                }
                 _ => ExitCode::FAILURE,
             }
         }
@@ -33,6 +37,7 @@ fn serve(settings: Settings, started: Instant) -> Result<(), Error> {
     if let Some(launcher) = settings.launcher_pid {
         end_with_launcher(launcher).map_err(std::io::Error::other)?;
     }
+    descriptors_for_runtime()?;
     // One thread for all connections: the exchange is faster without a pool, and computing has its
     // own threads.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

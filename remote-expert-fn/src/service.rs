@@ -4,12 +4,12 @@ use crate::admission::Admission;
 use crate::compute::{Answer, Order};
 use crate::host::Host;
 use crate::metrics::{Metrics, outcome};
-use remoe_wire::MAX_PAYLOAD;
 use remoe_wire::v1::expert_function_server::ExpertFunction;
 use remoe_wire::v1::{
     Code, DescribeRequest, Failure, ForwardReply, ForwardRequest, FunctionDescription, Work,
 };
 use remoe_wire::v1::{forward_reply::Outcome, forward_request::Body};
+use remoe_wire::{MAX_PAYLOAD, Messages};
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ impl ExpertFunction for Service {
 
     async fn forward(
         &self,
-        request: Request<Streaming<ForwardRequest>>,
+        mut request: Request<Streaming<ForwardRequest>>,
     ) -> Result<Response<Self::ForwardStream>, Status> {
         // Unbounded in type only: admission and `MAX_UNREAD` bound what it holds. A bounded channel
         // would make reading wait for writing.
@@ -51,7 +51,7 @@ impl ExpertFunction for Service {
         let unread = Arc::new(AtomicUsize::new(0));
         let reader =
             Reader { service: self.clone(), answers, unread: unread.clone(), pending: HashMap::new() };
-        tokio::spawn(reader.run(request.into_inner()));
+        tokio::spawn(reader.run(Messages::of(&mut request)?));
         let outbox = UnboundedReceiverStream::new(outbox).map(move |answer| {
             unread.fetch_sub(1, Ordering::AcqRel);
             // The answer's room is free once the connection has taken it.
@@ -78,7 +78,7 @@ struct Reader {
 }
 
 impl Reader {
-    async fn run(mut self, mut requests: Streaming<ForwardRequest>) {
+    async fn run(mut self, mut requests: Messages<ForwardRequest>) {
         loop {
             let request = tokio::select! {
                 request = requests.next() => request,

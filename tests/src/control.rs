@@ -31,6 +31,12 @@ impl Control {
         }
     }
 
+    /// The client itself, for requests that no launcher makes.
+    #[must_use]
+    pub fn client(&self) -> MainModelClient<Channel> {
+        self.client.clone()
+    }
+
     /// Puts the next generation in force, whatever problems its endpoints have.
     pub async fn try_route(&self, endpoints: &[SocketAddr], remote: &[LayerExperts]) -> RoutingAck {
         let generation = self.generation.fetch_add(1, Ordering::Relaxed) + 1;

@@ -21,4 +21,5 @@ pub mod process;
 pub mod raw;
 pub mod recorder;
 pub mod slots;
+pub mod unfinished;
 pub mod up;

@@ -67,18 +67,12 @@ impl MainHttp {
     /// Open file descriptors.
     #[must_use]
     pub fn descriptors(&self) -> usize {
-        std::fs::read_dir(format!("/proc/{}/fd", self.process.pid())).expect("the function runs").count()
+        self.process.descriptors()
     }
 
     /// Bytes in memory (`VmRSS`), and the most that there ever were (`VmHWM`).
     #[must_use]
     pub fn memory(&self) -> (u64, u64) {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.pid()));
-        let status = status.expect("the function runs");
-        let bytes = |name: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_suffix(" kB"));
-            line.and_then(|kib| kib.trim().parse::<u64>().ok()).expect("a size") << 10
-        };
-        (bytes("VmRSS:"), bytes("VmHWM:"))
+        self.process.memory()
     }
 }

@@ -101,6 +101,24 @@ impl Process {
         self.child.id()
     }
 
+    /// Bytes in memory (`VmRSS`), and the most that there ever were (`VmHWM`).
+    #[must_use]
+    pub fn memory(&self) -> (u64, u64) {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()));
+        let status = status.expect("the process runs");
+        let bytes = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_suffix(" kB"));
+            line.and_then(|kib| kib.trim().parse::<u64>().ok()).expect("a size") << 10
+        };
+        (bytes("VmRSS:"), bytes("VmHWM:"))
+    }
+
+    /// Open file descriptors.
+    #[must_use]
+    pub fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("the process runs").count()
+    }
+
     /// Sends it `signal`.
     pub fn signal(&self, signal: Signal) {
         self::signal(self.pid(), signal);

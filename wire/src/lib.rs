@@ -8,12 +8,16 @@
 
 mod conversation;
 mod error;
+mod intake;
 mod limits;
 mod listing;
 
 pub use conversation::{Answer, Conversation, Wait};
 pub use error::{ErrorCode, ServiceError};
-pub use limits::{MAX_CONTROL_MESSAGE, MAX_MESSAGE, MAX_PAYLOAD, STREAM_WINDOW, WIRE_VERSION};
+pub use intake::{Incoming, Intake, IntakeLimits, IntakeService, Messages, PeerInfo, Socket};
+pub use limits::{
+    MAX_CONTROL_MESSAGE, MAX_CONTROL_REQUEST, MAX_MESSAGE, MAX_PAYLOAD, STREAM_WINDOW, WIRE_VERSION,
+};
 pub use listing::{ListingError, format_listing, parse_listing};
 
 /// Generated messages, clients and servers of `remoe.v1`.

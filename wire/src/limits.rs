@@ -14,6 +14,9 @@ pub const MAX_PAYLOAD: usize = MAX_MESSAGE - (512 << 10);
 /// a long prompt fit.
 pub const MAX_CONTROL_MESSAGE: usize = 256 << 20;
 
+/// Largest request of the control service in bytes: placements, and prompts as text or ids.
+pub const MAX_CONTROL_REQUEST: usize = 8 << 20;
+
 /// HTTP/2 flow-control window in bytes of a stream and of its connection. The protocol's default of
 /// 64 KiB would stall a prefill message several times.
 pub const STREAM_WINDOW: u32 = 8 << 20;

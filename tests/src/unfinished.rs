@@ -1,0 +1,75 @@
+//! Requests that say how long their message is and never send all of it.
+
+use crate::deadline::{SOON, within};
+use bytes::{BufMut, Bytes, BytesMut};
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::transport::{Channel, Endpoint};
+use tower_service::Service;
+
+/// `Forward` of a remote function.
+pub const FORWARD: &str = "/remoe.v1.ExpertFunction/Forward";
+/// `SetRouting` of a main function.
+pub const SET_ROUTING: &str = "/remoe.v1.MainModel/SetRouting";
+
+/// A connection of its own with requests that stay open until this is dropped.
+pub struct Unfinished {
+    channel: Channel,
+    requests: JoinSet<()>,
+    bodies: Vec<mpsc::UnboundedSender<Bytes>>,
+}
+
+impl Unfinished {
+    /// Connects to `address`.
+    pub async fn open(address: SocketAddr) -> Self {
+        let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("an address makes a URI");
+        let channel = within(SOON, "a connection", endpoint.connect()).await.expect("the function listens");
+        Self { channel, requests: JoinSet::new(), bodies: Vec::new() }
+    }
+
+    /// Begins a request of `path` with what `bytes` are; nothing more comes, and it does not end.
+    pub fn begin(&mut self, path: &str, bytes: Bytes) {
+        let (sender, received) = mpsc::unbounded_channel();
+        sender.send(bytes).expect("the channel is open");
+        self.bodies.push(sender);
+        let request =
+            http::Request::post(path).header("te", "trailers").header("content-type", "application/grpc");
+        let request = request.body(Body::new(Endless(received))).expect("the request is one");
+        let mut channel = self.channel.clone();
+        self.requests.spawn(async move {
+            // Refused or not, whatever comes of it is held until the end.
+            let Ok(()) = poll_fn(|context| channel.poll_ready(context)).await else { return };
+            let _answer = channel.call(request).await;
+            std::future::pending::<()>().await;
+        });
+    }
+}
+
+/// The prefix of a message of `announced` bytes and the first `sent` of it, all zero.
+#[must_use]
+pub fn beginning(announced: u32, sent: usize) -> Bytes {
+    let mut bytes = BytesMut::with_capacity(5 + sent);
+    bytes.put_u8(0);
+    bytes.put_u32(announced);
+    bytes.put_bytes(0, sent);
+    bytes.freeze()
+}
+
+/// A body of what a channel brings, which is never closed.
+struct Endless(mpsc::UnboundedReceiver<Bytes>);
+
+impl http_body::Body for Endless {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: std::pin::Pin<&mut Self>,
+        context: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<http_body::Frame<Bytes>, Status>>> {
+        self.0.poll_recv(context).map(|bytes| bytes.map(|bytes| Ok(http_body::Frame::data(bytes))))
+    }
+}

@@ -1,0 +1,82 @@
+//! Accepting connections, no more than are allowed.
+
+use super::peer::{Peer, Socket};
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::time::{Sleep, sleep};
+use tokio_stream::Stream;
+use tonic::transport::server::TcpIncoming;
+
+/// A connection without streams that brought nothing for so long may be closed for another.
+const IDLE: Duration = Duration::from_secs(60);
+/// The system asks the other end after so long without a byte whether it is still there.
+const KEEPALIVE: Duration = Duration::from_secs(60);
+
+/// After a failure to accept, most likely for want of descriptors, the next attempt waits so long.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Accepted connections.
+pub struct Incoming {
+    listener: TcpIncoming,
+    pause: Option<Pin<Box<Sleep>>>,
+    limit: usize,
+    next: u64,
+    peers: Vec<Arc<Peer>>,
+}
+
+impl Incoming {
+    pub(super) fn new(listener: TcpListener, limit: usize) -> Self {
+        let listener = TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(KEEPALIVE));
+        Self { listener, pause: None, limit, next: 0, peers: Vec::new() }
+    }
+
+    /// Whether there is a place for one more, made by closing the least useful one if need be.
+    fn make_place(&mut self) -> bool {
+        self.peers.retain(|peer| !peer.is_closed());
+        self.peers.len() < self.limit || self.close_one()
+    }
+
+    /// Closes the least useful connection, if any may be closed.
+    fn close_one(&self) -> bool {
+        let useless = self.peers.iter().filter_map(|peer| Some((peer.uselessness(IDLE)?, peer)));
+        match useless.max_by_key(|(uselessness, _)| *uselessness) {
+            Some((_, peer)) => {
+                peer.close();
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+impl Stream for Incoming {
+    type Item = io::Result<Socket>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if let Some(pause) = &mut self.pause {
+            ready!(pause.as_mut().poll(context));
+            self.pause = None;
+        }
+        loop {
+            let stream = match ready!(Pin::new(&mut self.listener).poll_next(context)) {
+                Some(Ok(stream)) => stream,
+                Some(Err(error)) => {
+                    self.close_one();
+                    self.pause = Some(Box::pin(sleep(PAUSE)));
+                    return Poll::Ready(Some(Err(error)));
+                }
+                None => return Poll::Ready(None),
+            };
+            if self.make_place() {
+                let peer = Peer::new(self.next);
+                self.next += 1;
+                self.peers.push(peer.clone());
+                return Poll::Ready(Some(Ok(Socket::new(stream, peer))));
+            }
+        }
+    }
+}

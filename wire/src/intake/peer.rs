@@ -1,0 +1,217 @@
+//! One connection: its socket, read in portions, and what is known of the other end.
+
+use super::ledger::Rank;
+use futures_util::task::AtomicWaker;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tonic::transport::server::Connected;
+
+/// Bytes that are read from a socket before the tasks of its streams have their turn: what is read is
+/// theirs to account for.
+const PORTION: usize = 32 << 10;
+
+/// Nothing is read: a message waits for room.
+const PAUSED: u8 = 1;
+/// The connection is to end.
+const CLOSED: u8 = 2;
+
+/// A connection as its streams and the listener see it.
+pub(super) struct Peer {
+    pub(super) id: u64,
+    since: Instant,
+    /// Microseconds from `since` to the last whole message.
+    last: AtomicU64,
+    proven: AtomicBool,
+    ended: AtomicU32,
+    streams: AtomicUsize,
+    /// Of [`PAUSED`] and [`CLOSED`].
+    flags: AtomicU8,
+    /// The task that reads the socket.
+    reader: AtomicWaker,
+}
+
+impl Peer {
+    pub(super) fn new(id: u64) -> Arc<Self> {
+        Arc::new(Self {
+            id,
+            since: Instant::now(),
+            last: AtomicU64::new(0),
+            proven: AtomicBool::new(false),
+            ended: AtomicU32::new(0),
+            streams: AtomicUsize::new(0),
+            flags: AtomicU8::new(0),
+            reader: AtomicWaker::new(),
+        })
+    }
+
+    pub(super) fn rank(&self) -> Rank {
+        Rank { ended: self.ended.load(Ordering::Relaxed), unproven: !self.proven.load(Ordering::Relaxed) }
+    }
+
+    /// A whole message has come.
+    pub(super) fn finished_message(&self) {
+        self.proven.store(true, Ordering::Relaxed);
+        let micros = u64::try_from(self.since.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.last.store(micros, Ordering::Relaxed);
+    }
+
+    /// A message of it had to be ended.
+    pub(super) fn lost_message(&self) {
+        self.ended.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The streams whose requests are still read, this one included.
+    pub(super) fn open_stream(&self) -> usize {
+        self.streams.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    pub(super) fn close_stream(&self) {
+        self.streams.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// How long it has been of no use, and whether it ever was: what may be closed for a newcomer is what
+    /// never brought a message, or brought none for `idle` and has no stream.
+    pub(super) fn uselessness(&self, idle: Duration) -> Option<(bool, Duration)> {
+        let quiet =
+            self.since.elapsed().saturating_sub(Duration::from_micros(self.last.load(Ordering::Relaxed)));
+        let unproven = !self.proven.load(Ordering::Relaxed);
+        let idles = self.streams.load(Ordering::Acquire) == 0 && quiet >= idle;
+        (unproven || idles).then_some((unproven, quiet))
+    }
+
+    pub(super) fn pause(&self) {
+        self.flags.fetch_or(PAUSED, Ordering::AcqRel);
+    }
+
+    pub(super) fn resume(&self) {
+        self.flags.fetch_and(!PAUSED, Ordering::AcqRel);
+        self.reader.wake();
+    }
+
+    pub(super) fn close(&self) {
+        self.flags.fetch_or(CLOSED, Ordering::AcqRel);
+        self.reader.wake();
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.flags.load(Ordering::Acquire) & CLOSED != 0
+    }
+
+    /// Nothing is to be read: waits for the end of the connection as well.
+    fn listen(&self, context: &Context<'_>) -> Poll<io::Result<()>> {
+        self.reader.register(context.waker());
+        if self.is_closed() { Poll::Ready(Err(closed())) } else { Poll::Pending }
+    }
+
+    /// Whether the socket may be read.
+    fn poll_open(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.flags.load(Ordering::Acquire) == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        self.reader.register(context.waker());
+        match self.flags.load(Ordering::Acquire) {
+            0 => Poll::Ready(Ok(())),
+            flags if flags & CLOSED != 0 => Poll::Ready(Err(closed())),
+            _ => Poll::Pending,
+        }
+    }
+}
+
+fn closed() -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionAborted, "closed for another connection")
+}
+
+/// What a request knows of its connection.
+#[derive(Clone)]
+pub struct PeerInfo(pub(super) Arc<Peer>);
+
+/// An accepted connection.
+pub struct Socket {
+    stream: TcpStream,
+    peer: Arc<Peer>,
+    /// Bytes read since others had their turn.
+    read: usize,
+}
+
+impl Socket {
+    pub(super) fn new(stream: TcpStream, peer: Arc<Peer>) -> Self {
+        Self { stream, peer, read: 0 }
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        self.peer.close();
+    }
+}
+
+impl Connected for Socket {
+    type ConnectInfo = PeerInfo;
+
+    fn connect_info(&self) -> PeerInfo {
+        PeerInfo(self.peer.clone())
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.read >= PORTION {
+            self.read = 0;
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        ready!(self.peer.poll_open(context))?;
+        let before = buffer.filled().len();
+        let outcome = Pin::new(&mut self.stream).poll_read(context, buffer);
+        match outcome {
+            Poll::Ready(outcome) => {
+                self.read += buffer.filled().len() - before;
+                Poll::Ready(outcome)
+            }
+            Poll::Pending => {
+                self.read = 0;
+                self.peer.listen(context)
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
