@@ -225,7 +225,8 @@ pub fn load_experts(
     })
 }
 
-/// Does `work` for 0 to `count` - 1 on `threads` threads and returns what came of it, in that order.
+/// Does `work` for 0 to `count` - 1 on `threads` threads, or on fewer where the system gives fewer, and
+/// returns what came of it, in that order.
 ///
 /// # Errors
 /// An error of `work`, or `panicked` where it panicked.
@@ -247,8 +248,13 @@ pub fn in_parallel<T: Send, E: Send>(
         }
     };
     let mut all = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads.clamp(1, count.max(1))).map(|_| scope.spawn(take)).collect();
+        let threads = threads.clamp(1, count.max(1));
+        let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, take).ok();
+        let workers: Vec<_> = (0..threads).map_while(spawn).collect();
         let mut all = Vec::with_capacity(count);
+        if workers.is_empty() {
+            all.extend(take()?);
+        }
         for worker in workers {
             match worker.join() {
                 Ok(done) => all.extend(done?),

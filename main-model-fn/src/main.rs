@@ -2,7 +2,9 @@
 
 use clap::Parser;
 use main_model_fn::{Error, Listeners, Settings, run};
-use remoe_function::{Role, announce, end_with_launcher, init_logs, process_start, shutdown_on_signal};
+use remoe_function::{
+    Role, announce, descriptors_for_runtime, end_with_launcher, init_logs, process_start, shutdown_on_signal,
+};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -26,6 +28,7 @@ fn serve(settings: Settings, started: Instant) -> Result<(), Error> {
     if let Some(launcher) = settings.launcher_pid {
         end_with_launcher(launcher).map_err(std::io::Error::other)?;
     }
+    descriptors_for_runtime()?;
     // HTTP and control need little; the engine has a thread and a runtime of its own.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let outcome = runtime.block_on(async {
