@@ -10,7 +10,7 @@ pub const MAX_MESSAGE: usize = 4 << 20;
 /// ids, counts and framing.
 pub const MAX_PAYLOAD: usize = MAX_MESSAGE - (512 << 10);
 
-/// Largest message of the control service in bytes: the logits of one position and the routing of
+/// Largest answer of the control service in bytes: the logits of one position and the routing of
 /// a long prompt fit.
 pub const MAX_CONTROL_MESSAGE: usize = 256 << 20;
 
