@@ -140,6 +140,16 @@ pub enum KernelError {
         /// What there is.
         available: Vec<InstructionPath>,
     },
+    /// This CPU has the instructions, and computes something else by them than by the portable path.
+    #[error(
+        "{path} computes wrong {dtype} results on this CPU; leave the instruction path open, or take portable"
+    )]
+    WrongBits {
+        /// What was asked for.
+        path: InstructionPath,
+        /// The element type whose results are wrong.
+        dtype: Dtype,
+    },
     /// An instruction path's name is unknown.
     #[error("unknown instruction path {name:?}; known: avx512-bf16, avx512f, avx2-fma, portable")]
     UnknownPath {

@@ -27,6 +27,8 @@
 //! 4. In float32, `h = act(gate) * up`, and the sum of the down projection is the result. In bfloat16, the sums of gate and up are rounded to bfloat16, then the activation, then the product `h`, then the sum of the down projection: each once, to nearest even.
 //! 5. Every NaN that is stored is the same one (0x7fc00000, 0x7fc0).
 //!
+//! Because the bits do not depend on the path, the path is a matter of speed alone: [`PathChoice`] measures it. A path that does not give the portable path's bits on the machine at hand is not used.
+//!
 //! # Layout
 //!
 //! Weights are packed in panels of 64 output columns, K ascending: for bfloat16 `[K/2][64][2]`, for float32 `[K/2][2][64]`. Lanes are output columns, so that no sum is ever spread over lanes. A panel of the first phase holds 32 gate columns and the 32 up columns that belong to them, and produces 32 finished
@@ -59,7 +61,7 @@ pub use error::KernelError;
 pub use matrix::{MAX_OUTPUTS, PackedMatrix};
 pub use numerics::numerics_class;
 pub use pack::{PackedExpert, PackedExpertBuilder};
-pub use paths::InstructionPath;
+pub use paths::{InstructionPath, PathChoice, wrong_paths};
 pub use plan::{Job, MAX_JOBS, MAX_ROWS, Product};
 pub use pool::{DEFAULT_POLL, MAX_THREADS, Pool, PoolConfig};
 pub use shape::{ExpertShape, MAX_DIMENSION, Matrix};

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::paths::{self, Kernels};
-use crate::threads::Shared;
+use crate::paths::{self, PathChoice};
+use crate::threads::{Paths, Shared};
 use crate::{Dtype, InstructionPath, Job, KernelError, Product};
 
 /// Most threads of a pool, the caller included.
@@ -19,14 +19,14 @@ pub const DEFAULT_POLL: Duration = Duration::from_micros(100);
 pub struct PoolConfig {
     /// Threads that compute, the caller of [`Pool::forward`] included: 1 starts no thread at all.
     pub threads: usize,
-    /// The instruction path; `None` takes the fastest that there is.
+    /// The instruction path; `None` takes what [`PathChoice::measured`] found fastest.
     pub path: Option<InstructionPath>,
     /// How long a thread polls before it sleeps: workers between calls, everybody within one. Polling keeps a core busy, so it is switched off (as by [`Duration::ZERO`]) where `threads` exceeds [`thread::available_parallelism`].
     pub poll: Duration,
 }
 
 impl Default for PoolConfig {
-    /// As many threads as there are cores, the fastest path, [`DEFAULT_POLL`].
+    /// As many threads as there are cores, the paths that are measured fastest, [`DEFAULT_POLL`].
     fn default() -> Self {
         let threads = thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS));
         Self { threads, path: None, poll: DEFAULT_POLL }
@@ -45,31 +45,31 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Starts `config.threads - 1` workers.
+    /// Starts `config.threads - 1` workers. The first pool of a process tries the machine's instruction paths, which takes about two milliseconds.
     ///
     /// # Errors
-    /// [`KernelError::Threads`], [`KernelError::Unavailable`] for a path that this CPU lacks, [`KernelError::Spawn`].
+    /// [`KernelError::Threads`], [`KernelError::Unavailable`] for a path that this CPU lacks, [`KernelError::WrongBits`] for one that does not compute right on it, [`KernelError::Spawn`].
     pub fn new(config: PoolConfig) -> Result<Self, KernelError> {
-        let path = config.path.unwrap_or_else(InstructionPath::detect);
-        if !path.is_available() {
-            return Err(KernelError::Unavailable { path, available: InstructionPath::available() });
-        }
-        Self::with_kernels(config, path, paths::kernels(path, Dtype::Bf16), paths::kernels(path, Dtype::F32))
+        let choice = |dtype| match config.path {
+            None => Ok(PathChoice::measured(dtype)),
+            Some(path) if !path.is_available() => {
+                Err(KernelError::Unavailable { path, available: InstructionPath::available() })
+            }
+            Some(path) if !paths::is_right(path, dtype) => Err(KernelError::WrongBits { path, dtype }),
+            Some(path) => Ok(PathChoice::only(path)),
+        };
+        let (bf16, f32) = (choice(Dtype::Bf16)?, choice(Dtype::F32)?);
+        Self::with_paths(config, Paths { bf16, f32, kernels: paths::kernels })
     }
 
-    fn with_kernels(
-        config: PoolConfig,
-        path: InstructionPath,
-        bf16: Kernels,
-        f32: Kernels,
-    ) -> Result<Self, KernelError> {
+    fn with_paths(config: PoolConfig, paths: Paths) -> Result<Self, KernelError> {
         let threads = config.threads;
         if threads == 0 || threads > MAX_THREADS {
             return Err(KernelError::Threads { actual: threads, max: MAX_THREADS });
         }
         let cores = thread::available_parallelism().map_or(1, |n| n.get());
         let poll = if threads > cores { Duration::ZERO } else { config.poll };
-        let shared = Arc::new(Shared::new(path, bf16, f32, poll, threads)?);
+        let shared = Arc::new(Shared::new(paths, poll, threads)?);
         // Workers are added one by one, so that a failure drops, and thereby ends, those that run.
         let mut pool = Self { shared, workers: Vec::new(), threads, calling: Mutex::new(()) };
         for thread in 1..threads {
@@ -88,9 +88,9 @@ impl Pool {
         self.threads
     }
 
-    /// The instructions in use.
-    pub fn path(&self) -> InstructionPath {
-        self.shared.path
+    /// The instructions in use for an element type.
+    pub fn paths(&self, dtype: Dtype) -> PathChoice {
+        self.shared.paths.of(dtype)
     }
 
     /// Bytes of scratch memory that the pool holds: what its largest call so far needed, see [`crate::ExpertShape::scratch_bytes_per_row`].
@@ -127,7 +127,8 @@ impl std::fmt::Debug for Pool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Pool")
             .field("threads", &self.threads)
-            .field("path", &self.path())
+            .field("bf16", &self.paths(Dtype::Bf16))
+            .field("f32", &self.paths(Dtype::F32))
             .finish_non_exhaustive()
     }
 }
@@ -145,6 +146,7 @@ impl Drop for Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::paths::Kernels;
     use crate::paths::panel::Panel;
     use crate::{Activation, ExpertShape, PackedExpert, StoredDtype};
 
@@ -158,8 +160,15 @@ mod tests {
 
     #[test]
     fn a_panic_is_an_error_and_the_pool_goes_on() {
-        let portable = paths::kernels(InstructionPath::Portable, Dtype::F32);
-        let faulty = Kernels { down: broken, ..portable };
+        let path = PathChoice::only(InstructionPath::Portable);
+        let faulty = Paths {
+            bf16: path,
+            f32: path,
+            kernels: |path, dtype| {
+                let sound = paths::kernels(path, dtype);
+                if dtype == Dtype::F32 { Kernels { down: broken, ..sound } } else { sound }
+            },
+        };
         let shape = ExpertShape::new(70, 33, Dtype::F32, Activation::Relu).unwrap();
         let good = ExpertShape::new(70, 33, Dtype::Bf16, Activation::Relu).unwrap();
         let zeros = vec![0u8; 70 * 33 * 4];
@@ -168,8 +177,7 @@ mod tests {
         let whole = PackedExpert::pack(good, StoredDtype::Bf16, half, half, half).unwrap();
         for threads in 1..=3 {
             let config = PoolConfig { threads, ..PoolConfig::default() };
-            let path = InstructionPath::Portable;
-            let pool = Pool::with_kernels(config, path, paths::kernels(path, Dtype::Bf16), faulty).unwrap();
+            let pool = Pool::with_paths(config, faulty).unwrap();
             let inputs = vec![0u8; 70 * 4];
             for _ in 0..20 {
                 let mut output = vec![1u8; 70 * 4];

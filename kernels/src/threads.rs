@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::paths::float_mode::FloatMode;
-use crate::paths::{InstructionPath, Kernels};
+use crate::paths::{Kernels, PathChoice};
 use crate::plan::{Phase, Plan};
 use crate::signal::Signal;
-use crate::{Dtype, KernelError};
+use crate::{Dtype, InstructionPath, KernelError};
 
 /// State bit: the call may be joined. The bits below count the workers in it, those above number the calls.
 const OPEN: u64 = 1 << 31;
@@ -63,10 +63,25 @@ struct Progress {
     remaining: AtomicU32,
 }
 
+/// What computes a panel.
+#[derive(Clone, Copy)]
+pub(crate) struct Paths {
+    pub(crate) bf16: PathChoice,
+    pub(crate) f32: PathChoice,
+    pub(crate) kernels: fn(InstructionPath, Dtype) -> Kernels,
+}
+
+impl Paths {
+    pub(crate) const fn of(&self, dtype: Dtype) -> PathChoice {
+        match dtype {
+            Dtype::Bf16 => self.bf16,
+            Dtype::F32 => self.f32,
+        }
+    }
+}
+
 pub(crate) struct Shared {
-    pub(crate) path: InstructionPath,
-    pub(crate) bf16: Kernels,
-    pub(crate) f32: Kernels,
+    pub(crate) paths: Paths,
     pub(crate) poll: Duration,
     state: AtomicU64,
     stop: AtomicBool,
@@ -82,21 +97,13 @@ pub(crate) struct Shared {
 unsafe impl Sync for Shared {}
 
 impl Shared {
-    pub(crate) fn new(
-        path: InstructionPath,
-        bf16: Kernels,
-        f32: Kernels,
-        poll: Duration,
-        threads: usize,
-    ) -> Result<Self, KernelError> {
+    pub(crate) fn new(paths: Paths, poll: Duration, threads: usize) -> Result<Self, KernelError> {
         let progress = || Progress {
             ranges: (0..threads).map(|_| Range::default()).collect(),
             remaining: AtomicU32::new(0),
         };
         Ok(Self {
-            path,
-            bf16,
-            f32,
+            paths,
             poll,
             state: AtomicU64::new(0),
             stop: AtomicBool::new(false),
@@ -190,7 +197,6 @@ impl Shared {
     /// # Safety
     /// Between joining and leaving a call.
     unsafe fn take_part(&self, thread: usize) {
-        let _mode = FloatMode::enter(self.path);
         // SAFETY: the plan is not written while the call is open or joined.
         let plan = unsafe { &*self.plan.get() };
         for phase in Phase::ALL {
@@ -222,15 +228,10 @@ impl Shared {
             if let Some((_, following)) = next.and_then(|(phase, unit)| plan.panel(phase, unit)) {
                 panel.next = following.weights.cast();
             }
-            let kernels = match dtype {
-                Dtype::Bf16 => self.bf16,
-                Dtype::F32 => self.f32,
-            };
-            let kernel = match phase {
-                Phase::GateUp => kernels.gate_up,
-                Phase::Down => kernels.down,
-            };
-            // SAFETY: the pool checked that the path is available, and `take_part` entered its float mode. Weights and inputs are borrowed by the caller for the whole call; intermediate rows are complete, because the second phase begins after the first; each unit is taken once, and units write to disjoint columns.
+            let path = self.paths.of(dtype).of_rows(panel.row_count);
+            let kernel = (self.paths.kernels)(path, dtype).of(phase);
+            let _mode = FloatMode::enter(path);
+            // SAFETY: the pool checked that the path is available, and its float mode is set. Weights and inputs are borrowed by the caller for the whole call; intermediate rows are complete, because the second phase begins after the first; each unit is taken once, and units write to disjoint columns.
             unsafe { kernel(&panel) };
         }));
         if result.is_err() {

@@ -13,8 +13,8 @@ const DTYPES: [Dtype; 2] = [Dtype::Bf16, Dtype::F32];
 
 fn pools() -> Vec<Pool> {
     let mut pools: Vec<Pool> = InstructionPath::available().into_iter().map(|path| pool(1, path)).collect();
-    pools.push(pool(2, InstructionPath::detect()));
-    pools.push(pool(3, InstructionPath::detect()));
+    pools.push(pool(2, None));
+    pools.push(pool(3, None));
     pools
 }
 
@@ -33,7 +33,7 @@ fn check(pools: &[Pool], random: &mut Random, data: Data, expert: &Expert, rows:
         if let Some(at) = difference {
             panic!(
                 "{} with {} threads, {:?}, {data:?}, {rows} rows: row {} column {}: {:#x}, expected {:#x}",
-                pool.path(),
+                pool.paths(dtype),
                 pool.threads(),
                 expert.shape,
                 at / hidden,
@@ -75,6 +75,19 @@ fn every_row_count() {
                     check(&pools, &mut random, data, &expert, rows);
                 }
             }
+        }
+    }
+}
+
+/// Two chunks and a part of one in both phases, with rows of one block, of two, and of more than one group.
+#[test]
+fn widened_weights_of_an_expert() {
+    let pools = pools();
+    let mut random = Random(6);
+    for data in Data::ALL {
+        let expert = Expert::new(&mut random, data, 131, 130, Dtype::Bf16, Activation::Silu);
+        for rows in [6, 7, 13, 193] {
+            check(&pools, &mut random, data, &expert, rows);
         }
     }
 }
@@ -223,7 +236,7 @@ fn activations_agree_over_the_whole_range() {
                         up,
                     ));
                     let expected = stored_bits(common::dot(&[h], &[1.0]), dtype);
-                    assert_eq!(out[0], expected, "{} {activation:?} {dtype} {v:e}", pool.path());
+                    assert_eq!(out[0], expected, "{} {activation:?} {dtype} {v:e}", pool.paths(dtype));
                 }
             }
         }

@@ -21,7 +21,7 @@ fn fingerprint(packed: &PackedExpert) -> Vec<u8> {
     let mut random = Random(31);
     let shape = packed.shape();
     let inputs = Data::Ordinary.vector(&mut random, shape.hidden() * 5, shape.dtype());
-    forward(&pool(1, InstructionPath::detect()), packed, &to_bytes(&inputs, shape.dtype()), &[0, 1, 2, 3, 4])
+    forward(&pool(1, None), packed, &to_bytes(&inputs, shape.dtype()), &[0, 1, 2, 3, 4])
 }
 
 fn random_bytes(random: &mut Random, n: usize, stored: StoredDtype) -> Vec<u8> {

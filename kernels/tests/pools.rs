@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::{Data, Expert, Random, forward, pool, to_bytes};
 use remoe_kernels::{
-    Activation, Dtype, InstructionPath, Job, KernelError, MAX_ROWS, MAX_THREADS, Pool, PoolConfig,
+    Activation, Dtype, InstructionPath, Job, KernelError, MAX_ROWS, MAX_THREADS, PathChoice, Pool, PoolConfig,
 };
 
 fn expert(random: &mut Random) -> Expert {
@@ -26,7 +26,13 @@ fn illegal_configurations_are_refused() {
         assert_eq!(result.is_ok(), path.is_available(), "{path}");
         assert_eq!(path.to_string().parse::<InstructionPath>().unwrap(), path);
     }
-    assert!(InstructionPath::available().contains(&InstructionPath::detect()));
+    let measured = pool(1, None);
+    for dtype in [Dtype::Bf16, Dtype::F32] {
+        assert_eq!(measured.paths(dtype), PathChoice::measured(dtype));
+        for path in InstructionPath::available() {
+            assert_eq!(pool(1, path).paths(dtype), PathChoice::only(path));
+        }
+    }
     let error = "sse9".parse::<InstructionPath>().unwrap_err();
     assert!(error.to_string().contains("portable"), "{error}");
 }
@@ -36,7 +42,7 @@ fn illegal_jobs_are_refused_and_change_nothing() {
     let mut random = Random(41);
     let expert = expert(&mut random);
     let row = expert.shape.row_bytes();
-    let pool = pool(2, InstructionPath::detect());
+    let pool = pool(2, None);
     let inputs = vec![0u8; 3 * row];
     let call = |inputs: &[u8], row_index: &[u32], length: usize| {
         let mut output = vec![0x55u8; length];
@@ -65,7 +71,7 @@ fn illegal_jobs_are_refused_and_change_nothing() {
 fn empty_calls_are_legal() {
     let mut random = Random(42);
     let expert = expert(&mut random);
-    let pool = pool(2, InstructionPath::detect());
+    let pool = pool(2, None);
     pool.forward(&mut []).unwrap();
     let mut nothing = [];
     pool.forward(&mut [Job { expert: &expert.packed, inputs: &[], row_index: &[], output: &mut nothing }])
@@ -77,7 +83,7 @@ fn scratch_memory_is_reused_and_as_announced() {
     let mut random = Random(43);
     for hidden in [40, 41] {
         let expert = Expert::new(&mut random, Data::Ordinary, hidden, 50, Dtype::F32, Activation::Silu);
-        let pool = pool(2, InstructionPath::detect());
+        let pool = pool(2, None);
         let inputs = to_bytes(&Data::Ordinary.vector(&mut random, hidden * 30, Dtype::F32), Dtype::F32);
         let index: Vec<u32> = (0..30).collect();
         let first = forward(&pool, &expert.packed, &inputs, &index);

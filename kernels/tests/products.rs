@@ -5,6 +5,7 @@
 mod common;
 
 use common::{Data, Random, bits, dot, pool, stored_bits, to_bytes};
+use proptest::prelude::*;
 use remoe_kernels::{
     Activation, Dtype, ExpertShape, InstructionPath, Job, KernelError, MAX_DIMENSION, MAX_OUTPUTS,
     PackedExpert, PackedMatrix, Pool, Product, StoredDtype,
@@ -12,7 +13,7 @@ use remoe_kernels::{
 
 fn pools() -> Vec<Pool> {
     let mut pools: Vec<Pool> = InstructionPath::available().into_iter().map(|path| pool(1, path)).collect();
-    pools.extend([2, 3].map(|threads| pool(threads, InstructionPath::detect())));
+    pools.extend([2, 3].map(|threads| pool(threads, None)));
     pools
 }
 
@@ -34,6 +35,30 @@ fn case(random: &mut Random, data: Data, outputs: usize, inputs: usize, rows: us
     }
 }
 
+/// Computes a case on all pools and compares with the naive form.
+fn check(pools: &[Pool], case: &Case) {
+    let (dtype, columns) = (case.matrix.dtype(), case.matrix.outputs());
+    for pool in pools {
+        let mut output = vec![0xaa; case.expected.len() * dtype.bytes()];
+        let mut product = [Product { matrix: &case.matrix, inputs: &case.rows, output: &mut output }];
+        pool.multiply(&mut product).unwrap();
+        let actual = bits(&output, dtype);
+        if let Some(at) = actual.iter().zip(&case.expected).position(|(a, b)| a != b) {
+            panic!(
+                "{} with {} threads, {dtype}, {columns} x {}, {} rows: row {} column {}: {:#x}, expected {:#x}",
+                pool.paths(dtype),
+                pool.threads(),
+                case.matrix.inputs(),
+                case.expected.len() / columns,
+                at / columns,
+                at % columns,
+                actual[at],
+                case.expected[at]
+            );
+        }
+    }
+}
+
 #[test]
 fn all_paths_and_shapes_give_the_same_bits() {
     let pools = pools();
@@ -43,21 +68,41 @@ fn all_paths_and_shapes_give_the_same_bits() {
             for data in Data::ALL {
                 for rows in [0, 1, 2, 6, 7, 13, 40] {
                     let case = case(&mut random, data, outputs, inputs, rows, dtype);
-                    for pool in &pools {
-                        let mut output = vec![0xaa; case.expected.len() * dtype.bytes()];
-                        let mut product =
-                            [Product { matrix: &case.matrix, inputs: &case.rows, output: &mut output }];
-                        pool.multiply(&mut product).unwrap();
-                        assert!(
-                            bits(&output, dtype) == case.expected,
-                            "{} x {}: {outputs} x {inputs} {dtype} {data:?} {rows} rows",
-                            pool.path(),
-                            pool.threads()
-                        );
-                    }
+                    check(&pools, &case);
                 }
             }
         }
+    }
+}
+
+/// Weights are widened for chunks of 32 pairs of K and groups of 192 rows, from more than 6 rows on.
+#[test]
+fn the_edges_of_blocks_groups_and_chunks() {
+    let pools = pools();
+    let mut random = Random(14);
+    for rows in [6, 7, 8, 12, 13, 191, 192, 193, 384, 385] {
+        for inputs in [1, 63, 64, 65, 66, 67, 128, 131] {
+            for data in Data::ALL {
+                check(&pools, &case(&mut random, data, 3, inputs, rows, Dtype::Bf16));
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_product(
+        seed in any::<u64>(),
+        outputs in 1usize..70,
+        inputs in 1usize..200,
+        rows in 1usize..400,
+        kind in 0usize..4,
+        bf16 in any::<bool>(),
+    ) {
+        let dtype = if bf16 { Dtype::Bf16 } else { Dtype::F32 };
+        check(&pools(), &case(&mut Random(seed), Data::ALL[kind], outputs, inputs, rows, dtype));
     }
 }
 
@@ -65,7 +110,7 @@ fn all_paths_and_shapes_give_the_same_bits() {
 fn several_products_share_a_call_and_follow_experts() {
     let mut random = Random(12);
     for threads in 1..=3 {
-        let pool = pool(threads, InstructionPath::detect());
+        let pool = pool(threads, None);
         let cases = [(100, 40, 3, Dtype::Bf16), (33, 41, 9, Dtype::F32), (64, 8, 0, Dtype::Bf16)].map(
             |(outputs, inputs, rows, dtype)| case(&mut random, Data::Wide, outputs, inputs, rows, dtype),
         );
@@ -113,7 +158,7 @@ fn stacked_matrices_are_one() {
         let matrix = PackedMatrix::pack(33, dtype, &parts).unwrap();
         let mut output = vec![0; all.expected.len() * dtype.bytes()];
         let mut product = [Product { matrix: &matrix, inputs: &all.rows, output: &mut output }];
-        pool(2, InstructionPath::detect()).multiply(&mut product).unwrap();
+        pool(2, None).multiply(&mut product).unwrap();
         assert_eq!(bits(&output, dtype), all.expected);
     }
 }
@@ -131,7 +176,7 @@ fn wrong_sizes_are_named() {
     assert_eq!(pack(6, 25), Err(KernelError::WeightLength { actual: 25, row_bytes: 12 }));
 
     let matrix = PackedMatrix::pack(6, Dtype::F32, &[(StoredDtype::F32, &[0; 96])]).unwrap();
-    let pool = pool(1, InstructionPath::detect());
+    let pool = pool(1, None);
     let multiply = |inputs: usize, output: usize| {
         let (inputs, mut output) = (vec![0; inputs], vec![0; output]);
         pool.multiply(&mut [Product { matrix: &matrix, inputs: &inputs, output: &mut output }])

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Data, Expert, Random, bits, forward, pool, to_bytes};
-use remoe_kernels::{Activation, Dtype, InstructionPath};
+use remoe_kernels::{Activation, Dtype};
 
 /// Unit roundoff of float32 and of bfloat16.
 const U32: f64 = 1.0 / (1u64 << 24) as f64;
@@ -79,7 +79,7 @@ fn row(expert: &Expert, x: &[f32]) -> Vec<Near> {
 #[test]
 fn results_are_within_the_bound_of_the_order() {
     let mut random = Random(11);
-    let pool = pool(2, InstructionPath::detect());
+    let pool = pool(2, None);
     for (hidden, width) in [(64, 32), (41, 7), (256, 96), (777, 130)] {
         for dtype in [Dtype::F32, Dtype::Bf16] {
             for activation in [Activation::Silu, Activation::GeluTanh, Activation::Relu] {

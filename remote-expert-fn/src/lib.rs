@@ -127,7 +127,7 @@ pub async fn run(
         checkpoint: fingerprint,
         dtype: dtype.to_string(),
         numerics_class: numerics_class(dtype).to_owned(),
-        instruction_path: pool.path().to_string(),
+        instruction_path: pool.paths(dtype).to_string(),
         hidden_size: u32::try_from(hidden).unwrap_or(u32::MAX),
         hosted,
         memory_limit_bytes: settings.memory_bytes.unwrap_or(0),

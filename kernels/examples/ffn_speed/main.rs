@@ -1,6 +1,6 @@
 //! An instrument for the expert FFN and the two limits of the machine that bound it: read bandwidth at one token, peak arithmetic at 256. `remoe-bench run --only kernels` drives it, so that what is compared is measured in turn.
 //!
-//! The first line on standard output describes the instrument; then each line on standard input names a measurement and is answered by a line `{"rate": .., "best": ..}`, in GB/s or GFLOP/s: of all calls together, and of the best single call, which is what there is between disturbances.
+//! The first line on standard output describes the instrument, with the paths that the CPU has and those that a pool chooses; then each line on standard input names a measurement and is answered by a line `{"rate": .., "best": ..}`, in GB/s or GFLOP/s: of all calls together, and of the best single call, which is what there is between disturbances.
 //!
 //! | | what is measured |
 //! | --- | --- |
@@ -10,7 +10,9 @@
 //! | `many` | 256 tokens, 1 expert per call, GFLOP/s |
 //! | `pack` | packing by one thread, GB/s of weights |
 //!
-//! By hand: `echo one | cargo run --release -p remoe-kernels --example ffn_speed -- [--threads N] [--path NAME] [--dtype bf16|f32] [--hidden N] [--width N]`
+//! The name of an instruction path may follow (`many avx512f`). Without it, `one`, `eight` and `many` are by the paths that a pool chooses, and the limits `read` and `peak` are those of the path that has the highest: what the machine can do, not what the chosen instructions can.
+//!
+//! By hand: `echo one | cargo run --release -p remoe-kernels --example ffn_speed -- [--threads N] [--dtype bf16|f32] [--hidden N] [--width N]`
 
 #![allow(clippy::expect_used)]
 
@@ -21,31 +23,29 @@ mod machine;
 
 use machine::{CHUNKS, STREAM_BYTES, arithmetic, read, stream_buffer, together};
 use remoe_kernels::{
-    Activation, Dtype, ExpertShape, InstructionPath, Job, Matrix, PackedExpert, PackedExpertBuilder, Pool,
-    PoolConfig, StoredDtype,
+    Activation, Dtype, ExpertShape, InstructionPath, Job, Matrix, PackedExpert, PackedExpertBuilder,
+    PathChoice, Pool, PoolConfig, StoredDtype,
 };
 
 /// Weights that are cycled through, so that they come from memory and not from a cache.
 const WEIGHT_BYTES: usize = 400 << 20;
 const TOKENS: usize = 256;
 const TOP_K: usize = 8;
+/// What the path of a limit is found out with.
+const TRIALS: usize = 5;
+const TRIAL_BYTES: usize = 64 << 20;
+const TRIAL_STEPS: usize = 20_000;
 
 struct Options {
     threads: usize,
-    path: InstructionPath,
     dtype: Dtype,
     hidden: usize,
     width: usize,
 }
 
 fn options() -> Options {
-    let mut options = Options {
-        threads: PoolConfig::default().threads,
-        path: InstructionPath::detect(),
-        dtype: Dtype::Bf16,
-        hidden: 2048,
-        width: 1408,
-    };
+    let mut options =
+        Options { threads: PoolConfig::default().threads, dtype: Dtype::Bf16, hidden: 2048, width: 1408 };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         let value = arguments.next().unwrap_or_else(|| usage(&argument));
@@ -54,7 +54,6 @@ fn options() -> Options {
             "--threads" => options.threads = number(),
             "--hidden" => options.hidden = number(),
             "--width" => options.width = number(),
-            "--path" => options.path = value.parse().unwrap_or_else(|_| usage(&argument)),
             "--dtype" if value == "bf16" => options.dtype = Dtype::Bf16,
             "--dtype" if value == "f32" => options.dtype = Dtype::F32,
             _ => usage(&argument),
@@ -65,7 +64,7 @@ fn options() -> Options {
 
 fn usage<T>(argument: &str) -> T {
     eprintln!("{argument}: unknown, or without a proper value");
-    eprintln!("ffn_speed [--threads N] [--path NAME] [--dtype bf16|f32] [--hidden N] [--width N]");
+    eprintln!("ffn_speed [--threads N] [--dtype bf16|f32] [--hidden N] [--width N]");
     std::process::exit(2)
 }
 
@@ -135,13 +134,29 @@ fn answer(work: f64, count: usize, (seconds, shortest): (f64, f64)) {
     println!(r#"{{"rate":{rate:.4},"best":{best:.4}}}"#);
 }
 
+/// The path with the highest rate of a limit: work done per second of `work`, the best of some short trials.
+fn highest(paths: &[InstructionPath], work: impl Fn(InstructionPath) -> f64) -> InstructionPath {
+    let rate = |path| {
+        let trial = || {
+            let start = Instant::now();
+            work(path) / start.elapsed().as_secs_f64()
+        };
+        (0..TRIALS).map(|_| trial()).fold(0.0, f64::max)
+    };
+    let rates = paths.iter().map(|&path| (path, rate(path)));
+    rates.max_by(|a, b| a.1.total_cmp(&b.1)).expect("the portable path").0
+}
+
 fn main() {
-    let Options { threads, path, dtype, hidden, width } = options();
+    let Options { threads, dtype, hidden, width } = options();
     let shape = ExpertShape::new(hidden, width, dtype, Activation::Silu).expect("a legal shape");
     let count = WEIGHT_BYTES.div_ceil(shape.packed_bytes()).next_multiple_of(TOP_K);
     let mut state = 1;
     let experts: Vec<PackedExpert> = (0..count).map(|_| expert(shape, &mut state)).collect();
-    let pool = Pool::new(PoolConfig { threads, path: Some(path), ..PoolConfig::default() }).expect("a pool");
+    let paths = InstructionPath::available();
+    let pool = |path| Pool::new(PoolConfig { threads, path, ..PoolConfig::default() }).expect("a pool");
+    let chosen = pool(None);
+    let pools: Vec<Pool> = paths.iter().map(|&path| pool(Some(path))).collect();
     let buffer = stream_buffer();
     let inputs: Vec<u8> = match dtype {
         Dtype::Bf16 => 0x3c12u16.to_le_bytes().repeat(TOKENS * hidden),
@@ -156,33 +171,50 @@ fn main() {
     // Every measurement reads or computes about as much as a call with one expert does.
     let part = (weights as usize / CHUNKS).next_multiple_of(4096).min(STREAM_BYTES / CHUNKS);
     let rounds = STREAM_BYTES / (CHUNKS * part);
-    let per_step = arithmetic(path, dtype, 1);
-    let steps = (operations / CHUNKS as f64 / per_step).ceil() as usize;
     let stored = vec![0x11u8; weights as usize / 3];
+    let reader = highest(&paths, |path| {
+        read(path, &buffer[..TRIAL_BYTES]);
+        TRIAL_BYTES as f64
+    });
+    let computer = highest(&paths, |path| arithmetic(path, dtype, TRIAL_STEPS));
 
+    let names: Vec<String> = paths.iter().map(|path| format!(r#""{path}""#)).collect();
     println!(
-        r#"{{"path":"{path}","threads":{threads},"dtype":"{dtype}","hidden":{hidden},"width":{width}}}"#
+        r#"{{"paths":[{}],"chosen":"{}","read_by":"{reader}","peak_by":"{computer}","threads":{threads},"dtype":"{dtype}","hidden":{hidden},"width":{width}}}"#,
+        names.join(","),
+        PathChoice::measured(dtype),
     );
     for line in std::io::stdin().lines() {
-        match line.expect("a line of text").as_str() {
+        let line = line.expect("a line of text");
+        let (what, path) = line.split_once(' ').map_or((line.as_str(), None), |(what, name)| {
+            let position = paths.iter().position(|path| path.name() == name);
+            (what, Some(position.unwrap_or_else(|| usage(name))))
+        });
+        let pool = path.map_or(&chosen, |position| &pools[position]);
+        let limit_of = |highest| path.map_or(highest, |position| paths[position]);
+        match what {
             "read" => {
+                let path = limit_of(reader);
                 let read = |chunk: usize| read(path, &buffer[chunk * part..][..part]);
                 answer((part * CHUNKS) as f64, rounds, together(threads, rounds, read));
             }
-            "one" => answer(weights, count, cycle(&pool, &experts, &inputs, 1, 1, &mut outputs)),
+            "one" => answer(weights, count, cycle(pool, &experts, &inputs, 1, 1, &mut outputs)),
             "eight" => answer(
                 weights * TOP_K as f64,
                 count / TOP_K,
-                cycle(&pool, &experts, &inputs, 1, TOP_K, &mut outputs),
+                cycle(pool, &experts, &inputs, 1, TOP_K, &mut outputs),
             ),
             "peak" => {
+                let path = limit_of(computer);
+                let per_step = arithmetic(path, dtype, 1);
+                let steps = (operations / CHUNKS as f64 / per_step).ceil() as usize;
                 let compute = |_| {
                     black_box(arithmetic(path, dtype, steps));
                 };
                 let work = per_step * (steps * CHUNKS) as f64;
                 answer(work, few.len(), together(threads, few.len(), compute));
             }
-            "many" => answer(operations, few.len(), cycle(&pool, few, &inputs, TOKENS, 1, &mut outputs)),
+            "many" => answer(operations, few.len(), cycle(pool, few, &inputs, TOKENS, 1, &mut outputs)),
             "pack" => answer(weights, PACKED, pack(shape, &stored)),
             other => usage(other),
         }

@@ -19,15 +19,10 @@ pub enum InstructionPath {
 }
 
 impl InstructionPath {
-    /// All paths, fastest first.
+    /// All paths, the widest first. Which one is fastest depends on the processor: [`crate::PathChoice`] measures it.
     pub const ALL: [Self; 4] = [Self::Avx512Bf16, Self::Avx512F, Self::Avx2Fma, Self::Portable];
 
-    /// The fastest path that this CPU has.
-    pub fn detect() -> Self {
-        Self::ALL.into_iter().find(|path| path.is_available()).unwrap_or(Self::Portable)
-    }
-
-    /// The paths that this CPU has, fastest first.
+    /// The paths that this CPU has, the widest first.
     pub fn available() -> Vec<Self> {
         Self::ALL.into_iter().filter(|path| path.is_available()).collect()
     }

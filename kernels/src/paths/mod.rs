@@ -7,18 +7,24 @@ mod avx2;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512bf16;
+mod choice;
 pub(crate) mod float_mode;
 pub(crate) mod floats;
 mod instruction_path;
 pub(crate) mod panel;
 pub(crate) mod portable;
 mod steps;
+mod trial;
+mod widened;
 
+pub(crate) use choice::is_right;
+pub use choice::{PathChoice, wrong_paths};
 pub use instruction_path::InstructionPath;
 
 use panel::Panel;
 
 use crate::Dtype;
+use crate::plan::Phase;
 
 /// A compiled kernel.
 ///
@@ -27,10 +33,19 @@ use crate::Dtype;
 pub(crate) type Kernel = unsafe fn(&Panel);
 
 /// The kernels of one path for one element type.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Kernels {
     pub(crate) gate_up: Kernel,
     pub(crate) down: Kernel,
+}
+
+impl Kernels {
+    pub(crate) const fn of(self, phase: Phase) -> Kernel {
+        match phase {
+            Phase::GateUp => self.gate_up,
+            Phase::Down => self.down,
+        }
+    }
 }
 
 /// Defines a path's kernels: the only functions that carry its target features; everything generic is inlined into them.

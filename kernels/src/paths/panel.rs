@@ -1,19 +1,20 @@
 //! One panel of 64 output columns for all rows of a job: what a thread takes at a time.
 //!
 //! A panel is walked once per block of at most six rows, with all accumulators of the block in registers and K strictly ascending. While the first block streams the panel from memory it prefetches a fixed distance ahead, and where the panel ends it goes on in the panel that follows. With more than one block the
-//! panel stays in the second-level cache, and the later blocks fetch the following panel bit by bit.
+//! panel stays in the second-level cache, and the later blocks fetch the following panel bit by bit. Where bfloat16 has to be widened, more than one block goes by way of [`super::widened`].
 
 use super::activation::activate;
 use super::floats::Floats;
 use super::steps::Step;
+use super::widened;
 use crate::Activation;
 use crate::shape::{HALF, PANEL};
 
 /// Most rows of a block.
-const ROWS: usize = 6;
+pub(super) const ROWS: usize = 6;
 /// How far ahead of use weights are asked for, in bytes.
 const AHEAD: usize = 8192;
-const LINE: usize = 64;
+pub(super) const LINE: usize = 64;
 /// Pairs between two prefetches of the following panel.
 const CHUNK: usize = 16;
 /// Two panels above this do not stay in a second-level cache of 1 MB, so that fetching the next early would evict the present one.
@@ -40,17 +41,20 @@ pub(crate) struct Panel {
     pub(crate) next: *const u8,
 }
 
+/// Sums of a row over all columns of a panel.
+pub(super) type Sums = [f32; PANEL];
+
 /// Sums of a block of rows.
 #[repr(align(64))]
-struct Block([[f32; PANEL]; ROWS]);
+struct Block([Sums; ROWS]);
 
-/// What becomes of a block's sums.
-trait Finish {
-    /// Writes the results of `count` rows from `first` on.
+/// What becomes of the sums of some rows.
+pub(super) trait Finish {
+    /// Writes the results of the rows from `first` on, whose sums these are.
     ///
     /// # Safety
-    /// As for the kernels; `first + count` is at most the panel's `row_count`.
-    unsafe fn finish<S: Step>(panel: &Panel, sums: &Block, first: usize, count: usize);
+    /// As for the kernels; `first + sums.len()` is at most the panel's `row_count`.
+    unsafe fn finish<S: Step>(panel: &Panel, sums: &[Sums], first: usize);
 }
 
 struct GateUp;
@@ -63,7 +67,7 @@ struct Down;
 #[inline(always)]
 pub(super) unsafe fn gate_up<S: Step>(panel: &Panel) {
     // SAFETY: the caller's promise.
-    unsafe { for_blocks::<S, GateUp>(panel) }
+    unsafe { for_rows::<S, GateUp>(panel) }
 }
 
 /// [`PANEL`] columns of the down projection, rounded once to the element type.
@@ -73,20 +77,20 @@ pub(super) unsafe fn gate_up<S: Step>(panel: &Panel) {
 #[inline(always)]
 pub(super) unsafe fn down<S: Step>(panel: &Panel) {
     // SAFETY: the caller's promise.
-    unsafe { for_blocks::<S, Down>(panel) }
+    unsafe { for_rows::<S, Down>(panel) }
 }
 
 impl Finish for GateUp {
     #[inline(always)]
-    unsafe fn finish<S: Step>(panel: &Panel, sums: &Block, first: usize, count: usize) {
+    unsafe fn finish<S: Step>(panel: &Panel, sums: &[Sums], first: usize) {
         let size = S::ELEMENT;
-        for r in 0..count {
+        for (r, sums) in sums.iter().enumerate() {
             // SAFETY: the caller's promise: every row of `out` has room for HALF elements.
             unsafe {
                 let out = panel.out.add((first + r) * panel.out_stride);
                 for c in (0..HALF).step_by(S::F::LANES) {
-                    let mut gate = S::F::load(sums.0[r].as_ptr().add(c));
-                    let mut up = S::F::load(sums.0[r].as_ptr().add(HALF + c));
+                    let mut gate = S::F::load(sums.as_ptr().add(c));
+                    let mut up = S::F::load(sums.as_ptr().add(HALF + c));
                     if S::BF16 {
                         gate = S::round(gate);
                         up = S::round(up);
@@ -112,18 +116,18 @@ impl Finish for GateUp {
 
 impl Finish for Down {
     #[inline(always)]
-    unsafe fn finish<S: Step>(panel: &Panel, sums: &Block, first: usize, count: usize) {
+    unsafe fn finish<S: Step>(panel: &Panel, sums: &[Sums], first: usize) {
         let size = S::ELEMENT;
         // The last panel may be partial; it is stored by way of a whole one.
         let mut whole = [0u8; PANEL * 4];
         let partial = panel.columns < PANEL;
-        for r in 0..count {
+        for (r, sums) in sums.iter().enumerate() {
             // SAFETY: the caller's promise: every row of `out` has room for `columns` elements.
             unsafe {
                 let out = panel.out.add((first + r) * panel.out_stride);
                 let target = if partial { whole.as_mut_ptr() } else { out };
                 for c in (0..PANEL).step_by(S::F::LANES) {
-                    let sum = S::F::load(sums.0[r].as_ptr().add(c));
+                    let sum = S::F::load(sums.as_ptr().add(c));
                     let to = target.add(c * size);
                     if S::BF16 {
                         S::store_rounded(to.cast(), sum);
@@ -135,6 +139,19 @@ impl Finish for Down {
                     out.copy_from_nonoverlapping(target, panel.columns * size);
                 }
             }
+        }
+    }
+}
+
+/// By blocks of packed weights, or of weights that are widened for all blocks together.
+#[inline(always)]
+unsafe fn for_rows<S: Step, E: Finish>(panel: &Panel) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if S::WIDENS && panel.row_count > ROWS {
+            widened::for_groups::<S, E>(panel);
+        } else {
+            for_blocks::<S, E>(panel);
         }
     }
 }
@@ -157,7 +174,7 @@ unsafe fn for_blocks<S: Step, E: Finish>(panel: &Panel) {
         } else {
             Fetch::Early { from: early, lines_per_chunk }
         };
-        // SAFETY: `first + count <= row_count`, and the caller's promise.
+        // SAFETY: `count <= ROWS`, `first + count <= row_count`, and the caller's promise.
         unsafe {
             let rows = panel.rows.add(first);
             match count {
@@ -168,7 +185,7 @@ unsafe fn for_blocks<S: Step, E: Finish>(panel: &Panel) {
                 5 => sum_block::<S, 5>(panel, rows, fetch, &mut sums),
                 _ => sum_block::<S, 6>(panel, rows, fetch, &mut sums),
             }
-            E::finish::<S>(panel, &sums, first, count);
+            E::finish::<S>(panel, sums.0.get_unchecked(..count), first);
         }
         if block > 0 {
             early = early.wrapping_add(lines_per_chunk * LINE * panel.pairs.div_ceil(CHUNK));
@@ -271,7 +288,7 @@ unsafe fn sum_columns<S: Step, const R: usize, const C: usize>(
 
 /// Asks for so many cache lines from `from` on, which may be any address.
 #[inline(always)]
-fn prefetch(from: *const u8, lines: usize) {
+pub(super) fn prefetch(from: *const u8, lines: usize) {
     let mut line = from;
     for _ in 0..lines {
         #[cfg(target_arch = "x86_64")]

@@ -12,6 +12,8 @@ pub(crate) trait Step {
     type F: Floats;
     /// Are elements bfloat16?
     const BF16: bool;
+    /// Does every use of a weight widen it first?
+    const WIDENS: bool = false;
     /// Bytes of an element.
     const ELEMENT: usize = if Self::BF16 { 2 } else { 4 };
     /// Words in which a pair of 64 columns is packed.
@@ -46,6 +48,7 @@ pub(crate) struct WidenedStep<F>(PhantomData<F>);
 impl<F: Floats> Step for WidenedStep<F> {
     type F = F;
     const BF16: bool = true;
+    const WIDENS: bool = true;
     const WORDS: usize = 64;
 
     #[inline(always)]

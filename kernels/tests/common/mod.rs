@@ -143,8 +143,9 @@ pub(crate) fn dot(x: &[f32], w: &[f32]) -> f32 {
     })
 }
 
-pub(crate) fn pool(threads: usize, path: InstructionPath) -> Pool {
-    Pool::new(PoolConfig { threads, path: Some(path), ..PoolConfig::default() }).unwrap()
+/// A pool with a path, or with those that are measured fastest.
+pub(crate) fn pool(threads: usize, path: impl Into<Option<InstructionPath>>) -> Pool {
+    Pool::new(PoolConfig { threads, path: path.into(), ..PoolConfig::default() }).unwrap()
 }
 
 pub(crate) fn forward(pool: &Pool, expert: &PackedExpert, inputs: &[u8], row_index: &[u32]) -> Vec<u8> {

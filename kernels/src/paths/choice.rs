@@ -1,0 +1,262 @@
+//! Which path computes what: the fastest of those that compute the right bits, by measurement.
+//!
+//! An instruction's name tells nothing about its speed (the dot product of bfloat16 pairs runs at twice the rate of fused multiply-adds on some processors and at half of it on others), so every path that the CPU has is tried once per process: it must give the bits of the portable path, and it is timed. Both together take about two
+//! milliseconds, less than reading a file with their outcome could be worth: processes share nothing.
+
+use std::fmt;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use super::panel::ROWS;
+use super::trial::{Reference, Timing};
+use super::{InstructionPath, Kernels, kernels};
+use crate::Dtype;
+
+/// Row counts that are told apart: one row, which is bound by reading weights; the rest of one block of rows; and more, which is bound by arithmetic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Regime {
+    One,
+    Few,
+    Many,
+}
+
+impl Regime {
+    pub(crate) const ALL: [Self; 3] = [Self::One, Self::Few, Self::Many];
+
+    const fn of(rows: usize) -> Self {
+        match rows {
+            0 | 1 => Self::One,
+            2..=ROWS => Self::Few,
+            _ => Self::Many,
+        }
+    }
+
+    /// The number of rows that stands for the regime in the measurement: whole blocks, and for many enough of them that what is done once per panel counts as little as in a prefill.
+    pub(super) const fn measured_rows(self) -> usize {
+        match self {
+            Self::One => 1,
+            Self::Few => ROWS / 2,
+            Self::Many => 8 * ROWS,
+        }
+    }
+}
+
+/// The paths by which a pool computes an element type, by the number of rows that an expert or a matrix is given. The bits do not depend on them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathChoice([InstructionPath; 3]);
+
+impl PathChoice {
+    /// One path for everything.
+    pub const fn only(path: InstructionPath) -> Self {
+        Self([path; 3])
+    }
+
+    /// The choice that was measured on this machine: once in the life of a process, when it is first asked for.
+    pub fn measured(dtype: Dtype) -> Self {
+        static MEASURED: OnceLock<[PathChoice; 2]> = OnceLock::new();
+        let measured = MEASURED
+            .get_or_init(|| DTYPES.map(|dtype| choose(&Timing::new(dtype).measure(right_paths(dtype)))));
+        measured[dtype as usize]
+    }
+
+    /// The path for so many rows.
+    pub const fn of_rows(self, rows: usize) -> InstructionPath {
+        self.0[Regime::of(rows) as usize]
+    }
+}
+
+impl fmt::Display for PathChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [one, few, many] = self.0;
+        if one == few && few == many {
+            return f.pad(one.name());
+        }
+        write!(f, "{one} (1 row), {few} (2 to {ROWS}), {many} (more)")
+    }
+}
+
+/// The order in which per-type results are kept: that of [`Dtype`]'s variants.
+const DTYPES: [Dtype; 2] = [Dtype::F32, Dtype::Bf16];
+
+/// A path's kernels for one element type.
+pub(super) type Compiled = (InstructionPath, Kernels);
+
+/// Times of a path, by [`Regime`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Measurement {
+    pub(super) path: InstructionPath,
+    pub(super) times: [Duration; 3],
+}
+
+/// The fastest path of each regime; of equals, the one that comes first. The portable path where nothing was measured.
+fn choose(measurements: &[Measurement]) -> PathChoice {
+    PathChoice(Regime::ALL.map(|regime| {
+        let fastest = measurements.iter().min_by_key(|measurement| measurement.times[regime as usize]);
+        fastest.map_or(InstructionPath::Portable, |measurement| measurement.path)
+    }))
+}
+
+/// The path that a path's kernels for an element type belong to.
+const fn owner(path: InstructionPath, dtype: Dtype) -> InstructionPath {
+    match (path, dtype) {
+        (InstructionPath::Avx512Bf16, Dtype::F32) => InstructionPath::Avx512F,
+        _ => path,
+    }
+}
+
+/// The vector paths that this CPU has, with kernels of their own. The portable path is not among them: it is what is left where there is nothing else.
+fn candidates(dtype: Dtype) -> Vec<Compiled> {
+    let is_candidate =
+        |path: &InstructionPath| *path != InstructionPath::Portable && owner(*path, dtype) == *path;
+    let paths = InstructionPath::available().into_iter().filter(is_candidate);
+    paths.map(|path| (path, kernels(path, dtype))).collect()
+}
+
+/// Those that give the bits of the portable path.
+fn passing(dtype: Dtype, candidates: Vec<Compiled>) -> Vec<Compiled> {
+    if candidates.is_empty() {
+        return candidates;
+    }
+    let reference = Reference::new(dtype);
+    candidates.into_iter().filter(|candidate| reference.agrees(*candidate)).collect()
+}
+
+/// The candidates that passed, tried once per process.
+fn right_paths(dtype: Dtype) -> &'static [Compiled] {
+    static RIGHT: OnceLock<[Vec<Compiled>; 2]> = OnceLock::new();
+    &RIGHT.get_or_init(|| DTYPES.map(|dtype| passing(dtype, candidates(dtype))))[dtype as usize]
+}
+
+/// Does the path, which this CPU has, give the right bits for an element type?
+pub(crate) fn is_right(path: InstructionPath, dtype: Dtype) -> bool {
+    path == InstructionPath::Portable
+        || right_paths(dtype).iter().any(|(right, _)| *right == owner(path, dtype))
+}
+
+/// Paths that this CPU has and that do not give the right bits on it, with the element type: they are never used. Empty on a sound machine.
+pub fn wrong_paths() -> Vec<(InstructionPath, Dtype)> {
+    let with_types =
+        InstructionPath::available().into_iter().flat_map(|path| DTYPES.map(|dtype| (path, dtype)));
+    with_types.filter(|(path, dtype)| !is_right(*path, *dtype)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::panel::Panel;
+    use super::*;
+    use proptest::prelude::*;
+
+    const VECTORS: [InstructionPath; 3] =
+        [InstructionPath::Avx512Bf16, InstructionPath::Avx512F, InstructionPath::Avx2Fma];
+
+    fn measured(path: InstructionPath, times: [u64; 3]) -> Measurement {
+        Measurement { path, times: times.map(Duration::from_nanos) }
+    }
+
+    #[test]
+    fn the_fastest_is_chosen_whatever_its_name() {
+        use InstructionPath::{Avx2Fma, Avx512Bf16, Avx512F, Portable};
+        // Half the rate of fused multiply-adds, then twice.
+        let xeon = [measured(Avx512Bf16, [9, 30, 290]), measured(Avx512F, [10, 28, 170])];
+        assert_eq!(choose(&xeon), PathChoice([Avx512Bf16, Avx512F, Avx512F]));
+        let zen = [measured(Avx512Bf16, [9, 14, 100]), measured(Avx512F, [9, 28, 200])];
+        assert_eq!(choose(&zen), PathChoice::only(Avx512Bf16));
+        assert_eq!(
+            choose(&[measured(Avx512F, [2, 2, 2]), measured(Avx2Fma, [1, 2, 3])]).0,
+            [Avx2Fma, Avx512F, Avx512F]
+        );
+        assert_eq!(choose(&[]), PathChoice::only(Portable));
+    }
+
+    proptest! {
+        #[test]
+        fn the_choice_is_the_minimum_of_what_was_measured(times in prop::collection::vec(any::<[u64; 3]>(), 1..=3)) {
+            let measurements: Vec<Measurement> =
+                VECTORS.into_iter().zip(&times).map(|(path, times)| measured(path, *times)).collect();
+            let choice = choose(&measurements);
+            for (rows, regime) in [(0, 0), (1, 0), (2, 1), (6, 1), (7, 2), (256, 2)] {
+                let of = |path| measurements.iter().find(|m| m.path == path).map(|m| m.times[regime]);
+                let least = measurements.iter().map(|m| m.times[regime]).min();
+                prop_assert_eq!(of(choice.of_rows(rows)), least);
+            }
+        }
+    }
+
+    /// The portable kernel with one bit of the last result wrong.
+    ///
+    /// # Safety
+    /// As for the kernels.
+    unsafe fn one_bit_off<const DOWN: bool>(panel: &Panel) {
+        let right = kernels(InstructionPath::Portable, Dtype::Bf16);
+        // SAFETY: the caller's promise; the last column of the last row is there.
+        unsafe {
+            if DOWN {
+                (right.down)(panel)
+            } else {
+                (right.gate_up)(panel)
+            }
+            let last = panel.out.add((panel.row_count - 1) * panel.out_stride + (panel.columns - 1) * 2);
+            *last ^= 1;
+        }
+    }
+
+    /// Wrong only where there is more than one block of rows: the first column is the second one's.
+    ///
+    /// # Safety
+    /// As for the kernels.
+    unsafe fn wrong_for_many(panel: &Panel) {
+        let right = kernels(InstructionPath::Portable, Dtype::Bf16);
+        // SAFETY: the caller's promise.
+        unsafe {
+            (right.down)(panel);
+            if panel.row_count > ROWS {
+                panel.out.copy_from(panel.out.add(2), 2);
+            }
+        }
+    }
+
+    #[test]
+    fn a_wrong_path_is_not_used() {
+        let right = kernels(InstructionPath::Portable, Dtype::Bf16);
+        let faults: [Kernels; 3] = [
+            Kernels { down: one_bit_off::<true>, ..right },
+            Kernels { gate_up: one_bit_off::<false>, ..right },
+            Kernels { down: wrong_for_many, ..right },
+        ];
+        for wrong in faults {
+            // The wrong one would be the fastest by far.
+            let time =
+                |(path, _): &Compiled| measured(*path, if *path == VECTORS[0] { [1; 3] } else { [9; 3] });
+            let chosen = |candidates: Vec<Compiled>| {
+                let passing = passing(Dtype::Bf16, candidates);
+                choose(&passing.iter().map(time).collect::<Vec<_>>())
+            };
+            let next = chosen(vec![(VECTORS[0], wrong), (VECTORS[1], right)]);
+            assert_eq!(next, PathChoice::only(VECTORS[1]));
+            assert_eq!(chosen(vec![(VECTORS[0], wrong)]), PathChoice::only(InstructionPath::Portable));
+            assert_eq!(chosen(vec![(VECTORS[0], right)]), PathChoice::only(VECTORS[0]));
+        }
+    }
+
+    #[test]
+    fn every_path_of_this_machine_is_right_and_one_of_them_is_chosen() {
+        assert_eq!(wrong_paths(), []);
+        for dtype in [Dtype::Bf16, Dtype::F32] {
+            let choice = PathChoice::measured(dtype);
+            assert_eq!(PathChoice::measured(dtype), choice, "measured once");
+            let candidates = candidates(dtype);
+            for rows in [1, 3, 300] {
+                let path = choice.of_rows(rows);
+                let is_candidate = candidates.iter().any(|(candidate, _)| *candidate == path);
+                assert!(is_candidate || candidates.is_empty() && path == InstructionPath::Portable, "{path}");
+            }
+        }
+    }
+
+    #[test]
+    fn choices_are_readable() {
+        let mixed = PathChoice([VECTORS[0], VECTORS[1], VECTORS[1]]);
+        assert_eq!(mixed.to_string(), "avx512-bf16 (1 row), avx512f (2 to 6), avx512f (more)");
+        assert_eq!(PathChoice::only(VECTORS[2]).to_string(), "avx2-fma");
+    }
+}

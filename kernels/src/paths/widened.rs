@@ -1,0 +1,229 @@
+//! bfloat16 by float32 arithmetic for many rows: weights are widened once for all of them, not once per block of rows.
+//!
+//! K is walked in chunks whose widened weights stay in the first-level cache. All blocks of a group of rows go over a chunk before the next one begins; between chunks their sums lie in memory, as float32, so that nothing is rounded on the way and K still ascends: the bits are those of [`super::panel`]'s blocks.
+//! The packed panel is read once per group, and the blocks of a chunk fetch the packed chunk that follows.
+
+use std::mem::MaybeUninit;
+
+use super::floats::Floats;
+use super::panel::{Finish, LINE, Panel, ROWS, Sums, prefetch};
+use super::steps::Step;
+use crate::shape::PANEL;
+
+/// Pairs of K that are widened together: 16 KB of weights, half of the smallest first-level cache there is.
+pub(super) const CHUNK: usize = 32;
+/// Most rows that share a widened chunk; their sums are 48 KB, of a second-level cache and of the stack.
+pub(super) const GROUP: usize = 192;
+
+/// A pair's weights: the odd elements of all columns, then the even ones.
+type Weights = [Sums; 2];
+/// A chunk of a row: the odd elements, then the even ones.
+type Row = [[f32; CHUNK]; 2];
+
+/// Memory that is written before it is read, on cache lines of its own.
+#[repr(align(64))]
+struct Aligned<T>(MaybeUninit<T>);
+
+impl<T> Aligned<T> {
+    #[inline(always)]
+    const fn new() -> Self {
+        Self(MaybeUninit::uninit())
+    }
+}
+
+/// Splits the rows into groups as even as possible, sums each and finishes it.
+///
+/// # Safety
+/// As for the kernels.
+#[inline(always)]
+pub(super) unsafe fn for_groups<S: Step, E: Finish>(panel: &Panel) {
+    let mut sums = Aligned::<[Sums; GROUP]>::new();
+    let sums = sums.0.as_mut_ptr().cast::<Sums>();
+    let groups = panel.row_count.div_ceil(GROUP);
+    let mut first = 0;
+    for group in 0..groups {
+        let count = (panel.row_count - first).div_ceil(groups - group);
+        let after = if group + 1 == groups { panel.next } else { panel.weights.cast() };
+        // SAFETY: `count <= GROUP` and `first + count <= row_count`; `sum_group` has written the sums of `count` rows when they are finished.
+        unsafe {
+            sum_group::<S::F>(panel, panel.rows.add(first), count, after, sums);
+            E::finish::<S>(panel, std::slice::from_raw_parts(sums, count), first);
+        }
+        first += count;
+    }
+}
+
+/// Sums `count` rows over the whole panel into `sums`.
+#[inline(always)]
+unsafe fn sum_group<F: Floats>(
+    panel: &Panel,
+    rows: *const *const u8,
+    count: usize,
+    after: *const u8,
+    sums: *mut Sums,
+) {
+    let mut weights = Aligned::<[Weights; CHUNK]>::new();
+    let weights = weights.0.as_mut_ptr().cast::<Weights>();
+    let mut x = Aligned::<[Row; ROWS]>::new();
+    let x = x.0.as_mut_ptr().cast::<Row>();
+    let blocks = count.div_ceil(ROWS);
+    for pair in (0..panel.pairs).step_by(CHUNK) {
+        let pairs = CHUNK.min(panel.pairs - pair);
+        let end = pair + pairs;
+        let packed = panel.weights.wrapping_add(pair * PANEL);
+        let mut early =
+            if end < panel.pairs { panel.weights.wrapping_add(end * PANEL).cast() } else { after };
+        let lines_per_block = (CHUNK * PANEL * 4 / LINE).div_ceil(blocks);
+        // SAFETY: the caller's promise; `end <= panel.pairs`, `pairs <= CHUNK`, and blocks have between 1 and ROWS rows.
+        unsafe {
+            widen_weights::<F>(packed, pairs, weights);
+            let mut first = 0;
+            for block in 0..blocks {
+                prefetch(early, lines_per_block);
+                early = early.wrapping_add(lines_per_block * LINE);
+                let block_rows = (count - first).div_ceil(blocks - block);
+                widen_rows::<F>(rows.add(first), block_rows, pair, pairs, x);
+                let following = first + block_rows;
+                if following < count {
+                    prefetch_rows(rows.add(following), block_rows.min(count - following), pair);
+                } else {
+                    prefetch_rows(rows, block_rows, end);
+                }
+                let sums = sums.add(first);
+                let begins = pair == 0;
+                match block_rows {
+                    1 => sum_block::<F, 1>(weights, pairs, x, begins, sums),
+                    2 => sum_block::<F, 2>(weights, pairs, x, begins, sums),
+                    3 => sum_block::<F, 3>(weights, pairs, x, begins, sums),
+                    4 => sum_block::<F, 4>(weights, pairs, x, begins, sums),
+                    5 => sum_block::<F, 5>(weights, pairs, x, begins, sums),
+                    _ => sum_block::<F, 6>(weights, pairs, x, begins, sums),
+                }
+                first += block_rows;
+            }
+        }
+    }
+}
+
+/// Widens so many pairs of packed weights.
+#[inline(always)]
+unsafe fn widen_weights<F: Floats>(packed: *const u32, pairs: usize, to: *mut Weights) {
+    for pair in 0..pairs {
+        for column in (0..PANEL).step_by(F::LANES) {
+            // SAFETY: the caller's promise; `LANES` divides PANEL.
+            unsafe {
+                let from = packed.add(pair * PANEL + column);
+                let to = to.add(pair).cast::<f32>().add(column);
+                F::store(to, F::odd(from));
+                F::store(to.add(PANEL), F::even(from));
+            }
+        }
+    }
+}
+
+/// Widens so many pairs of `count` rows, from `pair` on; of the last vector, what lies beyond them is of no meaning.
+#[inline(always)]
+unsafe fn widen_rows<F: Floats>(
+    rows: *const *const u8,
+    count: usize,
+    pair: usize,
+    pairs: usize,
+    to: *mut Row,
+) {
+    let whole = pairs - pairs % F::LANES;
+    // SAFETY: the caller's promise: `count` rows of `pair + pairs` pairs. LANES divides CHUNK, so that the last vector fits in `to`.
+    unsafe {
+        for r in 0..count {
+            let row = (*rows.add(r)).cast::<u32>().add(pair);
+            let to = to.add(r).cast::<f32>();
+            for p in (0..whole).step_by(F::LANES) {
+                F::store(to.add(p), F::odd(row.add(p)));
+                F::store(to.add(CHUNK + p), F::even(row.add(p)));
+            }
+            if whole < pairs {
+                let mut rest = [0u32; CHUNK];
+                rest.as_mut_ptr()
+                    .cast::<u8>()
+                    .copy_from_nonoverlapping(row.add(whole).cast(), (pairs - whole) * 4);
+                F::store(to.add(whole), F::odd(rest.as_ptr()));
+                F::store(to.add(CHUNK + whole), F::even(rest.as_ptr()));
+            }
+        }
+    }
+}
+
+/// Asks for a chunk of `count` rows, from `pair` on. Rows are far apart, so that no prefetcher of the processor sees them coming.
+#[inline(always)]
+unsafe fn prefetch_rows(rows: *const *const u8, count: usize, pair: usize) {
+    for r in 0..count {
+        // SAFETY: the caller's promise: so many rows.
+        let row = unsafe { *rows.add(r) };
+        prefetch(row.wrapping_add(pair * 4), CHUNK * 4 / LINE);
+    }
+}
+
+/// Adds a chunk to the sums of `R` rows, or begins them. Narrow vectors take fewer columns at a time, as in [`super::panel`].
+#[inline(always)]
+unsafe fn sum_block<F: Floats, const R: usize>(
+    weights: *const Weights,
+    pairs: usize,
+    x: *const Row,
+    begins: bool,
+    sums: *mut Sums,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if F::LANES == 16 {
+            sum_columns::<F, R, 4>(weights, pairs, x, begins, sums);
+        } else if R == 1 {
+            sum_columns::<F, R, 8>(weights, pairs, x, begins, sums);
+        } else if R == 2 {
+            sum_columns::<F, R, 4>(weights, pairs, x, begins, sums);
+        } else {
+            sum_columns::<F, R, 2>(weights, pairs, x, begins, sums);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn sum_columns<F: Floats, const R: usize, const C: usize>(
+    weights: *const Weights,
+    pairs: usize,
+    x: *const Row,
+    begins: bool,
+    sums: *mut Sums,
+) {
+    for first in (0..PANEL).step_by(C * F::LANES) {
+        // SAFETY: the caller's promise; `C * LANES` divides PANEL.
+        unsafe {
+            let mut acc = [[F::splat(0.0); C]; R];
+            if !begins {
+                for r in 0..R {
+                    for c in 0..C {
+                        acc[r][c] = F::load(sums.add(r).cast::<f32>().add(first + c * F::LANES));
+                    }
+                }
+            }
+            for pair in 0..pairs {
+                for element in 0..2 {
+                    let from = weights.add(pair).cast::<f32>().add(element * PANEL + first);
+                    let mut w = [F::splat(0.0); C];
+                    for c in 0..C {
+                        w[c] = F::load(from.add(c * F::LANES));
+                    }
+                    for r in 0..R {
+                        let x = F::splat(*x.add(r).cast::<f32>().add(element * CHUNK + pair));
+                        for c in 0..C {
+                            acc[r][c] = F::fma(x, w[c], acc[r][c]);
+                        }
+                    }
+                }
+            }
+            for r in 0..R {
+                for c in 0..C {
+                    F::store(sums.add(r).cast::<f32>().add(first + c * F::LANES), acc[r][c]);
+                }
+            }
+        }
+    }
+}
