@@ -45,7 +45,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Starts `config.threads - 1` workers. The first pool of a process tries the machine's instruction paths, which takes about two milliseconds.
+    /// Starts `config.threads - 1` workers. The first pool of a process tries the machine's instruction paths, which takes about three milliseconds.
     ///
     /// # Errors
     /// [`KernelError::Threads`], [`KernelError::Unavailable`] for a path that this CPU lacks, [`KernelError::WrongBits`] for one that does not compute right on it, [`KernelError::Spawn`].

@@ -14,7 +14,7 @@ use axum::serve::ListenerExt;
 use prometheus::Registry;
 use remoe_experts::default_dtype;
 use remoe_function::{Announcement, Role};
-use remoe_kernels::{Dtype, Pool, PoolConfig, numerics_class};
+use remoe_kernels::{Dtype, Pool, PoolConfig, numerics_class, wrong_paths};
 use remoe_model::Checkpoint;
 use remoe_predictor::record::RecordHeader;
 use remoe_wire::v1::MainDescription;
@@ -295,6 +295,9 @@ impl Loaded {
         let device = device_name.device()?;
         tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX));
         let text = TextFront::open(&checkpoint)?.map(Arc::new);
+        for (path, dtype) in wrong_paths() {
+            tracing::warn!(%path, %dtype, "this CPU computes wrong results by an instruction path, which is not used");
+        }
         let pool = Arc::new(Pool::new(PoolConfig { threads, ..PoolConfig::default() })?);
         let transformer = Transformer::load(&checkpoint, dtype, device, &pool)?;
         let fingerprint = checkpoint.fingerprint()?.to_string();

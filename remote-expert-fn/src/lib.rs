@@ -24,7 +24,7 @@ use metrics::Metrics;
 use prometheus::Registry;
 use remoe_experts::{LoadError, default_dtype};
 use remoe_function::{Announcement, Role, serve_metrics};
-use remoe_kernels::{Dtype, KernelError, Pool, PoolConfig, numerics_class};
+use remoe_kernels::{Dtype, KernelError, Pool, PoolConfig, numerics_class, wrong_paths};
 use remoe_model::CheckpointError;
 use remoe_wire::v1::FunctionDescription;
 use remoe_wire::v1::expert_function_server::ExpertFunctionServer;
@@ -242,6 +242,9 @@ impl Loaded {
         let sets = parse_listing(&settings.experts)?;
         let host = Host::load(&checkpoint, &sets, dtype, settings.memory_bytes, threads)?;
         let config = PoolConfig { threads, path: settings.instruction_path, ..PoolConfig::default() };
+        for (path, dtype) in wrong_paths() {
+            tracing::warn!(%path, %dtype, "this CPU computes wrong results by an instruction path, which is not used");
+        }
         Ok(Self {
             hidden: checkpoint.config().hidden_size,
             fingerprint: checkpoint.fingerprint()?.to_string(),

@@ -1,7 +1,8 @@
 //! How close the expert FFN comes to what the machine can do, and torch's packed bfloat16 beside it.
 //!
 //! Two instruments, kernels/examples/ffn_speed and torch_expert.py, are asked in turn: every figure
-//! stands between two measurements of its limit, and torch's next to ours.
+//! stands between two measurements of its limit, and torch's next to ours. Ours are by the instruction
+//! paths that a pool chooses; what each path of the CPU gives stands below them.
 
 use crate::context::Context;
 use crate::error::{Result, While};
@@ -46,11 +47,12 @@ pub(super) fn measure(context: &Context, share: &Share) -> Result<Vec<Part>> {
 fn measure_one(context: &Context, share: &Share, dtype: &str, threads: usize) -> Result<Part> {
     let name = format!("Expert FFN, {dtype}, {threads} {}", if threads == 1 { "thread" } else { "threads" });
     let (mut ours, description) = start_ours(context, dtype, threads)?;
+    let paths = vector_paths(&description);
     // Torch is a peer in bfloat16 only.
     let mut torch = (dtype == "bf16").then(|| start_torch(context, threads));
     let mut figures = Figures::default();
     let ending = share.rounds(&name, context.rounds(ROUNDS), |round| {
-        let mut ask = |of: Instrument, name: &'static str| -> Result<()> {
+        let mut ask = |of: Instrument, name: &str| -> Result<()> {
             let process = match (of, &mut torch) {
                 (Instrument::Ours, _) => &mut ours,
                 (Instrument::Torch, Some(Ok((process, _)))) => process,
@@ -76,7 +78,11 @@ fn measure_one(context: &Context, share: &Share, dtype: &str, threads: usize) ->
         ask(Ours, "many")?;
         ask(Torch, "many")?;
         ask(Ours, "peak")?;
-        ask(Ours, "pack")
+        ask(Ours, "pack")?;
+        paths.iter().try_for_each(|path| {
+            ask(Ours, &by("eight", path))?;
+            ask(Ours, &by("many", path))
+        })
     });
     let torch_description = match &torch {
         Some(Ok((_, description))) => description.clone(),
@@ -84,7 +90,7 @@ fn measure_one(context: &Context, share: &Share, dtype: &str, threads: usize) ->
     };
     let settings = json!({"rounds": ending.done, "ours": description, "torch": torch_description});
     let mut part = Part::new(name, settings);
-    figures.report(&mut part);
+    figures.report(&mut part, &paths);
     part.conclude(ending);
     if let Some(Err(why)) = torch {
         let python = context.python.display();
@@ -98,6 +104,17 @@ fn start_ours(context: &Context, dtype: &str, threads: usize) -> Result<(Process
     command.args(["--dtype", dtype, "--threads", &threads.to_string()]);
     command.args(["--hidden", &HIDDEN.to_string(), "--width", &WIDTH.to_string()]);
     start("ffn_speed", command)
+}
+
+/// The instruction paths that the CPU has, but for the portable one, which would take minutes.
+fn vector_paths(description: &Value) -> Vec<String> {
+    let paths = description["paths"].as_array().map_or(&[][..], Vec::as_slice);
+    paths.iter().filter_map(Value::as_str).filter(|path| *path != "portable").map(str::to_owned).collect()
+}
+
+/// A measurement by one path, as ffn_speed is asked for it.
+fn by(what: &str, path: &str) -> String {
+    format!("{what} {path}")
 }
 
 fn start_torch(context: &Context, threads: usize) -> Result<(Process, Value)> {
@@ -132,29 +149,23 @@ struct Answer {
 
 /// Answers by what was asked, in the order in which they came.
 #[derive(Debug, Default)]
-struct Figures(BTreeMap<(Instrument, &'static str), Vec<Answer>>);
+struct Figures(BTreeMap<(Instrument, String), Vec<Answer>>);
 
 impl Figures {
-    fn push(&mut self, of: Instrument, name: &'static str, answer: Answer) {
-        self.0.entry((of, name)).or_default().push(answer);
+    fn push(&mut self, of: Instrument, name: &str, answer: Answer) {
+        self.0.entry((of, name.to_owned())).or_default().push(answer);
     }
 
     /// One value per round: the mean of those that were taken in it.
-    fn series(
-        &self,
-        of: Instrument,
-        name: &'static str,
-        per_round: usize,
-        what: fn(&Answer) -> f64,
-    ) -> Series {
-        let answers = self.0.get(&(of, name)).map_or(&[][..], Vec::as_slice);
+    fn series(&self, of: Instrument, name: &str, per_round: usize, what: fn(&Answer) -> f64) -> Series {
+        let answers = self.0.get(&(of, name.to_owned())).map_or(&[][..], Vec::as_slice);
         let mean = |round: &[Answer]| round.iter().map(what).sum::<f64>() / round.len() as f64;
         answers.chunks(per_round).map(mean).collect()
     }
 
-    fn report(&self, part: &mut Part) {
+    fn report(&self, part: &mut Part, paths: &[String]) {
         use Instrument::{Ours, Torch};
-        let rate = |of, name| self.series(of, name, 1, |answer| answer.rate);
+        let rate = |of, name: &str| self.series(of, name, 1, |answer| answer.rate);
         // Limits are taken twice a round.
         let limit = |name| self.series(Ours, name, 2, |answer| answer.rate);
         let best_over = |name, limit| {
@@ -174,6 +185,10 @@ impl Figures {
         part.add_with_bar("256 tokens / arithmetic peak", "", &many.over(&peak), MANY_TOKENS_BAR);
         part.add("the same, best call / best peak", "", &best_over("many", "peak"));
         part.add("packing by one thread", "GB/s", &rate(Ours, "pack"));
+        for path in paths {
+            part.add(format!("1 token, 8 experts, by {path}"), "GB/s", &rate(Ours, &by("eight", path)));
+            part.add(format!("256 tokens, by {path}"), "GFLOP/s", &rate(Ours, &by("many", path)));
+        }
         let (torch_one, torch_many) = (rate(Torch, "one"), rate(Torch, "many"));
         part.add("torch, packed: 1 token", "GB/s", &torch_one);
         part.add("torch, not packed: 1 token", "GB/s", &rate(Torch, "one_plain"));

@@ -44,7 +44,7 @@ pub(super) unsafe fn for_groups<S: Step, E: Finish>(panel: &Panel) {
     for group in 0..groups {
         let count = (panel.row_count - first).div_ceil(groups - group);
         let after = if group + 1 == groups { panel.next } else { panel.weights.cast() };
-        // SAFETY: `count <= GROUP` and `first + count <= row_count`; `sum_group` has written the sums of `count` rows when they are finished.
+        // SAFETY: `count <= GROUP` and `first + count <= row_count`; there is at least one pair, so that `sum_group` has written the sums of `count` rows when they are finished.
         unsafe {
             sum_group::<S::F>(panel, panel.rows.add(first), count, after, sums);
             E::finish::<S>(panel, std::slice::from_raw_parts(sums, count), first);
