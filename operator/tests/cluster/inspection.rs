@@ -62,8 +62,8 @@ fn a_failed_inspector_says_why_and_is_followed_by_another_after_a_pause() {
 
 #[test]
 fn inspectors_of_no_use_go() {
-    let over = |pods: &[Pod], owner, subject, state| {
-        useless(pods, owner, Component::Inspector, state.map(|state: &Errand| (subject, state)))
+    let over = |pods: &[Pod], owner, subject, state: Option<&Errand>| {
+        useless(pods, owner, Component::Inspector, state.map(|state| (subject, state)))
     };
     let pods = [pod(0, json!({"phase": "Succeeded"}))];
     assert_eq!(over(&pods, "uid-1", SUBJECT, None).len(), 1);
