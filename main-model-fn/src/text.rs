@@ -61,7 +61,9 @@ fn refused(error: TextError) -> ServiceError {
         TextError::Refused(_) | TextError::Template { .. } => {
             ServiceError::invalid("messages", error.to_string())
         }
-        TextError::TokenId { .. } => ServiceError::invalid("prompt", error.to_string()),
+        TextError::TokenId { .. } | TextError::Untokenizable { .. } => {
+            ServiceError::invalid("prompt", error.to_string())
+        }
         TextError::Checkpoint(_) | TextError::Tokenizer { .. } | TextError::Vocabulary { .. } => {
             ServiceError::new(ErrorCode::Internal, error.to_string())
         }

@@ -9,6 +9,7 @@
 
 use remoe_model::text::{ChatTemplate, TextError};
 use serde_json::{Value, json};
+use std::time::Instant;
 
 fn template(source: &str) -> ChatTemplate {
     let folder = tempfile::tempdir().unwrap();
@@ -328,7 +329,7 @@ fn enormous_loops_end() {
         ),
     ] {
         let message = failure(source, messages);
-        let reasons = ["fuel", "recursion", "longer than"];
+        let reasons = ["fuel", "recursion", "longer than", "nested deeper"];
         assert!(reasons.iter().any(|reason| message.contains(reason)), "{source}: {message}");
         assert!(message.contains("chat_template.jinja"), "{message}");
     }
@@ -337,11 +338,150 @@ fn enormous_loops_end() {
             "{{% set ns = namespace(a=[], b=[]) %}}{{% for j in range(10) %}}{{% for i in range(9999) %}}{{% set ns.a = [ns.a] %}}{{% set ns.b = [ns.b] %}}{{% endfor %}}{{% endfor %}}{end}"
         )
     };
-    assert_eq!(render(&deep("x"), &short), "x");
-    assert_eq!(render(&deep("{{ ns.a == ns.b }}"), &short), "True");
-    // Printed or refused, but not the end of the process.
-    for end in ["{{ ns.a }}", "{{ ns.a | tojson }}"] {
-        let _text_or_error = template(&deep(end)).render(&short, true);
+    assert!(failure(&deep("x"), &short).contains("nested deeper than 200 levels"));
+    // Straight on, as deep as the template is long.
+    let straight = |end: &str| format!("{{% set x = [] %}}{}{end}", "{% set x = [x] %}".repeat(50_000));
+    assert_eq!(render(&straight("x"), &short), "x");
+    for end in
+        ["{{ x == x }}", "{{ x }}", "{{ x | tojson }}", "{{ x ~ '' }}", "{{ [x] | sort }}", "{{ x in [x] }}"]
+    {
+        // Printed or refused, but not the end of the process.
+        let _text_or_error = template(&straight(end)).render(&short, true);
+    }
+}
+
+/// Templates that would build more than there is memory, or what has no end, are errors: one step of them
+/// can double a text.
+#[test]
+fn enormous_values_are_not_built() {
+    let short = [say("user", "x")];
+    let grow = |step: &str, end: &str| {
+        format!(
+            "{{% set ns = namespace(x='ab', l=['ab']) %}}{{% for i in range(60) %}}{{% set ns.x = {step} %}}{{% endfor %}}{end}"
+        )
+    };
+    let list =
+        |step: &str, end: &str| grow("ns.x", "").replace("ns.x = ns.x", &format!("ns.l = {step}")) + end;
+    let straight = |end: &str| format!("{{% set x = ['ab'] %}}{}{end}", "{% set x = [x, x] %}".repeat(60));
+    for source in [
+        // Itself in itself, by every way.
+        "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns | tojson }}".to_owned(),
+        "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}".to_owned(),
+        "{% set ns = namespace() %}{% set ns.x = [{'a': ns}] %}{{ ns == ns }}".to_owned(),
+        "{% set a = namespace() %}{% set b = namespace(a=a) %}{% set a.b = b %}{{ a | string }}".to_owned(),
+        "{% set a = namespace() %}{% set b = namespace() %}{% set a.b = b if true else 1 %}{% set b.a = a %}{{ a < b }}".to_owned(),
+        "{% set ns = namespace() %}{% set ns.x = ns | chain({}) %}{{ ns }}".to_owned(),
+        // At once.
+        "{{ 'a\nb' | indent(1000000000000) }}".to_owned(),
+        "{{ 'a\nb' | indent(width=1000000000000) }}".to_owned(),
+        "{{ [1] | batch(1000000000000, 0) | list }}".to_owned(),
+        "{{ [1] | slice(1000000000000) | list }}".to_owned(),
+        "{{ '%1000000000d' | format(1) }}".to_owned(),
+        "{{ '{:>1000000000}'.format(1) }}".to_owned(),
+        "{{ '{:>{}}'.format(1, 1000000000) }}".to_owned(),
+        "{% set n = 90000000 %}{% set ns = namespace(l=[]) %}{% for i in range(99) %}{% set ns.l = ns.l + ['x' * n] %}{% endfor %}".to_owned(),
+        "{{ messages | tojson(indent='x' * 1000000) }}".to_owned(),
+        "{{ [1, 2] * 90000000 | tojson }}".to_owned(),
+        // By doubling.
+        grow("ns.x ~ ns.x", "{{ ns.x | length }}"),
+        grow("ns.x + ns.x", ""),
+        grow("ns.x * 2", ""),
+        grow("[ns.x, ns.x] | join", ""),
+        grow("''.join([ns.x, ns.x])", ""),
+        grow("ns.x.join('abc')", ""),
+        grow("ns.x | replace('a', 'aa')", ""),
+        grow("ns.x.replace('a', 'aa')", ""),
+        grow("'%s%s' | format(ns.x, ns.x)", ""),
+        grow("'{0}{0}'.format(ns.x)", ""),
+        grow("ns.x | urlencode ~ ns.x", ""),
+        grow("[ns.x] | map('replace', 'a', 'aa') | first", ""),
+        "{{ ['a\nb'] | map('indent', 1000000000000) | list }}".to_owned(),
+        grow("ns.x | tojson | tojson", ""),
+        list("ns.l + ns.l", "{{ ns.l | length }}"),
+        list("ns.l * 2", "{{ ns.l | list | length }}"),
+        straight("{{ x }}"),
+        straight("{{ x | tojson }}"),
+        straight("{{ x | string }}"),
+        straight("{{ x ~ '' }}"),
+        straight("{{ x == [x, x][0] + [] }}"),
+        straight("{{ [x, x] | sort }}"),
+        straight("{{ [x, x] | unique | list }}"),
+        // Text between tags, kept.
+        format!("{{% set t %}}{{% for a in range(9999) %}}{}{{% endfor %}}{{% endset %}}x", "word ".repeat(9999)),
+    ] {
+        let started = Instant::now();
+        let rendered = template(&source).render(&short, true);
+        assert!(rendered.is_err(), "{source:.200}");
+        assert!(started.elapsed().as_secs() < 60, "{source:.200}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for source in ["x".repeat(2 << 20), "{% set x = 'x' * 99999999 %}".repeat(99)] {
+        std::fs::write(folder.path().join("chat_template.jinja"), source).unwrap();
+        assert!(ChatTemplate::open(folder.path()).is_err());
+    }
+}
+
+/// The guards change nothing else.
+#[test]
+fn operators_mean_what_they_did() {
+    let short = [say("user", "x")];
+    for (source, expected) in [
+        (
+            "{{ 1 + 2 }}{{ 1.5 + 1 }}{{ 2 * 3 }}{{ 'ab' * 2 }}{{ 2 * 'ab' }}{{ 'a' + 'b' }}{{ 1 ~ 'a' }}",
+            "32.56ababababab1a",
+        ),
+        (
+            "{% set n = 2 %}{% set s = 'ab' %}{{ n + 1 }}{{ n * 1.5 }}{{ s * n }}{{ n * s }}{{ s + s }}{{ n ~ s }}{{ ([n] + [s]) | length }}",
+            "33.0abababababab2ab2",
+        ),
+        ("{{ [1] + [2] }}{{ [1] * 2 }}", "[1, 2][1, 1]"),
+        (
+            "{% set n = 1 %}{{ n == 1.0 }}{{ n != 2 }}{{ n < 2 }}{{ n + 1 <= 1 }}{{ 'b' ~ n > 'a' }}{{ n >= 2 }}",
+            "TrueTrueTrueFalseTrueFalse",
+        ),
+        (
+            "{{ 'a' in 'abc' }}{{ 1 in [1] }}{{ 2 not in [1] }}{{ 'role' in messages[0] }}{{ [1] in [[1]] }}",
+            "TrueTrueTrueTrueTrue",
+        ),
+        (
+            "{{ nobody ~ 'x' }}{{ 'yes' if messages == messages and 2 == 2 else 'no' }}{{ messages == 2 or 3 }}",
+            "xyes3",
+        ),
+        ("{% set ns = namespace(a=1) %}{% set ns.a = ns.a + 1 if ns.a == 1 else 5 %}{{ ns.a }}", "2"),
+        ("{% set ns = namespace(a=1) %}{% set ns.a = ns.a + 1 if ns.a == 2 else 5 %}{{ ns.a }}", "5"),
+        ("{% set ns = namespace() %}{% set ns.t %}a{{ 1 }}b{% endset %}{{ ns.t }}", "a1b"),
+        ("{% macro m(a, b='c') %}<{{ a + b }}>{% endmacro %}{{ m('x') }}{{ m('x', 'y') }}", "<xc><xy>"),
+        (
+            "{% for k, v in {'a': 1, 'b': 2}.items() %}{{ k }}{{ v }}{% if not loop.last %},{% endif %}{% endfor %}",
+            "a1,b2",
+        ),
+        (
+            "{% set o = {'a': 1} %}{{ o.keys() | join }}{{ o.values() | join }}{% for k, v in o | items %}{{ k }}{{ v }}{% endfor %}",
+            "a1a1",
+        ),
+        (
+            "{{ ' a\nb' | trim | indent(2) }}{{ ['a', 'b'] | join(', ') }}{{ '-'.join(['a', 'b']) }}{{ 'aXa' | replace('X', 'YY') }}",
+            "a\n  ba, ba-baYYa",
+        ),
+        (
+            "{{ ['a', 'b'] | map('upper') | join }}{{ [[1, 2], [3]] | map('join', '-') | join(';') }}",
+            "AB1-2;3",
+        ),
+        (
+            "{{ messages | map(attribute='content') | join }}{{ messages | selectattr('role', 'equalto', 'user') | list | length }}",
+            "x1",
+        ),
+        (
+            "{{ [3, 1, 2] | sort | join }}{{ ['b', 'a', 'b'] | unique | join }}{{ 'Ab' | upper }}{{ 'Ab' | lower }}{{ [1, 2, 3] | batch(2) | list }}",
+            "123baABab[[1, 2], [3]]",
+        ),
+        (
+            "{% for x in [1, 2] %}{% for y in [3] %}{{ x * y }}{% else %}n{% endfor %}{% endfor %}{% for x in [] %}{% else %}e{% endfor %}",
+            "36e",
+        ),
+        ("{{ '%s is %d' | format('a', 3) }}{{ '{} {:>3}'.format('a', 3) }}", "a is 3a   3"),
+    ] {
+        assert_eq!(render(source, &short), expected, "{source}");
     }
 }
 

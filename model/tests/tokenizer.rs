@@ -261,3 +261,136 @@ fn a_tokenizer_of_another_model() {
     assert_eq!(tokenizer.encode("a", false).unwrap(), [0]);
     assert!(matches!(tokenizer.encode("b", false), Err(TextError::Vocabulary { id: 9, .. })));
 }
+
+/// The file of a tokenizer of words behind a pattern.
+fn with_pattern(pattern: &str) -> Result<Tokenizer, TextError> {
+    let text = json!({
+        "version": "1.0", "padding": null, "truncation": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false},
+        "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "vocab": {"[UNK]": 0, "a": 1}, "unk_token": "[UNK]"}
+    });
+    Tokenizer::from_bytes(Path::new("tokenizer.json"), text.to_string().as_bytes(), ROWS)
+}
+
+#[test]
+fn patterns_that_come_to_no_end_are_refused() {
+    assert!(with_pattern("a+").is_ok());
+    for pattern in ["(a+)+\\z|(a+)+b", "(a|a)*b", "(\\s+)+x", "([0-9]+)*y"] {
+        let error = with_pattern(pattern).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("ordinary text") && error.contains("tokenizer.json"), "{pattern}: {error}");
+    }
+}
+
+/// What no text of the trial touches fails when it is touched, as an error.
+#[test]
+fn a_panic_in_the_tokenizer_is_an_error() {
+    let tokenizer = with_pattern("(q+)+r{3}|a").unwrap();
+    assert!(tokenizer.encode("aaa", false).is_ok());
+    for _ in 0..2 {
+        match tokenizer.encode(&"q".repeat(200), false) {
+            Err(TextError::Untokenizable { bytes: 200 }) => (),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(tokenizer.encode("aaa", false).is_ok(), "it goes on");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Where there is a bound on the text of a token, no text has fewer tokens.
+    #[test]
+    fn no_token_stands_for_more_text_than_the_bound(
+        text in "[a-z éèÅµ\u{212a}\u{1fbe}\u{308}\u{301}\u{345}\u{313}\u{342}\u{2126}叫😀\n▁]{0,60}",
+        run in "(he|ll|hello| |Å|▁| w|叫){0,60}",
+    ) {
+        let forms = ["NFC", "NFKC", "NFD", "NFKD", "Lowercase"].map(normalized);
+        for tokenizer in [byte_level(), byte_fallback()].iter().chain(&forms) {
+            let most = tokenizer.bytes_per_token().unwrap();
+            for text in [&text, &run] {
+                let tokens = tokenizer.encode(text, false).unwrap().len();
+                prop_assert!(text.len() <= tokens * most, "{} bytes, {tokens} tokens of {most}", text.len());
+            }
+        }
+    }
+}
+
+/// Byte-level behind a normalizer.
+fn normalized(form: &str) -> Tokenizer {
+    let vocab: Map<String, Value> =
+        byte_characters().iter().enumerate().map(|(id, c)| (c.to_string(), json!(id))).collect();
+    let byte_level =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+    build(
+        &[special(1, "!")],
+        &json!({ "type": form }),
+        &byte_level,
+        &byte_level,
+        &json!({"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocab, "merges": []}),
+    )
+}
+
+#[test]
+fn the_bound_is_the_longest_token_where_all_text_is_kept() {
+    // "hell" of byte-level BPE; "<unk>" and "</s>" may stand in a text, too.
+    assert_eq!(byte_level().bytes_per_token(), Some(5));
+    // "<0xE5>" is written with six.
+    assert_eq!(byte_fallback().bytes_per_token(), Some(6));
+    assert_eq!(normalized("NFC").bytes_per_token(), Some(8));
+    // Unknown characters are fused, words are of any length.
+    assert_eq!(unigram().bytes_per_token(), None);
+    assert_eq!(with_pattern("a+").unwrap().bytes_per_token(), None);
+    let kept = |normalizer: Value, pre_tokenizer: Value| {
+        let model = json!({"type": "BPE", "dropout": null, "unk_token": "[UNK]", "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": {"[UNK]": 0, "a": 1}, "merges": []});
+        build(&[], &normalizer, &pre_tokenizer, &Value::Null, &model).bytes_per_token()
+    };
+    // One token for each unknown character, of 4 bytes at most.
+    assert_eq!(kept(Value::Null, Value::Null), Some(20));
+    let replace =
+        |pattern: Value, content: &str| json!({"type": "Replace", "pattern": pattern, "content": content});
+    assert_eq!(kept(replace(json!({"String": "abcd"}), "ab"), Value::Null), Some(40));
+    for normalizer in [
+        replace(json!({"String": "a"}), ""),
+        replace(json!({"Regex": " +"}), " "),
+        json!({"type": "Strip", "strip_left": true, "strip_right": true}),
+        json!({"type": "StripAccents"}),
+        json!({"type": "Nmt"}),
+        json!({"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null, "lowercase": true}),
+        json!({"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "StripAccents"}]}),
+    ] {
+        assert_eq!(kept(normalizer.clone(), Value::Null), None, "{normalizer}");
+    }
+    for pre_tokenizer in [
+        json!({"type": "Whitespace"}),
+        json!({"type": "WhitespaceSplit"}),
+        json!({"type": "BertPreTokenizer"}),
+        json!({"type": "CharDelimiterSplit", "delimiter": "x"}),
+        json!({"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": false}),
+        json!({"type": "Punctuation", "behavior": "Removed"}),
+    ] {
+        assert_eq!(kept(Value::Null, pre_tokenizer.clone()), None, "{pre_tokenizer}");
+    }
+    // A token that takes the space around it.
+    let mut greedy = special(1, "<s>");
+    greedy["rstrip"] = json!(true);
+    let model = json!({"type": "BPE", "dropout": null, "unk_token": "[UNK]", "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": {"[UNK]": 0, "a": 1}, "merges": []});
+    assert_eq!(build(&[greedy], &Value::Null, &Value::Null, &Value::Null, &model).bytes_per_token(), None);
+}
+
+/// Special tokens written out as they come, and the same text whole.
+#[test]
+fn special_tokens_are_written_out_where_they_are_asked_for() {
+    for tokenizer in [byte_level(), byte_fallback(), unigram()] {
+        for ids in [vec![1, 13, 2, 14, 15, 2], (0..120).map(|i| i * 7 % 17).collect::<Vec<u32>>()] {
+            let mut detokenizer = Detokenizer::with_special();
+            let mut text = String::new();
+            for id in &ids {
+                text += &detokenizer.push(&tokenizer, *id).unwrap();
+            }
+            text += &detokenizer.finish(&tokenizer).unwrap();
+            assert_eq!(text, tokenizer.decode_with_special(&ids).unwrap());
+            assert!(text.contains("</s>"), "{text}");
+        }
+    }
+}

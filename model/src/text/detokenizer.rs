@@ -9,8 +9,9 @@ const WINDOW: usize = 32;
 /// tokens whose text is out already.
 const KEPT: usize = 16;
 
-/// Turns tokens into text as they come, special tokens left out. What it has given, with what
-/// [`Detokenizer::finish`] gives, is exactly [`Tokenizer::decode`] of all tokens.
+/// Turns tokens into text as they come, special tokens left out or written out. What it has given, with
+/// what [`Detokenizer::finish`] gives, is exactly [`Tokenizer::decode`] of all tokens, or
+/// [`Tokenizer::decode_with_special`].
 ///
 /// It gives whole characters only. An incomplete character of byte-level BPE is held back until the
 /// next token settles it. A run of byte tokens (`<0xE5>`) is held back until it ends, since one wrong
@@ -25,6 +26,8 @@ pub struct Detokenizer {
     window: Vec<u32>,
     /// Bytes of the window's text that have been given out.
     given: usize,
+    /// Special tokens are written out.
+    special: bool,
 }
 
 impl Detokenizer {
@@ -34,20 +37,26 @@ impl Detokenizer {
         Self::default()
     }
 
+    /// For a new text in which special tokens are written out.
+    #[must_use]
+    pub fn with_special() -> Self {
+        Self { special: true, ..Self::default() }
+    }
+
     /// The text that a token adds, often empty or more than its own.
     ///
     /// # Errors
     /// An id outside of the model's vocabulary, which changes nothing here.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, TextError> {
         tokenizer.check(id)?;
-        let Some(token) = tokenizer.visible(id) else {
+        let Some(token) = tokenizer.visible(id, self.special) else {
             return Ok(String::new());
         };
         self.window.push(id);
         if tokenizer.byte_fallback && fallback_byte(&token).is_some() {
             return Ok(String::new());
         }
-        let text = tokenizer.decode_checked(&self.window, true)?;
+        let text = tokenizer.decode_checked(&self.window, !self.special)?;
         let settled = if tokenizer.byte_level {
             // Only the last character can change: it may be a prefix of one.
             text.strip_suffix(char::REPLACEMENT_CHARACTER).unwrap_or(&text)
@@ -59,7 +68,7 @@ impl Detokenizer {
         if self.window.len() >= WINDOW {
             let held = text.len().saturating_sub(self.given);
             self.window.drain(..self.window.len() - KEPT);
-            let kept = tokenizer.decode_checked(&self.window, true)?;
+            let kept = tokenizer.decode_checked(&self.window, !self.special)?;
             self.given = kept.len().saturating_sub(held);
         }
         Ok(added)
@@ -71,7 +80,7 @@ impl Detokenizer {
     /// # Errors
     /// The tokenizer failed.
     pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String, TextError> {
-        let text = tokenizer.decode_checked(&self.window, true)?;
+        let text = tokenizer.decode_checked(&self.window, !self.special)?;
         let added = text.get(self.given..).unwrap_or_default().to_owned();
         self.window.clear();
         self.given = 0;

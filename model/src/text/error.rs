@@ -36,6 +36,14 @@ pub enum TextError {
         /// Rows of the model's embedding.
         vocab_size: usize,
     },
+    /// The tokenizer panicked on this text.
+    #[error(
+        "the model's tokenizer cannot take this text of {bytes} bytes: a pattern in it needs more steps than there may be"
+    )]
+    Untokenizable {
+        /// Bytes of the text.
+        bytes: usize,
+    },
     /// The template refused the conversation (`raise_exception`): the request is wrong.
     #[error("the model's chat template refuses the conversation: {0}")]
     Refused(String),

@@ -1,7 +1,10 @@
 //! Text: tokenizer, streaming detokenizer and chat template.
 
+mod bound;
 mod detokenizer;
 mod error;
+mod guard;
+mod instrument;
 mod python_json;
 mod template;
 mod tokenizer;

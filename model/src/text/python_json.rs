@@ -13,13 +13,17 @@ pub(super) struct Style {
     pub(super) sort_keys: bool,
 }
 
-pub(super) fn write(value: &Value, style: &Style) -> String {
+/// `value` as text, none where that is longer than `most` bytes.
+pub(super) fn write(value: &Value, style: &Style, most: usize) -> Option<String> {
     let mut out = String::new();
-    put(&mut out, value, style, 0);
-    out
+    put(&mut out, value, style, 0, most);
+    (out.len() <= most).then_some(out)
 }
 
-fn put(out: &mut String, value: &Value, style: &Style, level: usize) {
+fn put(out: &mut String, value: &Value, style: &Style, level: usize, most: usize) {
+    if out.len() > most {
+        return;
+    }
     match value {
         Value::Null => out.push_str("null"),
         Value::Bool(flag) => out.push_str(if *flag { "true" } else { "false" }),
@@ -27,7 +31,7 @@ fn put(out: &mut String, value: &Value, style: &Style, level: usize) {
         Value::String(text) => put_text(out, text, style.ascii),
         Value::Array(list) => {
             put_items(out, ('[', ']'), list.iter(), style, level, |out, item| {
-                put(out, item, style, level + 1);
+                put(out, item, style, level + 1, most);
             });
         }
         Value::Object(map) => {
@@ -35,7 +39,7 @@ fn put(out: &mut String, value: &Value, style: &Style, level: usize) {
             put_items(out, ('{', '}'), entries.into_iter(), style, level, |out, (key, item)| {
                 put_text(out, key, style.ascii);
                 out.push_str(&style.after_key);
-                put(out, item, style, level + 1);
+                put(out, item, style, level + 1, most);
             });
         }
     }
@@ -120,6 +124,7 @@ fn python_number(number: &Number) -> String {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
@@ -139,7 +144,7 @@ mod tests {
         let value =
             serde_json::json!({"b": [1, 2.0, 1e20, 1e-5, 0.0001], "a": {}, "é\n": [null, true, "\u{1}😀"]});
         assert_eq!(
-            write(&value, &style()),
+            write(&value, &style(), 1000).unwrap(),
             "{\"b\": [1, 2.0, 1e+20, 1e-05, 0.0001], \"a\": {}, \"é\\n\": [null, true, \"\\u0001😀\"]}"
         );
         let indented = Style {
@@ -150,7 +155,7 @@ mod tests {
             ..style()
         };
         assert_eq!(
-            write(&serde_json::json!({"b": [1, "😀"], "a": []}), &indented),
+            write(&serde_json::json!({"b": [1, "😀"], "a": []}), &indented, 1000).unwrap(),
             "{\n  \"a\": [],\n  \"b\": [\n    1,\n    \"\\ud83d\\ude00\"\n  ]\n}"
         );
     }

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
-use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use minijinja::machinery::{CompiledTemplate, TemplateConfig, Token, eval, make_string_output, tokenize};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
-use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value};
 use serde_json::{Map, Value as Json};
 
 use crate::error::{CheckpointError, MESSAGE_BYTES, shown};
@@ -15,18 +16,24 @@ use crate::fields::Fields;
 use crate::json;
 use crate::store::{Folder, Store};
 use crate::text::error::TextError;
+use crate::text::guard::{self, OUTPUT};
+use crate::text::instrument::guarded;
 use crate::text::python_json::{self, Style};
 
 /// Instructions that one rendering may take: a thousand messages take some hundred thousand.
 const FUEL: u64 = 2_000_000;
 /// Nesting of macros and includes.
 const RECURSION: usize = 100;
-/// Bytes of a rendered text, and of the values that one rendering writes, into macros and blocks that
-/// it keeps too. Bodies of requests are a few MiB.
-const OUTPUT: usize = 32 << 20;
-/// Stack of a rendering. A template can nest lists as deeply as its fuel allows; they are printed,
-/// compared and dropped level by level. Only what is used of it takes memory.
+/// Bytes of a template.
+const SOURCE: usize = 1 << 20;
+/// Multiplications in a template. The engine computes constants while it compiles; each may become a text
+/// of 100 MB.
+const MULTIPLICATIONS: usize = 32;
+/// Stack of a rendering. Straight on, a template can nest lists as deeply as it is long; they are
+/// printed, compared and dropped level by level. Only what is used of it takes memory.
 const STACK: usize = 256 << 20;
+/// Bytes of what stands between the parts of JSON.
+const SEPARATOR: usize = 64;
 const NAME: &str = "chat_template";
 
 const CONFIG: &str = "tokenizer_config.json";
@@ -42,6 +49,8 @@ const SPECIAL_TOKENS: [&str; 7] =
 #[derive(Debug)]
 pub struct ChatTemplate {
     path: PathBuf,
+    source: String,
+    syntax: SyntaxConfig,
     environment: Environment<'static>,
     special_tokens: BTreeMap<&'static str, String>,
 }
@@ -93,25 +102,46 @@ impl ChatTemplate {
         source: &str,
         special_tokens: BTreeMap<&'static str, String>,
     ) -> Result<Self, TextError> {
-        let broken = |error: &Error| TextError::Template { path: path.to_owned(), message: describe(error) };
+        let broken = |message: String| TextError::Template { path: path.to_owned(), message };
+        if source.len() > SOURCE {
+            return Err(broken(format!("it is longer than {SOURCE} bytes")));
+        }
+        let source = without_generation_tags(source);
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder()
             .trim_blocks(true)
             .lstrip_blocks(true)
             .build()
-            .map_err(|error| broken(&error))?;
-        environment.set_syntax(syntax);
+            .map_err(|error| broken(describe(&error)))?;
         environment.set_fuel(Some(FUEL));
         environment.set_recursion_limit(RECURSION);
         environment.set_formatter(write_within_bounds);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        guard::install(&mut environment);
         environment.add_filter("tojson", to_json);
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", strftime_now);
-        environment
-            .add_template_owned(NAME, without_generation_tags(source))
-            .map_err(|error| broken(&error))?;
-        Ok(Self { path: path.to_owned(), environment, special_tokens })
+        let tokens = tokenize(&source, false, syntax.clone()).take_while(Result::is_ok);
+        if tokens.filter(|token| matches!(token, Ok((Token::Mul, _)))).count() > MULTIPLICATIONS {
+            return Err(broken(format!("it has more than {MULTIPLICATIONS} multiplications")));
+        }
+        let template = Self { path: path.to_owned(), source, syntax, environment, special_tokens };
+        template.compiled().map_err(|error| broken(describe(&error)))?;
+        Ok(template)
+    }
+
+    /// The instructions, under guard.
+    fn compiled(&self) -> Result<CompiledTemplate<'_>, Error> {
+        let config = TemplateConfig {
+            syntax_config: self.syntax.clone(),
+            default_auto_escape: Arc::new(|_| AutoEscape::None),
+        };
+        let mut compiled = CompiledTemplate::new(NAME, &self.source, &config)?;
+        let unknown = || Error::new(ErrorKind::SyntaxError, "an attribute is set in an unknown way");
+        compiled.instructions = guarded(&compiled.instructions).ok_or_else(unknown)?;
+        for instructions in compiled.blocks.values_mut() {
+            *instructions = guarded(instructions).ok_or_else(unknown)?;
+        }
+        Ok(compiled)
     }
 
     /// The text of a conversation. `messages` are objects with `role` and `content` and whatever
@@ -130,12 +160,14 @@ impl ChatTemplate {
         context.insert("tools", Value::from(()));
         context.insert("documents", Value::from(()));
         let render = || -> Result<String, Error> {
-            let mut text = Bounded(Vec::new());
-            let template = self.environment.get_template(NAME)?;
+            let compiled = self.compiled()?;
+            let mut text = String::new();
+            let mut output = make_string_output(&mut text);
+            let context = Value::from_pairs(context);
+            let (instructions, blocks) = (&compiled.instructions, &compiled.blocks);
             // The state goes here, with all that the template has built.
-            drop(template.render_captured_to(Value::from_pairs(context), &mut text)?);
-            String::from_utf8(text.0)
-                .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))
+            drop(eval(&self.environment, instructions, context, blocks, &mut output, AutoEscape::None)?);
+            Ok(text)
         };
         let failed = |message| TextError::Template { path: self.path.clone(), message };
         let rendered = std::thread::scope(|scope| {
@@ -153,23 +185,6 @@ impl ChatTemplate {
             Ok(Err(_panic)) => Err(failed("it ended the thread that rendered it".to_owned())),
             Err(error) => Err(failed(format!("no thread to render it: {error}"))),
         }
-    }
-}
-
-/// A text that ends where it becomes too long.
-struct Bounded(Vec<u8>);
-
-impl io::Write for Bounded {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.0.len() + bytes.len() > OUTPUT {
-            return Err(io::Error::other(too_long()));
-        }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 
@@ -195,6 +210,7 @@ fn write_within_bounds(out: &mut Output, state: &mut State, value: &Value) -> Re
     let length = match value.as_str() {
         Some(text) => text.len(),
         None => {
+            guard::look_to_write(state, value)?;
             let mut length = Length(0);
             // The length says whether it was too much.
             let _too_much = write!(length, "{value}");
@@ -280,7 +296,7 @@ fn strftime_now(format: &str) -> Result<String, Error> {
 
 /// `tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`: no escaping of
 /// HTML, unlike Jinja's own.
-fn to_json(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
+fn to_json(state: &mut State, value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
     if value.is_undefined() {
         return Err(Error::new(ErrorKind::UndefinedError, "tojson of an undefined value"));
     }
@@ -309,9 +325,18 @@ fn to_json(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
         sort_keys: kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
     };
     kwargs.assert_all_used()?;
+    let texts = [style.indent.as_deref().unwrap_or_default(), &style.between_items, &style.after_key];
+    if texts.iter().any(|text| text.len() > SEPARATOR) {
+        let message = format!("tojson: indent and separators are at most {SEPARATOR} bytes long");
+        return Err(Error::new(ErrorKind::InvalidOperation, message));
+    }
+    guard::look_to_write(state, value)?;
     let json = serde_json::to_value(value)
         .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
-    Ok(Value::from_safe_string(python_json::write(&json, &style)))
+    let text = python_json::write(&json, &style, OUTPUT)
+        .ok_or_else(|| Error::new(ErrorKind::WriteFailure, too_long()))?;
+    guard::build(state, text.len())?;
+    Ok(Value::from_safe_string(text))
 }
 
 /// `{% generation %}` marks the assistant's part for training and changes nothing else; it becomes a

@@ -1,22 +1,34 @@
 //! `tokenizer.json`, with the checks that a server needs.
 
 use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::error::{MESSAGE_BYTES, shown};
 use crate::json;
 use crate::store::{Folder, Store};
+use crate::text::bound::bytes_per_token;
 use crate::text::error::TextError;
 
 const FILE: &str = "tokenizer.json";
+
+/// A tokenizer that takes longer for a few short texts is refused. Milliseconds are usual.
+const TRIAL: Duration = Duration::from_secs(10);
+/// Characters of a run in a text of the trial. A pattern that tries every way to cut a run in pieces
+/// comes to no end with far fewer.
+const RUN: usize = 200;
 
 /// A tokenizer beside the model that it feeds.
 #[derive(Debug)]
 pub struct Tokenizer {
     path: PathBuf,
-    inner: tokenizers::Tokenizer,
+    inner: Arc<tokenizers::Tokenizer>,
+    /// Most bytes of text per token, where there is such a bound.
+    bytes_per_token: Option<usize>,
     /// Rows of the model's embedding.
     vocab_size: usize,
     special: HashSet<String>,
@@ -77,8 +89,12 @@ impl Tokenizer {
             .filter(|token| token.special)
             .map(|token| token.content)
             .collect();
+        let inner = Arc::new(inner);
+        try_out(&inner)
+            .map_err(|message| TextError::Tokenizer { path: path.to_owned(), message: message.to_owned() })?;
         Ok(Self {
             path: path.to_owned(),
+            bytes_per_token: bytes_per_token(&inner),
             vocab_size,
             special,
             byte_level: has_type(&decoder, "ByteLevel"),
@@ -94,13 +110,23 @@ impl Tokenizer {
         self.vocab_size
     }
 
+    /// Most bytes of a text per token that it becomes: a longer text than `n` times this has more than
+    /// `n` tokens. None where the tokenizer may drop text or take any amount of it for one token.
+    #[must_use]
+    pub fn bytes_per_token(&self) -> Option<usize> {
+        self.bytes_per_token
+    }
+
     /// Ids of a text. `special`: whether the post-processor adds its tokens (a first token, say);
     /// off for text that came out of a chat template.
     ///
     /// # Errors
-    /// The tokenizer failed, or gave a token that the model does not have.
+    /// The tokenizer failed, also by a panic, or gave a token that the model does not have.
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
-        let encoding = self.inner.encode_fast(text, special).map_err(|error| self.failed(&error))?;
+        // Its patterns are searched with a limit, and the library panics where that is reached.
+        let encoding = catch_unwind(AssertUnwindSafe(|| self.inner.encode_fast(text, special)))
+            .map_err(|_panic| TextError::Untokenizable { bytes: text.len() })?
+            .map_err(|error| self.failed(&error))?;
         let ids = encoding.get_ids().to_vec();
         match ids.iter().find(|id| **id as usize >= self.vocab_size) {
             Some(id) => {
@@ -134,7 +160,9 @@ impl Tokenizer {
     }
 
     pub(super) fn decode_checked(&self, ids: &[u32], skip: bool) -> Result<String, TextError> {
-        self.inner.decode(ids, skip).map_err(|error| self.failed(&error))
+        catch_unwind(AssertUnwindSafe(|| self.inner.decode(ids, skip)))
+            .unwrap_or_else(|_panic| Err("it ended by a panic".into()))
+            .map_err(|error| self.failed(&error))
     }
 
     /// Id of a token as the tokenizer writes it.
@@ -192,9 +220,9 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// The token that gives text, if this one does.
-    pub(super) fn visible(&self, id: u32) -> Option<String> {
-        self.token(id).filter(|token| !self.special.contains(token))
+    /// The token that gives text, if this one does; `special` ones only where they are asked for.
+    pub(super) fn visible(&self, id: u32, special: bool) -> Option<String> {
+        self.token(id).filter(|token| special || !self.special.contains(token))
     }
 
     fn token(&self, id: u32) -> Option<String> {
@@ -203,6 +231,39 @@ impl Tokenizer {
 
     fn failed(&self, error: &tokenizers::Error) -> TextError {
         TextError::Tokenizer { path: self.path.clone(), message: shown(error.to_string(), MESSAGE_BYTES) }
+    }
+}
+
+/// Tokenises some short texts, in a thread of its own: a pattern that takes for ever on ordinary text is
+/// found here and not by the first user.
+fn try_out(tokenizer: &Arc<tokenizers::Tokenizer>) -> Result<(), &'static str> {
+    let tokenizer = tokenizer.clone();
+    let (sender, receiver) = mpsc::channel();
+    let trial = move || {
+        let runs = ["a", "Z", "é", "7", " ", "\n", "!", "_", "語", "ab ", "a1", " \n"];
+        // In the last one stands every letter that a pattern may wait for.
+        let all: String = (' '..='~').collect();
+        let ends = ["", "a", "!", "\n", &all];
+        let texts = runs.iter().flat_map(|run| {
+            let run = run.repeat(RUN / run.chars().count());
+            ends.map(|end| format!("{run}{end}"))
+        });
+        let texts: Vec<String> = texts.collect();
+        let tried = catch_unwind(AssertUnwindSafe(|| {
+            texts.iter().for_each(|text| drop(tokenizer.encode_fast(text.as_str(), true)));
+        }));
+        // Nobody waits any more: it took too long.
+        let _too_late = sender.send(tried.is_ok());
+    };
+    let thread = std::thread::Builder::new().name("tokenizer".to_owned()).spawn(trial);
+    match thread.map(|_| receiver.recv_timeout(TRIAL)) {
+        Ok(Ok(true)) => Ok(()),
+        Ok(Ok(false)) => {
+            Err("it panics on ordinary text; a pattern in it may need more steps than there may be")
+        }
+        // The thread ends with the process, which has no use for this tokenizer.
+        Ok(Err(_)) => Err("it takes for ever on ordinary text"),
+        Err(_) => Err("there is no thread to try it out"),
     }
 }
 
@@ -217,7 +278,7 @@ pub(super) fn fallback_byte(token: &str) -> Option<u8> {
 
 /// The byte that a character of byte-level BPE stands for: printable Latin-1 is itself, the others
 /// follow from 256 on (`bytes_to_unicode` of GPT-2).
-fn byte_of(character: char) -> Option<u8> {
+pub(super) fn byte_of(character: char) -> Option<u8> {
     let printable = |byte: &u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     match u32::from(character) {
         code @ 0..256 => u8::try_from(code).ok().filter(printable),
@@ -226,7 +287,7 @@ fn byte_of(character: char) -> Option<u8> {
 }
 
 /// Whether a decoder, or a part of it, is of a type.
-fn has_type(decoder: &Value, name: &str) -> bool {
+pub(super) fn has_type(decoder: &Value, name: &str) -> bool {
     match decoder {
         Value::Object(map) => {
             map.get("type").and_then(Value::as_str) == Some(name)
