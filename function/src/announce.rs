@@ -26,6 +26,9 @@ pub struct Announcement {
     /// Where it serves `/metrics`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<SocketAddr>,
+    /// Where it answers probes by HTTP.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health: Option<SocketAddr>,
     /// Microseconds from the start of the process to this line.
     pub start_us: u64,
 }

@@ -71,6 +71,7 @@ impl MainModel for Control {
                 ..Sampling::default()
             },
             stop: StopRules { strings: wanted.stop, ignore_eos: wanted.ignore_eos, ..StopRules::default() },
+            special_text: false,
             logprobs: None,
             prompt_logprobs: None,
             inspect: None,
@@ -109,6 +110,7 @@ impl MainModel for Control {
             max_tokens: 0,
             sampling: Sampling::default(),
             stop: StopRules::default(),
+            special_text: false,
             logprobs: None,
             prompt_logprobs: None,
             inspect: Some(level),

@@ -3,14 +3,13 @@
 use crate::control::Control;
 use crate::engine::{self, EngineParts, EngineSettings, EngineStop, RequestLimits, Vocabulary};
 use crate::experts::{Expected, ExpertMetrics};
-use crate::http::{HttpOptions, HttpState, TextFrontend, router};
+use crate::http::{self, HttpOptions, HttpState, TextFrontend};
 use crate::metrics::EngineMetrics;
 use crate::placer::{Placer, PlacerParts};
 use crate::records::Recorder;
 use crate::text::TextFront;
 use crate::transformer::Transformer;
 use crate::{DeviceName, Error, Settings};
-use axum::serve::ListenerExt;
 use prometheus::Registry;
 use remoe_experts::default_dtype;
 use remoe_function::{Announcement, Role};
@@ -48,6 +47,8 @@ const MAX_CHOICES: usize = 16;
 pub struct Listeners {
     /// For users; none when only the control interface is served.
     pub http: Option<TcpListener>,
+    /// For probes; none where nobody probes.
+    pub health: Option<TcpListener>,
     /// For launchers and the command line.
     pub control: TcpListener,
 }
@@ -68,6 +69,10 @@ impl Listeners {
                 true => None,
                 false => Some(bind(settings.http_listen).await?),
             },
+            health: match settings.health_listen {
+                None => None,
+                Some(address) => Some(bind(address).await?),
+            },
             control: bind(settings.control_listen).await?,
         })
     }
@@ -86,6 +91,14 @@ pub async fn run(
     shutdown: CancellationToken,
     ready: impl FnOnce(&Announcement) -> io::Result<()>,
 ) -> Result<(), Error> {
+    let placed = watch::Sender::new(false);
+    let health = listeners.health.as_ref().map(TcpListener::local_addr).transpose()?;
+    // From the start to the very end, the drain included.
+    let probing = CancellationToken::new();
+    if let Some(listener) = listeners.health {
+        tokio::spawn(http::serve_probes(listener, placed.subscribe(), probing.clone()));
+    }
+    let _probes_end_with_this = probing.drop_guard();
     tracing::info!(model = %settings.source.model, "loading");
     // In a thread of its own: signals are heard meanwhile.
     let wanted = settings.clone();
@@ -148,9 +161,9 @@ pub async fn run(
         grpc: listeners.control.local_addr()?,
         http: listeners.http.as_ref().map(TcpListener::local_addr).transpose()?,
         metrics: None,
+        health,
         start_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
     };
-    let placed = watch::Sender::new(false);
     let account = watch::Sender::new(None);
     let not_ready = placed.clone();
     let http_state = HttpState::new(
@@ -209,17 +222,7 @@ pub async fn run(
     let http_server = tokio::spawn(async move {
         match listeners.http {
             None => Ok(()),
-            Some(listener) => {
-                // Single tokens are small packets; they must not wait for each other.
-                let listener = listener.tap_io(|stream| {
-                    if let Err(error) = stream.set_nodelay(true) {
-                        tracing::debug!(%error, "a connection keeps its delay");
-                    }
-                });
-                axum::serve(listener, router(http_state))
-                    .with_graceful_shutdown(http_stop.cancelled_owned())
-                    .await
-            }
+            Some(listener) => http::serve(listener, http_state, http_stop).await,
         }
     });
     ready(&announcement)?;

@@ -33,6 +33,10 @@ pub struct Settings {
     /// Serve the control interface only.
     #[arg(long)]
     pub no_http: bool,
+    /// Where probes find /health and /livez, whatever clients do to the other address; nowhere by
+    /// default. Port 0 takes any free one.
+    #[arg(long)]
+    pub health_listen: Option<SocketAddr>,
     /// Where launchers speak gRPC; port 0 takes any free one.
     #[arg(long, default_value = "127.0.0.1:0")]
     pub control_listen: SocketAddr,

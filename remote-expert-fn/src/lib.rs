@@ -119,6 +119,7 @@ pub async fn run(
         grpc: listener.local_addr()?,
         http: None,
         metrics: Some(metrics_listener.local_addr()?),
+        health: None,
         start_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
     };
     metrics.start.set(i64::try_from(announcement.start_us).unwrap_or(i64::MAX));

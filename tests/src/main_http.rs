@@ -16,6 +16,8 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 pub struct MainHttp {
     /// Where it speaks HTTP.
     pub address: SocketAddr,
+    /// Where it answers probes, if it was told to.
+    pub health: Option<SocketAddr>,
     /// Its process.
     pub process: Process,
     control: Control,
@@ -45,7 +47,8 @@ impl MainHttp {
         };
         let announcement: Announcement = serde_json::from_str(&line).expect("an announcement");
         let address = announcement.http.expect("a main function with HTTP announces where");
-        Self { address, process, control: Control::new(announcement.grpc), _slot: slot }
+        let health = announcement.health;
+        Self { address, health, process, control: Control::new(announcement.grpc), _slot: slot }
     }
 
     /// Places all experts beside the engine: from here on requests are taken.

@@ -189,7 +189,7 @@ async fn two_hundred_streams() {
     let server = MainHttp::start(
         &Model::demo().folder,
         &["--max-batch", "256", "--kv-cache-bytes", &cache, "--served-model-name", &name],
-        &[("REMOE_HTTP_STALL_S", "3600"), ("REMOE_HTTP_IDLE_S", "3600")],
+        &[("REMOE_HTTP_STALL_S", "3600"), ("REMOE_HTTP_HEAD_S", "3600"), ("REMOE_HTTP_IDLE_S", "3600")],
     )
     .await;
     let address = server.address;
@@ -275,7 +275,7 @@ async fn clients_that_keep_the_server_waiting_are_given_up() {
     let server = MainHttp::start(
         &Model::demo().folder,
         &["--served-model-name", &"m".repeat(NAME)],
-        &[("REMOE_HTTP_STALL_S", "1"), ("REMOE_HTTP_IDLE_S", "1")],
+        &[("REMOE_HTTP_STALL_S", "1"), ("REMOE_HTTP_HEAD_S", "1"), ("REMOE_HTTP_IDLE_S", "1")],
     )
     .await;
     let address = server.address;
@@ -310,4 +310,35 @@ async fn clients_that_keep_the_server_waiting_are_given_up() {
         assert!(!String::from_utf8_lossy(&rest).contains("[DONE]"));
     }
     assert_eq!(tokens(address, 4).await, alone);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn idle_sockets_keep_nobody_out() {
+    const PLACES: usize = 16;
+    let server = MainHttp::start(
+        &Model::demo().folder,
+        &["--health-listen", "127.0.0.1:0"],
+        &[("REMOE_HTTP_MAX_CONNECTIONS", &PLACES.to_string())],
+    )
+    .await;
+    let alone = tokens(server.address, 4).await;
+    let mut idle = Vec::new();
+    for number in 0..12 * PLACES {
+        let mut connection = Connection::open(server.address).await;
+        if number % 2 == 0 {
+            connection.write("GET /version HTTP/1.1\r\nHost:").await.unwrap();
+        }
+        idle.push(connection);
+    }
+    let answer =
+        within(SOON, "an answer beside idle sockets", raw::ask(server.address, raw::get("/health"))).await;
+    assert_eq!(answer.head.status, 200);
+    assert_eq!(tokens(server.address, 4).await, alone);
+    let probes = server.health.expect("it announces where it answers probes");
+    for path in ["/health", "/livez"] {
+        let answer = within(SOON, "an answer to a probe", raw::ask(probes, raw::get(path))).await;
+        assert_eq!(answer.ok(), serde_json::json!({"status": "ok"}));
+    }
+    let series = "remoe_http_connections_ended_total{reason=\"displaced\"}";
+    assert!(server.metrics().await.value(series) >= 10 * PLACES as u64);
 }

@@ -330,6 +330,11 @@ async fn ends(client: &Client, greedy: &Choice) {
     // The beginning of a stop string that does not come is given in the end.
     let near = format!("{}\u{1}", greedy.text.chars().last().unwrap());
     assert_eq!(client.choice(json!({ "stop": near })).await, *greedy);
+    // A stop string that is complete before the least length is text; a later one ends the choice.
+    let early: String = greedy.text.chars().take(2).collect();
+    assert_eq!(client.choice(json!({"stop": early})).await.text, "");
+    let choice = client.choice(json!({"stop": early, "min_tokens": 12})).await;
+    assert_eq!((choice.text.as_str(), choice.ids.len()), (greedy.text.as_str(), 12));
     // A stop token ends without being said, but not before the least length.
     let id = greedy.ids[6];
     let first = greedy.ids.iter().position(|other| *other == id).unwrap();
@@ -344,6 +349,9 @@ async fn ends(client: &Client, greedy: &Choice) {
     assert_eq!((choice.ids.len(), choice.text.as_str(), choice.finish.as_str()), (0, "", "stop"));
     let choice = client.choice(with(json!({}))).await;
     assert_eq!((choice.ids.as_slice(), choice.text.as_str()), ([1; 12].as_slice(), ""));
+    let choice = client.choice(with(json!({"skip_special_tokens": false, "logprobs": 0}))).await;
+    assert_eq!(choice.ids, [1; 12]);
+    assert!(choice.text.len() >= 12 && choice.text == choice.tokens.concat(), "{}", choice.text);
     let choice = client.choice(with(json!({"ignore_eos": false, "min_tokens": 5}))).await;
     assert_eq!((choice.ids.len(), choice.ids.contains(&1), choice.finish.as_str()), (5, false, "stop"));
     let usage = client.send(COMPLETIONS, &Client::body(&with(json!({"ignore_eos": false})))).await.ok();

@@ -17,6 +17,8 @@ pub struct Request {
     pub sampling: Sampling,
     /// When a choice ends before `max_tokens`.
     pub stop: StopRules,
+    /// Special tokens are written out in the text; else they give none.
+    pub special_text: bool,
     /// Alternatives reported with each generated token (0: only the token's own log-probability).
     pub logprobs: Option<usize>,
     /// The same for the prompt's tokens.
@@ -107,7 +109,8 @@ pub struct StopRules {
     pub token_ids: Vec<u32>,
     /// Generate on past end-of-sequence tokens.
     pub ignore_eos: bool,
-    /// No end-of-sequence or stop token before so many tokens.
+    /// Nothing ends a choice before so many tokens: no end-of-sequence or stop token is drawn, and a
+    /// stop string that is complete by then is text like any other.
     pub min_tokens: usize,
 }
 

@@ -411,10 +411,8 @@ impl Running {
         caches.push(cache);
         let mut going = Vec::with_capacity(count);
         for (index, cache) in caches.into_iter().enumerate() {
-            let text = vocabulary
-                .tokenizer
-                .as_ref()
-                .map(|tokenizer| TextStream::new(tokenizer, &self.job.request.stop.strings));
+            let text =
+                vocabulary.tokenizer.as_ref().map(|tokenizer| TextStream::new(tokenizer, &self.job.request));
             let counts = HashMap::new();
             let choice = Choice { index, cache, output: Vec::new(), counts, text, taken: 0 };
             let drawn = match index + 1 == count {
@@ -454,7 +452,9 @@ impl Running {
         }
         *choice.counts.entry(token).or_default() += 1;
         choice.output.push(token);
-        let step = choice.text.as_mut().map(|text| text.push(token)).transpose()?.unwrap_or_default();
+        let may_stop = choice.output.len() >= self.job.request.stop.min_tokens;
+        let step = choice.text.as_mut().map(|text| text.push(token, may_stop)).transpose()?;
+        let step = step.unwrap_or_default();
         self.emit(Event::Delta(Delta {
             choice: choice.index,
             token: Some(token),

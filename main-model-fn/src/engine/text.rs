@@ -1,5 +1,6 @@
 //! Text of one choice as it grows: only what is certain leaves.
 
+use super::request::Request;
 use remoe_model::text::{Detokenizer, TextError, Tokenizer};
 use std::sync::Arc;
 
@@ -20,17 +21,19 @@ pub(crate) struct TextStream {
 }
 
 impl TextStream {
-    pub(crate) fn new(tokenizer: &Arc<Tokenizer>, stops: &[String]) -> Self {
-        Self { tokenizer: tokenizer.clone(), detokenizer: Detokenizer::new(), stops: StopStrings::new(stops) }
+    /// For one choice of `request`.
+    pub(crate) fn new(tokenizer: &Arc<Tokenizer>, request: &Request) -> Self {
+        let detokenizer = if request.special_text { Detokenizer::with_special() } else { Detokenizer::new() };
+        Self { tokenizer: tokenizer.clone(), detokenizer, stops: StopStrings::new(&request.stop.strings) }
     }
 
-    /// Adds one token.
+    /// Adds one token. Stop strings that are complete while `may_stop` is false are text.
     ///
     /// # Errors
     /// The tokenizer fails on the token.
-    pub(crate) fn push(&mut self, token: u32) -> Result<Step, TextError> {
+    pub(crate) fn push(&mut self, token: u32, may_stop: bool) -> Result<Step, TextError> {
         let text = self.detokenizer.push(&self.tokenizer, token)?;
-        Ok(self.stops.push(&text))
+        Ok(self.stops.push(&text, may_stop))
     }
 
     /// The rest, once no token follows.
@@ -39,7 +42,7 @@ impl TextStream {
     /// The tokenizer fails on the tokens held back.
     pub(crate) fn finish(&mut self) -> Result<Step, TextError> {
         let text = self.detokenizer.finish(&self.tokenizer)?;
-        let mut step = self.stops.push(&text);
+        let mut step = self.stops.push(&text, true);
         if !step.stopped {
             step.text.push_str(&self.stops.release());
         }
@@ -51,17 +54,28 @@ impl TextStream {
 struct StopStrings {
     stops: Vec<String>,
     held: String,
+    /// Bytes at the start of `held` that came too early: what is complete within them stops nothing.
+    early: usize,
 }
 
 impl StopStrings {
     fn new(stops: &[String]) -> Self {
-        Self { stops: stops.iter().filter(|stop| !stop.is_empty()).cloned().collect(), held: String::new() }
+        let stops = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
+        Self { stops, held: String::new(), early: 0 }
     }
 
-    fn push(&mut self, text: &str) -> Step {
+    fn push(&mut self, text: &str, may_stop: bool) -> Step {
         self.held.push_str(text);
+        if !may_stop {
+            self.early = self.held.len();
+        }
         // The stop string that is complete first wins, however the text is cut into pieces.
-        let found = |stop: &String| self.held.find(stop.as_str()).map(|at| (at + stop.len(), at));
+        let found = |stop: &String| {
+            // What begins before this is complete within the early text.
+            let from = (self.early + 1).saturating_sub(stop.len());
+            let from = (from..=self.held.len()).find(|&at| self.held.is_char_boundary(at))?;
+            self.held[from..].find(stop.as_str()).map(|at| (from + at + stop.len(), from + at))
+        };
         if let Some((_, at)) = self.stops.iter().filter_map(found).min() {
             self.held.truncate(at);
             return Step { text: self.release(), stopped: true };
@@ -74,6 +88,7 @@ impl StopStrings {
             .find(|&at| self.stops.iter().any(|stop| stop.starts_with(&self.held[at..])))
             .unwrap_or(self.held.len());
         let kept = self.held.split_off(keep);
+        self.early = self.early.saturating_sub(keep);
         Step { text: std::mem::replace(&mut self.held, kept), stopped: false }
     }
 
@@ -92,7 +107,7 @@ mod tests {
         let mut stream = StopStrings::new(&stops);
         let mut out = Vec::new();
         for piece in pieces {
-            let step = stream.push(piece);
+            let step = stream.push(piece, true);
             out.push(step.text);
             if step.stopped {
                 return (out, true);
@@ -115,6 +130,34 @@ mod tests {
             feed(&["é!"], &["caf", "é", "?"]),
             (vec!["caf".into(), "".into(), "é?".into(), "".into()], false)
         );
+    }
+
+    #[test]
+    fn what_is_complete_too_early_stops_nothing() {
+        let feed = |stops: &[&str], early: &[&str], late: &[&str]| {
+            let stops: Vec<String> = stops.iter().map(|stop| (*stop).to_owned()).collect();
+            let mut stream = StopStrings::new(&stops);
+            let mut out = String::new();
+            let pieces =
+                early.iter().map(|piece| (piece, false)).chain(late.iter().map(|piece| (piece, true)));
+            for (piece, may_stop) in pieces {
+                let step = stream.push(piece, may_stop);
+                out.push_str(&step.text);
+                if step.stopped {
+                    return (out, true);
+                }
+            }
+            (out + &stream.release(), false)
+        };
+        assert_eq!(feed(&["END"], &["a END", " b"], &["c"]), ("a END bc".into(), false));
+        assert_eq!(feed(&["END"], &["a END", " b"], &["cEND"]), ("a END bc".into(), true));
+        // It begins too early and is complete in time.
+        assert_eq!(feed(&["END"], &["a EN"], &["D b"]), ("a ".into(), true));
+        assert_eq!(feed(&["aa"], &["aa"], &["a"]), ("a".into(), true));
+        // Held back for one stop string, while another in it came too early.
+        assert_eq!(feed(&["abc", "b"], &["ab"], &["x"]), ("abx".into(), false));
+        assert_eq!(feed(&["abc", "b"], &["ab"], &["c"]), ("".into(), true));
+        assert_eq!(feed(&["é!"], &["é!é"], &["?é!"]), ("é!é?".into(), true));
     }
 
     proptest! {

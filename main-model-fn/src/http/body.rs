@@ -38,10 +38,10 @@ where
             ApiError::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
         })??;
     let stopped = || ServiceError::new(ErrorCode::Internal, "a request could not be read to its end");
-    let permit = state.preparing.clone().acquire_owned().await.map_err(|_| stopped())?;
+    let pass = state.preparing.enter(bytes.len()).await?;
     let state = state.clone();
     let work = tokio::task::spawn_blocking(move || {
-        let _until_done = permit;
+        let _until_done = pass;
         then(&state, parse(&bytes)?)
     });
     Ok(work.await.map_err(|_| stopped())??)

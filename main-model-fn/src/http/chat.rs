@@ -5,7 +5,7 @@ use super::fields::Logprobs;
 use super::generate::{AnswerOptions, Generation, Route, Shared, answer};
 use super::request_body::RequestBody;
 use super::state::HttpState;
-use super::{messages, sampling};
+use super::{messages, sampling, text};
 use axum::extract::{self, State};
 use axum::response::Response;
 use remoe_wire::ServiceError;
@@ -33,7 +33,9 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
     let messages = messages::for_template(messages)?;
     let prompt = text.render_chat(&messages, body.add_generation_prompt.unwrap_or(true))?;
     // The template has written the special tokens.
-    let prompt = text.encode(&prompt, body.add_special_tokens.unwrap_or(false))?;
+    let special = body.add_special_tokens.unwrap_or(false);
+    let context = state.engine.limits().context_length;
+    let prompt = text::encode(text.as_ref(), context, "messages", &prompt, special)?;
     let max_tokens = max_tokens.unwrap_or_else(|| {
         let usual = state.options.defaults.max_new_tokens.unwrap_or(usize::MAX);
         shared.room(&prompt).min(usual.max(1))

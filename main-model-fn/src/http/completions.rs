@@ -2,10 +2,10 @@
 
 use super::error::ApiError;
 use super::fields::{Logprobs, Prompt};
-use super::generate::{AnswerOptions, Generation, Route, Shared, answer};
+use super::generate::{AnswerOptions, Generation, Route, Shared, answer, special_text};
 use super::request_body::RequestBody;
-use super::sampling;
 use super::state::HttpState;
+use super::{sampling, text};
 use axum::extract::{self, State};
 use axum::response::Response;
 use remoe_wire::ServiceError;
@@ -24,7 +24,7 @@ pub(super) async fn handle(
 pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generation, ServiceError> {
     let shared = Shared::new(state, &body)?;
     let echo = body.echo.unwrap_or(false);
-    let max_tokens = sampling::max_tokens(&body, if echo { 0 } else { 1 })?;
+    let max_tokens = sampling::max_tokens(&body, 0)?;
     let logprobs = logprobs(&body)?;
     let prompts = body.prompt.take().ok_or_else(|| ServiceError::invalid("prompt", "`prompt` is missing"))?.0;
     let most = state.engine.limits().max_requests;
@@ -36,11 +36,13 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
     }
     let mut requests = Vec::with_capacity(prompts.len());
     let mut echoes = Vec::new();
-    for prompt in prompts {
+    let many = prompts.len() > 1;
+    for (index, prompt) in prompts.into_iter().enumerate() {
+        let field = if many { format!("prompt[{index}]") } else { "prompt".to_owned() };
         if echo {
-            echoes.push(echo_of(state, &prompt)?);
+            echoes.push(echo_of(state, &prompt, special_text(&body))?);
         }
-        let ids = ids_of(state, prompt, body.add_special_tokens.unwrap_or(true))?;
+        let ids = ids_of(state, &field, prompt, body.add_special_tokens.unwrap_or(true))?;
         let usual = MAX_TOKENS.min(state.options.defaults.max_new_tokens.unwrap_or(MAX_TOKENS)).max(1);
         let max_tokens = max_tokens.unwrap_or_else(|| shared.room(&ids).min(usual));
         let mut request = shared.request(ids, max_tokens, logprobs)?;
@@ -55,20 +57,22 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
     })
 }
 
-fn ids_of(state: &HttpState, prompt: Prompt, special: bool) -> Result<Vec<u32>, ServiceError> {
+fn ids_of(state: &HttpState, field: &str, prompt: Prompt, special: bool) -> Result<Vec<u32>, ServiceError> {
     match (prompt, &state.text) {
         (Prompt::Ids(ids), _) => Ok(ids),
-        (Prompt::Text(prompt), Some(text)) => text.encode(&prompt, special),
+        (Prompt::Text(prompt), Some(text)) => {
+            text::encode(text.as_ref(), state.engine.limits().context_length, field, &prompt, special)
+        }
         (Prompt::Text(_), None) => {
             Err(ServiceError::invalid("prompt", "the model has no tokenizer: `prompt` must be token ids"))
         }
     }
 }
 
-fn echo_of(state: &HttpState, prompt: &Prompt) -> Result<String, ServiceError> {
+fn echo_of(state: &HttpState, prompt: &Prompt, special: bool) -> Result<String, ServiceError> {
     match (prompt, &state.text) {
         (Prompt::Text(prompt), _) => Ok(prompt.clone()),
-        (Prompt::Ids(ids), Some(text)) => text.decode(ids),
+        (Prompt::Ids(ids), Some(text)) => text.decode(ids, special),
         (Prompt::Ids(_), None) => Ok(String::new()),
     }
 }

@@ -41,6 +41,8 @@ pub(super) struct AnswerOptions {
     pub(super) include_figures: bool,
     pub(super) logprobs: bool,
     pub(super) token_ids: bool,
+    /// Special tokens are written out in the text.
+    pub(super) special_text: bool,
     /// There is a tokenizer, so that answers have text.
     pub(super) text: bool,
 }
@@ -52,6 +54,7 @@ pub(super) struct Shared {
     stop: StopRules,
     limits: RequestLimits,
     has_seed: bool,
+    special_text: bool,
 }
 
 impl Shared {
@@ -67,6 +70,7 @@ impl Shared {
             stop: sampling::stop_rules(body, state.text.is_some(), limits.vocab_size)?,
             limits,
             has_seed: body.seed.is_some(),
+            special_text: special_text(body),
         })
     }
 
@@ -97,6 +101,7 @@ impl Shared {
             max_tokens,
             sampling,
             stop: self.stop.clone(),
+            special_text: self.special_text,
             logprobs,
             prompt_logprobs: None,
             inspect: None,
@@ -114,9 +119,15 @@ impl AnswerOptions {
             include_figures,
             logprobs,
             token_ids: body.return_token_ids.unwrap_or(false) || state.text.is_none(),
+            special_text: special_text(body),
             text: state.text.is_some(),
         }
     }
+}
+
+/// Whether the text has special tokens: `skip_special_tokens` is true unless it is said to be false.
+pub(super) fn special_text(body: &RequestBody) -> bool {
+    !body.skip_special_tokens.unwrap_or(true)
 }
 
 /// Reads and checks the body with `check`, hands the generation to the engine and answers.

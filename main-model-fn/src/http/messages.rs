@@ -121,7 +121,10 @@ fn one(index: usize, message: Message) -> Result<Value, ServiceError> {
         Some("user") => "user",
         Some("assistant") => "assistant",
         Some("tool") => "tool",
-        other => {
+        None => {
+            return Err(ServiceError::invalid(at("role"), format!("`{}` is missing", at("role"))));
+        }
+        Some(other) => {
             return Err(ServiceError::invalid(
                 at("role"),
                 format!(

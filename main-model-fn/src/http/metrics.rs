@@ -18,11 +18,36 @@ const TOKEN_BUCKETS: [f64; 16] =
 const REQUEST_BUCKETS: [f64; 14] =
     [0.01, 0.05, 0.1, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 240.0, 960.0, 1920.0];
 
+/// Connections of one listener. Clones share their values.
+#[derive(Clone)]
+pub(super) struct ConnectionMetrics {
+    pub(super) open: IntGauge,
+    pub(super) ended: IntCounterVec,
+}
+
+impl ConnectionMetrics {
+    /// Metrics that nobody reads until they are registered.
+    ///
+    /// # Errors
+    /// A name is none.
+    pub(super) fn new() -> Result<Self, prometheus::Error> {
+        Ok(Self {
+            open: IntGauge::new("remoe_http_connections", "Open HTTP connections.")?,
+            ended: IntCounterVec::new(
+                Opts::new(
+                    "remoe_http_connections_ended_total",
+                    "HTTP connections that were ended because the client brought no request (idle), had none when another needed its place (displaced) or did not take its answer (stalled).",
+                ),
+                &["reason"],
+            )?,
+        })
+    }
+}
+
 /// The front's metrics. Clones share their values.
 #[derive(Clone)]
 pub(super) struct HttpMetrics {
-    pub(super) connections: IntGauge,
-    pub(super) connections_ended: IntCounterVec,
+    pub(super) connections: ConnectionMetrics,
     requests: IntCounterVec,
     in_flight: IntGauge,
     first_token: Histogram,
@@ -43,14 +68,7 @@ impl HttpMetrics {
             Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec()))
         };
         let metrics = Self {
-            connections: IntGauge::new("remoe_http_connections", "Open HTTP connections.")?,
-            connections_ended: IntCounterVec::new(
-                Opts::new(
-                    "remoe_http_connections_ended_total",
-                    "HTTP connections that were ended because the client brought no request (idle) or did not take its answer (stalled).",
-                ),
-                &["reason"],
-            )?,
+            connections: ConnectionMetrics::new()?,
             requests: IntCounterVec::new(
                 Opts::new("remoe_http_requests_total", "HTTP requests by route and status."),
                 &["route", "status"],
@@ -81,8 +99,8 @@ impl HttpMetrics {
                 &["finished_reason"],
             )?,
         };
-        registry.register(Box::new(metrics.connections.clone()))?;
-        registry.register(Box::new(metrics.connections_ended.clone()))?;
+        registry.register(Box::new(metrics.connections.open.clone()))?;
+        registry.register(Box::new(metrics.connections.ended.clone()))?;
         registry.register(Box::new(metrics.requests.clone()))?;
         registry.register(Box::new(metrics.in_flight.clone()))?;
         registry.register(Box::new(metrics.first_token.clone()))?;

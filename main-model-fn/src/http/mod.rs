@@ -6,7 +6,8 @@
 //!      -> pieces: what each choice gains -> collect (one answer) | stream (SSE) -> shapes (JSON)
 //! ```
 //!
-//! Reading and tokenising happen on blocking threads, a bounded number at a time. An answer that is
+//! Reading and tokenising happen on blocking threads, a bounded number at a time, small bodies apart
+//! from large ones (`lanes`). An answer that is
 //! dropped drops its events, which ends the work in the engine; `connections` drops the answers of
 //! clients that do not take them.
 
@@ -23,6 +24,8 @@ mod exchange;
 mod fields;
 pub mod fuzzing;
 mod generate;
+mod host;
+mod lanes;
 mod logprobs;
 mod messages;
 mod metrics;
@@ -43,6 +46,6 @@ mod tokenize;
 mod unsupported;
 mod usage;
 
-pub(crate) use router::router;
+pub(crate) use router::{serve, serve_probes};
 pub(crate) use state::{HttpOptions, HttpState};
 pub(crate) use text::TextFrontend;

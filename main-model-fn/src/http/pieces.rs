@@ -163,7 +163,7 @@ impl Pieces {
         let mut offset = 0;
         if let (Some(text), Some(so_far)) = (&state.text, self.offsets.get_mut(index)) {
             offset = *so_far;
-            if !text.is_special(token) {
+            if self.options.special_text || !text.is_special(token) {
                 *so_far += characters(&text.token_bytes(token)?);
             }
         }

@@ -48,6 +48,7 @@ pub(super) struct RequestBody {
     pub(super) stream: Option<bool>,
     pub(super) stream_options: Option<Object<StreamOptions>>,
     pub(super) return_token_ids: Option<bool>,
+    pub(super) skip_special_tokens: Option<bool>,
     /// Remoe's own: the request's figures beside its usage.
     pub(super) include_figures: Option<bool>,
 
@@ -77,6 +78,7 @@ pub(super) struct RequestBody {
     pub(super) chat_template_kwargs: Given,
     pub(super) continue_final_message: Given,
     pub(super) documents: Given,
+    pub(super) reasoning_effort: Given,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -1,19 +1,55 @@
 //! Which path leads where.
 
-use super::connections::Connections;
+use super::connections;
 use super::error::ApiError;
-use super::state::HttpState;
-use super::{auth, chat, completions, cors, metrics, models, request_id, service, tokenize};
+use super::metrics::ConnectionMetrics;
+use super::state::{ConnectionLimits, HttpState};
+use super::{auth, chat, completions, cors, host, metrics, models, request_id, service, tokenize};
 use axum::Router;
 use axum::http::{Method, StatusCode, Uri};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
+use std::io;
 use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
-/// All routes over `state`, for every connection of a server.
-pub(crate) fn router(state: HttpState) -> Connections {
-    let state = Arc::new(state);
-    Connections::new(routes(state.clone()), &state)
+/// Serves all routes over `state` on `listener` until `stop`.
+///
+/// # Errors
+/// The server fails.
+pub(crate) async fn serve(
+    listener: TcpListener,
+    state: HttpState,
+    stop: CancellationToken,
+) -> io::Result<()> {
+    let (limits, metrics) = (state.options.connections, state.metrics.connections.clone());
+    connections::serve(listener, routes(Arc::new(state)), limits, metrics, stop).await
+}
+
+/// Serves probes on `listener` until `stop`: `/health`, as the other routes have it, and `/livez`.
+/// Connections of clients cannot keep it from answering.
+///
+/// # Errors
+/// The server fails.
+pub(crate) async fn serve_probes(
+    listener: TcpListener,
+    ready: watch::Receiver<bool>,
+    stop: CancellationToken,
+) -> io::Result<()> {
+    let metrics = ConnectionMetrics::new().map_err(io::Error::other)?;
+    connections::serve(listener, probes(ready), ConnectionLimits::PROBES, metrics, stop).await
+}
+
+fn probes(ready: watch::Receiver<bool>) -> Router {
+    Router::new()
+        .route("/health", get(service::ready))
+        .route("/livez", get(service::alive))
+        .fallback(unknown_route)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn(host::check))
+        .with_state(ready)
 }
 
 /// All routes over `state`.
@@ -31,6 +67,7 @@ pub(super) fn routes(state: Arc<HttpState>) -> Router {
         .method_not_allowed_fallback(wrong_method)
         // The last layer is the outermost: every answer has a request id and is counted.
         .layer(from_fn_with_state(state.clone(), auth::guard))
+        .layer(from_fn(host::check))
         .layer(from_fn_with_state(state.clone(), cors::allow))
         .layer(from_fn_with_state(state.clone(), metrics::observe))
         .layer(from_fn(request_id::stamp))

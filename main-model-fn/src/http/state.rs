@@ -1,5 +1,6 @@
 //! What all handlers share.
 
+use super::lanes::Lanes;
 use super::metrics::HttpMetrics;
 use super::text::TextFrontend;
 use crate::engine::EngineHandle;
@@ -9,7 +10,7 @@ use remoe_planner::Account;
 use remoe_wire::{ErrorCode, ServiceError};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 /// What a deployment chooses about its HTTP front.
 #[derive(Debug, Clone)]
@@ -47,10 +48,12 @@ impl HttpOptions {
 /// How many connections there may be, and how long each may keep the server waiting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ConnectionLimits {
-    /// Connections at the same time; further ones wait to be accepted.
+    /// Connections at the same time. A further one takes the place of the one that has been without a
+    /// request for longest; while all have requests, it waits to be accepted.
     pub(crate) count: usize,
-    /// The whole head of a request must be there so long after the connection's begin or the answer
-    /// before it.
+    /// The whole head of a request must be there so long after its begin, or the connection's.
+    pub(crate) head: Duration,
+    /// The next request must begin so long after the answer before it.
     pub(crate) idle: Duration,
     /// A client that takes nothing of its answer for so long is given up.
     pub(crate) stall: Duration,
@@ -59,12 +62,22 @@ pub(crate) struct ConnectionLimits {
 impl ConnectionLimits {
     /// A connection has two descriptors: 480 connections fit the usual limit of 1024.
     const COUNT: u64 = 480;
+    const HEAD_S: u64 = 10;
     /// Longer than the 60 s that proxies usually keep connections which they mean to use again.
     const IDLE_S: u64 = 75;
     const STALL_S: u64 = 60;
 
-    /// `REMOE_HTTP_MAX_CONNECTIONS`, `REMOE_HTTP_IDLE_S` and `REMOE_HTTP_STALL_S`, whole numbers
-    /// from 1, as `variable` gives them; what is not there or no such number is the default.
+    /// For probes: few connections, short ones, and never those of clients.
+    pub(super) const PROBES: Self = Self {
+        count: 32,
+        head: Duration::from_secs(2),
+        idle: Duration::from_secs(10),
+        stall: Duration::from_secs(2),
+    };
+
+    /// `REMOE_HTTP_MAX_CONNECTIONS`, `REMOE_HTTP_HEAD_S`, `REMOE_HTTP_IDLE_S` and `REMOE_HTTP_STALL_S`,
+    /// whole numbers from 1, as `variable` gives them; what is not there or no such number is the
+    /// default.
     pub(super) fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Self {
         let read = |name: &str, default: u64| {
             let Some(text) = variable(name) else {
@@ -77,6 +90,7 @@ impl ConnectionLimits {
         };
         Self {
             count: usize::try_from(read("REMOE_HTTP_MAX_CONNECTIONS", Self::COUNT)).unwrap_or(usize::MAX),
+            head: Duration::from_secs(read("REMOE_HTTP_HEAD_S", Self::HEAD_S)),
             idle: Duration::from_secs(read("REMOE_HTTP_IDLE_S", Self::IDLE_S)),
             stall: Duration::from_secs(read("REMOE_HTTP_STALL_S", Self::STALL_S)),
         }
@@ -92,7 +106,7 @@ pub(crate) struct HttpState {
     pub(super) registry: Registry,
     pub(super) created: u64,
     /// Bodies that are parsed and tokenised at the same time: bounds memory and threads.
-    pub(super) preparing: Arc<Semaphore>,
+    pub(super) preparing: Lanes,
     ready: watch::Receiver<bool>,
     account: watch::Receiver<Option<Arc<Account>>>,
 }
@@ -115,12 +129,12 @@ impl HttpState {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Ok(Self {
             metrics: HttpMetrics::new(&registry)?,
+            preparing: Lanes::new(cores, options.body_limit),
             engine,
             text,
             options,
             registry,
             created: unix_seconds(),
-            preparing: Arc::new(Semaphore::new(cores)),
             ready,
             account,
         })
@@ -134,13 +148,7 @@ impl HttpState {
     /// # Errors
     /// The model is loading or the function is draining.
     pub(super) fn check_ready(&self) -> Result<(), ServiceError> {
-        if *self.ready.borrow() {
-            return Ok(());
-        }
-        Err(ServiceError::new(
-            ErrorCode::Unavailable,
-            "the model is loading or the server is shutting down; try again later",
-        ))
+        check_ready(&self.ready)
     }
 
     /// # Errors
@@ -155,6 +163,18 @@ impl HttpState {
             _ => Ok(()),
         }
     }
+}
+
+/// # Errors
+/// Requests are not taken.
+pub(super) fn check_ready(ready: &watch::Receiver<bool>) -> Result<(), ServiceError> {
+    if *ready.borrow() {
+        return Ok(());
+    }
+    Err(ServiceError::new(
+        ErrorCode::Unavailable,
+        "the model is loading or the server is shutting down; try again later",
+    ))
 }
 
 /// Seconds since 1970.

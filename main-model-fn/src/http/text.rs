@@ -14,11 +14,14 @@ pub(crate) trait TextFrontend: Send + Sync {
     /// The tokenizer refuses.
     fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, ServiceError>;
 
-    /// Text of `ids`, special tokens left out.
+    /// Most bytes of a text per token that it becomes, where there is such a bound.
+    fn bytes_per_token(&self) -> Option<usize>;
+
+    /// Text of `ids`, special tokens written out (`special`) or left out.
     ///
     /// # Errors
     /// An id is no token.
-    fn decode(&self, ids: &[u32]) -> Result<String, ServiceError>;
+    fn decode(&self, ids: &[u32], special: bool) -> Result<String, ServiceError>;
 
     /// The bytes that a token stands for, alone; parts of a character are no UTF-8.
     ///
@@ -26,7 +29,7 @@ pub(crate) trait TextFrontend: Send + Sync {
     /// The id is no token.
     fn token_bytes(&self, id: u32) -> Result<Vec<u8>, ServiceError>;
 
-    /// Whether the token gives no text.
+    /// Whether the token gives no text unless special tokens are asked for.
     fn is_special(&self, id: u32) -> bool;
 
     /// `messages` as a prompt; `generation` opens the assistant's answer.
@@ -41,8 +44,14 @@ impl TextFrontend for TextFront {
         self.encode(text, special)
     }
 
-    fn decode(&self, ids: &[u32]) -> Result<String, ServiceError> {
-        self.tokenizer().decode(ids).map_err(outside)
+    fn bytes_per_token(&self) -> Option<usize> {
+        self.tokenizer().bytes_per_token()
+    }
+
+    fn decode(&self, ids: &[u32], special: bool) -> Result<String, ServiceError> {
+        let tokenizer = self.tokenizer();
+        let text = if special { tokenizer.decode_with_special(ids) } else { tokenizer.decode(ids) };
+        text.map_err(outside)
     }
 
     fn token_bytes(&self, id: u32) -> Result<Vec<u8>, ServiceError> {
@@ -56,6 +65,35 @@ impl TextFrontend for TextFront {
     fn render_chat(&self, messages: &[Value], generation: bool) -> Result<String, ServiceError> {
         self.render_chat(messages, generation)
     }
+}
+
+/// Ids of `content`, which stands in `field`. What is too long for `context` tokens whatever it says is
+/// refused before it is read.
+///
+/// # Errors
+/// It does not fit, or the tokenizer refuses.
+pub(super) fn encode(
+    text: &dyn TextFrontend,
+    context: usize,
+    field: &str,
+    content: &str,
+    special: bool,
+) -> Result<Vec<u32>, ServiceError> {
+    if let Some(most) = text.bytes_per_token() {
+        let least = content.len().div_ceil(most.max(1));
+        if least > context {
+            return Err(ServiceError {
+                code: ErrorCode::ContextLengthExceeded,
+                message: format!(
+                    "This model's maximum context length is {context} tokens. However, your text of {} bytes is at least {least} tokens. Please reduce its length.",
+                    content.len()
+                ),
+                field: Some(field.to_owned()),
+            });
+        }
+    }
+    text.encode(content, special)
+        .map_err(|error| if error.field.is_some() { error.about(field) } else { error })
 }
 
 fn outside(error: TextError) -> ServiceError {

@@ -4,6 +4,7 @@ use super::body;
 use super::error::ApiError;
 use super::messages::{self, Messages};
 use super::state::HttpState;
+use super::text;
 use axum::Json;
 use axum::extract::{self, State};
 use remoe_wire::ServiceError;
@@ -39,16 +40,18 @@ fn tokenize(state: &HttpState, body: TokenizeBody) -> Result<Tokenized, ServiceE
     let field = if body.messages.is_some() { "messages" } else { "prompt" };
     let text =
         state.text.as_ref().ok_or_else(|| ServiceError::invalid(field, "the model has no tokenizer"))?;
+    let context = state.engine.limits().context_length;
+    let encode = |content: &str, special| text::encode(text.as_ref(), context, field, content, special);
     let tokens = match (body.prompt, body.messages) {
-        (Some(prompt), None) => text.encode(&prompt, body.add_special_tokens.unwrap_or(true))?,
+        (Some(prompt), None) => encode(&prompt, body.add_special_tokens.unwrap_or(true))?,
         (None, Some(messages)) => {
             let messages = messages::for_template(messages)?;
             let prompt = text.render_chat(&messages, body.add_generation_prompt.unwrap_or(true))?;
-            text.encode(&prompt, body.add_special_tokens.unwrap_or(false))?
+            encode(&prompt, body.add_special_tokens.unwrap_or(false))?
         }
         _ => {
             return Err(ServiceError::invalid("prompt", "either `prompt` or `messages` is needed, not both"));
         }
     };
-    Ok(Tokenized { count: tokens.len(), tokens, max_model_len: state.engine.limits().context_length })
+    Ok(Tokenized { count: tokens.len(), tokens, max_model_len: context })
 }

@@ -41,6 +41,14 @@ pub(super) fn refuse(body: &RequestBody) -> Result<(), ServiceError> {
             _ => return Err(unsupported(name)),
         }
     }
+    match &body.reasoning_effort {
+        Given::Nothing => (),
+        Given::Text(effort) if effort == "none" => (),
+        _ => {
+            let message = "`reasoning_effort` is not supported: the model thinks as long as it does";
+            return Err(ServiceError::invalid("reasoning_effort", message));
+        }
+    }
     if body.response_format.as_ref().is_some_and(|format| format.0.kind != "text") {
         return Err(unsupported("response_format"));
     }

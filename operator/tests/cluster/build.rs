@@ -174,3 +174,21 @@ fn a_restart_changes_every_identity_and_a_price_changes_none() {
     assert_eq!(identities(&owner), identities(&dearer));
     assert_ne!(plan(&owner), plan(&dearer));
 }
+
+#[test]
+fn probes_of_main_functions_have_a_port_that_clients_cannot_reach() {
+    let owner = deployment(json!({}));
+    let main = pods(&owner).remove(0);
+    let arguments = arguments(&main);
+    let flag = arguments.iter().position(|argument| argument == "--health-listen").unwrap();
+    assert_eq!(arguments[flag + 1], "0.0.0.0:8081");
+    let container = &main.spec.as_ref().unwrap().containers[0];
+    let port = container.ports.iter().flatten().find(|port| port.name.as_deref() == Some("health")).unwrap();
+    assert_eq!(port.container_port, 8081);
+    for (probe, path) in [(&container.readiness_probe, "/health"), (&container.liveness_probe, "/livez")] {
+        let get = serde_json::to_value(probe.as_ref().unwrap().http_get.as_ref().unwrap()).unwrap();
+        assert_eq!(get, json!({"path": path, "port": "health"}));
+    }
+    let frame = serde_json::to_string(&frame(&owner, &around()).network_policies).unwrap();
+    assert!(frame.contains("8000") && !frame.contains("8081"), "{frame}");
+}

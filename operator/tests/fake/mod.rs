@@ -84,6 +84,7 @@ fn function() {
             grpc: grpc.local_addr().unwrap(),
             http: http.as_ref().map(|listener| listener.local_addr().unwrap()),
             metrics: None,
+            health: None,
             start_us: 1,
         })
         .unwrap();

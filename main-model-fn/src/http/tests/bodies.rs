@@ -1,9 +1,12 @@
 //! Bodies that are no request: each is a 4xx in the error form, none hurts.
 
-use super::{Front, with};
+use super::{Bytes, Front, with};
+use crate::http::TextFrontend;
 use axum::body::Body;
 use axum::http::Request;
-use serde_json::json;
+use remoe_wire::ServiceError;
+use serde_json::{Value, json};
+use std::sync::Arc;
 
 const PATH: &str = "/v1/completions";
 
@@ -170,4 +173,93 @@ async fn errors_quote_no_more_than_one_can_read() {
         assert!(answer.text.len() < 1600, "{} bytes", answer.text.len());
         assert!(answer.status.is_client_error());
     }
+}
+
+/// Tokens are bytes, of which the context holds 100; what is no text in small letters takes until
+/// somebody opens the gate.
+struct Slow {
+    gate: std::sync::Mutex<std::sync::mpsc::Receiver<()>>,
+    bound: Option<usize>,
+}
+
+impl TextFrontend for Slow {
+    fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, ServiceError> {
+        if text.starts_with('X') {
+            // The gate opens for all when its other end goes.
+            let _open = self.gate.lock().unwrap().recv();
+        }
+        Bytes.encode(text, special)
+    }
+
+    fn bytes_per_token(&self) -> Option<usize> {
+        self.bound
+    }
+
+    fn decode(&self, ids: &[u32], special: bool) -> Result<String, ServiceError> {
+        Bytes.decode(ids, special)
+    }
+
+    fn token_bytes(&self, id: u32) -> Result<Vec<u8>, ServiceError> {
+        Bytes.token_bytes(id)
+    }
+
+    fn is_special(&self, id: u32) -> bool {
+        Bytes.is_special(id)
+    }
+
+    fn render_chat(&self, messages: &[Value], generation: bool) -> Result<String, ServiceError> {
+        Bytes.render_chat(messages, generation)
+    }
+}
+
+fn slow(bound: Option<usize>) -> (Front, std::sync::mpsc::Sender<()>) {
+    let (open, gate) = std::sync::mpsc::channel();
+    let text = Arc::new(Slow { gate: std::sync::Mutex::new(gate), bound });
+    (Front::build(Some(text), super::Engine::limits(), |_| ()), open)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn large_bodies_keep_small_ones_waiting_no_longer_than_themselves() {
+    let (front, open) = slow(None);
+    let front = Arc::new(front);
+    let large = json!({"prompt": "X".repeat(1 << 20)});
+    let waiting: Vec<_> = (0..12)
+        .map(|_| {
+            let (front, large) = (front.clone(), large.clone());
+            tokio::spawn(async move { front.post("/tokenize", large).await })
+        })
+        .collect();
+    // They all wait before the small one comes.
+    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+    let small = front.post("/tokenize", json!({"prompt": "ab"})).await.ok();
+    assert_eq!(small["count"], 3);
+    assert!(waiting.iter().all(|task| !task.is_finished()));
+    drop(open);
+    for task in waiting {
+        assert_eq!(task.await.unwrap().ok()["count"], (1 << 20) + 1);
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_fit_is_refused_before_it_is_tokenized() {
+    // Nobody opens the gate: reading an X would not end.
+    let (front, _shut) = slow(Some(4));
+    let long = "X".repeat(401);
+    let message = json!([{"role": "user", "content": long}]);
+    for (path, body, param) in [
+        ("/tokenize", json!({ "prompt": long }), "prompt"),
+        ("/tokenize", json!({ "messages": message }), "messages"),
+        (PATH, with(json!({ "prompt": long })), "prompt"),
+        (PATH, with(json!({ "prompt": ["a", long] })), "prompt[1]"),
+        ("/v1/chat/completions", json!({ "messages": message }), "messages"),
+    ] {
+        let error = front.post(path, body).await.error(400);
+        assert_eq!(error["code"], "context_length_exceeded", "{path}: {error}");
+        assert_eq!(error["param"], param, "{path}");
+    }
+    // As many bytes as could fit are looked at.
+    let counted = front.post("/tokenize", json!({"prompt": "a".repeat(400)})).await.ok();
+    assert_eq!(counted["count"], 401);
+    let error = front.post(PATH, with(json!({"prompt": "a".repeat(400)}))).await.error(400);
+    assert_eq!(error["code"], "context_length_exceeded");
 }

@@ -133,3 +133,17 @@ async fn without_a_tokenizer_there_are_no_chats() {
     let front = Front::build(None, super::Engine::limits(), |_| ());
     front.post("/v1/chat/completions", chat_with(json!({}))).await.refuses("messages");
 }
+
+#[tokio::test]
+async fn a_role_that_is_none_is_quoted_as_it_was_sent() {
+    let front = Front::new();
+    let refused = async |message: Value| {
+        let body = json!({"model": "org/tiny", "messages": [message]});
+        let error = front.post("/v1/chat/completions", body).await.error(400);
+        assert_eq!(error["param"], "messages[0].role");
+        error["message"].as_str().unwrap().to_owned()
+    };
+    let message = refused(json!({"role": "bot", "content": "x"})).await;
+    assert!(message.ends_with("or tool, not \"bot\""), "{message}");
+    assert_eq!(refused(json!({"content": "x"})).await, "`messages[0].role` is missing");
+}

@@ -1,7 +1,7 @@
 //! Completions: prompts in all forms, echo, usage, figures.
 
 use super::{BOS, Engine, Front, failure, say, with};
-use crate::engine::request::{Event, FinishReason, Request};
+use crate::engine::request::{Event, Figures, FinishReason, Request};
 use remoe_planner::{Account, Options, PlanDraft, Problem, solve};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -107,14 +107,26 @@ async fn echo_repeats_the_prompt() {
 }
 
 #[tokio::test]
-async fn no_tokens_at_all_are_for_echoes_only() {
+async fn no_tokens_at_all_are_for_completions_only() {
     let front = Front::new();
     let nothing = |_: &Request| vec![Event::Finished { choice: 0, reason: FinishReason::Length }];
     let (reply, asked) = front.answered(PATH, with(json!({"max_tokens": 0, "echo": true})), nothing).await;
     assert_eq!(asked[0].max_tokens, 0);
     assert_eq!(reply.ok()["choices"][0]["text"], "hi");
     assert_eq!(reply.json()["choices"][0]["finish_reason"], "length");
-    front.post(PATH, with(json!({"max_tokens": 0}))).await.refuses("max_tokens");
+    let none = |request: &Request| {
+        let mut events = nothing(request);
+        events.push(Event::Done(Figures { completion_tokens: 0, ..super::figures(request) }));
+        events
+    };
+    let (reply, _) = front.answered(PATH, with(json!({"max_tokens": 0})), none).await;
+    let answer = reply.ok();
+    assert_eq!(answer["choices"][0]["text"], "");
+    assert_eq!(answer["usage"], json!({"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3}));
+    for name in ["max_tokens", "max_completion_tokens"] {
+        let body = super::chat_with(json!({ name: 0 }));
+        front.post("/v1/chat/completions", body).await.refuses(name);
+    }
 }
 
 #[tokio::test]

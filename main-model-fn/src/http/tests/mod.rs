@@ -8,11 +8,12 @@ mod completions;
 mod engine;
 mod logprobs;
 mod parameters;
+mod places;
 mod service;
 mod sockets;
 mod streams;
 
-use super::connections::Connections;
+use super::connections;
 use super::router::routes;
 use super::{HttpOptions, HttpState, TextFrontend};
 use crate::engine::request::{Delta, Event, ExpertTally, ExpertTime, Figures, FinishReason, Request};
@@ -26,7 +27,9 @@ use remoe_wire::{ErrorCode, ServiceError};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tower_service::Service;
 
 /// Begins a text, when special tokens are asked for.
@@ -40,8 +43,15 @@ impl TextFrontend for Bytes {
         Ok(special.then_some(BOS).into_iter().chain(text.bytes().map(u32::from)).collect())
     }
 
-    fn decode(&self, ids: &[u32]) -> Result<String, ServiceError> {
-        let bytes: Vec<u8> = ids.iter().filter_map(|&id| u8::try_from(id).ok()).collect();
+    fn bytes_per_token(&self) -> Option<usize> {
+        Some(1)
+    }
+
+    fn decode(&self, ids: &[u32], special: bool) -> Result<String, ServiceError> {
+        let mut bytes = Vec::new();
+        for &id in ids.iter().filter(|&&id| special || !self.is_special(id)) {
+            bytes.extend(self.token_bytes(id)?);
+        }
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
@@ -103,13 +113,16 @@ impl Front {
         Self { router: routes(state.clone()), engine, ready, account, state }
     }
 
-    /// The service of a server's connections.
-    fn connections(&self) -> Connections {
-        Connections::new(self.router.clone(), &self.state)
+    /// Serves the routes on `listener`, for ever.
+    fn serve(&self, listener: TcpListener) {
+        let (limits, metrics) = (self.state.options.connections, self.state.metrics.connections.clone());
+        let routes = self.router.clone();
+        tokio::spawn(connections::serve(listener, routes, limits, metrics, CancellationToken::new()));
     }
 
-    /// Sends `request` to the router.
-    async fn send(&self, request: http::Request<Body>) -> Reply {
+    /// Sends `request` to the router, with a host unless it names one.
+    async fn send(&self, mut request: http::Request<Body>) -> Reply {
+        request.headers_mut().entry(http::header::HOST).or_insert(http::HeaderValue::from_static("test"));
         let mut router = self.router.clone();
         let response = tokio::time::timeout(Duration::from_secs(20), router.call(request))
             .await

@@ -185,8 +185,8 @@ async fn out_of_range_is_refused_by_name() {
         ("frequency_penalty", json!([-2.1, 2.1, "x"])),
         ("n", json!([0, -1, 5, 1.5, "x", true])),
         ("seed", json!([1.5, "x", true])),
-        ("max_tokens", json!([0, -1, 1.5, "x"])),
-        ("max_completion_tokens", json!([0, -1, "x"])),
+        ("max_tokens", json!([-1, 1.5, "x"])),
+        ("max_completion_tokens", json!([-1, "x"])),
         ("min_tokens", json!([-1, 17, "x"])),
         ("ignore_eos", json!([1, "x"])),
         ("stop", json!([1, "", [""], vec!["x"; 33], "x".repeat(1025)])),
@@ -198,6 +198,7 @@ async fn out_of_range_is_refused_by_name() {
         ("model", json!([1, ["org/tiny"]])),
         ("include_figures", json!([1, "x"])),
         ("return_token_ids", json!([1, "x"])),
+        ("skip_special_tokens", json!([1, "x"])),
         ("add_special_tokens", json!([1])),
     ] {
         for value in values.as_array().unwrap() {
@@ -225,6 +226,23 @@ async fn out_of_range_is_refused_by_name() {
     ] {
         front.post("/v1/completions", with(value)).await.refuses(param);
     }
+}
+
+#[tokio::test]
+async fn special_tokens_are_text_where_they_are_asked_for() {
+    let front = Front::new();
+    for (extra, special) in [
+        (json!({}), false),
+        (json!({"skip_special_tokens": true}), false),
+        (json!({"skip_special_tokens": null}), false),
+        (json!({"skip_special_tokens": false}), true),
+    ] {
+        assert_eq!(request_of(&front, with(extra.clone())).await.special_text, special, "{extra}");
+        let (_, asked) = front.chat(chat_with(extra)).await;
+        assert_eq!(asked[0].special_text, special);
+    }
+    let body = with(json!({"prompt": [super::BOS, 104], "echo": true, "skip_special_tokens": false}));
+    assert_eq!(front.complete(body).await.0.ok()["choices"][0]["text"], "<s>hok");
 }
 
 #[tokio::test]
@@ -299,6 +317,8 @@ async fn what_is_not_supported_is_refused_by_name() {
         ("chat_template_kwargs", json!({"enable_thinking": false})),
         ("continue_final_message", json!(true)),
         ("documents", json!([{"text": "x"}])),
+        ("reasoning_effort", json!("low")),
+        ("reasoning_effort", json!("high")),
     ] {
         front.post("/v1/chat/completions", chat_with(json!({ name: value }))).await.refuses(name);
         front.post("/v1/completions", with(json!({ name: value }))).await.refuses(name);
@@ -311,7 +331,7 @@ async fn asking_for_nothing_is_no_reason_to_refuse() {
     let harmless = json!({
         "tools": [], "functions": [], "tool_choice": "none", "function_call": "none",
         "response_format": {"type": "text"}, "modalities": ["text"], "audio": null, "suffix": "",
-        "use_beam_search": false, "parallel_tool_calls": true, "reasoning_effort": "low",
+        "use_beam_search": false, "parallel_tool_calls": true, "reasoning_effort": "none",
         "metadata": {"a": "b"}, "store": false, "service_tier": "auto", "user": "u",
     });
     front.complete(with(harmless.clone())).await.0.ok();

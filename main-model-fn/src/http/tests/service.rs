@@ -157,7 +157,7 @@ async fn metrics_count_what_happened() {
 async fn generations_are_in_flight_until_their_end() {
     let front = Front::new();
     let body = with(json!({"stream": true})).to_string();
-    let request = Request::post("/v1/completions").body(Body::from(body)).unwrap();
+    let request = Request::post("/v1/completions").header("host", "x").body(Body::from(body)).unwrap();
     let mut router = front.router.clone();
     let call = tower_service::Service::call(&mut router, request);
     let (response, asked) = tokio::join!(call, front.engine.next());

@@ -8,15 +8,14 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-async fn serve(front: &Front) -> std::net::SocketAddr {
+pub(super) async fn serve(front: &Front) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let connections = front.connections();
-    tokio::spawn(async move { axum::serve(listener, connections).await });
+    front.serve(listener);
     address
 }
 
-fn post(body: &str) -> String {
+pub(super) fn post(body: &str) -> String {
     let length = body.len();
     format!(
         "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
@@ -24,7 +23,7 @@ fn post(body: &str) -> String {
 }
 
 /// Everything until the server closes or `end` has come.
-async fn read_until(stream: &mut TcpStream, end: &str) -> String {
+pub(super) async fn read_until(stream: &mut TcpStream, end: &str) -> String {
     let mut text = String::new();
     let mut buffer = vec![0; 65536];
     while !text.contains(end) {
@@ -204,7 +203,7 @@ async fn narrow(address: std::net::SocketAddr) -> TcpStream {
 }
 
 /// Limits that tests can wait for; what is not `change`d never comes into play.
-fn limited(change: impl FnOnce(&mut ConnectionLimits)) -> Front {
+pub(super) fn limited(change: impl FnOnce(&mut ConnectionLimits)) -> Front {
     let limits = crate::engine::RequestLimits {
         context_length: 4000,
         cache_positions: 4000,
@@ -212,13 +211,13 @@ fn limited(change: impl FnOnce(&mut ConnectionLimits)) -> Front {
     };
     Front::build(Some(std::sync::Arc::new(super::Bytes)), limits, |options| {
         let far = Duration::from_secs(3600);
-        options.connections = ConnectionLimits { count: 100, idle: far, stall: far };
+        options.connections = ConnectionLimits { count: 100, head: far, idle: far, stall: far };
         change(&mut options.connections);
     })
 }
 
 /// Waits until `/metrics` has `line`.
-async fn metric(front: &Front, line: &str) {
+pub(super) async fn metric(front: &Front, line: &str) {
     let line = format!("{line}\n");
     let seen = async {
         while !front.get("/metrics").await.text.contains(&line) {
@@ -238,7 +237,7 @@ fn much() -> Vec<Event> {
     events
 }
 
-async fn ends(stream: &mut TcpStream) -> Vec<u8> {
+pub(super) async fn ends(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     let read = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut bytes));
     // Reset or closed: both are an end.
@@ -301,7 +300,10 @@ async fn a_client_that_reads_slowly_gets_all() {
 
 #[tokio::test]
 async fn clients_that_bring_no_request_are_given_up() {
-    let front = limited(|limits| limits.idle = Duration::from_millis(200));
+    let front = limited(|limits| {
+        limits.head = Duration::from_millis(200);
+        limits.idle = Duration::from_millis(200);
+    });
     let address = serve(&front).await;
     for (sent, answered) in [
         (String::new(), false),
@@ -351,23 +353,6 @@ async fn a_client_that_waits_for_the_engine_is_not_given_up() {
 }
 
 #[tokio::test]
-async fn connections_beyond_the_limit_wait() {
-    let front = limited(|limits| limits.count = 2);
-    let address = serve(&front).await;
-    let first = TcpStream::connect(address).await.unwrap();
-    let second = TcpStream::connect(address).await.unwrap();
-    metric(&front, "remoe_http_connections 2").await;
-    let mut third = TcpStream::connect(address).await.unwrap();
-    third.write_all(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
-    let early = tokio::time::timeout(Duration::from_millis(200), third.readable()).await;
-    assert!(early.is_err(), "the third is served beside two others");
-    drop(first);
-    assert!(read_until(&mut third, "version").await.starts_with("HTTP/1.1 200"));
-    drop((second, third));
-    metric(&front, "remoe_http_connections 0").await;
-}
-
-#[tokio::test]
 async fn answers_have_a_length_unless_they_are_streams() {
     let front = Front::new();
     let mut client = TcpStream::connect(serve(&front).await).await.unwrap();
@@ -381,18 +366,5 @@ async fn answers_have_a_length_unless_they_are_streams() {
         let answer = read_until(&mut client, end).await.to_ascii_lowercase();
         assert_eq!(answer.contains("content-length: "), length, "{answer}");
         assert!(!answer.contains("transfer-encoding"), "{answer}");
-    }
-}
-
-#[test]
-fn limits_of_connections_come_from_the_environment() {
-    let limits = |value: Option<&str>| ConnectionLimits::from_environment(|_| value.map(str::to_owned));
-    let usual =
-        ConnectionLimits { count: 480, idle: Duration::from_secs(75), stall: Duration::from_secs(60) };
-    let three = Duration::from_secs(3);
-    assert_eq!(limits(None), usual);
-    assert_eq!(limits(Some("3")), ConnectionLimits { count: 3, idle: three, stall: three });
-    for wrong in ["", "0", "-1", "1.5", "x", "99999999999999999999"] {
-        assert_eq!(limits(Some(wrong)), usual, "{wrong:?}");
     }
 }

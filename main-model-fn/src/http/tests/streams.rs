@@ -171,7 +171,8 @@ async fn a_client_that_goes_ends_the_work() {
     let front = Front::new();
     for stream in [true, false] {
         let body = with(json!({ "stream": stream })).to_string();
-        let request = axum::http::Request::post(COMPLETIONS).body(Body::from(body)).unwrap();
+        let request = axum::http::Request::post(COMPLETIONS);
+        let request = request.header("host", "x").body(Body::from(body)).unwrap();
         let mut router = front.router.clone();
         let mut call = Box::pin(tower_service::Service::call(&mut router, request));
         let mut response = None;

@@ -1,7 +1,7 @@
 //! The functions of a plan, as pods.
 
 use super::pod::{ModelAccess, Pace, Program, grpc_probe, http_probe, main_resources, pod_spec, resources};
-use super::{CONTROL_PORT, EXPERT_PORT, HTTP_PORT, METRICS_PORT, Surroundings, owned_meta};
+use super::{CONTROL_PORT, EXPERT_PORT, HEALTH_PORT, HTTP_PORT, METRICS_PORT, Surroundings, owned_meta};
 use crate::cluster::api::{MoEDeployment, MoEPlanSpec, RESTARTED_AT, RemotePlan};
 use crate::cluster::digest::digest;
 use crate::cluster::names::{
@@ -29,6 +29,8 @@ const READINESS: Pace = Pace { period_seconds: 1, timeout_seconds: 2, failures: 
 const LIVENESS: Pace = Pace { period_seconds: 10, timeout_seconds: 5, failures: 3 };
 /// Evicting these pods loses nothing: they are replaced.
 const SAFE_TO_EVICT: &str = "cluster-autoscaler.kubernetes.io/safe-to-evict";
+/// The name of the port for probes.
+const HEALTH: &str = "health";
 const HOSTNAME: &str = "kubernetes.io/hostname";
 
 /// All pods of one function of a revision.
@@ -163,6 +165,7 @@ fn main_pod(
         ("--device", plan.device.name().to_owned()),
         ("--threads", threads(plan.main.memory_mb).to_string()),
         ("--http-listen", everywhere(HTTP_PORT)),
+        ("--health-listen", everywhere(HEALTH_PORT)),
         ("--control-listen", everywhere(CONTROL_PORT)),
         ("--served-model-name", name),
         ("--kv-cache-bytes", plan.main.kv_cache_bytes.to_string()),
@@ -180,11 +183,13 @@ fn main_pod(
     };
     let mut spec = serving(pod_spec(program, model, &owner.spec.main.template));
     if let Some(container) = spec.containers.first_mut() {
-        container.ports = Some(vec![port("http", HTTP_PORT), port("control", CONTROL_PORT)]);
-        // It speaks on the control port once the non-expert part is loaded, and on HTTP once it serves.
+        container.ports =
+            Some(vec![port("http", HTTP_PORT), port(HEALTH, HEALTH_PORT), port("control", CONTROL_PORT)]);
+        // It speaks on the control port once the non-expert part is loaded. After that, probes have a
+        // port of their own, which clients cannot keep busy.
         container.startup_probe = Some(grpc_probe(CONTROL_PORT, "", STARTUP));
-        container.liveness_probe = Some(grpc_probe(CONTROL_PORT, "", LIVENESS));
-        container.readiness_probe = Some(http_probe(HTTP_PORT, "/health", READINESS));
+        container.liveness_probe = Some(http_probe(HEALTH, "/livez", LIVENESS));
+        container.readiness_probe = Some(http_probe(HEALTH, "/health", READINESS));
     }
     spec
 }

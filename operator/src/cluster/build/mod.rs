@@ -25,6 +25,8 @@ use kube::{Resource, ResourceExt};
 
 /// The port of the HTTP interface of main functions; `/metrics` is there too.
 pub const HTTP_PORT: u16 = 8000;
+/// The port of main functions for probes. No policy opens it: nodes reach their own pods anyway.
+pub const HEALTH_PORT: u16 = 8081;
 /// The port of the control interface of main functions.
 pub const CONTROL_PORT: u16 = 9000;
 /// The port of remote functions.

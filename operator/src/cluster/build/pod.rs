@@ -218,12 +218,12 @@ pub(super) fn grpc_probe(port: u16, service: &str, pace: Pace) -> Probe {
     Probe { grpc: Some(GRPCAction { port: port.into(), service: Some(service.to_owned()) }), ..pace.probe() }
 }
 
-/// A probe of an HTTP path.
-pub(super) fn http_probe(port: u16, path: &str, pace: Pace) -> Probe {
+/// A probe of an HTTP path at a port of the container.
+pub(super) fn http_probe(port: &str, path: &str, pace: Pace) -> Probe {
     Probe {
         http_get: Some(HTTPGetAction {
             path: Some(path.to_owned()),
-            port: IntOrString::Int(port.into()),
+            port: IntOrString::String(port.to_owned()),
             ..HTTPGetAction::default()
         }),
         ..pace.probe()

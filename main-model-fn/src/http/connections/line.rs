@@ -1,0 +1,321 @@
+//! One connection as its deadlines see it.
+
+use super::super::metrics::ConnectionMetrics;
+use super::super::state::ConnectionLimits;
+use std::collections::BTreeMap;
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep_until};
+
+/// So long after it was accepted, a head has begun or an answer was handed over, a connection does not
+/// give way: its request may be on the way, or the answer.
+const RECENT: Duration = Duration::from_millis(100);
+
+/// Why a connection is ended from here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wait {
+    /// No request came.
+    Idle,
+    /// What was sent was not taken.
+    Stalled,
+    /// It had no request when another connection needed its place.
+    Displaced,
+}
+
+impl Wait {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Stalled => "stalled",
+            Self::Displaced => "displaced",
+        }
+    }
+}
+
+/// A connection: what it waits for, and until when.
+pub(super) struct Line {
+    limits: ConnectionLimits,
+    metrics: ConnectionMetrics,
+    state: Mutex<LineState>,
+    /// Ends the connection when it is late.
+    guard: OnceLock<AbortHandle>,
+    _slot: Option<OwnedSemaphorePermit>,
+}
+
+struct LineState {
+    /// Requests so far.
+    turns: u64,
+    /// Requests whose answers are not handed over, and until when the client must take what it was
+    /// given; nothing while the server works. HTTP/2 has several.
+    open: BTreeMap<u64, Option<Instant>>,
+    /// When the connection, the wait for the next request, or that request's head began.
+    since: Instant,
+    /// Until when the whole head of a request must be there while there is none.
+    due: Instant,
+    /// Part of a head is there.
+    begun: bool,
+    /// What comes between requests are frames of the connection and no heads.
+    http2: bool,
+    /// It was asked to give way.
+    leaving: bool,
+    /// The same socket again: ends what `axum::serve` holds.
+    socket: Option<std::net::TcpStream>,
+}
+
+impl LineState {
+    fn new(limits: &ConnectionLimits, now: Instant, socket: Option<std::net::TcpStream>) -> Self {
+        Self {
+            turns: 0,
+            open: BTreeMap::new(),
+            since: now,
+            due: now + limits.head,
+            begun: false,
+            http2: false,
+            leaving: false,
+            socket,
+        }
+    }
+
+    /// What the client must do next, and until when.
+    fn waits(&self) -> Option<(Wait, Instant)> {
+        if self.open.is_empty() {
+            return Some((Wait::Idle, self.due));
+        }
+        self.open.values().flatten().min().map(|deadline| (Wait::Stalled, *deadline))
+    }
+
+    /// Bytes have come from the client.
+    fn came(&mut self, limits: &ConnectionLimits, now: Instant, bytes: &[u8]) {
+        // Some clients end a body with an empty line more than it has.
+        let empty = bytes.iter().all(|byte| matches!(byte, b'\r' | b'\n'));
+        if self.open.is_empty() && !self.begun && !self.http2 && !empty {
+            self.begun = true;
+            self.since = now;
+            self.due = self.due.min(now + limits.head);
+        }
+    }
+
+    fn begin(&mut self, http2: bool) -> u64 {
+        self.turns += 1;
+        self.http2 |= http2;
+        self.begun = false;
+        self.open.insert(self.turns, None);
+        self.turns
+    }
+
+    fn end(&mut self, turn: u64, limits: &ConnectionLimits, now: Instant) {
+        self.open.remove(&turn);
+        self.since = now;
+        self.due = now + limits.idle;
+    }
+
+    /// Since when it has been without a request, if it can give way now.
+    fn can_leave(&self, now: Instant) -> Option<Instant> {
+        let settled = self.since + RECENT <= now;
+        (self.open.is_empty() && !self.leaving && settled).then_some(self.since)
+    }
+}
+
+impl Line {
+    pub(super) fn open(
+        socket: &TcpStream,
+        limits: ConnectionLimits,
+        metrics: ConnectionMetrics,
+        slot: Option<OwnedSemaphorePermit>,
+    ) -> Arc<Self> {
+        let socket = socket.as_fd().try_clone_to_owned();
+        if let Err(error) = &socket {
+            tracing::warn!(%error, "a connection has no deadlines");
+        }
+        metrics.open.inc();
+        let state = LineState::new(&limits, Instant::now(), socket.ok().map(Into::into));
+        let line =
+            Arc::new(Self { limits, metrics, state: Mutex::new(state), guard: OnceLock::new(), _slot: slot });
+        let shortest = limits.head.min(limits.idle).min(limits.stall);
+        let guard = tokio::spawn(end_when_late(Arc::downgrade(&line), shortest));
+        line.guard.get_or_init(|| guard.abort_handle());
+        line
+    }
+
+    fn state(&self) -> MutexGuard<'_, LineState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes have come from the client.
+    pub(super) fn came(&self, bytes: &[u8]) {
+        self.state().came(&self.limits, Instant::now(), bytes);
+    }
+
+    /// Since when it has been without a request, if it can give way now.
+    pub(super) fn can_leave(&self, now: Instant) -> Option<Instant> {
+        self.state().can_leave(now)
+    }
+
+    /// Takes no further request: what was answered before still reaches the client.
+    pub(super) fn give_way(&self) {
+        let mut state = self.state();
+        state.leaving = true;
+        let Some(socket) = &state.socket else {
+            return;
+        };
+        self.count(Wait::Displaced);
+        // The server reads the end of the connection. A socket that refuses is broken already.
+        let _broken = socket.shutdown(Shutdown::Read);
+    }
+
+    /// Ends the connection without waiting for what is still to be sent.
+    fn end(&self, wait: Wait) {
+        let Some(socket) = self.state().socket.take() else {
+            return;
+        };
+        self.count(wait);
+        // Both ways of reading and writing wake up and fail; nothing is kept for a client that may
+        // never take it. A socket that refuses is broken already.
+        let _broken = socket.shutdown(Shutdown::Both);
+        let _broken = TcpStream::from_std(socket).and_then(|socket| socket.set_zero_linger());
+    }
+
+    fn count(&self, wait: Wait) {
+        self.metrics.ended.with_label_values(&[wait.as_str()]).inc();
+        tracing::debug!(reason = wait.as_str(), "ended a connection");
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        if let Some(guard) = self.guard.get() {
+            guard.abort();
+        }
+        self.metrics.open.dec();
+    }
+}
+
+/// Looks again when the deadline has come, or when another that is set meanwhile could have.
+async fn end_when_late(line: Weak<Line>, shortest: Duration) {
+    loop {
+        let now = Instant::now();
+        let next = match line.upgrade() {
+            Some(line) => {
+                let waits = line.state().waits();
+                match waits {
+                    Some((wait, deadline)) if deadline <= now => return line.end(wait),
+                    Some((_, deadline)) => deadline.min(now + shortest),
+                    None => now + shortest,
+                }
+            }
+            None => return,
+        };
+        sleep_until(next).await;
+    }
+}
+
+/// One request of a connection, until its answer has been handed over or given up.
+pub(super) struct Turn {
+    line: Arc<Line>,
+    number: u64,
+}
+
+impl Turn {
+    pub(super) fn begin(line: &Arc<Line>, http2: bool) -> Self {
+        let number = line.state().begin(http2);
+        Self { line: line.clone(), number }
+    }
+
+    /// The server has nothing to give at the moment.
+    pub(super) fn works(&self) {
+        self.line.state().open.insert(self.number, None);
+    }
+
+    /// The client must take what it was given before it gets more.
+    pub(super) fn hands_over(&self) {
+        self.line.state().open.insert(self.number, Some(Instant::now() + self.line.limits.stall));
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.line.state().end(self.number, &self.line.limits, Instant::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: ConnectionLimits = ConnectionLimits {
+        count: 1,
+        head: Duration::from_secs(2),
+        idle: Duration::from_secs(9),
+        stall: Duration::from_secs(5),
+    };
+
+    fn line() -> (LineState, impl Fn(f64) -> Instant) {
+        let start = Instant::now();
+        (LineState::new(&LIMITS, start, None), move |seconds| start + Duration::from_secs_f64(seconds))
+    }
+
+    #[test]
+    fn every_open_request_counts() {
+        let (mut state, at) = line();
+        assert_eq!(state.waits(), Some((Wait::Idle, at(2.0))));
+        state.open.insert(1, None);
+        assert_eq!(state.waits(), None, "the server works");
+        state.open.insert(2, Some(at(5.0)));
+        assert_eq!(state.waits(), Some((Wait::Stalled, at(5.0))), "one of two is not taken");
+        state.open.insert(3, Some(at(3.0)));
+        assert_eq!(state.waits(), Some((Wait::Stalled, at(3.0))));
+        state.end(2, &LIMITS, at(3.0));
+        state.end(3, &LIMITS, at(3.0));
+        assert_eq!(state.waits(), None, "the first is still worked at");
+        state.end(1, &LIMITS, at(4.0));
+        assert_eq!(state.waits(), Some((Wait::Idle, at(13.0))));
+    }
+
+    #[test]
+    fn a_head_that_has_begun_must_be_whole_soon() {
+        let (mut state, at) = line();
+        state.came(&LIMITS, at(1.0), b"GET /");
+        assert_eq!(state.waits(), Some((Wait::Idle, at(2.0))), "from the begin of the connection");
+        let turn = state.begin(false);
+        state.came(&LIMITS, at(1.5), b"a body");
+        state.end(turn, &LIMITS, at(3.0));
+        assert_eq!(state.waits(), Some((Wait::Idle, at(12.0))), "between requests there is time");
+        state.came(&LIMITS, at(4.0), b"\r\n");
+        assert_eq!(state.waits(), Some((Wait::Idle, at(12.0))), "an empty line is no head");
+        state.came(&LIMITS, at(5.0), b"G");
+        assert_eq!(state.waits(), Some((Wait::Idle, at(7.0))));
+        state.came(&LIMITS, at(6.0), b"E");
+        assert_eq!(state.waits(), Some((Wait::Idle, at(7.0))), "more of the head is no new one");
+    }
+
+    #[test]
+    fn frames_of_http2_are_no_heads() {
+        let (mut state, at) = line();
+        let turn = state.begin(true);
+        state.end(turn, &LIMITS, at(1.0));
+        state.came(&LIMITS, at(2.0), b"ping");
+        assert_eq!(state.waits(), Some((Wait::Idle, at(10.0))));
+    }
+
+    #[test]
+    fn only_connections_without_a_request_give_way() {
+        let (mut state, at) = line();
+        assert_eq!(state.can_leave(at(0.05)), None, "its request may be on the way");
+        assert_eq!(state.can_leave(at(0.2)), Some(at(0.0)));
+        state.came(&LIMITS, at(1.0), b"GET /");
+        assert_eq!(state.can_leave(at(1.05)), None, "the rest may be on its way");
+        assert_eq!(state.can_leave(at(1.3)), Some(at(1.0)));
+        let turn = state.begin(false);
+        assert_eq!(state.can_leave(at(9.0)), None, "there is a request");
+        state.end(turn, &LIMITS, at(9.0));
+        assert_eq!(state.can_leave(at(9.05)), None, "the answer may be on its way");
+        assert_eq!(state.can_leave(at(9.3)), Some(at(9.0)));
+        state.leaving = true;
+        assert_eq!(state.can_leave(at(9.3)), None, "once is enough");
+    }
+}

@@ -1,0 +1,136 @@
+//! Accepting: as many connections as there may be, the oldest idle one giving way to a new one.
+
+use super::super::metrics::ConnectionMetrics;
+use super::super::state::ConnectionLimits;
+use super::line::Line;
+use axum::serve::Listener;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout};
+
+/// How long one that was asked to give way is waited for before another is asked.
+const LEAVES_WITHIN: Duration = Duration::from_millis(20);
+
+/// A listener whose connections have deadlines and are bounded in number.
+pub(super) struct Guarded {
+    listener: TcpListener,
+    limits: ConnectionLimits,
+    metrics: ConnectionMetrics,
+    slots: Arc<Semaphore>,
+    lines: Vec<Weak<Line>>,
+}
+
+impl Guarded {
+    pub(super) fn new(listener: TcpListener, limits: ConnectionLimits, metrics: ConnectionMetrics) -> Self {
+        let slots = Arc::new(Semaphore::new(limits.count));
+        Self { listener, limits, metrics, slots, lines: Vec::new() }
+    }
+
+    /// A place for one more connection: a free one, else that of the connection which has been without a
+    /// request for longest. While all of them have requests, the new one waits.
+    async fn slot(&mut self) -> Option<OwnedSemaphorePermit> {
+        loop {
+            if let Ok(slot) = self.slots.clone().try_acquire_owned() {
+                return Some(slot);
+            }
+            self.lines.retain(|line| line.strong_count() > 0);
+            let now = Instant::now();
+            let lines = self.lines.iter().filter_map(Weak::upgrade);
+            let idle = lines.filter_map(|line| Some((line.can_leave(now)?, line)));
+            if let Some((_, oldest)) = idle.min_by_key(|(since, _)| *since) {
+                oldest.give_way();
+            }
+            if let Ok(slot) = timeout(LEAVES_WITHIN, self.slots.clone().acquire_owned()).await {
+                return slot.ok();
+            }
+        }
+    }
+}
+
+impl Listener for Guarded {
+    type Io = Socket;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Socket, SocketAddr) {
+        let (stream, address) = Listener::accept(&mut self.listener).await;
+        // Single tokens are small packets; they must not wait for each other.
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "a connection keeps its delay");
+        }
+        let slot = self.slot().await;
+        let line = Line::open(&stream, self.limits, self.metrics.clone(), slot);
+        if self.lines.len() >= 2 * self.limits.count {
+            self.lines.retain(|line| line.strong_count() > 0);
+        }
+        self.lines.push(Arc::downgrade(&line));
+        (Socket { stream, line }, address)
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+}
+
+/// An accepted connection that tells its line what comes.
+pub(super) struct Socket {
+    stream: TcpStream,
+    line: Arc<Line>,
+}
+
+impl Socket {
+    pub(super) fn line(&self) -> &Arc<Line> {
+        &self.line
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        if let Some(bytes) = buffer.filled().get(before..).filter(|bytes| !bytes.is_empty()) {
+            self.line.came(bytes);
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, pieces)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}

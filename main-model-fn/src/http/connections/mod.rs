@@ -1,0 +1,129 @@
+//! Connections: how many there are, and how long each may keep the server waiting.
+//!
+//! `axum::serve` owns the sockets and knows no deadlines. Each connection has a second handle of its
+//! socket in its [`line`], and a task that ends it when it is the client's turn for too long: to bring a
+//! request (its whole head), or to take what it was sent. Ending a connection drops the answer that it
+//! was given, and so the engine's work on it. Where all places are taken, the [`listener`] lets the
+//! connection go that has been without a request for longest.
+
+mod line;
+mod listener;
+
+use super::metrics::ConnectionMetrics;
+use super::state::ConnectionLimits;
+use axum::Router;
+use axum::body::{Body, BodyDataStream, HttpBody};
+use axum::extract::Request;
+use axum::http::Version;
+use axum::response::Response;
+use axum::serve::IncomingStream;
+use bytes::Bytes;
+use futures_util::Stream;
+use line::{Line, Turn};
+use listener::Guarded;
+use std::convert::Infallible;
+use std::future::{Future, Ready, ready};
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tower_service::Service;
+
+/// Most of an answer that is handed over at once, so that taking a long one shows as progress.
+const PIECE: usize = 64 << 10;
+
+/// Serves `routes` on `listener` until `stop`; requests that are there by then are answered.
+///
+/// # Errors
+/// The server fails.
+pub(super) async fn serve(
+    listener: TcpListener,
+    routes: Router,
+    limits: ConnectionLimits,
+    metrics: ConnectionMetrics,
+    stop: CancellationToken,
+) -> io::Result<()> {
+    let listener = Guarded::new(listener, limits, metrics);
+    axum::serve(listener, Connections { routes }).with_graceful_shutdown(stop.cancelled_owned()).await
+}
+
+/// Gives every accepted connection its service.
+struct Connections {
+    routes: Router,
+}
+
+impl Service<IncomingStream<'_, Guarded>> for Connections {
+    type Response = Connection;
+    type Error = Infallible;
+    type Future = Ready<Result<Connection, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, incoming: IncomingStream<'_, Guarded>) -> Self::Future {
+        ready(Ok(Connection { routes: self.routes.clone(), line: incoming.io().line().clone() }))
+    }
+}
+
+/// The service of one connection.
+#[derive(Clone)]
+struct Connection {
+    routes: Router,
+    line: Arc<Line>,
+}
+
+impl Service<Request> for Connection {
+    type Response = Response;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Service::<Request>::poll_ready(&mut self.routes, context)
+    }
+
+    fn call(&mut self, request: Request) -> Self::Future {
+        let turn = Turn::begin(&self.line, request.version() == Version::HTTP_2);
+        let answer = self.routes.call(request);
+        Box::pin(async move {
+            let response = answer.await?;
+            if response.body().is_end_stream() {
+                return Ok(response);
+            }
+            // The router has written the length of a body that has one into the head.
+            Ok(response.map(|body| {
+                Body::from_stream(Handover { body: body.into_data_stream(), rest: Bytes::new(), turn })
+            }))
+        })
+    }
+}
+
+/// The body of an answer. It is asked for more once what it gave before is on its way.
+struct Handover {
+    body: BodyDataStream,
+    rest: Bytes,
+    turn: Turn,
+}
+
+impl Stream for Handover {
+    type Item = Result<Bytes, axum::Error>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.rest.is_empty() {
+            match Pin::new(&mut self.body).poll_next(context) {
+                Poll::Pending => {
+                    self.turn.works();
+                    return Poll::Pending;
+                }
+                Poll::Ready(Some(Ok(bytes))) => self.rest = bytes,
+                Poll::Ready(end) => return Poll::Ready(end),
+            }
+        }
+        let piece = self.rest.len().min(PIECE);
+        let piece = self.rest.split_to(piece);
+        self.turn.hands_over();
+        Poll::Ready(Some(Ok(piece)))
+    }
+}

@@ -1,0 +1,31 @@
+//! `Host`: every request of HTTP/1.1 has it, once (RFC 9112, 3.2).
+
+use super::error::ApiError;
+use axum::extract::Request;
+use axum::http::uri::Authority;
+use axum::http::{HeaderValue, StatusCode, Version, header};
+use axum::middleware::Next;
+use axum::response::Response;
+
+/// Refuses requests without one, with several, or with one that is no host.
+pub(super) async fn check(request: Request, next: Next) -> Result<Response, ApiError> {
+    let mut hosts = request.headers().get_all(header::HOST).iter();
+    let problem = match (hosts.next(), hosts.next()) {
+        // HTTP/1.0 has none yet, HTTP/2 has it elsewhere.
+        (None, _) if request.version() != Version::HTTP_11 => None,
+        (None, _) => Some("the request has no Host header"),
+        (Some(_), Some(_)) => Some("the request has more than one Host header"),
+        (Some(host), None) if !is_host(host) => Some("the Host header is no host"),
+        (Some(_), None) => None,
+    };
+    match problem {
+        Some(problem) => Err(ApiError::new(StatusCode::BAD_REQUEST, "invalid_host", problem)),
+        None => Ok(next.run(request).await),
+    }
+}
+
+/// A host and perhaps a port; empty where the target has none.
+fn is_host(value: &HeaderValue) -> bool {
+    let user = |host: &str| host.contains('@');
+    value.is_empty() || value.to_str().is_ok_and(|host| !user(host) && host.parse::<Authority>().is_ok())
+}
