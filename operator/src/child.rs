@@ -26,7 +26,12 @@ impl Child {
     fn announced(&mut self, announcement: &Announcement) {
         // A child that is being stopped does not come back into service.
         if self.observed.phase == Phase::Starting {
-            self.observed.phase = Phase::Listening { grpc: announcement.grpc, http: announcement.http };
+            self.observed.phase = Phase::Listening {
+                grpc: announcement.grpc,
+                http: announcement.http,
+                // What speaks HTTP has its metrics there.
+                metrics: announcement.metrics.or(announcement.http),
+            };
         }
     }
 }

@@ -101,6 +101,8 @@ pub enum Phase {
         grpc: SocketAddr,
         /// Where it speaks HTTP to users.
         http: Option<SocketAddr>,
+        /// Where it serves `/metrics`.
+        metrics: Option<SocketAddr>,
     },
     /// Asked to stop.
     Stopping,

@@ -36,6 +36,8 @@ pub struct FunctionStatus {
     pub grpc: Option<SocketAddr>,
     /// Where it speaks HTTP to users.
     pub http: Option<SocketAddr>,
+    /// Where it serves `/metrics`.
+    pub metrics: Option<SocketAddr>,
     /// The remote experts that it hosts.
     pub hosted: Vec<LayerExperts>,
 }
@@ -78,13 +80,14 @@ impl FunctionStatus {
             pid: instance.and_then(|instance| instance.observed.pid),
             grpc: None,
             http: None,
+            metrics: None,
             hosted: spec.hosted.clone(),
         };
         let Some(instance) = instance else { return status };
         status.state = match &instance.observed.phase {
             Phase::Starting => FunctionState::Starting,
-            Phase::Listening { grpc, http } => {
-                (status.grpc, status.http) = (Some(*grpc), *http);
+            Phase::Listening { grpc, http, metrics } => {
+                (status.grpc, status.http, status.metrics) = (Some(*grpc), *http, *metrics);
                 let id = &instance.observed.id;
                 let routed = in_force.is_some_and(|route| route.main == *id || route.endpoints.contains(id));
                 match (routed, spec.role, instance.unready_since) {

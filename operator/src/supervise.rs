@@ -225,7 +225,7 @@ impl<L: Launcher> Supervision<L> {
                 asked_to_end: false,
                 probe: None,
             });
-            if let (Phase::Listening { grpc, http }, None) = (&observed.phase, &tracked.probe) {
+            if let (Phase::Listening { grpc, http, .. }, None) = (&observed.phase, &tracked.probe) {
                 tracked.instance.answered = now;
                 let probing = probe(observed.id.clone(), observed.role, *grpc, self.answer_sender.clone());
                 tracked.probe = Some(tokio::spawn(probing).abort_handle());

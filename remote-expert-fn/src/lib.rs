@@ -122,7 +122,7 @@ pub async fn run(
         health: None,
         start_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
     };
-    metrics.start.set(i64::try_from(announcement.start_us).unwrap_or(i64::MAX));
+    metrics.start.set(announcement.start_us as f64 / 1e6);
     let description = FunctionDescription {
         wire_version: WIRE_VERSION,
         checkpoint: fingerprint,

@@ -1,5 +1,5 @@
 use crate::admission::Gauges;
-use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+use prometheus::{Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 use remoe_wire::v1::Code;
 
 /// What a function reports. No series per expert: there can be thousands.
@@ -21,8 +21,8 @@ pub(crate) struct Metrics {
     pub(crate) memory: IntGauge,
     /// Experts hosted.
     pub(crate) experts: IntGauge,
-    /// Microseconds from the start of the process to readiness.
-    pub(crate) start: IntGauge,
+    /// Seconds from the start of the process to readiness.
+    pub(crate) start: Gauge,
 }
 
 impl Metrics {
@@ -63,10 +63,7 @@ impl Metrics {
                 "Packed weights and the least working memory.",
             )?,
             experts: IntGauge::new("remoe_function_experts", "Experts hosted.")?,
-            start: IntGauge::new(
-                "remoe_function_start_microseconds",
-                "From the start of the process to readiness.",
-            )?,
+            start: Gauge::new("remoe_function_start_seconds", "From the start of the process to readiness.")?,
         };
         registry.register(Box::new(metrics.answers.clone()))?;
         registry.register(Box::new(metrics.pairs.clone()))?;

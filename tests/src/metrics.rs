@@ -15,6 +15,66 @@ impl Metrics {
         Self(response.body)
     }
 
+    /// What `promtool check metrics` would find: names in base units, `_total` for counters and for
+    /// nothing else, help and a type for every name.
+    #[must_use]
+    pub fn problems(&self) -> Vec<String> {
+        const UNITS: [&str; 17] = [
+            "milliseconds",
+            "microseconds",
+            "nanoseconds",
+            "minutes",
+            "hours",
+            "days",
+            "kilobytes",
+            "megabytes",
+            "gigabytes",
+            "kibibytes",
+            "mebibytes",
+            "gibibytes",
+            "bits",
+            "percent",
+            "celsius_degrees",
+            "ms",
+            "us",
+        ];
+        const TYPES: [&str; 4] = ["counter", "gauge", "histogram", "summary"];
+        let mut problems = Vec::new();
+        let described = |what: &str| -> Vec<(&str, &str)> {
+            let lines = self.0.lines().filter_map(|line| line.strip_prefix(what));
+            lines.filter_map(|line| line.split_once(' ')).collect()
+        };
+        let (helps, types) = (described("# HELP "), described("# TYPE "));
+        for sample in self.0.lines().filter(|line| !line.starts_with('#')) {
+            let name = sample.split(['{', ' ']).next().unwrap_or_default();
+            let part = |end: &str| name.strip_suffix(end).unwrap_or(name);
+            let is = |wanted: &str| [name, part("_bucket"), part("_sum"), part("_count")].contains(&wanted);
+            if !types.iter().any(|(name, _)| is(name)) {
+                problems.push(format!("{name} has no type"));
+            }
+        }
+        for (name, kind) in types {
+            if helps.iter().filter(|(other, help)| *other == name && !help.is_empty()).count() != 1 {
+                problems.push(format!("{name} has no help, or several"));
+            }
+            if (kind == "counter") != name.ends_with("_total") {
+                problems.push(format!("{name} is a {kind}"));
+            }
+            if name.chars().any(|c| c != '_' && !c.is_ascii_lowercase() && !c.is_ascii_digit()) {
+                problems.push(format!("{name} is not in lower case, or reserved"));
+            }
+            for word in name.split('_') {
+                if UNITS.contains(&word) || TYPES.contains(&word) {
+                    problems.push(format!("{name} has `{word}` in it"));
+                }
+            }
+            if kind != "histogram" && ["_bucket", "_sum", "_count"].iter().any(|end| name.ends_with(end)) {
+                problems.push(format!("{name} ends like a part of a histogram"));
+            }
+        }
+        problems
+    }
+
     /// The value of a series, `name{label="value"}` as it is written; 0 where there is none.
     #[must_use]
     pub fn value(&self, series: &str) -> u64 {

@@ -45,6 +45,8 @@ pub struct FunctionState {
     pub pid: Option<u32>,
     /// Where it speaks gRPC.
     pub address: Option<SocketAddr>,
+    /// Where it serves `/metrics`.
+    pub metrics: Option<SocketAddr>,
     /// `main` or `remote`.
     pub role: String,
     /// Its experts.

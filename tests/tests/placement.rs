@@ -7,8 +7,10 @@ use remoe_model::Checkpoint;
 use remoe_tests::control::{Control, greedy, seeded};
 use remoe_tests::fixture::{Model, served_fixtures};
 use remoe_tests::function::{MainFunction, Options, RemoteFunction};
+use remoe_tests::http;
 use remoe_tests::metrics::Metrics;
 use remoe_tests::placement::{all_experts, calls_of, pairs_per_position, remote_sets};
+use remoe_tests::up::Up;
 use remoe_wire::v1::{ExpertCalls, LayerExperts};
 use std::net::SocketAddr;
 
@@ -121,5 +123,23 @@ async fn float32_answers_do_not_depend_on_placement() {
 async fn bfloat16_answers_do_not_depend_on_placement() {
     for model in served_fixtures().iter().chain([&Model::demo()]) {
         same_everywhere(model, "bfloat16").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_of_all_functions_are_found_and_well_named() {
+    let up = Up::start(&Model::demo().folder, 2).await;
+    let endpoint = up.ready.http();
+    let body = serde_json::json!({"prompt": "Once upon a time", "max_tokens": 4});
+    let answer = http::post(endpoint, "/v1/completions", &body).await.unwrap().finish().await.unwrap();
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    assert_eq!(up.ready.functions.len(), 3);
+    for function in &up.ready.functions {
+        let metrics =
+            Metrics::read(function.metrics.expect("each function says where its metrics are")).await;
+        assert_eq!(metrics.problems(), Vec::<String>::new(), "{}", function.role);
+        let own =
+            if function.role == "main" { "remoe_prompt_tokens_total" } else { "remoe_function_experts" };
+        assert!(metrics.value(own) > 0, "{own}");
     }
 }

@@ -48,6 +48,8 @@ pub(crate) struct Function<'a> {
     pid: Option<u32>,
     /// Where it speaks gRPC.
     address: Option<String>,
+    /// Where it serves `/metrics`.
+    metrics: Option<String>,
     /// `LAYER:FIRST-LAST,..` of the experts in its own memory.
     experts: String,
 }
@@ -65,6 +67,7 @@ impl<'a> Function<'a> {
             state: status.state,
             pid: status.pid,
             address: status.grpc.map(|address| address.to_string()),
+            metrics: status.metrics.map(|address| address.to_string()),
             experts,
         }
     }

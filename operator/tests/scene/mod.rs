@@ -51,7 +51,7 @@ pub(crate) fn instance(id: &str, name: &str, phase: Phase) -> Instance {
 }
 
 pub(crate) fn listening() -> Phase {
-    Phase::Listening { grpc: "127.0.0.1:1".parse().unwrap(), http: None }
+    Phase::Listening { grpc: "127.0.0.1:1".parse().unwrap(), http: None, metrics: None }
 }
 
 pub(crate) fn ended(code: Option<i32>) -> Phase {
