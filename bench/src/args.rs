@@ -3,6 +3,7 @@
 use crate::checkpoint::Shape;
 use crate::parts::PartName;
 use clap::{Args, Parser, Subcommand};
+use remoe_function::sizes;
 use std::path::PathBuf;
 
 /// Measures Remoe's parts against the machine's limits, and makes checkpoints to measure with.
@@ -28,8 +29,8 @@ pub(crate) struct CheckpointArgs {
     /// The same seed gives the same weights
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
-    /// Bytes of weights in one file, at most
-    #[arg(long, value_name = "BYTES", default_value_t = 2_000_000_000)]
+    /// Weights in one file, at most
+    #[arg(long, value_name = "SIZE", default_value_t = 2_000_000_000, value_parser = sizes::<u64>(1..=u64::MAX))]
     pub(crate) shard_bytes: u64,
     /// Folder to write to
     #[arg(long, value_name = "DIR")]

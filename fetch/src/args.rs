@@ -1,26 +1,77 @@
-//! `--model` and `--model-cache`, for every program that reads a model.
+//! The model and `--model-cache`, for every program that reads a model.
 
 use crate::error::FetchError;
 use crate::location::ModelLocation;
 use crate::patience::Patience;
 use crate::store::FetchedStore;
 use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{ArgMatches, Args, Command, FromArgMatches};
 use remoe_model::{Checkpoint, CheckpointError};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Where the model is.
-#[derive(Debug, Clone, clap::Args)]
+/// Where the model is: `MODEL` or `--model MODEL`, and `--model-cache`.
+#[derive(Debug, Clone)]
 pub struct ModelArgs {
-    /// The model: a Hugging Face folder, hf://ORGANISATION/NAME[@REVISION], s3://BUCKET/PREFIX or https://HOST/PATH
-    #[arg(long, value_name = "MODEL", value_parser = OsStringValueParser::new().try_map(ModelLocation::try_from))]
+    /// Its place.
     pub model: ModelLocation,
+    /// Folder that keeps what is fetched of a model from elsewhere.
+    pub model_cache: Option<PathBuf>,
+}
+
+/// The arguments as they are written. `model_source` is the model in either form.
+#[derive(clap::Args)]
+#[group(id = "ModelArgs")]
+struct Form {
+    /// The model: a Hugging Face folder, hf://ORGANISATION/NAME[@REVISION], s3://BUCKET/PREFIX or https://HOST/PATH
+    #[arg(id = "model_positional", value_name = "MODEL", group = "model_source", value_parser = location())]
+    positional: Option<ModelLocation>,
+    /// The model, as a flag
+    #[arg(long, value_name = "MODEL", group = "model_source", value_parser = location())]
+    model: Option<ModelLocation>,
     /// Folder that keeps what is fetched of a model from elsewhere; processes may share it [default:
     /// REMOE_MODEL_CACHE, else remoe/models in the user's cache folder]
     // Not read from the environment here: a variable alone would make these arguments present.
-    #[arg(long, value_name = "DIR", requires = "model")]
-    pub model_cache: Option<PathBuf>,
+    #[arg(long, value_name = "DIR", requires = "model_source")]
+    model_cache: Option<PathBuf>,
+}
+
+fn location() -> impl TypedValueParser<Value = ModelLocation> {
+    OsStringValueParser::new().try_map(ModelLocation::try_from)
+}
+
+// By hand, so that the model is one value whichever way it is written.
+impl FromArgMatches for ModelArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let Form { positional, model, model_cache } = Form::from_arg_matches(matches)?;
+        let model = positional.or(model).ok_or_else(|| {
+            let mut error = clap::Error::new(ErrorKind::MissingRequiredArgument);
+            error.insert(ContextKind::InvalidArg, ContextValue::Strings(vec!["--model <MODEL>".to_owned()]));
+            error
+        })?;
+        Ok(Self { model, model_cache })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Args for ModelArgs {
+    fn group_id() -> Option<clap::Id> {
+        Form::group_id()
+    }
+
+    fn augment_args(command: Command) -> Command {
+        Form::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Form::augment_args_for_update(command)
+    }
 }
 
 /// An open model.
@@ -86,5 +137,37 @@ impl ModelArgs {
             what: "--model-cache".to_owned(),
             problem: "is needed: the user has no cache folder".to_owned(),
         })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        source: ModelArgs,
+    }
+
+    fn parse(arguments: &[&str]) -> Result<ModelArgs, clap::Error> {
+        let arguments = std::iter::once("program").chain(arguments.iter().copied());
+        Program::try_parse_from(arguments).map(|program| program.source)
+    }
+
+    #[test]
+    fn a_model_stands_alone_or_behind_its_flag() {
+        for arguments in [&["a/b"][..], &["--model", "a/b"], &["a/b", "--model-cache", "c"]] {
+            assert_eq!(parse(arguments).unwrap().model, ModelLocation::Folder("a/b".into()), "{arguments:?}");
+        }
+        assert_eq!(parse(&["a", "--model", "b"]).unwrap_err().kind(), ErrorKind::ArgumentConflict);
+        assert!(parse(&["hf://nowhere"]).unwrap_err().to_string().contains("organisation"));
+        for nothing in [&[][..], &["--model-cache", "c"]] {
+            let error = parse(nothing).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::MissingRequiredArgument);
+            assert!(error.to_string().contains("--model <MODEL>"), "{error}");
+        }
     }
 }

@@ -1,18 +1,22 @@
 //! What every function process does beside its own work: it announces where it listens, writes
-//! structured logs, serves its metrics, drains on SIGTERM and never outlives its launcher.
+//! structured logs, serves its metrics, reads sizes, drains on SIGTERM and never outlives its launcher.
 
 mod age;
 mod announce;
 mod guard;
+mod inherited;
 mod logs;
 mod metrics;
 mod shortage;
 mod shutdown;
+mod size;
 
 pub use age::process_start;
 pub use announce::{Announcement, Role, announce};
 pub use guard::{GuardError, end_with_launcher};
+pub use inherited::inherited_listener;
 pub use logs::init_logs;
 pub use metrics::{render as render_metrics, serve_metrics};
 pub use shortage::{address_space_left, descriptors_for_runtime};
 pub use shutdown::shutdown_on_signal;
+pub use size::{SizeError, parse_size, sizes};

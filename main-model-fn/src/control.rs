@@ -39,6 +39,7 @@ impl MainModel for Control {
         let mut description = self.description.clone();
         description.generation = self.placer.generation();
         description.local = self.placer.local().listing();
+        description.in_flight = u32::try_from(self.engine.in_flight()).unwrap_or(u32::MAX);
         Ok(Response::new(description))
     }
 

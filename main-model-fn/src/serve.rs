@@ -39,6 +39,8 @@ const CONTROL_INTAKE: IntakeLimits = IntakeLimits {
     message_bytes: MAX_CONTROL_REQUEST,
     unfinished_bytes: 2 * MAX_CONTROL_REQUEST,
 };
+/// Requests that waited at an inherited socket wait for the first placement, too, for so long.
+const PLACEMENT_WAIT: Duration = Duration::from_secs(30);
 
 /// Most choices of one request.
 const MAX_CHOICES: usize = 16;
@@ -65,9 +67,10 @@ impl Listeners {
                 .map_err(|error| io::Error::new(error.kind(), format!("cannot listen on {address}: {error}")))
         };
         Ok(Self {
-            http: match settings.no_http {
-                true => None,
-                false => Some(bind(settings.http_listen).await?),
+            http: match (settings.no_http, settings.http_stdin) {
+                (true, _) => None,
+                (false, true) => Some(TcpListener::from_std(remoe_function::inherited_listener()?)?),
+                (false, false) => Some(bind(settings.http_listen).await?),
             },
             health: match settings.health_listen {
                 None => None,
@@ -174,6 +177,7 @@ pub async fn run(
             api_key: settings.api_key.clone().filter(|key| !key.is_empty()),
             cors_origins: settings.cors_origins.clone(),
             body_limit: settings.body_limit,
+            placement_wait: if settings.http_stdin { PLACEMENT_WAIT } else { Duration::ZERO },
             defaults: checkpoint.generation().clone(),
             ..HttpOptions::new(model_name(&settings))
         },
@@ -203,6 +207,7 @@ pub async fn run(
             generation: 0,
             local: Vec::new(),
             start_us: announcement.start_us,
+            in_flight: 0,
         },
     };
     let (mut health, health_service) = tonic_health::server::health_reporter();

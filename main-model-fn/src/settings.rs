@@ -1,6 +1,7 @@
 use clap::builder::RangedU64ValueParser;
 use remoe_experts::ComputeDtype;
 use remoe_fetch::ModelArgs;
+use remoe_function::sizes;
 use remoe_kernels::MAX_THREADS;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -30,6 +31,10 @@ pub struct Settings {
     /// Where users speak HTTP; port 0 takes any free one.
     #[arg(long, default_value = "127.0.0.1:8000", conflicts_with = "no_http")]
     pub http_listen: SocketAddr,
+    /// Serve users at the listening socket that is standard input: whoever holds it too keeps connections
+    /// waiting while this process is restarted.
+    #[arg(long, conflicts_with_all = ["no_http", "http_listen"])]
+    pub http_stdin: bool,
     /// Serve the control interface only.
     #[arg(long)]
     pub no_http: bool,
@@ -49,11 +54,11 @@ pub struct Settings {
     /// Origins that browsers may call from; none by default.
     #[arg(long, value_delimiter = ',')]
     pub cors_origins: Vec<String>,
-    /// Largest HTTP request body in bytes.
-    #[arg(long, default_value_t = 4 << 20, value_parser = up_to(1 << 30))]
+    /// Largest HTTP request body.
+    #[arg(long, value_name = "SIZE", default_value_t = 4 << 20, value_parser = sizes::<usize>(1..=1 << 30))]
     pub body_limit: usize,
-    /// Memory for keys and values in bytes; bounds what runs at the same time.
-    #[arg(long, default_value_t = 2 << 30, value_parser = clap::value_parser!(u64).range(1..))]
+    /// Memory for keys and values; bounds what runs at the same time.
+    #[arg(long, value_name = "SIZE", default_value_t = 2 << 30, value_parser = sizes::<u64>(1..=u64::MAX))]
     pub kv_cache_bytes: u64,
     /// Sequences that run at the same time.
     #[arg(long, default_value_t = 32, value_parser = up_to(4096))]
@@ -64,8 +69,8 @@ pub struct Settings {
     /// Rows of one iteration: decoding rows first, prompts fill the rest.
     #[arg(long, default_value_t = 512, value_parser = up_to(1 << 16))]
     pub iteration_rows: usize,
-    /// Memory for experts that had to be loaded because no remote function answered, in bytes.
-    #[arg(long, default_value_t = 1 << 30)]
+    /// Memory for experts that had to be loaded because no remote function answered.
+    #[arg(long, value_name = "SIZE", default_value_t = 1 << 30, value_parser = sizes::<usize>(0..=u64::MAX))]
     pub fallback_bytes: usize,
     /// File to which the expert activations of every finished request are appended.
     #[arg(long, value_name = "FILE")]

@@ -51,8 +51,15 @@ pub async fn set_routing(
     }
 }
 
+/// How many requests the main function at `address` runs or keeps waiting, within `deadline`.
+///
+/// # Errors
+/// It cannot be reached, or takes too long.
+pub async fn requests_in_flight(address: SocketAddr, deadline: Duration) -> Result<u32, ServiceError> {
+    Ok(describe(address, deadline).await?.in_flight)
+}
+
 /// What the main function at `address` is and has in force, within `deadline`.
-#[cfg(feature = "cluster")]
 pub(crate) async fn describe(
     address: SocketAddr,
     deadline: Duration,

@@ -44,6 +44,12 @@ pub struct ModelOptions {
     pub served_model_name: Option<String>,
     /// The key that HTTP clients must present.
     pub api_key: Option<String>,
+    /// Origins that browsers may call from.
+    pub cors_origins: Vec<String>,
+    /// Largest body of an HTTP request in bytes.
+    pub body_limit: Option<u64>,
+    /// Requests that run or wait, at most.
+    pub max_requests: Option<u32>,
 }
 
 /// One main function and the remote functions of `placement`, with HTTP at `http`.
@@ -78,6 +84,11 @@ fn main(options: &ModelOptions, http: Option<SocketAddr>) -> FunctionSpec {
         arguments.extend(options.record_tokens.then(|| "--record-tokens".into()));
     }
     flag(&mut arguments, "--served-model-name", options.served_model_name.as_ref());
+    if !options.cors_origins.is_empty() {
+        flag(&mut arguments, "--cors-origins", Some(&options.cors_origins.join(",")));
+    }
+    flag(&mut arguments, "--body-limit", options.body_limit.as_ref());
+    flag(&mut arguments, "--max-requests", options.max_requests.as_ref());
     let api_key = options.api_key.iter();
     FunctionSpec {
         name: "main".to_owned(),
@@ -94,7 +105,8 @@ fn main(options: &ModelOptions, http: Option<SocketAddr>) -> FunctionSpec {
 fn remote(options: &ModelOptions, process: RemoteProcess) -> FunctionSpec {
     let RemoteProcess { name, hosted, memory_bytes } = process;
     let limits = memory_bytes.map(ResourceLimits::of_memory);
-    let mut arguments = common(options, limits.map(ResourceLimits::threads));
+    let most = options.threads.unwrap_or(usize::MAX);
+    let mut arguments = common(options, limits.map(|limits| limits.threads().min(most)));
     flag(&mut arguments, "--experts", Some(&format_listing(&hosted)));
     // Only a function of several layers is called again at once, by the next layer. And polling would use
     // up what a share of a vCPU is allowed.

@@ -83,17 +83,46 @@ impl Placement {
     /// # Errors
     /// A ratio outside 0 to 1, or a number of replicas that cannot be.
     pub fn from_ratio(model: &[MoeLayer], ratio: f64, replicas: u32) -> Result<Self, PlacementError> {
+        Self::of_share(model, ratio, replicas, |_, moe, count| (moe.experts - count..moe.experts).collect())
+    }
+
+    /// As many expert ids of each layer as [`Self::from_ratio`] takes, those that `usage` ([layers][experts]
+    /// by position) says are used least; of two that are used alike, the later one.
+    ///
+    /// # Errors
+    /// A ratio outside 0 to 1, a number of replicas that cannot be, or usage of another model.
+    pub fn least_used(
+        model: &[MoeLayer],
+        usage: &[Vec<f64>],
+        ratio: f64,
+        replicas: u32,
+    ) -> Result<Self, PlacementError> {
+        let fits = |(moe, row): (&MoeLayer, &Vec<f64>)| row.len() == moe.experts as usize;
+        if usage.len() != model.len() || !model.iter().zip(usage).all(fits) {
+            return Err(PlacementError::new("remote_set", "the usage of experts is that of another model"));
+        }
+        Self::of_share(model, ratio, replicas, |layer, _, count| least_used(&usage[layer], count as usize))
+    }
+
+    /// In each layer `floor(ratio x experts + 0.5)` experts, which `choose` names ascending from the layer's
+    /// position, the layer and their number.
+    fn of_share(
+        model: &[MoeLayer],
+        ratio: f64,
+        replicas: u32,
+        choose: impl Fn(usize, &MoeLayer, u32) -> Vec<u32>,
+    ) -> Result<Self, PlacementError> {
         if !(0.0..=1.0).contains(&ratio) {
             return Err(PlacementError::new("remote_ratio", format!("{ratio} is not between 0 and 1")));
         }
         check_replicas("replicas", replicas)?;
-        let sets = model.iter().map(|moe| {
+        let sets = model.iter().enumerate().map(|(position, moe)| {
             // At most `experts`, so that the conversion is exact.
             let count = (ratio * f64::from(moe.experts) + 0.5).floor() as u32;
             RemoteSet {
                 experts: LayerExperts {
                     layer: moe.layer,
-                    experts: (moe.experts - count.min(moe.experts)..moe.experts).collect(),
+                    experts: choose(position, moe, count.min(moe.experts)),
                 },
                 replicas,
                 memory_bytes: None,
@@ -186,6 +215,17 @@ impl Placement {
         });
         shared.chain(own).collect()
     }
+}
+
+/// The `count` experts of a layer that `usage` says are used least, ascending; of two that are used alike, the
+/// later one.
+pub fn least_used(usage: &[f64], count: usize) -> Vec<u32> {
+    let mut ids: Vec<usize> = (0..usage.len()).rev().collect();
+    // Stable: the later ids come first among equals.
+    ids.sort_by(|a, b| usage[*a].total_cmp(&usage[*b]));
+    ids.truncate(count);
+    ids.sort_unstable();
+    ids.into_iter().map(|id| id as u32).collect()
 }
 
 /// The experts of `model` that are not in `remote`, layer by layer.

@@ -46,6 +46,20 @@ fn replicas_of_planned_memory_are_processes_of_their_own() {
 }
 
 #[test]
+fn a_ratio_takes_the_least_used_experts_where_their_use_is_known() {
+    let model = model(&[(1, 4), (3, 4)]);
+    let usage = vec![vec![0.1, 0.4, 0.2, 0.3], vec![0.25; 4]];
+    // The second layer's are all alike: the last ids, as without knowledge.
+    for (ratio, expected) in [(0.0, ""), (0.25, "1:0,3:3"), (0.5, "1:0,2,3:2-3"), (1.0, "1:0-3,3:0-3")] {
+        let placement = Placement::least_used(&model, &usage, ratio, 1).unwrap();
+        assert_eq!(remote(&placement), expected, "{ratio}");
+    }
+    let of_another = Placement::least_used(&model, &usage[..1], 0.5, 1);
+    assert_eq!(of_another.unwrap_err().field, "remote_set");
+    assert_eq!(Placement::least_used(&model, &usage, 1.5, 1).unwrap_err().field, "remote_ratio");
+}
+
+#[test]
 fn a_ratio_takes_the_last_experts_of_each_layer() {
     let model = model(&[(1, 8), (3, 8)]);
     for (ratio, expected) in [

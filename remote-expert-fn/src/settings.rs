@@ -1,6 +1,7 @@
 use clap::builder::RangedU64ValueParser;
 use remoe_experts::ComputeDtype;
 use remoe_fetch::ModelArgs;
+use remoe_function::sizes;
 use remoe_kernels::{InstructionPath, MAX_THREADS};
 use std::net::SocketAddr;
 
@@ -17,9 +18,9 @@ pub struct Settings {
     /// Compute dtype: float32 or bfloat16; the checkpoint's by default (float32 for float16).
     #[arg(long)]
     pub dtype: Option<ComputeDtype>,
-    /// Memory that the function may take, in bytes; no limit by default. What weights and working
-    /// memory leave of it bounds the bytes in flight.
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    /// Memory that the function may take; no limit by default. What weights and working memory leave of it
+    /// bounds the bytes in flight.
+    #[arg(long, value_name = "SIZE", value_parser = sizes::<u64>(1..=u64::MAX))]
     pub memory_bytes: Option<u64>,
     /// Threads of the kernels; all cores by default.
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..=MAX_THREADS as u64))]
@@ -41,7 +42,7 @@ pub struct Settings {
     #[arg(long, default_value_t = 1024, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1 << 20))]
     pub max_in_flight: usize,
     /// Bytes of accepted requests and their answers, as far as `--memory-bytes` leaves room.
-    #[arg(long, default_value_t = 256 << 20, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1 << 40))]
+    #[arg(long, value_name = "SIZE", default_value_t = 256 << 20, value_parser = sizes::<usize>(1..=1 << 40))]
     pub max_in_flight_bytes: usize,
     /// End with this process.
     #[arg(long)]

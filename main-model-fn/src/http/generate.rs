@@ -136,7 +136,7 @@ pub(super) async fn answer(
     request: extract::Request,
     check: fn(&HttpState, RequestBody) -> Result<Generation, ServiceError>,
 ) -> Result<Response, ApiError> {
-    state.check_ready()?;
+    state.wait_ready().await?;
     let generation = body::read(&state, request, check).await?;
     let (route, stream) = (generation.route, generation.options.stream);
     let shape = Shape::new(route, generation.options);

@@ -11,6 +11,7 @@ use remoe_wire::{ErrorCode, ServiceError};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 /// What a deployment chooses about its HTTP front.
 #[derive(Debug, Clone)]
@@ -23,6 +24,8 @@ pub(crate) struct HttpOptions {
     pub(crate) cors_origins: Vec<String>,
     /// Largest request body in bytes.
     pub(crate) body_limit: usize,
+    /// What comes before the first placement waits for it so long before it is refused.
+    pub(crate) placement_wait: Duration,
     /// A request body must be there within this time.
     pub(crate) body_timeout: Duration,
     pub(crate) connections: ConnectionLimits,
@@ -31,13 +34,15 @@ pub(crate) struct HttpOptions {
 }
 
 impl HttpOptions {
-    /// No key, no origins, 4 MiB bodies within 60 s, connections as the environment says.
+    /// No key, no origins, 4 MiB bodies within 60 s, no wait for a placement, connections as the
+    /// environment says.
     pub(crate) fn new(model: impl Into<String>) -> Self {
         Self {
             model: model.into(),
             api_key: None,
             cors_origins: Vec::new(),
             body_limit: 4 << 20,
+            placement_wait: Duration::ZERO,
             body_timeout: Duration::from_secs(60),
             connections: ConnectionLimits::from_environment(|name| std::env::var(name).ok()),
             defaults: GenerationDefaults::default(),
@@ -143,6 +148,20 @@ impl HttpState {
     /// The plan behind the generation in force, where there is one.
     pub(super) fn account(&self) -> Option<Arc<Account>> {
         self.account.borrow().clone()
+    }
+
+    /// As [`Self::check_ready`], after the wait for the first placement that the options allow.
+    ///
+    /// # Errors
+    /// The model is loading or the function is draining.
+    pub(super) async fn wait_ready(&self) -> Result<(), ServiceError> {
+        if !*self.ready.borrow() {
+            // The first change is the placement or the drain. After a drain has begun it is past, and
+            // nothing is waited for.
+            let mut ready = self.ready.clone();
+            let _late = timeout(self.options.placement_wait, ready.changed()).await;
+        }
+        self.check_ready()
     }
 
     /// # Errors

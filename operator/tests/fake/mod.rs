@@ -3,7 +3,7 @@
 
 #![allow(dead_code)] // Each test program uses some of it.
 
-use remoe_function::{Announcement, Role, announce, end_with_launcher, shutdown_on_signal};
+use remoe_function::{Announcement, Role, announce, end_with_launcher, inherited_listener, shutdown_on_signal};
 use remoe_operator::process::Programs;
 use remoe_wire::v1::main_model_server::{MainModel, MainModelServer};
 use remoe_wire::v1::{
@@ -21,7 +21,8 @@ use tonic::{Request, Response, Status};
 use tonic_health::ServingStatus;
 
 /// Writes `main-model-fn` and `remote-expert-fn` into `folder`. Main functions write the routings
-/// that they get to `routings` there; a file `refuse` makes them refuse to start.
+/// that they get to `routings` there; a file `refuse` makes them refuse to start, a file `linger` makes all
+/// functions drain as long as it is there.
 pub(crate) fn programs(folder: &Path) -> Programs {
     let program = |role: &str, name: &str| {
         let own = std::env::current_exe().unwrap();
@@ -50,6 +51,12 @@ pub(crate) fn script(folder: &Path, name: &str, text: &str) -> PathBuf {
     path
 }
 
+/// The command lines of all fake functions so far, each behind its role.
+pub(crate) fn commands(folder: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(folder.join("commands")).unwrap_or_default();
+    text.lines().map(str::to_owned).collect()
+}
+
 /// The generation, endpoints and remote listing of every routing that fake main functions got.
 pub(crate) fn routings(folder: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(folder.join("routings")).unwrap_or_default();
@@ -66,6 +73,7 @@ fn function() {
         let mut words = arguments.split(' ').skip_while(|word| *word != flag);
         words.nth(1).map(str::to_owned)
     };
+    log(&folder, "commands", &format!("{role} {arguments}\n")).unwrap();
     end_with_launcher(value("--launcher-pid").unwrap().parse().unwrap()).unwrap();
     if role == "main" && folder.join("refuse").exists() {
         eprintln!(r#"{{"level":"ERROR","message":"no such tensor","path":"/m/x","field":"gate"}}"#);
@@ -77,6 +85,9 @@ fn function() {
         let grpc = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let http = match value("--http-listen") {
             Some(address) => Some(TcpListener::bind(address).await.unwrap()),
+            None if arguments.contains("--http-stdin") => {
+                Some(TcpListener::from_std(inherited_listener().unwrap()).unwrap())
+            }
             None => None,
         };
         announce(&Announcement {
@@ -92,13 +103,24 @@ fn function() {
         health.set_service_status("readiness", ServingStatus::Serving).await;
         let server = tonic::transport::Server::builder()
             .add_service(health_service)
-            .add_optional_service((role == "main").then(|| MainModelServer::new(FakeMain { folder })));
+            .add_optional_service((role == "main").then(|| MainModelServer::new(FakeMain { folder: folder.clone() })));
         let incoming = TcpListenerStream::new(grpc);
         tokio::select! {
             served = server.serve_with_incoming(incoming) => served.unwrap(),
-            () = shutdown.cancelled() => std::process::exit(0),
+            () = shutdown.cancelled() => {
+                while folder.join("linger").exists() {
+                    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                }
+                std::process::exit(0)
+            }
         }
     });
+}
+
+/// Appends to a log that is read while it is written: one write per line.
+fn log(folder: &Path, name: &str, line: &str) -> std::io::Result<()> {
+    let mut log = std::fs::OpenOptions::new().create(true).append(true).open(folder.join(name))?;
+    log.write_all(line.as_bytes())
 }
 
 struct FakeMain {
@@ -117,16 +139,13 @@ impl MainModel for FakeMain {
             .map(|endpoint| format!("{}={:?}", endpoint.address, endpoint.layers))
             .collect();
         endpoints.sort();
-        // The log of a fake, read while it is written: one write per line.
         let line = format!(
             "{} [{}] {}\n",
             routing.generation,
             endpoints.join(" "),
             remoe_wire::format_listing(&routing.remote)
         );
-        let mut log =
-            std::fs::OpenOptions::new().create(true).append(true).open(self.folder.join("routings"))?;
-        log.write_all(line.as_bytes())?;
+        log(&self.folder, "routings", &line)?;
         for endpoint in &routing.endpoints {
             let address: SocketAddr = endpoint.address.parse().unwrap();
             drop(tokio::net::TcpStream::connect(address).await);
@@ -138,7 +157,7 @@ impl MainModel for FakeMain {
         &self,
         _request: Request<DescribeMainRequest>,
     ) -> Result<Response<MainDescription>, Status> {
-        Ok(Response::new(MainDescription::default()))
+        Ok(Response::new(MainDescription { in_flight: 3, ..MainDescription::default() }))
     }
 
     async fn generate(

@@ -622,6 +622,9 @@ pub struct MainDescription {
     pub local: ::prost::alloc::vec::Vec<LayerExperts>,
     #[prost(uint64, tag = "8")]
     pub start_us: u64,
+    /// Requests that run or wait.
+    #[prost(uint32, tag = "9")]
+    pub in_flight: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GenerateRequest {
