@@ -7,6 +7,7 @@ use crate::commands::profile::ProfileArgs;
 use crate::planning::{PlanningArgs, RemoteArg};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use remoe_fetch::ModelArgs;
+use remoe_function::sizes;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -66,6 +67,8 @@ pub(crate) struct LogitsArgs {
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
     #[command(flatten)]
+    pub(crate) predictor: PredictorFolder,
+    #[command(flatten)]
     pub(crate) deployment: DeploymentArgs,
 }
 
@@ -89,7 +92,7 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub(crate) seed: u64,
     /// End before this text; may be given several times
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = stop_string)]
     pub(crate) stop: Vec<String>,
     /// Go on after an end-of-sequence token
     #[arg(long)]
@@ -127,6 +130,15 @@ pub(crate) struct UpArgs {
     /// Key that clients must present as a bearer token
     #[arg(long, value_name = "KEY", env = "REMOE_API_KEY", hide_env_values = true)]
     pub(crate) api_key: Option<String>,
+    /// Origins that browsers may call from; * is all of them [default: none]
+    #[arg(long, value_name = "ORIGIN,ORIGIN,..", value_delimiter = ',')]
+    pub(crate) cors_origins: Vec<String>,
+    /// Largest body of a request [default: 4MiB]
+    #[arg(long, value_name = "SIZE", value_parser = sizes::<u64>(1..=1 << 30))]
+    pub(crate) body_limit: Option<u64>,
+    /// Requests that run or wait; further ones are refused with 429 [default: 256]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(crate) max_requests: Option<u32>,
 }
 
 #[derive(Debug, Args)]
@@ -153,6 +165,8 @@ pub(crate) struct RecordArgs {
     /// Prompts that are answered at the same time
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = at_least_one)]
     pub(crate) concurrency: usize,
+    #[command(flatten)]
+    pub(crate) predictor: PredictorFolder,
     #[command(flatten)]
     pub(crate) deployment: DeploymentArgs,
 }
@@ -182,7 +196,7 @@ pub(crate) struct DeploymentArgs {
     /// cpu, cuda or cuda:INDEX [default: cuda where there is one]
     #[arg(long, value_parser = device)]
     pub(crate) device: Option<String>,
-    /// Share of each layer's experts that are remote, the last ids first [default: 0, for up planned]
+    /// Share of each layer's experts that are remote [default: 0, for up planned]
     #[arg(
         long,
         value_name = "B",
@@ -191,20 +205,34 @@ pub(crate) struct DeploymentArgs {
         conflicts_with = "plan"
     )]
     pub(crate) remote_ratio: Option<f64>,
+    /// Which experts make up that share
+    #[arg(
+        long,
+        value_enum,
+        default_value_t,
+        value_name = "SET",
+        help_heading = "Placement",
+        requires = "remote_ratio"
+    )]
+    pub(crate) remote_set: RemoteSet,
+    /// Recorded activations that say which experts are used least, for --remote-set history
+    #[arg(long, value_name = "FILE", help_heading = "Placement", requires = "remote_ratio")]
+    pub(crate) history: Option<PathBuf>,
     /// Remote processes, each hosting all remote experts [default: 1]
     #[arg(long, value_name = "Z", help_heading = "Placement", conflicts_with = "plan")]
     pub(crate) replicas: Option<u32>,
     /// File that names the remote experts of each layer
     #[arg(long, value_name = "FILE", help_heading = "Placement")]
     pub(crate) plan: Option<PathBuf>,
-    /// Threads of each function [default: all cores]
+    /// Threads of each function; in a plan of the main function, and of a remote one at most [default: all
+    /// cores, or as planned]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) threads: Option<usize>,
-    /// Memory limit of each remote function in bytes
-    #[arg(long, value_name = "BYTES")]
+    /// Memory limit of each remote function, as 500MB, 2GiB or plain bytes; in a plan exactly this much
+    #[arg(long, value_name = "SIZE", value_parser = sizes::<u64>(1..=u64::MAX))]
     pub(crate) remote_memory: Option<u64>,
-    /// Memory for keys and values in bytes
-    #[arg(long, value_name = "BYTES")]
+    /// Memory for keys and values
+    #[arg(long, value_name = "SIZE", value_parser = sizes::<u64>(1..=u64::MAX))]
     pub(crate) kv_cache_bytes: Option<u64>,
     /// Sequences in one forward, at most
     #[arg(long, value_name = "N", value_parser = at_least_one)]
@@ -212,6 +240,27 @@ pub(crate) struct DeploymentArgs {
     /// Seconds until everything must be ready
     #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = seconds)]
     pub(crate) ready_timeout: Duration,
+}
+
+/// A predictor that was saved.
+#[derive(Debug, Args)]
+pub(crate) struct PredictorFolder {
+    /// Folder of a predictor, made by `remoe predictor build`, for --remote-set prediction [default:
+    /// MODEL/predictor]
+    #[arg(long, value_name = "DIR", help_heading = "Placement")]
+    pub(crate) predictor: Option<PathBuf>,
+}
+
+/// Which experts are remote where a share of them is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RemoteSet {
+    /// The last ids
+    #[default]
+    Last,
+    /// Those that the recorded activations of --history used least
+    History,
+    /// Those that a saved predictor expects to be used least, by the prompt where there is one
+    Prediction,
 }
 
 /// What starts when.
@@ -243,9 +292,25 @@ impl Dtype {
     }
 }
 
+// What the engine takes: it would refuse the rest too, after the model has been loaded.
+const MOST_TEMPERATURE: f32 = 2.0;
+const STOP_BYTES: usize = 1024;
+
 fn temperature(text: &str) -> Result<f32, String> {
     let value: f32 = text.parse().map_err(|_| "is not a number".to_owned())?;
-    if value.is_finite() && value >= 0.0 { Ok(value) } else { Err("must be 0 or more".to_owned()) }
+    if (0.0..=MOST_TEMPERATURE).contains(&value) {
+        Ok(value)
+    } else {
+        Err(format!("must be from 0 to {MOST_TEMPERATURE}"))
+    }
+}
+
+fn stop_string(text: &str) -> Result<String, String> {
+    if (1..=STOP_BYTES).contains(&text.len()) {
+        Ok(text.to_owned())
+    } else {
+        Err(format!("must have 1 to {STOP_BYTES} bytes"))
+    }
 }
 
 fn probability(text: &str) -> Result<f32, String> {
@@ -292,9 +357,11 @@ fn device(text: &str) -> Result<String, String> {
 }
 
 const EXAMPLES: &str = "Examples:
-  remoe inspect --model ./model
-  remoe generate --model ./model --prompt 'Once upon a time' --remote-ratio 0.5
-  remoe up --model ./model --port 8000
+  remoe inspect ./model
+  remoe generate ./model --prompt 'Once upon a time' --remote-ratio 0.5
+  remoe up ./model --port 8000
+
+Sizes are 500MB, 2GiB or plain bytes.
 
 Environment:
   REMOE_BIN_DIR  Folder of the function programs, where they are not beside remoe
@@ -329,6 +396,7 @@ const RECORD_EXAMPLES: &str = "Examples:
 const UP_EXAMPLES: &str = "Examples:
   remoe up --model ./model
   remoe up --model ./model --remote-ratio 0.25 --replicas 2 --port 0 --json
+  remoe up --model ./model --remote-ratio 0.5 --remote-set history --history history.npy
   remoe up --model ./model --plan plan.json --host 0.0.0.0 --api-key secret";
 
 const PLAN_EXAMPLES: &str = "Examples:

@@ -6,19 +6,19 @@ use crate::exit::CliError;
 use crate::output::progress::Progress;
 use crate::planning;
 use crate::programs;
+use crate::remote_set::{Foresight, usage};
 use crate::signals::EndSignals;
 use remoe_fetch::{ModelArgs, ModelLocation};
 use remoe_model::{Checkpoint, Inspection};
 use remoe_operator::decide::{Desired, Patience};
 use remoe_operator::functions::deployment;
 use remoe_operator::{
-    Cgroups, LogLine, ModelOptions, MoeLayer, Placement, ProcessLauncher, ResourceLimits, Status, Supervisor,
-    control,
+    Cgroups, HttpSocket, LogLine, ModelOptions, MoeLayer, Placement, ProcessLauncher, ResourceLimits, Status,
+    Supervisor, control,
 };
 use remoe_planner::{Account, Answer, MainSize, PlanDraft, Problem};
 use remoe_wire::v1::main_model_client::MainModelClient;
 use serde::Deserialize;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,21 +37,31 @@ pub(crate) struct Wanted {
     pub(crate) account: Option<Account>,
     /// What the functions may take to end by themselves after the work of a one-shot command.
     pub(crate) drain: Duration,
+    /// Where users reach it; none of a one-shot command.
+    pub(crate) http: Option<Arc<HttpSocket>>,
     ready_timeout: Duration,
 }
 
 impl Wanted {
     /// Reads the checkpoint's facts and decides what is remote: as a plan file says, else the share that
     /// the arguments name, else `default_ratio`.
-    pub(crate) fn of(args: &DeploymentArgs, default_ratio: f64) -> Result<Self, CliError> {
+    pub(crate) fn of(
+        args: &DeploymentArgs,
+        default_ratio: f64,
+        foresight: Foresight<'_>,
+    ) -> Result<Self, CliError> {
         let mut wanted = Self::unplaced(args)?;
         match &args.plan {
             Some(path) => wanted.place_as_in(path)?,
             None => {
                 let ratio = args.remote_ratio.unwrap_or(default_ratio);
                 let replicas = args.replicas.unwrap_or(1);
-                wanted.placement = Placement::from_ratio(&wanted.moe_layers, ratio, replicas)
-                    .map_err(|error| CliError::placement(error, None))?;
+                let usage = usage(args, foresight, &wanted.checkpoint)?;
+                wanted.placement = match &usage {
+                    Some(usage) => Placement::least_used(&wanted.moe_layers, usage, ratio, replicas),
+                    None => Placement::from_ratio(&wanted.moe_layers, ratio, replicas),
+                }
+                .map_err(|error| CliError::placement(error, None))?;
             }
         }
         Ok(wanted)
@@ -83,6 +93,7 @@ impl Wanted {
             account: None,
             // Nothing is left to drain once the answer is there.
             drain: Duration::ZERO,
+            http: None,
             ready_timeout: args.ready_timeout,
         })
     }
@@ -92,6 +103,11 @@ impl Wanted {
         let text = planning::read("--plan", path)?;
         self.placement = Placement::from_plan(&self.moe_layers, &text)
             .map_err(|error| CliError::placement(error, Some(path.to_owned())))?;
+        let sized = self.placement.processes().iter().any(|process| process.memory_bytes.is_some());
+        if sized && self.options.remote_memory_bytes.is_some() {
+            let message = format!("{} says what each remote function may take", path.display());
+            return Err(CliError::arguments("--remote-memory", message));
+        }
         if serde_json::from_str::<WithProblem>(&text).is_err() {
             return Ok(());
         }
@@ -118,7 +134,7 @@ impl Wanted {
             memory_bytes: size.memory_bytes as u64,
             ..ResourceLimits::of_memory(size.main_bytes as u64)
         });
-        self.options.main_threads = Some(size.threads);
+        self.options.main_threads = Some(self.options.threads.unwrap_or(size.threads));
         let cache = self.options.kv_cache_bytes.unwrap_or(size.kv_cache_bytes as u64);
         self.options.kv_cache_bytes = Some(cache.max(1));
         let dtype = self.options.dtype.as_deref().unwrap_or_else(|| default_dtype(&self.inspection));
@@ -135,8 +151,9 @@ impl Wanted {
         self.adopt(account.map_err(|error| CliError::runtime(error.to_string()))?)
     }
 
-    /// What is to run, with HTTP at `http`.
-    pub(crate) fn desired(&self, http: Option<SocketAddr>) -> Desired {
+    /// What is to run.
+    pub(crate) fn desired(&self) -> Desired {
+        let http = self.http.as_ref().map(|socket| socket.address());
         let patience = Patience::with_ready(self.ready_timeout);
         let mut desired = deployment(&self.options, &self.placement, http, Duration::ZERO, patience);
         if let Some(cache) = &self.source.model_cache {
@@ -157,6 +174,10 @@ impl Wanted {
             Arc::new(move |line: LogLine<'_>| log_progress.log(line)),
         )
         .map_err(|error| CliError::runtime(error.to_string()))?;
+        let launcher = match &self.http {
+            Some(socket) => launcher.with_http(Arc::clone(socket)),
+            None => launcher,
+        };
         let limited = desired.functions.iter().any(|function| function.limits.is_some());
         let launcher = match limited.then(Cgroups::find) {
             Some(Ok(cgroups)) => launcher.with_limits(cgroups),
@@ -183,7 +204,7 @@ impl Wanted {
 
     /// Starts the functions and waits until they answer.
     async fn start(&self, progress: &Arc<Progress>) -> Result<(Supervisor, Status), CliError> {
-        let supervisor = self.launch(self.desired(None), progress)?;
+        let supervisor = self.launch(self.desired(), progress)?;
         let status = self.ready(&supervisor, progress).await?;
         Ok((supervisor, status))
     }

@@ -22,6 +22,8 @@ pub(crate) enum Code {
     Checkpoint = 4,
     /// The user ended it.
     Interrupted = 130,
+    /// Nobody reads what it prints any more, as behind `| head`: there is nothing left to be done.
+    ClosedOutput = 0,
 }
 
 /// Why the command failed.
@@ -151,6 +153,9 @@ impl From<tonic::Status> for CliError {
 
 impl From<std::io::Error> for CliError {
     fn from(error: std::io::Error) -> Self {
+        if error.kind() == std::io::ErrorKind::BrokenPipe {
+            return Self::new(Code::ClosedOutput, "the output is closed");
+        }
         Self::runtime(format!("cannot write the output: {error}"))
     }
 }

@@ -6,6 +6,7 @@
 
 mod args;
 mod commands;
+mod constraints;
 mod deployment;
 mod exit;
 mod machine;
@@ -14,6 +15,7 @@ mod plan_report;
 mod planning;
 mod programs;
 mod prompt;
+mod remote_set;
 mod signals;
 
 use args::{Cli, Command};
@@ -44,6 +46,7 @@ pub fn main(arguments: Vec<OsString>) -> ExitCode {
     };
     match run(&cli) {
         Ok(code) => code,
+        Err(error) if error.code == exit::Code::ClosedOutput => ExitCode::SUCCESS,
         Err(error) => {
             if cli.json {
                 json::print_error(&error);

@@ -8,6 +8,11 @@ pub(crate) fn now() -> String {
     now.round(jiff::Unit::Second).unwrap_or(now).to_string()
 }
 
+/// Now, as functions stamp their log lines: RFC 3339 in UTC, to the microsecond.
+pub(crate) fn now_micros() -> String {
+    format!("{:.6}", jiff::Timestamp::now())
+}
+
 /// Its processor's model name; empty where the kernel does not say.
 pub(crate) fn cpu() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

@@ -3,13 +3,14 @@
 use crate::args::{DeploymentArgs, Dtype};
 use crate::commands::predictor::source::Model;
 use crate::commands::profile::{self, default_dtype};
+use crate::constraints;
 use crate::deployment::Wanted;
 use crate::exit::CliError;
 use crate::machine;
 use crate::output::progress::Progress;
+use crate::prompt;
 use clap::{Args, ValueEnum};
 use remoe_fetch::ModelArgs;
-use remoe_model::text::Tokenizer;
 use remoe_model::{Checkpoint, Inspection};
 use remoe_planner::{Answer, Limits, Options, Problem, Remote, Request, SizeRange, Slo, Specs, solve};
 use remoe_predictor::{Shares, Trained};
@@ -135,7 +136,7 @@ impl PlanningArgs {
             address: None,
         };
         let profile = profile::measure(request, progress).await?;
-        profile::store(&profile, &profile::default_path(&id))?;
+        profile::keep(&profile)?;
         Ok(profile)
     }
 
@@ -149,7 +150,10 @@ impl PlanningArgs {
     ) -> Result<Problem, CliError> {
         let device = args.device.as_deref().unwrap_or("cpu");
         let profile = self.profile(&wanted.source, &wanted.inspection, args.dtype, device, progress).await?;
-        self.problem(&wanted.checkpoint, &wanted.inspection, &profile, args.dtype, prompt)
+        let mut problem =
+            self.problem(&wanted.checkpoint, &wanted.inspection, &profile, args.dtype, prompt)?;
+        constraints::apply(args, &mut problem)?;
+        Ok(problem)
     }
 
     /// The problem of serving `model`. With a `prompt` it is that of this one request.
@@ -251,21 +255,11 @@ impl PlanningArgs {
     }
 
     fn trained(&self, checkpoint: &Arc<Checkpoint>) -> Result<Option<Trained>, CliError> {
-        // A place that is no folder has none beside it.
-        let beside = checkpoint.store().root().join("predictor");
-        let model = || Model::of(Arc::clone(checkpoint));
-        match &self.predictor {
-            Some(path) => Ok(Some(model()?.saved_predictor(path)?)),
-            None if beside.is_dir() => Ok(Some(model()?.saved_predictor(&beside)?)),
-            None => Ok(None),
-        }
+        Model::predictor_of(checkpoint, self.predictor.as_deref())
     }
 
     fn tokens(&self, checkpoint: &Checkpoint, text: &str) -> Result<Vec<u32>, CliError> {
-        let tokenizer = Tokenizer::open_in(checkpoint.store(), checkpoint.config().vocab_size)?;
-        let tokenizer =
-            tokenizer.ok_or_else(|| CliError::arguments("--prompt", "the model has no tokenizer.json"))?;
-        Ok(tokenizer.encode(text, true)?)
+        prompt::tokens(checkpoint, text, true)
     }
 }
 

@@ -2,16 +2,54 @@
 
 use crate::args::PromptArgs;
 use crate::exit::CliError;
+use remoe_model::text::{ChatTemplate, Tokenizer};
+use remoe_model::{Checkpoint, Inspection};
 use remoe_wire::v1::{TokenIds, generate_request, inspect_request};
 
+/// Ids of `text`; `special` adds what the tokenizer's post-processor adds.
+pub(crate) fn tokens(checkpoint: &Checkpoint, text: &str, special: bool) -> Result<Vec<u32>, CliError> {
+    let tokenizer = Tokenizer::open_in(checkpoint.store(), checkpoint.config().vocab_size)?;
+    let tokenizer = tokenizer.ok_or_else(|| {
+        CliError::arguments("--prompt", "the model has no tokenizer.json; give --prompt-ids")
+    })?;
+    Ok(tokenizer.encode(text, special)?)
+}
+
 impl PromptArgs {
-    /// Refuses token ids that the model does not have, before anything is started.
-    pub(crate) fn check(&self, vocab_size: usize) -> Result<(), CliError> {
-        let unknown = self.prompt_ids.iter().find(|&&id| id as usize >= vocab_size);
-        unknown.map_or(Ok(()), |id| {
-            let message = format!("there is no token {id}, the model has tokens 0 to {}", vocab_size - 1);
-            Err(CliError::arguments("--prompt-ids", message))
-        })
+    /// The prompt's token ids, as the main function will have them.
+    pub(crate) fn tokens(&self, checkpoint: &Checkpoint) -> Result<Vec<u32>, CliError> {
+        match &self.prompt {
+            None => Ok(self.prompt_ids.clone()),
+            Some(text) if self.chat => {
+                let template = ChatTemplate::open_in(checkpoint.store())?;
+                let template = template
+                    .ok_or_else(|| CliError::arguments("--chat", "the model has no chat template"))?;
+                let message = serde_json::json!({"role": "user", "content": text});
+                // The template writes special tokens itself.
+                tokens(checkpoint, &template.render(&[message], true)?, false)
+            }
+            Some(text) => tokens(checkpoint, text, true),
+        }
+    }
+
+    /// Refuses token ids that the model does not have, and more than its context holds together with
+    /// `max_tokens` generated ones, before anything is started.
+    pub(crate) fn check(&self, facts: &Inspection, max_tokens: u32) -> Result<(), CliError> {
+        let unknown = self.prompt_ids.iter().find(|&&id| id as usize >= facts.vocab_size);
+        if let Some(id) = unknown {
+            let message =
+                format!("there is no token {id}, the model has tokens 0 to {}", facts.vocab_size - 1);
+            return Err(CliError::arguments("--prompt-ids", message));
+        }
+        let (prompt, context) = (self.prompt_ids.len(), facts.context_length);
+        if prompt.saturating_add(max_tokens as usize) > context {
+            let message = format!(
+                "{prompt} tokens of the prompt and {max_tokens} generated ones are more than the model's context of \
+                 {context}"
+            );
+            return Err(CliError::arguments("--max-tokens", message));
+        }
+        Ok(())
     }
 
     pub(crate) fn for_generation(&self) -> generate_request::Prompt {

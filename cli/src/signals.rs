@@ -4,14 +4,16 @@ use crate::exit::CliError;
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Signals that follow each other sooner are one request.
-const ECHO: Duration = Duration::from_secs(1);
+/// Signals that follow each other sooner are one request: `timeout` signals a process and then its whole
+/// group, wrappers pass on what the terminal has sent already. Nobody presses a key twice so soon.
+const ECHO: Duration = Duration::from_millis(50);
 
 /// The signals that ask this process to end. From now on they do not end it by themselves.
 pub(crate) struct EndSignals {
     interrupt: Signal,
     terminate: Signal,
     hangup: Signal,
+    last: Option<Instant>,
 }
 
 impl EndSignals {
@@ -22,27 +24,22 @@ impl EndSignals {
             interrupt: handler(SignalKind::interrupt())?,
             terminate: handler(SignalKind::terminate())?,
             hangup: handler(SignalKind::hangup())?,
+            last: None,
         })
     }
 
-    /// Returns when one comes that is not the echo of the one before: some launchers signal a
-    /// process and then its whole group.
-    pub(crate) async fn again(&mut self) {
-        let first = Instant::now();
+    /// Returns when the next of them comes that is not the echo of the one before.
+    pub(crate) async fn next(&mut self) {
         loop {
-            self.next().await;
-            if first.elapsed() > ECHO {
+            tokio::select! {
+                _ = self.interrupt.recv() => {}
+                _ = self.terminate.recv() => {}
+                _ = self.hangup.recv() => {}
+            }
+            let before = self.last.replace(Instant::now());
+            if before.is_none_or(|before| before.elapsed() > ECHO) {
                 return;
             }
-        }
-    }
-
-    /// Returns when the next of them comes.
-    pub(crate) async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-            _ = self.hangup.recv() => {}
         }
     }
 }

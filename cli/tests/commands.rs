@@ -5,12 +5,14 @@
 #[path = "../../operator/tests/fake/mod.rs"]
 mod fake;
 
+use remoe_predictor::record::{ActivationRecord, DEFAULT_FILE_BYTES, RecordHeader, RecordWriter};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Lines};
+use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn fixture(name: &str) -> String {
     let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
@@ -90,6 +92,10 @@ fn arguments_that_make_no_sense_end_with_2_and_are_named() {
     let plan = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(plan.path(), r#"{"layers":[{"layer":0,"remote":[999]}]}"#).unwrap();
     let plan = plan.path().to_str().unwrap();
+    let sized = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(sized.path(), r#"{"layers":[{"layer":0,"remote":[1],"memory_bytes":100000000}]}"#)
+        .unwrap();
+    let sized = sized.path().to_str().unwrap();
     let common = ["--json", "--model", &model];
     for (arguments, field) in [
         (vec!["generate"], Some("--prompt")),
@@ -97,6 +103,9 @@ fn arguments_that_make_no_sense_end_with_2_and_are_named() {
         (vec!["generate", "--prompt-ids", "1,4000000"], Some("--prompt-ids")),
         (vec!["generate", "--prompt-ids", "1", "--prompt", "a"], Some("--prompt-ids")),
         (vec!["generate", "--prompt-ids", "1", "--temperature", "-1"], Some("--temperature")),
+        (vec!["generate", "--prompt-ids", "1", "--temperature", "5"], Some("--temperature")),
+        (vec!["generate", "--prompt-ids", "1", "--stop", ""], Some("--stop")),
+        (vec!["generate", "--prompt-ids", "1", "--max-tokens", "4000000"], Some("--max-tokens")),
         (vec!["generate", "--prompt-ids", "1", "--top-p", "0"], Some("--top-p")),
         (vec!["generate", "--prompt-ids", "1", "--max-tokens", "0"], Some("--max-tokens")),
         (vec!["logits", "--prompt-ids", "1", "--remote-ratio", "1.5"], Some("--remote-ratio")),
@@ -105,7 +114,18 @@ fn arguments_that_make_no_sense_end_with_2_and_are_named() {
         (vec!["logits", "--prompt-ids", "1", "--dtype", "int8"], Some("--dtype")),
         (vec!["logits", "--prompt-ids", "1", "--plan", plan], Some("layers[0].remote[0]")),
         (vec!["logits", "--prompt-ids", "1", "--plan", "/nowhere"], Some("--plan")),
+        (vec!["logits", "--prompt-ids", "1", "--remote-memory", "1M"], Some("--remote-memory")),
+        (vec!["logits", "--prompt-ids", "1", "--kv-cache-bytes", "0"], Some("--kv-cache-bytes")),
+        (
+            vec!["logits", "--prompt-ids", "1", "--remote-memory", "1MB", "--plan", sized],
+            Some("--remote-memory"),
+        ),
         (vec!["up", "--host", "somewhere"], Some("--host")),
+        (vec!["up", "--body-limit", "2GiB"], Some("--body-limit")),
+        (vec!["up", "--max-requests", "0"], Some("--max-requests")),
+        (vec!["up", "/somewhere"], Some("[MODEL]")),
+        (vec!["profile", "--out", "/nowhere/profile.json"], Some("--out")),
+        (vec!["eval", "--out", "/nowhere/evaluation"], Some("--out")),
         (vec!["up", "--ready-timeout", "0"], Some("--ready-timeout")),
         (vec!["up", "--nonsense"], Some("--nonsense")),
     ] {
@@ -113,6 +133,121 @@ fn arguments_that_make_no_sense_end_with_2_and_are_named() {
         assert_eq!(error["code"], "arguments");
         assert_eq!(error["field"].as_str(), field, "{arguments:?}: {error}");
     }
+}
+
+#[test]
+fn a_model_may_stand_alone() {
+    let model = fixture("mixtral-basic");
+    let facts = object(&run(&["inspect", &model, "--json"]));
+    assert_eq!(facts["family"], "mixtral");
+    let answer = object(&run(&["generate", &model, "--prompt-ids", "1", "--max-tokens", "2", "--json"]));
+    assert_eq!(answer["tokens"], json!([0, 1]));
+    assert_eq!(error_of(&["inspect", "--json"], 2)["field"], "--model");
+    assert_eq!(error_of(&["plan", &model, "--problem", "x", "--json"], 2)["code"], "arguments");
+}
+
+#[test]
+fn nobody_who_stops_reading_is_told_of_an_error() {
+    let model = fixture("mixtral-basic");
+    for arguments in [
+        vec!["inspect", &model],
+        vec!["inspect", &model, "--json"],
+        vec!["generate", &model, "--prompt", "a"],
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = remoe(folder.path(), &arguments).stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
+        let output = output.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {output:?}");
+        assert!(!String::from_utf8_lossy(&output.stderr).contains("error"), "{output:?}");
+    }
+}
+
+#[test]
+fn no_folder_is_made_unasked() {
+    let folder = tempfile::tempdir().unwrap();
+    let (missing, model) = (folder.path().join("missing"), fixture("mixtral-basic"));
+    let out = missing.join("evaluation");
+    let error = error_of(&["eval", "--out", out.to_str().unwrap(), "--json"], 2);
+    assert_eq!(error["path"], missing.to_str().unwrap());
+    let prompts = folder.path().join("prompts.jsonl");
+    std::fs::write(&prompts, "{\"prompt\": \"a\"}\n").unwrap();
+    let (prompts, out) = (prompts.to_str().unwrap(), missing.join("records.npy"));
+    let record =
+        ["record", "--model", &model, "--prompts", prompts, "--out", out.to_str().unwrap(), "--json"];
+    assert_eq!(error_of(&record, 2)["path"], missing.to_str().unwrap());
+    assert!(!missing.exists());
+}
+
+#[test]
+fn the_least_used_experts_are_remote_where_that_is_known() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = fixture("mixtral-basic");
+    let facts = object(&run(&["inspect", &model, "--json"]));
+    let (layers, experts) = (facts["moe_layers"].as_array().unwrap(), facts["experts"].as_u64().unwrap());
+    let history = folder.path().join("history.npy");
+    // The first half of the experts is used by the prompt, the first one not by what was generated.
+    let header = RecordHeader {
+        model: facts["fingerprint"].as_str().unwrap().to_owned(),
+        layers: layers.iter().map(|layer| u32::try_from(layer.as_u64().unwrap()).unwrap()).collect(),
+        experts: u32::try_from(experts).unwrap(),
+        top_k: u32::try_from(facts["top_k"].as_u64().unwrap()).unwrap(),
+        dtype: "float32".to_owned(),
+        tokens: false,
+    };
+    let row =
+        |of: &dyn Fn(u64) -> u32| -> Vec<u32> { layers.iter().flat_map(|_| (0..experts).map(of)).collect() };
+    let record = ActivationRecord {
+        prompt: vec![1, 2],
+        prefill: row(&|id| u32::from(id < experts / 2)),
+        decode: row(&|id| 2 * u32::from(id > 0)),
+        steps: 1,
+        ..Default::default()
+    };
+    let mut writer = RecordWriter::new(Vec::new(), header, 0, DEFAULT_FILE_BYTES).unwrap();
+    writer.append(&record).unwrap();
+    std::fs::write(&history, writer.finish().unwrap()).unwrap();
+    let history = history.to_str().unwrap();
+    let logits = ["logits", "--model", &model, "--prompt-ids", "1", "--json", "--remote-ratio", "0.25"];
+    let command = [&logits[..], &["--remote-set", "history", "--history", history]].concat();
+    assert!(remoe(folder.path(), &command).output().unwrap().status.success());
+    // A quarter of eight: the first one, and the last of those that the prompt did not use.
+    let routings = fake::routings(folder.path());
+    assert_eq!((experts, layers.len()), (8, 3));
+    assert!(routings[0].ends_with("] 0:0,7,1:0,7,2:0,7"), "{routings:?}");
+
+    for (arguments, field) in [
+        (&["--remote-set", "history"][..], "--history"),
+        (&["--remote-set", "prediction"], "--predictor"),
+        (&["--history", history], "--history"),
+        (&["--remote-set", "history", "--history", "/nowhere"], "--history"),
+        (&["--remote-set", "used"], "--remote-set"),
+    ] {
+        let error = error_of(&[&logits[..], arguments].concat(), 2);
+        assert_eq!(error["field"], field, "{error}");
+    }
+    let without = ["logits", "--model", &model, "--prompt-ids", "1", "--json", "--remote-set", "history"];
+    assert_eq!(error_of(&without, 2)["code"], "arguments");
+}
+
+#[test]
+fn up_hands_its_limits_to_the_functions() {
+    let folder = tempfile::tempdir().unwrap();
+    let limits = ["--cors-origins", "http://a,http://b", "--body-limit", "1MiB", "--max-requests", "7"];
+    let memory = ["--remote-memory", "0.5GB", "--kv-cache-bytes", "2MiB"];
+    let (_up, _ready) = Up::start_with(folder.path(), &[&limits[..], &memory].concat());
+    let commands = fake::commands(folder.path());
+    let of = |role: &str| commands.iter().find(|line| line.starts_with(role)).unwrap();
+    for part in [
+        "--cors-origins http://a,http://b",
+        "--body-limit 1048576",
+        "--max-requests 7",
+        "--kv-cache-bytes 2097152",
+    ] {
+        assert!(of("main").contains(part), "{part}: {commands:?}");
+    }
+    assert!(of("remote").contains("--memory-bytes 500000000"), "{commands:?}");
 }
 
 #[test]
@@ -183,7 +318,7 @@ fn what_a_function_refuses_is_passed_on() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("refuse"), "").unwrap();
     let model = fixture("mixtral-basic");
-    let arguments = ["generate", "--model", &model, "--prompt-ids", "1", "--json"];
+    let arguments = ["generate", "--model", &model, "--prompt-ids", "1", "--max-tokens", "2", "--json"];
     let output = remoe(folder.path(), &arguments).output().unwrap();
     assert_eq!(output.status.code(), Some(4));
     let error = object(&output)["error"].take();
@@ -209,7 +344,8 @@ fn an_interrupted_command_ends_with_130_and_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("hang"), "").unwrap();
     let model = fixture("mixtral-basic");
-    let arguments = ["generate", "--model", &model, "--prompt-ids", "1", "--json", "--remote-ratio", "1"];
+    let usual = ["generate", "--model", &model, "--prompt-ids", "1", "--max-tokens", "2", "--json"];
+    let arguments = [&usual[..], &["--remote-ratio", "1"]].concat();
     let mut command = remoe(folder.path(), &arguments);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let pid = Pid::from_child(&child);
@@ -231,9 +367,13 @@ struct Up {
 
 impl Up {
     fn start(folder: &Path) -> (Self, Value) {
+        Self::start_with(folder, &[])
+    }
+
+    fn start_with(folder: &Path, arguments: &[&str]) -> (Self, Value) {
         let model = fixture("mixtral-basic");
-        let arguments = ["up", "--model", &model, "--port", "0", "--replicas", "2", "--json"];
-        let mut command = remoe(folder, &arguments);
+        let usual = ["up", "--model", &model, "--port", "0", "--replicas", "2", "--json"];
+        let mut command = remoe(folder, &[&usual[..], arguments].concat());
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut up = Self { child, lines };
@@ -247,6 +387,14 @@ impl Up {
 
     fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+}
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        // It has ended where the test went well.
+        let _ended = self.child.kill();
+        let _status = self.child.wait();
     }
 }
 
@@ -285,6 +433,92 @@ fn up_reports_restarts_what_dies_and_drains() {
     assert!(up.child.wait().unwrap().success());
     assert!(up.lines.next().is_none());
     assert!(!pids(&again).into_iter().any(is_alive));
+}
+
+#[test]
+fn connections_wait_while_the_main_function_is_restarted() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut up, ready) = Up::start(folder.path());
+    let address = ready["endpoint"].as_str().unwrap().strip_prefix("http://").unwrap().to_owned();
+    kill_process(pids(&ready)[0], Signal::KILL).unwrap();
+    wait_until(|| !is_alive(pids(&ready)[0]));
+    // There is no main function for a while, and the next one accepts nothing: it is a fake.
+    let waiting: Vec<_> = (0..20).map(|_| std::net::TcpStream::connect(&address).unwrap()).collect();
+    let again = up.event();
+    assert_ne!(pids(&again)[0], pids(&ready)[0]);
+    assert_eq!(again["endpoint"], ready["endpoint"]);
+    // Those that waited are still connected: there is nothing to read, and no end.
+    for mut stream in waiting {
+        stream.set_nonblocking(true).unwrap();
+        let read = stream.read(&mut [0]);
+        assert_eq!(read.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    }
+    up.signal(Signal::TERM);
+    assert!(up.child.wait().unwrap().success());
+    assert!(std::net::TcpStream::connect(&address).is_err(), "nobody listens any more");
+}
+
+/// `up` that has just been asked to end while its functions drain for ever; what it says, and who they are.
+fn draining(folder: &Path, up: &mut Command) -> (Child, Lines<BufReader<ChildStdout>>, Vec<Pid>) {
+    let mut child = up.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let ready: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+    std::fs::write(folder.join("linger"), "").unwrap();
+    (child, lines, pids(&ready))
+}
+
+#[test]
+fn a_second_signal_ends_a_drain_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = fixture("mixtral-basic");
+    let mut up = remoe(folder.path(), &["up", "--model", &model, "--port", "0", "--replicas", "1", "--json"]);
+    let (mut child, _lines, functions) = draining(folder.path(), up.stderr(Stdio::piped()));
+    let pid = Pid::from_child(&child);
+    let mut said = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    kill_process(pid, Signal::INT).unwrap();
+    assert!(said.any(|line| line.contains("draining 3 requests, up to 32 s; Ctrl-C again to stop at once")));
+    let asked = Instant::now();
+    // Later than an echo, sooner than a second.
+    std::thread::sleep(Duration::from_millis(200));
+    kill_process(pid, Signal::INT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    // A drain takes 32 s.
+    assert!(asked.elapsed() < Duration::from_secs(20), "{:?}", asked.elapsed());
+    wait_until(|| !functions.iter().any(|&function| is_alive(function)));
+}
+
+#[test]
+fn ctrl_c_on_a_terminal_drains_and_a_second_one_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = fixture("mixtral-basic");
+    let arguments = ["up", "--model", &model, "--port", "0", "--replicas", "1", "--json"];
+    let plain = remoe(folder.path(), &arguments);
+    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    unlockpt(&master).unwrap();
+    let name = ptsname(&master, Vec::new()).unwrap().into_string().unwrap();
+    let slave = || std::fs::File::options().read(true).write(true).open(&name).unwrap();
+    // In a session of its own with this terminal, so that Ctrl-C reaches its whole foreground group.
+    let mut command = Command::new("setsid");
+    command.args(["--ctty", "--wait"]).arg(plain.get_program()).args(arguments);
+    command.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.env_remove("REMOE_LOG").stdin(slave()).stderr(slave());
+    let (mut child, _lines, functions) = draining(folder.path(), &mut command);
+    drop(command);
+    let mut terminal = std::fs::File::from(master);
+    terminal.write_all(b"\x03").unwrap();
+    let mut shown = String::new();
+    let mut buffer = [0; 256];
+    while !shown.contains("Ctrl-C again to stop at once") {
+        let count = terminal.read(&mut buffer).unwrap();
+        shown.push_str(&String::from_utf8_lossy(&buffer[..count]));
+    }
+    assert!(functions.iter().all(|&function| is_alive(function)), "Ctrl-C reached the functions, too");
+    std::thread::sleep(Duration::from_millis(200));
+    terminal.write_all(b"\x03").unwrap();
+    let asked = Instant::now();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{shown}");
+    assert!(asked.elapsed() < Duration::from_secs(20), "{:?}", asked.elapsed());
+    wait_until(|| !functions.iter().any(|&function| is_alive(function)));
 }
 
 #[test]

@@ -10,6 +10,8 @@ use remoe_tests::process::signal;
 use remoe_tests::up::{Up, all_gone};
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Tokens of a generation that is disturbed, and those that come before.
 const TOKENS: u32 = 800;
@@ -174,4 +176,54 @@ async fn a_terminated_up_drains() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_interrupted_up_drains() {
     drains(Signal::INT).await;
+}
+
+/// Clients come while the main function is killed again and again. Those that it had in hand lose their
+/// connection; of the others nobody is refused, and nobody is sent away: they wait until it is back.
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_of_a_restarting_main_function_wait() {
+    const KILLS: usize = 4;
+    let mut up = Up::start(&Model::demo().folder, 1).await;
+    let address = up.ready.http();
+    let stop = Arc::new(AtomicBool::new(false));
+    let clients: Vec<_> = (0..4)
+        .map(|_| {
+            let stop = stop.clone();
+            tokio::spawn(async move {
+                let (mut answered, mut cut) = (0, 0);
+                while !stop.load(Ordering::Relaxed) {
+                    // The first connection of a request that was cut is in the hands of the dead.
+                    let answer = match http::post(address, "/v1/completions", &completion(false, 4)).await {
+                        Ok(exchange) => exchange.finish().await.map(|response| response.status),
+                        Err(error) => Err(error),
+                    };
+                    match answer {
+                        Ok(status) => {
+                            assert_eq!(status, 200, "sent away");
+                            answered += 1;
+                        }
+                        Err(error) => {
+                            assert_ne!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+                            cut += 1;
+                        }
+                    }
+                }
+                (answered, cut)
+            })
+        })
+        .collect();
+    let mut main = up.ready.main().pid.unwrap();
+    for _ in 0..KILLS {
+        signal(main, Signal::KILL);
+        main = up.whole_without(&[main]).await.main().pid.unwrap();
+    }
+    stop.store(true, Ordering::Relaxed);
+    let (mut answered, mut cut) = (0, 0);
+    for client in clients {
+        let counts = client.await.unwrap();
+        (answered, cut) = (answered + counts.0, cut + counts.1);
+    }
+    // A client has one request in hand at a time.
+    assert!(answered > 0 && cut <= 4 * KILLS, "{answered} answered, {cut} cut");
+    println!("{answered} answered, {cut} cut");
 }

@@ -6,6 +6,7 @@ use crate::exit::CliError;
 use crate::output::progress::Progress;
 use crate::output::{json, table};
 use crate::planning;
+use crate::remote_set::Foresight;
 use remoe_planner::{Comparison, Measured, Outcome};
 use remoe_wire::v1::generate_event::Event;
 use remoe_wire::v1::main_model_client::MainModelClient;
@@ -19,6 +20,9 @@ use tonic::transport::Channel;
 
 /// A token that takes longer than this does not come any more.
 const TOKEN_DEADLINE: Duration = Duration::from_secs(600);
+
+/// Texts that may end an answer, at most, as the engine has it.
+const MOST_STOPS: usize = 32;
 
 #[derive(Debug, Serialize)]
 struct Generation {
@@ -93,8 +97,11 @@ pub(crate) async fn run(
     as_json: bool,
     progress: &Arc<Progress>,
 ) -> Result<(), CliError> {
+    if args.stop.len() > MOST_STOPS {
+        return Err(CliError::arguments("--stop", format!("at most {MOST_STOPS} texts end an answer")));
+    }
     let wanted = placed(args, progress).await?;
-    args.prompt.check(wanted.inspection.vocab_size)?;
+    args.prompt.check(&wanted.inspection, args.max_tokens)?;
     let request = GenerateRequest {
         prompt: Some(args.prompt.for_generation()),
         max_tokens: args.max_tokens,
@@ -119,7 +126,8 @@ pub(crate) async fn run(
 /// The placement that the arguments name, or a plan.
 async fn placed(args: &GenerateArgs, progress: &Arc<Progress>) -> Result<Wanted, CliError> {
     let Some(remote) = args.remote else {
-        return Wanted::of(&args.deployment, 0.0);
+        let predictor = args.planning.predictor.as_deref();
+        return Wanted::of(&args.deployment, 0.0, Foresight { predictor, prompt: Some(&args.prompt) });
     };
     let mut wanted = Wanted::unplaced(&args.deployment)?;
     let prompt = args.prompt.prompt.as_deref().filter(|_| !args.prompt.chat);

@@ -5,6 +5,7 @@ use crate::deployment::Wanted;
 use crate::exit::CliError;
 use crate::output::progress::Progress;
 use crate::output::{json, table};
+use crate::remote_set::Foresight;
 use remoe_wire::v1::{InspectReply, InspectRequest, TokenRouting};
 use serde::Serialize;
 use std::io::Write;
@@ -33,8 +34,9 @@ struct Token {
 
 /// Runs the prompt and prints what came of it.
 pub(crate) async fn run(args: &LogitsArgs, as_json: bool, progress: &Arc<Progress>) -> Result<(), CliError> {
-    let wanted = Wanted::of(&args.deployment, 0.0)?;
-    args.prompt.check(wanted.inspection.vocab_size)?;
+    let foresight = Foresight { predictor: args.predictor.predictor.as_deref(), prompt: Some(&args.prompt) };
+    let wanted = Wanted::of(&args.deployment, 0.0, foresight)?;
+    args.prompt.check(&wanted.inspection, 0)?;
     let request = InspectRequest { prompt: Some(args.prompt.for_inspection()), hidden: false };
     let reply = wanted
         .run_once(progress, async |mut client| {

@@ -18,19 +18,23 @@ use std::sync::Arc;
 
 // A problem stands for a model.
 #[derive(Debug, Args)]
-#[command(mut_arg("model", |model| model.required(false)))]
 pub(crate) struct PlanArgs {
     /// File that states model, workload, prices and limits
-    #[arg(long, value_name = "FILE", required_unless_present = "model", conflicts_with = "model")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        required_unless_present = "model_source",
+        conflicts_with = "model_source"
+    )]
     problem: Option<PathBuf>,
     /// Plan for this model on the machine of its profile
     #[command(flatten)]
     source: Option<ModelArgs>,
     /// Compute dtype of the model [default: the profile's]
-    #[arg(long, value_enum, requires = "model")]
+    #[arg(long, value_enum, requires = "model_source")]
     dtype: Option<Dtype>,
     /// Plan for this prompt instead of the mean of the history
-    #[arg(long, value_name = "TEXT", requires = "model")]
+    #[arg(long, value_name = "TEXT", requires = "model_source")]
     prompt: Option<String>,
     #[command(flatten)]
     planning: PlanningArgs,

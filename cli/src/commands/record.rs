@@ -4,7 +4,8 @@ use crate::args::RecordArgs;
 use crate::deployment::Wanted;
 use crate::exit::CliError;
 use crate::output::progress::Progress;
-use crate::output::{json, table};
+use crate::output::{folders, json, table};
+use crate::remote_set::Foresight;
 use futures_util::StreamExt;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use remoe_predictor::prompts;
@@ -36,7 +37,9 @@ struct Summary {
 /// Runs the prompts and prints what was recorded.
 pub(crate) async fn run(args: &RecordArgs, as_json: bool, progress: &Arc<Progress>) -> Result<(), CliError> {
     let prompts = read_prompts(&args.prompts)?;
-    let mut wanted = Wanted::of(&args.deployment, 0.0)?;
+    folders::require_parent("--out", &args.out)?;
+    let foresight = Foresight { predictor: args.predictor.predictor.as_deref(), prompt: None };
+    let mut wanted = Wanted::of(&args.deployment, 0.0, foresight)?;
     let file = std::path::absolute(&args.out)?;
     wanted.options.record_activations = Some(file.clone());
     wanted.options.record_tokens = args.tokens;

@@ -2,16 +2,18 @@
 
 use crate::args::{StartOrder, UpArgs};
 use crate::deployment::Wanted;
-use crate::exit::CliError;
+use crate::exit::{CliError, Code};
 use crate::output::json::{self, Event, Function};
 use crate::output::progress::Progress;
 use crate::output::table;
 use crate::plan_report;
 use crate::planning::{plan, with_main};
+use crate::programs;
+use crate::remote_set::Foresight;
 use crate::signals::EndSignals;
 use remoe_function::Role;
 use remoe_operator::decide::Desired;
-use remoe_operator::{FunctionState, Status, Supervisor, placement};
+use remoe_operator::{FunctionState, HttpSocket, Status, Supervisor, control, placement};
 use remoe_planner::{Answer, MainSize, Problem, preallocate};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -22,6 +24,9 @@ use std::time::{Duration, Instant};
 
 /// How long functions may drain: a little more than the time in which they promise to end.
 const DRAIN: Duration = Duration::from_secs(32);
+
+/// What the main function may take to say how many requests run.
+const ASK: Duration = Duration::from_secs(1);
 
 /// Share of remote experts where only the number of replicas is given.
 const HALF: f64 = 0.5;
@@ -34,24 +39,47 @@ pub(crate) async fn run(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) 
         // Nobody has been served yet, so there is nothing to drain.
         () = signals.next() => return Ok(()),
     };
-    let Started { wanted, supervisor, status, times } = started?;
+    let Started { wanted, http, supervisor, status, times } = started?;
     let report = Report { wanted: &wanted, times: &times, as_json };
-    report.print("ready", &status)?;
+    report.say("ready", &status)?;
     let served = tokio::select! {
         result = report.follow(&supervisor, &status) => result,
         () = signals.next() => Ok(()),
     };
-    progress.doing("draining");
+    // From here on connections are the main function's alone: refused when it takes no more.
+    http.close();
+    let main = supervisor.status().borrow().functions.iter().find_map(|function| function.grpc);
     tokio::select! {
-        () = supervisor.shutdown(DRAIN) => served,
+        () = drain(supervisor, main, progress) => served,
         // Asked twice: dropping the supervisor ends the functions.
-        () = signals.again() => Err(CliError::interrupted()),
+        () = signals.next() => Err(CliError::interrupted()),
+    }
+}
+
+/// Says what is waited for, and lets the functions finish it. `main` is where the main function listens.
+async fn drain(supervisor: Supervisor, main: Option<SocketAddr>, progress: &Progress) {
+    let running = match main {
+        Some(address) => control::requests_in_flight(address, ASK).await,
+        None => Ok(0),
+    };
+    let (what, limit) = (requests(running.ok()), DRAIN.as_secs());
+    progress.line(&format!("draining {what}, up to {limit} s; Ctrl-C again to stop at once"));
+    progress.doing("draining");
+    supervisor.shutdown(DRAIN).await;
+}
+
+fn requests(count: Option<u32>) -> String {
+    match count {
+        None => "what runs".to_owned(),
+        Some(1) => "1 request".to_owned(),
+        Some(count) => format!("{count} requests"),
     }
 }
 
 /// A deployment that answers.
 struct Started {
     wanted: Wanted,
+    http: Arc<HttpSocket>,
     supervisor: Supervisor,
     status: Status,
     times: StartTimes,
@@ -78,16 +106,26 @@ impl StartTimes {
 
 /// Decides what runs where and starts it.
 async fn start(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) -> Result<Started, CliError> {
-    let http = Some(SocketAddr::new(args.host, args.port));
     let mut clock = Stopwatch::start();
     let mut times = StartTimes::default();
     let deployment = &args.deployment;
     let is_planned =
         deployment.plan.is_none() && deployment.remote_ratio.is_none() && deployment.replicas.is_none();
-    let mut wanted = if is_planned { Wanted::unplaced(deployment)? } else { Wanted::of(deployment, HALF)? };
+    let foresight = Foresight { predictor: args.planning.predictor.as_deref(), prompt: None };
+    let mut wanted = match is_planned {
+        true => Wanted::unplaced(deployment)?,
+        false => Wanted::of(deployment, HALF, foresight)?,
+    };
     wanted.options.served_model_name.clone_from(&args.served_model_name);
     // An empty variable in the environment is no key.
     wanted.options.api_key = args.api_key.clone().filter(|key| !key.is_empty());
+    wanted.options.cors_origins.clone_from(&args.cors_origins);
+    wanted.options.body_limit = args.body_limit;
+    wanted.options.max_requests = args.max_requests;
+    // What will be missing is said before a profile is measured.
+    programs::find()?;
+    let http = Arc::new(listen(SocketAddr::new(args.host, args.port))?);
+    wanted.http = Some(Arc::clone(&http));
     let problem = match is_planned && !wanted.moe_layers.is_empty() {
         true => Some(args.planning.problem_of(&wanted, deployment, None, progress).await?),
         false => None,
@@ -97,13 +135,13 @@ async fn start(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) -> Result
         (Some(problem), StartOrder::Preallocated) => {
             let main_bytes = preallocate(problem)?.main_bytes;
             wanted.size_main(MainSize::of(problem, main_bytes));
-            let supervisor = wanted.launch(main_alone(wanted.desired(http)), progress)?;
+            let supervisor = wanted.launch(main_alone(wanted.desired()), progress)?;
             let problem = with_main(problem, main_bytes);
             let answer = plan(&problem, args.remote).await?;
             wanted.place_as_planned(&problem, &answer)?;
             show_plan(&problem, &answer, as_json, progress);
             times.plan_s = clock.lap();
-            supervisor.change(wanted.desired(http));
+            supervisor.change(wanted.desired());
             supervisor
         }
         (problem, order) => {
@@ -113,7 +151,7 @@ async fn start(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) -> Result
                 show_plan(problem, &answer, as_json, progress);
             }
             times.plan_s = clock.lap();
-            let desired = wanted.desired(http);
+            let desired = wanted.desired();
             if order == StartOrder::Sequential {
                 one_after_the_other(&wanted, desired, progress).await?
             } else {
@@ -121,12 +159,19 @@ async fn start(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) -> Result
             }
         }
     };
-    let functions = wanted.desired(http).functions.len();
+    let functions = wanted.desired().functions.len();
     all_listen(&supervisor, functions).await;
     times.functions_s = clock.lap();
     let status = wanted.ready(&supervisor, progress).await?;
     times.placement_s = clock.lap();
-    Ok(Started { wanted, supervisor, status, times })
+    Ok(Started { wanted, http, supervisor, status, times })
+}
+
+fn listen(address: SocketAddr) -> Result<HttpSocket, CliError> {
+    HttpSocket::bind(address).map_err(|error| CliError {
+        field: Some("--port".to_owned()),
+        ..CliError::runtime(format!("cannot listen on {address}: {error}"))
+    })
 }
 
 /// Only the main function, until it is decided what else there is.
@@ -209,11 +254,19 @@ impl Report<'_> {
             generation = status.generation;
             let serving = serving_processes(&status);
             if !serving.is_subset(&known) {
-                self.print("restarted", &status)?;
+                self.say("restarted", &status)?;
                 known = serving;
             }
         }
         Err(CliError::runtime("the supervision of the functions ended"))
+    }
+
+    /// Prints an event. A service does not end because nobody reads any more what becomes of it.
+    fn say(&self, event: &str, status: &Status) -> Result<(), CliError> {
+        match self.print(event, status) {
+            Err(error) if error.code == Code::ClosedOutput => Ok(()),
+            printed => printed,
+        }
     }
 
     fn print(&self, event: &str, status: &Status) -> Result<(), CliError> {

@@ -1,10 +1,11 @@
 //! Log lines of functions, for people.
 
+use crate::machine;
 use anstyle::{AnsiColor, Style};
 use serde_json::Value;
 use std::fmt::Write;
 
-/// A function's log line as it is shown; `None`: it is not, unless `verbose`.
+/// A function's log line as it is shown; `None`: it is not, unless `verbose`, which also says when.
 ///
 /// Functions log JSON objects. Other lines come from below them (the dynamic linker, a panic) and
 /// are always shown.
@@ -12,8 +13,9 @@ pub(crate) fn render(name: &str, line: &str, verbose: bool) -> Option<String> {
     if line.is_empty() {
         return None;
     }
+    let at = |time: &str| if verbose { format!("{time} ") } else { String::new() };
     let Ok(Value::Object(record)) = serde_json::from_str(line) else {
-        return Some(format!("{name}: {line}"));
+        return Some(format!("{}{name}: {line}", at(&machine::now_micros())));
     };
     let level = record.get("level").and_then(Value::as_str).unwrap_or("INFO");
     let (shown, style) = match level {
@@ -25,7 +27,9 @@ pub(crate) fn render(name: &str, line: &str, verbose: bool) -> Option<String> {
         return None;
     }
     let message = record.get("message").and_then(Value::as_str).unwrap_or("");
-    let mut text = format!("{name}: {style}{level}{style:#} {message}");
+    let logged =
+        record.get("timestamp").and_then(Value::as_str).map_or_else(machine::now_micros, str::to_owned);
+    let mut text = format!("{}{name}: {style}{level}{style:#} {message}", at(&logged));
     for (key, value) in &record {
         if !matches!(key.as_str(), "level" | "message" | "timestamp" | "target" | "span" | "spans") {
             match value {
@@ -45,9 +49,10 @@ mod tests {
 
     #[test]
     fn warnings_are_shown_and_details_only_on_request() {
-        let info = r#"{"timestamp":"t","level":"INFO","message":"loaded","target":"x","experts":4}"#;
+        let info = r#"{"timestamp":"2026-01-02T03:04:05.678901Z","level":"INFO","message":"loaded","target":"x","experts":4}"#;
         assert_eq!(render("main", info, false), None);
-        assert_eq!(render("main", info, true).as_deref(), Some("main: INFO loaded experts=4"));
+        let shown = render("main", info, true);
+        assert_eq!(shown.as_deref(), Some("2026-01-02T03:04:05.678901Z main: INFO loaded experts=4"));
         let warning = r#"{"level":"WARN","message":"slow"}"#;
         assert!(render("main", warning, false).is_some_and(|text| text.ends_with(" slow")));
     }
@@ -57,5 +62,7 @@ mod tests {
         let line = "error while loading shared libraries";
         assert_eq!(render("main", line, false), Some(format!("main: {line}")));
         assert_eq!(render("main", "", true), None);
+        let dated = render("main", line, true).unwrap_or_default();
+        assert!(dated.starts_with("20") && dated.ends_with(&format!("Z main: {line}")), "{dated}");
     }
 }

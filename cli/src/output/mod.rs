@@ -1,5 +1,6 @@
 //! What is printed, and how.
 
+pub(crate) mod folders;
 pub(crate) mod json;
 pub(crate) mod logs;
 pub(crate) mod plot;

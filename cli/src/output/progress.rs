@@ -1,5 +1,6 @@
 //! What goes on, on standard error: a spinner on a terminal, plain lines elsewhere.
 
+use crate::machine;
 use crate::output::logs;
 use anstyle::AnsiColor;
 use indicatif::ProgressBar;
@@ -27,6 +28,8 @@ impl Progress {
         let what = what.into();
         match &self.spinner {
             Some(spinner) => {
+                // One that has been cleared would stay so.
+                spinner.reset();
                 spinner.set_message(what);
                 spinner.enable_steady_tick(Duration::from_millis(100));
             }
@@ -57,20 +60,24 @@ impl Progress {
         }
     }
 
-    /// Something that happened to a function.
+    /// Something that happened to a function; with `verbose`, when.
     pub(crate) fn event(&self, event: &Event) {
+        let line = |text: String| match self.verbose {
+            true => self.line(&format!("{} {text}", machine::now_micros())),
+            false => self.line(&text),
+        };
         match event {
-            Event::Unhealthy { name, fault } => self.line(&format!("{name} {fault}")),
-            Event::Ended { name, ending } => self.line(&format!("{name} {ending}")),
-            Event::Stopped { name, ending } if self.verbose => self.line(&format!("{name} {ending}")),
-            Event::Started { name } if self.verbose => self.line(&format!("{name} started")),
+            Event::Unhealthy { name, fault } => line(format!("{name} {fault}")),
+            Event::Ended { name, ending } => line(format!("{name} {ending}")),
+            Event::Stopped { name, ending } if self.verbose => line(format!("{name} {ending}")),
+            Event::Started { name } if self.verbose => line(format!("{name} started")),
             Event::Stopped { .. } | Event::Started { .. } => {}
             Event::Routed { problems, .. } => {
                 for problem in problems {
-                    self.line(&format!("remote function not usable: {problem}"));
+                    line(format!("remote function not usable: {problem}"));
                 }
             }
-            Event::RoutingFailed { message } => self.line(&format!("routing failed: {message}")),
+            Event::RoutingFailed { message } => line(format!("routing failed: {message}")),
         }
     }
 }

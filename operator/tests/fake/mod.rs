@@ -3,7 +3,9 @@
 
 #![allow(dead_code)] // Each test program uses some of it.
 
-use remoe_function::{Announcement, Role, announce, end_with_launcher, inherited_listener, shutdown_on_signal};
+use remoe_function::{
+    Announcement, Role, announce, end_with_launcher, inherited_listener, shutdown_on_signal,
+};
 use remoe_operator::process::Programs;
 use remoe_wire::v1::main_model_server::{MainModel, MainModelServer};
 use remoe_wire::v1::{
@@ -101,9 +103,9 @@ fn function() {
         .unwrap();
         let (health, health_service) = tonic_health::server::health_reporter();
         health.set_service_status("readiness", ServingStatus::Serving).await;
-        let server = tonic::transport::Server::builder()
-            .add_service(health_service)
-            .add_optional_service((role == "main").then(|| MainModelServer::new(FakeMain { folder: folder.clone() })));
+        let server = tonic::transport::Server::builder().add_service(health_service).add_optional_service(
+            (role == "main").then(|| MainModelServer::new(FakeMain { folder: folder.clone() })),
+        );
         let incoming = TcpListenerStream::new(grpc);
         tokio::select! {
             served = server.serve_with_incoming(incoming) => served.unwrap(),

@@ -7,11 +7,13 @@ use crate::planning::{read, rows};
 use remoe_experiments::{
     CpuScaling, INPUT_TOKENS, Machine, REQUESTS, Request, Routing, Scenario, Setting, Shape, paper_pricing,
 };
+use remoe_fetch::ModelArgs;
 use remoe_model::{Checkpoint, Inspection};
 use remoe_predictor::record::ActivationRecord;
 use remoe_predictor::{PredictError, Shares, Trained, quantile};
 use remoe_profile::{Prices, Profile};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Everything that was given.
@@ -47,7 +49,7 @@ impl Inputs {
             }
             None => paper_pricing(),
         };
-        let own = args.model.as_deref().map(|model| Own::read(model, args)).transpose()?;
+        let own = args.source.as_ref().map(|source| Own::read(source, args)).transpose()?;
         Ok(Self { setting: Setting::of_the_paper(pricing), prices, own })
     }
 
@@ -89,15 +91,17 @@ impl Inputs {
 }
 
 impl Own {
-    fn read(model: &Path, args: &EvalArgs) -> Result<Self, CliError> {
-        let facts = Checkpoint::open(model)?.inspect()?;
+    fn read(source: &ModelArgs, args: &EvalArgs) -> Result<Self, CliError> {
+        let checkpoint = Arc::new(source.open()?.checkpoint);
+        let facts = checkpoint.inspect()?;
         if facts.moe_layers.is_empty() {
             return Err(CliError::arguments("--model", "the model has no layer with experts to place"));
         }
         let profile = args.profile.as_deref().map(|path| profile(path, &facts)).transpose()?;
         let recorded = args.records.as_deref().map(|path| {
-            let folder = args.predictor.clone().unwrap_or_else(|| model.join("predictor"));
-            Recorded::read(model, path, &folder)
+            let folder =
+                args.predictor.clone().unwrap_or_else(|| checkpoint.store().root().join("predictor"));
+            Recorded::read(&checkpoint, path, &folder)
         });
         Ok(Self { profile, recorded: recorded.transpose()?, facts })
     }
@@ -105,8 +109,8 @@ impl Own {
 
 impl Recorded {
     /// Predicts requests spread evenly over the file.
-    fn read(model: &Path, path: &Path, predictor: &Path) -> Result<Self, CliError> {
-        let model = source::Model::open(model)?;
+    fn read(checkpoint: &Arc<Checkpoint>, path: &Path, predictor: &Path) -> Result<Self, CliError> {
+        let model = source::Model::of(Arc::clone(checkpoint))?;
         let trained = model.saved_predictor(predictor)?;
         let (header, records) = model.records("--records", path)?;
         let step = (records.len() / REQUESTS).max(1);

@@ -6,12 +6,13 @@ mod report;
 mod tables;
 
 use crate::exit::{CliError, Code};
-use crate::output::{json, progress::Progress};
+use crate::output::{folders, json, progress::Progress};
 use clap::Args;
 use inputs::Inputs;
 use remoe_experiments::{
     CpuScaling, ExperimentError, Machine, REQUESTS, Routing, Scenario, Shape, sensitivity,
 };
+use remoe_fetch::ModelArgs;
 use remoe_planner::PlanError;
 use report::{Assumptions, Report, ScenarioReport, SensitivityReport};
 use std::io::Write;
@@ -26,14 +27,14 @@ pub(crate) struct EvalArgs {
     /// Prices as bills state them, in YAML or JSON [default: the paper's ratio on one list price]
     #[arg(long, value_name = "FILE")]
     pricing: Option<PathBuf>,
-    /// Folder of a Hugging Face checkpoint to evaluate beside the published models
-    #[arg(long, value_name = "DIR")]
-    model: Option<PathBuf>,
+    /// A model to evaluate beside the published ones
+    #[command(flatten)]
+    source: Option<ModelArgs>,
     /// What `remoe profile` measured for the model [default: the assumed machine]
-    #[arg(long, value_name = "FILE", requires = "model")]
+    #[arg(long, value_name = "FILE", requires = "model_source")]
     profile: Option<PathBuf>,
     /// Recorded activations of the model, which 50 requests are taken from [default: drawn]
-    #[arg(long, value_name = "FILE", requires = "model")]
+    #[arg(long, value_name = "FILE", requires = "model_source")]
     records: Option<PathBuf>,
     /// Folder that `remoe predictor build` saved in [default: predictor, in the model's folder]
     #[arg(long, value_name = "DIR", requires = "records")]
@@ -43,6 +44,7 @@ pub(crate) struct EvalArgs {
 /// Runs every experiment, prints tables, writes files.
 pub(crate) fn run(args: &EvalArgs, as_json: bool) -> Result<(), CliError> {
     let inputs = Inputs::read(args)?;
+    args.out.iter().try_for_each(|folder| folders::make("--out", folder))?;
     let progress = Progress::new(false);
     let report = evaluate(&inputs, &progress);
     progress.clear();

@@ -1,6 +1,7 @@
 //! The command line of `remoe predictor`.
 
 use clap::{Args, Subcommand};
+use remoe_fetch::ModelArgs;
 use remoe_predictor::{TrainingOptions, TreeOptions};
 use std::path::PathBuf;
 
@@ -28,9 +29,8 @@ pub(crate) struct BuildArgs {
     /// Recorded activations of the model
     #[arg(long, value_name = "FILE")]
     pub(crate) history: PathBuf,
-    /// Folder of a Hugging Face checkpoint
-    #[arg(long, value_name = "DIR")]
-    pub(crate) model: PathBuf,
+    #[command(flatten)]
+    pub(crate) source: ModelArgs,
     /// Folder to save the predictor in
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
@@ -46,9 +46,8 @@ pub(crate) struct EvalArgs {
     /// Recorded activations to predict; several files are reported together and one by one
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
     pub(crate) test: Vec<PathBuf>,
-    /// Folder of a Hugging Face checkpoint
-    #[arg(long, value_name = "DIR")]
-    pub(crate) model: PathBuf,
+    #[command(flatten)]
+    pub(crate) source: ModelArgs,
     /// Folder to draw methods.svg and correlation.svg in
     #[arg(long, value_name = "DIR")]
     pub(crate) plots: Option<PathBuf>,
@@ -58,9 +57,8 @@ pub(crate) struct EvalArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArgs {
-    /// Folder of a Hugging Face checkpoint
-    #[arg(long, value_name = "DIR")]
-    pub(crate) model: PathBuf,
+    #[command(flatten)]
+    pub(crate) source: ModelArgs,
     /// Folder that `remoe predictor build` saved in [default: predictor, in the model's folder]
     #[arg(long, value_name = "DIR")]
     pub(crate) predictor: Option<PathBuf>,

@@ -3,7 +3,7 @@
 use super::args::BuildArgs;
 use super::source::Model;
 use crate::exit::CliError;
-use crate::output::{json, table};
+use crate::output::{folders, json, table};
 use remoe_predictor::Trained;
 use serde::Serialize;
 use std::fs;
@@ -40,8 +40,9 @@ struct HeldOut {
 
 /// Fits, saves, and prints what came of it.
 pub(crate) fn run(args: &BuildArgs, as_json: bool) -> Result<(), CliError> {
-    let model = Model::open(&args.model)?;
+    let model = Model::open(&args.source)?;
     let (header, records) = model.records("--history", &args.history)?;
+    folders::make("--out", &args.out)?;
     let started = Instant::now();
     let trained = Trained::fit(header, &records, &model.embedding, args.tree.options())?;
     let build_seconds = started.elapsed().as_secs_f64();
@@ -79,9 +80,6 @@ pub(crate) fn run(args: &BuildArgs, as_json: bool) -> Result<(), CliError> {
 /// A reader sees the old file or the new one, never a part.
 fn save(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let partial = path.with_extension("partial");
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder)?;
-    }
     fs::write(&partial, bytes)?;
     fs::rename(&partial, path)
 }

@@ -5,7 +5,9 @@ use super::methods::{Contestant, Field};
 use super::plot;
 use super::source::Model;
 use crate::exit::CliError;
-use crate::output::{json, table};
+use crate::output::{folders, json, table};
+use crate::planning::rows;
+use remoe_operator::placement::least_used;
 use remoe_predictor::correlation::{self, Pair};
 use remoe_predictor::record::ActivationRecord;
 use remoe_predictor::{History, Shares, SimilarPrompts, divergence, quantile};
@@ -36,6 +38,9 @@ struct Report {
     name: &'static str,
     js_mean: f64,
     js_per_layer: Vec<f64>,
+    /// Share of a prompt's work that falls on the half of each layer's experts that are expected to do least:
+    /// what `--remote-ratio 0.5` sends away. Where all are expected to do alike, these are the last ids.
+    remote_at_half: f64,
     build_seconds: f64,
     search_us_p50: f64,
     search_us_p99: f64,
@@ -60,13 +65,14 @@ struct OfFileMethod {
 
 /// Fits everyone, predicts, and prints how it went.
 pub(crate) fn run(args: &EvalArgs, as_json: bool) -> Result<(), CliError> {
-    let model = Model::open(&args.model)?;
+    let model = Model::open(&args.source)?;
     let (header, train) = model.records("--train", &args.train)?;
     let tests = args.test.iter().map(|path| Ok(model.records("--test", path)?.1));
     let tests = tests.collect::<Result<Vec<Vec<ActivationRecord>>, CliError>>()?;
     if tests.iter().all(Vec::is_empty) {
         return Err(CliError::arguments("--test", "the test files hold no whole record"));
     }
+    args.plots.iter().try_for_each(|folder| folders::make("--plots", folder))?;
     let field = Field { model: &model, header: &header, records: &train, options: args.tree.options() };
     let (trained, seconds) = field.trained()?;
     let contestants = field.contestants(&trained, seconds)?;
@@ -139,6 +145,8 @@ struct Run {
     name: &'static str,
     /// Divergence of each layer, per file and prompt.
     divergences: Vec<Vec<Vec<f64>>>,
+    /// True shares of each layer's experts that would be remote, per prompt and layer.
+    remote: Vec<f64>,
     microseconds: Vec<f64>,
     build_seconds: f64,
     bytes: u64,
@@ -155,7 +163,7 @@ impl Run {
         let predictor = &contestant.predictor;
         // Once unmeasured, so that nobody pays for cold memory.
         tests.iter().flatten().try_for_each(|record| predictor.predict(&record.prompt).map(drop))?;
-        let (mut divergences, mut microseconds) = (Vec::new(), Vec::new());
+        let (mut divergences, mut remote, mut microseconds) = (Vec::new(), Vec::new(), Vec::new());
         for (tests, truths) in tests.iter().zip(truths) {
             let mut of_file = Vec::with_capacity(tests.len());
             for (record, truth) in tests.iter().zip(truths) {
@@ -163,6 +171,10 @@ impl Run {
                 let prediction = predictor.predict(&record.prompt)?;
                 microseconds.push(started.elapsed().as_secs_f64() * 1e6);
                 of_file.push(divergence::per_layer(&prediction, truth));
+                remote.extend(rows(&prediction).iter().zip(truth.rows()).map(|(expected, truth)| {
+                    let away = least_used(expected, expected.len().div_ceil(2));
+                    away.iter().map(|id| f64::from(truth[*id as usize])).sum::<f64>()
+                }));
             }
             divergences.push(of_file);
         }
@@ -178,6 +190,7 @@ impl Run {
         Ok(Self {
             name: predictor.name(),
             divergences,
+            remote,
             microseconds,
             build_seconds: contestant.build_seconds,
             bytes: predictor.bytes(),
@@ -198,6 +211,7 @@ impl Run {
             name: self.name,
             js_mean: mean(prompts.iter().copied().flatten()),
             js_per_layer: (0..layers).map(of_layer).collect(),
+            remote_at_half: mean(self.remote.iter()),
             build_seconds: self.build_seconds,
             search_us_p50: quantile(&mut microseconds, 0.5),
             search_us_p99: quantile(&mut microseconds, 0.99),
@@ -220,6 +234,7 @@ impl Evaluation {
                 one.name.to_owned(),
                 format!("{:.5}", one.js_mean),
                 format!("{:+.1} %", 100.0 * (one.js_mean / best_force - 1.0)),
+                format!("{:.3}", one.remote_at_half),
                 format!("{:.3}", one.build_seconds),
                 format!("{:.1}", one.search_us_p50),
                 format!("{:.1}", one.search_us_p99),
@@ -238,8 +253,17 @@ impl Evaluation {
             }
             row
         });
-        let mut header =
-            vec!["method", "JS mean", "to bf", "build s", "p50 us", "p99 us", "memory", "recall"];
+        let mut header = vec![
+            "method",
+            "JS mean",
+            "to bf",
+            "remote at 0.5",
+            "build s",
+            "p50 us",
+            "p99 us",
+            "memory",
+            "recall",
+        ];
         let names: Vec<String> = self
             .tests
             .iter()

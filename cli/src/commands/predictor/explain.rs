@@ -47,8 +47,9 @@ struct Past {
 
 /// Predicts one prompt and prints why.
 pub(crate) fn run(args: &ExplainArgs, as_json: bool) -> Result<(), CliError> {
-    let model = Model::open(&args.model)?;
-    let tokenizer = Tokenizer::open(&args.model, model.checkpoint.config().vocab_size)?;
+    let model = Model::open(&args.source)?;
+    let store = model.checkpoint.store();
+    let tokenizer = Tokenizer::open_in(store, model.checkpoint.config().vocab_size)?;
     let prompt_ids = match (&args.prompt, &tokenizer) {
         (Some(text), Some(tokenizer)) => tokenizer.encode(text, true)?,
         (Some(_), None) => {
@@ -57,7 +58,7 @@ pub(crate) fn run(args: &ExplainArgs, as_json: bool) -> Result<(), CliError> {
         }
         (None, _) => args.prompt_ids.clone(),
     };
-    let folder = args.predictor.clone().unwrap_or_else(|| args.model.join("predictor"));
+    let folder = args.predictor.clone().unwrap_or_else(|| store.root().join("predictor"));
     let trained = model.saved_predictor(&folder)?;
     let explanation = Explanation::of(&trained, tokenizer.as_ref(), prompt_ids)?;
     if as_json {

@@ -24,7 +24,7 @@ pub(super) fn write(
 ) -> Result<(), CliError> {
     let store = |name: &str, text: String| {
         let path = folder.join(name);
-        std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&path, text)).map_err(|error| CliError {
+        std::fs::write(&path, text).map_err(|error| CliError {
             path: Some(path.clone()),
             ..CliError::runtime(format!("cannot write {}: {error}", path.display()))
         })

@@ -3,6 +3,7 @@
 use super::build::FILE;
 use crate::exit::{CliError, Code};
 use crate::output::progress;
+use remoe_fetch::ModelArgs;
 use remoe_model::{Checkpoint, CheckpointError, StoredDtype, TensorRef};
 use remoe_predictor::record::{ActivationRecord, Reader, RecordError, RecordHeader};
 use remoe_predictor::{Embedding, EmbeddingType, Fate, GateWeights, PredictError, Trained};
@@ -21,8 +22,8 @@ pub(crate) struct Model {
 
 impl Model {
     /// Reads the embedding.
-    pub(crate) fn open(folder: &Path) -> Result<Self, CliError> {
-        Self::of(Arc::new(Checkpoint::open(folder)?))
+    pub(crate) fn open(source: &ModelArgs) -> Result<Self, CliError> {
+        Self::of(Arc::new(source.open()?.checkpoint))
     }
 
     /// Reads the embedding of an open checkpoint.
@@ -48,6 +49,19 @@ impl Model {
             .map_err(|error| failed(format!("{error}; make it with `remoe predictor build`")))?;
         Trained::from_bytes(&bytes.into(), &self.fingerprint, &self.embedding)
             .map_err(|error| failed(error.to_string()))
+    }
+
+    /// The predictor in `folder`, else the one in the model's own folder; `None` where there is neither.
+    pub(crate) fn predictor_of(
+        checkpoint: &Arc<Checkpoint>,
+        folder: Option<&Path>,
+    ) -> Result<Option<Trained>, CliError> {
+        // A place that is no folder has none beside it.
+        let beside = checkpoint.store().root().join("predictor");
+        match folder.or_else(|| Some(beside.as_path()).filter(|beside| beside.is_dir())) {
+            Some(folder) => Ok(Some(Self::of(Arc::clone(checkpoint))?.saved_predictor(folder)?)),
+            None => Ok(None),
+        }
     }
 
     /// The Fate-style baseline from the norms and routers.

@@ -10,7 +10,7 @@ use crate::exit::CliError;
 use crate::machine;
 use crate::output::plot::{Axis, Lines, Series};
 use crate::output::progress::Progress;
-use crate::output::{json, table};
+use crate::output::{folders, json, table};
 use functions::Functions;
 use grid::Grid;
 use main_function::MainSetup;
@@ -50,6 +50,9 @@ pub(crate) struct ProfileArgs {
 
 /// Measures, writes the profile and shows it.
 pub(crate) async fn run(args: &ProfileArgs, as_json: bool, progress: &Arc<Progress>) -> Result<(), CliError> {
+    for (flag, path) in [("--out", &args.out), ("--plot", &args.plot)] {
+        path.iter().try_for_each(|path| folders::require_parent(flag, path))?;
+    }
     let opened = args.source.open()?;
     let inspection = opened.checkpoint.inspect()?;
     let dtype = args.dtype.map_or_else(|| default_dtype(&inspection), |dtype| dtype.name());
@@ -63,8 +66,10 @@ pub(crate) async fn run(args: &ProfileArgs, as_json: bool, progress: &Arc<Progre
     };
     let started = Instant::now();
     let profile = measure(request, progress).await?;
-    let path = args.out.clone().unwrap_or_else(|| default_path(&profile.model));
-    store(&profile, &path)?;
+    let path = match &args.out {
+        Some(path) => store(&profile, path).map(|()| path.clone()),
+        None => keep(&profile),
+    }?;
     if let Some(path) = &args.plot {
         write(path, plot(&profile).as_bytes())?;
     }
@@ -173,19 +178,29 @@ pub(crate) fn default_path(model: &ModelId) -> PathBuf {
     folder.join("remoe").join("profiles").join(format!("{short}-{}.json", model.dtype))
 }
 
-pub(crate) fn store(profile: &Profile, path: &Path) -> Result<(), CliError> {
+/// Stores `profile` where it is looked for, and says where that is.
+pub(crate) fn keep(profile: &Profile) -> Result<PathBuf, CliError> {
+    let path = default_path(&profile.model);
+    path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(|error| unwritten(&path, &error))?;
+    store(profile, &path)?;
+    Ok(path)
+}
+
+fn store(profile: &Profile, path: &Path) -> Result<(), CliError> {
     let text = serde_json::to_string_pretty(profile)
         .map_err(|error| CliError::runtime(format!("cannot write the profile: {error}")))?;
     write(path, text.as_bytes())
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), CliError> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let written = folder.map_or(Ok(()), std::fs::create_dir_all).and_then(|()| std::fs::write(path, bytes));
-    written.map_err(|error| CliError {
+    std::fs::write(path, bytes).map_err(|error| unwritten(path, &error))
+}
+
+fn unwritten(path: &Path, error: &std::io::Error) -> CliError {
+    CliError {
         path: Some(path.to_owned()),
         ..CliError::runtime(format!("cannot write {}: {error}", path.display()))
-    })
+    }
 }
 
 /// Expert time over vCPUs, measured and as the fit says (Remoe paper, figure 6).

@@ -1,0 +1,71 @@
+//! Which experts make up `--remote-ratio`: the least used ones, where it is known how much they are used.
+
+use crate::args::{DeploymentArgs, PromptArgs, RemoteSet};
+use crate::commands::predictor::source::Model;
+use crate::exit::CliError;
+use crate::planning::rows;
+use remoe_model::Checkpoint;
+use std::path::Path;
+use std::sync::Arc;
+
+/// What a command knows beside the placement flags.
+#[derive(Default, Clone, Copy)]
+pub(crate) struct Foresight<'a> {
+    /// Folder of a predictor.
+    pub(crate) predictor: Option<&'a Path>,
+    /// The one prompt that there will be.
+    pub(crate) prompt: Option<&'a PromptArgs>,
+}
+
+/// The share of each expert in its layer's work, [layers][experts], by which the least used ones are found;
+/// `None`: the last ids are taken.
+pub(crate) fn usage(
+    args: &DeploymentArgs,
+    foresight: Foresight<'_>,
+    checkpoint: &Arc<Checkpoint>,
+) -> Result<Option<Vec<Vec<f64>>>, CliError> {
+    if args.history.is_some() && args.remote_set != RemoteSet::History {
+        return Err(CliError::arguments("--history", "goes with --remote-set history"));
+    }
+    match args.remote_set {
+        RemoteSet::Last => Ok(None),
+        RemoteSet::History => {
+            let path = args.history.as_deref().ok_or_else(|| {
+                let message = "--remote-set history needs recorded activations: name the file that `remoe record` \
+                               wrote with --history";
+                CliError::arguments("--history", message)
+            })?;
+            Ok(Some(recorded(path, checkpoint)?))
+        }
+        RemoteSet::Prediction => {
+            let trained = Model::predictor_of(checkpoint, foresight.predictor)?.ok_or_else(|| {
+                let message = "--remote-set prediction needs a predictor: make one with `remoe predictor build`, \
+                               and name its folder with --predictor where it is not `predictor` in the model's";
+                CliError::arguments("--predictor", message)
+            })?;
+            let shares = match foresight.prompt {
+                Some(prompt) => rows(&trained.predict_with_errors(&prompt.tokens(checkpoint)?)?.shares),
+                None => rows(trained.popularity().shares()),
+            };
+            Ok(Some(shares))
+        }
+    }
+}
+
+/// The pairs of all requests in a record file, prompts and answers.
+fn recorded(path: &Path, checkpoint: &Arc<Checkpoint>) -> Result<Vec<Vec<f64>>, CliError> {
+    let (header, records) = Model::of(Arc::clone(checkpoint))?.records("--history", path)?;
+    if records.is_empty() {
+        return Err(CliError {
+            path: Some(path.to_owned()),
+            ..CliError::arguments("--history", format!("{} holds no whole record", path.display()))
+        });
+    }
+    let experts = header.experts as usize;
+    let mut counts = vec![0.0; header.layers.len() * experts];
+    for record in &records {
+        let pairs = record.prefill.iter().zip(&record.decode);
+        counts.iter_mut().zip(pairs).for_each(|(sum, (a, b))| *sum += f64::from(*a) + f64::from(*b));
+    }
+    Ok(counts.chunks(experts).map(<[f64]>::to_vec).collect())
+}
