@@ -154,3 +154,15 @@ async fn what_cannot_be_planned_is_said() {
     let (code, answer) = refused(&["--dtype", "float32"]).await;
     assert_eq!((code, &answer["error"]["field"]), (Some(2), &json!("--profile")), "{answer}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sizes_that_are_asked_for_hold_in_a_plan() {
+    let arguments = ["--profile", profile().await, "--remote", "always", "--remote-memory", "200MB"];
+    let up = Up::start_with(demo().as_ref(), &arguments).await;
+    let command = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap().replace('\0', " ");
+    assert!(up.ready.remote_pids().len() >= 6, "{:?}", up.ready);
+    for pid in up.ready.remote_pids() {
+        assert!(command(pid).contains("--memory-bytes 200000000"), "{}", command(pid));
+    }
+    assert!(command(up.ready.main().pid.unwrap()).contains("--threads 1 "));
+}
