@@ -11,6 +11,7 @@ use crate::output::progress::Progress;
 use crate::prompt;
 use clap::{Args, ValueEnum};
 use remoe_fetch::ModelArgs;
+use remoe_function::parse_size;
 use remoe_model::{Checkpoint, Inspection};
 use remoe_planner::{Answer, Limits, Options, Problem, Remote, Request, SizeRange, Slo, Specs, solve};
 use remoe_predictor::{Shares, Trained};
@@ -53,10 +54,10 @@ pub(crate) struct PlanningArgs {
     /// Prices in the units of bills (examples/pricing) [default: 0.04 per core hour, 0.004 per GB hour]
     #[arg(long, value_name = "FILE", help_heading = "Planning")]
     pub(crate) pricing: Option<PathBuf>,
-    /// Memory that the main function may have in MB, MIN:MAX:STEP [default: 100 to the machine's, by 100]
+    /// Memory that the main function may have, MIN:MAX:STEP in MB or with units [default: 100 to the machine's, by 100]
     #[arg(long, value_name = "MB", value_parser = sizes, help_heading = "Planning")]
     pub(crate) main_memory_mb: Option<SizeRange>,
-    /// Memory that a remote function may have in MB, MIN:MAX:STEP
+    /// Memory that a remote function may have, MIN:MAX:STEP in MB or with units
     #[arg(long, value_name = "MB", default_value = "100:5000:100", value_parser = sizes, help_heading = "Planning")]
     pub(crate) remote_memory_mb: SizeRange,
     /// Replicas of a layer's remote function, at most
@@ -336,14 +337,20 @@ fn duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
-/// `MIN:MAX:STEP` in MB.
+/// `MIN:MAX:STEP`, numbers of MB or sizes with units.
 fn sizes(text: &str) -> Result<SizeRange, String> {
-    let parts: Vec<f64> = text.split(':').map(|part| part.parse().unwrap_or(f64::NAN)).collect();
+    let bytes = |part: &str| match part.parse::<f64>() {
+        Ok(megabytes) => megabytes * MB,
+        Err(_) => parse_size(part).map_or(f64::NAN, |bytes| bytes as f64),
+    };
+    let parts: Vec<f64> = text.split(':').map(bytes).collect();
     match parts[..] {
-        [min, max, step] if min > 0.0 && max >= min && step > 0.0 => {
-            Ok(SizeRange { min_bytes: min * MB, max_bytes: max * MB, step_bytes: step * MB })
+        [min_bytes, max_bytes, step_bytes]
+            if min_bytes > 0.0 && max_bytes >= min_bytes && max_bytes.is_finite() && step_bytes > 0.0 =>
+        {
+            Ok(SizeRange { min_bytes, max_bytes, step_bytes })
         }
-        _ => Err("is not MIN:MAX:STEP in MB, as in 100:5000:100".to_owned()),
+        _ => Err("is not MIN:MAX:STEP, as in 100:5000:100 (MB) or 100MB:5GB:100MB".to_owned()),
     }
 }
 
@@ -365,7 +372,8 @@ mod tests {
     fn sizes_are_ranges() {
         let range = sizes("100:500:50").unwrap();
         assert_eq!((range.min_bytes, range.max_bytes, range.step_bytes), (1e8, 5e8, 5e7));
-        for wrong in ["100", "500:100:10", "0:1:1", "a:b:c", "1:2:0", "1:2:3:4"] {
+        assert_eq!(sizes("100MB:0.5GB:50"), Ok(range));
+        for wrong in ["100", "1:inf:1", "100M:1GB:1", "500:100:10", "0:1:1", "a:b:c", "1:2:0", "1:2:3:4"] {
             assert!(sizes(wrong).is_err(), "{wrong}");
         }
     }

@@ -159,7 +159,8 @@ async fn what_cannot_be_planned_is_said() {
 async fn sizes_that_are_asked_for_hold_in_a_plan() {
     let arguments = ["--profile", profile().await, "--remote", "always", "--remote-memory", "200MB"];
     let up = Up::start_with(demo().as_ref(), &arguments).await;
-    let command = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap().replace('\0', " ");
+    let command =
+        |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap().replace('\0', " ");
     assert!(up.ready.remote_pids().len() >= 6, "{:?}", up.ready);
     for pid in up.ready.remote_pids() {
         assert!(command(pid).contains("--memory-bytes 200000000"), "{}", command(pid));
