@@ -1,4 +1,4 @@
-//! Computing: one request at a time, in the order of arrival.
+//! Computing: in the order of arrival, requests of one layer that wait at the same time together.
 //!
 //! Small work, all of decoding, is computed on the thread that drives the connections: handing it to
 //! another thread and back costs two wake-ups, which is more than the exchange itself. Large work
@@ -6,10 +6,11 @@
 
 use crate::admission::Permit;
 use crate::host::Host;
-use crate::metrics::{Metrics, outcome};
-use bytes::Bytes;
-use remoe_kernels::{Job, Pool};
+use crate::metrics::{self, Metrics};
+use crate::pass::{Computed, Pass};
+use remoe_kernels::Pool;
 use remoe_wire::v1::{Code, Failure, ForwardReply, Rows, Work, forward_reply::Outcome};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -20,6 +21,11 @@ use tonic::Status;
 /// Work is small while its experts' packed weights, counted once per pair, are below this: some
 /// milliseconds, whatever the model.
 const SMALL_BYTES: usize = 128 << 20;
+/// Requests are computed together while their answers are not larger than this: sixteen of the largest.
+/// Others overtake nobody for longer than that takes.
+const PASS_BYTES: usize = 64 << 20;
+/// The same in (token, expert) pairs, of which a pass keeps a list.
+const PASS_PAIRS: usize = 1 << 16;
 /// A look at the connections that brings nothing takes microseconds. One that took longer than this
 /// was interrupted: another thread wants the core, and polling would only delay both.
 const CONTENDED: Duration = Duration::from_micros(100);
@@ -42,14 +48,12 @@ pub(crate) struct Order {
 /// Computes orders until every sender is gone.
 pub(crate) struct Computer {
     host: Arc<Host>,
-    pool: Pool,
+    pass: Pass,
     row_bytes: usize,
     /// How long after a request the thread polls for the next one before it sleeps: in a decoding
     /// sequence the next layer's request is close, and waking up costs more than the exchange.
     poll: Duration,
     metrics: Metrics,
-    /// Rows in the order of the jobs, before they are put into the order of the answer.
-    scratch: Vec<u8>,
 }
 
 impl Computer {
@@ -60,7 +64,7 @@ impl Computer {
         poll: Duration,
         metrics: Metrics,
     ) -> Self {
-        Self { host, pool, row_bytes, poll, metrics, scratch: Vec::new() }
+        Self { host, pass: Pass::new(pool, row_bytes), row_bytes, poll, metrics }
     }
 
     /// Runs on the thread that drives the connections.
@@ -68,125 +72,159 @@ impl Computer {
     /// # Errors
     /// A computation panicked; nothing can be computed any more.
     pub(crate) async fn run(mut self, mut orders: mpsc::UnboundedReceiver<Order>) -> Result<(), JoinError> {
-        // The answer is written, and cancellations are read, before the next computation.
-        while let Some(order) = next(&mut orders, self.poll).await {
-            if self.is_small(&order.work) {
-                self.answer(order);
+        let mut queue = VecDeque::new();
+        loop {
+            if queue.is_empty() {
+                let Some(order) = next(&mut orders, self.poll).await else { return Ok(()) };
+                queue.push_back(order);
+            } else {
+                // The answers are written, and cancellations are read, before the next computation.
+                tokio::task::yield_now().await;
+            }
+            drain(&mut orders, &mut queue);
+            if queue.front().is_some_and(|order| !self.is_small(std::slice::from_ref(order))) {
+                // What large work takes is long compared with a look at the connections: messages that
+                // are on their way here belong to the same pass.
+                let mut known = 0;
+                while queue.len() > known {
+                    known = queue.len();
+                    tokio::task::yield_now().await;
+                    drain(&mut orders, &mut queue);
+                }
+            }
+            let pass = self.next_pass(&mut queue);
+            if self.is_small(&pass) {
+                self.answer(pass);
             } else {
                 let large = move || {
-                    self.answer(order);
+                    self.answer(pass);
                     self
                 };
                 self = tokio::task::spawn_blocking(large).await?;
             }
         }
-        Ok(())
     }
 
-    fn is_small(&self, work: &Work) -> bool {
-        let expert = work.experts.first().and_then(|&expert| self.host.get(work.layer, expert));
-        let expert_bytes = expert.map_or(0, |expert| expert.shape().packed_bytes());
-        work.experts.len().saturating_mul(expert_bytes) <= SMALL_BYTES
+    /// The first order of `queue`, and those of the same layer that are computed with it. Routing
+    /// generations do not matter: an expert's weights are the same in all of them.
+    fn next_pass(&self, queue: &mut VecDeque<Order>) -> Vec<Order> {
+        let Some(first) = queue.pop_front() else { return Vec::new() };
+        let layer = first.work.layer;
+        let most = PASS_PAIRS.min(PASS_BYTES / self.row_bytes);
+        let mut pairs = first.work.experts.len();
+        let mut pass = vec![first];
+        for order in std::mem::take(queue) {
+            let more = order.work.experts.len();
+            if order.work.layer == layer && pairs + more <= most {
+                pairs += more;
+                pass.push(order);
+            } else {
+                queue.push_back(order);
+            }
+        }
+        pass
     }
 
-    fn answer(&mut self, order: Order) {
-        let id = order.work.id;
-        if order.cancelled.load(Ordering::Acquire) {
+    fn is_small(&self, orders: &[Order]) -> bool {
+        let bytes = |work: &Work| {
+            let expert = work.experts.first().and_then(|&expert| self.host.get(work.layer, expert));
+            let expert_bytes = expert.map_or(0, |expert| expert.shape().packed_bytes());
+            work.experts.len().saturating_mul(expert_bytes)
+        };
+        orders.iter().map(|order| bytes(&order.work)).fold(0, usize::saturating_add) <= SMALL_BYTES
+    }
+
+    /// Computes the orders of a pass and answers each by itself, in the order of arrival.
+    fn answer(&mut self, mut pass: Vec<Order>) {
+        pass.retain(|order| !self.drop_cancelled(order));
+        let mut refusals: Vec<Option<Outcome>> = pass.iter().map(|order| self.too_late(order)).collect();
+        let live: Vec<&Order> = pass
+            .iter()
+            .zip(&refusals)
+            .filter(|(_, refusal)| refusal.is_none())
+            .map(|(order, _)| order)
+            .collect();
+        let mut computed = self.compute(&live).into_iter();
+        for (order, refusal) in pass.into_iter().zip(&mut refusals) {
+            let Some(outcome) = refusal.take().or_else(|| computed.next()) else { continue };
+            // Nobody waits for what was taken back meanwhile; its rows may be incomplete.
+            if self.drop_cancelled(&order) {
+                continue;
+            }
+            let label = match &outcome {
+                Outcome::Rows(rows) => {
+                    self.metrics.compute.observe(f64::from(rows.compute_us) * 1e-6);
+                    self.metrics.pairs.inc_by(order.work.experts.len() as u64);
+                    "ok"
+                }
+                Outcome::Failure(failure) => metrics::outcome(failure.code()),
+            };
+            self.metrics.answers.with_label_values(&[label]).inc();
+            let reply = ForwardReply { id: order.work.id, outcome: Some(outcome) };
+            // A stream that is gone needs no answer.
+            let _stream_gone = order.answers.send(Ok((reply, Some(order.permit))));
+        }
+    }
+
+    /// Whether `order` was taken back, so that it needs no answer.
+    fn drop_cancelled(&self, order: &Order) -> bool {
+        let cancelled = order.cancelled.load(Ordering::Acquire);
+        if cancelled {
             order.unread.fetch_sub(1, Ordering::AcqRel);
             self.metrics.answers.with_label_values(&["cancelled"]).inc();
-            return;
         }
+        cancelled
+    }
+
+    /// The refusal of an order that has waited for longer than its budget.
+    fn too_late(&self, order: &Order) -> Option<Outcome> {
         let waited = order.arrived.elapsed();
         self.metrics.queued.observe(waited.as_secs_f64());
         let budget = Duration::from_micros(order.work.budget_us.into());
-        let outcome = if order.work.budget_us > 0 && waited > budget {
-            self.metrics.answers.with_label_values(&[outcome(Code::DeadlineExceeded)]).inc();
+        (order.work.budget_us > 0 && waited > budget).then(|| {
             Outcome::Failure(Failure {
                 code: Code::DeadlineExceeded.into(),
                 message: format!("the request waited {waited:?}, its budget was {budget:?}"),
                 retryable: true,
             })
-        } else {
-            self.compute(&order.work)
-        };
-        let reply = ForwardReply { id, outcome: Some(outcome) };
-        // A stream that is gone needs no answer.
-        let _stream_gone = order.answers.send(Ok((reply, Some(order.permit))));
+        })
     }
 
-    fn compute(&mut self, work: &Work) -> Outcome {
+    /// The outcome of each order, computed in one pass. Each says its share of the time.
+    fn compute(&mut self, orders: &[&Order]) -> Vec<Outcome> {
+        if orders.is_empty() {
+            return Vec::new();
+        }
         let started = Instant::now();
-        match self.rows(work) {
-            Ok(rows) => {
+        let works: Vec<&Work> = orders.iter().map(|order| &order.work).collect();
+        let is_cancelled = |position: usize| orders[position].cancelled.load(Ordering::Acquire);
+        match self.pass.compute(&self.host, &works, is_cancelled) {
+            Ok(Computed { answers, reads }) => {
                 let elapsed = started.elapsed();
-                self.metrics.compute.observe(elapsed.as_secs_f64());
-                self.metrics.pairs.inc_by(work.experts.len() as u64);
-                self.metrics.answers.with_label_values(&["ok"]).inc();
-                Outcome::Rows(Rows {
+                self.metrics.reads.inc_by(reads);
+                let all: usize = works.iter().map(|work| work.experts.len()).sum();
+                let share = |work: &Work| elapsed.as_micros() as u64 * work.experts.len() as u64 / all as u64;
+                let rows = works.iter().zip(answers).map(|(work, rows)| Rows {
                     rows,
-                    compute_us: u32::try_from(elapsed.as_micros()).unwrap_or(u32::MAX),
-                })
+                    compute_us: u32::try_from(share(work)).unwrap_or(u32::MAX),
+                });
+                rows.map(Outcome::Rows).collect()
             }
             Err(message) => {
-                tracing::error!(id = work.id, layer = work.layer, %message, "computation failed");
-                self.metrics.answers.with_label_values(&[outcome(Code::Internal)]).inc();
-                Outcome::Failure(Failure { code: Code::Internal.into(), message, retryable: true })
+                let ids: Vec<u64> = works.iter().map(|work| work.id).collect();
+                tracing::error!(?ids, layer = works[0].layer, %message, "computation failed");
+                let failure = Failure { code: Code::Internal.into(), message, retryable: true };
+                works.iter().map(|_| Outcome::Failure(failure.clone())).collect()
             }
         }
     }
+}
 
-    fn rows(&mut self, work: &Work) -> Result<Bytes, String> {
-        let row_bytes = self.row_bytes;
-        let pairs = by_expert(work);
-        let rows: Vec<u32> = pairs.iter().map(|pair| pair.row).collect();
-        let mut answer = vec![0; pairs.len() * row_bytes];
-        // One token's experts are in the order of the answer already: nothing needs to be moved.
-        let in_place = pairs.is_sorted_by_key(|pair| pair.slot);
-        let mut output = if in_place {
-            answer.as_mut_slice()
-        } else {
-            self.scratch.resize(answer.len(), 0);
-            self.scratch.as_mut_slice()
-        };
-        let mut jobs = Vec::new();
-        let mut rest = rows.as_slice();
-        for group in pairs.chunk_by(|a, b| a.expert == b.expert) {
-            let expert = group[0].expert;
-            let packed = self
-                .host
-                .get(work.layer, expert)
-                .ok_or_else(|| format!("expert {expert} of layer {} is not hosted", work.layer))?;
-            let (row_index, other_rows) = rest.split_at(group.len());
-            let (this, other_output) = output.split_at_mut(group.len() * row_bytes);
-            jobs.push(Job { expert: packed, inputs: &work.rows, row_index, output: this });
-            (rest, output) = (other_rows, other_output);
-        }
-        self.pool.forward(&mut jobs).map_err(|error| error.to_string())?;
-        if !in_place {
-            for (pair, row) in pairs.iter().zip(self.scratch.chunks_exact(row_bytes)) {
-                answer[pair.slot * row_bytes..][..row_bytes].copy_from_slice(row);
-            }
-        }
-        Ok(answer.into())
+/// Moves what has arrived into `queue`.
+fn drain(orders: &mut mpsc::UnboundedReceiver<Order>, queue: &mut VecDeque<Order>) {
+    while let Ok(order) = orders.try_recv() {
+        queue.push_back(order);
     }
-}
-
-/// One token row for one expert.
-struct Pair {
-    expert: u32,
-    row: u32,
-    /// Its place in the answer.
-    slot: usize,
-}
-
-/// The pairs of `work`, those of an expert together.
-fn by_expert(work: &Work) -> Vec<Pair> {
-    let rows = (0..).zip(&work.counts).flat_map(|(row, &count)| std::iter::repeat_n(row, count as usize));
-    let pairs = rows.zip(&work.experts).enumerate();
-    let mut pairs: Vec<Pair> = pairs.map(|(slot, (row, &expert))| Pair { expert, row, slot }).collect();
-    // Stable: an expert's rows stay in the order of the request.
-    pairs.sort_by_key(|pair| pair.expert);
-    pairs
 }
 
 /// The next order, polled for at first. Polling drives the connections.

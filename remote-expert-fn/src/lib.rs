@@ -10,6 +10,7 @@ mod admission;
 mod compute;
 mod host;
 mod metrics;
+mod pass;
 mod service;
 mod settings;
 

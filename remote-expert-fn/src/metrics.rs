@@ -9,7 +9,9 @@ pub(crate) struct Metrics {
     pub(crate) answers: IntCounterVec,
     /// (token, expert) pairs computed.
     pub(crate) pairs: IntCounter,
-    /// Seconds of computation per request.
+    /// How often an expert's weights were read to compute them.
+    pub(crate) reads: IntCounter,
+    /// Seconds of computation per request: its share where several were computed together.
     pub(crate) compute: Histogram,
     /// Seconds that a request waited for its computation.
     pub(crate) queued: Histogram,
@@ -42,7 +44,14 @@ impl Metrics {
                 &["outcome"],
             )?,
             pairs: IntCounter::new("remoe_function_pairs_total", "(token, expert) pairs computed.")?,
-            compute: seconds("remoe_function_compute_seconds", "Duration of a request's computation.")?,
+            reads: IntCounter::new(
+                "remoe_function_expert_reads_total",
+                "Times that an expert's weights were read to compute pairs, of one request or of several together.",
+            )?,
+            compute: seconds(
+                "remoe_function_compute_seconds",
+                "Duration of a request's computation: its share where several were computed together.",
+            )?,
             queued: seconds("remoe_function_queue_seconds", "Wait of a request for its computation.")?,
             in_flight: Gauges {
                 requests: IntGauge::new(
@@ -67,6 +76,7 @@ impl Metrics {
         };
         registry.register(Box::new(metrics.answers.clone()))?;
         registry.register(Box::new(metrics.pairs.clone()))?;
+        registry.register(Box::new(metrics.reads.clone()))?;
         registry.register(Box::new(metrics.compute.clone()))?;
         registry.register(Box::new(metrics.queued.clone()))?;
         registry.register(Box::new(metrics.in_flight.requests.clone()))?;

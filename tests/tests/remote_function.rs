@@ -1,6 +1,6 @@
 //! A remote-expert function by itself: what it refuses, and that it ends as it should.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::panic, clippy::unwrap_used)]
 
 use remoe_model::Checkpoint;
 use remoe_tests::checkpoint::{Sizes, generate};
@@ -13,6 +13,7 @@ use remoe_tests::placement::all_experts;
 use remoe_wire::v1::forward_reply::Outcome;
 use remoe_wire::v1::{Code, Work};
 use rustix::process::Signal;
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// A model whose experts take long for a large message.
@@ -161,6 +162,56 @@ async fn cancelled_requests_are_not_computed_and_late_ones_not_either() {
     assert_eq!((answered("ok"), answered("cancelled"), answered("deadline_exceeded")), (2, 1, 1));
 }
 
+/// `rows` rows of their own for experts 0 and 1 of layer 0 of the slow model, some for one of them only.
+fn distinct_work(id: u64, rows: usize) -> Work {
+    let values = (0..rows * 256).map(|at| ((id as usize * 31 + at * 7) % 101) as f32 / 50.0 - 1.0);
+    let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
+    let mut work = Work { id, rows: bytes.into(), ..Work::default() };
+    for row in 0..rows {
+        let experts: &[u32] = [&[0, 1][..], &[1], &[0]][(row + id as usize) % 3];
+        work.counts.push(experts.len() as u32);
+        work.experts.extend(experts);
+    }
+    work
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_that_wait_together_are_computed_in_one_pass_with_the_same_bits() {
+    const MESSAGES: u64 = 24;
+    let model = slow_model();
+    let function = RemoteFunction::start(model.path(), "0:0-1", Options::default()).await;
+    let mut stream = ExpertStream::open(function.address()).await;
+    let mut alone = Vec::new();
+    for id in 1..=MESSAGES {
+        alone.push(stream.ask(distinct_work(id, 20 + id as usize)).await.unwrap());
+    }
+    let reads = async || {
+        let metrics = Metrics::read(function.announcement.metrics.unwrap()).await;
+        metrics.value("remoe_function_expert_reads_total")
+    };
+    let before = reads().await;
+    assert_eq!(before, 2 * MESSAGES, "each message by itself reads both experts");
+    // The first keeps the function busy while the others arrive.
+    stream.send(slow_work(1000, 800));
+    for id in 1..=MESSAGES {
+        stream.send(Work { id: 2000 + id, ..distinct_work(id, 20 + id as usize) });
+    }
+    stream.cancel(2007);
+    let mut answered = Vec::new();
+    while answered.len() < MESSAGES as usize - 1 {
+        let (id, outcome) = stream.reply().await.unwrap();
+        let Outcome::Rows(rows) = outcome else { panic!("{id}: {outcome:?}") };
+        if id != 1000 {
+            assert_eq!(rows.rows, alone[id as usize - 2001], "message {id}");
+            answered.push(id);
+        }
+    }
+    let expected: Vec<u64> = (2001..=2000 + MESSAGES).filter(|&id| id != 2007).collect();
+    assert_eq!(answered, expected, "one answer each, in the order of arrival");
+    let reads = reads().await - before;
+    assert!(reads < MESSAGES, "the weights were read {reads} times");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_function_that_is_to_end_answers_what_it_has_accepted() {
     const ACCEPTED: u64 = 12;
@@ -176,7 +227,17 @@ async fn a_function_that_is_to_end_answers_what_it_has_accepted() {
     let mut next = 1000;
     let mut refused = false;
     let mut signalled = false;
-    while let Some((id, outcome)) = stream.reply().await {
+    loop {
+        // New work is offered all the time once the function has been told, until it refuses some.
+        let reply = tokio::select! {
+            reply = stream.reply() => reply,
+            () = tokio::time::sleep(Duration::from_millis(5)), if signalled && !refused => {
+                next += 1;
+                stream.send(slow_work(next, 1));
+                continue;
+            }
+        };
+        let Some((id, outcome)) = reply else { break };
         match outcome {
             Outcome::Rows(rows) => {
                 assert_eq!(rows.rows.len(), if id <= ACCEPTED { 400 * 2 * 1024 } else { 2 * 1024 });
@@ -192,10 +253,6 @@ async fn a_function_that_is_to_end_answers_what_it_has_accepted() {
                 assert_eq!((failure.code(), failure.retryable), (Code::Draining, true));
                 refused = true;
             }
-        }
-        if signalled && !refused {
-            next += 1;
-            stream.send(slow_work(next, 1));
         }
     }
     assert!(refused, "new work was accepted to the end");

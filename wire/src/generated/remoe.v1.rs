@@ -68,7 +68,8 @@ pub struct Rows {
     /// sum(counts) x hidden elements, row-major, little endian.
     #[prost(bytes = "bytes", tag = "1")]
     pub rows: ::prost::bytes::Bytes,
-    /// From the start of the computation to its end, without waiting.
+    /// From the start of the computation to its end, without waiting; its share of that where several
+    /// requests were computed together.
     #[prost(uint32, tag = "2")]
     pub compute_us: u32,
 }
