@@ -11,6 +11,8 @@ pub(crate) struct EngineMetrics {
     pub(crate) iterations: IntCounter,
     /// Rows forwarded, all requests together.
     pub(crate) rows: IntCounter,
+    /// Forwards that failed and were done again.
+    pub(crate) repeated: IntCounter,
     /// Seconds per iteration.
     pub(crate) iteration_seconds: Histogram,
     /// The routing generation in force.
@@ -37,6 +39,10 @@ impl EngineMetrics {
                 "remoe_forwarded_positions_total",
                 "Rows forwarded, all requests together.",
             )?,
+            repeated: IntCounter::new(
+                "remoe_iterations_repeated_total",
+                "Forwards that failed because experts were out of reach, and were done again.",
+            )?,
             iteration_seconds: Histogram::with_opts(
                 HistogramOpts::new("remoe_iteration_seconds", "Duration of one forward.")
                     .buckets(prometheus::exponential_buckets(5e-4, 2.0, 16)?),
@@ -56,6 +62,7 @@ impl EngineMetrics {
         registry.register(Box::new(metrics.running.clone()))?;
         registry.register(Box::new(metrics.iterations.clone()))?;
         registry.register(Box::new(metrics.rows.clone()))?;
+        registry.register(Box::new(metrics.repeated.clone()))?;
         registry.register(Box::new(metrics.iteration_seconds.clone()))?;
         registry.register(Box::new(metrics.generation.clone()))?;
         registry.register(Box::new(metrics.cache_bytes.clone()))?;

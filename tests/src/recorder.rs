@@ -2,12 +2,13 @@
 //! misbehaves where it is told to.
 
 use crate::expert_stream::client;
+use bytes::Bytes;
 use remoe_wire::MAX_MESSAGE;
 use remoe_wire::v1::expert_function_server::{ExpertFunction, ExpertFunctionServer};
 use remoe_wire::v1::forward_reply::Outcome;
 use remoe_wire::v1::forward_request::Body;
 use remoe_wire::v1::{
-    Code, DescribeRequest, Failure, ForwardReply, ForwardRequest, FunctionDescription, Work,
+    Code, DescribeRequest, Failure, ForwardReply, ForwardRequest, FunctionDescription, Rows, Work,
 };
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -36,6 +37,8 @@ pub enum Act {
     Delay(Duration),
     /// The real function's answer, without its last byte.
     Shorten,
+    /// As many rows as the real function's answer has, which are no numbers.
+    Spoil,
     /// The real function's answer, twice, after one to an id that nobody asked for.
     Repeat,
     /// A failure.
@@ -195,15 +198,14 @@ fn answer_as(act: Act, answer: ForwardReply, replies: &Replies) {
             });
         }
         Act::Shorten => {
-            let shortened = outcome.map(|outcome| match outcome {
-                Outcome::Rows(mut rows) => {
-                    rows.rows.truncate(rows.rows.len() - 1);
-                    Outcome::Rows(rows)
-                }
-                failure @ Outcome::Failure(_) => failure,
-            });
-            send(replies, id, shortened);
+            let shortened = |mut rows: Bytes| {
+                rows.truncate(rows.len() - 1);
+                rows
+            };
+            send(replies, id, with_rows(outcome, shortened));
         }
+        // All ones: NaN in every dtype.
+        Act::Spoil => send(replies, id, with_rows(outcome, |rows| vec![0xff; rows.len()].into())),
         Act::Repeat => {
             send(replies, u64::MAX, outcome.clone());
             send(replies, id, outcome.clone());
@@ -211,6 +213,14 @@ fn answer_as(act: Act, answer: ForwardReply, replies: &Replies) {
         }
         _ => send(replies, id, outcome),
     }
+}
+
+/// The outcome with other rows, if it has some.
+fn with_rows(outcome: Option<Outcome>, change: impl Fn(Bytes) -> Bytes) -> Option<Outcome> {
+    outcome.map(|outcome| match outcome {
+        Outcome::Rows(rows) => Outcome::Rows(Rows { rows: change(rows.rows), ..rows }),
+        failure @ Outcome::Failure(_) => failure,
+    })
 }
 
 fn send(replies: &Replies, id: u64, outcome: Option<Outcome>) {

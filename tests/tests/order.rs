@@ -3,15 +3,18 @@
 
 #![allow(clippy::unwrap_used)]
 
+use remoe_model::Checkpoint;
 use remoe_tests::checkpoint::{Sizes, generate};
 use remoe_tests::control::greedy;
 use remoe_tests::deadline::{SOON, until};
 use remoe_tests::fixture::Model;
 use remoe_tests::function::{MainFunction, Options, RemoteFunction};
+use remoe_tests::metrics::Metrics;
 use remoe_tests::placement::{all_experts, pairs_per_position, remote_sets};
 use remoe_tests::recorder::{Act, Disguise, Recorder};
 use remoe_wire::v1::{Code, ExpertCalls, LayerExperts};
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -61,6 +64,75 @@ async fn messages_leave_before_local_kernels_start() {
             arrival.at.duration_since(*done)
         );
     }
+}
+
+/// Without a replica a layer's experts are loaded while the local ones are computed, and as many at a
+/// time as there is room for.
+#[tokio::test(flavor = "multi_thread")]
+async fn loads_of_a_layer_without_replicas_begin_before_its_local_work() {
+    let sizes = Sizes { hidden: 256, width: 2048, experts: 8, top_k: 7, vocabulary: 512, context: 512 };
+    let model = generate(sizes);
+    let remote = vec![LayerExperts { layer: 0, experts: vec![5, 6, 7] }];
+    let ids: Vec<u32> = (0..500).map(|i| i * 7 % 512).collect();
+    let options = Options { log: Some("main_model_fn=trace"), ..Options::default() };
+    // No room: one expert after the other, and none is kept.
+    let main = MainFunction::start(model.path(), options.with("--fallback-bytes", 1)).await;
+    main.control.route(&[], &[]).await;
+    let expected = main.control.inspect_ids(&ids).await;
+    main.control.route(&[], &remote).await;
+    let found = main.control.inspect_ids(&ids).await;
+    assert_eq!(found.hidden, expected.hidden);
+    let calls = found.experts.unwrap();
+    assert!(calls.fallback > 0 && calls.local > 0 && calls.remote == 0, "{calls:?}");
+    let done = until(SOON, "the log of both layer calls", async || {
+        Some(logged(&main, "local kernels done")).filter(|done| done.len() == 2)
+    })
+    .await;
+    let loads = logged(&main, "load starts");
+    assert_eq!(loads.len(), 3, "each expert is loaded once");
+    assert!(
+        loads[0] < done[1],
+        "the first load began {:?} after the local work",
+        loads[0].duration_since(done[1])
+    );
+    let held = Metrics::read(main.http()).await.value("remoe_expert_fallback_bytes");
+    assert_eq!(held, 0, "bytes held, where one is allowed");
+}
+
+/// Weights that give infinities and NaNs do so wherever the expert is: that is the answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_weights_make_of_it_is_not_held_against_a_replica() {
+    let sizes = Sizes { hidden: 64, width: 64, experts: 4, top_k: 2, vocabulary: 64, context: 64 };
+    let model = generate(sizes);
+    spoil_weights(model.path(), "model.layers.0.block_sparse_moe.experts.3.w2.weight");
+    let function = RemoteFunction::start(model.path(), "0:0-3", Options::default()).await;
+    let main = MainFunction::start(model.path(), Options::default()).await;
+    let ids: Vec<u32> = (0..40).map(|i| i * 7 % 64).collect();
+    main.control.route(&[], &[]).await;
+    let expected = main.control.inspect_ids(&ids).await;
+    let values = expected.hidden.chunks_exact(4).map(|it| f32::from_le_bytes(it.try_into().unwrap()));
+    assert!(values.clone().any(f32::is_nan) && values.clone().any(f32::is_finite), "too many or no NaNs");
+    let remote = remote_sets(&Checkpoint::open(model.path()).unwrap(), 0.5);
+    for _ in 0..3 {
+        main.control.route(&[function.address()], &remote).await;
+        let found = main.control.inspect_ids(&ids).await;
+        assert_eq!(found.hidden, expected.hidden);
+        let calls = found.experts.unwrap();
+        assert!(calls.fallback > 0, "{calls:?}");
+    }
+    let out = main.process.log().into_iter().filter(|line| line.contains("remote function is out")).count();
+    assert_eq!(out, 0, "the function was taken out for what its weights say");
+}
+
+/// Makes the first element of the float32 tensor `name` a NaN.
+fn spoil_weights(folder: &Path, name: &str) {
+    let path = folder.join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let header = usize::try_from(u64::from_le_bytes(bytes[..8].try_into().unwrap())).unwrap();
+    let tensors: serde_json::Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+    let start = usize::try_from(tensors[name]["data_offsets"][0].as_u64().unwrap()).unwrap();
+    bytes[8 + header + start..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    std::fs::write(&path, bytes).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -159,9 +231,10 @@ async fn replicas_that_misbehave_do_not_change_the_answer() {
     let remote = remote_sets(&checkpoint, 0.5);
     let cases = [
         (Act::Repeat, Cost::Nothing),
-        // Longer than the two seconds that an attempt has, shorter than the ten of a layer.
+        // Longer than what is waited for a replica whose speed is not known.
         (Act::Delay(Duration::from_secs(4)), Cost::Retry),
         (Act::Shorten, Cost::Retry),
+        (Act::Spoil, Cost::Retry),
         (Act::Empty, Cost::Retry),
         (Act::Close, Cost::Retry),
         (Act::Fail(Code::Draining), Cost::Retry),
@@ -192,8 +265,10 @@ async fn replicas_that_misbehave_do_not_change_the_answer() {
 
 /// A replica that is taken out stays out for longer than this generation may take.
 fn act_ends_the_only_replica(act: &Act, replicas: usize) -> bool {
-    let out =
-        matches!(act, Act::Delay(_) | Act::Shorten | Act::Empty | Act::Close | Act::Fail(Code::Draining));
+    let out = matches!(
+        act,
+        Act::Delay(_) | Act::Shorten | Act::Spoil | Act::Empty | Act::Close | Act::Fail(Code::Draining)
+    );
     out && replicas == 1
 }
 

@@ -6,7 +6,8 @@ use super::request::{
     Delta, Event, ExpertTally, ExpertTime, Figures, FinishReason, Inspection, Request, TokenLogprobs,
 };
 use super::sampling::{Drawn, distinct, logprobs, modifies, sample};
-use super::scheduler::{Pending, grown};
+use super::scheduler::Pending;
+use super::setback::Setback;
 use super::text::TextStream;
 use crate::records::{Recording, Step};
 use crate::transformer::{SequenceCache, Trace, Wanted};
@@ -27,25 +28,23 @@ pub(crate) struct Vocabulary {
 /// vocabulary.
 const SCORED_CHUNK: usize = 64;
 
-/// Cache positions beyond its known tokens that a sequence is thought to need soon, when it is decided
-/// whether another request can start beside it.
-const HEADROOM: usize = 128;
-
 /// An admitted request.
 pub(crate) struct Running {
     job: Job,
-    stage: Stage,
+    pub(super) stage: Stage,
     started: Instant,
     first_token: Option<Instant>,
-    figures: Figures,
-    inspection: Inspection,
-    prompt_logprobs: Vec<Option<TokenLogprobs>>,
+    pub(super) figures: Figures,
+    pub(super) inspection: Inspection,
+    pub(super) prompt_logprobs: Vec<Option<TokenLogprobs>>,
     /// Tokens that end a choice.
     ends: Vec<u32>,
     /// For the repetition penalty; empty without one.
     prompt_tokens: Vec<u32>,
     /// Where activations are recorded.
-    recording: Option<Recording>,
+    pub(super) recording: Option<Recording>,
+    /// Failed iterations since it last went on.
+    setback: Option<Setback>,
 }
 
 /// Why a request cannot go on after a forward.
@@ -65,7 +64,7 @@ impl From<StepError> for ServiceError {
     }
 }
 
-enum Stage {
+pub(super) enum Stage {
     /// The prompt, of which the cache's length is done.
     Prompt(SequenceCache),
     /// Continuations that have not ended.
@@ -77,6 +76,24 @@ pub(crate) struct Rows<'a> {
     pub(crate) tokens: &'a [u32],
     pub(crate) cache: &'a mut SequenceCache,
     pub(crate) logits: Wanted,
+}
+
+/// A request's part of an iteration, in rows.
+pub(crate) struct Share {
+    pub(crate) rows: usize,
+    /// Those whose logits are wanted.
+    pub(crate) logits: usize,
+}
+
+impl Share {
+    pub(crate) fn of(lent: &[Rows<'_>]) -> Self {
+        let logits = |rows: &Rows<'_>| match rows.logits {
+            Wanted::None => 0,
+            Wanted::Last => 1,
+            Wanted::All => rows.tokens.len(),
+        };
+        Self { rows: lent.iter().map(|rows| rows.tokens.len()).sum(), logits: lent.iter().map(logits).sum() }
+    }
 }
 
 impl Running {
@@ -112,6 +129,7 @@ impl Running {
             ends,
             prompt_tokens,
             recording,
+            setback: None,
         }
     }
 
@@ -124,88 +142,15 @@ impl Running {
         self.job.events.is_closed()
     }
 
-    fn caches(&self) -> Vec<&SequenceCache> {
-        match &self.stage {
-            Stage::Prompt(cache) => vec![cache],
-            Stage::Choices(choices) => choices.iter().map(|choice| &choice.cache).collect(),
-        }
+    pub(crate) fn setback(&self) -> Option<Setback> {
+        self.setback
     }
 
-    /// Bytes of keys and values.
-    pub(crate) fn cache_bytes(&self) -> usize {
-        self.caches().into_iter().map(SequenceCache::bytes).sum()
-    }
-
-    /// Cache positions that the request holds or will need soon.
-    pub(crate) fn expected_positions(&self) -> usize {
-        let soon = |known: usize| (known + HEADROOM).min(most_positions(self.request()));
-        match &self.stage {
-            Stage::Prompt(cache) => expected_positions(self.request()).max(cache.capacity()),
-            Stage::Choices(choices) => choices
-                .iter()
-                .map(|choice| soon(choice.known(&self.request().prompt)).max(choice.cache.capacity()))
-                .sum(),
-        }
-    }
-
-    /// Cache positions that the request holds at least once `rows` have been forwarded, copies of the
-    /// prompt for further choices included.
-    pub(crate) fn least_positions(&self, rows: &[usize]) -> usize {
-        let prompt = self.request().prompt.len();
-        let mut positions = 0;
-        for (cache, rows) in self.caches().into_iter().zip(rows) {
-            let length = cache.length() as usize + rows;
-            positions += length.max(cache.capacity());
-            if matches!(self.stage, Stage::Prompt(_)) && length == prompt {
-                positions += (self.request().choices - 1) * prompt;
-            }
-        }
-        positions
-    }
-
-    /// Makes room for `rows`, and for later ones as far as `spare` positions allow, which it takes
-    /// from.
-    pub(crate) fn reserve(&mut self, rows: &[usize], spare: &mut usize) -> Result<(), StepError> {
-        let most = most_positions(self.request());
-        let mut reserve = |cache: &mut SequenceCache, rows: usize| {
-            let needed = cache.length() as usize + rows;
-            let capacity = grown(cache.capacity(), needed, most, *spare);
-            *spare -= capacity - needed.max(cache.capacity());
-            cache.reserve(capacity)
-        };
-        match &mut self.stage {
-            Stage::Prompt(cache) => reserve(cache, rows.first().copied().unwrap_or(0))?,
-            Stage::Choices(choices) => {
-                for (choice, &rows) in choices.iter_mut().zip(rows) {
-                    reserve(&mut choice.cache, rows)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Gives all cache positions back. Known tokens are forwarded again when the request goes on.
-    pub(crate) fn pause(&mut self) -> Result<(), StepError> {
-        match &mut self.stage {
-            Stage::Prompt(cache) => {
-                cache.release()?;
-                // Nothing of the prompt has been reported yet: it begins anew.
-                self.prompt_logprobs.clear();
-                self.inspection = Inspection::default();
-                self.figures.forwarded_positions = 0;
-                self.figures.experts = ExpertTally::default();
-                self.figures.prefill_experts = ExpertTime::default();
-                if let Some(recording) = &mut self.recording {
-                    recording.restart();
-                }
-            }
-            Stage::Choices(choices) => {
-                for choice in choices {
-                    choice.cache.release()?;
-                }
-            }
-        }
-        Ok(())
+    /// The iteration that began at `started` has failed for want of experts that the request needs.
+    /// False when it has borne that for too long.
+    pub(crate) fn set_back(&mut self, started: Instant) -> bool {
+        self.setback = Setback::after(self.setback, started, Instant::now());
+        self.setback.is_some()
     }
 
     /// What each sequence could forward now: a prompt's rest, or one row per choice, or all that a
@@ -328,6 +273,7 @@ impl Running {
         vocab: usize,
         vocabulary: &Vocabulary,
     ) -> Result<bool, StepError> {
+        self.setback = None;
         let stage = std::mem::replace(&mut self.stage, Stage::Choices(Vec::new()));
         match stage {
             Stage::Prompt(cache) => {
@@ -498,14 +444,4 @@ impl Running {
         // gone, which the next iteration notices.
         let _client_gone = self.job.events.try_send(event);
     }
-}
-
-/// Cache positions that one sequence of `request` comes to at most: the last token is not forwarded.
-fn most_positions(request: &Request) -> usize {
-    request.prompt.len() + request.max_tokens.saturating_sub(1)
-}
-
-/// Cache positions that `request` needs soon after its start.
-pub(crate) fn expected_positions(request: &Request) -> usize {
-    (request.prompt.len() + HEADROOM).min(most_positions(request)) * request.choices
 }

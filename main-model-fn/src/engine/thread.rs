@@ -1,7 +1,9 @@
 use super::handle::{EngineHandle, Job, RequestLimits};
 use super::request::{Event, InspectLevel};
-use super::scheduler::{holders, plan};
-use super::sequence::{Rows, Running, Vocabulary, expected_positions};
+use super::room::expected_positions;
+use super::scheduler::{Pending, holders, plan};
+use super::sequence::{Running, Share, Vocabulary};
+use super::setback::takes_part;
 use super::switch::{PendingSwitch, Switch};
 use crate::experts::{Expected, ExpertMetrics, ExpertParts, Experts, Link, LinkEvent};
 use crate::metrics::EngineMetrics;
@@ -15,7 +17,7 @@ use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -98,6 +100,8 @@ struct Engine {
     paused: VecDeque<Running>,
     /// In the order of admission.
     running: Vec<Running>,
+    /// Whether those of them that were set back take their turn next.
+    apart: bool,
     stop: EngineStop,
     row_bytes: usize,
 }
@@ -140,6 +144,7 @@ impl Engine {
             waiting: VecDeque::new(),
             paused: VecDeque::new(),
             running: Vec::new(),
+            apart: false,
             stop,
             row_bytes: hidden * parts.dtype.bytes(),
         })
@@ -163,8 +168,31 @@ impl Engine {
                 }
                 continue;
             }
+            if let Some(until) = self.resting() {
+                self.rest(until);
+                continue;
+            }
             self.iterate();
         }
+    }
+
+    /// Until when every request that runs rests after a failed iteration.
+    fn resting(&self) -> Option<Instant> {
+        let until = |running: &Running| running.setback().map(|setback| setback.until);
+        let first = self.running.iter().map(until).min().flatten();
+        first.filter(|&first| first > Instant::now())
+    }
+
+    /// Lets connections go on, until `until` at most.
+    fn rest(&mut self, until: Instant) {
+        /// What arrives for the engine is noticed after so long.
+        const SLICE: Duration = Duration::from_millis(20);
+        let until = until.min(Instant::now() + SLICE);
+        let experts = &mut self.experts;
+        // Time that has passed is all that is waited for; a connection may come back meanwhile.
+        self.runtime.block_on(async {
+            let _changed = tokio::time::timeout_at(until.into(), experts.connections_changed()).await;
+        });
     }
 
     /// Takes what has arrived, without waiting.
@@ -310,8 +338,17 @@ impl Engine {
 
     /// The rows of the next iteration, per request and sequence.
     fn plan(&self) -> Vec<Vec<usize>> {
-        let pending: Vec<_> =
-            self.running.iter().map(|running| running.pending(self.settings.prompt_chunk)).collect();
+        let setbacks: Vec<_> = self.running.iter().map(Running::setback).collect();
+        let taking_part = takes_part(&setbacks, self.apart, Instant::now());
+        let pending: Vec<Vec<Pending>> = (self.running.iter().zip(taking_part))
+            .map(|(running, takes_part)| {
+                let mut pending = running.pending(self.settings.prompt_chunk);
+                if !takes_part {
+                    pending.iter_mut().for_each(|pending| pending.rows = 0);
+                }
+                pending
+            })
+            .collect();
         let mut rows = plan(&pending.concat(), self.settings.iteration_rows).into_iter();
         pending.iter().map(|pending| rows.by_ref().take(pending.len()).collect()).collect()
     }
@@ -356,6 +393,7 @@ impl Engine {
     /// One forward for all rows, and a step for every request that took part.
     fn iterate(&mut self) {
         let rows = self.make_room();
+        self.apart = !self.apart;
         if self.running.is_empty() {
             return;
         }
@@ -368,7 +406,7 @@ impl Engine {
         for (running, rows) in self.running.iter_mut().zip(&rows) {
             let mut lent = Vec::new();
             running.rows(rows, &mut lent);
-            shares.push(share(&lent));
+            shares.push(Share::of(&lent));
             segments.extend(lent.into_iter().map(|rows| Segment {
                 tokens: rows.tokens,
                 cache: rows.cache,
@@ -382,7 +420,7 @@ impl Engine {
         self.metrics.iteration_seconds.observe(started.elapsed().as_secs_f64());
         match outcome {
             Ok(output) => self.advance(output, &shares),
-            Err(error) => self.fail(&shares, error),
+            Err(error) => self.set_back(&shares, error, started),
         }
     }
 
@@ -415,38 +453,30 @@ impl Engine {
         }
     }
 
-    /// The requests of a failed iteration cannot go on: their caches are half extended.
-    fn fail(&mut self, shares: &[Share], error: ForwardError) {
-        tracing::error!(%error, "iteration failed");
+    /// After a failed iteration, which has changed nothing. Where experts were out of reach it is done
+    /// again, without those that need them or with those only, who fail once that has gone on for too
+    /// long; after anything else its requests fail.
+    fn set_back(&mut self, shares: &[Share], error: ForwardError, started: Instant) {
+        let out_of_reach = error.out_of_reach().map(<[usize]>::to_vec);
+        tracing::error!(%error, again = out_of_reach.is_some(), "iteration failed");
         let error = ServiceError::from(error);
+        let mut first = 0;
         let running = std::mem::take(&mut self.running);
-        for (running, share) in running.into_iter().zip(shares) {
-            if share.rows == 0 {
-                self.running.push(running);
-            } else {
-                running.fail(error.clone());
+        for (mut running, share) in running.into_iter().zip(shares) {
+            let rows = first..first + share.rows;
+            first = rows.end;
+            let goes_on = match &out_of_reach {
+                _ if rows.is_empty() => true,
+                None => false,
+                Some(out_of_reach) => {
+                    !out_of_reach.iter().any(|row| rows.contains(row)) || running.set_back(started)
+                }
+            };
+            match goes_on {
+                true => self.running.push(running),
+                false => running.fail(error.clone()),
             }
         }
-    }
-}
-
-/// A request's part of an iteration.
-struct Share {
-    rows: usize,
-    logits: usize,
-}
-
-fn share(lent: &[Rows<'_>]) -> Share {
-    use crate::transformer::Wanted;
-    Share {
-        rows: lent.iter().map(|rows| rows.tokens.len()).sum(),
-        logits: lent
-            .iter()
-            .map(|rows| match rows.logits {
-                Wanted::None => 0,
-                Wanted::Last => 1,
-                Wanted::All => rows.tokens.len(),
-            })
-            .sum(),
+        self.metrics.repeated.inc_by(u64::from(!self.running.is_empty()));
     }
 }

@@ -7,15 +7,17 @@ use std::time::Duration;
 pub(crate) enum ExpertError {
     /// Neither a replica nor a local load delivered in time.
     #[error(
-        "layer {layer}: {missing} expert rows were still missing after {limit:?} (remote functions and local load)"
+        "layer {layer}: {missing} expert rows were still missing after {limit:?} in which nothing came (remote functions and local load)"
     )]
     Deadline {
         /// The layer.
         layer: usize,
         /// (token, expert) pairs without a result.
         missing: usize,
-        /// The time that a layer has.
+        /// How long nothing came.
         limit: Duration,
+        /// Rows of the iteration that these pairs belong to, ascending.
+        rows: Vec<usize>,
     },
     /// The kernels refused.
     #[error("layer {layer}: {source}")]
@@ -34,6 +36,8 @@ pub(crate) enum ExpertError {
         expert: u32,
         /// Why.
         message: String,
+        /// Rows of the iteration that need what cannot be loaded, ascending.
+        rows: Vec<usize>,
     },
     /// The placement lacks an expert that routing selected: a fault of this program.
     #[error("expert {expert} of layer {layer} is neither local nor remote in generation {generation}")]
@@ -45,6 +49,17 @@ pub(crate) enum ExpertError {
         /// The routing generation.
         generation: u64,
     },
+}
+
+impl ExpertError {
+    /// The rows whose experts were out of reach, where that is what failed: others could go on, and
+    /// these may when they are tried again.
+    pub(crate) fn out_of_reach(&self) -> Option<&[usize]> {
+        match self {
+            Self::Deadline { rows, .. } | Self::Load { rows, .. } => Some(rows),
+            Self::Kernel { .. } | Self::Unplaced { .. } => None,
+        }
+    }
 }
 
 impl From<ExpertError> for ServiceError {

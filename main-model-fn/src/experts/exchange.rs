@@ -1,37 +1,42 @@
 //! The remote half of a layer call: messages out, answers in, and what is done about answers that
 //! fail or stay away.
+//!
+//! A replica that takes longer than it should is slow until it is known to be dead: another one is
+//! asked as well, then the experts are loaded as well, and the first answer wins.
 
+use super::LayerCall;
 use super::error::ExpertError;
-use super::fallback::FallbackExperts;
+use super::fallback::{FallbackExperts, Loaded};
 use super::link::{Link, LinkEvent};
 use super::metrics::ExpertMetrics;
+use super::outstanding::{Attempt, Due, Open, Outstanding};
 use super::placement::Placement;
-use super::split::{Message, messages, split};
-use super::{LAYER_LIMIT, LayerCall};
-use bytes::Bytes;
-use remoe_wire::v1::{Cancel, Code, ForwardReply, ForwardRequest, Work};
+use super::replicas::Replicas;
+use super::split::{Message, messages, parts, split};
+use remoe_kernels::Dtype;
+use remoe_wire::v1::{Cancel, ForwardReply, ForwardRequest, Work};
 use remoe_wire::v1::{forward_reply::Outcome, forward_request::Body};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
-/// One attempt at a replica.
-const ATTEMPT_LIMIT: Duration = Duration::from_secs(2);
-/// All attempts of a layer call, so that the layer's limit leaves time to load experts here.
-const REMOTE_LIMIT: Duration = Duration::from_secs(6);
-/// How long a message rests after every replica was too busy for it, the first time ..
-const FIRST_PAUSE: Duration = Duration::from_millis(5);
-/// .. and at most.
+/// A replica is not late before this time: waking and reading take their time on a busy machine.
+pub(super) const LEAST_PATIENCE: Duration = Duration::from_millis(500);
+/// Experts are not loaded for a replica that may still answer before this time.
+pub(super) const LEAST_BEFORE_LOADS: Duration = Duration::from_secs(2);
+/// Replicas that are too busy for a message are asked again for at least this long.
+const BUSY_LIMIT: Duration = Duration::from_secs(6);
+/// The longest rest of a message that every replica is too busy for.
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+/// What a function may take at most before an answer is worthless, beyond what it is waited for.
+const WORTHLESS: Duration = Duration::from_secs(30);
 /// Messages have left when the socket has taken them; a peer that reads slowly must not keep the
 /// local kernels waiting for longer than this.
 const LEAVE_LIMIT: Duration = Duration::from_millis(20);
 /// Answers that arrived during the local work have at least so long to be read.
 const GRACE: Duration = Duration::from_millis(100);
-/// Up to this many tokens a call counts as decoding and goes to one replica.
-const DECODE_TOKENS: usize = 16;
 /// How long the engine polls for answers before it sleeps: waking a thread costs ten times a
 /// loopback exchange.
 const POLL: Duration = Duration::from_micros(100);
@@ -40,64 +45,42 @@ const POLL: Duration = Duration::from_micros(100);
 pub(super) struct Exchange {
     runtime: Rc<Runtime>,
     events: mpsc::UnboundedReceiver<LinkEvent>,
-    row_bytes: usize,
+    pub(super) row_bytes: usize,
+    pub(super) dtype: Dtype,
+    /// Of attempts and of messages; never used twice.
     next_id: u64,
-    rotation: usize,
+    pub(super) replicas: Replicas,
     metrics: ExpertMetrics,
 }
 
-/// The remote half of one layer call.
-#[derive(Default)]
-pub(super) struct Outstanding {
-    parts: HashMap<u64, Part>,
-    /// Messages that every replica was too busy for, and when to try again.
-    resting: Vec<(Instant, Attempt)>,
-    /// Answers: rows, and the slot of each.
-    pub(super) answers: Vec<(Bytes, Vec<u32>)>,
-    /// Slots that no replica will answer.
-    pub(super) orphans: Vec<u32>,
-    /// One slot of every message that was sent again.
-    pub(super) retried: Vec<u32>,
-    /// What the functions behind the answers say that they computed.
-    pub(super) computed: Duration,
+/// A layer call on its way, under the placement in force.
+pub(super) struct RemoteCall<'a> {
+    pub(super) placement: &'a Placement,
+    pub(super) call: &'a LayerCall<'a>,
+    pub(super) outstanding: &'a mut Outstanding,
+    pub(super) fallback: &'a mut FallbackExperts,
 }
 
-/// A message and what was tried with it.
-struct Attempt {
-    message: Message,
-    /// Indices of links in the placement.
-    tried: BTreeSet<usize>,
-    /// How long to rest when every replica is too busy.
-    pause: Duration,
-}
-
-/// An attempt that waits for its answer.
-struct Part {
-    attempt: Attempt,
-    /// Index of the link in the placement.
-    link: usize,
-    deadline: Instant,
+impl<'a> RemoteCall<'a> {
+    pub(super) fn links(&self) -> &'a [Link] {
+        &self.placement.links
+    }
 }
 
 /// Why a message needs another replica.
 #[derive(Clone, Copy, PartialEq)]
-enum Cause {
+pub(super) enum Cause {
     /// The replica has as much as it takes; it is well.
     Busy,
     Failed,
+    /// No replica may do better.
+    Hopeless,
 }
 
-impl Outstanding {
-    /// (token, expert) pairs whose answers are still out.
-    fn missing(&self) -> usize {
-        let waiting = self.parts.values().map(|part| &part.attempt);
-        waiting.chain(self.resting.iter().map(|(_, attempt)| attempt)).map(|a| a.message.slots.len()).sum()
-    }
-
-    /// Removes the messages that `matches`.
-    fn take(&mut self, matches: impl Fn(&Part) -> bool) -> Vec<Part> {
-        self.parts.extract_if(|_, part| matches(part)).map(|(_, part)| part).collect()
-    }
+/// What a call waits for.
+enum Happened {
+    Link(LinkEvent),
+    Load(Loaded),
 }
 
 impl Exchange {
@@ -105,55 +88,79 @@ impl Exchange {
         runtime: Rc<Runtime>,
         events: mpsc::UnboundedReceiver<LinkEvent>,
         row_bytes: usize,
+        dtype: Dtype,
         metrics: ExpertMetrics,
     ) -> Self {
-        Self { runtime, events, row_bytes, next_id: 0, rotation: 0, metrics }
+        Self { runtime, events, row_bytes, dtype, next_id: 0, replicas: Replicas::default(), metrics }
     }
 
-    /// Waits for the next event of any link.
-    pub(super) async fn event(&mut self) -> Option<LinkEvent> {
-        self.events.recv().await
+    /// Waits for the next event of any link while there is no call. False when none will come.
+    pub(super) async fn event(&mut self) -> bool {
+        let event = self.events.recv().await;
+        let comes = event.is_some();
+        event.into_iter().for_each(|event| self.note(&event));
+        comes
     }
 
-    /// Sends the pairs `slots` on their way and sees them leave. Pairs that no replica can take
-    /// come back as orphans.
+    /// Another routing generation is in force, with these links.
+    pub(super) fn switched(&mut self, links: &[Link]) {
+        self.replicas.keep(links);
+    }
+
+    /// Sends the pairs `slots` on their way and sees them leave. The experts of pairs that no replica
+    /// can take are ordered.
     pub(super) fn send_off(
         &mut self,
         placement: &Placement,
         call: &LayerCall<'_>,
         slots: &[u32],
+        fallback: &mut FallbackExperts,
     ) -> Outstanding {
         // Connections go on although LibTorch may compute for long.
         self.drive();
-        // Answers and failures of earlier calls have no one waiting for them.
-        while self.events.try_recv().is_ok() {}
-        let mut outstanding = Outstanding::default();
+        self.begin();
+        fallback.begin();
+        let links = &placement.links;
+        let now = Instant::now();
+        let mut outstanding = Outstanding::new(links.len(), now);
         if slots.is_empty() {
             return outstanding;
         }
-        let links = &placement.links;
-        let ready = self.candidates(links, call.layer, &BTreeSet::new());
-        if ready.is_empty() {
-            outstanding.orphans = slots.to_vec();
-            return outstanding;
-        }
-        let parts = match call.routed.tokens() <= DECODE_TOKENS {
-            true => vec![slots.to_vec()],
-            false => split(call.routed, slots, ready.len()),
-        };
-        // What each link has to have written when the messages have left.
-        let mut left: Vec<u64> = links.iter().map(Link::written).collect();
-        for (part, &link) in parts.iter().zip(&ready) {
+        let at = &mut RemoteCall { placement, call, outstanding: &mut outstanding, fallback };
+        let ready = self.replicas.ranked(links, call.layer, &BTreeSet::new(), now);
+        let pace = self.replicas.slowest(ready.iter().map(|&index| links[index].id()));
+        let parts = split(call.routed, slots, parts(call.routed, slots, ready.len(), pace));
+        for (index, part) in parts.iter().enumerate() {
             for message in messages(call.routed, part, call.inputs, self.row_bytes) {
-                left[link] += message.rows.len() as u64;
-                let attempt = Attempt { message, tried: BTreeSet::new(), pause: FIRST_PAUSE };
-                if let Some(refused) = self.send(placement, call, attempt, Some(link), &mut outstanding) {
-                    outstanding.orphans.extend(refused.message.slots);
-                }
+                self.next_id += 1;
+                self.ask(at, self.next_id, Open::new(message), ready.get(index).copied(), Cause::Failed);
             }
         }
-        self.see_off(links, &left);
+        // The last message of a replica waits for all before it.
+        for open in outstanding.open.values_mut() {
+            if let (Some(attempt), Some((due, _))) = (open.attempts.last(), &mut open.due) {
+                *due = now + self.replicas.patience(links[attempt.link].id(), LEAST_PATIENCE);
+            }
+        }
+        self.see_off(links, &outstanding.left);
         outstanding
+    }
+
+    /// Forgets earlier calls: what comes for them now has no one waiting for it.
+    fn begin(&mut self) {
+        while let Ok(event) = self.events.try_recv() {
+            self.note(&event);
+        }
+        self.replicas.begin();
+    }
+
+    /// What an event says about its replica.
+    fn note(&mut self, event: &LinkEvent) {
+        match event {
+            LinkEvent::Reply { link, reply } => self.replicas.heard(*link, reply.id, took(reply)),
+            LinkEvent::Broken { link, .. } => self.replicas.broken(*link),
+            LinkEvent::Settled => (),
+        }
     }
 
     /// Lets the connections' tasks run, without waiting.
@@ -166,101 +173,86 @@ impl Exchange {
         });
     }
 
-    /// Waits for answers; failed messages go to the next replica, those that none is left for
-    /// become orphans, whose experts are ordered at once.
+    /// Somebody listens from now on. What came during the local work is not late, nor what could not
+    /// leave before it.
+    pub(super) fn listen(&self, links: &[Link], outstanding: &mut Outstanding) {
+        let now = Instant::now();
+        outstanding.listening = now;
+        outstanding.moved = now;
+        for open in outstanding.open.values_mut() {
+            if let (Some(attempt), Some((due, _))) = (open.attempts.last(), &mut open.due) {
+                let link = &links[attempt.link];
+                let left = link.written() >= outstanding.left[attempt.link];
+                let least = if left { GRACE } else { self.replicas.patience(link.id(), LEAST_PATIENCE) };
+                *due = (*due).max(now + least);
+            }
+        }
+    }
+
+    /// Waits until something comes or is to be done, and acts upon it.
     ///
     /// # Errors
-    /// `deadline` passes.
-    pub(super) fn collect(
-        &mut self,
-        placement: &Placement,
-        call: &LayerCall<'_>,
-        outstanding: &mut Outstanding,
-        fallback: &mut FallbackExperts,
-        deadline: Instant,
-    ) -> Result<(), ExpertError> {
-        let started = Instant::now();
-        let call = RemoteCall { placement, call, give_up: started + REMOTE_LIMIT };
-        // Nobody listened while the local kernels ran: what came meanwhile is not late.
-        for part in outstanding.parts.values_mut() {
-            part.deadline = part.deadline.max(started + GRACE);
+    /// Pairs are out of reach, or nothing has moved for too long.
+    pub(super) fn step(&mut self, at: &mut RemoteCall<'_>) -> Result<(), ExpertError> {
+        let deadline = at.outstanding.deadline(at.fallback.patience());
+        let passed = Instant::now() >= deadline;
+        if let Some(error) = at.outstanding.failure(at.call.layer, at.call.routed.top_k, passed) {
+            self.cancel_all(at.links(), at.outstanding);
+            return Err(error);
         }
-        while !(outstanding.parts.is_empty() && outstanding.resting.is_empty()) {
-            if Instant::now() >= deadline {
-                let (layer, missing) = (call.call.layer, outstanding.missing());
-                return Err(ExpertError::Deadline { layer, missing, limit: LAYER_LIMIT });
+        let next = at.outstanding.next_due().map_or(deadline, |due| due.min(deadline));
+        match self.next(at.fallback, at.outstanding.listening + POLL, next) {
+            Some(Happened::Link(LinkEvent::Reply { link, reply })) => {
+                self.replicas.heard(link, reply.id, took(&reply));
+                self.take_reply(at, link, reply);
             }
-            let overdue = outstanding.parts.values().map(|part| part.deadline);
-            let rested = outstanding.resting.iter().map(|(until, _)| *until);
-            let next = overdue.chain(rested).fold(deadline, Instant::min);
-            match self.next_event(started + POLL, next) {
-                Some(LinkEvent::Reply(reply)) => self.take_reply(&call, reply, outstanding, fallback),
-                Some(LinkEvent::Broken { link, message }) => {
-                    let lost = outstanding.take(|part| placement.links[part.link].id() == link);
-                    self.retry(&call, lost, Cause::Failed, &message, outstanding, fallback);
-                }
-                Some(LinkEvent::Settled) => (),
-                None => {
-                    self.expire(&call, outstanding, fallback);
-                    self.wake_rested(&call, outstanding, fallback);
-                }
+            Some(Happened::Link(LinkEvent::Broken { link, message })) => {
+                self.take_break(at, link, &message);
             }
+            Some(Happened::Link(LinkEvent::Settled)) => (),
+            Some(Happened::Load(loaded)) => match at.fallback.arrive(loaded) {
+                Err((layer, expert, error)) if layer == at.call.layer => {
+                    tracing::error!(layer, expert, %error, "an expert cannot be loaded");
+                    at.outstanding.unloadable.insert(expert, error.to_string());
+                }
+                Ok(()) | Err(_) => at.outstanding.moved = Instant::now(),
+            },
+            None => self.act(at),
         }
-        self.metrics.wait.observe(started.elapsed().as_secs_f64());
         Ok(())
     }
 
-    /// Ready links that serve `layer` and are not in `tried`, rotated from call to call so that
-    /// replicas share the decoding.
-    fn candidates(&mut self, links: &[Link], layer: usize, tried: &BTreeSet<usize>) -> Vec<usize> {
-        let mut ready: Vec<usize> = (0..links.len())
-            .filter(|index| !tried.contains(index))
-            .filter(|&index| links[index].serves(layer as u32) && links[index].is_ready())
-            .collect();
-        self.rotation = self.rotation.wrapping_add(1);
-        if !ready.is_empty() {
-            let turn = self.rotation % ready.len();
-            ready.rotate_left(turn);
-        }
-        ready
-    }
-
-    /// Sends the message to `link`, or to the next replica that takes it. Gives it back when there is
-    /// none.
-    fn send(
+    /// The next event or load, polled for until `poll_until`, then slept for until `deadline`.
+    fn next(
         &mut self,
-        placement: &Placement,
-        call: &LayerCall<'_>,
-        mut attempt: Attempt,
-        mut link: Option<usize>,
-        outstanding: &mut Outstanding,
-    ) -> Option<Attempt> {
-        loop {
-            let next = link.take();
-            let next = next
-                .or_else(|| self.candidates(&placement.links, call.layer, &attempt.tried).first().copied());
-            let Some(index) = next else {
-                return Some(attempt);
-            };
-            attempt.tried.insert(index);
-            self.next_id += 1;
-            let id = self.next_id;
-            let work = Work {
-                id,
-                generation: placement.generation,
-                layer: call.layer as u32,
-                budget_us: ATTEMPT_LIMIT.as_micros() as u32,
-                rows: attempt.message.rows.clone(),
-                counts: attempt.message.counts.clone(),
-                experts: attempt.message.experts.clone(),
-            };
-            if placement.links[index].send(ForwardRequest { body: Some(Body::Work(work)) }) {
-                self.metrics.messages.inc();
-                let deadline = Instant::now() + ATTEMPT_LIMIT;
-                outstanding.parts.insert(id, Part { attempt, link: index, deadline });
-                return None;
+        fallback: &mut FallbackExperts,
+        poll_until: Instant,
+        deadline: Instant,
+    ) -> Option<Happened> {
+        let events = &mut self.events;
+        self.runtime.block_on(async {
+            loop {
+                if let Ok(event) = events.try_recv() {
+                    return Some(Happened::Link(event));
+                }
+                if let Some(loaded) = fallback.try_next() {
+                    return Some(Happened::Load(loaded));
+                }
+                if Instant::now() >= poll_until.min(deadline) {
+                    break;
+                }
+                tokio::task::yield_now().await;
             }
-        }
+            let next = async {
+                tokio::select! {
+                    Some(event) = events.recv() => Happened::Link(event),
+                    Some(loaded) = fallback.next() => Happened::Load(loaded),
+                    // The sending halves live as long as the links and the loading threads.
+                    else => std::future::pending().await,
+                }
+            };
+            tokio::time::timeout_at(deadline.into(), next).await.ok()
+        })
     }
 
     /// Drives the connections until each link has written as much as `left` says.
@@ -274,168 +266,172 @@ impl Exchange {
         });
     }
 
-    /// The next event, polled for until `poll_until`, then slept for until `deadline`.
-    fn next_event(&mut self, poll_until: Instant, deadline: Instant) -> Option<LinkEvent> {
-        let events = &mut self.events;
-        self.runtime.block_on(async {
-            loop {
-                if let Ok(event) = events.try_recv() {
-                    return Some(event);
-                }
-                if Instant::now() >= poll_until.min(deadline) {
-                    break;
-                }
-                tokio::task::yield_now().await;
-            }
-            tokio::time::timeout_at(deadline.into(), events.recv()).await.ok().flatten()
-        })
-    }
-
-    fn take_reply(
+    /// Sends the message to `first`, or to the best replica that it was not sent to. Where there is
+    /// none it rests if they are only `Busy`, else its experts are ordered.
+    fn ask(
         &mut self,
-        call: &RemoteCall<'_>,
-        reply: ForwardReply,
-        outstanding: &mut Outstanding,
-        fallback: &mut FallbackExperts,
-    ) {
-        // A late answer to an attempt that was given up: another one won.
-        let Some(part) = outstanding.parts.remove(&reply.id) else {
-            return;
-        };
-        let link = &call.placement.links[part.link];
-        let (layer, slots) = (call.call.layer, &part.attempt.message.slots);
-        let expected = slots.len() * self.row_bytes;
-        match reply.outcome {
-            Some(Outcome::Rows(rows)) if rows.rows.len() == expected => {
-                outstanding.computed += Duration::from_micros(rows.compute_us.into());
-                outstanding.answers.push((rows.rows, part.attempt.message.slots));
-            }
-            Some(Outcome::Failure(failure)) => {
-                let (code, message) = (failure.code(), failure.message);
-                tracing::warn!(address = link.address(), layer, ?code, %message, "remote function refused");
-                if code == Code::Draining {
-                    link.rest();
-                }
-                let cause = match code {
-                    Code::ResourceExhausted => Cause::Busy,
-                    _ => Cause::Failed,
-                };
-                if failure.retryable {
-                    self.retry(call, vec![part], cause, &message, outstanding, fallback);
-                } else {
-                    call.orphan(part.attempt, outstanding, fallback);
-                }
-            }
-            Some(Outcome::Rows(_)) | None => {
-                const REASON: &str = "answer of the wrong size";
-                tracing::error!(address = link.address(), layer, expected, "{REASON}");
-                link.give_up(REASON);
-                self.retry(call, vec![part], Cause::Failed, REASON, outstanding, fallback);
-            }
-        }
-    }
-
-    /// Gives up on every replica whose answer is overdue.
-    fn expire(
-        &mut self,
-        call: &RemoteCall<'_>,
-        outstanding: &mut Outstanding,
-        fallback: &mut FallbackExperts,
-    ) {
-        const REASON: &str = "no answer in time";
-        let now = Instant::now();
-        for (&id, part) in outstanding.parts.iter().filter(|(_, part)| part.deadline <= now) {
-            let link = &call.placement.links[part.link];
-            link.send(ForwardRequest { body: Some(Body::Cancel(Cancel { id })) });
-            link.give_up(REASON);
-            // Where one replica hangs others may: the experts are fetched while those are asked.
-            for &slot in &part.attempt.message.slots {
-                fallback.order(call.call.layer, call.call.routed.experts[slot as usize]);
-            }
-        }
-        let overdue = outstanding.take(|part| part.deadline <= now);
-        self.retry(call, overdue, Cause::Failed, REASON, outstanding, fallback);
-    }
-
-    /// Sends what has rested for long enough to any replica.
-    fn wake_rested(
-        &mut self,
-        call: &RemoteCall<'_>,
-        outstanding: &mut Outstanding,
-        fallback: &mut FallbackExperts,
-    ) {
-        let now = Instant::now();
-        let rested: Vec<_> = outstanding.resting.extract_if(.., |(until, _)| *until <= now).collect();
-        for (_, mut attempt) in rested {
-            attempt.tried.clear();
-            attempt.pause = (attempt.pause * 2).min(LONGEST_PAUSE);
-            if let Some(refused) = self.again(call, attempt, outstanding) {
-                call.orphan(refused, outstanding, fallback);
-            }
-        }
-    }
-
-    /// Sends a message another time, to a replica that it was not sent to since it rested. Gives it
-    /// back when there is none.
-    fn again(
-        &mut self,
-        call: &RemoteCall<'_>,
-        attempt: Attempt,
-        outstanding: &mut Outstanding,
-    ) -> Option<Attempt> {
-        let first = attempt.message.slots.first().copied();
-        let left = self.send(call.placement, call.call, attempt, None, outstanding);
-        if left.is_none() {
-            self.metrics.retries.inc();
-            outstanding.retried.extend(first);
-        }
-        left
-    }
-
-    /// Sends what `parts` hold to other replicas.
-    fn retry(
-        &mut self,
-        call: &RemoteCall<'_>,
-        parts: Vec<Part>,
+        at: &mut RemoteCall<'_>,
+        key: u64,
+        mut open: Open,
+        mut first: Option<usize>,
         cause: Cause,
-        reason: &str,
-        outstanding: &mut Outstanding,
-        fallback: &mut FallbackExperts,
     ) {
-        for part in parts {
-            let late = Instant::now() >= call.give_up;
-            let left = match late {
-                true => Some(part.attempt),
-                false => self.again(call, part.attempt, outstanding),
+        let links = at.links();
+        let again = std::mem::replace(&mut open.sent, true);
+        loop {
+            let now = Instant::now();
+            let next = match cause {
+                Cause::Hopeless => None,
+                Cause::Busy | Cause::Failed => first.take().or_else(|| {
+                    self.replicas.ranked(links, at.call.layer, &open.tried, now).first().copied()
+                }),
             };
-            match left {
-                None => (),
-                Some(attempt) if cause == Cause::Busy && !late => {
-                    outstanding.resting.push((Instant::now() + attempt.pause, attempt));
+            let Some(index) = next else { break };
+            open.tried.insert(index);
+            let link = &links[index];
+            let units = open.message.units();
+            let written = link.written();
+            self.next_id += 1;
+            let id = self.next_id;
+            let patience = self.replicas.patience(link.id(), LEAST_PATIENCE);
+            if !link.send(work(at, id, &open.message, patience + WORTHLESS)) {
+                continue;
+            }
+            self.replicas.sent(link.id(), units, now);
+            self.metrics.messages.inc();
+            if again {
+                self.metrics.retries.inc();
+                at.outstanding.retried.extend(open.message.slots.first());
+            }
+            let left = &mut at.outstanding.left[index];
+            *left = (*left).max(written) + open.message.rows.len() as u64;
+            at.outstanding.moved = now;
+            at.outstanding.note(key, id);
+            open.attempts.push(Attempt { id, link: index, sent: now, late: false });
+            let patience = self.replicas.patience(link.id(), LEAST_PATIENCE);
+            open.due = Some((now + patience, Due::Hedge));
+            at.outstanding.open.insert(key, open);
+            return;
+        }
+        if let Some(attempt) = open.attempts.last() {
+            // Slow is not dead, and a load is dear: it comes after a while longer.
+            let patience = self.replicas.patience(links[attempt.link].id(), LEAST_BEFORE_LOADS);
+            open.due = (!open.ordered).then_some((attempt.sent + patience, Due::Load));
+            at.outstanding.open.insert(key, open);
+        } else if cause == Cause::Busy && self.is_patient(links, &open, at.outstanding.started) {
+            open.due = Some((Instant::now() + open.pause, Due::Again));
+            at.outstanding.open.insert(key, open);
+        } else if !open.ordered {
+            if again {
+                tracing::warn!(layer = at.call.layer, "no replica is left; computing locally");
+            }
+            at.outstanding.orphan(at.call.layer, &open.message, at.fallback);
+        }
+    }
+
+    /// Whether replicas that were too busy for `open` are asked again.
+    fn is_patient(&self, links: &[Link], open: &Open, started: Instant) -> bool {
+        let patience =
+            open.tried.iter().map(|&index| self.replicas.patience(links[index].id(), Duration::ZERO));
+        started.elapsed() < BUSY_LIMIT.max(3 * patience.max().unwrap_or_default())
+    }
+
+    /// Does what is due.
+    fn act(&mut self, at: &mut RemoteCall<'_>) {
+        let now = Instant::now();
+        let is_due = |open: &Open| open.due.is_some_and(|(due, _)| due <= now);
+        let due: Vec<(u64, Open)> = at.outstanding.open.extract_if(|_, open| is_due(open)).collect();
+        for (key, mut open) in due {
+            at.outstanding.moved = now;
+            match open.due.take() {
+                Some((_, Due::Hedge)) => {
+                    for attempt in open.attempts.iter_mut().filter(|attempt| !attempt.late) {
+                        attempt.late = true;
+                        self.late(&at.links()[attempt.link], at.call.layer, now);
+                    }
+                    self.ask(at, key, open, None, Cause::Failed);
                 }
-                Some(attempt) => {
-                    tracing::warn!(layer = call.call.layer, reason, "no replica is left; computing locally");
-                    call.orphan(attempt, outstanding, fallback);
+                Some((_, Due::Load)) => {
+                    open.ordered = true;
+                    at.outstanding.orphan(at.call.layer, &open.message, at.fallback);
+                    at.outstanding.open.insert(key, open);
                 }
+                Some((_, Due::Again)) => {
+                    open.tried.clear();
+                    open.pause = (open.pause * 2).min(LONGEST_PAUSE);
+                    self.ask(at, key, open, None, Cause::Failed);
+                }
+                None => drop(at.outstanding.open.insert(key, open)),
+            }
+        }
+    }
+
+    /// Leaves `link` alone for a while; one that keeps silent for long is given up.
+    fn late(&mut self, link: &Link, layer: usize, now: Instant) {
+        let hangs = self.replicas.late(link.id(), now);
+        tracing::warn!(address = link.address(), layer, hangs, "remote function is late");
+        if hangs {
+            link.give_up("no answer in time");
+        }
+    }
+
+    /// An attempt at the message has failed: another replica is asked unless one is already.
+    pub(super) fn again(&mut self, at: &mut RemoteCall<'_>, key: u64, open: Open, cause: Cause) {
+        if !open.attempts.is_empty() {
+            at.outstanding.open.insert(key, open);
+        } else if !open.ordered {
+            self.ask(at, key, open, None, cause);
+        }
+    }
+
+    /// `slots` have been computed here: who was asked for them is told to stop.
+    pub(super) fn computed_here(&mut self, links: &[Link], outstanding: &mut Outstanding, slots: &[u32]) {
+        for key in outstanding.computed_here(slots) {
+            if let Some(mut open) = outstanding.open.remove(&key) {
+                self.cancel(links, &mut open, outstanding);
+            }
+        }
+    }
+
+    /// Takes back what the call has asked for and not got.
+    fn cancel_all(&mut self, links: &[Link], outstanding: &mut Outstanding) {
+        for (_, mut open) in std::mem::take(&mut outstanding.open) {
+            self.cancel(links, &mut open, outstanding);
+        }
+    }
+
+    /// Nobody needs an answer to `open` any more.
+    pub(super) fn cancel(&mut self, links: &[Link], open: &mut Open, outstanding: &mut Outstanding) {
+        let units = open.message.units();
+        for attempt in outstanding.forget(open) {
+            let (link, id) = (&links[attempt.link], attempt.id);
+            self.replicas.gone(link.id(), units);
+            if !(attempt.late && self.replicas.learns_from(link.id(), id, units)) {
+                link.send(ForwardRequest { body: Some(Body::Cancel(Cancel { id })) });
             }
         }
     }
 }
 
-/// The remote half of a layer call that is being waited for.
-struct RemoteCall<'a> {
-    placement: &'a Placement,
-    call: &'a LayerCall<'a>,
-    /// No further attempts from here on.
-    give_up: Instant,
+/// How long `reply` says that its rows were computed.
+fn took(reply: &ForwardReply) -> Option<Duration> {
+    match &reply.outcome {
+        Some(Outcome::Rows(rows)) => Some(Duration::from_micros(rows.compute_us.into())),
+        Some(Outcome::Failure(_)) | None => None,
+    }
 }
 
-impl RemoteCall<'_> {
-    /// No replica will answer: the experts are ordered and the pairs left to the caller.
-    fn orphan(&self, attempt: Attempt, outstanding: &mut Outstanding, fallback: &mut FallbackExperts) {
-        for &slot in &attempt.message.slots {
-            fallback.order(self.call.layer, self.call.routed.experts[slot as usize]);
-        }
-        outstanding.orphans.extend(attempt.message.slots);
+/// The request for `message`, worthless after `budget`.
+fn work(at: &RemoteCall<'_>, id: u64, message: &Message, budget: Duration) -> ForwardRequest {
+    ForwardRequest {
+        body: Some(Body::Work(Work {
+            id,
+            generation: at.placement.generation,
+            layer: at.call.layer as u32,
+            budget_us: u32::try_from(budget.as_micros()).unwrap_or(u32::MAX),
+            rows: message.rows.clone(),
+            counts: message.counts.clone(),
+            experts: message.experts.clone(),
+        })),
     }
 }

@@ -1,12 +1,12 @@
 //! A layer call from its inputs to the reduction: the remote half and the local half at the same
 //! time.
 
-use super::LAYER_LIMIT;
 use super::error::ExpertError;
-use super::exchange::Exchange;
-use super::fallback::{FallbackError, FallbackExperts};
+use super::exchange::{Exchange, RemoteCall};
+use super::fallback::FallbackExperts;
 use super::link::LinkEvent;
 use super::metrics::ExpertMetrics;
+use super::outstanding::Outstanding;
 use super::placement::Placement;
 use super::reduce::{ExpertRows, reduce};
 use super::routing::Routed;
@@ -21,6 +21,9 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
+
+/// Slots, and the row of each, one after the other.
+type Computed = (Vec<u32>, Vec<u8>);
 
 /// One call of a layer.
 pub(crate) struct LayerCall<'a> {
@@ -64,7 +67,7 @@ pub(crate) struct ExpertParts {
 
 impl Experts {
     /// # Errors
-    /// The loading thread cannot be started.
+    /// A loading thread cannot be started.
     pub(crate) fn new(parts: ExpertParts) -> io::Result<Self> {
         let row_bytes = parts.hidden * parts.dtype.bytes();
         Ok(Self {
@@ -72,9 +75,9 @@ impl Experts {
                 parts.runtime.clone(),
                 parts.link_events,
                 row_bytes,
+                parts.dtype,
                 parts.metrics.clone(),
             ),
-            pool: parts.pool,
             dtype: parts.dtype,
             hidden: parts.hidden,
             placement: Placement::default(),
@@ -82,9 +85,10 @@ impl Experts {
                 parts.checkpoint,
                 parts.dtype,
                 parts.fallback_bytes,
-                parts.runtime,
+                parts.pool.threads(),
                 parts.metrics.clone(),
             )?,
+            pool: parts.pool,
             metrics: parts.metrics,
             tally: Vec::new(),
             time: ExpertTime::default(),
@@ -94,6 +98,7 @@ impl Experts {
 
     /// Puts a routing generation in force; the old one's links close.
     pub(crate) fn switch(&mut self, placement: Placement) {
+        self.exchange.switched(&placement.links);
         self.placement = placement;
     }
 
@@ -131,7 +136,7 @@ impl Experts {
     ) -> Result<(), E> {
         let layer = call.layer;
         let slots = remote_slots(call.routed, |expert| self.placement.is_remote(layer, expert));
-        let mut outstanding = self.exchange.send_off(&self.placement, call, &slots);
+        let mut outstanding = self.exchange.send_off(&self.placement, call, &slots, &mut self.fallback);
         let shared = shared()?;
         let mut local_rows = std::mem::take(&mut self.local_rows);
         tracing::trace!(layer, "local kernels start");
@@ -140,14 +145,12 @@ impl Experts {
         tracing::trace!(layer, "local kernels done");
         // Local work is not waiting: the clock of the remote half starts when somebody listens.
         let remote_start = Instant::now();
-        let deadline = remote_start + LAYER_LIMIT;
-        self.exchange.collect(&self.placement, call, &mut outstanding, &mut self.fallback, deadline)?;
-        let fallback = self.compute_orphans(call, &outstanding.orphans, deadline)?;
+        let fallback = self.collect(call, &mut outstanding)?;
         self.time += ExpertTime {
             local: remote_start - local_start,
             waited: remote_start.elapsed(),
             remote: outstanding.computed,
-            calls: outstanding.answers.len() as u64,
+            calls: outstanding.replies,
         };
         for (_, slots) in &outstanding.answers {
             self.count(call, slots, "remote", |tally| &mut tally.remote);
@@ -160,7 +163,9 @@ impl Experts {
         let empty: &[u8] = &[];
         let mut rows = vec![empty; call.routed.experts.len()];
         place(&mut rows, &local, &local_rows, row_bytes);
-        place(&mut rows, &fallback.0, &fallback.1, row_bytes);
+        for (slots, bytes) in &fallback {
+            place(&mut rows, slots, bytes, row_bytes);
+        }
         for (bytes, slots) in &outstanding.answers {
             place(&mut rows, slots, bytes, row_bytes);
         }
@@ -168,6 +173,7 @@ impl Experts {
             let expert = call.routed.experts[slot];
             return Err(ExpertError::Unplaced { layer, expert, generation: self.placement.generation }.into());
         }
+        self.exchange.convict(&self.placement.links, layer, &outstanding.accused, &rows);
         let rows = ExpertRows { rows: &rows, dtype: self.dtype, hidden: self.hidden };
         reduce(call.routed, &rows, shared.as_deref(), output);
         self.local_rows = local_rows;
@@ -182,7 +188,7 @@ impl Experts {
     /// time between requests.
     pub(crate) async fn connections_changed(&mut self) {
         // The sending halves live as long as the links and this end of the engine.
-        if self.exchange.event().await.is_none() {
+        if !self.exchange.event().await {
             std::future::pending::<()>().await;
         }
     }
@@ -250,36 +256,51 @@ impl Experts {
         self.metrics.pairs.with_label_values(&[placement]).inc_by(slots.len() as u64);
     }
 
-    /// Computes what no replica will with experts that are loaded for it.
+    /// Waits until every remote pair has its row: from a replica, or from an expert that was loaded for
+    /// it, whichever comes first. Returns the latter.
+    fn collect(
+        &mut self,
+        call: &LayerCall<'_>,
+        outstanding: &mut Outstanding,
+    ) -> Result<Vec<Computed>, ExpertError> {
+        let started = Instant::now();
+        self.exchange.listen(&self.placement.links, outstanding);
+        let mut computed = Vec::new();
+        loop {
+            let ready = self.fallback.ready(call.layer, outstanding.orphans.keys().copied());
+            if !ready.is_empty() {
+                computed.push(self.compute_orphans(call, ready, outstanding)?);
+                continue;
+            }
+            if outstanding.is_settled() {
+                self.metrics.wait.observe(started.elapsed().as_secs_f64());
+                return Ok(computed);
+            }
+            let Self { exchange, placement, fallback, .. } = self;
+            exchange.step(&mut RemoteCall { placement, call, outstanding, fallback })?;
+        }
+    }
+
+    /// Computes the orphans of the experts `ready`.
     fn compute_orphans(
         &mut self,
         call: &LayerCall<'_>,
-        orphans: &[u32],
-        deadline: Instant,
-    ) -> Result<(Vec<u32>, Vec<u8>), ExpertError> {
-        let mut by_expert: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
-        for &slot in orphans {
-            by_expert.entry(call.routed.experts[slot as usize]).or_default().push(slot);
-        }
-        let layer = call.layer;
-        let experts =
-            self.fallback.take(layer, by_expert.keys().copied(), deadline).map_err(|error| match error {
-                FallbackError::Missing(experts) => {
-                    let missing =
-                        experts.iter().filter_map(|expert| by_expert.get(expert)).map(Vec::len).sum();
-                    ExpertError::Deadline { layer, missing, limit: LAYER_LIMIT }
-                }
-                FallbackError::Load { expert, error } => {
-                    ExpertError::Load { layer, expert, message: error.to_string() }
-                }
-            })?;
-        let work: Vec<_> = experts
-            .into_iter()
-            .filter_map(|(expert, packed)| Some((packed, by_expert.remove(&expert)?)))
-            .collect();
+        ready: Vec<(u32, Arc<PackedExpert>)>,
+        outstanding: &mut Outstanding,
+    ) -> Result<Computed, ExpertError> {
+        let experts: Vec<u32> = ready.iter().map(|&(expert, _)| expert).collect();
+        let work = ready.into_iter();
+        let work = work.filter_map(|(expert, packed)| Some((packed, outstanding.orphans.remove(&expert)?)));
+        let work: Vec<_> = work.collect();
         let mut rows = Vec::new();
         let slots = self.compute(call, &work, &mut rows)?;
         self.count(call, &slots, "fallback", |tally| &mut tally.fallback);
+        // The experts leave before others take their place.
+        drop(work);
+        for expert in experts {
+            self.fallback.release(call.layer, expert);
+        }
+        self.exchange.computed_here(&self.placement.links, outstanding, &slots);
         Ok((slots, rows))
     }
 }

@@ -41,8 +41,8 @@ pub(crate) struct Expected {
 /// What a link tells the engine.
 #[derive(Debug)]
 pub(crate) enum LinkEvent {
-    /// An answer; the id may be long forgotten.
-    Reply(ForwardReply),
+    /// An answer from link `link`; its id may be long forgotten.
+    Reply { link: u64, reply: ForwardReply },
     /// The stream of link `link` broke: nothing that was sent on it will be answered.
     Broken { link: u64, message: String },
     /// The first attempt to connect has ended, one way or the other.
@@ -140,7 +140,7 @@ impl Link {
         self.shared.written.load(Ordering::Relaxed)
     }
 
-    /// Takes the replica out and ends its stream: it did not answer in time, or not well.
+    /// Takes the replica out and ends its stream: it hangs, or does not answer well.
     pub(crate) fn give_up(&self, message: &str) {
         self.leave(LinkState::Sick { message: message.to_owned() });
     }
@@ -290,7 +290,11 @@ async fn converse(
         let reply = tokio::select! {
             reply = replies.message() => reply,
             () = changed.notified() => match &*shared.state() {
-                LinkState::Sick { message } => return message.clone(),
+                LinkState::Sick { message } => {
+                    // It answers, but not well: each time it is left alone for longer.
+                    *answered = false;
+                    return message.clone();
+                }
                 _ => {
                     drained.as_mut().reset(tokio::time::Instant::now() + DRAIN_LIMIT);
                     continue;
@@ -301,7 +305,7 @@ async fn converse(
         match reply {
             Ok(Some(reply)) => {
                 *answered = true;
-                if shared.events.send(LinkEvent::Reply(reply)).is_err() {
+                if shared.events.send(LinkEvent::Reply { link: shared.id, reply }).is_err() {
                     return "the engine has stopped".to_owned();
                 }
             }

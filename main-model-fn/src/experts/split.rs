@@ -1,9 +1,30 @@
 //! One layer's remote work as messages. Pure.
 
+use super::pace::Pace;
 use super::routing::Routed;
 use bytes::Bytes;
 use remoe_wire::MAX_PAYLOAD;
 use std::collections::BTreeMap;
+
+/// Reading an expert's weights from memory takes as long as computing this many rows with them: 6
+/// bytes per (hidden, width) in bfloat16 against 6 operations, at some 25 GB/s and 400 GFLOP/s.
+const READ_UNITS: u64 = 16;
+
+/// Up to this many tokens a call counts as decoding: whether more than one replica gets a part of it
+/// depends on what it takes. A longer one is always split over all.
+const DECODE_TOKENS: usize = 16;
+
+/// What a further message costs the engine in seconds: writing it, reading its answer, and the wake-ups
+/// that come with both.
+const MESSAGE_SECONDS: f64 = 1e-4;
+
+/// Splitting a call must win this many times what it costs.
+const WORTH: f64 = 2.0;
+
+/// Units of work of `rows` rows for one expert.
+fn units(rows: u64) -> u64 {
+    READ_UNITS + rows
+}
 
 /// One message's content: token rows, the experts of each, and where the answer's rows belong.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,9 +36,47 @@ pub(crate) struct Message {
     pub(crate) slots: Vec<u32>,
 }
 
+impl Message {
+    /// Work in it: the rows to compute, and the experts to read as rows that take as long.
+    pub(crate) fn units(&self) -> u64 {
+        let mut experts = self.experts.clone();
+        experts.sort_unstable();
+        experts.chunk_by(|a, b| a == b).map(|rows| units(rows.len() as u64)).sum()
+    }
+}
+
 /// (token, expert) pairs that go to remote functions: slots of [`Routed`], ascending.
 pub(crate) fn remote_slots(routed: &Routed, is_remote: impl Fn(u32) -> bool) -> Vec<u32> {
     (0..).zip(&routed.experts).filter(|&(_, &expert)| is_remote(expert)).map(|(slot, _)| slot).collect()
+}
+
+/// Tokens of each expert among `slots`.
+fn tokens(routed: &Routed, slots: &[u32]) -> BTreeMap<u32, u64> {
+    let mut tokens = BTreeMap::new();
+    for &slot in slots {
+        *tokens.entry(routed.experts[slot as usize]).or_default() += 1;
+    }
+    tokens
+}
+
+/// In how many parts to split `slots`, with so many `replicas` of this pace at hand: all of them for a
+/// prompt; for decoding as many as win more time in computing than their messages cost. At least 1.
+pub(crate) fn parts(routed: &Routed, slots: &[u32], replicas: usize, pace: Pace) -> usize {
+    if routed.tokens() > DECODE_TOKENS || replicas <= 1 {
+        return replicas.max(1);
+    }
+    let loads: Vec<u64> = tokens(routed, slots).into_values().map(units).collect();
+    let all: u64 = loads.iter().sum();
+    let Some(whole) = pace.at_best(all) else { return 1 };
+    let gain = |parts: usize| {
+        // Whole experts: never less than the largest, nor than an equal share.
+        let equal = all.div_ceil(parts as u64);
+        let largest = loads.iter().copied().max().unwrap_or(0).max(equal);
+        let saved = whole - pace.at_best(largest).unwrap_or(whole);
+        saved - WORTH * MESSAGE_SECONDS * (parts - 1) as f64
+    };
+    let most = replicas.min(loads.len()).max(1);
+    (2..=most).filter(|&parts| gain(parts) > 0.0).max_by(|&a, &b| gain(a).total_cmp(&gain(b))).unwrap_or(1)
 }
 
 /// Splits `slots` over `replicas` interchangeable replicas: whole experts, longest processing time
@@ -26,18 +85,14 @@ pub(crate) fn remote_slots(routed: &Routed, is_remote: impl Fn(u32) -> bool) -> 
 ///
 /// Graham's LPT rule (SIAM J. Appl. Math. 17, 1969), as the Remoe paper applies it to experts.
 pub(crate) fn split(routed: &Routed, slots: &[u32], replicas: usize) -> Vec<Vec<u32>> {
-    let mut tokens: BTreeMap<u32, usize> = BTreeMap::new();
-    for &slot in slots {
-        *tokens.entry(routed.experts[slot as usize]).or_default() += 1;
-    }
-    let mut order: Vec<(u32, usize)> = tokens.iter().map(|(&expert, &count)| (expert, count)).collect();
+    let mut order: Vec<(u32, u64)> = tokens(routed, slots).into_iter().collect();
     order.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(&b.0)));
-    let mut loads = vec![0_usize; replicas];
+    let mut loads = vec![0_u64; replicas];
     let mut replica_of: BTreeMap<u32, usize> = BTreeMap::new();
     for (expert, count) in order {
         let (replica, _) =
             loads.iter().enumerate().min_by_key(|&(replica, load)| (*load, replica)).unwrap_or((0, &0));
-        loads[replica] += count;
+        loads[replica] += units(count);
         replica_of.insert(expert, replica);
     }
     let mut parts = vec![Vec::new(); replicas];
@@ -108,6 +163,33 @@ mod tests {
         assert_eq!(messages[1].rows[0], 2);
     }
 
+    #[test]
+    fn decoding_is_split_when_computing_takes_longer_than_messages() {
+        let at = |nanoseconds: u64| {
+            let mut pace = Pace::default();
+            pace.observe(1000, std::time::Duration::from_micros(nanoseconds));
+            pace
+        };
+        // 8 experts of one token: 136 units.
+        let one = routed(1, 64, 8, 1);
+        let slots = remote_slots(&one, |_| true);
+        assert_eq!(parts(&one, &slots, 4, Pace::default()), 1, "nothing is known yet");
+        assert_eq!(parts(&one, &slots, 1, at(1 << 20)), 1);
+        assert_eq!(parts(&one, &slots, 4, at(100)), 1, "14 us of work");
+        assert_eq!(parts(&one, &slots, 4, at(4_000)), 2, "544 us of work");
+        assert_eq!(parts(&one, &slots, 4, at(1 << 20)), 4, "143 ms of work");
+        assert_eq!(parts(&one, &slots, 99, at(1 << 30)), 8, "never more than experts");
+        // One expert cannot be split.
+        let all_in_one = Routed { top_k: 1, experts: vec![3; 16], weights: vec![1.0; 16] };
+        let slots = remote_slots(&all_in_one, |_| true);
+        assert_eq!(parts(&all_in_one, &slots, 4, at(1 << 30)), 1);
+        // A prompt always goes to all.
+        let prompt = routed(17, 64, 8, 1);
+        let slots = remote_slots(&prompt, |_| true);
+        assert_eq!(parts(&prompt, &slots, 3, Pace::default()), 3);
+        assert_eq!(parts(&prompt, &slots, 0, Pace::default()), 1);
+    }
+
     proptest! {
         #[test]
         fn every_pair_goes_once_and_loads_are_balanced(
@@ -119,13 +201,18 @@ mod tests {
             let mut all: Vec<u32> = parts.concat();
             all.sort_unstable();
             prop_assert_eq!(&all, &slots);
-            let weight = |expert: u32| slots.iter().filter(|&&slot| routed.experts[slot as usize] == expert).count();
-            let heaviest = (0..experts).map(weight).max().unwrap_or(0);
-            let largest = parts.iter().map(Vec::len).max().unwrap_or(0);
+            let loads = |slots: &[u32]| -> Vec<u64> { super::tokens(&routed, slots).into_values().map(units).collect() };
+            let heaviest = loads(&slots).into_iter().max().unwrap_or(0);
+            let largest = parts.iter().map(|part| loads(part).iter().sum()).max().unwrap_or(0);
+            let all: u64 = loads(&slots).iter().sum();
             // Graham's bound on the largest load.
-            prop_assert!(largest * replicas <= slots.len() + (replicas - 1) * heaviest);
+            prop_assert!(largest * replicas as u64 <= all + (replicas as u64 - 1) * heaviest);
             let row_bytes = 8;
             let inputs: Vec<u8> = (0..tokens * row_bytes).map(|i| (i / row_bytes) as u8).collect();
+            for (part, load) in parts.iter().zip(parts.iter().map(|part| loads(part).iter().sum::<u64>())) {
+                let units: u64 = messages(&routed, part, &inputs, row_bytes).iter().map(Message::units).sum();
+                prop_assert_eq!(units, load);
+            }
             for part in &parts {
                 for message in messages(&routed, part, &inputs, row_bytes) {
                     let mut row = 0;

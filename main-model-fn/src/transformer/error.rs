@@ -19,6 +19,16 @@ pub(crate) enum ForwardError {
     Experts(#[from] ExpertError),
 }
 
+impl ForwardError {
+    /// The rows of the iteration whose experts were out of reach, if that is why it failed.
+    pub(crate) fn out_of_reach(&self) -> Option<&[usize]> {
+        match self {
+            Self::Experts(error) => error.out_of_reach(),
+            Self::Torch(_) | Self::Kernel(_) => None,
+        }
+    }
+}
+
 impl From<ForwardError> for ServiceError {
     fn from(error: ForwardError) -> Self {
         match error {

@@ -108,7 +108,8 @@ impl Transformer {
     /// Forwards every segment's tokens and extends its cache by them.
     ///
     /// # Errors
-    /// LibTorch refuses, or experts are out of reach; the caches of the segments are then unusable.
+    /// LibTorch refuses, or experts are out of reach. The caches are as long as before: the same
+    /// tokens can be forwarded again, over what was written of them.
     pub(crate) fn forward(
         &self,
         segments: &mut [Segment<'_>],
@@ -134,13 +135,14 @@ impl Transformer {
         let mut trace = trace.map(|_| Trace::default());
         experts.begin_iteration(tokens.len());
         let x = self.layers_forward(&tokens, &positions, &mut spans, experts, trace.as_mut())?;
-        for span in &mut spans {
-            span.cache.advance(span.rows);
-        }
         if let Some(trace) = trace.as_mut().filter(|_| hidden) {
             trace.hidden = host::bytes(&x)?;
         }
         let (logits, vocab) = self.logits(&x, &wanted)?;
+        // Nothing can fail any more.
+        for span in &mut spans {
+            span.cache.advance(span.rows);
+        }
         Ok(Output { logits, vocab, trace })
     }
 

@@ -1,0 +1,59 @@
+//! Numbers that are none. Pure.
+
+use remoe_kernels::Dtype;
+
+/// The first of the rows of `row_bytes` in `rows` (little endian elements of `dtype`) that has an
+/// infinity or a NaN.
+pub(super) fn first_strange(rows: &[u8], row_bytes: usize, dtype: Dtype) -> Option<usize> {
+    // One pass over all of it, which the compiler vectorises, is the usual case.
+    if is_finite(rows, dtype) {
+        return None;
+    }
+    rows.chunks_exact(row_bytes).position(|row| !is_finite(row, dtype))
+}
+
+/// Whether every element of `bytes` is finite.
+pub(super) fn is_finite(bytes: &[u8], dtype: Dtype) -> bool {
+    // Infinities and NaNs are the patterns whose exponent is all ones: the largest without the sign.
+    match dtype {
+        Dtype::Bf16 => {
+            let elements = bytes.as_chunks::<2>().0.iter();
+            elements.fold(0, |largest, &element| largest.max(u16::from_le_bytes(element) & 0x7fff)) < 0x7f80
+        }
+        Dtype::F32 => {
+            let elements = bytes.as_chunks::<4>().0.iter();
+            let largest =
+                elements.fold(0, |largest, &element| largest.max(u32::from_le_bytes(element) & 0x7fff_ffff));
+            largest < 0x7f80_0000
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::bf16;
+
+    #[test]
+    fn infinities_and_nans_are_found_in_their_row() {
+        let fine = [0.0, -0.0, 1.0, f32::MAX, f32::MIN, f32::MIN_POSITIVE / 2.0];
+        for strange in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for position in 0..fine.len() {
+                let mut values = fine;
+                values[position] = strange;
+                let row = position / 3;
+                let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+                assert_eq!(first_strange(&bytes, 12, Dtype::F32), Some(row));
+                let tame = |value: f32| if value.is_finite() { value.clamp(-1.0, 1.0) } else { value };
+                let values = values.map(|value| bf16::from_f32(tame(value)));
+                let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+                assert_eq!(first_strange(&bytes, 6, Dtype::Bf16), Some(row));
+            }
+        }
+        let bytes: Vec<u8> = fine.iter().flat_map(|value| value.to_le_bytes()).collect();
+        assert_eq!(first_strange(&bytes, 12, Dtype::F32), None);
+        let bytes: Vec<u8> =
+            [bf16::MAX, bf16::MIN, bf16::ZERO].iter().flat_map(|it| it.to_le_bytes()).collect();
+        assert_eq!(first_strange(&bytes, 6, Dtype::Bf16), None);
+    }
+}
