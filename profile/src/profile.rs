@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 
 /// Version of the form that is written and read.
 pub(crate) const VERSION: u32 = 1;
+/// Version of what is measured and of how: raised by every change of kernels, numerics class, transport or
+/// measurements after which plans should not stand on older figures.
+pub const MEASUREMENTS: u32 = 1;
 /// Token counts or vCPUs of a table, at most.
 const MAX_POINTS: usize = 1024;
 /// No time is longer, in seconds.

@@ -4,7 +4,8 @@
 //! A measured profile is shared by all deployments of a namespace that would measure the same. It is not
 //! shared further: a tenant who can write into a pod could forge it for others.
 
-use super::api::{MainSpec, MoEDeployment, ProfileSource};
+use super::api::{MainSpec, MoEDeployment, PodTemplate, ProfileSource};
+use super::build::measured_vcpus;
 use super::digest::digest;
 use super::facts::ModelFacts;
 use super::names::{self, MANAGER, SUBJECT};
@@ -13,7 +14,7 @@ use super::pods::Trouble;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
-use remoe_profile::Profile;
+use remoe_profile::{MEASUREMENTS, Profile};
 use std::collections::BTreeMap;
 
 /// The key of a profile in its ConfigMap.
@@ -27,17 +28,32 @@ const NUMERICS_CLASS: &str = "remoe.dev/numerics-class";
 pub const ATTEMPTS: u32 = 3;
 
 /// Identity of what a profiler of `owner` measures: the weights, what they are computed in, by which
-/// program, and on which nodes. Deployments with the same one share a profile.
+/// version of what is measured, with what, and on which nodes. Deployments with the same one share a
+/// profile, and an upgrade of the programs alone keeps it.
 ///
-/// Nodes are told apart by what the spec says about them; the operator may not read them.
+/// Nodes are told apart by what the spec says about them; the operator may not read them. The class of
+/// numerics follows from the dtype and the version.
 ///
 /// # Errors
 /// The spec cannot be written as JSON.
-pub fn subject(owner: &MoEDeployment, facts: &ModelFacts, image: &str) -> Result<String, serde_json::Error> {
+pub fn subject(owner: &MoEDeployment, facts: &ModelFacts) -> Result<String, serde_json::Error> {
     // Without `..`: whether a new field matters here is to be decided.
     let MainSpec { device, gpu, memory_mb, template } = &owner.spec.main;
+    let PodTemplate {
+        node_selector,
+        affinity,
+        // Other runtimes take their share of every system call.
+        runtime_class_name,
+        // Who runs, when and beside whom says nothing about the hardware; nor does a toleration, which
+        // chooses no node.
+        priority_class_name: _,
+        service_account_name: _,
+        tolerations: _,
+    } = template;
+    let nodes = affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
+    let hardware = (device, gpu, measured_vcpus(memory_mb), node_selector, nodes, runtime_class_name);
     let dtype = compute_dtype(&owner.spec, facts);
-    digest(&(&facts.inspection.fingerprint, dtype, device, gpu, memory_mb.max, template, image))
+    digest(&(&facts.inspection.fingerprint, dtype, MEASUREMENTS, hardware))
 }
 
 /// The profile that somebody supplied in the ConfigMap `name`.

@@ -3,7 +3,7 @@
 use super::api::{
     ConditionType, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec, Mode, ModelStatus, ProfileSource,
 };
-use super::build::{HTTP_PORT, Revision};
+use super::build::{HTTP_PORT, LOAD_SECONDS, Revision};
 use super::conditions::{Verdict, whole_seconds};
 use super::names::{Component, component_selector, selector_text};
 use super::pods::{PodView, Trouble};
@@ -12,8 +12,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 
 /// What takes longer from one step to the next has stopped, for all that is known: the time that a
-/// Deployment is given by default.
+/// Deployment is given by default ..
 const PROGRESS: SignedDuration = SignedDuration::from_secs(600);
+/// .. and the time that a function may load for, where functions are waited for.
+const PROGRESS_OF_FUNCTIONS: SignedDuration = SignedDuration::from_secs(600 + LOAD_SECONDS as i64);
 
 /// The reason where progress stopped.
 const STUCK: &str = "ProgressDeadlineExceeded";
@@ -112,15 +114,16 @@ pub fn status(findings: &Findings<'_>) -> MoEDeploymentStatus {
         saving: findings.target.map(|(_, plan)| saving(plan)),
         replicas: target.map_or(0, |target| {
             let mains = findings.pods.iter().filter(|pod| pod.is_main && pod.is_sound());
-            mains.filter(|pod| pod.identity == target.main.identity).count() as u32
+            u32::try_from(mains.filter(|pod| pod.identity == target.main.identity).count())
+                .unwrap_or(u32::MAX)
         }),
         selector: Some(selector_text(&component_selector(&name, Component::Main))),
         last_progress_time: Some(last_progress),
     }
 }
 
-fn wanted(target: &Revision) -> u32 {
-    target.functions().map(|function| function.replicas).sum()
+fn wanted(target: &Revision) -> u64 {
+    target.functions().map(|function| u64::from(function.replicas)).sum()
 }
 
 fn ready_functions(target: &Revision, pods: &[PodView]) -> usize {
@@ -210,25 +213,34 @@ fn planned(findings: &Findings<'_>) -> Verdict {
 }
 
 fn progressing(findings: &Findings<'_>, last_progress: Timestamp) -> Verdict {
-    let waiting = match (findings.planning, findings.target) {
+    let (waiting, limit) = match (findings.planning, findings.target) {
         // What runs is not what the spec asks for, as far as is known.
-        (PlanState::Inspecting { .. }, _) => Verdict::yes("Inspecting", "the model is being inspected"),
+        (PlanState::Inspecting { .. }, _) => {
+            (Verdict::yes("Inspecting", "the model is being inspected"), PROGRESS)
+        }
         (_, Some((target, _))) if findings.settled => {
             return Verdict::no("Settled", format!("everything is as plan {} has it", target.plan));
         }
         (_, Some((target, _))) => {
             let ready = how_many(target, findings.pods);
-            Verdict::yes("RollingOut", format!("bringing about plan {}: {ready}", target.plan))
+            let message = format!("bringing about plan {}: {ready}", target.plan);
+            (Verdict::yes("RollingOut", message), PROGRESS_OF_FUNCTIONS)
         }
         (PlanState::Refused(trouble), None) => return Verdict::no(trouble.reason, "there is no plan to run"),
         (PlanState::Planned { .. }, None) => {
             return Verdict::no("AwaitingAcceptance", "no plan was accepted yet");
         }
     };
-    if findings.now.duration_since(last_progress) < PROGRESS {
+    // Main functions that were asked to end finish their answers first.
+    let ending = findings
+        .pods
+        .iter()
+        .any(|pod| pod.is_main && pod.fault.is_none() && pod.ends_by.is_some_and(|end| findings.now < end));
+    if ending || findings.now.duration_since(last_progress) < limit {
         return waiting;
     }
-    Verdict::no(STUCK, format!("no progress for 10 minutes: {}", waiting.message))
+    let minutes = limit.as_secs() / 60;
+    Verdict::no(STUCK, format!("no progress for {minutes} minutes: {}", waiting.message))
 }
 
 /// How many functions of the target are ready, in words.

@@ -160,6 +160,44 @@ fn the_container_of_a_cpu_main_function_holds_the_non_expert_part_too() {
     assert_eq!(resources["cpu"].0, format!("{}m", plan.main.memory_mb));
 }
 
+/// The flag's value, and the grace period, of the main function of this workload.
+fn ending(owner: &MoEDeployment, tpot_seconds: f64) -> (String, u32, i64) {
+    let mut plan = plan(owner);
+    plan.numbers.times.prefill_seconds = 2.0;
+    plan.numbers.times.tpot_seconds = tpot_seconds;
+    let main = built(owner, &plan).main;
+    let pod = main.pod(owner, 0, 0);
+    let arguments = arguments(&pod);
+    let flag = arguments.iter().position(|argument| argument == "--drain-seconds").unwrap();
+    let grace = pod.spec.unwrap().termination_grace_period_seconds.unwrap();
+    (main.identity, arguments[flag + 1].parse().unwrap(), grace)
+}
+
+#[test]
+fn a_main_function_has_the_time_of_the_longest_answer_to_end() {
+    let workload = json!({
+        "maxInputTokens": 200, "maxOutputTokens": 800, "typicalInputTokens": 100, "typicalOutputTokens": 100,
+    });
+    let owner = deployment(json!({ "workload": workload }));
+    let (identity, drain, grace) = ending(&owner, 0.15);
+    // Twice (two seconds per hundred tokens of the prompt, and 0.15 s per token of the answer).
+    assert_eq!(drain, 2 * (2 * 2 + 120));
+    // The hook before, and last words after it.
+    assert_eq!(grace, i64::from(drain) + 15);
+    // Another pace is no reason to replace a pod.
+    for (tpot, expected) in [(1e-6, 30), (100.0, 1800), (f64::MAX, 1800), (-1.0, 30)] {
+        let (other, drain, grace) = ending(&owner, tpot);
+        assert_eq!((&other, drain, grace), (&identity, expected, i64::from(expected) + 15), "{tpot}");
+    }
+    // A container that hangs is not waited for that long.
+    for pod in pods(&owner) {
+        let spec = pod.spec.unwrap();
+        for probe in [&spec.containers[0].startup_probe, &spec.containers[0].liveness_probe] {
+            assert_eq!(probe.as_ref().unwrap().termination_grace_period_seconds, Some(10));
+        }
+    }
+}
+
 #[test]
 fn a_restart_changes_every_identity_and_a_price_changes_none() {
     let identities = |owner: &MoEDeployment| -> Vec<String> {

@@ -1,7 +1,7 @@
 use crate::example::{around, deployment, facts, plan};
 use kube::{Resource, ResourceExt};
 use remoe_operator::cluster::api::{MoEDeployment, ProfileSource};
-use remoe_operator::cluster::build::profiler;
+use remoe_operator::cluster::build::{Surroundings, profiler};
 use remoe_operator::cluster::profiling::{config_map, from_log, measured, shared_with, subject, supplied};
 use remoe_profile::{Origin, Profile};
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ fn profile() -> Profile {
 }
 
 fn of(spec: Value) -> String {
-    subject(&deployment(spec), &facts(), "main:1").unwrap()
+    subject(&deployment(spec), &facts()).unwrap()
 }
 
 #[test]
@@ -22,7 +22,36 @@ fn what_would_be_measured_alike_is_measured_once() {
     assert_ne!(base, of(json!({"model": {"dtype": "float32"}})));
     assert_ne!(base, of(json!({"main": {"template": {"nodeSelector": {"pool": "large"}}}})));
     assert_ne!(base, of(json!({"main": {"memoryMB": {"min": 200, "max": 8000, "step": 100}}})));
-    assert_ne!(base, subject(&deployment(json!({})), &facts(), "main:2").unwrap());
+    let gpu = json!({"device": "cuda", "gpu": {"count": 1}});
+    assert_ne!(base, of(json!({"main": gpu})));
+    let node = json!({"nodeSelectorTerms": [{"matchExpressions": [{"key": "cpu", "operator": "In", "values": ["x"]}]}]});
+    let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": node}});
+    assert_ne!(base, of(json!({"main": {"template": {"affinity": affinity}}})));
+    assert_ne!(base, of(json!({"main": {"template": {"runtimeClassName": "gvisor"}}})));
+}
+
+/// An upgrade, and what only says who runs, leave every figure as it was.
+#[test]
+fn what_does_not_touch_the_hardware_keeps_its_figures() {
+    let base = of(json!({}));
+    let template = json!({
+        "priorityClassName": "high", "serviceAccountName": "reader",
+        "tolerations": [{"key": "gpu", "operator": "Exists"}], "affinity": {"podAntiAffinity": {}},
+    });
+    assert_eq!(base, of(json!({"main": {"template": template}})));
+    // More memory than vCPUs are measured for changes nothing.
+    let memory = |max: u32| of(json!({"main": {"memoryMB": {"min": 200, "max": max, "step": 100}}}));
+    assert_eq!(memory(8_000), memory(40_000));
+    let mut annotated = deployment(json!({}));
+    annotated.metadata.annotations = Some([("team".to_owned(), "a".to_owned())].into());
+    annotated.metadata.labels = Some([("team".to_owned(), "a".to_owned())].into());
+    assert_eq!(base, subject(&annotated, &facts()).unwrap());
+    // The pods that are made differ with the image, what they measure does not.
+    let upgraded = Surroundings { main_image: "main:2".to_owned(), ..around() };
+    let owner = deployment(json!({}));
+    let pod = |around: &Surroundings| profiler(&owner, &base, 0, &plan(&owner), &facts(), around).unwrap();
+    assert_ne!(pod(&around()), pod(&upgraded));
+    assert_eq!(pod(&around()).name_any(), pod(&upgraded).name_any());
 }
 
 #[test]

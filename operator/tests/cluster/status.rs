@@ -5,7 +5,7 @@ use jiff::{SignedDuration, Timestamp};
 use remoe_operator::cluster::api::{
     Condition, ConditionType, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec,
 };
-use remoe_operator::cluster::build::Revision;
+use remoe_operator::cluster::build::{LOAD_SECONDS, Revision};
 use remoe_operator::cluster::names::PodName;
 use remoe_operator::cluster::pods::PodView;
 use remoe_operator::cluster::status::{Findings, PlanState, status};
@@ -105,7 +105,12 @@ fn what_makes_no_progress_is_said_to_be_stuck_until_it_moves() {
     scene.pods[2].ready = true;
     let moved = scene.look(false);
     assert!(moved.last_progress_time > first.last_progress_time);
-    scene.pass(599);
+    // A function may load for as long as its startup probe lets it.
+    let load = i64::from(LOAD_SECONDS);
+    let probe = &scene.revision.main.pod(&scene.owner, 0, 0).spec.unwrap().containers[0].startup_probe;
+    let probe = probe.clone().unwrap();
+    assert_eq!(probe.failure_threshold.unwrap() * probe.period_seconds.unwrap(), LOAD_SECONDS);
+    scene.pass(load + 599);
     assert_eq!(said(&scene.look(false), ConditionType::Progressing).0, "True");
     scene.pass(1);
     let stuck = scene.look(false);
@@ -126,6 +131,29 @@ fn what_makes_no_progress_is_said_to_be_stuck_until_it_moves() {
     let settled = scene.look(true);
     assert_eq!(said(&settled, ConditionType::Progressing).1, "Settled");
     assert_eq!(said(&settled, ConditionType::Degraded).0, "False");
+}
+
+#[test]
+fn a_main_function_that_finishes_its_answers_stops_no_progress() {
+    let mut scene = Scene::new(1);
+    let mut old = scene.pods[0].clone();
+    old.identity = "another".to_owned();
+    old.ready = false;
+    old.ends_by = Some(scene.now.checked_add(SignedDuration::from_secs(4000)).unwrap());
+    scene.pods.push(old);
+    scene.look(false);
+    scene.pass(3999);
+    assert_eq!(said(&scene.look(false), ConditionType::Progressing).0, "True");
+    scene.pass(1);
+    assert_eq!(said(&scene.look(false), ConditionType::Progressing).1, "ProgressDeadlineExceeded");
+}
+
+#[test]
+fn sizes_that_no_plan_has_are_counted_all_the_same() {
+    let mut scene = Scene::new(1);
+    scene.revision.remote.iter_mut().for_each(|function| function.replicas = u32::MAX);
+    let functions = scene.look(false).functions.unwrap();
+    assert_eq!(functions, format!("4/{}", 3 * u64::from(u32::MAX) + 1));
 }
 
 #[test]

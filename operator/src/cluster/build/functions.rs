@@ -1,6 +1,9 @@
 //! The functions of a plan, as pods.
 
-use super::pod::{ModelAccess, Pace, Program, grpc_probe, http_probe, main_resources, pod_spec, resources};
+use super::ending::{Ending, LEAVE_SECONDS};
+use super::pod::{
+    ModelAccess, Pace, Program, ending_container, grpc_probe, http_probe, main_resources, pod_spec, resources,
+};
 use super::{CONTROL_PORT, EXPERT_PORT, HEALTH_PORT, HTTP_PORT, METRICS_PORT, Surroundings, owned_meta};
 use crate::cluster::api::{MoEDeployment, MoEPlanSpec, RESTARTED_AT, RemotePlan};
 use crate::cluster::digest::digest;
@@ -19,12 +22,10 @@ use kube::ResourceExt;
 use remoe_wire::v1::LayerExperts;
 use std::collections::BTreeMap;
 
-/// Between the removal from Services and the order to end: time for clients to hear of it.
-const LEAVE_SECONDS: i64 = 5;
-/// A function drains for 30 s at most; what is left after this is ended.
-const GRACE_SECONDS: i64 = 45;
-/// Loading a large model from a slow volume takes minutes.
-const STARTUP: Pace = Pace { period_seconds: 1, timeout_seconds: 2, failures: 1800 };
+/// Loading a large model from a slow volume takes minutes. A container that has not loaded by then is
+/// started again, in seconds.
+pub const LOAD_SECONDS: i32 = 1800;
+const STARTUP: Pace = Pace { period_seconds: 1, timeout_seconds: 2, failures: LOAD_SECONDS };
 const READINESS: Pace = Pace { period_seconds: 1, timeout_seconds: 2, failures: 2 };
 const LIVENESS: Pace = Pace { period_seconds: 10, timeout_seconds: 5, failures: 3 };
 /// Evicting these pods loses nothing: they are replaced.
@@ -97,12 +98,12 @@ pub fn revision(
     around: &Surroundings,
 ) -> Result<Revision, BuildError> {
     let model = ModelAccess::new(&plan.model)?;
-    let main =
-        function(owner, MAIN.to_owned(), owner.spec.replicas, None, main_pod(owner, plan, &model, around))?;
+    let spec = main_pod(owner, plan, &model, around);
+    let main = function(owner, MAIN.to_owned(), owner.spec.replicas, None, spec, Ending::of_main(plan))?;
     let remote = plan.remote.iter().map(|part| {
         let hosted = part.experts().map_err(BuildError::Experts)?;
         let spec = remote_pod(owner, plan, part, &model, around);
-        function(owner, layer_function(part.layer), part.replicas, Some(hosted), spec)
+        function(owner, layer_function(part.layer), part.replicas, Some(hosted), spec, Ending::REMOTE)
     });
     Ok(Revision { plan: hash.to_owned(), main, remote: remote.collect::<Result<_, _>>()? })
 }
@@ -113,6 +114,7 @@ fn function(
     replicas: u32,
     hosted: Option<LayerExperts>,
     mut spec: PodSpec,
+    ending: Ending,
 ) -> Result<Function, BuildError> {
     let deployment = owner.name_any();
     spec.topology_spread_constraints = Some(vec![TopologySpreadConstraint {
@@ -127,6 +129,7 @@ fn function(
     }]);
     let restarted_at = owner.annotations().get(RESTARTED_AT);
     let identity = digest(&(&spec, restarted_at)).map_err(|error| BuildError::Json(error.to_string()))?;
+    ending.apply(&mut spec);
     let component = if hosted.is_some() { Component::RemoteExpert } else { Component::Main };
     Ok(Function { name, component, identity, replicas, hosted, spec })
 }
@@ -187,8 +190,8 @@ fn main_pod(
             Some(vec![port("http", HTTP_PORT), port(HEALTH, HEALTH_PORT), port("control", CONTROL_PORT)]);
         // It speaks on the control port once the non-expert part is loaded. After that, probes have a
         // port of their own, which clients cannot keep busy.
-        container.startup_probe = Some(grpc_probe(CONTROL_PORT, "", STARTUP));
-        container.liveness_probe = Some(http_probe(HEALTH, "/livez", LIVENESS));
+        container.startup_probe = Some(ending_container(grpc_probe(CONTROL_PORT, "", STARTUP)));
+        container.liveness_probe = Some(ending_container(http_probe(HEALTH, "/livez", LIVENESS)));
         container.readiness_probe = Some(http_probe(HEALTH, "/health", READINESS));
     }
     spec
@@ -227,8 +230,8 @@ fn remote_pod(
     spec.affinity = template.affinity.clone().or_else(|| Some(near_main(&owner.name_any())));
     if let Some(container) = spec.containers.first_mut() {
         container.ports = Some(vec![port("grpc", EXPERT_PORT), port("metrics", METRICS_PORT)]);
-        container.startup_probe = Some(grpc_probe(EXPERT_PORT, "liveness", STARTUP));
-        container.liveness_probe = Some(grpc_probe(EXPERT_PORT, "liveness", LIVENESS));
+        container.startup_probe = Some(ending_container(grpc_probe(EXPERT_PORT, "liveness", STARTUP)));
+        container.liveness_probe = Some(ending_container(grpc_probe(EXPERT_PORT, "liveness", LIVENESS)));
         container.readiness_probe = Some(grpc_probe(EXPERT_PORT, "readiness", READINESS));
     }
     spec
@@ -237,7 +240,6 @@ fn remote_pod(
 /// What makes a pod one that serves until it is told to end.
 fn serving(mut spec: PodSpec) -> PodSpec {
     spec.restart_policy = Some("Always".to_owned());
-    spec.termination_grace_period_seconds = Some(GRACE_SECONDS);
     if let Some(container) = spec.containers.first_mut() {
         container.lifecycle = Some(Lifecycle {
             pre_stop: Some(LifecycleHandler {

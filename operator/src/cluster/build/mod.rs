@@ -1,6 +1,7 @@
 //! The objects that a deployment consists of. Pure: the same values give the same objects.
 
 mod budgets;
+mod ending;
 mod errand;
 mod functions;
 mod inspector;
@@ -11,10 +12,10 @@ mod profiler;
 mod services;
 
 pub use budgets::budgets;
-pub use functions::{BuildError, Function, Revision, revision};
+pub use functions::{BuildError, Function, LOAD_SECONDS, Revision, revision};
 pub use inspector::{inspector, inspector_place};
 pub use plan::{plan_name, plan_object};
-pub use profiler::profiler;
+pub use profiler::{measured_vcpus, profiler};
 
 use super::api::MoEDeployment;
 use super::names;

@@ -230,6 +230,14 @@ pub(super) fn http_probe(port: &str, path: &str, pace: Pace) -> Probe {
     }
 }
 
+/// Seconds that a container has to end after probes have said that it hangs: not those of a drain.
+const HUNG_GRACE_SECONDS: i64 = 10;
+
+/// A probe whose failure ends the container.
+pub(super) fn ending_container(probe: Probe) -> Probe {
+    Probe { termination_grace_period_seconds: Some(HUNG_GRACE_SECONDS), ..probe }
+}
+
 /// How often a probe is made, and how many failures count.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pace {

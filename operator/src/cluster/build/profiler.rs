@@ -4,11 +4,12 @@ use super::Surroundings;
 use super::errand::ErrandPod;
 use super::functions::BuildError;
 use super::pod::{ModelAccess, Program, main_resources};
-use crate::cluster::api::{MoEDeployment, MoEPlanSpec};
+use crate::cluster::api::{MemoryRange, MoEDeployment, MoEPlanSpec};
 use crate::cluster::facts::ModelFacts;
 use crate::cluster::names::{Component, PodName, profile_config_map};
 use crate::cluster::quantity::{MB, megabytes, vcpus};
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 /// A profiler that is not done by then has failed.
 const DEADLINE_SECONDS: i64 = 600;
@@ -17,6 +18,11 @@ const DEADLINE_SECONDS: i64 = 600;
 const MOST_MB: u32 = 8_000;
 /// Beside the weights: the programs, and the experts of a remote function beside those of the main one.
 const BESIDE_WEIGHTS_MB: u64 = 2_500;
+
+/// The vCPUs that are measured for main functions that may have `memory`.
+pub fn measured_vcpus(memory: &MemoryRange) -> Quantity {
+    vcpus(memory.max.clamp(1_000, MOST_MB))
+}
 
 /// The pod that measures `subject` where the main functions of `plan` run, with as many vCPUs as they may
 /// have.
@@ -40,15 +46,14 @@ pub fn profiler(
     }
     arguments.extend(access.arguments.iter().cloned());
     let weights = facts.inspection.resident_bytes(facts.inspection.total_bytes, dtype);
-    let memory = u32::try_from(weights.div_ceil(MB) + BESIDE_WEIGHTS_MB).unwrap_or(u32::MAX);
-    let most = owner.spec.main.memory_mb.max.clamp(1_000, MOST_MB);
+    let memory = u32::try_from(weights.div_ceil(MB).saturating_add(BESIDE_WEIGHTS_MB)).unwrap_or(u32::MAX);
     let program = Program {
         name: "profiler",
         image: &around.main_image,
         pull_policy: &around.pull_policy,
         command: "remoe",
         arguments,
-        resources: main_resources(owner, vcpus(most), megabytes(memory)),
+        resources: main_resources(owner, measured_vcpus(&owner.spec.main.memory_mb), megabytes(memory)),
     };
     let place = profile_config_map(subject);
     let errand =

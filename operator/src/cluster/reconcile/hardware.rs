@@ -33,7 +33,7 @@ impl Run<'_> {
             let map = self.calls.get::<ConfigMap>(&named.config_map_name).await?;
             return Ok(supplied(&named.config_map_name, map.as_ref()));
         }
-        let subject = subject(self.owner, facts, &self.context.around.main_image)?;
+        let subject = subject(self.owner, facts)?;
         if let Some(map) = self.calls.get::<ConfigMap>(&profile_config_map(&subject)).await?
             && let Some(known) = measured(&map, self.owner, facts)
         {
@@ -68,7 +68,7 @@ impl Run<'_> {
             self.applier.delete(&over).await?;
             return Ok(None);
         };
-        let subject = subject(self.owner, facts, &self.context.around.main_image)?;
+        let subject = subject(self.owner, facts)?;
         let place = profile_config_map(&subject);
         let state = errand(&self.there.pods, &uid, &place, "ProfilerFailed", self.now);
         let state = match state {
