@@ -117,7 +117,7 @@ impl<'a> Applier<'a> {
     }
 
     async fn remove<K: Kind>(&self, object: &K) -> Result<(), CallError> {
-        self.calls.delete::<K>(&object.name_any(), &object.uid().unwrap_or_default()).await
+        self.calls.delete::<K>(&object.name_any(), &object.uid().unwrap_or_default(), None).await
     }
 
     /// A plan, once. Returns the plan as it is stored.
@@ -259,7 +259,8 @@ impl<'a> Applier<'a> {
     /// # Errors
     /// The first call that came to nothing; the others were made all the same.
     pub(super) async fn delete(&self, deletions: &[Deletion]) -> Result<(), CallError> {
-        let deleted = deletions.iter().map(|pod| self.calls.delete::<Pod>(&pod.name, &pod.uid));
+        let deleted =
+            deletions.iter().map(|pod| self.calls.delete::<Pod>(&pod.name, &pod.uid, pod.grace_seconds));
         join_all(deleted).await.into_iter().collect()
     }
 }

@@ -187,14 +187,21 @@ impl Calls {
         self.within(call, self.api().patch(&name, &params, &Patch::Merge(object))).await
     }
 
-    /// Deletes the object called `name`, if it still is the one with `uid`. One that is gone is no error.
+    /// Deletes the object called `name`, if it still is the one with `uid`; a pod may have other
+    /// `grace_seconds` to end than it was made with. One that is gone is no error.
     ///
     /// # Errors
     /// See [`CallError`].
-    pub(super) async fn delete<K: Kind>(&self, name: &str, uid: &str) -> Result<(), CallError> {
+    pub(super) async fn delete<K: Kind>(
+        &self,
+        name: &str,
+        uid: &str,
+        grace_seconds: Option<u32>,
+    ) -> Result<(), CallError> {
         self.count::<K>("delete");
         let call = || format!("delete {} {name}", K::kind(&()));
         let params = DeleteParams {
+            grace_period_seconds: grace_seconds,
             preconditions: Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None }),
             ..DeleteParams::background()
         };

@@ -118,9 +118,8 @@ async fn run(deployment: Arc<MoEDeployment>, shared: Arc<Shared>) -> Result<Acti
         }
         Err(error) => {
             metrics.errors.with_label_values(&[error.kind()]).inc();
-            if let Some(refused) = error.refusal() {
+            if let Some(action) = error.untold() {
                 // The status cannot tell: it is stated when everything else was done.
-                let action = refused.call().to_owned();
                 let happening =
                     Happening { action, ..Happening::warning("ReconcileFailed", error.to_string()) };
                 publish(&shared.context.recorder, &deployment, &[happening]).await;

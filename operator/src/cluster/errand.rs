@@ -1,6 +1,6 @@
 //! The pure step for pods that run once: started, waited for, and followed by another after a failure.
 
-use super::names::{self, COMPONENT, Component, PodName, SUBJECT};
+use super::names::{self, COMPONENT, Component, PodName, SUBJECT, next_incarnation};
 use super::pods::{Outcome, Trouble, is_controlled_by, outcome};
 use super::rollout::{Deletion, pause};
 use jiff::Timestamp;
@@ -46,23 +46,26 @@ pub enum Errand {
 /// failed become a trouble of `reason`.
 pub fn errand(pods: &[Pod], owner_uid: &str, place: &str, reason: &'static str, now: Timestamp) -> Errand {
     let named = pods.iter().filter_map(|pod| Some((PodName::parse(&pod.name_any())?, pod)));
-    let newest = named.filter(|(name, _)| name.place == place).max_by_key(|(name, _)| name.incarnation);
-    let Some((name, pod)) = newest else { return Errand::Start { incarnation: 0, after: None } };
-    if pod.metadata.deletion_timestamp.is_some() || !is_controlled_by(pod, owner_uid) {
-        return Errand::Start { incarnation: name.incarnation + 1, after: None };
-    }
+    let there: Vec<_> = named.filter(|(name, _)| name.place == place).collect();
+    let taken = there.iter().map(|(name, _)| name.incarnation).collect();
+    let ours = there.iter().filter(|(name, pod)| name.is_counted() && is_controlled_by(pod, owner_uid));
+    let newest = ours.max_by_key(|(name, _)| name.incarnation);
+    let next = next_incarnation(newest.map(|(name, _)| name.incarnation), &taken);
+    let at_work = newest.filter(|(_, pod)| pod.metadata.deletion_timestamp.is_none());
+    let Some((name, pod)) = at_work else { return Errand::Start { incarnation: next, after: None } };
     match outcome(pod) {
         Outcome::Running { trouble } => Errand::Waiting { trouble },
         Outcome::Succeeded => Errand::Done { pod: name.to_string() },
         Outcome::Failed { trouble, at } => {
             let trouble = explained(trouble, reason);
-            let attempts = name.incarnation + 1;
-            let ended = at.unwrap_or(now);
+            let attempts = name.incarnation.saturating_add(1);
+            // A node's clock may be ahead of ours.
+            let ended = at.unwrap_or(now).min(now);
             let retry_at = ended.checked_add(pause(attempts)).unwrap_or(now);
             if now < retry_at {
                 Errand::Failed { trouble, attempts, retry_at }
             } else {
-                Errand::Start { incarnation: attempts, after: Some(trouble) }
+                Errand::Start { incarnation: next, after: Some(trouble) }
             }
         }
     }
@@ -87,7 +90,7 @@ pub fn useless(
         })
     };
     let useless = of_component.filter(|pod| !is_useful(pod));
-    let deletion = |pod: &Pod| Some(Deletion { name: pod.name_any(), uid: pod.uid()? });
+    let deletion = |pod: &Pod| Some(Deletion { name: pod.name_any(), uid: pod.uid()?, grace_seconds: None });
     useless.filter_map(deletion).collect()
 }
 

@@ -12,6 +12,14 @@ use std::collections::BTreeMap;
 /// Facts take no more, in bytes.
 pub const MAX_FACTS: usize = 32 << 10;
 
+/// Experts of a layer, and of all layers together: no model has more, and plans take memory for each.
+const MAX_EXPERTS: usize = 1 << 16;
+const MAX_EXPERTS_OF_ALL: usize = 1 << 18;
+/// Layers, and other counts of a model's shape.
+const MAX_COUNT: usize = 1 << 30;
+/// Bytes of anything: sums of as many as there is room to list stay numbers.
+const MAX_BYTES: u64 = 1 << 47;
+
 /// The key of the facts in their ConfigMap.
 const KEY: &str = "model.json";
 
@@ -57,7 +65,47 @@ impl ModelFacts {
         if text.len() > MAX_FACTS {
             return Err(FactsError::TooLarge { bytes: text.len() });
         }
-        serde_json::from_str(text).map_err(|error| FactsError::Unreadable(error.to_string()))
+        let facts: Self =
+            serde_json::from_str(text).map_err(|error| FactsError::Unreadable(error.to_string()))?;
+        facts.check()?;
+        Ok(facts)
+    }
+
+    /// What a model can be: facts come from a pod's log or a ConfigMap, which others can write.
+    fn check(&self) -> Result<(), FactsError> {
+        let model = &self.inspection;
+        let wrong = |field: &str, value: u64, most: u64| {
+            Err(FactsError::Unreadable(format!("{field} is {value}, at most {most} is possible")))
+        };
+        for (field, count, most) in [
+            ("layers", model.layers, model.non_expert_layer_bytes.len()),
+            ("moe_layers", model.moe_layers.len(), model.layers),
+            ("moe_layers", model.moe_layers.iter().copied().max().unwrap_or(0), model.layers),
+            ("experts", model.experts, MAX_EXPERTS),
+            ("experts", model.experts.saturating_mul(model.moe_layers.len()), MAX_EXPERTS_OF_ALL),
+            ("top_k", model.top_k, model.experts),
+            ("shared_experts", model.shared_experts, MAX_COUNT),
+            ("hidden_size", model.hidden_size, MAX_COUNT),
+            ("vocab_size", model.vocab_size, MAX_COUNT),
+            ("context_length", model.context_length, MAX_COUNT),
+        ] {
+            if count > most {
+                return wrong(field, count as u64, most as u64);
+            }
+        }
+        for (field, bytes) in [
+            ("expert_bytes", model.expert_bytes),
+            ("outside_bytes", model.outside_bytes),
+            ("kv_bytes_per_token", model.kv_bytes_per_token),
+            ("token_bytes", model.token_bytes),
+            ("total_bytes", model.total_bytes),
+            ("non_expert_layer_bytes", model.non_expert_layer_bytes.iter().copied().max().unwrap_or(0)),
+        ] {
+            if bytes > MAX_BYTES {
+                return wrong(field, bytes, MAX_BYTES);
+            }
+        }
+        Ok(())
     }
 
     /// The facts in `map`, where they are about `subject`.

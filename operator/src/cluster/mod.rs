@@ -31,6 +31,7 @@ mod mains;
 mod metrics;
 mod observe;
 mod reconcile;
+mod replacement;
 mod run;
 mod serve;
 mod settings;

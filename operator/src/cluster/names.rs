@@ -1,7 +1,7 @@
 //! Names and labels of everything that belongs to a deployment.
 
 use kube::api::ObjectMeta;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The deployment's name.
 pub const DEPLOYMENT: &str = "remoe.dev/deployment";
@@ -106,6 +106,10 @@ pub fn routing_config_map(deployment: &str) -> String {
     format!("{deployment}-routing")
 }
 
+/// Incarnations are counted up to here. Pauses between them make ten years of it: a pod with a larger number
+/// was not named by this operator.
+const MOST_INCARNATIONS: u32 = 1_000_000;
+
 /// Where a pod stands among those that were started for the same purpose: names end in an incarnation.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodName {
@@ -123,6 +127,22 @@ impl PodName {
         let number: u32 = incarnation.parse().ok()?;
         (number.to_string() == incarnation).then(|| Self { place: place.to_owned(), incarnation: number })
     }
+}
+
+impl PodName {
+    /// Whether its incarnation can have been counted: others say nothing about how many there were.
+    pub fn is_counted(&self) -> bool {
+        self.incarnation < MOST_INCARNATIONS
+    }
+}
+
+/// The incarnation that follows `newest` at a place where the names of `taken` are in use, whoever uses
+/// them.
+pub fn next_incarnation(newest: Option<u32>, taken: &BTreeSet<u32>) -> u32 {
+    let next = newest.and_then(|newest| newest.checked_add(1)).filter(|next| *next < MOST_INCARNATIONS);
+    let first = next.unwrap_or(0);
+    // Fewer pods than numbers exist, so one is free.
+    (first..MOST_INCARNATIONS).chain(0..first).find(|number| !taken.contains(number)).unwrap_or(first)
 }
 
 impl std::fmt::Display for PodName {
@@ -148,5 +168,19 @@ mod tests {
         assert_eq!(name.to_string(), "demo-l3-0123abcd-1-12");
         assert_eq!(PodName::parse("demo-01"), None);
         assert_eq!(PodName::parse("demo"), None);
+    }
+
+    #[test]
+    fn incarnations_follow_each_other_and_pass_over_names_in_use() {
+        let taken = |numbers: &[u32]| numbers.iter().copied().collect();
+        assert_eq!(next_incarnation(None, &taken(&[])), 0);
+        assert_eq!(next_incarnation(Some(3), &taken(&[3])), 4);
+        assert_eq!(next_incarnation(Some(3), &taken(&[3, 4, 5, u32::MAX])), 6);
+        assert_eq!(next_incarnation(None, &taken(&[0, u32::MAX])), 1);
+        for last in [MOST_INCARNATIONS - 1, MOST_INCARNATIONS, u32::MAX] {
+            assert_eq!(next_incarnation(Some(last), &taken(&[0, last])), 1);
+        }
+        assert!(!PodName::parse("demo-4294967295").unwrap().is_counted());
+        assert_eq!(PodName::parse("demo-4294967296"), None);
     }
 }

@@ -1,13 +1,20 @@
 //! What a pod's status says: whether it lives, works, and what is wrong with it. Pure.
 
 use super::names::{self, COMPONENT, Component, FUNCTION, IDENTITY, PodName, REPLICA};
+use super::routing::MOST_GENERATIONS;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition, PodStatus};
 use kube::ResourceExt;
 use std::net::IpAddr;
 
-/// A function that was ready and is not for this long is replaced.
-const UNREADY: SignedDuration = SignedDuration::from_secs(10);
+/// A function that was ready and is not for this long is replaced. Its node is faster where it can tell: it
+/// restarts a container that hangs after 40 seconds, and pods of a node that is lost are evicted.
+const UNREADY: SignedDuration = SignedDuration::from_secs(90);
+
+/// The reason of a function that says nothing more.
+pub const NOT_READY: &str = "NotReady";
+/// The reason of a main function that follows somebody else.
+pub const FOREIGN_ROUTING: &str = "ForeignRouting";
 /// Between the first look of a node at a pod and its first condition: both are whole seconds.
 const FIRST_LOOK: SignedDuration = SignedDuration::from_secs(1);
 
@@ -60,6 +67,11 @@ impl Trouble {
     pub fn new(reason: &'static str, message: impl Into<String>) -> Self {
         Self { reason, message: message.into() }
     }
+
+    /// Whether it is a conclusion from outside: the function may be at work all the same.
+    pub fn is_presumed(&self) -> bool {
+        matches!(self.reason, NOT_READY | FOREIGN_ROUTING)
+    }
 }
 
 impl PodView {
@@ -74,9 +86,9 @@ impl PodView {
         let status = pod.status.clone().unwrap_or_default();
         let ready = condition(&status, "Ready").is_some_and(|ready| ready.status == "True");
         let unready = unready_since(&status).and_then(|since| since.checked_add(UNREADY).ok());
-        let lost = unready
-            .filter(|at| *at <= now)
-            .map(|_| Trouble::new("NotReady", "was ready and has not been for 10 seconds"));
+        let lost = unready.filter(|at| *at <= now).map(|_| {
+            Trouble::new(NOT_READY, format!("was ready and has not been for {} seconds", UNREADY.as_secs()))
+        });
         Some(Self {
             name: PodName::parse(&pod.name_any())?,
             uid: pod.uid()?,
@@ -90,7 +102,7 @@ impl PodView {
             ip: status.pod_ip.as_deref().and_then(|ip| ip.parse().ok()),
             ready,
             faulty_at: unready.filter(|at| *at > now),
-            fault: ended(&status).or_else(|| crash_looping(&status)).or(lost),
+            fault: ended(&status).or_else(|| crash_looping(&status)).or_else(|| disrupted(&status)).or(lost),
             trouble: trouble(&status),
             in_force: None,
         })
@@ -98,7 +110,17 @@ impl PodView {
 
     /// Whether it is there to stay, and nothing is wrong with it that calls for another one.
     pub fn is_sound(&self) -> bool {
-        self.owned && self.ends_by.is_none() && self.fault.is_none()
+        self.owned && self.ends_by.is_none() && self.fault.is_none() && self.name.is_counted()
+    }
+
+    /// Takes note of the generation that a main function says it has in force; none: it said nothing. One
+    /// that nobody here can have counted to is somebody else's, and no later one could follow it.
+    pub fn follows(&mut self, generation: Option<u64>) {
+        self.in_force = generation.filter(|number| *number < MOST_GENERATIONS);
+        if let (Some(number), None) = (generation, self.in_force) {
+            let message = format!("has generation {number} in force, which is not of this operator");
+            self.fault.get_or_insert(Trouble::new(FOREIGN_ROUTING, message));
+        }
     }
 }
 
@@ -107,13 +129,27 @@ pub fn is_controlled_by(pod: &Pod, uid: &str) -> bool {
     pod.owner_references().iter().any(|owner| owner.controller == Some(true) && owner.uid == uid)
 }
 
+/// A pod that the cluster is about to end: evicted, preempted, or on a node that is lost.
+fn disrupted(status: &PodStatus) -> Option<Trouble> {
+    if status.reason.as_deref() == Some("NodeLost") {
+        return Some(Trouble::new("NodeLost", "its node is lost"));
+    }
+    let disrupted = condition(status, "DisruptionTarget").filter(|target| target.status == "True")?;
+    let message = disrupted.message.clone().unwrap_or_else(|| "the cluster ends this pod".to_owned());
+    Some(Trouble::new("Disrupted", message))
+}
+
 fn condition<'a>(status: &'a PodStatus, of: &str) -> Option<&'a PodCondition> {
     status.conditions.iter().flatten().find(|condition| condition.type_ == of)
 }
 
 /// Since when a pod that was ready has not been. The condition's time only moves when its status
-/// changes: one that moved after the node's first look at the pod was true in between.
+/// changes: one that moved after the node's first look at the pod was true in between. A container that
+/// ended is started again by its node, which bounds the time that it loads.
 fn unready_since(status: &PodStatus) -> Option<Timestamp> {
+    if container(status)?.started != Some(true) {
+        return None;
+    }
     let ready = condition(status, "Ready").filter(|ready| ready.status != "True")?;
     let since = ready.last_transition_time.as_ref()?.0;
     let first_look = status.start_time.as_ref()?.0;

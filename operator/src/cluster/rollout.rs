@@ -7,7 +7,9 @@
 
 use super::build::{EXPERT_PORT, Function, Revision};
 use super::digest::digest;
+use super::names::next_incarnation;
 use super::pods::{PodView, Trouble};
+use super::replacement::Replacements;
 use super::routing::{Generation, RoutedPod, RoutingTable};
 use jiff::{SignedDuration, Timestamp};
 use remoe_wire::format_listing;
@@ -17,6 +19,8 @@ use std::net::SocketAddr;
 /// long as the one before.
 const FIRST_PAUSE: SignedDuration = SignedDuration::from_secs(10);
 const LONGEST_PAUSE: SignedDuration = SignedDuration::from_secs(300);
+/// A pod with which something is wrong is not waited for until the longest answer is finished.
+const FAULTY_GRACE_SECONDS: u32 = 45;
 
 /// What a step sees.
 #[derive(Debug, Clone, Copy)]
@@ -42,6 +46,8 @@ pub struct Steps {
     pub delete: Vec<Deletion>,
     /// What main functions are to be told from now on; none: no change.
     pub table: Option<RoutingTable>,
+    /// Why functions that seem to be lost are left alone.
+    pub held: Option<Trouble>,
     /// When to look again at the latest, where only time has to pass.
     pub look_again: Option<Timestamp>,
     /// Whether everything is as it is to be.
@@ -68,6 +74,8 @@ pub struct Deletion {
     pub name: String,
     /// Its identity: another one of the same name is not meant.
     pub uid: String,
+    /// Seconds that it has to end, where that is not what it was made with.
+    pub grace_seconds: Option<u32>,
 }
 
 /// Identity of a revision: its plan in one shape.
@@ -82,11 +90,13 @@ pub fn revision_hash(revision: &Revision) -> Result<String, serde_json::Error> {
 /// A value cannot be written as JSON.
 pub fn step(scene: Scene<'_>) -> Result<Steps, serde_json::Error> {
     let mut steps = Steps::default();
+    let mut replacements = Replacements::of(scene);
     for (index, function) in scene.target.functions().enumerate() {
         for replica in 0..function.replicas {
-            fill(scene, index, function, replica, &mut steps);
+            fill(scene, index, function, replica, &mut replacements, &mut steps);
         }
     }
+    steps.held = replacements.held;
     let table = routing(scene)?;
     let leftovers = remove_surplus(scene, table.as_ref().unwrap_or(scene.table), &mut steps);
     for pod in scene.pods {
@@ -111,12 +121,20 @@ impl Steps {
     }
 
     fn remove(&mut self, pod: &PodView) {
-        self.delete.push(Deletion { name: pod.name.to_string(), uid: pod.uid.clone() });
+        let grace_seconds = pod.fault.as_ref().map(|_| FAULTY_GRACE_SECONDS);
+        self.delete.push(Deletion { name: pod.name.to_string(), uid: pod.uid.clone(), grace_seconds });
     }
 }
 
 /// Sees to it that one place is filled by one sound pod.
-fn fill(scene: Scene<'_>, index: usize, function: &Function, replica: u32, steps: &mut Steps) {
+fn fill(
+    scene: Scene<'_>,
+    index: usize,
+    function: &Function,
+    replica: u32,
+    replacements: &mut Replacements,
+    steps: &mut Steps,
+) {
     let place = function.place(scene.deployment, replica);
     let there: Vec<&PodView> = scene.pods.iter().filter(|pod| pod.name.place == place).collect();
     let best = there.iter().filter(|pod| pod.is_sound()).max_by_key(|pod| (pod.ready, pod.name.incarnation));
@@ -128,19 +146,25 @@ fn fill(scene: Scene<'_>, index: usize, function: &Function, replica: u32, steps
     if best.is_some() {
         return remove_others(steps);
     }
-    let newest = there.iter().max_by_key(|pod| pod.name.incarnation);
-    let faulty = newest.filter(|pod| pod.owned && pod.ends_by.is_none());
+    // What others have put there says nothing about how many there were.
+    let ours = there.iter().filter(|pod| pod.owned && pod.name.is_counted());
+    let newest = ours.max_by_key(|pod| pod.name.incarnation);
+    let faulty = newest.filter(|pod| pod.ends_by.is_none());
     if let Some(faulty) = faulty {
         let not_before = faulty.created.checked_add(pause(faulty.name.incarnation)).unwrap_or(scene.now);
         if scene.now < not_before {
             return steps.look_again_at(Some(not_before));
         }
     }
+    if faulty.is_some_and(|faulty| !replacements.may_replace(faulty)) {
+        return;
+    }
+    // Names of pods that are on their way out are still taken.
+    let taken = there.iter().map(|pod| pod.name.incarnation).collect();
     steps.create.push(Creation {
         function: index,
         replica,
-        // Names of pods that are on their way out are still taken.
-        incarnation: newest.map_or(0, |pod| pod.name.incarnation + 1),
+        incarnation: next_incarnation(newest.map(|pod| pod.name.incarnation), &taken),
         instead_of: faulty.and_then(|pod| pod.fault.clone()),
     });
     remove_others(steps);
@@ -170,7 +194,10 @@ fn filling<'a>(scene: Scene<'a>, function: &'a Function) -> impl Iterator<Item =
 
 /// The table that is to be in force, where that is another one.
 fn routing(scene: Scene<'_>) -> Result<Option<RoutingTable>, serde_json::Error> {
-    let mut table = scene.table.clone();
+    if !numbers_are_known(scene) {
+        return Ok(None);
+    }
+    let mut table = RoutingTable { spoiled: false, ..scene.table.clone() };
     let identity = &scene.target.main.identity;
     if let Some(generation) = next_generation(scene)? {
         table.entries.insert(identity.clone(), generation);
@@ -182,6 +209,14 @@ fn routing(scene: Scene<'_>) -> Result<Option<RoutingTable>, serde_json::Error> 
         |known: &String| scene.pods.iter().any(|pod| pod.is_main && pod.owned && pod.identity == *known);
     table.entries.retain(|known, _| known == identity || exists(known));
     Ok((table != *scene.table).then_some(table))
+}
+
+/// Whether a number that was never used can be told: where the durable copy was lost or spoiled, only main
+/// functions know which ones were.
+fn numbers_are_known(scene: Scene<'_>) -> bool {
+    let is_whole = !scene.table.entries.is_empty() && !scene.table.spoiled;
+    let mut mains = scene.pods.iter().filter(|pod| pod.owned && pod.is_main && pod.fault.is_none());
+    is_whole || mains.all(|pod| !pod.ready || pod.in_force.is_some())
 }
 
 /// The generation for main functions of the target, where the present one does not do.
@@ -212,14 +247,9 @@ fn next_generation(scene: Scene<'_>) -> Result<Option<Generation>, serde_json::E
     if stands {
         return Ok(None);
     }
-    let mut mains = scene.pods.iter().filter(|pod| pod.owned && pod.is_main);
-    if scene.table.entries.is_empty() && mains.any(|pod| pod.ready && pod.in_force.is_none()) {
-        // The durable copy was lost: only main functions know which numbers were used.
-        return Ok(None);
-    }
     let in_force = scene.pods.iter().filter(|pod| pod.owned).filter_map(|pod| pod.in_force).max();
     Ok(Some(Generation {
-        number: scene.table.newest().max(in_force.unwrap_or(0)) + 1,
+        number: scene.table.newest().max(in_force.unwrap_or(0)).saturating_add(1),
         plan: scene.target.plan.clone(),
         revision,
         remote,
@@ -279,7 +309,7 @@ fn remove_surplus(scene: Scene<'_>, table: &RoutingTable, steps: &mut Steps) -> 
 /// Whether every main function acts on what stands in the table: only then is a remote function that is
 /// not in it unused.
 fn told(scene: Scene<'_>, table: &RoutingTable) -> bool {
-    let mains = scene.pods.iter().filter(|pod| pod.is_main);
+    let mains = scene.pods.iter().filter(|pod| pod.owned && pod.is_main);
     // On a node that is lost, a pod is listed for ever.
     let mut present = mains.filter(|pod| pod.ends_by.is_none_or(|end| scene.now < end));
     present.all(|pod| {

@@ -9,12 +9,19 @@ use remoe_wire::{ListingError, parse_listing};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+/// Numbers are counted up to here: 64 times what a main function takes in one step, so that one that has
+/// just started can be brought there. Numbers from here on are not believed, wherever
+/// they stand: main functions that have one are replaced, and counting begins anew.
+pub const MOST_GENERATIONS: u64 = 1 << 38;
+
 /// The generations in force or on their way there, by the identity of the main functions that they are
 /// for. Two while main functions of a new shape take over from those of an old one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RoutingTable {
     /// One generation per shape.
     pub entries: BTreeMap<String, Generation>,
+    /// Whether the durable copy had more that could not be believed: numbers beyond these may be in use.
+    pub spoiled: bool,
 }
 
 /// One routing generation.
@@ -65,12 +72,18 @@ impl Generation {
 impl RoutingTable {
     /// Reads the durable copy. What somebody spoiled is left out, and decided anew.
     pub fn from_config_map(map: &ConfigMap) -> Self {
-        let data = map.data.iter().flatten();
-        let entry = |(key, value): (&String, &String)| {
-            let identity = key.strip_suffix(".json")?;
-            Some((identity.to_owned(), serde_json::from_str(value).ok()?))
-        };
-        Self { entries: data.filter_map(entry).collect() }
+        let mut table = Self::default();
+        for (key, value) in map.data.iter().flatten() {
+            let Some(identity) = key.strip_suffix(".json") else { continue };
+            let read = serde_json::from_str(value).ok();
+            match read.filter(|read: &Generation| read.number < MOST_GENERATIONS) {
+                Some(generation) => {
+                    table.entries.insert(identity.to_owned(), generation);
+                }
+                None => table.spoiled = true,
+            }
+        }
+        table
     }
 
     /// The durable copy.

@@ -13,6 +13,17 @@ fn the_committed_definitions_are_the_generated_ones() {
     assert_eq!(files, generated.len(), "crds/ holds something else");
 }
 
+/// Raw numbers have no unit, and more digits than anybody reads.
+#[test]
+fn columns_show_no_fractions() {
+    for (name, yaml) in crds().unwrap() {
+        let crd: serde_json::Value = serde_yaml::from_str(&yaml).unwrap();
+        for column in crd["spec"]["versions"][0]["additionalPrinterColumns"].as_array().unwrap() {
+            assert_ne!(column["type"], "number", "{name}: {column}");
+        }
+    }
+}
+
 #[test]
 fn every_field_is_explained() {
     let (_, yaml) = crds().unwrap().into_iter().next().unwrap();

@@ -43,6 +43,51 @@ fn look(pods: &[Pod]) -> Errand {
 }
 
 #[test]
+fn only_counted_pods_of_the_deployment_are_followed() {
+    let of_another = |incarnation| {
+        let mut pod = pod(incarnation, json!({"phase": "Running"}));
+        pod.metadata.owner_references.as_mut().unwrap()[0].uid = "uid-0".to_owned();
+        pod
+    };
+    assert_eq!(look(&[of_another(u32::MAX)]), Errand::Start { incarnation: 0, after: None });
+    assert_eq!(look(&[of_another(0), of_another(1)]), Errand::Start { incarnation: 2, after: None });
+    // With our own reference, but a number that was never reached.
+    let forged = pod(u32::MAX, failed(1000));
+    assert_eq!(look(std::slice::from_ref(&forged)), Errand::Start { incarnation: 0, after: None });
+    assert_eq!(look(&[forged, pod(0, json!({"phase": "Running"}))]), Errand::Waiting { trouble: None });
+    // A clock that is ahead keeps nobody from trying again.
+    let Errand::Failed { retry_at, .. } = look(&[pod(0, failed(-1_000_000))]) else { panic!() };
+    assert!(retry_at <= now().checked_add(SignedDuration::from_secs(300)).unwrap());
+}
+
+#[test]
+fn facts_of_no_possible_model_are_refused() {
+    let facts = |field: &str, value: serde_json::Value| {
+        let mut facts = serde_json::to_value(crate::example::facts()).unwrap();
+        facts[field] = value;
+        ModelFacts::from_log(&facts.to_string())
+    };
+    assert!(facts("experts", json!(16)).is_ok());
+    for (field, value) in [
+        ("experts", json!(u64::MAX)),
+        ("experts", json!(1 << 17)),
+        ("layers", json!(u64::MAX)),
+        ("moe_layers", json!([u64::MAX])),
+        ("moe_layers", json!([1, 2, 3, 3, 3])),
+        ("top_k", json!(9)),
+        ("context_length", json!(u64::MAX)),
+        ("expert_bytes", json!(u64::MAX)),
+        ("total_bytes", json!(u64::MAX)),
+        ("non_expert_layer_bytes", json!([u64::MAX, u64::MAX, 0, 0])),
+        ("kv_bytes_per_token", json!(u64::MAX)),
+    ] {
+        let refused = facts(field, value.clone());
+        let Err(FactsError::Unreadable(message)) = refused else { panic!("{field} = {value} was taken") };
+        assert!(message.starts_with(field), "{message}");
+    }
+}
+
+#[test]
 fn a_failed_inspector_says_why_and_is_followed_by_another_after_a_pause() {
     assert_eq!(look(&[]), Errand::Start { incarnation: 0, after: None });
     assert_eq!(look(&[pod(0, json!({"phase": "Running"}))]), Errand::Waiting { trouble: None });

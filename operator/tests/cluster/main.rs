@@ -12,6 +12,8 @@ mod deletion;
 mod example;
 mod inspection;
 mod planning;
+mod pods;
+mod poison;
 mod profiling;
 mod rollout;
 mod specs;

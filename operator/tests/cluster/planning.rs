@@ -9,6 +9,9 @@ fn under_a_prior_experts_are_local_where_they_fit() {
     let auto = plan(&deployment(json!({"remoteExperts": {"mode": "Auto"}})));
     assert!(auto.remote.is_empty());
     assert_eq!(auto.profile, ProfileSource::Prior);
+    let shown = auto.shown.unwrap();
+    assert!(shown.ttft.ends_with('s') && shown.tpot.contains(' '), "{shown:?}");
+    assert!(shown.cost_of_million.starts_with('$'), "{shown:?}");
     let always = plan(&deployment(json!({})));
     assert_eq!(always.remote.iter().map(|part| part.layer).collect::<Vec<_>>(), [1, 2, 3]);
     assert!(

@@ -5,9 +5,9 @@ use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
 use remoe_operator::cluster::build::Revision;
 use remoe_operator::cluster::names::PodName;
-use remoe_operator::cluster::pods::{PodView, Trouble};
+use remoe_operator::cluster::pods::{NOT_READY, PodView, Trouble};
 use remoe_operator::cluster::rollout::{Creation, Deletion, Scene, Steps, pushes, step};
-use remoe_operator::cluster::routing::{Generation, RoutingTable};
+use remoe_operator::cluster::routing::{Generation, MOST_GENERATIONS, RoutingTable};
 use serde_json::json;
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ impl World {
     fn steps(&mut self) -> Steps {
         // Main functions are asked before every step.
         for pod in self.pods.iter_mut().filter(|pod| pod.in_force.is_some()) {
-            pod.in_force = Some(self.in_force.get(&pod.uid).map_or(0, |generation| generation.number));
+            pod.follows(Some(self.in_force.get(&pod.uid).map_or(0, |generation| generation.number)));
         }
         let scene = Scene {
             deployment: "demo",
@@ -77,6 +77,8 @@ impl World {
         for (uid, generation) in told {
             self.tell(&uid, generation);
         }
+        // The next step reads it again.
+        self.write(&self.table.clone());
     }
 
     fn create(&mut self, creation: &Creation) {
@@ -148,6 +150,37 @@ impl World {
         }
     }
 
+    /// Has the durable copy say `number` of every generation, as somebody who can write it would.
+    fn poison(&mut self, number: u64) {
+        let mut table = self.table.clone();
+        for generation in table.entries.values_mut() {
+            generation.number = number;
+            generation.revision = "another".to_owned();
+        }
+        self.write(&table);
+    }
+
+    fn write(&mut self, table: &RoutingTable) {
+        // What was spoiled is not written before it is healed.
+        if !table.spoiled {
+            self.table = RoutingTable::from_config_map(&table.config_map(&deployment(json!({}))).unwrap());
+        }
+    }
+
+    /// Makes a pod beside the one at `index`.
+    fn stranger(&mut self, index: usize, incarnation: u32, owned: bool) {
+        let Some(pod) = self.pods.get(index % self.pods.len().max(1)).cloned() else { return };
+        let name = PodName { incarnation, ..pod.name.clone() };
+        if self.pods.iter().any(|other| other.name == name) {
+            return;
+        }
+        self.uids += 1;
+        let fault = Some(Trouble::new("PodFailed", "it never worked"));
+        let uid = format!("stranger-{}", self.uids);
+        let ready = false;
+        self.pods.push(PodView { name, uid, owned, ends_by: None, ready, fault, in_force: None, ..pod });
+    }
+
     fn settle(&mut self) {
         for _ in 0..ENOUGH {
             let steps = self.steps();
@@ -170,8 +203,12 @@ impl World {
     fn check_settled(&mut self) {
         let steps = self.steps();
         assert!(steps.create.is_empty() && steps.delete.is_empty() && steps.table.is_none(), "{steps:?}");
-        let mut places: Vec<String> =
-            self.pods.iter().filter(|pod| pod.ends_by.is_none()).map(|pod| pod.name.place.clone()).collect();
+        let mut places: Vec<String> = self
+            .pods
+            .iter()
+            .filter(|pod| pod.owned && pod.ends_by.is_none())
+            .map(|pod| pod.name.place.clone())
+            .collect();
         let mut wanted: Vec<String> = self
             .target
             .functions()
@@ -227,6 +264,10 @@ enum Happening {
     Target(usize),
     Step(usize),
     LoseTable,
+    /// Somebody wrote this number into the durable copy.
+    Poison(u64),
+    /// Somebody made a pod of this incarnation at the place of another, with or without our reference.
+    Stranger(usize, u32, bool),
 }
 
 fn happening() -> impl Strategy<Value = Happening> {
@@ -237,8 +278,21 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => (0..12_usize).prop_map(Happening::Restart),
         1 => (0..6_usize).prop_map(Happening::Target),
         1 => Just(Happening::LoseTable),
+        1 => number().prop_map(Happening::Poison),
+        1 => (0..12_usize, prop_oneof![0..20_u32, Just(u32::MAX)], any::<bool>())
+            .prop_map(|(index, incarnation, owned)| Happening::Stranger(index, incarnation, owned)),
         6 => Just(Happening::Run),
         8 => (0..8_usize).prop_map(Happening::Step),
+    ]
+}
+
+fn number() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        0..20_u64,
+        Just(MOST_GENERATIONS),
+        Just(MOST_GENERATIONS + 1),
+        Just(u64::MAX - 1),
+        Just(u64::MAX)
     ]
 }
 
@@ -257,6 +311,8 @@ proptest! {
                 Happening::Run => world.run(),
                 Happening::Target(index) => world.target = revisions[index].clone(),
                 Happening::LoseTable => world.table = RoutingTable::default(),
+                Happening::Poison(number) => world.poison(number),
+                Happening::Stranger(index, incarnation, owned) => world.stranger(index, incarnation, owned),
                 Happening::Crash(index) | Happening::Evict(index) => {
                     if let Some(pod) = world.pods.get_mut(index % pods) {
                         pod.fault = Some(Trouble::new("CrashLooping", "it crashed"));
@@ -346,4 +402,109 @@ fn a_place_that_fails_again_and_again_is_filled_more_and_more_slowly() {
     assert!(gaps.len() >= 4 && gaps.len() < 8, "{gaps:?}");
     assert!(gaps.windows(2).all(|pair| pair[0] < pair[1]), "{gaps:?}");
     assert!(created.windows(2).all(|pair| pair[0].1 < pair[1].1));
+}
+
+/// The numbers that main functions are told next, by the name of their pods.
+fn told(world: &World, steps: &Steps) -> Vec<u64> {
+    let table = steps.table.as_ref().unwrap_or(&world.table);
+    pushes(table, &world.pods).iter().map(|(_, generation)| generation.number).collect()
+}
+
+#[test]
+fn numbers_that_nobody_counted_to_are_replaced() {
+    for number in [u64::MAX, u64::MAX - 1, MOST_GENERATIONS + 1] {
+        let mut world = World::new(revisions().remove(1));
+        world.settle();
+        world.poison(number);
+        assert!(world.table.spoiled && world.table.entries.is_empty());
+        // One that may know better says nothing: nothing is written, and nothing told.
+        let silent = world.pods.iter().position(|pod| pod.is_main).unwrap();
+        world.pods[silent].in_force = None;
+        let steps = world.steps();
+        assert_eq!((&steps.table, told(&world, &steps)), (&None, vec![]));
+        world.pods[silent].in_force = Some(0);
+        let steps = world.steps();
+        assert_eq!(told(&world, &steps), [2, 2]);
+        world.act(&steps, usize::MAX);
+        world.settle();
+        world.check_settled();
+    }
+}
+
+#[test]
+fn a_main_function_that_nothing_can_follow_is_replaced_alone() {
+    let mut world = World::new(revisions().remove(1));
+    world.settle();
+    let mains: Vec<String> = world.pods.iter().filter(|pod| pod.is_main).map(|pod| pod.uid.clone()).collect();
+    for generation in world.in_force.values_mut().take(1) {
+        generation.number = u64::MAX;
+    }
+    world.steps();
+    let foreign: Vec<&PodView> = world.pods.iter().filter(|pod| pod.fault.is_some()).collect();
+    assert!(foreign.len() == 1 && foreign[0].is_main, "{foreign:?}");
+    let foreign = foreign[0].uid.clone();
+    // In a world whose numbers no step of a sound one reaches.
+    world.in_force.remove(&foreign);
+    world.settle();
+    world.check_settled();
+    let stays = |uid: &&String| world.pods.iter().any(|pod| pod.uid == **uid && pod.ends_by.is_none());
+    let left: Vec<&String> = mains.iter().filter(stays).collect();
+    assert_eq!(left.len(), 1);
+    assert_ne!(*left[0], foreign);
+}
+
+/// Has the pods at `indices` be silent.
+fn silence(world: &mut World, indices: &[usize]) {
+    for &index in indices {
+        world.pods[index].fault = Some(Trouble::new(NOT_READY, "silent"));
+        world.pods[index].ready = false;
+    }
+}
+
+#[test]
+fn pods_that_fall_silent_together_are_left_alone() {
+    let mut world = World::new(revisions().remove(1));
+    world.settle();
+    let count = world.pods.len();
+    assert!(count >= 6, "{count} pods");
+    let many: Vec<usize> = (0..=count / 3).collect();
+    silence(&mut world, &many);
+    let steps = world.steps();
+    assert_eq!((steps.create.len(), steps.delete.len()), (0, 0));
+    assert_eq!(steps.held.as_ref().map(|held| held.reason), Some("ManyNotReady"));
+    assert!(!steps.settled);
+    // They speak again.
+    for pod in &mut world.pods {
+        pod.fault = None;
+    }
+    world.settle();
+    world.check_settled();
+    assert!(world.pods.iter().all(|pod| pod.name.incarnation == 0), "nothing was replaced");
+    // Those that certainly ended are replaced, however many they are.
+    for pod in &mut world.pods {
+        pod.fault = Some(Trouble::new("PodFailed", "evicted"));
+        pod.ready = false;
+    }
+    let steps = world.steps();
+    assert_eq!((steps.create.len(), steps.held), (count, None));
+}
+
+#[test]
+fn silent_pods_are_replaced_one_after_the_other() {
+    let mut world = World::new(revisions().remove(1));
+    world.settle();
+    silence(&mut world, &[0, 1]);
+    let steps = world.steps();
+    assert_eq!((steps.create.len(), &steps.held), (1, &None));
+    assert!(steps.delete.iter().all(|deletion| deletion.grace_seconds == Some(45)));
+    world.act(&steps, usize::MAX);
+    // The first of them loads.
+    assert_eq!(world.steps().create.len(), 0);
+    world.run();
+    world.pods.iter_mut().filter(|pod| pod.fault.is_none()).for_each(|pod| pod.ready = true);
+    let steps = world.steps();
+    assert_eq!(steps.create.len(), 1);
+    world.act(&steps, usize::MAX);
+    world.settle();
+    world.check_settled();
 }

@@ -23,6 +23,11 @@ async fn hardware_is_measured_once_for_all_that_run_on_it() {
         // It serves before anything is measured, and no saving is claimed.
         first.condition("Ready", "True").await;
         let prior = first.status().await;
+        let columns = scene.kubectl(&["get", "moep", "--no-headers"]).await;
+        let shown: Vec<&str> = columns.split_whitespace().collect();
+        // Name, deployment, profile and size; times and cost have a unit and three digits.
+        assert!(shown.len() == 10 && ["us", "ms", "s"].contains(&shown[5]), "{columns}");
+        assert!(shown[8].starts_with('$') && shown[8].len() <= 7, "{columns}");
         assert_eq!(find(&prior, "Planned").unwrap()["reason"], "PriorProfile", "{prior}");
         assert_eq!(prior["saving"], "n/a");
         first.reason("Planned", "MeasuredProfile").await;
@@ -32,8 +37,19 @@ async fn hardware_is_measured_once_for_all_that_run_on_it() {
             serde_json::from_str(&profiles[0].data.as_ref().unwrap()["profile.json"]).unwrap();
         assert_eq!(profile["origin"], "measured");
         let measured = first.settled().await;
-        assert_ne!(measured["plan"], prior["plan"]);
-        assert_ne!(measured["saving"], "n/a");
+        // What was measured is what the plan stands on: other times, and the saving that follows.
+        let (assumed, planned) = (plan(scene, "first", &prior).await, plan(scene, "first", &measured).await);
+        assert_eq!((&assumed["profile"], &planned["profile"]), (&json!("Prior"), &json!("Measured")));
+        for time in ["ttftSeconds", "tpotSeconds", "prefillSeconds", "decodeSeconds"] {
+            assert_ne!(
+                assumed["numbers"]["times"][time], planned["numbers"]["times"][time],
+                "{time}: {planned}"
+            );
+        }
+        let share = planned["numbers"]["savings"]["mix"].as_f64().expect("all experts fit into one function");
+        let saving =
+            if share < 0.0 { "n/a (costs more)".to_owned() } else { format!("{:.0} %", share * 100.0) };
+        assert_eq!(measured["saving"], saving);
 
         let second = Deployment::apply(scene, "second", &spec("Never")).await;
         second.condition("Ready", "True").await;
@@ -74,6 +90,13 @@ async fn a_supplied_profile_is_used_and_named_when_it_is_wrong() {
         deployment.reason("Planned", "ProfileInvalid").await;
     })
     .await;
+}
+
+/// The spec of the plan that `status` says runs.
+async fn plan(scene: &Scene, deployment: &str, status: &Value) -> Value {
+    let name = format!("{deployment}-{}", status["plan"].as_str().expect("a plan runs"));
+    let plan = scene.kubectl(&["get", "moeplan", &name, "--output", "json"]).await;
+    serde_json::from_str::<Value>(&plan).expect("kubectl prints JSON")["spec"].clone()
 }
 
 const PROFILER: &str = "app.kubernetes.io/component=profiler";

@@ -15,7 +15,7 @@ pub use deployment::{
 };
 pub use plan::{
     MainPlan, MoEPlan, MoEPlanSpec, PerBaseline, PlanCosts, PlanNumbers, PlanTimes, PlannedModel,
-    ProfileSource, RemotePlan,
+    ProfileSource, RemotePlan, ShownNumbers,
 };
 pub use status::{Condition, ConditionType, MoEDeploymentStatus, ModelStatus};
 

@@ -21,9 +21,9 @@ use serde::{Deserialize, Serialize};
     printcolumn(name = "Deployment", type_ = "string", json_path = ".spec.deployment"),
     printcolumn(name = "Profile", type_ = "string", json_path = ".spec.profile"),
     printcolumn(name = "Main MB", type_ = "integer", json_path = ".spec.main.memoryMB"),
-    printcolumn(name = "TTFT", type_ = "number", json_path = ".spec.numbers.times.ttftSeconds"),
-    printcolumn(name = "TPOT", type_ = "number", json_path = ".spec.numbers.times.tpotSeconds"),
-    printcolumn(name = "Cost", type_ = "number", json_path = ".spec.numbers.costs.total"),
+    printcolumn(name = "TTFT", type_ = "string", json_path = ".spec.shown.ttft"),
+    printcolumn(name = "TPOT", type_ = "string", json_path = ".spec.shown.tpot"),
+    printcolumn(name = "Cost of 1M", type_ = "string", json_path = ".spec.shown.costOfMillion"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     validation = Rule::new("self.spec == oldSelf.spec").message("a plan is never changed: another plan is another MoEPlan")
 )]
@@ -51,6 +51,9 @@ pub struct MoEPlanSpec {
     pub remote: Vec<RemotePlan>,
     /// What it is expected to cost, and how fast it is expected to be.
     pub numbers: PlanNumbers,
+    /// Some of these numbers for people, with units.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shown: Option<ShownNumbers>,
     /// Limits that the prior says cannot be kept. A measured profile will tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
@@ -104,13 +107,17 @@ pub enum ProfileSource {
 pub struct MainPlan {
     /// Memory for experts, in MB of 1,000,000 bytes; 1,000 MB come with one vCPU.
     #[serde(rename = "memoryMB")]
+    #[schemars(range(max = 1_000_000_000))]
     pub memory_mb: u32,
     /// Memory of the container, in MB: on the CPU the non-expert part lives there too.
     #[serde(rename = "limitMB")]
+    #[schemars(range(max = 1_000_000_000))]
     pub limit_mb: u32,
     /// Memory for keys and values, in bytes.
+    #[schemars(range(max = 1_000_000_000_000_000_u64))]
     pub kv_cache_bytes: u64,
     /// Memory for experts that are loaded because no remote function answers, in bytes.
+    #[schemars(range(max = 1_000_000_000_000_000_u64))]
     pub fallback_bytes: u64,
 }
 
@@ -119,14 +126,17 @@ pub struct MainPlan {
 #[serde(rename_all = "camelCase")]
 pub struct RemotePlan {
     /// The model's layer id.
+    #[schemars(range(max = 65_536))]
     pub layer: u32,
     /// The remote experts, with ranges, as 4-6,9.
     #[schemars(length(max = 4096))]
     pub experts: String,
     /// Memory of each replica, in MB of 1,000,000 bytes; 1,000 MB come with one vCPU.
     #[serde(rename = "memoryMB")]
+    #[schemars(range(max = 1_000_000_000))]
     pub memory_mb: u32,
     /// Replicas, each with all of these experts.
+    #[schemars(range(min = 1, max = 64))]
     pub replicas: u32,
 }
 
@@ -142,6 +152,21 @@ pub struct PlanNumbers {
     pub baselines: PerBaseline,
     /// Shares of those costs that it saves; negative where it costs more.
     pub savings: PerBaseline,
+}
+
+/// Numbers of the typical request as they are printed: three digits and a unit.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ShownNumbers {
+    /// Time to the first token, as 37.8 ms.
+    #[schemars(length(max = 32))]
+    pub ttft: String,
+    /// Time per output token, as 2.41 ms.
+    #[schemars(length(max = 32))]
+    pub tpot: String,
+    /// Cost of a million requests, as $2.20.
+    #[schemars(length(max = 32))]
+    pub cost_of_million: String,
 }
 
 /// Times of the typical request, in seconds.

@@ -14,7 +14,7 @@ use kube::ResourceExt;
 pub fn budgets(owner: &MoEDeployment, revision: &Revision) -> Vec<PodDisruptionBudget> {
     let several = revision.functions().filter(|function| function.replicas > 1);
     let budget = |name: &str, replicas: u32| {
-        let available = i32::try_from(replicas - 1).unwrap_or(i32::MAX);
+        let available = i32::try_from(replicas.saturating_sub(1)).unwrap_or(i32::MAX);
         let selector = function_selector(&owner.name_any(), name);
         PodDisruptionBudget {
             metadata: owned_meta(owner, |deployment| format!("{deployment}-{name}")),

@@ -1,9 +1,11 @@
 //! From a spec and what is known of model and hardware to a plan. Pure.
 
 mod memory;
+mod shown;
 mod wishes;
 
 use self::memory::MainMemory;
+use self::shown::shown;
 use self::wishes::{request, wishes};
 use super::api::{
     ComputeDtype, Device, MainPlan, MoEDeploymentSpec, MoEPlanSpec, PerBaseline, PlanCosts, PlanNumbers,
@@ -203,6 +205,7 @@ impl Planning {
             kv_cache_bytes: self.memory.kv_cache_bytes,
             fallback_bytes: self.memory.fallback_bytes,
         };
+        let numbers = numbers(answer);
         Ok(MoEPlanSpec {
             deployment: self.deployment.clone(),
             inputs: self.inputs.clone(),
@@ -212,7 +215,8 @@ impl Planning {
             workload: self.workload,
             main,
             remote: remote.map(|(layer, part)| remote_plan(*layer, part)).collect(),
-            numbers: numbers(answer),
+            shown: Some(shown(&numbers)),
+            numbers,
             warning: warning.map(|text| text.chars().take(MAX_WARNING).collect()),
         })
     }

@@ -73,7 +73,7 @@ pub(super) fn wishes(
         },
         prediction: None,
         prediction_p95: None,
-        fallback_bytes: (memory.fallback_bytes + memory.growth_bytes) as f64,
+        fallback_bytes: memory.fallback_bytes.saturating_add(memory.growth_bytes) as f64,
         // Functions run as long as the deployment exists: no request waits for a start.
         cold_start_seconds: 0.0,
     }

@@ -17,9 +17,11 @@ use super::observe::{Observed, observe};
 use super::pods::{PodView, Trouble};
 use super::routing::RoutingTable;
 use super::status::{Findings, status};
+use futures_util::FutureExt;
 use jiff::Timestamp;
 use kube::runtime::events::Recorder;
 use kube::{Client, ResourceExt};
+use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 /// When to look again at something that is on its way, whatever events say.
@@ -53,6 +55,9 @@ pub(super) enum ReconcileError {
     /// The task that plans ended abnormally, or took too long.
     #[error("planning: {0}")]
     Planning(String),
+    /// A defect of this program: what belongs to this deployment led it where it should not go.
+    #[error("the operator has a defect that this deployment meets: {0}")]
+    Panicked(String),
 }
 
 impl ReconcileError {
@@ -61,11 +66,14 @@ impl ReconcileError {
         matches!(self, Self::Call(error) if error.namespace_ends())
     }
 
-    /// The call that the API refused, where that is why: a person must mend the operator's role, or an
-    /// object.
-    pub(super) fn refusal(&self) -> Option<&CallError> {
+    /// What was tried, where a person must mend something that no condition names: the operator's role, an
+    /// object that the API refuses, or the operator itself.
+    pub(super) fn untold(&self) -> Option<String> {
         match self {
-            Self::Call(error) if matches!(error.code(), 400 | 401 | 403 | 422) => Some(error),
+            Self::Call(error) if matches!(error.code(), 400 | 401 | 403 | 422) => {
+                Some(error.call().to_owned())
+            }
+            Self::Panicked(_) => Some("reconcile".to_owned()),
             _ => None,
         }
     }
@@ -78,6 +86,7 @@ impl ReconcileError {
             Self::Call(_) => "api",
             Self::Json(_) => "json",
             Self::Planning(_) => "planning",
+            Self::Panicked(_) => "panic",
         }
     }
 }
@@ -87,6 +96,21 @@ impl ReconcileError {
 /// # Errors
 /// A call came to nothing. What was done stands, and the next run goes on from there.
 pub(super) async fn reconcile(owner: &MoEDeployment, context: &Context) -> Result<Duration, ReconcileError> {
+    contained(attempt(owner, context)).await
+}
+
+/// The outcome of `run`; a panic in it is one of its failures. All deployments are served by one task: what
+/// one of them consists of is no reason to leave the others alone.
+async fn contained<T>(run: impl Future<Output = Result<T, ReconcileError>>) -> Result<T, ReconcileError> {
+    // Nothing that it leaves half-done is looked at again: every run begins with what is there.
+    AssertUnwindSafe(run).catch_unwind().await.unwrap_or_else(|panic| {
+        let words = panic.downcast_ref::<&str>().map(|words| (*words).to_owned());
+        let words = words.or_else(|| panic.downcast_ref::<String>().cloned());
+        Err(ReconcileError::Panicked(words.unwrap_or_else(|| "a panic without words".to_owned())))
+    })
+}
+
+async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, ReconcileError> {
     let calls = Calls::new(
         context.client.clone(),
         &owner.namespace().unwrap_or_default(),
@@ -211,5 +235,19 @@ impl Run<'_> {
         // A little later, so that the time has come.
         let after = Duration::try_from(at.duration_since(self.now)).unwrap_or_default();
         self.look_soon(after + Duration::from_millis(100));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ReconcileError, contained};
+
+    #[tokio::test]
+    #[allow(clippy::panic)]
+    async fn a_panic_is_a_failure_of_the_run_that_met_it() {
+        let panics = async { panic!("number {}", 7) };
+        let outcome: Result<(), _> = contained(panics).await;
+        assert!(matches!(outcome, Err(ReconcileError::Panicked(words)) if words == "number 7"));
+        assert!(matches!(contained(async { Ok(1) }).await, Ok(1)));
     }
 }

@@ -4,7 +4,7 @@ use super::{LATER, ReconcileError, Run, SOON};
 use crate::cluster::apply::Made;
 use crate::cluster::build::{Revision, plan_name};
 use crate::cluster::events::Happening;
-use crate::cluster::mains;
+use crate::cluster::mains::{self, Outcome};
 use crate::cluster::pods::{PodView, Trouble};
 use crate::cluster::rollout::{Scene, pushes, step};
 use crate::cluster::routing::RoutingTable;
@@ -39,8 +39,10 @@ impl Run<'_> {
         self.applier.delete(&steps.delete).await?;
         self.relabel(revision).await?;
         let table = steps.table.as_ref().unwrap_or(table);
-        // Written before anybody is told: a number means one thing only, whatever happens next.
-        if !table.entries.is_empty() || self.there.routing.is_some() {
+        self.troubles.extend(steps.held);
+        // Written before anybody is told: a number means one thing only, whatever happens next. What was
+        // spoiled stays until it is known what to write instead.
+        if !table.spoiled && (!table.entries.is_empty() || self.there.routing.is_some()) {
             let trouble = self.applier.routing(table.config_map(self.owner)?, self.there.routing.as_ref());
             self.troubles.extend(trouble.await?);
         }
@@ -48,16 +50,18 @@ impl Run<'_> {
         for told in mains::push(pushes(table, pods)).await {
             acted = true;
             match told.outcome {
-                Ok(problems) if problems.is_empty() => {
+                Outcome::InForce { problems } if problems.is_empty() => {
                     let note = format!("generation {} is in force at {}", told.number, told.pod);
                     self.happenings.push(Happening::normal("RoutingInForce", note));
                 }
-                Ok(problems) => {
+                Outcome::InForce { problems } => {
                     let (number, pod) = (told.number, told.pod);
                     let note = format!("generation {number} at {pod}: {}", problems.join("; "));
                     self.happenings.push(Happening::warning("RoutingProblem", note));
                 }
-                Err(message) => {
+                // Asked again by the next run; how long nothing changes is what the status watches.
+                Outcome::Underway => {}
+                Outcome::Failed(message) => {
                     let message = format!("{}: generation {}: {message}", told.pod, told.number);
                     self.troubles.push(Trouble::new("RoutingFailed", message));
                 }

@@ -65,11 +65,12 @@ async fn functions_that_are_lost_come_back() {
             api.delete(&hurt.name_any(), &DeleteParams::default()).await.unwrap();
             healed(scene, &demo, &before, &hurt, |pod| pod.uid() != hurt.uid()).await;
         }
-        // A process that stands still is replaced as well, before its node gives it up.
+        // A process that stands still is ended by its node, and started again.
         let before = functions(scene).await;
         let hurt = before.iter().find(|pod| place(pod).starts_with("demo-l3-")).unwrap();
         signal(pods::process(hurt).unwrap(), Signal::STOP);
-        healed(scene, &demo, &before, hurt, |pod| pod.uid() != hurt.uid()).await;
+        let again = |pod: &Pod| pod.uid() != hurt.uid() || restarts(pod) > restarts(hurt);
+        healed(scene, &demo, &before, hurt, again).await;
         let answer = chat(demo.endpoints(scene).await[0], "demo", PROMPT).await;
         assert_eq!(answer["choices"], expected["choices"]);
     })
@@ -102,12 +103,20 @@ async fn a_stream_outlives_the_functions_that_it_uses() {
         }
         let operators = Api::<Pod>::namespaced(scene.cluster.client.clone(), release::NAMESPACE);
         let selector = ListParams::default().labels("app.kubernetes.io/component=operator");
-        for operator in operators.list(&selector).await.unwrap() {
-            if let Some(process) = pods::process(&operator) {
-                signal(process, Signal::KILL);
-            }
+        let running = operators.list(&selector).await.unwrap().items;
+        assert!(!running.is_empty(), "an operator runs");
+        for operator in &running {
+            signal(pods::process(operator).expect("a running operator has a process"), Signal::KILL);
         }
         assert_eq!(stream.finish().await, undisturbed);
+        // It was killed, and came back.
+        for operator in &running {
+            let started_again = async || {
+                let now = operators.get_opt(&operator.name_any()).await.unwrap();
+                now.is_none_or(|now| restarts(&now) > restarts(operator)).then_some(())
+            };
+            until(LONG, "another start of the operator", started_again).await;
+        }
         demo.settled().await;
     })
     .await;

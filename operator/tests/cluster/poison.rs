@@ -1,0 +1,95 @@
+//! Numbers where others can write them: the operator goes on, for everybody.
+
+use crate::api::{Server, eventually, with_server};
+use crate::stage::{Budget, LOOK, Operator, deploy, quiet, run_pods};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
+use kube::ResourceExt;
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use remoe_operator::cluster::api::MoEDeployment;
+use remoe_operator::cluster::routing::{MOST_GENERATIONS, RoutingTable};
+use serde_json::json;
+use tokio::time::sleep;
+
+/// Pods of the first main function's place and of the inspector's, with the largest number that a name can
+/// have; `owned` ones say that they are the deployment's.
+async fn strangers(server: &Server, owned: bool) {
+    let pods = server.api::<Pod>();
+    let list = pods.list(&ListParams::default()).await.unwrap();
+    let main = list.items.iter().find(|pod| pod.name_any().starts_with("demo-main-")).unwrap();
+    let place = main.name_any().rsplit_once('-').unwrap().0.to_owned();
+    let mut stranger = main.clone();
+    stranger.metadata.name = Some(format!("{place}-{}", if owned { u32::MAX } else { u32::MAX - 1 }));
+    stranger.metadata.resource_version = None;
+    stranger.metadata.uid = None;
+    if !owned {
+        stranger.metadata.owner_references = None;
+    }
+    pods.create(&PostParams::default(), &stranger).await.unwrap();
+}
+
+#[test]
+fn an_operator_outlives_numbers_that_overflow() {
+    with_server(async |server| {
+        deploy(&server).await;
+        let operator = Operator::start(&server, Budget::unlimited()).await;
+        quiet(&server, &operator).await;
+        let maps = server.api::<ConfigMap>();
+        let routing = maps.get("demo-routing").await.unwrap();
+        let mut poisoned = RoutingTable::from_config_map(&routing);
+        for generation in poisoned.entries.values_mut() {
+            generation.number = u64::MAX;
+            generation.revision = "another".to_owned();
+        }
+        let owner = server.api::<MoEDeployment>().get("demo").await.unwrap();
+        let data = json!({ "data": poisoned.config_map(&owner).unwrap().data });
+        maps.patch("demo-routing", &PatchParams::default(), &Patch::Merge(&data)).await.unwrap();
+        strangers(&server, false).await;
+        strangers(&server, true).await;
+        eventually("the routing to be healed", async || {
+            run_pods(&server).await;
+            sleep(LOOK).await;
+            let table = RoutingTable::from_config_map(&maps.get("demo-routing").await.unwrap());
+            !table.spoiled && !table.entries.is_empty() && table.newest() < MOST_GENERATIONS
+        })
+        .await;
+        let gone = format!("-{}", u32::MAX);
+        eventually("the end of the pod that pretends to be the deployment's", async || {
+            sleep(LOOK).await;
+            let list = server.api::<Pod>().list(&ListParams::default()).await.unwrap();
+            list.items.iter().all(|pod| !pod.name_any().ends_with(&gone))
+        })
+        .await;
+        // Others are served as before.
+        let mut other = owner.clone();
+        other.metadata = kube::api::ObjectMeta { name: Some("other".to_owned()), ..Default::default() };
+        server.api::<MoEDeployment>().create(&PostParams::default(), &other).await.unwrap();
+        eventually("the other deployment's Service", async || {
+            sleep(LOOK).await;
+            server.api::<Service>().get_opt("other").await.unwrap().is_some()
+        })
+        .await;
+        operator.kill().await;
+    });
+}
+
+#[test]
+fn a_plan_of_no_possible_size_is_refused() {
+    use crate::example::{deployment, plan};
+    use remoe_operator::cluster::api::MoEPlan;
+    use remoe_operator::cluster::build::plan_object;
+
+    with_server(async |server| {
+        let mut owner = deployment(json!({}));
+        owner.metadata.uid = None;
+        owner.metadata.namespace = Some(server.namespace.clone());
+        let (_, object) = plan_object(&owner, plan(&owner)).unwrap();
+        let api = server.api::<MoEPlan>();
+        for (field, change) in [("replicas", u32::MAX), ("memoryMB", u32::MAX), ("layer", u32::MAX)] {
+            let mut object = serde_json::to_value(&object).unwrap();
+            object["spec"]["remote"][0][field] = json!(change);
+            let object: MoEPlan = serde_json::from_value(object).unwrap();
+            let refusal = api.create(&PostParams::default(), &object).await.unwrap_err().to_string();
+            assert!(refusal.contains(field), "{refusal}");
+        }
+    });
+}
