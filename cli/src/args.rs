@@ -5,6 +5,7 @@ use crate::commands::plan::PlanArgs;
 use crate::commands::predictor::PredictorArgs;
 use crate::commands::profile::ProfileArgs;
 use crate::planning::{PlanningArgs, RemoteArg};
+use crate::workload::ConcurrencyArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use remoe_fetch::ModelArgs;
 use remoe_function::sizes;
@@ -106,7 +107,9 @@ pub(crate) struct GenerateArgs {
     pub(crate) planning: PlanningArgs,
 }
 
+// A plan file says for how many requests it is.
 #[derive(Debug, Args)]
+#[command(mut_arg("concurrency", |concurrency| concurrency.conflicts_with("plan")))]
 pub(crate) struct UpArgs {
     #[command(flatten)]
     pub(crate) deployment: DeploymentArgs,
@@ -115,6 +118,8 @@ pub(crate) struct UpArgs {
     pub(crate) remote: RemoteArg,
     #[command(flatten)]
     pub(crate) planning: PlanningArgs,
+    #[command(flatten)]
+    pub(crate) concurrency: ConcurrencyArgs,
     /// What starts when
     #[arg(long, value_enum, default_value_t, value_name = "ORDER", help_heading = "Planning")]
     pub(crate) start: StartOrder,

@@ -11,14 +11,14 @@ use crate::signals::EndSignals;
 use remoe_fetch::{ModelArgs, ModelLocation};
 use remoe_model::{Checkpoint, Inspection};
 use remoe_operator::decide::{Desired, Patience};
-use remoe_operator::functions::deployment;
+use remoe_operator::functions::{DEFAULT_MAX_BATCH, deployment};
 use remoe_operator::{
     Cgroups, HttpSocket, LogLine, ModelOptions, MoeLayer, Placement, ProcessLauncher, ResourceLimits, Status,
     Supervisor, control,
 };
 use remoe_planner::{Account, Answer, MainSize, PlanDraft, Problem};
 use remoe_wire::v1::main_model_client::MainModelClient;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,6 +40,22 @@ pub(crate) struct Wanted {
     /// Where users reach it; none of a one-shot command.
     pub(crate) http: Option<Arc<HttpSocket>>,
     ready_timeout: Duration,
+    /// What the plan gives the main function; none where nobody planned it.
+    main_size: Option<MainSize>,
+}
+
+/// What a planned main function was given.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct MainReport {
+    /// Typical requests that it has room for at the same time.
+    pub(crate) concurrency: u32,
+    pub(crate) threads: usize,
+    pub(crate) vcpus: f64,
+    /// Of its container.
+    pub(crate) memory_bytes: u64,
+    pub(crate) kv_cache_bytes: u64,
+    /// Positions that these hold.
+    pub(crate) kv_cache_tokens: u64,
 }
 
 impl Wanted {
@@ -95,6 +111,7 @@ impl Wanted {
             drain: Duration::ZERO,
             http: None,
             ready_timeout: args.ready_timeout,
+            main_size: None,
         })
     }
 
@@ -128,17 +145,44 @@ impl Wanted {
         Ok(())
     }
 
-    /// Limits the main function.
+    /// Limits the main function, and gives it what its requests take together.
     pub(crate) fn size_main(&mut self, size: MainSize) {
+        let planned = size.kv_cache_bytes as u64;
+        let cache = self.options.kv_cache_bytes.unwrap_or(planned).max(1);
+        self.options.kv_cache_bytes = Some(cache);
         self.options.main_limits = Some(ResourceLimits {
-            memory_bytes: size.memory_bytes as u64,
+            memory_bytes: (size.memory_bytes as u64).saturating_add(cache.saturating_sub(planned)),
             ..ResourceLimits::of_memory(size.main_bytes as u64)
         });
         self.options.main_threads = Some(self.options.threads.unwrap_or(size.threads));
-        let cache = self.options.kv_cache_bytes.unwrap_or(size.kv_cache_bytes as u64);
-        self.options.kv_cache_bytes = Some(cache.max(1));
+        self.run_at_once(size.concurrency);
+        self.main_size = Some(size);
         let dtype = self.options.dtype.as_deref().unwrap_or_else(|| default_dtype(&self.inspection));
         self.options.fallback_bytes = Some(planning::fallback_bytes(&self.inspection, dtype));
+    }
+
+    /// Lets `requests` run at the same time, where nobody said how many sequences do.
+    pub(crate) fn run_at_once(&mut self, requests: u32) {
+        let sequences = requests as usize;
+        if self.options.max_batch.is_none() && sequences > DEFAULT_MAX_BATCH {
+            self.options.max_batch = Some(sequences);
+        }
+    }
+
+    /// What the main function was given, where its size was planned.
+    pub(crate) fn main_report(&self) -> Option<MainReport> {
+        let size = self.main_size?;
+        let limits = self.options.main_limits?;
+        let cache = self.options.kv_cache_bytes?;
+        let tokens = size.kv_cache_tokens * (cache as f64 / size.kv_cache_bytes.max(1.0));
+        Some(MainReport {
+            concurrency: size.concurrency,
+            threads: self.options.main_threads?,
+            vcpus: limits.cpu_millis as f64 / 1000.0,
+            memory_bytes: limits.memory_bytes,
+            kv_cache_bytes: cache,
+            kv_cache_tokens: tokens as u64,
+        })
     }
 
     /// Places the experts as `answer` to `problem` says.

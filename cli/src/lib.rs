@@ -17,6 +17,7 @@ mod programs;
 mod prompt;
 mod remote_set;
 mod signals;
+mod workload;
 
 use args::{Cli, Command};
 use clap::Parser;

@@ -9,25 +9,21 @@ use crate::exit::CliError;
 use crate::machine;
 use crate::output::progress::Progress;
 use crate::prompt;
+use crate::workload::WorkloadArgs;
 use clap::{Args, ValueEnum};
 use remoe_fetch::ModelArgs;
 use remoe_function::parse_size;
 use remoe_model::{Checkpoint, Inspection};
-use remoe_planner::{Answer, Limits, Options, Problem, Remote, Request, SizeRange, Slo, Specs, solve};
+use remoe_planner::{Answer, Limits, Options, Problem, Remote, SizeRange, Slo, Specs, solve, useful_vcpus};
 use remoe_predictor::{Shares, Trained};
 use remoe_profile::{ModelId, Prices, Profile, Wishes};
-use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes of one MB.
+/// Bytes of one MB, and of one GB, with which a vCPU comes.
 const MB: f64 = 1e6;
-/// Workload where nothing is said: a paragraph in, a few paragraphs out.
-const TYPICAL_INPUT: u64 = 128;
-const TYPICAL_OUTPUT: u64 = 200;
-const MOST_INPUT: u64 = 4096;
-const MOST_OUTPUT: u64 = 1024;
+const GB: f64 = 1e9;
 /// No file is longer; a problem of a thousand layers of 512 experts is a tenth of it.
 const FILE_LIMIT: u64 = 256 << 20;
 
@@ -41,10 +37,8 @@ pub(crate) struct PlanningArgs {
     /// one; without one every expert is thought to be used alike]
     #[arg(long, value_name = "DIR", help_heading = "Planning")]
     pub(crate) predictor: Option<PathBuf>,
-    /// Typical and largest requests: {"typicalInputTokens", "typicalOutputTokens", "maxInputTokens",
-    /// "maxOutputTokens"} in YAML or JSON
-    #[arg(long, value_name = "FILE", help_heading = "Planning")]
-    pub(crate) workload: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) workload: WorkloadArgs,
     /// Limit of the time to first token, cold start excluded
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration, help_heading = "Planning")]
     pub(crate) ttft: Duration,
@@ -87,14 +81,13 @@ impl From<RemoteArg> for Remote {
     }
 }
 
-/// Requests as a workload file states them; the names are those of the custom resource.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Workload {
-    typical_input_tokens: Option<u64>,
-    typical_output_tokens: Option<u64>,
-    max_input_tokens: Option<u64>,
-    max_output_tokens: Option<u64>,
+/// What a problem is stated for, beside the model.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Asked<'a> {
+    /// One prompt, instead of the mean of the history.
+    pub(crate) prompt: Option<&'a str>,
+    /// Requests that run at once; the workload's where absent.
+    pub(crate) concurrency: Option<u32>,
 }
 
 impl PlanningArgs {
@@ -141,38 +134,38 @@ impl PlanningArgs {
         Ok(profile)
     }
 
-    /// Profiles where nobody has, states the problem of serving `wanted`'s model, or of one `prompt`.
+    /// Profiles where nobody has, states the problem of serving `wanted`'s model as `asked`.
     pub(crate) async fn problem_of(
         &self,
         wanted: &Wanted,
         args: &DeploymentArgs,
-        prompt: Option<&str>,
+        asked: Asked<'_>,
         progress: &Arc<Progress>,
     ) -> Result<Problem, CliError> {
         let device = args.device.as_deref().unwrap_or("cpu");
         let profile = self.profile(&wanted.source, &wanted.inspection, args.dtype, device, progress).await?;
         let mut problem =
-            self.problem(&wanted.checkpoint, &wanted.inspection, &profile, args.dtype, prompt)?;
+            self.problem(&wanted.checkpoint, &wanted.inspection, &profile, args.dtype, asked)?;
         constraints::apply(args, &mut problem)?;
         Ok(problem)
     }
 
-    /// The problem of serving `model`. With a `prompt` it is that of this one request.
+    /// The problem of serving `model`. With a prompt it is that of this one request.
     pub(crate) fn problem(
         &self,
         checkpoint: &Arc<Checkpoint>,
         model: &Inspection,
         profile: &Profile,
         dtype: Option<Dtype>,
-        prompt: Option<&str>,
+        asked: Asked<'_>,
     ) -> Result<Problem, CliError> {
+        let prompt = asked.prompt;
         let dtype = dtype.map_or_else(|| profile.model.dtype.clone(), |dtype| dtype.name().to_owned());
         profile
             .check_model(model, &dtype)
             .map_err(|error| CliError::arguments("--profile", error.to_string()))?;
-        let workload = self.workload(model)?;
+        let mut request = self.workload.request(model, asked.concurrency)?;
         let trained = self.trained(checkpoint)?;
-        let mut request = workload;
         let mut prediction = None;
         let mut p95 = None;
         if let Some(trained) = &trained {
@@ -220,39 +213,12 @@ impl PlanningArgs {
             fallback_bytes,
             cold_start_seconds: 0.0,
         };
-        remoe_profile::problem(model, profile, &wishes)
-            .map_err(|error| CliError::arguments("--model", error.to_string()))
-    }
-
-    fn workload(&self, model: &Inspection) -> Result<Request, CliError> {
-        let workload = match &self.workload {
-            None => Workload::default(),
-            Some(path) => serde_path_to_error::deserialize(serde_yaml::Deserializer::from_str(&read(
-                "--workload",
-                path,
-            )?))
-            .map_err(|error| in_file("--workload", path, &error))?,
-        };
-        let context = model.context_length as u64;
-        let typical_input = workload.typical_input_tokens.unwrap_or(TYPICAL_INPUT);
-        let typical_output = workload.typical_output_tokens.unwrap_or(TYPICAL_OUTPUT);
-        let most_output =
-            workload.max_output_tokens.unwrap_or(MOST_OUTPUT.min(context / 4).max(typical_output));
-        let most_input = workload
-            .max_input_tokens
-            .unwrap_or(MOST_INPUT.min(context.saturating_sub(most_output)).max(typical_input));
-        if typical_input == 0 || typical_output == 0 {
-            let message =
-                "typical requests have tokens: typicalInputTokens and typicalOutputTokens start at 1";
-            return Err(CliError::arguments("--workload", message));
+        let mut problem = remoe_profile::problem(model, profile, &wishes)
+            .map_err(|error| CliError::arguments("--model", error.to_string()))?;
+        if self.main_memory_mb.is_none() && problem.request.concurrency > 1 {
+            share_cores(&mut problem, profile.machine.cores);
         }
-        Ok(Request {
-            input_tokens: typical_input as f64,
-            // The first token comes out of the prefill.
-            output_tokens: (typical_output - 1) as f64,
-            max_input_tokens: Some(most_input as f64),
-            max_output_tokens: Some(most_output as f64),
-        })
+        Ok(problem)
     }
 
     fn trained(&self, checkpoint: &Arc<Checkpoint>) -> Result<Option<Trained>, CliError> {
@@ -262,6 +228,16 @@ impl PlanningArgs {
     fn tokens(&self, checkpoint: &Checkpoint, text: &str) -> Result<Vec<u32>, CliError> {
         prompt::tokens(checkpoint, text, true)
     }
+}
+
+/// Starts the sizes of the main function at as many vCPUs as help the decode steps of all requests that
+/// run at once, of the machine's `cores`. The cheapest size for one request has the fewest vCPUs that keep
+/// its limits, and several requests would share those.
+fn share_cores(problem: &mut Problem, cores: u32) {
+    let vcpus = useful_vcpus(problem, f64::from(cores.max(1)));
+    let main = &mut problem.specs.main;
+    let steps = ((vcpus as f64 * GB).min(main.max_bytes) - main.min_bytes) / main.step_bytes;
+    main.min_bytes += steps.floor().max(0.0) * main.step_bytes;
 }
 
 /// The cheapest plan. It takes a moment: a thread of its own makes it.
@@ -314,7 +290,7 @@ pub(crate) fn read(flag: &str, path: &Path) -> Result<String, CliError> {
     Ok(text)
 }
 
-fn in_file(flag: &str, path: &Path, error: &dyn std::fmt::Display) -> CliError {
+pub(crate) fn in_file(flag: &str, path: &Path, error: &dyn std::fmt::Display) -> CliError {
     CliError {
         path: Some(path.to_owned()),
         ..CliError::arguments(flag, format!("{}: {error}", path.display()))

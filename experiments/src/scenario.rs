@@ -213,6 +213,7 @@ impl Scenario {
                 output_tokens,
                 max_input_tokens: Some(most.max(input_tokens)),
                 max_output_tokens: Some(self.setting.decode_steps.max(output_tokens)),
+                concurrency: 1,
             },
             slo: self.setting.slo,
             pricing: self.setting.pricing,

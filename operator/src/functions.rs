@@ -11,6 +11,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// Sequences in one forward of a main function that is not told otherwise.
+pub const DEFAULT_MAX_BATCH: usize = 32;
+
 /// What the functions are told about model and machine; what is `None` they decide themselves.
 #[derive(Debug, Clone, Default)]
 pub struct ModelOptions {

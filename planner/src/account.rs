@@ -2,10 +2,10 @@
 
 use crate::cost::Evaluation;
 use crate::error::{FieldError, PlanError};
+use crate::main_size::MainSize;
 use crate::model::Model;
 use crate::plan::{Plan, PlanDraft};
-use crate::problem::{Billing, Device, Problem};
-use crate::sizes::GB;
+use crate::problem::{Billing, Problem, Request};
 use serde::{Deserialize, Serialize};
 
 /// A plan that runs, with the problem that it was made for.
@@ -79,50 +79,6 @@ impl Measured {
     }
 }
 
-/// The main function's size under a plan, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct MainSize {
-    /// The plan's: what its vCPUs and its price go by.
-    pub main_bytes: f64,
-    /// What its container needs: on CPUs the non-expert part, keys and values live there too.
-    pub memory_bytes: f64,
-    /// Keys and values of the largest request.
-    pub kv_cache_bytes: f64,
-    /// Threads: as many of its whole vCPUs as the profile found to help.
-    pub threads: usize,
-}
-
-impl MainSize {
-    /// The size of a main function of `main_bytes` for `problem`.
-    #[must_use]
-    pub fn of(problem: &Problem, main_bytes: f64) -> Self {
-        let model = Model::new(problem);
-        let beside = if problem.device == Device::Cpu { model.gpu_bytes } else { 0.0 };
-        let per_token: f64 = problem.layers.iter().map(|layer| layer.kv_bytes_per_token).sum();
-        Self {
-            main_bytes,
-            memory_bytes: main_bytes + beside,
-            kv_cache_bytes: (model.memory_tokens * per_token).ceil(),
-            threads: threads(problem, main_bytes / GB),
-        }
-    }
-}
-
-/// Of the measured numbers of whole vCPUs up to `vcpus` the quickest in a decode step: more threads can
-/// take longer where there is little to do.
-fn threads(problem: &Problem, vcpus: f64) -> usize {
-    let most = vcpus.floor().max(1.0);
-    let Some(layer) = problem.layers.first() else { return 1 };
-    let profile = match (problem.device, &layer.cpu_nonexpert_seconds) {
-        (Device::Cpu, Some(profile)) => profile,
-        _ => &layer.expert_seconds,
-    };
-    let steps = profile.vcpus.iter().zip(profile.seconds.first().into_iter().flatten());
-    let whole = steps.filter(|(at, _)| at.fract() == 0.0 && **at <= most);
-    let best = whole.min_by(|a, b| a.1.total_cmp(b.1));
-    best.map_or(most as usize, |(at, _)| *at as usize)
-}
-
 impl Account {
     /// # Errors
     /// Problem and plan do not belong together.
@@ -191,13 +147,17 @@ impl Account {
     }
 
     fn evaluate(&self, input: usize, steps: usize) -> Evaluation {
-        let mut problem = self.problem.clone();
-        problem.request.input_tokens = input.max(1) as f64;
-        problem.request.output_tokens = steps as f64;
         // Memory and what it costs stay those of the plan.
-        let typical = &self.problem.request;
-        problem.request.max_input_tokens = Some(typical.max_input_tokens.unwrap_or(typical.input_tokens));
-        problem.request.max_output_tokens = Some(typical.max_output_tokens.unwrap_or(typical.output_tokens));
+        let planned = &self.problem.request;
+        let largest_input = planned.largest_input();
+        let request = Request {
+            input_tokens: input.max(1) as f64,
+            output_tokens: steps as f64,
+            max_input_tokens: Some(largest_input),
+            max_output_tokens: Some(planned.tokens_in_memory() - largest_input),
+            concurrency: 1,
+        };
+        let problem = Problem { request, ..self.problem.clone() };
         Model::new(&problem).evaluate(&self.plan)
     }
 }

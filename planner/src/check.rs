@@ -18,6 +18,8 @@ const MAX_EXPERTS: u32 = 65_536;
 const MAX_CELLS: usize = 16_000_000;
 const MAX_SIZES: f64 = 10_000.0;
 const MAX_REPLICAS: u32 = 1024;
+/// Requests that run at once.
+const MAX_CONCURRENCY: u32 = 65_536;
 /// Remote sizes times replicas.
 const MAX_OPTIONS: f64 = 1_000_000.0;
 const MAX_GRID: usize = 1024;
@@ -57,7 +59,7 @@ impl Problem {
                 return Err(FieldError::new(field, message));
             }
         }
-        Ok(())
+        count("request.concurrency", request.concurrency, MAX_CONCURRENCY)
     }
 
     fn check_layers(&self) -> Checked {

@@ -30,6 +30,7 @@ mod hysteresis;
 mod improve;
 mod infeasible;
 mod lpt;
+mod main_size;
 mod model;
 mod options;
 mod placement;
@@ -44,7 +45,7 @@ mod sizes;
 mod stress;
 mod tables;
 
-pub use account::{Account, Comparison, MainSize, Measured, Outcome};
+pub use account::{Account, Comparison, Measured, Outcome};
 pub use baselines::{Baseline, Baselines};
 pub use choose::{Answer, Options, Preallocation, Remote, baselines, evaluate, preallocate, solve};
 pub use continuous::{Continuous, Fit, Refusal};
@@ -55,6 +56,7 @@ pub use hoeffding::{assignments_bound, paper_bound};
 pub use hysteresis::{Bytes, Change, LayerChange, Reason};
 pub use infeasible::{Infeasible, Pair, Remedy};
 pub use lpt::{Replica, load_bound, longest_first};
+pub use main_size::{MainSize, useful_vcpus};
 pub use plan::{LayerPlan, Plan, PlanDraft};
 pub use preallocate::WalkStep;
 pub use problem::{

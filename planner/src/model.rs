@@ -129,8 +129,7 @@ impl<'p> Model<'p> {
     pub(crate) fn new(problem: &'p Problem) -> Self {
         let request = &problem.request;
         let (input, output) = (request.input_tokens, request.output_tokens);
-        let memory_input = request.max_input_tokens.unwrap_or(input);
-        let memory_tokens = memory_input + request.max_output_tokens.unwrap_or(output);
+        let (memory_input, memory_tokens) = (request.largest_input(), request.tokens_in_memory());
         let layers = problem.layers.iter().map(|layer| LayerModel::new(layer, problem));
         let cache: f64 = problem.layers.iter().map(|layer| layer.kv_bytes_per_token).sum();
         let nonexpert: f64 = problem.layers.iter().map(|layer| layer.nonexpert_bytes).sum();

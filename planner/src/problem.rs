@@ -54,7 +54,7 @@ fn first_version() -> u32 {
     1
 }
 
-/// Token counts. Times and cost use the typical ones, memory the maxima.
+/// Token counts. Times and cost use the typical ones, memory the maxima and what runs at once.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Request {
     /// Tokens of the prompt.
@@ -67,6 +67,27 @@ pub struct Request {
     /// The most decode steps that must fit; the typical ones where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_output_tokens: Option<f64>,
+    /// Requests that run at once. Memory has room for the tokens of as many typical ones; times and cost
+    /// are those of one.
+    #[serde(default = "one")]
+    pub concurrency: u32,
+}
+
+impl Request {
+    /// The longest prompt that must fit.
+    pub(crate) fn largest_input(&self) -> f64 {
+        self.max_input_tokens.unwrap_or(self.input_tokens)
+    }
+
+    /// Tokens that must fit in all: those of the largest request, or of as many typical ones as run at
+    /// once.
+    pub(crate) fn tokens_in_memory(&self) -> f64 {
+        let largest = self.largest_input() + self.max_output_tokens.unwrap_or(self.output_tokens);
+        match self.concurrency {
+            0 | 1 => largest,
+            many => largest.max(f64::from(many) * (self.input_tokens + self.output_tokens)),
+        }
+    }
 }
 
 /// One Mixture-of-Experts layer.

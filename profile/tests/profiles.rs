@@ -33,6 +33,7 @@ fn wishes() -> Wishes {
             output_tokens: 50.0,
             max_input_tokens: None,
             max_output_tokens: None,
+            concurrency: 1,
         },
         slo: Slo { ttft_seconds: 10.0, tpot_seconds: 1.0 },
         pricing: Prices::default().pricing().unwrap(),

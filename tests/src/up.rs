@@ -21,6 +21,8 @@ pub struct Event {
     pub endpoint: String,
     /// The parts of the start, in the first event.
     pub start: Option<StartParts>,
+    /// What a planned main function was given, in the first event.
+    pub main: Option<MainGiven>,
     /// All functions as they are.
     pub functions: Vec<FunctionState>,
 }
@@ -36,6 +38,19 @@ pub struct StartParts {
     pub functions_s: f64,
     /// Until the placement was in force.
     pub placement_s: f64,
+}
+
+/// What a planned main function was given.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub struct MainGiven {
+    /// Requests at once.
+    pub concurrency: u32,
+    /// Its threads.
+    pub threads: usize,
+    /// Memory for keys and values.
+    pub kv_cache_bytes: u64,
+    /// Positions that those hold.
+    pub kv_cache_tokens: u64,
 }
 
 /// A function in an event.

@@ -5,7 +5,9 @@
 use remoe_profile::{Origin, Profile};
 use remoe_tests::binaries::workspace;
 use remoe_tests::command::remoe;
+use remoe_tests::deadline::{LONG, until};
 use remoe_tests::http::post;
+use remoe_tests::metrics::Metrics;
 use remoe_tests::up::Up;
 use serde_json::{Value, json};
 use std::sync::OnceLock;
@@ -87,6 +89,76 @@ async fn a_planned_deployment_answers_as_any_other_and_says_what_was_expected() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_planned_deployment_serves_as_many_at_once_as_it_says() {
+    const CLIENTS: u64 = 8;
+    let up = Up::start_with(demo().as_ref(), &["--profile", profile().await]).await;
+    let main = up.ready.main.unwrap();
+    assert_eq!(u64::from(main.concurrency), CLIENTS);
+    assert!(main.threads >= 1 && main.kv_cache_bytes > 0, "{main:?}");
+    // 128 tokens in, 200 out, of which the first comes out of the prefill.
+    assert_eq!(main.kv_cache_tokens, CLIENTS * (128 + 199));
+    let http = up.ready.http();
+    let body = |seed: u64, n: u32| {
+        json!({
+            "prompt": "In the beginning", "max_tokens": 300, "seed": seed, "n": n, "temperature": 1.0,
+            "ignore_eos": true,
+        })
+    };
+    let four = post(http, "/v1/completions", &body(0, 4)).await.unwrap();
+    let (status, reply) = (four.status, four.finish().await.unwrap().body);
+    assert_eq!(status, 200, "{reply}");
+    let reply: Value = serde_json::from_str(&reply).unwrap();
+    assert_eq!(reply["usage"]["completion_tokens"], 1200, "{reply}");
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|seed| {
+            let body = body(seed, 1);
+            tokio::spawn(async move {
+                let exchange = post(http, "/v1/completions", &body).await.unwrap();
+                (exchange.status, exchange.finish().await.unwrap().body)
+            })
+        })
+        .collect();
+    until(LONG, "all requests running at once", async || {
+        let running = Metrics::read(http).await.value("remoe_requests_running");
+        (running == CLIENTS).then_some(())
+    })
+    .await;
+    for client in clients {
+        let (status, reply) = client.await.unwrap();
+        assert_eq!(status, 200, "{reply}");
+    }
+    // Nobody had to give way.
+    assert_eq!(Metrics::read(http).await.value("remoe_preemptions_total"), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_at_once_are_said_by_flag_or_workload() {
+    let folder = tempfile::tempdir().unwrap();
+    let workload = folder.path().join("workload.yaml");
+    std::fs::write(&workload, "concurrency: 3\n").unwrap();
+    let workload = workload.to_str().unwrap();
+    let planned = async |arguments: &[&str]| {
+        let demo = demo();
+        let command = ["plan", "--model", &demo, "--profile", profile().await];
+        remoe(&[&command[..], arguments].concat()).await
+    };
+    for (arguments, expected) in [
+        (vec![], 8),
+        (vec!["--concurrency", "1"], 1),
+        (vec!["--workload", workload], 3),
+        (vec!["--workload", workload, "--concurrency", "64"], 64),
+    ] {
+        let (code, answer) = planned(&arguments).await;
+        assert_eq!(code, Some(0), "{answer}");
+        assert_eq!(answer["problem"]["request"]["concurrency"], expected, "{arguments:?}");
+    }
+    for wrong in ["0", "257", "many"] {
+        let (code, answer) = planned(&["--concurrency", wrong]).await;
+        assert_eq!((code, &answer["error"]["code"]), (Some(2), &json!("arguments")), "{wrong}: {answer}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_plan_file_carries_its_problem() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plan.json").to_str().unwrap().to_owned();
@@ -137,6 +209,7 @@ async fn what_cannot_be_planned_is_said() {
         ("--pricing", file("units.yaml", &prices.replace("cpuCoreHour", "cpuCoreMinute"))),
         ("--workload", file("workload.yaml", "typicalInputTokens: 0\n")),
         ("--workload", file("fields.yaml", "inputTokens: 10\n")),
+        ("--workload", file("concurrency.yaml", "concurrency: 0\n")),
     ];
     for (flag, path) in &cases {
         let (code, answer) = if *flag == "--profile" {

@@ -5,7 +5,7 @@ use crate::deployment::Wanted;
 use crate::exit::CliError;
 use crate::output::progress::Progress;
 use crate::output::{json, table};
-use crate::planning;
+use crate::planning::{self, Asked};
 use crate::remote_set::Foresight;
 use remoe_planner::{Comparison, Measured, Outcome};
 use remoe_wire::v1::generate_event::Event;
@@ -131,7 +131,8 @@ async fn placed(args: &GenerateArgs, progress: &Arc<Progress>) -> Result<Wanted,
     };
     let mut wanted = Wanted::unplaced(&args.deployment)?;
     let prompt = args.prompt.prompt.as_deref().filter(|_| !args.prompt.chat);
-    let problem = args.planning.problem_of(&wanted, &args.deployment, prompt, progress).await?;
+    let asked = Asked { prompt, concurrency: Some(1) };
+    let problem = args.planning.problem_of(&wanted, &args.deployment, asked, progress).await?;
     let answer = planning::plan(&problem, remote).await?;
     wanted.place_as_planned(&problem, &answer)?;
     Ok(wanted)

@@ -5,7 +5,8 @@ use crate::commands::profile::default_dtype;
 use crate::exit::{CliError, Code};
 use crate::output::json;
 use crate::plan_report;
-use crate::planning::{self, PlanningArgs, RemoteArg};
+use crate::planning::{self, Asked, PlanningArgs, RemoteArg};
+use crate::workload::ConcurrencyArgs;
 use clap::Args;
 use remoe_fetch::ModelArgs;
 use remoe_planner::{FieldError, Options, PlanDraft, PlanError, Problem, evaluate, preallocate, solve};
@@ -18,6 +19,7 @@ use std::sync::Arc;
 
 // A problem stands for a model.
 #[derive(Debug, Args)]
+#[command(mut_arg("concurrency", |concurrency| concurrency.requires("model_source")))]
 pub(crate) struct PlanArgs {
     /// File that states model, workload, prices and limits
     #[arg(
@@ -38,6 +40,8 @@ pub(crate) struct PlanArgs {
     prompt: Option<String>,
     #[command(flatten)]
     planning: PlanningArgs,
+    #[command(flatten)]
+    concurrency: ConcurrencyArgs,
     /// Only size the main function, without a prediction
     #[arg(long, conflicts_with_all = ["evaluate", "previous", "robust", "remote"])]
     preallocate: bool,
@@ -111,8 +115,8 @@ impl PlanArgs {
             );
             CliError::arguments("--profile", message)
         })?;
-        let prompt = self.prompt.as_deref();
-        self.planning.problem(&checkpoint, &inspection, &profile, self.dtype, prompt)
+        let asked = Asked { prompt: self.prompt.as_deref(), concurrency: self.concurrency.concurrency };
+        self.planning.problem(&checkpoint, &inspection, &profile, self.dtype, asked)
     }
 }
 

@@ -1,13 +1,13 @@
 //! `remoe up`: a model as a service, until it is asked to end.
 
 use crate::args::{StartOrder, UpArgs};
-use crate::deployment::Wanted;
+use crate::deployment::{MainReport, Wanted};
 use crate::exit::{CliError, Code};
 use crate::output::json::{self, Event, Function};
 use crate::output::progress::Progress;
 use crate::output::table;
 use crate::plan_report;
-use crate::planning::{plan, with_main};
+use crate::planning::{Asked, plan, with_main};
 use crate::programs;
 use crate::remote_set::Foresight;
 use crate::signals::EndSignals;
@@ -122,12 +122,16 @@ async fn start(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) -> Result
     wanted.options.cors_origins.clone_from(&args.cors_origins);
     wanted.options.body_limit = args.body_limit;
     wanted.options.max_requests = args.max_requests;
+    if let Some(requests) = args.concurrency.concurrency {
+        wanted.run_at_once(requests);
+    }
     // What will be missing is said before a profile is measured.
     programs::find()?;
     let http = Arc::new(listen(SocketAddr::new(args.host, args.port))?);
     wanted.http = Some(Arc::clone(&http));
+    let asked = Asked { prompt: None, concurrency: args.concurrency.concurrency };
     let problem = match is_planned && !wanted.moe_layers.is_empty() {
-        true => Some(args.planning.problem_of(&wanted, deployment, None, progress).await?),
+        true => Some(args.planning.problem_of(&wanted, deployment, asked, progress).await?),
         false => None,
     };
     times.facts_s = clock.lap();
@@ -284,6 +288,7 @@ impl Report<'_> {
                 endpoint: &endpoint,
                 generation: status.generation,
                 start: (event == "ready").then_some(self.times),
+                main: self.wanted.main_report().filter(|_| event == "ready"),
                 functions: functions
                     .map(|function| Function::of(function, &self.wanted.moe_layers, &remote))
                     .collect(),
@@ -294,6 +299,9 @@ impl Report<'_> {
         let bold = anstyle::Style::new().bold();
         writeln!(out, "{event} at {bold}{endpoint}{bold:#}\n\n{}", self.table(status))?;
         if event == "ready" {
+            if let Some(main) = self.wanted.main_report() {
+                writeln!(out, "\n{}", main_text(&main))?;
+            }
             let StartTimes { facts_s, plan_s, functions_s, placement_s } = self.times;
             writeln!(
                 out,
@@ -350,6 +358,19 @@ impl Report<'_> {
         let body = request.to_string().replace('\'', r"'\''");
         format!("  curl {endpoint}/v1/completions{key} -H 'Content-Type: application/json' -d '{body}'")
     }
+}
+
+/// What the main function was given, in a sentence.
+fn main_text(main: &MainReport) -> String {
+    let counted =
+        |count: u64, one: &str, many: &str| format!("{count} {}", if count == 1 { one } else { many });
+    format!(
+        "room for {} at once: {} and {} for the keys and values of {} in the main function",
+        counted(main.concurrency.into(), "typical request", "typical requests"),
+        counted(main.threads as u64, "thread", "threads"),
+        table::bytes(main.kv_cache_bytes),
+        counted(main.kv_cache_tokens, "token", "tokens"),
+    )
 }
 
 /// The processes that the generation in force relies on.

@@ -1,6 +1,7 @@
 //! JSON on standard output.
 
 use crate::commands::up::StartTimes;
+use crate::deployment::MainReport;
 use crate::exit::CliError;
 use remoe_function::Role;
 use remoe_operator::{FunctionState, FunctionStatus, MoeLayer, placement};
@@ -36,6 +37,9 @@ pub(crate) struct Event<'a> {
     /// The parts of the start, with the first event.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) start: Option<&'a StartTimes>,
+    /// What a planned main function was given, with the first event.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) main: Option<MainReport>,
     pub(crate) functions: Vec<Function<'a>>,
 }
 

@@ -1,5 +1,5 @@
-use crate::example::{deployment, facts, plan, prior};
-use remoe_operator::cluster::api::ProfileSource;
+use crate::example::{built, deployment, facts, plan, prior};
+use remoe_operator::cluster::api::{MoEPlanSpec, ProfileSource};
 use remoe_operator::cluster::planning::{KnownProfile, Planning, PlanningError};
 use remoe_profile::Profile;
 use serde_json::json;
@@ -37,6 +37,39 @@ fn a_workload_beyond_the_context_is_named() {
     let owner = deployment(json!({"workload": workload}));
     let error = Planning::new("demo", &owner.spec, &facts(), &prior()).unwrap_err();
     assert!(error.to_string().starts_with("spec.workload has requests of up to 1100 tokens"), "{error}");
+}
+
+#[test]
+fn keys_and_values_have_room_for_all_requests_that_run_at_once() {
+    let workload = |concurrency: Option<u32>| {
+        let mut workload = json!({
+            "maxInputTokens": 600, "maxOutputTokens": 300, "typicalInputTokens": 100, "typicalOutputTokens": 50,
+        });
+        if let Some(concurrency) = concurrency {
+            workload["concurrency"] = json!(concurrency);
+        }
+        plan(&deployment(json!({"workload": workload})))
+    };
+    // 1536 bytes a token over four layers, one of which exists twice while it grows.
+    let cache = |tokens: u64| 1536 * tokens + 1536 / 4 * tokens;
+    let (one, eight) = (workload(Some(1)), workload(Some(8)));
+    assert_eq!(one.main.kv_cache_bytes, cache(900));
+    assert_eq!(eight.main.kv_cache_bytes, cache(8 * 150));
+    assert_eq!(workload(None), eight, "eight where nothing is said");
+    assert!(eight.main.limit_mb >= one.main.limit_mb);
+    assert_ne!(one.inputs, eight.inputs);
+    // Without a workload too.
+    let unsaid = plan(&deployment(json!({})));
+    assert_eq!(unsaid.workload.concurrency, 8);
+    assert_eq!(unsaid.main.kv_cache_bytes, cache(1024.max(8 * (96 + 52))));
+    // More sequences than a main function takes by itself.
+    let owner = deployment(json!({}));
+    let batch = |plan: &MoEPlanSpec| {
+        let main = built(&owner, plan).main.spec.containers[0].args.clone().unwrap();
+        let at = main.iter().position(|argument| argument == "--max-batch");
+        at.map(|at| main[at + 1].clone())
+    };
+    assert_eq!((batch(&eight), batch(&workload(Some(100))).as_deref()), (None, Some("100")));
 }
 
 #[test]

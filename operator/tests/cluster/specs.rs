@@ -80,6 +80,11 @@ fn invalid_specs_are_refused_with_the_field_and_the_reason() {
             "maxInputTokens": max, "maxOutputTokens": 10, "typicalInputTokens": typical, "typicalOutputTokens": 1,
         }}))
     };
+    let at_once = |concurrency: u32| {
+        let mut spec = workload(10, 10);
+        spec["workload"]["concurrency"] = json!(concurrency);
+        spec
+    };
     let invalid = [
         (json!({}), "spec.model"),
         (model(json!({})), "spec.model.source"),
@@ -102,6 +107,8 @@ fn invalid_specs_are_refused_with_the_field_and_the_reason() {
         (spec(json!({"slo": {"tpot": "fast"}})), "spec.slo.tpot"),
         (workload(10, 11), "at most maxInputTokens"),
         (workload(0, 0), "spec.workload.maxInputTokens"),
+        (at_once(0), "spec.workload.concurrency"),
+        (at_once(257), "spec.workload.concurrency"),
         (memory(json!({"min": 200, "max": 100})), "spec.main.memoryMB.max"),
         (memory(json!({"min": 150, "max": 300})), "spec.main.memoryMB.min"),
         (memory(json!({"min": 100})), "spec.main.memoryMB.max"),

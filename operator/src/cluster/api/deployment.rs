@@ -184,7 +184,8 @@ pub struct SloSpec {
     pub tpot: Duration,
 }
 
-/// Sizes of requests. Times and cost are planned for the typical one, memory for the largest.
+/// Sizes of requests and how many there are. Times and cost are planned for the typical one, memory for the
+/// largest and for those that run at once.
 #[derive(KubeSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -206,6 +207,11 @@ pub struct WorkloadSpec {
     /// Tokens of a typical answer.
     #[schemars(range(min = 1, max = 10_000_000))]
     pub typical_output_tokens: u32,
+    /// Requests that run at once in one main function. Keys and values have room for the largest request
+    /// or for so many typical ones, whichever is more.
+    #[serde(default = "default_concurrency")]
+    #[schemars(range(min = 1, max = 256))]
+    pub concurrency: u32,
 }
 
 /// The main functions.
@@ -441,6 +447,11 @@ impl Default for PricingSpec {
             gpu_memory_mb: None,
         }
     }
+}
+
+/// Requests at once where nothing is said.
+pub(in crate::cluster) fn default_concurrency() -> u32 {
+    8
 }
 
 fn one_replica() -> u32 {

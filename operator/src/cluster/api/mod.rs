@@ -9,6 +9,7 @@ mod plan;
 mod status;
 
 pub use crds::crds;
+pub(super) use deployment::default_concurrency;
 pub use deployment::{
     Billing, ComputeDtype, Device, GpuSpec, MainSpec, MemoryRange, MoEDeployment, MoEDeploymentSpec, Mode,
     ModelSpec, PodTemplate, PricingSpec, ProfileSpec, RemoteExpertsSpec, RemoteMode, SloSpec, WorkloadSpec,

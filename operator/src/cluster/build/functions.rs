@@ -13,6 +13,7 @@ use crate::cluster::names::{
 };
 use crate::cluster::quantity::{MB, megabytes, threads, vcpus};
 use crate::cluster::source::SourceError;
+use crate::functions::DEFAULT_MAX_BATCH;
 use k8s_openapi::api::core::v1::{
     Affinity, ContainerPort, Lifecycle, LifecycleHandler, Pod, PodAffinity, PodAffinityTerm, PodSpec,
     SleepAction, TopologySpreadConstraint, WeightedPodAffinityTerm,
@@ -175,6 +176,10 @@ fn main_pod(
         ("--fallback-bytes", plan.main.fallback_bytes.to_string()),
     ] {
         arguments.extend([flag.to_owned(), value]);
+    }
+    let sequences = plan.workload.concurrency as usize;
+    if sequences > DEFAULT_MAX_BATCH {
+        arguments.extend(["--max-batch".to_owned(), sequences.to_string()]);
     }
     let program = Program {
         name: "main-model-fn",

@@ -9,7 +9,8 @@ const MAX_FALLBACK: u64 = 1_000_000_000;
 pub(super) struct MainMemory {
     /// For experts that no remote function answers for.
     pub(super) fallback_bytes: u64,
-    /// For keys and values of the largest request, while its caches grow.
+    /// For keys and values of the largest request, or of all typical ones that run at once, while the
+    /// caches grow.
     pub(super) kv_cache_bytes: u64,
     /// What growing takes of that; the planner counts the caches themselves.
     pub(super) growth_bytes: u64,
@@ -24,7 +25,10 @@ impl MainMemory {
     ) -> Self {
         let resident = |bytes: u64| model.resident_bytes(bytes, dtype.name());
         let layer = resident(model.expert_bytes).saturating_mul(model.experts as u64);
-        let tokens = u64::from(workload.max_input_tokens) + u64::from(workload.max_output_tokens);
+        let tokens = |input: u32, output: u32| u64::from(input) + u64::from(output);
+        let largest = tokens(workload.max_input_tokens, workload.max_output_tokens);
+        let typical = tokens(workload.typical_input_tokens, workload.typical_output_tokens);
+        let tokens = largest.max(typical.saturating_mul(workload.concurrency.into()));
         let cache = resident(model.kv_bytes_per_token).saturating_mul(tokens);
         // The cache of one layer exists twice while it grows.
         let growth = cache.div_ceil(model.layers.max(1) as u64);

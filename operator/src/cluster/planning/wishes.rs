@@ -1,6 +1,6 @@
 use super::PlanningError;
 use super::memory::MainMemory;
-use crate::cluster::api::{MemoryRange, MoEDeploymentSpec, WorkloadSpec};
+use crate::cluster::api::{MemoryRange, MoEDeploymentSpec, WorkloadSpec, default_concurrency};
 use crate::cluster::quantity::MB;
 use remoe_model::Inspection;
 use remoe_planner::{Limits, Pricing, Request, SizeRange, Slo, Specs};
@@ -28,6 +28,7 @@ pub fn workload(spec: &MoEDeploymentSpec, model: &Inspection) -> Result<Workload
             max_output_tokens: output,
             typical_input_tokens: input.div_ceil(INPUT_SHARE),
             typical_output_tokens: output.div_ceil(OUTPUT_SHARE),
+            concurrency: default_concurrency(),
         });
     };
     let longest = u64::from(workload.max_input_tokens) + u64::from(workload.max_output_tokens);
@@ -49,6 +50,7 @@ pub(super) fn request(workload: &WorkloadSpec) -> Request {
         output_tokens: steps(workload.typical_output_tokens),
         max_input_tokens: Some(f64::from(workload.max_input_tokens)),
         max_output_tokens: Some(steps(workload.max_output_tokens)),
+        concurrency: workload.concurrency,
     }
 }
 

@@ -1,0 +1,88 @@
+//! Which requests a plan is made for.
+
+use crate::exit::CliError;
+use crate::planning::{in_file, read};
+use clap::Args;
+use remoe_model::Inspection;
+use remoe_planner::Request;
+use serde::Deserialize;
+use std::path::PathBuf;
+
+/// Requests where nothing is said: a paragraph in, a few paragraphs out.
+const TYPICAL_INPUT: u64 = 128;
+const TYPICAL_OUTPUT: u64 = 200;
+const MOST_INPUT: u64 = 4096;
+const MOST_OUTPUT: u64 = 1024;
+/// Requests at once where nothing is said, and at most: a main function takes no more by itself.
+const TYPICAL_CONCURRENCY: u32 = 8;
+const MOST_CONCURRENCY: u32 = 256;
+
+/// What requests are like.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct WorkloadArgs {
+    /// Typical and largest requests: {"typicalInputTokens", "typicalOutputTokens", "maxInputTokens",
+    /// "maxOutputTokens", "concurrency"} in YAML or JSON
+    #[arg(long, value_name = "FILE", help_heading = "Planning")]
+    pub(crate) workload: Option<PathBuf>,
+}
+
+/// How many requests there are.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct ConcurrencyArgs {
+    /// Requests that run at once: memory and threads are for as many typical ones [default: the workload's,
+    /// else 8]
+    #[arg(long, value_name = "N", help_heading = "Planning", value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_CONCURRENCY)))]
+    pub(crate) concurrency: Option<u32>,
+}
+
+/// Requests as a workload file states them; the names are those of the custom resource.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Workload {
+    typical_input_tokens: Option<u64>,
+    typical_output_tokens: Option<u64>,
+    max_input_tokens: Option<u64>,
+    max_output_tokens: Option<u64>,
+    concurrency: Option<u32>,
+}
+
+impl WorkloadArgs {
+    /// The requests to plan for; `concurrency` of them at once, where that is said.
+    pub(crate) fn request(&self, model: &Inspection, concurrency: Option<u32>) -> Result<Request, CliError> {
+        let workload = match &self.workload {
+            None => Workload::default(),
+            Some(path) => serde_path_to_error::deserialize(serde_yaml::Deserializer::from_str(&read(
+                "--workload",
+                path,
+            )?))
+            .map_err(|error| in_file("--workload", path, &error))?,
+        };
+        let context = model.context_length as u64;
+        let typical_input = workload.typical_input_tokens.unwrap_or(TYPICAL_INPUT);
+        let typical_output = workload.typical_output_tokens.unwrap_or(TYPICAL_OUTPUT);
+        let most_output =
+            workload.max_output_tokens.unwrap_or(MOST_OUTPUT.min(context / 4).max(typical_output));
+        let most_input = workload
+            .max_input_tokens
+            .unwrap_or(MOST_INPUT.min(context.saturating_sub(most_output)).max(typical_input));
+        if typical_input == 0 || typical_output == 0 {
+            let message =
+                "typical requests have tokens: typicalInputTokens and typicalOutputTokens start at 1";
+            return Err(CliError::arguments("--workload", message));
+        }
+        let stated = workload.concurrency.unwrap_or(TYPICAL_CONCURRENCY);
+        if !(1..=MOST_CONCURRENCY).contains(&stated) {
+            let message =
+                format!("concurrency is {stated}, expected 1 to {MOST_CONCURRENCY} requests at once");
+            return Err(CliError::arguments("--workload", message));
+        }
+        Ok(Request {
+            input_tokens: typical_input as f64,
+            // The first token comes out of the prefill.
+            output_tokens: (typical_output - 1) as f64,
+            max_input_tokens: Some(most_input as f64),
+            max_output_tokens: Some(most_output as f64),
+            concurrency: concurrency.unwrap_or(stated),
+        })
+    }
+}

@@ -1,0 +1,93 @@
+//! How large a main function is that serves as planned: container, keys and values, threads.
+
+use crate::model::Model;
+use crate::problem::{CpuProfile, Device, Layer, Problem};
+use crate::sizes::GB;
+
+/// The main function's size under a plan, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MainSize {
+    /// The plan's: what its vCPUs and its price go by.
+    pub main_bytes: f64,
+    /// What its container needs: on CPUs the non-expert part, keys and values live there too.
+    pub memory_bytes: f64,
+    /// Keys and values of all requests that run at once, while their caches grow: the cache of one layer
+    /// exists twice then.
+    pub kv_cache_bytes: f64,
+    /// Tokens that those are of.
+    pub kv_cache_tokens: f64,
+    /// Requests that run at once.
+    pub concurrency: u32,
+    /// Threads: as many of its whole vCPUs as the profile found to help.
+    pub threads: usize,
+}
+
+impl MainSize {
+    /// The size of a main function of `main_bytes` for `problem`.
+    #[must_use]
+    pub fn of(problem: &Problem, main_bytes: f64) -> Self {
+        let model = Model::new(problem);
+        let per_token = || problem.layers.iter().map(|layer| layer.kv_bytes_per_token);
+        let growing = model.memory_tokens * per_token().fold(0.0, f64::max);
+        let beside = if problem.device == Device::Cpu { model.gpu_bytes + growing } else { 0.0 };
+        Self {
+            main_bytes,
+            memory_bytes: main_bytes + beside,
+            kv_cache_bytes: (model.memory_tokens * per_token().sum::<f64>() + growing).ceil(),
+            kv_cache_tokens: model.memory_tokens,
+            concurrency: problem.request.concurrency,
+            threads: useful_vcpus(problem, main_bytes / GB),
+        }
+    }
+}
+
+/// Of the measured numbers of whole vCPUs up to `most` the quickest in a decode step of all requests that
+/// run at once: more of them can take longer where there is little to do. `most`, at least 1, where no
+/// whole number was measured.
+#[must_use]
+pub fn useful_vcpus(problem: &Problem, most: f64) -> usize {
+    let most = most.floor().max(1.0);
+    let Some(layer) = problem.layers.first() else { return 1 };
+    let rest = layer.cpu_nonexpert_seconds.as_ref().filter(|_| problem.device == Device::Cpu);
+    let measured = rest.unwrap_or(&layer.expert_seconds).vcpus.iter().copied();
+    let whole = measured.filter(|vcpus| vcpus.fract() == 0.0 && *vcpus <= most);
+    let rows = f64::from(problem.request.concurrency.max(1));
+    let step = |vcpus: f64| {
+        let rest = rest.map_or(0.0, |profile| between(profile, rows, vcpus));
+        rest + experts_step(layer, rows, vcpus)
+    };
+    let best = whole.min_by(|a, b| step(*a).total_cmp(&step(*b)));
+    best.unwrap_or(most) as usize
+}
+
+/// Seconds of the experts of one decode step of `rows` tokens that are routed evenly, all of them local.
+fn experts_step(layer: &Layer, rows: f64, vcpus: f64) -> f64 {
+    let (experts, per_token) = (f64::from(layer.experts), f64::from(layer.top_k));
+    // An expert is left out when no token takes it.
+    let used = (experts * (1.0 - (1.0 - per_token / experts).powf(rows))).max(per_token);
+    used * between(&layer.expert_seconds, rows * per_token / used, vcpus)
+}
+
+/// The measured seconds between the points of a grid, as they are: a curve that never rises with the vCPUs
+/// would hide which of them help.
+fn between(profile: &CpuProfile, tokens: f64, vcpus: f64) -> f64 {
+    let (column, beside) = place(&profile.vcpus, vcpus);
+    let at = |row: usize| {
+        let (low, high) =
+            (profile.seconds[row][column], profile.seconds[row][(column + 1).min(profile.vcpus.len() - 1)]);
+        low + (high - low) * beside
+    };
+    let (row, above) = place(&profile.tokens, tokens);
+    let (low, high) = (at(row), at((row + 1).min(profile.tokens.len() - 1)));
+    low + (high - low) * above
+}
+
+/// The last of the ascending `points` that `value` reaches, and how far it is on the way to the next one;
+/// the first or last point outside of them.
+fn place(points: &[f64], value: f64) -> (usize, f64) {
+    let low = points.partition_point(|point| *point <= value).max(1) - 1;
+    match points.get(low + 1) {
+        Some(next) if value > points[low] => (low, (value - points[low]) / (next - points[low])),
+        _ => (low, 0.0),
+    }
+}
