@@ -14,8 +14,10 @@ use clap::{Args, ValueEnum};
 use remoe_fetch::ModelArgs;
 use remoe_function::parse_size;
 use remoe_model::{Checkpoint, Inspection};
-use remoe_planner::{Answer, Limits, Options, Problem, Remote, SizeRange, Slo, Specs, solve, useful_vcpus};
-use remoe_predictor::{Shares, Trained};
+use remoe_planner::{
+    Answer, ErrorFactor, Limits, Options, Problem, Remote, SizeRange, Slo, Specs, solve, useful_vcpus,
+};
+use remoe_predictor::{ErrorBars, Method, Shares, Trained};
 use remoe_profile::{ModelId, Prices, Profile, Wishes};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -176,10 +178,14 @@ impl PlanningArgs {
                     request.max_input_tokens =
                         request.max_input_tokens.map(|most| most.max(ids.len() as f64));
                     let predicted = trained.predict_with_errors(&ids)?;
-                    p95 = predicted.errors.map(|errors| errors.prediction_p95(&half(model)));
+                    p95 = predicted.errors.map(factors);
                     rows(&predicted.shares)
                 }
-                None => rows(trained.popularity().shares()),
+                // How far single prompts are off the mean of the history is known too.
+                None => {
+                    p95 = trained.errors_of(Method::Dop).map(factors);
+                    rows(trained.popularity().shares())
+                }
             };
             prediction = Some(shares);
         } else if let Some(text) = prompt {
@@ -260,9 +266,9 @@ pub(crate) fn fallback_bytes(model: &Inspection, dtype: &str) -> u64 {
     2 * model.top_k as u64 * model.resident_bytes(model.expert_bytes, dtype)
 }
 
-/// Remote sets of half of the experts: where error bars are read before the sets are chosen.
-fn half(model: &Inspection) -> Vec<usize> {
-    vec![model.experts / 2; model.moe_layers.len()]
+/// How far remote sets have been off, for every number of experts in them.
+fn factors(errors: &ErrorBars) -> Vec<ErrorFactor> {
+    errors.least_used_p95.iter().cloned().map(ErrorFactor::ByCount).collect()
 }
 
 pub(crate) fn rows(shares: &Shares) -> Vec<Vec<f64>> {

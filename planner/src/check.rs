@@ -4,7 +4,9 @@
 //! table of the search within memory, so that no later step has to ask again.
 
 use crate::error::FieldError;
-use crate::problem::{Affine, CpuProfile, Device, GpuProfile, Layer, Pricing, Problem, SizeRange};
+use crate::problem::{
+    Affine, CpuProfile, Device, ErrorFactor, GpuProfile, Layer, Pricing, Problem, SizeRange,
+};
 use std::fmt::Display;
 
 /// No figure is larger.
@@ -126,8 +128,8 @@ impl Problem {
         }
         if let Some(factors) = &self.prediction_p95 {
             one_per_layer("prediction_p95", factors.len(), self.layers.len())?;
-            for (index, factor) in factors.iter().enumerate() {
-                not_negative(format_args!("prediction_p95[{index}]"), *factor)?;
+            for (index, (factor, layer)) in factors.iter().zip(&self.layers).enumerate() {
+                check_factor(&format!("prediction_p95[{index}]"), factor, layer.experts as usize)?;
             }
         }
         Ok(())
@@ -243,6 +245,21 @@ fn check_shares(field: &str, shares: &[f64], experts: usize) -> Checked {
         return Err(FieldError::new(field, message));
     }
     Ok(())
+}
+
+fn check_factor(field: &str, factor: &ErrorFactor, experts: usize) -> Checked {
+    match factor {
+        ErrorFactor::Any(factor) => not_negative(field, *factor),
+        ErrorFactor::ByCount(factors) if factors.len() != experts + 1 => {
+            let (have, want) = (factors.len(), experts + 1);
+            let message = format!("has {have} factors, expected {want}: for 0 to {experts} remote experts");
+            Err(FieldError::new(field, message))
+        }
+        ErrorFactor::ByCount(factors) => factors
+            .iter()
+            .enumerate()
+            .try_for_each(|(count, factor)| not_negative(format_args!("{field}[{count}]"), *factor)),
+    }
 }
 
 fn cpu_profile(name: &str, profile: &CpuProfile) -> Checked {

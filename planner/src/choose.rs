@@ -10,7 +10,7 @@ use crate::model::Model;
 use crate::placement::Multipliers;
 use crate::plan::{Plan, PlanDraft, whole_bytes};
 use crate::preallocate::{WalkStep, walk};
-use crate::problem::Problem;
+use crate::problem::{ErrorFactor, Problem};
 use crate::search::{Counters, Search};
 use crate::selection::{Candidate, across_layers, by_ratio};
 use crate::stress::all_violations;
@@ -233,9 +233,9 @@ fn no_plan(
     PlanError::Infeasible(Box::new(why.unwrap_or_else(|| Infeasible::unknown(model))))
 }
 
-fn factors(problem: &Problem) -> Result<&[f64], FieldError> {
+fn factors(problem: &Problem) -> Result<&[ErrorFactor], FieldError> {
     problem.prediction_p95.as_deref().ok_or_else(|| {
-        let message = "is missing: robust plans need the predictor's error; add one factor per layer";
+        let message = "is missing: robust plans need the predictor's error; add a factor per layer, or a list per layer with one for 0, 1, .. remote experts";
         FieldError::new("prediction_p95", message)
     })
 }

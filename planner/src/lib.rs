@@ -60,8 +60,8 @@ pub use main_size::{MainSize, useful_vcpus};
 pub use plan::{LayerPlan, Plan, PlanDraft};
 pub use preallocate::WalkStep;
 pub use problem::{
-    Affine, Billing, CpuProfile, Device, GpuProfile, Layer, Limits, Pricing, Problem, Request, SizeRange,
-    Slo, Specs, Transport,
+    Affine, Billing, CpuProfile, Device, ErrorFactor, GpuProfile, Layer, Limits, Pricing, Problem, Request,
+    SizeRange, Slo, Specs, Transport,
 };
 pub use search::Counters;
 pub use selection::Selection;

@@ -4,6 +4,7 @@ use crate::cost::{TPOT_SLACK, TTFT_SLACK};
 use crate::model::Model;
 use crate::options::{Choice, LayerOptions, Local, Prices, Terms};
 use crate::plan::{LayerPlan, Plan};
+use crate::problem::ErrorFactor;
 use crate::selection::Candidate;
 use crate::sizes::first_at_least;
 use crate::tables::LayerTable;
@@ -41,14 +42,14 @@ impl<'m> Placement<'m> {
         model: &'m Model<'m>,
         tables: &'m [LayerTable],
         candidate: &Candidate,
-        factors: Option<&[f64]>,
+        factors: Option<&[ErrorFactor]>,
     ) -> Option<Self> {
         let mut layers = Vec::with_capacity(tables.len());
         for (layer, (table, count)) in tables.iter().zip(&candidate.counts).enumerate() {
             layers.push(if *count == 0 {
                 Side::Local
             } else {
-                let factor = factors.map(|factors| factors[layer]);
+                let factor = factors.map(|factors| factors[layer].of(*count));
                 Side::Remote(Box::new(LayerOptions::new(model, table, layer, *count, factor)?))
             });
         }

@@ -23,7 +23,7 @@ pub struct Problem {
     pub prediction: Option<Vec<Vec<f64>>>,
     /// Per layer, the 95th percentile of the remote set's true share over its predicted one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub prediction_p95: Option<Vec<f64>>,
+    pub prediction_p95: Option<Vec<ErrorFactor>>,
     /// The Mixture-of-Experts layers in order; dense layers are folded into the next of them.
     pub layers: Vec<Layer>,
     /// Bytes of one token's hidden state (D in the Remoe paper).
@@ -86,6 +86,28 @@ impl Request {
         match self.concurrency {
             0 | 1 => largest,
             many => largest.max(f64::from(many) * (self.input_tokens + self.output_tokens)),
+        }
+    }
+}
+
+/// How far the share of a layer's remote set may exceed its prediction.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum ErrorFactor {
+    /// Whatever the set.
+    Any(f64),
+    /// At index m for the m experts that are predicted to be used least; index 0, the empty set, counts for
+    /// nothing.
+    ByCount(Vec<f64>),
+}
+
+impl ErrorFactor {
+    /// The factor for a set of `count` experts.
+    pub(crate) fn of(&self, count: usize) -> f64 {
+        match self {
+            Self::Any(factor) => *factor,
+            // Checked problems have one for every count.
+            Self::ByCount(factors) => factors.get(count).copied().unwrap_or(1.0),
         }
     }
 }

@@ -9,6 +9,7 @@ use crate::options::{Choice, Prices, Terms};
 use crate::placement::{Multipliers, Placement};
 use crate::plan::Plan;
 use crate::preallocate::WorstCase;
+use crate::problem::ErrorFactor;
 use crate::selection::{Candidate, Selection};
 use crate::tables::LayerTable;
 
@@ -50,7 +51,7 @@ pub(crate) struct Search<'m> {
     pub(crate) model: &'m Model<'m>,
     pub(crate) tables: &'m [LayerTable],
     /// How far remote shares may exceed their prediction, where plans must bear it.
-    pub(crate) factors: Option<&'m [f64]>,
+    pub(crate) factors: Option<&'m [ErrorFactor]>,
     /// The limits that a plan does not keep, given its evaluation.
     pub(crate) violations: &'m dyn Fn(&Plan, &Evaluation) -> Vec<Violation>,
     pub(crate) best: Option<Found>,

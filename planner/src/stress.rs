@@ -3,14 +3,16 @@
 use crate::cost::{Evaluation, Violation};
 use crate::model::Model;
 use crate::plan::Plan;
+use crate::problem::ErrorFactor;
 use crate::remote_set::stressed_scales;
 use std::borrow::Cow;
 
 /// The violations of `plan`, on the prediction and when each remote set's share is `factors` times
-/// the predicted one; of the same limit the worse one.
+/// the predicted one; of the same limit the worse one. Factors by count are of the experts used least; any
+/// other set of as many is taken to err as far.
 pub(crate) fn all_violations(
     model: &Model<'_>,
-    factors: &[f64],
+    factors: &[ErrorFactor],
     plan: &Plan,
     evaluation: &Evaluation,
 ) -> Vec<Violation> {
@@ -26,10 +28,10 @@ pub(crate) fn all_violations(
 }
 
 /// The same problem with the shares that `factors` make of the prediction under `plan`.
-fn stressed<'p>(model: &Model<'p>, factors: &[f64], plan: &Plan) -> Model<'p> {
+fn stressed<'p>(model: &Model<'p>, factors: &[ErrorFactor], plan: &Plan) -> Model<'p> {
     let layers = model.shares.iter().zip(&plan.layers).zip(factors);
     let shares = layers.enumerate().map(|(layer, ((shares, part), factor))| {
-        let (up, down) = stressed_scales(model.share_of(layer, &part.remote), *factor);
+        let (up, down) = stressed_scales(model.share_of(layer, &part.remote), factor.of(part.remote.len()));
         let scale = |(expert, share): (usize, &f64)| {
             let is_remote = part.remote.binary_search(&(expert as u32)).is_ok();
             share * if is_remote { up } else { down }

@@ -7,8 +7,8 @@ mod generate;
 use generate::{Random, Shape, model_problem, small_problem};
 use proptest::prelude::*;
 use remoe_planner::{
-    Account, Affine, Answer, CpuProfile, Device, Measured, Options, PlanDraft, PlanError, Problem, Remote,
-    assignments_bound, evaluate, load_bound, longest_first, paper_bound, solve,
+    Account, Affine, Answer, CpuProfile, Device, ErrorFactor, Measured, Options, PlanDraft, PlanError,
+    Problem, Remote, assignments_bound, evaluate, load_bound, longest_first, paper_bound, solve,
 };
 
 fn problems() -> impl Strategy<Value = Problem> {
@@ -231,6 +231,7 @@ proptest! {
         let rows = stressed.prediction.as_mut().unwrap().iter_mut().zip(&robust.plan.layers);
         for ((shares, part), factor) in rows.zip(problem.prediction_p95.as_ref().unwrap()) {
             let remote: f64 = part.remote.iter().map(|expert| shares[*expert as usize]).sum();
+            let ErrorFactor::Any(factor) = factor else { unreachable!("{factor:?}") };
             let more = (remote * factor).min(1.0);
             for (expert, share) in shares.iter_mut().enumerate() {
                 let is_remote = part.remote.contains(&(expert as u32));
@@ -239,6 +240,40 @@ proptest! {
         }
         let evaluation = evaluate(&stressed, &PlanDraft::from(&robust.plan), false).unwrap();
         prop_assert_eq!(evaluation.violations, vec![]);
+    }
+
+    #[test]
+    fn each_count_has_its_own_factor(problem in problems(), seed: u32) {
+        let options = Options { robust: true, ..Options::default() };
+        // The same factor whatever the count is no other problem.
+        let lists = |problem: &Problem, factor: &mut dyn FnMut(usize, usize) -> f64| {
+            let layers = problem.layers.iter().enumerate();
+            let rows = layers.map(|(layer, it)| {
+                ErrorFactor::ByCount((0..=it.experts as usize).map(|count| factor(layer, count)).collect())
+            });
+            Problem { prediction_p95: Some(rows.collect()), ..problem.clone() }
+        };
+        let any = problem.prediction_p95.clone().unwrap();
+        let same = lists(&problem, &mut |layer, _| {
+            let ErrorFactor::Any(factor) = any[layer] else { unreachable!("{any:?}") };
+            factor
+        });
+        let plan = |problem: &Problem| solved(problem, &options).map(|answer| (answer.plan, answer.evaluation));
+        prop_assert_eq!(plan(&problem), plan(&same));
+        // With other factors the plan is as good as one that is made with those of its own counts alone.
+        let mut random = Random::new(seed.into());
+        let different = lists(&problem, &mut |_, _| random.between(1.0, 3.0));
+        let Some(answer) = solved(&different, &options) else { return Ok(()) };
+        let factors = different.prediction_p95.as_ref().unwrap().iter().zip(&answer.plan.layers);
+        let chosen = factors.map(|(factor, part)| {
+            let ErrorFactor::ByCount(list) = factor else { unreachable!("{factor:?}") };
+            ErrorFactor::Any(list[part.remote.len()])
+        });
+        let chosen = Problem { prediction_p95: Some(chosen.collect()), ..problem };
+        let draft = PlanDraft::from(&answer.plan);
+        let (ours, alone) = (evaluate(&different, &draft, true).unwrap(), evaluate(&chosen, &draft, true).unwrap());
+        prop_assert_eq!(&ours, &alone);
+        prop_assert_eq!(ours.violations, vec![]);
     }
 
     #[test]

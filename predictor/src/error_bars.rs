@@ -20,7 +20,8 @@ pub struct ErrorBars {
     /// Per layer, the [`QUANTILES`] of the divergence.
     pub js_quantiles: Vec<[f64; QUANTILES.len()]>,
     /// Per layer, at index m: the 95th percentile over prompts of (true / predicted) summed share of the
-    /// m experts that are predicted to be used least, at least 1; index 0 is 1.
+    /// m experts that are predicted to be used least, at least 1; index 0 is 1. The planner's
+    /// `prediction_p95` takes it as it is.
     pub least_used_p95: Vec<Vec<f64>>,
 }
 
@@ -52,14 +53,6 @@ impl ErrorBars {
                 .map(|layer| layer.iter_mut().map(|list| quantile(list, 0.95).max(1.0)).collect())
                 .collect(),
         }
-    }
-
-    /// The planner's `prediction_p95` where `remote[l]` experts of layer l are remote, those predicted to be
-    /// used least: the factor on their summed share. A layer or number that is not there gives 1.
-    #[must_use]
-    pub fn prediction_p95(&self, remote: &[usize]) -> Vec<f64> {
-        let factor = |(layer, &count): (&Vec<f64>, &usize)| layer.get(count).copied().unwrap_or(1.0);
-        self.least_used_p95.iter().zip(remote).map(factor).collect()
     }
 }
 

@@ -232,8 +232,13 @@ impl Trained {
     /// The prompt is empty or has a token that the model does not have.
     pub fn predict_with_errors(&self, prompt: &[u32]) -> Result<Prediction<'_>, PredictError> {
         let shares = self.method(self.tuning.default).predict(prompt)?;
-        let bars = self.tuning.errors.iter().find(|(method, _)| *method == self.tuning.default);
-        Ok(Prediction { shares, errors: bars.map(|(_, bars)| bars) })
+        Ok(Prediction { shares, errors: self.errors_of(self.tuning.default) })
+    }
+
+    /// Errors of `method` on held-out prompts, where the history was long enough.
+    #[must_use]
+    pub fn errors_of(&self, method: Method) -> Option<&ErrorBars> {
+        self.tuning.errors.iter().find(|(known, _)| *known == method).map(|(_, bars)| bars)
     }
 
     /// One of its methods as a predictor.

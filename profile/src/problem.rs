@@ -4,7 +4,7 @@ use crate::error::ProblemError;
 use crate::profile::Profile;
 use remoe_model::Inspection;
 use remoe_planner::{
-    Affine, CpuProfile, Device, Layer, Limits, Pricing, Problem, Request, Slo, Specs, Transport,
+    Affine, CpuProfile, Device, ErrorFactor, Layer, Limits, Pricing, Problem, Request, Slo, Specs, Transport,
 };
 
 /// What a deployment is to achieve, beside what model and machine are.
@@ -23,7 +23,7 @@ pub struct Wishes {
     /// Predicted share of each MoE layer's assignments per expert; `None`: all experts alike.
     pub prediction: Option<Vec<Vec<f64>>>,
     /// Per MoE layer, the 95th percentile of a remote set's true share over its predicted one.
-    pub prediction_p95: Option<Vec<f64>>,
+    pub prediction_p95: Option<Vec<ErrorFactor>>,
     /// Memory of the main function for experts that no remote function answers for, in bytes.
     pub fallback_bytes: f64,
     /// Seconds from nothing to ready functions that count towards the first token.

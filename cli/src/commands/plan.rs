@@ -81,6 +81,11 @@ fn share(text: &str) -> Result<f64, String> {
 pub(crate) fn run(args: &PlanArgs, as_json: bool) -> Result<ExitCode, CliError> {
     let command = Command { args, problem: args.read_problem()?, as_json };
     let problem = &command.problem;
+    if args.robust && args.problem.is_none() && problem.prediction_p95.is_none() {
+        let message = "how far predictions err is not known: there is no predictor, or its history was too \
+                       short to hold prompts back; name one with --predictor (remoe predictor build makes it)";
+        return Err(CliError::arguments("--robust", message));
+    }
     if args.preallocate {
         return command.answer(preallocate(problem), plan_report::preallocation);
     }

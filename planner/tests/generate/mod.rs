@@ -3,8 +3,8 @@
 #![allow(dead_code)]
 
 use remoe_planner::{
-    Affine, Billing, CpuProfile, Device, GpuProfile, Layer, Limits, PlanError, Pricing, Problem, Request,
-    SizeRange, Slo, Specs, Transport, preallocate,
+    Affine, Billing, CpuProfile, Device, ErrorFactor, GpuProfile, Layer, Limits, PlanError, Pricing, Problem,
+    Request, SizeRange, Slo, Specs, Transport, preallocate,
 };
 
 /// A generator of numbers that are the same everywhere (SplitMix64).
@@ -131,7 +131,7 @@ pub(crate) fn small_problem(seed: u64, layers: usize) -> Problem {
             concurrency: 1,
         },
         prediction: Some(prediction),
-        prediction_p95: Some((0..layers).map(|_| random.between(1.0, 2.0)).collect()),
+        prediction_p95: Some((0..layers).map(|_| ErrorFactor::Any(random.between(1.0, 2.0))).collect()),
         layers: problem_layers,
         token_bytes: 4096.0,
         head_bytes: random.between(1e7, 5e8).round(),
