@@ -7,7 +7,7 @@ use crate::constraints;
 use crate::deployment::Wanted;
 use crate::exit::CliError;
 use crate::machine;
-use crate::output::progress::Progress;
+use crate::output::progress::{Progress, print_warning};
 use crate::prompt;
 use crate::workload::WorkloadArgs;
 use clap::{Args, ValueEnum};
@@ -18,7 +18,7 @@ use remoe_planner::{
     Answer, ErrorFactor, Limits, Options, Problem, Remote, SizeRange, Slo, Specs, solve, useful_vcpus,
 };
 use remoe_predictor::{ErrorBars, Method, Shares, Trained};
-use remoe_profile::{ModelId, Prices, Profile, Wishes};
+use remoe_profile::{ModelId, Prices, ProblemError, Profile, Wishes};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -219,8 +219,16 @@ impl PlanningArgs {
             fallback_bytes,
             cold_start_seconds: 0.0,
         };
-        let mut problem = remoe_profile::problem(model, profile, &wishes)
-            .map_err(|error| CliError::arguments("--model", error.to_string()))?;
+        let mut problem = remoe_profile::problem(model, profile, &wishes).map_err(|error| {
+            let flag = if error == ProblemError::NoGpuPrice { "--pricing" } else { "--model" };
+            CliError::arguments(flag, error.to_string())
+        })?;
+        if profile.device.is_some() && profile.gpu_expert_seconds.is_none() {
+            print_warning(
+                "what experts take on the GPU was not measured: the baselines that compute them there assume half \
+                 of an NVIDIA T4; the profile may state gpu_expert_seconds",
+            );
+        }
         if self.main_memory_mb.is_none() && problem.request.concurrency > 1 {
             share_cores(&mut problem, profile.machine.cores);
         }

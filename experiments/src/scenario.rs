@@ -34,6 +34,7 @@ pub fn paper_pricing() -> Pricing {
     const GB_SECOND: f64 = 0.000_016_666_7;
     Pricing {
         cpu_per_gb_second: GB_SECOND,
+        memory_per_gb_second: None,
         gpu_per_gb_second: Some(3.0 * GB_SECOND),
         gpu_bytes_each: None,
         gpu_per_second_each: None,

@@ -195,6 +195,9 @@ fn from_one_token(name: &str, profile: &CpuProfile) -> Checked {
 
 fn check_pricing(pricing: &Pricing) -> Checked {
     price("pricing.cpu_per_gb_second", pricing.cpu_per_gb_second)?;
+    if let Some(value) = pricing.memory_per_gb_second {
+        price("pricing.memory_per_gb_second", value)?;
+    }
     if let Some(value) = pricing.gpu_per_gb_second {
         price("pricing.gpu_per_gb_second", value)?;
     }

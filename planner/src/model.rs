@@ -30,7 +30,7 @@ pub(crate) struct Model<'p> {
     pub(crate) invoke: f64,
     /// Seconds of the main function per layer that is called.
     pub(crate) send: f64,
-    /// Memory of the device in bytes (M^g; Remoe paper, equation 7).
+    /// Memory of the device in bytes (M^g; Remoe paper, equation 7); main memory on device `cpu`.
     pub(crate) gpu_bytes: f64,
     /// Dollars per second of that.
     pub(crate) gpu_rate: f64,
@@ -147,7 +147,7 @@ impl<'p> Model<'p> {
             invoke: transport.invoke_seconds,
             send: transport.send_seconds,
             gpu_bytes,
-            gpu_rate: problem.pricing.gpu_rate(gpu_bytes),
+            gpu_rate: problem.pricing.device_rate(problem.device, gpu_bytes),
             cpu_price: problem.pricing.cpu_per_gb_second,
             main_sizes: problem.specs.main.sizes(),
             remote_sizes: problem.specs.remote.sizes(),

@@ -219,8 +219,12 @@ impl Transport {
 /// Prices in dollars.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Pricing {
-    /// 1 GB of CPU memory for one second.
+    /// 1 GB of CPU memory for one second, with the vCPU that comes with it.
     pub cpu_per_gb_second: f64,
+    /// 1 GB of CPU memory for one second that brings no vCPU: on device `cpu`, what is there beside the
+    /// main function's size. `cpu_per_gb_second` where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_per_gb_second: Option<f64>,
     /// 1 GB of GPU memory for one second; the CPU's price where absent (a cluster without a GPU).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_per_gb_second: Option<f64>,

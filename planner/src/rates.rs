@@ -1,14 +1,29 @@
 //! What memory costs per second.
 
-use crate::problem::Pricing;
+use crate::problem::{Device, Pricing};
 use crate::sizes::GB;
 
 impl Pricing {
+    /// Dollars per second of `bytes` of everything but experts on `device`. On CPUs they are main memory
+    /// beside the size that brings the vCPUs, whatever GPUs cost.
+    pub(crate) fn device_rate(&self, device: Device, bytes: f64) -> f64 {
+        match device {
+            Device::Gpu => self.gpu_rate(bytes),
+            Device::Cpu => self.memory_per_gb_second.unwrap_or(self.cpu_per_gb_second) * bytes / GB,
+        }
+    }
+
     /// Dollars per second of `bytes` on GPUs: by the GB, or by the whole GPU.
     pub(crate) fn gpu_rate(&self, bytes: f64) -> f64 {
         match (self.gpu_bytes_each, self.gpu_per_second_each) {
             (Some(each), Some(price)) => (bytes / each).ceil() * price,
             _ => self.gpu_per_gb_second.unwrap_or(self.cpu_per_gb_second) * bytes / GB,
         }
+    }
+
+    /// Whether GPU memory has a price of its own.
+    #[must_use]
+    pub fn has_gpu(&self) -> bool {
+        self.gpu_per_gb_second.is_some() || self.gpu_bytes_each.is_some()
     }
 }

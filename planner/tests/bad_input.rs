@@ -107,6 +107,7 @@ fn each_bad_value_is_named() {
         (with(&[("/transport/bytes_per_second", json!(0))]), "transport.bytes_per_second"),
         (with(&[("/transport/invoke_seconds", json!(-1))]), "transport.invoke_seconds"),
         (with(&[("/pricing/cpu_per_gb_second", json!(0))]), "pricing.cpu_per_gb_second"),
+        (with(&[("/pricing/memory_per_gb_second", json!(0))]), "pricing.memory_per_gb_second"),
         (with(&[("/pricing/gpu_per_gb_second", json!(0))]), "pricing.gpu_per_gb_second"),
         (with(&[("/pricing/gpu_bytes_each", json!(1e9))]), "pricing.gpu_per_second_each"),
         (with(&[("/pricing/billing", json!("monthly"))]), "pricing.billing"),

@@ -8,7 +8,7 @@ use generate::{Random, Shape, model_problem, small_problem};
 use proptest::prelude::*;
 use remoe_planner::{
     Account, Affine, Answer, CpuProfile, Device, ErrorFactor, Measured, Options, PlanDraft, PlanError,
-    Problem, Remote, assignments_bound, evaluate, load_bound, longest_first, paper_bound, solve,
+    Pricing, Problem, Remote, assignments_bound, evaluate, load_bound, longest_first, paper_bound, solve,
 };
 
 fn problems() -> impl Strategy<Value = Problem> {
@@ -95,6 +95,10 @@ proptest! {
     fn equal_machines_make_equal_plans(problem in problems()) {
         let mut device = problem;
         device.device = Device::Gpu;
+        // Memory of one price, wherever it is.
+        device.pricing = Pricing {
+            gpu_per_gb_second: None, gpu_bytes_each: None, gpu_per_second_each: None, ..device.pricing
+        };
         device.swap_seconds = Affine { base: 0.0, per_token: 0.0 };
         let mut cpus = device.clone();
         cpus.device = Device::Cpu;
@@ -123,6 +127,30 @@ proptest! {
         } else {
             prop_assert!(answers.0.is_none() && answers.1.is_none());
         }
+    }
+
+    #[test]
+    fn on_cpus_nothing_costs_what_gpus_do(problem in problems(), price in 0.01..1.0f64) {
+        let mut cpus = problem;
+        cpus.device = Device::Cpu;
+        cpus.pricing.memory_per_gb_second = Some(price);
+        for layer in &mut cpus.layers {
+            layer.cpu_nonexpert_seconds = Some(layer.expert_seconds.clone());
+        }
+        let mut dear = cpus.clone();
+        dear.pricing.gpu_per_gb_second = Some(1e3);
+        dear.pricing.gpu_bytes_each = Some(1e9);
+        dear.pricing.gpu_per_second_each = Some(1e3);
+        let Some(answer) = solved(&cpus, &Options::default()) else { return Ok(()) };
+        let same = solved(&dear, &Options::default()).unwrap();
+        prop_assert_eq!(&answer.plan, &same.plan);
+        prop_assert_eq!(answer.evaluation.total_cost, same.evaluation.total_cost);
+        prop_assert_eq!(&answer.baselines.mix, &same.baselines.mix);
+        // Main memory beside the experts brings no vCPU, and is not paid for as if it did.
+        let evaluation = &answer.evaluation;
+        let seconds = evaluation.prefill_seconds + evaluation.decode_seconds;
+        let rate = (price * evaluation.gpu_bytes + cpus.pricing.cpu_per_gb_second * answer.plan.main_bytes) / 1e9;
+        prop_assert!(close(evaluation.main_cost, seconds * rate));
     }
 
     #[test]

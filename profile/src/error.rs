@@ -42,6 +42,12 @@ pub enum ProblemError {
         /// The one to plan for.
         wanted: String,
     },
+    /// GPU memory would be paid for as main memory.
+    #[error(
+        "the main function is on a GPU, and the prices name none: state what one costs (gpuHour and \
+         gpuMemoryMB), or plan for the CPU"
+    )]
+    NoGpuPrice,
     /// There is nothing to place.
     #[error("a model of family {family} without routed experts has nothing to plan")]
     NoExperts {

@@ -82,7 +82,7 @@ impl Prices {
     }
 
     /// The planner's prices: 1 GB of a function's memory comes with one vCPU, so that it costs a core
-    /// and a GB; GPUs are paid for whole.
+    /// and a GB; memory beside that costs a GB; GPUs are paid for whole.
     ///
     /// # Errors
     /// A price that is zero, negative or beyond all bounds.
@@ -106,6 +106,7 @@ impl Prices {
         }
         Ok(Pricing {
             cpu_per_gb_second: (self.cpu_core_hour + self.memory_gb_hour) / HOUR,
+            memory_per_gb_second: Some(self.memory_gb_hour / HOUR),
             gpu_per_gb_second: None,
             gpu_bytes_each: self.gpu_memory_mb.map(|megabytes| megabytes * 1e6),
             gpu_per_second_each: self.gpu_hour.map(|price| price / HOUR),

@@ -5,7 +5,7 @@ use crate::profile::{
     Transport, VERSION,
 };
 use remoe_model::Inspection;
-use remoe_planner::{Affine, CpuProfile};
+use remoe_planner::{Affine, CpuProfile, GpuProfile};
 
 /// Weights that one vCPU reads per second. Half of what one core of a server of the last ten years
 /// reads.
@@ -34,6 +34,8 @@ const GPU_READ_BYTES_PER_SECOND: f64 = 1.6e11;
 const GPU_OPERATIONS_PER_SECOND: f64 = 4e12;
 /// Starting the some 30 kernels of one layer's non-expert part, 10 us each.
 const GPU_LAYER_SECONDS: f64 = 3e-4;
+/// Starting the three kernels of one expert, 10 us each.
+const GPU_EXPERT_SECONDS: f64 = 3e-5;
 /// One copy between GPU and host, with the wait for it.
 const GPU_COPY_SECONDS: f64 = 5e-5;
 /// PCIe 3.0 with 16 lanes, half of it.
@@ -68,6 +70,7 @@ impl Profile {
             remote_expert_seconds: None,
             nonexpert_seconds: table(rest),
             device: None,
+            gpu_expert_seconds: None,
             transport: Transport {
                 over: "assumed".to_owned(),
                 bytes_per_second: NETWORK_BYTES_PER_SECOND,
@@ -107,9 +110,21 @@ impl Profile {
         Self {
             machine: Machine { device: "cuda".to_owned(), ..prior.machine },
             device: Some(device),
+            gpu_expert_seconds: Some(gpu_expert_seconds(model, dtype)),
             ..prior
         }
     }
+}
+
+/// One routed expert on a GPU, where nobody states it: half of an NVIDIA T4, as everything else that is
+/// assumed of GPUs here.
+pub(crate) fn gpu_expert_seconds(model: &Inspection, dtype: &str) -> GpuProfile {
+    let bytes = model.resident_bytes(model.expert_bytes, dtype) as f64;
+    let at = |tokens: &f64| {
+        let (read, computed) = (bytes / GPU_READ_BYTES_PER_SECOND, bytes * tokens / GPU_OPERATIONS_PER_SECOND);
+        GPU_EXPERT_SECONDS + read.max(computed)
+    };
+    GpuProfile { tokens: TOKENS.to_vec(), seconds: TOKENS.iter().map(at).collect() }
 }
 
 fn non_expert_bytes(model: &Inspection, dtype: &str) -> f64 {

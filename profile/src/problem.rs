@@ -1,6 +1,7 @@
 //! The planning problem of a model on a machine.
 
 use crate::error::ProblemError;
+use crate::prior::gpu_expert_seconds;
 use crate::profile::Profile;
 use remoe_model::Inspection;
 use remoe_planner::{
@@ -34,14 +35,22 @@ pub struct Wishes {
 ///
 /// A dense layer is folded into the MoE layer after it (behind the last one: before it), and what is
 /// outside of layers, embedding and head, into the times of all of them alike: only sums matter there.
+/// What experts would take on the device is there where the profile has one.
 ///
 /// # Errors
-/// The model has no routed experts, or a figure is none that the planner takes.
+/// The model has no routed experts, the profile has a GPU without a price, or a figure is none that the planner takes.
 pub fn problem(model: &Inspection, profile: &Profile, wishes: &Wishes) -> Result<Problem, ProblemError> {
     let count = model.moe_layers.len();
     if count == 0 || model.experts == 0 {
         return Err(ProblemError::NoExperts { family: model.family.clone() });
     }
+    if profile.device.is_some() && !wishes.pricing.has_gpu() {
+        return Err(ProblemError::NoGpuPrice);
+    }
+    let on_gpu = profile.device.map(|_| {
+        let stated = profile.gpu_expert_seconds.clone();
+        stated.unwrap_or_else(|| gpu_expert_seconds(model, &profile.model.dtype))
+    });
     // Weights and cache live in the compute dtype, whatever they are at rest.
     let resident = |bytes: u64| model.resident_bytes(bytes, &profile.model.dtype) as f64;
     let kv_layer = resident(model.kv_bytes_per_token) / model.layers.max(1) as f64;
@@ -64,7 +73,7 @@ pub fn problem(model: &Inspection, profile: &Profile, wishes: &Wishes) -> Result
         nonexpert_decode_seconds: profile.device.map_or(0.0, |device| device.decode_seconds * share),
         expert_seconds: profile.expert_seconds.clone(),
         remote_expert_seconds: profile.remote_expert_seconds.clone(),
-        gpu_expert_seconds: None,
+        gpu_expert_seconds: on_gpu.clone(),
         cpu_nonexpert_seconds: Some(on_cpus.clone()),
     });
     let uniform = || vec![vec![1.0 / model.experts as f64; model.experts]; count];

@@ -2,7 +2,7 @@
 
 use crate::error::{ProblemError, ProfileError};
 use remoe_model::Inspection;
-use remoe_planner::{Affine, CpuProfile, Fit};
+use remoe_planner::{Affine, CpuProfile, Fit, GpuProfile};
 use serde::{Deserialize, Serialize};
 
 /// Version of the form that is written and read.
@@ -41,6 +41,11 @@ pub struct Profile {
     /// The same on a device, where the main function has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceTimes>,
+    /// One routed expert on the device, from one token on. Experts are computed on CPUs, so that nothing
+    /// measures it: whoever knows it may state it. Where it is absent and there is a device, the prior's
+    /// figure stands for it, in baselines only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_expert_seconds: Option<GpuProfile>,
     /// Between main and remote functions.
     pub transport: Transport,
     /// From nothing to ready.
@@ -222,6 +227,11 @@ impl Profile {
             ] {
                 seconds(name, value)?;
             }
+        }
+        if let Some(GpuProfile { tokens, seconds }) = &self.gpu_expert_seconds {
+            let rows = seconds.iter().map(|value| vec![*value]).collect();
+            let as_table = CpuProfile { vcpus: vec![1.0], tokens: tokens.clone(), seconds: rows };
+            table("gpu_expert_seconds", &as_table)?;
         }
         seconds("transport.invoke_seconds", self.transport.invoke_seconds)?;
         seconds("transport.send_seconds", self.transport.send_seconds)?;

@@ -4,7 +4,7 @@
 
 use remoe_model::Inspection;
 use remoe_planner::{
-    Billing, CpuProfile, Device, Limits, Request, SizeRange, Slo, Specs, evaluate, preallocate, solve,
+    Billing, CpuProfile, Device, GpuProfile, Limits, Request, SizeRange, Slo, Specs, evaluate, preallocate, solve,
 };
 use remoe_planner::{Options, PlanDraft};
 use remoe_profile::{Origin, Prices, ProblemError, Profile, Wishes, problem};
@@ -149,7 +149,48 @@ fn the_prior_of_a_gpu_plans_for_one() {
     assert_eq!(problem.swap_seconds.per_token, 2048.0 / 8e9);
     let on_cpu = one_vcpu(&problem);
     assert!(on_cpu > step, "a GPU is taken to be faster than one vCPU");
-    solve(&problem, None, &Options::default()).unwrap();
+    let baselines = solve(&problem, None, &Options::default()).unwrap().baselines;
+    let (gpu, fetch) = (baselines.gpu.unwrap(), baselines.fetch.unwrap());
+    // Two experts of 10 MB a token in each of three layers.
+    let experts = 3.0 * 2.0 * (3e-5 + 1e7 / 1.6e11);
+    assert!((gpu.tpot_seconds - step - experts).abs() < 1e-9, "{gpu:?}");
+    assert!(fetch.total_cost > 0.0);
+}
+
+#[test]
+fn what_experts_take_on_a_gpu_is_stated_or_assumed_and_never_without_one() {
+    let prices = Prices { gpu_hour: Some(2.5), gpu_memory_mb: Some(16_000.0), ..Prices::default() };
+    let wishes = Wishes { pricing: prices.pricing().unwrap(), ..wishes() };
+    let on_gpu = |profile: &Profile| {
+        let layers = problem(&model(), profile, &wishes).unwrap().layers;
+        layers[0].gpu_expert_seconds.clone()
+    };
+    let assumed = Profile::prior_on_gpu(&model(), "bfloat16");
+    let measured = Profile { gpu_expert_seconds: None, ..assumed.clone() };
+    assert_eq!(on_gpu(&measured), assumed.gpu_expert_seconds);
+    let stated = GpuProfile { tokens: vec![1.0, 64.0], seconds: vec![1e-4, 2e-4] };
+    assert_eq!(on_gpu(&Profile { gpu_expert_seconds: Some(stated.clone()), ..assumed.clone() }), Some(stated));
+    assert_eq!(on_gpu(&Profile { device: None, ..assumed }), None);
+}
+
+#[test]
+fn a_gpu_without_a_price_is_refused() {
+    let profile = Profile::prior_on_gpu(&model(), "bfloat16");
+    let refused = problem(&model(), &profile, &wishes()).unwrap_err();
+    assert_eq!(refused, ProblemError::NoGpuPrice);
+    assert!(refused.to_string().contains("gpuHour"), "{refused}");
+}
+
+#[test]
+fn prices_of_gpus_change_nothing_on_cpus() {
+    let gpus = Prices { gpu_hour: Some(2.5), gpu_memory_mb: Some(16_000.0), ..Prices::default() };
+    let answer = |prices: Prices| {
+        let wishes = Wishes { pricing: prices.pricing().unwrap(), ..wishes() };
+        let problem = problem(&model(), &measured(), &wishes).unwrap();
+        solve(&problem, None, &Options::default()).unwrap()
+    };
+    let (with, without) = (answer(gpus), answer(Prices::default()));
+    assert_eq!((with.plan, with.evaluation), (without.plan, without.evaluation));
 }
 
 /// Seconds of one decode step of the non-expert part on one vCPU.
@@ -170,6 +211,8 @@ fn prices_have_the_units_of_bills() {
         "billing: Invocation\ncpuCoreHour: \"0.03\"\nmemoryGBHour: 0.006\ngpuHour: 3.6\ngpuMemoryMB: 80000\n";
     let pricing = Prices::from_yaml(text).unwrap().pricing().unwrap();
     assert!((pricing.cpu_per_gb_second - 1e-5).abs() < 1e-18);
+    // Memory that brings no core.
+    assert!((pricing.memory_per_gb_second.unwrap() - 0.006 / 3600.0).abs() < 1e-18);
     assert_eq!((pricing.gpu_bytes_each, pricing.gpu_per_second_each), (Some(8e10), Some(0.001)));
     assert_eq!(pricing.billing, Billing::Invocation);
     assert_eq!(Prices::from_yaml(r#"{"cpuCoreHour": 1, "memoryGBHour": 1}"#).unwrap().gpu_hour, None);
@@ -182,7 +225,7 @@ fn the_examples_are_prices() {
     assert!(files.len() >= 2);
     for file in files {
         let prices = Prices::from_yaml(&std::fs::read_to_string(&file).unwrap()).unwrap();
-        assert!(prices.source.is_some() && prices.date.is_some() && prices.gpu_hour.is_some(), "{file:?}");
+        assert!(prices.source.is_some() && prices.date.is_some(), "{file:?}");
     }
 }
 

@@ -148,6 +148,7 @@ pub(crate) fn small_problem(seed: u64, layers: usize) -> Problem {
         cold_start_seconds: random.between(0.0, 2.0),
         pricing: Pricing {
             cpu_per_gb_second: 1.0,
+            memory_per_gb_second: None,
             gpu_per_gb_second: (!random.one_in(5)).then_some(3.0),
             gpu_bytes_each: whole_gpus.then_some(2.4e10),
             gpu_per_second_each: whole_gpus.then(|| random.between(0.2, 5.0)),
@@ -253,6 +254,7 @@ pub(crate) fn model_problem(shape: Shape) -> Problem {
         cold_start_seconds: 1.5,
         pricing: Pricing {
             cpu_per_gb_second: 1.0,
+            memory_per_gb_second: None,
             gpu_per_gb_second: Some(shape.gpu_price),
             gpu_bytes_each: None,
             gpu_per_second_each: None,

@@ -140,6 +140,7 @@ fn measure_blocking(request: &Request, progress: &Arc<Progress>) -> Result<Profi
         fit: Fit::of(&remote.expert_seconds.vcpus, &one_token),
         expert_seconds: main.expert_seconds,
         remote_expert_seconds: Some(remote.expert_seconds),
+        gpu_expert_seconds: None,
         nonexpert_seconds: main.nonexpert_seconds,
         device: main.device,
         transport,
