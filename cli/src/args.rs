@@ -405,6 +405,7 @@ const UP_EXAMPLES: &str = "Examples:
   remoe up --model ./model --plan plan.json --host 0.0.0.0 --api-key secret";
 
 const PLAN_EXAMPLES: &str = "Examples:
+  remoe plan --model ./model --tpot 50ms
   remoe plan --problem problem.json
   remoe plan --problem problem.json --previous plan.json --hysteresis 0.1
   remoe plan --problem problem.json --evaluate plan.json --json

@@ -1,5 +1,6 @@
 //! How the command ends.
 
+use crate::plan_report::infeasible;
 use remoe_model::CheckpointError;
 use remoe_operator::{Failure, NotReady, PlacementError};
 use remoe_planner::PlanError;
@@ -71,7 +72,7 @@ impl CliError {
 impl From<PlanError> for CliError {
     fn from(error: PlanError) -> Self {
         match error {
-            PlanError::Infeasible(why) => Self::new(Code::Infeasible, why.to_string()),
+            PlanError::Infeasible(why) => Self::new(Code::Infeasible, infeasible(&why, false)),
             PlanError::Problem(error) | PlanError::Plan(error) => {
                 Self { field: Some(error.field.clone()), ..Self::new(Code::Arguments, error.to_string()) }
             }

@@ -2,8 +2,9 @@
 
 use crate::output::table;
 use remoe_planner::{
-    Alternative, Answer, Baseline, Change, Evaluation, Explanation, LayerPlan, Plan, Preallocation, Problem,
-    Reason, Refusal, Selection, Violation,
+    Alternative, Answer, Baseline, Change, Device, Evaluation, Explanation, Infeasible, Layer, LayerPlan,
+    Plan, Preallocation, Problem, Reason, Refusal, Remedy, Selection, Violation, amount, limit_name,
+    rounded_up,
 };
 
 /// A plan with everything behind it.
@@ -16,7 +17,7 @@ pub(crate) fn answer(problem: &Problem, answer: &Answer) -> String {
         layers(problem, Some(&answer.plan), &answer.evaluation),
         times(problem, &answer.evaluation),
         costs(&answer.evaluation),
-        baselines(answer),
+        baselines(problem, answer),
         reasons(&answer.explanation),
     ];
     parts.extend(answer.change.as_ref().map(change));
@@ -125,12 +126,9 @@ fn costs(evaluation: &Evaluation) -> String {
     ])
 }
 
-fn baselines(answer: &Answer) -> String {
+fn baselines(problem: &Problem, answer: &Answer) -> String {
     let (baselines, saving) = (&answer.baselines, &answer.explanation.saving);
-    let row = |name: &str, baseline: &Option<Baseline>, saving: Option<f64>| {
-        let Some(baseline) = baseline else {
-            return vec![name.to_owned(), "not known: figures are missing, or no size holds it".to_owned()];
-        };
+    let row = |name: &str, baseline: &Baseline, saving: Option<f64>| {
         vec![
             name.to_owned(),
             dollars(baseline.total_cost),
@@ -144,15 +142,32 @@ fn baselines(answer: &Answer) -> String {
             },
         ]
     };
-    table::with_header(
-        &["instead", "cost", "the plan saves", "main function", "TTFT", "TPOT", "keeps the limits"],
-        vec![
-            row("experts on CPUs (MIX)", &baselines.mix, saving.mix),
-            row("everything on CPUs", &baselines.cpu, saving.cpu),
-            row("everything on the GPU", &baselines.gpu, saving.gpu),
-            row("ideal offloading (Fetch)", &baselines.fetch, saving.fetch),
-        ],
-    )
+    let on_gpu = |layer: &Layer| layer.gpu_expert_seconds.is_some();
+    let on_cpus = |layer: &Layer| layer.cpu_nonexpert_seconds.is_some();
+    let too_large = "no size of the main function holds it";
+    let without_cpu = match problem.layers.iter().all(on_cpus) {
+        true => too_large,
+        false => "cpu_nonexpert_seconds is not stated",
+    };
+    let without_gpu = match (problem.layers.iter().all(on_gpu), problem.device) {
+        (true, _) => too_large,
+        (false, Device::Cpu) => "the main function has no GPU",
+        (false, Device::Gpu) => "gpu_expert_seconds is not stated",
+    };
+    let all = [
+        ("experts on CPUs (MIX)", &baselines.mix, saving.mix, too_large),
+        ("everything on CPUs", &baselines.cpu, saving.cpu, without_cpu),
+        ("everything on the GPU", &baselines.gpu, saving.gpu, without_gpu),
+        ("ideal offloading (Fetch)", &baselines.fetch, saving.fetch, without_gpu),
+    ];
+    let header = ["instead", "cost", "the plan saves", "main function", "TTFT", "TPOT", "keeps the limits"];
+    let known =
+        all.iter().filter_map(|(name, baseline, saving, _)| Some(row(name, baseline.as_ref()?, *saving)));
+    let known: Vec<Vec<String>> = known.collect();
+    let absent = all.iter().filter(|(_, baseline, ..)| baseline.is_none());
+    let absent: Vec<String> = absent.map(|(name, .., why)| format!("not compared: {name}, {why}")).collect();
+    let table = (!known.is_empty()).then(|| table::with_header(&header, known));
+    table.into_iter().chain(absent).collect::<Vec<_>>().join("\n")
 }
 
 fn reasons(why: &Explanation) -> String {
@@ -238,24 +253,8 @@ fn change(change: &Change) -> String {
 }
 
 fn violation(violation: &Violation) -> Vec<String> {
-    vec![limit_name(&violation.limit), violation.value.to_string(), violation.allowed.to_string()]
-}
-
-fn limit_name(limit: &str) -> String {
-    let name = limit.trim_end_matches(|c: char| c.is_ascii_digit());
-    let layer = &limit[name.len()..];
-    match name {
-        "ttft" => "time to first token".to_owned(),
-        "tpot" => "time per output token".to_owned(),
-        "gpu" => "memory of the device".to_owned(),
-        "main" => "memory of the main function".to_owned(),
-        "mem" => format!("memory of layer {layer}'s remote function"),
-        "payload" => format!("payload of layer {layer}"),
-        "z" => format!("replicas of layer {layer}"),
-        "spec_main" => "size of the main function (not in its list)".to_owned(),
-        "spec" => format!("size of layer {layer}'s remote function (not in its list)"),
-        _ => limit.to_owned(),
-    }
+    let shown = |value| amount(&violation.limit, value);
+    vec![limit_name(&violation.limit), shown(violation.value), shown(violation.allowed)]
 }
 
 /// Ascending ids with runs as ranges: `0-3,7`.
@@ -289,7 +288,39 @@ pub(crate) fn dollars(value: f64) -> String {
 }
 
 pub(crate) fn percent(share: f64) -> String {
-    format!("{:.1} %", share * 100.0)
+    match format!("{:.1} %", share * 100.0) {
+        text if text == "-0.0 %" => "0.0 %".to_owned(),
+        text => text,
+    }
+}
+
+/// Why there is no plan, for somebody who gave flags or, with `of_file`, a problem.
+pub(crate) fn infeasible(why: &Infeasible, of_file: bool) -> String {
+    if of_file {
+        why.with_remedies(|remedy| format!("{} of {} or more", remedy.field, remedy.at_least))
+    } else {
+        why.with_remedies(flag)
+    }
+}
+
+/// The flag that makes room.
+fn flag(remedy: &Remedy) -> String {
+    let time = |flag: &str| {
+        let seconds = rounded_up(remedy.at_least);
+        let (value, unit) = if seconds < 1.0 { (seconds * 1e3, "ms") } else { (seconds, "s") };
+        // Three digits that binary fractions blur.
+        let text = format!("{value:.9}");
+        format!("{flag} {}{unit}", text.trim_end_matches('0').trim_end_matches('.'))
+    };
+    let size =
+        |flag: &str| format!("{flag} MIN:MAX:STEP with a MAX of {} or more", (remedy.at_least / 1e6).ceil());
+    match remedy.limit() {
+        "ttft" => time("--ttft"),
+        "tpot" => time("--tpot"),
+        "mem" => size("--remote-memory-mb"),
+        "main" => size("--main-memory-mb"),
+        limit => format!("a {} of {}", limit_name(limit), amount(limit, remedy.at_least)),
+    }
 }
 
 #[cfg(test)]
@@ -303,8 +334,19 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_named_with_their_layer() {
-        assert_eq!(limit_name("mem12"), "memory of layer 12's remote function");
-        assert_eq!(limit_name("ttft"), "time to first token");
+    fn nothing_is_minus_nothing() {
+        assert_eq!([-1e-9, 0.0, -0.012].map(percent), ["0.0 %", "0.0 %", "-1.2 %"]);
+    }
+
+    #[test]
+    fn remedies_are_flags_that_can_be_given() {
+        let remedy = |field: &str, at_least: f64| flag(&Remedy { field: field.to_owned(), at_least });
+        assert_eq!(remedy("slo.tpot_seconds", 0.001_234_5), "--tpot 1.24ms");
+        assert_eq!(remedy("slo.ttft_seconds", 2.0), "--ttft 2s");
+        assert_eq!(remedy("slo.tpot_seconds", 9.87e-6), "--tpot 0.00987ms");
+        assert_eq!(
+            remedy("specs.main.max_bytes", 5.2714e9),
+            "--main-memory-mb MIN:MAX:STEP with a MAX of 5272 or more"
+        );
     }
 }

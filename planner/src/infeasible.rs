@@ -6,6 +6,7 @@ use crate::plan::{LayerPlan, Plan, whole_bytes};
 use crate::preallocate::WorstCase;
 use crate::selection::Candidate;
 use crate::tables::LayerTable;
+use crate::words::{amount, limit_name, rounded_up};
 use serde::Serialize;
 
 /// The limit that fails at the pair of remote ratio and main size that comes closest.
@@ -42,18 +43,59 @@ pub struct Remedy {
     pub at_least: f64,
 }
 
+impl Infeasible {
+    /// Which limit fails, by how much, and where that was.
+    #[must_use]
+    pub fn sentence(&self) -> String {
+        let name = limit_name(&self.limit);
+        let (value, allowed) = (amount(&self.limit, self.value), amount(&self.limit, self.allowed));
+        let main = amount("main", self.at.main_bytes);
+        let at = match self.at.i {
+            0 => format!("without remote experts and with a main function of {main}"),
+            i => format!("at remote ratio i = {i} with a main function of {main}"),
+        };
+        format!("infeasible: the {name} would be {value} at best, {allowed} is allowed ({at})")
+    }
+
+    /// The sentence, and what would make it feasible, each remedy in the words of `say`.
+    #[must_use]
+    pub fn with_remedies(&self, say: impl Fn(&Remedy) -> String) -> String {
+        let remedies: Vec<String> = self.remedy.iter().map(say).collect();
+        let sentence = self.sentence();
+        if remedies.is_empty() {
+            sentence
+        } else {
+            format!("{sentence}; feasible with {}", remedies.join(" and "))
+        }
+    }
+}
+
+impl Remedy {
+    /// The limit that it raises, as in [`Violation`].
+    #[must_use]
+    pub fn limit(&self) -> &'static str {
+        match self.field.as_str() {
+            "slo.ttft_seconds" => "ttft",
+            "slo.tpot_seconds" => "tpot",
+            "limits.gpu_bytes" => "gpu",
+            "limits.payload_bytes" => "payload",
+            "specs.remote.max_bytes" => "mem",
+            _ => "main",
+        }
+    }
+}
+
 impl std::fmt::Display for Infeasible {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "infeasible: {} takes {}, allowed is {} (at i = {} with {} bytes for the main function)",
-            self.limit, self.value, self.allowed, self.at.i, self.at.main_bytes
-        )?;
-        for (index, remedy) in self.remedy.iter().enumerate() {
-            let start = if index == 0 { "; feasible with" } else { " and" };
-            write!(f, "{start} {} of at least {}", remedy.field, remedy.at_least)?;
-        }
-        Ok(())
+        f.write_str(&self.with_remedies(|remedy| {
+            let limit = remedy.limit();
+            let what = match limit {
+                "mem" => "remote functions of up to".to_owned(),
+                "payload" => "a payload of up to".to_owned(),
+                _ => format!("a {} of up to", limit_name(limit)),
+            };
+            format!("{what} {}", amount(limit, rounded_up(remedy.at_least)))
+        }))
     }
 }
 

@@ -44,6 +44,7 @@ mod selection;
 mod sizes;
 mod stress;
 mod tables;
+mod words;
 
 pub use account::{Account, Comparison, Measured, Outcome};
 pub use baselines::{Baseline, Baselines};
@@ -65,3 +66,4 @@ pub use problem::{
 };
 pub use search::Counters;
 pub use selection::Selection;
+pub use words::{amount, limit_name, rounded_up, seconds};

@@ -121,7 +121,8 @@ impl Profile {
 pub(crate) fn gpu_expert_seconds(model: &Inspection, dtype: &str) -> GpuProfile {
     let bytes = model.resident_bytes(model.expert_bytes, dtype) as f64;
     let at = |tokens: &f64| {
-        let (read, computed) = (bytes / GPU_READ_BYTES_PER_SECOND, bytes * tokens / GPU_OPERATIONS_PER_SECOND);
+        let (read, computed) =
+            (bytes / GPU_READ_BYTES_PER_SECOND, bytes * tokens / GPU_OPERATIONS_PER_SECOND);
         GPU_EXPERT_SECONDS + read.max(computed)
     };
     GpuProfile { tokens: TOKENS.to_vec(), seconds: TOKENS.iter().map(at).collect() }

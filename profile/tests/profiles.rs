@@ -4,7 +4,8 @@
 
 use remoe_model::Inspection;
 use remoe_planner::{
-    Billing, CpuProfile, Device, GpuProfile, Limits, Request, SizeRange, Slo, Specs, evaluate, preallocate, solve,
+    Billing, CpuProfile, Device, GpuProfile, Limits, Request, SizeRange, Slo, Specs, evaluate, preallocate,
+    solve,
 };
 use remoe_planner::{Options, PlanDraft};
 use remoe_profile::{Origin, Prices, ProblemError, Profile, Wishes, problem};
@@ -169,7 +170,10 @@ fn what_experts_take_on_a_gpu_is_stated_or_assumed_and_never_without_one() {
     let measured = Profile { gpu_expert_seconds: None, ..assumed.clone() };
     assert_eq!(on_gpu(&measured), assumed.gpu_expert_seconds);
     let stated = GpuProfile { tokens: vec![1.0, 64.0], seconds: vec![1e-4, 2e-4] };
-    assert_eq!(on_gpu(&Profile { gpu_expert_seconds: Some(stated.clone()), ..assumed.clone() }), Some(stated));
+    assert_eq!(
+        on_gpu(&Profile { gpu_expert_seconds: Some(stated.clone()), ..assumed.clone() }),
+        Some(stated)
+    );
     assert_eq!(on_gpu(&Profile { device: None, ..assumed }), None);
 }
 

@@ -4,6 +4,7 @@ use crate::args::Dtype;
 use crate::commands::profile::default_dtype;
 use crate::exit::{CliError, Code};
 use crate::output::json;
+use crate::output::progress::print_error;
 use crate::plan_report;
 use crate::planning::{self, Asked, PlanningArgs, RemoteArg};
 use crate::workload::ConcurrencyArgs;
@@ -22,12 +23,7 @@ use std::sync::Arc;
 #[command(mut_arg("concurrency", |concurrency| concurrency.requires("model_source")))]
 pub(crate) struct PlanArgs {
     /// File that states model, workload, prices and limits
-    #[arg(
-        long,
-        value_name = "FILE",
-        required_unless_present = "model_source",
-        conflicts_with = "model_source"
-    )]
+    #[arg(long, value_name = "FILE", conflicts_with = "model_source")]
     problem: Option<PathBuf>,
     /// Plan for this model on the machine of its profile
     #[command(flatten)]
@@ -107,7 +103,9 @@ impl PlanArgs {
             return Problem::from_json(&text).map_err(|error| in_file(error, Some(path)));
         }
         let Some(source) = &self.source else {
-            return Err(CliError::arguments("--problem", "name a problem, or a model to plan for"));
+            let message = "what to plan for is not said: name a model (--model MODEL), or a file that states the \
+                           problem (--problem FILE)";
+            return Err(CliError::arguments("--model", message));
         };
         let checkpoint = Arc::new(source.open()?.checkpoint);
         let inspection = checkpoint.inspect()?;
@@ -152,7 +150,7 @@ impl Command<'_> {
                 if self.as_json {
                     json::print(&serde_json::json!({ "infeasible": why }))?;
                 }
-                crate::output::progress::print_error(&why.to_string());
+                print_error(&plan_report::infeasible(&why, args.problem.is_some()));
                 Ok(ExitCode::from(Code::Infeasible as u8))
             }
             Err(PlanError::Problem(error)) => Err(in_file(error, args.problem.as_deref())),

@@ -4,31 +4,84 @@ use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use remoe_wire::format_listing;
 use remoe_wire::v1::LayerExperts;
 
-/// A table with a header.
+/// Between two columns.
+const GAP: usize = 2;
+
+/// A table with a header. On a terminal that is too narrow for it, it goes on below itself with the first
+/// column repeated.
 pub(crate) fn with_header(header: &[&str], rows: Vec<Vec<String>>) -> String {
-    let mut table = plain();
-    table.set_header(header);
-    table.add_rows(rows);
-    render(&table)
+    let header = header.iter().map(|&title| title.to_owned()).collect();
+    let lines = std::iter::once(header).chain(rows).collect();
+    fitted(lines, terminal_width())
 }
 
-/// Names and values below each other.
+/// Names and values below each other; long values go on in the next line.
 pub(crate) fn of_pairs(pairs: &[(&str, String)]) -> String {
-    let mut table = plain();
-    table.add_rows(pairs.iter().map(|(name, value)| [(*name).to_owned(), value.clone()]));
-    render(&table)
+    let lines = pairs.iter().map(|(name, value)| vec![(*name).to_owned(), value.clone()]);
+    fitted(lines.collect(), terminal_width())
 }
 
-fn plain() -> Table {
+/// Columns of the terminal that reads standard output, where there is one.
+fn terminal_width() -> Option<usize> {
+    let terminal = console::Term::stdout();
+    let size = terminal.is_term().then(|| terminal.size_checked()).flatten();
+    size.map(|(_, columns)| columns.into())
+}
+
+/// The cells of `lines` in columns, in as many tables as it takes to stay within `width`.
+fn fitted(mut lines: Vec<Vec<String>>, width: Option<usize>) -> String {
+    let Some(width) = width else { return render(lines) };
+    let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
+    let widest = |lines: &[Vec<String>], column: usize| {
+        let cells = lines.iter().filter_map(|line| line.get(column));
+        cells.flat_map(|cell| cell.lines()).map(|line| line.chars().count()).max().unwrap_or(0)
+    };
+    let first = widest(&lines, 0);
+    let room = width.saturating_sub(first + GAP).max(1);
+    for line in &mut lines {
+        line.iter_mut().skip(1).for_each(|cell| *cell = wrapped(cell, room));
+    }
+    let mut blocks: Vec<Vec<usize>> = Vec::new();
+    let mut used = usize::MAX;
+    for column in 1..columns {
+        let needed = GAP + widest(&lines, column);
+        if used.saturating_add(needed) > width {
+            blocks.push(vec![0]);
+            used = first;
+        }
+        used += needed;
+        blocks.iter_mut().last().into_iter().for_each(|block| block.push(column));
+    }
+    let block = |columns: &Vec<usize>| {
+        let cells =
+            |line: &Vec<String>| columns.iter().filter_map(|column| line.get(*column).cloned()).collect();
+        render(lines.iter().map(cells).collect())
+    };
+    match blocks.is_empty() {
+        true => render(lines),
+        false => blocks.iter().map(block).collect::<Vec<_>>().join("\n\n"),
+    }
+}
+
+/// `text` in lines of at most `width` characters, broken behind spaces and commas; a longer word stays whole.
+fn wrapped(text: &str, width: usize) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_inclusive([' ', ',']) {
+        let length = |text: &str| text.trim_end().chars().count();
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + length(word) <= width => line.push_str(word),
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines.iter().map(|line| line.trim_end()).collect::<Vec<_>>().join("\n")
+}
+
+fn render(lines: Vec<Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-    table
-}
-
-fn render(table: &Table) -> String {
-    let mut table = table.clone();
+    table.add_rows(lines);
     for column in table.column_iter_mut() {
-        column.set_padding((0, 2)).set_cell_alignment(CellAlignment::Left);
+        column.set_padding((0, GAP as u16)).set_cell_alignment(CellAlignment::Left);
     }
     let lines: Vec<String> = table.lines().map(|line| line.trim_end().to_owned()).collect();
     lines.join("\n")
@@ -89,6 +142,42 @@ mod tests {
     fn bytes_in_a_unit_that_suits() {
         let shown = [0, 999, 1000, 12_345_678, 999_999_999, 5_000_000_000_000_000].map(bytes);
         assert_eq!(shown, ["0 B", "999 B", "1.0 kB", "12.3 MB", "1.0 GB", "5000.0 TB"]);
+    }
+
+    #[test]
+    fn a_narrow_terminal_gets_whole_words_and_no_line_beyond_it() {
+        let row = |name: &str, cells: [&str; 4]| {
+            std::iter::once(name).chain(cells).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let lines = vec![
+            row("layer", ["local experts", "remote experts", "memory", "decode step"]),
+            row("0", ["0-3,6,8,10-12,15,17,19-30,33,36,39,41,44", "4,5,7", "100.0 MB", "1.20 ms"]),
+            row("1", ["all", "-", "", "900.0 us"]),
+        ];
+        let wide = fitted(lines.clone(), None);
+        assert_eq!(wide, fitted(lines.clone(), Some(200)));
+        let narrow = fitted(lines.clone(), Some(40));
+        assert!(wide.lines().any(|line| line.chars().count() > 40));
+        assert!(narrow.lines().all(|line| line.chars().count() <= 40), "{narrow}");
+        // Every word is there, whole, and every part names its rows.
+        for cell in lines.iter().flatten().filter(|cell| !cell.contains(',')) {
+            assert!(cell.is_empty() || narrow.contains(cell.as_str()), "{cell}: {narrow}");
+        }
+        for word in lines[1][1].split(',') {
+            let words = narrow.split([' ', ',', '\n']);
+            assert!(words.into_iter().any(|shown| shown == word), "{word}: {narrow}");
+        }
+        assert_eq!(
+            narrow.lines().filter(|line| line.starts_with("layer")).count(),
+            narrow.split("\n\n").count()
+        );
+    }
+
+    #[test]
+    fn long_values_go_on_in_the_next_line() {
+        let text =
+            fitted(vec![vec!["limits".to_owned(), "first token 30 s, payload 6 MB".to_owned()]], Some(28));
+        assert_eq!(text, "limits  first token 30 s,\n        payload 6 MB");
     }
 
     #[test]

@@ -16,7 +16,7 @@ use grid::Grid;
 use main_function::MainSetup;
 use remoe_fetch::ModelArgs;
 use remoe_model::Inspection;
-use remoe_planner::Fit;
+use remoe_planner::{Fit, seconds};
 use remoe_profile::{CpuLimit, Kernels, Machine, Made, Memory, ModelId, Origin, Profile, Starts};
 use remote::RemoteSetup;
 use std::path::{Path, PathBuf};
@@ -230,11 +230,7 @@ fn plot(profile: &Profile) -> String {
 }
 
 fn for_people(profile: &Profile) -> String {
-    let micros = |seconds: f64| format!("{:.1} µs", seconds * 1e6);
-    let seconds = |seconds: f64| match seconds {
-        long if long >= 0.1 => format!("{long:.2} s"),
-        short => format!("{:.2} ms", short * 1e3),
-    };
+    let micros = |seconds: f64| format!("{:.1} us", seconds * 1e6);
     let mut text = table::of_pairs(&[
         ("machine", format!("{}, {} cores", profile.machine.cpu, profile.machine.cores)),
         ("kernels", format!("{}, {}", profile.kernels.instruction_path, profile.kernels.numerics_class)),

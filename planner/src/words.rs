@@ -1,0 +1,97 @@
+//! Limits and amounts as people say them.
+
+/// A limit by its name in [`crate::Violation`], in words.
+#[must_use]
+pub fn limit_name(limit: &str) -> String {
+    let name = limit.trim_end_matches(|c: char| c.is_ascii_digit());
+    let layer = &limit[name.len()..];
+    match name {
+        "ttft" => "time to first token".to_owned(),
+        "tpot" => "time per output token".to_owned(),
+        "gpu" => "memory of the device".to_owned(),
+        "main" => "memory of the main function".to_owned(),
+        "mem" => format!("memory of layer {layer}'s remote function"),
+        "payload" => format!("payload of layer {layer}"),
+        "z" => format!("replicas of layer {layer}"),
+        "spec_main" => "size of the main function (not in its list)".to_owned(),
+        "spec" => format!("size of layer {layer}'s remote function (not in its list)"),
+        _ => limit.to_owned(),
+    }
+}
+
+/// `value` of a limit with its unit, to three digits.
+#[must_use]
+pub fn amount(limit: &str, value: f64) -> String {
+    match limit.trim_end_matches(|c: char| c.is_ascii_digit()) {
+        "ttft" | "tpot" => seconds(value),
+        "z" => value.to_string(),
+        _ => bytes(value),
+    }
+}
+
+/// Seconds in the unit that suits them.
+#[must_use]
+pub fn seconds(value: f64) -> String {
+    let (scaled, unit) = match value {
+        short if short < 1e-3 => (short * 1e6, "us"),
+        short if short < 1.0 => (short * 1e3, "ms"),
+        long => (long, "s"),
+    };
+    format!("{} {unit}", digits(scaled))
+}
+
+/// Bytes in the unit that suits them.
+fn bytes(value: f64) -> String {
+    let units = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
+    let (unit, name) = units.into_iter().find(|(unit, _)| value >= *unit).unwrap_or((1.0, "B"));
+    format!("{} {name}", digits(value / unit))
+}
+
+/// Three significant digits, without zeros behind the point that say nothing.
+fn digits(value: f64) -> String {
+    let decimals = match value.abs() {
+        large if large >= 99.95 => 0,
+        middle if middle >= 9.995 => 1,
+        _ => 2,
+    };
+    let text = format!("{value:.decimals$}");
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+}
+
+/// The next number of three significant digits that is no smaller.
+#[must_use]
+pub fn rounded_up(value: f64) -> f64 {
+    if value <= 0.0 || !value.is_finite() {
+        return value;
+    }
+    let unit = 10_f64.powi(value.log10().floor() as i32 - 2);
+    // A value that has three digits already stays, whatever the division makes of it.
+    (value / unit - 1e-9).ceil() * unit
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_have_units_and_three_digits() {
+        let shown = [1e-4, 0.001_234_5, 0.3, 2.0, 12.345, 5e-7].map(seconds);
+        assert_eq!(shown, ["100 us", "1.23 ms", "300 ms", "2 s", "12.3 s", "0.5 us"]);
+        assert_eq!(amount("main", 5_271_400_000.0), "5.27 GB");
+        assert_eq!((amount("z3", 4.0), amount("mem12", 999.0)), ("4".to_owned(), "999 B".to_owned()));
+    }
+
+    #[test]
+    fn rounding_up_never_falls_below() {
+        for value in [1e-4, 0.001_234_5, 0.3, 1.0, 9.999, 12_345.6, 1e9] {
+            let rounded = rounded_up(value);
+            assert!(rounded >= value * (1.0 - 1e-9) && rounded <= value * 1.011, "{value} {rounded}");
+        }
+    }
+
+    #[test]
+    fn limits_are_named_with_their_layer() {
+        assert_eq!(limit_name("mem12"), "memory of layer 12's remote function");
+        assert_eq!(limit_name("ttft"), "time to first token");
+    }
+}
