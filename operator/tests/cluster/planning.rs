@@ -65,7 +65,8 @@ fn keys_and_values_have_room_for_all_requests_that_run_at_once() {
     // More sequences than a main function takes by itself.
     let owner = deployment(json!({}));
     let batch = |plan: &MoEPlanSpec| {
-        let main = built(&owner, plan).main.spec.containers[0].args.clone().unwrap();
+        let pod = built(&owner, plan).main.pod(&owner, 0, 0);
+        let main = pod.spec.unwrap().containers[0].args.clone().unwrap();
         let at = main.iter().position(|argument| argument == "--max-batch");
         at.map(|at| main[at + 1].clone())
     };
