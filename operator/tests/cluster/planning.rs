@@ -61,7 +61,7 @@ fn keys_and_values_have_room_for_all_requests_that_run_at_once() {
     // Without a workload too.
     let unsaid = plan(&deployment(json!({})));
     assert_eq!(unsaid.workload.concurrency, 8);
-    assert_eq!(unsaid.main.kv_cache_bytes, cache(1024.max(8 * (96 + 52))));
+    assert_eq!(unsaid.main.kv_cache_bytes, cache(8 * (96 + 52)));
     // More sequences than a main function takes by itself.
     let owner = deployment(json!({}));
     let batch = |plan: &MoEPlanSpec| {
