@@ -11,7 +11,7 @@ use remoe_kernels::Dtype;
 use remoe_model::Checkpoint;
 use remoe_planner::Account;
 use remoe_wire::v1::{EndpointProblem, Routing, RoutingAck};
-use remoe_wire::{ErrorCode, ServiceError};
+use remoe_wire::{ErrorCode, GENERATION_STEP, ServiceError, largest_generation};
 use std::sync::{Arc, Mutex as Lock, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
@@ -130,6 +130,13 @@ impl Placer {
         let (remote, endpoints) = check_routing(self.parts.checkpoint.config(), &routing)?;
         let account = account(&routing.account)?;
         let current = self.generation();
+        if generation > largest_generation(current) {
+            let message = format!(
+                "generation {generation} is too far beyond the one in force, {current}: \
+                 they advance by at most {GENERATION_STEP} at a time"
+            );
+            return Err(ServiceError::invalid("generation", message));
+        }
         let mut attempts = self.attempts.lock().unwrap_or_else(PoisonError::into_inner);
         attempts.retain(|attempt| attempt.is_open() || attempt.routing.generation == current);
         attempts.retain(|attempt| attempt.routing.generation != generation || !attempt.failed());

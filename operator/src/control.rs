@@ -1,8 +1,8 @@
 //! Speaking to functions over gRPC.
 
 use remoe_wire::v1::main_model_client::MainModelClient;
-use remoe_wire::v1::{Routing, RoutingAck};
-use remoe_wire::{ErrorCode, MAX_CONTROL_MESSAGE, STREAM_WINDOW, ServiceError};
+use remoe_wire::v1::{DescribeMainRequest, Routing, RoutingAck};
+use remoe_wire::{ErrorCode, MAX_CONTROL_MESSAGE, STREAM_WINDOW, ServiceError, largest_generation};
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -32,7 +32,9 @@ pub fn main_client(address: SocketAddr) -> Result<MainModelClient<Channel>, Serv
     Ok(MainModelClient::new(channel(address)?).max_decoding_message_size(MAX_CONTROL_MESSAGE))
 }
 
-/// Has the main function at `address` put `routing` in force, within `deadline`.
+/// Has the main function at `address` put `routing` in force, within `deadline`. The answer names the
+/// generation that is in force then, which is another one's where it is later. A number that the main
+/// function is too far behind of is reached in steps of the same placement.
 ///
 /// # Errors
 /// It refuses, cannot be reached, or takes too long.
@@ -41,13 +43,28 @@ pub async fn set_routing(
     routing: Routing,
     deadline: Duration,
 ) -> Result<RoutingAck, ServiceError> {
-    let mut client = main_client(address)?;
-    match timeout(deadline, client.set_routing(routing)).await {
-        Ok(answer) => Ok(answer?.into_inner()),
-        Err(_elapsed) => Err(ServiceError::new(
+    let client = main_client(address)?;
+    timeout(deadline, advance(client, routing)).await.unwrap_or_else(|_elapsed| {
+        Err(ServiceError::new(
             ErrorCode::DeadlineExceeded,
             format!("the routing was not in force within {deadline:?}"),
-        )),
+        ))
+    })
+}
+
+async fn advance(mut client: MainModelClient<Channel>, routing: Routing) -> Result<RoutingAck, ServiceError> {
+    let mut in_force = 0;
+    if routing.generation > largest_generation(in_force) {
+        in_force = client.describe(DescribeMainRequest {}).await?.into_inner().generation;
+    }
+    loop {
+        let generation = routing.generation.min(largest_generation(in_force));
+        let step = Routing { generation, ..routing.clone() };
+        let ack = client.set_routing(step).await?.into_inner();
+        if generation == routing.generation || ack.generation <= in_force {
+            return Ok(ack);
+        }
+        in_force = ack.generation;
     }
 }
 
@@ -65,7 +82,7 @@ pub(crate) async fn describe(
     deadline: Duration,
 ) -> Result<remoe_wire::v1::MainDescription, ServiceError> {
     let mut client = main_client(address)?;
-    match timeout(deadline, client.describe(remoe_wire::v1::DescribeMainRequest {})).await {
+    match timeout(deadline, client.describe(DescribeMainRequest {})).await {
         Ok(answer) => Ok(answer?.into_inner()),
         Err(_elapsed) => {
             Err(ServiceError::new(ErrorCode::DeadlineExceeded, format!("no description within {deadline:?}")))

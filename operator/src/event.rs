@@ -39,6 +39,12 @@ pub enum Event {
         /// Remote functions that the main function could not use, with its reasons.
         problems: Vec<String>,
     },
+    /// The main function follows a generation that somebody else put in force. The deployment's own
+    /// follows, with a greater number.
+    Overruled {
+        /// The other one's number.
+        generation: u64,
+    },
     /// A generation could not be put in force.
     RoutingFailed {
         /// Why.

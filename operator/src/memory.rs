@@ -78,6 +78,24 @@ impl RestartMemory {
         }
     }
 
+    /// Takes note that a main function has `generation` in force. True where that is nobody's that was
+    /// pushed: then nothing is in force, and the next push has a greater number.
+    pub fn found(&mut self, generation: u64, now: Time) -> bool {
+        // What is being pushed may be in force before its answer is here.
+        if self.pushing.is_some() || generation <= self.generation {
+            return false;
+        }
+        self.generation = generation;
+        self.in_force = None;
+        self.route_not_before = now + ROUTING_PAUSE;
+        true
+    }
+
+    /// The largest number that was pushed or found so far.
+    pub(crate) fn newest(&self) -> u64 {
+        self.generation
+    }
+
     /// When the function in place `name` may be started.
     pub fn not_before(&self, name: &str) -> Time {
         self.places.get(name).map_or(Time::ZERO, |place| place.not_before)
@@ -98,7 +116,7 @@ impl RestartMemory {
     pub(crate) fn next_generation(&self, route: &Route, now: Time) -> Option<u64> {
         let current = self.in_force.as_ref().is_some_and(|(_, known)| known == route);
         let wait = current || self.pushing.is_some() || now < self.route_not_before;
-        (!wait).then_some(self.generation + 1)
+        (!wait).then_some(self.generation.saturating_add(1))
     }
 
     /// Whether the main function `id` is putting a generation in force.

@@ -25,6 +25,8 @@ const UNREADY_INTERVAL: Duration = Duration::from_millis(50);
 pub(crate) struct Answer {
     pub(crate) id: FunctionId,
     pub(crate) ready: bool,
+    /// The generation that a main function has in force; 0: none.
+    pub(crate) generation: u64,
 }
 
 /// Probes the function at `address` until nobody receives the answers. What is not answered is not
@@ -33,28 +35,30 @@ pub(crate) async fn probe(id: FunctionId, role: Role, address: SocketAddr, answe
     let Ok(channel) = control::channel(address) else { return };
     loop {
         let answer = timeout(PROBE_TIMEOUT, ask(role, channel.clone())).await.ok().flatten();
-        if let Some(ready) = answer {
+        if let Some((ready, generation)) = answer {
             let id = id.clone();
-            if answers.send(Answer { id, ready }).await.is_err() {
+            if answers.send(Answer { id, ready, generation }).await.is_err() {
                 return;
             }
         }
-        sleep(if answer == Some(true) { READY_INTERVAL } else { UNREADY_INTERVAL }).await;
+        let ready = answer.is_some_and(|(ready, _)| ready);
+        sleep(if ready { READY_INTERVAL } else { UNREADY_INTERVAL }).await;
     }
 }
 
-/// Whether the function is ready; `None`: no answer.
-async fn ask(role: Role, channel: Channel) -> Option<bool> {
+/// Whether the function is ready, and its generation; `None`: no answer.
+async fn ask(role: Role, channel: Channel) -> Option<(bool, u64)> {
     match role {
         // A main function that answers at all can be given a routing, which makes it ready.
         Role::Main => {
             let mut client = MainModelClient::new(channel);
-            client.describe(DescribeMainRequest {}).await.ok().map(|_| true)
+            let answer = client.describe(DescribeMainRequest {}).await.ok()?;
+            Some((true, answer.into_inner().generation))
         }
         Role::Remote => {
             let request = HealthCheckRequest { service: "readiness".to_owned() };
             let answer = HealthClient::new(channel).check(request).await.ok()?;
-            Some(answer.into_inner().status == i32::from(ServingStatus::Serving))
+            Some((answer.into_inner().status == i32::from(ServingStatus::Serving), 0))
         }
     }
 }

@@ -236,13 +236,20 @@ impl<L: Launcher> Supervision<L> {
     }
 
     fn answered(&mut self, answer: &Answer) {
-        if let Some(tracked) = self.tracked.get_mut(&answer.id) {
-            let instance = &mut tracked.instance;
-            instance.answered = self.now;
-            instance.unready_since = match (answer.ready, instance.unready_since) {
-                (true, _) => None,
-                (false, since) => since.or(Some(self.now)),
-            };
+        let Some(tracked) = self.tracked.get_mut(&answer.id) else { return };
+        let instance = &mut tracked.instance;
+        instance.answered = self.now;
+        instance.unready_since = match (answer.ready, instance.unready_since) {
+            (true, _) => None,
+            (false, since) => since.or(Some(self.now)),
+        };
+        self.found(answer.generation);
+    }
+
+    /// Says where a main function follows a generation that is not of this deployment.
+    fn found(&mut self, generation: u64) {
+        if self.memory.found(generation, self.now) {
+            (self.events)(&Event::Overruled { generation });
         }
     }
 
@@ -335,8 +342,11 @@ impl<L: Launcher> Supervision<L> {
     }
 
     fn routed(&mut self, result: RoutingResult) {
-        self.memory.routed(result.is_ok(), self.now);
+        let later = result.as_ref().is_ok_and(|ack| ack.generation > self.memory.newest());
+        self.memory.routed(result.is_ok() && !later, self.now);
         let event = match result {
+            // Another one is in force, and this one had no effect.
+            Ok(ack) if later => return self.found(ack.generation),
             Ok(ack) => {
                 self.routing_problem = None;
                 let problems = ack.problems.iter();

@@ -242,3 +242,24 @@ fn a_place_is_filled_once() {
     let actions = decide(&desired, &instances, &RestartMemory::default(), Time::ZERO);
     assert_eq!(shown(&actions), ["stop o"]);
 }
+
+#[test]
+fn a_generation_that_nobody_pushed_is_followed_by_a_greater_one() {
+    let desired = wanted(0);
+    let instances = [instance("m", "main", listening())];
+    let mut memory = settled(&desired, &instances);
+    assert!(!memory.found(0, Time::ZERO) && !memory.found(1, Time::ZERO), "its own");
+    assert!(memory.found(1 << 40, seconds(1.0)));
+    assert_eq!(memory.in_force(), None);
+    assert!(!memory.found(1 << 40, seconds(1.0)), "said once");
+    assert!(step(&desired, &instances, &mut memory, seconds(1.0)).is_empty(), "two launchers take turns slowly");
+    let now = seconds(1.0) + ROUTING_PAUSE;
+    assert_eq!(step(&desired, &instances, &mut memory, now), ["route 1099511627777 m -> []"]);
+    assert!(!memory.found((1 << 40) + 1, now), "what is being pushed may be in force already");
+    memory.routed(true, now);
+    assert_eq!(memory.in_force().unwrap().0, (1 << 40) + 1);
+    // Where numbers end they stay.
+    assert!(memory.found(u64::MAX, now));
+    let now = now + ROUTING_PAUSE;
+    assert_eq!(step(&desired, &instances, &mut memory, now), [format!("route {} m -> []", u64::MAX)]);
+}

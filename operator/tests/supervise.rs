@@ -5,12 +5,15 @@
 mod fake;
 
 use remoe_function::Role;
+use remoe_operator::control;
 use remoe_operator::decide::{Desired, Patience};
 use remoe_operator::functions::deployment;
 use remoe_operator::{
     Event, FunctionState, LogLine, ModelOptions, MoeLayer, NotReady, Placement, ProcessLauncher, Status,
     Supervisor,
 };
+use remoe_wire::largest_generation;
+use remoe_wire::v1::Routing;
 use rustix::process::{Pid, Signal, kill_process};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -195,5 +198,34 @@ async fn a_main_function_that_started_before_the_placement_serves_under_it() {
     let served = until(&supervisor, |status| status.functions.len() == 3 && whole_after(status, 0)).await;
     assert_eq!(served.functions[0].pid, alone.functions[0].pid);
     assert_eq!(served.functions[0].http, alone.functions[0].http);
+    supervisor.shutdown(Duration::ZERO).await;
+}
+
+/// A placement that somebody else puts in force is noticed, said, and replaced by the deployment's own,
+/// also where a main function that is started later is far behind the numbers that were used.
+#[tokio::test]
+async fn a_placement_of_somebody_else_does_not_last() {
+    let folder = tempfile::tempdir().unwrap();
+    let (supervisor, events) = supervisor(folder.path(), wanted(1, false));
+    let status = supervisor.ready(LONG).await.unwrap();
+    let own = fake::routings(folder.path()).last().unwrap().split_once(' ').unwrap().1.to_owned();
+    let main = status.functions[0].grpc.unwrap();
+    let push = async |generation| {
+        let foreign = Routing { generation, ..Routing::default() };
+        control::set_routing(main, foreign, LONG).await.unwrap().generation
+    };
+    let mut highest = 1;
+    for _ in 0..2 {
+        let foreign = largest_generation(highest);
+        assert_eq!(push(foreign).await, foreign);
+        let back = until(&supervisor, |status| whole_after(status, foreign)).await;
+        highest = back.generation.unwrap();
+        let last = fake::routings(folder.path()).last().unwrap().clone();
+        assert_eq!(last, format!("{highest} {own}"));
+        let found = Event::Overruled { generation: foreign };
+        assert!(events.lock().unwrap().contains(&found), "{:?}", events.lock().unwrap());
+    }
+    let killed = send(&status, "main", Signal::KILL);
+    until(&supervisor, |status| whole_after(status, highest) && pid_of(status, "main") != Some(killed)).await;
     supervisor.shutdown(Duration::ZERO).await;
 }

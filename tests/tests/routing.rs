@@ -7,6 +7,7 @@ use remoe_tests::control::greedy;
 use remoe_tests::deadline::{SOON, until, within};
 use remoe_tests::fixture::Model;
 use remoe_tests::function::{MainFunction, Options};
+use remoe_wire::largest_generation;
 use remoe_wire::v1::main_model_client::MainModelClient;
 use remoe_wire::v1::{DescribeMainRequest, Endpoint, GenerateRequest, LayerExperts, Routing, RoutingAck};
 use std::time::Duration;
@@ -75,6 +76,16 @@ async fn nonsense_is_refused() {
     let remote = vec![LayerExperts { layer: 0, experts: vec![1] }];
     let other = Routing { generation: 1, remote, ..Routing::default() };
     assert_eq!(code(other).await, Err(Code::InvalidArgument), "another placement of the same generation");
+
+    // What is too far beyond the one in force is refused, and later ones go on to have an effect.
+    let refused = launcher.route(&Routing { generation: u64::MAX, ..Routing::default() }).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    assert!(refused.message().contains("beyond the one in force, 1"), "{}", refused.message());
+    assert_eq!(launcher.generation().await, 1);
+    let last = Routing { generation: largest_generation(1), ..Routing::default() };
+    assert_eq!(launcher.route(&last).await.unwrap().generation, last.generation);
+    let next = Routing { generation: last.generation + 1, ..Routing::default() };
+    assert_eq!(launcher.route(&next).await.unwrap().generation, next.generation);
 
     type Change = fn(&mut GenerateRequest);
     let changes: [(&str, Change); 7] = [

@@ -16,7 +16,8 @@ pub use conversation::{Answer, Conversation, Wait};
 pub use error::{ErrorCode, ServiceError};
 pub use intake::{Incoming, Intake, IntakeLimits, IntakeService, Messages, PeerInfo, Socket};
 pub use limits::{
-    MAX_CONTROL_MESSAGE, MAX_CONTROL_REQUEST, MAX_MESSAGE, MAX_PAYLOAD, STREAM_WINDOW, WIRE_VERSION,
+    GENERATION_STEP, MAX_CONTROL_MESSAGE, MAX_CONTROL_REQUEST, MAX_MESSAGE, MAX_PAYLOAD, STREAM_WINDOW,
+    WIRE_VERSION, largest_generation,
 };
 pub use listing::{ListingError, format_listing, parse_listing};
 

@@ -20,3 +20,12 @@ pub const MAX_CONTROL_REQUEST: usize = 8 << 20;
 /// HTTP/2 flow-control window in bytes of a stream and of its connection. The protocol's default of
 /// 64 KiB would stall a prefill message several times.
 pub const STREAM_WINDOW: u32 = 8 << 20;
+
+/// How far a routing generation may be beyond the one in force. No launcher counts that far, and steps
+/// of this size never use the numbers up: whatever is in force, there is a greater one.
+pub const GENERATION_STEP: u64 = 1 << 32;
+
+/// The largest number that a main function with generation `in_force` (0: none) accepts for the next.
+pub fn largest_generation(in_force: u64) -> u64 {
+    in_force.saturating_add(GENERATION_STEP)
+}

@@ -77,6 +77,10 @@ impl Progress {
                     line(format!("remote function not usable: {problem}"));
                 }
             }
+            Event::Overruled { generation } => line(format!(
+                "main follows generation {generation}, which is not of this deployment: somebody else \
+                 speaks to its control address; the deployment's own placement is put in force again"
+            )),
             Event::RoutingFailed { message } => line(format!("routing failed: {message}")),
         }
     }

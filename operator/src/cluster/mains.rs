@@ -70,6 +70,9 @@ async fn tell(pod: &PodView, generation: &Generation) -> Result<Vec<String>, Str
     let address = SocketAddr::new(ip, CONTROL_PORT);
     // Given up from outside first: that it takes long is no failure.
     let ack = control::set_routing(address, routing, 2 * PUSH).await.map_err(|error| error.message)?;
+    if ack.generation != generation.number {
+        return Err(format!("generation {}, which is not of this operator, is in force", ack.generation));
+    }
     let problem =
         |problem: &remoe_wire::v1::EndpointProblem| format!("{}: {}", problem.address, problem.message);
     Ok(ack.problems.iter().map(problem).collect())

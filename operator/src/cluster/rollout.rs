@@ -242,8 +242,14 @@ fn next_generation(scene: Scene<'_>) -> Result<Option<Generation>, serde_json::E
     }
     endpoints.sort();
     let remote = format_listing(&scene.target.remote_sets());
-    let stands =
-        same_revision.is_some_and(|present| present.endpoints == endpoints && present.remote == remote);
+    // One that is further than it was told follows somebody else's generation.
+    let overruled = |present: &Generation| {
+        let mut mains = scene.pods.iter().filter(|pod| pod.owned && pod.is_main);
+        mains.any(|pod| pod.identity == scene.target.main.identity && pod.in_force > Some(present.number))
+    };
+    let stands = same_revision.is_some_and(|present| {
+        present.endpoints == endpoints && present.remote == remote && !overruled(present)
+    });
     if stands {
         return Ok(None);
     }

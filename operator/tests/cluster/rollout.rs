@@ -296,6 +296,21 @@ fn number() -> impl Strategy<Value = u64> {
     ]
 }
 
+/// Main functions that somebody else gave a placement get theirs back, with a greater number.
+#[test]
+fn a_placement_of_somebody_else_does_not_last() {
+    let mut world = World::new(revisions()[1].clone());
+    world.settle();
+    let main = world.pods.iter().find(|pod| pod.is_main).unwrap().uid.clone();
+    let own = world.in_force[&main].clone();
+    let foreign = Generation { number: 1 << 32, remote: String::new(), endpoints: Vec::new(), ..own.clone() };
+    world.tell(&main, Generation { plan: "foreign".to_owned(), ..foreign });
+    world.settle();
+    world.check_settled();
+    let number = (1 << 32) + 1;
+    assert_eq!(world.in_force[&main], Generation { number, ..own });
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 

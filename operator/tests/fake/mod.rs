@@ -17,6 +17,7 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status};
@@ -103,8 +104,9 @@ fn function() {
         .unwrap();
         let (health, health_service) = tonic_health::server::health_reporter();
         health.set_service_status("readiness", ServingStatus::Serving).await;
+        let generation = AtomicU64::new(0);
         let server = tonic::transport::Server::builder().add_service(health_service).add_optional_service(
-            (role == "main").then(|| MainModelServer::new(FakeMain { folder: folder.clone() })),
+            (role == "main").then(|| MainModelServer::new(FakeMain { folder: folder.clone(), generation })),
         );
         let incoming = TcpListenerStream::new(grpc);
         tokio::select! {
@@ -127,6 +129,8 @@ fn log(folder: &Path, name: &str, line: &str) -> std::io::Result<()> {
 
 struct FakeMain {
     folder: PathBuf,
+    /// In force.
+    generation: AtomicU64,
 }
 
 #[tonic::async_trait]
@@ -135,6 +139,14 @@ impl MainModel for FakeMain {
 
     async fn set_routing(&self, request: Request<Routing>) -> Result<Response<RoutingAck>, Status> {
         let routing = request.into_inner();
+        let before = self.generation.fetch_max(routing.generation, Ordering::Relaxed);
+        if routing.generation <= before {
+            return Ok(Response::new(RoutingAck { generation: before, problems: Vec::new() }));
+        }
+        if routing.generation > remoe_wire::largest_generation(before) {
+            self.generation.store(before, Ordering::Relaxed);
+            return Err(Status::invalid_argument("generation: is too far beyond the one in force"));
+        }
         let mut endpoints: Vec<String> = routing
             .endpoints
             .iter()
@@ -159,7 +171,8 @@ impl MainModel for FakeMain {
         &self,
         _request: Request<DescribeMainRequest>,
     ) -> Result<Response<MainDescription>, Status> {
-        Ok(Response::new(MainDescription { in_flight: 3, ..MainDescription::default() }))
+        let generation = self.generation.load(Ordering::Relaxed);
+        Ok(Response::new(MainDescription { generation, in_flight: 3, ..MainDescription::default() }))
     }
 
     async fn generate(

@@ -587,7 +587,8 @@ pub struct Endpoint {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RoutingAck {
-    /// The generation in force, which is a later one when this one came late.
+    /// The generation in force, which is a later one when this one came late: then it says something
+    /// else, and who asked is not served as it wants to be.
     #[prost(uint64, tag = "1")]
     pub generation: u64,
     /// Endpoints of the generation that could not be reached or were refused, with the reason. Their
@@ -901,7 +902,8 @@ pub mod main_model_client {
             self
         }
         /// The only way to learn a placement. Returns when the generation is in force: local experts
-        /// packed, remote functions connected and checked. Generations only grow.
+        /// packed, remote functions connected and checked. Generations only grow, by at most 2^32 at a time;
+        /// one that is further beyond the one in force (0 at first) is refused with INVALID_ARGUMENT.
         pub async fn set_routing(
             &mut self,
             request: impl tonic::IntoRequest<super::Routing>,
@@ -1010,7 +1012,8 @@ pub mod main_model_server {
     #[async_trait]
     pub trait MainModel: std::marker::Send + std::marker::Sync + 'static {
         /// The only way to learn a placement. Returns when the generation is in force: local experts
-        /// packed, remote functions connected and checked. Generations only grow.
+        /// packed, remote functions connected and checked. Generations only grow, by at most 2^32 at a time;
+        /// one that is further beyond the one in force (0 at first) is refused with INVALID_ARGUMENT.
         async fn set_routing(
             &self,
             request: tonic::Request<super::Routing>,
