@@ -38,7 +38,8 @@ fn main() -> ExitCode {
     match copy(&Settings::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
+            // A closed standard error must not change the exit code.
+            let _closed = writeln!(std::io::stderr(), "error: {error}");
             ExitCode::FAILURE
         }
     }

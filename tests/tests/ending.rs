@@ -3,13 +3,15 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
-use remoe_tests::deadline::{SOON, until};
+use remoe_function::{Announcement, Role};
+use remoe_tests::control::{Control, greedy};
+use remoe_tests::deadline::{SOON, until, within};
 use remoe_tests::fixture::Model;
 use remoe_tests::function::{MainFunction, Options, RemoteFunction};
 use remoe_tests::placement::{all_experts, remote_sets};
 use remoe_tests::process::Process;
 use remoe_tests::recorder::{Act, Recorder};
-use remoe_tests::{binaries, http};
+use remoe_tests::{binaries, http, slots};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -19,6 +21,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
+use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tonic::transport::Endpoint;
 use tonic_health::pb::HealthCheckRequest;
@@ -86,6 +89,33 @@ async fn a_watched_function_ends_as_soon_as_others() {
             last = Some(answer.status);
         }
         assert_eq!(last, Some(2), "whoever watches is told that the function does not serve");
+    }
+}
+
+/// Logs that nobody takes are lost, and nothing else is: functions start, answer and drain as usual.
+#[tokio::test(flavor = "multi_thread")]
+async fn functions_live_on_when_their_logs_cannot_be_written() {
+    let _slot = slots::deployment().await;
+    let model = Model::fixture("mixtral-basic");
+    for (program, arguments) in
+        [("remote-expert-fn", ["--experts", "0:1"]), ("main-model-fn", ["--http-listen", "127.0.0.1:0"])]
+    {
+        let mut command = Command::new("sh");
+        command.args(["-c", "exec \"$0\" \"$@\" 2>/dev/full"]).arg(binaries::program(program));
+        command.args(["--threads", "1", "--model"]).arg(&model.folder).args(arguments);
+        command.env("REMOE_LOG", "debug");
+        let (sender, mut lines) = mpsc::unbounded_channel();
+        let mut process = Process::start(program, command, move |line| drop(sender.send(line)));
+        let line = within(SOON, "the announcement", lines.recv()).await;
+        let Some(line) = line else { panic!("{program} ended: {:?}", process.end(SOON).await) };
+        let announcement: Announcement = serde_json::from_str(&line).unwrap();
+        if announcement.role == Role::Main {
+            let control = Control::new(announcement.grpc);
+            control.route(&[], &[]).await;
+            assert_eq!(control.generate(greedy(&model.prompts()[0], 4)).await.finished.tokens.len(), 4);
+        }
+        process.signal(Signal::TERM);
+        assert_eq!(process.end(SOON).await.code(), Some(0), "{program}");
     }
 }
 
