@@ -18,6 +18,7 @@ pub mod engine;
 mod error;
 mod experts;
 mod http;
+mod memory;
 mod metrics;
 mod placer;
 mod records;
@@ -25,6 +26,7 @@ mod serve;
 mod settings;
 pub mod text;
 mod transformer;
+mod transition;
 
 #[doc(hidden)]
 pub use control::check_routing;

@@ -2,16 +2,23 @@
 //!
 //! A placement is worked on by a task of its own: a caller that times out finds it done, or still
 //! going on, when it asks again, and what the engine has in force is what is reported.
+//!
+//! Experts that both placements hold are shared. Where the others do not fit into memory beside those that
+//! leave, layers go over one after the other, each served as one of the two placements says: until all
+//! have, the earlier generation counts as the one in force.
 
 use crate::control::{EndpointSets, RemoteSets, check_routing};
 use crate::engine::Switch;
 use crate::experts::LocalExperts;
-use remoe_experts::load_experts;
+use crate::memory;
+use crate::transition::{LayerChange, Shortage, steps};
+use remoe_experts::{expert_shape, load_experts};
 use remoe_kernels::Dtype;
 use remoe_model::Checkpoint;
 use remoe_planner::Account;
-use remoe_wire::v1::{EndpointProblem, Routing, RoutingAck};
+use remoe_wire::v1::{EndpointProblem, LayerExperts, Routing, RoutingAck};
 use remoe_wire::{ErrorCode, GENERATION_STEP, ServiceError, largest_generation};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex as Lock, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
@@ -26,6 +33,8 @@ pub(crate) struct PlacerParts {
     pub(crate) checkpoint: Arc<Checkpoint>,
     pub(crate) dtype: Dtype,
     pub(crate) threads: usize,
+    /// What the process may take; none: unknown.
+    pub(crate) memory_bytes: Option<u64>,
     /// Whether a generation is in force: the function is ready for requests.
     pub(crate) placed: watch::Sender<bool>,
     /// What requests under the generation in force are expected to take; none where nobody planned it.
@@ -53,6 +62,8 @@ struct InForce {
     generation: u64,
     /// Experts packed for the generation; the next one reuses them.
     local: LocalExperts,
+    remote: RemoteSets,
+    endpoints: EndpointSets,
     /// From the start of the process to the first generation in force.
     load_time: Option<Duration>,
 }
@@ -181,13 +192,22 @@ impl Placer {
         if generation <= current {
             return Ok(RoutingAck { generation: current, problems: Vec::new() });
         }
-        let local = self.pack(&remote).await?;
-        let problems = self.switch(generation, local.clone(), remote, endpoints).await?;
+        let wanted = Wanted { remote, endpoints };
+        let mut steps = self.steps(&wanted.remote)?;
+        // The last one goes to the placement as a whole.
+        steps.pop();
+        let mut changed = BTreeSet::new();
+        for step in steps {
+            changed.extend(step);
+            tracing::info!(generation, layers = changed.len(), "a part of the placement, as memory allows");
+            let between = self.in_force().between(&wanted, &changed);
+            self.go_over(current, between).await?;
+        }
+        let problems = self.go_over(generation, wanted).await?;
         self.parts.account.send_replace(account);
         {
             let mut in_force = self.in_force();
             in_force.generation = generation;
-            in_force.local = local;
             in_force.load_time.get_or_insert_with(|| self.parts.started.elapsed());
         }
         // A function that shuts down has said that it is not ready, and stays so.
@@ -197,6 +217,50 @@ impl Placer {
             ready
         });
         Ok(RoutingAck { generation, problems })
+    }
+
+    /// The layers of the steps in which the local experts can become those that `remote` leaves.
+    fn steps(&self, remote: &RemoteSets) -> Result<Vec<Vec<usize>>, ServiceError> {
+        let Some(limit) = self.parts.memory_bytes else { return Ok(Vec::new()) };
+        let known = self.local();
+        let config = self.parts.checkpoint.config();
+        let mut changes = Vec::new();
+        for layer in config.moe_layers() {
+            let is_remote = |expert| remote.get(&layer).is_some_and(|set| set.contains(&expert));
+            let mut change = LayerChange { layer, enters: 0, leaves: 0 };
+            for (_, packed) in known.of(layer).filter(|&(expert, _)| is_remote(expert)) {
+                change.leaves += packed.bytes() as u64;
+            }
+            let experts = 0..config.moe(layer).map_or(0, |moe| moe.experts as u32);
+            for expert in experts.filter(|&it| !is_remote(it) && known.get(layer, it).is_none()) {
+                let shape = expert_shape(&self.parts.checkpoint, layer, expert, self.parts.dtype);
+                change.enters += shape.map_err(|error| internal(&error))?.packed_bytes() as u64;
+            }
+            changes.push(change);
+        }
+        let used = memory::used();
+        steps(&changes, limit.saturating_sub(used)).map_err(|Shortage { layer, needed, room }| {
+            let message = format!(
+                "the local experts do not fit: those that layer {layer} gets take {needed} bytes and there is \
+                 room for {room} ({used} of {limit} are in use); make more experts remote, or give the \
+                 function more memory"
+            );
+            // Before the first placement nothing is in use that could be free later.
+            match self.generation() {
+                0 => ServiceError::invalid("remote", message),
+                _ => ServiceError::new(ErrorCode::ResourceExhausted, message),
+            }
+        })
+    }
+
+    /// Packs what is missing, has the engine go over and forgets what is local no more.
+    async fn go_over(&self, generation: u64, wanted: Wanted) -> Result<Vec<EndpointProblem>, ServiceError> {
+        let local = self.pack(&wanted.remote).await?;
+        let Wanted { remote, endpoints } = wanted;
+        let problems = self.switch(generation, local.clone(), remote.clone(), endpoints.clone()).await?;
+        let mut in_force = self.in_force();
+        (in_force.local, in_force.remote, in_force.endpoints) = (local, remote, endpoints);
+        Ok(problems)
     }
 
     /// Packs the experts that are not remote, those of the generation in force excepted.
@@ -219,8 +283,6 @@ impl Placer {
         }
         let (checkpoint, dtype, threads) =
             (self.parts.checkpoint.clone(), self.parts.dtype, self.parts.threads);
-        let internal =
-            |error: &dyn std::error::Error| ServiceError::new(ErrorCode::Internal, error.to_string());
         let load = move || load_experts(&checkpoint, &missing, dtype, threads);
         let packed = tokio::task::spawn_blocking(load)
             .await
@@ -248,6 +310,32 @@ impl Placer {
     }
 }
 
+/// What a placement is to be.
+struct Wanted {
+    remote: RemoteSets,
+    endpoints: EndpointSets,
+}
+
+impl InForce {
+    /// The placement in which the layers `changed` are as `wanted` and the others as they are.
+    fn between(&self, wanted: &Wanted, changed: &BTreeSet<usize>) -> Wanted {
+        let part = |sets: &RemoteSets, new: bool| -> Vec<(usize, BTreeSet<u32>)> {
+            let these = sets.iter().filter(|(layer, _)| changed.contains(layer) == new);
+            these.map(|(&layer, experts)| (layer, experts.clone())).collect()
+        };
+        let remote = part(&self.remote, false).into_iter().chain(part(&wanted.remote, true)).collect();
+        let mut endpoints: BTreeMap<String, Vec<LayerExperts>> = BTreeMap::new();
+        for (source, new) in [(&self.endpoints, false), (&wanted.endpoints, true)] {
+            for (address, sets) in source {
+                let these = sets.iter().filter(|set| changed.contains(&(set.layer as usize)) == new);
+                endpoints.entry(address.clone()).or_default().extend(these.cloned());
+            }
+        }
+        endpoints.retain(|_, sets| !sets.is_empty());
+        Wanted { remote, endpoints: endpoints.into_iter().collect() }
+    }
+}
+
 /// The account that a routing carries, where it does.
 fn account(json: &str) -> Result<Option<Arc<Account>>, ServiceError> {
     if json.is_empty() {
@@ -257,6 +345,10 @@ fn account(json: &str) -> Result<Option<Arc<Account>>, ServiceError> {
     account
         .map(|account| Some(Arc::new(account)))
         .map_err(|error| ServiceError::invalid("account", format!("is not a problem with its plan: {error}")))
+}
+
+fn internal(error: &dyn std::error::Error) -> ServiceError {
+    ServiceError::new(ErrorCode::Internal, error.to_string())
 }
 
 fn shutting_down() -> ServiceError {

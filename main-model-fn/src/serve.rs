@@ -4,6 +4,7 @@ use crate::control::Control;
 use crate::engine::{self, EngineParts, EngineSettings, EngineStop, RequestLimits, Vocabulary};
 use crate::experts::{Expected, ExpertMetrics};
 use crate::http::{self, HttpOptions, HttpState, TextFrontend};
+use crate::memory;
 use crate::metrics::EngineMetrics;
 use crate::placer::{Placer, PlacerParts};
 use crate::records::Recorder;
@@ -192,6 +193,7 @@ pub async fn run(
             checkpoint: checkpoint.clone(),
             dtype,
             threads,
+            memory_bytes: memory::limit(settings.memory_bytes),
             placed,
             account,
             shutdown: shutdown.clone(),

@@ -5,9 +5,11 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use tempfile::TempDir;
 
-/// Sizes of a generated Mixtral model with one layer, float32.
+/// Sizes of a generated Mixtral model, float32.
 #[derive(Debug, Clone, Copy)]
 pub struct Sizes {
+    /// Layers, all with experts.
+    pub layers: usize,
     /// Elements of a hidden state, a multiple of 8.
     pub hidden: usize,
     /// Intermediate size of an expert.
@@ -36,7 +38,7 @@ pub fn generate(sizes: Sizes) -> TempDir {
         "intermediate_size": sizes.width,
         "num_local_experts": sizes.experts,
         "num_experts_per_tok": sizes.top_k,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": sizes.layers,
         "num_attention_heads": HEADS,
         "num_key_value_heads": HEADS,
         "vocab_size": sizes.vocabulary,
@@ -59,17 +61,19 @@ fn tensors(sizes: Sizes) -> Vec<Tensor> {
         ("model.embed_tokens.weight".to_owned(), vec![vocabulary, hidden]),
         ("model.norm.weight".to_owned(), vec![hidden]),
     ];
-    let mut layer = |name: &str, shape| tensors.push((format!("model.layers.0.{name}.weight"), shape));
-    layer("input_layernorm", vec![hidden]);
-    layer("post_attention_layernorm", vec![hidden]);
-    for projection in ["q_proj", "k_proj", "v_proj", "o_proj"] {
-        layer(&format!("self_attn.{projection}"), vec![hidden, hidden]);
-    }
-    layer("block_sparse_moe.gate", vec![experts, hidden]);
-    for expert in 0..experts {
-        layer(&format!("block_sparse_moe.experts.{expert}.w1"), vec![width, hidden]);
-        layer(&format!("block_sparse_moe.experts.{expert}.w2"), vec![hidden, width]);
-        layer(&format!("block_sparse_moe.experts.{expert}.w3"), vec![width, hidden]);
+    for id in 0..sizes.layers {
+        let mut layer = |name: &str, shape| tensors.push((format!("model.layers.{id}.{name}.weight"), shape));
+        layer("input_layernorm", vec![hidden]);
+        layer("post_attention_layernorm", vec![hidden]);
+        for projection in ["q_proj", "k_proj", "v_proj", "o_proj"] {
+            layer(&format!("self_attn.{projection}"), vec![hidden, hidden]);
+        }
+        layer("block_sparse_moe.gate", vec![experts, hidden]);
+        for expert in 0..experts {
+            layer(&format!("block_sparse_moe.experts.{expert}.w1"), vec![width, hidden]);
+            layer(&format!("block_sparse_moe.experts.{expert}.w2"), vec![hidden, width]);
+            layer(&format!("block_sparse_moe.experts.{expert}.w3"), vec![width, hidden]);
+        }
     }
     tensors
 }

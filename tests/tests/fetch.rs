@@ -33,7 +33,8 @@ fn options(cache: &Path, hub: &Hub, token: &str) -> Options {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_remote_function_fetches_its_experts_only() {
-    let sizes = Sizes { hidden: 256, width: 1024, experts: 8, top_k: 2, vocabulary: 256, context: 64 };
+    let sizes =
+        Sizes { layers: 1, hidden: 256, width: 1024, experts: 8, top_k: 2, vocabulary: 256, context: 64 };
     let model = generate(sizes);
     let folder = remoe_model::Checkpoint::open(model.path()).unwrap();
     let content = Content::new(model.path());
@@ -96,8 +97,15 @@ async fn the_hubs_model_answers_as_the_folders() {
 /// Experts that nobody has fetched when their remote function dies.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_main_function_fetches_the_experts_that_it_lost() {
-    let model =
-        generate(Sizes { hidden: 256, width: 1024, experts: 8, top_k: 2, vocabulary: 256, context: 64 });
+    let model = generate(Sizes {
+        layers: 1,
+        hidden: 256,
+        width: 1024,
+        experts: 8,
+        top_k: 2,
+        vocabulary: 256,
+        context: 64,
+    });
     let checkpoint = remoe_model::Checkpoint::open(model.path()).unwrap();
     let (hub, content) = hub(model.path()).await;
     let (cache, others) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

@@ -31,7 +31,8 @@ fn logged(main: &MainFunction, message: &str) -> Vec<SystemTime> {
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_leave_before_local_kernels_start() {
     const CALLS: usize = 5;
-    let sizes = Sizes { hidden: 256, width: 2048, experts: 8, top_k: 7, vocabulary: 512, context: 512 };
+    let sizes =
+        Sizes { layers: 1, hidden: 256, width: 2048, experts: 8, top_k: 7, vocabulary: 512, context: 512 };
     let model = generate(sizes);
     let remote = vec![LayerExperts { layer: 0, experts: vec![7] }];
     let function = RemoteFunction::start(model.path(), "0:7", Options::default()).await;

@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 /// A model whose experts take long for a large message.
 fn slow_model() -> TempDir {
-    generate(Sizes { hidden: 256, width: 2048, experts: 2, top_k: 1, vocabulary: 64, context: 64 })
+    generate(Sizes { layers: 1, hidden: 256, width: 2048, experts: 2, top_k: 1, vocabulary: 64, context: 64 })
 }
 
 /// `rows` rows for experts 0 and 1 of layer 0 of the slow model.

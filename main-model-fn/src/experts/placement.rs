@@ -21,6 +21,11 @@ impl LocalExperts {
         self.layers.get(&layer)?.get(&expert)
     }
 
+    /// The experts of `layer` with their ids.
+    pub(crate) fn of(&self, layer: usize) -> impl Iterator<Item = (u32, &Arc<PackedExpert>)> {
+        self.layers.get(&layer).into_iter().flatten().map(|(&expert, packed)| (expert, packed))
+    }
+
     /// What is held, ascending.
     pub(crate) fn listing(&self) -> Vec<LayerExperts> {
         self.layers
