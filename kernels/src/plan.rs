@@ -52,6 +52,36 @@ pub(crate) struct Plan {
     phases: [PhasePlan; 2],
     /// Intermediate rows, and input rows that had to be padded.
     scratch: Buffer,
+    /// What the units of the second phase are, where they are no panels.
+    task: Option<Task>,
+}
+
+/// Work of another kind than panels: a closure of the caller's, called with each unit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Task {
+    closure: *const (),
+    call: unsafe fn(*const (), u32),
+}
+
+impl Task {
+    fn of<F: Fn(u32) + Sync>(closure: &F) -> Self {
+        /// # Safety
+        /// `closure` points to a living `F`.
+        unsafe fn call<F: Fn(u32)>(closure: *const (), unit: u32) {
+            // SAFETY: the caller's promise.
+            unsafe { (*closure.cast::<F>())(unit) }
+        }
+        Self { closure: std::ptr::from_ref(closure).cast(), call: call::<F> }
+    }
+
+    /// Does one unit.
+    ///
+    /// # Safety
+    /// The closure lives.
+    pub(crate) unsafe fn run(self, unit: u32) {
+        // SAFETY: the caller's promise; `of` made both for the same type.
+        unsafe { (self.call)(self.closure, unit) }
+    }
 }
 
 // SAFETY: the pointers are only used during a call, while the caller's borrows of jobs and products are alive; threads write to disjoint panels.
@@ -134,7 +164,7 @@ impl Free {
 
 impl Plan {
     pub(crate) fn new() -> Result<Self, KernelError> {
-        Ok(Self { phases: Default::default(), scratch: Buffer::zeroed(0)? })
+        Ok(Self { phases: Default::default(), scratch: Buffer::zeroed(0)?, task: None })
     }
 
     pub(crate) fn units(&self, phase: Phase) -> u32 {
@@ -148,6 +178,7 @@ impl Plan {
     /// Forgets the last call and makes room for the next one's scratch memory.
     fn begin(&mut self, scratch: usize) -> Result<Free, KernelError> {
         self.phases.iter_mut().for_each(PhasePlan::clear);
+        self.task = None;
         if self.scratch.len() < scratch {
             // The old one goes first, so that both never exist together.
             self.scratch = Buffer::zeroed(0)?;
@@ -242,6 +273,18 @@ impl Plan {
             });
         }
         Ok(())
+    }
+
+    /// Replaces the plan by one that calls `closure` with 0 to `units` - 1; it must live as long as the call.
+    pub(crate) fn prepare_task<F: Fn(u32) + Sync>(&mut self, closure: &F, units: u32) {
+        self.phases.iter_mut().for_each(PhasePlan::clear);
+        self.task = Some(Task::of(closure));
+        self.phases[Phase::Down as usize].units = units;
+    }
+
+    /// What the units are, where they are no panels.
+    pub(crate) fn task(&self) -> Option<Task> {
+        self.task
     }
 
     /// Element type of a unit and its panel; `next` is the panel itself until the caller knows better.

@@ -1,4 +1,4 @@
-//! The thread pool and its two operations.
+//! The thread pool and its operations.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::paths::{self, PathChoice};
 use crate::threads::{Paths, Shared};
-use crate::{Dtype, InstructionPath, Job, KernelError, Product};
+use crate::{Dtype, InstructionPath, Job, KernelError, MAX_ROWS, Product};
 
 /// Most threads of a pool, the caller included.
 pub const MAX_THREADS: usize = 256;
@@ -121,7 +121,44 @@ impl Pool {
         // SAFETY: as in `forward`.
         unsafe { self.shared.call(|plan| plan.prepare_products(products)) }
     }
+
+    /// Does `work` with every item, each on one of the pool's threads, and returns when all are done. Takes tens of thousands of operations per item to be worth it. `work` must not use the pool; the processor's modes for denormals are those of the thread's other code, not those of the kernels.
+    ///
+    /// # Errors
+    /// [`KernelError::TooMany`]; [`KernelError::Panicked`] where `work` panicked for an item, after the others.
+    pub fn each<T: Send>(&self, items: &mut [T], work: impl Fn(&mut T) + Sync) -> Result<(), KernelError> {
+        if items.len() > MAX_ROWS {
+            return Err(KernelError::TooMany { what: "items", actual: items.len(), max: MAX_ROWS });
+        }
+        let count = items.len() as u32;
+        let items = Items(items.as_mut_ptr());
+        let task = |unit: u32| {
+            // SAFETY: units are below `count`, each is taken once, and the items' borrow lasts until `call` returns.
+            work(unsafe { &mut *items.at(unit) });
+        };
+        let _calling = self.calling.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: as in `forward`; the task lives until `call` returns.
+        unsafe {
+            self.shared.call(|plan| {
+                plan.prepare_task(&task, count);
+                Ok(())
+            })
+        }
+    }
 }
+
+/// The first of the items of a call, which threads work on one by one.
+struct Items<T>(*mut T);
+
+impl<T> Items<T> {
+    /// A pointer to one of them.
+    fn at(&self, index: u32) -> *mut T {
+        self.0.wrapping_add(index as usize)
+    }
+}
+
+// SAFETY: threads only get to different items, which may be sent to them.
+unsafe impl<T: Send> Sync for Items<T> {}
 
 impl std::fmt::Debug for Pool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -199,6 +199,8 @@ impl Shared {
     unsafe fn take_part(&self, thread: usize) {
         // SAFETY: the plan is not written while the call is open or joined.
         let plan = unsafe { &*self.plan.get() };
+        // What is not the kernels' own is computed as anywhere else.
+        let _mode = plan.task().is_none().then(|| FloatMode::enter(self.path));
         for phase in Phase::ALL {
             let ranges = &self.phases[phase as usize].ranges;
             while let Some(unit) = ranges[thread].take(true) {
@@ -222,6 +224,10 @@ impl Shared {
     /// Computes one unit and counts it as done, whatever happens.
     fn compute(&self, plan: &Plan, phase: Phase, unit: u32, next: Option<(Phase, u32)>) {
         let result = catch_unwind(AssertUnwindSafe(|| {
+            if let Some(task) = plan.task() {
+                // SAFETY: the call that the task was prepared for has not returned.
+                return unsafe { task.run(unit) };
+            }
             let Some((dtype, mut panel)) = plan.panel(phase, unit) else {
                 return;
             };

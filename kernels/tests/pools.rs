@@ -151,3 +151,36 @@ fn the_callers_float_mode_is_left_alone() {
         assert_eq!((denormal * std::hint::black_box(3.0)).to_bits(), 21, "{path}");
     }
 }
+
+#[test]
+fn each_item_is_worked_on_once() {
+    for threads in [1, 2, 3] {
+        let pool = Pool::new(PoolConfig { threads, ..PoolConfig::default() }).unwrap();
+        for count in [0_usize, 1, 2, 7, 1000] {
+            let mut items: Vec<usize> = (0..count).collect();
+            pool.each(&mut items, |item| *item = *item * 2 + 1).unwrap();
+            assert!(
+                items.iter().enumerate().all(|(index, &item)| item == 2 * index + 1),
+                "{threads} {count}"
+            );
+        }
+        // One that panics takes nothing from the others, nor from later calls.
+        let mut items: Vec<u32> = (0..50).collect();
+        let outcome = pool.each(&mut items, |item| {
+            assert!(*item != 13, "an item that panics");
+            *item = 100;
+        });
+        assert_eq!(outcome, Err(KernelError::Panicked));
+        assert_eq!(items.iter().filter(|&&item| item == 100).count(), 49);
+        assert_eq!(pool.each(&mut items, |item| *item = 1), Ok(()));
+    }
+}
+
+/// Denormals are flushed by the kernels only: what else the threads compute is not theirs to change.
+#[test]
+fn items_are_computed_with_denormals() {
+    let pool = Pool::new(PoolConfig { threads: 2, ..PoolConfig::default() }).unwrap();
+    let mut items = vec![f32::MIN_POSITIVE; 64];
+    pool.each(&mut items, |item| *item = std::hint::black_box(*item) / 4.0).unwrap();
+    assert!(items.iter().all(|&item| item == f32::from_bits(0x0020_0000)), "{items:?}");
+}

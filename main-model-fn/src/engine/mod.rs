@@ -13,6 +13,7 @@ mod sampling;
 mod scheduler;
 mod sequence;
 mod setback;
+mod softmax;
 mod switch;
 mod text;
 mod thread;

@@ -2,6 +2,8 @@
 
 use super::random::uniform;
 use super::request::{Sampling, TokenLogprobs};
+use super::softmax::{BLOCK, Weights, largest};
+use remoe_kernels::Pool;
 use std::collections::HashMap;
 
 /// What sampling must know about the sequence so far.
@@ -35,8 +37,48 @@ pub(crate) fn modifies(sampling: &Sampling, drawn: &Drawn<'_>) -> bool {
         || !drawn.banned.is_empty()
 }
 
+/// A token to be drawn.
+pub(crate) struct Draw<'a> {
+    /// One per vocabulary entry.
+    pub(crate) logits: &'a [f32],
+    pub(crate) sampling: &'a Sampling,
+    pub(crate) drawn: Drawn<'a>,
+    /// How many alternatives are reported, where log-probabilities are.
+    pub(crate) logprobs: Option<usize>,
+}
+
+/// A drawn token.
+pub(crate) struct Outcome {
+    pub(crate) token: u32,
+    pub(crate) logprobs: Option<TokenLogprobs>,
+}
+
+impl Draw<'_> {
+    fn make(&self) -> Outcome {
+        let token = match modifies(self.sampling, &self.drawn) {
+            true => sample(&mut self.logits.to_vec(), self.sampling, &self.drawn),
+            false => choose(self.logits, self.sampling, &self.drawn),
+        };
+        Outcome { token, logprobs: self.logprobs.map(|top| logprobs(self.logits, token, top)) }
+    }
+}
+
+/// From this many logits on, drawing is worth the pool's other threads.
+const SHARED_LOGITS: usize = 1 << 15;
+
+/// Makes all `draws`, on the threads of `pool` where it is much work.
+pub(crate) fn make_all(draws: Vec<Draw<'_>>, pool: &Pool) -> Vec<Outcome> {
+    let logits: usize = draws.iter().map(|draw| draw.logits.len()).sum();
+    let mut made: Vec<(Draw<'_>, Option<Outcome>)> = draws.into_iter().map(|draw| (draw, None)).collect();
+    if made.len() > 1 && logits >= SHARED_LOGITS {
+        // What a thread left undone is done below.
+        let _panicked = pool.each(&mut made, |(draw, outcome)| *outcome = Some(draw.make()));
+    }
+    made.into_iter().map(|(draw, outcome)| outcome.unwrap_or_else(|| draw.make())).collect()
+}
+
 /// Draws one token from `logits` (one per vocabulary entry), modifying them in place.
-pub(crate) fn sample(logits: &mut [f32], sampling: &Sampling, drawn: &Drawn<'_>) -> u32 {
+fn sample(logits: &mut [f32], sampling: &Sampling, drawn: &Drawn<'_>) -> u32 {
     penalise(logits, sampling, drawn);
     for &(token, bias) in &sampling.logit_bias {
         if let Some(logit) = logits.get_mut(token as usize) {
@@ -48,11 +90,14 @@ pub(crate) fn sample(logits: &mut [f32], sampling: &Sampling, drawn: &Drawn<'_>)
             *logit = f32::NEG_INFINITY;
         }
     }
+    choose(logits, sampling, drawn)
+}
+
+fn choose(logits: &[f32], sampling: &Sampling, drawn: &Drawn<'_>) -> u32 {
     if sampling.temperature == 0.0 {
         return argmax(logits);
     }
-    let number = uniform(sampling.seed, drawn.choice, drawn.position);
-    draw(logits, sampling, number)
+    draw(logits, sampling, uniform(sampling.seed, drawn.choice, drawn.position))
 }
 
 fn penalise(logits: &mut [f32], sampling: &Sampling, drawn: &Drawn<'_>) {
@@ -78,70 +123,100 @@ fn penalise(logits: &mut [f32], sampling: &Sampling, drawn: &Drawn<'_>) {
 
 /// The index of the largest logit; equal ones go to the lower id, NaN never wins.
 pub(crate) fn argmax(logits: &[f32]) -> u32 {
-    let mut best = (0, f32::NEG_INFINITY);
-    for (token, &logit) in (0..).zip(logits) {
-        if logit > best.1 {
-            best = (token, logit);
-        }
-    }
-    best.0
+    let best = largest(logits);
+    (0..).zip(logits).find(|&(_, &logit)| logit == best).map_or(0, |(token, _)| token)
 }
 
-/// Sums over the candidates are made in the order of their ids, sums over those kept by `top_p` from
-/// the likeliest on: neither depends on how far the candidates happen to be sorted.
+/// Draws from the tokens that `top_k`, `top_p` and `min_p` leave: the one at which the sum of their weights,
+/// in the order of their ids, passes `number` (0 to 1) times the whole.
 fn draw(logits: &[f32], sampling: &Sampling, number: f64) -> u32 {
-    let temperature = f64::from(sampling.temperature);
-    let mut tokens: Vec<(u32, f32)> =
-        (0..).zip(logits.iter().copied()).filter(|(_, logit)| *logit > f32::NEG_INFINITY).collect();
-    if sampling.top_k > 0 && sampling.top_k < tokens.len() {
-        tokens.select_nth_unstable_by(sampling.top_k, likelier);
-        tokens.truncate(sampling.top_k);
-        tokens.sort_unstable_by_key(|&(token, _)| token);
-    }
-    let Some(&(first, best)) = tokens.iter().min_by(|a, b| likelier(a, b)) else {
+    let maxima: Vec<f32> = logits.chunks(BLOCK).map(largest).collect();
+    let best = largest(&maxima);
+    if best == f32::NEG_INFINITY {
         return argmax(logits);
-    };
-    let weight = |logit: f32| ((f64::from(logit) - f64::from(best)) / temperature).exp();
-    let (min_p, top_p) = (f64::from(sampling.min_p), f64::from(sampling.top_p));
-    let total: f64 = match top_p < 1.0 {
-        true => tokens.iter().map(|&(_, logit)| weight(logit)).sum(),
-        false => tokens.iter().map(|&(_, logit)| weight(logit)).filter(|&weight| weight >= min_p).sum(),
-    };
-    let mut tokens = Descending::new(tokens);
-    // The most likely token always stays; its weight is exactly 1.
-    let mass = if top_p < 1.0 {
-        let mut mass = 0.0;
-        let mut kept = 0;
-        while let Some((_, logit)) = tokens.get(kept) {
-            let weight = weight(logit);
-            if kept > 0 && (weight < min_p || mass >= top_p * total) {
+    }
+    let weights = Weights::new(best, sampling.temperature, sampling.min_p);
+    if sampling.top_k == 0 && sampling.top_p >= 1.0 {
+        let sums: Vec<f64> =
+            logits.chunks(BLOCK).zip(&maxima).map(|(block, &largest)| weights.sum(block, largest)).collect();
+        let mut left = number * sums.iter().sum::<f64>();
+        let mut chosen = 0;
+        for (block, &sum) in sums.iter().enumerate().filter(|(_, sum)| **sum > 0.0) {
+            chosen = block;
+            if left < sum {
                 break;
             }
-            mass += weight;
+            left -= sum;
+        }
+        let tokens = (0..).zip(logits.iter().copied()).skip(chosen * BLOCK).take(BLOCK);
+        return pick(tokens, &weights, left);
+    }
+    let tokens = candidates(logits, &maxima, best, sampling);
+    let mass: f64 = tokens.iter().map(|&(_, logit)| f64::from(weights.of(logit))).sum();
+    pick(tokens.into_iter(), &weights, number * mass)
+}
+
+/// The first of `tokens` at which the sum of the weights passes `left`, else the last that weighs anything:
+/// rounding can leave a remainder.
+fn pick(tokens: impl Iterator<Item = (u32, f32)>, weights: &Weights, mut left: f64) -> u32 {
+    let mut last = 0;
+    for (token, logit) in tokens {
+        let weight = weights.of(logit);
+        if weight > 0.0 {
+            last = token;
+            left -= f64::from(weight);
+            if left < 0.0 {
+                break;
+            }
+        }
+    }
+    last
+}
+
+/// What `top_k` and `top_p` leave of the tokens, in the order of their ids. `maxima` are the largest logits of
+/// the blocks, `best` that of all.
+fn candidates(logits: &[f32], maxima: &[f32], best: f32, sampling: &Sampling) -> Vec<(u32, f32)> {
+    let weights = Weights::new(best, sampling.temperature, 0.0);
+    let top_p = f64::from(sampling.top_p);
+    let mut tokens: Vec<(u32, f32)>;
+    let total: f64;
+    if sampling.top_k == 0 {
+        let blocks = logits.chunks(BLOCK).zip(maxima);
+        total = blocks.map(|(block, &largest)| weights.sum(block, largest)).sum();
+        // Tokens that weigh less than this together weigh less than what `top_p` leaves out. The logit
+        // that belongs to it is a little lower than it needs to be, for roundings.
+        let least = (1.0 - top_p) * total / logits.len() as f64;
+        let least = f64::from(best) + f64::from(sampling.temperature) * (least.ln() - 1e-3);
+        let least = (least as f32).next_down();
+        let blocks = (0..).step_by(BLOCK).zip(logits.chunks(BLOCK)).zip(maxima);
+        tokens = blocks
+            .filter(|(_, largest)| **largest >= least)
+            .flat_map(|((first, block), _)| (first..).zip(block.iter().copied()))
+            .filter(|&(_, logit)| logit >= least && logit > f32::NEG_INFINITY)
+            .collect();
+    } else {
+        tokens = (0..).zip(logits.iter().copied()).filter(|(_, logit)| *logit > f32::NEG_INFINITY).collect();
+        if sampling.top_k < tokens.len() {
+            tokens.select_nth_unstable_by(sampling.top_k, likelier);
+            tokens.truncate(sampling.top_k);
+            tokens.sort_unstable_by_key(|&(token, _)| token);
+        }
+        total = tokens.iter().map(|&(_, logit)| f64::from(weights.of(logit))).sum();
+    }
+    if top_p < 1.0 {
+        let mut descending = Descending::new(tokens);
+        let (mut mass, mut kept) = (0.0, 0);
+        // The most likely token always stays.
+        while let Some((_, logit)) = descending.get(kept)
+            && (kept == 0 || mass < top_p * total)
+        {
+            mass += f64::from(weights.of(logit));
             kept += 1;
         }
-        tokens.truncate(kept);
-        mass
-    } else {
-        total
-    };
-    let mut left = number * mass;
-    let mut last = first;
-    let mut index = 0;
-    while let Some((token, logit)) = tokens.get(index) {
-        let weight = weight(logit);
-        if index > 0 && weight < min_p {
-            break;
-        }
-        left -= weight;
-        last = token;
-        if left < 0.0 {
-            break;
-        }
-        index += 1;
+        tokens = descending.into_first(kept);
+        tokens.sort_unstable_by_key(|&(token, _)| token);
     }
-    // Rounding can leave a remainder after the last kept token.
-    last
+    tokens
 }
 
 /// Tokens from the likeliest on, sorted only as far as they are asked for: of a vocabulary, sampling
@@ -169,17 +244,18 @@ impl Descending {
         self.tokens.get(index).copied()
     }
 
-    /// Keeps the first `count`, which have been asked for.
-    fn truncate(&mut self, count: usize) {
+    /// The first `count`, which have been asked for.
+    fn into_first(mut self, count: usize) -> Vec<(u32, f32)> {
         self.tokens.truncate(count);
-        self.sorted = self.sorted.min(count);
+        self.tokens
     }
 }
 
 /// Log-probabilities of `token` and of the `top` most likely tokens under unmodified `logits`.
 pub(crate) fn logprobs(logits: &[f32], token: u32, top: usize) -> TokenLogprobs {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|&logit| f64::from(logit - max).exp()).sum();
+    let max = largest(logits);
+    let weights = Weights::new(max, 1.0, 0.0);
+    let sum: f64 = logits.chunks(BLOCK).map(|block| weights.sum(block, largest(block))).sum();
     let normaliser = f64::from(max) + sum.ln();
     let logprob = |logit: f32| (f64::from(logit) - normaliser) as f32;
     // Few are asked for: they are kept in order on one way through the vocabulary.
@@ -205,14 +281,16 @@ fn likelier(a: &(u32, f32), b: &(u32, f32)) -> std::cmp::Ordering {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use remoe_kernels::PoolConfig;
 
     fn draw_at(logits: &[f32], sampling: &Sampling, position: usize) -> u32 {
         let drawn =
             Drawn { choice: 0, position, prompt: &[0], output: &HashMap::from([(2, 2)]), banned: &[] };
-        sample(&mut logits.to_vec(), sampling, &drawn)
+        Draw { logits, sampling, drawn, logprobs: None }.make().token
     }
 
     #[test]
@@ -284,44 +362,44 @@ mod tests {
         assert_eq!(logprobs.logprob, logprobs.top[3].1);
     }
 
-    /// [`draw`] with everything sorted.
-    fn draw_plainly(logits: &[f32], sampling: &Sampling, number: f64) -> u32 {
+    /// The tokens that can be drawn with their probabilities, in the order of their ids, with libm's
+    /// exponential and everything sorted. None where rounding decides about a token.
+    fn distribution(logits: &[f32], sampling: &Sampling) -> Option<Vec<(u32, f64)>> {
+        const CLOSE: f64 = 1e-4;
         let mut tokens: Vec<(u32, f32)> =
             (0..).zip(logits.iter().copied()).filter(|(_, logit)| *logit > f32::NEG_INFINITY).collect();
         tokens.sort_by(likelier);
         if sampling.top_k > 0 {
             tokens.truncate(sampling.top_k);
         }
-        let best = f64::from(tokens[0].1);
-        let weight = |logit: f32| ((f64::from(logit) - best) / f64::from(sampling.temperature)).exp();
-        let mut by_id = tokens.clone();
-        by_id.sort_by_key(|&(token, _)| token);
-        let likely = |logit: f32| weight(logit) >= f64::from(sampling.min_p);
-        let mut kept = tokens.clone();
-        let mass: f64 = if sampling.top_p < 1.0 {
-            let total: f64 = by_id.iter().map(|&(_, logit)| weight(logit)).sum();
-            kept.clear();
+        let best = tokens[0].1;
+        let weight = |logit: f32| (f64::from(logit - best) / f64::from(sampling.temperature)).exp();
+        let (top_p, min_p) = (f64::from(sampling.top_p), f64::from(sampling.min_p));
+        if top_p < 1.0 {
+            let total: f64 = tokens.iter().map(|&(_, logit)| weight(logit)).sum();
             let mut mass = 0.0;
-            for &(token, logit) in &tokens {
-                if !kept.is_empty() && (!likely(logit) || mass >= f64::from(sampling.top_p) * total) {
+            let mut kept = 0;
+            for &(_, logit) in &tokens {
+                if kept > 0 && (mass - top_p * total).abs() < CLOSE * total {
+                    return None;
+                }
+                if kept > 0 && mass >= top_p * total {
                     break;
                 }
                 mass += weight(logit);
-                kept.push((token, logit));
+                kept += 1;
             }
-            mass
-        } else {
-            kept.retain(|&(_, logit)| likely(logit));
-            by_id.iter().filter(|&&(_, logit)| likely(logit)).map(|&(_, logit)| weight(logit)).sum()
-        };
-        let mut left = number * mass;
-        for &(token, logit) in &kept {
-            left -= weight(logit);
-            if left < 0.0 {
-                return token;
-            }
+            tokens.truncate(kept);
         }
-        kept[kept.len() - 1].0
+        let mut kept: Vec<(u32, f64)> = tokens.iter().map(|&(token, logit)| (token, weight(logit))).collect();
+        if min_p > 0.0 && kept.iter().any(|&(_, weight)| weight < 1.0 && (weight / min_p - 1.0).abs() < CLOSE)
+        {
+            return None;
+        }
+        kept.retain(|&(_, weight)| weight >= min_p);
+        kept.sort_by_key(|&(token, _)| token);
+        let mass: f64 = kept.iter().map(|(_, weight)| weight).sum();
+        Some(kept.into_iter().map(|(token, weight)| (token, weight / mass)).collect())
     }
 
     /// [`logprobs`]' alternatives with everything sorted.
@@ -344,7 +422,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn partial_sorting_changes_nothing(
+        fn every_way_to_draw_follows_the_same_distribution(
             logits in logits(),
             temperature in prop_oneof![Just(0.01_f32), 0.1_f32..3.0, Just(1e6_f32)],
             top_k in prop_oneof![Just(0_usize), 1_usize..800],
@@ -353,7 +431,34 @@ mod tests {
             number in prop_oneof![Just(0.0_f64), 0.0_f64..1.0, Just(1.0_f64 - f64::EPSILON)],
         ) {
             let sampling = Sampling { temperature, top_k, top_p, min_p, ..Sampling::default() };
-            prop_assert_eq!(draw(&logits, &sampling, number), draw_plainly(&logits, &sampling, number));
+            let Some(expected) = distribution(&logits, &sampling) else { return Ok(()) };
+            let token = draw(&logits, &sampling, number);
+            // The number lies in the token's part of the whole, but for rounding.
+            let before: f64 = expected.iter().filter(|(other, _)| *other < token).map(|(_, part)| part).sum();
+            let own = expected.iter().find(|(other, _)| *other == token).map(|(_, part)| part);
+            let Some(own) = own else { return Err(TestCaseError::fail(format!("{token} is not kept"))) };
+            prop_assert!(before - 1e-5 <= number && number <= before + own + 1e-5, "{before} {own}");
+        }
+
+        #[test]
+        fn the_pool_changes_nothing(
+            logits in prop::collection::vec(-9.0_f32..9.0, 9000),
+            seeds in prop::collection::vec(0_u64..1000, 0..9),
+        ) {
+            let counts = HashMap::new();
+            let pool = Pool::new(PoolConfig { threads: 2, ..PoolConfig::default() }).unwrap();
+            let sampling = |&seed: &u64| Sampling { temperature: 0.8, seed, ..Sampling::default() };
+            let sampling: Vec<Sampling> = seeds.iter().map(sampling).collect();
+            let draw = |sampling| {
+                let drawn = Drawn { choice: 0, position: 3, prompt: &[], output: &counts, banned: &[] };
+                Draw { logits: &logits, sampling, drawn, logprobs: Some(2) }
+            };
+            let made = make_all(sampling.iter().map(draw).collect(), &pool);
+            prop_assert_eq!(made.len(), seeds.len());
+            for (made, sampling) in made.iter().zip(&sampling) {
+                let alone = draw(sampling).make();
+                prop_assert_eq!((made.token, &made.logprobs), (alone.token, &alone.logprobs));
+            }
         }
 
         #[test]

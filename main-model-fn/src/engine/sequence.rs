@@ -5,7 +5,7 @@ use super::handle::Job;
 use super::request::{
     Delta, Event, ExpertTally, ExpertTime, Figures, FinishReason, Inspection, Request, TokenLogprobs,
 };
-use super::sampling::{Drawn, distinct, logprobs, modifies, sample};
+use super::sampling::{Draw, Drawn, Outcome, distinct, logprobs};
 use super::scheduler::Pending;
 use super::setback::Setback;
 use super::text::TextStream;
@@ -41,6 +41,8 @@ pub(crate) struct Running {
     ends: Vec<u32>,
     /// For the repetition penalty; empty without one.
     prompt_tokens: Vec<u32>,
+    /// What a choice without tokens has counted.
+    no_counts: HashMap<u32, u32>,
     /// Where activations are recorded.
     pub(super) recording: Option<Recording>,
     /// Failed iterations since it last went on.
@@ -128,6 +130,7 @@ impl Running {
             prompt_logprobs: Vec::new(),
             ends,
             prompt_tokens,
+            no_counts: HashMap::new(),
             recording,
             setback: None,
         }
@@ -265,11 +268,48 @@ impl Running {
         }
     }
 
-    /// Takes the logits of an iteration's wanted rows and goes on: draws tokens, reports them,
-    /// ends choices. True when the request has ended.
+    /// Adds to `draws` what is to be drawn from the logits of an iteration's wanted rows; [`step`](Self::step)
+    /// wants the outcomes in this order. Returns how many there are.
+    pub(crate) fn draws<'a>(&'a self, logits: &'a [f32], vocab: usize, draws: &mut Vec<Draw<'a>>) -> usize {
+        let request = &self.job.request;
+        let draw = |choice, output: &'a HashMap<u32, u32>, drawn: usize, logits| Draw {
+            logits,
+            sampling: &request.sampling,
+            drawn: Drawn {
+                choice,
+                position: request.prompt.len() + drawn,
+                prompt: &self.prompt_tokens,
+                output,
+                banned: if drawn < request.stop.min_tokens { &self.ends } else { &[] },
+            },
+            logprobs: request.logprobs,
+        };
+        let before = draws.len();
+        let mut rows = logits.chunks_exact(vocab);
+        match &self.stage {
+            Stage::Prompt(cache) => {
+                let is_done = cache.length() as usize == request.prompt.len() && request.max_tokens > 0;
+                if let Some(last) = rows.next_back().filter(|_| is_done) {
+                    draws.extend((0..request.choices).map(|choice| draw(choice, &self.no_counts, 0, last)));
+                }
+            }
+            Stage::Choices(choices) => {
+                let due = choices.iter().filter(|choice| choice.is_due(&request.prompt));
+                let due = due.zip(rows);
+                draws.extend(
+                    due.map(|(choice, row)| draw(choice.index, &choice.counts, choice.output.len(), row)),
+                );
+            }
+        }
+        draws.len() - before
+    }
+
+    /// Takes the logits of an iteration's wanted rows and what was drawn from them, and goes on: reports
+    /// tokens, ends choices. True when the request has ended.
     pub(crate) fn step(
         &mut self,
-        logits: &mut [f32],
+        logits: &[f32],
+        outcomes: Vec<Outcome>,
         vocab: usize,
         vocabulary: &Vocabulary,
     ) -> Result<bool, StepError> {
@@ -284,15 +324,15 @@ impl Running {
                     return Ok(false);
                 }
                 let last = logits.len().saturating_sub(vocab);
-                self.prompt_done(cache, &mut logits[last..], vocabulary)?;
+                self.prompt_done(cache, &logits[last..], outcomes, vocabulary)?;
             }
             Stage::Choices(choices) => {
                 let mut going = Vec::with_capacity(choices.len());
-                let mut logits = logits.chunks_exact_mut(vocab);
+                let mut outcomes = outcomes.into_iter();
                 for choice in choices {
                     let due = choice.is_due(&self.job.request.prompt);
-                    match due.then(|| logits.next()).flatten() {
-                        Some(logits) => going.extend(self.draw(choice, logits)?),
+                    match due.then(|| outcomes.next()).flatten() {
+                        Some(outcome) => going.extend(self.take(choice, outcome)?),
                         None => going.push(choice),
                     }
                 }
@@ -331,7 +371,8 @@ impl Running {
     fn prompt_done(
         &mut self,
         cache: SequenceCache,
-        logits: &mut [f32],
+        logits: &[f32],
+        outcomes: Vec<Outcome>,
         vocabulary: &Vocabulary,
     ) -> Result<(), StepError> {
         if self.job.request.prompt_logprobs.is_some() {
@@ -356,40 +397,21 @@ impl Running {
         }
         caches.push(cache);
         let mut going = Vec::with_capacity(count);
-        for (index, cache) in caches.into_iter().enumerate() {
+        for ((index, cache), outcome) in caches.into_iter().enumerate().zip(outcomes) {
             let text =
                 vocabulary.tokenizer.as_ref().map(|tokenizer| TextStream::new(tokenizer, &self.job.request));
             let counts = HashMap::new();
             let choice = Choice { index, cache, output: Vec::new(), counts, text, taken: 0 };
-            let drawn = match index + 1 == count {
-                true => self.draw(choice, logits)?,
-                // The next choice draws from the same logits, unmodified.
-                false => self.draw(choice, &mut logits.to_vec())?,
-            };
-            going.extend(drawn);
+            going.extend(self.take(choice, outcome)?);
         }
         self.stage = Stage::Choices(going);
         Ok(())
     }
 
-    /// Draws and reports the next token of `choice`; gives it back unless it has ended.
-    fn draw(&mut self, mut choice: Choice, logits: &mut [f32]) -> Result<Option<Choice>, StepError> {
-        let request = &self.job.request;
-        let early = choice.output.len() < request.stop.min_tokens;
-        let drawn = Drawn {
-            choice: choice.index,
-            position: choice.known(&request.prompt),
-            prompt: &self.prompt_tokens,
-            output: &choice.counts,
-            banned: if early { &self.ends } else { &[] },
-        };
-        let modified = modifies(&request.sampling, &drawn);
-        let unmodified = request.logprobs.filter(|_| modified).map(|_| logits.to_vec());
-        let token = sample(logits, &request.sampling, &drawn);
-        let logprobs = request.logprobs.map(|top| {
-            let logits = unmodified.as_deref().unwrap_or(logits);
-            logprobs(logits, token, top)
-        });
+    /// Takes and reports the next token of `choice`; gives it back unless it has ended.
+    fn take(&mut self, mut choice: Choice, outcome: Outcome) -> Result<Option<Choice>, StepError> {
+        let Outcome { token, logprobs } = outcome;
+        let early = choice.output.len() < self.job.request.stop.min_tokens;
         self.first_token.get_or_insert_with(Instant::now);
         self.figures.completion_tokens += 1;
         if !early && self.ends.contains(&token) {

@@ -1,6 +1,7 @@
 use super::handle::{EngineHandle, Job, RequestLimits};
 use super::request::{Event, InspectLevel};
 use super::room::expected_positions;
+use super::sampling::make_all;
 use super::scheduler::{Pending, holders, plan};
 use super::sequence::{Running, Share, Vocabulary};
 use super::setback::takes_part;
@@ -83,6 +84,7 @@ pub(crate) fn start(
 struct Engine {
     settings: EngineSettings,
     transformer: Transformer,
+    pool: Arc<Pool>,
     vocabulary: Vocabulary,
     experts: Experts,
     expected: Expected,
@@ -119,7 +121,7 @@ impl Engine {
         let hidden = parts.transformer.hidden();
         let experts = Experts::new(ExpertParts {
             runtime: runtime.clone(),
-            pool: parts.pool,
+            pool: parts.pool.clone(),
             dtype: parts.dtype,
             hidden,
             checkpoint: parts.checkpoint,
@@ -130,6 +132,7 @@ impl Engine {
         Ok(Self {
             settings,
             transformer: parts.transformer,
+            pool: parts.pool,
             vocabulary: parts.vocabulary,
             experts,
             expected: parts.expected,
@@ -424,24 +427,42 @@ impl Engine {
         }
     }
 
-    fn advance(&mut self, mut output: crate::transformer::Output, shares: &[Share]) {
-        let mut logits = output.logits.as_mut_slice();
+    fn advance(&mut self, output: crate::transformer::Output, shares: &[Share]) {
+        let mut logits = output.logits.as_slice();
+        let parts: Vec<&[f32]> = shares
+            .iter()
+            .map(|share| {
+                let (these, others) = logits.split_at(share.logits * output.vocab);
+                logits = others;
+                these
+            })
+            .collect();
+        let mut draws = Vec::new();
+        let mut counts = Vec::with_capacity(shares.len());
+        for ((running, share), logits) in self.running.iter().zip(shares).zip(&parts) {
+            let drawn = match share.rows {
+                0 => 0,
+                _ => running.draws(logits, output.vocab, &mut draws),
+            };
+            counts.push(drawn);
+        }
+        let mut outcomes = make_all(draws, &self.pool).into_iter();
         let mut first = 0;
         let running = std::mem::take(&mut self.running);
-        for (mut running, share) in running.into_iter().zip(shares) {
+        for (((mut running, share), logits), drawn) in running.into_iter().zip(shares).zip(parts).zip(counts)
+        {
             if share.rows == 0 {
                 self.running.push(running);
                 continue;
             }
-            let (these, others) = logits.split_at_mut(share.logits * output.vocab);
-            logits = others;
+            let outcomes = outcomes.by_ref().take(drawn).collect();
             let tally = &self.experts.tally()[first..first + share.rows];
             running.count(tally, self.experts.time(), output.trace.as_ref(), first);
             if let Some(trace) = &output.trace {
                 running.keep_trace(trace, first, share.rows, self.row_bytes);
             }
             first += share.rows;
-            match running.step(these, output.vocab, &self.vocabulary) {
+            match running.step(logits, outcomes, output.vocab, &self.vocabulary) {
                 Ok(true) => {
                     if let (Some(recorder), Some(recording)) = (&self.recorder, running.into_recording()) {
                         recorder.finish(recording);

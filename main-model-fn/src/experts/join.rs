@@ -175,7 +175,8 @@ impl Experts {
         }
         self.exchange.convict(&self.placement.links, layer, &outstanding.accused, &rows);
         let rows = ExpertRows { rows: &rows, dtype: self.dtype, hidden: self.hidden };
-        reduce(call.routed, &rows, shared.as_deref(), output);
+        reduce(call.routed, &rows, shared.as_deref(), output, &self.pool)
+            .map_err(|source| ExpertError::Kernel { layer, source })?;
         self.local_rows = local_rows;
         Ok(())
     }

@@ -6,7 +6,7 @@
 
 use super::routing::Routed;
 use half::bf16;
-use remoe_kernels::Dtype;
+use remoe_kernels::{Dtype, KernelError, Pool};
 
 /// Rows of experts' outputs, wherever they lie.
 pub(super) struct ExpertRows<'a> {
@@ -19,12 +19,44 @@ pub(super) struct ExpertRows<'a> {
 }
 
 /// Writes the weighted sums of `rows`, plus `shared` (tokens x hidden, compute dtype) where there
-/// is one, to `output` (tokens x hidden, compute dtype).
-pub(super) fn reduce(routed: &Routed, rows: &ExpertRows<'_>, shared: Option<&[u8]>, output: &mut [u8]) {
-    match rows.dtype {
-        Dtype::F32 => reduce_as::<F32>(routed, rows, shared, output),
-        Dtype::Bf16 => reduce_as::<Bf16>(routed, rows, shared, output),
+/// is one, to `output` (tokens x hidden, compute dtype). Tokens are spread over the threads of `pool`.
+///
+/// # Errors
+/// A thread panicked.
+pub(super) fn reduce(
+    routed: &Routed,
+    rows: &ExpertRows<'_>,
+    shared: Option<&[u8]>,
+    output: &mut [u8],
+    pool: &Pool,
+) -> Result<(), KernelError> {
+    let tokens = (PART / (routed.top_k * rows.hidden)).max(1);
+    let part_bytes = tokens * rows.hidden * rows.dtype.bytes();
+    let mut parts: Vec<Part<'_>> = output
+        .chunks_mut(part_bytes)
+        .zip((0..).step_by(tokens))
+        .map(|(output, first)| Part { first, output })
+        .collect();
+    let reduce = |part: &mut Part<'_>| match rows.dtype {
+        Dtype::F32 => reduce_as::<F32>(routed, rows, shared, part),
+        Dtype::Bf16 => reduce_as::<Bf16>(routed, rows, shared, part),
+    };
+    match parts.as_mut_slice() {
+        [only] => {
+            reduce(only);
+            Ok(())
+        }
+        parts => pool.each(parts, reduce),
     }
+}
+
+/// Elements of experts' rows that are worth handing to another thread.
+const PART: usize = 1 << 18;
+
+/// Some tokens.
+struct Part<'a> {
+    first: usize,
+    output: &'a mut [u8],
 }
 
 /// An element at rest.
@@ -50,18 +82,19 @@ impl Element for F32 {
 impl Element for Bf16 {
     const BYTES: usize = 2;
     fn read(bytes: &[u8]) -> f32 {
-        bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32()
+        // As `half` does it, but for the NaNs that the sum makes quiet anyway: without a branch.
+        f32::from_bits(u32::from(u16::from_le_bytes([bytes[0], bytes[1]])) << 16)
     }
     fn write(value: f32, bytes: &mut [u8]) {
         bytes.copy_from_slice(&bf16::from_f32(value).to_le_bytes());
     }
 }
 
-fn reduce_as<E: Element>(routed: &Routed, rows: &ExpertRows<'_>, shared: Option<&[u8]>, output: &mut [u8]) {
+fn reduce_as<E: Element>(routed: &Routed, rows: &ExpertRows<'_>, shared: Option<&[u8]>, part: &mut Part<'_>) {
     let row_bytes = rows.hidden * E::BYTES;
     let mut sum = vec![0.0_f32; rows.hidden];
-    let token_rows = rows.rows.chunks_exact(routed.top_k);
-    for (token, (rows, output)) in token_rows.zip(output.chunks_exact_mut(row_bytes)).enumerate() {
+    let token_rows = rows.rows.chunks_exact(routed.top_k).enumerate().skip(part.first);
+    for ((token, rows), output) in token_rows.zip(part.output.chunks_exact_mut(row_bytes)) {
         sum.fill(0.0);
         for ((_, weight), row) in routed.of(token).zip(rows) {
             for (sum, element) in sum.iter_mut().zip(row.chunks_exact(E::BYTES)) {
@@ -82,8 +115,42 @@ fn reduce_as<E: Element>(routed: &Routed, rows: &ExpertRows<'_>, shared: Option<
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use remoe_kernels::PoolConfig;
+
+    fn pool() -> Pool {
+        Pool::new(PoolConfig { threads: 2, ..PoolConfig::default() }).unwrap()
+    }
+
+    /// Many tokens on several threads give what each gives alone, denormals included.
+    #[test]
+    fn threads_change_nothing() {
+        const HIDDEN: usize = 3000;
+        const TOKENS: usize = 200;
+        let value = |index: usize| ((index * 7919) % 4096) as f32 / 1000.0 - 2.0;
+        let rows: Vec<f32> = (0..2 * TOKENS * HIDDEN)
+            .map(|index| if index % 5 == 0 { value(index) * f32::MIN_POSITIVE } else { value(index) })
+            .collect();
+        let stored: Vec<Vec<u8>> = rows.chunks(HIDDEN).map(bytes).collect();
+        let rows: Vec<&[u8]> = stored.iter().map(Vec::as_slice).collect();
+        let experts = [1, 4].repeat(TOKENS);
+        let weights: Vec<f32> = (0..2 * TOKENS).map(value).collect();
+        let shared = bytes(&(0..TOKENS * HIDDEN).map(|index| value(index + 3)).collect::<Vec<_>>());
+        let all = Routed { top_k: 2, experts, weights: weights.clone() };
+        let mut together = vec![0; 4 * TOKENS * HIDDEN];
+        let expert_rows = ExpertRows { rows: &rows, dtype: Dtype::F32, hidden: HIDDEN };
+        reduce(&all, &expert_rows, Some(&shared), &mut together, &pool()).unwrap();
+        for (token, found) in together.chunks(4 * HIDDEN).enumerate() {
+            let one = Routed { top_k: 2, experts: vec![1, 4], weights: weights[2 * token..][..2].to_vec() };
+            let expert_rows = ExpertRows { rows: &rows[2 * token..][..2], ..expert_rows };
+            let mut alone = vec![0; 4 * HIDDEN];
+            let own = &shared[4 * HIDDEN * token..][..4 * HIDDEN];
+            reduce(&one, &expert_rows, Some(own), &mut alone, &pool()).unwrap();
+            assert!(found == alone, "token {token}");
+        }
+    }
 
     fn bytes(values: &[f32]) -> Vec<u8> {
         values.iter().flat_map(|value| value.to_le_bytes()).collect()
@@ -110,9 +177,9 @@ mod tests {
         assert_ne!(expected, sum([0, 1, 2], true), "the values must tell fused sums apart");
         assert_ne!(expected, sum([2, 1, 0], false), "the values must tell orders apart");
         let mut output = vec![0; 4 * HIDDEN];
-        reduce(&routed, &rows, None, &mut output);
+        reduce(&routed, &rows, None, &mut output, &pool()).unwrap();
         assert_eq!(output, bytes(&expected));
-        reduce(&routed, &rows, Some(&bytes(&[0.5; HIDDEN])), &mut output);
+        reduce(&routed, &rows, Some(&bytes(&[0.5; HIDDEN])), &mut output, &pool()).unwrap();
         let with_shared: Vec<f32> = expected.iter().map(|sum| sum + 0.5).collect();
         assert_eq!(output, bytes(&with_shared));
     }
@@ -125,7 +192,7 @@ mod tests {
         let one = bf16::ONE.to_le_bytes();
         let mut output = [0; 2];
         let rows = ExpertRows { rows: &[&one, &small], dtype: Dtype::Bf16, hidden: 1 };
-        reduce(&routed, &rows, Some(&small), &mut output);
+        reduce(&routed, &rows, Some(&small), &mut output, &pool()).unwrap();
         assert_eq!(bf16::from_le_bytes(output).to_f32(), 1.0 + 2.0 / 256.0);
     }
 }

@@ -3,6 +3,7 @@
 use super::attention::Attention;
 use super::cache::CacheShape;
 use super::gqa::GroupedQueryAttention;
+use super::heads::{DeviceHeads, HeadProjections, HostHeads};
 use super::host::{self, HostMatrix, HostMlp};
 use super::linear::{Linear, Weight};
 use super::mla::{LatentAttention, LatentQuery};
@@ -96,6 +97,11 @@ impl Loader<'_> {
     }
 
     fn tensor_as(&self, tensor: &TensorRef, dtype: Dtype) -> Result<Tensor, LoadModelError> {
+        Ok(self.stored(tensor)?.f_to_kind(host::kind(dtype))?)
+    }
+
+    /// As the checkpoint has it, on the device.
+    fn stored(&self, tensor: &TensorRef) -> Result<Tensor, LoadModelError> {
         let stored = match tensor.dtype {
             StoredDtype::F32 => Kind::Float,
             StoredDtype::Bf16 => Kind::BFloat16,
@@ -103,8 +109,7 @@ impl Loader<'_> {
         };
         let bytes = self.checkpoint.read(tensor)?;
         let shape: Vec<i64> = tensor.shape.iter().map(|&size| size as i64).collect();
-        let tensor = Tensor::f_from_data_size(&bytes, &shape, stored)?.f_to_device(self.device)?;
-        Ok(tensor.f_to_kind(host::kind(dtype))?)
+        Ok(Tensor::f_from_data_size(&bytes, &shape, stored)?.f_to_device(self.device)?)
     }
 
     /// Matrices of the same number of inputs, one below the other.
@@ -190,13 +195,20 @@ impl Loader<'_> {
         let size = |size: usize| size as i64;
         let (heads, latent_dim) = (size(facts.heads), size(facts.kv_rank));
         let (nope_dim, value_dim) = (size(facts.nope_dim), size(facts.value_dim));
-        let expand = self.tensor(&tensors.kv_b)?.f_view([heads, nope_dim + value_dim, latent_dim])?;
+        let expand = self.stored(&tensors.kv_b)?.f_view([heads, nope_dim + value_dim, latent_dim])?;
+        let (keys, values) = (expand.f_narrow(1, 0, nope_dim)?, expand.f_narrow(1, nope_dim, value_dim)?);
+        let projections = if self.device == Device::Cpu {
+            let stored = stored_dtype(tensors.kv_b.dtype);
+            HeadProjections::Host(HostHeads::pack(&keys, &values, stored, self.dtype, self.pool)?)
+        } else {
+            let on_device = |part: &Tensor| part.f_to_kind(host::kind(self.dtype))?.f_contiguous();
+            HeadProjections::Device(DeviceHeads { keys: on_device(&keys)?, values: on_device(&values)? })
+        };
         let attention = LatentAttention {
             projection: self.linear(&[&first, &tensors.kv_a])?,
             query,
             latent_norm: latent_norm(&tensors.kv_a_norm)?,
-            expand_key: expand.f_narrow(1, 0, nope_dim)?.f_contiguous()?,
-            expand_value: expand.f_narrow(1, nope_dim, value_dim)?.f_contiguous()?,
+            projections,
             output: self.linear(&[&tensors.o])?,
             heads,
             latent_dim,

@@ -3,10 +3,12 @@
 //! The cache holds what the paper promises and no more: per token the normalised latent and one
 //! rotated key part for all heads. Several rows at once expand the latents to keys and values; a
 //! single row works on the latents themselves, with the up-projections absorbed into query and
-//! output, so that decoding reads the cache once and expands nothing.
+//! output, so that decoding reads the cache once and expands nothing. The single rows of all sequences
+//! go through the up-projections together.
 
 use super::attention::{Span, Visibility, attend, dot_product};
 use super::error::ForwardError;
+use super::heads::HeadProjections;
 use super::linear::Linear;
 use super::norm::RmsNorm;
 use super::rope::Angles;
@@ -20,10 +22,8 @@ pub(crate) struct LatentAttention {
     /// Where queries come through a latent of their own.
     pub(crate) query: Option<LatentQuery>,
     pub(crate) latent_norm: RmsNorm,
-    /// heads x nope x latent.
-    pub(crate) expand_key: Tensor,
-    /// heads x value x latent.
-    pub(crate) expand_value: Tensor,
+    /// From the latents to the heads.
+    pub(crate) projections: HeadProjections,
     pub(crate) output: Linear,
     pub(crate) heads: i64,
     pub(crate) latent_dim: i64,
@@ -66,36 +66,64 @@ impl LatentAttention {
         // 1 x rows x (latent and rotated part): what the cache holds of a token.
         let entries = Tensor::f_cat(&[latent.f_unsqueeze(1)?, key_part], -1)?.f_transpose(0, 1)?;
         let nothing = entries.f_narrow(-1, 0, 0)?;
+        let single: Vec<i64> = spans.iter().filter(|span| span.rows == 1).map(|span| span.first).collect();
+        let absorbed = self.absorbed_queries(&plain, &rotated, &single)?;
         let mut outputs = Vec::with_capacity(spans.len());
-        for span in spans {
-            let heads_first = |x: &Tensor| x.f_narrow(0, span.first, span.rows)?.f_transpose(0, 1);
-            let (plain, rotated) = (heads_first(&plain)?, heads_first(&rotated)?);
+        let mut mixed = Vec::with_capacity(single.len());
+        for span in spans.iter_mut() {
             let new = entries.f_narrow(1, span.first, span.rows)?;
             let past = span.cache.length();
             let values = nothing.f_narrow(1, span.first, span.rows)?;
             let (entries, _) = span.cache.extend(layer, &new, &values, 0)?;
-            outputs.push(match span.rows {
-                1 => self.attend_absorbed(&plain, &rotated, &entries)?,
-                _ => self.attend_expanded(&plain, &rotated, &entries, past)?,
-            });
+            match (&absorbed, span.rows) {
+                (Some(queries), 1) => {
+                    let query = queries.f_narrow(1, mixed.len() as i64, 1)?;
+                    mixed.push(self.attend_absorbed(&query, &entries)?);
+                }
+                _ => {
+                    let heads_first = |x: &Tensor| x.f_narrow(0, span.first, span.rows)?.f_transpose(0, 1);
+                    let (plain, rotated) = (heads_first(&plain)?, heads_first(&rotated)?);
+                    outputs.push((span.first, self.attend_expanded(&plain, &rotated, &entries, past)?));
+                }
+            }
         }
+        if !mixed.is_empty() {
+            let values = self.projections.release(&Tensor::f_cat(&mixed, 1)?)?;
+            let rows = values.f_transpose(0, 1)?.f_reshape([single.len() as i64, -1])?;
+            for (row, &first) in (0..).zip(&single) {
+                outputs.push((first, rows.f_narrow(0, row, 1)?));
+            }
+        }
+        outputs.sort_by_key(|(first, _)| *first);
+        let outputs: Vec<Tensor> = outputs.into_iter().map(|(_, output)| output).collect();
         self.output.forward(&Tensor::f_cat(&outputs, 0)?)
     }
 
-    /// `plain`, `rotated`: heads x 1 x dim; `entries`: 1 x positions x (latent and rotated part).
-    fn attend_absorbed(
+    /// The queries of the rows `single` with the keys' up-projection absorbed: heads x rows x (latent and
+    /// rotated part); none without such rows. `plain`, `rotated`: rows x heads x dim.
+    fn absorbed_queries(
         &self,
         plain: &Tensor,
         rotated: &Tensor,
-        entries: &Tensor,
-    ) -> Result<Tensor, TchError> {
-        let query = Tensor::f_cat(&[plain.f_matmul(&self.expand_key)?, rotated.shallow_clone()], -1)?;
+        single: &[i64],
+    ) -> Result<Option<Tensor>, ForwardError> {
+        if single.is_empty() {
+            return Ok(None);
+        }
+        let rows = Tensor::f_from_slice(single)?.f_to_device(plain.device())?;
+        let heads_first = |x: &Tensor| x.f_index_select(0, &rows)?.f_transpose(0, 1);
+        let absorbed = self.projections.absorb(&heads_first(plain)?)?;
+        Ok(Some(Tensor::f_cat(&[absorbed, heads_first(rotated)?], -1)?))
+    }
+
+    /// What a row's heads mix of the latents, heads x 1 x latent. `query`: heads x 1 x (latent and rotated
+    /// part); `entries`: 1 x positions x (latent and rotated part).
+    fn attend_absorbed(&self, query: &Tensor, entries: &Tensor) -> Result<Tensor, TchError> {
         // All heads share the entries: they become the rows of one head.
         let query = query.f_transpose(0, 1)?.f_unsqueeze(0)?;
         let latents = entries.f_narrow(-1, 0, self.latent_dim)?;
         let mixed = dot_product(&query, entries, &latents, self.scale, None, false)?;
-        let mixed = mixed.f_reshape([self.heads, 1, self.latent_dim])?;
-        mixed.f_matmul(&self.expand_value.f_transpose(1, 2)?)?.f_reshape([1, -1])
+        mixed.f_reshape([self.heads, 1, self.latent_dim])
     }
 
     /// `plain`, `rotated`: heads x rows x dim.
@@ -105,14 +133,15 @@ impl LatentAttention {
         rotated: &Tensor,
         entries: &Tensor,
         past: i64,
-    ) -> Result<Tensor, TchError> {
+    ) -> Result<Tensor, ForwardError> {
         let positions = entries.size()[1];
         let latents = entries.f_narrow(-1, 0, self.latent_dim)?;
         let shared = entries.f_narrow(-1, self.latent_dim, self.rope_dim)?;
         let shared = shared.f_expand([self.heads, positions, self.rope_dim], false)?;
-        let keys = Tensor::f_cat(&[latents.f_matmul(&self.expand_key.f_transpose(1, 2)?)?, shared], -1)?;
-        let values = latents.f_matmul(&self.expand_value.f_transpose(1, 2)?)?;
+        let latents = latents.f_squeeze_dim(0)?;
+        let keys = Tensor::f_cat(&[self.projections.keys(&latents)?, shared], -1)?;
+        let values = self.projections.values(&latents)?;
         let query = Tensor::f_cat(&[plain, rotated], -1)?;
-        attend(&query, &keys, &values, self.scale, &Visibility { past, window: None })
+        Ok(attend(&query, &keys, &values, self.scale, &Visibility { past, window: None })?)
     }
 }

@@ -8,6 +8,7 @@ mod attention;
 mod cache;
 mod error;
 mod gqa;
+mod heads;
 mod host;
 mod linear;
 mod load;

@@ -1,0 +1,196 @@
+//! The up-projections of latent attention: from a layer's latents to the keys and values of its heads, and,
+//! absorbed into query and output, from one side of the latents to the other. On the host they are the
+//! kernels' products, so that a row's result depends on no other row; the weights are read once per call,
+//! however many rows there are.
+
+use super::error::{ForwardError, LoadModelError};
+use super::host;
+use remoe_kernels::{Dtype, MAX_ROWS, PackedMatrix, Pool, Product, StoredDtype};
+use std::sync::Arc;
+use tch::Tensor;
+
+/// The up-projections of one layer.
+pub(crate) enum HeadProjections {
+    Host(HostHeads),
+    Device(DeviceHeads),
+}
+
+/// One matrix per head and use; those of the keys are needed in both directions.
+pub(crate) struct HostHeads {
+    /// latent -> nope.
+    keys: Vec<PackedMatrix>,
+    /// nope -> latent.
+    absorbed_keys: Vec<PackedMatrix>,
+    /// latent -> value.
+    values: Vec<PackedMatrix>,
+    pool: Arc<Pool>,
+}
+
+/// Batched products of LibTorch.
+pub(crate) struct DeviceHeads {
+    /// heads x nope x latent.
+    pub(crate) keys: Tensor,
+    /// heads x value x latent.
+    pub(crate) values: Tensor,
+}
+
+impl HeadProjections {
+    /// The keys' part without rotation, heads x positions x nope, of `latents`, positions x latent.
+    pub(super) fn keys(&self, latents: &Tensor) -> Result<Tensor, ForwardError> {
+        match self {
+            Self::Host(host) => host.expand(&host.keys, latents),
+            Self::Device(device) => Ok(latents.f_unsqueeze(0)?.f_matmul(&device.keys.f_transpose(1, 2)?)?),
+        }
+    }
+
+    /// The values, heads x positions x value, of `latents`, positions x latent.
+    pub(super) fn values(&self, latents: &Tensor) -> Result<Tensor, ForwardError> {
+        match self {
+            Self::Host(host) => host.expand(&host.values, latents),
+            Self::Device(device) => {
+                Ok(latents.f_unsqueeze(0)?.f_matmul(&device.values.f_transpose(1, 2)?)?)
+            }
+        }
+    }
+
+    /// Queries that are multiplied with latents instead of keys, heads x rows x latent, of `queries`,
+    /// heads x rows x nope.
+    pub(super) fn absorb(&self, queries: &Tensor) -> Result<Tensor, ForwardError> {
+        match self {
+            Self::Host(host) => host.each(&host.absorbed_keys, queries),
+            Self::Device(device) => Ok(queries.f_matmul(&device.keys)?),
+        }
+    }
+
+    /// What was mixed of latents as if of values: heads x rows x value, of `mixed`, heads x rows x latent.
+    pub(super) fn release(&self, mixed: &Tensor) -> Result<Tensor, ForwardError> {
+        match self {
+            Self::Host(host) => host.each(&host.values, mixed),
+            Self::Device(device) => Ok(mixed.f_matmul(&device.values.f_transpose(1, 2)?)?),
+        }
+    }
+}
+
+impl HostHeads {
+    /// Packs `keys` (heads x nope x latent) and `values` (heads x value x latent) as stored for computing in
+    /// `dtype`.
+    ///
+    /// # Errors
+    /// Their sizes are beyond what the kernels take, or there is no memory.
+    pub(super) fn pack(
+        keys: &Tensor,
+        values: &Tensor,
+        stored: StoredDtype,
+        dtype: Dtype,
+        pool: &Arc<Pool>,
+    ) -> Result<Self, LoadModelError> {
+        let matrices = |weights: &Tensor| -> Result<Vec<PackedMatrix>, LoadModelError> {
+            let inputs = weights.size()[2] as usize;
+            let pack = |head| {
+                let bytes = host::bytes(&weights.f_get(head)?)?;
+                Ok(PackedMatrix::pack(inputs, dtype, &[(stored, &bytes)])?)
+            };
+            (0..weights.size()[0]).map(pack).collect()
+        };
+        Ok(Self {
+            keys: matrices(keys)?,
+            absorbed_keys: matrices(&keys.f_transpose(1, 2)?)?,
+            values: matrices(values)?,
+            pool: pool.clone(),
+        })
+    }
+
+    /// `x`, rows x inputs, times the matrix of every head.
+    fn expand(&self, matrices: &[PackedMatrix], x: &Tensor) -> Result<Tensor, ForwardError> {
+        let bytes = host::bytes(x)?;
+        self.multiply(matrices, x, |_| &bytes)
+    }
+
+    /// `x`, heads x rows x inputs, each head's rows times its own matrix.
+    fn each(&self, matrices: &[PackedMatrix], x: &Tensor) -> Result<Tensor, ForwardError> {
+        let bytes = host::bytes(x)?;
+        let head_bytes = bytes.len() / matrices.len();
+        self.multiply(matrices, x, |head| &bytes[head * head_bytes..][..head_bytes])
+    }
+
+    /// heads x rows x outputs; `inputs` gives the rows of a head, of which there are as many as `x` has.
+    fn multiply<'a>(
+        &self,
+        matrices: &[PackedMatrix],
+        x: &Tensor,
+        inputs: impl Fn(usize) -> &'a [u8],
+    ) -> Result<Tensor, ForwardError> {
+        let size = x.size();
+        let rows = size[size.len() - 2];
+        let outputs = matrices.first().map_or(0, PackedMatrix::outputs);
+        let head_bytes = rows as usize * matrices.first().map_or(0, PackedMatrix::output_bytes);
+        let mut output = vec![0; matrices.len() * head_bytes];
+        let heads = matrices.iter().enumerate().zip(output.chunks_exact_mut(head_bytes));
+        let mut products: Vec<Product<'_>> =
+            heads.map(|((head, matrix), output)| Product { matrix, inputs: inputs(head), output }).collect();
+        // A call takes a bounded number of rows, and a long prompt has them once per head.
+        for products in products.chunks_mut((MAX_ROWS / rows as usize).max(1)) {
+            self.pool.multiply(products)?;
+        }
+        drop(products);
+        let shape = [matrices.len() as i64, rows, outputs as i64];
+        Ok(Tensor::f_from_data_size(&output, &shape, x.f_kind()?)?)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use remoe_kernels::PoolConfig;
+    use tch::{Device, Kind};
+
+    const HEADS: i64 = 3;
+    const NOPE: i64 = 10;
+    const VALUE: i64 = 6;
+    const LATENT: i64 = 34;
+
+    fn projections(dtype: Dtype, stored: StoredDtype) -> (HeadProjections, HeadProjections) {
+        let kind = host::kind(dtype);
+        let weights = |rows| Tensor::randn([HEADS, rows, LATENT], (Kind::Float, Device::Cpu)).to_kind(kind);
+        let (keys, values) = (weights(NOPE), weights(VALUE));
+        let pool = Arc::new(Pool::new(PoolConfig { threads: 2, ..PoolConfig::default() }).unwrap());
+        let host = HostHeads::pack(&keys, &values, stored, dtype, &pool).unwrap();
+        (HeadProjections::Host(host), HeadProjections::Device(DeviceHeads { keys, values }))
+    }
+
+    /// A row's result does not depend on the rows beside it, and is what LibTorch computes.
+    #[test]
+    fn rows_together_are_rows_alone() {
+        for (dtype, stored, tolerance) in
+            [(Dtype::F32, StoredDtype::F32, 1e-4), (Dtype::Bf16, StoredDtype::Bf16, 0.2)]
+        {
+            let (host, torch) = projections(dtype, stored);
+            let random =
+                |size: &[i64]| Tensor::randn(size, (Kind::Float, Device::Cpu)).to_kind(host::kind(dtype));
+            let queries = random(&[HEADS, 5, NOPE]);
+            let mixed = random(&[HEADS, 5, LATENT]);
+            let latents = random(&[5, LATENT]);
+            let close = |a: &Tensor, b: &Tensor| {
+                let difference = (a.to_kind(Kind::Double) - b.to_kind(Kind::Double)).abs().max();
+                assert_eq!(a.size(), b.size());
+                assert!(difference.double_value(&[]) < tolerance, "{dtype}: {difference:?}");
+            };
+            let all = host.absorb(&queries).unwrap();
+            close(&all, &torch.absorb(&queries).unwrap());
+            let released = host.release(&mixed).unwrap();
+            close(&released, &torch.release(&mixed).unwrap());
+            let (keys, values) = (host.keys(&latents).unwrap(), host.values(&latents).unwrap());
+            close(&keys, &torch.keys(&latents).unwrap());
+            close(&values, &torch.values(&latents).unwrap());
+            for row in 0..5 {
+                let one = |x: &Tensor| x.narrow(1, row, 1);
+                assert_eq!(host.absorb(&one(&queries)).unwrap(), one(&all));
+                assert_eq!(host.release(&one(&mixed)).unwrap(), one(&released));
+                let latent = latents.narrow(0, row, 1);
+                assert_eq!(host.keys(&latent).unwrap(), one(&keys));
+                assert_eq!(host.values(&latent).unwrap(), one(&values));
+            }
+        }
+    }
+}
