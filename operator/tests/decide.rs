@@ -252,7 +252,10 @@ fn a_generation_that_nobody_pushed_is_followed_by_a_greater_one() {
     assert!(memory.found(1 << 40, seconds(1.0)));
     assert_eq!(memory.in_force(), None);
     assert!(!memory.found(1 << 40, seconds(1.0)), "said once");
-    assert!(step(&desired, &instances, &mut memory, seconds(1.0)).is_empty(), "two launchers take turns slowly");
+    assert!(
+        step(&desired, &instances, &mut memory, seconds(1.0)).is_empty(),
+        "two launchers take turns slowly"
+    );
     let now = seconds(1.0) + ROUTING_PAUSE;
     assert_eq!(step(&desired, &instances, &mut memory, now), ["route 1099511627777 m -> []"]);
     assert!(!memory.found((1 << 40) + 1, now), "what is being pushed may be in force already");
