@@ -17,7 +17,15 @@ pub(crate) const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net
 
 /// Experts of 3 MiB each.
 pub(crate) fn model() -> TempDir {
-    generate(Sizes { hidden: 256, width: 1024, experts: 8, top_k: 2, vocabulary: 256, context: 64 })
+    generate(Sizes {
+        layers: 1,
+        hidden: 256,
+        width: 1024,
+        experts: 8,
+        top_k: 2,
+        vocabulary: 256,
+        context: 64,
+    })
 }
 
 /// The files of a folder.
