@@ -199,8 +199,6 @@ impl Shared {
     unsafe fn take_part(&self, thread: usize) {
         // SAFETY: the plan is not written while the call is open or joined.
         let plan = unsafe { &*self.plan.get() };
-        // What is not the kernels' own is computed as anywhere else.
-        let _mode = plan.task().is_none().then(|| FloatMode::enter(self.path));
         for phase in Phase::ALL {
             let ranges = &self.phases[phase as usize].ranges;
             while let Some(unit) = ranges[thread].take(true) {
@@ -225,6 +223,7 @@ impl Shared {
     fn compute(&self, plan: &Plan, phase: Phase, unit: u32, next: Option<(Phase, u32)>) {
         let result = catch_unwind(AssertUnwindSafe(|| {
             if let Some(task) = plan.task() {
+                // What is not the kernels' own is computed as anywhere else: no float mode is entered.
                 // SAFETY: the call that the task was prepared for has not returned.
                 return unsafe { task.run(unit) };
             }

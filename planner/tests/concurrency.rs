@@ -1,7 +1,6 @@
 //! Requests that run at once: what they take of memory, and which threads help them.
 #![allow(clippy::unwrap_used)]
 
-#[allow(dead_code, reason = "a generator that several tests share")]
 mod generate;
 
 use generate::small_problem;

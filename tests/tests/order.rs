@@ -71,7 +71,8 @@ async fn messages_leave_before_local_kernels_start() {
 /// time as there is room for.
 #[tokio::test(flavor = "multi_thread")]
 async fn loads_of_a_layer_without_replicas_begin_before_its_local_work() {
-    let sizes = Sizes { hidden: 256, width: 2048, experts: 8, top_k: 7, vocabulary: 512, context: 512 };
+    let sizes =
+        Sizes { layers: 1, hidden: 256, width: 2048, experts: 8, top_k: 7, vocabulary: 512, context: 512 };
     let model = generate(sizes);
     let remote = vec![LayerExperts { layer: 0, experts: vec![5, 6, 7] }];
     let ids: Vec<u32> = (0..500).map(|i| i * 7 % 512).collect();
@@ -103,7 +104,7 @@ async fn loads_of_a_layer_without_replicas_begin_before_its_local_work() {
 /// Weights that give infinities and NaNs do so wherever the expert is: that is the answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_weights_make_of_it_is_not_held_against_a_replica() {
-    let sizes = Sizes { hidden: 64, width: 64, experts: 4, top_k: 2, vocabulary: 64, context: 64 };
+    let sizes = Sizes { layers: 1, hidden: 64, width: 64, experts: 4, top_k: 2, vocabulary: 64, context: 64 };
     let model = generate(sizes);
     spoil_weights(model.path(), "model.layers.0.block_sparse_moe.experts.3.w2.weight");
     let function = RemoteFunction::start(model.path(), "0:0-3", Options::default()).await;

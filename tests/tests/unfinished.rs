@@ -33,7 +33,15 @@ const HIDDEN: usize = 256;
 
 /// A model whose rows have 1 KiB.
 fn model() -> TempDir {
-    generate(Sizes { hidden: HIDDEN, width: 64, experts: 2, top_k: 1, vocabulary: 64, context: 64 })
+    generate(Sizes {
+        layers: 1,
+        hidden: HIDDEN,
+        width: 64,
+        experts: 2,
+        top_k: 1,
+        vocabulary: 64,
+        context: 64,
+    })
 }
 
 /// `rows` rows for expert 0 of layer 0.
