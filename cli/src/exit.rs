@@ -92,10 +92,18 @@ impl From<clap::Error> for CliError {
             _ => None,
         });
         Self {
-            field: field.and_then(|name| name.split_whitespace().next().map(str::to_owned)),
+            field: field.as_deref().and_then(flag).map(str::to_owned),
             ..Self::new(Code::Arguments, message.trim())
         }
     }
+}
+
+/// The flag in clap's name of an argument, which may be `--flag <VALUE>` or `<VALUE|--flag <VALUE>>`.
+fn flag(name: &str) -> Option<&str> {
+    let mut words =
+        name.split(|c: char| c.is_whitespace() || "<>|".contains(c)).filter(|word| !word.is_empty());
+    let first = words.clone().next();
+    words.find(|word| word.starts_with("--")).or(first)
 }
 
 impl From<CheckpointError> for CliError {

@@ -14,13 +14,11 @@ use remoe_tests::recorder::{Act, Recorder};
 use remoe_tests::{binaries, http, slots};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
-use tempfile::TempDir;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tonic::transport::Endpoint;
@@ -30,18 +28,14 @@ use tonic_health::pb::health_client::HealthClient;
 /// Shorter than a remote function's drain limit: what ends within it did not wait for that.
 const WELL_BEFORE_THE_LIMIT: Duration = Duration::from_secs(20);
 
-/// A model whose weights never come: opening them waits for a writer.
-fn endless_model() -> TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    let model = Model::fixture("mixtral-basic");
-    std::fs::copy(model.folder.join("config.json"), folder.path().join("config.json")).unwrap();
-    let weights = folder.path().join("model.safetensors");
-    let made = Command::new("mkfifo").arg(weights).status().unwrap();
-    assert!(made.success());
-    folder
+/// A server of models that takes connections and never answers.
+fn silent_server() -> (TcpListener, String) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let model = format!("http://{}/model", listener.local_addr().unwrap());
+    (listener, model)
 }
 
-fn start(program: &str, model: &Path, arguments: &[&str]) -> Process {
+fn start(program: &str, model: &str, arguments: &[&str]) -> Process {
     let mut command = Command::new(binaries::program(program));
     command.arg("--model").arg(model).args(arguments).env("REMOE_LOG", "debug");
     Process::start(program, command, |line| panic!("announced: {line}"))
@@ -49,12 +43,14 @@ fn start(program: &str, model: &Path, arguments: &[&str]) -> Process {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_function_that_loads_ends_when_it_is_asked_to() {
-    let model = endless_model();
+    let (_server, model) = silent_server();
+    let cache = tempfile::tempdir().unwrap();
+    let cache = ["--model-cache", cache.path().to_str().unwrap()];
     for signal in [Signal::TERM, Signal::INT] {
         for (program, arguments) in
             [("main-model-fn", ["--http-listen", "127.0.0.1:0"]), ("remote-expert-fn", ["--experts", "0:1"])]
         {
-            let mut process = start(program, model.path(), &arguments);
+            let mut process = start(program, &model, &[arguments, cache].concat());
             let loads = async || process.log().iter().any(|line| line.contains("loading")).then_some(());
             until(SOON, "the beginning of the load", loads).await;
             process.signal(signal);
