@@ -107,9 +107,28 @@ pub(crate) struct GenerateArgs {
     pub(crate) planning: PlanningArgs,
 }
 
+/// What plans are made from means nothing beside a ratio.
+fn of_plans(argument: clap::Arg) -> clap::Arg {
+    const OF_PLANS: [&str; 8] = [
+        "profile",
+        "workload",
+        "ttft",
+        "tpot",
+        "pricing",
+        "main_memory_mb",
+        "remote_memory_mb",
+        "max_replicas",
+    ];
+    match OF_PLANS.contains(&argument.get_id().as_str()) {
+        true => argument.conflicts_with("remote_ratio"),
+        false => argument,
+    }
+}
+
 // A plan file says for how many requests it is.
 #[derive(Debug, Args)]
 #[command(mut_arg("concurrency", |concurrency| concurrency.conflicts_with("plan")))]
+#[command(mut_args(of_plans))]
 pub(crate) struct UpArgs {
     #[command(flatten)]
     pub(crate) deployment: DeploymentArgs,
@@ -186,7 +205,7 @@ pub(crate) struct PromptArgs {
     #[arg(long, value_name = "ID,ID,..", value_delimiter = ',', num_args = 1, value_parser = token_id)]
     pub(crate) prompt_ids: Vec<u32>,
     /// Render the text as a user's message with the model's chat template
-    #[arg(long, requires = "prompt")]
+    #[arg(long, requires = "prompt", conflicts_with = "prompt_ids")]
     pub(crate) chat: bool,
 }
 
@@ -201,7 +220,7 @@ pub(crate) struct DeploymentArgs {
     /// cpu, cuda or cuda:INDEX [default: cuda where there is one]
     #[arg(long, value_parser = device)]
     pub(crate) device: Option<String>,
-    /// Share of each layer's experts that are remote [default: 0, for up planned]
+    /// Share of each layer's experts that are remote [default: 0; for up planned, with --replicas 0.5]
     #[arg(
         long,
         value_name = "B",

@@ -147,3 +147,29 @@ fn what_is_infeasible_is_said_with_units_and_a_flag_that_helps() {
     let message = String::from_utf8(nothing.stderr).unwrap();
     assert!(message.contains("--model") && message.contains("--problem"), "{message}");
 }
+
+/// What was asked for is never dropped: a problem in a file has its own limits, prices and sizes.
+#[test]
+fn a_problem_in_a_file_takes_nothing_from_flags() {
+    for (flag, value) in [
+        ("--ttft", "1s"),
+        ("--tpot", "1ms"),
+        ("--pricing", "/nowhere"),
+        ("--profile", "/nowhere"),
+        ("--workload", "/nowhere"),
+        ("--predictor", "/nowhere"),
+        ("--main-memory-mb", "1:2:1"),
+        ("--remote-memory-mb", "1:2:1"),
+        ("--max-replicas", "1"),
+        ("--concurrency", "2"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_remoe"))
+            .args(["plan", "--json", "--problem", "/nowhere/problem.json", flag, value])
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2), "{flag}: {output:?}");
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains(flag) && message.contains("--problem"), "{flag}: {message}");
+    }
+}

@@ -100,7 +100,12 @@ pub async fn run(
     // From the start to the very end, the drain included.
     let probing = CancellationToken::new();
     if let Some(listener) = listeners.health {
-        tokio::spawn(http::serve_probes(listener, placed.subscribe(), probing.clone()));
+        let probes = http::serve_probes(listener, placed.subscribe(), probing.clone());
+        tokio::spawn(async move {
+            if let Err(error) = probes.await {
+                tracing::error!(%error, "probes are not answered any more");
+            }
+        });
     }
     let _probes_end_with_this = probing.drop_guard();
     tracing::info!(model = %settings.source.model, "loading");

@@ -72,9 +72,9 @@ pub struct Settings {
     /// Memory for experts that had to be loaded because no remote function answered.
     #[arg(long, value_name = "SIZE", default_value_t = 1 << 30, value_parser = sizes::<usize>(0..=u64::MAX))]
     pub fallback_bytes: usize,
-    /// Memory that the function may take in bytes, where that is less than its control groups and the
-    /// machine allow. A placement whose experts do not fit is refused.
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    /// Memory that the function may take, where that is less than its control groups and the machine
+    /// allow. A placement whose experts do not fit is refused.
+    #[arg(long, value_name = "SIZE", value_parser = sizes::<u64>(1..=u64::MAX))]
     pub memory_bytes: Option<u64>,
     /// File to which the expert activations of every finished request are appended.
     #[arg(long, value_name = "FILE")]

@@ -415,10 +415,42 @@ fn enormous_values_are_not_built() {
         assert!(started.elapsed().as_secs() < 60, "{source:.200}");
     }
     let folder = tempfile::tempdir().unwrap();
-    for source in ["x".repeat(2 << 20), "{% set x = 'x' * 99999999 %}".repeat(99)] {
+    let chain = |link: &str| format!("{{{{ {}1 }}}}", link.repeat(9999));
+    for source in [
+        "x".repeat(2 << 20),
+        "{% set x = 'x' * 99999999 %}".repeat(99),
+        // One after the other they nest, too.
+        chain("1 + "),
+        chain("not "),
+        chain("- "),
+        format!("{{{{ x{} }}}}", ".b".repeat(9999)),
+        format!("{{% if x{} %}}{{% endif %}}", " | upper".repeat(9999)),
+    ] {
         std::fs::write(folder.path().join("chat_template.jinja"), source).unwrap();
         assert!(ChatTemplate::open(folder.path()).is_err());
     }
+}
+
+/// One step may go over a whole text; all steps together do not for long.
+#[test]
+fn texts_are_not_gone_over_without_end() {
+    let short = [say("user", "x")];
+    let again = |step: &str| {
+        format!(
+            "{{% set x = 'a' * 16000000 %}}{{% set z = 'a' * 16000000 %}}{{% for i in range(100000) %}}{{% set y = {step} %}}{{% endfor %}}"
+        )
+    };
+    for step in ["x.count('a')", "x.startswith(x)", "x == z", "z in x", "x | length", "x.find(z)"] {
+        let message = failure(&again(step), &short);
+        assert!(message.contains("bytes of texts"), "{step}: {message}");
+    }
+    for pieces in ["('a' * 30000000).split('a') | length", "('a' * 30000000) | list | length"] {
+        failure(&format!("{{{{ {pieces} }}}}"), &short);
+    }
+    // A conversation of some megabytes may be gone over many times.
+    let long = [say("user", &"word ".repeat(400_000))];
+    let source = "{% for i in range(100) %}{% if 'x' in messages[0].content %}{% endif %}{% endfor %}ok";
+    assert_eq!(render(source, &long), "ok");
 }
 
 /// The guards change nothing else.

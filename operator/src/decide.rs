@@ -39,7 +39,7 @@ pub struct Patience {
 impl Patience {
     /// The usual bounds, with `ready` as given.
     pub fn with_ready(ready: Duration) -> Self {
-        Self { remote_silence: Duration::from_secs(6), main_silence: Duration::from_secs(15), ready }
+        Self { remote_silence: Duration::from_secs(12), main_silence: Duration::from_secs(15), ready }
     }
 }
 

@@ -107,7 +107,7 @@ pub fn baselines(problem: &Problem) -> Result<Baselines, PlanError> {
 /// # Errors
 /// A problem that cannot be, or one where no remote ratio keeps the limits in the worst case.
 pub fn preallocate(problem: &Problem) -> Result<Preallocation, PlanError> {
-    problem.check().and_then(|()| problem.check_room()).map_err(PlanError::Problem)?;
+    problem.check().map_err(PlanError::Problem)?;
     let model = Model::new(problem);
     if let Some(infeasible) = device_too_small(&model) {
         return Err(PlanError::Infeasible(Box::new(infeasible)));
@@ -150,7 +150,7 @@ pub fn solve(
     options: &Options,
 ) -> Result<Answer, PlanError> {
     problem.check().map_err(PlanError::Problem)?;
-    if options.remote != Remote::Never {
+    if options.remote == Remote::Always {
         problem.check_room().map_err(PlanError::Problem)?;
     }
     let model = Model::with_prediction(problem).map_err(PlanError::Problem)?;

@@ -62,6 +62,14 @@ impl Curve {
         Self { vcpus, tokens, seconds }
     }
 
+    /// Whether more vCPUs never take longer for any number of tokens. Between the points that always
+    /// holds; beyond the last one the slope of the last segment may rise with vCPUs.
+    pub(crate) fn is_isotonic_beyond(&self) -> bool {
+        let last = self.tokens.len() - 1;
+        let rise = |column: usize| self.seconds[(last, column)] - self.seconds[(last - 1, column)];
+        (1..self.vcpus.len()).all(|column| rise(column) <= rise(column - 1))
+    }
+
     /// Measured vCPU columns.
     pub(crate) fn columns(&self) -> usize {
         self.vcpus.len()

@@ -12,6 +12,9 @@ use std::borrow::Cow;
 pub(crate) struct Model<'p> {
     pub(crate) problem: &'p Problem,
     pub(crate) layers: Vec<LayerModel>,
+    /// Whether a larger main function is never slower. It may be where requests are longer than what was
+    /// measured; then no size stands for those above it.
+    pub(crate) is_isotonic: bool,
     /// Predicted shares per layer and expert; no rows where there is no prediction.
     pub(crate) shares: Cow<'p, [Vec<f64>]>,
     /// Prompt tokens, for times and cost.
@@ -118,6 +121,15 @@ impl LayerModel {
         }
     }
 
+    /// Whether the main function's part never takes longer with more memory.
+    fn is_isotonic(&self) -> bool {
+        let rest = match &self.rest {
+            Rest::Device(_) => true,
+            Rest::Cpus { curve, .. } => curve.is_isotonic_beyond(),
+        };
+        rest && self.curve.is_isotonic_beyond()
+    }
+
     /// Top-k as a number.
     pub(crate) fn per_token(&self) -> f64 {
         self.top_k as f64
@@ -130,13 +142,14 @@ impl<'p> Model<'p> {
         let request = &problem.request;
         let (input, output) = (request.input_tokens, request.output_tokens);
         let (memory_input, memory_tokens) = (request.largest_input(), request.tokens_in_memory());
-        let layers = problem.layers.iter().map(|layer| LayerModel::new(layer, problem));
+        let layers: Vec<_> = problem.layers.iter().map(|layer| LayerModel::new(layer, problem)).collect();
         let cache: f64 = problem.layers.iter().map(|layer| layer.kv_bytes_per_token).sum();
         let nonexpert: f64 = problem.layers.iter().map(|layer| layer.nonexpert_bytes).sum();
         let gpu_bytes = memory_tokens * (problem.token_bytes + cache) + nonexpert + problem.head_bytes;
         let transport = &problem.transport;
         Self {
-            layers: layers.collect(),
+            is_isotonic: layers.iter().all(LayerModel::is_isotonic),
+            layers,
             shares: Cow::Borrowed(problem.prediction.as_deref().unwrap_or_default()),
             input,
             output,

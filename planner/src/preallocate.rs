@@ -196,8 +196,7 @@ impl<'m> WorstCase<'m> {
             let (ttft, tpot) = self.times(*main_bytes);
             ttft > self.model.ttft_limit + TTFT_SLACK || tpot > self.model.tpot_limit + TPOT_SLACK
         };
-        // More memory is never slower, so that everything behind the first hit is one too.
-        candidates.get(candidates.partition_point(misses)).copied()
+        candidates.get(first_hit(self.model, candidates, misses)).copied()
     }
 
     /// Whether some main size keeps both limits.
@@ -218,8 +217,11 @@ impl<'m> WorstCase<'m> {
     /// The main size with the smallest strain, the smaller one of equal ones, and its strain.
     pub(crate) fn least_strain(&self) -> Option<(f64, f64)> {
         let candidates = self.model.main_sizes.get(self.start..)?;
-        let least = self.strain(*candidates.last()?);
-        let first = candidates.partition_point(|main_bytes| self.strain(*main_bytes) > least);
+        let least = match self.model.is_isotonic {
+            true => self.strain(*candidates.last()?),
+            false => candidates.iter().map(|main_bytes| self.strain(*main_bytes)).reduce(f64::min)?,
+        };
+        let first = first_hit(self.model, candidates, |main_bytes| self.strain(*main_bytes) > least);
         candidates.get(first).map(|main_bytes| (*main_bytes, least))
     }
 
@@ -239,6 +241,15 @@ impl<'m> WorstCase<'m> {
     }
 }
 
+/// Index of the first of `main_sizes` that does not miss, their number where there is none. Where more
+/// memory is never slower, everything behind a hit is one too.
+fn first_hit(model: &Model<'_>, main_sizes: &[f64], misses: impl Fn(&f64) -> bool) -> usize {
+    match model.is_isotonic {
+        true => main_sizes.partition_point(misses),
+        false => main_sizes.iter().position(|size| !misses(size)).unwrap_or(main_sizes.len()),
+    }
+}
+
 /// The smallest main size at which no layer's local path is slower than its remote one; the largest
 /// remote or main size where that is smaller, and 0 where nothing is remote.
 fn calibration(model: &Model<'_>, layers: &[WorstLayer<'_>], largest_remote: f64) -> f64 {
@@ -247,7 +258,7 @@ fn calibration(model: &Model<'_>, layers: &[WorstLayer<'_>], largest_remote: f64
     }
     let decodes = model.output > 0.0;
     let lags = |main_bytes: &f64| !layers.iter().all(|layer| layer.local_keeps_up(*main_bytes, decodes));
-    let first = model.main_sizes.partition_point(lags);
+    let first = first_hit(model, &model.main_sizes, lags);
     let largest = largest_remote.min(model.problem.specs.main.largest());
     model.main_sizes.get(first).copied().unwrap_or(largest).min(largest)
 }

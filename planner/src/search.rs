@@ -126,10 +126,12 @@ impl<'m> Search<'m> {
         let placement = Placement::new(self.model, self.tables, &candidate, self.factors)?;
         let sizes = self.model.main_sizes.len();
         let mut chunks = Vec::new();
+        // The bound of a range takes its largest size for the fastest.
+        let chunk = if self.model.is_isotonic { CHUNK } else { 1 };
         let mut low = placement.first_main;
         self.counters.pairs += sizes - low.min(sizes);
         while low < sizes {
-            let high = (low + CHUNK - 1).min(sizes - 1);
+            let high = (low + chunk - 1).min(sizes - 1);
             let bound = placement.quick_bound(low, high);
             self.counters.bounds += 1;
             if bound < f64::INFINITY {

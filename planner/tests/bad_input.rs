@@ -112,11 +112,6 @@ fn each_bad_value_is_named() {
         (with(&[("/pricing/gpu_bytes_each", json!(1e9))]), "pricing.gpu_per_second_each"),
         (with(&[("/pricing/billing", json!("monthly"))]), "pricing.billing"),
         (with(&[("/pricing/main_replicas", json!(0))]), "pricing.main_replicas"),
-        (with(&[("/specs/remote/max_bytes", json!(1e8))]), "specs.remote.max_bytes"),
-        (
-            with(&[("/specs/remote/max_bytes", json!(1.3e8)), ("/specs/remote/min_bytes", json!(1e8))]),
-            "specs.remote.max_bytes",
-        ),
         (with(&[("/specs/main/step_bytes", json!(0))]), "specs.main.step_bytes"),
         (with(&[("/specs/main/step_bytes", json!(1))]), "specs.main.step_bytes"),
         (with(&[("/specs/main/max_bytes", infinite)]), "specs.main.max_bytes"),
@@ -141,6 +136,25 @@ fn each_bad_value_is_named() {
     for (problem, field) in table {
         let (named, message) = complaint(&problem.to_string()).expect_err(field);
         assert_eq!(named, field, "{message}");
+    }
+}
+
+/// Sizes that hold no expert leave everything local; only who insists on remote experts is told.
+#[test]
+fn remote_functions_too_small_for_an_expert_are_not_used() {
+    for (least, most) in [(1e8, 1e8), (1e8, 1.3e8)] {
+        let text =
+            with(&[("/specs/remote/max_bytes", json!(most)), ("/specs/remote/min_bytes", json!(least))]);
+        let problem = Problem::from_json(&text.to_string()).unwrap();
+        let answer = solve(&problem, None, &Options::default()).unwrap();
+        assert!(answer.plan.layers.iter().all(|layer| layer.remote.is_empty()));
+        assert_eq!(answer.evaluation.total_cost, answer.baselines.mix.unwrap().total_cost);
+        let always = Options { remote: Remote::Always, ..Options::default() };
+        let error = solve(&problem, None, &always).unwrap_err();
+        assert!(
+            matches!(&error, PlanError::Problem(error) if error.field == "specs.remote.max_bytes"),
+            "{error}"
+        );
     }
 }
 

@@ -31,6 +31,37 @@ fn close(a: f64, b: f64) -> bool {
     (a - b).abs() <= 1e-9 * a.abs().max(b.abs())
 }
 
+/// Beyond the measured tokens more vCPUs may be slower: then no size stands for those above it.
+#[test]
+fn no_plan_costs_more_than_mix_where_more_memory_is_slower() {
+    let (mut plans, mut small) = (0, 0);
+    for seed in 0..300 {
+        let mut problem = small_problem(seed, 2);
+        problem.request.input_tokens = 300.0;
+        problem.request.max_input_tokens = None;
+        for (index, layer) in problem.layers.iter_mut().enumerate() {
+            let one = 1e-4 * (1.0 + (seed % 7) as f64) * (1.0 + index as f64);
+            // The step from 1 to 4 tokens gets dearer with vCPUs.
+            layer.expert_seconds = CpuProfile {
+                vcpus: vec![0.2, 1.0, 4.0],
+                tokens: vec![1.0, 4.0],
+                seconds: vec![vec![one, 0.6 * one, 0.3 * one], vec![1.2 * one, 1.1 * one, 1.1 * one]],
+            };
+        }
+        for remote in [Remote::Auto, Remote::Never] {
+            let Some(answer) = solved(&problem, &Options { remote, ..Options::default() }) else { continue };
+            let mix = answer.baselines.mix.as_ref().filter(|mix| mix.violations.is_empty());
+            let Some(mix) = mix else { continue };
+            let cost = answer.evaluation.total_cost;
+            assert!(cost <= mix.total_cost * (1.0 + 1e-9), "seed {seed}: {cost} above {}", mix.total_cost);
+            assert!(remote == Remote::Auto || close(cost, mix.total_cost), "seed {seed}");
+            plans += 1;
+            small += u32::from(mix.main_bytes < problem.specs.main.sizes().last().copied().unwrap());
+        }
+    }
+    assert!(plans > 100 && small > 50, "{plans} {small}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 

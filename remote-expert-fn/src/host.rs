@@ -37,7 +37,7 @@ pub enum HostError {
     Empty,
     /// The set does not fit.
     #[error(
-        "{experts} experts take {needed} bytes ({working} of them working memory), the limit is {limit}: {} bytes too many; raise --memory-bytes or host fewer experts", needed - limit
+        "{experts} experts take {needed} bytes ({working} of them working memory), the limit is {limit}: {} bytes too many; raise --memory-bytes (`remoe`: --remote-memory) or host fewer experts", needed - limit
     )]
     TooLarge {
         /// Experts asked for.

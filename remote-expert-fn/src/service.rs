@@ -95,7 +95,8 @@ impl Reader {
                     let _stream_gone = self.answers.send(Err(status));
                     break;
                 }
-                None => break,
+                // Who has asked everything still waits for answers; a function that closes owes none.
+                None => return,
             }
             if self.unread.load(Ordering::Acquire) > MAX_UNREAD {
                 let status = Status::resource_exhausted(format!("{MAX_UNREAD} answers were not read"));
@@ -107,8 +108,7 @@ impl Reader {
                 self.pending.retain(|_, flag| Arc::strong_count(flag) > 1);
             }
         }
-        // Nobody waits for what is still pending if the stream broke; when the function closes it,
-        // nothing is.
+        // Nobody waits for what is still pending.
         self.pending.values().for_each(|flag| flag.store(true, Ordering::Release));
     }
 

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 // A problem stands for a model.
 #[derive(Debug, Args)]
-#[command(mut_arg("concurrency", |concurrency| concurrency.requires("model_source")))]
+#[command(mut_args(of_models))]
 pub(crate) struct PlanArgs {
     /// File that states model, workload, prices and limits
     #[arg(long, value_name = "FILE", conflicts_with = "model_source")]
@@ -56,6 +56,26 @@ pub(crate) struct PlanArgs {
     /// Whether experts may be remote
     #[arg(long, value_enum, default_value_t)]
     remote: RemoteArg,
+}
+
+/// What only a model's problem is made of cannot change the problem in a file.
+fn of_models(argument: clap::Arg) -> clap::Arg {
+    const OF_MODELS: [&str; 10] = [
+        "concurrency",
+        "profile",
+        "predictor",
+        "workload",
+        "ttft",
+        "tpot",
+        "pricing",
+        "main_memory_mb",
+        "remote_memory_mb",
+        "max_replicas",
+    ];
+    match OF_MODELS.contains(&argument.get_id().as_str()) {
+        true => argument.conflicts_with("problem"),
+        false => argument,
+    }
 }
 
 /// The planner's answer for a model, with the problem that it answers: `up` and `generate` compare
@@ -113,8 +133,9 @@ impl PlanArgs {
         let id = ModelId { fingerprint: inspection.fingerprint.clone(), dtype };
         let profile = self.planning.known_profile(&id)?.ok_or_else(|| {
             let message = format!(
-                "there is no profile of this model on this machine; make one with `remoe profile --model {}`",
-                source.model
+                "there is no profile of this model in {} on this machine; make one with `remoe profile --model {} \
+                 --dtype {}`",
+                id.dtype, source.model, id.dtype
             );
             CliError::arguments("--profile", message)
         })?;

@@ -22,8 +22,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long functions may drain: a little more than the time in which they promise to end.
-const DRAIN: Duration = Duration::from_secs(32);
+/// How long functions may drain: a little more than the 34 s in which they promise to end, last words
+/// included.
+const DRAIN: Duration = Duration::from_secs(35);
 
 /// What the main function may take to say how many requests run.
 const ASK: Duration = Duration::from_secs(1);
@@ -48,7 +49,13 @@ pub(crate) async fn run(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) 
     };
     // From here on connections are the main function's alone: refused when it takes no more.
     http.close();
-    let main = supervisor.status().borrow().functions.iter().find_map(|function| function.grpc);
+    let main = supervisor
+        .status()
+        .borrow()
+        .functions
+        .iter()
+        .find(|one| one.role == Role::Main)
+        .and_then(|one| one.grpc);
     tokio::select! {
         () = drain(supervisor, main, progress) => served,
         // Asked twice: dropping the supervisor ends the functions.
@@ -117,12 +124,21 @@ async fn start(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) -> Result
         false => Wanted::of(deployment, HALF, foresight)?,
     };
     wanted.options.served_model_name.clone_from(&args.served_model_name);
-    // An empty variable in the environment is no key.
+    // An empty variable in the environment is no key; an empty flag is a mistake that opens the server.
+    if args.api_key.as_deref() == Some("")
+        && std::env::var_os("REMOE_API_KEY").is_none_or(|key| !key.is_empty())
+    {
+        return Err(CliError::arguments("--api-key", "is empty; leave it out to serve without a key"));
+    }
     wanted.options.api_key = args.api_key.clone().filter(|key| !key.is_empty());
     wanted.options.cors_origins.clone_from(&args.cors_origins);
     wanted.options.body_limit = args.body_limit;
     wanted.options.max_requests = args.max_requests;
     if let Some(requests) = args.concurrency.concurrency {
+        if let Some(most) = deployment.max_batch.filter(|most| *most < requests as usize) {
+            let message = format!("is {requests}, more than the {most} sequences of --max-batch");
+            return Err(CliError::arguments("--concurrency", message));
+        }
         wanted.run_at_once(requests);
     }
     // What will be missing is said before a profile is measured.

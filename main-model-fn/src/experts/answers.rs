@@ -126,7 +126,9 @@ impl Exchange {
 /// What a refusal means for the message.
 fn refused(link: &Link, layer: usize, failure: &Failure) -> Cause {
     let code = failure.code();
-    let message = &failure.message;
+    /// Characters of somebody else's words in a line of the log.
+    const SHOWN: usize = 200;
+    let message: String = failure.message.chars().filter(|c| !c.is_control()).take(SHOWN).collect();
     tracing::warn!(address = link.address(), layer, ?code, %message, "remote function refused");
     if code == Code::Draining {
         link.rest();

@@ -322,6 +322,12 @@ impl Exchange {
             open.due = Some((Instant::now() + open.pause, Due::Again));
             at.outstanding.open.insert(key, open);
         } else if !open.ordered {
+            if cause == Cause::Busy {
+                // They are left alone for a while: what comes next need not find out again.
+                for &index in &open.tried {
+                    let _asked_of_late = self.replicas.late(links[index].id(), Instant::now());
+                }
+            }
             if again {
                 tracing::warn!(layer = at.call.layer, "no replica is left; computing locally");
             }
@@ -406,7 +412,7 @@ impl Exchange {
         for attempt in outstanding.forget(open) {
             let (link, id) = (&links[attempt.link], attempt.id);
             self.replicas.gone(link.id(), units);
-            if !(attempt.late && self.replicas.learns_from(link.id(), id, units)) {
+            if !(attempt.late && self.replicas.learns_from(link.id(), id, units, attempt.sent)) {
                 link.send(ForwardRequest { body: Some(Body::Cancel(Cancel { id })) });
             }
         }

@@ -32,7 +32,15 @@ struct Replica {
     asked: Option<Instant>,
     /// A message that it was late with and that needs no answer any more, with its units: when the
     /// answer comes nevertheless it says how fast the replica is.
-    overdue: Option<(u64, u64)>,
+    overdue: Option<Overdue>,
+}
+
+/// An attempt whose answer only says how fast its replica is.
+#[derive(Debug, Clone, Copy)]
+struct Overdue {
+    id: u64,
+    units: u64,
+    sent: Instant,
 }
 
 /// A pause of a replica that was late.
@@ -97,6 +105,10 @@ impl Replicas {
     /// `units` of work leave for `link`.
     pub(super) fn sent(&mut self, link: u64, units: u64, now: Instant) {
         let replica = self.by_link.entry(link).or_default();
+        // What was asked before and is neither owed nor waited for any more was cancelled: it says nothing.
+        if replica.in_flight == 0 && replica.overdue.is_none() {
+            replica.asked = None;
+        }
         replica.in_flight += units;
         replica.asked.get_or_insert(now);
     }
@@ -114,21 +126,22 @@ impl Replicas {
     pub(super) fn heard(&mut self, link: u64, id: u64, took: Option<Duration>) {
         if let Some(replica) = self.by_link.get_mut(&link) {
             replica.asked = None;
-            if let Some((_, units)) = replica.overdue.take_if(|(overdue, _)| *overdue == id) {
+            if let Some(Overdue { units, sent, .. }) = replica.overdue.take_if(|overdue| overdue.id == id) {
                 if let Some(took) = took {
-                    replica.pace.observe(units, took);
+                    // No function computes for longer than it was waited for, whatever it says.
+                    replica.pace.observe(units, took.min(sent.elapsed()));
                 }
                 replica.wake();
             }
         }
     }
 
-    /// Nobody needs the answer `id` of `link` any more, which is late; `units` is the work. True when it
-    /// is waited for nevertheless, to learn from it: once at a time.
-    pub(super) fn learns_from(&mut self, link: u64, id: u64, units: u64) -> bool {
+    /// Nobody needs the answer `id` of `link` any more, which is late; `units` is the work, `sent` when it
+    /// left. True when it is waited for nevertheless, to learn from it: once at a time.
+    pub(super) fn learns_from(&mut self, link: u64, id: u64, units: u64, sent: Instant) -> bool {
         let replica = self.by_link.entry(link).or_default();
         let learns = replica.overdue.is_none();
-        replica.overdue.get_or_insert((id, units));
+        replica.overdue.get_or_insert(Overdue { id, units, sent });
         learns
     }
 
@@ -200,6 +213,7 @@ fn rank(mut able: Vec<(usize, u64)>, turn: usize) -> Vec<usize> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
@@ -247,22 +261,39 @@ mod tests {
     }
 
     #[test]
+    fn cancelled_work_is_no_silence() {
+        let mut replicas = Replicas::default();
+        let start = Instant::now();
+        replicas.sent(7, 1, start);
+        replicas.gone(7, 1);
+        replicas.sent(7, 1, start + SILENCE);
+        assert!(!replicas.late(7, start + SILENCE + Duration::from_secs(1)), "it was asked a second ago");
+        // What is waited for, to learn from it, still counts.
+        replicas.sent(8, 1, start);
+        assert!(replicas.learns_from(8, 1, 1, start));
+        replicas.gone(8, 1);
+        replicas.sent(8, 1, start + SILENCE);
+        assert!(replicas.late(8, start + SILENCE + Duration::from_secs(1)));
+    }
+
+    #[test]
     fn an_answer_that_nobody_needs_any_more_says_how_fast_its_replica_is() {
         let mut replicas = Replicas::default();
-        let now = Instant::now();
+        // Long enough ago for what the answer will say.
+        let now = Instant::now().checked_sub(Duration::from_secs(2)).unwrap();
         let least = Duration::from_millis(1);
         replicas.sent(7, 10, now);
-        replicas.late(7, now);
-        assert!(replicas.learns_from(7, 1, 10));
-        assert!(!replicas.learns_from(7, 2, 10), "one is enough");
+        replicas.late(7, Instant::now());
+        assert!(replicas.learns_from(7, 1, 10, now));
+        assert!(!replicas.learns_from(7, 2, 10, now), "one is enough");
         replicas.heard(7, 2, Some(Duration::from_secs(9)));
         assert!(replicas.rests(7, Instant::now()));
         replicas.heard(7, 1, Some(Duration::from_secs(1)));
         assert!(!replicas.rests(7, Instant::now()), "it works after all");
         assert_eq!(replicas.patience(7, least), Duration::from_secs(8));
-        assert!(replicas.learns_from(7, 3, 10));
+        assert!(replicas.learns_from(7, 3, 10, now));
         replicas.broken(7);
-        assert!(replicas.learns_from(7, 4, 10), "nothing comes over a broken stream");
+        assert!(replicas.learns_from(7, 4, 10, now), "nothing comes over a broken stream");
     }
 
     #[test]

@@ -18,6 +18,11 @@ const ITEM: usize = 8;
 const DEPTH: usize = 200;
 /// Elements that are looked at for their size, all together.
 const LOOKS: usize = 20_000_000;
+/// Bytes of texts that are searched, compared and measured, all together: steps are counted elsewhere, but one
+/// step may go over a whole text.
+const READ: usize = 1 << 30;
+/// Bytes that a piece of a text takes in a list.
+const PIECE: usize = 32;
 /// Elements of one value that is written as text.
 const WRITTEN: usize = 2 << 20;
 
@@ -34,18 +39,22 @@ pub(super) const GT: &str = "\0>";
 pub(super) const GTE: &str = "\0>=";
 pub(super) const IN: &str = "\0in";
 
-/// Filters of the engine that make texts or lists. They are called by way of [`filtered`].
-const FILTERS: [&str; 35] = [
+/// Filters of the engine that make texts or lists, or go over them. They are called by way of [`filtered`].
+const FILTERS: [&str; 39] = [
     "batch",
     "capitalize",
+    "count",
     "dictsort",
     "e",
     "escape",
+    "first",
     "format",
     "groupby",
     "indent",
     "items",
     "join",
+    "last",
+    "length",
     "lines",
     "list",
     "lower",
@@ -78,6 +87,7 @@ const FILTERS: [&str; 35] = [
 struct Spent {
     built: usize,
     looks: usize,
+    read: usize,
 }
 
 /// The engine without guards: what they call in the end.
@@ -112,6 +122,7 @@ pub(super) fn install(environment: &mut Environment<'static>) {
             look(state, item)?;
             look(state, list)?;
         }
+        read(state, length(list))?;
         operate("a in b", item, list)
     });
     for (name, holds) in COMPARISONS {
@@ -120,6 +131,7 @@ pub(super) fn install(environment: &mut Environment<'static>) {
                 look(state, a)?;
                 look(state, b)?;
             }
+            read(state, length(a).min(length(b)))?;
             Ok::<_, Error>(holds(a, b))
         });
     }
@@ -152,6 +164,24 @@ pub(super) fn build(state: &mut State, bytes: usize) -> Result<(), Error> {
     spent.built = spent.built.saturating_add(bytes);
     if spent.built > BUILT {
         return Err(refused(format!("all texts and lists together are longer than {BUILT} bytes")));
+    }
+    Ok(())
+}
+
+/// Bytes of a text, 0 of anything else.
+fn length(value: &Value) -> usize {
+    value.as_str().map_or(0, str::len)
+}
+
+/// Counts `bytes` of text that are about to be gone over.
+///
+/// # Errors
+/// Too much was.
+fn read(state: &mut State, bytes: usize) -> Result<(), Error> {
+    let spent = state.get_or_insert_extension(Spent::default());
+    spent.read = spent.read.saturating_add(bytes);
+    if spent.read > READ {
+        return Err(refused(format!("more than {READ} bytes of texts are searched, compared or measured")));
     }
     Ok(())
 }
@@ -313,6 +343,7 @@ fn concat(state: &mut State, a: &Value, b: &Value) -> Result<Value, Error> {
 fn filtered(state: &mut State, name: &str, arguments: &[Value]) -> Result<Value, Error> {
     let text = |index: usize| arguments.get(index).and_then(Value::as_str).unwrap_or_default();
     let number = |index: usize| arguments.get(index).and_then(Value::as_usize).unwrap_or(0);
+    read(state, arguments.iter().map(length).sum())?;
     match name {
         "join" => check_join(state, arguments.first(), text(1).len())?,
         "replace" => check_replace(state, text(0), text(1), text(2))?,
@@ -324,6 +355,14 @@ fn filtered(state: &mut State, name: &str, arguments: &[Value]) -> Result<Value,
             let width = widths.map(width).max().unwrap_or(0);
             let lines = text(0).lines().count() + 1;
             build(state, lines.saturating_mul(width).saturating_add(text(0).len()))?;
+        }
+        "list" | "split" | "lines" => {
+            let pieces = match (name, text(1)) {
+                ("list", _) => text(0).chars().count(),
+                ("split", separator) if !separator.is_empty() => text(0).matches(separator).count() + 1,
+                _ => text(0).split_whitespace().count().max(text(0).lines().count()),
+            };
+            build(state, pieces.saturating_mul(PIECE))?;
         }
         "batch" | "slice" => build(state, number(1).saturating_mul(ITEM))?,
         "format" => check_format(state, text(0), arguments)?,
@@ -421,7 +460,15 @@ fn call_method(state: &mut State, value: &Value, method: &str, arguments: &[Valu
             return built(state, list);
         }
     }
+    read(state, arguments.iter().map(length).sum::<usize>().saturating_add(length(value)))?;
     match (method, value.as_str()) {
+        ("split" | "rsplit" | "splitlines", Some(whole)) => {
+            let pieces = match text(0) {
+                "" => whole.split_whitespace().count().max(whole.lines().count()),
+                separator => whole.matches(separator).count() + 1,
+            };
+            build(state, pieces.saturating_mul(PIECE))?;
+        }
         ("join", Some(between)) => check_join(state, arguments.first(), between.len())?,
         ("replace", Some(old)) => check_replace(state, old, text(0), text(1))?,
         ("format", Some(format)) => check_format(state, format, arguments)?,

@@ -29,6 +29,9 @@ const SOURCE: usize = 1 << 20;
 /// Multiplications in a template. The engine computes constants while it compiles; each may become a text
 /// of 100 MB.
 const MULTIPLICATIONS: usize = 32;
+/// Tokens between the braces of one tag: the engine goes down a chain of operators by recursion, however
+/// deep the stack is.
+const TAG: usize = 1024;
 /// Stack of a rendering. Straight on, a template can nest lists as deeply as it is long; they are
 /// printed, compared and dropped level by level. Only what is used of it takes memory.
 const STACK: usize = 256 << 20;
@@ -123,6 +126,9 @@ impl ChatTemplate {
         let tokens = tokenize(&source, false, syntax.clone()).take_while(Result::is_ok);
         if tokens.filter(|token| matches!(token, Ok((Token::Mul, _)))).count() > MULTIPLICATIONS {
             return Err(broken(format!("it has more than {MULTIPLICATIONS} multiplications")));
+        }
+        if longest_tag(tokenize(&source, false, syntax.clone()).map_while(Result::ok)) > TAG {
+            return Err(broken(format!("one of its tags has more than {TAG} tokens")));
         }
         let template = Self { path: path.to_owned(), source, syntax, environment, special_tokens };
         template.compiled().map_err(|error| broken(describe(&error)))?;
@@ -368,4 +374,16 @@ fn describe(error: &Error) -> String {
     let line = error.line().map(|line| format!(" (line {line})"));
     // The name of a tag or a filter can be as long as the template.
     shown(format!("{error}{}", line.unwrap_or_default()), MESSAGE_BYTES)
+}
+
+/// Tokens of the longest tag.
+fn longest_tag<'s, T>(tokens: impl Iterator<Item = (Token<'s>, T)>) -> usize {
+    let lengths = tokens.scan(0, |length, (token, _)| {
+        *length = match token {
+            Token::TemplateData(_) | Token::VariableStart | Token::BlockStart => 0,
+            _ => *length + 1,
+        };
+        Some(*length)
+    });
+    lengths.max().unwrap_or(0)
 }

@@ -156,9 +156,12 @@ impl Line {
         self.state().can_leave(now)
     }
 
-    /// Takes no further request: what was answered before still reaches the client.
-    pub(super) fn give_way(&self) {
+    /// Takes no further request, if it still has none: what was answered before reaches the client.
+    pub(super) fn give_way(&self, now: Instant) {
         let mut state = self.state();
+        if state.can_leave(now).is_none() {
+            return;
+        }
         state.leaving = true;
         let Some(socket) = &state.socket else {
             return;

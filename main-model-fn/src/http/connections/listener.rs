@@ -45,7 +45,7 @@ impl Guarded {
             let lines = self.lines.iter().filter_map(Weak::upgrade);
             let idle = lines.filter_map(|line| Some((line.can_leave(now)?, line)));
             if let Some((_, oldest)) = idle.min_by_key(|(since, _)| *since) {
-                oldest.give_way();
+                oldest.give_way(now);
             }
             if let Ok(slot) = timeout(LEAVES_WITHIN, self.slots.clone().acquire_owned()).await {
                 return slot.ok();
