@@ -4,7 +4,7 @@ use crate::commands::eval::EvalArgs;
 use crate::commands::plan::PlanArgs;
 use crate::commands::predictor::PredictorArgs;
 use crate::commands::profile::ProfileArgs;
-use crate::planning::{PlanningArgs, RemoteArg};
+use crate::planning::{self, PlanningArgs, RemoteArg};
 use crate::workload::ConcurrencyArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use remoe_fetch::ModelArgs;
@@ -107,28 +107,10 @@ pub(crate) struct GenerateArgs {
     pub(crate) planning: PlanningArgs,
 }
 
-/// What plans are made from means nothing beside a ratio.
-fn of_plans(argument: clap::Arg) -> clap::Arg {
-    const OF_PLANS: [&str; 8] = [
-        "profile",
-        "workload",
-        "ttft",
-        "tpot",
-        "pricing",
-        "main_memory_mb",
-        "remote_memory_mb",
-        "max_replicas",
-    ];
-    match OF_PLANS.contains(&argument.get_id().as_str()) {
-        true => argument.conflicts_with("remote_ratio"),
-        false => argument,
-    }
-}
-
 // A plan file says for how many requests it is.
 #[derive(Debug, Args)]
 #[command(mut_arg("concurrency", |concurrency| concurrency.conflicts_with("plan")))]
-#[command(mut_args(of_plans))]
+#[command(mut_args(|argument| planning::not_beside("remote_ratio", argument)))]
 pub(crate) struct UpArgs {
     #[command(flatten)]
     pub(crate) deployment: DeploymentArgs,

@@ -61,6 +61,25 @@ pub(crate) struct PlanningArgs {
     pub(crate) max_replicas: u32,
 }
 
+/// Lets an argument of [`PlanningArgs`] stand only without `other`, beside which it would mean nothing.
+/// The predictor is none of them: it also says which experts a ratio sends away.
+pub(crate) fn not_beside(other: &'static str, argument: clap::Arg) -> clap::Arg {
+    const OF_PLANS: [&str; 8] = [
+        "profile",
+        "workload",
+        "ttft",
+        "tpot",
+        "pricing",
+        "main_memory_mb",
+        "remote_memory_mb",
+        "max_replicas",
+    ];
+    match OF_PLANS.contains(&argument.get_id().as_str()) {
+        true => argument.conflicts_with(other),
+        false => argument,
+    }
+}
+
 /// Whether experts may be remote.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RemoteArg {

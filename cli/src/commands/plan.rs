@@ -20,7 +20,9 @@ use std::sync::Arc;
 
 // A problem stands for a model.
 #[derive(Debug, Args)]
-#[command(mut_args(of_models))]
+#[command(mut_args(|argument| planning::not_beside("problem", argument)))]
+#[command(mut_arg("predictor", |predictor| predictor.conflicts_with("problem")))]
+#[command(mut_arg("concurrency", |concurrency| concurrency.conflicts_with("problem")))]
 pub(crate) struct PlanArgs {
     /// File that states model, workload, prices and limits
     #[arg(long, value_name = "FILE", conflicts_with = "model_source")]
@@ -56,26 +58,6 @@ pub(crate) struct PlanArgs {
     /// Whether experts may be remote
     #[arg(long, value_enum, default_value_t)]
     remote: RemoteArg,
-}
-
-/// What only a model's problem is made of cannot change the problem in a file.
-fn of_models(argument: clap::Arg) -> clap::Arg {
-    const OF_MODELS: [&str; 10] = [
-        "concurrency",
-        "profile",
-        "predictor",
-        "workload",
-        "ttft",
-        "tpot",
-        "pricing",
-        "main_memory_mb",
-        "remote_memory_mb",
-        "max_replicas",
-    ];
-    match OF_MODELS.contains(&argument.get_id().as_str()) {
-        true => argument.conflicts_with("problem"),
-        false => argument,
-    }
 }
 
 /// The planner's answer for a model, with the problem that it answers: `up` and `generate` compare
