@@ -1,6 +1,6 @@
 //! What can be wrong with a problem or a plan, and the answer that nothing fits.
 
-use crate::infeasible::Infeasible;
+use crate::answer::infeasible::Infeasible;
 
 /// A field with a value that cannot be: which field, which value, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

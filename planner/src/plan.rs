@@ -1,8 +1,8 @@
 //! A plan, and the forms in which it is read.
 
 use crate::error::FieldError;
-use crate::model::Model;
-use crate::sizes::first_at_least;
+use crate::problem::model::Model;
+use crate::problem::sizes::first_at_least;
 use serde::{Deserialize, Serialize, Serializer};
 
 /// Where every expert lives, and how large the functions are.

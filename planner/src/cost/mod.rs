@@ -1,11 +1,18 @@
 //! What a plan costs and how fast it is, term by term (README, "The cost model").
 
-use crate::curve::Column;
-use crate::decode::{expected_slower_path, remote_count_probabilities};
-use crate::lpt::{Replica, load_bound, longest_first};
-use crate::model::{Model, Seconds};
+pub(crate) mod account;
+pub(crate) mod baselines;
+pub(crate) mod decode;
+pub(crate) mod lpt;
+pub(crate) mod main_size;
+pub(crate) mod stress;
+
+use crate::cost::decode::{expected_slower_path, remote_count_probabilities};
+use crate::cost::lpt::{Replica, load_bound, longest_first};
 use crate::plan::{LayerPlan, Plan, whole_bytes};
-use crate::sizes::{BYTE_SLACK, GB};
+use crate::problem::curve::Column;
+use crate::problem::model::{Model, Seconds};
+use crate::problem::sizes::{BYTE_SLACK, GB};
 use serde::Serialize;
 
 /// Slack of the time to first token, in seconds.

@@ -4,11 +4,11 @@
 //! Decode seconds over memory are fitted by theta1 exp(-theta2 y) + theta3, the sizes are relaxed to
 //! real numbers and found with one multiplier, then rounded up; replicas are raised afterwards.
 
-use crate::dual::Sizing;
-use crate::model::Model;
-use crate::options::{Choice, LayerOptions, Local, Terms};
-use crate::placement::{Placement, Side};
-use crate::sizes::{GB, first_at_least};
+use crate::problem::model::Model;
+use crate::problem::sizes::{GB, first_at_least};
+use crate::search::candidate::{Side, Sides};
+use crate::search::dual::Sizing;
+use crate::search::options::{Choice, LayerOptions, Local, Terms};
 use argmin::core::{CostFunction, Error, Executor, State};
 use argmin::solver::brent::{BrentOpt, BrentRoot};
 use ndarray::{Array1, ArrayView1};
@@ -186,20 +186,20 @@ impl Relaxed {
     }
 }
 
-/// The paper's form on the remote sets and main size of `placement`, and the sizing that it leads to,
+/// The paper's form on the remote sets and main size of `sides`, and the sizing that it leads to,
 /// where that keeps the limits.
 pub(crate) fn continuous(
-    placement: &mut Placement<'_>,
+    sides: &mut Sides<'_>,
     main: usize,
     locals: &[Local],
 ) -> (Continuous, Option<Sizing>) {
-    let model = placement.model;
+    let model = sides.model;
     let mut report = Continuous { fits: Vec::new(), refused: None, total_cost: None, above: None };
     let rate = model.main_rate(model.main_sizes[main]);
     let stride = model.remote_sizes.len().div_ceil(FIT_POINTS);
     let mut relaxed = Vec::new();
     let mut elsewhere = 0.0;
-    for (layer, side) in placement.layers.iter().enumerate() {
+    for (layer, side) in sides.layers.iter().enumerate() {
         elsewhere += locals[layer].fixed.step;
         let Side::Remote(options) = side else {
             elsewhere += model.layers[layer].per_token() * locals[layer].step;
@@ -225,7 +225,7 @@ pub(crate) fn continuous(
         let rounded = first_at_least(&model.remote_sizes, memory * GB).min(model.remote_sizes.len() - 1);
         choices[relaxed.layer] = Some(Choice { memory: rounded, replicas: 1 });
     }
-    let sizing = raise_replicas(placement, main, locals, choices);
+    let sizing = raise_replicas(sides, main, locals, choices);
     (report, sizing)
 }
 
@@ -279,19 +279,19 @@ fn sizes(layers: &[Relaxed], rate: f64, price: f64, limit: f64) -> Option<Vec<f6
 /// until the time to first token holds, then while any potential is positive. While that time does
 /// not hold and no potential is positive, the layer whose prefill falls the most.
 fn raise_replicas(
-    placement: &mut Placement<'_>,
+    sides: &mut Sides<'_>,
     main: usize,
     locals: &[Local],
     mut choices: Vec<Option<Choice>>,
 ) -> Option<Sizing> {
-    let prices = placement.invocation_prices(main);
-    let (prefill_limit, step_limit) = placement.limits();
+    let prices = sides.invocation_prices(main);
+    let (prefill_limit, step_limit) = sides.limits();
     let mut totals = Terms::default();
     // Per layer: its terms, and those with one replica more.
     let mut steps: Vec<(Terms, Option<Terms>)> = Vec::new();
     for (layer, local) in locals.iter().enumerate() {
-        let local_terms = placement.local_terms(layer, *local);
-        let terms = match (&mut placement.layers[layer], &mut choices[layer]) {
+        let local_terms = sides.local_terms(layer, *local);
+        let terms = match (&mut sides.layers[layer], &mut choices[layer]) {
             (Side::Remote(options), Some(choice)) => {
                 while options.terms(*choice, *local).is_none() {
                     choice.replicas += 1;
@@ -324,8 +324,7 @@ fn raise_replicas(
             layer = best_by(&|now: &Terms, next: &Terms| now.limit_prefill - next.limit_prefill);
         }
         let Some(layer) = layer else { break };
-        let (Side::Remote(options), Some(choice)) = (&mut placement.layers[layer], &mut choices[layer])
-        else {
+        let (Side::Remote(options), Some(choice)) = (&mut sides.layers[layer], &mut choices[layer]) else {
             break;
         };
         *choice = choice.raised();

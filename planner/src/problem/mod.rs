@@ -3,6 +3,12 @@
 //! Units: seconds, bytes, dollars; 1 GB is 1e9 bytes. A function with memory `m` has `m` / 1 GB
 //! vCPUs (Remoe paper, section III-A).
 
+mod check;
+pub(crate) mod curve;
+pub(crate) mod model;
+mod rates;
+pub(crate) mod sizes;
+
 use crate::error::FieldError;
 use serde::{Deserialize, Serialize};
 

@@ -1,7 +1,7 @@
 //! What memory costs per second.
 
+use crate::problem::sizes::GB;
 use crate::problem::{Device, Pricing};
-use crate::sizes::GB;
 
 impl Pricing {
     /// Dollars per second of `bytes` of everything but experts on `device`. On CPUs they are main memory

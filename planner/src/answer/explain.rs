@@ -1,16 +1,16 @@
 //! Why it is this plan: the limit that keeps a cheaper neighbour out, the next best alternative, and
 //! what other ways of planning would have cost.
 
-use crate::baselines::Baselines;
-use crate::continuous::{Continuous, continuous};
+use crate::cost::baselines::Baselines;
 use crate::cost::{Evaluation, TPOT_SLACK, TTFT_SLACK};
-use crate::improve::locals;
-use crate::options::{Choice, Terms};
-use crate::placement::{Placement, Side};
 use crate::plan::{LayerPlan, Plan, whole_bytes};
-use crate::preallocate::WorstCase;
+use crate::preallocation::WorstCase;
+use crate::search::candidate::{Side, Sides};
+use crate::search::continuous::{Continuous, continuous};
+use crate::search::improve::locals;
+use crate::search::options::{Choice, Terms};
+use crate::search::selection::{Candidate, Selection};
 use crate::search::{COST_TIE, Found, Search};
-use crate::selection::{Candidate, Selection};
 use serde::Serialize;
 
 /// The figures behind a choice.
@@ -97,15 +97,14 @@ pub(crate) fn explain<'m>(
     baselines: &Baselines,
 ) -> (Found, Explanation) {
     let mut report = None;
-    let placement = Placement::new(search.model, search.tables, &best.candidate, search.factors);
+    let sides = Sides::new(search.model, search.tables, &best.candidate, search.factors);
     let mut binding = None;
-    if let Some(mut placement) = placement {
-        let locals = locals(&placement, best.main);
+    if let Some(mut sides) = sides {
+        let locals = locals(&sides, best.main);
         if best.plan.replicas() > 0 {
-            let (mut form, sizing) = continuous(&mut placement, best.main, &locals);
-            let found = sizing.and_then(|sizing| {
-                search.found(&placement, &best.candidate, best.main, &sizing, f64::INFINITY)
-            });
+            let (mut form, sizing) = continuous(&mut sides, best.main, &locals);
+            let found = sizing
+                .and_then(|sizing| search.found(&sides, &best.candidate, best.main, &sizing, f64::INFINITY));
             form.total_cost = found.as_ref().map(|found| found.evaluation.total_cost);
             if let Some(found) = found.filter(|found| found.beats(&best)) {
                 best = found;
@@ -113,7 +112,7 @@ pub(crate) fn explain<'m>(
             form.above = form.total_cost.map(|cost| cost / best.evaluation.total_cost - 1.0);
             report = Some(form);
         }
-        binding = Neighbours { search, best: &best, placement: &mut placement }.binding();
+        binding = Neighbours { search, best: &best, sides: &mut sides }.binding();
     }
     let next_best = next_best(search, &best, candidates);
     let explanation = Explanation {
@@ -167,17 +166,16 @@ fn next_best(search: &Search<'_>, best: &Found, candidates: &[Candidate]) -> Opt
     let sizes = search.model.main_sizes.len();
     let mut found: Option<Found> = None;
     for candidate in candidates.iter().filter(near).filter(|candidate| passes(candidate)) {
-        let Some(mut placement) = Placement::new(search.model, search.tables, candidate, search.factors)
-        else {
+        let Some(mut sides) = Sides::new(search.model, search.tables, candidate, search.factors) else {
             continue;
         };
         let own = *candidate == best.candidate;
-        let mut mains = vec![best.main.saturating_sub(1), best.main, best.main + 1, placement.first_main];
+        let mut mains = vec![best.main.saturating_sub(1), best.main, best.main + 1, sides.first_main];
         mains.sort_unstable();
         mains.dedup();
-        mains.retain(|main| (placement.first_main..sizes).contains(main) && !(own && *main == best.main));
+        mains.retain(|main| (sides.first_main..sizes).contains(main) && !(own && *main == best.main));
         for main in mains {
-            let other = search.alternative(&mut placement, candidate, main);
+            let other = search.alternative(&mut sides, candidate, main);
             if let Some(other) = other
                 && found.as_ref().is_none_or(|found| other.beats(found))
             {
@@ -192,7 +190,7 @@ fn next_best(search: &Search<'_>, best: &Found, candidates: &[Candidate]) -> Opt
 struct Neighbours<'a, 'm> {
     search: &'a Search<'m>,
     best: &'a Found,
-    placement: &'a mut Placement<'m>,
+    sides: &'a mut Sides<'m>,
 }
 
 impl Neighbours<'_, '_> {
@@ -241,25 +239,25 @@ impl Neighbours<'_, '_> {
     /// One layer with one size or one replica more or less, beyond a time limit.
     fn other_options(&mut self) -> Vec<Binding> {
         let main = self.best.main;
-        let locals = locals(self.placement, main);
+        let locals = locals(self.sides, main);
         let mut own: Vec<Option<Terms>> = Vec::new();
         let mut totals = Terms::default();
         for (layer, local) in locals.iter().enumerate() {
-            let local_terms = self.placement.local_terms(layer, *local);
-            let terms = match (&mut self.placement.layers[layer], self.best.choices[layer]) {
+            let local_terms = self.sides.local_terms(layer, *local);
+            let terms = match (&mut self.sides.layers[layer], self.best.choices[layer]) {
                 (Side::Remote(options), Some(choice)) => options.terms(choice, *local),
                 _ => None,
             };
             totals = totals.plus(&terms.unwrap_or(local_terms));
             own.push(terms);
         }
-        let cost = self.placement.cost(main, &totals);
-        let (prefill, step) = self.placement.limits();
+        let cost = self.sides.cost(main, &totals);
+        let (prefill, step) = self.sides.limits();
         let mut found = Vec::new();
         for (layer, local) in locals.iter().enumerate() {
             let (Some(now), Some(choice)) = (own[layer], self.best.choices[layer]) else { continue };
             for neighbour in steps_from(choice) {
-                let Side::Remote(options) = &mut self.placement.layers[layer] else { continue };
+                let Side::Remote(options) = &mut self.sides.layers[layer] else { continue };
                 let Some(terms) = options.terms(neighbour, *local) else { continue };
                 let other = totals.minus(&now).plus(&terms);
                 let limit = match (
@@ -271,7 +269,7 @@ impl Neighbours<'_, '_> {
                     _ => continue,
                 };
                 let (value, allowed) = self.time(limit);
-                let would_save = cost - self.placement.cost(main, &other);
+                let would_save = cost - self.sides.cost(main, &other);
                 found.push(Binding { limit: limit.to_owned(), value, allowed, would_save });
             }
         }
@@ -282,7 +280,7 @@ impl Neighbours<'_, '_> {
     fn smaller_memory(&self) -> Vec<Binding> {
         let model = self.search.model;
         let mut found = Vec::new();
-        for (layer, side) in self.placement.layers.iter().enumerate() {
+        for (layer, side) in self.sides.layers.iter().enumerate() {
             let (Side::Remote(options), Some(choice)) = (side, self.best.choices[layer]) else { continue };
             let Some(smaller) = choice.memory.checked_sub(1).filter(|smaller| *smaller < options.first)
             else {

@@ -4,8 +4,8 @@
 //! independent; the dual function is concave and piecewise linear in each multiplier, so that the
 //! intersection of the two known lines finds its maximum in a few steps.
 
-use crate::options::{Choice, Prices, Terms};
-use crate::placement::{Multipliers, Placement, Side};
+use crate::search::candidate::{Multipliers, Side, Sides};
+use crate::search::options::{Choice, Prices, Terms};
 
 /// One option per layer.
 #[derive(Debug, Clone)]
@@ -33,7 +33,7 @@ struct Point {
 /// What is known about one candidate with one main size.
 #[derive(Debug)]
 pub(crate) struct Dual<'a, 'm> {
-    pub(crate) placement: &'a mut Placement<'m>,
+    pub(crate) sides: &'a mut Sides<'m>,
     pub(crate) main: usize,
     pub(crate) prices: Prices,
     /// No sizing within the limits costs less.
@@ -57,16 +57,16 @@ impl<'a, 'm> Dual<'a, 'm> {
     /// Solves the dual; stops early when the bound exceeds `cutoff`. `prices` must make the cost
     /// linear, without multipliers.
     pub(crate) fn solve(
-        placement: &'a mut Placement<'m>,
+        sides: &'a mut Sides<'m>,
         main: usize,
         prices: Prices,
         hint: Multipliers,
         cutoff: f64,
     ) -> Self {
-        let seen = vec![Vec::new(); placement.layers.len()];
+        let seen = vec![Vec::new(); sides.layers.len()];
         let mut dual = Self {
             seen,
-            placement,
+            sides,
             main,
             prices,
             bound: f64::NEG_INFINITY,
@@ -104,7 +104,7 @@ impl<'a, 'm> Dual<'a, 'm> {
 
     /// Seconds by which `sizing` misses `limit`.
     fn excess(&self, limit: Limit, sizing: &Sizing) -> f64 {
-        let (prefill, step) = self.placement.limits();
+        let (prefill, step) = self.sides.limits();
         match limit {
             Limit::Prefill => sizing.totals.limit_prefill - prefill,
             Limit::Step => sizing.totals.limit_step - step,
@@ -113,14 +113,14 @@ impl<'a, 'm> Dual<'a, 'm> {
 
     /// Whether `totals` keeps both limits.
     pub(crate) fn keeps_limits(&self, totals: &Terms) -> bool {
-        let (prefill, step) = self.placement.limits();
+        let (prefill, step) = self.sides.limits();
         totals.limit_prefill <= prefill && totals.limit_step <= step
     }
 
     /// The cheapest sizing at `multipliers`; none where a layer has no option at all.
     fn at(&mut self, multipliers: Multipliers) -> Option<Point> {
         let sizing = self.cheapest(self.prices.with(multipliers))?;
-        let (prefill, step) = self.placement.limits();
+        let (prefill, step) = self.sides.limits();
         let mut value = sizing.totals.priced(self.prices.with(multipliers)) - multipliers.prefill * prefill;
         if multipliers.step > 0.0 {
             value -= multipliers.step * step;
@@ -145,11 +145,11 @@ impl<'a, 'm> Dual<'a, 'm> {
 
     /// The cheapest option of every layer at `prices`.
     fn cheapest(&mut self, prices: Prices) -> Option<Sizing> {
-        let count = self.placement.layers.len();
+        let count = self.sides.layers.len();
         let mut sizing = Sizing { choices: Vec::with_capacity(count), totals: Terms::default() };
         for layer in 0..count {
-            let local = self.placement.local(layer, self.main);
-            let (choice, terms) = match &mut self.placement.layers[layer] {
+            let local = self.sides.local(layer, self.main);
+            let (choice, terms) = match &mut self.sides.layers[layer] {
                 Side::Remote(options) => {
                     let (choice, terms, _) = options.cheapest(prices, local)?;
                     let seen = &mut self.seen[layer];
@@ -158,7 +158,7 @@ impl<'a, 'm> Dual<'a, 'm> {
                     }
                     (Some(choice), terms)
                 }
-                Side::Local => (None, self.placement.local_terms(layer, local)),
+                Side::Local => (None, self.sides.local_terms(layer, local)),
             };
             sizing.choices.push(choice);
             sizing.totals = sizing.totals.plus(&terms);

@@ -1,10 +1,10 @@
 //! Expectation and bill of single requests under a plan that runs.
 
 use crate::cost::Evaluation;
+use crate::cost::main_size::MainSize;
 use crate::error::{FieldError, PlanError};
-use crate::main_size::MainSize;
-use crate::model::Model;
 use crate::plan::{Plan, PlanDraft};
+use crate::problem::model::Model;
 use crate::problem::{Billing, Problem, Request};
 use serde::{Deserialize, Serialize};
 

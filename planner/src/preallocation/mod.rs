@@ -1,12 +1,14 @@
 //! Main-model pre-allocation (MMP; Remoe paper, Algorithm 2): how much memory the main function
 //! starts with before anybody knows which experts a request uses.
 
+pub(crate) mod hoeffding;
+
 use crate::cost::{TPOT_SLACK, TTFT_SLACK};
-use crate::curve::{Column, Row};
-use crate::hoeffding::assignments_bound;
-use crate::model::{LayerModel, Model, Seconds};
 use crate::plan::whole_bytes;
-use crate::sizes::{BYTE_SLACK, GB, first_at_least};
+use crate::preallocation::hoeffding::assignments_bound;
+use crate::problem::curve::{Column, Row};
+use crate::problem::model::{LayerModel, Model, Seconds};
+use crate::problem::sizes::{BYTE_SLACK, GB, first_at_least};
 use serde::{Serialize, Serializer};
 
 /// One remote ratio of the walk, from everything remote to nothing.

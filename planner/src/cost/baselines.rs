@@ -1,10 +1,10 @@
 //! What the same request costs without remote experts (Remoe paper, section V-C).
 
 use crate::cost::{TPOT_SLACK, TTFT_SLACK};
-use crate::curve::Curve;
-use crate::model::{Model, Seconds};
 use crate::plan::whole_bytes;
-use crate::sizes::{GB, first_at_least};
+use crate::problem::curve::Curve;
+use crate::problem::model::{Model, Seconds};
+use crate::problem::sizes::{GB, first_at_least};
 use serde::Serialize;
 
 /// The baselines; one whose inputs are missing, or that no size holds, is absent.

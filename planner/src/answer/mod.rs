@@ -1,20 +1,25 @@
 //! The choice: modes, robustness and hysteresis around the search.
 
-use crate::baselines::Baselines;
+pub(crate) mod explain;
+pub(crate) mod hysteresis;
+pub(crate) mod infeasible;
+pub(crate) mod words;
+
+use crate::answer::explain::{Explanation, explain};
+use crate::answer::hysteresis::{Change, decide};
+use crate::answer::infeasible::{Infeasible, device_too_small, on_prediction, worst_case};
+use crate::cost::baselines::Baselines;
+use crate::cost::stress::all_violations;
 use crate::cost::{Evaluation, Violation};
 use crate::error::{FieldError, PlanError};
-use crate::explain::{Explanation, explain};
-use crate::hysteresis::{Change, decide};
-use crate::infeasible::{Infeasible, device_too_small, on_prediction, worst_case};
-use crate::model::Model;
-use crate::placement::Multipliers;
 use crate::plan::{Plan, PlanDraft, whole_bytes};
-use crate::preallocate::{WalkStep, walk};
+use crate::preallocation::{WalkStep, walk};
+use crate::problem::model::Model;
 use crate::problem::{ErrorFactor, Problem};
+use crate::search::candidate::Multipliers;
+use crate::search::selection::{Candidate, across_layers, by_ratio};
+use crate::search::tables::LayerTable;
 use crate::search::{Counters, Search};
-use crate::selection::{Candidate, across_layers, by_ratio};
-use crate::stress::all_violations;
-use crate::tables::LayerTable;
 use serde::Serialize;
 
 /// Whether experts may be remote.

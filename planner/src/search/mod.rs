@@ -1,17 +1,26 @@
 //! The search over remote sets and main sizes: best bound first, and nothing is solved that its
 //! bound excludes.
 
+pub(crate) mod candidate;
+pub(crate) mod continuous;
+pub(crate) mod dual;
+pub(crate) mod improve;
+pub(crate) mod options;
+pub(crate) mod remote_set;
+pub(crate) mod selection;
+pub(crate) mod tables;
+
 use crate::cost::{Evaluation, Violation};
-use crate::dual::{Dual, Sizing};
-use crate::improve::{Effort, Improved, improve, improve_any, locals};
-use crate::model::Model;
-use crate::options::{Choice, Prices, Terms};
-use crate::placement::{Multipliers, Placement};
 use crate::plan::Plan;
-use crate::preallocate::WorstCase;
+use crate::preallocation::WorstCase;
 use crate::problem::ErrorFactor;
-use crate::selection::{Candidate, Selection};
-use crate::tables::LayerTable;
+use crate::problem::model::Model;
+use crate::search::candidate::{Multipliers, Sides};
+use crate::search::dual::{Dual, Sizing};
+use crate::search::improve::{Effort, Improved, improve, improve_any, locals};
+use crate::search::options::{Choice, Prices, Terms};
+use crate::search::selection::{Candidate, Selection};
+use crate::search::tables::LayerTable;
 
 /// Costs that differ by less are equal.
 pub(crate) const COST_TIE: f64 = 1e-12;
@@ -123,16 +132,16 @@ impl<'m> Search<'m> {
 
     fn bounded(&mut self, candidate: Candidate) -> Option<Bounded> {
         self.counters.candidates += 1;
-        let placement = Placement::new(self.model, self.tables, &candidate, self.factors)?;
+        let sides = Sides::new(self.model, self.tables, &candidate, self.factors)?;
         let sizes = self.model.main_sizes.len();
         let mut chunks = Vec::new();
         // The bound of a range takes its largest size for the fastest.
         let chunk = if self.model.is_isotonic { CHUNK } else { 1 };
-        let mut low = placement.first_main;
+        let mut low = sides.first_main;
         self.counters.pairs += sizes - low.min(sizes);
         while low < sizes {
             let high = (low + chunk - 1).min(sizes - 1);
-            let bound = placement.quick_bound(low, high);
+            let bound = sides.quick_bound(low, high);
             self.counters.bounds += 1;
             if bound < f64::INFINITY {
                 chunks.push((low, high, bound));
@@ -144,54 +153,53 @@ impl<'m> Search<'m> {
     }
 
     fn explore(&mut self, mut entry: Bounded) {
-        let Some(mut placement) = Placement::new(self.model, self.tables, &entry.candidate, self.factors)
-        else {
+        let Some(mut sides) = Sides::new(self.model, self.tables, &entry.candidate, self.factors) else {
             return;
         };
         entry.chunks.sort_by(|a, b| a.2.total_cmp(&b.2));
         for (low, high, bound) in entry.chunks {
             if bound <= self.limit() {
-                self.narrow(&mut placement, &entry.candidate, low, high);
+                self.narrow(&mut sides, &entry.candidate, low, high);
             }
         }
     }
 
     /// Halves a range of main sizes for as long as its bounds allow a better plan, the more promising
     /// half first.
-    fn narrow(&mut self, placement: &mut Placement<'m>, candidate: &Candidate, low: usize, high: usize) {
+    fn narrow(&mut self, sides: &mut Sides<'m>, candidate: &Candidate, low: usize, high: usize) {
         if low == high {
-            self.solve(placement, candidate, low);
+            self.solve(sides, candidate, low);
             return;
         }
         let middle = low.midpoint(high);
         let mut halves = [(low, middle), (middle + 1, high)].map(|(low, high)| {
             self.counters.bounds += 1;
-            let quick = placement.quick_bound(low, high);
+            let quick = sides.quick_bound(low, high);
             let bound = if quick > self.limit() {
                 quick
             } else {
-                quick.max(placement.bound(low, high, self.multipliers))
+                quick.max(sides.bound(low, high, self.multipliers))
             };
             (bound, low, high)
         });
         halves.sort_by(|a, b| a.0.total_cmp(&b.0));
         for (bound, low, high) in halves {
             if bound <= self.limit() {
-                self.narrow(placement, candidate, low, high);
+                self.narrow(sides, candidate, low, high);
             }
         }
     }
 
     /// Solves one pair quickly and keeps the plan if it is better.
-    fn solve(&mut self, placement: &mut Placement<'m>, candidate: &Candidate, main: usize) {
+    fn solve(&mut self, sides: &mut Sides<'m>, candidate: &Candidate, main: usize) {
         self.counters.solved += 1;
-        let sized = size(placement, main, self.multipliers, self.limit(), Effort::Quick);
+        let sized = size(sides, main, self.multipliers, self.limit(), Effort::Quick);
         // Neighbouring pairs have similar ones.
         self.multipliers = sized.multipliers;
         if sized.improved.as_ref().is_some_and(|improved| improved.open) {
             self.open.push(Open { candidate: candidate.clone(), main, bound: sized.bound });
         }
-        self.keep(placement, candidate, main, sized);
+        self.keep(sides, candidate, main, sized);
     }
 
     /// Solves the open pairs in full, the most promising first, for as long as a bound is below the
@@ -203,18 +211,18 @@ impl<'m> Search<'m> {
             if bound > self.limit() {
                 return;
             }
-            let placement = Placement::new(self.model, self.tables, &candidate, self.factors);
-            let Some(mut placement) = placement else { continue };
+            let sides = Sides::new(self.model, self.tables, &candidate, self.factors);
+            let Some(mut sides) = sides else { continue };
             self.counters.solved += 1;
-            let sized = size(&mut placement, main, self.multipliers, self.limit(), Effort::Full);
-            self.keep(&placement, &candidate, main, sized);
+            let sized = size(&mut sides, main, self.multipliers, self.limit(), Effort::Full);
+            self.keep(&sides, &candidate, main, sized);
         }
     }
 
-    fn keep(&mut self, placement: &Placement<'m>, candidate: &Candidate, main: usize, sized: Sized) {
+    fn keep(&mut self, sides: &Sides<'m>, candidate: &Candidate, main: usize, sized: Sized) {
         let found = sized
             .improved
-            .and_then(|improved| self.found(placement, candidate, main, &improved.sizing, self.limit()));
+            .and_then(|improved| self.found(sides, candidate, main, &improved.sizing, self.limit()));
         if let Some(found) = found
             && self.best.as_ref().is_none_or(|best| found.beats(best))
         {
@@ -225,29 +233,29 @@ impl<'m> Search<'m> {
     /// The best plan of one pair.
     pub(crate) fn alternative(
         &self,
-        placement: &mut Placement<'m>,
+        sides: &mut Sides<'m>,
         candidate: &Candidate,
         main: usize,
     ) -> Option<Found> {
-        let sized = size(placement, main, self.multipliers, f64::INFINITY, Effort::Quick);
-        self.found(placement, candidate, main, &sized.improved?.sizing, f64::INFINITY)
+        let sized = size(sides, main, self.multipliers, f64::INFINITY, Effort::Quick);
+        self.found(sides, candidate, main, &sized.improved?.sizing, f64::INFINITY)
     }
 
     /// The plan of a sizing, if it costs at most `cutoff` and keeps every limit: sums in another order
     /// may differ in their last bits, so the evaluation has the last word.
     pub(crate) fn found(
         &self,
-        placement: &Placement<'m>,
+        sides: &Sides<'m>,
         candidate: &Candidate,
         main: usize,
         sizing: &Sizing,
         cutoff: f64,
     ) -> Option<Found> {
         // The evaluation goes over every expert: not for what is not cheaper anyway.
-        if placement.cost(main, &sizing.totals) > cutoff * (1.0 + 1e-9) {
+        if sides.cost(main, &sizing.totals) > cutoff * (1.0 + 1e-9) {
             return None;
         }
-        let plan = placement.plan(main, &sizing.choices);
+        let plan = sides.plan(main, &sizing.choices);
         let evaluation = self.model.evaluate(&plan);
         let found =
             Found { candidate: candidate.clone(), main, choices: sizing.choices.clone(), plan, evaluation };
@@ -263,13 +271,13 @@ struct Sized {
 }
 
 /// Memory and replicas for one candidate and one main size, where a plan below `cutoff` may exist.
-fn size(placement: &mut Placement<'_>, main: usize, hint: Multipliers, cutoff: f64, effort: Effort) -> Sized {
-    if placement.model.is_reserved() {
-        let improved = size_reserved(placement, main).map(|sizing| Improved { sizing, open: false });
+fn size(sides: &mut Sides<'_>, main: usize, hint: Multipliers, cutoff: f64, effort: Effort) -> Sized {
+    if sides.model.is_reserved() {
+        let improved = size_reserved(sides, main).map(|sizing| Improved { sizing, open: false });
         return Sized { improved, bound: f64::NEG_INFINITY, multipliers: hint };
     }
-    let prices = placement.invocation_prices(main);
-    let dual = Dual::solve(placement, main, prices, hint, cutoff);
+    let prices = sides.invocation_prices(main);
+    let dual = Dual::solve(sides, main, prices, hint, cutoff);
     let (bound, multipliers) = (dual.bound, dual.multipliers);
     let hopeless = bound > cutoff || bound == f64::INFINITY;
     Sized { improved: if hopeless { None } else { improve(dual, effort) }, bound, multipliers }
@@ -277,9 +285,9 @@ fn size(placement: &mut Placement<'_>, main: usize, hint: Multipliers, cutoff: f
 
 /// Reserved billing is no sum over layers: the cost is linearised at the sizing before, from the
 /// cheapest and from the fastest sizing, and exact moves follow.
-fn size_reserved(placement: &mut Placement<'_>, main: usize) -> Option<Sizing> {
-    let output = placement.model.output;
-    let rate = placement.model.main_rate(placement.model.main_sizes[main]);
+fn size_reserved(sides: &mut Sides<'_>, main: usize) -> Option<Sizing> {
+    let output = sides.model.output;
+    let rate = sides.model.main_rate(sides.model.main_sizes[main]);
     let mut best: Option<(f64, Sizing)> = None;
     for mut weight in [1.0, 1e3, 1e-3] {
         let mut before = f64::INFINITY;
@@ -292,12 +300,12 @@ fn size_reserved(placement: &mut Placement<'_>, main: usize) -> Option<Sizing> {
                 limit_prefill: 0.0,
                 limit_step: 0.0,
             };
-            let dual = Dual::solve(placement, main, prices, Multipliers::default(), f64::INFINITY);
+            let dual = Dual::solve(sides, main, prices, Multipliers::default(), f64::INFINITY);
             if dual.bound == f64::INFINITY {
                 return None;
             }
             let Some(Improved { sizing, .. }) = improve(dual, Effort::Full) else { break };
-            let cost = placement.cost(main, &sizing.totals);
+            let cost = sides.cost(main, &sizing.totals);
             let seconds = sizing.totals.prefill + output * sizing.totals.step;
             weight = (rate + sizing.totals.bill) / seconds.max(f64::MIN_POSITIVE);
             if best.as_ref().is_none_or(|(least, _)| cost < *least) {
@@ -310,8 +318,8 @@ fn size_reserved(placement: &mut Placement<'_>, main: usize) -> Option<Sizing> {
         }
     }
     let (_, mut sizing) = best?;
-    let locals = locals(placement, main);
+    let locals = locals(sides, main);
     let cost = |terms: &Terms| (rate + terms.bill) * (terms.prefill + output * terms.step);
-    improve_any(placement, &locals, &mut sizing, cost);
+    improve_any(sides, &locals, &mut sizing, cost);
     Some(sizing)
 }

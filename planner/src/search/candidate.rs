@@ -1,13 +1,13 @@
 //! One candidate's layers with all their options, and what it costs at least.
 
 use crate::cost::{TPOT_SLACK, TTFT_SLACK};
-use crate::model::Model;
-use crate::options::{Choice, LayerOptions, Local, Prices, Terms};
 use crate::plan::{LayerPlan, Plan};
 use crate::problem::ErrorFactor;
-use crate::selection::Candidate;
-use crate::sizes::first_at_least;
-use crate::tables::LayerTable;
+use crate::problem::model::Model;
+use crate::problem::sizes::first_at_least;
+use crate::search::options::{Choice, LayerOptions, Local, Prices, Terms};
+use crate::search::selection::Candidate;
+use crate::search::tables::LayerTable;
 
 /// What the time limits are worth: dollars per second by which a limit is loosened.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -18,7 +18,7 @@ pub(crate) struct Multipliers {
 
 /// A candidate's remote sets and their options.
 #[derive(Debug)]
-pub(crate) struct Placement<'m> {
+pub(crate) struct Sides<'m> {
     pub(crate) model: &'m Model<'m>,
     tables: &'m [LayerTable],
     counts: Vec<usize>,
@@ -36,7 +36,7 @@ pub(crate) enum Side<'m> {
     Remote(Box<LayerOptions<'m>>),
 }
 
-impl<'m> Placement<'m> {
+impl<'m> Sides<'m> {
     /// None where a remote set fits no size. `factors`: see [`LayerOptions::new`].
     pub(crate) fn new(
         model: &'m Model<'m>,

@@ -1,10 +1,10 @@
 //! The problem in the form that everything computes with: curves instead of grids, rates instead of
 //! prices, lists of sizes.
 
-use crate::curve::Curve;
 use crate::error::FieldError;
+use crate::problem::curve::Curve;
+use crate::problem::sizes::GB;
 use crate::problem::{Billing, Device, Layer, Problem};
-use crate::sizes::GB;
 use std::borrow::Cow;
 
 /// A checked problem, compiled.

@@ -1,12 +1,12 @@
 //! A layer's remote set under one assumption about its share, and its assignment to replicas.
 
-use crate::curve::Row;
-use crate::decode::{SlowerPath, remote_count_probabilities};
-use crate::lpt::least_loaded;
-use crate::model::Model;
-use crate::options::Choice;
-use crate::sizes::BYTE_SLACK;
-use crate::tables::LayerTable;
+use crate::cost::decode::{SlowerPath, remote_count_probabilities};
+use crate::cost::lpt::least_loaded;
+use crate::problem::curve::Row;
+use crate::problem::model::Model;
+use crate::problem::sizes::BYTE_SLACK;
+use crate::search::options::Choice;
+use crate::search::tables::LayerTable;
 use std::borrow::Cow;
 
 /// The least used experts of a layer, with the tokens that they are assumed to receive.

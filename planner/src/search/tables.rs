@@ -4,10 +4,10 @@
 //! vCPU columns, so that prefix and suffix sums at those columns give the time of every remote or
 //! local set on every size in constant time.
 
-use crate::curve::{Column, Curve, Row};
-use crate::model::{Model, Seconds};
-use crate::selection::by_use;
-use crate::sizes::GB;
+use crate::problem::curve::{Column, Curve, Row};
+use crate::problem::model::{Model, Seconds};
+use crate::problem::sizes::GB;
+use crate::search::selection::by_use;
 use ndarray::Array2;
 
 /// The sums of one layer.

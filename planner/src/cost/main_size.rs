@@ -1,8 +1,8 @@
 //! How large a main function is that serves as planned: container, keys and values, threads.
 
-use crate::model::Model;
+use crate::problem::model::Model;
+use crate::problem::sizes::GB;
 use crate::problem::{CpuProfile, Device, Layer, Problem};
-use crate::sizes::GB;
 
 /// The main function's size under a plan, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq)]

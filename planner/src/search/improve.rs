@@ -1,9 +1,9 @@
 //! From a dual solution to the best sizing within the limits: repair, single and pair moves, and an
 //! exact search among what the bound leaves.
 
-use crate::dual::{Dual, Sizing};
-use crate::options::{Choice, Local, Terms};
-use crate::placement::{Placement, Side};
+use crate::search::candidate::{Side, Sides};
+use crate::search::dual::{Dual, Sizing};
+use crate::search::options::{Choice, Local, Terms};
 
 /// Up to this many layers the best sizing is found, beyond them one within [`GAP`] of the bound will do.
 const FEW_LAYERS: usize = 4;
@@ -41,7 +41,7 @@ pub(crate) struct Improved {
 
 /// The cheapest sizing that is found within the limits, given the solved dual of a linear cost.
 pub(crate) fn improve(mut dual: Dual<'_, '_>, effort: Effort) -> Option<Improved> {
-    let locals = locals(dual.placement, dual.main);
+    let locals = locals(dual.sides, dual.main);
     if dual.feasible.is_none() {
         let start = dual.relaxed.clone()?;
         let repaired = repair(&mut dual, &locals, start).or_else(|| fastest(&mut dual, &locals))?;
@@ -56,7 +56,7 @@ pub(crate) fn improve(mut dual: Dual<'_, '_>, effort: Effort) -> Option<Improved
         // What was cheapest at some multipliers comes first: it closes most of the gap, and a small
         // gap leaves few options to look at.
         let seen = seen(&dual);
-        moves(dual.placement, &locals, &seen, &mut best, cost);
+        moves(dual.sides, &locals, &seen, &mut best, cost);
     }
     if gap(&best, &dual) <= enough {
         return Some(Improved { sizing: best, open: false });
@@ -66,7 +66,7 @@ pub(crate) fn improve(mut dual: Dual<'_, '_>, effort: Effort) -> Option<Improved
     }
     let left = gap(&best, &dual);
     let core = core(&mut dual, &locals, left);
-    moves(dual.placement, &locals, &core, &mut best, cost);
+    moves(dual.sides, &locals, &core, &mut best, cost);
     let left = gap(&best, &dual);
     exhaust(&dual, &core, &locals, &mut best, left);
     Some(Improved { sizing: best, open: false })
@@ -88,15 +88,15 @@ fn seen(dual: &Dual<'_, '_>) -> Vec<Candidate> {
     layers.collect()
 }
 
-pub(crate) fn locals(placement: &Placement<'_>, main: usize) -> Vec<Local> {
-    (0..placement.layers.len()).map(|layer| placement.local(layer, main)).collect()
+pub(crate) fn locals(sides: &Sides<'_>, main: usize) -> Vec<Local> {
+    (0..sides.layers.len()).map(|layer| sides.local(layer, main)).collect()
 }
 
 /// Terms of the layer's option in `sizing`.
-fn terms_in(placement: &mut Placement<'_>, locals: &[Local], sizing: &Sizing, layer: usize) -> Terms {
+fn terms_in(sides: &mut Sides<'_>, locals: &[Local], sizing: &Sizing, layer: usize) -> Terms {
     let local = locals[layer];
-    let local_terms = placement.local_terms(layer, local);
-    match (&mut placement.layers[layer], sizing.choices[layer]) {
+    let local_terms = sides.local_terms(layer, local);
+    match (&mut sides.layers[layer], sizing.choices[layer]) {
         (Side::Remote(options), Some(choice)) => options.terms(choice, local).unwrap_or(local_terms),
         _ => local_terms,
     }
@@ -110,7 +110,7 @@ fn core(dual: &mut Dual<'_, '_>, locals: &[Local], gap: f64) -> Vec<Candidate> {
     let linear = dual.prices;
     let mut core = Vec::new();
     for (layer, local) in locals.iter().enumerate() {
-        let Side::Remote(options) = &mut dual.placement.layers[layer] else { continue };
+        let Side::Remote(options) = &mut dual.sides.layers[layer] else { continue };
         let Some((_, _, least)) = options.cheapest(prices, *local) else { continue };
         let found = options.up_to(|terms| terms.priced(prices), *local, least + gap + least.abs() * 1e-12);
         let mut kept: Vec<Candidate> = Vec::new();
@@ -136,7 +136,7 @@ fn core(dual: &mut Dual<'_, '_>, locals: &[Local], gap: f64) -> Vec<Candidate> {
 /// Exchanges single options for those that reduce the missed limits the most per dollar, until both
 /// limits hold.
 fn repair(dual: &mut Dual<'_, '_>, locals: &[Local], mut sizing: Sizing) -> Option<Sizing> {
-    let (prefill, step) = dual.placement.limits();
+    let (prefill, step) = dual.sides.limits();
     let prices = dual.prices;
     let missed = |totals: &Terms| {
         let prefill_missed = (totals.limit_prefill - prefill).max(0.0) / prefill.abs().max(1e-9);
@@ -147,8 +147,8 @@ fn repair(dual: &mut Dual<'_, '_>, locals: &[Local], mut sizing: Sizing) -> Opti
         let now = missed(&sizing.totals);
         let mut best: Option<(f64, usize, Choice, Terms)> = None;
         for (layer, local) in locals.iter().enumerate() {
-            let current = terms_in(dual.placement, locals, &sizing, layer);
-            let Side::Remote(options) = &mut dual.placement.layers[layer] else { continue };
+            let current = terms_in(dual.sides, locals, &sizing, layer);
+            let Side::Remote(options) = &mut dual.sides.layers[layer] else { continue };
             for (choice, terms) in options.up_to(|_| 0.0, *local, 0.0) {
                 let totals = sizing.totals.minus(&current).plus(&terms);
                 let gain = now - missed(&totals);
@@ -172,11 +172,11 @@ fn repair(dual: &mut Dual<'_, '_>, locals: &[Local], mut sizing: Sizing) -> Opti
 /// The largest memory everywhere, with the replicas that are quickest there, if that is within the
 /// limits.
 fn fastest(dual: &mut Dual<'_, '_>, locals: &[Local]) -> Option<Sizing> {
-    let memory = dual.placement.model.remote_sizes.len() - 1;
+    let memory = dual.sides.model.remote_sizes.len() - 1;
     let mut sizing = Sizing { choices: vec![None; locals.len()], totals: Terms::default() };
     for (layer, local) in locals.iter().enumerate() {
-        let mut terms = dual.placement.local_terms(layer, *local);
-        if let Side::Remote(options) = &mut dual.placement.layers[layer] {
+        let mut terms = dual.sides.local_terms(layer, *local);
+        if let Side::Remote(options) = &mut dual.sides.layers[layer] {
             let choices = (1..=options.replicas).map(|replicas| Choice { memory, replicas });
             let choices: Vec<(Choice, Terms)> = choices
                 .filter_map(|choice| options.terms(choice, *local).map(|terms| (choice, terms)))
@@ -192,14 +192,14 @@ fn fastest(dual: &mut Dual<'_, '_>, locals: &[Local]) -> Option<Sizing> {
 
 /// Exchanges one option, then two, for as long as the cost falls within the limits.
 fn moves(
-    placement: &mut Placement<'_>,
+    sides: &mut Sides<'_>,
     locals: &[Local],
     core: &[Candidate],
     best: &mut Sizing,
     cost: impl Fn(&Terms) -> f64,
 ) {
-    let (prefill, step) = placement.limits();
-    let current = (0..locals.len()).map(|layer| terms_in(placement, locals, best, layer)).collect();
+    let (prefill, step) = sides.limits();
+    let current = (0..locals.len()).map(|layer| terms_in(sides, locals, best, layer)).collect();
     let mut state = Moves { best, current, cost, prefill, step };
     let mut for_pairs: Vec<Candidate> = core.to_vec();
     for_pairs.sort_by(|a, b| a.extra.total_cmp(&b.extra));
@@ -278,20 +278,20 @@ impl<F: Fn(&Terms) -> f64> Moves<'_, F> {
 
 /// Single and pair moves over all options for a cost that need not be linear.
 pub(crate) fn improve_any(
-    placement: &mut Placement<'_>,
+    sides: &mut Sides<'_>,
     locals: &[Local],
     best: &mut Sizing,
     cost: impl Fn(&Terms) -> f64,
 ) {
     let mut all = Vec::new();
     for (layer, local) in locals.iter().enumerate() {
-        let Side::Remote(options) = &mut placement.layers[layer] else { continue };
+        let Side::Remote(options) = &mut sides.layers[layer] else { continue };
         for (choice, terms) in options.up_to(|_| 0.0, *local, 0.0) {
             let totals = best.totals.plus(&terms);
             all.push(Candidate { layer, choice, terms, extra: cost(&totals) });
         }
     }
-    moves(placement, locals, &all, best, cost);
+    moves(sides, locals, &all, best, cost);
 }
 
 /// Depth-first search over the core, within a number of nodes: what costs more than the gap at the
@@ -304,11 +304,11 @@ fn exhaust(dual: &Dual<'_, '_>, core: &[Candidate], locals: &[Local], best: &mut
     }
     let mut fixed = Terms::default();
     for (layer, local) in locals.iter().enumerate() {
-        if matches!(dual.placement.layers[layer], Side::Local) {
-            fixed = fixed.plus(&dual.placement.local_terms(layer, *local));
+        if matches!(dual.sides.layers[layer], Side::Local) {
+            fixed = fixed.plus(&dual.sides.local_terms(layer, *local));
         }
     }
-    let remote = dual.placement.layers.iter().filter(|side| matches!(side, Side::Remote(_))).count();
+    let remote = dual.sides.layers.iter().filter(|side| matches!(side, Side::Remote(_))).count();
     if layers.len() != remote {
         return;
     }
@@ -321,7 +321,7 @@ fn exhaust(dual: &Dual<'_, '_>, core: &[Candidate], locals: &[Local], best: &mut
         rest.push((prefill + least(|terms| terms.limit_prefill), step + least(|terms| terms.limit_step)));
     }
     rest.reverse();
-    let limits = dual.placement.limits();
+    let limits = dual.sides.limits();
     let mut search =
         Search { layers: &layers, rest: &rest, limits, gap, nodes: NODES, chosen: Vec::new(), found: None };
     search.descend(fixed, 0.0, |totals| totals.priced(dual.prices) - dual.bound);

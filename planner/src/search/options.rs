@@ -3,10 +3,10 @@
 //! An option with several replicas needs an assignment of experts to them, which is by far the most
 //! expensive figure here. Until somebody cannot do without it, the option is known by a lower bound.
 
-use crate::model::{Model, Seconds};
-use crate::remote_set::{RemoteSet, Stressed};
-use crate::sizes::{BYTE_SLACK, GB, first_at_least};
-use crate::tables::LayerTable;
+use crate::problem::model::{Model, Seconds};
+use crate::problem::sizes::{BYTE_SLACK, GB, first_at_least};
+use crate::search::remote_set::{RemoteSet, Stressed};
+use crate::search::tables::LayerTable;
 use ndarray::ArrayView1;
 
 /// Dollars for what an option uses.

@@ -1,12 +1,12 @@
 //! The answer that no plan keeps every limit: which one fails, by how much, and what would help.
 
+use crate::answer::words::{amount, limit_name, rounded_up};
 use crate::cost::{Evaluation, Violation};
-use crate::model::Model;
 use crate::plan::{LayerPlan, Plan, whole_bytes};
-use crate::preallocate::WorstCase;
-use crate::selection::Candidate;
-use crate::tables::LayerTable;
-use crate::words::{amount, limit_name, rounded_up};
+use crate::preallocation::WorstCase;
+use crate::problem::model::Model;
+use crate::search::selection::Candidate;
+use crate::search::tables::LayerTable;
 use serde::Serialize;
 
 /// The limit that fails at the pair of remote ratio and main size that comes closest.
@@ -102,7 +102,7 @@ impl std::fmt::Display for Infeasible {
 /// Why the device cannot hold the model, whatever the plan.
 pub(crate) fn device_too_small(model: &Model<'_>) -> Option<Infeasible> {
     let allowed = model.problem.limits.gpu_bytes?;
-    (model.gpu_bytes > allowed + crate::sizes::BYTE_SLACK).then(|| Infeasible {
+    (model.gpu_bytes > allowed + crate::problem::sizes::BYTE_SLACK).then(|| Infeasible {
         limit: "gpu".to_owned(),
         at: Pair { i: model.most_experts(), main_bytes: model.problem.specs.main.largest() },
         value: model.gpu_bytes,
