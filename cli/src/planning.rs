@@ -222,18 +222,24 @@ impl PlanningArgs {
         let machine = machine::memory_bytes().max(1 << 30) as f64;
         let wishes = Wishes {
             request,
-            slo: Slo { ttft_seconds: self.ttft.as_secs_f64(), tpot_seconds: self.tpot.as_secs_f64() },
+            slo: Slo::new(self.ttft.as_secs_f64(), self.tpot.as_secs_f64()),
             pricing,
-            specs: Specs {
-                main: self.main_memory_mb.unwrap_or(SizeRange {
+            specs: Specs::new(
+                self.main_memory_mb.unwrap_or(SizeRange {
                     min_bytes: 100.0 * MB,
                     max_bytes: (machine / (100.0 * MB)).floor() * 100.0 * MB,
                     step_bytes: 100.0 * MB,
                 }),
-                remote: self.remote_memory_mb,
+                self.remote_memory_mb,
+            ),
+            limits: Limits {
+                payload_bytes: None,
+                max_replicas: self.max_replicas,
+                max_groups: None,
+                gpu_bytes: None,
             },
-            limits: Limits { payload_bytes: None, max_replicas: self.max_replicas, gpu_bytes: None },
             prediction,
+            arrivals: None,
             prediction_p95: p95,
             fallback_bytes,
             cold_start_seconds: 0.0,

@@ -287,7 +287,7 @@ fn of_baseline(
     let steps = scenario.setting.decode_steps;
     let mut problem = scenario.problem(request.input_tokens, steps, request.prefill.clone())?;
     // The baseline's cost is asked for, not whether another plan would keep the limits.
-    problem.slo = Slo { ttft_seconds: 1e9, tpot_seconds: 1e9 };
+    problem.slo = Slo::new(1e9, 1e9);
     if strategy == Strategy::Cpu {
         // The size was chosen for the class, as every other strategy's.
         let only = of_class.main_bytes;

@@ -38,7 +38,7 @@ pub fn expert_time(scenario: &Scenario, plans: &ClassPlans) -> Result<Vec<Expert
         for step in 0..=steps {
             let count = experts * step / steps;
             let layers = prediction.iter().map(|shares| remote(shares, count, f64::from(cores) * GB));
-            let plan = Plan { main_bytes: f64::from(cores) * GB, layers: layers.collect() };
+            let plan = Plan::of_layers(f64::from(cores) * GB, layers.collect());
             let evaluation = scenario.evaluate(problem, &plan)?;
             let fixed = |tokens: f64| 2.0 * problem.swap_seconds.at(tokens);
             let layers = || problem.layers.iter().zip(&evaluation.layers);

@@ -35,6 +35,8 @@ pub fn paper_pricing() -> Pricing {
     Pricing {
         cpu_per_gb_second: GB_SECOND,
         memory_per_gb_second: None,
+        cpu_per_core_second: None,
+        memory_per_vcpu_bytes: None,
         gpu_per_gb_second: Some(3.0 * GB_SECOND),
         gpu_bytes_each: None,
         gpu_per_second_each: None,
@@ -57,8 +59,8 @@ impl Setting {
     pub fn of_the_paper(pricing: Pricing) -> Self {
         Self {
             pricing,
-            slo: Slo { ttft_seconds: 30.0, tpot_seconds: 2.0 },
-            limits: Limits { payload_bytes: Some(6e6), max_replicas: 4, gpu_bytes: None },
+            slo: Slo::new(30.0, 2.0),
+            limits: Limits { payload_bytes: Some(6e6), max_replicas: 4, max_groups: None, gpu_bytes: None },
             decode_steps: 199.0,
         }
     }
@@ -221,6 +223,7 @@ impl Scenario {
             specs: self.shape.specs,
             limits: self.setting.limits,
             prediction: Some(shares),
+            arrivals: None,
             prediction_p95: None,
             fallback_bytes: 0.0,
             cold_start_seconds: 0.0,
@@ -250,6 +253,6 @@ impl Scenario {
 
     /// A plan with nothing remote.
     pub(crate) fn all_local(&self, main_bytes: f64) -> Plan {
-        Plan { main_bytes, layers: vec![LayerPlan::default(); self.shape.moe_layers()] }
+        Plan::of_layers(main_bytes, vec![LayerPlan::default(); self.shape.moe_layers()])
     }
 }

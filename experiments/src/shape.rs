@@ -28,7 +28,7 @@ fn specs(main: (f64, f64), remote: (f64, f64)) -> Specs {
         max_bytes: most * MB,
         step_bytes: 100.0 * MB,
     };
-    Specs { main: range(main), remote: range(remote) }
+    Specs::new(range(main), range(remote))
 }
 
 impl Shape {

@@ -33,12 +33,12 @@ pub use cost::lpt::{Replica, load_bound, longest_first};
 pub use cost::main_size::{MainSize, useful_vcpus};
 pub use cost::{Evaluation, LayerEvaluation, Violation};
 pub use error::{FieldError, PlanError};
-pub use plan::{LayerPlan, Plan, PlanDraft};
+pub use plan::{Group, LayerPlan, Plan, PlanDraft};
 pub use preallocation::WalkStep;
 pub use preallocation::hoeffding::{assignments_bound, paper_bound};
 pub use problem::{
-    Affine, Billing, CpuProfile, Device, ErrorFactor, GpuProfile, Layer, Limits, Pricing, Problem, Request,
-    SizeRange, Slo, Specs, Transport,
+    Affine, Arrivals, Billing, CpuProfile, Device, ErrorFactor, GpuProfile, Layer, Limits, Pricing, Problem,
+    Request, SizeRange, Slo, Specs, Start, Starts, Transport, VcpuRange,
 };
 pub use search::Counters;
 pub use search::continuous::{Continuous, Fit, Refusal};

@@ -1,6 +1,9 @@
 //! A plan, and the forms in which it is read.
 
+pub(crate) mod listing;
+
 use crate::error::FieldError;
+use crate::problem::VcpuRange;
 use crate::problem::model::Model;
 use crate::problem::sizes::first_at_least;
 use serde::{Deserialize, Serialize, Serializer};
@@ -11,8 +14,31 @@ pub struct Plan {
     /// Memory of the main function's experts, in bytes.
     #[serde(serialize_with = "whole_bytes")]
     pub main_bytes: f64,
-    /// The Mixture-of-Experts layers by position.
+    /// Its vCPUs, where they are a decision of their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub main_vcpus: Option<f64>,
+    /// The Mixture-of-Experts layers by position: with `groups` what is remote of each, without them also
+    /// the function that hosts it.
     pub layers: Vec<LayerPlan>,
+    /// Functions that host experts of several layers; no expert is in two of them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<Group>,
+}
+
+/// Functions that host the same experts and replace each other.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Group {
+    /// Its experts of each layer by position, ascending.
+    #[serde(serialize_with = "listing::serialize")]
+    pub experts: Vec<Vec<u32>>,
+    /// Memory of each replica in bytes.
+    #[serde(serialize_with = "whole_bytes")]
+    pub memory_bytes: f64,
+    /// vCPUs of each replica, where they are a decision of their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vcpus: Option<f64>,
+    /// Functions that are alike.
+    pub replicas: u32,
 }
 
 /// The remote part of one layer.
@@ -28,17 +54,25 @@ pub struct LayerPlan {
 }
 
 impl Plan {
-    /// Replicas of all layers.
+    /// Every layer with a remote function of its own, or none (the Remoe paper's form).
+    #[must_use]
+    pub fn of_layers(main_bytes: f64, layers: Vec<LayerPlan>) -> Self {
+        Self { main_bytes, main_vcpus: None, layers, groups: Vec::new() }
+    }
+
+    /// Remote functions: replicas of all layers and groups.
     #[must_use]
     pub fn replicas(&self) -> u64 {
-        self.layers.iter().map(|layer| u64::from(layer.replicas)).sum()
+        let layers = self.layers.iter().map(|layer| layer.replicas);
+        layers.chain(self.groups.iter().map(|group| group.replicas)).map(u64::from).sum()
     }
 
     /// Memory of the main function and of every replica, in bytes.
     #[must_use]
     pub fn bytes(&self) -> f64 {
-        let remote = self.layers.iter().map(|layer| layer.memory_bytes * f64::from(layer.replicas));
-        self.main_bytes + remote.sum::<f64>()
+        let layers = self.layers.iter().map(|layer| layer.memory_bytes * f64::from(layer.replicas));
+        let groups = self.groups.iter().map(|group| group.memory_bytes * f64::from(group.replicas));
+        self.main_bytes + layers.chain(groups).sum::<f64>()
     }
 }
 
@@ -56,7 +90,19 @@ pub(crate) fn whole_bytes<S: Serializer>(bytes: &f64, serializer: S) -> Result<S
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct PlanDraft {
     main_bytes: Option<f64>,
+    main_vcpus: Option<f64>,
+    #[serde(default)]
     layers: Vec<LayerDraft>,
+    #[serde(default)]
+    groups: Vec<GroupDraft>,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+struct GroupDraft {
+    experts: String,
+    memory_bytes: Option<f64>,
+    vcpus: Option<f64>,
+    replicas: Option<u32>,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -102,7 +148,18 @@ impl From<&Plan> for PlanDraft {
             memory_bytes: Some(layer.memory_bytes),
             replicas: Some(layer.replicas),
         });
-        Self { main_bytes: Some(plan.main_bytes), layers: layers.collect() }
+        let groups = plan.groups.iter().map(|group| GroupDraft {
+            experts: listing::format(&group.experts),
+            memory_bytes: Some(group.memory_bytes),
+            vcpus: group.vcpus,
+            replicas: Some(group.replicas),
+        });
+        Self {
+            main_bytes: Some(plan.main_bytes),
+            main_vcpus: plan.main_vcpus,
+            layers: layers.collect(),
+            groups: groups.collect(),
+        }
     }
 }
 
@@ -110,6 +167,24 @@ impl Model<'_> {
     /// The plan that `draft` means for this problem: what it leaves out becomes one replica and the
     /// smallest size that holds.
     pub(crate) fn plan(&self, draft: &PlanDraft) -> Result<Plan, FieldError> {
+        let groups = self.groups(&draft.groups)?;
+        let layers = match groups.is_empty() {
+            true => self.layer_plans(draft)?,
+            false => self.hosted_layers(draft, &groups)?,
+        };
+        let main_bytes = match draft.main_bytes {
+            Some(bytes) => size("main_bytes", bytes)?,
+            None => {
+                let counts: Vec<usize> = layers.iter().map(|layer| layer.remote.len()).collect();
+                let least = first_at_least(&self.main_sizes, self.main_needed(&counts));
+                self.main_sizes.get(least).copied().unwrap_or(self.problem.specs.main.largest())
+            }
+        };
+        let main_vcpus = vcpus("main_vcpus", draft.main_vcpus, self.problem.specs.main_vcpus)?;
+        Ok(Plan { main_bytes, main_vcpus, layers, groups })
+    }
+
+    fn layer_plans(&self, draft: &PlanDraft) -> Result<Vec<LayerPlan>, FieldError> {
         let mut drafts: Vec<(usize, &LayerDraft)> = draft.layers.iter().enumerate().collect();
         let named = drafts.iter().filter(|(_, layer)| layer.layer.is_some()).count();
         if named != 0 && named != drafts.len() {
@@ -126,20 +201,71 @@ impl Model<'_> {
             let message = format!("is {}, listed twice", pair[1].1.layer.unwrap_or_default());
             return Err(FieldError::new(format!("layers[{}].layer", pair[1].0), message));
         }
-        let layers: Vec<LayerPlan> = drafts
+        let plans = drafts
             .iter()
             .enumerate()
-            .map(|(layer, (index, entry))| self.layer_plan(layer, &format!("layers[{index}]"), entry))
-            .collect::<Result<_, _>>()?;
-        let main_bytes = match draft.main_bytes {
-            Some(bytes) => size("main_bytes", bytes)?,
-            None => {
-                let counts: Vec<usize> = layers.iter().map(|layer| layer.remote.len()).collect();
-                let least = first_at_least(&self.main_sizes, self.main_needed(&counts));
-                self.main_sizes.get(least).copied().unwrap_or(self.problem.specs.main.largest())
+            .map(|(layer, (index, entry))| self.layer_plan(layer, &format!("layers[{index}]"), entry));
+        plans.collect()
+    }
+
+    fn groups(&self, drafts: &[GroupDraft]) -> Result<Vec<Group>, FieldError> {
+        let experts: Vec<usize> = self.layers.iter().map(|layer| layer.experts).collect();
+        let mut groups = Vec::with_capacity(drafts.len());
+        for (index, draft) in drafts.iter().enumerate() {
+            let field = |name: &str| format!("groups[{index}].{name}");
+            let hosted = listing::parse(&draft.experts, &experts)
+                .map_err(|error| FieldError::new(field("experts"), error.0))?;
+            if hosted.iter().all(Vec::is_empty) {
+                return Err(FieldError::new(field("experts"), "is empty; a group hosts at least one expert"));
             }
+            let taken = |group: &Group| {
+                let layers = group.experts.iter().zip(&hosted);
+                layers.enumerate().find_map(|(layer, (theirs, ours))| {
+                    ours.iter()
+                        .find(|expert| theirs.binary_search(expert).is_ok())
+                        .map(|expert| (layer, *expert))
+                })
+            };
+            if let Some((layer, expert)) = groups.iter().find_map(taken) {
+                let message = format!("lists expert {expert} of layer {layer}, which another group hosts");
+                return Err(FieldError::new(field("experts"), message));
+            }
+            let replicas = draft.replicas.unwrap_or(1);
+            if !(1..=MAX_REPLICAS).contains(&replicas) {
+                let message = format!("is {replicas}, expected 1 to {MAX_REPLICAS}");
+                return Err(FieldError::new(field("replicas"), message));
+            }
+            let memory_bytes = match draft.memory_bytes {
+                Some(bytes) => size(&field("memory_bytes"), bytes)?,
+                None => {
+                    let least = first_at_least(&self.remote_sizes, self.group_needed(&hosted));
+                    self.remote_sizes.get(least).copied().unwrap_or(self.problem.specs.remote.largest())
+                }
+            };
+            let vcpus = vcpus(&field("vcpus"), draft.vcpus, self.problem.specs.remote_vcpus)?;
+            groups.push(Group { experts: hosted, memory_bytes, vcpus, replicas });
+        }
+        Ok(groups)
+    }
+
+    /// What is remote of each layer when `groups` host it; layers that `draft` lists must say the same.
+    fn hosted_layers(&self, draft: &PlanDraft, groups: &[Group]) -> Result<Vec<LayerPlan>, FieldError> {
+        let remote = |layer: usize| {
+            let mut remote: Vec<u32> = groups.iter().flat_map(|group| group.experts[layer].clone()).collect();
+            remote.sort_unstable();
+            LayerPlan { remote, ..LayerPlan::default() }
         };
-        Ok(Plan { main_bytes, layers })
+        let hosted: Vec<LayerPlan> = (0..self.layers.len()).map(remote).collect();
+        if !draft.layers.is_empty() {
+            let listed = self.layer_plans(draft)?;
+            let differs = |(listed, hosted): (&LayerPlan, &LayerPlan)| listed.remote != hosted.remote;
+            if let Some(layer) = listed.iter().zip(&hosted).position(differs) {
+                let message =
+                    "differs from what the groups host of this layer; groups host all that is remote";
+                return Err(FieldError::new(format!("layers[{layer}].remote"), message));
+            }
+        }
+        Ok(hosted)
     }
 
     fn layer_plan(&self, layer: usize, field: &str, draft: &LayerDraft) -> Result<LayerPlan, FieldError> {
@@ -173,6 +299,22 @@ impl Model<'_> {
             }
         };
         Ok(LayerPlan { remote, memory_bytes, replicas })
+    }
+}
+
+/// The vCPUs of a function: as stated, or the fewest of `range`; none where its memory brings them.
+fn vcpus(field: &str, stated: Option<f64>, range: Option<VcpuRange>) -> Result<Option<f64>, FieldError> {
+    match (stated, range) {
+        (None, range) => Ok(range.map(|range| range.min)),
+        (Some(_), None) => {
+            let message = "is stated, but in this problem memory brings the vCPUs; leave it out, or add \
+                           specs.main_vcpus and specs.remote_vcpus";
+            Err(FieldError::new(field, message))
+        }
+        (Some(vcpus), Some(_)) if (1e-3..=1e6).contains(&vcpus) => Ok(Some(vcpus)),
+        (Some(vcpus), Some(_)) => {
+            Err(FieldError::new(field, format!("is {vcpus}, expected a number of vCPUs from 0.001 to 1e6")))
+        }
     }
 }
 

@@ -14,6 +14,6 @@ pub use error::{PricesError, ProblemError, ProfileError};
 pub use prices::{Prices, PricesBilling};
 pub use problem::{Wishes, problem};
 pub use profile::{
-    CpuLimit, DeviceTimes, Kernels, MEASUREMENTS, Machine, Made, Memory, ModelId, Origin, Profile, Start,
-    Starts, Transport,
+    CpuLimit, DeviceTimes, Kernels, MEASUREMENTS, Machine, Made, Memory, ModelId, Origin, Profile, Transport,
 };
+pub use remoe_planner::{Start, Starts};

@@ -107,6 +107,8 @@ impl Prices {
         Ok(Pricing {
             cpu_per_gb_second: (self.cpu_core_hour + self.memory_gb_hour) / HOUR,
             memory_per_gb_second: Some(self.memory_gb_hour / HOUR),
+            cpu_per_core_second: None,
+            memory_per_vcpu_bytes: None,
             gpu_per_gb_second: None,
             gpu_bytes_each: self.gpu_memory_mb.map(|megabytes| megabytes * 1e6),
             gpu_per_second_each: self.gpu_hour.map(|price| price / HOUR),

@@ -1,11 +1,10 @@
 //! A profile without measurements, for the first plan on a machine that nobody has measured.
 
 use crate::profile::{
-    CpuLimit, DeviceTimes, Kernels, Machine, Made, Memory, ModelId, Origin, Profile, Start, Starts,
-    Transport, VERSION,
+    CpuLimit, DeviceTimes, Kernels, Machine, Made, Memory, ModelId, Origin, Profile, Transport, VERSION,
 };
 use remoe_model::Inspection;
-use remoe_planner::{Affine, CpuProfile, GpuProfile};
+use remoe_planner::{Affine, CpuProfile, GpuProfile, Start, Starts};
 
 /// Weights that one vCPU reads per second. Half of what one core of a server of the last ten years
 /// reads.

@@ -5,7 +5,8 @@ use crate::prior::gpu_expert_seconds;
 use crate::profile::Profile;
 use remoe_model::Inspection;
 use remoe_planner::{
-    Affine, CpuProfile, Device, ErrorFactor, Layer, Limits, Pricing, Problem, Request, Slo, Specs, Transport,
+    Affine, Arrivals, CpuProfile, Device, ErrorFactor, Layer, Limits, Pricing, Problem, Request, Slo, Specs,
+    Transport,
 };
 
 /// What a deployment is to achieve, beside what model and machine are.
@@ -19,6 +20,8 @@ pub struct Wishes {
     pub pricing: Pricing,
     /// Sizes that functions may have.
     pub specs: Specs,
+    /// When requests come, where that is known.
+    pub arrivals: Option<Arrivals>,
     /// What the platform allows.
     pub limits: Limits,
     /// Predicted share of each MoE layer's assignments per expert; `None`: all experts alike.
@@ -100,6 +103,8 @@ pub fn problem(model: &Inspection, profile: &Profile, wishes: &Wishes) -> Result
             .map_or(Affine { base: 0.0, per_token: 0.0 }, |device| device.swap_seconds),
         cold_start_seconds: wishes.cold_start_seconds,
         pricing: wishes.pricing,
+        arrivals: wishes.arrivals.clone(),
+        starts: Some(profile.starts),
         specs: wishes.specs,
         slo: wishes.slo,
         limits: wishes.limits,

@@ -2,7 +2,7 @@
 
 use crate::error::{ProblemError, ProfileError};
 use remoe_model::Inspection;
-use remoe_planner::{Affine, CpuProfile, Fit, GpuProfile};
+use remoe_planner::{Affine, CpuProfile, Fit, GpuProfile, Starts};
 use serde::{Deserialize, Serialize};
 
 /// Version of the form that is written and read.
@@ -150,34 +150,6 @@ pub struct Transport {
     pub invoke_seconds: f64,
     /// What the main function takes to send one layer's calls, before its own experts.
     pub send_seconds: f64,
-}
-
-/// Start times of both kinds of functions.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Starts {
-    /// The main function.
-    pub main: Start,
-    /// A remote-expert function.
-    pub remote: Start,
-}
-
-/// The start of a function in parts.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Start {
-    /// From the order to a process that could load weights.
-    pub process_seconds: f64,
-    /// Weights read, converted and packed per second.
-    pub load_bytes_per_second: f64,
-}
-
-impl Start {
-    /// Seconds until a function with `bytes` of weights is ready.
-    #[must_use]
-    pub fn seconds(&self, bytes: f64) -> f64 {
-        self.process_seconds + bytes / self.load_bytes_per_second
-    }
 }
 
 /// Resident bytes of functions besides weights, keys and values.

@@ -233,7 +233,7 @@ fn largest_plan(model: &Model<'_>, tables: &[LayerTable], candidate: &Candidate)
             replicas: model.useful_replicas(*count) as u32,
         },
     });
-    Plan { main_bytes: model.problem.specs.main.largest(), layers: layers.collect() }
+    Plan::of_layers(model.problem.specs.main.largest(), layers.collect())
 }
 
 impl Infeasible {

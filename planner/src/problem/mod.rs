@@ -48,6 +48,13 @@ pub struct Problem {
     pub cold_start_seconds: f64,
     /// What memory costs.
     pub pricing: Pricing,
+    /// When requests come. Costs are those of what is alive then; where absent, those of one request on
+    /// functions that nothing else uses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arrivals: Option<Arrivals>,
+    /// How long functions take to start; needed beside [`Arrivals::idle_seconds`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub starts: Option<Starts>,
     /// Sizes that functions may have.
     pub specs: Specs,
     /// What was promised.
@@ -149,6 +156,57 @@ pub struct Layer {
     pub cpu_nonexpert_seconds: Option<CpuProfile>,
 }
 
+/// When requests come, and how long functions stay without any.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Arrivals {
+    /// Requests per second, in the mean.
+    pub per_second: f64,
+    /// Requests that come together, in the mean: bursts come at random moments (a Poisson process), and
+    /// the sizes of bursts are geometrically distributed.
+    #[serde(default = "one_request")]
+    pub burst: f64,
+    /// Times of recorded requests in seconds, ascending; they stand for what is to come, and `per_second`
+    /// and `burst` for nothing then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recorded_seconds: Option<Vec<f64>>,
+    /// Without requests for so long, all functions end; they start again with the next request. Never
+    /// where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_seconds: Option<f64>,
+}
+
+fn one_request() -> f64 {
+    1.0
+}
+
+/// How long functions take from nothing to ready.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Starts {
+    /// The main function.
+    pub main: Start,
+    /// A remote function.
+    pub remote: Start,
+}
+
+/// From nothing to ready.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Start {
+    /// Seconds to a process, before it reads weights.
+    pub process_seconds: f64,
+    /// Weights that it reads and packs in a second.
+    pub load_bytes_per_second: f64,
+}
+
+impl Start {
+    /// Seconds to a process with `bytes` of weights.
+    #[must_use]
+    pub fn seconds(self, bytes: f64) -> f64 {
+        self.process_seconds + bytes / self.load_bytes_per_second
+    }
+}
+
 /// Where the non-expert part of the main function runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -231,6 +289,13 @@ pub struct Pricing {
     /// main function's size. `cpu_per_gb_second` where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_per_gb_second: Option<f64>,
+    /// One vCPU for one second, where vCPUs are sold apart from memory; `cpu_per_gb_second` counts for
+    /// nothing then. Needed beside [`Specs::main_vcpus`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_per_core_second: Option<f64>,
+    /// Memory that brings one vCPU, where they are sold together: 1 GB where absent, 1.769 GB on AWS Lambda.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_per_vcpu_bytes: Option<f64>,
     /// 1 GB of GPU memory for one second; the CPU's price where absent (a cluster without a GPU).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_per_gb_second: Option<f64>,
@@ -270,6 +335,31 @@ pub struct Specs {
     pub main: SizeRange,
     /// Of a remote function.
     pub remote: SizeRange,
+    /// vCPUs of the main function, where they are a decision apart from its memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub main_vcpus: Option<VcpuRange>,
+    /// The same of a remote function.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remote_vcpus: Option<VcpuRange>,
+}
+
+impl Specs {
+    /// Sizes that bring the vCPUs of their memory.
+    #[must_use]
+    pub fn new(main: SizeRange, remote: SizeRange) -> Self {
+        Self { main, remote, main_vcpus: None, remote_vcpus: None }
+    }
+}
+
+/// `min + i * step` vCPUs, up to `max`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct VcpuRange {
+    /// The fewest.
+    pub min: f64,
+    /// Never more.
+    pub max: f64,
+    /// From one number to the next.
+    pub step: f64,
 }
 
 /// `min_bytes + i * step_bytes`, up to `max_bytes`.
@@ -290,6 +380,20 @@ pub struct Slo {
     pub ttft_seconds: f64,
     /// Time per output token.
     pub tpot_seconds: f64,
+    /// Time to first token of a request that finds everything asleep; no limit where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cold_ttft_seconds: Option<f64>,
+    /// Share of requests that may wait for a start; no limit where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cold_share: Option<f64>,
+}
+
+impl Slo {
+    /// Limits of what warm functions take.
+    #[must_use]
+    pub fn new(ttft_seconds: f64, tpot_seconds: f64) -> Self {
+        Self { ttft_seconds, tpot_seconds, cold_ttft_seconds: None, cold_share: None }
+    }
 }
 
 /// What the platform allows.
@@ -300,6 +404,10 @@ pub struct Limits {
     pub payload_bytes: Option<f64>,
     /// Replicas of a layer's remote function.
     pub max_replicas: u32,
+    /// Groups of remote functions that each hold a part of every layer, at most. Where absent every layer
+    /// has a remote function of its own (the Remoe paper's form).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_groups: Option<u32>,
     /// Memory of the device; none where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_bytes: Option<f64>,

@@ -209,6 +209,19 @@ impl<'p> Model<'p> {
             + self.problem.function_bytes
     }
 
+    /// Bytes that a function needs for `experts` of each layer: their weights, and the tokens of the layer
+    /// that brings it the most rows.
+    pub(crate) fn group_needed(&self, experts: &[Vec<u32>]) -> f64 {
+        let layers = experts.iter().enumerate().filter(|(_, experts)| !experts.is_empty());
+        let (weights, rows) = layers.fold((0.0, 0.0_f64), |(weights, rows), (layer, experts)| {
+            let share = self.share_of(layer, experts);
+            let needed = self.remote_needed(layer, experts.len(), share) - self.problem.function_bytes;
+            let own = experts.len() as f64 * self.layers[layer].expert_bytes;
+            (weights + own, rows.max(needed - own))
+        });
+        weights + rows + self.problem.function_bytes
+    }
+
     /// Sum of the predicted shares of `experts`; 0 without a prediction.
     pub(crate) fn share_of(&self, layer: usize, experts: &[u32]) -> f64 {
         let Some(shares) = self.shares.get(layer) else { return 0.0 };

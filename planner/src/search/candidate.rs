@@ -192,7 +192,7 @@ impl<'m> Sides<'m> {
                 replicas: choice.replicas as u32,
             })
         });
-        Plan { main_bytes: self.model.main_sizes[main], layers: layers.collect() }
+        Plan::of_layers(self.model.main_sizes[main], layers.collect())
     }
 }
 

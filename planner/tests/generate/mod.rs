@@ -131,6 +131,8 @@ pub(crate) fn small_problem(seed: u64, layers: usize) -> Problem {
             concurrency: 1,
         },
         prediction: Some(prediction),
+        arrivals: None,
+        starts: None,
         prediction_p95: Some((0..layers).map(|_| ErrorFactor::Any(random.between(1.0, 2.0))).collect()),
         layers: problem_layers,
         token_bytes: 4096.0,
@@ -149,24 +151,27 @@ pub(crate) fn small_problem(seed: u64, layers: usize) -> Problem {
         pricing: Pricing {
             cpu_per_gb_second: 1.0,
             memory_per_gb_second: None,
+            cpu_per_core_second: None,
+            memory_per_vcpu_bytes: None,
             gpu_per_gb_second: (!random.one_in(5)).then_some(3.0),
             gpu_bytes_each: whole_gpus.then_some(2.4e10),
             gpu_per_second_each: whole_gpus.then(|| random.between(0.2, 5.0)),
             billing: Billing::Invocation,
             main_replicas: random.whole(1, 3) as u32,
         },
-        specs: Specs {
-            main: SizeRange { min_bytes: 2e8, max_bytes: 2e8 + all + 3.0 * main_step, step_bytes: main_step },
-            remote: SizeRange {
+        specs: Specs::new(
+            SizeRange { min_bytes: 2e8, max_bytes: 2e8 + all + 3.0 * main_step, step_bytes: main_step },
+            SizeRange {
                 min_bytes: 2e8,
                 max_bytes: 2e8 + remote_sizes * remote_step,
                 step_bytes: remote_step,
             },
-        },
-        slo: Slo { ttft_seconds: 1e6, tpot_seconds: 1e6 },
+        ),
+        slo: Slo::new(1e6, 1e6),
         limits: Limits {
             payload_bytes: (!random.one_in(3)).then(|| 4096.0 * random.between(0.3, 1.2) * input),
             max_replicas: random.whole(1, 4) as u32,
+            max_groups: None,
             gpu_bytes: None,
         },
     };
@@ -188,7 +193,7 @@ pub(crate) fn small_problem(seed: u64, layers: usize) -> Problem {
 /// Sets the limits to `slack` above the least times that any pair of remote ratio and main size has
 /// in the worst case.
 pub(crate) fn tighten(problem: &mut Problem, slack: f64) {
-    let impossible = Slo { ttft_seconds: 1e-9, tpot_seconds: 1e-9 };
+    let impossible = Slo::new(1e-9, 1e-9);
     let Err(PlanError::Infeasible(why)) = preallocate(&Problem { slo: impossible, ..problem.clone() }) else {
         return;
     };
@@ -237,6 +242,8 @@ pub(crate) fn model_problem(shape: Shape) -> Problem {
             concurrency: 1,
         },
         prediction: Some((0..count).map(|_| random.shares(experts as usize)).collect()),
+        arrivals: None,
+        starts: None,
         prediction_p95: None,
         layers,
         token_bytes: 4096.0,
@@ -255,22 +262,25 @@ pub(crate) fn model_problem(shape: Shape) -> Problem {
         pricing: Pricing {
             cpu_per_gb_second: 1.0,
             memory_per_gb_second: None,
+            cpu_per_core_second: None,
+            memory_per_vcpu_bytes: None,
             gpu_per_gb_second: Some(shape.gpu_price),
             gpu_bytes_each: None,
             gpu_per_second_each: None,
             billing: Billing::Invocation,
             main_replicas: 1,
         },
-        specs: Specs {
-            main: SizeRange { min_bytes: 8e8, max_bytes: 8e8 + 390.0 * main_step, step_bytes: main_step },
-            remote: SizeRange {
-                min_bytes: 2e8,
-                max_bytes: 2e8 + 40.0 * remote_step,
-                step_bytes: remote_step,
-            },
+        specs: Specs::new(
+            SizeRange { min_bytes: 8e8, max_bytes: 8e8 + 390.0 * main_step, step_bytes: main_step },
+            SizeRange { min_bytes: 2e8, max_bytes: 2e8 + 40.0 * remote_step, step_bytes: remote_step },
+        ),
+        slo: Slo::new(1e6, 1e6),
+        limits: Limits {
+            payload_bytes: Some(6_291_456.0),
+            max_replicas: 4,
+            max_groups: None,
+            gpu_bytes: None,
         },
-        slo: Slo { ttft_seconds: 1e6, tpot_seconds: 1e6 },
-        limits: Limits { payload_bytes: Some(6_291_456.0), max_replicas: 4, gpu_bytes: None },
     };
     tighten(&mut problem, shape.slack);
     problem

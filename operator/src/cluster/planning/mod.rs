@@ -158,7 +158,7 @@ impl Planning {
         for attempt in self.attempts() {
             let mut problem = self.problem.clone();
             if attempt.relaxed {
-                problem.slo = Slo { ttft_seconds: NO_LIMIT, tpot_seconds: NO_LIMIT };
+                problem.slo = Slo::new(NO_LIMIT, NO_LIMIT);
             }
             let options = Options { remote: attempt.remote, ..Options::default() };
             match solve(&problem, previous.as_ref(), &options) {

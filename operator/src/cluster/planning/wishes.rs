@@ -65,15 +65,17 @@ pub(super) fn wishes(
     let gpu_bytes = gpus.zip(pricing.gpu_bytes_each).map(|(count, each)| count * each);
     Wishes {
         request,
-        slo: Slo { ttft_seconds: seconds(spec.slo.ttft), tpot_seconds: seconds(spec.slo.tpot) },
+        slo: Slo::new(seconds(spec.slo.ttft), seconds(spec.slo.tpot)),
         pricing,
-        specs: Specs { main: sizes(spec.main.memory_mb), remote: sizes(spec.remote_experts.memory_mb) },
+        specs: Specs::new(sizes(spec.main.memory_mb), sizes(spec.remote_experts.memory_mb)),
         limits: Limits {
             payload_bytes: spec.remote_experts.payload_limit_mb.map(|limit| f64::from(limit) * MB as f64),
             max_replicas: spec.remote_experts.max_replicas,
+            max_groups: None,
             gpu_bytes,
         },
         prediction: None,
+        arrivals: None,
         prediction_p95: None,
         fallback_bytes: memory.fallback_bytes.saturating_add(memory.growth_bytes) as f64,
         // Functions run as long as the deployment exists: no request waits for a start.
