@@ -133,8 +133,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let routing = Routing {
         generation: 2,
         endpoints: vec![
-            Endpoint { address: "127.0.0.1:50051".to_owned(), layers: vec![1] },
-            Endpoint { address: "h:1".to_owned(), layers: vec![] },
+            Endpoint { address: "127.0.0.1:50051".to_owned(), layers: vec![1], experts: vec![] },
+            Endpoint { address: "h:1".to_owned(), layers: vec![], experts: vec![] },
         ],
         remote: sets.clone(),
         account: String::new(),

@@ -331,6 +331,7 @@ impl<L: Launcher> Supervision<L> {
         Some(Endpoint {
             address: self.address(id)?.to_string(),
             layers: spec.hosted.iter().map(|set| set.layer).collect(),
+            experts: Vec::new(),
         })
     }
 

@@ -40,8 +40,11 @@ impl Control {
     /// Puts the next generation in force, whatever problems its endpoints have.
     pub async fn try_route(&self, endpoints: &[SocketAddr], remote: &[LayerExperts]) -> RoutingAck {
         let generation = self.generation.fetch_add(1, Ordering::Relaxed) + 1;
-        let endpoints =
-            endpoints.iter().map(|address| Endpoint { address: address.to_string(), layers: vec![] });
+        let endpoints = endpoints.iter().map(|address| Endpoint {
+            address: address.to_string(),
+            layers: vec![],
+            experts: vec![],
+        });
         let routing = Routing {
             generation,
             endpoints: endpoints.collect(),

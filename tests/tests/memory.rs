@@ -67,7 +67,7 @@ async fn route(
     at: SocketAddr,
     upper: bool,
 ) -> Result<RoutingAck, Status> {
-    let endpoints = vec![Endpoint { address: at.to_string(), layers: vec![] }];
+    let endpoints = vec![Endpoint { address: at.to_string(), layers: vec![], experts: vec![] }];
     let routing = Routing { generation, endpoints, remote: half(upper), ..Routing::default() };
     let mut client = MainModelClient::connect(format!("http://{}", main.announcement.grpc)).await.unwrap();
     within(SOON, "SetRouting", client.set_routing(routing)).await.map(tonic::Response::into_inner)

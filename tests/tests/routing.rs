@@ -40,7 +40,8 @@ async fn a_placement_goes_on_without_the_one_who_asked_for_it() {
     let launcher = Launcher::new(&main);
     // Connections to it are made by the system, and nobody ever answers.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let endpoint = Endpoint { address: silent.local_addr().unwrap().to_string(), layers: vec![] };
+    let endpoint =
+        Endpoint { address: silent.local_addr().unwrap().to_string(), layers: vec![], experts: vec![] };
     let remote = vec![LayerExperts { layer: 0, experts: vec![1] }];
     let routing = Routing { generation: 5, endpoints: vec![endpoint], remote, ..Routing::default() };
 

@@ -56,10 +56,11 @@ impl Generation {
     /// # Errors
     /// The remote experts cannot be read.
     pub fn routing(&self) -> Result<Routing, ListingError> {
-        let endpoints = self
-            .endpoints
-            .iter()
-            .map(|routed| Endpoint { address: routed.address.clone(), layers: routed.layers.clone() });
+        let endpoints = self.endpoints.iter().map(|routed| Endpoint {
+            address: routed.address.clone(),
+            layers: routed.layers.clone(),
+            experts: Vec::new(),
+        });
         Ok(Routing {
             generation: self.number,
             endpoints: endpoints.collect(),

@@ -575,15 +575,18 @@ pub struct Routing {
     #[prost(string, tag = "4")]
     pub account: ::prost::alloc::string::String,
 }
-/// A remote function that hosts all of `layers`' remote sets.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+/// A remote function, and which of the remote experts it hosts.
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Endpoint {
     /// host:port
     #[prost(string, tag = "1")]
     pub address: ::prost::alloc::string::String,
-    /// Layers that this endpoint serves; empty: all.
+    /// Layers whose remote sets this endpoint hosts as a whole; empty: all layers.
     #[prost(uint32, repeated, tag = "2")]
     pub layers: ::prost::alloc::vec::Vec<u32>,
+    /// What it hosts where that is a part of the remote sets; `layers` counts for nothing then.
+    #[prost(message, repeated, tag = "3")]
+    pub experts: ::prost::alloc::vec::Vec<LayerExperts>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RoutingAck {

@@ -266,7 +266,8 @@ impl<'s> Main<'s> {
         };
         let local = step(false)?;
         let function = super::remote::start(self.setup.subject, &sets, 1)?;
-        let endpoint = Endpoint { address: function.grpc.to_string(), layers: Vec::new() };
+        let endpoint =
+            Endpoint { address: function.grpc.to_string(), layers: Vec::new(), experts: Vec::new() };
         let count = sets.len() as f64;
         let routing =
             Routing { generation: 2, endpoints: vec![endpoint], remote: sets, ..Routing::default() };
