@@ -14,6 +14,7 @@ extern crate self as remoe_planner;
 #[path = "../tests/generate/mod.rs"]
 mod generate;
 
+mod alive;
 mod answer;
 mod cost;
 mod error;
@@ -22,6 +23,7 @@ mod preallocation;
 mod problem;
 mod search;
 
+pub use alive::{Alive, Service, alive};
 pub use answer::explain::{Alternative, Binding, Explanation, Saving};
 pub use answer::hysteresis::{Bytes, Change, LayerChange, Reason};
 pub use answer::infeasible::{Infeasible, Pair, Remedy};

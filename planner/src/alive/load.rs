@@ -1,0 +1,121 @@
+//! How fast main functions serve what they have.
+//!
+//! The engine (`main-model-fn/src/engine/scheduler.rs`) lets every decoding request take one step in
+//! every iteration and adds what fits of the prompts that wait, first come first served. A prompt
+//! therefore lengthens the iteration of all: while a batch of n requests is kept full, each of n prefills
+//! and `steps` steps of n rows pass over every request, and a request takes
+//!
+//! `s(n) = n * prefill + steps * step(n)`
+//!
+//! seconds; the main completes n / s(n) requests a second. With n = rate * s(n) (Little) this is the
+//! fixed point n = rate * steps * step(n) / (1 - rate * prefill). What a mean batch leaves out, that
+//! batches vary, `poisson.rs` adds.
+
+use super::{Alive, Time};
+
+/// What serving a request takes, and how many are served at once.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Service {
+    /// Seconds of a request's prefill.
+    pub prefill_seconds: f64,
+    /// At index n - 1 the seconds of a decode step with n requests in the batch, not falling with n.
+    /// Beyond the last the last one stands.
+    pub step_seconds: Vec<f64>,
+    /// Decode steps of a request, in the mean.
+    pub steps: f64,
+    /// Requests that one main serves at once.
+    pub concurrency: u32,
+    /// Main functions.
+    pub mains: u32,
+}
+
+/// Main functions that requests are spread over.
+pub(super) struct Mains<'a> {
+    service: &'a Service,
+    /// How many.
+    pub(super) count: f64,
+    /// Slots of each.
+    pub(super) slots: f64,
+}
+
+impl<'a> Mains<'a> {
+    pub(super) fn new(service: &'a Service) -> Self {
+        let count = f64::from(service.mains.max(1));
+        Self { service, count, slots: f64::from(service.concurrency.max(1)) }
+    }
+
+    /// Seconds of a decode step with `batch` requests, 1 at least; linear between whole ones.
+    fn step_seconds(&self, batch: f64) -> f64 {
+        let below = (batch as usize).saturating_sub(1);
+        let steps = &self.service.step_seconds;
+        let last = steps.last().copied().unwrap_or(0.0);
+        let at = |index: usize| steps.get(index).copied().unwrap_or(last);
+        let part = batch.fract();
+        if part == 0.0 { at(below) } else { at(below) + part * (at(below + 1) - at(below)) }
+    }
+
+    /// Seconds that a request takes in a batch of `batch`.
+    pub(super) fn seconds(&self, batch: f64) -> f64 {
+        batch * self.service.prefill_seconds + self.service.steps * self.step_seconds(batch)
+    }
+
+    /// Requests that one main completes in a second while `present` are there, served or waiting.
+    pub(super) fn main_rate(&self, present: f64) -> f64 {
+        let batch = present.min(self.slots);
+        batch / self.seconds(batch)
+    }
+
+    /// The same for all mains, with requests spread by chance.
+    ///
+    /// A request meets (present - 1) / mains others in the mean. This is exact for one main, and for
+    /// many where steps take as long whatever the batch, or where each serves one request at a time
+    /// (product form: C(N + M - 1, N) placements of N requests, all alike).
+    pub(super) fn rate(&self, present: f64) -> f64 {
+        let others = (present - 1.0) / self.count;
+        present / (1.0 + others) * self.main_rate(1.0 + others)
+    }
+
+    /// Requests that all mains complete in a second at most.
+    pub(super) fn most_per_second(&self) -> f64 {
+        self.count * self.main_rate(self.slots)
+    }
+
+    /// Nothing ever comes.
+    pub(super) fn unused(&self, awake: bool) -> Alive {
+        let time = Time { alive: if awake { 1.0 } else { 0.0 }, ..Time::default() };
+        // What one request would take, alone.
+        let service_seconds = self.seconds(1.0);
+        let tpot_seconds = self.tpot_seconds(service_seconds);
+        Alive { service_seconds, tpot_seconds, ..self.figures(1.0, 0.0, &time) }
+    }
+
+    /// More comes than can be served.
+    pub(super) fn full(&self, utilisation: f64) -> Alive {
+        let per_second = self.most_per_second();
+        let time = Time { alive: 1.0, served: self.slots, queued: f64::INFINITY, ..Time::default() };
+        Alive { saturated: true, ..self.figures(per_second, utilisation, &time) }
+    }
+
+    fn tpot_seconds(&self, service_seconds: f64) -> f64 {
+        let beyond_prefill = (service_seconds - self.service.prefill_seconds).max(0.0);
+        if self.service.steps > 0.0 { beyond_prefill / self.service.steps } else { 0.0 }
+    }
+
+    /// What requests meet, by Little's law from where time goes.
+    pub(super) fn figures(&self, per_second: f64, utilisation: f64, time: &Time) -> Alive {
+        let per_main = per_second / self.count;
+        let service_seconds = time.served / per_main;
+        Alive {
+            share: time.alive,
+            wakes_per_second: time.wakes,
+            cold_share: time.cold / per_second,
+            cold_wait_seconds: if time.cold > 0.0 { time.awaiting_start / time.cold } else { 0.0 },
+            in_flight: time.served,
+            service_seconds,
+            tpot_seconds: self.tpot_seconds(service_seconds),
+            wait_seconds: time.queued / per_main,
+            utilisation,
+            saturated: false,
+        }
+    }
+}

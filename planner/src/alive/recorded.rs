@@ -1,0 +1,194 @@
+//! Recorded arrivals, replayed.
+//!
+//! The recording repeats: after its last request the mean gap, then its first one. One repetition comes
+//! first, so that what is counted begins in the state in which it ends. Requests are all alike; those of
+//! one main share it, so they finish in the order in which they began. A replay takes time proportional to
+//! the number of requests, and to that of mains for each long gap.
+
+use super::Time;
+use super::load::Mains;
+use std::collections::VecDeque;
+
+/// From the first request to its repetition; 0 where that cannot be said.
+fn period(times: &[f64]) -> f64 {
+    match times {
+        [first, .., last] if last > first => (last - first) * times.len() as f64 / (times.len() as f64 - 1.0),
+        _ => 0.0,
+    }
+}
+
+/// Requests per second, in the mean; 0 where that cannot be said.
+pub(super) fn per_second(times: &[f64]) -> f64 {
+    let period = period(times);
+    if period > 0.0 { times.len() as f64 / period } else { 0.0 }
+}
+
+/// Where time goes when the requests come at `times`, ascending, fewer than the mains can serve.
+pub(super) fn replay(
+    times: &[f64],
+    idle_seconds: Option<f64>,
+    start_seconds: f64,
+    mains: &Mains<'_>,
+) -> Time {
+    let period = period(times);
+    let first = times.first().copied().unwrap_or(0.0);
+    let mut deployment = Deployment {
+        mains,
+        idle_seconds: idle_seconds.unwrap_or(f64::INFINITY),
+        start_seconds,
+        // Without an idle window it is awake from the beginning.
+        awake_since: idle_seconds.is_none().then_some(0.0),
+        ready: 0.0,
+        last_arrival: 0.0,
+        // Mains beyond the number of requests would have none.
+        each: vec![Main::default(); times.len().min(mains.count as usize)],
+        counted: Time::default(),
+    };
+    for begin in [0.0, period] {
+        deployment.forget();
+        for (index, time) in times.iter().enumerate() {
+            deployment.arrive(begin + (time - first), index);
+        }
+        deployment.settle(begin + period);
+    }
+    let time = deployment.counted;
+    let each = |sum: fn(&Main) -> f64| deployment.each.iter().map(sum).sum::<f64>() / period / mains.count;
+    Time {
+        alive: time.alive / period,
+        wakes: time.wakes / period,
+        cold: time.cold / period,
+        awaiting_start: time.awaiting_start / period,
+        served: each(|main| main.served),
+        queued: each(|main| main.queued),
+    }
+}
+
+struct Deployment<'a, 'b> {
+    mains: &'a Mains<'b>,
+    idle_seconds: f64,
+    start_seconds: f64,
+    /// Since when it is alive, as far as that is not counted yet; asleep where there is none.
+    awake_since: Option<f64>,
+    /// When the last start ends or ended.
+    ready: f64,
+    last_arrival: f64,
+    each: Vec<Main>,
+    /// Sums over time, not yet per second; what mains sum up stands with them.
+    counted: Time,
+}
+
+impl Deployment<'_, '_> {
+    /// Begins to count.
+    fn forget(&mut self) {
+        self.counted = Time::default();
+        for main in &mut self.each {
+            (main.served, main.queued) = (0.0, 0.0);
+        }
+    }
+
+    fn arrive(&mut self, now: f64, index: usize) {
+        let chosen = spread(index as u64) as usize % self.each.len().max(1);
+        // Only where no request came for so long can the deployment have gone to sleep.
+        if now - self.last_arrival >= self.idle_seconds {
+            self.settle(now);
+        }
+        self.last_arrival = now;
+        if self.awake_since.is_none() {
+            self.counted.wakes += 1.0;
+            self.awake_since = Some(now);
+            self.ready = now + self.start_seconds;
+            for main in &mut self.each {
+                main.now = self.ready;
+            }
+        }
+        if now < self.ready {
+            self.counted.cold += 1.0;
+            self.counted.awaiting_start += self.ready - now;
+        }
+        if let Some(main) = self.each.get_mut(chosen) {
+            main.advance(now, self.mains);
+            main.arrive(self.mains);
+        }
+    }
+
+    /// Counts all that happens until `now`.
+    fn settle(&mut self, now: f64) {
+        for main in &mut self.each {
+            main.advance(now, self.mains);
+        }
+        let Some(since) = self.awake_since else { return };
+        let busy = self.each.iter().any(|main| !main.serving.is_empty());
+        let last_done = self.each.iter().map(|main| main.last_done).fold(f64::NEG_INFINITY, f64::max);
+        let asleep = last_done + self.idle_seconds;
+        if !busy && asleep <= now {
+            self.counted.alive += asleep - since;
+            self.awake_since = None;
+        } else {
+            self.counted.alive += now - since;
+            self.awake_since = Some(now);
+        }
+    }
+}
+
+/// A number that looks drawn by chance, and is the same for an index on every run (SplitMix64).
+fn spread(index: u64) -> u64 {
+    let mut z = index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// One main function and its requests.
+#[derive(Clone, Default)]
+struct Main {
+    /// Until when everything is counted; the end of a start that goes on.
+    now: f64,
+    last_done: f64,
+    /// What each request that is served all the time would have got done, in requests.
+    progress: f64,
+    /// At what progress those that are served are done.
+    serving: VecDeque<f64>,
+    /// Those that are not.
+    waiting: usize,
+    /// Requests served times seconds.
+    served: f64,
+    /// Requests waiting times seconds.
+    queued: f64,
+}
+
+impl Main {
+    fn arrive(&mut self, mains: &Mains<'_>) {
+        if (self.serving.len() as f64) < mains.slots {
+            self.serving.push_back(self.progress + 1.0);
+        } else {
+            self.waiting += 1;
+        }
+    }
+
+    /// Lets time pass until `end`.
+    fn advance(&mut self, end: f64, mains: &Mains<'_>) {
+        while self.now < end {
+            let Some(&done) = self.serving.front() else {
+                self.now = end;
+                return;
+            };
+            let present = self.serving.len() as f64;
+            let seconds = mains.seconds(present);
+            let then = self.now + (done - self.progress).max(0.0) * seconds;
+            let passed = then.min(end) - self.now;
+            self.served += passed * present;
+            self.queued += passed * self.waiting as f64;
+            if then > end {
+                self.progress += passed / seconds;
+                self.now = end;
+                return;
+            }
+            (self.now, self.last_done, self.progress) = (then, then, done);
+            self.serving.pop_front();
+            if self.waiting > 0 {
+                self.waiting -= 1;
+                self.serving.push_back(self.progress + 1.0);
+            }
+        }
+    }
+}
