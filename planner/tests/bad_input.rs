@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use proptest::prelude::*;
-use remoe_planner::{Options, PlanDraft, PlanError, Problem, Remote, evaluate, preallocate, solve};
+use remoe_planner::{Arrivals, Options, PlanDraft, PlanError, Problem, Remote, evaluate, preallocate, solve};
 use serde_json::{Value, json};
 
 fn worked() -> Value {
@@ -42,6 +42,53 @@ fn complaint(text: &str) -> Result<(), (String, String)> {
         Err(PlanError::Infeasible(why)) => Err((format!("infeasible {}", why.limit), why.to_string())),
         Err(PlanError::Plan(error)) => panic!("{error}"),
     }
+}
+
+#[test]
+fn each_bad_value_of_arrivals_is_named() {
+    let arrivals = |changes: Value| {
+        let mut arrivals = json!({"per_second": 0.1, "burst": 2.0, "idle_seconds": 60.0});
+        arrivals.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        arrivals
+    };
+    let start = |process: f64, rate: f64| json!({"process_seconds": process, "load_bytes_per_second": rate});
+    let starts = |main: Value| json!({"main": main, "remote": start(0.1, 1e9)});
+    let good = starts(start(2.0, 1e9));
+    let recorded = |times: &[f64]| arrivals(json!({"recorded_seconds": times}));
+    let table = [
+        (arrivals(json!({"per_second": -1.0})), &good, "arrivals.per_second"),
+        (arrivals(json!({"per_second": 1e16})), &good, "arrivals.per_second"),
+        (arrivals(json!({"burst": 0.5})), &good, "arrivals.burst"),
+        (arrivals(json!({"burst": 1e6})), &good, "arrivals.burst"),
+        (arrivals(json!({"idle_seconds": -1.0})), &good, "arrivals.idle_seconds"),
+        (recorded(&[]), &good, "arrivals.recorded_seconds"),
+        (recorded(&[1.0]), &good, "arrivals.recorded_seconds"),
+        (recorded(&[1.0, 1.0]), &good, "arrivals.recorded_seconds"),
+        (recorded(&[2.0, 1.0]), &good, "arrivals.recorded_seconds[1]"),
+        (recorded(&[-1.0, 1.0]), &good, "arrivals.recorded_seconds[0]"),
+        (recorded(&[1.0, 1e300]), &good, "arrivals.recorded_seconds[1]"),
+        (arrivals(json!({})), &Value::Null, "starts"),
+        (arrivals(json!({})), &starts(start(-1.0, 1e9)), "starts.main.process_seconds"),
+        (arrivals(json!({})), &starts(start(1.0, 0.0)), "starts.main.load_bytes_per_second"),
+    ];
+    for (arrivals, starts, field) in table {
+        let problem = with(&[("/arrivals", arrivals), ("/starts", starts.clone())]);
+        let (named, message) = complaint(&problem.to_string()).unwrap_err();
+        assert_eq!(named, field, "{message}");
+    }
+    for arrivals in [arrivals(json!({})), recorded(&[1.0, 1.0, 2.0])] {
+        complaint(&with(&[("/arrivals", arrivals), ("/starts", good.clone())]).to_string()).unwrap();
+    }
+    let awake = with(&[("/arrivals", json!({"per_second": 0.1}))]);
+    complaint(&awake.to_string()).unwrap();
+}
+
+#[test]
+fn too_many_recorded_times_are_refused() {
+    let mut problem = Problem::from_json(&worked().to_string()).unwrap();
+    let recorded_seconds = Some((0..10_000_001).map(f64::from).collect());
+    problem.arrivals = Some(Arrivals { per_second: 1.0, burst: 1.0, recorded_seconds, idle_seconds: None });
+    assert_eq!(problem.check().unwrap_err().field, "arrivals.recorded_seconds");
 }
 
 #[test]

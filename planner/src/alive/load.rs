@@ -75,6 +75,14 @@ impl<'a> Mains<'a> {
         present / (1.0 + others) * self.main_rate(1.0 + others)
     }
 
+    /// The squared coefficient of variation of what requests take in full batches: only their decode
+    /// steps vary, geometrically.
+    pub(super) fn variation(&self) -> f64 {
+        let seconds = self.seconds(self.slots);
+        let steps = self.service.steps * self.step_seconds(self.slots);
+        if seconds > 0.0 { (steps / seconds).powi(2) } else { 1.0 }
+    }
+
     /// Requests that all mains complete in a second at most.
     pub(super) fn most_per_second(&self) -> f64 {
         self.count * self.main_rate(self.slots)

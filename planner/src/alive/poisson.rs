@@ -75,8 +75,12 @@ pub(super) fn expect(arrivals: &Arrivals, start_seconds: f64, mains: &Mains<'_>)
         rate: |present| mains.main_rate(present),
     };
     let one_awake = one.awake();
+    // Allen-Cunneen: waits go with the variation of arrivals, 2 b - 1 for geometric bursts, plus that of
+    // work, here below 1 because prefills do not vary. What starts add to them is a term of its own
+    // (decomposition, Fuhrmann and Cooper 1985) and stays.
+    let excess = one_awake.queued * (1.0 - mains.variation()) / (2.0 * part_size);
     let never_asleep =
-        Time { alive: 1.0, served: one_awake.served, queued: one_awake.queued, ..Time::default() };
+        Time { alive: 1.0, served: one_awake.served, queued: one_awake.queued - excess, ..Time::default() };
     let windows = match arrivals.idle_seconds {
         Some(idle) if bursts.per_second * idle < NEVER => bursts.per_second * idle,
         _ => return never_asleep,
@@ -105,7 +109,7 @@ pub(super) fn expect(arrivals: &Arrivals, start_seconds: f64, mains: &Mains<'_>)
         // All of the first burst wait for the whole start, the others for half of it in the mean.
         awaiting_start: wakes * start_seconds * (size + per_second * start_seconds / 2.0),
         served: rest * one_awake.served + wakes * started.served,
-        queued: rest * one_awake.queued + wakes * started.queued,
+        queued: (rest * one_awake.queued + wakes * started.queued - excess).max(0.0),
     }
 }
 

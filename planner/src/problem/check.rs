@@ -5,7 +5,7 @@
 
 use crate::error::FieldError;
 use crate::problem::{
-    Affine, CpuProfile, Device, ErrorFactor, GpuProfile, Layer, Pricing, Problem, SizeRange,
+    Affine, CpuProfile, Device, ErrorFactor, GpuProfile, Layer, Pricing, Problem, SizeRange, Start,
 };
 use std::fmt::Display;
 
@@ -22,6 +22,10 @@ const MAX_SIZES: f64 = 10_000.0;
 const MAX_REPLICAS: u32 = 1024;
 /// Requests that run at once.
 const MAX_CONCURRENCY: u32 = 65_536;
+/// Requests that come together.
+const MAX_BURST: f64 = 65_536.0;
+/// Times of recorded requests.
+const MAX_RECORDED: usize = 10_000_000;
 /// Remote sizes times replicas.
 const MAX_OPTIONS: f64 = 1_000_000.0;
 const MAX_GRID: usize = 1024;
@@ -43,7 +47,29 @@ impl Problem {
         self.check_request()?;
         self.check_layers()?;
         self.check_platform()?;
+        self.check_arrivals()?;
         self.check_prediction()
+    }
+
+    fn check_arrivals(&self) -> Checked {
+        if let Some(starts) = self.starts {
+            check_start("starts.main", starts.main)?;
+            check_start("starts.remote", starts.remote)?;
+        }
+        let Some(arrivals) = &self.arrivals else { return Ok(()) };
+        not_negative("arrivals.per_second", arrivals.per_second)?;
+        between("arrivals.burst", arrivals.burst, 1.0, MAX_BURST)?;
+        if let Some(times) = &arrivals.recorded_seconds {
+            check_recorded("arrivals.recorded_seconds", times)?;
+        }
+        let Some(idle) = arrivals.idle_seconds else { return Ok(()) };
+        not_negative("arrivals.idle_seconds", idle)?;
+        if self.starts.is_none() {
+            let message = "is missing: functions that end after arrivals.idle_seconds start again; \
+                           state how long that takes, or leave idle_seconds out";
+            return Err(FieldError::new("starts", message));
+        }
+        Ok(())
     }
 
     fn check_request(&self) -> Checked {
@@ -179,6 +205,32 @@ fn check_layer(layer: &Layer, device: Device) -> Checked {
     } else if device == Device::Cpu {
         let message = "is missing: on device cpu these are the times of the non-expert part; add it";
         return Err(FieldError::new("cpu_nonexpert_seconds", message));
+    }
+    Ok(())
+}
+
+fn check_start(name: &str, start: Start) -> Checked {
+    not_negative(format_args!("{name}.process_seconds"), start.process_seconds)?;
+    between(format_args!("{name}.load_bytes_per_second"), start.load_bytes_per_second, 1.0, LARGEST)
+}
+
+fn check_recorded(field: &str, times: &[f64]) -> Checked {
+    if times.len() < 2 || times.len() > MAX_RECORDED {
+        let message = format!("has {} times, expected 2 to {MAX_RECORDED}", times.len());
+        return Err(FieldError::new(field, message));
+    }
+    let mut before = 0.0;
+    for (index, time) in times.iter().enumerate() {
+        not_negative(format_args!("{field}[{index}]"), *time)?;
+        if *time < before {
+            let message = format!("is {time} after {before}; list them ascending");
+            return Err(FieldError::new(format!("{field}[{index}]"), message));
+        }
+        before = *time;
+    }
+    if times.first() == times.last() {
+        let message = format!("has only the time {before}, which says nothing of how often requests come");
+        return Err(FieldError::new(field, message));
     }
     Ok(())
 }
