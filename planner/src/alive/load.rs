@@ -78,9 +78,23 @@ impl<'a> Mains<'a> {
     /// The squared coefficient of variation of what requests take in full batches: only their decode
     /// steps vary, geometrically.
     pub(super) fn variation(&self) -> f64 {
-        let seconds = self.seconds(self.slots);
-        let steps = self.service.steps * self.step_seconds(self.slots);
-        if seconds > 0.0 { (steps / seconds).powi(2) } else { 1.0 }
+        self.decoding(self.slots).powi(2)
+    }
+
+    /// The part that decode steps have in the time of a request, in a batch of `batch`.
+    fn decoding(&self, batch: f64) -> f64 {
+        let seconds = self.seconds(batch);
+        if seconds > 0.0 { self.service.steps * self.step_seconds(batch) / seconds } else { 1.0 }
+    }
+
+    /// Seconds by which `before` prompts that came together with a request's hold it up.
+    ///
+    /// Prefills come first and in order, so all of them pass before any such request goes. Where lengths
+    /// are exponential in everything each goes after half of them: right for requests that are nothing but
+    /// a prefill, too early for others.
+    pub(super) fn held_up(&self, before: f64) -> f64 {
+        let before = before.min((self.slots - 1.0) / 2.0);
+        before * self.service.prefill_seconds * self.decoding(1.0 + before)
     }
 
     /// Requests that all mains complete in a second at most.
@@ -112,15 +126,16 @@ impl<'a> Mains<'a> {
     /// What requests meet, by Little's law from where time goes.
     pub(super) fn figures(&self, per_second: f64, utilisation: f64, time: &Time) -> Alive {
         let per_main = per_second / self.count;
-        let service_seconds = time.served / per_main;
+        let in_flight = (time.served + time.held_up).min(self.slots);
+        let service_seconds = in_flight / per_main;
         Alive {
             share: time.alive,
             wakes_per_second: time.wakes,
             cold_share: time.cold / per_second,
             cold_wait_seconds: if time.cold > 0.0 { time.awaiting_start / time.cold } else { 0.0 },
-            in_flight: time.served,
+            in_flight,
             service_seconds,
-            tpot_seconds: self.tpot_seconds(service_seconds),
+            tpot_seconds: self.tpot_seconds(time.served / per_main),
             wait_seconds: time.queued / per_main,
             utilisation,
             saturated: false,

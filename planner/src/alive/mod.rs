@@ -88,6 +88,8 @@ struct Time {
     awaiting_start: f64,
     /// Requests that one main serves at once.
     served: f64,
+    /// Those that are served only because prompts that came with theirs go first.
+    held_up: f64,
     /// Requests that wait for a slot of one ready main at once.
     queued: f64,
 }

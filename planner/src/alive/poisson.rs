@@ -79,8 +79,15 @@ pub(super) fn expect(arrivals: &Arrivals, start_seconds: f64, mains: &Mains<'_>)
     // work, here below 1 because prefills do not vary. What starts add to them is a term of its own
     // (decomposition, Fuhrmann and Cooper 1985) and stays.
     let excess = one_awake.queued * (1.0 - mains.variation()) / (2.0 * part_size);
-    let never_asleep =
-        Time { alive: 1.0, served: one_awake.served, queued: one_awake.queued - excess, ..Time::default() };
+    // Prompts of a burst, and of what a start brings.
+    let warm = part.requests_per_second() * mains.held_up(part_size - 1.0);
+    let never_asleep = Time {
+        alive: 1.0,
+        served: one_awake.served,
+        held_up: warm,
+        queued: one_awake.queued - excess,
+        ..Time::default()
+    };
     let windows = match arrivals.idle_seconds {
         Some(idle) if bursts.per_second * idle < NEVER => bursts.per_second * idle,
         _ => return never_asleep,
@@ -100,12 +107,17 @@ pub(super) fn expect(arrivals: &Arrivals, start_seconds: f64, mains: &Mains<'_>)
 
     // The time that all are awake, for one of them: part of it after starts, the rest as ever.
     let wakes = wakes / whole;
-    let started = one.started(start_seconds, size / (mains.count * part_size));
+    let reached = size / (mains.count * part_size);
+    let started = one.started(start_seconds, reached);
     let rest = (awake / whole - wakes * started.time).max(0.0);
+    let cold = wakes * (size + per_second * start_seconds);
+    let brought = Brought::new(part, start_seconds, reached);
+    let cold_held_up = cold / mains.count * mains.held_up(brought.before());
     Time {
         alive: alive / whole,
         wakes,
-        cold: wakes * (size + per_second * start_seconds),
+        cold,
+        held_up: (1.0 - cold / per_second).max(0.0) * warm + cold_held_up,
         // All of the first burst wait for the whole start, the others for half of it in the mean.
         awaiting_start: wakes * start_seconds * (size + per_second * start_seconds / 2.0),
         served: rest * one_awake.served + wakes * started.served,
@@ -257,6 +269,16 @@ impl Brought {
             exactly: none,
             at_most: none,
         }
+    }
+
+    /// How many stand before one of them, in the mean over them: half of E[K (K - 1)] / E[K].
+    fn before(&self) -> f64 {
+        // Of sizes of bursts 2 b^2 - b is the mean square.
+        let size = 1.0 / (1.0 - self.further);
+        let square = size * (2.0 * size - 1.0);
+        let first = self.reached * (square - self.reached * size * size);
+        let variance = first + self.bursts * square;
+        ((variance / self.mean + self.mean - 1.0) / 2.0).max(0.0)
     }
 
     /// The chance of more.

@@ -59,6 +59,8 @@ pub(super) fn replay(
         cold: time.cold / period,
         awaiting_start: time.awaiting_start / period,
         served: each(|main| main.served),
+        // The replay serves all that are there alike, in order.
+        held_up: 0.0,
         queued: each(|main| main.queued),
     }
 }
