@@ -99,7 +99,8 @@ fn errors(expected: &Alive, seen: &Observed) -> [f64; 8] {
 const PARTS: [&str; 8] =
     ["share", "cold_share", "cold_wait", "wakes", "in_flight", "service", "tpot", "wait over service"];
 
-/// Settings of one kind, and the median and the largest error of each part that they may have.
+/// Settings of one kind, and the median and the largest error of each part that they may have: what was
+/// measured and a fifth more.
 struct Kind {
     name: &'static str,
     of: fn(&Setting, &Alive) -> bool,
@@ -244,6 +245,28 @@ fn those_that_come_during_a_start_wait_for_half_of_it() {
     // The burst of 2 waits for 40 s, the 4 that come meanwhile for 20 s.
     close(found.cold_wait_seconds, (2.0 * 40.0 + 4.0 * 20.0) / 6.0, 1e-9);
     close(found.cold_share, found.wakes_per_second * 6.0 / 0.1, 1e-9);
+}
+
+#[test]
+fn requests_that_take_no_time_are_served_at_once() {
+    let recorded_seconds = Some(vec![0.0, 1.0, 50.0]);
+    let random = arrivals(0.05, 1.0, Some(10.0));
+    for arrivals in [Arrivals { recorded_seconds, ..random.clone() }, random] {
+        let found = alive(&arrivals, &constant(0.0, 4), 0.0);
+        assert_eq!((found.in_flight, found.service_seconds, found.wait_seconds), (0.0, 0.0, 0.0));
+        assert!(found.share > 0.1 && found.share < 0.9, "{found:?}");
+    }
+}
+
+#[test]
+fn prefills_that_do_not_vary_shorten_waits() {
+    // M/G/1 (Pollaczek and Khinchine): a prefill of 3 s, then decode steps of 1 s in the mean.
+    let service =
+        Service { prefill_seconds: 3.0, step_seconds: vec![0.1], steps: 10.0, concurrency: 1, mains: 1 };
+    let found = alive(&arrivals(0.2, 1.0, None), &service, 0.0);
+    let square = 4.0 * 4.0 + 1.0;
+    close(found.wait_seconds, 0.2 * square / (2.0 * (1.0 - 0.8)), 1e-9);
+    close(found.service_seconds, 4.0, 1e-9);
 }
 
 #[test]
