@@ -129,9 +129,9 @@ impl<'a> Mains<'a> {
         let in_flight = (time.served + time.held_up).min(self.slots);
         let service_seconds = in_flight / per_main;
         Alive {
-            share: time.alive,
+            share: time.alive.min(1.0),
             wakes_per_second: time.wakes,
-            cold_share: time.cold / per_second,
+            cold_share: (time.cold / per_second).min(1.0),
             cold_wait_seconds: if time.cold > 0.0 { time.awaiting_start / time.cold } else { 0.0 },
             in_flight,
             service_seconds,
