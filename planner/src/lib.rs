@@ -22,6 +22,8 @@ mod plan;
 mod preallocation;
 mod problem;
 mod search;
+mod slicing;
+mod verdict;
 
 pub use alive::{Alive, Service, alive};
 pub use answer::explain::{Alternative, Binding, Explanation, Saving};
@@ -31,8 +33,10 @@ pub use answer::words::{amount, limit_name, rounded_up, seconds};
 pub use answer::{Answer, Options, Preallocation, Remote, baselines, evaluate, preallocate, solve};
 pub use cost::account::{Account, Comparison, Measured, Outcome};
 pub use cost::baselines::{Baseline, Baselines};
+pub use cost::groups::GroupEvaluation;
 pub use cost::lpt::{Replica, load_bound, longest_first};
 pub use cost::main_size::{MainSize, useful_vcpus};
+pub use cost::running::Life;
 pub use cost::{Evaluation, LayerEvaluation, Violation};
 pub use error::{FieldError, PlanError};
 pub use plan::{Group, LayerPlan, Plan, PlanDraft};
@@ -45,3 +49,4 @@ pub use problem::{
 pub use search::Counters;
 pub use search::continuous::{Continuous, Fit, Refusal};
 pub use search::selection::Selection;
+pub use verdict::{Cause, Rival, Turn, Verdict, Way};

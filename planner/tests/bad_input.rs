@@ -76,7 +76,7 @@ fn each_bad_value_of_arrivals_is_named() {
         let (named, message) = complaint(&problem.to_string()).unwrap_err();
         assert_eq!(named, field, "{message}");
     }
-    for arrivals in [arrivals(json!({})), recorded(&[1.0, 1.0, 2.0])] {
+    for arrivals in [arrivals(json!({})), recorded(&[1.0, 1.0, 2000.0])] {
         complaint(&with(&[("/arrivals", arrivals), ("/starts", good.clone())]).to_string()).unwrap();
     }
     let awake = with(&[("/arrivals", json!({"per_second": 0.1}))]);

@@ -57,10 +57,7 @@ pub struct Alive {
 #[must_use]
 pub fn alive(arrivals: &Arrivals, service: &Service, start_seconds: f64) -> Alive {
     let mains = Mains::new(service);
-    let per_second = match &arrivals.recorded_seconds {
-        Some(times) => recorded::per_second(times),
-        None => arrivals.per_second,
-    };
+    let per_second = mean_per_second(arrivals);
     if per_second <= 0.0 {
         return mains.unused(arrivals.idle_seconds.is_none());
     }
@@ -73,6 +70,14 @@ pub fn alive(arrivals: &Arrivals, service: &Service, start_seconds: f64) -> Aliv
         None => poisson::expect(arrivals, start_seconds, &mains),
     };
     mains.figures(per_second, utilisation, &time)
+}
+
+/// Requests per second, in the mean.
+pub(crate) fn mean_per_second(arrivals: &Arrivals) -> f64 {
+    match &arrivals.recorded_seconds {
+        Some(times) => recorded::per_second(times),
+        None => arrivals.per_second,
+    }
 }
 
 /// Where time goes, in the mean.

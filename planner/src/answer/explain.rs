@@ -11,6 +11,7 @@ use crate::search::improve::locals;
 use crate::search::options::{Choice, Terms};
 use crate::search::selection::{Candidate, Selection};
 use crate::search::{COST_TIE, Found, Search};
+use crate::slicing::Planned;
 use serde::Serialize;
 
 /// The figures behind a choice.
@@ -77,15 +78,35 @@ pub struct Alternative {
 
 impl Explanation {
     /// Of a previous plan that stays, with the `best` new one as the alternative.
-    pub(crate) fn of_kept(old: &Evaluation, baselines: &Baselines, best: Option<&Found>) -> Self {
+    pub(crate) fn of_kept(old: &Evaluation, baselines: &Baselines, best: Option<&Planned>) -> Self {
         Self {
             selection: None,
             i: None,
             saving: saving(old.total_cost, baselines),
             binding: None,
-            next_best: best.map(|best| alternative(best, old.total_cost)),
+            next_best: best.map(|best| best.alternative(old.total_cost)),
             continuous: None,
         }
+    }
+
+    /// Of a plan with groups, with the best one `per_layer` as the alternative.
+    pub(crate) fn of_groups(best: &Planned, baselines: &Baselines, per_layer: Option<&Planned>) -> Self {
+        let cost = best.cost();
+        Self {
+            selection: Some(best.candidate.selection),
+            i: Some(best.candidate.i),
+            saving: saving(cost, baselines),
+            binding: None,
+            next_best: per_layer.filter(|other| other.plan != best.plan).map(|other| other.alternative(cost)),
+            continuous: None,
+        }
+    }
+}
+
+impl Planned {
+    /// This plan beside one of `cost`.
+    fn alternative(&self, cost: f64) -> Alternative {
+        alternative(&self.candidate, &self.plan, &self.evaluation, cost)
     }
 }
 
@@ -120,7 +141,9 @@ pub(crate) fn explain<'m>(
         i: Some(best.candidate.i),
         saving: saving(best.evaluation.total_cost, baselines),
         binding,
-        next_best: next_best.map(|found| alternative(&found, best.evaluation.total_cost)),
+        next_best: next_best.map(|found| {
+            alternative(&found.candidate, &found.plan, &found.evaluation, best.evaluation.total_cost)
+        }),
         continuous: report,
     };
     (best, explanation)
@@ -141,14 +164,14 @@ fn saving(cost: f64, baselines: &Baselines) -> Saving {
     }
 }
 
-fn alternative(found: &Found, cost: f64) -> Alternative {
+fn alternative(candidate: &Candidate, plan: &Plan, evaluation: &Evaluation, cost: f64) -> Alternative {
     Alternative {
-        selection: found.candidate.selection,
-        i: found.candidate.i,
-        main_bytes: found.plan.main_bytes,
-        replicas: found.plan.replicas(),
-        total_cost: found.evaluation.total_cost,
-        above: found.evaluation.total_cost / cost - 1.0,
+        selection: candidate.selection,
+        i: candidate.i,
+        main_bytes: plan.main_bytes,
+        replicas: plan.replicas(),
+        total_cost: evaluation.total_cost,
+        above: evaluation.total_cost / cost - 1.0,
     }
 }
 

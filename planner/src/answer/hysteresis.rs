@@ -2,7 +2,7 @@
 
 use crate::cost::Evaluation;
 use crate::plan::{Plan, whole_bytes};
-use crate::search::Found;
+use crate::slicing::Planned;
 use serde::Serialize;
 
 /// The previous plan against the new one.
@@ -63,7 +63,7 @@ pub(crate) fn decide(
     previous: &Plan,
     old: &Evaluation,
     stands: bool,
-    best: Option<&Found>,
+    best: Option<&Planned>,
     hysteresis: f64,
 ) -> Change {
     let new_cost = best.map(|best| best.evaluation.total_cost);

@@ -3,11 +3,13 @@
 pub(crate) mod explain;
 pub(crate) mod hysteresis;
 pub(crate) mod infeasible;
+pub(crate) mod plans;
 pub(crate) mod words;
 
 use crate::answer::explain::{Explanation, explain};
 use crate::answer::hysteresis::{Change, decide};
 use crate::answer::infeasible::{Infeasible, device_too_small, on_prediction, worst_case};
+use crate::answer::plans::{Effort, Inputs};
 use crate::cost::baselines::Baselines;
 use crate::cost::stress::all_violations;
 use crate::cost::{Evaluation, Violation};
@@ -16,10 +18,10 @@ use crate::plan::{Plan, PlanDraft, whole_bytes};
 use crate::preallocation::{WalkStep, walk};
 use crate::problem::model::Model;
 use crate::problem::{ErrorFactor, Problem};
-use crate::search::candidate::Multipliers;
+use crate::search::Counters;
 use crate::search::selection::{Candidate, across_layers, by_ratio};
 use crate::search::tables::LayerTable;
-use crate::search::{Counters, Search};
+use crate::verdict::{Verdict, rivals, turns};
 use serde::Serialize;
 
 /// Whether experts may be remote.
@@ -77,6 +79,8 @@ pub struct Answer {
     pub walk: Vec<WalkStep>,
     /// Why it is this plan.
     pub explanation: Explanation,
+    /// Whether remote experts pay, beside every rival.
+    pub verdict: Verdict,
     /// What is different from the previous plan, where there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub change: Option<Change>,
@@ -172,17 +176,15 @@ pub fn solve(
         Some(factors) => all_violations(&model, factors, plan, evaluation),
         None => evaluation.violations.clone(),
     };
-    let mut search = Search {
+    let inputs = Inputs {
         model: &model,
         tables: &tables,
         factors,
         violations: &violations,
-        best: None,
-        multipliers: Multipliers::default(),
-        open: Vec::new(),
-        counters: Counters::default(),
+        remote: options.remote,
+        candidates: &candidates,
     };
-    search.run(candidates.clone());
+    let mut plans = inputs.plans(Effort::Full);
     let kept = previous.map(|previous| {
         let evaluation = model.evaluate(&previous);
         let counts: Vec<usize> = previous.layers.iter().map(|layer| layer.remote.len()).collect();
@@ -190,30 +192,43 @@ pub fn solve(
         (previous, evaluation, stands)
     });
     let baselines = Baselines::of(&model);
-    let best = search.best.take();
-    let counters = search.counters;
+    let rivals = rivals(&model, &baselines, &plans);
+    let pays = crate::verdict::best(&rivals).is_some_and(|(way, _)| way.has_remote_experts());
+    let verdict = Verdict::new(rivals, turns(problem, options, pays));
+    let counters = plans.counters;
+    let best = plans.best().cloned();
     let change = kept
         .as_ref()
         .map(|(previous, old, stands)| decide(previous, old, *stands, best.as_ref(), options.hysteresis));
+    let keeps = change.as_ref().is_some_and(|change| change.kept);
     let (plan, evaluation, explanation) = match (best, kept) {
-        (best, Some((previous, old, _))) if change.as_ref().is_some_and(|change| change.kept) => {
+        (best, Some((previous, old, _))) if keeps => {
             let explanation = Explanation::of_kept(&old, &baselines, best.as_ref());
             (previous, old, explanation)
         }
         (Some(best), _) => {
-            let (best, explanation) = explain(&search, best, &candidates, &baselines);
-            (best.plan, best.evaluation, explanation)
+            let found = plans.found.take().filter(|found| found.plan == best.plan);
+            match (found, &plans.search) {
+                (Some(found), Some(search)) => {
+                    let (best, explanation) = explain(search, found, &candidates, &baselines);
+                    (best.plan, best.evaluation, explanation)
+                }
+                _ => {
+                    let explanation = Explanation::of_groups(&best, &baselines, plans.per_layer.as_ref());
+                    (best.plan, best.evaluation, explanation)
+                }
+            }
         }
         (None, _) => {
             return Err(no_plan(&model, &tables, &candidates, options.remote, violations));
         }
     };
-    Ok(Answer { plan, evaluation, baselines, walk, explanation, change, search: counters })
+    Ok(Answer { plan, evaluation, baselines, walk, explanation, verdict, change, search: counters })
 }
 
 /// Every choice of remote counts that the search may take: ratios that pass the worst case, nothing
 /// remote, and the choices across layers, whose worst case is only checked where they are good.
-fn candidates(model: &Model<'_>, remote: Remote, walk: &[WalkStep]) -> Vec<Candidate> {
+pub(crate) fn candidates(model: &Model<'_>, remote: Remote, walk: &[WalkStep]) -> Vec<Candidate> {
     let mut all = by_ratio(model);
     let across = if remote == Remote::Never { Vec::new() } else { across_layers(model, &all) };
     let passes = |i: usize| i == 0 || walk.iter().any(|step| step.i == i && step.passes());

@@ -8,6 +8,15 @@ pub fn limit_name(limit: &str) -> String {
     match name {
         "ttft" => "time to first token".to_owned(),
         "tpot" => "time per output token".to_owned(),
+        "load" => "share of what the main functions can serve".to_owned(),
+        "cold_ttft" => "time to first token of a cold request".to_owned(),
+        "cold_share" => "share of cold requests".to_owned(),
+        "mem_group" => format!("memory of group {layer}"),
+        "payload_group" => format!("payload of group {layer}"),
+        "z_group" => format!("replicas of group {layer}"),
+        "spec_group" => format!("size of group {layer} (not in its list)"),
+        "vcpus_group" => format!("vCPUs of group {layer} (not in their list)"),
+        "vcpus_main" => "vCPUs of the main function (not in their list)".to_owned(),
         "gpu" => "memory of the device".to_owned(),
         "main" => "memory of the main function".to_owned(),
         "mem" => format!("memory of layer {layer}'s remote function"),
@@ -23,8 +32,9 @@ pub fn limit_name(limit: &str) -> String {
 #[must_use]
 pub fn amount(limit: &str, value: f64) -> String {
     match limit.trim_end_matches(|c: char| c.is_ascii_digit()) {
-        "ttft" | "tpot" => seconds(value),
-        "z" => value.to_string(),
+        "ttft" | "tpot" | "cold_ttft" => seconds(value),
+        "load" | "cold_share" => format!("{} %", digits(100.0 * value)),
+        "z" | "z_group" | "vcpus_group" | "vcpus_main" => value.to_string(),
         _ => bytes(value),
     }
 }

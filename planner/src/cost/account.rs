@@ -157,7 +157,8 @@ impl Account {
             max_output_tokens: Some(planned.tokens_in_memory() - largest_input),
             concurrency: 1,
         };
-        let problem = Problem { request, ..self.problem.clone() };
+        // What one request takes when it runs alone is what can be measured of it.
+        let problem = Problem { request, arrivals: None, ..self.problem.clone() };
         Model::new(&problem).evaluate(&self.plan)
     }
 }

@@ -1,10 +1,11 @@
 //! What the same request costs without remote experts (Remoe paper, section V-C).
 
-use crate::cost::{TPOT_SLACK, TTFT_SLACK};
+use crate::cost::Found;
+use crate::cost::groups::used;
+use crate::cost::running::{Life, Running};
 use crate::plan::whole_bytes;
-use crate::problem::curve::Curve;
-use crate::problem::model::{Model, Seconds};
-use crate::problem::sizes::{GB, first_at_least};
+use crate::problem::curve::{Column, Curve};
+use crate::problem::model::{Model, Sizing};
 use serde::Serialize;
 
 /// The baselines; one whose inputs are missing, or that no size holds, is absent.
@@ -26,6 +27,9 @@ pub struct Baseline {
     /// CPU memory of the main function.
     #[serde(serialize_with = "whole_bytes")]
     pub main_bytes: f64,
+    /// vCPUs of the main function, where they are a decision of their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub main_vcpus: Option<f64>,
     /// Prefill of all layers.
     pub prefill_seconds: f64,
     /// All decode steps.
@@ -36,8 +40,11 @@ pub struct Baseline {
     pub tpot_seconds: f64,
     /// Dollars.
     pub total_cost: f64,
-    /// Names of the limits that it does not keep: `ttft`, `tpot`, `gpu`.
-    pub violations: Vec<&'static str>,
+    /// How functions live, where the problem says when requests come.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub life: Option<Life>,
+    /// Names of the limits that it does not keep: `ttft`, `tpot`, `gpu`, and those of [`Life`].
+    pub violations: Vec<String>,
 }
 
 impl Baseline {
@@ -68,62 +75,105 @@ fn all_expert_bytes(model: &Model<'_>) -> f64 {
 struct OnCpus {
     /// Per layer, prefill seconds of all its experts at each column.
     prefill: Vec<Vec<f64>>,
+    /// Per batch but the first, and layer, seconds of a decode step at each column.
+    batches: Vec<Vec<Vec<f64>>>,
 }
 
 impl OnCpus {
     fn new(model: &Model<'_>) -> Self {
-        let prefill = model.layers.iter().zip(model.shares.iter()).map(|(layer, shares)| {
-            let mut sums = vec![0.0; layer.curve.columns()];
-            for share in shares {
-                let row = layer.curve.row(model.input * layer.per_token() * share);
-                for (column, sum) in sums.iter_mut().enumerate() {
-                    *sum += layer.curve.at_column(row, column);
+        let sums = |rows_of: &dyn Fn(f64, f64) -> (f64, f64)| -> Vec<Vec<f64>> {
+            let layers = model.layers.iter().zip(model.shares.iter()).map(|(layer, shares)| {
+                let mut sums = vec![0.0; layer.curve.columns()];
+                for share in shares {
+                    let (weight, tokens) = rows_of(layer.per_token(), *share);
+                    let row = layer.curve.row(tokens);
+                    for (column, sum) in sums.iter_mut().enumerate() {
+                        *sum += weight * layer.curve.at_column(row, column);
+                    }
                 }
-            }
-            sums
-        });
-        Self { prefill: prefill.collect() }
+                sums
+            });
+            layers.collect()
+        };
+        Self {
+            prefill: sums(&|per_token, share| (1.0, model.input * per_token * share)),
+            batches: model.batches()[1..]
+                .iter()
+                .map(|rows| sums(&|per_token, share| used(*rows, per_token * share)))
+                .collect(),
+        }
     }
 
-    /// Prefill and decode step of the experts alone with `main_bytes`.
-    fn experts(&self, model: &Model<'_>, main_bytes: f64) -> Seconds {
-        let mut times = Seconds::default();
-        for (layer, sums) in model.layers.iter().zip(&self.prefill) {
-            let column = layer.curve.column(main_bytes / GB);
-            times.prefill += column.of(ndarray::ArrayView1::from(sums));
-            times.step += layer.per_token() * layer.curve.seconds(1.0, column);
-        }
-        times
+    /// Prefill and decode steps of the experts alone with `vcpus`.
+    fn experts(&self, model: &Model<'_>, vcpus: f64) -> Times {
+        let columns: Vec<Column> = model.layers.iter().map(|layer| layer.curve.column(vcpus)).collect();
+        let sum = |sums: &[Vec<f64>]| -> f64 {
+            columns.iter().zip(sums).map(|(column, sums)| column.of(ndarray::ArrayView1::from(sums))).sum()
+        };
+        let one = model.layers.iter().zip(&columns);
+        let one = one.map(|(layer, column)| layer.per_token() * layer.curve.seconds(1.0, *column)).sum();
+        let steps = std::iter::once(one).chain(self.batches.iter().map(|batch| sum(batch)));
+        Times { prefill: sum(&self.prefill), steps: steps.collect() }
     }
 }
 
-/// The record of `times`, at `rate` dollars per second, with `gpu_bytes` on the device.
-fn record(model: &Model<'_>, main_bytes: f64, times: Seconds, rate: f64, gpu_bytes: f64) -> Baseline {
-    let decode_seconds = model.output * times.step;
-    let ttft_seconds = times.prefill + model.problem.cold_start_seconds;
-    let tpot_seconds = if model.output > 0.0 { times.step } else { 0.0 };
-    let checks = [
-        ("ttft", ttft_seconds > model.ttft_limit + TTFT_SLACK),
-        ("tpot", tpot_seconds > model.tpot_limit + TPOT_SLACK),
-        ("gpu", model.problem.limits.gpu_bytes.is_some_and(|allowed| gpu_bytes > allowed)),
-    ];
+/// Seconds of a prefill and of one decode step at each of [`Model::batches`].
+struct Times {
+    prefill: f64,
+    steps: Vec<f64>,
+}
+
+impl Times {
+    /// These and `prefill`, and what `step` takes with so many requests.
+    fn plus(mut self, prefill: f64, step: impl Fn(f64) -> f64, model: &Model<'_>) -> Self {
+        self.prefill += prefill;
+        self.steps.iter_mut().zip(model.batches()).for_each(|(sum, rows)| *sum += step(rows));
+        self
+    }
+}
+
+/// Where a baseline keeps its weights, and what it pays by the second.
+struct Place {
+    main: Sizing,
+    rate: f64,
+    gpu_bytes: f64,
+    weights: f64,
+}
+
+fn record(model: &Model<'_>, times: Times, place: &Place) -> Baseline {
+    let step = times.steps.first().copied().unwrap_or(0.0);
+    let running = Running {
+        prefill: times.prefill,
+        steps: times.steps,
+        main_rate: place.rate,
+        remote_rate: 0.0,
+        remote_bill: 0.0,
+        start_seconds: model.start_seconds(place.weights, 0.0),
+    };
+    let bill = model.bill(&running);
+    let mut found = Found::default();
+    model.late(&bill, &mut found);
+    if let Some(allowed) = model.problem.limits.gpu_bytes {
+        found.unless_at_most("gpu", place.gpu_bytes, allowed, 0.0);
+    }
     Baseline {
-        main_bytes,
-        prefill_seconds: times.prefill,
-        decode_seconds,
-        ttft_seconds,
-        tpot_seconds,
-        total_cost: rate * (times.prefill + decode_seconds),
-        violations: checks.into_iter().filter(|(_, broken)| *broken).map(|(name, _)| name).collect(),
+        main_bytes: place.main.bytes,
+        main_vcpus: place.main.stated,
+        prefill_seconds: running.prefill,
+        decode_seconds: model.output * step,
+        ttft_seconds: bill.ttft_seconds,
+        tpot_seconds: bill.tpot_seconds,
+        total_cost: bill.total(),
+        life: bill.life,
+        violations: found.names(),
     }
 }
 
 /// The cheapest record over the main sizes that hold `needed` bytes: of the feasible ones, where
 /// there are any. The smaller size of equal ones.
-fn cheapest(model: &Model<'_>, needed: f64, at: impl Fn(f64) -> Baseline) -> Option<Baseline> {
-    let sizes = model.main_sizes.get(first_at_least(&model.main_sizes, needed)..)?;
+fn cheapest(model: &Model<'_>, needed: f64, at: impl Fn(Sizing) -> Baseline) -> Option<Baseline> {
     let mut best: Option<Baseline> = None;
-    for record in sizes.iter().map(|size| at(*size)) {
+    for record in model.main_options(needed).into_iter().map(at) {
         let better = best.as_ref().is_none_or(|best| match (record.is_feasible(), best.is_feasible()) {
             (true, false) => true,
             (false, true) => false,
@@ -137,11 +187,14 @@ fn cheapest(model: &Model<'_>, needed: f64, at: impl Fn(f64) -> Baseline) -> Opt
 }
 
 fn mix(model: &Model<'_>, on_cpus: &OnCpus) -> Option<Baseline> {
-    cheapest(model, model.main_base() + all_expert_bytes(model), |main_bytes| {
-        let layers = model.layers.iter();
-        let rest = layers.fold(Seconds::default(), |sum, layer| sum.plus(layer.fixed(main_bytes)));
-        let times = on_cpus.experts(model, main_bytes).plus(rest);
-        record(model, main_bytes, times, model.main_rate(main_bytes), model.gpu_bytes)
+    cheapest(model, model.main_base() + all_expert_bytes(model), |main| {
+        let rest =
+            |rows: f64| model.layers.iter().map(|layer| layer.fixed_step(main.vcpus, rows)).sum::<f64>();
+        let prefill = model.layers.iter().map(|layer| layer.fixed(main.vcpus).prefill).sum();
+        let times = on_cpus.experts(model, main.vcpus).plus(prefill, rest, model);
+        let weights = model.nonexpert_bytes + all_expert_bytes(model);
+        let rate = model.gpu_rate + main.rate;
+        record(model, times, &Place { main, rate, gpu_bytes: model.gpu_bytes, weights })
     })
 }
 
@@ -150,52 +203,86 @@ fn cpu(model: &Model<'_>, on_cpus: &OnCpus) -> Option<Baseline> {
     let curves: Vec<Curve> =
         profiles.map(|profile| profile.map(Curve::of_cpu)).collect::<Option<Vec<Curve>>>()?;
     let needed = model.gpu_bytes + all_expert_bytes(model) + model.problem.runtime_bytes;
-    cheapest(model, needed, |main_bytes| {
-        let rest = curves.iter().fold(Seconds::default(), |sum, curve| {
-            let column = curve.column(main_bytes / GB);
-            let step = curve.seconds(1.0, column);
-            sum.plus(Seconds { prefill: curve.seconds(model.input, column), step })
-        });
-        let rate = model.cpu_price * main_bytes / GB;
-        record(model, main_bytes, on_cpus.experts(model, main_bytes).plus(rest), rate, 0.0)
+    cheapest(model, needed, |main| {
+        let rest = |rows: f64| -> f64 {
+            curves.iter().map(|curve| curve.seconds(rows, curve.column(main.vcpus))).sum()
+        };
+        let times = on_cpus.experts(model, main.vcpus).plus(rest(model.input), rest, model);
+        let weights = model.nonexpert_bytes + all_expert_bytes(model);
+        record(model, times, &Place { main, rate: main.rate, gpu_bytes: 0.0, weights })
     })
 }
 
 /// Seconds with every expert on the device.
-fn on_gpu(model: &Model<'_>) -> Option<Seconds> {
-    let mut times = Seconds::default();
+fn on_gpu(model: &Model<'_>) -> Option<Times> {
+    let batches = model.batches();
+    let mut times = Times { prefill: 0.0, steps: vec![0.0; batches.len()] };
     for ((layer, spec), shares) in model.layers.iter().zip(&model.problem.layers).zip(model.shares.iter()) {
         let curve = Curve::of_gpu(spec.gpu_expert_seconds.as_ref()?);
         let column = curve.column(1.0);
         let experts =
             shares.iter().map(|share| curve.seconds(model.input * layer.per_token() * share, column));
         times.prefill += spec.nonexpert_prefill_seconds.at(model.input) + experts.sum::<f64>();
-        times.step += spec.nonexpert_decode_seconds + layer.per_token() * curve.seconds(1.0, column);
+        for (step, rows) in times.steps.iter_mut().zip(&batches) {
+            let experts = if *rows > 1.0 {
+                let each = shares.iter().map(|share| used(*rows, layer.per_token() * share));
+                each.map(|(used, tokens)| used * curve.seconds(tokens, column)).sum()
+            } else {
+                layer.per_token() * curve.seconds(1.0, column)
+            };
+            let further = spec.nonexpert_prefill_seconds.per_token * (rows - 1.0);
+            *step += spec.nonexpert_decode_seconds + further + experts;
+        }
     }
     Some(times)
 }
 
 fn gpu(model: &Model<'_>) -> Option<Baseline> {
-    let times = on_gpu(model)?;
     let gpu_bytes = model.gpu_bytes + all_expert_bytes(model);
-    at_smallest(model, model.main_base(), times, gpu_bytes)
+    at_smallest(model, model.main_base(), on_gpu(model)?, gpu_bytes)
 }
 
 fn fetch(model: &Model<'_>) -> Option<Baseline> {
-    let times = on_gpu(model)?;
-    // One layer computes while the next arrives; no layer brings more experts than tokens ask for.
+    at_smallest(model, model.main_base() + all_expert_bytes(model), on_gpu(model)?, fetch_gpu_bytes(model))
+}
+
+/// Device memory when one layer computes while the experts of the next one arrive; no layer brings more
+/// experts than tokens ask for.
+fn fetch_gpu_bytes(model: &Model<'_>) -> f64 {
     let active = |index: usize| {
         model.layers.get(index).map_or(0.0, |layer| {
             (layer.experts as f64).min(model.input * layer.per_token()) * layer.expert_bytes
         })
     };
     let pairs = (0..model.layers.len()).map(|index| active(index) + active(index + 1));
-    let gpu_bytes = model.gpu_bytes + pairs.fold(0.0, f64::max);
-    at_smallest(model, model.main_base() + all_expert_bytes(model), times, gpu_bytes)
+    model.gpu_bytes + pairs.fold(0.0, f64::max)
 }
 
-fn at_smallest(model: &Model<'_>, needed: f64, times: Seconds, gpu_bytes: f64) -> Option<Baseline> {
-    let main_bytes = *model.main_sizes.get(first_at_least(&model.main_sizes, needed))?;
-    let rate = model.problem.pricing.gpu_rate(gpu_bytes) + model.cpu_price * main_bytes / GB;
-    Some(record(model, main_bytes, times, rate, gpu_bytes))
+/// Offloading as it is: experts come from host memory as fast as hidden states do, every one that a step
+/// uses once, while others compute. None where the problem does not say how fast that is.
+pub(crate) fn fetch_with_moves(model: &Model<'_>) -> Option<Baseline> {
+    let per_byte = model.problem.swap_seconds.per_token / model.problem.token_bytes;
+    if per_byte.is_nan() || per_byte <= 0.0 {
+        return None;
+    }
+    let mut times = on_gpu(model)?;
+    let moved = |rows: f64| -> f64 {
+        let layers = model.layers.iter().zip(model.shares.iter()).map(|(layer, shares)| {
+            let experts: f64 = shares.iter().map(|share| used(rows, layer.per_token() * share).0).sum();
+            experts * layer.expert_bytes * per_byte
+        });
+        layers.sum()
+    };
+    times.prefill = times.prefill.max(moved(model.input));
+    for (step, rows) in times.steps.iter_mut().zip(model.batches()) {
+        *step = step.max(moved(rows));
+    }
+    at_smallest(model, model.main_base() + all_expert_bytes(model), times, fetch_gpu_bytes(model))
+}
+
+fn at_smallest(model: &Model<'_>, needed: f64, times: Times, gpu_bytes: f64) -> Option<Baseline> {
+    let main = *model.main_options(needed).first()?;
+    let rate = model.problem.pricing.gpu_rate(gpu_bytes) + main.rate;
+    let weights = model.nonexpert_bytes + all_expert_bytes(model);
+    Some(record(model, times, &Place { main, rate, gpu_bytes, weights }))
 }

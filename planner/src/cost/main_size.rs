@@ -1,7 +1,6 @@
 //! How large a main function is that serves as planned: container, keys and values, threads.
 
 use crate::problem::model::Model;
-use crate::problem::sizes::GB;
 use crate::problem::{CpuProfile, Device, Layer, Problem};
 
 /// The main function's size under a plan, in bytes.
@@ -36,7 +35,7 @@ impl MainSize {
             kv_cache_bytes: (model.memory_tokens * per_token().sum::<f64>() + growing).ceil(),
             kv_cache_tokens: model.memory_tokens,
             concurrency: problem.request.concurrency,
-            threads: useful_vcpus(problem, main_bytes / GB),
+            threads: useful_vcpus(problem, main_bytes / problem.pricing.vcpu_bytes()),
         }
     }
 }

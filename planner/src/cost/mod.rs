@@ -3,14 +3,18 @@
 pub(crate) mod account;
 pub(crate) mod baselines;
 pub(crate) mod decode;
+pub(crate) mod groups;
 pub(crate) mod lpt;
 pub(crate) mod main_size;
+pub(crate) mod running;
+pub(crate) mod slowest;
 pub(crate) mod stress;
 
 use crate::cost::decode::{expected_slower_path, remote_count_probabilities};
+use crate::cost::groups::GroupEvaluation;
 use crate::cost::lpt::{Replica, load_bound, longest_first};
-use crate::plan::{LayerPlan, Plan, whole_bytes};
-use crate::problem::curve::Column;
+use crate::cost::running::{Bill, Life, Running};
+use crate::plan::{Group, LayerPlan, Plan, whole_bytes};
 use crate::problem::model::{Model, Seconds};
 use crate::problem::sizes::{BYTE_SLACK, GB};
 use serde::Serialize;
@@ -42,6 +46,13 @@ pub struct Evaluation {
     pub gpu_bytes: f64,
     /// The terms of each layer.
     pub layers: Vec<LayerEvaluation>,
+    /// The terms of each group.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<GroupEvaluation>,
+    /// How functions live, where the problem says when requests come: costs and times are those at that load
+    /// then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub life: Option<Life>,
     /// Limits that the plan does not keep.
     pub violations: Vec<Violation>,
 }
@@ -93,34 +104,104 @@ pub struct Violation {
 impl Model<'_> {
     /// The evaluation of `plan`, which must have been made for this problem.
     pub(crate) fn evaluate(&self, plan: &Plan) -> Evaluation {
-        let layers = plan.layers.iter().enumerate();
-        let mut layers: Vec<LayerEvaluation> =
-            layers.map(|(layer, part)| self.layer(layer, part, plan.main_bytes)).collect();
+        let mut layers: Vec<LayerEvaluation> = match plan.groups.is_empty() {
+            true => {
+                plan.layers.iter().enumerate().map(|(layer, part)| self.layer(layer, part, plan)).collect()
+            }
+            false => (0..plan.layers.len()).map(|layer| self.layer_in_groups(layer, plan)).collect(),
+        };
+        let groups: Vec<GroupEvaluation> = plan.groups.iter().map(|group| self.group(group)).collect();
         let prefill_seconds: f64 = layers.iter().map(|layer| layer.prefill).sum();
         let step: f64 = layers.iter().map(|layer| layer.decode).sum();
         let decode_seconds = self.output * step;
         let seconds = prefill_seconds + decode_seconds;
-        let main_rate = self.main_rate(plan.main_bytes);
+        let main_rate = self.main_rate(plan);
         for (layer, part) in layers.iter_mut().zip(&plan.layers) {
             layer.main_cost = main_rate * (layer.prefill + self.output * layer.decode);
             layer.remote_cost = self.remote_cost(layer, part, seconds);
         }
-        let main_cost = seconds * main_rate;
-        let remote_cost: f64 = layers.iter().map(|layer| layer.remote_cost).sum();
+        let bill = self.bill(&self.running(plan, &layers, &groups));
         let mut evaluation = Evaluation {
             prefill_seconds,
             decode_seconds,
-            ttft_seconds: prefill_seconds + self.problem.cold_start_seconds,
-            tpot_seconds: if self.output > 0.0 { step } else { 0.0 },
-            main_cost,
-            remote_cost,
-            total_cost: main_cost + remote_cost,
+            ttft_seconds: bill.ttft_seconds,
+            tpot_seconds: bill.tpot_seconds,
+            main_cost: bill.main_cost,
+            remote_cost: bill.remote_cost,
+            total_cost: bill.total(),
             gpu_bytes: self.gpu_bytes,
             layers,
+            groups,
+            life: bill.life,
             violations: Vec::new(),
         };
-        evaluation.violations = self.violations(plan, &evaluation);
+        self.share_out(&mut evaluation);
+        evaluation.violations = self.violations(plan, &evaluation, &bill);
         evaluation
+    }
+
+    /// What the cost of `plan` follows from.
+    fn running(&self, plan: &Plan, layers: &[LayerEvaluation], groups: &[GroupEvaluation]) -> Running {
+        let mut steps = vec![layers.iter().map(|layer| layer.decode).sum()];
+        steps.extend(self.batches()[1..].iter().map(|rows| self.batch_step(plan, *rows)));
+        let of_layers = || plan.layers.iter().zip(layers);
+        let rate = |part: &LayerPlan| self.cpu_price * part.memory_bytes / GB;
+        let billed = |prefill: f64, step: f64| prefill + self.output * step;
+        let (mut remote_rate, mut remote_bill) = (0.0, 0.0);
+        if self.is_reserved() {
+            remote_rate = of_layers().map(|(part, _)| rate(part) * f64::from(part.replicas)).sum::<f64>()
+                + groups.iter().map(|group| group.rate).sum::<f64>();
+        } else {
+            let of_layer = |(part, layer): (&LayerPlan, &LayerEvaluation)| {
+                rate(part) * billed(layer.replica_seconds.iter().sum(), layer.remote_decode_billed)
+            };
+            // Replicas are paid for what each of them works.
+            let of_group = |(part, group): (&Group, &GroupEvaluation)| {
+                group.rate / f64::from(part.replicas) * billed(group.prefill_billed, group.decode_billed)
+            };
+            remote_bill = of_layers().map(of_layer).sum::<f64>()
+                + plan.groups.iter().zip(groups).map(of_group).sum::<f64>();
+        }
+        let remote: Vec<usize> = plan.layers.iter().map(|layer| layer.remote.len()).collect();
+        let hosted = |sets: &[Vec<u32>]| -> f64 {
+            let layers = sets.iter().zip(&self.layers);
+            layers.map(|(set, layer)| set.len() as f64 * layer.expert_bytes).sum()
+        };
+        let largest = match plan.groups.is_empty() {
+            true => remote
+                .iter()
+                .zip(&self.layers)
+                .map(|(set, layer)| *set as f64 * layer.expert_bytes)
+                .fold(0.0, f64::max),
+            false => plan.groups.iter().map(|group| hosted(&group.experts)).fold(0.0, f64::max),
+        };
+        Running {
+            prefill: layers.iter().map(|layer| layer.prefill).sum(),
+            steps,
+            main_rate: self.main_rate(plan),
+            remote_rate,
+            remote_bill,
+            start_seconds: self
+                .start_seconds(self.nonexpert_bytes + self.local_expert_bytes(&remote), largest),
+        }
+    }
+
+    /// Dollars per second of the main function of `plan` (H^w).
+    fn main_rate(&self, plan: &Plan) -> f64 {
+        self.gpu_rate + self.function_rate(plan.main_bytes, plan.main_vcpus)
+    }
+
+    /// Gives every layer its part of what groups and time alive cost.
+    fn share_out(&self, evaluation: &mut Evaluation) {
+        let seconds = evaluation.prefill_seconds + evaluation.decode_seconds;
+        if evaluation.groups.is_empty() && evaluation.life.is_none() || seconds == 0.0 {
+            return;
+        }
+        for layer in &mut evaluation.layers {
+            let part = (layer.prefill + self.output * layer.decode) / seconds;
+            layer.main_cost = evaluation.main_cost * part;
+            layer.remote_cost = evaluation.remote_cost * part;
+        }
     }
 
     /// Dollars of one layer's remote functions, when the whole request takes `seconds`.
@@ -141,29 +222,32 @@ impl Model<'_> {
         layer: usize,
         part: &LayerPlan,
     ) -> f64 {
-        let (old, new) = (&evaluation.layers[layer], self.layer(layer, part, plan.main_bytes));
+        let (old, new) = (&evaluation.layers[layer], self.layer(layer, part, plan));
         let before = evaluation.prefill_seconds + evaluation.decode_seconds;
         let after = before + new.prefill - old.prefill + self.output * (new.decode - old.decode);
         let others = evaluation.remote_cost - old.remote_cost;
         // Reserved functions are paid for as long as the request takes.
         let others = if self.is_reserved() { others / before * after } else { others };
-        after * self.main_rate(plan.main_bytes) + others + self.remote_cost(&new, part, after)
+        after * self.main_rate(plan) + others + self.remote_cost(&new, part, after)
     }
 
-    fn layer(&self, layer: usize, part: &LayerPlan, main_bytes: f64) -> LayerEvaluation {
+    fn layer(&self, layer: usize, part: &LayerPlan, plan: &Plan) -> LayerEvaluation {
         let model = &self.layers[layer];
         let shares = &self.shares[layer];
         let tokens = |expert: usize| self.input * model.per_token() * shares[expert];
-        let main = model.curve.column(main_bytes / GB);
-        let fixed = model.fixed(main_bytes);
+        let vcpus = self.main_vcpus_in(plan);
+        let main = model.curve.column(vcpus);
+        let fixed = model.fixed(vcpus);
         let is_local = |expert: &usize| part.remote.binary_search(&(*expert as u32)).is_err();
         let local_prefill: f64 =
             (0..model.experts).filter(is_local).map(|expert| model.curve.seconds(tokens(expert), main)).sum();
-        let remote = Remote::new(self, layer, part);
-        let remote_prefill = remote.seconds.iter().copied().fold(0.0, f64::max);
+        let remote_vcpus = self.remote_vcpus(part.memory_bytes);
+        let remote = Replicas::new(self, layer, &part.remote, remote_vcpus, part.replicas);
+        let remote_prefill = remote.slowest();
         let share = self.share_of(layer, &part.remote).min(1.0);
         let local_step = model.curve.seconds(1.0, main);
-        let remote_step = model.remote_curve().seconds(1.0, remote.column) + self.down;
+        let curve = model.remote_curve();
+        let remote_step = curve.seconds(1.0, curve.column(remote_vcpus)) + self.down;
         let probabilities = remote_count_probabilities(model.top_k, share);
         let slower = expected_slower_path(&probabilities, local_step, remote_step, self.round_trip());
         let called = 1.0 - probabilities[0];
@@ -189,17 +273,17 @@ impl Model<'_> {
         }
     }
 
-    fn violations(&self, plan: &Plan, evaluation: &Evaluation) -> Vec<Violation> {
+    fn violations(&self, plan: &Plan, evaluation: &Evaluation, bill: &Bill) -> Vec<Violation> {
         let mut found = Found::default();
-        found.unless_at_most("ttft", evaluation.ttft_seconds, self.ttft_limit, TTFT_SLACK);
-        found.unless_at_most("tpot", evaluation.tpot_seconds, self.tpot_limit, TPOT_SLACK);
+        self.late(bill, &mut found);
         if let Some(allowed) = self.problem.limits.gpu_bytes {
             found.unless_at_most("gpu", self.gpu_bytes, allowed, BYTE_SLACK);
         }
         let remote: Vec<usize> = plan.layers.iter().map(|layer| layer.remote.len()).collect();
         found.unless_at_most("main", self.main_needed(&remote), plan.main_bytes, BYTE_SLACK);
         let specs = &self.problem.specs;
-        let layers = plan.layers.iter().zip(&evaluation.layers).enumerate();
+        let own = if plan.groups.is_empty() { &plan.layers[..] } else { &[] };
+        let layers = own.iter().zip(&evaluation.layers).enumerate();
         for (index, (part, layer)) in layers.filter(|(_, (part, _))| !part.remote.is_empty()) {
             found.unless_at_most(&format!("mem{index}"), layer.needed_bytes, part.memory_bytes, BYTE_SLACK);
             if let Some(allowed) = self.problem.limits.payload_bytes {
@@ -217,21 +301,51 @@ impl Model<'_> {
                 specs.remote.nearest(part.memory_bytes),
             );
         }
+        for (index, group) in plan.groups.iter().enumerate() {
+            self.group_violations(index, group, evaluation, &mut found);
+        }
+        if let (Some(vcpus), Some(range)) = (plan.main_vcpus, specs.main_vcpus) {
+            found.unless_equal("vcpus_main", vcpus, range.nearest(vcpus));
+        }
         found.unless_equal("spec_main", plan.main_bytes, specs.main.nearest(plan.main_bytes));
         found.0
+    }
+
+    fn group_violations(&self, index: usize, group: &Group, evaluation: &Evaluation, found: &mut Found) {
+        let (specs, limits) = (&self.problem.specs, &self.problem.limits);
+        let name = |limit: &str| format!("{limit}_group{index}");
+        let needed = evaluation.groups[index].needed_bytes;
+        found.unless_at_most(&name("mem"), needed, group.memory_bytes, BYTE_SLACK);
+        if let Some(allowed) = limits.payload_bytes {
+            let tokens = (0..self.layers.len()).flat_map(|layer| self.replicas(layer, group).tokens);
+            let value = tokens.fold(0.0, f64::max) * self.problem.transport.token_bytes_up;
+            found.unless_at_most(&name("payload"), value, allowed, BYTE_SLACK);
+        }
+        if !(1..=limits.max_replicas).contains(&group.replicas) {
+            found.add(&name("z"), f64::from(group.replicas), f64::from(limits.max_replicas));
+        }
+        found.unless_equal(&name("spec"), group.memory_bytes, specs.remote.nearest(group.memory_bytes));
+        if let (Some(vcpus), Some(range)) = (group.vcpus, specs.remote_vcpus) {
+            found.unless_equal(&name("vcpus"), vcpus, range.nearest(vcpus));
+        }
     }
 }
 
 /// The violations found so far.
 #[derive(Default)]
-struct Found(Vec<Violation>);
+pub(crate) struct Found(Vec<Violation>);
 
 impl Found {
+    /// Names of the limits.
+    pub(crate) fn names(self) -> Vec<String> {
+        self.0.into_iter().map(|violation| violation.limit).collect()
+    }
+
     fn add(&mut self, limit: &str, value: f64, allowed: f64) {
         self.0.push(Violation { limit: limit.to_owned(), value, allowed });
     }
 
-    fn unless_at_most(&mut self, limit: &str, value: f64, allowed: f64, slack: f64) {
+    pub(crate) fn unless_at_most(&mut self, limit: &str, value: f64, allowed: f64, slack: f64) {
         if value > allowed + slack {
             self.add(limit, value, allowed);
         }
@@ -244,35 +358,34 @@ impl Found {
     }
 }
 
-/// What the replicas of one layer do in the prefill.
-struct Remote {
-    column: Column,
-    seconds: Vec<f64>,
-    tokens: Vec<f64>,
-    loads: Vec<f64>,
-    load_bound: f64,
+/// What functions with the same experts of a layer do in the prefill.
+pub(crate) struct Replicas {
+    /// Of each (ZT; Remoe paper, equation 3).
+    pub(crate) seconds: Vec<f64>,
+    /// Tokens that travel to each.
+    pub(crate) tokens: Vec<f64>,
+    /// What longest-first assignment balanced.
+    pub(crate) loads: Vec<f64>,
+    pub(crate) load_bound: f64,
 }
 
-impl Remote {
-    fn new(model: &Model<'_>, index: usize, part: &LayerPlan) -> Self {
+impl Replicas {
+    pub(crate) fn new(model: &Model<'_>, index: usize, experts: &[u32], vcpus: f64, count: u32) -> Self {
         let layer = &model.layers[index];
         let shares = &model.shares[index];
-        let curve = layer.remote_curve();
-        let column = curve.column(part.memory_bytes / GB);
-        if part.remote.is_empty() {
-            return Self { column, seconds: vec![], tokens: vec![], loads: vec![], load_bound: 0.0 };
+        if experts.is_empty() {
+            return Self { seconds: vec![], tokens: vec![], loads: vec![], load_bound: 0.0 };
         }
-        let tokens: Vec<f64> = part
-            .remote
-            .iter()
-            .map(|expert| model.input * layer.per_token() * shares[*expert as usize])
-            .collect();
+        let curve = layer.remote_curve();
+        let column = curve.column(vcpus);
+        let tokens: Vec<f64> =
+            experts.iter().map(|expert| model.input * layer.per_token() * shares[*expert as usize]).collect();
         let computing: Vec<f64> = tokens.iter().map(|tokens| curve.seconds(*tokens, column)).collect();
         let both_ways = model.up + model.down;
         let weights: Vec<f64> =
             tokens.iter().zip(&computing).map(|(tokens, seconds)| seconds + tokens * both_ways).collect();
         // A replica that does not exist cannot work: the violation of `z` says so.
-        let count = part.replicas.max(1) as usize;
+        let count = count.max(1) as usize;
         let replicas = longest_first(&weights, count);
         let assigned =
             |replica: &Replica, of: &[f64]| replica.items.iter().map(|item| of[*item]).sum::<f64>();
@@ -283,11 +396,15 @@ impl Remote {
             if *travelling > 0.0 { working + model.invoke } else { 0.0 }
         });
         Self {
-            column,
             seconds: seconds.collect(),
             loads: replicas.iter().map(|replica| replica.load).collect(),
             load_bound: load_bound(&weights, count),
             tokens: travelling,
         }
+    }
+
+    /// Seconds of the slowest of them.
+    pub(crate) fn slowest(&self) -> f64 {
+        self.seconds.iter().copied().fold(0.0, f64::max)
     }
 }

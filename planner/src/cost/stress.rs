@@ -28,7 +28,7 @@ pub(crate) fn all_violations(
 }
 
 /// The same problem with the shares that `factors` make of the prediction under `plan`.
-fn stressed<'p>(model: &Model<'p>, factors: &[ErrorFactor], plan: &Plan) -> Model<'p> {
+pub(crate) fn stressed<'p>(model: &Model<'p>, factors: &[ErrorFactor], plan: &Plan) -> Model<'p> {
     let layers = model.shares.iter().zip(&plan.layers).zip(factors);
     let shares = layers.enumerate().map(|(layer, ((shares, part), factor))| {
         let (up, down) = stressed_scales(model.share_of(layer, &part.remote), factor.of(part.remote.len()));

@@ -8,7 +8,7 @@ use crate::plan::whole_bytes;
 use crate::preallocation::hoeffding::assignments_bound;
 use crate::problem::curve::{Column, Row};
 use crate::problem::model::{LayerModel, Model, Seconds};
-use crate::problem::sizes::{BYTE_SLACK, GB, first_at_least};
+use crate::problem::sizes::{BYTE_SLACK, first_at_least};
 use serde::{Serialize, Serializer};
 
 /// One remote ratio of the walk, from everything remote to nothing.
@@ -115,14 +115,14 @@ impl<'m> WorstLayer<'m> {
     }
 
     /// Whether the local path is no slower than the remote one; decode counts where there is any.
-    fn local_keeps_up(&self, main_bytes: f64, decodes: bool) -> bool {
+    fn local_keeps_up(&self, vcpus: f64, decodes: bool) -> bool {
         let Some(remote) = self.remote else { return true };
-        let local = self.local(self.model.curve.column(main_bytes / GB));
+        let local = self.local(self.model.curve.column(vcpus));
         local.prefill <= remote.prefill && (!decodes || local.step <= remote.step)
     }
 
-    fn slower_path(&self, main_bytes: f64) -> Seconds {
-        let local = self.local(self.model.curve.column(main_bytes / GB));
+    fn slower_path(&self, vcpus: f64) -> Seconds {
+        let local = self.local(self.model.curve.column(vcpus));
         match self.remote {
             None => local,
             Some(remote) => {
@@ -137,7 +137,7 @@ fn worst_remote(model: &Model<'_>, layer: &LayerModel, remote: usize) -> Seconds
     let experts = layer.experts as f64;
     let bound = |tokens| assignments_bound(tokens, set, layer.per_token(), experts);
     let curve = layer.remote_curve();
-    let column = curve.column(model.problem.specs.remote.largest() / GB);
+    let column = curve.column(model.remote_vcpus(model.problem.specs.remote.largest()));
     let rows = bound(model.input);
     let prefill = set * curve.seconds(rows / set, column)
         + rows * model.down
@@ -178,10 +178,11 @@ impl<'m> WorstCase<'m> {
     pub(crate) fn times(&self, main_bytes: f64) -> (f64, f64) {
         let mut prefill = self.model.problem.cold_start_seconds;
         let mut step = 0.0;
+        let vcpus = self.model.main_vcpus(main_bytes);
         for layer in &self.layers {
-            let slower = layer.slower_path(main_bytes);
+            let slower = layer.slower_path(vcpus);
             let send = if layer.remote.is_some() { self.model.send } else { 0.0 };
-            let fixed = layer.model.fixed(main_bytes).plus(Seconds { prefill: send, step: send });
+            let fixed = layer.model.fixed(vcpus).plus(Seconds { prefill: send, step: send });
             prefill += fixed.prefill + slower.prefill;
             step += fixed.step + slower.step;
         }
@@ -259,7 +260,10 @@ fn calibration(model: &Model<'_>, layers: &[WorstLayer<'_>], largest_remote: f64
         return 0.0;
     }
     let decodes = model.output > 0.0;
-    let lags = |main_bytes: &f64| !layers.iter().all(|layer| layer.local_keeps_up(*main_bytes, decodes));
+    let lags = |main_bytes: &f64| {
+        let vcpus = model.main_vcpus(*main_bytes);
+        !layers.iter().all(|layer| layer.local_keeps_up(vcpus, decodes))
+    };
     let first = first_hit(model, &model.main_sizes, lags);
     let largest = largest_remote.min(model.problem.specs.main.largest());
     model.main_sizes.get(first).copied().unwrap_or(largest).min(largest)

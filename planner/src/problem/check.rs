@@ -20,6 +20,10 @@ const MAX_EXPERTS: u32 = 65_536;
 const MAX_CELLS: usize = 16_000_000;
 const MAX_SIZES: f64 = 10_000.0;
 const MAX_REPLICAS: u32 = 1024;
+/// Groups of remote functions.
+const MAX_GROUPS: u32 = 256;
+const LEAST_VCPUS: f64 = 1e-3;
+const MAX_VCPUS: f64 = 1e5;
 /// Requests that run at once.
 const MAX_CONCURRENCY: u32 = 65_536;
 /// Requests that come together.
@@ -125,6 +129,7 @@ impl Problem {
         check_pricing(&self.pricing)?;
         check_sizes("specs.main", &self.specs.main)?;
         check_sizes("specs.remote", &self.specs.remote)?;
+        self.check_vcpus()?;
         above_zero("slo.ttft_seconds", self.slo.ttft_seconds)?;
         above_zero("slo.tpot_seconds", self.slo.tpot_seconds)?;
         if let Some(bytes) = self.limits.payload_bytes {
@@ -132,6 +137,15 @@ impl Problem {
         }
         if let Some(bytes) = self.limits.gpu_bytes {
             above_zero("limits.gpu_bytes", bytes)?;
+        }
+        if let Some(seconds) = self.slo.cold_ttft_seconds {
+            above_zero("slo.cold_ttft_seconds", seconds)?;
+        }
+        if let Some(share) = self.slo.cold_share {
+            between("slo.cold_share", share, 0.0, 1.0)?;
+        }
+        if let Some(groups) = self.limits.max_groups {
+            count("limits.max_groups", groups, MAX_GROUPS)?;
         }
         let replicas = self.limits.max_replicas;
         count("limits.max_replicas", replicas, MAX_REPLICAS)?;
@@ -141,6 +155,32 @@ impl Problem {
                 "makes {options} options with {replicas} replicas, more than {MAX_OPTIONS}; take larger steps"
             );
             return Err(FieldError::new("specs.remote.step_bytes", message));
+        }
+        Ok(())
+    }
+
+    fn check_vcpus(&self) -> Checked {
+        let specs =
+            [("specs.main_vcpus", self.specs.main_vcpus), ("specs.remote_vcpus", self.specs.remote_vcpus)];
+        for (name, range) in specs {
+            let Some(range) = range else { continue };
+            between(format_args!("{name}.min"), range.min, LEAST_VCPUS, MAX_VCPUS)?;
+            between(format_args!("{name}.max"), range.max, LEAST_VCPUS, MAX_VCPUS)?;
+            between(format_args!("{name}.step"), range.step, LEAST_VCPUS, MAX_VCPUS)?;
+            if range.max < range.min {
+                let message =
+                    format!("is {}, below min {}; no number of vCPUs is left", range.max, range.min);
+                return Err(FieldError::new(format!("{name}.max"), message));
+            }
+            if range.count() > MAX_SIZES {
+                let message =
+                    format!("makes {} sizes, more than {MAX_SIZES}; take larger steps", range.count());
+                return Err(FieldError::new(format!("{name}.step"), message));
+            }
+            if self.pricing.cpu_per_core_second.is_none() {
+                let message = format!("is missing beside {name}; add what a vCPU costs");
+                return Err(FieldError::new("pricing.cpu_per_core_second", message));
+            }
         }
         Ok(())
     }
@@ -246,7 +286,19 @@ fn from_one_token(name: &str, profile: &CpuProfile) -> Checked {
 }
 
 fn check_pricing(pricing: &Pricing) -> Checked {
-    price("pricing.cpu_per_gb_second", pricing.cpu_per_gb_second)?;
+    match pricing.cpu_per_core_second {
+        None => price("pricing.cpu_per_gb_second", pricing.cpu_per_gb_second)?,
+        Some(value) => {
+            price("pricing.cpu_per_core_second", value)?;
+            if pricing.memory_per_gb_second.is_none() {
+                let message = "is missing beside cpu_per_core_second; add what memory costs";
+                return Err(FieldError::new("pricing.memory_per_gb_second", message));
+            }
+        }
+    }
+    if let Some(bytes) = pricing.memory_per_vcpu_bytes {
+        between("pricing.memory_per_vcpu_bytes", bytes, 1.0, LARGEST)?;
+    }
     if let Some(value) = pricing.memory_per_gb_second {
         price("pricing.memory_per_gb_second", value)?;
     }

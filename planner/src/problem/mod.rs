@@ -283,7 +283,9 @@ impl Transport {
 /// Prices in dollars.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Pricing {
-    /// 1 GB of CPU memory for one second, with the vCPU that comes with it.
+    /// 1 GB of CPU memory for one second, with the vCPU that comes with it. Counts for nothing beside
+    /// `cpu_per_core_second` and may be absent then.
+    #[serde(default)]
     pub cpu_per_gb_second: f64,
     /// 1 GB of CPU memory for one second that brings no vCPU: on device `cpu`, what is there beside the
     /// main function's size. `cpu_per_gb_second` where absent.

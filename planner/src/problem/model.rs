@@ -3,8 +3,8 @@
 
 use crate::error::FieldError;
 use crate::problem::curve::Curve;
-use crate::problem::sizes::GB;
-use crate::problem::{Billing, Device, Layer, Problem};
+use crate::problem::sizes::{GB, first_at_least};
+use crate::problem::{Billing, Device, Layer, Problem, VcpuRange};
 use std::borrow::Cow;
 
 /// A checked problem, compiled.
@@ -37,12 +37,28 @@ pub(crate) struct Model<'p> {
     pub(crate) gpu_bytes: f64,
     /// Dollars per second of that.
     pub(crate) gpu_rate: f64,
-    /// Dollars per GB-second of CPU memory.
+    /// Bytes of all weights but routed experts.
+    pub(crate) nonexpert_bytes: f64,
+    /// Dollars per GB-second of CPU memory with the vCPUs that it brings.
     pub(crate) cpu_price: f64,
+    /// Memory that brings one vCPU.
+    pub(crate) vcpu_bytes: f64,
     pub(crate) main_sizes: Vec<f64>,
     pub(crate) remote_sizes: Vec<f64>,
     pub(crate) ttft_limit: f64,
     pub(crate) tpot_limit: f64,
+}
+
+/// A size that a function can have.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Sizing {
+    pub(crate) bytes: f64,
+    /// vCPUs where they are a decision of their own.
+    pub(crate) stated: Option<f64>,
+    /// vCPUs in any case.
+    pub(crate) vcpus: f64,
+    /// Dollars per second.
+    pub(crate) rate: f64,
 }
 
 /// One layer of a [`Model`].
@@ -56,6 +72,8 @@ pub(crate) struct LayerModel {
     /// The same on a remote function's, where it differs.
     remote: Option<Curve>,
     rest: Rest,
+    /// Seconds of every further request in a decode step, for the device and the moves.
+    row_seconds: f64,
 }
 
 /// The non-expert part and two moves of hidden states.
@@ -94,6 +112,8 @@ impl LayerModel {
             expert_bytes: layer.expert_bytes,
             curve: Curve::of_cpu(&layer.expert_seconds),
             remote: layer.remote_expert_seconds.as_ref().map(Curve::of_cpu),
+            row_seconds: 2.0 * problem.swap_seconds.per_token
+                + on_cpus.map_or(layer.nonexpert_prefill_seconds.per_token, |_| 0.0),
             rest: match on_cpus {
                 Some(profile) => Rest::Cpus { curve: Curve::of_cpu(profile), input, moves },
                 None => Rest::Device(Seconds {
@@ -109,14 +129,25 @@ impl LayerModel {
         self.remote.as_ref().unwrap_or(&self.curve)
     }
 
-    /// Seconds of everything but routed experts, in a main function with `main_bytes`.
-    pub(crate) fn fixed(&self, main_bytes: f64) -> Seconds {
+    /// Seconds of everything but routed experts, in a main function with `vcpus`.
+    pub(crate) fn fixed(&self, vcpus: f64) -> Seconds {
         match &self.rest {
             Rest::Device(seconds) => *seconds,
             Rest::Cpus { curve, input, moves } => {
-                let column = curve.column(main_bytes / GB);
+                let column = curve.column(vcpus);
                 Seconds { prefill: curve.seconds(*input, column), step: curve.seconds(1.0, column) }
                     .plus(*moves)
+            }
+        }
+    }
+
+    /// Seconds of everything but routed experts in one decode step of `rows` requests, in a main function
+    /// with `vcpus`.
+    pub(crate) fn fixed_step(&self, vcpus: f64, rows: f64) -> f64 {
+        match &self.rest {
+            Rest::Device(seconds) => seconds.step + self.row_seconds * (rows - 1.0),
+            Rest::Cpus { curve, moves, .. } => {
+                curve.seconds(rows, curve.column(vcpus)) + moves.step + self.row_seconds * (rows - 1.0)
             }
         }
     }
@@ -160,8 +191,10 @@ impl<'p> Model<'p> {
             invoke: transport.invoke_seconds,
             send: transport.send_seconds,
             gpu_bytes,
+            nonexpert_bytes: nonexpert + problem.head_bytes,
             gpu_rate: problem.pricing.device_rate(problem.device, gpu_bytes),
-            cpu_price: problem.pricing.cpu_per_gb_second,
+            cpu_price: problem.pricing.coupled_rate(),
+            vcpu_bytes: problem.pricing.vcpu_bytes(),
             main_sizes: problem.specs.main.sizes(),
             remote_sizes: problem.specs.remote.sizes(),
             ttft_limit: problem.slo.ttft_seconds,
@@ -179,9 +212,53 @@ impl<'p> Model<'p> {
         Ok(Self::new(problem))
     }
 
-    /// Dollars per second while the main function runs with `main_bytes` (H^w).
-    pub(crate) fn main_rate(&self, main_bytes: f64) -> f64 {
+    /// Dollars per second while a main function runs with `main_bytes` that bring its vCPUs (H^w).
+    pub(crate) fn coupled_main_rate(&self, main_bytes: f64) -> f64 {
         self.gpu_rate + self.cpu_price * main_bytes / GB
+    }
+
+    /// vCPUs that a main function of `bytes` has: those that its memory brings, or as many as it may have
+    /// where they are a decision of their own.
+    pub(crate) fn main_vcpus(&self, bytes: f64) -> f64 {
+        self.problem.specs.main_vcpus.map_or(bytes / self.vcpu_bytes, VcpuRange::largest)
+    }
+
+    /// The same of a remote function.
+    pub(crate) fn remote_vcpus(&self, bytes: f64) -> f64 {
+        self.problem.specs.remote_vcpus.map_or(bytes / self.vcpu_bytes, VcpuRange::largest)
+    }
+
+    /// What a main function that needs `bytes` can be, the cheaper first; nothing where no size holds them.
+    pub(crate) fn main_options(&self, bytes: f64) -> Vec<Sizing> {
+        self.sizings(&self.main_sizes, self.problem.specs.main_vcpus, bytes)
+    }
+
+    /// The same of a remote function.
+    pub(crate) fn remote_options(&self, bytes: f64) -> Vec<Sizing> {
+        self.sizings(&self.remote_sizes, self.problem.specs.remote_vcpus, bytes)
+    }
+
+    fn sizings(&self, sizes: &[f64], vcpus: Option<VcpuRange>, bytes: f64) -> Vec<Sizing> {
+        let sizes = &sizes[first_at_least(sizes, bytes)..];
+        let sizing = |bytes: f64, stated: Option<f64>| Sizing {
+            bytes,
+            stated,
+            vcpus: stated.unwrap_or(bytes / self.vcpu_bytes),
+            rate: self.function_rate(bytes, stated),
+        };
+        match (sizes.first(), vcpus) {
+            (None, _) => Vec::new(),
+            (Some(least), Some(range)) => range.all().map(|vcpus| sizing(*least, Some(vcpus))).collect(),
+            (Some(_), None) => sizes.iter().map(|bytes| sizing(*bytes, None)).collect(),
+        }
+    }
+
+    /// Dollars per second of a function with `bytes`, and with `vcpus` where they are a decision of their own.
+    pub(crate) fn function_rate(&self, bytes: f64, vcpus: Option<f64>) -> f64 {
+        match (vcpus, self.problem.pricing.cpu_per_core_second, self.problem.pricing.memory_per_gb_second) {
+            (Some(vcpus), Some(core), Some(memory)) => core * vcpus + memory * bytes / GB,
+            _ => self.cpu_price * bytes / GB,
+        }
     }
 
     /// Bytes that the main function needs besides experts: tokens and runtime.

@@ -1,6 +1,6 @@
 //! Lists of memory sizes.
 
-use crate::problem::SizeRange;
+use crate::problem::{SizeRange, VcpuRange};
 
 /// Slack of comparisons of bytes.
 pub(crate) const BYTE_SLACK: f64 = 1e-6;
@@ -31,6 +31,31 @@ impl SizeRange {
     pub(crate) fn nearest(&self, bytes: f64) -> f64 {
         let index = ((bytes - self.min_bytes) / self.step_bytes).round();
         self.min_bytes + index.clamp(0.0, self.count() - 1.0) * self.step_bytes
+    }
+}
+
+impl VcpuRange {
+    /// How many numbers of vCPUs there are, as a number that cannot overflow.
+    pub(crate) fn count(&self) -> f64 {
+        ((self.max - self.min) / self.step + 1e-9).floor() + 1.0
+    }
+
+    /// The most vCPUs of the range.
+    #[must_use]
+    pub fn largest(self) -> f64 {
+        self.min + (self.count() - 1.0) * self.step
+    }
+
+    /// The number of the range that is closest to `vcpus`.
+    pub(crate) fn nearest(self, vcpus: f64) -> f64 {
+        let index = ((vcpus - self.min) / self.step).round();
+        self.min + index.clamp(0.0, self.count() - 1.0) * self.step
+    }
+
+    /// All numbers of vCPUs, ascending.
+    pub(crate) fn all(self) -> impl Iterator<Item = f64> {
+        // Checked problems have few enough for the conversion to be exact.
+        (0..self.count() as u32).map(move |index| self.min + f64::from(index) * self.step)
     }
 }
 

@@ -94,13 +94,13 @@ impl<'m> Sides<'m> {
     /// Dollars of `terms` summed over all layers.
     pub(crate) fn cost(&self, main: usize, terms: &Terms) -> f64 {
         let seconds = terms.prefill + self.model.output * terms.step;
-        let rate = self.model.main_rate(self.model.main_sizes[main]);
+        let rate = self.model.coupled_main_rate(self.model.main_sizes[main]);
         if self.model.is_reserved() { (rate + terms.bill) * seconds } else { rate * seconds + terms.bill }
     }
 
     /// Under invocation billing the cost at the main size at `main` is linear; these are its prices.
     pub(crate) fn invocation_prices(&self, main: usize) -> Prices {
-        let rate = self.model.main_rate(self.model.main_sizes[main]);
+        let rate = self.model.coupled_main_rate(self.model.main_sizes[main]);
         Prices {
             prefill: rate,
             step: rate * self.model.output,
@@ -170,7 +170,7 @@ impl<'m> Sides<'m> {
     /// the least of p T + A for one p leave a region whose smallest product is at one of two corners.
     fn reserved_bound(&mut self, low: usize, high: usize) -> f64 {
         let output = self.model.output;
-        let main_rate = self.model.main_rate(self.model.main_sizes[low]);
+        let main_rate = self.model.coupled_main_rate(self.model.main_sizes[low]);
         let least = self.least(high);
         let (seconds, rate) = (least.prefill + output * least.step, main_rate + least.bill);
         let price = rate / seconds.max(f64::MIN_POSITIVE);

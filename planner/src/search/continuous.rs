@@ -195,7 +195,7 @@ pub(crate) fn continuous(
 ) -> (Continuous, Option<Sizing>) {
     let model = sides.model;
     let mut report = Continuous { fits: Vec::new(), refused: None, total_cost: None, above: None };
-    let rate = model.main_rate(model.main_sizes[main]);
+    let rate = model.coupled_main_rate(model.main_sizes[main]);
     let stride = model.remote_sizes.len().div_ceil(FIT_POINTS);
     let mut relaxed = Vec::new();
     let mut elsewhere = 0.0;

@@ -93,6 +93,15 @@ pub struct Counters {
     pub solved: usize,
 }
 
+impl Counters {
+    pub(crate) fn add(&mut self, other: Self) {
+        self.candidates += other.candidates;
+        self.pairs += other.pairs;
+        self.bounds += other.bounds;
+        self.solved += other.solved;
+    }
+}
+
 /// A candidate with the bounds of its main sizes, chunk by chunk.
 struct Bounded {
     candidate: Candidate,
@@ -287,7 +296,7 @@ fn size(sides: &mut Sides<'_>, main: usize, hint: Multipliers, cutoff: f64, effo
 /// cheapest and from the fastest sizing, and exact moves follow.
 fn size_reserved(sides: &mut Sides<'_>, main: usize) -> Option<Sizing> {
     let output = sides.model.output;
-    let rate = sides.model.main_rate(sides.model.main_sizes[main]);
+    let rate = sides.model.coupled_main_rate(sides.model.main_sizes[main]);
     let mut best: Option<(f64, Sizing)> = None;
     for mut weight in [1.0, 1e3, 1e-3] {
         let mut before = f64::INFINITY;

@@ -46,6 +46,28 @@ pub(crate) fn by_ratio(model: &Model<'_>) -> Vec<Candidate> {
     (0..=most).rev().map(at).collect()
 }
 
+/// Every choice of how many experts of each layer are remote that `known` does not have, where those are
+/// at most `most`; else nothing.
+pub(crate) fn others(model: &Model<'_>, known: &[Candidate], most: usize) -> Vec<Candidate> {
+    let sizes = model.layers.iter().map(|layer| layer.experts + 1);
+    if sizes.clone().try_fold(1_usize, |product, size| product.checked_mul(size)).is_none_or(|all| all > most)
+    {
+        return Vec::new();
+    }
+    let mut all: Vec<Vec<usize>> = vec![Vec::new()];
+    for size in sizes {
+        all = all
+            .into_iter()
+            .flat_map(|counts| (0..size).map(move |count| [counts.as_slice(), &[count]].concat()))
+            .collect();
+    }
+    all.retain(|counts| !known.iter().any(|candidate| candidate.counts == *counts));
+    let largest = |counts: &Vec<usize>| counts.iter().copied().max().unwrap_or(0);
+    all.into_iter()
+        .map(|counts| Candidate { selection: Selection::AcrossLayers, i: largest(&counts), counts })
+        .collect()
+}
+
 /// For each of `ratios` the candidate that sends away the experts of all layers in the order of use
 /// per byte, as long as their bytes stay within those of the ratio; without those that are the same.
 pub(crate) fn across_layers(model: &Model<'_>, ratios: &[Candidate]) -> Vec<Candidate> {

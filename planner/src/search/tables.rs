@@ -4,9 +4,8 @@
 //! vCPU columns, so that prefix and suffix sums at those columns give the time of every remote or
 //! local set on every size in constant time.
 
-use crate::problem::curve::{Column, Curve, Row};
+use crate::problem::curve::{Column, Row};
 use crate::problem::model::{Model, Seconds};
-use crate::problem::sizes::GB;
 use crate::search::selection::by_use;
 use ndarray::Array2;
 
@@ -60,16 +59,15 @@ impl LayerTable {
                 stay[(index, column)] = stay[(index + 1, column)] + curve.at_column(row, column);
             }
         }
-        let columns_of = |curve: &Curve, sizes: &[f64]| -> Vec<Column> {
-            sizes.iter().map(|bytes| curve.column(bytes / GB)).collect()
-        };
-        let main = columns_of(curve, &model.main_sizes);
-        let remote = columns_of(remote_curve, &model.remote_sizes);
+        let main: Vec<Column> =
+            model.main_sizes.iter().map(|bytes| curve.column(model.main_vcpus(*bytes))).collect();
+        let remote: Vec<Column> =
+            model.remote_sizes.iter().map(|bytes| remote_curve.column(model.remote_vcpus(*bytes))).collect();
         let (one, remote_one) = (curve.row(1.0), remote_curve.row(1.0));
         Self {
             share: prefix_sums(&shares),
             token_sum: prefix_sums(&tokens),
-            fixed: model.main_sizes.iter().map(|bytes| parts.fixed(*bytes)).collect(),
+            fixed: model.main_sizes.iter().map(|bytes| parts.fixed(model.main_vcpus(*bytes))).collect(),
             main_step: main.iter().map(|column| curve.at(one, *column)).collect(),
             remote_step: remote
                 .iter()
@@ -88,6 +86,11 @@ impl LayerTable {
     /// Prefill seconds of the first `count` experts on the remote size `memory`.
     pub(crate) fn away(&self, count: usize, memory: usize) -> f64 {
         self.remote[memory].of(self.away.row(count))
+    }
+
+    /// The same at each vCPU column.
+    pub(crate) fn away_at(&self, count: usize) -> ndarray::ArrayView1<'_, f64> {
+        self.away.row(count)
     }
 
     /// Prefill seconds of all but the first `count` experts at each vCPU column.

@@ -1,0 +1,204 @@
+//! The cheapest plan of every form that a problem asks for.
+
+use crate::answer::Remote;
+use crate::cost::{Evaluation, Violation};
+use crate::plan::{LayerPlan, Plan};
+use crate::problem::ErrorFactor;
+use crate::problem::model::Model;
+use crate::search::candidate::Multipliers;
+use crate::search::selection::{Candidate, across_layers, by_ratio, others};
+use crate::search::tables::LayerTable;
+use crate::search::{COST_TIE, Counters, Found, Search};
+use crate::slicing::{Family, Planned, Slicing};
+
+/// How much is searched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Effort {
+    /// Everything.
+    Full,
+    /// A tenth of the ratios: for the question who is cheapest, asked of many problems.
+    Coarse,
+}
+
+/// Ratios that a coarse search tries, at most.
+const COARSE_RATIOS: usize = 9;
+
+/// Up to this many choices of how many experts of each layer are remote are all tried.
+const FEW_CHOICES: usize = 512;
+
+/// What a search reads.
+pub(crate) struct Inputs<'s, 'm> {
+    pub(crate) model: &'s Model<'m>,
+    pub(crate) tables: &'s [LayerTable],
+    pub(crate) factors: Option<&'s [ErrorFactor]>,
+    pub(crate) violations: &'s dyn Fn(&Plan, &Evaluation) -> Vec<Violation>,
+    pub(crate) remote: Remote,
+    /// Candidates whose worst case passes, for functions of single layers.
+    pub(crate) candidates: &'s [Candidate],
+}
+
+/// The cheapest plans that keep every limit.
+pub(crate) struct Plans<'s> {
+    /// Of the search over single layers, whether or not anything is remote: its neighbours are known.
+    pub(crate) found: Option<Found>,
+    pub(crate) search: Option<Search<'s>>,
+    /// With a function per layer.
+    pub(crate) per_layer: Option<Planned>,
+    /// With groups; none where the problem does not allow them.
+    pub(crate) sliced: Option<Planned>,
+    /// With nothing remote.
+    pub(crate) mix: Option<Planned>,
+    pub(crate) counters: Counters,
+}
+
+impl Plans<'_> {
+    /// The cheapest of them; of equal ones the one with fewer functions, then with less memory.
+    pub(crate) fn best(&self) -> Option<&Planned> {
+        let all = [&self.per_layer, &self.sliced, &self.mix].into_iter().flatten();
+        all.reduce(|best, other| if other.beats(best) { other } else { best })
+    }
+}
+
+/// Whether a function per layer is searched in the paper's form, where sizes are memory and cost is that of
+/// one request.
+fn is_paper_form(model: &Model<'_>) -> bool {
+    let specs = &model.problem.specs;
+    specs.main_vcpus.is_none() && specs.remote_vcpus.is_none() && model.problem.arrivals.is_none()
+}
+
+impl<'s, 'm: 's> Inputs<'s, 'm> {
+    pub(crate) fn plans(&'s self, effort: Effort) -> Plans<'s> {
+        let mut plans = Plans {
+            found: None,
+            search: None,
+            per_layer: None,
+            sliced: None,
+            mix: None,
+            counters: Counters::default(),
+        };
+        if is_paper_form(self.model) {
+            let mut search = Search {
+                model: self.model,
+                tables: self.tables,
+                factors: self.factors,
+                violations: self.violations,
+                best: None,
+                multipliers: Multipliers::default(),
+                open: Vec::new(),
+                counters: Counters::default(),
+            };
+            let (local, remote): (Vec<Candidate>, Vec<Candidate>) =
+                thinned(self.candidates.to_vec(), effort).into_iter().partition(is_local);
+            search.run(remote);
+            plans.per_layer = search.best.as_ref().map(Planned::from);
+            let away = search.best.take();
+            search.run(local);
+            plans.mix = search.best.as_ref().map(Planned::from);
+            plans.found = match (search.best.take(), away) {
+                (Some(mix), Some(away)) if away.beats(&mix) => Some(away),
+                (mix, away) => mix.or(away),
+            };
+            plans.counters = search.counters;
+            plans.search = Some(search);
+        } else {
+            plans.per_layer = self.sliced(Family::PerLayer, effort, &mut plans.counters);
+            plans.mix = self.mix(&mut plans.counters);
+        }
+        if self.model.problem.limits.max_groups.is_some() {
+            plans.sliced = self.sliced(Family::Sliced, effort, &mut plans.counters);
+        }
+        plans
+    }
+
+    fn sliced(&self, family: Family, effort: Effort, counters: &mut Counters) -> Option<Planned> {
+        let mut all = by_ratio(self.model);
+        if self.remote != Remote::Never {
+            let across = across_layers(self.model, &all);
+            all.extend(across);
+            let rest = others(self.model, &all, FEW_CHOICES);
+            all.extend(rest);
+        }
+        all.retain(|candidate| self.remote.allows(self.model, &candidate.counts) && !is_local(candidate));
+        let best = self.slicing(all, family, effort, counters)?;
+        Some(self.in_layers(&best).unwrap_or(best))
+    }
+
+    /// Nothing remote, where that is allowed.
+    fn mix(&self, counters: &mut Counters) -> Option<Planned> {
+        let mut all = by_ratio(self.model);
+        all.retain(|candidate| self.remote.allows(self.model, &candidate.counts) && is_local(candidate));
+        let best = self.slicing(all, Family::PerLayer, Effort::Coarse, counters)?;
+        Some(self.in_layers(&best).unwrap_or(best))
+    }
+
+    fn slicing(
+        &self,
+        candidates: Vec<Candidate>,
+        family: Family,
+        effort: Effort,
+        counters: &mut Counters,
+    ) -> Option<Planned> {
+        let mut slicing = Slicing {
+            model: self.model,
+            tables: self.tables,
+            factors: self.factors,
+            violations: self.violations,
+            remote: self.remote,
+            best: None,
+            counters: Counters::default(),
+        };
+        slicing.run(&thinned(candidates, effort), family, effort == Effort::Full);
+        counters.add(slicing.counters);
+        slicing.best
+    }
+
+    /// The same plan in the form of a function per layer, where its groups are that.
+    fn in_layers(&self, planned: &Planned) -> Option<Planned> {
+        let mut layers = vec![LayerPlan::default(); self.model.layers.len()];
+        if planned.plan.main_vcpus.is_some() {
+            return None;
+        }
+        for group in &planned.plan.groups {
+            let mut own = (0..layers.len()).filter(|layer| !group.experts[*layer].is_empty());
+            let (Some(layer), None) = (own.next(), own.next()) else { return None };
+            if group.vcpus.is_some() || layers[layer].replicas > 0 {
+                return None;
+            }
+            layers[layer] = LayerPlan {
+                remote: group.experts[layer].clone(),
+                memory_bytes: group.memory_bytes,
+                replicas: group.replicas,
+            };
+        }
+        let plan = Plan::of_layers(planned.plan.main_bytes, layers);
+        let evaluation = self.model.evaluate(&plan);
+        let same = evaluation.total_cost <= planned.cost() * (1.0 + COST_TIE);
+        let stands = same && (self.violations)(&plan, &evaluation).is_empty();
+        stands.then(|| Planned { candidate: planned.candidate.clone(), plan, evaluation })
+    }
+}
+
+/// Whether nothing is remote.
+fn is_local(candidate: &Candidate) -> bool {
+    candidate.counts.iter().all(|count| *count == 0)
+}
+
+impl From<&Found> for Planned {
+    fn from(found: &Found) -> Self {
+        Self {
+            candidate: found.candidate.clone(),
+            plan: found.plan.clone(),
+            evaluation: found.evaluation.clone(),
+        }
+    }
+}
+
+/// As many of `candidates` as `effort` allows, evenly; nothing remote is always among them where it was.
+fn thinned(candidates: Vec<Candidate>, effort: Effort) -> Vec<Candidate> {
+    if effort == Effort::Full || candidates.len() <= COARSE_RATIOS {
+        return candidates;
+    }
+    let most = candidates.iter().map(|candidate| candidate.i).max().unwrap_or(0).max(1);
+    let step = most.div_ceil(COARSE_RATIOS - 1).max(1);
+    candidates.into_iter().filter(|candidate| candidate.i % step == 0 || candidate.i == most).collect()
+}

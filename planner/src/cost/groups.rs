@@ -1,0 +1,218 @@
+//! Layers whose remote experts lie in groups that all work at the same time, and decode steps of several
+//! requests at once.
+
+use crate::cost::slowest::{Path, Work, expected_slowest, slowest_of};
+use crate::cost::{LayerEvaluation, Replicas};
+use crate::plan::{Group, Plan, whole_bytes};
+use crate::problem::curve::{Column, Curve};
+use crate::problem::model::{Model, Seconds};
+use serde::Serialize;
+
+/// What one group of remote functions does for a request.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct GroupEvaluation {
+    /// Bytes that each of its functions needs.
+    #[serde(serialize_with = "whole_bytes")]
+    pub needed_bytes: f64,
+    /// Share of all assignments that go to it.
+    pub share: f64,
+    /// Seconds that its functions work in the prefill, all together.
+    pub prefill_billed: f64,
+    /// The same of one decode step.
+    pub decode_billed: f64,
+    /// Dollars per second of all its functions.
+    pub rate: f64,
+}
+
+/// The experts of one layer that are computed on one path.
+struct Part<'a> {
+    experts: &'a [u32],
+    curve: &'a Curve,
+    column: Column,
+}
+
+/// One decode step of a layer's experts.
+struct Step {
+    /// Expected seconds of the slowest path.
+    seconds: f64,
+    /// Expected number of groups that are called.
+    calls: f64,
+}
+
+impl Model<'_> {
+    /// vCPUs of the main function of `plan`.
+    pub(crate) fn main_vcpus_in(&self, plan: &Plan) -> f64 {
+        plan.main_vcpus.unwrap_or_else(|| self.main_vcpus(plan.main_bytes))
+    }
+
+    /// vCPUs of each function of `group`.
+    pub(crate) fn group_vcpus(&self, group: &Group) -> f64 {
+        group.vcpus.unwrap_or_else(|| self.remote_vcpus(group.memory_bytes))
+    }
+
+    /// The terms of `layer` when `plan` has groups; costs are left out.
+    pub(crate) fn layer_in_groups(&self, layer: usize, plan: &Plan) -> LayerEvaluation {
+        let model = &self.layers[layer];
+        let vcpus = self.main_vcpus_in(plan);
+        let local = self.local_experts(layer, plan);
+        let column = model.curve.column(vcpus);
+        let prefill_of = |expert: &u32| model.curve.seconds(self.prefill_tokens(layer, *expert), column);
+        let local_prefill: f64 = local.iter().map(prefill_of).sum();
+        let replicas: Vec<Replicas> = plan.groups.iter().map(|group| self.replicas(layer, group)).collect();
+        let remote_prefill = replicas.iter().map(Replicas::slowest).fold(0.0, f64::max);
+        let step = self.step(layer, 1.0, plan, &local);
+        let billed: f64 = plan.groups.iter().map(|group| self.group_step(layer, group)).sum();
+        let called = replicas.iter().filter(|replicas| replicas.slowest() > 0.0).count() as f64;
+        let fixed =
+            model.fixed(vcpus).plus(Seconds { prefill: called * self.send, step: step.calls * self.send });
+        let all = |of: fn(&Replicas) -> &Vec<f64>| replicas.iter().flat_map(of).copied().collect();
+        LayerEvaluation {
+            prefill: fixed.prefill + local_prefill.max(remote_prefill),
+            decode: fixed.step + step.seconds,
+            local_prefill,
+            remote_prefill,
+            replica_seconds: all(|replicas| &replicas.seconds),
+            replica_tokens: all(|replicas| &replicas.tokens),
+            replica_load: all(|replicas| &replicas.loads),
+            load_bound: replicas.iter().map(|replicas| replicas.load_bound).fold(0.0, f64::max),
+            remote_decode_billed: billed,
+            remote_share: self.share_of(layer, &plan.layers[layer].remote).min(1.0),
+            needed_bytes: 0.0,
+            main_cost: 0.0,
+            remote_cost: 0.0,
+        }
+    }
+
+    /// What `group` does for a request.
+    pub(crate) fn group(&self, group: &Group) -> GroupEvaluation {
+        let layers = 0..self.layers.len();
+        let prefill = |layer| self.replicas(layer, group).seconds.iter().sum::<f64>();
+        let share = |layer: usize| self.share_of(layer, &group.experts[layer]);
+        GroupEvaluation {
+            needed_bytes: self.group_needed(&group.experts),
+            share: layers.clone().map(share).sum::<f64>() / self.layers.len() as f64,
+            prefill_billed: layers.clone().map(prefill).sum(),
+            decode_billed: layers.map(|layer| self.group_step(layer, group)).sum(),
+            rate: self.function_rate(group.memory_bytes, group.vcpus) * f64::from(group.replicas),
+        }
+    }
+
+    /// Seconds of one decode step of `rows` requests in all layers of `plan`.
+    pub(crate) fn batch_step(&self, plan: &Plan, rows: f64) -> f64 {
+        let vcpus = self.main_vcpus_in(plan);
+        let layers = self.layers.iter().enumerate().map(|(layer, model)| {
+            let step = self.step(layer, rows, plan, &self.local_experts(layer, plan));
+            model.fixed_step(vcpus, rows) + step.calls * self.send + step.seconds
+        });
+        layers.sum()
+    }
+
+    fn prefill_tokens(&self, layer: usize, expert: u32) -> f64 {
+        self.input * self.layers[layer].per_token() * self.shares[layer][expert as usize]
+    }
+
+    fn local_experts(&self, layer: usize, plan: &Plan) -> Vec<u32> {
+        let remote = &plan.layers[layer].remote;
+        let experts = 0..self.layers[layer].experts as u32;
+        experts.filter(|expert| remote.binary_search(expert).is_err()).collect()
+    }
+
+    pub(crate) fn replicas(&self, layer: usize, group: &Group) -> Replicas {
+        Replicas::new(self, layer, &group.experts[layer], self.group_vcpus(group), group.replicas)
+    }
+
+    /// Seconds of one decode step that `group` works for one request in `layer`.
+    fn group_step(&self, layer: usize, group: &Group) -> f64 {
+        let model = &self.layers[layer];
+        let share = self.share_of(layer, &group.experts[layer]).min(1.0);
+        let curve = model.remote_curve();
+        let one = curve.seconds(1.0, curve.column(self.group_vcpus(group))) + self.down;
+        let called = 1.0 - (1.0 - share).powf(model.per_token());
+        model.per_token() * share * one + called * self.round_trip()
+    }
+
+    /// One decode step of `rows` requests in `layer`, without the fixed part.
+    fn step(&self, layer: usize, rows: f64, plan: &Plan, local: &[u32]) -> Step {
+        let model = &self.layers[layer];
+        let here = Part {
+            experts: local,
+            curve: &model.curve,
+            column: model.curve.column(self.main_vcpus_in(plan)),
+        };
+        // Without groups the layer's own function is the only one.
+        let own = &plan.layers[layer];
+        let own = (plan.groups.is_empty() && !own.remote.is_empty())
+            .then(|| (own.remote.as_slice(), self.remote_vcpus(own.memory_bytes)));
+        let of_groups =
+            plan.groups.iter().map(|group| (group.experts[layer].as_slice(), self.group_vcpus(group)));
+        let away: Vec<Part<'_>> = of_groups
+            .chain(own)
+            .filter(|(experts, _)| !experts.is_empty())
+            .map(|(experts, vcpus)| {
+                let curve = model.remote_curve();
+                Part { experts, curve, column: curve.column(vcpus) }
+            })
+            .collect();
+        if rows > 1.0 {
+            self.step_of_many(layer, rows, &here, &away)
+        } else {
+            self.step_of_one(layer, &here, &away)
+        }
+    }
+
+    fn step_of_one(&self, layer: usize, here: &Part<'_>, away: &[Part<'_>]) -> Step {
+        let top_k = self.layers[layer].top_k;
+        let path = |part: &Part<'_>, down: f64, trip: f64| Path {
+            share: self.share_of(layer, part.experts),
+            seconds: part.curve.seconds(1.0, part.column) + down,
+            trip,
+        };
+        let trip = self.round_trip();
+        let mut paths: Vec<Path> = away.iter().map(|part| path(part, self.down, trip)).collect();
+        let calls = paths.iter().map(|path| 1.0 - (1.0 - path.share.min(1.0)).powi(top_k as i32)).sum();
+        let remote: f64 = paths.iter().map(|path| path.share).sum();
+        // Shares sum to 1 but for rounding: what is not remote is local.
+        paths.push(Path { share: (1.0 - remote).max(0.0), ..path(here, 0.0, 0.0) });
+        Step { seconds: expected_slowest(top_k, &paths), calls }
+    }
+
+    /// Several tokens share experts: every one that any of them uses is read once. How many that are differs
+    /// from step to step, on every path by itself.
+    fn step_of_many(&self, layer: usize, rows: f64, here: &Part<'_>, away: &[Part<'_>]) -> Step {
+        let per_token = self.layers[layer].per_token();
+        let mut works = vec![self.work(layer, rows, here)];
+        let mut calls = 0.0;
+        for part in away {
+            let share = self.share_of(layer, part.experts).min(1.0);
+            let called = 1.0 - (1.0 - share).powf(per_token * rows);
+            let travelling = rows * (1.0 - (1.0 - share).powf(per_token));
+            let mut work = self.work(layer, rows, part);
+            work.mean += rows * per_token * share * self.down + travelling * self.up + called * self.invoke;
+            works.push(work);
+            calls += called;
+        }
+        Step { seconds: slowest_of(works.into_iter()), calls }
+    }
+
+    /// Computing the experts of `part` for `rows` tokens.
+    fn work(&self, layer: usize, rows: f64, part: &Part<'_>) -> Work {
+        let per_token = self.layers[layer].per_token();
+        part.experts.iter().fold(Work::default(), |sum, expert| {
+            let share = self.shares[layer][*expert as usize];
+            let (used, tokens) = used(rows, per_token * share);
+            let seconds = part.curve.seconds(tokens, part.column);
+            Work {
+                mean: sum.mean + used * seconds,
+                variance: sum.variance + used * (1.0 - used) * seconds * seconds,
+            }
+        })
+    }
+}
+
+/// With what probability any of `rows` tokens uses an expert that each of them uses with probability
+/// `chance`, and how many of them do then.
+pub(crate) fn used(rows: f64, chance: f64) -> (f64, f64) {
+    let chance = chance.min(1.0);
+    let used = 1.0 - (1.0 - chance).powf(rows);
+    if used > 0.0 { (used, rows * chance / used) } else { (0.0, 1.0) }
+}

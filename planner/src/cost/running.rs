@@ -1,0 +1,189 @@
+//! From times and rates to dollars: for one request that runs alone, or for functions that are alive while
+//! requests come.
+
+use crate::alive::{Alive, Service, alive, mean_per_second};
+use crate::cost::{Found, TPOT_SLACK, TTFT_SLACK};
+use crate::problem::Arrivals;
+use crate::problem::model::Model;
+use serde::Serialize;
+
+/// Requests in one decode step for which times are worked out, at most: beyond, steps grow as at the end.
+const MOST_ROWS: u32 = 64;
+/// Slack of shares and utilisations.
+const SHARE_SLACK: f64 = 1e-9;
+
+/// Functions that serve, by what their cost follows from.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Running {
+    /// Seconds of a request's prefill.
+    pub(crate) prefill: f64,
+    /// Seconds of one decode step at each of [`Model::batches`].
+    pub(crate) steps: Vec<f64>,
+    /// Dollars per second of one main function.
+    pub(crate) main_rate: f64,
+    /// Dollars per second of all remote functions, where they are paid for as long as they exist.
+    pub(crate) remote_rate: f64,
+    /// Dollars per request of remote functions that are paid for what they work.
+    pub(crate) remote_bill: f64,
+    /// Seconds from nothing to ready of the slowest function.
+    pub(crate) start_seconds: f64,
+}
+
+/// What requests cost and how long they take.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Bill {
+    pub(crate) ttft_seconds: f64,
+    pub(crate) tpot_seconds: f64,
+    /// Dollars per request.
+    pub(crate) main_cost: f64,
+    pub(crate) remote_cost: f64,
+    /// Where requests come as [`Arrivals`] say.
+    pub(crate) life: Option<Life>,
+}
+
+impl Bill {
+    pub(crate) fn total(&self) -> f64 {
+        self.main_cost + self.remote_cost
+    }
+}
+
+/// How functions live while requests come.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Life {
+    /// Share of the time in which functions are alive, starts and idle windows included.
+    pub alive_share: f64,
+    /// Starts from nothing in an hour.
+    pub wakes_per_hour: f64,
+    /// Seconds of such a start.
+    pub start_seconds: f64,
+    /// Share of the requests that wait for a start.
+    pub cold_share: f64,
+    /// Time to first token of a request that finds everything asleep; that of a warm one where nothing
+    /// ever sleeps.
+    pub cold_ttft_seconds: f64,
+    /// Requests that a main function serves at once, in the mean over all time.
+    pub in_flight: f64,
+    /// Seconds that a request is served, at that load.
+    pub service_seconds: f64,
+    /// Seconds that a request waits for its turn in a warm function; 0 where there are more requests than
+    /// can ever be served.
+    pub wait_seconds: f64,
+    /// Arrivals over what the main functions can serve at most.
+    pub utilisation: f64,
+    /// Dollars in an hour.
+    pub dollars_per_hour: f64,
+}
+
+impl Model<'_> {
+    /// Requests in one decode step for which times are worked out: 1, and powers of 2 up to as many as run
+    /// at once where requests come.
+    pub(crate) fn batches(&self) -> Vec<f64> {
+        let most = match self.problem.arrivals {
+            Some(_) => self.problem.request.concurrency.clamp(1, MOST_ROWS),
+            None => 1,
+        };
+        let mut batches: Vec<f64> =
+            (0..).map(|power| 1_u32 << power).take_while(|rows| *rows < most).map(f64::from).collect();
+        batches.push(f64::from(most));
+        batches
+    }
+
+    /// Seconds from nothing to ready of functions with these weights; 0 where nobody says.
+    pub(crate) fn start_seconds(&self, main_bytes: f64, remote_bytes: f64) -> f64 {
+        self.problem.starts.map_or(0.0, |starts| {
+            let remote = if remote_bytes > 0.0 { starts.remote.seconds(remote_bytes) } else { 0.0 };
+            starts.main.seconds(main_bytes).max(remote)
+        })
+    }
+
+    pub(crate) fn bill(&self, running: &Running) -> Bill {
+        match &self.problem.arrivals {
+            None => self.bill_alone(running),
+            Some(arrivals) => self.bill_alive(running, arrivals),
+        }
+    }
+
+    /// One request on functions that nothing else uses.
+    fn bill_alone(&self, running: &Running) -> Bill {
+        let step = running.steps.first().copied().unwrap_or(0.0);
+        let seconds = running.prefill + self.output * step;
+        let mains = f64::from(self.problem.pricing.main_replicas);
+        Bill {
+            ttft_seconds: running.prefill + self.problem.cold_start_seconds,
+            tpot_seconds: if self.output > 0.0 { step } else { 0.0 },
+            main_cost: seconds * running.main_rate,
+            remote_cost: seconds * running.remote_rate / mains + running.remote_bill,
+            life: None,
+        }
+    }
+
+    fn bill_alive(&self, running: &Running, arrivals: &Arrivals) -> Bill {
+        let mains = self.problem.pricing.main_replicas;
+        let service = Service {
+            prefill_seconds: running.prefill,
+            step_seconds: self.every_batch(&running.steps),
+            steps: self.output,
+            concurrency: self.problem.request.concurrency.min(MOST_ROWS),
+            mains,
+        };
+        let found: Alive = alive(arrivals, &service, running.start_seconds);
+        let per_second = mean_per_second(arrivals);
+        let rate = f64::from(mains) * running.main_rate + running.remote_rate;
+        // Without any request there is nobody to share the cost.
+        let each = |rate: f64| if per_second > 0.0 { found.share * rate / per_second } else { 0.0 };
+        let wait_seconds = if found.saturated { 0.0 } else { found.wait_seconds };
+        let warm = running.prefill + self.problem.cold_start_seconds + wait_seconds;
+        let sleeps = arrivals.idle_seconds.is_some();
+        Bill {
+            ttft_seconds: warm,
+            tpot_seconds: found.tpot_seconds,
+            main_cost: each(f64::from(mains) * running.main_rate),
+            remote_cost: each(running.remote_rate) + running.remote_bill,
+            life: Some(Life {
+                alive_share: found.share,
+                wakes_per_hour: found.wakes_per_second * 3600.0,
+                start_seconds: running.start_seconds,
+                cold_share: found.cold_share,
+                cold_ttft_seconds: if sleeps { warm + running.start_seconds } else { warm },
+                in_flight: found.in_flight,
+                service_seconds: found.service_seconds,
+                wait_seconds,
+                utilisation: found.utilisation,
+                dollars_per_hour: 3600.0 * (found.share * rate + per_second * running.remote_bill),
+            }),
+        }
+    }
+
+    /// Seconds of a step with 1, 2, .. requests, from those at [`Self::batches`].
+    fn every_batch(&self, steps: &[f64]) -> Vec<f64> {
+        let batches = self.batches();
+        let mut every = Vec::new();
+        let mut largest = 0.0_f64;
+        for (pair, ends) in batches.windows(2).zip(steps.windows(2)) {
+            let mut rows = pair[0];
+            while rows < pair[1] {
+                let beside = (rows - pair[0]) / (pair[1] - pair[0]);
+                largest = largest.max(ends[0] + (ends[1] - ends[0]) * beside);
+                every.push(largest);
+                rows += 1.0;
+            }
+        }
+        every.push(largest.max(steps.last().copied().unwrap_or(0.0)));
+        every
+    }
+
+    /// The limits of times and load that `bill` does not keep.
+    pub(crate) fn late(&self, bill: &Bill, found: &mut Found) {
+        let slo = &self.problem.slo;
+        found.unless_at_most("ttft", bill.ttft_seconds, self.ttft_limit, TTFT_SLACK);
+        found.unless_at_most("tpot", bill.tpot_seconds, self.tpot_limit, TPOT_SLACK);
+        let Some(life) = &bill.life else { return };
+        found.unless_at_most("load", life.utilisation, 1.0, -SHARE_SLACK);
+        if let Some(allowed) = slo.cold_ttft_seconds {
+            found.unless_at_most("cold_ttft", life.cold_ttft_seconds, allowed, TTFT_SLACK);
+        }
+        if let Some(allowed) = slo.cold_share {
+            found.unless_at_most("cold_share", life.cold_share, allowed, SHARE_SLACK);
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Plans with groups against everything that can be tried on small problems.
+
+use crate::cost::Evaluation;
+use crate::generate::{Random, small_problem, tighten};
+use crate::plan::{Group, LayerPlan, Plan};
+use crate::problem::model::Model;
+use crate::problem::{Arrivals, Billing, Problem, SizeRange, Start, Starts, VcpuRange};
+use crate::search::selection::by_use;
+use crate::{Options, PlanError, solve};
+
+/// A problem whose plans can all be tried: few experts, sizes and groups.
+fn problem(seed: u64) -> Problem {
+    let random = &mut Random::new(seed ^ 0x5eed);
+    let mut problem = small_problem(seed, 1 + (seed % 2) as usize);
+    for (layer, shares) in problem.layers.iter_mut().zip(problem.prediction.iter_mut().flatten()) {
+        layer.experts = layer.experts.min(if seed.is_multiple_of(2) { 5 } else { 3 });
+        layer.top_k = layer.top_k.min(layer.experts);
+        shares.truncate(layer.experts as usize);
+        let sum: f64 = shares.iter().sum();
+        shares.iter_mut().for_each(|share| *share /= sum);
+    }
+    let all: f64 = problem.layers.iter().map(|layer| f64::from(layer.experts) * layer.expert_bytes).sum();
+    let range = |least: f64, most: f64, sizes: f64| SizeRange {
+        min_bytes: least,
+        max_bytes: most,
+        step_bytes: ((most - least) / sizes).ceil(),
+    };
+    problem.specs.main = range(2e8, 4e8 + 1.3 * all, 4.0);
+    problem.specs.remote = range(1e8, 2e8 + all, 3.0);
+    problem.limits.max_groups = Some(random.whole(1, 2) as u32);
+    problem.limits.max_replicas = random.whole(1, 2) as u32;
+    problem.pricing.billing = if random.one_in(3) { Billing::Invocation } else { Billing::Reserved };
+    if random.one_in(3) {
+        let range = |most| Some(VcpuRange { min: 0.5, max: most, step: 1.5 });
+        (problem.specs.main_vcpus, problem.specs.remote_vcpus) = (range(5.0), range(3.5));
+        problem.pricing.cpu_per_core_second = Some(random.between(0.1, 1.0));
+        problem.pricing.memory_per_gb_second = Some(random.between(0.05, 0.5));
+    }
+    tighten(&mut problem, [10.0, 1.0, 0.2, -0.1, -0.3][random.whole(0, 4) as usize]);
+    if random.one_in(3) {
+        let start = |random: &mut Random| Start {
+            process_seconds: random.between(0.1, 5.0),
+            load_bytes_per_second: 2e8,
+        };
+        problem.arrivals = Some(Arrivals {
+            per_second: 10f64.powf(random.between(-4.0, -0.5)),
+            burst: 1.0,
+            recorded_seconds: None,
+            idle_seconds: random.one_in(2).then(|| random.between(1.0, 300.0)),
+        });
+        problem.starts = Some(Starts { main: start(random), remote: start(random) });
+        problem.request.concurrency = [1, 4][random.whole(0, 1) as usize];
+    }
+    problem
+}
+
+/// Every way to deal `experts` to so many groups that are alike but for their experts.
+fn deals(experts: &[u32], groups: usize) -> Vec<Vec<Vec<u32>>> {
+    let mut all = vec![vec![Vec::new(); groups]];
+    for expert in experts {
+        all = all
+            .into_iter()
+            .flat_map(|deal| {
+                (0..groups).map(move |group| {
+                    let mut deal = deal.clone();
+                    deal[group].push(*expert);
+                    deal
+                })
+            })
+            .collect();
+    }
+    for deal in &mut all {
+        deal.iter_mut().for_each(|set| set.sort_unstable());
+    }
+    all
+}
+
+/// All tuples of one item of each list.
+fn product<T: Clone>(lists: &[Vec<T>]) -> Vec<Vec<T>> {
+    lists.iter().fold(vec![Vec::new()], |tuples, list| {
+        let longer = |tuple: &Vec<T>| -> Vec<Vec<T>> {
+            list.iter().map(|item| [tuple.clone(), vec![item.clone()]].concat()).collect()
+        };
+        tuples.iter().flat_map(longer).collect()
+    })
+}
+
+/// The least cost of any plan: every number of remote experts, every deal, every size of every function and
+/// every number of replicas.
+fn cheapest(model: &Model<'_>) -> f64 {
+    let limits = &model.problem.limits;
+    let orders: Vec<Vec<u32>> = (0..model.layers.len()).map(|layer| by_use(model, layer)).collect();
+    let counts: Vec<Vec<usize>> = orders.iter().map(|order| (0..=order.len()).collect()).collect();
+    let mut least = f64::INFINITY;
+    for counts in product(&counts) {
+        let remote: Vec<Vec<u32>> =
+            orders.iter().zip(&counts).map(|(order, count)| order[..*count].to_vec()).collect();
+        let most = counts.iter().copied().max().unwrap_or(0).min(limits.max_groups.unwrap_or(1) as usize);
+        for groups in most.min(1)..=most {
+            let per_layer: Vec<Vec<Vec<Vec<u32>>>> = remote.iter().map(|set| deals(set, groups)).collect();
+            for deal in product(&per_layer) {
+                let hosted: Vec<Vec<Vec<u32>>> = (0..groups)
+                    .map(|group| deal.iter().map(|layer| layer[group].clone()).collect())
+                    .collect();
+                if hosted.iter().any(|group| group.iter().all(Vec::is_empty)) {
+                    continue;
+                }
+                least = least.min(cheapest_sizes(model, &remote, &hosted));
+            }
+        }
+    }
+    least
+}
+
+fn cheapest_sizes(model: &Model<'_>, remote: &[Vec<u32>], hosted: &[Vec<Vec<u32>>]) -> f64 {
+    let counts: Vec<usize> = remote.iter().map(Vec::len).collect();
+    let options: Vec<Vec<Group>> = hosted
+        .iter()
+        .map(|experts| {
+            let sizes = model.remote_options(model.group_needed(experts));
+            let with = |(sizing, replicas): (crate::problem::model::Sizing, u32)| Group {
+                experts: experts.clone(),
+                memory_bytes: sizing.bytes,
+                vcpus: sizing.stated,
+                replicas,
+            };
+            let pairs = sizes.into_iter().flat_map(|sizing| {
+                (1..=model.problem.limits.max_replicas).map(move |replicas| (sizing, replicas))
+            });
+            pairs.map(with).collect()
+        })
+        .collect();
+    let sorted = |set: &Vec<u32>| {
+        let mut set = set.clone();
+        set.sort_unstable();
+        LayerPlan { remote: set, ..LayerPlan::default() }
+    };
+    let layers: Vec<LayerPlan> = remote.iter().map(sorted).collect();
+    let mut least = f64::INFINITY;
+    for groups in product(&options) {
+        for main in model.main_options(model.main_needed(&counts)) {
+            let plan = Plan {
+                main_bytes: main.bytes,
+                main_vcpus: main.stated,
+                layers: layers.clone(),
+                groups: groups.clone(),
+            };
+            let Evaluation { total_cost, violations, .. } = model.evaluate(&plan);
+            if violations.is_empty() {
+                least = least.min(total_cost);
+            }
+        }
+    }
+    least
+}
+
+#[test]
+fn groups_are_within_one_percent_of_the_optimum() {
+    let mut missed = Vec::new();
+    let (mut solved, mut sliced, mut above, mut worst) = (0, 0, 0, (0.0_f64, 0));
+    for seed in 0..1_750 {
+        let problem = problem(seed);
+        let model = Model::with_prediction(&problem).unwrap();
+        let exact = cheapest(&model);
+        match solve(&problem, None, &Options::default()) {
+            Ok(answer) => {
+                solved += 1;
+                sliced += usize::from(!answer.plan.groups.is_empty());
+                assert!(answer.evaluation.violations.is_empty(), "{seed}");
+                let over = answer.evaluation.total_cost / exact - 1.0;
+                above += usize::from(over > 1e-9);
+                if over > worst.0 {
+                    worst = (over, seed);
+                }
+                if let Some(mix) = answer.baselines.mix.filter(crate::Baseline::is_feasible) {
+                    assert!(answer.evaluation.total_cost <= mix.total_cost * (1.0 + 1e-12), "{seed}");
+                }
+            }
+            Err(PlanError::Infeasible(_)) if exact < f64::INFINITY => missed.push(seed),
+            Err(PlanError::Infeasible(_)) => {}
+            Err(error) => panic!("{seed}: {error}"),
+        }
+    }
+    eprintln!("{solved} solved, {sliced} with groups, {above} above the optimum, worst {worst:?}");
+    assert!(solved >= 1_000 && sliced >= 200, "{solved} {sliced}");
+    assert!(missed.is_empty(), "{missed:?}");
+    assert!(worst.0 <= 0.01, "{worst:?}");
+}

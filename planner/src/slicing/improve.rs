@@ -1,0 +1,181 @@
+//! Moves of single groups, sizes and experts on the exact cost.
+
+use super::{Planned, Slicing};
+use crate::plan::{Group, Plan};
+use crate::problem::model::Sizing;
+
+impl Slicing<'_, '_> {
+    /// `best` after every move that saves something: another size of the main function or of one group, a
+    /// function more or less of one group, one expert to another group, home or away; and after pairs of
+    /// them as far as `left` evaluations go.
+    pub(crate) fn improved(&self, mut best: Planned, left: &mut usize) -> Planned {
+        loop {
+            let near = self.neighbours(&best.plan, *left);
+            let found = self.cheapest(near.iter(), &best, left).or_else(|| {
+                let pairs = near.iter().flat_map(|plan| self.neighbours(plan, usize::MAX));
+                let affordable = near.len() * near.len() <= *left;
+                let pairs: Vec<Plan> = if affordable { pairs.collect() } else { Vec::new() };
+                self.cheapest(pairs.iter(), &best, left)
+            });
+            match found {
+                Some(found) if found.cost() < best.cost() * (1.0 - 1e-9) => best = found,
+                _ => return best,
+            }
+        }
+    }
+
+    fn cheapest<'p>(
+        &self,
+        plans: impl Iterator<Item = &'p Plan>,
+        best: &Planned,
+        left: &mut usize,
+    ) -> Option<Planned> {
+        let mut better: Option<Planned> = None;
+        for plan in plans {
+            *left = left.saturating_sub(1);
+            let beaten = better.as_ref().unwrap_or(best);
+            better = self.judged(&best.candidate, plan.clone(), Some(beaten)).or(better);
+        }
+        better
+    }
+
+    /// At most `most` plans one move away.
+    fn neighbours(&self, plan: &Plan, most: usize) -> Vec<Plan> {
+        let mut plans = Vec::new();
+        let counts: Vec<usize> = plan.layers.iter().map(|layer| layer.remote.len()).collect();
+        let mains = self.model.main_options(self.model.main_needed(&counts));
+        let now = |sizing: &Sizing| sizing.bytes == plan.main_bytes && sizing.stated == plan.main_vcpus;
+        for main in beside(&mains, now) {
+            plans.push(Plan { main_bytes: main.bytes, main_vcpus: main.stated, ..plan.clone() });
+        }
+        for index in 0..plan.groups.len() {
+            plans.extend(self.group_moves(plan, index));
+        }
+        let most_groups = self.model.problem.limits.max_groups.unwrap_or(1) as usize;
+        let groups = || (0..plan.groups.len()).map(Some);
+        // One group more, where there may be.
+        let with_new = || (0..(plan.groups.len() + 1).min(most_groups.max(plan.groups.len()))).map(Some);
+        for (layer, table) in self.tables.iter().enumerate() {
+            // The local expert that is used least may go.
+            let remote = &plan.layers[layer].remote;
+            let next = table.order.iter().find(|expert| remote.binary_search(expert).is_err());
+            let away = next.into_iter().flat_map(|expert| with_new().map(move |to| (*expert, None, to)));
+            let of_groups = plan.groups.iter().enumerate().flat_map(|(from, group)| {
+                let to = groups().chain([None]).filter(move |to| *to != Some(from));
+                let experts = group.experts[layer].iter();
+                experts.flat_map(move |expert| to.clone().map(move |to| (*expert, Some(from), to)))
+            });
+            for (expert, from, to) in away.chain(of_groups) {
+                if plans.len() >= most {
+                    break;
+                }
+                let moved = self.sized(moved(plan, layer, expert, from, to));
+                plans.extend(moved);
+            }
+        }
+        for (one, other) in pairs(plan.groups.len()) {
+            for layer in 0..plan.layers.len() {
+                for expert in &plan.groups[one].experts[layer] {
+                    for back in &plan.groups[other].experts[layer] {
+                        if plans.len() >= most {
+                            break;
+                        }
+                        let there = moved(plan, layer, *expert, Some(one), Some(other));
+                        plans.extend(self.sized(moved(&there, layer, *back, Some(other), Some(one))));
+                    }
+                }
+            }
+        }
+        plans.retain(|plan| {
+            let counts: Vec<usize> = plan.layers.iter().map(|layer| layer.remote.len()).collect();
+            self.remote.allows(self.model, &counts)
+        });
+        plans.truncate(most);
+        plans
+    }
+
+    /// Other sizes and numbers of functions of one group.
+    fn group_moves(&self, plan: &Plan, index: usize) -> Vec<Plan> {
+        let group = &plan.groups[index];
+        let options = self.model.remote_options(self.needed(plan, group));
+        let now = |sizing: &Sizing| sizing.bytes == group.memory_bytes && sizing.stated == group.vcpus;
+        let with = |changed: Group| {
+            let mut plan = plan.clone();
+            plan.groups[index] = changed;
+            plan
+        };
+        let sizes = beside(&options, now).map(|sizing| Group {
+            memory_bytes: sizing.bytes,
+            vcpus: sizing.stated,
+            ..group.clone()
+        });
+        let fewer = (group.replicas > 1).then(|| Group { replicas: group.replicas - 1, ..group.clone() });
+        let more = (group.replicas < self.model.problem.limits.max_replicas)
+            .then(|| Group { replicas: group.replicas + 1, ..group.clone() });
+        sizes.chain(fewer).chain(more).map(with).collect()
+    }
+
+    /// `plan` with every size raised or lowered to the least that holds what is there, at the same vCPUs;
+    /// none where nothing holds it.
+    fn sized(&self, mut plan: Plan) -> Option<Plan> {
+        let counts: Vec<usize> = plan.layers.iter().map(|layer| layer.remote.len()).collect();
+        let mains = self.model.main_options(self.model.main_needed(&counts));
+        let main = fitting(&mains, plan.main_bytes, plan.main_vcpus)?;
+        (plan.main_bytes, plan.main_vcpus) = (main.bytes, main.stated);
+        plan.groups.retain(|group| group.experts.iter().any(|experts| !experts.is_empty()));
+        for index in 0..plan.groups.len() {
+            let options = self.model.remote_options(self.needed(&plan, &plan.groups[index]));
+            let group = &mut plan.groups[index];
+            let sizing = fitting(&options, group.memory_bytes, group.vcpus)?;
+            (group.memory_bytes, group.vcpus) = (sizing.bytes, sizing.stated);
+        }
+        Some(plan)
+    }
+}
+
+/// All pairs of so many groups.
+fn pairs(groups: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..groups).flat_map(move |one| (one + 1..groups).map(move |other| (one, other)))
+}
+
+/// The options right below and above the present one.
+fn beside(options: &[Sizing], now: impl Fn(&Sizing) -> bool) -> impl Iterator<Item = Sizing> {
+    let at = options.iter().position(now);
+    let pair = at.map(|at| [at.checked_sub(1), Some(at + 1)]).into_iter().flatten().flatten();
+    pair.filter_map(|index| options.get(index).copied()).collect::<Vec<_>>().into_iter()
+}
+
+/// The option with these vCPUs, or where memory brings them the least one with as much memory, or the largest;
+/// of a new function the least one.
+fn fitting(options: &[Sizing], bytes: f64, vcpus: Option<f64>) -> Option<Sizing> {
+    let fits = |sizing: &&Sizing| match vcpus {
+        Some(_) => sizing.stated == vcpus,
+        None => sizing.bytes >= bytes,
+    };
+    options.iter().find(fits).or(options.last()).copied()
+}
+
+/// `plan` with `expert` of `layer` moved from one group to another; none stands for home, the number behind
+/// the last group for a new one.
+fn moved(plan: &Plan, layer: usize, expert: u32, from: Option<usize>, to: Option<usize>) -> Plan {
+    let mut plan = plan.clone();
+    let insert = |set: &mut Vec<u32>| set.insert(set.partition_point(|id| *id < expert), expert);
+    match from {
+        Some(from) => plan.groups[from].experts[layer].retain(|id| *id != expert),
+        None => insert(&mut plan.layers[layer].remote),
+    }
+    if to == Some(plan.groups.len()) {
+        let like = plan.groups.first();
+        plan.groups.push(Group {
+            experts: vec![Vec::new(); plan.layers.len()],
+            memory_bytes: 0.0,
+            vcpus: like.and_then(|group| group.vcpus),
+            replicas: 1,
+        });
+    }
+    match to {
+        Some(to) => insert(&mut plan.groups[to].experts[layer]),
+        None => plan.layers[layer].remote.retain(|id| *id != expert),
+    }
+    plan
+}

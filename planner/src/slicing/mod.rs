@@ -1,0 +1,415 @@
+//! The search over groups: how many experts are remote, over how many groups they are sliced, and how large
+//! main function and groups are.
+//!
+//! All groups of an arrangement have the same vCPUs and nearly the same work, so that an arrangement has
+//! two sizes to choose. Arrangements go in the order of what they cost at least; a rectangle of sizes whose
+//! bound is too high, or whose quickest corner is too late, is never looked into. Moves of single groups and
+//! experts follow (`improve.rs`).
+
+pub(crate) mod deal;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
+mod exhaustive;
+mod improve;
+mod table;
+
+use crate::answer::Remote;
+use crate::cost::running::{Bill, Running};
+use crate::cost::{Evaluation, Found as Limits, Violation};
+use crate::plan::{Group, LayerPlan, Plan};
+use crate::problem::ErrorFactor;
+use crate::problem::model::{Model, Sizing};
+use crate::search::selection::Candidate;
+use crate::search::tables::LayerTable;
+use crate::search::{COST_TIE, Counters};
+use deal::{Cut, deal};
+use std::collections::BTreeSet;
+use table::{Pair, Table};
+
+/// After how many arrangements only savings above this share are pursued; at first also what costs more by so
+/// much, since moves may make more of it.
+const PATIENCE: [(usize, f64); 5] = [(0, -0.3), (60, 1e-4), (150, 1e-3), (300, 5e-3), (450, 1.0)];
+/// Functions of a group that arrangements are tried with, at most; moves may add more.
+const MOST_REPLICAS: u32 = 4;
+
+/// Work that moves may be, in experts evaluated.
+const MOST_WORK: usize = 2_000_000;
+/// Plans that moves start from, at most.
+const MOST_STARTS: usize = 24;
+/// Evaluations of moves, at most.
+const MOST_EVALUATIONS: usize = 60_000;
+
+/// Which arrangements are searched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Family {
+    /// A function of its own for every layer.
+    PerLayer,
+    /// Groups that hold a part of every layer, or of every layer of a block.
+    Sliced,
+}
+
+/// A plan that keeps every limit.
+#[derive(Debug, Clone)]
+pub(crate) struct Planned {
+    pub(crate) candidate: Candidate,
+    pub(crate) plan: Plan,
+    pub(crate) evaluation: Evaluation,
+}
+
+impl Planned {
+    pub(crate) fn cost(&self) -> f64 {
+        self.evaluation.total_cost
+    }
+
+    /// Cheaper; of equal ones fewer functions, then less memory.
+    pub(crate) fn beats(&self, other: &Self) -> bool {
+        let (cost, than) = (self.cost(), other.cost());
+        if (cost - than).abs() > COST_TIE * than.abs() {
+            return cost < than;
+        }
+        let rank = |planned: &Self| (planned.plan.replicas(), planned.plan.bytes());
+        rank(self) < rank(other)
+    }
+}
+
+/// Everything that the search reads.
+pub(crate) struct Slicing<'s, 'm> {
+    pub(crate) model: &'s Model<'m>,
+    pub(crate) tables: &'s [LayerTable],
+    /// How far remote shares may exceed their prediction, where plans must bear it.
+    pub(crate) factors: Option<&'s [ErrorFactor]>,
+    /// The limits that a plan does not keep, given its evaluation.
+    pub(crate) violations: &'s dyn Fn(&Plan, &Evaluation) -> Vec<Violation>,
+    /// Whether experts may be remote.
+    pub(crate) remote: Remote,
+    pub(crate) best: Option<Planned>,
+    pub(crate) counters: Counters,
+}
+
+/// One arrangement, before anything about it is worked out.
+struct Arrangement<'c> {
+    candidate: &'c Candidate,
+    cut: Cut,
+    replicas: u32,
+    bound: f64,
+}
+
+impl Slicing<'_, '_> {
+    /// Searches `candidates` in all arrangements of `family`.
+    pub(crate) fn run(&mut self, candidates: &[Candidate], family: Family, with_moves: bool) {
+        let mut arrangements: Vec<Arrangement<'_>> = Vec::new();
+        for candidate in candidates {
+            self.counters.candidates += 1;
+            let nothing = candidate.counts.iter().all(|count| *count == 0);
+            let cuts = if nothing { vec![Cut { blocks: 1, slices: 1 }] } else { self.cuts(family) };
+            let most = if nothing { 1 } else { self.model.problem.limits.max_replicas.min(MOST_REPLICAS) };
+            for cut in cuts {
+                for replicas in 1..=most {
+                    let bound = self.bound(candidate, cut, replicas);
+                    self.counters.bounds += 1;
+                    if bound < f64::INFINITY {
+                        arrangements.push(Arrangement { candidate, cut, replicas, bound });
+                    }
+                }
+            }
+        }
+        self.counters.pairs += arrangements.len();
+        arrangements.sort_by(|a, b| a.bound.total_cmp(&b.bound));
+        let mut starts = Vec::new();
+        for (built, arrangement) in arrangements.iter().enumerate() {
+            if arrangement.bound > self.limit(built) {
+                break;
+            }
+            self.counters.solved += 1;
+            let Some(found) = self.explore(arrangement, built) else { continue };
+            if self.best.as_ref().is_none_or(|best| found.beats(best)) {
+                self.best = Some(found.clone());
+            }
+            starts.push(found);
+        }
+        if with_moves {
+            // The best start is not always the best end.
+            starts.sort_by(|a: &Planned, b| a.cost().total_cmp(&b.cost()));
+            let kind =
+                |start: &Planned| (start.plan.groups.len(), start.candidate.counts.iter().sum::<usize>());
+            let mut seen = BTreeSet::new();
+            starts.retain(|start| seen.insert(kind(start)) && seen.len() <= MOST_STARTS);
+            let experts: usize = self.model.layers.iter().map(|layer| layer.experts).sum();
+            let mut left = (MOST_WORK / experts.max(1)).min(MOST_EVALUATIONS);
+            for start in starts {
+                let end = self.improved(start, &mut left);
+                if self.best.as_ref().is_none_or(|best| end.beats(best)) {
+                    self.best = Some(end);
+                }
+            }
+        }
+    }
+
+    /// What a plan must cost at most to be worth a look.
+    fn limit(&self, built: usize) -> f64 {
+        let gain = PATIENCE.iter().filter(|(after, _)| built >= *after).map(|(_, gain)| *gain).next_back();
+        let factor = gain.map_or(1.0 + COST_TIE, |gain| 1.0 - gain);
+        self.best.as_ref().map_or(f64::INFINITY, |best| best.cost() * factor)
+    }
+
+    fn cuts(&self, family: Family) -> Vec<Cut> {
+        let layers = self.model.layers.len();
+        let most = self.model.problem.limits.max_groups.unwrap_or(1) as usize;
+        let single = Cut { blocks: layers, slices: 1 };
+        if family == Family::PerLayer {
+            return vec![single];
+        }
+        let blocks = std::iter::successors(Some(1), |blocks| Some(blocks * 2))
+            .take_while(|blocks| *blocks < layers.max(2));
+        let between = blocks.flat_map(|blocks| (1..=most / blocks).map(move |slices| Cut { blocks, slices }));
+        // Functions that are paid for what they work are cheaper the less they hold; no two of one layer's
+        // are then paid for the work of another layer.
+        let of_layers = (2..=most).map(|slices| Cut { blocks: layers, slices });
+        if self.model.is_reserved() { between.collect() } else { between.chain(of_layers).collect() }
+    }
+
+    /// What no plan of the arrangement undercuts: every time at the largest sizes with work that is spread
+    /// evenly, every rate at the smallest ones. Infinite where it cannot keep the limits.
+    fn bound(&self, candidate: &Candidate, cut: Cut, replicas: u32) -> f64 {
+        let model = self.model;
+        let mains = model.main_options(model.main_needed(&candidate.counts));
+        let (Some(main), Some(most)) = (mains.first(), mains.last()) else { return f64::INFINITY };
+        let ways = (cut.slices * replicas as usize) as f64;
+        let remote_vcpus = model.remote_options(0.0).last().map_or(1.0, |sizing| sizing.vcpus);
+        let mut running = Running {
+            prefill: 0.0,
+            steps: vec![0.0; model.batches().len()],
+            main_rate: model.gpu_rate + main.rate,
+            remote_rate: 0.0,
+            remote_bill: 0.0,
+            start_seconds: 0.0,
+        };
+        for ((layer, table), count) in model.layers.iter().zip(self.tables).zip(&candidate.counts) {
+            let fixed = layer.fixed(most.vcpus);
+            let (curve, remote_curve) = (&layer.curve, layer.remote_curve());
+            let (here, there) = (curve.column(most.vcpus), remote_curve.column(remote_vcpus));
+            let share = table.share[*count].min(1.0);
+            let local = here.of(table.stay(*count));
+            let away = there.of(table.away_at(*count)) + table.token_sum[*count] * model.down;
+            let step = (layer.per_token() * (1.0 - share) * curve.seconds(1.0, here)).max(
+                layer.per_token() * share / cut.slices as f64
+                    * (remote_curve.seconds(1.0, there) + model.down),
+            );
+            running.prefill += fixed.prefill + local.max(away / ways);
+            running.steps.iter_mut().for_each(|sum| *sum += fixed.step + step);
+        }
+        if candidate.counts.iter().any(|count| *count > 0) {
+            let Some(groups) = self.groups(candidate, cut) else { return f64::INFINITY };
+            let Some(rate) = self.least_remote_rate(candidate, groups as f64) else { return f64::INFINITY };
+            if model.is_reserved() {
+                running.remote_rate = rate * f64::from(replicas);
+            }
+        }
+        let bill = model.bill(&running);
+        if self.is_late(&bill) { f64::INFINITY } else { bill.total() }
+    }
+
+    /// How many groups have experts; none where another cut makes the same ones.
+    fn groups(&self, candidate: &Candidate, cut: Cut) -> Option<usize> {
+        let layers = candidate.counts.len();
+        let mut of_blocks = vec![0; cut.blocks];
+        for (layer, count) in candidate.counts.iter().enumerate() {
+            let groups: &mut usize = &mut of_blocks[cut.block(layer, layers)];
+            *groups = (*groups).max((*count).min(cut.slices));
+        }
+        of_blocks.contains(&cut.slices).then(|| of_blocks.iter().sum())
+    }
+
+    /// Dollars per second of so many groups for all remote experts, one function each, at least.
+    fn least_remote_rate(&self, candidate: &Candidate, groups: f64) -> Option<f64> {
+        let model = self.model;
+        let bytes = candidate
+            .counts
+            .iter()
+            .zip(&model.layers)
+            .map(|(count, layer)| *count as f64 * layer.expert_bytes);
+        let bytes = bytes.sum::<f64>() + groups * model.problem.function_bytes;
+        let least = *model.remote_options(bytes / groups * (1.0 - 1e-12)).first()?;
+        let smallest = model.remote_options(0.0).first().map_or(0.0, |sizing| sizing.rate);
+        // Sizes cost in proportion to their bytes, beside the vCPUs.
+        let per_byte =
+            (model.function_rate(2e9, least.stated) - model.function_rate(1e9, least.stated)) / 1e9;
+        let vcpus = model.function_rate(0.0, least.stated);
+        Some((groups * smallest).max(bytes * per_byte + groups * vcpus))
+    }
+
+    fn is_late(&self, bill: &Bill) -> bool {
+        let mut late = Limits::default();
+        self.model.late(bill, &mut late);
+        !late.names().is_empty()
+    }
+
+    fn explore(&mut self, arrangement: &Arrangement<'_>, built: usize) -> Option<Planned> {
+        let model = self.model;
+        let plan = self.plan(arrangement.candidate, arrangement.cut, arrangement.replicas);
+        let table = Table::new(model, &plan, arrangement.replicas)?;
+        let stressed = self.factors.map(|factors| crate::cost::stress::stressed(model, factors, &plan));
+        let stressed = match &stressed {
+            Some(stressed) => Some(Table::new(stressed, &plan, arrangement.replicas)?),
+            None => None,
+        };
+        let mains = model.main_options(model.main_needed(&arrangement.candidate.counts));
+        let remotes = self.remote_options(&plan);
+        if mains.is_empty() || remotes.is_empty() {
+            return None;
+        }
+        let sized = Sizes { table: &table, stressed: stressed.as_ref(), mains: &mains, remotes: &remotes };
+        let whole = Rectangle { main: (0, mains.len() - 1), remote: (0, remotes.len() - 1) };
+        let isotonic = self.is_isotonic();
+        let mut open = vec![whole];
+        let mut best: Option<Planned> = None;
+        while let Some(rectangle) = open.pop() {
+            self.counters.bounds += 1;
+            let (low, high) = (rectangle.low(), rectangle.high());
+            // Only where larger sizes are never slower does a corner speak for the others.
+            if isotonic || low == high {
+                let own = best.as_ref().map_or(f64::INFINITY, |best| best.cost() * (1.0 + COST_TIE));
+                match self.cost_between(&sized, low, high) {
+                    Some(bound) if bound <= own.min(self.limit(built)) => {}
+                    _ => continue,
+                }
+            }
+            match rectangle.halves() {
+                // The half that was put last is looked into first: the smaller sizes.
+                Some([smaller, larger]) => open.extend([larger, smaller]),
+                None => {
+                    let plan = sized.plan(&plan, low);
+                    best = self.judged(arrangement.candidate, plan, best.as_ref()).or(best);
+                }
+            }
+        }
+        best
+    }
+
+    fn is_isotonic(&self) -> bool {
+        let remote = self.model.layers.iter().all(|layer| layer.remote_curve().is_isotonic_beyond());
+        self.model.is_isotonic && remote
+    }
+
+    /// What any pair of sizes between `low` and `high` costs at least; none where even `high` is too late.
+    fn cost_between(&self, sized: &Sizes<'_, '_>, low: (usize, usize), high: (usize, usize)) -> Option<f64> {
+        let bill = self.model.bill(&sized.table.running(&sized.pair(high), &sized.pair(low)));
+        let stressed =
+            sized.stressed.map(|table| self.model.bill(&table.running(&sized.pair(high), &sized.pair(low))));
+        let late = self.is_late(&bill) || stressed.is_some_and(|bill| self.is_late(&bill));
+        (!late).then_some(bill.total())
+    }
+
+    /// The plan with its evaluation, where it keeps every limit and beats `other`.
+    fn judged(&self, candidate: &Candidate, plan: Plan, other: Option<&Planned>) -> Option<Planned> {
+        let evaluation = self.model.evaluate(&plan);
+        let planned = Planned { candidate: candidate.clone(), plan, evaluation };
+        let beats = other.is_none_or(|other| planned.beats(other));
+        (beats && (self.violations)(&planned.plan, &planned.evaluation).is_empty()).then_some(planned)
+    }
+
+    /// The sets of an arrangement; sizes are still open.
+    fn plan(&self, candidate: &Candidate, cut: Cut, replicas: u32) -> Plan {
+        let hosted = deal(self.model, self.tables, &candidate.counts, cut);
+        let group = |experts| Group { experts, memory_bytes: 0.0, vcpus: None, replicas };
+        let remote = |(table, count): (&LayerTable, &usize)| LayerPlan {
+            remote: table.remote_set(*count),
+            ..LayerPlan::default()
+        };
+        Plan {
+            main_bytes: 0.0,
+            main_vcpus: None,
+            layers: self.tables.iter().zip(&candidate.counts).map(remote).collect(),
+            groups: hosted.into_iter().map(group).collect(),
+        }
+    }
+
+    /// Sizes of all groups of `plan`, the cheapest first; the vCPUs of one entry are the same.
+    fn remote_options(&self, plan: &Plan) -> Vec<Vec<Sizing>> {
+        let model = self.model;
+        if plan.groups.is_empty() {
+            return vec![Vec::new()];
+        }
+        let needed: Vec<f64> = plan.groups.iter().map(|group| self.needed(plan, group)).collect();
+        if model.problem.specs.remote_vcpus.is_none() {
+            let largest = needed.iter().copied().fold(0.0, f64::max);
+            let sizes = model.remote_options(largest).into_iter();
+            return sizes.map(|sizing| vec![sizing; needed.len()]).collect();
+        }
+        let each: Vec<Vec<Sizing>> = needed.iter().map(|needed| model.remote_options(*needed)).collect();
+        let count = each.iter().map(Vec::len).min().unwrap_or(0);
+        (0..count).map(|index| each.iter().map(|options| options[index]).collect()).collect()
+    }
+
+    /// Bytes that a function of `group` needs, also when the prediction errs as far as plans must bear.
+    fn needed(&self, plan: &Plan, group: &Group) -> f64 {
+        let expected = self.model.group_needed(&group.experts);
+        self.factors.map_or(expected, |factors| {
+            expected
+                .max(crate::cost::stress::stressed(self.model, factors, plan).group_needed(&group.experts))
+        })
+    }
+}
+
+/// The sizes of one arrangement and their times.
+struct Sizes<'a, 'm> {
+    table: &'a Table<'m>,
+    stressed: Option<&'a Table<'m>>,
+    mains: &'a [Sizing],
+    remotes: &'a [Vec<Sizing>],
+}
+
+impl Sizes<'_, '_> {
+    /// `plan` with the sizes `at`.
+    fn plan(&self, plan: &Plan, at: (usize, usize)) -> Plan {
+        let pair = self.pair(at);
+        let groups = plan.groups.iter().zip(pair.remote).map(|(group, sizing)| Group {
+            memory_bytes: sizing.bytes,
+            vcpus: sizing.stated,
+            ..group.clone()
+        });
+        Plan {
+            main_bytes: pair.main.bytes,
+            main_vcpus: pair.main.stated,
+            layers: plan.layers.clone(),
+            groups: groups.collect(),
+        }
+    }
+
+    fn pair(&self, (main, remote): (usize, usize)) -> Pair<'_> {
+        Pair { main: self.mains[main], remote: &self.remotes[remote] }
+    }
+}
+
+/// A range of main and of remote sizes.
+#[derive(Debug, Clone, Copy)]
+struct Rectangle {
+    main: (usize, usize),
+    remote: (usize, usize),
+}
+
+impl Rectangle {
+    fn low(self) -> (usize, usize) {
+        (self.main.0, self.remote.0)
+    }
+
+    fn high(self) -> (usize, usize) {
+        (self.main.1, self.remote.1)
+    }
+
+    /// Both halves along the longer side, the smaller sizes first; none of a single pair.
+    fn halves(self) -> Option<[Self; 2]> {
+        let (mains, remotes) = (self.main.1 - self.main.0, self.remote.1 - self.remote.0);
+        let split = |(low, high): (usize, usize)| {
+            let middle = usize::midpoint(low, high);
+            [(low, middle), (middle + 1, high)]
+        };
+        if mains == 0 && remotes == 0 {
+            return None;
+        }
+        Some(match mains >= remotes {
+            true => split(self.main).map(|main| Self { main, ..self }),
+            false => split(self.remote).map(|remote| Self { remote, ..self }),
+        })
+    }
+}

@@ -1,0 +1,324 @@
+//! The times of one arrangement of groups, for any pair of sizes.
+
+use crate::cost::groups::used;
+use crate::cost::running::Running;
+use crate::cost::slowest::{Path, Spread, Work, expected_slowest, slowest_of};
+use crate::plan::Plan;
+use crate::problem::curve::{Column, Curve};
+use crate::problem::model::{LayerModel, Model, Sizing};
+
+/// Up to this many experts per token a table of their spread is worth its memory.
+const MOST_TABLED: usize = 16;
+
+/// One arrangement: what is local, and which groups host the rest; all groups are of the same size.
+pub(crate) struct Table<'m> {
+    model: &'m Model<'m>,
+    layers: Vec<Layer<'m>>,
+    /// Functions of each group.
+    replicas: u32,
+    groups: usize,
+    batches: Vec<f64>,
+    start_seconds: f64,
+}
+
+struct Layer<'m> {
+    model: &'m LayerModel,
+    /// Prefill seconds of the local experts at each vCPU column.
+    local: Vec<f64>,
+    /// One per function with tokens of the prefill.
+    bins: Vec<Bin>,
+    /// Per group with experts of this layer.
+    shares: Vec<(usize, f64)>,
+    spread: Option<Probabilities>,
+    /// Groups that are called: in the prefill, and in one decode step at each batch.
+    calls: (f64, Vec<f64>),
+    /// Per batch but the first the local work, then that of every group.
+    batches: Vec<Vec<BatchWork>>,
+}
+
+/// What one function computes of a layer's prefill.
+struct Bin {
+    group: usize,
+    /// Seconds at each vCPU column.
+    computing: Vec<f64>,
+    /// Seconds on the way.
+    way: f64,
+}
+
+/// The experts of one path in a step of several requests.
+struct BatchWork {
+    /// Mean seconds at each vCPU column, and the square root of the variance.
+    mean: Vec<f64>,
+    deviation: Vec<f64>,
+    way: f64,
+}
+
+/// Probability that a token has at most so many local experts and no group more than so many.
+struct Probabilities {
+    side: usize,
+    cells: Vec<f64>,
+}
+
+impl Probabilities {
+    fn new(top_k: usize, local: f64, groups: &[f64]) -> Self {
+        let side = top_k + 1;
+        let mut cells = Vec::with_capacity(side * side);
+        for most in 0..side {
+            let spread = Spread::of(top_k, groups.iter().map(|share| (*share, most)));
+            cells.extend((0..side).map(|count| spread.with(local, count)));
+        }
+        Self { side, cells }
+    }
+
+    /// Expected seconds of the slowest path, with `local` per local expert, `remote` per remote one and
+    /// `trip` for a group that is called.
+    fn slowest(&self, local: f64, remote: f64, trip: f64) -> f64 {
+        let (mut here, mut away) = (0, 0);
+        // Nothing remote and one local expert more, or one remote expert more: whichever is there first.
+        let (mut expected, mut before) = (0.0, self.cells[0]);
+        while before < 1.0 - 1e-15 && (here + 1 < self.side || away + 1 < self.side) {
+            let next_here = if here + 1 < self.side { (here + 1) as f64 * local } else { f64::INFINITY };
+            let next_away =
+                if away + 1 < self.side { (away + 1) as f64 * remote + trip } else { f64::INFINITY };
+            let time = next_here.min(next_away);
+            if next_here <= time {
+                here += 1;
+            }
+            if next_away <= time {
+                away += 1;
+            }
+            let within = self.cells[away * self.side + here];
+            expected += time * (within - before);
+            before = within;
+        }
+        expected
+    }
+}
+
+impl<'m> Table<'m> {
+    /// Of `plan`'s sets, whatever its sizes, with so many `replicas` of every group; none where the payload
+    /// limit forbids it. Shares are those of `model`.
+    pub(crate) fn new(model: &'m Model<'m>, plan: &Plan, replicas: u32) -> Option<Self> {
+        let batches = model.batches();
+        let mut layers = Vec::with_capacity(model.layers.len());
+        for layer in 0..model.layers.len() {
+            layers.push(Layer::new(model, plan, layer, replicas, &batches)?);
+        }
+        let counts: Vec<usize> = plan.layers.iter().map(|layer| layer.remote.len()).collect();
+        let hosted = plan.groups.iter().map(|group| {
+            let sets = group.experts.iter().zip(&model.layers);
+            sets.map(|(set, layer)| set.len() as f64 * layer.expert_bytes).sum::<f64>()
+        });
+        let main = model.nonexpert_bytes + model.local_expert_bytes(&counts);
+        let start_seconds = model.start_seconds(main, hosted.fold(0.0, f64::max));
+        Some(Self { model, layers, replicas, groups: plan.groups.len(), batches, start_seconds })
+    }
+
+    /// Times with these sizes, at these rates: `quick` says how quick functions are, `cheap` what they cost.
+    pub(crate) fn running(&self, quick: &Pair<'_>, cheap: &Pair<'_>) -> Running {
+        let model = self.model;
+        let mut running = Running {
+            prefill: 0.0,
+            steps: vec![0.0; self.batches.len()],
+            main_rate: model.gpu_rate + cheap.main.rate,
+            remote_rate: 0.0,
+            remote_bill: 0.0,
+            start_seconds: self.start_seconds,
+        };
+        let reserved = model.is_reserved();
+        let mut billed = vec![0.0; if reserved { 0 } else { self.groups }];
+        for layer in &self.layers {
+            layer.add(model, quick, &self.batches, &mut running, &mut billed);
+        }
+        if reserved {
+            let rates: f64 = cheap.remote.iter().map(|sizing| sizing.rate).sum();
+            running.remote_rate = rates * f64::from(self.replicas);
+        } else {
+            running.remote_bill =
+                billed.iter().zip(cheap.remote).map(|(seconds, sizing)| seconds * sizing.rate).sum();
+        }
+        running
+    }
+}
+
+/// Sizes of the main function and of every group; the groups' vCPUs are the same.
+pub(crate) struct Pair<'a> {
+    pub(crate) main: Sizing,
+    pub(crate) remote: &'a [Sizing],
+}
+
+impl Pair<'_> {
+    fn remote_vcpus(&self) -> f64 {
+        self.remote.first().map_or(1.0, |sizing| sizing.vcpus)
+    }
+}
+
+/// Sums over experts of seconds at each vCPU column of `curve`.
+fn sums(curve: &Curve, tokens: impl Iterator<Item = (f64, f64)>) -> Vec<f64> {
+    let mut sums = vec![0.0; curve.columns()];
+    for (weight, tokens) in tokens {
+        let row = curve.row(tokens);
+        for (column, sum) in sums.iter_mut().enumerate() {
+            *sum += weight * curve.at_column(row, column);
+        }
+    }
+    sums
+}
+
+fn at(column: Column, of: &[f64]) -> f64 {
+    column.of(ndarray::ArrayView1::from(of))
+}
+
+impl<'m> Layer<'m> {
+    fn new(model: &'m Model<'m>, plan: &Plan, layer: usize, replicas: u32, batches: &[f64]) -> Option<Self> {
+        let parts = &model.layers[layer];
+        let shares = &model.shares[layer];
+        let share = |expert: u32| shares[expert as usize];
+        let prefill = |expert: u32| model.input * parts.per_token() * share(expert);
+        let remote = &plan.layers[layer].remote;
+        let local: Vec<u32> =
+            (0..parts.experts as u32).filter(|expert| remote.binary_search(expert).is_err()).collect();
+        let hosts = plan.groups.iter().enumerate().filter(|(_, group)| !group.experts[layer].is_empty());
+        let hosts: Vec<(usize, &[u32])> =
+            hosts.map(|(index, group)| (index, group.experts[layer].as_slice())).collect();
+        let mut bins = Vec::new();
+        for (group, experts) in &hosts {
+            bins.extend(bins_of(model, layer, *group, experts, replicas)?);
+        }
+        let shares_of: Vec<(usize, f64)> =
+            hosts.iter().map(|(group, experts)| (*group, model.share_of(layer, experts))).collect();
+        let away: Vec<f64> = shares_of.iter().map(|(_, share)| *share).collect();
+        let here = (1.0 - away.iter().sum::<f64>()).max(0.0);
+        let spread = (parts.top_k <= MOST_TABLED).then(|| Probabilities::new(parts.top_k, here, &away));
+        let called = |share: f64, rows: f64| 1.0 - (1.0 - share.min(1.0)).powf(rows * parts.per_token());
+        let calls = |rows: &f64| away.iter().map(|share| called(*share, *rows)).sum::<f64>();
+        let work = |curve: &Curve, experts: &[u32], rows: f64, way: f64| {
+            let each = || experts.iter().map(|expert| used(rows, parts.per_token() * share(*expert)));
+            let mut variance = vec![0.0; curve.columns()];
+            for (used, tokens) in each() {
+                let row = curve.row(tokens);
+                for (column, sum) in variance.iter_mut().enumerate() {
+                    *sum += used * (1.0 - used) * curve.at_column(row, column).powi(2);
+                }
+            }
+            BatchWork {
+                mean: sums(curve, each()),
+                deviation: variance.into_iter().map(f64::sqrt).collect(),
+                way,
+            }
+        };
+        let batch = |rows: &f64| {
+            let mut works = vec![work(&parts.curve, &local, *rows, 0.0)];
+            for ((_, experts), share) in hosts.iter().zip(&away) {
+                let share = share.min(1.0);
+                let travelling = rows * (1.0 - (1.0 - share).powf(parts.per_token()));
+                let way = rows * parts.per_token() * share * model.down
+                    + travelling * model.up
+                    + called(share, *rows) * model.invoke;
+                works.push(work(parts.remote_curve(), experts, *rows, way));
+            }
+            works
+        };
+        let working: std::collections::BTreeSet<usize> = bins.iter().map(|bin| bin.group).collect();
+        Some(Self {
+            model: parts,
+            local: sums(&parts.curve, local.iter().map(|expert| (1.0, prefill(*expert)))),
+            calls: (working.len() as f64, batches.iter().map(calls).collect()),
+            batches: batches[1..].iter().map(batch).collect(),
+            bins,
+            shares: shares_of,
+            spread,
+        })
+    }
+
+    fn add(
+        &self,
+        model: &Model<'_>,
+        quick: &Pair<'_>,
+        batches: &[f64],
+        running: &mut Running,
+        billed: &mut [f64],
+    ) {
+        let (curve, remote_curve) = (&self.model.curve, self.model.remote_curve());
+        let (main, remote) = (curve.column(quick.main.vcpus), remote_curve.column(quick.remote_vcpus()));
+        let mut slowest = at(main, &self.local);
+        for bin in &self.bins {
+            let seconds = at(remote, &bin.computing) + bin.way;
+            slowest = slowest.max(seconds);
+            if let Some(billed) = billed.get_mut(bin.group) {
+                *billed += seconds;
+            }
+        }
+        let (here, away) = (curve.seconds(1.0, main), remote_curve.seconds(1.0, remote) + model.down);
+        let trip = model.round_trip();
+        let bills = !billed.is_empty();
+        for (group, share) in self.shares.iter().filter(|_| bills) {
+            let share = share.min(1.0);
+            let called = 1.0 - (1.0 - share).powf(self.model.per_token());
+            billed[*group] += model.output * (self.model.per_token() * share * away + called * trip);
+        }
+        let fixed = self.model.fixed(quick.main.vcpus);
+        running.prefill += fixed.prefill + self.calls.0 * model.send + slowest;
+        let one = match &self.spread {
+            Some(spread) => spread.slowest(here, away, trip),
+            None => {
+                let mut paths: Vec<Path> = self
+                    .shares
+                    .iter()
+                    .map(|(_, share)| Path { share: *share, seconds: away, trip })
+                    .collect();
+                let rest: f64 = paths.iter().map(|path| path.share).sum();
+                paths.push(Path { share: (1.0 - rest).max(0.0), seconds: here, trip: 0.0 });
+                expected_slowest(self.model.top_k, &paths)
+            }
+        };
+        running.steps[0] += fixed.step + self.calls.1[0] * model.send + one;
+        for (index, works) in self.batches.iter().enumerate() {
+            let columns = std::iter::once(main).chain(std::iter::repeat(remote));
+            let works = works.iter().zip(columns).map(|(work, column)| Work {
+                mean: at(column, &work.mean) + work.way,
+                variance: at(column, &work.deviation).powi(2),
+            });
+            let fixed = self.model.fixed_step(quick.main.vcpus, batches[index + 1]);
+            running.steps[index + 1] += fixed + self.calls.1[index + 1] * model.send + slowest_of(works);
+        }
+    }
+}
+
+/// What the functions of `group` compute of a layer's prefill; none where the payload limit forbids it.
+fn bins_of(
+    model: &Model<'_>,
+    layer: usize,
+    group: usize,
+    experts: &[u32],
+    replicas: u32,
+) -> Option<Vec<Bin>> {
+    let parts = &model.layers[layer];
+    let curve = parts.remote_curve();
+    let tokens: Vec<f64> = experts
+        .iter()
+        .map(|expert| model.input * parts.per_token() * model.shares[layer][*expert as usize])
+        .collect();
+    let column = curve.column(1.0);
+    let both_ways = model.up + model.down;
+    let weights: Vec<f64> =
+        tokens.iter().map(|tokens| curve.seconds(*tokens, column) + tokens * both_ways).collect();
+    let mut bins = Vec::new();
+    for replica in crate::cost::lpt::longest_first(&weights, replicas as usize) {
+        let rows: f64 = replica.items.iter().map(|item| tokens[*item]).sum();
+        let travelling = rows.min(model.input);
+        let sent = travelling * model.problem.transport.token_bytes_up;
+        if model.problem.limits.payload_bytes.is_some_and(|most| sent > most) {
+            return None;
+        }
+        if travelling > 0.0 {
+            let computing = sums(curve, replica.items.iter().map(|item| (1.0, tokens[*item])));
+            bins.push(Bin {
+                group,
+                computing,
+                way: rows * model.down + travelling * model.up + model.invoke,
+            });
+        }
+    }
+    Some(bins)
+}

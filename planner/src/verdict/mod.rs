@@ -1,0 +1,274 @@
+//! Whether remote experts pay: every way to serve the model beside the others, in one sentence.
+
+mod turns;
+
+use crate::answer::plans::Plans;
+use crate::answer::words::{amount, limit_name};
+use crate::cost::Evaluation;
+use crate::cost::baselines::{Baseline, Baselines, fetch_with_moves};
+use crate::problem::model::Model;
+use crate::slicing::Planned;
+use serde::Serialize;
+
+pub(crate) use turns::turns;
+pub use turns::{Cause, Turn};
+
+/// Who is cheapest, and whether that has remote experts.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Verdict {
+    /// Plans with remote experts are the cheapest that keep every limit.
+    pub pays: bool,
+    /// The answer in plain words.
+    pub sentence: String,
+    /// The cheapest rival that keeps every limit; absent where none does.
+    pub best: Option<Way>,
+    /// All rivals.
+    pub rivals: Vec<Rival>,
+    /// What would have to be different for the answer to be the other one.
+    pub turns: Vec<Turn>,
+}
+
+/// A way to serve a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Way {
+    /// Remote experts in groups that each hold a part of every layer.
+    Sliced,
+    /// Remote experts in a function per layer (the Remoe paper's form).
+    Layers,
+    /// All experts on the CPUs of the main function, everything else on the device.
+    Mix,
+    /// Everything on CPUs.
+    Cpu,
+    /// Everything on the device.
+    Gpu,
+    /// Experts in host memory, moved to the device when they are used; moves take their time.
+    Fetch,
+}
+
+impl Way {
+    /// Whether experts are in functions of their own.
+    #[must_use]
+    pub fn has_remote_experts(self) -> bool {
+        matches!(self, Self::Sliced | Self::Layers)
+    }
+
+    /// In words.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sliced => "remote experts in slices",
+            Self::Layers => "remote experts layer by layer",
+            Self::Mix => "all experts beside the main function",
+            Self::Cpu => "everything on CPUs",
+            Self::Gpu => "everything on the GPU",
+            Self::Fetch => "experts moved to the GPU when they are used",
+        }
+    }
+}
+
+/// One way at its cheapest.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Rival {
+    /// Which.
+    pub name: Way,
+    /// Whether it keeps every limit.
+    pub feasible: bool,
+    /// Dollars in an hour: while requests come as the problem says, else of requests one after another.
+    pub dollars_per_hour: Option<f64>,
+    /// Dollars of one request.
+    pub dollars_per_request: Option<f64>,
+    /// Time to first token in seconds.
+    pub ttft_seconds: Option<f64>,
+    /// Time per output token in seconds.
+    pub tpot_seconds: Option<f64>,
+    /// What keeps it out, or by how much it is dearer than the best.
+    pub why: String,
+}
+
+/// The rivals of a problem, each at its cheapest.
+pub(crate) fn rivals(model: &Model<'_>, baselines: &Baselines, plans: &Plans<'_>) -> Vec<Rival> {
+    let limits = &model.problem.limits;
+    let sliced = match limits.max_groups {
+        Some(_) => planned(Way::Sliced, plans.sliced.as_ref()),
+        None => absent(Way::Sliced, "not asked for: the problem states no limits.max_groups"),
+    };
+    let experts = model.local_expert_bytes(&vec![0; model.layers.len()]);
+    let most = amount("main", model.problem.specs.main.largest());
+    let none_fits =
+        |needed: f64| format!("no main function holds {}: they have up to {most}", amount("main", needed));
+    let on_main = none_fits(experts + model.main_base());
+    let no_gpu = "the problem does not say what experts take on a GPU".to_owned();
+    let gpu_times = model.problem.layers.iter().all(|layer| layer.gpu_expert_seconds.is_some());
+    let of_gpu = |way, found: Option<&Baseline>, fits: String| {
+        baseline(way, found, model, if gpu_times { fits } else { no_gpu.clone() })
+    };
+    let cpu_times = model.problem.layers.iter().all(|layer| layer.cpu_nonexpert_seconds.is_some());
+    let on_cpus = match cpu_times {
+        true => none_fits(experts + model.gpu_bytes + model.problem.runtime_bytes),
+        false => "the problem does not say what the rest takes on CPUs".to_owned(),
+    };
+    let fetch = fetch_with_moves(model);
+    let moves = match model.problem.swap_seconds.per_token > 0.0 {
+        true => on_main.clone(),
+        false => "the problem does not say how fast host and GPU exchange".to_owned(),
+    };
+    let mut all = vec![
+        sliced,
+        planned(Way::Layers, plans.per_layer.as_ref()),
+        baseline(Way::Mix, baselines.mix.as_ref(), model, on_main),
+        baseline(Way::Cpu, baselines.cpu.as_ref(), model, on_cpus),
+        of_gpu(Way::Gpu, baselines.gpu.as_ref(), none_fits(model.main_base())),
+        of_gpu(Way::Fetch, fetch.as_ref(), moves),
+    ];
+    let Some((name, least)) = best(&all) else { return all };
+    for rival in &mut all {
+        if let Some(cost) = rival.dollars_per_request.filter(|_| rival.feasible) {
+            let above = cost / least - 1.0;
+            rival.why = match rival.name == name {
+                true => "the cheapest that keeps every limit".to_owned(),
+                false => format!("costs {:.1} % more than the best", above * 100.0),
+            };
+        }
+    }
+    all
+}
+
+/// The cheapest feasible rival and what a request costs there.
+pub(crate) fn best(rivals: &[Rival]) -> Option<(Way, f64)> {
+    let feasible = rivals.iter().filter(|rival| rival.feasible);
+    let costs = feasible.filter_map(|rival| rival.dollars_per_request.map(|cost| (rival.name, cost)));
+    // Equal costs go to the way without remote experts: it is the simpler one.
+    let simpler = |way: Way| u8::from(way.has_remote_experts());
+    costs.min_by(|a, b| a.1.total_cmp(&b.1).then(simpler(a.0).cmp(&simpler(b.0))))
+}
+
+impl Verdict {
+    pub(crate) fn new(rivals: Vec<Rival>, turns: Vec<Turn>) -> Self {
+        let found = best(&rivals);
+        let pays = found.is_some_and(|(way, _)| way.has_remote_experts());
+        let mut sentence = first_sentence(&rivals, found.map(|(way, _)| way));
+        let would: Vec<&str> = turns.iter().map(|turn| turn.words.as_str()).collect();
+        if !would.is_empty() {
+            let then = if pays { "They would not with" } else { "They would with" };
+            sentence = format!("{sentence} {then} {}.", would.join(", or with "));
+        } else if found.is_some() {
+            sentence.push_str(" No price, limit, rate or size within a factor of 64 changes that alone.");
+        }
+        Self { pays, sentence, best: found.map(|(way, _)| way), rivals, turns }
+    }
+}
+
+fn first_sentence(rivals: &[Rival], best: Option<Way>) -> String {
+    let hourly = |way: Way| {
+        let rival = rivals.iter().find(|rival| rival.name == way);
+        rival.and_then(|rival| rival.dollars_per_hour).map_or_else(String::new, dollars)
+    };
+    let Some(best) = best else {
+        return "Nothing keeps the limits, with or without remote experts.".to_owned();
+    };
+    let of = |remote: bool| {
+        let others: Vec<Rival> =
+            rivals.iter().filter(|rival| rival.name.has_remote_experts() == remote).cloned().collect();
+        self::best(&others)
+    };
+    let cost =
+        |way: Way| rivals.iter().find(|rival| rival.name == way).and_then(|rival| rival.dollars_per_request);
+    match (best.has_remote_experts(), of(!best.has_remote_experts())) {
+        (true, Some((other, theirs))) => {
+            let saved = 100.0 * (1.0 - cost(best).unwrap_or(theirs) / theirs);
+            format!(
+                "Remote experts pay here: {} cost {} an hour, {saved:.0} % less than the best way without ({}, {}).",
+                best.name(),
+                hourly(best),
+                other.name(),
+                hourly(other)
+            )
+        }
+        (true, None) => format!(
+            "Remote experts pay here: {} cost {} an hour, and no way without them keeps the limits.",
+            best.name(),
+            hourly(best)
+        ),
+        (false, Some((other, theirs))) => {
+            let more = 100.0 * (theirs / cost(best).unwrap_or(theirs) - 1.0);
+            format!(
+                "Remote experts do not pay here: {} costs {} an hour, {} {more:.0} % more ({}).",
+                best.name(),
+                hourly(best),
+                other.name(),
+                hourly(other)
+            )
+        }
+        (false, None) => format!(
+            "Remote experts do not pay here: {} costs {} an hour, and no plan with them keeps the limits.",
+            best.name(),
+            hourly(best)
+        ),
+    }
+}
+
+/// Dollars to three digits.
+fn dollars(amount: f64) -> String {
+    let decimals = match amount {
+        large if large >= 100.0 => 0,
+        middle if middle >= 0.1 => 2,
+        small if small >= 1e-3 => 4,
+        _ => return format!("${amount:.2e}"),
+    };
+    format!("${amount:.decimals$}")
+}
+
+fn absent(name: Way, why: &str) -> Rival {
+    Rival {
+        name,
+        feasible: false,
+        dollars_per_hour: None,
+        dollars_per_request: None,
+        ttft_seconds: None,
+        tpot_seconds: None,
+        why: why.to_owned(),
+    }
+}
+
+fn planned(name: Way, found: Option<&Planned>) -> Rival {
+    let Some(found) = found.filter(|found| found.plan.replicas() > 0) else {
+        return absent(name, "no such plan keeps the limits");
+    };
+    let Evaluation { prefill_seconds, decode_seconds, total_cost, life, .. } = &found.evaluation;
+    Rival {
+        feasible: true,
+        dollars_per_hour: Some(life.map_or_else(
+            || 3600.0 * total_cost / (prefill_seconds + decode_seconds).max(f64::MIN_POSITIVE),
+            |life| life.dollars_per_hour,
+        )),
+        dollars_per_request: Some(*total_cost),
+        ttft_seconds: Some(found.evaluation.ttft_seconds),
+        tpot_seconds: Some(found.evaluation.tpot_seconds),
+        ..absent(name, "")
+    }
+}
+
+fn baseline(name: Way, found: Option<&Baseline>, model: &Model<'_>, missing: String) -> Rival {
+    let Some(found) = found else { return absent(name, &missing) };
+    let seconds = found.prefill_seconds + found.decode_seconds;
+    let broken = found.violations.iter().map(|limit| {
+        let (value, allowed) = match limit.as_str() {
+            "ttft" => (found.ttft_seconds, model.ttft_limit),
+            "tpot" => (found.tpot_seconds, model.tpot_limit),
+            _ => return format!("{} is not kept", limit_name(limit)),
+        };
+        format!("{} {}, {} allowed", limit_name(limit), amount(limit, value), amount(limit, allowed))
+    });
+    Rival {
+        feasible: found.is_feasible(),
+        dollars_per_hour: Some(found.life.map_or_else(
+            || 3600.0 * found.total_cost / seconds.max(f64::MIN_POSITIVE),
+            |life| life.dollars_per_hour,
+        )),
+        dollars_per_request: Some(found.total_cost),
+        ttft_seconds: Some(found.ttft_seconds),
+        tpot_seconds: Some(found.tpot_seconds),
+        ..absent(name, &broken.collect::<Vec<_>>().join("; "))
+    }
+}

@@ -1,0 +1,160 @@
+//! What would have to be different for the verdict to turn, found by solving the problem that is different.
+
+use super::{Way, best, rivals};
+use crate::answer::plans::{Effort, Inputs};
+use crate::answer::words::{rounded_up, seconds};
+use crate::answer::{Options, candidates};
+use crate::cost::baselines::Baselines;
+use crate::cost::{Evaluation, Violation};
+use crate::plan::Plan;
+use crate::preallocation::walk;
+use crate::problem::model::Model;
+use crate::problem::{CpuProfile, Device, Problem};
+use crate::search::tables::LayerTable;
+use serde::Serialize;
+
+/// No figure is changed by a larger factor.
+const FARTHEST: f64 = 64.0;
+/// Halvings of the factor's logarithm: to 3 %.
+const HALVINGS: usize = 7;
+/// Problems with more experts in all are not solved over and over.
+const MOST_EXPERTS: usize = 100_000;
+
+/// What is changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// How many requests come.
+    ArrivalRate,
+    /// What the GPU costs.
+    GpuPrice,
+    /// Bytes of the experts, and the time that they take.
+    ModelSize,
+    /// The limit of the time per output token.
+    Tpot,
+}
+
+/// A change that turns the verdict.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Turn {
+    /// What is changed.
+    pub cause: Cause,
+    /// By which factor, at least where it is above 1, at most where it is below.
+    pub factor: f64,
+    /// Its value there: requests per hour, seconds; the factor itself for prices and sizes.
+    pub at: f64,
+    /// The cheapest way then.
+    pub best: Way,
+    /// In words, as the end of a sentence.
+    pub words: String,
+}
+
+/// The nearest change of each figure by itself that turns the verdict `pays` of `problem`.
+pub(crate) fn turns(problem: &Problem, options: &Options, pays: bool) -> Vec<Turn> {
+    let experts: usize = problem.layers.iter().map(|layer| layer.experts as usize).sum();
+    if experts > MOST_EXPERTS {
+        return Vec::new();
+    }
+    let all = [Cause::ArrivalRate, Cause::Tpot, Cause::ModelSize, Cause::GpuPrice];
+    all.into_iter().filter_map(|cause| turn(problem, options, pays, cause)).collect()
+}
+
+fn turn(problem: &Problem, options: &Options, pays: bool, cause: Cause) -> Option<Turn> {
+    let turned = |factor: f64| {
+        let way = cheapest(&cause.changed(problem, factor)?, options)?;
+        (way.has_remote_experts() != pays).then_some(way)
+    };
+    let nearest = |farthest: f64| {
+        let mut best = turned(farthest)?;
+        let (mut here, mut there) = (0.0, farthest.ln());
+        for _ in 0..HALVINGS {
+            let middle = f64::midpoint(here, there);
+            match turned(middle.exp()) {
+                Some(way) => (best, there) = (way, middle),
+                None => here = middle,
+            }
+        }
+        Some((there.exp(), best))
+    };
+    let found = [nearest(FARTHEST), nearest(1.0 / FARTHEST)].into_iter().flatten();
+    let (factor, best) = found.min_by(|a, b| a.0.ln().abs().total_cmp(&b.0.ln().abs()))?;
+    let (at, words) = cause.words(problem, factor);
+    Some(Turn { cause, factor, at, best, words })
+}
+
+/// The cheapest way to serve `problem`, by a coarse search.
+fn cheapest(problem: &Problem, options: &Options) -> Option<Way> {
+    problem.check().ok()?;
+    let model = Model::with_prediction(problem).ok()?;
+    let tables: Vec<LayerTable> =
+        (0..model.layers.len()).map(|layer| LayerTable::new(&model, layer)).collect();
+    let candidates = candidates(&model, options.remote, &walk(&model));
+    let violations = |_: &Plan, evaluation: &Evaluation| -> Vec<Violation> { evaluation.violations.clone() };
+    let inputs = Inputs {
+        model: &model,
+        tables: &tables,
+        factors: None,
+        violations: &violations,
+        remote: options.remote,
+        candidates: &candidates,
+    };
+    let plans = inputs.plans(Effort::Coarse);
+    best(&rivals(&model, &Baselines::of(&model), &plans)).map(|(way, _)| way)
+}
+
+impl Cause {
+    /// `problem` with the figure `factor` times as large; none where it has no such figure.
+    fn changed(self, problem: &Problem, factor: f64) -> Option<Problem> {
+        let mut changed = problem.clone();
+        match self {
+            Self::ArrivalRate => {
+                let arrivals = changed.arrivals.as_mut()?;
+                arrivals.per_second *= factor;
+                if let Some(times) = &mut arrivals.recorded_seconds {
+                    times.iter_mut().for_each(|time| *time /= factor);
+                }
+            }
+            Self::GpuPrice if problem.device == Device::Cpu && !problem.pricing.has_gpu() => return None,
+            Self::GpuPrice => {
+                let pricing = &mut changed.pricing;
+                let prices = [&mut pricing.gpu_per_gb_second, &mut pricing.gpu_per_second_each];
+                prices.into_iter().flatten().for_each(|price| *price *= factor);
+                if !problem.pricing.has_gpu() {
+                    return None;
+                }
+            }
+            Self::ModelSize => {
+                for layer in &mut changed.layers {
+                    layer.expert_bytes *= factor;
+                    scale(&mut layer.expert_seconds, factor);
+                    layer.remote_expert_seconds.iter_mut().for_each(|profile| scale(profile, factor));
+                    let on_gpu = layer.gpu_expert_seconds.iter_mut();
+                    on_gpu.flat_map(|profile| &mut profile.seconds).for_each(|seconds| *seconds *= factor);
+                }
+            }
+            Self::Tpot => changed.slo.tpot_seconds *= factor,
+        }
+        Some(changed)
+    }
+
+    fn words(self, problem: &Problem, factor: f64) -> (f64, String) {
+        let side = if factor > 1.0 { "or more" } else { "or less" };
+        match self {
+            Self::ArrivalRate => {
+                let rate = problem.arrivals.as_ref().map_or(0.0, crate::alive::mean_per_second) * factor;
+                let hourly = rounded_up(rate * 3600.0);
+                (rate * 3600.0, format!("{hourly} requests an hour {side}"))
+            }
+            Self::GpuPrice => (factor, format!("a GPU that costs {factor:.2} times as much {side}")),
+            Self::ModelSize => (factor, format!("experts that are {factor:.2} times as large {side}")),
+            Self::Tpot => {
+                let at = problem.slo.tpot_seconds * factor;
+                (at, format!("a limit of {} per output token {side}", seconds(at)))
+            }
+        }
+    }
+}
+
+fn scale(profile: &mut CpuProfile, factor: f64) {
+    profile.seconds.iter_mut().flatten().for_each(|seconds| *seconds *= factor);
+}
