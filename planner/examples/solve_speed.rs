@@ -12,7 +12,7 @@
 mod generate;
 
 use generate::{Shape, model_problem};
-use remoe_planner::{Options, PlanDraft, Problem, Remote, evaluate, preallocate, solve};
+use remoe_planner::{Billing, Options, PlanDraft, Problem, Remote, evaluate, preallocate, solve};
 
 /// Layers, experts, top-k, and the seconds that a plan may take.
 const MODELS: [(usize, u32, u32, f64); 3] = [(27, 64, 6, 0.1), (58, 256, 8, 1.0), (1000, 512, 8, 30.0)];
@@ -28,7 +28,7 @@ const CASES: [(&str, f64, f64, f64); 4] = [
 fn main() {
     let only: Option<usize> = std::env::args().nth(1).and_then(|layers| layers.parse().ok());
     println!(
-        "{:<13} {:<29} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} | {:>6} {:>7} {:>7} {:>7} {:>7}",
+        "{:<13} {:<29} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} | {:>6} {:>7} {:>7} {:>7} {:>7}",
         "model",
         "case",
         "read",
@@ -38,6 +38,8 @@ fn main() {
         "plan",
         "allowed",
         "evaluate",
+        "sliced",
+        "groups",
         "cands",
         "pairs",
         "bounds",
@@ -56,14 +58,17 @@ fn main() {
             let never = Options { remote: Remote::Never, ..Options::default() };
             let (without, _) = timed(|| solve(&problem, None, &never).map(|answer| answer.plan));
             let (plan, answer) = timed(|| solve(&problem, None, &Options::default()).unwrap());
+            let (groups, sliced) =
+                timed(|| solve(&with_groups(&problem), None, &Options::default()).unwrap());
             let draft = PlanDraft::from(&answer.plan);
             let (evaluating, _) = timed(|| evaluate(&problem, &draft, false).unwrap());
             let work = answer.search;
             println!(
-                "{:<13} {name:<29} {read:>8.4} {walk:>8.4} {:>8.4} {:>8.4} {plan:>8.4} {allowed:>8} {evaluating:>8.4} | {:>6} {:>7} {:>7} {:>7} {:>7.0}",
+                "{:<13} {name:<29} {read:>8.4} {walk:>8.4} {:>8.4} {:>8.4} {plan:>8.4} {allowed:>8} {evaluating:>8.4} {groups:>8.4} {:>8} | {:>6} {:>7} {:>7} {:>7} {:>7.0}",
                 format!("{layers} x {experts}"),
                 without - walk,
                 plan - without,
+                sliced.plan.groups.len(),
                 work.candidates,
                 work.pairs,
                 work.bounds,
@@ -72,6 +77,14 @@ fn main() {
             );
         }
     }
+}
+
+/// The same with up to 16 groups, under reserved billing.
+fn with_groups(problem: &Problem) -> Problem {
+    let mut problem = problem.clone();
+    problem.limits.max_groups = Some(16);
+    problem.pricing.billing = Billing::Reserved;
+    problem
 }
 
 /// Mean seconds of `work`, repeated until there is something to measure.

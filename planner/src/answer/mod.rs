@@ -58,11 +58,13 @@ pub struct Options {
     pub robust: bool,
     /// By which share a new plan must be cheaper than a previous one to replace it.
     pub hysteresis: f64,
+    /// Whether the verdict says what would turn it: a search for every figure that might.
+    pub turns: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { remote: Remote::Auto, robust: false, hysteresis: 0.05 }
+        Self { remote: Remote::Auto, robust: false, hysteresis: 0.05, turns: false }
     }
 }
 
@@ -193,8 +195,7 @@ pub fn solve(
     });
     let baselines = Baselines::of(&model);
     let rivals = rivals(&model, &baselines, &plans);
-    let pays = crate::verdict::best(&rivals).is_some_and(|(way, _)| way.has_remote_experts());
-    let verdict = Verdict::new(rivals, turns(problem, options, pays));
+    let verdict = Verdict::new(rivals, options.turns.then_some(|pays| turns(problem, options, pays)));
     let counters = plans.counters;
     let best = plans.best().cloned();
     let change = kept

@@ -23,6 +23,8 @@ pub(crate) enum Effort {
 /// Ratios that a coarse search tries, at most.
 const COARSE_RATIOS: usize = 9;
 
+/// Pairs of candidate and main size that are solved to know what a way costs that is not chosen.
+const PAIRS_OF_A_RIVAL: usize = 12;
 /// Up to this many choices of how many experts of each layer are remote are all tried.
 const FEW_CHOICES: usize = 512;
 
@@ -85,11 +87,19 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
                 best: None,
                 multipliers: Multipliers::default(),
                 open: Vec::new(),
+                most_solved: usize::MAX,
                 counters: Counters::default(),
             };
             let (local, remote): (Vec<Candidate>, Vec<Candidate>) =
-                thinned(self.candidates.to_vec(), effort).into_iter().partition(is_local);
-            search.run(remote);
+                self.candidates.iter().cloned().partition(is_local);
+            // Under reserved billing slices are cheaper than functions of which one works at a time; how
+            // much dearer those are need not be known to the last ratio.
+            let is_rival = self.model.is_reserved() && self.model.problem.limits.max_groups.is_some();
+            if is_rival || effort == Effort::Coarse {
+                search.most_solved = PAIRS_OF_A_RIVAL;
+            }
+            search.run(thinned(remote, effort));
+            search.most_solved = usize::MAX;
             plans.per_layer = search.best.as_ref().map(Planned::from);
             let away = search.best.take();
             search.run(local);

@@ -68,6 +68,8 @@ pub(crate) struct Search<'m> {
     pub(crate) multipliers: Multipliers,
     /// Pairs that deserve another look.
     pub(crate) open: Vec<Open>,
+    /// Pairs that may be solved.
+    pub(crate) most_solved: usize,
     pub(crate) counters: Counters,
 }
 
@@ -114,6 +116,9 @@ impl<'m> Search<'m> {
     /// What a plan must cost at most to be worth a look: as much as the best one, and a little less
     /// after much work, when there are many pairs that hardly differ.
     fn limit(&self) -> f64 {
+        if self.counters.solved >= self.most_solved {
+            return f64::NEG_INFINITY;
+        }
         let work = self.counters.solved * self.model.layers.len();
         let gain = PATIENCE.iter().filter(|(after, _)| work >= *after).map(|(_, gain)| *gain).next_back();
         let factor = gain.map_or(1.0 + COST_TIE, |gain| 1.0 - gain);

@@ -23,17 +23,23 @@ use crate::search::selection::Candidate;
 use crate::search::tables::LayerTable;
 use crate::search::{COST_TIE, Counters};
 use deal::{Cut, deal};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, BinaryHeap};
 use table::{Pair, Table};
 
-/// After how many arrangements only savings above this share are pursued; at first also what costs more by so
-/// much, since moves may make more of it.
-const PATIENCE: [(usize, f64); 5] = [(0, -0.3), (60, 1e-4), (150, 1e-3), (300, 5e-3), (450, 1.0)];
+/// After how much work, in experts of arrangements, only savings above this share are pursued; at first also
+/// what costs more by so much, since moves may make more of it.
+const PATIENCE: [(usize, f64); 5] =
+    [(0, -0.3), (5_000, 1e-4), (300_000, 1e-3), (600_000, 5e-3), (1_200_000, 1.0)];
 /// Functions of a group that arrangements are tried with, at most; moves may add more.
 const MOST_REPLICAS: u32 = 4;
 
 /// Work that moves may be, in experts evaluated.
-const MOST_WORK: usize = 2_000_000;
+const MOST_WORK: usize = 300_000;
+/// Beyond so many experts in all, sizes of an arrangement must save this share to be tried.
+const MANY_EXPERTS: usize = 500;
+const COARSE_GAIN: f64 = 1e-3;
+/// Arrangements that a search without moves looks into, the most promising first.
+const COARSE_ARRANGEMENTS: usize = 8;
 /// Plans that moves start from, at most.
 const MOST_STARTS: usize = 24;
 /// Evaluations of moves, at most.
@@ -116,12 +122,14 @@ impl Slicing<'_, '_> {
         self.counters.pairs += arrangements.len();
         arrangements.sort_by(|a, b| a.bound.total_cmp(&b.bound));
         let mut starts = Vec::new();
+        let experts: usize = self.model.layers.iter().map(|layer| layer.experts).sum();
         for (built, arrangement) in arrangements.iter().enumerate() {
-            if arrangement.bound > self.limit(built) {
+            let work = built * experts;
+            if arrangement.bound > self.limit(work) || !with_moves && built >= COARSE_ARRANGEMENTS {
                 break;
             }
             self.counters.solved += 1;
-            let Some(found) = self.explore(arrangement, built) else { continue };
+            let Some(found) = self.explore(arrangement, work) else { continue };
             if self.best.as_ref().is_none_or(|best| found.beats(best)) {
                 self.best = Some(found.clone());
             }
@@ -134,7 +142,6 @@ impl Slicing<'_, '_> {
                 |start: &Planned| (start.plan.groups.len(), start.candidate.counts.iter().sum::<usize>());
             let mut seen = BTreeSet::new();
             starts.retain(|start| seen.insert(kind(start)) && seen.len() <= MOST_STARTS);
-            let experts: usize = self.model.layers.iter().map(|layer| layer.experts).sum();
             let mut left = (MOST_WORK / experts.max(1)).min(MOST_EVALUATIONS);
             for start in starts {
                 let end = self.improved(start, &mut left);
@@ -146,8 +153,8 @@ impl Slicing<'_, '_> {
     }
 
     /// What a plan must cost at most to be worth a look.
-    fn limit(&self, built: usize) -> f64 {
-        let gain = PATIENCE.iter().filter(|(after, _)| built >= *after).map(|(_, gain)| *gain).next_back();
+    fn limit(&self, work: usize) -> f64 {
+        let gain = PATIENCE.iter().filter(|(after, _)| work >= *after).map(|(_, gain)| *gain).next_back();
         let factor = gain.map_or(1.0 + COST_TIE, |gain| 1.0 - gain);
         self.best.as_ref().map_or(f64::INFINITY, |best| best.cost() * factor)
     }
@@ -244,7 +251,7 @@ impl Slicing<'_, '_> {
         !late.names().is_empty()
     }
 
-    fn explore(&mut self, arrangement: &Arrangement<'_>, built: usize) -> Option<Planned> {
+    fn explore(&mut self, arrangement: &Arrangement<'_>, work: usize) -> Option<Planned> {
         let model = self.model;
         let plan = self.plan(arrangement.candidate, arrangement.cut, arrangement.replicas);
         let table = Table::new(model, &plan, arrangement.replicas)?;
@@ -261,29 +268,39 @@ impl Slicing<'_, '_> {
         let sized = Sizes { table: &table, stressed: stressed.as_ref(), mains: &mains, remotes: &remotes };
         let whole = Rectangle { main: (0, mains.len() - 1), remote: (0, remotes.len() - 1) };
         let isotonic = self.is_isotonic();
-        let mut open = vec![whole];
         let mut best: Option<Planned> = None;
-        while let Some(rectangle) = open.pop() {
-            self.counters.bounds += 1;
-            let (low, high) = (rectangle.low(), rectangle.high());
-            // Only where larger sizes are never slower does a corner speak for the others.
-            if isotonic || low == high {
-                let own = best.as_ref().map_or(f64::INFINITY, |best| best.cost() * (1.0 + COST_TIE));
-                match self.cost_between(&sized, low, high) {
-                    Some(bound) if bound <= own.min(self.limit(built)) => {}
-                    _ => continue,
-                }
+        let mut open = BinaryHeap::from([Open { bound: 0.0, rectangle: whole }]);
+        while let Some(Open { bound, rectangle }) = open.pop() {
+            if bound > self.worth(best.as_ref(), work) {
+                break;
             }
-            match rectangle.halves() {
-                // The half that was put last is looked into first: the smaller sizes.
-                Some([smaller, larger]) => open.extend([larger, smaller]),
-                None => {
-                    let plan = sized.plan(&plan, low);
-                    best = self.judged(arrangement.candidate, plan, best.as_ref()).or(best);
+            let Some(halves) = rectangle.halves() else {
+                let plan = sized.plan(&plan, rectangle.low());
+                best = self.judged(arrangement.candidate, plan, best.as_ref()).or(best);
+                continue;
+            };
+            for half in halves {
+                let single = half.low() == half.high();
+                // Only where larger sizes are never slower does a corner speak for the others.
+                let bound = match isotonic || single {
+                    true => self.cost_between(&sized, half.low(), half.high()),
+                    false => Some(bound),
+                };
+                self.counters.bounds += 1;
+                if let Some(bound) = bound.filter(|bound| *bound <= self.worth(best.as_ref(), work)) {
+                    open.push(Open { bound, rectangle: half });
                 }
             }
         }
         best
+    }
+
+    /// What a plan of an arrangement must cost at most: less than the best one of it, and no more than is worth
+    /// a look at all.
+    fn worth(&self, own: Option<&Planned>, work: usize) -> f64 {
+        let experts: usize = self.model.layers.iter().map(|layer| layer.experts).sum();
+        let gain = if experts > MANY_EXPERTS { COARSE_GAIN } else { -COST_TIE };
+        own.map_or(f64::INFINITY, |own| own.cost() * (1.0 - gain)).min(self.limit(work))
     }
 
     fn is_isotonic(&self) -> bool {
@@ -380,6 +397,32 @@ impl Sizes<'_, '_> {
         Pair { main: self.mains[main], remote: &self.remotes[remote] }
     }
 }
+
+/// A rectangle that is still to be looked into; of two the one with the lower bound is the greater one.
+struct Open {
+    bound: f64,
+    rectangle: Rectangle,
+}
+
+impl Ord for Open {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        other.bound.total_cmp(&self.bound)
+    }
+}
+
+impl PartialOrd for Open {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Open {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Open {}
 
 /// A range of main and of remote sizes.
 #[derive(Debug, Clone, Copy)]

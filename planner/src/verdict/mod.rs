@@ -24,7 +24,7 @@ pub struct Verdict {
     pub best: Option<Way>,
     /// All rivals.
     pub rivals: Vec<Rival>,
-    /// What would have to be different for the answer to be the other one.
+    /// What would have to be different for the answer to be the other one, where that was asked.
     pub turns: Vec<Turn>,
 }
 
@@ -144,15 +144,18 @@ pub(crate) fn best(rivals: &[Rival]) -> Option<(Way, f64)> {
 }
 
 impl Verdict {
-    pub(crate) fn new(rivals: Vec<Rival>, turns: Vec<Turn>) -> Self {
+    /// `turns`: what turns it, given whether remote experts pay; none where nobody asked.
+    pub(crate) fn new(rivals: Vec<Rival>, turns: Option<impl FnOnce(bool) -> Vec<Turn>>) -> Self {
         let found = best(&rivals);
         let pays = found.is_some_and(|(way, _)| way.has_remote_experts());
+        let asked = turns.is_some();
+        let turns = turns.map_or_else(Vec::new, |turns| turns(pays));
         let mut sentence = first_sentence(&rivals, found.map(|(way, _)| way));
         let would: Vec<&str> = turns.iter().map(|turn| turn.words.as_str()).collect();
         if !would.is_empty() {
             let then = if pays { "They would not with" } else { "They would with" };
             sentence = format!("{sentence} {then} {}.", would.join(", or with "));
-        } else if found.is_some() {
+        } else if asked && found.is_some() {
             sentence.push_str(" No price, limit, rate or size within a factor of 64 changes that alone.");
         }
         Self { pays, sentence, best: found.map(|(way, _)| way), rivals, turns }
