@@ -8,7 +8,8 @@ use generate::{Random, Shape, model_problem, small_problem};
 use proptest::prelude::*;
 use remoe_planner::{
     Account, Affine, Answer, CpuProfile, Device, ErrorFactor, Measured, Options, PlanDraft, PlanError,
-    Pricing, Problem, Remote, assignments_bound, evaluate, load_bound, longest_first, paper_bound, solve,
+    Pricing, Problem, Remote, assignments_bound, evaluate, load_bound, longest_first, longest_first_beside,
+    paper_bound, solve,
 };
 
 fn problems() -> impl Strategy<Value = Problem> {
@@ -349,6 +350,23 @@ proptest! {
         let mut items: Vec<usize> = replicated.iter().flat_map(|replica| replica.items.clone()).collect();
         items.sort_unstable();
         prop_assert_eq!(items, (0..weights.len()).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn longest_first_evens_out_what_replicas_have_already(
+        weights in prop::collection::vec(0.0..10.0f64, 0..9),
+        loads in prop::collection::vec(0.0..20.0f64, 0..5),
+    ) {
+        let assigned = longest_first_beside(&weights, &loads);
+        let mean = assigned.iter().map(|replica| replica.load).sum::<f64>() / loads.len() as f64;
+        for (replica, before) in assigned.iter().zip(&loads) {
+            let own: f64 = replica.items.iter().map(|&item| weights[item]).sum();
+            prop_assert!((replica.load - before - own).abs() < 1e-9);
+            let last = replica.items.last().map_or(f64::INFINITY, |&item| weights[item]);
+            prop_assert!(replica.load <= mean + last + 1e-9);
+        }
+        let items: usize = assigned.iter().map(|replica| replica.items.len()).sum();
+        prop_assert_eq!(items, if loads.is_empty() { 0 } else { weights.len() });
     }
 }
 

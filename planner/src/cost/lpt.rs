@@ -5,7 +5,7 @@
 pub struct Replica {
     /// Indices of its items, in the order in which they were assigned.
     pub items: Vec<usize>,
-    /// Sum of their weights.
+    /// Sum of their weights, and what it had before.
     pub load: f64,
 }
 
@@ -16,7 +16,19 @@ pub struct Replica {
 /// most [`load_bound`].
 #[must_use]
 pub fn longest_first(weights: &[f64], replicas: usize) -> Vec<Replica> {
-    let mut assigned = vec![Replica::default(); replicas.max(1)];
+    longest_first_beside(weights, &vec![0.0; replicas.max(1)])
+}
+
+/// The same for replicas that have the work `loads` already, one each.
+///
+/// A replica that gets an item ends above the mean of all loads by less than its last item. Without replicas
+/// nothing is assigned.
+#[must_use]
+pub fn longest_first_beside(weights: &[f64], loads: &[f64]) -> Vec<Replica> {
+    let mut assigned: Vec<Replica> = loads.iter().map(|&load| Replica { items: Vec::new(), load }).collect();
+    if assigned.is_empty() {
+        return assigned;
+    }
     for item in descending(weights) {
         let replica = least_loaded(assigned.iter().map(|replica| replica.load));
         assigned[replica].load += weights[item];
@@ -32,7 +44,7 @@ fn descending(weights: &[f64]) -> Vec<usize> {
     order
 }
 
-pub(crate) fn least_loaded(loads: impl Iterator<Item = f64>) -> usize {
+fn least_loaded(loads: impl Iterator<Item = f64>) -> usize {
     let mut least = (0, f64::INFINITY);
     for (replica, load) in loads.enumerate() {
         if load < least.1 {

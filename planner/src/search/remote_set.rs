@@ -1,7 +1,7 @@
 //! A layer's remote set under one assumption about its share, and its assignment to replicas.
 
 use crate::cost::decode::{SlowerPath, remote_count_probabilities};
-use crate::cost::lpt::least_loaded;
+use crate::cost::lpt::longest_first;
 use crate::problem::curve::Row;
 use crate::problem::model::Model;
 use crate::problem::sizes::BYTE_SLACK;
@@ -54,29 +54,25 @@ impl<'m> RemoteSet<'m> {
         let model = self.model;
         let slice = model.layers[self.layer].remote_curve().slice(self.table.remote[choice.memory]);
         let both_ways = model.up + model.down;
-        let mut items: Vec<(f64, u32, f64, f64)> = self
+        let mut items: Vec<(u32, f64, f64)> = self
             .rows
             .iter()
             .zip(self.tokens.iter())
             .zip(&self.table.order)
-            .map(|((row, tokens), expert)| {
-                let computing = row.of(&slice);
-                (computing + tokens * both_ways, *expert, computing, *tokens)
-            })
-            .rev()
+            .map(|((row, tokens), expert)| (*expert, row.of(&slice), *tokens))
             .collect();
-        items.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-        let mut replicas = vec![(0.0, 0.0, 0.0); choice.replicas];
-        for (weight, _, computing, tokens) in items {
-            let least = least_loaded(replicas.iter().map(|(load, ..)| *load));
-            let (load, work, sum) = &mut replicas[least];
-            *load += weight;
-            *work += computing;
-            *sum += tokens;
-        }
+        // Ties go to the lower expert.
+        items.sort_unstable_by_key(|(expert, ..)| *expert);
+        let weights: Vec<f64> =
+            items.iter().map(|(_, computing, tokens)| computing + tokens * both_ways).collect();
         let allowed = model.problem.limits.payload_bytes.unwrap_or(f64::INFINITY) + BYTE_SLACK;
         let mut split = Split { slowest: 0.0, in_all: 0.0 };
-        for (_, work, tokens) in replicas {
+        for replica in longest_first(&weights, choice.replicas) {
+            let (mut work, mut tokens) = (0.0, 0.0);
+            for (_, computing, sum) in replica.items.into_iter().map(|item| items[item]) {
+                work += computing;
+                tokens += sum;
+            }
             let travelling = f64::min(tokens, model.input);
             if travelling == 0.0 {
                 continue;
