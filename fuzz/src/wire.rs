@@ -101,7 +101,9 @@ fn routing(data: &[u8]) {
                     assert!(!experts.is_empty() && experts.iter().all(|id| (*id as usize) < moe.experts));
                 }
                 for set in endpoints.iter().flat_map(|(_, hosted)| hosted) {
-                    assert!(sets[&(set.layer as usize)].iter().eq(&set.experts));
+                    let remote = &sets[&(set.layer as usize)];
+                    assert!(!set.experts.is_empty() && set.experts.is_sorted_by(|a, b| a < b));
+                    assert!(set.experts.iter().all(|expert| remote.contains(expert)));
                 }
             }
         }
@@ -135,6 +137,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         endpoints: vec![
             Endpoint { address: "127.0.0.1:50051".to_owned(), layers: vec![1], experts: vec![] },
             Endpoint { address: "h:1".to_owned(), layers: vec![], experts: vec![] },
+            Endpoint { address: "h:2".to_owned(), layers: vec![], experts: sets[..1].to_vec() },
         ],
         remote: sets.clone(),
         account: String::new(),

@@ -4,15 +4,13 @@ use crate::engine::request::{Delta, Event, FinishReason, InspectLevel, Request, 
 use crate::engine::{EngineHandle, Events};
 use crate::placer::Placer;
 use crate::text::TextFront;
-use remoe_model::ModelConfig;
 use remoe_wire::v1::main_model_server::MainModel;
 use remoe_wire::v1::{
-    DescribeMainRequest, Endpoint, ExpertCalls, ExpertTime, Finished, GenerateEvent, GenerateRequest,
-    InspectReply, InspectRequest, LayerExperts, LayerRouting, MainDescription, Piece, Routing, RoutingAck,
-    Started, TokenIds, TokenRouting, generate_event, generate_request, inspect_request,
+    DescribeMainRequest, ExpertCalls, ExpertTime, Finished, GenerateEvent, GenerateRequest, InspectReply,
+    InspectRequest, LayerRouting, MainDescription, Piece, Routing, RoutingAck, Started, TokenIds,
+    TokenRouting, generate_event, generate_request, inspect_request,
 };
 use remoe_wire::{ErrorCode, ServiceError};
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -155,67 +153,6 @@ impl Control {
     }
 }
 
-/// The remote experts of each layer.
-pub(crate) type RemoteSets = BTreeMap<usize, BTreeSet<u32>>;
-
-/// Every endpoint's address and what it is to serve.
-pub(crate) type EndpointSets = Vec<(String, Vec<LayerExperts>)>;
-
-/// The remote sets of a placement and what each endpoint hosts of them, checked against the model.
-///
-/// # Errors
-/// A layer or an expert that the model does not have, or endpoints that host too much together.
-#[doc(hidden)]
-pub fn check_routing(
-    config: &ModelConfig,
-    routing: &Routing,
-) -> Result<(RemoteSets, EndpointSets), ServiceError> {
-    let mut sets = RemoteSets::new();
-    for set in &routing.remote {
-        let layer = set.layer as usize;
-        let Some(moe) = config.moe(layer) else {
-            return Err(ServiceError::invalid("remote", format!("layer {layer} has no routed experts")));
-        };
-        if let Some(expert) = set.experts.iter().find(|&&expert| expert as usize >= moe.experts) {
-            return Err(ServiceError::invalid(
-                "remote",
-                format!("expert {expert} of layer {layer} does not exist: the layer has {}", moe.experts),
-            ));
-        }
-        sets.entry(layer).or_default().extend(&set.experts);
-    }
-    sets.retain(|_, experts| !experts.is_empty());
-    let endpoints = endpoints(routing, &sets)?;
-    Ok((sets, endpoints))
-}
-
-/// More (endpoint, expert) pairs than any deployment has: a placement is kept per endpoint, and a short
-/// message can name many endpoints and many experts.
-const MAX_HOSTED: usize = 1 << 22;
-
-/// Every endpoint's address with the remote sets of the layers that it serves. A layer that none
-/// serves is computed from local loads.
-fn endpoints(routing: &Routing, remote: &RemoteSets) -> Result<EndpointSets, ServiceError> {
-    let mut hosted = 0;
-    let sets = |endpoint: &Endpoint| {
-        let layers: BTreeSet<usize> = endpoint.layers.iter().map(|&layer| layer as usize).collect();
-        let mut sets = Vec::new();
-        for (&layer, experts) in remote {
-            if layers.is_empty() || layers.contains(&layer) {
-                hosted += experts.len();
-                if hosted > MAX_HOSTED {
-                    let message = format!("the endpoints host more than {MAX_HOSTED} experts together");
-                    return Err(ServiceError::invalid("endpoints", message));
-                }
-                let experts = experts.iter().copied().collect();
-                sets.push(LayerExperts { layer: layer as u32, experts });
-            }
-        }
-        Ok((endpoint.address.clone(), sets))
-    };
-    routing.endpoints.iter().map(sets).collect()
-}
-
 /// Passes a request's events on until it ends or nobody reads any more.
 async fn relay(
     mut events: Events,
@@ -302,32 +239,5 @@ fn layer_routing(routing: crate::engine::request::LayerRouting) -> LayerRouting 
                 TokenRouting { experts, weights }
             })
             .collect(),
-    }
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-    use std::path::Path;
-
-    /// A few kilobytes that name many endpoints and many experts are not gigabytes of sets.
-    #[test]
-    fn endpoints_and_experts_do_not_multiply_without_bound() {
-        let text = br#"{"model_type": "qwen2_moe", "num_experts": 1024}"#;
-        let model = ModelConfig::from_json(Path::new("config.json"), text).unwrap();
-        let remote: Vec<LayerExperts> =
-            (0..8).map(|layer| LayerExperts { layer, experts: (0..1024).collect() }).collect();
-        let routing = |endpoints| Routing {
-            generation: 1,
-            endpoints: vec![Endpoint::default(); endpoints],
-            remote: remote.clone(),
-            ..Routing::default()
-        };
-        let (sets, endpoints) = check_routing(&model, &routing(512)).unwrap();
-        assert_eq!((sets.len(), endpoints.len()), (8, 512));
-        assert!(endpoints.iter().all(|(_, hosted)| *hosted == remote));
-        let error = check_routing(&model, &routing(513)).unwrap_err();
-        assert_eq!(error.field.as_deref(), Some("endpoints"));
     }
 }

@@ -22,17 +22,18 @@ mod memory;
 mod metrics;
 mod placer;
 mod records;
+mod routing_check;
 mod serve;
 mod settings;
 pub mod text;
 mod transformer;
 mod transition;
 
-#[doc(hidden)]
-pub use control::check_routing;
 pub use device::{DeviceError, DeviceName};
 pub use error::Error;
 #[doc(hidden)]
 pub use http::fuzzing as http_fuzzing;
+#[doc(hidden)]
+pub use routing_check::check_routing;
 pub use serve::{Listeners, run};
 pub use settings::Settings;

@@ -7,10 +7,10 @@
 //! leave, layers go over one after the other, each served as one of the two placements says: until all
 //! have, the earlier generation counts as the one in force.
 
-use crate::control::{EndpointSets, RemoteSets, check_routing};
 use crate::engine::Switch;
 use crate::experts::LocalExperts;
 use crate::memory;
+use crate::routing_check::{EndpointSets, RemoteSets, check_routing};
 use crate::transition::{LayerChange, Shortage, steps};
 use remoe_experts::{expert_shape, load_experts};
 use remoe_kernels::Dtype;

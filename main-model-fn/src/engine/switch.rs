@@ -1,8 +1,8 @@
 //! From one routing generation to the next, between iterations.
 
 use crate::experts::{Link, LinkState, LocalExperts, Placement};
+use crate::routing_check::{EndpointSets, RemoteSets};
 use remoe_wire::v1::EndpointProblem;
-use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
@@ -14,9 +14,8 @@ pub(crate) struct Switch {
     pub(crate) generation: u64,
     /// Already packed.
     pub(crate) local: LocalExperts,
-    pub(crate) remote: BTreeMap<usize, BTreeSet<u32>>,
-    /// Address and the layers served there.
-    pub(crate) endpoints: crate::control::EndpointSets,
+    pub(crate) remote: RemoteSets,
+    pub(crate) endpoints: EndpointSets,
     /// Told the endpoints that cannot be used, once the generation is in force.
     pub(crate) done: oneshot::Sender<Vec<EndpointProblem>>,
 }
@@ -31,12 +30,7 @@ pub(crate) struct PendingSwitch {
 impl PendingSwitch {
     pub(crate) fn new(switch: Switch, links: Vec<Link>) -> Self {
         Self {
-            placement: Placement {
-                generation: switch.generation,
-                local: switch.local,
-                remote: switch.remote,
-                links,
-            },
+            placement: Placement::new(switch.generation, switch.local, &switch.remote, links),
             deadline: Instant::now() + CONNECT_LIMIT,
             done: switch.done,
         }

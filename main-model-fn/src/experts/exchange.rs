@@ -65,6 +65,11 @@ impl<'a> RemoteCall<'a> {
     pub(super) fn links(&self) -> &'a [Link] {
         &self.placement.links
     }
+
+    /// Indices of the links that can answer messages of the layer's class.
+    fn hosts(&self, class: usize) -> &'a [usize] {
+        self.placement.hosts_of(self.call.layer, class)
+    }
 }
 
 /// Why a message needs another replica.
@@ -107,13 +112,13 @@ impl Exchange {
         self.replicas.keep(links);
     }
 
-    /// Sends the pairs `slots` on their way and sees them leave. The experts of pairs that no replica
-    /// can take are ordered.
+    /// Sends the pairs on their way, those of every class at the same time, and sees them leave. The experts
+    /// of pairs that no replica can take are ordered. `slots` has the pairs of each class.
     pub(super) fn send_off(
         &mut self,
         placement: &Placement,
         call: &LayerCall<'_>,
-        slots: &[u32],
+        slots: &[Vec<u32>],
         fallback: &mut FallbackExperts,
     ) -> Outstanding {
         // Connections go on although LibTorch may compute for long.
@@ -123,18 +128,12 @@ impl Exchange {
         let links = &placement.links;
         let now = Instant::now();
         let mut outstanding = Outstanding::new(links.len(), now);
-        if slots.is_empty() {
+        if slots.iter().all(Vec::is_empty) {
             return outstanding;
         }
         let at = &mut RemoteCall { placement, call, outstanding: &mut outstanding, fallback };
-        let ready = self.replicas.ranked(links, call.layer, &BTreeSet::new(), now);
-        let pace = self.replicas.slowest(ready.iter().map(|&index| links[index].id()));
-        let parts = split(call.routed, slots, parts(call.routed, slots, ready.len(), pace));
-        for (index, part) in parts.iter().enumerate() {
-            for message in messages(call.routed, part, call.inputs, self.row_bytes) {
-                self.next_id += 1;
-                self.ask(at, self.next_id, Open::new(message), ready.get(index).copied(), Cause::Failed);
-            }
+        for (class, slots) in slots.iter().enumerate().filter(|(_, slots)| !slots.is_empty()) {
+            self.send_class(at, class, slots, now);
         }
         // The last message of a replica waits for all before it.
         for open in outstanding.open.values_mut() {
@@ -144,6 +143,23 @@ impl Exchange {
         }
         self.see_off(links, &outstanding.left);
         outstanding
+    }
+
+    /// Sends the pairs `slots` of one class, in parts to the hosts that can take them.
+    fn send_class(&mut self, at: &mut RemoteCall<'_>, class: usize, slots: &[u32], now: Instant) {
+        let (links, routed) = (at.links(), at.call.routed);
+        let turn_of = (at.call.layer, class);
+        let mut ready = self.replicas.ranked(links, at.hosts(class), turn_of, &BTreeSet::new(), now);
+        let pace = self.replicas.slowest(ready.iter().map(|&(index, _)| links[index].id()));
+        ready.truncate(parts(routed, slots, ready.len(), pace));
+        let owed: Vec<u64> = ready.iter().map(|&(_, owed)| owed).collect();
+        for (part, slots) in split(routed, slots, &owed).iter().enumerate() {
+            let link = ready.get(part).map(|&(index, _)| index);
+            for message in messages(routed, slots, at.call.inputs, self.row_bytes) {
+                self.next_id += 1;
+                self.ask(at, self.next_id, Open::new(message, class), link, Cause::Failed);
+            }
+        }
     }
 
     /// Forgets earlier calls: what comes for them now has no one waiting for it.
@@ -266,8 +282,8 @@ impl Exchange {
         });
     }
 
-    /// Sends the message to `first`, or to the best replica that it was not sent to. Where there is
-    /// none it rests if they are only `Busy`, else its experts are ordered.
+    /// Sends the message to `first`, or to the best host of its experts that it was not sent to. Where there
+    /// is none it rests if they are only `Busy`, else its experts are ordered.
     fn ask(
         &mut self,
         at: &mut RemoteCall<'_>,
@@ -277,13 +293,16 @@ impl Exchange {
         cause: Cause,
     ) {
         let links = at.links();
+        let turn_of = (at.call.layer, open.class);
         let again = std::mem::replace(&mut open.sent, true);
         loop {
             let now = Instant::now();
             let next = match cause {
                 Cause::Hopeless => None,
                 Cause::Busy | Cause::Failed => first.take().or_else(|| {
-                    self.replicas.ranked(links, at.call.layer, &open.tried, now).first().copied()
+                    let hosts = at.hosts(open.class);
+                    let ready = self.replicas.ranked(links, hosts, turn_of, &open.tried, now);
+                    ready.first().map(|&(index, _)| index)
                 }),
             };
             let Some(index) = next else { break };

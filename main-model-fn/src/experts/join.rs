@@ -135,7 +135,10 @@ impl Experts {
         output: &mut [u8],
     ) -> Result<(), E> {
         let layer = call.layer;
-        let slots = remote_slots(call.routed, |expert| self.placement.is_remote(layer, expert));
+        let slots = match self.placement.hosts(layer) {
+            Some(hosts) => remote_slots(call.routed, hosts),
+            None => Vec::new(),
+        };
         let mut outstanding = self.exchange.send_off(&self.placement, call, &slots, &mut self.fallback);
         let shared = shared()?;
         let mut local_rows = std::mem::take(&mut self.local_rows);
@@ -197,8 +200,10 @@ impl Experts {
     /// Runs the local kernels. Returns the slots of the rows written to `rows`, in order.
     fn compute_local(&mut self, call: &LayerCall<'_>, rows: &mut Vec<u8>) -> Result<Vec<u32>, ExpertError> {
         let mut by_expert: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+        let hosts = self.placement.hosts(call.layer);
+        let is_remote = |expert| hosts.is_some_and(|hosts| hosts.class_of(expert).is_some());
         for (slot, &expert) in (0..).zip(&call.routed.experts) {
-            if !self.placement.is_remote(call.layer, expert) {
+            if !is_remote(expert) {
                 by_expert.entry(expert).or_default().push(slot);
             }
         }

@@ -34,7 +34,7 @@ pub(crate) struct Expected {
     pub(crate) dtype: String,
     pub(crate) numerics_class: String,
     pub(crate) hidden_size: usize,
-    /// The remote sets that this endpoint is to serve.
+    /// What of the remote sets this endpoint is to serve.
     pub(crate) sets: Vec<LayerExperts>,
 }
 
@@ -122,9 +122,9 @@ impl Link {
         matches!(*self.shared.state(), LinkState::Ready(_))
     }
 
-    /// Whether `layer` is among the layers that this endpoint is to serve.
-    pub(crate) fn serves(&self, layer: u32) -> bool {
-        self.shared.expected.sets.iter().any(|set| set.layer == layer)
+    /// What of the remote sets this endpoint is to serve.
+    pub(crate) fn sets(&self) -> &[LayerExperts] {
+        &self.shared.expected.sets
     }
 
     /// Queues `request`; false when the link is not ready.
@@ -237,8 +237,8 @@ async fn connect(shared: &Shared) -> Result<ExpertFunctionClient<Channel>, Strin
     Ok(client)
 }
 
-/// Refuses a function of another checkpoint, dtype or numerics class, one that lacks a layer, and
-/// one that drains.
+/// Refuses a function of another checkpoint, dtype or numerics class, one that lacks an expert which it is
+/// to serve, and one that drains. What it hosts beside those does not matter.
 fn check(expected: &Expected, found: &FunctionDescription) -> Result<(), String> {
     let same = |what: &str, expected: &str, found: &str| {
         if expected == found { Ok(()) } else { Err(format!("{what} is {found:?}, {expected:?} is needed")) }
@@ -350,6 +350,17 @@ mod tests {
             hosted: vec![LayerExperts { layer: 1, experts: vec![1, 2, 3] }],
             ..FunctionDescription::default()
         }
+    }
+
+    #[test]
+    fn a_function_needs_no_more_than_it_is_to_serve() {
+        let mut part = expected();
+        part.sets[0].experts = vec![1];
+        assert_eq!(check(&part, &found()), Ok(()));
+        part.sets.push(LayerExperts { layer: 2, experts: vec![0] });
+        assert!(check(&part, &found()).is_err_and(|message| message.contains("expert 0 of layer 2")));
+        part.sets.clear();
+        assert_eq!(check(&part, &found()), Ok(()));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Experts of a layer, wherever they are: local kernels and remote functions at the same time.
 //!
-//! Per layer: route (pure) -> split the remote pairs into messages (pure) -> they leave -> local
-//! kernels -> answers are joined; for what fails or is late the next replica is asked, then the
+//! Per layer: route (pure) -> split the remote pairs by who hosts them and into messages (pure) -> they
+//! leave -> local kernels -> answers are joined; for what fails or is late the next replica is asked, then the
 //! experts are loaded and computed here -> one reduction in a fixed order. Nothing but the reduction sums, so that placement
 //! cannot change the answer.
 
@@ -11,6 +11,7 @@ mod error;
 mod exchange;
 mod fallback;
 mod finite;
+mod hosts;
 mod join;
 mod link;
 mod metrics;

@@ -47,6 +47,8 @@ pub(super) struct Outstanding {
 /// A message without an answer.
 pub(super) struct Open {
     pub(super) message: Message,
+    /// The class of the layer's remote experts that all of its experts are of.
+    pub(super) class: usize,
     /// On their way, the newest last.
     pub(super) attempts: Vec<Attempt>,
     /// Indices of links in the placement that it was sent to since it rested.
@@ -83,9 +85,10 @@ pub(super) enum Due {
 }
 
 impl Open {
-    pub(super) fn new(message: Message) -> Self {
+    pub(super) fn new(message: Message, class: usize) -> Self {
         Self {
             message,
+            class,
             attempts: Vec::new(),
             tried: BTreeSet::new(),
             sent: false,

@@ -1,9 +1,11 @@
 //! Where every expert lives in one routing generation.
 
+use super::hosts::{LayerHosts, layer_hosts};
 use super::link::Link;
+use crate::routing_check::RemoteSets;
 use remoe_kernels::PackedExpert;
 use remoe_wire::v1::LayerExperts;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Packed experts beside the engine, by layer id and expert id.
@@ -49,12 +51,25 @@ impl LocalExperts {
 pub(crate) struct Placement {
     pub(crate) generation: u64,
     pub(crate) local: LocalExperts,
-    pub(crate) remote: BTreeMap<usize, BTreeSet<u32>>,
     pub(crate) links: Vec<Link>,
+    /// Who hosts the remote experts of each layer that has any, as indices of `links`.
+    hosts: BTreeMap<usize, LayerHosts>,
 }
 
 impl Placement {
-    pub(crate) fn is_remote(&self, layer: usize, expert: u32) -> bool {
-        self.remote.get(&layer).is_some_and(|set| set.contains(&expert))
+    /// The placement in which each of `links` hosts its sets of `remote`.
+    pub(crate) fn new(generation: u64, local: LocalExperts, remote: &RemoteSets, links: Vec<Link>) -> Self {
+        let hosts = layer_hosts(remote, links.iter().map(Link::sets));
+        Self { generation, local, links, hosts }
+    }
+
+    /// Who hosts the remote experts of `layer`; none where all are local.
+    pub(crate) fn hosts(&self, layer: usize) -> Option<&LayerHosts> {
+        self.hosts.get(&layer)
+    }
+
+    /// Indices of the links that host every expert of the layer's class.
+    pub(crate) fn hosts_of(&self, layer: usize, class: usize) -> &[usize] {
+        self.hosts(layer).map_or(&[], |hosts| hosts.of(class))
     }
 }

@@ -17,8 +17,8 @@ const SILENCE: Duration = Duration::from_secs(10);
 #[derive(Default)]
 pub(super) struct Replicas {
     by_link: HashMap<u64, Replica>,
-    /// Per layer, who is first among equals.
-    turns: HashMap<usize, usize>,
+    /// Who is first among equals, per layer and class of its remote experts.
+    turns: HashMap<(usize, usize), usize>,
 }
 
 /// One replica.
@@ -63,25 +63,24 @@ impl Replicas {
         self.by_link.values_mut().for_each(|replica| replica.in_flight = 0);
     }
 
-    /// Indices of the links that can take work of `layer` and are not in `tried`, best first. Replicas
-    /// that rest are none of them.
+    /// Those of `hosts`, indices of links, that can take work and are not in `tried`, with the units that
+    /// they owe, best first. Replicas that rest are none of them. `turn_of` names the layer and the class
+    /// whose hosts they are.
     pub(super) fn ranked(
         &mut self,
         links: &[Link],
-        layer: usize,
+        hosts: &[usize],
+        turn_of: (usize, usize),
         tried: &BTreeSet<usize>,
         now: Instant,
-    ) -> Vec<usize> {
-        let able = links.iter().enumerate().filter(|(index, link)| {
-            !tried.contains(index)
-                && link.serves(layer as u32)
-                && link.is_ready()
-                && !self.rests(link.id(), now)
-        });
+    ) -> Vec<(usize, u64)> {
+        let hosts = hosts.iter().map(|&index| (index, &links[index]));
+        let able = hosts
+            .filter(|(index, link)| !tried.contains(index) && link.is_ready() && !self.rests(link.id(), now));
         let able: Vec<(usize, u64)> = able
             .map(|(index, link)| (index, self.by_link.get(&link.id()).map_or(0, |it| it.in_flight)))
             .collect();
-        let turn = self.turns.entry(layer).or_default();
+        let turn = self.turns.entry(turn_of).or_default();
         *turn = turn.wrapping_add(1);
         rank(able, *turn)
     }
@@ -203,13 +202,13 @@ impl Replica {
 }
 
 /// (index, units in flight) by work in flight; equals in an order that begins another time each turn.
-fn rank(mut able: Vec<(usize, u64)>, turn: usize) -> Vec<usize> {
+fn rank(mut able: Vec<(usize, u64)>, turn: usize) -> Vec<(usize, u64)> {
     if !able.is_empty() {
         let first = turn % able.len();
         able.rotate_left(first);
     }
     able.sort_by_key(|&(_, in_flight)| in_flight);
-    able.into_iter().map(|(index, _)| index).collect()
+    able
 }
 
 #[cfg(test)]
@@ -219,8 +218,8 @@ mod tests {
 
     #[test]
     fn the_least_work_comes_first_and_equals_take_turns() {
-        assert_eq!(rank(vec![(0, 5), (1, 2), (2, 9)], 1), [1, 0, 2]);
-        let turns: Vec<_> = (0..4).map(|turn| rank(vec![(0, 7), (3, 7), (5, 7)], turn)[0]).collect();
+        assert_eq!(rank(vec![(0, 5), (1, 2), (2, 9)], 1), [(1, 2), (0, 5), (2, 9)]);
+        let turns: Vec<_> = (0..4).map(|turn| rank(vec![(0, 7), (3, 7), (5, 7)], turn)[0].0).collect();
         assert_eq!(turns, [0, 3, 5, 0]);
         assert!(rank(Vec::new(), 3).is_empty());
     }

@@ -1,8 +1,10 @@
 //! One layer's remote work as messages. Pure.
 
+use super::hosts::LayerHosts;
 use super::pace::Pace;
 use super::routing::Routed;
 use bytes::Bytes;
+use remoe_planner::longest_first_beside;
 use remoe_wire::MAX_PAYLOAD;
 use std::collections::BTreeMap;
 
@@ -45,9 +47,16 @@ impl Message {
     }
 }
 
-/// (token, expert) pairs that go to remote functions: slots of [`Routed`], ascending.
-pub(crate) fn remote_slots(routed: &Routed, is_remote: impl Fn(u32) -> bool) -> Vec<u32> {
-    (0..).zip(&routed.experts).filter(|&(_, &expert)| is_remote(expert)).map(|(slot, _)| slot).collect()
+/// (token, expert) pairs that go to remote functions, by the class of `hosts` that the expert is of: slots
+/// of [`Routed`], ascending.
+pub(crate) fn remote_slots(routed: &Routed, hosts: &LayerHosts) -> Vec<Vec<u32>> {
+    let mut slots = vec![Vec::new(); hosts.classes()];
+    for (slot, &expert) in (0..).zip(&routed.experts) {
+        if let Some(class) = hosts.class_of(expert) {
+            slots[class].push(slot);
+        }
+    }
+    slots
 }
 
 /// Tokens of each expert among `slots`.
@@ -79,26 +88,30 @@ pub(crate) fn parts(routed: &Routed, slots: &[u32], replicas: usize, pace: Pace)
     (2..=most).filter(|&parts| gain(parts) > 0.0).max_by(|&a, &b| gain(a).total_cmp(&gain(b))).unwrap_or(1)
 }
 
-/// Splits `slots` over `replicas` interchangeable replicas: whole experts, longest processing time
-/// first by true token counts, ties by expert id, then replica index. Returns each replica's slots,
-/// ascending.
+/// Splits `slots` over interchangeable replicas that owe `owed` units of work each: whole experts, longest
+/// processing time first by true token counts, ties by expert id, then replica index. Returns each replica's
+/// slots, ascending; without replicas all of them once.
 ///
 /// Graham's LPT rule (SIAM J. Appl. Math. 17, 1969), as the Remoe paper applies it to experts.
-pub(crate) fn split(routed: &Routed, slots: &[u32], replicas: usize) -> Vec<Vec<u32>> {
-    let mut order: Vec<(u32, u64)> = tokens(routed, slots).into_iter().collect();
-    order.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(&b.0)));
-    let mut loads = vec![0_u64; replicas];
-    let mut replica_of: BTreeMap<u32, usize> = BTreeMap::new();
-    for (expert, count) in order {
-        let (replica, _) =
-            loads.iter().enumerate().min_by_key(|&(replica, load)| (*load, replica)).unwrap_or((0, &0));
-        loads[replica] += units(count);
-        replica_of.insert(expert, replica);
+pub(crate) fn split(routed: &Routed, slots: &[u32], owed: &[u64]) -> Vec<Vec<u32>> {
+    if owed.len() <= 1 {
+        return vec![slots.to_vec()];
     }
-    let mut parts = vec![Vec::new(); replicas];
+    let experts = tokens(routed, slots);
+    let weights: Vec<f64> = experts.values().map(|&count| units(count) as f64).collect();
+    let owed: Vec<f64> = owed.iter().map(|&units| units as f64).collect();
+    let assigned = longest_first_beside(&weights, &owed);
+    let mut part_of = vec![0; experts.len()];
+    for (part, replica) in assigned.iter().enumerate() {
+        for &item in &replica.items {
+            part_of[item] = part;
+        }
+    }
+    let part_of: BTreeMap<u32, usize> = experts.into_keys().zip(part_of).collect();
+    let mut parts = vec![Vec::new(); owed.len()];
     for &slot in slots {
-        let expert = routed.experts[slot as usize];
-        parts[replica_of.get(&expert).copied().unwrap_or(0)].push(slot);
+        let part = part_of.get(&routed.experts[slot as usize]).copied().unwrap_or(0);
+        parts[part].push(slot);
     }
     parts
 }
@@ -133,7 +146,11 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+    use crate::experts::hosts::layer_hosts;
+    use crate::routing_check::RemoteSets;
     use proptest::prelude::*;
+    use remoe_wire::v1::LayerExperts;
+    use std::collections::BTreeSet;
 
     fn routed(tokens: usize, experts: u32, top_k: usize, seed: u64) -> Routed {
         let mut chosen = Vec::new();
@@ -150,12 +167,26 @@ mod tests {
         Routed { top_k, experts: chosen, weights }
     }
 
+    /// Who hosts the experts `remote` when each endpoint hosts one of `sets`.
+    fn hosts(remote: &[u32], sets: &[Vec<u32>]) -> LayerHosts {
+        let sets: Vec<[LayerExperts; 1]> =
+            sets.iter().map(|set| [LayerExperts { layer: 0, experts: set.clone() }]).collect();
+        let remote = RemoteSets::from([(0, remote.iter().copied().collect())]);
+        layer_hosts(&remote, sets.iter().map(<[_; 1]>::as_slice)).remove(&0).unwrap()
+    }
+
+    /// The pairs of the experts from `first` on.
+    fn pairs_from(routed: &Routed, first: u32) -> Vec<u32> {
+        let remote: Vec<u32> = (first..64).collect();
+        remote_slots(routed, &hosts(&remote, &[])).concat()
+    }
+
     #[test]
     fn a_token_travels_once_and_answers_stay_below_the_limit() {
         let row_bytes = MAX_PAYLOAD / 3;
         let routed = routed(2, 4, 3, 1);
         let inputs = [vec![1; row_bytes], vec![2; row_bytes]].concat();
-        let slots = remote_slots(&routed, |_| true);
+        let slots = pairs_from(&routed, 0);
         let messages = messages(&routed, &slots, &inputs, row_bytes);
         assert_eq!(messages.len(), 2);
         assert_eq!(messages[0].counts, [3]);
@@ -172,7 +203,7 @@ mod tests {
         };
         // 8 experts of one token: 136 units.
         let one = routed(1, 64, 8, 1);
-        let slots = remote_slots(&one, |_| true);
+        let slots = pairs_from(&one, 0);
         assert_eq!(parts(&one, &slots, 4, Pace::default()), 1, "nothing is known yet");
         assert_eq!(parts(&one, &slots, 1, at(1 << 20)), 1);
         assert_eq!(parts(&one, &slots, 4, at(100)), 1, "14 us of work");
@@ -181,23 +212,79 @@ mod tests {
         assert_eq!(parts(&one, &slots, 99, at(1 << 30)), 8, "never more than experts");
         // One expert cannot be split.
         let all_in_one = Routed { top_k: 1, experts: vec![3; 16], weights: vec![1.0; 16] };
-        let slots = remote_slots(&all_in_one, |_| true);
+        let slots = pairs_from(&all_in_one, 0);
         assert_eq!(parts(&all_in_one, &slots, 4, at(1 << 30)), 1);
         // A prompt always goes to all.
         let prompt = routed(17, 64, 8, 1);
-        let slots = remote_slots(&prompt, |_| true);
+        let slots = pairs_from(&prompt, 0);
         assert_eq!(parts(&prompt, &slots, 3, Pace::default()), 3);
         assert_eq!(parts(&prompt, &slots, 0, Pace::default()), 1);
     }
 
+    #[test]
+    fn work_that_is_owed_counts() {
+        let routed = Routed { top_k: 1, experts: vec![0, 1, 2], weights: vec![1.0; 3] };
+        assert_eq!(
+            split(&routed, &[0, 1, 2], &[0, 0]),
+            [vec![0, 2], vec![1]],
+            "ties: lower expert, then part"
+        );
+        assert_eq!(split(&routed, &[0, 1, 2], &[30, 0]), [vec![2], vec![0, 1]]);
+        assert_eq!(split(&routed, &[0, 1, 2], &[1000, 0]), [vec![], vec![0, 1, 2]]);
+        assert_eq!(split(&routed, &[1, 2], &[]), [vec![1, 2]], "nobody is there: one part all the same");
+    }
+
     proptest! {
+        #[test]
+        fn every_pair_goes_once_to_a_host_that_is_there_whatever_overlaps(
+            tokens in 1_usize..40,
+            experts in 1_u32..12,
+            k in 1_usize..6,
+            seed: u64,
+            remote in prop::collection::btree_set(0_u32..12, 1..12),
+            sets in prop::collection::vec(prop::collection::btree_set(0_u32..12, 0..12), 0..6),
+            down in prop::collection::btree_set(0_usize..6, 0..4),
+        ) {
+            let routed = routed(tokens, experts, k.min(experts as usize), seed);
+            let remote: Vec<u32> = remote.into_iter().collect();
+            let listed: Vec<Vec<u32>> = sets.iter().map(|set| set.iter().copied().collect()).collect();
+            let hosts = hosts(&remote, &listed);
+            let mut owed = vec![0; sets.len()];
+            let (mut placed, mut left) = (BTreeSet::new(), BTreeSet::<u32>::new());
+            for (class, slots) in remote_slots(&routed, &hosts).iter().enumerate() {
+                let mut ready = hosts.of(class).to_vec();
+                ready.retain(|host| !down.contains(host));
+                ready.sort_by_key(|&host| owed[host]);
+                let loads: Vec<u64> = ready.iter().map(|&host| owed[host]).collect();
+                let parts = split(&routed, slots, &loads);
+                prop_assert_eq!(parts.len(), ready.len().max(1));
+                for (part, slots) in parts.iter().enumerate() {
+                    let Some(&host) = ready.get(part) else {
+                        left.extend(slots);
+                        continue;
+                    };
+                    for &slot in slots {
+                        prop_assert!(sets[host].contains(&routed.experts[slot as usize]));
+                        prop_assert!(placed.insert(slot), "slot {slot} goes twice");
+                    }
+                    owed[host] += super::tokens(&routed, slots).into_values().map(units).sum::<u64>();
+                }
+            }
+            for (slot, expert) in (0..).zip(&routed.experts) {
+                let hosted = (0..sets.len()).any(|it| sets[it].contains(expert) && !down.contains(&it));
+                let is_remote = remote.contains(expert);
+                prop_assert_eq!(placed.contains(&slot), is_remote && hosted);
+                prop_assert_eq!(left.contains(&slot), is_remote && !hosted);
+            }
+        }
+
         #[test]
         fn every_pair_goes_once_and_loads_are_balanced(
             tokens in 1_usize..40, experts in 1_u32..12, k in 1_usize..6, replicas in 1_usize..4, seed: u64, remote_from in 0_u32..12,
         ) {
             let routed = routed(tokens, experts, k.min(experts as usize), seed);
-            let slots = remote_slots(&routed, |expert| expert >= remote_from);
-            let parts = split(&routed, &slots, replicas);
+            let slots = pairs_from(&routed, remote_from);
+            let parts = split(&routed, &slots, &vec![0; replicas]);
             let mut all: Vec<u32> = parts.concat();
             all.sort_unstable();
             prop_assert_eq!(&all, &slots);

@@ -584,7 +584,8 @@ pub struct Endpoint {
     /// Layers whose remote sets this endpoint hosts as a whole; empty: all layers.
     #[prost(uint32, repeated, tag = "2")]
     pub layers: ::prost::alloc::vec::Vec<u32>,
-    /// What it hosts where that is a part of the remote sets; `layers` counts for nothing then.
+    /// What it hosts where that is a part of the remote sets; `layers` counts for nothing then. Experts of
+    /// the model that are not remote do not matter.
     #[prost(message, repeated, tag = "3")]
     pub experts: ::prost::alloc::vec::Vec<LayerExperts>,
 }
