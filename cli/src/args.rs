@@ -224,10 +224,19 @@ pub(crate) struct DeploymentArgs {
     /// Recorded activations that say which experts are used least, for --remote-set history
     #[arg(long, value_name = "FILE", help_heading = "Placement", requires = "remote_ratio")]
     pub(crate) history: Option<PathBuf>,
-    /// Remote processes, each hosting all remote experts [default: 1]
+    /// Remote processes, each hosting all remote experts; with --groups those of each group [default: 1]
     #[arg(long, value_name = "Z", help_heading = "Placement", conflicts_with = "plan")]
     pub(crate) replicas: Option<u32>,
-    /// File that names the remote experts of each layer
+    /// Deal the remote experts of each layer to this many groups of processes, which work at the same time
+    #[arg(
+        long,
+        value_name = "G",
+        help_heading = "Placement",
+        requires = "remote_ratio",
+        conflicts_with = "plan"
+    )]
+    pub(crate) groups: Option<u32>,
+    /// File that names the remote experts of each layer, or of each group of processes
     #[arg(long, value_name = "FILE", help_heading = "Placement")]
     pub(crate) plan: Option<PathBuf>,
     /// Threads of each function; in a plan of the main function, and of a remote one at most [default: all
@@ -402,6 +411,7 @@ const RECORD_EXAMPLES: &str = "Examples:
 const UP_EXAMPLES: &str = "Examples:
   remoe up --model ./model
   remoe up --model ./model --remote-ratio 0.25 --replicas 2 --port 0 --json
+  remoe up --model ./model --remote-ratio 0.5 --groups 3 --replicas 2
   remoe up --model ./model --remote-ratio 0.5 --remote-set history --history history.npy
   remoe up --model ./model --plan plan.json --host 0.0.0.0 --api-key secret";
 

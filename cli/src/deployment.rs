@@ -73,11 +73,16 @@ impl Wanted {
                 let ratio = args.remote_ratio.unwrap_or(default_ratio);
                 let replicas = args.replicas.unwrap_or(1);
                 let usage = usage(args, foresight, &wanted.checkpoint)?;
-                wanted.placement = match &usage {
+                let placement = match &usage {
                     Some(usage) => Placement::least_used(&wanted.moe_layers, usage, ratio, replicas),
                     None => Placement::from_ratio(&wanted.moe_layers, ratio, replicas),
-                }
-                .map_err(|error| CliError::placement(error, None))?;
+                };
+                let grouped = |placement: Placement| match args.groups {
+                    Some(groups) => placement.in_groups(groups),
+                    None => Ok(placement),
+                };
+                wanted.placement =
+                    placement.and_then(grouped).map_err(|error| CliError::placement(error, None))?;
             }
         }
         Ok(wanted)

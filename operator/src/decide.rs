@@ -4,6 +4,7 @@ use crate::launcher::{Ending, FunctionId, FunctionSpec, Observed, Phase};
 use crate::memory::{RestartMemory, Route, Time};
 use remoe_function::Role;
 use remoe_wire::v1::LayerExperts;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// What is wanted.
@@ -202,21 +203,23 @@ fn route(desired: &Desired, in_service: &[&Instance], memory: &RestartMemory, no
     if !memory.settled() && ready.len() < remote_places().count() {
         return None;
     }
-    // A layer whose remote functions are all gone stays with the generation in force: under it the main
-    // function serves their experts by itself until one of them is back.
-    let is_served = |set: &LayerExperts| {
-        remote_places().any(|spec| {
-            ready.iter().any(|instance| instance.observed.name == spec.name)
-                && spec.hosted.iter().any(|hosted| hosted.layer == set.layer)
-        })
-    };
-    if !desired.remote.iter().all(is_served) {
-        return None;
-    }
     let route = Route {
         main: main.observed.id.clone(),
         endpoints: ready.iter().map(|instance| instance.observed.id.clone()).collect(),
     };
     let generation = memory.next_generation(&route, now)?;
-    Some(Action::Route { generation, route })
+    // Where experts have lost all of their remote functions and nothing else has changed, the generation in
+    // force stays: under it the main function serves them by itself until one of them is back.
+    let follows = memory.in_force().is_some_and(|(_, route)| route.main == main.observed.id);
+    if !follows || !ready.iter().all(|instance| memory.routes_to(&instance.observed.id)) {
+        return Some(Action::Route { generation, route });
+    }
+    let is_ready = |spec: &&FunctionSpec| ready.iter().any(|it| it.observed.name == spec.name);
+    let there: Vec<&LayerExperts> = remote_places().filter(is_ready).flat_map(|spec| &spec.hosted).collect();
+    let is_served = |set: &LayerExperts| {
+        let hosted = there.iter().filter(|hosted| hosted.layer == set.layer);
+        let hosted: BTreeSet<u32> = hosted.flat_map(|hosted| hosted.experts.iter().copied()).collect();
+        set.experts.iter().all(|expert| hosted.contains(expert))
+    };
+    desired.remote.iter().all(is_served).then_some(Action::Route { generation, route })
 }

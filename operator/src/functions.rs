@@ -106,8 +106,10 @@ fn main(options: &ModelOptions, http: Option<SocketAddr>) -> FunctionSpec {
 }
 
 fn remote(options: &ModelOptions, process: RemoteProcess) -> FunctionSpec {
-    let RemoteProcess { name, hosted, memory_bytes } = process;
-    let limits = memory_bytes.map(ResourceLimits::of_memory);
+    let RemoteProcess { name, hosted, memory_bytes, cpu_millis } = process;
+    let limits = memory_bytes
+        .map(ResourceLimits::of_memory)
+        .map(|limits| ResourceLimits { cpu_millis: cpu_millis.unwrap_or(limits.cpu_millis), ..limits });
     let most = options.threads.unwrap_or(usize::MAX);
     let mut arguments = common(options, limits.map(|limits| limits.threads().min(most)));
     flag(&mut arguments, "--experts", Some(&format_listing(&hosted)));

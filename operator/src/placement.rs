@@ -1,7 +1,9 @@
 //! Which experts are remote, and which remote process hosts which of them. Pure.
 
+mod plan_file;
+
 use remoe_wire::v1::LayerExperts;
-use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A Mixture-of-Experts layer of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,15 +18,28 @@ pub struct MoeLayer {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Placement {
     layers: Vec<RemoteSet>,
+    groups: Vec<Group>,
 }
 
-/// The remote experts of one layer, hosted as a whole by each of its replicas.
+/// Remote experts of one layer, hosted as a whole by each of its replicas.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct RemoteSet {
     experts: LayerExperts,
     replicas: u32,
     /// Of each replica, where the plan says.
     memory_bytes: Option<u64>,
+}
+
+/// Remote experts of any layers, hosted as a whole by each of its replicas. No expert is in two groups.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Group {
+    /// Layers and experts ascending.
+    hosted: Vec<LayerExperts>,
+    replicas: u32,
+    /// Of each replica, where the plan says.
+    memory_bytes: Option<u64>,
+    /// The same, where that is not what comes with the memory.
+    cpu_millis: Option<u64>,
 }
 
 /// A remote process of a placement.
@@ -36,6 +51,8 @@ pub struct RemoteProcess {
     pub hosted: Vec<LayerExperts>,
     /// Its memory, where the plan says.
     pub memory_bytes: Option<u64>,
+    /// Thousandths of a vCPU, where the plan says; else what comes with the memory.
+    pub cpu_millis: Option<u64>,
 }
 
 /// A placement that the model cannot have.
@@ -54,28 +71,10 @@ impl PlacementError {
     }
 }
 
-/// Replicas of a layer, at most: each is a process.
+/// Replicas of a layer or a group, at most: each is a process.
 const MAX_REPLICAS: u32 = 64;
-
-/// A plan as a file: layers by the model's layer ids, or all MoE layers by position.
-#[derive(Deserialize)]
-struct PlanFile {
-    layers: Vec<PlanLayer>,
-}
-
-#[derive(Deserialize)]
-struct PlanLayer {
-    layer: Option<u32>,
-    remote: Vec<u32>,
-    replicas: Option<u32>,
-    memory_bytes: Option<u64>,
-}
-
-/// The planner's whole answer, which contains the plan.
-#[derive(Deserialize)]
-struct PlannerAnswer {
-    plan: PlanFile,
-}
+/// Groups that experts are dealt to, at most.
+const MAX_GROUPS: u32 = 64;
 
 impl Placement {
     /// The last `floor(ratio x experts + 0.5)` expert ids of each layer, in `replicas` processes.
@@ -128,72 +127,64 @@ impl Placement {
                 memory_bytes: None,
             }
         });
-        Ok(Self::of(sets.collect()))
+        Ok(Self::of(sets.collect(), Vec::new()))
+    }
+
+    /// The same experts, those of each layer dealt to `groups` groups in turn, ids ascending. Each group has
+    /// as many replicas as the layers had.
+    ///
+    /// # Errors
+    /// A number of groups that cannot be.
+    pub fn in_groups(self, groups: u32) -> Result<Self, PlacementError> {
+        check_count("groups", groups, MAX_GROUPS)?;
+        let replicas = self.layers.iter().map(|set| set.replicas).max().unwrap_or(0);
+        let mut dealt = vec![Group { replicas, ..Group::default() }; groups as usize];
+        for LayerExperts { layer, experts } in self.remote() {
+            for (turn, group) in dealt.iter_mut().enumerate() {
+                let experts: Vec<u32> = experts.iter().skip(turn).step_by(groups as usize).copied().collect();
+                if !experts.is_empty() {
+                    group.hosted.push(LayerExperts { layer, experts });
+                }
+            }
+        }
+        dealt.retain(|group| !group.hosted.is_empty());
+        Ok(Self { layers: Vec::new(), groups: dealt })
     }
 
     /// Reads a plan: `{"layers": [{"layer": 1, "remote": [6, 7], "replicas": 2}]}` with the model's
     /// layer ids (other layers stay local), or the planner's output, where `layers` lists all MoE
     /// layers by position.
     ///
+    /// Beside `layers` or instead of them it may have groups, `{"groups": [{"experts": "1:0-3,2:7",
+    /// "replicas": 2, "memory_bytes": 500000000, "vcpus": 2}]}`, which name layers as `layers` does: by
+    /// position where those are listed by position, else by the model's ids. An entry of `layers` whose
+    /// experts are all in groups, and which has no replicas, only says what is remote.
+    ///
     /// # Errors
-    /// The first field that does not fit the model.
+    /// The first field that does not fit the model, an expert in two groups, or one in a group and with
+    /// replicas of its layer.
     pub fn from_plan(model: &[MoeLayer], json: &str) -> Result<Self, PlacementError> {
-        let not_json = |error: serde_json::Error| PlacementError::new("", format!("is not a plan: {error}"));
-        let value: serde_json::Value = serde_json::from_str(json).map_err(not_json)?;
-        let plan = if value.get("plan").is_some() {
-            serde_json::from_value(value).map(|answer: PlannerAnswer| answer.plan)
-        } else {
-            serde_json::from_value(value)
-        }
-        .map_err(not_json)?;
-
-        let by_id = plan.layers.iter().filter(|entry| entry.layer.is_some()).count();
-        if by_id != 0 && by_id != plan.layers.len() {
-            return Err(PlacementError::new(
-                "layers",
-                "either every entry names its \"layer\", or none does",
-            ));
-        }
-        if by_id == 0 && plan.layers.len() != model.len() {
-            return Err(PlacementError::new(
-                "layers",
-                format!(
-                    "lists {} layers by position, the model has {} MoE layers",
-                    plan.layers.len(),
-                    model.len()
-                ),
-            ));
-        }
-        let mut sets: Vec<RemoteSet> = Vec::new();
-        for (index, entry) in plan.layers.iter().enumerate() {
-            let field = format!("layers[{index}]");
-            let moe = match entry.layer {
-                None => model.get(index),
-                Some(id) => model.iter().find(|moe| moe.layer == id),
-            }
-            .ok_or_else(|| PlacementError::new(format!("{field}.layer"), not_moe(model, entry.layer)))?;
-            if sets.iter().any(|set| set.experts.layer == moe.layer) {
-                let message = format!("layer {} is listed twice", moe.layer);
-                return Err(PlacementError::new(format!("{field}.layer"), message));
-            }
-            sets.push(remote_set(&field, *moe, entry)?);
-        }
-        sets.sort_by_key(|set| set.experts.layer);
-        Ok(Self::of(sets))
+        plan_file::read(model, json)
     }
 
-    fn of(mut layers: Vec<RemoteSet>) -> Self {
+    fn of(mut layers: Vec<RemoteSet>, groups: Vec<Group>) -> Self {
         layers.retain(|set| !set.experts.experts.is_empty());
-        Self { layers }
+        Self { layers, groups }
     }
 
     /// The remote experts of each layer that has any, layers and experts ascending.
     pub fn remote(&self) -> Vec<LayerExperts> {
-        self.layers.iter().map(|set| set.experts.clone()).collect()
+        let mut remote: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
+        let in_groups = self.groups.iter().flat_map(|group| &group.hosted);
+        for set in self.layers.iter().map(|set| &set.experts).chain(in_groups) {
+            remote.entry(set.layer).or_default().extend(&set.experts);
+        }
+        let sets = remote.into_iter();
+        sets.map(|(layer, experts)| LayerExperts { layer, experts: experts.into_iter().collect() }).collect()
     }
 
-    /// The remote processes. A replica whose memory is planned is one of its own; of the others,
-    /// process j hosts the remote sets of all layers that have more than j replicas.
+    /// The remote processes. A replica whose memory is planned is one of its own, and so is each replica of
+    /// a group; of the others, process j hosts the remote sets of all layers that have more than j replicas.
     pub fn processes(&self) -> Vec<RemoteProcess> {
         let (sized, together): (Vec<&RemoteSet>, Vec<&RemoteSet>) =
             self.layers.iter().partition(|set| set.memory_bytes.is_some());
@@ -204,6 +195,7 @@ impl Placement {
                 name: format!("remote-{process}"),
                 hosted: sets.map(|set| set.experts.clone()).collect(),
                 memory_bytes: None,
+                cpu_millis: None,
             }
         });
         let own = sized.into_iter().flat_map(|set| {
@@ -211,9 +203,18 @@ impl Placement {
                 name: format!("remote-{}-{replica}", set.experts.layer),
                 hosted: vec![set.experts.clone()],
                 memory_bytes: set.memory_bytes,
+                cpu_millis: None,
             })
         });
-        shared.chain(own).collect()
+        let groups = self.groups.iter().enumerate().flat_map(|(index, group)| {
+            (0..group.replicas).map(move |replica| RemoteProcess {
+                name: format!("group-{index}-{replica}"),
+                hosted: group.hosted.clone(),
+                memory_bytes: group.memory_bytes,
+                cpu_millis: group.cpu_millis,
+            })
+        });
+        shared.chain(own).chain(groups).collect()
     }
 }
 
@@ -238,49 +239,14 @@ pub fn local_experts(model: &[MoeLayer], remote: &[LayerExperts]) -> Vec<LayerEx
     layers.filter(|set| !set.experts.is_empty()).collect()
 }
 
-fn remote_set(field: &str, moe: MoeLayer, entry: &PlanLayer) -> Result<RemoteSet, PlacementError> {
-    let mut experts = entry.remote.clone();
-    experts.sort_unstable();
-    for (index, id) in entry.remote.iter().enumerate() {
-        let message = if *id >= moe.experts {
-            format!("expert {id} does not exist, layer {} has experts 0 to {}", moe.layer, moe.experts - 1)
-        } else if entry.remote[..index].contains(id) {
-            format!("expert {id} is listed twice")
-        } else {
-            continue;
-        };
-        return Err(PlacementError::new(format!("{field}.remote[{index}]"), message));
-    }
-    // The planner gives an empty set no replicas.
-    let replicas = entry.replicas.unwrap_or(1);
-    if !experts.is_empty() {
-        check_replicas(&format!("{field}.replicas"), replicas)?;
-    }
-    if entry.memory_bytes.is_some_and(|bytes| bytes == 0 && !experts.is_empty()) {
-        let message = "is 0, expected the bytes of a function with experts";
-        return Err(PlacementError::new(format!("{field}.memory_bytes"), message));
-    }
-    Ok(RemoteSet {
-        experts: LayerExperts { layer: moe.layer, experts },
-        replicas,
-        memory_bytes: entry.memory_bytes,
-    })
+fn check_replicas(field: &str, replicas: u32) -> Result<(), PlacementError> {
+    check_count(field, replicas, MAX_REPLICAS)
 }
 
-fn check_replicas(field: &str, replicas: u32) -> Result<(), PlacementError> {
-    if (1..=MAX_REPLICAS).contains(&replicas) {
+fn check_count(field: &str, count: u32, most: u32) -> Result<(), PlacementError> {
+    if (1..=most).contains(&count) {
         Ok(())
     } else {
-        let message = format!("{replicas} is not between 1 and {MAX_REPLICAS}");
-        Err(PlacementError::new(field, message))
+        Err(PlacementError::new(field, format!("{count} is not between 1 and {most}")))
     }
-}
-
-fn not_moe(model: &[MoeLayer], layer: Option<u32>) -> String {
-    let known: Vec<String> = model.iter().map(|moe| moe.layer.to_string()).collect();
-    format!(
-        "{} is not an MoE layer of the model, which has {}",
-        layer.map_or_else(|| "it".to_owned(), |id| id.to_string()),
-        known.join(", ")
-    )
 }

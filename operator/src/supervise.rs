@@ -328,11 +328,13 @@ impl<L: Launcher> Supervision<L> {
     fn endpoint(&self, id: &FunctionId) -> Option<Endpoint> {
         let name = &self.tracked.get(id)?.instance.observed.name;
         let spec = self.desired.functions.iter().find(|spec| spec.name == *name)?;
-        Some(Endpoint {
-            address: self.address(id)?.to_string(),
-            layers: spec.hosted.iter().map(|set| set.layer).collect(),
-            experts: Vec::new(),
-        })
+        // Whole sets are named by their layers alone: the routing says what they are.
+        let is_whole = spec.hosted.iter().all(|set| self.desired.remote.contains(set));
+        let (layers, experts) = match is_whole {
+            true => (spec.hosted.iter().map(|set| set.layer).collect(), Vec::new()),
+            false => (Vec::new(), spec.hosted.clone()),
+        };
+        Some(Endpoint { address: self.address(id)?.to_string(), layers, experts })
     }
 
     fn address(&self, id: &FunctionId) -> Option<SocketAddr> {

@@ -7,6 +7,7 @@ mod scene;
 use remoe_operator::Phase;
 use remoe_operator::decide::{Action, Desired, Instance, Patience, decide};
 use remoe_operator::memory::{FIRST_PAUSE, LONGEST_PAUSE, ROUTING_PAUSE, RestartMemory, STABLE_AFTER, Time};
+use remoe_wire::v1::LayerExperts;
 use scene::{ended, instance, listening, seconds, wanted};
 use std::time::Duration;
 
@@ -130,6 +131,33 @@ fn with_all_remote_functions_gone_the_generation_in_force_stays() {
     assert_eq!(step(&desired, &instances, &mut memory, Time::ZERO), ["forget a"]);
     instances[1] = instance("b", "remote-0", listening());
     assert_eq!(step(&desired, &instances, &mut memory, Time::ZERO), ["route 2 m -> [b]"]);
+}
+
+/// Two groups of one function each: while one is gone the other is followed wherever it goes, and so is a
+/// new main function.
+#[test]
+fn a_group_that_is_gone_keeps_nothing_from_the_others() {
+    let mut desired = wanted(2);
+    desired.remote = vec![LayerExperts { layer: 1, experts: vec![3, 5] }];
+    desired.functions[2].hosted = vec![LayerExperts { layer: 1, experts: vec![5] }];
+    let mut instances = vec![
+        instance("m", "main", listening()),
+        instance("a", "remote-0", listening()),
+        instance("b", "remote-1", listening()),
+    ];
+    let mut memory = settled(&desired, &instances);
+    let now = seconds(1.0);
+    instances[1].observed.phase = ended(None);
+    assert_eq!(step(&desired, &instances, &mut memory, now), ["forget a"], "nobody else has expert 3");
+    instances.remove(1);
+    instances[1] = instance("c", "remote-1", listening());
+    assert_eq!(step(&desired, &instances, &mut memory, now), ["route 2 m -> [c]"]);
+    memory.routed(true, now);
+    instances[0] = instance("n", "main", listening());
+    assert_eq!(step(&desired, &instances, &mut memory, now), ["route 3 n -> [c]"]);
+    memory.routed(true, now);
+    instances.push(instance("d", "remote-0", listening()));
+    assert_eq!(step(&desired, &instances, &mut memory, now), ["route 4 n -> [c d]"]);
 }
 
 #[test]

@@ -117,12 +117,76 @@ fn the_planners_output_goes_by_position() {
     assert_eq!(Placement::from_plan(&model, &whole_answer).unwrap(), placement);
 }
 
+/// Names, experts and memory of the processes.
+fn described(placement: &Placement) -> Vec<(String, String, Option<u64>, Option<u64>)> {
+    let processes = placement.processes().into_iter();
+    processes.map(|it| (it.name, format_listing(&it.hosted), it.memory_bytes, it.cpu_millis)).collect()
+}
+
+#[test]
+fn groups_are_processes_of_their_own() {
+    let model = model(&[(1, 8), (2, 8), (5, 8)]);
+    let groups = r#""groups":[
+        {"experts":"LAYER:0-3,7,5:1","replicas":2,"memory_bytes":300000000,"vcpus":1.5},
+        {"experts":"5:0"}]"#;
+    let by_id = groups.replace("LAYER", "1");
+    let expected = [
+        ("group-0-0".to_owned(), "1:0-3,7,5:1".to_owned(), Some(300_000_000), Some(1500)),
+        ("group-0-1".to_owned(), "1:0-3,7,5:1".to_owned(), Some(300_000_000), Some(1500)),
+        ("group-1-0".to_owned(), "5:0".to_owned(), None, None),
+    ];
+    let alone = Placement::from_plan(&model, &format!("{{{by_id}}}")).unwrap();
+    assert_eq!(remote(&alone), "1:0-3,7,5:0-1");
+    assert_eq!(described(&alone), expected);
+    // Layers that say what is remote anyhow, by id and as the planner does.
+    let layers = r#""layers":[{"layer":5,"remote":[1,0]},{"layer":1,"remote":[0,1,2,3,7],"replicas":0}]"#;
+    assert_eq!(Placement::from_plan(&model, &format!("{{{by_id},{layers}}}")).unwrap(), alone);
+    let by_position = groups.replace("LAYER", "0").replace("5:", "2:");
+    let layers = r#""layers":[
+        {"remote":[0,1,2,3,7],"memory_bytes":0,"replicas":0},
+        {"remote":[],"memory_bytes":0,"replicas":0},
+        {"remote":[0,1],"memory_bytes":0,"replicas":0}]"#;
+    for plan in [format!("{{{by_position},{layers}}}"), format!(r#"{{"plan":{{{by_position},{layers}}}}}"#)] {
+        assert_eq!(Placement::from_plan(&model, &plan).unwrap(), alone);
+    }
+}
+
+#[test]
+fn layers_may_have_replicas_beside_groups() {
+    let model = model(&[(1, 8), (2, 8)]);
+    let plan = r#"{"groups":[{"experts":"1:3"}],
+        "layers":[{"layer":1,"remote":[1]},{"layer":2,"remote":[6,7],"replicas":2}]}"#;
+    let placement = Placement::from_plan(&model, plan).unwrap();
+    assert_eq!(remote(&placement), "1:1,3,2:6-7");
+    assert_eq!(processes(&placement), ["1:1,2:6-7", "2:6-7", "1:3"]);
+}
+
+#[test]
+fn experts_are_dealt_to_groups_in_turn() {
+    let model = model(&[(1, 8), (3, 4)]);
+    let placement = Placement::from_ratio(&model, 0.5, 2).unwrap().in_groups(3).unwrap();
+    assert_eq!(remote(&placement), "1:4-7,3:2-3");
+    let names = ["group-0-0", "group-0-1", "group-1-0", "group-1-1", "group-2-0", "group-2-1"];
+    assert_eq!(placement.processes().iter().map(|it| it.name.as_str()).collect::<Vec<_>>(), names);
+    assert_eq!(processes(&placement), ["1:4,7,3:2", "1:4,7,3:2", "1:5,3:3", "1:5,3:3", "1:6", "1:6"]);
+    let few = Placement::from_ratio(&model, 0.25, 1).unwrap().in_groups(64).unwrap();
+    assert_eq!(processes(&few), ["1:6,3:3", "1:7"], "groups without experts are none");
+    let none = Placement::from_ratio(&model, 0.0, 1).unwrap().in_groups(2).unwrap();
+    assert!(none.processes().is_empty());
+    for groups in [0, 65] {
+        let error = Placement::from_ratio(&model, 0.5, 1).unwrap().in_groups(groups).unwrap_err();
+        assert_eq!(error.field, "groups");
+    }
+}
+
 #[test]
 fn errors_name_the_field() {
     let model = model(&[(1, 4), (3, 4)]);
     for (plan, field) in [
         ("nonsense", ""),
         ("[]", ""),
+        (r#"{"plan":[[]]}"#, ""),
+        (r#"{"layers":3}"#, ""),
         (r#"{"layers":[{"layer":2,"remote":[0]}]}"#, "layers[0].layer"),
         (r#"{"layers":[{"layer":1,"remote":[0]},{"layer":1,"remote":[1]}]}"#, "layers[1].layer"),
         (r#"{"layers":[{"layer":1,"remote":[0]},{"remote":[1]}]}"#, "layers"),
@@ -131,6 +195,28 @@ fn errors_name_the_field() {
         (r#"{"layers":[{"layer":1,"remote":[2,0,2]}]}"#, "layers[0].remote[2]"),
         (r#"{"layers":[{"layer":1,"remote":[2],"replicas":0}]}"#, "layers[0].replicas"),
         (r#"{"layers":[{"layer":1,"remote":[2],"replicas":1000}]}"#, "layers[0].replicas"),
+        ("{}", "layers"),
+        (r#"{"groups":[]}"#, "layers"),
+        (r#"{"groups":[{"experts":""}]}"#, "groups[0].experts"),
+        (r#"{"groups":[{"experts":"1:0"},{"experts":"1:x"}]}"#, "groups[1].experts"),
+        (r#"{"groups":[{"experts":"0:1"}]}"#, "groups[0].experts"),
+        (r#"{"groups":[{"experts":"3:3-4"}]}"#, "groups[0].experts"),
+        (r#"{"groups":[{"experts":"1:0-2"},{"experts":"3:0,1:2"}]}"#, "groups[1].experts"),
+        (r#"{"groups":[{"experts":"1:0","replicas":0}]}"#, "groups[0].replicas"),
+        (r#"{"groups":[{"experts":"1:0","replicas":65}]}"#, "groups[0].replicas"),
+        (r#"{"groups":[{"experts":"1:0","memory_bytes":0}]}"#, "groups[0].memory_bytes"),
+        (r#"{"groups":[{"experts":"1:0","vcpus":1}]}"#, "groups[0].vcpus"),
+        (r#"{"groups":[{"experts":"1:0","memory_bytes":1,"vcpus":0}]}"#, "groups[0].vcpus"),
+        (r#"{"groups":[{"experts":"2:0"}],"layers":[{"remote":[]},{"remote":[]}]}"#, "groups[0].experts"),
+        (
+            r#"{"groups":[{"experts":"1:0"}],"layers":[{"layer":1,"remote":[0],"replicas":1}]}"#,
+            "layers[0].replicas",
+        ),
+        (r#"{"groups":[{"experts":"1:0"}],"layers":[{"layer":1,"remote":[0,2]}]}"#, "layers[0].remote[1]"),
+        (
+            r#"{"groups":[{"experts":"1:0"}],"layers":[{"layer":1,"remote":[2],"replicas":0}]}"#,
+            "layers[0].replicas",
+        ),
     ] {
         assert_eq!(Placement::from_plan(&model, plan).unwrap_err().field, field, "{plan}");
     }

@@ -85,6 +85,26 @@ async fn ready_means_that_a_generation_is_in_force() {
     supervisor.shutdown(LONG).await;
 }
 
+/// Functions that host a part of a remote set say which; where the set is whole its layer says it.
+#[tokio::test]
+async fn the_routing_says_what_each_group_hosts() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = [MoeLayer { layer: 1, experts: 4 }, MoeLayer { layer: 3, experts: 4 }];
+    let plan = r#"{"groups": [{"experts": "1:0-1,3:2"}, {"experts": "1:3"}],
+        "layers": [{"layer": 1, "remote": [0, 1, 3]}, {"layer": 3, "remote": [2], "replicas": 0}]}"#;
+    let placement = Placement::from_plan(&model, plan).unwrap();
+    let patience = Patience { remote_silence: LONG, main_silence: LONG, ready: LONG };
+    let desired = deployment(&ModelOptions::default(), &placement, None, Duration::ZERO, patience);
+    let (supervisor, _) = supervisor(folder.path(), desired);
+    let status = supervisor.ready(LONG).await.unwrap();
+    let functions = status.functions[1..].iter().zip(["1:0-1,3:2", "1:3"]);
+    let mut expected: Vec<String> =
+        functions.map(|(function, experts)| format!("{}={experts}", function.grpc.unwrap())).collect();
+    expected.sort();
+    assert_eq!(fake::routings(folder.path()), [format!("1 [{}] 1:0-1,3,3:2", expected.join(" "))]);
+    supervisor.shutdown(LONG).await;
+}
+
 #[tokio::test]
 async fn killed_remote_functions_come_back_in_a_later_generation() {
     let folder = tempfile::tempdir().unwrap();

@@ -150,7 +150,10 @@ impl MainModel for FakeMain {
         let mut endpoints: Vec<String> = routing
             .endpoints
             .iter()
-            .map(|endpoint| format!("{}={:?}", endpoint.address, endpoint.layers))
+            .map(|endpoint| match endpoint.experts.as_slice() {
+                [] => format!("{}={:?}", endpoint.address, endpoint.layers),
+                experts => format!("{}={}", endpoint.address, remoe_wire::format_listing(experts)),
+            })
             .collect();
         endpoints.sort();
         let line = format!(
