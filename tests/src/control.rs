@@ -13,6 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tonic::transport::{Channel, Endpoint as Address};
 use tonic::{Status, Streaming};
 
+/// An endpoint and the experts that it hosts.
+pub type Hosted = (SocketAddr, Vec<LayerExperts>);
+
 /// A client of one main function.
 pub struct Control {
     client: MainModelClient<Channel>,
@@ -39,11 +42,17 @@ impl Control {
 
     /// Puts the next generation in force, whatever problems its endpoints have.
     pub async fn try_route(&self, endpoints: &[SocketAddr], remote: &[LayerExperts]) -> RoutingAck {
+        let whole: Vec<Hosted> = endpoints.iter().map(|&address| (address, vec![])).collect();
+        self.try_route_parts(&whole, remote).await
+    }
+
+    /// The same with the experts that each endpoint hosts; empty: all that are remote.
+    pub async fn try_route_parts(&self, endpoints: &[Hosted], remote: &[LayerExperts]) -> RoutingAck {
         let generation = self.generation.fetch_add(1, Ordering::Relaxed) + 1;
-        let endpoints = endpoints.iter().map(|address| Endpoint {
+        let endpoints = endpoints.iter().map(|(address, experts)| Endpoint {
             address: address.to_string(),
             layers: vec![],
-            experts: vec![],
+            experts: experts.clone(),
         });
         let routing = Routing {
             generation,
@@ -60,6 +69,12 @@ impl Control {
     /// Puts the next generation in force; every endpoint must be usable.
     pub async fn route(&self, endpoints: &[SocketAddr], remote: &[LayerExperts]) {
         let ack = self.try_route(endpoints, remote).await;
+        assert_eq!(ack.problems, [], "endpoints that cannot be used");
+    }
+
+    /// The same with the experts that each endpoint hosts; empty: all that are remote.
+    pub async fn route_parts(&self, endpoints: &[Hosted], remote: &[LayerExperts]) {
+        let ack = self.try_route_parts(endpoints, remote).await;
         assert_eq!(ack.problems, [], "endpoints that cannot be used");
     }
 

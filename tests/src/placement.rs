@@ -19,6 +19,19 @@ pub fn remote_sets(checkpoint: &Checkpoint, ratio: f64) -> Vec<LayerExperts> {
         .collect()
 }
 
+/// The sets dealt to `groups` groups in turn, layer by layer; groups that get nothing are left out.
+#[must_use]
+pub fn dealt(remote: &[LayerExperts], groups: usize) -> Vec<Vec<LayerExperts>> {
+    let group = |index: usize| -> Vec<LayerExperts> {
+        let sets = remote.iter().map(|set| LayerExperts {
+            layer: set.layer,
+            experts: set.experts.iter().skip(index).step_by(groups).copied().collect(),
+        });
+        sets.filter(|set| !set.experts.is_empty()).collect()
+    };
+    (0..groups).map(group).filter(|sets| !sets.is_empty()).collect()
+}
+
 /// Every expert, as a remote function's command line names them.
 #[must_use]
 pub fn all_experts(checkpoint: &Checkpoint) -> String {

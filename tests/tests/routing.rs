@@ -7,6 +7,7 @@ use remoe_tests::control::greedy;
 use remoe_tests::deadline::{SOON, until, within};
 use remoe_tests::fixture::Model;
 use remoe_tests::function::{MainFunction, Options};
+use remoe_tests::placement::remote_sets;
 use remoe_wire::largest_generation;
 use remoe_wire::v1::main_model_client::MainModelClient;
 use remoe_wire::v1::{DescribeMainRequest, Endpoint, GenerateRequest, LayerExperts, Routing, RoutingAck};
@@ -106,6 +107,33 @@ async fn nonsense_is_refused() {
         // Stop strings need a tokenizer first.
         assert!(status.message().contains(field) || field == "stop", "{field}: {}", status.message());
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn endpoints_that_cannot_be_are_refused_and_idle_ones_do_no_harm() {
+    let model = Model::fixture("mixtral-basic");
+    let main = MainFunction::start(&model.folder, Options::default()).await;
+    let launcher = Launcher::new(&main);
+    let remote = remote_sets(&model.checkpoint(), 1.0);
+    let hosting = |layer: u32, experts: Vec<u32>, endpoints: usize| {
+        let experts = vec![LayerExperts { layer, experts }];
+        let endpoint = Endpoint { address: "127.0.0.1:1".to_owned(), layers: vec![], experts };
+        let remote = remote.clone();
+        Routing { generation: 1, endpoints: vec![endpoint; endpoints], remote, ..Routing::default() }
+    };
+    for (what, routing) in [
+        ("an expert that does not exist", hosting(0, vec![1, 99], 1)),
+        ("a layer that does not exist", hosting(99, vec![1], 1)),
+        ("more endpoints than can be connected", hosting(0, vec![1], 10_000)),
+    ] {
+        let status = launcher.route(&routing).await.err();
+        assert_eq!(status.map(|status| status.code()), Some(Code::InvalidArgument), "{what}");
+    }
+    assert_eq!(launcher.generation().await, 0);
+    let idle = launcher.route(&hosting(0, vec![], 1)).await.unwrap();
+    assert_eq!(idle.problems.len(), 1, "nobody listens there: {idle:?}");
+    let answer = main.control.generate(greedy(&model.prompts()[0], 4)).await.finished;
+    assert!(answer.experts.is_some_and(|calls| calls.fallback > 0 && calls.remote == 0), "{answer:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
