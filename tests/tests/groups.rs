@@ -12,10 +12,10 @@ use remoe_tests::function::{MainFunction, Options, RemoteFunction};
 use remoe_tests::metrics::Metrics;
 use remoe_tests::placement::{all_experts, calls_of, dealt, remote_sets};
 use remoe_tests::process::signal;
-use remoe_tests::recorder::{Act, Recorder};
+use remoe_tests::recorder::{Act, Arrival, Recorder};
 use remoe_tests::up::{Up, all_gone};
 use remoe_wire::format_listing;
-use remoe_wire::v1::LayerExperts;
+use remoe_wire::v1::{Code, LayerExperts};
 use rustix::process::Signal;
 use serde_json::json;
 use std::collections::BTreeSet;
@@ -152,6 +152,45 @@ async fn messages_go_where_their_experts_are() {
     assert_eq!(reply.hidden.to_vec(), reference.prompts.last().unwrap().0);
     let calls = reply.experts.unwrap();
     assert!(calls.remote > 0 && calls.fallback > 0, "{calls:?}");
+}
+
+/// What one replica refuses goes to the other one of its group, and never to another group, although the
+/// functions behind them could answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_message_stays_in_its_group() {
+    let model = Model::fixture("olmoe-basic");
+    let checkpoint = model.checkpoint();
+    let function = RemoteFunction::start(&model.folder, &all_experts(&checkpoint), Options::default()).await;
+    let main = MainFunction::start(&model.folder, Options::default()).await;
+    let request = greedy(&model.prompts()[0], TOKENS);
+    main.control.route(&[], &[]).await;
+    let expected = main.control.generate(request.clone()).await.finished.tokens;
+    let remote = remote_sets(&checkpoint, 1.0);
+    let groups = dealt(&remote, 2);
+    for code in [Code::Internal, Code::ResourceExhausted] {
+        let refusing = Arc::new(move |_: usize, _: &_| Act::Fail(code));
+        let recorders = [
+            Recorder::start(function.address(), refusing, Arc::new(|_| ())).await,
+            Recorder::honest(function.address()).await,
+            Recorder::honest(function.address()).await,
+        ];
+        let sets = [&groups[0], &groups[0], &groups[1]];
+        let endpoints: Vec<Hosted> =
+            recorders.iter().map(Recorder::address).zip(sets.into_iter().cloned()).collect();
+        main.control.route_parts(&endpoints, &remote).await;
+        let answer = main.control.generate(request.clone()).await.finished;
+        assert_eq!(answer.tokens, expected);
+        let calls = answer.experts.unwrap();
+        assert!(calls.retries > 0 && calls.fallback == 0 && calls.local == 0, "{code:?}: {calls:?}");
+        for (recorder, sets) in recorders.iter().zip(sets) {
+            let arrivals = recorder.take();
+            assert!(!arrivals.is_empty());
+            for Arrival { work, .. } in arrivals {
+                let set = sets.iter().find(|set| set.layer == work.layer).unwrap();
+                assert!(work.experts.iter().all(|expert| set.experts.contains(expert)), "{code:?}");
+            }
+        }
+    }
 }
 
 /// The groups of a layer work at the same time, in decoding too: no group's message waits for the answer
