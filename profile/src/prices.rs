@@ -119,6 +119,16 @@ impl Prices {
             main_replicas: 1,
         })
     }
+
+    /// The planner's prices where vCPUs are sold apart from memory: a core costs a core, whatever the memory
+    /// beside it, and a GB a GB.
+    ///
+    /// # Errors
+    /// As those of [`Self::pricing`].
+    pub fn pricing_apart(&self) -> Result<Pricing, PricesError> {
+        let together = self.pricing()?;
+        Ok(Pricing { cpu_per_core_second: Some(self.cpu_core_hour / HOUR), ..together })
+    }
 }
 
 fn wrong(field: &str, message: String) -> PricesError {

@@ -8,9 +8,10 @@ use remoe_planner::{
     Affine, Arrivals, CpuProfile, Device, ErrorFactor, Layer, Limits, Pricing, Problem, Request, Slo, Specs,
     Transport,
 };
+use serde::{Deserialize, Serialize};
 
 /// What a deployment is to achieve, beside what model and machine are.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Wishes {
     /// Typical and largest requests.
     pub request: Request,

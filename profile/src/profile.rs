@@ -179,7 +179,11 @@ impl Profile {
         Ok(profile)
     }
 
-    fn check(&self) -> Result<(), ProfileError> {
+    /// Checks that it can be one: what [`Self::from_json`] does with what it reads.
+    ///
+    /// # Errors
+    /// The first figure that is out of range.
+    pub fn check(&self) -> Result<(), ProfileError> {
         if self.version != VERSION {
             let message = format!("is {}, version {VERSION} is read; make a new profile", self.version);
             return Err(wrong("version", message));

@@ -120,15 +120,15 @@ impl<'a> Applier<'a> {
         self.calls.delete::<K>(&object.name_any(), &object.uid().unwrap_or_default(), None).await
     }
 
-    /// A plan, once. Returns the plan as it is stored.
+    /// A plan, once. Returns the one that is stored, where it is ours.
     ///
     /// # Errors
     /// A call that came to nothing.
-    pub(super) async fn plan(&self, plan: &MoEPlan) -> Result<(), CallError> {
+    pub(super) async fn plan(&self, plan: &MoEPlan) -> Result<Option<MoEPlan>, CallError> {
         match self.calls.create(plan).await {
             // Named by its content: it is this one.
             Err(error) if error.code() == 409 => self.relabel_plan(plan).await,
-            other => other.map(|_| ()),
+            other => other.map(Some),
         }
     }
 
@@ -145,12 +145,15 @@ impl<'a> Applier<'a> {
     }
 
     /// Gives a plan that exists the labels back by which it is found.
-    async fn relabel_plan(&self, plan: &MoEPlan) -> Result<(), CallError> {
+    async fn relabel_plan(&self, plan: &MoEPlan) -> Result<Option<MoEPlan>, CallError> {
         let live = self.calls.get::<MoEPlan>(&plan.name_any()).await?;
-        match live.filter(|live| is_owned_by(live, &self.uid) && !is_as(live, plan)) {
-            Some(_) => self.calls.merge(plan).await.map(|_| ()),
-            None => Ok(()),
+        let Some(live) = live.filter(|live| is_owned_by(live, &self.uid)) else { return Ok(None) };
+        // What it says is never changed.
+        let labelled = MoEPlan { metadata: plan.metadata.clone(), spec: live.spec.clone() };
+        if is_as(&live, &labelled) {
+            return Ok(Some(live));
         }
+        self.calls.merge(&labelled).await.map(Some)
     }
 
     /// Deletes the oldest plans but the last ten; `in_use` are kept in any case.

@@ -72,7 +72,10 @@ impl ModelFacts {
     }
 
     /// What a model can be: facts come from a pod's log or a ConfigMap, which others can write.
-    fn check(&self) -> Result<(), FactsError> {
+    ///
+    /// # Errors
+    /// The first figure that cannot be.
+    pub(super) fn check(&self) -> Result<(), FactsError> {
         let model = &self.inspection;
         let wrong = |field: &str, value: u64, most: u64| {
             Err(FactsError::Unreadable(format!("{field} is {value}, at most {most} is possible")))

@@ -5,6 +5,7 @@ use super::pods::PodView;
 use super::routing::Generation;
 use crate::control;
 use futures_util::future::join_all;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -50,12 +51,17 @@ pub(super) enum Outcome {
     Failed(String),
 }
 
-/// Tells each of the main functions its generation, all at once.
-pub(super) async fn push(pushes: Vec<(&PodView, &Generation)>) -> Vec<Told> {
+/// Tells each of the main functions its generation, all at once, with the account of its plan as `accounts`
+/// has it.
+pub(super) async fn push(
+    pushes: Vec<(&PodView, &Generation)>,
+    accounts: &BTreeMap<String, String>,
+) -> Vec<Told> {
+    let account = |generation: &Generation| accounts.get(&generation.plan).cloned().unwrap_or_default();
     let told = pushes.into_iter().map(async |(pod, generation)| Told {
         pod: pod.name.to_string(),
         number: generation.number,
-        outcome: match timeout(PUSH, tell(pod, generation)).await {
+        outcome: match timeout(PUSH, tell(pod, generation, account(generation))).await {
             Ok(Ok(problems)) => Outcome::InForce { problems },
             Ok(Err(message)) => Outcome::Failed(message),
             Err(_elapsed) => Outcome::Underway,
@@ -64,9 +70,9 @@ pub(super) async fn push(pushes: Vec<(&PodView, &Generation)>) -> Vec<Told> {
     join_all(told).await
 }
 
-async fn tell(pod: &PodView, generation: &Generation) -> Result<Vec<String>, String> {
+async fn tell(pod: &PodView, generation: &Generation, account: String) -> Result<Vec<String>, String> {
     let ip = pod.ip.ok_or("has no address")?;
-    let routing = generation.routing().map_err(|error| error.to_string())?;
+    let routing = generation.routing(account).map_err(|error| error.to_string())?;
     let address = SocketAddr::new(ip, CONTROL_PORT);
     // Given up from outside first: that it takes long is no failure.
     let ack = control::set_routing(address, routing, 2 * PUSH).await.map_err(|error| error.message)?;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// The deployment's name.
 pub const DEPLOYMENT: &str = "remoe.dev/deployment";
-/// Which function: `main`, or `l` and the id of the layer.
+/// Which function: `main`, `l` and the id of the layer, or `g` and the number of the group.
 pub const FUNCTION: &str = "remoe.dev/function";
 /// Hash of all that a pod of the function consists of.
 pub const IDENTITY: &str = "remoe.dev/identity";
@@ -49,6 +49,11 @@ impl Component {
 /// The function of a layer's remote experts.
 pub fn layer_function(layer: u32) -> String {
     format!("l{layer}")
+}
+
+/// The function of a group of remote experts.
+pub fn group_function(number: usize) -> String {
+    format!("g{number}")
 }
 
 /// Labels of every object of `deployment`.

@@ -38,7 +38,7 @@ pub const ATTEMPTS: u32 = 3;
 /// The spec cannot be written as JSON.
 pub fn subject(owner: &MoEDeployment, facts: &ModelFacts) -> Result<String, serde_json::Error> {
     // Without `..`: whether a new field matters here is to be decided.
-    let MainSpec { device, gpu, memory_mb, template } = &owner.spec.main;
+    let MainSpec { device, gpu, memory_mb, cpu, template } = &owner.spec.main;
     let PodTemplate {
         node_selector,
         affinity,
@@ -51,7 +51,8 @@ pub fn subject(owner: &MoEDeployment, facts: &ModelFacts) -> Result<String, serd
         tolerations: _,
     } = template;
     let nodes = affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
-    let hardware = (device, gpu, measured_vcpus(memory_mb), node_selector, nodes, runtime_class_name);
+    let vcpus = measured_vcpus(memory_mb, cpu.as_ref());
+    let hardware = (device, gpu, vcpus, node_selector, nodes, runtime_class_name);
     let dtype = compute_dtype(&owner.spec, facts);
     digest(&(&facts.inspection.fingerprint, dtype, MEASUREMENTS, hardware))
 }

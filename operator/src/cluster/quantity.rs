@@ -11,18 +11,24 @@ pub fn megabytes(megabytes: u32) -> Quantity {
     Quantity(with_decimal_suffix(u64::from(megabytes) * MB))
 }
 
-/// The vCPUs that come with `megabytes` of memory: one with 1000 MB (Remoe paper, section III-A).
-pub fn vcpus(megabytes: u32) -> Quantity {
-    if megabytes.is_multiple_of(1000) {
-        Quantity((megabytes / 1000).to_string())
+/// The vCPUs that come with `megabytes` of memory, in millicores: one vCPU with 1000 MB (Remoe paper,
+/// section III-A).
+pub fn millicores_of(megabytes: u32) -> u32 {
+    megabytes
+}
+
+/// `millicores` of CPU.
+pub fn vcpus(millicores: u32) -> Quantity {
+    if millicores.is_multiple_of(1000) {
+        Quantity((millicores / 1000).to_string())
     } else {
-        Quantity(format!("{megabytes}m"))
+        Quantity(format!("{millicores}m"))
     }
 }
 
-/// Threads that keep the vCPUs of `megabytes` busy.
-pub fn threads(megabytes: u32) -> u32 {
-    megabytes.div_ceil(1000).max(1)
+/// Threads that keep `millicores` busy.
+pub fn threads(millicores: u32) -> u32 {
+    millicores.div_ceil(1000).max(1)
 }
 
 fn with_decimal_suffix(bytes: u64) -> String {

@@ -5,7 +5,7 @@
 //! what they no longer use goes. Nothing is remembered between two steps: a step that was interrupted
 //! anywhere is made again from what is there.
 
-use super::build::{EXPERT_PORT, Function, Revision};
+use super::build::{EXPERT_PORT, Function, Hosted, Revision};
 use super::digest::digest;
 use super::names::next_incarnation;
 use super::pods::{PodView, Trouble};
@@ -225,15 +225,23 @@ fn next_generation(scene: Scene<'_>) -> Result<Option<Generation>, serde_json::E
     let revision = revision_hash(scene.target)?;
     let same_revision = present.filter(|present| present.revision == revision);
     let mut endpoints = Vec::new();
+    let mut groups = Vec::new();
     for function in &scene.target.remote {
+        let group = match &function.hosted {
+            Some(Hosted::Group(sets)) => {
+                groups.push(format_listing(sets));
+                Some(groups.len() - 1)
+            }
+            Some(Hosted::Layer(_)) | None => None,
+        };
         let usable = filling(scene, function).filter(|pod| {
             // One that falters is not taken out at once: its callers know what to do meanwhile.
             let routed = || same_revision.is_some_and(|present| is_routed(present, pod));
             pod.ready || routed()
         });
-        let routed: Vec<RoutedPod> = usable.filter_map(|pod| routed_pod(function, pod)).collect();
-        // A revision begins as a whole. Later its main functions do with what there is, but a layer of
-        // which nothing is left stays as it is: they serve its experts themselves meanwhile.
+        let routed: Vec<RoutedPod> = usable.filter_map(|pod| routed_pod(function, group, pod)).collect();
+        // A revision begins as a whole. Later its main functions do with what there is, but a layer or
+        // group of which nothing is left stays as it is: they serve its experts themselves meanwhile.
         let enough = if same_revision.is_some() { 1 } else { function.replicas as usize };
         if routed.len() < enough {
             return Ok(None);
@@ -248,7 +256,10 @@ fn next_generation(scene: Scene<'_>) -> Result<Option<Generation>, serde_json::E
         mains.any(|pod| pod.identity == scene.target.main.identity && pod.in_force > Some(present.number))
     };
     let stands = same_revision.is_some_and(|present| {
-        present.endpoints == endpoints && present.remote == remote && !overruled(present)
+        present.endpoints == endpoints
+            && present.remote == remote
+            && present.groups == groups
+            && !overruled(present)
     });
     if stands {
         return Ok(None);
@@ -260,6 +271,7 @@ fn next_generation(scene: Scene<'_>) -> Result<Option<Generation>, serde_json::E
         revision,
         remote,
         endpoints,
+        groups,
     }))
 }
 
@@ -268,12 +280,13 @@ fn is_routed(generation: &Generation, pod: &PodView) -> bool {
     generation.endpoints.iter().any(|routed| routed.pod == name)
 }
 
-fn routed_pod(function: &Function, pod: &PodView) -> Option<RoutedPod> {
-    Some(RoutedPod {
-        pod: pod.name.to_string(),
-        address: SocketAddr::new(pod.ip?, EXPERT_PORT).to_string(),
-        layers: function.hosted.iter().map(|hosted| hosted.layer).collect(),
-    })
+fn routed_pod(function: &Function, group: Option<usize>, pod: &PodView) -> Option<RoutedPod> {
+    let layers = match &function.hosted {
+        Some(Hosted::Layer(set)) => vec![set.layer],
+        Some(Hosted::Group(_)) | None => Vec::new(),
+    };
+    let address = SocketAddr::new(pod.ip?, EXPERT_PORT).to_string();
+    Some(RoutedPod { pod: pod.name.to_string(), address, layers, group })
 }
 
 /// Whether main functions of the target serve, all of them.

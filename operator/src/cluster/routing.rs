@@ -4,7 +4,7 @@ use super::api::MoEDeployment;
 use super::build::owned_meta;
 use super::names;
 use k8s_openapi::api::core::v1::ConfigMap;
-use remoe_wire::v1::{Endpoint, Routing};
+use remoe_wire::v1::{Endpoint, LayerExperts, Routing};
 use remoe_wire::{ListingError, parse_listing};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -37,6 +37,10 @@ pub struct Generation {
     pub remote: String,
     /// The remote functions, by name.
     pub endpoints: Vec<RoutedPod>,
+    /// What each group of remote functions hosts, by number and in the form of `remote`; empty where layers
+    /// have functions of their own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<String>,
 }
 
 /// A remote function of a generation.
@@ -46,26 +50,55 @@ pub struct RoutedPod {
     pub pod: String,
     /// Where it is reached, as host:port.
     pub address: String,
-    /// The layers that it serves.
+    /// The layers whose remote experts it hosts, all of them; empty for one of a group.
     pub layers: Vec<u32>,
+    /// The number of its group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<usize>,
+}
+
+/// Why main functions cannot be told a generation.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RoutingError {
+    /// A listing of experts.
+    #[error(transparent)]
+    Listing(#[from] ListingError),
+    /// A pod of a group that is not there.
+    #[error("pod {pod} is of group {group}, there are {groups}")]
+    Group {
+        /// The pod.
+        pod: String,
+        /// Its group.
+        group: usize,
+        /// How many groups there are.
+        groups: usize,
+    },
 }
 
 impl Generation {
-    /// As main functions are told.
+    /// As main functions are told, with the `account` of the plan; empty: none.
     ///
     /// # Errors
-    /// The remote experts cannot be read.
-    pub fn routing(&self) -> Result<Routing, ListingError> {
-        let endpoints = self.endpoints.iter().map(|routed| Endpoint {
-            address: routed.address.clone(),
-            layers: routed.layers.clone(),
-            experts: Vec::new(),
-        });
+    /// The experts of the generation or of a group cannot be read, or a group is not there.
+    pub fn routing(&self, account: String) -> Result<Routing, RoutingError> {
+        let hosted: Vec<Vec<LayerExperts>> =
+            self.groups.iter().map(|group| parse_listing(group)).collect::<Result<_, _>>()?;
+        let endpoint = |routed: &RoutedPod| {
+            let of_group = |group: usize| {
+                let (pod, groups) = (routed.pod.clone(), hosted.len());
+                hosted.get(group).cloned().ok_or(RoutingError::Group { pod, group, groups })
+            };
+            Ok(Endpoint {
+                address: routed.address.clone(),
+                layers: routed.layers.clone(),
+                experts: routed.group.map(of_group).transpose()?.unwrap_or_default(),
+            })
+        };
         Ok(Routing {
             generation: self.number,
-            endpoints: endpoints.collect(),
+            endpoints: self.endpoints.iter().map(endpoint).collect::<Result<_, RoutingError>>()?,
             remote: parse_listing(&self.remote)?,
-            account: String::new(),
+            account,
         })
     }
 }

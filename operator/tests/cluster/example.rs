@@ -1,11 +1,13 @@
 //! A small model, deployments of it and their plans.
 
-use remoe_operator::cluster::api::{MoEDeployment, MoEPlanSpec, ProfileSource};
-use remoe_operator::cluster::build::{Revision, Surroundings, revision};
-use remoe_operator::cluster::digest::digest;
+use remoe_operator::cluster::api::{MoEDeployment, MoEPlanSpec, ProfileSource, RemotePlan};
+use remoe_operator::cluster::build::{Revision, Surroundings, plan_hash, revision};
 use remoe_operator::cluster::facts::ModelFacts;
 use remoe_operator::cluster::planning::{KnownProfile, Planning};
+use remoe_planner::{Group, Options, Remote, solve};
 use remoe_profile::Profile;
+use remoe_wire::format_listing;
+use remoe_wire::v1::LayerExperts;
 use serde_json::{Value, json};
 
 pub fn around() -> Surroundings {
@@ -61,11 +63,47 @@ pub fn prior() -> KnownProfile {
     KnownProfile { profile: Profile::prior(&facts().inspection, "bfloat16"), source: ProfileSource::Prior }
 }
 
+pub fn planning(owner: &MoEDeployment) -> Planning {
+    Planning::new("demo", &owner.spec, &facts(), &prior()).unwrap()
+}
+
+/// The planner's plan, with a function for each layer that has remote experts.
 pub fn plan(owner: &MoEDeployment) -> MoEPlanSpec {
-    Planning::new("demo", &owner.spec, &facts(), &prior()).unwrap().solve(None).unwrap()
+    let mut plan = planning(owner).solve(None).unwrap();
+    if let Some(largest) = plan.groups.iter().map(|group| group.memory_mb).max() {
+        let of_layer = |set: LayerExperts| {
+            let experts = format_listing(std::slice::from_ref(&set));
+            let experts = experts.split_once(':').unwrap().1.to_owned();
+            RemotePlan { layer: set.layer, experts, memory_mb: largest, replicas: 1 }
+        };
+        plan.remote = built(owner, &plan).remote_sets().into_iter().map(of_layer).collect();
+        plan.groups.clear();
+    }
+    plan
+}
+
+/// A plan with experts 0 to 5 of every layer in `groups` groups, each with every so-manieth of them, of 300 MB
+/// and, where they are apart, 750 millicores; 1500 in main functions.
+pub fn plan_of_groups(owner: &MoEDeployment, groups: u32) -> MoEPlanSpec {
+    let planning = planning(owner);
+    let problem = planning.problem();
+    let options = Options { remote: Remote::Never, ..Options::default() };
+    let mut answer = solve(problem, None, &options).unwrap();
+    let apart = problem.specs.main_vcpus.is_some();
+    answer.plan.main_vcpus = apart.then_some(1.5);
+    answer.plan.layers.iter_mut().for_each(|layer| layer.remote = (0..6).collect());
+    let group = |number: u32| Group {
+        experts: vec![(0..6).filter(|expert| expert % groups == number).collect(); problem.layers.len()],
+        memory_bytes: 300e6,
+        vcpus: apart.then_some(0.75),
+        replicas: 1 + number % 2,
+    };
+    // Their order says nothing.
+    answer.plan.groups = (0..groups).rev().map(group).collect();
+    planning.plan(&answer, None)
 }
 
 /// The functions of a plan.
 pub fn built(owner: &MoEDeployment, plan: &MoEPlanSpec) -> Revision {
-    revision(owner, &digest(plan).unwrap(), plan, &around()).unwrap()
+    revision(owner, &plan_hash(plan).unwrap(), plan, &around()).unwrap()
 }

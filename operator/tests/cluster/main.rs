@@ -4,18 +4,22 @@
 #![cfg(feature = "cluster")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, unreachable_pub)]
 
+mod account;
 mod api;
 mod build;
 mod crash;
 mod crds;
 mod deletion;
 mod example;
+mod groups;
 mod inspection;
 mod planning;
 mod pods;
 mod poison;
 mod profiling;
 mod rollout;
+mod scaling;
 mod specs;
 mod stage;
 mod status;
+mod stored;

@@ -1,13 +1,14 @@
-use crate::example::{built, deployment, facts, plan, prior};
+use crate::example::{built, deployment, facts, plan, planning, prior};
 use remoe_operator::cluster::api::{MoEPlanSpec, ProfileSource};
 use remoe_operator::cluster::planning::{KnownProfile, Planning, PlanningError};
+use remoe_planner::VcpuRange;
 use remoe_profile::Profile;
 use serde_json::json;
 
 #[test]
 fn under_a_prior_experts_are_local_where_they_fit() {
     let auto = plan(&deployment(json!({"remoteExperts": {"mode": "Auto"}})));
-    assert!(auto.remote.is_empty());
+    assert!(auto.remote.is_empty() && auto.groups.is_empty());
     assert_eq!(auto.profile, ProfileSource::Prior);
     let shown = auto.shown.unwrap();
     assert!(shown.ttft.ends_with('s') && shown.tpot.contains(' '), "{shown:?}");
@@ -79,7 +80,11 @@ fn inputs_tell_plans_apart_and_nothing_else_does() {
     let base = inputs(json!({}));
     assert_eq!(base, inputs(json!({"servedName": "another"})));
     assert_ne!(base, inputs(json!({"pricing": {"cpuCoreHour": "0.05"}})));
-    assert_ne!(base, inputs(json!({"replicas": 2})));
+    // Scaling is no other plan.
+    assert_eq!(base, inputs(json!({"replicas": 2})));
+    let cpu = json!({"min": 500, "max": 4000});
+    assert_ne!(base, inputs(json!({"main": {"cpu": cpu}, "remoteExperts": {"cpu": cpu}})));
+    assert_ne!(base, inputs(json!({"remoteExperts": {"maxGroups": 2}})));
     assert_ne!(base, inputs(json!({"slo": {"ttft": "5s"}})));
 }
 
@@ -91,7 +96,7 @@ fn a_plan_that_runs_stays_where_a_new_one_saves_little() {
     };
     let first = solve(json!({"slo": {"ttft": "9s"}}), None);
     let second = solve(json!({"pricing": {"cpuCoreHour": "0.0301"}, "slo": {"ttft": "9s"}}), Some(&first));
-    assert_eq!((first.main, &first.remote), (second.main, &second.remote));
+    assert_eq!((first.main, &first.remote, &first.groups), (second.main, &second.remote, &second.groups));
     assert_ne!(first.numbers.costs, second.numbers.costs);
 }
 
@@ -111,4 +116,71 @@ fn figures_of_another_device_are_not_planned_with() {
         Planning::new("demo", &deployment(json!({})).spec, &facts(), known).unwrap().inputs
     };
     assert_eq!(on_cpu(&both), on_cpu(&prior()));
+}
+
+#[test]
+fn vcpus_apart_from_memory_are_priced_and_chosen_apart() {
+    let problem = |spec| planning(&deployment(spec)).problem().clone();
+    let together = problem(json!({}));
+    assert_eq!((together.specs.main_vcpus, together.specs.remote_vcpus), (None, None));
+    assert_eq!(together.pricing.cpu_per_core_second, None);
+    assert_eq!(together.limits.max_groups, Some(16));
+    let apart = problem(json!({
+        "main": {"cpu": {"min": 500, "max": 4000, "step": 250}},
+        "remoteExperts": {"cpu": {"min": 100, "max": 2000}, "maxGroups": 3},
+        "pricing": {"cpuCoreHour": "0.036", "memoryGBHour": "0.0072"},
+    }));
+    let range = |min, max, step| Some(VcpuRange { min, max, step });
+    assert_eq!(apart.specs.main_vcpus, range(0.5, 4.0, 0.25));
+    assert_eq!(apart.specs.remote_vcpus, range(0.1, 2.0, 0.5));
+    assert_eq!(apart.limits.max_groups, Some(3));
+    assert!((apart.pricing.cpu_per_core_second.unwrap() - 1e-5).abs() < 1e-15);
+    assert!((apart.pricing.memory_per_gb_second.unwrap() - 2e-6).abs() < 1e-15);
+}
+
+#[test]
+fn arrivals_are_requests_per_second() {
+    let workload = |arrivals: serde_json::Value| {
+        json!({"workload": {
+            "maxInputTokens": 600, "maxOutputTokens": 300, "typicalInputTokens": 100,
+            "typicalOutputTokens": 50, "arrivals": arrivals,
+        }})
+    };
+    let arrivals = |stated| planning(&deployment(workload(stated))).problem().arrivals.clone().unwrap();
+    let rate = arrivals(json!({"perHour": "7200"}));
+    assert_eq!((rate.per_second, rate.burst, rate.idle_seconds), (2.0, 1.0, None));
+    assert_eq!(arrivals(json!({"perHour": "0.36", "burst": "2.5"})).burst, 2.5);
+    assert_eq!(planning(&deployment(json!({}))).problem().arrivals, None);
+    // Another rate is another plan.
+    let inputs = |stated| planning(&deployment(workload(stated))).inputs;
+    assert_ne!(inputs(json!({"perHour": "1"})), inputs(json!({"perHour": "2"})));
+}
+
+/// The API server refuses these too; what is stored may be older than its rules.
+#[test]
+fn a_field_that_cannot_be_is_named() {
+    let with_arrivals = |arrivals: serde_json::Value| {
+        json!({"workload": {
+            "maxInputTokens": 600, "maxOutputTokens": 300, "typicalInputTokens": 100,
+            "typicalOutputTokens": 50, "arrivals": arrivals,
+        }})
+    };
+    let cpu = |min: u32, max: u32, step: u32| json!({"min": min, "max": max, "step": step});
+    let both = |main, remote| json!({"main": {"cpu": main}, "remoteExperts": {"cpu": remote}});
+    for (spec, words) in [
+        (json!({"main": {"cpu": cpu(100, 200, 100)}}), "spec.remoteExperts.cpu is missing beside main.cpu"),
+        (json!({"remoteExperts": {"cpu": cpu(100, 200, 100)}}), "spec.main.cpu is missing"),
+        (both(cpu(0, 100, 100), cpu(100, 100, 100)), "spec.main.cpu is 0 to 100"),
+        (both(cpu(100, 100, 100), cpu(200, 100, 100)), "spec.remoteExperts.cpu is 200 to 100"),
+        (both(cpu(100, 200, 0), cpu(100, 100, 100)), "by 0 millicores"),
+        (with_arrivals(json!({"perHour": "0"})), "spec.workload.arrivals.perHour is 0"),
+        (with_arrivals(json!({"perHour": "1e99"})), "spec.workload.arrivals.perHour is"),
+        (with_arrivals(json!({"perHour": "often"})), "spec.workload.arrivals.perHour is \"often\""),
+        (with_arrivals(json!({"perHour": "NaN"})), "spec.workload.arrivals.perHour is NaN"),
+        (with_arrivals(json!({"perHour": "1", "burst": "0.5"})), "spec.workload.arrivals.burst is 0.5"),
+    ] {
+        let owner = deployment(spec);
+        let error = Planning::new("demo", &owner.spec, &facts(), &prior()).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
 }

@@ -74,7 +74,7 @@ fn an_operator_outlives_numbers_that_overflow() {
 
 #[test]
 fn a_plan_of_no_possible_size_is_refused() {
-    use crate::example::{deployment, plan};
+    use crate::example::{deployment, plan, plan_of_groups};
     use remoe_operator::cluster::api::MoEPlan;
     use remoe_operator::cluster::build::plan_object;
 
@@ -91,5 +91,25 @@ fn a_plan_of_no_possible_size_is_refused() {
             let refusal = api.create(&PostParams::default(), &object).await.unwrap_err().to_string();
             assert!(refusal.contains(field), "{refusal}");
         }
+        let (_, grouped) = plan_object(&owner, plan_of_groups(&owner, 2)).unwrap();
+        let grouped = serde_json::to_value(&grouped).unwrap();
+        for (field, change) in [
+            ("replicas", json!(u32::MAX)),
+            ("memoryMB", json!(u32::MAX)),
+            ("cpuMillicores", json!(0)),
+            ("cpuMillicores", json!(u32::MAX)),
+            ("experts", json!("1:0,".repeat(1 << 15))),
+        ] {
+            let mut object = grouped.clone();
+            object["spec"]["groups"][0][field] = change;
+            let object: MoEPlan = serde_json::from_value(object).unwrap();
+            let refusal = api.create(&PostParams::default(), &object).await.unwrap_err().to_string();
+            assert!(refusal.contains(field), "{refusal}");
+        }
+        let mut many = grouped;
+        many["spec"]["groups"] = json!(vec![many["spec"]["groups"][0].clone(); 4000]);
+        let many: MoEPlan = serde_json::from_value(many).unwrap();
+        let refusal = api.create(&PostParams::default(), &many).await.unwrap_err().to_string();
+        assert!(refusal.contains("spec.groups"), "{refusal}");
     });
 }

@@ -22,6 +22,7 @@ fn what_would_be_measured_alike_is_measured_once() {
     assert_ne!(base, of(json!({"model": {"dtype": "float32"}})));
     assert_ne!(base, of(json!({"main": {"template": {"nodeSelector": {"pool": "large"}}}})));
     assert_ne!(base, of(json!({"main": {"memoryMB": {"min": 200, "max": 8000, "step": 100}}})));
+    assert_ne!(base, of(json!({"main": {"cpu": {"min": 500, "max": 6000}}})));
     let gpu = json!({"device": "cuda", "gpu": {"count": 1}});
     assert_ne!(base, of(json!({"main": gpu})));
     let node = json!({"nodeSelectorTerms": [{"matchExpressions": [{"key": "cpu", "operator": "In", "values": ["x"]}]}]});

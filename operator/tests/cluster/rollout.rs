@@ -1,13 +1,14 @@
 //! The pure step of pods and routing in a simulated cluster, with faults and interrupted steps.
 
-use crate::example::{built, deployment, plan};
+use crate::example::{built, deployment, plan, plan_of_groups};
 use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
-use remoe_operator::cluster::build::Revision;
+use remoe_operator::cluster::build::{Function, Hosted, Revision};
 use remoe_operator::cluster::names::PodName;
 use remoe_operator::cluster::pods::{NOT_READY, PodView, Trouble};
 use remoe_operator::cluster::rollout::{Creation, Deletion, Scene, Steps, pushes, step};
 use remoe_operator::cluster::routing::{Generation, MOST_GENERATIONS, RoutingTable};
+use remoe_wire::v1::Endpoint;
 use serde_json::json;
 use std::collections::BTreeMap;
 
@@ -15,10 +16,10 @@ use std::collections::BTreeMap;
 const ENOUGH: usize = 400;
 
 /// A cluster in which every pod starts, works and ends as it should, unless it is told otherwise.
-struct World {
-    target: Revision,
-    table: RoutingTable,
-    pods: Vec<PodView>,
+pub struct World {
+    pub target: Revision,
+    pub table: RoutingTable,
+    pub pods: Vec<PodView>,
     now: Timestamp,
     uids: u32,
     /// What each main function has in force.
@@ -26,7 +27,7 @@ struct World {
 }
 
 impl World {
-    fn new(target: Revision) -> Self {
+    pub fn new(target: Revision) -> Self {
         Self {
             target,
             table: RoutingTable::default(),
@@ -37,7 +38,7 @@ impl World {
         }
     }
 
-    fn steps(&mut self) -> Steps {
+    pub fn steps(&mut self) -> Steps {
         // Main functions are asked before every step.
         for pod in self.pods.iter_mut().filter(|pod| pod.in_force.is_some()) {
             pod.follows(Some(self.in_force.get(&pod.uid).map_or(0, |generation| generation.number)));
@@ -126,13 +127,10 @@ impl World {
             assert!(generation.number >= known.number, "numbers grow");
             assert!(generation.number > known.number || generation == *known, "one number, two meanings");
         }
-        for layer in &self.target.remote {
-            let there = generation.endpoints.iter().filter(|routed| routed.layers == layers(layer));
-            assert!(
-                generation.plan != self.target.plan || there.count() > 0,
-                "{} is served by nobody",
-                layer.name
-            );
+        let routing = generation.routing(String::new()).unwrap();
+        for function in self.target.remote.iter().filter(|_| generation.plan == self.target.plan) {
+            let hosts = routing.endpoints.iter().filter(|endpoint| hosted(endpoint, function));
+            assert!(hosts.count() > 0, "{} is served by nobody", function.name);
         }
         self.in_force.insert(uid.to_owned(), generation);
     }
@@ -181,7 +179,7 @@ impl World {
         self.pods.push(PodView { name, uid, owned, ends_by: None, ready, fault, in_force: None, ..pod });
     }
 
-    fn settle(&mut self) {
+    pub fn settle(&mut self) {
         for _ in 0..ENOUGH {
             let steps = self.steps();
             let before = self.serving();
@@ -200,7 +198,7 @@ impl World {
         self.pods.iter().filter(|pod| pod.is_main && pod.is_sound() && pod.ready).count()
     }
 
-    fn check_settled(&mut self) {
+    pub fn check_settled(&mut self) {
         let steps = self.steps();
         assert!(steps.create.is_empty() && steps.delete.is_empty() && steps.table.is_none(), "{steps:?}");
         let mut places: Vec<String> = self
@@ -224,8 +222,12 @@ impl World {
     }
 }
 
-fn layers(function: &remoe_operator::cluster::build::Function) -> Vec<u32> {
-    function.hosted.iter().map(|hosted| hosted.layer).collect()
+/// Whether main functions are told that the endpoint hosts what `function` does.
+fn hosted(endpoint: &Endpoint, function: &Function) -> bool {
+    match function.hosted.as_ref().unwrap() {
+        Hosted::Layer(set) => endpoint.layers == [set.layer] && endpoint.experts.is_empty(),
+        Hosted::Group(sets) => endpoint.layers.is_empty() && endpoint.experts == *sets,
+    }
 }
 
 fn leads_to(generation: &Generation, pod: &str) -> bool {
@@ -242,15 +244,18 @@ fn revisions() -> Vec<Revision> {
         json!({"remoteExperts": {"mode": "Never"}}),
         json!({"pricing": {"cpuCoreHour": "0.05"}}),
     ];
-    specs
-        .map(|spec| {
-            let owner = deployment(spec);
-            let mut plan = plan(&owner);
-            // The planner sees no use for replicas here; routing has to do with them all the same.
-            plan.remote.iter_mut().for_each(|part| part.replicas = 1 + part.layer % 2);
-            built(&owner, &plan)
-        })
-        .into()
+    let of_layers = specs.map(|spec| {
+        let owner = deployment(spec);
+        let mut plan = plan(&owner);
+        // The planner sees no use for replicas here; routing has to do with them all the same.
+        plan.remote.iter_mut().for_each(|part| part.replicas = 1 + part.layer % 2);
+        built(&owner, &plan)
+    });
+    let of_groups = [1, 2, 3].map(|groups| {
+        let owner = deployment(json!({}));
+        built(&owner, &plan_of_groups(&owner, groups))
+    });
+    of_layers.into_iter().chain(of_groups).collect()
 }
 
 /// Something that happens to a pod.
@@ -276,7 +281,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => (0..12_usize).prop_map(Happening::Evict),
         1 => (0..12_usize).prop_map(Happening::Delete),
         1 => (0..12_usize).prop_map(Happening::Restart),
-        1 => (0..6_usize).prop_map(Happening::Target),
+        1 => (0..9_usize).prop_map(Happening::Target),
         1 => Just(Happening::LoseTable),
         1 => number().prop_map(Happening::Poison),
         1 => (0..12_usize, prop_oneof![0..20_u32, Just(u32::MAX)], any::<bool>())
@@ -359,7 +364,7 @@ proptest! {
     }
 
     #[test]
-    fn from_one_revision_to_the_next_the_endpoint_answers(order in prop::collection::vec(0..6_usize, 1..5)) {
+    fn from_one_revision_to_the_next_the_endpoint_answers(order in prop::collection::vec(0..9_usize, 1..5)) {
         let revisions = revisions();
         let mut world = World::new(revisions[0].clone());
         world.settle();

@@ -18,6 +18,23 @@ fn model(fields: Value) -> Value {
     spec(json!({ "model": fields }))
 }
 
+fn arrivals(fields: Value) -> Value {
+    spec(json!({"workload": {
+        "maxInputTokens": 10, "maxOutputTokens": 10, "typicalInputTokens": 10, "typicalOutputTokens": 1,
+        "arrivals": fields,
+    }}))
+}
+
+fn cpu(main: Option<Value>, remote: Option<Value>) -> Value {
+    let mut spec = spec(json!({}));
+    for (part, cpu) in [("main", main), ("remoteExperts", remote)] {
+        if let Some(cpu) = cpu {
+            spec[part] = json!({ "cpu": cpu });
+        }
+    }
+    spec
+}
+
 fn object(name: &str, spec: &Value) -> Value {
     json!({
         "apiVersion": "remoe.dev/v1alpha1", "kind": "MoEDeployment",
@@ -60,6 +77,13 @@ fn valid_specs_are_accepted() {
         }}})),
         spec(json!({"remoteExperts": {"mode": "Never"}})),
         spec(json!({"remoteExperts": {"mode": "Always", "maxReplicas": 64, "payloadLimitMB": 6}})),
+        spec(json!({"remoteExperts": {"maxGroups": 64}})),
+        spec(json!({
+            "main": {"cpu": {"min": 500, "max": 16000, "step": 250}},
+            "remoteExperts": {"cpu": {"min": 10, "max": 10, "step": 10}},
+        })),
+        arrivals(json!({"perHour": "0.5"})),
+        arrivals(json!({"perHour": "3600", "burst": "1.5"})),
         spec(json!({"pricing": {"billing": "Invocation", "cpuCoreHour": "1", "memoryGBHour": "0.5"}})),
         spec(json!({"profile": {"configMapName": "measured"}})),
     ];
@@ -120,6 +144,24 @@ fn invalid_specs_are_refused_with_the_field_and_the_reason() {
         (spec(json!({"main": {"gpu": {"count": 1}}})), "spec.main.gpu"),
         (spec(json!({"main": {"device": "cuda", "gpu": {"count": 1}}})), "needs pricing.gpuHour"),
         (spec(json!({"remoteExperts": {"maxReplicas": 0}})), "spec.remoteExperts.maxReplicas"),
+        (spec(json!({"remoteExperts": {"maxGroups": 0}})), "spec.remoteExperts.maxGroups"),
+        (spec(json!({"remoteExperts": {"maxGroups": 65}})), "spec.remoteExperts.maxGroups"),
+        (cpu(Some(json!({"min": 500, "max": 1000})), None), "spec.remoteExperts.cpu"),
+        (cpu(None, Some(json!({"min": 500, "max": 1000}))), "stand together"),
+        (
+            cpu(Some(json!({"min": 500, "max": 400})), Some(json!({"min": 10, "max": 20}))),
+            "spec.main.cpu.max",
+        ),
+        (cpu(Some(json!({"min": 5, "max": 400})), Some(json!({"min": 10, "max": 20}))), "spec.main.cpu.min"),
+        (
+            cpu(Some(json!({"min": 10, "max": 20})), Some(json!({"min": 10, "max": 9000, "step": 10}))),
+            "spec.remoteExperts.cpu.step",
+        ),
+        (arrivals(json!({})), "spec.workload.arrivals.perHour"),
+        (arrivals(json!({"perHour": "0"})), "spec.workload.arrivals.perHour"),
+        (arrivals(json!({"perHour": 60})), "spec.workload.arrivals.perHour"),
+        (arrivals(json!({"perHour": "60", "burst": "0.9"})), "spec.workload.arrivals.burst"),
+        (arrivals(json!({"perHour": "60", "idle": "5m"})), "idle"),
         (spec(json!({"remoteExperts": {"mode": "Sometimes"}})), "spec.remoteExperts.mode"),
         (spec(json!({"pricing": {"cpuCoreHour": "cheap"}})), "spec.pricing.cpuCoreHour"),
         (spec(json!({"pricing": {"cpuCoreHour": 0.03}})), "spec.pricing.cpuCoreHour"),
@@ -150,6 +192,7 @@ fn what_is_left_out_is_filled_in() {
         assert_eq!(stored.spec.replicas, 1);
         assert_eq!(serde_json::to_value(stored.spec.slo).unwrap(), json!({"ttft": "10s", "tpot": "150ms"}));
         assert_eq!(stored.spec.main.memory_mb.step, 100);
+        assert_eq!((stored.spec.main.cpu, stored.spec.remote_experts.max_groups), (None, 16));
         assert_eq!(stored.spec.pricing.cpu_core_hour, "0.03");
     });
 }
@@ -168,7 +211,7 @@ fn replicas_are_scaled_through_the_subresource() {
 
 #[test]
 fn a_plan_is_never_changed() {
-    use crate::example::{deployment, plan};
+    use crate::example::{deployment, plan, plan_of_groups};
     use remoe_operator::cluster::api::MoEPlan;
     use remoe_operator::cluster::build::plan_object;
 
@@ -176,12 +219,17 @@ fn a_plan_is_never_changed() {
         let mut owner = deployment(json!({}));
         owner.metadata.uid = None;
         owner.metadata.namespace = Some(server.namespace.clone());
-        let (_, object) = plan_object(&owner, plan(&owner)).unwrap();
         let api = server.api::<MoEPlan>();
-        let stored = api.create(&PostParams::default(), &object).await.unwrap();
-        let name = stored.metadata.name.clone().unwrap();
-        // Figures survive the way there and back.
-        assert_eq!(stored.spec, object.spec);
+        let cpu = json!({"min": 500, "max": 4000});
+        let apart = deployment(json!({"main": {"cpu": cpu}, "remoteExperts": {"cpu": cpu}}));
+        let mut name = String::new();
+        for plan in [plan_of_groups(&apart, 3), plan(&owner)] {
+            let (_, object) = plan_object(&owner, plan).unwrap();
+            let stored = api.create(&PostParams::default(), &object).await.unwrap();
+            name = stored.metadata.name.clone().unwrap();
+            // Figures survive the way there and back.
+            assert_eq!(stored.spec, object.spec);
+        }
         let change = json!({"spec": {"main": {"memoryMB": 100}}});
         let refusal = api.patch(&name, &PatchParams::default(), &Patch::Merge(&change)).await.unwrap_err();
         assert!(refusal.to_string().contains("a plan is never changed"), "{refusal}");

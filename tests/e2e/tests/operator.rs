@@ -66,7 +66,7 @@ async fn an_operator_runs_beside_the_cluster() {
     .await;
 }
 
-/// The demo model, with its experts in one remote function per layer or all in the main function.
+/// The demo model, with its experts in remote functions or all in the main function.
 fn demo(experts: &str) -> Value {
     json!({
         "model": {"source": "pvc://models/demo"},
@@ -87,11 +87,12 @@ async fn a_deployment_goes_whatever_becomes_of_the_operator() {
             let operator = HostOperator::start(cluster, &alone, None).await;
             let deployment = Deployment::apply(scene, "demo", &demo("Always")).await;
             deployment.settled().await;
+            let functions = pods::selected(scene, pods::FUNCTIONS).await.len();
             deployment.api.delete("demo", &deletion).await.unwrap();
             drop(operator);
             let operator = HostOperator::start(cluster, &alone, None).await;
             until(LONG, "the first pod to be on its way out", async || {
-                (pods::selected(scene, pods::FUNCTIONS).await.len() < 7).then_some(())
+                (pods::selected(scene, pods::FUNCTIONS).await.len() < functions).then_some(())
             })
             .await;
             drop(operator);

@@ -1,6 +1,8 @@
 //! `MoEDeployment`: a model, what it may cost, and how fast it must be.
 
+use super::sizes::{CpuRange, MemoryRange};
 use super::status::MoEDeploymentStatus;
+use super::workload::WorkloadSpec;
 use k8s_openapi::api::core::v1::{Affinity, Toleration};
 use kube::core::Duration;
 use kube::{CustomResource, KubeSchema};
@@ -49,7 +51,10 @@ use std::collections::BTreeMap;
         .field_path(".acceptedPlan"),
     validation = Rule::new("self.main.device != 'cuda' || (has(self.pricing.gpuHour) && has(self.pricing.gpuMemoryMB))")
         .message("main.device cuda needs pricing.gpuHour and pricing.gpuMemoryMB")
-        .field_path(".pricing")
+        .field_path(".pricing"),
+    validation = Rule::new("has(self.main.cpu) == has(self.remoteExperts.cpu)")
+        .message("main.cpu and remoteExperts.cpu stand together: vCPUs are sold apart from memory, or with it")
+        .field_path(".remoteExperts.cpu")
 )]
 pub struct MoEDeploymentSpec {
     /// What is served.
@@ -184,36 +189,6 @@ pub struct SloSpec {
     pub tpot: Duration,
 }
 
-/// Sizes of requests and how many there are. Times and cost are planned for the typical one, memory for the
-/// largest and for those that run at once.
-#[derive(KubeSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[x_kube(
-    validation = Rule::new("self.typicalInputTokens <= self.maxInputTokens")
-        .message("must be at most maxInputTokens").field_path(".typicalInputTokens"),
-    validation = Rule::new("self.typicalOutputTokens <= self.maxOutputTokens")
-        .message("must be at most maxOutputTokens").field_path(".typicalOutputTokens")
-)]
-pub struct WorkloadSpec {
-    /// Tokens of the longest prompt.
-    #[schemars(range(min = 1, max = 10_000_000))]
-    pub max_input_tokens: u32,
-    /// Tokens of the longest answer.
-    #[schemars(range(min = 1, max = 10_000_000))]
-    pub max_output_tokens: u32,
-    /// Tokens of a typical prompt.
-    #[schemars(range(min = 1, max = 10_000_000))]
-    pub typical_input_tokens: u32,
-    /// Tokens of a typical answer.
-    #[schemars(range(min = 1, max = 10_000_000))]
-    pub typical_output_tokens: u32,
-    /// Requests that run at once in one main function. Keys and values have room for the largest request
-    /// or for so many typical ones, whichever is more.
-    #[serde(default = "default_concurrency")]
-    #[schemars(range(min = 1, max = 256))]
-    pub concurrency: u32,
-}
-
 /// The main functions.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -228,10 +203,14 @@ pub struct MainSpec {
     /// The GPUs of each main function.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<GpuSpec>,
-    /// Memory of the experts in a main function, in MB of 1,000,000 bytes; 1,000 MB come with one vCPU.
-    /// On the CPU the container has, on top, what the non-expert part takes.
+    /// Memory of the experts in a main function, in MB of 1,000,000 bytes; 1,000 MB come with one vCPU,
+    /// unless `cpu` says otherwise. On the CPU the container has, on top, what the non-expert part takes.
     #[serde(rename = "memoryMB", default = "main_memory")]
     pub memory_mb: MemoryRange,
+    /// vCPUs of a main function in millicores, where they are to be chosen apart from its memory. Stands
+    /// together with `remoteExperts.cpu`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<CpuRange>,
     /// Where main functions run.
     #[serde(default, skip_serializing_if = "PodTemplate::is_empty")]
     pub template: PodTemplate,
@@ -270,22 +249,6 @@ pub struct GpuSpec {
     #[serde(default = "one_gpu")]
     #[schemars(range(min = 1, max = 64))]
     pub count: u32,
-}
-
-/// Memory sizes that functions may have, in MB of 1,000,000 bytes: min, min + step, and so on, up to max.
-#[derive(KubeSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[x_kube(validation = Rule::new("self.min <= self.max").message("must be at least min").field_path(".max"))]
-pub struct MemoryRange {
-    /// The smallest, in MB.
-    #[schemars(range(min = 100, max = 10_000_000), extend("multipleOf" = 100))]
-    pub min: u32,
-    /// The largest, in MB.
-    #[schemars(range(min = 100, max = 10_000_000), extend("multipleOf" = 100))]
-    pub max: u32,
-    /// From one size to the next, in MB.
-    #[serde(default = "memory_step")]
-    #[schemars(range(min = 100, max = 10_000_000), extend("multipleOf" = 100))]
-    pub step: u32,
 }
 
 /// Where the pods of a function run.
@@ -335,10 +298,20 @@ pub struct RemoteExpertsSpec {
     /// experts are in the main functions.
     #[serde(default)]
     pub mode: RemoteMode,
-    /// Memory of a remote function, in MB of 1,000,000 bytes; 1,000 MB come with one vCPU.
+    /// Memory of a remote function, in MB of 1,000,000 bytes; 1,000 MB come with one vCPU, unless `cpu`
+    /// says otherwise.
     #[serde(rename = "memoryMB", default = "remote_memory")]
     pub memory_mb: MemoryRange,
-    /// Replicas of a layer's remote function, at most.
+    /// vCPUs of a remote function in millicores, where they are to be chosen apart from its memory. Stands
+    /// together with `main.cpu`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<CpuRange>,
+    /// Groups of remote functions, at most. The functions of a group are alike and host a part of every
+    /// layer's remote experts, so that all groups work on every layer.
+    #[serde(default = "max_groups")]
+    #[schemars(range(min = 1, max = 64))]
+    pub max_groups: u32,
+    /// Replicas of a remote function, at most.
     #[serde(default = "max_replicas")]
     #[schemars(range(min = 1, max = 64))]
     pub max_replicas: u32,
@@ -421,7 +394,13 @@ impl Default for SloSpec {
 
 impl Default for MainSpec {
     fn default() -> Self {
-        Self { device: Device::Cpu, gpu: None, memory_mb: main_memory(), template: PodTemplate::default() }
+        Self {
+            device: Device::Cpu,
+            gpu: None,
+            memory_mb: main_memory(),
+            cpu: None,
+            template: PodTemplate::default(),
+        }
     }
 }
 
@@ -430,6 +409,8 @@ impl Default for RemoteExpertsSpec {
         Self {
             mode: RemoteMode::Auto,
             memory_mb: remote_memory(),
+            cpu: None,
+            max_groups: max_groups(),
             max_replicas: max_replicas(),
             payload_limit_mb: None,
             template: PodTemplate::default(),
@@ -447,11 +428,6 @@ impl Default for PricingSpec {
             gpu_memory_mb: None,
         }
     }
-}
-
-/// Requests at once where nothing is said.
-pub(in crate::cluster) fn default_concurrency() -> u32 {
-    8
 }
 
 fn one_replica() -> u32 {
@@ -482,8 +458,8 @@ fn remote_memory() -> MemoryRange {
     MemoryRange { min: 200, max: 5_000, step: 100 }
 }
 
-fn memory_step() -> u32 {
-    100
+fn max_groups() -> u32 {
+    16
 }
 
 fn max_replicas() -> u32 {

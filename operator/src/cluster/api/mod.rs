@@ -6,19 +6,23 @@
 mod crds;
 mod deployment;
 mod plan;
+mod sizes;
 mod status;
+mod workload;
 
 pub use crds::crds;
-pub(super) use deployment::default_concurrency;
 pub use deployment::{
-    Billing, ComputeDtype, Device, GpuSpec, MainSpec, MemoryRange, MoEDeployment, MoEDeploymentSpec, Mode,
-    ModelSpec, PodTemplate, PricingSpec, ProfileSpec, RemoteExpertsSpec, RemoteMode, SloSpec, WorkloadSpec,
+    Billing, ComputeDtype, Device, GpuSpec, MainSpec, MoEDeployment, MoEDeploymentSpec, Mode, ModelSpec,
+    PodTemplate, PricingSpec, ProfileSpec, RemoteExpertsSpec, RemoteMode, SloSpec,
 };
 pub use plan::{
-    MainPlan, MoEPlan, MoEPlanSpec, PerBaseline, PlanCosts, PlanNumbers, PlanTimes, PlannedModel,
-    ProfileSource, RemotePlan, ShownNumbers,
+    GroupPlan, MAX_GROUPS, MAX_REPLICAS, MainPlan, MoEPlan, MoEPlanSpec, PerBaseline, PlanCosts, PlanNumbers,
+    PlanTimes, PlannedModel, ProfileSource, RemotePlan, ShownNumbers,
 };
+pub use sizes::{CpuRange, MemoryRange};
 pub use status::{Condition, ConditionType, MoEDeploymentStatus, ModelStatus};
+pub(super) use workload::default_concurrency;
+pub use workload::{ArrivalsSpec, WorkloadSpec};
 
 /// The API group of both resources.
 pub const GROUP: &str = "remoe.dev";

@@ -1,9 +1,15 @@
 //! `MoEPlan`: one revision of a plan with the numbers it stands on.
 
-use super::deployment::{ComputeDtype, Device, WorkloadSpec};
+use super::deployment::{ComputeDtype, Device};
+use super::workload::WorkloadSpec;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+/// Groups of one plan, at most.
+pub const MAX_GROUPS: usize = 64;
+/// Functions that are alike, at most.
+pub const MAX_REPLICAS: u32 = 64;
 
 /// One revision of a deployment's plan. Named by its content, and never changed.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -17,7 +23,7 @@ use serde::{Deserialize, Serialize};
     category = "moe",
     namespaced,
     derive = "PartialEq",
-    doc = "One revision of a MoEDeployment's plan: where every expert lives, with how much memory and how many replicas, and what that is expected to cost. Written by the operator, never changed, named by its content.",
+    doc = "One revision of a MoEDeployment's plan: where every expert lives, with how much memory and how many replicas, and what that is expected to cost. Written by the operator, never changed, named by its content: what is where and how large. How many functions are alike, and what is expected of them, are no part of the name.",
     printcolumn(name = "Deployment", type_ = "string", json_path = ".spec.deployment"),
     printcolumn(name = "Profile", type_ = "string", json_path = ".spec.profile"),
     printcolumn(name = "Main MB", type_ = "integer", json_path = ".spec.main.memoryMB"),
@@ -25,6 +31,13 @@ use serde::{Deserialize, Serialize};
     printcolumn(name = "TPOT", type_ = "string", json_path = ".spec.shown.tpot"),
     printcolumn(name = "Cost of 1M", type_ = "string", json_path = ".spec.shown.costOfMillion"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "Remote", type_ = "string", json_path = ".spec.shown.remote", priority = "1"),
+    printcolumn(
+        name = "Main Millicores",
+        type_ = "integer",
+        json_path = ".spec.main.cpuMillicores",
+        priority = "1"
+    ),
     validation = Rule::new("self.spec == oldSelf.spec").message("a plan is never changed: another plan is another MoEPlan")
 )]
 #[serde(rename_all = "camelCase")]
@@ -45,10 +58,16 @@ pub struct MoEPlanSpec {
     pub workload: WorkloadSpec,
     /// The main functions.
     pub main: MainPlan,
-    /// The remote functions: one entry per layer that has remote experts.
+    /// The remote functions, where each layer has one of its own: an entry per layer that has remote
+    /// experts.
     #[schemars(length(max = 512))]
     #[x_kube(merge_strategy = ListMerge::Atomic)]
     pub remote: Vec<RemotePlan>,
+    /// The remote functions, where each hosts experts of several layers; `remote` is empty then.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    #[x_kube(merge_strategy = ListMerge::Atomic)]
+    pub groups: Vec<GroupPlan>,
     /// What it is expected to cost, and how fast it is expected to be.
     pub numbers: PlanNumbers,
     /// Some of these numbers for people, with units.
@@ -58,6 +77,12 @@ pub struct MoEPlanSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub warning: Option<String>,
+    /// What it was made from, as JSON: the model's shape, the figures of the hardware and what was asked
+    /// for. From it main functions are told what requests are expected to take; absent where that would take
+    /// more than 64 KiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 65_536))]
+    pub basis: Option<String>,
 }
 
 /// A checkpoint, with all that a function needs to find it.
@@ -105,10 +130,15 @@ pub enum ProfileSource {
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MainPlan {
-    /// Memory for experts, in MB of 1,000,000 bytes; 1,000 MB come with one vCPU.
+    /// Memory for experts, in MB of 1,000,000 bytes; 1,000 MB come with one vCPU where cpuMillicores is
+    /// absent.
     #[serde(rename = "memoryMB")]
     #[schemars(range(max = 1_000_000_000))]
     pub memory_mb: u32,
+    /// vCPUs in millicores, where they were chosen apart from memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub cpu_millicores: Option<u32>,
     /// Memory of the container, in MB: on the CPU the non-expert part lives there too.
     #[serde(rename = "limitMB")]
     #[schemars(range(max = 1_000_000_000))]
@@ -135,6 +165,28 @@ pub struct RemotePlan {
     #[serde(rename = "memoryMB")]
     #[schemars(range(max = 1_000_000_000))]
     pub memory_mb: u32,
+    /// Replicas, each with all of these experts.
+    #[schemars(range(min = 1, max = 64))]
+    pub replicas: u32,
+}
+
+/// Remote functions that are alike and host experts of several layers.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GroupPlan {
+    /// The experts by the model's layer ids, with ranges: 1:0-7,2:8 is experts 0 to 7 of layer 1 and
+    /// expert 8 of layer 2. No other group has any of them.
+    #[schemars(length(max = 65_536))]
+    pub experts: String,
+    /// Memory of each replica, in MB of 1,000,000 bytes; 1,000 MB come with one vCPU where cpuMillicores
+    /// is absent.
+    #[serde(rename = "memoryMB")]
+    #[schemars(range(max = 1_000_000_000))]
+    pub memory_mb: u32,
+    /// vCPUs of each replica in millicores, where they were chosen apart from memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub cpu_millicores: Option<u32>,
     /// Replicas, each with all of these experts.
     #[schemars(range(min = 1, max = 64))]
     pub replicas: u32,
@@ -167,6 +219,10 @@ pub struct ShownNumbers {
     /// Cost of a million requests, as $2.20.
     #[schemars(length(max = 32))]
     pub cost_of_million: String,
+    /// What hosts the remote experts, as 4 groups or 3 layers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub remote: Option<String>,
 }
 
 /// Times of the typical request, in seconds.

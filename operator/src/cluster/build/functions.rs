@@ -4,14 +4,14 @@ use super::ending::{Ending, LEAVE_SECONDS};
 use super::pod::{
     ModelAccess, Pace, Program, ending_container, grpc_probe, http_probe, main_resources, pod_spec, resources,
 };
+use super::remote::{Hosted, RemotePart, remote_parts};
 use super::{CONTROL_PORT, EXPERT_PORT, HEALTH_PORT, HTTP_PORT, METRICS_PORT, Surroundings, owned_meta};
-use crate::cluster::api::{MoEDeployment, MoEPlanSpec, RESTARTED_AT, RemotePlan};
+use crate::cluster::api::{MoEDeployment, MoEPlanSpec, RESTARTED_AT};
 use crate::cluster::digest::digest;
 use crate::cluster::names::{
     COMPONENT, Component, FUNCTION, IDENTITY, MAIN, PodName, REPLICA, component_selector, function_selector,
-    layer_function,
 };
-use crate::cluster::quantity::{MB, megabytes, threads, vcpus};
+use crate::cluster::quantity::{MB, megabytes, millicores_of, threads, vcpus};
 use crate::cluster::source::SourceError;
 use crate::functions::DEFAULT_MAX_BATCH;
 use k8s_openapi::api::core::v1::{
@@ -38,7 +38,7 @@ const HOSTNAME: &str = "kubernetes.io/hostname";
 /// All pods of one function of a revision.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Function {
-    /// `main`, or that of a layer.
+    /// `main`, or that of a layer or group.
     pub name: String,
     /// Which part it plays.
     pub component: Component,
@@ -47,7 +47,7 @@ pub struct Function {
     /// How many there are to be.
     pub replicas: u32,
     /// The remote experts that it hosts; none for main functions.
-    pub hosted: Option<LayerExperts>,
+    pub hosted: Option<Hosted>,
     spec: PodSpec,
 }
 
@@ -58,7 +58,7 @@ pub struct Revision {
     pub plan: String,
     /// The main functions.
     pub main: Function,
-    /// One function per layer with remote experts, in the order of the layers.
+    /// One function per layer with remote experts, in the order of the layers, or one per group.
     pub remote: Vec<Function>,
 }
 
@@ -68,9 +68,18 @@ impl Revision {
         std::iter::once(&self.main).chain(&self.remote)
     }
 
-    /// The remote experts of each layer that has any.
+    /// The remote experts of each layer that has any, ascending.
     pub fn remote_sets(&self) -> Vec<LayerExperts> {
-        self.remote.iter().filter_map(|function| function.hosted.clone()).collect()
+        let mut remote: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+        let hosted = self.remote.iter().filter_map(|function| function.hosted.as_ref());
+        for set in hosted.flat_map(Hosted::sets) {
+            remote.entry(set.layer).or_default().extend(&set.experts);
+        }
+        let sets = remote.into_iter().map(|(layer, mut experts)| {
+            experts.sort_unstable();
+            LayerExperts { layer, experts }
+        });
+        sets.collect()
     }
 }
 
@@ -80,7 +89,7 @@ pub enum BuildError {
     /// The source of the weights.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// The experts of a layer.
+    /// The experts of its functions.
     #[error("plan: {0}")]
     Experts(String),
     /// A value that cannot be written as JSON.
@@ -91,7 +100,7 @@ pub enum BuildError {
 /// The functions of `plan` for `owner`.
 ///
 /// # Errors
-/// The plan's source or one of its listings cannot be read.
+/// The plan's source or one of its listings cannot be read, or its functions contradict each other.
 pub fn revision(
     owner: &MoEDeployment,
     hash: &str,
@@ -101,10 +110,9 @@ pub fn revision(
     let model = ModelAccess::new(&plan.model)?;
     let spec = main_pod(owner, plan, &model, around);
     let main = function(owner, MAIN.to_owned(), owner.spec.replicas, None, spec, Ending::of_main(plan))?;
-    let remote = plan.remote.iter().map(|part| {
-        let hosted = part.experts().map_err(BuildError::Experts)?;
-        let spec = remote_pod(owner, plan, part, &model, around);
-        function(owner, layer_function(part.layer), part.replicas, Some(hosted), spec, Ending::REMOTE)
+    let remote = remote_parts(plan)?.into_iter().map(|part| {
+        let spec = remote_pod(owner, plan, &part, &model, around);
+        function(owner, part.name, part.replicas, Some(part.hosted), spec, Ending::REMOTE)
     });
     Ok(Revision { plan: hash.to_owned(), main, remote: remote.collect::<Result<_, _>>()? })
 }
@@ -113,7 +121,7 @@ fn function(
     owner: &MoEDeployment,
     name: String,
     replicas: u32,
-    hosted: Option<LayerExperts>,
+    hosted: Option<Hosted>,
     mut spec: PodSpec,
     ending: Ending,
 ) -> Result<Function, BuildError> {
@@ -163,11 +171,12 @@ fn main_pod(
     around: &Surroundings,
 ) -> PodSpec {
     let name = owner.spec.served_name.clone().unwrap_or_else(|| owner.name_any());
+    let millicores = plan.main.cpu_millicores.unwrap_or_else(|| millicores_of(plan.main.memory_mb));
     let mut arguments = model.arguments.clone();
     for (flag, value) in [
         ("--dtype", plan.model.dtype.name().to_owned()),
         ("--device", plan.device.name().to_owned()),
-        ("--threads", threads(plan.main.memory_mb).to_string()),
+        ("--threads", threads(millicores).to_string()),
         ("--http-listen", everywhere(HTTP_PORT)),
         ("--health-listen", everywhere(HEALTH_PORT)),
         ("--control-listen", everywhere(CONTROL_PORT)),
@@ -187,7 +196,7 @@ fn main_pod(
         pull_policy: &around.pull_policy,
         command: "main-model-fn",
         arguments,
-        resources: main_resources(owner, vcpus(plan.main.memory_mb), megabytes(plan.main.limit_mb)),
+        resources: main_resources(owner, vcpus(millicores), megabytes(plan.main.limit_mb)),
     };
     let mut spec = serving(pod_spec(program, model, &owner.spec.main.template));
     if let Some(container) = spec.containers.first_mut() {
@@ -205,16 +214,16 @@ fn main_pod(
 fn remote_pod(
     owner: &MoEDeployment,
     plan: &MoEPlanSpec,
-    part: &RemotePlan,
+    part: &RemotePart,
     model: &ModelAccess,
     around: &Surroundings,
 ) -> PodSpec {
     let mut arguments = model.arguments.clone();
     for (flag, value) in [
-        ("--experts", format!("{}:{}", part.layer, part.experts)),
+        ("--experts", part.listing.clone()),
         ("--dtype", plan.model.dtype.name().to_owned()),
         ("--memory-bytes", (u64::from(part.memory_mb) * MB).to_string()),
-        ("--threads", threads(part.memory_mb).to_string()),
+        ("--threads", threads(part.millicores).to_string()),
         // Called once a token: polling until then would use up the pod's vCPUs.
         ("--poll-us", "0".to_owned()),
         ("--listen", everywhere(EXPERT_PORT)),
@@ -228,7 +237,7 @@ fn remote_pod(
         pull_policy: &around.pull_policy,
         command: "remote-expert-fn",
         arguments,
-        resources: resources(vcpus(part.memory_mb), megabytes(part.memory_mb)),
+        resources: resources(vcpus(part.millicores), megabytes(part.memory_mb)),
     };
     let template = &owner.spec.remote_experts.template;
     let mut spec = serving(pod_spec(program, model, template));

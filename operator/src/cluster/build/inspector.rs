@@ -6,7 +6,7 @@ use super::functions::BuildError;
 use super::pod::{ModelAccess, Program, resources};
 use crate::cluster::api::{ComputeDtype, MoEDeployment, PlannedModel};
 use crate::cluster::names::{Component, PodName};
-use crate::cluster::quantity::{megabytes, vcpus};
+use crate::cluster::quantity::{megabytes, millicores_of, vcpus};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
@@ -50,7 +50,7 @@ pub fn inspector(
         pull_policy: &around.pull_policy,
         command: "remoe",
         arguments,
-        resources: resources(vcpus(MEMORY_MB), megabytes(MEMORY_MB)),
+        resources: resources(vcpus(millicores_of(MEMORY_MB)), megabytes(MEMORY_MB)),
     };
     let place = inspector_place(&owner.name_any(), subject);
     let errand =

@@ -9,13 +9,15 @@ mod network;
 mod plan;
 mod pod;
 mod profiler;
+mod remote;
 mod services;
 
 pub use budgets::budgets;
 pub use functions::{BuildError, Function, LOAD_SECONDS, Revision, revision};
 pub use inspector::{inspector, inspector_place};
-pub use plan::{plan_name, plan_object};
+pub use plan::{plan_hash, plan_name, plan_object};
 pub use profiler::{measured_vcpus, profiler};
+pub use remote::Hosted;
 
 use super::api::MoEDeployment;
 use super::names;

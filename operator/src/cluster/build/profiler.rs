@@ -4,24 +4,25 @@ use super::Surroundings;
 use super::errand::ErrandPod;
 use super::functions::BuildError;
 use super::pod::{ModelAccess, Program, main_resources};
-use crate::cluster::api::{MemoryRange, MoEDeployment, MoEPlanSpec};
+use crate::cluster::api::{CpuRange, MemoryRange, MoEDeployment, MoEPlanSpec};
 use crate::cluster::facts::ModelFacts;
 use crate::cluster::names::{Component, PodName, profile_config_map};
-use crate::cluster::quantity::{MB, megabytes, vcpus};
+use crate::cluster::quantity::{MB, megabytes, millicores_of, vcpus};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 /// A profiler that is not done by then has failed.
 const DEADLINE_SECONDS: i64 = 600;
-/// vCPUs are measured up to those of this memory, in MB: more hardly help one expert, and a pod that
+/// vCPUs are measured from one up to so many, in millicores: more hardly help one expert, and a pod that
 /// wants many finds no node beside the functions that serve already.
-const MOST_MB: u32 = 8_000;
+const MEASURED_MILLICORES: std::ops::RangeInclusive<u32> = 1_000..=8_000;
 /// Beside the weights: the programs, and the experts of a remote function beside those of the main one.
 const BESIDE_WEIGHTS_MB: u64 = 2_500;
 
-/// The vCPUs that are measured for main functions that may have `memory`.
-pub fn measured_vcpus(memory: &MemoryRange) -> Quantity {
-    vcpus(memory.max.clamp(1_000, MOST_MB))
+/// The vCPUs that are measured for main functions that may have `memory`, and `cpu` where that is apart.
+pub fn measured_vcpus(memory: &MemoryRange, cpu: Option<&CpuRange>) -> Quantity {
+    let most = cpu.map_or(millicores_of(memory.max), |cpu| cpu.max);
+    vcpus(most.clamp(*MEASURED_MILLICORES.start(), *MEASURED_MILLICORES.end()))
 }
 
 /// The pod that measures `subject` where the main functions of `plan` run, with as many vCPUs as they may
@@ -47,13 +48,18 @@ pub fn profiler(
     arguments.extend(access.arguments.iter().cloned());
     let weights = facts.inspection.resident_bytes(facts.inspection.total_bytes, dtype);
     let memory = u32::try_from(weights.div_ceil(MB).saturating_add(BESIDE_WEIGHTS_MB)).unwrap_or(u32::MAX);
+    let main = &owner.spec.main;
     let program = Program {
         name: "profiler",
         image: &around.main_image,
         pull_policy: &around.pull_policy,
         command: "remoe",
         arguments,
-        resources: main_resources(owner, measured_vcpus(&owner.spec.main.memory_mb), megabytes(memory)),
+        resources: main_resources(
+            owner,
+            measured_vcpus(&main.memory_mb, main.cpu.as_ref()),
+            megabytes(memory),
+        ),
     };
     let place = profile_config_map(subject);
     let errand =

@@ -1,26 +1,27 @@
 //! From a spec and what is known of model and hardware to a plan. Pure.
 
+mod basis;
+mod hosted;
 mod memory;
-mod shown;
+mod numbers;
 mod wishes;
 
+use self::basis::Basis;
+use self::hosted::{draft, group_plans, layer_plans};
 use self::memory::MainMemory;
-use self::shown::shown;
-use self::wishes::{request, wishes};
+use self::numbers::{numbers, shown};
+use self::wishes::wishes;
 use super::api::{
-    ComputeDtype, Device, MainPlan, MoEDeploymentSpec, MoEPlanSpec, PerBaseline, PlanCosts, PlanNumbers,
-    PlanTimes, PlannedModel, ProfileSource, RemoteMode, RemotePlan,
+    ComputeDtype, Device, MainPlan, MoEDeploymentSpec, MoEPlanSpec, PlannedModel, ProfileSource, RemoteMode,
 };
 use super::digest::digest;
 use super::facts::ModelFacts;
 use super::quantity::MB;
-use remoe_planner::{
-    Answer, Baseline, LayerPlan, Options, PlanDraft, PlanError, Problem, Remote, Slo, solve,
-};
-use remoe_profile::{Prices, PricesBilling, Profile, problem};
-use remoe_wire::format_listing;
-use remoe_wire::v1::LayerExperts;
+use remoe_planner::{Account, Answer, Options, PlanDraft, PlanError, Pricing, Problem, Remote, Slo, solve};
+use remoe_profile::Profile;
 
+pub use basis::account;
+pub use hosted::check_hosted;
 pub use wishes::workload;
 
 /// A limit that is meant not to bind, in seconds.
@@ -77,7 +78,8 @@ pub struct Planning {
     workload: super::api::WorkloadSpec,
     memory: MainMemory,
     problem: Problem,
-    /// Hash of all of this. Plans with the same inputs are the same plan.
+    basis: Basis,
+    /// Hash of all of this but the number of main functions. Plans with the same inputs are the same plan.
     pub inputs: String,
 }
 
@@ -100,10 +102,12 @@ impl Planning {
             .map_err(|error| PlanningError::Profile(error.to_string()))?;
         let workload = workload(spec, inspection)?;
         let memory = MainMemory::new(inspection, dtype, spec.main.device, &workload);
-        let wishes = wishes(spec, request(&workload), pricing(spec)?, &memory);
-        let profile = on_device(&known.profile, spec.main.device)?;
-        let problem = problem(inspection, &profile, &wishes)
-            .map_err(|error| PlanningError::Profile(error.to_string()))?;
+        let basis = Basis {
+            model: facts.clone(),
+            profile: on_device(&known.profile, spec.main.device)?,
+            wishes: wishes(spec, &workload, &memory)?,
+        };
+        let problem = basis.problem()?;
         let model = PlannedModel {
             source: spec.model.source.clone(),
             revision: facts.revision.clone().or_else(|| spec.model.revision.clone()),
@@ -119,7 +123,8 @@ impl Planning {
             spec.main.device,
             known.source,
             mode,
-            &problem,
+            // Scaling main functions makes no other plan.
+            &Problem { pricing: Pricing { main_replicas: 1, ..problem.pricing }, ..problem.clone() },
             &workload,
             memory.kv_cache_bytes,
         ))?;
@@ -129,17 +134,18 @@ impl Planning {
             device: spec.main.device,
             source: known.source,
             mode,
-            // Layer ids of real models fit by far.
-            moe_layers: inspection
-                .moe_layers
-                .iter()
-                .map(|&layer| u32::try_from(layer).unwrap_or(u32::MAX))
-                .collect(),
+            moe_layers: basis.moe_layers(),
             workload,
             memory,
             problem,
+            basis,
             inputs,
         })
+    }
+
+    /// The problem that the plan solves.
+    pub fn problem(&self) -> &Problem {
+        &self.problem
     }
 
     /// Makes the plan; `previous` stays where a new one would save too little.
@@ -150,10 +156,7 @@ impl Planning {
     /// # Errors
     /// No plan keeps every limit.
     pub fn solve(&self, previous: Option<&MoEPlanSpec>) -> Result<MoEPlanSpec, PlanningError> {
-        let previous = previous
-            .filter(|plan| plan.model.digest == self.model.digest && plan.model.dtype == self.model.dtype)
-            .map(|plan| self.draft(plan))
-            .transpose()?;
+        let previous = previous.and_then(|plan| self.draft(plan));
         let mut refusal = None;
         for attempt in self.attempts() {
             let mut problem = self.problem.clone();
@@ -164,7 +167,7 @@ impl Planning {
             match solve(&problem, previous.as_ref(), &options) {
                 Ok(answer) => {
                     let warning = attempt.relaxed.then(|| refusal.unwrap_or_default());
-                    return self.spec(&answer, warning);
+                    return Ok(self.plan(&answer, warning));
                 }
                 Err(PlanError::Infeasible(why)) => {
                     refusal = Some(why.to_string());
@@ -192,51 +195,49 @@ impl Planning {
         remotes.into_iter().flat_map(both).collect()
     }
 
-    fn spec(&self, answer: &Answer, warning: Option<String>) -> Result<MoEPlanSpec, PlanningError> {
-        let remote = self.moe_layers.iter().zip(&answer.plan.layers);
-        let remote = remote.filter(|(_, layer)| !layer.remote.is_empty());
+    /// `answer` as it is published, with a `warning` about it.
+    pub fn plan(&self, answer: &Answer, warning: Option<String>) -> MoEPlanSpec {
         let device_bytes = match self.device {
             Device::Cpu => answer.evaluation.gpu_bytes,
             Device::Cuda => 0.0,
         };
         let main = MainPlan {
             memory_mb: whole_megabytes(answer.plan.main_bytes),
+            cpu_millicores: answer.plan.main_vcpus.map(whole_millicores),
             limit_mb: whole_megabytes(answer.plan.main_bytes + device_bytes),
             kv_cache_bytes: self.memory.kv_cache_bytes,
             fallback_bytes: self.memory.fallback_bytes,
         };
+        let groups = group_plans(&self.moe_layers, &answer.plan.groups);
+        // Groups host all that is remote.
+        let remote = match groups.is_empty() {
+            true => layer_plans(&self.moe_layers, &answer.plan.layers),
+            false => Vec::new(),
+        };
         let numbers = numbers(answer);
-        Ok(MoEPlanSpec {
+        MoEPlanSpec {
             deployment: self.deployment.clone(),
             inputs: self.inputs.clone(),
             model: self.model.clone(),
             device: self.device,
             profile: self.source,
-            workload: self.workload,
+            workload: self.workload.clone(),
             main,
-            remote: remote.map(|(layer, part)| remote_plan(*layer, part)).collect(),
-            shown: Some(shown(&numbers)),
+            shown: Some(shown(&numbers, remote.len(), groups.len())),
+            remote,
+            groups,
             numbers,
             warning: warning.map(|text| text.chars().take(MAX_WARNING).collect()),
-        })
+            basis: self.basis.text(),
+        }
     }
 
-    /// `plan` in the planner's form.
-    fn draft(&self, plan: &MoEPlanSpec) -> Result<PlanDraft, PlanningError> {
-        let wrong = |message: String| PlanningError::Profile(format!("the previous plan: {message}"));
-        let mut layers = Vec::new();
-        for &layer in &self.moe_layers {
-            let part = plan.remote.iter().find(|part| part.layer == layer);
-            let experts = part.map(|part| part.experts()).transpose().map_err(wrong)?;
-            layers.push(serde_json::json!({
-                "remote": experts.unwrap_or_default().experts,
-                "memory_bytes": part.map_or(0, |part| u64::from(part.memory_mb) * MB),
-                "replicas": part.map_or(0, |part| part.replicas),
-            }));
-        }
-        let main_bytes = u64::from(plan.main.memory_mb) * MB;
-        let draft = serde_json::json!({ "main_bytes": main_bytes, "layers": layers });
-        PlanDraft::from_json(&draft.to_string()).map_err(|error| wrong(error.to_string()))
+    /// `plan` in the planner's form; none where it is no plan for this problem.
+    fn draft(&self, plan: &MoEPlanSpec) -> Option<PlanDraft> {
+        let same = plan.model.digest == self.model.digest && plan.model.dtype == self.model.dtype;
+        let draft = draft(plan, &self.moe_layers, &self.problem).ok().filter(|_| same)?;
+        // What somebody spoiled, or another version wrote, keeps no better plan away.
+        Account::new(self.problem.clone(), &draft).is_ok().then_some(draft)
     }
 }
 
@@ -245,25 +246,6 @@ struct Attempt {
     remote: Remote,
     /// Without the promised latencies.
     relaxed: bool,
-}
-
-impl RemotePlan {
-    /// The remote experts of the layer.
-    ///
-    /// # Errors
-    /// The listing cannot be read.
-    pub fn experts(&self) -> Result<LayerExperts, String> {
-        let listing = format!("{}:{}", self.layer, self.experts);
-        let layers = remoe_wire::parse_listing(&listing).map_err(|error| error.to_string())?;
-        layers.into_iter().next().ok_or_else(|| format!("layer {} has no remote experts", self.layer))
-    }
-}
-
-fn remote_plan(layer: u32, part: &LayerPlan) -> RemotePlan {
-    let listing = format_listing(&[LayerExperts { layer, experts: part.remote.clone() }]);
-    // Within the layer's entry its id is said once.
-    let experts = listing.split_once(':').map_or(String::new(), |(_, experts)| experts.to_owned());
-    RemotePlan { layer, experts, memory_mb: whole_megabytes(part.memory_bytes), replicas: part.replicas }
 }
 
 /// What is computed in: the spec's wish, else the checkpoint's own.
@@ -286,66 +268,12 @@ fn on_device(profile: &Profile, device: Device) -> Result<Profile, PlanningError
     }
 }
 
-fn pricing(spec: &MoEDeploymentSpec) -> Result<remoe_planner::Pricing, PlanningError> {
-    let wrong =
-        |field: &str, message: String| PlanningError::Spec { field: format!("pricing.{field}"), message };
-    let number = |field: &str, text: &str| {
-        text.parse::<f64>().map_err(|_| wrong(field, format!("is {text:?}, expected a decimal number")))
-    };
-    let prices = Prices {
-        billing: match spec.pricing.billing {
-            super::api::Billing::Reserved => PricesBilling::Reserved,
-            super::api::Billing::Invocation => PricesBilling::Invocation,
-        },
-        cpu_core_hour: number("cpuCoreHour", &spec.pricing.cpu_core_hour)?,
-        memory_gb_hour: number("memoryGBHour", &spec.pricing.memory_gb_hour)?,
-        gpu_hour: spec.pricing.gpu_hour.as_deref().map(|text| number("gpuHour", text)).transpose()?,
-        gpu_memory_mb: spec.pricing.gpu_memory_mb.map(f64::from),
-        ..Prices::default()
-    };
-    let pricing = prices.pricing().map_err(|error| wrong(&error.field, error.message))?;
-    Ok(remoe_planner::Pricing { main_replicas: spec.replicas, ..pricing })
-}
-
-fn numbers(answer: &Answer) -> PlanNumbers {
-    let evaluation = &answer.evaluation;
-    let cost = |baseline: &Option<Baseline>| baseline.as_ref().map(|baseline| rounded(baseline.total_cost));
-    let baselines = &answer.baselines;
-    let saving = &answer.explanation.saving;
-    PlanNumbers {
-        times: PlanTimes {
-            ttft_seconds: rounded(evaluation.ttft_seconds),
-            tpot_seconds: rounded(evaluation.tpot_seconds),
-            prefill_seconds: rounded(evaluation.prefill_seconds),
-            decode_seconds: rounded(evaluation.decode_seconds),
-        },
-        costs: PlanCosts {
-            main: rounded(evaluation.main_cost),
-            remote: rounded(evaluation.remote_cost),
-            total: rounded(evaluation.total_cost),
-        },
-        baselines: PerBaseline {
-            mix: cost(&baselines.mix),
-            cpu: cost(&baselines.cpu),
-            gpu: cost(&baselines.gpu),
-            fetch: cost(&baselines.fetch),
-        },
-        savings: PerBaseline {
-            mix: saving.mix.map(rounded),
-            cpu: saving.cpu.map(rounded),
-            gpu: saving.gpu.map(rounded),
-            fetch: saving.fetch.map(rounded),
-        },
-    }
-}
-
-/// To nine significant digits: more than any figure here is worth, and few enough to be the same number
-/// after it was written and read by others.
-fn rounded(value: f64) -> f64 {
-    format!("{value:.8e}").parse().unwrap_or(value)
-}
-
 fn whole_megabytes(bytes: f64) -> u32 {
     // Sizes are checked to be finite and far below what overflows.
     (bytes / MB as f64).ceil() as u32
+}
+
+fn whole_millicores(vcpus: f64) -> u32 {
+    // Ranges are whole millicores; what is not a number of them is the nearest, and at least one.
+    ((vcpus * 1000.0).round() as u32).max(1)
 }

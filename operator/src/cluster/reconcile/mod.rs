@@ -157,7 +157,7 @@ impl Run<'_> {
             Ok(facts) => self.plan(facts, running.as_deref()).await?,
             Err(state) => state.clone(),
         };
-        let target = self.target(&planning, running.as_deref());
+        let target = self.target(&planning, running.as_deref(), model.as_ref().ok());
         let built =
             target.and_then(|(hash, plan)| match revision(self.owner, &hash, &plan, &self.context.around) {
                 Ok(revision) => Some((revision, plan)),

@@ -2,9 +2,9 @@
 
 use super::{LATER, ReconcileError, Run};
 use crate::cluster::api::{MoEPlanSpec, Mode};
-use crate::cluster::build::plan_object;
+use crate::cluster::build::{plan_hash, plan_object};
 use crate::cluster::facts::ModelFacts;
-use crate::cluster::planning::{Planning, PlanningError};
+use crate::cluster::planning::{Planning, PlanningError, check_hosted};
 use crate::cluster::pods::Trouble;
 use crate::cluster::status::PlanState;
 use kube::ResourceExt;
@@ -33,7 +33,9 @@ impl Run<'_> {
             Ok(planning) => planning,
             Err(error) => return Ok(PlanState::Refused(refused(&error))),
         };
-        let made = self.there.plans.iter().rev().find(|plan| plan.spec.inputs == planning.inputs);
+        let made = self.there.plans.iter().rev().find(|plan| {
+            plan.spec.inputs == planning.inputs && check_hosted(&plan.spec, &facts.inspection).is_ok()
+        });
         if let Some((hash, plan)) = made.and_then(|plan| Some((self.hash(plan)?, plan))) {
             return Ok(PlanState::Planned { hash, plan: Box::new(plan.spec.clone()) });
         }
@@ -47,10 +49,14 @@ impl Run<'_> {
             Ok(plan) => plan,
             Err(error) => return Ok(PlanState::Refused(refused(&error))),
         };
-        let (hash, object) = plan_object(self.owner, plan.clone())?;
-        self.applier.plan(&object).await?;
+        let (hash, object) = plan_object(self.owner, plan)?;
+        let stored = self.applier.plan(&object).await?;
+        // One of the same content may have other figures, or other counts of functions that are alike.
+        let known = stored.filter(|stored| plan_hash(&stored.spec).is_ok_and(|known| known == hash));
+        let object = known.unwrap_or(object);
+        let plan = Box::new(object.spec.clone());
         self.there.plans.push(object);
-        Ok(PlanState::Planned { hash, plan: Box::new(plan) })
+        Ok(PlanState::Planned { hash, plan })
     }
 
     /// What is to run: the plan for the present spec, or in mode Advisory the accepted one; while there
@@ -59,7 +65,20 @@ impl Run<'_> {
         &mut self,
         planning: &PlanState,
         running: Option<&str>,
+        facts: Option<&ModelFacts>,
     ) -> Option<(String, MoEPlanSpec)> {
+        let target = self.wanted(planning, running);
+        if let (Some((hash, plan)), Some(facts)) = (&target, facts)
+            && plan.model.digest == facts.inspection.fingerprint
+            && let Err(message) = check_hosted(plan, &facts.inspection)
+        {
+            self.troubles.push(Trouble::new("InvalidPlan", format!("plan {hash}: {message}")));
+            return None;
+        }
+        target
+    }
+
+    fn wanted(&mut self, planning: &PlanState, running: Option<&str>) -> Option<(String, MoEPlanSpec)> {
         let stored = |run: &Self, hash: &str| Some((hash.to_owned(), run.find(hash)?.spec.clone()));
         let keep = |run: &Self| running.and_then(|hash| stored(run, hash));
         match self.owner.spec.mode {

@@ -5,11 +5,13 @@ use crate::cluster::apply::Made;
 use crate::cluster::build::{Revision, plan_name};
 use crate::cluster::events::Happening;
 use crate::cluster::mains::{self, Outcome};
+use crate::cluster::planning::account;
 use crate::cluster::pods::{PodView, Trouble};
 use crate::cluster::rollout::{Scene, pushes, step};
-use crate::cluster::routing::RoutingTable;
+use crate::cluster::routing::{Generation, RoutingTable};
 use crate::cluster::status::PlanState;
 use kube::ResourceExt;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl Run<'_> {
     /// Pods and routing, one step further. Returns whether everything is as it is to be.
@@ -47,7 +49,9 @@ impl Run<'_> {
             self.troubles.extend(trouble.await?);
         }
         let mut acted = steps.table.is_some();
-        for told in mains::push(pushes(table, pods)).await {
+        let due = pushes(table, pods);
+        let accounts = self.accounts(&due);
+        for told in mains::push(due, &accounts).await {
             acted = true;
             match told.outcome {
                 Outcome::InForce { problems } if problems.is_empty() => {
@@ -75,6 +79,18 @@ impl Run<'_> {
             self.look_soon(if acted || up { SOON } else { LATER });
         }
         Ok(steps.settled)
+    }
+
+    /// What main functions that are told of generations are told to expect of requests, by plan. It follows
+    /// from the plan alone, which never changes: a generation is the same whenever it is told. Where a plan
+    /// says nothing about it, or something that cannot be, requests are served without.
+    fn accounts(&self, due: &[(&PodView, &Generation)]) -> BTreeMap<String, String> {
+        let plans: BTreeSet<&String> = due.iter().map(|(_, generation)| &generation.plan).collect();
+        let known = plans.into_iter().filter_map(|hash| {
+            let account = account(&self.find(hash)?.spec).ok().flatten()?;
+            Some((hash.clone(), account))
+        });
+        known.collect()
     }
 
     /// Gives the pods of the revision the labels back that somebody took or changed.

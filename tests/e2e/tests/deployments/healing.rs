@@ -67,7 +67,7 @@ async fn functions_that_are_lost_come_back() {
         }
         // A process that stands still is ended by its node, and started again.
         let before = functions(scene).await;
-        let hurt = before.iter().find(|pod| place(pod).starts_with("demo-l3-")).unwrap();
+        let hurt = before.iter().find(|pod| !place(pod).starts_with("demo-main-")).unwrap();
         signal(pods::process(hurt).unwrap(), Signal::STOP);
         let again = |pod: &Pod| pod.uid() != hurt.uid() || restarts(pod) > restarts(hurt);
         healed(scene, &demo, &before, hurt, again).await;

@@ -4,6 +4,7 @@
 
 mod advisory;
 mod gpu;
+mod groups;
 mod healing;
 mod objects;
 mod steady;
@@ -23,7 +24,7 @@ pub(crate) fn local() -> Value {
     })
 }
 
-/// The demo model with a remote function per layer.
+/// The demo model with its experts in remote functions.
 pub(crate) fn remote() -> Value {
     json!({
         "model": {"source": "pvc://models/demo"},

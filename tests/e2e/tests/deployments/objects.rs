@@ -105,7 +105,7 @@ async fn what_is_deleted_or_edited_comes_back() {
             restored(scene, &before, object).await;
         }
         let pods: Vec<&String> = before.keys().filter(|name| name.starts_with("Pod/")).collect();
-        let remote = pods.iter().find(|name| name.starts_with("Pod/demo-l0-")).unwrap();
+        let remote = pods.iter().find(|name| !name.starts_with("Pod/demo-main-")).unwrap();
         let main = pods.iter().find(|name| name.starts_with("Pod/demo-main-")).unwrap();
         for pod in [main, remote] {
             for label in [

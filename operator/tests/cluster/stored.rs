@@ -1,0 +1,79 @@
+//! Objects as the version before groups, vCPUs of their own and arrivals wrote them: an upgrade reads them,
+//! and replaces nothing.
+
+use crate::example::around;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::ResourceExt;
+use remoe_operator::cluster::api::{MoEDeployment, MoEPlan, MoEPlanSpec};
+use remoe_operator::cluster::build::{Revision, plan_hash, revision};
+use remoe_operator::cluster::digest::digest;
+use remoe_operator::cluster::planning::account;
+use remoe_operator::cluster::rollout::revision_hash;
+use remoe_operator::cluster::routing::RoutingTable;
+use serde_json::Value;
+
+const DEPLOYMENT: &str = r#"{"apiVersion":"remoe.dev/v1alpha1","kind":"MoEDeployment","metadata":
+{"generation":1,"name":"demo","namespace":"test","uid":"uid-1"},"spec":{"model":{"source":"pvc://models/demo"},
+"mode":"Active","replicas":2,"slo":{"ttft":"10s","tpot":"150ms"},"main":{"device":"cpu","memoryMB":{"min":200,
+"max":4000,"step":100}},"remoteExperts":{"mode":"Always","memoryMB":{"min":200,"max":1000,"step":100},
+"maxReplicas":4},"pricing":{"billing":"Reserved","cpuCoreHour":"0.03","memoryGBHour":"0.004"}}}"#;
+
+const PLAN: &str = r#"{"apiVersion":"remoe.dev/v1alpha1","kind":"MoEPlan","metadata":{"name":"demo-9d608da1a3",
+"namespace":"test"},"spec":{"deployment":"demo","inputs":"9c409b089a","model":{"source":"pvc://models/demo",
+"dtype":"bfloat16","digest":"f00d"},"device":"cpu","profile":"Prior","workload":{"maxInputTokens":768,
+"maxOutputTokens":256,"typicalInputTokens":96,"typicalOutputTokens":52,"concurrency":8},"main":{"memoryMB":500,
+"limitMB":504,"kvCacheBytes":2273280,"fallbackBytes":786432},"remote":[{"layer":1,"experts":"0","memoryMB":200,
+"replicas":1},{"layer":2,"experts":"0","memoryMB":200,"replicas":1},{"layer":3,"experts":"0","memoryMB":200,
+"replicas":1}],"numbers":{"times":{"ttftSeconds":0.0192751296,"tpotSeconds":0.0018038175,"prefillSeconds":
+0.0192751296,"decodeSeconds":0.0919946925},"costs":{"main":5.25881934e-7,"remote":3.15264496e-7,"total":
+8.4114643e-7},"baselines":{"mix":3.3987355e-7,"cpu":3.39837888e-7},"savings":{"mix":-1.47488053,"cpu":
+-1.47514023}},"shown":{"ttft":"19.3 ms","tpot":"1.80 ms","costOfMillion":"$0.841"}}}"#;
+
+const GENERATION: &str = "{\"number\":3,\"plan\":\"9d608da1a3\",\"revision\":\"c8d169b5fc\",\
+    \"remote\":\"1:0,2:0,3:0\",\"endpoints\":[{\"pod\":\"demo-l1-54ff339e16-0-0\",\"address\":\"10.0.0.1:9001\",\
+    \"layers\":[1]}]}";
+
+fn read<T: serde::de::DeserializeOwned>(text: &str) -> T {
+    serde_json::from_str(text).unwrap()
+}
+
+fn stored() -> (MoEDeployment, MoEPlanSpec, Revision) {
+    let (owner, plan): (MoEDeployment, MoEPlan) = (read(DEPLOYMENT), read(PLAN));
+    let revision = revision(&owner, "9d608da1a3", &plan.spec, &around()).unwrap();
+    (owner, plan.spec, revision)
+}
+
+#[test]
+fn what_is_not_there_is_as_it_was_before() {
+    let (owner, plan, _) = stored();
+    assert_eq!((owner.spec.main.cpu, owner.spec.remote_experts.cpu), (None, None));
+    assert_eq!(owner.spec.remote_experts.max_groups, 16);
+    assert!(plan.groups.is_empty() && plan.main.cpu_millicores.is_none() && plan.workload.arrivals.is_none());
+    assert_eq!(account(&plan), Ok(None));
+    // Nothing that was not there is written.
+    let (object, written): (Value, Value) = (read(PLAN), serde_json::to_value(&plan).unwrap());
+    assert_eq!(written, object["spec"]);
+    // Its name is what that version made of it. What this one would make of it is no matter.
+    assert_eq!(digest(&plan).unwrap(), "9d608da1a3");
+    assert_ne!(plan_hash(&plan).unwrap(), "9d608da1a3");
+}
+
+/// The pods that run are those of the plan, and main functions are told nothing new.
+#[test]
+fn its_functions_are_the_ones_that_run() {
+    let (owner, _, revision) = stored();
+    let identities: Vec<(&str, &str)> =
+        revision.functions().map(|function| (function.name.as_str(), function.identity.as_str())).collect();
+    let before = [("main", "ca486536e8"), ("l1", "54ff339e16"), ("l2", "61db413bb7"), ("l3", "bb723dda55")];
+    assert_eq!(identities, before);
+    assert_eq!(revision_hash(&revision).unwrap(), "c8d169b5fc");
+    assert_eq!(revision.main.pod(&owner, 1, 0).name_any(), "demo-main-ca486536e8-1-0");
+    let mut map = ConfigMap::default();
+    map.data.get_or_insert_default().insert("ca486536e8.json".to_owned(), GENERATION.to_owned());
+    let table = RoutingTable::from_config_map(&map);
+    assert!(!table.spoiled);
+    assert_eq!(table.config_map(&owner).unwrap().data, map.data, "written as it was");
+    let routing = table.entries["ca486536e8"].routing(String::new()).unwrap();
+    assert_eq!(routing.endpoints[0].layers, [1]);
+    assert!(routing.endpoints[0].experts.is_empty());
+}
