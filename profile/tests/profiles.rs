@@ -221,6 +221,11 @@ fn prices_have_the_units_of_bills() {
     assert_eq!((pricing.gpu_bytes_each, pricing.gpu_per_second_each), (Some(8e10), Some(0.001)));
     assert_eq!(pricing.billing, Billing::Invocation);
     assert_eq!(Prices::from_yaml(r#"{"cpuCoreHour": 1, "memoryGBHour": 1}"#).unwrap().gpu_hour, None);
+    // Cores apart from memory.
+    assert_eq!(pricing.cpu_per_core_second, None);
+    let apart = Prices::from_yaml(text).unwrap().pricing_apart().unwrap();
+    assert!((apart.cpu_per_core_second.unwrap() - 0.03 / 3600.0).abs() < 1e-18);
+    assert_eq!(apart.memory_per_gb_second, pricing.memory_per_gb_second);
 }
 
 #[test]

@@ -184,6 +184,22 @@ fn invalid_specs_are_refused_with_the_field_and_the_reason() {
 }
 
 #[test]
+fn the_examples_are_accepted() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples");
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let files: Vec<_> = files.filter(|path| path.extension().is_some_and(|kind| kind == "yaml")).collect();
+    assert!(files.len() >= 2);
+    with_server(async |server| {
+        for file in &files {
+            let example: Value = serde_yaml::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+            if let Err(refusal) = tried(&server, "demo", &example["spec"]).await {
+                panic!("{}: {refusal}", file.display());
+            }
+        }
+    });
+}
+
+#[test]
 fn what_is_left_out_is_filled_in() {
     with_server(async |server| {
         let stored = tried(&server, "demo", &spec(json!({}))).await.unwrap();
