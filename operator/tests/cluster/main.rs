@@ -23,3 +23,4 @@ mod specs;
 mod stage;
 mod status;
 mod stored;
+mod told;
