@@ -7,7 +7,6 @@
 //! [`cold_starts`] (figure 11). Pure: no file, no clock, no network; plans and costs are the planner's.
 
 mod cold_start;
-mod config;
 mod costs;
 mod error;
 mod expert_time;

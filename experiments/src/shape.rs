@@ -1,7 +1,6 @@
 //! Models whose sizes are known, with the memory sizes that their functions may have.
 
-use crate::config::{Attention, Config, Mlp};
-use remoe_model::Inspection;
+use remoe_model::{AttentionOutline, ExpertsOutline, Inspection, LayerOutline, MlpOutline, Outline, Weights};
 use remoe_planner::{SizeRange, Specs};
 use serde::Serialize;
 
@@ -31,6 +30,21 @@ fn specs(main: (f64, f64), remote: (f64, f64)) -> Specs {
     Specs::new(range(main), range(remote))
 }
 
+/// `count` layers, those before `first_moe_layer` with one MLP of `dense_width`.
+fn layers(
+    count: usize,
+    first_moe_layer: usize,
+    dense_width: usize,
+    attention: &AttentionOutline,
+    experts: &ExpertsOutline,
+) -> Vec<LayerOutline> {
+    let mlp = |layer| match layer < first_moe_layer {
+        true => MlpOutline::Dense { matrices: experts.matrices, width: dense_width },
+        false => MlpOutline::Experts(experts.clone()),
+    };
+    (0..count).map(|layer| LayerOutline { attention: attention.clone(), mlp: mlp(layer) }).collect()
+}
+
 impl Shape {
     /// GPT2-moe of the Remoe paper: GPT-2 (124 million parameters) whose feed-forward networks became
     /// 8 experts of the same width each, 2 of them per token.
@@ -39,24 +53,38 @@ impl Shape {
     /// `n_positions` 1024, `vocab_size` 50257; stored in float32. Sizes of functions from the paper.
     #[must_use]
     pub fn gpt2_moe() -> Self {
-        let config = Config {
-            family: "gpt2-moe",
-            dtype: "float32",
-            layers: 12,
-            first_moe_layer: 0,
+        let outline = Outline {
+            family: "gpt2-moe".to_owned(),
+            dtype: "float32".to_owned(),
+            weights: Weights::Plain,
             hidden: 768,
             vocabulary: 50_257,
             context: 1024,
             learned_positions: 1024,
             tied: true,
-            biases: true,
-            attention: Attention::Grouped { heads: 12, groups: 12, width: 64 },
-            mlp: Mlp { matrices: 2, width: 3072, dense_width: 3072, experts: 8, top_k: 2, shared: 0 },
+            norm_biases: true,
+            layers: layers(
+                12,
+                0,
+                3072,
+                &AttentionOutline::Grouped { heads: 12, groups: 12, width: 64, besides: 3 * 768 + 768 },
+                &ExpertsOutline {
+                    matrices: 2,
+                    width: 3072,
+                    biases: 3072 + 768,
+                    experts: 8,
+                    top_k: 2,
+                    router_biases: 0,
+                    shared: 0,
+                    shared_width: 0,
+                    shared_gate: false,
+                },
+            ),
         };
         Self::published(
             "gpt2-moe",
             "openai-community/gpt2 config.json, each feed-forward network as 8 experts (Remoe paper, V-A)",
-            &config,
+            &outline,
             specs((200.0, 5_000.0), (200.0, 2_000.0)),
         )
     }
@@ -71,24 +99,46 @@ impl Shape {
     /// the paper.
     #[must_use]
     pub fn deepseek_v2_lite() -> Self {
-        let config = Config {
-            family: "deepseek_v2",
-            dtype: "bfloat16",
-            layers: 27,
-            first_moe_layer: 1,
+        let outline = Outline {
+            family: "deepseek_v2".to_owned(),
+            dtype: "bfloat16".to_owned(),
+            weights: Weights::Plain,
             hidden: 2048,
             vocabulary: 102_400,
             context: 163_840,
             learned_positions: 0,
             tied: false,
-            biases: false,
-            attention: Attention::Latent { heads: 16, rank: 512, plain: 128, rotary: 64, value: 128 },
-            mlp: Mlp { matrices: 3, width: 1408, dense_width: 10_944, experts: 64, top_k: 6, shared: 2 },
+            norm_biases: false,
+            layers: layers(
+                27,
+                1,
+                10_944,
+                &AttentionOutline::Latent {
+                    heads: 16,
+                    rank: 512,
+                    plain: 128,
+                    rotary: 64,
+                    value: 128,
+                    query_rank: None,
+                    biases: 0,
+                },
+                &ExpertsOutline {
+                    matrices: 3,
+                    width: 1408,
+                    biases: 0,
+                    experts: 64,
+                    top_k: 6,
+                    router_biases: 0,
+                    shared: 2,
+                    shared_width: 2 * 1408,
+                    shared_gate: false,
+                },
+            ),
         };
         Self::published(
             "deepseek-v2-lite",
             "deepseek-ai/DeepSeek-V2-Lite config.json",
-            &config,
+            &outline,
             specs((1_000.0, 40_000.0), (1_000.0, 5_000.0)),
         )
     }
@@ -102,24 +152,38 @@ impl Shape {
     /// and 120 GB hold all experts with everything else, which the strategy CPU needs.
     #[must_use]
     pub fn mixtral_8x7b() -> Self {
-        let config = Config {
-            family: "mixtral",
-            dtype: "bfloat16",
-            layers: 32,
-            first_moe_layer: 0,
+        let outline = Outline {
+            family: "mixtral".to_owned(),
+            dtype: "bfloat16".to_owned(),
+            weights: Weights::Plain,
             hidden: 4096,
             vocabulary: 32_000,
             context: 32_768,
             learned_positions: 0,
             tied: false,
-            biases: false,
-            attention: Attention::Grouped { heads: 32, groups: 8, width: 128 },
-            mlp: Mlp { matrices: 3, width: 14_336, dense_width: 14_336, experts: 8, top_k: 2, shared: 0 },
+            norm_biases: false,
+            layers: layers(
+                32,
+                0,
+                14_336,
+                &AttentionOutline::Grouped { heads: 32, groups: 8, width: 128, besides: 0 },
+                &ExpertsOutline {
+                    matrices: 3,
+                    width: 14_336,
+                    biases: 0,
+                    experts: 8,
+                    top_k: 2,
+                    router_biases: 0,
+                    shared: 0,
+                    shared_width: 0,
+                    shared_gate: false,
+                },
+            ),
         };
         Self::published(
             "mixtral-8x7b",
             "mistralai/Mixtral-8x7B-v0.1 config.json",
-            &config,
+            &outline,
             specs((1_000.0, 120_000.0), (1_000.0, 5_000.0)),
         )
     }
@@ -147,37 +211,44 @@ impl Shape {
     #[must_use]
     pub fn enlarged(name: &str, facts: &Inspection) -> Self {
         let first_moe_layer = facts.moe_layers.first().copied().unwrap_or(0);
-        let config = Config {
-            family: "enlarged",
-            dtype: "bfloat16",
-            layers: facts.layers,
-            first_moe_layer,
+        let outline = Outline {
+            family: "enlarged".to_owned(),
+            dtype: "bfloat16".to_owned(),
+            weights: Weights::Plain,
             hidden: 2048,
             vocabulary: 50_304,
             context: 4096,
             learned_positions: 0,
             tied: false,
-            biases: false,
-            attention: Attention::Grouped { heads: 16, groups: 16, width: 128 },
-            mlp: Mlp {
-                matrices: 3,
-                width: 1024,
-                dense_width: 1024,
-                experts: facts.experts,
-                top_k: facts.top_k,
-                shared: 0,
-            },
+            norm_biases: false,
+            layers: layers(
+                facts.layers,
+                first_moe_layer,
+                1024,
+                &AttentionOutline::Grouped { heads: 16, groups: 16, width: 128, besides: 0 },
+                &ExpertsOutline {
+                    matrices: 3,
+                    width: 1024,
+                    biases: 0,
+                    experts: facts.experts,
+                    top_k: facts.top_k,
+                    router_biases: 0,
+                    shared: 0,
+                    shared_width: 0,
+                    shared_gate: false,
+                },
+            ),
         };
         Self::published(
             name,
             "layers, experts and routing of the checkpoint, widths of allenai/OLMoE-1B-7B-0924",
-            &config,
+            &outline,
             specs((200.0, 5_000.0), (200.0, 2_000.0)),
         )
     }
 
-    fn published(name: &str, source: &str, config: &Config, specs: Specs) -> Self {
-        let facts = config.inspection(name);
+    fn published(name: &str, source: &str, outline: &Outline, specs: Specs) -> Self {
+        let facts = outline.inspection(name);
         Self { name: name.to_owned(), source: source.to_owned(), facts, specs }
     }
 

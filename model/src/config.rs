@@ -254,7 +254,7 @@ impl<'a> Common<'a> {
 }
 
 /// `dtype`, or `torch_dtype` as it was called before; "auto" and null say nothing.
-fn declared_dtype(fields: &Fields<'_>) -> Result<Option<StoredDtype>, CheckpointError> {
+pub(crate) fn declared_dtype(fields: &Fields<'_>) -> Result<Option<StoredDtype>, CheckpointError> {
     let name = if fields.get("dtype").is_some() { "dtype" } else { "torch_dtype" };
     match fields.text(name)? {
         None | Some("auto") => Ok(None),

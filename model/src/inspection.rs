@@ -13,7 +13,7 @@ pub struct Inspection {
     pub fingerprint: String,
     /// Family, as `model_type` of the config.
     pub family: String,
-    /// `float32`, `bfloat16` or `float16`.
+    /// `float32`, `bfloat16` or `float16`; of an [`crate::Outline`] also the short form of its weights.
     pub dtype: String,
     /// Number of layers.
     pub layers: usize,

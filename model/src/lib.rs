@@ -20,6 +20,7 @@ mod header;
 mod inspection;
 mod json;
 mod layout;
+mod outline;
 mod rope;
 mod shards;
 mod sizes;
@@ -41,6 +42,7 @@ pub use generation::GenerationDefaults;
 #[doc(hidden)]
 pub use header::tensor_table;
 pub use inspection::Inspection;
+pub use outline::{AttentionOutline, ExpertsOutline, LayerOutline, MlpOutline, Outline, Weights};
 pub use rope::{RopeFacts, RopeLayout, RopeScaling};
 pub use sizes::Sizes;
 pub use store::{FileRange, Folder, Store, StoredFile};

@@ -47,7 +47,7 @@ const USUAL_NAMES: TensorNames = TensorNames {
 };
 
 impl Family {
-    const ALL: [Self; 4] = [Self::Mixtral, Self::Qwen2Moe, Self::Olmoe, Self::DeepseekV2];
+    pub(crate) const ALL: [Self; 4] = [Self::Mixtral, Self::Qwen2Moe, Self::Olmoe, Self::DeepseekV2];
 
     /// `model_type` of the config, and the family in `remoe inspect`.
     #[must_use]

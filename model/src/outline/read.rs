@@ -1,0 +1,296 @@
+//! An outline from a `config.json`.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::{AttentionOutline, ExpertsOutline, LayerOutline, MlpOutline, Outline, Weights};
+use crate::config::{ModelConfig, declared_dtype};
+use crate::error::CheckpointError;
+use crate::facts::{AttentionFacts, LayerFacts, MlpFacts};
+use crate::family::Family;
+use crate::fields::Fields;
+use crate::json;
+use crate::store::Store;
+
+const CONFIG: &str = "config.json";
+/// No model is near these; they keep every sum and every list within bounds.
+const MOST_LAYERS: usize = 4096;
+const MOST_EXPERTS: usize = 65_536;
+const WIDEST: usize = 1 << 24;
+
+/// Families whose sizes are known here and that the engine does not run.
+const SIZED_ONLY: [(&str, fn(Fields<'_>) -> Result<Vec<LayerOutline>, CheckpointError>); 3] =
+    [("deepseek_v3", deepseek_v3), ("qwen3_moe", qwen3_moe), ("gpt_oss", gpt_oss)];
+
+impl Outline {
+    /// Reads the `config.json` in `store`, and no other file. `dtype` is what weights are counted in, whatever
+    /// they are stored in; as stored where absent.
+    ///
+    /// # Errors
+    /// There is no config, its family is not known, or a field is missing, wrong or out of bounds.
+    pub fn open_in(store: &dyn Store, dtype: Option<&str>) -> Result<Self, CheckpointError> {
+        let path = store.root().join(CONFIG);
+        match json::object_if_present(store, CONFIG)? {
+            Some(object) => Self::from_object(&path, object, dtype),
+            None => Err(CheckpointError::MissingFile {
+                path,
+                message: "a model's sizes are made from its config.json".to_owned(),
+            }),
+        }
+    }
+
+    /// As [`Self::open_in`], from the text of a `config.json`; `path` is for messages.
+    ///
+    /// # Errors
+    /// As [`Self::open_in`].
+    pub fn from_json(path: &Path, text: &[u8], dtype: Option<&str>) -> Result<Self, CheckpointError> {
+        Self::from_object(path, json::parse_object(path, text)?, dtype)
+    }
+
+    fn from_object(
+        path: &Path,
+        mut object: Map<String, Value>,
+        dtype: Option<&str>,
+    ) -> Result<Self, CheckpointError> {
+        let weights = match dtype {
+            Some(_) => Weights::Plain,
+            None => Weights::read(Fields::new(path, &object))?,
+        };
+        // How weights are stored is known now; what the engine makes of that is not asked here.
+        object.remove("quantization_config");
+        let fields = Fields::new(path, &object);
+        let name = fields.text("model_type")?.unwrap_or_default();
+        let outline = match SIZED_ONLY.iter().find(|(family, _)| *family == name) {
+            Some((family, layers)) => Self::sized_only(fields, family, *layers)?,
+            None if Family::ALL.iter().any(|family| family.name() == name) => {
+                Self::of_config(&ModelConfig::from_object(path, &object, None)?)
+            }
+            None => {
+                let known = Family::ALL.map(Family::name).into_iter().chain(SIZED_ONLY.map(|(name, _)| name));
+                return Err(fields.unsupported(
+                    "model_type",
+                    format!("`{name}`; sizes are known for {}", known.collect::<Vec<_>>().join(", ")),
+                ));
+            }
+        };
+        outline.check(fields)?;
+        let dtype = dtype.map_or(outline.dtype.clone(), str::to_owned);
+        Ok(Self { weights, dtype, ..outline })
+    }
+
+    fn sized_only(
+        fields: Fields<'_>,
+        family: &str,
+        layers: fn(Fields<'_>) -> Result<Vec<LayerOutline>, CheckpointError>,
+    ) -> Result<Self, CheckpointError> {
+        Ok(Self {
+            family: family.to_owned(),
+            dtype: declared_dtype(&fields)?.map_or("bfloat16", |dtype| dtype.name()).to_owned(),
+            weights: Weights::Plain,
+            hidden: fields.required_size("hidden_size")?,
+            vocabulary: fields.required_size("vocab_size")?,
+            context: fields.required_size("max_position_embeddings")?,
+            learned_positions: 0,
+            tied: fields.flag("tie_word_embeddings", false)?,
+            norm_biases: false,
+            layers: layers(fields)?,
+        })
+    }
+
+    fn of_config(config: &ModelConfig) -> Self {
+        Self {
+            family: config.family.name().to_owned(),
+            dtype: config.dtype.name().to_owned(),
+            weights: Weights::Plain,
+            hidden: config.hidden_size,
+            vocabulary: config.vocab_size,
+            context: config.context_length,
+            learned_positions: 0,
+            tied: config.tie_embeddings,
+            norm_biases: false,
+            layers: config.layers.iter().map(|layer| of_facts(layer, config.hidden_size)).collect(),
+        }
+    }
+
+    fn check(&self, fields: Fields<'_>) -> Result<(), CheckpointError> {
+        for (name, value) in [("hidden_size", self.hidden), ("vocab_size", self.vocabulary)] {
+            within(fields, name, value, WIDEST)?;
+        }
+        let Some(experts) = self.experts() else {
+            return Err(fields.unsupported("num_hidden_layers", "no layer has routed experts"));
+        };
+        within(fields, "num_experts_per_tok", experts.experts, MOST_EXPERTS)?;
+        if experts.top_k > experts.experts {
+            let message = format!("is {}, more than the {} experts", experts.top_k, experts.experts);
+            return Err(fields.error("num_experts_per_tok", message));
+        }
+        if self.parameters() > 1 << 60 {
+            return Err(fields.error("hidden_size", "makes a model of more than 10^18 parameters"));
+        }
+        Ok(())
+    }
+}
+
+fn within(fields: Fields<'_>, name: &str, value: usize, most: usize) -> Result<(), CheckpointError> {
+    match value <= most {
+        true => Ok(()),
+        false => Err(fields.error(name, format!("is {value}, expected at most {most}"))),
+    }
+}
+
+/// A size that takes part in products.
+fn width(fields: Fields<'_>, name: &str) -> Result<usize, CheckpointError> {
+    let value = fields.required_size(name)?;
+    within(fields, name, value, WIDEST)?;
+    Ok(value)
+}
+
+/// As many layers as the config says.
+fn layers(
+    fields: Fields<'_>,
+    layer: impl Fn(usize) -> LayerOutline,
+) -> Result<Vec<LayerOutline>, CheckpointError> {
+    let count = fields.required_size("num_hidden_layers")?;
+    within(fields, "num_hidden_layers", count, MOST_LAYERS)?;
+    Ok((0..count).map(layer).collect())
+}
+
+fn of_facts(layer: &LayerFacts, hidden: usize) -> LayerOutline {
+    let attention = match &layer.attention {
+        AttentionFacts::Gqa(facts) => {
+            let (queries, keys) = (facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim);
+            let when = |there: bool, elements: usize| if there { elements } else { 0 };
+            AttentionOutline::Grouped {
+                heads: facts.heads,
+                groups: facts.kv_heads,
+                width: facts.head_dim,
+                besides: when(facts.qkv_bias, queries + 2 * keys)
+                    + when(facts.o_bias, hidden)
+                    + when(facts.qk_norm, queries + keys),
+            }
+        }
+        AttentionFacts::Mla(facts) => AttentionOutline::Latent {
+            heads: facts.heads,
+            query_rank: facts.q_rank,
+            rank: facts.kv_rank,
+            plain: facts.nope_dim,
+            rotary: facts.rope_dim,
+            value: facts.value_dim,
+            biases: if facts.bias {
+                facts.q_rank.unwrap_or(0) + facts.kv_rank + facts.rope_dim + hidden
+            } else {
+                0
+            },
+        },
+    };
+    let mlp = match &layer.mlp {
+        MlpFacts::Dense { width } => MlpOutline::Dense { matrices: 3, width: *width },
+        MlpFacts::Moe(facts) => MlpOutline::Experts(ExpertsOutline {
+            experts: facts.experts,
+            top_k: facts.top_k,
+            matrices: 3,
+            width: facts.expert_width,
+            biases: 0,
+            router_biases: 0,
+            shared: facts.shared.as_ref().map_or(0, |shared| shared.count),
+            shared_width: facts.shared.as_ref().map_or(0, |shared| shared.width),
+            shared_gate: facts.shared.as_ref().is_some_and(|shared| shared.gated),
+        }),
+    };
+    LayerOutline { attention, mlp }
+}
+
+/// DeepSeek-V3 and R1 (arXiv 2412.19437): latent attention with a query latent, a correction of the router
+/// per expert. The layers that predict further tokens are no part of the model that is served.
+fn deepseek_v3(fields: Fields<'_>) -> Result<Vec<LayerOutline>, CheckpointError> {
+    let attention = AttentionOutline::Latent {
+        heads: width(fields, "num_attention_heads")?,
+        query_rank: fields.get("q_lora_rank").map(|_| width(fields, "q_lora_rank")).transpose()?,
+        rank: width(fields, "kv_lora_rank")?,
+        plain: width(fields, "qk_nope_head_dim")?,
+        rotary: width(fields, "qk_rope_head_dim")?,
+        value: width(fields, "v_head_dim")?,
+        biases: 0,
+    };
+    let expert_width = width(fields, "moe_intermediate_size")?;
+    let (experts, shared) = (width(fields, "n_routed_experts")?, fields.count("n_shared_experts", 0)?);
+    within(fields, "n_shared_experts", shared, MOST_EXPERTS)?;
+    let moe = ExpertsOutline {
+        experts,
+        top_k: fields.required_size("num_experts_per_tok")?,
+        matrices: 3,
+        width: expert_width,
+        biases: 0,
+        router_biases: experts,
+        shared,
+        shared_width: shared * expert_width,
+        shared_gate: false,
+    };
+    let dense = MlpOutline::Dense { matrices: 3, width: width(fields, "intermediate_size")? };
+    let first = fields.count("first_k_dense_replace", 0)?;
+    let step = fields.size("moe_layer_freq", 1)?;
+    layers(fields, |layer| LayerOutline {
+        attention: attention.clone(),
+        mlp: match layer >= first && layer % step == 0 {
+            true => MlpOutline::Experts(moe.clone()),
+            false => dense.clone(),
+        },
+    })
+}
+
+/// Qwen3-MoE: norms of each head's queries and keys, no shared experts.
+fn qwen3_moe(fields: Fields<'_>) -> Result<Vec<LayerOutline>, CheckpointError> {
+    let (heads, groups) = (width(fields, "num_attention_heads")?, width(fields, "num_key_value_heads")?);
+    let head = width(fields, "head_dim")?;
+    let biases = match fields.flag("attention_bias", false)? {
+        true => (heads + 2 * groups) * head + width(fields, "hidden_size")?,
+        false => 0,
+    };
+    let attention = AttentionOutline::Grouped { heads, groups, width: head, besides: 2 * head + biases };
+    let moe = ExpertsOutline {
+        experts: width(fields, "num_experts")?,
+        top_k: fields.required_size("num_experts_per_tok")?,
+        matrices: 3,
+        width: width(fields, "moe_intermediate_size")?,
+        biases: 0,
+        router_biases: 0,
+        shared: 0,
+        shared_width: 0,
+        shared_gate: false,
+    };
+    let dense = MlpOutline::Dense { matrices: 3, width: width(fields, "intermediate_size")? };
+    let step = fields.size("decoder_sparse_step", 1)?;
+    let listed = fields.list("mlp_only_layers")?.unwrap_or_default();
+    layers(fields, |layer| LayerOutline {
+        attention: attention.clone(),
+        mlp: match (layer + 1) % step == 0 && !listed.iter().any(|one| one.as_u64() == Some(layer as u64)) {
+            true => MlpOutline::Experts(moe.clone()),
+            false => dense.clone(),
+        },
+    })
+}
+
+/// gpt-oss (arXiv 2508.10925): biases everywhere, a sink per head.
+fn gpt_oss(fields: Fields<'_>) -> Result<Vec<LayerOutline>, CheckpointError> {
+    let (heads, groups) = (width(fields, "num_attention_heads")?, width(fields, "num_key_value_heads")?);
+    let (head, hidden) = (width(fields, "head_dim")?, width(fields, "hidden_size")?);
+    let biases = match fields.flag("attention_bias", true)? {
+        true => (heads + 2 * groups) * head + hidden,
+        false => 0,
+    };
+    let attention = AttentionOutline::Grouped { heads, groups, width: head, besides: heads + biases };
+    let (experts, expert_width) = (width(fields, "num_local_experts")?, width(fields, "intermediate_size")?);
+    let moe = MlpOutline::Experts(ExpertsOutline {
+        experts,
+        top_k: fields.required_size("num_experts_per_tok")?,
+        matrices: 3,
+        width: expert_width,
+        biases: 2 * expert_width + hidden,
+        router_biases: experts,
+        shared: 0,
+        shared_width: 0,
+        shared_gate: false,
+    });
+    layers(fields, |_| LayerOutline { attention: attention.clone(), mlp: moe.clone() })
+}
