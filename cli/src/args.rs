@@ -417,6 +417,8 @@ const UP_EXAMPLES: &str = "Examples:
 
 const PLAN_EXAMPLES: &str = "Examples:
   remoe plan --model ./model --tpot 50ms
+  remoe plan hf://deepseek-ai/DeepSeek-V3 --nodes examples/nodes/aws-us-east-1.yaml
+  remoe plan ./model --nodes nodes.yaml --manifest > deployment.yaml
   remoe plan --problem problem.json
   remoe plan --problem problem.json --previous plan.json --hysteresis 0.1
   remoe plan --problem problem.json --evaluate plan.json --json

@@ -7,7 +7,7 @@ use crate::store::FetchedStore;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
-use remoe_model::{Checkpoint, CheckpointError};
+use remoe_model::{Checkpoint, CheckpointError, Folder, Outline, Store};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -83,14 +83,50 @@ pub struct Opened {
     pub revision: Option<String>,
 }
 
+/// A model whose sizes are known.
+#[derive(Debug)]
+pub enum Known {
+    /// From its weights' headers.
+    Checkpoint(Opened),
+    /// From its config alone.
+    Outline {
+        /// Its parts.
+        outline: Outline,
+        /// Why it is no checkpoint that the engine runs.
+        why: CheckpointError,
+    },
+}
+
 impl ModelArgs {
     /// Opens the model; of one from elsewhere the headers are fetched where the cache does not have them.
     ///
     /// # Errors
     /// It cannot be had, or it is no checkpoint.
     pub fn open(&self) -> Result<Opened, CheckpointError> {
+        let (store, revision) = self.store()?;
+        Ok(Opened { checkpoint: Checkpoint::open_in(store)?, revision })
+    }
+
+    /// Opens the model; where its weights are missing or the engine does not run it, its outline from
+    /// `config.json` alone, with weights counted in `dtype`, or as they are stored.
+    ///
+    /// # Errors
+    /// It cannot be had, it is damaged, or its config is not enough to know its sizes.
+    pub fn open_or_outline(&self, dtype: Option<&str>) -> Result<Known, CheckpointError> {
+        let (store, revision) = self.store()?;
+        match Checkpoint::open_in(Arc::clone(&store)) {
+            Ok(checkpoint) => Ok(Known::Checkpoint(Opened { checkpoint, revision })),
+            Err(why @ (CheckpointError::MissingFile { .. } | CheckpointError::Unsupported { .. })) => {
+                Ok(Known::Outline { outline: Outline::open_in(&*store, dtype)?, why })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Where its files are, and the commit of a repository of the hub.
+    fn store(&self) -> Result<(Arc<dyn Store>, Option<String>), CheckpointError> {
         if let ModelLocation::Folder(folder) = &self.model {
-            return Ok(Opened { checkpoint: Checkpoint::open(folder)?, revision: None });
+            return Ok((Arc::new(Folder::new(folder)), None));
         }
         let connect = || FetchedStore::connect(&self.model, &self.cache()?, Patience::default());
         let store = connect().map_err(|error| CheckpointError::Store {
@@ -98,7 +134,7 @@ impl ModelArgs {
             source: error.into(),
         })?;
         let revision = store.revision().map(str::to_owned);
-        Ok(Opened { checkpoint: Checkpoint::open_in(Arc::new(store))?, revision })
+        Ok((Arc::new(store), revision))
     }
 
     /// The same at the commit that was opened, for programs that must read the same.

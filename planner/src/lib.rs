@@ -18,6 +18,7 @@ mod alive;
 mod answer;
 mod cost;
 mod error;
+mod nodes;
 mod plan;
 mod preallocation;
 mod problem;
@@ -39,6 +40,10 @@ pub use cost::main_size::{MainSize, useful_vcpus};
 pub use cost::running::Life;
 pub use cost::{Evaluation, LayerEvaluation, Violation};
 pub use error::{FieldError, PlanError};
+pub use nodes::{
+    Arrangement, BrokenLimit, ExpectedTimes, Flip, FlipCause, GpuTimes, NodeShape, NodesAnswer, NodesLayout,
+    NodesVerdict, Rental, RentedNodes, Reserve, ResidentModel, RivalNodes, Spot, rent,
+};
 pub use plan::{Group, LayerPlan, Plan, PlanDraft};
 pub use preallocation::WalkStep;
 pub use preallocation::hoeffding::{assignments_bound, paper_bound};

@@ -20,6 +20,16 @@ pub struct PricesError {
     pub message: String,
 }
 
+/// A list of nodes that cannot be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("nodes: {}", at(field, message))]
+pub struct NodesError {
+    /// The field that is wrong, as `nodes[2].perHour`; empty: the file as a whole.
+    pub field: String,
+    /// The value, what was expected and what to do.
+    pub message: String,
+}
+
 /// Why no problem can be made of a profile and a model.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProblemError {

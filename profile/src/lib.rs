@@ -2,15 +2,19 @@
 //!
 //! A [`Profile`] holds measured times and sizes with the names of what they were measured on.
 //! [`problem`] joins it with the facts of a checkpoint and with [`Wishes`]; [`Prices`] are prices as
-//! bills state them. Pure: measuring is somebody else's work.
+//! bills state them, [`NodeList`] nodes as they are sold. Pure: measuring is somebody else's work.
 
 mod error;
+mod node_prior;
+mod nodes;
 mod prices;
 mod prior;
 mod problem;
 mod profile;
 
-pub use error::{PricesError, ProblemError, ProfileError};
+pub use error::{NodesError, PricesError, ProblemError, ProfileError};
+pub use node_prior::{ResidentWeights, node_shape};
+pub use nodes::{ListedNode, NodeList};
 pub use prices::{Prices, PricesBilling};
 pub use problem::{Wishes, problem};
 pub use profile::{

@@ -8,12 +8,12 @@ use remoe_planner::{Affine, CpuProfile, GpuProfile, Start, Starts};
 
 /// Weights that one vCPU reads per second. Half of what one core of a server of the last ten years
 /// reads.
-const READ_BYTES_PER_SECOND: f64 = 4e9;
+pub(crate) const READ_BYTES_PER_SECOND: f64 = 4e9;
 /// Multiplications and additions that one vCPU makes per second, each counted: AVX2 at a third of its
 /// peak.
-const OPERATIONS_PER_SECOND: f64 = 2e10;
+pub(crate) const OPERATIONS_PER_SECOND: f64 = 2e10;
 /// No more vCPUs help: memory bandwidth of a socket is shared.
-const USEFUL_VCPUS: f64 = 8.0;
+pub(crate) const USEFUL_VCPUS: f64 = 8.0;
 /// A cluster network of 10 Gbit/s, half of it.
 const NETWORK_BYTES_PER_SECOND: f64 = 6e8;
 /// One call over a cluster network with everything around it.
@@ -32,13 +32,13 @@ const GPU_READ_BYTES_PER_SECOND: f64 = 1.6e11;
 /// Operations that a GPU makes per second: half of a T4's peak in float32 (8.1e12), whatever the dtype.
 const GPU_OPERATIONS_PER_SECOND: f64 = 4e12;
 /// Starting the some 30 kernels of one layer's non-expert part, 10 us each.
-const GPU_LAYER_SECONDS: f64 = 3e-4;
+pub(crate) const GPU_LAYER_SECONDS: f64 = 3e-4;
 /// Starting the three kernels of one expert, 10 us each.
-const GPU_EXPERT_SECONDS: f64 = 3e-5;
+pub(crate) const GPU_EXPERT_SECONDS: f64 = 3e-5;
 /// One copy between GPU and host, with the wait for it.
-const GPU_COPY_SECONDS: f64 = 5e-5;
+pub(crate) const GPU_COPY_SECONDS: f64 = 5e-5;
 /// PCIe 3.0 with 16 lanes, half of it.
-const GPU_COPY_BYTES_PER_SECOND: f64 = 8e9;
+pub(crate) const GPU_COPY_BYTES_PER_SECOND: f64 = 8e9;
 /// A remote function without experts.
 const FUNCTION_BYTES: f64 = 3e7;
 

@@ -1,5 +1,9 @@
 //! `remoe plan`: where every expert lives, and what that costs.
 
+mod manifest;
+mod nodes;
+mod nodes_report;
+
 use crate::args::Dtype;
 use crate::commands::profile::default_dtype;
 use crate::exit::{CliError, Code};
@@ -9,6 +13,7 @@ use crate::plan_report;
 use crate::planning::{self, Asked, PlanningArgs, RemoteArg};
 use crate::workload::ConcurrencyArgs;
 use clap::Args;
+use nodes::{NodesArgs, Question};
 use remoe_fetch::ModelArgs;
 use remoe_planner::{FieldError, Options, PlanDraft, PlanError, Problem, evaluate, preallocate, solve};
 use remoe_profile::ModelId;
@@ -58,6 +63,8 @@ pub(crate) struct PlanArgs {
     /// Whether experts may be remote
     #[arg(long, value_enum, default_value_t)]
     remote: RemoteArg,
+    #[command(flatten)]
+    nodes: NodesArgs,
 }
 
 /// The planner's answer for a model, with the problem that it answers: `up` and `generate` compare
@@ -77,6 +84,17 @@ fn share(text: &str) -> Result<f64, String> {
 /// Plans, evaluates or pre-allocates, and prints the answer. That nothing fits is an answer too, with
 /// an exit code of its own.
 pub(crate) fn run(args: &PlanArgs, as_json: bool) -> Result<ExitCode, CliError> {
+    if let Some(list) = &args.nodes.nodes {
+        let question = Question {
+            args: &args.nodes,
+            list,
+            source: args.source.as_ref(),
+            dtype: args.dtype,
+            planning: &args.planning,
+            concurrency: args.concurrency,
+        };
+        return nodes::run(&question, as_json);
+    }
     let command = Command { args, problem: args.read_problem()?, as_json };
     let problem = &command.problem;
     if args.robust && args.problem.is_none() && problem.prediction_p95.is_none() {

@@ -19,8 +19,10 @@ const MOST_LAYERS: usize = 4096;
 const MOST_EXPERTS: usize = 65_536;
 const WIDEST: usize = 1 << 24;
 
+type Layers = fn(Fields<'_>) -> Result<Vec<LayerOutline>, CheckpointError>;
+
 /// Families whose sizes are known here and that the engine does not run.
-const SIZED_ONLY: [(&str, fn(Fields<'_>) -> Result<Vec<LayerOutline>, CheckpointError>); 3] =
+const SIZED_ONLY: [(&str, Layers); 3] =
     [("deepseek_v3", deepseek_v3), ("qwen3_moe", qwen3_moe), ("gpt_oss", gpt_oss)];
 
 impl Outline {
@@ -79,11 +81,7 @@ impl Outline {
         Ok(Self { weights, dtype, ..outline })
     }
 
-    fn sized_only(
-        fields: Fields<'_>,
-        family: &str,
-        layers: fn(Fields<'_>) -> Result<Vec<LayerOutline>, CheckpointError>,
-    ) -> Result<Self, CheckpointError> {
+    fn sized_only(fields: Fields<'_>, family: &str, layers: Layers) -> Result<Self, CheckpointError> {
         Ok(Self {
             family: family.to_owned(),
             dtype: declared_dtype(&fields)?.map_or("bfloat16", |dtype| dtype.name()).to_owned(),

@@ -1,0 +1,416 @@
+//! `remoe plan --nodes`: which nodes to rent for a model.
+
+use super::manifest::{self, Subject};
+use super::nodes_report;
+use crate::args::Dtype;
+use crate::commands::predictor::source::Model;
+use crate::commands::profile::default_dtype;
+use crate::exit::{CliError, Code};
+use crate::output::json;
+use crate::output::progress::print_error;
+use crate::planning::{self, PlanningArgs};
+use crate::workload::ConcurrencyArgs;
+use clap::{Args, ValueEnum};
+use remoe_fetch::{Known, ModelArgs};
+use remoe_model::{Checkpoint, CheckpointError, Inspection, Outline};
+use remoe_planner::{
+    BrokenLimit, NodesAnswer, NodesVerdict, Rental, Reserve, ResidentModel, Slo, Spot, Transport, rent,
+};
+use remoe_profile::{NodeList, Profile, ResidentWeights, node_shape};
+use serde::Serialize;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+#[derive(Debug, Args)]
+pub(crate) struct NodesArgs {
+    /// Say which nodes of this list to rent (examples/nodes); of the model config.json is enough
+    #[arg(long, value_name = "FILE", requires = "model_source", help_heading = "Nodes", conflicts_with_all = [
+        "problem", "prompt", "preallocate", "evaluate", "previous", "robust", "remote", "pricing",
+        "main_memory_mb", "remote_memory_mb", "max_replicas",
+    ])]
+    pub(crate) nodes: Option<PathBuf>,
+    /// Print the MoEDeployment that the answer means
+    #[arg(long, requires = "nodes", conflicts_with = "json", help_heading = "Nodes")]
+    manifest: bool,
+    /// What may live on nodes that the list calls spot
+    #[arg(
+        long,
+        value_enum,
+        default_value_t,
+        value_name = "WHAT",
+        requires = "nodes",
+        help_heading = "Nodes"
+    )]
+    spot: SpotArg,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum SpotArg {
+    /// Nothing
+    Never,
+    /// Remote functions
+    #[default]
+    Remote,
+    /// Everything, also main functions: their requests end with the node
+    Everything,
+}
+
+/// What `plan --nodes` plans for.
+pub(super) struct Question<'a> {
+    pub(super) args: &'a NodesArgs,
+    pub(super) list: &'a Path,
+    pub(super) source: Option<&'a ModelArgs>,
+    pub(super) dtype: Option<Dtype>,
+    pub(super) planning: &'a PlanningArgs,
+    pub(super) concurrency: ConcurrencyArgs,
+}
+
+/// A model as far as nodes depend on it.
+#[derive(Debug, Serialize)]
+pub(super) struct KnownModel {
+    pub(super) family: String,
+    pub(super) parameters: u64,
+    /// Those that one token is multiplied with.
+    pub(super) active_parameters: u64,
+    pub(super) dtype: String,
+    /// How weights are counted, for people.
+    pub(super) counted: String,
+    /// Whether headers of weights were read.
+    pub(super) weights_seen: bool,
+    /// Whether the engine runs it today.
+    pub(super) runs: bool,
+    /// Why weights were not seen or it does not run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) because: Option<String>,
+    pub(super) layers: usize,
+    pub(super) moe_layers: usize,
+    pub(super) experts: usize,
+    pub(super) top_k: usize,
+    pub(super) expert_bytes: u64,
+    pub(super) rest_bytes: u64,
+    pub(super) total_bytes: u64,
+    #[serde(skip)]
+    inspection: Inspection,
+    #[serde(skip)]
+    weights: ResidentWeights,
+    #[serde(skip)]
+    checkpoint: Option<Arc<Checkpoint>>,
+}
+
+/// The answer with what it was made from.
+#[derive(Serialize)]
+struct Report<'a> {
+    model: &'a KnownModel,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    source: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    date: Option<&'a str>,
+    slo: Slo,
+    #[serde(flatten)]
+    answer: &'a NodesAnswer,
+    assumptions: &'a [String],
+}
+
+/// That nothing keeps the limits, and what comes closest.
+#[derive(Serialize)]
+struct Infeasible<'a> {
+    infeasible: Option<&'a BrokenLimit>,
+    model: &'a KnownModel,
+    verdict: &'a NodesVerdict,
+}
+
+/// Plans nodes and prints the answer. That nothing fits is an answer too, with an exit code of its own.
+pub(super) fn run(question: &Question<'_>, as_json: bool) -> Result<ExitCode, CliError> {
+    let Some(source) = question.source else {
+        return Err(CliError::arguments("--model", "name the model to plan nodes for (--model MODEL)"));
+    };
+    let list = read_list(question.list)?;
+    let model = KnownModel::open(source, question.dtype)?;
+    let profile = question.profile(&model)?;
+    let rental = question.rental(&list, &model, profile.as_ref())?;
+    let answer = rent(&rental).map_err(|error| CliError {
+        field: Some(error.field.clone()),
+        ..CliError::arguments("", error.to_string())
+    })?;
+    let assumptions = assumptions(&list, &rental, profile.as_ref());
+    let mut out = anstream::stdout().lock();
+    if answer.verdict.best.is_none() {
+        if as_json {
+            let verdict = &answer.verdict;
+            json::print(&Infeasible { infeasible: closest(verdict), model: &model, verdict })?;
+        } else {
+            writeln!(out, "{}", nodes_report::infeasible(&model, &rental, &answer, &assumptions))?;
+        }
+        print_error(&answer.verdict.sentence);
+        return Ok(ExitCode::from(Code::Infeasible as u8));
+    }
+    if question.args.manifest {
+        let subject =
+            Subject { source, dtype: question.dtype, rental: &rental, answer: &answer, model: &model };
+        let Some(manifest) = manifest::of(&subject) else {
+            let message = "no way in which Remoe serves the model keeps the limits, so that no MoEDeployment is \
+                           meant; without --manifest the answer says what does";
+            print_error(message);
+            return Ok(ExitCode::from(Code::Infeasible as u8));
+        };
+        write!(out, "{manifest}")?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if as_json {
+        json::print(&Report {
+            model: &model,
+            source: list.source.as_deref(),
+            date: list.date.as_deref(),
+            slo: rental.slo,
+            answer: &answer,
+            assumptions: &assumptions,
+        })?;
+    } else {
+        writeln!(out, "{}", nodes_report::answer(&model, &rental, &answer, &assumptions))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn read_list(path: &Path) -> Result<NodeList, CliError> {
+    NodeList::from_yaml(&planning::read("--nodes", path)?).map_err(|error| {
+        let field = Some(error.field.clone()).filter(|field| !field.is_empty());
+        let of_file = planning::in_file("--nodes", path, &error);
+        CliError { field: field.or(of_file.field.clone()), ..of_file }
+    })
+}
+
+/// The broken limit that is missed by the smallest factor.
+fn closest(verdict: &NodesVerdict) -> Option<&BrokenLimit> {
+    let missed = |broken: &BrokenLimit| broken.value / broken.allowed.max(f64::MIN_POSITIVE);
+    let broken = verdict.rivals.iter().filter_map(|rival| rival.broken.as_ref());
+    broken.min_by(|a, b| missed(a).total_cmp(&missed(b)))
+}
+
+impl KnownModel {
+    fn open(source: &ModelArgs, dtype: Option<Dtype>) -> Result<Self, CliError> {
+        let dtype = dtype.map(Dtype::name);
+        Ok(match source.open_or_outline(dtype)? {
+            Known::Checkpoint(opened) => {
+                let inspection = opened.checkpoint.inspect()?;
+                let dtype = dtype.unwrap_or_else(|| default_dtype(&inspection));
+                Self::seen(inspection, dtype, opened.checkpoint)
+            }
+            Known::Outline { outline, why } => Self::outlined(source, &outline, &why),
+        })
+    }
+
+    fn seen(inspection: Inspection, dtype: &str, checkpoint: Checkpoint) -> Self {
+        let element = if inspection.dtype == "float32" { 4 } else { 2 };
+        let idle = inspection.experts.saturating_sub(inspection.top_k) * inspection.moe_layers.len();
+        let looked_up = inspection.vocab_size as u64 * inspection.token_bytes;
+        let tied = inspection.outside_bytes < 2 * looked_up;
+        let unused = idle as u64 * inspection.expert_bytes + if tied { 0 } else { looked_up };
+        let resident = |bytes: u64| inspection.resident_bytes(bytes, dtype);
+        Self {
+            parameters: inspection.total_bytes / element,
+            active_parameters: inspection.total_bytes.saturating_sub(unused) / element,
+            counted: format!("all weights in {dtype}"),
+            weights_seen: true,
+            runs: true,
+            because: None,
+            expert_bytes: resident(inspection.expert_bytes),
+            rest_bytes: resident(rest_bytes(&inspection)),
+            total_bytes: resident(inspection.total_bytes),
+            weights: ResidentWeights::of(&inspection, dtype),
+            checkpoint: Some(Arc::new(checkpoint)),
+            ..Self::of(inspection, dtype)
+        }
+    }
+
+    fn outlined(source: &ModelArgs, outline: &Outline, why: &CheckpointError) -> Self {
+        let inspection = outline.inspection(&source.model.to_string());
+        let parameters = outline.parameters();
+        let expert_parameters = outline.expert_parameters();
+        let looked_up = inspection.vocab_size as u64 * inspection.token_bytes;
+        let layers: u64 = inspection.non_expert_layer_bytes.iter().sum();
+        let multiplied = (outline.active_parameters()
+            - inspection.top_k as u64 * inspection.moe_layers.len() as u64 * expert_parameters)
+            as f64;
+        let dtype = inspection.dtype.clone();
+        Self {
+            parameters,
+            active_parameters: outline.active_parameters(),
+            counted: outline.weights.meaning(&outline.dtype),
+            weights_seen: false,
+            // A config that the engine takes is refused for its files, never as unsupported.
+            runs: !matches!(why, CheckpointError::Unsupported { .. }),
+            because: Some(why.to_string()),
+            weights: ResidentWeights {
+                expert_bytes: inspection.expert_bytes as f64,
+                expert_parameters: expert_parameters as f64,
+                rest_bytes: (layers + looked_up) as f64,
+                rest_parameters: multiplied,
+                layers: inspection.layers as f64,
+                token_bytes: inspection.token_bytes as f64,
+            },
+            expert_bytes: inspection.expert_bytes,
+            rest_bytes: rest_bytes(&inspection),
+            total_bytes: inspection.total_bytes,
+            ..Self::of(inspection, &dtype)
+        }
+    }
+
+    /// What both have in common.
+    fn of(inspection: Inspection, dtype: &str) -> Self {
+        Self {
+            family: inspection.family.clone(),
+            parameters: 0,
+            active_parameters: 0,
+            dtype: dtype.to_owned(),
+            counted: String::new(),
+            weights_seen: false,
+            runs: false,
+            because: None,
+            layers: inspection.layers,
+            moe_layers: inspection.moe_layers.len(),
+            experts: inspection.experts,
+            top_k: inspection.top_k,
+            expert_bytes: 0,
+            rest_bytes: 0,
+            total_bytes: 0,
+            weights: ResidentWeights::of(&inspection, dtype),
+            inspection,
+            checkpoint: None,
+        }
+    }
+}
+
+/// Everything but routed experts, at rest.
+fn rest_bytes(inspection: &Inspection) -> u64 {
+    inspection.non_expert_layer_bytes.iter().sum::<u64>() + inspection.outside_bytes
+}
+
+impl Question<'_> {
+    fn profile(&self, model: &KnownModel) -> Result<Option<Profile>, CliError> {
+        let Some(path) = &self.planning.profile else { return Ok(None) };
+        if !model.weights_seen {
+            let message = "a profile is of certain weights, and of this model only config.json was read; leave \
+                           --profile out, or fetch the weights";
+            return Err(CliError::arguments("--profile", message));
+        }
+        let text = planning::read("--profile", path)?;
+        let profile =
+            Profile::from_json(&text).map_err(|error| planning::in_file("--profile", path, &error))?;
+        let checked = profile.check_model(&model.inspection, &model.dtype);
+        checked.map_err(|error| CliError::arguments("--profile", error.to_string()))?;
+        Ok(Some(profile))
+    }
+
+    /// Mean over layers of the shares of the most used experts, of the second most, ..
+    fn usage(&self, model: &KnownModel) -> Result<Option<Vec<f64>>, CliError> {
+        let Some(checkpoint) = &model.checkpoint else {
+            return match &self.planning.predictor {
+                None => Ok(None),
+                Some(_) => {
+                    let message =
+                        "a predictor is of certain weights, and of this model only config.json was read";
+                    Err(CliError::arguments("--predictor", message))
+                }
+            };
+        };
+        let Some(trained) = Model::predictor_of(checkpoint, self.planning.predictor.as_deref())? else {
+            return Ok(None);
+        };
+        let mut rows = planning::rows(trained.popularity().shares());
+        let mut usage = vec![0.0; model.experts];
+        for row in &mut rows {
+            row.sort_by(|a, b| b.total_cmp(a));
+            usage.iter_mut().zip(row.iter()).for_each(|(sum, share)| *sum += share);
+        }
+        let count = rows.len().max(1) as f64;
+        Ok(Some(usage.into_iter().map(|sum| sum / count).collect()))
+    }
+
+    fn rental(
+        &self,
+        list: &NodeList,
+        model: &KnownModel,
+        profile: Option<&Profile>,
+    ) -> Result<Rental, CliError> {
+        let inspection = &model.inspection;
+        let assumed = Profile::prior(inspection, &model.dtype);
+        let known = profile.unwrap_or(&assumed);
+        let resident = |bytes: u64| inspection.resident_bytes(bytes, &model.dtype) as f64;
+        let token_bytes = resident(inspection.token_bytes);
+        let shapes = list.nodes.iter().map(|node| node_shape(node, &model.weights, profile)).collect();
+        Ok(Rental {
+            model: ResidentModel {
+                layers: model.moe_layers,
+                experts: model.experts,
+                top_k: model.top_k,
+                expert_bytes: model.expert_bytes as f64,
+                rest_bytes: model.rest_bytes as f64,
+                kv_bytes_per_token: resident(inspection.kv_bytes_per_token),
+                token_bytes,
+            },
+            request: self.planning.workload.request(inspection, self.concurrency.concurrency)?,
+            slo: Slo::new(self.planning.ttft.as_secs_f64(), self.planning.tpot.as_secs_f64()),
+            arrivals: None,
+            shapes,
+            reserve: Reserve::default(),
+            spot: match self.args.spot {
+                SpotArg::Never => Spot::Never,
+                SpotArg::Remote => Spot::Remote,
+                SpotArg::Everything => Spot::Everything,
+            },
+            transport: Transport {
+                token_bytes_up: token_bytes,
+                token_bytes_down: token_bytes,
+                bytes_per_second: known.transport.bytes_per_second,
+                invoke_seconds: known.transport.invoke_seconds,
+                send_seconds: known.transport.send_seconds,
+            },
+            runtime_bytes: known.memory.main_bytes,
+            fallback_bytes: 2.0 * model.top_k as f64 * model.expert_bytes as f64,
+            function_bytes: known.memory.function_bytes,
+            usage: self.usage(model)?,
+        })
+    }
+}
+
+/// What the figures stand on, for people.
+fn assumptions(list: &NodeList, rental: &Rental, profile: Option<&Profile>) -> Vec<String> {
+    let request = &rental.request;
+    let mut lines = vec![format!(
+        "times: one request of {} tokens in and {} out that runs alone; memory: {} of them at once, or one of {} tokens in",
+        request.input_tokens,
+        request.output_tokens + 1.0,
+        request.concurrency,
+        request.max_input_tokens.unwrap_or(request.input_tokens),
+    )];
+    lines.push(match profile {
+        Some(_) => "CPU times are those of the profile, on every shape: more vCPUs than it measured do not help".to_owned(),
+        None => "nobody measured these nodes: times follow from bandwidth, vCPUs and GPU figures, on the slow side".to_owned(),
+    });
+    if rental.shapes.iter().any(|shape| shape.gpus > 1) {
+        lines.push(
+            "several GPUs of a node count as one, with memory and bandwidth added; what dividing a model costs is left out"
+                .to_owned(),
+        );
+    }
+    if rental.usage.is_none() {
+        lines.push("every expert is thought to be used alike: no predictor says otherwise".to_owned());
+    }
+    let reserve = &rental.reserve;
+    lines.push(format!(
+        "left free on a node: {:.0} GB and {:.0} % of memory, {:.0} % of GPU memory, {} and {:.0} % of vCPUs",
+        reserve.memory_bytes / 1e9,
+        100.0 * reserve.memory_share,
+        100.0 * reserve.gpu_memory_share,
+        reserve.vcpus,
+        100.0 * reserve.vcpu_share,
+    ));
+    let named = [list.source.as_deref(), list.date.as_deref()];
+    let named: Vec<&str> = named.into_iter().flatten().collect();
+    if !named.is_empty() {
+        lines.push(format!("prices: {}; look them up before money depends on them", named.join(", ")));
+    }
+    lines
+}

@@ -1,0 +1,106 @@
+//! The cheapest nodes that hold a number of equal functions.
+
+/// A shape as somebody who packs functions sees it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Offer {
+    /// Functions that one node holds.
+    pub(super) capacity: usize,
+    /// Dollars per hour of one node.
+    pub(super) per_hour: f64,
+    /// Never more of them.
+    pub(super) max: Option<u32>,
+}
+
+/// The cheapest numbers of nodes of each offer that hold `functions` together, with their price; of equally
+/// cheap ones the fewest nodes. `None` where all offers together do not hold them.
+///
+/// Functions of a model are equal, so that packing them is a covering problem in one dimension, which dynamic
+/// programming over the functions that are left solves exactly.
+pub(super) fn cheapest(functions: usize, offers: &[Offer]) -> Option<(f64, Vec<u32>)> {
+    // Price and nodes of the best way to hold so many functions with the offers so far.
+    let mut best = vec![(f64::INFINITY, 0_u32); functions + 1];
+    best[0] = (0.0, 0);
+    let mut taken: Vec<Vec<u32>> = Vec::with_capacity(offers.len());
+    for offer in offers {
+        let mut next = best.clone();
+        let mut counts = vec![0; functions + 1];
+        for (held, (target, count)) in next.iter_mut().zip(&mut counts).enumerate() {
+            let useful = held.div_ceil(offer.capacity.max(1)).min(functions) as u32;
+            let useful = if offer.capacity == 0 { 0 } else { useful.min(offer.max.unwrap_or(u32::MAX)) };
+            for nodes in 1..=useful {
+                let before = best[held.saturating_sub(nodes as usize * offer.capacity)];
+                let with = (before.0 + f64::from(nodes) * offer.per_hour, before.1 + nodes);
+                if with.0 < target.0 || (with.0 == target.0 && with.1 < target.1) {
+                    (*target, *count) = (with, nodes);
+                }
+            }
+        }
+        best = next;
+        taken.push(counts);
+    }
+    let price = best[functions].0;
+    if !price.is_finite() {
+        return None;
+    }
+    let mut left = functions;
+    let mut nodes = vec![0; offers.len()];
+    for (index, offer) in offers.iter().enumerate().rev() {
+        nodes[index] = taken[index][left];
+        left = left.saturating_sub(nodes[index] as usize * offer.capacity);
+    }
+    Some((price, nodes))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Tries every number of nodes of every offer.
+    fn exhaustive(functions: usize, offers: &[Offer]) -> Option<f64> {
+        let Some((offer, others)) = offers.split_first() else {
+            return (functions == 0).then_some(0.0);
+        };
+        let most = (functions as u32).min(offer.max.unwrap_or(u32::MAX));
+        let most = if offer.capacity == 0 { 0 } else { most };
+        (0..=most)
+            .filter_map(|nodes| {
+                let left = functions.saturating_sub(nodes as usize * offer.capacity);
+                Some(exhaustive(left, others)? + f64::from(nodes) * offer.per_hour)
+            })
+            .min_by(f64::total_cmp)
+    }
+
+    proptest! {
+        #[test]
+        fn no_other_choice_of_nodes_is_cheaper(
+            functions in 0_usize..9,
+            offers in prop::collection::vec((0_usize..5, 1_u32..40, prop::option::of(1_u32..4)), 0..5),
+        ) {
+            let offers: Vec<Offer> = offers
+                .into_iter()
+                .map(|(capacity, price, max)| Offer { capacity, per_hour: f64::from(price) / 8.0, max })
+                .collect();
+            let found = cheapest(functions, &offers);
+            prop_assert_eq!(found.as_ref().map(|(price, _)| *price), exhaustive(functions, &offers));
+            if let Some((price, nodes)) = found {
+                let held: usize = nodes.iter().zip(&offers).map(|(nodes, offer)| *nodes as usize * offer.capacity).sum();
+                let paid: f64 = nodes.iter().zip(&offers).map(|(nodes, offer)| f64::from(*nodes) * offer.per_hour).sum();
+                prop_assert!(held >= functions);
+                prop_assert!((paid - price).abs() < 1e-9);
+                for (nodes, offer) in nodes.iter().zip(&offers) {
+                    prop_assert!(offer.max.is_none_or(|max| *nodes <= max));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_fewest_of_equally_cheap_nodes() {
+        let offer = |capacity, per_hour| Offer { capacity, per_hour, max: None };
+        assert_eq!(cheapest(4, &[offer(1, 1.0), offer(4, 4.0)]).unwrap(), (4.0, vec![0, 1]));
+        assert_eq!(cheapest(1, &[]), None);
+        assert_eq!(cheapest(0, &[]).unwrap(), (0.0, vec![]));
+    }
+}

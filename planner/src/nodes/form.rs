@@ -1,0 +1,203 @@
+//! The form: a model, requests, limits, and node shapes with what each takes.
+
+use crate::error::FieldError;
+use crate::problem::{Affine, Arrivals, CpuProfile, GpuProfile, Request, Slo, Transport};
+
+const MOST_SHAPES: usize = 1024;
+const MOST_LAYERS: usize = 4096;
+const MOST_EXPERTS: usize = 4096;
+/// Experts per token: the exact expectation over their split takes the square of it.
+const MOST_TOP_K: usize = 32;
+const LARGEST: f64 = 1e18;
+
+/// What to rent nodes for. Units: seconds, bytes, dollars.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rental {
+    /// What is served.
+    pub model: ResidentModel,
+    /// Typical and largest requests. Times are those of one request that runs alone, memory has room for
+    /// `concurrency` of them, as in a [`crate::Problem`].
+    pub request: Request,
+    /// What was promised.
+    pub slo: Slo,
+    /// When requests come; nodes are there all the time where absent.
+    pub arrivals: Option<Arrivals>,
+    /// What can be rented.
+    pub shapes: Vec<NodeShape>,
+    /// What of a node is not there for functions.
+    pub reserve: Reserve,
+    /// Which functions may live on spot nodes.
+    pub spot: Spot,
+    /// Between nodes.
+    pub transport: Transport,
+    /// Resident bytes of the main function besides weights, keys and values.
+    pub runtime_bytes: f64,
+    /// Memory of a main function with remote experts, for experts that no remote function answers for.
+    pub fallback_bytes: f64,
+    /// Resident bytes of a remote function besides experts.
+    pub function_bytes: f64,
+    /// Share of a layer's assignments that goes to each expert, in any order, mean over layers; all alike
+    /// where absent.
+    pub usage: Option<Vec<f64>>,
+}
+
+/// A model in the memory of its functions.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ResidentModel {
+    /// Layers with routed experts.
+    pub layers: usize,
+    /// Routed experts per layer.
+    pub experts: usize,
+    /// Routed experts per token.
+    pub top_k: usize,
+    /// Bytes of one routed expert.
+    pub expert_bytes: f64,
+    /// Bytes of everything but routed experts.
+    pub rest_bytes: f64,
+    /// Bytes of keys and values per token, all layers.
+    pub kv_bytes_per_token: f64,
+    /// Bytes of one token's hidden state.
+    pub token_bytes: f64,
+}
+
+/// A node as it is sold, with what it takes to run the model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NodeShape {
+    /// Its name.
+    pub name: String,
+    /// vCPUs.
+    pub vcpus: f64,
+    /// Main memory.
+    pub memory_bytes: f64,
+    /// Its GPUs.
+    pub gpus: u32,
+    /// Memory of each of them.
+    pub gpu_bytes: f64,
+    /// Dollars per hour.
+    pub per_hour: f64,
+    /// Whether it may be taken back at any time.
+    pub spot: bool,
+    /// Never more of them.
+    pub max: Option<u32>,
+    /// One routed expert on its CPUs.
+    pub expert_seconds: CpuProfile,
+    /// Everything but routed experts, all layers, on its CPUs.
+    pub rest_seconds: CpuProfile,
+    /// What its GPUs take, all of them as one; absent without any.
+    pub gpu: Option<GpuTimes>,
+}
+
+/// What the GPUs of a node take.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GpuTimes {
+    /// Prefill of everything but routed experts, over tokens.
+    pub rest_prefill_seconds: Affine,
+    /// The same for one decode step.
+    pub rest_decode_seconds: f64,
+    /// Hidden states of one layer to the host, or back, over tokens.
+    pub swap_seconds: Affine,
+    /// One routed expert.
+    pub expert_seconds: GpuProfile,
+    /// Bytes per second from the host's memory.
+    pub host_bytes_per_second: f64,
+}
+
+/// What of a node is for its system, Kubernetes and working memory, and not for functions.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+pub struct Reserve {
+    /// Main memory of every node, in bytes.
+    pub memory_bytes: f64,
+    /// Share of main memory on top.
+    pub memory_share: f64,
+    /// Share of GPU memory.
+    pub gpu_memory_share: f64,
+    /// vCPUs of every node.
+    pub vcpus: f64,
+    /// Share of vCPUs on top.
+    pub vcpu_share: f64,
+}
+
+impl Default for Reserve {
+    /// 1 GB and 5 % of main memory, 8 % of GPU memory, 0.1 and 1 % of vCPUs: what managed Kubernetes keeps for
+    /// itself on large nodes, and some for daemons.
+    fn default() -> Self {
+        Self { memory_bytes: 1e9, memory_share: 0.05, gpu_memory_share: 0.08, vcpus: 0.1, vcpu_share: 0.01 }
+    }
+}
+
+/// Which functions may live on nodes that can be taken back.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Spot {
+    /// None.
+    Never,
+    /// Those with remote experts: while one is gone, the main function loads its experts.
+    #[default]
+    Remote,
+    /// All, also main functions, whose requests end with the node.
+    Everything,
+}
+
+impl NodeShape {
+    /// Main memory for functions.
+    pub(super) fn usable_bytes(&self, reserve: &Reserve) -> f64 {
+        (self.memory_bytes * (1.0 - reserve.memory_share) - reserve.memory_bytes).max(0.0)
+    }
+
+    /// Memory of all GPUs for functions.
+    pub(super) fn usable_gpu_bytes(&self, reserve: &Reserve) -> f64 {
+        f64::from(self.gpus) * self.gpu_bytes * (1.0 - reserve.gpu_memory_share)
+    }
+
+    /// vCPUs for functions, in thousandths as Kubernetes counts them.
+    pub(super) fn usable_vcpus(&self, reserve: &Reserve) -> f64 {
+        let vcpus = self.vcpus * (1.0 - reserve.vcpu_share) - reserve.vcpus;
+        (vcpus.max(self.vcpus / 2.0) * 1000.0).floor() / 1000.0
+    }
+}
+
+impl Rental {
+    /// Checks what the search relies on.
+    ///
+    /// # Errors
+    /// The first field with a value that cannot be.
+    pub fn check(&self) -> Result<(), FieldError> {
+        let model = &self.model;
+        for (field, value, most) in [
+            ("layers", model.layers, MOST_LAYERS),
+            ("experts", model.experts, MOST_EXPERTS),
+            ("top_k", model.top_k, MOST_TOP_K.min(model.experts)),
+        ] {
+            if !(1..=most).contains(&value) {
+                return Err(FieldError::new(field, format!("is {value}, nodes are planned for 1 to {most}")));
+            }
+        }
+        if !(1..=MOST_SHAPES).contains(&self.shapes.len()) {
+            let message = format!("lists {} shapes, expected 1 to {MOST_SHAPES}", self.shapes.len());
+            return Err(FieldError::new("nodes", message));
+        }
+        let positive = |field: &str, value: f64| match value > 0.0 && value <= LARGEST {
+            true => Ok(()),
+            false => Err(FieldError::new(field, format!("is {value}, expected above 0 and up to {LARGEST}"))),
+        };
+        positive("expert_bytes", model.expert_bytes)?;
+        positive("rest_bytes", model.rest_bytes)?;
+        positive("slo.ttft_seconds", self.slo.ttft_seconds)?;
+        positive("slo.tpot_seconds", self.slo.tpot_seconds)?;
+        positive("request.input_tokens", self.request.input_tokens)?;
+        for (index, shape) in self.shapes.iter().enumerate() {
+            positive(&format!("nodes[{index}].vcpus"), shape.vcpus)?;
+            positive(&format!("nodes[{index}].memory_bytes"), shape.memory_bytes)?;
+            positive(&format!("nodes[{index}].per_hour"), shape.per_hour)?;
+        }
+        if let Some(usage) = &self.usage {
+            let sum: f64 = usage.iter().sum();
+            let possible = usage.iter().all(|share| *share >= 0.0) && (sum - 1.0).abs() < 1e-3;
+            if usage.len() != model.experts || !possible {
+                let message =
+                    format!("has {} shares with a sum of {sum}, expected one per expert", usage.len());
+                return Err(FieldError::new("usage", message));
+            }
+        }
+        Ok(())
+    }
+}

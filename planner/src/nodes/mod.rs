@@ -1,0 +1,190 @@
+//! Nodes as they are sold: which shapes to rent for a model within its limits, and what is on them.
+//!
+//! Memory and vCPUs are not bought by the GB but by the node. [`rent`] prices every arrangement of a model's
+//! parts ([`Arrangement`]) as whole nodes of a list, and says whether remote experts pay, why every other way
+//! is dearer or impossible, and what would have to be different for another answer.
+//!
+//! Times are those of one typical request that runs alone, as everywhere in this crate; memory has room for as
+//! many as run at once. The search is exact for equal functions but for one thing: how many experts of a layer
+//! stay beside the main function is tried at a few numbers.
+
+mod alive;
+mod compiled;
+mod cover;
+mod form;
+mod found;
+mod remote;
+mod slowest;
+mod verdict;
+mod whole;
+
+use crate::error::FieldError;
+use compiled::Compiled;
+pub use form::{GpuTimes, NodeShape, Rental, Reserve, ResidentModel, Spot};
+pub use found::Arrangement;
+use found::{Best, Found};
+use serde::Serialize;
+pub use verdict::{BrokenLimit, Flip, FlipCause, NodesVerdict, RivalNodes};
+
+/// What to rent, and why.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct NodesAnswer {
+    /// The nodes of the best arrangement; none where nothing keeps the limits.
+    pub nodes: Vec<RentedNodes>,
+    /// What they cost, times the share of time in which they are there.
+    pub dollars_per_hour: Option<f64>,
+    /// Share of time in which the nodes are there: 1 without arrivals or idle windows.
+    pub alive_share: f64,
+    /// What is on them.
+    pub layout: Option<NodesLayout>,
+    /// Expected times of a typical request that runs alone.
+    pub expected: Option<ExpectedTimes>,
+    /// What is not there for functions.
+    pub reserve: Reserve,
+    /// Whether remote experts pay here.
+    pub verdict: NodesVerdict,
+    /// The cheapest way in which this project itself serves the model, where the best one is another.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub best_of_remoe: Option<RivalNodes>,
+}
+
+/// Nodes of one shape.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct RentedNodes {
+    /// Its name.
+    pub shape: String,
+    /// How many.
+    pub count: u32,
+    /// The functions on all of them together: `main`, `group-0`, or `layer-0` by position.
+    pub hosts: Vec<String>,
+    /// Whether they may be taken back.
+    pub spot: bool,
+}
+
+/// What is in which function. Units: bytes.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct NodesLayout {
+    /// Where the non-expert part runs: `gpu` or `cpu`.
+    pub device: crate::problem::Device,
+    /// Experts of every layer beside the main function.
+    pub local_experts: usize,
+    /// Memory of the main function for them and its buffers, without the non-expert part.
+    pub main_bytes: f64,
+    /// The non-expert part with keys and values, on the device.
+    pub rest_bytes: f64,
+    /// vCPUs of the main function.
+    pub main_vcpus: f64,
+    /// Remote functions.
+    pub remote_functions: usize,
+    /// Experts of a layer in one of them, at most.
+    pub remote_experts: usize,
+    /// Memory of a remote function.
+    pub remote_bytes: f64,
+    /// vCPUs of a remote function, on the node with the most of them.
+    pub remote_vcpus: f64,
+    /// GPUs of the main function.
+    pub gpus: u32,
+    /// Memory of each.
+    pub gpu_bytes_each: f64,
+}
+
+/// Times of a typical request that runs alone, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct ExpectedTimes {
+    /// To the first token.
+    pub ttft_seconds: f64,
+    /// Per output token.
+    pub tpot_seconds: f64,
+}
+
+/// The cheapest nodes for `rental`, beside every rival.
+///
+/// # Errors
+/// A figure that cannot be, by field. That nothing keeps the limits is an answer.
+pub fn rent(rental: &Rental) -> Result<NodesAnswer, FieldError> {
+    rental.check()?;
+    let compiled = Compiled::new(rental);
+    let all: Vec<(Arrangement, Best)> =
+        Arrangement::ALL.map(|arrangement| (arrangement, compiled.best(arrangement, f64::INFINITY))).into();
+    let verdict = verdict::verdict(&compiled, &all);
+    let found = |name: Arrangement| all.iter().find(|(one, _)| *one == name)?.1.found.as_ref();
+    let best = verdict.best.and_then(found);
+    let of_remoe = verdict.rivals.iter().filter(|rival| rival.name.is_served_by_remoe() && rival.feasible);
+    let of_remoe = of_remoe.min_by(|a, b| a.order().total_cmp(&b.order()));
+    Ok(NodesAnswer {
+        nodes: best.map(|found| compiled.rented(found, verdict.best)).unwrap_or_default(),
+        dollars_per_hour: best.map(|found| compiled.dollars(found)),
+        alive_share: best.map_or(1.0, |found| compiled.alive_share(found.times)),
+        layout: best.map(|found| compiled.layout(found)),
+        expected: best.map(|found| ExpectedTimes::from(found.times)),
+        reserve: rental.reserve,
+        best_of_remoe: of_remoe.filter(|rival| Some(rival.name) != verdict.best).cloned(),
+        verdict,
+    })
+}
+
+impl From<compiled::Times> for ExpectedTimes {
+    fn from(times: compiled::Times) -> Self {
+        Self { ttft_seconds: times.ttft, tpot_seconds: times.tpot }
+    }
+}
+
+impl Compiled<'_> {
+    /// The cheapest nodes for `arrangement`; with remote functions only below `bound` dollars per hour.
+    fn best(&self, arrangement: Arrangement, bound: f64) -> Best {
+        match arrangement.is_remote() {
+            true => self.with_remote(arrangement, bound),
+            false => self.on_one_node(arrangement),
+        }
+    }
+
+    fn alive_share(&self, times: compiled::Times) -> f64 {
+        let request = &self.rental.request;
+        let seconds = times.ttft + request.output_tokens * times.tpot;
+        self.rental.arrivals.as_ref().map_or(1.0, |arrivals| alive::share(arrivals, seconds))
+    }
+
+    /// What `found` costs per hour in the mean.
+    fn dollars(&self, found: &Found) -> f64 {
+        found.per_hour * self.alive_share(found.times)
+    }
+
+    fn rented(&self, found: &Found, arrangement: Option<Arrangement>) -> Vec<RentedNodes> {
+        let node = |shape: usize, count: u32, hosts: Vec<String>| RentedNodes {
+            shape: self.shapes[shape].node.name.clone(),
+            count,
+            hosts,
+            spot: self.shapes[shape].node.spot,
+        };
+        let kind = if arrangement == Some(Arrangement::Layers) { "layer" } else { "group" };
+        let mut nodes = vec![node(found.main, 1, vec!["main".to_owned()])];
+        let mut named = 0;
+        for &(shape, count, capacity) in &found.hosts {
+            let until = (named + count as usize * capacity).min(found.functions);
+            nodes.push(node(shape, count, (named..until).map(|index| format!("{kind}-{index}")).collect()));
+            named = until;
+        }
+        nodes
+    }
+
+    fn layout(&self, found: &Found) -> NodesLayout {
+        let main = &self.shapes[found.main];
+        let on_gpu = found.device == compiled::Device::Gpu;
+        let remote = found.functions > 0;
+        let vcpus = |(shape, _, capacity): &(usize, u32, usize)| self.shapes[*shape].vcpus / *capacity as f64;
+        let fallback = if remote { self.rental.fallback_bytes * self.setting.size } else { 0.0 };
+        NodesLayout {
+            device: if on_gpu { crate::problem::Device::Gpu } else { crate::problem::Device::Cpu },
+            local_experts: found.local,
+            main_bytes: self.expert_bytes(found.local) + self.host_bytes() + fallback,
+            rest_bytes: self.rest_bytes(),
+            main_vcpus: main.vcpus,
+            remote_functions: found.functions,
+            remote_experts: found.experts_each,
+            remote_bytes: found.function_bytes,
+            remote_vcpus: found.hosts.iter().map(vcpus).fold(f64::INFINITY, f64::min).min(1e6),
+            gpus: if on_gpu { main.node.gpus } else { 0 },
+            gpu_bytes_each: main.node.gpu_bytes,
+        }
+    }
+}

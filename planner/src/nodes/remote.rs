@@ -1,0 +1,194 @@
+//! Arrangements with remote functions: which node for the main function, how many experts beside it, how many
+//! remote functions on which nodes.
+//!
+//! Candidates go in the order of what the main function's node costs, and end where that alone costs what is
+//! known already. Functions of a candidate are equal, so that a shape is fit for all of them or for none: how
+//! many it may hold follows from its memory and, since more of them have fewer vCPUs each, from the limits. A
+//! mixture of shapes is never slower than its slowest shape alone, so the cheapest nodes within these numbers
+//! keep the limits too.
+
+use super::compiled::{Compiled, Device, MOST_PER_NODE, Split, Times};
+use super::cover::{Offer, cheapest};
+use super::found::{Arrangement, Best, Found, Miss};
+
+/// Groups of a sliced arrangement, at most.
+const MOST_GROUPS: usize = 16;
+/// Numbers of experts beside the main function that are tried, besides none.
+const LOCAL_STEPS: usize = 8;
+
+impl Compiled<'_> {
+    /// The cheapest nodes for `arrangement`, which has remote functions, below `bound` dollars per hour.
+    pub(super) fn with_remote(&self, arrangement: Arrangement, bound: f64) -> Best {
+        let mut best = Best::none("no shape without GPUs may host remote functions");
+        let hosts = self.useful_hosts();
+        let rate = self.least_price_per_byte(&hosts);
+        if hosts.is_empty() {
+            return best;
+        }
+        let mut mains: Vec<usize> = (0..self.shapes.len()).filter(|main| self.may_host_main(*main)).collect();
+        mains.sort_by(|a, b| self.per_hour(*a).total_cmp(&self.per_hour(*b)));
+        for main in mains {
+            if self.per_hour(main) >= bound.min(best.bound()) {
+                break;
+            }
+            let device = if self.shapes[main].node.gpus > 0 { Device::Gpu } else { Device::Cpu };
+            for local in self.local_counts(main, device, &mut best) {
+                let remote = self.model().experts - local;
+                let least = self.per_hour(main) + rate * self.expert_bytes(remote);
+                if least >= bound.min(best.bound()) {
+                    continue;
+                }
+                let counts = match arrangement {
+                    Arrangement::Layers => 1..=1,
+                    _ => 1..=MOST_GROUPS.min(remote),
+                };
+                for groups in counts {
+                    let at = Split { main, device, local, groups, host: 0, per_node: 1 };
+                    self.try_hosts(arrangement, at, &hosts, bound, &mut best);
+                }
+            }
+        }
+        best
+    }
+
+    /// Numbers of experts of every layer that may be beside a main function on `main`, the most first: the
+    /// fewer are remote, the cheaper.
+    fn local_counts(&self, main: usize, device: Device, best: &mut Best) -> Vec<usize> {
+        let shape = &self.shapes[main];
+        let rest = self.rest_bytes();
+        let (on_gpu, mut on_host) = match device {
+            Device::Gpu => (rest, 0.0),
+            Device::Cpu => (0.0, rest),
+        };
+        on_host += self.host_bytes() + self.rental.fallback_bytes * self.setting.size;
+        for (what, needed, usable) in
+            [("GPU memory", on_gpu, shape.gpu_memory), ("memory", on_host, shape.memory)]
+        {
+            if needed > usable {
+                best.missed(Miss::Memory { shape: main, what, needed, usable });
+                return Vec::new();
+            }
+        }
+        let room = ((shape.memory - on_host) / self.expert_bytes(1)).floor();
+        let most = (room.max(0.0) as usize).min(self.model().experts - 1);
+        let mut counts: Vec<usize> = (0..=LOCAL_STEPS).rev().map(|step| most * step / LOCAL_STEPS).collect();
+        counts.dedup();
+        counts
+    }
+
+    /// Tries `at` with the cheapest mixture of hosts.
+    fn try_hosts(&self, arrangement: Arrangement, at: Split, hosts: &[usize], bound: f64, best: &mut Best) {
+        let model = self.model();
+        let remote = model.experts - at.local;
+        let experts_each = remote.div_ceil(at.groups);
+        let (functions, weights) = match arrangement {
+            Arrangement::Layers => (model.layers, experts_each as f64 * self.one_expert_bytes()),
+            _ => (at.groups, self.expert_bytes(experts_each)),
+        };
+        let each = weights + self.working_bytes(experts_each);
+        let mut offers = Vec::with_capacity(hosts.len());
+        let mut times: Vec<Option<Times>> = Vec::with_capacity(hosts.len());
+        for &host in hosts {
+            let room = (self.shapes[host].memory / each).floor().min(MOST_PER_NODE as f64) as usize;
+            let room = room.min(functions);
+            if room == 0 {
+                let usable = self.shapes[host].memory;
+                best.missed(Miss::Memory { shape: host, what: "memory for a slice", needed: each, usable });
+            }
+            let fit = self.most_per_node(Split { host, ..at }, room, best);
+            offers.push(Offer {
+                capacity: fit.map_or(0, |(per_node, _)| per_node),
+                per_hour: self.per_hour(host),
+                max: self.left(host, at.main),
+            });
+            times.push(fit.map(|(_, times)| times));
+        }
+        let Some((price, counts)) = cheapest(functions, &offers) else {
+            if offers.iter().any(|offer| offer.capacity > 0) {
+                best.missed(Miss::Count);
+            }
+            return;
+        };
+        let per_hour = self.per_hour(at.main) + price;
+        if per_hour >= bound {
+            return;
+        }
+        let taken = counts.iter().zip(&times).filter(|(count, _)| **count > 0);
+        let slowest = taken.filter_map(|(_, times)| *times).fold(Times { ttft: 0.0, tpot: 0.0 }, |a, b| {
+            Times { ttft: a.ttft.max(b.ttft), tpot: a.tpot.max(b.tpot) }
+        });
+        let nodes = counts.iter().zip(hosts).zip(&offers).filter(|((count, _), _)| **count > 0);
+        best.offer(Found {
+            per_hour,
+            times: slowest,
+            main: at.main,
+            device: at.device,
+            local: at.local,
+            functions,
+            experts_each,
+            function_bytes: each,
+            hosts: nodes.map(|((count, host), offer)| (*host, *count, offer.capacity)).collect(),
+        });
+    }
+
+    /// Most functions that one node may hold with all limits kept, at most `room`, and what the times are
+    /// then.
+    fn most_per_node(&self, at: Split, room: usize, best: &mut Best) -> Option<(usize, Times)> {
+        if room == 0 {
+            return None;
+        }
+        let at_density = |per_node: usize| {
+            let times = self.split(&Split { per_node, ..at });
+            self.holds(times).then_some((per_node, times))
+        };
+        let Some(mut fit) = at_density(1) else {
+            best.missed(self.slow(at.host, self.split(&Split { per_node: 1, ..at })));
+            return None;
+        };
+        // More functions on a node are never quicker.
+        let (mut low, mut high) = (1, room + 1);
+        while high - low > 1 {
+            let middle = usize::midpoint(low, high);
+            match at_density(middle) {
+                Some(known) => (low, fit) = (middle, known),
+                None => high = middle,
+            }
+        }
+        Some(fit)
+    }
+
+    /// Nodes of `host` that are left beside the main function's.
+    fn left(&self, host: usize, main: usize) -> Option<u32> {
+        let max = self.shapes[host].node.max?;
+        Some(max.saturating_sub(u32::from(host == main)))
+    }
+
+    /// What a remote function needs besides the weights of its experts, of which it has so many of a layer.
+    fn working_bytes(&self, experts: usize) -> f64 {
+        let model = self.model();
+        let rows = self.rental.request.largest_input() * experts.min(model.top_k) as f64;
+        self.rental.function_bytes + rows * model.token_bytes
+    }
+
+    /// Shapes for remote functions, without those that another one replaces: no dearer per node, at least as
+    /// much memory, no slower, and as many of them as one likes.
+    fn useful_hosts(&self) -> Vec<usize> {
+        let hosts: Vec<usize> = (0..self.shapes.len()).filter(|host| self.may_host_remote(*host)).collect();
+        let replaces = |other: usize, host: usize| {
+            let (a, b) = (&self.shapes[other], &self.shapes[host]);
+            let no_worse = a.node.max.is_none()
+                && self.per_hour(other) <= self.per_hour(host)
+                && a.memory >= b.memory
+                && self.no_slower(other, host);
+            let same = self.per_hour(other) == self.per_hour(host) && a.memory == b.memory;
+            no_worse && (!same || other < host)
+        };
+        let useful = |host: &usize| !hosts.iter().any(|other| other != host && replaces(*other, *host));
+        hosts.iter().copied().filter(useful).collect()
+    }
+
+    fn least_price_per_byte(&self, hosts: &[usize]) -> f64 {
+        let rates = hosts.iter().map(|host| self.per_hour(*host) / self.shapes[*host].memory.max(1.0));
+        rates.fold(f64::INFINITY, f64::min)
+    }
+}

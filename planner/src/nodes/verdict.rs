@@ -1,0 +1,310 @@
+//! Whether remote experts pay, in words, and what would have to be different.
+
+use super::compiled::{Compiled, Setting};
+use super::found::{Arrangement, Best, Miss};
+use super::{ExpectedTimes, NodesLayout, RentedNodes};
+use crate::answer::words::{amount, limit_name};
+use serde::Serialize;
+
+/// Whether remote experts pay on the nodes of a list.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct NodesVerdict {
+    /// An arrangement with remote experts is the cheapest that keeps the limits.
+    pub pays: bool,
+    /// The answer in plain words.
+    pub sentence: String,
+    /// The cheapest arrangement; absent where none keeps the limits.
+    pub best: Option<Arrangement>,
+    /// All of them.
+    pub rivals: Vec<RivalNodes>,
+    /// What would have to be different for remote experts to pay, or not to pay any more.
+    pub flips: Vec<Flip>,
+}
+
+/// One arrangement on the cheapest nodes that hold it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RivalNodes {
+    /// Which.
+    pub name: Arrangement,
+    /// Whether nodes of the list hold it within the limits.
+    pub feasible: bool,
+    /// What they cost.
+    pub dollars_per_hour: Option<f64>,
+    /// Where, or which limit fails by how much.
+    pub why: String,
+    /// The limit that fails at the shape that comes closest, where it is a matter of an amount.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub broken: Option<BrokenLimit>,
+    /// Its nodes.
+    pub nodes: Vec<RentedNodes>,
+    /// Its expected times.
+    pub expected: Option<ExpectedTimes>,
+    /// What is on them.
+    pub layout: Option<NodesLayout>,
+}
+
+impl RivalNodes {
+    pub(super) fn order(&self) -> f64 {
+        self.dollars_per_hour.unwrap_or(f64::INFINITY)
+    }
+}
+
+/// A limit that an arrangement cannot keep.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct BrokenLimit {
+    /// `ttft` or `tpot` in seconds; `memory`, `memory for a slice` or `GPU memory` in bytes.
+    pub limit: &'static str,
+    /// The shape that comes closest.
+    pub shape: String,
+    /// What would be needed.
+    pub value: f64,
+    /// What there is.
+    pub allowed: f64,
+}
+
+/// A change that turns the verdict.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Flip {
+    /// What is changed.
+    pub cause: FlipCause,
+    /// Its value now.
+    pub now: f64,
+    /// The value nearest to it at which the verdict is the other one.
+    pub at: f64,
+    /// The cheapest arrangement there.
+    pub best: Arrangement,
+    /// The same in words.
+    pub sentence: String,
+}
+
+/// What is changed to turn a verdict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FlipCause {
+    /// The limit of the time per output token, in seconds.
+    TpotSeconds,
+    /// The prices of nodes with GPUs, as a factor.
+    GpuPriceFactor,
+    /// The bytes of all weights and the time that they take, as a factor.
+    ModelSizeFactor,
+}
+
+/// Changes up to this factor are looked at, in both directions.
+const FARTHEST: f64 = 10.0;
+/// Steps to there.
+const STEPS: u32 = 6;
+/// Halvings between two of them: to 0.1 %.
+const HALVINGS: u32 = 9;
+
+pub(super) fn verdict(compiled: &Compiled<'_>, all: &[(Arrangement, Best)]) -> NodesVerdict {
+    let rivals: Vec<RivalNodes> = all.iter().map(|(name, best)| compiled.rival(*name, best)).collect();
+    let best = rivals.iter().filter(|rival| rival.feasible).min_by(|a, b| a.order().total_cmp(&b.order()));
+    let name = best.map(|rival| rival.name);
+    NodesVerdict {
+        pays: name.is_some_and(Arrangement::is_remote),
+        sentence: sentence(&rivals, best),
+        best: name,
+        flips: name.map(|name| compiled.flips(name.is_remote())).unwrap_or_default(),
+        rivals,
+    }
+}
+
+fn sentence(rivals: &[RivalNodes], best: Option<&RivalNodes>) -> String {
+    let Some(best) = best else {
+        return "Nothing on this list keeps the limits: raise them, or list other nodes.".to_owned();
+    };
+    let cost = |rival: &RivalNodes| money(rival.order());
+    let pays = best.name.is_remote();
+    let other = rivals.iter().filter(|rival| rival.name.is_remote() != pays && rival.feasible);
+    let other = other.min_by(|a, b| a.order().total_cmp(&b.order()));
+    let place = place(&best.nodes);
+    match (pays, other) {
+        (true, Some(other)) => format!(
+            "Remote experts pay: {place} for {} an hour, {} less than the next best, {} ({}).",
+            cost(best),
+            less(best, other),
+            other.name.meaning(),
+            cost(other),
+        ),
+        (true, None) => format!(
+            "Remote experts pay: {place} for {} an hour; nothing else on this list keeps the limits.",
+            cost(best)
+        ),
+        (false, Some(other)) => format!(
+            "Remote experts do not pay here: {} ({place}) costs {} an hour, {} less than {} ({}).",
+            best.name.meaning(),
+            cost(best),
+            less(best, other),
+            other.name.meaning(),
+            cost(other),
+        ),
+        (false, None) => format!(
+            "Remote experts do not pay here: {} ({place}) costs {} an hour, and no remote experts keep the limits.",
+            best.name.meaning(),
+            cost(best),
+        ),
+    }
+}
+
+fn less(best: &RivalNodes, other: &RivalNodes) -> String {
+    format!("{:.0} %", 100.0 * (1.0 - best.order() / other.order()))
+}
+
+/// `1 x a with 3 x b`.
+pub(super) fn place(nodes: &[RentedNodes]) -> String {
+    let nodes: Vec<String> = nodes.iter().map(|node| format!("{} x {}", node.count, node.shape)).collect();
+    match nodes.split_first() {
+        None => String::new(),
+        Some((main, [])) => main.clone(),
+        Some((main, others)) => format!("{main} with {}", others.join(" and ")),
+    }
+}
+
+fn money(dollars: f64) -> String {
+    format!("${dollars:.2}")
+}
+
+impl Compiled<'_> {
+    fn rival(&self, name: Arrangement, best: &Best) -> RivalNodes {
+        let Some(found) = &best.found else {
+            return RivalNodes {
+                name,
+                feasible: false,
+                dollars_per_hour: None,
+                why: self.why_not(&best.miss),
+                broken: self.broken(&best.miss),
+                nodes: Vec::new(),
+                expected: None,
+                layout: None,
+            };
+        };
+        let nodes = self.rented(found, Some(name));
+        RivalNodes {
+            name,
+            feasible: true,
+            dollars_per_hour: Some(self.dollars(found)),
+            why: place(&nodes),
+            broken: None,
+            nodes,
+            expected: Some(found.times.into()),
+            layout: Some(self.layout(found)),
+        }
+    }
+
+    fn broken(&self, miss: &Miss) -> Option<BrokenLimit> {
+        let (limit, shape, value, allowed) = match miss {
+            Miss::Absent(_) | Miss::Count => return None,
+            Miss::Memory { shape, what, needed, usable } => (what, shape, needed, usable),
+            Miss::Slow { shape, limit, value, allowed } => (limit, shape, value, allowed),
+        };
+        let shape = self.shapes[*shape].node.name.clone();
+        Some(BrokenLimit { limit, shape, value: *value, allowed: *allowed })
+    }
+
+    fn why_not(&self, miss: &Miss) -> String {
+        let name = |shape: usize| &self.shapes[shape].node.name;
+        match miss {
+            Miss::Absent(why) => (*why).to_owned(),
+            Miss::Count => "the nodes that the list allows (max) are too few".to_owned(),
+            Miss::Memory { shape, what, needed, usable } => format!(
+                "{what}: {} needed, {} has {} beside its reserve",
+                amount("main", *needed),
+                name(*shape),
+                amount("main", *usable),
+            ),
+            Miss::Slow { shape, limit, value, allowed } => format!(
+                "{}: {} at best (on {}), {} allowed",
+                limit_name(limit),
+                amount(limit, *value),
+                name(*shape),
+                amount(limit, *allowed),
+            ),
+        }
+    }
+
+    /// The cheapest arrangement under the present setting.
+    fn cheapest(&self) -> Option<Arrangement> {
+        let mut best: Option<(f64, f64, Arrangement)> = None;
+        for arrangement in Arrangement::ALL {
+            let bound = best.map_or(f64::INFINITY, |(per_hour, _, _)| per_hour);
+            let Some(found) = self.best(arrangement, bound).found else { continue };
+            let dollars = self.dollars(&found);
+            if best.is_none_or(|(_, least, _)| dollars < least) {
+                best = Some((found.per_hour, dollars, arrangement));
+            }
+            // Which of the remote ones is the cheapest does not matter to whether they pay.
+            if best.is_some_and(|(_, _, name)| name.is_remote()) {
+                break;
+            }
+        }
+        best.map(|(_, _, name)| name)
+    }
+
+    /// The nearest changes that turn a verdict of `pays`.
+    fn flips(&self, pays: bool) -> Vec<Flip> {
+        let now = self.setting;
+        let mut flips = Vec::new();
+        for cause in [FlipCause::TpotSeconds, FlipCause::GpuPriceFactor, FlipCause::ModelSizeFactor] {
+            for direction in [1.0, -1.0] {
+                let Some((factor, best)) = self.flip(cause, direction, pays) else { continue };
+                let value = if cause == FlipCause::TpotSeconds { now.tpot } else { 1.0 };
+                let at = value * factor;
+                flips.push(Flip { cause, now: value, at, best, sentence: words(cause, at, best) });
+            }
+        }
+        flips
+    }
+
+    /// The factor in one direction that turns the verdict, nearest to 1, and what is the cheapest there.
+    fn flip(&self, cause: FlipCause, direction: f64, pays: bool) -> Option<(f64, Arrangement)> {
+        let turned = |exponent: f64| {
+            let factor = FARTHEST.powf(direction * exponent);
+            let best = self.under(cause, factor).cheapest()?;
+            Some((factor, best))
+        };
+        let mut near = 0.0;
+        for step in 1..=STEPS {
+            let far = f64::from(step) / f64::from(STEPS);
+            // Where nothing keeps the limits any more, there is no verdict either.
+            let (factor, best) = turned(far)?;
+            if best.is_remote() == pays {
+                near = far;
+                continue;
+            }
+            let (mut known, mut far) = ((factor, best), far);
+            for _ in 0..HALVINGS {
+                let middle = f64::midpoint(near, far);
+                match turned(middle) {
+                    Some((factor, best)) if best.is_remote() != pays => {
+                        (known, far) = ((factor, best), middle)
+                    }
+                    _ => near = middle,
+                }
+            }
+            return Some(known);
+        }
+        None
+    }
+
+    fn under(&self, cause: FlipCause, factor: f64) -> Self {
+        let now = self.setting;
+        let setting = match cause {
+            FlipCause::TpotSeconds => Setting { tpot: now.tpot * factor, ..now },
+            FlipCause::GpuPriceFactor => Setting { gpu_price: factor, ..now },
+            FlipCause::ModelSizeFactor => Setting { size: factor, ..now },
+        };
+        self.with(setting)
+    }
+}
+
+fn words(cause: FlipCause, at: f64, best: Arrangement) -> String {
+    let change = match cause {
+        FlipCause::TpotSeconds => format!("with a limit of {} per output token", amount("tpot", at)),
+        FlipCause::GpuPriceFactor => format!("with nodes with GPUs at {at:.2} times their price"),
+        FlipCause::ModelSizeFactor => format!("with a model of {at:.2} times the size"),
+    };
+    match best.is_remote() {
+        true => format!("{change} remote experts would pay"),
+        false => format!("{change} the cheapest would be {}", best.meaning()),
+    }
+}

@@ -1,0 +1,75 @@
+//! Arrangements that one node holds by itself.
+
+use super::compiled::{Compiled, Device, Times};
+use super::form::GpuTimes;
+use super::found::{Arrangement, Best, Found, Miss};
+
+impl Compiled<'_> {
+    /// The cheapest node for `arrangement`, which has no remote functions.
+    pub(super) fn on_one_node(&self, arrangement: Arrangement) -> Best {
+        let mut best = Best::none(match arrangement {
+            Arrangement::Cpu => "no shape may host a main function: all of them are spot nodes",
+            _ => "no shape that may host a main function has a GPU",
+        });
+        for shape in (0..self.shapes.len()).filter(|shape| self.may_host_main(*shape)) {
+            let Some((device, times)) = self.fitted(shape, arrangement, &mut best) else { continue };
+            if !self.holds(times) {
+                best.missed(self.slow(shape, times));
+                continue;
+            }
+            best.offer(Found {
+                per_hour: self.per_hour(shape),
+                times,
+                main: shape,
+                device,
+                local: self.model().experts,
+                functions: 0,
+                experts_each: 0,
+                function_bytes: 0.0,
+                hosts: Vec::new(),
+            });
+        }
+        best
+    }
+
+    /// Its times on a node of `shape`, where it fits.
+    fn fitted(&self, shape: usize, arrangement: Arrangement, best: &mut Best) -> Option<(Device, Times)> {
+        let experts = self.expert_bytes(self.model().experts);
+        let (rest, host) = (self.rest_bytes(), self.host_bytes());
+        if arrangement == Arrangement::Cpu {
+            self.fits(shape, "memory", rest + experts + host, best)?;
+            return Some((Device::Cpu, self.all_local(shape, Device::Cpu)));
+        }
+        let gpu: &GpuTimes = self.shapes[shape].node.gpu.as_ref()?;
+        let (on_gpu, on_host, times) = match arrangement {
+            Arrangement::Gpu => (rest + experts, host, self.all_on_gpu(shape, gpu)),
+            Arrangement::Mix => (rest, experts + host, self.all_local(shape, Device::Gpu)),
+            _ => self.fetched(shape, gpu),
+        };
+        self.fits(shape, "GPU memory", on_gpu, best)?;
+        self.fits(shape, "memory", on_host, best)?;
+        Some((Device::Gpu, times))
+    }
+
+    /// GPU memory, main memory and times where experts are moved: the used ones of one layer compute, those of
+    /// the next arrive. Moves take as long as they take, and hide behind computation as far as they can.
+    fn fetched(&self, shape: usize, gpu: &GpuTimes) -> (f64, f64, Times) {
+        let model = self.model();
+        let used = (self.rental.request.input_tokens * model.top_k as f64).min(model.experts as f64);
+        let computed = self.all_on_gpu(shape, gpu);
+        let step = if computed.tpot > 0.0 { self.moving(model.top_k as f64, gpu) } else { 0.0 };
+        let times = Times { ttft: computed.ttft.max(self.moving(used, gpu)), tpot: computed.tpot.max(step) };
+        let two_layers = 2.0 * used * self.one_expert_bytes();
+        (self.rest_bytes() + two_layers, self.expert_bytes(model.experts) + self.host_bytes(), times)
+    }
+
+    fn fits(&self, shape: usize, what: &'static str, needed: f64, best: &mut Best) -> Option<()> {
+        let node = &self.shapes[shape];
+        let usable = if what == "memory" { node.memory } else { node.gpu_memory };
+        if needed <= usable {
+            return Some(());
+        }
+        best.missed(Miss::Memory { shape, what, needed, usable });
+        None
+    }
+}
