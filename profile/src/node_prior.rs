@@ -6,7 +6,7 @@ use crate::prior::{
     OPERATIONS_PER_SECOND, READ_BYTES_PER_SECOND, USEFUL_VCPUS,
 };
 use crate::profile::Profile;
-use remoe_model::Inspection;
+use remoe_model::{Inspection, Outline};
 use remoe_planner::{Affine, CpuProfile, GpuProfile, GpuTimes, NodeShape};
 
 /// Share of a specified bandwidth that is reached, of main memory and of GPUs: multiplications with one row
@@ -68,6 +68,23 @@ impl ResidentWeights {
             rest_bytes,
             rest_parameters: rest_bytes / element,
             layers: model.layers as f64,
+            token_bytes,
+        }
+    }
+
+    /// Those of a model of which only the configuration is known.
+    #[must_use]
+    pub fn of_outline(outline: &Outline) -> Self {
+        let facts = outline.inspection("");
+        let layers: u64 = facts.non_expert_layer_bytes.iter().sum();
+        let used = facts.top_k as u64 * facts.moe_layers.len() as u64 * outline.expert_parameters();
+        let token_bytes = facts.token_bytes as f64;
+        Self {
+            expert_bytes: facts.expert_bytes as f64,
+            expert_parameters: outline.expert_parameters() as f64,
+            rest_bytes: layers as f64 + facts.vocab_size as f64 * token_bytes,
+            rest_parameters: outline.active_parameters().saturating_sub(used) as f64,
+            layers: facts.layers as f64,
             token_bytes,
         }
     }

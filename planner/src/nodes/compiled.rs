@@ -1,8 +1,10 @@
 //! Shapes with their times ready to be added up.
 
 use super::form::{GpuTimes, NodeShape, Rental, ResidentModel, Spot};
-use super::slowest::{Path, slowest_path};
+use super::slowest::{Path, least_slowest_path, slowest_path};
 use crate::problem::curve::Curve;
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::rc::Rc;
 
 /// Functions on one node, at most.
@@ -27,7 +29,7 @@ pub(super) struct Times {
 }
 
 /// Where the non-expert part runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Device {
     Gpu,
     Cpu,
@@ -40,7 +42,13 @@ pub(super) struct Compiled<'a> {
     pub(super) used: Rc<[f64]>,
     /// How one request's steps compare with what is promised.
     pub(super) setting: Setting,
+    /// Times that were asked for, with the bits of the size that they are for: other prices and limits ask
+    /// for the same ones.
+    known: Rc<RefCell<HashMap<(Split, u64), Times>>>,
 }
+
+/// Times that are kept, at most.
+const MOST_KNOWN: usize = 1 << 20;
 
 pub(super) struct Shape<'a> {
     pub(super) node: &'a NodeShape,
@@ -73,12 +81,18 @@ impl<'a> Compiled<'a> {
         let tokens: Vec<f64> = usage.iter().map(|share| input * model.top_k as f64 * share).collect();
         let shapes = rental.shapes.iter().map(|node| Shape::new(node, rental, &tokens)).collect();
         let setting = Setting { tpot: rental.slo.tpot_seconds, gpu_price: 1.0, size: 1.0 };
-        Self { rental, shapes, used: sums(usage.into_iter()).into(), setting }
+        Self { rental, shapes, used: sums(usage.into_iter()).into(), setting, known: Rc::default() }
     }
 
     /// The same under another setting.
     pub(super) fn with(&self, setting: Setting) -> Self {
-        Self { rental: self.rental, shapes: self.shapes.clone(), used: self.used.clone(), setting }
+        Self {
+            rental: self.rental,
+            shapes: self.shapes.clone(),
+            used: self.used.clone(),
+            setting,
+            known: self.known.clone(),
+        }
     }
 
     pub(super) fn model(&self) -> &ResidentModel {
@@ -172,6 +186,25 @@ impl<'a> Compiled<'a> {
     /// The main function with the `local` most used experts of every layer, and the others in `groups` that
     /// work at the same time, each on a node of `host` with `per_node` of them.
     pub(super) fn split(&self, at: &Split) -> Times {
+        let key = (*at, self.setting.size.to_bits());
+        if let Some(times) = self.known.borrow().get(&key) {
+            return *times;
+        }
+        let times = self.timed(at, slowest_path);
+        let mut known = self.known.borrow_mut();
+        if known.len() >= MOST_KNOWN {
+            known.clear();
+        }
+        known.insert(key, times);
+        times
+    }
+
+    /// The times that [`Self::split`] is not below.
+    pub(super) fn least_split(&self, at: &Split) -> Times {
+        self.timed(at, least_slowest_path)
+    }
+
+    fn timed(&self, at: &Split, slowest: fn(&[Path], usize) -> f64) -> Times {
         let (model, rental, size) = (self.model(), self.rental, self.setting.size);
         let rest = self.rest(at.main, at.device);
         let (main, host) = (&self.shapes[at.main].speeds[0], self.speed(at.host, at.per_node));
@@ -189,8 +222,7 @@ impl<'a> Compiled<'a> {
             Path { share: local_share, seconds_per_expert: main.decode * size, round_trip: 0.0, count: 1 };
         // Groups of equal size as far as the number of experts allows.
         let (least, larger) = (remote / at.groups, remote % at.groups);
-        let step =
-            slowest_path(&[local, path(least, at.groups - larger), path(least + 1, larger)], model.top_k);
+        let step = slowest(&[local, path(least, at.groups - larger), path(least + 1, larger)], model.top_k);
         let called = 1.0 - local_share.min(1.0).powi(model.top_k as i32);
         let largest = remote.div_ceil(at.groups) as f64 / remote.max(1) as f64;
         let rows = rental.request.input_tokens * model.top_k as f64 * (1.0 - local_share) * largest;
@@ -220,7 +252,7 @@ impl<'a> Compiled<'a> {
 }
 
 /// A main function and groups on one kind of node.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Split {
     pub(super) main: usize,
     pub(super) device: Device,

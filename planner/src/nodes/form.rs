@@ -1,13 +1,12 @@
 //! The form: a model, requests, limits, and node shapes with what each takes.
 
+use super::slowest::MOST_TOP_K;
 use crate::error::FieldError;
 use crate::problem::{Affine, Arrivals, CpuProfile, GpuProfile, Request, Slo, Transport};
 
 const MOST_SHAPES: usize = 1024;
 const MOST_LAYERS: usize = 4096;
 const MOST_EXPERTS: usize = 4096;
-/// Experts per token: the exact expectation over their split takes the square of it.
-const MOST_TOP_K: usize = 32;
 const LARGEST: f64 = 1e18;
 
 /// What to rent nodes for. Units: seconds, bytes, dollars.

@@ -85,7 +85,11 @@ pub(super) enum Miss {
 }
 
 impl Miss {
-    /// Which of two comes closer: too slow before too large, and then by the factor that is missing.
+    pub(super) fn is_closer_than(&self, other: &Self) -> bool {
+        self.rank() < other.rank()
+    }
+
+    /// Too slow before too large, and then by the factor that is missing.
     fn rank(&self) -> (u8, f64) {
         match self {
             Self::Slow { value, allowed, .. } => (0, value / allowed),
@@ -114,7 +118,7 @@ impl Best {
     }
 
     pub(super) fn missed(&mut self, miss: Miss) {
-        if miss.rank() < self.miss.rank() {
+        if miss.is_closer_than(&self.miss) {
             self.miss = miss;
         }
     }

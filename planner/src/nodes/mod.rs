@@ -105,7 +105,7 @@ pub fn rent(rental: &Rental) -> Result<NodesAnswer, FieldError> {
     rental.check()?;
     let compiled = Compiled::new(rental);
     let all: Vec<(Arrangement, Best)> =
-        Arrangement::ALL.map(|arrangement| (arrangement, compiled.best(arrangement, f64::INFINITY))).into();
+        Arrangement::ALL.map(|arrangement| (arrangement, compiled.best(arrangement))).into();
     let verdict = verdict::verdict(&compiled, &all);
     let found = |name: Arrangement| all.iter().find(|(one, _)| *one == name)?.1.found.as_ref();
     let best = verdict.best.and_then(found);
@@ -130,10 +130,10 @@ impl From<compiled::Times> for ExpectedTimes {
 }
 
 impl Compiled<'_> {
-    /// The cheapest nodes for `arrangement`; with remote functions only below `bound` dollars per hour.
-    fn best(&self, arrangement: Arrangement, bound: f64) -> Best {
+    /// The cheapest nodes for `arrangement`.
+    fn best(&self, arrangement: Arrangement) -> Best {
         match arrangement.is_remote() {
-            true => self.with_remote(arrangement, bound),
+            true => self.with_remote(arrangement, f64::INFINITY, false),
             false => self.on_one_node(arrangement),
         }
     }

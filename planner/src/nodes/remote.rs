@@ -17,8 +17,9 @@ const MOST_GROUPS: usize = 16;
 const LOCAL_STEPS: usize = 8;
 
 impl Compiled<'_> {
-    /// The cheapest nodes for `arrangement`, which has remote functions, below `bound` dollars per hour.
-    pub(super) fn with_remote(&self, arrangement: Arrangement, bound: f64) -> Best {
+    /// The cheapest nodes for `arrangement`, which has remote functions, below `bound` dollars per hour;
+    /// with `any` the first ones that are found.
+    pub(super) fn with_remote(&self, arrangement: Arrangement, bound: f64, any: bool) -> Best {
         let mut best = Best::none("no shape without GPUs may host remote functions");
         let hosts = self.useful_hosts();
         let rate = self.least_price_per_byte(&hosts);
@@ -45,6 +46,9 @@ impl Compiled<'_> {
                 for groups in counts {
                     let at = Split { main, device, local, groups, host: 0, per_node: 1 };
                     self.try_hosts(arrangement, at, &hosts, bound, &mut best);
+                    if any && best.found.is_some() {
+                        return best;
+                    }
                 }
             }
         }
@@ -138,11 +142,17 @@ impl Compiled<'_> {
             return None;
         }
         let at_density = |per_node: usize| {
+            if !self.holds(self.least_split(&Split { per_node, ..at })) {
+                return None;
+            }
             let times = self.split(&Split { per_node, ..at });
             self.holds(times).then_some((per_node, times))
         };
         let Some(mut fit) = at_density(1) else {
-            best.missed(self.slow(at.host, self.split(&Split { per_node: 1, ..at })));
+            let alone = Split { per_node: 1, ..at };
+            if self.slow(at.host, self.least_split(&alone)).is_closer_than(&best.miss) {
+                best.missed(self.slow(at.host, self.split(&alone)));
+            }
             return None;
         };
         // More functions on a node are never quicker.

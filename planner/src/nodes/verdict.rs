@@ -222,22 +222,18 @@ impl Compiled<'_> {
         }
     }
 
-    /// The cheapest arrangement under the present setting.
+    /// The cheapest arrangement under the present setting; of those with remote functions any, since whether
+    /// they pay does not depend on which of them is the cheapest.
     fn cheapest(&self) -> Option<Arrangement> {
-        let mut best: Option<(f64, f64, Arrangement)> = None;
-        for arrangement in Arrangement::ALL {
-            let bound = best.map_or(f64::INFINITY, |(per_hour, _, _)| per_hour);
-            let Some(found) = self.best(arrangement, bound).found else { continue };
-            let dollars = self.dollars(&found);
-            if best.is_none_or(|(_, least, _)| dollars < least) {
-                best = Some((found.per_hour, dollars, arrangement));
-            }
-            // Which of the remote ones is the cheapest does not matter to whether they pay.
-            if best.is_some_and(|(_, _, name)| name.is_remote()) {
-                break;
-            }
-        }
-        best.map(|(_, _, name)| name)
+        let whole = Arrangement::ALL.into_iter().filter(|name| !name.is_remote()).filter_map(|name| {
+            let found = self.on_one_node(name).found?;
+            Some((found.per_hour, name))
+        });
+        let whole = whole.min_by(|a, b| a.0.total_cmp(&b.0));
+        let bound = whole.map_or(f64::INFINITY, |(per_hour, _)| per_hour);
+        let mut remote = Arrangement::ALL.into_iter().filter(|name| name.is_remote());
+        let pays = remote.find(|name| self.with_remote(*name, bound, true).found.is_some());
+        pays.or(whole.map(|(_, name)| name))
     }
 
     /// The nearest changes that turn a verdict of `pays`.

@@ -226,30 +226,16 @@ impl KnownModel {
 
     fn outlined(source: &ModelArgs, outline: &Outline, why: &CheckpointError) -> Self {
         let inspection = outline.inspection(&source.model.to_string());
-        let parameters = outline.parameters();
-        let expert_parameters = outline.expert_parameters();
-        let looked_up = inspection.vocab_size as u64 * inspection.token_bytes;
-        let layers: u64 = inspection.non_expert_layer_bytes.iter().sum();
-        let multiplied = (outline.active_parameters()
-            - inspection.top_k as u64 * inspection.moe_layers.len() as u64 * expert_parameters)
-            as f64;
         let dtype = inspection.dtype.clone();
         Self {
-            parameters,
+            parameters: outline.parameters(),
             active_parameters: outline.active_parameters(),
             counted: outline.weights.meaning(&outline.dtype),
             weights_seen: false,
             // A config that the engine takes is refused for its files, never as unsupported.
             runs: !matches!(why, CheckpointError::Unsupported { .. }),
             because: Some(why.to_string()),
-            weights: ResidentWeights {
-                expert_bytes: inspection.expert_bytes as f64,
-                expert_parameters: expert_parameters as f64,
-                rest_bytes: (layers + looked_up) as f64,
-                rest_parameters: multiplied,
-                layers: inspection.layers as f64,
-                token_bytes: inspection.token_bytes as f64,
-            },
+            weights: ResidentWeights::of_outline(outline),
             expert_bytes: inspection.expert_bytes,
             rest_bytes: rest_bytes(&inspection),
             total_bytes: inspection.total_bytes,

@@ -1,0 +1,303 @@
+//! Lists of nodes, and what to rent of them for published models.
+
+#![allow(clippy::unwrap_used)]
+
+use remoe_model::{Folder, Outline};
+use remoe_planner::{
+    Arrangement, Arrivals, FlipCause, NodesAnswer, Rental, Request, Reserve, ResidentModel, RivalNodes, Slo,
+    Spot, Transport, rent,
+};
+use remoe_profile::{NodeList, Profile, ResidentWeights, node_shape};
+use std::path::PathBuf;
+
+const MODELS: [&str; 4] = ["deepseek-v3", "mixtral-8x22b", "gpt-oss-120b", "qwen3-235b-a22b"];
+const LISTS: [&str; 2] = ["aws-us-east-1.yaml", "gcp-us-central1.yaml"];
+
+fn workspace(path: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
+}
+
+fn list(name: &str) -> NodeList {
+    NodeList::from_yaml(&std::fs::read_to_string(workspace("examples/nodes").join(name)).unwrap()).unwrap()
+}
+
+fn rental(model: &str, list: &NodeList) -> Rental {
+    let folder = workspace("tests/fixtures/published").join(model);
+    let outline = Outline::open_in(&Folder::new(folder), None).unwrap();
+    let facts = outline.inspection(model);
+    let prior = Profile::prior(&facts, &facts.dtype);
+    let weights = ResidentWeights::of_outline(&outline);
+    let rest = facts.non_expert_layer_bytes.iter().sum::<u64>() + facts.outside_bytes;
+    Rental {
+        model: ResidentModel {
+            layers: facts.moe_layers.len(),
+            experts: facts.experts,
+            top_k: facts.top_k,
+            expert_bytes: facts.expert_bytes as f64,
+            rest_bytes: rest as f64,
+            kv_bytes_per_token: facts.kv_bytes_per_token as f64,
+            token_bytes: facts.token_bytes as f64,
+        },
+        request: Request {
+            input_tokens: 128.0,
+            output_tokens: 199.0,
+            max_input_tokens: Some(4096.0),
+            max_output_tokens: Some(1024.0),
+            concurrency: 8,
+        },
+        slo: Slo::new(10.0, 0.2),
+        arrivals: None,
+        shapes: list.nodes.iter().map(|node| node_shape(node, &weights, None)).collect(),
+        reserve: Reserve::default(),
+        spot: Spot::Remote,
+        transport: Transport {
+            token_bytes_up: facts.token_bytes as f64,
+            token_bytes_down: facts.token_bytes as f64,
+            bytes_per_second: prior.transport.bytes_per_second,
+            invoke_seconds: prior.transport.invoke_seconds,
+            send_seconds: prior.transport.send_seconds,
+        },
+        runtime_bytes: prior.memory.main_bytes,
+        fallback_bytes: 2.0 * facts.top_k as f64 * facts.expert_bytes as f64,
+        function_bytes: prior.memory.function_bytes,
+        usage: None,
+    }
+}
+
+fn rival(answer: &NodesAnswer, name: Arrangement) -> &RivalNodes {
+    answer.verdict.rivals.iter().find(|rival| rival.name == name).unwrap()
+}
+
+/// Dollars per hour of the cheapest way with remote functions.
+fn remote(answer: &NodesAnswer) -> f64 {
+    let remote = [Arrangement::Layers, Arrangement::Sliced];
+    remote.iter().filter_map(|name| rival(answer, *name).dollars_per_hour).fold(f64::INFINITY, f64::min)
+}
+
+#[test]
+fn lists_that_cannot_be_are_refused_by_field() {
+    let valid = "{name: a, vcpus: 4, memoryGB: 16, perHour: 0.2}";
+    let with = |field: &str| format!("nodes: [{{name: a, vcpus: 4, memoryGB: 16, perHour: 0.2, {field}}}]");
+    assert!(NodeList::from_yaml(&format!("nodes: [{valid}]")).is_ok());
+    assert!(
+        NodeList::from_yaml(r#"{"nodes": [{"name": "a", "vcpus": 4, "memoryGB": 16, "perHour": 0.2}]}"#)
+            .is_ok()
+    );
+    let gpu = with(
+        "gpus: 1, gpuMemoryGB: 24, spot: true, max: 2, memoryBandwidthGBs: 20, gpuBandwidthGBs: 300, gpuTeraflops: 121",
+    );
+    assert!(NodeList::from_yaml(&gpu).is_ok());
+    assert!(NodeList::from_yaml(&with("gpus: 0, gpuMemoryGB: 0")).is_ok());
+    let many: Vec<String> = (0..201).map(|n| valid.replace("name: a", &format!("name: a{n}"))).collect();
+    for (text, field) in [
+        ("nodes: []".to_owned(), "nodes"),
+        (format!("nodes: [{}]", many.join(", ")), "nodes"),
+        (format!("nodes: [{valid}]\nprice: 1"), "price"),
+        ("source: x".to_owned(), ""),
+        ("[".to_owned(), ""),
+        (format!("nodes: [{valid}, {valid}]"), "nodes[1].name"),
+        (format!("nodes: [{}]", valid.replace("name: a", "name: ''")), "nodes[0].name"),
+        (format!("nodes: [{}]", valid.replace("name: a", "name: \"a\\nb\"")), "nodes[0].name"),
+        (format!("nodes: [{}]", valid.replace("name: a, ", "")), "nodes[0]"),
+        (format!("nodes: [{}]", valid.replace("perHour: 0.2", "perHour: 0")), "nodes[0].perHour"),
+        (format!("nodes: [{}]", valid.replace("perHour: 0.2", "perHour: -1")), "nodes[0].perHour"),
+        (format!("nodes: [{}]", valid.replace("perHour: 0.2", "perHour: .nan")), "nodes[0].perHour"),
+        (format!("nodes: [{}]", valid.replace("perHour: 0.2", "perHour: .inf")), "nodes[0].perHour"),
+        (format!("nodes: [{}]", valid.replace("perHour: 0.2", "perHour: cheap")), "nodes[0].perHour"),
+        (format!("nodes: [{}]", valid.replace("vcpus: 4", "vcpus: 0")), "nodes[0].vcpus"),
+        (format!("nodes: [{}]", valid.replace("vcpus: 4", "vcpus: 1e6")), "nodes[0].vcpus"),
+        (format!("nodes: [{}]", valid.replace("memoryGB: 16", "memoryGB: 1e9")), "nodes[0].memoryGB"),
+        (with("cpus: 4"), "nodes[0].cpus"),
+        (with("gpus: 1"), "nodes[0].gpuMemoryGB"),
+        (with("gpus: 1, gpuMemoryGB: 0"), "nodes[0].gpuMemoryGB"),
+        (with("gpus: -1, gpuMemoryGB: 16"), "nodes[0].gpus"),
+        (with("gpus: 65, gpuMemoryGB: 16"), "nodes[0].gpus"),
+        (with("gpuMemoryGB: 16"), "nodes[0].gpus"),
+        (with("gpuTeraflops: 100"), "nodes[0].gpuTeraflops"),
+        (with("memoryBandwidthGBs: 0"), "nodes[0].memoryBandwidthGBs"),
+        (with("max: 0"), "nodes[0].max"),
+        (with("max: 1.5"), "nodes[0].max"),
+        (with("spot: 0.1"), "nodes[0].spot"),
+    ] {
+        let error = NodeList::from_yaml(&text).unwrap_err();
+        assert_eq!(error.field, field, "{text}: {error}");
+    }
+}
+
+#[test]
+fn a_list_is_read_as_it_is_written() {
+    for name in LISTS {
+        let list = list(name);
+        assert!(list.source.is_some() && list.date.is_some() && list.nodes.len() >= 15, "{name}");
+        let text = serde_yaml::to_string(&list).unwrap();
+        assert_eq!(NodeList::from_yaml(&text).unwrap(), list);
+    }
+}
+
+#[test]
+fn answers_keep_their_limits_and_are_the_cheapest_of_all_rivals() {
+    for name in LISTS {
+        let list = list(name);
+        for model in MODELS {
+            let rental = rental(model, &list);
+            let answer = rent(&rental).unwrap();
+            let verdict = &answer.verdict;
+            let best = rival(&answer, verdict.best.unwrap());
+            assert_eq!(best.dollars_per_hour, answer.dollars_per_hour);
+            assert_eq!(verdict.pays, best.name.is_remote());
+            assert_eq!(verdict.rivals.len(), 6);
+            for rival in &verdict.rivals {
+                assert_eq!(rival.feasible, rival.dollars_per_hour.is_some(), "{model} {rival:?}");
+                let Some(dollars) = rival.dollars_per_hour else {
+                    let broken = rival.broken.as_ref().unwrap();
+                    assert!(broken.value > broken.allowed, "{model} {rival:?}");
+                    continue;
+                };
+                assert!(dollars >= answer.dollars_per_hour.unwrap(), "{model} {rival:?}");
+                let expected = rival.expected.unwrap();
+                assert!(expected.ttft_seconds <= 10.0 && expected.tpot_seconds <= 0.2, "{model} {rival:?}");
+                // The price is that of the nodes, and every function is on one of them.
+                let price =
+                    |name: &str| rental.shapes.iter().find(|shape| shape.name == name).unwrap().per_hour;
+                let sum: f64 =
+                    rival.nodes.iter().map(|node| f64::from(node.count) * price(&node.shape)).sum();
+                assert!((sum / dollars - 1.0).abs() < 1e-9, "{model} {rival:?}");
+                let hosts: usize = rival.nodes.iter().map(|node| node.hosts.len()).sum();
+                assert_eq!(hosts, 1 + rival.layout.as_ref().unwrap().remote_functions, "{model} {rival:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_rented_holds_the_whole_model() {
+    let list = list(LISTS[0]);
+    for model in MODELS {
+        let rental = rental(model, &list);
+        let answer = rent(&rental).unwrap();
+        for rival in answer.verdict.rivals.iter().filter(|rival| rival.name.is_remote() && rival.feasible) {
+            let layout = rival.layout.as_ref().unwrap();
+            let (model, functions) = (&rental.model, layout.remote_functions as f64);
+            let slots = match rival.name {
+                Arrangement::Layers => layout.remote_experts as f64 * functions,
+                _ => layout.remote_experts as f64 * functions * model.layers as f64,
+            };
+            let remote = (model.experts - layout.local_experts) as f64 * model.layers as f64;
+            assert!(slots >= remote, "{rival:?}");
+            for node in rival.nodes.iter().skip(1) {
+                let shape = rental.shapes.iter().find(|shape| shape.name == node.shape).unwrap();
+                let each = node.hosts.len().div_ceil(node.count as usize) as f64;
+                assert!(each * layout.remote_bytes <= shape.memory_bytes * 0.95 - 1e9, "{node:?} {layout:?}");
+                assert!(each * layout.remote_vcpus <= shape.vcpus, "{node:?} {layout:?}");
+                assert_eq!(shape.gpus, 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn cheaper_nodes_and_looser_limits_never_cost_more() {
+    let list = list(LISTS[0]);
+    let base = rental("mixtral-8x22b", &list);
+    let solved = |rental: &Rental| rent(rental).unwrap();
+    let mut last = f64::INFINITY;
+    for tpot in [0.1, 0.15, 0.2, 0.3, 0.5, 1.0] {
+        let answer = solved(&Rental { slo: Slo::new(10.0, tpot), ..base.clone() });
+        let dollars = answer.dollars_per_hour.unwrap_or(f64::INFINITY);
+        assert!(dollars <= last, "{tpot}: {dollars} {last}");
+        // Of remote functions the same holds up to what the steps of local experts miss.
+        last = dollars;
+    }
+    let mut last = 0.0;
+    for factor in [0.25, 0.5, 1.0, 2.0, 4.0] {
+        let mut rental = base.clone();
+        rental.shapes.iter_mut().filter(|shape| shape.gpus > 0).for_each(|shape| shape.per_hour *= factor);
+        let dollars = solved(&rental).dollars_per_hour.unwrap();
+        assert!(dollars >= last, "{factor}: {dollars} {last}");
+        last = dollars;
+    }
+}
+
+#[test]
+fn spot_nodes_host_what_they_may_and_counts_are_kept() {
+    let mut list = list(LISTS[0]);
+    let cheap = list.nodes.iter().find(|node| node.name == "r7i.48xlarge").unwrap().clone();
+    list.nodes.push(remoe_profile::ListedNode {
+        name: "spot".to_owned(),
+        per_hour: cheap.per_hour / 20.0,
+        spot: true,
+        max: Some(2),
+        ..cheap
+    });
+    let base = rental("mixtral-8x22b", &list);
+    let count = |answer: &NodesAnswer, host: &str| -> u32 {
+        let sliced = &rival(answer, Arrangement::Sliced).nodes;
+        let here =
+            sliced.iter().filter(|node| node.spot && node.hosts.iter().any(|name| name.starts_with(host)));
+        here.map(|node| node.count).sum()
+    };
+    let at = |spot| rent(&Rental { spot, slo: Slo::new(10.0, 0.4), ..base.clone() }).unwrap();
+    let remote_only = at(Spot::Remote);
+    assert_eq!(count(&remote_only, "main"), 0);
+    assert!((1..=2).contains(&count(&remote_only, "group")));
+    let everything = at(Spot::Everything);
+    assert!(rival(&everything, Arrangement::Cpu).nodes[0].spot);
+    assert!(count(&everything, "main") + count(&everything, "group") <= 2);
+    let never = at(Spot::Never);
+    assert!(never.verdict.rivals.iter().all(|rival| rival.nodes.iter().all(|node| !node.spot)));
+    assert!(remote(&everything) <= remote(&remote_only) && remote(&remote_only) < remote(&never));
+}
+
+#[test]
+fn the_verdict_turns_where_it_says() {
+    let list = list(LISTS[0]);
+    for model in MODELS {
+        let base = rental(model, &list);
+        let verdict = rent(&base).unwrap().verdict;
+        for flip in &verdict.flips {
+            let mut there = base.clone();
+            match flip.cause {
+                FlipCause::TpotSeconds => there.slo.tpot_seconds = flip.at,
+                FlipCause::GpuPriceFactor => {
+                    let gpus = there.shapes.iter_mut().filter(|shape| shape.gpus > 0);
+                    gpus.for_each(|shape| shape.per_hour *= flip.at);
+                }
+                // Sizes scale times too: the search does both.
+                FlipCause::ModelSizeFactor => continue,
+            }
+            let turned = rent(&there).unwrap().verdict;
+            assert_eq!(turned.pays, !verdict.pays, "{model} {flip:?} {}", turned.sentence);
+        }
+    }
+}
+
+#[test]
+fn nodes_that_sleep_cost_the_time_that_they_are_there() {
+    let list = list(LISTS[0]);
+    let base = rental("gpt-oss-120b", &list);
+    let always = rent(&base).unwrap();
+    let rare = Arrivals { per_second: 1e-4, burst: 1.0, recorded_seconds: None, idle_seconds: Some(300.0) };
+    let answer = rent(&Rental { arrivals: Some(rare), ..base.clone() }).unwrap();
+    assert!((0.02..0.05).contains(&answer.alive_share), "{}", answer.alive_share);
+    let full = always.dollars_per_hour.unwrap();
+    assert!((answer.dollars_per_hour.unwrap() / (full * answer.alive_share) - 1.0).abs() < 0.01);
+}
+
+#[test]
+fn what_cannot_be_planned_is_said() {
+    let list = list(LISTS[0]);
+    let base = rental("deepseek-v3", &list);
+    let answer = rent(&Rental { slo: Slo::new(10.0, 1e-4), ..base.clone() }).unwrap();
+    assert_eq!((answer.verdict.best, answer.nodes.len(), answer.verdict.pays), (None, 0, false));
+    for rival in &answer.verdict.rivals {
+        assert_eq!(rival.broken.as_ref().unwrap().limit, "tpot", "{rival:?}");
+        assert!(rival.why.contains("at best"), "{rival:?}");
+    }
+    let small = Rental { shapes: base.shapes[..2].to_vec(), ..base.clone() };
+    let answer = rent(&small).unwrap();
+    assert_eq!(rival(&answer, Arrangement::Cpu).broken.as_ref().unwrap().limit, "memory");
+    assert!(rival(&answer, Arrangement::Gpu).why.contains("GPU"));
+    let mut wrong = base;
+    wrong.model.top_k = 0;
+    assert_eq!(rent(&wrong).unwrap_err().field, "top_k");
+}
