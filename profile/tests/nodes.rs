@@ -156,6 +156,9 @@ fn answers_keep_their_limits_and_are_the_cheapest_of_all_rivals() {
                 assert!(dollars >= answer.dollars_per_hour.unwrap(), "{model} {rival:?}");
                 let expected = rival.expected.unwrap();
                 assert!(expected.ttft_seconds <= 10.0 && expected.tpot_seconds <= 0.2, "{model} {rival:?}");
+                // Eight tokens read more experts than one, and fewer than eight times as many.
+                let busy = expected.busy_tpot_seconds / expected.tpot_seconds;
+                assert!((1.0..8.0).contains(&busy), "{model} {rival:?}");
                 // The price is that of the nodes, and every function is on one of them.
                 let price =
                     |name: &str| rental.shapes.iter().find(|shape| shape.name == name).unwrap().per_hour;
@@ -205,7 +208,6 @@ fn cheaper_nodes_and_looser_limits_never_cost_more() {
         let answer = solved(&Rental { slo: Slo::new(10.0, tpot), ..base.clone() });
         let dollars = answer.dollars_per_hour.unwrap_or(f64::INFINITY);
         assert!(dollars <= last, "{tpot}: {dollars} {last}");
-        // Of remote functions the same holds up to what the steps of local experts miss.
         last = dollars;
     }
     let mut last = 0.0;

@@ -21,11 +21,24 @@ pub(super) struct Setting {
     pub(super) size: f64,
 }
 
-/// Times of a typical request that runs alone.
+/// Times of a typical request that runs alone, and what a step takes when all run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Times {
     pub(super) ttft: f64,
     pub(super) tpot: f64,
+    /// A decode step of as many requests as run at once, about: the mean of every path.
+    pub(super) busy: f64,
+}
+
+impl Times {
+    /// The slower of each.
+    pub(super) fn slower(self, other: Self) -> Self {
+        Self {
+            ttft: self.ttft.max(other.ttft),
+            tpot: self.tpot.max(other.tpot),
+            busy: self.busy.max(other.busy),
+        }
+    }
 }
 
 /// Where the non-expert part runs.
@@ -59,15 +72,19 @@ pub(super) struct Shape<'a> {
     speeds: Vec<Speed>,
     rest_prefill: f64,
     rest_decode: f64,
+    rest_busy: f64,
     /// All experts on the GPU: prefill of a layer, and a decode step's.
     gpu_prefill: f64,
     gpu_decode: f64,
+    gpu_busy: f64,
 }
 
 /// Experts on the vCPUs of one function.
 struct Speed {
     /// One expert, one token.
     decode: f64,
+    /// One expert, the tokens that it has when all requests run.
+    busy: f64,
     /// The most used experts one after another, from none to all.
     prefill: Vec<f64>,
 }
@@ -143,14 +160,21 @@ impl<'a> Compiled<'a> {
     /// The part that is no expert, with the moves between device and host.
     fn rest(&self, shape: usize, device: Device) -> Times {
         let (shape, size, layers) = (&self.shapes[shape], self.setting.size, self.model().layers as f64);
-        let decodes = if self.rental.request.output_tokens > 0.0 { 1.0 } else { 0.0 };
+        let decodes = self.decodes();
         match (device, &shape.node.gpu) {
             (Device::Gpu, Some(gpu)) => Times {
                 ttft: gpu.rest_prefill_seconds.at(self.rental.request.input_tokens) * size
                     + 2.0 * layers * gpu.swap_seconds.at(self.rental.request.input_tokens),
                 tpot: decodes * (gpu.rest_decode_seconds * size + 2.0 * layers * gpu.swap_seconds.at(1.0)),
+                busy: decodes
+                    * (gpu.rest_prefill_seconds.at(self.at_once()) * size
+                        + 2.0 * layers * gpu.swap_seconds.at(self.at_once())),
             },
-            _ => Times { ttft: shape.rest_prefill * size, tpot: decodes * shape.rest_decode * size },
+            _ => Times {
+                ttft: shape.rest_prefill * size,
+                tpot: decodes * shape.rest_decode * size,
+                busy: decodes * shape.rest_busy * size,
+            },
         }
     }
 
@@ -161,6 +185,7 @@ impl<'a> Compiled<'a> {
         Times {
             ttft: rest.ttft + layers * size * last(&speed.prefill),
             tpot: rest.tpot + self.decodes() * layers * self.model().top_k as f64 * speed.decode * size,
+            busy: rest.busy + self.decodes() * layers * self.used_at_once() * speed.busy * size,
         }
     }
 
@@ -171,12 +196,28 @@ impl<'a> Compiled<'a> {
         let shape = &self.shapes[shape];
         let step = gpu.rest_decode_seconds + layers * model.top_k as f64 * shape.gpu_decode;
         let prefill = gpu.rest_prefill_seconds.at(self.rental.request.input_tokens);
-        Times { ttft: (prefill + layers * shape.gpu_prefill) * size, tpot: self.decodes() * step * size }
+        let busy =
+            gpu.rest_prefill_seconds.at(self.at_once()) + layers * self.used_at_once() * shape.gpu_busy;
+        Times {
+            ttft: (prefill + layers * shape.gpu_prefill) * size,
+            tpot: self.decodes() * step * size,
+            busy: self.decodes() * busy * size,
+        }
     }
 
     /// Seconds in which so many experts of every layer come from the host's memory.
     pub(super) fn moving(&self, experts: f64, gpu: &GpuTimes) -> f64 {
         experts * self.one_expert_bytes() * self.model().layers as f64 / gpu.host_bytes_per_second
+    }
+
+    /// Requests that run at once.
+    fn at_once(&self) -> f64 {
+        f64::from(self.rental.request.concurrency.max(1))
+    }
+
+    /// Experts of a layer that a step of all requests uses.
+    pub(super) fn used_at_once(&self) -> f64 {
+        used_at_once(self.rental)
     }
 
     fn decodes(&self) -> f64 {
@@ -232,10 +273,15 @@ impl<'a> Compiled<'a> {
             + sent * transport.token_bytes_up / transport.bytes_per_second
             + transport.invoke_seconds;
         let prefill = (main.prefill[at.local] * size).max(group) + transport.send_seconds;
+        let used = self.used_at_once();
+        let answered = self.at_once() * model.top_k as f64 * (1.0 - local_share) * largest * back;
+        let busy = (local_share * used * main.busy * size)
+            .max((1.0 - local_share) * largest * used * host.busy * size + answered + transport.round_trip());
         let layers = model.layers as f64;
         Times {
             ttft: rest.ttft + layers * prefill,
             tpot: rest.tpot + self.decodes() * layers * (step + called * transport.send_seconds),
+            busy: rest.busy + self.decodes() * layers * (busy + transport.send_seconds),
         }
     }
 
@@ -268,10 +314,13 @@ impl<'a> Shape<'a> {
         let reserve = &rental.reserve;
         let vcpus = node.usable_vcpus(reserve);
         let (expert, rest) = (Curve::of_cpu(&node.expert_seconds), Curve::of_cpu(&node.rest_seconds));
+        let at_once = f64::from(rental.request.concurrency.max(1));
+        let busy_tokens = at_once * rental.model.top_k as f64 / used_at_once(rental);
         let speed = |functions: usize| {
             let column = expert.column(vcpus / functions as f64);
             Speed {
                 decode: expert.seconds(1.0, column),
+                busy: expert.seconds(busy_tokens, column),
                 prefill: sums(runs(tokens, |tokens| expert.seconds(tokens, column))),
             }
         };
@@ -281,7 +330,7 @@ impl<'a> Shape<'a> {
             let curve = Curve::of_gpu(&gpu.expert_seconds);
             let one = curve.column(1.0);
             let prefill: f64 = runs(tokens, |tokens| curve.seconds(tokens, one)).sum();
-            (prefill, curve.seconds(1.0, one))
+            (prefill, curve.seconds(1.0, one), curve.seconds(busy_tokens, one))
         });
         let column = rest.column(vcpus);
         Self {
@@ -292,10 +341,19 @@ impl<'a> Shape<'a> {
             speeds: (1..=densities).map(speed).collect(),
             rest_prefill: rest.seconds(rental.request.input_tokens, column),
             rest_decode: rest.seconds(1.0, column),
-            gpu_prefill: on_gpu.map_or(0.0, |(prefill, _)| prefill),
-            gpu_decode: on_gpu.map_or(0.0, |(_, decode)| decode),
+            rest_busy: rest.seconds(at_once, column),
+            gpu_prefill: on_gpu.map_or(0.0, |(prefill, _, _)| prefill),
+            gpu_decode: on_gpu.map_or(0.0, |(_, decode, _)| decode),
+            gpu_busy: on_gpu.map_or(0.0, |(_, _, busy)| busy),
         }
     }
+}
+
+/// Experts of a layer that one token of each request that runs at once uses, in the mean: all alike, and
+/// tokens independent.
+fn used_at_once(rental: &Rental) -> f64 {
+    let (experts, top_k) = (rental.model.experts as f64, rental.model.top_k as f64);
+    experts * (1.0 - (1.0 - top_k / experts).powi(rental.request.concurrency.max(1).cast_signed()))
 }
 
 /// `of` every value; equal neighbours are asked once.

@@ -95,6 +95,9 @@ pub struct ExpectedTimes {
     pub ttft_seconds: f64,
     /// Per output token.
     pub tpot_seconds: f64,
+    /// About what an output token takes while as many requests as run at once all decode. The limit is not
+    /// about it.
+    pub busy_tpot_seconds: f64,
 }
 
 /// The cheapest nodes for `rental`, beside every rival.
@@ -125,7 +128,7 @@ pub fn rent(rental: &Rental) -> Result<NodesAnswer, FieldError> {
 
 impl From<compiled::Times> for ExpectedTimes {
     fn from(times: compiled::Times) -> Self {
-        Self { ttft_seconds: times.ttft, tpot_seconds: times.tpot }
+        Self { ttft_seconds: times.ttft, tpot_seconds: times.tpot, busy_tpot_seconds: times.busy }
     }
 }
 

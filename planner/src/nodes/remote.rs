@@ -16,6 +16,15 @@ const MOST_GROUPS: usize = 16;
 /// Numbers of experts beside the main function that are tried, besides none.
 const LOCAL_STEPS: usize = 8;
 
+/// Equal functions, and how many of them hosts have room for.
+struct Packing {
+    functions: usize,
+    experts_each: usize,
+    /// Bytes of one.
+    each: f64,
+    offers: Vec<Offer>,
+}
+
 impl Compiled<'_> {
     /// The cheapest nodes for `arrangement`, which has remote functions, below `bound` dollars per hour;
     /// with `any` the first ones that are found.
@@ -39,14 +48,29 @@ impl Compiled<'_> {
                 if least >= bound.min(best.bound()) {
                     continue;
                 }
-                let counts = match arrangement {
-                    Arrangement::Layers => 1..=1,
-                    _ => 1..=MOST_GROUPS.min(remote),
+                let most = match arrangement {
+                    Arrangement::Layers => 1,
+                    _ => MOST_GROUPS.min(remote),
                 };
-                for groups in counts {
-                    let at = Split { main, device, local, groups, host: 0, per_node: 1 };
-                    self.try_hosts(arrangement, at, &hosts, bound, &mut best);
-                    if any && best.found.is_some() {
+                let at = Split { main, device, local, groups: most, host: 0, per_node: 1 };
+                let mut quick: Option<Vec<usize>> = None;
+                for groups in 1..=most {
+                    let at = Split { groups, ..at };
+                    let packing = self.packing(arrangement, at, &hosts, &mut best);
+                    if !self.may_be_cheaper(at, &packing, bound, &mut best) {
+                        continue;
+                    }
+                    let quick = quick.get_or_insert_with(|| {
+                        self.quick_enough(Split { groups: most, ..at }, &hosts, &mut best)
+                    });
+                    if quick.is_empty() {
+                        break;
+                    }
+                    let packing = self.packing(arrangement, at, quick, &mut best);
+                    if self.may_be_cheaper(at, &packing, bound, &mut best) {
+                        self.try_hosts(at, quick, packing, &mut best);
+                    }
+                    if any && best.bound() < bound {
                         return best;
                     }
                 }
@@ -80,64 +104,91 @@ impl Compiled<'_> {
         counts
     }
 
-    /// Tries `at` with the cheapest mixture of hosts.
-    fn try_hosts(&self, arrangement: Arrangement, at: Split, hosts: &[usize], bound: f64, best: &mut Best) {
+    /// The hosts that keep the limits with the most groups, each alone on its node: with fewer, or with more on
+    /// a node, none is quicker.
+    fn quick_enough(&self, at: Split, hosts: &[usize], best: &mut Best) -> Vec<usize> {
+        let mut quick = Vec::with_capacity(hosts.len());
+        for &host in hosts {
+            let at = Split { host, ..at };
+            let least = self.least_split(&at);
+            if self.holds(least) && self.holds(self.split(&at)) {
+                quick.push(host);
+            } else if self.holds(least) || self.slow(host, least).is_closer_than(&best.miss) {
+                best.missed(self.slow(host, self.split(&at)));
+            }
+        }
+        quick
+    }
+
+    /// The remote functions of `at`, and how many of them each host has memory for.
+    fn packing(&self, arrangement: Arrangement, at: Split, hosts: &[usize], best: &mut Best) -> Packing {
         let model = self.model();
-        let remote = model.experts - at.local;
-        let experts_each = remote.div_ceil(at.groups);
+        let experts_each = (model.experts - at.local).div_ceil(at.groups);
         let (functions, weights) = match arrangement {
             Arrangement::Layers => (model.layers, experts_each as f64 * self.one_expert_bytes()),
             _ => (at.groups, self.expert_bytes(experts_each)),
         };
         let each = weights + self.working_bytes(experts_each);
-        let mut offers = Vec::with_capacity(hosts.len());
-        let mut times: Vec<Option<Times>> = Vec::with_capacity(hosts.len());
-        for &host in hosts {
-            let room = (self.shapes[host].memory / each).floor().min(MOST_PER_NODE as f64) as usize;
-            let room = room.min(functions);
-            if room == 0 {
-                let usable = self.shapes[host].memory;
-                best.missed(Miss::Memory { shape: host, what: "memory for a slice", needed: each, usable });
+        let offer = |host: usize| Offer {
+            capacity: ((self.shapes[host].memory / each) as usize).min(functions).min(MOST_PER_NODE),
+            per_hour: self.per_hour(host),
+            max: self.left(host, at.main),
+        };
+        let offers: Vec<Offer> = hosts.iter().map(|host| offer(*host)).collect();
+        for (host, _) in hosts.iter().zip(&offers).filter(|(_, offer)| offer.capacity == 0) {
+            let usable = self.shapes[*host].memory;
+            best.missed(Miss::Memory { shape: *host, what: "memory for a slice", needed: each, usable });
+        }
+        Packing { functions, experts_each, each, offers }
+    }
+
+    /// Whether nodes that hold the functions, however slowly, cost less than what is known.
+    fn may_be_cheaper(&self, at: Split, packing: &Packing, bound: f64, best: &mut Best) -> bool {
+        let Some((price, _)) = cheapest(packing.functions, &packing.offers) else {
+            if packing.offers.iter().any(|offer| offer.capacity > 0) {
+                best.missed(Miss::Count);
             }
-            let fit = self.most_per_node(Split { host, ..at }, room, best);
-            offers.push(Offer {
-                capacity: fit.map_or(0, |(per_node, _)| per_node),
-                per_hour: self.per_hour(host),
-                max: self.left(host, at.main),
-            });
+            return false;
+        };
+        let per_hour = self.per_hour(at.main) + price;
+        per_hour < bound && per_hour <= best.bound()
+    }
+
+    /// Tries `at` with the cheapest mixture of those hosts that keep the limits.
+    fn try_hosts(&self, at: Split, hosts: &[usize], mut packing: Packing, best: &mut Best) {
+        let mut times: Vec<Option<Times>> = Vec::with_capacity(hosts.len());
+        for (host, offer) in hosts.iter().zip(&mut packing.offers) {
+            let fit = self.most_per_node(Split { host: *host, ..at }, offer.capacity);
+            offer.capacity = fit.map_or(0, |(per_node, _)| per_node);
             times.push(fit.map(|(_, times)| times));
         }
-        let Some((price, counts)) = cheapest(functions, &offers) else {
-            if offers.iter().any(|offer| offer.capacity > 0) {
+        let Some((price, counts)) = cheapest(packing.functions, &packing.offers) else {
+            if packing.offers.iter().any(|offer| offer.capacity > 0) {
                 best.missed(Miss::Count);
             }
             return;
         };
-        let per_hour = self.per_hour(at.main) + price;
-        if per_hour >= bound {
-            return;
-        }
         let taken = counts.iter().zip(&times).filter(|(count, _)| **count > 0);
-        let slowest = taken.filter_map(|(_, times)| *times).fold(Times { ttft: 0.0, tpot: 0.0 }, |a, b| {
-            Times { ttft: a.ttft.max(b.ttft), tpot: a.tpot.max(b.tpot) }
-        });
-        let nodes = counts.iter().zip(hosts).zip(&offers).filter(|((count, _), _)| **count > 0);
+        let slowest = taken
+            .filter_map(|(_, times)| *times)
+            .fold(Times { ttft: 0.0, tpot: 0.0, busy: 0.0 }, Times::slower);
+        let nodes = counts.iter().zip(hosts).zip(&packing.offers).filter(|((count, _), _)| **count > 0);
         best.offer(Found {
-            per_hour,
+            per_hour: self.per_hour(at.main) + price,
             times: slowest,
             main: at.main,
             device: at.device,
             local: at.local,
-            functions,
-            experts_each,
-            function_bytes: each,
+            functions: packing.functions,
+            experts_each: packing.experts_each,
+            function_bytes: packing.each,
             hosts: nodes.map(|((count, host), offer)| (*host, *count, offer.capacity)).collect(),
         });
     }
 
     /// Most functions that one node may hold with all limits kept, at most `room`, and what the times are
     /// then.
-    fn most_per_node(&self, at: Split, room: usize, best: &mut Best) -> Option<(usize, Times)> {
+    fn most_per_node(&self, at: Split, room: usize) -> Option<(usize, Times)> {
         if room == 0 {
             return None;
         }
@@ -148,13 +199,7 @@ impl Compiled<'_> {
             let times = self.split(&Split { per_node, ..at });
             self.holds(times).then_some((per_node, times))
         };
-        let Some(mut fit) = at_density(1) else {
-            let alone = Split { per_node: 1, ..at };
-            if self.slow(at.host, self.least_split(&alone)).is_closer_than(&best.miss) {
-                best.missed(self.slow(at.host, self.split(&alone)));
-            }
-            return None;
-        };
+        let mut fit = at_density(1)?;
         // More functions on a node are never quicker.
         let (mut low, mut high) = (1, room + 1);
         while high - low > 1 {

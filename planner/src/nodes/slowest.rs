@@ -47,8 +47,7 @@ pub(super) fn slowest_path(paths: &[Path], top_k: usize) -> f64 {
         if steps.get(index + 1).is_some_and(|next| next.0 == from) {
             continue;
         }
-        let all = series.iter().fold(one(), |product, series| times(&product, series, top_k));
-        done = f64::clamp(all[top_k] * factorial, 0.0, 1.0);
+        done = f64::clamp(last_of_product(&series, top_k) * factorial, 0.0, 1.0);
     }
     expected
 }
@@ -92,7 +91,20 @@ fn times(a: &Series, b: &Series, top_k: usize) -> Series {
     product
 }
 
+/// The coefficient of the power `top_k` of the product of all `series`.
+fn last_of_product(series: &[Series], top_k: usize) -> f64 {
+    let Some((last, others)) = series.split_last() else { return 0.0 };
+    let mut product = one();
+    for (index, series) in others.iter().enumerate() {
+        product = if index == 0 { *series } else { times(&product, series, top_k) };
+    }
+    product[..=top_k].iter().zip(last[..=top_k].iter().rev()).map(|(a, b)| a * b).sum()
+}
+
 fn power(mut base: Series, mut exponent: usize, top_k: usize) -> Series {
+    if exponent == 1 {
+        return base;
+    }
     let mut result = one();
     while exponent > 0 {
         if exponent % 2 == 1 {

@@ -232,7 +232,7 @@ impl Compiled<'_> {
         let whole = whole.min_by(|a, b| a.0.total_cmp(&b.0));
         let bound = whole.map_or(f64::INFINITY, |(per_hour, _)| per_hour);
         let mut remote = Arrangement::ALL.into_iter().filter(|name| name.is_remote());
-        let pays = remote.find(|name| self.with_remote(*name, bound, true).found.is_some());
+        let pays = remote.find(|name| self.with_remote(*name, bound, true).bound() < bound);
         pays.or(whole.map(|(_, name)| name))
     }
 

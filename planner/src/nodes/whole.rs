@@ -58,7 +58,12 @@ impl Compiled<'_> {
         let used = (self.rental.request.input_tokens * model.top_k as f64).min(model.experts as f64);
         let computed = self.all_on_gpu(shape, gpu);
         let step = if computed.tpot > 0.0 { self.moving(model.top_k as f64, gpu) } else { 0.0 };
-        let times = Times { ttft: computed.ttft.max(self.moving(used, gpu)), tpot: computed.tpot.max(step) };
+        let busy = if step > 0.0 { self.moving(self.used_at_once(), gpu) } else { 0.0 };
+        let times = Times {
+            ttft: computed.ttft.max(self.moving(used, gpu)),
+            tpot: computed.tpot.max(step),
+            busy: computed.busy.max(busy),
+        };
         let two_layers = 2.0 * used * self.one_expert_bytes();
         (self.rest_bytes() + two_layers, self.expert_bytes(model.experts) + self.host_bytes(), times)
     }

@@ -158,13 +158,20 @@ fn times(rental: &Rental, expected: ExpectedTimes) -> String {
     let row = |name: &str, value: f64, allowed: f64| {
         vec![name.to_owned(), amount("ttft", value), amount("ttft", allowed)]
     };
-    table::with_header(
-        &["expected", "takes", "allowed"],
-        vec![
-            row("first token", expected.ttft_seconds, rental.slo.ttft_seconds),
-            row("every further token", expected.tpot_seconds, rental.slo.tpot_seconds),
-        ],
-    )
+    let mut rows = vec![
+        row("first token", expected.ttft_seconds, rental.slo.ttft_seconds),
+        row("every further token", expected.tpot_seconds, rental.slo.tpot_seconds),
+    ];
+    let at_once = rental.request.concurrency;
+    if at_once > 1 {
+        let busy = amount("tpot", expected.busy_tpot_seconds);
+        rows.push(vec![
+            format!("the same while {at_once} requests decode"),
+            format!("about {busy}"),
+            String::new(),
+        ]);
+    }
+    table::with_header(&["expected of a request alone", "takes", "allowed"], rows)
 }
 
 fn rivals(verdict: &NodesVerdict) -> String {
