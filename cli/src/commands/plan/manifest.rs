@@ -8,7 +8,7 @@ use remoe_planner::{
 };
 use std::fmt::Write;
 
-/// Sizes in a resource go by steps of 100 MB, vCPUs by thousandths.
+/// Sizes in a resource go by steps of 100 MB.
 const STEP: f64 = 1e8;
 /// Longest name of a resource.
 const LONGEST_NAME: usize = 40;
@@ -143,12 +143,12 @@ fn write_model(text: &mut String, model: &ModelLocation, name: &str) -> std::fmt
     }
 }
 
-/// One size is allowed: the one that the nodes were chosen for.
+/// One size is allowed: the one that the nodes were chosen for, in steps of 100 MB and 100 thousandths of a vCPU.
 fn write_size(text: &mut String, bytes: f64, vcpus: f64) -> std::fmt::Result {
     let megabytes = (bytes / STEP).ceil().max(1.0) * 100.0;
-    let millicores = (vcpus * 1000.0).floor().max(1.0);
+    let millicores = ((vcpus * 10.0).floor() * 100.0).max(100.0);
     writeln!(text, "    memoryMB: {{min: {megabytes}, max: {megabytes}, step: 100}}")?;
-    writeln!(text, "    cpu: {{min: {millicores}, max: {millicores}, step: 1}}")
+    writeln!(text, "    cpu: {{min: {millicores}, max: {millicores}, step: 100}}")
 }
 
 /// Unit prices that come to what the nodes cost: of a node without GPUs half for its vCPUs and half for its
