@@ -115,9 +115,13 @@ fn a_wrong_list_is_refused_with_file_and_field() {
         assert_eq!(answer["error"]["path"], json!(list));
     }
     // What would mean nothing beside nodes.
-    for wrong in
-        [&["--pricing", "x"][..], &["--remote", "always"], &["--max-replicas", "2"], &["--preallocate"]]
-    {
+    for wrong in [
+        &["--pricing", "x"][..],
+        &["--remote", "always"],
+        &["--max-replicas", "2"],
+        &["--preallocate"],
+        &["--manifest"],
+    ] {
         let (code, _) = plan(&published("mixtral-8x22b"), &workspace(AWS), wrong);
         assert_eq!(code, Some(2), "{wrong:?}");
     }

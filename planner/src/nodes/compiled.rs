@@ -144,6 +144,11 @@ impl<'a> Compiled<'a> {
         self.rental.runtime_bytes + tokens * self.model().token_bytes
     }
 
+    /// What a main function with remote experts keeps for those that no remote function answers for.
+    pub(super) fn fallback_bytes(&self) -> f64 {
+        self.rental.fallback_bytes * self.setting.size
+    }
+
     pub(super) fn may_host_main(&self, shape: usize) -> bool {
         !self.shapes[shape].node.spot || self.rental.spot == Spot::Everything
     }

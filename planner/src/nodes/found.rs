@@ -59,6 +59,10 @@ pub(super) struct Found {
     pub(super) times: Times,
     pub(super) main: usize,
     pub(super) device: Device,
+    /// Bytes on its GPUs; 0 without.
+    pub(super) on_gpu: f64,
+    /// Bytes of the main function on its host, without the non-expert part.
+    pub(super) on_host: f64,
     /// Experts of every layer beside the main function.
     pub(super) local: usize,
     /// Remote functions.

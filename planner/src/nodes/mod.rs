@@ -68,10 +68,13 @@ pub struct NodesLayout {
     pub device: crate::problem::Device,
     /// Experts of every layer beside the main function.
     pub local_experts: usize,
-    /// Memory of the main function for them and its buffers, without the non-expert part.
+    /// Main memory of the main function, without the non-expert part: buffers, and experts that are not on
+    /// GPUs.
     pub main_bytes: f64,
     /// The non-expert part with keys and values, on the device.
     pub rest_bytes: f64,
+    /// Everything that is on the GPUs; 0 without any.
+    pub gpu_bytes: f64,
     /// vCPUs of the main function.
     pub main_vcpus: f64,
     /// Remote functions.
@@ -173,14 +176,13 @@ impl Compiled<'_> {
     fn layout(&self, found: &Found) -> NodesLayout {
         let main = &self.shapes[found.main];
         let on_gpu = found.device == compiled::Device::Gpu;
-        let remote = found.functions > 0;
         let vcpus = |(shape, _, capacity): &(usize, u32, usize)| self.shapes[*shape].vcpus / *capacity as f64;
-        let fallback = if remote { self.rental.fallback_bytes * self.setting.size } else { 0.0 };
         NodesLayout {
             device: if on_gpu { crate::problem::Device::Gpu } else { crate::problem::Device::Cpu },
             local_experts: found.local,
-            main_bytes: self.expert_bytes(found.local) + self.host_bytes() + fallback,
+            main_bytes: found.on_host,
             rest_bytes: self.rest_bytes(),
+            gpu_bytes: found.on_gpu,
             main_vcpus: main.vcpus,
             remote_functions: found.functions,
             remote_experts: found.experts_each,

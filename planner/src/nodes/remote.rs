@@ -88,7 +88,7 @@ impl Compiled<'_> {
             Device::Gpu => (rest, 0.0),
             Device::Cpu => (0.0, rest),
         };
-        on_host += self.host_bytes() + self.rental.fallback_bytes * self.setting.size;
+        on_host += self.host_bytes() + self.fallback_bytes();
         for (what, needed, usable) in
             [("GPU memory", on_gpu, shape.gpu_memory), ("memory", on_host, shape.memory)]
         {
@@ -178,6 +178,8 @@ impl Compiled<'_> {
             times: slowest,
             main: at.main,
             device: at.device,
+            on_gpu: if at.device == Device::Gpu { self.rest_bytes() } else { 0.0 },
+            on_host: self.expert_bytes(at.local) + self.host_bytes() + self.fallback_bytes(),
             local: at.local,
             functions: packing.functions,
             experts_each: packing.experts_each,

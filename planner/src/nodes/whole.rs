@@ -4,6 +4,15 @@ use super::compiled::{Compiled, Device, Times};
 use super::form::GpuTimes;
 use super::found::{Arrangement, Best, Found, Miss};
 
+/// A whole model on one node.
+struct Fitted {
+    device: Device,
+    on_gpu: f64,
+    /// Without the non-expert part.
+    on_host: f64,
+    times: Times,
+}
+
 impl Compiled<'_> {
     /// The cheapest node for `arrangement`, which has no remote functions.
     pub(super) fn on_one_node(&self, arrangement: Arrangement) -> Best {
@@ -12,7 +21,8 @@ impl Compiled<'_> {
             _ => "no shape that may host a main function has a GPU",
         });
         for shape in (0..self.shapes.len()).filter(|shape| self.may_host_main(*shape)) {
-            let Some((device, times)) = self.fitted(shape, arrangement, &mut best) else { continue };
+            let Some(fitted) = self.fitted(shape, arrangement, &mut best) else { continue };
+            let times = fitted.times;
             if !self.holds(times) {
                 best.missed(self.slow(shape, times));
                 continue;
@@ -21,7 +31,9 @@ impl Compiled<'_> {
                 per_hour: self.per_hour(shape),
                 times,
                 main: shape,
-                device,
+                device: fitted.device,
+                on_gpu: fitted.on_gpu,
+                on_host: fitted.on_host,
                 local: self.model().experts,
                 functions: 0,
                 experts_each: 0,
@@ -32,13 +44,14 @@ impl Compiled<'_> {
         best
     }
 
-    /// Its times on a node of `shape`, where it fits.
-    fn fitted(&self, shape: usize, arrangement: Arrangement, best: &mut Best) -> Option<(Device, Times)> {
+    /// It on a node of `shape`, where it fits.
+    fn fitted(&self, shape: usize, arrangement: Arrangement, best: &mut Best) -> Option<Fitted> {
         let experts = self.expert_bytes(self.model().experts);
         let (rest, host) = (self.rest_bytes(), self.host_bytes());
         if arrangement == Arrangement::Cpu {
             self.fits(shape, "memory", rest + experts + host, best)?;
-            return Some((Device::Cpu, self.all_local(shape, Device::Cpu)));
+            let times = self.all_local(shape, Device::Cpu);
+            return Some(Fitted { device: Device::Cpu, on_gpu: 0.0, on_host: experts + host, times });
         }
         let gpu: &GpuTimes = self.shapes[shape].node.gpu.as_ref()?;
         let (on_gpu, on_host, times) = match arrangement {
@@ -48,7 +61,7 @@ impl Compiled<'_> {
         };
         self.fits(shape, "GPU memory", on_gpu, best)?;
         self.fits(shape, "memory", on_host, best)?;
-        Some((Device::Gpu, times))
+        Some(Fitted { device: Device::Gpu, on_gpu, on_host, times })
     }
 
     /// GPU memory, main memory and times where experts are moved: the used ones of one layer compute, those of

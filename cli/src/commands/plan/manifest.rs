@@ -189,7 +189,11 @@ fn resource_name(model: &ModelLocation) -> String {
 /// In the units of custom resources.
 fn duration(seconds: f64) -> String {
     let micros = (seconds * 1e6).round();
-    if micros % 1000.0 == 0.0 { format!("{}ms", micros / 1000.0) } else { format!("{micros}us") }
+    match micros {
+        whole if whole % 1e6 == 0.0 => format!("{}s", whole / 1e6),
+        whole if whole % 1e3 == 0.0 => format!("{}ms", whole / 1e3),
+        _ => format!("{micros}us"),
+    }
 }
 
 fn capitalised(text: &str) -> String {

@@ -32,7 +32,7 @@ pub(crate) struct NodesArgs {
     ])]
     pub(crate) nodes: Option<PathBuf>,
     /// Print the MoEDeployment that the answer means
-    #[arg(long, requires = "nodes", conflicts_with = "json", help_heading = "Nodes")]
+    #[arg(long, requires = "nodes", help_heading = "Nodes")]
     manifest: bool,
     /// What may live on nodes that the list calls spot
     #[arg(
@@ -126,6 +126,10 @@ pub(super) fn run(question: &Question<'_>, as_json: bool) -> Result<ExitCode, Cl
     let Some(source) = question.source else {
         return Err(CliError::arguments("--model", "name the model to plan nodes for (--model MODEL)"));
     };
+    if question.args.manifest && as_json {
+        let message = "--manifest prints YAML and --json one JSON object; name one of them";
+        return Err(CliError::arguments("--manifest", message));
+    }
     let list = read_list(question.list)?;
     let model = KnownModel::open(source, question.dtype)?;
     let profile = question.profile(&model)?;

@@ -117,28 +117,26 @@ fn hosts(node: &RentedNodes) -> String {
 
 fn placement(layout: &NodesLayout, rental: &Rental) -> String {
     let bytes = |bytes: f64| amount("main", bytes);
-    let rest = match layout.device {
-        Device::Gpu => format!(
-            "{} on {} GPU(s) of {}",
-            bytes(layout.rest_bytes),
-            layout.gpus,
-            bytes(layout.gpu_bytes_each)
-        ),
-        Device::Cpu => format!("{} in main memory", bytes(layout.rest_bytes)),
+    let mut pairs = match layout.device {
+        Device::Gpu => {
+            let gpus = format!("{} GPU(s) of {}", layout.gpus, bytes(layout.gpu_bytes_each));
+            vec![("GPU memory", format!("{} on {gpus}, keys and values included", bytes(layout.gpu_bytes)))]
+        }
+        Device::Cpu => {
+            let rest = bytes(layout.rest_bytes);
+            vec![("everything but experts", format!("{rest} in main memory, keys and values included"))]
+        }
     };
-    let mut pairs = vec![
-        ("everything but experts", format!("{rest}, keys and values included")),
-        (
-            "main function",
-            format!(
-                "{} of {} experts of every layer, {} and {:.1} vCPUs",
-                layout.local_experts,
-                rental.model.experts,
-                bytes(layout.main_bytes),
-                layout.main_vcpus
-            ),
+    pairs.push((
+        "main function",
+        format!(
+            "{} of {} experts of every layer, {} and {:.1} vCPUs",
+            layout.local_experts,
+            rental.model.experts,
+            bytes(layout.main_bytes),
+            layout.main_vcpus
         ),
-    ];
+    ));
     if layout.remote_functions > 0 {
         pairs.push((
             "remote functions",
@@ -209,19 +207,14 @@ fn another_server(answer: &NodesAnswer) -> Option<String> {
     let best = answer.verdict.best.filter(|best| !best.is_served_by_remoe())?;
     let ours = answer.best_of_remoe.as_ref();
     let ours = ours.and_then(|rival| Some((rival, rival.dollars_per_hour?)));
+    let engine = "Remoe computes experts on CPUs: another engine has to serve this one.";
     Some(match ours {
         Some((rival, dollars)) => format!(
-            "Remoe does not serve {}: an engine for GPUs does. Remoe's cheapest way is {} ({}) for {} an hour; \
-             --manifest prints that one.",
-            best.meaning(),
+            "{engine} Remoe's cheapest way is {} ({}) for ${dollars:.2} an hour; --manifest prints that one.",
             rival.name.meaning(),
-            rival.why,
-            money(dollars)
+            rival.why
         ),
-        None => format!(
-            "Remoe does not serve {}: an engine for GPUs does. No way of Remoe's keeps the limits.",
-            best.meaning()
-        ),
+        None => format!("{engine} No way of Remoe's keeps the limits."),
     })
 }
 
