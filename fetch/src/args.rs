@@ -87,7 +87,7 @@ pub struct Opened {
 #[derive(Debug)]
 pub enum Known {
     /// From its weights' headers.
-    Checkpoint(Opened),
+    Checkpoint(Box<Opened>),
     /// From its config alone.
     Outline {
         /// Its parts.
@@ -115,7 +115,7 @@ impl ModelArgs {
     pub fn open_or_outline(&self, dtype: Option<&str>) -> Result<Known, CheckpointError> {
         let (store, revision) = self.store()?;
         match Checkpoint::open_in(Arc::clone(&store)) {
-            Ok(checkpoint) => Ok(Known::Checkpoint(Opened { checkpoint, revision })),
+            Ok(checkpoint) => Ok(Known::Checkpoint(Box::new(Opened { checkpoint, revision }))),
             Err(why @ (CheckpointError::MissingFile { .. } | CheckpointError::Unsupported { .. })) => {
                 Ok(Known::Outline { outline: Outline::open_in(&*store, dtype)?, why })
             }

@@ -11,7 +11,7 @@ use crate::output::progress::print_error;
 use crate::planning::{self, PlanningArgs};
 use crate::workload::ConcurrencyArgs;
 use clap::{Args, ValueEnum};
-use remoe_fetch::{Known, ModelArgs};
+use remoe_fetch::{Known, ModelArgs, Opened};
 use remoe_model::{Checkpoint, CheckpointError, Inspection, Outline};
 use remoe_planner::{
     BrokenLimit, NodesAnswer, NodesVerdict, Rental, Reserve, ResidentModel, Slo, Spot, Transport, rent,
@@ -199,13 +199,13 @@ impl KnownModel {
             Known::Checkpoint(opened) => {
                 let inspection = opened.checkpoint.inspect()?;
                 let dtype = dtype.unwrap_or_else(|| default_dtype(&inspection));
-                Self::seen(inspection, dtype, opened.checkpoint)
+                Self::seen(inspection, dtype, *opened)
             }
             Known::Outline { outline, why } => Self::outlined(source, &outline, &why),
         })
     }
 
-    fn seen(inspection: Inspection, dtype: &str, checkpoint: Checkpoint) -> Self {
+    fn seen(inspection: Inspection, dtype: &str, opened: Opened) -> Self {
         let element = if inspection.dtype == "float32" { 4 } else { 2 };
         let idle = inspection.experts.saturating_sub(inspection.top_k) * inspection.moe_layers.len();
         let looked_up = inspection.vocab_size as u64 * inspection.token_bytes;
@@ -223,7 +223,7 @@ impl KnownModel {
             rest_bytes: resident(rest_bytes(&inspection)),
             total_bytes: resident(inspection.total_bytes),
             weights: ResidentWeights::of(&inspection, dtype),
-            checkpoint: Some(Arc::new(checkpoint)),
+            checkpoint: Some(Arc::new(opened.checkpoint)),
             ..Self::of(inspection, dtype)
         }
     }

@@ -204,7 +204,7 @@ fn changes(verdict: &NodesVerdict) -> String {
 
 /// The best way may be one that this project does not serve.
 fn another_server(answer: &NodesAnswer) -> Option<String> {
-    let best = answer.verdict.best.filter(|best| !best.is_served_by_remoe())?;
+    answer.verdict.best.filter(|best| !best.is_served_by_remoe())?;
     let ours = answer.best_of_remoe.as_ref();
     let ours = ours.and_then(|rival| Some((rival, rival.dollars_per_hour?)));
     let engine = "Remoe computes experts on CPUs: another engine has to serve this one.";
