@@ -303,3 +303,22 @@ fn what_cannot_be_planned_is_said() {
     wrong.model.top_k = 0;
     assert_eq!(rent(&wrong).unwrap_err().field, "top_k");
 }
+
+#[test]
+fn remote_experts_pay_where_no_single_node_is_large_enough() {
+    let mut list = list(LISTS[0]);
+    list.nodes.retain(|node| node.gpus <= 1 && node.memory_gb < 600.0);
+    let rental = Rental { slo: Slo::new(10.0, 0.3), ..rental("deepseek-v3", &list) };
+    let answer = rent(&rental).unwrap();
+    let verdict = &answer.verdict;
+    assert!(verdict.pays && verdict.sentence.starts_with("Remote experts pay: "), "{}", verdict.sentence);
+    assert!(verdict.sentence.contains("nothing else on this list keeps the limits"), "{}", verdict.sentence);
+    for name in [Arrangement::Gpu, Arrangement::Cpu, Arrangement::Mix, Arrangement::Fetch] {
+        let broken = rival(&answer, name).broken.as_ref().unwrap();
+        assert!(broken.limit.ends_with("memory"), "{name:?} {broken:?}");
+    }
+    let hosts: Vec<&String> = answer.nodes.iter().flat_map(|node| &node.hosts).collect();
+    assert!(hosts.len() >= 2 && hosts[0] == "main" && hosts[1] == "group-0", "{hosts:?}");
+    // With half of the weights one node would do.
+    assert!(verdict.flips.iter().any(|flip| flip.cause == FlipCause::ModelSizeFactor && flip.at < 1.0));
+}
