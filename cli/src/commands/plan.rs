@@ -111,7 +111,8 @@ pub(crate) fn run(args: &PlanArgs, as_json: bool) -> Result<ExitCode, CliError> 
         return command.answer(evaluation, |answer| plan_report::evaluation(problem, answer));
     }
     let previous = args.previous.as_ref().map(|path| read_plan("--previous", path)).transpose()?;
-    let options = Options { remote: args.remote.into(), robust: args.robust, hysteresis: args.hysteresis };
+    let options =
+        Options { remote: args.remote.into(), robust: args.robust, hysteresis: args.hysteresis, turns: true };
     let solved = solve(problem, previous.as_ref(), &options);
     command.answer(solved, |answer| plan_report::answer(problem, answer))
 }
