@@ -3,24 +3,25 @@
 use crate::output::table;
 use remoe_planner::{
     Alternative, Answer, Baseline, Change, Device, Evaluation, Explanation, Infeasible, Layer, LayerPlan,
-    Plan, Preallocation, Problem, Reason, Refusal, Remedy, Selection, Violation, amount, limit_name,
-    rounded_up,
+    Life, Plan, Preallocation, Problem, Reason, Refusal, Remedy, Selection, Verdict, Violation, amount,
+    limit_name, rounded_up,
 };
 
 /// A plan with everything behind it.
 pub(crate) fn answer(problem: &Problem, answer: &Answer) -> String {
     let mut parts = vec![
         table::of_pairs(&[
-            ("main function", bytes(answer.plan.main_bytes)),
+            ("main function", size(answer.plan.main_bytes, answer.plan.main_vcpus)),
             ("remote", remote(&answer.plan)),
         ]),
         layers(problem, Some(&answer.plan), &answer.evaluation),
-        times(problem, &answer.evaluation),
-        costs(&answer.evaluation),
-        baselines(problem, answer),
-        reasons(&answer.explanation),
     ];
+    parts.extend(groups(&answer.plan, &answer.evaluation));
+    parts.extend([times(problem, &answer.evaluation), costs(&answer.evaluation)]);
+    parts.extend(answer.evaluation.life.as_ref().map(life));
+    parts.extend([baselines(problem, answer), reasons(&answer.explanation)]);
     parts.extend(answer.change.as_ref().map(change));
+    parts.push(verdict(&answer.verdict));
     parts.join("\n\n")
 }
 
@@ -61,7 +62,13 @@ fn remote(plan: &Plan) -> String {
         sets.fold((0, 0), |(layers, experts), layer| (layers + 1, experts + layer.remote.len()));
     match experts {
         0 => "nothing: all experts are in the main function".to_owned(),
-        experts => format!("{experts} experts of {layers} layers, {} replicas", plan.replicas()),
+        experts if plan.groups.is_empty() => {
+            format!("{experts} experts of {layers} layers, {} replicas", plan.replicas())
+        }
+        experts => {
+            let (groups, functions) = (plan.groups.len(), plan.replicas());
+            format!("{experts} experts of {layers} layers in {groups} groups, {functions} functions")
+        }
     }
 }
 
@@ -74,7 +81,9 @@ fn layers(problem: &Problem, plan: Option<&Plan>, evaluation: &Evaluation) -> St
         if let Some(plan) = plan {
             let part = plan.layers.get(index).unwrap_or(&nothing);
             let local: Vec<u32> = (0..layer.experts).filter(|expert| !part.remote.contains(expert)).collect();
-            let of_remote = |text: String| if part.remote.is_empty() { String::new() } else { text };
+            // Groups host the experts of several layers and have a table of their own.
+            let own = !part.remote.is_empty() && plan.groups.is_empty();
+            let of_remote = |text: String| if own { text } else { String::new() };
             row.extend([
                 ids(&local),
                 ids(&part.remote),
@@ -100,6 +109,74 @@ fn layers(problem: &Problem, plan: Option<&Plan>, evaluation: &Evaluation) -> St
         .copied()
         .collect();
     table::with_header(&header, rows.collect())
+}
+
+/// Memory, and vCPUs where they are a decision of their own.
+fn size(memory: f64, vcpus: Option<f64>) -> String {
+    match vcpus {
+        Some(vcpus) => format!("{}, {vcpus:.2} vCPUs", bytes(memory)),
+        None => bytes(memory),
+    }
+}
+
+/// What is in every group; nothing where there is none.
+fn groups(plan: &Plan, evaluation: &Evaluation) -> Option<String> {
+    let rows = plan.groups.iter().zip(&evaluation.groups).enumerate().map(|(index, (group, terms))| {
+        let experts: usize = group.experts.iter().map(Vec::len).sum();
+        let layers = group.experts.iter().filter(|experts| !experts.is_empty()).count();
+        vec![
+            index.to_string(),
+            format!("{experts} of {layers} layers"),
+            percent(terms.share),
+            size(group.memory_bytes, group.vcpus),
+            group.replicas.to_string(),
+            format!("{} an hour", dollars(terms.rate * 3600.0)),
+        ]
+    });
+    let header = ["group", "experts", "share of the work", "memory", "replicas", "while alive"];
+    (!plan.groups.is_empty()).then(|| table::with_header(&header, rows.collect()))
+}
+
+fn life(life: &Life) -> String {
+    let cold = format!(
+        "{} of the requests, first token after {}",
+        percent(life.cold_share),
+        seconds(life.cold_ttft_seconds)
+    );
+    table::of_pairs(&[
+        (
+            "alive",
+            format!("{} of the time, {:.1} wakes an hour", percent(life.alive_share), life.wakes_per_hour),
+        ),
+        ("cold", cold),
+        (
+            "load",
+            format!(
+                "{} of what the main functions can serve, {:.2} requests at once, {} of waiting",
+                percent(life.utilisation),
+                life.in_flight,
+                seconds(life.wait_seconds)
+            ),
+        ),
+        ("cost of an hour", dollars(life.dollars_per_hour)),
+    ])
+}
+
+/// All ways beside each other, and the answer in a sentence.
+fn verdict(verdict: &Verdict) -> String {
+    let rows = verdict.rivals.iter().map(|rival| {
+        let shown = |value: Option<f64>, how: fn(f64) -> String| value.map_or_else(String::new, how);
+        vec![
+            rival.name.name().to_owned(),
+            shown(rival.dollars_per_hour, dollars),
+            shown(rival.ttft_seconds, seconds),
+            shown(rival.tpot_seconds, seconds),
+            if rival.feasible { "yes" } else { "no" }.to_owned(),
+            rival.why.clone(),
+        ]
+    });
+    let header = ["way", "an hour", "TTFT", "TPOT", "keeps the limits", "why"];
+    format!("{}\n\n{}", table::with_header(&header, rows.collect()), verdict.sentence)
 }
 
 fn times(problem: &Problem, evaluation: &Evaluation) -> String {

@@ -15,7 +15,8 @@ use remoe_fetch::ModelArgs;
 use remoe_function::parse_size;
 use remoe_model::{Checkpoint, Inspection};
 use remoe_planner::{
-    Answer, ErrorFactor, Limits, Options, Problem, Remote, SizeRange, Slo, Specs, solve, useful_vcpus,
+    Answer, ErrorFactor, Limits, Options, Problem, Remote, SizeRange, Slo, Specs, VcpuRange, solve,
+    useful_vcpus,
 };
 use remoe_predictor::{ErrorBars, Method, Shares, Trained};
 use remoe_profile::{ModelId, Prices, ProblemError, Profile, Wishes};
@@ -59,12 +60,23 @@ pub(crate) struct PlanningArgs {
     /// Replicas of a layer's remote function, at most
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Planning")]
     pub(crate) max_replicas: u32,
+    /// Groups of remote functions that each hold a part of every layer, at most [default: 16 for `plan`; none for
+    /// functions that share one machine: a function per layer, where remote experts pay]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Planning")]
+    pub(crate) max_groups: Option<u32>,
+    /// vCPUs that the main function may have, MIN:MAX:STEP in millicores; they are paid apart from memory then
+    /// [default: one with every GB]
+    #[arg(long, value_name = "M", value_parser = millicores, requires = "remote_cpu", help_heading = "Planning")]
+    pub(crate) main_cpu: Option<VcpuRange>,
+    /// vCPUs that a remote function may have, MIN:MAX:STEP in millicores
+    #[arg(long, value_name = "M", value_parser = millicores, requires = "main_cpu", help_heading = "Planning")]
+    pub(crate) remote_cpu: Option<VcpuRange>,
 }
 
 /// Lets an argument of [`PlanningArgs`] stand only without `other`, beside which it would mean nothing.
 /// The predictor is none of them: it also says which experts a ratio sends away.
 pub(crate) fn not_beside(other: &'static str, argument: clap::Arg) -> clap::Arg {
-    const OF_PLANS: [&str; 8] = [
+    const OF_PLANS: [&str; 11] = [
         "profile",
         "workload",
         "ttft",
@@ -73,6 +85,9 @@ pub(crate) fn not_beside(other: &'static str, argument: clap::Arg) -> clap::Arg 
         "main_memory_mb",
         "remote_memory_mb",
         "max_replicas",
+        "max_groups",
+        "main_cpu",
+        "remote_cpu",
     ];
     match OF_PLANS.contains(&argument.get_id().as_str()) {
         true => argument.conflicts_with(other),
@@ -216,30 +231,32 @@ impl PlanningArgs {
             Some(path) => Prices::from_yaml(&read("--pricing", path)?)
                 .map_err(|error| in_file("--pricing", path, &error))?,
         };
-        let pricing =
-            prices.pricing().map_err(|error| CliError::arguments("--pricing", error.to_string()))?;
+        let pricing = if self.main_cpu.is_some() { prices.pricing_apart() } else { prices.pricing() };
+        let pricing = pricing.map_err(|error| CliError::arguments("--pricing", error.to_string()))?;
         let fallback_bytes = fallback_bytes(model, &profile.model.dtype) as f64;
         let machine = machine::memory_bytes().max(1 << 30) as f64;
         let wishes = Wishes {
             request,
             slo: Slo::new(self.ttft.as_secs_f64(), self.tpot.as_secs_f64()),
             pricing,
-            specs: Specs::new(
-                self.main_memory_mb.unwrap_or(SizeRange {
+            specs: Specs {
+                main: self.main_memory_mb.unwrap_or(SizeRange {
                     min_bytes: 100.0 * MB,
                     max_bytes: (machine / (100.0 * MB)).floor() * 100.0 * MB,
                     step_bytes: 100.0 * MB,
                 }),
-                self.remote_memory_mb,
-            ),
+                remote: self.remote_memory_mb,
+                main_vcpus: self.main_cpu,
+                remote_vcpus: self.remote_cpu,
+            },
             limits: Limits {
                 payload_bytes: None,
                 max_replicas: self.max_replicas,
-                max_groups: None,
+                max_groups: self.max_groups,
                 gpu_bytes: None,
             },
             prediction,
-            arrivals: None,
+            arrivals: self.workload.arrivals()?,
             prediction_p95: p95,
             fallback_bytes,
             cold_start_seconds: 0.0,
@@ -254,7 +271,7 @@ impl PlanningArgs {
                  of an NVIDIA T4; the profile may state gpu_expert_seconds",
             );
         }
-        if self.main_memory_mb.is_none() && problem.request.concurrency > 1 {
+        if self.main_memory_mb.is_none() && self.main_cpu.is_none() && problem.request.concurrency > 1 {
             share_cores(&mut problem, profile.machine.cores);
         }
         Ok(problem)
@@ -353,6 +370,16 @@ fn duration(text: &str) -> Result<Duration, String> {
 }
 
 /// `MIN:MAX:STEP`, numbers of MB or sizes with units.
+fn millicores(text: &str) -> Result<VcpuRange, String> {
+    let parts: Vec<f64> = text.split(':').map(|part| part.parse().unwrap_or(f64::NAN)).collect();
+    match parts[..] {
+        [min, max, step] if min >= 1.0 && (min..=1e7).contains(&max) && (1.0..=1e7).contains(&step) => {
+            Ok(VcpuRange { min: min / 1e3, max: max / 1e3, step: step / 1e3 })
+        }
+        _ => Err("is not MIN:MAX:STEP in millicores, as in 500:8000:500".to_owned()),
+    }
+}
+
 fn sizes(text: &str) -> Result<SizeRange, String> {
     let bytes = |part: &str| match part.parse::<f64>() {
         Ok(megabytes) => megabytes * MB,
@@ -380,6 +407,14 @@ mod tests {
         assert_eq!(duration("1.5s"), Ok(Duration::from_millis(1500)));
         for wrong in ["10", "s", "-1s", "0ms", "NaNs", "1e9s"] {
             assert!(duration(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn millicores_are_ranges_of_vcpus() {
+        assert_eq!(millicores("500:8000:250"), Ok(VcpuRange { min: 0.5, max: 8.0, step: 0.25 }));
+        for wrong in ["500", "500m:1000m:1", "0:1:1", "2:1:1", "1:2:0", "1:inf:1", "1:2:3:4"] {
+            assert!(millicores(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -4,7 +4,7 @@ use crate::exit::CliError;
 use crate::planning::{in_file, read};
 use clap::Args;
 use remoe_model::Inspection;
-use remoe_planner::Request;
+use remoe_planner::{Arrivals, Request};
 use serde::Deserialize;
 use std::path::PathBuf;
 
@@ -20,8 +20,9 @@ const MOST_CONCURRENCY: u32 = 256;
 /// What requests are like.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct WorkloadArgs {
-    /// Typical and largest requests: {"typicalInputTokens", "typicalOutputTokens", "maxInputTokens",
-    /// "maxOutputTokens", "concurrency"} in YAML or JSON
+    /// Typical and largest requests, and how often they come: {"typicalInputTokens", "typicalOutputTokens",
+    /// "maxInputTokens", "maxOutputTokens", "concurrency", "arrivals": {"perHour", "burst", "idleSeconds",
+    /// "recordedSeconds"}} in YAML or JSON
     #[arg(long, value_name = "FILE", help_heading = "Planning")]
     pub(crate) workload: Option<PathBuf>,
 }
@@ -44,19 +45,50 @@ struct Workload {
     max_input_tokens: Option<u64>,
     max_output_tokens: Option<u64>,
     concurrency: Option<u32>,
+    arrivals: Option<ArrivalsForm>,
+}
+
+/// How requests come: at random, or as they were recorded.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct ArrivalsForm {
+    per_hour: Option<f64>,
+    burst: Option<f64>,
+    idle_seconds: Option<f64>,
+    recorded_seconds: Option<Vec<f64>>,
 }
 
 impl WorkloadArgs {
-    /// The requests to plan for; `concurrency` of them at once, where that is said.
-    pub(crate) fn request(&self, model: &Inspection, concurrency: Option<u32>) -> Result<Request, CliError> {
-        let workload = match &self.workload {
-            None => Workload::default(),
+    fn read(&self) -> Result<Workload, CliError> {
+        match &self.workload {
+            None => Ok(Workload::default()),
             Some(path) => serde_path_to_error::deserialize(serde_yaml::Deserializer::from_str(&read(
                 "--workload",
                 path,
             )?))
-            .map_err(|error| in_file("--workload", path, &error))?,
-        };
+            .map_err(|error| in_file("--workload", path, &error)),
+        }
+    }
+
+    /// When requests come, where the workload says so.
+    pub(crate) fn arrivals(&self) -> Result<Option<Arrivals>, CliError> {
+        let Some(form) = self.read()?.arrivals else { return Ok(None) };
+        if form.per_hour.is_some() == form.recorded_seconds.is_some() {
+            let message =
+                "arrivals: either perHour (requests in an hour) or recordedSeconds (times of requests)";
+            return Err(CliError::arguments("--workload", message));
+        }
+        Ok(Some(Arrivals {
+            per_second: form.per_hour.unwrap_or(0.0) / 3600.0,
+            burst: form.burst.unwrap_or(1.0),
+            recorded_seconds: form.recorded_seconds,
+            idle_seconds: form.idle_seconds,
+        }))
+    }
+
+    /// The requests to plan for; `concurrency` of them at once, where that is said.
+    pub(crate) fn request(&self, model: &Inspection, concurrency: Option<u32>) -> Result<Request, CliError> {
+        let workload = self.read()?;
         let context = model.context_length as u64;
         let typical_input = workload.typical_input_tokens.unwrap_or(TYPICAL_INPUT);
         let typical_output = workload.typical_output_tokens.unwrap_or(TYPICAL_OUTPUT);

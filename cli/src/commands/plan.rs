@@ -23,6 +23,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
+/// Groups of remote functions where nothing is said.
+const MOST_GROUPS: u32 = 16;
+
 // A problem stands for a model.
 #[derive(Debug, Args)]
 #[command(mut_args(|argument| planning::not_beside("problem", argument)))]
@@ -141,7 +144,9 @@ impl PlanArgs {
             CliError::arguments("--profile", message)
         })?;
         let asked = Asked { prompt: self.prompt.as_deref(), concurrency: self.concurrency.concurrency };
-        self.planning.problem(&checkpoint, &inspection, &profile, self.dtype, asked)
+        let mut problem = self.planning.problem(&checkpoint, &inspection, &profile, self.dtype, asked)?;
+        problem.limits.max_groups.get_or_insert(MOST_GROUPS);
+        Ok(problem)
     }
 }
 

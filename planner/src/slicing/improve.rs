@@ -88,7 +88,8 @@ impl Slicing<'_, '_> {
         }
         plans.retain(|plan| {
             let counts: Vec<usize> = plan.layers.iter().map(|layer| layer.remote.len()).collect();
-            self.remote.allows(self.model, &counts)
+            // What has nothing remote is a way of its own.
+            plan.replicas() > 0 && self.remote.allows(self.model, &counts)
         });
         plans.truncate(most);
         plans

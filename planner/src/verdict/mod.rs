@@ -6,6 +6,7 @@ use crate::answer::plans::Plans;
 use crate::answer::words::{amount, limit_name};
 use crate::cost::Evaluation;
 use crate::cost::baselines::{Baseline, Baselines, fetch_with_moves};
+use crate::problem::Device;
 use crate::problem::model::Model;
 use crate::slicing::Planned;
 use serde::Serialize;
@@ -108,6 +109,10 @@ pub(crate) fn rivals(model: &Model<'_>, baselines: &Baselines, plans: &Plans<'_>
         true => none_fits(experts + model.gpu_bytes + model.problem.runtime_bytes),
         false => "the problem does not say what the rest takes on CPUs".to_owned(),
     };
+    let of_cpus = match model.problem.device {
+        Device::Gpu => baseline(Way::Cpu, baselines.cpu.as_ref(), model, on_cpus),
+        Device::Cpu => absent(Way::Cpu, "is all experts beside the main function: there is no GPU"),
+    };
     let fetch = fetch_with_moves(model);
     let moves = match model.problem.swap_seconds.per_token > 0.0 {
         true => on_main.clone(),
@@ -117,7 +122,7 @@ pub(crate) fn rivals(model: &Model<'_>, baselines: &Baselines, plans: &Plans<'_>
         sliced,
         planned(Way::Layers, plans.per_layer.as_ref()),
         baseline(Way::Mix, baselines.mix.as_ref(), model, on_main),
-        baseline(Way::Cpu, baselines.cpu.as_ref(), model, on_cpus),
+        of_cpus,
         of_gpu(Way::Gpu, baselines.gpu.as_ref(), none_fits(model.main_base())),
         of_gpu(Way::Fetch, fetch.as_ref(), moves),
     ];

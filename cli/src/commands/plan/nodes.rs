@@ -342,7 +342,7 @@ impl Question<'_> {
             },
             request: self.planning.workload.request(inspection, self.concurrency.concurrency)?,
             slo: Slo::new(self.planning.ttft.as_secs_f64(), self.planning.tpot.as_secs_f64()),
-            arrivals: None,
+            arrivals: self.planning.workload.arrivals()?,
             shapes,
             reserve: Reserve::default(),
             spot: match self.args.spot {
