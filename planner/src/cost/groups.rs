@@ -166,6 +166,7 @@ impl Model<'_> {
             share: self.share_of(layer, part.experts),
             seconds: part.curve.seconds(1.0, part.column) + down,
             trip,
+            count: 1,
         };
         let trip = self.round_trip();
         let mut paths: Vec<Path> = away.iter().map(|part| path(part, self.down, trip)).collect();

@@ -13,6 +13,8 @@ pub(crate) struct Path {
     pub(crate) seconds: f64,
     /// Seconds once, where there is any expert.
     pub(crate) trip: f64,
+    /// Paths that are the same in all of this.
+    pub(crate) count: usize,
 }
 
 /// Expected seconds of the slowest of `paths` for one token with `top_k` experts, each of which is on a path
@@ -23,13 +25,14 @@ pub(crate) struct Path {
 /// probability of that is a coefficient of a product of truncated exponential series, one per path.
 pub(crate) fn expected_slowest(top_k: usize, paths: &[Path]) -> f64 {
     if top_k > MOST_EXACT {
-        return slowest_of(paths.iter().map(|path| Work::of_token(path, top_k)));
+        let works = paths.iter().flat_map(|path| vec![Work::of_token(path, top_k); path.count]);
+        return slowest_of(works);
     }
     let seconds = |path: &Path, count: usize| match count {
         0 => 0.0,
         count => count as f64 * path.seconds + path.trip,
     };
-    let possible = || paths.iter().filter(|path| path.share > 0.0);
+    let possible = || paths.iter().filter(|path| path.share > 0.0 && path.count > 0);
     let mut times: Vec<f64> =
         possible().flat_map(|path| (0..=top_k).map(move |count| seconds(path, count))).collect();
     times.sort_by(f64::total_cmp);
@@ -37,7 +40,8 @@ pub(crate) fn expected_slowest(top_k: usize, paths: &[Path]) -> f64 {
     let (mut expected, mut before) = (0.0, 0.0);
     for time in times {
         let most = |path: &Path| (0..=top_k).rev().find(|count| seconds(path, *count) <= time).unwrap_or(0);
-        let within = Spread::of(top_k, possible().map(|path| (path.share, most(path)))).probability();
+        let within =
+            Spread::of(top_k, possible().map(|path| (path.share, most(path), path.count))).probability();
         expected += time * (within - before);
         before = within;
         // What is left is rounding.
@@ -56,21 +60,24 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    pub(crate) fn of(top_k: usize, paths: impl Iterator<Item = (f64, usize)>) -> Self {
+    /// Of paths with a share and the most experts each, so many times.
+    pub(crate) fn of(top_k: usize, paths: impl Iterator<Item = (f64, usize, usize)>) -> Self {
         let mut coefficients = vec![0.0; top_k + 1];
         coefficients[0] = 1.0;
         let mut terms = vec![0.0; top_k + 1];
-        for (share, most) in paths {
+        for (share, most, count) in paths {
             let most = most.min(top_k);
             let mut term = 1.0;
             for (count, slot) in terms.iter_mut().enumerate().take(most + 1) {
                 *slot = term;
                 term *= share / (count + 1) as f64;
             }
-            for total in (0..=top_k).rev() {
-                let sum: f64 =
-                    (0..=most.min(total)).map(|count| terms[count] * coefficients[total - count]).sum();
-                coefficients[total] = sum;
+            for _ in 0..count {
+                for total in (0..=top_k).rev() {
+                    let counts = 0..=most.min(total);
+                    coefficients[total] =
+                        counts.map(|count| terms[count] * coefficients[total - count]).sum();
+                }
             }
         }
         Self { coefficients }
@@ -166,6 +173,7 @@ mod tests {
             share,
             seconds,
             trip,
+            count: 1,
         });
         proptest::collection::vec(path, 1..5).prop_map(|mut paths| {
             let sum: f64 = paths.iter().map(|path| path.share).sum();
@@ -204,10 +212,19 @@ mod tests {
         }
 
         #[test]
+        fn equal_paths_may_be_counted(share in 0.0_f64..1.0, seconds in 0.1_f64..2.0, trip in 0.0_f64..1.0, count in 1_usize..5, top_k in 1_usize..6) {
+            let local = Path { share: 1.0 - share, seconds: 1.0, trip: 0.0, count: 1 };
+            let one = Path { share: share / count as f64, seconds, trip, count: 1 };
+            let counted = expected_slowest(top_k, &[local, Path { count, ..one }]);
+            let single = expected_slowest(top_k, &[vec![local], vec![one; count]].concat());
+            prop_assert!((counted - single).abs() <= 1e-9 * single.max(1.0));
+        }
+
+        #[test]
         fn two_paths_are_the_binomial_form(share in 0.0_f64..1.0, local in 0.01_f64..3.0, remote in 0.01_f64..3.0, trip in 0.0_f64..2.0, top_k in 1_usize..9) {
             let paths = [
-                Path { share: 1.0 - share, seconds: local, trip: 0.0 },
-                Path { share, seconds: remote, trip },
+                Path { share: 1.0 - share, seconds: local, trip: 0.0, count: 1 },
+                Path { share, seconds: remote, trip, count: 1 },
             ];
             let binomial = expected_slower_path(&remote_count_probabilities(top_k, share), local, remote, trip);
             prop_assert!((expected_slowest(top_k, &paths) - binomial).abs() <= 1e-9 * binomial.max(1.0));
@@ -215,8 +232,8 @@ mod tests {
 
         #[test]
         fn a_path_more_is_the_last_factor(share in 0.0_f64..1.0, most in 0_usize..5, top_k in 1_usize..6) {
-            let others = [(share * 0.4, 3), (share * 0.6, 2)];
-            let all = others.into_iter().chain([(1.0 - share, most)]);
+            let others = [(share * 0.4, 3, 1), (share * 0.3, 2, 2)];
+            let all = others.into_iter().chain([(1.0 - share, most, 1)]);
             let whole = Spread::of(top_k, all).probability();
             let apart = Spread::of(top_k, others.into_iter()).with(1.0 - share, most);
             prop_assert!((whole - apart).abs() < 1e-12);
@@ -225,7 +242,7 @@ mod tests {
 
     #[test]
     fn many_experts_per_token_are_told_by_mean_and_variance() {
-        let paths = [0.2, 0.3, 0.5].map(|share| Path { share, seconds: 1.0, trip: 0.1 });
+        let paths = [0.2, 0.3, 0.5].map(|share| Path { share, seconds: 1.0, trip: 0.1, count: 1 });
         let exact = expected_slowest(MOST_EXACT, &paths);
         let normal = slowest_of(paths.iter().map(|path| Work::of_token(path, MOST_EXACT)));
         assert!((exact - normal).abs() < 0.02 * exact, "{exact} {normal}");

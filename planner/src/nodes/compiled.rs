@@ -1,7 +1,8 @@
 //! Shapes with their times ready to be added up.
 
 use super::form::{GpuTimes, NodeShape, Rental, ResidentModel, Spot};
-use super::slowest::{Path, least_slowest_path, slowest_path};
+use super::slowest::least_slowest;
+use crate::cost::slowest::{Path, expected_slowest};
 use crate::problem::curve::Curve;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -236,7 +237,7 @@ impl<'a> Compiled<'a> {
         if let Some(times) = self.known.borrow().get(&key) {
             return *times;
         }
-        let times = self.timed(at, slowest_path);
+        let times = self.timed(at, expected_slowest);
         let mut known = self.known.borrow_mut();
         if known.len() >= MOST_KNOWN {
             known.clear();
@@ -247,10 +248,10 @@ impl<'a> Compiled<'a> {
 
     /// The times that [`Self::split`] is not below.
     pub(super) fn least_split(&self, at: &Split) -> Times {
-        self.timed(at, least_slowest_path)
+        self.timed(at, least_slowest)
     }
 
-    fn timed(&self, at: &Split, slowest: fn(&[Path], usize) -> f64) -> Times {
+    fn timed(&self, at: &Split, slowest: fn(usize, &[Path]) -> f64) -> Times {
         let (model, rental, size) = (self.model(), self.rental, self.setting.size);
         let rest = self.rest(at.main, at.device);
         let (main, host) = (&self.shapes[at.main].speeds[0], self.speed(at.host, at.per_node));
@@ -260,15 +261,14 @@ impl<'a> Compiled<'a> {
         let back = transport.token_bytes_down / transport.bytes_per_second;
         let path = |experts: usize, count: usize| Path {
             share: (1.0 - local_share) * experts as f64 / remote.max(1) as f64,
-            seconds_per_expert: host.decode * size + back,
-            round_trip: transport.round_trip(),
+            seconds: host.decode * size + back,
+            trip: transport.round_trip(),
             count,
         };
-        let local =
-            Path { share: local_share, seconds_per_expert: main.decode * size, round_trip: 0.0, count: 1 };
+        let local = Path { share: local_share, seconds: main.decode * size, trip: 0.0, count: 1 };
         // Groups of equal size as far as the number of experts allows.
         let (least, larger) = (remote / at.groups, remote % at.groups);
-        let step = slowest(&[local, path(least, at.groups - larger), path(least + 1, larger)], model.top_k);
+        let step = slowest(model.top_k, &[local, path(least, at.groups - larger), path(least + 1, larger)]);
         let called = 1.0 - local_share.min(1.0).powi(model.top_k as i32);
         let largest = remote.div_ceil(at.groups) as f64 / remote.max(1) as f64;
         let rows = rental.request.input_tokens * model.top_k as f64 * (1.0 - local_share) * largest;

@@ -8,7 +8,6 @@
 //! many as run at once. The search is exact for equal functions but for one thing: how many experts of a layer
 //! stay beside the main function is tried at a few numbers.
 
-mod alive;
 mod compiled;
 mod cover;
 mod form;
@@ -18,6 +17,7 @@ mod slowest;
 mod verdict;
 mod whole;
 
+use crate::alive::{Service, alive};
 use crate::error::FieldError;
 use compiled::Compiled;
 pub use form::{GpuTimes, NodeShape, Rental, Reserve, ResidentModel, Spot};
@@ -145,9 +145,17 @@ impl Compiled<'_> {
     }
 
     fn alive_share(&self, times: compiled::Times) -> f64 {
+        let Some(arrivals) = &self.rental.arrivals else { return 1.0 };
         let request = &self.rental.request;
-        let seconds = times.ttft + request.output_tokens * times.tpot;
-        self.rental.arrivals.as_ref().map_or(1.0, |arrivals| alive::share(arrivals, seconds))
+        // Nodes are there from the moment that they are rented: what comes before is not paid for.
+        let service = Service {
+            prefill_seconds: times.ttft,
+            step_seconds: vec![times.tpot],
+            steps: request.output_tokens,
+            concurrency: request.concurrency,
+            mains: 1,
+        };
+        alive(arrivals, &service, 0.0).share
     }
 
     /// What `found` costs per hour in the mean.

@@ -64,7 +64,7 @@ impl Probabilities {
         let side = top_k + 1;
         let mut cells = Vec::with_capacity(side * side);
         for most in 0..side {
-            let spread = Spread::of(top_k, groups.iter().map(|share| (*share, most)));
+            let spread = Spread::of(top_k, groups.iter().map(|share| (*share, most, 1)));
             cells.extend((0..side).map(|count| spread.with(local, count)));
         }
         Self { side, cells }
@@ -265,10 +265,10 @@ impl<'m> Layer<'m> {
                 let mut paths: Vec<Path> = self
                     .shares
                     .iter()
-                    .map(|(_, share)| Path { share: *share, seconds: away, trip })
+                    .map(|(_, share)| Path { share: *share, seconds: away, trip, count: 1 })
                     .collect();
                 let rest: f64 = paths.iter().map(|path| path.share).sum();
-                paths.push(Path { share: (1.0 - rest).max(0.0), seconds: here, trip: 0.0 });
+                paths.push(Path { share: (1.0 - rest).max(0.0), seconds: here, trip: 0.0, count: 1 });
                 expected_slowest(self.model.top_k, &paths)
             }
         };
