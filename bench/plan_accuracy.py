@@ -63,6 +63,37 @@ def plans(remoe, model, workload, folder):
         yield f"{ratio:.0%} remote, {replicas} replicas", {"problem": problem, "plan": plan, "evaluation": evaluation}
 
 
+def group_plans(remoe, model, workload, folder, vcpus):
+    """All experts, or half of them, in 1, 2 and 4 groups that each hold a slice of every layer, every function with the
+    same quota."""
+    millis = int(vcpus * 1000)
+    base = [remoe, "plan", "--model", model, "--profile", workload["profile"], "--workload", workload["file"]]
+    base += ["--main-cpu", f"{millis}:{millis}:1000", "--remote-cpu", f"{millis}:{millis}:1000",
+             "--remote-memory-mb", "100:16000:100", "--tpot", "60s", "--ttft", "600s", "--json"]
+    answer = run(base + ["--remote", "never"])
+    problem, main = answer["problem"], answer["plan"]["main_bytes"]
+    for ratio in (1.0, 0.5):
+        for count in (1, 2, 4):
+            dealt = [[] for _ in range(count)]
+            for index, layer in enumerate(problem["layers"]):
+                remote = int(layer["experts"] * ratio + 0.5)
+                ids = range(layer["experts"] - remote, layer["experts"])
+                for group in range(count):
+                    own = [str(expert) for expert in ids if expert % count == group]
+                    dealt[group].append(f"{index}:{','.join(own)}")
+            plan = {"main_bytes": main, "main_vcpus": vcpus,
+                    "groups": [{"experts": ",".join(group), "vcpus": vcpus, "replicas": 1} for group in dealt]}
+            file = os.path.join(folder, "draft.json")
+            with open(file, "w") as out:
+                json.dump(plan, out)
+            evaluation = run(base + ["--evaluate", file])
+            whole = {**plan, "layers": [{"remote": sorted(int(e) for group in dealt for e in group[index].split(":")[1].split(","))}
+                                        for index in range(len(problem["layers"]))]}
+            for group, terms in zip(whole["groups"], evaluation["groups"]):
+                group["memory_bytes"] = math.ceil(terms["needed_bytes"] / (100 * MB)) * 100 * MB
+            yield f"{ratio:.0%} remote in {count} groups", {"problem": problem, "plan": whole, "evaluation": evaluation}
+
+
 def peak_bytes(pid):
     """The most memory that the process had of its own, without what files back."""
     for line in open(f"/proc/{pid}/status"):
@@ -137,6 +168,8 @@ def main():
     parser.add_argument("--profile", help="made anew where it is not given")
     parser.add_argument("--requests", type=int, default=6, help="per plan")
     parser.add_argument("--tokens", type=int, default=24, help="generated per request")
+    parser.add_argument("--groups", type=float, metavar="VCPUS",
+                        help="slices of every layer in 1, 2 and 4 groups, every function with this quota, instead")
     parser.add_argument("--out", help="where all figures go, as JSON")
     args = parser.parse_args()
     facts = run([args.remoe, "inspect", "--model", args.model, "--json"])
@@ -151,10 +184,14 @@ def main():
                        "maxInputTokens": 256, "maxOutputTokens": 64}, file)
         workload = {"profile": profile_file, "file": workload_file}
         results = []
-        for name, answer in plans(args.remoe, args.model, workload, folder):
+        chosen = plans(args.remoe, args.model, workload, folder)
+        if args.groups:
+            chosen = group_plans(args.remoe, args.model, workload, folder, args.groups)
+        for name, answer in chosen:
             answer["moe_layers"] = facts["moe_layers"]
             start, compared, peaks = measure(args.remoe, args.model, answer, facts, args.requests, args.tokens)
-            results.append({"plan": name, "start": start, "requests": compared, "memory": memory(answer, peaks, profile),
+            sizes = [] if args.groups else memory(answer, peaks, profile)
+            results.append({"plan": name, "start": start, "requests": compared, "memory": sizes,
                             "main_bytes": answer["plan"]["main_bytes"],
                             "remote_experts": sum(len(layer["remote"]) for layer in answer["plan"]["layers"])})
             report(results[-1])
@@ -188,6 +225,8 @@ def summarise(results):
         print(f"  {name}: median error {statistics.median(found):.1%} (signed {signed:+.1%}), "
               f"90 % within {found[int(0.9 * (len(found) - 1))]:.1%}")
     functions = [row for result in results for row in result["memory"]]
+    if not functions:
+        return
     over = [row for row in functions if row["peak_bytes"] > row["specified_bytes"]]
     off = [row["peak_bytes"] / row["expected_bytes"] - 1 for row in functions]
     print(f"  memory: {len(functions)} functions, {len(over)} above their specification; "

@@ -157,7 +157,8 @@ impl Wanted {
         self.options.kv_cache_bytes = Some(cache);
         self.options.main_limits = Some(ResourceLimits {
             memory_bytes: (size.memory_bytes as u64).saturating_add(cache.saturating_sub(planned)),
-            ..ResourceLimits::of_memory(size.main_bytes as u64)
+            // A millionth is rounding.
+            cpu_millis: ((size.vcpus * 1e3 - 1e-6).ceil() as u64).max(1),
         });
         self.options.main_threads = Some(self.options.threads.unwrap_or(size.threads));
         self.run_at_once(size.concurrency);

@@ -307,7 +307,10 @@ pub(crate) async fn plan(problem: &Problem, remote: RemoteArg) -> Result<Answer,
 /// The same problem with the main function's size decided.
 pub(crate) fn with_main(problem: &Problem, main_bytes: f64) -> Problem {
     let main = SizeRange { min_bytes: main_bytes, max_bytes: main_bytes, step_bytes: MB };
-    Problem { specs: Specs { main, ..problem.specs }, ..problem.clone() }
+    // It has started with as many vCPUs as it may have.
+    let most = |range: VcpuRange| VcpuRange { min: range.largest(), max: range.largest(), ..range };
+    let main_vcpus = problem.specs.main_vcpus.map(most);
+    Problem { specs: Specs { main, main_vcpus, ..problem.specs }, ..problem.clone() }
 }
 
 /// Memory of the main function for experts that no remote function answers for: two tokens' experts of a

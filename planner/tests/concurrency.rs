@@ -106,7 +106,7 @@ fn small_steps() -> Problem {
 fn threads_are_those_that_help_a_step_of_all_requests() {
     let problem = small_steps();
     let many = with_concurrency(&problem, 16);
-    let threads = |problem: &Problem, bytes: f64| MainSize::of(problem, bytes).threads;
+    let threads = |problem: &Problem, bytes: f64| MainSize::of(problem, bytes, None).threads;
     assert_eq!([1e8, 1e9, 2e9, 8e9].map(|bytes| threads(&problem, bytes)), [1, 1, 1, 1]);
     assert_eq!([1e8, 1e9, 2e9, 8e9].map(|bytes| threads(&many, bytes)), [1, 1, 2, 2]);
     assert_eq!((useful_vcpus(&many, 64.0), useful_vcpus(&many, 1.9)), (2, 1));
@@ -115,7 +115,7 @@ fn threads_are_those_that_help_a_step_of_all_requests() {
 #[test]
 fn the_cache_has_room_while_one_layer_of_it_grows() {
     let many = with_concurrency(&small_steps(), 8);
-    let size = MainSize::of(&many, 2e9);
+    let size = MainSize::of(&many, 2e9, None);
     let (typical, largest) = tokens(&many);
     let layers = || many.layers.iter().map(|layer| layer.kv_bytes_per_token);
     let per_token = layers().sum::<f64>() + layers().fold(0.0, f64::max);

@@ -154,7 +154,7 @@ async fn start(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) -> Result
     let supervisor = match (&problem, args.start) {
         (Some(problem), StartOrder::Preallocated) => {
             let main_bytes = preallocate(problem)?.main_bytes;
-            wanted.size_main(MainSize::of(problem, main_bytes));
+            wanted.size_main(MainSize::of(problem, main_bytes, None));
             let supervisor = wanted.launch(main_alone(wanted.desired()), progress)?;
             let problem = with_main(problem, main_bytes);
             let answer = plan(&problem, args.remote).await?;

@@ -103,7 +103,7 @@ impl Account {
     /// The main function's size.
     #[must_use]
     pub fn main_size(&self) -> MainSize {
-        MainSize::of(&self.problem, self.plan.main_bytes)
+        MainSize::of(&self.problem, self.plan.main_bytes, self.plan.main_vcpus)
     }
 
     /// What a request of `input` tokens with `steps` decode steps is expected to take.

@@ -6,8 +6,10 @@ use crate::problem::{CpuProfile, Device, Layer, Problem};
 /// The main function's size under a plan, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MainSize {
-    /// The plan's: what its vCPUs and its price go by.
+    /// The plan's: what its price goes by, and its vCPUs where they come with memory.
     pub main_bytes: f64,
+    /// Its vCPUs.
+    pub vcpus: f64,
     /// What its container needs: on CPUs the non-expert part, keys and values live there too.
     pub memory_bytes: f64,
     /// Keys and values of all requests that run at once, while their caches grow: the cache of one layer
@@ -22,20 +24,23 @@ pub struct MainSize {
 }
 
 impl MainSize {
-    /// The size of a main function of `main_bytes` for `problem`.
+    /// The size of a main function of `main_bytes` for `problem`, with `vcpus` where they are a decision of
+    /// their own; where they are and nobody has decided, as many as there may be.
     #[must_use]
-    pub fn of(problem: &Problem, main_bytes: f64) -> Self {
+    pub fn of(problem: &Problem, main_bytes: f64, vcpus: Option<f64>) -> Self {
         let model = Model::new(problem);
+        let vcpus = vcpus.unwrap_or_else(|| model.main_vcpus(main_bytes));
         let per_token = || problem.layers.iter().map(|layer| layer.kv_bytes_per_token);
         let growing = model.memory_tokens * per_token().fold(0.0, f64::max);
         let beside = if problem.device == Device::Cpu { model.gpu_bytes + growing } else { 0.0 };
         Self {
             main_bytes,
+            vcpus,
             memory_bytes: main_bytes + beside,
             kv_cache_bytes: (model.memory_tokens * per_token().sum::<f64>() + growing).ceil(),
             kv_cache_tokens: model.memory_tokens,
             concurrency: problem.request.concurrency,
-            threads: useful_vcpus(problem, main_bytes / problem.pricing.vcpu_bytes()),
+            threads: useful_vcpus(problem, vcpus),
         }
     }
 }
