@@ -3,8 +3,8 @@
 use crate::output::table;
 use remoe_planner::{
     Alternative, Answer, Baseline, Change, Device, Evaluation, Explanation, Infeasible, Layer, LayerPlan,
-    Life, Plan, Preallocation, Problem, Reason, Refusal, Remedy, Selection, Verdict, Violation, amount,
-    limit_name, rounded_up,
+    Life, Plan, Preallocation, Problem, Reason, Refusal, Remedy, Selection, Sturdiness, Verdict, Violation,
+    amount, limit_name, rounded_up,
 };
 
 /// A plan with everything behind it.
@@ -20,6 +20,7 @@ pub(crate) fn answer(problem: &Problem, answer: &Answer) -> String {
     parts.extend([times(problem, &answer.evaluation), costs(&answer.evaluation)]);
     parts.extend(answer.evaluation.life.as_ref().map(life));
     parts.extend([baselines(problem, answer), reasons(&answer.explanation)]);
+    parts.extend(answer.sturdiness.as_ref().map(sturdiness));
     parts.extend(answer.change.as_ref().map(change));
     parts.push(verdict(&answer.verdict));
     parts.join("\n\n")
@@ -160,6 +161,24 @@ fn life(life: &Life) -> String {
         ),
         ("cost of an hour", dollars(life.dollars_per_hour)),
     ])
+}
+
+/// What wrong figures do to a plan of groups.
+fn sturdiness(sturdy: &Sturdiness) -> String {
+    let Sturdiness { tried, broken, worst_above, broken_of_cheapest, above_cheapest } = sturdy;
+    let cheapest = match above_cheapest {
+        none if *none <= 0.0 => "it is the cheapest plan".to_owned(),
+        above => {
+            format!("{} more than the cheapest plan, which breaks {broken_of_cheapest}", percent(*above))
+        }
+    };
+    table::of_pairs(&[(
+        "when figures are wrong",
+        format!(
+            "limits are broken in {broken} of {tried} cases, {} dearer at worst; {cheapest}",
+            percent(*worst_above)
+        ),
+    )])
 }
 
 /// All ways beside each other, and the answer in a sentence.

@@ -27,6 +27,8 @@ use std::time::Duration;
 /// Bytes of one MB, and of one GB, with which a vCPU comes.
 const MB: f64 = 1e6;
 const GB: f64 = 1e9;
+/// Share of the cost that standing wrong figures is worth where nothing is said.
+pub(crate) const STURDY: f64 = 0.02;
 /// No file is longer; a problem of a thousand layers of 512 experts is a tenth of it.
 const FILE_LIMIT: u64 = 256 << 20;
 
@@ -299,7 +301,7 @@ fn share_cores(problem: &mut Problem, cores: u32) {
 /// The cheapest plan. It takes a moment: a thread of its own makes it.
 pub(crate) async fn plan(problem: &Problem, remote: RemoteArg) -> Result<Answer, CliError> {
     let problem = problem.clone();
-    let options = Options { remote: remote.into(), ..Options::default() };
+    let options = Options { remote: remote.into(), sturdy: STURDY, ..Options::default() };
     let solved = tokio::task::spawn_blocking(move || solve(&problem, None, &options)).await;
     Ok(solved.map_err(|error| CliError::runtime(format!("planning failed: {error}")))??)
 }

@@ -54,4 +54,5 @@ pub use problem::{
 pub use search::Counters;
 pub use search::continuous::{Continuous, Fit, Refusal};
 pub use search::selection::Selection;
+pub use slicing::Sturdiness;
 pub use verdict::{Cause, Rival, Turn, Verdict, Way};

@@ -465,3 +465,25 @@ fn no_other_option_of_a_single_layer_is_better() {
     }
     assert!(held > 0, "no limit binds: the test says nothing");
 }
+
+/// A plan that may cost a little more breaks limits no more often when figures are wrong, and keeps them when
+/// they are right.
+#[test]
+fn sturdy_plans_stand_wrong_figures_no_worse() {
+    let (mut with_groups, mut sturdier) = (0, 0);
+    for seed in 0..50 {
+        let mut problem = small_problem(seed, 2);
+        problem.limits.max_groups = Some(3);
+        problem.pricing.billing = remoe_planner::Billing::Reserved;
+        let Ok(cheapest) = solve(&problem, None, &Options::default()) else { continue };
+        let sturdy = solve(&problem, None, &Options { sturdy: 0.02, ..Options::default() }).unwrap();
+        let Some(figures) = sturdy.sturdiness else { continue };
+        with_groups += 1;
+        sturdier += usize::from(figures.broken < figures.broken_of_cheapest);
+        assert!(figures.broken <= figures.broken_of_cheapest, "{seed}");
+        assert!(sturdy.evaluation.violations.is_empty(), "{seed}");
+        let cost = sturdy.evaluation.total_cost / cheapest.evaluation.total_cost;
+        assert!((1.0 - 1e-9..=1.02 + 1e-9).contains(&cost), "{seed}: {cost}");
+    }
+    assert!(with_groups >= 8 && sturdier >= 1, "{with_groups} {sturdier}");
+}

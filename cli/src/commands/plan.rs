@@ -63,6 +63,10 @@ pub(crate) struct PlanArgs {
     /// Keep the limits also when predictions err as far as they do in 5 % of the cases
     #[arg(long)]
     robust: bool,
+    /// Share of the cost by which a plan of groups may be dearer to keep the limits when figures are wrong by 30 %
+    /// [default: 0.02 for a model, 0 for a file that states the problem]
+    #[arg(long, value_name = "SHARE", value_parser = share, allow_negative_numbers = true)]
+    sturdy: Option<f64>,
     /// Whether experts may be remote
     #[arg(long, value_enum, default_value_t)]
     remote: RemoteArg,
@@ -114,8 +118,14 @@ pub(crate) fn run(args: &PlanArgs, as_json: bool) -> Result<ExitCode, CliError> 
         return command.answer(evaluation, |answer| plan_report::evaluation(problem, answer));
     }
     let previous = args.previous.as_ref().map(|path| read_plan("--previous", path)).transpose()?;
-    let options =
-        Options { remote: args.remote.into(), robust: args.robust, hysteresis: args.hysteresis, turns: true };
+    let sturdy = args.sturdy.unwrap_or(if args.problem.is_some() { 0.0 } else { planning::STURDY });
+    let options = Options {
+        remote: args.remote.into(),
+        robust: args.robust,
+        hysteresis: args.hysteresis,
+        sturdy,
+        turns: true,
+    };
     let solved = solve(problem, previous.as_ref(), &options);
     command.answer(solved, |answer| plan_report::answer(problem, answer))
 }

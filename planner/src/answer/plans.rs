@@ -9,7 +9,7 @@ use crate::search::candidate::Multipliers;
 use crate::search::selection::{Candidate, across_layers, by_ratio, others};
 use crate::search::tables::LayerTable;
 use crate::search::{COST_TIE, Counters, Found, Search};
-use crate::slicing::{Family, Planned, Slicing};
+use crate::slicing::{Family, Planned, Slicing, Sturdiness};
 
 /// How much is searched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,14 +141,13 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
         Some(self.in_layers(&best).unwrap_or(best))
     }
 
-    fn slicing(
-        &self,
-        candidates: Vec<Candidate>,
-        family: Family,
-        effort: Effort,
-        counters: &mut Counters,
-    ) -> Option<Planned> {
-        let mut slicing = Slicing {
+    /// The plan near `best` that stands wrong figures best, within `share` of its cost.
+    pub(crate) fn sturdier(&self, best: &Planned, share: f64) -> (Planned, Sturdiness) {
+        self.new_slicing().sturdier(best, share)
+    }
+
+    fn new_slicing(&self) -> Slicing<'_, 'm> {
+        Slicing {
             model: self.model,
             tables: self.tables,
             factors: self.factors,
@@ -156,7 +155,17 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
             remote: self.remote,
             best: None,
             counters: Counters::default(),
-        };
+        }
+    }
+
+    fn slicing(
+        &self,
+        candidates: Vec<Candidate>,
+        family: Family,
+        effort: Effort,
+        counters: &mut Counters,
+    ) -> Option<Planned> {
+        let mut slicing = self.new_slicing();
         slicing.run(&thinned(candidates, effort), family, effort == Effort::Full);
         counters.add(slicing.counters);
         slicing.best

@@ -40,7 +40,7 @@ impl Slicing<'_, '_> {
     }
 
     /// At most `most` plans one move away.
-    fn neighbours(&self, plan: &Plan, most: usize) -> Vec<Plan> {
+    pub(super) fn neighbours(&self, plan: &Plan, most: usize) -> Vec<Plan> {
         let mut plans = Vec::new();
         let counts: Vec<usize> = plan.layers.iter().map(|layer| layer.remote.len()).collect();
         let mains = self.model.main_options(self.model.main_needed(&counts));

@@ -11,6 +11,7 @@ pub(crate) mod deal;
 #[allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
 mod exhaustive;
 mod improve;
+mod sturdy;
 mod table;
 
 use crate::answer::Remote;
@@ -24,6 +25,7 @@ use crate::search::tables::LayerTable;
 use crate::search::{COST_TIE, Counters};
 use deal::{Cut, deal};
 use std::collections::{BTreeSet, BinaryHeap};
+pub use sturdy::Sturdiness;
 use table::{Pair, Table};
 
 /// After how much work, in experts of arrangements, only savings above this share are pursued; at first also

@@ -26,6 +26,8 @@ pub use wishes::workload;
 
 /// A limit that is meant not to bind, in seconds.
 const NO_LIMIT: f64 = 1e6;
+/// Share of the cost by which a plan of groups may be dearer to keep limits when figures are wrong.
+const STURDY: f64 = 0.02;
 /// Characters of a warning.
 const MAX_WARNING: usize = 1000;
 
@@ -163,7 +165,7 @@ impl Planning {
             if attempt.relaxed {
                 problem.slo = Slo::new(NO_LIMIT, NO_LIMIT);
             }
-            let options = Options { remote: attempt.remote, ..Options::default() };
+            let options = Options { remote: attempt.remote, sturdy: STURDY, ..Options::default() };
             match solve(&problem, previous.as_ref(), &options) {
                 Ok(answer) => {
                     let warning = attempt.relaxed.then(|| refusal.unwrap_or_default());
