@@ -233,7 +233,7 @@ pub(crate) struct DeploymentArgs {
         value_name = "G",
         help_heading = "Placement",
         requires = "remote_ratio",
-        conflicts_with = "plan"
+        conflicts_with_all = ["plan", "remote"]
     )]
     pub(crate) groups: Option<u32>,
     /// File that names the remote experts of each layer, or of each group of processes

@@ -187,14 +187,19 @@ fn verdict(verdict: &Verdict) -> String {
         let shown = |value: Option<f64>, how: fn(f64) -> String| value.map_or_else(String::new, how);
         vec![
             rival.name.name().to_owned(),
-            shown(rival.dollars_per_hour, dollars),
+            rival.price(),
             shown(rival.ttft_seconds, seconds),
             shown(rival.tpot_seconds, seconds),
-            if rival.feasible { "yes" } else { "no" }.to_owned(),
+            match (rival.dollars_per_request, rival.feasible) {
+                (None, _) => "-",
+                (_, true) => "yes",
+                (_, false) => "no",
+            }
+            .to_owned(),
             rival.why.clone(),
         ]
     });
-    let header = ["way", "an hour", "TTFT", "TPOT", "keeps the limits", "why"];
+    let header = ["way", "cost", "TTFT", "TPOT", "keeps the limits", "why"];
     format!("{}\n\n{}", table::with_header(&header, rows.collect()), verdict.sentence)
 }
 

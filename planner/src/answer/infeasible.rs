@@ -22,6 +22,10 @@ pub struct Infeasible {
     pub allowed: f64,
     /// What would make it feasible: all of these together.
     pub remedy: Vec<Remedy>,
+    /// Whether the times are those of the worst case that functions per layer must stand, not of the
+    /// prediction.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub worst_case: bool,
 }
 
 /// A remote ratio and a main size.
@@ -54,7 +58,8 @@ impl Infeasible {
             0 => format!("without remote experts and with a main function of {main}"),
             i => format!("at remote ratio i = {i} with a main function of {main}"),
         };
-        format!("infeasible: the {name} would be {value} at best, {allowed} is allowed ({at})")
+        let worst = if self.worst_case { " in the worst case of routing" } else { "" };
+        format!("infeasible: the {name} would be {value} at best{worst}, {allowed} is allowed ({at})")
     }
 
     /// The sentence, and what would make it feasible, each remedy in the words of `say`.
@@ -108,6 +113,7 @@ pub(crate) fn device_too_small(model: &Model<'_>) -> Option<Infeasible> {
         value: model.gpu_bytes,
         allowed,
         remedy: vec![Remedy { field: "limits.gpu_bytes".to_owned(), at_least: model.gpu_bytes }],
+        worst_case: false,
     })
 }
 
@@ -133,13 +139,14 @@ pub(crate) fn worst_case(model: &Model<'_>, candidates: &[Candidate]) -> Option<
     }
     let largest = model.problem.specs.main.largest();
     match (best, least_memory) {
-        (Some((_, at, times)), _) => Some(too_slow(model, at, times)),
+        (Some((_, at, times)), _) => Some(Infeasible { worst_case: true, ..too_slow(model, at, times) }),
         (None, Some((needed, i))) => Some(Infeasible {
             limit: "main".to_owned(),
             at: Pair { i, main_bytes: largest },
             value: needed,
             allowed: largest,
             remedy: vec![Remedy { field: "specs.main.max_bytes".to_owned(), at_least: needed }],
+            worst_case: false,
         }),
         (None, None) => no_room(model, candidates),
     }
@@ -156,7 +163,7 @@ fn too_slow(model: &Model<'_>, at: Pair, times: (f64, f64)) -> Infeasible {
     let remedy = missed.map(|(_, field, value, _)| Remedy { field: (*field).to_owned(), at_least: *value });
     let (limit, _, value, allowed) =
         if tpot / model.tpot_limit > ttft / model.ttft_limit { limits[1] } else { limits[0] };
-    Infeasible { limit: limit.to_owned(), at, value, allowed, remedy: remedy.collect() }
+    Infeasible { limit: limit.to_owned(), at, value, allowed, remedy: remedy.collect(), worst_case: false }
 }
 
 /// No remote set fits: the layer that comes closest at the smallest ratio.
@@ -179,6 +186,7 @@ fn no_room(model: &Model<'_>, candidates: &[Candidate]) -> Option<Infeasible> {
         value,
         allowed,
         remedy: vec![Remedy { field: "specs.remote.max_bytes".to_owned(), at_least: value }],
+        worst_case: false,
     })
 }
 
@@ -204,6 +212,7 @@ pub(crate) fn on_prediction(
                 value: worst.value,
                 allowed: worst.allowed,
                 remedy: missed.iter().filter_map(remedy).collect(),
+                worst_case: false,
             };
             best = Some((strain(worst), found));
         }

@@ -61,7 +61,10 @@ impl Problem {
             check_start("starts.remote", starts.remote)?;
         }
         let Some(arrivals) = &self.arrivals else { return Ok(()) };
-        not_negative("arrivals.per_second", arrivals.per_second)?;
+        match arrivals.recorded_seconds {
+            None => above_zero("arrivals.per_second", arrivals.per_second)?,
+            Some(_) => not_negative("arrivals.per_second", arrivals.per_second)?,
+        }
         between("arrivals.burst", arrivals.burst, 1.0, MAX_BURST)?;
         if let Some(times) = &arrivals.recorded_seconds {
             check_recorded("arrivals.recorded_seconds", times)?;

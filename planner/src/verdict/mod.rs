@@ -85,6 +85,21 @@ pub struct Rival {
     pub tpot_seconds: Option<f64>,
     /// What keeps it out, or by how much it is dearer than the best.
     pub why: String,
+    /// Whether costs are those of requests that come, not of one after another.
+    #[serde(skip)]
+    comes: bool,
+}
+
+impl Rival {
+    /// What it costs, in words: an hour while requests come as they do, else a million of them one by one.
+    #[must_use]
+    pub fn price(&self) -> String {
+        match (self.comes, self.dollars_per_hour, self.dollars_per_request) {
+            (true, Some(hourly), _) => format!("{} an hour", dollars(hourly)),
+            (false, _, Some(each)) => format!("{} for a million requests", dollars(each * 1e6)),
+            _ => String::new(),
+        }
+    }
 }
 
 /// The rivals of a problem, each at its cheapest.
@@ -111,7 +126,7 @@ pub(crate) fn rivals(model: &Model<'_>, baselines: &Baselines, plans: &Plans<'_>
     };
     let of_cpus = match model.problem.device {
         Device::Gpu => baseline(Way::Cpu, baselines.cpu.as_ref(), model, on_cpus),
-        Device::Cpu => absent(Way::Cpu, "is all experts beside the main function: there is no GPU"),
+        Device::Cpu => absent(Way::Cpu, "the same as all experts beside the main function: there is no GPU"),
     };
     let fetch = fetch_with_moves(model);
     let moves = match model.problem.swap_seconds.per_token > 0.0 {
@@ -150,27 +165,31 @@ pub(crate) fn best(rivals: &[Rival]) -> Option<(Way, f64)> {
 
 impl Verdict {
     /// `turns`: what turns it, given whether remote experts pay; none where nobody asked.
-    pub(crate) fn new(rivals: Vec<Rival>, turns: Option<impl FnOnce(bool) -> Vec<Turn>>) -> Self {
+    pub(crate) fn new(rivals: Vec<Rival>, turns: Option<impl FnOnce(bool) -> Option<Vec<Turn>>>) -> Self {
         let found = best(&rivals);
         let pays = found.is_some_and(|(way, _)| way.has_remote_experts());
-        let asked = turns.is_some();
-        let turns = turns.map_or_else(Vec::new, |turns| turns(pays));
+        let found_turns = turns.and_then(|turns| turns(pays));
+        let asked = found_turns.is_some();
+        let turns = found_turns.unwrap_or_default();
         let mut sentence = first_sentence(&rivals, found.map(|(way, _)| way));
         let would: Vec<&str> = turns.iter().map(|turn| turn.words.as_str()).collect();
         if !would.is_empty() {
             let then = if pays { "They would not with" } else { "They would with" };
             sentence = format!("{sentence} {then} {}.", would.join(", or with "));
         } else if asked && found.is_some() {
-            sentence.push_str(" No price, limit, rate or size within a factor of 64 changes that alone.");
+            sentence.push_str(" No other size, TPOT limit, rate or GPU price by itself turns that, of those tried up to a factor of 64.");
         }
         Self { pays, sentence, best: found.map(|(way, _)| way), rivals, turns }
     }
 }
 
 fn first_sentence(rivals: &[Rival], best: Option<Way>) -> String {
-    let hourly = |way: Way| {
+    // Where requests come as they do, an hour is what is paid for; else requests one after another, of which
+    // slower ways answer fewer in an hour.
+    let price = |way: Way| {
         let rival = rivals.iter().find(|rival| rival.name == way);
-        rival.and_then(|rival| rival.dollars_per_hour).map_or_else(String::new, dollars)
+        let rival = rival.filter(|rival| rival.dollars_per_request.is_some());
+        rival.map_or_else(String::new, Rival::price)
     };
     let Some(best) = best else {
         return "Nothing keeps the limits, with or without remote experts.".to_owned();
@@ -186,32 +205,32 @@ fn first_sentence(rivals: &[Rival], best: Option<Way>) -> String {
         (true, Some((other, theirs))) => {
             let saved = 100.0 * (1.0 - cost(best).unwrap_or(theirs) / theirs);
             format!(
-                "Remote experts pay here: {} cost {} an hour, {saved:.0} % less than the best way without ({}, {}).",
+                "Remote experts pay here: {} at {}, {saved:.0} % less than {} at {}.",
                 best.name(),
-                hourly(best),
+                price(best),
                 other.name(),
-                hourly(other)
+                price(other)
             )
         }
         (true, None) => format!(
-            "Remote experts pay here: {} cost {} an hour, and no way without them keeps the limits.",
+            "Remote experts pay here: {} at {}; no way without them keeps the limits.",
             best.name(),
-            hourly(best)
+            price(best)
         ),
         (false, Some((other, theirs))) => {
             let more = 100.0 * (theirs / cost(best).unwrap_or(theirs) - 1.0);
             format!(
-                "Remote experts do not pay here: {} costs {} an hour, {} {more:.0} % more ({}).",
+                "Remote experts do not pay here: {} at {}; with them it is {more:.0} % more ({} at {}).",
                 best.name(),
-                hourly(best),
+                price(best),
                 other.name(),
-                hourly(other)
+                price(other)
             )
         }
         (false, None) => format!(
-            "Remote experts do not pay here: {} costs {} an hour, and no plan with them keeps the limits.",
+            "Remote experts do not pay here: {} at {}; no plan with them keeps the limits.",
             best.name(),
-            hourly(best)
+            price(best)
         ),
     }
 }
@@ -236,6 +255,7 @@ fn absent(name: Way, why: &str) -> Rival {
         ttft_seconds: None,
         tpot_seconds: None,
         why: why.to_owned(),
+        comes: false,
     }
 }
 
@@ -251,6 +271,7 @@ fn planned(name: Way, found: Option<&Planned>) -> Rival {
             |life| life.dollars_per_hour,
         )),
         dollars_per_request: Some(*total_cost),
+        comes: life.is_some(),
         ttft_seconds: Some(found.evaluation.ttft_seconds),
         tpot_seconds: Some(found.evaluation.tpot_seconds),
         ..absent(name, "")
@@ -275,6 +296,7 @@ fn baseline(name: Way, found: Option<&Baseline>, model: &Model<'_>, missing: Str
             |life| life.dollars_per_hour,
         )),
         dollars_per_request: Some(found.total_cost),
+        comes: found.life.is_some(),
         ttft_seconds: Some(found.ttft_seconds),
         tpot_seconds: Some(found.tpot_seconds),
         ..absent(name, &broken.collect::<Vec<_>>().join("; "))

@@ -13,10 +13,10 @@ use crate::problem::{CpuProfile, Device, Problem};
 use crate::search::tables::LayerTable;
 use serde::Serialize;
 
-/// No figure is changed by a larger factor.
-const FARTHEST: f64 = 64.0;
-/// Halvings of the factor's logarithm: to 3 %.
-const HALVINGS: usize = 7;
+/// No figure is changed by more than this power of 2.
+const DOUBLINGS: u32 = 6;
+/// Halvings of the factor's logarithm: to 2 %.
+const HALVINGS: usize = 5;
 /// Problems with more experts in all are not solved over and over.
 const MOST_EXPERTS: usize = 100_000;
 
@@ -39,7 +39,7 @@ pub enum Cause {
 pub struct Turn {
     /// What is changed.
     pub cause: Cause,
-    /// By which factor, at least where it is above 1, at most where it is below.
+    /// By which factor: the nearest that was found to turn it.
     pub factor: f64,
     /// Its value there: requests per hour, seconds; the factor itself for prices and sizes.
     pub at: f64,
@@ -50,13 +50,15 @@ pub struct Turn {
 }
 
 /// The nearest change of each figure by itself that turns the verdict `pays` of `problem`.
-pub(crate) fn turns(problem: &Problem, options: &Options, pays: bool) -> Vec<Turn> {
+///
+/// None where the problem is too large to be solved over and over.
+pub(crate) fn turns(problem: &Problem, options: &Options, pays: bool) -> Option<Vec<Turn>> {
     let experts: usize = problem.layers.iter().map(|layer| layer.experts as usize).sum();
     if experts > MOST_EXPERTS {
-        return Vec::new();
+        return None;
     }
     let all = [Cause::ArrivalRate, Cause::Tpot, Cause::ModelSize, Cause::GpuPrice];
-    all.into_iter().filter_map(|cause| turn(problem, options, pays, cause)).collect()
+    Some(all.into_iter().filter_map(|cause| turn(problem, options, pays, cause)).collect())
 }
 
 fn turn(problem: &Problem, options: &Options, pays: bool, cause: Cause) -> Option<Turn> {
@@ -64,19 +66,23 @@ fn turn(problem: &Problem, options: &Options, pays: bool, cause: Cause) -> Optio
         let way = cheapest(&cause.changed(problem, factor)?, options)?;
         (way.has_remote_experts() != pays).then_some(way)
     };
-    let nearest = |farthest: f64| {
-        let mut best = turned(farthest)?;
-        let (mut here, mut there) = (0.0, farthest.ln());
+    // The answer may turn and turn back: doublings first, then between the last that stays and the first
+    // that turns.
+    let nearest = |up: bool| {
+        let factor = |logarithm: f64| if up { logarithm.exp2() } else { (-logarithm).exp2() };
+        let (first, mut best) =
+            (1..=DOUBLINGS).find_map(|power| Some((power, turned(factor(f64::from(power)))?)))?;
+        let (mut here, mut there) = (f64::from(first) - 1.0, f64::from(first));
         for _ in 0..HALVINGS {
             let middle = f64::midpoint(here, there);
-            match turned(middle.exp()) {
+            match turned(factor(middle)) {
                 Some(way) => (best, there) = (way, middle),
                 None => here = middle,
             }
         }
-        Some((there.exp(), best))
+        Some((factor(there), best))
     };
-    let found = [nearest(FARTHEST), nearest(1.0 / FARTHEST)].into_iter().flatten();
+    let found = [nearest(true), nearest(false)].into_iter().flatten();
     let (factor, best) = found.min_by(|a, b| a.0.ln().abs().total_cmp(&b.0.ln().abs()))?;
     let (at, words) = cause.words(problem, factor);
     Some(Turn { cause, factor, at, best, words })
@@ -138,18 +144,17 @@ impl Cause {
     }
 
     fn words(self, problem: &Problem, factor: f64) -> (f64, String) {
-        let side = if factor > 1.0 { "or more" } else { "or less" };
         match self {
             Self::ArrivalRate => {
                 let rate = problem.arrivals.as_ref().map_or(0.0, crate::alive::mean_per_second) * factor;
                 let hourly = rounded_up(rate * 3600.0);
-                (rate * 3600.0, format!("{hourly} requests an hour {side}"))
+                (rate * 3600.0, format!("{hourly} requests an hour"))
             }
-            Self::GpuPrice => (factor, format!("a GPU that costs {factor:.2} times as much {side}")),
-            Self::ModelSize => (factor, format!("experts that are {factor:.2} times as large {side}")),
+            Self::GpuPrice => (factor, format!("a GPU that costs {factor:.2} times as much")),
+            Self::ModelSize => (factor, format!("experts that are {factor:.2} times as large")),
             Self::Tpot => {
                 let at = problem.slo.tpot_seconds * factor;
-                (at, format!("a limit of {} per output token {side}", seconds(at)))
+                (at, format!("a limit of {} per output token", seconds(at)))
             }
         }
     }

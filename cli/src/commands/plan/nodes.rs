@@ -28,7 +28,7 @@ pub(crate) struct NodesArgs {
     /// Say which nodes of this list to rent (examples/nodes); of the model config.json is enough
     #[arg(long, value_name = "FILE", requires = "model_source", help_heading = "Nodes", conflicts_with_all = [
         "problem", "prompt", "preallocate", "evaluate", "previous", "robust", "remote", "pricing",
-        "main_memory_mb", "remote_memory_mb", "max_replicas",
+        "main_memory_mb", "remote_memory_mb", "max_replicas", "max_groups", "main_cpu", "remote_cpu", "sturdy",
     ])]
     pub(crate) nodes: Option<PathBuf>,
     /// Print the MoEDeployment that the answer means
