@@ -12,6 +12,8 @@ mod error;
 mod expert_time;
 mod lengths;
 mod machine;
+pub mod map;
+mod outlines;
 mod routing;
 mod scenario;
 mod sensitivity;

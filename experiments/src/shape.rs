@@ -1,6 +1,7 @@
 //! Models whose sizes are known, with the memory sizes that their functions may have.
 
-use remoe_model::{AttentionOutline, ExpertsOutline, Inspection, LayerOutline, MlpOutline, Outline, Weights};
+use crate::outlines::{self, layers};
+use remoe_model::{AttentionOutline, ExpertsOutline, Inspection, Outline, Weights};
 use remoe_planner::{SizeRange, Specs};
 use serde::Serialize;
 
@@ -28,21 +29,6 @@ fn specs(main: (f64, f64), remote: (f64, f64)) -> Specs {
         step_bytes: 100.0 * MB,
     };
     Specs::new(range(main), range(remote))
-}
-
-/// `count` layers, those before `first_moe_layer` with one MLP of `dense_width`.
-fn layers(
-    count: usize,
-    first_moe_layer: usize,
-    dense_width: usize,
-    attention: &AttentionOutline,
-    experts: &ExpertsOutline,
-) -> Vec<LayerOutline> {
-    let mlp = |layer| match layer < first_moe_layer {
-        true => MlpOutline::Dense { matrices: experts.matrices, width: dense_width },
-        false => MlpOutline::Experts(experts.clone()),
-    };
-    (0..count).map(|layer| LayerOutline { attention: attention.clone(), mlp: mlp(layer) }).collect()
 }
 
 impl Shape {
@@ -99,46 +85,10 @@ impl Shape {
     /// the paper.
     #[must_use]
     pub fn deepseek_v2_lite() -> Self {
-        let outline = Outline {
-            family: "deepseek_v2".to_owned(),
-            dtype: "bfloat16".to_owned(),
-            weights: Weights::Plain,
-            hidden: 2048,
-            vocabulary: 102_400,
-            context: 163_840,
-            learned_positions: 0,
-            tied: false,
-            norm_biases: false,
-            layers: layers(
-                27,
-                1,
-                10_944,
-                &AttentionOutline::Latent {
-                    heads: 16,
-                    rank: 512,
-                    plain: 128,
-                    rotary: 64,
-                    value: 128,
-                    query_rank: None,
-                    biases: 0,
-                },
-                &ExpertsOutline {
-                    matrices: 3,
-                    width: 1408,
-                    biases: 0,
-                    experts: 64,
-                    top_k: 6,
-                    router_biases: 0,
-                    shared: 2,
-                    shared_width: 2 * 1408,
-                    shared_gate: false,
-                },
-            ),
-        };
         Self::published(
             "deepseek-v2-lite",
             "deepseek-ai/DeepSeek-V2-Lite config.json",
-            &outline,
+            &outlines::deepseek_v2_lite(),
             specs((1_000.0, 40_000.0), (1_000.0, 5_000.0)),
         )
     }
@@ -152,38 +102,10 @@ impl Shape {
     /// and 120 GB hold all experts with everything else, which the strategy CPU needs.
     #[must_use]
     pub fn mixtral_8x7b() -> Self {
-        let outline = Outline {
-            family: "mixtral".to_owned(),
-            dtype: "bfloat16".to_owned(),
-            weights: Weights::Plain,
-            hidden: 4096,
-            vocabulary: 32_000,
-            context: 32_768,
-            learned_positions: 0,
-            tied: false,
-            norm_biases: false,
-            layers: layers(
-                32,
-                0,
-                14_336,
-                &AttentionOutline::Grouped { heads: 32, groups: 8, width: 128, besides: 0 },
-                &ExpertsOutline {
-                    matrices: 3,
-                    width: 14_336,
-                    biases: 0,
-                    experts: 8,
-                    top_k: 2,
-                    router_biases: 0,
-                    shared: 0,
-                    shared_width: 0,
-                    shared_gate: false,
-                },
-            ),
-        };
         Self::published(
             "mixtral-8x7b",
             "mistralai/Mixtral-8x7B-v0.1 config.json",
-            &outline,
+            &outlines::mixtral_8x7b(),
             specs((1_000.0, 120_000.0), (1_000.0, 5_000.0)),
         )
     }

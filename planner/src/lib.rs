@@ -31,7 +31,7 @@ pub use answer::explain::{Alternative, Binding, Explanation, Saving};
 pub use answer::hysteresis::{Bytes, Change, LayerChange, Reason};
 pub use answer::infeasible::{Infeasible, Pair, Remedy};
 pub use answer::words::{amount, limit_name, rounded_up, seconds};
-pub use answer::{Answer, Options, Preallocation, Remote, baselines, evaluate, preallocate, solve};
+pub use answer::{Answer, Options, Preallocation, Remote, baselines, compare, evaluate, preallocate, solve};
 pub use cost::account::{Account, Comparison, Measured, Outcome};
 pub use cost::baselines::{Baseline, Baselines};
 pub use cost::groups::GroupEvaluation;

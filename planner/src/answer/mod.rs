@@ -22,7 +22,7 @@ use crate::search::Counters;
 use crate::search::selection::{Candidate, across_layers, by_ratio};
 use crate::search::tables::LayerTable;
 use crate::slicing::Sturdiness;
-use crate::verdict::{Verdict, rivals, turns};
+use crate::verdict::{Turn, Verdict, rivals, turns};
 use serde::Serialize;
 
 /// Whether experts may be remote.
@@ -248,6 +248,35 @@ pub fn solve(
         change,
         search: counters,
     })
+}
+
+/// Every way to serve the model beside the others, whether or not any plan keeps the limits.
+///
+/// Ways without remote experts are those of [`solve`]. Plans with them come from a coarse search, a hundredth of
+/// the work for large models, and are at best as cheap as those of [`solve`].
+///
+/// # Errors
+/// A problem that cannot be, or a device that does not hold what is no expert.
+pub fn compare(problem: &Problem) -> Result<Verdict, PlanError> {
+    problem.check().map_err(PlanError::Problem)?;
+    let model = Model::with_prediction(problem).map_err(PlanError::Problem)?;
+    if let Some(infeasible) = device_too_small(&model) {
+        return Err(PlanError::Infeasible(Box::new(infeasible)));
+    }
+    let tables: Vec<LayerTable> =
+        (0..model.layers.len()).map(|layer| LayerTable::new(&model, layer)).collect();
+    let candidates = candidates(&model, Remote::Auto, &walk(&model));
+    let violations = |_: &Plan, evaluation: &Evaluation| evaluation.violations.clone();
+    let inputs = Inputs {
+        model: &model,
+        tables: &tables,
+        factors: None,
+        violations: &violations,
+        remote: Remote::Auto,
+        candidates: &candidates,
+    };
+    let rivals = rivals(&model, &Baselines::of(&model), &inputs.plans(Effort::Coarse));
+    Ok(Verdict::new(rivals, None::<fn(bool) -> Option<Vec<Turn>>>))
 }
 
 /// Every choice of remote counts that the search may take: ratios that pass the worst case, nothing

@@ -1,0 +1,209 @@
+//! Cells on nodes as they are sold.
+
+use super::{
+    Cell, DAY, IDLE_SECONDS, Offer, PATIENT_SECONDS, PER_DAY, Regime, SLOW_SECONDS, Subject, WAYS, request,
+    slo,
+};
+use crate::error::ExperimentError;
+use remoe_planner::{
+    Arrangement, Arrivals, Rental, Reserve, ResidentModel, RivalNodes, Service, Slo, Spot, Transport, Way,
+    alive, rent,
+};
+use remoe_profile::{ListedNode, NodeList, Profile, node_shape};
+
+/// Nodes of modest size have no more vCPUs, memory in GB and GPUs.
+const MODEST: (f64, f64, u32) = (16.0, 69.0, 1);
+
+/// A list, and which of it may be rented.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ListRegime {
+    /// For files.
+    pub name: &'static str,
+    /// For people.
+    pub title: &'static str,
+    /// What may be rented.
+    pub nodes: Vec<ListedNode>,
+    /// What is promised.
+    pub slo: Slo,
+    /// Idle window in seconds; none: nodes are always there.
+    pub window: Option<f64>,
+}
+
+impl ListRegime {
+    /// The regimes of `list`: all of it, all of it for those who wait longer for a token, all of it where nodes
+    /// may go, and modest nodes only; a list without any has no such regime.
+    #[must_use]
+    pub fn all(list: &NodeList) -> Vec<Self> {
+        let always = Self {
+            name: "nodes-all",
+            title: "Nodes as they are sold",
+            nodes: list.nodes.clone(),
+            slo: slo(),
+            window: None,
+        };
+        let patient = Slo { tpot_seconds: PATIENT_SECONDS, ..slo() };
+        let mut all = vec![
+            always.clone(),
+            Self {
+                name: "nodes-patient",
+                title: "Nodes as they are sold, slower tokens",
+                slo: patient,
+                ..always.clone()
+            },
+            Self {
+                name: "nodes-rare",
+                title: "Nodes as they are sold, may go",
+                window: Some(IDLE_SECONDS),
+                ..always.clone()
+            },
+        ];
+        let (vcpus, gb, gpus) = MODEST;
+        let is_modest = |node: &&ListedNode| node.vcpus <= vcpus && node.memory_gb <= gb && node.gpus <= gpus;
+        let nodes: Vec<ListedNode> = list.nodes.iter().filter(is_modest).cloned().collect();
+        if !nodes.is_empty() {
+            let slo = Slo { tpot_seconds: SLOW_SECONDS, ..slo() };
+            all.push(Self {
+                name: "nodes-modest",
+                title: "Modest nodes as they are sold",
+                nodes,
+                slo,
+                ..always
+            });
+        }
+        all
+    }
+
+    /// Who is cheapest for every model at every rate.
+    ///
+    /// # Errors
+    /// A figure of a model or of the list that the planner does not take.
+    pub fn regime(&self, subjects: &[Subject]) -> Result<Regime, ExperimentError> {
+        let cells = subjects.iter().flat_map(|subject| PER_DAY.map(|per_day| (subject, per_day)));
+        Ok(Regime {
+            name: self.name.to_owned(),
+            title: self.title.to_owned(),
+            limits: self.limits(),
+            cells: cells.map(|(subject, per_day)| self.cell(subject, per_day)).collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Who is cheapest for `subject` at `per_day` requests a day.
+    ///
+    /// # Errors
+    /// A figure of the model or of the list that the planner does not take.
+    pub fn cell(&self, subject: &Subject, per_day: f64) -> Result<Cell, ExperimentError> {
+        let arrivals = Arrivals {
+            per_second: per_day / DAY,
+            burst: 1.0,
+            recorded_seconds: None,
+            idle_seconds: self.window,
+        };
+        let rental = rental(subject, &self.nodes, self.slo, Some(arrivals.clone()));
+        let answer = rent(&rental).map_err(|error| ExperimentError::Plan {
+            scenario: subject.name.clone(),
+            error: remoe_planner::PlanError::Problem(error),
+        })?;
+        let offers = WAYS.into_iter().filter_map(|way| {
+            let rival = answer.verdict.rivals.iter().find(|rival| of(rival.name) == way)?;
+            Some(self.offer(way, rival, &arrivals))
+        });
+        Ok(Cell::new(subject, per_day, offers.collect()))
+    }
+
+    fn offer(&self, way: Way, rival: &RivalNodes, arrivals: &Arrivals) -> Offer {
+        let full = rival.expected.map(|times| {
+            // Between one request and as many as run at once, a step grows evenly.
+            let most = request().concurrency;
+            let part = |rows: u32| f64::from(rows - 1) / f64::from((most - 1).max(1));
+            let step =
+                |rows| times.tpot_seconds + part(rows) * (times.busy_tpot_seconds - times.tpot_seconds);
+            let service = Service {
+                prefill_seconds: times.ttft_seconds,
+                step_seconds: (1..=most).map(step).collect(),
+                steps: request().output_tokens,
+                concurrency: most,
+                mains: 1,
+            };
+            alive(arrivals, &service, 0.0).utilisation
+        });
+        let keeps_up = full.is_none_or(|utilisation| utilisation < 1.0);
+        Offer {
+            way,
+            dollars_per_hour: rival.dollars_per_hour.filter(|_| keeps_up),
+            on: if rival.feasible { rival.why.clone() } else { String::new() },
+            sleeps: self.window.is_some(),
+            ttft_seconds: rival.expected.map(|times| times.ttft_seconds),
+            tpot_seconds: rival.expected.map(|times| times.tpot_seconds),
+            why: match (rival.feasible, keeps_up) {
+                (false, _) => rival.why.clone(),
+                (true, true) => String::new(),
+                (true, false) => "more requests come than it serves".to_owned(),
+            },
+        }
+    }
+
+    fn limits(&self) -> String {
+        let most = |of: fn(&ListedNode) -> f64| self.nodes.iter().map(of).fold(0.0, f64::max);
+        let when = match self.window {
+            Some(window) => format!("nodes go after {window:.0} s without requests"),
+            None => "nodes are always there".to_owned(),
+        };
+        format!(
+            "first token {:.0} s, each further one {:.0} ms; {} shapes up to {:.0} vCPUs, {:.0} GB and {:.0} GPUs; \
+             {when}",
+            self.slo.ttft_seconds,
+            self.slo.tpot_seconds * 1e3,
+            self.nodes.len(),
+            most(|node| node.vcpus),
+            most(|node| node.memory_gb),
+            most(|node| f64::from(node.gpus)),
+        )
+    }
+}
+
+/// What the planner is asked for `subject` on `nodes`.
+#[must_use]
+pub fn rental(subject: &Subject, nodes: &[ListedNode], slo: Slo, arrivals: Option<Arrivals>) -> Rental {
+    let facts = &subject.facts;
+    let prior = Profile::prior(facts, &facts.dtype);
+    let token_bytes = facts.token_bytes as f64;
+    Rental {
+        model: ResidentModel {
+            layers: facts.moe_layers.len(),
+            experts: facts.experts,
+            top_k: facts.top_k,
+            expert_bytes: facts.expert_bytes as f64,
+            rest_bytes: subject.rest_bytes(),
+            kv_bytes_per_token: facts.kv_bytes_per_token as f64,
+            token_bytes,
+        },
+        request: request(),
+        slo,
+        arrivals,
+        shapes: nodes.iter().map(|node| node_shape(node, &subject.weights, None)).collect(),
+        reserve: Reserve::default(),
+        spot: Spot::Remote,
+        transport: Transport {
+            token_bytes_up: token_bytes,
+            token_bytes_down: token_bytes,
+            bytes_per_second: prior.transport.bytes_per_second,
+            invoke_seconds: prior.transport.invoke_seconds,
+            send_seconds: prior.transport.send_seconds,
+        },
+        runtime_bytes: prior.memory.main_bytes,
+        fallback_bytes: subject.fallback_bytes(),
+        function_bytes: prior.memory.function_bytes,
+        usage: None,
+    }
+}
+
+fn of(arrangement: Arrangement) -> Way {
+    match arrangement {
+        Arrangement::Gpu => Way::Gpu,
+        Arrangement::Cpu => Way::Cpu,
+        Arrangement::Mix => Way::Mix,
+        Arrangement::Fetch => Way::Fetch,
+        Arrangement::Layers => Way::Layers,
+        Arrangement::Sliced => Way::Sliced,
+    }
+}
