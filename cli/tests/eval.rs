@@ -176,3 +176,51 @@ fn records_need_a_model_and_a_predictor() {
     let other = fixture("mixtral-bf16");
     refused(&["--model", other.to_str().unwrap(), "--records", file], "--predictor", "remoe predictor build");
 }
+
+#[test]
+fn the_map_becomes_tables_csv_files_and_pictures() {
+    let folder = tempfile::tempdir().unwrap();
+    let (list, out) = (folder.path().join("nodes.yaml"), folder.path().join("out"));
+    let text = "source: a test\nnodes:\n  \
+                - {name: small, vcpus: 16, memoryGB: 64, perHour: 0.8}\n  \
+                - {name: large, vcpus: 64, memoryGB: 512, perHour: 5}\n";
+    fs::write(&list, text).unwrap();
+    let (list, out) = (list.to_str().unwrap(), out.to_str().unwrap());
+    let output = run(&["eval", "--only", "map", "--nodes", list, "--out", out, "--json"]);
+    assert!(output.status.success(), "{output:?}");
+    let answer = object(&output);
+    // Only what was asked for.
+    assert!(answer.get("scenarios").is_none() && answer["map"].get("prices").is_none(), "{answer}");
+    assert!(answer["map"]["nodes"].as_str().unwrap().contains("a test"));
+    let regimes = answer["map"]["regimes"].as_array().unwrap();
+    let names: Vec<&str> = regimes.iter().map(|regime| regime["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["nodes-all", "nodes-patient", "nodes-rare", "nodes-modest"]);
+    let folder = Path::new(out).join("map");
+    let models = answer["map"]["models"].as_array().unwrap().len();
+    for regime in regimes {
+        let name = regime["name"].as_str().unwrap();
+        let cells = regime["cells"].as_array().unwrap();
+        assert_eq!(cells.len() % models, 0);
+        // A row per cell and way, and a tile per cell.
+        let rows = fs::read_to_string(folder.join(format!("{name}.csv"))).unwrap().lines().count();
+        assert_eq!(rows, 1 + 6 * cells.len(), "{name}");
+        let svg = fs::read_to_string(folder.join(format!("{name}.svg"))).unwrap();
+        let svg = roxmltree::Document::parse(&svg).unwrap();
+        let framed = svg.descendants().filter(|node| node.attribute("stroke-width") == Some("3")).count();
+        let paying =
+            cells.iter().filter(|cell| matches!(cell["best"].as_str(), Some("sliced" | "layers"))).count();
+        assert_eq!(framed, paying, "{name}");
+    }
+    let page = fs::read_to_string(folder.join("README.md")).unwrap();
+    assert!(names.iter().all(|name| page.contains(&format!("({name}.svg)"))), "{page}");
+    let tables = fs::read_to_string(folder.join("tables.txt")).unwrap();
+    assert!(tables.contains("Map of regimes") && tables.contains("Modest nodes"), "{tables}");
+    // The figures of the paper are not written beside it.
+    assert_eq!(fs::read_dir(out).unwrap().count(), 1);
+}
+
+#[test]
+fn a_map_needs_prices() {
+    refused(&["--only", "map"], "--only", "needs prices");
+    refused(&["--only", "map", "--nodes", "/nowhere/nodes.yaml"], "--nodes", "cannot read");
+}

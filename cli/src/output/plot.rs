@@ -1,6 +1,13 @@
-//! Line and bar charts as SVG.
+//! Charts of lines, bars and tiles as SVG.
 
 use std::fmt::Write;
+
+/// Writing to a string does not fail.
+macro_rules! put {
+    ($target:expr, $($part:tt)*) => { writeln!($target, $($part)*).unwrap_or_default() };
+}
+
+pub(crate) mod heat_map;
 
 /// Size of the field that lines or bars are drawn in.
 const WIDTH: f64 = 460.0;
@@ -79,11 +86,6 @@ pub(crate) struct Bars<'a> {
     /// Names of the series, where there are several.
     pub(crate) series: Vec<&'a str>,
     pub(crate) bars: Vec<Bar>,
-}
-
-/// Writing to a string does not fail.
-macro_rules! put {
-    ($target:expr, $($part:tt)*) => { writeln!($target, $($part)*).unwrap_or_default() };
 }
 
 /// A line across the field at `at`, with its number below `bottom`.

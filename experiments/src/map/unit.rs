@@ -1,7 +1,8 @@
 //! Cells at prices by the core, the GB and the whole GPU.
 
 use super::{
-    Cell, DAY, IDLE_SECONDS, Offer, PER_DAY, Regime, SLOW_SECONDS, Subject, WAYS, cheaper, request, slo,
+    Cell, DAY, IDLE_SECONDS, Offer, PATIENT_SECONDS, PER_DAY, Regime, SLOW_SECONDS, Subject, WAYS, cheaper,
+    request, slo,
 };
 use crate::error::ExperimentError;
 use remoe_planner::{
@@ -61,9 +62,11 @@ impl Place {
         machine: (16.0, 40.0),
     };
 
-    fn specs(&self) -> Specs {
+    /// Functions of up to `most_gb`.
+    fn specs(&self, most_gb: f64) -> Specs {
         let step = self.step_gb * GB;
-        let sizes = SizeRange { min_bytes: step, max_bytes: self.largest_gb * GB, step_bytes: step };
+        let most = self.largest_gb.min(most_gb).max(self.step_gb) * GB;
+        let sizes = SizeRange { min_bytes: step, max_bytes: most, step_bytes: step };
         let vcpus = Some(VcpuRange { min: self.vcpu_step, max: self.vcpus, step: self.vcpu_step });
         Specs { main_vcpus: vcpus, remote_vcpus: vcpus, ..Specs::new(sizes, sizes) }
     }
@@ -140,7 +143,7 @@ impl UnitRegime {
         let rare = Self {
             name: "unit-rare",
             title: "Unit prices, functions of any size, may sleep",
-            slo: Slo { cold_ttft_seconds: Some(COLD_SECONDS), ..slo() },
+            slo: Slo { tpot_seconds: PATIENT_SECONDS, cold_ttft_seconds: Some(COLD_SECONDS), ..slo() },
             windows: &[None, Some(IDLE_SECONDS)],
             ..always.clone()
         };
@@ -261,11 +264,15 @@ impl UnitRegime {
                 ..self.pricing
             },
         };
+        // What loads for longer than is promised never sleeps: the search need not look at it.
+        let loaded =
+            self.slo.cold_ttft_seconds.map(|cold| cold * self.starts.main.load_bytes_per_second / GB);
+        let most_gb = loaded.filter(|_| window.is_some()).unwrap_or(f64::INFINITY);
         let wishes = Wishes {
             request: request(),
             slo: self.slo,
             pricing,
-            specs: self.place.specs(),
+            specs: self.place.specs(most_gb),
             arrivals: Some(Arrivals {
                 per_second: per_day / DAY,
                 burst: 1.0,

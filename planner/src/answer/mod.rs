@@ -21,9 +21,11 @@ use crate::problem::{ErrorFactor, Problem};
 use crate::search::Counters;
 use crate::search::selection::{Candidate, across_layers, by_ratio};
 use crate::search::tables::LayerTable;
-use crate::slicing::Sturdiness;
 use crate::verdict::{Turn, Verdict, rivals, turns};
 use serde::Serialize;
+
+/// Beyond so many experts in all, [`compare`] searches coarsely.
+const MOST_COMPARED: usize = 1000;
 
 /// Whether experts may be remote.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -59,16 +61,13 @@ pub struct Options {
     pub robust: bool,
     /// By which share a new plan must be cheaper than a previous one to replace it.
     pub hysteresis: f64,
-    /// By which share of the cost a plan of groups may be dearer to keep limits when figures are wrong; 0: the
-    /// cheapest for the figures as they are.
-    pub sturdy: f64,
     /// Whether the verdict says what would turn it: a search for every figure that might.
     pub turns: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { remote: Remote::Auto, robust: false, hysteresis: 0.05, sturdy: 0.0, turns: false }
+        Self { remote: Remote::Auto, robust: false, hysteresis: 0.05, turns: false }
     }
 }
 
@@ -87,9 +86,6 @@ pub struct Answer {
     pub explanation: Explanation,
     /// Whether remote experts pay, beside every rival.
     pub verdict: Verdict,
-    /// What wrong figures do to the plan, where that was asked and it has groups.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub sturdiness: Option<Sturdiness>,
     /// What is different from the previous plan, where there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub change: Option<Change>,
@@ -204,13 +200,7 @@ pub fn solve(
     let rivals = rivals(&model, &baselines, &plans);
     let verdict = Verdict::new(rivals, options.turns.then_some(|pays| turns(problem, options, pays)));
     let counters = plans.counters;
-    let mut best = plans.best().cloned();
-    let mut sturdiness = None;
-    if let Some(planned) = best.as_mut().filter(|best| options.sturdy > 0.0 && !best.plan.groups.is_empty()) {
-        let (sturdier, figures) = inputs.sturdier(planned, options.sturdy);
-        *planned = sturdier;
-        sturdiness = Some(figures);
-    }
+    let best = plans.best().cloned();
     let change = kept
         .as_ref()
         .map(|(previous, old, stands)| decide(previous, old, *stands, best.as_ref(), options.hysteresis));
@@ -237,23 +227,14 @@ pub fn solve(
             return Err(no_plan(&model, &tables, &candidates, options.remote, violations));
         }
     };
-    Ok(Answer {
-        plan,
-        evaluation,
-        baselines,
-        walk,
-        explanation,
-        verdict,
-        sturdiness,
-        change,
-        search: counters,
-    })
+    Ok(Answer { plan, evaluation, baselines, walk, explanation, verdict, change, search: counters })
 }
 
 /// Every way to serve the model beside the others, whether or not any plan keeps the limits.
 ///
-/// Ways without remote experts are those of [`solve`]. Plans with them come from a coarse search, a hundredth of
-/// the work for large models, and are at best as cheap as those of [`solve`].
+/// Up to a thousand experts in all this is the verdict of [`solve`]. Beyond, plans with remote experts come from a
+/// coarse search, which is a hundredth of the work and never finds cheaper ones; the other ways are those of
+/// [`solve`] for any model.
 ///
 /// # Errors
 /// A problem that cannot be, or a device that does not hold what is no expert.
@@ -275,8 +256,10 @@ pub fn compare(problem: &Problem) -> Result<Verdict, PlanError> {
         remote: Remote::Auto,
         candidates: &candidates,
     };
-    let rivals = rivals(&model, &Baselines::of(&model), &inputs.plans(Effort::Coarse));
-    Ok(Verdict::new(rivals, None::<fn(bool) -> Option<Vec<Turn>>>))
+    let experts: usize = problem.layers.iter().map(|layer| layer.experts as usize).sum();
+    let effort = if experts > MOST_COMPARED { Effort::Coarse } else { Effort::Full };
+    let rivals = rivals(&model, &Baselines::of(&model), &inputs.plans(effort));
+    Ok(Verdict::new(rivals, None::<fn(bool) -> Vec<Turn>>))
 }
 
 /// Every choice of remote counts that the search may take: ratios that pass the worst case, nothing

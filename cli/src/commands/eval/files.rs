@@ -61,10 +61,14 @@ const FIGURES: [(&str, &str); 6] = [
 ];
 
 /// A folder that files go to.
-struct Target(PathBuf);
+pub(super) struct Target(PathBuf);
 
 impl Target {
-    fn store(&self, name: &str, bytes: &[u8]) -> Result<(), CliError> {
+    pub(super) fn new(folder: PathBuf) -> Self {
+        Self(folder)
+    }
+
+    pub(super) fn store(&self, name: &str, bytes: &[u8]) -> Result<(), CliError> {
         let path = self.0.join(name);
         fs::create_dir_all(&self.0).and_then(|()| fs::write(&path, bytes)).map_err(|error| CliError {
             path: Some(path.clone()),
@@ -72,7 +76,7 @@ impl Target {
         })
     }
 
-    fn csv(&self, name: &str, header: &[&str], rows: Vec<Vec<String>>) -> Result<(), CliError> {
+    pub(super) fn csv(&self, name: &str, header: &[&str], rows: Vec<Vec<String>>) -> Result<(), CliError> {
         let mut writer = csv::Writer::from_writer(Vec::new());
         let failed = |error: String| CliError::runtime(format!("cannot write {name}: {error}"));
         writer.write_record(header).map_err(|error| failed(error.to_string()))?;

@@ -1,20 +1,24 @@
-//! `remoe eval`: the experiments of the Remoe paper on published models and on a model of one's own.
+//! `remoe eval`: the experiments of the Remoe paper on published models and on a model of one's own, and the map
+//! of who is cheapest where.
 
 mod files;
 mod inputs;
+mod map;
 mod report;
 mod tables;
 
 use crate::exit::{CliError, Code};
 use crate::output::{folders, json, progress::Progress};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use inputs::Inputs;
+use map::MapReport;
 use remoe_experiments::{
     CpuScaling, ExperimentError, Machine, REQUESTS, Routing, Scenario, Shape, sensitivity,
 };
 use remoe_fetch::ModelArgs;
 use remoe_planner::PlanError;
 use report::{Assumptions, Report, ScenarioReport, SensitivityReport};
+use serde::Serialize;
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -39,26 +43,71 @@ pub(crate) struct EvalArgs {
     /// Folder that `remoe predictor build` saved in [default: predictor, in the model's folder]
     #[arg(long, value_name = "DIR", requires = "records")]
     predictor: Option<PathBuf>,
+    /// Nodes as they are sold (examples/nodes), for the map of who is cheapest over models and rates
+    #[arg(long, value_name = "FILE")]
+    nodes: Option<PathBuf>,
+    /// Only this [default: the figures, and the map where --nodes is given]
+    #[arg(long, value_enum, value_name = "WHAT")]
+    only: Option<Only>,
+}
+
+/// A part of the evaluation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Only {
+    /// The figures of the paper
+    Figures,
+    /// The map, at the prices of --pricing and on the nodes of --nodes
+    Map,
+}
+
+/// What was asked for.
+#[derive(Debug, Serialize)]
+struct Results {
+    #[serde(flatten)]
+    figures: Option<Report>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    map: Option<MapReport>,
 }
 
 /// Runs every experiment, prints tables, writes files.
 pub(crate) fn run(args: &EvalArgs, as_json: bool) -> Result<(), CliError> {
+    if args.only == Some(Only::Map) && args.nodes.is_none() && args.pricing.is_none() {
+        let message = "the map needs prices: name --pricing, --nodes or both";
+        return Err(CliError::arguments("--only", message));
+    }
     let inputs = Inputs::read(args)?;
     args.out.iter().try_for_each(|folder| folders::make("--out", folder))?;
     let progress = Progress::new(false);
-    let report = evaluate(&inputs, &progress);
+    let results = Results::of(args, &inputs, &progress);
     progress.clear();
-    let report = report?;
-    let tables = tables::text(&report);
+    let Results { figures, map } = results?;
+    let figures = figures.map(|report| (tables::text(&report), report));
     if let Some(folder) = &args.out {
-        files::write(folder, &report, &tables)?;
+        figures.iter().try_for_each(|(tables, report)| files::write(folder, report, tables))?;
+        map.iter().try_for_each(|map| map.write(folder))?;
     }
     if as_json {
-        json::print(&report)?;
-    } else {
-        writeln!(anstream::stdout().lock(), "{tables}")?;
+        json::print(&Results { figures: figures.map(|(_, report)| report), map })?;
+        return Ok(());
     }
+    let map = map.map(|map| map.text());
+    let texts: Vec<String> = figures.into_iter().map(|(tables, _)| tables).chain(map).collect();
+    writeln!(anstream::stdout().lock(), "{}", texts.join("\n\n"))?;
     Ok(())
+}
+
+impl Results {
+    fn of(args: &EvalArgs, inputs: &Inputs, progress: &Progress) -> Result<Self, CliError> {
+        let has_figures = args.only != Some(Only::Map);
+        let has_map = match args.only {
+            Some(only) => only == Only::Map,
+            None => args.nodes.is_some(),
+        };
+        Ok(Self {
+            figures: has_figures.then(|| evaluate(inputs, progress)).transpose()?,
+            map: has_map.then(|| MapReport::of(args, inputs, progress)).transpose()?,
+        })
+    }
 }
 
 fn evaluate(inputs: &Inputs, progress: &Progress) -> Result<Report, CliError> {
