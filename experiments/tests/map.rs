@@ -144,12 +144,12 @@ fn one_cell_to_the_last_digit_that_matters() {
     assert_eq!(
         shown,
         [
-            "Sliced 2.7011 g2-standard-16 with 1 x n2-standard-32",
-            "Layers 0",
-            "Mix 0",
-            "Cpu 0",
-            "Gpu 0",
-            "Fetch 0",
+            "Sliced 2.7011 1 x g2-standard-16 with 1 x n2-standard-32",
+            "Layers 13.2626 1 x g2-standard-48 with 1 x n2-standard-32 and 1 x n2-highmem-128",
+            "Mix 4.0017 1 x g2-standard-48",
+            "Cpu 4.0017 1 x g2-standard-48",
+            "Gpu 8.0033 1 x g2-standard-96",
+            "Fetch 8.0033 1 x g2-standard-96",
         ],
         "{shown:#?}"
     );
