@@ -4,7 +4,7 @@
 
 use remoe_experiments::map::{Cell, ListRegime, PER_DAY, Subject, UnitRegime, WAYS, rental};
 use remoe_model::{Folder, Outline};
-use remoe_planner::{Device, Options, Way, rent, solve};
+use remoe_planner::{Device, Options, Way, compare, rent, solve};
 use remoe_profile::{NodeList, Prices};
 use std::path::PathBuf;
 
@@ -130,6 +130,23 @@ fn more_requests_than_a_way_serves_keep_it_out() {
         feasible = count;
     }
     assert_eq!(feasible, 0);
+}
+
+/// Where the planner searches coarsely, ways without remote experts are what they are, and others no cheaper.
+#[test]
+fn coarse_answers_do_not_flatter_remote_experts() {
+    let regime = unit("unit-modest");
+    let problem = regime.problem(&subject("OLMoE-1B-7B"), 100.0, 0, None).unwrap();
+    let coarse = compare(&problem).unwrap();
+    let full = solve(&problem, None, &Options::default()).unwrap().verdict;
+    for (coarse, full) in coarse.rivals.iter().zip(&full.rivals) {
+        if full.name.has_remote_experts() {
+            let least = full.dollars_per_hour.unwrap() * (1.0 - 1e-9);
+            assert!(coarse.dollars_per_hour.is_none_or(|dollars| dollars >= least), "{coarse:?} {full:?}");
+        } else {
+            assert_eq!(coarse, full);
+        }
+    }
 }
 
 /// When the planner, a price list or an assumption changes on purpose, the failure prints the new figures.
