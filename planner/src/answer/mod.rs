@@ -21,6 +21,7 @@ use crate::problem::{ErrorFactor, Problem};
 use crate::search::Counters;
 use crate::search::selection::{Candidate, across_layers, by_ratio};
 use crate::search::tables::LayerTable;
+use crate::slicing::Sturdiness;
 use crate::verdict::{Turn, Verdict, rivals, turns};
 use serde::Serialize;
 
@@ -61,13 +62,16 @@ pub struct Options {
     pub robust: bool,
     /// By which share a new plan must be cheaper than a previous one to replace it.
     pub hysteresis: f64,
+    /// By which share of the cost a plan of groups may be dearer to keep limits when figures are wrong; 0: the
+    /// cheapest for the figures as they are.
+    pub sturdy: f64,
     /// Whether the verdict says what would turn it: a search for every figure that might.
     pub turns: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { remote: Remote::Auto, robust: false, hysteresis: 0.05, turns: false }
+        Self { remote: Remote::Auto, robust: false, hysteresis: 0.05, sturdy: 0.0, turns: false }
     }
 }
 
@@ -86,6 +90,9 @@ pub struct Answer {
     pub explanation: Explanation,
     /// Whether remote experts pay, beside every rival.
     pub verdict: Verdict,
+    /// What wrong figures do to the plan, where that was asked and it has groups.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sturdiness: Option<Sturdiness>,
     /// What is different from the previous plan, where there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub change: Option<Change>,
@@ -200,7 +207,13 @@ pub fn solve(
     let rivals = rivals(&model, &baselines, &plans);
     let verdict = Verdict::new(rivals, options.turns.then_some(|pays| turns(problem, options, pays)));
     let counters = plans.counters;
-    let best = plans.best().cloned();
+    let mut best = plans.best().cloned();
+    let mut sturdiness = None;
+    if let Some(planned) = best.as_mut().filter(|best| options.sturdy > 0.0 && !best.plan.groups.is_empty()) {
+        let (sturdier, figures) = inputs.sturdier(planned, options.sturdy);
+        *planned = sturdier;
+        sturdiness = Some(figures);
+    }
     let change = kept
         .as_ref()
         .map(|(previous, old, stands)| decide(previous, old, *stands, best.as_ref(), options.hysteresis));
@@ -227,7 +240,17 @@ pub fn solve(
             return Err(no_plan(&model, &tables, &candidates, options.remote, violations));
         }
     };
-    Ok(Answer { plan, evaluation, baselines, walk, explanation, verdict, change, search: counters })
+    Ok(Answer {
+        plan,
+        evaluation,
+        baselines,
+        walk,
+        explanation,
+        verdict,
+        sturdiness,
+        change,
+        search: counters,
+    })
 }
 
 /// Every way to serve the model beside the others, whether or not any plan keeps the limits.
@@ -259,7 +282,7 @@ pub fn compare(problem: &Problem) -> Result<Verdict, PlanError> {
     let experts: usize = problem.layers.iter().map(|layer| layer.experts as usize).sum();
     let effort = if experts > MOST_COMPARED { Effort::Coarse } else { Effort::Full };
     let rivals = rivals(&model, &Baselines::of(&model), &inputs.plans(effort));
-    Ok(Verdict::new(rivals, None::<fn(bool) -> Vec<Turn>>))
+    Ok(Verdict::new(rivals, None::<fn(bool) -> Option<Vec<Turn>>>))
 }
 
 /// Every choice of remote counts that the search may take: ratios that pass the worst case, nothing
