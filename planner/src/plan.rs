@@ -60,6 +60,13 @@ impl Plan {
         Self { main_bytes, main_vcpus: None, layers, groups: Vec::new() }
     }
 
+    /// Whether it has groups that are more than a function for each layer.
+    pub(crate) fn is_sliced(&self) -> bool {
+        let hosts = |layer: usize| self.groups.iter().filter(move |group| !group.experts[layer].is_empty());
+        let several = |group: &Group| group.experts.iter().filter(|experts| !experts.is_empty()).count() > 1;
+        self.groups.iter().any(several) || (0..self.layers.len()).any(|layer| hosts(layer).count() > 1)
+    }
+
     /// Remote functions: replicas of all layers and groups.
     #[must_use]
     pub fn replicas(&self) -> u64 {
@@ -167,7 +174,7 @@ impl Model<'_> {
     /// The plan that `draft` means for this problem: what it leaves out becomes one replica and the
     /// smallest size that holds.
     pub(crate) fn plan(&self, draft: &PlanDraft) -> Result<Plan, FieldError> {
-        let groups = self.groups(&draft.groups)?;
+        let groups = self.groups(&draft.groups, &named_layers(&draft.layers))?;
         let layers = match groups.is_empty() {
             true => self.layer_plans(draft)?,
             false => self.hosted_layers(draft, &groups)?,
@@ -208,12 +215,12 @@ impl Model<'_> {
         plans.collect()
     }
 
-    fn groups(&self, drafts: &[GroupDraft]) -> Result<Vec<Group>, FieldError> {
+    fn groups(&self, drafts: &[GroupDraft], ids: &[u32]) -> Result<Vec<Group>, FieldError> {
         let experts: Vec<usize> = self.layers.iter().map(|layer| layer.experts).collect();
         let mut groups = Vec::with_capacity(drafts.len());
         for (index, draft) in drafts.iter().enumerate() {
             let field = |name: &str| format!("groups[{index}].{name}");
-            let hosted = listing::parse(&draft.experts, &experts)
+            let hosted = listing::parse(&draft.experts, &experts, ids)
                 .map_err(|error| FieldError::new(field("experts"), error.0))?;
             if hosted.iter().all(Vec::is_empty) {
                 return Err(FieldError::new(field("experts"), "is empty; a group hosts at least one expert"));
@@ -316,6 +323,13 @@ fn vcpus(field: &str, stated: Option<f64>, range: Option<VcpuRange>) -> Result<O
             Err(FieldError::new(field, format!("is {vcpus}, expected a number of vCPUs from 0.001 to 1e6")))
         }
     }
+}
+
+/// The model's ids of all layers, ascending, where each of `layers` names its own; else nothing.
+fn named_layers(layers: &[LayerDraft]) -> Vec<u32> {
+    let mut ids: Vec<u32> = layers.iter().filter_map(|layer| layer.layer).collect();
+    ids.sort_unstable();
+    if ids.len() == layers.len() { ids } else { Vec::new() }
 }
 
 fn size(field: &str, bytes: f64) -> Result<f64, FieldError> {

@@ -116,6 +116,13 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
         }
         if self.model.problem.limits.max_groups.is_some() {
             plans.sliced = self.sliced(Family::Sliced, effort, &mut plans.counters);
+            // A function per layer is a start as good as any.
+            let start = plans.per_layer.as_ref().filter(|_| effort == Effort::Full);
+            let moved = start.and_then(|planned| self.new_slicing().moved_on(planned));
+            plans.sliced = match (plans.sliced.take(), moved) {
+                (Some(sliced), Some(moved)) if !moved.beats(&sliced) => Some(sliced),
+                (sliced, moved) => moved.or(sliced),
+            };
         }
         plans
     }
@@ -154,6 +161,7 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
             violations: self.violations,
             remote: self.remote,
             best: None,
+            late: Vec::new(),
             counters: Counters::default(),
         }
     }

@@ -8,6 +8,7 @@ pub fn limit_name(limit: &str) -> String {
     match name {
         "ttft" => "time to first token".to_owned(),
         "tpot" => "time per output token".to_owned(),
+        "groups" => "number of groups".to_owned(),
         "load" => "share of what the main functions can serve".to_owned(),
         "cold_ttft" => "time to first token of a cold request".to_owned(),
         "cold_share" => "share of cold requests".to_owned(),
@@ -34,7 +35,7 @@ pub fn amount(limit: &str, value: f64) -> String {
     match limit.trim_end_matches(|c: char| c.is_ascii_digit()) {
         "ttft" | "tpot" | "cold_ttft" => seconds(value),
         "load" | "cold_share" => format!("{} %", digits(100.0 * value)),
-        "z" | "z_group" | "vcpus_group" | "vcpus_main" => value.to_string(),
+        "z" | "groups" | "z_group" | "vcpus_group" | "vcpus_main" => value.to_string(),
         _ => bytes(value),
     }
 }

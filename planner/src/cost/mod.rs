@@ -304,6 +304,10 @@ impl Model<'_> {
         for (index, group) in plan.groups.iter().enumerate() {
             self.group_violations(index, group, evaluation, &mut found);
         }
+        let allowed = self.problem.limits.max_groups.unwrap_or(0);
+        if plan.is_sliced() && plan.groups.len() > allowed as usize {
+            found.add("groups", plan.groups.len() as f64, f64::from(allowed));
+        }
         if let (Some(vcpus), Some(range)) = (plan.main_vcpus, specs.main_vcpus) {
             found.unless_equal("vcpus_main", vcpus, range.nearest(vcpus));
         }

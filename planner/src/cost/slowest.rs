@@ -2,7 +2,7 @@
 //! function and groups of remote functions.
 
 /// Up to this many experts per token their distribution over the paths is summed exactly.
-const MOST_EXACT: usize = 32;
+const MOST_EXACT: usize = 16;
 
 /// One path: where a token's experts may be computed.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -245,6 +245,6 @@ mod tests {
         let paths = [0.2, 0.3, 0.5].map(|share| Path { share, seconds: 1.0, trip: 0.1, count: 1 });
         let exact = expected_slowest(MOST_EXACT, &paths);
         let normal = slowest_of(paths.iter().map(|path| Work::of_token(path, MOST_EXACT)));
-        assert!((exact - normal).abs() < 0.02 * exact, "{exact} {normal}");
+        assert!((exact - normal).abs() < 0.03 * exact, "{exact} {normal}");
     }
 }

@@ -27,8 +27,13 @@ pub(crate) fn serialize<S: Serializer>(experts: &[Vec<u32>], serializer: S) -> R
     serializer.serialize_str(&format(experts))
 }
 
-/// Reads what [`format`] writes, for layers with so many experts each; ascending, each expert once.
-pub(crate) fn parse(text: &str, experts: &[usize]) -> Result<Vec<Vec<u32>>, NotAListing> {
+/// Reads what [`format`] writes, for layers with so many experts each; ascending, each expert once. Layers are
+/// named by their `ids` in that order, where there are as many, else by position.
+pub(crate) fn parse(text: &str, experts: &[usize], ids: &[u32]) -> Result<Vec<Vec<u32>>, NotAListing> {
+    let position = |layer: usize| match ids.len() == experts.len() {
+        true => ids.iter().position(|id| *id as usize == layer),
+        false => (layer < experts.len()).then_some(layer),
+    };
     let mut read: Vec<Vec<u32>> = vec![Vec::new(); experts.len()];
     let mut current = None;
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
@@ -45,8 +50,12 @@ pub(crate) fn parse(text: &str, experts: &[usize]) -> Result<Vec<Vec<u32>>, NotA
             None => part,
         };
         let layer = current.ok_or_else(form)?;
-        let Some(most) = experts.get(layer) else {
-            return Err(wrong(format!("names layer {layer}, there are layers 0 to {}", experts.len() - 1)));
+        let Some((layer, most)) = position(layer).and_then(|at| Some((at, experts.get(at)?))) else {
+            let named = match ids.len() == experts.len() {
+                true => format!("the plan names layers {ids:?}"),
+                false => format!("there are layers 0 to {}", experts.len() - 1),
+            };
+            return Err(wrong(format!("names layer {layer}, {named}")));
         };
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         let id = |digits: &str| digits.trim().parse::<u32>().map_err(|_| form());
@@ -73,8 +82,14 @@ mod tests {
         let experts = vec![vec![0, 1, 2, 7], vec![], vec![3]];
         let text = format(&experts);
         assert_eq!(text, "0:0-2,7,2:3");
-        assert_eq!(parse(&text, &[8, 8, 8]).ok().unwrap(), experts);
-        assert_eq!(parse("", &[1]).ok().unwrap(), vec![Vec::<u32>::new()]);
+        assert_eq!(parse(&text, &[8, 8, 8], &[]).ok().unwrap(), experts);
+        assert_eq!(parse("", &[1], &[]).ok().unwrap(), vec![Vec::<u32>::new()]);
+    }
+
+    #[test]
+    fn layers_may_have_ids() {
+        assert_eq!(parse("3:1,7:0", &[8, 8], &[3, 7]).ok().unwrap(), vec![vec![1], vec![0]]);
+        assert!(parse("0:1", &[8, 8], &[3, 7]).err().unwrap().0.contains("[3, 7]"));
     }
 
     #[test]
@@ -88,7 +103,7 @@ mod tests {
             ("0:1-3,2", "twice"),
             ("0:0-4294967295", "experts 0 to 7"),
         ] {
-            let error = parse(text, &[8, 8]).err().unwrap().0;
+            let error = parse(text, &[8, 8], &[]).err().unwrap().0;
             assert!(error.contains(why), "{text}: {error}");
         }
     }

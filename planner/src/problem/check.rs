@@ -29,7 +29,7 @@ const MAX_CONCURRENCY: u32 = 65_536;
 /// Requests that come together.
 const MAX_BURST: f64 = 65_536.0;
 /// Times of recorded requests.
-const MAX_RECORDED: usize = 10_000_000;
+const MAX_RECORDED: usize = 100_000;
 /// Remote sizes times replicas.
 const MAX_OPTIONS: f64 = 1_000_000.0;
 const MAX_GRID: usize = 1024;

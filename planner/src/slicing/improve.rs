@@ -1,6 +1,6 @@
 //! Moves of single groups, sizes and experts on the exact cost.
 
-use super::{Planned, Slicing};
+use super::{FEW_EXPERTS, Planned, Slicing};
 use crate::plan::{Group, Plan};
 use crate::problem::model::Sizing;
 
@@ -52,14 +52,29 @@ impl Slicing<'_, '_> {
             plans.extend(self.group_moves(plan, index));
         }
         let most_groups = self.model.problem.limits.max_groups.unwrap_or(1) as usize;
+        let experts: usize = self.model.layers.iter().map(|layer| layer.experts).sum();
+        let few = experts <= FEW_EXPERTS;
         let groups = || (0..plan.groups.len()).map(Some);
         // One group more, where there may be.
         let with_new = || (0..(plan.groups.len() + 1).min(most_groups.max(plan.groups.len()))).map(Some);
         for (layer, table) in self.tables.iter().enumerate() {
-            // The local expert that is used least may go.
+            // The local expert that is used least may go; of few experts any, or one in the place of another.
             let remote = &plan.layers[layer].remote;
-            let next = table.order.iter().find(|expert| remote.binary_search(expert).is_err());
-            let away = next.into_iter().flat_map(|expert| with_new().map(move |to| (*expert, None, to)));
+            let mut local = table.order.iter().filter(|expert| remote.binary_search(expert).is_err());
+            let going: Vec<u32> = match few {
+                true => local.copied().collect(),
+                false => local.next().copied().into_iter().collect(),
+            };
+            for group in 0..if few { plan.groups.len() } else { 0 } {
+                for back in &plan.groups[group].experts[layer] {
+                    let swapped = going.iter().map(|expert| {
+                        let home = moved(plan, layer, *back, Some(group), None);
+                        moved(&home, layer, *expert, None, Some(group))
+                    });
+                    plans.extend(swapped.filter_map(|plan| self.sized(plan)));
+                }
+            }
+            let away = going.iter().flat_map(|expert| with_new().map(move |to| (*expert, None, to)));
             let of_groups = plan.groups.iter().enumerate().flat_map(|(from, group)| {
                 let to = groups().chain([None]).filter(move |to| *to != Some(from));
                 let experts = group.experts[layer].iter();

@@ -37,6 +37,8 @@ const MOST_REPLICAS: u32 = 4;
 
 /// Work that moves may be, in experts evaluated.
 const MOST_WORK: usize = 300_000;
+/// Up to so many experts in all, any expert may be moved, and plans that are late are repaired.
+const FEW_EXPERTS: usize = 32;
 /// Beyond so many experts in all, sizes of an arrangement must save this share to be tried.
 const MANY_EXPERTS: usize = 500;
 const COARSE_GAIN: f64 = 1e-3;
@@ -45,7 +47,7 @@ const COARSE_ARRANGEMENTS: usize = 8;
 /// Plans that moves start from, at most.
 const MOST_STARTS: usize = 24;
 /// Evaluations of moves, at most.
-const MOST_EVALUATIONS: usize = 60_000;
+const MOST_EVALUATIONS: usize = 150_000;
 
 /// Which arrangements are searched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,6 +93,8 @@ pub(crate) struct Slicing<'s, 'm> {
     /// Whether experts may be remote.
     pub(crate) remote: Remote,
     pub(crate) best: Option<Planned>,
+    /// Where nothing keeps the limits: the plans that come closest to it.
+    pub(crate) late: Vec<(f64, Planned)>,
     pub(crate) counters: Counters,
 }
 
@@ -115,27 +119,35 @@ impl Slicing<'_, '_> {
                 for replicas in 1..=most {
                     let bound = self.bound(candidate, cut, replicas);
                     self.counters.bounds += 1;
-                    if bound < f64::INFINITY {
-                        arrangements.push(Arrangement { candidate, cut, replicas, bound });
-                    }
+                    arrangements.push(Arrangement { candidate, cut, replicas, bound });
                 }
             }
         }
+        // What is too late by its bound is only looked at where nothing else is there.
+        let experts: usize = self.model.layers.iter().map(|layer| layer.experts).sum();
+        let hopeless = experts <= FEW_EXPERTS
+            && arrangements.iter().all(|arrangement| arrangement.bound == f64::INFINITY);
+        arrangements.retain(|arrangement| hopeless || arrangement.bound < f64::INFINITY);
         self.counters.pairs += arrangements.len();
         arrangements.sort_by(|a, b| a.bound.total_cmp(&b.bound));
         let mut starts = Vec::new();
-        let experts: usize = self.model.layers.iter().map(|layer| layer.experts).sum();
         for (built, arrangement) in arrangements.iter().enumerate() {
             let work = built * experts;
             if arrangement.bound > self.limit(work) || !with_moves && built >= COARSE_ARRANGEMENTS {
                 break;
             }
             self.counters.solved += 1;
-            let Some(found) = self.explore(arrangement, work) else { continue };
+            let Some(found) = self.explore(arrangement, work) else {
+                self.note_late(arrangement);
+                continue;
+            };
             if self.best.as_ref().is_none_or(|best| found.beats(best)) {
                 self.best = Some(found.clone());
             }
             starts.push(found);
+        }
+        if with_moves && starts.is_empty() {
+            starts.extend(self.repaired());
         }
         if with_moves {
             // The best start is not always the best end.
@@ -144,7 +156,12 @@ impl Slicing<'_, '_> {
                 |start: &Planned| (start.plan.groups.len(), start.candidate.counts.iter().sum::<usize>());
             let mut seen = BTreeSet::new();
             starts.retain(|start| seen.insert(kind(start)) && seen.len() <= MOST_STARTS);
-            let mut left = (MOST_WORK / experts.max(1)).min(MOST_EVALUATIONS);
+            // A recorded time is replayed in a tenth of what an expert takes.
+            let recorded =
+                self.model.problem.arrivals.as_ref().and_then(|arrivals| arrivals.recorded_seconds.as_ref());
+            let replayed = recorded.map_or(0, Vec::len) / 10;
+            let most = if experts <= FEW_EXPERTS { MOST_EVALUATIONS * experts } else { MOST_WORK };
+            let mut left = (most / (experts + replayed).max(1)).min(MOST_EVALUATIONS);
             for start in starts {
                 let end = self.improved(start, &mut left);
                 if self.best.as_ref().is_none_or(|best| end.beats(best)) {
@@ -152,6 +169,89 @@ impl Slicing<'_, '_> {
                 }
             }
         }
+    }
+
+    /// What moves make of a plan with a function per layer, where groups may be as many and experts are few.
+    pub(crate) fn moved_on(&self, planned: &Planned) -> Option<Planned> {
+        let layers = &planned.plan.layers;
+        let experts: usize = self.model.layers.iter().map(|layer| layer.experts).sum();
+        let hosts = layers.iter().filter(|layer| !layer.remote.is_empty()).count();
+        let most = self.model.problem.limits.max_groups.unwrap_or(0) as usize;
+        if experts > FEW_EXPERTS || hosts > most || !planned.plan.groups.is_empty() {
+            return None;
+        }
+        let own = layers.iter().enumerate().filter(|(_, layer)| !layer.remote.is_empty());
+        let groups = own.map(|(index, layer)| Group {
+            experts: (0..layers.len())
+                .map(|at| if at == index { layer.remote.clone() } else { Vec::new() })
+                .collect(),
+            memory_bytes: layer.memory_bytes,
+            vcpus: None,
+            replicas: layer.replicas,
+        });
+        let plan = Plan {
+            layers: layers
+                .iter()
+                .map(|layer| LayerPlan { remote: layer.remote.clone(), ..LayerPlan::default() })
+                .collect(),
+            groups: groups.collect(),
+            ..planned.plan.clone()
+        };
+        let start = self.judged(&planned.candidate, plan, None)?;
+        Some(self.improved(start, &mut { MOST_EVALUATIONS }))
+    }
+
+    /// Remembers the quickest plan of an arrangement that keeps no limit, where so few experts are there that
+    /// moves may help.
+    fn note_late(&mut self, arrangement: &Arrangement<'_>) {
+        let experts: usize = self.model.layers.iter().map(|layer| layer.experts).sum();
+        if self.best.is_some() || experts > FEW_EXPERTS {
+            return;
+        }
+        let plan = self.plan(arrangement.candidate, arrangement.cut, arrangement.replicas);
+        let mains = self.model.main_options(self.model.main_needed(&arrangement.candidate.counts));
+        let remotes = self.remote_options(&plan);
+        let (Some(main), Some(remote)) = (mains.last(), remotes.last()) else { return };
+        let plan = sized_as(&plan, &Pair { main: *main, remote });
+        let planned = self.unjudged(arrangement.candidate, plan);
+        self.late.push((self.strain(&planned), planned));
+    }
+
+    /// By how much `planned` misses the limit that it misses most; 0 where it keeps all.
+    fn strain(&self, planned: &Planned) -> f64 {
+        let violations = (self.violations)(&planned.plan, &planned.evaluation);
+        violations.iter().map(|violation| violation.value / violation.allowed - 1.0).fold(0.0, f64::max)
+    }
+
+    /// Plans that keep the limits, moves away from those that come closest.
+    fn repaired(&mut self) -> Vec<Planned> {
+        let mut late = std::mem::take(&mut self.late);
+        late.sort_by(|a, b| a.0.total_cmp(&b.0));
+        late.truncate(MOST_STARTS);
+        let mut repaired = Vec::new();
+        for (mut strain, mut planned) in late {
+            while strain > 0.0 {
+                let near = self.neighbours(&planned.plan, MOST_EVALUATIONS).into_iter();
+                let near = near.map(|plan| self.unjudged(&planned.candidate, plan));
+                let near = near.map(|planned| (self.strain(&planned), planned));
+                match near.min_by(|a, b| a.0.total_cmp(&b.0)) {
+                    Some((less, better)) if less < strain => (strain, planned) = (less, better),
+                    _ => break,
+                }
+            }
+            if strain == 0.0 {
+                if self.best.as_ref().is_none_or(|best| planned.beats(best)) {
+                    self.best = Some(planned.clone());
+                }
+                repaired.push(planned);
+            }
+        }
+        repaired
+    }
+
+    fn unjudged(&self, candidate: &Candidate, plan: Plan) -> Planned {
+        let evaluation = self.model.evaluate(&plan);
+        Planned { candidate: candidate.clone(), plan, evaluation }
     }
 
     /// What a plan must cost at most to be worth a look.
@@ -168,13 +268,10 @@ impl Slicing<'_, '_> {
         if family == Family::PerLayer {
             return vec![single];
         }
-        let blocks = std::iter::successors(Some(1), |blocks| Some(blocks * 2))
-            .take_while(|blocks| *blocks < layers.max(2));
-        let between = blocks.flat_map(|blocks| (1..=most / blocks).map(move |slices| Cut { blocks, slices }));
-        // Functions that are paid for what they work are cheaper the less they hold; no two of one layer's
-        // are then paid for the work of another layer.
-        let of_layers = (2..=most).map(|slices| Cut { blocks: layers, slices });
-        if self.model.is_reserved() { between.collect() } else { between.chain(of_layers).collect() }
+        let powers = std::iter::successors(Some(1), |blocks| Some(blocks * 2));
+        // Functions that are paid for what they work are cheaper the less they hold.
+        let whole = powers.take_while(|blocks| *blocks < layers.max(2)).chain((layers > 1).then_some(layers));
+        whole.flat_map(|blocks| numbers(most / blocks).map(move |slices| Cut { blocks, slices })).collect()
     }
 
     /// What no plan of the arrangement undercuts: every time at the largest sizes with work that is spread
@@ -214,7 +311,7 @@ impl Slicing<'_, '_> {
                 running.remote_rate = rate * f64::from(replicas);
             }
         }
-        let bill = model.bill(&running);
+        let bill = model.quick_bill(&running);
         if self.is_late(&bill) { f64::INFINITY } else { bill.total() }
     }
 
@@ -277,7 +374,7 @@ impl Slicing<'_, '_> {
                 break;
             }
             let Some(halves) = rectangle.halves() else {
-                let plan = sized.plan(&plan, rectangle.low());
+                let plan = sized_as(&plan, &sized.pair(rectangle.low()));
                 best = self.judged(arrangement.candidate, plan, best.as_ref()).or(best);
                 continue;
             };
@@ -312,17 +409,17 @@ impl Slicing<'_, '_> {
 
     /// What any pair of sizes between `low` and `high` costs at least; none where even `high` is too late.
     fn cost_between(&self, sized: &Sizes<'_, '_>, low: (usize, usize), high: (usize, usize)) -> Option<f64> {
-        let bill = self.model.bill(&sized.table.running(&sized.pair(high), &sized.pair(low)));
-        let stressed =
-            sized.stressed.map(|table| self.model.bill(&table.running(&sized.pair(high), &sized.pair(low))));
+        let bill = self.model.quick_bill(&sized.table.running(&sized.pair(high), &sized.pair(low)));
+        let stressed = sized
+            .stressed
+            .map(|table| self.model.quick_bill(&table.running(&sized.pair(high), &sized.pair(low))));
         let late = self.is_late(&bill) || stressed.is_some_and(|bill| self.is_late(&bill));
         (!late).then_some(bill.total())
     }
 
     /// The plan with its evaluation, where it keeps every limit and beats `other`.
     fn judged(&self, candidate: &Candidate, plan: Plan, other: Option<&Planned>) -> Option<Planned> {
-        let evaluation = self.model.evaluate(&plan);
-        let planned = Planned { candidate: candidate.clone(), plan, evaluation };
+        let planned = self.unjudged(candidate, plan);
         let beats = other.is_none_or(|other| planned.beats(other));
         (beats && (self.violations)(&planned.plan, &planned.evaluation).is_empty()).then_some(planned)
     }
@@ -370,6 +467,27 @@ impl Slicing<'_, '_> {
     }
 }
 
+/// `plan` with the sizes of `pair`.
+fn sized_as(plan: &Plan, pair: &Pair<'_>) -> Plan {
+    let groups = plan.groups.iter().zip(pair.remote).map(|(group, sizing)| Group {
+        memory_bytes: sizing.bytes,
+        vcpus: sizing.stated,
+        ..group.clone()
+    });
+    Plan {
+        main_bytes: pair.main.bytes,
+        main_vcpus: pair.main.stated,
+        layers: plan.layers.clone(),
+        groups: groups.collect(),
+    }
+}
+
+/// Every number up to 16, then a quarter more each, up to `most`.
+fn numbers(most: usize) -> impl Iterator<Item = usize> {
+    let next = |number: &usize| Some(number + if *number < 16 { 1 } else { number / 4 });
+    std::iter::successors(Some(1), next).take_while(move |number| *number <= most)
+}
+
 /// The sizes of one arrangement and their times.
 struct Sizes<'a, 'm> {
     table: &'a Table<'m>,
@@ -379,22 +497,6 @@ struct Sizes<'a, 'm> {
 }
 
 impl Sizes<'_, '_> {
-    /// `plan` with the sizes `at`.
-    fn plan(&self, plan: &Plan, at: (usize, usize)) -> Plan {
-        let pair = self.pair(at);
-        let groups = plan.groups.iter().zip(pair.remote).map(|(group, sizing)| Group {
-            memory_bytes: sizing.bytes,
-            vcpus: sizing.stated,
-            ..group.clone()
-        });
-        Plan {
-            main_bytes: pair.main.bytes,
-            main_vcpus: pair.main.stated,
-            layers: plan.layers.clone(),
-            groups: groups.collect(),
-        }
-    }
-
     fn pair(&self, (main, remote): (usize, usize)) -> Pair<'_> {
         Pair { main: self.mains[main], remote: &self.remotes[remote] }
     }

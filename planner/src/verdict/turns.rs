@@ -17,6 +17,8 @@ use serde::Serialize;
 const DOUBLINGS: u32 = 6;
 /// Halvings of the factor's logarithm: to 2 %.
 const HALVINGS: usize = 5;
+/// Problems with so many experts in all are solved in full each time.
+const FEW_EXPERTS: usize = 64;
 /// Problems with more experts in all are not solved over and over.
 const MOST_EXPERTS: usize = 100_000;
 
@@ -58,12 +60,17 @@ pub(crate) fn turns(problem: &Problem, options: &Options, pays: bool) -> Option<
         return None;
     }
     let all = [Cause::ArrivalRate, Cause::Tpot, Cause::ModelSize, Cause::GpuPrice];
-    Some(all.into_iter().filter_map(|cause| turn(problem, options, pays, cause)).collect())
+    // What a coarse search takes for the answer as things are says nothing of how they might be.
+    let effort = if experts <= FEW_EXPERTS { Effort::Full } else { Effort::Coarse };
+    if cheapest(problem, options, effort)?.has_remote_experts() != pays {
+        return None;
+    }
+    Some(all.into_iter().filter_map(|cause| turn(problem, options, pays, cause, effort)).collect())
 }
 
-fn turn(problem: &Problem, options: &Options, pays: bool, cause: Cause) -> Option<Turn> {
+fn turn(problem: &Problem, options: &Options, pays: bool, cause: Cause, effort: Effort) -> Option<Turn> {
     let turned = |factor: f64| {
-        let way = cheapest(&cause.changed(problem, factor)?, options)?;
+        let way = cheapest(&cause.changed(problem, factor)?, options, effort)?;
         (way.has_remote_experts() != pays).then_some(way)
     };
     // The answer may turn and turn back: doublings first, then between the last that stays and the first
@@ -84,12 +91,18 @@ fn turn(problem: &Problem, options: &Options, pays: bool, cause: Cause) -> Optio
     };
     let found = [nearest(true), nearest(false)].into_iter().flatten();
     let (factor, best) = found.min_by(|a, b| a.0.ln().abs().total_cmp(&b.0.ln().abs()))?;
+    // The last word is that of the search which the answer came from.
+    let sure = effort == Effort::Full
+        || cheapest(&cause.changed(problem, factor)?, options, Effort::Full)?.has_remote_experts() != pays;
+    if !sure {
+        return None;
+    }
     let (at, words) = cause.words(problem, factor);
     Some(Turn { cause, factor, at, best, words })
 }
 
-/// The cheapest way to serve `problem`, by a coarse search.
-fn cheapest(problem: &Problem, options: &Options) -> Option<Way> {
+/// The cheapest way to serve `problem`.
+fn cheapest(problem: &Problem, options: &Options, effort: Effort) -> Option<Way> {
     problem.check().ok()?;
     let model = Model::with_prediction(problem).ok()?;
     let tables: Vec<LayerTable> =
@@ -104,7 +117,7 @@ fn cheapest(problem: &Problem, options: &Options) -> Option<Way> {
         remote: options.remote,
         candidates: &candidates,
     };
-    let plans = inputs.plans(Effort::Coarse);
+    let plans = inputs.plans(effort);
     best(&rivals(&model, &Baselines::of(&model), &plans)).map(|(way, _)| way)
 }
 
@@ -138,6 +151,7 @@ impl Cause {
                     on_gpu.flat_map(|profile| &mut profile.seconds).for_each(|seconds| *seconds *= factor);
                 }
             }
+            Self::Tpot if problem.request.output_tokens == 0.0 => return None,
             Self::Tpot => changed.slo.tpot_seconds *= factor,
         }
         Some(changed)
