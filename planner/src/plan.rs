@@ -60,6 +60,11 @@ impl Plan {
         Self { main_bytes, main_vcpus: None, layers, groups: Vec::new() }
     }
 
+    /// Remote experts of each layer.
+    pub(crate) fn remote_counts(&self) -> Vec<usize> {
+        self.layers.iter().map(|layer| layer.remote.len()).collect()
+    }
+
     /// Whether it has groups that are more than a function for each layer.
     pub(crate) fn is_sliced(&self) -> bool {
         let hosts = |layer: usize| self.groups.iter().filter(move |group| !group.experts[layer].is_empty());

@@ -11,6 +11,7 @@ mod nodes;
 mod subject;
 mod unit;
 
+use crate::error::ExperimentError;
 pub use nodes::{ListRegime, rental};
 use remoe_planner::{Request, Slo, Way};
 use serde::Serialize;
@@ -96,6 +97,21 @@ pub struct Regime {
     pub limits: String,
     /// Model by model, by rising rate.
     pub cells: Vec<Cell>,
+}
+
+impl Regime {
+    /// The cells that `cell` makes of every one of `subjects` at every rate.
+    fn of(
+        name: &str,
+        title: &str,
+        limits: String,
+        subjects: &[Subject],
+        cell: impl Fn(&Subject, f64) -> Result<Cell, ExperimentError>,
+    ) -> Result<Self, ExperimentError> {
+        let cells = subjects.iter().flat_map(|subject| PER_DAY.map(|per_day| (subject, per_day)));
+        let cells = cells.map(|(subject, per_day)| cell(subject, per_day)).collect::<Result<_, _>>()?;
+        Ok(Self { name: name.to_owned(), title: title.to_owned(), limits, cells })
+    }
 }
 
 impl Cell {

@@ -1,8 +1,7 @@
 //! Cells on nodes as they are sold.
 
 use super::{
-    Cell, DAY, IDLE_SECONDS, Offer, PATIENT_SECONDS, PER_DAY, Regime, SLOW_SECONDS, Subject, WAYS, request,
-    slo,
+    Cell, DAY, IDLE_SECONDS, Offer, PATIENT_SECONDS, Regime, SLOW_SECONDS, Subject, WAYS, request, slo,
 };
 use crate::error::ExperimentError;
 use remoe_planner::{
@@ -78,12 +77,8 @@ impl ListRegime {
     /// # Errors
     /// A figure of a model or of the list that the planner does not take.
     pub fn regime(&self, subjects: &[Subject]) -> Result<Regime, ExperimentError> {
-        let cells = subjects.iter().flat_map(|subject| PER_DAY.map(|per_day| (subject, per_day)));
-        Ok(Regime {
-            name: self.name.to_owned(),
-            title: self.title.to_owned(),
-            limits: self.limits(),
-            cells: cells.map(|(subject, per_day)| self.cell(subject, per_day)).collect::<Result<_, _>>()?,
+        Regime::of(self.name, self.title, self.limits(), subjects, |subject, per_day| {
+            self.cell(subject, per_day)
         })
     }
 

@@ -1,8 +1,8 @@
 //! Cells at prices by the core, the GB and the whole GPU.
 
 use super::{
-    Cell, DAY, IDLE_SECONDS, Offer, PATIENT_SECONDS, PER_DAY, Regime, SLOW_SECONDS, Subject, WAYS, cheaper,
-    request, slo,
+    Cell, DAY, IDLE_SECONDS, Offer, PATIENT_SECONDS, Regime, SLOW_SECONDS, Subject, WAYS, cheaper, request,
+    slo,
 };
 use crate::error::ExperimentError;
 use remoe_planner::{
@@ -179,12 +179,8 @@ impl UnitRegime {
     /// # Errors
     /// No problem can be made of a model.
     pub fn regime(&self, subjects: &[Subject]) -> Result<Regime, ExperimentError> {
-        let cells = subjects.iter().flat_map(|subject| PER_DAY.map(|per_day| (subject, per_day)));
-        Ok(Regime {
-            name: self.name.to_owned(),
-            title: self.title.to_owned(),
-            limits: self.limits(),
-            cells: cells.map(|(subject, per_day)| self.cell(subject, per_day)).collect::<Result<_, _>>()?,
+        Regime::of(self.name, self.title, self.limits(), subjects, |subject, per_day| {
+            self.cell(subject, per_day)
         })
     }
 

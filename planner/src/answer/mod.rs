@@ -22,7 +22,7 @@ use crate::search::Counters;
 use crate::search::selection::{Candidate, across_layers, by_ratio};
 use crate::search::tables::LayerTable;
 use crate::slicing::Sturdiness;
-use crate::verdict::{Turn, Verdict, rivals, turns};
+use crate::verdict::{Rival, Turn, Verdict, rivals, turns};
 use serde::Serialize;
 
 /// Beyond so many experts in all, [`compare`] searches coarsely.
@@ -199,7 +199,7 @@ pub fn solve(
     let mut plans = inputs.plans(Effort::Full);
     let kept = previous.map(|previous| {
         let evaluation = model.evaluate(&previous);
-        let counts: Vec<usize> = previous.layers.iter().map(|layer| layer.remote.len()).collect();
+        let counts = previous.remote_counts();
         let stands = violations(&previous, &evaluation).is_empty() && options.remote.allows(&model, &counts);
         (previous, evaluation, stands)
     });
@@ -262,6 +262,13 @@ pub fn solve(
 /// # Errors
 /// A problem that cannot be, or a device that does not hold what is no expert.
 pub fn compare(problem: &Problem) -> Result<Verdict, PlanError> {
+    let experts: usize = problem.layers.iter().map(|layer| layer.experts as usize).sum();
+    let effort = if experts > MOST_COMPARED { Effort::Coarse } else { Effort::Full };
+    Ok(Verdict::new(ways(problem, Remote::Auto, effort)?, None::<fn(bool) -> Option<Vec<Turn>>>))
+}
+
+/// Every way to serve `problem` at its cheapest, as far as `effort` finds it.
+pub(crate) fn ways(problem: &Problem, remote: Remote, effort: Effort) -> Result<Vec<Rival>, PlanError> {
     problem.check().map_err(PlanError::Problem)?;
     let model = Model::with_prediction(problem).map_err(PlanError::Problem)?;
     if let Some(infeasible) = device_too_small(&model) {
@@ -269,25 +276,22 @@ pub fn compare(problem: &Problem) -> Result<Verdict, PlanError> {
     }
     let tables: Vec<LayerTable> =
         (0..model.layers.len()).map(|layer| LayerTable::new(&model, layer)).collect();
-    let candidates = candidates(&model, Remote::Auto, &walk(&model));
+    let candidates = candidates(&model, remote, &walk(&model));
     let violations = |_: &Plan, evaluation: &Evaluation| evaluation.violations.clone();
     let inputs = Inputs {
         model: &model,
         tables: &tables,
         factors: None,
         violations: &violations,
-        remote: Remote::Auto,
+        remote,
         candidates: &candidates,
     };
-    let experts: usize = problem.layers.iter().map(|layer| layer.experts as usize).sum();
-    let effort = if experts > MOST_COMPARED { Effort::Coarse } else { Effort::Full };
-    let rivals = rivals(&model, &Baselines::of(&model), &inputs.plans(effort));
-    Ok(Verdict::new(rivals, None::<fn(bool) -> Option<Vec<Turn>>>))
+    Ok(rivals(&model, &Baselines::of(&model), &inputs.plans(effort)))
 }
 
 /// Every choice of remote counts that the search may take: ratios that pass the worst case, nothing
 /// remote, and the choices across layers, whose worst case is only checked where they are good.
-pub(crate) fn candidates(model: &Model<'_>, remote: Remote, walk: &[WalkStep]) -> Vec<Candidate> {
+fn candidates(model: &Model<'_>, remote: Remote, walk: &[WalkStep]) -> Vec<Candidate> {
     let mut all = by_ratio(model);
     let across = if remote == Remote::Never { Vec::new() } else { across_layers(model, &all) };
     let passes = |i: usize| i == 0 || walk.iter().any(|step| step.i == i && step.passes());

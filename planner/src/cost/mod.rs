@@ -162,18 +162,14 @@ impl Model<'_> {
             remote_bill = of_layers().map(of_layer).sum::<f64>()
                 + plan.groups.iter().zip(groups).map(of_group).sum::<f64>();
         }
-        let remote: Vec<usize> = plan.layers.iter().map(|layer| layer.remote.len()).collect();
-        let hosted = |sets: &[Vec<u32>]| -> f64 {
-            let layers = sets.iter().zip(&self.layers);
-            layers.map(|(set, layer)| set.len() as f64 * layer.expert_bytes).sum()
-        };
+        let remote = plan.remote_counts();
         let largest = match plan.groups.is_empty() {
             true => remote
                 .iter()
                 .zip(&self.layers)
                 .map(|(set, layer)| *set as f64 * layer.expert_bytes)
                 .fold(0.0, f64::max),
-            false => plan.groups.iter().map(|group| hosted(&group.experts)).fold(0.0, f64::max),
+            false => plan.groups.iter().map(|group| self.weight_bytes(&group.experts)).fold(0.0, f64::max),
         };
         Running {
             prefill: layers.iter().map(|layer| layer.prefill).sum(),
@@ -279,7 +275,7 @@ impl Model<'_> {
         if let Some(allowed) = self.problem.limits.gpu_bytes {
             found.unless_at_most("gpu", self.gpu_bytes, allowed, BYTE_SLACK);
         }
-        let remote: Vec<usize> = plan.layers.iter().map(|layer| layer.remote.len()).collect();
+        let remote = plan.remote_counts();
         found.unless_at_most("main", self.main_needed(&remote), plan.main_bytes, BYTE_SLACK);
         let specs = &self.problem.specs;
         let own = if plan.groups.is_empty() { &plan.layers[..] } else { &[] };

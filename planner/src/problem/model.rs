@@ -286,6 +286,17 @@ impl<'p> Model<'p> {
             + self.problem.function_bytes
     }
 
+    /// Routed experts of all layers.
+    pub(crate) fn experts(&self) -> usize {
+        self.layers.iter().map(|layer| layer.experts).sum()
+    }
+
+    /// Bytes of the weights of `experts` of each layer.
+    pub(crate) fn weight_bytes(&self, experts: &[Vec<u32>]) -> f64 {
+        let layers = experts.iter().zip(&self.layers);
+        layers.map(|(experts, layer)| experts.len() as f64 * layer.expert_bytes).sum()
+    }
+
     /// Bytes that a function needs for `experts` of each layer: their weights, and the tokens of the layer
     /// that brings it the most rows.
     pub(crate) fn group_needed(&self, experts: &[Vec<u32>]) -> f64 {

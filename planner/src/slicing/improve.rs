@@ -42,7 +42,7 @@ impl Slicing<'_, '_> {
     /// At most `most` plans one move away.
     pub(super) fn neighbours(&self, plan: &Plan, most: usize) -> Vec<Plan> {
         let mut plans = Vec::new();
-        let counts: Vec<usize> = plan.layers.iter().map(|layer| layer.remote.len()).collect();
+        let counts = plan.remote_counts();
         let mains = self.model.main_options(self.model.main_needed(&counts));
         let now = |sizing: &Sizing| sizing.bytes == plan.main_bytes && sizing.stated == plan.main_vcpus;
         for main in beside(&mains, now) {
@@ -52,7 +52,7 @@ impl Slicing<'_, '_> {
             plans.extend(self.group_moves(plan, index));
         }
         let most_groups = self.model.problem.limits.max_groups.unwrap_or(1) as usize;
-        let experts: usize = self.model.layers.iter().map(|layer| layer.experts).sum();
+        let experts = self.model.experts();
         let few = experts <= FEW_EXPERTS;
         let groups = || (0..plan.groups.len()).map(Some);
         // One group more, where there may be.
@@ -102,7 +102,7 @@ impl Slicing<'_, '_> {
             }
         }
         plans.retain(|plan| {
-            let counts: Vec<usize> = plan.layers.iter().map(|layer| layer.remote.len()).collect();
+            let counts = plan.remote_counts();
             // What has nothing remote is a way of its own.
             plan.replicas() > 0 && self.remote.allows(self.model, &counts)
         });
@@ -134,7 +134,7 @@ impl Slicing<'_, '_> {
     /// `plan` with every size raised or lowered to the least that holds what is there, at the same vCPUs;
     /// none where nothing holds it.
     fn sized(&self, mut plan: Plan) -> Option<Plan> {
-        let counts: Vec<usize> = plan.layers.iter().map(|layer| layer.remote.len()).collect();
+        let counts = plan.remote_counts();
         let mains = self.model.main_options(self.model.main_needed(&counts));
         let main = fitting(&mains, plan.main_bytes, plan.main_vcpus)?;
         (plan.main_bytes, plan.main_vcpus) = (main.bytes, main.stated);

@@ -124,7 +124,7 @@ impl Slicing<'_, '_> {
             }
         }
         // What is too late by its bound is only looked at where nothing else is there.
-        let experts: usize = self.model.layers.iter().map(|layer| layer.experts).sum();
+        let experts = self.model.experts();
         let hopeless = experts <= FEW_EXPERTS
             && arrangements.iter().all(|arrangement| arrangement.bound == f64::INFINITY);
         arrangements.retain(|arrangement| hopeless || arrangement.bound < f64::INFINITY);
@@ -174,7 +174,7 @@ impl Slicing<'_, '_> {
     /// What moves make of a plan with a function per layer, where groups may be as many and experts are few.
     pub(crate) fn moved_on(&self, planned: &Planned) -> Option<Planned> {
         let layers = &planned.plan.layers;
-        let experts: usize = self.model.layers.iter().map(|layer| layer.experts).sum();
+        let experts = self.model.experts();
         let hosts = layers.iter().filter(|layer| !layer.remote.is_empty()).count();
         let most = self.model.problem.limits.max_groups.unwrap_or(0) as usize;
         if experts > FEW_EXPERTS || hosts > most || !planned.plan.groups.is_empty() {
@@ -204,7 +204,7 @@ impl Slicing<'_, '_> {
     /// Remembers the quickest plan of an arrangement that keeps no limit, where so few experts are there that
     /// moves may help.
     fn note_late(&mut self, arrangement: &Arrangement<'_>) {
-        let experts: usize = self.model.layers.iter().map(|layer| layer.experts).sum();
+        let experts = self.model.experts();
         if self.best.is_some() || experts > FEW_EXPERTS {
             return;
         }
@@ -397,7 +397,7 @@ impl Slicing<'_, '_> {
     /// What a plan of an arrangement must cost at most: less than the best one of it, and no more than is worth
     /// a look at all.
     fn worth(&self, own: Option<&Planned>, work: usize) -> f64 {
-        let experts: usize = self.model.layers.iter().map(|layer| layer.experts).sum();
+        let experts = self.model.experts();
         let gain = if experts > MANY_EXPERTS { COARSE_GAIN } else { -COST_TIE };
         own.map_or(f64::INFINITY, |own| own.cost() * (1.0 - gain)).min(self.limit(work))
     }

@@ -104,11 +104,8 @@ impl<'m> Table<'m> {
         for layer in 0..model.layers.len() {
             layers.push(Layer::new(model, plan, layer, replicas, &batches)?);
         }
-        let counts: Vec<usize> = plan.layers.iter().map(|layer| layer.remote.len()).collect();
-        let hosted = plan.groups.iter().map(|group| {
-            let sets = group.experts.iter().zip(&model.layers);
-            sets.map(|(set, layer)| set.len() as f64 * layer.expert_bytes).sum::<f64>()
-        });
+        let counts = plan.remote_counts();
+        let hosted = plan.groups.iter().map(|group| model.weight_bytes(&group.experts));
         let main = model.nonexpert_bytes + model.local_expert_bytes(&counts);
         let start_seconds = model.start_seconds(main, hosted.fold(0.0, f64::max));
         Some(Self { model, layers, replicas, groups: plan.groups.len(), batches, start_seconds })

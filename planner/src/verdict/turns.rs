@@ -1,16 +1,10 @@
 //! What would have to be different for the verdict to turn, found by solving the problem that is different.
 
-use super::{Way, best, rivals};
-use crate::answer::plans::{Effort, Inputs};
+use super::{Way, best};
+use crate::answer::plans::Effort;
 use crate::answer::words::{rounded_up, seconds};
-use crate::answer::{Options, candidates};
-use crate::cost::baselines::Baselines;
-use crate::cost::{Evaluation, Violation};
-use crate::plan::Plan;
-use crate::preallocation::walk;
-use crate::problem::model::Model;
+use crate::answer::{Options, ways};
 use crate::problem::{CpuProfile, Device, Problem};
-use crate::search::tables::LayerTable;
 use serde::Serialize;
 
 /// No figure is changed by more than this power of 2.
@@ -103,22 +97,7 @@ fn turn(problem: &Problem, options: &Options, pays: bool, cause: Cause, effort: 
 
 /// The cheapest way to serve `problem`.
 fn cheapest(problem: &Problem, options: &Options, effort: Effort) -> Option<Way> {
-    problem.check().ok()?;
-    let model = Model::with_prediction(problem).ok()?;
-    let tables: Vec<LayerTable> =
-        (0..model.layers.len()).map(|layer| LayerTable::new(&model, layer)).collect();
-    let candidates = candidates(&model, options.remote, &walk(&model));
-    let violations = |_: &Plan, evaluation: &Evaluation| -> Vec<Violation> { evaluation.violations.clone() };
-    let inputs = Inputs {
-        model: &model,
-        tables: &tables,
-        factors: None,
-        violations: &violations,
-        remote: options.remote,
-        candidates: &candidates,
-    };
-    let plans = inputs.plans(effort);
-    best(&rivals(&model, &Baselines::of(&model), &plans)).map(|(way, _)| way)
+    best(&ways(problem, options.remote, effort).ok()?).map(|(way, _)| way)
 }
 
 impl Cause {
