@@ -181,7 +181,7 @@ pub async fn run(
         HttpOptions {
             // An empty variable in the environment is no key.
             api_key: settings.api_key.clone().filter(|key| !key.is_empty()),
-            cors_origins: settings.cors_origins.clone(),
+            cors_origins: settings.cors_origins.clone().into(),
             body_limit: settings.body_limit,
             placement_wait: if settings.http_stdin { PLACEMENT_WAIT } else { Duration::ZERO },
             defaults: checkpoint.generation().clone(),

@@ -1,11 +1,10 @@
 //! The optional bearer key.
 
-use super::error::ApiError;
 use super::state::HttpState;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, header};
 use axum::middleware::Next;
 use axum::response::Response;
+use remoe_http::{ApiError, bearer, same};
 use remoe_wire::{ErrorCode, ServiceError};
 use std::sync::Arc;
 
@@ -28,20 +27,4 @@ pub(super) async fn guard(
         }
     }
     Ok(next.run(request).await)
-}
-
-fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
-    let value = headers.get(header::AUTHORIZATION)?.as_bytes();
-    let (scheme, key) = value.split_at_checked("Bearer ".len())?;
-    scheme.eq_ignore_ascii_case(b"Bearer ").then(|| key.trim_ascii())
-}
-
-/// Compares in a time that depends on the presented key's length only.
-fn same(presented: &[u8], key: &[u8]) -> bool {
-    let mut difference = u8::from(presented.len() != key.len());
-    let expected = key.iter().copied().chain(std::iter::repeat(0));
-    for (a, b) in presented.iter().zip(expected) {
-        difference |= std::hint::black_box(a ^ b);
-    }
-    std::hint::black_box(difference) == 0
 }

@@ -1,6 +1,5 @@
 //! `/v1/chat/completions`.
 
-use super::error::ApiError;
 use super::fields::Logprobs;
 use super::generate::{AnswerOptions, Generation, Route, Shared, answer};
 use super::request_body::RequestBody;
@@ -8,6 +7,7 @@ use super::state::HttpState;
 use super::{messages, sampling, text};
 use axum::extract::{self, State};
 use axum::response::Response;
+use remoe_http::ApiError;
 use remoe_wire::ServiceError;
 use std::sync::Arc;
 

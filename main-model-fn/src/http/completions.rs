@@ -1,6 +1,5 @@
 //! `/v1/completions`.
 
-use super::error::ApiError;
 use super::fields::{Logprobs, Prompt};
 use super::generate::{AnswerOptions, Generation, Route, Shared, answer, special_text};
 use super::request_body::RequestBody;
@@ -8,6 +7,7 @@ use super::state::HttpState;
 use super::{sampling, text};
 use axum::extract::{self, State};
 use axum::response::Response;
+use remoe_http::ApiError;
 use remoe_wire::ServiceError;
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Bodies of requests, checked without a socket and without an engine: the entry for `fuzz/`.
 
 use super::state::{HttpOptions, HttpState};
-use super::{TextFrontend, body, chat, completions};
+use super::{TextFrontend, chat, completions};
 use crate::engine::request::Request;
 use crate::engine::{EngineHandle, RequestLimits};
 use crate::text::TextFront;
@@ -20,7 +20,7 @@ pub fn checks(text: Option<TextFront>, limits: RequestLimits) -> impl Fn(bool, &
     move |is_chat, bytes| {
         let state = state.as_ref().map_err(|error| ServiceError::invalid("registry", error.to_string()))?;
         let check = if is_chat { chat::check } else { completions::check };
-        let requests = check(state, body::parse(bytes)?)?.requests;
+        let requests = check(state, remoe_http::parse(bytes)?)?.requests;
         for request in &requests {
             state.engine.submit(request.clone())?;
         }

@@ -1,6 +1,5 @@
 //! What both generation routes share: from a checked request to its answer.
 
-use super::error::ApiError;
 use super::exchange::Exchange;
 use super::pieces::Pieces;
 use super::request_body::RequestBody;
@@ -11,6 +10,7 @@ use crate::engine::RequestLimits;
 use crate::engine::request::{Request, Sampling, StopRules};
 use axum::extract;
 use axum::response::Response;
+use remoe_http::ApiError;
 use remoe_wire::ServiceError;
 use std::sync::Arc;
 
@@ -93,7 +93,7 @@ impl Shared {
         let mut sampling = self.sampling.clone();
         if !self.has_seed {
             // Equal prompts in one body must not get equal answers.
-            sampling.seed = super::entropy::random_u64();
+            sampling.seed = remoe_http::random_u64();
         }
         Ok(Request {
             prompt,

@@ -1,12 +1,12 @@
 //! What the front counts and measures.
 
-use super::request_id::RequestId;
 use super::state::HttpState;
 use crate::engine::request::{Figures, FinishReason};
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
 use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+use remoe_http::{ConnectionMetrics, RequestId};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -17,32 +17,6 @@ const TOKEN_BUCKETS: [f64; 16] =
 /// Seconds of whole requests.
 const REQUEST_BUCKETS: [f64; 14] =
     [0.01, 0.05, 0.1, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 240.0, 960.0, 1920.0];
-
-/// Connections of one listener. Clones share their values.
-#[derive(Clone)]
-pub(super) struct ConnectionMetrics {
-    pub(super) open: IntGauge,
-    pub(super) ended: IntCounterVec,
-}
-
-impl ConnectionMetrics {
-    /// Metrics that nobody reads until they are registered.
-    ///
-    /// # Errors
-    /// A name is none.
-    pub(super) fn new() -> Result<Self, prometheus::Error> {
-        Ok(Self {
-            open: IntGauge::new("remoe_http_connections", "Open HTTP connections.")?,
-            ended: IntCounterVec::new(
-                Opts::new(
-                    "remoe_http_connections_ended_total",
-                    "HTTP connections that were ended because the client brought no request (idle), had none when another needed its place (displaced) or did not take its answer (stalled).",
-                ),
-                &["reason"],
-            )?,
-        })
-    }
-}
 
 /// The front's metrics. Clones share their values.
 #[derive(Clone)]
@@ -99,8 +73,7 @@ impl HttpMetrics {
                 &["finished_reason"],
             )?,
         };
-        registry.register(Box::new(metrics.connections.open.clone()))?;
-        registry.register(Box::new(metrics.connections.ended.clone()))?;
+        metrics.connections.register(registry)?;
         registry.register(Box::new(metrics.requests.clone()))?;
         registry.register(Box::new(metrics.in_flight.clone()))?;
         registry.register(Box::new(metrics.first_token.clone()))?;

@@ -1,9 +1,9 @@
 //! `/v1/models`: the one model.
 
-use super::error::ApiError;
 use super::state::HttpState;
 use axum::Json;
 use axum::extract::{Path, State};
+use remoe_http::ApiError;
 use serde::Serialize;
 use std::sync::Arc;
 

@@ -1,14 +1,14 @@
 //! Which path leads where.
 
-use super::connections;
-use super::error::ApiError;
-use super::metrics::ConnectionMetrics;
-use super::state::{ConnectionLimits, HttpState};
-use super::{auth, chat, completions, cors, host, metrics, models, request_id, service, tokenize};
+use super::state::HttpState;
+use super::{auth, chat, completions, metrics, models, service, tokenize};
 use axum::Router;
-use axum::http::{Method, StatusCode, Uri};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
+use remoe_http::{
+    ConnectionLimits, ConnectionMetrics, allow_origins, check_host, stamp_request_id, unknown_route,
+    wrong_method,
+};
 use std::io;
 use std::sync::Arc;
 use tokio::net::TcpListener;
@@ -25,7 +25,7 @@ pub(crate) async fn serve(
     stop: CancellationToken,
 ) -> io::Result<()> {
     let (limits, metrics) = (state.options.connections, state.metrics.connections.clone());
-    connections::serve(listener, routes(Arc::new(state)), limits, metrics, stop).await
+    remoe_http::serve(listener, routes(Arc::new(state)), limits, metrics, stop).await
 }
 
 /// Serves probes on `listener` until `stop`: `/health`, as the other routes have it, and `/livez`.
@@ -39,7 +39,7 @@ pub(crate) async fn serve_probes(
     stop: CancellationToken,
 ) -> io::Result<()> {
     let metrics = ConnectionMetrics::new().map_err(io::Error::other)?;
-    connections::serve(listener, probes(ready), ConnectionLimits::PROBES, metrics, stop).await
+    remoe_http::serve(listener, probes(ready), ConnectionLimits::PROBES, metrics, stop).await
 }
 
 fn probes(ready: watch::Receiver<bool>) -> Router {
@@ -48,7 +48,7 @@ fn probes(ready: watch::Receiver<bool>) -> Router {
         .route("/livez", get(service::alive))
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
-        .layer(from_fn(host::check))
+        .layer(from_fn(check_host))
         .with_state(ready)
 }
 
@@ -67,19 +67,9 @@ pub(super) fn routes(state: Arc<HttpState>) -> Router {
         .method_not_allowed_fallback(wrong_method)
         // The last layer is the outermost: every answer has a request id and is counted.
         .layer(from_fn_with_state(state.clone(), auth::guard))
-        .layer(from_fn(host::check))
-        .layer(from_fn_with_state(state.clone(), cors::allow))
+        .layer(from_fn(check_host))
+        .layer(from_fn_with_state(state.options.cors_origins.clone(), allow_origins))
         .layer(from_fn_with_state(state.clone(), metrics::observe))
-        .layer(from_fn(request_id::stamp))
+        .layer(from_fn(stamp_request_id))
         .with_state(state)
-}
-
-async fn unknown_route(method: Method, uri: Uri) -> ApiError {
-    let message = format!("unknown request URL: {method} {}", uri.path());
-    ApiError::new(StatusCode::NOT_FOUND, "unknown_url", message)
-}
-
-async fn wrong_method(method: Method, uri: Uri) -> ApiError {
-    let message = format!("{} does not answer {method}", uri.path());
-    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_supported", message)
 }

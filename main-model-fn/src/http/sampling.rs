@@ -1,9 +1,9 @@
 //! Sampling and ends of choices: ranges checked, defaults filled in.
 
-use super::entropy::random_u64;
 use super::request_body::RequestBody;
 use crate::engine::RequestLimits;
 use crate::engine::request::{Sampling, StopRules};
+use remoe_http::random_u64;
 use remoe_model::GenerationDefaults;
 use remoe_wire::ServiceError;
 use std::ops::RangeInclusive;

@@ -1,10 +1,10 @@
 //! Health, metrics and version.
 
-use super::error::ApiError;
 use super::state::{HttpState, check_ready};
 use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
+use remoe_http::ApiError;
 use serde::Serialize;
 use std::sync::Arc;
 use tokio::sync::watch;

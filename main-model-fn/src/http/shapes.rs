@@ -1,6 +1,5 @@
 //! Answers and chunks as JSON.
 
-use super::entropy::random_id;
 use super::generate::{AnswerOptions, Route};
 use super::logprobs::{ChatLogprobs, CompletionLogprobs, for_chat, for_completion};
 use super::pieces::Piece;
@@ -8,6 +7,7 @@ use super::state::{HttpState, unix_seconds};
 use super::text::TextFrontend;
 use super::usage::Usage;
 use crate::engine::request::{Figures, FinishReason};
+use remoe_http::random_id;
 use remoe_wire::ServiceError;
 use serde::Serialize;
 

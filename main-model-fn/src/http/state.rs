@@ -1,10 +1,10 @@
 //! What all handlers share.
 
-use super::lanes::Lanes;
 use super::metrics::HttpMetrics;
 use super::text::TextFrontend;
 use crate::engine::EngineHandle;
 use prometheus::Registry;
+use remoe_http::{ConnectionLimits, Lanes, Origins};
 use remoe_model::GenerationDefaults;
 use remoe_planner::Account;
 use remoe_wire::{ErrorCode, ServiceError};
@@ -21,7 +21,7 @@ pub(crate) struct HttpOptions {
     /// Clients must send it as a bearer token, when there is one.
     pub(crate) api_key: Option<String>,
     /// Origins that browsers may call from; `*` is all of them.
-    pub(crate) cors_origins: Vec<String>,
+    pub(crate) cors_origins: Origins,
     /// Largest request body in bytes.
     pub(crate) body_limit: usize,
     /// What comes before the first placement waits for it so long before it is refused.
@@ -40,64 +40,12 @@ impl HttpOptions {
         Self {
             model: model.into(),
             api_key: None,
-            cors_origins: Vec::new(),
+            cors_origins: Origins::default(),
             body_limit: 4 << 20,
             placement_wait: Duration::ZERO,
             body_timeout: Duration::from_secs(60),
             connections: ConnectionLimits::from_environment(|name| std::env::var(name).ok()),
             defaults: GenerationDefaults::default(),
-        }
-    }
-}
-
-/// How many connections there may be, and how long each may keep the server waiting.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ConnectionLimits {
-    /// Connections at the same time. A further one takes the place of the one that has been without a
-    /// request for longest; while all have requests, it waits to be accepted.
-    pub(crate) count: usize,
-    /// The whole head of a request must be there so long after its begin, or the connection's.
-    pub(crate) head: Duration,
-    /// The next request must begin so long after the answer before it.
-    pub(crate) idle: Duration,
-    /// A client that takes nothing of its answer for so long is given up.
-    pub(crate) stall: Duration,
-}
-
-impl ConnectionLimits {
-    /// A connection has two descriptors: 480 connections fit the usual limit of 1024.
-    const COUNT: u64 = 480;
-    const HEAD_S: u64 = 10;
-    /// Longer than the 60 s that proxies usually keep connections which they mean to use again.
-    const IDLE_S: u64 = 75;
-    const STALL_S: u64 = 60;
-
-    /// For probes: few connections, short ones, and never those of clients.
-    pub(super) const PROBES: Self = Self {
-        count: 32,
-        head: Duration::from_secs(2),
-        idle: Duration::from_secs(10),
-        stall: Duration::from_secs(2),
-    };
-
-    /// `REMOE_HTTP_MAX_CONNECTIONS`, `REMOE_HTTP_HEAD_S`, `REMOE_HTTP_IDLE_S` and `REMOE_HTTP_STALL_S`,
-    /// whole numbers from 1, as `variable` gives them; what is not there or no such number is the
-    /// default.
-    pub(super) fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Self {
-        let read = |name: &str, default: u64| {
-            let Some(text) = variable(name) else {
-                return default;
-            };
-            text.parse().ok().filter(|number| (1..=1_000_000).contains(number)).unwrap_or_else(|| {
-                tracing::warn!(name, text, default, "no whole number from 1 to 1000000: the default holds");
-                default
-            })
-        };
-        Self {
-            count: usize::try_from(read("REMOE_HTTP_MAX_CONNECTIONS", Self::COUNT)).unwrap_or(usize::MAX),
-            head: Duration::from_secs(read("REMOE_HTTP_HEAD_S", Self::HEAD_S)),
-            idle: Duration::from_secs(read("REMOE_HTTP_IDLE_S", Self::IDLE_S)),
-            stall: Duration::from_secs(read("REMOE_HTTP_STALL_S", Self::STALL_S)),
         }
     }
 }

@@ -1,6 +1,5 @@
 //! The answer as server-sent events.
 
-use super::error::ErrorBody;
 use super::exchange::Exchange;
 use super::pieces::Pieces;
 use super::shapes::Shape;
@@ -8,6 +7,7 @@ use super::state::HttpState;
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
+use remoe_http::ErrorBody;
 use remoe_wire::ServiceError;
 use serde::Serialize;
 use std::sync::Arc;

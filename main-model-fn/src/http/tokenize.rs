@@ -1,12 +1,12 @@
 //! `/tokenize`: the ids of a text or of a chat.
 
 use super::body;
-use super::error::ApiError;
 use super::messages::{self, Messages};
 use super::state::HttpState;
 use super::text;
 use axum::Json;
 use axum::extract::{self, State};
+use remoe_http::ApiError;
 use remoe_wire::ServiceError;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;

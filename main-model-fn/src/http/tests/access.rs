@@ -110,7 +110,7 @@ async fn origins_are_off_unless_named() {
     assert_eq!(reply.header("access-control-allow-origin"), "");
 
     let front = Front::with(|options| {
-        options.cors_origins = vec!["https://a.example".into()];
+        options.cors_origins = ["https://a.example".into()].into();
         options.api_key = Some("k".into());
     });
     let reply = send(&front, Method::OPTIONS, "/v1/completions", &preflight).await;
@@ -130,7 +130,7 @@ async fn origins_are_off_unless_named() {
     assert_eq!(reply.header("access-control-allow-origin"), "");
     assert_eq!(reply.header("vary"), "origin");
 
-    let front = Front::with(|options| options.cors_origins = vec!["*".into()]);
+    let front = Front::with(|options| options.cors_origins = ["*".into()].into());
     let reply = get(&front, "/health", &other).await;
     assert_eq!(reply.header("access-control-allow-origin"), "https://b.example");
 }

@@ -13,7 +13,6 @@ mod service;
 mod sockets;
 mod streams;
 
-use super::connections;
 use super::router::routes;
 use super::{HttpOptions, HttpState, TextFrontend};
 use crate::engine::request::{Delta, Event, ExpertTally, ExpertTime, Figures, FinishReason, Request};
@@ -117,7 +116,7 @@ impl Front {
     fn serve(&self, listener: TcpListener) {
         let (limits, metrics) = (self.state.options.connections, self.state.metrics.connections.clone());
         let routes = self.router.clone();
-        tokio::spawn(connections::serve(listener, routes, limits, metrics, CancellationToken::new()));
+        tokio::spawn(remoe_http::serve(listener, routes, limits, metrics, CancellationToken::new()));
     }
 
     /// Sends `request` to the router, with a host unless it names one.

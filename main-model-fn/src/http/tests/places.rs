@@ -3,7 +3,7 @@
 use super::sockets::{ends, limited, metric, post, read_until, serve};
 use super::{Front, say, with};
 use crate::engine::request::{Event, FinishReason};
-use crate::http::state::ConnectionLimits;
+use remoe_http::ConnectionLimits;
 use serde_json::json;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;

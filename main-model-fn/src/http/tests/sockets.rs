@@ -2,7 +2,7 @@
 
 use super::{Front, say, with};
 use crate::engine::request::{Delta, Event, FinishReason};
-use crate::http::state::ConnectionLimits;
+use remoe_http::ConnectionLimits;
 use serde_json::json;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -1,6 +1,5 @@
 //! Calls from browsers: off unless origins are named.
 
-use super::state::HttpState;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
@@ -10,12 +9,15 @@ use std::sync::Arc;
 /// Seconds that a browser may remember a preflight's answer.
 const MAX_AGE: &str = "600";
 
+/// Origins that browsers may call from; `*` is all of them.
+pub type Origins = Arc<[String]>;
+
 /// Answers preflights of allowed origins and marks their answers; others see no difference.
-pub(super) async fn allow(State(state): State<Arc<HttpState>>, request: Request, next: Next) -> Response {
-    if state.options.cors_origins.is_empty() {
+pub async fn allow_origins(State(origins): State<Origins>, request: Request, next: Next) -> Response {
+    if origins.is_empty() {
         return next.run(request).await;
     }
-    let origin = allowed_origin(request.headers(), &state.options.cors_origins);
+    let origin = allowed_origin(request.headers(), &origins);
     let preflight = request.method() == Method::OPTIONS
         && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
     let mut response = if preflight && origin.is_some() {

@@ -11,7 +11,7 @@ const RETRY_AFTER_S: u64 = 1;
 
 /// An error on its way to a client.
 #[derive(Debug)]
-pub(super) struct ApiError {
+pub struct ApiError {
     status: StatusCode,
     retry: bool,
     body: ErrorBody,
@@ -19,7 +19,7 @@ pub(super) struct ApiError {
 
 /// `{"error": {...}}`, all four keys always there.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct ErrorBody {
+pub struct ErrorBody {
     error: ErrorFields,
 }
 
@@ -34,7 +34,7 @@ struct ErrorFields {
 
 impl ApiError {
     /// An error that only HTTP knows.
-    pub(super) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+    pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
         Self {
             status,
             retry: false,

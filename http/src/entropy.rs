@@ -3,11 +3,11 @@
 use std::hash::{BuildHasher, RandomState};
 
 /// 64 bits from the keys that the standard library draws for its hash maps. Not for secrets.
-pub(super) fn random_u64() -> u64 {
+pub fn random_u64() -> u64 {
     RandomState::new().hash_one(())
 }
 
 /// 128 random bits in hexadecimal digits.
-pub(super) fn random_id() -> String {
+pub fn random_id() -> String {
     format!("{:016x}{:016x}", random_u64(), random_u64())
 }

@@ -12,7 +12,7 @@ const ROOM: usize = 64 << 20;
 const UNIT: usize = 1 << 10;
 
 /// Bounds the bodies that are prepared at the same time, and the large ones that wait.
-pub(super) struct Lanes {
+pub struct Lanes {
     small: Arc<Semaphore>,
     large: Arc<Semaphore>,
     /// For large bodies, in units.
@@ -20,7 +20,7 @@ pub(super) struct Lanes {
 }
 
 /// Held while a body is prepared.
-pub(super) struct Pass {
+pub struct Pass {
     _lane: OwnedSemaphorePermit,
     _room: Option<OwnedSemaphorePermit>,
 }
@@ -28,7 +28,7 @@ pub(super) struct Pass {
 impl Lanes {
     /// As many small bodies at the same time as there are `cores`, and a quarter as many large ones; a
     /// body has at most `body_limit` bytes.
-    pub(super) fn new(cores: usize, body_limit: usize) -> Self {
+    pub fn new(cores: usize, body_limit: usize) -> Self {
         let room = ROOM.max(body_limit).div_ceil(UNIT).min(Semaphore::MAX_PERMITS);
         Self {
             small: Arc::new(Semaphore::new(cores.max(1))),
@@ -41,7 +41,7 @@ impl Lanes {
     ///
     /// # Errors
     /// So many large bodies wait that there is no room for this one.
-    pub(super) async fn enter(&self, bytes: usize) -> Result<Pass, ServiceError> {
+    pub async fn enter(&self, bytes: usize) -> Result<Pass, ServiceError> {
         let closed = |_| ServiceError::new(ErrorCode::Unavailable, "the server has stopped");
         if bytes <= SMALL {
             let lane = self.small.clone().acquire_owned().await.map_err(closed)?;

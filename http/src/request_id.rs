@@ -1,6 +1,6 @@
 //! `X-Request-Id`: the client's, or a new one.
 
-use super::entropy::random_id;
+use crate::entropy::random_id;
 use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
@@ -12,11 +12,11 @@ const HEADER: HeaderName = HeaderName::from_static("x-request-id");
 const LONGEST: usize = 128;
 
 /// The id of a request, in its extensions.
-#[derive(Clone)]
-pub(super) struct RequestId(pub(super) HeaderValue);
+#[derive(Debug, Clone)]
+pub struct RequestId(pub HeaderValue);
 
 /// Gives every request an id and every answer the id of its request.
-pub(super) async fn stamp(mut request: Request, next: Next) -> Response {
+pub async fn stamp_request_id(mut request: Request, next: Next) -> Response {
     let id = request
         .headers()
         .get(HEADER)

@@ -1,6 +1,6 @@
 //! `Host`: every request of HTTP/1.1 has it, once (RFC 9112, 3.2).
 
-use super::error::ApiError;
+use crate::error::ApiError;
 use axum::extract::Request;
 use axum::http::uri::Authority;
 use axum::http::{HeaderValue, StatusCode, Version, header};
@@ -8,7 +8,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 
 /// Refuses requests without one, with several, or with one that is no host.
-pub(super) async fn check(request: Request, next: Next) -> Result<Response, ApiError> {
+pub async fn check_host(request: Request, next: Next) -> Result<Response, ApiError> {
     let mut hosts = request.headers().get_all(header::HOST).iter();
     let problem = match (hosts.next(), hosts.next()) {
         // HTTP/1.0 has none yet, HTTP/2 has it elsewhere.

@@ -6,24 +6,28 @@
 //! was given, and so the engine's work on it. Where all places are taken, the [`listener`] lets the
 //! connection go that has been without a request for longest.
 
+mod limits;
 mod line;
 mod listener;
+mod metrics;
 
-use super::metrics::ConnectionMetrics;
-use super::state::ConnectionLimits;
+pub use limits::ConnectionLimits;
+pub use metrics::ConnectionMetrics;
+
 use axum::Router;
-use axum::body::{Body, BodyDataStream, HttpBody};
-use axum::extract::Request;
+use axum::body::{Body, HttpBody};
+use axum::extract::{ConnectInfo, Request};
 use axum::http::Version;
 use axum::response::Response;
 use axum::serve::IncomingStream;
 use bytes::Bytes;
-use futures_util::Stream;
+use http_body::{Frame, SizeHint};
 use line::{Line, Turn};
 use listener::Guarded;
 use std::convert::Infallible;
 use std::future::{Future, Ready, ready};
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -34,11 +38,12 @@ use tower_service::Service;
 /// Most of an answer that is handed over at once, so that taking a long one shows as progress.
 const PIECE: usize = 64 << 10;
 
-/// Serves `routes` on `listener` until `stop`; requests that are there by then are answered.
+/// Serves `routes` on `listener` until `stop`; requests that are there by then are answered. Each request
+/// has the address of its client in its extensions, as [`ConnectInfo`].
 ///
 /// # Errors
 /// The server fails.
-pub(super) async fn serve(
+pub async fn serve(
     listener: TcpListener,
     routes: Router,
     limits: ConnectionLimits,
@@ -64,7 +69,11 @@ impl Service<IncomingStream<'_, Guarded>> for Connections {
     }
 
     fn call(&mut self, incoming: IncomingStream<'_, Guarded>) -> Self::Future {
-        ready(Ok(Connection { routes: self.routes.clone(), line: incoming.io().line().clone() }))
+        ready(Ok(Connection {
+            routes: self.routes.clone(),
+            line: incoming.io().line().clone(),
+            client: *incoming.remote_addr(),
+        }))
     }
 }
 
@@ -73,6 +82,7 @@ impl Service<IncomingStream<'_, Guarded>> for Connections {
 struct Connection {
     routes: Router,
     line: Arc<Line>,
+    client: SocketAddr,
 }
 
 impl Service<Request> for Connection {
@@ -84,7 +94,8 @@ impl Service<Request> for Connection {
         Service::<Request>::poll_ready(&mut self.routes, context)
     }
 
-    fn call(&mut self, request: Request) -> Self::Future {
+    fn call(&mut self, mut request: Request) -> Self::Future {
+        request.extensions_mut().insert(ConnectInfo(self.client));
         let turn = Turn::begin(&self.line, request.version() == Version::HTTP_2);
         let answer = self.routes.call(request);
         Box::pin(async move {
@@ -92,38 +103,51 @@ impl Service<Request> for Connection {
             if response.body().is_end_stream() {
                 return Ok(response);
             }
-            // The router has written the length of a body that has one into the head.
-            Ok(response.map(|body| {
-                Body::from_stream(Handover { body: body.into_data_stream(), rest: Bytes::new(), turn })
-            }))
+            Ok(response.map(|body| Body::new(Handover { body, rest: Bytes::new(), turn })))
         })
     }
 }
 
 /// The body of an answer. It is asked for more once what it gave before is on its way.
 struct Handover {
-    body: BodyDataStream,
+    body: Body,
     rest: Bytes,
     turn: Turn,
 }
 
-impl Stream for Handover {
-    type Item = Result<Bytes, axum::Error>;
+impl HttpBody for Handover {
+    type Data = Bytes;
+    type Error = axum::Error;
 
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         if self.rest.is_empty() {
-            match Pin::new(&mut self.body).poll_next(context) {
+            match Pin::new(&mut self.body).poll_frame(context) {
                 Poll::Pending => {
                     self.turn.works();
                     return Poll::Pending;
                 }
-                Poll::Ready(Some(Ok(bytes))) => self.rest = bytes,
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(bytes) => self.rest = bytes,
+                    Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+                },
                 Poll::Ready(end) => return Poll::Ready(end),
             }
         }
         let piece = self.rest.len().min(PIECE);
         let piece = self.rest.split_to(piece);
         self.turn.hands_over();
-        Poll::Ready(Some(Ok(piece)))
+        Poll::Ready(Some(Ok(Frame::data(piece))))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let (rest, mut hint) = (self.rest.len() as u64, self.body.size_hint());
+        if let Some(upper) = hint.upper() {
+            hint.set_upper(upper.saturating_add(rest));
+        }
+        hint.set_lower(hint.lower().saturating_add(rest));
+        hint
     }
 }

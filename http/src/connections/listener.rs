@@ -1,8 +1,8 @@
 //! Accepting: as many connections as there may be, the oldest idle one giving way to a new one.
 
-use super::super::metrics::ConnectionMetrics;
-use super::super::state::ConnectionLimits;
+use super::limits::ConnectionLimits;
 use super::line::Line;
+use super::metrics::ConnectionMetrics;
 use axum::serve::Listener;
 use std::io;
 use std::net::SocketAddr;

@@ -1,7 +1,7 @@
 //! One connection as its deadlines see it.
 
-use super::super::metrics::ConnectionMetrics;
-use super::super::state::ConnectionLimits;
+use super::limits::ConnectionLimits;
+use super::metrics::ConnectionMetrics;
 use std::collections::BTreeMap;
 use std::net::Shutdown;
 use std::os::fd::AsFd;

@@ -1,0 +1,38 @@
+//! What connections are counted as.
+
+use prometheus::{IntCounterVec, IntGauge, Opts, Registry};
+
+/// Connections of one listener. Clones share their values.
+#[derive(Clone)]
+pub struct ConnectionMetrics {
+    pub(crate) open: IntGauge,
+    pub(crate) ended: IntCounterVec,
+}
+
+impl ConnectionMetrics {
+    /// Metrics that nobody reads until they are registered.
+    ///
+    /// # Errors
+    /// A name is none.
+    pub fn new() -> Result<Self, prometheus::Error> {
+        Ok(Self {
+            open: IntGauge::new("remoe_http_connections", "Open HTTP connections.")?,
+            ended: IntCounterVec::new(
+                Opts::new(
+                    "remoe_http_connections_ended_total",
+                    "HTTP connections that were ended because the client brought no request (idle), had none when another needed its place (displaced) or did not take its answer (stalled).",
+                ),
+                &["reason"],
+            )?,
+        })
+    }
+
+    /// Shows the metrics in `registry`.
+    ///
+    /// # Errors
+    /// A name is taken there.
+    pub fn register(&self, registry: &Registry) -> Result<(), prometheus::Error> {
+        registry.register(Box::new(self.open.clone()))?;
+        registry.register(Box::new(self.ended.clone()))
+    }
+}

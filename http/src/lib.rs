@@ -1,0 +1,27 @@
+//! What every HTTP front does: connections that are bounded in number and time, bodies within their
+//! limits, request ids, `Host`, calls from browsers, and errors as OpenAI clients expect them.
+//!
+//! The main function and the gateway answer through the same code, so that a client cannot tell which
+//! of them refused it.
+
+mod bearer;
+mod body;
+mod connections;
+mod cors;
+mod entropy;
+mod error;
+mod fallback;
+mod host;
+mod lanes;
+mod request_id;
+
+pub use bearer::{bearer, same};
+pub use body::{parse, receive};
+pub use connections::{ConnectionLimits, ConnectionMetrics, serve};
+pub use cors::{Origins, allow_origins};
+pub use entropy::{random_id, random_u64};
+pub use error::{ApiError, ErrorBody};
+pub use fallback::{unknown_route, wrong_method};
+pub use host::check_host;
+pub use lanes::{Lanes, Pass};
+pub use request_id::{RequestId, stamp_request_id};
