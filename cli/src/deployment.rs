@@ -9,13 +9,13 @@ use crate::programs;
 use crate::remote_set::{Foresight, usage};
 use crate::signals::EndSignals;
 use remoe_fetch::{ModelArgs, ModelLocation};
-use remoe_model::{Checkpoint, Inspection};
-use remoe_operator::decide::{Desired, Patience};
-use remoe_operator::functions::{DEFAULT_MAX_BATCH, deployment};
-use remoe_operator::{
+use remoe_launcher::decide::{Desired, Patience};
+use remoe_launcher::functions::{DEFAULT_MAX_BATCH, deployment};
+use remoe_launcher::{
     Cgroups, HttpSocket, LogLine, ModelOptions, MoeLayer, Placement, ProcessLauncher, ResourceLimits, Status,
     Supervisor, control,
 };
+use remoe_model::{Checkpoint, Inspection};
 use remoe_planner::{Account, Answer, MainSize, PlanDraft, Problem};
 use remoe_wire::v1::main_model_client::MainModelClient;
 use serde::{Deserialize, Serialize};

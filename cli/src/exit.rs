@@ -1,8 +1,8 @@
 //! How the command ends.
 
 use crate::plan_report::infeasible;
+use remoe_launcher::{Failure, NotReady, PlacementError};
 use remoe_model::CheckpointError;
-use remoe_operator::{Failure, NotReady, PlacementError};
 use remoe_planner::PlanError;
 use remoe_wire::{ErrorCode, ServiceError};
 use serde::Serialize;

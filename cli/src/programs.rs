@@ -1,7 +1,7 @@
 //! Where the function programs are.
 
 use crate::exit::CliError;
-use remoe_operator::process::Programs;
+use remoe_launcher::process::Programs;
 use std::path::{Path, PathBuf};
 
 /// The folder to look in, where it is not that of this program.

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "../../operator/tests/fake/mod.rs"]
+#[path = "../../launcher/tests/fake/mod.rs"]
 mod fake;
 
 use remoe_predictor::record::{ActivationRecord, DEFAULT_FILE_BYTES, RecordHeader, RecordWriter};

@@ -1,33 +1,41 @@
-//! What runs where, and keeping it so: placement of experts, launchers that start and stop
-//! functions, and the loop that compares what is wanted with what is there.
+//! The Kubernetes operator: `MoEDeployment` resources as pods, Services and routing generations.
 //!
-//! [`placement`] and [`decide`] are pure: values in, values out, no clock. [`supervise`] observes,
-//! asks `decide` and acts through a [`Launcher`]; [`process`] is the launcher of local processes.
+//! One run reads everything that belongs to a deployment, decides in pure modules
+//! ([`inspection`], [`profiling`], [`planning`], [`build`], [`rollout`], [`status`]) and writes what differs. It
+//! remembers nothing: a run that was interrupted anywhere is made again from what is there.
 
-mod cgroup;
-mod child;
-#[cfg(feature = "cluster")]
-pub mod cluster;
-pub mod control;
-pub mod decide;
-mod event;
-pub mod functions;
-mod http_socket;
-pub mod launcher;
-mod lines;
-pub mod memory;
-pub mod placement;
-mod probe;
-pub mod process;
+pub mod api;
+pub mod build;
+pub mod conditions;
+pub mod digest;
+pub mod drift;
+pub mod errand;
+pub mod facts;
+pub mod inspection;
+pub mod names;
+pub mod planning;
+pub mod pods;
+pub mod profiling;
+pub mod quantity;
+pub mod rollout;
+pub mod routing;
+pub mod source;
 pub mod status;
-pub mod supervise;
 
-pub use cgroup::{CgroupError, Cgroups, Group, ResourceLimits};
-pub use event::{Event, EventSink};
-pub use functions::ModelOptions;
-pub use http_socket::HttpSocket;
-pub use launcher::{Ending, FunctionId, FunctionSpec, LaunchError, Launcher, Observed, Phase};
-pub use placement::{MoeLayer, Placement, PlacementError};
-pub use process::{LogLine, ProcessLauncher};
-pub use status::{Failure, FunctionState, FunctionStatus, Status};
-pub use supervise::{NotReady, Supervisor};
+mod apply;
+mod calls;
+mod controller;
+mod events;
+mod lease;
+mod mains;
+mod metrics;
+mod observe;
+mod reconcile;
+mod replacement;
+mod run;
+mod serve;
+mod settings;
+mod term;
+
+pub use run::{RunError, run};
+pub use settings::{Command, RunSettings, Settings};

@@ -3,8 +3,8 @@
 use clap::Parser;
 use kube::{Client, Config};
 use remoe_function::{Role, init_logs, shutdown_on_signal};
-use remoe_operator::cluster::api::crds;
-use remoe_operator::cluster::{Command, RunSettings, Settings, run};
+use remoe_operator::api::crds;
+use remoe_operator::{Command, RunSettings, Settings, run};
 use std::error::Error;
 use std::io::Write;
 use std::path::Path;

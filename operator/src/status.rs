@@ -1,107 +1,269 @@
-//! What a deployment looks like from outside.
+//! What a deployment looks like from outside. Pure: a function of what was observed and decided.
 
-use crate::decide::Instance;
-use crate::launcher::{Ending, FunctionSpec, Phase};
-use crate::memory::Route;
-use remoe_function::Role;
-use remoe_wire::v1::LayerExperts;
-use serde::Serialize;
-use std::net::SocketAddr;
+use super::api::{
+    ConditionType, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec, Mode, ModelStatus, ProfileSource,
+};
+use super::build::{HTTP_PORT, LOAD_SECONDS, Revision};
+use super::conditions::{Verdict, whole_seconds};
+use super::names::{Component, component_selector, selector_text};
+use super::pods::{PodView, Trouble};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt;
 
-/// A deployment as it is now.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Status {
-    /// The generation that the present main function has in force: the deployment answers.
-    pub generation: Option<u64>,
-    /// One entry per place, the main function first.
-    pub functions: Vec<FunctionStatus>,
-    /// Set when the deployment was given up.
-    pub failure: Option<Failure>,
-    /// Why the last routing was not put in force, where it was not.
-    pub routing_problem: Option<String>,
+/// What takes longer from one step to the next has stopped, for all that is known: the time that a
+/// Deployment is given by default ..
+const PROGRESS: SignedDuration = SignedDuration::from_secs(600);
+/// .. and the time that a function may load for, where functions are waited for.
+const PROGRESS_OF_FUNCTIONS: SignedDuration = SignedDuration::from_secs(600 + LOAD_SECONDS as i64);
+
+/// The reason where progress stopped.
+const STUCK: &str = "ProgressDeadlineExceeded";
+
+/// How planning stands.
+#[derive(Debug, Clone, PartialEq)]
+pub enum PlanState {
+    /// The model is being looked at.
+    Inspecting {
+        /// What keeps the inspector.
+        trouble: Option<Trouble>,
+    },
+    /// There is no plan for the present spec.
+    Refused(Trouble),
+    /// There is.
+    Planned {
+        /// Its hash.
+        hash: String,
+        /// The plan.
+        plan: Box<MoEPlanSpec>,
+    },
 }
 
-/// One place of a deployment.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FunctionStatus {
-    /// The place.
-    pub name: String,
-    /// The part that is played there.
-    pub role: Role,
-    /// What the function is doing.
-    pub state: FunctionState,
-    /// Its process, where there is one.
-    pub pid: Option<u32>,
-    /// Where it speaks gRPC, once it listens.
-    pub grpc: Option<SocketAddr>,
-    /// Where it speaks HTTP to users.
-    pub http: Option<SocketAddr>,
-    /// Where it serves `/metrics`.
-    pub metrics: Option<SocketAddr>,
-    /// The remote experts that it hosts.
-    pub hosted: Vec<LayerExperts>,
+/// Everything that the status says something about.
+#[derive(Debug, Clone)]
+pub struct Findings<'a> {
+    /// The deployment.
+    pub deployment: &'a MoEDeployment,
+    /// The checkpoint, once it was looked at.
+    pub model: Option<ModelStatus>,
+    /// How planning stands.
+    pub planning: &'a PlanState,
+    /// How measuring the hardware stands, while the plan stands on a prior.
+    pub profiling: Option<String>,
+    /// What is to run.
+    pub target: Option<(&'a Revision, &'a MoEPlanSpec)>,
+    /// The plan that main functions were last told of.
+    pub running: Option<&'a str>,
+    /// The pods of functions.
+    pub pods: &'a [PodView],
+    /// What went wrong when this was brought about.
+    pub troubles: Vec<Trouble>,
+    /// Whether everything is as it is to be.
+    pub settled: bool,
+    /// When.
+    pub now: Timestamp,
 }
 
-/// What a function is doing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum FunctionState {
-    /// There is none; it will be started after a pause.
-    Waiting,
-    /// It has been started and does not listen yet.
-    Starting,
-    /// It listens and is not ready.
-    Loading,
-    /// It is ready and not in the generation in force yet.
-    Ready,
-    /// It is in the generation in force.
-    Serving,
-    /// It has been asked to stop.
-    Stopping,
+/// The status that follows from the findings.
+pub fn status(findings: &Findings<'_>) -> MoEDeploymentStatus {
+    let owner = findings.deployment;
+    let before = owner.status.clone().unwrap_or_default();
+    let name = owner.name_any();
+    let target = findings.target.map(|(revision, _)| revision);
+    let functions =
+        target.map(|target| format!("{}/{}", ready_functions(target, findings.pods), wanted(target)));
+    let shown = findings.running.map(str::to_owned).or_else(|| target.map(|target| target.plan.clone()));
+    let last_progress = match &before.last_progress_time {
+        Some(time)
+            if before.functions == functions
+                && before.plan == shown
+                && before.observed_generation == owner.metadata.generation =>
+        {
+            time.clone()
+        }
+        _ => Time(whole_seconds(findings.now)),
+    };
+    let progressing = progressing(findings, last_progress.0);
+    let mut troubles = troubles(findings);
+    if progressing.reason == STUCK {
+        troubles.push(Trouble::new(STUCK, progressing.message.clone()));
+    }
+    let verdicts = [
+        (ConditionType::Ready, ready(findings, &troubles)),
+        (ConditionType::Planned, planned(findings)),
+        (ConditionType::Progressing, progressing),
+        (ConditionType::Degraded, degraded(&troubles)),
+        (ConditionType::Active, active(findings)),
+    ];
+    let conditions = verdicts.map(|(of, verdict)| {
+        verdict.condition(of, before.condition(of), owner.metadata.generation, findings.now)
+    });
+    let proposed = match findings.planning {
+        PlanState::Planned { hash, .. } => Some(hash.clone()),
+        _ => None,
+    };
+    MoEDeploymentStatus {
+        observed_generation: owner.metadata.generation,
+        conditions: conditions.to_vec(),
+        url: target
+            .map(|_| format!("http://{name}.{}.svc:{HTTP_PORT}", owner.namespace().unwrap_or_default())),
+        model: findings.model.clone().or(before.model),
+        proposed_plan: proposed.filter(|proposed| shown.as_ref() != Some(proposed)),
+        plan: shown,
+        functions,
+        saving: findings.target.map(|(_, plan)| saving(plan)),
+        replicas: target.map_or(0, |target| {
+            let mains = findings.pods.iter().filter(|pod| pod.is_main && pod.is_sound());
+            u32::try_from(mains.filter(|pod| pod.identity == target.main.identity).count())
+                .unwrap_or(u32::MAX)
+        }),
+        selector: Some(selector_text(&component_selector(&name, Component::Main))),
+        last_progress_time: Some(last_progress),
+    }
 }
 
-/// A function that refused to start, and with it the deployment.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{name} {ending}")]
-pub struct Failure {
-    /// The place that it was to fill.
-    pub name: String,
-    /// What it said.
-    pub ending: Ending,
+fn wanted(target: &Revision) -> u64 {
+    target.functions().map(|function| u64::from(function.replicas)).sum()
 }
 
-impl FunctionStatus {
-    /// The state of the place of `spec`, filled by `instance`, under the route in force.
-    pub(crate) fn of(spec: &FunctionSpec, instance: Option<&Instance>, in_force: Option<&Route>) -> Self {
-        let mut status = Self {
-            name: spec.name.clone(),
-            role: spec.role,
-            state: FunctionState::Waiting,
-            pid: instance.and_then(|instance| instance.observed.pid),
-            grpc: None,
-            http: None,
-            metrics: None,
-            hosted: spec.hosted.clone(),
-        };
-        let Some(instance) = instance else { return status };
-        status.state = match &instance.observed.phase {
-            Phase::Starting => FunctionState::Starting,
-            Phase::Listening { grpc, http, metrics } => {
-                (status.grpc, status.http, status.metrics) = (Some(*grpc), *http, *metrics);
-                let id = &instance.observed.id;
-                let routed = in_force.is_some_and(|route| route.main == *id || route.endpoints.contains(id));
-                match (routed, spec.role, instance.unready_since) {
-                    (true, Role::Main, _) | (true, Role::Remote, None) => FunctionState::Serving,
-                    (false, Role::Remote, None) => FunctionState::Ready,
-                    (_, _, _) => FunctionState::Loading,
-                }
+fn ready_functions(target: &Revision, pods: &[PodView]) -> usize {
+    let ready = pods.iter().filter(|pod| pod.is_sound() && pod.ready);
+    ready
+        .filter(|pod| {
+            target.functions().any(|function| {
+                function.name == pod.function
+                    && function.identity == pod.identity
+                    && pod.replica < function.replicas
+            })
+        })
+        .count()
+}
+
+fn saving(plan: &MoEPlanSpec) -> String {
+    match (plan.profile, plan.numbers.savings.mix) {
+        (ProfileSource::Prior, _) | (_, None) => "n/a".to_owned(),
+        // What mode Always may come to; the plan has the figure.
+        (_, Some(share)) if share < 0.0 => "n/a (costs more)".to_owned(),
+        (_, Some(share)) => format!("{:.0} %", share * 100.0),
+    }
+}
+
+fn troubles(findings: &Findings<'_>) -> Vec<Trouble> {
+    let mut all = findings.troubles.clone();
+    match findings.planning {
+        PlanState::Inspecting { trouble: Some(trouble) } | PlanState::Refused(trouble) => {
+            all.push(trouble.clone());
+        }
+        PlanState::Inspecting { trouble: None } | PlanState::Planned { .. } => {}
+    }
+    let mut pods: Vec<&PodView> =
+        findings.pods.iter().filter(|pod| pod.owned && pod.ends_by.is_none()).collect();
+    pods.sort_by_key(|pod| &pod.name);
+    for pod in pods {
+        if let Some(trouble) = pod.fault.as_ref().or(pod.trouble.as_ref()) {
+            all.push(Trouble::new(trouble.reason, format!("{}: {}", pod.name, trouble.message)));
+        }
+    }
+    all
+}
+
+fn ready(findings: &Findings<'_>, troubles: &[Trouble]) -> Verdict {
+    let serving = findings.pods.iter().filter(|pod| pod.is_main && pod.is_sound() && pod.ready).count();
+    let wanted_mains = findings.deployment.spec.replicas as usize;
+    match findings.target {
+        _ if serving >= wanted_mains => Verdict::yes("Serving", "the endpoint answers"),
+        _ if serving > 0 => {
+            let message = format!("the endpoint answers: {serving} of {wanted_mains} main functions serve");
+            Verdict::yes("Serving", message)
+        }
+        None if findings.deployment.spec.mode == Mode::Advisory && troubles.is_empty() => {
+            Verdict::no("AwaitingAcceptance", "no plan was accepted yet")
+        }
+        target => {
+            let message = target.map_or_else(
+                || "there is no plan to run yet".to_owned(),
+                |(target, _)| how_many(target, findings.pods),
+            );
+            match troubles.first() {
+                Some(trouble) => Verdict::no(trouble.reason, format!("{message}; {}", trouble.message)),
+                None => Verdict::no("Starting", message),
             }
-            Phase::Stopping => FunctionState::Stopping,
-            Phase::Ended(_) => {
-                status.pid = None;
-                FunctionState::Waiting
-            }
-        };
-        status
+        }
+    }
+}
+
+fn planned(findings: &Findings<'_>) -> Verdict {
+    match findings.planning {
+        PlanState::Inspecting { trouble: None } => Verdict::no("Inspecting", "the model is being inspected"),
+        PlanState::Inspecting { trouble: Some(trouble) } | PlanState::Refused(trouble) => {
+            Verdict::no(trouble.reason, trouble.message.clone())
+        }
+        PlanState::Planned { hash, plan } => {
+            let reason = match plan.profile {
+                ProfileSource::Prior => "PriorProfile",
+                ProfileSource::Measured => "MeasuredProfile",
+                ProfileSource::Supplied => "SuppliedProfile",
+            };
+            let warning = plan.warning.as_ref().map(|warning| format!("; warning: {warning}"));
+            let profiling = findings.profiling.as_ref().map(|note| format!("; {note}"));
+            let notes = [profiling, warning].into_iter().flatten().collect::<String>();
+            Verdict::yes(reason, format!("plan {hash}{notes}"))
+        }
+    }
+}
+
+fn progressing(findings: &Findings<'_>, last_progress: Timestamp) -> Verdict {
+    let (waiting, limit) = match (findings.planning, findings.target) {
+        // What runs is not what the spec asks for, as far as is known.
+        (PlanState::Inspecting { .. }, _) => {
+            (Verdict::yes("Inspecting", "the model is being inspected"), PROGRESS)
+        }
+        (_, Some((target, _))) if findings.settled => {
+            return Verdict::no("Settled", format!("everything is as plan {} has it", target.plan));
+        }
+        (_, Some((target, _))) => {
+            let ready = how_many(target, findings.pods);
+            let message = format!("bringing about plan {}: {ready}", target.plan);
+            (Verdict::yes("RollingOut", message), PROGRESS_OF_FUNCTIONS)
+        }
+        (PlanState::Refused(trouble), None) => return Verdict::no(trouble.reason, "there is no plan to run"),
+        (PlanState::Planned { .. }, None) => {
+            return Verdict::no("AwaitingAcceptance", "no plan was accepted yet");
+        }
+    };
+    // Main functions that were asked to end finish their answers first.
+    let ending = findings
+        .pods
+        .iter()
+        .any(|pod| pod.is_main && pod.fault.is_none() && pod.ends_by.is_some_and(|end| findings.now < end));
+    if ending || findings.now.duration_since(last_progress) < limit {
+        return waiting;
+    }
+    let minutes = limit.as_secs() / 60;
+    Verdict::no(STUCK, format!("no progress for {minutes} minutes: {}", waiting.message))
+}
+
+/// How many functions of the target are ready, in words.
+fn how_many(target: &Revision, pods: &[PodView]) -> String {
+    format!("{} of {} functions are ready", ready_functions(target, pods), wanted(target))
+}
+
+fn degraded(troubles: &[Trouble]) -> Verdict {
+    match troubles.first() {
+        None => Verdict::no("AsExpected", "nothing is known to be wrong"),
+        Some(first) => {
+            let messages: Vec<&str> = troubles.iter().map(|trouble| trouble.message.as_str()).collect();
+            Verdict::yes(first.reason, messages.join("; "))
+        }
+    }
+}
+
+fn active(findings: &Findings<'_>) -> Verdict {
+    if findings.target.is_some() {
+        Verdict::yes("Running", "functions run")
+    } else if findings.deployment.spec.mode == Mode::Advisory {
+        Verdict::no("Advisory", "functions run once a plan is accepted: set spec.acceptedPlan")
+    } else {
+        Verdict::no("NoPlan", "there is no plan to run yet")
     }
 }

@@ -4,7 +4,7 @@ use crate::commands::up::StartTimes;
 use crate::deployment::MainReport;
 use crate::exit::CliError;
 use remoe_function::Role;
-use remoe_operator::{FunctionState, FunctionStatus, MoeLayer, placement};
+use remoe_launcher::{FunctionState, FunctionStatus, MoeLayer, placement};
 use remoe_wire::format_listing;
 use remoe_wire::v1::LayerExperts;
 use serde::Serialize;

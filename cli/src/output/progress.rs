@@ -4,7 +4,7 @@ use crate::machine;
 use crate::output::logs;
 use anstyle::AnsiColor;
 use indicatif::ProgressBar;
-use remoe_operator::{Event, LogLine};
+use remoe_launcher::{Event, LogLine};
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 

@@ -2,8 +2,8 @@
 
 use crate::example::{built, deployment, facts, plan, plan_of_groups, planning, prior};
 use crate::rollout::World;
-use remoe_operator::cluster::api::{MoEDeployment, MoEPlanSpec};
-use remoe_operator::cluster::planning::account;
+use remoe_operator::api::{MoEDeployment, MoEPlanSpec};
+use remoe_operator::planning::account;
 use remoe_planner::{Account, PlanDraft, evaluate};
 use serde_json::{Value, json};
 
@@ -101,7 +101,7 @@ fn what_is_kept_of_a_large_model_is_small() {
     model.experts = 256;
     model.top_k = 8;
     let owner: MoEDeployment = deployment(json!({"remoteExperts": {"mode": "Never"}}));
-    let planning = remoe_operator::cluster::planning::Planning::new("demo", &owner.spec, &large, &prior());
+    let planning = remoe_operator::planning::Planning::new("demo", &owner.spec, &large, &prior());
     let planning = planning.unwrap();
     let plan = planning.solve(None).unwrap();
     let kept = plan.basis.as_ref().unwrap().len();

@@ -7,7 +7,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config, Resource};
-use remoe_operator::cluster::api::crds;
+use remoe_operator::api::crds;
 use serde_json::json;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};

@@ -2,9 +2,9 @@ use crate::example::{around, built, deployment, plan};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use proptest::prelude::*;
-use remoe_operator::cluster::api::MoEDeployment;
-use remoe_operator::cluster::build::{budgets, frame, inspector};
-use remoe_operator::cluster::names::PodName;
+use remoe_operator::api::MoEDeployment;
+use remoe_operator::build::{budgets, frame, inspector};
+use remoe_operator::names::PodName;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 

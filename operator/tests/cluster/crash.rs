@@ -3,7 +3,7 @@
 use crate::api::{Server, eventually, with_server, with_servers};
 use crate::stage::{Budget, LOOK, Operator, deploy, is_routed, quiet, run_pods, status_of, world};
 use kube::api::{Patch, PatchParams};
-use remoe_operator::cluster::api::MoEDeployment;
+use remoe_operator::api::MoEDeployment;
 use serde_json::json;
 use tokio::time::sleep;
 

@@ -1,4 +1,4 @@
-use remoe_operator::cluster::api::crds;
+use remoe_operator::api::crds;
 use std::path::Path;
 
 #[test]

@@ -4,7 +4,7 @@ use crate::api::{Server, eventually, with_server, with_servers};
 use crate::crash::stopped;
 use crate::stage::{Budget, LOOK, Operator, deploy, quiet, run_pods, world};
 use kube::api::DeleteParams;
-use remoe_operator::cluster::api::MoEDeployment;
+use remoe_operator::api::MoEDeployment;
 use tokio::time::sleep;
 
 /// After how many writes, how the deployment is deleted, and whether the operator dies with it.

@@ -1,9 +1,9 @@
 //! A small model, deployments of it and their plans.
 
-use remoe_operator::cluster::api::{MoEDeployment, MoEPlanSpec, ProfileSource, RemotePlan};
-use remoe_operator::cluster::build::{Revision, Surroundings, plan_hash, revision};
-use remoe_operator::cluster::facts::ModelFacts;
-use remoe_operator::cluster::planning::{KnownProfile, Planning};
+use remoe_operator::api::{MoEDeployment, MoEPlanSpec, ProfileSource, RemotePlan};
+use remoe_operator::build::{Revision, Surroundings, plan_hash, revision};
+use remoe_operator::facts::ModelFacts;
+use remoe_operator::planning::{KnownProfile, Planning};
 use remoe_planner::{Group, Options, Remote, solve};
 use remoe_profile::Profile;
 use remoe_wire::format_listing;

@@ -1,11 +1,11 @@
 use crate::example::{around, deployment, facts};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
-use remoe_operator::cluster::build::{inspector, inspector_place};
-use remoe_operator::cluster::errand::{Errand, useless};
-use remoe_operator::cluster::facts::{FactsError, MAX_FACTS, ModelFacts};
-use remoe_operator::cluster::inspection::{Inspecting, inspecting};
-use remoe_operator::cluster::names::Component;
+use remoe_operator::build::{inspector, inspector_place};
+use remoe_operator::errand::{Errand, useless};
+use remoe_operator::facts::{FactsError, MAX_FACTS, ModelFacts};
+use remoe_operator::inspection::{Inspecting, inspecting};
+use remoe_operator::names::Component;
 use serde_json::json;
 
 const SUBJECT: &str = "0123456789";

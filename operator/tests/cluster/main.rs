@@ -1,7 +1,6 @@
 //! The Kubernetes side: its pure modules, and, where `REMOE_E2E_KUBECONFIG` names a cluster, its dealings
 //! with a real API server.
 
-#![cfg(feature = "cluster")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, unreachable_pub)]
 
 mod account;

@@ -1,6 +1,6 @@
 use crate::example::{built, deployment, facts, plan, planning, prior};
-use remoe_operator::cluster::api::{MoEPlanSpec, ProfileSource};
-use remoe_operator::cluster::planning::{KnownProfile, Planning, PlanningError};
+use remoe_operator::api::{MoEPlanSpec, ProfileSource};
+use remoe_operator::planning::{KnownProfile, Planning, PlanningError};
 use remoe_planner::VcpuRange;
 use remoe_profile::Profile;
 use serde_json::json;

@@ -3,7 +3,7 @@
 use crate::example::{built, deployment, plan};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
-use remoe_operator::cluster::pods::{PodView, Trouble};
+use remoe_operator::pods::{PodView, Trouble};
 use serde_json::{Value, json};
 
 fn now() -> Timestamp {

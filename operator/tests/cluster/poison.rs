@@ -5,8 +5,8 @@ use crate::stage::{Budget, LOOK, Operator, deploy, quiet, run_pods};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use kube::ResourceExt;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
-use remoe_operator::cluster::api::MoEDeployment;
-use remoe_operator::cluster::routing::{MOST_GENERATIONS, RoutingTable};
+use remoe_operator::api::MoEDeployment;
+use remoe_operator::routing::{MOST_GENERATIONS, RoutingTable};
 use serde_json::json;
 use tokio::time::sleep;
 
@@ -75,8 +75,8 @@ fn an_operator_outlives_numbers_that_overflow() {
 #[test]
 fn a_plan_of_no_possible_size_is_refused() {
     use crate::example::{deployment, plan, plan_of_groups};
-    use remoe_operator::cluster::api::MoEPlan;
-    use remoe_operator::cluster::build::plan_object;
+    use remoe_operator::api::MoEPlan;
+    use remoe_operator::build::plan_object;
 
     with_server(async |server| {
         let mut owner = deployment(json!({}));

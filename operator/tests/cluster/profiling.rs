@@ -1,8 +1,8 @@
 use crate::example::{around, deployment, facts, plan};
 use kube::{Resource, ResourceExt};
-use remoe_operator::cluster::api::{MoEDeployment, ProfileSource};
-use remoe_operator::cluster::build::{Surroundings, profiler};
-use remoe_operator::cluster::profiling::{config_map, from_log, measured, shared_with, subject, supplied};
+use remoe_operator::api::{MoEDeployment, ProfileSource};
+use remoe_operator::build::{Surroundings, profiler};
+use remoe_operator::profiling::{config_map, from_log, measured, shared_with, subject, supplied};
 use remoe_profile::{Origin, Profile};
 use serde_json::{Value, json};
 

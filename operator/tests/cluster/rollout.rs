@@ -3,11 +3,11 @@
 use crate::example::{built, deployment, plan, plan_of_groups};
 use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
-use remoe_operator::cluster::build::{Function, Hosted, Revision};
-use remoe_operator::cluster::names::PodName;
-use remoe_operator::cluster::pods::{NOT_READY, PodView, Trouble};
-use remoe_operator::cluster::rollout::{Creation, Deletion, Scene, Steps, pushes, step};
-use remoe_operator::cluster::routing::{Generation, MOST_GENERATIONS, RoutingTable};
+use remoe_operator::build::{Function, Hosted, Revision};
+use remoe_operator::names::PodName;
+use remoe_operator::pods::{NOT_READY, PodView, Trouble};
+use remoe_operator::rollout::{Creation, Deletion, Scene, Steps, pushes, step};
+use remoe_operator::routing::{Generation, MOST_GENERATIONS, RoutingTable};
 use remoe_wire::v1::Endpoint;
 use serde_json::json;
 use std::collections::BTreeMap;

@@ -2,9 +2,9 @@
 
 use crate::example::{built, deployment, plan, plan_of_groups, planning};
 use crate::rollout::World;
-use remoe_operator::cluster::api::{MoEDeployment, MoEPlanSpec};
-use remoe_operator::cluster::build::{Revision, plan_hash, plan_object};
-use remoe_operator::cluster::rollout::revision_hash;
+use remoe_operator::api::{MoEDeployment, MoEPlanSpec};
+use remoe_operator::build::{Revision, plan_hash, plan_object};
+use remoe_operator::rollout::revision_hash;
 use serde_json::json;
 
 fn scaled(replicas: u32) -> MoEDeployment {

@@ -2,7 +2,7 @@
 
 use crate::api::{Server, with_server};
 use kube::api::{Patch, PatchParams, PostParams};
-use remoe_operator::cluster::api::{MoEDeployment, Mode, RemoteMode};
+use remoe_operator::api::{MoEDeployment, Mode, RemoteMode};
 use serde_json::{Value, json};
 
 /// A spec with `fields` over the least that works.
@@ -228,8 +228,8 @@ fn replicas_are_scaled_through_the_subresource() {
 #[test]
 fn a_plan_is_never_changed() {
     use crate::example::{deployment, plan, plan_of_groups};
-    use remoe_operator::cluster::api::MoEPlan;
-    use remoe_operator::cluster::build::plan_object;
+    use remoe_operator::api::MoEPlan;
+    use remoe_operator::build::plan_object;
 
     with_server(async |server| {
         let mut owner = deployment(json!({}));

@@ -2,13 +2,11 @@
 
 use crate::example::{built, deployment, plan};
 use jiff::{SignedDuration, Timestamp};
-use remoe_operator::cluster::api::{
-    Condition, ConditionType, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec,
-};
-use remoe_operator::cluster::build::{LOAD_SECONDS, Revision};
-use remoe_operator::cluster::names::PodName;
-use remoe_operator::cluster::pods::PodView;
-use remoe_operator::cluster::status::{Findings, PlanState, status};
+use remoe_operator::api::{Condition, ConditionType, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec};
+use remoe_operator::build::{LOAD_SECONDS, Revision};
+use remoe_operator::names::PodName;
+use remoe_operator::pods::PodView;
+use remoe_operator::status::{Findings, PlanState, status};
 use serde_json::json;
 
 struct Scene {
@@ -158,7 +156,7 @@ fn sizes_that_no_plan_has_are_counted_all_the_same() {
 
 #[test]
 fn a_plan_that_costs_more_saves_nothing() {
-    use remoe_operator::cluster::api::ProfileSource;
+    use remoe_operator::api::ProfileSource;
     let mut scene = Scene::new(1);
     assert_eq!(scene.look(true).saving.as_deref(), Some("n/a"));
     scene.plan.profile = ProfileSource::Supplied;

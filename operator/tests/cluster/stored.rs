@@ -4,12 +4,12 @@
 use crate::example::around;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt;
-use remoe_operator::cluster::api::{MoEDeployment, MoEPlan, MoEPlanSpec};
-use remoe_operator::cluster::build::{Revision, plan_hash, revision};
-use remoe_operator::cluster::digest::digest;
-use remoe_operator::cluster::planning::account;
-use remoe_operator::cluster::rollout::revision_hash;
-use remoe_operator::cluster::routing::RoutingTable;
+use remoe_operator::api::{MoEDeployment, MoEPlan, MoEPlanSpec};
+use remoe_operator::build::{Revision, plan_hash, revision};
+use remoe_operator::digest::digest;
+use remoe_operator::planning::account;
+use remoe_operator::rollout::revision_hash;
+use remoe_operator::routing::RoutingTable;
 use serde_json::Value;
 
 const DEPLOYMENT: &str = r#"{"apiVersion":"remoe.dev/v1alpha1","kind":"MoEDeployment","metadata":

@@ -6,10 +6,10 @@ use crate::stage::{Budget, LOOK, Operator};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::ResourceExt;
 use kube::api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams};
-use remoe_operator::cluster::api::{MoEDeployment, MoEPlan};
-use remoe_operator::cluster::build::{CONTROL_PORT, plan_object};
-use remoe_operator::cluster::facts::subject;
-use remoe_operator::cluster::names::{FUNCTION, REPLICA};
+use remoe_operator::api::{MoEDeployment, MoEPlan};
+use remoe_operator::build::{CONTROL_PORT, plan_object};
+use remoe_operator::facts::subject;
+use remoe_operator::names::{FUNCTION, REPLICA};
 use remoe_planner::Account;
 use remoe_wire::v1::main_model_server::{MainModel, MainModelServer};
 use remoe_wire::v1::{

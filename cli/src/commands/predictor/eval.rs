@@ -7,7 +7,7 @@ use super::source::Model;
 use crate::exit::CliError;
 use crate::output::{folders, json, table};
 use crate::planning::rows;
-use remoe_operator::placement::least_used;
+use remoe_launcher::placement::least_used;
 use remoe_predictor::correlation::{self, Pair};
 use remoe_predictor::record::ActivationRecord;
 use remoe_predictor::{History, Shares, SimilarPrompts, divergence, quantile};

@@ -4,8 +4,8 @@ use crate::exit::CliError;
 use crate::output::progress::Progress;
 use crate::programs;
 use remoe_function::Role;
-use remoe_operator::control;
-use remoe_operator::{
+use remoe_launcher::control;
+use remoe_launcher::{
     Cgroups, FunctionId, FunctionSpec, Launcher, LogLine, Phase, ProcessLauncher, ResourceLimits,
 };
 use remoe_wire::v1::expert_function_client::ExpertFunctionClient;

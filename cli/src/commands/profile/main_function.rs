@@ -6,7 +6,7 @@ use super::functions::Running;
 use super::grid::median;
 use crate::exit::CliError;
 use remoe_function::Role;
-use remoe_operator::control;
+use remoe_launcher::control;
 use remoe_planner::{Affine, CpuProfile};
 use remoe_profile::{DeviceTimes, Start};
 use remoe_wire::v1::generate_event::Event;

@@ -1,0 +1,31 @@
+//! What runs where, and keeping it so: placement of experts, launchers that start and stop
+//! functions, and the loop that compares what is wanted with what is there.
+//!
+//! [`placement`] and [`decide`] are pure: values in, values out, no clock. [`supervise`] observes,
+//! asks `decide` and acts through a [`Launcher`]; [`process`] is the launcher of local processes.
+
+mod cgroup;
+mod child;
+pub mod control;
+pub mod decide;
+mod event;
+pub mod functions;
+mod http_socket;
+pub mod launcher;
+mod lines;
+pub mod memory;
+pub mod placement;
+mod probe;
+pub mod process;
+pub mod status;
+pub mod supervise;
+
+pub use cgroup::{CgroupError, Cgroups, Group, ResourceLimits};
+pub use event::{Event, EventSink};
+pub use functions::ModelOptions;
+pub use http_socket::HttpSocket;
+pub use launcher::{Ending, FunctionId, FunctionSpec, LaunchError, Launcher, Observed, Phase};
+pub use placement::{MoeLayer, Placement, PlacementError};
+pub use process::{LogLine, ProcessLauncher};
+pub use status::{Failure, FunctionState, FunctionStatus, Status};
+pub use supervise::{NotReady, Supervisor};

@@ -1,0 +1,34 @@
+//! Pods that run once: they find something out about a model, with all that its functions have.
+
+use super::owned_meta;
+use super::pod::{ModelAccess, Program, pod_spec};
+use crate::api::MoEDeployment;
+use crate::names::{COMPONENT, Component, PodName, SUBJECT};
+use k8s_openapi::api::core::v1::Pod;
+
+/// What a pod is sent for.
+pub(super) struct ErrandPod<'a> {
+    /// The deployment that it belongs to.
+    pub(super) owner: &'a MoEDeployment,
+    /// The part that it plays.
+    pub(super) component: Component,
+    /// Hash of what it is to find out.
+    pub(super) subject: &'a str,
+    /// One that is not done by then has failed.
+    pub(super) deadline_seconds: i64,
+}
+
+impl ErrandPod<'_> {
+    /// The pod, where main functions run.
+    pub(super) fn pod(&self, name: PodName, program: Program<'_>, access: &ModelAccess) -> Pod {
+        let mut spec = pod_spec(program, access, &self.owner.spec.main.template);
+        spec.restart_policy = Some("Never".to_owned());
+        spec.active_deadline_seconds = Some(self.deadline_seconds);
+        let mut metadata = owned_meta(self.owner, |_| name.to_string());
+        metadata.labels.get_or_insert_default().extend([
+            (COMPONENT.to_owned(), self.component.name().to_owned()),
+            (SUBJECT.to_owned(), self.subject.to_owned()),
+        ]);
+        Pod { metadata, spec: Some(spec), status: None }
+    }
+}

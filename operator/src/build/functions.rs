@@ -1,0 +1,302 @@
+//! The functions of a plan, as pods.
+
+use super::ending::{Ending, LEAVE_SECONDS};
+use super::pod::{
+    ModelAccess, Pace, Program, ending_container, grpc_probe, http_probe, main_resources, pod_spec, resources,
+};
+use super::remote::{Hosted, RemotePart, remote_parts};
+use super::{CONTROL_PORT, EXPERT_PORT, HEALTH_PORT, HTTP_PORT, METRICS_PORT, Surroundings, owned_meta};
+use crate::api::{MoEDeployment, MoEPlanSpec, RESTARTED_AT};
+use crate::digest::digest;
+use crate::names::{
+    COMPONENT, Component, FUNCTION, IDENTITY, MAIN, PodName, REPLICA, component_selector, function_selector,
+};
+use crate::quantity::{MB, megabytes, millicores_of, threads, vcpus};
+use crate::source::SourceError;
+use k8s_openapi::api::core::v1::{
+    Affinity, ContainerPort, Lifecycle, LifecycleHandler, Pod, PodAffinity, PodAffinityTerm, PodSpec,
+    SleepAction, TopologySpreadConstraint, WeightedPodAffinityTerm,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::ResourceExt;
+use remoe_launcher::functions::DEFAULT_MAX_BATCH;
+use remoe_wire::v1::LayerExperts;
+use std::collections::BTreeMap;
+
+/// Loading a large model from a slow volume takes minutes. A container that has not loaded by then is
+/// started again, in seconds.
+pub const LOAD_SECONDS: i32 = 1800;
+const STARTUP: Pace = Pace { period_seconds: 1, timeout_seconds: 2, failures: LOAD_SECONDS };
+const READINESS: Pace = Pace { period_seconds: 1, timeout_seconds: 2, failures: 2 };
+const LIVENESS: Pace = Pace { period_seconds: 10, timeout_seconds: 5, failures: 3 };
+/// Evicting these pods loses nothing: they are replaced.
+const SAFE_TO_EVICT: &str = "cluster-autoscaler.kubernetes.io/safe-to-evict";
+/// The name of the port for probes.
+const HEALTH: &str = "health";
+const HOSTNAME: &str = "kubernetes.io/hostname";
+
+/// All pods of one function of a revision.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Function {
+    /// `main`, or that of a layer or group.
+    pub name: String,
+    /// Which part it plays.
+    pub component: Component,
+    /// Hash of all that its pods consist of: pods with another one are not this function's.
+    pub identity: String,
+    /// How many there are to be.
+    pub replicas: u32,
+    /// The remote experts that it hosts; none for main functions.
+    pub hosted: Option<Hosted>,
+    spec: PodSpec,
+}
+
+/// The functions of one plan, in one shape.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Revision {
+    /// Hash of the plan.
+    pub plan: String,
+    /// The main functions.
+    pub main: Function,
+    /// One function per layer with remote experts, in the order of the layers, or one per group.
+    pub remote: Vec<Function>,
+}
+
+impl Revision {
+    /// All functions, the main ones first.
+    pub fn functions(&self) -> impl Iterator<Item = &Function> {
+        std::iter::once(&self.main).chain(&self.remote)
+    }
+
+    /// The remote experts of each layer that has any, ascending.
+    pub fn remote_sets(&self) -> Vec<LayerExperts> {
+        let mut remote: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+        let hosted = self.remote.iter().filter_map(|function| function.hosted.as_ref());
+        for set in hosted.flat_map(Hosted::sets) {
+            remote.entry(set.layer).or_default().extend(&set.experts);
+        }
+        let sets = remote.into_iter().map(|(layer, mut experts)| {
+            experts.sort_unstable();
+            LayerExperts { layer, experts }
+        });
+        sets.collect()
+    }
+}
+
+/// Why the functions of a plan cannot be built.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BuildError {
+    /// The source of the weights.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// The experts of its functions.
+    #[error("plan: {0}")]
+    Experts(String),
+    /// A value that cannot be written as JSON.
+    #[error("{0}")]
+    Json(String),
+}
+
+/// The functions of `plan` for `owner`.
+///
+/// # Errors
+/// The plan's source or one of its listings cannot be read, or its functions contradict each other.
+pub fn revision(
+    owner: &MoEDeployment,
+    hash: &str,
+    plan: &MoEPlanSpec,
+    around: &Surroundings,
+) -> Result<Revision, BuildError> {
+    let model = ModelAccess::new(&plan.model)?;
+    let spec = main_pod(owner, plan, &model, around);
+    let main = function(owner, MAIN.to_owned(), owner.spec.replicas, None, spec, Ending::of_main(plan))?;
+    let remote = remote_parts(plan)?.into_iter().map(|part| {
+        let spec = remote_pod(owner, plan, &part, &model, around);
+        function(owner, part.name, part.replicas, Some(part.hosted), spec, Ending::REMOTE)
+    });
+    Ok(Revision { plan: hash.to_owned(), main, remote: remote.collect::<Result<_, _>>()? })
+}
+
+fn function(
+    owner: &MoEDeployment,
+    name: String,
+    replicas: u32,
+    hosted: Option<Hosted>,
+    mut spec: PodSpec,
+    ending: Ending,
+) -> Result<Function, BuildError> {
+    let deployment = owner.name_any();
+    spec.topology_spread_constraints = Some(vec![TopologySpreadConstraint {
+        max_skew: 1,
+        topology_key: HOSTNAME.to_owned(),
+        when_unsatisfiable: "ScheduleAnyway".to_owned(),
+        label_selector: Some(LabelSelector {
+            match_labels: Some(function_selector(&deployment, &name)),
+            match_expressions: None,
+        }),
+        ..TopologySpreadConstraint::default()
+    }]);
+    let restarted_at = owner.annotations().get(RESTARTED_AT);
+    let identity = digest(&(&spec, restarted_at)).map_err(|error| BuildError::Json(error.to_string()))?;
+    ending.apply(&mut spec);
+    let component = if hosted.is_some() { Component::RemoteExpert } else { Component::Main };
+    Ok(Function { name, component, identity, replicas, hosted, spec })
+}
+
+impl Function {
+    /// Where one of the replicas is, whatever its incarnation.
+    pub fn place(&self, deployment: &str, replica: u32) -> String {
+        format!("{deployment}-{}-{}-{replica}", self.name, self.identity)
+    }
+
+    /// The pod of one replica.
+    pub fn pod(&self, owner: &MoEDeployment, replica: u32, incarnation: u32) -> Pod {
+        let place = self.place(&owner.name_any(), replica);
+        let mut metadata = owned_meta(owner, |_| PodName { place, incarnation }.to_string());
+        metadata.annotations = Some(BTreeMap::from([(SAFE_TO_EVICT.to_owned(), "true".to_owned())]));
+        metadata.labels.get_or_insert_default().extend([
+            (COMPONENT.to_owned(), self.component.name().to_owned()),
+            (FUNCTION.to_owned(), self.name.clone()),
+            (IDENTITY.to_owned(), self.identity.clone()),
+            (REPLICA.to_owned(), replica.to_string()),
+        ]);
+        Pod { metadata, spec: Some(self.spec.clone()), status: None }
+    }
+}
+
+fn main_pod(
+    owner: &MoEDeployment,
+    plan: &MoEPlanSpec,
+    model: &ModelAccess,
+    around: &Surroundings,
+) -> PodSpec {
+    let name = owner.spec.served_name.clone().unwrap_or_else(|| owner.name_any());
+    let millicores = plan.main.cpu_millicores.unwrap_or_else(|| millicores_of(plan.main.memory_mb));
+    let mut arguments = model.arguments.clone();
+    for (flag, value) in [
+        ("--dtype", plan.model.dtype.name().to_owned()),
+        ("--device", plan.device.name().to_owned()),
+        ("--threads", threads(millicores).to_string()),
+        ("--http-listen", everywhere(HTTP_PORT)),
+        ("--health-listen", everywhere(HEALTH_PORT)),
+        ("--control-listen", everywhere(CONTROL_PORT)),
+        ("--served-model-name", name),
+        ("--kv-cache-bytes", plan.main.kv_cache_bytes.to_string()),
+        ("--fallback-bytes", plan.main.fallback_bytes.to_string()),
+    ] {
+        arguments.extend([flag.to_owned(), value]);
+    }
+    let sequences = plan.workload.concurrency as usize;
+    if sequences > DEFAULT_MAX_BATCH {
+        arguments.extend(["--max-batch".to_owned(), sequences.to_string()]);
+    }
+    let program = Program {
+        name: "main-model-fn",
+        image: &around.main_image,
+        pull_policy: &around.pull_policy,
+        command: "main-model-fn",
+        arguments,
+        resources: main_resources(owner, vcpus(millicores), megabytes(plan.main.limit_mb)),
+    };
+    let mut spec = serving(pod_spec(program, model, &owner.spec.main.template));
+    if let Some(container) = spec.containers.first_mut() {
+        container.ports =
+            Some(vec![port("http", HTTP_PORT), port(HEALTH, HEALTH_PORT), port("control", CONTROL_PORT)]);
+        // It speaks on the control port once the non-expert part is loaded. After that, probes have a
+        // port of their own, which clients cannot keep busy.
+        container.startup_probe = Some(ending_container(grpc_probe(CONTROL_PORT, "", STARTUP)));
+        container.liveness_probe = Some(ending_container(http_probe(HEALTH, "/livez", LIVENESS)));
+        container.readiness_probe = Some(http_probe(HEALTH, "/health", READINESS));
+    }
+    spec
+}
+
+fn remote_pod(
+    owner: &MoEDeployment,
+    plan: &MoEPlanSpec,
+    part: &RemotePart,
+    model: &ModelAccess,
+    around: &Surroundings,
+) -> PodSpec {
+    let mut arguments = model.arguments.clone();
+    for (flag, value) in [
+        ("--experts", part.listing.clone()),
+        ("--dtype", plan.model.dtype.name().to_owned()),
+        ("--memory-bytes", (u64::from(part.memory_mb) * MB).to_string()),
+        ("--threads", threads(part.millicores).to_string()),
+        // Called once a token: polling until then would use up the pod's vCPUs.
+        ("--poll-us", "0".to_owned()),
+        ("--listen", everywhere(EXPERT_PORT)),
+        ("--metrics-listen", everywhere(METRICS_PORT)),
+    ] {
+        arguments.extend([flag.to_owned(), value]);
+    }
+    let program = Program {
+        name: "remote-expert-fn",
+        image: &around.remote_image,
+        pull_policy: &around.pull_policy,
+        command: "remote-expert-fn",
+        arguments,
+        resources: resources(vcpus(part.millicores), megabytes(part.memory_mb)),
+    };
+    let template = &owner.spec.remote_experts.template;
+    let mut spec = serving(pod_spec(program, model, template));
+    spec.affinity = template.affinity.clone().or_else(|| Some(near_main(&owner.name_any())));
+    if let Some(container) = spec.containers.first_mut() {
+        container.ports = Some(vec![port("grpc", EXPERT_PORT), port("metrics", METRICS_PORT)]);
+        container.startup_probe = Some(ending_container(grpc_probe(EXPERT_PORT, "liveness", STARTUP)));
+        container.liveness_probe = Some(ending_container(grpc_probe(EXPERT_PORT, "liveness", LIVENESS)));
+        container.readiness_probe = Some(grpc_probe(EXPERT_PORT, "readiness", READINESS));
+    }
+    spec
+}
+
+/// What makes a pod one that serves until it is told to end.
+fn serving(mut spec: PodSpec) -> PodSpec {
+    spec.restart_policy = Some("Always".to_owned());
+    if let Some(container) = spec.containers.first_mut() {
+        container.lifecycle = Some(Lifecycle {
+            pre_stop: Some(LifecycleHandler {
+                sleep: Some(SleepAction { seconds: LEAVE_SECONDS }),
+                ..LifecycleHandler::default()
+            }),
+            ..Lifecycle::default()
+        });
+    }
+    spec
+}
+
+/// Hidden states travel to remote functions and back in every layer: the same node is best.
+fn near_main(deployment: &str) -> Affinity {
+    let near = WeightedPodAffinityTerm {
+        weight: 100,
+        pod_affinity_term: PodAffinityTerm {
+            label_selector: Some(LabelSelector {
+                match_labels: Some(component_selector(deployment, Component::Main)),
+                match_expressions: None,
+            }),
+            topology_key: HOSTNAME.to_owned(),
+            ..PodAffinityTerm::default()
+        },
+    };
+    Affinity {
+        pod_affinity: Some(PodAffinity {
+            preferred_during_scheduling_ignored_during_execution: Some(vec![near]),
+            ..PodAffinity::default()
+        }),
+        ..Affinity::default()
+    }
+}
+
+fn port(name: &str, number: u16) -> ContainerPort {
+    ContainerPort {
+        name: Some(name.to_owned()),
+        container_port: number.into(),
+        protocol: Some("TCP".to_owned()),
+        ..ContainerPort::default()
+    }
+}
+
+fn everywhere(port: u16) -> String {
+    format!("0.0.0.0:{port}")
+}

@@ -1,0 +1,59 @@
+//! The pod that reads a checkpoint's headers: the operator itself sees neither volumes nor Secrets.
+
+use super::Surroundings;
+use super::errand::ErrandPod;
+use super::functions::BuildError;
+use super::pod::{ModelAccess, Program, resources};
+use crate::api::{ComputeDtype, MoEDeployment, PlannedModel};
+use crate::names::{Component, PodName};
+use crate::quantity::{megabytes, millicores_of, vcpus};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+
+/// Memory of an inspector, in MB: the headers of the largest checkpoints take some tens.
+const MEMORY_MB: u32 = 300;
+/// An inspector that is not done by then has failed.
+const DEADLINE_SECONDS: i64 = 300;
+
+/// Where the inspectors of `subject` are, whatever their incarnation.
+pub fn inspector_place(deployment: &str, subject: &str) -> String {
+    format!("{deployment}-inspect-{subject}")
+}
+
+/// The pod that inspects the model of `owner`, which is `subject`, with the functions' volume, Secret and
+/// service account.
+///
+/// # Errors
+/// The source cannot be read.
+pub fn inspector(
+    owner: &MoEDeployment,
+    subject: &str,
+    incarnation: u32,
+    around: &Surroundings,
+) -> Result<Pod, BuildError> {
+    let model = &owner.spec.model;
+    let access = ModelAccess::new(&PlannedModel {
+        source: model.source.clone(),
+        revision: model.revision.clone(),
+        endpoint: model.endpoint.clone(),
+        credentials_secret_name: model.credentials_secret_name.clone(),
+        cache_claim_name: model.cache_claim_name.clone(),
+        // Neither is asked for when headers are read.
+        dtype: ComputeDtype::Float32,
+        digest: String::new(),
+    })?;
+    let mut arguments = vec!["inspect".to_owned(), "--json".to_owned()];
+    arguments.extend(access.arguments.iter().cloned());
+    let program = Program {
+        name: "inspector",
+        image: &around.remote_image,
+        pull_policy: &around.pull_policy,
+        command: "remoe",
+        arguments,
+        resources: resources(vcpus(millicores_of(MEMORY_MB)), megabytes(MEMORY_MB)),
+    };
+    let place = inspector_place(&owner.name_any(), subject);
+    let errand =
+        ErrandPod { owner, component: Component::Inspector, subject, deadline_seconds: DEADLINE_SECONDS };
+    Ok(errand.pod(PodName { place, incarnation }, program, &access))
+}

@@ -1,0 +1,105 @@
+use super::{CONTROL_PORT, EXPERT_PORT, HTTP_PORT, METRICS_PORT, Surroundings, owned_meta};
+use crate::api::MoEDeployment;
+use crate::names::{COMPONENT, Component, component_selector};
+use crate::source::ModelSource;
+use k8s_openapi::api::networking::v1::{
+    NetworkPolicy, NetworkPolicyEgressRule, NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort,
+    NetworkPolicySpec,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::ResourceExt;
+use std::collections::BTreeMap;
+
+/// Who may talk to whom; everything else is denied where a network plug-in enforces it.
+///
+/// Users reach the HTTP port of main functions from everywhere, the operator their control port. Remote
+/// functions answer to the main ones only. Pods that fetch weights may reach any address: buckets and
+/// hubs have no fixed ones.
+pub(super) fn policies(owner: &MoEDeployment, around: &Surroundings) -> Vec<NetworkPolicy> {
+    // What cannot be read is refused before any pod is made.
+    let fetched = ModelSource::parse(&owner.spec.model.source).is_ok_and(|source| source.is_fetched());
+    let deployment = owner.name_any();
+    let pods = |component| peer(None, Some(component_selector(&deployment, component)));
+    let operator = peer(
+        Some(in_namespace(&around.operator_namespace)),
+        // As the chart labels it, whatever the release is called.
+        Some(BTreeMap::from([
+            ("app.kubernetes.io/part-of".to_owned(), "remoe".to_owned()),
+            (COMPONENT.to_owned(), "operator".to_owned()),
+        ])),
+    );
+    let prometheus = peer(Some(in_namespace(&around.metrics_namespace)), None);
+    let anywhere = || fetched.then(NetworkPolicyEgressRule::default);
+    let to_experts = NetworkPolicyEgressRule {
+        to: Some(vec![pods(Component::RemoteExpert)]),
+        ports: Some(tcp(EXPERT_PORT)),
+    };
+    vec![
+        policy(
+            owner,
+            Component::Main,
+            vec![
+                NetworkPolicyIngressRule { from: None, ports: Some(tcp(HTTP_PORT)) },
+                from(vec![operator], CONTROL_PORT),
+            ],
+            std::iter::once(to_experts).chain(anywhere()).collect(),
+        ),
+        policy(
+            owner,
+            Component::RemoteExpert,
+            vec![from(vec![pods(Component::Main)], EXPERT_PORT), from(vec![prometheus], METRICS_PORT)],
+            anywhere().into_iter().collect(),
+        ),
+        policy(owner, Component::Inspector, Vec::new(), anywhere().into_iter().collect()),
+        policy(owner, Component::Profiler, Vec::new(), anywhere().into_iter().collect()),
+    ]
+}
+
+fn policy(
+    owner: &MoEDeployment,
+    component: Component,
+    ingress: Vec<NetworkPolicyIngressRule>,
+    egress: Vec<NetworkPolicyEgressRule>,
+) -> NetworkPolicy {
+    let selector = component_selector(&owner.name_any(), component);
+    // An empty list denies as an absent one does, and the API server drops it.
+    let non_empty = |rules: Vec<NetworkPolicyIngressRule>| (!rules.is_empty()).then_some(rules);
+    NetworkPolicy {
+        metadata: owned_meta(owner, |name| format!("{name}-{}", component.name())),
+        spec: Some(NetworkPolicySpec {
+            pod_selector: Some(LabelSelector { match_labels: Some(selector), match_expressions: None }),
+            policy_types: Some(vec!["Ingress".to_owned(), "Egress".to_owned()]),
+            ingress: non_empty(ingress),
+            egress: (!egress.is_empty()).then_some(egress),
+        }),
+    }
+}
+
+fn from(peers: Vec<NetworkPolicyPeer>, port: u16) -> NetworkPolicyIngressRule {
+    NetworkPolicyIngressRule { from: Some(peers), ports: Some(tcp(port)) }
+}
+
+fn tcp(port: u16) -> Vec<NetworkPolicyPort> {
+    vec![NetworkPolicyPort {
+        protocol: Some("TCP".to_owned()),
+        port: Some(IntOrString::Int(port.into())),
+        end_port: None,
+    }]
+}
+
+fn in_namespace(name: &str) -> BTreeMap<String, String> {
+    BTreeMap::from([("kubernetes.io/metadata.name".to_owned(), name.to_owned())])
+}
+
+fn peer(
+    namespace: Option<BTreeMap<String, String>>,
+    pods: Option<BTreeMap<String, String>>,
+) -> NetworkPolicyPeer {
+    let selector = |labels| LabelSelector { match_labels: Some(labels), match_expressions: None };
+    NetworkPolicyPeer {
+        namespace_selector: namespace.map(selector),
+        pod_selector: pods.map(selector),
+        ip_block: None,
+    }
+}

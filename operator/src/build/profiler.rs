@@ -1,0 +1,68 @@
+//! The pod that measures what the hardware takes to run a model.
+
+use super::Surroundings;
+use super::errand::ErrandPod;
+use super::functions::BuildError;
+use super::pod::{ModelAccess, Program, main_resources};
+use crate::api::{CpuRange, MemoryRange, MoEDeployment, MoEPlanSpec};
+use crate::facts::ModelFacts;
+use crate::names::{Component, PodName, profile_config_map};
+use crate::quantity::{MB, megabytes, millicores_of, vcpus};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+/// A profiler that is not done by then has failed.
+const DEADLINE_SECONDS: i64 = 600;
+/// vCPUs are measured from one up to so many, in millicores: more hardly help one expert, and a pod that
+/// wants many finds no node beside the functions that serve already.
+const MEASURED_MILLICORES: std::ops::RangeInclusive<u32> = 1_000..=8_000;
+/// Beside the weights: the programs, and the experts of a remote function beside those of the main one.
+const BESIDE_WEIGHTS_MB: u64 = 2_500;
+
+/// The vCPUs that are measured for main functions that may have `memory`, and `cpu` where that is apart.
+pub fn measured_vcpus(memory: &MemoryRange, cpu: Option<&CpuRange>) -> Quantity {
+    let most = cpu.map_or(millicores_of(memory.max), |cpu| cpu.max);
+    vcpus(most.clamp(*MEASURED_MILLICORES.start(), *MEASURED_MILLICORES.end()))
+}
+
+/// The pod that measures `subject` where the main functions of `plan` run, with as many vCPUs as they may
+/// have.
+///
+/// # Errors
+/// The plan's source cannot be read.
+pub fn profiler(
+    owner: &MoEDeployment,
+    subject: &str,
+    incarnation: u32,
+    plan: &MoEPlanSpec,
+    facts: &ModelFacts,
+    around: &Surroundings,
+) -> Result<Pod, BuildError> {
+    let access = ModelAccess::new(&plan.model)?;
+    let dtype = plan.model.dtype.name();
+    let mut arguments: Vec<String> =
+        ["profile", "--quick", "--json", "--out", "/tmp/profile.json"].map(str::to_owned).to_vec();
+    for (flag, value) in [("--dtype", dtype), ("--device", plan.device.name())] {
+        arguments.extend([flag.to_owned(), value.to_owned()]);
+    }
+    arguments.extend(access.arguments.iter().cloned());
+    let weights = facts.inspection.resident_bytes(facts.inspection.total_bytes, dtype);
+    let memory = u32::try_from(weights.div_ceil(MB).saturating_add(BESIDE_WEIGHTS_MB)).unwrap_or(u32::MAX);
+    let main = &owner.spec.main;
+    let program = Program {
+        name: "profiler",
+        image: &around.main_image,
+        pull_policy: &around.pull_policy,
+        command: "remoe",
+        arguments,
+        resources: main_resources(
+            owner,
+            measured_vcpus(&main.memory_mb, main.cpu.as_ref()),
+            megabytes(memory),
+        ),
+    };
+    let place = profile_config_map(subject);
+    let errand =
+        ErrandPod { owner, component: Component::Profiler, subject, deadline_seconds: DEADLINE_SECONDS };
+    Ok(errand.pod(PodName { place, incarnation }, program, &access))
+}

@@ -1,0 +1,42 @@
+use super::{EXPERT_PORT, HTTP_PORT, METRICS_PORT, owned_meta};
+use crate::api::MoEDeployment;
+use crate::names::{Component, component_selector};
+use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::ResourceExt;
+
+/// Where clients find the main functions, and scrapers the remote ones. Headless: gRPC and kept-alive
+/// HTTP connections behind a virtual address would all lead to one pod.
+pub(super) fn services(owner: &MoEDeployment) -> Vec<Service> {
+    vec![
+        service(owner, String::new(), Component::Main, &[("http", HTTP_PORT)]),
+        service(
+            owner,
+            "-remote".to_owned(),
+            Component::RemoteExpert,
+            &[("grpc", EXPERT_PORT), ("metrics", METRICS_PORT)],
+        ),
+    ]
+}
+
+fn service(owner: &MoEDeployment, suffix: String, to: Component, ports: &[(&str, u16)]) -> Service {
+    let deployment = owner.name_any();
+    let ports = ports.iter().map(|(name, number)| ServicePort {
+        name: Some((*name).to_owned()),
+        port: (*number).into(),
+        target_port: Some(IntOrString::Int((*number).into())),
+        protocol: Some("TCP".to_owned()),
+        ..ServicePort::default()
+    });
+    Service {
+        metadata: owned_meta(owner, |name| format!("{name}{suffix}")),
+        spec: Some(ServiceSpec {
+            type_: Some("ClusterIP".to_owned()),
+            cluster_ip: Some("None".to_owned()),
+            selector: Some(component_selector(&deployment, to)),
+            ports: Some(ports.collect()),
+            ..ServiceSpec::default()
+        }),
+        status: None,
+    }
+}

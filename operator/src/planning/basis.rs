@@ -1,0 +1,74 @@
+//! What a plan was made from, kept with it.
+//!
+//! The planning problem itself would take hundreds of kilobytes: it repeats the same times for every layer.
+//! What it is derived from takes a few, and is all that there is to know about a plan that still runs after
+//! the spec, the model or the figures of the hardware have changed, or after the operator was started again.
+
+use super::PlanningError;
+use super::hosted::draft;
+use crate::api::MoEPlanSpec;
+use crate::facts::ModelFacts;
+use remoe_planner::{Account, Problem};
+use remoe_profile::{Profile, Wishes, problem};
+use serde::{Deserialize, Serialize};
+
+/// Bytes of a basis that is kept.
+const MAX_BASIS: usize = 64 << 10;
+/// Bytes of an account that main functions are told: half of what a control request may take.
+const MAX_ACCOUNT: usize = 4 << 20;
+
+/// What a plan is made from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Basis {
+    /// The checkpoint.
+    pub(super) model: ModelFacts,
+    /// Figures of the hardware.
+    pub(super) profile: Profile,
+    /// What was asked for.
+    pub(super) wishes: Wishes,
+}
+
+impl Basis {
+    /// The planning problem.
+    pub(super) fn problem(&self) -> Result<Problem, PlanningError> {
+        problem(&self.model.inspection, &self.profile, &self.wishes)
+            .map_err(|error| PlanningError::Profile(error.to_string()))
+    }
+
+    /// Ids of the layers with experts, by position in the problem.
+    pub(super) fn moe_layers(&self) -> Vec<u32> {
+        // Layer ids of real models fit by far.
+        let ids = self.model.inspection.moe_layers.iter();
+        ids.map(|&layer| u32::try_from(layer).unwrap_or(u32::MAX)).collect()
+    }
+
+    /// As it is kept; none where it takes too much.
+    pub(super) fn text(&self) -> Option<String> {
+        serde_json::to_string(self).ok().filter(|text| text.len() <= MAX_BASIS)
+    }
+
+    fn read(text: &str) -> Result<Self, PlanningError> {
+        let wrong = |message: String| PlanningError::Profile(format!("the plan's basis: {message}"));
+        if text.len() > MAX_BASIS {
+            return Err(wrong(format!("takes {} bytes, at most {MAX_BASIS} are read", text.len())));
+        }
+        let basis: Self = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
+        basis.model.check().map_err(|error| wrong(error.to_string()))?;
+        basis.profile.check().map_err(|error| wrong(error.to_string()))?;
+        Ok(basis)
+    }
+}
+
+/// What requests under `plan` are expected to take, as main functions are told (`Routing.account`). None where
+/// the plan does not say what it was made from, or it would be too much to tell.
+///
+/// # Errors
+/// What the plan says it was made from cannot be, or the plan is none for it.
+pub fn account(plan: &MoEPlanSpec) -> Result<Option<String>, PlanningError> {
+    let Some(text) = &plan.basis else { return Ok(None) };
+    let basis = Basis::read(text)?;
+    let problem = basis.problem()?;
+    let draft = draft(plan, &basis.moe_layers(), &problem)?;
+    let account = Account::new(problem, &draft).map_err(|error| PlanningError::Profile(error.to_string()))?;
+    Ok(Some(serde_json::to_string(&account)?).filter(|text| text.len() <= MAX_ACCOUNT))
+}

@@ -1,0 +1,136 @@
+//! Which function hosts which experts: from the planner's form, by position of the layers, to the plan's, by
+//! the model's layer ids, and back.
+
+use super::{PlanningError, whole_megabytes, whole_millicores};
+use crate::api::{GroupPlan, MoEPlanSpec, RemotePlan};
+use crate::quantity::MB;
+use remoe_model::Inspection;
+use remoe_planner::{Group, LayerPlan, PlanDraft, Problem};
+use remoe_wire::v1::LayerExperts;
+use remoe_wire::{format_listing, parse_listing};
+use serde_json::json;
+
+impl RemotePlan {
+    /// The remote experts of the layer.
+    ///
+    /// # Errors
+    /// The listing cannot be read.
+    pub fn experts(&self) -> Result<LayerExperts, String> {
+        let listing = format!("{}:{}", self.layer, self.experts);
+        let layers = parse_listing(&listing).map_err(|error| error.to_string())?;
+        match <[LayerExperts; 1]>::try_from(layers) {
+            Ok([set]) if set.layer == self.layer => Ok(set),
+            Ok(_) | Err(_) => Err(format!("{listing:?} is no list of experts of layer {}", self.layer)),
+        }
+    }
+}
+
+impl GroupPlan {
+    /// The experts of each layer.
+    ///
+    /// # Errors
+    /// The listing cannot be read.
+    pub fn experts(&self) -> Result<Vec<LayerExperts>, String> {
+        parse_listing(&self.experts).map_err(|error| error.to_string())
+    }
+}
+
+/// The functions of `layers`, which have the ids `moe_layers`.
+pub(super) fn layer_plans(moe_layers: &[u32], layers: &[LayerPlan]) -> Vec<RemotePlan> {
+    let remote = moe_layers.iter().zip(layers).filter(|(_, layer)| !layer.remote.is_empty());
+    let plan = |(&layer, part): (&u32, &LayerPlan)| {
+        let listing = format_listing(&[LayerExperts { layer, experts: part.remote.clone() }]);
+        // Within the layer's entry its id is said once.
+        let experts = listing.split_once(':').map_or(String::new(), |(_, experts)| experts.to_owned());
+        RemotePlan { layer, experts, memory_mb: whole_megabytes(part.memory_bytes), replicas: part.replicas }
+    };
+    remote.map(plan).collect()
+}
+
+/// The functions of `groups` over the layers with the ids `moe_layers`, in the order of what they host: the
+/// same groups have the same numbers, however the planner came by them.
+pub(super) fn group_plans(moe_layers: &[u32], groups: &[Group]) -> Vec<GroupPlan> {
+    let sets = |group: &Group| {
+        let layers = moe_layers.iter().zip(&group.experts).filter(|(_, experts)| !experts.is_empty());
+        layers.map(|(&layer, experts)| (layer, experts.clone())).collect::<Vec<_>>()
+    };
+    let mut groups: Vec<_> = groups.iter().map(|group| (sets(group), group)).collect();
+    groups.sort_by(|(sets, _), (others, _)| sets.cmp(others));
+    let plan = |(sets, group): (Vec<(u32, Vec<u32>)>, &Group)| {
+        let sets: Vec<_> = sets.into_iter().map(|(layer, experts)| LayerExperts { layer, experts }).collect();
+        GroupPlan {
+            experts: format_listing(&sets),
+            memory_mb: whole_megabytes(group.memory_bytes),
+            cpu_millicores: group.vcpus.map(whole_millicores),
+            replicas: group.replicas,
+        }
+    };
+    groups.into_iter().map(plan).collect()
+}
+
+/// `plan` in the planner's form, for `problem` about the layers with the ids `moe_layers`.
+///
+/// # Errors
+/// A listing that cannot be read, or of a layer that is not there.
+pub(super) fn draft(
+    plan: &MoEPlanSpec,
+    moe_layers: &[u32],
+    problem: &Problem,
+) -> Result<PlanDraft, PlanningError> {
+    let wrong = |message: String| PlanningError::Profile(format!("a plan that was stored: {message}"));
+    let position = |layer: u32| {
+        let found = moe_layers.iter().position(|known| *known == layer);
+        found.ok_or_else(|| wrong(format!("the model has no experts in layer {layer}")))
+    };
+    let bytes = |megabytes: u32| u64::from(megabytes) * MB;
+    let apart = problem.specs.main_vcpus.is_some();
+    let vcpus = |millicores: Option<u32>| millicores.filter(|_| apart).map(|it| f64::from(it) / 1000.0);
+    let mut groups = Vec::new();
+    for group in &plan.groups {
+        let mut sets = group.experts().map_err(wrong)?;
+        for set in &mut sets {
+            set.layer = u32::try_from(position(set.layer)?).unwrap_or(u32::MAX);
+        }
+        groups.push(json!({
+            "experts": format_listing(&sets), "memory_bytes": bytes(group.memory_mb),
+            "vcpus": vcpus(group.cpu_millicores), "replicas": group.replicas,
+        }));
+    }
+    let mut layers = vec![json!({"remote": [], "memory_bytes": 0, "replicas": 0}); moe_layers.len()];
+    for part in &plan.remote {
+        let layer = layers.get_mut(position(part.layer)?);
+        let set = part.experts().map_err(wrong)?;
+        if let Some(layer) = layer {
+            *layer = json!({
+                "remote": set.experts, "memory_bytes": bytes(part.memory_mb), "replicas": part.replicas,
+            });
+        }
+    }
+    if !groups.is_empty() {
+        // What the groups host is what is remote.
+        layers.clear();
+    }
+    let draft = json!({
+        "main_bytes": bytes(plan.main.memory_mb), "main_vcpus": vcpus(plan.main.cpu_millicores),
+        "layers": layers, "groups": groups,
+    });
+    PlanDraft::from_json(&draft.to_string()).map_err(|error| wrong(error.to_string()))
+}
+
+/// Whether `model` has all the experts that `plan` lists.
+///
+/// # Errors
+/// The first one that it does not have, or a listing that cannot be read.
+pub fn check_hosted(plan: &MoEPlanSpec, model: &Inspection) -> Result<(), String> {
+    let check = |set: &LayerExperts| {
+        if !model.moe_layers.contains(&(set.layer as usize)) {
+            return Err(format!("the model has no experts in layer {}", set.layer));
+        }
+        match set.experts.iter().find(|expert| **expert as usize >= model.experts) {
+            Some(expert) => Err(format!("layer {} has no expert {expert}, but {}", set.layer, model.experts)),
+            None => Ok(()),
+        }
+    };
+    plan.remote.iter().try_for_each(|part| check(&part.experts()?))?;
+    plan.groups.iter().try_for_each(|group| group.experts()?.iter().try_for_each(check))
+}

@@ -1,0 +1,45 @@
+use crate::api::{ComputeDtype, Device, WorkloadSpec};
+use remoe_model::Inspection;
+
+/// The cache for experts that no remote function answers for has room for one layer, up to this.
+const MAX_FALLBACK: u64 = 1_000_000_000;
+
+/// Memory of a main function besides experts, non-expert weights and runtime, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct MainMemory {
+    /// For experts that no remote function answers for.
+    pub(super) fallback_bytes: u64,
+    /// For keys and values of the largest request, or of all typical ones that run at once, while the
+    /// caches grow.
+    pub(super) kv_cache_bytes: u64,
+    /// What growing takes of that; the planner counts the caches themselves.
+    pub(super) growth_bytes: u64,
+}
+
+impl MainMemory {
+    pub(super) fn new(
+        model: &Inspection,
+        dtype: ComputeDtype,
+        device: Device,
+        workload: &WorkloadSpec,
+    ) -> Self {
+        let resident = |bytes: u64| model.resident_bytes(bytes, dtype.name());
+        let layer = resident(model.expert_bytes).saturating_mul(model.experts as u64);
+        let tokens = |input: u32, output: u32| u64::from(input) + u64::from(output);
+        let largest = tokens(workload.max_input_tokens, workload.max_output_tokens);
+        let typical = tokens(workload.typical_input_tokens, workload.typical_output_tokens);
+        let tokens = largest.max(typical.saturating_mul(workload.concurrency.into()));
+        let cache = resident(model.kv_bytes_per_token).saturating_mul(tokens);
+        // The cache of one layer exists twice while it grows.
+        let growth = cache.div_ceil(model.layers.max(1) as u64);
+        Self {
+            fallback_bytes: layer.min(MAX_FALLBACK),
+            kv_cache_bytes: cache.saturating_add(growth),
+            growth_bytes: match device {
+                Device::Cpu => growth,
+                // Keys and values are in the GPU's memory.
+                Device::Cuda => 0,
+            },
+        }
+    }
+}
