@@ -2,13 +2,15 @@
 
 use crate::args::DeploymentArgs;
 use crate::exit::CliError;
+use crate::machine;
 use remoe_planner::{CpuProfile, Problem, SizeRange};
 
 /// Bytes of the memory that comes with one vCPU (Remoe paper, section III-A).
 const VCPU_BYTES: f64 = 1e9;
 
-/// Holds `problem` to `--remote-memory` and `--threads`.
+/// Holds `problem` to this machine, `--remote-memory` and `--threads`.
 pub(crate) fn apply(args: &DeploymentArgs, problem: &mut Problem) -> Result<(), CliError> {
+    problem.shared_cores = Some(f64::from(machine::cores().max(1)));
     if let Some(bytes) = args.remote_memory {
         let bytes = bytes as f64;
         problem.specs.remote =

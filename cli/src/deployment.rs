@@ -3,6 +3,7 @@
 use crate::args::DeploymentArgs;
 use crate::commands::profile::default_dtype;
 use crate::exit::CliError;
+use crate::machine;
 use crate::output::progress::Progress;
 use crate::planning;
 use crate::programs;
@@ -142,6 +143,7 @@ impl Wanted {
 
     /// Compares requests with `account`, and sizes the main function as it says.
     fn adopt(&mut self, account: Account) -> Result<(), CliError> {
+        let account = account.on_one_machine(machine::cores());
         let json = serde_json::to_string(&account);
         self.options.account =
             json.map_err(|error| CliError::runtime(format!("cannot write the plan: {error}")))?;

@@ -107,6 +107,9 @@ pub fn problem(model: &Inspection, profile: &Profile, wishes: &Wishes) -> Result
         arrivals: wishes.arrivals.clone(),
         starts: Some(profile.starts),
         specs: wishes.specs,
+        // What containers and control groups give.
+        cpu_quotas: wishes.specs.main_vcpus.is_some() && wishes.specs.remote_vcpus.is_some(),
+        shared_cores: None,
         slo: wishes.slo,
         limits: wishes.limits,
     };

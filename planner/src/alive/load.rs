@@ -108,7 +108,8 @@ impl<'a> Mains<'a> {
         // What one request would take, alone.
         let service_seconds = self.seconds(1.0);
         let tpot_seconds = self.tpot_seconds(service_seconds);
-        Alive { service_seconds, tpot_seconds, ..self.figures(1.0, 0.0, &time) }
+        let first_token_seconds = self.service.prefill_seconds;
+        Alive { service_seconds, first_token_seconds, tpot_seconds, ..self.figures(1.0, 0.0, &time) }
     }
 
     /// More comes than can be served.
@@ -116,6 +117,31 @@ impl<'a> Mains<'a> {
         let per_second = self.most_per_second();
         let time = Time { alive: 1.0, served: self.slots, queued: f64::INFINITY, ..Time::default() };
         Alive { saturated: true, ..self.figures(per_second, utilisation, &time) }
+    }
+
+    /// Seconds from a slot to the first token, at `per_second` requests to a main whose time goes as `time` says.
+    ///
+    /// An iteration takes one prompt, and a step of all that decode with it. Prompts are a queue whose server also
+    /// works while nobody waits: iterations of decode steps are its vacations (M/G/1 with vacations; Fuhrmann and
+    /// Cooper 1985). Requests are taken to decode or not as if each came by itself.
+    fn first_token_seconds(&self, per_second: f64, time: &Time) -> f64 {
+        let prefill = self.service.prefill_seconds;
+        let others = self.slots - 1.0;
+        let decoding = (time.served - per_second * prefill).clamp(0.0, others);
+        let any = -(-decoding).exp_m1();
+        let step = if any > 0.0 { any * self.step_seconds((decoding / any).min(self.slots)) } else { 0.0 };
+        let iteration = prefill + step;
+        // Those that waited for a slot (in M/M/c so many do) get it between iterations, one by one.
+        let full = time.served / self.slots;
+        let waited = if full > 0.0 {
+            (time.queued * (1.0 - full).max(0.0) / (full * (1.0 + time.before))).min(1.0)
+        } else {
+            0.0
+        };
+        let load = per_second * iteration;
+        let queue = if load < 1.0 { load * load / (2.0 * (1.0 - load)) } else { f64::INFINITY };
+        let before = queue.min(others * load.min(1.0) / 2.0) + time.before.min(others / 2.0);
+        (1.0 - waited) * (step / 2.0 + before * iteration) + iteration
     }
 
     fn tpot_seconds(&self, service_seconds: f64) -> f64 {
@@ -135,6 +161,7 @@ impl<'a> Mains<'a> {
             cold_wait_seconds: if time.cold > 0.0 { time.awaiting_start / time.cold } else { 0.0 },
             in_flight,
             service_seconds,
+            first_token_seconds: self.first_token_seconds(per_main, time),
             tpot_seconds: self.tpot_seconds(time.served / per_main),
             wait_seconds: time.queued / per_main,
             utilisation,

@@ -35,6 +35,9 @@ pub struct Alive {
     pub in_flight: f64,
     /// From the moment a request has a slot of a ready main to its last token, over all requests.
     pub service_seconds: f64,
+    /// From that moment to its first token: the iteration that runs, prompts that stand before its own, and the
+    /// iteration of its own prompt.
+    pub first_token_seconds: f64,
     /// Per decode step: what a request takes beyond a prefill of its own, so other requests' prefills
     /// are in it. 0 where requests have no decode steps.
     pub tpot_seconds: f64,
@@ -95,6 +98,8 @@ struct Time {
     served: f64,
     /// Those that are served only because prompts that came with theirs go first.
     held_up: f64,
+    /// Prompts that came together with a request's and go first.
+    before: f64,
     /// Requests that wait for a slot of one ready main at once.
     queued: f64,
 }

@@ -98,6 +98,7 @@ pub(super) fn expect(arrivals: &Arrivals, start_seconds: f64, mains: &Mains<'_>)
         alive: 1.0,
         served: one_awake.served,
         held_up: warm,
+        before: part_size - 1.0,
         queued: one_awake.queued - excess,
         ..Time::default()
     };
@@ -131,6 +132,8 @@ pub(super) fn expect(arrivals: &Arrivals, start_seconds: f64, mains: &Mains<'_>)
         wakes,
         cold,
         held_up: (1.0 - cold / per_second).max(0.0) * warm + cold_held_up,
+        before: part_size - 1.0
+            + (cold / per_second).min(1.0) * (brought.before() - part_size + 1.0).max(0.0),
         // All of the first burst wait for the whole start, the others for half of it in the mean.
         awaiting_start: wakes * start_seconds * (size + per_second * start_seconds / 2.0),
         served: rest * one_awake.served + wakes * started.served,

@@ -61,6 +61,7 @@ pub(super) fn replay(
         served: each(|main| main.served),
         // The replay serves all that are there alike, in order.
         held_up: 0.0,
+        before: 0.0,
         queued: each(|main| main.queued),
     }
 }

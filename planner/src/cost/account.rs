@@ -100,6 +100,13 @@ impl Account {
         Self::new(form.problem, &form.plan)
     }
 
+    /// The same where all functions run on one machine with so many cores.
+    #[must_use]
+    pub fn on_one_machine(mut self, cores: u32) -> Self {
+        self.problem.shared_cores = Some(f64::from(cores.max(1)));
+        self
+    }
+
     /// The main function's size.
     #[must_use]
     pub fn main_size(&self) -> MainSize {

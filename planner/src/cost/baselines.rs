@@ -2,7 +2,7 @@
 
 use crate::cost::Found;
 use crate::cost::groups::used;
-use crate::cost::running::{Life, Running};
+use crate::cost::running::{Life, Running, Times};
 use crate::plan::whole_bytes;
 use crate::problem::curve::{Column, Curve};
 use crate::problem::model::{Model, Sizing};
@@ -117,21 +117,6 @@ impl OnCpus {
     }
 }
 
-/// Seconds of a prefill and of one decode step at each of [`Model::batches`].
-struct Times {
-    prefill: f64,
-    steps: Vec<f64>,
-}
-
-impl Times {
-    /// These and `prefill`, and what `step` takes with so many requests.
-    fn plus(mut self, prefill: f64, step: impl Fn(f64) -> f64, model: &Model<'_>) -> Self {
-        self.prefill += prefill;
-        self.steps.iter_mut().zip(model.batches()).for_each(|(sum, rows)| *sum += step(rows));
-        self
-    }
-}
-
 /// Where a baseline keeps its weights, and what it pays by the second.
 struct Place {
     main: Sizing,
@@ -143,8 +128,7 @@ struct Place {
 fn record(model: &Model<'_>, times: Times, place: &Place) -> Baseline {
     let step = times.steps.first().copied().unwrap_or(0.0);
     let running = Running {
-        prefill: times.prefill,
-        steps: times.steps,
+        times,
         main_rate: place.rate,
         remote_rate: 0.0,
         remote_bill: 0.0,
@@ -159,7 +143,7 @@ fn record(model: &Model<'_>, times: Times, place: &Place) -> Baseline {
     Baseline {
         main_bytes: place.main.bytes,
         main_vcpus: place.main.stated,
-        prefill_seconds: running.prefill,
+        prefill_seconds: running.times.prefill,
         decode_seconds: model.output * step,
         ttft_seconds: bill.ttft_seconds,
         tpot_seconds: bill.tpot_seconds,
@@ -188,10 +172,14 @@ fn cheapest(model: &Model<'_>, needed: f64, at: impl Fn(Sizing) -> Baseline) -> 
 
 fn mix(model: &Model<'_>, on_cpus: &OnCpus) -> Option<Baseline> {
     cheapest(model, model.main_base() + all_expert_bytes(model), |main| {
-        let rest =
-            |rows: f64| model.layers.iter().map(|layer| layer.fixed_step(main.vcpus, rows)).sum::<f64>();
-        let prefill = model.layers.iter().map(|layer| layer.fixed(main.vcpus).prefill).sum();
-        let times = on_cpus.experts(model, main.vcpus).plus(prefill, rest, model);
+        let pace = model.pace(main.vcpus);
+        let layers = || model.layers.iter();
+        let rest = |rows: f64| layers().map(|layer| layer.fixed_step(pace.vcpus, rows)).sum::<f64>();
+        let prefill = layers().map(|layer| layer.fixed(pace.vcpus).prefill).sum();
+        let computing = |rows: f64| layers().map(|layer| layer.computing(pace.vcpus, rows)).sum::<f64>();
+        let (experts, batches) = (on_cpus.experts(model, pace.vcpus), model.batches());
+        let mut times = experts.plus(prefill, rest, &batches);
+        times.at_least(&experts.plus(computing(model.input), computing, &batches), pace.stretch);
         let weights = model.nonexpert_bytes + all_expert_bytes(model);
         let rate = model.gpu_rate + main.rate;
         record(model, times, &Place { main, rate, gpu_bytes: model.gpu_bytes, weights })
@@ -204,10 +192,13 @@ fn cpu(model: &Model<'_>, on_cpus: &OnCpus) -> Option<Baseline> {
         profiles.map(|profile| profile.map(Curve::of_cpu)).collect::<Option<Vec<Curve>>>()?;
     let needed = model.gpu_bytes + all_expert_bytes(model) + model.problem.runtime_bytes;
     cheapest(model, needed, |main| {
+        let pace = model.pace(main.vcpus);
         let rest = |rows: f64| -> f64 {
-            curves.iter().map(|curve| curve.seconds(rows, curve.column(main.vcpus))).sum()
+            curves.iter().map(|curve| curve.seconds(rows, curve.column(pace.vcpus))).sum()
         };
-        let times = on_cpus.experts(model, main.vcpus).plus(rest(model.input), rest, model);
+        let computing = on_cpus.experts(model, pace.vcpus).plus(rest(model.input), rest, &model.batches());
+        let mut times = computing.clone();
+        times.at_least(&computing, pace.stretch);
         let weights = model.nonexpert_bytes + all_expert_bytes(model);
         record(model, times, &Place { main, rate: main.rate, gpu_bytes: 0.0, weights })
     })

@@ -1,6 +1,7 @@
 //! Layers whose remote experts lie in groups that all work at the same time, and decode steps of several
 //! requests at once.
 
+use crate::cost::quota::Pace;
 use crate::cost::slowest::{Path, Work, expected_slowest, slowest_of};
 use crate::cost::{LayerEvaluation, Replicas};
 use crate::plan::{Group, Plan, whole_bytes};
@@ -40,26 +41,35 @@ struct Step {
 }
 
 impl Model<'_> {
-    /// vCPUs of the main function of `plan`.
-    pub(crate) fn main_vcpus_in(&self, plan: &Plan) -> f64 {
-        plan.main_vcpus.unwrap_or_else(|| self.main_vcpus(plan.main_bytes))
+    /// How the main function of `plan` computes.
+    pub(crate) fn main_pace(&self, plan: &Plan) -> Pace {
+        self.pace(plan.main_vcpus.unwrap_or_else(|| self.main_vcpus(plan.main_bytes)))
     }
 
-    /// vCPUs of each function of `group`.
-    pub(crate) fn group_vcpus(&self, group: &Group) -> f64 {
-        group.vcpus.unwrap_or_else(|| self.remote_vcpus(group.memory_bytes))
+    /// How each function of `group` computes.
+    pub(crate) fn group_pace(&self, group: &Group) -> Pace {
+        self.pace(group.vcpus.unwrap_or_else(|| self.remote_vcpus(group.memory_bytes)))
     }
 
     /// The terms of `layer` when `plan` has groups; costs are left out.
     pub(crate) fn layer_in_groups(&self, layer: usize, plan: &Plan) -> LayerEvaluation {
         let model = &self.layers[layer];
-        let vcpus = self.main_vcpus_in(plan);
+        let vcpus = self.main_pace(plan).vcpus;
         let local = self.local_experts(layer, plan);
         let column = model.curve.column(vcpus);
         let prefill_of = |expert: &u32| model.curve.seconds(self.prefill_tokens(layer, *expert), column);
         let local_prefill: f64 = local.iter().map(prefill_of).sum();
         let replicas: Vec<Replicas> = plan.groups.iter().map(|group| self.replicas(layer, group)).collect();
         let remote_prefill = replicas.iter().map(Replicas::slowest).fold(0.0, f64::max);
+        let shared_prefill = self.shared(hosts(layer, plan), || {
+            let column = model.curve.column(1.0);
+            let of_main: f64 =
+                local.iter().map(|id| model.curve.seconds(self.prefill_tokens(layer, *id), column)).sum();
+            let curve = model.remote_curve();
+            let remote = plan.groups.iter().flat_map(|group| &group.experts[layer]);
+            let seconds = remote.map(|id| curve.seconds(self.prefill_tokens(layer, *id), curve.column(1.0)));
+            of_main + seconds.sum::<f64>()
+        });
         let step = self.step(layer, 1.0, plan, &local);
         let billed: f64 = plan.groups.iter().map(|group| self.group_step(layer, group)).sum();
         let called = replicas.iter().filter(|replicas| replicas.slowest() > 0.0).count() as f64;
@@ -67,7 +77,7 @@ impl Model<'_> {
             model.fixed(vcpus).plus(Seconds { prefill: called * self.send, step: step.calls * self.send });
         let all = |of: fn(&Replicas) -> &Vec<f64>| replicas.iter().flat_map(of).copied().collect();
         LayerEvaluation {
-            prefill: fixed.prefill + local_prefill.max(remote_prefill),
+            prefill: fixed.prefill + local_prefill.max(remote_prefill).max(shared_prefill),
             decode: fixed.step + step.seconds,
             local_prefill,
             remote_prefill,
@@ -99,7 +109,7 @@ impl Model<'_> {
 
     /// Seconds of one decode step of `rows` requests in all layers of `plan`.
     pub(crate) fn batch_step(&self, plan: &Plan, rows: f64) -> f64 {
-        let vcpus = self.main_vcpus_in(plan);
+        let vcpus = self.main_pace(plan).vcpus;
         let layers = self.layers.iter().enumerate().map(|(layer, model)| {
             let step = self.step(layer, rows, plan, &self.local_experts(layer, plan));
             model.fixed_step(vcpus, rows) + step.calls * self.send + step.seconds
@@ -111,14 +121,15 @@ impl Model<'_> {
         self.input * self.layers[layer].per_token() * self.shares[layer][expert as usize]
     }
 
-    fn local_experts(&self, layer: usize, plan: &Plan) -> Vec<u32> {
+    pub(crate) fn local_experts(&self, layer: usize, plan: &Plan) -> Vec<u32> {
         let remote = &plan.layers[layer].remote;
         let experts = 0..self.layers[layer].experts as u32;
         experts.filter(|expert| remote.binary_search(expert).is_err()).collect()
     }
 
     pub(crate) fn replicas(&self, layer: usize, group: &Group) -> Replicas {
-        Replicas::new(self, layer, &group.experts[layer], self.group_vcpus(group), group.replicas)
+        let vcpus = self.group_pace(group).vcpus;
+        Replicas::new(self, layer, &group.experts[layer], vcpus, group.replicas)
     }
 
     /// Seconds of one decode step that `group` works for one request in `layer`.
@@ -126,7 +137,7 @@ impl Model<'_> {
         let model = &self.layers[layer];
         let share = self.share_of(layer, &group.experts[layer]).min(1.0);
         let curve = model.remote_curve();
-        let one = curve.seconds(1.0, curve.column(self.group_vcpus(group))) + self.down;
+        let one = curve.seconds(1.0, curve.column(self.group_pace(group).vcpus)) + self.down;
         let called = 1.0 - (1.0 - share).powf(model.per_token());
         model.per_token() * share * one + called * self.round_trip()
     }
@@ -137,14 +148,14 @@ impl Model<'_> {
         let here = Part {
             experts: local,
             curve: &model.curve,
-            column: model.curve.column(self.main_vcpus_in(plan)),
+            column: model.curve.column(self.main_pace(plan).vcpus),
         };
         // Without groups the layer's own function is the only one.
         let own = &plan.layers[layer];
         let own = (plan.groups.is_empty() && !own.remote.is_empty())
             .then(|| (own.remote.as_slice(), self.remote_vcpus(own.memory_bytes)));
         let of_groups =
-            plan.groups.iter().map(|group| (group.experts[layer].as_slice(), self.group_vcpus(group)));
+            plan.groups.iter().map(|group| (group.experts[layer].as_slice(), self.group_pace(group).vcpus));
         let away: Vec<Part<'_>> = of_groups
             .chain(own)
             .filter(|(experts, _)| !experts.is_empty())
@@ -153,11 +164,24 @@ impl Model<'_> {
                 Part { experts, curve, column: curve.column(vcpus) }
             })
             .collect();
-        if rows > 1.0 {
-            self.step_of_many(layer, rows, &here, &away)
-        } else {
-            self.step_of_one(layer, &here, &away)
-        }
+        let step = match rows > 1.0 {
+            true => self.step_of_many(layer, rows, &here, &away),
+            false => self.step_of_one(layer, &here, &away),
+        };
+        let shared = self.shared(hosts(layer, plan), || {
+            let parts = away.iter().chain([&here]);
+            parts
+                .map(|part| self.work(layer, rows, &Part { column: part.curve.column(1.0), ..*part }).mean)
+                .sum()
+        });
+        Step { seconds: step.seconds.max(shared), ..step }
+    }
+
+    /// Seconds in which the cores of a machine that main function and `groups` share do what one core does in
+    /// so many; 0 where they do not share one.
+    pub(crate) fn shared(&self, groups: usize, seconds_of_one: impl FnOnce() -> f64) -> f64 {
+        let cores = self.problem.shared_cores.filter(|_| groups > 0);
+        cores.map_or(0.0, |cores| seconds_of_one() / cores)
     }
 
     fn step_of_one(&self, layer: usize, here: &Part<'_>, away: &[Part<'_>]) -> Step {
@@ -208,6 +232,11 @@ impl Model<'_> {
             }
         })
     }
+}
+
+/// How many groups host experts of `layer`.
+fn hosts(layer: usize, plan: &Plan) -> usize {
+    plan.groups.iter().filter(|group| !group.experts[layer].is_empty()).count()
 }
 
 /// With what probability any of `rows` tokens uses an expert that each of them uses with probability

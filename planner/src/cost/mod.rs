@@ -6,6 +6,7 @@ pub(crate) mod decode;
 pub(crate) mod groups;
 pub(crate) mod lpt;
 pub(crate) mod main_size;
+pub(crate) mod quota;
 pub(crate) mod running;
 pub(crate) mod slowest;
 pub(crate) mod stress;
@@ -13,7 +14,7 @@ pub(crate) mod stress;
 use crate::cost::decode::{expected_slower_path, remote_count_probabilities};
 use crate::cost::groups::GroupEvaluation;
 use crate::cost::lpt::{Replica, load_bound, longest_first};
-use crate::cost::running::{Bill, Life, Running};
+use crate::cost::running::{Bill, Life, Running, Times};
 use crate::plan::{Group, LayerPlan, Plan, whole_bytes};
 use crate::problem::model::{Model, Seconds};
 use crate::problem::sizes::{BYTE_SLACK, GB};
@@ -111,8 +112,9 @@ impl Model<'_> {
             false => (0..plan.layers.len()).map(|layer| self.layer_in_groups(layer, plan)).collect(),
         };
         let groups: Vec<GroupEvaluation> = plan.groups.iter().map(|group| self.group(group)).collect();
-        let prefill_seconds: f64 = layers.iter().map(|layer| layer.prefill).sum();
-        let step: f64 = layers.iter().map(|layer| layer.decode).sum();
+        let times = self.times(plan, &mut layers);
+        let prefill_seconds = times.prefill;
+        let step = times.steps[0];
         let decode_seconds = self.output * step;
         let seconds = prefill_seconds + decode_seconds;
         let main_rate = self.main_rate(plan);
@@ -120,7 +122,7 @@ impl Model<'_> {
             layer.main_cost = main_rate * (layer.prefill + self.output * layer.decode);
             layer.remote_cost = self.remote_cost(layer, part, seconds);
         }
-        let bill = self.bill(&self.running(plan, &layers, &groups));
+        let bill = self.bill(&self.running(plan, times, &layers, &groups));
         let mut evaluation = Evaluation {
             prefill_seconds,
             decode_seconds,
@@ -140,10 +142,28 @@ impl Model<'_> {
         evaluation
     }
 
-    /// What the cost of `plan` follows from.
-    fn running(&self, plan: &Plan, layers: &[LayerEvaluation], groups: &[GroupEvaluation]) -> Running {
+    /// How long the parts of a request take. What quotas add is spread over `layers`.
+    fn times(&self, plan: &Plan, layers: &mut [LayerEvaluation]) -> Times {
         let mut steps = vec![layers.iter().map(|layer| layer.decode).sum()];
         steps.extend(self.batches()[1..].iter().map(|rows| self.batch_step(plan, *rows)));
+        let quick = Times { prefill: layers.iter().map(|layer| layer.prefill).sum(), steps };
+        let mut times = quick.clone();
+        self.within_quotas(plan, &mut times);
+        for layer in layers.iter_mut().filter(|_| times != quick) {
+            layer.prefill *= longer(times.prefill, quick.prefill);
+            layer.decode *= longer(times.steps[0], quick.steps[0]);
+        }
+        times
+    }
+
+    /// What the cost of `plan` follows from.
+    fn running(
+        &self,
+        plan: &Plan,
+        times: Times,
+        layers: &[LayerEvaluation],
+        groups: &[GroupEvaluation],
+    ) -> Running {
         let of_layers = || plan.layers.iter().zip(layers);
         let rate = |part: &LayerPlan| self.cpu_price * part.memory_bytes / GB;
         let billed = |prefill: f64, step: f64| prefill + self.output * step;
@@ -172,8 +192,7 @@ impl Model<'_> {
             false => plan.groups.iter().map(|group| self.weight_bytes(&group.experts)).fold(0.0, f64::max),
         };
         Running {
-            prefill: layers.iter().map(|layer| layer.prefill).sum(),
-            steps,
+            times,
             main_rate: self.main_rate(plan),
             remote_rate,
             remote_bill,
@@ -231,7 +250,7 @@ impl Model<'_> {
         let model = &self.layers[layer];
         let shares = &self.shares[layer];
         let tokens = |expert: usize| self.input * model.per_token() * shares[expert];
-        let vcpus = self.main_vcpus_in(plan);
+        let vcpus = self.main_pace(plan).vcpus;
         let main = model.curve.column(vcpus);
         let fixed = model.fixed(vcpus);
         let is_local = |expert: &usize| part.remote.binary_search(&(*expert as u32)).is_err();
@@ -329,6 +348,11 @@ impl Model<'_> {
             found.unless_equal(&name("vcpus"), vcpus, range.nearest(vcpus));
         }
     }
+}
+
+/// How many times as long `seconds` is as `quick`; 1 where there is nothing to compare.
+fn longer(seconds: f64, quick: f64) -> f64 {
+    if quick > 0.0 { seconds / quick } else { 1.0 }
 }
 
 /// The violations found so far.

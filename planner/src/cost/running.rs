@@ -14,13 +14,41 @@ const LONG_RECORD: usize = 64;
 /// Slack of shares and utilisations.
 const SHARE_SLACK: f64 = 1e-9;
 
+/// Seconds of a prefill, and of one decode step at each of [`Model::batches`].
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Times {
+    pub(crate) prefill: f64,
+    pub(crate) steps: Vec<f64>,
+}
+
+impl Times {
+    pub(crate) fn none(batches: usize) -> Self {
+        Self { prefill: 0.0, steps: vec![0.0; batches] }
+    }
+
+    pub(crate) fn add(&mut self, prefill: f64, steps: impl Iterator<Item = f64>) {
+        self.prefill += prefill;
+        self.steps.iter_mut().zip(steps).for_each(|(sum, step)| *sum += step);
+    }
+
+    /// These and `prefill`, and what `step` takes with so many requests.
+    pub(crate) fn plus(&self, prefill: f64, step: impl Fn(f64) -> f64, batches: &[f64]) -> Self {
+        let steps = self.steps.iter().zip(batches).map(|(sum, rows)| sum + step(*rows));
+        Self { prefill: self.prefill + prefill, steps: steps.collect() }
+    }
+
+    /// The longer of these and `stretch` times `work`, time by time.
+    pub(crate) fn at_least(&mut self, work: &Self, stretch: f64) {
+        self.prefill = self.prefill.max(stretch * work.prefill);
+        self.steps.iter_mut().zip(&work.steps).for_each(|(step, work)| *step = step.max(stretch * work));
+    }
+}
+
 /// Functions that serve, by what their cost follows from.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Running {
-    /// Seconds of a request's prefill.
-    pub(crate) prefill: f64,
-    /// Seconds of one decode step at each of [`Model::batches`].
-    pub(crate) steps: Vec<f64>,
+    /// How long a request's parts take.
+    pub(crate) times: Times,
     /// Dollars per second of one main function.
     pub(crate) main_rate: f64,
     /// Dollars per second of all remote functions, where they are paid for as long as they exist.
@@ -126,11 +154,11 @@ impl Model<'_> {
 
     /// One request on functions that nothing else uses.
     fn bill_alone(&self, running: &Running) -> Bill {
-        let step = running.steps.first().copied().unwrap_or(0.0);
-        let seconds = running.prefill + self.output * step;
+        let step = running.times.steps.first().copied().unwrap_or(0.0);
+        let seconds = running.times.prefill + self.output * step;
         let mains = f64::from(self.problem.pricing.main_replicas);
         Bill {
-            ttft_seconds: running.prefill + self.problem.cold_start_seconds,
+            ttft_seconds: running.times.prefill + self.problem.cold_start_seconds,
             tpot_seconds: if self.output > 0.0 { step } else { 0.0 },
             main_cost: seconds * running.main_rate,
             remote_cost: seconds * running.remote_rate / mains + running.remote_bill,
@@ -141,8 +169,8 @@ impl Model<'_> {
     fn bill_alive(&self, running: &Running, arrivals: &Arrivals) -> Bill {
         let mains = self.problem.pricing.main_replicas;
         let service = Service {
-            prefill_seconds: running.prefill,
-            step_seconds: self.every_batch(&running.steps),
+            prefill_seconds: running.times.prefill,
+            step_seconds: self.every_batch(&running.times.steps),
             steps: self.output,
             concurrency: self.problem.request.concurrency.min(MOST_ROWS),
             mains,
@@ -153,7 +181,7 @@ impl Model<'_> {
         // Without any request there is nobody to share the cost.
         let each = |rate: f64| if per_second > 0.0 { found.share * rate / per_second } else { 0.0 };
         let wait_seconds = if found.saturated { 0.0 } else { found.wait_seconds };
-        let warm = running.prefill + self.problem.cold_start_seconds + wait_seconds;
+        let warm = found.first_token_seconds + self.problem.cold_start_seconds + wait_seconds;
         let sleeps = arrivals.idle_seconds.is_some();
         Bill {
             ttft_seconds: warm,

@@ -185,6 +185,14 @@ impl Problem {
                 return Err(FieldError::new("pricing.cpu_per_core_second", message));
             }
         }
+        if let Some(cores) = self.shared_cores {
+            between("shared_cores", cores, 1.0, MAX_VCPUS)?;
+        }
+        if self.cpu_quotas
+            && let Some((name, _)) = specs.iter().find(|(_, range)| range.is_none())
+        {
+            return Err(FieldError::new(*name, "is missing beside cpu_quotas; add which vCPUs there may be"));
+        }
         Ok(())
     }
 

@@ -57,6 +57,15 @@ pub struct Problem {
     pub starts: Option<Starts>,
     /// Sizes that functions may have.
     pub specs: Specs,
+    /// Whether less than one vCPU is a quota of time on a whole core, as containers have it: a function that
+    /// rests meanwhile computes as quickly as with one. Needs [`Specs::main_vcpus`] and
+    /// [`Specs::remote_vcpus`]; where it does not hold, functions compute at the speed of their vCPUs.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cpu_quotas: bool,
+    /// Cores of the machine that all functions run on, where it is one: groups that work at the same time share
+    /// them. Where absent, every function has its vCPUs to itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared_cores: Option<f64>,
     /// What was promised.
     pub slo: Slo,
     /// What the platform allows.

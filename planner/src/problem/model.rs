@@ -152,6 +152,14 @@ impl LayerModel {
         }
     }
 
+    /// What of that the main function's CPUs compute for `rows` tokens; nothing where a device does.
+    pub(crate) fn computing(&self, vcpus: f64, rows: f64) -> f64 {
+        match &self.rest {
+            Rest::Device(_) => 0.0,
+            Rest::Cpus { curve, .. } => curve.seconds(rows, curve.column(vcpus)),
+        }
+    }
+
     /// Whether the main function's part never takes longer with more memory.
     fn is_isotonic(&self) -> bool {
         let rest = match &self.rest {

@@ -35,6 +35,8 @@ fn problem(seed: u64) -> Problem {
         (problem.specs.main_vcpus, problem.specs.remote_vcpus) = (range(5.0), range(3.5));
         problem.pricing.cpu_per_core_second = Some(random.between(0.1, 1.0));
         problem.pricing.memory_per_gb_second = Some(random.between(0.05, 0.5));
+        problem.cpu_quotas = (seed / 2).is_multiple_of(2);
+        problem.shared_cores = (seed / 4).is_multiple_of(3).then_some(2.0);
     }
     tighten(&mut problem, [10.0, 1.0, 0.2, -0.1, -0.3][random.whole(0, 4) as usize]);
     if random.one_in(3) {

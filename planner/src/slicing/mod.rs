@@ -15,7 +15,7 @@ mod sturdy;
 mod table;
 
 use crate::answer::Remote;
-use crate::cost::running::{Bill, Running};
+use crate::cost::running::{Bill, Running, Times};
 use crate::cost::{Evaluation, Found as Limits, Violation};
 use crate::plan::{Group, LayerPlan, Plan};
 use crate::problem::ErrorFactor;
@@ -280,20 +280,21 @@ impl Slicing<'_, '_> {
         let model = self.model;
         let mains = model.main_options(model.main_needed(&candidate.counts));
         let (Some(main), Some(most)) = (mains.first(), mains.last()) else { return f64::INFINITY };
+        let most_vcpus = model.pace(most.vcpus).vcpus;
         let ways = (cut.slices * replicas as usize) as f64;
-        let remote_vcpus = model.remote_options(0.0).last().map_or(1.0, |sizing| sizing.vcpus);
+        let remote_vcpus =
+            model.pace(model.remote_options(0.0).last().map_or(1.0, |sizing| sizing.vcpus)).vcpus;
         let mut running = Running {
-            prefill: 0.0,
-            steps: vec![0.0; model.batches().len()],
+            times: Times::none(model.batches().len()),
             main_rate: model.gpu_rate + main.rate,
             remote_rate: 0.0,
             remote_bill: 0.0,
             start_seconds: 0.0,
         };
         for ((layer, table), count) in model.layers.iter().zip(self.tables).zip(&candidate.counts) {
-            let fixed = layer.fixed(most.vcpus);
+            let fixed = layer.fixed(most_vcpus);
             let (curve, remote_curve) = (&layer.curve, layer.remote_curve());
-            let (here, there) = (curve.column(most.vcpus), remote_curve.column(remote_vcpus));
+            let (here, there) = (curve.column(most_vcpus), remote_curve.column(remote_vcpus));
             let share = table.share[*count].min(1.0);
             let local = here.of(table.stay(*count));
             let away = there.of(table.away_at(*count)) + table.token_sum[*count] * model.down;
@@ -301,8 +302,8 @@ impl Slicing<'_, '_> {
                 layer.per_token() * share / cut.slices as f64
                     * (remote_curve.seconds(1.0, there) + model.down),
             );
-            running.prefill += fixed.prefill + local.max(away / ways);
-            running.steps.iter_mut().for_each(|sum| *sum += fixed.step + step);
+            let steps = std::iter::repeat(fixed.step + step);
+            running.times.add(fixed.prefill + local.max(away / ways), steps);
         }
         if candidate.counts.iter().any(|count| *count > 0) {
             let Some(groups) = self.groups(candidate, cut) else { return f64::INFINITY };

@@ -1,7 +1,8 @@
 //! The times of one arrangement of groups, for any pair of sizes.
 
 use crate::cost::groups::used;
-use crate::cost::running::Running;
+use crate::cost::quota::Pace;
+use crate::cost::running::{Running, Times};
 use crate::cost::slowest::{Path, Spread, Work, expected_slowest, slowest_of};
 use crate::plan::Plan;
 use crate::problem::curve::{Column, Curve};
@@ -115,8 +116,7 @@ impl<'m> Table<'m> {
     pub(crate) fn running(&self, quick: &Pair<'_>, cheap: &Pair<'_>) -> Running {
         let model = self.model;
         let mut running = Running {
-            prefill: 0.0,
-            steps: vec![0.0; self.batches.len()],
+            times: Times::none(self.batches.len()),
             main_rate: model.gpu_rate + cheap.main.rate,
             remote_rate: 0.0,
             remote_bill: 0.0,
@@ -124,9 +124,12 @@ impl<'m> Table<'m> {
         };
         let reserved = model.is_reserved();
         let mut billed = vec![0.0; if reserved { 0 } else { self.groups }];
+        let (main, remote) = (model.pace(quick.main.vcpus), model.pace(quick.remote_vcpus()));
         for layer in &self.layers {
-            layer.add(model, quick, &self.batches, &mut running, &mut billed);
+            let times = layer.times(model, (main, remote), &self.batches, &mut billed);
+            running.times.add(times.prefill, times.steps.into_iter());
         }
+        self.within_quotas(main, remote, &mut running.times);
         if reserved {
             let rates: f64 = cheap.remote.iter().map(|sizing| sizing.rate).sum();
             running.remote_rate = rates * f64::from(self.replicas);
@@ -135,6 +138,27 @@ impl<'m> Table<'m> {
                 billed.iter().zip(cheap.remote).map(|(seconds, sizing)| seconds * sizing.rate).sum();
         }
         running
+    }
+
+    /// `times`, no shorter than what the quota of any function allows.
+    fn within_quotas(&self, main: Pace, remote: Pace, times: &mut Times) {
+        if main.stretch > 1.0 {
+            let mut work = Times::none(self.batches.len());
+            for layer in &self.layers {
+                let own = layer.work_of_main(self.model, main, &self.batches);
+                work.add(own.prefill, own.steps.into_iter());
+            }
+            times.at_least(&work, main.stretch);
+        }
+        if remote.stretch > 1.0 {
+            let mut works = vec![Times::none(self.batches.len()); self.groups];
+            for (group, own) in self.layers.iter().flat_map(|layer| layer.work_of_groups(remote)) {
+                works[group].add(own.prefill, own.steps.into_iter());
+            }
+            for work in works {
+                times.at_least(&work, remote.stretch / f64::from(self.replicas));
+            }
+        }
     }
 }
 
@@ -228,16 +252,17 @@ impl<'m> Layer<'m> {
         })
     }
 
-    fn add(
+    /// How long the layer takes when main function and groups compute so; what groups work is added to `billed`.
+    fn times(
         &self,
         model: &Model<'_>,
-        quick: &Pair<'_>,
+        (main, remote): (Pace, Pace),
         batches: &[f64],
-        running: &mut Running,
         billed: &mut [f64],
-    ) {
+    ) -> Times {
+        let vcpus = main.vcpus;
         let (curve, remote_curve) = (&self.model.curve, self.model.remote_curve());
-        let (main, remote) = (curve.column(quick.main.vcpus), remote_curve.column(quick.remote_vcpus()));
+        let (main, remote) = (curve.column(vcpus), remote_curve.column(remote.vcpus));
         let mut slowest = at(main, &self.local);
         for bin in &self.bins {
             let seconds = at(remote, &bin.computing) + bin.way;
@@ -254,8 +279,7 @@ impl<'m> Layer<'m> {
             let called = 1.0 - (1.0 - share).powf(self.model.per_token());
             billed[*group] += model.output * (self.model.per_token() * share * away + called * trip);
         }
-        let fixed = self.model.fixed(quick.main.vcpus);
-        running.prefill += fixed.prefill + self.calls.0 * model.send + slowest;
+        let fixed = self.model.fixed(vcpus);
         let one = match &self.spread {
             Some(spread) => spread.slowest(here, away, trip),
             None => {
@@ -269,16 +293,58 @@ impl<'m> Layer<'m> {
                 expected_slowest(self.model.top_k, &paths)
             }
         };
-        running.steps[0] += fixed.step + self.calls.1[0] * model.send + one;
+        let (alone, remote_alone) = (curve.column(1.0), remote_curve.column(1.0));
+        let shared = model.shared(self.shares.len(), || {
+            let away: f64 = self.bins.iter().map(|bin| at(remote_alone, &bin.computing)).sum();
+            at(alone, &self.local) + away
+        });
+        let slowest = slowest.max(shared);
+        let shared = model.shared(self.shares.len(), || {
+            let away: f64 = self.shares.iter().map(|(_, share)| share).sum();
+            let (here, there) = (curve.seconds(1.0, alone), remote_curve.seconds(1.0, remote_alone));
+            self.model.per_token() * ((1.0 - away).max(0.0) * here + away * there)
+        });
+        let mut steps = vec![fixed.step + self.calls.1[0] * model.send + one.max(shared)];
         for (index, works) in self.batches.iter().enumerate() {
+            let shared = model.shared(self.shares.len(), || {
+                let columns = std::iter::once(alone).chain(std::iter::repeat(remote_alone));
+                works.iter().zip(columns).map(|(work, column)| at(column, &work.mean)).sum()
+            });
             let columns = std::iter::once(main).chain(std::iter::repeat(remote));
             let works = works.iter().zip(columns).map(|(work, column)| Work {
                 mean: at(column, &work.mean) + work.way,
                 variance: at(column, &work.deviation).powi(2),
             });
-            let fixed = self.model.fixed_step(quick.main.vcpus, batches[index + 1]);
-            running.steps[index + 1] += fixed + self.calls.1[index + 1] * model.send + slowest_of(works);
+            let fixed = self.model.fixed_step(vcpus, batches[index + 1]);
+            steps.push(fixed + self.calls.1[index + 1] * model.send + slowest_of(works).max(shared));
         }
+        Times { prefill: fixed.prefill + self.calls.0 * model.send + slowest, steps }
+    }
+
+    /// What the main function computes of it.
+    fn work_of_main(&self, model: &Model<'_>, pace: Pace, batches: &[f64]) -> Times {
+        let column = self.model.curve.column(pace.vcpus);
+        let rest = |rows: f64| self.model.computing(pace.vcpus, rows);
+        let share = (1.0 - self.shares.iter().map(|(_, share)| share).sum::<f64>()).max(0.0);
+        let one = self.model.per_token() * share * self.model.curve.seconds(1.0, column);
+        let many = self.batches.iter().map(|works| at(column, &works[0].mean));
+        let steps =
+            std::iter::once(one).chain(many).zip(batches).map(|(experts, rows)| experts + rest(*rows));
+        Times { prefill: at(column, &self.local) + rest(model.input), steps: steps.collect() }
+    }
+
+    /// What all functions of every group that it calls compute of it, by the groups' numbers.
+    fn work_of_groups(&self, pace: Pace) -> impl Iterator<Item = (usize, Times)> {
+        let curve = self.model.remote_curve();
+        let column = curve.column(pace.vcpus);
+        let expert = curve.seconds(1.0, column);
+        self.shares.iter().enumerate().map(move |(index, (group, share))| {
+            let bins = self.bins.iter().filter(|bin| bin.group == *group);
+            let many = self.batches.iter().map(|works| at(column, &works[index + 1].mean));
+            let steps = std::iter::once(self.model.per_token() * share * expert).chain(many);
+            let prefill = bins.map(|bin| at(column, &bin.computing)).sum();
+            (*group, Times { prefill, steps: steps.collect() })
+        })
     }
 }
 

@@ -32,6 +32,8 @@ pub(crate) struct Observed {
     /// Per main.
     pub(crate) in_flight: f64,
     pub(crate) service_seconds: f64,
+    /// From a slot to the first token.
+    pub(crate) first_token_seconds: f64,
     pub(crate) tpot_seconds: f64,
     pub(crate) wait_seconds: f64,
 }
@@ -60,6 +62,7 @@ struct Totals {
     done: f64,
     waited: f64,
     served: f64,
+    to_first: f64,
     decoded: f64,
     decoded_steps: f64,
     alive: f64,
@@ -116,6 +119,7 @@ impl Engine {
             if !stays {
                 totals.done += 1.0;
                 totals.served += now - request.began;
+                totals.to_first += request.first_token - request.began;
                 totals.decoded += now - request.first_token;
                 totals.decoded_steps += request.steps as f64;
             }
@@ -207,6 +211,7 @@ pub(crate) fn observe(setting: &Setting, requests: usize, seed: u64) -> Observed
         cold_wait_seconds: totals.cold_wait / totals.cold.max(1.0),
         in_flight: totals.slot_seconds / span / setting.mains as f64,
         service_seconds: totals.served / totals.done,
+        first_token_seconds: totals.to_first / totals.done,
         tpot_seconds: totals.decoded / totals.decoded_steps.max(1.0),
         wait_seconds: totals.waited / totals.done,
     }

@@ -1,0 +1,87 @@
+//! What quotas of CPU time and shared cores add to the times of functions that each compute by themselves.
+//!
+//! A quota below one vCPU is one of time, not of speed: a function computes on a whole core until its part of a
+//! period is used up, and rests until the next one begins. One that rests anyway, because it waits for others, is as
+//! quick as with a whole core; one that always computes is slowed down to its share.
+
+use crate::cost::groups::used;
+use crate::cost::running::Times;
+use crate::plan::{Group, Plan};
+use crate::problem::curve::Curve;
+use crate::problem::model::Model;
+
+/// How a function computes with its vCPUs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Pace {
+    /// The vCPUs whose speed it has while it computes.
+    pub(crate) vcpus: f64,
+    /// Seconds that pass per second of computing, where it computes all the time.
+    pub(crate) stretch: f64,
+}
+
+impl Model<'_> {
+    /// How a function with `vcpus` computes.
+    pub(crate) fn pace(&self, vcpus: f64) -> Pace {
+        match self.problem.cpu_quotas && vcpus < 1.0 {
+            true => Pace { vcpus: 1.0, stretch: 1.0 / vcpus },
+            false => Pace { vcpus, stretch: 1.0 },
+        }
+    }
+
+    /// `times` of `plan`, no shorter than what the quota of any function allows.
+    pub(crate) fn within_quotas(&self, plan: &Plan, times: &mut Times) {
+        if !self.problem.cpu_quotas {
+            return;
+        }
+        let main = self.main_pace(plan);
+        if main.stretch > 1.0 {
+            times.at_least(&self.work_of_main(plan, main), main.stretch);
+        }
+        for group in &plan.groups {
+            let pace = self.group_pace(group);
+            if pace.stretch > 1.0 {
+                times.at_least(&self.work_of(group, pace), pace.stretch);
+            }
+        }
+    }
+
+    /// What the main function computes.
+    fn work_of_main(&self, plan: &Plan, pace: Pace) -> Times {
+        let batches = self.batches();
+        let mut work = Times::none(batches.len());
+        for (layer, model) in self.layers.iter().enumerate() {
+            let rest = |rows: f64| model.computing(pace.vcpus, rows);
+            let experts = self.work_of_experts(layer, &self.local_experts(layer, plan), &model.curve, pace);
+            let steps = batches.iter().zip(&experts.steps).map(|(rows, experts)| rest(*rows) + experts);
+            work.add(rest(self.input) + experts.prefill, steps);
+        }
+        work
+    }
+
+    /// What one of the functions of `group` computes.
+    fn work_of(&self, group: &Group, pace: Pace) -> Times {
+        let mut work = Times::none(self.batches().len());
+        let functions = f64::from(group.replicas.max(1));
+        for (layer, model) in self.layers.iter().enumerate() {
+            let all = self.work_of_experts(layer, &group.experts[layer], model.remote_curve(), pace);
+            work.add(all.prefill / functions, all.steps.iter().map(|step| step / functions));
+        }
+        work
+    }
+
+    /// Seconds of computing `experts` of `layer`.
+    fn work_of_experts(&self, layer: usize, experts: &[u32], curve: &Curve, pace: Pace) -> Times {
+        let column = curve.column(pace.vcpus);
+        let per_token = self.layers[layer].per_token();
+        let share = |expert: &u32| self.shares[layer][*expert as usize];
+        let step = |rows: &f64| {
+            let each = experts.iter().map(|expert| used(*rows, per_token * share(expert)));
+            each.map(|(used, tokens)| used * curve.seconds(tokens, column)).sum()
+        };
+        let prefill = experts.iter().map(|expert| self.input * per_token * share(expert));
+        Times {
+            prefill: prefill.map(|tokens| curve.seconds(tokens, column)).sum(),
+            steps: self.batches().iter().map(step).collect(),
+        }
+    }
+}

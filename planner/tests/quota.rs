@@ -1,0 +1,153 @@
+//! Quotas of CPU time: expected decode steps against functions that run out of their part of a period and wait for
+//! the next one, call by call.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod generate;
+
+use generate::Random;
+use remoe_planner::{PlanDraft, Problem, evaluate};
+use serde_json::json;
+
+const PERIOD_NANOS: u64 = 100_000_000;
+
+/// One function under a quota: what is left of the period that it is in.
+struct Function {
+    vcpus: f64,
+    phase: u64,
+    period: u64,
+    left: u64,
+}
+
+impl Function {
+    fn new(vcpus: f64, random: &mut Random) -> Self {
+        Self { vcpus, phase: random.whole(0, PERIOD_NANOS), period: u64::MAX, left: 0 }
+    }
+
+    /// When it has computed for `seconds`, from `now` on.
+    fn compute(&mut self, mut now: u64, seconds: f64) -> u64 {
+        let mut needed = (seconds * 1e9) as u64;
+        loop {
+            let period = (now + self.phase) / PERIOD_NANOS;
+            if period != self.period {
+                self.period = period;
+                self.left = (self.vcpus.min(1.0) * PERIOD_NANOS as f64) as u64;
+            }
+            let end = (period + 1) * PERIOD_NANOS - self.phase;
+            let ran = needed.min(self.left).min(end - now);
+            (needed, self.left) = (needed - ran, self.left - ran);
+            if needed == 0 {
+                return now + ran;
+            }
+            now = end;
+        }
+    }
+}
+
+/// A request whose every step calls one function after the other.
+struct Scene {
+    main_vcpus: f64,
+    group_vcpus: f64,
+    /// Seconds of the main function in every layer.
+    main_seconds: f64,
+    /// The layer's expert: its group, its seconds.
+    layers: Vec<(usize, f64)>,
+    groups: usize,
+    trip_seconds: f64,
+}
+
+impl Scene {
+    fn random(random: &mut Random) -> Self {
+        let groups = random.whole(1, 4) as usize;
+        let seconds = |random: &mut Random| 10f64.powf(random.between(-4.0, -2.0));
+        let expert = seconds(random);
+        Self {
+            main_vcpus: [0.25, 0.4, 0.7, 1.0][random.whole(0, 3) as usize],
+            group_vcpus: [0.1, 0.2, 0.4, 0.7][random.whole(0, 3) as usize],
+            main_seconds: seconds(random),
+            layers: (0..4).map(|layer| (layer % groups, expert * random.between(0.8, 1.2))).collect(),
+            groups,
+            trip_seconds: 10f64.powf(random.between(-5.0, -3.5)),
+        }
+    }
+
+    fn simulated(&self, random: &mut Random) -> f64 {
+        const STEPS: u32 = 1000;
+        let mut main = Function::new(self.main_vcpus, random);
+        let mut groups: Vec<Function> =
+            (0..self.groups).map(|_| Function::new(self.group_vcpus, random)).collect();
+        let mut now = PERIOD_NANOS;
+        for _ in 0..STEPS {
+            for (group, seconds) in &self.layers {
+                now = main.compute(now, self.main_seconds);
+                now = groups[*group].compute(now, *seconds) + (self.trip_seconds * 1e9) as u64;
+            }
+        }
+        (now - PERIOD_NANOS) as f64 / 1e9 / f64::from(STEPS)
+    }
+
+    fn expected(&self, cpu_quotas: bool) -> f64 {
+        let profile = |seconds: f64| json!({"vcpus": [0.1, 1.0], "tokens": [1.0], "seconds": [[10.0 * seconds, seconds]]});
+        let layer = |(_, seconds): &(usize, f64)| {
+            json!({
+                "experts": 2, "top_k": 1, "expert_bytes": 1e8, "nonexpert_bytes": 1e8, "kv_bytes_per_token": 0.0,
+                "nonexpert_prefill_seconds": {"base": 0.0, "per_token": 0.0}, "nonexpert_decode_seconds": 0.0,
+                "expert_seconds": profile(*seconds), "cpu_nonexpert_seconds": profile(self.main_seconds),
+            })
+        };
+        let sizes = json!({"min_bytes": 1e8, "max_bytes": 1e10, "step_bytes": 1e8});
+        let vcpus = |vcpus: f64| json!({"min": vcpus, "max": vcpus, "step": 1.0});
+        let problem = json!({
+            "device": "cpu",
+            "request": {"input_tokens": 1.0, "output_tokens": 100.0},
+            "prediction": self.layers.iter().map(|_| [1.0, 0.0]).collect::<Vec<_>>(),
+            "layers": self.layers.iter().map(layer).collect::<Vec<_>>(),
+            "token_bytes": 1.0, "head_bytes": 0.0, "runtime_bytes": 0.0, "function_bytes": 0.0,
+            "transport": {
+                "token_bytes_up": 1.0, "token_bytes_down": 1.0, "bytes_per_second": 1e12,
+                "invoke_seconds": self.trip_seconds,
+            },
+            "swap_seconds": {"base": 0.0, "per_token": 0.0},
+            "cold_start_seconds": 0.0,
+            "pricing": {"cpu_per_core_second": 1.0, "memory_per_gb_second": 0.1, "billing": "reserved"},
+            "specs": {
+                "main": sizes, "remote": sizes,
+                "main_vcpus": vcpus(self.main_vcpus), "remote_vcpus": vcpus(self.group_vcpus),
+            },
+            "cpu_quotas": cpu_quotas,
+            "slo": {"ttft_seconds": 1e3, "tpot_seconds": 1e3},
+            "limits": {"max_replicas": 1, "max_groups": 4},
+        });
+        let problem = Problem::from_json(&problem.to_string()).unwrap();
+        let hosted = |group: usize| {
+            let own = self.layers.iter().enumerate().filter(|(_, (host, _))| *host == group);
+            own.map(|(layer, _)| format!("{layer}:0")).collect::<Vec<_>>().join(",")
+        };
+        let groups: Vec<_> = (0..self.groups)
+            .map(|group| json!({"experts": hosted(group), "memory_bytes": 1e9, "vcpus": self.group_vcpus}))
+            .collect();
+        let plan = json!({"main_bytes": 1e9, "main_vcpus": self.main_vcpus, "groups": groups}).to_string();
+        let plan = PlanDraft::from_json(&plan).unwrap();
+        evaluate(&problem, &plan, false).unwrap().tpot_seconds
+    }
+}
+
+#[test]
+fn a_step_takes_as_long_as_functions_that_run_out_of_their_quotas() {
+    let random = &mut Random::new(11);
+    let scenes: Vec<Scene> = (0..300).map(|_| Scene::random(random)).collect();
+    let ratios = scenes.iter().map(|scene| scene.simulated(random) / scene.expected(true));
+    let mut ratios: Vec<f64> = ratios.collect();
+    ratios.sort_by(f64::total_cmp);
+    // Functions whose periods meet badly take longer; a last period may be begun and not paid for.
+    assert!(
+        ratios[0] > 0.95 && ratios[ratios.len() - 1] < 1.15,
+        "{} to {}",
+        ratios[0],
+        ratios[ratios.len() - 1]
+    );
+    assert!((ratios[ratios.len() / 2] - 1.0).abs() < 0.005, "median {}", ratios[ratios.len() / 2]);
+    // Speeds instead of quotas would be wrong: most of these functions rest most of the time.
+    let slow = scenes.iter().filter(|scene| scene.expected(false) > 1.2 * scene.expected(true)).count();
+    assert!(slow > 100, "{slow}");
+}
