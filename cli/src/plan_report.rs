@@ -182,7 +182,7 @@ fn sturdiness(sturdy: &Sturdiness) -> String {
 }
 
 /// All ways beside each other, and the answer in a sentence.
-fn verdict(verdict: &Verdict) -> String {
+pub(crate) fn verdict(verdict: &Verdict) -> String {
     let rows = verdict.rivals.iter().map(|rival| {
         let shown = |value: Option<f64>, how: fn(f64) -> String| value.map_or_else(String::new, how);
         vec![
@@ -420,6 +420,7 @@ fn flag(remedy: &Remedy) -> String {
         "tpot" => time("--tpot"),
         "mem" => size("--remote-memory-mb"),
         "main" => size("--main-memory-mb"),
+        "mains" => format!("{} main functions", remedy.at_least),
         limit => format!("a {} of {}", limit_name(limit), amount(limit, remedy.at_least)),
     }
 }

@@ -186,7 +186,7 @@ fn errors_name_the_field() {
         ("nonsense", ""),
         ("[]", ""),
         (r#"{"plan":[[]]}"#, ""),
-        (r#"{"layers":3}"#, ""),
+        (r#"{"layers":3}"#, "layers"),
         (r#"{"layers":[{"layer":2,"remote":[0]}]}"#, "layers[0].layer"),
         (r#"{"layers":[{"layer":1,"remote":[0]},{"layer":1,"remote":[1]}]}"#, "layers[1].layer"),
         (r#"{"layers":[{"layer":1,"remote":[0]},{"remote":[1]}]}"#, "layers"),
@@ -247,5 +247,19 @@ proptest! {
             prop_assert_eq!(&hosted, &placement.remote());
             prop_assert_eq!(&parse_listing(&format_listing(&hosted)).unwrap(), &hosted);
         }
+    }
+}
+
+#[test]
+fn bytes_are_any_number_and_what_is_wrong_is_named() {
+    let model = model(&[(0, 4)]);
+    let plan = |bytes: &str| format!(r#"{{"groups":[{{"experts":"0:1","memory_bytes":{bytes}}}]}}"#);
+    for (bytes, whole) in [("1.5e9", 1_500_000_000), ("1000.25", 1001), ("7", 7)] {
+        let placement = Placement::from_plan(&model, &plan(bytes)).unwrap();
+        assert_eq!(placement.processes()[0].memory_bytes, Some(whole));
+    }
+    for bytes in ["-1", "1e16", "\"1GB\""] {
+        let error = Placement::from_plan(&model, &plan(bytes)).unwrap_err();
+        assert_eq!(error.field, "groups[0].memory_bytes", "{error}");
     }
 }

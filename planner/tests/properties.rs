@@ -487,3 +487,37 @@ fn sturdy_plans_stand_wrong_figures_no_worse() {
     }
     assert!(with_groups >= 8 && sturdier >= 1, "{with_groups} {sturdier}");
 }
+
+/// With what an answer without a plan asks for there is one, whatever else it lays bare.
+#[test]
+fn remedies_are_enough() {
+    let raise =
+        |range: &mut remoe_planner::SizeRange, bytes: f64| range.max_bytes = range.max_bytes.max(bytes);
+    let (mut asked, mut enough) = (0, 0);
+    for seed in 0..80 {
+        let mut problem = small_problem(seed, 1 + (seed % 3) as usize);
+        if seed % 2 == 0 {
+            problem.limits.max_groups = Some(2);
+        }
+        if seed % 5 == 0 {
+            problem.specs.main.max_bytes = problem.specs.main.min_bytes * 1.2;
+        }
+        let Err(PlanError::Infeasible(why)) = solve(&problem, None, &Options::default()) else { continue };
+        asked += 1;
+        for remedy in &why.remedy {
+            let value = remedy.at_least * (1.0 + 1e-9);
+            match remedy.field.as_str() {
+                "slo.ttft_seconds" => problem.slo.ttft_seconds = value,
+                "slo.tpot_seconds" => problem.slo.tpot_seconds = value,
+                "limits.gpu_bytes" => problem.limits.gpu_bytes = Some(value),
+                "limits.payload_bytes" => problem.limits.payload_bytes = Some(value),
+                "specs.main.max_bytes" => raise(&mut problem.specs.main, value),
+                "specs.remote.max_bytes" => raise(&mut problem.specs.remote, value),
+                other => panic!("{other}"),
+            }
+        }
+        enough += usize::from(solved(&problem, &Options::default()).is_some());
+    }
+    assert!(asked >= 20, "{asked}");
+    assert_eq!(enough, asked, "remedies that were enough, of {asked}");
+}

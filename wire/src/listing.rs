@@ -40,10 +40,10 @@ pub fn format_listing(layers: &[LayerExperts]) -> String {
     parts.join(",")
 }
 
-/// Reads what [`format_listing`] writes; layers and experts come out ascending, without duplicates.
+/// Reads what [`format_listing`] writes; layers and experts come out ascending.
 ///
 /// # Errors
-/// The first part that is not of the form.
+/// The first part that is not of the form, or lists an expert twice.
 pub fn parse_listing(text: &str) -> Result<Vec<LayerExperts>, ListingError> {
     let mut layers: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
     let mut current = None;
@@ -53,7 +53,7 @@ pub fn parse_listing(text: &str) -> Result<Vec<LayerExperts>, ListingError> {
         let error = || {
             refused("is not of the form LAYER:ID, LAYER:FIRST-LAST or a further ID of the layer before it")
         };
-        let number = |digits: &str| digits.parse::<u32>().ok().filter(|&id| id <= MAX_ID);
+        let number = |digits: &str| digits.trim().parse::<u32>().ok().filter(|&id| id <= MAX_ID);
         let range = match part.split_once(':') {
             Some((layer, range)) => {
                 current = Some(number(layer).ok_or_else(error)?);
@@ -71,7 +71,11 @@ pub fn parse_listing(text: &str) -> Result<Vec<LayerExperts>, ListingError> {
         if listed > MAX_EXPERTS {
             return Err(refused("is one expert too many: at most 262144 can be listed"));
         }
-        layers.entry(layer).or_default().extend(first..=last);
+        let known = layers.entry(layer).or_default();
+        if known.range(first..=last).next().is_some() {
+            return Err(refused("lists an expert twice"));
+        }
+        known.extend(first..=last);
     }
     Ok(layers
         .into_iter()
@@ -95,6 +99,7 @@ mod tests {
         assert_eq!(text, "1:6-7,2:0,5-7,9:3");
         assert_eq!(parse_listing(&text).unwrap(), layers);
         assert_eq!(parse_listing("").unwrap(), vec![]);
+        assert_eq!(parse_listing(" 1: 6 - 7, 2:0,5-7 ,9:3").unwrap(), layers);
     }
 
     #[test]
@@ -123,6 +128,7 @@ mod tests {
             ("1:2,x-3", "x-3"),
             ("1:7-2", "1:7-2"),
             ("1:0-4000000000", "1:0-4000000000"),
+            ("1:0-3,7,2", "2"),
         ] {
             assert_eq!(parse_listing(text).unwrap_err().part, part);
         }

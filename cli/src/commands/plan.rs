@@ -188,6 +188,9 @@ impl Command<'_> {
                     json::print(&serde_json::json!({ "infeasible": why }))?;
                 }
                 print_error(&plan_report::infeasible(&why, args.problem.is_some()));
+                if let Some(verdict) = why.verdict.as_ref().filter(|_| !self.as_json) {
+                    writeln!(anstream::stdout().lock(), "{}", plan_report::verdict(verdict))?;
+                }
                 Ok(ExitCode::from(Code::Infeasible as u8))
             }
             Err(PlanError::Problem(error)) => Err(in_file(error, args.problem.as_deref())),

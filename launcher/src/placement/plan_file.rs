@@ -3,7 +3,8 @@
 use super::{Group, MoeLayer, Placement, PlacementError, RemoteSet, check_replicas};
 use remoe_wire::parse_listing;
 use remoe_wire::v1::LayerExperts;
-use serde::Deserialize;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -21,6 +22,7 @@ struct PlanLayer {
     layer: Option<u32>,
     remote: Vec<u32>,
     replicas: Option<u32>,
+    #[serde(default, deserialize_with = "whole_bytes")]
     memory_bytes: Option<u64>,
 }
 
@@ -29,8 +31,21 @@ struct PlanGroup {
     /// A listing: `1:0-3,2:7`.
     experts: String,
     replicas: Option<u32>,
+    #[serde(default, deserialize_with = "whole_bytes")]
     memory_bytes: Option<u64>,
     vcpus: Option<f64>,
+}
+
+/// Bytes as any JSON number, rounded up: `1.5e9` is one.
+fn whole_bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    match Option::<f64>::deserialize(deserializer)? {
+        None => Ok(None),
+        // In range, so that the conversion is exact.
+        Some(bytes) if (0.0..=1e15).contains(&bytes) => Ok(Some(bytes.ceil() as u64)),
+        Some(bytes) => {
+            Err(D::Error::custom(format!("is {bytes}, expected a number of bytes from 0 to 1e15")))
+        }
+    }
 }
 
 /// The group (by index) that hosts each expert (by layer id and expert id) that is in one.
@@ -45,7 +60,11 @@ pub(super) fn read(model: &[MoeLayer], json: &str) -> Result<Placement, Placemen
     if !plan.is_object() {
         return Err(PlacementError::new("", "is not a plan: no JSON object"));
     }
-    let plan: PlanFile = serde_json::from_value(plan).map_err(not_json)?;
+    let plan: PlanFile = serde_path_to_error::deserialize(plan).map_err(|error| {
+        let at = error.path().to_string();
+        // A path of `.` is the plan itself.
+        PlacementError::new(if at == "." { String::new() } else { at }, error.into_inner().to_string())
+    })?;
     let by_position = by_position(model, &plan)?;
     let mut grouped = Grouped::new();
     let mut groups = Vec::with_capacity(plan.groups.len());

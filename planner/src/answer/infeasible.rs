@@ -1,5 +1,6 @@
 //! The answer that no plan keeps every limit: which one fails, by how much, and what would help.
 
+use crate::answer::remedy::Remedy;
 use crate::answer::words::{amount, limit_name, rounded_up};
 use crate::cost::{Evaluation, Violation};
 use crate::plan::{LayerPlan, Plan, whole_bytes};
@@ -7,6 +8,7 @@ use crate::preallocation::WorstCase;
 use crate::problem::model::Model;
 use crate::search::selection::Candidate;
 use crate::search::tables::LayerTable;
+use crate::verdict::Verdict;
 use serde::Serialize;
 
 /// The limit that fails at the pair of remote ratio and main size that comes closest.
@@ -26,6 +28,9 @@ pub struct Infeasible {
     /// prediction.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub worst_case: bool,
+    /// Every way to serve the model, and what keeps each out; absent where the search was not begun.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<Verdict>,
 }
 
 /// A remote ratio and a main size.
@@ -36,15 +41,6 @@ pub struct Pair {
     /// The main function's memory.
     #[serde(serialize_with = "whole_bytes")]
     pub main_bytes: f64,
-}
-
-/// A field of the problem that must be raised.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Remedy {
-    /// Its name.
-    pub field: String,
-    /// To this, at least.
-    pub at_least: f64,
 }
 
 impl Infeasible {
@@ -75,21 +71,6 @@ impl Infeasible {
     }
 }
 
-impl Remedy {
-    /// The limit that it raises, as in [`Violation`].
-    #[must_use]
-    pub fn limit(&self) -> &'static str {
-        match self.field.as_str() {
-            "slo.ttft_seconds" => "ttft",
-            "slo.tpot_seconds" => "tpot",
-            "limits.gpu_bytes" => "gpu",
-            "limits.payload_bytes" => "payload",
-            "specs.remote.max_bytes" => "mem",
-            _ => "main",
-        }
-    }
-}
-
 impl std::fmt::Display for Infeasible {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.with_remedies(|remedy| {
@@ -114,6 +95,7 @@ pub(crate) fn device_too_small(model: &Model<'_>) -> Option<Infeasible> {
         allowed,
         remedy: vec![Remedy { field: "limits.gpu_bytes".to_owned(), at_least: model.gpu_bytes }],
         worst_case: false,
+        verdict: None,
     })
 }
 
@@ -147,6 +129,7 @@ pub(crate) fn worst_case(model: &Model<'_>, candidates: &[Candidate]) -> Option<
             allowed: largest,
             remedy: vec![Remedy { field: "specs.main.max_bytes".to_owned(), at_least: needed }],
             worst_case: false,
+            verdict: None,
         }),
         (None, None) => no_room(model, candidates),
     }
@@ -163,7 +146,15 @@ fn too_slow(model: &Model<'_>, at: Pair, times: (f64, f64)) -> Infeasible {
     let remedy = missed.map(|(_, field, value, _)| Remedy { field: (*field).to_owned(), at_least: *value });
     let (limit, _, value, allowed) =
         if tpot / model.tpot_limit > ttft / model.ttft_limit { limits[1] } else { limits[0] };
-    Infeasible { limit: limit.to_owned(), at, value, allowed, remedy: remedy.collect(), worst_case: false }
+    Infeasible {
+        limit: limit.to_owned(),
+        at,
+        value,
+        allowed,
+        remedy: remedy.collect(),
+        worst_case: false,
+        verdict: None,
+    }
 }
 
 /// No remote set fits: the layer that comes closest at the smallest ratio.
@@ -187,6 +178,7 @@ fn no_room(model: &Model<'_>, candidates: &[Candidate]) -> Option<Infeasible> {
         allowed,
         remedy: vec![Remedy { field: "specs.remote.max_bytes".to_owned(), at_least: value }],
         worst_case: false,
+        verdict: None,
     })
 }
 
@@ -211,25 +203,14 @@ pub(crate) fn on_prediction(
                 at: Pair { i: candidate.i, main_bytes: plan.main_bytes },
                 value: worst.value,
                 allowed: worst.allowed,
-                remedy: missed.iter().filter_map(remedy).collect(),
+                remedy: missed.iter().filter_map(|violation| Remedy::of(model, violation)).collect(),
                 worst_case: false,
+                verdict: None,
             };
             best = Some((strain(worst), found));
         }
     }
     best.map(|(_, found)| found)
-}
-
-fn remedy(violation: &Violation) -> Option<Remedy> {
-    let field = match violation.limit.trim_end_matches(|c: char| c.is_ascii_digit()) {
-        "ttft" => "slo.ttft_seconds",
-        "tpot" => "slo.tpot_seconds",
-        "main" => "specs.main.max_bytes",
-        "mem" => "specs.remote.max_bytes",
-        "payload" => "limits.payload_bytes",
-        _ => return None,
-    };
-    Some(Remedy { field: field.to_owned(), at_least: violation.value })
 }
 
 fn largest_plan(model: &Model<'_>, tables: &[LayerTable], candidate: &Candidate) -> Plan {

@@ -4,12 +4,14 @@ pub(crate) mod explain;
 pub(crate) mod hysteresis;
 pub(crate) mod infeasible;
 pub(crate) mod plans;
+pub(crate) mod remedy;
 pub(crate) mod words;
 
 use crate::answer::explain::{Explanation, explain};
 use crate::answer::hysteresis::{Change, decide};
 use crate::answer::infeasible::{Infeasible, device_too_small, on_prediction, worst_case};
 use crate::answer::plans::{Effort, Inputs};
+use crate::answer::remedy::sufficient;
 use crate::cost::baselines::Baselines;
 use crate::cost::stress::all_violations;
 use crate::cost::{Evaluation, Violation};
@@ -174,6 +176,20 @@ pub fn solve(
     if options.remote == Remote::Always {
         problem.check_room().map_err(PlanError::Problem)?;
     }
+    match attempt(problem, previous, options) {
+        Err(PlanError::Infeasible(mut why)) => {
+            let simple = Options { sturdy: 0.0, turns: false, ..*options };
+            sufficient(problem, &mut why, |raised| match attempt(raised, None, &simple) {
+                Err(PlanError::Infeasible(why)) => Some(why.remedy),
+                _ => None,
+            });
+            Err(PlanError::Infeasible(why))
+        }
+        answer => answer,
+    }
+}
+
+fn attempt(problem: &Problem, previous: Option<&PlanDraft>, options: &Options) -> Result<Answer, PlanError> {
     let model = Model::with_prediction(problem).map_err(PlanError::Problem)?;
     let factors = options.robust.then(|| factors(problem)).transpose().map_err(PlanError::Problem)?;
     let previous = previous.map(|draft| model.plan(draft)).transpose().map_err(PlanError::Plan)?;
@@ -237,7 +253,9 @@ pub fn solve(
             }
         }
         (None, _) => {
-            return Err(no_plan(&model, &tables, &candidates, options.remote, violations));
+            let mut why = no_plan(&model, &tables, &candidates, options.remote, violations);
+            why.verdict = Some(verdict);
+            return Err(PlanError::Infeasible(Box::new(why)));
         }
     };
     Ok(Answer {
@@ -307,13 +325,13 @@ fn no_plan(
     candidates: &[Candidate],
     remote: Remote,
     violations: impl Fn(&Plan, &Evaluation) -> Vec<Violation>,
-) -> PlanError {
+) -> Infeasible {
     let mut ratios = by_ratio(model);
     ratios.retain(|candidate| remote.allows(model, &candidate.counts));
     // Without remote experts the worst case is not asked for.
     let in_the_worst_case = (remote != Remote::Never).then(|| worst_case(model, &ratios)).flatten();
     let why = in_the_worst_case.or_else(|| on_prediction(model, tables, candidates, violations));
-    PlanError::Infeasible(Box::new(why.unwrap_or_else(|| Infeasible::unknown(model))))
+    why.unwrap_or_else(|| Infeasible::unknown(model))
 }
 
 fn factors(problem: &Problem) -> Result<&[ErrorFactor], FieldError> {

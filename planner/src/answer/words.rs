@@ -12,6 +12,7 @@ pub fn limit_name(limit: &str) -> String {
         "load" => "share of what the main functions can serve".to_owned(),
         "cold_ttft" => "time to first token of a cold request".to_owned(),
         "cold_share" => "share of cold requests".to_owned(),
+        "mains" => "number of main functions".to_owned(),
         "mem_group" => format!("memory of group {layer}"),
         "payload_group" => format!("payload of group {layer}"),
         "z_group" => format!("replicas of group {layer}"),
@@ -35,7 +36,7 @@ pub fn amount(limit: &str, value: f64) -> String {
     match limit.trim_end_matches(|c: char| c.is_ascii_digit()) {
         "ttft" | "tpot" | "cold_ttft" => seconds(value),
         "load" | "cold_share" => format!("{} %", digits(100.0 * value)),
-        "z" | "groups" | "z_group" | "vcpus_group" | "vcpus_main" => value.to_string(),
+        "z" | "groups" | "mains" | "z_group" | "vcpus_group" | "vcpus_main" => value.to_string(),
         _ => bytes(value),
     }
 }
