@@ -5,7 +5,8 @@ use crate::planning::{in_file, read};
 use clap::Args;
 use remoe_model::Inspection;
 use remoe_planner::{Arrivals, Request};
-use serde::Deserialize;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
 use std::path::PathBuf;
 
 /// Requests where nothing is said: a paragraph in, a few paragraphs out.
@@ -52,10 +53,30 @@ struct Workload {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct ArrivalsForm {
+    #[serde(default, deserialize_with = "decimal")]
     per_hour: Option<f64>,
+    #[serde(default, deserialize_with = "decimal")]
     burst: Option<f64>,
     idle_seconds: Option<f64>,
     recorded_seconds: Option<Vec<f64>>,
+}
+
+/// A number, also in a string as the custom resource has it.
+fn decimal<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Decimal {
+        Number(f64),
+        Text(String),
+    }
+    Option::<Decimal>::deserialize(deserializer)?
+        .map(|decimal| match decimal {
+            Decimal::Number(number) => Ok(number),
+            Decimal::Text(text) => {
+                text.parse().map_err(|_| D::Error::custom(format!("{text:?} is not a decimal number")))
+            }
+        })
+        .transpose()
 }
 
 impl WorkloadArgs {

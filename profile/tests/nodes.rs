@@ -286,6 +286,28 @@ fn nodes_that_sleep_cost_the_time_that_they_are_there() {
 }
 
 #[test]
+fn nodes_serve_all_that_comes() {
+    let list = list(LISTS[0]);
+    let base = rental("gpt-oss-120b", &list);
+    let arrivals =
+        |per_second| Some(Arrivals { per_second, burst: 1.0, recorded_seconds: None, idle_seconds: None });
+    let few = rent(&Rental { arrivals: arrivals(1e-3), ..base.clone() }).unwrap();
+    // What one node of the cheapest kind can do, and more than that.
+    let tokens = few.expected.unwrap().full_load_tokens_per_second;
+    let most = tokens / (base.request.output_tokens + 1.0);
+    let many = rent(&Rental { arrivals: arrivals(1.5 * most), ..base.clone() }).unwrap();
+    assert!(many.expected.unwrap().full_load_tokens_per_second > 1.5 * tokens);
+    assert!(many.dollars_per_hour > few.dollars_per_hour);
+    let all = rent(&Rental { arrivals: arrivals(1e6), ..base }).unwrap();
+    assert_eq!(all.verdict.best, None);
+    assert!(all.verdict.rivals.iter().filter_map(|rival| rival.broken.as_ref()).any(|it| it.limit == "load"));
+    // A million tokens cost what the nodes cost while they make them.
+    let best = rival(&few, few.verdict.best.unwrap());
+    let million = best.dollars_per_hour.unwrap() / 3600.0 / tokens * 1e6;
+    assert!((best.dollars_per_million_tokens.unwrap() / million - 1.0).abs() < 1e-9);
+}
+
+#[test]
 fn what_cannot_be_planned_is_said() {
     let list = list(LISTS[0]);
     let base = rental("deepseek-v3", &list);

@@ -2,6 +2,7 @@
 
 use super::form::{GpuTimes, NodeShape, Rental, ResidentModel, Spot};
 use super::slowest::least_slowest;
+use crate::alive::mean_per_second;
 use crate::cost::slowest::{Path, expected_slowest};
 use crate::problem::curve::Curve;
 use std::cell::RefCell;
@@ -160,7 +161,22 @@ impl<'a> Compiled<'a> {
     }
 
     pub(super) fn holds(&self, times: Times) -> bool {
-        times.ttft <= self.rental.slo.ttft_seconds + 1e-9 && times.tpot <= self.setting.tpot + 1e-12
+        times.ttft <= self.rental.slo.ttft_seconds + 1e-9
+            && times.tpot <= self.setting.tpot + 1e-12
+            && self.utilisation(times) < 1.0
+    }
+
+    /// Requests in a second when as many as may run at once always do: every prefill holds up all of them.
+    pub(super) fn most_per_second(&self, times: Times) -> f64 {
+        let request = &self.rental.request;
+        let at_once = f64::from(request.concurrency.max(1));
+        at_once / (at_once * times.ttft + request.output_tokens * times.busy)
+    }
+
+    /// Arrivals over what can be served at most; 0 where nobody says when requests come.
+    pub(super) fn utilisation(&self, times: Times) -> f64 {
+        let arrivals = self.rental.arrivals.as_ref();
+        arrivals.map_or(0.0, |arrivals| mean_per_second(arrivals) / self.most_per_second(times))
     }
 
     /// The part that is no expert, with the moves between device and host.

@@ -84,7 +84,7 @@ pub(super) enum Miss {
     Memory { shape: usize, what: &'static str, needed: f64, usable: f64 },
     /// There are not enough nodes for the remote functions.
     Count,
-    /// It fits and is too slow.
+    /// It fits and is too slow, for a request or for all that come.
     Slow { shape: usize, limit: &'static str, value: f64, allowed: f64 },
 }
 
@@ -137,12 +137,15 @@ impl Best {
 }
 
 impl Compiled<'_> {
-    /// The limit that `times` break further, with the shape that they are of.
+    /// The limit that `times` break furthest, with the shape that they are of.
     pub(super) fn slow(&self, shape: usize, times: Times) -> Miss {
-        let (ttft, tpot) = (self.rental.slo.ttft_seconds, self.setting.tpot);
-        match times.ttft / ttft > times.tpot / tpot {
-            true => Miss::Slow { shape, limit: "ttft", value: times.ttft, allowed: ttft },
-            false => Miss::Slow { shape, limit: "tpot", value: times.tpot, allowed: tpot },
-        }
+        let miss = |limit, value, allowed| Miss::Slow { shape, limit, value, allowed };
+        let ttft = miss("ttft", times.ttft, self.rental.slo.ttft_seconds);
+        let tpot = miss("tpot", times.tpot, self.setting.tpot);
+        let load = miss("load", self.utilisation(times), 1.0);
+        [tpot, load].into_iter().fold(ttft, |worst, other| match worst.is_closer_than(&other) {
+            true => other,
+            false => worst,
+        })
     }
 }

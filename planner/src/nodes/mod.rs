@@ -101,6 +101,8 @@ pub struct ExpectedTimes {
     /// About what an output token takes while as many requests as run at once all decode. The limit is not
     /// about it.
     pub busy_tpot_seconds: f64,
+    /// Output tokens in a second when as many requests as may run at once always do.
+    pub full_load_tokens_per_second: f64,
 }
 
 /// The cheapest nodes for `rental`, beside every rival.
@@ -122,17 +124,11 @@ pub fn rent(rental: &Rental) -> Result<NodesAnswer, FieldError> {
         dollars_per_hour: best.map(|found| compiled.dollars(found)),
         alive_share: best.map_or(1.0, |found| compiled.alive_share(found.times)),
         layout: best.map(|found| compiled.layout(found)),
-        expected: best.map(|found| ExpectedTimes::from(found.times)),
+        expected: best.map(|found| compiled.expected(found)),
         reserve: rental.reserve,
         best_of_remoe: of_remoe.filter(|rival| Some(rival.name) != verdict.best).cloned(),
         verdict,
     })
-}
-
-impl From<compiled::Times> for ExpectedTimes {
-    fn from(times: compiled::Times) -> Self {
-        Self { ttft_seconds: times.ttft, tpot_seconds: times.tpot, busy_tpot_seconds: times.busy }
-    }
 }
 
 impl Compiled<'_> {
@@ -156,6 +152,17 @@ impl Compiled<'_> {
             mains: 1,
         };
         alive(arrivals, &service, 0.0).share
+    }
+
+    fn expected(&self, found: &Found) -> ExpectedTimes {
+        // The first token of a request is the prefill's.
+        let tokens = self.rental.request.output_tokens + 1.0;
+        ExpectedTimes {
+            ttft_seconds: found.times.ttft,
+            tpot_seconds: found.times.tpot,
+            busy_tpot_seconds: found.times.busy,
+            full_load_tokens_per_second: tokens * self.most_per_second(found.times),
+        }
     }
 
     /// What `found` costs per hour in the mean.

@@ -30,6 +30,8 @@ pub struct RivalNodes {
     pub feasible: bool,
     /// What they cost.
     pub dollars_per_hour: Option<f64>,
+    /// Dollars of a million output tokens at full load.
+    pub dollars_per_million_tokens: Option<f64>,
     /// Where, or which limit fails by how much.
     pub why: String,
     /// The limit that fails at the shape that comes closest, where it is a matter of an amount.
@@ -52,7 +54,7 @@ impl RivalNodes {
 /// A limit that an arrangement cannot keep.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct BrokenLimit {
-    /// `ttft` or `tpot` in seconds; `memory`, `memory for a slice` or `GPU memory` in bytes.
+    /// `ttft` or `tpot` in seconds; `load` as a share of what can be served; `memory`, `memory for a slice` or `GPU memory` in bytes.
     pub limit: &'static str,
     /// The shape that comes closest.
     pub shape: String,
@@ -171,6 +173,7 @@ impl Compiled<'_> {
                 name,
                 feasible: false,
                 dollars_per_hour: None,
+                dollars_per_million_tokens: None,
                 why: self.why_not(&best.miss),
                 broken: self.broken(&best.miss),
                 nodes: Vec::new(),
@@ -179,14 +182,18 @@ impl Compiled<'_> {
             };
         };
         let nodes = self.rented(found, Some(name));
+        let expected = self.expected(found);
         RivalNodes {
             name,
             feasible: true,
             dollars_per_hour: Some(self.dollars(found)),
+            dollars_per_million_tokens: Some(
+                found.per_hour / 3600.0 / expected.full_load_tokens_per_second * 1e6,
+            ),
             why: place(&nodes),
             broken: None,
             nodes,
-            expected: Some(found.times.into()),
+            expected: Some(expected),
             layout: Some(self.layout(found)),
         }
     }

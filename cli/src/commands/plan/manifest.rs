@@ -111,6 +111,11 @@ fn write_resource(
     let most_output = request.max_output_tokens.unwrap_or(request.output_tokens + 1.0);
     writeln!(text, "    maxOutputTokens: {}", most_output.max(request.output_tokens + 1.0))?;
     writeln!(text, "    concurrency: {}", request.concurrency)?;
+    // Recorded times have no place in the resource.
+    if let Some(arrivals) = rental.arrivals.as_ref().filter(|arrivals| arrivals.recorded_seconds.is_none()) {
+        let (hourly, burst) = (decimal(arrivals.per_second * 3600.0), decimal(arrivals.burst));
+        writeln!(text, "    arrivals: {{perHour: \"{hourly}\", burst: \"{burst}\"}}")?;
+    }
     let device = if layout.device == Device::Gpu { "cuda" } else { "cpu" };
     writeln!(text, "  main:\n    device: {device}")?;
     if layout.device == Device::Gpu {
@@ -130,6 +135,12 @@ fn write_resource(
         }
     }
     write_prices(text, &chosen.nodes, layout, &rental.shapes)
+}
+
+/// A decimal number without an exponent, as the resource takes it.
+fn decimal(value: f64) -> String {
+    let text = format!("{value:.6}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 fn write_model(text: &mut String, model: &ModelLocation, name: &str) -> std::fmt::Result {

@@ -168,6 +168,11 @@ fn times(rental: &Rental, expected: ExpectedTimes) -> String {
             format!("about {busy}"),
             String::new(),
         ]);
+        rows.push(vec![
+            "all of them together".to_owned(),
+            format!("about {:.0} tokens a second", expected.full_load_tokens_per_second),
+            String::new(),
+        ]);
     }
     table::with_header(&["expected of a request alone", "takes", "allowed"], rows)
 }
@@ -181,13 +186,14 @@ fn rivals(verdict: &NodesVerdict) -> String {
         vec![
             format!("{best}{}", rival.name.meaning()),
             rival.dollars_per_hour.map_or_else(|| "-".to_owned(), money),
+            rival.dollars_per_million_tokens.map_or_else(|| "-".to_owned(), money),
             seconds(|expected| expected.ttft_seconds),
             seconds(|expected| expected.tpot_seconds),
             if rival.feasible { rival.why.clone() } else { format!("no: {}", rival.why) },
         ]
     };
     let rows = verdict.rivals.iter().map(row).collect();
-    table::with_header(&["  way", "$ per hour", "TTFT", "TPOT", "on"], rows)
+    table::with_header(&["  way", "$ per hour", "$ per million tokens, busy", "TTFT", "TPOT", "on"], rows)
 }
 
 fn changes(verdict: &NodesVerdict) -> String {
