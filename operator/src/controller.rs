@@ -4,12 +4,12 @@ use super::api::{MoEDeployment, MoEPlan};
 use super::events::{Happening, publish};
 use super::names::MANAGER;
 use super::reconcile::{Context, ReconcileError, reconcile};
-use futures_util::StreamExt;
+use futures_util::{StreamExt, stream};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::ListParams;
-use kube::runtime::controller::{Action, Config, Controller};
+use kube::runtime::controller::{Action, Config, Controller, Error};
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt};
@@ -18,7 +18,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -27,26 +27,38 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// For the one read that says whether deployments can be read.
 const READ_LIMIT: Duration = Duration::from_secs(10);
+/// Between two looks at one deployment at least.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(250);
 /// After somebody else's change: what was read is out of date, nothing is wrong.
 const CONFLICT_PAUSE: Duration = Duration::from_millis(200);
 
 struct Shared {
     context: Context,
-    /// Failures in a row, by deployment.
-    failures: Mutex<HashMap<ObjectRef<MoEDeployment>, u32>>,
+    looks: Mutex<HashMap<ObjectRef<MoEDeployment>, Looks>>,
+}
+
+/// What is remembered of the looks at one deployment.
+#[derive(Clone, Copy, Default)]
+struct Looks {
+    /// Failures in a row.
+    failures: u32,
+    /// When the last one ended.
+    last: Option<Instant>,
 }
 
 /// Keeps the deployments of `namespace`, or of all, as they are wanted, until `shutdown`; runs that are
-/// under way then are finished. `ready` is told when deployments can be read.
+/// under way then are finished. `ready` is told when deployments can be read. What `news` names
+/// is looked at as well.
 pub(super) async fn control(
     context: Context,
+    news: mpsc::Receiver<ObjectRef<MoEDeployment>>,
     namespace: Option<&str>,
     concurrency: u16,
     ready: watch::Sender<bool>,
     shutdown: CancellationToken,
 ) {
     let client = context.client.clone();
-    let shared = Arc::new(Shared { context, failures: Mutex::default() });
+    let shared = Arc::new(Shared { context, looks: Mutex::default() });
     let ours = watcher::Config::default().labels(&format!("app.kubernetes.io/managed-by={MANAGER}"));
     let controller = Controller::new(scoped::<MoEDeployment>(&client, namespace), watcher::Config::default())
         .with_config(Config::default().concurrency(concurrency))
@@ -56,6 +68,7 @@ pub(super) async fn control(
         .owns(scoped::<NetworkPolicy>(&client, namespace), ours.clone())
         .owns(scoped::<PodDisruptionBudget>(&client, namespace), ours.clone())
         .owns(scoped::<MoEPlan>(&client, namespace), ours)
+        .reconcile_on(stream::unfold(news, async |mut news| Some((news.recv().await?, news))))
         .graceful_shutdown_on(shutdown.cancelled_owned());
     let deployments = scoped::<MoEDeployment>(&client, namespace);
     let waiting = tokio::spawn(async move {
@@ -66,15 +79,18 @@ pub(super) async fn control(
         }
         ready.send_replace(true);
     });
-    let runs = controller.run(run, failed, shared);
+    let runs = controller.run(run, failed, shared.clone());
     runs.for_each(|run| async {
-        // Failures of runs are logged where they happen; what is left are those of watches.
-        if let Err(
-            error @ (kube::runtime::controller::Error::QueueError(_)
-            | kube::runtime::controller::Error::RunnerError(_)),
-        ) = run
-        {
-            tracing::warn!(%error, "watching");
+        match run {
+            // Failures of runs are logged where they happen; what is left are those of watches.
+            Err(error @ (Error::QueueError(_) | Error::RunnerError(_))) => {
+                tracing::warn!(%error, "watching");
+            }
+            Err(Error::ObjectNotFound(gone)) => {
+                let namespace = gone.namespace.unwrap_or_default();
+                shared.forget(&ObjectRef::new(&gone.name).within(&namespace));
+            }
+            Ok(_) | Err(_) => {}
         }
     })
     .await;
@@ -95,25 +111,32 @@ async fn run(deployment: Arc<MoEDeployment>, shared: Arc<Shared>) -> Result<Acti
     let key = ObjectRef::from_obj(deployment.as_ref());
     if deployment.metadata.deletion_timestamp.is_some() {
         // What belongs to it is collected by the cluster.
-        shared.failures().remove(&key);
+        shared.forget(&key);
         return Ok(Action::await_change());
+    }
+    // What happens in bursts is looked at once, and a deployment that is never quiet leaves the others room.
+    if let Some(last) = shared.looks().get(&key).and_then(|looks| looks.last)
+        && let Some(rest) = BETWEEN_LOOKS.checked_sub(last.elapsed())
+    {
+        return Ok(Action::requeue(rest));
     }
     let metrics = &shared.context.metrics;
     metrics.reconciliations.inc();
     let started = Instant::now();
     let result = reconcile(&deployment, &shared.context).await;
     metrics.duration.observe(started.elapsed().as_secs_f64());
+    shared.looks().entry(key.clone()).or_default().last = Some(Instant::now());
     let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
     match result {
         Ok(again) => {
-            shared.failures().remove(&key);
+            shared.looks().entry(key).or_default().failures = 0;
             tracing::debug!(namespace, name, ?again, "reconciled");
             Ok(Action::requeue(again))
         }
         Err(error) if error.namespace_ends() => {
             // The cluster deletes everything in it, the deployment included.
             tracing::info!(namespace, name, "left alone: its namespace is being deleted");
-            shared.failures().remove(&key);
+            shared.forget(&key);
             Ok(Action::await_change())
         }
         Err(error) => {
@@ -134,10 +157,10 @@ fn failed(deployment: Arc<MoEDeployment>, error: &ReconcileError, shared: Arc<Sh
     if error.kind() == "conflict" {
         return Action::requeue(CONFLICT_PAUSE);
     }
-    let mut failures = shared.failures();
-    let count = failures.entry(ObjectRef::from_obj(deployment.as_ref())).or_insert(0);
-    *count = count.saturating_add(1);
-    Action::requeue(pause(*count))
+    let mut all = shared.looks();
+    let looks = all.entry(ObjectRef::from_obj(deployment.as_ref())).or_default();
+    looks.failures = looks.failures.saturating_add(1);
+    Action::requeue(pause(looks.failures))
 }
 
 /// Doubles from failure to failure, and differs by up to a fifth, so that many deployments that failed
@@ -150,8 +173,14 @@ fn pause(failures: u32) -> Duration {
 }
 
 impl Shared {
-    fn failures(&self) -> std::sync::MutexGuard<'_, HashMap<ObjectRef<MoEDeployment>, u32>> {
-        // Every change is one insertion or removal: a panic elsewhere cannot have left it half-done.
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Forgets a deployment that is gone, or going.
+    fn forget(&self, key: &ObjectRef<MoEDeployment>) {
+        self.looks().remove(key);
+        self.context.conversations.end(key);
+    }
+
+    fn looks(&self) -> std::sync::MutexGuard<'_, HashMap<ObjectRef<MoEDeployment>, Looks>> {
+        // Every change is whole: a panic elsewhere cannot have left it half-done.
+        self.looks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

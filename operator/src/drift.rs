@@ -1,5 +1,6 @@
 //! Whether an object in the cluster still is what it was made to be.
 
+use serde::Serialize;
 use serde_json::Value;
 
 /// Maps that are replaced as a whole: one more entry in a selector selects something else.
@@ -19,6 +20,12 @@ pub fn covers(live: &Value, wanted: &Value) -> bool {
         }
         (live, wanted) => live == wanted,
     }
+}
+
+/// Whether `live` still says everything that `wanted` says.
+pub fn is_as<K: Serialize>(live: &K, wanted: &K) -> bool {
+    let (live, wanted) = (serde_json::to_value(live), serde_json::to_value(wanted));
+    matches!((live, wanted), (Ok(live), Ok(wanted)) if covers(&live, &wanted))
 }
 
 /// What the API server leaves out.

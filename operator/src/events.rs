@@ -15,26 +15,26 @@ const MAX_ACTION: usize = 128;
 
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Happening {
+pub struct Happening {
     /// Whether a person should look at it.
-    pub(super) warning: bool,
+    pub warning: bool,
     /// One word in CamelCase.
-    pub(super) reason: String,
+    pub reason: String,
     /// What was done or tried. Events that differ in their notes only are counted, not told again.
-    pub(super) action: String,
+    pub action: String,
     /// For people.
-    pub(super) note: String,
+    pub note: String,
 }
 
 impl Happening {
     /// Something that went as it should.
-    pub(super) fn normal(reason: &str, note: impl Into<String>) -> Self {
+    pub fn normal(reason: &str, note: impl Into<String>) -> Self {
         let action = "Reconcile".to_owned();
         Self { warning: false, reason: reason.to_owned(), action, note: note.into() }
     }
 
     /// Something that did not.
-    pub(super) fn warning(reason: &str, note: impl Into<String>) -> Self {
+    pub fn warning(reason: &str, note: impl Into<String>) -> Self {
         Self { warning: true, ..Self::normal(reason, note) }
     }
 }

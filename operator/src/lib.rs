@@ -1,37 +1,47 @@
 //! The Kubernetes operator: `MoEDeployment` resources as pods, Services and routing generations.
 //!
-//! One run reads everything that belongs to a deployment, decides in pure modules
-//! ([`inspection`], [`profiling`], [`planning`], [`build`], [`rollout`], [`status`]) and writes what differs. It
-//! remembers nothing: a run that was interrupted anywhere is made again from what is there.
+//! One look at a deployment is one straight line ([`reconcile`] draws it): what is [`observed`], what is
+//! [`known`] of model and hardware, what is [`planned`], the revision that is to run ([`build`]), the
+//! [`steps`] that lead there, the writes that are [`applied`], and the [`status`]. All but the first and the
+//! writes are pure. Nothing is remembered: a look that was interrupted anywhere is made again from what is
+//! there. What main functions say is learned beside it ([`conversations`]).
 
-pub mod api;
+// The line.
+mod applied;
 pub mod build;
+pub mod known;
+pub mod observed;
+pub mod planned;
+mod reconcile;
+pub mod status;
+pub mod steps;
+
+// What its stages are made of.
+pub mod api;
 pub mod conditions;
 pub mod digest;
 pub mod drift;
 pub mod errand;
+pub mod events;
 pub mod facts;
 pub mod inspection;
+pub mod mains;
 pub mod names;
 pub mod planning;
 pub mod pods;
 pub mod profiling;
 pub mod quantity;
+mod replacement;
 pub mod rollout;
 pub mod routing;
 pub mod source;
-pub mod status;
 
-mod apply;
+// What runs it.
 mod calls;
 mod controller;
-mod events;
+pub mod conversations;
 mod lease;
-mod mains;
 mod metrics;
-mod observe;
-mod reconcile;
-mod replacement;
 mod run;
 mod serve;
 mod settings;

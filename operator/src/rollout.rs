@@ -39,7 +39,7 @@ pub struct Scene<'a> {
 
 /// What is to be done.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Steps {
+pub struct Rollout {
     /// Pods to be made.
     pub create: Vec<Creation>,
     /// Pods to be deleted.
@@ -88,8 +88,8 @@ pub fn revision_hash(revision: &Revision) -> Result<String, serde_json::Error> {
 ///
 /// # Errors
 /// A value cannot be written as JSON.
-pub fn step(scene: Scene<'_>) -> Result<Steps, serde_json::Error> {
-    let mut steps = Steps::default();
+pub fn step(scene: Scene<'_>) -> Result<Rollout, serde_json::Error> {
+    let mut steps = Rollout::default();
     let mut replacements = Replacements::of(scene);
     for (index, function) in scene.target.functions().enumerate() {
         for replica in 0..function.replicas {
@@ -112,7 +112,7 @@ pub fn step(scene: Scene<'_>) -> Result<Steps, serde_json::Error> {
     Ok(steps)
 }
 
-impl Steps {
+impl Rollout {
     fn look_again_at(&mut self, at: Option<Timestamp>) {
         self.look_again = match (self.look_again, at) {
             (Some(known), Some(at)) => Some(known.min(at)),
@@ -133,13 +133,13 @@ fn fill(
     function: &Function,
     replica: u32,
     replacements: &mut Replacements,
-    steps: &mut Steps,
+    steps: &mut Rollout,
 ) {
     let place = function.place(scene.deployment, replica);
     let there: Vec<&PodView> = scene.pods.iter().filter(|pod| pod.name.place == place).collect();
     let best = there.iter().filter(|pod| pod.is_sound()).max_by_key(|pod| (pod.ready, pod.name.incarnation));
     // What is wrong goes when something better is there, or comes.
-    let remove_others = |steps: &mut Steps| {
+    let remove_others = |steps: &mut Rollout| {
         let others = there.iter().filter(|pod| pod.owned && pod.ends_by.is_none());
         others.filter(|pod| best.is_none_or(|best| best.uid != pod.uid)).for_each(|pod| steps.remove(pod));
     };
@@ -299,7 +299,7 @@ fn took_over(scene: Scene<'_>) -> bool {
 }
 
 /// Removes what is neither wanted nor used. Returns how many pods are still used, but not wanted.
-fn remove_surplus(scene: Scene<'_>, table: &RoutingTable, steps: &mut Steps) -> usize {
+fn remove_surplus(scene: Scene<'_>, table: &RoutingTable, steps: &mut Rollout) -> usize {
     let wanted = |pod: &PodView| {
         scene.target.functions().any(|function| {
             (0..function.replicas).any(|replica| pod.name.place == function.place(scene.deployment, replica))
@@ -354,13 +354,11 @@ fn everything_serves(scene: Scene<'_>) -> bool {
     all_ready && only_target && took_over(scene)
 }
 
-/// The main functions that are to be told of a generation, with it.
-pub fn pushes<'a>(table: &'a RoutingTable, pods: &'a [PodView]) -> Vec<(&'a PodView, &'a Generation)> {
+/// The main functions that are spoken with, each with the generation that it is to have in force.
+pub fn orders<'a>(
+    table: &'a RoutingTable,
+    pods: &'a [PodView],
+) -> impl Iterator<Item = (&'a PodView, Option<&'a Generation>)> {
     let mains = pods.iter().filter(|pod| pod.is_main && pod.is_sound() && pod.ip.is_some());
-    let behind = mains.filter_map(|pod| {
-        let generation = table.entries.get(&pod.identity)?;
-        // One that does not answer cannot be told.
-        (pod.in_force? < generation.number).then_some((pod, generation))
-    });
-    behind.collect()
+    mains.map(|pod| (pod, table.entries.get(&pod.identity)))
 }

@@ -1,6 +1,7 @@
 //! The life of the operator: serve probes, wait for leadership, work, hand over.
 
 use super::controller::control;
+use super::conversations::Conversations;
 use super::lease::Candidate;
 use super::metrics::Metrics;
 use super::reconcile::Context;
@@ -111,14 +112,22 @@ async fn lead(
 ) {
     let reporter =
         Reporter { controller: "remoe-operator".to_owned(), instance: Some(settings.identity.clone()) };
+    let (conversations, news) = Conversations::new();
     let context = Context {
         client: client.clone(),
         around: settings.surroundings(),
         recorder: Recorder::new(client.clone(), reporter),
         metrics,
+        conversations,
     };
-    let working =
-        control(context, settings.watch_namespace.as_deref(), settings.concurrency, ready, shutdown.clone());
+    let working = control(
+        context,
+        news,
+        settings.watch_namespace.as_deref(),
+        settings.concurrency,
+        ready,
+        shutdown.clone(),
+    );
     tokio::pin!(working);
     tokio::select! {
         () = &mut working => return,

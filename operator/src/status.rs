@@ -6,6 +6,7 @@ use super::api::{
 use super::build::{HTTP_PORT, LOAD_SECONDS, Revision};
 use super::conditions::{Verdict, whole_seconds};
 use super::names::{Component, component_selector, selector_text};
+use super::planned::PlanState;
 use super::pods::{PodView, Trouble};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -20,25 +21,6 @@ const PROGRESS_OF_FUNCTIONS: SignedDuration = SignedDuration::from_secs(600 + LO
 /// The reason where progress stopped.
 const STUCK: &str = "ProgressDeadlineExceeded";
 
-/// How planning stands.
-#[derive(Debug, Clone, PartialEq)]
-pub enum PlanState {
-    /// The model is being looked at.
-    Inspecting {
-        /// What keeps the inspector.
-        trouble: Option<Trouble>,
-    },
-    /// There is no plan for the present spec.
-    Refused(Trouble),
-    /// There is.
-    Planned {
-        /// Its hash.
-        hash: String,
-        /// The plan.
-        plan: Box<MoEPlanSpec>,
-    },
-}
-
 /// Everything that the status says something about.
 #[derive(Debug, Clone)]
 pub struct Findings<'a> {
@@ -47,7 +29,7 @@ pub struct Findings<'a> {
     /// The checkpoint, once it was looked at.
     pub model: Option<ModelStatus>,
     /// How planning stands.
-    pub planning: &'a PlanState,
+    pub planning: PlanState,
     /// How measuring the hardware stands, while the plan stands on a prior.
     pub profiling: Option<String>,
     /// What is to run.
@@ -98,7 +80,7 @@ pub fn status(findings: &Findings<'_>) -> MoEDeploymentStatus {
     let conditions = verdicts.map(|(of, verdict)| {
         verdict.condition(of, before.condition(of), owner.metadata.generation, findings.now)
     });
-    let proposed = match findings.planning {
+    let proposed = match &findings.planning {
         PlanState::Planned { hash, .. } => Some(hash.clone()),
         _ => None,
     };
@@ -150,7 +132,7 @@ fn saving(plan: &MoEPlanSpec) -> String {
 
 fn troubles(findings: &Findings<'_>) -> Vec<Trouble> {
     let mut all = findings.troubles.clone();
-    match findings.planning {
+    match &findings.planning {
         PlanState::Inspecting { trouble: Some(trouble) } | PlanState::Refused(trouble) => {
             all.push(trouble.clone());
         }
@@ -193,7 +175,7 @@ fn ready(findings: &Findings<'_>, troubles: &[Trouble]) -> Verdict {
 }
 
 fn planned(findings: &Findings<'_>) -> Verdict {
-    match findings.planning {
+    match &findings.planning {
         PlanState::Inspecting { trouble: None } => Verdict::no("Inspecting", "the model is being inspected"),
         PlanState::Inspecting { trouble: Some(trouble) } | PlanState::Refused(trouble) => {
             Verdict::no(trouble.reason, trouble.message.clone())
@@ -213,7 +195,7 @@ fn planned(findings: &Findings<'_>) -> Verdict {
 }
 
 fn progressing(findings: &Findings<'_>, last_progress: Timestamp) -> Verdict {
-    let (waiting, limit) = match (findings.planning, findings.target) {
+    let (waiting, limit) = match (&findings.planning, findings.target) {
         // What runs is not what the spec asks for, as far as is known.
         (PlanState::Inspecting { .. }, _) => {
             (Verdict::yes("Inspecting", "the model is being inspected"), PROGRESS)

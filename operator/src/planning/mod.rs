@@ -60,6 +60,9 @@ pub enum PlanningError {
     /// A value cannot be written as JSON.
     #[error("{0}")]
     Json(String),
+    /// It took too long, or ended abnormally.
+    #[error("planning: {0}")]
+    Aborted(String),
 }
 
 impl From<serde_json::Error> for PlanningError {

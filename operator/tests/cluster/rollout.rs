@@ -6,11 +6,12 @@ use proptest::prelude::*;
 use remoe_operator::build::{Function, Hosted, Revision};
 use remoe_operator::names::PodName;
 use remoe_operator::pods::{NOT_READY, PodView, Trouble};
-use remoe_operator::rollout::{Creation, Deletion, Scene, Steps, pushes, step};
+use remoe_operator::rollout::{Creation, Deletion, Rollout, Scene, orders, step};
 use remoe_operator::routing::{Generation, MOST_GENERATIONS, RoutingTable};
 use remoe_wire::v1::Endpoint;
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 /// More than any rollout here takes.
 const ENOUGH: usize = 400;
@@ -38,7 +39,7 @@ impl World {
         }
     }
 
-    pub fn steps(&mut self) -> Steps {
+    pub fn steps(&mut self) -> Rollout {
         // Main functions are asked before every step.
         for pod in self.pods.iter_mut().filter(|pod| pod.in_force.is_some()) {
             pod.follows(Some(self.in_force.get(&pod.uid).map_or(0, |generation| generation.number)));
@@ -54,7 +55,7 @@ impl World {
     }
 
     /// Makes one step, or its first `writes` writes.
-    fn act(&mut self, steps: &Steps, writes: usize) {
+    fn act(&mut self, steps: &Rollout, writes: usize) {
         let mut left = writes;
         let mut may = || {
             let may = left > 0;
@@ -222,6 +223,12 @@ impl World {
     }
 }
 
+/// The main functions that are told of a generation: those that are known to be behind it.
+fn pushes<'a>(table: &'a RoutingTable, pods: &'a [PodView]) -> Vec<(&'a PodView, &'a Generation)> {
+    let known = orders(table, pods).filter_map(|(pod, generation)| Some((pod, generation?)));
+    known.filter(|(pod, generation)| pod.in_force.is_some_and(|number| number < generation.number)).collect()
+}
+
 /// Whether main functions are told that the endpoint hosts what `function` does.
 fn hosted(endpoint: &Endpoint, function: &Function) -> bool {
     match function.hosted.as_ref().unwrap() {
@@ -234,8 +241,13 @@ fn leads_to(generation: &Generation, pod: &str) -> bool {
     generation.endpoints.iter().any(|routed| routed.pod == pod)
 }
 
-/// Revisions that share all, some or none of their functions.
+/// Revisions that share all, some or none of their functions; planned once for all tests.
 fn revisions() -> Vec<Revision> {
+    static REVISIONS: LazyLock<Vec<Revision>> = LazyLock::new(planned_revisions);
+    REVISIONS.clone()
+}
+
+fn planned_revisions() -> Vec<Revision> {
     let specs = [
         json!({}),
         json!({"replicas": 2}),
@@ -425,7 +437,7 @@ fn a_place_that_fails_again_and_again_is_filled_more_and_more_slowly() {
 }
 
 /// The numbers that main functions are told next, by the name of their pods.
-fn told(world: &World, steps: &Steps) -> Vec<u64> {
+fn told(world: &World, steps: &Rollout) -> Vec<u64> {
     let table = steps.table.as_ref().unwrap_or(&world.table);
     pushes(table, &world.pods).iter().map(|(_, generation)| generation.number).collect()
 }

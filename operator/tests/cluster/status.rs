@@ -5,8 +5,9 @@ use jiff::{SignedDuration, Timestamp};
 use remoe_operator::api::{Condition, ConditionType, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec};
 use remoe_operator::build::{LOAD_SECONDS, Revision};
 use remoe_operator::names::PodName;
+use remoe_operator::planned::PlanState;
 use remoe_operator::pods::PodView;
-use remoe_operator::status::{Findings, PlanState, status};
+use remoe_operator::status::{Findings, status};
 use serde_json::json;
 
 struct Scene {
@@ -54,7 +55,7 @@ impl Scene {
         let found = status(&Findings {
             deployment: &self.owner,
             model: None,
-            planning: &planning,
+            planning: planning,
             profiling: None,
             target: Some((&self.revision, &self.plan)),
             running: Some(&self.revision.plan),

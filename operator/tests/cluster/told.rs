@@ -26,22 +26,27 @@ use tonic::{Request, Response, Status};
 
 /// A main function that does what it is told and keeps it.
 #[derive(Clone, Default)]
-struct Main {
+pub struct Main {
     told: Arc<Mutex<Vec<Routing>>>,
 }
 
 impl Main {
     /// The one with the number `replica`, where pods of this test are.
     async fn start(replica: u32) -> Self {
+        Self::at(&address(0, replica)).await
+    }
+
+    /// The one at `ip`.
+    pub async fn at(ip: &str) -> Self {
         let main = Self::default();
-        let listener = TcpListener::bind((address(0, replica), CONTROL_PORT)).await.unwrap();
+        let listener = TcpListener::bind((ip, CONTROL_PORT)).await.unwrap();
         let service = MainModelServer::new(main.clone());
         let server = tonic::transport::Server::builder().add_service(service);
         tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
         main
     }
 
-    fn told(&self) -> Vec<Routing> {
+    pub fn told(&self) -> Vec<Routing> {
         self.told.lock().unwrap().clone()
     }
 }

@@ -1,0 +1,247 @@
+//! Writes what was decided, one step after the other. It decides nothing.
+
+use super::api::{MoEDeployment, MoEPlan};
+use super::calls::{CallError, Calls, Kind};
+use super::drift::is_as;
+use super::events::Happening;
+use super::names::Component;
+use super::observed::is_owned_by;
+use super::pods::Trouble;
+use super::rollout::Deletion;
+use super::steps::{Creation, Keep, Write, name_taken};
+use futures_util::future::join_all;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::ResourceExt;
+
+/// What became of the steps.
+#[derive(Debug, Default)]
+pub(super) struct Applied {
+    /// What the API refused for a reason that a person must mend, with the part that a refused pod plays.
+    pub(super) refused: Vec<(Option<Component>, Trouble)>,
+    /// What happened by them.
+    pub(super) happenings: Vec<Happening>,
+}
+
+/// Why not all steps were made.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ApplyError {
+    /// A call of the API.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// Something is there that was not read: what was decided without it may be wrong.
+    #[error("{0} was not read as it is")]
+    Stale(String),
+}
+
+/// Makes `writes` for `owner`, in their order.
+///
+/// # Errors
+/// The first step that came to nothing; those after it are left for the next look. Pods are made and deleted
+/// beside each other, so that one which fails keeps no other back.
+pub(super) async fn apply(
+    calls: &Calls,
+    owner: &MoEDeployment,
+    writes: &[Write],
+) -> Result<Applied, ApplyError> {
+    let writer = Writer { calls, uid: owner.uid().unwrap_or_default() };
+    let mut applied = Applied::default();
+    for together in writes.chunk_by(are_beside_each_other) {
+        let written = join_all(together.iter().map(|write| writer.write(write))).await;
+        for written in written {
+            applied.note(written?);
+        }
+    }
+    Ok(applied)
+}
+
+fn are_beside_each_other(one: &Write, other: &Write) -> bool {
+    matches!((one, other), (Write::Create(_), Write::Create(_)) | (Write::Delete(_), Write::Delete(_)))
+}
+
+/// What became of one step.
+enum Written {
+    Done,
+    Made(Happening),
+    Refused(Option<Component>, Trouble),
+}
+
+impl Applied {
+    fn note(&mut self, written: Written) {
+        match written {
+            Written::Done => {}
+            Written::Refused(component, trouble) => self.refused.push((component, trouble)),
+            Written::Made(happening) => match self.happenings.last_mut() {
+                Some(last) if last.reason == happening.reason => {
+                    last.note = format!("{}, {}", last.note, happening.note);
+                }
+                _ => self.happenings.push(happening),
+            },
+        }
+    }
+}
+
+struct Writer<'a> {
+    calls: &'a Calls,
+    uid: String,
+}
+
+impl Writer<'_> {
+    async fn write(&self, write: &Write) -> Result<Written, ApplyError> {
+        match write {
+            Write::Service(keep) => self.keep(keep).await,
+            Write::Policy(keep) => self.keep(keep).await,
+            Write::Budget(keep) => self.keep(keep).await,
+            Write::Facts(keep) => self.keep(keep).await,
+            Write::Routing(keep) => self.routing(keep).await,
+            Write::Plan(plan) => self.plan(plan).await,
+            Write::Profile(map) => self.profile(map).await,
+            Write::Share(map) => Ok(self.calls.replace(map).await.map(|_| Written::Done)?),
+            Write::Create(creation) => self.create(creation).await,
+            Write::Relabel { live, wanted } => self.relabel(live, wanted).await,
+            Write::Delete(Deletion { name, uid, grace_seconds }) => {
+                Ok(self.calls.delete::<Pod>(name, uid, *grace_seconds).await.map(|()| Written::Done)?)
+            }
+            Write::DeleteBudget(name, uid) => {
+                let deleted = self.calls.delete::<PodDisruptionBudget>(name, uid, None).await;
+                Ok(deleted.map(|()| Written::Done)?)
+            }
+            Write::DeletePlan(name, uid) => {
+                Ok(self.calls.delete::<MoEPlan>(name, uid, None).await.map(|()| Written::Done)?)
+            }
+        }
+    }
+
+    /// Makes an object what it is to be, unless it is somebody else's.
+    async fn keep<K: Kind>(&self, Keep { wanted, live }: &Keep<K>) -> Result<Written, ApplyError> {
+        let live = match live {
+            Some(live) => Some(live.clone()),
+            // It may have lost its labels, or be another's.
+            None => self.calls.get::<K>(&wanted.name_any()).await?,
+        };
+        if live.as_ref().is_some_and(|live| !is_owned_by(live, &self.uid)) {
+            return Ok(Written::Refused(None, name_taken(wanted)));
+        }
+        let applied = match (self.calls.apply(wanted).await, live) {
+            // Together with what somebody added it would be no valid object.
+            (Err(error), Some(live)) if error.code() == 422 => live,
+            (applied, _) => applied?,
+        };
+        if !is_as(&applied, wanted) {
+            // What somebody added to a list, such as a port, stays when ours is applied.
+            self.calls.replace(&in_place_of(&applied, wanted)).await?;
+        }
+        Ok(Written::Done)
+    }
+
+    /// The durable copy of the routing, if it still is what was read: a former leader that writes late is
+    /// refused, and so is what was decided without having read what is there.
+    async fn routing(&self, Keep { wanted, live }: &Keep<ConfigMap>) -> Result<Written, ApplyError> {
+        if let Some(live) = live {
+            self.calls.replace(&in_place_of(live, wanted)).await?;
+            return Ok(Written::Done);
+        }
+        let Err(error) = self.calls.create(wanted).await else { return Ok(Written::Done) };
+        let found =
+            if error.code() == 409 { self.calls.get::<ConfigMap>(&wanted.name_any()).await? } else { None };
+        let Some(found) = found else { return Err(error.into()) };
+        if !is_owned_by(&found, &self.uid) {
+            return Ok(Written::Refused(None, name_taken(wanted)));
+        }
+        // It lost the labels by which it is found. What it says is read with them again.
+        self.calls.merge(&ConfigMap { metadata: wanted.metadata.clone(), ..ConfigMap::default() }).await?;
+        Err(ApplyError::Stale(wanted.name_any()))
+    }
+
+    /// A plan, once.
+    async fn plan(&self, plan: &MoEPlan) -> Result<Written, ApplyError> {
+        match self.calls.create(plan).await {
+            // Named by its content: it is this one.
+            Err(error) if error.code() == 409 => self.relabel_plan(plan).await?,
+            other => other.map(|_| ())?,
+        }
+        Ok(Written::Done)
+    }
+
+    /// Gives a plan that exists the labels back by which it is found.
+    async fn relabel_plan(&self, plan: &MoEPlan) -> Result<(), CallError> {
+        let live = self.calls.get::<MoEPlan>(&plan.name_any()).await?;
+        let Some(live) = live.filter(|live| is_owned_by(live, &self.uid)) else { return Ok(()) };
+        // What it says is never changed.
+        let labelled = MoEPlan { metadata: plan.metadata.clone(), spec: live.spec.clone() };
+        if is_as(&live, &labelled) {
+            return Ok(());
+        }
+        self.calls.merge(&labelled).await.map(|_| ())
+    }
+
+    /// A profile, unless another deployment was first.
+    async fn profile(&self, map: &ConfigMap) -> Result<Written, ApplyError> {
+        match self.calls.create(map).await {
+            // Measured at the same time, or spoiled: the measurement stands.
+            Err(error) if error.code() == 409 => self.calls.apply(map).await.map(|_| ())?,
+            other => other.map(|_| ())?,
+        }
+        Ok(Written::Done)
+    }
+
+    /// Makes one pod.
+    async fn create(&self, Creation { pod, component, happening }: &Creation) -> Result<Written, ApplyError> {
+        let refused = |trouble| Ok(Written::Refused(Some(*component), trouble));
+        match self.calls.create(pod.as_ref()).await {
+            Ok(_) => Ok(Written::Made(happening.clone())),
+            Err(error) if error.code() == 409 => {
+                // Where it is ours, an earlier attempt made it, or it lost its labels.
+                let name = pod.name_any();
+                let Some(live) = self.calls.get::<Pod>(&name).await? else { return Ok(Written::Done) };
+                if !is_owned_by(&live, &self.uid) {
+                    return refused(name_taken(pod.as_ref()));
+                }
+                self.relabel(&live, pod).await
+            }
+            Err(error) if error.namespace_ends() => Err(error.into()),
+            Err(error) if matches!(error.code(), 403 | 422) => {
+                let message =
+                    error.status().map_or_else(|| error.to_string(), |status| status.message.clone());
+                refused(Trouble::new(refusal(&message), format!("pod {}: {message}", pod.name_any())))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Gives a pod back the labels that somebody took or changed.
+    async fn relabel(&self, live: &Pod, wanted: &Pod) -> Result<Written, ApplyError> {
+        let mut named = Pod { metadata: wanted.metadata.clone(), ..Pod::default() };
+        if !is_as(live, &named) && live.metadata.deletion_timestamp.is_none() {
+            named.metadata.uid.clone_from(&live.metadata.uid);
+            self.calls.merge(&named).await?;
+        }
+        Ok(Written::Done)
+    }
+}
+
+/// What kind of refusal the API server's words are.
+fn refusal(message: &str) -> &'static str {
+    if message.contains("exceeded quota") {
+        "QuotaExceeded"
+    } else if message.contains("cannot create resource") {
+        "NotPermitted"
+    } else {
+        "PodRefused"
+    }
+}
+
+/// `wanted` in place of `live`, if that is still what was read. What others have said about the object
+/// in its metadata stays.
+fn in_place_of<K: Kind>(live: &K, wanted: &K) -> K {
+    let mut object = wanted.clone();
+    let mut metadata = live.meta().clone();
+    let said = object.meta();
+    metadata.labels.get_or_insert_default().extend(said.labels.clone().into_iter().flatten());
+    metadata.annotations.get_or_insert_default().extend(said.annotations.clone().into_iter().flatten());
+    metadata.owner_references.clone_from(&said.owner_references);
+    // The API server keeps these itself.
+    metadata.managed_fields = None;
+    *object.meta_mut() = metadata;
+    object
+}

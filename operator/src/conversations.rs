@@ -1,0 +1,202 @@
+//! Conversations with main functions: what they have in force, and what they are to have.
+//!
+//! No look waits for a pod. It says whom to speak with and what to tell ([`Conversations::keep`]), and the
+//! next one finds what was learned ([`Conversations::heard`]), which also has the deployment looked at again.
+//! Each main function is spoken with by a task of its own, which ends with its pod, with the deployment, or
+//! when no look asked for it any more.
+
+use super::api::MoEDeployment;
+use super::mains::{self, Order, Outcome};
+use kube::runtime::reflector::ObjectRef;
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Instant, sleep};
+
+/// Main functions of one deployment that are spoken with: two revisions of as many as there can be.
+const MOST_MAINS: usize = 128;
+/// Calls of one deployment that are under way at the same time. Those of others do not wait for them.
+const CALLS: usize = 32;
+/// Between two calls of one main function at least, whatever it says and however often it is looked at.
+const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
+/// Between two calls of one that has nothing new to say.
+const LONGEST_PAUSE: Duration = Duration::from_secs(15);
+/// An order holds for this long after the look that gave it: its address may be another pod's by then.
+const ORDER_HOLDS: Duration = Duration::from_secs(60);
+/// Nobody is spoken with for longer after a look. What is settled is looked at more often than that.
+const UNASKED: Duration = Duration::from_secs(900);
+/// Deployments that wait to be looked at. What finds no room is seen by the next look.
+const WAITING: usize = 1024;
+
+/// What a main function said last.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Heard {
+    /// The generation that it has in force; none: it did not answer.
+    pub in_force: Option<u64>,
+    /// The generation that it was last told, and what came of it. That it is in force is reported once.
+    pub told: Option<(u64, Outcome)>,
+}
+
+/// Whom a look wants to be spoken with.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Partner {
+    /// The pod's identity for the API.
+    pub uid: String,
+    /// Where it is reached.
+    pub ip: IpAddr,
+    /// What it is to have in force; none: it is only asked.
+    pub order: Option<Arc<Order>>,
+}
+
+/// All conversations of this operator.
+pub struct Conversations {
+    deployments: Mutex<HashMap<ObjectRef<MoEDeployment>, Deployment>>,
+    news: mpsc::Sender<ObjectRef<MoEDeployment>>,
+}
+
+/// The conversations of one deployment.
+struct Deployment {
+    calls: Arc<Semaphore>,
+    mains: HashMap<String, Conversation>,
+    /// Ends the tasks with it.
+    tasks: JoinSet<()>,
+}
+
+struct Conversation {
+    ip: IpAddr,
+    wish: watch::Sender<Wish>,
+    heard: Arc<Mutex<Heard>>,
+    task: AbortHandle,
+}
+
+/// What the last look wanted.
+#[derive(Clone)]
+struct Wish {
+    order: Option<Arc<Order>>,
+    at: Instant,
+}
+
+impl Conversations {
+    /// No conversation yet; what is learned has the deployments that come out of the receiver looked at.
+    pub fn new() -> (Self, mpsc::Receiver<ObjectRef<MoEDeployment>>) {
+        let (news, looks) = mpsc::channel(WAITING);
+        (Self { deployments: Mutex::default(), news }, looks)
+    }
+
+    /// What the main functions of `owner` said, by the uid of their pods.
+    pub fn heard(&self, owner: &MoEDeployment) -> HashMap<String, Heard> {
+        let deployments = lock(&self.deployments);
+        let mains = deployments.get(&ObjectRef::from_obj(owner)).map(|known| &known.mains);
+        let heard = mains.into_iter().flatten().map(|(uid, conversation)| {
+            let mut heard = lock(&conversation.heard);
+            let said = heard.clone();
+            heard.told.take_if(|(_, outcome)| matches!(outcome, Outcome::InForce { .. }));
+            (uid.clone(), said)
+        });
+        heard.collect()
+    }
+
+    /// Speaks with `partners` and nobody else of `owner`, beginning now.
+    pub fn keep(&self, owner: &MoEDeployment, partners: Vec<Partner>) {
+        let key = ObjectRef::from_obj(owner);
+        let mut deployments = lock(&self.deployments);
+        if partners.is_empty() {
+            deployments.remove(&key);
+            return;
+        }
+        let known = deployments.entry(key.clone()).or_insert_with(|| Deployment {
+            calls: Arc::new(Semaphore::new(CALLS)),
+            mains: HashMap::new(),
+            tasks: JoinSet::new(),
+        });
+        let mut before = std::mem::take(&mut known.mains);
+        for Partner { uid, ip, order } in partners.into_iter().take(MOST_MAINS) {
+            let wish = Wish { order, at: Instant::now() };
+            let goes_on = before.remove(&uid).filter(|known| known.ip == ip && !known.task.is_finished());
+            let conversation = match goes_on {
+                Some(conversation) => {
+                    conversation.wish.send_replace(wish);
+                    conversation
+                }
+                None => {
+                    let (wish, wishes) = watch::channel(wish);
+                    let heard = Arc::new(Mutex::new(Heard::default()));
+                    let news = (self.news.clone(), key.clone());
+                    let speaking = converse(ip, wishes, heard.clone(), known.calls.clone(), news);
+                    Conversation { ip, wish, heard, task: known.tasks.spawn(speaking) }
+                }
+            };
+            known.mains.insert(uid, conversation);
+        }
+        before.into_values().for_each(|conversation| conversation.task.abort());
+        while known.tasks.try_join_next().is_some() {}
+    }
+
+    /// Speaks with nobody of `deployment` any more.
+    pub fn end(&self, deployment: &ObjectRef<MoEDeployment>) {
+        lock(&self.deployments).remove(deployment);
+    }
+}
+
+/// Asks the main function at `ip` again and again, and tells it what it is to have, until nobody wishes so.
+async fn converse(
+    ip: IpAddr,
+    mut wishes: watch::Receiver<Wish>,
+    heard: Arc<Mutex<Heard>>,
+    calls: Arc<Semaphore>,
+    (news, deployment): (mpsc::Sender<ObjectRef<MoEDeployment>>, ObjectRef<MoEDeployment>),
+) {
+    let mut pause = SHORTEST_PAUSE;
+    loop {
+        let wish = wishes.borrow_and_update().clone();
+        if wish.at.elapsed() > UNASKED {
+            return;
+        }
+        let Ok(call) = calls.acquire().await else { return };
+        let said = exchange(ip, wish).await;
+        drop(call);
+        if learn(&mut lock(&heard), said) {
+            pause = SHORTEST_PAUSE;
+            // Where there is no room, the next look sees it.
+            let _no_room = news.try_send(deployment.clone());
+        } else {
+            pause = (2 * pause).min(LONGEST_PAUSE);
+        }
+        sleep(SHORTEST_PAUSE).await;
+        tokio::select! {
+            wished = wishes.changed() => if wished.is_err() { return },
+            () = sleep(pause - SHORTEST_PAUSE) => {}
+        }
+    }
+}
+
+/// One question, and one order where the answer calls for it.
+async fn exchange(ip: IpAddr, wish: Wish) -> Heard {
+    let in_force = mains::describe(ip).await;
+    let is_behind = |order: &Arc<Order>| in_force.is_some_and(|number| number < order.number);
+    let Some(order) = wish.order.filter(|order| wish.at.elapsed() < ORDER_HOLDS && is_behind(order)) else {
+        return Heard { in_force, told: None };
+    };
+    let outcome = mains::tell(ip, &order).await;
+    let is_in_force = matches!(outcome, Outcome::InForce { .. });
+    Heard {
+        in_force: if is_in_force { Some(order.number) } else { in_force },
+        told: Some((order.number, outcome)),
+    }
+}
+
+/// Takes note of what was `said`. Returns whether it is new.
+fn learn(heard: &mut Heard, said: Heard) -> bool {
+    let is_new = heard.in_force != said.in_force || (said.told.is_some() && heard.told != said.told);
+    heard.in_force = said.in_force;
+    heard.told = said.told.or(heard.told.take());
+    is_new
+}
+
+/// Every change of what is locked is whole: a panic elsewhere cannot have left it half-done.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,48 @@
+//! What is known of model and hardware, and what is done to know more. Pure.
+
+mod hardware;
+mod model;
+
+use super::api::MoEDeployment;
+use super::observed::Observed;
+
+pub use hardware::{Hardware, Measuring};
+pub use model::Model;
+
+/// What is known of model and hardware.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Known {
+    /// The checkpoint.
+    pub model: Model,
+    /// The hardware, once the checkpoint is known.
+    pub hardware: Option<Hardware>,
+}
+
+/// What was not read, though it would say more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Lacking {
+    /// The log of a pod.
+    Log(String),
+    /// The ConfigMap of a profile.
+    Profile(String),
+}
+
+/// What `observed` says about model and hardware.
+///
+/// # Errors
+/// A value cannot be written as JSON.
+pub fn know(owner: &MoEDeployment, observed: &Observed) -> Result<Known, serde_json::Error> {
+    let model = Model::of(owner, observed)?;
+    let hardware = model.facts().map(|facts| Hardware::of(owner, facts, observed)).transpose()?;
+    Ok(Known { model, hardware })
+}
+
+/// What is to be read as well, before this is known.
+///
+/// # Errors
+/// A value cannot be written as JSON.
+pub fn lacking(owner: &MoEDeployment, observed: &Observed) -> Result<Option<Lacking>, serde_json::Error> {
+    let known = know(owner, observed)?;
+    let lacking = known.model.lacking(observed);
+    Ok(lacking.or_else(|| known.hardware?.lacking(observed)))
+}

@@ -1,0 +1,110 @@
+//! What there is: read from the API in one go, and heard from main functions.
+
+use super::api::{MoEDeployment, MoEPlan};
+use super::calls::{CallError, Calls};
+use super::conversations::Heard;
+use super::known::{Lacking, lacking};
+use super::names;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::{Resource, ResourceExt};
+use std::collections::{BTreeMap, HashMap};
+use tokio::try_join;
+
+/// Everything that belongs to a deployment, and when it was looked at.
+#[derive(Debug, Clone, Default)]
+pub struct Observed {
+    /// Pods of functions and helpers.
+    pub pods: Vec<Pod>,
+    /// Services.
+    pub services: Vec<Service>,
+    /// Network policies.
+    pub network_policies: Vec<NetworkPolicy>,
+    /// Disruption budgets.
+    pub budgets: Vec<PodDisruptionBudget>,
+    /// Plans, the newest last.
+    pub plans: Vec<MoEPlan>,
+    /// The facts of the checkpoint.
+    pub model: Option<ConfigMap>,
+    /// The routing generations.
+    pub routing: Option<ConfigMap>,
+    /// ConfigMaps with figures of the hardware that were asked for, by name; none: there is none.
+    pub profiles: BTreeMap<String, Option<ConfigMap>>,
+    /// Logs of helpers that are done, by the name of their pods, or why one cannot be read.
+    pub logs: BTreeMap<String, Result<String, String>>,
+    /// What main functions said, by the uid of their pods.
+    pub heard: HashMap<String, Heard>,
+    /// When.
+    pub now: Timestamp,
+}
+
+/// Reads everything that belongs to `deployment`; `heard` is what its main functions said.
+///
+/// # Errors
+/// A call that came to nothing, or a value that cannot be written as JSON.
+pub(super) async fn observe(
+    calls: &Calls,
+    deployment: &MoEDeployment,
+    heard: HashMap<String, Heard>,
+) -> Result<Observed, ObserveError> {
+    let name = deployment.name_any();
+    let labels = BTreeMap::from([(names::DEPLOYMENT.to_owned(), name.clone())]);
+    let selector = names::selector_text(&labels);
+    let (pods, services, network_policies, budgets, plans, maps) = try_join!(
+        calls.list(&selector),
+        calls.list(&selector),
+        calls.list(&selector),
+        calls.list(&selector),
+        calls.plans(&selector),
+        calls.list::<ConfigMap>(&selector),
+    )?;
+    let uid = deployment.uid().unwrap_or_default();
+    // What belongs to an earlier deployment of the same name is on its way out.
+    let map =
+        |name: String| maps.iter().find(|map| map.name_any() == name && is_owned_by(*map, &uid)).cloned();
+    let mut observed = Observed {
+        pods,
+        services,
+        network_policies,
+        budgets,
+        plans: plans.into_iter().filter(|plan| is_owned_by(plan, &uid)).collect(),
+        model: map(names::model_config_map(&name)),
+        routing: map(names::routing_config_map(&name)),
+        profiles: BTreeMap::new(),
+        logs: BTreeMap::new(),
+        heard,
+        now: Timestamp::now(),
+    };
+    // What else is needed follows from what was read.
+    while let Some(lacking) = lacking(deployment, &observed)? {
+        match lacking {
+            Lacking::Log(pod) => {
+                let log = calls.log(&pod).await.map_err(|error| error.to_string());
+                observed.logs.insert(pod, log);
+            }
+            Lacking::Profile(name) => {
+                let map = calls.get(&name).await?;
+                observed.profiles.insert(name, map);
+            }
+        }
+    }
+    Ok(observed)
+}
+
+/// Why a deployment could not be looked at.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ObserveError {
+    /// A call of the API.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// A value that cannot be written as JSON.
+    #[error("{0}")]
+    Json(#[from] serde_json::Error),
+}
+
+/// Whether the object goes with the owner that has `uid`.
+pub(super) fn is_owned_by<K: Resource>(object: &K, uid: &str) -> bool {
+    object.owner_references().iter().any(|owner| owner.controller == Some(true) && owner.uid == uid)
+}

@@ -1,0 +1,214 @@
+//! The pipeline: observe, find out about the model, plan, build, apply, tell main functions, state the
+//! status. Everything that is decided is decided by pure modules; this one joins them.
+
+use super::api::{MoEDeployment, MoEPlanSpec, ModelStatus};
+use super::applied::{ApplyError, apply};
+use super::build::Surroundings;
+use super::calls::{CallError, Calls};
+use super::conversations::Conversations;
+use super::events::{publish, transitions};
+use super::known::{Known, know};
+use super::metrics::Metrics;
+use super::names::Component;
+use super::observed::{ObserveError, Observed, observe};
+use super::planned::{PlanState, Planned, Task, solved, task};
+use super::planning::{Planning, PlanningError};
+use super::pods::Trouble;
+use super::status::{Findings, status};
+use super::steps::{NAME_TAKEN, Steps, steps, waits};
+use futures_util::FutureExt;
+use kube::runtime::events::Recorder;
+use kube::{Client, ResourceExt};
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// A plan that takes longer to make is not made.
+const PLANNING: Duration = Duration::from_secs(120);
+
+/// What every run works with.
+pub(super) struct Context {
+    /// The API.
+    pub(super) client: Client,
+    /// What the operator was told.
+    pub(super) around: Surroundings,
+    /// Where events are published.
+    pub(super) recorder: Recorder,
+    /// What is counted.
+    pub(super) metrics: Metrics,
+    /// What is said to main functions, and what they say.
+    pub(super) conversations: Conversations,
+}
+
+/// Why a run came to nothing.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ReconcileError {
+    /// A call of the API.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// A value that cannot be written as JSON.
+    #[error("{0}")]
+    Json(#[from] serde_json::Error),
+    /// Something is there that was not read.
+    #[error("{0} was not read as it is")]
+    Stale(String),
+    /// A defect of this program: what belongs to this deployment led it where it should not go.
+    #[error("the operator has a defect that this deployment meets: {0}")]
+    Panicked(String),
+}
+
+impl From<ObserveError> for ReconcileError {
+    fn from(error: ObserveError) -> Self {
+        match error {
+            ObserveError::Call(error) => Self::Call(error),
+            ObserveError::Json(error) => Self::Json(error),
+        }
+    }
+}
+
+impl From<ApplyError> for ReconcileError {
+    fn from(error: ApplyError) -> Self {
+        match error {
+            ApplyError::Call(error) => Self::Call(error),
+            ApplyError::Stale(name) => Self::Stale(name),
+        }
+    }
+}
+
+impl ReconcileError {
+    /// Whether the namespace is being deleted.
+    pub(super) fn namespace_ends(&self) -> bool {
+        matches!(self, Self::Call(error) if error.namespace_ends())
+    }
+
+    /// What was tried, where a person must mend something that no condition names: the operator's role, an
+    /// object that the API refuses, or the operator itself.
+    pub(super) fn untold(&self) -> Option<String> {
+        match self {
+            Self::Call(error) if matches!(error.code(), 400 | 401 | 403 | 422) => {
+                Some(error.call().to_owned())
+            }
+            Self::Panicked(_) => Some("reconcile".to_owned()),
+            _ => None,
+        }
+    }
+
+    /// For metrics.
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            Self::Call(CallError::Timeout { .. }) => "timeout",
+            Self::Call(error) if error.code() == 409 => "conflict",
+            Self::Call(_) => "api",
+            Self::Json(_) => "json",
+            Self::Stale(_) => "conflict",
+            Self::Panicked(_) => "panic",
+        }
+    }
+}
+
+/// Looks at one deployment and does what is to be done. Returns when to look again.
+///
+/// # Errors
+/// A call came to nothing. What was done stands, and the next run goes on from there.
+pub(super) async fn reconcile(owner: &MoEDeployment, context: &Context) -> Result<Duration, ReconcileError> {
+    contained(attempt(owner, context)).await
+}
+
+/// The outcome of `run`; a panic in it is one of its failures. All deployments are served by one task: what
+/// one of them consists of is no reason to leave the others alone.
+async fn contained<T>(run: impl Future<Output = Result<T, ReconcileError>>) -> Result<T, ReconcileError> {
+    // Nothing that it leaves half-done is looked at again: every run begins with what is there.
+    AssertUnwindSafe(run).catch_unwind().await.unwrap_or_else(|panic| {
+        let words = panic.downcast_ref::<&str>().map(|words| (*words).to_owned());
+        let words = words.or_else(|| panic.downcast_ref::<String>().cloned());
+        Err(ReconcileError::Panicked(words.unwrap_or_else(|| "a panic without words".to_owned())))
+    })
+}
+
+async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, ReconcileError> {
+    let Context { around, recorder, conversations, .. } = context;
+    let namespace = owner.namespace().unwrap_or_default();
+    let calls = Calls::new(context.client.clone(), &namespace, context.metrics.writes.clone());
+
+    let observed = observe(&calls, owner, conversations.heard(owner)).await?;
+    let known = know(owner, &observed)?;
+    let answer = match task(owner, &observed, &known, around) {
+        Task::Done(state) => (state, None),
+        Task::Solve { planning, previous } => solved(owner, solve(*planning, previous).await)?,
+    };
+    let planned = Planned::new(owner, &observed, &known, answer, around);
+    let steps = steps(owner, &observed, &known, &planned, around)?;
+    let applied = apply(&calls, owner, &steps.writes).await?;
+    conversations.keep(owner, steps.partners.clone());
+    let status = status(&findings(owner, &observed, &known, &planned, &steps, applied.refused));
+    if owner.status.as_ref() != Some(&status) {
+        calls.apply_status(&owner.name_any(), &status).await?;
+    }
+
+    let mut happenings = steps.happenings;
+    happenings.extend(applied.happenings);
+    happenings.extend(transitions(owner.status.as_ref(), &status));
+    publish(recorder, owner, &happenings).await;
+    Ok(steps.look_again)
+}
+
+/// Computes a plan beside everything else.
+async fn solve(planning: Planning, previous: Option<Box<MoEPlanSpec>>) -> Result<MoEPlanSpec, PlanningError> {
+    let solving = tokio::task::spawn_blocking(move || planning.solve(previous.as_deref()));
+    match timeout(PLANNING, solving).await {
+        Ok(Ok(solved)) => solved,
+        Ok(Err(error)) => Err(PlanningError::Aborted(error.to_string())),
+        Err(_elapsed) => Err(PlanningError::Aborted(format!("no plan within {PLANNING:?}"))),
+    }
+}
+
+/// What the status says something about, with what the API `refused`.
+fn findings<'a>(
+    owner: &'a MoEDeployment,
+    observed: &Observed,
+    known: &Known,
+    planned: &'a Planned,
+    steps: &'a Steps,
+    refused: Vec<(Option<Component>, Trouble)>,
+) -> Findings<'a> {
+    let mut found = Findings {
+        deployment: owner,
+        model: known.model.facts().map(|facts| ModelStatus {
+            source: owner.spec.model.source.clone(),
+            revision: facts.revision.clone(),
+            digest: facts.inspection.fingerprint.clone(),
+        }),
+        planning: planned.state.clone(),
+        profiling: steps.profiling.clone(),
+        target: planned.target.as_ref().map(|target| (&target.revision, &target.plan)),
+        running: planned.running.as_deref(),
+        pods: &steps.pods,
+        troubles: steps.troubles.clone(),
+        settled: steps.settled,
+        now: observed.now,
+    };
+    for (component, trouble) in refused {
+        match component {
+            Some(Component::Inspector) => found.planning = PlanState::Inspecting { trouble: Some(trouble) },
+            // Another deployment that measures the same was first.
+            Some(Component::Profiler) if trouble.reason == NAME_TAKEN => {}
+            Some(Component::Profiler) => found.profiling = Some(waits(&trouble)),
+            Some(Component::Main | Component::RemoteExpert) | None => found.troubles.push(trouble),
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ReconcileError, contained};
+
+    #[tokio::test]
+    #[allow(clippy::panic)]
+    async fn a_panic_is_a_failure_of_the_run_that_met_it() {
+        let panics = async { panic!("number {}", 7) };
+        let outcome: Result<(), _> = contained(panics).await;
+        assert!(matches!(outcome, Err(ReconcileError::Panicked(words)) if words == "number 7"));
+        assert!(matches!(contained(async { Ok(1) }).await, Ok(1)));
+    }
+}

@@ -1,0 +1,96 @@
+//! Having the hardware measured where the plan stands on a prior.
+
+use super::{LATER, SUPPLIED, Scene, Steps, Write};
+use crate::api::ProfileSource;
+use crate::build::profiler;
+use crate::errand::{Errand, useless};
+use crate::events::Happening;
+use crate::known::{Hardware, Measuring};
+use crate::names::Component;
+use crate::planned::PlanState;
+use crate::pods::Trouble;
+use crate::profiling::{ATTEMPTS, config_map};
+use kube::ResourceExt;
+
+const UNDERWAY: &str = "the hardware is being measured";
+
+impl Steps {
+    /// The figures of the hardware. A profiler is only started when nothing else starts: it would take
+    /// processors from functions.
+    pub(super) fn profile(&mut self, scene: Scene<'_>) -> Result<(), serde_json::Error> {
+        let hardware = scene.known.hardware.as_ref();
+        if scene.owner.spec.profile.is_some() && hardware.is_some() {
+            self.look_within(SUPPLIED);
+        }
+        self.writes.extend(hardware.and_then(|hardware| hardware.shared.clone()).map(Write::Share));
+        let measuring = match &scene.planned.state {
+            PlanState::Planned { plan, .. } if plan.profile == ProfileSource::Prior => {
+                hardware.and_then(|hardware| Some((hardware, hardware.measuring.as_ref()?)))
+            }
+            _ => None,
+        };
+        let useful = measuring.map(|(hardware, measuring)| (hardware.subject.as_str(), &measuring.errand));
+        let over = useless(&scene.observed.pods, &scene.uid(), Component::Profiler, useful);
+        self.writes.extend(over.into_iter().map(Write::Delete));
+        if let Some((hardware, measuring)) = measuring {
+            self.profiling = Some(self.measure(scene, hardware, measuring)?);
+        }
+        Ok(())
+    }
+
+    /// Moves measuring on. Returns how it stands.
+    fn measure(
+        &mut self,
+        scene: Scene<'_>,
+        hardware: &Hardware,
+        measuring: &Measuring,
+    ) -> Result<String, serde_json::Error> {
+        let at_rest = self.settled || scene.planned.target.is_none();
+        Ok(match (&measuring.errand, &measuring.printed) {
+            (Errand::Start { .. }, _) if !at_rest => {
+                "the hardware is measured once everything runs".to_owned()
+            }
+            (Errand::Start { incarnation, .. }, _) => {
+                self.look_within(LATER);
+                self.start_profiler(scene, hardware, *incarnation)
+            }
+            (Errand::Waiting { trouble }, _) => {
+                self.look_within(LATER);
+                trouble.as_ref().map_or_else(|| UNDERWAY.to_owned(), waits)
+            }
+            (Errand::Done { .. }, Some(Ok(profile))) => {
+                self.writes.push(Write::Profile(config_map(scene.owner, &hardware.subject, profile)?));
+                self.happenings.push(Happening::normal("HardwareMeasured", hardware.source.clone()));
+                self.look_within(LATER);
+                UNDERWAY.to_owned()
+            }
+            (Errand::Done { .. }, Some(Err(message))) => message.clone(),
+            (Errand::Done { .. }, None) => UNDERWAY.to_owned(),
+            (Errand::Failed { trouble, attempts, .. }, _) if *attempts >= ATTEMPTS => {
+                format!("the hardware could not be measured: {}", trouble.message)
+            }
+            (Errand::Failed { trouble, retry_at, .. }, _) => {
+                self.look_at(*retry_at, scene.observed.now);
+                format!("measuring the hardware failed and is tried again: {}", trouble.message)
+            }
+        })
+    }
+
+    fn start_profiler(&mut self, scene: Scene<'_>, hardware: &Hardware, incarnation: u32) -> String {
+        let PlanState::Planned { plan, .. } = &scene.planned.state else { return String::new() };
+        let Some(facts) = scene.known.model.facts() else { return String::new() };
+        match profiler(scene.owner, &hardware.subject, incarnation, plan, facts, scene.around) {
+            Ok(pod) => {
+                let note = format!("{} measures the hardware", pod.name_any());
+                self.create(pod, Component::Profiler, Happening::normal("ProfilerStarted", note));
+                UNDERWAY.to_owned()
+            }
+            Err(error) => format!("the hardware cannot be measured: {error}"),
+        }
+    }
+}
+
+/// How measuring stands where its pod is kept from running.
+pub(crate) fn waits(trouble: &Trouble) -> String {
+    format!("measuring the hardware waits: {}", trouble.message)
+}

@@ -1,0 +1,163 @@
+//! Pods and routing, one step further.
+
+use super::{LATER, Scene, Steps, Write};
+use crate::build::{Revision, budgets};
+use crate::conversations::Partner;
+use crate::drift::is_as;
+use crate::events::Happening;
+use crate::mains::{Order, Outcome};
+use crate::names::Component;
+use crate::observed::is_owned_by;
+use crate::planned::find;
+use crate::planning::account;
+use crate::pods::{PodView, Trouble};
+use crate::rollout::{self, orders, step};
+use crate::routing::{Generation, RoutingTable};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+impl Steps {
+    /// Brings the revision about that is to run, and tells main functions of it.
+    pub(super) fn roll(&mut self, scene: Scene<'_>) -> Result<(), serde_json::Error> {
+        let table = scene.table();
+        self.report(scene, &table);
+        let Some(target) = &scene.planned.target else {
+            self.speak(scene, &table);
+            return Ok(());
+        };
+        self.budgets(scene, &target.revision);
+        let name = scene.owner.name_any();
+        let rollout = step(rollout::Scene {
+            deployment: &name,
+            target: &target.revision,
+            table: &table,
+            pods: &self.pods,
+            now: scene.observed.now,
+        })?;
+        self.start(scene, &target.revision, &rollout.create);
+        self.writes.extend(rollout.delete.into_iter().map(Write::Delete));
+        self.relabel(scene, &target.revision);
+        self.troubles.extend(rollout.held);
+        let table = rollout.table.unwrap_or(table);
+        // Written before anybody is told: a number means one thing only, whatever happens next. What was
+        // spoiled stays until it is known what to write instead.
+        if !table.spoiled && (!table.entries.is_empty() || scene.observed.routing.is_some()) {
+            let there: Vec<_> = scene.observed.routing.iter().cloned().collect();
+            self.keep(scene, table.config_map(scene.owner)?, &there, Write::Routing);
+        }
+        self.speak(scene, &table);
+        if let Some(at) = rollout.look_again {
+            self.look_at(at, scene.observed.now);
+        }
+        if !rollout.settled {
+            self.look_within(LATER);
+        }
+        self.settled = rollout.settled;
+        Ok(())
+    }
+
+    /// Disruption budgets; those of functions that need none any more go.
+    fn budgets(&mut self, scene: Scene<'_>, revision: &Revision) {
+        let wanted = budgets(scene.owner, revision);
+        let there = &scene.observed.budgets;
+        let is_over = |name: &String| wanted.iter().all(|budget| budget.name_any() != *name);
+        let ours = there.iter().filter(|live| is_owned_by(*live, &scene.uid()));
+        let over = ours.map(|live| (live.name_any(), live.uid().unwrap_or_default()));
+        let over: Vec<Write> = over
+            .filter(|(name, _)| is_over(name))
+            .map(|(name, uid)| Write::DeleteBudget(name, uid))
+            .collect();
+        for budget in wanted {
+            self.keep(scene, budget, there, Write::Budget);
+        }
+        self.writes.extend(over);
+    }
+
+    fn start(&mut self, scene: Scene<'_>, revision: &Revision, creations: &[rollout::Creation]) {
+        let functions: Vec<_> = revision.functions().collect();
+        for creation in creations {
+            let Some(function) = functions.get(creation.function) else { continue };
+            let pod = function.pod(scene.owner, creation.replica, creation.incarnation);
+            let component = if function.hosted.is_some() { Component::RemoteExpert } else { Component::Main };
+            let started = Happening::normal("FunctionsStarted", pod.name_any());
+            self.create(pod, component, started);
+            if let Some(fault) = &creation.instead_of {
+                let note = format!("a function is replaced: {}: {}", fault.reason, fault.message);
+                self.happenings.push(Happening::warning("FunctionReplaced", note));
+            }
+        }
+    }
+
+    /// Gives the pods of the revision the labels back that somebody took or changed.
+    fn relabel(&mut self, scene: Scene<'_>, revision: &Revision) {
+        let (name, uid) = (scene.owner.name_any(), scene.uid());
+        for live in &scene.observed.pods {
+            let view = PodView::of(live, &uid, scene.observed.now);
+            let Some(view) = view.filter(|view| view.owned && view.ends_by.is_none()) else { continue };
+            let function = revision.functions().find(|function| {
+                (0..function.replicas).any(|replica| view.name.place == function.place(&name, replica))
+            });
+            let wanted =
+                function.map(|function| function.pod(scene.owner, view.replica, view.name.incarnation));
+            let Some(wanted) = wanted else { continue };
+            if !is_as(live, &Pod { metadata: wanted.metadata.clone(), ..Pod::default() }) {
+                self.writes.push(Write::Relabel { live: live.clone(), wanted });
+            }
+        }
+    }
+
+    /// Main functions are asked what they have in force, and told what they are to have.
+    fn speak(&mut self, scene: Scene<'_>, table: &RoutingTable) {
+        let told: BTreeMap<&String, Arc<Order>> = table
+            .entries
+            .iter()
+            .map(|(identity, generation)| (identity, Arc::new(order(scene, generation))))
+            .collect();
+        let partners = orders(table, &self.pods).filter_map(|(pod, generation)| {
+            // What is not written yet, because it is not known what to write, is not told.
+            let order = generation.filter(|_| !table.spoiled).and_then(|_| told.get(&pod.identity).cloned());
+            Some(Partner { uid: pod.uid.clone(), ip: pod.ip?, order })
+        });
+        self.partners = partners.collect();
+    }
+
+    /// What main functions made of what they were told.
+    fn report(&mut self, scene: Scene<'_>, table: &RoutingTable) {
+        for (pod, generation) in orders(table, &self.pods) {
+            let heard = scene.observed.heard.get(&pod.uid);
+            let Some((number, outcome)) = heard.and_then(|heard| heard.told.as_ref()) else { continue };
+            match outcome {
+                Outcome::InForce { problems } if problems.is_empty() => {
+                    let note = format!("generation {number} is in force at {}", pod.name);
+                    self.happenings.push(Happening::normal("RoutingInForce", note));
+                }
+                Outcome::InForce { problems } => {
+                    let note = format!("generation {number} at {}: {}", pod.name, problems.join("; "));
+                    self.happenings.push(Happening::warning("RoutingProblem", note));
+                }
+                // How long nothing changes is what the status watches.
+                Outcome::Underway => {}
+                Outcome::Failed(message) => {
+                    let stands = generation.is_some_and(|generation| generation.number == *number);
+                    if stands && pod.in_force < Some(*number) {
+                        let message = format!("{}: generation {number}: {message}", pod.name);
+                        self.troubles.push(Trouble::new("RoutingFailed", message));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What main functions are told of a generation, with what they are to expect of requests. That follows from
+/// the plan alone, which never changes: a generation is the same whenever it is told. Where a plan says
+/// nothing about it, or something that cannot be, requests are served without.
+fn order(scene: Scene<'_>, generation: &Generation) -> Order {
+    let plans = scene.observed.plans.iter().chain(&scene.planned.new);
+    let plan = find(scene.owner, plans, &generation.plan);
+    let account = plan.and_then(|plan| account(&plan.spec).ok().flatten()).unwrap_or_default();
+    let routing = generation.routing(account).map_err(|error| error.to_string());
+    Order { number: generation.number, routing }
+}

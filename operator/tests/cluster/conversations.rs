@@ -1,0 +1,50 @@
+//! Nobody waits for a main function: what it says is found by the next look.
+
+use crate::example::deployment;
+use crate::told::Main;
+use remoe_operator::build::CONTROL_PORT;
+use remoe_operator::conversations::{Conversations, Heard, Partner};
+use remoe_operator::mains::{Order, Outcome};
+use remoe_wire::v1::Routing;
+use serde_json::json;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+
+fn partner(uid: &str, ip: &str, order: Option<u64>) -> Partner {
+    let order = order.map(|number| {
+        let routing = Routing { generation: number, ..Routing::default() };
+        Arc::new(Order { number, routing: Ok(routing) })
+    });
+    Partner { uid: uid.to_owned(), ip: ip.parse().unwrap(), order }
+}
+
+/// Of two main functions one accepts connections and never answers. The other one is heard and told all the
+/// same, nobody is waited for, and what is over is forgotten.
+#[tokio::test]
+async fn a_silent_main_function_keeps_nobody_waiting() {
+    let (silent, talking) = ("127.78.0.1", "127.78.0.2");
+    let _accepts = TcpListener::bind((silent, CONTROL_PORT)).await.unwrap();
+    let main = Main::at(talking).await;
+    let owner = deployment(json!({}));
+    let (conversations, mut news) = Conversations::new();
+    conversations.keep(&owner, vec![partner("a", silent, Some(3)), partner("b", talking, None)]);
+    assert!(conversations.heard(&owner).values().all(|heard| *heard == Heard::default()));
+
+    let looked_at = news.recv().await.unwrap();
+    assert_eq!(looked_at.name, "demo");
+    let heard = conversations.heard(&owner);
+    assert_eq!((heard["a"].in_force, heard["b"].in_force), (None, Some(0)));
+
+    conversations.keep(&owner, vec![partner("a", silent, Some(3)), partner("b", talking, Some(3))]);
+    news.recv().await.unwrap();
+    let told = Heard { in_force: Some(3), told: Some((3, Outcome::InForce { problems: Vec::new() })) };
+    assert_eq!(conversations.heard(&owner)["b"], told);
+    assert_eq!(main.told().len(), 1);
+    // Reported once.
+    assert_eq!(conversations.heard(&owner)["b"].told, None);
+
+    conversations.keep(&owner, vec![partner("b", talking, Some(3))]);
+    assert_eq!(conversations.heard(&owner).len(), 1);
+    conversations.end(&looked_at);
+    assert!(conversations.heard(&owner).is_empty());
+}

@@ -1,0 +1,97 @@
+//! The whole line in a cluster in memory: it ends, wherever it was interrupted, and writes nothing after that.
+
+use crate::world::World;
+use remoe_operator::api::MoEDeploymentSpec;
+use remoe_operator::planned::PlanState;
+use remoe_operator::steps::Write;
+use serde_json::json;
+
+/// What happens to a deployment.
+type Change = fn(&mut World);
+
+fn scale(world: &mut World) {
+    world.owner.spec.replicas = 3;
+}
+
+fn plan_anew(world: &mut World) {
+    let spec = json!({"slo": {"ttft": "9s", "tpot": "140ms"}, "remoteExperts": {"maxReplicas": 2}});
+    world.owner.spec = respecified(spec);
+}
+
+/// Everything comes from another place and is measured elsewhere: inspector and profiler go again.
+fn move_over(world: &mut World) {
+    let spec = json!({"model": {"source": "pvc://others/demo"},
+        "main": {"template": {"nodeSelector": {"pool": "a"}}}});
+    world.owner.spec = respecified(spec);
+}
+
+fn respecified(spec: serde_json::Value) -> MoEDeploymentSpec {
+    crate::example::deployment(spec).spec
+}
+
+fn lose_everything(world: &mut World) {
+    let there = &mut world.there;
+    (there.model, there.routing) = (None, None);
+    there.profiles.clear();
+    there.services.clear();
+    there.budgets.clear();
+}
+
+/// The operator is killed after every write of making a deployment, inspector and profiler included, and of
+/// every change of it.
+#[test]
+fn killed_after_any_write_the_line_ends_at_the_same_state() {
+    let changes: [Option<Change>; 5] =
+        [None, Some(scale), Some(plan_anew), Some(move_over), Some(lose_everything)];
+    for change in changes {
+        let begin = || {
+            let mut world = World::new(json!({}));
+            if let Some(change) = change {
+                world.settle();
+                change(&mut world);
+            }
+            world
+        };
+        let mut reference = begin();
+        let writes = reference.settle();
+        assert!(writes > 1);
+        for crash in 1..writes {
+            let mut world = begin();
+            let mut left = crash;
+            while left > 0 {
+                let (_, steps) = world.look();
+                left -= world.write(&steps, left);
+                world.run();
+            }
+            world.settle();
+            assert_eq!(world.names(), reference.names(), "after {crash} writes");
+        }
+    }
+}
+
+#[test]
+fn a_settled_deployment_is_not_written() {
+    let mut world = World::new(json!({"replicas": 2}));
+    assert!(world.settle() > 10);
+    for _ in 0..3 {
+        world.run();
+        assert_eq!(world.look().1.writes, []);
+    }
+}
+
+/// A deployment whose plan cannot be made is kept as it runs.
+#[test]
+fn what_runs_is_healed_whatever_the_plan_is() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    world.owner.spec = respecified(json!({"slo": {"ttft": "1ms", "tpot": "1ms"}}));
+    world.owner.status = None;
+    let lost = world.there.pods.remove(0);
+    let (planned, steps) = world.look();
+    assert!(matches!(planned.state, PlanState::Refused(_)), "{:?}", planned.state);
+    let made = steps.writes.iter().filter_map(|write| match write {
+        Write::Create(creation) => creation.pod.metadata.labels.clone(),
+        _ => None,
+    });
+    assert_eq!(made.collect::<Vec<_>>(), [lost.metadata.labels.unwrap()]);
+}

@@ -1,0 +1,194 @@
+//! A cluster in memory for the whole line, from what is observed to what is written: nodes that do what they
+//! should, an inspector, a profiler and main functions that answer.
+
+use crate::example::{around, deployment, facts, prior};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Resource, ResourceExt};
+use remoe_operator::api::{MoEDeployment, MoEPlanSpec};
+use remoe_operator::conversations::Heard;
+use remoe_operator::digest::digest;
+use remoe_operator::known::{Lacking, know, lacking};
+use remoe_operator::names::{COMPONENT, Component, label};
+use remoe_operator::observed::Observed;
+use remoe_operator::planned::{Planned, Task, solved, task};
+use remoe_operator::planning::{Planning, PlanningError};
+use remoe_operator::steps::{Keep, Steps, Write, steps};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
+
+/// More looks than anything here takes.
+const ENOUGH: usize = 60;
+
+pub struct World {
+    pub owner: MoEDeployment,
+    pub there: Observed,
+    uids: u32,
+}
+
+impl World {
+    pub fn new(spec: Value) -> Self {
+        let there = Observed { now: "2026-01-01T00:00:00Z".parse().unwrap(), ..Observed::default() };
+        Self { owner: deployment(spec), there, uids: 0 }
+    }
+
+    /// What one look decides.
+    pub fn look(&mut self) -> (Planned, Steps) {
+        let mut observed = self.there.clone();
+        observed.profiles.clear();
+        observed.logs.clear();
+        while let Some(read) = lacking(&self.owner, &observed).unwrap() {
+            match read {
+                Lacking::Log(pod) => observed.logs.insert(pod.clone(), Ok(self.log(&pod))).map(drop),
+                Lacking::Profile(name) => {
+                    let map = self.there.profiles.get(&name).cloned().flatten();
+                    observed.profiles.insert(name, map).map(drop)
+                }
+            };
+        }
+        let known = know(&self.owner, &observed).unwrap();
+        let answer = match task(&self.owner, &observed, &known, &around()) {
+            Task::Done(state) => (state, None),
+            Task::Solve { planning, previous } => solved(&self.owner, solve(&planning, previous)).unwrap(),
+        };
+        let planned = Planned::new(&self.owner, &observed, &known, answer, &around());
+        let steps = steps(&self.owner, &observed, &known, &planned, &around()).unwrap();
+        (planned, steps)
+    }
+
+    /// What a pod that ended wrote.
+    fn log(&self, pod: &str) -> String {
+        let pod = self.there.pods.iter().find(|known| known.name_any() == pod).unwrap();
+        if label(&pod.metadata, COMPONENT) == Component::Inspector.name() {
+            serde_json::to_string(&facts()).unwrap()
+        } else {
+            serde_json::to_string(&prior().profile).unwrap()
+        }
+    }
+
+    /// Makes the first `most` writes; the operator is killed after them. Returns how many were made.
+    pub fn write(&mut self, steps: &Steps, most: usize) -> usize {
+        let made = steps.writes.iter().take(most);
+        let count = made.len();
+        for write in made {
+            self.store(write);
+        }
+        if count == steps.writes.len() {
+            for partner in &steps.partners {
+                let number = partner.order.as_ref().map_or(0, |order| order.number);
+                let heard = self.there.heard.entry(partner.uid.clone()).or_default();
+                *heard = Heard { in_force: heard.in_force.max(Some(number)), told: None };
+            }
+        }
+        count
+    }
+
+    fn store(&mut self, write: &Write) {
+        self.uids += 1;
+        let uid = format!("object-{}", self.uids);
+        let now = self.there.now;
+        let there = &mut self.there;
+        match write {
+            Write::Service(keep) => put(&mut there.services, keep, uid),
+            Write::Policy(keep) => put(&mut there.network_policies, keep, uid),
+            Write::Budget(keep) => put(&mut there.budgets, keep, uid),
+            Write::Facts(keep) => there.model = Some(keep.wanted.clone()),
+            Write::Routing(keep) => there.routing = Some(keep.wanted.clone()),
+            Write::Plan(plan) => there.plans.push(plan.clone()),
+            Write::Profile(map) | Write::Share(map) => {
+                there.profiles.insert(map.name_any(), Some(map.clone()));
+            }
+            Write::Create(creation) => {
+                let mut pod = creation.pod.as_ref().clone();
+                assert!(there.pods.iter().all(|known| known.name_any() != pod.name_any()), "a name is taken");
+                pod.metadata.uid = Some(uid);
+                pod.metadata.creation_timestamp =
+                    Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now));
+                there.pods.push(pod);
+            }
+            Write::Relabel { live, wanted } => {
+                let pod = there.pods.iter_mut().find(|pod| pod.uid() == live.uid()).unwrap();
+                pod.metadata.labels.clone_from(&wanted.metadata.labels);
+            }
+            Write::Delete(deletion) => there.pods.retain(|pod| pod.uid().as_ref() != Some(&deletion.uid)),
+            Write::DeleteBudget(name, _) => there.budgets.retain(|budget| budget.name_any() != *name),
+            Write::DeletePlan(name, _) => there.plans.retain(|plan| plan.name_any() != *name),
+        }
+    }
+
+    /// What nodes do in a second.
+    pub fn run(&mut self) {
+        self.there.now = self.there.now.checked_add(SignedDuration::from_secs(1)).unwrap();
+        let now = self.there.now;
+        for (index, pod) in self.there.pods.iter_mut().enumerate() {
+            let component = label(&pod.metadata, COMPONENT).to_owned();
+            let is_main = component == Component::Main.name();
+            let in_force = pod.uid().and_then(|uid| self.there.heard.get(&uid)?.in_force);
+            if is_main || component == Component::RemoteExpert.name() {
+                serve(pod, index, !is_main || in_force > Some(0), now);
+            } else {
+                pod.status = serde_json::from_value(json!({"phase": "Succeeded"})).unwrap();
+            }
+        }
+    }
+
+    /// Looks until nothing is left to do. Returns how many writes that took.
+    pub fn settle(&mut self) -> usize {
+        let mut writes = 0;
+        for _ in 0..ENOUGH {
+            let (_, steps) = self.look();
+            writes += self.write(&steps, usize::MAX);
+            if steps.settled && steps.writes.is_empty() {
+                return writes;
+            }
+            self.run();
+        }
+        panic!("not settled: {:#?}", self.look().1.writes);
+    }
+
+    /// Names of everything there is, pods without their incarnations.
+    pub fn names(&self) -> BTreeSet<String> {
+        fn of<K: Resource<DynamicType = ()>>(list: &[K]) -> Vec<String> {
+            list.iter().map(|object| format!("{} {}", K::kind(&()), object.name_any())).collect()
+        }
+        let there = &self.there;
+        let pods = there.pods.iter().map(|pod| {
+            let name = pod.name_any();
+            format!("Pod {}", name.rsplit_once('-').map_or(name.as_str(), |(place, _)| place))
+        });
+        let maps = there.profiles.values().chain([&there.model, &there.routing]).flatten();
+        let maps = maps.map(|map| format!("ConfigMap {}", map.name_any()));
+        let lists = [of(&there.services), of(&there.network_policies), of(&there.budgets), of(&there.plans)];
+        pods.chain(maps).chain(lists.into_iter().flatten()).collect()
+    }
+}
+
+/// The solution, computed once for all that ask for the same.
+fn solve(planning: &Planning, previous: Option<Box<MoEPlanSpec>>) -> Result<MoEPlanSpec, PlanningError> {
+    type Solutions = BTreeMap<(String, String), Result<MoEPlanSpec, PlanningError>>;
+    static SOLUTIONS: Mutex<Solutions> = Mutex::new(BTreeMap::new());
+    let asked = (planning.inputs.clone(), digest(&previous).unwrap());
+    let known = SOLUTIONS.lock().unwrap().get(&asked).cloned();
+    known.unwrap_or_else(|| {
+        let solution = planning.solve(previous.as_deref());
+        SOLUTIONS.lock().unwrap().insert(asked, solution.clone());
+        solution
+    })
+}
+
+fn put<K: Resource<DynamicType = ()> + Clone>(list: &mut Vec<K>, keep: &Keep<K>, uid: String) {
+    list.retain(|known| known.name_any() != keep.wanted.name_any());
+    let mut object = keep.wanted.clone();
+    object.meta_mut().uid = Some(uid);
+    list.push(object);
+}
+
+fn serve(pod: &mut Pod, index: usize, ready: bool, now: Timestamp) {
+    let ip = format!("10.0.0.{}", index + 1);
+    let ready = json!({"type": "Ready", "status": if ready { "True" } else { "False" },
+        "lastTransitionTime": now.to_string()});
+    let status =
+        json!({"phase": "Running", "podIP": ip, "startTime": now.to_string(), "conditions": [ready]});
+    pod.status = serde_json::from_value(status).unwrap();
+}
