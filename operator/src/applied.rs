@@ -96,7 +96,7 @@ impl Writer<'_> {
             Write::Routing(keep) => self.routing(keep).await,
             Write::Plan(plan) => self.plan(plan).await,
             Write::Profile(map) => self.profile(map).await,
-            Write::Share(map) => Ok(self.calls.replace(map).await.map(|_| Written::Done)?),
+            Write::Share(map) => Ok(self.calls.replace(map.as_ref()).await.map(|_| Written::Done)?),
             Write::Create(creation) => self.create(creation).await,
             Write::Relabel { live, wanted } => self.relabel(live, wanted).await,
             Write::Delete(Deletion { name, uid, grace_seconds }) => {
@@ -113,9 +113,10 @@ impl Writer<'_> {
     }
 
     /// Makes an object what it is to be, unless it is somebody else's.
-    async fn keep<K: Kind>(&self, Keep { wanted, live }: &Keep<K>) -> Result<Written, ApplyError> {
-        let live = match live {
-            Some(live) => Some(live.clone()),
+    async fn keep<K: Kind>(&self, keep: &Keep<K>) -> Result<Written, ApplyError> {
+        let wanted = keep.wanted.as_ref();
+        let live = match &keep.live {
+            Some(live) => Some(live.as_ref().clone()),
             // It may have lost its labels, or be another's.
             None => self.calls.get::<K>(&wanted.name_any()).await?,
         };
@@ -136,9 +137,10 @@ impl Writer<'_> {
 
     /// The durable copy of the routing, if it still is what was read: a former leader that writes late is
     /// refused, and so is what was decided without having read what is there.
-    async fn routing(&self, Keep { wanted, live }: &Keep<ConfigMap>) -> Result<Written, ApplyError> {
-        if let Some(live) = live {
-            self.calls.replace(&in_place_of(live, wanted)).await?;
+    async fn routing(&self, keep: &Keep<ConfigMap>) -> Result<Written, ApplyError> {
+        let wanted = keep.wanted.as_ref();
+        if let Some(live) = &keep.live {
+            self.calls.replace(&in_place_of(live.as_ref(), wanted)).await?;
             return Ok(Written::Done);
         }
         let Err(error) = self.calls.create(wanted).await else { return Ok(Written::Done) };

@@ -114,9 +114,9 @@ impl PodView {
     }
 
     /// Takes note of the generation that a main function says it has in force; none: it said nothing. One
-    /// that nobody here can have counted to is somebody else's, and no later one could follow it.
-    pub fn follows(&mut self, generation: Option<u64>) {
-        self.in_force = generation.filter(|number| *number < MOST_GENERATIONS);
+    /// far from the `newest` that was told is somebody else's, and before long no later one could follow it.
+    pub fn follows(&mut self, generation: Option<u64>, newest: u64) {
+        self.in_force = generation.filter(|number| *number <= newest.max(MOST_GENERATIONS / 2));
         if let (Some(number), None) = (generation, self.in_force) {
             let message = format!("has generation {number} in force, which is not of this operator");
             self.fault.get_or_insert(Trouble::new(FOREIGN_ROUTING, message));

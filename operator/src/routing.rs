@@ -110,7 +110,8 @@ impl RoutingTable {
         for (key, value) in map.data.iter().flatten() {
             let Some(identity) = key.strip_suffix(".json") else { continue };
             let read = serde_json::from_str(value).ok();
-            match read.filter(|read: &Generation| read.number < MOST_GENERATIONS) {
+            // The last one is none: nothing could follow it.
+            match read.filter(|read: &Generation| read.number < MOST_GENERATIONS - 1) {
                 Some(generation) => {
                     table.entries.insert(identity.to_owned(), generation);
                 }

@@ -53,19 +53,19 @@ pub enum Write {
     /// Makes the durable copy of the routing what it is to be, if it still is what was read.
     Routing(Keep<ConfigMap>),
     /// Stores a plan; what one says is never changed.
-    Plan(MoEPlan),
+    Plan(Box<MoEPlan>),
     /// Stores a profile for all deployments that would measure the same.
-    Profile(ConfigMap),
+    Profile(Box<ConfigMap>),
     /// Has a profile stay for this deployment as well.
-    Share(ConfigMap),
+    Share(Box<ConfigMap>),
     /// Makes a pod.
     Create(Creation),
     /// Gives a pod back the labels that somebody took or changed.
     Relabel {
         /// As it is.
-        live: Pod,
+        live: Box<Pod>,
         /// As it was made.
-        wanted: Pod,
+        wanted: Box<Pod>,
     },
     /// Deletes a pod.
     Delete(super::rollout::Deletion),
@@ -79,9 +79,9 @@ pub enum Write {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Keep<K> {
     /// As it is to be.
-    pub wanted: K,
+    pub wanted: Box<K>,
     /// As it was read.
-    pub live: Option<K>,
+    pub live: Option<Box<K>>,
 }
 
 /// A pod that is to be made.
@@ -151,7 +151,7 @@ pub fn steps(
     // Before any pod is made: a pod without its policy would be open to all.
     steps.frame(scene);
     steps.model(scene)?;
-    steps.writes.extend(planned.new.clone().map(Write::Plan));
+    steps.writes.extend(planned.new.clone().map(Box::new).map(Write::Plan));
     steps.roll(scene)?;
     steps.profile(scene)?;
     steps.prune(scene);
@@ -166,12 +166,13 @@ impl Scene<'_> {
     /// The pods of functions, with what main functions said.
     fn pods(&self) -> Vec<PodView> {
         let uid = self.uid();
+        let newest = self.table().newest();
         let views = self.observed.pods.iter().filter_map(|pod| PodView::of(pod, &uid, self.observed.now));
         let heard = views.map(|mut view| {
             if let Some(heard) =
                 self.observed.heard.get(&view.uid).filter(|_| view.is_main && view.is_sound())
             {
-                view.follows(heard.in_force);
+                view.follows(heard.in_force, newest);
             }
             view
         });
@@ -203,7 +204,9 @@ impl Steps {
         match live {
             Some(live) if !is_owned_by(live, &scene.uid()) => self.troubles.push(name_taken(&wanted)),
             Some(live) if is_as(live, &wanted) => {}
-            live => self.writes.push(write(Keep { live: live.cloned(), wanted })),
+            live => {
+                self.writes.push(write(Keep { live: live.cloned().map(Box::new), wanted: Box::new(wanted) }))
+            }
         }
     }
 

@@ -22,7 +22,8 @@ impl Steps {
         if scene.owner.spec.profile.is_some() && hardware.is_some() {
             self.look_within(SUPPLIED);
         }
-        self.writes.extend(hardware.and_then(|hardware| hardware.shared.clone()).map(Write::Share));
+        self.writes
+            .extend(hardware.and_then(|hardware| hardware.shared.clone()).map(Box::new).map(Write::Share));
         let measuring = match &scene.planned.state {
             PlanState::Planned { plan, .. } if plan.profile == ProfileSource::Prior => {
                 hardware.and_then(|hardware| Some((hardware, hardware.measuring.as_ref()?)))
@@ -59,7 +60,11 @@ impl Steps {
                 trouble.as_ref().map_or_else(|| UNDERWAY.to_owned(), waits)
             }
             (Errand::Done { .. }, Some(Ok(profile))) => {
-                self.writes.push(Write::Profile(config_map(scene.owner, &hardware.subject, profile)?));
+                self.writes.push(Write::Profile(Box::new(config_map(
+                    scene.owner,
+                    &hardware.subject,
+                    profile,
+                )?)));
                 self.happenings.push(Happening::normal("HardwareMeasured", hardware.source.clone()));
                 self.look_within(LATER);
                 UNDERWAY.to_owned()

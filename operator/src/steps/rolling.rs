@@ -103,7 +103,7 @@ impl Steps {
                 function.map(|function| function.pod(scene.owner, view.replica, view.name.incarnation));
             let Some(wanted) = wanted else { continue };
             if !is_as(live, &Pod { metadata: wanted.metadata.clone(), ..Pod::default() }) {
-                self.writes.push(Write::Relabel { live: live.clone(), wanted });
+                self.writes.push(Write::Relabel { live: Box::new(live.clone()), wanted: Box::new(wanted) });
             }
         }
     }

@@ -41,8 +41,9 @@ impl World {
 
     pub fn steps(&mut self) -> Rollout {
         // Main functions are asked before every step.
+        let newest = self.table.newest();
         for pod in self.pods.iter_mut().filter(|pod| pod.in_force.is_some()) {
-            pod.follows(Some(self.in_force.get(&pod.uid).map_or(0, |generation| generation.number)));
+            pod.follows(Some(self.in_force.get(&pod.uid).map_or(0, |generation| generation.number)), newest);
         }
         let scene = Scene {
             deployment: "demo",
@@ -444,7 +445,7 @@ fn told(world: &World, steps: &Rollout) -> Vec<u64> {
 
 #[test]
 fn numbers_that_nobody_counted_to_are_replaced() {
-    for number in [u64::MAX, u64::MAX - 1, MOST_GENERATIONS + 1] {
+    for number in [u64::MAX, u64::MAX - 1, MOST_GENERATIONS + 1, MOST_GENERATIONS - 1] {
         let mut world = World::new(revisions().remove(1));
         world.settle();
         world.poison(number);

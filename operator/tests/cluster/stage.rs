@@ -171,8 +171,13 @@ fn settings(namespace: &str) -> RunSettings {
 
 /// A deployment with what its inspector found out, which needs a node.
 pub async fn deploy(server: &Server) -> MoEDeployment {
+    deploy_as(server, "demo").await
+}
+
+/// The same by another name.
+pub async fn deploy_as(server: &Server, name: &str) -> MoEDeployment {
     let mut owner = deployment(json!({"replicas": 2}));
-    owner.metadata = kube::api::ObjectMeta { name: Some("demo".to_owned()), ..Default::default() };
+    owner.metadata = kube::api::ObjectMeta { name: Some(name.to_owned()), ..Default::default() };
     let owner = server.api::<MoEDeployment>().create(&PostParams::default(), &owner).await.unwrap();
     let map = facts().config_map(&owner, &subject(&owner.spec.model, None).unwrap()).unwrap();
     server.api::<ConfigMap>().create(&PostParams::default(), &map).await.unwrap();
@@ -182,6 +187,11 @@ pub async fn deploy(server: &Server) -> MoEDeployment {
 /// Has every pod run, as nodes would, and remote functions be ready. Main functions do not answer: they are
 /// told of nothing, and what is to be told is what counts here.
 pub async fn run_pods(server: &Server) {
+    run_pods_at(server, |index| format!("127.0.0.{}", index + 1)).await;
+}
+
+/// The same, at addresses of the test's choice by the number of the pod.
+pub async fn run_pods_at(server: &Server, address: impl Fn(usize) -> String) {
     let pods = server.api::<Pod>();
     let list = pods.list(&ListParams::default()).await.unwrap();
     for (index, pod) in list.items.iter().enumerate() {
@@ -190,7 +200,7 @@ pub async fn run_pods(server: &Server) {
             continue;
         }
         let now = jiff::Timestamp::now().to_string();
-        let ip = format!("127.0.0.{}", index + 1);
+        let ip = address(index);
         let is_remote =
             pod.labels().get(COMPONENT).is_some_and(|part| part == Component::RemoteExpert.name());
         let ready = if is_remote { "True" } else { "False" };

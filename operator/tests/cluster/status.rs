@@ -55,7 +55,7 @@ impl Scene {
         let found = status(&Findings {
             deployment: &self.owner,
             model: None,
-            planning: planning,
+            planning,
             profiling: None,
             target: Some((&self.revision, &self.plan)),
             running: Some(&self.revision.plan),

@@ -93,11 +93,11 @@ impl World {
             Write::Service(keep) => put(&mut there.services, keep, uid),
             Write::Policy(keep) => put(&mut there.network_policies, keep, uid),
             Write::Budget(keep) => put(&mut there.budgets, keep, uid),
-            Write::Facts(keep) => there.model = Some(keep.wanted.clone()),
-            Write::Routing(keep) => there.routing = Some(keep.wanted.clone()),
-            Write::Plan(plan) => there.plans.push(plan.clone()),
+            Write::Facts(keep) => there.model = Some(keep.wanted.as_ref().clone()),
+            Write::Routing(keep) => there.routing = Some(keep.wanted.as_ref().clone()),
+            Write::Plan(plan) => there.plans.push(plan.as_ref().clone()),
             Write::Profile(map) | Write::Share(map) => {
-                there.profiles.insert(map.name_any(), Some(map.clone()));
+                there.profiles.insert(map.name_any(), Some(map.as_ref().clone()));
             }
             Write::Create(creation) => {
                 let mut pod = creation.pod.as_ref().clone();
@@ -179,7 +179,7 @@ fn solve(planning: &Planning, previous: Option<Box<MoEPlanSpec>>) -> Result<MoEP
 
 fn put<K: Resource<DynamicType = ()> + Clone>(list: &mut Vec<K>, keep: &Keep<K>, uid: String) {
     list.retain(|known| known.name_any() != keep.wanted.name_any());
-    let mut object = keep.wanted.clone();
+    let mut object = keep.wanted.as_ref().clone();
     object.meta_mut().uid = Some(uid);
     list.push(object);
 }
