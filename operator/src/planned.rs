@@ -8,7 +8,7 @@ use super::inspection::Inspecting;
 use super::known::Known;
 use super::observed::Observed;
 use super::planning::{Planning, PlanningError, check_hosted};
-use super::pods::Trouble;
+use super::pods::{PodView, Trouble};
 use super::routing::RoutingTable;
 use kube::ResourceExt;
 
@@ -142,6 +142,7 @@ impl Planned {
         let running = running(owner, observed);
         let mut planned = Self { state, new, running, target: None, troubles: Vec::new() };
         let wanted = planned.wanted(owner, observed);
+        let wanted = wanted.map(|wanted| planned.instead_of_failed(owner, observed, wanted));
         planned.target = wanted.and_then(|(hash, plan)| {
             if !planned.is_of_model(&hash, &plan, known.model.facts()) {
                 return None;
@@ -180,6 +181,35 @@ impl Planned {
         }
     }
 
+    /// The plan that serves, in place of one that did not become ready in time under the present spec.
+    fn instead_of_failed(
+        &mut self,
+        owner: &MoEDeployment,
+        observed: &Observed,
+        (hash, plan): (String, MoEPlanSpec),
+    ) -> (String, MoEPlanSpec) {
+        let status = owner.status.as_ref();
+        let is_same_spec =
+            status.is_some_and(|status| status.observed_generation == owner.metadata.generation);
+        let failed = status.and_then(|status| status.failed_plan.as_ref()).filter(|_| is_same_spec);
+        let serving = serving(owner, observed).filter(|serving| *serving != hash);
+        let found = serving.and_then(|serving| {
+            let plan = find(owner, &observed.plans, &serving)?.spec.clone();
+            Some((serving, plan))
+        });
+        match found {
+            Some((serving, plan)) if failed == Some(&hash) => {
+                let message = format!(
+                    "plan {hash} did not become ready in time; plan {serving} runs on until the spec or the plan \
+                     is another one"
+                );
+                self.troubles.push(Trouble::new("RolledBack", message));
+                (serving, plan)
+            }
+            _ => (hash, plan),
+        }
+    }
+
     /// Whether the plan's functions are those of the model, where it is of this one.
     fn is_of_model(&mut self, hash: &str, plan: &MoEPlanSpec, facts: Option<&ModelFacts>) -> bool {
         let Some(facts) = facts.filter(|facts| plan.model.digest == facts.inspection.fingerprint) else {
@@ -208,6 +238,17 @@ fn running(owner: &MoEDeployment, observed: &Observed) -> Option<String> {
     let table = observed.routing.as_ref().map(RoutingTable::from_config_map).unwrap_or_default();
     let newest = table.entries.into_values().max_by_key(|generation| generation.number);
     newest.map(|generation| generation.plan).or_else(|| owner.status.as_ref()?.plan.clone())
+}
+
+/// The plan by which main functions serve.
+pub fn serving(owner: &MoEDeployment, observed: &Observed) -> Option<String> {
+    let uid = owner.uid().unwrap_or_default();
+    let table = observed.routing.as_ref().map(RoutingTable::from_config_map).unwrap_or_default();
+    let views = observed.pods.iter().filter_map(|pod| PodView::of(pod, &uid, observed.now));
+    let mains: Vec<PodView> = views.filter(|pod| pod.is_main && pod.is_sound() && pod.ready).collect();
+    let serves = |identity: &String| mains.iter().any(|main| main.identity == *identity);
+    let entries = table.entries.into_iter().filter(|(identity, _)| serves(identity));
+    entries.max_by_key(|(_, generation)| generation.number).map(|(_, generation)| generation.plan)
 }
 
 /// The plan with this hash.

@@ -11,7 +11,7 @@ use super::known::{Known, know};
 use super::metrics::Metrics;
 use super::names::Component;
 use super::observed::{ObserveError, Observed, observe};
-use super::planned::{PlanState, Planned, Task, solved, task};
+use super::planned::{PlanState, Planned, Task, serving, solved, task};
 use super::planning::{Planning, PlanningError};
 use super::pods::Trouble;
 use super::status::{Findings, status};
@@ -182,6 +182,7 @@ fn findings<'a>(
         profiling: steps.profiling.clone(),
         target: planned.target.as_ref().map(|target| (&target.revision, &target.plan)),
         running: planned.running.as_deref(),
+        serving: serving(owner, observed),
         pods: &steps.pods,
         troubles: steps.troubles.clone(),
         settled: steps.settled,

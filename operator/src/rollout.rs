@@ -5,6 +5,7 @@
 //! what they no longer use goes. Nothing is remembered between two steps: a step that was interrupted
 //! anywhere is made again from what is there.
 
+use super::api::RolloutStrategy;
 use super::build::{EXPERT_PORT, Function, Hosted, Revision};
 use super::digest::digest;
 use super::names::next_incarnation;
@@ -29,6 +30,8 @@ pub struct Scene<'a> {
     pub deployment: &'a str,
     /// What is to run.
     pub target: &'a Revision,
+    /// What becomes of main functions that serve when others are to follow them.
+    pub strategy: RolloutStrategy,
     /// What main functions were told.
     pub table: &'a RoutingTable,
     /// Every pod of a function, those of earlier deployments of the same name included.
@@ -92,6 +95,9 @@ pub fn step(scene: Scene<'_>) -> Result<Rollout, serde_json::Error> {
     let mut steps = Rollout::default();
     let mut replacements = Replacements::of(scene);
     for (index, function) in scene.target.functions().enumerate() {
+        if function.hosted.is_none() && waits_for_others(scene) {
+            continue;
+        }
         for replica in 0..function.replicas {
             fill(scene, index, function, replica, &mut replacements, &mut steps);
         }
@@ -124,6 +130,20 @@ impl Rollout {
         let grace_seconds = pod.fault.as_ref().map(|_| FAULTY_GRACE_SECONDS);
         self.delete.push(Deletion { name: pod.name.to_string(), uid: pod.uid.clone(), grace_seconds });
     }
+}
+
+/// Whether main functions of the target start when those of other revisions have ended.
+fn waits_for_others(scene: Scene<'_>) -> bool {
+    let identity = &scene.target.main.identity;
+    let mut others = scene.pods.iter().filter(|pod| pod.owned && pod.is_main && pod.identity != *identity);
+    scene.strategy == RolloutStrategy::Recreate && others.next().is_some()
+}
+
+/// Whether all that main functions of the target would call is ready.
+fn remote_functions_are_ready(scene: Scene<'_>) -> bool {
+    scene.target.remote.iter().all(|function| {
+        filling(scene, function).filter(|pod| pod.ready).count() == function.replicas as usize
+    })
 }
 
 /// Sees to it that one place is filled by one sound pod.
@@ -310,9 +330,13 @@ fn remove_surplus(scene: Scene<'_>, table: &RoutingTable, steps: &mut Rollout) -
     for pod in scene.pods.iter().filter(|pod| pod.owned && pod.ends_by.is_none() && !wanted(pod)) {
         let in_use = match (&pod.fault, pod.is_main) {
             (Some(_), _) => false,
-            // Serves until those of the target do.
+            // Serves until those of the target do, or could.
             (None, true) => {
-                pod.identity != scene.target.main.identity && table.entries.contains_key(&pod.identity)
+                let gives_way =
+                    scene.strategy == RolloutStrategy::Recreate && remote_functions_are_ready(scene);
+                pod.identity != scene.target.main.identity
+                    && table.entries.contains_key(&pod.identity)
+                    && !gives_way
             }
             (None, false) => !is_free || table.leads_to(&pod.name.to_string()),
         };

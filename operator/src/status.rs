@@ -36,6 +36,8 @@ pub struct Findings<'a> {
     pub target: Option<(&'a Revision, &'a MoEPlanSpec)>,
     /// The plan that main functions were last told of.
     pub running: Option<&'a str>,
+    /// The plan by which main functions serve.
+    pub serving: Option<String>,
     /// The pods of functions.
     pub pods: &'a [PodView],
     /// What went wrong when this was brought about.
@@ -67,6 +69,7 @@ pub fn status(findings: &Findings<'_>) -> MoEDeploymentStatus {
     };
     let progressing = progressing(findings, last_progress.0);
     let mut troubles = troubles(findings);
+    let failed_plan = failed_plan(findings, &before, progressing.reason == STUCK);
     if progressing.reason == STUCK {
         troubles.push(Trouble::new(STUCK, progressing.message.clone()));
     }
@@ -92,6 +95,7 @@ pub fn status(findings: &Findings<'_>) -> MoEDeploymentStatus {
         model: findings.model.clone().or(before.model),
         proposed_plan: proposed.filter(|proposed| shown.as_ref() != Some(proposed)),
         plan: shown,
+        failed_plan,
         functions,
         saving: findings.target.map(|(_, plan)| saving(plan)),
         replicas: target.map_or(0, |target| {
@@ -102,6 +106,17 @@ pub fn status(findings: &Findings<'_>) -> MoEDeploymentStatus {
         selector: Some(selector_text(&component_selector(&name, Component::Main))),
         last_progress_time: Some(last_progress),
     }
+}
+
+/// The plan that did not become ready in time while another one serves; it stays so until the spec or the
+/// plan is another one.
+fn failed_plan(findings: &Findings<'_>, before: &MoEDeploymentStatus, is_stuck: bool) -> Option<String> {
+    let PlanState::Planned { hash, .. } = &findings.planning else { return None };
+    let known = before.failed_plan.as_ref() == Some(hash)
+        && before.observed_generation == findings.deployment.metadata.generation;
+    let runs = findings.target.is_some_and(|(target, _)| target.plan == *hash);
+    let another_serves = findings.serving.as_ref().is_some_and(|serving| serving != hash);
+    (known || (is_stuck && runs && another_serves)).then(|| hash.clone())
 }
 
 fn wanted(target: &Revision) -> u64 {

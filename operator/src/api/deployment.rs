@@ -91,6 +91,9 @@ pub struct MoEDeploymentSpec {
     /// What the cluster's resources cost.
     #[serde(default)]
     pub pricing: PricingSpec,
+    /// How one revision follows another.
+    #[serde(default, skip_serializing_if = "RolloutSpec::is_empty")]
+    pub rollout: RolloutSpec,
     /// Measured figures of this hardware. Where absent, a profiler pod measures them while the model
     /// already serves on a conservative prior.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -375,6 +378,42 @@ pub enum Billing {
     Reserved,
     /// The time in which they work.
     Invocation,
+}
+
+/// How one revision follows another.
+#[derive(JsonSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RolloutSpec {
+    /// Surge: new main functions start beside those that serve, which end when the new ones have taken over.
+    /// Recreate: those that serve end first, when the remote functions of the new revision are ready; for
+    /// devices of which there is no second one. Where absent: Recreate with device cuda, else Surge.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub strategy: Option<RolloutStrategy>,
+}
+
+/// What becomes of main functions that serve when others are to follow them.
+#[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RolloutStrategy {
+    /// They serve until the others do.
+    Surge,
+    /// They end before the others start.
+    Recreate,
+}
+
+impl RolloutSpec {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl MoEDeploymentSpec {
+    /// How one revision follows another, where nothing is said too.
+    pub fn strategy(&self) -> RolloutStrategy {
+        self.rollout.strategy.unwrap_or(match self.main.device {
+            Device::Cuda => RolloutStrategy::Recreate,
+            Device::Cpu => RolloutStrategy::Surge,
+        })
+    }
 }
 
 /// Measured figures of the hardware.

@@ -13,7 +13,8 @@ mod workload;
 pub use crds::crds;
 pub use deployment::{
     Billing, ComputeDtype, Device, GpuSpec, MainSpec, MoEDeployment, MoEDeploymentSpec, Mode, ModelSpec,
-    PodTemplate, PricingSpec, ProfileSpec, RemoteExpertsSpec, RemoteMode, SloSpec,
+    PodTemplate, PricingSpec, ProfileSpec, RemoteExpertsSpec, RemoteMode, RolloutSpec, RolloutStrategy,
+    SloSpec,
 };
 pub use plan::{
     GroupPlan, MAX_GROUPS, MAX_REPLICAS, MainPlan, MoEPlan, MoEPlanSpec, PerBaseline, PlanCosts, PlanNumbers,

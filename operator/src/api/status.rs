@@ -31,6 +31,10 @@ pub struct MoEDeploymentStatus {
     /// Hash of the plan that would run under the present spec, where it is another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proposed_plan: Option<String>,
+    /// Hash of the plan that did not become ready in time under the present spec, and for which the one that
+    /// served before runs on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed_plan: Option<String>,
     /// Functions that are ready, of those that the plan has, as 3/4.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub functions: Option<String>,

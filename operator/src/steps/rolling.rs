@@ -32,6 +32,7 @@ impl Steps {
         let rollout = step(rollout::Scene {
             deployment: &name,
             target: &target.revision,
+            strategy: scene.owner.spec.strategy(),
             table: &table,
             pods: &self.pods,
             now: scene.observed.now,

@@ -1,7 +1,7 @@
 //! The whole line in a cluster in memory: it ends, wherever it was interrupted, and writes nothing after that.
 
 use crate::world::World;
-use remoe_operator::api::MoEDeploymentSpec;
+use remoe_operator::api::{MoEDeploymentSpec, MoEDeploymentStatus};
 use remoe_operator::planned::PlanState;
 use remoe_operator::steps::Write;
 use serde_json::json;
@@ -77,6 +77,32 @@ fn a_settled_deployment_is_not_written() {
         world.run();
         assert_eq!(world.look().1.writes, []);
     }
+}
+
+/// A plan that did not become ready in time gives way to the one that serves, until the spec is another one.
+#[test]
+fn a_plan_that_failed_gives_way_to_the_one_that_serves() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    let served = world.look().0.running.unwrap();
+    let pods = world.there.pods.len();
+    plan_anew(&mut world);
+    let (planned, _) = world.look();
+    let PlanState::Planned { hash, .. } = planned.state else { panic!("{:?}", planned.state) };
+    assert_ne!(hash, served);
+    assert_eq!(planned.target.unwrap().revision.plan, hash);
+    world.owner.status = Some(MoEDeploymentStatus {
+        observed_generation: Some(1),
+        failed_plan: Some(hash.clone()),
+        ..MoEDeploymentStatus::default()
+    });
+    let (planned, _) = world.look();
+    assert_eq!(planned.target.unwrap().revision.plan, served);
+    assert_eq!(planned.troubles[0].reason, "RolledBack");
+    world.settle();
+    assert_eq!(world.there.pods.len(), pods);
+    world.owner.metadata.generation = Some(2);
+    assert_eq!(world.look().0.target.unwrap().revision.plan, hash);
 }
 
 /// A deployment whose plan cannot be made is kept as it runs.

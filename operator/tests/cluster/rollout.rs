@@ -3,6 +3,7 @@
 use crate::example::{built, deployment, plan, plan_of_groups};
 use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
+use remoe_operator::api::RolloutStrategy;
 use remoe_operator::build::{Function, Hosted, Revision};
 use remoe_operator::names::PodName;
 use remoe_operator::pods::{NOT_READY, PodView, Trouble};
@@ -19,6 +20,7 @@ const ENOUGH: usize = 400;
 /// A cluster in which every pod starts, works and ends as it should, unless it is told otherwise.
 pub struct World {
     pub target: Revision,
+    strategy: RolloutStrategy,
     pub table: RoutingTable,
     pub pods: Vec<PodView>,
     now: Timestamp,
@@ -31,6 +33,7 @@ impl World {
     pub fn new(target: Revision) -> Self {
         Self {
             target,
+            strategy: RolloutStrategy::Surge,
             table: RoutingTable::default(),
             pods: Vec::new(),
             now: "2026-01-01T00:00:00Z".parse().unwrap(),
@@ -48,6 +51,7 @@ impl World {
         let scene = Scene {
             deployment: "demo",
             target: &self.target,
+            strategy: self.strategy,
             table: &self.table,
             pods: &self.pods,
             now: self.now,
@@ -435,6 +439,40 @@ fn a_place_that_fails_again_and_again_is_filled_more_and_more_slowly() {
     assert!(gaps.len() >= 4 && gaps.len() < 8, "{gaps:?}");
     assert!(gaps.windows(2).all(|pair| pair[0] < pair[1]), "{gaps:?}");
     assert!(created.windows(2).all(|pair| pair[0].1 < pair[1].1));
+}
+
+/// There is no second device: main functions of two revisions never stand beside each other, and those that
+/// serve do so until everything but their successors is ready.
+#[test]
+fn recreated_main_functions_never_stand_beside_those_before() {
+    for index in 1..9 {
+        let mut world = World::new(revisions()[0].clone());
+        world.strategy = RolloutStrategy::Recreate;
+        world.settle();
+        world.target = revisions()[index].clone();
+        let moves = world.target.main.identity != revisions()[0].main.identity;
+        let mut went = false;
+        for _ in 0..ENOUGH {
+            let steps = world.steps();
+            let before = world.serving();
+            world.act(&steps, usize::MAX);
+            let mains = world.pods.iter().filter(|pod| pod.is_main);
+            let identities: std::collections::BTreeSet<&String> = mains.map(|pod| &pod.identity).collect();
+            assert!(identities.len() <= 1, "{identities:?}");
+            if before > 0 && world.serving() == 0 && !went {
+                went = true;
+                let remote = world.pods.iter().filter(|pod| !pod.is_main && pod.ready).count();
+                let wanted: u32 = world.target.remote.iter().map(|function| function.replicas).sum();
+                assert!(remote >= wanted as usize, "the endpoint went away too early");
+            }
+            if steps.settled {
+                break;
+            }
+            world.run();
+        }
+        world.check_settled();
+        assert_eq!(went, moves, "revision {index}");
+    }
 }
 
 /// The numbers that main functions are told next, by the name of their pods.

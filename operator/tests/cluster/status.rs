@@ -15,6 +15,7 @@ struct Scene {
     plan: MoEPlanSpec,
     revision: Revision,
     pods: Vec<PodView>,
+    serving: Option<String>,
     now: Timestamp,
 }
 
@@ -24,7 +25,7 @@ impl Scene {
         let plan = plan(&owner);
         let revision = built(&owner, &plan);
         let now = "2026-01-01T00:00:00Z".parse().unwrap();
-        let mut scene = Self { owner, plan, revision, pods: Vec::new(), now };
+        let mut scene = Self { owner, plan, revision, pods: Vec::new(), serving: None, now };
         for function in scene.revision.functions() {
             for replica in 0..function.replicas {
                 scene.pods.push(PodView {
@@ -59,6 +60,7 @@ impl Scene {
             profiling: None,
             target: Some((&self.revision, &self.plan)),
             running: Some(&self.revision.plan),
+            serving: self.serving.clone(),
             pods: &self.pods,
             troubles: Vec::new(),
             settled,
@@ -130,6 +132,22 @@ fn what_makes_no_progress_is_said_to_be_stuck_until_it_moves() {
     let settled = scene.look(true);
     assert_eq!(said(&settled, ConditionType::Progressing).1, "Settled");
     assert_eq!(said(&settled, ConditionType::Degraded).0, "False");
+}
+
+#[test]
+fn a_plan_that_makes_no_progress_beside_one_that_serves_has_failed() {
+    let mut scene = Scene::new(1);
+    scene.pods.iter_mut().for_each(|pod| pod.ready = false);
+    scene.look(false);
+    scene.pass(100_000);
+    assert_eq!(scene.look(false).failed_plan, None, "nothing else serves");
+    scene.serving = Some("0123456789".to_owned());
+    let failed = Some(scene.revision.plan.clone());
+    assert_eq!(scene.look(false).failed_plan, failed);
+    // Whatever runs then.
+    assert_eq!(scene.look(true).failed_plan, failed);
+    scene.owner.metadata.generation = Some(2);
+    assert_eq!(scene.look(false).failed_plan, None);
 }
 
 #[test]
