@@ -177,6 +177,7 @@ impl Shared {
     fn forget(&self, key: &ObjectRef<MoEDeployment>) {
         self.looks().remove(key);
         self.context.conversations.end(key);
+        self.context.fleet.forget(key);
     }
 
     fn looks(&self) -> std::sync::MutexGuard<'_, HashMap<ObjectRef<MoEDeployment>, Looks>> {

@@ -40,6 +40,7 @@ pub mod source;
 mod calls;
 mod controller;
 pub mod conversations;
+pub mod fleet;
 mod lease;
 mod metrics;
 mod run;

@@ -3,6 +3,7 @@
 use super::api::{MoEDeployment, MoEPlan};
 use super::calls::{CallError, Calls};
 use super::conversations::Heard;
+use super::fleet::Silence;
 use super::known::{Lacking, lacking};
 use super::names;
 use jiff::Timestamp;
@@ -36,11 +37,14 @@ pub struct Observed {
     pub logs: BTreeMap<String, Result<String, String>>,
     /// What main functions said, by the uid of their pods.
     pub heard: HashMap<String, Heard>,
+    /// Functions of all other deployments.
+    pub others: Silence,
     /// When.
     pub now: Timestamp,
 }
 
-/// Reads everything that belongs to `deployment`; `heard` is what its main functions said.
+/// Reads everything that belongs to `deployment`; `heard` is what its main functions said, and
+/// `others` what is known of the functions of other deployments.
 ///
 /// # Errors
 /// A call that came to nothing, or a value that cannot be written as JSON.
@@ -48,6 +52,7 @@ pub(super) async fn observe(
     calls: &Calls,
     deployment: &MoEDeployment,
     heard: HashMap<String, Heard>,
+    others: Silence,
 ) -> Result<Observed, ObserveError> {
     let name = deployment.name_any();
     let labels = BTreeMap::from([(names::DEPLOYMENT.to_owned(), name.clone())]);
@@ -75,6 +80,7 @@ pub(super) async fn observe(
         profiles: BTreeMap::new(),
         logs: BTreeMap::new(),
         heard,
+        others,
         now: Timestamp::now(),
     };
     // What else is needed follows from what was read.

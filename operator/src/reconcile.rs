@@ -1,5 +1,8 @@
-//! The pipeline: observe, find out about the model, plan, build, apply, tell main functions, state the
-//! status. Everything that is decided is decided by pure modules; this one joins them.
+//! One look at a deployment, as one straight line:
+//!
+//! `Observed -> Known -> Planned (with its Revision) -> Steps -> Applied -> Status`.
+//!
+//! The stages decide; this module hands on from one to the next, and has plans solved beside everything else.
 
 use super::api::{MoEDeployment, MoEPlanSpec, ModelStatus};
 use super::applied::{ApplyError, apply};
@@ -7,6 +10,7 @@ use super::build::Surroundings;
 use super::calls::{CallError, Calls};
 use super::conversations::Conversations;
 use super::events::{publish, transitions};
+use super::fleet::{Fleet, Silence};
 use super::known::{Known, know};
 use super::metrics::Metrics;
 use super::names::Component;
@@ -38,6 +42,8 @@ pub(super) struct Context {
     pub(super) metrics: Metrics,
     /// What is said to main functions, and what they say.
     pub(super) conversations: Conversations,
+    /// What looks at all deployments saw.
+    pub(super) fleet: Fleet,
 }
 
 /// Why a run came to nothing.
@@ -126,11 +132,11 @@ async fn contained<T>(run: impl Future<Output = Result<T, ReconcileError>>) -> R
 }
 
 async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, ReconcileError> {
-    let Context { around, recorder, conversations, .. } = context;
+    let Context { around, recorder, conversations, fleet, .. } = context;
     let namespace = owner.namespace().unwrap_or_default();
     let calls = Calls::new(context.client.clone(), &namespace, context.metrics.writes.clone());
 
-    let observed = observe(&calls, owner, conversations.heard(owner)).await?;
+    let observed = observe(&calls, owner, conversations.heard(owner), fleet.but(owner)).await?;
     let known = know(owner, &observed)?;
     let answer = match task(owner, &observed, &known, around) {
         Task::Done(state) => (state, None),
@@ -138,6 +144,7 @@ async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, R
     };
     let planned = Planned::new(owner, &observed, &known, answer, around);
     let steps = steps(owner, &observed, &known, &planned, around)?;
+    fleet.note(owner, Silence::among(&steps.pods));
     let applied = apply(&calls, owner, &steps.writes).await?;
     conversations.keep(owner, steps.partners.clone());
     let status = status(&findings(owner, &observed, &known, &planned, &steps, applied.refused));

@@ -1,9 +1,10 @@
 //! How many functions are replaced at once because they seem to be lost.
 //!
 //! A pod that stopped being ready may work all the same: its node, or the way to it, may be what is slow.
-//! So such pods are replaced a few at a time, and none while many are silent together: then it is no pod
-//! that failed. Pods that certainly ended are replaced at once, whatever their number.
+//! So such pods are replaced a few at a time, and none while many are silent together, of one deployment or of
+//! all: then it is no pod that failed. Pods that certainly ended are replaced at once, whatever their number.
 
+use super::fleet::Silence;
 use super::pods::{NOT_READY, PodView, Trouble};
 use super::rollout::Scene;
 
@@ -42,9 +43,19 @@ impl Replacements {
             );
             return Self { left: 0, held: Some(Trouble::new("ManyNotReady", message)) };
         }
+        let fleet = Silence::among(scene.pods).and(scene.others);
+        if scene.others.silent > 0 && silent > 0 && fleet.silent.saturating_mul(MANY) > fleet.there {
+            let message = format!(
+                "{} of {} functions of all deployments stopped being ready together; none of them is replaced \
+                 before others are ready again, or the cluster says that their nodes are lost",
+                fleet.silent, fleet.there
+            );
+            return Self { left: 0, held: Some(Trouble::new("ManyNotReady", message)) };
+        }
         let coming =
             there.iter().filter(|pod| pod.is_sound() && !pod.ready && pod.name.incarnation > 0).count();
-        Self { left: (there.len() / AT_ONCE).max(1).saturating_sub(coming), held: None }
+        let allowed = |there: usize, coming: usize| (there / AT_ONCE).max(1).saturating_sub(coming);
+        Self { left: allowed(there.len(), coming).min(allowed(fleet.there, fleet.coming)), held: None }
     }
 
     /// Whether another pod may take the place of `faulty` now.

@@ -8,6 +8,7 @@
 use super::api::RolloutStrategy;
 use super::build::{EXPERT_PORT, Function, Hosted, Revision};
 use super::digest::digest;
+use super::fleet::Silence;
 use super::names::next_incarnation;
 use super::pods::{PodView, Trouble};
 use super::replacement::Replacements;
@@ -36,6 +37,8 @@ pub struct Scene<'a> {
     pub table: &'a RoutingTable,
     /// Every pod of a function, those of earlier deployments of the same name included.
     pub pods: &'a [PodView],
+    /// Functions of all other deployments.
+    pub others: Silence,
     /// When.
     pub now: Timestamp,
 }

@@ -2,6 +2,7 @@
 
 use super::controller::control;
 use super::conversations::Conversations;
+use super::fleet::Fleet;
 use super::lease::Candidate;
 use super::metrics::Metrics;
 use super::reconcile::Context;
@@ -119,6 +120,7 @@ async fn lead(
         recorder: Recorder::new(client.clone(), reporter),
         metrics,
         conversations,
+        fleet: Fleet::default(),
     };
     let working = control(
         context,

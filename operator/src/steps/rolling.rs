@@ -35,6 +35,7 @@ impl Steps {
             strategy: scene.owner.spec.strategy(),
             table: &table,
             pods: &self.pods,
+            others: scene.observed.others,
             now: scene.observed.now,
         })?;
         self.start(scene, &target.revision, &rollout.create);

@@ -5,6 +5,7 @@ use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
 use remoe_operator::api::RolloutStrategy;
 use remoe_operator::build::{Function, Hosted, Revision};
+use remoe_operator::fleet::Silence;
 use remoe_operator::names::PodName;
 use remoe_operator::pods::{NOT_READY, PodView, Trouble};
 use remoe_operator::rollout::{Creation, Deletion, Rollout, Scene, orders, step};
@@ -21,6 +22,7 @@ const ENOUGH: usize = 400;
 pub struct World {
     pub target: Revision,
     strategy: RolloutStrategy,
+    others: Silence,
     pub table: RoutingTable,
     pub pods: Vec<PodView>,
     now: Timestamp,
@@ -34,6 +36,7 @@ impl World {
         Self {
             target,
             strategy: RolloutStrategy::Surge,
+            others: Silence::default(),
             table: RoutingTable::default(),
             pods: Vec::new(),
             now: "2026-01-01T00:00:00Z".parse().unwrap(),
@@ -54,6 +57,7 @@ impl World {
             strategy: self.strategy,
             table: &self.table,
             pods: &self.pods,
+            others: self.others,
             now: self.now,
         };
         step(scene).unwrap()
@@ -558,6 +562,32 @@ fn pods_that_fall_silent_together_are_left_alone() {
     }
     let steps = world.steps();
     assert_eq!((steps.create.len(), steps.held), (count, None));
+}
+
+/// The way to the nodes is cut for two minutes: of every deployment one function is silent.
+#[test]
+fn functions_of_many_deployments_that_fall_silent_together_are_left_alone() {
+    let mut world = World::new(revisions().remove(1));
+    world.settle();
+    silence(&mut world, &[0]);
+    assert_eq!(world.steps().create.len(), 1);
+    world.others = Silence { there: 40, silent: 20, coming: 0 };
+    for _ in 0..120 {
+        let steps = world.steps();
+        assert_eq!((steps.create.len(), steps.delete.len()), (0, 0));
+        assert_eq!(steps.held.as_ref().map(|held| held.reason), Some("ManyNotReady"));
+        world.act(&steps, usize::MAX);
+        world.now = world.now.checked_add(SignedDuration::from_secs(1)).unwrap();
+    }
+    // A node that is gone for good says so itself.
+    world.pods[0].fault = Some(Trouble::new("NodeLost", "its node is lost"));
+    assert_eq!(world.steps().create.len(), 1);
+    // Others are being replaced already.
+    silence(&mut world, &[0]);
+    world.others = Silence { there: 40, silent: 2, coming: 11 };
+    assert_eq!(world.steps().create.len(), 0);
+    world.others.coming = 9;
+    assert_eq!(world.steps().create.len(), 1);
 }
 
 #[test]
