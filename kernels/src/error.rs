@@ -118,6 +118,16 @@ pub enum KernelError {
         /// Bytes that were given.
         actual: usize,
     },
+    /// Queries, results, pages, keys or values of attention, or rows of an operation, are not as long as its shape says.
+    #[error("{what}: a length of {actual}, expected {expected}")]
+    Length {
+        /// What was given.
+        what: &'static str,
+        /// Its length.
+        actual: usize,
+        /// The length that follows from the shape.
+        expected: usize,
+    },
     /// The number of threads is zero or above [`crate::MAX_THREADS`].
     #[error("{actual} threads; a pool has between 1 and {max}, the caller included")]
     Threads {

@@ -43,6 +43,7 @@
 #[cfg(not(target_endian = "little"))]
 compile_error!("weights and rows are little-endian and used in place");
 
+mod attention;
 mod dtype;
 mod error;
 mod matrix;
@@ -56,6 +57,7 @@ mod shape;
 mod signal;
 mod threads;
 
+pub use attention::{AttentionShape, AttentionSpan, PAGE_POSITIONS};
 pub use dtype::{Activation, Dtype, StoredDtype};
 pub use error::KernelError;
 pub use matrix::{MAX_OUTPUTS, PackedMatrix};

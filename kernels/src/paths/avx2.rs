@@ -138,3 +138,4 @@ impl Floats for Avx2 {
 }
 
 super::entry_points!(WidenedStep<Avx2>, F32Step<Avx2>, "avx2,fma");
+super::attend_entry_point!(Avx2, "avx2,fma");

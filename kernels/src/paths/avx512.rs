@@ -122,3 +122,4 @@ impl Floats for Avx512 {
 }
 
 super::entry_points!(WidenedStep<Avx512>, F32Step<Avx512>, "avx512f");
+super::attend_entry_point!(Avx512, "avx512f");

@@ -1,6 +1,7 @@
 //! Instruction paths: one set of generic kernels, compiled once per instruction set.
 
 pub(crate) mod activation;
+pub(crate) mod attend;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -67,6 +68,35 @@ macro_rules! entry_points {
     };
 }
 use entry_points;
+
+/// A compiled attention kernel.
+///
+/// # Safety
+/// As for [`Kernel`]; see [`attend::attend`].
+pub(crate) type AttendKernel = unsafe fn(&mut attend::Block<'_>);
+
+/// Defines a path's attention kernel.
+macro_rules! attend_entry_point {
+    ($floats:ty $(, $features:literal)?) => {
+        $(#[target_feature(enable = $features)])?
+        pub(super) unsafe fn attend(block: &mut super::attend::Block<'_>) {
+            // SAFETY: passed on to the caller, see `super::AttendKernel`.
+            unsafe { super::attend::attend::<$floats>(block) }
+        }
+    };
+}
+use attend_entry_point;
+
+/// The attention kernel of a path, for every element type. Calling it needs the path to be available.
+pub(crate) fn attend_kernel(path: InstructionPath) -> AttendKernel {
+    match path {
+        #[cfg(target_arch = "x86_64")]
+        InstructionPath::Avx512Bf16 | InstructionPath::Avx512F => avx512::attend,
+        #[cfg(target_arch = "x86_64")]
+        InstructionPath::Avx2Fma => avx2::attend,
+        _ => portable::attend,
+    }
+}
 
 /// The kernels of a path. Calling them needs the path to be available.
 pub(crate) fn kernels(path: InstructionPath, dtype: Dtype) -> Kernels {

@@ -128,3 +128,4 @@ impl Floats for Portable {
 }
 
 super::entry_points!(WidenedStep<Portable>, F32Step<Portable>);
+super::attend_entry_point!(Portable);

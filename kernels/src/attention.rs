@@ -1,0 +1,270 @@
+//! Softmax attention over keys and values in pages.
+//!
+//! A page holds the keys and values of [`PAGE_POSITIONS`] positions: of every head of keys `[key elements][positions]`, so that lanes are positions while scores are summed, then of every head of values `[positions][value elements]`. In a latent cache ([`AttentionShape::latent`]) the values are the first elements of the keys and not stored again.
+//!
+//! # Numerics
+//!
+//! As for products (see the crate documentation), a row's result depends on its query and on the positions that it sees, on nothing else. Scores are sums over key elements in pairs, the odd one first, then multiplied by the scale. Pages are taken in the order of their positions, beginning at position 0 of the sequence: where a page has a larger score than all before it, what was summed so far is multiplied by e^(old - new). Weights e^(score - largest) stay float32; they are summed in 16 lanes, position `i` in lane `i mod 16`, and the lanes by halves. Values are summed by fused multiply-adds, positions ascending. One division, one rounding to the element type.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use crate::paths::attend::{BLOCK_ROWS, Block, scratch_floats};
+use crate::paths::{self, float_mode::FloatMode};
+use crate::{Dtype, KernelError, MAX_ROWS, Pool};
+
+/// Positions of a page.
+pub const PAGE_POSITIONS: usize = 32;
+
+/// Multiply-adds that are worth handing to another thread.
+const PART: usize = 1 << 15;
+
+/// Sizes and facts of one layer's attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionShape {
+    /// Element type of queries, keys, values and results.
+    pub dtype: Dtype,
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+    /// Query heads that share a head of keys and values.
+    pub group: usize,
+    /// Elements of a key.
+    pub key_dim: usize,
+    /// Elements of a value.
+    pub value_dim: usize,
+    /// Values are the first elements of keys.
+    pub latent: bool,
+    /// What scores are multiplied with.
+    pub scale: f32,
+    /// A token sees itself and the `window` - 1 before it; everything before it where there is none.
+    pub window: Option<usize>,
+}
+
+/// The rows of one sequence in a call of [`Pool::attend`].
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionSpan<'a> {
+    /// The layer's part of the sequence's pages, in order. Those that no row sees may be empty.
+    pub pages: &'a [&'a [u8]],
+    /// Positions before the first row. Row `i` sees up to position `past + i`, whose key and value are written.
+    pub past: usize,
+    /// How many rows.
+    pub rows: usize,
+}
+
+impl AttentionShape {
+    /// Elements of a value that are stored beside the key.
+    pub(crate) const fn stored_values(&self) -> usize {
+        if self.latent { 0 } else { self.value_dim }
+    }
+
+    /// Bytes of a page.
+    pub const fn page_bytes(&self) -> usize {
+        self.kv_heads * (self.key_dim + self.stored_values()) * PAGE_POSITIONS * self.dtype.bytes()
+    }
+
+    /// Query heads.
+    pub const fn heads(&self) -> usize {
+        self.kv_heads * self.group
+    }
+
+    /// The positions that query row `row` of a head sees, `past` positions before the first token.
+    #[inline(always)]
+    pub(crate) fn seen(&self, past: usize, row: usize) -> Range<usize> {
+        let end = past + row / self.group + 1;
+        self.window.map_or(0, |window| end.saturating_sub(window))..end
+    }
+
+    /// Writes the key (heads x key elements) and the value (heads x value elements; nothing where they are latent) of one position to its page.
+    ///
+    /// # Errors
+    /// [`KernelError::Length`] where a length is not what the shape says, or `position` is beyond the page.
+    pub fn write(
+        &self,
+        page: &mut [u8],
+        position: usize,
+        key: &[u8],
+        value: &[u8],
+    ) -> Result<(), KernelError> {
+        let bytes = self.dtype.bytes();
+        let expect = |what, actual, expected| match actual == expected {
+            true => Ok(()),
+            false => Err(KernelError::Length { what, actual, expected }),
+        };
+        expect("page", page.len(), self.page_bytes())?;
+        expect("key", key.len(), self.kv_heads * self.key_dim * bytes)?;
+        expect("value", value.len(), self.kv_heads * self.stored_values() * bytes)?;
+        if position >= PAGE_POSITIONS {
+            return Err(KernelError::Length {
+                what: "positions",
+                actual: position + 1,
+                expected: PAGE_POSITIONS,
+            });
+        }
+        let (keys, values) = page.split_at_mut(self.kv_heads * self.key_dim * PAGE_POSITIONS * bytes);
+        match self.dtype {
+            Dtype::Bf16 => scatter::<2>(keys, position, key),
+            Dtype::F32 => scatter::<4>(keys, position, key),
+        }
+        let row = self.stored_values() * bytes;
+        if row > 0 {
+            for (head, value) in value.chunks_exact(row).enumerate() {
+                values[(head * PAGE_POSITIONS + position) * row..][..row].copy_from_slice(value);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes elements of `BYTES` bytes to column `position` of a matrix of pages' width.
+fn scatter<const BYTES: usize>(keys: &mut [u8], position: usize, key: &[u8]) {
+    let columns = keys.as_chunks_mut::<BYTES>().0.iter_mut().skip(position).step_by(PAGE_POSITIONS);
+    for (to, from) in columns.zip(key.as_chunks::<BYTES>().0) {
+        *to = *from;
+    }
+}
+
+thread_local! {
+    /// Widened pages and unfinished sums; kept, because it is the same size in every call.
+    static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The part of a block that differs from block to block.
+struct Unit<'a> {
+    span: &'a AttentionSpan<'a>,
+    kv_head: usize,
+    first: usize,
+    count: usize,
+    query: &'a [u8],
+    output: usize,
+}
+
+/// Where a call writes.
+struct Output(*mut u8);
+
+// SAFETY: units write to different rows, see `Pool::attend`.
+unsafe impl Sync for Output {}
+
+impl Output {
+    fn at(&self, offset: usize) -> *mut u8 {
+        self.0.wrapping_add(offset)
+    }
+}
+
+impl Pool {
+    /// Attention of the rows of all `spans`: `query` and `output` hold tokens x heads x key and value elements, the spans' rows one after the other. Heads, sequences and long prompts are spread over the threads.
+    ///
+    /// # Errors
+    /// [`KernelError::Length`] where a length is not what shape and spans say, [`KernelError::TooMany`]; [`KernelError::Panicked`].
+    pub fn attend(
+        &self,
+        shape: &AttentionShape,
+        query: &[u8],
+        spans: &[AttentionSpan<'_>],
+        output: &mut [u8],
+    ) -> Result<(), KernelError> {
+        validate(shape, query, spans, output)?;
+        let bytes = shape.dtype.bytes();
+        let (query_row, output_row) =
+            (shape.heads() * shape.key_dim * bytes, shape.heads() * shape.value_dim * bytes);
+        let rows: usize = spans.iter().map(|span| span.rows * shape.group).sum();
+        // Few rows are spread more thinly; the result does not depend on it.
+        let mut block = BLOCK_ROWS;
+        while block > 4 && rows.div_ceil(block) * shape.kv_heads < self.threads() {
+            block /= 2;
+        }
+        let mut units = Vec::new();
+        let (mut first_token, mut work) = (0, 0);
+        for span in spans {
+            for kv_head in 0..shape.kv_heads {
+                let rows = span.rows * shape.group;
+                units.extend((0..rows).step_by(block).map(|first| Unit {
+                    span,
+                    kv_head,
+                    first,
+                    count: block.min(rows - first),
+                    query: &query[first_token * query_row..][..span.rows * query_row],
+                    output: first_token * output_row,
+                }));
+            }
+            work += span.rows * (span.past + span.rows);
+            first_token += span.rows;
+        }
+        // The longest first: what is left at the end is short.
+        units.sort_by_key(|unit| std::cmp::Reverse(unit.span.past + unit.first / shape.group));
+        let path = self.paths(shape.dtype).of_rows(1);
+        let kernel = paths::attend_kernel(path);
+        let output = Output(output.as_mut_ptr());
+        let compute = |unit: &mut Unit<'_>| {
+            SCRATCH.with_borrow_mut(|scratch| {
+                scratch.resize(scratch_floats(shape), 0.0);
+                let mut block = Block {
+                    shape,
+                    pages: unit.span.pages,
+                    past: unit.span.past,
+                    kv_head: unit.kv_head,
+                    first: unit.first,
+                    count: unit.count,
+                    query: unit.query,
+                    output: output.at(unit.output),
+                    scratch,
+                };
+                let _mode = FloatMode::enter(path);
+                // SAFETY: the pool checked that the path is available, and its float mode is set. Lengths were validated; units differ in sequence, head or rows, and so in what they write.
+                unsafe { kernel(&mut block) };
+            });
+        };
+        if work * shape.heads() * (shape.key_dim + shape.value_dim) < PART {
+            units.iter_mut().for_each(compute);
+            return Ok(());
+        }
+        units.chunks_mut(MAX_ROWS).try_for_each(|units| self.each(units, compute))
+    }
+}
+
+fn validate(
+    shape: &AttentionShape,
+    query: &[u8],
+    spans: &[AttentionSpan<'_>],
+    output: &[u8],
+) -> Result<(), KernelError> {
+    let dims = [
+        ("kv heads", shape.kv_heads),
+        ("query heads per kv head", shape.group),
+        ("key elements", shape.key_dim),
+        ("value elements", shape.value_dim),
+    ];
+    for (what, value) in dims {
+        if value == 0 || value > crate::MAX_DIMENSION {
+            return Err(KernelError::Dimension { what, value, max: crate::MAX_DIMENSION });
+        }
+    }
+    if shape.latent && shape.value_dim > shape.key_dim {
+        return Err(KernelError::Dimension {
+            what: "latent value elements",
+            value: shape.value_dim,
+            max: shape.key_dim,
+        });
+    }
+    let expect = |what, actual, expected| match actual == expected {
+        true => Ok(()),
+        false => Err(KernelError::Length { what, actual, expected }),
+    };
+    let rows: usize = spans.iter().map(|span| span.rows).sum();
+    if rows > MAX_ROWS {
+        return Err(KernelError::TooMany { what: "rows", actual: rows, max: MAX_ROWS });
+    }
+    let row = rows * shape.heads() * shape.dtype.bytes();
+    expect("query", query.len(), row * shape.key_dim)?;
+    expect("output", output.len(), row * shape.value_dim)?;
+    for span in spans.iter().filter(|span| span.rows > 0) {
+        let first = shape.seen(span.past, 0).start / PAGE_POSITIONS;
+        let end = (span.past + span.rows).div_ceil(PAGE_POSITIONS);
+        if span.pages.len() < end {
+            return Err(KernelError::Length { what: "pages", actual: span.pages.len(), expected: end });
+        }
+        for page in &span.pages[first..end] {
+            expect("page", page.len(), shape.page_bytes())?;
+        }
+    }
+    Ok(())
+}
