@@ -28,11 +28,13 @@ LIBRARIES = "/usr/lib/remoe"
 LDD_DEADLINE_S = 60
 LIBTORCH_DEADLINE_S = 3600
 
-# By image: what it is for, its binaries, the first of which it starts.
+# By image: what it is for, and its programs, the first of which it starts; NAME=BINARY where they differ: every image
+# of main functions has a `main-model-fn`, whatever its operations.
 IMAGES = {
     "operator": ("Remoe operator", ["remoe-operator"]),
-    "main": ("Remoe main-model function and tools", ["main-model-fn", "remote-expert-fn", "remoe"]),
-    "remote-expert": ("Remoe remote-expert function and tools, without LibTorch", ["remote-expert-fn", "remoe"]),
+    "main": ("Remoe main-model function for CPUs and tools", ["main-model-fn", "remote-expert-fn", "remoe"]),
+    "main-torch": ("Remoe main-model function with LibTorch and tools", ["main-model-fn=main-model-fn-torch", "main-model-fn-torch", "remote-expert-fn", "remoe"]),
+    "remote-expert": ("Remoe remote-expert function and tools", ["remote-expert-fn", "remoe"]),
 }
 
 
@@ -102,13 +104,14 @@ def configuration(title: str, version: str, entrypoint: str, environment: dict[s
 
 def image(name: str, binaries: Path, version: str, out: Path, torch: Path | None) -> None:
     title, programs = IMAGES[name]
-    missing = [each for each in programs if not (binaries / each).is_file()]
+    programs = {name: binary or name for name, _, binary in (each.partition("=") for each in programs)}
+    missing = [each for each in programs.values() if not (binaries / each).is_file()]
     if missing:
         fail(f"{binaries} has no {', '.join(missing)}: build with `make build`, or name another folder with --binaries")
     # What changes least comes first, so that a node keeps it when only the programs change.
     system, own, top = base(), Layer(), Layer()
-    for program in programs:
-        path = binaries / program
+    for program, binary in programs.items():
+        path = binaries / binary
         top.add(f"/usr/bin/{program}", path, 0o755)
         for asked, file in shared_libraries(path).items():
             if torch is not None and Path(asked).is_relative_to(torch):
@@ -118,7 +121,7 @@ def image(name: str, binaries: Path, version: str, out: Path, torch: Path | None
     layers = [system, *([own] if own.files else []), top]
     environment = {"LD_LIBRARY_PATH": LIBRARIES} if own.files else {}
     reference = f"{REGISTRY}/remoe-{name}:{version}"
-    digest = write_image(out, reference, layers, configuration(title, version, f"/usr/bin/{programs[0]}", environment))
+    digest = write_image(out, reference, layers, configuration(title, version, f"/usr/bin/{next(iter(programs))}", environment))
     print(f"{reference}  {digest}  {out.stat().st_size / 1e6:.1f} MB  {out}")
 
 
@@ -129,7 +132,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=REPOSITORY / "target/images", help="where the tars go")
     parser.add_argument("--version", default=workspace_version(), help="tag of the images (default: the workspace's version)")
     given = parser.parse_args()
-    torch = libtorch() if "main" in given.image else None
+    torch = libtorch() if "main-torch" in given.image else None
     for name in dict.fromkeys(given.image):
         image(name, given.binaries, given.version, given.folder / f"remoe-{name}.tar", torch)
 

@@ -202,6 +202,9 @@ pub(crate) struct DeploymentArgs {
     /// cpu, cuda or cuda:INDEX [default: cuda where there is one]
     #[arg(long, value_parser = device)]
     pub(crate) device: Option<String>,
+    /// Operations of the main function [default: torch on cuda, native on CPUs]
+    #[arg(long, value_enum, env = "REMOE_BACKEND")]
+    pub(crate) backend: Option<Backend>,
     /// Share of each layer's experts that are remote [default: 0; for up planned, with --replicas 0.5]
     #[arg(
         long,
@@ -289,6 +292,15 @@ pub(crate) enum StartOrder {
     Preallocated,
     /// The plan is made, then one function starts after the other
     Sequential,
+}
+
+/// Which set of operations computes what is no expert; answers are the same bits within one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Backend {
+    /// The kernels' own, on CPUs
+    Native,
+    /// LibTorch's
+    Torch,
 }
 
 /// What can be computed in.
@@ -380,6 +392,7 @@ Sizes are 500MB, 2GiB or plain bytes.
 
 Environment:
   REMOE_BIN_DIR  Folder of the function programs, where they are not beside remoe
+  REMOE_BACKEND  As --backend
   REMOE_LOG      What the functions log, for example debug; all of it is shown
   REMOE_API_KEY  As --api-key of up
   REMOE_MODEL_CACHE  As --model-cache

@@ -1,6 +1,6 @@
 //! Functions of a command: started, used, stopped.
 
-use crate::args::DeploymentArgs;
+use crate::args::{Backend, DeploymentArgs};
 use crate::commands::profile::default_dtype;
 use crate::exit::CliError;
 use crate::machine;
@@ -43,6 +43,8 @@ pub(crate) struct Wanted {
     ready_timeout: Duration,
     /// What the plan gives the main function; none where nobody planned it.
     main_size: Option<MainSize>,
+    /// Operations of the main function, where they were asked for.
+    backend: Option<Backend>,
 }
 
 /// What a planned main function was given.
@@ -118,6 +120,7 @@ impl Wanted {
             http: None,
             ready_timeout: args.ready_timeout,
             main_size: None,
+            backend: args.backend,
         })
     }
 
@@ -221,7 +224,7 @@ impl Wanted {
         progress.doing(starting(&desired));
         let log_progress = progress.clone();
         let launcher = ProcessLauncher::new(
-            programs::find()?,
+            programs::find(self.backend, self.options.device.as_deref())?,
             self.ready_timeout,
             Arc::new(move |line: LogLine<'_>| log_progress.log(line)),
         )

@@ -164,6 +164,7 @@ impl PlanningArgs {
             inspection: inspection.clone(),
             dtype,
             device: device.to_owned(),
+            backend: None,
             quick: true,
             address: None,
         };

@@ -1,5 +1,6 @@
 //! Where the function programs are.
 
+use crate::args::Backend;
 use crate::exit::CliError;
 use remoe_launcher::process::Programs;
 use std::path::{Path, PathBuf};
@@ -7,13 +8,31 @@ use std::path::{Path, PathBuf};
 /// The folder to look in, where it is not that of this program.
 const FOLDER_VARIABLE: &str = "REMOE_BIN_DIR";
 
-/// Finds the function programs beside this one, or in `REMOE_BIN_DIR`.
-pub(crate) fn find() -> Result<Programs, CliError> {
+/// The main function with the native operations, and with LibTorch's.
+const NATIVE: &str = "main-model-fn";
+const TORCH: &str = "main-model-fn-torch";
+
+/// What the driver of CUDA devices leaves for programs to open.
+const CUDA: &str = "/dev/nvidiactl";
+
+/// Finds the function programs beside this one, or in `REMOE_BIN_DIR`: the main function with the operations of
+/// `backend`, else with those that `device` needs, or the best device that there is.
+pub(crate) fn find(backend: Option<Backend>, device: Option<&str>) -> Result<Programs, CliError> {
     let folder = match std::env::var_os(FOLDER_VARIABLE) {
         Some(folder) => PathBuf::from(folder),
         None => own_folder()?,
     };
-    Ok(Programs { main: program(&folder, "main-model-fn")?, remote: program(&folder, "remote-expert-fn")? })
+    let on_cuda = match device {
+        Some(device) => device != "cpu",
+        None => Path::new(CUDA).exists() && folder.join(TORCH).is_file(),
+    };
+    let main = match backend {
+        Some(Backend::Torch) => TORCH,
+        Some(Backend::Native) => NATIVE,
+        None if on_cuda => TORCH,
+        None => NATIVE,
+    };
+    Ok(Programs { main: program(&folder, main)?, remote: program(&folder, "remote-expert-fn")? })
 }
 
 fn own_folder() -> Result<PathBuf, CliError> {

@@ -35,7 +35,7 @@ pub struct AttentionShape {
     /// Values are the first elements of keys.
     pub latent: bool,
     /// What scores are multiplied with.
-    pub scale: f32,
+    pub scale: f64,
     /// A token sees itself and the `window` - 1 before it; everything before it where there is none.
     pub window: Option<usize>,
 }
@@ -53,7 +53,7 @@ pub struct AttentionSpan<'a> {
 
 impl AttentionShape {
     /// Elements of a value that are stored beside the key.
-    pub(crate) const fn stored_values(&self) -> usize {
+    pub const fn stored_values(&self) -> usize {
         if self.latent { 0 } else { self.value_dim }
     }
 

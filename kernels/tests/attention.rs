@@ -73,7 +73,7 @@ impl Sequence {
                 .map(|position| {
                     let key = &self.keys[(position * shape.kv_heads + kv) * shape.key_dim..][..shape.key_dim];
                     let dot: f64 = query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
-                    dot * f64::from(shape.scale)
+                    dot * shape.scale
                 })
                 .collect();
             let largest = scores.iter().copied().fold(f64::MIN, f64::max);

@@ -1,6 +1,5 @@
 use std::fmt;
 use std::str::FromStr;
-use tch::{Cuda, Device};
 
 /// A device by the name that users write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +24,17 @@ pub enum DeviceError {
         /// The index asked for.
         index: usize,
         /// How many there are.
-        found: i64,
+        found: usize,
+    },
+    /// The program's set of operations does not run there.
+    #[error(
+        "the {backend} operations do not run on {device}: take those of LibTorch (main-model-fn-torch, --backend torch, the image remoe-main-torch)"
+    )]
+    Foreign {
+        /// The device asked for.
+        device: DeviceName,
+        /// The set of operations.
+        backend: &'static str,
     },
 }
 
@@ -48,31 +57,6 @@ impl fmt::Display for DeviceName {
         match self {
             Self::Cpu => f.write_str("cpu"),
             Self::Cuda(index) => write!(f, "cuda:{index}"),
-        }
-    }
-}
-
-impl DeviceName {
-    /// CUDA where there is one, else the processor.
-    pub fn best() -> Self {
-        if Cuda::is_available() { Self::Cuda(0) } else { Self::Cpu }
-    }
-
-    /// The device, made sure of.
-    ///
-    /// # Errors
-    /// LibTorch does not see it.
-    pub fn device(self) -> Result<Device, DeviceError> {
-        match self {
-            Self::Cpu => Ok(Device::Cpu),
-            Self::Cuda(index) => {
-                let found = if Cuda::is_available() { Cuda::device_count() } else { 0 };
-                if (index as i64) < found {
-                    Ok(Device::Cuda(index))
-                } else {
-                    Err(DeviceError::Missing { index, found })
-                }
-            }
         }
     }
 }

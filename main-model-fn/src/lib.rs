@@ -1,8 +1,8 @@
-//! The main function: the model's non-expert modules in LibTorch, its experts beside them and in
-//! remote functions, an OpenAI-compatible HTTP front and a gRPC control interface.
+//! The main function: the model's non-expert modules, its experts beside them and in remote functions, an
+//! OpenAI-compatible HTTP front and a gRPC control interface.
 //!
 //! ```text
-//! http ─┐                  ┌─ transformer (LibTorch)
+//! http ─┐                  ┌─ transformer ── backend (native, or LibTorch in a crate of its own)
 //!       ├─ engine (1 thread)┤
 //! control ┘                └─ experts ─┬─ kernels (local)
 //!                                      └─ links (remote functions)
@@ -12,6 +12,7 @@
 //! thread owns everything that computes; it forwards the rows of all requests together, token by
 //! token, and its own runtime drives the connections to remote functions.
 
+pub mod backend;
 mod control;
 mod device;
 pub mod engine;
@@ -20,7 +21,10 @@ mod experts;
 mod http;
 mod memory;
 mod metrics;
+mod native;
+mod pages;
 mod placer;
+mod program;
 mod records;
 mod routing_check;
 mod serve;
@@ -29,11 +33,15 @@ pub mod text;
 mod transformer;
 mod transition;
 
+pub use backend::Backend;
 pub use device::{DeviceError, DeviceName};
 pub use error::Error;
 #[doc(hidden)]
 pub use http::fuzzing as http_fuzzing;
+pub use native::Native;
+pub use program::main;
 #[doc(hidden)]
 pub use routing_check::check_routing;
 pub use serve::{Listeners, run};
 pub use settings::Settings;
+pub use transformer::LoadModelError;

@@ -1,42 +1,7 @@
-//! The `main-model-fn` process.
+//! The `main-model-fn` program: the native operations, no LibTorch.
 
-use clap::Parser;
-use main_model_fn::{Error, Listeners, Settings, run};
-use remoe_function::{
-    Role, announce, descriptors_for_runtime, end_with_launcher, init_logs, process_start, shutdown_on_signal,
-};
 use std::process::ExitCode;
-use std::time::Instant;
-
-/// What a launcher reads from an exit: the checkpoint is at fault, restarting does not help.
-const EXIT_CHECKPOINT: u8 = 4;
 
 fn main() -> ExitCode {
-    let started = process_start();
-    let settings = Settings::parse();
-    init_logs(Role::Main);
-    match serve(settings, started) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            tracing::error!("{error}");
-            if error.is_checkpoint() { ExitCode::from(EXIT_CHECKPOINT) } else { ExitCode::FAILURE }
-        }
-    }
-}
-
-fn serve(settings: Settings, started: Instant) -> Result<(), Error> {
-    if let Some(launcher) = settings.launcher_pid {
-        end_with_launcher(launcher).map_err(std::io::Error::other)?;
-    }
-    descriptors_for_runtime()?;
-    // HTTP and control need little; the engine has a thread and a runtime of its own.
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let outcome = runtime.block_on(async {
-        let shutdown = shutdown_on_signal()?;
-        let listeners = Listeners::bind(&settings).await?;
-        run(settings, listeners, started, shutdown, announce).await
-    });
-    // Blocking work left behind must not hold up the exit.
-    runtime.shutdown_background();
-    outcome
+    main_model_fn::main::<main_model_fn::Native>()
 }

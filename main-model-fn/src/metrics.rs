@@ -17,12 +17,16 @@ pub(crate) struct EngineMetrics {
     pub(crate) iteration_seconds: Histogram,
     /// The routing generation in force.
     pub(crate) generation: IntGauge,
-    /// Bytes of keys and values, room that is not used yet included.
+    /// Bytes of keys and values that running requests hold, room that is not used yet included.
     pub(crate) cache_bytes: IntGauge,
     /// The limit on them.
     pub(crate) cache_limit: IntGauge,
     /// Requests that had to give their keys and values back.
     pub(crate) preemptions: IntCounter,
+    /// Prompt tokens that were looked for among what is kept.
+    pub(crate) prefix_tokens: IntCounter,
+    /// Those that were found.
+    pub(crate) prefix_tokens_found: IntCounter,
 }
 
 impl EngineMetrics {
@@ -50,12 +54,20 @@ impl EngineMetrics {
             generation: IntGauge::new("remoe_routing_generation", "The routing generation in force.")?,
             cache_bytes: IntGauge::new(
                 "remoe_kv_cache_bytes",
-                "Bytes of keys and values, unused room included.",
+                "Bytes of keys and values that running requests hold, unused room included.",
             )?,
             cache_limit: IntGauge::new("remoe_kv_cache_limit_bytes", "Most bytes of keys and values.")?,
             preemptions: IntCounter::new(
                 "remoe_preemptions_total",
                 "Requests that gave their keys and values back and were computed again later.",
+            )?,
+            prefix_tokens: IntCounter::new(
+                "remoe_prefix_cache_queries_total",
+                "Tokens of prompts that were looked for among the keys and values of earlier requests.",
+            )?,
+            prefix_tokens_found: IntCounter::new(
+                "remoe_prefix_cache_hits_total",
+                "Those of them that were found, and were not computed again.",
             )?,
         };
         registry.register(Box::new(metrics.waiting.clone()))?;
@@ -68,6 +80,8 @@ impl EngineMetrics {
         registry.register(Box::new(metrics.cache_bytes.clone()))?;
         registry.register(Box::new(metrics.cache_limit.clone()))?;
         registry.register(Box::new(metrics.preemptions.clone()))?;
+        registry.register(Box::new(metrics.prefix_tokens.clone()))?;
+        registry.register(Box::new(metrics.prefix_tokens_found.clone()))?;
         Ok(metrics)
     }
 }

@@ -9,8 +9,8 @@ use crate::metrics::EngineMetrics;
 use crate::placer::{Placer, PlacerParts};
 use crate::records::Recorder;
 use crate::text::TextFront;
-use crate::transformer::Transformer;
-use crate::{DeviceName, Error, Settings};
+use crate::transformer::{Model, Transformer};
+use crate::{Backend, DeviceName, Error, Settings};
 use prometheus::Registry;
 use remoe_experts::default_dtype;
 use remoe_function::{Announcement, Role};
@@ -88,7 +88,7 @@ impl Listeners {
 ///
 /// # Errors
 /// See [`Error`].
-pub async fn run(
+pub async fn run<B: Backend>(
     settings: Settings,
     listeners: Listeners,
     started: Instant,
@@ -112,19 +112,20 @@ pub async fn run(
     // In a thread of its own: signals are heard meanwhile.
     let wanted = settings.clone();
     let loaded = tokio::select! {
-        loaded = tokio::task::spawn_blocking(move || Loaded::new(&wanted)) => loaded.map_err(io::Error::other)??,
+        loaded = tokio::task::spawn_blocking(move || Loaded::new::<B>(&wanted)) => loaded.map_err(io::Error::other)??,
         () = shutdown.cancelled() => {
             tracing::info!("ended while the model was loading");
             return Ok(());
         }
     };
-    let Loaded { checkpoint, dtype, threads, device_name, text, pool, transformer, fingerprint } = loaded;
+    let Loaded { checkpoint, dtype, threads, device_name, text, pool, model, fingerprint } = loaded;
     let registry = Registry::new();
     let config = checkpoint.config();
     let limits = RequestLimits {
         vocab_size: config.vocab_size,
         context_length: config.context_length,
-        cache_positions: cache_positions(&checkpoint, dtype.bytes(), settings.kv_cache_bytes),
+        cache_pages: usize::try_from(settings.kv_cache_bytes / model.page_bytes().max(1) as u64)
+            .unwrap_or(usize::MAX),
         max_choices: MAX_CHOICES.min(settings.max_batch),
         max_requests: settings.max_requests,
     };
@@ -139,7 +140,7 @@ pub async fn run(
         Some(path) => Some(Recorder::open(path, record_header(&settings, &checkpoint, dtype)?, &registry)?),
     };
     let parts = EngineParts {
-        transformer,
+        model,
         pool,
         checkpoint: checkpoint.clone(),
         dtype,
@@ -211,6 +212,7 @@ pub async fn run(
             dtype: dtype.to_string(),
             numerics_class: numerics_class(dtype).to_owned(),
             device: device_name.to_string(),
+            operations: B::NAME.to_owned(),
             generation: 0,
             local: Vec::new(),
             start_us: announcement.start_us,
@@ -297,26 +299,25 @@ struct Loaded {
     device_name: DeviceName,
     text: Option<Arc<TextFront>>,
     pool: Arc<Pool>,
-    transformer: Transformer,
+    model: Box<dyn Model>,
     fingerprint: String,
 }
 
 impl Loaded {
-    fn new(settings: &Settings) -> Result<Self, Error> {
+    fn new<B: Backend>(settings: &Settings) -> Result<Self, Error> {
         let checkpoint = Arc::new(settings.source.open()?.checkpoint);
         let dtype = settings.dtype.map_or_else(|| default_dtype(&checkpoint), |dtype| dtype.0);
         let threads = settings.threads.unwrap_or(PoolConfig::default().threads);
-        let device_name = settings.device.unwrap_or_else(DeviceName::best);
-        let device = device_name.device()?;
-        tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX));
         let text = TextFront::open(&checkpoint)?.map(Arc::new);
         for (path, dtype) in wrong_paths() {
             tracing::warn!(%path, %dtype, "this CPU computes wrong results by an instruction path, which is not used");
         }
         let pool = Arc::new(Pool::new(PoolConfig { threads, ..PoolConfig::default() })?);
-        let transformer = Transformer::load(&checkpoint, dtype, device, &pool)?;
+        let ops = B::open(settings.device, dtype, &pool)?;
+        let device_name = ops.device();
+        let model = Box::new(Transformer::load(&checkpoint, dtype, ops, threads)?);
         let fingerprint = checkpoint.fingerprint()?.to_string();
-        Ok(Self { checkpoint, dtype, threads, device_name, text, pool, transformer, fingerprint })
+        Ok(Self { checkpoint, dtype, threads, device_name, text, pool, model, fingerprint })
     }
 }
 
@@ -342,13 +343,4 @@ fn record_header(
 /// The model's name in the API: what the settings say, else that of its folder or repository.
 fn model_name(settings: &Settings) -> String {
     settings.served_model_name.clone().unwrap_or_else(|| settings.source.model.name())
-}
-
-/// Positions that `bytes` of keys and values hold, with room for the layer that exists twice while a
-/// cache grows.
-fn cache_positions(checkpoint: &Checkpoint, element_bytes: usize, bytes: u64) -> usize {
-    let layers = &checkpoint.config().layers;
-    let elements = || layers.iter().map(|layer| layer.attention.cache_elements());
-    let elements = elements().sum::<usize>() + elements().max().unwrap_or(0);
-    usize::try_from(bytes / (elements * element_bytes).max(1) as u64).unwrap_or(usize::MAX)
 }

@@ -11,8 +11,8 @@ fn up_to(most: u64) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=most)
 }
 
-/// Serves a Mixture-of-Experts model: its non-expert modules in LibTorch, its experts beside them
-/// and in remote functions.
+/// Serves a Mixture-of-Experts model: its non-expert modules and frequent experts here, the others in
+/// remote functions.
 #[derive(Debug, Clone, clap::Parser)]
 #[command(name = "main-model-fn", version)]
 pub struct Settings {
@@ -25,7 +25,7 @@ pub struct Settings {
     /// cpu, cuda or cuda:INDEX; CUDA where there is one, by default.
     #[arg(long)]
     pub device: Option<crate::device::DeviceName>,
-    /// Threads of LibTorch and of the expert kernels; all cores by default.
+    /// Threads that compute; all cores by default.
     #[arg(long, value_parser = up_to(MAX_THREADS as u64))]
     pub threads: Option<usize>,
     /// Where users speak HTTP; port 0 takes any free one.

@@ -24,8 +24,10 @@ const SEND_SECONDS: f64 = 1e-4;
 const PROCESS_SECONDS: f64 = 3.0;
 /// Weights from a network volume.
 const LOAD_BYTES_PER_SECOND: f64 = 2e8;
-/// LibTorch, tokenizer, buffers.
-const MAIN_BYTES: f64 = 4e8;
+/// Tokenizer, buffers, code: 2e7 with the demo model, more with large vocabularies and wide layers.
+const MAIN_BYTES: f64 = 1.5e8;
+/// LibTorch beside them, where a GPU computes.
+const LIBTORCH_BYTES: f64 = 2.5e8;
 /// Bytes that a GPU reads from its memory per second. Half of what an NVIDIA T4 is specified for
 /// (320 GB/s), the slowest one that clouds rent out.
 const GPU_READ_BYTES_PER_SECOND: f64 = 1.6e11;
@@ -109,6 +111,7 @@ impl Profile {
         Self {
             machine: Machine { device: "cuda".to_owned(), ..prior.machine },
             device: Some(device),
+            memory: Memory { main_bytes: MAIN_BYTES + LIBTORCH_BYTES, ..prior.memory },
             gpu_expert_seconds: Some(gpu_expert_seconds(model, dtype)),
             ..prior
         }

@@ -18,6 +18,8 @@ pub struct Options {
     pub dtype: Option<&'static str>,
     /// What is logged; none: the usual.
     pub log: Option<&'static str>,
+    /// Whether the main function takes LibTorch's operations.
+    pub torch: bool,
     /// Further arguments.
     pub arguments: Vec<String>,
     /// Further variables.
@@ -29,6 +31,17 @@ impl Options {
     #[must_use]
     pub fn dtype(dtype: &'static str) -> Self {
         Self { dtype: Some(dtype), ..Self::default() }
+    }
+
+    /// These with LibTorch's operations in the main function.
+    #[must_use]
+    pub fn torch(mut self) -> Self {
+        self.torch = true;
+        self
+    }
+
+    fn main_program(&self) -> &'static str {
+        if self.torch { "main-model-fn-torch" } else { "main-model-fn" }
     }
 
     /// These and one more argument with its value.
@@ -100,13 +113,15 @@ impl MainFunction {
     pub async fn start(model: &Path, options: Options) -> Self {
         let slot = slots::deployment().await;
         let options = options.with("--http-listen", "127.0.0.1:0");
-        let (process, announcement) = Starting::new("main-model-fn", model, &options).announced().await;
+        let (process, announcement) =
+            Starting::new(options.main_program(), model, &options).announced().await;
         Self { control: Control::new(announcement.grpc), process, announcement, _slot: slot }
     }
 
     /// Starts one that is expected to refuse; returns how it ended and what it logged.
     pub async fn refuse(model: &Path, options: Options) -> (ExitStatus, Vec<String>) {
-        Starting::new("main-model-fn", model, &options.with("--http-listen", "127.0.0.1:0")).refused().await
+        let options = options.with("--http-listen", "127.0.0.1:0");
+        Starting::new(options.main_program(), model, &options).refused().await
     }
 
     /// Where it speaks HTTP.

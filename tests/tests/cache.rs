@@ -12,11 +12,13 @@ use remoe_wire::v1::GenerateRequest;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Memory for keys and values in which `positions` have a place, in float32: the largest layer is
-/// there twice while a cache grows.
-fn memory(checkpoint: &Checkpoint, positions: usize) -> usize {
-    let layers = || checkpoint.config().layers.iter().map(|layer| layer.attention.cache_elements());
-    (layers().sum::<usize>() + layers().max().unwrap()) * positions * 4
+/// Positions that have a place in memory together.
+const PAGE: usize = 32;
+
+/// Memory for keys and values of so many pages, in float32.
+fn memory(checkpoint: &Checkpoint, pages: usize) -> usize {
+    let layers = checkpoint.config().layers.iter().map(|layer| layer.attention.cache_elements());
+    layers.sum::<usize>() * pages * PAGE * 4
 }
 
 async fn start(model: &Model, memory: usize) -> MainFunction {
@@ -34,10 +36,10 @@ async fn tokens(control: &Control, request: &GenerateRequest) -> Vec<u32> {
 async fn requests_that_outgrow_the_cache_are_computed_again_and_nobody_sees_it() {
     let model = Model::demo();
     let checkpoint = model.checkpoint();
-    let limit = memory(&checkpoint, 300);
+    let limit = memory(&checkpoint, 11);
     let main = start(&model, limit).await;
     let prompts = model.prompts();
-    // Each comes to 254 positions at most; two begin together, as far as their prompts go.
+    // Each comes to 254 positions, 8 pages, at most; two begin together, as far as their prompts go.
     let requests = [
         greedy(&prompts[2], 250),
         seeded(&prompts[3], 240, 7),
@@ -90,8 +92,8 @@ async fn requests_that_outgrow_the_cache_are_computed_again_and_nobody_sees_it()
 #[tokio::test(flavor = "multi_thread")]
 async fn choices_that_outgrow_the_cache_are_computed_again() {
     let model = Model::demo();
-    // Two choices come to 624 positions, the request beside them to 623.
-    let main = start(&model, memory(&model.checkpoint(), 700)).await;
+    // Two choices come to 624 positions, 20 pages, the request beside them to as many.
+    let main = start(&model, memory(&model.checkpoint(), 22)).await;
     let prompt = &model.prompts()[3];
     let body = serde_json::json!({
         "prompt": prompt, "n": 2, "max_tokens": 300, "temperature": 0.8, "seed": 3, "ignore_eos": true,
@@ -117,7 +119,7 @@ async fn what_may_grow_long_does_not_keep_others_waiting() {
     let model = Model::demo();
     let context = model.checkpoint().config().context_length;
     // Not enough for two requests of the whole context.
-    let main = start(&model, memory(&model.checkpoint(), context + context / 2)).await;
+    let main = start(&model, memory(&model.checkpoint(), (context + context / 2) / PAGE)).await;
     let prompt = &model.prompts()[2];
     let long = (context - prompt.len()) as u32;
     let mut first = main.control.begin(greedy(prompt, long)).await.unwrap();
@@ -131,15 +133,16 @@ async fn what_may_grow_long_does_not_keep_others_waiting() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_can_never_fit_is_refused_at_once_and_what_cannot_fit_now_waits() {
     let model = Model::demo();
-    let main = start(&model, memory(&model.checkpoint(), 100)).await;
+    let main = start(&model, memory(&model.checkpoint(), 3)).await;
     let prompt = &model.prompts()[2];
-    let refused = main.control.begin(greedy(prompt, 96)).await.err().unwrap();
+    let most = (3 * PAGE - prompt.len()) as u32;
+    let refused = main.control.begin(greedy(prompt, most + 1)).await.err().unwrap();
     assert_eq!(refused.code(), tonic::Code::OutOfRange);
     assert!(refused.message().contains("--kv-cache-bytes"), "{}", refused.message());
-    let body = serde_json::json!({"prompt": prompt, "max_tokens": 96});
+    let body = serde_json::json!({"prompt": prompt, "max_tokens": most + 1});
     let answer = remoe_tests::http::post(main.http(), "/v1/completions", &body).await.unwrap();
     assert_eq!(answer.status, 400);
-    let request = greedy(prompt, 95);
+    let request = greedy(prompt, most);
     let first = main.control.begin(request.clone()).await.unwrap();
     let second = main.control.begin(request).await.unwrap();
     let (first, second) = (first.finish().await.unwrap(), second.finish().await.unwrap());

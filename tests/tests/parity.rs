@@ -14,9 +14,9 @@ const LOGITS: f32 = 2e-4;
 const WEIGHTS: f32 = 1e-4;
 
 /// A model in float32, half of its experts in a remote function.
-async fn half_remote(model: &Model) -> (MainFunction, RemoteFunction) {
+async fn half_remote(model: &Model, options: Options) -> (MainFunction, RemoteFunction) {
     let checkpoint = model.checkpoint();
-    let main = MainFunction::start(&model.folder, Options::dtype("float32")).await;
+    let main = MainFunction::start(&model.folder, options).await;
     let experts = all_experts(&checkpoint);
     let remote = RemoteFunction::start(&model.folder, &experts, Options::dtype("float32")).await;
     main.control.route(&[remote.address()], &remote_sets(&checkpoint, 0.5)).await;
@@ -25,10 +25,19 @@ async fn half_remote(model: &Model) -> (MainFunction, RemoteFunction) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn reference_models_answer_as_transformers_does() {
+    answer_as_transformers_does(&Options::dtype("float32")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reference_models_answer_as_transformers_does_by_libtorch() {
+    answer_as_transformers_does(&Options::dtype("float32").torch()).await;
+}
+
+async fn answer_as_transformers_does(options: &Options) {
     for model in served_fixtures() {
         let name = &model.name;
         let expected = model.expected().unwrap();
-        let (main, _remote) = half_remote(&model).await;
+        let (main, _remote) = half_remote(&model, options.clone()).await;
         let (mut logits, mut weights) = (0.0_f32, 0.0_f32);
         for prompt in &expected.prompts {
             let reply = main.control.inspect_ids(&prompt.ids).await;
@@ -86,7 +95,7 @@ async fn text_and_chat_become_text() {
     let model = Model::fixture("mixtral-text");
     let texts = model.expected().unwrap().texts;
     assert!(texts.iter().any(|text| text.chat) && texts.iter().any(|text| !text.chat));
-    let (main, _remote) = half_remote(&model).await;
+    let (main, _remote) = half_remote(&model, Options::dtype("float32")).await;
     for text in texts {
         let prompt = match text.chat {
             true => generate_request::Prompt::Chat(text.prompt.clone()),

@@ -142,7 +142,7 @@ async fn start(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) -> Result
         wanted.run_at_once(requests);
     }
     // What will be missing is said before a profile is measured.
-    programs::find()?;
+    programs::find(deployment.backend, deployment.device.as_deref())?;
     let http = Arc::new(listen(SocketAddr::new(args.host, args.port))?);
     wanted.http = Some(Arc::clone(&http));
     let asked = Asked { prompt: None, concurrency: args.concurrency.concurrency };

@@ -98,7 +98,7 @@ pub(crate) unsafe fn attend<F: Floats>(block: &mut Block<'_>) {
                 let high = (seen.end - begin).min(PAGE_POSITIONS);
                 let scores = &mut scores[r * PAGE_POSITIONS..][..PAGE_POSITIONS];
                 let sums = &mut sums[r * SUM_LANES..][..SUM_LANES];
-                let factor = weigh::<F>(scores, low, high, shape.scale, &mut largest[r], sums);
+                let factor = weigh::<F>(scores, low, high, shape.scale as f32, &mut largest[r], sums);
                 let mixed = &mut mixed[r * stride..][..stride - 16];
                 mix::<F>(&scores[low..high], values.as_ptr().add(low * stride), stride, factor, mixed);
             }

@@ -1,7 +1,7 @@
 //! One continuation of a prompt.
 
 use super::text::TextStream;
-use crate::transformer::SequenceCache;
+use crate::pages::SequenceCache;
 use std::collections::HashMap;
 
 /// A continuation that has not ended.
@@ -25,7 +25,7 @@ impl Choice {
 
     /// How many tokens can be forwarded next.
     pub(super) fn pending(&self, prompt: &[u32]) -> usize {
-        next_tokens(prompt, &self.output, self.cache.length() as usize).len()
+        next_tokens(prompt, &self.output, self.cache.length()).len()
     }
 
     /// Takes `rows` tokens for the next iteration: the tokens, their cache, and whether every known
@@ -36,7 +36,7 @@ impl Choice {
         rows: usize,
     ) -> (&'a [u32], &'a mut SequenceCache, bool) {
         self.taken = rows;
-        let done = self.cache.length() as usize;
+        let done = self.cache.length();
         let complete = done + rows == self.known(prompt);
         (&next_tokens(prompt, &self.output, done)[..rows], &mut self.cache, complete)
     }
@@ -44,7 +44,15 @@ impl Choice {
     /// Whether the iteration's rows were its last known tokens: its next token can be drawn. One that
     /// forwards again what it had before a pause is not due yet.
     pub(super) fn is_due(&self, prompt: &[u32]) -> bool {
-        self.taken > 0 && self.cache.length() as usize == self.known(prompt)
+        self.taken > 0 && self.cache.length() == self.known(prompt)
+    }
+}
+
+/// Token `position` of a prompt and its output.
+pub(super) fn token_at(prompt: &[u32], output: &[u32], position: usize) -> u32 {
+    match position.checked_sub(prompt.len()) {
+        Some(position) => output[position],
+        None => prompt[position],
     }
 }
 

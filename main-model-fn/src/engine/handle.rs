@@ -1,6 +1,8 @@
 //! The engine as its callers see it: a bounded queue in, a stream of events out.
 
 use super::request::{Event, Request};
+use crate::backend::PAGE_POSITIONS;
+use crate::pages::pages_of;
 use remoe_wire::{ErrorCode, ServiceError};
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,8 +15,8 @@ pub struct RequestLimits {
     pub vocab_size: usize,
     /// Prompt and output together.
     pub context_length: usize,
-    /// Positions that the cache can ever hold, over all choices of a request.
-    pub cache_positions: usize,
+    /// Pages of keys and values that there are.
+    pub cache_pages: usize,
     /// Most choices of one request.
     pub max_choices: usize,
     /// Requests that run or wait at most; the next is refused.
@@ -110,13 +112,13 @@ impl EngineHandle {
                 field: Some("prompt".to_owned()),
             });
         }
-        let positions = length.saturating_mul(request.choices);
-        if positions > limits.cache_positions {
+        let pages = pages_of(length).saturating_mul(request.choices);
+        if pages > limits.cache_pages {
             return Err(ServiceError {
                 code: ErrorCode::ContextLengthExceeded,
                 message: format!(
-                    "{positions} cache positions asked for ({} choices of {length} tokens), the key-value cache holds {}; lower n or max_tokens, or raise --kv-cache-bytes",
-                    request.choices, limits.cache_positions,
+                    "{pages} cache pages of {PAGE_POSITIONS} tokens asked for ({} choices of {length} tokens), the key-value cache holds {}; lower n or max_tokens, or raise --kv-cache-bytes",
+                    request.choices, limits.cache_pages,
                 ),
                 field: Some("max_tokens".to_owned()),
             });

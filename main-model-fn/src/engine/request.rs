@@ -207,7 +207,10 @@ pub struct Figures {
     pub prompt_tokens: usize,
     /// Tokens drawn, closing end-of-sequence tokens included, all choices together.
     pub completion_tokens: usize,
-    /// Positions that went through the model: prompt + generated - 1 for one choice.
+    /// Tokens of the prompt whose keys and values were kept from earlier requests; they do not go through the
+    /// model.
+    pub cached_tokens: usize,
+    /// Positions that went through the model: prompt - cached + generated - 1 for one choice.
     pub forwarded_positions: u64,
     /// Where its experts were computed.
     pub experts: ExpertTally,

@@ -1,80 +1,117 @@
-//! The cache positions that a request holds, will need, and gives back.
+//! The pages that a request holds, lacks and gives back.
 
+use super::choice::token_at;
 use super::request::{ExpertTally, ExpertTime, Inspection, Request};
-use super::scheduler::grown;
-use super::sequence::{Running, Stage, StepError};
-use crate::transformer::SequenceCache;
+use super::sequence::{Running, Stage};
+use crate::backend::PAGE_POSITIONS;
+use crate::pages::{Pages, SequenceCache, Tenant, pages_of};
 
-/// Cache positions beyond its known tokens that a sequence is thought to need soon, when it is decided
+/// Positions beyond its known tokens that a sequence is thought to need soon, when it is decided
 /// whether another request can start beside it.
 const HEADROOM: usize = 128;
 
 impl Running {
-    fn caches(&self) -> Vec<&SequenceCache> {
-        match &self.stage {
-            Stage::Prompt(cache) => vec![cache],
-            Stage::Choices(choices) => choices.iter().map(|choice| &choice.cache).collect(),
-        }
+    /// What it holds keys and values of.
+    pub(crate) fn caches(&self) -> impl Iterator<Item = &SequenceCache> {
+        let (prompt, choices) = match &self.stage {
+            Stage::Prompt(cache) => (Some(cache), [].as_slice()),
+            Stage::Choices(choices) => (None, choices.as_slice()),
+        };
+        prompt.into_iter().chain(choices.iter().map(|choice| &choice.cache))
     }
 
-    /// Bytes of keys and values.
-    pub(crate) fn cache_bytes(&self) -> usize {
-        self.caches().into_iter().map(SequenceCache::bytes).sum()
-    }
-
-    /// Cache positions that the request holds or will need soon.
-    pub(crate) fn expected_positions(&self) -> usize {
+    /// Pages that the request will need soon beside those that it holds.
+    pub(crate) fn growth(&self) -> usize {
+        let prompt = &self.request().prompt;
         let soon = |known: usize| (known + HEADROOM).min(most_positions(self.request()));
         match &self.stage {
-            Stage::Prompt(cache) => expected_positions(self.request()).max(cache.capacity()),
-            Stage::Choices(choices) => choices
-                .iter()
-                .map(|choice| soon(choice.known(&self.request().prompt)).max(choice.cache.capacity()))
-                .sum(),
-        }
-    }
-
-    /// Cache positions that the request holds at least once `rows` have been forwarded, copies of the
-    /// prompt for further choices included.
-    pub(crate) fn least_positions(&self, rows: &[usize]) -> usize {
-        let prompt = self.request().prompt.len();
-        let mut positions = 0;
-        for (cache, rows) in self.caches().into_iter().zip(rows) {
-            let length = cache.length() as usize + rows;
-            positions += length.max(cache.capacity());
-            if matches!(self.stage, Stage::Prompt(_)) && length == prompt {
-                positions += (self.request().choices - 1) * prompt;
+            Stage::Prompt(cache) => expected_pages(self.request()).saturating_sub(cache.pages()),
+            Stage::Choices(choices) => {
+                choices.iter().map(|choice| choice.cache.lacking(soon(choice.known(prompt)))).sum()
             }
         }
-        positions
     }
 
-    /// Makes room for `rows`, and for later ones as far as `spare` positions allow, which it takes
-    /// from.
-    pub(crate) fn reserve(&mut self, rows: &[usize], spare: &mut usize) -> Result<(), StepError> {
-        let most = most_positions(self.request());
-        let mut reserve = |cache: &mut SequenceCache, rows: usize| {
-            let needed = cache.length() as usize + rows;
-            let capacity = grown(cache.capacity(), needed, most, *spare);
-            *spare -= capacity - needed.max(cache.capacity());
-            cache.reserve(capacity)
-        };
+    /// Pages that it lacks for `rows`, one for each of its sequences, and for the copies of the prompt's last page
+    /// that further choices need.
+    pub(crate) fn lacking(&self, rows: &[usize]) -> usize {
+        let caches = self.caches().zip(rows).map(|(cache, rows)| cache.lacking(cache.length() + rows));
+        caches.sum::<usize>() + self.lacking_copies(rows)
+    }
+
+    fn lacking_copies(&self, rows: &[usize]) -> usize {
+        let prompt = self.request().prompt.len();
+        match &self.stage {
+            Stage::Prompt(cache)
+                if rows.first().is_some_and(|rows| cache.length() + rows == prompt)
+                    && !prompt.is_multiple_of(PAGE_POSITIONS) =>
+            {
+                self.request().choices - 1 - self.copies.len()
+            }
+            _ => 0,
+        }
+    }
+
+    /// Takes the pages that it lacks for `rows`. False where there are not enough.
+    pub(crate) fn reserve(&mut self, rows: &[usize], pages: &mut Pages) -> bool {
+        for _ in 0..self.lacking_copies(rows) {
+            match pages.take() {
+                Some(page) => self.copies.push(page),
+                None => return false,
+            }
+        }
+        let mut reserve =
+            |cache: &mut SequenceCache, rows: usize| cache.reserve(cache.length() + rows, pages);
         match &mut self.stage {
-            Stage::Prompt(cache) => reserve(cache, rows.first().copied().unwrap_or(0))?,
+            Stage::Prompt(cache) => reserve(cache, rows.first().copied().unwrap_or(0)),
             Stage::Choices(choices) => {
-                for (choice, &rows) in choices.iter_mut().zip(rows) {
-                    reserve(&mut choice.cache, rows)?;
+                choices.iter_mut().zip(rows).all(|(choice, &rows)| reserve(&mut choice.cache, rows))
+            }
+        }
+    }
+
+    /// Takes what is kept of its known tokens: of the prompt, unless every row of it is wanted for something else
+    /// than what follows; of choices that go on, all. To be called before it runs, for the first time and after
+    /// every pause.
+    pub(crate) fn begin(&mut self, pages: &mut Pages) {
+        let wants_rows = self.wants_prompt_rows();
+        let prompt = &self.job.request.prompt;
+        match &mut self.stage {
+            Stage::Prompt(cache) => {
+                let tokens = if wants_rows { 0 } else { prompt.len() };
+                *cache = pages.begin(Tenant::default(), |at| prompt[at], tokens);
+                self.figures.cached_tokens = cache.length();
+            }
+            Stage::Choices(choices) => {
+                for choice in choices {
+                    let known = choice.known(prompt);
+                    let output = &choice.output;
+                    choice.cache = pages.begin(Tenant::default(), |at| token_at(prompt, output, at), known);
                 }
             }
         }
-        Ok(())
     }
 
-    /// Gives all cache positions back. Known tokens are forwarded again when the request goes on.
-    pub(crate) fn pause(&mut self) -> Result<(), StepError> {
+    /// Keeps what has become full of its pages, for itself after a pause and for others.
+    pub(crate) fn keep(&mut self, pages: &mut Pages) {
+        let prompt = &self.job.request.prompt;
+        match &mut self.stage {
+            Stage::Prompt(cache) => pages.keep(cache, |at| prompt[at]),
+            Stage::Choices(choices) => {
+                for choice in choices {
+                    let output = &choice.output;
+                    pages.keep(&mut choice.cache, |at| token_at(prompt, output, at));
+                }
+            }
+        }
+    }
+
+    /// Lets go of all pages. Known tokens that are not kept until then are forwarded again when the request goes on.
+    pub(crate) fn pause(&mut self) {
+        self.copies.clear();
         match &mut self.stage {
             Stage::Prompt(cache) => {
-                cache.release()?;
+                *cache = SequenceCache::new(Tenant::default());
                 // Nothing of the prompt has been reported yet: it begins anew.
                 self.prompt_logprobs.clear();
                 self.inspection = Inspection::default();
@@ -87,20 +124,19 @@ impl Running {
             }
             Stage::Choices(choices) => {
                 for choice in choices {
-                    choice.cache.release()?;
+                    choice.cache = SequenceCache::new(Tenant::default());
                 }
             }
         }
-        Ok(())
     }
 }
 
-/// Cache positions that one sequence of `request` comes to at most: the last token is not forwarded.
+/// Positions that one sequence of `request` comes to at most: the last token is not forwarded.
 fn most_positions(request: &Request) -> usize {
     request.prompt.len() + request.max_tokens.saturating_sub(1)
 }
 
-/// Cache positions that `request` needs soon after its start.
-pub(crate) fn expected_positions(request: &Request) -> usize {
-    (request.prompt.len() + HEADROOM).min(most_positions(request)) * request.choices
+/// Pages that `request` needs soon after its start.
+pub(crate) fn expected_pages(request: &Request) -> usize {
+    pages_of((request.prompt.len() + HEADROOM).min(most_positions(request))) * request.choices
 }

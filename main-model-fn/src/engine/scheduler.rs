@@ -1,4 +1,4 @@
-//! Which rows go through the model next, and whose keys and values have a place. Pure.
+//! Which rows go through the model next. Pure.
 
 /// What a sequence could forward now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,31 +31,6 @@ pub(crate) fn plan(pending: &[Pending], budget: usize) -> Vec<usize> {
         .collect()
 }
 
-/// How many requests, the first admitted first, can take part in an iteration after which they hold
-/// `least` cache positions at least; the others must give theirs back. One always can: what a request
-/// may come to hold was checked when it was submitted.
-pub(crate) fn holders(least: &[usize], positions: usize) -> usize {
-    let mut held = 0_usize;
-    let fits = |least: &&usize| {
-        held = held.saturating_add(**least);
-        held <= positions
-    };
-    least.iter().take_while(fits).count().max(least.len().min(1))
-}
-
-/// The room that a sequence gets which needs `needed` positions and has `capacity`: half as much
-/// again as it had, so that it is copied seldom; never more than the `bound` that it can come to, nor
-/// more than `spare` beyond its need.
-pub(crate) fn grown(capacity: usize, needed: usize, bound: usize, spare: usize) -> usize {
-    if needed <= capacity {
-        return capacity;
-    }
-    /// Positions that a cache begins with.
-    const FIRST: usize = 64;
-    let wanted = needed.max(capacity + capacity / 2).max(FIRST).min(bound.max(needed));
-    wanted.min(needed.saturating_add(spare))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -79,15 +54,6 @@ mod tests {
         assert_eq!(plan(&mixed, 128), [8, 64]);
     }
 
-    #[test]
-    fn the_first_always_holds_its_place() {
-        assert_eq!(holders(&[4, 4, 4], 12), 3);
-        assert_eq!(holders(&[4, 4, 4], 11), 2);
-        assert_eq!(holders(&[4, usize::MAX], 11), 1);
-        assert_eq!(holders(&[40], 11), 1);
-        assert_eq!(holders(&[], 11), 0);
-    }
-
     proptest! {
         #[test]
         fn everything_is_forwarded_once_and_decoding_never_waits(
@@ -108,18 +74,6 @@ mod tests {
                 iterations += 1;
                 prop_assert!(iterations <= prompts.iter().map(|(rows, _)| rows).sum::<usize>());
             }
-        }
-
-        #[test]
-        fn growth_stays_within_need_bound_and_spare(
-            capacity in 0_usize..500, more in 0_usize..100, beyond in 0_usize..1000, spare in 0_usize..300,
-        ) {
-            let needed = capacity + more;
-            let bound = needed + beyond;
-            let grown = grown(capacity, needed, bound, spare);
-            prop_assert!(grown >= needed && grown <= bound);
-            prop_assert!(grown <= needed + spare);
-            prop_assert!(more > 0 || grown == capacity);
         }
     }
 }

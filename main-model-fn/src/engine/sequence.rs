@@ -9,14 +9,16 @@ use super::sampling::{Draw, Drawn, Outcome, distinct, logprobs};
 use super::scheduler::Pending;
 use super::setback::Setback;
 use super::text::TextStream;
+use crate::backend::BackendError;
+use crate::pages::{Page, SequenceCache, Tenant};
 use crate::records::{Recording, Step};
-use crate::transformer::{SequenceCache, Trace, Wanted};
+use crate::transformer::{Model, Trace, Wanted};
 use remoe_model::text::{TextError, Tokenizer};
 use remoe_wire::{ErrorCode, ServiceError};
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
-use tch::TchError;
 
 /// What the engine knows about ends of sequences and text.
 pub(crate) struct Vocabulary {
@@ -30,8 +32,10 @@ const SCORED_CHUNK: usize = 64;
 
 /// An admitted request.
 pub(crate) struct Running {
-    job: Job,
+    pub(super) job: Job,
     pub(super) stage: Stage,
+    /// For the last page of the prompt, of which every choice needs its own.
+    pub(super) copies: Vec<Rc<Page>>,
     started: Instant,
     first_token: Option<Instant>,
     pub(super) figures: Figures,
@@ -52,9 +56,9 @@ pub(crate) struct Running {
 /// Why a request cannot go on after a forward.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StepError {
-    /// A cache could not be copied for another choice.
-    #[error("LibTorch: {0}")]
-    Torch(#[from] TchError),
+    /// A page could not be copied for another choice.
+    #[error(transparent)]
+    Copy(#[from] BackendError),
     /// A token could not be turned into text.
     #[error(transparent)]
     Text(#[from] TextError),
@@ -99,13 +103,7 @@ impl Share {
 }
 
 impl Running {
-    pub(crate) fn new(
-        job: Job,
-        cache: SequenceCache,
-        vocabulary: &Vocabulary,
-        recording: Option<Recording>,
-        now: Instant,
-    ) -> Self {
+    pub(crate) fn new(job: Job, vocabulary: &Vocabulary, recording: Option<Recording>, now: Instant) -> Self {
         let request = &job.request;
         let figures = Figures {
             prompt_tokens: request.prompt.len(),
@@ -122,7 +120,8 @@ impl Running {
         };
         Self {
             job,
-            stage: Stage::Prompt(cache),
+            stage: Stage::Prompt(SequenceCache::new(Tenant::default())),
+            copies: Vec::new(),
             started: now,
             first_token: None,
             figures,
@@ -138,6 +137,23 @@ impl Running {
 
     pub(crate) fn request(&self) -> &Request {
         &self.job.request
+    }
+
+    /// Whether every row of the prompt has to go through the model: what is recorded, inspected or scored of them is
+    /// not kept with their keys and values.
+    pub(super) fn wants_prompt_rows(&self) -> bool {
+        let request = self.request();
+        self.recording.is_some() || request.inspect.is_some() || request.prompt_logprobs.is_some()
+    }
+
+    /// Tokens of a prompt that is about to begin that were looked for among what is kept, and those found.
+    pub(crate) fn prefix(&self) -> (usize, usize) {
+        match self.stage {
+            Stage::Prompt(_) if !self.wants_prompt_rows() => {
+                (self.request().prompt.len(), self.figures.cached_tokens)
+            }
+            _ => (0, 0),
+        }
     }
 
     /// Whether nobody listens any more.
@@ -164,7 +180,7 @@ impl Running {
             Stage::Prompt(cache) => {
                 let scored = self.request().prompt_logprobs.is_some();
                 let chunk = if scored { chunk.min(SCORED_CHUNK) } else { chunk };
-                vec![Pending { rows: prompt.len() - cache.length() as usize, chunk }]
+                vec![Pending { rows: prompt.len() - cache.length(), chunk }]
             }
             Stage::Choices(choices) => {
                 choices.iter().map(|choice| Pending { rows: choice.pending(prompt), chunk }).collect()
@@ -181,7 +197,7 @@ impl Running {
                 if take == 0 {
                     return;
                 }
-                let done = cache.length() as usize;
+                let done = cache.length();
                 let logits = if self.job.request.prompt_logprobs.is_some() {
                     Wanted::All
                 } else if done + take == prompt.len() {
@@ -288,7 +304,7 @@ impl Running {
         let mut rows = logits.chunks_exact(vocab);
         match &self.stage {
             Stage::Prompt(cache) => {
-                let is_done = cache.length() as usize == request.prompt.len() && request.max_tokens > 0;
+                let is_done = cache.length() == request.prompt.len() && request.max_tokens > 0;
                 if let Some(last) = rows.next_back().filter(|_| is_done) {
                     draws.extend((0..request.choices).map(|choice| draw(choice, &self.no_counts, 0, last)));
                 }
@@ -312,19 +328,20 @@ impl Running {
         outcomes: Vec<Outcome>,
         vocab: usize,
         vocabulary: &Vocabulary,
+        model: &mut dyn Model,
     ) -> Result<bool, StepError> {
         self.setback = None;
         let stage = std::mem::replace(&mut self.stage, Stage::Choices(Vec::new()));
         match stage {
             Stage::Prompt(cache) => {
-                let done = cache.length() as usize;
+                let done = cache.length();
                 self.score_prompt(logits, vocab, done);
                 if done < self.job.request.prompt.len() {
                     self.stage = Stage::Prompt(cache);
                     return Ok(false);
                 }
                 let last = logits.len().saturating_sub(vocab);
-                self.prompt_done(cache, &logits[last..], outcomes, vocabulary)?;
+                self.prompt_done(cache, &logits[last..], outcomes, vocabulary, model)?;
             }
             Stage::Choices(choices) => {
                 let mut going = Vec::with_capacity(choices.len());
@@ -374,6 +391,7 @@ impl Running {
         logits: &[f32],
         outcomes: Vec<Outcome>,
         vocabulary: &Vocabulary,
+        model: &mut dyn Model,
     ) -> Result<(), StepError> {
         if self.job.request.prompt_logprobs.is_some() {
             let scored = std::mem::take(&mut self.prompt_logprobs);
@@ -393,7 +411,11 @@ impl Running {
         }
         let mut caches = Vec::with_capacity(count);
         for _ in 1..count {
-            caches.push(cache.fork()?);
+            let (fork, copied) = cache.fork(self.copies.pop());
+            if let Some((from, to)) = copied {
+                model.copy_page(from, to)?;
+            }
+            caches.push(fork);
         }
         caches.push(cache);
         let mut going = Vec::with_capacity(count);

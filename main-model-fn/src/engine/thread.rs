@@ -1,15 +1,16 @@
 use super::handle::{EngineHandle, Job, RequestLimits};
 use super::request::{Event, InspectLevel};
-use super::room::expected_positions;
+use super::room::expected_pages;
 use super::sampling::make_all;
-use super::scheduler::{Pending, holders, plan};
+use super::scheduler::{Pending, plan};
 use super::sequence::{Running, Share, Vocabulary};
 use super::setback::takes_part;
 use super::switch::{PendingSwitch, Switch};
 use crate::experts::{Expected, ExpertMetrics, ExpertParts, Experts, Link, LinkEvent};
 use crate::metrics::EngineMetrics;
+use crate::pages::Pages;
 use crate::records::Recorder;
-use crate::transformer::{ForwardError, Segment, Transformer};
+use crate::transformer::{ForwardError, Model, Segment};
 use remoe_kernels::{Dtype, Pool};
 use remoe_model::Checkpoint;
 use remoe_wire::{ErrorCode, ServiceError};
@@ -39,7 +40,7 @@ pub(crate) struct EngineSettings {
 
 /// What the engine is made of.
 pub(crate) struct EngineParts {
-    pub(crate) transformer: Transformer,
+    pub(crate) model: Box<dyn Model>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) checkpoint: Arc<Checkpoint>,
     pub(crate) dtype: Dtype,
@@ -72,7 +73,7 @@ pub(crate) fn start(
     let guard = stop.finish.clone().drop_guard();
     let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || {
         let _end_of_engine_ends_process = guard;
-        let _no_gradients = tch::no_grad_guard();
+        parts.model.enter_thread();
         match Engine::new(settings, parts, jobs, switches, stop) {
             Ok(engine) => engine.run(),
             Err(error) => tracing::error!(%error, "the engine cannot start"),
@@ -83,7 +84,9 @@ pub(crate) fn start(
 
 struct Engine {
     settings: EngineSettings,
-    transformer: Transformer,
+    model: Box<dyn Model>,
+    pages: Pages,
+    page_bytes: usize,
     pool: Arc<Pool>,
     vocabulary: Vocabulary,
     experts: Experts,
@@ -118,7 +121,7 @@ impl Engine {
     ) -> io::Result<Self> {
         let runtime = Rc::new(tokio::runtime::Builder::new_current_thread().enable_all().build()?);
         let (link_events, link_inlet) = mpsc::unbounded_channel();
-        let hidden = parts.transformer.hidden();
+        let hidden = parts.model.hidden();
         let experts = Experts::new(ExpertParts {
             runtime: runtime.clone(),
             pool: parts.pool.clone(),
@@ -131,7 +134,9 @@ impl Engine {
         })?;
         Ok(Self {
             settings,
-            transformer: parts.transformer,
+            pages: Pages::new(settings.limits.cache_pages),
+            page_bytes: parts.model.page_bytes(),
+            model: parts.model,
             pool: parts.pool,
             vocabulary: parts.vocabulary,
             experts,
@@ -215,8 +220,13 @@ impl Engine {
         self.measure_caches();
     }
 
+    /// Pages that running requests hold.
+    fn held_pages(&self) -> usize {
+        self.pages.held(self.running.iter().flat_map(Running::caches))
+    }
+
     fn measure_caches(&self) {
-        let bytes: usize = self.running.iter().map(Running::cache_bytes).sum();
+        let bytes = self.held_pages() * self.page_bytes;
         self.metrics.cache_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
     }
 
@@ -305,36 +315,35 @@ impl Engine {
             return;
         }
         loop {
-            let paused = self.paused.front().map(|it| (it.request().choices, it.expected_positions()));
+            let paused = self.paused.front().map(|it| (it.request().choices, it.growth()));
             let waiting = || {
                 let request = &self.waiting.front()?.request;
-                Some((request.choices, expected_positions(request)))
+                Some((request.choices, expected_pages(request)))
             };
-            let Some((choices, positions)) = paused.or_else(waiting) else {
+            let Some((choices, pages)) = paused.or_else(waiting) else {
                 return;
             };
             let batch: usize = self.running.iter().map(|running| running.request().choices).sum();
-            let held: usize = self.running.iter().map(Running::expected_positions).sum();
+            let growth: usize = self.running.iter().map(Running::growth).sum();
             let fits = batch + choices <= self.settings.max_batch
-                && held + positions <= self.settings.limits.cache_positions;
+                && self.held_pages() + growth + pages <= self.pages.limit();
             if !fits && !self.running.is_empty() {
                 return;
             }
-            if let Some(paused) = self.paused.pop_front() {
-                self.running.push(paused);
-            } else if let Some(job) = self.waiting.pop_front() {
-                match self.transformer.new_cache() {
-                    Ok(cache) => {
-                        let recording =
-                            self.recorder.as_ref().map(|recorder| recorder.begin(&job.request.prompt));
-                        let now = Instant::now();
-                        self.running.push(Running::new(job, cache, &self.vocabulary, recording, now));
-                    }
-                    Err(error) => {
-                        let error = ServiceError::new(ErrorCode::Internal, format!("LibTorch: {error}"));
-                        let _client_gone = job.events.try_send(Event::Failed(error));
-                    }
-                }
+            let next = match self.paused.pop_front() {
+                Some(paused) => Some(paused),
+                None => self.waiting.pop_front().map(|job| {
+                    let recording =
+                        self.recorder.as_ref().map(|recorder| recorder.begin(&job.request.prompt));
+                    Running::new(job, &self.vocabulary, recording, Instant::now())
+                }),
+            };
+            if let Some(mut next) = next {
+                next.begin(&mut self.pages);
+                let (asked, found) = next.prefix();
+                self.metrics.prefix_tokens.inc_by(asked as u64);
+                self.metrics.prefix_tokens_found.inc_by(found as u64);
+                self.running.push(next);
             }
         }
     }
@@ -356,41 +365,36 @@ impl Engine {
         pending.iter().map(|pending| rows.by_ref().take(pending.len()).collect()).collect()
     }
 
-    /// The rows of the next iteration, with room for them in the caches. Where there is not enough
-    /// for all, the requests that were admitted last give way: they are computed again later.
+    /// The rows of the next iteration, with pages for them. Where there are not enough for all, the requests that were
+    /// admitted last give way: they go on later from what is still kept of them then.
     fn make_room(&mut self) -> Vec<Vec<usize>> {
-        let positions = self.settings.limits.cache_positions;
-        let (mut rows, mut spare);
         loop {
-            rows = self.plan();
-            let least: Vec<usize> =
-                self.running.iter().zip(&rows).map(|(running, rows)| running.least_positions(rows)).collect();
-            let holders = holders(&least, positions);
-            if holders == self.running.len() {
-                spare = positions.saturating_sub(least.iter().sum());
-                break;
-            }
-            for mut running in self.running.split_off(holders).into_iter().rev() {
-                self.metrics.preemptions.inc();
-                match running.pause() {
-                    Ok(()) => self.paused.push_front(running),
-                    Err(error) => running.fail(error.into()),
+            let rows = self.plan();
+            let lacking: usize =
+                self.running.iter().zip(&rows).map(|(running, rows)| running.lacking(rows)).sum();
+            if self.pages.make_free(lacking) {
+                for (running, rows) in self.running.iter_mut().zip(&rows) {
+                    // Cannot fail: as many as they lack are free.
+                    let _has_room = running.reserve(rows, &mut self.pages);
                 }
+                self.measure_caches();
+                return rows;
+            }
+            let Some(mut last) = self.running.pop() else {
+                return rows;
+            };
+            self.metrics.preemptions.inc();
+            last.pause();
+            if self.running.is_empty() {
+                // What a request may come to hold was checked when it was submitted.
+                last.fail(ServiceError::new(
+                    ErrorCode::Internal,
+                    "a request alone lacks room for its keys and values",
+                ));
+            } else {
+                self.paused.push_front(last);
             }
         }
-        let running = std::mem::take(&mut self.running);
-        let mut planned = Vec::with_capacity(rows.len());
-        for (mut running, rows) in running.into_iter().zip(rows) {
-            match running.reserve(&rows, &mut spare) {
-                Ok(()) => {
-                    self.running.push(running);
-                    planned.push(rows);
-                }
-                Err(error) => running.fail(error.into()),
-            }
-        }
-        self.measure_caches();
-        planned
     }
 
     /// One forward for all rows, and a step for every request that took part.
@@ -416,7 +420,7 @@ impl Engine {
                 logits: rows.logits,
             }));
         }
-        let outcome = self.transformer.forward(&mut segments, &mut self.experts, trace);
+        let outcome = self.model.forward(&mut segments, &mut self.experts, trace);
         drop(segments);
         self.metrics.iterations.inc();
         self.metrics.rows.inc_by(shares.iter().map(|share| share.rows as u64).sum());
@@ -462,7 +466,8 @@ impl Engine {
                 running.keep_trace(trace, first, share.rows, self.row_bytes);
             }
             first += share.rows;
-            match running.step(logits, outcomes, output.vocab, &self.vocabulary) {
+            running.keep(&mut self.pages);
+            match running.step(logits, outcomes, output.vocab, &self.vocabulary, self.model.as_mut()) {
                 Ok(true) => {
                     if let (Some(recorder), Some(recording)) = (&self.recorder, running.into_recording()) {
                         recorder.finish(recording);

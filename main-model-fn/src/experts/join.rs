@@ -123,24 +123,28 @@ impl Experts {
         self.time
     }
 
-    /// Computes one layer. `shared` gives the shared experts' rows, if the layer has some; it runs
-    /// while remote functions work. Writes tokens x hidden elements to `output`.
-    ///
-    /// # Errors
-    /// No replica and no local load delivered in time, or the kernels refuse.
-    pub(crate) fn forward<E: From<ExpertError>>(
-        &mut self,
-        call: &LayerCall<'_>,
-        shared: impl FnOnce() -> Result<Option<Vec<u8>>, E>,
-        output: &mut [u8],
-    ) -> Result<(), E> {
-        let layer = call.layer;
-        let slots = match self.placement.hosts(layer) {
+    /// Sends the remote pairs of `call` off; [`finish`](Self::finish) takes the rest from there.
+    pub(crate) fn send_off(&mut self, call: &LayerCall<'_>) -> Outstanding {
+        let slots = match self.placement.hosts(call.layer) {
             Some(hosts) => remote_slots(call.routed, hosts),
             None => Vec::new(),
         };
-        let mut outstanding = self.exchange.send_off(&self.placement, call, &slots, &mut self.fallback);
-        let shared = shared()?;
+        self.exchange.send_off(&self.placement, call, &slots, &mut self.fallback)
+    }
+
+    /// Computes the local experts of a layer, joins them with what is `outstanding` and with `shared`, the shared
+    /// experts' rows, where the layer has some. Writes tokens x hidden elements to `output`.
+    ///
+    /// # Errors
+    /// No replica and no local load delivered in time, or the kernels refuse.
+    pub(crate) fn finish(
+        &mut self,
+        call: &LayerCall<'_>,
+        mut outstanding: Outstanding,
+        shared: Option<&[u8]>,
+        output: &mut [u8],
+    ) -> Result<(), ExpertError> {
+        let layer = call.layer;
         let mut local_rows = std::mem::take(&mut self.local_rows);
         tracing::trace!(layer, "local kernels start");
         let local_start = Instant::now();
@@ -174,11 +178,11 @@ impl Experts {
         }
         if let Some(slot) = rows.iter().position(|row| row.is_empty()) {
             let expert = call.routed.experts[slot];
-            return Err(ExpertError::Unplaced { layer, expert, generation: self.placement.generation }.into());
+            return Err(ExpertError::Unplaced { layer, expert, generation: self.placement.generation });
         }
         self.exchange.convict(&self.placement.links, layer, &outstanding.accused, &rows);
         let rows = ExpertRows { rows: &rows, dtype: self.dtype, hidden: self.hidden };
-        reduce(call.routed, &rows, shared.as_deref(), output, &self.pool)
+        reduce(call.routed, &rows, shared, output, &self.pool)
             .map_err(|source| ExpertError::Kernel { layer, source })?;
         self.local_rows = local_rows;
         Ok(())

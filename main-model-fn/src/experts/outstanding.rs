@@ -14,7 +14,7 @@ pub(super) const LAYER_LIMIT: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 
 /// The remote half of one layer call.
-pub(super) struct Outstanding {
+pub(crate) struct Outstanding {
     /// Messages without an answer, by a number of their own.
     pub(super) open: HashMap<u64, Open>,
     /// The message of each attempt, by the attempt's id.

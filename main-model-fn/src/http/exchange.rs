@@ -97,6 +97,7 @@ impl Exchange {
     fn add(&mut self, one: Figures) {
         let all = &mut self.figures;
         all.prompt_tokens += one.prompt_tokens;
+        all.cached_tokens += one.cached_tokens;
         all.completion_tokens += one.completion_tokens;
         all.forwarded_positions += one.forwarded_positions;
         all.experts += one.experts;

@@ -6,6 +6,7 @@ use super::request_body::RequestBody;
 use super::shapes::Shape;
 use super::state::HttpState;
 use super::{body, collect, sampling, stream, unsupported};
+use crate::backend::PAGE_POSITIONS;
 use crate::engine::RequestLimits;
 use crate::engine::request::{Request, Sampling, StopRules};
 use axum::extract;
@@ -77,7 +78,8 @@ impl Shared {
     /// Tokens that context and cache leave after a prompt, at least one: a prompt that leaves none
     /// is refused by the engine with the numbers.
     pub(super) fn room(&self, prompt: &[u32]) -> usize {
-        let positions = self.limits.context_length.min(self.limits.cache_positions / self.choices);
+        let positions =
+            self.limits.context_length.min(self.limits.cache_pages / self.choices * PAGE_POSITIONS);
         positions.saturating_sub(prompt.len()).max(1)
     }
 

@@ -10,8 +10,16 @@ pub(super) struct Usage {
     prompt_tokens: usize,
     completion_tokens: usize,
     total_tokens: usize,
+    prompt_tokens_details: PromptTokensDetails,
     #[serde(skip_serializing_if = "Option::is_none")]
     remoe: Option<RemoeFigures>,
+}
+
+/// As OpenAI names it.
+#[derive(Debug, Clone, Serialize)]
+struct PromptTokensDetails {
+    /// Tokens whose keys and values were kept from earlier requests.
+    cached_tokens: usize,
 }
 
 /// Remoe's extension, for requests with `include_figures`.
@@ -85,6 +93,7 @@ impl Usage {
             prompt_tokens: figures.prompt_tokens,
             completion_tokens: figures.completion_tokens,
             total_tokens: figures.prompt_tokens + figures.completion_tokens,
+            prompt_tokens_details: PromptTokensDetails { cached_tokens: figures.cached_tokens },
             remoe: include_figures.then_some(RemoeFigures {
                 experts: Experts {
                     local: figures.experts.local,

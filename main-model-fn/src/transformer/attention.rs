@@ -1,92 +1,114 @@
-//! Attention over per-sequence caches, whichever kind a layer has.
+//! The attention of one layer, from the normed rows to what is added to them.
 
-use super::cache::SequenceCache;
-use super::error::ForwardError;
-use super::gqa::GroupedQueryAttention;
-use super::mla::LatentAttention;
-use super::rope::Angles;
-use tch::{Device, Kind, TchError, Tensor};
+use super::ForwardError;
+use crate::backend::{Backend, Span};
 
-/// The attention of one layer.
-pub(crate) enum Attention {
-    /// Multi-head, grouped-query or multi-query attention.
-    Grouped(GroupedQueryAttention),
-    /// Multi-head latent attention.
-    Latent(LatentAttention),
+/// Either kind of attention.
+pub(super) enum Attention<B: Backend> {
+    Grouped(GroupedQueryAttention<B>),
+    Latent(LatentAttention<B>),
 }
 
-/// The rows of one sequence in an iteration.
-pub(crate) struct Span<'a> {
-    pub(crate) first: i64,
-    pub(crate) rows: i64,
-    pub(crate) cache: &'a mut SequenceCache,
+/// Grouped-query attention (Ainslie et al., arXiv 2305.13245), multi-head and multi-query included.
+pub(super) struct GroupedQueryAttention<B: Backend> {
+    /// Queries, keys and values, one after the other.
+    pub(super) projection: B::Linear,
+    pub(super) output: B::Linear,
+    /// Normalisation of the whole query and key rows, before they are cut into heads (OLMoE).
+    pub(super) norms: Option<(B::Norm, B::Norm)>,
+    pub(super) clip: Option<f64>,
+    pub(super) heads: usize,
+    pub(super) kv_heads: usize,
+    pub(super) head_dim: usize,
 }
 
-impl Attention {
+/// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1). The cache holds what the paper promises
+/// and no more: per token the normalised latent and one rotated key part for all heads.
+pub(super) struct LatentAttention<B: Backend> {
+    /// hidden -> queries (or their latent), then the keys' and values' latent and the rotated key part.
+    pub(super) projection: B::Linear,
+    /// Elements of the first of these three.
+    pub(super) query_dim: usize,
+    /// Where queries come through a latent of their own: its norm, and from it to the queries.
+    pub(super) query: Option<(B::Norm, B::Linear)>,
+    pub(super) latent_norm: B::Norm,
+    /// Between the latents and the heads.
+    pub(super) heads: B::Heads,
+    pub(super) output: B::Linear,
+    pub(super) latent_dim: usize,
+    pub(super) nope_dim: usize,
+    pub(super) rope_dim: usize,
+}
+
+/// What the rows of an iteration attend with.
+pub(super) struct Context<'a, B: Backend> {
+    pub(super) ops: &'a B,
+    pub(super) pages: &'a mut B::Pages,
+    pub(super) angles: &'a B::Angles,
+    pub(super) spans: &'a [Span],
+}
+
+impl<B: Backend> Attention<B> {
     /// `x`: rows x hidden, the rows of all spans one after the other.
-    pub(crate) fn forward(
+    pub(super) fn forward(
         &self,
         layer: usize,
-        x: &Tensor,
-        angles: &Angles,
-        spans: &mut [Span<'_>],
-    ) -> Result<Tensor, ForwardError> {
+        x: &B::Tensor,
+        at: &mut Context<'_, B>,
+    ) -> Result<B::Tensor, ForwardError> {
         match self {
-            Self::Grouped(attention) => attention.forward(layer, x, angles, spans),
-            Self::Latent(attention) => attention.forward(layer, x, angles, spans),
+            Self::Grouped(attention) => attention.forward(layer, x, at),
+            Self::Latent(attention) => attention.forward(layer, x, at),
         }
     }
 }
 
-/// What a row may see beside the causal rule.
-pub(super) struct Visibility {
-    /// Positions before the first row.
-    pub(super) past: i64,
-    /// A token sees itself and the `window` - 1 before it.
-    pub(super) window: Option<i64>,
-}
-
-impl Visibility {
-    /// Which of `positions` each of `rows` sees: itself and what lies before it, as far as the
-    /// window reaches. None where plain causal attention from position 0 says the same.
-    fn mask(&self, rows: i64, positions: i64, device: Device) -> Result<Option<Tensor>, TchError> {
-        let narrow = self.window.is_some_and(|window| positions > window);
-        if self.past == 0 && !narrow {
-            return Ok(None);
+impl<B: Backend> GroupedQueryAttention<B> {
+    fn forward(
+        &self,
+        layer: usize,
+        x: &B::Tensor,
+        at: &mut Context<'_, B>,
+    ) -> Result<B::Tensor, ForwardError> {
+        let ops = at.ops;
+        let key_width = self.kv_heads * self.head_dim;
+        let projected = ops.linear(&self.projection, x)?;
+        let widths = [self.heads * self.head_dim, key_width, key_width];
+        let [mut query, mut key, mut value] = ops.split(projected, widths)?;
+        if let Some((query_norm, key_norm)) = &self.norms {
+            query = ops.norm(query_norm, &query)?;
+            key = ops.norm(key_norm, &key)?;
         }
-        let seen = Tensor::f_ones([rows, positions], (Kind::Bool, device))?.f_tril(self.past)?;
-        match self.window {
-            None => Ok(Some(seen)),
-            Some(window) => Ok(Some(seen.f_triu(self.past + 1 - window)?)),
+        if let Some(clip) = self.clip {
+            query = ops.clamp(query, clip)?;
+            key = ops.clamp(key, clip)?;
+            value = ops.clamp(value, clip)?;
         }
+        let query = ops.rotate(at.angles, query, self.head_dim)?;
+        let key = ops.rotate(at.angles, key, self.head_dim)?;
+        let mixed = ops.attend(at.pages, layer, [query, key, value], at.spans)?;
+        Ok(ops.linear(&self.output, &mixed)?)
     }
 }
 
-/// softmax(scale q k') v for several rows. `query`: heads x rows x dim; `keys`, `values`: heads x
-/// positions x dim. Returns rows x (heads value-dim).
-pub(super) fn attend(
-    query: &Tensor,
-    keys: &Tensor,
-    values: &Tensor,
-    scale: f64,
-    visibility: &Visibility,
-) -> Result<Tensor, TchError> {
-    let rows = query.size()[1];
-    let mask = visibility.mask(rows, keys.size()[1], query.device())?;
-    let causal = mask.is_none();
-    let output = dot_product(&query.f_unsqueeze(0)?, keys, values, scale, mask, causal)?;
-    output.f_squeeze_dim(0)?.f_transpose(0, 1)?.f_reshape([rows, -1])
-}
-
-/// Scaled dot-product attention; the batch dimension of keys and values is added.
-pub(super) fn dot_product(
-    query: &Tensor,
-    keys: &Tensor,
-    values: &Tensor,
-    scale: f64,
-    mask: Option<Tensor>,
-    causal: bool,
-) -> Result<Tensor, TchError> {
-    let (keys, values) = (keys.f_unsqueeze(0)?, values.f_unsqueeze(0)?);
-    Tensor::f_scaled_dot_product_attention(query, &keys, &values, mask, 0.0, causal, scale, false)
+impl<B: Backend> LatentAttention<B> {
+    fn forward(
+        &self,
+        layer: usize,
+        x: &B::Tensor,
+        at: &mut Context<'_, B>,
+    ) -> Result<B::Tensor, ForwardError> {
+        let ops = at.ops;
+        let projected = ops.linear(&self.projection, x)?;
+        let widths = [self.query_dim, self.latent_dim, self.rope_dim];
+        let [mut query, latent, key] = ops.split(projected, widths)?;
+        if let Some((norm, up)) = &self.query {
+            query = ops.linear(up, &ops.norm(norm, &query)?)?;
+        }
+        let query = ops.rotate(at.angles, query, self.nope_dim + self.rope_dim)?;
+        let latent = ops.norm(&self.latent_norm, &latent)?;
+        let key = ops.rotate(at.angles, key, self.rope_dim)?;
+        let mixed = ops.attend_latent(at.pages, layer, &self.heads, [query, latent, key], at.spans)?;
+        Ok(ops.linear(&self.output, &mixed)?)
+    }
 }

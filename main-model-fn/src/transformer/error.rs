@@ -1,19 +1,16 @@
+use crate::backend::BackendError;
 use crate::experts::ExpertError;
 use remoe_experts::LoadError;
 use remoe_kernels::KernelError;
 use remoe_model::CheckpointError;
 use remoe_wire::{ErrorCode, ServiceError};
-use tch::TchError;
 
 /// Why an iteration failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ForwardError {
-    /// LibTorch refused an operation.
-    #[error("LibTorch: {0}")]
-    Torch(#[from] TchError),
-    /// The kernels refused a product.
+    /// An operation was not computed.
     #[error(transparent)]
-    Kernel(#[from] KernelError),
+    Backend(#[from] BackendError),
     /// Experts could not be computed.
     #[error(transparent)]
     Experts(#[from] ExpertError),
@@ -24,7 +21,7 @@ impl ForwardError {
     pub(crate) fn out_of_reach(&self) -> Option<&[usize]> {
         match self {
             Self::Experts(error) => error.out_of_reach(),
-            Self::Torch(_) | Self::Kernel(_) => None,
+            Self::Backend(_) => None,
         }
     }
 }
@@ -32,8 +29,7 @@ impl ForwardError {
 impl From<ForwardError> for ServiceError {
     fn from(error: ForwardError) -> Self {
         match error {
-            ForwardError::Torch(error) => Self::new(ErrorCode::Internal, format!("LibTorch: {error}")),
-            ForwardError::Kernel(error) => Self::new(ErrorCode::Internal, error.to_string()),
+            ForwardError::Backend(error) => Self::new(ErrorCode::Internal, error.to_string()),
             ForwardError::Experts(error) => error.into(),
         }
     }
@@ -51,9 +47,9 @@ pub enum LoadModelError {
     /// Dense layers or shared experts cannot be read or packed.
     #[error(transparent)]
     Gated(#[from] LoadError),
-    /// LibTorch refused.
-    #[error("LibTorch: {0}")]
-    Torch(#[from] TchError),
+    /// The device does not take them.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
     /// A thread that loads layers ended abnormally.
     #[error("a thread that loads layers panicked")]
     Panicked,

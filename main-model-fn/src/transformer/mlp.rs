@@ -1,61 +1,72 @@
-//! Feed-forward parts that every token passes: dense layers and shared experts.
+//! The feed-forward part of one layer: dense, or routed experts beside shared ones.
 
-use super::error::ForwardError;
-use super::host::HostMlp;
-use super::linear::Linear;
-use remoe_model::Activation;
-use tch::{TchError, Tensor};
+use super::ForwardError;
+use crate::backend::Backend;
+use crate::engine::request::LayerRouting;
+use crate::experts::{Experts, LayerCall, Routed, route};
+use remoe_kernels::Dtype;
+use remoe_model::RoutingFacts;
 
-/// down(act(gate(x)) * up(x)).
-pub(crate) enum GatedMlp {
-    Host(HostMlp),
-    Device(DeviceMlp),
+/// Either kind of feed-forward part.
+pub(super) enum Mlp<B: Backend> {
+    Dense(B::Gated),
+    Moe(Box<Moe<B>>),
 }
 
-/// The weights on a device.
-pub(crate) struct DeviceMlp {
-    pub(crate) gate: Tensor,
-    pub(crate) up: Tensor,
-    pub(crate) down: Tensor,
-    pub(crate) activation: Activation,
-}
-
-impl GatedMlp {
-    /// `x`: rows x hidden.
-    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor, ForwardError> {
-        match self {
-            Self::Host(mlp) => mlp.forward(x),
-            Self::Device(mlp) => Ok(mlp.forward(x)?),
-        }
-    }
-}
-
-impl DeviceMlp {
-    fn forward(&self, x: &Tensor) -> Result<Tensor, TchError> {
-        let product = |weight: &Tensor, x: &Tensor| x.f_linear(weight, None::<&Tensor>);
-        let gate = product(&self.gate, x)?;
-        let gate = match self.activation {
-            Activation::Silu => gate.f_silu()?,
-            Activation::GeluTanh => gate.f_gelu("tanh")?,
-            Activation::Relu => gate.f_relu()?,
-        };
-        product(&self.down, &gate.f_mul(&product(&self.up, x)?)?)
-    }
+/// What routes to experts, and the experts that every token passes.
+pub(super) struct Moe<B: Backend> {
+    pub(super) router: B::Linear,
+    pub(super) routing: RoutingFacts,
+    pub(super) experts: usize,
+    pub(super) top_k: usize,
+    pub(super) hidden: usize,
+    pub(super) dtype: Dtype,
+    pub(super) shared: Option<SharedExperts<B>>,
 }
 
 /// Experts that every token passes, with the gate that some families put on them.
-pub(crate) struct SharedExperts {
-    pub(crate) mlp: GatedMlp,
-    pub(crate) gate: Option<Linear>,
+pub(super) struct SharedExperts<B: Backend> {
+    pub(super) network: B::Gated,
+    pub(super) gate: Option<B::Linear>,
 }
 
-impl SharedExperts {
-    /// `x`: rows x hidden.
-    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor, ForwardError> {
-        let output = self.mlp.forward(x)?;
+impl<B: Backend> SharedExperts<B> {
+    fn forward(&self, ops: &B, x: &B::Tensor) -> Result<B::Tensor, ForwardError> {
+        let output = ops.gated(&self.network, x)?;
         match &self.gate {
             None => Ok(output),
-            Some(gate) => Ok(gate.forward(x)?.f_sigmoid()?.f_mul(&output)?),
+            Some(gate) => Ok(ops.scale_by_sigmoid(output, &ops.linear(gate, x)?)?),
         }
     }
+}
+
+impl<B: Backend> Moe<B> {
+    /// `x`: rows x hidden. Where each row went is added to `routing`, if somebody wants to know.
+    pub(super) fn forward(
+        &self,
+        layer: usize,
+        ops: &B,
+        x: &B::Tensor,
+        experts: &mut Experts,
+        routing: Option<&mut Vec<LayerRouting>>,
+    ) -> Result<B::Tensor, ForwardError> {
+        let logits = ops.floats(&ops.linear(&self.router, x)?)?;
+        let inputs = ops.bytes(x)?;
+        let routed = route(&logits, self.experts, self.top_k, &self.routing, self.dtype);
+        if let Some(routing) = routing {
+            routing.push(recorded(layer, &routed));
+        }
+        let call = LayerCall { layer, inputs: &inputs, routed: &routed };
+        // Messages leave, and remote functions work while shared and local experts are computed.
+        let outstanding = experts.send_off(&call);
+        let shared = self.shared.as_ref().map(|shared| shared.forward(ops, x)).transpose()?;
+        let shared = shared.as_ref().map(|shared| ops.bytes(shared)).transpose()?;
+        ops.filled(routed.tokens(), self.hidden, |output| {
+            Ok(experts.finish(&call, outstanding, shared.as_deref(), output)?)
+        })
+    }
+}
+
+fn recorded(layer: usize, routed: &Routed) -> LayerRouting {
+    LayerRouting { layer, tokens: (0..routed.tokens()).map(|token| routed.of(token).collect()).collect() }
 }

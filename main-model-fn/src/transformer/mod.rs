@@ -1,69 +1,72 @@
-//! The model's non-expert modules in LibTorch.
+//! The model's non-expert modules, written once for every set of operations.
 //!
-//! One call of [`Transformer::forward`] takes the rows of all sequences of an iteration through
-//! all layers: projections, norms and routers see them as one matrix, attention goes sequence by
-//! sequence, experts are the business of [`crate::experts`].
+//! One call of [`Model::forward`] takes the rows of all sequences of an iteration through all layers: projections,
+//! norms and routers see them as one matrix, attention knows which rows belong together, experts are the business of
+//! [`crate::experts`].
 
 mod attention;
-mod cache;
 mod error;
-mod gqa;
-mod heads;
-mod host;
-mod linear;
 mod load;
-mod mla;
 mod mlp;
-mod norm;
-mod rope;
 
-pub(crate) use cache::SequenceCache;
-pub(crate) use error::{ForwardError, LoadModelError};
+pub(crate) use error::ForwardError;
+pub use error::LoadModelError;
 
+use crate::backend::{Backend, BackendError, Span};
 use crate::engine::request::{InspectLevel, LayerRouting};
-use crate::experts::{Experts, LayerCall, Routed, route};
-use attention::{Attention, Span};
-use cache::CacheShape;
-use linear::Linear;
-use mlp::{GatedMlp, SharedExperts};
-use norm::RmsNorm;
-use remoe_kernels::Dtype;
-use remoe_model::RoutingFacts;
-use rope::Rope;
-use tch::{Device, Kind, TchError, Tensor};
+use crate::experts::Experts;
+use crate::pages::SequenceCache;
+use attention::{Attention, Context};
+use mlp::Mlp;
 
-/// The model's weights outside of its routed experts, on the device.
-pub(crate) struct Transformer {
-    device: Device,
-    dtype: Dtype,
-    kind: Kind,
+/// The model as the engine sees it.
+pub(crate) trait Model: Send {
+    /// Called on the engine's thread before everything else.
+    fn enter_thread(&self);
+
+    /// Forwards every segment's tokens and extends its cache by them, which has pages for that.
+    ///
+    /// # Errors
+    /// An operation fails, or experts are out of reach. The caches are as long as before: the same
+    /// tokens can be forwarded again, over what was written of them.
+    fn forward(
+        &mut self,
+        segments: &mut [Segment<'_>],
+        experts: &mut Experts,
+        trace: Option<InspectLevel>,
+    ) -> Result<Output, ForwardError>;
+
+    /// Copies the keys and values of page `from` to page `to`.
+    ///
+    /// # Errors
+    /// There is no memory for `to`.
+    fn copy_page(&mut self, from: usize, to: usize) -> Result<(), BackendError>;
+
+    /// Bytes of a page of keys and values, all layers together.
+    fn page_bytes(&self) -> usize;
+
+    /// Elements of a hidden state.
+    fn hidden(&self) -> usize;
+}
+
+/// The model's weights outside of its routed experts, on a device.
+pub(crate) struct Transformer<B: Backend> {
+    ops: B,
+    pages: B::Pages,
     hidden: usize,
-    embedding: Tensor,
-    layers: Vec<Layer>,
-    cache_shapes: Vec<CacheShape>,
-    rope: Rope,
-    norm: RmsNorm,
-    head: Linear,
+    vocab: usize,
+    embedding: B::Embedding,
+    layers: Vec<Layer<B>>,
+    rope: B::Rope,
+    norm: B::Norm,
+    head: B::Linear,
 }
 
-struct Layer {
-    before_attention: RmsNorm,
-    attention: Attention,
-    before_mlp: RmsNorm,
-    mlp: Mlp,
-}
-
-enum Mlp {
-    Dense(GatedMlp),
-    Moe(Box<Moe>),
-}
-
-struct Moe {
-    router: Linear,
-    routing: RoutingFacts,
-    experts: usize,
-    top_k: usize,
-    shared: Option<SharedExperts>,
+struct Layer<B: Backend> {
+    before_attention: B::Norm,
+    attention: Attention<B>,
+    before_mlp: B::Norm,
+    mlp: Mlp<B>,
 }
 
 /// Some rows of one sequence.
@@ -101,18 +104,13 @@ pub(crate) struct Trace {
     pub(crate) hidden: Vec<u8>,
 }
 
-impl Transformer {
-    pub(crate) fn new_cache(&self) -> Result<SequenceCache, TchError> {
-        SequenceCache::new(&self.cache_shapes, self.kind, self.device)
+impl<B: Backend> Model for Transformer<B> {
+    fn enter_thread(&self) {
+        self.ops.enter_thread();
     }
 
-    /// Forwards every segment's tokens and extends its cache by them.
-    ///
-    /// # Errors
-    /// LibTorch refuses, or experts are out of reach. The caches are as long as before: the same
-    /// tokens can be forwarded again, over what was written of them.
-    pub(crate) fn forward(
-        &self,
+    fn forward(
+        &mut self,
         segments: &mut [Segment<'_>],
         experts: &mut Experts,
         trace: Option<InspectLevel>,
@@ -121,98 +119,79 @@ impl Transformer {
         let mut positions = Vec::new();
         let mut wanted = Vec::new();
         let mut spans = Vec::with_capacity(segments.len());
-        for segment in segments {
-            let (first, rows) = (tokens.len() as i64, segment.tokens.len() as i64);
-            tokens.extend(segment.tokens.iter().copied().map(i64::from));
-            positions.extend((0..rows).map(|row| segment.cache.length() + row));
+        for segment in segments.iter() {
+            let (first, rows, past) = (tokens.len(), segment.tokens.len(), segment.cache.length());
+            tokens.extend_from_slice(segment.tokens);
+            positions.extend(past..past + rows);
             match segment.logits {
                 Wanted::None => (),
                 Wanted::Last => wanted.push(first + rows - 1),
                 Wanted::All => wanted.extend(first..first + rows),
             }
-            spans.push(Span { first, rows, cache: segment.cache });
+            spans.push(Span { first, rows, past, pages: segment.cache.page_ids() });
         }
         let hidden = trace == Some(InspectLevel::Hidden);
         let mut trace = trace.map(|_| Trace::default());
         experts.begin_iteration(tokens.len());
-        let x = self.layers_forward(&tokens, &positions, &mut spans, experts, trace.as_mut())?;
+        let x = self.layers_forward(&tokens, &positions, &spans, experts, trace.as_mut())?;
         if let Some(trace) = trace.as_mut().filter(|_| hidden) {
-            trace.hidden = host::bytes(&x)?;
+            trace.hidden = self.ops.bytes(&x)?.into_owned();
         }
-        let (logits, vocab) = self.logits(&x, &wanted)?;
+        let logits = self.logits(&x, &wanted)?;
         // Nothing can fail any more.
-        for span in &mut spans {
-            span.cache.advance(span.rows);
+        for segment in segments {
+            segment.cache.advance(segment.tokens.len());
         }
-        Ok(Output { logits, vocab, trace })
+        Ok(Output { logits, vocab: self.vocab, trace })
     }
 
-    fn layers_forward(
-        &self,
-        tokens: &[i64],
-        positions: &[i64],
-        spans: &mut [Span<'_>],
-        experts: &mut Experts,
-        mut trace: Option<&mut Trace>,
-    ) -> Result<Tensor, ForwardError> {
-        let tokens = Tensor::f_from_slice(tokens)?.f_to_device(self.device)?;
-        let angles = self.rope.angles(positions, self.kind)?;
-        let mut x = self.embedding.f_index_select(0, &tokens)?;
-        for (id, layer) in self.layers.iter().enumerate() {
-            let normed = layer.before_attention.forward(&x)?;
-            x = x.f_add(&layer.attention.forward(id, &normed, &angles, spans)?)?;
-            let normed = layer.before_mlp.forward(&x)?;
-            let output = match &layer.mlp {
-                Mlp::Dense(mlp) => mlp.forward(&normed)?,
-                Mlp::Moe(moe) => self.moe_forward(id, moe, &normed, experts, trace.as_deref_mut())?,
-            };
-            x = x.f_add(&output)?;
-        }
-        Ok(x)
+    fn copy_page(&mut self, from: usize, to: usize) -> Result<(), BackendError> {
+        self.ops.copy_page(&mut self.pages, from, to)
     }
 
-    fn moe_forward(
-        &self,
-        layer: usize,
-        moe: &Moe,
-        x: &Tensor,
-        experts: &mut Experts,
-        trace: Option<&mut Trace>,
-    ) -> Result<Tensor, ForwardError> {
-        let logits = host::floats(&moe.router.forward(x)?)?;
-        let inputs = host::bytes(x)?;
-        let routed = route(&logits, moe.experts, moe.top_k, &moe.routing, self.dtype);
-        if let Some(trace) = trace {
-            trace.routing.push(recorded(layer, &routed));
-        }
-        let call = LayerCall { layer, inputs: &inputs, routed: &routed };
-        let mut output = vec![0; inputs.len()];
-        let shared = || -> Result<_, ForwardError> {
-            match &moe.shared {
-                None => Ok(None),
-                Some(shared) => Ok(Some(host::bytes(&shared.forward(x)?)?)),
-            }
-        };
-        experts.forward(&call, shared, &mut output)?;
-        Ok(Tensor::f_from_data_size(&output, &x.size(), self.kind)?.f_to_device(self.device)?)
+    fn page_bytes(&self) -> usize {
+        B::page_bytes(&self.pages)
     }
 
-    fn logits(&self, x: &Tensor, wanted: &[i64]) -> Result<(Vec<f32>, usize), ForwardError> {
-        let vocab = self.head.weight.outputs() as usize;
-        if wanted.is_empty() {
-            return Ok((Vec::new(), vocab));
-        }
-        let rows = Tensor::f_from_slice(wanted)?.f_to_device(self.device)?;
-        let normed = self.norm.forward(&x.f_index_select(0, &rows)?)?;
-        Ok((host::floats(&self.head.forward(&normed)?)?, vocab))
-    }
-
-    /// Elements of a hidden state.
-    pub(crate) fn hidden(&self) -> usize {
+    fn hidden(&self) -> usize {
         self.hidden
     }
 }
 
-fn recorded(layer: usize, routed: &Routed) -> LayerRouting {
-    LayerRouting { layer, tokens: (0..routed.tokens()).map(|token| routed.of(token).collect()).collect() }
+impl<B: Backend> Transformer<B> {
+    fn layers_forward(
+        &mut self,
+        tokens: &[u32],
+        positions: &[usize],
+        spans: &[Span],
+        experts: &mut Experts,
+        mut trace: Option<&mut Trace>,
+    ) -> Result<B::Tensor, ForwardError> {
+        let ops = &self.ops;
+        let angles = ops.angles(&self.rope, positions)?;
+        let mut at = Context { ops, pages: &mut self.pages, angles: &angles, spans };
+        let mut x = ops.embed(&self.embedding, tokens)?;
+        for (id, layer) in self.layers.iter().enumerate() {
+            let normed = ops.norm(&layer.before_attention, &x)?;
+            x = ops.add(x, &layer.attention.forward(id, &normed, &mut at)?)?;
+            let normed = ops.norm(&layer.before_mlp, &x)?;
+            let output = match &layer.mlp {
+                Mlp::Dense(network) => ops.gated(network, &normed)?,
+                Mlp::Moe(moe) => {
+                    let routing = trace.as_deref_mut().map(|trace| &mut trace.routing);
+                    moe.forward(id, ops, &normed, experts, routing)?
+                }
+            };
+            x = ops.add(x, &output)?;
+        }
+        Ok(x)
+    }
+
+    fn logits(&self, x: &B::Tensor, wanted: &[usize]) -> Result<Vec<f32>, ForwardError> {
+        if wanted.is_empty() {
+            return Ok(Vec::new());
+        }
+        let normed = self.ops.norm(&self.norm, &self.ops.rows(x, wanted)?)?;
+        Ok(self.ops.floats(&self.ops.linear(&self.head, &normed)?)?)
+    }
 }

@@ -631,6 +631,10 @@ pub struct MainDescription {
     /// Requests that run or wait.
     #[prost(uint32, tag = "9")]
     pub in_flight: u32,
+    /// The set of operations that computes what is no expert: "native" or "torch". Answers are the same bits within
+    /// one; the main functions of a deployment have the same.
+    #[prost(string, tag = "10")]
+    pub operations: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GenerateRequest {

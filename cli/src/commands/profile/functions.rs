@@ -1,5 +1,6 @@
 //! Function processes under measurement: started one at a time, their vCPUs changed while they run.
 
+use crate::args::Backend;
 use crate::exit::CliError;
 use crate::output::progress::Progress;
 use crate::programs;
@@ -41,10 +42,15 @@ pub(super) struct Running<'f> {
 
 impl Functions {
     /// With control groups where they are permitted; says so where they are not.
-    pub(super) fn new(progress: &Arc<Progress>, memory_bytes: u64) -> Result<Self, CliError> {
+    pub(super) fn new(
+        progress: &Arc<Progress>,
+        memory_bytes: u64,
+        backend: Option<Backend>,
+        device: &str,
+    ) -> Result<Self, CliError> {
         let log = progress.clone();
         let launcher = ProcessLauncher::new(
-            programs::find()?,
+            programs::find(backend, Some(device))?,
             START_LIMIT,
             Arc::new(move |line: LogLine<'_>| log.log(line)),
         )

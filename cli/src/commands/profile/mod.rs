@@ -5,7 +5,7 @@ mod grid;
 mod main_function;
 mod remote;
 
-use crate::args::Dtype;
+use crate::args::{Backend, Dtype};
 use crate::exit::CliError;
 use crate::machine;
 use crate::output::plot::{Axis, Lines, Series};
@@ -43,6 +43,9 @@ pub(crate) struct ProfileArgs {
     /// Device of the main function: cpu, cuda or cuda:INDEX
     #[arg(long, default_value = "cpu")]
     device: String,
+    /// Operations of the main function [default: torch on cuda, native on CPUs]
+    #[arg(long, value_enum, env = "REMOE_BACKEND")]
+    backend: Option<Backend>,
     /// Measure the way to the remote function at HOST:PORT, which hosts the first experts of the model
     #[arg(long, value_name = "HOST:PORT")]
     address: Option<String>,
@@ -61,6 +64,7 @@ pub(crate) async fn run(args: &ProfileArgs, as_json: bool, progress: &Arc<Progre
         inspection,
         dtype: dtype.to_owned(),
         device: args.device.clone(),
+        backend: args.backend,
         quick: args.quick,
         address: args.address.clone(),
     };
@@ -87,6 +91,7 @@ pub(crate) struct Request {
     pub(crate) inspection: Inspection,
     pub(crate) dtype: String,
     pub(crate) device: String,
+    pub(crate) backend: Option<Backend>,
     pub(crate) quick: bool,
     pub(crate) address: Option<String>,
 }
@@ -99,12 +104,12 @@ pub(crate) async fn measure(request: Request, progress: &Arc<Progress>) -> Resul
 }
 
 fn measure_blocking(request: &Request, progress: &Arc<Progress>) -> Result<Profile, CliError> {
-    let Request { source, inspection, dtype, device, quick, address } = request;
+    let Request { source, inspection, dtype, device, backend, quick, address } = request;
     if inspection.moe_layers.is_empty() {
         let message = format!("a model of family {} has no routed experts to profile", inspection.family);
         return Err(CliError::arguments("--model", message));
     }
-    let functions = Functions::new(progress, machine::memory_bytes().max(1 << 30))?;
+    let functions = Functions::new(progress, machine::memory_bytes().max(1 << 30), *backend, device)?;
     let grid = Grid::new(machine::cores(), *quick, inspection.context_length);
     let step = |what: String| progress.doing(what);
     let subject = Subject { functions: &functions, source, inspection, dtype, grid: &grid };

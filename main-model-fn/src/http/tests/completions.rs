@@ -19,7 +19,7 @@ async fn an_answer_has_openais_shape() {
         "object": "text_completion",
         "model": "org/tiny",
         "choices": [{"index": 0, "text": "ok", "logprobs": null, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "prompt_tokens_details": {"cached_tokens": 1}},
     });
     expected["id"] = answer["id"].clone();
     expected["created"] = answer["created"].clone();
@@ -89,7 +89,10 @@ async fn choices_of_several_prompts_come_in_openais_order() {
     let texts: Vec<&str> = choices.iter().map(|choice| choice["text"].as_str().unwrap()).collect();
     assert_eq!(texts, ["p1c0", "p1c1", "p2c0", "p2c1"]);
     assert!((0..).zip(choices).all(|(index, choice)| choice["index"] == index));
-    assert_eq!(answer["usage"], json!({"prompt_tokens": 2, "completion_tokens": 8, "total_tokens": 10}));
+    assert_eq!(
+        answer["usage"],
+        json!({"prompt_tokens": 2, "completion_tokens": 8, "total_tokens": 10, "prompt_tokens_details": {"cached_tokens": 0}})
+    );
 }
 
 #[tokio::test]
@@ -122,7 +125,10 @@ async fn no_tokens_at_all_are_for_completions_only() {
     let (reply, _) = front.answered(PATH, with(json!({"max_tokens": 0})), none).await;
     let answer = reply.ok();
     assert_eq!(answer["choices"][0]["text"], "");
-    assert_eq!(answer["usage"], json!({"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3}));
+    assert_eq!(
+        answer["usage"],
+        json!({"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3, "prompt_tokens_details": {"cached_tokens": 1}})
+    );
     for name in ["max_tokens", "max_completion_tokens"] {
         let body = super::chat_with(json!({ name: 0 }));
         front.post("/v1/chat/completions", body).await.refuses(name);

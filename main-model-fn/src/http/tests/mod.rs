@@ -255,6 +255,7 @@ pub(super) fn say(choice: usize, text: &str, reason: FinishReason) -> Vec<Event>
 pub(super) fn figures(request: &Request) -> Figures {
     Figures {
         prompt_tokens: request.prompt.len(),
+        cached_tokens: request.prompt.len() / 2,
         completion_tokens: 2 * request.choices,
         forwarded_positions: 9,
         experts: ExpertTally { local: 40, remote: 30, fallback: 2, retries: 1 },

@@ -139,7 +139,7 @@ async fn two_hundred_streams() {
     let limits = crate::engine::RequestLimits {
         max_requests: CLIENTS,
         context_length: 4000,
-        cache_positions: 4000,
+        cache_pages: 125,
         ..super::Engine::limits()
     };
     let front = Front::build(Some(std::sync::Arc::new(super::Bytes)), limits, |_| ());
@@ -204,11 +204,8 @@ async fn narrow(address: std::net::SocketAddr) -> TcpStream {
 
 /// Limits that tests can wait for; what is not `change`d never comes into play.
 pub(super) fn limited(change: impl FnOnce(&mut ConnectionLimits)) -> Front {
-    let limits = crate::engine::RequestLimits {
-        context_length: 4000,
-        cache_positions: 4000,
-        ..super::Engine::limits()
-    };
+    let limits =
+        crate::engine::RequestLimits { context_length: 4000, cache_pages: 125, ..super::Engine::limits() };
     Front::build(Some(std::sync::Arc::new(super::Bytes)), limits, |options| {
         let far = Duration::from_secs(3600);
         options.connections = ConnectionLimits { count: 100, head: far, idle: far, stall: far };

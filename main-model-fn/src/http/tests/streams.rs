@@ -80,7 +80,7 @@ async fn every_choice_has_its_role_once_and_its_end_once() {
 #[tokio::test]
 async fn usage_comes_last_and_only_when_asked_for() {
     let front = Front::new();
-    let usage = json!({"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5});
+    let usage = json!({"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "prompt_tokens_details": {"cached_tokens": 1}});
     let asking = json!({"stream": true, "stream_options": {"include_usage": true}});
     let (reply, _) = front.complete(with(asking)).await;
     let mut chunks = reply.chunks();

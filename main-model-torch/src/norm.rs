@@ -2,7 +2,7 @@ use tch::{Kind, TchError, Tensor};
 
 /// Root-mean-square normalisation over the last dimension: the mean in float32, the result rounded
 /// to the compute dtype before it is multiplied by the weight, as the reference does.
-pub(crate) struct RmsNorm {
+pub struct RmsNorm {
     pub(crate) weight: Tensor,
     pub(crate) eps: f64,
 }

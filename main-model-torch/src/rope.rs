@@ -4,19 +4,22 @@ use remoe_model::{RopeFacts, RopeLayout};
 use tch::{Device, Kind, TchError, Tensor};
 
 /// Inverse frequencies on the device and the factor on cosines and sines.
-pub(crate) struct Rope {
+pub struct Rope {
     /// dim / 2, float32.
     frequencies: Tensor,
     attention_factor: f64,
     layout: RopeLayout,
+    dim: i64,
 }
 
 /// Cosines and sines of the rows of one iteration.
-pub(crate) struct Angles {
+pub struct Angles {
     /// rows x 1 x dim in the compute dtype (halves), or rows x 1 x dim / 2 in float32 (pairs).
     cos: Tensor,
     sin: Tensor,
     layout: RopeLayout,
+    /// Elements that are rotated.
+    dim: i64,
 }
 
 impl Rope {
@@ -25,6 +28,7 @@ impl Rope {
             frequencies: Tensor::f_from_slice(&facts.inverse_frequencies())?.f_to_device(device)?,
             attention_factor: facts.attention_factor(),
             layout: facts.layout,
+            dim: facts.dim as i64,
         })
     }
 
@@ -40,13 +44,27 @@ impl Rope {
             RopeLayout::Interleaved => (angles, Kind::Float),
         };
         let scaled = |x: Tensor| x.f_mul_scalar(self.attention_factor)?.f_to_kind(kind);
-        Ok(Angles { cos: scaled(angles.f_cos()?)?, sin: scaled(angles.f_sin()?)?, layout: self.layout })
+        Ok(Angles {
+            cos: scaled(angles.f_cos()?)?,
+            sin: scaled(angles.f_sin()?)?,
+            layout: self.layout,
+            dim: self.dim,
+        })
     }
 }
 
 impl Angles {
-    /// Rotates `x`: rows x heads x dim.
+    /// Rotates the last elements of `x`: rows x heads x dim.
     pub(crate) fn rotate(&self, x: &Tensor) -> Result<Tensor, TchError> {
+        let (dim, rotated) = (x.size()[2], self.dim);
+        if dim == rotated {
+            return self.rotate_all(x);
+        }
+        let plain = x.f_narrow(-1, 0, dim - rotated)?;
+        Tensor::f_cat(&[plain, self.rotate_all(&x.f_narrow(-1, dim - rotated, rotated)?)?], -1)
+    }
+
+    fn rotate_all(&self, x: &Tensor) -> Result<Tensor, TchError> {
         match self.layout {
             RopeLayout::Halves => {
                 let half = x.size()[2] / 2;

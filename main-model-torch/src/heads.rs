@@ -3,20 +3,24 @@
 //! kernels' products, so that a row's result depends on no other row; the weights are read once per call,
 //! however many rows there are.
 
-use super::error::{ForwardError, LoadModelError};
-use super::host;
+use crate::error::Refused;
+use crate::host;
+use main_model_fn::LoadModelError;
+use main_model_fn::backend::BackendError;
 use remoe_kernels::{Dtype, MAX_ROWS, PackedMatrix, Pool, Product, StoredDtype};
 use std::sync::Arc;
-use tch::Tensor;
+use tch::{TchError, Tensor};
 
 /// The up-projections of one layer.
-pub(crate) enum HeadProjections {
+pub enum HeadProjections {
+    /// The kernels' products.
     Host(HostHeads),
+    /// LibTorch's.
     Device(DeviceHeads),
 }
 
 /// One matrix per head and use; those of the keys are needed in both directions.
-pub(crate) struct HostHeads {
+pub struct HostHeads {
     /// latent -> nope.
     keys: Vec<PackedMatrix>,
     /// nope -> latent.
@@ -27,7 +31,7 @@ pub(crate) struct HostHeads {
 }
 
 /// Batched products of LibTorch.
-pub(crate) struct DeviceHeads {
+pub struct DeviceHeads {
     /// heads x nope x latent.
     pub(crate) keys: Tensor,
     /// heads x value x latent.
@@ -36,38 +40,42 @@ pub(crate) struct DeviceHeads {
 
 impl HeadProjections {
     /// The keys' part without rotation, heads x positions x nope, of `latents`, positions x latent.
-    pub(super) fn keys(&self, latents: &Tensor) -> Result<Tensor, ForwardError> {
+    pub(crate) fn keys(&self, latents: &Tensor) -> Result<Tensor, BackendError> {
         match self {
             Self::Host(host) => host.expand(&host.keys, latents),
-            Self::Device(device) => Ok(latents.f_unsqueeze(0)?.f_matmul(&device.keys.f_transpose(1, 2)?)?),
+            Self::Device(device) => device.expand(&device.keys, latents).told(),
         }
     }
 
     /// The values, heads x positions x value, of `latents`, positions x latent.
-    pub(super) fn values(&self, latents: &Tensor) -> Result<Tensor, ForwardError> {
+    pub(crate) fn values(&self, latents: &Tensor) -> Result<Tensor, BackendError> {
         match self {
             Self::Host(host) => host.expand(&host.values, latents),
-            Self::Device(device) => {
-                Ok(latents.f_unsqueeze(0)?.f_matmul(&device.values.f_transpose(1, 2)?)?)
-            }
+            Self::Device(device) => device.expand(&device.values, latents).told(),
         }
     }
 
     /// Queries that are multiplied with latents instead of keys, heads x rows x latent, of `queries`,
     /// heads x rows x nope.
-    pub(super) fn absorb(&self, queries: &Tensor) -> Result<Tensor, ForwardError> {
+    pub(crate) fn absorb(&self, queries: &Tensor) -> Result<Tensor, BackendError> {
         match self {
             Self::Host(host) => host.each(&host.absorbed_keys, queries),
-            Self::Device(device) => Ok(queries.f_matmul(&device.keys)?),
+            Self::Device(device) => queries.f_matmul(&device.keys).told(),
         }
     }
 
     /// What was mixed of latents as if of values: heads x rows x value, of `mixed`, heads x rows x latent.
-    pub(super) fn release(&self, mixed: &Tensor) -> Result<Tensor, ForwardError> {
+    pub(crate) fn release(&self, mixed: &Tensor) -> Result<Tensor, BackendError> {
         match self {
             Self::Host(host) => host.each(&host.values, mixed),
-            Self::Device(device) => Ok(mixed.f_matmul(&device.values.f_transpose(1, 2)?)?),
+            Self::Device(device) => mixed.f_matmul(&device.values.f_transpose(1, 2).told()?).told(),
         }
+    }
+}
+
+impl DeviceHeads {
+    fn expand(&self, weights: &Tensor, latents: &Tensor) -> Result<Tensor, TchError> {
+        latents.f_unsqueeze(0)?.f_matmul(&weights.f_transpose(1, 2)?)
     }
 }
 
@@ -77,7 +85,7 @@ impl HostHeads {
     ///
     /// # Errors
     /// Their sizes are beyond what the kernels take, or there is no memory.
-    pub(super) fn pack(
+    pub(crate) fn pack(
         keys: &Tensor,
         values: &Tensor,
         stored: StoredDtype,
@@ -87,28 +95,28 @@ impl HostHeads {
         let matrices = |weights: &Tensor| -> Result<Vec<PackedMatrix>, LoadModelError> {
             let inputs = weights.size()[2] as usize;
             let pack = |head| {
-                let bytes = host::bytes(&weights.f_get(head)?)?;
+                let bytes = host::bytes(&weights.f_get(head).told()?).told()?;
                 Ok(PackedMatrix::pack(inputs, dtype, &[(stored, &bytes)])?)
             };
             (0..weights.size()[0]).map(pack).collect()
         };
         Ok(Self {
             keys: matrices(keys)?,
-            absorbed_keys: matrices(&keys.f_transpose(1, 2)?)?,
+            absorbed_keys: matrices(&keys.f_transpose(1, 2).told()?)?,
             values: matrices(values)?,
             pool: pool.clone(),
         })
     }
 
     /// `x`, rows x inputs, times the matrix of every head.
-    fn expand(&self, matrices: &[PackedMatrix], x: &Tensor) -> Result<Tensor, ForwardError> {
-        let bytes = host::bytes(x)?;
+    fn expand(&self, matrices: &[PackedMatrix], x: &Tensor) -> Result<Tensor, BackendError> {
+        let bytes = host::bytes(x).told()?;
         self.multiply(matrices, x, |_| &bytes)
     }
 
     /// `x`, heads x rows x inputs, each head's rows times its own matrix.
-    fn each(&self, matrices: &[PackedMatrix], x: &Tensor) -> Result<Tensor, ForwardError> {
-        let bytes = host::bytes(x)?;
+    fn each(&self, matrices: &[PackedMatrix], x: &Tensor) -> Result<Tensor, BackendError> {
+        let bytes = host::bytes(x).told()?;
         let head_bytes = bytes.len() / matrices.len();
         self.multiply(matrices, x, |head| &bytes[head * head_bytes..][..head_bytes])
     }
@@ -119,7 +127,7 @@ impl HostHeads {
         matrices: &[PackedMatrix],
         x: &Tensor,
         inputs: impl Fn(usize) -> &'a [u8],
-    ) -> Result<Tensor, ForwardError> {
+    ) -> Result<Tensor, BackendError> {
         let size = x.size();
         let rows = size[size.len() - 2];
         let outputs = matrices.first().map_or(0, PackedMatrix::outputs);
@@ -134,7 +142,7 @@ impl HostHeads {
         }
         drop(products);
         let shape = [matrices.len() as i64, rows, outputs as i64];
-        Ok(Tensor::f_from_data_size(&output, &shape, x.f_kind()?)?)
+        Tensor::f_from_data_size(&output, &shape, x.f_kind().told()?).told()
     }
 }
 

@@ -1,0 +1,297 @@
+//! The seam between a model and what computes it.
+//!
+//! Blocks and families are written once, above a [`Backend`]: one set of operations on one device. Two stand below
+//! it: [`crate::Native`], the kernels' own operations on the CPU, and LibTorch's, a crate and a program of their own.
+//! Each rounds in its own places, so that answers are the same bits within a set of operations and close between
+//! them.
+
+use crate::DeviceName;
+use crate::transformer::LoadModelError;
+use remoe_kernels::{AttentionShape, Dtype, KernelError, Pool};
+use remoe_model::{Activation, Checkpoint, MlaFacts, MlpTensors, RopeFacts, TensorRef};
+use std::borrow::Cow;
+use std::sync::Arc;
+
+/// Positions whose keys and values lie together; what sequences hold and share.
+pub use remoe_kernels::PAGE_POSITIONS;
+
+/// Why an operation was not computed.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendError {
+    /// The kernels refused.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The library that drives the device did.
+    #[error("{library}: {message}")]
+    Library {
+        /// Its name.
+        library: &'static str,
+        /// Its words.
+        message: String,
+    },
+    /// Operands do not fit each other: a fault of this program.
+    #[error("{what}: {actual} for {expected}")]
+    Shape {
+        /// Of which operation.
+        what: &'static str,
+        /// What came.
+        actual: usize,
+        /// What the others call for.
+        expected: usize,
+    },
+}
+
+/// The rows of one sequence in an iteration.
+#[derive(Debug, Clone)]
+pub struct Span {
+    /// The first of them among all rows.
+    pub first: usize,
+    /// How many they are.
+    pub rows: usize,
+    /// Positions of the sequence before them.
+    pub past: usize,
+    /// The pages of its positions, those of the rows included.
+    pub pages: Vec<usize>,
+}
+
+/// A matrix product's weights, outputs x inputs, and what is added to the results.
+#[derive(Clone, Copy, Debug)]
+pub struct Affine<'a> {
+    /// The weights.
+    pub weight: &'a TensorRef,
+    /// One element per output.
+    pub bias: Option<&'a TensorRef>,
+}
+
+/// A set of operations on a device. Tensors are matrices of rows in the compute dtype unless said otherwise.
+pub trait Backend: Sized + Send + Sync + 'static {
+    /// What functions and descriptions call it.
+    const NAME: &'static str;
+    /// Rows on the device.
+    type Tensor;
+    /// A table of rows.
+    type Embedding: Send;
+    /// Weights of a product.
+    type Linear: Send;
+    /// Weights of a norm.
+    type Norm: Send;
+    /// Weights of a gated network.
+    type Gated: Send;
+    /// The up-projections of latent attention.
+    type Heads: Send;
+    /// Frequencies of a rotary embedding.
+    type Rope: Send;
+    /// Cosines and sines of an iteration's rows.
+    type Angles;
+    /// Keys and values of every layer, page by page.
+    type Pages: Send;
+
+    /// The set of operations on `device`, or on the best one there is.
+    ///
+    /// # Errors
+    /// The device is not there.
+    fn open(device: Option<DeviceName>, dtype: Dtype, pool: &Arc<Pool>) -> Result<Self, crate::DeviceError>;
+
+    /// The device that computes.
+    fn device(&self) -> DeviceName;
+
+    /// Called on the thread that computes, before everything else.
+    fn enter_thread(&self) {}
+
+    /// A table of rows in the compute dtype.
+    ///
+    /// # Errors
+    /// The checkpoint cannot be read, or the device has no room; the same for everything that is loaded.
+    fn load_embedding(
+        &self,
+        checkpoint: &Checkpoint,
+        table: &TensorRef,
+    ) -> Result<Self::Embedding, LoadModelError>;
+
+    /// Matrices of the same inputs, one below the other, computed in `dtype`.
+    ///
+    /// # Errors
+    /// As [`load_embedding`](Self::load_embedding).
+    fn load_linear(
+        &self,
+        checkpoint: &Checkpoint,
+        parts: &[Affine<'_>],
+        dtype: Dtype,
+    ) -> Result<Self::Linear, LoadModelError>;
+
+    /// A norm's weights.
+    ///
+    /// # Errors
+    /// As [`load_embedding`](Self::load_embedding).
+    fn load_norm(
+        &self,
+        checkpoint: &Checkpoint,
+        weight: &TensorRef,
+        epsilon: f64,
+    ) -> Result<Self::Norm, LoadModelError>;
+
+    /// A gated network.
+    ///
+    /// # Errors
+    /// As [`load_embedding`](Self::load_embedding).
+    fn load_gated(
+        &self,
+        checkpoint: &Checkpoint,
+        tensors: &MlpTensors,
+        activation: Activation,
+    ) -> Result<Self::Gated, LoadModelError>;
+
+    /// The up-projections `expand`, heads x (nope and value elements) x latent.
+    ///
+    /// # Errors
+    /// As [`load_embedding`](Self::load_embedding).
+    fn load_heads(
+        &self,
+        checkpoint: &Checkpoint,
+        expand: &TensorRef,
+        facts: &MlaFacts,
+    ) -> Result<Self::Heads, LoadModelError>;
+
+    /// A rotary embedding.
+    ///
+    /// # Errors
+    /// The device has no room.
+    fn rope(&self, facts: &RopeFacts) -> Result<Self::Rope, BackendError>;
+
+    /// No pages yet, for layers of these shapes.
+    fn pages(&self, layers: &[AttentionShape]) -> Self::Pages;
+
+    /// Bytes of one page, all layers together.
+    fn page_bytes(pages: &Self::Pages) -> usize;
+
+    /// Copies page `from` to page `to`.
+    ///
+    /// # Errors
+    /// The device has no room for `to`; the same for all operations.
+    fn copy_page(&self, pages: &mut Self::Pages, from: usize, to: usize) -> Result<(), BackendError>;
+
+    /// The rows of `table` at `tokens`, which are below its length.
+    ///
+    /// # Errors
+    /// The operation cannot be computed; the same for all of them.
+    fn embed(&self, table: &Self::Embedding, tokens: &[u32]) -> Result<Self::Tensor, BackendError>;
+
+    /// `x weight' + bias` in the dtype of the weights.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    fn linear(&self, weight: &Self::Linear, x: &Self::Tensor) -> Result<Self::Tensor, BackendError>;
+
+    /// Root-mean-square normalisation: the mean in float32, the result rounded before it is multiplied by the
+    /// weights.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    fn norm(&self, norm: &Self::Norm, x: &Self::Tensor) -> Result<Self::Tensor, BackendError>;
+
+    /// Its columns in parts of these widths.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    fn split<const N: usize>(
+        &self,
+        x: Self::Tensor,
+        widths: [usize; N],
+    ) -> Result<[Self::Tensor; N], BackendError>;
+
+    /// Every element between -`bound` and `bound`.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    fn clamp(&self, x: Self::Tensor, bound: f64) -> Result<Self::Tensor, BackendError>;
+
+    /// Cosines and sines at `positions`, one for each row.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    fn angles(&self, rope: &Self::Rope, positions: &[usize]) -> Result<Self::Angles, BackendError>;
+
+    /// Rotates the last elements of every head of `head_dim`, as many as the embedding has.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    fn rotate(
+        &self,
+        angles: &Self::Angles,
+        x: Self::Tensor,
+        head_dim: usize,
+    ) -> Result<Self::Tensor, BackendError>;
+
+    /// Writes the keys and values of the spans to their pages and attends: rows x (heads x value elements).
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    fn attend(
+        &self,
+        pages: &mut Self::Pages,
+        layer: usize,
+        query_key_value: [Self::Tensor; 3],
+        spans: &[Span],
+    ) -> Result<Self::Tensor, BackendError>;
+
+    /// The same of latent attention. Query: rows x heads x (nope and rotated elements); latent: rows x latent;
+    /// key: rows x rotated elements.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    fn attend_latent(
+        &self,
+        pages: &mut Self::Pages,
+        layer: usize,
+        heads: &Self::Heads,
+        query_latent_key: [Self::Tensor; 3],
+        spans: &[Span],
+    ) -> Result<Self::Tensor, BackendError>;
+
+    /// `x + y`.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    fn add(&self, x: Self::Tensor, y: &Self::Tensor) -> Result<Self::Tensor, BackendError>;
+
+    /// down(act(gate(x)) * up(x)).
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    fn gated(&self, network: &Self::Gated, x: &Self::Tensor) -> Result<Self::Tensor, BackendError>;
+
+    /// Each row of `x` times the sigmoid of `gate`'s only element.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    fn scale_by_sigmoid(&self, x: Self::Tensor, gate: &Self::Tensor) -> Result<Self::Tensor, BackendError>;
+
+    /// The rows at `rows`.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    fn rows(&self, x: &Self::Tensor, rows: &[usize]) -> Result<Self::Tensor, BackendError>;
+
+    /// Its elements, little endian, on the host.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    fn bytes<'a>(&self, x: &'a Self::Tensor) -> Result<Cow<'a, [u8]>, BackendError>;
+
+    /// Its elements as float32 on the host.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    fn floats(&self, x: &Self::Tensor) -> Result<Vec<f32>, BackendError>;
+
+    /// A tensor of `rows` x `width` that `fill` writes on the host, every byte of it.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed), and those of `fill`.
+    fn filled<E: From<BackendError>>(
+        &self,
+        rows: usize,
+        width: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<Self::Tensor, E>;
+}

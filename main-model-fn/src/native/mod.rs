@@ -1,0 +1,485 @@
+//! The kernels' own operations on the CPU, without any library below them: the same bits for one row and for many,
+//! for every number of threads, batch and instruction path.
+//!
+//! Products and attention are the kernels' ([`remoe_kernels`], where the order of their sums is written down); what
+//! goes element by element is plain Rust ([`elements`]). bfloat16 is rounded where the reference rounds: results of
+//! products, a norm before its weights, cosines and sines, each product of a rotation, every sum.
+
+mod elements;
+mod heads;
+mod pages;
+mod rows;
+
+use crate::backend::{Affine, Backend, BackendError, PAGE_POSITIONS, Span};
+use crate::device::{DeviceError, DeviceName};
+use crate::transformer::LoadModelError;
+use heads::NativeHeads;
+use pages::NativePages;
+use remoe_experts::{load_gated, stored_dtype};
+use remoe_kernels::numerics::{exp, from_bf16, from_f16};
+use remoe_kernels::{
+    AttentionShape, AttentionSpan, Dtype, Job, KernelError, PackedExpert, PackedMatrix, Pool, Product,
+    StoredDtype,
+};
+use remoe_model::{Activation, Checkpoint, MlaFacts, MlpTensors, RopeFacts, RopeLayout, TensorRef};
+use rows::{Rows, Spare};
+use std::borrow::Cow;
+use std::sync::Arc;
+
+/// Elements of rows that are worth handing to another thread.
+const PART: usize = 1 << 14;
+
+/// Operations on the CPU.
+pub struct Native {
+    pool: Arc<Pool>,
+    dtype: Dtype,
+    spare: Spare,
+}
+
+/// A product's weights in the kernels' order.
+pub struct NativeLinear {
+    matrix: PackedMatrix,
+    bias: Option<Vec<f32>>,
+}
+
+/// A norm's weights.
+pub struct NativeNorm {
+    weight: Vec<f32>,
+    epsilon: f32,
+}
+
+/// A table of rows in the compute dtype.
+pub struct NativeEmbedding {
+    bytes: Vec<u8>,
+    width: usize,
+}
+
+/// Inverse frequencies and the factor on cosines and sines.
+pub struct NativeRope {
+    frequencies: Vec<f32>,
+    factor: f32,
+    layout: RopeLayout,
+}
+
+/// Cosines and sines, rows x half of the rotated elements.
+pub struct NativeAngles {
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    half: usize,
+    layout: RopeLayout,
+}
+
+impl Native {
+    fn tensor(&self, rows: usize, width: usize) -> Rows {
+        Rows::new(&self.spare, self.dtype, rows, width)
+    }
+
+    /// Writes every row of `to` with `work`, which gets the row's index, its bytes and room for its elements.
+    fn write_rows(
+        &self,
+        to: &mut Rows,
+        work: impl Fn(usize, &mut [u8], &mut [f32]) + Sync,
+    ) -> Result<(), KernelError> {
+        let (width, row_bytes) = (to.width, to.row_bytes());
+        let part_rows = (PART / width.max(1)).max(1);
+        let write = |first: usize, part: &mut [u8]| {
+            let mut elements = vec![0.0; width];
+            for (row, bytes) in (first..).zip(part.chunks_exact_mut(row_bytes)) {
+                work(row, bytes, &mut elements);
+            }
+        };
+        if to.rows <= part_rows || self.pool.threads() == 1 {
+            write(0, to.bytes_mut());
+            return Ok(());
+        }
+        let parts = to.bytes_mut().chunks_mut(part_rows * row_bytes);
+        let mut parts: Vec<(usize, &mut [u8])> = (0..).step_by(part_rows).zip(parts).collect();
+        self.pool.each(&mut parts, |(first, part)| write(*first, part))
+    }
+
+    /// Changes every row of `x` in place.
+    fn change_rows(
+        &self,
+        x: &mut Rows,
+        change: impl Fn(usize, &mut [f32]) + Sync,
+    ) -> Result<(), KernelError> {
+        let dtype = x.dtype;
+        self.write_rows(x, |row, bytes, elements| {
+            elements::widen(dtype, bytes, elements);
+            change(row, elements);
+            elements::narrow(dtype, elements, bytes);
+        })
+    }
+
+    /// A tensor's elements as float32, rounded to the compute dtype.
+    fn load_floats(&self, checkpoint: &Checkpoint, tensor: &TensorRef) -> Result<Vec<f32>, LoadModelError> {
+        let bytes = self.load_bytes(checkpoint, tensor)?;
+        let mut values = vec![0.0; bytes.len() / self.dtype.bytes()];
+        elements::widen(self.dtype, &bytes, &mut values);
+        Ok(values)
+    }
+
+    /// A tensor's elements in the compute dtype.
+    fn load_bytes(&self, checkpoint: &Checkpoint, tensor: &TensorRef) -> Result<Vec<u8>, LoadModelError> {
+        let bytes = checkpoint.read(tensor)?;
+        let stored = stored_dtype(tensor.dtype);
+        if stored == self.dtype.into() {
+            return Ok(bytes);
+        }
+        let values: Vec<f32> = match stored {
+            StoredDtype::F32 => bytes.as_chunks().0.iter().map(|&it| f32::from_le_bytes(it)).collect(),
+            StoredDtype::Bf16 => {
+                bytes.as_chunks().0.iter().map(|&it| from_bf16(u16::from_le_bytes(it))).collect()
+            }
+            StoredDtype::F16 => {
+                bytes.as_chunks().0.iter().map(|&it| from_f16(u16::from_le_bytes(it))).collect()
+            }
+        };
+        let mut converted = vec![0; values.len() * self.dtype.bytes()];
+        elements::narrow(self.dtype, &values, &mut converted);
+        Ok(converted)
+    }
+
+    /// Attends with what the spans' pages hold, after `write` has written each of their positions.
+    fn attend_pages(
+        &self,
+        pages: &mut NativePages,
+        layer: usize,
+        query: &Rows,
+        spans: &[Span],
+        write: impl Fn(&AttentionShape, &mut [u8], usize, usize) -> Result<(), KernelError>,
+    ) -> Result<Rows, BackendError> {
+        let (shape, part) = pages.layer(layer)?;
+        for span in spans {
+            for row in 0..span.rows {
+                let (page, at) = ((span.past + row) / PAGE_POSITIONS, (span.past + row) % PAGE_POSITIONS);
+                let expected = span.pages.len();
+                let Some(&id) = span.pages.get(page) else {
+                    return Err(BackendError::Shape { what: "page", actual: page, expected });
+                };
+                write(&shape, &mut pages.page_mut(id)[part.clone()], at, span.first + row)?;
+            }
+        }
+        let held: Vec<Vec<&[u8]>> = spans.iter().map(|span| pages.parts(&span.pages, &part)).collect();
+        let spans: Vec<AttentionSpan<'_>> = (spans.iter().zip(&held))
+            .map(|(span, pages)| AttentionSpan { pages, past: span.past, rows: span.rows })
+            .collect();
+        let mut mixed = self.tensor(query.rows, shape.heads() * shape.value_dim);
+        self.pool.attend(&shape, query.bytes(), &spans, mixed.bytes_mut())?;
+        Ok(mixed)
+    }
+}
+
+/// Row `row` of `x`.
+fn row(x: &Rows, row: usize) -> &[u8] {
+    &x.bytes()[row * x.row_bytes()..][..x.row_bytes()]
+}
+
+impl Backend for Native {
+    const NAME: &'static str = "native";
+    type Tensor = Rows;
+    type Embedding = NativeEmbedding;
+    type Linear = NativeLinear;
+    type Norm = NativeNorm;
+    type Gated = PackedExpert;
+    type Heads = NativeHeads;
+    type Rope = NativeRope;
+    type Angles = NativeAngles;
+    type Pages = NativePages;
+
+    fn open(device: Option<DeviceName>, dtype: Dtype, pool: &Arc<Pool>) -> Result<Self, DeviceError> {
+        match device {
+            None | Some(DeviceName::Cpu) => Ok(Self { pool: pool.clone(), dtype, spare: Spare::default() }),
+            Some(device) => Err(DeviceError::Foreign { device, backend: Self::NAME }),
+        }
+    }
+
+    fn device(&self) -> DeviceName {
+        DeviceName::Cpu
+    }
+
+    fn load_embedding(
+        &self,
+        checkpoint: &Checkpoint,
+        table: &TensorRef,
+    ) -> Result<NativeEmbedding, LoadModelError> {
+        let width = table.shape.last().copied().unwrap_or(0);
+        Ok(NativeEmbedding { bytes: self.load_bytes(checkpoint, table)?, width })
+    }
+
+    fn load_linear(
+        &self,
+        checkpoint: &Checkpoint,
+        parts: &[Affine<'_>],
+        dtype: Dtype,
+    ) -> Result<NativeLinear, LoadModelError> {
+        let stored = parts
+            .iter()
+            .map(|part| Ok((stored_dtype(part.weight.dtype), checkpoint.read(part.weight)?)))
+            .collect::<Result<Vec<_>, LoadModelError>>()?;
+        let stored: Vec<_> = stored.iter().map(|(dtype, bytes)| (*dtype, bytes.as_slice())).collect();
+        let inputs = parts.first().and_then(|part| part.weight.shape.last()).copied().unwrap_or(0);
+        let matrix = PackedMatrix::pack(inputs, dtype, &stored)?;
+        let bias = match parts.iter().any(|part| part.bias.is_some()) {
+            false => None,
+            true => {
+                let mut all = Vec::with_capacity(matrix.outputs());
+                for part in parts {
+                    match part.bias {
+                        Some(bias) => all.extend(self.load_floats(checkpoint, bias)?),
+                        None => all.resize(all.len() + part.weight.shape.first().copied().unwrap_or(0), 0.0),
+                    }
+                }
+                Some(all)
+            }
+        };
+        Ok(NativeLinear { matrix, bias })
+    }
+
+    fn load_norm(
+        &self,
+        checkpoint: &Checkpoint,
+        weight: &TensorRef,
+        epsilon: f64,
+    ) -> Result<NativeNorm, LoadModelError> {
+        Ok(NativeNorm { weight: self.load_floats(checkpoint, weight)?, epsilon: epsilon as f32 })
+    }
+
+    fn load_gated(
+        &self,
+        checkpoint: &Checkpoint,
+        tensors: &MlpTensors,
+        _activation: Activation,
+    ) -> Result<PackedExpert, LoadModelError> {
+        Ok(load_gated(checkpoint, tensors, self.dtype)?)
+    }
+
+    fn load_heads(
+        &self,
+        checkpoint: &Checkpoint,
+        expand: &TensorRef,
+        facts: &MlaFacts,
+    ) -> Result<NativeHeads, LoadModelError> {
+        NativeHeads::load(checkpoint, expand, facts, self.dtype)
+    }
+
+    fn rope(&self, facts: &RopeFacts) -> Result<NativeRope, BackendError> {
+        Ok(NativeRope {
+            frequencies: facts.inverse_frequencies(),
+            factor: facts.attention_factor() as f32,
+            layout: facts.layout,
+        })
+    }
+
+    fn pages(&self, layers: &[AttentionShape]) -> NativePages {
+        NativePages::new(layers)
+    }
+
+    fn page_bytes(pages: &NativePages) -> usize {
+        pages.page_bytes
+    }
+
+    fn copy_page(&self, pages: &mut NativePages, from: usize, to: usize) -> Result<(), BackendError> {
+        pages.copy(from, to);
+        Ok(())
+    }
+
+    fn embed(&self, table: &NativeEmbedding, tokens: &[u32]) -> Result<Rows, BackendError> {
+        let mut out = self.tensor(tokens.len(), table.width);
+        let row_bytes = out.row_bytes();
+        for (&token, to) in tokens.iter().zip(out.bytes_mut().chunks_exact_mut(row_bytes)) {
+            let expected = table.bytes.len() / row_bytes;
+            let from = table.bytes.chunks_exact(row_bytes).nth(token as usize);
+            to.copy_from_slice(from.ok_or(BackendError::Shape {
+                what: "token",
+                actual: token as usize,
+                expected,
+            })?);
+        }
+        Ok(out)
+    }
+
+    fn linear(&self, weight: &NativeLinear, x: &Rows) -> Result<Rows, BackendError> {
+        let matrix = &weight.matrix;
+        x.expect("inputs of a product", x.rows, matrix.inputs())?;
+        let mut out = Rows::new(&self.spare, matrix.dtype(), x.rows, matrix.outputs());
+        let converted;
+        let inputs = if matrix.dtype() == x.dtype {
+            x.bytes()
+        } else {
+            let mut values = vec![0.0; x.rows * x.width];
+            elements::widen(x.dtype, x.bytes(), &mut values);
+            let mut bytes = vec![0; values.len() * matrix.dtype().bytes()];
+            elements::narrow(matrix.dtype(), &values, &mut bytes);
+            converted = bytes;
+            &converted
+        };
+        self.pool.multiply(&mut [Product { matrix, inputs, output: out.bytes_mut() }])?;
+        if let Some(bias) = &weight.bias {
+            self.change_rows(&mut out, |_, row| elements::add(row, bias))?;
+        }
+        Ok(out)
+    }
+
+    fn norm(&self, norm: &NativeNorm, x: &Rows) -> Result<Rows, BackendError> {
+        x.expect("weights of a norm", x.rows, norm.weight.len())?;
+        let mut out = self.tensor(x.rows, x.width);
+        self.write_rows(&mut out, |index, bytes, elements| {
+            elements::widen(x.dtype, row(x, index), elements);
+            elements::norm(x.dtype, elements, &norm.weight, norm.epsilon);
+            elements::narrow(x.dtype, elements, bytes);
+        })?;
+        Ok(out)
+    }
+
+    fn split<const N: usize>(&self, x: Rows, widths: [usize; N]) -> Result<[Rows; N], BackendError> {
+        x.expect("parts of a row", x.rows, widths.iter().sum())?;
+        let mut first = 0;
+        Ok(widths.map(|width| {
+            let mut part = self.tensor(x.rows, width);
+            let (from, bytes) = (first * x.dtype.bytes(), part.row_bytes());
+            first += width;
+            for (to, row) in
+                part.bytes_mut().chunks_exact_mut(bytes).zip(x.bytes().chunks_exact(x.row_bytes()))
+            {
+                to.copy_from_slice(&row[from..from + bytes]);
+            }
+            part
+        }))
+    }
+
+    fn clamp(&self, mut x: Rows, bound: f64) -> Result<Rows, BackendError> {
+        let bound = bound as f32;
+        self.change_rows(&mut x, |_, row| row.iter_mut().for_each(|x| *x = x.clamp(-bound, bound)))?;
+        Ok(x)
+    }
+
+    fn angles(&self, rope: &NativeRope, positions: &[usize]) -> Result<NativeAngles, BackendError> {
+        let half = rope.frequencies.len();
+        // By float64, whose functions agree to the last bit of float32 whatever library computes them.
+        let of = |function: fn(f64) -> f64| -> Vec<f32> {
+            let all = positions.iter().flat_map(|&position| {
+                rope.frequencies.iter().map(move |frequency| f64::from(position as f32 * frequency))
+            });
+            all.map(|angle| function(angle) as f32 * rope.factor).collect()
+        };
+        let (mut cos, mut sin) = (of(f64::cos), of(f64::sin));
+        if rope.layout == RopeLayout::Halves && self.dtype == Dtype::Bf16 {
+            for x in cos.iter_mut().chain(&mut sin) {
+                *x = remoe_kernels::numerics::round_bf16(*x);
+            }
+        }
+        Ok(NativeAngles { cos, sin, half, layout: rope.layout })
+    }
+
+    fn rotate(&self, angles: &NativeAngles, mut x: Rows, head_dim: usize) -> Result<Rows, BackendError> {
+        let (dtype, half) = (x.dtype, angles.half);
+        x.expect("angles of rows", angles.cos.len() / half.max(1), x.width)?;
+        if head_dim < 2 * half || !x.width.is_multiple_of(head_dim) {
+            return Err(BackendError::Shape {
+                what: "elements of a head",
+                actual: head_dim,
+                expected: 2 * half,
+            });
+        }
+        self.change_rows(&mut x, |index, row| {
+            let (cos, sin) = (&angles.cos[index * half..][..half], &angles.sin[index * half..][..half]);
+            for head in row.chunks_exact_mut(head_dim) {
+                let part = &mut head[head_dim - 2 * half..];
+                match angles.layout {
+                    RopeLayout::Halves => elements::rotate_halves(dtype, part, cos, sin),
+                    RopeLayout::Interleaved => elements::rotate_pairs(part, cos, sin),
+                }
+            }
+        })?;
+        Ok(x)
+    }
+
+    fn attend(
+        &self,
+        pages: &mut NativePages,
+        layer: usize,
+        [query, key, value]: [Rows; 3],
+        spans: &[Span],
+    ) -> Result<Rows, BackendError> {
+        self.attend_pages(pages, layer, &query, spans, |shape, page, at, index| {
+            shape.write(page, at, row(&key, index), row(&value, index))
+        })
+    }
+
+    fn attend_latent(
+        &self,
+        pages: &mut NativePages,
+        layer: usize,
+        heads: &NativeHeads,
+        [query, latent, key]: [Rows; 3],
+        spans: &[Span],
+    ) -> Result<Rows, BackendError> {
+        let query = heads.absorb(&self.pool, &self.spare, &query)?;
+        let mixed = self.attend_pages(pages, layer, &query, spans, |shape, page, at, index| {
+            shape.write(page, at, &[row(&latent, index), row(&key, index)].concat(), &[])
+        })?;
+        heads.release(&self.pool, &self.spare, &mixed)
+    }
+
+    fn add(&self, mut x: Rows, y: &Rows) -> Result<Rows, BackendError> {
+        y.expect("a sum", x.rows, x.width)?;
+        let dtype = x.dtype;
+        self.write_rows(&mut x, |index, bytes, elements| {
+            elements::sum(dtype, bytes, row(y, index), elements);
+        })?;
+        Ok(x)
+    }
+
+    fn gated(&self, network: &PackedExpert, x: &Rows) -> Result<Rows, BackendError> {
+        let mut out = self.tensor(x.rows, x.width);
+        let rows: Vec<u32> = (0..).zip(0..x.rows).map(|(row, _)| row).collect();
+        let job = Job { expert: network, inputs: x.bytes(), row_index: &rows, output: out.bytes_mut() };
+        self.pool.forward(&mut [job])?;
+        Ok(out)
+    }
+
+    fn scale_by_sigmoid(&self, mut x: Rows, gate: &Rows) -> Result<Rows, BackendError> {
+        gate.expect("gates of rows", x.rows, 1)?;
+        let dtype = x.dtype;
+        self.change_rows(&mut x, |index, elements| {
+            let mut factor = [0.0];
+            elements::widen(gate.dtype, row(gate, index), &mut factor);
+            let factor = elements::rounded(dtype, 1.0 / (1.0 + exp(-factor[0])));
+            elements.iter_mut().for_each(|x| *x *= factor);
+        })?;
+        Ok(x)
+    }
+
+    fn rows(&self, x: &Rows, rows: &[usize]) -> Result<Rows, BackendError> {
+        let mut out = self.tensor(rows.len(), x.width);
+        for (&index, to) in rows.iter().zip(out.bytes_mut().chunks_exact_mut(x.row_bytes())) {
+            if index >= x.rows {
+                return Err(BackendError::Shape { what: "row", actual: index, expected: x.rows });
+            }
+            to.copy_from_slice(row(x, index));
+        }
+        Ok(out)
+    }
+
+    fn bytes<'a>(&self, x: &'a Rows) -> Result<Cow<'a, [u8]>, BackendError> {
+        Ok(Cow::Borrowed(x.bytes()))
+    }
+
+    fn floats(&self, x: &Rows) -> Result<Vec<f32>, BackendError> {
+        let mut values = vec![0.0; x.rows * x.width];
+        elements::widen(x.dtype, x.bytes(), &mut values);
+        Ok(values)
+    }
+
+    fn filled<E: From<BackendError>>(
+        &self,
+        rows: usize,
+        width: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<Rows, E> {
+        let mut out = self.tensor(rows, width);
+        fill(out.bytes_mut())?;
+        Ok(out)
+    }
+}

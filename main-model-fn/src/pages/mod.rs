@@ -1,0 +1,259 @@
+//! Keys and values in pages: who holds which, and what is kept for later.
+//!
+//! All pages come from one budget. A sequence holds the pages of its positions; those that are full are never
+//! written again, so that sequences with the same beginning hold the same ones. A full page stays after the last
+//! sequence has let go of it, under the tokens that it holds and all before them ([`prefixes`]), until its place is
+//! needed: the page that was used longest ago goes first. Pages are only numbers here; a [`crate::Backend`] keeps
+//! what is in them.
+
+mod prefixes;
+mod sequence;
+
+pub(crate) use prefixes::Tenant;
+pub(crate) use sequence::SequenceCache;
+
+use crate::backend::PAGE_POSITIONS;
+use prefixes::{Chain, Prefixes};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// Pages that hold `positions`.
+pub(crate) fn pages_of(positions: usize) -> usize {
+    positions.div_ceil(PAGE_POSITIONS)
+}
+
+/// A page that somebody holds. It is free again when the last one lets go of it.
+pub(crate) struct Page {
+    id: usize,
+    free: Rc<RefCell<Free>>,
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        self.free.borrow_mut().returned.push(self.id);
+    }
+}
+
+/// The pages that nobody holds.
+struct Free {
+    returned: Vec<usize>,
+    /// Pages from here on were never held.
+    next: usize,
+    limit: usize,
+}
+
+/// All pages.
+pub(crate) struct Pages {
+    free: Rc<RefCell<Free>>,
+    prefixes: Prefixes,
+}
+
+impl Pages {
+    /// `limit` pages, none of which is held.
+    pub(crate) fn new(limit: usize) -> Self {
+        let free = Free { returned: Vec::new(), next: 0, limit };
+        Self { free: Rc::new(RefCell::new(free)), prefixes: Prefixes::default() }
+    }
+
+    /// How many there are.
+    pub(crate) fn limit(&self) -> usize {
+        self.free.borrow().limit
+    }
+
+    fn free(&self) -> usize {
+        let free = self.free.borrow();
+        free.returned.len() + free.limit - free.next
+    }
+
+    /// Whether `count` pages are free, after as many kept ones as necessary have gone.
+    pub(crate) fn make_free(&mut self, count: usize) -> bool {
+        while self.free() < count {
+            if !self.prefixes.forget_oldest() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// A page for somebody to hold; none where every page is held.
+    pub(crate) fn take(&mut self) -> Option<Rc<Page>> {
+        if !self.make_free(1) {
+            return None;
+        }
+        let mut free = self.free.borrow_mut();
+        let id = match free.returned.pop() {
+            Some(id) => id,
+            None => {
+                free.next += 1;
+                free.next - 1
+            }
+        };
+        drop(free);
+        Some(Rc::new(Page { id, free: self.free.clone() }))
+    }
+
+    /// A sequence of `tenant` that begins with the kept pages of `tokens`, as many as there are and leave a token to
+    /// forward.
+    pub(crate) fn begin(
+        &mut self,
+        tenant: Tenant,
+        tokens: impl Fn(usize) -> u32,
+        count: usize,
+    ) -> SequenceCache {
+        let mut cache = SequenceCache::new(tenant);
+        let mut chain = Chain::Tenant(tenant);
+        for page in 0..count.saturating_sub(1) / PAGE_POSITIONS {
+            let Some((page, longer)) = self.prefixes.find(chain, &block(&tokens, page)) else {
+                break;
+            };
+            cache.pages.push(page);
+            chain = longer;
+        }
+        cache.kept = cache.pages.len();
+        cache.length = cache.kept * PAGE_POSITIONS;
+        cache
+    }
+
+    /// Keeps the pages of `cache`, a sequence of `tokens`, once another one has become full.
+    pub(crate) fn keep(&mut self, cache: &mut SequenceCache, tokens: impl Fn(usize) -> u32) {
+        let full = cache.length / PAGE_POSITIONS;
+        if cache.kept == full {
+            return;
+        }
+        let mut chain = Chain::Tenant(cache.tenant);
+        for (index, page) in cache.pages[..full].iter().enumerate() {
+            chain = self.prefixes.keep(chain, block(&tokens, index), page);
+        }
+        cache.kept = full;
+    }
+
+    /// Of `caches`, the pages that they hold, each counted once.
+    pub(crate) fn held<'a>(&self, caches: impl Iterator<Item = &'a SequenceCache>) -> usize {
+        let mut held = vec![false; self.free.borrow().next];
+        for page in caches.flat_map(|cache| &cache.pages) {
+            held[page.id] = true;
+        }
+        held.into_iter().filter(|&held| held).count()
+    }
+}
+
+/// The tokens of page `page` of a sequence.
+fn block(tokens: &impl Fn(usize) -> u32, page: usize) -> Block {
+    std::array::from_fn(|at| tokens(page * PAGE_POSITIONS + at))
+}
+
+/// The tokens of a full page.
+type Block = [u32; PAGE_POSITIONS];
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const PAGE: usize = PAGE_POSITIONS;
+
+    /// Forwards the sequence `tokens` from wherever `cache` is.
+    fn forward(pages: &mut Pages, cache: &mut SequenceCache, tokens: &[u32]) -> bool {
+        if !cache.reserve(tokens.len(), pages) {
+            return false;
+        }
+        cache.advance(tokens.len() - cache.length());
+        pages.keep(cache, |at| tokens[at]);
+        true
+    }
+
+    fn begin(pages: &mut Pages, tenant: Tenant, tokens: &[u32]) -> SequenceCache {
+        pages.begin(tenant, |at| tokens[at], tokens.len())
+    }
+
+    #[test]
+    fn what_was_computed_is_found_again_within_a_tenant() {
+        let mut pages = Pages::new(10);
+        let tokens: Vec<u32> = (0..3 * PAGE as u32).collect();
+        let mut first = begin(&mut pages, Tenant::default(), &tokens);
+        assert_eq!(first.length(), 0);
+        assert!(forward(&mut pages, &mut first, &tokens));
+        // A token is left to forward.
+        let again = begin(&mut pages, Tenant::default(), &tokens);
+        assert_eq!((again.length(), &again.page_ids()[..]), (2 * PAGE, &first.page_ids()[..2]));
+        let mut longer = tokens.clone();
+        longer.push(7);
+        assert_eq!(begin(&mut pages, Tenant::default(), &longer).length(), 3 * PAGE);
+        longer[PAGE] = 9;
+        assert_eq!(begin(&mut pages, Tenant::default(), &longer).length(), PAGE);
+        longer[0] = 9;
+        assert_eq!(begin(&mut pages, Tenant::default(), &longer).length(), 0, "the second page alone");
+        assert_eq!(begin(&mut pages, Tenant(1), &tokens).length(), 0, "another tenant's");
+        drop((first, again));
+        assert_eq!(
+            begin(&mut pages, Tenant::default(), &tokens).length(),
+            2 * PAGE,
+            "kept although nobody holds it"
+        );
+    }
+
+    #[test]
+    fn the_oldest_goes_first_and_nothing_that_is_held() {
+        let mut pages = Pages::new(4);
+        let tokens = |first: u32| -> Vec<u32> { (first..first + 2 * PAGE as u32).collect() };
+        for first in [0, 1000] {
+            let mut cache = begin(&mut pages, Tenant::default(), &tokens(first));
+            assert!(forward(&mut pages, &mut cache, &tokens(first)));
+        }
+        let held = begin(&mut pages, Tenant::default(), &tokens(0));
+        assert_eq!(held.length(), PAGE);
+        let mut third = begin(&mut pages, Tenant::default(), &tokens(2000));
+        assert!(forward(&mut pages, &mut third, &tokens(2000)));
+        assert_eq!(begin(&mut pages, Tenant::default(), &tokens(1000)).length(), 0, "it was the oldest");
+        let mut fourth = begin(&mut pages, Tenant::default(), &tokens(3000));
+        assert!(!fourth.reserve(2 * PAGE, &mut pages), "one is held by each of two others, two by a third");
+        drop(held);
+        assert!(fourth.reserve(2 * PAGE, &mut pages));
+    }
+
+    proptest! {
+        /// Whatever sequences begin, grow and end: a page is held by those whose tokens it has, and nobody else.
+        #[test]
+        fn pages_hold_what_their_holders_forwarded(
+            steps in prop::collection::vec((0_usize..6, 0_u32..3, 1_usize..100, any::<bool>()), 1..60),
+            limit in 4_usize..12,
+        ) {
+            let mut pages = Pages::new(limit);
+            let mut contents = vec![Vec::new(); limit];
+            let mut running: Vec<Option<(Vec<u32>, SequenceCache)>> = (0..6).map(|_| None).collect();
+            for (slot, kind, grow, end) in steps {
+                let (mut tokens, mut cache) = match running[slot].take() {
+                    Some(running) => running,
+                    None => {
+                        let tokens = vec![kind; 70];
+                        let cache = begin(&mut pages, Tenant::default(), &tokens);
+                        (tokens, cache)
+                    }
+                };
+                tokens.extend((0..grow).map(|at| kind + at as u32 % 2));
+                let done = cache.length();
+                if forward(&mut pages, &mut cache, &tokens) {
+                    for at in done..tokens.len() {
+                        let page: &mut Vec<u32> = &mut contents[cache.page_ids()[at / PAGE]];
+                        page.truncate(at % PAGE);
+                        page.push(tokens[at]);
+                    }
+                    for (at, block) in tokens.chunks(PAGE).enumerate() {
+                        prop_assert_eq!(&contents[cache.page_ids()[at]][..block.len()], block);
+                    }
+                    if !end {
+                        running[slot] = Some((tokens, cache));
+                    }
+                }
+                let caches = || running.iter().flatten().map(|(_, cache)| cache);
+                prop_assert!(pages.held(caches()) <= limit);
+                for (tokens, cache) in running.iter().flatten() {
+                    for (at, block) in tokens[..cache.length()].chunks(PAGE).enumerate() {
+                        prop_assert_eq!(&contents[cache.page_ids()[at]][..block.len()], block);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! LibTorch below the main function: the operations of [`main_model_fn::Backend`] on CUDA devices, and on CPUs, where
+//! that code is tested. On the CPU products with weights are the kernels' own.
+
+mod attention;
+mod error;
+mod heads;
+mod host;
+mod linear;
+mod norm;
+mod pages;
+mod rope;
+mod torch;
+
+pub use torch::Torch;

@@ -1,0 +1,74 @@
+//! Products with weights and gated networks: the kernels' on the host, LibTorch's on devices.
+
+use crate::error::Refused;
+use crate::host::{HostMatrix, HostMlp};
+use main_model_fn::backend::BackendError;
+use remoe_model::Activation;
+use tch::{TchError, Tensor};
+
+/// y = x W' + b.
+pub struct Linear {
+    pub(crate) weight: Weight,
+    pub(crate) bias: Option<Tensor>,
+}
+
+/// outputs x inputs.
+pub(crate) enum Weight {
+    Host(HostMatrix),
+    Device(Tensor),
+}
+
+impl Linear {
+    /// `x`: rows x inputs.
+    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor, BackendError> {
+        match &self.weight {
+            Weight::Device(weight) => {
+                let x = x.f_to_kind(weight.f_kind().told()?).told()?;
+                x.f_linear(weight, self.bias.as_ref()).told()
+            }
+            Weight::Host(weight) => match &self.bias {
+                None => weight.multiply(x),
+                Some(bias) => weight.multiply(x)?.f_add(bias).told(),
+            },
+        }
+    }
+}
+
+/// down(act(gate(x)) * up(x)).
+pub enum Gated {
+    /// The kernels' own.
+    Host(HostMlp),
+    /// LibTorch's.
+    Device(DeviceMlp),
+}
+
+/// The weights on a device.
+pub struct DeviceMlp {
+    pub(crate) gate: Tensor,
+    pub(crate) up: Tensor,
+    pub(crate) down: Tensor,
+    pub(crate) activation: Activation,
+}
+
+impl Gated {
+    /// `x`: rows x hidden.
+    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor, BackendError> {
+        match self {
+            Self::Host(mlp) => mlp.forward(x),
+            Self::Device(mlp) => mlp.forward(x).told(),
+        }
+    }
+}
+
+impl DeviceMlp {
+    fn forward(&self, x: &Tensor) -> Result<Tensor, TchError> {
+        let product = |weight: &Tensor, x: &Tensor| x.f_linear(weight, None::<&Tensor>);
+        let gate = product(&self.gate, x)?;
+        let gate = match self.activation {
+            Activation::Silu => gate.f_silu()?,
+            Activation::GeluTanh => gate.f_gelu("tanh")?,
+            Activation::Relu => gate.f_relu()?,
+        };
+        product(&self.down, &gate.f_mul(&product(&self.up, x)?)?)
+    }
+}

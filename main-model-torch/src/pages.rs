@@ -1,0 +1,94 @@
+//! Keys and values of every layer on the device.
+
+use remoe_kernels::{AttentionShape, PAGE_POSITIONS};
+use tch::{Device, Kind, TchError, Tensor};
+
+/// Pages of all layers. One that was ever used keeps its memory.
+pub struct TorchPages {
+    pub(crate) layers: Vec<AttentionShape>,
+    /// By page, then by layer.
+    pages: Vec<Vec<LayerPage>>,
+    kind: Kind,
+    device: Device,
+}
+
+/// [kv heads, positions, elements] of keys and values.
+struct LayerPage {
+    keys: Tensor,
+    values: Tensor,
+}
+
+impl TorchPages {
+    pub(crate) fn new(layers: &[AttentionShape], kind: Kind, device: Device) -> Self {
+        Self { layers: layers.to_vec(), pages: Vec::new(), kind, device }
+    }
+
+    pub(crate) fn page_bytes(&self) -> usize {
+        self.layers.iter().map(AttentionShape::page_bytes).sum()
+    }
+
+    fn page(&mut self, id: usize) -> Result<&mut Vec<LayerPage>, TchError> {
+        if self.pages.len() <= id {
+            self.pages.resize_with(id + 1, Vec::new);
+        }
+        if self.pages[id].is_empty() {
+            let layers = self.layers.iter().map(|shape| {
+                let zeros = |dim: usize| {
+                    let size = [shape.kv_heads, PAGE_POSITIONS, dim].map(|size| size as i64);
+                    Tensor::f_zeros(size, (self.kind, self.device))
+                };
+                Ok(LayerPage { keys: zeros(shape.key_dim)?, values: zeros(shape.stored_values())? })
+            });
+            self.pages[id] = layers.collect::<Result<_, TchError>>()?;
+        }
+        Ok(&mut self.pages[id])
+    }
+
+    pub(crate) fn copy(&mut self, from: usize, to: usize) -> Result<(), TchError> {
+        self.page(to)?;
+        self.page(from)?;
+        for (from, to) in self.pages[from].iter().zip(&self.pages[to]) {
+            to.keys.shallow_clone().f_copy_(&from.keys)?;
+            to.values.shallow_clone().f_copy_(&from.values)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the keys and values ([kv heads, rows, elements]) of the positions from `past` on to the pages `ids` and
+    /// returns all from position `from` on.
+    pub(crate) fn extend(
+        &mut self,
+        layer: usize,
+        ids: &[usize],
+        past: usize,
+        keys: &Tensor,
+        values: &Tensor,
+        from: usize,
+    ) -> Result<(Tensor, Tensor), TchError> {
+        let rows = keys.size()[1] as usize;
+        let end = past + rows;
+        let mut done = 0;
+        while done < rows {
+            let (page, at) = ((past + done) / PAGE_POSITIONS, (past + done) % PAGE_POSITIONS);
+            let count = (PAGE_POSITIONS - at).min(rows - done);
+            let page = &self.page(ids[page])?[layer];
+            for (to, new) in [(&page.keys, keys), (&page.values, values)] {
+                let new = new.f_narrow(1, done as i64, count as i64)?;
+                to.f_narrow(1, at as i64, count as i64)?.f_copy_(&new)?;
+            }
+            done += count;
+        }
+        let first = from / PAGE_POSITIONS;
+        let mut parts = (Vec::new(), Vec::new());
+        for &id in &ids[first..end.div_ceil(PAGE_POSITIONS)] {
+            let page = &self.page(id)?[layer];
+            parts.0.push(page.keys.shallow_clone());
+            parts.1.push(page.values.shallow_clone());
+        }
+        let gathered = |parts: &[Tensor]| {
+            let skipped = from - first * PAGE_POSITIONS;
+            Tensor::f_cat(parts, 1)?.f_narrow(1, skipped as i64, (end - from) as i64)
+        };
+        Ok((gathered(&parts.0)?, gathered(&parts.1)?))
+    }
+}

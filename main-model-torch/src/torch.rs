@@ -1,0 +1,313 @@
+//! LibTorch's operations, as the seam wants them.
+
+use crate::attention::{LatentHeads, grouped};
+use crate::error::Refused;
+use crate::heads::{DeviceHeads, HeadProjections, HostHeads};
+use crate::host::{self, HostMatrix, HostMlp};
+use crate::linear::{DeviceMlp, Gated, Linear, Weight};
+use crate::norm::RmsNorm;
+use crate::pages::TorchPages;
+use crate::rope::{Angles, Rope};
+use main_model_fn::backend::{Affine, Backend, BackendError, Span};
+use main_model_fn::{DeviceError, DeviceName, LoadModelError};
+use remoe_experts::{load_gated, stored_dtype};
+use remoe_kernels::{AttentionShape, Dtype, PackedMatrix, Pool};
+use remoe_model::{Activation, Checkpoint, MlaFacts, MlpTensors, RopeFacts, StoredDtype, TensorRef};
+use std::borrow::Cow;
+use std::sync::Arc;
+use tch::{Cuda, Device, Kind, Tensor};
+
+/// Operations by LibTorch.
+pub struct Torch {
+    name: DeviceName,
+    device: Device,
+    dtype: Dtype,
+    pool: Arc<Pool>,
+}
+
+/// CUDA where there is one, else the processor.
+fn best() -> DeviceName {
+    if Cuda::is_available() { DeviceName::Cuda(0) } else { DeviceName::Cpu }
+}
+
+impl Torch {
+    fn kind(&self) -> Kind {
+        host::kind(self.dtype)
+    }
+
+    fn tensor(&self, checkpoint: &Checkpoint, tensor: &TensorRef) -> Result<Tensor, LoadModelError> {
+        self.tensor_as(checkpoint, tensor, self.dtype)
+    }
+
+    fn tensor_as(
+        &self,
+        checkpoint: &Checkpoint,
+        tensor: &TensorRef,
+        dtype: Dtype,
+    ) -> Result<Tensor, LoadModelError> {
+        Ok(self.stored(checkpoint, tensor)?.f_to_kind(host::kind(dtype)).told()?)
+    }
+
+    /// As the checkpoint has it, on the device.
+    fn stored(&self, checkpoint: &Checkpoint, tensor: &TensorRef) -> Result<Tensor, LoadModelError> {
+        let stored = match tensor.dtype {
+            StoredDtype::F32 => Kind::Float,
+            StoredDtype::Bf16 => Kind::BFloat16,
+            StoredDtype::F16 => Kind::Half,
+        };
+        let bytes = checkpoint.read(tensor)?;
+        let shape: Vec<i64> = tensor.shape.iter().map(|&size| size as i64).collect();
+        let tensor = Tensor::f_from_data_size(&bytes, &shape, stored).told()?;
+        Ok(tensor.f_to_device(self.device).told()?)
+    }
+
+    fn weight(
+        &self,
+        checkpoint: &Checkpoint,
+        parts: &[Affine<'_>],
+        dtype: Dtype,
+    ) -> Result<Weight, LoadModelError> {
+        if self.device == Device::Cpu {
+            let stored = parts
+                .iter()
+                .map(|part| Ok((stored_dtype(part.weight.dtype), checkpoint.read(part.weight)?)))
+                .collect::<Result<Vec<_>, LoadModelError>>()?;
+            let stored: Vec<_> = stored.iter().map(|(dtype, bytes)| (*dtype, bytes.as_slice())).collect();
+            let inputs = parts.first().and_then(|part| part.weight.shape.last()).copied().unwrap_or(0);
+            let matrix = PackedMatrix::pack(inputs, dtype, &stored)?;
+            return Ok(Weight::Host(HostMatrix { matrix, pool: self.pool.clone() }));
+        }
+        let parts = parts
+            .iter()
+            .map(|part| self.tensor_as(checkpoint, part.weight, dtype))
+            .collect::<Result<Vec<_>, LoadModelError>>()?;
+        Ok(Weight::Device(Tensor::f_cat(&parts, 0).told()?))
+    }
+}
+
+impl Backend for Torch {
+    const NAME: &'static str = "torch";
+    type Tensor = Tensor;
+    type Embedding = Tensor;
+    type Linear = Linear;
+    type Norm = RmsNorm;
+    type Gated = Gated;
+    type Heads = LatentHeads;
+    type Rope = Rope;
+    type Angles = Angles;
+    type Pages = TorchPages;
+
+    fn open(device: Option<DeviceName>, dtype: Dtype, pool: &Arc<Pool>) -> Result<Self, DeviceError> {
+        tch::set_num_threads(i32::try_from(pool.threads()).unwrap_or(i32::MAX));
+        let name = device.unwrap_or_else(best);
+        let device = match name {
+            DeviceName::Cpu => Device::Cpu,
+            DeviceName::Cuda(index) => {
+                let found = if Cuda::is_available() { Cuda::device_count() } else { 0 };
+                let found = usize::try_from(found).unwrap_or(0);
+                if index >= found {
+                    return Err(DeviceError::Missing { index, found });
+                }
+                Device::Cuda(index)
+            }
+        };
+        Ok(Self { name, device, dtype, pool: pool.clone() })
+    }
+
+    fn device(&self) -> DeviceName {
+        self.name
+    }
+
+    fn enter_thread(&self) {
+        // As long as the thread lives.
+        std::mem::forget(tch::no_grad_guard());
+    }
+
+    fn load_embedding(&self, checkpoint: &Checkpoint, table: &TensorRef) -> Result<Tensor, LoadModelError> {
+        self.tensor(checkpoint, table)
+    }
+
+    fn load_linear(
+        &self,
+        checkpoint: &Checkpoint,
+        parts: &[Affine<'_>],
+        dtype: Dtype,
+    ) -> Result<Linear, LoadModelError> {
+        let weight = self.weight(checkpoint, parts, dtype)?;
+        if parts.iter().all(|part| part.bias.is_none()) {
+            return Ok(Linear { weight, bias: None });
+        }
+        let biases = parts
+            .iter()
+            .map(|part| match part.bias {
+                Some(bias) => self.tensor(checkpoint, bias),
+                None => {
+                    let outputs = part.weight.shape.first().copied().unwrap_or(0) as i64;
+                    Ok(Tensor::f_zeros([outputs], (self.kind(), self.device)).told()?)
+                }
+            })
+            .collect::<Result<Vec<_>, LoadModelError>>()?;
+        Ok(Linear { weight, bias: Some(Tensor::f_cat(&biases, 0).told()?) })
+    }
+
+    fn load_norm(
+        &self,
+        checkpoint: &Checkpoint,
+        weight: &TensorRef,
+        epsilon: f64,
+    ) -> Result<RmsNorm, LoadModelError> {
+        Ok(RmsNorm { weight: self.tensor(checkpoint, weight)?, eps: epsilon })
+    }
+
+    fn load_gated(
+        &self,
+        checkpoint: &Checkpoint,
+        tensors: &MlpTensors,
+        activation: Activation,
+    ) -> Result<Gated, LoadModelError> {
+        if self.device != Device::Cpu {
+            return Ok(Gated::Device(DeviceMlp {
+                gate: self.tensor(checkpoint, &tensors.gate)?,
+                up: self.tensor(checkpoint, &tensors.up)?,
+                down: self.tensor(checkpoint, &tensors.down)?,
+                activation,
+            }));
+        }
+        let packed = load_gated(checkpoint, tensors, self.dtype)?;
+        Ok(Gated::Host(HostMlp { packed, pool: self.pool.clone() }))
+    }
+
+    fn load_heads(
+        &self,
+        checkpoint: &Checkpoint,
+        expand: &TensorRef,
+        facts: &MlaFacts,
+    ) -> Result<LatentHeads, LoadModelError> {
+        let size = |size: usize| size as i64;
+        let (heads, latent_dim) = (size(facts.heads), size(facts.kv_rank));
+        let (nope_dim, value_dim) = (size(facts.nope_dim), size(facts.value_dim));
+        let stored = stored_dtype(expand.dtype);
+        let expand = self.stored(checkpoint, expand)?;
+        let expand = expand.f_view([heads, nope_dim + value_dim, latent_dim]).told()?;
+        let part = |from, count| expand.f_narrow(1, from, count).told();
+        let (keys, values) = (part(0, nope_dim)?, part(nope_dim, value_dim)?);
+        let projections = if self.device == Device::Cpu {
+            HeadProjections::Host(HostHeads::pack(&keys, &values, stored, self.dtype, &self.pool)?)
+        } else {
+            let on_device = |part: &Tensor| part.f_to_kind(self.kind())?.f_contiguous();
+            let (keys, values) = (on_device(&keys).told()?, on_device(&values).told()?);
+            HeadProjections::Device(DeviceHeads { keys, values })
+        };
+        Ok(LatentHeads { projections, heads, nope_dim, rope_dim: size(facts.rope_dim), latent_dim })
+    }
+
+    fn rope(&self, facts: &RopeFacts) -> Result<Rope, BackendError> {
+        Rope::new(facts, self.device).told()
+    }
+
+    fn pages(&self, layers: &[AttentionShape]) -> TorchPages {
+        TorchPages::new(layers, self.kind(), self.device)
+    }
+
+    fn page_bytes(pages: &TorchPages) -> usize {
+        pages.page_bytes()
+    }
+
+    fn copy_page(&self, pages: &mut TorchPages, from: usize, to: usize) -> Result<(), BackendError> {
+        pages.copy(from, to).told()
+    }
+
+    fn embed(&self, table: &Tensor, tokens: &[u32]) -> Result<Tensor, BackendError> {
+        let tokens: Vec<i64> = tokens.iter().copied().map(i64::from).collect();
+        let tokens = Tensor::f_from_slice(&tokens).told()?.f_to_device(self.device).told()?;
+        table.f_index_select(0, &tokens).told()
+    }
+
+    fn linear(&self, weight: &Linear, x: &Tensor) -> Result<Tensor, BackendError> {
+        weight.forward(x)
+    }
+
+    fn norm(&self, norm: &RmsNorm, x: &Tensor) -> Result<Tensor, BackendError> {
+        norm.forward(x).told()
+    }
+
+    fn split<const N: usize>(&self, x: Tensor, widths: [usize; N]) -> Result<[Tensor; N], BackendError> {
+        let parts = x.f_split_with_sizes(&widths.map(|width| width as i64)[..], 1).told()?;
+        let actual = parts.len();
+        parts.try_into().map_err(|_| BackendError::Shape { what: "parts of a row", actual, expected: N })
+    }
+
+    fn clamp(&self, x: Tensor, bound: f64) -> Result<Tensor, BackendError> {
+        x.f_clamp(-bound, bound).told()
+    }
+
+    fn angles(&self, rope: &Rope, positions: &[usize]) -> Result<Angles, BackendError> {
+        let positions: Vec<i64> = positions.iter().map(|&position| position as i64).collect();
+        rope.angles(&positions, self.kind()).told()
+    }
+
+    fn rotate(&self, angles: &Angles, x: Tensor, head_dim: usize) -> Result<Tensor, BackendError> {
+        let size = x.size();
+        let heads = x.f_reshape([size[0], -1, head_dim as i64]).told()?;
+        angles.rotate(&heads).told()?.f_reshape(&size[..]).told()
+    }
+
+    fn attend(
+        &self,
+        pages: &mut TorchPages,
+        layer: usize,
+        [query, key, value]: [Tensor; 3],
+        spans: &[Span],
+    ) -> Result<Tensor, BackendError> {
+        grouped(pages, layer, &query, &key, &value, spans).told()
+    }
+
+    fn attend_latent(
+        &self,
+        pages: &mut TorchPages,
+        layer: usize,
+        heads: &LatentHeads,
+        [query, latent, key]: [Tensor; 3],
+        spans: &[Span],
+    ) -> Result<Tensor, BackendError> {
+        heads.attend(pages, layer, &query, &latent, &key, spans)
+    }
+
+    fn add(&self, x: Tensor, y: &Tensor) -> Result<Tensor, BackendError> {
+        x.f_add(y).told()
+    }
+
+    fn gated(&self, network: &Gated, x: &Tensor) -> Result<Tensor, BackendError> {
+        network.forward(x)
+    }
+
+    fn scale_by_sigmoid(&self, x: Tensor, gate: &Tensor) -> Result<Tensor, BackendError> {
+        gate.f_sigmoid().told()?.f_mul(&x).told()
+    }
+
+    fn rows(&self, x: &Tensor, rows: &[usize]) -> Result<Tensor, BackendError> {
+        let rows: Vec<i64> = rows.iter().map(|&row| row as i64).collect();
+        let rows = Tensor::f_from_slice(&rows).told()?.f_to_device(self.device).told()?;
+        x.f_index_select(0, &rows).told()
+    }
+
+    fn bytes<'a>(&self, x: &'a Tensor) -> Result<Cow<'a, [u8]>, BackendError> {
+        host::bytes(x).map(Cow::Owned).told()
+    }
+
+    fn floats(&self, x: &Tensor) -> Result<Vec<f32>, BackendError> {
+        host::floats(x).told()
+    }
+
+    fn filled<E: From<BackendError>>(
+        &self,
+        rows: usize,
+        width: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<Tensor, E> {
+        let mut bytes = vec![0; rows * width * self.dtype.bytes()];
+        fill(&mut bytes)?;
+        let tensor = Tensor::f_from_data_size(&bytes, &[rows as i64, width as i64], self.kind());
+        Ok(tensor.told()?.f_to_device(self.device).told()?)
+    }
+}
