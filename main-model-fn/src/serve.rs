@@ -43,6 +43,9 @@ const CONTROL_INTAKE: IntakeLimits = IntakeLimits {
 /// Requests that waited at an inherited socket wait for the first placement, too, for so long.
 const PLACEMENT_WAIT: Duration = Duration::from_secs(30);
 
+/// Positions that a sequence is thought to come to soon, when another one asks for room.
+const HEADROOM: usize = 128;
+
 /// Most choices of one request.
 const MAX_CHOICES: usize = 16;
 
@@ -159,6 +162,7 @@ pub async fn run<B: Backend>(
     let engine_settings = EngineSettings {
         limits,
         max_batch: settings.max_batch,
+        headroom: HEADROOM,
         iteration_rows: settings.iteration_rows,
         prompt_chunk: settings.iteration_rows,
         fallback_bytes: settings.fallback_bytes,

@@ -12,15 +12,14 @@ use std::sync::Arc;
 use tch::{TchError, Tensor};
 
 /// The up-projections of one layer.
-pub enum HeadProjections {
-    /// The kernels' products.
+pub(crate) enum HeadProjections {
     Host(HostHeads),
     /// LibTorch's.
     Device(DeviceHeads),
 }
 
 /// One matrix per head and use; those of the keys are needed in both directions.
-pub struct HostHeads {
+pub(crate) struct HostHeads {
     /// latent -> nope.
     keys: Vec<PackedMatrix>,
     /// nope -> latent.
@@ -31,7 +30,7 @@ pub struct HostHeads {
 }
 
 /// Batched products of LibTorch.
-pub struct DeviceHeads {
+pub(crate) struct DeviceHeads {
     /// heads x nope x latent.
     pub(crate) keys: Tensor,
     /// heads x value x latent.

@@ -15,6 +15,9 @@ mod sequence;
 mod setback;
 mod softmax;
 mod switch;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests;
 mod text;
 mod thread;
 

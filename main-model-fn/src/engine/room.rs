@@ -6,10 +6,6 @@ use super::sequence::{Running, Stage};
 use crate::backend::PAGE_POSITIONS;
 use crate::pages::{Pages, SequenceCache, Tenant, pages_of};
 
-/// Positions beyond its known tokens that a sequence is thought to need soon, when it is decided
-/// whether another request can start beside it.
-const HEADROOM: usize = 128;
-
 impl Running {
     /// What it holds keys and values of.
     pub(crate) fn caches(&self) -> impl Iterator<Item = &SequenceCache> {
@@ -20,12 +16,13 @@ impl Running {
         prompt.into_iter().chain(choices.iter().map(|choice| &choice.cache))
     }
 
-    /// Pages that the request will need soon beside those that it holds.
-    pub(crate) fn growth(&self) -> usize {
+    /// Pages that the request will need soon beside those that it holds, `headroom` positions beyond its known
+    /// tokens.
+    pub(crate) fn growth(&self, headroom: usize) -> usize {
         let prompt = &self.request().prompt;
-        let soon = |known: usize| (known + HEADROOM).min(most_positions(self.request()));
+        let soon = |known: usize| (known + headroom).min(most_positions(self.request()));
         match &self.stage {
-            Stage::Prompt(cache) => expected_pages(self.request()).saturating_sub(cache.pages()),
+            Stage::Prompt(cache) => expected_pages(self.request(), headroom).saturating_sub(cache.pages()),
             Stage::Choices(choices) => {
                 choices.iter().map(|choice| choice.cache.lacking(soon(choice.known(prompt)))).sum()
             }
@@ -136,7 +133,7 @@ fn most_positions(request: &Request) -> usize {
     request.prompt.len() + request.max_tokens.saturating_sub(1)
 }
 
-/// Pages that `request` needs soon after its start.
-pub(crate) fn expected_pages(request: &Request) -> usize {
-    pages_of((request.prompt.len() + HEADROOM).min(most_positions(request))) * request.choices
+/// Pages that `request` needs soon after its start, `headroom` positions beyond its prompt.
+pub(crate) fn expected_pages(request: &Request, headroom: usize) -> usize {
+    pages_of((request.prompt.len() + headroom).min(most_positions(request))) * request.choices
 }

@@ -32,6 +32,9 @@ pub(crate) struct EngineSettings {
     pub(crate) max_batch: usize,
     /// Rows of one iteration.
     pub(crate) iteration_rows: usize,
+    /// Positions beyond its known tokens that a sequence is thought to need soon, when it is decided
+    /// whether another request can start beside it.
+    pub(crate) headroom: usize,
     /// Rows of one prompt in one iteration.
     pub(crate) prompt_chunk: usize,
     /// Bytes of experts held because no replica answered.
@@ -315,16 +318,17 @@ impl Engine {
             return;
         }
         loop {
-            let paused = self.paused.front().map(|it| (it.request().choices, it.growth()));
+            let headroom = self.settings.headroom;
+            let paused = self.paused.front().map(|it| (it.request().choices, it.growth(headroom)));
             let waiting = || {
                 let request = &self.waiting.front()?.request;
-                Some((request.choices, expected_pages(request)))
+                Some((request.choices, expected_pages(request, headroom)))
             };
             let Some((choices, pages)) = paused.or_else(waiting) else {
                 return;
             };
             let batch: usize = self.running.iter().map(|running| running.request().choices).sum();
-            let growth: usize = self.running.iter().map(Running::growth).sum();
+            let growth: usize = self.running.iter().map(|running| running.growth(headroom)).sum();
             let fits = batch + choices <= self.settings.max_batch
                 && self.held_pages() + growth + pages <= self.pages.limit();
             if !fits && !self.running.is_empty() {

@@ -13,10 +13,11 @@ const SPARE: usize = 16;
 pub(super) struct Spare(Arc<Mutex<Vec<Vec<u8>>>>);
 
 impl Spare {
-    /// At least `bytes` of any content: the smallest that is long enough.
+    /// At least `bytes` of any content: the smallest that is long enough, but none that is far too long.
     fn take(&self, bytes: usize) -> Vec<u8> {
         let mut spare = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let fitting = spare.iter().enumerate().filter(|(_, buffer)| buffer.len() >= bytes);
+        let fits = |buffer: &Vec<u8>| buffer.len() >= bytes && buffer.len() / 8 <= bytes;
+        let fitting = spare.iter().enumerate().filter(|(_, buffer)| fits(buffer));
         let best = fitting.min_by_key(|(_, buffer)| buffer.len()).map(|(index, _)| index);
         match best {
             Some(index) => spare.swap_remove(index),

@@ -22,7 +22,7 @@ impl Engine {
         RequestLimits {
             vocab_size: 257,
             context_length: 100,
-            cache_pages: 12,
+            cache_pages: 10,
             max_choices: 4,
             max_requests: 5,
         }

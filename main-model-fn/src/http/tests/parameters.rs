@@ -144,9 +144,9 @@ async fn lengths_that_nobody_chose_fit() {
     let front = Front::new();
     let (_, asked) = front.chat(chat_with(json!({}))).await;
     assert_eq!(asked[0].max_tokens, 100 - asked[0].prompt.len());
-    // 12 cache pages for 4 choices: 96 positions each.
+    // 10 cache pages for 4 choices: 64 positions each.
     let (_, asked) = front.chat(chat_with(json!({"n": 4}))).await;
-    assert_eq!(asked[0].max_tokens, 96 - asked[0].prompt.len());
+    assert_eq!(asked[0].max_tokens, 64 - asked[0].prompt.len());
     let long = request_of(&front, with(json!({"prompt": "a".repeat(90)}))).await;
     assert_eq!(long.max_tokens, 9);
 }

@@ -1,0 +1,227 @@
+//! The engine's loop with the native operations, in this process.
+
+use super::request::{Delta, Event, FinishReason, Request, Sampling, StopRules};
+use super::{
+    EngineHandle, EngineParts, EngineSettings, EngineStop, Events, RequestLimits, Switch, Vocabulary, start,
+};
+use crate::backend::Backend;
+use crate::experts::{Expected, ExpertMetrics, LocalExperts};
+use crate::metrics::EngineMetrics;
+use crate::transformer::Transformer;
+use crate::{Native, pages};
+use prometheus::Registry;
+use remoe_experts::load_experts;
+use remoe_kernels::{Dtype, Pool, PoolConfig};
+use remoe_model::Checkpoint;
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// An engine that holds all experts of a fixture.
+struct Engine {
+    handle: EngineHandle,
+    metrics: EngineMetrics,
+    thread: JoinHandle<()>,
+    vocab: u32,
+}
+
+impl Engine {
+    async fn start(fixture: &str, dtype: Dtype, threads: usize, cache_pages: usize) -> Self {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(fixture);
+        let checkpoint = Arc::new(Checkpoint::open(folder).unwrap());
+        let pool = Arc::new(Pool::new(PoolConfig { threads, ..PoolConfig::default() }).unwrap());
+        let ops = Native::open(None, dtype, &pool).unwrap();
+        let model = Box::new(Transformer::load(&checkpoint, dtype, ops, 1).unwrap());
+        let config = checkpoint.config();
+        let registry = Registry::new();
+        let metrics = EngineMetrics::new(&registry).unwrap();
+        let mut local = LocalExperts::default();
+        for layer in config.moe_layers() {
+            let experts: Vec<(usize, u32)> =
+                (0..config.moe(layer).unwrap().experts as u32).map(|expert| (layer, expert)).collect();
+            for (layer, expert, packed) in load_experts(&checkpoint, &experts, dtype, 1).unwrap() {
+                local.insert(layer, expert, Arc::new(packed));
+            }
+        }
+        let settings = EngineSettings {
+            limits: RequestLimits {
+                vocab_size: config.vocab_size,
+                context_length: config.context_length,
+                cache_pages,
+                max_choices: 4,
+                max_requests: 64,
+            },
+            max_batch: 8,
+            headroom: 4,
+            iteration_rows: 24,
+            prompt_chunk: 24,
+            fallback_bytes: 1 << 20,
+        };
+        let parts = EngineParts {
+            model,
+            pool,
+            checkpoint: checkpoint.clone(),
+            dtype,
+            vocabulary: Vocabulary { tokenizer: None, end_ids: Vec::new() },
+            expected: Expected {
+                checkpoint: String::new(),
+                dtype: dtype.to_string(),
+                numerics_class: String::new(),
+                hidden_size: config.hidden_size,
+                sets: Vec::new(),
+            },
+            expert_metrics: ExpertMetrics::new(&registry).unwrap(),
+            metrics: metrics.clone(),
+            recorder: None,
+        };
+        let (handle, switches, thread) = start(settings, parts, EngineStop::default()).unwrap();
+        let (done, in_force) = tokio::sync::oneshot::channel();
+        let switch = Switch { generation: 1, local, remote: BTreeMap::new(), endpoints: Vec::new(), done };
+        switches.send(switch).ok().unwrap();
+        in_force.await.unwrap();
+        Self { handle, metrics, thread, vocab: config.vocab_size as u32 }
+    }
+
+    fn end(self) -> EngineMetrics {
+        drop(self.handle);
+        self.thread.join().unwrap();
+        self.metrics
+    }
+}
+
+/// A generated token and the bits of its log-probability, which tell the bits of the logits.
+type Drawn = (u32, u32);
+
+fn request(prompt: Vec<u32>, choices: usize, max_tokens: usize) -> Request {
+    Request {
+        prompt,
+        choices,
+        max_tokens,
+        sampling: Sampling { temperature: 0.9, seed: 7, ..Sampling::default() },
+        stop: StopRules { ignore_eos: true, ..StopRules::default() },
+        special_text: false,
+        logprobs: Some(0),
+        prompt_logprobs: None,
+        inspect: None,
+    }
+}
+
+/// What each choice drew, and how many tokens of the prompt were kept from others.
+async fn finish(mut events: Events, choices: usize) -> (Vec<Vec<Drawn>>, usize) {
+    let mut drawn = vec![Vec::new(); choices];
+    loop {
+        match events.recv().await.unwrap() {
+            Event::Delta(Delta { choice, token: Some(token), logprobs: Some(logprobs), .. }) => {
+                drawn[choice].push((token, logprobs.logprob.to_bits()));
+            }
+            Event::Finished { reason, .. } => assert_eq!(reason, FinishReason::Length),
+            Event::Done(figures) => return (drawn, figures.cached_tokens),
+            Event::Prompt(_) => (),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// A small generator of numbers (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % bound as u64) as usize
+    }
+}
+
+const LONGEST: usize = 30;
+
+/// Prompts of several lengths, which begin alike in threes.
+fn prompts(vocab: u32) -> Vec<Vec<u32>> {
+    let token = |kind: usize, at: usize| 3 + (kind * 37 + at * at * 7 + at * 11) as u32 % (vocab - 3);
+    let prompt = |length: usize, kind: usize, own: usize| -> Vec<u32> {
+        (0..length).map(|at| token(if at < length * 3 / 4 { kind } else { own }, at)).collect()
+    };
+    (0..9).map(|index| prompt([5, 40, 70][index % 3] + index, index / 3, 10 + index)).collect()
+}
+
+/// A thousand schedules in which requests come, go, are abandoned and give way to each other, on few pages that keep
+/// what earlier ones computed: every request draws what it draws alone, with the same bits, whatever ran beside it.
+async fn schedules_change_nothing(fixture: &str, dtype: Dtype, schedules: usize) {
+    let alone = Engine::start(fixture, dtype, 1, 1000).await;
+    let prompts = prompts(alone.vocab);
+    let mut expected = HashMap::new();
+    for (index, prompt) in prompts.iter().enumerate() {
+        // Scored prompts are computed whole.
+        let whole = Request { prompt_logprobs: Some(0), ..request(prompt.clone(), 3, LONGEST) };
+        let (drawn, cached) = finish(alone.handle.submit(whole).unwrap(), 3).await;
+        assert_eq!(cached, 0);
+        expected.insert(index, drawn);
+    }
+    alone.end();
+    let engine = Engine::start(fixture, dtype, 2, 14).await;
+    let mut random = Random(3);
+    let mut cached = 0;
+    for schedule in 0..schedules {
+        let mut running = Vec::new();
+        for _ in 0..=random.below(4) {
+            let (index, choices) = (random.below(prompts.len()), 1 + random.below(3));
+            let tokens = 1 + random.below(LONGEST);
+            let events = engine.handle.submit(request(prompts[index].clone(), choices, tokens)).unwrap();
+            running.push((index, choices, tokens, events));
+            for _ in 0..random.below(3) {
+                tokio::task::yield_now().await;
+            }
+        }
+        for (index, choices, tokens, mut events) in running {
+            if random.below(5) == 0 {
+                let _first = events.recv().await;
+                continue;
+            }
+            let (drawn, kept) = finish(events, choices).await;
+            cached += kept;
+            for (choice, drawn) in drawn.iter().enumerate() {
+                assert_eq!(drawn, &expected[&index][choice][..tokens], "schedule {schedule}, prompt {index}");
+            }
+        }
+    }
+    let metrics = engine.end();
+    assert!(cached > schedules && metrics.prefix_tokens_found.get() as usize >= cached);
+    assert!(metrics.preemptions.get() > schedules as u64 / 100, "{}", metrics.preemptions.get());
+}
+
+#[tokio::test]
+async fn schedules_change_no_bit_of_grouped_attention() {
+    schedules_change_nothing("mixtral-basic", Dtype::F32, 600).await;
+    schedules_change_nothing("qwen2moe-window", Dtype::Bf16, 200).await;
+}
+
+#[tokio::test]
+async fn schedules_change_no_bit_of_latent_attention() {
+    schedules_change_nothing("dsv2-basic", Dtype::Bf16, 200).await;
+}
+
+/// Which requests take what is kept: not those of which every row of the prompt is wanted.
+#[tokio::test]
+async fn scored_and_inspected_prompts_are_computed_whole() {
+    use super::request::InspectLevel;
+    let engine = Engine::start("mixtral-basic", Dtype::F32, 1, 100).await;
+    let prompt: Vec<u32> = (3..3 + 3 * pages::pages_of(1) as u32 * 32).map(|id| id % engine.vocab).collect();
+    let plain = request(prompt.clone(), 1, 1);
+    let kept = async |request: Request| {
+        let mut events = engine.handle.submit(request).unwrap();
+        loop {
+            if let Event::Done(figures) = events.recv().await.unwrap() {
+                return figures.cached_tokens;
+            }
+        }
+    };
+    assert_eq!(kept(plain.clone()).await, 0);
+    assert_eq!(kept(plain.clone()).await, 64, "the last page has the last token");
+    assert_eq!(kept(Request { prompt_logprobs: Some(0), ..plain.clone() }).await, 0);
+    let inspected = Request { inspect: Some(InspectLevel::Routing), max_tokens: 0, ..plain.clone() };
+    assert_eq!(kept(inspected).await, 0);
+    assert_eq!(kept(plain).await, 64);
+    engine.end();
+}
