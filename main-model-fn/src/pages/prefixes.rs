@@ -33,6 +33,8 @@ struct Kept {
 #[derive(Default)]
 pub(super) struct Prefixes {
     kept: HashMap<Key, Kept>,
+    /// Under what each page is kept, by its number: it never is twice.
+    by_page: HashMap<usize, Key>,
     /// By when they were used last. A page comes after those that follow it in a chain, which nobody finds without it.
     by_use: BTreeMap<u64, Key>,
     /// Pages that were ever kept.
@@ -62,9 +64,14 @@ impl Prefixes {
         if let Some((_, chain)) = self.find(chain, &block) {
             return chain;
         }
+        // Kept under a page before it that has gone, which nobody finds any more.
+        if let Some(old) = self.by_page.get(&page.id).copied() {
+            self.forget(&old);
+        }
         let (number, used) = (self.numbers, self.now(chain));
         self.numbers += 1;
         self.kept.insert((chain, block), Kept { page: page.clone(), number, used });
+        self.by_page.insert(page.id, (chain, block));
         self.by_use.insert(used, (chain, block));
         Chain::Page(number)
     }
@@ -75,10 +82,15 @@ impl Prefixes {
         let Some(key) = self.by_use.values().find(is_idle).copied() else {
             return false;
         };
-        if let Some(kept) = self.kept.remove(&key) {
-            self.by_use.remove(&kept.used);
-        }
+        self.forget(&key);
         true
+    }
+
+    fn forget(&mut self, key: &Key) {
+        if let Some(kept) = self.kept.remove(key) {
+            self.by_use.remove(&kept.used);
+            self.by_page.remove(&kept.page.id);
+        }
     }
 
     /// A time that nothing else was used at: a chain's beginning opens a new step of the clock, and what continues it
