@@ -5,15 +5,17 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use remoe_wire::{ErrorCode, ServiceError};
 use serde::Serialize;
+use std::time::Duration;
 
-/// When to come back after 429 and 503.
+/// When to come back after 429 and 503, where nobody says.
 const RETRY_AFTER_S: u64 = 1;
 
 /// An error on its way to a client.
 #[derive(Debug)]
 pub struct ApiError {
     status: StatusCode,
-    retry: bool,
+    /// In seconds, where the same request may succeed later.
+    retry_after: Option<u64>,
     body: ErrorBody,
 }
 
@@ -37,7 +39,7 @@ impl ApiError {
     pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
         Self {
             status,
-            retry: false,
+            retry_after: None,
             body: ErrorBody {
                 error: ErrorFields {
                     message: message.into(),
@@ -47,6 +49,18 @@ impl ApiError {
                 },
             },
         }
+    }
+
+    /// The same request may succeed after `wait`: in whole seconds, one at least.
+    #[must_use]
+    pub fn retry_after(mut self, wait: Duration) -> Self {
+        self.retry_after = Some((wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1));
+        self
+    }
+
+    /// What the client reads.
+    pub fn body(&self) -> &ErrorBody {
+        &self.body
     }
 }
 
@@ -68,7 +82,8 @@ impl From<ServiceError> for ApiError {
         let status = StatusCode::from_u16(error.code.http_status());
         Self {
             status: status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
-            retry: matches!(error.code, ErrorCode::ResourceExhausted | ErrorCode::Unavailable),
+            retry_after: matches!(error.code, ErrorCode::ResourceExhausted | ErrorCode::Unavailable)
+                .then_some(RETRY_AFTER_S),
             body: error.into(),
         }
     }
@@ -78,7 +93,7 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let message = self.body.error.message.as_str();
         let status = self.status.as_u16();
-        if self.retry {
+        if self.retry_after.is_some() {
             // Probes ask once a second while functions start, clients more often under load.
             tracing::debug!(status, message, "not now");
         } else if self.status.is_server_error() {
@@ -86,8 +101,8 @@ impl IntoResponse for ApiError {
         }
         let mut response = (self.status, Json(&self.body)).into_response();
         let headers = response.headers_mut();
-        if self.retry {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_S));
+        if let Some(seconds) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

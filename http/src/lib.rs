@@ -24,4 +24,4 @@ pub use error::{ApiError, ErrorBody};
 pub use fallback::{unknown_route, wrong_method};
 pub use host::check_host;
 pub use lanes::{Lanes, Pass};
-pub use request_id::{RequestId, stamp_request_id};
+pub use request_id::{REQUEST_ID, RequestId, stamp_request_id};

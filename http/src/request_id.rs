@@ -6,7 +6,8 @@ use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::Response;
 
-const HEADER: HeaderName = HeaderName::from_static("x-request-id");
+/// The name of the header.
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Longest id that is taken over.
 const LONGEST: usize = 128;
@@ -19,7 +20,7 @@ pub struct RequestId(pub HeaderValue);
 pub async fn stamp_request_id(mut request: Request, next: Next) -> Response {
     let id = request
         .headers()
-        .get(HEADER)
+        .get(REQUEST_ID)
         .filter(|id| is_acceptable(id.as_bytes()))
         .cloned()
         .or_else(|| HeaderValue::from_str(&random_id()).ok());
@@ -28,7 +29,7 @@ pub async fn stamp_request_id(mut request: Request, next: Next) -> Response {
     }
     let mut response = next.run(request).await;
     if let Some(id) = id {
-        response.headers_mut().insert(HEADER, id);
+        response.headers_mut().insert(REQUEST_ID, id);
     }
     response
 }

@@ -1,0 +1,323 @@
+//! From a request to its answer: read, let in, sent to a backend, again where that broke off.
+
+use crate::ask::{Asked, timeout};
+use crate::caller::Caller;
+use crate::gateway::{Gateway, ROOM_UNIT};
+use crate::model::{Entry, Grant, Model, Refused, Waiter};
+use crate::relay::{Account, Obtained, Relay};
+use crate::timeline::TIMING_HEADER;
+use axum::Extension;
+use axum::body::{Body, HttpBody};
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header, response};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use remoe_http::{ApiError, REQUEST_ID, RequestId, parse, receive};
+use remoe_wire::{ErrorCode, ServiceError};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::OwnedSemaphorePermit;
+
+/// Says that a request waited for functions to start.
+const COLD_START: HeaderName = HeaderName::from_static("x-remoe-cold-start");
+/// Tells a main function on whose behalf it works.
+const TENANT: HeaderName = HeaderName::from_static("x-remoe-tenant");
+
+/// Times that a request is sent, all together. A request that ends the functions which have it must not
+/// end one after the other.
+const ATTEMPTS: usize = 3;
+/// Until a backend begins its answer.
+const BEGIN: Duration = Duration::from_secs(3600);
+/// A backend that sends a request away within this time was about to end.
+const SENT_AWAY: Duration = Duration::from_secs(1);
+/// A stream that has not begun by then gets its head, and comments.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Answers up to this size are read whole before the client gets any of them: until then a backend that
+/// breaks off costs nothing.
+const WHOLE: u64 = 1 << 20;
+/// Bodies up to this size are read where they came in.
+const SMALL: usize = 64 << 10;
+
+/// Headers that are one connection's own, and those that the gateway writes itself.
+const OWN: [&str; 14] = [
+    "authorization",
+    "connection",
+    "content-length",
+    "expect",
+    "host",
+    "keep-alive",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    TIMING_HEADER,
+    "x-remoe-tenant",
+];
+
+/// A request that was read and checked.
+pub(crate) struct Call {
+    gateway: Arc<Gateway>,
+    model: Arc<Model>,
+    method: Method,
+    target: String,
+    headers: HeaderMap,
+    body: Bytes,
+    entry: Entry,
+    _room: OwnedSemaphorePermit,
+}
+
+/// Answers a generation, or another request with a body that names its model.
+pub(crate) async fn handle(
+    State(gateway): State<Arc<Gateway>>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let arrived = Instant::now();
+    let options = gateway.options();
+    let room = room(&gateway, &request)?;
+    let mut headers = forwarded(request.headers(), &caller);
+    if let Some(RequestId(id)) = request.extensions().get() {
+        headers.insert(REQUEST_ID, id.clone());
+    }
+    let target = target(request.uri());
+    let takes_trailers = takes_trailers(request.headers());
+    let asked_headers = request.headers().clone();
+    let body = receive(request, options.body_limit, options.body_timeout).await?;
+    let asked = read(&gateway, &body).await?;
+    let stream = asked.stream.unwrap_or(false);
+    let until = timeout(&asked_headers, stream)?.map(|time| arrived + time);
+    let model = gateway.model(asked.model.as_deref())?.clone();
+    if caller.tenant.as_ref().is_some_and(|tenant| !tenant.may_use(model.name())) {
+        let message = format!("The model `{}` does not exist, or this key may not use it", model.name());
+        return Err(ServiceError::new(ErrorCode::NotFound, message).about("model").into());
+    }
+    let permit = match &caller.tenant {
+        None => None,
+        Some(tenant) => Some(
+            tenant
+                .admit(Instant::now())
+                .map_err(|limited| ApiError::from(limited.error).retry_after(limited.retry_after))?,
+        ),
+    };
+    let account = Account::new(gateway.metrics().clone(), caller.tenant.as_deref(), permit, body.len());
+    let entry = Entry { client: caller.client, bytes: body.len(), arrived, until, again: false };
+    let waiter = model.enter(&entry)?;
+    let cold = waiter.is_cold();
+    let call = Call {
+        gateway: gateway.clone(),
+        model,
+        method: Method::POST,
+        target,
+        headers,
+        body,
+        entry,
+        _room: room,
+    };
+    let mut obtaining = Box::pin(obtain(call, waiter));
+    let patience = match (stream, cold) {
+        (true, true) => Duration::ZERO,
+        (true, false) => PATIENCE,
+        (false, _) => Duration::MAX,
+    };
+    let mut response = match tokio::time::timeout(patience, &mut obtaining).await {
+        Ok(obtained) => {
+            let obtained = obtained?;
+            let mut head = obtained.head.clone();
+            if !takes_trailers {
+                head.headers.remove(header::TRAILER);
+            }
+            Response::from_parts(head, Body::new(Relay::answer(obtained, account)))
+        }
+        Err(_waits) => {
+            let head = [
+                (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
+                (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+                (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+            ];
+            let mut response = (head, Body::new(Relay::stream(obtaining, account))).into_response();
+            if takes_trailers {
+                response.headers_mut().insert(header::TRAILER, HeaderValue::from_static("server-timing"));
+            }
+            response
+        }
+    };
+    if cold {
+        response.headers_mut().insert(COLD_START, HeaderValue::from_static("true"));
+    }
+    Ok(response)
+}
+
+impl From<Refused> for ApiError {
+    fn from(refused: Refused) -> Self {
+        Self::from(refused.error).retry_after(refused.retry_after)
+    }
+}
+
+/// Room for the body, before any of it is read.
+fn room(gateway: &Gateway, request: &Request) -> Result<OwnedSemaphorePermit, ApiError> {
+    let limit = gateway.options().body_limit;
+    let most = request.body().size_hint().upper().and_then(|most| usize::try_from(most).ok());
+    let units = most.unwrap_or(limit).min(limit).div_ceil(ROOM_UNIT);
+    let units = u32::try_from(units).unwrap_or(u32::MAX);
+    gateway.room.clone().try_acquire_many_owned(units).map_err(|_full| {
+        let message = "the bodies of other requests take all room there is; try again later";
+        ServiceError::new(ErrorCode::ResourceExhausted, message).into()
+    })
+}
+
+/// What decides where the body goes.
+async fn read(gateway: &Arc<Gateway>, body: &Bytes) -> Result<Asked, ServiceError> {
+    if body.len() <= SMALL {
+        return parse(body);
+    }
+    let pass = gateway.lanes.enter(body.len()).await?;
+    let body = body.clone();
+    let work = tokio::task::spawn_blocking(move || {
+        let _until_done = pass;
+        parse(&body)
+    });
+    let failed = |_| ServiceError::new(ErrorCode::Internal, "a request could not be read to its end");
+    work.await.map_err(failed)?
+}
+
+/// The headers that a backend gets.
+fn forwarded(headers: &HeaderMap, caller: &Caller) -> HeaderMap {
+    let named = connection_headers(headers);
+    let pairs = headers.iter().filter(|(name, _)| !is_own(name, &named));
+    let mut headers: HeaderMap = pairs.map(|(name, value)| (name.clone(), value.clone())).collect();
+    headers.insert(header::TE, HeaderValue::from_static("trailers"));
+    headers.insert(header::CONNECTION, HeaderValue::from_static("te"));
+    let tenant = caller.tenant.as_ref().and_then(|tenant| HeaderValue::from_str(tenant.name()).ok());
+    if let Some(tenant) = tenant {
+        headers.insert(TENANT, tenant);
+    }
+    headers
+}
+
+/// Names that `Connection` declares to be this connection's own.
+fn connection_headers(headers: &HeaderMap) -> Vec<String> {
+    let values = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).map(|name| name.trim().to_ascii_lowercase()).collect()
+}
+
+fn is_own(name: &HeaderName, connection: &[String]) -> bool {
+    OWN.contains(&name.as_str()) || connection.iter().any(|own| own == name.as_str())
+}
+
+fn target(uri: &Uri) -> String {
+    uri.path_and_query().map_or_else(|| "/".to_owned(), ToString::to_string)
+}
+
+fn takes_trailers(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(header::TE).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).any(|value| value.trim().eq_ignore_ascii_case("trailers"))
+}
+
+/// Waits for a backend and has it answer; another time where it broke off before the client saw anything.
+async fn obtain(call: Call, mut waiter: Waiter) -> Result<Obtained, ApiError> {
+    let mut attempt = 1;
+    loop {
+        let grant = waiter.granted().await?;
+        match send(&call, grant).await {
+            Ok(obtained) => return Ok(obtained),
+            Err(Broken { problem, sent_away }) => {
+                tracing::warn!(model = call.model.name(), attempt, problem, "a function broke off");
+                if attempt == ATTEMPTS {
+                    let lost = || {
+                        let message =
+                            "the functions that had the request ended before they answered; try again later";
+                        ServiceError::new(ErrorCode::Unavailable, message).into()
+                    };
+                    return sent_away.map(|obtained| *obtained).ok_or_else(lost);
+                }
+            }
+        }
+        attempt += 1;
+        call.gateway.metrics().retried(call.model.name());
+        waiter = call.model.enter(&Entry { again: true, ..call.entry.clone() })?;
+    }
+}
+
+/// Why a backend gave no answer.
+struct Broken {
+    problem: String,
+    /// Its answer, where it sent the request away.
+    sent_away: Option<Box<Obtained>>,
+}
+
+async fn send(call: &Call, grant: Grant) -> Result<Obtained, Broken> {
+    let broken = |grant: &Grant, problem: String| {
+        grant.failed();
+        Broken { problem, sent_away: None }
+    };
+    let sent = Instant::now();
+    let backend = grant.backend();
+    let mut request = axum::http::Request::new(Full::new(call.body.clone()));
+    *request.method_mut() = call.method.clone();
+    match format!("http://{}{}", backend.address, call.target).parse() {
+        Ok(uri) => *request.uri_mut() = uri,
+        Err(error) => return Err(Broken { problem: format!("no target: {error}"), sent_away: None }),
+    }
+    *request.headers_mut() = call.headers.clone();
+    if let Some(authorization) = &backend.authorization {
+        request.headers_mut().insert(header::AUTHORIZATION, authorization.clone());
+    }
+    if let Ok(timing) = HeaderValue::from_str(grant.timing()) {
+        request.headers_mut().insert(TIMING_HEADER, timing);
+    }
+    let begun = tokio::time::timeout(BEGIN, call.gateway.upstream().request(request)).await;
+    let response = match begun {
+        Ok(Ok(response)) => response,
+        Ok(Err(error)) => return Err(broken(&grant, chain(&error))),
+        Err(_late) => return Err(broken(&grant, format!("no answer began within {BEGIN:?}"))),
+    };
+    let (mut head, mut body) = response.into_parts();
+    strip(&mut head);
+    let obtained = match body.size_hint().exact().filter(|bytes| *bytes <= WHOLE) {
+        Some(_) => match body.collect().await {
+            Ok(whole) => Obtained::whole(head, whole.to_bytes(), grant),
+            Err(error) => return Err(broken(&grant, chain(&error))),
+        },
+        None => match body.frame().await {
+            Some(Ok(first)) => Obtained::stream(head, first, body, grant),
+            Some(Err(error)) => return Err(broken(&grant, chain(&error))),
+            None => Obtained::whole(head, Bytes::new(), grant),
+        },
+    };
+    if obtained.head.status == StatusCode::SERVICE_UNAVAILABLE && sent.elapsed() < SENT_AWAY {
+        obtained.grant.failed();
+        return Err(Broken {
+            problem: "sent the request away".to_owned(),
+            sent_away: Some(Box::new(obtained)),
+        });
+    }
+    Ok(obtained)
+}
+
+/// Takes the headers away that were the backend's connection's.
+fn strip(head: &mut response::Parts) {
+    let named = connection_headers(&head.headers);
+    for name in OWN.iter().copied().filter(|name| !matches!(*name, "content-length" | "trailer")) {
+        head.headers.remove(name);
+    }
+    for name in named {
+        head.headers.remove(name);
+    }
+    // It is the connection to the client that decides.
+    head.version = axum::http::Version::HTTP_11;
+    head.extensions.clear();
+}
+
+/// An error with its causes.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
+}

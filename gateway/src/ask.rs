@@ -1,0 +1,69 @@
+//! What the gateway reads of a request: which model, whether it streams, how long its client waits.
+
+use axum::http::HeaderMap;
+use remoe_wire::{ErrorCode, ServiceError};
+use serde::Deserialize;
+use std::time::Duration;
+
+/// Whole seconds or decimals that the client waits for an answer.
+const TIMEOUT: &str = "x-request-timeout";
+/// OpenAI's clients say their own: for JavaScript the first, for Python the second. Of a stream it is the
+/// longest silence, which keep-alives end.
+const CLIENT_TIMEOUTS: [&str; 2] = ["x-stainless-timeout", "x-stainless-read-timeout"];
+
+/// The fields of a body that decide where it goes; the others are the main function's.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Asked {
+    pub(crate) model: Option<String>,
+    pub(crate) stream: Option<bool>,
+}
+
+/// How long the client waits, where it says so.
+///
+/// # Errors
+/// `x-request-timeout` is no time.
+pub(crate) fn timeout(headers: &HeaderMap, stream: bool) -> Result<Option<Duration>, ServiceError> {
+    let said = |name: &str| {
+        let value = headers.get(name)?.to_str().ok()?.trim().parse::<f64>().ok()?;
+        Duration::try_from_secs_f64(value).ok()
+    };
+    if headers.contains_key(TIMEOUT) {
+        return said(TIMEOUT).map(Some).ok_or_else(|| {
+            ServiceError::new(ErrorCode::InvalidArgument, format!("`{TIMEOUT}` must be a number of seconds"))
+        });
+    }
+    Ok(CLIENT_TIMEOUTS.into_iter().find_map(said).filter(|_| !stream))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use axum::http::{HeaderName, HeaderValue};
+
+    #[test]
+    fn clients_say_how_long_they_wait() {
+        let headers = |pairs: &[(&'static str, &'static str)]| -> HeaderMap {
+            let pair = |(name, value): &(&'static str, &'static str)| {
+                (HeaderName::from_static(name), HeaderValue::from_static(value))
+            };
+            pairs.iter().map(pair).collect()
+        };
+        let seconds = |pairs: &[(&'static str, &'static str)], stream| {
+            timeout(&headers(pairs), stream).map(|time| time.map(|time| time.as_secs_f64())).ok()
+        };
+        assert_eq!(seconds(&[], false), Some(None));
+        assert_eq!(seconds(&[("x-request-timeout", "1.5")], true), Some(Some(1.5)));
+        assert_eq!(seconds(&[("x-stainless-read-timeout", "600")], false), Some(Some(600.0)));
+        assert_eq!(seconds(&[("x-stainless-timeout", "60")], true), Some(None));
+        assert_eq!(
+            seconds(&[("x-request-timeout", "2"), ("x-stainless-timeout", "60")], false),
+            Some(Some(2.0))
+        );
+        for wrong in ["", "-1", "soon", "nan", "inf", "1e300"] {
+            assert_eq!(seconds(&[("x-request-timeout", wrong)], false), None, "{wrong}");
+            assert_eq!(seconds(&[("x-stainless-timeout", wrong)], false), Some(None), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! The gateway as a whole: its models, its options, its server.
+
+use crate::keys::Keys;
+use crate::metrics::GatewayMetrics;
+use crate::model::Model;
+use crate::router::routes;
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use remoe_http::{ConnectionLimits, Lanes, Origins};
+use remoe_wire::{ErrorCode, ServiceError};
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+/// Connecting to a function takes longer than this only where it is gone.
+const CONNECT: Duration = Duration::from_secs(2);
+/// Kept connections to functions end before the functions would end them.
+const KEEP: Duration = Duration::from_secs(30);
+/// What room for bodies is counted in.
+pub(crate) const ROOM_UNIT: usize = 1 << 10;
+
+/// What a deployment chooses about its gateway.
+#[derive(Debug)]
+pub struct GatewayOptions {
+    /// Who may ask.
+    pub keys: Keys,
+    /// Origins that browsers may call from.
+    pub cors_origins: Origins,
+    /// Largest body of a request in bytes.
+    pub body_limit: usize,
+    /// A body must be there within this time.
+    pub body_timeout: Duration,
+    /// Bytes of all bodies that are there at the same time.
+    pub bodies_limit: usize,
+    /// Limits of connections.
+    pub connections: ConnectionLimits,
+}
+
+impl Default for GatewayOptions {
+    /// No keys, no origins, 4 MiB bodies within 60 s, 256 MiB of them, connections as the environment says.
+    fn default() -> Self {
+        Self {
+            keys: Keys::none(),
+            cors_origins: Origins::default(),
+            body_limit: 4 << 20,
+            body_timeout: Duration::from_secs(60),
+            bodies_limit: 256 << 20,
+            connections: ConnectionLimits::from_environment(|name| std::env::var(name).ok()),
+        }
+    }
+}
+
+pub(crate) type Upstream = Client<HttpConnector, Full<Bytes>>;
+
+/// One address for all models.
+pub struct Gateway {
+    options: GatewayOptions,
+    models: Vec<Arc<Model>>,
+    metrics: GatewayMetrics,
+    upstream: Upstream,
+    /// Bodies that are read at the same time.
+    pub(crate) lanes: Lanes,
+    /// For bodies, in units.
+    pub(crate) room: Arc<Semaphore>,
+    pub(crate) created: u64,
+}
+
+impl Gateway {
+    /// A gateway to `models`, each with a name of its own.
+    #[must_use]
+    pub fn new(options: GatewayOptions, models: Vec<Arc<Model>>, metrics: GatewayMetrics) -> Arc<Self> {
+        let mut connector = HttpConnector::new();
+        // Single tokens are small packets; they must not wait for each other.
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(CONNECT));
+        let upstream = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(KEEP)
+            .build(connector);
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let units = options.bodies_limit.max(options.body_limit).div_ceil(ROOM_UNIT);
+        Arc::new(Self {
+            lanes: Lanes::new(cores, options.body_limit),
+            room: Arc::new(Semaphore::new(units.min(Semaphore::MAX_PERMITS))),
+            options,
+            models,
+            metrics,
+            upstream,
+            created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+        })
+    }
+
+    /// Serves on `listener` until `stop`; requests that are there by then are answered. Keeps the time of
+    /// the models meanwhile.
+    ///
+    /// # Errors
+    /// The server fails.
+    pub async fn serve(self: Arc<Self>, listener: TcpListener, stop: CancellationToken) -> io::Result<()> {
+        let clocks = self.models.iter().cloned().map(|model| async move { model.keep_time().await });
+        let clocks = futures_util::future::join_all(clocks);
+        let (limits, metrics) = (self.options.connections, self.metrics.connections.clone());
+        let served = remoe_http::serve(listener, routes(self.clone()), limits, metrics, stop);
+        tokio::select! {
+            served = served => served,
+            // They never end; without models there is nothing to keep.
+            _ = clocks, if !self.models.is_empty() => Ok(()),
+        }
+    }
+
+    pub(crate) fn options(&self) -> &GatewayOptions {
+        &self.options
+    }
+
+    pub(crate) fn models(&self) -> &[Arc<Model>] {
+        &self.models
+    }
+
+    pub(crate) fn metrics(&self) -> &GatewayMetrics {
+        &self.metrics
+    }
+
+    pub(crate) fn upstream(&self) -> &Upstream {
+        &self.upstream
+    }
+
+    /// The model called `name`; the only one where none is named.
+    ///
+    /// # Errors
+    /// There is no such model, or several and none is named.
+    pub(crate) fn model(&self, name: Option<&str>) -> Result<&Arc<Model>, ServiceError> {
+        let names = || {
+            let names: Vec<_> = self.models.iter().map(|model| format!("`{}`", model.name())).collect();
+            names.join(", ")
+        };
+        let (found, code, message) = match (name, self.models.as_slice()) {
+            (None, [model]) => return Ok(model),
+            (None, _) => {
+                (None, ErrorCode::InvalidArgument, format!("`model` is missing; this server has {}", names()))
+            }
+            (Some(name), models) => (
+                models.iter().find(|model| model.name() == name),
+                ErrorCode::NotFound,
+                format!("The model `{name}` does not exist; this server has {}", names()),
+            ),
+        };
+        found.ok_or_else(|| ServiceError::new(code, message).about("model"))
+    }
+}

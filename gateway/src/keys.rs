@@ -1,0 +1,351 @@
+//! Who may ask what, and how often: keys and the tenants that they belong to.
+
+use crate::rates::Budget;
+use remoe_http::same;
+use remoe_wire::{ErrorCode, ServiceError};
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use std::collections::BTreeSet;
+use std::num::{NonZeroU32, NonZeroU64};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// What a digest begins with where a file has it in place of a key.
+const DIGEST: &str = "sha256:";
+
+/// Why keys cannot be used. No key is ever part of it.
+#[derive(Debug, thiserror::Error)]
+pub enum KeysError {
+    /// The file cannot be read.
+    #[error("cannot read the keys in {path}: {error}")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// The file is not of the form.
+    #[error("{path}: `{field}` is not what a file of keys has there{place}; see docs/gateway.md")]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// Which entry.
+        field: String,
+        /// The line, where it is known.
+        place: String,
+    },
+    /// The file contradicts itself.
+    #[error("{path}: {problem}")]
+    Wrong {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and where.
+        problem: String,
+    },
+}
+
+/// The keys of a gateway. Without any, everybody may ask everything.
+#[derive(Debug, Default)]
+pub struct Keys {
+    keys: Vec<([u8; 32], Arc<Tenant>)>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct KeysFile {
+    tenants: Vec<TenantEntry>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct TenantEntry {
+    name: String,
+    keys: Vec<String>,
+    models: Option<BTreeSet<String>>,
+    requests_per_minute: Option<NonZeroU64>,
+    tokens_per_minute: Option<NonZeroU64>,
+    concurrent: Option<NonZeroU32>,
+}
+
+impl Keys {
+    /// No keys.
+    #[must_use]
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    /// One more key, of a tenant `name` that may do everything.
+    #[must_use]
+    pub fn with_key(mut self, name: &str, key: &str) -> Self {
+        self.keys.push((Sha256::digest(key).into(), Arc::new(Tenant::unlimited(name))));
+        self
+    }
+
+    /// The keys of a file.
+    ///
+    /// # Errors
+    /// It cannot be read, is not of the form, or names something twice.
+    pub fn read(path: &Path) -> Result<Self, KeysError> {
+        let path = path.to_owned();
+        let text = std::fs::read_to_string(&path)
+            .map_err(|error| KeysError::Unreadable { path: path.clone(), error })?;
+        Self::parse(&text, path)
+    }
+
+    fn parse(text: &str, path: PathBuf) -> Result<Self, KeysError> {
+        // The parser's own message may quote a key.
+        let file: KeysFile = serde_path_to_error::deserialize(serde_yaml::Deserializer::from_str(text))
+            .map_err(|error| KeysError::Malformed {
+                path: path.clone(),
+                field: error.path().to_string(),
+                place: error
+                    .inner()
+                    .location()
+                    .map_or_else(String::new, |at| format!(" (line {})", at.line())),
+            })?;
+        let wrong = |problem: String| KeysError::Wrong { path: path.clone(), problem };
+        let (mut names, mut digests) = (BTreeSet::new(), BTreeSet::new());
+        let mut keys = Vec::new();
+        for entry in file.tenants {
+            let name = entry.name.clone();
+            if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_graphic()) {
+                return Err(wrong(format!(
+                    "the tenant's name {name:?} must be visible ASCII without spaces"
+                )));
+            }
+            if !names.insert(name.clone()) {
+                return Err(wrong(format!("the tenant {name} is there twice")));
+            }
+            let (entries, tenant) = (entry.keys.clone(), Arc::new(Tenant::of(entry)));
+            for (number, key) in entries.iter().enumerate() {
+                let digest = digest(key).ok_or_else(|| {
+                    wrong(format!(
+                        "key {number} of the tenant {name} must be visible ASCII, or {DIGEST} and 64 hexadecimal digits"
+                    ))
+                })?;
+                if !digests.insert(digest) {
+                    return Err(wrong(format!("key {number} of the tenant {name} is there twice")));
+                }
+                keys.push((digest, tenant.clone()));
+            }
+        }
+        if keys.is_empty() {
+            return Err(wrong("there is no key: nobody could ask anything".to_owned()));
+        }
+        Ok(Self { keys })
+    }
+
+    /// Whether everybody may ask.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    /// Whose key was presented. The time depends on how long it is and on how many keys there are.
+    pub(crate) fn tenant(&self, presented: &[u8]) -> Option<&Arc<Tenant>> {
+        let presented = Sha256::digest(presented);
+        let mut found = None;
+        for (digest, tenant) in &self.keys {
+            if same(&presented, digest) {
+                found = Some(tenant);
+            }
+        }
+        found
+    }
+}
+
+/// The digest of a key as a file has it.
+fn digest(key: &str) -> Option<[u8; 32]> {
+    if let Some(hex) = key.strip_prefix(DIGEST) {
+        let mut digest = [0; 32];
+        if hex.len() != 64 || !hex.is_ascii() {
+            return None;
+        }
+        for (byte, at) in digest.iter_mut().zip((0..64).step_by(2)) {
+            *byte = u8::from_str_radix(hex.get(at..at + 2)?, 16).ok()?;
+        }
+        return Some(digest);
+    }
+    (!key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic())).then(|| Sha256::digest(key).into())
+}
+
+/// Somebody with keys.
+#[derive(Debug)]
+pub(crate) struct Tenant {
+    name: Arc<str>,
+    models: Option<BTreeSet<String>>,
+    concurrent: usize,
+    usage: Mutex<Usage>,
+}
+
+#[derive(Debug)]
+struct Usage {
+    requests: Option<Budget>,
+    tokens: Option<Budget>,
+    running: usize,
+}
+
+/// Why a tenant may not ask now.
+#[derive(Debug)]
+pub(crate) struct Limited {
+    pub(crate) error: ServiceError,
+    pub(crate) retry_after: Duration,
+}
+
+impl Tenant {
+    fn unlimited(name: &str) -> Self {
+        let usage = Usage { requests: None, tokens: None, running: 0 };
+        Self { name: name.into(), models: None, concurrent: usize::MAX, usage: Mutex::new(usage) }
+    }
+
+    fn of(entry: TenantEntry) -> Self {
+        let budget = |rate: Option<NonZeroU64>| rate.map(|rate| Budget::new(rate.get(), Instant::now()));
+        Self {
+            name: entry.name.into(),
+            models: entry.models,
+            concurrent: entry.concurrent.map_or(usize::MAX, |count| count.get() as usize),
+            usage: Mutex::new(Usage {
+                requests: budget(entry.requests_per_minute),
+                tokens: budget(entry.tokens_per_minute),
+                running: 0,
+            }),
+        }
+    }
+
+    pub(crate) fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// Whether it may use `model`.
+    pub(crate) fn may_use(&self, model: &str) -> bool {
+        self.models.as_ref().is_none_or(|models| models.contains(model))
+    }
+
+    fn usage(&self) -> MutexGuard<'_, Usage> {
+        // Numbers that are right after every step.
+        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets a request in, to be counted until the permit is dropped.
+    ///
+    /// # Errors
+    /// A limit is reached.
+    pub(crate) fn admit(self: &Arc<Self>, now: Instant) -> Result<Permit, Limited> {
+        let limited = |what: &str, retry_after: Duration| {
+            let message = format!("the limit of the tenant {} is reached: {what}", self.name);
+            Limited { error: ServiceError::new(ErrorCode::ResourceExhausted, message), retry_after }
+        };
+        let mut usage = self.usage();
+        if usage.running >= self.concurrent {
+            return Err(limited("requests at the same time", Duration::from_secs(1)));
+        }
+        // A request's tokens are known when it is over: it may be the one that exceeds the limit.
+        let tokens = usage.tokens.as_mut().map_or(Duration::ZERO, |tokens| tokens.wait(1.0, now));
+        if !tokens.is_zero() {
+            return Err(limited("tokens per minute", tokens));
+        }
+        if let Some(requests) = &mut usage.requests {
+            let wait = requests.wait(1.0, now);
+            if !wait.is_zero() {
+                return Err(limited("requests per minute", wait));
+            }
+            requests.spend(1.0, now);
+        }
+        usage.running += 1;
+        Ok(Permit { tenant: self.clone() })
+    }
+}
+
+/// A request of a tenant that is not over.
+pub(crate) struct Permit {
+    tenant: Arc<Tenant>,
+}
+
+impl Permit {
+    /// The request has taken `tokens`.
+    pub(crate) fn charge(&self, tokens: u64) {
+        if let Some(budget) = &mut self.tenant.usage().tokens {
+            budget.spend(tokens as f64, Instant::now());
+        }
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let mut usage = self.tenant.usage();
+        usage.running = usage.running.saturating_sub(1);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Keys, String> {
+        Keys::parse(text, PathBuf::from("keys.yaml")).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn keys_and_digests_name_their_tenant() {
+        let hex: String = Sha256::digest("second").iter().map(|byte| format!("{byte:02x}")).collect();
+        let keys = parse(&format!(
+            "tenants:\n- {{name: one, keys: [first, 'sha256:{hex}'], models: [m]}}\n- {{name: two, keys: [third]}}\n"
+        ))
+        .unwrap();
+        let name = |key: &str| keys.tenant(key.as_bytes()).map(|tenant| tenant.name().to_string());
+        assert_eq!(name("first").as_deref(), Some("one"));
+        assert_eq!(name("second").as_deref(), Some("one"));
+        assert_eq!(name("third").as_deref(), Some("two"));
+        assert_eq!(
+            (name("firs"), name("first "), name(""), name(&format!("sha256:{hex}"))),
+            (None, None, None, None)
+        );
+        let one = keys.tenant(b"first").unwrap();
+        assert!(one.may_use("m") && !one.may_use("n"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_without_keys() {
+        for (text, says) in [
+            ("tenants: [{name: a, keys: top-secret}]", "tenants[0].keys"),
+            ("tenants: [{name: a, keys: [top-secret], modls: [x]}]", "tenants[0]"),
+            ("tenants: [{name: a, keys: [top-secret], requestsPerMinute: 0}]", "requestsPerMinute"),
+            ("tenants: [{name: a, keys: [top-secret, top-secret]}]", "key 1 of the tenant a"),
+            ("tenants: [{name: a, keys: ['top-secret x']}]", "key 0 of the tenant a"),
+            ("tenants: [{name: a, keys: ['sha256:top-secret']}]", "key 0 of the tenant a"),
+            ("tenants: [{name: a, keys: [x]}, {name: a, keys: [y]}]", "a is there twice"),
+            ("tenants: []", "no key"),
+            ("top-secret", "keys.yaml"),
+        ] {
+            let error = parse(text).err().unwrap();
+            assert!(error.contains(says) && !error.contains("top-secret"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn limits_hold_and_say_when_to_come_back() {
+        let keys = parse(
+            "tenants: [{name: a, keys: [k], requestsPerMinute: 3, tokensPerMinute: 60, concurrent: 2}]",
+        );
+        let keys = keys.unwrap();
+        let tenant = keys.tenant(b"k").unwrap();
+        let now = Instant::now();
+        let first = tenant.admit(now).unwrap();
+        let second = tenant.admit(now).unwrap();
+        assert!(tenant.admit(now).err().unwrap().error.message.contains("at the same time"));
+        drop(second);
+        let third = tenant.admit(now).unwrap();
+        drop(third);
+        let limited = tenant.admit(now).err().unwrap();
+        assert!(limited.error.message.contains("requests per minute"), "{}", limited.error.message);
+        assert!(
+            limited.retry_after <= Duration::from_secs(20) && limited.retry_after > Duration::from_secs(19)
+        );
+        first.charge(119);
+        let later = now + Duration::from_secs(40);
+        let limited = tenant.admit(later).err().unwrap();
+        assert!(limited.error.message.contains("tokens per minute"), "{}", limited.error.message);
+        assert!(tenant.admit(now + Duration::from_secs(70)).is_ok());
+    }
+}

@@ -1,0 +1,34 @@
+//! The front door: one address for all models, always there, whatever runs behind it.
+//!
+//! ```text
+//! client ─▶ key ─▶ body (model, stream) ─▶ tenant's limits ─▶ model: enter ─▶ grant ─▶ relay ─▶ client
+//!                                                              │    ▲
+//!                                            waiting, fairly ──┘    └── a backend with room
+//! ```
+//!
+//! A request is held while its model has nothing that answers, and released when it has. What the client
+//! sees then is what the main function sends: status, headers, bytes. [`sleep`], [`queue`] and
+//! [`timeline`] are pure; [`Model`] joins them under one lock; `relay` moves bytes.
+
+mod answer;
+mod ask;
+mod caller;
+mod federation;
+mod gateway;
+mod keys;
+mod listing;
+mod metrics;
+mod model;
+mod queue;
+mod rates;
+mod relay;
+mod router;
+mod sleep;
+mod timeline;
+
+pub use gateway::{Gateway, GatewayOptions};
+pub use keys::{Keys, KeysError};
+pub use metrics::GatewayMetrics;
+pub use model::{Backend, Model, ModelOptions, Running, Want, Wanted};
+pub use sleep::Phase;
+pub use timeline::WakeMarks;

@@ -1,0 +1,103 @@
+//! What there is: models, their state, the gateway's own health.
+
+use crate::caller::Caller;
+use crate::gateway::Gateway;
+use crate::model::{Model, ModelStatus};
+use crate::sleep::Phase;
+use axum::extract::{Path, State};
+use axum::{Extension, Json};
+use remoe_http::ApiError;
+use remoe_wire::{ErrorCode, ServiceError};
+use serde::Serialize;
+use std::sync::Arc;
+
+#[derive(Serialize)]
+pub(crate) struct List {
+    object: &'static str,
+    data: Vec<ModelEntry>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct ModelEntry {
+    id: String,
+    object: &'static str,
+    created: u64,
+    owned_by: &'static str,
+    max_model_len: usize,
+    state: Phase,
+}
+
+#[derive(Serialize)]
+pub(crate) struct StatusList {
+    models: Vec<ModelStatus>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct Health {
+    status: &'static str,
+}
+
+#[derive(Serialize)]
+pub(crate) struct Version {
+    version: &'static str,
+}
+
+fn may_see(caller: &Caller, model: &Model) -> bool {
+    caller.tenant.as_ref().is_none_or(|tenant| tenant.may_use(model.name()))
+}
+
+fn describe(gateway: &Gateway, model: &Model) -> ModelEntry {
+    ModelEntry {
+        id: model.name().to_owned(),
+        object: "model",
+        created: gateway.created,
+        owned_by: "remoe",
+        max_model_len: model.options().context_length,
+        state: model.phase(),
+    }
+}
+
+/// The models that the caller may use.
+pub(crate) async fn models(
+    State(gateway): State<Arc<Gateway>>,
+    Extension(caller): Extension<Caller>,
+) -> Json<List> {
+    let seen = gateway.models().iter().filter(|model| may_see(&caller, model));
+    Json(List { object: "list", data: seen.map(|model| describe(&gateway, model)).collect() })
+}
+
+/// One of them.
+pub(crate) async fn model(
+    State(gateway): State<Arc<Gateway>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Result<Json<ModelEntry>, ApiError> {
+    let model = gateway.model(Some(&id))?;
+    if !may_see(&caller, model) {
+        let message = format!("The model `{id}` does not exist, or this key may not use it");
+        return Err(ServiceError::new(ErrorCode::NotFound, message).about("model").into());
+    }
+    Ok(Json(describe(&gateway, model)))
+}
+
+/// What runs, waits and sleeps.
+pub(crate) async fn status(
+    State(gateway): State<Arc<Gateway>>,
+    Extension(caller): Extension<Caller>,
+) -> Json<StatusList> {
+    let seen = gateway.models().iter().filter(|model| may_see(&caller, model));
+    Json(StatusList { models: seen.map(|model| model.status()).collect() })
+}
+
+/// 200 where a model takes requests, asleep or awake; 503 before the first one does, and at the end.
+pub(crate) async fn health(State(gateway): State<Arc<Gateway>>) -> Result<Json<Health>, ApiError> {
+    if gateway.models().iter().any(|model| model.takes_requests()) {
+        return Ok(Json(Health { status: "ok" }));
+    }
+    let message = "the models are loading or the server is shutting down; try again later";
+    Err(ServiceError::new(ErrorCode::Unavailable, message).into())
+}
+
+pub(crate) async fn version() -> Json<Version> {
+    Json(Version { version: env!("CARGO_PKG_VERSION") })
+}

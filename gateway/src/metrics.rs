@@ -1,0 +1,122 @@
+//! What the gateway counts and measures.
+
+use crate::sleep::Phase;
+use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry};
+use remoe_http::ConnectionMetrics;
+use std::time::Duration;
+
+/// Seconds from the decision to wake until requests are taken.
+const WAKE_BUCKETS: [f64; 12] = [0.05, 0.1, 0.2, 0.35, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+
+/// The gateway's metrics. Clones share their values.
+#[derive(Clone)]
+pub struct GatewayMetrics {
+    pub(crate) registry: Registry,
+    pub(crate) connections: ConnectionMetrics,
+    requests: IntCounterVec,
+    retries: IntCounterVec,
+    tokens: IntCounterVec,
+    waiting: IntGaugeVec,
+    in_flight: IntGaugeVec,
+    awake: IntGaugeVec,
+    wakes: IntCounterVec,
+    wake_seconds: HistogramVec,
+}
+
+impl GatewayMetrics {
+    /// Metrics in a registry of their own.
+    ///
+    /// # Errors
+    /// A name is none.
+    pub fn new() -> Result<Self, prometheus::Error> {
+        let registry = Registry::new();
+        let counter =
+            |name: &str, help: &str, labels: &[&str]| IntCounterVec::new(Opts::new(name, help), labels);
+        let gauge = |name: &str, help: &str| IntGaugeVec::new(Opts::new(name, help), &["model"]);
+        let metrics = Self {
+            connections: ConnectionMetrics::new()?,
+            requests: counter(
+                "remoe_gateway_requests_total",
+                "Answered requests by route and status.",
+                &["route", "status"],
+            )?,
+            retries: counter(
+                "remoe_gateway_retries_total",
+                "Requests that were sent again because the function that had them broke off.",
+                &["model"],
+            )?,
+            tokens: counter(
+                "remoe_gateway_tokens_total",
+                "Tokens of prompts and answers by tenant; estimated where the client left before the end.",
+                &["tenant"],
+            )?,
+            waiting: gauge("remoe_gateway_requests_waiting", "Requests that are held.")?,
+            in_flight: gauge("remoe_gateway_requests_in_flight", "Requests that functions work on.")?,
+            awake: gauge("remoe_gateway_model_awake", "1 where the model takes requests at once, else 0.")?,
+            wakes: counter("remoe_gateway_wakes_total", "Wakes from sleep.", &["model"])?,
+            wake_seconds: HistogramVec::new(
+                HistogramOpts::new(
+                    "remoe_gateway_wake_seconds",
+                    "From the decision to wake until requests are taken.",
+                )
+                .buckets(WAKE_BUCKETS.to_vec()),
+                &["model"],
+            )?,
+            registry,
+        };
+        let registry = &metrics.registry;
+        metrics.connections.register(registry)?;
+        for counter in [&metrics.requests, &metrics.retries, &metrics.tokens, &metrics.wakes] {
+            registry.register(Box::new(counter.clone()))?;
+        }
+        for gauge in [&metrics.waiting, &metrics.in_flight, &metrics.awake] {
+            registry.register(Box::new(gauge.clone()))?;
+        }
+        registry.register(Box::new(metrics.wake_seconds.clone()))?;
+        Ok(metrics)
+    }
+
+    pub(crate) fn answered(&self, route: &str, status: &str) {
+        self.requests.with_label_values(&[route, status]).inc();
+    }
+
+    pub(crate) fn retried(&self, model: &str) {
+        self.retries.with_label_values(&[model]).inc();
+    }
+
+    pub(crate) fn took(&self, tenant: &str, tokens: u64) {
+        self.tokens.with_label_values(&[tenant]).inc_by(tokens);
+    }
+
+    pub(crate) fn of_model(&self, model: &str) -> ModelMetrics {
+        ModelMetrics {
+            waiting: self.waiting.with_label_values(&[model]),
+            in_flight: self.in_flight.with_label_values(&[model]),
+            awake: self.awake.with_label_values(&[model]),
+            wakes: self.wakes.with_label_values(&[model]),
+            wake_seconds: self.wake_seconds.with_label_values(&[model]),
+        }
+    }
+}
+
+/// The metrics of one model.
+pub(crate) struct ModelMetrics {
+    waiting: prometheus::IntGauge,
+    in_flight: prometheus::IntGauge,
+    awake: prometheus::IntGauge,
+    wakes: prometheus::IntCounter,
+    wake_seconds: prometheus::Histogram,
+}
+
+impl ModelMetrics {
+    pub(crate) fn load(&self, waiting: usize, in_flight: usize, phase: Phase) {
+        self.waiting.set(i64::try_from(waiting).unwrap_or(i64::MAX));
+        self.in_flight.set(i64::try_from(in_flight).unwrap_or(i64::MAX));
+        self.awake.set(i64::from(phase == Phase::Active));
+    }
+
+    pub(crate) fn woke(&self, wake: Duration) {
+        self.wakes.inc();
+        self.wake_seconds.observe(wake.as_secs_f64());
+    }
+}

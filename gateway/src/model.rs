@@ -1,0 +1,613 @@
+//! One model behind the gateway: who waits, who is served where, and whether it is to be awake.
+//!
+//! Everything is decided under one lock: a request cannot slip between the last look and the sleep.
+
+use crate::metrics::ModelMetrics;
+use crate::queue::{FairQueue, Pushed, Ticket};
+use crate::sleep::{Phase, Seen, step};
+use crate::timeline::{WakeMarks, parts};
+use axum::http::HeaderValue;
+use remoe_wire::{ErrorCode, ServiceError};
+use serde::Serialize;
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::{Notify, oneshot, watch};
+use tokio::time::{sleep_until, timeout_at};
+
+/// Longest wait for a place while the model is awake.
+const LONGEST_WAIT: Duration = Duration::from_secs(600);
+/// A backend that could not be reached gets no request for so long.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Wakes that the next one is predicted from.
+const WAKES: usize = 8;
+
+/// What a model is called and what it may take.
+#[derive(Debug, Clone)]
+pub struct ModelOptions {
+    /// Its name in requests and answers.
+    pub name: String,
+    /// Positions of its context.
+    pub context_length: usize,
+    /// Requests that one backend has at the same time; further ones wait here, where turns are fair.
+    pub in_flight: usize,
+    /// Requests that run or wait, all together.
+    pub max_requests: usize,
+    /// Bytes of the bodies that wait.
+    pub waiting_bytes: usize,
+    /// How long a wake may take.
+    pub wake_limit: Duration,
+}
+
+/// Something that answers for a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Backend {
+    /// Differs from that of every other one there was.
+    pub id: u64,
+    /// Where it speaks HTTP.
+    pub address: SocketAddr,
+    /// What it wants to see as `Authorization`.
+    pub authorization: Option<HeaderValue>,
+}
+
+/// A function, as people are shown it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct FunctionLine {
+    /// Its place.
+    pub name: String,
+    /// What it is doing.
+    pub state: String,
+    /// Its process, where there is one.
+    pub pid: Option<u32>,
+}
+
+/// What runs for a model, as its launcher says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Running {
+    /// The number of the [`Want`] that this follows.
+    pub order: u64,
+    /// What takes requests.
+    pub backends: Vec<Backend>,
+    /// How the latest start went.
+    pub wake: WakeMarks,
+    /// All functions.
+    pub functions: Vec<FunctionLine>,
+}
+
+/// What is wanted of a launcher.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// The functions run.
+    Awake,
+    /// They run, and the launcher says through [`Model::rechecked`] how many requests the engine has.
+    Recheck,
+    /// Nothing runs.
+    Asleep,
+}
+
+/// A numbered order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Want {
+    /// Grows with every change.
+    pub order: u64,
+    /// What is wanted.
+    pub wanted: Wanted,
+}
+
+/// A model as people are shown it.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct ModelStatus {
+    pub(crate) model: String,
+    pub(crate) state: Phase,
+    pub(crate) in_flight: usize,
+    pub(crate) waiting: usize,
+    pub(crate) waiting_bytes: usize,
+    pub(crate) quiet_s: f64,
+    pub(crate) idle_s: Option<f64>,
+    pub(crate) wakes: u64,
+    pub(crate) last_wake_s: Option<f64>,
+    pub(crate) functions: Vec<FunctionLine>,
+}
+
+/// A model behind the gateway.
+pub struct Model {
+    options: ModelOptions,
+    state: Mutex<State>,
+    want: watch::Sender<Want>,
+    /// A deadline may have changed.
+    moved: Notify,
+    metrics: ModelMetrics,
+}
+
+struct State {
+    phase: Phase,
+    order: u64,
+    /// The order of the latest change between asleep and awake: what runs by an older one is on its way out.
+    life: u64,
+    idle: Option<Duration>,
+    engine: Option<u32>,
+    queue: FairQueue<Waiting>,
+    in_flight: usize,
+    last_active: Instant,
+    /// When the latest wake was decided.
+    decided: Option<Instant>,
+    running: Running,
+    places: Vec<Place>,
+    recent: VecDeque<Duration>,
+    wakes: u64,
+    closed: bool,
+}
+
+struct Place {
+    backend: Backend,
+    in_flight: usize,
+    not_before: Instant,
+}
+
+struct Waiting {
+    arrived: Instant,
+    cold: bool,
+    answer: oneshot::Sender<Result<Grant, ServiceError>>,
+}
+
+type Answer = (oneshot::Sender<Result<Grant, ServiceError>>, Result<Grant, ServiceError>);
+
+/// A request that asks to be let in.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    /// Whose turn it takes.
+    pub(crate) client: Arc<str>,
+    /// What it keeps in memory.
+    pub(crate) bytes: usize,
+    pub(crate) arrived: Instant,
+    /// Until when its client waits, where it said so.
+    pub(crate) until: Option<Instant>,
+    /// It was let in before, and its backend broke off.
+    pub(crate) again: bool,
+}
+
+/// Why a request was not let in.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    pub(crate) error: ServiceError,
+    pub(crate) retry_after: Duration,
+}
+
+impl Model {
+    /// A model whose functions are being started; it does not sleep until [`Self::sleep_when_idle`].
+    pub fn new(options: ModelOptions, metrics: &crate::GatewayMetrics) -> Arc<Self> {
+        let state = State {
+            phase: Phase::Waking,
+            order: 0,
+            life: 0,
+            idle: None,
+            engine: None,
+            queue: FairQueue::new(options.waiting_bytes),
+            in_flight: 0,
+            last_active: Instant::now(),
+            decided: Some(Instant::now()),
+            running: Running::default(),
+            places: Vec::new(),
+            recent: VecDeque::new(),
+            wakes: 0,
+            closed: false,
+        };
+        Arc::new(Self {
+            metrics: metrics.of_model(&options.name),
+            options,
+            state: Mutex::new(state),
+            want: watch::Sender::new(Want { order: 0, wanted: Wanted::Awake }),
+            moved: Notify::new(),
+        })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.options.name
+    }
+
+    pub(crate) fn options(&self) -> &ModelOptions {
+        &self.options
+    }
+
+    /// What is wanted of its launcher, now and whenever it changes.
+    pub fn want(&self) -> watch::Receiver<Want> {
+        self.want.subscribe()
+    }
+
+    /// Lets the model sleep when it had no request for `idle`, from now on; zero counts as a millisecond.
+    pub fn sleep_when_idle(self: &Arc<Self>, idle: Duration) {
+        let now = Instant::now();
+        let mut state = self.state();
+        state.idle = Some(idle.max(Duration::from_millis(1)));
+        state.last_active = now;
+        drop(state);
+        self.advance(now);
+        self.moved.notify_one();
+    }
+
+    /// Takes note of what runs.
+    pub fn runs(self: &Arc<Self>, running: Running) {
+        let now = Instant::now();
+        let mut state = self.state();
+        let mut old = std::mem::take(&mut state.places);
+        state.places = running
+            .backends
+            .iter()
+            .map(|backend| {
+                let known = old.iter().position(|place| place.backend.id == backend.id);
+                known.map_or_else(
+                    || Place { backend: backend.clone(), in_flight: 0, not_before: now },
+                    |at| old.swap_remove(at),
+                )
+            })
+            .collect();
+        state.running = running;
+        drop(state);
+        self.advance(now);
+        self.moved.notify_one();
+    }
+
+    /// Answers a [`Wanted::Recheck`] of number `order`: the engine has `requests`.
+    pub fn rechecked(self: &Arc<Self>, order: u64, requests: u32) {
+        let mut state = self.state();
+        if state.order == order && state.phase == Phase::Draining {
+            state.engine = Some(requests);
+        }
+        drop(state);
+        self.advance(Instant::now());
+        self.moved.notify_one();
+    }
+
+    /// Takes no further request. Those that wait go on where functions answer, and are refused where not.
+    pub fn close(self: &Arc<Self>) {
+        let mut state = self.state();
+        state.closed = true;
+        let mut refused = Vec::new();
+        if !state.is_serving() {
+            while let Some(waiting) = state.queue.pop() {
+                refused.push((waiting.answer, Err(closed())));
+            }
+        }
+        drop(state);
+        answer(refused);
+    }
+
+    /// Requests that wait, and requests that functions work on.
+    pub fn load(&self) -> (usize, usize) {
+        let state = self.state();
+        (state.queue.len(), state.in_flight)
+    }
+
+    /// Where it is between awake and asleep.
+    pub fn phase(&self) -> Phase {
+        self.state().phase
+    }
+
+    /// Whether requests are answered, be it after a wake.
+    pub(crate) fn takes_requests(&self) -> bool {
+        let state = self.state();
+        !state.closed && !state.recent.is_empty()
+    }
+
+    /// What answers for it now.
+    pub(crate) fn backends(&self) -> Vec<Backend> {
+        let state = self.state();
+        let awake = state.is_serving();
+        state.places.iter().filter(|_| awake).map(|place| place.backend.clone()).collect()
+    }
+
+    pub(crate) fn status(&self) -> ModelStatus {
+        let state = self.state();
+        ModelStatus {
+            model: self.options.name.clone(),
+            state: state.phase,
+            in_flight: state.in_flight,
+            waiting: state.queue.len(),
+            waiting_bytes: state.queue.bytes(),
+            quiet_s: state.last_active.elapsed().as_secs_f64(),
+            idle_s: state.idle.map(|idle| idle.as_secs_f64()),
+            wakes: state.wakes,
+            last_wake_s: state.recent.back().map(Duration::as_secs_f64),
+            functions: state.running.functions.clone(),
+        }
+    }
+
+    /// Lets time pass: deadlines of the model are kept while this runs.
+    pub(crate) async fn keep_time(self: &Arc<Self>) {
+        loop {
+            match self.advance(Instant::now()) {
+                Some(next) => tokio::select! {
+                    () = self.moved.notified() => {}
+                    () = sleep_until(next.into()) => {}
+                },
+                None => self.moved.notified().await,
+            }
+        }
+    }
+
+    /// Lets a request in, to wait for its grant.
+    ///
+    /// # Errors
+    /// Too many wait, or the client would not wait long enough for the model to wake. That wakes it
+    /// nevertheless: it was asked for.
+    pub(crate) fn enter(self: &Arc<Self>, entry: &Entry) -> Result<Waiter, Refused> {
+        let now = Instant::now();
+        let mut state = self.state();
+        let cold = !state.is_serving();
+        if state.closed && (cold || !entry.again) {
+            return Err(Refused { error: closed(), retry_after: Duration::from_secs(1) });
+        }
+        state.last_active = now;
+        if let (true, Some(until)) = (cold, entry.until) {
+            let missing = state.time_to_wake(now);
+            if until < now + missing {
+                drop(state);
+                self.advance(now);
+                let error = ServiceError::new(
+                    ErrorCode::Unavailable,
+                    format!(
+                        "the model is asleep and needs {:.1} s to wake, longer than the request may take; try again later",
+                        missing.as_secs_f64()
+                    ),
+                );
+                return Err(Refused { error, retry_after: missing });
+            }
+        }
+        let (sender, receiver) = oneshot::channel();
+        let waiting = Waiting { arrived: entry.arrived, cold, answer: sender };
+        let most = self.options.max_requests.saturating_sub(state.in_flight);
+        let (ticket, displaced) = match state.queue.push(&entry.client, entry.bytes, waiting, most) {
+            Pushed::Waits(ticket) => (ticket, None),
+            Pushed::Displaced(ticket, other) => (ticket, Some(other)),
+            Pushed::Full(_) => return Err(Refused { error: full(), retry_after: Duration::from_secs(1) }),
+        };
+        drop(state);
+        if let Some(other) = displaced {
+            answer(vec![(other.answer, Err(full()))]);
+        }
+        self.advance(now);
+        let limit = if cold { self.options.wake_limit } else { LONGEST_WAIT };
+        let until = entry.until.map_or(now + limit, |until| until.min(now + limit));
+        Ok(Waiter { model: self.clone(), ticket, cold, until, receiver })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while it is held.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes all steps that can be taken at `now`; the time of the next one that only time brings.
+    fn advance(self: &Arc<Self>, now: Instant) -> Option<Instant> {
+        let mut state = self.state();
+        let limit = self.options.wake_limit;
+        loop {
+            let phase = step(state.phase, &state.seen(now, limit));
+            if phase == state.phase {
+                break;
+            }
+            if let Some(wake) = state.enter(phase, now) {
+                self.metrics.woke(wake);
+            }
+        }
+        let mut granted: Vec<Answer> = Vec::new();
+        while let Some((waiting, backend)) = state.next_grant(now, self.options.in_flight) {
+            let decided = state.decided.filter(|_| waiting.cold);
+            let timing = parts(waiting.arrived, decided, &state.running.wake, now);
+            granted.push((waiting.answer, Ok(Grant { model: self.clone(), backend, timing })));
+        }
+        let want = state.want();
+        self.want.send_if_modified(|known| {
+            let changed = *known != want;
+            *known = want;
+            changed
+        });
+        self.metrics.load(state.queue.len(), state.in_flight, state.phase);
+        let next = state.deadline(now, limit);
+        drop(state);
+        answer(granted);
+        next
+    }
+
+    /// A request is over, whatever became of it.
+    fn release(self: &Arc<Self>, backend: u64) {
+        let now = Instant::now();
+        let mut state = self.state();
+        state.in_flight = state.in_flight.saturating_sub(1);
+        state.last_active = now;
+        if let Some(place) = state.places.iter_mut().find(|place| place.backend.id == backend) {
+            place.in_flight = place.in_flight.saturating_sub(1);
+        }
+        drop(state);
+        self.advance(now);
+        self.moved.notify_one();
+    }
+}
+
+/// Tells waiting requests. Not under the lock: what nobody receives is dropped, and takes it.
+fn answer(answers: Vec<Answer>) {
+    for (sender, answer) in answers {
+        let _client_gone = sender.send(answer);
+    }
+}
+
+fn closed() -> ServiceError {
+    ServiceError::new(ErrorCode::Unavailable, "the server is shutting down; try again later")
+}
+
+fn full() -> ServiceError {
+    ServiceError::new(ErrorCode::ResourceExhausted, "too many requests run or wait; try again later")
+}
+
+impl State {
+    /// What runs was started for the present phase, and takes requests.
+    fn is_serving(&self) -> bool {
+        self.is_current() && matches!(self.phase, Phase::Active | Phase::Draining)
+    }
+
+    fn is_current(&self) -> bool {
+        self.running.order >= self.life && !self.places.is_empty()
+    }
+
+    fn seen(&self, now: Instant, wake_limit: Duration) -> Seen {
+        Seen {
+            waiting: self.queue.len(),
+            in_flight: self.in_flight,
+            quiet: now.saturating_duration_since(self.last_active),
+            idle: self.idle,
+            wake_limit,
+            serving: self.is_current(),
+            engine: self.engine,
+        }
+    }
+
+    /// Changes the phase; how long the wake from sleep took that ends with it.
+    fn enter(&mut self, phase: Phase, now: Instant) -> Option<Duration> {
+        let before = std::mem::replace(&mut self.phase, phase);
+        self.order += 1;
+        match phase {
+            Phase::Draining => self.engine = None,
+            Phase::Asleep => self.life = self.order,
+            Phase::Waking => {
+                self.life = self.order;
+                self.decided = Some(now);
+            }
+            Phase::Active => {
+                self.last_active = now;
+                if before == Phase::Waking {
+                    let began = self.decided.unwrap_or(now);
+                    let wake = now.saturating_duration_since(began);
+                    if self.recent.is_empty() {
+                        // The first start planned as well: what starts again does not.
+                        let began = self.running.wake.started.unwrap_or(began);
+                        self.recent.push_back(now.saturating_duration_since(began));
+                        return None;
+                    }
+                    self.wakes += 1;
+                    if self.recent.len() == WAKES {
+                        self.recent.pop_front();
+                    }
+                    self.recent.push_back(wake);
+                    return Some(wake);
+                }
+            }
+        }
+        None
+    }
+
+    fn want(&self) -> Want {
+        let wanted = match self.phase {
+            Phase::Active | Phase::Waking => Wanted::Awake,
+            Phase::Draining => Wanted::Recheck,
+            Phase::Asleep => Wanted::Asleep,
+        };
+        Want { order: self.order, wanted }
+    }
+
+    /// The slowest of the latest wakes, less what the present one has taken so far.
+    fn time_to_wake(&self, now: Instant) -> Duration {
+        let whole = self.recent.iter().max().copied().unwrap_or_default();
+        let begun = self.decided.filter(|_| self.phase == Phase::Waking);
+        whole.saturating_sub(begun.map_or(Duration::ZERO, |begun| now.saturating_duration_since(begun)))
+    }
+
+    /// Who is next, and the backend with the least work in flight that has room.
+    fn next_grant(&mut self, now: Instant, most: usize) -> Option<(Waiting, Backend)> {
+        if self.phase != Phase::Active || !self.is_current() || self.queue.len() == 0 {
+            return None;
+        }
+        let places = self.places.iter_mut();
+        let free = places.filter(|place| place.in_flight < most && place.not_before <= now);
+        let place = free.min_by_key(|place| place.in_flight)?;
+        let waiting = self.queue.pop()?;
+        place.in_flight += 1;
+        self.in_flight += 1;
+        Some((waiting, place.backend.clone()))
+    }
+
+    fn deadline(&self, now: Instant, wake_limit: Duration) -> Option<Instant> {
+        if self.queue.len() > 0 {
+            return self.places.iter().map(|place| place.not_before).filter(|at| *at > now).min();
+        }
+        let idle = self.idle.filter(|_| self.in_flight == 0)?;
+        match self.phase {
+            Phase::Active => Some(self.last_active + idle),
+            Phase::Waking => Some(self.last_active + idle.max(wake_limit)),
+            Phase::Draining | Phase::Asleep => None,
+        }
+    }
+}
+
+/// A request in the queue. It leaves when this is dropped.
+pub(crate) struct Waiter {
+    model: Arc<Model>,
+    ticket: Ticket,
+    cold: bool,
+    until: Instant,
+    receiver: oneshot::Receiver<Result<Grant, ServiceError>>,
+}
+
+impl Waiter {
+    /// Nothing answered when it came.
+    pub(crate) fn is_cold(&self) -> bool {
+        self.cold
+    }
+
+    /// Waits for a backend with room.
+    ///
+    /// # Errors
+    /// None was found in time, the request gave way to others, or the server shuts down.
+    pub(crate) async fn granted(mut self) -> Result<Grant, ServiceError> {
+        match timeout_at(self.until.into(), &mut self.receiver).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_dropped)) => Err(closed()),
+            Err(_late) => Err(ServiceError::new(
+                ErrorCode::Unavailable,
+                "no function was ready within the time that the request may take; try again later",
+            )),
+        }
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        // What was granted meanwhile is given back with the receiver.
+        if self.model.state().queue.remove(self.ticket).is_some() {
+            self.model.advance(Instant::now());
+        }
+    }
+}
+
+/// Leave to use a backend, until it is dropped.
+pub(crate) struct Grant {
+    model: Arc<Model>,
+    backend: Backend,
+    timing: String,
+}
+
+impl Grant {
+    pub(crate) fn backend(&self) -> &Backend {
+        &self.backend
+    }
+
+    /// The parts of the request's time so far.
+    pub(crate) fn timing(&self) -> &str {
+        &self.timing
+    }
+
+    /// The backend could not be reached, or broke off: it gets no request for a moment.
+    pub(crate) fn failed(&self) {
+        let mut state = self.model.state();
+        let place = state.places.iter_mut().find(|place| place.backend.id == self.backend.id);
+        if let Some(place) = place {
+            place.not_before = Instant::now() + PAUSE;
+        }
+    }
+}
+
+impl Drop for Grant {
+    fn drop(&mut self) {
+        self.model.release(self.backend.id);
+    }
+}

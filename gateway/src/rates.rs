@@ -1,0 +1,62 @@
+//! How often a tenant may ask. Pure: the time is given.
+
+use std::time::{Duration, Instant};
+
+/// A budget that fills up at a steady rate. It is paid afterwards: what is spent may exceed what is left,
+/// and nothing is allowed until the debt is paid.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    per_minute: f64,
+    left: f64,
+    since: Instant,
+}
+
+impl Budget {
+    /// `per_minute`, all of it left at `now`.
+    pub(crate) fn new(per_minute: u64, now: Instant) -> Self {
+        let per_minute = per_minute as f64;
+        Self { per_minute, left: per_minute, since: now }
+    }
+
+    fn fill(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.since).as_secs_f64();
+        self.since = now.max(self.since);
+        self.left = (self.left + passed * self.per_minute / 60.0).min(self.per_minute);
+    }
+
+    /// Zero where `least` is left at `now`, else how long until it will be.
+    pub(crate) fn wait(&mut self, least: f64, now: Instant) -> Duration {
+        self.fill(now);
+        let missing = least - self.left;
+        if missing <= 0.0 {
+            return Duration::ZERO;
+        }
+        // A rate is at least 1 a minute, a debt at most what a request may take.
+        Duration::try_from_secs_f64(missing * 60.0 / self.per_minute).unwrap_or(Duration::MAX)
+    }
+
+    /// Takes `amount` away.
+    pub(crate) fn spend(&mut self, amount: f64, now: Instant) {
+        self.fill(now);
+        self.left -= amount;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_spent_comes_back_within_a_minute() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut budget = Budget::new(60, start);
+        assert_eq!(budget.wait(1.0, at(0)), Duration::ZERO);
+        budget.spend(100.0, at(0));
+        assert_eq!(budget.wait(1.0, at(0)), Duration::from_secs(41), "a debt of 40 and one more");
+        assert_eq!(budget.wait(1.0, at(41)), Duration::ZERO);
+        budget.spend(0.0, at(1000));
+        assert_eq!(budget.wait(60.0, at(1000)), Duration::ZERO);
+        assert_eq!(budget.wait(61.0, at(1000)), Duration::from_secs(1), "never more than a minute's");
+    }
+}

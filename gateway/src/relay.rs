@@ -1,0 +1,295 @@
+//! Answers on their way to clients: the backend's bytes as they come, comments while a stream waits, and
+//! an error event where it breaks off.
+
+use crate::keys::{Permit, Tenant};
+use crate::metrics::GatewayMetrics;
+use crate::model::Grant;
+use axum::body::HttpBody;
+use axum::http::{HeaderMap, HeaderName, header, response};
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use hyper::body::Incoming;
+use remoe_http::{ApiError, ErrorBody};
+use remoe_wire::{ErrorCode, ServiceError};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+use tokio::time::{Sleep, sleep};
+
+/// Tokens of the prompt and of the answer, as main functions tell: `12, 34`.
+const TOKENS: HeaderName = HeaderName::from_static("x-remoe-tokens");
+/// Between comments of a stream that waits.
+const COMMENTS: Duration = Duration::from_secs(1);
+const COMMENT: &[u8] = b": keep-alive\n\n";
+/// A backend that sends nothing for so long has failed: streams have comments of their own.
+const SILENCE: Duration = Duration::from_secs(3600);
+/// Bytes of a prompt for a token, where nobody counted.
+const BYTES_PER_TOKEN: u64 = 4;
+
+/// The answer of a backend, of which the client has seen nothing.
+pub(crate) struct Obtained {
+    pub(crate) head: response::Parts,
+    body: ObtainedBody,
+    pub(crate) grant: Grant,
+}
+
+enum ObtainedBody {
+    Whole(Bytes),
+    Stream(Frame<Bytes>, Box<Incoming>),
+}
+
+impl Obtained {
+    pub(crate) fn whole(head: response::Parts, body: Bytes, grant: Grant) -> Self {
+        Self { head, body: ObtainedBody::Whole(body), grant }
+    }
+
+    pub(crate) fn stream(head: response::Parts, first: Frame<Bytes>, rest: Incoming, grant: Grant) -> Self {
+        Self { head, body: ObtainedBody::Stream(first, Box::new(rest)), grant }
+    }
+}
+
+/// What a request cost its tenant, settled when this is dropped.
+pub(crate) struct Account {
+    metrics: GatewayMetrics,
+    tenant: Arc<str>,
+    permit: Option<Permit>,
+    body_bytes: u64,
+    events: u64,
+    tokens: Option<u64>,
+}
+
+impl Account {
+    pub(crate) fn new(
+        metrics: GatewayMetrics,
+        tenant: Option<&Tenant>,
+        permit: Option<Permit>,
+        body_bytes: usize,
+    ) -> Self {
+        let tenant = tenant.map_or_else(|| "".into(), |tenant| tenant.name().clone());
+        Self { metrics, tenant, permit, body_bytes: body_bytes as u64, events: 0, tokens: None }
+    }
+
+    /// Takes the backend's count out of headers or trailers.
+    fn read(&mut self, headers: &mut HeaderMap) {
+        if let Some(value) = headers.remove(TOKENS) {
+            let numbers = value.to_str().unwrap_or_default().split(',');
+            self.tokens = Some(numbers.filter_map(|number| number.trim().parse::<u64>().ok()).sum());
+        }
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        // Events are about as many as tokens. Where nothing came back nothing was computed.
+        let estimate = || match self.events {
+            0 => 0,
+            events => self.body_bytes / BYTES_PER_TOKEN + events,
+        };
+        let tokens = self.tokens.unwrap_or_else(estimate);
+        if tokens > 0 {
+            self.metrics.took(&self.tenant, tokens);
+        }
+        if let Some(permit) = &self.permit {
+            permit.charge(tokens);
+        }
+    }
+}
+
+type Obtaining = Pin<Box<dyn Future<Output = Result<Obtained, ApiError>> + Send>>;
+
+/// The body of an answer.
+pub(crate) struct Relay {
+    stage: Stage,
+    account: Account,
+    /// What was begun are server-sent events.
+    is_stream: bool,
+}
+
+enum Stage {
+    /// A stream whose backend is waited for.
+    Waiting {
+        obtaining: Obtaining,
+        comment: Pin<Box<Sleep>>,
+    },
+    /// All that is left.
+    Last(Bytes),
+    /// The first part, and what follows.
+    First(Option<Frame<Bytes>>, Flow),
+    /// The rest as it comes.
+    Rest(Flow),
+    Ended,
+}
+
+/// A backend's body that has not ended.
+struct Flow {
+    body: Box<Incoming>,
+    last: Instant,
+    silence: Pin<Box<Sleep>>,
+    _grant: Grant,
+}
+
+impl Flow {
+    fn new(body: Box<Incoming>, grant: Grant) -> Self {
+        Self { body, last: Instant::now(), silence: Box::pin(sleep(SILENCE)), _grant: grant }
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, String>>> {
+        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) {
+            self.last = Instant::now();
+            return Poll::Ready(frame.map(|frame| frame.map_err(|error| error.to_string())));
+        }
+        while self.silence.as_mut().poll(context).is_ready() {
+            let until = self.last + SILENCE;
+            if until <= Instant::now() {
+                return Poll::Ready(Some(Err(format!("nothing came for {SILENCE:?}"))));
+            }
+            self.silence.as_mut().reset(until.into());
+        }
+        Poll::Pending
+    }
+}
+
+impl Relay {
+    /// Hands on what a backend answers.
+    pub(crate) fn answer(obtained: Obtained, account: Account) -> Self {
+        let mut relay = Self { stage: Stage::Ended, account, is_stream: is_stream(&obtained.head) };
+        relay.begin(obtained);
+        relay
+    }
+
+    /// Sends comments until there is an answer, and then its events.
+    pub(crate) fn stream(obtaining: Obtaining, account: Account) -> Self {
+        // The first comment leaves at once, with the head.
+        let comment = Box::pin(sleep(Duration::ZERO));
+        Self { stage: Stage::Waiting { obtaining, comment }, account, is_stream: true }
+    }
+
+    fn begin(&mut self, mut obtained: Obtained) {
+        self.account.read(&mut obtained.head.headers);
+        self.stage = match obtained.body {
+            ObtainedBody::Whole(bytes) => Stage::Last(bytes),
+            ObtainedBody::Stream(first, rest) => Stage::First(Some(first), Flow::new(rest, obtained.grant)),
+        };
+    }
+
+    /// Begins an answer after comments were sent: what is no stream becomes an event of one.
+    fn begin_late(&mut self, obtained: Obtained) {
+        if is_stream(&obtained.head) {
+            return self.begin(obtained);
+        }
+        let event = match obtained.body {
+            ObtainedBody::Whole(bytes) => event(&bytes),
+            ObtainedBody::Stream(..) => {
+                let message = "the function answered a stream with something else";
+                error_event(&ServiceError::new(ErrorCode::Internal, message).into())
+            }
+        };
+        self.stage = Stage::Last(event);
+    }
+
+    fn pass(&mut self, frame: Frame<Bytes>) -> Frame<Bytes> {
+        match frame.into_data() {
+            Ok(bytes) => {
+                if self.is_stream && bytes.starts_with(b"data: ") {
+                    self.account.events += 1;
+                }
+                Frame::data(bytes)
+            }
+            Err(frame) => match frame.into_trailers() {
+                Ok(mut trailers) => {
+                    self.account.read(&mut trailers);
+                    Frame::trailers(trailers)
+                }
+                Err(frame) => frame,
+            },
+        }
+    }
+}
+
+fn is_stream(head: &response::Parts) -> bool {
+    let media = head.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    media.is_some_and(|media| media.starts_with("text/event-stream"))
+}
+
+/// One line of JSON as an event.
+fn event(json: &[u8]) -> Bytes {
+    [b"data: ", json, b"\n\n"].concat().into()
+}
+
+fn error_event(error: &ErrorBody) -> Bytes {
+    event(&serde_json::to_vec(error).unwrap_or_default())
+}
+
+/// A broken connection is all that is left to say where the answer is no stream.
+#[derive(Debug, thiserror::Error)]
+#[error("the function broke off its answer: {0}")]
+pub(crate) struct BrokenOff(String);
+
+impl HttpBody for Relay {
+    type Data = Bytes;
+    type Error = BrokenOff;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
+        loop {
+            match &mut self.stage {
+                Stage::Waiting { obtaining, comment } => match obtaining.as_mut().poll(context) {
+                    Poll::Ready(Ok(obtained)) => self.begin_late(obtained),
+                    Poll::Ready(Err(error)) => self.stage = Stage::Last(error_event(error.body())),
+                    Poll::Pending => {
+                        ready!(comment.as_mut().poll(context));
+                        comment.as_mut().reset(tokio::time::Instant::now() + COMMENTS);
+                        return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(COMMENT)))));
+                    }
+                },
+                Stage::Last(bytes) => {
+                    let bytes = std::mem::take(bytes);
+                    self.stage = Stage::Ended;
+                    if !bytes.is_empty() {
+                        return Poll::Ready(Some(Ok(Frame::data(bytes))));
+                    }
+                }
+                Stage::First(..) => {
+                    if let Stage::First(first, flow) = std::mem::replace(&mut self.stage, Stage::Ended) {
+                        self.stage = Stage::Rest(flow);
+                        if let Some(frame) = first {
+                            return Poll::Ready(Some(Ok(self.pass(frame))));
+                        }
+                    }
+                }
+                Stage::Rest(flow) => match ready!(flow.poll(context)) {
+                    Some(Ok(frame)) => return Poll::Ready(Some(Ok(self.pass(frame)))),
+                    None => self.stage = Stage::Ended,
+                    Some(Err(problem)) => {
+                        tracing::warn!(problem, "a function broke off its answer");
+                        self.stage = Stage::Ended;
+                        if !self.is_stream {
+                            return Poll::Ready(Some(Err(BrokenOff(problem))));
+                        }
+                        let message =
+                            "the function that had the request ended before its answer was complete";
+                        let error = ServiceError::new(ErrorCode::Unavailable, message);
+                        self.stage = Stage::Last(error_event(&error.into()));
+                    }
+                },
+                Stage::Ended => return Poll::Ready(None),
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(&self.stage, Stage::Ended) || matches!(&self.stage, Stage::Last(bytes) if bytes.is_empty())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.stage {
+            Stage::Last(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Stage::Ended => SizeHint::with_exact(0),
+            _ => SizeHint::default(),
+        }
+    }
+}
