@@ -6,8 +6,9 @@ use crate::commands::predictor::PredictorArgs;
 use crate::commands::profile::ProfileArgs;
 use crate::planning::{self, PlanningArgs, RemoteArg};
 use crate::workload::ConcurrencyArgs;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use remoe_fetch::ModelArgs;
+use remoe_fetch::{ModelArgs, ModelLocation};
 use remoe_function::sizes;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -114,6 +115,9 @@ pub(crate) struct GenerateArgs {
 pub(crate) struct UpArgs {
     #[command(flatten)]
     pub(crate) deployment: DeploymentArgs,
+    /// Further models, served at the same address
+    #[arg(value_name = "MODEL", value_parser = OsStringValueParser::new().try_map(ModelLocation::try_from))]
+    pub(crate) further: Vec<ModelLocation>,
     /// Whether planned experts may be remote
     #[arg(long, value_enum, default_value_t, help_heading = "Planning", conflicts_with_all = ["plan", "remote_ratio", "replicas"])]
     pub(crate) remote: RemoteArg,
@@ -130,9 +134,17 @@ pub(crate) struct UpArgs {
     /// Port to listen on; 0 takes any free one
     #[arg(long, default_value_t = 8000)]
     pub(crate) port: u16,
-    /// The model's name in the HTTP interface [default: its folder's or repository's]
+    /// The model's name in the HTTP interface, one for each model in order [default: its folder's or
+    /// repository's]
     #[arg(long, value_name = "NAME")]
-    pub(crate) served_model_name: Option<String>,
+    pub(crate) served_model_name: Vec<String>,
+    /// Time without requests, as 60s or 500ms, after which a model sleeps: its functions end, and the next
+    /// request starts them [default: never]
+    #[arg(long, value_name = "TIME", value_parser = planning::duration)]
+    pub(crate) idle: Option<Duration>,
+    /// File of keys and the tenants that they belong to, with what each may use
+    #[arg(long, value_name = "FILE")]
+    pub(crate) keys: Option<PathBuf>,
     /// Key that clients must present as a bearer token
     #[arg(long, value_name = "KEY", env = "REMOE_API_KEY", hide_env_values = true)]
     pub(crate) api_key: Option<String>,
@@ -192,7 +204,7 @@ pub(crate) struct PromptArgs {
 }
 
 /// Which functions run, and how.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct DeploymentArgs {
     #[command(flatten)]
     pub(crate) source: ModelArgs,

@@ -13,13 +13,14 @@ use remoe_fetch::{ModelArgs, ModelLocation};
 use remoe_launcher::decide::{Desired, Patience};
 use remoe_launcher::functions::{DEFAULT_MAX_BATCH, deployment};
 use remoe_launcher::{
-    Cgroups, HttpSocket, LogLine, ModelOptions, MoeLayer, Placement, ProcessLauncher, ResourceLimits, Status,
-    Supervisor, control,
+    Cgroups, LogLine, ModelOptions, MoeLayer, Placement, ProcessLauncher, ResourceLimits, Status, Supervisor,
+    control,
 };
 use remoe_model::{Checkpoint, Inspection};
 use remoe_planner::{Account, Answer, MainSize, PlanDraft, Problem};
 use remoe_wire::v1::main_model_client::MainModelClient;
 use serde::{Deserialize, Serialize};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,8 +39,8 @@ pub(crate) struct Wanted {
     pub(crate) account: Option<Account>,
     /// What the functions may take to end by themselves after the work of a one-shot command.
     pub(crate) drain: Duration,
-    /// Where users reach it; none of a one-shot command.
-    pub(crate) http: Option<Arc<HttpSocket>>,
+    /// Its main function serves HTTP, to a gateway on this machine.
+    pub(crate) serves_http: bool,
     ready_timeout: Duration,
     /// What the plan gives the main function; none where nobody planned it.
     main_size: Option<MainSize>,
@@ -117,11 +118,16 @@ impl Wanted {
             account: None,
             // Nothing is left to drain once the answer is there.
             drain: Duration::ZERO,
-            http: None,
+            serves_http: false,
             ready_timeout: args.ready_timeout,
             main_size: None,
             backend: args.backend,
         })
+    }
+
+    /// What the model is called in the HTTP interface.
+    pub(crate) fn name(&self) -> String {
+        self.options.served_model_name.clone().unwrap_or_else(|| self.source.model.name())
     }
 
     /// Takes the placement from a plan file, and the problem where the file states it.
@@ -208,7 +214,7 @@ impl Wanted {
 
     /// What is to run.
     pub(crate) fn desired(&self) -> Desired {
-        let http = self.http.as_ref().map(|socket| socket.address());
+        let http = self.serves_http.then(|| SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         let patience = Patience::with_ready(self.ready_timeout);
         let mut desired = deployment(&self.options, &self.placement, http, Duration::ZERO, patience);
         if let Some(cache) = &self.source.model_cache {
@@ -229,10 +235,6 @@ impl Wanted {
             Arc::new(move |line: LogLine<'_>| log_progress.log(line)),
         )
         .map_err(|error| CliError::runtime(error.to_string()))?;
-        let launcher = match &self.http {
-            Some(socket) => launcher.with_http(Arc::clone(socket)),
-            None => launcher,
-        };
         let limited = desired.functions.iter().any(|function| function.limits.is_some());
         let launcher = match limited.then(Cgroups::find) {
             Some(Ok(cgroups)) => launcher.with_limits(cgroups),

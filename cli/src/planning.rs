@@ -360,7 +360,7 @@ pub(crate) fn in_file(flag: &str, path: &Path, error: &dyn std::fmt::Display) ->
 }
 
 /// `10s`, `200ms` or `1.5s`.
-fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || "is not a time; write it as 10s or 200ms".to_owned();
     let (number, unit) = match (text.strip_suffix("ms"), text.strip_suffix('s')) {
         (Some(number), _) => (number, 1e-3),

@@ -4,7 +4,6 @@
 mod age;
 mod announce;
 mod guard;
-mod inherited;
 mod logs;
 mod metrics;
 mod shortage;
@@ -14,7 +13,6 @@ mod size;
 pub use age::process_start;
 pub use announce::{Announcement, Role, announce};
 pub use guard::{GuardError, end_with_launcher};
-pub use inherited::inherited_listener;
 pub use logs::init_logs;
 pub use metrics::{render as render_metrics, serve_metrics};
 pub use shortage::{address_space_left, descriptors_for_runtime};

@@ -24,6 +24,9 @@ const COLD_START: HeaderName = HeaderName::from_static("x-remoe-cold-start");
 /// Tells a main function on whose behalf it works.
 const TENANT: HeaderName = HeaderName::from_static("x-remoe-tenant");
 
+/// What follows a stream.
+const TRAILERS: &str = "server-timing";
+
 /// Times that a request is sent, all together. A request that ends the functions which have it must not
 /// end one after the other.
 const ATTEMPTS: usize = 3;
@@ -126,8 +129,8 @@ pub(crate) async fn handle(
         Ok(obtained) => {
             let obtained = obtained?;
             let mut head = obtained.head.clone();
-            if !takes_trailers {
-                head.headers.remove(header::TRAILER);
+            if head.headers.remove(header::TRAILER).is_some() && takes_trailers {
+                head.headers.insert(header::TRAILER, HeaderValue::from_static(TRAILERS));
             }
             Response::from_parts(head, Body::new(Relay::answer(obtained, account)))
         }
@@ -139,7 +142,7 @@ pub(crate) async fn handle(
             ];
             let mut response = (head, Body::new(Relay::stream(obtaining, account))).into_response();
             if takes_trailers {
-                response.headers_mut().insert(header::TRAILER, HeaderValue::from_static("server-timing"));
+                response.headers_mut().insert(header::TRAILER, HeaderValue::from_static(TRAILERS));
             }
             response
         }

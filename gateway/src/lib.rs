@@ -29,6 +29,6 @@ mod timeline;
 pub use gateway::{Gateway, GatewayOptions};
 pub use keys::{Keys, KeysError};
 pub use metrics::GatewayMetrics;
-pub use model::{Backend, Model, ModelOptions, Running, Want, Wanted};
+pub use model::{Backend, FunctionLine, Model, ModelOptions, Running, Want, Wanted};
 pub use sleep::Phase;
 pub use timeline::WakeMarks;

@@ -57,7 +57,7 @@ pub struct FunctionLine {
     /// Its place.
     pub name: String,
     /// What it is doing.
-    pub state: String,
+    pub state: &'static str,
     /// Its process, where there is one.
     pub pid: Option<u32>,
 }

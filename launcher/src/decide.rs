@@ -12,6 +12,9 @@ use std::time::Duration;
 pub struct Desired {
     /// The functions, each with a name of its own.
     pub functions: Vec<FunctionSpec>,
+    /// Nothing is to run for now: the functions keep their places and are started when this is false
+    /// again. Whoever says so knows that no request is under way.
+    pub asleep: bool,
     /// Whether it is decided what is remote. Before that functions start, and no generation is put in
     /// force.
     pub placed: bool,
@@ -107,7 +110,8 @@ pub fn decide(desired: &Desired, instances: &[Instance], memory: &RestartMemory,
     let mut in_service: Vec<&Instance> = Vec::new();
     for instance in instances {
         let Observed { id, name, phase, .. } = &instance.observed;
-        let wanted = desired.functions.iter().any(|spec| spec.name == *name)
+        let wanted = !desired.asleep
+            && desired.functions.iter().any(|spec| spec.name == *name)
             && in_service.iter().all(|other| other.observed.name != *name);
         match phase {
             Phase::Ended(ending) => {
@@ -133,19 +137,19 @@ pub fn decide(desired: &Desired, instances: &[Instance], memory: &RestartMemory,
                 }
             }
             Phase::Starting | Phase::Listening { .. } => {
-                if may_leave(instance, instances, memory) {
-                    actions.push(Action::Stop {
-                        id: id.clone(),
-                        name: name.clone(),
-                        grace: desired.drain,
-                        fault: None,
-                    });
+                if desired.asleep || may_leave(instance, instances, memory) {
+                    // Who sleeps has nothing to drain, and may be woken before a drain would end.
+                    let grace = if desired.asleep { Duration::ZERO } else { desired.drain };
+                    actions.push(Action::Stop { id: id.clone(), name: name.clone(), grace, fault: None });
                 }
             }
         }
     }
-    // A place is free when nothing of that name is left, not even on its way out: the next main
-    // function listens on the same port.
+    if desired.asleep {
+        return actions;
+    }
+    // A place is free when nothing of that name is left, not even on its way out: two of them may
+    // not fit into memory.
     for spec in &desired.functions {
         let occupied = instances.iter().any(|instance| instance.observed.name == spec.name);
         if !occupied && now >= memory.not_before(&spec.name) {
@@ -199,8 +203,12 @@ fn route(desired: &Desired, in_service: &[&Instance], memory: &RestartMemory, no
     let main = listening(Role::Main).next()?;
     let ready: Vec<_> = listening(Role::Remote).filter(|instance| instance.unready_since.is_none()).collect();
     let remote_places = || desired.functions.iter().filter(|spec| spec.role == Role::Remote);
-    // The first generation waits for everything. Later ones take what there is.
-    if !memory.settled() && ready.len() < remote_places().count() {
+    // The first generation waits for everything, and that of a main function which starts with the others
+    // for all that have not failed. Later ones take what there is.
+    let starts = memory.in_force().is_none_or(|(_, route)| route.main != main.observed.id);
+    let is_ready = |spec: &&FunctionSpec| ready.iter().any(|it| it.observed.name == spec.name);
+    let may_come = |spec: &FunctionSpec| !memory.settled() || !memory.has_failed(&spec.name);
+    if starts && remote_places().any(|spec| !is_ready(&spec) && may_come(spec)) {
         return None;
     }
     let route = Route {
@@ -210,11 +218,9 @@ fn route(desired: &Desired, in_service: &[&Instance], memory: &RestartMemory, no
     let generation = memory.next_generation(&route, now)?;
     // Where experts have lost all of their remote functions and nothing else has changed, the generation in
     // force stays: under it the main function serves them by itself until one of them is back.
-    let follows = memory.in_force().is_some_and(|(_, route)| route.main == main.observed.id);
-    if !follows || !ready.iter().all(|instance| memory.routes_to(&instance.observed.id)) {
+    if starts || !ready.iter().all(|instance| memory.routes_to(&instance.observed.id)) {
         return Some(Action::Route { generation, route });
     }
-    let is_ready = |spec: &&FunctionSpec| ready.iter().any(|it| it.observed.name == spec.name);
     let there: Vec<&LayerExperts> = remote_places().filter(is_ready).flat_map(|spec| &spec.hosted).collect();
     let is_served = |set: &LayerExperts| {
         let hosted = there.iter().filter(|hosted| hosted.layer == set.layer);

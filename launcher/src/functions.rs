@@ -67,6 +67,7 @@ pub fn deployment(
     functions.extend(placement.processes().into_iter().map(|process| remote(options, process)));
     Desired {
         functions,
+        asleep: false,
         placed: true,
         remote: placement.remote(),
         account: options.account.clone(),

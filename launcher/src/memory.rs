@@ -42,6 +42,8 @@ struct Place {
     started: Time,
     pause: Duration,
     not_before: Time,
+    /// Its function was asked to end, for nothing that it did.
+    leaving: bool,
 }
 
 impl RestartMemory {
@@ -54,6 +56,9 @@ impl RestartMemory {
                 self.generation = *generation;
                 self.pushing = Some(route.clone());
             }
+            Action::Stop { name, fault: None, .. } => {
+                self.places.entry(name.clone()).or_default().leaving = true
+            }
             Action::Stop { .. } | Action::GiveUp { .. } => {}
         }
     }
@@ -61,6 +66,11 @@ impl RestartMemory {
     /// Takes note that the function in place `name` ended, or could not be started.
     pub fn ended(&mut self, name: &str, now: Time) {
         let place = self.places.entry(name.to_owned()).or_default();
+        if std::mem::take(&mut place.leaving) {
+            // It may be wanted again at once, and what came before is forgotten.
+            (place.pause, place.not_before) = (Duration::ZERO, now);
+            return;
+        }
         let stable = now.saturating_sub(place.started) >= STABLE_AFTER;
         place.pause =
             if stable || place.pause.is_zero() { FIRST_PAUSE } else { (place.pause * 2).min(LONGEST_PAUSE) };
@@ -99,6 +109,11 @@ impl RestartMemory {
     /// When the function in place `name` may be started.
     pub fn not_before(&self, name: &str) -> Time {
         self.places.get(name).map_or(Time::ZERO, |place| place.not_before)
+    }
+
+    /// Whether the function in place `name` has ended by itself since it was last wanted anew.
+    pub(crate) fn has_failed(&self, name: &str) -> bool {
+        self.places.get(name).is_some_and(|place| !place.pause.is_zero())
     }
 
     /// Whether a generation was in force at any time: the deployment has worked as it is.

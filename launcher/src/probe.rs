@@ -18,7 +18,8 @@ use tonic_health::pb::health_client::HealthClient;
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Between probes of a function that is ready.
 const READY_INTERVAL: Duration = Duration::from_millis(500);
-/// Between probes of a function that is not: its readiness is noticed soon.
+/// Between probes of a function that is not: its readiness is noticed soon, soonest when it has just begun.
+const FIRST_INTERVAL: Duration = Duration::from_millis(5);
 const UNREADY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// One answer.
@@ -33,6 +34,7 @@ pub(crate) struct Answer {
 /// reported.
 pub(crate) async fn probe(id: FunctionId, role: Role, address: SocketAddr, answers: mpsc::Sender<Answer>) {
     let Ok(channel) = control::channel(address) else { return };
+    let mut unready = FIRST_INTERVAL;
     loop {
         let answer = timeout(PROBE_TIMEOUT, ask(role, channel.clone())).await.ok().flatten();
         if let Some((ready, generation)) = answer {
@@ -42,7 +44,8 @@ pub(crate) async fn probe(id: FunctionId, role: Role, address: SocketAddr, answe
             }
         }
         let ready = answer.is_some_and(|(ready, _)| ready);
-        sleep(if ready { READY_INTERVAL } else { UNREADY_INTERVAL }).await;
+        sleep(if ready { READY_INTERVAL } else { unready }).await;
+        unready = (unready * 2).min(UNREADY_INTERVAL);
     }
 }
 

@@ -2,7 +2,6 @@
 
 use crate::cgroup::{CgroupError, Cgroups};
 use crate::child::{self, Child};
-use crate::http_socket::HttpSocket;
 use crate::launcher::{FunctionId, FunctionSpec, LaunchError, Launcher, Observed, Phase};
 use remoe_function::Role;
 use std::collections::BTreeMap;
@@ -48,7 +47,6 @@ pub struct ProcessLauncher {
     announce_timeout: Duration,
     sink: LogSink,
     cgroups: Option<Arc<Cgroups>>,
-    http: Option<Arc<HttpSocket>>,
     spawner: std::sync::mpsc::Sender<SpawnJob>,
     started: AtomicU64,
     shared: Arc<Shared>,
@@ -105,7 +103,6 @@ impl ProcessLauncher {
             announce_timeout,
             sink,
             cgroups: None,
-            http: None,
             spawner,
             started: AtomicU64::new(0),
             shared: Arc::default(),
@@ -116,13 +113,6 @@ impl ProcessLauncher {
     #[must_use]
     pub fn with_limits(mut self, cgroups: Arc<Cgroups>) -> Self {
         self.cgroups = Some(cgroups);
-        self
-    }
-
-    /// Has main functions that serve HTTP inherit `socket` instead of listening by themselves.
-    #[must_use]
-    pub fn with_http(mut self, socket: Arc<HttpSocket>) -> Self {
-        self.http = Some(socket);
         self
     }
 
@@ -140,21 +130,16 @@ impl ProcessLauncher {
         }
     }
 
-    fn command(&self, spec: &FunctionSpec) -> std::io::Result<Command> {
+    fn command(&self, spec: &FunctionSpec) -> Command {
         let mut command = Command::new(match spec.role {
             Role::Main => &self.programs.main,
             Role::Remote => &self.programs.remote,
         });
         command.args(&spec.arguments).stdin(Stdio::null());
         match (spec.role, spec.http) {
-            (Role::Main, Some(address)) => match &self.http {
-                Some(socket) => {
-                    command.arg("--http-stdin").stdin(socket.for_child()?);
-                }
-                None => {
-                    command.arg("--http-listen").arg(address.to_string());
-                }
-            },
+            (Role::Main, Some(address)) => {
+                command.arg("--http-listen").arg(address.to_string());
+            }
             (Role::Main, None) => {
                 command.arg("--no-http");
             }
@@ -168,7 +153,7 @@ impl ProcessLauncher {
             .stderr(Stdio::piped())
             .process_group(0)
             .kill_on_drop(true);
-        Ok(command)
+        command
     }
 }
 
@@ -183,9 +168,7 @@ impl Drop for ProcessLauncher {
 
 impl Launcher for ProcessLauncher {
     async fn start(&self, spec: &FunctionSpec) -> Result<FunctionId, LaunchError> {
-        let command = self.command(spec).map_err(|error| LaunchError {
-            message: format!("cannot pass the socket for HTTP on to {}: {error}", spec.name),
-        })?;
+        let command = self.command(spec);
         let limited =
             |error: CgroupError| LaunchError { message: format!("cannot limit {}: {error}", spec.name) };
         let group = match (&self.cgroups, spec.limits) {

@@ -11,6 +11,8 @@ use std::net::SocketAddr;
 /// A deployment as it is now.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Status {
+    /// The number of the latest change of what is wanted that this follows.
+    pub change: u64,
     /// The generation that the present main function has in force: the deployment answers.
     pub generation: Option<u64>,
     /// One entry per place, the main function first.
@@ -58,6 +60,20 @@ pub enum FunctionState {
     Serving,
     /// It has been asked to stop.
     Stopping,
+}
+
+impl FunctionState {
+    /// The state in a word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Starting => "starting",
+            Self::Loading => "loading",
+            Self::Ready => "ready",
+            Self::Serving => "serving",
+            Self::Stopping => "stopping",
+        }
+    }
 }
 
 /// A function that refused to start, and with it the deployment.

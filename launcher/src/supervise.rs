@@ -3,11 +3,10 @@
 use crate::control;
 use crate::decide::{Action, Desired, Instance, decide};
 use crate::event::{Event, EventSink};
-use crate::launcher::{Ending, FunctionId, Launcher, Observed, Phase};
+use crate::launcher::{Ending, FunctionId, Launcher, Phase};
 use crate::memory::{RestartMemory, Route, Time};
 use crate::probe::{Answer, probe};
 use crate::status::{Failure, FunctionState, FunctionStatus, Status};
-use remoe_function::Role;
 use remoe_wire::v1::{Endpoint, Routing, RoutingAck};
 use remoe_wire::{ErrorCode, ServiceError};
 use std::collections::BTreeMap;
@@ -45,7 +44,7 @@ pub enum NotReady {
 /// A deployment that is kept as wanted until it is shut down or this is dropped.
 pub struct Supervisor {
     status: watch::Receiver<Status>,
-    changes: watch::Sender<Option<Desired>>,
+    changes: watch::Sender<(u64, Option<Desired>)>,
     shutdown: watch::Sender<Option<Duration>>,
     task: JoinHandle<()>,
 }
@@ -55,7 +54,7 @@ impl Supervisor {
     pub fn spawn(launcher: impl Launcher, desired: Desired, events: EventSink) -> Self {
         let (publish, status) = watch::channel(Status::default());
         let (shutdown, shutdown_requests) = watch::channel(None);
-        let (changes, changed) = watch::channel(None);
+        let (changes, changed) = watch::channel((0, None));
         let (answer_sender, answers) = mpsc::channel(64);
         let (routing_sender, routings) = mpsc::channel(1);
         let supervision = Supervision {
@@ -65,6 +64,7 @@ impl Supervisor {
             memory: RestartMemory::default(),
             tracked: BTreeMap::new(),
             now: Time::ZERO,
+            change: 0,
             publish,
             failure: None,
             routing_problem: None,
@@ -75,9 +75,15 @@ impl Supervisor {
         Self { status, changes, shutdown, task }
     }
 
-    /// Keeps `desired` from now on. Functions that both want go on; a main function keeps its port.
-    pub fn change(&self, desired: Desired) {
-        self.changes.send_replace(Some(desired));
+    /// Keeps `desired` from now on. Functions that both want go on. Returns the number of the change: a
+    /// status of at least that number knows of it.
+    pub fn change(&self, desired: Desired) -> u64 {
+        let mut number = 0;
+        self.changes.send_modify(|change| {
+            number = change.0 + 1;
+            *change = (number, Some(desired));
+        });
+        number
     }
 
     /// The deployment as it is, now and whenever it changes.
@@ -137,6 +143,8 @@ struct Supervision<L> {
     memory: RestartMemory,
     tracked: BTreeMap<FunctionId, Tracked>,
     now: Time,
+    /// The number of the latest change that was followed.
+    change: u64,
     publish: watch::Sender<Status>,
     failure: Option<Failure>,
     routing_problem: Option<String>,
@@ -163,7 +171,7 @@ impl Drop for Tracked {
 impl<L: Launcher> Supervision<L> {
     async fn run(
         mut self,
-        mut changes: watch::Receiver<Option<Desired>>,
+        mut changes: watch::Receiver<(u64, Option<Desired>)>,
         mut shutdown: watch::Receiver<Option<Duration>>,
         mut answers: mpsc::Receiver<Answer>,
         mut routings: mpsc::Receiver<RoutingResult>,
@@ -192,21 +200,14 @@ impl<L: Launcher> Supervision<L> {
                 Some(result) = routings.recv() => self.routed(result),
                 Ok(()) = shutdown.changed() => {}
                 Ok(()) = changes.changed() => {
-                    let desired = changes.borrow().clone();
-                    desired.into_iter().for_each(|desired| self.want(desired));
+                    let (number, desired) = changes.borrow_and_update().clone();
+                    self.change = number;
+                    self.desired = desired.unwrap_or(self.desired);
                 }
             }
             self.now += round.elapsed().min(LONGEST_ROUND);
             round = Instant::now();
         }
-    }
-
-    fn want(&mut self, mut desired: Desired) {
-        for spec in desired.functions.iter_mut().filter(|spec| spec.role == Role::Main) {
-            let known = self.desired.functions.iter().find(|known| known.name == spec.name);
-            spec.http = known.and_then(|known| known.http).or(spec.http);
-        }
-        self.desired = desired;
     }
 
     fn want_nothing(&mut self, grace: Duration) {
@@ -225,11 +226,10 @@ impl<L: Launcher> Supervision<L> {
                 asked_to_end: false,
                 probe: None,
             });
-            if let (Phase::Listening { grpc, http, .. }, None) = (&observed.phase, &tracked.probe) {
+            if let (Phase::Listening { grpc, .. }, None) = (&observed.phase, &tracked.probe) {
                 tracked.instance.answered = now;
                 let probing = probe(observed.id.clone(), observed.role, *grpc, self.answer_sender.clone());
                 tracked.probe = Some(tokio::spawn(probing).abort_handle());
-                self.desired.keep_port(&observed, *http);
             }
             tracked.instance.observed = observed;
         }
@@ -383,6 +383,7 @@ impl<L: Launcher> Supervision<L> {
         let route = in_force.map(|(_, route)| route);
         let specs = self.desired.functions.iter();
         let status = Status {
+            change: self.change,
             generation: in_force.map(|(generation, _)| generation),
             functions: specs.map(|spec| FunctionStatus::of(spec, instance_of(&spec.name), route)).collect(),
             failure: self.failure.clone(),
@@ -393,15 +394,5 @@ impl<L: Launcher> Supervision<L> {
             *known = status;
             changed
         });
-    }
-}
-
-impl Desired {
-    /// A function that chose its HTTP port keeps it over restarts: its users know it.
-    fn keep_port(&mut self, observed: &Observed, http: Option<SocketAddr>) {
-        let places = self.functions.iter_mut();
-        for spec in places.filter(|spec| spec.name == observed.name && spec.role == Role::Main) {
-            spec.http = http.or(spec.http);
-        }
     }
 }

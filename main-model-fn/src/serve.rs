@@ -40,8 +40,6 @@ const CONTROL_INTAKE: IntakeLimits = IntakeLimits {
     message_bytes: MAX_CONTROL_REQUEST,
     unfinished_bytes: 2 * MAX_CONTROL_REQUEST,
 };
-/// Requests that waited at an inherited socket wait for the first placement, too, for so long.
-const PLACEMENT_WAIT: Duration = Duration::from_secs(30);
 
 /// Positions that a sequence is thought to come to soon, when another one asks for room.
 const HEADROOM: usize = 128;
@@ -71,10 +69,9 @@ impl Listeners {
                 .map_err(|error| io::Error::new(error.kind(), format!("cannot listen on {address}: {error}")))
         };
         Ok(Self {
-            http: match (settings.no_http, settings.http_stdin) {
-                (true, _) => None,
-                (false, true) => Some(TcpListener::from_std(remoe_function::inherited_listener()?)?),
-                (false, false) => Some(bind(settings.http_listen).await?),
+            http: match settings.no_http {
+                true => None,
+                false => Some(bind(settings.http_listen).await?),
             },
             health: match settings.health_listen {
                 None => None,
@@ -188,7 +185,6 @@ pub async fn run<B: Backend>(
             api_key: settings.api_key.clone().filter(|key| !key.is_empty()),
             cors_origins: settings.cors_origins.clone().into(),
             body_limit: settings.body_limit,
-            placement_wait: if settings.http_stdin { PLACEMENT_WAIT } else { Duration::ZERO },
             defaults: checkpoint.generation().clone(),
             ..HttpOptions::new(model_name(&settings))
         },

@@ -31,10 +31,6 @@ pub struct Settings {
     /// Where users speak HTTP; port 0 takes any free one.
     #[arg(long, default_value = "127.0.0.1:8000", conflicts_with = "no_http")]
     pub http_listen: SocketAddr,
-    /// Serve users at the listening socket that is standard input: whoever holds it too keeps connections
-    /// waiting while this process is restarted.
-    #[arg(long, conflicts_with_all = ["no_http", "http_listen"])]
-    pub http_stdin: bool,
     /// Serve the control interface only.
     #[arg(long)]
     pub no_http: bool,

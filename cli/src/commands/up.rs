@@ -1,421 +1,247 @@
-//! `remoe up`: a model as a service, until it is asked to end.
+//! `remoe up`: models as a service, until it is asked to end.
 
-use crate::args::{StartOrder, UpArgs};
-use crate::deployment::{MainReport, Wanted};
-use crate::exit::{CliError, Code};
-use crate::output::json::{self, Event, Function};
+mod keeper;
+mod report;
+mod start;
+
+pub(crate) use start::StartTimes;
+
+use crate::args::UpArgs;
+use crate::exit::CliError;
 use crate::output::progress::Progress;
-use crate::output::table;
-use crate::plan_report;
-use crate::planning::{Asked, plan, with_main};
 use crate::programs;
-use crate::remote_set::Foresight;
 use crate::signals::EndSignals;
-use remoe_function::Role;
-use remoe_launcher::decide::Desired;
-use remoe_launcher::{FunctionState, HttpSocket, Status, Supervisor, control, placement};
-use remoe_planner::{Answer, MainSize, Problem, preallocate};
-use serde::Serialize;
-use std::collections::BTreeSet;
-use std::io::Write;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use axum::http::HeaderValue;
+use keeper::{END, Keeper};
+use remoe_gateway::{Gateway, GatewayMetrics, GatewayOptions, Keys, Model, ModelOptions};
+use remoe_launcher::functions::DEFAULT_MAX_BATCH;
+use report::{Report, reachable};
+use start::{Asked, Started};
+use std::io::Read;
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
 
-/// How long functions may drain: a little more than the 34 s in which they promise to end, last words
-/// included.
-const DRAIN: Duration = Duration::from_secs(35);
+/// How long requests may go on after the first signal.
+const DRAIN: Duration = Duration::from_secs(30);
+/// Answers that were given may still be on their way to clients for so long.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+/// Between two looks whether all requests have ended.
+const LOOK: Duration = Duration::from_millis(20);
 
-/// What the main function may take to say how many requests run.
-const ASK: Duration = Duration::from_secs(1);
+/// Connections that wait to be accepted, at most; the kernel may allow fewer (`net.core.somaxconn`).
+const BACKLOG: u32 = 1024;
 
-/// Share of remote experts where only the number of replicas is given.
-const HALF: f64 = 0.5;
+/// Requests that run or wait, where nobody says how many may.
+const MAX_REQUESTS: u32 = 256;
+/// Bytes of bodies that wait for one model.
+const WAITING_BYTES: usize = 64 << 20;
 
 /// Starts everything, reports what changes, and drains at the end.
 pub(crate) async fn run(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) -> Result<(), CliError> {
     let mut signals = EndSignals::catch()?;
-    let started = tokio::select! {
-        started = start(args, as_json, progress) => started,
+    let keys = keys(args)?;
+    let secret = secret()?;
+    let asked = ask(args, &secret)?;
+    // What will be missing is said before a profile is measured.
+    programs::find(args.deployment.backend, args.deployment.device.as_deref())?;
+    let listener = listen(SocketAddr::new(args.host, args.port))?;
+    let front = Front::open(args, &asked, keys, listener)?;
+    let (mut kept, end) = (JoinSet::new(), CancellationToken::new());
+    tokio::select! {
+        started = start(args, asked, &front, &secret, (&mut kept, &end), as_json, progress) => started?,
         // Nobody has been served yet, so there is nothing to drain.
         () = signals.next() => return Ok(()),
-    };
-    let Started { wanted, http, supervisor, status, times } = started?;
-    let report = Report { wanted: &wanted, times: &times, as_json };
-    report.say("ready", &status)?;
+    }
     let served = tokio::select! {
-        result = report.follow(&supervisor, &status) => result,
+        Some(ended) = kept.join_next() => ended.unwrap_or_else(|error| Err(CliError::runtime(error.to_string()))),
         () = signals.next() => Ok(()),
     };
-    // From here on connections are the main function's alone: refused when it takes no more.
-    http.close();
-    let main = supervisor
-        .status()
-        .borrow()
-        .functions
-        .iter()
-        .find(|one| one.role == Role::Main)
-        .and_then(|one| one.grpc);
+    let drained = async {
+        front.drain(progress).await;
+        end.cancel();
+        while kept.join_next().await.is_some() {}
+        front.end().await;
+    };
     tokio::select! {
-        () = drain(supervisor, main, progress) => served,
-        // Asked twice: dropping the supervisor ends the functions.
+        () = drained => served,
+        // Asked twice: dropping the supervisors ends the functions.
         () = signals.next() => Err(CliError::interrupted()),
     }
 }
 
-/// Says what is waited for, and lets the functions finish it. `main` is where the main function listens.
-async fn drain(supervisor: Supervisor, main: Option<SocketAddr>, progress: &Progress) {
-    let running = match main {
-        Some(address) => control::requests_in_flight(address, ASK).await,
-        None => Ok(0),
-    };
-    let (what, limit) = (requests(running.ok()), DRAIN.as_secs());
-    progress.line(&format!("draining {what}, up to {limit} s; Ctrl-C again to stop at once"));
-    progress.doing("draining");
-    supervisor.shutdown(DRAIN).await;
-}
-
-fn requests(count: Option<u32>) -> String {
-    match count {
-        None => "what runs".to_owned(),
-        Some(1) => "1 request".to_owned(),
-        Some(count) => format!("{count} requests"),
-    }
-}
-
-/// A deployment that answers.
-struct Started {
-    wanted: Wanted,
-    http: Arc<HttpSocket>,
-    supervisor: Supervisor,
-    status: Status,
-    times: StartTimes,
-}
-
-/// The parts of a cold start, one after the other, in seconds. They add up to the whole.
-#[derive(Debug, Default, Serialize)]
-pub(crate) struct StartTimes {
-    /// Facts of the checkpoint, profile and prediction: what a plan is made from.
-    facts_s: f64,
-    /// The plan, as far as it was waited for.
-    plan_s: f64,
-    /// From the first function's start to the moment in which all of them listen.
-    functions_s: f64,
-    /// Until the placement was in force: local experts packed, remote functions connected.
-    placement_s: f64,
-}
-
-impl StartTimes {
-    fn whole(&self) -> f64 {
-        self.facts_s + self.plan_s + self.functions_s + self.placement_s
-    }
-}
-
-/// Decides what runs where and starts it.
-async fn start(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) -> Result<Started, CliError> {
-    let mut clock = Stopwatch::start();
-    let mut times = StartTimes::default();
-    let deployment = &args.deployment;
-    let is_planned =
-        deployment.plan.is_none() && deployment.remote_ratio.is_none() && deployment.replicas.is_none();
-    let foresight = Foresight { predictor: args.planning.predictor.as_deref(), prompt: None };
-    let mut wanted = match is_planned {
-        true => Wanted::unplaced(deployment)?,
-        false => Wanted::of(deployment, HALF, foresight)?,
-    };
-    wanted.options.served_model_name.clone_from(&args.served_model_name);
+/// Who may ask.
+fn keys(args: &UpArgs) -> Result<Keys, CliError> {
     // An empty variable in the environment is no key; an empty flag is a mistake that opens the server.
     if args.api_key.as_deref() == Some("")
         && std::env::var_os("REMOE_API_KEY").is_none_or(|key| !key.is_empty())
     {
         return Err(CliError::arguments("--api-key", "is empty; leave it out to serve without a key"));
     }
-    wanted.options.api_key = args.api_key.clone().filter(|key| !key.is_empty());
-    wanted.options.cors_origins.clone_from(&args.cors_origins);
-    wanted.options.body_limit = args.body_limit;
-    wanted.options.max_requests = args.max_requests;
-    if let Some(requests) = args.concurrency.concurrency {
-        if let Some(most) = deployment.max_batch.filter(|most| *most < requests as usize) {
-            let message = format!("is {requests}, more than the {most} sequences of --max-batch");
-            return Err(CliError::arguments("--concurrency", message));
-        }
-        wanted.run_at_once(requests);
-    }
-    // What will be missing is said before a profile is measured.
-    programs::find(deployment.backend, deployment.device.as_deref())?;
-    let http = Arc::new(listen(SocketAddr::new(args.host, args.port))?);
-    wanted.http = Some(Arc::clone(&http));
-    let asked = Asked { prompt: None, concurrency: args.concurrency.concurrency };
-    let problem = match is_planned && !wanted.moe_layers.is_empty() {
-        true => Some(args.planning.problem_of(&wanted, deployment, asked, progress).await?),
-        false => None,
+    let keys = match &args.keys {
+        None => Keys::none(),
+        Some(path) => Keys::read(path).map_err(|error| CliError {
+            path: Some(path.clone()),
+            ..CliError::arguments("--keys", error.to_string())
+        })?,
     };
-    times.facts_s = clock.lap();
-    let supervisor = match (&problem, args.start) {
-        (Some(problem), StartOrder::Preallocated) => {
-            let main_bytes = preallocate(problem)?.main_bytes;
-            wanted.size_main(MainSize::of(problem, main_bytes, None));
-            let supervisor = wanted.launch(main_alone(wanted.desired()), progress)?;
-            let problem = with_main(problem, main_bytes);
-            let answer = plan(&problem, args.remote).await?;
-            wanted.place_as_planned(&problem, &answer)?;
-            show_plan(&problem, &answer, as_json, progress);
-            times.plan_s = clock.lap();
-            supervisor.change(wanted.desired());
-            supervisor
-        }
-        (problem, order) => {
-            if let Some(problem) = problem {
-                let answer = plan(problem, args.remote).await?;
-                wanted.place_as_planned(problem, &answer)?;
-                show_plan(problem, &answer, as_json, progress);
-            }
-            times.plan_s = clock.lap();
-            let desired = wanted.desired();
-            if order == StartOrder::Sequential {
-                one_after_the_other(&wanted, desired, progress).await?
-            } else {
-                wanted.launch(desired, progress)?
-            }
-        }
-    };
-    let functions = wanted.desired().functions.len();
-    all_listen(&supervisor, functions).await;
-    times.functions_s = clock.lap();
-    let status = wanted.ready(&supervisor, progress).await?;
-    times.placement_s = clock.lap();
-    Ok(Started { wanted, http, supervisor, status, times })
+    Ok(match args.api_key.as_deref().filter(|key| !key.is_empty()) {
+        None => keys,
+        Some(key) => keys.with_key("default", key),
+    })
 }
 
-fn listen(address: SocketAddr) -> Result<HttpSocket, CliError> {
-    HttpSocket::bind(address).map_err(|error| CliError {
+/// What main functions let the gateway in by, and nobody else on this machine.
+fn secret() -> Result<String, CliError> {
+    let mut bytes = [0; 32];
+    std::fs::File::open("/dev/urandom")
+        .and_then(|mut source| source.read_exact(&mut bytes))
+        .map_err(|error| CliError::runtime(format!("cannot read random numbers: {error}")))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Reads the facts of all models.
+fn ask(args: &UpArgs, secret: &str) -> Result<Vec<Asked>, CliError> {
+    let locations: Vec<_> = [&args.deployment.source.model].into_iter().chain(&args.further).collect();
+    if args.served_model_name.len() > locations.len() {
+        let message =
+            format!("names {} models; {} are served", args.served_model_name.len(), locations.len());
+        return Err(CliError::arguments("--served-model-name", message));
+    }
+    if locations.len() > 1 && args.deployment.plan.is_some() {
+        return Err(CliError::arguments("--plan", "is of one model; several are served"));
+    }
+    let mut asked: Vec<Asked> = Vec::new();
+    for (number, location) in locations.into_iter().enumerate() {
+        let one = start::ask(args, location, args.served_model_name.get(number).cloned(), secret)?;
+        let name = one.wanted.name();
+        if asked.iter().any(|other| other.wanted.name() == name) {
+            let message = format!("two models are called {name}; name each of them, in order");
+            return Err(CliError::arguments("--served-model-name", message));
+        }
+        asked.push(one);
+    }
+    Ok(asked)
+}
+
+fn listen(address: SocketAddr) -> Result<TcpListener, CliError> {
+    let bind = || {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        // Connections of a deployment that has ended keep nobody from the port.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    bind().map_err(|error: std::io::Error| CliError {
         field: Some("--port".to_owned()),
         ..CliError::runtime(format!("cannot listen on {address}: {error}"))
     })
 }
 
-/// Only the main function, until it is decided what else there is.
-fn main_alone(mut desired: Desired) -> Desired {
-    desired.functions.retain(|function| function.role == Role::Main);
-    desired.placed = false;
-    desired
+/// The gateway, which takes requests from the beginning: they wait until their model answers.
+struct Front {
+    models: Vec<Arc<Model>>,
+    endpoint: String,
+    has_key: bool,
+    stop: CancellationToken,
+    server: JoinHandle<std::io::Result<()>>,
 }
 
-/// Starts the main function, and each remote one when those before it listen.
-async fn one_after_the_other(
-    wanted: &Wanted,
-    desired: Desired,
-    progress: &Arc<Progress>,
-) -> Result<Supervisor, CliError> {
-    let supervisor = wanted.launch(main_alone(desired.clone()), progress)?;
-    for count in 2..=desired.functions.len() {
-        all_listen(&supervisor, count - 1).await;
-        let mut some = Desired { placed: false, ..desired.clone() };
-        some.functions.truncate(count);
-        supervisor.change(some);
-    }
-    all_listen(&supervisor, desired.functions.len()).await;
-    supervisor.change(desired);
-    Ok(supervisor)
-}
-
-/// Returns when `count` functions are wanted and all of them listen, or when that will not be.
-async fn all_listen(supervisor: &Supervisor, count: usize) {
-    let mut status = supervisor.status();
-    // What failed is said by whoever waits for readiness.
-    let _ended = status
-        .wait_for(|status| {
-            let listening = status.functions.iter().filter(|function| function.grpc.is_some()).count();
-            status.failure.is_some() || (listening == count && status.functions.len() == count)
-        })
-        .await;
-}
-
-fn show_plan(problem: &Problem, answer: &Answer, as_json: bool, progress: &Progress) {
-    if !as_json {
-        progress.line(&format!("{}\n", plan_report::answer(problem, answer)));
-    }
-}
-
-/// Measures consecutive parts.
-struct Stopwatch(Instant);
-
-impl Stopwatch {
-    fn start() -> Self {
-        Self(Instant::now())
-    }
-
-    /// Seconds since the last lap.
-    fn lap(&mut self) -> f64 {
-        let now = Instant::now();
-        let seconds = (now - self.0).as_secs_f64();
-        self.0 = now;
-        seconds
-    }
-}
-
-struct Report<'a> {
-    wanted: &'a Wanted,
-    times: &'a StartTimes,
-    as_json: bool,
-}
-
-impl Report<'_> {
-    /// Prints every return to service of a function, for as long as the deployment lives.
-    async fn follow(&self, supervisor: &Supervisor, first: &Status) -> Result<(), CliError> {
-        let mut changes = supervisor.status();
-        let mut generation = first.generation;
-        let mut known = serving_processes(first);
-        while changes.changed().await.is_ok() {
-            let status = changes.borrow_and_update().clone();
-            if status.generation == generation || status.generation.is_none() {
-                continue;
-            }
-            generation = status.generation;
-            let serving = serving_processes(&status);
-            if !serving.is_subset(&known) {
-                self.say("restarted", &status)?;
-                known = serving;
-            }
-        }
-        Err(CliError::runtime("the supervision of the functions ended"))
-    }
-
-    /// Prints an event. A service does not end because nobody reads any more what becomes of it.
-    fn say(&self, event: &str, status: &Status) -> Result<(), CliError> {
-        match self.print(event, status) {
-            Err(error) if error.code == Code::ClosedOutput => Ok(()),
-            printed => printed,
-        }
-    }
-
-    fn print(&self, event: &str, status: &Status) -> Result<(), CliError> {
-        let endpoint = status
-            .functions
+impl Front {
+    fn open(args: &UpArgs, asked: &[Asked], keys: Keys, listener: TcpListener) -> Result<Self, CliError> {
+        let failed =
+            |error: &dyn std::fmt::Display| CliError::runtime(format!("cannot start the gateway: {error}"));
+        let metrics = GatewayMetrics::new().map_err(|error| failed(&error))?;
+        let max_requests = args.max_requests.unwrap_or(MAX_REQUESTS) as usize;
+        let models: Vec<_> = asked
             .iter()
-            .find_map(|function| function.http)
-            .map(|address| format!("http://{}", reachable(address)))
-            .ok_or_else(|| CliError::runtime("the main function serves no HTTP"))?;
-        let remote = self.wanted.placement.remote();
-        if self.as_json {
-            let functions = status.functions.iter();
-            json::print(&Event {
-                event,
-                endpoint: &endpoint,
-                generation: status.generation,
-                start: (event == "ready").then_some(self.times),
-                main: self.wanted.main_report().filter(|_| event == "ready"),
-                functions: functions
-                    .map(|function| Function::of(function, &self.wanted.moe_layers, &remote))
-                    .collect(),
-            })?;
-            return Ok(());
-        }
-        let mut out = anstream::stdout().lock();
-        let bold = anstyle::Style::new().bold();
-        writeln!(out, "{event} at {bold}{endpoint}{bold:#}\n\n{}", self.table(status))?;
-        if event == "ready" {
-            if let Some(main) = self.wanted.main_report() {
-                writeln!(out, "\n{}", main_text(&main))?;
-            }
-            let StartTimes { facts_s, plan_s, functions_s, placement_s } = self.times;
-            writeln!(
-                out,
-                "\nready after {:.2} s: {facts_s:.2} facts, {plan_s:.2} plan, {functions_s:.2} functions, \
-                 {placement_s:.2} placement",
-                self.times.whole()
-            )?;
-            writeln!(out, "\nTry it:\n{}\n\nCtrl-C stops it.", self.curl(&endpoint))?;
-        }
-        out.flush()?;
-        Ok(())
-    }
-
-    fn table(&self, status: &Status) -> String {
-        let rows = status.functions.iter().map(|function| {
-            let experts = match function.role {
-                Role::Main => {
-                    let remote = self.wanted.placement.remote();
-                    table::experts(&placement::local_experts(&self.wanted.moe_layers, &remote))
-                }
-                Role::Remote => table::experts(&function.hosted),
-            };
-            let state = match function.state {
-                FunctionState::Waiting => "waiting",
-                FunctionState::Starting => "starting",
-                FunctionState::Loading => "loading",
-                FunctionState::Ready => "ready",
-                FunctionState::Serving => "serving",
-                FunctionState::Stopping => "stopping",
-            };
-            vec![
-                function.name.clone(),
-                function.pid.map_or_else(String::new, |pid| pid.to_string()),
-                state.to_owned(),
-                experts,
-            ]
-        });
-        table::with_header(&["function", "pid", "state", "experts"], rows.collect())
-    }
-
-    fn curl(&self, endpoint: &str) -> String {
-        let options = &self.wanted.options;
-        let model = options.served_model_name.clone().unwrap_or_else(|| self.wanted.source.model.name());
-        let request = serde_json::json!({
-            "model": model,
-            "prompt": "Once upon a time",
-            "max_tokens": 32,
-        });
-        let key = match options.api_key {
-            Some(_) => " -H \"Authorization: Bearer $REMOE_API_KEY\"",
-            None => "",
+            .map(|asked| {
+                let wanted = &asked.wanted;
+                let options = ModelOptions {
+                    name: wanted.name(),
+                    context_length: wanted.inspection.context_length,
+                    in_flight: wanted.options.max_batch.unwrap_or(DEFAULT_MAX_BATCH).min(max_requests),
+                    max_requests,
+                    waiting_bytes: WAITING_BYTES,
+                    wake_limit: args.deployment.ready_timeout,
+                };
+                Model::new(options, &metrics)
+            })
+            .collect();
+        let mut options = GatewayOptions {
+            keys,
+            cors_origins: args.cors_origins.clone().into(),
+            ..GatewayOptions::default()
         };
-        // A quote inside a quoted word of the shell.
-        let body = request.to_string().replace('\'', r"'\''");
-        format!("  curl {endpoint}/v1/completions{key} -H 'Content-Type: application/json' -d '{body}'")
+        if let Some(limit) = args.body_limit {
+            options.body_limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        }
+        let has_key = args.api_key.is_some() || args.keys.is_some();
+        let address = listener.local_addr().map_err(|error| failed(&error))?;
+        let stop = CancellationToken::new();
+        let gateway = Gateway::new(options, models.clone(), metrics);
+        let server = tokio::spawn(gateway.serve(listener, stop.clone()));
+        Ok(Self { models, endpoint: format!("http://{}", reachable(address)), has_key, stop, server })
+    }
+
+    /// Takes no more requests, and lets those that are there come to their end.
+    async fn drain(&self, progress: &Progress) {
+        self.stop.cancel();
+        self.models.iter().for_each(Model::close);
+        let left =
+            || self.models.iter().map(|model| model.load()).map(|(waiting, running)| waiting + running).sum();
+        let (what, limit) = (requests(left()), (DRAIN + END).as_secs());
+        progress.line(&format!("draining {what}, up to {limit} s; Ctrl-C again to stop at once"));
+        progress.doing("draining");
+        let all_ended = async {
+            while left() > 0 {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        // What has not ended by then is told so when its function is gone.
+        let _late = tokio::time::timeout(DRAIN, all_ended).await;
+    }
+
+    /// Waits until clients have what they were sent.
+    async fn end(self) {
+        let mut server = self.server;
+        if tokio::time::timeout(LAST_WORDS, &mut server).await.is_err() {
+            server.abort();
+        }
     }
 }
 
-/// What the main function was given, in a sentence.
-fn main_text(main: &MainReport) -> String {
-    let counted =
-        |count: u64, one: &str, many: &str| format!("{count} {}", if count == 1 { one } else { many });
-    format!(
-        "room for {} at once: {} and {} for the keys and values of {} in the main function",
-        counted(main.concurrency.into(), "typical request", "typical requests"),
-        counted(main.threads as u64, "thread", "threads"),
-        table::bytes(main.kv_cache_bytes),
-        counted(main.kv_cache_tokens, "token", "tokens"),
-    )
-}
-
-/// The processes that the generation in force relies on.
-fn serving_processes(status: &Status) -> BTreeSet<u32> {
-    let functions = status.functions.iter();
-    let serving = functions.filter(|function| function.state == FunctionState::Serving);
-    serving.filter_map(|function| function.pid).collect()
-}
-
-/// The address to reach a listener at from this machine.
-fn reachable(address: SocketAddr) -> SocketAddr {
-    let ip = match address.ip() {
-        ip if !ip.is_unspecified() => ip,
-        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
-    };
-    SocketAddr::new(ip, address.port())
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_listener_on_every_address_is_reached_at_this_machine() {
-        let shown = |text: &str| reachable(text.parse().unwrap()).to_string();
-        assert_eq!(shown("0.0.0.0:80"), "127.0.0.1:80");
-        assert_eq!(shown("[::]:80"), "[::1]:80");
-        assert_eq!(shown("10.0.0.1:80"), "10.0.0.1:80");
+fn requests(count: usize) -> String {
+    match count {
+        1 => "1 request".to_owned(),
+        count => format!("{count} requests"),
     }
+}
+
+/// Starts the models, one after the other: profiles are measured on a quiet machine. Each is kept by a task
+/// of its own from then on, until `end`.
+async fn start(
+    args: &UpArgs,
+    asked: Vec<Asked>,
+    front: &Front,
+    secret: &str,
+    (kept, end): (&mut JoinSet<Result<(), CliError>>, &CancellationToken),
+    as_json: bool,
+    progress: &Arc<Progress>,
+) -> Result<(), CliError> {
+    let mut authorization = HeaderValue::from_str(&format!("Bearer {secret}"))
+        .map_err(|error| CliError::runtime(format!("cannot write a key: {error}")))?;
+    authorization.set_sensitive(true);
+    for (asked, model) in asked.into_iter().zip(&front.models) {
+        let Started { wanted, supervisor, status, times } =
+            start::start(args, asked, as_json, progress).await?;
+        let (endpoint, has_key) = (front.endpoint.clone(), front.has_key);
+        let report = Report { wanted, times, endpoint, has_key, as_json };
+        let (model, authorization, idle) = (model.clone(), authorization.clone(), args.idle);
+        kept.spawn(Keeper { model, report, supervisor, authorization, idle }.run(status, end.clone()));
+    }
+    Ok(())
 }

@@ -32,6 +32,7 @@ pub(crate) fn print_error(error: &CliError) {
 #[derive(Debug, Serialize)]
 pub(crate) struct Event<'a> {
     pub(crate) event: &'a str,
+    pub(crate) model: &'a str,
     pub(crate) endpoint: &'a str,
     pub(crate) generation: Option<u64>,
     /// The parts of the start, with the first event.

@@ -3,9 +3,7 @@
 
 #![allow(dead_code)] // Each test program uses some of it.
 
-use remoe_function::{
-    Announcement, Role, announce, end_with_launcher, inherited_listener, shutdown_on_signal,
-};
+use remoe_function::{Announcement, Role, announce, end_with_launcher, shutdown_on_signal};
 use remoe_launcher::process::Programs;
 use remoe_wire::v1::main_model_server::{MainModel, MainModelServer};
 use remoe_wire::v1::{
@@ -88,9 +86,6 @@ fn function() {
         let grpc = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let http = match value("--http-listen") {
             Some(address) => Some(TcpListener::bind(address).await.unwrap()),
-            None if arguments.contains("--http-stdin") => {
-                Some(TcpListener::from_std(inherited_listener().unwrap()).unwrap())
-            }
             None => None,
         };
         announce(&Announcement {

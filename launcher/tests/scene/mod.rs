@@ -28,6 +28,7 @@ pub(crate) fn wanted(remotes: usize) -> Desired {
     functions.extend((0..remotes).map(|number| spec(format!("remote-{number}"), Role::Remote)));
     Desired {
         functions,
+        asleep: false,
         placed: true,
         account: String::new(),
         remote: if remotes == 0 { Vec::new() } else { set() },

@@ -28,5 +28,5 @@ pub(super) async fn respond(
     while let Some((prompt, event)) = exchange.next().await? {
         pieces.of(state, prompt, event)?.into_iter().for_each(&mut join);
     }
-    Ok(Json(shape.answer(state, whole, exchange.figures())?).into_response())
+    Ok((exchange.told(), Json(shape.answer(state, whole, &exchange)?)).into_response())
 }

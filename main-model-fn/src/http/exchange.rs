@@ -3,7 +3,9 @@
 use super::generate::Route;
 use super::metrics::Stopwatch;
 use super::state::HttpState;
+use super::timing::Timeline;
 use crate::engine::request::{Event, Figures, Request};
+use axum::http::HeaderMap;
 use remoe_wire::{ErrorCode, ServiceError};
 use std::sync::Arc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -17,6 +19,7 @@ pub(super) struct Exchange {
     /// Choices of each prompt.
     choices: usize,
     figures: Figures,
+    timeline: Timeline,
     pub(super) stopwatch: Stopwatch,
 }
 
@@ -29,6 +32,7 @@ impl Exchange {
         state: &Arc<HttpState>,
         requests: Vec<Request>,
         route: Route,
+        timeline: Timeline,
     ) -> Result<Self, ServiceError> {
         let choices = requests.first().map_or(1, |request| request.choices);
         let stopwatch = Stopwatch::start(state.clone(), requests.len() * choices);
@@ -47,7 +51,7 @@ impl Exchange {
             })?;
             events.insert(index, ReceiverStream::new(receiver));
         }
-        Ok(Self { open: events.len(), events, choices, figures: Figures::default(), stopwatch })
+        Ok(Self { open: events.len(), events, choices, figures: Figures::default(), timeline, stopwatch })
     }
 
     /// The next event and the prompt it belongs to; `None` once all prompts are done.
@@ -84,9 +88,20 @@ impl Exchange {
         &self.figures
     }
 
+    /// Where the time to the first token went.
+    pub(super) fn timeline(&self) -> &Timeline {
+        &self.timeline
+    }
+
+    /// What a gateway is told when all prompts are done.
+    pub(super) fn told(&self) -> HeaderMap {
+        self.timeline.headers(self.figures.prompt_tokens, self.figures.completion_tokens)
+    }
+
     fn measure(&mut self, prompt: usize, event: &Event) {
         match event {
             Event::Delta(delta) if delta.token.is_some() => {
+                self.timeline.token();
                 self.stopwatch.token(prompt * self.choices + delta.choice);
             }
             Event::Finished { reason, .. } => self.stopwatch.choice_finished(*reason),

@@ -5,6 +5,7 @@ use super::pieces::Pieces;
 use super::request_body::RequestBody;
 use super::shapes::Shape;
 use super::state::HttpState;
+use super::timing::Timeline;
 use super::{body, collect, sampling, stream, unsupported};
 use crate::backend::PAGE_POSITIONS;
 use crate::engine::RequestLimits;
@@ -138,12 +139,13 @@ pub(super) async fn answer(
     request: extract::Request,
     check: fn(&HttpState, RequestBody) -> Result<Generation, ServiceError>,
 ) -> Result<Response, ApiError> {
-    state.wait_ready().await?;
+    state.check_ready()?;
+    let timeline = Timeline::begin(request.headers());
     let generation = body::read(&state, request, check).await?;
     let (route, stream) = (generation.route, generation.options.stream);
     let shape = Shape::new(route, generation.options);
     let (pieces, requests) = Pieces::new(generation);
-    let exchange = Exchange::start(&state, requests, route)?;
+    let exchange = Exchange::start(&state, requests, route, timeline)?;
     if stream {
         Ok(stream::respond(state, shape, pieces, exchange))
     } else {

@@ -35,6 +35,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod text;
+mod timing;
 mod tokenize;
 mod unsupported;
 mod usage;

@@ -1,12 +1,13 @@
 //! Answers and chunks as JSON.
 
+use super::exchange::Exchange;
 use super::generate::{AnswerOptions, Route};
 use super::logprobs::{ChatLogprobs, CompletionLogprobs, for_chat, for_completion};
 use super::pieces::Piece;
 use super::state::{HttpState, unix_seconds};
 use super::text::TextFrontend;
 use super::usage::Usage;
-use crate::engine::request::{Figures, FinishReason};
+use crate::engine::request::FinishReason;
 use remoe_http::random_id;
 use remoe_wire::ServiceError;
 use serde::Serialize;
@@ -103,10 +104,10 @@ impl Shape {
         &self,
         state: &HttpState,
         pieces: Vec<Piece>,
-        figures: &Figures,
+        exchange: &Exchange,
     ) -> Result<Answer, ServiceError> {
         let choices = pieces.into_iter().map(|piece| self.choice(state, piece));
-        let usage = Usage::new(figures, self.options.include_figures, state.account().as_deref());
+        let usage = Usage::new(exchange, self.options.include_figures, state.account().as_deref());
         Ok(self.envelope(state, choices.collect::<Result<_, _>>()?, Some(Some(usage))))
     }
 
@@ -120,9 +121,9 @@ impl Shape {
     }
 
     /// The chunk after all choices have ended, when asked for.
-    pub(super) fn usage_chunk(&self, state: &HttpState, figures: &Figures) -> Option<Answer> {
+    pub(super) fn usage_chunk(&self, state: &HttpState, exchange: &Exchange) -> Option<Answer> {
         self.options.include_usage.then(|| {
-            let usage = Usage::new(figures, self.options.include_figures, state.account().as_deref());
+            let usage = Usage::new(exchange, self.options.include_figures, state.account().as_deref());
             self.envelope(state, Vec::new(), Some(Some(usage)))
         })
     }

@@ -11,7 +11,6 @@ use remoe_wire::{ErrorCode, ServiceError};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
-use tokio::time::timeout;
 
 /// What a deployment chooses about its HTTP front.
 #[derive(Debug, Clone)]
@@ -24,8 +23,6 @@ pub(crate) struct HttpOptions {
     pub(crate) cors_origins: Origins,
     /// Largest request body in bytes.
     pub(crate) body_limit: usize,
-    /// What comes before the first placement waits for it so long before it is refused.
-    pub(crate) placement_wait: Duration,
     /// A request body must be there within this time.
     pub(crate) body_timeout: Duration,
     pub(crate) connections: ConnectionLimits,
@@ -34,7 +31,7 @@ pub(crate) struct HttpOptions {
 }
 
 impl HttpOptions {
-    /// No key, no origins, 4 MiB bodies within 60 s, no wait for a placement, connections as the
+    /// No key, no origins, 4 MiB bodies within 60 s, connections as the
     /// environment says.
     pub(crate) fn new(model: impl Into<String>) -> Self {
         Self {
@@ -42,7 +39,6 @@ impl HttpOptions {
             api_key: None,
             cors_origins: Origins::default(),
             body_limit: 4 << 20,
-            placement_wait: Duration::ZERO,
             body_timeout: Duration::from_secs(60),
             connections: ConnectionLimits::from_environment(|name| std::env::var(name).ok()),
             defaults: GenerationDefaults::default(),
@@ -96,20 +92,6 @@ impl HttpState {
     /// The plan behind the generation in force, where there is one.
     pub(super) fn account(&self) -> Option<Arc<Account>> {
         self.account.borrow().clone()
-    }
-
-    /// As [`Self::check_ready`], after the wait for the first placement that the options allow.
-    ///
-    /// # Errors
-    /// The model is loading or the function is draining.
-    pub(super) async fn wait_ready(&self) -> Result<(), ServiceError> {
-        if !*self.ready.borrow() {
-            // The first change is the placement or the drain. After a drain has begun it is past, and
-            // nothing is waited for.
-            let mut ready = self.ready.clone();
-            let _late = timeout(self.options.placement_wait, ready.changed()).await;
-        }
-        self.check_ready()
     }
 
     /// # Errors

@@ -4,15 +4,17 @@ use super::exchange::Exchange;
 use super::pieces::Pieces;
 use super::shapes::Shape;
 use super::state::HttpState;
-use axum::http::{HeaderName, HeaderValue};
+use axum::body::Body;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
+use http_body_util::BodyExt;
 use remoe_http::ErrorBody;
 use remoe_wire::ServiceError;
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 
 /// Chunks that wait for a client; more wait in the engine's channel, which the request bounds.
@@ -40,25 +42,45 @@ impl From<ServiceError> for Broken {
 /// Starts the stream. A task of its own fills it, so that a client that goes is noticed at once.
 pub(super) fn respond(state: Arc<HttpState>, shape: Shape, pieces: Pieces, exchange: Exchange) -> Response {
     let (chunks, stream) = mpsc::channel(CHUNKS);
+    let (tell, told) = oneshot::channel();
+    let is_asked = exchange.timeline().is_asked();
     tokio::spawn(async move {
         tokio::select! {
             // Dropping the exchange ends the engine's work.
             () = chunks.closed() => (),
-            () = fill(&state, &shape, pieces, exchange, &chunks) => (),
+            trailers = fill(&state, &shape, pieces, exchange, &chunks) => {
+                // Whoever has gone reads no trailers.
+                let _gone = trailers.map(|trailers| tell.send(trailers));
+            }
         }
     });
     let events = Sse::new(ReceiverStream::new(stream))
         .keep_alive(KeepAlive::new().interval(KEEP_ALIVE).text("keep-alive"));
     let unbuffered = (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
-    ([unbuffered], events).into_response()
+    let response = ([unbuffered], events).into_response();
+    if !is_asked {
+        return response;
+    }
+    let trailers = async { Some(Ok(told.await.ok()?)) };
+    let mut response = response.map(|body| Body::new(body.with_trailers(trailers)));
+    response.headers_mut().insert(header::TRAILER, HeaderValue::from_static("server-timing, x-remoe-tokens"));
+    response
 }
 
-async fn fill(state: &HttpState, shape: &Shape, pieces: Pieces, exchange: Exchange, chunks: &Chunks) {
+/// Sends everything; what a gateway is told after a proper end.
+async fn fill(
+    state: &HttpState,
+    shape: &Shape,
+    pieces: Pieces,
+    exchange: Exchange,
+    chunks: &Chunks,
+) -> Option<HeaderMap> {
     match deliver(state, shape, pieces, exchange, chunks).await {
-        Ok(()) => {
+        Ok(told) => {
             let done = Event::default().data("[DONE]");
             // A client that is gone by now has had its answer.
             let _client_gone = chunks.send(Ok(done)).await;
+            return Some(told);
         }
         Err(Broken::Client) => tracing::debug!("a client left its stream"),
         Err(Broken::Engine(error)) => {
@@ -68,6 +90,7 @@ async fn fill(state: &HttpState, shape: &Shape, pieces: Pieces, exchange: Exchan
             let _client_gone = chunks.send(event).await;
         }
     }
+    None
 }
 
 async fn deliver(
@@ -76,7 +99,7 @@ async fn deliver(
     mut pieces: Pieces,
     mut exchange: Exchange,
     chunks: &Chunks,
-) -> Result<(), Broken> {
+) -> Result<HeaderMap, Broken> {
     for piece in pieces.opening() {
         send(chunks, &shape.chunk(state, piece)?).await?;
     }
@@ -89,10 +112,10 @@ async fn deliver(
             }
         }
     }
-    if let Some(chunk) = shape.usage_chunk(state, exchange.figures()) {
+    if let Some(chunk) = shape.usage_chunk(state, &exchange) {
         send(chunks, &chunk).await?;
     }
-    Ok(())
+    Ok(exchange.told())
 }
 
 /// Waits for room: as long as the client's connection is not given up.

@@ -1,5 +1,7 @@
 //! What a request took.
 
+use super::exchange::Exchange;
+use super::timing::Timing;
 use crate::engine::request::{ExpertTime, Figures};
 use remoe_planner::{Account, Comparison, Measured};
 use serde::Serialize;
@@ -35,6 +37,9 @@ struct RemoeFigures {
     /// What the plan expected beside it; absent where nobody planned the placement.
     #[serde(skip_serializing_if = "Option::is_none")]
     plan: Option<Comparison>,
+    /// Where the time to the first token went; absent where no gateway says what was before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timing: Option<Timing>,
 }
 
 /// The figures of a request, for the plan's account.
@@ -88,7 +93,8 @@ struct Experts {
 
 impl Usage {
     /// With Remoe's own figures where the request asks for them, compared with the plan of `account`.
-    pub(super) fn new(figures: &Figures, include_figures: bool, account: Option<&Account>) -> Self {
+    pub(super) fn new(exchange: &Exchange, include_figures: bool, account: Option<&Account>) -> Self {
+        let figures = exchange.figures();
         Self {
             prompt_tokens: figures.prompt_tokens,
             completion_tokens: figures.completion_tokens,
@@ -111,6 +117,7 @@ impl Usage {
                 },
                 forwarded_positions: figures.forwarded_positions,
                 plan: account.map(|account| account.compare(&measured(figures))),
+                timing: exchange.timeline().timing(),
             }),
         }
     }

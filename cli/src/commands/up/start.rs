@@ -1,0 +1,202 @@
+//! One model of `up`: what runs where is decided, and started.
+
+use crate::args::{DeploymentArgs, StartOrder, UpArgs};
+use crate::deployment::Wanted;
+use crate::exit::CliError;
+use crate::output::progress::Progress;
+use crate::plan_report;
+use crate::planning::{self, plan, with_main};
+use crate::remote_set::Foresight;
+use remoe_fetch::ModelLocation;
+use remoe_function::Role;
+use remoe_launcher::decide::Desired;
+use remoe_launcher::{Status, Supervisor};
+use remoe_planner::{Answer, MainSize, Problem, preallocate};
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Share of remote experts where only the number of replicas is given.
+const HALF: f64 = 0.5;
+
+/// A model that answers.
+pub(super) struct Started {
+    pub(super) wanted: Wanted,
+    pub(super) supervisor: Supervisor,
+    pub(super) status: Status,
+    pub(super) times: StartTimes,
+}
+
+/// The parts of a cold start, one after the other, in seconds. They add up to the whole.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct StartTimes {
+    /// Facts of the checkpoint, profile and prediction: what a plan is made from.
+    pub(super) facts_s: f64,
+    /// The plan, as far as it was waited for.
+    pub(super) plan_s: f64,
+    /// From the first function's start to the moment in which all of them listen.
+    pub(super) functions_s: f64,
+    /// Until the placement was in force: local experts packed, remote functions connected.
+    pub(super) placement_s: f64,
+}
+
+impl StartTimes {
+    pub(super) fn whole(&self) -> f64 {
+        self.facts_s + self.plan_s + self.functions_s + self.placement_s
+    }
+}
+
+/// What the arguments say of one model.
+pub(super) struct Asked {
+    deployment: DeploymentArgs,
+    /// Nobody says what is remote.
+    is_planned: bool,
+    pub(super) wanted: Wanted,
+    /// What reading its facts took.
+    facts: Duration,
+}
+
+/// Reads the facts of the model at `location`, to be called `name` or as its place is. Its main function
+/// answers whoever has `key`.
+pub(super) fn ask(
+    args: &UpArgs,
+    location: &ModelLocation,
+    name: Option<String>,
+    key: &str,
+) -> Result<Asked, CliError> {
+    let begun = Instant::now();
+    let mut deployment = args.deployment.clone();
+    deployment.source.model = location.clone();
+    let is_planned =
+        deployment.plan.is_none() && deployment.remote_ratio.is_none() && deployment.replicas.is_none();
+    let foresight = Foresight { predictor: args.planning.predictor.as_deref(), prompt: None };
+    let mut wanted = match is_planned {
+        true => Wanted::unplaced(&deployment)?,
+        false => Wanted::of(&deployment, HALF, foresight)?,
+    };
+    wanted.options.served_model_name = name;
+    wanted.options.api_key = Some(key.to_owned());
+    wanted.options.body_limit = args.body_limit;
+    wanted.options.max_requests = args.max_requests;
+    if let Some(requests) = args.concurrency.concurrency {
+        if let Some(most) = deployment.max_batch.filter(|most| *most < requests as usize) {
+            let message = format!("is {requests}, more than the {most} sequences of --max-batch");
+            return Err(CliError::arguments("--concurrency", message));
+        }
+        wanted.run_at_once(requests);
+    }
+    wanted.serves_http = true;
+    Ok(Asked { deployment, is_planned, wanted, facts: begun.elapsed() })
+}
+
+/// Decides what runs where and starts it.
+pub(super) async fn start(
+    args: &UpArgs,
+    asked: Asked,
+    as_json: bool,
+    progress: &Arc<Progress>,
+) -> Result<Started, CliError> {
+    let Asked { deployment, is_planned, mut wanted, facts } = asked;
+    let mut clock = Stopwatch::start();
+    let mut times = StartTimes::default();
+    let asked = planning::Asked { prompt: None, concurrency: args.concurrency.concurrency };
+    let problem = match is_planned && !wanted.moe_layers.is_empty() {
+        true => Some(args.planning.problem_of(&wanted, &deployment, asked, progress).await?),
+        false => None,
+    };
+    times.facts_s = facts.as_secs_f64() + clock.lap();
+    let supervisor = match (&problem, args.start) {
+        (Some(problem), StartOrder::Preallocated) => {
+            let main_bytes = preallocate(problem)?.main_bytes;
+            wanted.size_main(MainSize::of(problem, main_bytes, None));
+            let supervisor = wanted.launch(main_alone(wanted.desired()), progress)?;
+            let problem = with_main(problem, main_bytes);
+            let answer = plan(&problem, args.remote).await?;
+            wanted.place_as_planned(&problem, &answer)?;
+            show_plan(&problem, &answer, as_json, progress);
+            times.plan_s = clock.lap();
+            supervisor.change(wanted.desired());
+            supervisor
+        }
+        (problem, order) => {
+            if let Some(problem) = problem {
+                let answer = plan(problem, args.remote).await?;
+                wanted.place_as_planned(problem, &answer)?;
+                show_plan(problem, &answer, as_json, progress);
+            }
+            times.plan_s = clock.lap();
+            let desired = wanted.desired();
+            if order == StartOrder::Sequential {
+                one_after_the_other(&wanted, desired, progress).await?
+            } else {
+                wanted.launch(desired, progress)?
+            }
+        }
+    };
+    let functions = wanted.desired().functions.len();
+    all_listen(&supervisor, functions).await;
+    times.functions_s = clock.lap();
+    let status = wanted.ready(&supervisor, progress).await?;
+    times.placement_s = clock.lap();
+    Ok(Started { wanted, supervisor, status, times })
+}
+
+/// Only the main function, until it is decided what else there is.
+fn main_alone(mut desired: Desired) -> Desired {
+    desired.functions.retain(|function| function.role == Role::Main);
+    desired.placed = false;
+    desired
+}
+
+/// Starts the main function, and each remote one when those before it listen.
+async fn one_after_the_other(
+    wanted: &Wanted,
+    desired: Desired,
+    progress: &Arc<Progress>,
+) -> Result<Supervisor, CliError> {
+    let supervisor = wanted.launch(main_alone(desired.clone()), progress)?;
+    for count in 2..=desired.functions.len() {
+        all_listen(&supervisor, count - 1).await;
+        let mut some = Desired { placed: false, ..desired.clone() };
+        some.functions.truncate(count);
+        supervisor.change(some);
+    }
+    all_listen(&supervisor, desired.functions.len()).await;
+    supervisor.change(desired);
+    Ok(supervisor)
+}
+
+/// Returns when `count` functions are wanted and all of them listen, or when that will not be.
+async fn all_listen(supervisor: &Supervisor, count: usize) {
+    let mut status = supervisor.status();
+    // What failed is said by whoever waits for readiness.
+    let _ended = status
+        .wait_for(|status| {
+            let listening = status.functions.iter().filter(|function| function.grpc.is_some()).count();
+            status.failure.is_some() || (listening == count && status.functions.len() == count)
+        })
+        .await;
+}
+
+fn show_plan(problem: &Problem, answer: &Answer, as_json: bool, progress: &Progress) {
+    if !as_json {
+        progress.line(&format!("{}\n", plan_report::answer(problem, answer)));
+    }
+}
+
+/// Measures consecutive parts.
+struct Stopwatch(Instant);
+
+impl Stopwatch {
+    fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    /// Seconds since the last lap.
+    fn lap(&mut self) -> f64 {
+        let now = Instant::now();
+        let seconds = (now - self.0).as_secs_f64();
+        self.0 = now;
+        seconds
+    }
+}

@@ -1,0 +1,137 @@
+//! Where the time to the first token went.
+//!
+//! A gateway says with `x-remoe-timing` which parts are over when the request comes; what follows until
+//! the first token is `first`. The parts are told as `Server-Timing` and in `usage.remoe.timing`.
+
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use serde::Serialize;
+use std::time::{Duration, Instant};
+
+/// The parts so far, as `Server-Timing` would have them.
+const GIVEN: HeaderName = HeaderName::from_static("x-remoe-timing");
+pub(super) const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
+/// Tokens of prompts and answers, for a gateway that keeps accounts.
+pub(super) const TOKENS: HeaderName = HeaderName::from_static("x-remoe-tokens");
+
+/// The parts of the time to the first token, in milliseconds, one after the other.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub(super) struct Timing {
+    /// Until it was decided what is to run for the request; without a cold start, its wait in the gateway.
+    decide: f64,
+    /// Until the first function was started.
+    schedule: f64,
+    /// Until all of them listened.
+    start: f64,
+    /// Until weights were loaded and the placement was in force.
+    load: f64,
+    /// Until the request was handed over.
+    ready: f64,
+    /// Until the first token.
+    first: f64,
+}
+
+/// Measures a request from its arrival.
+#[derive(Debug, Clone)]
+pub(super) struct Timeline {
+    arrived: Instant,
+    given: Option<Timing>,
+    first: Option<Duration>,
+}
+
+impl Timeline {
+    /// A request that has just come with `headers`.
+    pub(super) fn begin(headers: &HeaderMap) -> Self {
+        let given = headers.get(GIVEN).and_then(|value| value.to_str().ok()).map(read);
+        Self { arrived: Instant::now(), given, first: None }
+    }
+
+    /// A token has come.
+    pub(super) fn token(&mut self) {
+        self.first.get_or_insert_with(|| self.arrived.elapsed());
+    }
+
+    /// The parts; `None` where nobody says what was before, or before the first token.
+    pub(super) fn timing(&self) -> Option<Timing> {
+        Some(Timing { first: self.first?.as_secs_f64() * 1e3, ..self.given? })
+    }
+
+    /// Whether a gateway waits for the parts.
+    pub(super) fn is_asked(&self) -> bool {
+        self.given.is_some()
+    }
+
+    /// What a gateway is told at the end.
+    pub(super) fn headers(&self, prompt_tokens: usize, completion_tokens: usize) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        if !self.is_asked() {
+            return headers;
+        }
+        if let Some(timing) = self.timing().and_then(|timing| HeaderValue::from_str(&timing.render()).ok()) {
+            headers.insert(SERVER_TIMING, timing);
+        }
+        if let Ok(tokens) = HeaderValue::from_str(&format!("{prompt_tokens}, {completion_tokens}")) {
+            headers.insert(TOKENS, tokens);
+        }
+        headers
+    }
+}
+
+impl Timing {
+    fn render(&self) -> String {
+        let Self { decide, schedule, start, load, ready, first } = self;
+        format!(
+            "decide;dur={decide:.3}, schedule;dur={schedule:.3}, start;dur={start:.3}, load;dur={load:.3}, \
+             ready;dur={ready:.3}, first;dur={first:.3}"
+        )
+    }
+}
+
+/// `name;dur=1.5, ..`: names that are not known are left out.
+fn read(text: &str) -> Timing {
+    let mut timing = Timing::default();
+    for part in text.split(',') {
+        let Some((name, value)) = part.trim().split_once(";dur=") else { continue };
+        let Ok(value) = value.parse::<f64>() else { continue };
+        let place = match name {
+            "decide" => &mut timing.decide,
+            "schedule" => &mut timing.schedule,
+            "start" => &mut timing.start,
+            "load" => &mut timing.load,
+            "ready" => &mut timing.ready,
+            _ => continue,
+        };
+        *place = if value.is_finite() { value.max(0.0) } else { 0.0 };
+    }
+    timing
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_read_and_written() {
+        let timing =
+            read("decide;dur=1.5, schedule;dur=x, start;dur=-2, load;dur=inf, other;dur=3,, ready;dur=4");
+        assert_eq!(timing, Timing { decide: 1.5, ready: 4.0, ..Timing::default() });
+        assert_eq!(read(&Timing { first: 9.0, ..timing }.render()), timing, "what is first is measured here");
+    }
+
+    #[test]
+    fn only_who_asks_is_told() {
+        let mut headers = HeaderMap::new();
+        let mut line = Timeline::begin(&headers);
+        line.token();
+        assert!(line.headers(1, 2).is_empty() && line.timing().is_none());
+        headers.insert(GIVEN, HeaderValue::from_static("load;dur=7.25"));
+        let mut line = Timeline::begin(&headers);
+        assert_eq!(line.headers(1, 2).len(), 1, "no token, no parts");
+        line.token();
+        let told = line.headers(1, 2);
+        assert_eq!(told[TOKENS], "1, 2");
+        assert!(
+            told[SERVER_TIMING].to_str().unwrap().contains("load;dur=7.250, ready;dur=0.000, first;dur=0.")
+        );
+    }
+}
