@@ -42,6 +42,8 @@ pub(crate) enum Command {
     /// Serve a model over HTTP until Ctrl-C
     #[command(after_help = UP_EXAMPLES)]
     Up(UpArgs),
+    /// Show what runs, waits and sleeps behind an address, until Ctrl-C
+    Top(TopArgs),
     /// Decide where every expert lives, and what that costs
     #[command(after_help = PLAN_EXAMPLES)]
     Plan(PlanArgs),
@@ -157,6 +159,16 @@ pub(crate) struct UpArgs {
     /// Requests that run or wait; further ones are refused with 429 [default: 256]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(crate) max_requests: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TopArgs {
+    /// Where the models answer
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]
+    pub(crate) endpoint: String,
+    /// Key to present, where keys are asked for
+    #[arg(long, value_name = "KEY", env = "REMOE_API_KEY", hide_env_values = true)]
+    pub(crate) api_key: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -74,6 +74,9 @@ fn run(cli: &Cli) -> Result<ExitCode, CliError> {
         Command::Up(args) => {
             with_functions(cli, async |progress| commands::up::run(args, json, progress).await)?;
         }
+        Command::Top(args) => {
+            with_functions(cli, async |_| commands::top::run(args, json).await)?;
+        }
         Command::Profile(args) => {
             with_functions(cli, async |progress| commands::profile::run(args, json, progress).await)?;
         }

@@ -128,6 +128,9 @@ fn arguments_that_make_no_sense_end_with_2_and_are_named() {
         (vec!["up", "--remote-ratio", "0.5", "--workload", "/nowhere"], Some("--remote-ratio")),
         (vec!["up", "--concurrency", "9", "--max-batch", "8"], Some("--concurrency")),
         (vec!["up", "--api-key", ""], Some("--api-key")),
+        (vec!["up", "--keys", "/nowhere/keys.yaml"], Some("--keys")),
+        (vec!["up", "--idle", "soon"], Some("--idle")),
+        (vec!["up", "--served-model-name", "a", "--served-model-name", "b"], Some("--served-model-name")),
         (vec!["generate", "--prompt-ids", "1", "--chat"], Some("--prompt-ids")),
         (vec!["profile", "--out", "/nowhere/profile.json"], Some("--out")),
         (vec!["eval", "--out", "/nowhere/evaluation"], Some("--out")),
@@ -239,17 +242,14 @@ fn the_least_used_experts_are_remote_where_that_is_known() {
 #[test]
 fn up_hands_its_limits_to_the_functions() {
     let folder = tempfile::tempdir().unwrap();
-    let limits = ["--cors-origins", "http://a,http://b", "--body-limit", "1MiB", "--max-requests", "7"];
+    let limits = ["--body-limit", "1MiB", "--max-requests", "7"];
     let memory = ["--remote-memory", "0.5GB", "--kv-cache-bytes", "2MiB"];
     let (_up, _ready) = Up::start_with(folder.path(), &[&limits[..], &memory].concat());
     let commands = fake::commands(folder.path());
     let of = |role: &str| commands.iter().find(|line| line.starts_with(role)).unwrap();
-    for part in [
-        "--cors-origins http://a,http://b",
-        "--body-limit 1048576",
-        "--max-requests 7",
-        "--kv-cache-bytes 2097152",
-    ] {
+    for part in
+        ["--http-listen 127.0.0.1:0", "--body-limit 1048576", "--max-requests 7", "--kv-cache-bytes 2097152"]
+    {
         assert!(of("main").contains(part), "{part}: {commands:?}");
     }
     assert!(of("remote").contains("--memory-bytes 500000000"), "{commands:?}");
@@ -481,7 +481,7 @@ fn a_second_signal_ends_a_drain_at_once() {
     let pid = Pid::from_child(&child);
     let mut said = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
     kill_process(pid, Signal::INT).unwrap();
-    assert!(said.any(|line| line.contains("draining 3 requests, up to 35 s; Ctrl-C again to stop at once")));
+    assert!(said.any(|line| line.contains("draining 0 requests, up to 35 s; Ctrl-C again to stop at once")));
     let asked = Instant::now();
     // Later than an echo, sooner than a second.
     std::thread::sleep(Duration::from_millis(200));

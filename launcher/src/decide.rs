@@ -203,12 +203,12 @@ fn route(desired: &Desired, in_service: &[&Instance], memory: &RestartMemory, no
     let main = listening(Role::Main).next()?;
     let ready: Vec<_> = listening(Role::Remote).filter(|instance| instance.unready_since.is_none()).collect();
     let remote_places = || desired.functions.iter().filter(|spec| spec.role == Role::Remote);
-    // The first generation waits for everything, and that of a main function which starts with the others
-    // for all that have not failed. Later ones take what there is.
+    // The first generation waits for everything, the first after a sleep for all that start with the main
+    // function and have not failed. Later ones take what there is.
     let starts = memory.in_force().is_none_or(|(_, route)| route.main != main.observed.id);
     let is_ready = |spec: &&FunctionSpec| ready.iter().any(|it| it.observed.name == spec.name);
-    let may_come = |spec: &FunctionSpec| !memory.settled() || !memory.has_failed(&spec.name);
-    if starts && remote_places().any(|spec| !is_ready(&spec) && may_come(spec)) {
+    let may_come = |spec: &FunctionSpec| !memory.settled() || memory.is_rested(&spec.name);
+    if remote_places().any(|spec| !is_ready(&spec) && may_come(spec)) {
         return None;
     }
     let route = Route {

@@ -47,8 +47,6 @@ pub struct ModelOptions {
     pub served_model_name: Option<String>,
     /// The key that HTTP clients must present.
     pub api_key: Option<String>,
-    /// Origins that browsers may call from.
-    pub cors_origins: Vec<String>,
     /// Largest body of an HTTP request in bytes.
     pub body_limit: Option<u64>,
     /// Requests that run or wait, at most.
@@ -88,9 +86,6 @@ fn main(options: &ModelOptions, http: Option<SocketAddr>) -> FunctionSpec {
         arguments.extend(options.record_tokens.then(|| "--record-tokens".into()));
     }
     flag(&mut arguments, "--served-model-name", options.served_model_name.as_ref());
-    if !options.cors_origins.is_empty() {
-        flag(&mut arguments, "--cors-origins", Some(&options.cors_origins.join(",")));
-    }
     flag(&mut arguments, "--body-limit", options.body_limit.as_ref());
     flag(&mut arguments, "--max-requests", options.max_requests.as_ref());
     let api_key = options.api_key.iter();

@@ -44,6 +44,8 @@ struct Place {
     not_before: Time,
     /// Its function was asked to end, for nothing that it did.
     leaving: bool,
+    /// It left like that, and has not failed since: after a sleep it starts with the others.
+    rested: bool,
 }
 
 impl RestartMemory {
@@ -66,7 +68,8 @@ impl RestartMemory {
     /// Takes note that the function in place `name` ended, or could not be started.
     pub fn ended(&mut self, name: &str, now: Time) {
         let place = self.places.entry(name.to_owned()).or_default();
-        if std::mem::take(&mut place.leaving) {
+        place.rested = std::mem::take(&mut place.leaving);
+        if place.rested {
             // It may be wanted again at once, and what came before is forgotten.
             (place.pause, place.not_before) = (Duration::ZERO, now);
             return;
@@ -83,6 +86,7 @@ impl RestartMemory {
         if in_force {
             self.in_force = Some((self.generation, route));
             self.settled = true;
+            self.places.values_mut().for_each(|place| place.rested = false);
         } else {
             self.route_not_before = now + ROUTING_PAUSE;
         }
@@ -111,9 +115,9 @@ impl RestartMemory {
         self.places.get(name).map_or(Time::ZERO, |place| place.not_before)
     }
 
-    /// Whether the function in place `name` has ended by itself since it was last wanted anew.
-    pub(crate) fn has_failed(&self, name: &str) -> bool {
-        self.places.get(name).is_some_and(|place| !place.pause.is_zero())
+    /// Whether the function in place `name` starts after a sleep, for the first time.
+    pub(crate) fn is_rested(&self, name: &str) -> bool {
+        self.places.get(name).is_some_and(|place| place.rested)
     }
 
     /// Whether a generation was in force at any time: the deployment has worked as it is.

@@ -122,6 +122,35 @@ fn a_new_main_function_gets_a_generation_of_its_own_at_once() {
     assert_eq!(actions, ["route 2 n -> [b]"]);
 }
 
+/// Asleep, everything ends at once and nothing is started; woken, everything starts at once, and the first
+/// generation waits for all of it, but not for what fails meanwhile.
+#[test]
+fn a_sleep_is_not_a_failure() {
+    let mut desired = wanted(2);
+    let mut instances = vec![
+        instance("m", "main", listening()),
+        instance("a", "remote-0", listening()),
+        instance("b", "remote-1", listening()),
+    ];
+    let mut memory = settled(&desired, &instances);
+    desired.asleep = true;
+    let now = seconds(1.0);
+    assert_eq!(step(&desired, &instances, &mut memory, now), ["kill m", "kill a", "kill b"]);
+    instances.iter_mut().for_each(|one| one.observed.phase = ended(None));
+    assert_eq!(step(&desired, &instances, &mut memory, now), ["forget m", "forget a", "forget b"]);
+    assert!(step(&desired, &[], &mut memory, now).is_empty());
+    desired.asleep = false;
+    assert_eq!(step(&desired, &[], &mut memory, now), ["start main", "start remote-0", "start remote-1"]);
+    let mut instances = vec![
+        instance("n", "main", listening()),
+        instance("c", "remote-0", listening()),
+        instance("d", "remote-1", Phase::Starting),
+    ];
+    assert!(step(&desired, &instances, &mut memory, now).is_empty(), "one of them is on its way");
+    instances[2].observed.phase = ended(None);
+    assert_eq!(step(&desired, &instances, &mut memory, now), ["forget d", "route 2 n -> [c]"]);
+}
+
 #[test]
 fn with_all_remote_functions_gone_the_generation_in_force_stays() {
     let desired = wanted(1);

@@ -19,6 +19,8 @@ enum Fate {
     Crash,
     Freeze,
     PushFails,
+    Sleep,
+    Wake,
 }
 
 fn fate() -> impl Strategy<Value = (Fate, usize)> {
@@ -27,6 +29,8 @@ fn fate() -> impl Strategy<Value = (Fate, usize)> {
         1 => Just(Fate::Crash),
         1 => Just(Fate::Freeze),
         1 => Just(Fate::PushFails),
+        1 => Just(Fate::Sleep),
+        2 => Just(Fate::Wake),
     ];
     (fate, 0_usize..4)
 }
@@ -48,6 +52,7 @@ impl World {
                 assert!(now >= memory.not_before(name), "{name} is started in its pause");
                 let taken = self.instances.iter().any(|other| other.observed.name == *name);
                 assert!(!taken, "{name} is started twice");
+                assert!(!desired.asleep, "{name} is started asleep");
                 assert!(desired.functions.iter().any(|spec| spec.name == *name));
                 self.started += 1;
                 let mut new = instance(&format!("{name}/{}", self.started), name, Phase::Starting);
@@ -96,10 +101,10 @@ proptest! {
         remotes in 0_usize..4,
         fates in prop::collection::vec(fate(), 0..80),
     ) {
-        let desired = wanted(remotes);
+        let mut desired = wanted(remotes);
         let (mut world, mut memory, mut now) = (World::default(), RestartMemory::default(), Time::ZERO);
         // After the blows, enough quiet for the longest pause and the longest silence.
-        let quiet = std::iter::repeat_n((Fate::Progress, 0), 60);
+        let quiet = std::iter::repeat_n((Fate::Wake, 0), 60);
         for (fate, which) in fates.into_iter().chain(quiet) {
             now += Duration::from_millis(500);
             world.live(now);
@@ -110,6 +115,8 @@ proptest! {
                 (Fate::Freeze, Some(hit)) if matches!(world.instances[hit].observed.phase, Phase::Listening { .. }) => {
                     world.frozen.push(world.instances[hit].observed.id.clone());
                 }
+                (Fate::Sleep, _) => desired.asleep = true,
+                (Fate::Wake, _) => desired.asleep = false,
                 _ => {}
             }
             if std::mem::take(&mut world.pushing) {
@@ -121,7 +128,16 @@ proptest! {
                 memory.note(action, now);
             }
             let again = decide(&desired, &world.instances, &memory, now);
-            prop_assert!(again.iter().all(|action| matches!(action, Action::Forget { .. })), "{again:?}");
+            let freed = |place: &String| {
+                actions.iter().any(|action| matches!(action, Action::Forget { name, .. } if name == place))
+            };
+            let settled = |action: &Action| match action {
+                Action::Forget { .. } => true,
+                // What slept has no pause: its place is taken as soon as it is free.
+                Action::Start { name } => freed(name),
+                _ => false,
+            };
+            prop_assert!(again.iter().all(settled), "{again:?}");
         }
         let (generation, route) = memory.in_force().unwrap();
         prop_assert_eq!(Some(&generation), world.generations.last());

@@ -143,17 +143,45 @@ async fn a_frozen_remote_function_is_replaced() {
 }
 
 #[tokio::test]
-async fn a_killed_main_function_comes_back_on_its_port() {
+async fn a_killed_main_function_comes_back() {
     let folder = tempfile::tempdir().unwrap();
     let (supervisor, _) = supervisor(folder.path(), wanted(1, true));
     let status = supervisor.ready(LONG).await.unwrap();
-    let http = status.functions[0].http.unwrap();
+    assert!(status.functions[0].http.is_some());
     let killed = send(&status, "main", Signal::KILL);
     let back =
         until(&supervisor, |status| whole_after(status, 1) && pid_of(status, "main") != Some(killed)).await;
-    assert_eq!(back.functions[0].http, Some(http));
+    assert!(back.functions[0].http.is_some());
     assert_eq!(pid_of(&back, "remote-0"), pid_of(&status, "remote-0"));
     supervisor.shutdown(Duration::ZERO).await;
+}
+
+/// Woken at any time, also while the old functions have not ended, everything runs anew; what was never
+/// stopped goes on.
+#[tokio::test]
+async fn what_sleeps_ends_and_comes_back_when_it_is_woken() {
+    let folder = tempfile::tempdir().unwrap();
+    let awake = wanted(2, true);
+    let (supervisor, events) = supervisor(folder.path(), awake.clone());
+    let mut status = supervisor.ready(LONG).await.unwrap();
+    for round in 0..6 {
+        let asleep = supervisor.change(Desired { asleep: true, ..awake.clone() });
+        if round % 2 == 0 {
+            until(&supervisor, |status| status.functions.iter().all(|one| one.pid.is_none())).await;
+        } else {
+            until(&supervisor, |status| status.change == asleep).await;
+        }
+        let woken = supervisor.change(awake.clone());
+        let generation = status.generation.unwrap();
+        let next = until(&supervisor, |status| status.change == woken && whole_after(status, generation)).await;
+        for (old, new) in status.functions.iter().zip(&next.functions) {
+            assert_ne!(old.pid, new.pid, "{}", old.name);
+        }
+        status = next;
+    }
+    let failed = |event: &Event| matches!(event, Event::Ended { .. } | Event::Unhealthy { .. });
+    assert!(!events.lock().unwrap().iter().any(failed), "a sleep is no failure");
+    supervisor.shutdown(LONG).await;
 }
 
 #[tokio::test]

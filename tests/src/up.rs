@@ -15,8 +15,10 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 /// An event of `up`.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Event {
-    /// `ready` or `restarted`.
+    /// `ready`, `restarted`, `asleep` or `awake`.
     pub event: String,
+    /// The model that it is about.
+    pub model: String,
     /// Where users speak HTTP.
     pub endpoint: String,
     /// The parts of the start, in the first event.
@@ -134,10 +136,15 @@ impl Up {
 
     /// Starts `model` with further arguments, on any free port, and waits until it is ready.
     pub async fn start_with(model: &Path, arguments: &[&str]) -> Self {
+        let model = model.to_str().expect("paths of tests are UTF-8");
+        Self::start_models(&[model], arguments).await
+    }
+
+    /// Starts `models` with further arguments, on any free port, and waits until the first is ready.
+    pub async fn start_models(models: &[&str], arguments: &[&str]) -> Self {
         let slot = slots::deployment().await;
         let mut command = Command::new(binaries::program("remoe"));
-        command.args(["up", "--json", "--port", "0", "--threads", "1"]).args(arguments);
-        command.arg("--model").arg(model);
+        command.args(["up", "--json", "--port", "0", "--threads", "1"]).args(arguments).args(models);
         command.env_remove("REMOE_LOG").env_remove("REMOE_API_KEY");
         command.env("REMOE_BIN_DIR", binaries::folder());
         let (sender, mut events) = mpsc::unbounded_channel();
@@ -163,6 +170,14 @@ impl Up {
             }
         })
         .await
+    }
+
+    /// Waits for the next event, which is `name`.
+    pub async fn next(&mut self, name: &str) -> Event {
+        let line = within(LONG, "an event of `up`", self.events.recv()).await.expect("`up` lives on");
+        let event = parse(&line);
+        assert_eq!(event.event, name, "{event:?}");
+        event
     }
 
     /// The events that have come and were not read.

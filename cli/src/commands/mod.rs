@@ -8,4 +8,5 @@ pub(crate) mod plan;
 pub(crate) mod predictor;
 pub(crate) mod profile;
 pub(crate) mod record;
+pub(crate) mod top;
 pub(crate) mod up;

@@ -12,7 +12,7 @@ use crate::output::progress::Progress;
 use crate::programs;
 use crate::signals::EndSignals;
 use axum::http::HeaderValue;
-use keeper::{END, Keeper};
+use keeper::{End, Keeper};
 use remoe_gateway::{Gateway, GatewayMetrics, GatewayOptions, Keys, Model, ModelOptions};
 use remoe_launcher::functions::DEFAULT_MAX_BATCH;
 use report::{Report, reachable};
@@ -20,13 +20,16 @@ use start::{Asked, Started};
 use std::io::Read;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpSocket};
+use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 /// How long requests may go on after the first signal.
 const DRAIN: Duration = Duration::from_secs(30);
+/// What functions may take to end after that, at least.
+const END: Duration = Duration::from_secs(5);
 /// Answers that were given may still be on their way to clients for so long.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Between two looks whether all requests have ended.
@@ -50,9 +53,9 @@ pub(crate) async fn run(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) 
     programs::find(args.deployment.backend, args.deployment.device.as_deref())?;
     let listener = listen(SocketAddr::new(args.host, args.port))?;
     let front = Front::open(args, &asked, keys, listener)?;
-    let (mut kept, end) = (JoinSet::new(), CancellationToken::new());
+    let (mut kept, end) = (JoinSet::new(), watch::Sender::new(None));
     tokio::select! {
-        started = start(args, asked, &front, &secret, (&mut kept, &end), as_json, progress) => started?,
+        started = start(args, asked, &front, &secret, (&mut kept, end.subscribe()), as_json, progress) => started?,
         // Nobody has been served yet, so there is nothing to drain.
         () = signals.next() => return Ok(()),
     }
@@ -61,8 +64,9 @@ pub(crate) async fn run(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) 
         () = signals.next() => Ok(()),
     };
     let drained = async {
+        let begun = Instant::now();
         front.drain(progress).await;
-        end.cancel();
+        end.send_replace(Some((DRAIN + END).saturating_sub(begun.elapsed())));
         while kept.join_next().await.is_some() {}
         front.end().await;
     };
@@ -228,7 +232,7 @@ async fn start(
     asked: Vec<Asked>,
     front: &Front,
     secret: &str,
-    (kept, end): (&mut JoinSet<Result<(), CliError>>, &CancellationToken),
+    (kept, end): (&mut JoinSet<Result<(), CliError>>, End),
     as_json: bool,
     progress: &Arc<Progress>,
 ) -> Result<(), CliError> {

@@ -9,12 +9,13 @@ use remoe_launcher::{FunctionState, FunctionStatus, Status, Supervisor, control}
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio_util::sync::CancellationToken;
+use tokio::sync::watch;
 
 /// What the main function may take to say how many requests it has.
 const ASK: Duration = Duration::from_secs(1);
-/// What functions may take to end that have no requests any more; those that have some are ended after it.
-pub(super) const END: Duration = Duration::from_secs(5);
+
+/// Set when functions are to end: the time that they may drain.
+pub(super) type End = watch::Receiver<Option<Duration>>;
 
 /// Keeps the functions of a model as its gateway wants them.
 pub(super) struct Keeper {
@@ -43,13 +44,18 @@ struct Seen {
 }
 
 impl Keeper {
-    /// Says that the model is ready, follows orders and reports until `end`, and ends the functions then.
-    pub(super) async fn run(self, first: Status, end: CancellationToken) -> Result<(), CliError> {
-        tokio::select! {
+    /// Says that the model is ready, follows orders and reports until `end` says how long the functions may
+    /// take to end.
+    pub(super) async fn run(self, first: Status, mut end: End) -> Result<(), CliError> {
+        let ending = async {
+            let grace = end.wait_for(Option::is_some).await;
+            grace.ok().and_then(|grace| *grace).unwrap_or_default()
+        };
+        let grace = tokio::select! {
             kept = self.keep(&first) => return kept,
-            () = end.cancelled() => {}
-        }
-        self.supervisor.shutdown(END).await;
+            grace = ending => grace,
+        };
+        self.supervisor.shutdown(grace).await;
         Ok(())
     }
 

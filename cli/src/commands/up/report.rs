@@ -52,7 +52,7 @@ impl Report {
         }
         let mut out = anstream::stdout().lock();
         let bold = anstyle::Style::new().bold();
-        writeln!(out, "{model} {event} at {bold}{endpoint}{bold:#}\n\n{}", self.table(status))?;
+        writeln!(out, "{event} at {bold}{endpoint}{bold:#}: {model}\n\n{}", self.table(status))?;
         if event == "ready" {
             if let Some(main) = self.wanted.main_report() {
                 writeln!(out, "\n{}", main_text(&main))?;

@@ -1,0 +1,233 @@
+//! A gateway on a real socket, functions behind it on real sockets, and a launcher that does as it is told.
+
+#![allow(dead_code)] // Each test program uses some of it.
+
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::{HeaderMap, Request, Response, StatusCode, header};
+use axum::response::IntoResponse;
+use axum::routing::post;
+use axum::{Json, Router};
+use http_body_util::{BodyExt, Full};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use remoe_gateway::{
+    Backend, Gateway, GatewayMetrics, GatewayOptions, Model, ModelOptions, Running, WakeMarks, Wanted,
+};
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+/// Longer than anything takes.
+pub(crate) const LONG: Duration = Duration::from_secs(30);
+
+/// What functions do, and what was done with them.
+pub(crate) struct Functions {
+    /// What a function takes to start.
+    pub(crate) start: Mutex<Duration>,
+    /// Answers that may be given: tests let functions work one by one.
+    pub(crate) turns: Semaphore,
+    /// Requests that break off before they are answered.
+    pub(crate) breaks: AtomicUsize,
+    /// The `x` of each body in the order in which functions got them.
+    pub(crate) asked: Mutex<Vec<Value>>,
+    pub(crate) headers: Mutex<HeaderMap>,
+    pub(crate) starts: AtomicUsize,
+    pub(crate) stops: AtomicUsize,
+    running: AtomicUsize,
+    ids: AtomicU64,
+}
+
+impl Functions {
+    pub(crate) fn running(&self) -> usize {
+        self.running.load(Ordering::SeqCst)
+    }
+}
+
+/// A request that a function has.
+struct Work(Arc<Functions>);
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        self.0.running.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+async fn work(State(functions): State<Arc<Functions>>, headers: HeaderMap, body: Bytes) -> Response<Body> {
+    functions.running.fetch_add(1, Ordering::SeqCst);
+    let work = Work(functions.clone());
+    let body: Value = serde_json::from_slice(&body).unwrap();
+    functions.asked.lock().unwrap().push(body["x"].clone());
+    *functions.headers.lock().unwrap() = headers.clone();
+    if functions.breaks.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
+        // Ends the connection without an answer.
+        std::panic::resume_unwind(Box::new("breaks off"));
+    }
+    functions.turns.acquire().await.unwrap().forget();
+    if body["refuse"] == true {
+        return (StatusCode::BAD_REQUEST, Json(json!({"error": {"message": "no", "type": "invalid_request_error", "param": null, "code": null}}))).into_response();
+    }
+    if body["stream"] != true {
+        drop(work);
+        return ([("x-remoe-tokens", "3, 4")], Json(json!({"x": body["x"]}))).into_response();
+    }
+    let forever = body["forever"] == true;
+    let breaks = body["breaks"] == true;
+    let events = futures_util::stream::unfold((0, work), move |(number, work)| async move {
+        match number {
+            0 => Some((Ok("data: {\"n\":0}\n\n"), (1, work))),
+            _ if forever => std::future::pending().await,
+            1 if breaks => {
+                // After the first event has left.
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                Some((Err(std::io::Error::other("dies")), (2, work)))
+            }
+            1 => Some((Ok("data: [DONE]\n\n"), (2, work))),
+            _ => None,
+        }
+    });
+    ([(header::CONTENT_TYPE, "text/event-stream")], Body::from_stream(events)).into_response()
+}
+
+/// A gateway with one model, `m`.
+pub(crate) struct Stage {
+    pub(crate) address: SocketAddr,
+    pub(crate) model: Arc<Model>,
+    pub(crate) functions: Arc<Functions>,
+    pub(crate) client: Client<HttpConnector, Full<Bytes>>,
+}
+
+impl Stage {
+    pub(crate) async fn new(
+        options: GatewayOptions,
+        change: impl FnOnce(&mut ModelOptions),
+        idle: Option<Duration>,
+    ) -> Self {
+        let metrics = GatewayMetrics::new().unwrap();
+        let mut model = ModelOptions {
+            name: "m".to_owned(),
+            context_length: 64,
+            in_flight: 8,
+            max_requests: 100,
+            waiting_bytes: 1 << 20,
+            wake_limit: LONG,
+        };
+        change(&mut model);
+        let model = Model::new(model, &metrics);
+        let functions = Arc::new(Functions {
+            start: Mutex::new(Duration::from_millis(5)),
+            turns: Semaphore::new(1 << 20),
+            breaks: AtomicUsize::new(0),
+            asked: Mutex::default(),
+            headers: Mutex::default(),
+            starts: AtomicUsize::new(0),
+            stops: AtomicUsize::new(0),
+            running: AtomicUsize::new(0),
+            ids: AtomicU64::new(0),
+        });
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let gateway = Gateway::new(options, vec![model.clone()], metrics);
+        tokio::spawn(gateway.serve(listener, CancellationToken::new()));
+        tokio::spawn(launch(model.clone(), functions.clone()));
+        let client = Client::builder(TokioExecutor::new()).build_http();
+        let stage = Self { address, model, functions, client };
+        stage.until(|stage| !stage.serving()).await;
+        stage.until(Self::serving).await;
+        if let Some(idle) = idle {
+            stage.model.sleep_when_idle(idle);
+        }
+        stage
+    }
+
+    fn serving(&self) -> bool {
+        self.functions.starts.load(Ordering::SeqCst) > 0 && self.model.phase() == remoe_gateway::Phase::Active
+    }
+
+    /// Waits until `look` is true.
+    pub(crate) async fn until(&self, look: impl Fn(&Self) -> bool) {
+        let wait = async {
+            while !look(self) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(LONG, wait).await.expect("it never got there");
+    }
+
+    pub(crate) async fn sleeps(&self) {
+        self.until(|stage| stage.model.phase() == remoe_gateway::Phase::Asleep).await;
+    }
+
+    pub(crate) async fn send(
+        &self,
+        body: &Value,
+        headers: &[(&str, &str)],
+    ) -> Response<hyper::body::Incoming> {
+        let mut request = Request::post(format!("http://{}/v1/completions", self.address))
+            .header(header::CONTENT_TYPE, "application/json");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Full::from(body.to_string())).unwrap();
+        tokio::time::timeout(LONG, self.client.request(request)).await.expect("an answer").unwrap()
+    }
+
+    pub(crate) async fn ask(&self, body: &Value, headers: &[(&str, &str)]) -> (Response<()>, String) {
+        let (head, body) = self.send(body, headers).await.into_parts();
+        let body = tokio::time::timeout(LONG, body.collect()).await.expect("the answer ends").unwrap();
+        (Response::from_parts(head, ()), String::from_utf8(body.to_bytes().to_vec()).unwrap())
+    }
+}
+
+/// Starts and stops functions as the model wants it.
+async fn launch(model: Arc<Model>, functions: Arc<Functions>) {
+    let mut orders = model.want();
+    let mut server: Option<(tokio::task::JoinHandle<()>, Backend, WakeMarks)> = None;
+    loop {
+        let want = *orders.borrow_and_update();
+        match want.wanted {
+            Wanted::Awake if server.is_none() => {
+                functions.starts.fetch_add(1, Ordering::SeqCst);
+                let mut wake = WakeMarks { started: Some(Instant::now()), ..WakeMarks::default() };
+                let time = *functions.start.lock().unwrap();
+                tokio::time::sleep(time).await;
+                let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+                (wake.listening, wake.serving) = (Some(Instant::now()), Some(Instant::now()));
+                let id = functions.ids.fetch_add(1, Ordering::SeqCst);
+                let backend = Backend { id, address: listener.local_addr().unwrap(), authorization: None };
+                let router = Router::new().route("/v1/completions", post(work)).with_state(functions.clone());
+                let task = tokio::spawn(async move {
+                    drop(axum::serve(listener, router).await);
+                });
+                server = Some((task, backend, wake));
+            }
+            Wanted::Recheck => {
+                model.rechecked(want.order, u32::try_from(functions.running()).unwrap());
+            }
+            Wanted::Asleep => {
+                if let Some((task, ..)) = server.take() {
+                    assert_eq!(functions.running(), 0, "stopped with work at hand");
+                    functions.stops.fetch_add(1, Ordering::SeqCst);
+                    task.abort();
+                }
+            }
+            Wanted::Awake => {}
+        }
+        let running = server.as_ref();
+        model.runs(Running {
+            order: want.order,
+            backends: running.map(|(_, backend, _)| backend.clone()).into_iter().collect(),
+            wake: running.map(|(.., wake)| *wake).unwrap_or_default(),
+            functions: Vec::new(),
+        });
+        if orders.changed().await.is_err() {
+            return;
+        }
+    }
+}

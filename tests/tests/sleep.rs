@@ -1,0 +1,159 @@
+//! Models that sleep and wake behind one address, with real functions.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use remoe_tests::deadline::{LONG, SOON, until};
+use remoe_tests::fixture::Model;
+use remoe_tests::process::signal;
+use remoe_tests::raw::{self, Answer};
+use remoe_tests::up::{Up, all_gone};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::time::Instant;
+
+const IDLE: &str = "300ms";
+
+fn completion(model: &str, tokens: u32) -> String {
+    json!({"model": model, "prompt": [1, 2, 3], "max_tokens": tokens, "temperature": 0, "ignore_eos": true,
+        "include_figures": true, "return_token_ids": true})
+    .to_string()
+}
+
+async fn complete(address: SocketAddr, model: &str, tokens: u32) -> Answer {
+    raw::ask(address, raw::post("/v1/completions", &completion(model, tokens))).await
+}
+
+fn tokens(answer: &Answer) -> Value {
+    answer.ok()["choices"][0]["token_ids"].clone()
+}
+
+async fn status(address: SocketAddr) -> Value {
+    raw::ask(address, raw::get("/status")).await.ok()["models"][0].clone()
+}
+
+/// Milliseconds by part.
+fn timing(text: &str) -> Vec<(String, f64)> {
+    let parts = text.split(", ").map(|part| part.split_once(";dur=").expect("a part"));
+    parts.map(|(name, value)| (name.to_owned(), value.parse().expect("milliseconds"))).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_wake_a_model_and_none_is_lost() {
+    let model = Model::fixture("olmoe-basic");
+    let mut up = Up::start_with(&model.folder, &["--remote-ratio", "0.5", "--idle", IDLE]).await;
+    let address = up.ready.http();
+    let expected = tokens(&complete(address, "olmoe-basic", 4).await);
+    let mut pids = up.ready.pids();
+
+    // Fifty at the same time, from nothing: one wake.
+    assert!(up.next("asleep").await.pids().is_empty());
+    all_gone(&pids, SOON).await;
+    assert_eq!(raw::ask(address, raw::get("/health")).await.head.status, 200, "asleep is healthy");
+    let clients: Vec<_> = (0..50).map(|_| tokio::spawn(complete(address, "olmoe-basic", 4))).collect();
+    for client in clients {
+        let answer = client.await.unwrap();
+        assert_eq!(tokens(&answer), expected);
+        assert_eq!(answer.head.header("x-remoe-cold-start"), "true");
+    }
+    pids = up.next("awake").await.pids();
+    assert_eq!(pids.len(), 2);
+    assert_eq!(status(address).await["wakes"], 1);
+    assert_eq!(complete(address, "olmoe-basic", 4).await.head.header("x-remoe-cold-start"), "");
+
+    // The parts of the time to the first token are what the client saw.
+    up.next("asleep").await;
+    all_gone(&pids, SOON).await;
+    let asked = Instant::now();
+    let answer = complete(address, "olmoe-basic", 1).await;
+    let seen = asked.elapsed().as_secs_f64() * 1e3;
+    let parts = timing(answer.head.header("server-timing"));
+    let names: Vec<&str> = parts.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["decide", "schedule", "start", "load", "ready", "first"]);
+    let sum: f64 = parts.iter().map(|(_, value)| value).sum();
+    assert!(sum <= seen && sum >= 0.9 * seen, "{parts:?} of {seen} ms");
+    let told = answer.ok()["usage"]["remoe"]["timing"].clone();
+    for (name, value) in &parts {
+        assert!((told[name].as_f64().unwrap() - value).abs() < 0.001, "{told} and {parts:?}");
+    }
+    pids = up.next("awake").await.pids();
+
+    // Its main function dies while it starts.
+    up.next("asleep").await;
+    all_gone(&pids, SOON).await;
+    let client = tokio::spawn(complete(address, "olmoe-basic", 4));
+    let main = until(LONG, "a main function that starts", async || {
+        let status = status(address).await;
+        let functions = status["functions"].as_array().unwrap().clone();
+        let main = functions.iter().find(|one| one["name"] == "main" && one["state"] != "serving")?;
+        u32::try_from(main["pid"].as_u64()?).ok()
+    })
+    .await;
+    signal(main, Signal::KILL);
+    assert_eq!(tokens(&client.await.unwrap()), expected);
+    let awake = up.next("awake").await;
+    assert!(!awake.pids().contains(&main));
+
+    // A stream says at once that it waits, and brings its parts at the end.
+    up.next("asleep").await;
+    let body = completion("olmoe-basic", 2).replacen('{', "{\"stream\": true, ", 1);
+    let request = raw::post("/v1/completions", &body).replacen(
+        "Host",
+        "TE: trailers\r\nConnection: close, TE\r\nHost",
+        1,
+    );
+    let mut connection = raw::Connection::open(address).await;
+    connection.write(request).await.unwrap();
+    let head = connection.head().await.unwrap();
+    assert_eq!((head.status, head.header("x-remoe-cold-start")), (200, "true"));
+    assert_eq!(connection.chunk().await.unwrap().unwrap(), b": keep-alive\n\n");
+    let rest = String::from_utf8(connection.rest().await).unwrap();
+    assert!(rest.contains("data: [DONE]\n\n"), "{rest}");
+    let trailer = rest.lines().find_map(|line| line.strip_prefix("server-timing: ")).expect("a trailer");
+    assert_eq!(timing(trailer).len(), 6, "{rest}");
+    assert!(!rest.contains("x-remoe-tokens"), "{rest}");
+    up.next("awake").await;
+
+    // Asked to end while it sleeps, it has nothing to wait for.
+    up.next("asleep").await;
+    up.process.signal(Signal::TERM);
+    assert_eq!(up.process.end(LONG).await.code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_models_at_one_address_sleep_on_their_own() {
+    let (first, second) = (Model::fixture("olmoe-basic"), Model::fixture("mixtral-basic"));
+    let further = second.folder.to_str().unwrap();
+    let names = ["--served-model-name", "one", "--served-model-name", "two"];
+    let arguments = [&["--remote-ratio", "0", "--idle", "1s"], &names[..]].concat();
+    let folder = first.folder.to_str().unwrap();
+    let mut up = Up::start_models(&[folder, further], &arguments).await;
+    let other = up.next("ready").await;
+    assert_eq!((up.ready.model.as_str(), other.model.as_str()), ("one", "two"));
+    let address = up.ready.http();
+    let list = raw::ask(address, raw::get("/v1/models")).await.ok();
+    let ids: Vec<&str> =
+        list["data"].as_array().unwrap().iter().map(|one| one["id"].as_str().unwrap()).collect();
+    assert_eq!(ids, ["one", "two"]);
+    for (name, model) in [("one", &first), ("two", &second)] {
+        let expected = model.expected().unwrap();
+        let prompt = &expected.prompts[0];
+        let body = json!({"model": name, "prompt": prompt.ids, "max_tokens": prompt.greedy.len(), "temperature": 0,
+            "ignore_eos": true, "return_token_ids": true});
+        let answer = raw::ask(address, raw::post("/v1/completions", &body.to_string())).await;
+        assert_eq!(tokens(&answer), json!(prompt.greedy), "{name}");
+    }
+    let nobody = complete(address, "three", 1).await.error(404);
+    assert_eq!(nobody["code"], "model_not_found");
+    raw::ask(address, raw::post("/v1/completions", r#"{"prompt": [1]}"#)).await.refuses("model");
+    // One of them is kept awake.
+    let asleep = loop {
+        complete(address, "two", 1).await.ok();
+        if let Some(event) = up.unread().pop() {
+            break event;
+        }
+    };
+    assert_eq!((asleep.event.as_str(), asleep.model.as_str()), ("asleep", "one"));
+    assert_eq!(complete(address, "two", 1).await.head.header("x-remoe-cold-start"), "");
+    assert_eq!(complete(address, "one", 1).await.head.header("x-remoe-cold-start"), "true");
+}
