@@ -30,8 +30,6 @@ pub struct ModelOptions {
     pub name: String,
     /// Positions of its context.
     pub context_length: usize,
-    /// Requests that one backend has at the same time; further ones wait here, where turns are fair.
-    pub in_flight: usize,
     /// Requests that run or wait, all together.
     pub max_requests: usize,
     /// Bytes of the bodies that wait.
@@ -47,6 +45,8 @@ pub struct Backend {
     pub id: u64,
     /// Where it speaks HTTP.
     pub address: SocketAddr,
+    /// Requests that it has at the same time; further ones wait here, where turns are fair.
+    pub room: usize,
     /// What it wants to see as `Authorization`.
     pub authorization: Option<HeaderValue>,
 }
@@ -392,7 +392,7 @@ impl Model {
             }
         }
         let mut granted: Vec<Answer> = Vec::new();
-        while let Some((waiting, backend)) = state.next_grant(now, self.options.in_flight) {
+        while let Some((waiting, backend)) = state.next_grant(now) {
             let decided = state.decided.filter(|_| waiting.cold);
             let timing = parts(waiting.arrived, decided, &state.running.wake, now);
             granted.push((waiting.answer, Ok(Grant { model: self.clone(), backend, timing })));
@@ -513,12 +513,12 @@ impl State {
     }
 
     /// Who is next, and the backend with the least work in flight that has room.
-    fn next_grant(&mut self, now: Instant, most: usize) -> Option<(Waiting, Backend)> {
+    fn next_grant(&mut self, now: Instant) -> Option<(Waiting, Backend)> {
         if self.phase != Phase::Active || !self.is_current() || self.queue.len() == 0 {
             return None;
         }
         let places = self.places.iter_mut();
-        let free = places.filter(|place| place.in_flight < most && place.not_before <= now);
+        let free = places.filter(|place| place.in_flight < place.backend.room && place.not_before <= now);
         let place = free.min_by_key(|place| place.in_flight)?;
         let waiting = self.queue.pop()?;
         place.in_flight += 1;

@@ -21,7 +21,7 @@ fn body(x: usize) -> Value {
 /// Requests come when the model is about to fall asleep, while it does, and while it wakes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hundred_sleeps_and_wakes_lose_nothing() {
-    let stage = Stage::new(GatewayOptions::default(), |_| {}, SHORT).await;
+    let stage = Stage::new(GatewayOptions::default(), |_| {}, 8, SHORT).await;
     let mut asked = 0;
     for round in 0..150_u64 {
         *stage.functions.start.lock().unwrap() = Duration::from_micros(round * 40);
@@ -51,7 +51,7 @@ async fn a_hundred_sleeps_and_wakes_lose_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn fifty_at_once_wake_a_model_once() {
-    let stage = Stage::new(GatewayOptions::default(), |_| {}, SHORT).await;
+    let stage = Stage::new(GatewayOptions::default(), |_| {}, 8, SHORT).await;
     stage.sleeps().await;
     *stage.functions.start.lock().unwrap() = Duration::from_millis(50);
     let answers = join_all((0..50).map(|x| {
@@ -72,7 +72,7 @@ async fn fifty_at_once_wake_a_model_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_waits_begins_at_once_and_fails_as_an_event() {
-    let stage = Stage::new(GatewayOptions::default(), |_| {}, SHORT).await;
+    let stage = Stage::new(GatewayOptions::default(), |_| {}, 8, SHORT).await;
     for (extra, end) in [
         (json!({}), "data: [DONE]\n\n"),
         (json!({"refuse": true}), "\"code\":null}}\n\n"),
@@ -104,7 +104,7 @@ async fn a_stream_that_waits_begins_at_once_and_fails_as_an_event() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_breaks_off_before_its_answer_is_sent_again_but_not_for_ever() {
-    let stage = Stage::new(GatewayOptions::default(), |_| {}, None).await;
+    let stage = Stage::new(GatewayOptions::default(), |_| {}, 8, None).await;
     stage.functions.breaks.store(2, Ordering::SeqCst);
     let (head, text) = stage.ask(&body(5), &[]).await;
     assert_eq!((head.status().as_u16(), text.as_str()), (200, r#"{"x":5}"#));
@@ -117,7 +117,7 @@ async fn what_breaks_off_before_its_answer_is_sent_again_but_not_for_ever() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_cannot_wait_for_a_wake_is_told_how_long_it_takes() {
-    let stage = Stage::new(GatewayOptions::default(), |_| {}, Some(Duration::from_millis(40))).await;
+    let stage = Stage::new(GatewayOptions::default(), |_| {}, 8, Some(Duration::from_millis(40))).await;
     *stage.functions.start.lock().unwrap() = Duration::from_millis(300);
     // The model learns what a wake takes.
     stage.sleeps().await;
@@ -137,7 +137,7 @@ async fn who_cannot_wait_for_a_wake_is_told_how_long_it_takes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_that_leave_are_forgotten_waiting_or_not() {
-    let stage = Stage::new(GatewayOptions::default(), |model| model.in_flight = 1, None).await;
+    let stage = Stage::new(GatewayOptions::default(), |_| {}, 1, None).await;
     let streaming = stage.send(&json!({"model": "m", "stream": true, "forever": true}), &[]).await;
     assert_eq!(stage.functions.running(), 1);
     // A client of its own: dropping the pooled one's request would keep its connection.
@@ -159,7 +159,7 @@ async fn clients_that_leave_are_forgotten_waiting_or_not() {
 async fn more_than_may_wait_is_refused_and_tenants_take_turns() {
     let keys = Keys::none().with_key("big", "key-of-big").with_key("small", "key-of-small");
     let options = GatewayOptions { keys, ..GatewayOptions::default() };
-    let stage = Stage::new(options, |model| (model.in_flight, model.max_requests) = (1, 9), None).await;
+    let stage = Stage::new(options, |model| model.max_requests = 9, 1, None).await;
     // One request at a time, and none yet.
     stage.functions.turns.forget_permits(usize::MAX >> 4);
     let big = [("authorization", "Bearer key-of-big")];
@@ -198,7 +198,7 @@ async fn more_than_may_wait_is_refused_and_tenants_take_turns() {
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_are_asked_for_everywhere_but_for_health() {
     let keys = Keys::none().with_key("one", "secret-one");
-    let stage = Stage::new(GatewayOptions { keys, ..GatewayOptions::default() }, |_| {}, None).await;
+    let stage = Stage::new(GatewayOptions { keys, ..GatewayOptions::default() }, |_| {}, 8, None).await;
     let get = async |path: &str, key: Option<&str>| {
         let mut request = axum::http::Request::get(format!("http://{}{path}", stage.address));
         if let Some(key) = key {

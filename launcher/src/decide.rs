@@ -156,7 +156,7 @@ pub fn decide(desired: &Desired, instances: &[Instance], memory: &RestartMemory,
             actions.push(Action::Start { name: spec.name.clone() });
         }
     }
-    actions.extend(route(desired, &in_service, memory, now));
+    actions.extend(route(desired, instances, &in_service, memory, now));
     actions
 }
 
@@ -191,7 +191,13 @@ fn may_leave(instance: &Instance, instances: &[Instance], memory: &RestartMemory
 }
 
 /// The generation to be put in force, where the one in force is not what it should be.
-fn route(desired: &Desired, in_service: &[&Instance], memory: &RestartMemory, now: Time) -> Option<Action> {
+fn route(
+    desired: &Desired,
+    instances: &[Instance],
+    in_service: &[&Instance],
+    memory: &RestartMemory,
+    now: Time,
+) -> Option<Action> {
     if !desired.placed {
         return None;
     }
@@ -207,7 +213,12 @@ fn route(desired: &Desired, in_service: &[&Instance], memory: &RestartMemory, no
     // function and have not failed. Later ones take what there is.
     let starts = memory.in_force().is_none_or(|(_, route)| route.main != main.observed.id);
     let is_ready = |spec: &&FunctionSpec| ready.iter().any(|it| it.observed.name == spec.name);
-    let may_come = |spec: &FunctionSpec| !memory.settled() || memory.is_rested(&spec.name);
+    let may_come = |spec: &FunctionSpec| {
+        let ended = instances.iter().any(|instance| {
+            instance.observed.name == spec.name && matches!(instance.observed.phase, Phase::Ended(_))
+        });
+        !memory.settled() || memory.wakes(&spec.name, ended)
+    };
     if remote_places().any(|spec| !is_ready(&spec) && may_come(spec)) {
         return None;
     }

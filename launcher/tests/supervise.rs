@@ -173,7 +173,8 @@ async fn what_sleeps_ends_and_comes_back_when_it_is_woken() {
         }
         let woken = supervisor.change(awake.clone());
         let generation = status.generation.unwrap();
-        let next = until(&supervisor, |status| status.change == woken && whole_after(status, generation)).await;
+        let next =
+            until(&supervisor, |status| status.change == woken && whole_after(status, generation)).await;
         for (old, new) in status.functions.iter().zip(&next.functions) {
             assert_ne!(old.pid, new.pid, "{}", old.name);
         }

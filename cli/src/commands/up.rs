@@ -14,7 +14,6 @@ use crate::signals::EndSignals;
 use axum::http::HeaderValue;
 use keeper::{End, Keeper};
 use remoe_gateway::{Gateway, GatewayMetrics, GatewayOptions, Keys, Model, ModelOptions};
-use remoe_launcher::functions::DEFAULT_MAX_BATCH;
 use report::{Report, reachable};
 use start::{Asked, Started};
 use std::io::Read;
@@ -167,7 +166,6 @@ impl Front {
                 let options = ModelOptions {
                     name: wanted.name(),
                     context_length: wanted.inspection.context_length,
-                    in_flight: wanted.options.max_batch.unwrap_or(DEFAULT_MAX_BATCH).min(max_requests),
                     max_requests,
                     waiting_bytes: WAITING_BYTES,
                     wake_limit: args.deployment.ready_timeout,

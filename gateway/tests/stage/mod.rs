@@ -107,13 +107,13 @@ impl Stage {
     pub(crate) async fn new(
         options: GatewayOptions,
         change: impl FnOnce(&mut ModelOptions),
+        room: usize,
         idle: Option<Duration>,
     ) -> Self {
         let metrics = GatewayMetrics::new().unwrap();
         let mut model = ModelOptions {
             name: "m".to_owned(),
             context_length: 64,
-            in_flight: 8,
             max_requests: 100,
             waiting_bytes: 1 << 20,
             wake_limit: LONG,
@@ -135,7 +135,7 @@ impl Stage {
         let address = listener.local_addr().unwrap();
         let gateway = Gateway::new(options, vec![model.clone()], metrics);
         tokio::spawn(gateway.serve(listener, CancellationToken::new()));
-        tokio::spawn(launch(model.clone(), functions.clone()));
+        tokio::spawn(launch(model.clone(), functions.clone(), room));
         let client = Client::builder(TokioExecutor::new()).build_http();
         let stage = Self { address, model, functions, client };
         stage.until(|stage| !stage.serving()).await;
@@ -186,7 +186,7 @@ impl Stage {
 }
 
 /// Starts and stops functions as the model wants it.
-async fn launch(model: Arc<Model>, functions: Arc<Functions>) {
+async fn launch(model: Arc<Model>, functions: Arc<Functions>, room: usize) {
     let mut orders = model.want();
     let mut server: Option<(tokio::task::JoinHandle<()>, Backend, WakeMarks)> = None;
     loop {
@@ -200,7 +200,8 @@ async fn launch(model: Arc<Model>, functions: Arc<Functions>) {
                 let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
                 (wake.listening, wake.serving) = (Some(Instant::now()), Some(Instant::now()));
                 let id = functions.ids.fetch_add(1, Ordering::SeqCst);
-                let backend = Backend { id, address: listener.local_addr().unwrap(), authorization: None };
+                let backend =
+                    Backend { id, address: listener.local_addr().unwrap(), room, authorization: None };
                 let router = Router::new().route("/v1/completions", post(work)).with_state(functions.clone());
                 let task = tokio::spawn(async move {
                     drop(axum::serve(listener, router).await);

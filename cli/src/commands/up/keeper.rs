@@ -5,6 +5,7 @@ use crate::exit::CliError;
 use axum::http::HeaderValue;
 use remoe_function::Role;
 use remoe_gateway::{Backend, FunctionLine, Model, Running, WakeMarks, Want, Wanted};
+use remoe_launcher::functions::DEFAULT_MAX_BATCH;
 use remoe_launcher::{FunctionState, FunctionStatus, Status, Supervisor, control};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -168,6 +169,7 @@ impl Keeper {
         Some(Backend {
             id: u64::from(main.pid?) << 16 | u64::from(address.port()),
             address,
+            room: self.report.wanted.options.max_batch.unwrap_or(DEFAULT_MAX_BATCH),
             authorization: Some(self.authorization.clone()),
         })
     }
