@@ -63,7 +63,7 @@ def main():
         environment = pathlib.Path(f"/proc/{function['pid']}/environ").read_bytes().split(b"\0")
         key = next(value[14:] for value in environment if value.startswith(b"REMOE_API_KEY=")).decode()
         ways = {
-            "direct": Connection(function["metrics"], key),
+            "direct": Connection(function["http"], key),
             "gateway": Connection(ready["endpoint"].removeprefix("http://")),
         }
         for connection in ways.values():

@@ -32,7 +32,7 @@ pub(crate) async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response {
     let (head, body) = own.into_parts();
     let Ok(body) = body.collect().await else { return (head, Bytes::new()).into_response() };
     let mut text = String::from_utf8_lossy(&body.to_bytes()).into_owned();
-    text.push_str(&merged(&text, &pages));
+    text.push_str(&merged(&text, &pages, gateway.models().len() > 1));
     let mut response = text.into_response();
     if let Some(kind) = head.headers.get(header::CONTENT_TYPE) {
         response.headers_mut().insert(header::CONTENT_TYPE, kind.clone());
@@ -51,9 +51,9 @@ async fn page(upstream: &Upstream, backend: &Backend) -> Option<String> {
     String::from_utf8(body.to_bytes().into()).ok()
 }
 
-/// The pages of all models as one, every sample with the name of its model. Names that `own` has are left
+/// The pages of all models as one, where they are several every sample with the name of its model. Names that `own` has are left
 /// out: they mean something else there.
-fn merged(own: &str, pages: &[(String, String)]) -> String {
+fn merged(own: &str, pages: &[(String, String)], named: bool) -> String {
     let described = |text: &str| -> BTreeSet<String> {
         let lines = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
         lines.map(str::to_owned).collect()
@@ -80,6 +80,7 @@ fn merged(own: &str, pages: &[(String, String)]) -> String {
             };
             let (_, samples) = families.entry(family).or_default();
             let _written = match rest.strip_prefix('{') {
+                _ if !named => writeln!(samples, "{line}"),
                 Some(labels) => writeln!(samples, "{name}{{{label},{labels}"),
                 None => writeln!(samples, "{name}{{{label}}}{rest}"),
             };
@@ -98,9 +99,11 @@ mod tests {
         let page = "# HELP a_total A.\n# TYPE a_total counter\na_total 1\n# HELP b B.\n# TYPE b gauge\nb{x=\"1\"} 2\n# HELP c C.\n# TYPE c gauge\nc 3\n";
         let pages = [("m".to_owned(), page.to_owned()), ("n\"".to_owned(), page.to_owned())];
         assert_eq!(
-            merged("# TYPE c gauge\nc 9\n", &pages),
+            merged("# TYPE c gauge\nc 9\n", &pages, true),
             "# HELP a_total A.\n# TYPE a_total counter\na_total{model=\"m\"} 1\na_total{model=\"n\\\"\"} 1\n\
              # HELP b B.\n# TYPE b gauge\nb{model=\"m\",x=\"1\"} 2\nb{model=\"n\\\"\",x=\"1\"} 2\n"
         );
+        let alone = merged("", &pages[..1], false);
+        assert!(alone.contains("\na_total 1\n") && alone.contains("\nb{x=\"1\"} 2\n"), "{alone}");
     }
 }

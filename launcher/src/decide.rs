@@ -214,10 +214,9 @@ fn route(
     let starts = memory.in_force().is_none_or(|(_, route)| route.main != main.observed.id);
     let is_ready = |spec: &&FunctionSpec| ready.iter().any(|it| it.observed.name == spec.name);
     let may_come = |spec: &FunctionSpec| {
-        let ended = instances.iter().any(|instance| {
-            instance.observed.name == spec.name && matches!(instance.observed.phase, Phase::Ended(_))
-        });
-        !memory.settled() || memory.wakes(&spec.name, ended)
+        let is_out = |one: &&Instance| in_service.iter().all(|other| other.observed.id != one.observed.id);
+        let failed = instances.iter().filter(is_out).any(|one| one.observed.name == spec.name);
+        !memory.settled() || memory.wakes(&spec.name, failed)
     };
     if remote_places().any(|spec| !is_ready(&spec) && may_come(spec)) {
         return None;

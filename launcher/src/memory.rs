@@ -115,10 +115,10 @@ impl RestartMemory {
         self.places.get(name).map_or(Time::ZERO, |place| place.not_before)
     }
 
-    /// Whether the function in place `name` starts after a sleep, and has not failed since. `ended`: one that
-    /// was there has, and that is not noted yet.
-    pub(crate) fn wakes(&self, name: &str, ended: bool) -> bool {
-        self.places.get(name).is_some_and(|place| place.leaving || (place.rested && !ended))
+    /// Whether the function in place `name` starts after a sleep, and has not failed since. `failed`: one that
+    /// is there has, and that is not noted yet.
+    pub(crate) fn wakes(&self, name: &str, failed: bool) -> bool {
+        self.places.get(name).is_some_and(|place| place.leaving || (place.rested && !failed))
     }
 
     /// Whether a generation was in force at any time: the deployment has worked as it is.

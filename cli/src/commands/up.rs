@@ -147,7 +147,7 @@ fn listen(address: SocketAddr) -> Result<TcpListener, CliError> {
 /// The gateway, which takes requests from the beginning: they wait until their model answers.
 struct Front {
     models: Vec<Arc<Model>>,
-    endpoint: String,
+    address: SocketAddr,
     has_key: bool,
     stop: CancellationToken,
     server: JoinHandle<std::io::Result<()>>,
@@ -186,7 +186,7 @@ impl Front {
         let stop = CancellationToken::new();
         let gateway = Gateway::new(options, models.clone(), metrics);
         let server = tokio::spawn(gateway.serve(listener, stop.clone()));
-        Ok(Self { models, endpoint: format!("http://{}", reachable(address)), has_key, stop, server })
+        Ok(Self { models, address: reachable(address), has_key, stop, server })
     }
 
     /// Takes no more requests, and lets those that are there come to their end.
@@ -240,8 +240,8 @@ async fn start(
     for (asked, model) in asked.into_iter().zip(&front.models) {
         let Started { wanted, supervisor, status, times } =
             start::start(args, asked, as_json, progress).await?;
-        let (endpoint, has_key) = (front.endpoint.clone(), front.has_key);
-        let report = Report { wanted, times, endpoint, has_key, as_json };
+        let (address, has_key) = (front.address, front.has_key);
+        let report = Report { wanted, times, address, has_key, as_json };
         let (model, authorization, idle) = (model.clone(), authorization.clone(), args.idle);
         kept.spawn(Keeper { model, report, supervisor, authorization, idle }.run(status, end.clone()));
     }

@@ -9,6 +9,7 @@ use remoe_wire::format_listing;
 use remoe_wire::v1::LayerExperts;
 use serde::Serialize;
 use std::io::{self, Write};
+use std::net::SocketAddr;
 
 /// Prints `value` as one line.
 pub(crate) fn print(value: &impl Serialize) -> io::Result<()> {
@@ -53,7 +54,10 @@ pub(crate) struct Function<'a> {
     pid: Option<u32>,
     /// Where it speaks gRPC.
     address: Option<String>,
-    /// Where it serves `/metrics`.
+    /// Where it speaks HTTP, to its gateway.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    http: Option<String>,
+    /// Where its `/metrics` are read.
     metrics: Option<String>,
     /// `LAYER:FIRST-LAST,..` of the experts in its own memory.
     experts: String,
@@ -61,7 +65,14 @@ pub(crate) struct Function<'a> {
 
 impl<'a> Function<'a> {
     /// `status` of a model with `moe_layers`, whose experts in `remote` are remote.
-    pub(crate) fn of(status: &'a FunctionStatus, moe_layers: &[MoeLayer], remote: &[LayerExperts]) -> Self {
+    ///
+    /// Metrics of a main function are read at `gateway`, which has its key.
+    pub(crate) fn of(
+        status: &'a FunctionStatus,
+        moe_layers: &[MoeLayer],
+        remote: &[LayerExperts],
+        gateway: SocketAddr,
+    ) -> Self {
         let experts = match status.role {
             Role::Main => format_listing(&placement::local_experts(moe_layers, remote)),
             Role::Remote => format_listing(&status.hosted),
@@ -72,7 +83,11 @@ impl<'a> Function<'a> {
             state: status.state,
             pid: status.pid,
             address: status.grpc.map(|address| address.to_string()),
-            metrics: status.metrics.map(|address| address.to_string()),
+            http: status.http.map(|address| address.to_string()),
+            metrics: status.metrics.map(|address| match status.role {
+                Role::Main => gateway.to_string(),
+                Role::Remote => address.to_string(),
+            }),
             experts,
         }
     }

@@ -71,16 +71,12 @@ impl Deployment {
         Ok(tokens as f64 / (*end - started).as_secs_f64())
     }
 
-    /// The metrics of the main function, without the name of the one model.
+    /// The metrics of the main function.
     pub(super) fn metrics(&self) -> Result<Metrics> {
         let text = self.runtime.block_on(stream::get(self.http, "/metrics"))?;
         let values = text.lines().filter_map(|line| {
             let (name, value) = line.rsplit_once(' ')?;
-            let name = match name.split_once("{model=\"") {
-                Some((name, labels)) => name.to_owned() + labels.split_once("\"}")?.1,
-                None => name.to_owned(),
-            };
-            Some((name, value.parse().ok()?))
+            Some((name.to_owned(), value.parse().ok()?))
         });
         Ok(Metrics(values.collect()))
     }

@@ -16,7 +16,7 @@ pub(super) struct Report {
     pub(super) wanted: Wanted,
     pub(super) times: StartTimes,
     /// Where users reach it.
-    pub(super) endpoint: String,
+    pub(super) address: SocketAddr,
     /// Clients need a key.
     pub(super) has_key: bool,
     pub(super) as_json: bool,
@@ -32,7 +32,7 @@ impl Report {
     }
 
     fn print(&self, event: &str, status: &Status) -> Result<(), CliError> {
-        let endpoint = &self.endpoint;
+        let endpoint = &format!("http://{}", self.address);
         let model = self.wanted.name();
         let remote = self.wanted.placement.remote();
         if self.as_json {
@@ -45,7 +45,7 @@ impl Report {
                 start: (event == "ready").then_some(&self.times),
                 main: self.wanted.main_report().filter(|_| event == "ready"),
                 functions: functions
-                    .map(|function| Function::of(function, &self.wanted.moe_layers, &remote))
+                    .map(|function| Function::of(function, &self.wanted.moe_layers, &remote, self.address))
                     .collect(),
             })?;
             return Ok(());
