@@ -121,11 +121,14 @@ pub async fn run<B: Backend>(
     let Loaded { checkpoint, dtype, threads, device_name, text, pool, model, fingerprint } = loaded;
     let registry = Registry::new();
     let config = checkpoint.config();
+    // Rounded up: where so many positions have room, a request of so many has.
+    let page_bytes = model.page_bytes().max(1);
+    let cache_pages = settings.kv_cache_bytes.div_ceil(page_bytes as u64);
+    let cache_pages = usize::try_from(cache_pages).unwrap_or(usize::MAX);
     let limits = RequestLimits {
         vocab_size: config.vocab_size,
         context_length: config.context_length,
-        cache_pages: usize::try_from(settings.kv_cache_bytes / model.page_bytes().max(1) as u64)
-            .unwrap_or(usize::MAX),
+        cache_pages,
         max_choices: MAX_CHOICES.min(settings.max_batch),
         max_requests: settings.max_requests,
     };
@@ -134,7 +137,7 @@ pub async fn run<B: Backend>(
         ids => ids.to_vec(),
     };
     let metrics = EngineMetrics::new(&registry)?;
-    metrics.cache_limit.set(i64::try_from(settings.kv_cache_bytes).unwrap_or(i64::MAX));
+    metrics.cache_limit.set(i64::try_from(cache_pages.saturating_mul(page_bytes)).unwrap_or(i64::MAX));
     let recorder = match &settings.record_activations {
         None => None,
         Some(path) => Some(Recorder::open(path, record_header(&settings, &checkpoint, dtype)?, &registry)?),
