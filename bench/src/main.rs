@@ -1,6 +1,7 @@
 //! The `remoe-bench` command: checkpoints of any shape, and measurements of Remoe's parts.
 
 mod args;
+mod certificates;
 mod checkpoint;
 mod context;
 mod error;

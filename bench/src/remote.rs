@@ -1,5 +1,6 @@
 //! A remote-expert function under measurement.
 
+use crate::certificates::Certificates;
 use crate::context::Context;
 use crate::error::{Result, While};
 use crate::process::Process;
@@ -12,26 +13,37 @@ use std::process::Command;
 #[derive(Debug)]
 pub(crate) struct RemoteFunction {
     pub(crate) announcement: Announcement,
+    certificates: Option<Certificates>,
     _process: Process,
 }
 
 impl RemoteFunction {
     /// Starts one that hosts `experts` (`0:0-7`: experts 0 to 7 of layer 0), with the threads that a
-    /// launcher gives it; returns when it has announced itself.
-    pub(crate) fn start(context: &Context, model: &Path, experts: &str) -> Result<Self> {
+    /// launcher gives it, within TLS where there are `certificates`; returns when it has announced itself.
+    pub(crate) fn start(
+        context: &Context,
+        model: &Path,
+        experts: &str,
+        certificates: Option<Certificates>,
+    ) -> Result<Self> {
         let mut command = Command::new(context.program("remote-expert-fn")?);
         command.arg("--model").arg(model).args(["--experts", experts]);
         command.arg("--launcher-pid").arg(std::process::id().to_string());
         command.env("REMOE_LOG", "warn");
+        if let Some(certificates) = &certificates {
+            command.arg("--identity-dir").arg(certificates.of_remote());
+        }
         let mut process = Process::start("remote-expert-fn", command)?;
         let line = process.line()?;
         let announcement =
             serde_json::from_str(&line).doing(|| format!("reading the announcement {line:?}"))?;
-        Ok(Self { announcement, _process: process })
+        Ok(Self { announcement, certificates, _process: process })
     }
 
     /// A stream to it that asks one question at a time, as the engine does.
     pub(crate) fn conversation(&self) -> Result<Conversation> {
-        Conversation::open(&self.announcement.grpc.to_string()).doing(|| "connecting to a remote function")
+        let trust = self.certificates.as_ref().map(Certificates::trust);
+        Conversation::open(&self.announcement.grpc.to_string(), trust)
+            .doing(|| "connecting to a remote function")
     }
 }

@@ -26,6 +26,11 @@ impl Series {
         Self(self.0.iter().zip(&limit.0).map(|(a, b)| a / b).collect())
     }
 
+    /// Round by round, this less `other`.
+    pub(crate) fn minus(&self, other: &Self) -> Self {
+        Self(self.0.iter().zip(&other.0).map(|(a, b)| a - b).collect())
+    }
+
     /// The value that a share `quantile` of the others lies below, between two of them where it must
     /// be; none for an empty series.
     pub(crate) fn quantile(&self, quantile: f64) -> Option<f64> {

@@ -1,7 +1,7 @@
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Router, routing::get};
-use prometheus::{Registry, TextEncoder};
+use prometheus::{IntCounterVec, Opts, Registry, TextEncoder};
 use std::io;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -31,4 +31,21 @@ pub fn render(registry: &Registry) -> Response {
         Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
+}
+
+/// Counts connections that a port did not let in, by `reason`, each of which there is from the start.
+///
+/// # Errors
+/// The name is taken in `registry`.
+pub fn refused_connections(
+    registry: &Registry,
+    reasons: impl IntoIterator<Item = &'static str>,
+) -> Result<IntCounterVec, prometheus::Error> {
+    let counter = IntCounterVec::new(
+        Opts::new("remoe_connections_refused_total", "Connections that were not let in, by reason."),
+        &["reason"],
+    )?;
+    reasons.into_iter().for_each(|reason| drop(counter.with_label_values(&[reason])));
+    registry.register(Box::new(counter.clone()))?;
+    Ok(counter)
 }

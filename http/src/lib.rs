@@ -13,6 +13,7 @@ mod error;
 mod fallback;
 mod host;
 mod lanes;
+mod probes;
 mod request_id;
 
 pub use bearer::{bearer, same};
@@ -24,4 +25,5 @@ pub use error::{ApiError, ErrorBody};
 pub use fallback::{unknown_route, wrong_method};
 pub use host::check_host;
 pub use lanes::{Lanes, Pass};
+pub use probes::serve_probes;
 pub use request_id::{REQUEST_ID, RequestId, stamp_request_id};

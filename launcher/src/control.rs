@@ -1,5 +1,6 @@
 //! Speaking to functions over gRPC.
 
+use remoe_wire::identity::{Connector, Trust};
 use remoe_wire::v1::main_model_client::MainModelClient;
 use remoe_wire::v1::{DescribeMainRequest, Routing, RoutingAck};
 use remoe_wire::{ErrorCode, MAX_CONTROL_MESSAGE, STREAM_WINDOW, ServiceError, largest_generation};
@@ -8,42 +9,58 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint};
 
+/// A function, and who it has to be.
+#[derive(Debug, Clone)]
+pub struct Callee {
+    /// Where it is.
+    pub address: SocketAddr,
+    /// Who it has to be, and what it is shown; none: anybody, without TLS.
+    pub trust: Option<Trust>,
+}
+
+impl From<SocketAddr> for Callee {
+    fn from(address: SocketAddr) -> Self {
+        Self { address, trust: None }
+    }
+}
+
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A channel to a function. It connects when it is used, and again when the connection is lost.
 ///
 /// # Errors
 /// The address cannot be written as a URI.
-pub fn channel(address: SocketAddr) -> Result<Channel, ServiceError> {
+pub fn channel(to: impl Into<Callee>) -> Result<Channel, ServiceError> {
+    let Callee { address, trust } = to.into();
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
         .map_err(|error| ServiceError::new(ErrorCode::Internal, error.to_string()))?;
     Ok(endpoint
         .connect_timeout(CONNECT_TIMEOUT)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(STREAM_WINDOW)
-        .connect_lazy())
+        .connect_with_connector_lazy(Connector::new(trust)))
 }
 
-/// A client of the main function at `address`.
+/// A client of a main function.
 ///
 /// # Errors
 /// The address cannot be written as a URI.
-pub fn main_client(address: SocketAddr) -> Result<MainModelClient<Channel>, ServiceError> {
-    Ok(MainModelClient::new(channel(address)?).max_decoding_message_size(MAX_CONTROL_MESSAGE))
+pub fn main_client(to: impl Into<Callee>) -> Result<MainModelClient<Channel>, ServiceError> {
+    Ok(MainModelClient::new(channel(to)?).max_decoding_message_size(MAX_CONTROL_MESSAGE))
 }
 
-/// Has the main function at `address` put `routing` in force, within `deadline`. The answer names the
+/// Has the main function `to` put `routing` in force, within `deadline`. The answer names the
 /// generation that is in force then, which is another one's where it is later. A number that the main
 /// function is too far behind of is reached in steps of the same placement.
 ///
 /// # Errors
 /// It refuses, cannot be reached, or takes too long.
 pub async fn set_routing(
-    address: SocketAddr,
+    to: impl Into<Callee>,
     routing: Routing,
     deadline: Duration,
 ) -> Result<RoutingAck, ServiceError> {
-    let client = main_client(address)?;
+    let client = main_client(to)?;
     timeout(deadline, advance(client, routing)).await.unwrap_or_else(|_elapsed| {
         Err(ServiceError::new(
             ErrorCode::DeadlineExceeded,
@@ -68,23 +85,23 @@ async fn advance(mut client: MainModelClient<Channel>, routing: Routing) -> Resu
     }
 }
 
-/// How many requests the main function at `address` runs or keeps waiting, within `deadline`.
+/// How many requests the main function `of` runs or keeps waiting, within `deadline`.
 ///
 /// # Errors
 /// It cannot be reached, or takes too long.
-pub async fn requests_in_flight(address: SocketAddr, deadline: Duration) -> Result<u32, ServiceError> {
-    Ok(describe(address, deadline).await?.in_flight)
+pub async fn requests_in_flight(of: impl Into<Callee>, deadline: Duration) -> Result<u32, ServiceError> {
+    Ok(describe(of, deadline).await?.in_flight)
 }
 
-/// What the main function at `address` is and has in force, within `deadline`.
+/// What the main function `of` is and has in force, within `deadline`.
 ///
 /// # Errors
 /// It cannot be reached, or takes too long.
 pub async fn describe(
-    address: SocketAddr,
+    of: impl Into<Callee>,
     deadline: Duration,
 ) -> Result<remoe_wire::v1::MainDescription, ServiceError> {
-    let mut client = main_client(address)?;
+    let mut client = main_client(of)?;
     match timeout(deadline, client.describe(DescribeMainRequest {})).await {
         Ok(answer) => Ok(answer?.into_inner()),
         Err(_elapsed) => {

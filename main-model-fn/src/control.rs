@@ -35,7 +35,7 @@ impl MainModel for Control {
         _: tonic::Request<DescribeMainRequest>,
     ) -> Result<Response<MainDescription>, Status> {
         let mut description = self.description.clone();
-        description.generation = self.placer.generation();
+        (description.generation, description.placement) = self.placer.named();
         description.local = self.placer.local().listing();
         description.in_flight = u32::try_from(self.engine.in_flight()).unwrap_or(u32::MAX);
         Ok(Response::new(description))

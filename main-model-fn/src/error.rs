@@ -5,6 +5,7 @@ use remoe_experts::LoadError;
 use remoe_kernels::KernelError;
 use remoe_model::CheckpointError;
 use remoe_model::text::TextError;
+use remoe_wire::identity::IdentityError;
 use std::io;
 
 /// Why the function cannot start or go on.
@@ -31,6 +32,9 @@ pub enum Error {
     /// Activations cannot be recorded.
     #[error("activation records: {0}")]
     Records(#[from] RecordFileError),
+    /// The certificate cannot be used.
+    #[error("--identity-dir: {0}")]
+    Identity(#[from] IdentityError),
     /// A metric is registered twice.
     #[error(transparent)]
     Metrics(#[from] prometheus::Error),
@@ -58,6 +62,7 @@ impl Error {
             Self::Device(_)
             | Self::Kernel(_)
             | Self::Records(_)
+            | Self::Identity(_)
             | Self::Metrics(_)
             | Self::Io(_)
             | Self::Server(_)

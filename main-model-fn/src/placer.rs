@@ -17,7 +17,7 @@ use remoe_kernels::Dtype;
 use remoe_model::Checkpoint;
 use remoe_planner::Account;
 use remoe_wire::v1::{EndpointProblem, LayerExperts, Routing, RoutingAck};
-use remoe_wire::{ErrorCode, GENERATION_STEP, ServiceError, largest_generation};
+use remoe_wire::{ErrorCode, GENERATION_STEP, ServiceError, largest_generation, placement_digest};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex as Lock, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -60,6 +60,8 @@ pub(crate) struct Placer {
 struct InForce {
     /// 0 before the first.
     generation: u64,
+    /// Its placement by content; empty before the first.
+    placement: String,
     /// Experts packed for the generation; the next one reuses them.
     local: LocalExperts,
     remote: RemoteSets,
@@ -117,6 +119,12 @@ impl Placer {
         self.in_force().generation
     }
 
+    /// The generation in force and its placement by content; 0 and nothing before the first.
+    pub(crate) fn named(&self) -> (u64, String) {
+        let in_force = self.in_force();
+        (in_force.generation, in_force.placement.clone())
+    }
+
     /// The experts in the function's own memory.
     pub(crate) fn local(&self) -> LocalExperts {
         self.in_force().local.clone()
@@ -165,11 +173,12 @@ impl Placer {
             ));
         }
         let (sender, outcome) = watch::channel(None);
+        let placement = placement_digest(&routing);
         attempts.push(Attempt { routing, outcome: outcome.clone() });
         let placer = self.clone();
         tokio::spawn(async move {
             let outcome = tokio::select! {
-                outcome = placer.bring_into_force(generation, remote, endpoints, account) => outcome,
+                outcome = placer.bring_into_force(generation, placement, Wanted { remote, endpoints }, account) => outcome,
                 () = placer.parts.shutdown.cancelled() => Err(shutting_down()),
             };
             if let Err(error) = &outcome {
@@ -183,16 +192,15 @@ impl Placer {
     async fn bring_into_force(
         &self,
         generation: u64,
-        remote: RemoteSets,
-        endpoints: EndpointSets,
+        placement: String,
+        wanted: Wanted,
         account: Option<Arc<Account>>,
     ) -> Outcome {
         let _placing = self.placing.lock().await;
-        let current = self.generation();
+        let (current, in_force) = self.named();
         if generation <= current {
-            return Ok(RoutingAck { generation: current, problems: Vec::new() });
+            return Ok(RoutingAck { generation: current, placement: in_force, problems: Vec::new() });
         }
-        let wanted = Wanted { remote, endpoints };
         let mut steps = self.steps(&wanted.remote)?;
         // The last one goes to the placement as a whole.
         steps.pop();
@@ -208,6 +216,7 @@ impl Placer {
         {
             let mut in_force = self.in_force();
             in_force.generation = generation;
+            in_force.placement.clone_from(&placement);
             in_force.load_time.get_or_insert_with(|| self.parts.started.elapsed());
         }
         // A function that shuts down has said that it is not ready, and stays so.
@@ -216,7 +225,7 @@ impl Placer {
             *placed |= ready;
             ready
         });
-        Ok(RoutingAck { generation, problems })
+        Ok(RoutingAck { generation, placement, problems })
     }
 
     /// The layers of the steps in which the local experts can become those that `remote` leaves.

@@ -13,13 +13,17 @@ use crate::transformer::{Model, Transformer};
 use crate::{Backend, DeviceName, Error, Settings};
 use prometheus::Registry;
 use remoe_experts::default_dtype;
-use remoe_function::{Announcement, Role};
+use remoe_function::{Announcement, Role, refused_connections};
+use remoe_http::serve_probes;
 use remoe_kernels::{Dtype, Pool, PoolConfig, numerics_class, wrong_paths};
 use remoe_model::Checkpoint;
 use remoe_predictor::record::RecordHeader;
+use remoe_wire::identity::Trust;
 use remoe_wire::v1::MainDescription;
 use remoe_wire::v1::main_model_server::MainModelServer;
-use remoe_wire::{Intake, IntakeLimits, MAX_CONTROL_MESSAGE, MAX_CONTROL_REQUEST, WIRE_VERSION};
+use remoe_wire::{
+    Door, Intake, IntakeLimits, MAX_CONTROL_MESSAGE, MAX_CONTROL_REQUEST, Refusal, WIRE_VERSION,
+};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -95,12 +99,15 @@ pub async fn run<B: Backend>(
     shutdown: CancellationToken,
     ready: impl FnOnce(&Announcement) -> io::Result<()>,
 ) -> Result<(), Error> {
+    let trust = settings.identity_dir.as_deref().zip(settings.operator_identity.clone());
+    let trust = trust.map(|(folder, operator)| Trust::of_control(folder, operator)).transpose()?;
+    let (loaded, has_loaded) = watch::channel(false);
     let placed = watch::Sender::new(false);
     let health = listeners.health.as_ref().map(TcpListener::local_addr).transpose()?;
     // From the start to the very end, the drain included.
     let probing = CancellationToken::new();
     if let Some(listener) = listeners.health {
-        let probes = http::serve_probes(listener, placed.subscribe(), probing.clone());
+        let probes = serve_probes(listener, has_loaded, placed.subscribe(), probing.clone());
         tokio::spawn(async move {
             if let Err(error) = probes.await {
                 tracing::error!(%error, "probes are not answered any more");
@@ -111,14 +118,14 @@ pub async fn run<B: Backend>(
     tracing::info!(model = %settings.source.model, "loading");
     // In a thread of its own: signals are heard meanwhile.
     let wanted = settings.clone();
-    let loaded = tokio::select! {
+    let parts = tokio::select! {
         loaded = tokio::task::spawn_blocking(move || Loaded::new::<B>(&wanted)) => loaded.map_err(io::Error::other)??,
         () = shutdown.cancelled() => {
             tracing::info!("ended while the model was loading");
             return Ok(());
         }
     };
-    let Loaded { checkpoint, dtype, threads, device_name, text, pool, model, fingerprint } = loaded;
+    let Loaded { checkpoint, dtype, threads, device_name, text, pool, model, fingerprint } = parts;
     let registry = Registry::new();
     let config = checkpoint.config();
     // Rounded up: where so many positions have room, a request of so many has.
@@ -138,6 +145,7 @@ pub async fn run<B: Backend>(
     };
     let metrics = EngineMetrics::new(&registry)?;
     metrics.cache_limit.set(i64::try_from(cache_pages.saturating_mul(page_bytes)).unwrap_or(i64::MAX));
+    let refused = refused_connections(&registry, Refusal::ALL.map(Refusal::name))?;
     let recorder = match &settings.record_activations {
         None => None,
         Some(path) => Some(Recorder::open(path, record_header(&settings, &checkpoint, dtype)?, &registry)?),
@@ -154,6 +162,7 @@ pub async fn run<B: Backend>(
             numerics_class: numerics_class(dtype).to_owned(),
             hidden_size: config.hidden_size,
             sets: Vec::new(),
+            trust: trust.as_ref().map(Trust::to_remote).transpose()?,
         },
         expert_metrics: ExpertMetrics::new(&registry)?,
         metrics,
@@ -217,6 +226,7 @@ pub async fn run<B: Backend>(
             device: device_name.to_string(),
             operations: B::NAME.to_owned(),
             generation: 0,
+            placement: String::new(),
             local: Vec::new(),
             start_us: announcement.start_us,
             in_flight: 0,
@@ -225,6 +235,8 @@ pub async fn run<B: Backend>(
     let (mut health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<MainModelServer<Control>>().await;
     let intake = Intake::new(CONTROL_INTAKE);
+    let door = trust
+        .map(|trust| Door::new(trust, move |refusal| refused.with_label_values(&[refusal.name()]).inc()));
     let control_server = intake
         .server()
         .add_service(health_service)
@@ -233,7 +245,10 @@ pub async fn run<B: Backend>(
                 .max_decoding_message_size(MAX_CONTROL_REQUEST)
                 .max_encoding_message_size(MAX_CONTROL_MESSAGE),
         )
-        .serve_with_incoming_shutdown(intake.listen(listeners.control), shutdown.clone().cancelled_owned());
+        .serve_with_incoming_shutdown(
+            intake.listen(listeners.control, door),
+            shutdown.clone().cancelled_owned(),
+        );
     let control_server = tokio::spawn(control_server);
     let http_stop = shutdown.clone();
     let http_server = tokio::spawn(async move {
@@ -242,6 +257,7 @@ pub async fn run<B: Backend>(
             Some(listener) => http::serve(listener, http_state, http_stop).await,
         }
     });
+    loaded.send_replace(true);
     ready(&announcement)?;
     tracing::info!(control = %announcement.grpc, http = ?announcement.http, start_us = announcement.start_us, "listening");
     let served = async {

@@ -3,6 +3,7 @@ use remoe_experts::ComputeDtype;
 use remoe_fetch::ModelArgs;
 use remoe_function::sizes;
 use remoe_kernels::MAX_THREADS;
+use remoe_wire::identity::Identity;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -34,13 +35,20 @@ pub struct Settings {
     /// Serve the control interface only.
     #[arg(long)]
     pub no_http: bool,
-    /// Where probes find /health and /livez, whatever clients do to the other address; nowhere by
+    /// Where probes find /healthz and /readyz, whatever clients do to the other addresses; nowhere by
     /// default. Port 0 takes any free one.
     #[arg(long)]
     pub health_listen: Option<SocketAddr>,
     /// Where launchers speak gRPC; port 0 takes any free one.
     #[arg(long, default_value = "127.0.0.1:0")]
     pub control_listen: SocketAddr,
+    /// Folder with tls.crt, tls.key and ca.crt: the control interface and the connections to remote functions
+    /// are within TLS then, both ends showing a certificate. Files are read again when they change.
+    #[arg(long, value_name = "DIR", env = "REMOE_IDENTITY_DIR", requires = "operator_identity")]
+    pub identity_dir: Option<PathBuf>,
+    /// Who may use the control interface, as its certificate names it: spiffe://remoe/NAMESPACE/operator.
+    #[arg(long, value_name = "URI", env = "REMOE_OPERATOR_IDENTITY")]
+    pub operator_identity: Option<Identity>,
     /// The model's name in the API; by default that of its folder or repository.
     #[arg(long)]
     pub served_model_name: Option<String>,

@@ -8,6 +8,8 @@
 use super::api::MoEDeployment;
 use super::mains::{self, Order, Outcome};
 use kube::runtime::reflector::ObjectRef;
+use remoe_wire::identity::Trust;
+use remoe_wire::placement_digest;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,6 +38,8 @@ const WAITING: usize = 1024;
 pub struct Heard {
     /// The generation that it has in force; none: it did not answer.
     pub in_force: Option<u64>,
+    /// Its placement by content; empty where nothing is in force.
+    pub placement: String,
     /// The generation that it was last told, and what came of it. That it is in force is reported once.
     pub told: Option<(u64, Outcome)>,
 }
@@ -76,6 +80,8 @@ struct Conversation {
 #[derive(Clone)]
 struct Wish {
     order: Option<Arc<Order>>,
+    /// Who it has to be.
+    trust: Option<Trust>,
     at: Instant,
 }
 
@@ -99,8 +105,8 @@ impl Conversations {
         heard.collect()
     }
 
-    /// Speaks with `partners` and nobody else of `owner`, beginning now.
-    pub fn keep(&self, owner: &MoEDeployment, partners: Vec<Partner>) {
+    /// Speaks with `partners` and nobody else of `owner`, beginning now; they have to be who `trust` says.
+    pub fn keep(&self, owner: &MoEDeployment, partners: Vec<Partner>, trust: Option<&Trust>) {
         let key = ObjectRef::from_obj(owner);
         let mut deployments = lock(&self.deployments);
         if partners.is_empty() {
@@ -114,7 +120,7 @@ impl Conversations {
         });
         let mut before = std::mem::take(&mut known.mains);
         for Partner { uid, ip, order } in partners.into_iter().take(MOST_MAINS) {
-            let wish = Wish { order, at: Instant::now() };
+            let wish = Wish { order, trust: trust.cloned(), at: Instant::now() };
             let goes_on = before.remove(&uid).filter(|known| known.ip == ip && !known.task.is_finished());
             let conversation = match goes_on {
                 Some(conversation) => {
@@ -175,23 +181,26 @@ async fn converse(
 
 /// One question, and one order where the answer calls for it.
 async fn exchange(ip: IpAddr, wish: Wish) -> Heard {
-    let in_force = mains::describe(ip).await;
+    let trust = wish.trust.as_ref();
+    let (in_force, placement) =
+        mains::describe(ip, trust).await.map_or((None, String::new()), |is| (Some(is.0), is.1));
     let is_behind = |order: &Arc<Order>| in_force.is_some_and(|number| number < order.number);
     let Some(order) = wish.order.filter(|order| wish.at.elapsed() < ORDER_HOLDS && is_behind(order)) else {
-        return Heard { in_force, told: None };
+        return Heard { in_force, placement, told: None };
     };
-    let outcome = mains::tell(ip, &order).await;
-    let is_in_force = matches!(outcome, Outcome::InForce { .. });
-    Heard {
-        in_force: if is_in_force { Some(order.number) } else { in_force },
-        told: Some((order.number, outcome)),
-    }
+    let outcome = mains::tell(ip, &order, trust).await;
+    let (in_force, placement) = match (&outcome, &order.routing) {
+        (Outcome::InForce { .. }, Ok(routing)) => (Some(order.number), placement_digest(routing)),
+        _ => (in_force, placement),
+    };
+    Heard { in_force, placement, told: Some((order.number, outcome)) }
 }
 
 /// Takes note of what was `said`. Returns whether it is new.
 fn learn(heard: &mut Heard, said: Heard) -> bool {
-    let is_new = heard.in_force != said.in_force || (said.told.is_some() && heard.told != said.told);
-    heard.in_force = said.in_force;
+    let other = (heard.in_force, &heard.placement) != (said.in_force, &said.placement);
+    let is_new = other || (said.told.is_some() && heard.told != said.told);
+    (heard.in_force, heard.placement) = (said.in_force, said.placement);
     heard.told = said.told.or(heard.told.take());
     is_new
 }

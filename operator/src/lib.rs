@@ -24,6 +24,7 @@ pub mod drift;
 pub mod errand;
 pub mod events;
 pub mod facts;
+pub mod identity;
 pub mod inspection;
 pub mod mains;
 pub mod names;

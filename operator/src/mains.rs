@@ -1,7 +1,9 @@
 //! Calls of one main function: what it has in force, and what it is to have.
 
 use super::build::CONTROL_PORT;
-use remoe_launcher::control;
+use remoe_launcher::control::{self, Callee};
+use remoe_wire::identity::Trust;
+use remoe_wire::placement_digest;
 use remoe_wire::v1::{EndpointProblem, Routing};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -36,29 +38,35 @@ pub enum Outcome {
     Failed(String),
 }
 
-/// The generation that the main function at `ip` has in force; none: it did not answer.
-pub(super) async fn describe(ip: IpAddr) -> Option<u64> {
-    let answer = control::describe(SocketAddr::new(ip, CONTROL_PORT), DESCRIBE).await;
-    answer.ok().map(|description| description.generation)
+/// The generation that the main function at `ip`, which has to be who `trust` says, has in force, and its
+/// placement by content; none: it did not answer.
+pub(super) async fn describe(ip: IpAddr, trust: Option<&Trust>) -> Option<(u64, String)> {
+    let answer = control::describe(callee(ip, trust), DESCRIBE).await;
+    answer.ok().map(|description| (description.generation, description.placement))
 }
 
 /// Tells the main function at `ip` what it is to have in force.
-pub(super) async fn tell(ip: IpAddr, order: &Order) -> Outcome {
-    match timeout(TELL, put_in_force(ip, order)).await {
+pub(super) async fn tell(ip: IpAddr, order: &Order, trust: Option<&Trust>) -> Outcome {
+    match timeout(TELL, put_in_force(ip, order, trust)).await {
         Ok(Ok(problems)) => Outcome::InForce { problems },
         Ok(Err(message)) => Outcome::Failed(message),
         Err(_elapsed) => Outcome::Underway,
     }
 }
 
-async fn put_in_force(ip: IpAddr, order: &Order) -> Result<Vec<String>, String> {
+async fn put_in_force(ip: IpAddr, order: &Order, trust: Option<&Trust>) -> Result<Vec<String>, String> {
     let routing = order.routing.clone()?;
-    let address = SocketAddr::new(ip, CONTROL_PORT);
+    let placement = placement_digest(&routing);
     // Given up from outside first: that it takes long is no failure.
-    let ack = control::set_routing(address, routing, 2 * TELL).await.map_err(|error| error.message)?;
-    if ack.generation != order.number {
+    let ack = control::set_routing(callee(ip, trust), routing, 2 * TELL).await;
+    let ack = ack.map_err(|error| error.message)?;
+    if (ack.generation, &ack.placement) != (order.number, &placement) {
         return Err(format!("generation {}, which is not of this operator, is in force", ack.generation));
     }
     let problem = |problem: &EndpointProblem| format!("{}: {}", problem.address, problem.message);
     Ok(ack.problems.iter().map(problem).collect())
+}
+
+fn callee(ip: IpAddr, trust: Option<&Trust>) -> Callee {
+    Callee { address: SocketAddr::new(ip, CONTROL_PORT), trust: trust.cloned() }
 }

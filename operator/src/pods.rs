@@ -1,7 +1,7 @@
 //! What a pod's status says: whether it lives, works, and what is wrong with it. Pure.
 
 use super::names::{self, COMPONENT, Component, FUNCTION, IDENTITY, PodName, REPLICA};
-use super::routing::MOST_GENERATIONS;
+use super::routing::{Generation, MOST_GENERATIONS};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition, PodStatus};
 use kube::ResourceExt;
@@ -51,6 +51,8 @@ pub struct PodView {
     pub trouble: Option<Trouble>,
     /// The generation that a main function has in force; none: it did not answer.
     pub in_force: Option<u64>,
+    /// Its placement by content; empty where nothing is in force.
+    pub placement: String,
 }
 
 /// Something that is wrong.
@@ -105,12 +107,19 @@ impl PodView {
             fault: ended(&status).or_else(|| crash_looping(&status)).or_else(|| disrupted(&status)).or(lost),
             trouble: trouble(&status),
             in_force: None,
+            placement: String::new(),
         })
     }
 
     /// Whether it is there to stay, and nothing is wrong with it that calls for another one.
     pub fn is_sound(&self) -> bool {
         self.owned && self.ends_by.is_none() && self.fault.is_none() && self.name.is_counted()
+    }
+
+    /// Whether it has `generation` in force, that and nothing else that goes by its number.
+    pub fn acts_on(&self, generation: &Generation) -> bool {
+        self.in_force == Some(generation.number)
+            && generation.placement().is_ok_and(|it| it == self.placement)
     }
 
     /// Takes note of the generation that a main function says it has in force; none: it said nothing. One

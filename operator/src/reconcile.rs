@@ -11,6 +11,7 @@ use super::calls::{CallError, Calls};
 use super::conversations::Conversations;
 use super::events::{publish, transitions};
 use super::fleet::{Fleet, Silence};
+use super::identity::{Identities, IdentityFailure};
 use super::known::{Known, know};
 use super::metrics::Metrics;
 use super::names::Component;
@@ -36,6 +37,8 @@ pub(super) struct Context {
     pub(super) client: Client,
     /// What the operator was told.
     pub(super) around: Surroundings,
+    /// Who is who.
+    pub(super) identities: Identities,
     /// Where events are published.
     pub(super) recorder: Recorder,
     /// What is counted.
@@ -55,12 +58,24 @@ pub(super) enum ReconcileError {
     /// A value that cannot be written as JSON.
     #[error("{0}")]
     Json(#[from] serde_json::Error),
+    /// Nobody can be told who is who.
+    #[error(transparent)]
+    Identity(IdentityFailure),
     /// Something is there that was not read.
     #[error("{0} was not read as it is")]
     Stale(String),
     /// A defect of this program: what belongs to this deployment led it where it should not go.
     #[error("the operator has a defect that this deployment meets: {0}")]
     Panicked(String),
+}
+
+impl From<IdentityFailure> for ReconcileError {
+    fn from(failure: IdentityFailure) -> Self {
+        match failure {
+            IdentityFailure::Call(error) => Self::Call(error),
+            failure => Self::Identity(failure),
+        }
+    }
 }
 
 impl From<ObserveError> for ReconcileError {
@@ -94,6 +109,7 @@ impl ReconcileError {
             Self::Call(error) if matches!(error.code(), 400 | 401 | 403 | 422) => {
                 Some(error.call().to_owned())
             }
+            Self::Identity(_) => Some("tell functions who is who".to_owned()),
             Self::Panicked(_) => Some("reconcile".to_owned()),
             _ => None,
         }
@@ -106,6 +122,7 @@ impl ReconcileError {
             Self::Call(error) if error.code() == 409 => "conflict",
             Self::Call(_) => "api",
             Self::Json(_) => "json",
+            Self::Identity(_) => "identity",
             Self::Stale(_) => "conflict",
             Self::Panicked(_) => "panic",
         }
@@ -132,7 +149,7 @@ async fn contained<T>(run: impl Future<Output = Result<T, ReconcileError>>) -> R
 }
 
 async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, ReconcileError> {
-    let Context { around, recorder, conversations, fleet, .. } = context;
+    let Context { around, recorder, conversations, fleet, identities, .. } = context;
     let namespace = owner.namespace().unwrap_or_default();
     let calls = Calls::new(context.client.clone(), &namespace, context.metrics.writes.clone());
 
@@ -145,9 +162,14 @@ async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, R
     let planned = Planned::new(owner, &observed, &known, answer, around);
     let steps = steps(owner, &observed, &known, &planned, around)?;
     fleet.note(owner, Silence::among(&steps.pods));
+    let trust = identities.trust(owner).await?;
+    // Before any pod is made, which waits for its certificate.
+    let certified = identities.keep(&calls, owner).await?;
     let applied = apply(&calls, owner, &steps.writes).await?;
-    conversations.keep(owner, steps.partners.clone());
-    let status = status(&findings(owner, &observed, &known, &planned, &steps, applied.refused));
+    conversations.keep(owner, steps.partners.clone(), trust.as_ref());
+    let mut refused = applied.refused;
+    refused.extend(certified.troubles.into_iter().map(|trouble| (None, trouble)));
+    let status = status(&findings(owner, &observed, &known, &planned, &steps, refused));
     if owner.status.as_ref() != Some(&status) {
         calls.apply_status(&owner.name_any(), &status).await?;
     }
@@ -156,7 +178,7 @@ async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, R
     happenings.extend(applied.happenings);
     happenings.extend(transitions(owner.status.as_ref(), &status));
     publish(recorder, owner, &happenings).await;
-    Ok(steps.look_again)
+    Ok(steps.look_again.min(certified.look_again))
 }
 
 /// Computes a plan beside everything else.

@@ -273,10 +273,14 @@ fn next_generation(scene: Scene<'_>) -> Result<Option<Generation>, serde_json::E
     }
     endpoints.sort();
     let remote = format_listing(&scene.target.remote_sets());
-    // One that is further than it was told follows somebody else's generation.
+    // One that is further than it was told, or as far with other content, follows somebody else.
     let overruled = |present: &Generation| {
         let mut mains = scene.pods.iter().filter(|pod| pod.owned && pod.is_main);
-        mains.any(|pod| pod.identity == scene.target.main.identity && pod.in_force > Some(present.number))
+        mains.any(|pod| {
+            pod.identity == scene.target.main.identity
+                && pod.in_force >= Some(present.number)
+                && !pod.acts_on(present)
+        })
     };
     let stands = same_revision.is_some_and(|present| {
         present.endpoints == endpoints
@@ -315,9 +319,8 @@ fn routed_pod(function: &Function, group: Option<usize>, pod: &PodView) -> Optio
 /// Whether main functions of the target serve, all of them.
 fn took_over(scene: Scene<'_>) -> bool {
     let Some(generation) = scene.table.entries.get(&scene.target.main.identity) else { return false };
-    let serving = filling(scene, &scene.target.main)
-        .filter(|pod| pod.ready && pod.in_force >= Some(generation.number))
-        .count();
+    let serving =
+        filling(scene, &scene.target.main).filter(|pod| pod.ready && pod.acts_on(generation)).count();
     serving >= scene.target.main.replicas as usize
 }
 
@@ -365,7 +368,7 @@ fn told(scene: Scene<'_>, table: &RoutingTable) -> bool {
         };
         match pod.in_force {
             Some(0) => true,
-            Some(number) => number >= generation.number,
+            Some(_) => pod.acts_on(generation),
             // It has not been up to be told anything.
             None => !pod.ready,
         }

@@ -5,7 +5,7 @@ use super::build::owned_meta;
 use super::names;
 use k8s_openapi::api::core::v1::ConfigMap;
 use remoe_wire::v1::{Endpoint, LayerExperts, Routing};
-use remoe_wire::{ListingError, parse_listing};
+use remoe_wire::{ListingError, parse_listing, placement_digest};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -100,6 +100,14 @@ impl Generation {
             remote: parse_listing(&self.remote)?,
             account,
         })
+    }
+
+    /// What it consists of, by content: what main functions say that they have in force.
+    ///
+    /// # Errors
+    /// See [`Self::routing`].
+    pub fn placement(&self) -> Result<String, RoutingError> {
+        self.routing(String::new()).map(|routing| placement_digest(&routing))
     }
 }
 

@@ -117,6 +117,7 @@ async fn lead(
     let context = Context {
         client: client.clone(),
         around: settings.surroundings(),
+        identities: settings.identities(client, metrics.writes.clone()),
         recorder: Recorder::new(client.clone(), reporter),
         metrics,
         conversations,

@@ -1,6 +1,10 @@
 use super::build::Surroundings;
+use super::identity::{Identities, IssuerRef, Signer};
 use clap::{Parser, Subcommand};
+use kube::Client;
+use prometheus::IntCounterVec;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Runs MoEDeployments on Kubernetes.
@@ -22,7 +26,7 @@ pub enum Command {
     Crds {
         /// Write one file per definition into this folder instead.
         #[arg(long, value_name = "FOLDER")]
-        out: Option<std::path::PathBuf>,
+        out: Option<PathBuf>,
     },
 }
 
@@ -59,12 +63,51 @@ pub struct RunSettings {
     /// Where /metrics, /healthz and /readyz are served; port 0 takes any free one.
     #[arg(long, env = "REMOE_METRICS_LISTEN", default_value = "127.0.0.1:8080")]
     pub metrics_listen: SocketAddr,
+    /// Who signs the certificates by which functions and the operator know each other: operator, cert-manager,
+    /// or nobody. Without any, whoever reaches a function's port is believed.
+    #[arg(long, env = "REMOE_SIGNER", default_value = "operator")]
+    pub signer: SignerName,
+    /// Seconds that certificates are good for; they are made anew when half of them are over.
+    #[arg(long, env = "REMOE_CERTIFICATE_SECONDS", default_value_t = 86_400, value_parser = clap::value_parser!(u32).range(60..=31_536_000))]
+    pub certificate_seconds: u32,
+    /// The issuer that cert-manager is asked to sign with, where it is to.
+    #[arg(long, env = "REMOE_ISSUER", default_value = "remoe")]
+    pub issuer: String,
+    /// Its kind.
+    #[arg(long, env = "REMOE_ISSUER_KIND", default_value = "ClusterIssuer", value_parser = ["ClusterIssuer", "Issuer"])]
+    pub issuer_kind: String,
+    /// Folder with the operator's own certificate (tls.crt, tls.key, ca.crt), where cert-manager signs.
+    #[arg(long, env = "REMOE_IDENTITY_DIR", default_value = "/identity")]
+    pub identity_dir: PathBuf,
     /// MoEDeployments that are worked on at the same time.
     #[arg(long, env = "REMOE_CONCURRENCY", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub concurrency: u16,
 }
 
+/// Who signs certificates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum SignerName {
+    /// The operator, with an authority of its own.
+    Operator,
+    /// An issuer of cert-manager.
+    CertManager,
+    /// Nobody: there are no certificates.
+    Nobody,
+}
+
 impl RunSettings {
+    /// What the operator knows about who is who.
+    pub(crate) fn identities(&self, client: &Client, writes: IntCounterVec) -> Identities {
+        let issuer = || IssuerRef { name: self.issuer.clone(), kind: self.issuer_kind.clone() };
+        let signer = match self.signer {
+            SignerName::Operator => Signer::Operator,
+            SignerName::CertManager => Signer::CertManager(issuer(), self.identity_dir.clone()),
+            SignerName::Nobody => Signer::Nobody,
+        };
+        let life = Duration::from_secs(self.certificate_seconds.into());
+        Identities::new(signer, life, &self.namespace, client.clone(), writes)
+    }
+
     /// What deployments need to know.
     pub(crate) fn surroundings(&self) -> Surroundings {
         Surroundings {
@@ -73,6 +116,7 @@ impl RunSettings {
             pull_policy: self.image_pull_policy.clone(),
             operator_namespace: self.namespace.clone(),
             metrics_namespace: self.metrics_namespace.clone(),
+            identified: self.signer != SignerName::Nobody,
         }
     }
 

@@ -173,6 +173,7 @@ impl Scene<'_> {
                 self.observed.heard.get(&view.uid).filter(|_| view.is_main && view.is_sound())
             {
                 view.follows(heard.in_force, newest);
+                view.placement.clone_from(&heard.placement);
             }
             view
         });

@@ -24,18 +24,22 @@ use compute::Computer;
 use metrics::Metrics;
 use prometheus::Registry;
 use remoe_experts::{LoadError, default_dtype};
-use remoe_function::{Announcement, Role, serve_metrics};
+use remoe_function::{Announcement, Role, refused_connections, serve_metrics};
+use remoe_http::serve_probes;
 use remoe_kernels::{Dtype, KernelError, Pool, PoolConfig, numerics_class, wrong_paths};
 use remoe_model::CheckpointError;
+use remoe_wire::identity::{IdentityError, Trust};
 use remoe_wire::v1::FunctionDescription;
 use remoe_wire::v1::expert_function_server::ExpertFunctionServer;
-use remoe_wire::{Intake, ListingError, MAX_MESSAGE, STREAM_WINDOW, WIRE_VERSION, parse_listing};
+use remoe_wire::{
+    Door, Intake, ListingError, MAX_MESSAGE, Refusal, STREAM_WINDOW, WIRE_VERSION, parse_listing,
+};
 use service::Service;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tonic_health::ServingStatus;
 
@@ -60,6 +64,9 @@ pub enum Error {
     /// The kernels cannot be used.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+    /// The certificate cannot be used.
+    #[error("--identity-dir: {0}")]
+    Identity(#[from] IdentityError),
     /// A metric is registered twice.
     #[error(transparent)]
     Metrics(#[from] prometheus::Error),
@@ -83,32 +90,73 @@ impl From<HostError> for Error {
     }
 }
 
-/// Loads what `settings` name, serves on the two listeners and drains when `shutdown` is cancelled.
+/// The sockets of the function.
+pub struct Listeners {
+    /// For main functions.
+    pub grpc: TcpListener,
+    /// For scrapers.
+    pub metrics: TcpListener,
+    /// For probes; none where nobody probes.
+    pub health: Option<TcpListener>,
+}
+
+impl Listeners {
+    /// Binds what `settings` name.
+    ///
+    /// # Errors
+    /// An address is taken or not ours.
+    pub async fn bind(settings: &Settings) -> io::Result<Self> {
+        Ok(Self {
+            grpc: TcpListener::bind(settings.listen).await?,
+            metrics: TcpListener::bind(settings.metrics_listen).await?,
+            health: match settings.health_listen {
+                None => None,
+                Some(address) => Some(TcpListener::bind(address).await?),
+            },
+        })
+    }
+}
+
+/// Loads what `settings` name, serves on `listeners` and drains when `shutdown` is cancelled.
 /// `ready` is called once, when connections are accepted.
 ///
 /// # Errors
 /// See [`Error`].
 pub async fn run(
     settings: Settings,
-    listener: TcpListener,
-    metrics_listener: TcpListener,
+    listeners: Listeners,
     started: Instant,
     shutdown: CancellationToken,
     ready: impl FnOnce(&Announcement) -> io::Result<()>,
 ) -> Result<(), Error> {
+    let trust = settings.identity_dir.as_deref().map(Trust::of_experts).transpose()?;
+    let (loaded, has_loaded) = watch::channel(false);
+    let (serving, is_serving) = watch::channel(false);
+    let health_address = listeners.health.as_ref().map(TcpListener::local_addr).transpose()?;
+    // From the start to the very end, the drain included.
+    let probing = CancellationToken::new();
+    if let Some(listener) = listeners.health {
+        let probes = serve_probes(listener, has_loaded, is_serving, probing.clone());
+        tokio::spawn(async move {
+            if let Err(error) = probes.await {
+                tracing::error!(%error, "probes are not answered any more");
+            }
+        });
+    }
+    let _probes_end_with_this = probing.drop_guard();
     tracing::debug!(model = %settings.source.model, "loading");
     // Not even the runtime's own threads could start.
     host::within_address_space(host::BASE_BYTES).map_err(Error::Host)?;
     // In a thread of its own: signals are heard meanwhile.
     let wanted = settings.clone();
-    let loaded = tokio::select! {
+    let experts = tokio::select! {
         loaded = tokio::task::spawn_blocking(move || Loaded::new(&wanted)) => loaded.map_err(io::Error::other)??,
         () = shutdown.cancelled() => {
             tracing::info!("ended while the experts were loading");
             return Ok(());
         }
     };
-    let Loaded { hidden, fingerprint, dtype, host, pool } = loaded;
+    let Loaded { hidden, fingerprint, dtype, host, pool } = experts;
     let registry = Registry::new();
     let metrics = Metrics::new(&registry)?;
     metrics.memory.set(i64::try_from(host.memory_bytes()).unwrap_or(i64::MAX));
@@ -117,10 +165,10 @@ pub async fn run(
     metrics.experts.set(hosted.iter().map(|set| set.experts.len() as i64).sum());
     let announcement = Announcement {
         role: Role::Remote,
-        grpc: listener.local_addr()?,
+        grpc: listeners.grpc.local_addr()?,
         http: None,
-        metrics: Some(metrics_listener.local_addr()?),
-        health: None,
+        metrics: Some(listeners.metrics.local_addr()?),
+        health: health_address,
         start_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
     };
     metrics.start.set(announcement.start_us as f64 / 1e6);
@@ -164,7 +212,10 @@ pub async fn run(
     for name in HEALTH_SERVICES {
         health.set_service_status(name, ServingStatus::Serving).await;
     }
-    let metrics_server = tokio::spawn(serve_metrics(metrics_listener, registry, closing.clone()));
+    let refused = refused_connections(&registry, Refusal::ALL.map(Refusal::name))?;
+    let door = trust
+        .map(|trust| Door::new(trust, move |refusal| refused.with_label_values(&[refusal.name()]).inc()));
+    let metrics_server = tokio::spawn(serve_metrics(listeners.metrics, registry, closing.clone()));
     let intake = Intake::new(host::INTAKE);
     let server = intake
         .server()
@@ -176,8 +227,10 @@ pub async fn run(
                 .max_decoding_message_size(MAX_MESSAGE)
                 .max_encoding_message_size(MAX_MESSAGE),
         )
-        .serve_with_incoming_shutdown(intake.listen(listener), closing.clone().cancelled_owned());
+        .serve_with_incoming_shutdown(intake.listen(listeners.grpc, door), closing.clone().cancelled_owned());
     let server = tokio::spawn(server);
+    loaded.send_replace(true);
+    serving.send_replace(true);
     ready(&announcement)?;
     tracing::info!(address = %announcement.grpc, start_us = announcement.start_us, "ready");
     let served = async {
@@ -188,6 +241,7 @@ pub async fn run(
     let drain = async {
         shutdown.cancelled().await;
         tracing::info!(in_flight = admission.in_flight(), "draining");
+        serving.send_replace(false);
         for name in HEALTH_SERVICES {
             // Alive until the end; only no longer ready.
             if name != "liveness" {

@@ -4,10 +4,9 @@ use clap::Parser;
 use remoe_function::{
     Role, announce, descriptors_for_runtime, end_with_launcher, init_logs, shutdown_on_signal,
 };
-use remote_expert_fn::{Error, HostError, Settings, run};
+use remote_expert_fn::{Error, HostError, Listeners, Settings, run};
 use std::process::ExitCode;
 use std::time::Instant;
-use tokio::net::TcpListener;
 
 /// What a launcher reads from an exit: the experts do not fit into the memory that was given.
 const EXIT_MEMORY: u8 = 3;
@@ -43,9 +42,8 @@ fn serve(settings: Settings, started: Instant) -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let outcome = runtime.block_on(async {
         let shutdown = shutdown_on_signal()?;
-        let listener = TcpListener::bind(settings.listen).await?;
-        let metrics_listener = TcpListener::bind(settings.metrics_listen).await?;
-        run(settings, listener, metrics_listener, started, shutdown, announce).await
+        let listeners = Listeners::bind(&settings).await?;
+        run(settings, listeners, started, shutdown, announce).await
     });
     // Blocking work left behind must not hold up the exit.
     runtime.shutdown_background();

@@ -4,6 +4,7 @@ use remoe_fetch::ModelArgs;
 use remoe_function::sizes;
 use remoe_kernels::{InstructionPath, MAX_THREADS};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 /// Hosts a set of experts of a Mixture-of-Experts checkpoint and computes them over gRPC.
 #[derive(Debug, Clone, clap::Parser)]
@@ -38,6 +39,13 @@ pub struct Settings {
     /// Where to serve /metrics; port 0 takes any free one.
     #[arg(long, default_value = "127.0.0.1:0")]
     pub metrics_listen: SocketAddr,
+    /// Where probes find /healthz and /readyz; nowhere by default. Port 0 takes any free one.
+    #[arg(long)]
+    pub health_listen: Option<SocketAddr>,
+    /// Folder with tls.crt, tls.key and ca.crt: only main functions of the deployment that the certificate
+    /// names are answered then, within TLS. Files are read again when they change.
+    #[arg(long, value_name = "DIR", env = "REMOE_IDENTITY_DIR")]
+    pub identity_dir: Option<PathBuf>,
     /// Requests accepted and not yet answered, all streams together.
     #[arg(long, default_value_t = 1024, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1 << 20))]
     pub max_in_flight: usize,

@@ -1,6 +1,7 @@
 //! The control interface of a main function.
 
 use crate::deadline::{LONG, SOON, within};
+use remoe_wire::identity::{Connector, Trust};
 use remoe_wire::v1::generate_event::Event;
 use remoe_wire::v1::main_model_client::MainModelClient;
 use remoe_wire::v1::{
@@ -26,8 +27,15 @@ impl Control {
     /// Connects when it is first used.
     #[must_use]
     pub fn new(address: SocketAddr) -> Self {
+        Self::within(address, None)
+    }
+
+    /// The same within TLS, where there is a `trust`.
+    #[must_use]
+    pub fn within(address: SocketAddr, trust: Option<Trust>) -> Self {
         let channel = Address::from_shared(format!("http://{address}")).expect("an address makes a URI");
-        let channel = channel.initial_stream_window_size(STREAM_WINDOW).connect_lazy();
+        let channel = channel.initial_stream_window_size(STREAM_WINDOW);
+        let channel = channel.connect_with_connector_lazy(Connector::new(trust));
         Self {
             client: MainModelClient::new(channel).max_decoding_message_size(MAX_CONTROL_MESSAGE),
             generation: AtomicU64::new(0),

@@ -2,6 +2,7 @@
 
 use crate::deadline::{SOON, within};
 use remoe_wire::MAX_MESSAGE;
+use remoe_wire::identity::{Connector, Trust};
 use remoe_wire::v1::expert_function_client::ExpertFunctionClient;
 use remoe_wire::v1::forward_reply::Outcome;
 use remoe_wire::v1::forward_request::Body;
@@ -17,8 +18,14 @@ use tonic::transport::{Channel, Endpoint};
 /// A client of the remote function at `address`, connected when it is first used.
 #[must_use]
 pub fn client(address: SocketAddr) -> ExpertFunctionClient<Channel> {
+    client_within(address, None)
+}
+
+/// The same within TLS, where there is a `trust`.
+#[must_use]
+pub fn client_within(address: SocketAddr, trust: Option<Trust>) -> ExpertFunctionClient<Channel> {
     let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("an address makes a URI");
-    ExpertFunctionClient::new(endpoint.connect_lazy())
+    ExpertFunctionClient::new(endpoint.connect_with_connector_lazy(Connector::new(trust)))
         .max_decoding_message_size(MAX_MESSAGE)
         .max_encoding_message_size(MAX_MESSAGE)
 }

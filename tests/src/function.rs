@@ -6,6 +6,7 @@ use crate::deadline::{SOON, within};
 use crate::process::Process;
 use crate::slots;
 use remoe_function::Announcement;
+use remoe_wire::identity::Trust;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, ExitStatus};
@@ -116,6 +117,13 @@ impl MainFunction {
         let (process, announcement) =
             Starting::new(options.main_program(), model, &options).announced().await;
         Self { control: Control::new(announcement.grpc), process, announcement, _slot: slot }
+    }
+
+    /// The same for an operator with `trust`.
+    pub async fn start_within(model: &Path, options: Options, trust: Trust) -> Self {
+        let mut main = Self::start(model, options).await;
+        main.control = Control::within(main.announcement.grpc, Some(trust));
+        main
     }
 
     /// Starts one that is expected to refuse; returns how it ended and what it logged.

@@ -9,6 +9,7 @@ use remoe_tests::fixture::Model;
 use remoe_tests::function::{MainFunction, Options};
 use remoe_tests::placement::remote_sets;
 use remoe_wire::largest_generation;
+use remoe_wire::placement_digest;
 use remoe_wire::v1::main_model_client::MainModelClient;
 use remoe_wire::v1::{DescribeMainRequest, Endpoint, GenerateRequest, LayerExperts, Routing, RoutingAck};
 use std::time::Duration;
@@ -57,8 +58,14 @@ async fn a_placement_goes_on_without_the_one_who_asked_for_it() {
     let next = Routing { generation: 6, ..routing.clone() };
     let (one, other) = tokio::join!(launcher.route(&next), launcher.route(&next));
     assert_eq!(one.unwrap(), other.unwrap());
-    // An older one learns what is in force.
-    assert_eq!(launcher.route(&routing).await.unwrap(), RoutingAck { generation: 6, problems: vec![] });
+    // An older one learns what is in force, by number and by content.
+    let other = Routing { remote: vec![LayerExperts { layer: 0, experts: vec![0] }], ..routing.clone() };
+    let placement = placement_digest(&next);
+    assert_ne!(placement, placement_digest(&other));
+    let in_force = RoutingAck { generation: 6, placement: placement.clone(), problems: vec![] };
+    assert_eq!(launcher.route(&other).await.unwrap(), in_force);
+    let described = launcher.0.clone().describe(DescribeMainRequest {}).await.unwrap().into_inner();
+    assert_eq!((described.generation, described.placement), (6, placement));
     let answer = main.control.generate(greedy(&model.prompts()[0], 4)).await.finished;
     assert_eq!(answer.tokens.len(), 4);
 }

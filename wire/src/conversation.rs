@@ -1,5 +1,6 @@
 //! Asking a remote-expert function one question at a time, as the engine does: for measurements.
 
+use crate::identity::{Connector, Trust};
 use crate::v1::expert_function_client::ExpertFunctionClient;
 use crate::v1::forward_reply::Outcome;
 use crate::v1::forward_request::Body;
@@ -51,11 +52,11 @@ pub struct Answer {
 }
 
 impl Conversation {
-    /// Connects to the function at `address` (host:port).
+    /// Connects to the function at `address` (host:port), within TLS where there is a `trust`.
     ///
     /// # Errors
     /// It cannot be reached.
-    pub fn open(address: &str) -> Result<Self, ServiceError> {
+    pub fn open(address: &str, trust: Option<Trust>) -> Result<Self, ServiceError> {
         let unreachable = |error: &dyn Display| {
             ServiceError::new(ErrorCode::Unavailable, format!("cannot open a stream to {address}: {error}"))
         };
@@ -68,10 +69,9 @@ impl Conversation {
         let opened = async {
             let channel = Endpoint::from_shared(format!("http://{address}"))
                 .map_err(|error| unreachable(&error))?
-                .tcp_nodelay(true)
                 .initial_stream_window_size(STREAM_WINDOW)
                 .initial_connection_window_size(STREAM_WINDOW)
-                .connect()
+                .connect_with_connector(Connector::new(trust))
                 .await
                 .map_err(|error| unreachable(&error))?;
             let mut client = ExpertFunctionClient::new(channel)

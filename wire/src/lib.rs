@@ -8,18 +8,21 @@
 
 mod conversation;
 mod error;
+pub mod identity;
 mod intake;
 mod limits;
 mod listing;
+mod placement;
 
 pub use conversation::{Answer, Conversation, Wait};
 pub use error::{ErrorCode, ServiceError};
-pub use intake::{Incoming, Intake, IntakeLimits, IntakeService, Messages, PeerInfo, Socket};
+pub use intake::{Door, Incoming, Intake, IntakeLimits, IntakeService, Messages, PeerInfo, Refusal, Socket};
 pub use limits::{
     GENERATION_STEP, MAX_CONTROL_MESSAGE, MAX_CONTROL_REQUEST, MAX_MESSAGE, MAX_PAYLOAD, STREAM_WINDOW,
     WIRE_VERSION, largest_generation,
 };
 pub use listing::{ListingError, format_listing, parse_listing};
+pub use placement::placement_digest;
 
 /// Generated messages, clients and servers of `remoe.v1`.
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]

@@ -37,7 +37,7 @@ pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
     let ending = share.rounds(NAME, context.rounds(STARTS), |number| {
         let read = read_again(&model)?;
         let started = Instant::now();
-        let function = RemoteFunction::start(context, &model, work::LISTING)?;
+        let function = RemoteFunction::start(context, &model, work::LISTING, None)?;
         let announcement = started.elapsed();
         let mut conversation = function.conversation()?;
         let answer = conversation

@@ -4,6 +4,7 @@
 //! answer finds it asleep; and 16, whose computation does not, so that only the exchange is left.
 
 use super::{raw_tcp, work};
+use crate::certificates::Certificates;
 use crate::context::Context;
 use crate::error::{Result, While};
 use crate::pace::Share;
@@ -26,6 +27,9 @@ const EXCHANGES: usize = 100;
 /// Whoever was asked before polls for a while before it sleeps.
 const PAUSE: Duration = Duration::from_millis(10);
 
+/// What TLS may add to an exchange, in microseconds.
+const TLS_BAR: Bar = Bar::AtMost(15.0);
+
 /// What is added per remote layer, in microseconds.
 const ADDED_BAR: Bar = Bar::AtMost(60.0);
 /// The same as a multiple of raw TCP.
@@ -36,9 +40,10 @@ pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
     let hidden = work::shape(16).hidden;
     let (request, answer) = bytes(hidden);
     let mut cases = [
-        Case::open(context, 16, Wait::ENGINE, "exchange alone (width 16)", true)?,
-        Case::open(context, 1024, Wait::ENGINE, "OLMoE's experts (width 1024)", true)?,
-        Case::open(context, 1024, Wait::SPIN, "OLMoE's experts, client spins", false)?,
+        Case::open(context, 16, Wait::ENGINE, "exchange alone (width 16)", true, false)?,
+        Case::open(context, 16, Wait::ENGINE, "exchange alone (width 16), within TLS", false, true)?,
+        Case::open(context, 1024, Wait::ENGINE, "OLMoE's experts (width 1024)", true, false)?,
+        Case::open(context, 1024, Wait::SPIN, "OLMoE's experts, client spins", false, false)?,
     ];
     let mut raw = Series::default();
     let ending = share.rounds(NAME, context.rounds(ROUNDS), |round| {
@@ -64,6 +69,9 @@ pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
     for case in &cases {
         case.report(&mut part, &raw);
     }
+    let [plain, within_tls, ..] = &cases;
+    let more = within_tls.added.minus(&plain.added);
+    part.add_with_bar("exchange alone: more within TLS, p50", "µs", &more, TLS_BAR);
     part.note(format!(
         "One token for {} experts: {request} bytes out, {answer} back. Added is the round trip minus the \
          computation that the function reports; median, minimum and maximum are over the rounds' p50s. \
@@ -90,9 +98,17 @@ struct Case {
 }
 
 impl Case {
-    fn open(context: &Context, width: usize, wait: Wait, name: &'static str, has_bar: bool) -> Result<Self> {
+    fn open(
+        context: &Context,
+        width: usize,
+        wait: Wait,
+        name: &'static str,
+        has_bar: bool,
+        within_tls: bool,
+    ) -> Result<Self> {
+        let certificates = within_tls.then(Certificates::new).transpose()?;
         let model = context.model(&format!("one-layer-{width}"), &work::shape(width))?;
-        let function = RemoteFunction::start(context, &model, work::LISTING)?;
+        let function = RemoteFunction::start(context, &model, work::LISTING, certificates)?;
         let conversation = function.conversation()?;
         Ok(Self {
             name,

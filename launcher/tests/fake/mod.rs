@@ -136,7 +136,7 @@ impl MainModel for FakeMain {
         let routing = request.into_inner();
         let before = self.generation.fetch_max(routing.generation, Ordering::Relaxed);
         if routing.generation <= before {
-            return Ok(Response::new(RoutingAck { generation: before, problems: Vec::new() }));
+            return Ok(Response::new(RoutingAck { generation: before, ..RoutingAck::default() }));
         }
         if routing.generation > remoe_wire::largest_generation(before) {
             self.generation.store(before, Ordering::Relaxed);
@@ -162,7 +162,7 @@ impl MainModel for FakeMain {
             let address: SocketAddr = endpoint.address.parse().unwrap();
             drop(tokio::net::TcpStream::connect(address).await);
         }
-        Ok(Response::new(RoutingAck { generation: routing.generation, problems: Vec::new() }))
+        Ok(Response::new(RoutingAck { generation: routing.generation, ..RoutingAck::default() }))
     }
 
     async fn describe(

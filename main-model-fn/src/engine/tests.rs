@@ -70,6 +70,7 @@ impl Engine {
                 numerics_class: String::new(),
                 hidden_size: config.hidden_size,
                 sets: Vec::new(),
+                trust: None,
             },
             expert_metrics: ExpertMetrics::new(&registry).unwrap(),
             metrics: metrics.clone(),

@@ -4,6 +4,7 @@
 //! not say when that is, the socket does.
 
 use hyper_util::rt::TokioIo;
+use remoe_wire::identity::{Line, Trust};
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
@@ -14,21 +15,22 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tonic::transport::Uri;
 
-/// Connects by TCP, without delay for small messages.
+/// Connects by TCP, without delay for small messages, and by TLS where there is a [`Trust`].
 #[derive(Clone)]
 pub(crate) struct CountingConnector {
     written: Arc<AtomicU64>,
+    trust: Option<Trust>,
 }
 
 impl CountingConnector {
-    /// Adds to `written` every byte that a connection writes.
-    pub(crate) fn new(written: Arc<AtomicU64>) -> Self {
-        Self { written }
+    /// Adds to `written` every byte that a connection writes, what TLS adds included.
+    pub(crate) fn new(written: Arc<AtomicU64>, trust: Option<Trust>) -> Self {
+        Self { written, trust }
     }
 }
 
 impl tower_service::Service<Uri> for CountingConnector {
-    type Response = TokioIo<CountingStream>;
+    type Response = TokioIo<Line<CountingStream>>;
     type Error = io::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, io::Error>> + Send>>;
 
@@ -37,7 +39,7 @@ impl tower_service::Service<Uri> for CountingConnector {
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let written = self.written.clone();
+        let (written, trust) = (self.written.clone(), self.trust.clone());
         Box::pin(async move {
             let authority = uri
                 .authority()
@@ -45,7 +47,12 @@ impl tower_service::Service<Uri> for CountingConnector {
                 .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("{uri} names no host")))?;
             let stream = TcpStream::connect(authority).await?;
             stream.set_nodelay(true)?;
-            Ok(TokioIo::new(CountingStream { stream, written }))
+            let stream = CountingStream { stream, written };
+            let line = match trust {
+                None => Line::Plain(stream),
+                Some(trust) => trust.connect(stream).await?,
+            };
+            Ok(TokioIo::new(line))
         })
     }
 }

@@ -4,6 +4,7 @@
 //! answer arrives without waking another thread.
 
 use super::counting::CountingConnector;
+use remoe_wire::identity::Trust;
 use remoe_wire::v1::expert_function_client::ExpertFunctionClient;
 use remoe_wire::v1::{DescribeRequest, ForwardReply, ForwardRequest, FunctionDescription, LayerExperts};
 use remoe_wire::{MAX_MESSAGE, STREAM_WINDOW, WIRE_VERSION};
@@ -36,6 +37,8 @@ pub(crate) struct Expected {
     pub(crate) hidden_size: usize,
     /// What of the remote sets this endpoint is to serve.
     pub(crate) sets: Vec<LayerExperts>,
+    /// Who it has to be; anybody without.
+    pub(crate) trust: Option<Trust>,
 }
 
 /// What a link tells the engine.
@@ -220,7 +223,7 @@ async fn connect(shared: &Shared) -> Result<ExpertFunctionClient<Channel>, Strin
         .max_frame_size(FRAME_BYTES)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(STREAM_WINDOW);
-    let connector = CountingConnector::new(shared.written.clone());
+    let connector = CountingConnector::new(shared.written.clone(), shared.expected.trust.clone());
     let channel = timeout(STEP_LIMIT, endpoint.connect_with_connector(connector))
         .await
         .map_err(|_| "no connection in time".to_owned())?
@@ -337,6 +340,7 @@ mod tests {
             numerics_class: "n".to_owned(),
             hidden_size: 8,
             sets: vec![LayerExperts { layer: 1, experts: vec![2, 3] }],
+            trust: None,
         }
     }
 

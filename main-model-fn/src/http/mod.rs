@@ -40,6 +40,6 @@ mod tokenize;
 mod unsupported;
 mod usage;
 
-pub(crate) use router::{serve, serve_probes};
+pub(crate) use router::serve;
 pub(crate) use state::{HttpOptions, HttpState};
 pub(crate) use text::TextFrontend;

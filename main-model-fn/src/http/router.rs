@@ -5,14 +5,10 @@ use super::{auth, chat, completions, metrics, models, service, tokenize};
 use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
-use remoe_http::{
-    ConnectionLimits, ConnectionMetrics, allow_origins, check_host, stamp_request_id, unknown_route,
-    wrong_method,
-};
+use remoe_http::{allow_origins, check_host, stamp_request_id, unknown_route, wrong_method};
 use std::io;
 use std::sync::Arc;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 /// Serves all routes over `state` on `listener` until `stop`.
@@ -26,30 +22,6 @@ pub(crate) async fn serve(
 ) -> io::Result<()> {
     let (limits, metrics) = (state.options.connections, state.metrics.connections.clone());
     remoe_http::serve(listener, routes(Arc::new(state)), limits, metrics, stop).await
-}
-
-/// Serves probes on `listener` until `stop`: `/health`, as the other routes have it, and `/livez`.
-/// Connections of clients cannot keep it from answering.
-///
-/// # Errors
-/// The server fails.
-pub(crate) async fn serve_probes(
-    listener: TcpListener,
-    ready: watch::Receiver<bool>,
-    stop: CancellationToken,
-) -> io::Result<()> {
-    let metrics = ConnectionMetrics::new().map_err(io::Error::other)?;
-    remoe_http::serve(listener, probes(ready), ConnectionLimits::PROBES, metrics, stop).await
-}
-
-fn probes(ready: watch::Receiver<bool>) -> Router {
-    Router::new()
-        .route("/health", get(service::ready))
-        .route("/livez", get(service::alive))
-        .fallback(unknown_route)
-        .method_not_allowed_fallback(wrong_method)
-        .layer(from_fn(check_host))
-        .with_state(ready)
 }
 
 /// All routes over `state`.

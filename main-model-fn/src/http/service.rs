@@ -1,13 +1,12 @@
 //! Health, metrics and version.
 
-use super::state::{HttpState, check_ready};
+use super::state::HttpState;
 use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
 use remoe_http::ApiError;
 use serde::Serialize;
 use std::sync::Arc;
-use tokio::sync::watch;
 
 #[derive(Serialize)]
 pub(super) struct Health {
@@ -23,17 +22,6 @@ pub(super) struct Version {
 pub(super) async fn health(State(state): State<Arc<HttpState>>) -> Result<Json<Health>, ApiError> {
     state.check_ready()?;
     Ok(Json(Health { status: "ok" }))
-}
-
-/// The same for probes.
-pub(super) async fn ready(State(ready): State<watch::Receiver<bool>>) -> Result<Json<Health>, ApiError> {
-    check_ready(&ready)?;
-    Ok(Json(Health { status: "ok" }))
-}
-
-/// The process answers, whether or not it takes requests.
-pub(super) async fn alive() -> Json<Health> {
-    Json(Health { status: "ok" })
 }
 
 /// All metrics of the process in the Prometheus text format.

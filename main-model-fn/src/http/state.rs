@@ -97,7 +97,13 @@ impl HttpState {
     /// # Errors
     /// The model is loading or the function is draining.
     pub(super) fn check_ready(&self) -> Result<(), ServiceError> {
-        check_ready(&self.ready)
+        if *self.ready.borrow() {
+            return Ok(());
+        }
+        Err(ServiceError::new(
+            ErrorCode::Unavailable,
+            "the model is loading or the server is shutting down; try again later",
+        ))
     }
 
     /// # Errors
@@ -112,18 +118,6 @@ impl HttpState {
             _ => Ok(()),
         }
     }
-}
-
-/// # Errors
-/// Requests are not taken.
-pub(super) fn check_ready(ready: &watch::Receiver<bool>) -> Result<(), ServiceError> {
-    if *ready.borrow() {
-        return Ok(());
-    }
-    Err(ServiceError::new(
-        ErrorCode::Unavailable,
-        "the model is loading or the server is shutting down; try again later",
-    ))
 }
 
 /// Seconds since 1970.

@@ -2,12 +2,14 @@
 
 use super::ending::{Ending, LEAVE_SECONDS};
 use super::pod::{
-    ModelAccess, Pace, Program, ending_container, grpc_probe, http_probe, main_resources, pod_spec, resources,
+    HEALTH, ModelAccess, Pace, Program, ending_container, main_resources, pod_spec, probe, resources,
+    with_identity,
 };
 use super::remote::{Hosted, RemotePart, remote_parts};
 use super::{CONTROL_PORT, EXPERT_PORT, HEALTH_PORT, HTTP_PORT, METRICS_PORT, Surroundings, owned_meta};
 use crate::api::{MoEDeployment, MoEPlanSpec, RESTARTED_AT};
 use crate::digest::digest;
+use crate::identity::{operator, secret_name};
 use crate::names::{
     COMPONENT, Component, FUNCTION, IDENTITY, MAIN, PodName, REPLICA, component_selector, function_selector,
 };
@@ -31,8 +33,6 @@ const READINESS: Pace = Pace { period_seconds: 1, timeout_seconds: 2, failures: 
 const LIVENESS: Pace = Pace { period_seconds: 10, timeout_seconds: 5, failures: 3 };
 /// Evicting these pods loses nothing: they are replaced.
 const SAFE_TO_EVICT: &str = "cluster-autoscaler.kubernetes.io/safe-to-evict";
-/// The name of the port for probes.
-const HEALTH: &str = "health";
 const HOSTNAME: &str = "kubernetes.io/hostname";
 
 /// All pods of one function of a revision.
@@ -186,6 +186,10 @@ fn main_pod(
     ] {
         arguments.extend([flag.to_owned(), value]);
     }
+    if around.identified {
+        let operator = operator(&around.operator_namespace).to_string();
+        arguments.extend(["--operator-identity".to_owned(), operator]);
+    }
     let sequences = plan.workload.concurrency as usize;
     if sequences > DEFAULT_MAX_BATCH {
         arguments.extend(["--max-batch".to_owned(), sequences.to_string()]);
@@ -199,16 +203,14 @@ fn main_pod(
         resources: main_resources(owner, vcpus(millicores), megabytes(plan.main.limit_mb)),
     };
     let mut spec = serving(pod_spec(program, model, &owner.spec.main.template));
+    if around.identified {
+        spec = with_identity(spec, secret_name(&owner.name_any(), Component::Main));
+    }
     if let Some(container) = spec.containers.first_mut() {
         container.ports =
             Some(vec![port("http", HTTP_PORT), port(HEALTH, HEALTH_PORT), port("control", CONTROL_PORT)]);
-        // It speaks on the control port once the non-expert part is loaded. After that, probes have a
-        // port of their own, which clients cannot keep busy.
-        container.startup_probe = Some(ending_container(grpc_probe(CONTROL_PORT, "", STARTUP)));
-        container.liveness_probe = Some(ending_container(http_probe(HEALTH, "/livez", LIVENESS)));
-        container.readiness_probe = Some(http_probe(HEALTH, "/health", READINESS));
     }
-    spec
+    probed(spec)
 }
 
 fn remote_pod(
@@ -227,6 +229,7 @@ fn remote_pod(
         // Called once a token: polling until then would use up the pod's vCPUs.
         ("--poll-us", "0".to_owned()),
         ("--listen", everywhere(EXPERT_PORT)),
+        ("--health-listen", everywhere(HEALTH_PORT)),
         ("--metrics-listen", everywhere(METRICS_PORT)),
     ] {
         arguments.extend([flag.to_owned(), value]);
@@ -241,12 +244,24 @@ fn remote_pod(
     };
     let template = &owner.spec.remote_experts.template;
     let mut spec = serving(pod_spec(program, model, template));
+    if around.identified {
+        spec = with_identity(spec, secret_name(&owner.name_any(), Component::RemoteExpert));
+    }
     spec.affinity = template.affinity.clone().or_else(|| Some(near_main(&owner.name_any())));
     if let Some(container) = spec.containers.first_mut() {
-        container.ports = Some(vec![port("grpc", EXPERT_PORT), port("metrics", METRICS_PORT)]);
-        container.startup_probe = Some(ending_container(grpc_probe(EXPERT_PORT, "liveness", STARTUP)));
-        container.liveness_probe = Some(ending_container(grpc_probe(EXPERT_PORT, "liveness", LIVENESS)));
-        container.readiness_probe = Some(grpc_probe(EXPERT_PORT, "readiness", READINESS));
+        container.ports =
+            Some(vec![port("grpc", EXPERT_PORT), port(HEALTH, HEALTH_PORT), port("metrics", METRICS_PORT)]);
+    }
+    probed(spec)
+}
+
+/// Probes have a port of their own: clients cannot keep it busy, and it asks for no certificate, which nodes
+/// do not have.
+fn probed(mut spec: PodSpec) -> PodSpec {
+    if let Some(container) = spec.containers.first_mut() {
+        container.startup_probe = Some(ending_container(probe("/healthz", STARTUP)));
+        container.liveness_probe = Some(ending_container(probe("/healthz", LIVENESS)));
+        container.readiness_probe = Some(probe("/readyz", READINESS));
     }
     spec
 }

@@ -28,7 +28,7 @@ use kube::{Resource, ResourceExt};
 
 /// The port of the HTTP interface of main functions; `/metrics` is there too.
 pub const HTTP_PORT: u16 = 8000;
-/// The port of main functions for probes. No policy opens it: nodes reach their own pods anyway.
+/// The port of all functions for probes, and for nothing else. No policy opens it: nodes reach their own pods anyway.
 pub const HEALTH_PORT: u16 = 8081;
 /// The port of the control interface of main functions.
 pub const CONTROL_PORT: u16 = 9000;
@@ -50,6 +50,8 @@ pub struct Surroundings {
     pub operator_namespace: String,
     /// Where Prometheus runs: it may read metrics.
     pub metrics_namespace: String,
+    /// Whether functions have certificates.
+    pub identified: bool,
 }
 
 /// Objects around the pods; they do not depend on a plan.

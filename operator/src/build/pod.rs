@@ -3,20 +3,24 @@
 use crate::api::{MoEDeployment, PlannedModel, PodTemplate};
 use crate::source::{ModelSource, SourceError};
 use k8s_openapi::api::core::v1::{
-    Capabilities, Container, EmptyDirVolumeSource, EnvFromSource, EnvVar, GRPCAction, HTTPGetAction,
+    Capabilities, Container, EmptyDirVolumeSource, EnvFromSource, EnvVar, HTTPGetAction,
     PersistentVolumeClaimVolumeSource, PodSecurityContext, PodSpec, Probe, ResourceRequirements,
-    SeccompProfile, SecretEnvSource, SecurityContext, Toleration, Volume, VolumeMount,
+    SeccompProfile, SecretEnvSource, SecretVolumeSource, SecurityContext, Toleration, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use std::collections::BTreeMap;
 
+/// The name of the port for probes.
+pub(super) const HEALTH: &str = "health";
 /// The user of all images.
 const USER: i64 = 65532;
 /// How long a function stays on a node that is gone, in seconds.
 const LOST_NODE_SECONDS: i64 = 30;
 /// Where claims with checkpoints are mounted.
 const MODELS: &str = "/models";
+/// Where a function finds its certificate.
+const IDENTITY: &str = "/identity";
 /// Where fetched checkpoints are kept.
 const CACHE: &str = "/cache";
 
@@ -178,6 +182,20 @@ pub(super) fn pod_spec(program: Program<'_>, model: &ModelAccess, template: &Pod
     }
 }
 
+/// Gives a function of `spec` the certificate in `secret`; it does not start before that is there.
+pub(super) fn with_identity(mut spec: PodSpec, secret: String) -> PodSpec {
+    spec.volumes.get_or_insert_default().push(Volume {
+        name: "identity".to_owned(),
+        secret: Some(SecretVolumeSource { secret_name: Some(secret), ..SecretVolumeSource::default() }),
+        ..Volume::default()
+    });
+    if let Some(container) = spec.containers.first_mut() {
+        container.volume_mounts.get_or_insert_default().push(mount("identity", IDENTITY, true));
+        container.args.get_or_insert_default().extend(["--identity-dir".to_owned(), IDENTITY.to_owned()]);
+    }
+    spec
+}
+
 fn non_empty<T>(list: Vec<T>) -> Option<Vec<T>> {
     (!list.is_empty()).then_some(list)
 }
@@ -213,17 +231,12 @@ pub(super) fn resources(cpu: Quantity, memory: Quantity) -> BTreeMap<String, Qua
     BTreeMap::from([("cpu".to_owned(), cpu), ("memory".to_owned(), memory)])
 }
 
-/// A probe of a gRPC health service.
-pub(super) fn grpc_probe(port: u16, service: &str, pace: Pace) -> Probe {
-    Probe { grpc: Some(GRPCAction { port: port.into(), service: Some(service.to_owned()) }), ..pace.probe() }
-}
-
-/// A probe of an HTTP path at a port of the container.
-pub(super) fn http_probe(port: &str, path: &str, pace: Pace) -> Probe {
+/// A probe of a path at the port for probes.
+pub(super) fn probe(path: &str, pace: Pace) -> Probe {
     Probe {
         http_get: Some(HTTPGetAction {
             path: Some(path.to_owned()),
-            port: IntOrString::String(port.to_owned()),
+            port: IntOrString::String(HEALTH.to_owned()),
             ..HTTPGetAction::default()
         }),
         ..pace.probe()

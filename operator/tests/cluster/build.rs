@@ -3,8 +3,8 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use proptest::prelude::*;
 use remoe_operator::api::MoEDeployment;
-use remoe_operator::build::{budgets, frame, inspector};
-use remoe_operator::names::PodName;
+use remoe_operator::build::{Surroundings, budgets, frame, inspector, revision};
+use remoe_operator::names::{COMPONENT, PodName};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -25,7 +25,10 @@ fn check_pod(pod: &Pod) {
     assert_eq!(security.seccomp_profile.as_ref().unwrap().type_, "RuntimeDefault");
     assert!(spec.init_containers.is_none());
     for volume in spec.volumes.iter().flatten() {
-        assert!(volume.persistent_volume_claim.is_some() || volume.empty_dir.is_some(), "{volume:?}");
+        assert!(
+            volume.persistent_volume_claim.is_some() || volume.empty_dir.is_some() || volume.secret.is_some(),
+            "{volume:?}"
+        );
     }
     for container in &spec.containers {
         let security = container.security_context.as_ref().unwrap();
@@ -214,19 +217,58 @@ fn a_restart_changes_every_identity_and_a_price_changes_none() {
 }
 
 #[test]
-fn probes_of_main_functions_have_a_port_that_clients_cannot_reach() {
+fn probes_have_a_port_that_clients_cannot_reach() {
     let owner = deployment(json!({}));
-    let main = pods(&owner).remove(0);
-    let arguments = arguments(&main);
-    let flag = arguments.iter().position(|argument| argument == "--health-listen").unwrap();
-    assert_eq!(arguments[flag + 1], "0.0.0.0:8081");
-    let container = &main.spec.as_ref().unwrap().containers[0];
-    let port = container.ports.iter().flatten().find(|port| port.name.as_deref() == Some("health")).unwrap();
-    assert_eq!(port.container_port, 8081);
-    for (probe, path) in [(&container.readiness_probe, "/health"), (&container.liveness_probe, "/livez")] {
-        let get = serde_json::to_value(probe.as_ref().unwrap().http_get.as_ref().unwrap()).unwrap();
-        assert_eq!(get, json!({"path": path, "port": "health"}));
+    for pod in pods(&owner) {
+        assert_eq!(following(&pod, "--health-listen"), "0.0.0.0:8081");
+        let container = &pod.spec.as_ref().unwrap().containers[0];
+        let port = container.ports.iter().flatten().find(|port| port.name.as_deref() == Some("health"));
+        assert_eq!(port.unwrap().container_port, 8081);
+        for (probe, path) in [
+            (&container.startup_probe, "/healthz"),
+            (&container.liveness_probe, "/healthz"),
+            (&container.readiness_probe, "/readyz"),
+        ] {
+            let get = serde_json::to_value(probe.as_ref().unwrap().http_get.as_ref().unwrap()).unwrap();
+            assert_eq!(get, json!({"path": path, "port": "health"}));
+        }
     }
     let frame = serde_json::to_string(&frame(&owner, &around()).network_policies).unwrap();
     assert!(frame.contains("8000") && !frame.contains("8081"), "{frame}");
+}
+
+/// What follows `flag` in the arguments of the pod's program.
+fn following(pod: &Pod, flag: &str) -> String {
+    let arguments = arguments(pod);
+    let at = arguments.iter().position(|argument| argument == flag).unwrap_or_else(|| panic!("{flag}"));
+    arguments[at + 1].clone()
+}
+
+#[test]
+fn functions_of_one_part_have_the_certificate_of_no_other() {
+    let owner = deployment(json!({}));
+    for pod in pods(&owner) {
+        let part = pod.labels()[COMPONENT].as_str();
+        let spec = pod.spec.as_ref().unwrap();
+        let secrets: Vec<&str> = spec
+            .volumes
+            .iter()
+            .flatten()
+            .filter_map(|volume| volume.secret.as_ref()?.secret_name.as_deref())
+            .collect();
+        assert_eq!(secrets, [format!("demo-{part}-identity")]);
+        let mounts = spec.containers[0].volume_mounts.iter().flatten();
+        let mount = mounts.clone().find(|mount| mount.name == "identity").unwrap();
+        assert_eq!((mount.mount_path.as_str(), mount.read_only), ("/identity", Some(true)));
+        assert_eq!(following(&pod, "--identity-dir"), "/identity");
+        if part == "main" {
+            assert_eq!(following(&pod, "--operator-identity"), "spiffe://remoe/remoe-system/operator");
+        }
+    }
+    let open = Surroundings { identified: false, ..around() };
+    let revision = revision(&owner, "hash", &plan(&owner), &open).unwrap();
+    for pod in revision.functions().map(|function| function.pod(&owner, 0, 0)) {
+        let text = serde_json::to_string(&pod).unwrap();
+        assert!(!text.contains("identity-dir") && !text.contains("operator-identity"), "{text}");
+    }
 }

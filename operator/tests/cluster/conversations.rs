@@ -5,6 +5,7 @@ use crate::told::Main;
 use remoe_operator::build::CONTROL_PORT;
 use remoe_operator::conversations::{Conversations, Heard, Partner};
 use remoe_operator::mains::{Order, Outcome};
+use remoe_wire::placement_digest;
 use remoe_wire::v1::Routing;
 use serde_json::json;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ async fn a_silent_main_function_keeps_nobody_waiting() {
     let main = Main::at(talking).await;
     let owner = deployment(json!({}));
     let (conversations, mut news) = Conversations::new();
-    conversations.keep(&owner, vec![partner("a", silent, Some(3)), partner("b", talking, None)]);
+    conversations.keep(&owner, vec![partner("a", silent, Some(3)), partner("b", talking, None)], None);
     assert!(conversations.heard(&owner).values().all(|heard| *heard == Heard::default()));
 
     let looked_at = news.recv().await.unwrap();
@@ -35,15 +36,17 @@ async fn a_silent_main_function_keeps_nobody_waiting() {
     let heard = conversations.heard(&owner);
     assert_eq!((heard["a"].in_force, heard["b"].in_force), (None, Some(0)));
 
-    conversations.keep(&owner, vec![partner("a", silent, Some(3)), partner("b", talking, Some(3))]);
+    conversations.keep(&owner, vec![partner("a", silent, Some(3)), partner("b", talking, Some(3))], None);
     news.recv().await.unwrap();
-    let told = Heard { in_force: Some(3), told: Some((3, Outcome::InForce { problems: Vec::new() })) };
+    let placement = placement_digest(&Routing::default());
+    let told =
+        Heard { in_force: Some(3), placement, told: Some((3, Outcome::InForce { problems: Vec::new() })) };
     assert_eq!(conversations.heard(&owner)["b"], told);
     assert_eq!(main.told().len(), 1);
     // Reported once.
     assert_eq!(conversations.heard(&owner)["b"].told, None);
 
-    conversations.keep(&owner, vec![partner("b", talking, Some(3))]);
+    conversations.keep(&owner, vec![partner("b", talking, Some(3))], None);
     assert_eq!(conversations.heard(&owner).len(), 1);
     conversations.end(&looked_at);
     assert!(conversations.heard(&owner).is_empty());

@@ -17,6 +17,7 @@ pub fn around() -> Surroundings {
         pull_policy: "Never".to_owned(),
         operator_namespace: "remoe-system".to_owned(),
         metrics_namespace: "monitoring".to_owned(),
+        identified: true,
     }
 }
 

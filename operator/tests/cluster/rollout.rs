@@ -31,6 +31,11 @@ pub struct World {
     in_force: BTreeMap<String, Generation>,
 }
 
+/// What a main function says of a generation.
+fn named(generation: &Generation) -> (u64, String) {
+    (generation.number, generation.placement().unwrap())
+}
+
 impl World {
     pub fn new(target: Revision) -> Self {
         Self {
@@ -49,7 +54,9 @@ impl World {
         // Main functions are asked before every step.
         let newest = self.table.newest();
         for pod in self.pods.iter_mut().filter(|pod| pod.in_force.is_some()) {
-            pod.follows(Some(self.in_force.get(&pod.uid).map_or(0, |generation| generation.number)), newest);
+            let (number, placement) = self.in_force.get(&pod.uid).map(named).unwrap_or_default();
+            pod.follows(Some(number), newest);
+            pod.placement = placement;
         }
         let scene = Scene {
             deployment: "demo",
@@ -114,6 +121,7 @@ impl World {
             fault: None,
             trouble: None,
             in_force: None,
+            placement: String::new(),
         });
     }
 
@@ -152,8 +160,9 @@ impl World {
         self.pods.retain(|pod| pod.ends_by.is_none_or(|end| now < end));
         for (index, pod) in self.pods.iter_mut().enumerate() {
             pod.ip.get_or_insert_with(|| format!("10.0.0.{}", index + 1).parse().unwrap());
-            let number = self.in_force.get(&pod.uid).map_or(0, |generation| generation.number);
+            let (number, placement) = self.in_force.get(&pod.uid).map(named).unwrap_or_default();
             pod.in_force = pod.is_main.then_some(number);
+            pod.placement = placement;
             pod.ready = pod.fault.is_none() && (!pod.is_main || number > 0);
         }
     }
@@ -322,19 +331,23 @@ fn number() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// Main functions that somebody else gave a placement get theirs back, with a greater number.
+/// Main functions that somebody else gave a placement get theirs back, with a greater number, also where the
+/// other one goes by the number of theirs.
 #[test]
 fn a_placement_of_somebody_else_does_not_last() {
-    let mut world = World::new(revisions()[1].clone());
-    world.settle();
-    let main = world.pods.iter().find(|pod| pod.is_main).unwrap().uid.clone();
-    let own = world.in_force[&main].clone();
-    let foreign = Generation { number: 1 << 32, remote: String::new(), endpoints: Vec::new(), ..own.clone() };
-    world.tell(&main, Generation { plan: "foreign".to_owned(), ..foreign });
-    world.settle();
-    world.check_settled();
-    let number = (1 << 32) + 1;
-    assert_eq!(world.in_force[&main], Generation { number, ..own });
+    for beyond in [0, 1, 1 << 32] {
+        let mut world = World::new(revisions()[1].clone());
+        world.settle();
+        let main = world.pods.iter().find(|pod| pod.is_main).unwrap().uid.clone();
+        let own = world.in_force[&main].clone();
+        let number = own.number + beyond;
+        let foreign = Generation { number, remote: String::new(), endpoints: Vec::new(), ..own.clone() };
+        world.in_force.insert(main.clone(), Generation { plan: "foreign".to_owned(), ..foreign });
+        assert!(!world.steps().settled, "{beyond}");
+        world.settle();
+        world.check_settled();
+        assert_eq!(world.in_force[&main], Generation { number: number + 1, ..own });
+    }
 }
 
 proptest! {
@@ -498,6 +511,7 @@ fn numbers_that_nobody_counted_to_are_replaced() {
         let steps = world.steps();
         assert_eq!((&steps.table, told(&world, &steps)), (&None, vec![]));
         world.pods[silent].in_force = Some(0);
+        world.pods[silent].placement = String::new();
         let steps = world.steps();
         assert_eq!(told(&world, &steps), [2, 2]);
         world.act(&steps, usize::MAX);

@@ -4,7 +4,7 @@
 use crate::api::{Server, config, eventually};
 use crate::example::{deployment, facts};
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
@@ -133,10 +133,15 @@ pub struct Operator {
 impl Operator {
     /// Starts one beside which no other works.
     pub async fn start(server: &Server, budget: Budget) -> Self {
+        Self::start_with(server, budget, &[]).await
+    }
+
+    /// The same with further arguments.
+    pub async fn start_with(server: &Server, budget: Budget, further: &[&str]) -> Self {
         retire_release(server).await;
         let client: Client = ClientBuilder::try_from(config().await).unwrap().with_layer(&budget).build();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let settings = settings(&server.namespace);
+        let settings = settings(&server.namespace, further);
         let task = tokio::spawn(async move {
             run(client, settings, listener, CancellationToken::new()).await.unwrap();
         });
@@ -163,9 +168,11 @@ async fn retire_release(server: &Server) {
     }
 }
 
-fn settings(namespace: &str) -> RunSettings {
+fn settings(namespace: &str, further: &[&str]) -> RunSettings {
     use clap::Parser;
-    let arguments = ["remoe-operator", "--watch-namespace", namespace, "--image-pull-policy", "Never"];
+    // Its own namespace is the same: nothing but the test's namespace is there.
+    let own = ["remoe-operator", "--watch-namespace", namespace, "--namespace", namespace];
+    let arguments = own.iter().chain(&["--image-pull-policy", "Never"]).chain(further);
     Settings::parse_from(arguments).run
 }
 
@@ -224,6 +231,9 @@ pub async fn world(server: &Server) -> Vec<String> {
     names.extend(listed::<NetworkPolicy>(server).await);
     names.extend(listed::<PodDisruptionBudget>(server).await);
     names.extend(listed::<MoEPlan>(server).await);
+    // The authority is the operator's.
+    let secrets = listed::<Secret>(server).await;
+    names.extend(secrets.into_iter().filter(|name| !name.ends_with("remoe-authority")));
     names.extend(
         listed::<ConfigMap>(server).await.into_iter().filter(|name| !name.ends_with("kube-root-ca.crt")),
     );

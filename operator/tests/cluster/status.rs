@@ -44,6 +44,7 @@ impl Scene {
                     fault: None,
                     trouble: None,
                     in_force: None,
+                    placement: String::new(),
                 });
             }
         }

@@ -133,6 +133,7 @@ impl Dice {
                 let number = [0, 1, 7, MOST_GENERATIONS - 1, MOST_GENERATIONS, u64::MAX][self.below(6)];
                 let said = Heard {
                     in_force: (self.below(3) > 0).then_some(number),
+                    placement: String::new(),
                     told: (self.below(3) == 0).then(|| (number, Outcome::Failed("\u{7}".repeat(5000)))),
                 };
                 observed.heard.insert(uids[self.below(uids.len())].clone(), said);

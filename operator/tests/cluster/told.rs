@@ -11,6 +11,7 @@ use remoe_operator::build::{CONTROL_PORT, plan_object};
 use remoe_operator::facts::subject;
 use remoe_operator::names::{FUNCTION, REPLICA};
 use remoe_planner::Account;
+use remoe_wire::placement_digest;
 use remoe_wire::v1::main_model_server::{MainModel, MainModelServer};
 use remoe_wire::v1::{
     DescribeMainRequest, GenerateEvent, GenerateRequest, InspectReply, InspectRequest, MainDescription,
@@ -57,17 +58,19 @@ impl MainModel for Main {
 
     async fn set_routing(&self, request: Request<Routing>) -> Result<Response<RoutingAck>, Status> {
         let routing = request.into_inner();
-        let generation = routing.generation;
+        let (generation, placement) = (routing.generation, placement_digest(&routing));
         self.told.lock().unwrap().push(routing);
-        Ok(Response::new(RoutingAck { generation, problems: Vec::new() }))
+        Ok(Response::new(RoutingAck { generation, placement, problems: Vec::new() }))
     }
 
     async fn describe(
         &self,
         _request: Request<DescribeMainRequest>,
     ) -> Result<Response<MainDescription>, Status> {
-        let generation = self.told().last().map_or(0, |routing| routing.generation);
-        Ok(Response::new(MainDescription { generation, ..MainDescription::default() }))
+        let told = self.told();
+        let (generation, placement) =
+            told.last().map(|routing| (routing.generation, placement_digest(routing))).unwrap_or_default();
+        Ok(Response::new(MainDescription { generation, placement, ..MainDescription::default() }))
     }
 
     async fn generate(
@@ -141,7 +144,7 @@ fn groups_and_their_account_are_told_once_and_again_after_a_restart() {
     with_server(async |server| {
         let plan = deploy(&server).await;
         let mains = [Main::start(0).await, Main::start(1).await];
-        let operator = Operator::start(&server, Budget::unlimited()).await;
+        let operator = Operator::start_with(&server, Budget::unlimited(), &["--signer", "nobody"]).await;
         let settled = async |replicas: usize| {
             eventually("a settled deployment", async || {
                 run(&server, &mains).await;
@@ -176,7 +179,7 @@ fn groups_and_their_account_are_told_once_and_again_after_a_restart() {
         // Operator and main function were started again: it is told what it was told before.
         operator.kill().await;
         mains[0].told.lock().unwrap().clear();
-        let operator = Operator::start(&server, Budget::unlimited()).await;
+        let operator = Operator::start_with(&server, Budget::unlimited(), &["--signer", "nobody"]).await;
         settled(2).await;
         assert_eq!((mains[0].told(), mains[1].told()), (first.clone(), first));
         operator.kill().await;

@@ -14,6 +14,7 @@ use remoe_operator::observed::Observed;
 use remoe_operator::planned::{Planned, Task, solved, task};
 use remoe_operator::planning::{Planning, PlanningError};
 use remoe_operator::steps::{Keep, Steps, Write, steps};
+use remoe_wire::placement_digest;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
@@ -76,9 +77,13 @@ impl World {
         }
         if count == steps.writes.len() {
             for partner in &steps.partners {
-                let number = partner.order.as_ref().map_or(0, |order| order.number);
                 let heard = self.there.heard.entry(partner.uid.clone()).or_default();
-                *heard = Heard { in_force: heard.in_force.max(Some(number)), told: None };
+                heard.in_force.get_or_insert(0);
+                let newer = partner.order.as_ref().filter(|order| heard.in_force < Some(order.number));
+                if let Some(order) = newer {
+                    let placement = placement_digest(order.routing.as_ref().unwrap());
+                    *heard = Heard { in_force: Some(order.number), placement, told: None };
+                }
             }
         }
         count

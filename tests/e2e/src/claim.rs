@@ -35,7 +35,7 @@ pub async fn create(scene: &Scene, name: &str, contents: &[&str]) -> PathBuf {
 }
 
 /// Removes the volumes of all claims of the scene, and what they hold.
-pub(crate) async fn remove_volumes(scene: &Scene) {
+pub async fn remove_volumes(scene: &Scene) {
     let volumes = Api::<PersistentVolume>::all(scene.cluster.client.clone());
     let all = volumes.list(&ListParams::default()).await.expect("volumes can be listed");
     for volume in all {

@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 
 /// Kinds of what a deployment owns.
 const OWNED: &str =
-    "pods,services,configmaps,networkpolicies,poddisruptionbudgets,endpointslices,moeplans.remoe.dev";
+    "pods,services,configmaps,secrets,networkpolicies,poddisruptionbudgets,endpointslices,moeplans.remoe.dev";
 
 /// A MoEDeployment.
 pub struct Deployment {

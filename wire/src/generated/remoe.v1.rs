@@ -599,6 +599,9 @@ pub struct RoutingAck {
     /// experts are served by other replicas or locally until they come back.
     #[prost(message, repeated, tag = "2")]
     pub problems: ::prost::alloc::vec::Vec<EndpointProblem>,
+    /// The placement in force, by its content: see MainDescription.
+    #[prost(string, tag = "3")]
+    pub placement: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct EndpointProblem {
@@ -635,6 +638,10 @@ pub struct MainDescription {
     /// one; the main functions of a deployment have the same.
     #[prost(string, tag = "10")]
     pub operations: ::prost::alloc::string::String,
+    /// The placement in force by its content, `endpoints` and `remote`: SHA-256 in lower-case hexadecimal;
+    /// empty before the first. Two generations that mean the same have the same.
+    #[prost(string, tag = "11")]
+    pub placement: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GenerateRequest {

@@ -1,12 +1,18 @@
-//! Accepting connections, no more than are allowed.
+//! Accepting connections, no more than are allowed, from those who may be here.
+//!
+//! Handshakes are tasks of their own, so that one that takes its time keeps nobody waiting; a connection in
+//! one counts as any other, and is the first to give way.
 
+use super::door::Door;
 use super::peer::{Peer, Socket};
+use crate::identity::Line;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::net::TcpListener;
+use tokio::task::JoinSet;
 use tokio::time::{Sleep, sleep};
 use tokio_stream::Stream;
 use tonic::transport::server::TcpIncoming;
@@ -26,12 +32,17 @@ pub struct Incoming {
     limit: usize,
     next: u64,
     peers: Vec<Arc<Peer>>,
+    /// Who is let in; everybody where there is none.
+    door: Option<Door>,
+    /// None: it came to nothing.
+    handshakes: JoinSet<Option<Line<Socket>>>,
 }
 
 impl Incoming {
-    pub(super) fn new(listener: TcpListener, limit: usize) -> Self {
+    pub(super) fn new(listener: TcpListener, limit: usize, door: Option<Door>) -> Self {
         let listener = TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(KEEPALIVE));
-        Self { listener, pause: None, limit, next: 0, peers: Vec::new() }
+        let handshakes = JoinSet::new();
+        Self { listener, pause: None, limit, next: 0, peers: Vec::new(), door, handshakes }
     }
 
     /// Whether there is a place for one more, made by closing the least useful one if need be.
@@ -53,10 +64,25 @@ impl Incoming {
     }
 }
 
+impl Incoming {
+    /// The next connection whose handshake is over.
+    fn poll_entered(&mut self, context: &mut Context<'_>) -> Poll<Line<Socket>> {
+        while let Poll::Ready(Some(ended)) = self.handshakes.poll_join_next(context) {
+            if let Ok(Some(line)) = ended {
+                return Poll::Ready(line);
+            }
+        }
+        Poll::Pending
+    }
+}
+
 impl Stream for Incoming {
-    type Item = io::Result<Socket>;
+    type Item = io::Result<Line<Socket>>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if let Poll::Ready(line) = self.poll_entered(context) {
+            return Poll::Ready(Some(Ok(line)));
+        }
         if let Some(pause) = &mut self.pause {
             ready!(pause.as_mut().poll(context));
             self.pause = None;
@@ -75,7 +101,16 @@ impl Stream for Incoming {
                 let peer = Peer::new(self.next);
                 self.next += 1;
                 self.peers.push(peer.clone());
-                return Poll::Ready(Some(Ok(Socket::new(stream, peer))));
+                let socket = Socket::new(stream, peer.clone());
+                let Some(door) = self.door.clone() else {
+                    peer.known(true);
+                    return Poll::Ready(Some(Ok(Line::Plain(socket))));
+                };
+                self.handshakes.spawn(async move { door.enter(socket, &peer).await });
+                // Asks to be woken at its end.
+                if let Poll::Ready(line) = self.poll_entered(context) {
+                    return Poll::Ready(Some(Ok(line)));
+                }
             }
         }
     }

@@ -9,12 +9,14 @@
 //! costs nothing more.
 
 mod body;
+mod door;
 mod ledger;
 mod listener;
 mod messages;
 mod peer;
 mod service;
 
+pub use door::{Door, Refusal};
 pub use listener::Incoming;
 pub use messages::Messages;
 pub use peer::{PeerInfo, Socket};
@@ -76,10 +78,11 @@ impl Intake {
         Server::builder().max_concurrent_streams(self.0.limits.connection_streams).layer(self.clone())
     }
 
-    /// The connections of `listener`, as many as are allowed.
+    /// The connections of `listener`, as many as are allowed, from those whom the `door` lets in; from
+    /// everybody, and without TLS, where there is none.
     #[must_use]
-    pub fn listen(&self, listener: TcpListener) -> Incoming {
-        Incoming::new(listener, self.0.limits.connections)
+    pub fn listen(&self, listener: TcpListener, door: Option<Door>) -> Incoming {
+        Incoming::new(listener, self.0.limits.connections, door)
     }
 
     fn limits(&self) -> &IntakeLimits {

@@ -1,6 +1,7 @@
 //! One connection: its socket, read in portions, and what is known of the other end.
 
 use super::ledger::Rank;
+use crate::identity::Line;
 use futures_util::task::AtomicWaker;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -21,10 +22,27 @@ const PAUSED: u8 = 1;
 /// The connection is to end.
 const CLOSED: u8 = 2;
 
+/// Nobody knows yet who it is.
+const STRANGER: u8 = 0;
+/// It is who may be here.
+const WELCOME: u8 = 1;
+/// It is somebody else.
+const REFUSED: u8 = 2;
+
+/// How useless a connection is, the least first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Uselessness {
+    Idle,
+    Unproven,
+    Unknown,
+}
+
 /// A connection as its streams and the listener see it.
 pub(super) struct Peer {
     pub(super) id: u64,
     since: Instant,
+    /// [`STRANGER`], [`WELCOME`] or [`REFUSED`].
+    standing: AtomicU8,
     /// Microseconds from `since` to the last whole message.
     last: AtomicU64,
     proven: AtomicBool,
@@ -41,6 +59,7 @@ impl Peer {
         Arc::new(Self {
             id,
             since: Instant::now(),
+            standing: AtomicU8::new(STRANGER),
             last: AtomicU64::new(0),
             proven: AtomicBool::new(false),
             ended: AtomicU32::new(0),
@@ -48,6 +67,16 @@ impl Peer {
             flags: AtomicU8::new(0),
             reader: AtomicWaker::new(),
         })
+    }
+
+    /// Notes whether it is who may be here.
+    pub(super) fn known(&self, welcome: bool) {
+        self.standing.store(if welcome { WELCOME } else { REFUSED }, Ordering::Relaxed);
+    }
+
+    /// Whether requests of it are taken.
+    pub(super) fn is_welcome(&self) -> bool {
+        self.standing.load(Ordering::Relaxed) == WELCOME
     }
 
     pub(super) fn rank(&self) -> Rank {
@@ -75,14 +104,22 @@ impl Peer {
         self.streams.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// How long it has been of no use, and whether it ever was: what may be closed for a newcomer is what
-    /// never brought a message, or brought none for `idle` and has no stream.
-    pub(super) fn uselessness(&self, idle: Duration) -> Option<(bool, Duration)> {
+    /// How useless it is, and for how long: what may be closed for a newcomer is first what did not say who
+    /// it is, or may not be here, then what never brought a message, then what brought none for `idle` and
+    /// has no stream.
+    pub(super) fn uselessness(&self, idle: Duration) -> Option<(Uselessness, Duration)> {
         let quiet =
             self.since.elapsed().saturating_sub(Duration::from_micros(self.last.load(Ordering::Relaxed)));
-        let unproven = !self.proven.load(Ordering::Relaxed);
-        let idles = self.streams.load(Ordering::Acquire) == 0 && quiet >= idle;
-        (unproven || idles).then_some((unproven, quiet))
+        let uselessness = if !self.is_welcome() {
+            Uselessness::Unknown
+        } else if !self.proven.load(Ordering::Relaxed) {
+            Uselessness::Unproven
+        } else if self.streams.load(Ordering::Acquire) == 0 && quiet >= idle {
+            Uselessness::Idle
+        } else {
+            return None;
+        };
+        Some((uselessness, quiet))
     }
 
     pub(super) fn pause(&self) {
@@ -151,11 +188,11 @@ impl Drop for Socket {
     }
 }
 
-impl Connected for Socket {
+impl Connected for Line<Socket> {
     type ConnectInfo = PeerInfo;
 
     fn connect_info(&self) -> PeerInfo {
-        PeerInfo(self.peer.clone())
+        PeerInfo(self.carrier().peer.clone())
     }
 }
 

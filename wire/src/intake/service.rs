@@ -40,6 +40,9 @@ where
         let Some(PeerInfo(peer)) = head.extensions.get::<PeerInfo>().cloned() else {
             return refused(Status::internal("the connection is not one of the intake's"));
         };
+        if !peer.is_welcome() {
+            return refused(Status::permission_denied("this process does not answer to yours"));
+        }
         if !self.intake.open_stream(&peer) {
             return refused(Status::resource_exhausted("too many streams are open; try again"));
         }

@@ -175,7 +175,7 @@ impl<'a> Client<'a> {
     fn open(address: &str, hosted: &'a [LayerExperts], setup: &RemoteSetup<'_>) -> Result<Self, CliError> {
         let row_bytes = setup.subject.resident(setup.subject.inspection.token_bytes);
         Ok(Self {
-            conversation: Conversation::open(address)?,
+            conversation: Conversation::open(address, None)?,
             hosted,
             row_bytes: row_bytes as usize,
             asked: 0,

@@ -100,7 +100,8 @@ async fn probes_are_answered_on_a_listener_of_their_own() {
     let address = listener.local_addr().unwrap();
     let (ready, is_ready) = tokio::sync::watch::channel(false);
     let stop = tokio_util::sync::CancellationToken::new();
-    let server = tokio::spawn(crate::http::serve_probes(listener, is_ready, stop.clone()));
+    let (loaded, has_loaded) = tokio::sync::watch::channel(false);
+    let server = tokio::spawn(remoe_http::serve_probes(listener, has_loaded, is_ready, stop.clone()));
     // More than there may be, all silent.
     let mut silent = Vec::new();
     for _ in 0..100 {
@@ -112,10 +113,12 @@ async fn probes_are_answered_on_a_listener_of_their_own() {
         client.write_all(request.as_bytes()).await.unwrap();
         String::from_utf8(ends(&mut client).await).unwrap()
     };
+    assert!(ask("/healthz").await.starts_with("HTTP/1.1 503"), "it has not loaded");
+    loaded.send_replace(true);
     for (is_ready, health) in [(false, "503"), (true, "200"), (false, "503")] {
         ready.send_replace(is_ready);
-        assert!(ask("/health").await.starts_with(&format!("HTTP/1.1 {health}")), "{is_ready}");
-        assert!(ask("/livez").await.starts_with("HTTP/1.1 200"));
+        assert!(ask("/readyz").await.starts_with(&format!("HTTP/1.1 {health}")), "{is_ready}");
+        assert!(ask("/healthz").await.starts_with("HTTP/1.1 200"));
         assert!(ask("/metrics").await.starts_with("HTTP/1.1 404"), "nothing else is there");
     }
     stop.cancel();

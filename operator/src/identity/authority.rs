@@ -1,0 +1,60 @@
+//! The authority, kept in a Secret that only the operator reads.
+
+use super::IdentityFailure;
+use super::secret::{held, pair_of};
+use crate::calls::Calls;
+use crate::names::MANAGER;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::ObjectMeta;
+use remoe_authority::{Authority, Pair};
+use remoe_wire::identity::{CERTIFICATE, KEY};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// The Secret of the authority, in the operator's own namespace.
+pub(super) const SECRET: &str = "remoe-authority";
+/// How long its certificate is good for: ten years. A new authority is made by deleting the Secret.
+const LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+/// The authority that is kept, or a new one, which is kept before anything is signed.
+///
+/// # Errors
+/// A call came to nothing, or what is kept cannot be used.
+pub(super) async fn authority(calls: &Calls) -> Result<Authority, IdentityFailure> {
+    let unusable = |error| IdentityFailure::Authority { error };
+    let open = |secret: &Secret| Authority::open(&pair_of(&held(secret))).map_err(unusable);
+    if let Some(secret) = calls.get::<Secret>(SECRET).await? {
+        return open(&secret);
+    }
+    let (authority, pair) = Authority::create(LIFE).map_err(unusable)?;
+    match calls.create(&secret(pair)).await {
+        Ok(_) => {
+            tracing::info!(secret = SECRET, "an authority was made");
+            Ok(authority)
+        }
+        // Another operator was first.
+        Err(error) if error.code() == 409 => match calls.get::<Secret>(SECRET).await? {
+            Some(secret) => open(&secret),
+            None => Err(error.into()),
+        },
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn secret(pair: Pair) -> Secret {
+    let labels = [("app.kubernetes.io/part-of", "remoe"), ("app.kubernetes.io/managed-by", MANAGER)];
+    let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let data = [(CERTIFICATE, pair.certificate), (KEY, pair.key)];
+    let data = data.map(|(file, text)| (file.to_owned(), ByteString(text.into_bytes())));
+    Secret {
+        metadata: ObjectMeta {
+            name: Some(SECRET.to_owned()),
+            labels: Some(BTreeMap::from(labels)),
+            ..ObjectMeta::default()
+        },
+        type_: Some("kubernetes.io/tls".to_owned()),
+        data: Some(BTreeMap::from(data)),
+        ..Secret::default()
+    }
+}

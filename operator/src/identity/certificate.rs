@@ -1,0 +1,106 @@
+//! Certificates that cert-manager makes: what it is asked for.
+
+use super::secret_name;
+use crate::api::MoEDeployment;
+use crate::build::owned_meta;
+use crate::calls::{CallError, Calls};
+use crate::drift::is_as;
+use crate::names::Component;
+use crate::observed::is_owned_by;
+use crate::pods::Trouble;
+use crate::steps::name_taken;
+use kube::{CustomResource, ResourceExt};
+use remoe_wire::identity::Identity;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// What is asked of cert-manager; fields that are not named here are its own to fill in.
+#[derive(CustomResource, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "cert-manager.io",
+    version = "v1",
+    kind = "Certificate",
+    namespaced,
+    schema = "disabled",
+    derive = "PartialEq"
+)]
+#[serde(rename_all = "camelCase")]
+pub struct CertificateSpec {
+    secret_name: String,
+    /// As Go writes durations.
+    duration: String,
+    renew_before: String,
+    uris: Vec<String>,
+    usages: Vec<String>,
+    private_key: PrivateKey,
+    issuer_ref: IssuerRef,
+}
+
+/// How the key is made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PrivateKey {
+    algorithm: String,
+    size: u32,
+    encoding: String,
+    rotation_policy: String,
+}
+
+/// Who signs: an Issuer or a ClusterIssuer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IssuerRef {
+    /// Its name.
+    pub name: String,
+    /// `Issuer` or `ClusterIssuer`.
+    pub kind: String,
+}
+
+/// The Certificate of `part` of `owner`, which goes with it: cert-manager writes the Secret that the pods
+/// mount.
+pub fn certificate(
+    owner: &MoEDeployment,
+    part: Component,
+    identity: &Identity,
+    issuer: &IssuerRef,
+    life: Duration,
+) -> Certificate {
+    let secret_name = secret_name(&owner.name_any(), part);
+    let text = |words: &str| words.to_owned();
+    Certificate {
+        metadata: owned_meta(owner, |_| secret_name.clone()),
+        spec: CertificateSpec {
+            secret_name,
+            duration: format!("{}s", life.as_secs()),
+            renew_before: format!("{}s", life.as_secs() / 2),
+            uris: vec![identity.to_string()],
+            usages: ["digital signature", "client auth", "server auth"].map(text).into(),
+            private_key: PrivateKey {
+                algorithm: text("ECDSA"),
+                size: 256,
+                encoding: text("PKCS8"),
+                rotation_policy: text("Always"),
+            },
+            issuer_ref: issuer.clone(),
+        },
+    }
+}
+
+/// Makes a Certificate of `owner` what it is to be, unless it is somebody else's.
+///
+/// # Errors
+/// A call that came to nothing.
+pub(super) async fn keep_certificate(
+    calls: &Calls,
+    owner: &MoEDeployment,
+    wanted: &Certificate,
+) -> Result<Option<Trouble>, CallError> {
+    if let Some(live) = calls.get::<Certificate>(&wanted.name_any()).await? {
+        if !is_owned_by(&live, &owner.uid().unwrap_or_default()) {
+            return Ok(Some(name_taken(wanted)));
+        }
+        if is_as(&live, wanted) {
+            return Ok(None);
+        }
+    }
+    calls.apply(wanted).await.map(|_| None)
+}

@@ -1,0 +1,127 @@
+//! When a certificate is made anew. Pure.
+
+use remoe_authority::Pair;
+use remoe_wire::identity::{Credentials, Identity};
+use std::fmt;
+use std::time::{Duration, SystemTime};
+
+/// A certificate as it is kept, each part as PEM.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Held {
+    /// The certificate.
+    pub certificate: Vec<u8>,
+    /// Its key.
+    pub key: Vec<u8>,
+    /// The authorities that its bearer believes.
+    pub authorities: Vec<u8>,
+}
+
+impl Held {
+    /// `pair` for somebody who believes `authorities`.
+    pub fn new(pair: Pair, authorities: &str) -> Self {
+        Self {
+            certificate: pair.certificate.into_bytes(),
+            key: pair.key.into_bytes(),
+            authorities: authorities.as_bytes().to_vec(),
+        }
+    }
+}
+
+/// Why a certificate is made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reason {
+    /// There is none.
+    Missing,
+    /// Its bearer believes other authorities.
+    Authorities,
+    /// It cannot be used.
+    Unusable(String),
+    /// It is somebody else's.
+    Name(Identity),
+    /// Half of its time is over, or another authority has signed it.
+    Expires,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing => write!(f, "there was none"),
+            Self::Authorities => write!(f, "its authorities were others"),
+            Self::Unusable(why) => write!(f, "the one before could not be used: {why}"),
+            Self::Name(other) => write!(f, "the one before was that of {other}"),
+            Self::Expires => write!(f, "half of its time was over, or another authority had signed it"),
+        }
+    }
+}
+
+/// Why the certificate that is `held` must be made anew for `wanted`, who is to believe `authorities`, where
+/// certificates are good for `life`; none: it need not.
+pub fn due(
+    held: Option<&Held>,
+    wanted: &Identity,
+    authorities: &str,
+    life: Duration,
+    now: SystemTime,
+) -> Option<Reason> {
+    let Some(held) = held else { return Some(Reason::Missing) };
+    if held.authorities != authorities.as_bytes() {
+        return Some(Reason::Authorities);
+    }
+    match Credentials::from_pem(&held.certificate, &held.key, &held.authorities) {
+        Err(error) => Some(Reason::Unusable(error.to_string())),
+        Ok(known) if known.identity() != wanted => Some(Reason::Name(known.identity().clone())),
+        Ok(known) => (!known.are_valid_at(now + life / 2)).then_some(Reason::Expires),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use remoe_authority::Authority;
+
+    const LIFE: Duration = Duration::from_secs(24 * 3600);
+
+    fn main(deployment: &str) -> Identity {
+        Identity::Main { namespace: "ns".to_owned(), deployment: deployment.to_owned() }
+    }
+
+    #[test]
+    fn a_certificate_is_made_anew_when_half_of_its_time_is_over_and_not_before() {
+        let (authority, _) = Authority::create(30 * LIFE).unwrap();
+        let root = authority.certificate();
+        let held = Held::new(authority.sign(&main("uid"), LIFE).unwrap(), root);
+        let at = |later: Duration| due(Some(&held), &main("uid"), root, LIFE, SystemTime::now() + later);
+        let minute = Duration::from_secs(60);
+        for later in [Duration::ZERO, LIFE / 4, LIFE / 2 - minute] {
+            assert_eq!(at(later), None, "{later:?}");
+        }
+        for later in [LIFE / 2 + minute, LIFE, 10 * LIFE] {
+            assert_eq!(at(later), Some(Reason::Expires), "{later:?}");
+        }
+        // Another life is that of the next one.
+        assert_eq!(due(Some(&held), &main("uid"), root, LIFE / 24, SystemTime::now()), None);
+        assert_eq!(due(Some(&held), &main("uid"), root, 3 * LIFE, SystemTime::now()), Some(Reason::Expires));
+    }
+
+    #[test]
+    fn what_somebody_changed_is_made_anew() {
+        let (authority, _) = Authority::create(30 * LIFE).unwrap();
+        let (other, _) = Authority::create(30 * LIFE).unwrap();
+        let root = authority.certificate();
+        let sign = |authority: &Authority| authority.sign(&main("uid"), LIFE).unwrap();
+        let good = Held::new(sign(&authority), root);
+        let why = |held: &Held| due(Some(held), &main("uid"), root, LIFE, SystemTime::now());
+        assert_eq!(why(&good), None);
+        assert_eq!(due(None, &main("uid"), root, LIFE, SystemTime::now()), Some(Reason::Missing));
+        assert_eq!(why(&Held { authorities: Vec::new(), ..good.clone() }), Some(Reason::Authorities));
+        assert_eq!(why(&Held::new(sign(&other), other.certificate())), Some(Reason::Authorities));
+        assert_eq!(why(&Held::new(sign(&other), root)), Some(Reason::Expires), "another's signature");
+        let broken = Held { certificate: b"x".to_vec(), ..good.clone() };
+        assert!(matches!(why(&broken), Some(Reason::Unusable(_))));
+        let torn = Held { key: sign(&authority).key.into_bytes(), ..good.clone() };
+        assert!(matches!(why(&torn), Some(Reason::Unusable(_))));
+        let expected = Some(Reason::Name(main("uid")));
+        assert_eq!(due(Some(&good), &main("new"), root, LIFE, SystemTime::now()), expected);
+    }
+}

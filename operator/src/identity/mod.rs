@@ -1,0 +1,222 @@
+//! The certificates by which the functions of a deployment and the operator know each other.
+//!
+//! An authority, whose key lies in one Secret beside the operator, signs a certificate for the main functions
+//! of each deployment and one for its remote ones. They lie in two Secrets beside the pods that mount them, so
+//! that no function can play another part. What is there decides when they are made anew ([`due`], pure);
+//! nothing is remembered.
+
+mod authority;
+mod certificate;
+mod due;
+mod secret;
+
+pub use due::{Held, Reason, due};
+pub use secret::{held, secret_name, secret_of};
+
+use super::api::MoEDeployment;
+use super::calls::{CallError, Calls};
+use super::names::Component;
+use super::observed::is_owned_by;
+use super::pods::Trouble;
+use super::steps::name_taken;
+use authority::authority;
+use certificate::keep_certificate;
+use k8s_openapi::api::core::v1::Secret;
+use kube::ResourceExt;
+use prometheus::IntCounterVec;
+use remoe_authority::{Authority, AuthorityError};
+use remoe_wire::identity::{Identity, IdentityError, Keyring, Trust};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use tokio::sync::OnceCell;
+
+pub use certificate::{IssuerRef, certificate};
+
+/// The parts of a deployment that have a certificate each.
+const PARTS: [Component; 2] = [Component::Main, Component::RemoteExpert];
+
+/// Why the operator cannot tell who is who.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum IdentityFailure {
+    /// The API.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// The authority.
+    #[error("Secret {}: {error}; delete it for a new authority (docs/operations.md)", authority::SECRET)]
+    Authority {
+        /// What is wrong with it.
+        error: AuthorityError,
+    },
+    /// The operator's own certificate.
+    #[error("the operator's certificate: {0}")]
+    Own(#[from] IdentityError),
+}
+
+/// Who signs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Signer {
+    /// Nobody: functions take what anybody says.
+    Nobody,
+    /// The operator itself.
+    Operator,
+    /// An issuer of cert-manager; the operator's own certificate lies in this folder.
+    CertManager(IssuerRef, PathBuf),
+}
+
+/// How the certificates of a deployment stand.
+pub(super) struct Certified {
+    /// What a person must mend.
+    pub(super) troubles: Vec<Trouble>,
+    /// When to look again at the latest.
+    pub(super) look_again: Duration,
+}
+
+/// What the operator knows about who is who.
+pub(super) struct Identities {
+    signer: Signer,
+    /// How long certificates are good for.
+    life: Duration,
+    /// Who the operator is.
+    own: Identity,
+    /// The API of the operator's own namespace.
+    calls: Calls,
+    authority: OnceCell<Authority>,
+    keyring: OnceCell<Arc<Keyring>>,
+}
+
+impl Identities {
+    /// Those of the operator in `namespace`; what it writes is counted in `writes`.
+    pub(super) fn new(
+        signer: Signer,
+        life: Duration,
+        namespace: &str,
+        client: kube::Client,
+        writes: IntCounterVec,
+    ) -> Self {
+        Self {
+            signer,
+            life,
+            own: operator(namespace),
+            calls: Calls::new(client, namespace, writes),
+            authority: OnceCell::new(),
+            keyring: OnceCell::new(),
+        }
+    }
+
+    /// What the operator shows to the main functions of `owner`, and who they have to be; none where nobody
+    /// has to be anybody.
+    ///
+    /// # Errors
+    /// The API cannot be reached, or there is no certificate to show.
+    pub(super) async fn trust(&self, owner: &MoEDeployment) -> Result<Option<Trust>, IdentityFailure> {
+        let keyring = match &self.signer {
+            Signer::Nobody => return Ok(None),
+            Signer::Operator => self.signed_here().await?,
+            Signer::CertManager(_, folder) => {
+                let read = async || Keyring::of_folder(folder);
+                self.keyring.get_or_try_init(read).await?.clone()
+            }
+        };
+        Ok(Some(Trust { keyring, peer: identity_of(owner, Component::Main) }))
+    }
+
+    async fn authority(&self) -> Result<&Authority, IdentityFailure> {
+        self.authority.get_or_try_init(|| authority(&self.calls)).await
+    }
+
+    /// The operator's own certificate, made anew when half of its time is over.
+    async fn signed_here(&self) -> Result<Arc<Keyring>, IdentityFailure> {
+        let authority = self.authority().await?;
+        let sign = || {
+            let signed = authority.credentials(&self.own, self.life);
+            signed.map_err(|error| IdentityFailure::Authority { error })
+        };
+        let first = async || sign().map(Keyring::holding);
+        let keyring = self.keyring.get_or_try_init(first).await?;
+        if !keyring.current().are_valid_in(self.life / 2) {
+            keyring.hold(sign()?);
+        }
+        Ok(keyring.clone())
+    }
+
+    /// Sees to it that the functions of `owner` have certificates, and will have for long enough.
+    ///
+    /// # Errors
+    /// A call that came to nothing, or no certificate can be made.
+    pub(super) async fn keep(
+        &self,
+        calls: &Calls,
+        owner: &MoEDeployment,
+    ) -> Result<Certified, IdentityFailure> {
+        let mut troubles = Vec::new();
+        for part in PARTS {
+            let kept = match &self.signer {
+                Signer::Nobody => Ok(None),
+                Signer::Operator => self.keep_secret(calls, owner, part).await,
+                Signer::CertManager(issuer, _) => {
+                    let wanted = certificate(owner, part, &identity_of(owner, part), issuer, self.life);
+                    keep_certificate(calls, owner, &wanted).await.map_err(IdentityFailure::from)
+                }
+            };
+            match kept {
+                Ok(trouble) => troubles.extend(trouble),
+                Err(IdentityFailure::Call(error)) if error.code() == 403 && !error.namespace_ends() => {
+                    troubles.push(not_permitted(owner, &error));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Certified { troubles, look_again: self.life / 4 })
+    }
+
+    async fn keep_secret(
+        &self,
+        calls: &Calls,
+        owner: &MoEDeployment,
+        part: Component,
+    ) -> Result<Option<Trouble>, IdentityFailure> {
+        let authority = self.authority().await?;
+        let (name, identity) = (secret_name(&owner.name_any(), part), identity_of(owner, part));
+        let live = calls.get::<Secret>(&name).await?;
+        let uid = owner.uid().unwrap_or_default();
+        if live.as_ref().is_some_and(|live| !is_owned_by(live, &uid)) {
+            return Ok(live.as_ref().map(name_taken));
+        }
+        let there = live.as_ref().map(held);
+        let authorities = authority.certificate();
+        let Some(reason) = due(there.as_ref(), &identity, authorities, self.life, SystemTime::now()) else {
+            return Ok(None);
+        };
+        let pair = authority.sign(&identity, self.life);
+        let pair = pair.map_err(|error| IdentityFailure::Authority { error })?;
+        let held = Held::new(pair, authorities);
+        calls.apply(&secret_of(owner, part, &held)).await?;
+        tracing::info!(%identity, %reason, "a certificate was made");
+        Ok(None)
+    }
+}
+
+fn not_permitted(owner: &MoEDeployment, error: &CallError) -> Trouble {
+    let namespace = owner.namespace().unwrap_or_default();
+    let message = format!(
+        "functions get no certificates: {error}; list {namespace} under identity.namespaces of the operator's chart"
+    );
+    Trouble::new("IdentityNotPermitted", message)
+}
+
+/// The operator of the release in `namespace`.
+pub fn operator(namespace: &str) -> Identity {
+    Identity::Operator { namespace: namespace.to_owned() }
+}
+
+/// The functions of `owner` that play `part`.
+pub fn identity_of(owner: &MoEDeployment, part: Component) -> Identity {
+    let (namespace, deployment) = (owner.namespace().unwrap_or_default(), owner.uid().unwrap_or_default());
+    match part {
+        Component::RemoteExpert => Identity::Remote { namespace, deployment },
+        Component::Main | Component::Inspector | Component::Profiler => {
+            Identity::Main { namespace, deployment }
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! Certificates as Secrets.
+
+use super::Held;
+use crate::api::MoEDeployment;
+use crate::build::owned_meta;
+use crate::names::Component;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use remoe_authority::Pair;
+use remoe_wire::identity::{CERTIFICATE, CERTIFICATES_OF_AUTHORITIES, KEY};
+use std::collections::BTreeMap;
+
+/// The Secret that the pods of `part` of `deployment` mount.
+pub fn secret_name(deployment: &str, part: Component) -> String {
+    format!("{deployment}-{}-identity", part.name())
+}
+
+/// What a Secret holds; what is missing is empty.
+pub fn held(secret: &Secret) -> Held {
+    let file = |name: &str| {
+        let bytes = secret.data.as_ref().and_then(|data| data.get(name));
+        bytes.map_or_else(Vec::new, |ByteString(bytes)| bytes.clone())
+    };
+    Held { certificate: file(CERTIFICATE), key: file(KEY), authorities: file(CERTIFICATES_OF_AUTHORITIES) }
+}
+
+/// The certificate and key of what is held.
+pub(super) fn pair_of(held: &Held) -> Pair {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Pair { certificate: text(&held.certificate), key: text(&held.key) }
+}
+
+/// The Secret of `part` of `owner`, which goes with it.
+pub fn secret_of(owner: &MoEDeployment, part: Component, held: &Held) -> Secret {
+    let files = [
+        (CERTIFICATE, &held.certificate),
+        (KEY, &held.key),
+        (CERTIFICATES_OF_AUTHORITIES, &held.authorities),
+    ];
+    let data = files.map(|(file, bytes)| (file.to_owned(), ByteString(bytes.clone())));
+    Secret {
+        metadata: owned_meta(owner, |deployment| secret_name(deployment, part)),
+        type_: Some("kubernetes.io/tls".to_owned()),
+        data: Some(BTreeMap::from(data)),
+        ..Secret::default()
+    }
+}

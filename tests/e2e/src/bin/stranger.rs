@@ -1,0 +1,26 @@
+//! Tries every call of a main function's control port and of a remote function's port, and prints what each
+//! was answered: `stranger CONTROL EXPERTS MAIN [FOLDER]`. MAIN is who the main function has to be; FOLDER has
+//! a certificate to show, without one there is no TLS.
+#![allow(clippy::expect_used, clippy::panic)]
+
+use remoe_tests::stranger::{control_answers, expert_answers};
+use remoe_wire::identity::{Identity, Keyring, Trust};
+use std::net::SocketAddr;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [control, experts, main, folder @ ..] = arguments.as_slice() else {
+        panic!("stranger CONTROL EXPERTS MAIN [FOLDER], not {arguments:?}");
+    };
+    let address = |text: &str| text.parse::<SocketAddr>().expect("an address is IP:PORT");
+    let main: Identity = main.parse().expect("a name such as spiffe://remoe/NAMESPACE/UID/main");
+    let remote = main.remote().expect("a main function has remote ones");
+    let keyring = folder.first().map(|folder| Keyring::of_folder(folder).expect("a certificate"));
+    let trust = |peer: &Identity| keyring.clone().map(|keyring| Trust { keyring, peer: peer.clone() });
+    let mut answers = control_answers(address(control), trust(&main)).await;
+    answers.extend(expert_answers(address(experts), trust(&remote)).await);
+    for (call, refused) in answers {
+        println!("{call}: {}", refused.map_or_else(|| "answered".to_owned(), |code| format!("{code:?}")));
+    }
+}

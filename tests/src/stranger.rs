@@ -1,0 +1,45 @@
+//! What a caller is answered that may not be answered: everything is tried.
+
+use crate::control::{Control, greedy};
+use crate::deadline::{SOON, within};
+use crate::expert_stream::client_within;
+use remoe_wire::identity::Trust;
+use remoe_wire::v1::{
+    DescribeMainRequest, DescribeRequest, InspectRequest, Routing, TokenIds, inspect_request,
+};
+use std::net::SocketAddr;
+use tonic::Code;
+
+/// A call and what it was refused with; none: it was answered.
+pub type Answer = (&'static str, Option<Code>);
+
+/// What every call of the control port at `address` is answered for a caller with `trust`, each over a
+/// connection of its own.
+pub async fn control_answers(address: SocketAddr, trust: Option<Trust>) -> Vec<Answer> {
+    let client = || Control::within(address, trust.clone()).client();
+    let prompt = Some(inspect_request::Prompt::Ids(TokenIds { ids: vec![1] }));
+    let routing = Routing { generation: 1 << 20, ..Routing::default() };
+    let all = async {
+        vec![
+            ("SetRouting", client().set_routing(routing).await.err()),
+            ("Generate", client().generate(greedy(&[1], 1)).await.err()),
+            ("Inspect", client().inspect(InspectRequest { prompt, hidden: true }).await.err()),
+            ("Describe", client().describe(DescribeMainRequest {}).await.err()),
+        ]
+    };
+    let answers = within(SOON, "answers of the control port", all).await;
+    answers.into_iter().map(|(call, refused)| (call, refused.map(|status| status.code()))).collect()
+}
+
+/// The same for the port of a remote function.
+pub async fn expert_answers(address: SocketAddr, trust: Option<Trust>) -> Vec<Answer> {
+    let client = || client_within(address, trust.clone());
+    let all = async {
+        vec![
+            ("Forward", client().forward(tokio_stream::pending()).await.err()),
+            ("Describe", client().describe(DescribeRequest {}).await.err()),
+        ]
+    };
+    let answers = within(SOON, "answers of the expert port", all).await;
+    answers.into_iter().map(|(call, refused)| (call, refused.map(|status| status.code()))).collect()
+}

@@ -1,0 +1,197 @@
+//! A certificate with its key and the authorities that are believed, ready to make connections with.
+
+use super::{Identity, IdentityError};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
+use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
+use rustls::{
+    CipherSuite, ClientConfig, DigitallySignedStruct, Error, RootCertStore, ServerConfig, SignatureScheme,
+};
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, SystemTime};
+use webpki::{EndEntityCert, KeyUsage};
+
+/// The protocol that is spoken within.
+const HTTP2: &[u8] = b"h2";
+
+/// One provider for all connections. AES-128-GCM first: the fastest where processors have AES.
+static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
+    let mut provider = ring::default_provider();
+    provider.cipher_suites.retain(|suite| {
+        let ours = [CipherSuite::TLS13_AES_128_GCM_SHA256, CipherSuite::TLS13_CHACHA20_POLY1305_SHA256];
+        ours.contains(&suite.suite())
+    });
+    provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
+    Arc::new(provider)
+});
+
+/// Who a process is and whom it believes, at one moment.
+#[derive(Debug)]
+pub struct Credentials {
+    identity: Identity,
+    certificate: CertificateDer<'static>,
+    authorities: Arc<RootCertStore>,
+    pub(super) server: Arc<ServerConfig>,
+    pub(super) client: Arc<ClientConfig>,
+}
+
+impl Credentials {
+    /// Reads a certificate (with those between it and an authority, where there are any), its key and the
+    /// certificates of authorities, all as PEM.
+    ///
+    /// # Errors
+    /// One of them cannot be read, the key is another certificate's, or the certificate names no process.
+    pub fn from_pem(certificate: &[u8], key: &[u8], authorities: &[u8]) -> Result<Self, IdentityError> {
+        let chain = certificates("the certificate", certificate)?;
+        let first = chain.first().cloned().ok_or_else(|| unusable(&"there is none"))?;
+        let key = PrivateKeyDer::from_pem_slice(key)
+            .map_err(|error| IdentityError::Pem { what: "the key", reason: error.to_string() })?;
+        let identity = identity_of(&first)?;
+        let mut roots = RootCertStore::empty();
+        for authority in certificates("the list of authorities", authorities)? {
+            roots.add(authority).map_err(|error| unusable(&error))?;
+        }
+        if roots.is_empty() {
+            return Err(unusable(&"there is no authority"));
+        }
+        let authorities = Arc::new(roots);
+        let clients = WebPkiClientVerifier::builder_with_provider(authorities.clone(), PROVIDER.clone());
+        let clients = clients.build().map_err(|error| unusable(&error))?;
+        Ok(Self {
+            server: Arc::new(server(chain.clone(), key.clone_key(), clients)?),
+            client: Arc::new(client(chain, key, authorities.clone())?),
+            identity,
+            certificate: first,
+            authorities,
+        })
+    }
+
+    /// Whose they are.
+    #[must_use]
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Whether the certificate is valid at `time` and signed by one of the authorities.
+    #[must_use]
+    pub fn are_valid_at(&self, time: SystemTime) -> bool {
+        let Ok(since) = time.duration_since(SystemTime::UNIX_EPOCH) else { return false };
+        let algorithms = PROVIDER.signature_verification_algorithms.all;
+        let end = EndEntityCert::try_from(&self.certificate);
+        end.is_ok_and(|end| {
+            let (roots, time) = (&self.authorities.roots, UnixTime::since_unix_epoch(since));
+            end.verify_for_usage(algorithms, roots, &[], time, KeyUsage::client_auth(), None, None).is_ok()
+        })
+    }
+
+    /// The same `later` from now.
+    #[must_use]
+    pub fn are_valid_in(&self, later: Duration) -> bool {
+        SystemTime::now().checked_add(later).is_some_and(|time| self.are_valid_at(time))
+    }
+}
+
+fn server(
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+    clients: Arc<dyn ClientCertVerifier>,
+) -> Result<ServerConfig, IdentityError> {
+    let mut config = ServerConfig::builder_with_provider(PROVIDER.clone())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(|error| unusable(&error))?
+        .with_client_cert_verifier(clients)
+        .with_single_cert(chain, key)
+        .map_err(|error| unusable(&error))?;
+    config.alpn_protocols = vec![HTTP2.to_vec()];
+    // What is taken up again is not checked again.
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Ok(config)
+}
+
+fn client(
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+    authorities: Arc<RootCertStore>,
+) -> Result<ClientConfig, IdentityError> {
+    let mut config = ClientConfig::builder_with_provider(PROVIDER.clone())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(|error| unusable(&error))?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(ServersOf(authorities)))
+        .with_client_auth_cert(chain, key)
+        .map_err(|error| unusable(&error))?;
+    config.alpn_protocols = vec![HTTP2.to_vec()];
+    config.resumption = Resumption::disabled();
+    config.enable_sni = false;
+    Ok(config)
+}
+
+/// The one name of ours in a certificate.
+///
+/// # Errors
+/// It cannot be read, or has no such name, or several.
+pub(super) fn identity_of(certificate: &CertificateDer<'_>) -> Result<Identity, IdentityError> {
+    let end = EndEntityCert::try_from(certificate).map_err(|error| unusable(&error))?;
+    let names: Vec<&str> = end.valid_uri_names().collect();
+    match *names {
+        [name] => name.parse(),
+        _ => Err(IdentityError::Names { count: names.len() }),
+    }
+}
+
+fn certificates(what: &'static str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, IdentityError> {
+    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    read.map_err(|error| IdentityError::Pem { what, reason: error.to_string() })
+}
+
+fn unusable(error: &dyn ToString) -> IdentityError {
+    IdentityError::Unusable(error.to_string())
+}
+
+/// Believes servers with a valid certificate of an authority, whatever they are: addresses are not what they
+/// are known by, and their name is looked at after the handshake.
+#[derive(Debug)]
+struct ServersOf(Arc<RootCertStore>);
+
+impl ServerCertVerifier for ServersOf {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let certificate = ParsedCertificate::try_from(end_entity)?;
+        let algorithms = PROVIDER.signature_verification_algorithms.all;
+        verify_server_cert_signed_by_trust_anchor(&certificate, &self.0, intermediates, now, algorithms)?;
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, certificate, signature, &PROVIDER.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, certificate, signature, &PROVIDER.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        PROVIDER.signature_verification_algorithms.supported_schemes()
+    }
+}
