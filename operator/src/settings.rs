@@ -65,7 +65,7 @@ pub struct RunSettings {
     pub metrics_listen: SocketAddr,
     /// Who signs the certificates by which functions and the operator know each other: operator, cert-manager,
     /// or nobody. Without any, whoever reaches a function's port is believed.
-    #[arg(long, env = "REMOE_SIGNER", default_value = "operator")]
+    #[arg(long, env = "REMOE_SIGNER", default_value = "nobody")]
     pub signer: SignerName,
     /// Seconds that certificates are good for; they are made anew when half of them are over.
     #[arg(long, env = "REMOE_CERTIFICATE_SECONDS", default_value_t = 86_400, value_parser = clap::value_parser!(u32).range(60..=31_536_000))]

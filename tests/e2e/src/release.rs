@@ -60,9 +60,6 @@ impl Exclusive {
             "2m",
             "--set",
             "images.pullPolicy=IfNotPresent",
-            // Each test has a namespace of its own, which nobody can list before.
-            "--set",
-            "identity.allNamespaces=true",
         ]);
         for value in values {
             arguments.extend(["--set", value]);

@@ -19,8 +19,8 @@ async fn the_account_reads_no_secret_and_no_claim() {
     Scene::run("the_account_reads_no_secret_and_no_claim", async |scene| {
         let cluster = &scene.cluster;
         let mut alone = release::exclusive(cluster, 0).await;
-        // As the chart has it where nobody says more: certificates are for namespaces that it lists.
-        alone.install(cluster, &["replicas=0", "identity.allNamespaces=false"]).await;
+        // Certificates are for namespaces that the chart lists.
+        alone.install(cluster, &["replicas=0", "identity.signer=operator"]).await;
         let as_operator = kubeconfig(cluster, None).await;
         let kubectl = cluster.tool("kubectl");
         let start = audit::mark(cluster);
