@@ -4,7 +4,7 @@ use crate::ask::{Asked, timeout};
 use crate::caller::Caller;
 use crate::gateway::{Gateway, ROOM_UNIT};
 use crate::model::{Entry, Grant, Model, Refused, Waiter};
-use crate::relay::{Account, Obtained, Relay};
+use crate::relay::{Account, Obtained, Relay, TOKENS};
 use crate::timeline::TIMING_HEADER;
 use axum::Extension;
 use axum::body::{Body, HttpBody};
@@ -16,6 +16,7 @@ use http_body_util::{BodyExt, Full};
 use remoe_http::{ApiError, REQUEST_ID, RequestId, parse, receive};
 use remoe_wire::{ErrorCode, ServiceError};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -69,6 +70,8 @@ pub(crate) struct Call {
     headers: HeaderMap,
     body: Bytes,
     entry: Entry,
+    /// Whether a backend had it.
+    sent: Arc<AtomicBool>,
     _room: OwnedSemaphorePermit,
 }
 
@@ -80,7 +83,7 @@ pub(crate) async fn handle(
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let options = gateway.options();
-    let room = room(&gateway, &request)?;
+    let mut room = room(&gateway, &request)?;
     let mut headers = forwarded(request.headers(), &caller);
     if let Some(RequestId(id)) = request.extensions().get() {
         headers.insert(REQUEST_ID, id.clone());
@@ -89,14 +92,14 @@ pub(crate) async fn handle(
     let takes_trailers = takes_trailers(request.headers());
     let asked_headers = request.headers().clone();
     let body = receive(request, options.body_limit, options.body_timeout).await?;
+    // What was announced, or could have come, is more than what came.
+    let surplus = room.num_permits().saturating_sub(body.len().div_ceil(ROOM_UNIT));
+    drop(room.split(surplus));
     let asked = read(&gateway, &body).await?;
     let stream = asked.stream.unwrap_or(false);
-    let until = timeout(&asked_headers, stream)?.map(|time| arrived + time);
-    let model = gateway.model(asked.model.as_deref())?.clone();
-    if caller.tenant.as_ref().is_some_and(|tenant| !tenant.may_use(model.name())) {
-        let message = format!("The model `{}` does not exist, or this key may not use it", model.name());
-        return Err(ServiceError::new(ErrorCode::NotFound, message).about("model").into());
-    }
+    // A time that no clock can show is no limit.
+    let until = timeout(&asked_headers, stream)?.and_then(|time| arrived.checked_add(time));
+    let model = gateway.model(asked.model.as_deref(), &caller)?.clone();
     let permit = match &caller.tenant {
         None => None,
         Some(tenant) => Some(
@@ -105,7 +108,9 @@ pub(crate) async fn handle(
                 .map_err(|limited| ApiError::from(limited.error).retry_after(limited.retry_after))?,
         ),
     };
-    let account = Account::new(gateway.metrics().clone(), caller.tenant.as_deref(), permit, body.len());
+    let sent = Arc::new(AtomicBool::new(false));
+    let account =
+        Account::new(gateway.metrics().clone(), caller.tenant.as_deref(), permit, body.len(), sent.clone());
     let entry = Entry { client: caller.client, bytes: body.len(), arrived, until, again: false };
     let waiter = model.enter(&entry)?;
     let cold = waiter.is_cold();
@@ -117,6 +122,7 @@ pub(crate) async fn handle(
         headers,
         body,
         entry,
+        sent,
         _room: room,
     };
     let mut obtaining = Box::pin(obtain(call, waiter));
@@ -129,6 +135,7 @@ pub(crate) async fn handle(
         Ok(obtained) => {
             let obtained = obtained?;
             let mut head = obtained.head.clone();
+            head.headers.remove(TOKENS);
             if head.headers.remove(header::TRAILER).is_some() && takes_trailers {
                 head.headers.insert(header::TRAILER, HeaderValue::from_static(TRAILERS));
             }
@@ -271,6 +278,7 @@ async fn send(call: &Call, grant: Grant) -> Result<Obtained, Broken> {
     if let Ok(timing) = HeaderValue::from_str(grant.timing()) {
         request.headers_mut().insert(TIMING_HEADER, timing);
     }
+    call.sent.store(true, Ordering::Relaxed);
     let begun = tokio::time::timeout(BEGIN, call.gateway.upstream().request(request)).await;
     let response = match begun {
         Ok(Ok(response)) => response,

@@ -1,5 +1,6 @@
 //! The gateway as a whole: its models, its options, its server.
 
+use crate::caller::Caller;
 use crate::keys::Keys;
 use crate::metrics::GatewayMetrics;
 use crate::model::Model;
@@ -129,22 +130,30 @@ impl Gateway {
         &self.upstream
     }
 
+    /// The models that `caller` may use: for it there are no others.
+    pub(crate) fn models_of(&self, caller: &Caller) -> Vec<&Arc<Model>> {
+        let may_use =
+            |model: &&Arc<Model>| caller.tenant.as_ref().is_none_or(|tenant| tenant.may_use(model.name()));
+        self.models.iter().filter(may_use).collect()
+    }
+
     /// The model called `name`; the only one where none is named.
     ///
     /// # Errors
-    /// There is no such model, or several and none is named.
-    pub(crate) fn model(&self, name: Option<&str>) -> Result<&Arc<Model>, ServiceError> {
+    /// There is no such model for `caller`, or several and none is named.
+    pub(crate) fn model(&self, name: Option<&str>, caller: &Caller) -> Result<&Arc<Model>, ServiceError> {
+        let models = self.models_of(caller);
         let names = || {
-            let names: Vec<_> = self.models.iter().map(|model| format!("`{}`", model.name())).collect();
+            let names: Vec<_> = models.iter().map(|model| format!("`{}`", model.name())).collect();
             names.join(", ")
         };
-        let (found, code, message) = match (name, self.models.as_slice()) {
+        let (found, code, message) = match (name, models.as_slice()) {
             (None, [model]) => return Ok(model),
             (None, _) => {
                 (None, ErrorCode::InvalidArgument, format!("`model` is missing; this server has {}", names()))
             }
             (Some(name), models) => (
-                models.iter().find(|model| model.name() == name),
+                models.iter().copied().find(|model| model.name() == name),
                 ErrorCode::NotFound,
                 format!("The model `{name}` does not exist; this server has {}", names()),
             ),

@@ -75,11 +75,16 @@ impl Keys {
         Self::default()
     }
 
-    /// One more key, of a tenant `name` that may do everything.
+    /// One more key, of a tenant `name` that may do everything. None where that key, or a tenant of that name, is
+    /// there: one would have the other's limits.
     #[must_use]
-    pub fn with_key(mut self, name: &str, key: &str) -> Self {
-        self.keys.push((Sha256::digest(key).into(), Arc::new(Tenant::unlimited(name))));
-        self
+    pub fn with_key(mut self, name: &str, key: &str) -> Option<Self> {
+        let digest: [u8; 32] = Sha256::digest(key).into();
+        if self.keys.iter().any(|(known, tenant)| *known == digest || **tenant.name() == *name) {
+            return None;
+        }
+        self.keys.push((digest, Arc::new(Tenant::unlimited(name))));
+        Some(self)
     }
 
     /// The keys of a file.

@@ -42,10 +42,6 @@ pub(crate) struct Version {
     version: &'static str,
 }
 
-fn may_see(caller: &Caller, model: &Model) -> bool {
-    caller.tenant.as_ref().is_none_or(|tenant| tenant.may_use(model.name()))
-}
-
 fn describe(gateway: &Gateway, model: &Model) -> ModelEntry {
     ModelEntry {
         id: model.name().to_owned(),
@@ -62,7 +58,7 @@ pub(crate) async fn models(
     State(gateway): State<Arc<Gateway>>,
     Extension(caller): Extension<Caller>,
 ) -> Json<List> {
-    let seen = gateway.models().iter().filter(|model| may_see(&caller, model));
+    let seen = gateway.models_of(&caller).into_iter();
     Json(List { object: "list", data: seen.map(|model| describe(&gateway, model)).collect() })
 }
 
@@ -72,11 +68,7 @@ pub(crate) async fn model(
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
 ) -> Result<Json<ModelEntry>, ApiError> {
-    let model = gateway.model(Some(&id))?;
-    if !may_see(&caller, model) {
-        let message = format!("The model `{id}` does not exist, or this key may not use it");
-        return Err(ServiceError::new(ErrorCode::NotFound, message).about("model").into());
-    }
+    let model = gateway.model(Some(&id), &caller)?;
     Ok(Json(describe(&gateway, model)))
 }
 
@@ -85,7 +77,7 @@ pub(crate) async fn status(
     State(gateway): State<Arc<Gateway>>,
     Extension(caller): Extension<Caller>,
 ) -> Json<StatusList> {
-    let seen = gateway.models().iter().filter(|model| may_see(&caller, model));
+    let seen = gateway.models_of(&caller).into_iter();
     Json(StatusList { models: seen.map(|model| model.status()).collect() })
 }
 

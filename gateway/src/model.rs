@@ -368,6 +368,7 @@ impl Model {
             answer(vec![(other.answer, Err(full()))]);
         }
         self.advance(now);
+        self.moved.notify_one();
         let limit = if cold { self.options.wake_limit } else { LONGEST_WAIT };
         let until = entry.until.map_or(now + limit, |until| until.min(now + limit));
         Ok(Waiter { model: self.clone(), ticket, cold, until, receiver })
@@ -575,6 +576,7 @@ impl Drop for Waiter {
         // What was granted meanwhile is given back with the receiver.
         if self.model.state().queue.remove(self.ticket).is_some() {
             self.model.advance(Instant::now());
+            self.model.moved.notify_one();
         }
     }
 }

@@ -14,12 +14,13 @@ use remoe_wire::{ErrorCode, ServiceError};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 use tokio::time::{Sleep, sleep};
 
 /// Tokens of the prompt and of the answer, as main functions tell: `12, 34`.
-const TOKENS: HeaderName = HeaderName::from_static("x-remoe-tokens");
+pub(crate) const TOKENS: HeaderName = HeaderName::from_static("x-remoe-tokens");
 /// Between comments of a stream that waits.
 const COMMENTS: Duration = Duration::from_secs(1);
 const COMMENT: &[u8] = b": keep-alive\n\n";
@@ -58,6 +59,8 @@ pub(crate) struct Account {
     body_bytes: u64,
     events: u64,
     tokens: Option<u64>,
+    /// Whether a backend had the request.
+    sent: Arc<AtomicBool>,
 }
 
 impl Account {
@@ -66,9 +69,10 @@ impl Account {
         tenant: Option<&Tenant>,
         permit: Option<Permit>,
         body_bytes: usize,
+        sent: Arc<AtomicBool>,
     ) -> Self {
         let tenant = tenant.map_or_else(|| "".into(), |tenant| tenant.name().clone());
-        Self { metrics, tenant, permit, body_bytes: body_bytes as u64, events: 0, tokens: None }
+        Self { metrics, tenant, permit, body_bytes: body_bytes as u64, events: 0, tokens: None, sent }
     }
 
     /// Takes the backend's count out of headers or trailers.
@@ -82,10 +86,10 @@ impl Account {
 
 impl Drop for Account {
     fn drop(&mut self) {
-        // Events are about as many as tokens. Where nothing came back nothing was computed.
-        let estimate = || match self.events {
-            0 => 0,
-            events => self.body_bytes / BYTES_PER_TOKEN + events,
+        // Events are about as many as tokens. Who leaves before an answer has had its prompt computed.
+        let estimate = || match self.sent.load(Ordering::Relaxed) {
+            false => 0,
+            true => self.body_bytes / BYTES_PER_TOKEN + self.events,
         };
         let tokens = self.tokens.unwrap_or_else(estimate);
         if tokens > 0 {

@@ -157,7 +157,7 @@ async fn clients_that_leave_are_forgotten_waiting_or_not() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn more_than_may_wait_is_refused_and_tenants_take_turns() {
-    let keys = Keys::none().with_key("big", "key-of-big").with_key("small", "key-of-small");
+    let keys = Keys::none().with_key("big", "key-of-big").unwrap().with_key("small", "key-of-small").unwrap();
     let options = GatewayOptions { keys, ..GatewayOptions::default() };
     let stage = Stage::new(options, |model| model.max_requests = 9, 1, None).await;
     // One request at a time, and none yet.
@@ -197,7 +197,9 @@ async fn more_than_may_wait_is_refused_and_tenants_take_turns() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_are_asked_for_everywhere_but_for_health() {
-    let keys = Keys::none().with_key("one", "secret-one");
+    let keys = Keys::none().with_key("one", "secret-one").unwrap();
+    let again = |name, key| Keys::none().with_key("one", "secret-one").unwrap().with_key(name, key).is_none();
+    assert!(again("two", "secret-one") && again("one", "x") && !again("two", "x"));
     let stage = Stage::new(GatewayOptions { keys, ..GatewayOptions::default() }, |_| {}, 8, None).await;
     let get = async |path: &str, key: Option<&str>| {
         let mut request = axum::http::Request::get(format!("http://{}{path}", stage.address));
@@ -231,7 +233,12 @@ async fn keys_are_asked_for_everywhere_but_for_health() {
         ("x-remoe-tenant", "root"),
         ("x-remoe-timing", "first;dur=1"),
     ];
-    assert_eq!(stage.ask(&body(1), &claims).await.0.status(), 200);
+    let (head, _) = stage.ask(&body(1), &claims).await;
+    assert_eq!(head.status(), 200);
+    assert!(!head.headers().contains_key("x-remoe-tokens"), "{head:?}");
+    // Longer than any clock shows.
+    let patient = [("authorization", "Bearer secret-one"), ("x-request-timeout", "1e19")];
+    assert_eq!(stage.ask(&body(1), &patient).await.0.status(), 200);
     let headers = stage.functions.headers.lock().unwrap().clone();
     assert!(!headers.contains_key("authorization"));
     assert_eq!(headers["x-remoe-tenant"], "one");

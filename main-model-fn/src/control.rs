@@ -2,6 +2,7 @@
 
 use crate::engine::request::{Delta, Event, FinishReason, InspectLevel, Request, Sampling, StopRules};
 use crate::engine::{EngineHandle, Events};
+use crate::pages::Tenant;
 use crate::placer::Placer;
 use crate::text::TextFront;
 use remoe_wire::v1::main_model_server::MainModel;
@@ -74,6 +75,7 @@ impl MainModel for Control {
             logprobs: None,
             prompt_logprobs: None,
             inspect: None,
+            tenant: Tenant::default(),
         };
         let events = self.engine.submit(request)?;
         let load_s = self.placer.load_seconds();
@@ -113,6 +115,7 @@ impl MainModel for Control {
             logprobs: None,
             prompt_logprobs: None,
             inspect: Some(level),
+            tenant: Tenant::default(),
         })?;
         let mut reply = InspectReply { prompt_ids: prompt, ..InspectReply::default() };
         while let Some(event) = events.recv().await {

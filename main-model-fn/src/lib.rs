@@ -39,6 +39,7 @@ pub use error::Error;
 #[doc(hidden)]
 pub use http::fuzzing as http_fuzzing;
 pub use native::Native;
+pub use pages::Tenant;
 pub use program::main;
 #[doc(hidden)]
 pub use routing_check::check_routing;

@@ -47,7 +47,7 @@ pub struct Settings {
     #[arg(long, value_name = "DIR", env = "REMOE_IDENTITY_DIR", requires = "operator_identity")]
     pub identity_dir: Option<PathBuf>,
     /// Who may use the control interface, as its certificate names it: spiffe://remoe/NAMESPACE/operator.
-    #[arg(long, value_name = "URI", env = "REMOE_OPERATOR_IDENTITY")]
+    #[arg(long, value_name = "URI", env = "REMOE_OPERATOR_IDENTITY", requires = "identity_dir")]
     pub operator_identity: Option<Identity>,
     /// The model's name in the API; by default that of its folder or repository.
     #[arg(long)]

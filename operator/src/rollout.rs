@@ -138,7 +138,9 @@ impl Rollout {
 /// Whether main functions of the target start when those of other revisions have ended.
 fn waits_for_others(scene: Scene<'_>) -> bool {
     let identity = &scene.target.main.identity;
-    let mut others = scene.pods.iter().filter(|pod| pod.owned && pod.is_main && pod.identity != *identity);
+    // On a node that is lost, a pod is listed for ever: what is past its end holds nothing up.
+    let there = scene.pods.iter().filter(|pod| pod.ends_by.is_none_or(|end| scene.now < end));
+    let mut others = there.filter(|pod| pod.owned && pod.is_main && pod.identity != *identity);
     scene.strategy == RolloutStrategy::Recreate && others.next().is_some()
 }
 

@@ -53,14 +53,19 @@ pub(crate) async fn run(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) 
     let listener = listen(SocketAddr::new(args.host, args.port))?;
     let front = Front::open(args, &asked, keys, listener)?;
     let (mut kept, end) = (JoinSet::new(), watch::Sender::new(None));
-    tokio::select! {
-        started = start(args, asked, &front, &secret, (&mut kept, end.subscribe()), as_json, progress) => started?,
+    let started = tokio::select! {
+        started = start(args, asked, &front, &secret, (&mut kept, end.subscribe()), as_json, progress) => Some(started),
+        () = signals.next() => None,
+    };
+    let served = match started {
         // Nobody has been served yet, so there is nothing to drain.
-        () = signals.next() => return Ok(()),
-    }
-    let served = tokio::select! {
-        Some(ended) = kept.join_next() => ended.unwrap_or_else(|error| Err(CliError::runtime(error.to_string()))),
-        () = signals.next() => Ok(()),
+        None | Some(Err(_)) if kept.is_empty() => return started.unwrap_or(Ok(())),
+        None => Ok(()),
+        Some(Err(error)) => Err(error),
+        Some(Ok(())) => tokio::select! {
+            Some(ended) = kept.join_next() => ended.unwrap_or_else(|error| Err(CliError::runtime(error.to_string()))),
+            () = signals.next() => Ok(()),
+        },
     };
     let drained = async {
         let begun = Instant::now();
@@ -91,10 +96,14 @@ fn keys(args: &UpArgs) -> Result<Keys, CliError> {
             ..CliError::arguments("--keys", error.to_string())
         })?,
     };
-    Ok(match args.api_key.as_deref().filter(|key| !key.is_empty()) {
-        None => keys,
-        Some(key) => keys.with_key("default", key),
-    })
+    match args.api_key.as_deref().filter(|key| !key.is_empty()) {
+        None => Ok(keys),
+        Some(key) => keys.with_key("default", key).ok_or_else(|| {
+            let message =
+                "is a key of --keys too, or that file has a tenant called default; leave one of them out";
+            CliError::arguments("--api-key", message)
+        }),
+    }
 }
 
 /// What main functions let the gateway in by, and nobody else on this machine.

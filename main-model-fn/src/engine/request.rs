@@ -1,5 +1,6 @@
 //! What a caller asks of the engine and what it hears back.
 
+use crate::pages::Tenant;
 use remoe_wire::ServiceError;
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -25,6 +26,8 @@ pub struct Request {
     pub prompt_logprobs: Option<usize>,
     /// Record the routing, and the hidden states too, of the prompt.
     pub inspect: Option<InspectLevel>,
+    /// With whose requests it shares keys and values of equal beginnings.
+    pub tenant: Tenant,
 }
 
 /// What an inspection records beside logits; each level holds what those before it do.

@@ -4,7 +4,7 @@ use super::choice::token_at;
 use super::request::{ExpertTally, ExpertTime, Inspection, Request};
 use super::sequence::{Running, Stage};
 use crate::backend::PAGE_POSITIONS;
-use crate::pages::{Pages, SequenceCache, Tenant, pages_of};
+use crate::pages::{Pages, SequenceCache, pages_of};
 
 impl Running {
     /// What it holds keys and values of.
@@ -73,17 +73,18 @@ impl Running {
     pub(crate) fn begin(&mut self, pages: &mut Pages) {
         let wants_rows = self.wants_prompt_rows();
         let prompt = &self.job.request.prompt;
+        let tenant = self.job.request.tenant;
         match &mut self.stage {
             Stage::Prompt(cache) => {
                 let tokens = if wants_rows { 0 } else { prompt.len() };
-                *cache = pages.begin(Tenant::default(), |at| prompt[at], tokens);
+                *cache = pages.begin(tenant, |at| prompt[at], tokens);
                 self.figures.cached_tokens = cache.length();
             }
             Stage::Choices(choices) => {
                 for choice in choices {
                     let known = choice.known(prompt);
                     let output = &choice.output;
-                    choice.cache = pages.begin(Tenant::default(), |at| token_at(prompt, output, at), known);
+                    choice.cache = pages.begin(tenant, |at| token_at(prompt, output, at), known);
                 }
             }
         }
@@ -106,9 +107,10 @@ impl Running {
     /// Lets go of all pages. Known tokens that are not kept until then are forwarded again when the request goes on.
     pub(crate) fn pause(&mut self) {
         self.copies.clear();
+        let tenant = self.job.request.tenant;
         match &mut self.stage {
             Stage::Prompt(cache) => {
-                *cache = SequenceCache::new(Tenant::default());
+                *cache = SequenceCache::new(tenant);
                 // Nothing of the prompt has been reported yet: it begins anew.
                 self.prompt_logprobs.clear();
                 self.inspection = Inspection::default();
@@ -121,7 +123,7 @@ impl Running {
             }
             Stage::Choices(choices) => {
                 for choice in choices {
-                    choice.cache = SequenceCache::new(Tenant::default());
+                    choice.cache = SequenceCache::new(tenant);
                 }
             }
         }

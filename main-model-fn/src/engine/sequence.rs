@@ -10,7 +10,7 @@ use super::scheduler::Pending;
 use super::setback::Setback;
 use super::text::TextStream;
 use crate::backend::BackendError;
-use crate::pages::{Page, SequenceCache, Tenant};
+use crate::pages::{Page, SequenceCache};
 use crate::records::{Recording, Step};
 use crate::transformer::{Model, Trace, Wanted};
 use remoe_model::text::{TextError, Tokenizer};
@@ -118,9 +118,10 @@ impl Running {
             1.0 => Vec::new(),
             _ => distinct(&request.prompt),
         };
+        let cache = SequenceCache::new(request.tenant);
         Self {
             job,
-            stage: Stage::Prompt(SequenceCache::new(Tenant::default())),
+            stage: Stage::Prompt(cache),
             copies: Vec::new(),
             started: now,
             first_token: None,

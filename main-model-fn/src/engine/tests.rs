@@ -7,6 +7,7 @@ use super::{
 use crate::backend::Backend;
 use crate::experts::{Expected, ExpertMetrics, LocalExperts};
 use crate::metrics::EngineMetrics;
+use crate::pages::Tenant;
 use crate::transformer::Transformer;
 use crate::{Native, pages};
 use prometheus::Registry;
@@ -105,6 +106,7 @@ fn request(prompt: Vec<u32>, choices: usize, max_tokens: usize) -> Request {
         logprobs: Some(0),
         prompt_logprobs: None,
         inspect: None,
+        tenant: Tenant::default(),
     }
 }
 

@@ -10,11 +10,16 @@ use super::{body, collect, sampling, stream, unsupported};
 use crate::backend::PAGE_POSITIONS;
 use crate::engine::RequestLimits;
 use crate::engine::request::{Request, Sampling, StopRules};
+use crate::pages::Tenant;
 use axum::extract;
+use axum::http::HeaderName;
 use axum::response::Response;
 use remoe_http::ApiError;
 use remoe_wire::ServiceError;
 use std::sync::Arc;
+
+/// Whose request it is, as a gateway says.
+const TENANT: HeaderName = HeaderName::from_static("x-remoe-tenant");
 
 /// Which route answers, and so in which shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,6 +113,7 @@ impl Shared {
             logprobs,
             prompt_logprobs: None,
             inspect: None,
+            tenant: Tenant::default(),
         })
     }
 }
@@ -141,7 +147,9 @@ pub(super) async fn answer(
 ) -> Result<Response, ApiError> {
     state.check_ready()?;
     let timeline = Timeline::begin(request.headers());
-    let generation = body::read(&state, request, check).await?;
+    let tenant = request.headers().get(TENANT).map(|name| Tenant::named(name.as_bytes())).unwrap_or_default();
+    let mut generation = body::read(&state, request, check).await?;
+    generation.requests.iter_mut().for_each(|request| request.tenant = tenant);
     let (route, stream) = (generation.route, generation.options.stream);
     let shape = Shape::new(route, generation.options);
     let (pieces, requests) = Pieces::new(generation);

@@ -9,7 +9,7 @@
 mod prefixes;
 mod sequence;
 
-pub(crate) use prefixes::Tenant;
+pub use prefixes::Tenant;
 pub(crate) use sequence::SequenceCache;
 
 use crate::backend::PAGE_POSITIONS;

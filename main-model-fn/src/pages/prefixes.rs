@@ -7,11 +7,21 @@
 
 use super::{Block, Page};
 use std::collections::{BTreeMap, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 
 /// Whose requests share what was computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub(crate) struct Tenant(pub(crate) u64);
+pub struct Tenant(pub(super) u64);
+
+impl Tenant {
+    /// The one that a gateway calls `name`.
+    pub(crate) fn named(name: &[u8]) -> Self {
+        let mut hasher = DefaultHasher::new();
+        name.hash(&mut hasher);
+        Self(hasher.finish())
+    }
+}
 
 /// The beginning of a sequence: nothing but the tenant, or everything up to the end of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

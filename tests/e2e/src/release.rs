@@ -60,6 +60,9 @@ impl Exclusive {
             "2m",
             "--set",
             "images.pullPolicy=IfNotPresent",
+            // Tests make namespaces as they need them.
+            "--set",
+            "identity.signer=operator,identity.allNamespaces=true",
         ]);
         for value in values {
             arguments.extend(["--set", value]);

@@ -73,8 +73,7 @@ async fn only_the_operator_and_the_pods_of_a_deployment_are_answered() {
     Scene::run("only_the_operator_and_the_pods_of_a_deployment_are_answered", async |scene| {
         let cluster = &scene.cluster;
         let mut alone = release::exclusive(cluster, 1).await;
-        let everywhere = ["replicas=1", "identity.signer=operator", "identity.allNamespaces=true"];
-        alone.install(cluster, &everywhere).await;
+        alone.install(cluster, &["replicas=1"]).await;
         with_stranger(scene).await;
         let demo = Deployment::apply(scene, "demo", &spec("Active")).await;
         // Certificates of a deployment that runs nothing: another one's, for all that functions know.
@@ -151,14 +150,14 @@ async fn a_namespace_that_the_chart_does_not_list_is_named() {
     Scene::run("a_namespace_that_the_chart_does_not_list_is_named", async |scene| {
         let cluster = &scene.cluster;
         let mut alone = release::exclusive(cluster, 1).await;
-        alone.install(cluster, &["replicas=1", "identity.signer=operator"]).await;
+        alone.install(cluster, &["replicas=1", "identity.allNamespaces=false"]).await;
         claim::with_demo_model(scene, "models").await;
         let demo = Deployment::apply(scene, "demo", &spec("Active")).await;
         let degraded = demo.reason("Degraded", "IdentityNotPermitted").await;
         let message = degraded["message"].as_str().unwrap();
         assert!(message.contains("identity.namespaces") && message.contains(&scene.namespace), "{message}");
         let listed = format!("identity.namespaces={{{}}}", scene.namespace);
-        alone.install(cluster, &["replicas=1", "identity.signer=operator", &listed]).await;
+        alone.install(cluster, &["replicas=1", "identity.allNamespaces=false", &listed]).await;
         demo.settled().await;
     })
     .await;
