@@ -162,13 +162,17 @@ async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, R
     let planned = Planned::new(owner, &observed, &known, answer, around);
     let steps = steps(owner, &observed, &known, &planned, around)?;
     fleet.note(owner, Silence::among(&steps.pods));
-    let trust = identities.trust(owner).await?;
-    // Before any pod is made, which waits for its certificate.
-    let certified = identities.keep(&calls, owner).await?;
+    let trust = identities.trust(owner).await;
+    // Before any pod is made, which waits for its certificate. What fails here keeps nothing from healing: most pods
+    // have theirs.
+    let certified = identities.keep(&calls, owner).await;
     let applied = apply(&calls, owner, &steps.writes).await?;
-    conversations.keep(owner, steps.partners.clone(), trust.as_ref());
+    if let Ok(trust) = &trust {
+        conversations.keep(owner, steps.partners.clone(), trust.as_ref());
+    }
     let mut refused = applied.refused;
-    refused.extend(certified.troubles.into_iter().map(|trouble| (None, trouble)));
+    let troubles = certified.iter().flat_map(|certified| certified.troubles.clone());
+    refused.extend(troubles.map(|trouble| (None, trouble)));
     let status = status(&findings(owner, &observed, &known, &planned, &steps, refused));
     if owner.status.as_ref() != Some(&status) {
         calls.apply_status(&owner.name_any(), &status).await?;
@@ -178,7 +182,8 @@ async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, R
     happenings.extend(applied.happenings);
     happenings.extend(transitions(owner.status.as_ref(), &status));
     publish(recorder, owner, &happenings).await;
-    Ok(steps.look_again.min(certified.look_again))
+    trust?;
+    Ok(steps.look_again.min(certified?.look_again))
 }
 
 /// Computes a plan beside everything else.

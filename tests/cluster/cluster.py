@@ -227,7 +227,7 @@ def volume(cluster: Cluster, namespace: str, claim: str, contents: list[str]) ->
     folder.mkdir(parents=True, exist_ok=True)
     # Any user of a pod may write: the volume is a test's own.
     for each in (folder, *folder.rglob("*")):
-        each.chmod(0o777 if each.is_dir() else 0o666)
+        each.chmod(0o777 if each.is_dir() or each.stat().st_mode & 0o100 else 0o666)
     size = {"storage": "10Gi"}
     api = Api(cluster)
     api.create(

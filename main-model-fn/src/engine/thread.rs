@@ -74,10 +74,12 @@ pub(crate) fn start(
     let (handle, jobs) = EngineHandle::new(settings.limits);
     let (switch_sender, switches) = mpsc::unbounded_channel();
     let guard = stop.finish.clone().drop_guard();
+    // Here, so that what the system refuses is the caller's error.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || {
         let _end_of_engine_ends_process = guard;
         parts.model.enter_thread();
-        match Engine::new(settings, parts, jobs, switches, stop) {
+        match Engine::new(settings, parts, runtime, jobs, switches, stop) {
             Ok(engine) => engine.run(),
             Err(error) => tracing::error!(%error, "the engine cannot start"),
         }
@@ -118,11 +120,12 @@ impl Engine {
     fn new(
         settings: EngineSettings,
         parts: EngineParts,
+        runtime: Runtime,
         jobs: mpsc::UnboundedReceiver<Job>,
         switches: mpsc::UnboundedReceiver<Switch>,
         stop: EngineStop,
     ) -> io::Result<Self> {
-        let runtime = Rc::new(tokio::runtime::Builder::new_current_thread().enable_all().build()?);
+        let runtime = Rc::new(runtime);
         let (link_events, link_inlet) = mpsc::unbounded_channel();
         let hidden = parts.model.hidden();
         let experts = Experts::new(ExpertParts {
