@@ -2,6 +2,7 @@
 //! queue, behind the tokenizer and the template of a fixture.
 
 use crate::{check_error, fixtures, memory};
+use main_model_fn::backend::PAGE_POSITIONS;
 use main_model_fn::engine::RequestLimits;
 use main_model_fn::http_fuzzing::{Checked, checks};
 use main_model_fn::text::TextFront;
@@ -12,13 +13,8 @@ use std::cell::OnceCell;
 const FACTOR: usize = 1024;
 const BASE: usize = 1 << 20;
 
-const LIMITS: RequestLimits = RequestLimits {
-    vocab_size: 460,
-    context_length: 128,
-    cache_positions: 300,
-    max_choices: 4,
-    max_requests: 8,
-};
+const LIMITS: RequestLimits =
+    RequestLimits { vocab_size: 460, context_length: 128, cache_pages: 10, max_choices: 4, max_requests: 8 };
 
 thread_local! {
     static CHECKS: OnceCell<Box<dyn Fn(bool, &[u8]) -> Checked>> = const { OnceCell::new() };
@@ -60,7 +56,9 @@ fn check_request(request: &main_model_fn::engine::request::Request, is_chat: boo
     assert!(!request.prompt.is_empty() && request.prompt.iter().all(is_token));
     assert!((1..=LIMITS.max_choices).contains(&request.choices));
     let length = request.prompt.len() + request.max_tokens;
-    assert!(length <= LIMITS.context_length && length * request.choices <= LIMITS.cache_positions);
+    assert!(
+        length <= LIMITS.context_length && length * request.choices <= LIMITS.cache_pages * PAGE_POSITIONS
+    );
     assert!(!is_chat || request.max_tokens > 0);
     assert!(request.stop.min_tokens <= request.max_tokens);
     assert!(request.stop.strings.len() <= 32 && request.stop.token_ids.len() <= 1024);

@@ -182,7 +182,11 @@ pub fn seeds() -> Vec<Vec<u8>> {
                 .encode_to_vec(),
         ),
         (4, description.encode_to_vec()),
-        (5, RoutingAck { generation: 1, problems: vec![Default::default()] }.encode_to_vec()),
+        (
+            5,
+            RoutingAck { generation: 1, problems: vec![Default::default()], ..Default::default() }
+                .encode_to_vec(),
+        ),
         (7, MainDescription { wire_version: 1, local: sets, ..MainDescription::default() }.encode_to_vec()),
         (8, generate.encode_to_vec()),
         (9, event(generate_event::Event::Started(Started { prompt_ids: vec![4, 5] })).encode_to_vec()),
