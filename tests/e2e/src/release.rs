@@ -62,7 +62,7 @@ impl Exclusive {
             "images.pullPolicy=IfNotPresent",
             // Tests make namespaces as they need them.
             "--set",
-            "identity.signer=operator,identity.allNamespaces=true",
+            "identity.allNamespaces=true",
         ]);
         for value in values {
             arguments.extend(["--set", value]);
