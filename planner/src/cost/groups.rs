@@ -26,10 +26,17 @@ pub struct GroupEvaluation {
 }
 
 /// The experts of one layer that are computed on one path.
-struct Part<'a> {
+pub(crate) struct Part<'a> {
     experts: &'a [u32],
     curve: &'a Curve,
     column: Column,
+}
+
+impl<'a> Part<'a> {
+    /// `experts` on functions with `vcpus`.
+    pub(crate) fn new(experts: &'a [u32], curve: &'a Curve, vcpus: f64) -> Self {
+        Self { experts, curve, column: curve.column(vcpus) }
+    }
 }
 
 /// One decode step of a layer's experts.
@@ -56,19 +63,14 @@ impl Model<'_> {
         let model = &self.layers[layer];
         let vcpus = self.main_pace(plan).vcpus;
         let local = self.local_experts(layer, plan);
-        let column = model.curve.column(vcpus);
-        let prefill_of = |expert: &u32| model.curve.seconds(self.prefill_tokens(layer, *expert), column);
-        let local_prefill: f64 = local.iter().map(prefill_of).sum();
+        let local_prefill = self.prefill_work(layer, &Part::new(&local, &model.curve, vcpus));
         let replicas: Vec<Replicas> = plan.groups.iter().map(|group| self.replicas(layer, group)).collect();
         let remote_prefill = replicas.iter().map(Replicas::slowest).fold(0.0, f64::max);
         let shared_prefill = self.shared(hosts(layer, plan), || {
-            let column = model.curve.column(1.0);
-            let of_main: f64 =
-                local.iter().map(|id| model.curve.seconds(self.prefill_tokens(layer, *id), column)).sum();
-            let curve = model.remote_curve();
-            let remote = plan.groups.iter().flat_map(|group| &group.experts[layer]);
-            let seconds = remote.map(|id| curve.seconds(self.prefill_tokens(layer, *id), curve.column(1.0)));
-            of_main + seconds.sum::<f64>()
+            let parts =
+                plan.groups.iter().map(|group| Part::new(&group.experts[layer], model.remote_curve(), 1.0));
+            let parts = parts.chain([Part::new(&local, &model.curve, 1.0)]);
+            parts.map(|part| self.prefill_work(layer, &part)).sum()
         });
         let step = self.step(layer, 1.0, plan, &local);
         let billed: f64 = plan.groups.iter().map(|group| self.group_step(layer, group)).sum();
@@ -145,11 +147,7 @@ impl Model<'_> {
     /// One decode step of `rows` requests in `layer`, without the fixed part.
     fn step(&self, layer: usize, rows: f64, plan: &Plan, local: &[u32]) -> Step {
         let model = &self.layers[layer];
-        let here = Part {
-            experts: local,
-            curve: &model.curve,
-            column: model.curve.column(self.main_pace(plan).vcpus),
-        };
+        let here = Part::new(local, &model.curve, self.main_pace(plan).vcpus);
         // Without groups the layer's own function is the only one.
         let own = &plan.layers[layer];
         let own = (plan.groups.is_empty() && !own.remote.is_empty())
@@ -159,10 +157,7 @@ impl Model<'_> {
         let away: Vec<Part<'_>> = of_groups
             .chain(own)
             .filter(|(experts, _)| !experts.is_empty())
-            .map(|(experts, vcpus)| {
-                let curve = model.remote_curve();
-                Part { experts, curve, column: curve.column(vcpus) }
-            })
+            .map(|(experts, vcpus)| Part::new(experts, model.remote_curve(), vcpus))
             .collect();
         let step = match rows > 1.0 {
             true => self.step_of_many(layer, rows, &here, &away),
@@ -219,8 +214,14 @@ impl Model<'_> {
         Step { seconds: slowest_of(works.into_iter()), calls }
     }
 
+    /// Seconds of computing the experts of `part` in the prefill.
+    pub(crate) fn prefill_work(&self, layer: usize, part: &Part<'_>) -> f64 {
+        let tokens = part.experts.iter().map(|expert| self.prefill_tokens(layer, *expert));
+        tokens.map(|tokens| part.curve.seconds(tokens, part.column)).sum()
+    }
+
     /// Computing the experts of `part` for `rows` tokens.
-    fn work(&self, layer: usize, rows: f64, part: &Part<'_>) -> Work {
+    pub(crate) fn work(&self, layer: usize, rows: f64, part: &Part<'_>) -> Work {
         let per_token = self.layers[layer].per_token();
         part.experts.iter().fold(Work::default(), |sum, expert| {
             let share = self.shares[layer][*expert as usize];

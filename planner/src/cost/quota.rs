@@ -4,7 +4,7 @@
 //! period is used up, and rests until the next one begins. One that rests anyway, because it waits for others, is as
 //! quick as with a whole core; one that always computes is slowed down to its share.
 
-use crate::cost::groups::used;
+use crate::cost::groups::Part;
 use crate::cost::running::Times;
 use crate::plan::{Group, Plan};
 use crate::problem::curve::Curve;
@@ -71,17 +71,8 @@ impl Model<'_> {
 
     /// Seconds of computing `experts` of `layer`.
     fn work_of_experts(&self, layer: usize, experts: &[u32], curve: &Curve, pace: Pace) -> Times {
-        let column = curve.column(pace.vcpus);
-        let per_token = self.layers[layer].per_token();
-        let share = |expert: &u32| self.shares[layer][*expert as usize];
-        let step = |rows: &f64| {
-            let each = experts.iter().map(|expert| used(*rows, per_token * share(expert)));
-            each.map(|(used, tokens)| used * curve.seconds(tokens, column)).sum()
-        };
-        let prefill = experts.iter().map(|expert| self.input * per_token * share(expert));
-        Times {
-            prefill: prefill.map(|tokens| curve.seconds(tokens, column)).sum(),
-            steps: self.batches().iter().map(step).collect(),
-        }
+        let part = Part::new(experts, curve, pace.vcpus);
+        let step = |rows: &f64| self.work(layer, *rows, &part).mean;
+        Times { prefill: self.prefill_work(layer, &part), steps: self.batches().iter().map(step).collect() }
     }
 }
