@@ -223,8 +223,7 @@ impl Model {
         state.idle = Some(idle.max(Duration::from_millis(1)));
         state.last_active = now;
         drop(state);
-        self.advance(now);
-        self.moved.notify_one();
+        self.changed(now);
     }
 
     /// Takes note of what runs.
@@ -245,8 +244,7 @@ impl Model {
             .collect();
         state.running = running;
         drop(state);
-        self.advance(now);
-        self.moved.notify_one();
+        self.changed(now);
     }
 
     /// Answers a [`Wanted::Recheck`] of number `order`: the engine has `requests`.
@@ -256,8 +254,7 @@ impl Model {
             state.engine = Some(requests);
         }
         drop(state);
-        self.advance(Instant::now());
-        self.moved.notify_one();
+        self.changed(Instant::now());
     }
 
     /// Takes no further request. Those that wait go on where functions answer, and are refused where not.
@@ -344,7 +341,7 @@ impl Model {
             let missing = state.time_to_wake(now);
             if until < now + missing {
                 drop(state);
-                self.advance(now);
+                self.changed(now);
                 let error = ServiceError::new(
                     ErrorCode::Unavailable,
                     format!(
@@ -367,8 +364,7 @@ impl Model {
         if let Some(other) = displaced {
             answer(vec![(other.answer, Err(full()))]);
         }
-        self.advance(now);
-        self.moved.notify_one();
+        self.changed(now);
         let limit = if cold { self.options.wake_limit } else { LONGEST_WAIT };
         let until = entry.until.map_or(now + limit, |until| until.min(now + limit));
         Ok(Waiter { model: self.clone(), ticket, cold, until, receiver })
@@ -377,6 +373,12 @@ impl Model {
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing panics while it is held.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Something is different: takes the steps that follow, and has the next deadline kept.
+    fn changed(self: &Arc<Self>, now: Instant) {
+        self.advance(now);
+        self.moved.notify_one();
     }
 
     /// Takes all steps that can be taken at `now`; the time of the next one that only time brings.
@@ -421,8 +423,7 @@ impl Model {
             place.in_flight = place.in_flight.saturating_sub(1);
         }
         drop(state);
-        self.advance(now);
-        self.moved.notify_one();
+        self.changed(now);
     }
 }
 
@@ -575,8 +576,7 @@ impl Drop for Waiter {
     fn drop(&mut self) {
         // What was granted meanwhile is given back with the receiver.
         if self.model.state().queue.remove(self.ticket).is_some() {
-            self.model.advance(Instant::now());
-            self.model.moved.notify_one();
+            self.model.changed(Instant::now());
         }
     }
 }
