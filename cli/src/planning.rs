@@ -18,7 +18,7 @@ use remoe_planner::{
     Answer, ErrorFactor, Limits, Options, Problem, Remote, SizeRange, Slo, Specs, VcpuRange, solve,
     useful_vcpus,
 };
-use remoe_predictor::{ErrorBars, Method, Shares, Trained};
+use remoe_predictor::{ByPhase, Shares, Trained};
 use remoe_profile::{ModelId, Prices, ProblemError, Profile, Wishes};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -204,30 +204,20 @@ impl PlanningArgs {
             .check_model(model, &dtype)
             .map_err(|error| CliError::arguments("--profile", error.to_string()))?;
         let mut request = self.workload.request(model, asked.concurrency)?;
+        let ids = prompt.map(|text| self.tokens(checkpoint, text)).transpose()?;
+        if let Some(ids) = &ids {
+            request.input_tokens = ids.len() as f64;
+            request.max_input_tokens = request.max_input_tokens.map(|most| most.max(request.input_tokens));
+        }
         let trained = self.trained(checkpoint)?;
         let mut prediction = None;
         let mut p95 = None;
         if let Some(trained) = &trained {
-            let shares = match prompt {
-                Some(text) => {
-                    let ids = self.tokens(checkpoint, text)?;
-                    request.input_tokens = ids.len() as f64;
-                    request.max_input_tokens =
-                        request.max_input_tokens.map(|most| most.max(ids.len() as f64));
-                    let predicted = trained.predict_with_errors(&ids)?;
-                    p95 = predicted.errors.map(factors);
-                    rows(&predicted.shares)
-                }
-                // How far single prompts are off the mean of the history is known too.
-                None => {
-                    p95 = trained.errors_of(Method::Dop).map(factors);
-                    rows(trained.popularity().shares())
-                }
-            };
-            prediction = Some(shares);
-        } else if let Some(text) = prompt {
-            request.input_tokens = self.tokens(checkpoint, text)?.len() as f64;
-            request.max_input_tokens = request.max_input_tokens.map(|most| most.max(request.input_tokens));
+            let tokens = ByPhase { prefill: request.input_tokens, decode: request.output_tokens };
+            let expected = trained.expectation(ids.as_deref(), tokens)?;
+            p95 =
+                expected.least_used_p95.map(|layers| layers.into_iter().map(ErrorFactor::ByCount).collect());
+            prediction = Some(rows(&expected.shares));
         }
         let prices = match &self.pricing {
             None => Prices::default(),
@@ -320,11 +310,6 @@ pub(crate) fn with_main(problem: &Problem, main_bytes: f64) -> Problem {
 /// layer may be lost at the same time.
 pub(crate) fn fallback_bytes(model: &Inspection, dtype: &str) -> u64 {
     2 * model.top_k as u64 * model.resident_bytes(model.expert_bytes, dtype)
-}
-
-/// How far remote sets have been off, for every number of experts in them.
-fn factors(errors: &ErrorBars) -> Vec<ErrorFactor> {
-    errors.least_used_p95.iter().cloned().map(ErrorFactor::ByCount).collect()
 }
 
 pub(crate) fn rows(shares: &Shares) -> Vec<Vec<f64>> {

@@ -5,6 +5,7 @@ use crate::commands::predictor::source::Model;
 use crate::exit::CliError;
 use crate::planning::rows;
 use remoe_model::Checkpoint;
+use remoe_predictor::ByPhase;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -43,11 +44,10 @@ pub(crate) fn usage(
                                and name its folder with --predictor where it is not `predictor` in the model's";
                 CliError::arguments("--predictor", message)
             })?;
-            let shares = match foresight.prompt {
-                Some(prompt) => rows(&trained.predict_with_errors(&prompt.tokens(checkpoint)?)?.shares),
-                None => rows(trained.popularity().shares()),
-            };
-            Ok(Some(shares))
+            let prompt = foresight.prompt.map(|prompt| prompt.tokens(checkpoint)).transpose()?;
+            // How long the answer will be is not known: the prompt's tokens for those of the answer.
+            let expected = trained.expectation(prompt.as_deref(), ByPhase::both(1.0))?;
+            Ok(Some(rows(&expected.shares)))
         }
     }
 }

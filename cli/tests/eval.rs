@@ -163,6 +163,48 @@ fn profiles_of_another_model_or_cut_short_are_refused() {
 }
 
 #[test]
+fn predictions_are_worth_what_plans_by_them_save() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (first, second, predictor, out) = (at("first.npy"), at("second.npy"), at("predictor"), at("out"));
+    let model = fixture("mixtral-basic");
+    records(Path::new(&first), &model, 30);
+    records(Path::new(&second), &model, 3);
+    let model = model.to_str().unwrap();
+    let built = run(&["predictor", "build", "--history", &first, "--model", model, "--out", &predictor]);
+    assert!(built.status.success(), "{built:?}");
+    let arguments =
+        ["eval", "--only", "prediction", "--model", model, "--predictor", &predictor, "--out", &out];
+    let output = run(&[&arguments[..], &["--json", "--records", &first, &second]].concat());
+    assert!(output.status.success(), "{output:?}");
+    let report = object(&output);
+    assert!(report["scenarios"].is_null() && report["map"].is_null());
+    let worths = report["prediction"].as_array().unwrap();
+    for workload in ["first", "second", "mixed"] {
+        let of: Vec<&Value> = worths.iter().filter(|one| one["workload"] == workload).collect();
+        assert!(of.len() > 1, "one for each scenario");
+        for worth in of {
+            let rows = worth["rows"].as_array().unwrap();
+            let names: Vec<&str> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
+            assert_eq!(names, ["oracle", "blend", "tokens", "sps", "the topic's mean", "dop", "uniform"]);
+            let remote = |name| {
+                let row = rows.iter().find(|row| row["name"] == name).unwrap();
+                (row["remote"].as_f64().unwrap(), row["remote_pairs"].as_f64().unwrap())
+            };
+            // All experts but the first are used alike: whoever knows that one leaves it local.
+            assert!(remote("oracle") <= remote("uniform"), "{worth}");
+            assert!(remote("dop").0 <= remote("uniform").0 * (1.0 + 1e-9), "{worth}");
+        }
+    }
+    let csv = fs::read_to_string(Path::new(&out).join("prediction/worth.csv")).unwrap();
+    assert!(
+        csv.starts_with("workload,scenario,planned_by")
+            && csv.contains("mixed,checkpoint-enlarged-wide,oracle")
+    );
+    refused(&["--only", "prediction"], "--records", "remoe record");
+}
+
+#[test]
 fn records_need_a_model_and_a_predictor() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("records.npy");

@@ -37,9 +37,10 @@ fn records(path: &Path, model: Option<&str>, count: u32) {
     for n in 0..count {
         let prompt: Vec<u32> = (0..4 + n % 7).map(|t| (n * 5 + t * t) % facts.vocab_size as u32).collect();
         let prefill = (0..cells).map(|cell| (n + prompt[0] + cell as u32 * 3) % 5).collect();
-        writer
-            .append(&ActivationRecord { prompt, prefill, decode: vec![0; cells], ..Default::default() })
-            .unwrap();
+        // One in four ends before its first decode step.
+        let steps = n % 4;
+        let decode = (0..cells).map(|cell| steps * ((n + cell as u32) % 3)).collect();
+        writer.append(&ActivationRecord { prompt, prefill, decode, steps, experts: None }).unwrap();
     }
     std::fs::write(path, writer.finish().unwrap()).unwrap();
 }
@@ -62,15 +63,34 @@ fn build_eval_and_explain_work_together() {
     let plots = at("plots");
     let evaluation = object(&run(&[&arguments[..], &["--plots", &plots, "--json"]].concat()));
     let methods = evaluation["methods"].as_array().unwrap();
-    for name in ["sps", "sps-plain", "var-pam", "var-ed", "bf", "dop", "fate", "ef", "tokens", "blend"] {
+    for name in [
+        "sps",
+        "sps-plain",
+        "var-pam",
+        "var-pam-plain",
+        "var-ed",
+        "var-ed-plain",
+        "bf",
+        "dop",
+        "fate",
+        "ef",
+        "tokens",
+        "blend",
+    ] {
         let method = methods.iter().find(|method| method["name"] == name).unwrap_or_else(|| panic!("{name}"));
-        assert!((0.0..0.7).contains(&method["js_mean"].as_f64().unwrap()), "{method}");
-        assert!(method["js_per_layer"].as_array().unwrap().len() > 1);
+        for phase in ["prefill", "decode"] {
+            assert!((0.0..0.7).contains(&method[phase]["mean_js"].as_f64().unwrap()), "{method}");
+            assert!(method[phase]["js_per_layer"].as_array().unwrap().len() > 1);
+        }
+        assert_eq!(method["js_mean"], method["prefill"]["mean_js"]);
         for field in ["build_seconds", "search_us_p50", "search_us_p99", "bytes"] {
             assert!(method[field].is_number(), "{name} {field}");
         }
     }
-    assert!(evaluation["correlation"].is_number());
+    assert!(evaluation["correlation"].is_number() && evaluation["prefill_as_decode_js"].is_number());
+    for phase in ["prefill", "decode"] {
+        assert!((0.0..=1.0).contains(&evaluation["covered_95"][phase].as_f64().unwrap()));
+    }
     for plot in ["methods.svg", "correlation.svg"] {
         assert!(std::fs::read_to_string(Path::new(&plots).join(plot)).unwrap().ends_with("</svg>\n"));
     }
@@ -80,8 +100,11 @@ fn build_eval_and_explain_work_together() {
     let explain = ["predictor", "explain", "--model", model, "--predictor", &out, "--prompt-ids", "1,2,3"];
     let explained = object(&run(&[&explain[..], &["--json"]].concat()));
     assert_eq!(explained["method"], built["default"]);
+    let held_out = |field: &str| built[field][0]["prompts"].as_u64().unwrap();
+    assert!(held_out("held_out") > held_out("decode_held_out"), "those that decoded");
     assert_eq!(explained["neighbours"].as_array().unwrap().len(), 15);
-    for layer in explained["prediction"].as_array().unwrap() {
+    let both = ["prediction", "decode"].map(|phase| explained[phase].as_array().unwrap());
+    for layer in both.into_iter().flatten() {
         let sum: f64 = layer.as_array().unwrap().iter().map(|share| share.as_f64().unwrap()).sum();
         assert!((sum - 1.0).abs() < 1e-4);
     }

@@ -19,6 +19,7 @@ mod scenario;
 mod sensitivity;
 mod shape;
 mod truth;
+mod worth;
 
 pub use cold_start::{ColdStart, Decisions, Lane, Part, Span, cold_starts};
 pub use costs::{ClassPlans, Costs, Strategy, StrategyCost, StrategyCosts, costs};
@@ -31,3 +32,4 @@ pub use scenario::{INPUT_TOKENS, REQUESTS, Request, Rows, Scenario, Setting, pap
 pub use sensitivity::{Sensitivity, sensitivity};
 pub use shape::Shape;
 pub use truth::Outcome;
+pub use worth::{Foresight, Worth};

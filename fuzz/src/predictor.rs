@@ -5,7 +5,7 @@
 use crate::{check_error, memory};
 use bytes::Bytes;
 use remoe_predictor::record::{ActivationRecord, RecordHeader};
-use remoe_predictor::{Embedding, Method, Predictor, Trained, TrainingOptions, TreeOptions};
+use remoe_predictor::{ByPhase, Embedding, Method, Phase, Predictor, Trained, TrainingOptions, TreeOptions};
 use std::sync::LazyLock;
 
 const VOCABULARY: u32 = 12;
@@ -51,21 +51,30 @@ fn load(file: &Bytes) {
 fn check_predictions(trained: &Trained) {
     for prompt in [&[0_u32][..], &[3, 1, 4, 1, 5, 9]] {
         for method in Method::ALL {
-            match trained.method(method).predict(prompt) {
-                Ok(shares) => {
-                    for row in shares.rows() {
-                        assert!(row.iter().all(|share| (0.0..=1.0).contains(share)), "{row:?}");
-                        assert!((row.iter().sum::<f32>() - 1.0).abs() < 1e-3, "{row:?}");
+            for phase in Phase::ALL {
+                match trained.method(method).predict(prompt, phase) {
+                    Ok(shares) => {
+                        for row in shares.rows() {
+                            assert!(row.iter().all(|share| (0.0..=1.0).contains(share)), "{row:?}");
+                            assert!((row.iter().sum::<f32>() - 1.0).abs() < 1e-3, "{row:?}");
+                        }
                     }
+                    Err(error) => check_error(&error.to_string()),
                 }
-                Err(error) => check_error(&error.to_string()),
             }
         }
-        let prediction = trained.predict_with_errors(prompt);
-        prediction.map_or_else(|error| check_error(&error.to_string()), drop);
+        for phase in Phase::ALL {
+            let prediction = trained.predict_with_errors(prompt, phase);
+            prediction.map_or_else(|error| check_error(&error.to_string()), drop);
+            assert!(trained.part_weights(phase).iter().all(|(_, weight)| weight.is_finite()));
+        }
+        let tokens = ByPhase { prefill: prompt.len() as f64, decode: 7.0 };
+        for prompt in [Some(prompt), None] {
+            let expectation = trained.expectation(prompt, tokens);
+            expectation.map_or_else(|error| check_error(&error.to_string()), drop);
+        }
         let neighbours = trained.sps().neighbours(prompt).expect("the prompt is of this model");
         assert!(neighbours.len() <= trained.sps().alpha());
-        assert!(trained.part_weights().iter().all(|(_, weight)| weight.is_finite()));
     }
 }
 
@@ -74,7 +83,9 @@ fn record(n: u32) -> ActivationRecord {
     ActivationRecord {
         prompt: (0..=n % 5).map(|t| (n * 7 + t * 5) % VOCABULARY).collect(),
         prefill: (0..cells).map(|cell| (n + cell * cell) % 4).collect(),
-        decode: vec![0; cells as usize],
+        decode: (0..cells).map(|cell| (n * cell + 1) % 3).collect(),
+        // Some end before their first decode step.
+        steps: n % 3,
         ..ActivationRecord::default()
     }
 }

@@ -4,6 +4,7 @@ use crate::divergence;
 use crate::embedding::Embedding;
 use crate::error::PredictError;
 use crate::history::History;
+use crate::phase::Phase;
 use crate::random::Random;
 use crate::record::ActivationRecord;
 use crate::shares::Shares;
@@ -18,7 +19,7 @@ pub struct Pair {
     pub activations: f64,
 }
 
-/// Each test prompt against `each` prompts of the history, drawn at random without replacement.
+/// Each test prompt's prefill against `each` prompts of the history, drawn at random without replacement.
 ///
 /// # Errors
 /// A test record does not belong to the model.
@@ -34,10 +35,11 @@ pub fn pairs(
     let mut found = Vec::with_capacity(tests.len() * each.min(slots.len()));
     for test in tests {
         let vector = embedding.prompt_vector(&test.prompt)?;
-        let shares = history.shares_of(test)?;
+        let Some(shares) = history.shares_of(test, Phase::Prefill)? else { continue };
         for index in random.sample(slots.len(), each) {
             let Some(&slot) = slots.get(index as usize) else { continue };
-            let other = Shares::from_weights(history.experts(), history.share_row(slot).to_vec())?;
+            let other =
+                Shares::from_weights(history.experts(), history.share_row(slot, Phase::Prefill).to_vec())?;
             found.push(Pair {
                 prompts: f64::from(dot(&vector, history.vector(slot))),
                 activations: 1.0 - divergence::mean(&shares, &other) / std::f64::consts::LN_2,

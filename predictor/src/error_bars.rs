@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 
 /// The quantiles that are kept.
 pub const QUANTILES: [f64; 3] = [0.5, 0.9, 0.95];
+/// Held-out prompts that a 95th percentile is taken of, at least.
+pub const LEAST_IN_CLASS: usize = 40;
 /// Predicted sums below this part of an even share are taken as that: a ratio to next to nothing says
 /// nothing.
 const LEAST_PART: f64 = 0.01;
@@ -23,6 +25,35 @@ pub struct ErrorBars {
     /// m experts that are predicted to be used least, at least 1; index 0 is 1. The planner's
     /// `prediction_p95` takes it as it is.
     pub least_used_p95: Vec<Vec<f64>>,
+}
+
+/// Errors by how far apart the parts of a predictor are about a prompt: where two ways of telling disagree,
+/// predictions are further off.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ErrorClass {
+    /// The largest disagreement in the class: Jensen-Shannon divergence in nats, mean over layers. Those beyond
+    /// the last class belong to it.
+    pub disagreement: f64,
+    /// Errors on the held-out prompts of the class.
+    pub errors: ErrorBars,
+}
+
+/// `classes` of as many held-out prompts each, by ascending disagreement; `cases` are disagreement, prediction
+/// and truth. None where there are fewer than [`LEAST_IN_CLASS`] for each.
+#[must_use]
+pub fn error_classes(mut cases: Vec<(f64, Shares, Shares)>, classes: usize) -> Vec<ErrorClass> {
+    if classes == 0 || cases.len() < classes * LEAST_IN_CLASS {
+        return Vec::new();
+    }
+    cases.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let of_class = |cases: &[(f64, Shares, Shares)]| {
+        let (predictions, truths): (Vec<_>, Vec<_>) =
+            cases.iter().map(|(_, p, t)| (p.clone(), t.clone())).unzip();
+        let disagreement = cases.last().map_or(0.0, |case| case.0);
+        ErrorClass { disagreement, errors: ErrorBars::of(&predictions, &truths) }
+    };
+    let ends = (0..=classes).map(|class| class * cases.len() / classes).collect::<Vec<_>>();
+    ends.windows(2).map(|ends| of_class(&cases[ends[0]..ends[1]])).collect()
 }
 
 impl ErrorBars {

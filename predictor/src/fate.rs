@@ -6,6 +6,7 @@
 
 use crate::embedding::Embedding;
 use crate::error::PredictError;
+use crate::phase::Phase;
 use crate::predictor::Predictor;
 use crate::shares::Shares;
 use crate::vector::dot;
@@ -78,7 +79,7 @@ impl Predictor for Fate {
         "fate"
     }
 
-    fn predict(&self, prompt: &[u32]) -> Result<Shares, PredictError> {
+    fn predict(&self, prompt: &[u32], _: Phase) -> Result<Shares, PredictError> {
         self.embedding.check(prompt)?;
         let mut counts = vec![0_u32; self.layers.len() * self.experts];
         let mut hidden = vec![0.0; self.embedding.hidden()];

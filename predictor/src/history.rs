@@ -2,12 +2,14 @@
 
 use crate::embedding::Embedding;
 use crate::error::PredictError;
+use crate::phase::{ByPhase, Phase};
 use crate::record::ActivationRecord;
 use crate::rows::Rows;
 use crate::shares::Shares;
+use crate::vector::add_scaled;
 use rayon::prelude::*;
 
-/// Past prompts, each in a slot: its vector, its shares and its tokens.
+/// Past prompts, each in a slot: its vector, its shares in both phases and its tokens.
 ///
 /// A slot that was freed is used again by the next prompt.
 #[derive(Debug, Clone)]
@@ -16,15 +18,18 @@ pub struct History {
     experts: usize,
     /// [slots, hidden], unit rows.
     pub(crate) vectors: Rows,
-    /// [slots, layers x experts].
+    /// The shares of the prefill, [slots, layers x experts].
     pub(crate) shares: Rows,
+    /// The same of the decode steps; absent as long as no request had any.
+    pub(crate) decode: Option<Rows>,
     /// Token ids of each slot's prompt; empty where the slot is free.
     prompts: Vec<Box<[u32]>>,
     free: Vec<u32>,
 }
 
 impl History {
-    /// One slot per record, in their order.
+    /// One slot per record, in their order. A request without decode steps counts as the mean of those that had
+    /// some.
     ///
     /// # Errors
     /// A record has another form than `layers` x `experts`, an empty prompt, or a token beyond the
@@ -40,23 +45,25 @@ impl History {
             experts,
             vectors: Rows::new(embedding.hidden()),
             shares: Rows::new(layers * experts),
+            decode: None,
             prompts: Vec::with_capacity(records.len()),
             free: Vec::new(),
         };
         let vectors = records.par_iter().map(|record| embedding.prompt_vector(&record.prompt));
         let vectors = vectors.collect::<Result<Vec<_>, _>>()?;
-        let mut shares = Vec::with_capacity(records.len() * layers * experts);
-        for record in records {
-            shares.extend_from_slice(history.shares_of(record)?.values());
-            history.prompts.push(record.prompt.clone().into_boxed_slice());
-        }
+        let of_phase = |phase| {
+            records.iter().map(|record| history.shares_of(record, phase)).collect::<Result<Vec<_>, _>>()
+        };
+        let ByPhase { prefill, decode } = ByPhase::try_each(of_phase)?;
+        history.shares = rows_of(layers * experts, &prefill).unwrap_or(history.shares);
+        history.decode = rows_of(layers * experts, &decode);
+        history.prompts.extend(records.iter().map(|record| record.prompt.clone().into_boxed_slice()));
         history.vectors = Rows::from_values(embedding.hidden(), vectors.concat());
-        history.shares = Rows::from_values(layers * experts, shares);
         Ok(history)
     }
 
-    /// From vectors [prompts, hidden], which are scaled to length 1, shares [prompts, layers x experts] and the
-    /// prompts' tokens.
+    /// From vectors [prompts, hidden], which are scaled to length 1, shares of the prefill
+    /// [prompts, layers x experts] and the prompts' tokens.
     ///
     /// # Errors
     /// They are not of as many prompts, or a prompt is empty.
@@ -76,7 +83,7 @@ impl History {
         vectors.par_chunks_mut(hidden.max(1)).for_each(crate::vector::normalise);
         let (vectors, shares) =
             (Rows::from_values(hidden, vectors), Rows::from_values(layers * experts, shares));
-        Self::from_parts(layers, experts, vectors, shares, prompts)
+        Self::from_parts(layers, experts, vectors, shares, None, prompts)
     }
 
     /// From what was saved; every slot is in use.
@@ -85,25 +92,31 @@ impl History {
         experts: usize,
         vectors: Rows,
         shares: Rows,
+        decode: Option<Rows>,
         prompts: Vec<Box<[u32]>>,
     ) -> Result<Self, PredictError> {
         PredictError::require_size("`vectors`", prompts.len(), vectors.len())?;
-        PredictError::require_size("`shares`", prompts.len(), shares.len())?;
-        PredictError::require_size("a row of `shares`", layers * experts, shares.width())?;
-        Ok(Self { layers, experts, vectors, shares, prompts, free: Vec::new() })
+        for rows in [Some(&shares), decode.as_ref()].into_iter().flatten() {
+            PredictError::require_size("`shares`", prompts.len(), rows.len())?;
+            PredictError::require_size("a row of `shares`", layers * experts, rows.width())?;
+        }
+        Ok(Self { layers, experts, vectors, shares, decode, prompts, free: Vec::new() })
     }
 
-    /// The shares that a record's prefill shows.
+    /// The shares that a record shows of a phase; `None` where the request had no decode step.
     ///
     /// # Errors
     /// The record has another form than this history.
-    pub fn shares_of(&self, record: &ActivationRecord) -> Result<Shares, PredictError> {
-        PredictError::require_size(
-            "`prefill` of a record",
-            self.layers * self.experts,
-            record.prefill.len(),
-        )?;
-        Shares::from_counts(self.experts, &record.prefill)
+    pub fn shares_of(&self, record: &ActivationRecord, phase: Phase) -> Result<Option<Shares>, PredictError> {
+        let Some(counts) = record.counts(phase) else { return Ok(None) };
+        PredictError::require_size("the counts of a record", self.layers * self.experts, counts.len())?;
+        Shares::from_counts(self.experts, counts).map(Some)
+    }
+
+    /// Whether some request in it had decode steps.
+    #[must_use]
+    pub fn has_decode(&self) -> bool {
+        self.decode.is_some()
     }
 
     /// Prompts that are kept.
@@ -147,10 +160,15 @@ impl History {
         self.vectors.row(slot as usize)
     }
 
-    /// Shares of a slot's prompt, [layers x experts].
+    /// Shares of a slot's request in a phase, [layers x experts]. Where nothing is known of decode steps, the
+    /// prefill's stand for them.
     #[must_use]
-    pub fn share_row(&self, slot: u32) -> &[f32] {
-        self.shares.row(slot as usize)
+    pub fn share_row(&self, slot: u32, phase: Phase) -> &[f32] {
+        let rows = match phase {
+            Phase::Prefill => &self.shares,
+            Phase::Decode => self.decode.as_ref().unwrap_or(&self.shares),
+        };
+        rows.row(slot as usize)
     }
 
     /// The prompts of `slots` alone, in their order.
@@ -160,13 +178,20 @@ impl History {
             experts: self.experts,
             vectors: self.vectors.gather(slots),
             shares: self.shares.gather(slots),
+            decode: self.decode.as_ref().map(|rows| rows.gather(slots)),
             prompts: slots.iter().map(|&slot| self.prompt(slot).into()).collect(),
             free: Vec::new(),
         }
     }
 
-    /// Takes a prompt in and returns its slot.
-    pub(crate) fn insert(&mut self, prompt: &[u32], vector: &[f32], shares: &Shares) -> u32 {
+    /// Takes a prompt in and returns its slot. Without shares of its decode steps it counts as its prefill there.
+    pub(crate) fn insert(
+        &mut self,
+        prompt: &[u32],
+        vector: &[f32],
+        shares: &Shares,
+        decode: Option<&Shares>,
+    ) -> u32 {
         let slot = self.free.pop().unwrap_or(self.prompts.len() as u32);
         let index = slot as usize;
         if index == self.prompts.len() {
@@ -176,7 +201,13 @@ impl History {
             *target = prompt.into();
         }
         self.vectors.set(index, vector);
+        if decode.is_some() && self.decode.is_none() {
+            self.decode = Some(self.shares.clone());
+        }
         self.shares.set(index, shares.values());
+        if let Some(rows) = &mut self.decode {
+            rows.set(index, decode.unwrap_or(shares).values());
+        }
         slot
     }
 
@@ -193,6 +224,19 @@ impl History {
     pub fn bytes(&self) -> u64 {
         let tokens: usize = self.prompts.iter().map(|prompt| prompt.len()).sum();
         let lists = tokens * size_of::<u32>() + self.prompts.len() * size_of::<Box<[u32]>>();
-        self.vectors.bytes() + self.shares.bytes() + lists as u64
+        let decode = self.decode.as_ref().map_or(0, Rows::bytes);
+        self.vectors.bytes() + self.shares.bytes() + decode + lists as u64
     }
+}
+
+/// A row for each of `shares`, the mean where there are none; `None` where there are none at all.
+fn rows_of(width: usize, shares: &[Option<Shares>]) -> Option<Rows> {
+    let known = shares.iter().flatten().count();
+    if known == 0 {
+        return None;
+    }
+    let mut mean = vec![0.0; width];
+    shares.iter().flatten().for_each(|shares| add_scaled(&mut mean, 1.0 / known as f32, shares.values()));
+    let rows = shares.iter().flat_map(|shares| shares.as_ref().map_or(&mean[..], Shares::values));
+    Some(Rows::from_values(width, rows.copied().collect()))
 }

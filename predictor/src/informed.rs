@@ -3,6 +3,7 @@
 use crate::embedding::Embedding;
 use crate::error::PredictError;
 use crate::history::History;
+use crate::phase::{ByPhase, Phase};
 use crate::predictor::Popularity;
 use crate::record::ActivationRecord;
 use crate::similar::SimilarPrompts;
@@ -26,7 +27,7 @@ pub fn informed_sps(
     options: TrainingOptions,
 ) -> Result<SimilarPrompts, PredictError> {
     let embedding = embedding.weighted(&table.information(popularity)?)?;
-    let shares = popularity.shares();
+    let shares = popularity.shares(Phase::Prefill);
     let build = |records: &[ActivationRecord]| {
         let history = History::of(&embedding, shares.layers(), shares.experts(), records)?;
         let TrainingOptions { alpha, tree } = options;
@@ -39,10 +40,12 @@ pub fn informed_sps(
     let strip =
         |list: Vec<(ActivationRecord, usize)>| list.into_iter().map(|(record, _)| record).collect::<Vec<_>>();
     let (held_out, rest) = (strip(held_out), strip(rest));
-    let mut temperature = DEFAULT_TEMPERATURE;
+    let mut temperature = ByPhase::both(DEFAULT_TEMPERATURE);
     if !rest.is_empty() {
         let mut fitted = build(&rest)?;
-        fitted.fit_temperature(&held_out)?;
+        for phase in Phase::ALL {
+            fitted.fit_temperature(&held_out, phase)?;
+        }
         temperature = fitted.temperature();
     }
     Ok(build(records)?.tempered("sps-informed", temperature))

@@ -24,7 +24,8 @@ impl Mixture {
     /// The weights under which the true shares are likeliest: expectation-maximisation of the
     /// cross-entropy, which is convex in the weights. Each case is what the parts predicted, and the truth.
     #[must_use]
-    pub fn fit(layers: usize, parts: usize, cases: &[(Vec<Shares>, Shares)]) -> Self {
+    pub fn fit<const PARTS: usize>(layers: usize, cases: &[([Shares; PARTS], Shares)]) -> Self {
+        let parts = PARTS;
         let mut fitted = Self::equal(layers, parts);
         if cases.is_empty() {
             return fitted;

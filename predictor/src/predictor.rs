@@ -2,18 +2,19 @@
 
 use crate::error::PredictError;
 use crate::history::History;
+use crate::phase::{ByPhase, Phase};
 use crate::shares::Shares;
 
-/// Says how a prompt's work will spread over the experts.
+/// Says how the work of a request will spread over the experts.
 pub trait Predictor: Send + Sync {
     /// Its name in tables and files.
     fn name(&self) -> &'static str;
 
-    /// The predicted shares of a prompt, given as token ids.
+    /// The predicted shares of a phase of the request with this prompt, given as token ids.
     ///
     /// # Errors
     /// The prompt is empty or has a token that the model does not have.
-    fn predict(&self, prompt: &[u32]) -> Result<Shares, PredictError>;
+    fn predict(&self, prompt: &[u32], phase: Phase) -> Result<Shares, PredictError>;
 
     /// Memory that it keeps in bytes, the model's own tensors not counted.
     fn bytes(&self) -> u64;
@@ -22,7 +23,7 @@ pub trait Predictor: Send + Sync {
 /// DOP of the Remoe paper: the mean of the history, whatever the prompt.
 #[derive(Debug, Clone)]
 pub struct Popularity {
-    mean: Shares,
+    mean: ByPhase<Shares>,
 }
 
 impl Popularity {
@@ -34,24 +35,28 @@ impl Popularity {
         if history.is_empty() {
             return Err(PredictError::History { records: 0, needed: 1 });
         }
-        let mut sum = vec![0.0_f64; history.layers() * history.experts()];
-        for slot in history.slots() {
-            sum.iter_mut().zip(history.share_row(slot)).for_each(|(sum, share)| *sum += f64::from(*share));
-        }
-        let count = history.len() as f64;
-        let mean = sum.into_iter().map(|sum| (sum / count) as f32).collect();
-        Ok(Self { mean: Shares::from_weights(history.experts(), mean)? })
+        let mean = |phase| {
+            let mut sum = vec![0.0_f64; history.layers() * history.experts()];
+            for slot in history.slots() {
+                let row = history.share_row(slot, phase);
+                sum.iter_mut().zip(row).for_each(|(sum, share)| *sum += f64::from(*share));
+            }
+            let count = history.len() as f64;
+            let mean = sum.into_iter().map(|sum| (sum / count) as f32).collect();
+            Shares::from_weights(history.experts(), mean)
+        };
+        Ok(Self { mean: ByPhase::try_each(mean)? })
     }
 
-    /// A mean that was saved.
-    pub(crate) fn from_shares(mean: Shares) -> Self {
+    /// Means that were saved.
+    pub(crate) fn from_shares(mean: ByPhase<Shares>) -> Self {
         Self { mean }
     }
 
-    /// The mean.
+    /// The mean of a phase.
     #[must_use]
-    pub fn shares(&self) -> &Shares {
-        &self.mean
+    pub fn shares(&self, phase: Phase) -> &Shares {
+        self.mean.of(phase)
     }
 }
 
@@ -60,12 +65,12 @@ impl Predictor for Popularity {
         "dop"
     }
 
-    fn predict(&self, prompt: &[u32]) -> Result<Shares, PredictError> {
-        if prompt.is_empty() { Err(PredictError::EmptyPrompt) } else { Ok(self.mean.clone()) }
+    fn predict(&self, prompt: &[u32], phase: Phase) -> Result<Shares, PredictError> {
+        if prompt.is_empty() { Err(PredictError::EmptyPrompt) } else { Ok(self.mean.of(phase).clone()) }
     }
 
     fn bytes(&self) -> u64 {
-        size_of_val(self.mean.values()) as u64
+        Phase::ALL.map(|phase| size_of_val(self.mean.of(phase).values()) as u64).iter().sum()
     }
 }
 
@@ -88,7 +93,7 @@ impl Predictor for Uniform {
         "ef"
     }
 
-    fn predict(&self, prompt: &[u32]) -> Result<Shares, PredictError> {
+    fn predict(&self, prompt: &[u32], _: Phase) -> Result<Shares, PredictError> {
         if prompt.is_empty() { Err(PredictError::EmptyPrompt) } else { Ok(self.shares.clone()) }
     }
 

@@ -6,6 +6,7 @@
 use crate::embedding::Embedding;
 use crate::error::{PredictError, quoted};
 use crate::history::History;
+use crate::phase::{ByPhase, Phase};
 use crate::predictor::Popularity;
 use crate::record::RecordHeader;
 use crate::rows::Rows;
@@ -24,7 +25,13 @@ use zerocopy::IntoBytes;
 /// Metadata key of the JSON text.
 const KEY: &str = "remoe";
 /// Version of the file.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
+
+/// Names of the tensors that both phases have: token ids, the base and rows of the table, popularity.
+const OF_PHASE: [[&str; 4]; 2] = [
+    ["prefill.tokens.ids", "prefill.tokens.base", "prefill.tokens.rows", "prefill.popularity"],
+    ["decode.tokens.ids", "decode.tokens.base", "decode.tokens.rows", "decode.popularity"],
+];
 
 /// The JSON text.
 #[derive(Serialize, Deserialize)]
@@ -41,7 +48,7 @@ struct Manifest {
     rerank: usize,
     forks: usize,
     seed: u64,
-    tuning: Tuning,
+    tuning: ByPhase<Tuning>,
 }
 
 /// Only what has to be known before anything else is believed.
@@ -112,15 +119,17 @@ impl Trained {
             ("tree.leaves", numbers(&parts.leaves), parts.leaves.as_bytes()),
             ("tree.centre", floats(tree.centre(), hidden), tree.centre().as_bytes()),
             ("tree.medoids", floats(&medoids, hidden), medoids.as_bytes()),
-            ("tokens.ids", numbers(tokens.tokens()), tokens.tokens().as_bytes()),
-            ("tokens.base", floats(tokens.base(), cells), tokens.base().as_bytes()),
-            ("tokens.rows", floats(tokens.rows().values(), cells), tokens.rows().as_bytes()),
-            (
-                "popularity",
-                floats(popularity.shares().values(), cells),
-                popularity.shares().values().as_bytes(),
-            ),
         ];
+        for (phase, [ids, base, rows, popular]) in Phase::ALL.into_iter().zip(OF_PHASE) {
+            let (tokens, popularity) = (tokens.of(phase), popularity.shares(phase).values());
+            tensors.push((ids, numbers(tokens.tokens()), tokens.tokens().as_bytes()));
+            tensors.push((base, floats(tokens.base(), cells), tokens.base().as_bytes()));
+            tensors.push((rows, floats(tokens.rows().values(), cells), tokens.rows().as_bytes()));
+            tensors.push((popular, floats(popularity, cells), popularity.as_bytes()));
+        }
+        if let Some(decode) = &history.decode {
+            tensors.push(("history.decode", floats(decode.values(), cells), decode.as_bytes()));
+        }
         let sketches = tree.sketches().map(|sketches| sketches.gather(&order));
         if let Some(sketches) = &sketches {
             for (name, rows) in [("tree.basis", sketches.basis()), ("tree.sketches", sketches.rows())] {
@@ -169,8 +178,12 @@ impl Trained {
                 format!("it is of model {}, not of {model}; build one for this model", header.model);
             return Err(saved(message));
         }
-        if !(manifest.tuning.temperature > 0.0 && manifest.tuning.temperature.is_finite()) {
-            return Err(saved(format!("its temperature is {}", manifest.tuning.temperature)));
+        for phase in Phase::ALL {
+            let Tuning { temperature, mixture, .. } = manifest.tuning.of(phase);
+            if !(*temperature > 0.0 && temperature.is_finite()) {
+                return Err(saved(format!("its temperature is {temperature}")));
+            }
+            PredictError::require_size("the mixture", header.layers.len(), mixture.weights().len())?;
         }
         let file = File { bytes, tensors: SafeTensors::deserialize(bytes).map_err(saved)? };
         let (layers, experts, cells) = (header.layers.len(), header.experts as usize, header.cells());
@@ -186,14 +199,21 @@ impl Trained {
         let tree = Tree::from_parts(&parts, medoids, centre, sketches, Clustering::Centred, options)?;
         let index = Index::Tree(Box::new(tree));
         let sps = SimilarPrompts::new("sps", embedding.clone(), Arc::new(history), index, manifest.alpha)?;
-        let sps = sps.tempered("sps", manifest.tuning.temperature);
-        let base = file.rows("tokens.base", cells)?.values().to_vec();
-        let (ids, rows) = (file.numbers("tokens.ids")?, file.rows("tokens.rows", cells)?);
-        let tokens = TokenTable::from_parts(embedding.clone(), ids, experts, base, rows)?;
-        let popularity = file.rows("popularity", cells)?.values().to_vec();
-        let popularity = Popularity::from_shares(Shares::from_weights(experts, popularity)?);
-        PredictError::require_size("the mixture", layers, manifest.tuning.mixture.weights().len())?;
-        Ok(Self { header, parts: Parts { popularity, sps, tokens }, tuning: manifest.tuning })
+        let tuning = manifest.tuning;
+        let temperature = ByPhase { prefill: tuning.prefill.temperature, decode: tuning.decode.temperature };
+        let sps = sps.tempered("sps", temperature);
+        let of_phase = |[ids, base, rows, popular]: [&'static str; 4]| {
+            let base = file.rows(base, cells)?.values().to_vec();
+            let (ids, rows) = (file.numbers(ids)?, file.rows(rows, cells)?);
+            let tokens = TokenTable::from_parts(embedding.clone(), ids, experts, base, rows)?;
+            let popular = Shares::from_weights(experts, file.rows(popular, cells)?.values().to_vec())?;
+            Ok::<_, PredictError>((tokens, popular))
+        };
+        let [prefill, decode] = OF_PHASE;
+        let ((prefill, popular), (decode, popular_decode)) = (of_phase(prefill)?, of_phase(decode)?);
+        let popularity = Popularity::from_shares(ByPhase { prefill: popular, decode: popular_decode });
+        let tokens = ByPhase { prefill, decode };
+        Ok(Self { header, parts: Parts { popularity, sps, tokens }, tuning })
     }
 }
 
@@ -237,6 +257,8 @@ impl File<'_> {
         let prompts = offsets.windows(2).map(prompt).collect::<Result<Vec<Box<[u32]>>, _>>()?;
         let vectors = self.rows("history.vectors", embedding.hidden())?;
         let shares = self.rows("history.shares", layers * experts)?;
-        History::from_parts(layers, experts, vectors, shares, prompts)
+        let decode = self.tensors.names().iter().any(|name| *name == "history.decode");
+        let decode = decode.then(|| self.rows("history.decode", layers * experts)).transpose()?;
+        History::from_parts(layers, experts, vectors, shares, decode, prompts)
     }
 }

@@ -2,6 +2,9 @@
 
 use crate::error::PredictError;
 
+/// Rows whose sum is no further from 1 are shares already: what rounding leaves.
+const SETTLED: f32 = 1e-5;
+
 /// Shares of each expert in the assignments of its layer, [layers, experts]; each row sums to 1.
 ///
 /// The paper's S~ (section IV-B): element (l, k) is the count of expert k of layer l over the sum of
@@ -41,13 +44,27 @@ impl Shares {
         for row in values.chunks_exact_mut(experts) {
             row.iter_mut().for_each(|value| *value = value.max(0.0));
             let sum: f32 = row.iter().sum();
-            if sum > 0.0 && sum.is_finite() {
+            if (sum - 1.0).abs() <= SETTLED {
+                // It stays as it is, so that what was saved comes back bit by bit.
+            } else if sum > 0.0 && sum.is_finite() {
                 row.iter_mut().for_each(|value| *value /= sum);
             } else {
                 row.fill(1.0 / experts as f32);
             }
         }
         Ok(Self { experts, values })
+    }
+
+    /// What lies between two on the way from `self`, at 0, to `other`, at 1: both phases of a request by the part of
+    /// its tokens that are `other`'s.
+    ///
+    /// # Errors
+    /// They are of different forms.
+    pub fn towards(&self, other: &Self, part: f64) -> Result<Self, PredictError> {
+        PredictError::require_size("a matrix of shares", self.values.len(), other.values.len())?;
+        let pairs = self.values.iter().zip(&other.values);
+        let between = |(a, b): (&f32, &f32)| (f64::from(*a) + f64::from(b - a) * part) as f32;
+        Self::from_weights(self.experts, pairs.map(between).collect())
     }
 
     /// Layers with experts.

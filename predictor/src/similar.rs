@@ -4,6 +4,7 @@ use crate::divergence;
 use crate::embedding::Embedding;
 use crate::error::PredictError;
 use crate::history::History;
+use crate::phase::{ByPhase, Phase};
 use crate::predictor::Predictor;
 use crate::record::ActivationRecord;
 use crate::shares::Shares;
@@ -35,7 +36,7 @@ pub struct SimilarPrompts {
     history: Arc<History>,
     index: Index,
     alpha: usize,
-    temperature: f32,
+    temperature: ByPhase<f32>,
 }
 
 impl SimilarPrompts {
@@ -78,12 +79,12 @@ impl SimilarPrompts {
             Index::Exhaustive => {}
         }
         PredictError::require_size("a row of the embedding", history.vectors.width(), embedding.hidden())?;
-        Ok(Self { name, embedding, history, index, alpha, temperature: UNTEMPERED })
+        Ok(Self { name, embedding, history, index, alpha, temperature: ByPhase::both(UNTEMPERED) })
     }
 
-    /// With a temperature and another name.
+    /// With a temperature for each phase and another name.
     #[must_use]
-    pub fn tempered(&self, name: &'static str, temperature: f32) -> Self {
+    pub fn tempered(&self, name: &'static str, temperature: ByPhase<f32>) -> Self {
         Self { name, temperature, ..self.clone() }
     }
 
@@ -111,9 +112,9 @@ impl SimilarPrompts {
         self.alpha
     }
 
-    /// Temperature of the softmax.
+    /// Temperature of the softmax in each phase.
     #[must_use]
-    pub fn temperature(&self) -> f32 {
+    pub fn temperature(&self) -> ByPhase<f32> {
         self.temperature
     }
 
@@ -131,20 +132,26 @@ impl SimilarPrompts {
 
     /// The weight of each neighbour: the softmax of similarity / temperature.
     #[must_use]
-    pub fn weights(&self, neighbours: &[Neighbour]) -> Vec<f32> {
-        softmax(neighbours, self.temperature)
+    pub fn weights(&self, neighbours: &[Neighbour], phase: Phase) -> Vec<f32> {
+        softmax(neighbours, *self.temperature.of(phase))
     }
 
-    /// Chooses the temperature that predicts `held_out` best, by golden-section search; the mean
+    /// Chooses the temperature that predicts a phase of `held_out` best, by golden-section search; the mean
     /// Jensen-Shannon divergence is what is lowered. None of `held_out` may be in the history.
     ///
     /// # Errors
     /// A record does not belong to this model.
-    pub fn fit_temperature(&mut self, held_out: &[ActivationRecord]) -> Result<(), PredictError> {
-        let cases = held_out
-            .iter()
-            .map(|record| Ok((self.neighbours(&record.prompt)?, self.history.shares_of(record)?)))
-            .collect::<Result<Vec<_>, PredictError>>()?;
+    pub fn fit_temperature(
+        &mut self,
+        held_out: &[ActivationRecord],
+        phase: Phase,
+    ) -> Result<(), PredictError> {
+        let mut cases = Vec::with_capacity(held_out.len());
+        for record in held_out {
+            if let Some(truth) = self.history.shares_of(record, phase)? {
+                cases.push((self.neighbours(&record.prompt)?, truth));
+            }
+        }
         if cases.is_empty() {
             return Ok(());
         }
@@ -152,7 +159,7 @@ impl SimilarPrompts {
             let temperature = log.exp() as f32;
             let errors = cases.iter().map(|(neighbours, truth)| {
                 let weights = softmax(neighbours, temperature);
-                Ok(divergence::mean(&mix(&self.history, neighbours, &weights)?, truth))
+                Ok(divergence::mean(&mix(&self.history, neighbours, &weights, phase)?, truth))
             });
             errors.sum()
         };
@@ -171,7 +178,7 @@ impl SimilarPrompts {
                 error_b = error(b)?;
             }
         }
-        self.temperature = ((low + high) / 2.0).exp() as f32;
+        *self.temperature.of_mut(phase) = ((low + high) / 2.0).exp() as f32;
         Ok(())
     }
 
@@ -194,14 +201,15 @@ impl SimilarPrompts {
             return Err(PredictError::option("capacity", capacity, "must be 1 or more"));
         }
         let vector = self.embedding.prompt_vector(&record.prompt)?;
-        let shares = self.history.shares_of(record)?;
+        let Some(shares) = self.history.shares_of(record, Phase::Prefill)? else { return Ok(()) };
+        let decode = self.history.shares_of(record, Phase::Decode)?;
         while self.history.len() >= capacity {
             let slots = match &self.index {
                 Index::Tree(tree) => tree.candidates(&vector, self.alpha),
                 Index::Exhaustive => self.history.slots().collect(),
             };
             let redundancy = |slot: u32| {
-                let row = self.history.share_row(slot);
+                let row = self.history.share_row(slot, Phase::Prefill);
                 let norms = (dot(row, row) * dot(shares.values(), shares.values())).sqrt();
                 let activations = dot(row, shares.values()) / norms.max(f32::MIN_POSITIVE);
                 semantic * dot(self.history.vector(slot), &vector) + (1.0 - semantic) * activations
@@ -217,7 +225,7 @@ impl SimilarPrompts {
             Arc::make_mut(&mut self.history).remove(slot);
         }
         let history = Arc::make_mut(&mut self.history);
-        let slot = history.insert(&record.prompt, &vector, &shares);
+        let slot = history.insert(&record.prompt, &vector, &shares, decode.as_ref());
         if let Index::Tree(tree) = &mut self.index {
             tree.insert(history, slot);
         }
@@ -230,9 +238,9 @@ impl Predictor for SimilarPrompts {
         self.name
     }
 
-    fn predict(&self, prompt: &[u32]) -> Result<Shares, PredictError> {
+    fn predict(&self, prompt: &[u32], phase: Phase) -> Result<Shares, PredictError> {
         let neighbours = self.neighbours(prompt)?;
-        mix(&self.history, &neighbours, &self.weights(&neighbours))
+        mix(&self.history, &neighbours, &self.weights(&neighbours, phase), phase)
     }
 
     fn bytes(&self) -> u64 {
@@ -254,10 +262,15 @@ fn softmax(neighbours: &[Neighbour], temperature: f32) -> Vec<f32> {
 }
 
 /// The weighted sum of the neighbours' shares.
-fn mix(history: &History, neighbours: &[Neighbour], weights: &[f32]) -> Result<Shares, PredictError> {
+fn mix(
+    history: &History,
+    neighbours: &[Neighbour],
+    weights: &[f32],
+    phase: Phase,
+) -> Result<Shares, PredictError> {
     let mut sum = vec![0.0; history.layers() * history.experts()];
     for (neighbour, &weight) in neighbours.iter().zip(weights) {
-        add_scaled(&mut sum, weight, history.share_row(neighbour.slot));
+        add_scaled(&mut sum, weight, history.share_row(neighbour.slot, phase));
     }
     Shares::from_weights(history.experts(), sum)
 }

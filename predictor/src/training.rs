@@ -2,14 +2,16 @@
 //!
 //! Four fifths of the history fit the parts, one tenth tunes them (temperature, rounds of the token table,
 //! weights of the mixture), one tenth, which nothing has seen, chooses the default and measures its
-//! errors. Then all parts are fitted again to the whole history, with what was tuned.
+//! errors. Then all parts are fitted again to the whole history, with what was tuned. Prefill and decode are
+//! tuned and measured apart: their work spreads differently.
 
 use crate::divergence;
 use crate::embedding::Embedding;
 use crate::error::PredictError;
-use crate::error_bars::ErrorBars;
+use crate::error_bars::{ErrorBars, ErrorClass, error_classes};
 use crate::history::History;
 use crate::mixture::Mixture;
+use crate::phase::{ByPhase, Phase};
 use crate::predictor::{Popularity, Predictor};
 use crate::random::Random;
 use crate::record::{ActivationRecord, RecordHeader};
@@ -26,6 +28,8 @@ pub(crate) const HELD_OUT: usize = 10;
 const LEAST_DIVIDED: usize = 100;
 /// Temperature where nothing could be fitted: similarities of prompts differ by some hundredths.
 pub(crate) const DEFAULT_TEMPERATURE: f32 = 0.03;
+/// Classes of disagreement that errors of the default method are kept for.
+const CLASSES: usize = 3;
 /// Rounds without progress after which a fit of token tables is given up.
 const PATIENCE: usize = 5;
 
@@ -74,7 +78,7 @@ impl Default for TrainingOptions {
     }
 }
 
-/// What was tuned on held-out prompts of the history.
+/// What was tuned for a phase on held-out prompts of the history.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Tuning {
     /// Temperature of SPS.
@@ -87,6 +91,8 @@ pub struct Tuning {
     pub default: Method,
     /// Errors of each method on prompts that nothing was tuned on; empty for a history that is too short.
     pub errors: Vec<(Method, ErrorBars)>,
+    /// Errors of the default method by how far `sps` and `tokens` are apart; empty where prompts are too few.
+    pub classes: Vec<ErrorClass>,
 }
 
 /// A prediction with what is known about its error.
@@ -94,7 +100,8 @@ pub struct Tuning {
 pub struct Prediction<'a> {
     /// The predicted shares.
     pub shares: Shares,
-    /// Errors of this method on held-out prompts, where the history was long enough.
+    /// Errors of this method on held-out prompts, where the history was long enough; on those about which its parts
+    /// were as much at odds as about this one, where there were many.
     pub errors: Option<&'a ErrorBars>,
 }
 
@@ -103,7 +110,7 @@ pub struct Prediction<'a> {
 pub(crate) struct Parts {
     pub(crate) popularity: Popularity,
     pub(crate) sps: SimilarPrompts,
-    pub(crate) tokens: TokenTable,
+    pub(crate) tokens: ByPhase<TokenTable>,
 }
 
 /// A predictor for one model, fitted to its history.
@@ -111,7 +118,7 @@ pub(crate) struct Parts {
 pub struct Trained {
     pub(crate) header: RecordHeader,
     pub(crate) parts: Parts,
-    pub(crate) tuning: Tuning,
+    pub(crate) tuning: ByPhase<Tuning>,
 }
 
 impl Parts {
@@ -120,8 +127,8 @@ impl Parts {
         embedding: &Embedding,
         history: &History,
         options: TrainingOptions,
-        temperature: f32,
-        tokens: TokenTable,
+        temperature: ByPhase<f32>,
+        tokens: ByPhase<TokenTable>,
     ) -> Result<Self, PredictError> {
         let popularity = Popularity::of(history)?;
         let (clustering, TrainingOptions { alpha, tree }) = (Clustering::Centred, options);
@@ -130,18 +137,44 @@ impl Parts {
     }
 
     /// dop, sps and tokens, in the order of the mixture's weights.
-    fn all(&self, prompt: &[u32]) -> Result<Vec<Shares>, PredictError> {
-        Ok(vec![self.popularity.predict(prompt)?, self.sps.predict(prompt)?, self.tokens.predict(prompt)?])
+    fn all(&self, prompt: &[u32], phase: Phase) -> Result<[Shares; 3], PredictError> {
+        Ok([
+            self.popularity.predict(prompt, phase)?,
+            self.sps.predict(prompt, phase)?,
+            self.tokens.predict(prompt, phase)?,
+        ])
     }
 
-    fn predict(&self, method: Method, mixture: &Mixture, prompt: &[u32]) -> Result<Shares, PredictError> {
+    fn predict(
+        &self,
+        method: Method,
+        mixture: &Mixture,
+        prompt: &[u32],
+        phase: Phase,
+    ) -> Result<Shares, PredictError> {
         match method {
-            Method::Dop => self.popularity.predict(prompt),
-            Method::Sps => self.sps.predict(prompt),
-            Method::Tokens => self.tokens.predict(prompt),
-            Method::Blend => mixture.combine(&self.all(prompt)?),
+            Method::Dop => self.popularity.predict(prompt, phase),
+            Method::Sps => self.sps.predict(prompt, phase),
+            Method::Tokens => self.tokens.predict(prompt, phase),
+            Method::Blend => mixture.combine(&self.all(prompt, phase)?),
         }
     }
+}
+
+/// One method's prediction from those of all parts.
+fn of_parts(method: Method, mixture: &Mixture, parts: &[Shares; 3]) -> Result<Shares, PredictError> {
+    let [dop, sps, tokens] = parts;
+    match method {
+        Method::Dop => Ok(dop.clone()),
+        Method::Sps => Ok(sps.clone()),
+        Method::Tokens => Ok(tokens.clone()),
+        Method::Blend => mixture.combine(parts),
+    }
+}
+
+/// How far the two parts that look at the prompt are apart.
+fn disagreement([_, sps, tokens]: &[Shares; 3]) -> f64 {
+    divergence::mean(sps, tokens)
 }
 
 impl Trained {
@@ -159,13 +192,7 @@ impl Trained {
         let (layers, experts) = (header.layers.len(), header.experts as usize);
         let history = |records: &[ActivationRecord]| History::of(embedding, layers, experts, records);
         let tuning = if records.len() < LEAST_DIVIDED {
-            Tuning {
-                temperature: DEFAULT_TEMPERATURE,
-                rounds: DEFAULT_ROUNDS,
-                mixture: Mixture::equal(layers, 3),
-                default: Method::Sps,
-                errors: Vec::new(),
-            }
+            ByPhase::both(Tuning::unknown(layers))
         } else {
             let order = Random::new(options.tree.seed).sample(records.len(), records.len());
             let chosen = |range: &[u32]| -> Vec<ActivationRecord> {
@@ -176,8 +203,9 @@ impl Trained {
             tune_and_check(embedding, &history(&chosen(fit))?, &chosen(tune), &chosen(check), options)?
         };
         let history = history(records)?;
-        let tokens = TokenTable::fit(embedding, &history, tuning.rounds)?;
-        let parts = Parts::of(embedding, &history, options, tuning.temperature, tokens)?;
+        let table = |phase| TokenTable::fit(embedding, &history, phase, tuning.of(phase).rounds);
+        let temperature = ByPhase { prefill: tuning.prefill.temperature, decode: tuning.decode.temperature };
+        let parts = Parts::of(embedding, &history, options, temperature, ByPhase::try_each(table)?)?;
         Ok(Self { header, parts, tuning })
     }
 
@@ -187,10 +215,10 @@ impl Trained {
         &self.header
     }
 
-    /// What was tuned and measured.
+    /// What was tuned and measured for a phase.
     #[must_use]
-    pub fn tuning(&self) -> &Tuning {
-        &self.tuning
+    pub fn tuning(&self, phase: Phase) -> &Tuning {
+        self.tuning.of(phase)
     }
 
     /// The part that leans on similar prompts.
@@ -199,10 +227,10 @@ impl Trained {
         &self.parts.sps
     }
 
-    /// The part that goes by token ids.
+    /// The part that goes by token ids, of a phase.
     #[must_use]
-    pub fn tokens(&self) -> &TokenTable {
-        &self.parts.tokens
+    pub fn tokens(&self, phase: Phase) -> &TokenTable {
+        self.parts.tokens.of(phase)
     }
 
     /// The mean of the history.
@@ -211,14 +239,15 @@ impl Trained {
         &self.parts.popularity
     }
 
-    /// What each part weighs in the default method's answers, averaged over layers.
+    /// What each part weighs in the default method's answers about a phase, averaged over layers.
     #[must_use]
-    pub fn part_weights(&self) -> Vec<(Method, f64)> {
-        let default = self.tuning.default;
+    pub fn part_weights(&self, phase: Phase) -> Vec<(Method, f64)> {
+        let Tuning { default, mixture, .. } = self.tuning.of(phase);
+        let default = *default;
         if default != Method::Blend {
             return vec![(default, 1.0)];
         }
-        let weights = self.tuning.mixture.weights();
+        let weights = mixture.weights();
         let mean = |part: usize| {
             let of_layers = weights.iter().filter_map(|layer| layer.get(part));
             of_layers.map(|weight| f64::from(*weight)).sum::<f64>() / weights.len().max(1) as f64
@@ -226,19 +255,24 @@ impl Trained {
         [Method::Dop, Method::Sps, Method::Tokens].into_iter().zip((0..).map(mean)).collect()
     }
 
-    /// The default method's prediction with its error bar.
+    /// The default method's prediction of a phase with its error bar.
     ///
     /// # Errors
     /// The prompt is empty or has a token that the model does not have.
-    pub fn predict_with_errors(&self, prompt: &[u32]) -> Result<Prediction<'_>, PredictError> {
-        let shares = self.method(self.tuning.default).predict(prompt)?;
-        Ok(Prediction { shares, errors: self.errors_of(self.tuning.default) })
+    pub fn predict_with_errors(&self, prompt: &[u32], phase: Phase) -> Result<Prediction<'_>, PredictError> {
+        let Tuning { default, mixture, classes, .. } = self.tuning.of(phase);
+        let parts = self.parts.all(prompt, phase)?;
+        let shares = of_parts(*default, mixture, &parts)?;
+        let apart = disagreement(&parts);
+        let class = classes.iter().find(|class| apart <= class.disagreement).or(classes.last());
+        let errors = class.map(|class| &class.errors).or_else(|| self.errors_of(*default, phase));
+        Ok(Prediction { shares, errors })
     }
 
-    /// Errors of `method` on held-out prompts, where the history was long enough.
+    /// Errors of `method` about a phase of held-out prompts, where the history was long enough.
     #[must_use]
-    pub fn errors_of(&self, method: Method) -> Option<&ErrorBars> {
-        self.tuning.errors.iter().find(|(known, _)| *known == method).map(|(_, bars)| bars)
+    pub fn errors_of(&self, method: Method, phase: Phase) -> Option<&ErrorBars> {
+        self.tuning.of(phase).errors.iter().find(|(known, _)| *known == method).map(|(_, bars)| bars)
     }
 
     /// One of its methods as a predictor.
@@ -272,8 +306,8 @@ impl Predictor for OneMethod<'_> {
         self.method.name()
     }
 
-    fn predict(&self, prompt: &[u32]) -> Result<Shares, PredictError> {
-        self.trained.parts.predict(self.method, &self.trained.tuning.mixture, prompt)
+    fn predict(&self, prompt: &[u32], phase: Phase) -> Result<Shares, PredictError> {
+        self.trained.parts.predict(self.method, &self.trained.tuning.of(phase).mixture, prompt, phase)
     }
 
     fn bytes(&self) -> u64 {
@@ -287,52 +321,105 @@ impl Predictor for OneMethod<'_> {
     }
 }
 
-/// Fits the parts to `history`, tunes them on `tune`, measures them on `check`.
+impl Tuning {
+    /// Where the history is too short to tune anything.
+    fn unknown(layers: usize) -> Self {
+        Self {
+            temperature: DEFAULT_TEMPERATURE,
+            rounds: DEFAULT_ROUNDS,
+            mixture: Mixture::equal(layers, 3),
+            default: Method::Sps,
+            errors: Vec::new(),
+            classes: Vec::new(),
+        }
+    }
+}
+
+/// Records with what was true of a phase; those without any are left out.
+fn with_truths<'a>(
+    history: &History,
+    records: &'a [ActivationRecord],
+    phase: Phase,
+) -> Result<Vec<(&'a [u32], Shares)>, PredictError> {
+    let with_truth = |record: &'a ActivationRecord| {
+        let truth = history.shares_of(record, phase);
+        truth.map(|truth| Some((&record.prompt[..], truth?))).transpose()
+    };
+    records.iter().filter_map(with_truth).collect()
+}
+
+/// Fits the parts to `history`, tunes them on `tune`, measures them on `check`, each phase by itself.
 fn tune_and_check(
     embedding: &Embedding,
     history: &History,
     tune: &[ActivationRecord],
     check: &[ActivationRecord],
     options: TrainingOptions,
-) -> Result<Tuning, PredictError> {
-    let truths_of = |records: &[ActivationRecord]| {
-        records.iter().map(|record| history.shares_of(record)).collect::<Result<Vec<_>, _>>()
-    };
-    let (tune_truths, check_truths) = (truths_of(tune)?, truths_of(check)?);
-    let (tokens, rounds) = best_table(embedding, history, tune, &tune_truths)?;
-    let mut parts = Parts::of(embedding, history, options, DEFAULT_TEMPERATURE, tokens)?;
-    parts.sps.fit_temperature(tune)?;
-    let predictions: Vec<Vec<Shares>> =
-        tune.par_iter().map(|record| parts.all(&record.prompt)).collect::<Result<_, _>>()?;
-    let cases: Vec<(Vec<Shares>, Shares)> = predictions.into_iter().zip(tune_truths).collect();
-    let mixture = Mixture::fit(history.layers(), 3, &cases);
-    let measure = |method| {
-        let predict = |record: &ActivationRecord| parts.predict(method, &mixture, &record.prompt);
-        let predictions = check.par_iter().map(predict).collect::<Result<Vec<_>, _>>()?;
-        Ok((method, ErrorBars::of(&predictions, &check_truths)))
-    };
-    let errors = Method::ALL.map(measure).into_iter().collect::<Result<Vec<_>, PredictError>>()?;
-    let best = errors.iter().min_by(|a, b| a.1.js_mean.total_cmp(&b.1.js_mean));
-    let default = best.map_or(Method::Sps, |(method, _)| *method);
-    Ok(Tuning { temperature: parts.sps.temperature(), rounds, mixture, default, errors })
+) -> Result<ByPhase<Tuning>, PredictError> {
+    let held_out = ByPhase::try_each(|phase| with_truths(history, tune, phase))?;
+    let tables = ByPhase::try_each(|phase| best_table(embedding, history, phase, held_out.of(phase)))?;
+    let rounds = ByPhase { prefill: tables.prefill.1, decode: tables.decode.1 };
+    let tokens = ByPhase { prefill: tables.prefill.0, decode: tables.decode.0 };
+    let mut parts = Parts::of(embedding, history, options, ByPhase::both(DEFAULT_TEMPERATURE), tokens)?;
+    for phase in Phase::ALL {
+        parts.sps.fit_temperature(tune, phase)?;
+    }
+    let mut tuning = ByPhase::try_each(|phase| {
+        let cases = held_out.of(phase).par_iter();
+        let cases: Vec<_> = cases
+            .map(|(prompt, truth)| Ok((parts.all(prompt, phase)?, truth.clone())))
+            .collect::<Result<_, PredictError>>()?;
+        let mixture = Mixture::fit(history.layers(), &cases);
+        let check = with_truths(history, check, phase)?;
+        let predicted: Vec<_> = check
+            .par_iter()
+            .map(|(prompt, _)| parts.all(prompt, phase))
+            .collect::<Result<_, PredictError>>()?;
+        let truths: Vec<Shares> = check.into_iter().map(|(_, truth)| truth).collect();
+        let of_method = |method| {
+            predicted.iter().map(|parts| of_parts(method, &mixture, parts)).collect::<Result<Vec<_>, _>>()
+        };
+        let measured = Method::ALL.map(|method| Ok((method, ErrorBars::of(&of_method(method)?, &truths))));
+        let errors = measured.into_iter().collect::<Result<Vec<_>, PredictError>>()?;
+        let best = errors.iter().min_by(|a, b| a.1.js_mean.total_cmp(&b.1.js_mean));
+        let default = best.map_or(Method::Sps, |(method, _)| *method);
+        if truths.is_empty() {
+            return Ok(Tuning::unknown(history.layers()));
+        }
+        let cases = predicted.iter().map(disagreement).zip(of_method(default)?).zip(truths);
+        let cases = cases.map(|((apart, prediction), truth)| (apart, prediction, truth)).collect();
+        let classes = error_classes(cases, CLASSES);
+        let (temperature, rounds) = (*parts.sps.temperature().of(phase), *rounds.of(phase));
+        Ok(Tuning { temperature, rounds, mixture, default, errors, classes })
+    })?;
+    if !history.has_decode() {
+        // The prefill's shares stand for the decode steps; how far off they are there is not known.
+        tuning.decode = Tuning { errors: Vec::new(), classes: Vec::new(), ..tuning.prefill.clone() };
+    }
+    Ok(tuning)
 }
 
-/// The token table after the number of rounds that predicts `tune` best, and that number.
+/// The token table of a phase after the number of rounds that predicts the held-out prompts best, and that
+/// number.
 fn best_table(
     embedding: &Embedding,
     history: &History,
-    tune: &[ActivationRecord],
-    truths: &[Shares],
+    phase: Phase,
+    held_out: &[(&[u32], Shares)],
 ) -> Result<(TokenTable, usize), PredictError> {
-    let mut fit = TokenFit::new(embedding, history)?;
+    let mut fit = TokenFit::new(embedding, history, phase)?;
+    if held_out.is_empty() {
+        (0..DEFAULT_ROUNDS).for_each(|_| fit.advance());
+        return Ok((fit.table(), DEFAULT_ROUNDS));
+    }
     let mut best = (f64::INFINITY, fit.table(), 0);
     for round in 1..=MAX_ROUNDS {
         fit.advance();
         let table = fit.table();
-        let error = |(record, truth): (&ActivationRecord, &Shares)| {
-            Ok::<_, PredictError>(divergence::mean(&table.predict(&record.prompt)?, truth))
+        let error = |(prompt, truth): &(&[u32], Shares)| {
+            Ok::<_, PredictError>(divergence::mean(&table.predict(prompt)?, truth))
         };
-        let errors = tune.par_iter().zip(truths).map(error).collect::<Result<Vec<_>, _>>()?;
+        let errors = held_out.par_iter().map(error).collect::<Result<Vec<_>, _>>()?;
         let sum: f64 = errors.iter().sum();
         if sum < best.0 {
             best = (sum, table, round);

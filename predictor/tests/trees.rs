@@ -9,8 +9,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use remoe_predictor::record::ActivationRecord;
 use remoe_predictor::{
-    Clustering, History, Index, Method, PredictError, Predictor, SimilarPrompts, Trained, TrainingOptions,
-    Tree, TreeOptions,
+    Clustering, History, Index, Method, Phase, PredictError, Predictor, SimilarPrompts, Trained,
+    TrainingOptions, Tree, TreeOptions,
 };
 use std::sync::Arc;
 use support::{EXPERTS, LAYERS, VOCABULARY};
@@ -164,7 +164,9 @@ proptest! {
         let model = support::header().model;
         if let Ok(loaded) = Trained::from_bytes(&Bytes::from(bytes), &model, &support::embedding()) {
             for method in Method::ALL {
-                loaded.method(method).predict(&[1, 2, 3]).map(drop).unwrap_or_default();
+                for phase in Phase::ALL {
+                    loaded.method(method).predict(&[1, 2, 3], phase).map(drop).unwrap_or_default();
+                }
             }
         }
     }
@@ -249,9 +251,10 @@ fn trained(records: &[ActivationRecord]) -> Trained {
 #[test]
 fn what_is_saved_comes_back() {
     let embedding = support::embedding();
-    let mut before = trained(&support::records(300, 30));
+    let mut before = trained(&support::decoded(300, 30));
+    assert!(before.sps().history().has_decode());
     // Holes and new nodes are closed up.
-    support::records(40, 31).iter().for_each(|record| before.learn(record, 290, 0.5).unwrap());
+    support::decoded(40, 31).iter().for_each(|record| before.learn(record, 290, 0.5).unwrap());
     let bytes = before.to_bytes().unwrap();
     assert_eq!(bytes, before.to_bytes().unwrap());
     let model = support::header().model;
@@ -259,11 +262,17 @@ fn what_is_saved_comes_back() {
     unaligned.extend_from_slice(&bytes);
     for bytes in [Bytes::from(bytes), Bytes::from(unaligned).slice(1..)] {
         let mut after = Trained::from_bytes(&bytes, &model, &embedding).unwrap();
-        assert_eq!((after.header(), after.tuning()), (before.header(), before.tuning()));
+        assert_eq!(after.header(), before.header());
+        for phase in Phase::ALL {
+            assert_eq!(after.tuning(phase), before.tuning(phase));
+        }
         for record in support::records(50, 32) {
             for method in Method::ALL {
                 let (one, two) = (before.method(method), after.method(method));
-                assert_eq!(one.predict(&record.prompt).unwrap(), two.predict(&record.prompt).unwrap());
+                for phase in Phase::ALL {
+                    let [one, two] = [one.predict(&record.prompt, phase), two.predict(&record.prompt, phase)];
+                    assert_eq!(one.unwrap(), two.unwrap());
+                }
             }
         }
         assert_eq!(after.sps().history().len(), before.sps().history().len());
@@ -299,7 +308,7 @@ fn altered(bytes: &[u8], from: &str, to: &str) -> Bytes {
 fn versions_and_temperatures_that_cannot_be_are_refused() {
     let bytes = trained(&support::records(20, 1)).to_bytes().unwrap();
     for (from, to, message) in [
-        (r#"\"version\":2"#, r#"\"version\":1"#, "version 1 cannot be read"),
+        (r#"\"version\":3"#, r#"\"version\":1"#, "version 1 cannot be read"),
         (r#"\"temperature\":0.03"#, r#"\"temperature\":0.00"#, "temperature is 0"),
         (r#"\"seed\":"#, r#"\"sead\":"#, "missing field"),
     ] {

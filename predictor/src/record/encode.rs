@@ -1,5 +1,6 @@
 //! A record in memory, and its bytes.
 
+use crate::phase::Phase;
 use crate::record::layout::Layout;
 use crate::record::{RecordError, RecordHeader, npy};
 
@@ -19,6 +20,17 @@ pub struct ActivationRecord {
     /// The experts of every token, [layers, prompt tokens + steps, `top_k`], ascending within a token;
     /// there exactly when the header says `tokens`.
     pub experts: Option<Vec<u16>>,
+}
+
+impl ActivationRecord {
+    /// The counts of a phase; `None` where the request had no decode step.
+    #[must_use]
+    pub fn counts(&self, phase: Phase) -> Option<&[u32]> {
+        match phase {
+            Phase::Prefill => Some(&self.prefill),
+            Phase::Decode => (self.steps > 0).then_some(&self.decode),
+        }
+    }
 }
 
 /// The bytes that a record file begins with.

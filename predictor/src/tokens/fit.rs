@@ -7,6 +7,7 @@
 use crate::embedding::Embedding;
 use crate::error::PredictError;
 use crate::history::History;
+use crate::phase::Phase;
 use crate::rows::Rows;
 use crate::tokens::features::Features;
 use crate::tokens::{RIDGE, TokenTable};
@@ -43,7 +44,7 @@ impl TokenFit {
     ///
     /// # Errors
     /// The history is empty or of another model than `embedding`.
-    pub fn new(embedding: &Embedding, history: &History) -> Result<Self, PredictError> {
+    pub fn new(embedding: &Embedding, history: &History, phase: Phase) -> Result<Self, PredictError> {
         let slots: Vec<u32> = history.slots().collect();
         if slots.is_empty() {
             return Err(PredictError::History { records: 0, needed: 1 });
@@ -67,7 +68,9 @@ impl TokenFit {
             .collect();
         let cells = history.layers() * history.experts();
         let mut cell_mean = vec![0.0; cells];
-        slots.iter().for_each(|&slot| add_scaled(&mut cell_mean, 1.0 / count, history.share_row(slot)));
+        slots
+            .iter()
+            .for_each(|&slot| add_scaled(&mut cell_mean, 1.0 / count, history.share_row(slot, phase)));
         let mut fit = Self {
             embedding: embedding.clone(),
             experts: history.experts(),
@@ -84,8 +87,9 @@ impl TokenFit {
         };
         let mut targets = Vec::with_capacity(slots.len() * cells);
         for &slot in &slots {
-            targets
-                .extend(history.share_row(slot).iter().zip(&fit.cell_mean).map(|(share, mean)| share - mean));
+            targets.extend(
+                history.share_row(slot, phase).iter().zip(&fit.cell_mean).map(|(share, mean)| share - mean),
+            );
         }
         fit.residual = fit.adjoint(&targets);
         fit.direction = fit.residual.clone();

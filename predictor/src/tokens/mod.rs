@@ -13,6 +13,7 @@ mod fit;
 use crate::embedding::Embedding;
 use crate::error::PredictError;
 use crate::history::History;
+use crate::phase::{ByPhase, Phase};
 use crate::predictor::{Popularity, Predictor};
 use crate::rows::Rows;
 use crate::shares::Shares;
@@ -41,12 +42,17 @@ pub struct TokenTable {
 }
 
 impl TokenTable {
-    /// Fits a table to `history` in `rounds` of conjugate gradients; fewer rounds shrink more.
+    /// Fits a table to a phase of `history` in `rounds` of conjugate gradients; fewer rounds shrink more.
     ///
     /// # Errors
     /// The history is empty or of another model than `embedding`.
-    pub fn fit(embedding: &Embedding, history: &History, rounds: usize) -> Result<Self, PredictError> {
-        let mut fit = TokenFit::new(embedding, history)?;
+    pub fn fit(
+        embedding: &Embedding,
+        history: &History,
+        phase: Phase,
+        rounds: usize,
+    ) -> Result<Self, PredictError> {
+        let mut fit = TokenFit::new(embedding, history, phase)?;
         (0..rounds).for_each(|_| fit.advance());
         Ok(fit.table())
     }
@@ -77,28 +83,11 @@ impl TokenTable {
         &self.rows
     }
 
-    /// How much each token of the vocabulary tells about routing: half the L1 distance, averaged over
-    /// layers, of the shares of a prompt of this token alone from popularity; 0 to 1.
+    /// The shares of a request with this prompt in the table's phase.
     ///
     /// # Errors
-    /// Never for a table that was fitted.
-    pub fn information(&self, popularity: &Popularity) -> Result<Vec<f32>, PredictError> {
-        let layers = popularity.shares().layers() as f32;
-        let of = |id: u32| {
-            let shares = self.predict(&[id])?;
-            let pairs = shares.values().iter().zip(popularity.shares().values());
-            Ok(pairs.map(|(a, b)| (a - b).abs()).sum::<f32>() / (2.0 * layers))
-        };
-        (0..self.embedding.vocabulary() as u32).map(of).collect()
-    }
-}
-
-impl Predictor for TokenTable {
-    fn name(&self) -> &'static str {
-        "tokens"
-    }
-
-    fn predict(&self, prompt: &[u32]) -> Result<Shares, PredictError> {
+    /// As [`Predictor::predict`].
+    pub fn predict(&self, prompt: &[u32]) -> Result<Shares, PredictError> {
         let mut sum = self.base.clone();
         for (feature, value) in self.features.of(&self.embedding, prompt)? {
             add_scaled(&mut sum, value, self.rows.row(feature as usize));
@@ -106,7 +95,36 @@ impl Predictor for TokenTable {
         Shares::from_weights(self.experts, sum)
     }
 
+    /// How much each token of the vocabulary tells about a prefill's routing: half the L1 distance, averaged over
+    /// layers, of the shares of a prompt of this token alone from popularity; 0 to 1.
+    ///
+    /// # Errors
+    /// Never for a table that was fitted.
+    pub fn information(&self, popularity: &Popularity) -> Result<Vec<f32>, PredictError> {
+        let popular = popularity.shares(Phase::Prefill);
+        let layers = popular.layers() as f32;
+        let of = |id: u32| {
+            let shares = self.predict(&[id])?;
+            let pairs = shares.values().iter().zip(popular.values());
+            Ok(pairs.map(|(a, b)| (a - b).abs()).sum::<f32>() / (2.0 * layers))
+        };
+        (0..self.embedding.vocabulary() as u32).map(of).collect()
+    }
+}
+
+impl Predictor for ByPhase<TokenTable> {
+    fn name(&self) -> &'static str {
+        "tokens"
+    }
+
+    fn predict(&self, prompt: &[u32], phase: Phase) -> Result<Shares, PredictError> {
+        self.of(phase).predict(prompt)
+    }
+
     fn bytes(&self) -> u64 {
-        self.rows.bytes() + self.features.bytes() + (self.base.len() * size_of::<f32>()) as u64
+        let of = |table: &TokenTable| {
+            table.rows.bytes() + table.features.bytes() + size_of_val(&table.base[..]) as u64
+        };
+        of(&self.prefill) + of(&self.decode)
     }
 }

@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(sketches.basis.len(), 2);
         let shares = crate::shares::Shares::uniform(1, 1);
         for (slot, dimensions) in [(1, 2), (2, 3)] {
-            let place = grown.insert(&[0], all.vector(slot), &shares);
+            let place = grown.insert(&[0], all.vector(slot), &shares, None);
             sketches.insert(&grown, place, 1);
             assert_eq!(sketches.basis.len(), dimensions);
         }

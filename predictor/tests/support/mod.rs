@@ -94,3 +94,20 @@ pub(crate) fn records(count: usize, seed: u64) -> Vec<ActivationRecord> {
     let mut stream = Stream(seed);
     (0..count).map(|_| record(&mut stream)).collect()
 }
+
+/// Requests of which two in three decode, with other experts than their prompts used: each the third next.
+pub(crate) fn decoded(count: usize, seed: u64) -> Vec<ActivationRecord> {
+    let mut records = records(count, seed);
+    for record in records.iter_mut().enumerate().filter(|(n, _)| n % 3 != 0).map(|(_, record)| record) {
+        record.decode = decode_of(&record.prefill);
+        record.steps = record.prompt.len() as u32;
+        record.experts = None;
+    }
+    records
+}
+
+/// What the decode steps of [`decoded`] count where its prefill counts `prefill`.
+pub(crate) fn decode_of(prefill: &[u32]) -> Vec<u32> {
+    let place = |index: usize| index - index % EXPERTS + (index + EXPERTS - 3) % EXPERTS;
+    (0..prefill.len()).map(|index| prefill[place(index)]).collect()
+}

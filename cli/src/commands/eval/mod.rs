@@ -6,6 +6,8 @@ mod inputs;
 mod map;
 mod report;
 mod tables;
+mod workloads;
+mod worth;
 
 use crate::exit::{CliError, Code};
 use crate::output::{folders, json, progress::Progress};
@@ -21,6 +23,7 @@ use report::{Assumptions, Report, ScenarioReport, SensitivityReport};
 use serde::Serialize;
 use std::io::Write;
 use std::path::PathBuf;
+use worth::WorthReport;
 
 /// Arguments of `remoe eval`.
 #[derive(Debug, Args)]
@@ -37,16 +40,17 @@ pub(crate) struct EvalArgs {
     /// What `remoe profile` measured for the model [default: the assumed machine]
     #[arg(long, value_name = "FILE", requires = "model_source")]
     profile: Option<PathBuf>,
-    /// Recorded activations of the model, which 50 requests are taken from [default: drawn]
-    #[arg(long, value_name = "FILE", requires = "model_source")]
-    records: Option<PathBuf>,
+    /// Recorded activations of the model, which 50 requests are taken from [default: drawn]; of several files each is
+    /// a workload of its own, too, when it comes to what predictions are worth
+    #[arg(long, value_name = "FILE", num_args = 1.., requires = "model_source")]
+    records: Vec<PathBuf>,
     /// Folder that `remoe predictor build` saved in [default: predictor, in the model's folder]
     #[arg(long, value_name = "DIR", requires = "records")]
     predictor: Option<PathBuf>,
     /// Nodes as they are sold (examples/nodes), for the map of who is cheapest over models and rates
     #[arg(long, value_name = "FILE")]
     nodes: Option<PathBuf>,
-    /// Only this [default: the figures, and the map where --nodes is given]
+    /// Only this [default: the figures, and the map where --nodes is given; what predictions are worth only when asked]
     #[arg(long, value_enum, value_name = "WHAT")]
     only: Option<Only>,
 }
@@ -58,6 +62,8 @@ enum Only {
     Figures,
     /// The map, at the prices of --pricing and on the nodes of --nodes
     Map,
+    /// What requests from --records cost, planned by each way to predict
+    Prediction,
 }
 
 /// What was asked for.
@@ -67,6 +73,8 @@ struct Results {
     figures: Option<Report>,
     #[serde(skip_serializing_if = "Option::is_none")]
     map: Option<MapReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prediction: Option<Vec<WorthReport>>,
 }
 
 /// Runs every experiment, prints tables, writes files.
@@ -75,30 +83,37 @@ pub(crate) fn run(args: &EvalArgs, as_json: bool) -> Result<(), CliError> {
         let message = "the map needs prices: name --pricing, --nodes or both";
         return Err(CliError::arguments("--only", message));
     }
+    if args.only == Some(Only::Prediction) && args.records.is_empty() {
+        let message = "requests to predict are needed: name the files of `remoe record`";
+        return Err(CliError::arguments("--records", message));
+    }
     let inputs = Inputs::read(args)?;
     args.out.iter().try_for_each(|folder| folders::make("--out", folder))?;
     let progress = Progress::new(false);
     let results = Results::of(args, &inputs, &progress);
     progress.clear();
-    let Results { figures, map } = results?;
+    let Results { figures, map, prediction } = results?;
     let figures = figures.map(|report| (tables::text(&report), report));
     if let Some(folder) = &args.out {
         figures.iter().try_for_each(|(tables, report)| files::write(folder, report, tables))?;
         map.iter().try_for_each(|map| map.write(folder))?;
+        prediction.iter().try_for_each(|worths| worth::write(folder, worths))?;
     }
     if as_json {
-        json::print(&Results { figures: figures.map(|(_, report)| report), map })?;
+        json::print(&Results { figures: figures.map(|(_, report)| report), map, prediction })?;
         return Ok(());
     }
     let map = map.map(|map| map.text());
-    let texts: Vec<String> = figures.into_iter().map(|(tables, _)| tables).chain(map).collect();
+    let prediction = prediction.map(|worths| worth::text(&worths));
+    let figures = figures.map(|(tables, _)| tables);
+    let texts: Vec<String> = [figures, map, prediction].into_iter().flatten().collect();
     writeln!(anstream::stdout().lock(), "{}", texts.join("\n\n"))?;
     Ok(())
 }
 
 impl Results {
     fn of(args: &EvalArgs, inputs: &Inputs, progress: &Progress) -> Result<Self, CliError> {
-        let has_figures = args.only != Some(Only::Map);
+        let has_figures = matches!(args.only, None | Some(Only::Figures));
         let has_map = match args.only {
             Some(only) => only == Only::Map,
             None => args.nodes.is_some(),
@@ -106,6 +121,7 @@ impl Results {
         Ok(Self {
             figures: has_figures.then(|| evaluate(inputs, progress)).transpose()?,
             map: has_map.then(|| MapReport::of(args, inputs, progress)).transpose()?,
+            prediction: (args.only == Some(Only::Prediction)).then(|| worth::worths(inputs)).transpose()?,
         })
     }
 }

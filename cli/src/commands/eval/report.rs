@@ -85,7 +85,11 @@ impl Assumptions {
                 profile.made.date
             )
         });
-        let records = own.and_then(|own| own.recorded.as_ref()).map(|one| one.path.display().to_string());
+        let records = own.and_then(|own| own.recorded.as_ref());
+        let records = records.map(|one| {
+            let paths = one.paths.iter().map(|path| path.display().to_string());
+            paths.collect::<Vec<_>>().join(", ")
+        });
         Self {
             prices,
             setting: inputs.setting,

@@ -16,6 +16,7 @@ use remoe_model::{Checkpoint, CheckpointError, Inspection, Outline};
 use remoe_planner::{
     BrokenLimit, NodesAnswer, NodesVerdict, Rental, Reserve, ResidentModel, Slo, Spot, Transport, rent,
 };
+use remoe_predictor::Phase;
 use remoe_profile::{NodeList, Profile, ResidentWeights, node_shape};
 use serde::Serialize;
 use std::io::Write;
@@ -308,7 +309,7 @@ impl Question<'_> {
         let Some(trained) = Model::predictor_of(checkpoint, self.planning.predictor.as_deref())? else {
             return Ok(None);
         };
-        let mut rows = planning::rows(trained.popularity().shares());
+        let mut rows = planning::rows(trained.popularity().shares(Phase::Prefill));
         let mut usage = vec![0.0; model.experts];
         for row in &mut rows {
             row.sort_by(|a, b| b.total_cmp(a));

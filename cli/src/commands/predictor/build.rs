@@ -4,7 +4,7 @@ use super::args::BuildArgs;
 use super::source::Model;
 use crate::exit::CliError;
 use crate::output::{folders, json, table};
-use remoe_predictor::Trained;
+use remoe_predictor::{ErrorBars, Method, Phase, Trained, Tuning};
 use serde::Serialize;
 use std::fs;
 use std::io::{self, Write};
@@ -25,6 +25,10 @@ struct Built {
     /// Errors of each method on prompts of the history that nothing was tuned on; none where the history is
     /// too short to hold any out.
     held_out: Vec<HeldOut>,
+    /// The method that answers for the decode steps.
+    decode_default: &'static str,
+    /// The same errors about decode steps; none, too, where the requests had none.
+    decode_held_out: Vec<HeldOut>,
     build_seconds: f64,
     bytes: u64,
 }
@@ -52,20 +56,16 @@ pub(crate) fn run(args: &BuildArgs, as_json: bool) -> Result<(), CliError> {
         path: Some(path.clone()),
         ..CliError::runtime(format!("cannot write {}: {error}", path.display()))
     })?;
-    let tuning = trained.tuning();
-    let held_out = tuning.errors.iter().map(|(method, bars)| HeldOut {
-        name: method.name(),
-        prompts: bars.prompts,
-        js_mean: bars.js_mean,
-        js_quantiles: bars.js_quantiles.clone(),
-    });
+    let [tuning, decode] = Phase::ALL.map(|phase| trained.tuning(phase));
     let built = Built {
         path,
         records: records.len(),
         default: tuning.default.name(),
         temperature: tuning.temperature,
         token_rounds: tuning.rounds,
-        held_out: held_out.collect(),
+        held_out: held_out(tuning),
+        decode_default: decode.default.name(),
+        decode_held_out: held_out(decode),
         build_seconds,
         bytes: bytes.len() as u64,
     };
@@ -75,6 +75,16 @@ pub(crate) fn run(args: &BuildArgs, as_json: bool) -> Result<(), CliError> {
         writeln!(anstream::stdout().lock(), "{}", built.for_people())?;
     }
     Ok(())
+}
+
+fn held_out(tuning: &Tuning) -> Vec<HeldOut> {
+    let of_method = |(method, bars): &(Method, ErrorBars)| HeldOut {
+        name: method.name(),
+        prompts: bars.prompts,
+        js_mean: bars.js_mean,
+        js_quantiles: bars.js_quantiles.clone(),
+    };
+    tuning.errors.iter().map(of_method).collect()
 }
 
 /// A reader sees the old file or the new one, never a part.
@@ -90,16 +100,19 @@ impl Built {
             ("saved", format!("{} ({})", self.path.display(), table::bytes(self.bytes))),
             ("history", format!("{} prompts", self.records)),
             ("built in", format!("{:.2} s", self.build_seconds)),
-            ("answers with", self.default.to_owned()),
+            ("answers with", format!("{}, for decode steps {}", self.default, self.decode_default)),
         ]);
         if self.held_out.is_empty() {
             return format!("{facts}\n\nThe history is too short to hold prompts out: errors are not known.");
         }
-        let rows = self.held_out.iter().map(|method| {
+        let row = |(phase, method): (Phase, &HeldOut)| {
             let worst = method.js_quantiles.iter().map(|quantiles| quantiles[2]).fold(0.0, f64::max);
-            vec![method.name.to_owned(), format!("{:.5}", method.js_mean), format!("{worst:.5}")]
-        });
-        let header = ["method", "JS divergence on held-out prompts", "95th percentile, worst layer"];
-        format!("{facts}\n\n{}", table::with_header(&header, rows.collect()))
+            let phase = phase.name().to_owned();
+            vec![phase, method.name.to_owned(), format!("{:.5}", method.js_mean), format!("{worst:.5}")]
+        };
+        let both = [(Phase::Prefill, &self.held_out), (Phase::Decode, &self.decode_held_out)];
+        let rows = both.into_iter().flat_map(|(phase, methods)| methods.iter().map(move |one| (phase, one)));
+        let header = ["phase", "method", "JS divergence on held-out prompts", "95th percentile, worst layer"];
+        format!("{facts}\n\n{}", table::with_header(&header, rows.map(row).collect()))
     }
 }

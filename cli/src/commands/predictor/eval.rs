@@ -10,7 +10,9 @@ use crate::planning::rows;
 use remoe_launcher::placement::least_used;
 use remoe_predictor::correlation::{self, Pair};
 use remoe_predictor::record::ActivationRecord;
-use remoe_predictor::{History, Shares, SimilarPrompts, divergence, quantile};
+use remoe_predictor::{
+    ByPhase, History, Phase, PredictError, Shares, SimilarPrompts, Trained, divergence, quantile,
+};
 use serde::Serialize;
 use std::io::Write;
 use std::path::PathBuf;
@@ -27,6 +29,14 @@ struct Evaluation {
     correlation_spearman: f64,
     /// What `remoe predictor build` would answer with, chosen on held-out prompts of the training file.
     default: &'static str,
+    /// The same for decode steps.
+    decode_default: &'static str,
+    /// Share of test requests and layers whose error is within the 95th percentile that the default's error bars
+    /// say, of the prefill and of the decode steps; null where errors are not known.
+    covered_95: ByPhase<Option<f64>>,
+    /// Mean divergence of the decode steps' true shares from their own prefill's: what knowing the prefill
+    /// exactly would be worth. Null where no test request decoded.
+    prefill_as_decode_js: Option<f64>,
     train_prompts: usize,
     test_prompts: usize,
     /// The same for each test file.
@@ -36,17 +46,27 @@ struct Evaluation {
 #[derive(Serialize)]
 struct Report {
     name: &'static str,
+    /// Of the prefill, as `prefill.mean_js`.
     js_mean: f64,
-    js_per_layer: Vec<f64>,
-    /// Share of a prompt's work that falls on the half of each layer's experts that are expected to do least:
-    /// what `--remote-ratio 0.5` sends away. Where all are expected to do alike, these are the last ids.
-    remote_at_half: f64,
+    prefill: OfPhase,
+    /// Null where no test request decoded.
+    decode: Option<OfPhase>,
     build_seconds: f64,
     search_us_p50: f64,
     search_us_p99: f64,
     bytes: u64,
     /// Share of the truly most similar prompts that it finds; null where it looks for none.
     recall: Option<f64>,
+}
+
+/// How far a method is off in a phase.
+#[derive(Serialize)]
+struct OfPhase {
+    mean_js: f64,
+    js_per_layer: Vec<f64>,
+    /// Share of the phase's work that falls on the half of each layer's experts that are expected to do least:
+    /// what `--remote-ratio 0.5` sends away. Where all are expected to do alike, these are the last ids.
+    remote_at_half: f64,
 }
 
 #[derive(Serialize)]
@@ -61,6 +81,8 @@ struct OfFile {
 struct OfFileMethod {
     name: &'static str,
     js_mean: f64,
+    /// Null where no request of the file decoded.
+    decode_js_mean: Option<f64>,
 }
 
 /// Fits everyone, predicts, and prints how it went.
@@ -77,7 +99,10 @@ pub(crate) fn run(args: &EvalArgs, as_json: bool) -> Result<(), CliError> {
     let (trained, seconds) = field.trained()?;
     let contestants = field.contestants(&trained, seconds)?;
     let history = trained.sps().history();
-    let truths = truths(history, &tests)?;
+    let truths = ByPhase {
+        prefill: truths(history, &tests, Phase::Prefill)?,
+        decode: truths(history, &tests, Phase::Decode)?,
+    };
     let nearest = true_neighbours(&contestants, &tests)?;
     let runs = contestants.iter().map(|one| Run::of(one, &tests, &truths, &nearest));
     let runs = runs.collect::<Result<Vec<_>, CliError>>()?;
@@ -92,15 +117,25 @@ pub(crate) fn run(args: &EvalArgs, as_json: bool) -> Result<(), CliError> {
         prompts: tests.get(index).map_or(0, Vec::len),
         methods: runs
             .iter()
-            .map(|run| OfFileMethod { name: run.name, js_mean: run.mean_of(index) })
+            .map(|run| OfFileMethod {
+                name: run.name,
+                js_mean: run.prefill.mean_of(index).unwrap_or_default(),
+                decode_js_mean: run.decode.mean_of(index),
+            })
             .collect(),
         correlation: correlation::pearson(pairs),
     });
     let evaluation = Evaluation {
-        methods: runs.iter().map(Run::report).collect(),
+        methods: runs.iter().filter_map(Run::report).collect(),
         correlation: correlation::pearson(&all),
         correlation_spearman: correlation::spearman(&all),
-        default: trained.tuning().default.name(),
+        default: trained.tuning(Phase::Prefill).default.name(),
+        decode_default: trained.tuning(Phase::Decode).default.name(),
+        covered_95: ByPhase {
+            prefill: covered(&trained, &tests, &truths.prefill, Phase::Prefill)?,
+            decode: covered(&trained, &tests, &truths.decode, Phase::Decode)?,
+        },
+        prefill_as_decode_js: prefill_as_decode(&truths),
         train_prompts: train.len(),
         test_prompts: tests.iter().map(Vec::len).sum(),
         tests: of_files.collect(),
@@ -117,11 +152,40 @@ pub(crate) fn run(args: &EvalArgs, as_json: bool) -> Result<(), CliError> {
     Ok(())
 }
 
-fn truths(history: &History, tests: &[Vec<ActivationRecord>]) -> Result<Vec<Vec<Shares>>, CliError> {
+/// What was true of a phase, file after file and request after request.
+type Truths = Vec<Vec<Option<Shares>>>;
+
+fn truths(history: &History, tests: &[Vec<ActivationRecord>], phase: Phase) -> Result<Truths, PredictError> {
     let of_file = |tests: &Vec<ActivationRecord>| {
-        tests.iter().map(|record| Ok(history.shares_of(record)?)).collect::<Result<Vec<_>, CliError>>()
+        tests.iter().map(|record| history.shares_of(record, phase)).collect::<Result<Vec<_>, _>>()
     };
     tests.iter().map(of_file).collect()
+}
+
+/// How far the decode steps are from their own prefill.
+fn prefill_as_decode(truths: &ByPhase<Truths>) -> Option<f64> {
+    let pairs = truths.prefill.iter().flatten().zip(truths.decode.iter().flatten());
+    let apart = |(prefill, decode): (&Option<Shares>, &Option<Shares>)| {
+        Some(divergence::mean(prefill.as_ref()?, decode.as_ref()?))
+    };
+    mean(pairs.filter_map(apart))
+}
+
+/// Share of requests and layers whose error is within the 95th percentile that the error bars say.
+fn covered(
+    trained: &Trained,
+    tests: &[Vec<ActivationRecord>],
+    truths: &Truths,
+    phase: Phase,
+) -> Result<Option<f64>, PredictError> {
+    let mut within = Vec::new();
+    for (record, truth) in tests.iter().flatten().zip(truths.iter().flatten()) {
+        let prediction = trained.predict_with_errors(&record.prompt, phase)?;
+        let (Some(truth), Some(errors)) = (truth, prediction.errors) else { continue };
+        let layers = divergence::per_layer(&prediction.shares, truth).into_iter().zip(&errors.js_quantiles);
+        within.extend(layers.map(|(error, [_, _, p95])| f64::from(u8::from(error <= *p95))));
+    }
+    Ok(mean(within.into_iter()))
 }
 
 /// What brute force finds for each prompt, file after file.
@@ -143,41 +207,82 @@ fn neighbouring_prompts<'a>(similar: &'a SimilarPrompts, prompt: &[u32]) -> Resu
 /// One method on all test prompts.
 struct Run {
     name: &'static str,
-    /// Divergence of each layer, per file and prompt.
-    divergences: Vec<Vec<Vec<f64>>>,
-    /// True shares of each layer's experts that would be remote, per prompt and layer.
-    remote: Vec<f64>,
+    prefill: Errors,
+    decode: Errors,
     microseconds: Vec<f64>,
     build_seconds: f64,
     bytes: u64,
     recall: Option<f64>,
 }
 
-impl Run {
+/// How far off it was in one phase.
+#[derive(Default)]
+struct Errors {
+    /// Divergence of each layer, per file and request.
+    divergences: Vec<Vec<Vec<f64>>>,
+    /// True shares of each layer's experts that would be remote, per request and layer.
+    remote: Vec<f64>,
+}
+
+impl Errors {
     fn of(
         contestant: &Contestant<'_>,
         tests: &[Vec<ActivationRecord>],
-        truths: &[Vec<Shares>],
-        nearest: &[Vec<&[u32]>],
-    ) -> Result<Self, CliError> {
-        let predictor = &contestant.predictor;
-        // Once unmeasured, so that nobody pays for cold memory.
-        tests.iter().flatten().try_for_each(|record| predictor.predict(&record.prompt).map(drop))?;
-        let (mut divergences, mut remote, mut microseconds) = (Vec::new(), Vec::new(), Vec::new());
+        truths: &Truths,
+        phase: Phase,
+        microseconds: &mut Vec<f64>,
+    ) -> Result<Self, PredictError> {
+        let mut errors = Self::default();
         for (tests, truths) in tests.iter().zip(truths) {
             let mut of_file = Vec::with_capacity(tests.len());
             for (record, truth) in tests.iter().zip(truths) {
+                let Some(truth) = truth else { continue };
                 let started = Instant::now();
-                let prediction = predictor.predict(&record.prompt)?;
+                let prediction = contestant.predictor.predict(&record.prompt, phase)?;
                 microseconds.push(started.elapsed().as_secs_f64() * 1e6);
                 of_file.push(divergence::per_layer(&prediction, truth));
-                remote.extend(rows(&prediction).iter().zip(truth.rows()).map(|(expected, truth)| {
+                errors.remote.extend(rows(&prediction).iter().zip(truth.rows()).map(|(expected, truth)| {
                     let away = least_used(expected, expected.len().div_ceil(2));
                     away.iter().map(|id| f64::from(truth[*id as usize])).sum::<f64>()
                 }));
             }
-            divergences.push(of_file);
+            errors.divergences.push(of_file);
         }
+        Ok(errors)
+    }
+
+    fn mean_of(&self, file: usize) -> Option<f64> {
+        mean(self.divergences.get(file)?.iter().flatten().copied())
+    }
+
+    fn report(&self) -> Option<OfPhase> {
+        let requests = || self.divergences.iter().flatten();
+        let layers = requests().next()?.len();
+        let of_layer = |layer| {
+            mean(requests().filter_map(|layers: &Vec<f64>| layers.get(layer).copied())).unwrap_or(0.0)
+        };
+        Some(OfPhase {
+            mean_js: mean(requests().flatten().copied())?,
+            js_per_layer: (0..layers).map(of_layer).collect(),
+            remote_at_half: mean(self.remote.iter().copied())?,
+        })
+    }
+}
+
+impl Run {
+    fn of(
+        contestant: &Contestant<'_>,
+        tests: &[Vec<ActivationRecord>],
+        truths: &ByPhase<Truths>,
+        nearest: &[Vec<&[u32]>],
+    ) -> Result<Self, CliError> {
+        let predictor = &contestant.predictor;
+        // Once unmeasured, so that nobody pays for cold memory.
+        let warm = |record: &ActivationRecord| predictor.predict(&record.prompt, Phase::Prefill).map(drop);
+        tests.iter().flatten().try_for_each(warm)?;
+        let mut microseconds = Vec::new();
+        let mut of = |phase: Phase| Errors::of(contestant, tests, truths.of(phase), phase, &mut microseconds);
+        let (prefill, decode) = (of(Phase::Prefill)?, of(Phase::Decode)?);
         let recall = contestant.similar.as_ref().filter(|one| one.embedding_is_plain()).map(|similar| {
             let (mut found, mut wanted) = (0, 0);
             for (record, nearest) in tests.iter().flatten().zip(nearest) {
@@ -189,8 +294,8 @@ impl Run {
         });
         Ok(Self {
             name: predictor.name(),
-            divergences,
-            remote,
+            prefill,
+            decode,
             microseconds,
             build_seconds: contestant.build_seconds,
             bytes: predictor.bytes(),
@@ -198,35 +303,48 @@ impl Run {
         })
     }
 
-    fn mean_of(&self, file: usize) -> f64 {
-        self.divergences.get(file).map_or(0.0, |prompts| mean(prompts.iter().flatten()))
-    }
-
-    fn report(&self) -> Report {
-        let prompts: Vec<&Vec<f64>> = self.divergences.iter().flatten().collect();
-        let layers = prompts.first().map_or(0, |layers| layers.len());
-        let of_layer = |layer| mean(prompts.iter().filter_map(|layers: &&Vec<f64>| layers.get(layer)));
+    /// `None` where there was no request to predict.
+    fn report(&self) -> Option<Report> {
         let mut microseconds = self.microseconds.clone();
-        Report {
+        let prefill = self.prefill.report()?;
+        Some(Report {
             name: self.name,
-            js_mean: mean(prompts.iter().copied().flatten()),
-            js_per_layer: (0..layers).map(of_layer).collect(),
-            remote_at_half: mean(self.remote.iter()),
+            js_mean: prefill.mean_js,
+            prefill,
+            decode: self.decode.report(),
             build_seconds: self.build_seconds,
             search_us_p50: quantile(&mut microseconds, 0.5),
             search_us_p99: quantile(&mut microseconds, 0.99),
             bytes: self.bytes,
             recall: self.recall,
-        }
+        })
     }
 }
 
-fn mean<'a>(values: impl Iterator<Item = &'a f64>) -> f64 {
+/// `None` of nothing.
+fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     let (sum, count) = values.fold((0.0, 0_usize), |(sum, count), value| (sum + value, count + 1));
-    sum / count.max(1) as f64
+    (count > 0).then(|| sum / count as f64)
 }
 
 impl Evaluation {
+    /// How well errors are known, and how far decode steps are from their prefill.
+    fn known_errors(&self) -> String {
+        let named = [("prefill", self.covered_95.prefill), ("decode", self.covered_95.decode)];
+        let covered: Vec<String> = named
+            .iter()
+            .filter_map(|(phase, covered)| Some(format!("{phase} {:.1} %", 100.0 * (*covered)?)))
+            .collect();
+        let mut text = String::new();
+        if !covered.is_empty() {
+            text += &format!("Within the 95 % error bars: {}.\n", covered.join(", "));
+        }
+        if let Some(apart) = self.prefill_as_decode_js {
+            text += &format!("Decode steps against the true shares of their own prefill: {apart:.5}.\n");
+        }
+        text
+    }
+
     fn for_people(&self) -> String {
         let best_force = self.methods.iter().find(|one| one.name == "bf").map_or(f64::NAN, |one| one.js_mean);
         let rows = self.methods.iter().map(|one| {
@@ -234,7 +352,9 @@ impl Evaluation {
                 one.name.to_owned(),
                 format!("{:.5}", one.js_mean),
                 format!("{:+.1} %", 100.0 * (one.js_mean / best_force - 1.0)),
-                format!("{:.3}", one.remote_at_half),
+                format!("{:.3}", one.prefill.remote_at_half),
+                one.decode.as_ref().map_or(String::new(), |decode| format!("{:.5}", decode.mean_js)),
+                one.decode.as_ref().map_or(String::new(), |decode| format!("{:.3}", decode.remote_at_half)),
                 format!("{:.3}", one.build_seconds),
                 format!("{:.1}", one.search_us_p50),
                 format!("{:.1}", one.search_us_p99),
@@ -258,6 +378,8 @@ impl Evaluation {
             "JS mean",
             "to bf",
             "remote at 0.5",
+            "decode JS",
+            "at 0.5",
             "build s",
             "p50 us",
             "p99 us",
@@ -281,11 +403,14 @@ impl Evaluation {
             .map(|(name, file)| format!("{name} {:.2}", file.correlation))
             .collect();
         format!(
-            "{methods}\n\n{} training prompts, {} test prompts; `build` would answer with {}.\nSimilarity of prompts \
+            "{methods}\n\n{} training prompts, {} test prompts; `build` would answer with {}, for decode steps with {}.\n\
+             {}Similarity of prompts \
              against similarity of activations: correlation {:.3} (of ranks {:.3}); {}.",
             self.train_prompts,
             self.test_prompts,
             self.default,
+            self.decode_default,
+            self.known_errors(),
             self.correlation,
             self.correlation_spearman,
             each.join(", ")

@@ -5,7 +5,7 @@ use super::source::Model;
 use crate::exit::CliError;
 use crate::output::{json, table};
 use remoe_model::text::{TextError, Tokenizer};
-use remoe_predictor::{ErrorBars, Trained};
+use remoe_predictor::{ErrorBars, Phase, Trained};
 use serde::Serialize;
 use std::io::Write;
 
@@ -24,10 +24,14 @@ struct Explanation {
     /// The past prompts that the part `sps` leans on, by weight.
     neighbours: Vec<Past>,
     layers: Vec<u32>,
-    /// Predicted shares, [layers][experts].
+    /// Predicted shares of the prefill, [layers][experts].
     prediction: Vec<Vec<f32>>,
     /// Errors on held-out prompts; null where the history was too short.
     errors: Option<ErrorBars>,
+    /// Predicted shares of the decode steps, [layers][experts].
+    decode: Vec<Vec<f32>>,
+    /// The same for them; null, too, where no request of the history had any.
+    decode_errors: Option<ErrorBars>,
 }
 
 #[derive(Serialize)]
@@ -71,25 +75,29 @@ pub(crate) fn run(args: &ExplainArgs, as_json: bool) -> Result<(), CliError> {
 
 impl Explanation {
     fn of(trained: &Trained, tokenizer: Option<&Tokenizer>, prompt_ids: Vec<u32>) -> Result<Self, CliError> {
-        let prediction = trained.predict_with_errors(&prompt_ids)?;
+        let phase = Phase::Prefill;
+        let prediction = trained.predict_with_errors(&prompt_ids, phase)?;
+        let decode = trained.predict_with_errors(&prompt_ids, Phase::Decode)?;
         let found = trained.sps().neighbours(&prompt_ids)?;
-        let weights = trained.sps().weights(&found);
+        let weights = trained.sps().weights(&found, phase);
         let past = found.iter().zip(weights).map(|(neighbour, weight)| {
             let prompt_ids = trained.sps().history().prompt(neighbour.slot).to_vec();
             let text = tokenizer.map(|tokenizer| tokenizer.decode(&prompt_ids)).transpose()?;
             Ok(Past { weight, similarity: neighbour.similarity, prompt_ids, text })
         });
         let neighbours = past.collect::<Result<Vec<_>, TextError>>()?;
-        let part_weights = trained.part_weights();
+        let part_weights = trained.part_weights(phase);
         let parts = part_weights.into_iter().map(|(method, weight)| Part { name: method.name(), weight });
         Ok(Self {
             prompt_ids,
-            method: trained.tuning().default.name(),
+            method: trained.tuning(phase).default.name(),
             parts: parts.collect(),
             neighbours,
             layers: trained.header().layers.clone(),
             prediction: prediction.shares.rows().map(<[f32]>::to_vec).collect(),
             errors: prediction.errors.cloned(),
+            decode: decode.shares.rows().map(<[f32]>::to_vec).collect(),
+            decode_errors: decode.errors.cloned(),
         })
     }
 
@@ -111,12 +119,12 @@ impl Explanation {
         let map: Vec<String> = map.collect();
         let error = self.errors.as_ref().map_or(String::new(), |errors| {
             format!(
-                "\nOn {} held-out prompts it was off by {:.4} (JS divergence, mean).",
+                "\nOn {} held-out prompts like this one it was off by {:.4} (JS divergence, mean).",
                 errors.prompts, errors.js_mean
             )
         });
         format!(
-            "answer of {} ({})\n\n{past}\n\nlayer  predicted share of each expert (an even share: {})\n{}\n{error}",
+            "answer of {} ({})\n\n{past}\n\nlayer  predicted share of each expert in the prefill (an even share: {})\n{}\n{error}",
             self.method,
             parts.join(", "),
             shade(1.0),

@@ -5,8 +5,8 @@ use crate::exit::CliError;
 use crate::output::progress;
 use remoe_predictor::record::{ActivationRecord, RecordHeader};
 use remoe_predictor::{
-    Clustering, History, Index, Method, PredictError, Predictor, SimilarPrompts, TokenTable, Trained,
-    TrainingOptions, UNTEMPERED, Uniform, informed_sps,
+    ByPhase, Clustering, History, Index, Method, Phase, PredictError, Predictor, SimilarPrompts, TokenTable,
+    Trained, TrainingOptions, UNTEMPERED, Uniform, informed_sps,
 };
 use std::sync::Arc;
 use std::time::Instant;
@@ -48,7 +48,7 @@ impl Field<'_> {
     ) -> Result<Vec<Contestant<'a>>, CliError> {
         let Self { model, header, records, options } = self;
         let (layers, experts) = (header.layers.len(), header.experts as usize);
-        let temperature = trained.tuning().temperature;
+        let temperature = trained.sps().temperature();
         let (history, history_seconds) = timed(|| History::of(&model.embedding, layers, experts, records))?;
         let history = Arc::new(history);
         let similar = |predictor: SimilarPrompts, build_seconds| Contestant {
@@ -66,11 +66,13 @@ impl Field<'_> {
             ("sps", Clustering::Centred),
             ("sps-plain", Clustering::Similarity),
             ("var-pam", Clustering::Pam),
+            ("var-pam-plain", Clustering::Pam),
             ("var-ed", Clustering::Activations),
+            ("var-ed-plain", Clustering::Activations),
         ] {
             let embedding = model.embedding.clone();
             let TrainingOptions { alpha, mut tree } = *options;
-            if name == "sps-plain" {
+            if name.ends_with("-plain") {
                 // To the letter of the paper: siblings only while there are fewer than alpha.
                 tree.breadth = 0;
             }
@@ -79,7 +81,10 @@ impl Field<'_> {
                     let seconds = history_seconds + seconds;
                     field.push(similar(predictor.tempered(name, temperature), seconds));
                     if name == "sps" {
-                        field.push(similar(predictor.tempered("sps-untempered", UNTEMPERED), seconds));
+                        field.push(similar(
+                            predictor.tempered("sps-untempered", ByPhase::both(UNTEMPERED)),
+                            seconds,
+                        ));
                     }
                 }
                 // Full PAM is quadratic.
@@ -92,16 +97,22 @@ impl Field<'_> {
         let exhaustive =
             SimilarPrompts::new("bf", model.embedding.clone(), history, Index::Exhaustive, options.alpha)?;
         field.push(similar(exhaustive.tempered("bf", temperature), history_seconds));
-        field.push(similar(exhaustive.tempered("bf-untempered", UNTEMPERED), history_seconds));
+        field.push(similar(exhaustive.tempered("bf-untempered", ByPhase::both(UNTEMPERED)), history_seconds));
         field.push(simple(Box::new(trained.method(Method::Dop)), history_seconds));
         field.push(simple(Box::new(model.fate()?), 0.0));
         field.push(simple(Box::new(Uniform::new(layers, experts)), 0.0));
         let (informed, seconds) = timed(|| {
-            informed_sps(&model.embedding, trained.tokens(), trained.popularity(), records, *options)
+            let table = trained.tokens(Phase::Prefill);
+            informed_sps(&model.embedding, table, trained.popularity(), records, *options)
         })?;
         field.push(similar(informed, seconds));
-        let rounds = trained.tuning().rounds;
-        let (_, seconds) = timed(|| TokenTable::fit(&model.embedding, trained.sps().history(), rounds))?;
+        let fit = || {
+            let (embedding, history) = (&model.embedding, trained.sps().history());
+            let table =
+                |phase| TokenTable::fit(embedding, history, phase, trained.tuning(phase).rounds).map(drop);
+            Phase::ALL.into_iter().try_for_each(table)
+        };
+        let ((), seconds) = timed(fit)?;
         field.push(simple(Box::new(trained.method(Method::Tokens)), history_seconds + seconds));
         field.push(simple(Box::new(trained.method(Method::Blend)), trained_seconds));
         Ok(field)

@@ -1,0 +1,82 @@
+//! What a prediction is worth: requests that come to nothing that runs, each planned by one way to predict and
+//! paid with what came true.
+
+use crate::error::ExperimentError;
+use crate::scenario::{Rows, Scenario};
+use remoe_planner::Remote;
+use serde::Serialize;
+
+/// One way to tell which experts requests will use.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Foresight {
+    /// Its name in tables.
+    pub name: &'static str,
+    /// Shares of both phases together, for each request of the scenario.
+    pub predicted: Vec<Rows>,
+}
+
+/// What plans by one foresight cost.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Worth {
+    /// The foresight's name.
+    pub name: &'static str,
+    /// Dollars of 1,000 such requests where the planner is free to keep experts beside the main function.
+    pub free: f64,
+    /// The same where some experts of every layer have to be remote: what is left of the choice is which. Absent
+    /// where no such plan keeps the limits for every request.
+    pub remote: Option<f64>,
+    /// Share of the (token, expert) pairs of those plans that were remote.
+    pub remote_pairs: Option<f64>,
+}
+
+/// One request under its plan.
+struct Paid {
+    dollars: f64,
+    remote_pairs: f64,
+}
+
+impl Scenario {
+    /// Plans every request by each of `foresights` and charges what it truly did.
+    ///
+    /// # Errors
+    /// The scenario cannot be, or no plan keeps its limits.
+    pub fn worth(&self, foresights: &[Foresight]) -> Result<Vec<Worth>, ExperimentError> {
+        self.check()?;
+        foresights.iter().map(|foresight| self.worth_of(foresight)).collect()
+    }
+
+    fn worth_of(&self, foresight: &Foresight) -> Result<Worth, ExperimentError> {
+        let count = self.requests.len().max(1) as f64;
+        let free = self.paid(foresight, Remote::Auto)?;
+        let mut worth = Worth {
+            name: foresight.name,
+            free: free.iter().map(|paid| paid.dollars).sum::<f64>() * 1000.0 / count,
+            remote: None,
+            remote_pairs: None,
+        };
+        let Ok(remote) = self.paid(foresight, Remote::Always) else { return Ok(worth) };
+        worth.remote = Some(remote.iter().map(|paid| paid.dollars).sum::<f64>() * 1000.0 / count);
+        worth.remote_pairs = Some(remote.iter().map(|paid| paid.remote_pairs).sum::<f64>() / count);
+        Ok(worth)
+    }
+
+    /// What each request costs under its plan.
+    fn paid(&self, foresight: &Foresight, remote: Remote) -> Result<Vec<Paid>, ExperimentError> {
+        let steps = self.setting.decode_steps;
+        let each = self.requests.iter().zip(&foresight.predicted).map(|(request, predicted)| {
+            let problem = self.problem(request.input_tokens, steps, predicted.clone())?;
+            let plan = self.solve(&problem, remote)?.plan;
+            let dollars = self.outcome(&plan, request)?.cost;
+            let away = |shares: &Rows| -> f64 {
+                let layers = plan.layers.iter().zip(shares);
+                let of_layer =
+                    layers.map(|(layer, row)| layer.remote.iter().map(|id| row[*id as usize]).sum::<f64>());
+                of_layer.sum::<f64>() / shares.len().max(1) as f64
+            };
+            let (prefill, decode) = (away(&request.prefill), away(&request.decode));
+            let pairs = (prefill * request.input_tokens + decode * steps) / (request.input_tokens + steps);
+            Ok(Paid { dollars, remote_pairs: pairs })
+        });
+        each.collect()
+    }
+}
