@@ -71,6 +71,7 @@ impl MainModel for Control {
                 ..Sampling::default()
             },
             stop: StopRules { strings: wanted.stop, ignore_eos: wanted.ignore_eos, ..StopRules::default() },
+            grammar: None,
             special_text: false,
             logprobs: None,
             prompt_logprobs: None,
@@ -111,6 +112,7 @@ impl MainModel for Control {
             max_tokens: 0,
             sampling: Sampling::default(),
             stop: StopRules::default(),
+            grammar: None,
             special_text: false,
             logprobs: None,
             prompt_logprobs: None,

@@ -18,6 +18,7 @@ mod device;
 pub mod engine;
 mod error;
 mod experts;
+mod grammar;
 mod http;
 mod memory;
 mod metrics;
@@ -36,6 +37,7 @@ mod transition;
 pub use backend::Backend;
 pub use device::{DeviceError, DeviceName};
 pub use error::Error;
+pub use grammar::Grammar;
 #[doc(hidden)]
 pub use http::fuzzing as http_fuzzing;
 pub use native::Native;

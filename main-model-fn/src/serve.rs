@@ -155,7 +155,10 @@ pub async fn run<B: Backend>(
         pool,
         checkpoint: checkpoint.clone(),
         dtype,
-        vocabulary: Vocabulary { tokenizer: text.as_ref().map(|text| text.tokenizer().clone()), end_ids },
+        vocabulary: Vocabulary {
+            tokenizer: text.as_ref().map(|text| text.tokenizer().clone()),
+            end_ids: end_ids.clone(),
+        },
         expected: Expected {
             checkpoint: fingerprint.clone(),
             dtype: dtype.to_string(),
@@ -198,6 +201,7 @@ pub async fn run<B: Backend>(
             cors_origins: settings.cors_origins.clone().into(),
             body_limit: settings.body_limit,
             defaults: checkpoint.generation().clone(),
+            end_ids,
             ..HttpOptions::new(model_name(&settings))
         },
         placed.subscribe(),

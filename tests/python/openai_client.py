@@ -275,10 +275,9 @@ def errors(client, model):
     refused(openai.BadRequestError, lambda: complete(temperature="hot"), "wrong type", 400, "temperature")
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
     refused(openai.BadRequestError, lambda: converse(tools=[tool]), "tools", 400, "tools")
-    json_object = {"type": "json_object"}
-    refused(openai.BadRequestError, lambda: converse(response_format=json_object), "json", 400, "response_format")
-    schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
-    refused(openai.BadRequestError, lambda: converse(response_format=schema), "schema", 400, "response_format")
+    schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"not": {}}}}
+    place = "response_format.json_schema.schema"
+    refused(openai.BadRequestError, lambda: converse(response_format=schema), "schema", 400, place)
     refused(openai.BadRequestError, lambda: converse(messages=[]), "no messages", 400, "messages")
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
     refused(openai.BadRequestError, lambda: converse(messages=image), "image", 400, "messages[0].content[0]")

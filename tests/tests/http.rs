@@ -497,12 +497,11 @@ async fn refusals(client: &Client) {
     let message = json!([{"role": "user", "content": "hi"}]);
     let tool = json!([{"type": "function", "function": {"name": "f"}}]);
     let image = json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]);
-    let schema = json!({"type": "json_schema", "json_schema": {"name": "s", "schema": {}}});
+    let schema = json!({"type": "json_schema", "json_schema": {"name": "s", "schema": {"not": {}}}});
     for (body, param) in [
         (json!({"messages": message, "tools": tool}), "tools"),
         (json!({"messages": message, "tool_choice": "required"}), "tool_choice"),
-        (json!({"messages": message, "response_format": schema}), "response_format"),
-        (json!({"messages": message, "response_format": {"type": "json_object"}}), "response_format"),
+        (json!({"messages": message, "response_format": schema}), "response_format.json_schema.schema"),
         (json!({"messages": image}), "messages[0].content[0]"),
         (json!({"messages": []}), "messages"),
         (json!({}), "messages"),

@@ -1,6 +1,7 @@
 //! One continuation of a prompt.
 
 use super::text::TextStream;
+use crate::grammar::Progress;
 use crate::pages::SequenceCache;
 use std::collections::HashMap;
 
@@ -13,6 +14,7 @@ pub(super) struct Choice {
     pub(super) output: Vec<u32>,
     pub(super) counts: HashMap<u32, u32>,
     pub(super) text: Option<TextStream>,
+    pub(super) progress: Option<Progress>,
     /// Rows in the iteration that goes on.
     pub(super) taken: usize,
 }

@@ -1,5 +1,6 @@
 //! What a caller asks of the engine and what it hears back.
 
+use crate::grammar::Grammar;
 use crate::pages::Tenant;
 use remoe_wire::ServiceError;
 use std::ops::RangeInclusive;
@@ -18,6 +19,9 @@ pub struct Request {
     pub sampling: Sampling,
     /// When a choice ends before `max_tokens`.
     pub stop: StopRules,
+    /// What every choice must match. It allows the end of a sequence only where it is complete, and ends
+    /// a choice where nothing can follow.
+    pub grammar: Option<Grammar>,
     /// Special tokens are written out in the text; else they give none.
     pub special_text: bool,
     /// Alternatives reported with each generated token (0: only the token's own log-probability).
@@ -187,7 +191,7 @@ pub struct TokenLogprobs {
 /// Why a choice ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FinishReason {
-    /// An end-of-sequence token, a stop token or a stop string.
+    /// An end-of-sequence token, a stop token, a stop string or the end of the grammar.
     Stop,
     /// `max_tokens` or the context's end.
     Length,

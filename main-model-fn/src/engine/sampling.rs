@@ -3,6 +3,7 @@
 use super::random::uniform;
 use super::request::{Sampling, TokenLogprobs};
 use super::softmax::{BLOCK, Weights, largest};
+use crate::grammar::{GrammarError, Progress};
 use remoe_kernels::Pool;
 use std::collections::HashMap;
 
@@ -43,6 +44,8 @@ pub(crate) struct Draw<'a> {
     pub(crate) logits: &'a [f32],
     pub(crate) sampling: &'a Sampling,
     pub(crate) drawn: Drawn<'a>,
+    /// Only what this allows is drawn.
+    pub(crate) grammar: Option<&'a mut Progress>,
     /// How many alternatives are reported, where log-probabilities are.
     pub(crate) logprobs: Option<usize>,
 }
@@ -54,12 +57,19 @@ pub(crate) struct Outcome {
 }
 
 impl Draw<'_> {
-    fn make(&self) -> Outcome {
-        let token = match modifies(self.sampling, &self.drawn) {
-            true => sample(&mut self.logits.to_vec(), self.sampling, &self.drawn),
+    fn make(&mut self) -> Result<Outcome, GrammarError> {
+        let mask = self.grammar.as_mut().map(|grammar| grammar.mask()).transpose()?;
+        let token = match mask.is_some() || modifies(self.sampling, &self.drawn) {
+            true => {
+                let mut logits = self.logits.to_vec();
+                if let Some(mask) = mask {
+                    mask.apply(&mut logits);
+                }
+                sample(&mut logits, self.sampling, &self.drawn)
+            }
             false => choose(self.logits, self.sampling, &self.drawn),
         };
-        Outcome { token, logprobs: self.logprobs.map(|top| logprobs(self.logits, token, top)) }
+        Ok(Outcome { token, logprobs: self.logprobs.map(|top| logprobs(self.logits, token, top)) })
     }
 }
 
@@ -67,14 +77,14 @@ impl Draw<'_> {
 const SHARED_LOGITS: usize = 1 << 15;
 
 /// Makes all `draws`, on the threads of `pool` where it is much work.
-pub(crate) fn make_all(draws: Vec<Draw<'_>>, pool: &Pool) -> Vec<Outcome> {
+pub(crate) fn make_all(draws: Vec<Draw<'_>>, pool: &Pool) -> Vec<Result<Outcome, GrammarError>> {
     let logits: usize = draws.iter().map(|draw| draw.logits.len()).sum();
-    let mut made: Vec<(Draw<'_>, Option<Outcome>)> = draws.into_iter().map(|draw| (draw, None)).collect();
+    let mut made: Vec<_> = draws.into_iter().map(|draw| (draw, None)).collect();
     if made.len() > 1 && logits >= SHARED_LOGITS {
         // What a thread left undone is done below.
         let _panicked = pool.each(&mut made, |(draw, outcome)| *outcome = Some(draw.make()));
     }
-    made.into_iter().map(|(draw, outcome)| outcome.unwrap_or_else(|| draw.make())).collect()
+    made.into_iter().map(|(mut draw, outcome)| outcome.unwrap_or_else(|| draw.make())).collect()
 }
 
 /// Draws one token from `logits` (one per vocabulary entry), modifying them in place.
@@ -290,7 +300,7 @@ mod tests {
     fn draw_at(logits: &[f32], sampling: &Sampling, position: usize) -> u32 {
         let drawn =
             Drawn { choice: 0, position, prompt: &[0], output: &HashMap::from([(2, 2)]), banned: &[] };
-        Draw { logits, sampling, drawn, logprobs: None }.make().token
+        Draw { logits, sampling, drawn, grammar: None, logprobs: None }.make().unwrap().token
     }
 
     #[test]
@@ -451,12 +461,12 @@ mod tests {
             let sampling: Vec<Sampling> = seeds.iter().map(sampling).collect();
             let draw = |sampling| {
                 let drawn = Drawn { choice: 0, position: 3, prompt: &[], output: &counts, banned: &[] };
-                Draw { logits: &logits, sampling, drawn, logprobs: Some(2) }
+                Draw { logits: &logits, sampling, drawn, grammar: None, logprobs: Some(2) }
             };
             let made = make_all(sampling.iter().map(draw).collect(), &pool);
             prop_assert_eq!(made.len(), seeds.len());
             for (made, sampling) in made.iter().zip(&sampling) {
-                let alone = draw(sampling).make();
+                let (made, alone) = (made.as_ref().unwrap(), draw(sampling).make().unwrap());
                 prop_assert_eq!((made.token, &made.logprobs), (alone.token, &alone.logprobs));
             }
         }

@@ -10,6 +10,7 @@ use super::scheduler::Pending;
 use super::setback::Setback;
 use super::text::TextStream;
 use crate::backend::BackendError;
+use crate::grammar::{Grammar, GrammarError, Progress};
 use crate::pages::{Page, SequenceCache};
 use crate::records::{Recording, Step};
 use crate::transformer::{Model, Trace, Wanted};
@@ -45,6 +46,8 @@ pub(crate) struct Running {
     ends: Vec<u32>,
     /// For the repetition penalty; empty without one.
     prompt_tokens: Vec<u32>,
+    /// Of the choices that are to come, where there is a grammar.
+    beginnings: Vec<Progress>,
     /// What a choice without tokens has counted.
     no_counts: HashMap<u32, u32>,
     /// Where activations are recorded.
@@ -62,11 +65,18 @@ pub(crate) enum StepError {
     /// A token could not be turned into text.
     #[error(transparent)]
     Text(#[from] TextError),
+    /// A grammar asks for too much.
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
 }
 
 impl From<StepError> for ServiceError {
     fn from(error: StepError) -> Self {
-        Self::new(ErrorCode::Internal, error.to_string())
+        let code = match error {
+            StepError::Grammar(_) => ErrorCode::InvalidArgument,
+            StepError::Copy(_) | StepError::Text(_) => ErrorCode::Internal,
+        };
+        Self::new(code, error.to_string())
     }
 }
 
@@ -119,6 +129,7 @@ impl Running {
             _ => distinct(&request.prompt),
         };
         let cache = SequenceCache::new(request.tenant);
+        let beginnings = request.grammar.iter().cycle().take(request.choices).map(Grammar::begin).collect();
         Self {
             job,
             stage: Stage::Prompt(cache),
@@ -130,6 +141,7 @@ impl Running {
             prompt_logprobs: Vec::new(),
             ends,
             prompt_tokens,
+            beginnings,
             no_counts: HashMap::new(),
             recording,
             setback: None,
@@ -287,35 +299,44 @@ impl Running {
 
     /// Adds to `draws` what is to be drawn from the logits of an iteration's wanted rows; [`step`](Self::step)
     /// wants the outcomes in this order. Returns how many there are.
-    pub(crate) fn draws<'a>(&'a self, logits: &'a [f32], vocab: usize, draws: &mut Vec<Draw<'a>>) -> usize {
-        let request = &self.job.request;
-        let draw = |choice, output: &'a HashMap<u32, u32>, drawn: usize, logits| Draw {
+    pub(crate) fn draws<'a>(
+        &'a mut self,
+        logits: &'a [f32],
+        vocab: usize,
+        draws: &mut Vec<Draw<'a>>,
+    ) -> usize {
+        let Self { job, stage, beginnings, prompt_tokens, ends, no_counts, .. } = self;
+        let request = &job.request;
+        let draw = |choice, output: &'a HashMap<u32, u32>, drawn: usize, grammar, logits| Draw {
             logits,
             sampling: &request.sampling,
             drawn: Drawn {
                 choice,
                 position: request.prompt.len() + drawn,
-                prompt: &self.prompt_tokens,
+                prompt: prompt_tokens,
                 output,
-                banned: if drawn < request.stop.min_tokens { &self.ends } else { &[] },
+                banned: if drawn < request.stop.min_tokens { ends } else { &[] },
             },
+            grammar,
             logprobs: request.logprobs,
         };
         let before = draws.len();
         let mut rows = logits.chunks_exact(vocab);
-        match &self.stage {
+        match stage {
             Stage::Prompt(cache) => {
                 let is_done = cache.length() == request.prompt.len() && request.max_tokens > 0;
                 if let Some(last) = rows.next_back().filter(|_| is_done) {
-                    draws.extend((0..request.choices).map(|choice| draw(choice, &self.no_counts, 0, last)));
+                    let mut beginnings = beginnings.iter_mut();
+                    let draw = |choice| draw(choice, &*no_counts, 0, beginnings.next(), last);
+                    draws.extend((0..request.choices).map(draw));
                 }
             }
             Stage::Choices(choices) => {
-                let due = choices.iter().filter(|choice| choice.is_due(&request.prompt));
-                let due = due.zip(rows);
-                draws.extend(
-                    due.map(|(choice, row)| draw(choice.index, &choice.counts, choice.output.len(), row)),
-                );
+                let due = choices.iter_mut().filter(|choice| choice.is_due(&request.prompt));
+                draws.extend(due.zip(rows).map(|(choice, row)| {
+                    let drawn = choice.output.len();
+                    draw(choice.index, &choice.counts, drawn, choice.progress.as_mut(), row)
+                }));
             }
         }
         draws.len() - before
@@ -326,7 +347,7 @@ impl Running {
     pub(crate) fn step(
         &mut self,
         logits: &[f32],
-        outcomes: Vec<Outcome>,
+        outcomes: Vec<Result<Outcome, GrammarError>>,
         vocab: usize,
         vocabulary: &Vocabulary,
         model: &mut dyn Model,
@@ -350,7 +371,7 @@ impl Running {
                 for choice in choices {
                     let due = choice.is_due(&self.job.request.prompt);
                     match due.then(|| outcomes.next()).flatten() {
-                        Some(outcome) => going.extend(self.take(choice, outcome)?),
+                        Some(outcome) => going.extend(self.take(choice, outcome?)?),
                         None => going.push(choice),
                     }
                 }
@@ -390,7 +411,7 @@ impl Running {
         &mut self,
         cache: SequenceCache,
         logits: &[f32],
-        outcomes: Vec<Outcome>,
+        outcomes: Vec<Result<Outcome, GrammarError>>,
         vocabulary: &Vocabulary,
         model: &mut dyn Model,
     ) -> Result<(), StepError> {
@@ -420,12 +441,14 @@ impl Running {
         }
         caches.push(cache);
         let mut going = Vec::with_capacity(count);
+        let mut beginnings = std::mem::take(&mut self.beginnings).into_iter();
         for ((index, cache), outcome) in caches.into_iter().enumerate().zip(outcomes) {
             let text =
                 vocabulary.tokenizer.as_ref().map(|tokenizer| TextStream::new(tokenizer, &self.job.request));
             let counts = HashMap::new();
-            let choice = Choice { index, cache, output: Vec::new(), counts, text, taken: 0 };
-            going.extend(self.take(choice, outcome)?);
+            let progress = beginnings.next();
+            let choice = Choice { index, cache, output: Vec::new(), counts, text, progress, taken: 0 };
+            going.extend(self.take(choice, outcome?)?);
         }
         self.stage = Stage::Choices(going);
         Ok(())
@@ -446,6 +469,7 @@ impl Running {
         let may_stop = choice.output.len() >= self.job.request.stop.min_tokens;
         let step = choice.text.as_mut().map(|text| text.push(token, may_stop)).transpose()?;
         let step = step.unwrap_or_default();
+        let complete = choice.progress.as_mut().map(|progress| progress.step(token)).transpose()?;
         self.emit(Event::Delta(Delta {
             choice: choice.index,
             token: Some(token),
@@ -455,6 +479,10 @@ impl Running {
         if step.stopped {
             // Text is held no more: nothing after the stop string may leave.
             choice.text = None;
+            self.end(choice, FinishReason::Stop)?;
+            return Ok(None);
+        }
+        if complete == Some(true) {
             self.end(choice, FinishReason::Stop)?;
             return Ok(None);
         }

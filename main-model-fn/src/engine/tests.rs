@@ -102,6 +102,7 @@ fn request(prompt: Vec<u32>, choices: usize, max_tokens: usize) -> Request {
         max_tokens,
         sampling: Sampling { temperature: 0.9, seed: 7, ..Sampling::default() },
         stop: StopRules { ignore_eos: true, ..StopRules::default() },
+        grammar: None,
         special_text: false,
         logprobs: Some(0),
         prompt_logprobs: None,

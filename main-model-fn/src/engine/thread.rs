@@ -450,7 +450,7 @@ impl Engine {
             .collect();
         let mut draws = Vec::new();
         let mut counts = Vec::with_capacity(shares.len());
-        for ((running, share), logits) in self.running.iter().zip(shares).zip(&parts) {
+        for ((running, share), logits) in self.running.iter_mut().zip(shares).zip(&parts) {
             let drawn = match share.rows {
                 0 => 0,
                 _ => running.draws(logits, output.vocab, &mut draws),

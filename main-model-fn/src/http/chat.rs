@@ -4,7 +4,7 @@ use super::fields::Logprobs;
 use super::generate::{AnswerOptions, Generation, Route, Shared, answer};
 use super::request_body::RequestBody;
 use super::state::HttpState;
-use super::{messages, sampling, text};
+use super::{messages, sampling, structured, text};
 use axum::extract::{self, State};
 use axum::response::Response;
 use remoe_http::ApiError;
@@ -28,6 +28,7 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
     let text = state.text.as_ref().ok_or_else(|| {
         ServiceError::invalid("messages", "the model has no tokenizer: use /v1/completions with token ids")
     })?;
+    let structure = structured::take(&mut body)?;
     let messages =
         body.messages.take().ok_or_else(|| ServiceError::invalid("messages", "`messages` is missing"))?;
     let messages = messages::for_template(messages)?;
@@ -43,6 +44,7 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
     Ok(Generation {
         route: Route::Chat,
         requests: vec![shared.request(prompt, max_tokens, logprobs)?],
+        structure,
         echoes: None,
         options: AnswerOptions::new(state, &body, logprobs.is_some()),
     })

@@ -4,7 +4,7 @@ use super::fields::{Logprobs, Prompt};
 use super::generate::{AnswerOptions, Generation, Route, Shared, answer, special_text};
 use super::request_body::RequestBody;
 use super::state::HttpState;
-use super::{sampling, text};
+use super::{sampling, structured, text};
 use axum::extract::{self, State};
 use axum::response::Response;
 use remoe_http::ApiError;
@@ -26,6 +26,7 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
     let echo = body.echo.unwrap_or(false);
     let max_tokens = sampling::max_tokens(&body, 0)?;
     let logprobs = logprobs(&body)?;
+    let structure = structured::take(&mut body)?;
     let prompts = body.prompt.take().ok_or_else(|| ServiceError::invalid("prompt", "`prompt` is missing"))?.0;
     let most = state.engine.limits().max_requests;
     if prompts.len() > most {
@@ -52,6 +53,7 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
     Ok(Generation {
         route: Route::Completions,
         requests,
+        structure,
         echoes: echo.then_some(echoes),
         options: AnswerOptions::new(state, &body, logprobs.is_some()),
     })

@@ -2,8 +2,9 @@
 //! not keep, so that a small body cannot become a large one in memory.
 
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
@@ -114,6 +115,73 @@ impl<'de> Visitor<'de> for GivenVisitor {
             given = Given::Something;
         }
         Ok(given)
+    }
+}
+
+/// JSON that is kept as it is, of at most [`VALUES`] values: they take more memory than their text.
+#[derive(Debug, Default)]
+pub(super) struct Json(pub(super) Value);
+
+/// Most values of a [`Json`].
+const VALUES: usize = 1 << 16;
+
+impl<'de> Deserialize<'de> for Json {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        JsonSeed { left: &mut { VALUES } }.deserialize(deserializer).map(Json)
+    }
+}
+
+struct JsonSeed<'a> {
+    left: &'a mut usize,
+}
+
+impl<'de> DeserializeSeed<'de> for JsonSeed<'_> {
+    type Value = Value;
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        *self.left = self
+            .left
+            .checked_sub(1)
+            .ok_or_else(|| D::Error::custom(format!("it has more than {VALUES} values")))?;
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for JsonSeed<'_> {
+    type Value = Value;
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any JSON")
+    }
+    fn visit_unit<E: Error>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+    fn visit_bool<E: Error>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+    fn visit_i64<E: Error>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+    fn visit_u64<E: Error>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+    fn visit_f64<E: Error>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+    fn visit_str<E: Error>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Value, A::Error> {
+        let mut values = Vec::new();
+        while let Some(value) = list.next_element_seed(JsonSeed { left: &mut *self.left })? {
+            values.push(value);
+        }
+        Ok(values.into())
+    }
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+        let mut values = serde_json::Map::new();
+        while let Some(name) = map.next_key::<String>()? {
+            values.insert(name, map.next_value_seed(JsonSeed { left: &mut *self.left })?);
+        }
+        Ok(values.into())
     }
 }
 

@@ -5,6 +5,7 @@ use super::pieces::Pieces;
 use super::request_body::RequestBody;
 use super::shapes::Shape;
 use super::state::HttpState;
+use super::structured::Structure;
 use super::timing::Timeline;
 use super::{body, collect, sampling, stream, unsupported};
 use crate::backend::PAGE_POSITIONS;
@@ -33,6 +34,8 @@ pub(super) struct Generation {
     pub(super) route: Route,
     /// One per prompt, all with the same number of choices.
     pub(super) requests: Vec<Request>,
+    /// What their answers must match, to be compiled.
+    pub(super) structure: Option<Structure>,
     /// The text that the answer repeats, one per prompt, when asked for.
     pub(super) echoes: Option<Vec<String>>,
     pub(super) options: AnswerOptions,
@@ -109,6 +112,7 @@ impl Shared {
             max_tokens,
             sampling,
             stop: self.stop.clone(),
+            grammar: None,
             special_text: self.special_text,
             logprobs,
             prompt_logprobs: None,
@@ -150,6 +154,10 @@ pub(super) async fn answer(
     let tenant = request.headers().get(TENANT).map(|name| Tenant::named(name.as_bytes())).unwrap_or_default();
     let mut generation = body::read(&state, request, check).await?;
     generation.requests.iter_mut().for_each(|request| request.tenant = tenant);
+    if let Some(Structure { source, field }) = generation.structure.take() {
+        let grammar = state.compile(source, &field).await?;
+        generation.requests.iter_mut().for_each(|request| request.grammar = Some(grammar.clone()));
+    }
     let (route, stream) = (generation.route, generation.options.stream);
     let shape = Shape::new(route, generation.options);
     let (pieces, requests) = Pieces::new(generation);

@@ -1,8 +1,8 @@
 //! The OpenAI-compatible HTTP front.
 //!
 //! ```text
-//! body -> request_body (types) -> unsupported, sampling, messages (rules) -> chat | completions
-//!      -> generate: engine requests, one per prompt -> exchange: their events, merged
+//! body -> request_body (types) -> unsupported, sampling, structured, messages (rules) -> chat | completions
+//!      -> generate: the grammar compiled, engine requests, one per prompt -> exchange: their events, merged
 //!      -> pieces: what each choice gains -> collect (one answer) | stream (SSE) -> shapes (JSON)
 //! ```
 //!
@@ -32,6 +32,7 @@ mod service;
 mod shapes;
 mod state;
 mod stream;
+mod structured;
 #[cfg(test)]
 mod tests;
 mod text;

@@ -1,8 +1,9 @@
 //! The body of a generation: every field that is known, whichever route it belongs to. Fields that
 //! are not named here are ignored.
 
-use super::fields::{Given, LogitBias, Logprobs, Object, Prompts, Seed, Strings};
+use super::fields::{Given, Json, LogitBias, Logprobs, Object, Prompts, Seed, Strings};
 use super::messages::Messages;
+use super::structured::{ResponseFormat, StructuredOutputs};
 use serde::Deserialize;
 
 #[derive(Debug, Default, Deserialize)]
@@ -52,21 +53,23 @@ pub(super) struct RequestBody {
     /// Remoe's own: the request's figures beside its usage.
     pub(super) include_figures: Option<bool>,
 
+    // What the answer must match.
+    pub(super) response_format: Option<Object<ResponseFormat>>,
+    pub(super) structured_outputs: Option<Object<StructuredOutputs>>,
+    pub(super) guided_json: Option<Json>,
+    pub(super) guided_regex: Option<String>,
+    pub(super) guided_choice: Option<Vec<String>>,
+    pub(super) guided_grammar: Option<String>,
+
     // Refused unless they ask for nothing.
     pub(super) tools: Given,
     pub(super) tool_choice: Given,
     pub(super) functions: Given,
     pub(super) function_call: Given,
-    pub(super) response_format: Option<Object<ResponseFormat>>,
     pub(super) modalities: Option<Vec<String>>,
     pub(super) audio: Given,
     pub(super) suffix: Given,
     pub(super) web_search_options: Given,
-    pub(super) structured_outputs: Given,
-    pub(super) guided_json: Given,
-    pub(super) guided_regex: Given,
-    pub(super) guided_choice: Given,
-    pub(super) guided_grammar: Given,
     pub(super) use_beam_search: Given,
     pub(super) include_stop_str_in_output: Given,
     pub(super) truncate_prompt_tokens: Given,
@@ -86,11 +89,4 @@ pub(super) struct RequestBody {
 pub(super) struct StreamOptions {
     pub(super) include_usage: Option<bool>,
     pub(super) continuous_usage_stats: Given,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct ResponseFormat {
-    #[serde(rename = "type")]
-    pub(super) kind: String,
 }

@@ -1,8 +1,9 @@
 //! What all handlers share.
 
 use super::metrics::HttpMetrics;
-use super::text::TextFrontend;
+use super::text::{TextFrontend, TextTokens};
 use crate::engine::EngineHandle;
+use crate::grammar::{Compiler, Grammar, Source};
 use prometheus::Registry;
 use remoe_http::{ConnectionLimits, Lanes, Origins};
 use remoe_model::GenerationDefaults;
@@ -28,6 +29,8 @@ pub(crate) struct HttpOptions {
     pub(crate) connections: ConnectionLimits,
     /// Sampling of requests that do not say.
     pub(crate) defaults: GenerationDefaults,
+    /// Tokens that end an answer.
+    pub(crate) end_ids: Vec<u32>,
 }
 
 impl HttpOptions {
@@ -42,6 +45,7 @@ impl HttpOptions {
             body_timeout: Duration::from_secs(60),
             connections: ConnectionLimits::from_environment(|name| std::env::var(name).ok()),
             defaults: GenerationDefaults::default(),
+            end_ids: Vec::new(),
         }
     }
 }
@@ -50,6 +54,8 @@ impl HttpOptions {
 pub(crate) struct HttpState {
     pub(super) engine: EngineHandle,
     pub(super) text: Option<Arc<dyn TextFrontend>>,
+    /// Where there is text.
+    grammars: Option<Compiler>,
     pub(super) options: HttpOptions,
     pub(super) metrics: HttpMetrics,
     pub(super) registry: Registry,
@@ -75,18 +81,33 @@ impl HttpState {
         account: watch::Receiver<Option<Arc<Account>>>,
         registry: Registry,
     ) -> Result<Self, prometheus::Error> {
+        let vocab_size = engine.limits().vocab_size;
+        let grammars = text
+            .clone()
+            .map(|text| Compiler::new(Arc::new(TextTokens(text)), vocab_size, options.end_ids.clone()));
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Ok(Self {
             metrics: HttpMetrics::new(&registry)?,
             preparing: Lanes::new(cores, options.body_limit),
             engine,
             text,
+            grammars,
             options,
             registry,
             created: unix_seconds(),
             ready,
             account,
         })
+    }
+
+    /// What `source`, which stands in `field`, says, compiled.
+    ///
+    /// # Errors
+    /// As [`Compiler::compile`], or there is no tokenizer.
+    pub(super) async fn compile(&self, source: Source, field: &str) -> Result<Grammar, ServiceError> {
+        let no_text =
+            || ServiceError::invalid(field, "the model has no tokenizer: nothing is known of its text");
+        self.grammars.as_ref().ok_or_else(no_text)?.compile(source, field).await
     }
 
     /// The plan behind the generation in force, where there is one.

@@ -1,9 +1,11 @@
 //! Text as the HTTP front needs it.
 
+use crate::grammar::Tokens;
 use crate::text::TextFront;
 use remoe_model::text::TextError;
 use remoe_wire::{ErrorCode, ServiceError};
 use serde_json::Value;
+use std::sync::Arc;
 
 /// Turns text into token ids and back. Its calls may take long; the front makes them off its
 /// asynchronous threads.
@@ -64,6 +66,19 @@ impl TextFrontend for TextFront {
 
     fn render_chat(&self, messages: &[Value], generation: bool) -> Result<String, ServiceError> {
         self.render_chat(messages, generation)
+    }
+}
+
+/// The tokens of a text front, for grammars.
+pub(super) struct TextTokens(pub(super) Arc<dyn TextFrontend>);
+
+impl Tokens for TextTokens {
+    fn bytes(&self, id: u32) -> Vec<u8> {
+        self.0.token_bytes(id).unwrap_or_default()
+    }
+
+    fn is_special(&self, id: u32) -> bool {
+        self.0.is_special(id)
     }
 }
 

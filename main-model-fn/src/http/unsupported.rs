@@ -13,11 +13,6 @@ pub(super) fn refuse(body: &RequestBody) -> Result<(), ServiceError> {
         ("audio", &body.audio),
         ("suffix", &body.suffix),
         ("web_search_options", &body.web_search_options),
-        ("structured_outputs", &body.structured_outputs),
-        ("guided_json", &body.guided_json),
-        ("guided_regex", &body.guided_regex),
-        ("guided_choice", &body.guided_choice),
-        ("guided_grammar", &body.guided_grammar),
         ("use_beam_search", &body.use_beam_search),
         ("include_stop_str_in_output", &body.include_stop_str_in_output),
         ("truncate_prompt_tokens", &body.truncate_prompt_tokens),
@@ -48,9 +43,6 @@ pub(super) fn refuse(body: &RequestBody) -> Result<(), ServiceError> {
             let message = "`reasoning_effort` is not supported: the model thinks as long as it does";
             return Err(ServiceError::invalid("reasoning_effort", message));
         }
-    }
-    if body.response_format.as_ref().is_some_and(|format| format.0.kind != "text") {
-        return Err(unsupported("response_format"));
     }
     if body.modalities.iter().flatten().any(|modality| modality != "text") {
         return Err(unsupported("modalities"));

@@ -12,6 +12,7 @@ mod places;
 mod service;
 mod sockets;
 mod streams;
+mod structured;
 
 use super::router::routes;
 use super::{HttpOptions, HttpState, TextFrontend};

@@ -1,0 +1,154 @@
+//! Grammars compiled beside everything else: on threads of their own, within bounds, once for all who ask
+//! for the same.
+
+use super::Source;
+use super::progress::{Grammar, first_line};
+use super::vocabulary::{Tokens, factory};
+use llguidance::api::{GrammarInit, ParserLimits, StopReason};
+use llguidance::toktrie::InferenceCapabilities;
+use llguidance::{Logger, Matcher, ParserFactory};
+use moka::future::Cache;
+use remoe_wire::{ErrorCode, ServiceError};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{OnceCell, Semaphore, oneshot};
+
+/// Compiled grammars that are kept.
+const KEPT: u64 = 64;
+/// Grammars that are compiled at the same time. One that takes too long is given up by who asked for it, and
+/// holds its place until it has come to its own end.
+const THREADS: usize = 2;
+/// How long one may take. Milliseconds are usual.
+const TIME: Duration = Duration::from_millis(800);
+/// How long a request waits for its turn.
+const TURN: Duration = Duration::from_secs(10);
+/// The library reads schemas and grammars by recursion; their depth is bounded (`source`, `schema`).
+const STACK: usize = 64 << 20;
+
+/// The library's bounds: work while compiling, work for a mask, and what a lexer may come to hold
+/// (1 to 2 kB a state).
+const LIMITS: ParserLimits = ParserLimits {
+    max_items_in_row: 2000,
+    initial_lexer_fuel: 500_000,
+    step_lexer_fuel: 50_000,
+    step_max_items: 20_000,
+    max_lexer_states: 16_000,
+    max_grammar_size: 500_000,
+    precompute_large_lexemes: true,
+    verbose_errors: false,
+};
+
+/// Ways to read a text that clients' own rules may leave open at any place: all of them are followed with
+/// every token, on the engine's thread.
+const FOREIGN_ITEMS: usize = 300;
+
+/// Compiles grammars over one vocabulary.
+pub(crate) struct Compiler {
+    tokens: Arc<dyn Tokens>,
+    vocab_size: usize,
+    end_ids: Vec<u32>,
+    /// Made when the first grammar is asked for.
+    factory: OnceCell<Arc<ParserFactory>>,
+    turns: Arc<Semaphore>,
+    kept: Cache<String, Grammar>,
+}
+
+impl Compiler {
+    /// Over `vocab_size` tokens, of which `end_ids` end an answer.
+    pub(crate) fn new(tokens: Arc<dyn Tokens>, vocab_size: usize, end_ids: Vec<u32>) -> Self {
+        Self {
+            tokens,
+            vocab_size,
+            end_ids,
+            factory: OnceCell::new(),
+            turns: Arc::new(Semaphore::new(THREADS)),
+            kept: Cache::new(KEPT),
+        }
+    }
+
+    /// What `source` says, compiled; `field` is where the request says it.
+    ///
+    /// # Errors
+    /// It is no grammar, nothing matches it, or it is too much: named by `field`. Too many others are being
+    /// compiled.
+    pub(crate) async fn compile(&self, source: Source, field: &str) -> Result<Grammar, ServiceError> {
+        let key = source.key();
+        if self.kept.get(&key).await.is_some_and(|grammar| grammar.has_failed()) {
+            self.kept.invalidate(&key).await;
+        }
+        self.kept.try_get_with(key, self.compile_anew(source)).await.map_err(|error| match error.code {
+            ErrorCode::InvalidArgument => {
+                ServiceError::invalid(field, format!("`{field}`: {}", error.message))
+            }
+            _ => (*error).clone(),
+        })
+    }
+
+    async fn compile_anew(&self, source: Source) -> Result<Grammar, ServiceError> {
+        let factory = self.factory.get_or_try_init(|| self.open()).await?.clone();
+        let turn = tokio::time::timeout(TURN, self.turns.clone().acquire_owned()).await;
+        let Ok(Ok(turn)) = turn else {
+            return Err(ServiceError::new(
+                ErrorCode::ResourceExhausted,
+                "other requests' grammars are being compiled; try again later",
+            ));
+        };
+        let (send, compiled) = oneshot::channel();
+        let work = move || {
+            let _until_done = turn;
+            // Whoever asked may have given up.
+            let _given_up = send.send(compile(&factory, &source));
+        };
+        let thread = std::thread::Builder::new().name("grammar".to_owned()).stack_size(STACK).spawn(work);
+        thread.map_err(|error| internal(&error.to_string()))?;
+        match tokio::time::timeout(TIME, compiled).await {
+            Ok(Ok(compiled)) => compiled.map_err(|message| ServiceError::invalid("", message)),
+            Ok(Err(_panicked)) => Err(internal("the thread ended")),
+            Err(_late) => {
+                let message = format!("it takes more than {} ms to compile", TIME.as_millis());
+                Err(ServiceError::invalid("", message))
+            }
+        }
+    }
+
+    async fn open(&self) -> Result<Arc<ParserFactory>, ServiceError> {
+        let (tokens, vocab_size, end_ids) = (self.tokens.clone(), self.vocab_size, self.end_ids.clone());
+        let work = move || factory(tokens.as_ref(), vocab_size, &end_ids);
+        let opened = tokio::task::spawn_blocking(work).await.map_err(|error| internal(&error.to_string()))?;
+        opened.map(Arc::new).map_err(|message| internal(&message))
+    }
+}
+
+fn internal(message: &str) -> ServiceError {
+    ServiceError::new(ErrorCode::Internal, format!("grammars cannot be compiled: {message}"))
+}
+
+/// Compiles `source` and finds its first tokens, which is most of the work of all masks.
+fn compile(factory: &ParserFactory, source: &Source) -> Result<Grammar, String> {
+    let mut limits = LIMITS;
+    if source.has_foreign_rules() {
+        limits.max_items_in_row = FOREIGN_ITEMS;
+    }
+    let parser = factory.create_parser_from_init_ext(
+        GrammarInit::Serialized(source.grammar()),
+        Logger::new(0, 0),
+        InferenceCapabilities::default(),
+        limits,
+    );
+    let mut beginning = Matcher::new(parser);
+    match beginning.compute_mask() {
+        Ok(_mask) => Ok(Grammar::new(beginning)),
+        Err(_) if beginning.stop_reason() == StopReason::NoExtensionBias => {
+            Err("no answer can match it".to_owned())
+        }
+        Err(error) => Err(said(&error.to_string())),
+    }
+}
+
+/// The library's message, in the words of a request.
+fn said(message: &str) -> String {
+    if message.contains("coerce_one_of") {
+        return "`oneOf` is supported where its options cannot meet: they differ in type, or in a constant of a required property".to_owned();
+    }
+    first_line(message)
+}

@@ -1,0 +1,25 @@
+//! Structured output: what an answer must match, as a mask over the vocabulary at every draw.
+//!
+//! ```text
+//! a request's schema, regex, choices or Lark grammar -> source (checked, keywords refused by name)
+//!   -> compiler (its own threads, bounded in time, cached) -> Grammar -> Progress, one per choice:
+//!      mask before a draw, step after it
+//! ```
+//!
+//! Grammars are llguidance's; nothing outside of this folder names it.
+
+mod compiler;
+mod progress;
+mod schema;
+mod source;
+mod vocabulary;
+
+pub(crate) use compiler::Compiler;
+pub use progress::Grammar;
+pub(crate) use progress::{GrammarError, Progress};
+pub(crate) use source::Source;
+pub(crate) use vocabulary::Tokens;
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests;

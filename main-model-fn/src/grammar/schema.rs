@@ -1,0 +1,300 @@
+//! JSON Schemas: what is claimed of them, and what is refused by name.
+
+use serde_json::{Map, Value};
+use std::collections::HashSet;
+
+/// Where the library's own options stand; a request must not set them.
+pub(super) const OPTIONS: &str = "x-guidance";
+
+/// Longest schema as text.
+const BYTES: usize = 256 << 10;
+/// How deep schemas lie in each other.
+const DEPTH: usize = 48;
+/// Most schemas within a schema, values of `enum`, and options of `allOf`, `anyOf` and `oneOf`, all together.
+const SCHEMAS: usize = 2000;
+const VALUES: usize = 5000;
+const OPTIONS_OF_ALL: usize = 150;
+/// Most patterns of names: the library looks whether any two of them meet.
+const NAME_PATTERNS: usize = 24;
+/// Longest pattern, and longest text of `const` and `enum`.
+const PATTERN_BYTES: usize = 2 << 10;
+const LITERAL_BYTES: usize = 4 << 10;
+/// Keywords that count something, and their largest value.
+const COUNTS: [&str; 6] =
+    ["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"];
+const MOST: u64 = 10_000;
+/// Largest `multipleOf`, decimal places apart: the library has a state for every remainder.
+const DIVISOR: f64 = 10_000.0;
+/// From here on floating-point numbers, which the library works with, skip whole numbers.
+const WHOLE: u64 = 1 << 53;
+
+/// Keywords that answers obey.
+const CLAIMED: [&str; 27] = [
+    "type",
+    "enum",
+    "const",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "$ref",
+    "properties",
+    "additionalProperties",
+    "patternProperties",
+    "required",
+    "minProperties",
+    "maxProperties",
+    "items",
+    "prefixItems",
+    "additionalItems",
+    "minItems",
+    "maxItems",
+    "minLength",
+    "maxLength",
+    "pattern",
+    "format",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "multipleOf",
+];
+
+/// Keywords that ask for something, of any draft, and are not claimed. All others ask for nothing.
+const REFUSED: [&str; 20] = [
+    "not",
+    "if",
+    "then",
+    "else",
+    "contains",
+    "minContains",
+    "maxContains",
+    "uniqueItems",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "propertyNames",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "$dynamicRef",
+    "$dynamicAnchor",
+    "$recursiveRef",
+    "$recursiveAnchor",
+    "extends",
+    "disallow",
+];
+
+/// Values of `format` that answers obey.
+const FORMATS: [&str; 10] =
+    ["date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
+
+/// `schema`, once everything in it is claimed and within bounds.
+///
+/// # Errors
+/// The first place and keyword that is not.
+pub(super) fn checked(mut schema: Value) -> Result<Value, String> {
+    let bytes = schema.to_string().len();
+    if bytes > BYTES {
+        return Err(format!("the schema has {bytes} bytes; {BYTES} are possible"));
+    }
+    let mut walk = Walk::default();
+    walk.schema(&mut schema, "", 0)?;
+    for (path, target) in &walk.references {
+        if !walk.places.contains(target) {
+            return Err(at(path, "`$ref` points to no schema in this schema"));
+        }
+    }
+    Ok(schema)
+}
+
+/// What has been seen on the way through a schema.
+#[derive(Default)]
+struct Walk {
+    /// Pointers of all schemas.
+    places: HashSet<String>,
+    /// Where references are, and what they point to.
+    references: Vec<(String, String)>,
+    values: usize,
+    options: usize,
+    name_patterns: usize,
+}
+
+impl Walk {
+    fn schema(&mut self, schema: &mut Value, path: &str, depth: usize) -> Result<(), String> {
+        self.places.insert(path.to_owned());
+        if self.places.len() > SCHEMAS {
+            return Err(format!("the schema has more than {SCHEMAS} schemas in it"));
+        }
+        if depth > DEPTH {
+            return Err(at(path, &format!("schemas lie more than {DEPTH} deep in each other")));
+        }
+        let object = match schema {
+            Value::Bool(_) => return Ok(()),
+            Value::Object(object) => object,
+            _ => return Err(at(path, "a schema is an object or a boolean")),
+        };
+        spell_plainly(object);
+        self.keywords(object, path)?;
+        for (name, value) in object.iter_mut() {
+            let path = format!("{path}/{}", name.replace('~', "~0").replace('/', "~1"));
+            match (name.as_str(), value) {
+                ("properties" | "patternProperties" | "$defs" | "definitions", Value::Object(map)) => {
+                    for (name, schema) in map {
+                        let path = format!("{path}/{}", name.replace('~', "~0").replace('/', "~1"));
+                        self.schema(schema, &path, depth + 1)?;
+                    }
+                }
+                ("allOf" | "anyOf" | "oneOf" | "prefixItems" | "items", Value::Array(list)) => {
+                    for (index, schema) in list.iter_mut().enumerate() {
+                        self.schema(schema, &format!("{path}/{index}"), depth + 1)?;
+                    }
+                }
+                ("items" | "additionalItems" | "additionalProperties", schema) => {
+                    self.schema(schema, &path, depth + 1)?;
+                }
+                _ => (),
+            }
+        }
+        Ok(())
+    }
+
+    fn keywords(&mut self, object: &Map<String, Value>, path: &str) -> Result<(), String> {
+        for (name, value) in object {
+            if name == OPTIONS || REFUSED.contains(&name.as_str()) || (name == "$id" && !path.is_empty()) {
+                return Err(at(path, &format!("the keyword `{name}` is not supported")));
+            }
+            if CLAIMED.contains(&name.as_str()) {
+                self.keyword(name, value, path)?;
+            }
+        }
+        // The library counts names that come twice; a reader of JSON does not.
+        let required = object.get("required").and_then(Value::as_array).map_or(0, Vec::len) as u64;
+        match object.get("minProperties").and_then(Value::as_u64) {
+            Some(least) if least > required + 1 => Err(at(
+                path,
+                "`minProperties` is supported up to one more than there are `required` properties",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn keyword(&mut self, name: &str, value: &Value, path: &str) -> Result<(), String> {
+        let refuse = |what: String| Err(at(path, &what));
+        match (name, value) {
+            ("enum", Value::Array(values)) => {
+                self.values += values.len();
+                if self.values > VALUES {
+                    return refuse(format!("more than {VALUES} values of `enum`"));
+                }
+                values.iter().try_for_each(|value| literal(value, path, 0))
+            }
+            ("const", value) => literal(value, path, 0),
+            ("allOf" | "anyOf" | "oneOf", Value::Array(list)) => {
+                self.options += list.len();
+                if self.options > OPTIONS_OF_ALL {
+                    return refuse(format!("more than {OPTIONS_OF_ALL} options of `{name}` and its like"));
+                }
+                Ok(())
+            }
+            ("$ref", Value::String(reference)) => match reference.strip_prefix('#').map(unescaped) {
+                Some(pointer) if pointer.is_empty() || pointer.starts_with('/') => {
+                    self.references.push((path.to_owned(), pointer));
+                    Ok(())
+                }
+                _ => refuse(format!("`$ref` {reference:?}: only pointers into this schema are supported")),
+            },
+            ("patternProperties", Value::Object(patterns)) => {
+                self.name_patterns += patterns.len();
+                if self.name_patterns > NAME_PATTERNS {
+                    return refuse(format!("more than {NAME_PATTERNS} names of `patternProperties`"));
+                }
+                patterns.keys().try_for_each(|pattern| check_pattern(pattern, path))
+            }
+            ("pattern", Value::String(pattern)) => check_pattern(pattern, path),
+            ("format", Value::String(format)) if !FORMATS.contains(&format.as_str()) => {
+                refuse(format!("`format` {format:?} is not supported"))
+            }
+            (name, count) if COUNTS.contains(&name) && count.as_u64().is_some_and(|count| count > MOST) => {
+                refuse(format!("`{name}` is {count}; {MOST} is possible"))
+            }
+            ("minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum", number) => {
+                check_number(number, path)
+            }
+            ("multipleOf", number) => check_divisor(number, path),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Writes what the library cannot read in the way that it can: numbers like 2.0 as whole ones, and what asks
+/// for nothing not at all.
+fn spell_plainly(object: &mut Map<String, Value>) {
+    if object.get("uniqueItems") == Some(&Value::Bool(false)) {
+        object.shift_remove("uniqueItems");
+    }
+    for name in COUNTS {
+        if let Some(count) = object.get_mut(name)
+            && let Some(number) = count.as_f64().filter(|number| number.fract() == 0.0 && *number >= 0.0)
+            && count.as_u64().is_none()
+        {
+            *count = (number as u64).into();
+        }
+    }
+}
+
+fn at(path: &str, what: &str) -> String {
+    let place = if path.is_empty() { "the schema".to_owned() } else { format!("the schema at {path}") };
+    format!("{place}: {what}")
+}
+
+/// A value that an answer must have as it stands.
+fn literal(value: &Value, path: &str, depth: usize) -> Result<(), String> {
+    match value {
+        Value::String(text) if text.len() > LITERAL_BYTES => {
+            Err(at(path, &format!("a text of {} bytes; {LITERAL_BYTES} are possible", text.len())))
+        }
+        Value::Number(_) => check_number(value, path),
+        Value::Array(_) | Value::Object(_) if depth > DEPTH => Err(at(path, "a value is too deep")),
+        Value::Array(list) => list.iter().try_for_each(|value| literal(value, path, depth + 1)),
+        Value::Object(map) => map.values().try_for_each(|value| literal(value, path, depth + 1)),
+        _ => Ok(()),
+    }
+}
+
+fn check_number(number: &Value, path: &str) -> Result<(), String> {
+    let whole = number.as_u64().or_else(|| number.as_i64().map(i64::unsigned_abs));
+    let is_large = match whole {
+        Some(whole) => whole > WHOLE,
+        None => number.as_f64().is_some_and(|number| number.abs() > WHOLE as f64),
+    };
+    if !is_large {
+        return Ok(());
+    }
+    Err(at(path, &format!("{number} is beyond 2^53, where numbers are not exact")))
+}
+
+fn check_divisor(number: &Value, path: &str) -> Result<(), String> {
+    let mut divisor = number.as_f64().unwrap_or_default().abs();
+    for _ in 0..20 {
+        if divisor.fract() == 0.0 {
+            break;
+        }
+        divisor *= 10.0;
+    }
+    if divisor > DIVISOR {
+        let message = format!("`multipleOf` {number} has more digits than those of {DIVISOR}");
+        return Err(at(path, &message));
+    }
+    Ok(())
+}
+
+fn check_pattern(pattern: &str, path: &str) -> Result<(), String> {
+    if pattern.len() > PATTERN_BYTES {
+        return Err(at(path, &format!("a pattern of {} bytes; {PATTERN_BYTES} are possible", pattern.len())));
+    }
+    Ok(())
+}
+
+/// A pointer as it stands behind `#`, its `%..` being characters.
+fn unescaped(pointer: &str) -> String {
+    percent_encoding::percent_decode_str(pointer).decode_utf8_lossy().into_owned()
+}

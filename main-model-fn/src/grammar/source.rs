@@ -1,0 +1,160 @@
+//! What a request asks of its answer, checked before anything is compiled.
+
+use super::schema;
+use llguidance::api::TopLevelGrammar;
+use serde_json::{Value, json};
+
+/// Longest regular expression and Lark grammar in bytes.
+const REGEX_BYTES: usize = 16 << 10;
+const LARK_BYTES: usize = 64 << 10;
+/// How deep brackets lie in each other: the library reads them by recursion.
+const NESTING: usize = 100;
+/// Most choices, and bytes of all of them.
+const CHOICES: usize = 5000;
+const CHOICE_BYTES: usize = 256 << 10;
+
+/// Between the parts of JSON, wherever white space is allowed. Bounded: a model can get lost in it.
+pub(super) const SPACE: &str = r"[\x20\x0A\x0D\x09]{1,20}";
+
+/// What an answer must match.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Source {
+    /// JSON that a schema takes.
+    Json {
+        /// The schema, checked.
+        schema: Value,
+        /// White space between the parts of the JSON.
+        spaces: bool,
+    },
+    /// All of it matches a regular expression.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// A grammar in Lark's syntax, as llguidance reads it.
+    Lark(String),
+}
+
+impl Source {
+    /// JSON that `schema` takes; any object without one.
+    ///
+    /// # Errors
+    /// What of the schema is not supported, or no schema.
+    pub(crate) fn json(schema: Option<Value>, spaces: bool) -> Result<Self, String> {
+        let schema = schema.unwrap_or_else(|| json!({"type": "object"}));
+        Ok(Self::Json { schema: schema::checked(schema)?, spaces })
+    }
+
+    /// # Errors
+    /// It is empty, too long or too deep.
+    pub(crate) fn regex(regex: &str) -> Result<Self, String> {
+        let regex = unanchored(regex);
+        check_text(regex, REGEX_BYTES)?;
+        Ok(Self::Regex(regex.to_owned()))
+    }
+
+    /// # Errors
+    /// There are none or too many, or one is empty.
+    pub(crate) fn choice(choices: Vec<String>) -> Result<Self, String> {
+        if choices.is_empty() || choices.len() > CHOICES {
+            return Err(format!("1 to {CHOICES} choices are possible, not {}", choices.len()));
+        }
+        if choices.iter().any(String::is_empty) {
+            return Err("a choice is empty".to_owned());
+        }
+        let bytes: usize = choices.iter().map(String::len).sum();
+        if bytes > CHOICE_BYTES {
+            return Err(format!("the choices have {bytes} bytes; {CHOICE_BYTES} are possible"));
+        }
+        Ok(Self::Choice(choices))
+    }
+
+    /// # Errors
+    /// It is empty, too long or too deep.
+    pub(crate) fn lark(grammar: String) -> Result<Self, String> {
+        check_text(&grammar, LARK_BYTES)?;
+        Ok(Self::Lark(grammar))
+    }
+
+    /// What tells it from all others.
+    pub(super) fn key(&self) -> String {
+        match self {
+            Self::Json { schema, spaces } => format!("json {spaces} {schema}"),
+            Self::Regex(regex) => format!("regex {regex}"),
+            Self::Choice(choices) => format!("choice {choices:?}"),
+            Self::Lark(grammar) => format!("lark {grammar}"),
+        }
+    }
+
+    /// Whether its rules are a client's, and may be ambiguous in any way.
+    pub(super) fn has_foreign_rules(&self) -> bool {
+        matches!(self, Self::Lark(_))
+    }
+
+    /// As the library takes it.
+    pub(super) fn grammar(&self) -> TopLevelGrammar {
+        match self {
+            Self::Json { schema, spaces } => TopLevelGrammar::from_json_schema(spaced(schema, *spaces)),
+            Self::Regex(regex) => TopLevelGrammar::from_regex(regex),
+            Self::Choice(choices) => {
+                let choices: Vec<String> = choices.iter().map(|text| quoted(text)).collect();
+                // In capitals: one lexeme, whose alternatives take no room in the parser.
+                TopLevelGrammar::from_lark(format!("start: CHOICE\nCHOICE: {}", choices.join(" | ")))
+            }
+            Self::Lark(grammar) => TopLevelGrammar::from_lark(grammar.clone()),
+        }
+    }
+}
+
+/// `schema` with what the library must know about white space.
+pub(crate) fn spaced(schema: &Value, spaces: bool) -> Value {
+    let mut schema = match schema {
+        Value::Bool(true) => json!({}),
+        Value::Bool(false) => json!({"allOf": [false]}),
+        schema => schema.clone(),
+    };
+    if let Some(object) = schema.as_object_mut() {
+        let options = if spaces {
+            json!({ "whitespace_pattern": SPACE })
+        } else {
+            json!({"whitespace_flexible": false})
+        };
+        object.insert(schema::OPTIONS.to_owned(), options);
+    }
+    schema
+}
+
+/// A text as Lark writes it.
+pub(crate) fn quoted(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+fn check_text(text: &str, most: usize) -> Result<(), String> {
+    if text.trim().is_empty() {
+        return Err("it is empty".to_owned());
+    }
+    if text.len() > most {
+        return Err(format!("it has {} bytes; {most} are possible", text.len()));
+    }
+    // Brackets in literals count too: that makes the bound narrower, never wider.
+    let mut depth = 0_usize;
+    for byte in text.bytes() {
+        match byte {
+            b'(' | b'[' | b'{' => depth += 1,
+            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => (),
+        }
+        if depth > NESTING {
+            return Err(format!("brackets lie more than {NESTING} deep in each other"));
+        }
+    }
+    Ok(())
+}
+
+/// `regex` without the anchors that say again that all of the answer must match.
+fn unanchored(regex: &str) -> &str {
+    let regex = regex.strip_prefix('^').unwrap_or(regex);
+    match regex.strip_suffix('$') {
+        Some(rest) if rest.bytes().rev().take_while(|&byte| byte == b'\\').count() % 2 == 0 => rest,
+        _ => regex,
+    }
+}

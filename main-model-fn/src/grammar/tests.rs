@@ -1,0 +1,261 @@
+//! Grammars over a vocabulary of bytes.
+
+use super::{Compiler, Grammar, Source, Tokens};
+use remoe_wire::{ErrorCode, ServiceError};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Ends an answer.
+const END: u32 = 256;
+
+/// Tokens 0 to 255 are bytes.
+struct Bytes;
+
+impl Tokens for Bytes {
+    fn bytes(&self, id: u32) -> Vec<u8> {
+        u8::try_from(id).map_or_else(|_| b"<end>".to_vec(), |byte| vec![byte])
+    }
+
+    fn is_special(&self, id: u32) -> bool {
+        id >= END
+    }
+}
+
+fn compiler() -> Compiler {
+    Compiler::new(Arc::new(Bytes), 257, vec![END])
+}
+
+async fn compile(compiler: &Compiler, source: Result<Source, String>) -> Result<Grammar, ServiceError> {
+    compiler.compile(source.map_err(|message| ServiceError::invalid("f", message))?, "f").await
+}
+
+fn schema(schema: Value) -> Result<Source, String> {
+    Source::json(Some(schema), true)
+}
+
+/// Whether an answer may be `text`, and end there.
+fn takes(grammar: &Grammar, text: &str) -> bool {
+    let mut progress = grammar.begin();
+    for (index, byte) in text.bytes().enumerate() {
+        if !progress.mask().unwrap().allows(byte.into()) {
+            return false;
+        }
+        if progress.step(byte.into()).unwrap() {
+            return index + 1 == text.len();
+        }
+    }
+    progress.mask().unwrap().allows(END)
+}
+
+/// What of the suite's groups is refused, and how many valid instances are not written that way, by keyword;
+/// none where there are none.
+const KNOWN: [(&str, usize, usize); 27] = [
+    // `false`: there is no answer.
+    ("boolean_schema", 1, 0),
+    ("anyOf", 1, 0),
+    ("allOf", 2, 2),
+    ("enum", 1, 4),
+    // Properties come in the order of the schema, whole numbers without a point.
+    ("const", 0, 5),
+    ("type", 0, 1),
+    // Options that may meet.
+    ("oneOf", 9, 0),
+    // Patterns that may meet.
+    ("patternProperties", 3, 0),
+    // Keywords that are refused beside it.
+    ("additionalProperties", 2, 0),
+    ("multipleOf", 1, 0),
+    // Other documents, anchors.
+    ("ref", 18, 0),
+    ("maxItems", 0, 0),
+    ("minItems", 0, 0),
+    ("maxLength", 0, 0),
+    ("minLength", 0, 0),
+    ("maxProperties", 0, 0),
+    ("minProperties", 0, 0),
+    ("maximum", 0, 0),
+    ("minimum", 0, 0),
+    ("exclusiveMaximum", 0, 0),
+    ("exclusiveMinimum", 0, 0),
+    ("items", 0, 0),
+    ("prefixItems", 0, 0),
+    ("pattern", 0, 0),
+    ("properties", 0, 0),
+    ("required", 0, 0),
+    ("infinite-loop-detection", 0, 0),
+];
+
+/// Keywords that are refused, whatever they say.
+const REFUSED: [&str; 7] = [
+    "contains",
+    "dependentRequired",
+    "if-then-else",
+    "not",
+    "propertyNames",
+    "uniqueItems",
+    "dependentSchemas",
+];
+
+/// The official test suite: no instance that a schema refuses can be an answer.
+#[tokio::test]
+async fn nothing_that_a_schema_refuses_is_an_answer() {
+    let compiler = compiler();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/json_schema_suite");
+    let mut found = BTreeMap::new();
+    for (keyword, ..) in KNOWN {
+        let file = std::fs::read(folder.join(format!("{keyword}.json"))).unwrap();
+        let groups: Value = serde_json::from_slice(&file).unwrap();
+        let (mut refused, mut otherwise) = (0, 0);
+        for group in groups.as_array().unwrap() {
+            let grammar = match compile(&compiler, schema(group["schema"].clone())).await {
+                Ok(grammar) => grammar,
+                Err(error) => {
+                    assert_eq!(error.code, ErrorCode::InvalidArgument, "{error}");
+                    refused += 1;
+                    continue;
+                }
+            };
+            for test in group["tests"].as_array().unwrap() {
+                let text = test["data"].to_string();
+                match (takes(&grammar, &text), test["valid"].as_bool().unwrap()) {
+                    (true, false) => panic!("{keyword}: {}: {text} is an answer", group["description"]),
+                    (false, true) => otherwise += 1,
+                    _ => (),
+                }
+            }
+        }
+        found.insert(keyword, (refused, otherwise));
+    }
+    let known: BTreeMap<_, _> =
+        KNOWN.iter().map(|&(keyword, refused, otherwise)| (keyword, (refused, otherwise))).collect();
+    assert_eq!(found, known);
+}
+
+#[tokio::test]
+async fn keywords_that_are_not_claimed_are_named_with_their_place() {
+    for keyword in REFUSED.iter().flat_map(|keyword| keyword.split('-')) {
+        let refused = schema(json!({"properties": {"a/b": {"items": {keyword: {"type": "string"}}}}}));
+        let message = refused.unwrap_err();
+        assert!(
+            message.contains(&format!("`{keyword}`")) && message.contains("/properties/a~1b/items"),
+            "{message}"
+        );
+    }
+    for (refused, word) in [
+        (json!({"x-guidance": {"lenient": true}}), "x-guidance"),
+        (json!({"$ref": "https://example.com/schema"}), "$ref"),
+        (json!({"$ref": "#/components/a", "components": {"a": {"not": {}}}}), "$ref"),
+        (json!({"format": "binary"}), "binary"),
+        (json!({"const": 9_007_199_254_740_993_i64}), "2^53"),
+        (json!({"minProperties": 2}), "minProperties"),
+        (json!({"maxItems": 1_000_000}), "maxItems"),
+        (json!({"multipleOf": 99_991}), "multipleOf"),
+        (json!({"items": 3}), "boolean"),
+    ] {
+        let message = schema(refused).unwrap_err();
+        assert!(message.contains(word), "{message}");
+    }
+    // Names of properties, values and notes are no keywords.
+    let free = json!({
+        "properties": {"not": {"default": {"not": 1}}}, "title": "t", "discriminator": {"propertyName": "x"},
+        "enum": [{"not": 1}], "uniqueItems": false, "examples": [{"if": 1}],
+    });
+    compile(&compiler(), schema(free)).await.unwrap();
+}
+
+#[tokio::test]
+async fn regexes_choices_and_lark_mean_what_they_say() {
+    let compiler = compiler();
+    let date = compile(&compiler, Source::regex(r"^\d{4}-\d\d$")).await.unwrap();
+    assert!(takes(&date, "2024-02") && !takes(&date, "2024-2") && !takes(&date, "2024-022"));
+    let money = compile(&compiler, Source::regex(r"a/b\$")).await.unwrap();
+    assert!(takes(&money, "a/b$") && !takes(&money, "a/b"));
+    let choices = ["yes", "yes, \"sir\"\n", "nö"].map(str::to_owned).to_vec();
+    let choice = compile(&compiler, Source::choice(choices.clone())).await.unwrap();
+    assert!(choices.iter().all(|text| takes(&choice, text)));
+    assert!(!takes(&choice, "no") && !takes(&choice, "yes,"));
+    let sums = "start: sum\nsum: /[0-9]+/ | sum \"+\" sum";
+    let sums = compile(&compiler, Source::lark(sums.to_owned())).await.unwrap();
+    assert!(takes(&sums, "1+22+3") && !takes(&sums, "1+"));
+    let compact = compile(&compiler, Source::json(Some(json!({"type": "array"})), false)).await.unwrap();
+    assert!(takes(&compact, "[1,2]") && !takes(&compact, "[1, 2]"));
+}
+
+#[tokio::test]
+async fn a_grammar_is_compiled_once_until_it_fails() {
+    let compiler = compiler();
+    let ask = async || compile(&compiler, Source::regex("a+")).await.unwrap();
+    let first = ask().await;
+    assert_eq!(first, ask().await);
+    // A token that the mask did not allow.
+    first.begin().step(u32::from(b'b')).unwrap_err();
+    assert_ne!(first, ask().await);
+    assert!(takes(&ask().await, "aa"));
+}
+
+/// Everything is refused as the client's fault, or is answered with a bound on the work of every token.
+#[tokio::test]
+async fn hostile_grammars_are_refused_or_bounded() {
+    let compiler = compiler();
+    let numbered = |count: usize, value: fn(usize) -> Value| -> Map<String, Value> {
+        (0..count).map(|index| (format!("p{index}"), value(index))).collect()
+    };
+    let texts = |count: usize| numbered(count, |_| json!({"type": "string"}));
+    let nested = |depth: usize| {
+        (0..depth).fold(json!({"type": "string"}), |inner, _| json!({"items": inner, "minItems": 1}))
+    };
+    let twice = |depth: usize| {
+        let mut definitions = numbered(depth, |index| {
+            let before = json!({"$ref": format!("#/$defs/p{}", index.saturating_sub(1))});
+            json!({"allOf": [before, {"properties": {format!("y{index}"): before}}, before]})
+        });
+        definitions.insert("p0".to_owned(), json!({"type": "object", "properties": {"x": true}}));
+        json!({"$ref": format!("#/$defs/p{}", depth - 1), "$defs": definitions})
+    };
+    let options: Vec<Value> = (0..151).map(|index| json!({"const": index})).collect();
+    for (name, source) in [
+        ("deep", schema(nested(60))),
+        ("schemas", schema(json!({ "properties": texts(3000) }))),
+        ("enum", schema(json!({"enum": (0..100_000).collect::<Vec<_>>()}))),
+        ("literal", schema(json!({"const": "x".repeat(10_000)}))),
+        ("options", schema(json!({ "anyOf": options }))),
+        ("name patterns", schema(json!({ "patternProperties": texts(30) }))),
+        ("endless", schema(json!({"$ref": "#"}))),
+        ("circle", schema(json!({"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}}))),
+        ("doubling", schema(twice(40))),
+        ("long", schema(json!({"description": "x".repeat(1 << 20)}))),
+        ("never", schema(json!({"type": "integer", "minimum": 2, "maximum": 1}))),
+        ("backreference", Source::regex(r"(a)\1")),
+        ("lookahead", Source::regex("(?=a)b")),
+        ("no regex", Source::regex("(")),
+        ("brackets", Source::regex(&("(".repeat(200) + &")".repeat(200)))),
+        ("long regex", Source::regex(&"a".repeat(1 << 20))),
+        ("no rules", Source::lark("start: nothing".to_owned())),
+        ("itself", Source::lark("start: start".to_owned())),
+        ("choices", Source::choice(vec!["x".to_owned(); 100_000])),
+    ] {
+        let error = compile(&compiler, source).await.unwrap_err();
+        assert_eq!(error.code, ErrorCode::InvalidArgument, "{name}: {error}");
+        assert!(error.message.len() < 500, "{name}: {error}");
+    }
+    for (name, source, text) in [
+        ("catastrophic", Source::regex("(x+x+)+y"), "x".repeat(500)),
+        ("repeated", Source::regex("((((a{1,100}){1,100}){1,100}){1,100}){1,100}"), "a".repeat(500)),
+        ("ambiguous", Source::lark("start: a a a a a\na: b*\nb: \"x\"*".to_owned()), "x".repeat(500)),
+        ("both sides", Source::lark("start: start start | \"a\"".to_owned()), "a".repeat(500)),
+        ("deep", schema(nested(40)), "[".repeat(40)),
+        ("tree", schema(json!({"items": {"$ref": "#"}})), "[".repeat(500)),
+    ] {
+        let mut progress = compile(&compiler, source).await.unwrap().begin();
+        for byte in text.bytes() {
+            // It may give up on the way, and must not panic.
+            let Ok(mask) = progress.mask() else { break };
+            assert!(mask.allows(byte.into()), "{name}");
+            if progress.step(byte.into()).is_err() {
+                break;
+            }
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! The model's tokens as bytes, in the form that grammars are matched against.
+
+use llguidance::toktrie::{ApproximateTokEnv, INVALID_TOKEN, InferenceCapabilities, TokRxInfo, TokTrie};
+use llguidance::{ParserFactory, panic_utils};
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+/// Longer tokens are never drawn under a grammar: the library's trie has no room for them.
+const TOKEN_BYTES: usize = 1000;
+
+/// What the tokens of a model stand for.
+pub(crate) trait Tokens: Send + Sync {
+    /// The bytes of a token's text; none for ids without a token.
+    fn bytes(&self, id: u32) -> Vec<u8>;
+
+    /// Whether a token stands for something else than its text: no grammar of text allows it.
+    fn is_special(&self, id: u32) -> bool;
+}
+
+/// What compiles grammars over `tokens`, of which there are `vocab_size`; `end_ids` end an answer where
+/// its grammar is complete. Takes a moment: the tokens are sorted into a tree.
+///
+/// # Errors
+/// The library cannot hold the vocabulary.
+pub(super) fn factory(
+    tokens: &dyn Tokens,
+    vocab_size: usize,
+    end_ids: &[u32],
+) -> Result<ParserFactory, String> {
+    let count = u32::try_from(vocab_size).map_err(|_| format!("{vocab_size} tokens are too many"))?;
+    let words: Vec<Vec<u8>> = (0..count).map(|id| word(tokens, id)).collect();
+    let ends: Vec<u32> = end_ids.iter().copied().filter(|&id| id < count).collect();
+    let build = || {
+        let info = TokRxInfo::new(count, ends.first().copied().unwrap_or(INVALID_TOKEN));
+        let trie = TokTrie::from(&info, &words);
+        let trie = if ends.is_empty() { trie } else { trie.with_eos_tokens(&ends) };
+        // Not canonical: no token is forced where the model may cut a text otherwise.
+        let environment = Arc::new(ApproximateTokEnv::new(trie));
+        ParserFactory::new(
+            &(environment as _),
+            InferenceCapabilities::default(),
+            &llguidance::earley::SlicedBiasComputer::general_slices(),
+        )
+    };
+    panic_utils::catch_unwind(AssertUnwindSafe(build)).map_err(|error| error.to_string())
+}
+
+fn word(tokens: &dyn Tokens, id: u32) -> Vec<u8> {
+    let mut bytes = tokens.bytes(id);
+    if tokens.is_special(id) {
+        bytes.insert(0, TokTrie::SPECIAL_TOKEN_MARKER);
+    }
+    if bytes.len() > TOKEN_BYTES { Vec::new() } else { bytes }
+}
