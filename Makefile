@@ -106,8 +106,18 @@ e2e-ci: ## Those of them that every change must pass, in a cluster that is remov
 	E2E_PROGRAMS="$(E2E_CI_PROGRAMS)" scripts/e2e-ci
 
 .PHONY: nightly
-nightly: ## The same with all cluster tests
+nightly: families ## The same with all cluster tests, and random models of every family
 	E2E_PROGRAMS="$(E2E_PROGRAMS)" scripts/e2e-ci
+
+FAMILIES_PYTHON := target/families
+.PHONY: families
+families: build $(FAMILIES_PYTHON)/.complete ## Compare random models of every family with transformers (FAMILIES="--count 20 qwen3_moe")
+	$(FAMILIES_PYTHON)/bin/python tests/fixtures/random_models.py $(FAMILIES)
+
+$(FAMILIES_PYTHON)/.complete: tests/fixtures/requirements.txt
+	python3 -m venv $(FAMILIES_PYTHON)
+	$(FAMILIES_PYTHON)/bin/pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
 
 .PHONY: env
 env: ## Print what cargo needs in its environment, for use outside of make: eval "$(make -s env)"

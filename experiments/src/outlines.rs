@@ -49,6 +49,7 @@ pub(crate) fn deepseek_v2_lite() -> Outline {
                 experts: 64,
                 top_k: 6,
                 router_biases: 0,
+                corrections: 0,
                 shared: 2,
                 shared_width: 2 * 1408,
                 shared_gate: false,
@@ -81,6 +82,7 @@ pub(crate) fn mixtral_8x7b() -> Outline {
                 experts: 8,
                 top_k: 2,
                 router_biases: 0,
+                corrections: 0,
                 shared: 0,
                 shared_width: 0,
                 shared_gate: false,
@@ -98,6 +100,7 @@ fn gated(experts: usize, top_k: usize, width: usize) -> ExpertsOutline {
         experts,
         top_k,
         router_biases: 0,
+        corrections: 0,
         shared: 0,
         shared_width: 0,
         shared_gate: false,
@@ -156,7 +159,7 @@ pub(crate) fn deepseek_v3() -> Outline {
         value: 128,
         biases: 0,
     };
-    let experts = ExpertsOutline { router_biases: 256, shared: 1, shared_width: 2048, ..gated(256, 8, 2048) };
+    let experts = ExpertsOutline { corrections: 256, shared: 1, shared_width: 2048, ..gated(256, 8, 2048) };
     let layers = layers(61, 3, 18_432, &attention, &experts);
     let weights = Weights::Fp8 { block: Some(128 * 128) };
     Outline { weights, ..plain("deepseek_v3", 7168, 129_280, 163_840, layers) }

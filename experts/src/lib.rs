@@ -4,6 +4,7 @@
 //! Only the byte ranges of the wanted experts are read, through a small buffer, straight into the
 //! packed form.
 
+use remoe_kernels::numerics::{from_bf16, from_f16};
 use remoe_kernels::{
     Activation, Dtype, ExpertShape, KernelError, Matrix, PackedExpert, PackedExpertBuilder, StoredDtype,
 };
@@ -146,6 +147,22 @@ pub fn load_gated(
     let shape =
         ExpertShape::new(config.hidden_size, width, dtype, activation(config.activation)).map_err(refused)?;
     pack(checkpoint, shape, tensors.tensors(), refused)
+}
+
+/// Reads a tensor's elements as float32, which has every value that checkpoints store.
+///
+/// # Errors
+/// The bytes cannot be read.
+pub fn load_floats(checkpoint: &Checkpoint, tensor: &TensorRef) -> Result<Vec<f32>, CheckpointError> {
+    let bytes = checkpoint.read(tensor)?;
+    let halves = |decode: fn(u16) -> f32| -> Vec<f32> {
+        bytes.as_chunks().0.iter().map(|&half| decode(u16::from_le_bytes(half))).collect()
+    };
+    Ok(match stored_dtype(tensor.dtype) {
+        StoredDtype::F32 => bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)).collect(),
+        StoredDtype::Bf16 => halves(from_bf16),
+        StoredDtype::F16 => halves(from_f16),
+    })
 }
 
 /// Reads gate, up and down projections and packs them.

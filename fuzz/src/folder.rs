@@ -128,7 +128,7 @@ fn check(checkpoint: &Checkpoint, lengths: &[u64]) {
             continue;
         };
         experts += moe.experts as u64;
-        inside(checkpoint.router(id).expect("a layer of the model").expect("it has a router"));
+        inside(&checkpoint.router(id).expect("a layer of the model").expect("it has a router").weight);
         // A stack of experts may have billions of them.
         for expert in (0..moe.experts.min(64)).chain(moe.experts.saturating_sub(2)..moe.experts) {
             let tensors = checkpoint.expert(id, expert).expect("an expert of the model");

@@ -182,8 +182,8 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// As [`embed`](Self::embed).
     fn linear(&self, weight: &Self::Linear, x: &Self::Tensor) -> Result<Self::Tensor, BackendError>;
 
-    /// Root-mean-square normalisation: the mean in float32, the result rounded before it is multiplied by the
-    /// weights.
+    /// Root-mean-square normalisation of every run of as many elements as there are weights: the mean in float32,
+    /// the result rounded before it is multiplied by the weights.
     ///
     /// # Errors
     /// As [`embed`](Self::embed).
@@ -259,6 +259,12 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// # Errors
     /// As [`embed`](Self::embed).
     fn gated(&self, network: &Self::Gated, x: &Self::Tensor) -> Result<Self::Tensor, BackendError>;
+
+    /// `x` times `factor`.
+    ///
+    /// # Errors
+    /// As [`embed`](Self::embed).
+    fn scale(&self, x: Self::Tensor, factor: f64) -> Result<Self::Tensor, BackendError>;
 
     /// Each row of `x` times the sigmoid of `gate`'s only element.
     ///

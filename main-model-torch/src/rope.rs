@@ -9,12 +9,13 @@ pub struct Rope {
     frequencies: Tensor,
     attention_factor: f64,
     layout: RopeLayout,
+    in_float32: bool,
     dim: i64,
 }
 
 /// Cosines and sines of the rows of one iteration.
 pub struct Angles {
-    /// rows x 1 x dim in the compute dtype (halves), or rows x 1 x dim / 2 in float32 (pairs).
+    /// rows x 1 x dim (halves), or rows x 1 x dim / 2 (pairs), in the dtype of the rotation.
     cos: Tensor,
     sin: Tensor,
     layout: RopeLayout,
@@ -28,6 +29,7 @@ impl Rope {
             frequencies: Tensor::f_from_slice(&facts.inverse_frequencies())?.f_to_device(device)?,
             attention_factor: facts.attention_factor(),
             layout: facts.layout,
+            in_float32: facts.in_float32,
             dim: facts.dim as i64,
         })
     }
@@ -38,10 +40,10 @@ impl Rope {
             .f_to_device(self.frequencies.device())?
             .f_to_kind(Kind::Float)?;
         let angles = positions.f_outer(&self.frequencies)?.f_unsqueeze(1)?;
-        let (angles, kind) = match self.layout {
-            RopeLayout::Halves => (Tensor::f_cat(&[&angles, &angles], -1)?, kind),
-            // The families of this layout rotate in float32, whatever the compute dtype.
-            RopeLayout::Interleaved => (angles, Kind::Float),
+        let kind = if self.in_float32 { Kind::Float } else { kind };
+        let angles = match self.layout {
+            RopeLayout::Halves => Tensor::f_cat(&[&angles, &angles], -1)?,
+            RopeLayout::Interleaved => angles,
         };
         let scaled = |x: Tensor| x.f_mul_scalar(self.attention_factor)?.f_to_kind(kind);
         Ok(Angles {
@@ -75,7 +77,7 @@ impl Angles {
             }
             RopeLayout::Interleaved => {
                 let size = x.size();
-                let pairs = x.f_to_kind(Kind::Float)?.f_reshape([size[0], size[1], size[2] / 2, 2])?;
+                let pairs = x.f_to_kind(self.cos.f_kind()?)?.f_reshape([size[0], size[1], size[2] / 2, 2])?;
                 let (first, second) = (pairs.f_select(-1, 0)?, pairs.f_select(-1, 1)?);
                 let real = first.f_mul(&self.cos)?.f_sub(&second.f_mul(&self.sin)?)?;
                 let imaginary = first.f_mul(&self.sin)?.f_add(&second.f_mul(&self.cos)?)?;

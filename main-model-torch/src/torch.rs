@@ -281,6 +281,10 @@ impl Backend for Torch {
         network.forward(x)
     }
 
+    fn scale(&self, x: Tensor, factor: f64) -> Result<Tensor, BackendError> {
+        x.f_mul_scalar(factor).told()
+    }
+
     fn scale_by_sigmoid(&self, x: Tensor, gate: &Tensor) -> Result<Tensor, BackendError> {
         gate.f_sigmoid().told()?.f_mul(&x).told()
     }

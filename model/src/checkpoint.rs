@@ -15,7 +15,9 @@ use crate::layout::{self, LayerMlp, LayerTensors, Layout};
 use crate::shards::Shards;
 use crate::sizes::Sizes;
 use crate::store::{FileRange, Folder, Store, read_fully_at};
-use crate::tensors::{AttentionTensors, ExpertTensors, MlpTensors, NormTensors, SharedTensors, TensorRef};
+use crate::tensors::{
+    AttentionTensors, ExpertTensors, MlpTensors, NormTensors, RouterTensors, SharedTensors, TensorRef,
+};
 
 /// An open checkpoint in the Hugging Face layout whose headers have been checked against its config.
 ///
@@ -158,11 +160,11 @@ impl Checkpoint {
         })
     }
 
-    /// The router of a layer, [experts, hidden], `None` where the layer is dense.
+    /// The router of a layer, `None` where the layer is dense.
     ///
     /// # Errors
     /// A layer that the model does not have.
-    pub fn router(&self, layer: usize) -> Result<Option<&TensorRef>, CheckpointError> {
+    pub fn router(&self, layer: usize) -> Result<Option<&RouterTensors>, CheckpointError> {
         Ok(match &self.layer(layer)?.mlp {
             LayerMlp::Moe { router, .. } => Some(router),
             LayerMlp::Dense(_) => None,

@@ -35,6 +35,8 @@ pub struct ModelConfig {
     pub context_length: usize,
     /// Activation of experts, shared experts and dense layers.
     pub activation: Activation,
+    /// What hidden states and logits are multiplied with.
+    pub multipliers: Multipliers,
     /// The decoder layers; a layer's id is its index.
     pub layers: Vec<LayerFacts>,
     /// Rotary position embedding.
@@ -43,6 +45,23 @@ pub struct ModelConfig {
     pub bos_id: Option<u32>,
     /// Tokens that end a text; only those inside the vocabulary.
     pub eos_ids: Vec<u32>,
+}
+
+/// Factors beside the weights, 1 in most families (Granite has others).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Multipliers {
+    /// Of the embedding's rows.
+    pub embedding: f64,
+    /// Of what attention and feed-forward part add to the hidden state.
+    pub residual: f64,
+    /// Logits are divided by it.
+    pub logits_divisor: f64,
+}
+
+impl Default for Multipliers {
+    fn default() -> Self {
+        Self { embedding: 1.0, residual: 1.0, logits_divisor: 1.0 }
+    }
 }
 
 impl ModelConfig {
@@ -101,7 +120,8 @@ impl ModelConfig {
 /// Further layers of a checkpoint, behind the others, that predict tokens beyond the next one. They are no
 /// part of the model that is served.
 pub(crate) fn prediction_layers(path: &Path, object: &Map<String, Value>) -> Result<usize, CheckpointError> {
-    Ok(Fields::new(path, object).optional_count("num_nextn_predict_layers")?.unwrap_or(0))
+    let fields = Fields::new(path, object);
+    Ok(fields.optional_count(fields.either("num_nextn_predict_layers", "num_mtp_layers"))?.unwrap_or(0))
 }
 
 /// The fields that all families share, read once.
@@ -245,6 +265,7 @@ impl<'a> Common<'a> {
             tie_embeddings: self.tie_embeddings,
             context_length: self.context_length,
             activation: self.activation,
+            multipliers: Multipliers::default(),
             layers,
             rope,
             bos_id: token("bos_token_id", defaults.bos)?.first().copied(),

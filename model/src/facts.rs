@@ -109,7 +109,7 @@ impl AttentionFacts {
     #[must_use]
     pub fn softmax_scale(&self) -> f64 {
         match self {
-            Self::Gqa(facts) => (facts.head_dim as f64).powf(-0.5),
+            Self::Gqa(facts) => facts.softmax_scale,
             Self::Mla(facts) => facts.softmax_scale,
         }
     }
@@ -137,16 +137,34 @@ pub struct GqaFacts {
     pub qkv_bias: bool,
     /// Whether the output projection has a bias.
     pub o_bias: bool,
-    /// Whether queries and keys pass an RMS norm over the whole row (all heads together), with the
-    /// model's epsilon, after the projection and before clipping and rotation.
-    pub qk_norm: bool,
+    /// The RMS norm that queries and keys pass, with the model's epsilon, after the projection and
+    /// before clipping and rotation.
+    pub qk_norm: Option<QkNorm>,
     /// Queries, keys and values are clamped to [-clip, clip], after the norm, before the rotation.
     pub clip: Option<f64>,
     /// A query at position p sees keys at positions above p - window: itself and window - 1 before.
     pub window: Option<usize>,
+    /// What the scores are multiplied with before the softmax.
+    pub softmax_scale: f64,
 }
 
-/// Multi-head latent attention (DeepSeek-V2).
+/// What a norm of queries and keys is taken over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QkNorm {
+    /// The whole row, all heads together (OLMoE).
+    Row,
+    /// Each head by itself, all with the same weights (Qwen3).
+    Head,
+}
+
+impl GqaFacts {
+    /// 1 / sqrt(`head_dim`), which is [`Self::softmax_scale`] unless the model says otherwise.
+    pub(crate) fn usual_scale(head_dim: usize) -> f64 {
+        (head_dim as f64).powf(-0.5)
+    }
+}
+
+/// Multi-head latent attention (DeepSeek-V2 and V3).
 #[derive(Debug, Clone, PartialEq)]
 pub struct MlaFacts {
     /// Heads.
@@ -204,6 +222,9 @@ pub struct RoutingFacts {
     /// Whether the router's product itself is made in float32, from float32 copies of hidden states
     /// and weight; otherwise it is made in the compute dtype and only the scores are float32.
     pub logits_in_float32: bool,
+    /// Whether a correction per expert, a tensor of the router, is added to the scores for the choice.
+    /// The weights are made of the scores without it.
+    pub corrected: bool,
     /// Whether the chosen scores are divided by their sum.
     pub normalise: bool,
     /// What the chosen scores are multiplied with, after normalisation.
@@ -220,17 +241,22 @@ pub struct RoutingFacts {
 pub enum Score {
     /// Softmax over all experts, in float32.
     Softmax,
+    /// Softmax over the chosen experts, which are those of the largest logits, in float32.
+    SoftmaxOfChosen,
+    /// The sigmoid of each, in float32.
+    Sigmoid,
 }
 
-/// Group-limited choice: experts are cut into `groups` runs of equal length, a group's score is its
-/// best expert's, only experts of the best `chosen` groups can be taken (the scores of the others
-/// become 0 before the top-k).
+/// Group-limited choice: experts are cut into `groups` runs of equal length, only experts of the best
+/// `chosen` groups can be taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupFacts {
     /// Number of groups, a divisor of the number of experts.
     pub groups: usize,
     /// Groups that a token may use.
     pub chosen: usize,
+    /// A group's score is the sum of its so many best experts' scores.
+    pub best: usize,
 }
 
 /// Shared experts, one gated MLP for all of them.

@@ -4,12 +4,12 @@ use std::path::Path;
 
 use crate::config::ModelConfig;
 use crate::error::CheckpointError;
-use crate::facts::{AttentionFacts, GqaFacts, LayerFacts, MlaFacts, MlpFacts, MoeFacts, StoredDtype};
-use crate::family::TensorNames;
+use crate::facts::{AttentionFacts, GqaFacts, LayerFacts, MlaFacts, MlpFacts, MoeFacts, QkNorm, StoredDtype};
+use crate::family::{BlockNames, TensorNames};
 use crate::shards::{RawTensor, Shards};
 use crate::tensors::{
-    AttentionTensors, GqaTensors, Linear, MlaTensors, MlpTensors, NormTensors, QueryTensors, SharedTensors,
-    TensorRef,
+    AttentionTensors, GqaTensors, Linear, MlaTensors, MlpTensors, NormTensors, QueryTensors, RouterTensors,
+    SharedTensors, TensorRef,
 };
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -36,7 +36,7 @@ pub(crate) struct LayerTensors {
 #[derive(Debug)]
 pub(crate) enum LayerMlp {
     Dense(MlpTensors),
-    Moe { router: TensorRef, shared: Option<SharedTensors>, experts: Experts },
+    Moe { router: RouterTensors, shared: Option<SharedTensors>, experts: Experts },
 }
 
 /// Where the routed experts of a layer are.
@@ -84,7 +84,7 @@ impl LayerTensors {
         match &self.mlp {
             LayerMlp::Dense(mlp) => tensors.extend(mlp.tensors()),
             LayerMlp::Moe { router, shared, .. } => {
-                tensors.push(router);
+                tensors.extend(router.tensors());
                 if let Some(shared) = shared {
                     tensors.extend(shared.mlp.tensors());
                     tensors.extend(&shared.gate);
@@ -165,15 +165,31 @@ impl Finder<'_> {
         self.shards.tensors.contains_key(name)
     }
 
+    fn missing(&self, name: &str, shape: &[usize]) -> CheckpointError {
+        CheckpointError::MissingTensor {
+            path: self.shards.listing.clone(),
+            tensor: name.to_owned(),
+            message: format!("the model needs it with shape {shape:?}"),
+        }
+    }
+
     /// The tensor of that name, which must have that shape and the checkpoint's type.
     fn find(&self, name: &str, shape: &[usize]) -> Result<TensorRef, CheckpointError> {
-        let Some(raw) = self.shards.tensors.get(name) else {
-            return Err(CheckpointError::MissingTensor {
-                path: self.shards.listing.clone(),
-                tensor: name.to_owned(),
-                message: format!("the model needs it with shape {shape:?}"),
-            });
-        };
+        self.find_typed(name, shape, &[self.dtype])
+    }
+
+    /// The same of one that may stay float32 beside weights of another type.
+    fn find_wide(&self, name: &str, shape: &[usize]) -> Result<TensorRef, CheckpointError> {
+        self.find_typed(name, shape, &[self.dtype, StoredDtype::F32])
+    }
+
+    fn find_typed(
+        &self,
+        name: &str,
+        shape: &[usize],
+        types: &[StoredDtype],
+    ) -> Result<TensorRef, CheckpointError> {
+        let Some(raw) = self.shards.tensors.get(name) else { return Err(self.missing(name, shape)) };
         let path = self.shards.files.get(raw.file).map_or(Path::new("?"), |shard| &shard.path);
         if !same_shape(raw, shape) {
             return Err(CheckpointError::tensor(
@@ -183,7 +199,7 @@ impl Finder<'_> {
             ));
         }
         match StoredDtype::from_header(raw.dtype) {
-            Some(dtype) if dtype == self.dtype => Ok(TensorRef {
+            Some(dtype) if types.contains(&dtype) => Ok(TensorRef {
                 file: raw.file,
                 name: raw.name.clone(),
                 offset: raw.offset,
@@ -237,8 +253,10 @@ impl Finder<'_> {
         let project = |name: &str, rows: usize| {
             self.linear(&format!("{prefix}.{name}"), [rows, self.hidden], facts.qkv_bias)
         };
-        let norm = |name: &str, width: usize| {
-            facts.qk_norm.then(|| self.find(&format!("{prefix}.{name}.weight"), &[width])).transpose()
+        let norm = |name: &str, row: usize| {
+            let width = |over| if over == QkNorm::Row { row } else { facts.head_dim };
+            let find = |over| self.find(&format!("{prefix}.{name}.weight"), &[width(over)]);
+            facts.qk_norm.map(find).transpose()
         };
         Ok(GqaTensors {
             q: project("q_proj", q)?,
@@ -295,10 +313,10 @@ impl Finder<'_> {
     fn moe(&self, prefix: &str, facts: &MoeFacts) -> Result<LayerMlp, CheckpointError> {
         // The block goes by the name under which its router is there; where none is, the error names
         // the one that is written today.
-        let blocks = self.names.blocks.iter().map(|block| format!("{prefix}.{block}"));
-        let mut blocks: Vec<String> = blocks.collect();
-        let found = blocks.iter().position(|block| self.has(&format!("{block}.gate.weight"))).unwrap_or(0);
-        let block = blocks.swap_remove(found);
+        let there = |names: &&BlockNames| self.has(&format!("{prefix}.{}.{}", names.block, names.router));
+        let names = self.names.blocks.iter().find(there).or(self.names.blocks.first());
+        let Some(names) = names else { return Err(self.missing(&format!("{prefix}.experts"), &[])) };
+        let block = format!("{prefix}.{}", names.block);
         let usual = ["gate_proj", "up_proj", "down_proj"];
         let shared = facts
             .shared
@@ -311,27 +329,29 @@ impl Finder<'_> {
                 })
             })
             .transpose()?;
-        Ok(LayerMlp::Moe {
-            router: self.find(&format!("{block}.gate.weight"), &[facts.experts, self.hidden])?,
-            shared,
-            experts: self.experts(&format!("{block}.experts"), facts)?,
-        })
+        let correction = format!("{block}.gate.e_score_correction_bias");
+        let correction = facts.routing.corrected.then(|| self.find_wide(&correction, &[facts.experts]));
+        let router = RouterTensors {
+            weight: self.find(&format!("{block}.{}", names.router), &[facts.experts, self.hidden])?,
+            correction: correction.transpose()?,
+        };
+        Ok(LayerMlp::Moe { router, shared, experts: self.experts(&block, names, facts)? })
     }
 
-    fn experts(&self, prefix: &str, facts: &MoeFacts) -> Result<Experts, CheckpointError> {
-        let gate_up = format!("{prefix}.gate_up_proj");
+    fn experts(&self, block: &str, names: &BlockNames, facts: &MoeFacts) -> Result<Experts, CheckpointError> {
+        let gate_up = format!("{block}.{}", names.gate_up);
         let (experts, width) = (facts.experts, facts.expert_width);
         if self.has(&gate_up) {
             return Ok(Experts::Fused {
                 gate_up: self.find(&gate_up, &[experts, 2 * width, self.hidden])?,
-                down: self.find(&format!("{prefix}.down_proj"), &[experts, self.hidden, width])?,
+                down: self.find(&format!("{block}.{}", names.down), &[experts, self.hidden, width])?,
                 experts,
                 width,
             });
         }
-        let names = [self.names.gate, self.names.up, self.names.down];
+        let projections = [self.names.gate, self.names.up, self.names.down];
         (0..experts)
-            .map(|expert| self.mlp(&format!("{prefix}.{expert}"), names, width))
+            .map(|expert| self.mlp(&format!("{block}.experts.{expert}"), projections, width))
             .collect::<Result<_, _>>()
             .map(Experts::Separate)
     }

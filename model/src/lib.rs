@@ -30,11 +30,11 @@ mod tensors;
 pub mod text;
 
 pub use checkpoint::Checkpoint;
-pub use config::ModelConfig;
+pub use config::{ModelConfig, Multipliers};
 pub use error::CheckpointError;
 pub use facts::{
-    Activation, AttentionFacts, GqaFacts, GroupFacts, LayerFacts, MlaFacts, MlpFacts, MoeFacts, RoutingFacts,
-    Score, SharedFacts, StoredDtype,
+    Activation, AttentionFacts, GqaFacts, GroupFacts, LayerFacts, MlaFacts, MlpFacts, MoeFacts, QkNorm,
+    RoutingFacts, Score, SharedFacts, StoredDtype,
 };
 pub use family::Family;
 pub use fingerprint::Fingerprint;
@@ -48,5 +48,5 @@ pub use sizes::Sizes;
 pub use store::{FileRange, Folder, Store, StoredFile};
 pub use tensors::{
     AttentionTensors, ExpertTensors, GqaTensors, Linear, MlaTensors, MlpTensors, NormTensors, QueryTensors,
-    SharedTensors, TensorRef,
+    RouterTensors, SharedTensors, TensorRef,
 };

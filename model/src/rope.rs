@@ -14,7 +14,7 @@ const HEAD_LIMIT: usize = 1 << 16;
 pub enum RopeLayout {
     /// Element i turns with element i + dim / 2 (`rotate_half`).
     Halves,
-    /// Element 2 i turns with element 2 i + 1 (complex pairs), in float32 whatever the dtype.
+    /// Element 2 i turns with element 2 i + 1 (complex pairs).
     Interleaved,
 }
 
@@ -26,6 +26,12 @@ pub enum RopeScaling {
     /// All frequencies divided by a factor.
     Linear {
         /// The divisor.
+        factor: f64,
+    },
+    /// A base that grows with the context beyond the model's own ("NTK-aware"). No such context is
+    /// served, so that the frequencies are the plain ones.
+    Dynamic {
+        /// How fast it grows.
         factor: f64,
     },
     /// Low frequencies divided, high ones kept, a ramp between them (Llama 3.1).
@@ -53,9 +59,19 @@ pub enum RopeScaling {
         truncate: bool,
         /// What cosine and sine are multiplied with.
         attention_factor: f64,
-        /// `mscale_all_dim` of the config, 0 where absent; MLA scales its scores with it.
-        mscale_all_dim: f64,
     },
+}
+
+impl RopeScaling {
+    fn factor(&self) -> Option<f64> {
+        match *self {
+            Self::None => None,
+            Self::Linear { factor }
+            | Self::Dynamic { factor }
+            | Self::Llama3 { factor, .. }
+            | Self::Yarn { factor, .. } => Some(factor),
+        }
+    }
 }
 
 /// Rotary position embedding of a model.
@@ -67,8 +83,14 @@ pub struct RopeFacts {
     pub dim: usize,
     /// How they pair up.
     pub layout: RopeLayout,
+    /// Whether cosines, sines and rotations are float32 whatever the compute dtype (DeepSeek-V2);
+    /// otherwise each is rounded to it.
+    pub in_float32: bool,
     /// What changes the frequencies.
     pub scaling: RopeScaling,
+    /// m of YaRN for the scores of multi-head latent attention, which multiplies them with m^2; 1 where
+    /// the config has no `mscale_all_dim`.
+    pub score_mscale: f64,
 }
 
 impl RopeFacts {
@@ -88,7 +110,7 @@ impl RopeFacts {
         let wavelengths: Vec<f32> = (0..self.dim / 2).map(|pair| self.power(pair)).collect();
         let plain = wavelengths.iter().map(|power| 1.0 / power);
         match self.scaling {
-            RopeScaling::None => plain.collect(),
+            RopeScaling::None | RopeScaling::Dynamic { .. } => plain.collect(),
             RopeScaling::Linear { factor } => plain.map(|inv| inv / factor as f32).collect(),
             RopeScaling::Llama3 { factor, low, high, original } => {
                 plain.map(|inv| llama3(inv, factor, low, high, original as f64)).collect()
@@ -150,11 +172,11 @@ impl RopeFacts {
             ));
         }
         // transformers: `rope_scaling or rope_parameters`, theta inside before theta outside.
-        let scaling = match fields.object("rope_scaling")? {
+        let parameters = match fields.object("rope_scaling")? {
             Some(scaling) => Some(scaling),
             None => fields.object("rope_parameters")?,
         };
-        let inside = |name: &str| scaling.filter(|scaling| scaling.get(name).is_some());
+        let inside = |name: &str| parameters.filter(|parameters| parameters.get(name).is_some());
         let theta = inside("rope_theta").unwrap_or(fields).optional_positive("rope_theta")?.unwrap_or(base);
         let partial = inside("partial_rotary_factor").unwrap_or(fields);
         if let Some(factor) = partial.optional_number("partial_rotary_factor")?
@@ -165,11 +187,21 @@ impl RopeFacts {
                 format!("it asks to rotate a part ({factor}) of each head, only whole heads are rotated"),
             ));
         }
-        let scaling = match scaling {
-            Some(scaling) => parse_scaling(scaling, fields, theta, context_length)?,
+        let scaling = match parameters {
+            Some(parameters) => parse_scaling(parameters, fields, theta, context_length)?,
             None => RopeScaling::None,
         };
-        let facts = Self { theta, dim, layout, scaling };
+        if matches!(scaling, RopeScaling::Dynamic { .. }) && dim <= 2 {
+            return Err(fields.error("head_dim", "is 2, rope type `dynamic` needs more"));
+        }
+        // `yarn_apply_mscale` of transformers' `modeling_deepseek_v2.py`, of any kind of rope that has a factor.
+        let score_mscale = match (scaling.factor(), parameters) {
+            (Some(factor), Some(parameters)) => {
+                yarn_mscale(factor, parameters.optional_number("mscale_all_dim")?.unwrap_or(0.0))
+            }
+            _ => 1.0,
+        };
+        let facts = Self { theta, dim, layout, in_float32: false, scaling, score_mscale };
         // As they are computed with, in float32: a frequency of 0 would turn nothing.
         let attention_factor = facts.attention_factor() as f32;
         if !facts.inverse_frequencies().iter().all(|frequency| frequency.is_normal())
@@ -181,17 +213,6 @@ impl RopeFacts {
             ));
         }
         Ok(facts)
-    }
-
-    /// m of YaRN for the scores of multi-head latent attention: they are multiplied with m^2.
-    /// Source: `yarn_apply_mscale` in transformers' `modeling_deepseek_v2.py`.
-    pub(crate) fn score_mscale(&self) -> f64 {
-        match self.scaling {
-            RopeScaling::Yarn { factor, mscale_all_dim, .. } if mscale_all_dim != 0.0 => {
-                yarn_mscale(factor, mscale_all_dim)
-            }
-            _ => 1.0,
-        }
     }
 }
 
@@ -224,6 +245,7 @@ fn parse_scaling(
     match kind {
         "default" => Ok(RopeScaling::None),
         "linear" => Ok(RopeScaling::Linear { factor: required("factor")? }),
+        "dynamic" => Ok(RopeScaling::Dynamic { factor: required("factor")? }),
         "llama3" => {
             let (low, high) = (required("low_freq_factor")?, required("high_freq_factor")?);
             if high <= low {
@@ -262,12 +284,11 @@ fn parse_scaling(
                 original,
                 truncate: scaling.flag("truncate", true)?,
                 attention_factor,
-                mscale_all_dim,
             })
         }
         other => Err(scaling.unsupported(
             kind_field,
-            format!("rope type `{other}`; supported are default, linear, llama3 and yarn"),
+            format!("rope type `{other}`; supported are default, linear, dynamic, llama3 and yarn"),
         )),
     }
 }

@@ -62,7 +62,7 @@ fn non_expert_bytes(layer: &LayerTensors) -> u64 {
     let mlp = match &layer.mlp {
         LayerMlp::Dense(mlp) => mlp.bytes(),
         LayerMlp::Moe { router, shared, .. } => {
-            router.bytes
+            router.tensors().map(|tensor| tensor.bytes).sum::<u64>()
                 + shared.as_ref().map_or(0, |shared| shared.mlp.bytes() + optional(shared.gate.as_ref()))
         }
     };

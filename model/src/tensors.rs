@@ -98,9 +98,9 @@ pub struct GqaTensors {
     pub v: Linear,
     /// Output: [hidden, heads x `head_dim`].
     pub o: Linear,
-    /// Norm over a row of queries: [heads x `head_dim`].
+    /// Norm of queries: [heads x `head_dim`], or [`head_dim`] where each head has its own.
     pub q_norm: Option<TensorRef>,
-    /// Norm over a row of keys: [`kv_heads` x `head_dim`].
+    /// Norm of keys: [`kv_heads` x `head_dim`], or [`head_dim`].
     pub k_norm: Option<TensorRef>,
 }
 
@@ -134,6 +134,22 @@ pub enum QueryTensors {
         /// [heads x (`nope_dim` + `rope_dim`), `q_rank`].
         b: TensorRef,
     },
+}
+
+/// What chooses the experts of one layer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RouterTensors {
+    /// [experts, hidden].
+    pub weight: TensorRef,
+    /// What is added to each expert's score for the choice: [experts]. It may be float32 beside weights of
+    /// another type.
+    pub correction: Option<TensorRef>,
+}
+
+impl RouterTensors {
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = &TensorRef> {
+        std::iter::once(&self.weight).chain(&self.correction)
+    }
 }
 
 /// The norms of one layer, each [hidden].

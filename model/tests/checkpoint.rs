@@ -30,7 +30,7 @@ fn every_family_opens_and_reads_its_bytes() {
 #[test]
 fn parts_have_their_names() {
     let checkpoint = qwen2_moe().write().open();
-    assert_eq!(&*checkpoint.router(0).unwrap().unwrap().name, "model.layers.0.mlp.gate.weight");
+    assert_eq!(&*checkpoint.router(0).unwrap().unwrap().weight.name, "model.layers.0.mlp.gate.weight");
     assert!(checkpoint.router(1).unwrap().is_none());
     assert_eq!(checkpoint.dense(1).unwrap().unwrap().gate.shape, [9, 40]);
     assert!(checkpoint.dense(0).unwrap().is_none());
@@ -72,12 +72,31 @@ fn parts_have_their_names() {
     assert!(matches!(attention.query, QueryTensors::Direct(_)));
 }
 
+/// Granite's tensors by the names that they have in memory.
+fn as_in_memory(material: &Material) -> Material {
+    let mut renamed = material.clone();
+    renamed.tensors = std::mem::take(&mut renamed.tensors)
+        .into_iter()
+        .map(|(name, tensor)| {
+            let name = name
+                .replace("input_linear.weight", "experts.gate_up_proj")
+                .replace("output_linear.weight", "experts.down_proj")
+                .replace("router.layer.weight", "router.weight");
+            (name, tensor)
+        })
+        .collect();
+    renamed
+}
+
 fn fused(material: &Material) -> Vec<Material> {
     let family = material.config["model_type"].as_str().unwrap();
+    if family == "granitemoe" {
+        return vec![as_in_memory(material)];
+    }
     let (from, names, experts, layers, blocks): (_, _, _, &[usize], &[&str]) = match family {
         "mixtral" => ("block_sparse_moe", MIXTRAL, 5, &[0, 1, 2], &["block_sparse_moe", "mlp"]),
         "olmoe" => ("mlp", USUAL, 4, &[0, 1, 2], &["mlp"]),
-        "qwen2_moe" => ("mlp", USUAL, 4, &[0, 2], &["mlp"]),
+        "qwen2_moe" | "qwen3_moe" => ("mlp", USUAL, 4, &[0, 2], &["mlp"]),
         _ => ("mlp", USUAL, 4, &[1, 2], &["mlp"]),
     };
     let fuse = |block: &&str| {
@@ -131,7 +150,7 @@ fn sizes_add_up_to_the_tensors() {
         );
         assert_eq!(sizes.expert_bytes, 3 * 40 * 7 * 4);
         assert_eq!(sizes.token_bytes, 160);
-        let latent = seen.family == "deepseek_v2";
+        let latent = seen.family.starts_with("deepseek");
         assert_eq!(sizes.kv_bytes_per_token, if latent { 3 * 10 * 4 } else { 3 * 2 * 8 * 4 });
         let json = serde_json::to_value(&seen).unwrap();
         assert_eq!(json["family"], material.config["model_type"]);

@@ -2,7 +2,7 @@
 
 use half::bf16;
 use remoe_kernels::Dtype;
-use remoe_model::RoutingFacts;
+use remoe_model::{GroupFacts, RoutingFacts, Score};
 
 /// The experts of every token of one layer.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -29,13 +29,14 @@ impl Routed {
 }
 
 /// Selects `top_k` experts for each row of `logits` (tokens x experts) by the family's rule.
-/// Equal scores go to the lower id. `dtype` is the compute dtype, to which some families round
-/// their weights.
+/// Equal scores go to the lower id. `correction` is added to the scores for the choice alone: one element
+/// per expert, or none. `dtype` is the compute dtype, to which some families round their weights.
 pub(crate) fn route(
     logits: &[f32],
     experts: usize,
     top_k: usize,
     facts: &RoutingFacts,
+    correction: &[f32],
     dtype: Dtype,
 ) -> Routed {
     let tokens = logits.len() / experts.max(1);
@@ -45,12 +46,24 @@ pub(crate) fn route(
         weights: Vec::with_capacity(tokens * top_k),
     };
     let mut scores = vec![0.0_f32; experts];
+    let mut ranks = vec![0.0_f32; experts];
     let mut chosen: Vec<(u32, f32)> = Vec::with_capacity(experts);
     for row in logits.chunks_exact(experts) {
-        softmax(row, &mut scores);
-        select(&scores, top_k, facts, &mut chosen);
+        match facts.score {
+            Score::Softmax => softmax(row, &mut scores),
+            Score::SoftmaxOfChosen => scores.copy_from_slice(row),
+            Score::Sigmoid => sigmoid(row, &mut scores),
+        }
+        ranks.copy_from_slice(&scores);
+        ranks.iter_mut().zip(correction).for_each(|(rank, correction)| *rank += correction);
+        select(&ranks, top_k, facts.groups, &mut chosen);
+        chosen.iter_mut().for_each(|(expert, weight)| *weight = scores[*expert as usize]);
+        if facts.score == Score::SoftmaxOfChosen {
+            softmax_in_place(&mut chosen);
+        }
         if facts.normalise {
-            let sum: f32 = chosen.iter().map(|&(_, weight)| weight).sum();
+            // Only where all of them are 0 does the small number show.
+            let sum = chosen.iter().map(|&(_, weight)| weight).sum::<f32>() + 1e-20;
             chosen.iter_mut().for_each(|(_, weight)| *weight /= sum);
         }
         if facts.scale != 1.0 {
@@ -80,26 +93,44 @@ fn softmax(logits: &[f32], scores: &mut [f32]) {
     scores.iter_mut().for_each(|score| *score /= sum);
 }
 
+fn softmax_in_place(chosen: &mut [(u32, f32)]) {
+    let max = chosen.iter().map(|&(_, logit)| logit).fold(f32::NEG_INFINITY, f32::max);
+    chosen.iter_mut().for_each(|(_, weight)| *weight = (*weight - max).exp());
+    let sum: f32 = chosen.iter().map(|&(_, weight)| weight).sum();
+    chosen.iter_mut().for_each(|(_, weight)| *weight /= sum);
+}
+
+fn sigmoid(logits: &[f32], scores: &mut [f32]) {
+    for (score, logit) in scores.iter_mut().zip(logits) {
+        *score = 1.0 / (1.0 + (-logit).exp());
+    }
+}
+
 /// The `top_k` best (expert, score) in descending order of score.
-fn select(scores: &[f32], top_k: usize, facts: &RoutingFacts, chosen: &mut Vec<(u32, f32)>) {
+fn select(scores: &[f32], top_k: usize, groups: Option<GroupFacts>, chosen: &mut Vec<(u32, f32)>) {
     chosen.clear();
-    match &facts.groups {
+    match groups {
         None => chosen.extend((0..).zip(scores.iter().copied())),
-        // DeepSeek-V2's group-limited routing (arXiv 2405.04434, section 2.2.2): only the groups
-        // with the best single experts take part; the others count as zero.
+        // Group-limited routing (arXiv 2405.04434, section 2.2.2, and 2412.19437, section 2.1.2).
         Some(groups) => {
             let size = scores.len() / groups.groups;
+            let mut members = Vec::with_capacity(size);
             let mut best: Vec<(u32, f32)> = (0..)
                 .zip(scores.chunks_exact(size))
-                .map(|(group, scores)| (group, scores.iter().copied().fold(f32::NEG_INFINITY, f32::max)))
+                .map(|(group, scores)| {
+                    members.clear();
+                    members.extend_from_slice(scores);
+                    members.sort_unstable_by(|a: &f32, b| b.total_cmp(a));
+                    (group, members.iter().take(groups.best).sum())
+                })
                 .collect();
             best.sort_by(descending);
             best.truncate(groups.chosen);
-            chosen.extend((0..).zip(scores.iter().copied()).map(|(expert, score)| {
-                let group = expert / size as u32;
-                let kept = best.iter().any(|&(kept, _)| kept == group);
-                (expert, if kept { score } else { 0.0 })
-            }));
+            for (group, _) in best {
+                let first = group * size as u32;
+                let members = scores.iter().skip(first as usize).take(size).copied();
+                chosen.extend((first..).zip(members));
+            }
         }
     }
     // Partial selection: only the best top_k need an order.
@@ -124,6 +155,7 @@ mod tests {
         RoutingFacts {
             score: Score::Softmax,
             logits_in_float32: false,
+            corrected: false,
             normalise: true,
             scale: 1.0,
             groups: None,
@@ -132,7 +164,7 @@ mod tests {
     }
 
     fn chosen(logits: &[f32], top_k: usize, facts: &RoutingFacts) -> Vec<(u32, f32)> {
-        route(logits, logits.len(), top_k, facts, Dtype::F32).of(0).collect()
+        route(logits, logits.len(), top_k, facts, &[], Dtype::F32).of(0).collect()
     }
 
     #[test]
@@ -155,17 +187,36 @@ mod tests {
         let plain = RoutingFacts { normalise: false, scale: 4.0, ..facts() };
         close(chosen(&logits, 2, &plain), [(1, 2.0), (2, 1.0)]);
         let rounded = RoutingFacts { weights_in_compute_dtype: true, ..facts() };
-        let third = route(&logits, 4, 2, &rounded, Dtype::Bf16).weights[1];
+        let third = route(&logits, 4, 2, &rounded, &[], Dtype::Bf16).weights[1];
         assert_eq!(third, bf16::from_f32(third).to_f32());
         assert_ne!(third, 1.0 / 3.0);
     }
 
     #[test]
     fn only_the_best_groups_take_part() {
-        let limited = RoutingFacts { groups: Some(GroupFacts { groups: 3, chosen: 1 }), ..facts() };
+        let limited = RoutingFacts { groups: Some(GroupFacts { groups: 3, chosen: 1, best: 1 }), ..facts() };
         // The best single expert is in the last group; the second best overall is not.
         let found = chosen(&[2.9, 0.0, 2.8, 0.0, 3.0, 1.0], 2, &limited);
         assert_eq!(found.iter().map(|&(expert, _)| expert).collect::<Vec<_>>(), [4, 5]);
+        // The first group has the best pair.
+        let pairs = RoutingFacts { groups: Some(GroupFacts { groups: 2, chosen: 1, best: 2 }), ..facts() };
+        let found = chosen(&[2.9, 2.8, 0.0, 3.0, 1.0, 0.0], 2, &pairs);
+        assert_eq!(found.iter().map(|&(expert, _)| expert).collect::<Vec<_>>(), [0, 1]);
+    }
+
+    #[test]
+    fn a_correction_chooses_and_does_not_weigh() {
+        let sigmoid = RoutingFacts { score: Score::Sigmoid, normalise: false, corrected: true, ..facts() };
+        let routed = route(&[0.0, 1.0, 2.0], 3, 1, &sigmoid, &[0.9, 0.0, 0.0], Dtype::F32);
+        assert_eq!((&routed.experts[..], &routed.weights[..]), (&[0][..], &[0.5][..]));
+    }
+
+    #[test]
+    fn weights_of_the_chosen_alone() {
+        let of_chosen = RoutingFacts { score: Score::SoftmaxOfChosen, normalise: false, ..facts() };
+        let found = chosen(&[-90.0, 3.0_f32.ln(), -100.0, 0.0], 2, &of_chosen);
+        assert_eq!((found[0].0, found[1].0), (1, 3));
+        assert!((found[0].1 - 0.75).abs() < 1e-6 && (found[1].1 - 0.25).abs() < 1e-6, "{found:?}");
     }
 
     proptest! {

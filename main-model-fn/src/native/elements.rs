@@ -104,12 +104,12 @@ pub(super) fn rotate_halves(dtype: Dtype, x: &mut [f32], cos: &[f32], sin: &[f32
     }
 }
 
-/// Rotates neighbours, in float32 whatever the compute dtype.
-pub(super) fn rotate_pairs(x: &mut [f32], cos: &[f32], sin: &[f32]) {
+/// Rotates neighbours. Products are rounded before they are added.
+pub(super) fn rotate_pairs(dtype: Dtype, x: &mut [f32], cos: &[f32], sin: &[f32]) {
     for (([a, b], cos), sin) in x.as_chunks_mut().0.iter_mut().zip(cos).zip(sin) {
         let (old_a, old_b) = (*a, *b);
-        *a = old_a * cos - old_b * sin;
-        *b = old_a * sin + old_b * cos;
+        *a = rounded(dtype, old_a * cos) - rounded(dtype, old_b * sin);
+        *b = rounded(dtype, old_a * sin) + rounded(dtype, old_b * cos);
     }
 }
 
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(halves[0], 1.0 * cos + -3.0 * sin);
         assert_eq!(halves[2], 3.0 * cos + 1.0 * sin);
         let mut pairs = [1.0, 3.0, 2.0, 4.0];
-        rotate_pairs(&mut pairs, &[cos; 2], &[sin; 2]);
+        rotate_pairs(Dtype::F32, &mut pairs, &[cos; 2], &[sin; 2]);
         assert_eq!([pairs[0], pairs[2], pairs[1], pairs[3]], halves);
     }
 }

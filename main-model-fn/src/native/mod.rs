@@ -15,11 +15,10 @@ use crate::device::{DeviceError, DeviceName};
 use crate::transformer::LoadModelError;
 use heads::NativeHeads;
 use pages::NativePages;
-use remoe_experts::{load_gated, stored_dtype};
-use remoe_kernels::numerics::{exp, from_bf16, from_f16};
+use remoe_experts::{load_floats, load_gated, stored_dtype};
+use remoe_kernels::numerics::exp;
 use remoe_kernels::{
     AttentionShape, AttentionSpan, Dtype, Job, KernelError, PackedExpert, PackedMatrix, Pool, Product,
-    StoredDtype,
 };
 use remoe_model::{Activation, Checkpoint, MlaFacts, MlpTensors, RopeFacts, RopeLayout, TensorRef};
 use rows::{Rows, Spare};
@@ -59,6 +58,8 @@ pub struct NativeRope {
     frequencies: Vec<f32>,
     factor: f32,
     layout: RopeLayout,
+    /// What cosines, sines and products are rounded to.
+    dtype: Dtype,
 }
 
 /// Cosines and sines, rows x half of the rotated elements.
@@ -67,6 +68,7 @@ pub struct NativeAngles {
     sin: Vec<f32>,
     half: usize,
     layout: RopeLayout,
+    dtype: Dtype,
 }
 
 impl Native {
@@ -112,7 +114,7 @@ impl Native {
     }
 
     /// A tensor's elements as float32, rounded to the compute dtype.
-    fn load_floats(&self, checkpoint: &Checkpoint, tensor: &TensorRef) -> Result<Vec<f32>, LoadModelError> {
+    fn load_rounded(&self, checkpoint: &Checkpoint, tensor: &TensorRef) -> Result<Vec<f32>, LoadModelError> {
         let bytes = self.load_bytes(checkpoint, tensor)?;
         let mut values = vec![0.0; bytes.len() / self.dtype.bytes()];
         elements::widen(self.dtype, &bytes, &mut values);
@@ -121,20 +123,10 @@ impl Native {
 
     /// A tensor's elements in the compute dtype.
     fn load_bytes(&self, checkpoint: &Checkpoint, tensor: &TensorRef) -> Result<Vec<u8>, LoadModelError> {
-        let bytes = checkpoint.read(tensor)?;
-        let stored = stored_dtype(tensor.dtype);
-        if stored == self.dtype.into() {
-            return Ok(bytes);
+        if stored_dtype(tensor.dtype) == self.dtype.into() {
+            return Ok(checkpoint.read(tensor)?);
         }
-        let values: Vec<f32> = match stored {
-            StoredDtype::F32 => bytes.as_chunks().0.iter().map(|&it| f32::from_le_bytes(it)).collect(),
-            StoredDtype::Bf16 => {
-                bytes.as_chunks().0.iter().map(|&it| from_bf16(u16::from_le_bytes(it))).collect()
-            }
-            StoredDtype::F16 => {
-                bytes.as_chunks().0.iter().map(|&it| from_f16(u16::from_le_bytes(it))).collect()
-            }
-        };
+        let values = load_floats(checkpoint, tensor)?;
         let mut converted = vec![0; values.len() * self.dtype.bytes()];
         elements::narrow(self.dtype, &values, &mut converted);
         Ok(converted)
@@ -226,7 +218,7 @@ impl Backend for Native {
                 let mut all = Vec::with_capacity(matrix.outputs());
                 for part in parts {
                     match part.bias {
-                        Some(bias) => all.extend(self.load_floats(checkpoint, bias)?),
+                        Some(bias) => all.extend(self.load_rounded(checkpoint, bias)?),
                         None => all.resize(all.len() + part.weight.shape.first().copied().unwrap_or(0), 0.0),
                     }
                 }
@@ -242,7 +234,7 @@ impl Backend for Native {
         weight: &TensorRef,
         epsilon: f64,
     ) -> Result<NativeNorm, LoadModelError> {
-        Ok(NativeNorm { weight: self.load_floats(checkpoint, weight)?, epsilon: epsilon as f32 })
+        Ok(NativeNorm { weight: self.load_rounded(checkpoint, weight)?, epsilon: epsilon as f32 })
     }
 
     fn load_gated(
@@ -268,6 +260,7 @@ impl Backend for Native {
             frequencies: facts.inverse_frequencies(),
             factor: facts.attention_factor() as f32,
             layout: facts.layout,
+            dtype: if facts.in_float32 { Dtype::F32 } else { self.dtype },
         })
     }
 
@@ -322,11 +315,16 @@ impl Backend for Native {
     }
 
     fn norm(&self, norm: &NativeNorm, x: &Rows) -> Result<Rows, BackendError> {
-        x.expect("weights of a norm", x.rows, norm.weight.len())?;
+        let width = norm.weight.len();
+        if width == 0 || !x.width.is_multiple_of(width) {
+            return Err(BackendError::Shape { what: "weights of a norm", actual: x.width, expected: width });
+        }
         let mut out = self.tensor(x.rows, x.width);
         self.write_rows(&mut out, |index, bytes, elements| {
             elements::widen(x.dtype, row(x, index), elements);
-            elements::norm(x.dtype, elements, &norm.weight, norm.epsilon);
+            for part in elements.chunks_exact_mut(width) {
+                elements::norm(x.dtype, part, &norm.weight, norm.epsilon);
+            }
             elements::narrow(x.dtype, elements, bytes);
         })?;
         Ok(out)
@@ -364,16 +362,14 @@ impl Backend for Native {
             all.map(|angle| function(angle) as f32 * rope.factor).collect()
         };
         let (mut cos, mut sin) = (of(f64::cos), of(f64::sin));
-        if rope.layout == RopeLayout::Halves && self.dtype == Dtype::Bf16 {
-            for x in cos.iter_mut().chain(&mut sin) {
-                *x = remoe_kernels::numerics::round_bf16(*x);
-            }
+        for x in cos.iter_mut().chain(&mut sin) {
+            *x = elements::rounded(rope.dtype, *x);
         }
-        Ok(NativeAngles { cos, sin, half, layout: rope.layout })
+        Ok(NativeAngles { cos, sin, half, layout: rope.layout, dtype: rope.dtype })
     }
 
     fn rotate(&self, angles: &NativeAngles, mut x: Rows, head_dim: usize) -> Result<Rows, BackendError> {
-        let (dtype, half) = (x.dtype, angles.half);
+        let (dtype, half) = (angles.dtype, angles.half);
         x.expect("angles of rows", angles.cos.len() / half.max(1), x.width)?;
         if head_dim < 2 * half || !x.width.is_multiple_of(head_dim) {
             return Err(BackendError::Shape {
@@ -388,7 +384,7 @@ impl Backend for Native {
                 let part = &mut head[head_dim - 2 * half..];
                 match angles.layout {
                     RopeLayout::Halves => elements::rotate_halves(dtype, part, cos, sin),
-                    RopeLayout::Interleaved => elements::rotate_pairs(part, cos, sin),
+                    RopeLayout::Interleaved => elements::rotate_pairs(dtype, part, cos, sin),
                 }
             }
         })?;
@@ -437,6 +433,12 @@ impl Backend for Native {
         let job = Job { expert: network, inputs: x.bytes(), row_index: &rows, output: out.bytes_mut() };
         self.pool.forward(&mut [job])?;
         Ok(out)
+    }
+
+    fn scale(&self, mut x: Rows, factor: f64) -> Result<Rows, BackendError> {
+        let factor = factor as f32;
+        self.change_rows(&mut x, |_, row| row.iter_mut().for_each(|x| *x *= factor))?;
+        Ok(x)
     }
 
     fn scale_by_sigmoid(&self, mut x: Rows, gate: &Rows) -> Result<Rows, BackendError> {

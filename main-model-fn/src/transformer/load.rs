@@ -4,7 +4,7 @@ use super::attention::{Attention, GroupedQueryAttention, LatentAttention};
 use super::mlp::{Mlp, Moe, SharedExperts};
 use super::{Layer, LoadModelError, Transformer};
 use crate::backend::{Affine, Backend};
-use remoe_experts::in_parallel;
+use remoe_experts::{in_parallel, load_floats};
 use remoe_kernels::{AttentionShape, Dtype};
 use remoe_model::{
     AttentionFacts, AttentionTensors, Checkpoint, GqaFacts, GqaTensors, MlaFacts, MlaTensors, MlpFacts,
@@ -36,6 +36,7 @@ impl<B: Backend> Transformer<B> {
             norm: loader.norm(checkpoint.final_norm())?,
             head: loader.product(&[head], dtype)?,
             embedding: ops.load_embedding(checkpoint, checkpoint.embedding())?,
+            multipliers: config.multipliers,
             layers,
             pages: ops.pages(&shapes),
             ops,
@@ -120,7 +121,7 @@ impl<B: Backend> Loader<'_, B> {
             key_dim: facts.head_dim,
             value_dim: facts.head_dim,
             latent: false,
-            scale: (facts.head_dim as f64).powf(-0.5),
+            scale: facts.softmax_scale,
             window: facts.window,
         };
         Ok((Attention::Grouped(attention), shape))
@@ -184,7 +185,11 @@ impl<B: Backend> Loader<'_, B> {
         };
         let router_dtype = if facts.routing.logits_in_float32 { Dtype::F32 } else { self.dtype };
         Ok(Moe {
-            router: self.product(&[router], router_dtype)?,
+            router: self.product(&[&router.weight], router_dtype)?,
+            correction: match &router.correction {
+                None => Vec::new(),
+                Some(tensor) => load_floats(self.checkpoint, tensor)?,
+            },
             routing: facts.routing.clone(),
             experts: facts.experts,
             top_k: facts.top_k,

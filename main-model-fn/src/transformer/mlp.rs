@@ -17,6 +17,8 @@ pub(super) enum Mlp<B: Backend> {
 pub(super) struct Moe<B: Backend> {
     pub(super) router: B::Linear,
     pub(super) routing: RoutingFacts,
+    /// What is added to each expert's score for the choice, where there is such a thing.
+    pub(super) correction: Vec<f32>,
     pub(super) experts: usize,
     pub(super) top_k: usize,
     pub(super) hidden: usize,
@@ -52,7 +54,7 @@ impl<B: Backend> Moe<B> {
     ) -> Result<B::Tensor, ForwardError> {
         let logits = ops.floats(&ops.linear(&self.router, x)?)?;
         let inputs = ops.bytes(x)?;
-        let routed = route(&logits, self.experts, self.top_k, &self.routing, self.dtype);
+        let routed = route(&logits, self.experts, self.top_k, &self.routing, &self.correction, self.dtype);
         if let Some(routing) = routing {
             routing.push(recorded(layer, &routed));
         }

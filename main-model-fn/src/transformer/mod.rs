@@ -18,6 +18,7 @@ use crate::experts::Experts;
 use crate::pages::SequenceCache;
 use attention::{Attention, Context};
 use mlp::Mlp;
+use remoe_model::Multipliers;
 
 /// The model as the engine sees it.
 pub(crate) trait Model: Send {
@@ -60,6 +61,7 @@ pub(crate) struct Transformer<B: Backend> {
     rope: B::Rope,
     norm: B::Norm,
     head: B::Linear,
+    multipliers: Multipliers,
 }
 
 struct Layer<B: Backend> {
@@ -170,10 +172,13 @@ impl<B: Backend> Transformer<B> {
         let ops = &self.ops;
         let angles = ops.angles(&self.rope, positions)?;
         let mut at = Context { ops, pages: &mut self.pages, angles: &angles, spans };
-        let mut x = ops.embed(&self.embedding, tokens)?;
+        let scaled = |x: B::Tensor, factor: f64| if factor == 1.0 { Ok(x) } else { ops.scale(x, factor) };
+        let Multipliers { embedding, residual, .. } = self.multipliers;
+        let mut x = scaled(ops.embed(&self.embedding, tokens)?, embedding)?;
         for (id, layer) in self.layers.iter().enumerate() {
             let normed = ops.norm(&layer.before_attention, &x)?;
-            x = ops.add(x, &layer.attention.forward(id, &normed, &mut at)?)?;
+            let output = layer.attention.forward(id, &normed, &mut at)?;
+            x = ops.add(x, &scaled(output, residual)?)?;
             let normed = ops.norm(&layer.before_mlp, &x)?;
             let output = match &layer.mlp {
                 Mlp::Dense(network) => ops.gated(network, &normed)?,
@@ -182,7 +187,7 @@ impl<B: Backend> Transformer<B> {
                     moe.forward(id, ops, &normed, experts, routing)?
                 }
             };
-            x = ops.add(x, &output)?;
+            x = ops.add(x, &scaled(output, residual)?)?;
         }
         Ok(x)
     }
@@ -192,6 +197,11 @@ impl<B: Backend> Transformer<B> {
             return Ok(Vec::new());
         }
         let normed = self.ops.norm(&self.norm, &self.ops.rows(x, wanted)?)?;
-        Ok(self.ops.floats(&self.ops.linear(&self.head, &normed)?)?)
+        let mut logits = self.ops.floats(&self.ops.linear(&self.head, &normed)?)?;
+        if self.multipliers.logits_divisor != 1.0 {
+            let divisor = self.multipliers.logits_divisor as f32;
+            logits.iter_mut().for_each(|logit| *logit /= divisor);
+        }
+        Ok(logits)
     }
 }

@@ -5,22 +5,14 @@
 //! in float32, softmax over all experts, greedy or group-limited choice, weights times
 //! `routed_scaling_factor`, kept in float32. Shared experts without a gate. The first layers dense.
 
-use super::{Family, TensorNames, USUAL_NAMES, uniform_layer_types};
+use super::{Family, TensorNames, USUAL_NAMES, latent, uniform_layer_types};
 use crate::config::{Common, Defaults, ModelConfig};
 use crate::error::CheckpointError;
-use crate::facts::{
-    AttentionFacts, GroupFacts, LayerFacts, MlaFacts, MlpFacts, MoeFacts, RoutingFacts, Score, SharedFacts,
-};
+use crate::facts::{GroupFacts, LayerFacts, MlpFacts, MoeFacts, RoutingFacts, Score, SharedFacts};
 use crate::fields::Fields;
 use crate::rope::{RopeFacts, RopeLayout};
 
 pub(super) const NAMES: TensorNames = TensorNames { shared: "shared_experts", ..USUAL_NAMES };
-
-/// `DeepseekV2RMSNorm(rank)` is made without the config's epsilon.
-const LATENT_NORM_EPS: f64 = 1e-6;
-
-/// More than any model multiplies its experts' outputs with (DeepSeek-V2: 16).
-const SCALE_LIMIT: f64 = 65_536.0;
 
 const DEFAULTS: Defaults = Defaults {
     vocab_size: 102_400,
@@ -42,42 +34,8 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
     }
     // transformers refuses it too, though the heads do not depend on it.
     common.even_heads()?;
-    let kv_heads = common.kv_heads(common.heads)?;
-    if kv_heads != common.heads {
-        return Err(fields.unsupported(
-            "num_key_value_heads",
-            format!("{kv_heads}; latent attention has as many as num_attention_heads ({})", common.heads),
-        ));
-    }
-    let rope_dim = fields.size("qk_rope_head_dim", 64)?;
-    if rope_dim % 2 != 0 {
-        return Err(fields.error("qk_rope_head_dim", format!("is {rope_dim}, rotation needs an even number")));
-    }
-    let rope = RopeFacts::parse(fields, 10_000.0, rope_dim, RopeLayout::Interleaved, common.context_length)?;
-    let nope_dim = fields.size("qk_nope_head_dim", 128)?;
-    let mscale = rope.score_mscale();
-    let softmax_scale = ((nope_dim + rope_dim) as f64).powf(-0.5) * mscale * mscale;
-    if !(softmax_scale as f32).is_normal() || softmax_scale <= 0.0 {
-        return Err(fields.error(
-            "rope_parameters",
-            format!("its factor and mscale_all_dim scale the scores by {softmax_scale}, expected a finite number above 0"),
-        ));
-    }
-    let attention = AttentionFacts::Mla(MlaFacts {
-        heads: common.heads,
-        q_rank: match fields.optional_size("q_lora_rank")? {
-            Some(rank) => Some(rank),
-            None if fields.is_null("q_lora_rank") => None,
-            None => Some(1536),
-        },
-        kv_rank: fields.size("kv_lora_rank", 512)?,
-        nope_dim,
-        rope_dim,
-        value_dim: fields.size("v_head_dim", 128)?,
-        bias: fields.flag("attention_bias", false)?,
-        latent_norm_eps: LATENT_NORM_EPS,
-        softmax_scale,
-    });
+    let (attention, rope) = latent::attention(&common, RopeLayout::Interleaved)?;
+    let rope = RopeFacts { in_float32: true, ..rope };
     let moe = experts(&common)?;
     let dense_layers = fields.count("first_k_dense_replace", 0)?;
     let dense_width = fields.size("intermediate_size", 11008)?;
@@ -105,13 +63,6 @@ fn experts(common: &Common<'_>) -> Result<MoeFacts, CheckpointError> {
     let groups = groups(common, experts, top_k)?;
     let expert_width = fields.size("moe_intermediate_size", 1407)?;
     let shared = fields.count("n_shared_experts", 2)?;
-    let scale = fields.number("routed_scaling_factor", 1.0)?;
-    if !(scale > 0.0 && scale <= SCALE_LIMIT) {
-        return Err(fields.error(
-            "routed_scaling_factor",
-            format!("is {scale}, expected a number above 0, at most {SCALE_LIMIT}"),
-        ));
-    }
     Ok(MoeFacts {
         experts,
         top_k,
@@ -119,8 +70,9 @@ fn experts(common: &Common<'_>) -> Result<MoeFacts, CheckpointError> {
         routing: RoutingFacts {
             score: Score::Softmax,
             logits_in_float32: true,
+            corrected: false,
             normalise: false,
-            scale,
+            scale: latent::routed_scale(common, 1.0)?,
             groups,
             weights_in_compute_dtype: false,
         },
@@ -147,19 +99,6 @@ fn groups(common: &Common<'_>, experts: usize, top_k: usize) -> Result<Option<Gr
     }
     let groups = fields.required_size("n_group")?;
     let chosen = fields.required_size("topk_group")?;
-    if !experts.is_multiple_of(groups) {
-        return Err(
-            fields.error("n_group", format!("is {groups}, which does not divide the {experts} experts"))
-        );
-    }
-    if chosen > groups {
-        return Err(fields.error("topk_group", format!("is {chosen}, more than n_group ({groups})")));
-    }
-    // Beyond that, experts of weight 0 outside of the groups would be taken, in an order that torch
-    // leaves open.
-    if top_k > chosen * (experts / groups) {
-        return Err(fields
-            .error("num_experts_per_tok", format!("is {top_k}, more than the experts of {chosen} groups")));
-    }
-    Ok(Some(GroupFacts { groups, chosen }))
+    latent::groups(common, experts, top_k, [groups, chosen])?;
+    Ok(Some(GroupFacts { groups, chosen, best: 1 }))
 }

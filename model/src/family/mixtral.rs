@@ -3,15 +3,20 @@
 //! Softmax over all experts in float32, the best `num_experts_per_tok` normalised to a sum of 1 and
 //! kept in float32. `router_jitter_noise` and dropout act in training only.
 
-use super::{Family, TensorNames, USUAL_NAMES, uniform_layer_types};
+use super::{BlockNames, Family, TensorNames, USUAL_BLOCK, USUAL_NAMES, uniform_layer_types};
 use crate::config::{Common, Defaults, ModelConfig};
 use crate::error::CheckpointError;
 use crate::facts::{AttentionFacts, GqaFacts, LayerFacts, MlpFacts, MoeFacts, RoutingFacts, Score};
 use crate::fields::Fields;
 use crate::rope::{RopeFacts, RopeLayout};
 
-pub(super) const NAMES: TensorNames =
-    TensorNames { blocks: &["block_sparse_moe", "mlp"], gate: "w1", up: "w3", down: "w2", ..USUAL_NAMES };
+pub(super) const NAMES: TensorNames = TensorNames {
+    blocks: &[BlockNames { block: "block_sparse_moe", ..USUAL_BLOCK }, USUAL_BLOCK],
+    gate: "w1",
+    up: "w3",
+    down: "w2",
+    ..USUAL_NAMES
+};
 
 const DEFAULTS: Defaults = Defaults {
     vocab_size: 32_000,
@@ -35,9 +40,10 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
         head_dim,
         qkv_bias: false,
         o_bias: false,
-        qk_norm: false,
+        qk_norm: None,
         clip: None,
         window,
+        softmax_scale: GqaFacts::usual_scale(head_dim),
     });
     let expert_field = fields.either("num_local_experts", "num_experts");
     let (experts, top_k) = common.experts(
@@ -52,6 +58,7 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
         routing: RoutingFacts {
             score: Score::Softmax,
             logits_in_float32: false,
+            corrected: false,
             normalise: true,
             scale: 1.0,
             groups: None,

@@ -1,9 +1,13 @@
 //! The families: each file holds everything that is particular to one.
 
 mod deepseek_v2;
+mod deepseek_v3;
+mod granitemoe;
+mod latent;
 mod mixtral;
 mod olmoe;
 mod qwen2_moe;
+mod qwen3_moe;
 
 use crate::config::{Common, ModelConfig};
 use crate::error::CheckpointError;
@@ -20,13 +24,19 @@ pub enum Family {
     Olmoe,
     /// DeepSeek-V2 (DeepSeek).
     DeepseekV2,
+    /// DeepSeek-V3 and R1 (DeepSeek).
+    DeepseekV3,
+    /// Qwen3-MoE (Alibaba).
+    Qwen3Moe,
+    /// GraniteMoE (IBM).
+    GraniteMoe,
 }
 
 /// Names of tensors. Layer tensors stand under `model.layers.<id>.`, expert tensors of the separate
-/// layout under `<block>.experts.<id>.`, of the fused one under `<block>.experts.`.
+/// layout under `<block>.experts.<id>.`.
 pub(crate) struct TensorNames {
-    /// Names under which the MoE block may stand, the one that `save_pretrained` writes first.
-    pub(crate) blocks: &'static [&'static str],
+    /// What the MoE block may be called, as `save_pretrained` writes it first.
+    pub(crate) blocks: &'static [BlockNames],
     pub(crate) gate: &'static str,
     pub(crate) up: &'static str,
     pub(crate) down: &'static str,
@@ -36,9 +46,28 @@ pub(crate) struct TensorNames {
     pub(crate) shared_gate: &'static str,
 }
 
+/// Names of a MoE block and of what stands under it.
+pub(crate) struct BlockNames {
+    pub(crate) block: &'static str,
+    /// The router's weight.
+    pub(crate) router: &'static str,
+    /// Gate and up projections of all experts in one tensor.
+    pub(crate) gate_up: &'static str,
+    /// Down projections of all experts in one tensor.
+    pub(crate) down: &'static str,
+}
+
+/// The block of most families of today.
+const USUAL_BLOCK: BlockNames = BlockNames {
+    block: "mlp",
+    router: "gate.weight",
+    gate_up: "experts.gate_up_proj",
+    down: "experts.down_proj",
+};
+
 /// The names that most families of today use.
 const USUAL_NAMES: TensorNames = TensorNames {
-    blocks: &["mlp"],
+    blocks: &[USUAL_BLOCK],
     gate: "gate_proj",
     up: "up_proj",
     down: "down_proj",
@@ -47,7 +76,15 @@ const USUAL_NAMES: TensorNames = TensorNames {
 };
 
 impl Family {
-    pub(crate) const ALL: [Self; 4] = [Self::Mixtral, Self::Qwen2Moe, Self::Olmoe, Self::DeepseekV2];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Mixtral,
+        Self::Qwen2Moe,
+        Self::Qwen3Moe,
+        Self::Olmoe,
+        Self::DeepseekV2,
+        Self::DeepseekV3,
+        Self::GraniteMoe,
+    ];
 
     /// `model_type` of the config, and the family in `remoe inspect`.
     #[must_use]
@@ -57,6 +94,9 @@ impl Family {
             Self::Qwen2Moe => "qwen2_moe",
             Self::Olmoe => "olmoe",
             Self::DeepseekV2 => "deepseek_v2",
+            Self::DeepseekV3 => "deepseek_v3",
+            Self::Qwen3Moe => "qwen3_moe",
+            Self::GraniteMoe => "granitemoe",
         }
     }
 
@@ -77,6 +117,9 @@ impl Family {
             Self::Qwen2Moe => qwen2_moe::parse(fields),
             Self::Olmoe => olmoe::parse(fields),
             Self::DeepseekV2 => deepseek_v2::parse(fields),
+            Self::DeepseekV3 => deepseek_v3::parse(fields),
+            Self::Qwen3Moe => qwen3_moe::parse(fields),
+            Self::GraniteMoe => granitemoe::parse(fields),
         }
     }
 
@@ -86,6 +129,9 @@ impl Family {
             Self::Qwen2Moe => &qwen2_moe::NAMES,
             Self::Olmoe => &olmoe::NAMES,
             Self::DeepseekV2 => &deepseek_v2::NAMES,
+            Self::DeepseekV3 => &deepseek_v3::NAMES,
+            Self::Qwen3Moe => &qwen3_moe::NAMES,
+            Self::GraniteMoe => &granitemoe::NAMES,
         }
     }
 }

@@ -7,7 +7,7 @@
 use super::{Family, TensorNames, USUAL_NAMES, uniform_layer_types};
 use crate::config::{Common, Defaults, ModelConfig};
 use crate::error::CheckpointError;
-use crate::facts::{AttentionFacts, GqaFacts, LayerFacts, MlpFacts, MoeFacts, RoutingFacts, Score};
+use crate::facts::{AttentionFacts, GqaFacts, LayerFacts, MlpFacts, MoeFacts, QkNorm, RoutingFacts, Score};
 use crate::fields::Fields;
 use crate::rope::{RopeFacts, RopeLayout};
 
@@ -48,9 +48,10 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
         head_dim,
         qkv_bias: bias,
         o_bias: bias,
-        qk_norm: true,
+        qk_norm: Some(QkNorm::Row),
         clip,
         window: None,
+        softmax_scale: GqaFacts::usual_scale(head_dim),
     });
     let expert_field = fields.either("num_experts", "num_local_experts");
     let (experts, top_k) = common.experts(
@@ -65,6 +66,7 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
         routing: RoutingFacts {
             score: Score::Softmax,
             logits_in_float32: false,
+            corrected: false,
             normalise: fields.flag("norm_topk_prob", false)?,
             scale: 1.0,
             groups: None,

@@ -36,36 +36,22 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
     let windows = windows(&common)?;
     let moe = experts(&common)?;
     let dense_width = fields.size("intermediate_size", 5632)?;
-    let sparse_step = fields.size("decoder_sparse_step", 1)?;
-    let mut dense_layers = BTreeSet::new();
-    for entry in fields.list("mlp_only_layers")?.unwrap_or_default() {
-        let Some(layer) = entry.as_i64() else {
-            return Err(fields.error("mlp_only_layers", format!("holds {entry}, expected layer ids")));
-        };
-        dense_layers.insert(layer);
-    }
     let layers = windows
         .into_iter()
-        .enumerate()
-        .map(|(layer, window)| {
-            let listed = dense_layers.contains(&(layer as i64));
-            LayerFacts {
-                attention: AttentionFacts::Gqa(GqaFacts {
-                    heads: common.heads,
-                    kv_heads,
-                    head_dim,
-                    qkv_bias,
-                    o_bias: false,
-                    qk_norm: false,
-                    clip: None,
-                    window,
-                }),
-                mlp: if !listed && (layer + 1) % sparse_step == 0 {
-                    MlpFacts::Moe(moe.clone())
-                } else {
-                    MlpFacts::Dense { width: dense_width }
-                },
-            }
+        .zip(sparse_layers(&common)?)
+        .map(|(window, sparse)| LayerFacts {
+            attention: AttentionFacts::Gqa(GqaFacts {
+                heads: common.heads,
+                kv_heads,
+                head_dim,
+                qkv_bias,
+                o_bias: false,
+                qk_norm: None,
+                clip: None,
+                window,
+                softmax_scale: GqaFacts::usual_scale(head_dim),
+            }),
+            mlp: if sparse { MlpFacts::Moe(moe.clone()) } else { MlpFacts::Dense { width: dense_width } },
         })
         .collect();
     let rope = RopeFacts::parse(fields, 10_000.0, head_dim, RopeLayout::Halves, common.context_length)?;
@@ -86,6 +72,7 @@ fn experts(common: &Common<'_>) -> Result<MoeFacts, CheckpointError> {
         routing: RoutingFacts {
             score: Score::Softmax,
             logits_in_float32: false,
+            corrected: false,
             normalise: fields.flag("norm_topk_prob", false)?,
             scale: 1.0,
             groups: None,
@@ -97,6 +84,22 @@ fn experts(common: &Common<'_>) -> Result<MoeFacts, CheckpointError> {
             gated: true,
         }),
     })
+}
+
+/// Whether each layer has routed experts.
+pub(super) fn sparse_layers(common: &Common<'_>) -> Result<Vec<bool>, CheckpointError> {
+    let fields = common.fields;
+    let sparse_step = fields.size("decoder_sparse_step", 1)?;
+    let mut dense_layers = BTreeSet::new();
+    for entry in fields.list("mlp_only_layers")?.unwrap_or_default() {
+        let Some(layer) = entry.as_i64() else {
+            return Err(fields.error("mlp_only_layers", format!("holds {entry}, expected layer ids")));
+        };
+        dense_layers.insert(layer);
+    }
+    let sparse =
+        |layer: usize| !dense_layers.contains(&(layer as i64)) && (layer + 1).is_multiple_of(sparse_step);
+    Ok((0..common.layers).map(sparse).collect())
 }
 
 /// The window of each layer. Without `layer_types`, a windowed model has windows in the layers with

@@ -108,6 +108,8 @@ pub struct ExpertsOutline {
     pub biases: usize,
     /// Elements of the router besides its matrix.
     pub router_biases: usize,
+    /// Elements of what corrects the router's choice, float32 in every form of weights.
+    pub corrections: usize,
     /// Shared experts.
     pub shared: usize,
     /// Width of all shared experts together.
@@ -116,10 +118,12 @@ pub struct ExpertsOutline {
     pub shared_gate: bool,
 }
 
-/// Elements of a part of a model: what is multiplied with, which short forms are for, and the rest.
+/// Elements of a part of a model: what is multiplied with, which short forms are for, what is float32
+/// always, and the rest.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Elements {
     matrices: u128,
+    wide: u128,
     rest: u128,
 }
 
@@ -127,13 +131,17 @@ impl std::ops::Add for Elements {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
-        Self { matrices: self.matrices + other.matrices, rest: self.rest + other.rest }
+        Self {
+            matrices: self.matrices + other.matrices,
+            wide: self.wide + other.wide,
+            rest: self.rest + other.rest,
+        }
     }
 }
 
 impl Elements {
     fn all(self) -> u128 {
-        self.matrices + self.rest
+        self.matrices + self.wide + self.rest
     }
 }
 
@@ -148,6 +156,7 @@ impl AttentionOutline {
             Self::Grouped { heads, groups, width, besides } => Elements {
                 matrices: 2 * product(&[hidden, heads, width]) + 2 * product(&[hidden, groups, width]),
                 rest: besides as u128,
+                ..Elements::default()
             },
             Self::Latent { heads, query_rank, rank, plain, rotary, value, biases } => {
                 let queries = product(&[heads, plain + rotary]);
@@ -161,6 +170,7 @@ impl AttentionOutline {
                         + product(&[rank, heads, plain + value])
                         + product(&[heads, value, hidden]),
                     rest: (norm + rank + biases) as u128,
+                    ..Elements::default()
                 }
             }
         }
@@ -177,7 +187,11 @@ impl AttentionOutline {
 
 impl ExpertsOutline {
     fn expert(&self, hidden: usize) -> Elements {
-        Elements { matrices: product(&[self.matrices, hidden, self.width]), rest: self.biases as u128 }
+        Elements {
+            matrices: product(&[self.matrices, hidden, self.width]),
+            rest: self.biases as u128,
+            ..Elements::default()
+        }
     }
 
     /// Router and shared experts. Routers stay in the compute dtype in every form of weights.
@@ -185,6 +199,7 @@ impl ExpertsOutline {
         let gate = if self.shared_gate { hidden } else { 0 };
         Elements {
             matrices: product(&[self.matrices, hidden, self.shared_width]),
+            wide: self.corrections as u128,
             rest: product(&[hidden, self.experts]) + (self.router_biases + gate) as u128,
         }
     }
@@ -287,11 +302,11 @@ impl Outline {
     fn non_expert(&self, layer: &LayerOutline) -> Elements {
         let mlp = match &layer.mlp {
             MlpOutline::Dense { matrices, width } => {
-                Elements { matrices: product(&[*matrices, self.hidden, *width]), rest: 0 }
+                Elements { matrices: product(&[*matrices, self.hidden, *width]), ..Elements::default() }
             }
             MlpOutline::Experts(experts) => experts.around(self.hidden),
         };
-        let norms = Elements { matrices: 0, rest: 2 * self.norm() };
+        let norms = Elements { rest: 2 * self.norm(), ..Elements::default() };
         norms + layer.attention.elements(self.hidden) + mlp
     }
 

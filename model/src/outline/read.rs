@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::{AttentionOutline, ExpertsOutline, LayerOutline, MlpOutline, Outline, Weights};
 use crate::config::{ModelConfig, declared_dtype};
 use crate::error::CheckpointError;
-use crate::facts::{AttentionFacts, LayerFacts, MlpFacts};
+use crate::facts::{AttentionFacts, LayerFacts, MlpFacts, QkNorm};
 use crate::family::Family;
 use crate::fields::Fields;
 use crate::json;
@@ -22,8 +22,7 @@ const WIDEST: usize = 1 << 24;
 type Layers = fn(Fields<'_>) -> Result<Vec<LayerOutline>, CheckpointError>;
 
 /// Families whose sizes are known here and that the engine does not run.
-const SIZED_ONLY: [(&str, Layers); 3] =
-    [("deepseek_v3", deepseek_v3), ("qwen3_moe", qwen3_moe), ("gpt_oss", gpt_oss)];
+const SIZED_ONLY: [(&str, Layers); 1] = [("gpt_oss", gpt_oss)];
 
 impl Outline {
     /// Reads the `config.json` in `store`, and no other file. `dtype` is what weights are counted in, whatever
@@ -165,7 +164,11 @@ fn of_facts(layer: &LayerFacts, hidden: usize) -> LayerOutline {
                 width: facts.head_dim,
                 besides: when(facts.qkv_bias, queries + 2 * keys)
                     + when(facts.o_bias, hidden)
-                    + when(facts.qk_norm, queries + keys),
+                    + match facts.qk_norm {
+                        None => 0,
+                        Some(QkNorm::Row) => queries + keys,
+                        Some(QkNorm::Head) => 2 * facts.head_dim,
+                    },
             }
         }
         AttentionFacts::Mla(facts) => AttentionOutline::Latent {
@@ -191,82 +194,13 @@ fn of_facts(layer: &LayerFacts, hidden: usize) -> LayerOutline {
             width: facts.expert_width,
             biases: 0,
             router_biases: 0,
+            corrections: if facts.routing.corrected { facts.experts } else { 0 },
             shared: facts.shared.as_ref().map_or(0, |shared| shared.count),
             shared_width: facts.shared.as_ref().map_or(0, |shared| shared.width),
             shared_gate: facts.shared.as_ref().is_some_and(|shared| shared.gated),
         }),
     };
     LayerOutline { attention, mlp }
-}
-
-/// DeepSeek-V3 and R1 (arXiv 2412.19437): latent attention with a query latent, a correction of the router
-/// per expert. The layers that predict further tokens are no part of the model that is served.
-fn deepseek_v3(fields: Fields<'_>) -> Result<Vec<LayerOutline>, CheckpointError> {
-    let attention = AttentionOutline::Latent {
-        heads: width(fields, "num_attention_heads")?,
-        query_rank: fields.get("q_lora_rank").map(|_| width(fields, "q_lora_rank")).transpose()?,
-        rank: width(fields, "kv_lora_rank")?,
-        plain: width(fields, "qk_nope_head_dim")?,
-        rotary: width(fields, "qk_rope_head_dim")?,
-        value: width(fields, "v_head_dim")?,
-        biases: 0,
-    };
-    let expert_width = width(fields, "moe_intermediate_size")?;
-    let (experts, shared) = (width(fields, "n_routed_experts")?, fields.count("n_shared_experts", 0)?);
-    within(fields, "n_shared_experts", shared, MOST_EXPERTS)?;
-    let moe = ExpertsOutline {
-        experts,
-        top_k: fields.required_size("num_experts_per_tok")?,
-        matrices: 3,
-        width: expert_width,
-        biases: 0,
-        router_biases: experts,
-        shared,
-        shared_width: shared * expert_width,
-        shared_gate: false,
-    };
-    let dense = MlpOutline::Dense { matrices: 3, width: width(fields, "intermediate_size")? };
-    let first = fields.count("first_k_dense_replace", 0)?;
-    let step = fields.size("moe_layer_freq", 1)?;
-    layers(fields, |layer| LayerOutline {
-        attention: attention.clone(),
-        mlp: match layer >= first && layer % step == 0 {
-            true => MlpOutline::Experts(moe.clone()),
-            false => dense.clone(),
-        },
-    })
-}
-
-/// Qwen3-MoE: norms of each head's queries and keys, no shared experts.
-fn qwen3_moe(fields: Fields<'_>) -> Result<Vec<LayerOutline>, CheckpointError> {
-    let (heads, groups) = (width(fields, "num_attention_heads")?, width(fields, "num_key_value_heads")?);
-    let head = width(fields, "head_dim")?;
-    let biases = match fields.flag("attention_bias", false)? {
-        true => (heads + 2 * groups) * head + width(fields, "hidden_size")?,
-        false => 0,
-    };
-    let attention = AttentionOutline::Grouped { heads, groups, width: head, besides: 2 * head + biases };
-    let moe = ExpertsOutline {
-        experts: width(fields, "num_experts")?,
-        top_k: fields.required_size("num_experts_per_tok")?,
-        matrices: 3,
-        width: width(fields, "moe_intermediate_size")?,
-        biases: 0,
-        router_biases: 0,
-        shared: 0,
-        shared_width: 0,
-        shared_gate: false,
-    };
-    let dense = MlpOutline::Dense { matrices: 3, width: width(fields, "intermediate_size")? };
-    let step = fields.size("decoder_sparse_step", 1)?;
-    let listed = fields.list("mlp_only_layers")?.unwrap_or_default();
-    layers(fields, |layer| LayerOutline {
-        attention: attention.clone(),
-        mlp: match (layer + 1) % step == 0 && !listed.iter().any(|one| one.as_u64() == Some(layer as u64)) {
-            true => MlpOutline::Experts(moe.clone()),
-            false => dense.clone(),
-        },
-    })
 }
 
 /// gpt-oss (arXiv 2508.10925): biases everywhere, a sink per head.
@@ -286,6 +220,7 @@ fn gpt_oss(fields: Fields<'_>) -> Result<Vec<LayerOutline>, CheckpointError> {
         width: expert_width,
         biases: 2 * expert_width + hidden,
         router_biases: experts,
+        corrections: 0,
         shared: 0,
         shared_width: 0,
         shared_gate: false,

@@ -57,7 +57,7 @@ impl Weights {
 
     /// Bytes of any other part of a layer.
     pub(super) fn bytes(self, elements: Elements, element: u128) -> u128 {
-        self.matrix_bytes(elements.matrices, element) + elements.rest * element
+        self.matrix_bytes(elements.matrices, element) + 4 * elements.wide + elements.rest * element
     }
 
     fn matrix_bytes(self, matrices: u128, element: u128) -> u128 {

@@ -318,6 +318,86 @@ pub fn deepseek_v2() -> Material {
     material
 }
 
+/// 5 heads, hidden 40, 3 layers of which layer 1 is dense, 4 experts of width 7.
+pub fn qwen3_moe() -> Material {
+    let mut material = start(json!({
+        "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "bos_token_id": null, "decoder_sparse_step": 1, "dtype": "float32", "eos_token_id": null,
+        "hidden_act": "silu", "hidden_size": 40, "initializer_range": 0.02, "intermediate_size": 9,
+        "max_position_embeddings": 64, "mlp_only_layers": [1], "model_type": "qwen3_moe",
+        "moe_intermediate_size": 7, "norm_topk_prob": true, "num_attention_heads": 5,
+        "num_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 3,
+        "num_key_value_heads": 1, "output_router_logits": false, "pad_token_id": null,
+        "rms_norm_eps": 1e-06, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        "router_aux_loss_coef": 0.001, "sliding_window": null, "tie_word_embeddings": false,
+        "transformers_version": "5.17.0", "use_cache": true, "use_sliding_window": false,
+        "vocab_size": 59
+    }));
+    outside(&mut material, 3, true);
+    for layer in 0..3 {
+        gqa(&mut material, layer, false);
+        for norm in ["q_norm", "k_norm"] {
+            material.tensor(&format!("model.layers.{layer}.self_attn.{norm}.weight"), &[8]);
+        }
+        let block = format!("model.layers.{layer}.mlp");
+        if layer == 1 {
+            mlp(&mut material, &block, USUAL, 9);
+            continue;
+        }
+        material.tensor(&format!("{block}.gate.weight"), &[4, 40]);
+        for expert in 0..4 {
+            mlp(&mut material, &format!("{block}.experts.{expert}"), USUAL, 7);
+        }
+    }
+    material
+}
+
+/// 5 heads, hidden 40, 3 layers, 4 experts of width 7, biases, multipliers.
+pub fn granitemoe() -> Material {
+    let mut material = start(json!({
+        "architectures": ["GraniteMoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "attention_multiplier": 0.25, "bos_token_id": 1, "dtype": "float32",
+        "embedding_multiplier": 12.0, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 40,
+        "initializer_range": 0.02, "intermediate_size": 7, "logits_scaling": 6.0,
+        "max_position_embeddings": 64, "model_type": "granitemoe", "num_attention_heads": 5,
+        "num_experts_per_tok": 2, "num_hidden_layers": 3, "num_key_value_heads": 1,
+        "num_local_experts": 4, "output_router_logits": false, "pad_token_id": null,
+        "residual_multiplier": 0.22, "rms_norm_eps": 1e-06,
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        "router_aux_loss_coef": 0.001, "tie_word_embeddings": false,
+        "transformers_version": "5.17.0", "use_cache": true, "vocab_size": 59
+    }));
+    outside(&mut material, 3, true);
+    for layer in 0..3 {
+        gqa(&mut material, layer, false);
+        let block = format!("model.layers.{layer}.block_sparse_moe");
+        material.tensor(&format!("{block}.router.layer.weight"), &[4, 40]);
+        material.tensor(&format!("{block}.input_linear.weight"), &[4, 14, 40]);
+        material.tensor(&format!("{block}.output_linear.weight"), &[4, 40, 7]);
+    }
+    material
+}
+
+/// As [`deepseek_v2`], with a corrected choice among 2 groups.
+pub fn deepseek_v3() -> Material {
+    let mut material = deepseek_v2();
+    material
+        .set("architectures", json!(["DeepseekV3ForCausalLM"]))
+        .set("model_type", json!("deepseek_v3"))
+        .set("n_group", json!(2))
+        .set("topk_group", json!(1))
+        .set("norm_topk_prob", json!(true))
+        .set("num_nextn_predict_layers", json!(0))
+        .set("rope_interleave", json!(true))
+        .set("routed_scaling_factor", json!(2.5))
+        .unset("topk_method")
+        .unset("mlp_bias");
+    for layer in 1..3 {
+        material.tensor(&format!("model.layers.{layer}.mlp.gate.e_score_correction_bias"), &[4]);
+    }
+    material
+}
+
 pub fn families() -> Vec<Material> {
-    vec![mixtral(), olmoe(), qwen2_moe(), deepseek_v2()]
+    vec![mixtral(), olmoe(), qwen2_moe(), qwen3_moe(), granitemoe(), deepseek_v2(), deepseek_v3()]
 }

@@ -75,7 +75,7 @@ impl Model {
             };
             (experts, top_k) = (facts.experts, facts.top_k);
             let norm = self.floats(&self.checkpoint.norms(layer)?.mlp)?;
-            layers.push(GateWeights { norm, gate: self.floats(router)? });
+            layers.push(GateWeights { norm, gate: self.floats(&router.weight)? });
         }
         Ok(Fate::new(self.embedding.clone(), layers, experts, top_k, config.norm_eps as f32)?)
     }

@@ -1,0 +1,94 @@
+//! GraniteMoE (IBM): `GraniteMoeConfig` and `modeling_granitemoe.py` of transformers 5.17.
+//!
+//! Four multipliers: of the embedding, of the scores (in place of 1 / sqrt(head_dim)), of what each block
+//! adds, and a divisor of the logits. The experts of the largest logits, softmax over them in float32,
+//! then rounded to the dtype of the activations. All experts of a layer lie in two tensors.
+
+use super::{BlockNames, Family, TensorNames, USUAL_BLOCK, USUAL_NAMES, uniform_layer_types};
+use crate::config::{Common, Defaults, ModelConfig, Multipliers};
+use crate::error::CheckpointError;
+use crate::facts::{AttentionFacts, GqaFacts, LayerFacts, MlpFacts, MoeFacts, RoutingFacts, Score};
+use crate::fields::Fields;
+use crate::rope::{RopeFacts, RopeLayout};
+
+pub(super) const NAMES: TensorNames = TensorNames {
+    blocks: &[
+        BlockNames {
+            block: "block_sparse_moe",
+            router: "router.layer.weight",
+            gate_up: "input_linear.weight",
+            down: "output_linear.weight",
+        },
+        BlockNames { block: "block_sparse_moe", router: "router.weight", ..USUAL_BLOCK },
+    ],
+    ..USUAL_NAMES
+};
+
+const DEFAULTS: Defaults = Defaults {
+    vocab_size: 32_000,
+    hidden_size: 4096,
+    layers: 32,
+    heads: 32,
+    context_length: 2048,
+    norm_eps: 1e-6,
+    bos: Some(1),
+    eos: Some(2),
+};
+
+pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> {
+    let common = Common::read(fields, &DEFAULTS)?;
+    fields.refuse("sliding_window", "GraniteMoE attends to the whole context")?;
+    uniform_layer_types(&common, "full_attention")?;
+    let head_dim = common.head_dim()?;
+    let bias = fields.flag("attention_bias", false)?;
+    let attention = AttentionFacts::Gqa(GqaFacts {
+        heads: common.heads,
+        kv_heads: common.kv_heads(common.heads)?,
+        head_dim,
+        qkv_bias: bias,
+        o_bias: bias,
+        qk_norm: None,
+        clip: None,
+        window: None,
+        softmax_scale: multiplier(fields, "attention_multiplier")?,
+    });
+    let expert_field = fields.either("num_local_experts", "num_experts");
+    let (experts, top_k) = common.experts(
+        expert_field,
+        fields.size(expert_field, 8)?,
+        fields.size("num_experts_per_tok", 2)?,
+    )?;
+    let moe = MoeFacts {
+        experts,
+        top_k,
+        expert_width: fields.size("intermediate_size", 11_008)?,
+        routing: RoutingFacts {
+            score: Score::SoftmaxOfChosen,
+            logits_in_float32: false,
+            corrected: false,
+            normalise: false,
+            scale: 1.0,
+            groups: None,
+            weights_in_compute_dtype: true,
+        },
+        shared: None,
+    };
+    let layer = LayerFacts { attention, mlp: MlpFacts::Moe(moe) };
+    let rope = RopeFacts::parse(fields, 10_000.0, head_dim, RopeLayout::Halves, common.context_length)?;
+    let layers = vec![layer; common.layers];
+    let multipliers = Multipliers {
+        embedding: multiplier(fields, "embedding_multiplier")?,
+        residual: multiplier(fields, "residual_multiplier")?,
+        logits_divisor: multiplier(fields, "logits_scaling")?,
+    };
+    Ok(ModelConfig { multipliers, ..common.finish(Family::GraniteMoe, layers, rope)? })
+}
+
+/// A factor that float32 has, above 0.
+fn multiplier(fields: Fields<'_>, name: &str) -> Result<f64, CheckpointError> {
+    let value = fields.number(name, 1.0)?;
+    if !(value as f32).is_normal() || value < 0.0 {
+        return Err(fields.error(name, format!("is {value}, expected a float32 above 0")));
+    }
+    Ok(value)
+}

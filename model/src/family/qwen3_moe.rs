@@ -1,0 +1,82 @@
+//! Qwen3-MoE: `Qwen3MoeConfig` and `modeling_qwen3_moe.py` of transformers 5.17.
+//!
+//! Queries and keys pass an RMS norm of each head. Softmax over all experts in float32, normalised only
+//! where `norm_topk_prob` says so, then rounded to the dtype of the activations. A layer is dense where
+//! `mlp_only_layers` or `decoder_sparse_step` say so. A window is every layer's.
+
+use super::qwen2_moe::sparse_layers;
+use super::{Family, TensorNames, USUAL_NAMES, uniform_layer_types};
+use crate::config::{Common, Defaults, ModelConfig};
+use crate::error::CheckpointError;
+use crate::facts::{AttentionFacts, GqaFacts, LayerFacts, MlpFacts, MoeFacts, QkNorm, RoutingFacts, Score};
+use crate::fields::Fields;
+use crate::rope::{RopeFacts, RopeLayout};
+
+pub(super) const NAMES: TensorNames = USUAL_NAMES;
+
+const DEFAULTS: Defaults = Defaults {
+    vocab_size: 151_936,
+    hidden_size: 2048,
+    layers: 24,
+    heads: 32,
+    context_length: 32_768,
+    norm_eps: 1e-6,
+    bos: None,
+    eos: None,
+};
+
+pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> {
+    let common = Common::read(fields, &DEFAULTS)?;
+    let head_dim = common.head_dim()?;
+    let window = match fields.flag("use_sliding_window", false)? {
+        false => None,
+        true => match fields.optional_size("sliding_window")? {
+            None if !fields.is_null("sliding_window") => Some(4096),
+            given => given,
+        },
+    };
+    uniform_layer_types(&common, if window.is_some() { "sliding_attention" } else { "full_attention" })?;
+    let bias = fields.flag("attention_bias", false)?;
+    let attention = AttentionFacts::Gqa(GqaFacts {
+        heads: common.heads,
+        kv_heads: common.kv_heads(4)?,
+        head_dim,
+        qkv_bias: bias,
+        o_bias: bias,
+        qk_norm: Some(QkNorm::Head),
+        clip: None,
+        window,
+        softmax_scale: GqaFacts::usual_scale(head_dim),
+    });
+    let expert_field = fields.either("num_experts", "num_local_experts");
+    let (experts, top_k) = common.experts(
+        expert_field,
+        fields.size(expert_field, 128)?,
+        fields.size("num_experts_per_tok", 8)?,
+    )?;
+    let moe = MoeFacts {
+        experts,
+        top_k,
+        expert_width: fields.size("moe_intermediate_size", 768)?,
+        routing: RoutingFacts {
+            score: Score::Softmax,
+            logits_in_float32: false,
+            corrected: false,
+            normalise: fields.flag("norm_topk_prob", false)?,
+            scale: 1.0,
+            groups: None,
+            weights_in_compute_dtype: true,
+        },
+        shared: None,
+    };
+    let dense = MlpFacts::Dense { width: fields.size("intermediate_size", 6144)? };
+    let layers = sparse_layers(&common)?
+        .into_iter()
+        .map(|sparse| LayerFacts {
+            attention: attention.clone(),
+            mlp: if sparse { MlpFacts::Moe(moe.clone()) } else { dense.clone() },
+        })
+        .collect();
+    let rope = RopeFacts::parse(fields, 10_000.0, head_dim, RopeLayout::Halves, common.context_length)?;
+    common.finish(Family::Qwen3Moe, layers, rope)
+}
