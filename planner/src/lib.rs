@@ -37,7 +37,7 @@ pub use cost::account::{Account, Comparison, Measured, Outcome};
 pub use cost::baselines::{Baseline, Baselines};
 pub use cost::groups::GroupEvaluation;
 pub use cost::lpt::{Replica, load_bound, longest_first, longest_first_beside};
-pub use cost::main_size::{MainSize, useful_vcpus};
+pub use cost::main_size::{MainSize, PAGE_POSITIONS, useful_vcpus};
 pub use cost::running::Life;
 pub use cost::{Evaluation, LayerEvaluation, Violation};
 pub use error::{FieldError, PlanError};

@@ -5,8 +5,8 @@ mod generate;
 
 use generate::small_problem;
 use remoe_planner::{
-    Account, CpuProfile, Device, MainSize, Options, PlanDraft, PlanError, Problem, Request, evaluate,
-    preallocate, solve, useful_vcpus,
+    Account, CpuProfile, Device, MainSize, Options, PAGE_POSITIONS, PlanDraft, PlanError, Problem, Request,
+    evaluate, preallocate, solve, useful_vcpus,
 };
 
 fn with_concurrency(problem: &Problem, concurrency: u32) -> Problem {
@@ -113,16 +113,17 @@ fn threads_are_those_that_help_a_step_of_all_requests() {
 }
 
 #[test]
-fn the_cache_has_room_while_one_layer_of_it_grows() {
+fn the_cache_has_room_for_the_last_page_of_every_request() {
     let many = with_concurrency(&small_steps(), 8);
     let size = MainSize::of(&many, 2e9, None);
     let (typical, largest) = tokens(&many);
-    let layers = || many.layers.iter().map(|layer| layer.kv_bytes_per_token);
-    let per_token = layers().sum::<f64>() + layers().fold(0.0, f64::max);
+    let per_token: f64 = many.layers.iter().map(|layer| layer.kv_bytes_per_token).sum();
     assert_eq!(size.kv_cache_tokens, largest.max(8.0 * typical));
     assert_eq!(size.concurrency, 8);
-    // As the main function counts: so many positions fit.
-    assert!(size.kv_cache_bytes / per_token >= size.kv_cache_tokens);
-    assert!(size.kv_cache_bytes / per_token < size.kv_cache_tokens + 1.0);
+    // Eight requests of any lengths that sum up to the tokens fill at most so many whole pages.
+    let page = f64::from(PAGE_POSITIONS);
+    let most = 8.0 * ((size.kv_cache_tokens / 8.0 - 1.0) / page).ceil() * page;
+    assert!(size.kv_cache_bytes / per_token >= most);
+    assert!(size.kv_cache_bytes / per_token < size.kv_cache_tokens + 8.0 * page);
     assert!(size.memory_bytes >= 2e9 + size.kv_cache_bytes);
 }

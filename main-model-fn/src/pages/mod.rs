@@ -153,6 +153,11 @@ mod tests {
 
     const PAGE: usize = PAGE_POSITIONS;
 
+    #[test]
+    fn plans_leave_room_for_pages_of_this_size() {
+        assert_eq!(PAGE, remoe_planner::PAGE_POSITIONS as usize);
+    }
+
     /// Forwards the sequence `tokens` from wherever `cache` is.
     fn forward(pages: &mut Pages, cache: &mut SequenceCache, tokens: &[u32]) -> bool {
         if !cache.reserve(tokens.len(), pages) {

@@ -1,5 +1,6 @@
 use crate::api::{ComputeDtype, Device, WorkloadSpec};
 use remoe_model::Inspection;
+use remoe_planner::PAGE_POSITIONS;
 
 /// The cache for experts that no remote function answers for has room for one layer, up to this.
 const MAX_FALLBACK: u64 = 1_000_000_000;
@@ -9,11 +10,10 @@ const MAX_FALLBACK: u64 = 1_000_000_000;
 pub(super) struct MainMemory {
     /// For experts that no remote function answers for.
     pub(super) fallback_bytes: u64,
-    /// For keys and values of the largest request, or of all typical ones that run at once, while the
-    /// caches grow.
+    /// For keys and values of the largest request, or of all typical ones that run at once, in whole pages.
     pub(super) kv_cache_bytes: u64,
-    /// What growing takes of that; the planner counts the caches themselves.
-    pub(super) growth_bytes: u64,
+    /// What of the pages is not filled; the planner counts the keys and values themselves.
+    pub(super) unfilled_bytes: u64,
 }
 
 impl MainMemory {
@@ -29,14 +29,16 @@ impl MainMemory {
         let largest = tokens(workload.max_input_tokens, workload.max_output_tokens);
         let typical = tokens(workload.typical_input_tokens, workload.typical_output_tokens);
         let tokens = largest.max(typical.saturating_mul(workload.concurrency.into()));
-        let cache = resident(model.kv_bytes_per_token).saturating_mul(tokens);
-        // The cache of one layer exists twice while it grows.
-        let growth = cache.div_ceil(model.layers.max(1) as u64);
+        let per_token = resident(model.kv_bytes_per_token);
+        // Of each request's last page.
+        let unfilled = u64::from(PAGE_POSITIONS - 1)
+            .saturating_mul(workload.concurrency.into())
+            .saturating_mul(per_token);
         Self {
             fallback_bytes: layer.min(MAX_FALLBACK),
-            kv_cache_bytes: cache.saturating_add(growth),
-            growth_bytes: match device {
-                Device::Cpu => growth,
+            kv_cache_bytes: per_token.saturating_mul(tokens).saturating_add(unfilled),
+            unfilled_bytes: match device {
+                Device::Cpu => unfilled,
                 // Keys and values are in the GPU's memory.
                 Device::Cuda => 0,
             },

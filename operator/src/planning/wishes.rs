@@ -94,7 +94,7 @@ pub(super) fn wishes(
         prediction: None,
         arrivals: workload.arrivals.as_ref().map(arrivals).transpose()?,
         prediction_p95: None,
-        fallback_bytes: memory.fallback_bytes.saturating_add(memory.growth_bytes) as f64,
+        fallback_bytes: memory.fallback_bytes.saturating_add(memory.unfilled_bytes) as f64,
         // Functions run as long as the deployment exists: no request waits for a start.
         cold_start_seconds: 0.0,
     })

@@ -51,18 +51,18 @@ fn keys_and_values_have_room_for_all_requests_that_run_at_once() {
         }
         plan(&deployment(json!({"workload": workload})))
     };
-    // 1536 bytes a token over four layers, one of which exists twice while it grows.
-    let cache = |tokens: u64| 1536 * tokens + 1536 / 4 * tokens;
+    // 1536 bytes a token; 31 positions of each request's last page may be empty.
+    let cache = |tokens: u64, requests: u64| 1536 * (tokens + 31 * requests);
     let (one, eight) = (workload(Some(1)), workload(Some(8)));
-    assert_eq!(one.main.kv_cache_bytes, cache(900));
-    assert_eq!(eight.main.kv_cache_bytes, cache(8 * 150));
+    assert_eq!(one.main.kv_cache_bytes, cache(900, 1));
+    assert_eq!(eight.main.kv_cache_bytes, cache(8 * 150, 8));
     assert_eq!(workload(None), eight, "eight where nothing is said");
     assert!(eight.main.limit_mb >= one.main.limit_mb);
     assert_ne!(one.inputs, eight.inputs);
     // Without a workload too.
     let unsaid = plan(&deployment(json!({})));
     assert_eq!(unsaid.workload.concurrency, 8);
-    assert_eq!(unsaid.main.kv_cache_bytes, cache(8 * (96 + 52)));
+    assert_eq!(unsaid.main.kv_cache_bytes, cache(8 * (96 + 52), 8));
     // More sequences than a main function takes by itself.
     let owner = deployment(json!({}));
     let batch = |plan: &MoEPlanSpec| {

@@ -3,6 +3,9 @@
 use crate::problem::model::Model;
 use crate::problem::{CpuProfile, Device, Layer, Problem};
 
+/// Positions that a page of keys and values holds. Each request that runs has a last page that is not full.
+pub const PAGE_POSITIONS: u32 = 32;
+
 /// The main function's size under a plan, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MainSize {
@@ -12,8 +15,7 @@ pub struct MainSize {
     pub vcpus: f64,
     /// What its container needs: on CPUs the non-expert part, keys and values live there too.
     pub memory_bytes: f64,
-    /// Keys and values of all requests that run at once, while their caches grow: the cache of one layer
-    /// exists twice then.
+    /// Keys and values of all requests that run at once, in whole pages ([`PAGE_POSITIONS`]).
     pub kv_cache_bytes: f64,
     /// Tokens that those are of.
     pub kv_cache_tokens: f64,
@@ -30,14 +32,14 @@ impl MainSize {
     pub fn of(problem: &Problem, main_bytes: f64, vcpus: Option<f64>) -> Self {
         let model = Model::new(problem);
         let vcpus = vcpus.unwrap_or_else(|| model.main_vcpus(main_bytes));
-        let per_token = || problem.layers.iter().map(|layer| layer.kv_bytes_per_token);
-        let growing = model.memory_tokens * per_token().fold(0.0, f64::max);
-        let beside = if problem.device == Device::Cpu { model.gpu_bytes + growing } else { 0.0 };
+        let per_token: f64 = problem.layers.iter().map(|layer| layer.kv_bytes_per_token).sum();
+        let unfilled = f64::from((PAGE_POSITIONS - 1) * problem.request.concurrency.max(1)) * per_token;
+        let beside = if problem.device == Device::Cpu { model.gpu_bytes + unfilled } else { 0.0 };
         Self {
             main_bytes,
             vcpus,
             memory_bytes: main_bytes + beside,
-            kv_cache_bytes: (model.memory_tokens * per_token().sum::<f64>() + growing).ceil(),
+            kv_cache_bytes: (model.memory_tokens * per_token + unfilled).ceil(),
             kv_cache_tokens: model.memory_tokens,
             concurrency: problem.request.concurrency,
             threads: useful_vcpus(problem, vcpus),
