@@ -1,0 +1,31 @@
+//! What requests cost: integer money, the ledger that keeps it, and how it adds up.
+//!
+//! ```text
+//! engine: nanoseconds of iterations, split by work ([`split`]) ─▶ [`Meter`]: x rate ─▶ [`Told`], with the answer
+//! launcher: functions start, serve, stop ([`FunctionEvent`]) ─┐                             │
+//!                                                             ▼                             ▼
+//!                                            [`Ledger`]: one checked line per record, in a folder
+//!                                                             ▼
+//!                                  [`Account`]: paid = requests + failed + idle + starts + .. + residual
+//! ```
+//!
+//! Money is integer nano-dollars and time integer nanoseconds everywhere: parts add up to their whole exactly.
+//! Nothing here knows who starts functions or speaks HTTP.
+
+mod account;
+mod export;
+mod life;
+mod line;
+mod meter;
+mod money;
+mod read;
+mod record;
+mod writer;
+
+pub use account::{Account, AccountError, Amounts, SIGN_OF_LIFE, Tier};
+pub use export::{export_csv, export_json};
+pub use meter::{Meter, Rates, Told, Work, Worked};
+pub use money::{Carry, Rate, split};
+pub use read::{Entries, LedgerError, records, records_since};
+pub use record::{FunctionEvent, FunctionRecord, Phases, Record, RequestRecord, Share};
+pub use writer::{Ledger, LedgerLimits};

@@ -1,0 +1,95 @@
+//! One function from its start to its end, and what its time was paid for.
+
+use crate::money::Rate;
+use crate::record::Share;
+
+/// What is known of a function. Times are nanoseconds since 1970.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Life {
+    pub(crate) rate: Rate,
+    is_main: bool,
+    started: u64,
+    pub(crate) serving: Option<u64>,
+    pub(crate) replaced: Option<u64>,
+    pub(crate) stopped: Option<u64>,
+    /// Nano-dollars that requests were told.
+    told: u64,
+    /// The latest account of what it did: when, nanoseconds that it worked, and for a main function that it served.
+    latest: Option<(u64, u64, u64)>,
+    /// When a request last ended without an answer.
+    pub(crate) lost: Option<u64>,
+}
+
+/// Where the money for a function's time went, in nano-dollars.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Spent {
+    pub(crate) paid: u64,
+    pub(crate) failed: u64,
+    pub(crate) idle: u64,
+    pub(crate) cold_start: u64,
+    pub(crate) overlap: u64,
+    /// What is left of what was paid.
+    pub(crate) residual: i64,
+}
+
+impl Life {
+    pub(crate) fn started(at: u64, rate: Rate, is_main: bool) -> Self {
+        Self { rate, is_main, started: at, ..Self::default() }
+    }
+
+    /// Takes note of an answer that left at `at`, when the main function had served for `served`.
+    pub(crate) fn answered(&mut self, at: u64, share: &Share, served: u64) {
+        self.told += share.cost.sum();
+        // Answers leave in another order than the engine ended them in.
+        if self.latest.is_none_or(|(_, busy, _)| busy <= share.busy) {
+            self.latest = Some((at, share.busy, served));
+        }
+    }
+
+    /// Where the money went until `now`, or until its end.
+    ///
+    /// What was paid follows from the launcher's clock, what it was for from the engine's as well: they are two, and
+    /// what they differ by is the residual.
+    pub(crate) fn spent(&self, now: u64) -> Spent {
+        let end = self.stopped.unwrap_or(now).max(self.started);
+        let serving = self.serving.unwrap_or(end).clamp(self.started, end);
+        let replaced = self.replaced.unwrap_or(end).clamp(serving, end);
+        let (at, busy, idle) = match self.latest {
+            None => (serving, 0, 0),
+            Some((at, busy, served)) => {
+                // A remote function keeps no such time: it is the main function that measures its work.
+                let served = if self.is_main { served } else { at.saturating_sub(serving) };
+                (at.clamp(serving, replaced), busy, served.saturating_sub(busy))
+            }
+        };
+        // Of what was done since then nothing is known but whether a request was lost.
+        let tail = replaced - at;
+        let lost = self.lost.filter(|_| self.is_main).map_or(0, |lost| lost.saturating_sub(at).min(tail));
+        // Each part costs what it adds to the cost of those before it: together they cost what their time costs.
+        let mut time = 0;
+        let mut next = |part: u64| {
+            let before = self.rate.cost(time);
+            time += part;
+            self.rate.cost(time) - before
+        };
+        let worked = next(busy);
+        let idle = next(idle) + next(tail - lost);
+        let lost = next(lost);
+        let cold_start = next(serving - self.started);
+        let overlap = next(end - replaced);
+        let paid = self.rate.cost(end - self.started);
+        Spent {
+            paid,
+            failed: worked.saturating_sub(self.told) + lost,
+            idle,
+            cold_start,
+            overlap,
+            residual: signed(paid)
+                - signed(worked.max(self.told) + idle + lost + cold_start + overlap),
+        }
+    }
+}
+
+fn signed(amount: u64) -> i64 {
+    i64::try_from(amount).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,135 @@
+//! Reading a ledger, which may be written to meanwhile.
+
+use crate::line;
+use crate::record::Record;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+/// Why a ledger cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum LedgerError {
+    /// Another process writes it.
+    #[error("the ledger in {} is written by another process; give each its own folder", path.display())]
+    InUse {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The system refuses.
+    #[error("cannot use the ledger in {}: {error}", path.display())]
+    Io {
+        /// The folder.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+}
+
+/// The records of a ledger, oldest first.
+#[derive(Debug)]
+pub struct Entries {
+    folder: PathBuf,
+    files: std::vec::IntoIter<(u64, PathBuf)>,
+    current: Option<BufReader<File>>,
+    damaged: u64,
+}
+
+/// The records of the ledger in `folder`, oldest first.
+///
+/// # Errors
+/// The folder cannot be read.
+pub fn records(folder: &Path) -> Result<Entries, LedgerError> {
+    Ok(Entries {
+        folder: folder.to_owned(),
+        files: segments(folder)?.into_iter(),
+        current: None,
+        damaged: 0,
+    })
+}
+
+/// [`records`] without files that were full before `time` (nanoseconds since 1970); some older records may come first.
+///
+/// # Errors
+/// The folder cannot be read.
+pub fn records_since(folder: &Path, time: u64) -> Result<Entries, LedgerError> {
+    let mut entries = records(folder)?;
+    let mut files: Vec<_> = entries.files.by_ref().collect();
+    let begins_before = |path: &Path| {
+        let file = File::open(path).ok()?;
+        let mut first = Vec::new();
+        BufReader::new(file.take(line::LONGEST as u64)).read_until(b'\n', &mut first).ok()?;
+        Some(line::read(first.strip_suffix(b"\n")?)?.at() <= time)
+    };
+    let last_before = files.iter().rposition(|(_, path)| begins_before(path) == Some(true));
+    entries.files = files.split_off(last_before.unwrap_or(0)).into_iter();
+    Ok(entries)
+}
+
+impl Entries {
+    /// Lines so far that are damaged: they were skipped.
+    #[must_use]
+    pub fn damaged(&self) -> u64 {
+        self.damaged
+    }
+
+    /// The next line of the present file, without its end.
+    fn line(&mut self) -> io::Result<Option<Vec<u8>>> {
+        let Some(reader) = &mut self.current else { return Ok(None) };
+        let mut line = Vec::new();
+        let read = reader.by_ref().take(line::LONGEST as u64).read_until(b'\n', &mut line)?;
+        if line.pop_if(|last| *last == b'\n').is_none() {
+            // Half a line: its writer was killed, or is writing it.
+            self.damaged += u64::from(read > 0);
+            return Ok(None);
+        }
+        Ok(Some(line))
+    }
+}
+
+impl Iterator for Entries {
+    type Item = Result<Record, LedgerError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            match self.line() {
+                Err(error) => {
+                    self.current = None;
+                    return Some(Err(LedgerError::Io { path: self.folder.clone(), error }));
+                }
+                // A writer that lacked space ends what it began with an empty line's end.
+                Ok(Some(line)) if line.is_empty() => {}
+                Ok(Some(line)) => match line::read(&line) {
+                    Some(record) => return Some(Ok(record)),
+                    None => self.damaged += 1,
+                },
+                Ok(None) => {
+                    let (_, path) = self.files.next()?;
+                    match File::open(path) {
+                        Ok(file) => self.current = Some(BufReader::new(file)),
+                        // It was the oldest, and has been removed meanwhile.
+                        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                        Err(error) => {
+                            return Some(Err(LedgerError::Io { path: self.folder.clone(), error }));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The files of the ledger in `folder` by their numbers.
+pub(crate) fn segments(folder: &Path) -> Result<Vec<(u64, PathBuf)>, LedgerError> {
+    let failed = |error: io::Error| LedgerError::Io { path: folder.to_owned(), error };
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix("ledger-")?.strip_suffix(".log"));
+        if let Some(number) = number.and_then(|digits| digits.parse().ok()) {
+            files.push((number, entry.path()));
+        }
+    }
+    files.sort_unstable();
+    Ok(files)
+}

@@ -1,0 +1,156 @@
+//! What a ledger has records of. Times are nanoseconds since 1970, durations nanoseconds, money nano-dollars.
+
+use crate::money::Rate;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::ops::AddAssign;
+
+/// One line of a ledger.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Record {
+    /// The ledger was opened: whatever ran for the one who had it before has ended.
+    Opened {
+        /// When.
+        at: u64,
+        /// Where the prices stand, and of when they are.
+        prices: String,
+    },
+    /// An answer whose last chunk follows.
+    Request(RequestRecord),
+    /// What a function of a deployment has come to.
+    Function(FunctionRecord),
+    /// A request ended without an answer: its client left, or its function died.
+    Lost {
+        /// When.
+        at: u64,
+        /// The model's name.
+        model: String,
+        /// Whose request it was.
+        tenant: String,
+        /// The main function that had it.
+        function: String,
+    },
+    /// A sign of life: what had started and not stopped is alive.
+    Alive {
+        /// When.
+        at: u64,
+        /// What gateway and launcher themselves have cost since the last one.
+        overhead: u64,
+    },
+}
+
+/// What one answer cost.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequestRecord {
+    /// When its last chunk was about to leave.
+    pub at: u64,
+    /// As in `x-request-id`.
+    pub id: String,
+    /// The model's name.
+    pub model: String,
+    /// Whose request it was.
+    pub tenant: String,
+    /// The main function that answered.
+    pub function: String,
+    /// Tokens of the prompts.
+    pub prompt_tokens: u64,
+    /// Tokens of the answer.
+    pub completion_tokens: u64,
+    /// Its share of every function that worked for it.
+    pub shares: BTreeMap<String, Share>,
+    /// What it would have cost elsewhere, by the name of the way.
+    pub rivals: BTreeMap<String, u64>,
+    /// How long the main function's engine says that it has been serving.
+    pub served: u64,
+}
+
+/// A request's share of one function.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Share {
+    /// `main`, or the name of the group; empty where nobody said.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub tier: String,
+    /// Nanoseconds.
+    pub work: Phases,
+    /// Nano-dollars.
+    pub cost: Phases,
+    /// Nanoseconds that the function has worked for anybody since it serves.
+    pub busy: u64,
+}
+
+/// An amount of prompts, and one of generating.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Phases {
+    /// Until the first token.
+    pub prefill: u64,
+    /// After it.
+    pub decode: u64,
+}
+
+impl Phases {
+    /// Both together.
+    #[must_use]
+    pub fn sum(self) -> u64 {
+        self.prefill + self.decode
+    }
+}
+
+impl AddAssign for Phases {
+    fn add_assign(&mut self, other: Self) {
+        self.prefill += other.prefill;
+        self.decode += other.decode;
+    }
+}
+
+impl RequestRecord {
+    /// Nano-dollars of all functions together.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.shares.values().map(|share| share.cost.sum()).sum()
+    }
+}
+
+/// What a function has come to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FunctionRecord {
+    /// When.
+    pub at: u64,
+    /// The model's name.
+    pub model: String,
+    /// The function: a name that no other one ever has.
+    pub function: String,
+    /// What happened.
+    pub event: FunctionEvent,
+}
+
+/// A step of a function's life.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FunctionEvent {
+    /// It is paid for from now on.
+    Started {
+        /// `main`, or the name of its group.
+        tier: String,
+        /// What it costs.
+        rate: Rate,
+    },
+    /// It serves: the first placement that names it is in force.
+    Serving,
+    /// Another one serves in its place, and it is still there.
+    Replaced,
+    /// It is gone.
+    Stopped,
+}
+
+impl Record {
+    /// When it was written.
+    #[must_use]
+    pub fn at(&self) -> u64 {
+        match self {
+            Self::Opened { at, .. } | Self::Lost { at, .. } | Self::Alive { at, .. } => *at,
+            Self::Request(request) => request.at,
+            Self::Function(function) => function.at,
+        }
+    }
+}

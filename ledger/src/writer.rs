@@ -1,0 +1,139 @@
+//! The ledger's folder: numbered files to whose last one lines are appended.
+
+use crate::line;
+use crate::read::{LedgerError, segments};
+use crate::record::Record;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// How much a ledger keeps.
+#[derive(Debug, Clone, Copy)]
+pub struct LedgerLimits {
+    /// A file of so many bytes is followed by another.
+    pub file_bytes: u64,
+    /// Files that are kept; beyond, the oldest is removed.
+    pub files: usize,
+}
+
+impl Default for LedgerLimits {
+    /// 256 files of 16 MiB: some ten million requests.
+    fn default() -> Self {
+        Self { file_bytes: 16 << 20, files: 256 }
+    }
+}
+
+/// A ledger that is open for writing, by one process at a time.
+///
+/// A record is handed to the system in one write before [`Self::append`] returns: it survives the end of this
+/// process, however that comes, but not a loss of power.
+#[derive(Debug)]
+pub struct Ledger {
+    folder: PathBuf,
+    limits: LedgerLimits,
+    tail: Mutex<Tail>,
+    /// Held until the ledger is closed.
+    _lock: File,
+    dropped: u64,
+}
+
+#[derive(Debug)]
+struct Tail {
+    file: File,
+    number: u64,
+    bytes: u64,
+    /// What was last written may be half a line.
+    torn: bool,
+}
+
+impl Ledger {
+    /// Opens the ledger in `folder`, which is made where there is none. Half a line at its end, of a writer that was
+    /// killed or out of space, is dropped: [`Self::dropped_bytes`].
+    ///
+    /// # Errors
+    /// Another process has it open, or the folder cannot be read and written.
+    pub fn open(folder: &Path, limits: LedgerLimits) -> Result<Self, LedgerError> {
+        let failed = |error: io::Error| LedgerError::Io { path: folder.to_owned(), error };
+        std::fs::create_dir_all(folder).map_err(failed)?;
+        let lock = File::create(folder.join("lock")).map_err(failed)?;
+        lock.try_lock().map_err(|error| match error {
+            TryLockError::WouldBlock => LedgerError::InUse { path: folder.to_owned() },
+            TryLockError::Error(error) => failed(error),
+        })?;
+        let last = segments(folder)?.pop();
+        let (number, path) = last.unwrap_or_else(|| (1, file_of(folder, 1)));
+        let mut file = append_to(&path).map_err(failed)?;
+        let (bytes, dropped) = cut_torn_end(&mut file).map_err(failed)?;
+        if dropped > 0 {
+            tracing::warn!(path = %path.display(), dropped, "half a line at the end of the ledger was dropped");
+        }
+        let tail = Mutex::new(Tail { file, number, bytes, torn: false });
+        Ok(Self { folder: folder.to_owned(), limits, tail, _lock: lock, dropped })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Bytes of half a line that was found at the end.
+    #[must_use]
+    pub fn dropped_bytes(&self) -> u64 {
+        self.dropped
+    }
+
+    /// Appends `record`.
+    ///
+    /// # Errors
+    /// The system did not take it: there is no space, or no folder any more. What is appended later is not harmed.
+    pub fn append(&self, record: &Record) -> io::Result<()> {
+        let mut line = line::write(record)?;
+        // What a panic leaves is a file position, which the system keeps.
+        let mut tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
+        if tail.bytes >= self.limits.file_bytes {
+            self.next_file(&mut tail)?;
+        }
+        if tail.torn {
+            line.insert(0, b'\n');
+        }
+        tail.torn = true;
+        tail.file.write_all(&line)?;
+        tail.torn = false;
+        tail.bytes += line.len() as u64;
+        Ok(())
+    }
+
+    fn next_file(&self, tail: &mut Tail) -> io::Result<()> {
+        let number = tail.number + 1;
+        let file = append_to(&file_of(&self.folder, number))?;
+        *tail = Tail { file, number, bytes: 0, torn: false };
+        let files = segments(&self.folder).map_err(io::Error::other)?;
+        for (_, path) in files.iter().take(files.len().saturating_sub(self.limits.files.max(1))) {
+            tracing::warn!(path = %path.display(), "the oldest file of the ledger is removed: it has reached its limit");
+            std::fs::remove_file(path)?;
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn file_of(folder: &Path, number: u64) -> PathBuf {
+    folder.join(format!("ledger-{number:06}.log"))
+}
+
+fn append_to(path: &Path) -> io::Result<File> {
+    OpenOptions::new().create(true).read(true).append(true).open(path)
+}
+
+/// Cuts what follows the last whole line; how long the file is then, and how much that was.
+fn cut_torn_end(file: &mut File) -> io::Result<(u64, u64)> {
+    let length = file.seek(SeekFrom::End(0))?;
+    let start = length.saturating_sub(line::LONGEST as u64);
+    file.seek(SeekFrom::Start(start))?;
+    let mut end = Vec::new();
+    file.read_to_end(&mut end)?;
+    let whole = end.iter().rposition(|byte| *byte == b'\n').map_or(start, |at| start + at as u64 + 1);
+    file.set_len(whole)?;
+    Ok((whole, length - whole))
+}
