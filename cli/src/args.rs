@@ -11,7 +11,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use remoe_fetch::{ModelArgs, ModelLocation};
 use remoe_function::sizes;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Serves Mixture-of-Experts models with remote experts.
@@ -44,6 +44,10 @@ pub(crate) enum Command {
     Up(UpArgs),
     /// Show what runs, waits and sleeps behind an address, until Ctrl-C
     Top(TopArgs),
+    /// Show what requests cost and where the money for functions went
+    Cost(CostArgs),
+    /// Write what a Prometheus and a Grafana need to show cost, serving, plan and health
+    Dashboards(DashboardsArgs),
     /// Decide where every expert lives, and what that costs
     #[command(after_help = PLAN_EXAMPLES)]
     Plan(PlanArgs),
@@ -113,7 +117,11 @@ pub(crate) struct GenerateArgs {
 // A plan file says for how many requests it is.
 #[derive(Debug, Args)]
 #[command(mut_arg("concurrency", |concurrency| concurrency.conflicts_with("plan")))]
-#[command(mut_args(|argument| planning::not_beside("remote_ratio", argument)))]
+#[command(mut_args(|argument| match argument.get_id() == "pricing" {
+    // What runs costs, whoever decided it.
+    true => argument,
+    false => planning::not_beside("remote_ratio", argument),
+}))]
 pub(crate) struct UpArgs {
     #[command(flatten)]
     pub(crate) deployment: DeploymentArgs,
@@ -147,6 +155,9 @@ pub(crate) struct UpArgs {
     /// File of keys and the tenants that they belong to, with what each may use
     #[arg(long, value_name = "FILE")]
     pub(crate) keys: Option<PathBuf>,
+    /// Folder that is told what every request and every function costs; `remoe cost` adds it up
+    #[arg(long, value_name = "DIR")]
+    pub(crate) ledger: Option<PathBuf>,
     /// Key that clients must present as a bearer token
     #[arg(long, value_name = "KEY", env = "REMOE_API_KEY", hide_env_values = true)]
     pub(crate) api_key: Option<String>,
@@ -169,6 +180,58 @@ pub(crate) struct TopArgs {
     /// Key to present, where keys are asked for
     #[arg(long, value_name = "KEY", env = "REMOE_API_KEY", hide_env_values = true)]
     pub(crate) api_key: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CostArgs {
+    /// Folder that `remoe up --ledger` was given
+    #[arg(value_name = "DIR", required_unless_present = "ledger", conflicts_with = "ledger")]
+    folder: Option<PathBuf>,
+    /// The same
+    #[arg(long, value_name = "DIR")]
+    ledger: Option<PathBuf>,
+    /// Show that what was paid for the time of functions is what the ledger says it was for; fails where more than 1 %
+    /// is left over
+    #[arg(long)]
+    pub(crate) reconcile: bool,
+    /// Print every request instead
+    #[arg(long, value_enum, value_name = "FORM", conflicts_with = "reconcile")]
+    pub(crate) export: Option<ExportForm>,
+}
+
+impl CostArgs {
+    /// Where the ledger is.
+    pub(crate) fn ledger(&self) -> &Path {
+        self.folder.as_deref().or(self.ledger.as_deref()).unwrap_or(Path::new("."))
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DashboardsArgs {
+    /// Folder to write to
+    #[arg(value_name = "DIR")]
+    pub(crate) folder: PathBuf,
+    /// Where the models answer
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]
+    pub(crate) endpoint: String,
+    /// File with the key to present, where keys are asked for
+    #[arg(long, value_name = "FILE")]
+    pub(crate) api_key_file: Option<PathBuf>,
+    /// Where Grafana reaches Prometheus
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9090")]
+    pub(crate) prometheus: String,
+    /// Between two looks of Prometheus, as 15s
+    #[arg(long, value_name = "TIME", default_value = "15s")]
+    pub(crate) interval: String,
+}
+
+/// How requests are printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ExportForm {
+    /// A table with a header
+    Csv,
+    /// A JSON object a line
+    Json,
 }
 
 #[derive(Debug, Args)]

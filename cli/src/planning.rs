@@ -15,7 +15,7 @@ use remoe_fetch::ModelArgs;
 use remoe_function::parse_size;
 use remoe_model::{Checkpoint, Inspection};
 use remoe_planner::{
-    Answer, ErrorFactor, Limits, Options, Problem, Remote, SizeRange, Slo, Specs, VcpuRange, solve,
+    Answer, ErrorFactor, Limits, Options, Pricing, Problem, Remote, SizeRange, Slo, Specs, VcpuRange, solve,
     useful_vcpus,
 };
 use remoe_predictor::{ByPhase, Shares, Trained};
@@ -219,13 +219,7 @@ impl PlanningArgs {
                 expected.least_used_p95.map(|layers| layers.into_iter().map(ErrorFactor::ByCount).collect());
             prediction = Some(rows(&expected.shares));
         }
-        let prices = match &self.pricing {
-            None => Prices::default(),
-            Some(path) => Prices::from_yaml(&read("--pricing", path)?)
-                .map_err(|error| in_file("--pricing", path, &error))?,
-        };
-        let pricing = if self.main_cpu.is_some() { prices.pricing_apart() } else { prices.pricing() };
-        let pricing = pricing.map_err(|error| CliError::arguments("--pricing", error.to_string()))?;
+        let pricing = self.pricing_of(&self.prices()?)?;
         let fallback_bytes = fallback_bytes(model, &profile.model.dtype) as f64;
         let machine = machine::memory_bytes().max(1 << 30) as f64;
         let wishes = Wishes {
@@ -268,6 +262,21 @@ impl PlanningArgs {
             share_cores(&mut problem, profile.machine.cores);
         }
         Ok(problem)
+    }
+
+    /// The prices that were given, or the default ones.
+    pub(crate) fn prices(&self) -> Result<Prices, CliError> {
+        match &self.pricing {
+            None => Ok(Prices::default()),
+            Some(path) => Prices::from_yaml(&read("--pricing", path)?)
+                .map_err(|error| in_file("--pricing", path, &error)),
+        }
+    }
+
+    /// The planner's form of `prices`.
+    pub(crate) fn pricing_of(&self, prices: &Prices) -> Result<Pricing, CliError> {
+        let pricing = if self.main_cpu.is_some() { prices.pricing_apart() } else { prices.pricing() };
+        pricing.map_err(|error| CliError::arguments("--pricing", error.to_string()))
     }
 
     fn trained(&self, checkpoint: &Arc<Checkpoint>) -> Result<Option<Trained>, CliError> {

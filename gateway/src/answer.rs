@@ -1,10 +1,12 @@
 //! From a request to its answer: read, let in, sent to a backend, again where that broke off.
 
 use crate::ask::{Asked, timeout};
+use crate::bill::Bill;
+use crate::budget::within_budget;
 use crate::caller::Caller;
 use crate::gateway::{Gateway, ROOM_UNIT};
 use crate::model::{Entry, Grant, Model, Refused, Waiter};
-use crate::relay::{Account, Obtained, Relay, TOKENS};
+use crate::relay::{Account, Obtained, Relay};
 use crate::timeline::TIMING_HEADER;
 use axum::Extension;
 use axum::body::{Body, HttpBody};
@@ -16,7 +18,6 @@ use http_body_util::{BodyExt, Full};
 use remoe_http::{ApiError, REQUEST_ID, RequestId, parse, receive};
 use remoe_wire::{ErrorCode, ServiceError};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -25,8 +26,15 @@ const COLD_START: HeaderName = HeaderName::from_static("x-remoe-cold-start");
 /// Tells a main function on whose behalf it works.
 const TENANT: HeaderName = HeaderName::from_static("x-remoe-tenant");
 
+/// Tells a main function what the functions of its deployment cost. What a client sends under this name is dropped.
+const RATES: &str = "x-remoe-rates";
+/// Asks for what the answer cost, and says it.
+pub(crate) const COST: HeaderName = HeaderName::from_static("x-remoe-cost");
+/// The share of the day's budget that is spent, where that is most of it.
+const BUDGET: HeaderName = HeaderName::from_static("x-remoe-budget");
+
 /// What follows a stream.
-const TRAILERS: &str = "server-timing";
+const TRAILERS: &str = "server-timing, x-remoe-cost";
 
 /// Times that a request is sent, all together. A request that ends the functions which have it must not
 /// end one after the other.
@@ -44,7 +52,7 @@ const WHOLE: u64 = 1 << 20;
 const SMALL: usize = 64 << 10;
 
 /// Headers that are one connection's own, and those that the gateway writes itself.
-const OWN: [&str; 14] = [
+const OWN: [&str; 15] = [
     "authorization",
     "connection",
     "content-length",
@@ -58,6 +66,7 @@ const OWN: [&str; 14] = [
     "transfer-encoding",
     "upgrade",
     TIMING_HEADER,
+    RATES,
     "x-remoe-tenant",
 ];
 
@@ -70,8 +79,7 @@ pub(crate) struct Call {
     headers: HeaderMap,
     body: Bytes,
     entry: Entry,
-    /// Whether a backend had it.
-    sent: Arc<AtomicBool>,
+    bill: Arc<Bill>,
     _room: OwnedSemaphorePermit,
 }
 
@@ -108,9 +116,15 @@ pub(crate) async fn handle(
                 .map_err(|limited| ApiError::from(limited.error).retry_after(limited.retry_after))?,
         ),
     };
-    let sent = Arc::new(AtomicBool::new(false));
-    let account =
-        Account::new(gateway.metrics().clone(), caller.tenant.as_deref(), permit, body.len(), sent.clone());
+    let budget = within_budget(&gateway, caller.tenant.as_deref())?;
+    let bill = Arc::new(Bill::new(
+        gateway.clone(),
+        headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default(),
+        model.name(),
+        caller.tenant.as_ref().map_or_else(|| "".into(), |tenant| tenant.name().clone()),
+        asked_headers.contains_key(COST),
+    ));
+    let account = Account::new(bill.clone(), permit, body.len());
     let entry = Entry { client: caller.client, bytes: body.len(), arrived, until, again: false };
     let waiter = model.enter(&entry)?;
     let cold = waiter.is_cold();
@@ -122,7 +136,7 @@ pub(crate) async fn handle(
         headers,
         body,
         entry,
-        sent,
+        bill,
         _room: room,
     };
     let mut obtaining = Box::pin(obtain(call, waiter));
@@ -133,13 +147,11 @@ pub(crate) async fn handle(
     };
     let mut response = match tokio::time::timeout(patience, &mut obtaining).await {
         Ok(obtained) => {
-            let obtained = obtained?;
-            let mut head = obtained.head.clone();
-            head.headers.remove(TOKENS);
+            let (mut head, relay) = Relay::answer(obtained?, account);
             if head.headers.remove(header::TRAILER).is_some() && takes_trailers {
                 head.headers.insert(header::TRAILER, HeaderValue::from_static(TRAILERS));
             }
-            Response::from_parts(head, Body::new(Relay::answer(obtained, account)))
+            Response::from_parts(head, Body::new(relay))
         }
         Err(_waits) => {
             let head = [
@@ -154,6 +166,9 @@ pub(crate) async fn handle(
             response
         }
     };
+    if let Some(share) = budget {
+        response.headers_mut().insert(BUDGET, share);
+    }
     if cold {
         response.headers_mut().insert(COLD_START, HeaderValue::from_static("true"));
     }
@@ -235,6 +250,7 @@ async fn obtain(call: Call, mut waiter: Waiter) -> Result<Obtained, ApiError> {
             Ok(obtained) => return Ok(obtained),
             Err(Broken { problem, sent_away }) => {
                 tracing::warn!(model = call.model.name(), attempt, problem, "a function broke off");
+                call.bill.lost();
                 if attempt == ATTEMPTS {
                     let lost = || {
                         let message =
@@ -278,7 +294,12 @@ async fn send(call: &Call, grant: Grant) -> Result<Obtained, Broken> {
     if let Ok(timing) = HeaderValue::from_str(grant.timing()) {
         request.headers_mut().insert(TIMING_HEADER, timing);
     }
-    call.sent.store(true, Ordering::Relaxed);
+    if let Some(billing) = &backend.billing
+        && let Ok(rates) = HeaderValue::from_str(&billing.rates.to_string())
+    {
+        request.headers_mut().insert(RATES, rates);
+    }
+    call.bill.sent_to(backend);
     let begun = tokio::time::timeout(BEGIN, call.gateway.upstream().request(request)).await;
     let response = match begun {
         Ok(Ok(response)) => response,

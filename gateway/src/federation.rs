@@ -19,7 +19,10 @@ const WAIT: Duration = Duration::from_secs(2);
 const PAGE: usize = 4 << 20;
 
 pub(crate) async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response {
-    let own = remoe_function::render_metrics(&gateway.metrics().registry);
+    if let Some(books) = gateway.books() {
+        books.refresh();
+    }
+    let own = remoe_function::render_metrics(gateway.metrics().registry());
     let asked = gateway.models().iter().flat_map(|model| {
         let backends = model.backends().into_iter();
         backends.map(|backend| (model.name().to_owned(), backend)).collect::<Vec<_>>()

@@ -1,5 +1,6 @@
 //! The gateway as a whole: its models, its options, its server.
 
+use crate::books::Books;
 use crate::caller::Caller;
 use crate::keys::Keys;
 use crate::metrics::GatewayMetrics;
@@ -27,7 +28,6 @@ const KEEP: Duration = Duration::from_secs(30);
 pub(crate) const ROOM_UNIT: usize = 1 << 10;
 
 /// What a deployment chooses about its gateway.
-#[derive(Debug)]
 pub struct GatewayOptions {
     /// Who may ask.
     pub keys: Keys,
@@ -41,6 +41,8 @@ pub struct GatewayOptions {
     pub bodies_limit: usize,
     /// Limits of connections.
     pub connections: ConnectionLimits,
+    /// Where money is accounted for, if anywhere.
+    pub books: Option<Arc<Books>>,
 }
 
 impl Default for GatewayOptions {
@@ -53,6 +55,7 @@ impl Default for GatewayOptions {
             body_timeout: Duration::from_secs(60),
             bodies_limit: 256 << 20,
             connections: ConnectionLimits::from_environment(|name| std::env::var(name).ok()),
+            books: None,
         }
     }
 }
@@ -124,6 +127,10 @@ impl Gateway {
 
     pub(crate) fn metrics(&self) -> &GatewayMetrics {
         &self.metrics
+    }
+
+    pub(crate) fn books(&self) -> Option<&Arc<Books>> {
+        self.options.books.as_ref()
     }
 
     pub(crate) fn upstream(&self) -> &Upstream {

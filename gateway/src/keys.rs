@@ -66,6 +66,7 @@ struct TenantEntry {
     requests_per_minute: Option<NonZeroU64>,
     tokens_per_minute: Option<NonZeroU64>,
     concurrent: Option<NonZeroU32>,
+    dollars_per_day: Option<f64>,
 }
 
 impl Keys {
@@ -117,6 +118,11 @@ impl Keys {
             if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_graphic()) {
                 return Err(wrong(format!(
                     "the tenant's name {name:?} must be visible ASCII without spaces"
+                )));
+            }
+            if entry.dollars_per_day.is_some_and(|dollars| !(1e-9..=1e9).contains(&dollars)) {
+                return Err(wrong(format!(
+                    "dollarsPerDay of the tenant {name} must be a number above 0 and up to 1e9"
                 )));
             }
             if !names.insert(name.clone()) {
@@ -180,6 +186,8 @@ pub(crate) struct Tenant {
     name: Arc<str>,
     models: Option<BTreeSet<String>>,
     concurrent: usize,
+    /// Nano-dollars that it may spend on a day.
+    budget: Option<u64>,
     usage: Mutex<Usage>,
 }
 
@@ -200,7 +208,13 @@ pub(crate) struct Limited {
 impl Tenant {
     fn unlimited(name: &str) -> Self {
         let usage = Usage { requests: None, tokens: None, running: 0 };
-        Self { name: name.into(), models: None, concurrent: usize::MAX, usage: Mutex::new(usage) }
+        Self {
+            name: name.into(),
+            models: None,
+            concurrent: usize::MAX,
+            budget: None,
+            usage: Mutex::new(usage),
+        }
     }
 
     fn of(entry: TenantEntry) -> Self {
@@ -209,6 +223,7 @@ impl Tenant {
             name: entry.name.into(),
             models: entry.models,
             concurrent: entry.concurrent.map_or(usize::MAX, |count| count.get() as usize),
+            budget: entry.dollars_per_day.map(|dollars| (dollars * 1e9).round() as u64),
             usage: Mutex::new(Usage {
                 requests: budget(entry.requests_per_minute),
                 tokens: budget(entry.tokens_per_minute),
@@ -219,6 +234,11 @@ impl Tenant {
 
     pub(crate) fn name(&self) -> &Arc<str> {
         &self.name
+    }
+
+    /// Nano-dollars that it may spend on a day, where that is limited.
+    pub(crate) fn budget(&self) -> Option<u64> {
+        self.budget
     }
 
     /// Whether it may use `model`.
@@ -320,6 +340,7 @@ mod tests {
             ("tenants: [{name: a, keys: ['top-secret x']}]", "key 0 of the tenant a"),
             ("tenants: [{name: a, keys: ['sha256:top-secret']}]", "key 0 of the tenant a"),
             ("tenants: [{name: a, keys: [x]}, {name: a, keys: [y]}]", "a is there twice"),
+            ("tenants: [{name: a, keys: [x], dollarsPerDay: 0}]", "dollarsPerDay of the tenant a"),
             ("tenants: []", "no key"),
             ("top-secret", "keys.yaml"),
         ] {

@@ -7,12 +7,17 @@
 //! ```
 //!
 //! A request is held while its model has nothing that answers, and released when it has. What the client
-//! sees then is what the main function sends: status, headers, bytes. [`sleep`], [`queue`] and
+//! sees then is what the main function sends: status, headers, bytes. What an answer cost is written down before its
+//! end leaves ([`Books`]). [`sleep`], [`queue`] and
 //! [`timeline`] are pure; [`Model`] joins them under one lock; `relay` moves bytes.
 
 mod answer;
 mod ask;
+mod bill;
+mod books;
+mod budget;
 mod caller;
+mod cost_metrics;
 mod federation;
 mod gateway;
 mod keys;
@@ -26,6 +31,7 @@ mod router;
 mod sleep;
 mod timeline;
 
+pub use books::{Billing, Books, BooksError};
 pub use gateway::{Gateway, GatewayOptions};
 pub use keys::{Keys, KeysError};
 pub use metrics::GatewayMetrics;

@@ -11,7 +11,7 @@ const WAKE_BUCKETS: [f64; 12] = [0.05, 0.1, 0.2, 0.35, 0.5, 1.0, 2.5, 5.0, 10.0,
 /// The gateway's metrics. Clones share their values.
 #[derive(Clone)]
 pub struct GatewayMetrics {
-    pub(crate) registry: Registry,
+    registry: Registry,
     pub(crate) connections: ConnectionMetrics,
     requests: IntCounterVec,
     retries: IntCounterVec,
@@ -74,6 +74,12 @@ impl GatewayMetrics {
         }
         registry.register(Box::new(metrics.wake_seconds.clone()))?;
         Ok(metrics)
+    }
+
+    /// Where further metrics of the same process are shown.
+    #[must_use]
+    pub fn registry(&self) -> &Registry {
+        &self.registry
     }
 
     pub(crate) fn answered(&self, route: &str, status: &str) {

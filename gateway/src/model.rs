@@ -2,6 +2,7 @@
 //!
 //! Everything is decided under one lock: a request cannot slip between the last look and the sleep.
 
+use crate::books::Billing;
 use crate::metrics::ModelMetrics;
 use crate::queue::{FairQueue, Pushed, Ticket};
 use crate::sleep::{Phase, Seen, step};
@@ -49,6 +50,8 @@ pub struct Backend {
     pub room: usize,
     /// What it wants to see as `Authorization`.
     pub authorization: Option<HeaderValue>,
+    /// What its functions cost; none where nobody asks.
+    pub billing: Option<Arc<Billing>>,
 }
 
 /// A function, as people are shown it.
@@ -238,7 +241,8 @@ impl Model {
                 let known = old.iter().position(|place| place.backend.id == backend.id);
                 known.map_or_else(
                     || Place { backend: backend.clone(), in_flight: 0, not_before: now },
-                    |at| old.swap_remove(at),
+                    // Remote functions behind it may have changed.
+                    |at| Place { backend: backend.clone(), ..old.swap_remove(at) },
                 )
             })
             .collect();

@@ -1,8 +1,9 @@
 //! Answers on their way to clients: the backend's bytes as they come, comments while a stream waits, and
 //! an error event where it breaks off.
 
-use crate::keys::{Permit, Tenant};
-use crate::metrics::GatewayMetrics;
+use crate::answer::COST;
+use crate::bill::Bill;
+use crate::keys::Permit;
 use crate::model::Grant;
 use axum::body::HttpBody;
 use axum::http::{HeaderMap, HeaderName, header, response};
@@ -14,13 +15,16 @@ use remoe_wire::{ErrorCode, ServiceError};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 use tokio::time::{Sleep, sleep};
 
 /// Tokens of the prompt and of the answer, as main functions tell: `12, 34`.
-pub(crate) const TOKENS: HeaderName = HeaderName::from_static("x-remoe-tokens");
+const TOKENS: HeaderName = HeaderName::from_static("x-remoe-tokens");
+/// What the request cost, as main functions tell.
+const TOLD: HeaderName = HeaderName::from_static("x-remoe-told");
+/// The end of a stream.
+const DONE: &[u8] = b"data: [DONE]\n\n";
 /// Between comments of a stream that waits.
 const COMMENTS: Duration = Duration::from_secs(1);
 const COMMENT: &[u8] = b": keep-alive\n\n";
@@ -51,35 +55,32 @@ impl Obtained {
     }
 }
 
-/// What a request cost its tenant, settled when this is dropped.
+/// What a request took of its tenant's limits and money, settled when this is dropped at the latest.
 pub(crate) struct Account {
-    metrics: GatewayMetrics,
-    tenant: Arc<str>,
+    bill: Arc<Bill>,
     permit: Option<Permit>,
     body_bytes: u64,
     events: u64,
-    tokens: Option<u64>,
-    /// Whether a backend had the request.
-    sent: Arc<AtomicBool>,
+    tokens: Option<(u64, u64)>,
 }
 
 impl Account {
-    pub(crate) fn new(
-        metrics: GatewayMetrics,
-        tenant: Option<&Tenant>,
-        permit: Option<Permit>,
-        body_bytes: usize,
-        sent: Arc<AtomicBool>,
-    ) -> Self {
-        let tenant = tenant.map_or_else(|| "".into(), |tenant| tenant.name().clone());
-        Self { metrics, tenant, permit, body_bytes: body_bytes as u64, events: 0, tokens: None, sent }
+    pub(crate) fn new(bill: Arc<Bill>, permit: Option<Permit>, body_bytes: usize) -> Self {
+        Self { bill, permit, body_bytes: body_bytes as u64, events: 0, tokens: None }
     }
 
-    /// Takes the backend's count out of headers or trailers.
+    /// Takes the backend's account out of headers or trailers, and writes it down.
     fn read(&mut self, headers: &mut HeaderMap) {
-        if let Some(value) = headers.remove(TOKENS) {
-            let numbers = value.to_str().unwrap_or_default().split(',');
-            self.tokens = Some(numbers.filter_map(|number| number.trim().parse::<u64>().ok()).sum());
+        let told = headers.remove(TOLD);
+        let Some(value) = headers.remove(TOKENS) else { return };
+        let numbers = value.to_str().unwrap_or_default().split(',');
+        let mut numbers = numbers.filter_map(|number| number.trim().parse::<u64>().ok());
+        let (prompt, completion) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+        self.tokens = Some((prompt, completion));
+        let told = told.and_then(|told| serde_json::from_slice(told.as_bytes()).ok());
+        let cost = told.and_then(|told| self.bill.settle(told, prompt, completion));
+        if let Some(cost) = cost.filter(|_| self.bill.is_shown) {
+            headers.insert(COST, cost.into());
         }
     }
 }
@@ -87,13 +88,13 @@ impl Account {
 impl Drop for Account {
     fn drop(&mut self) {
         // Events are about as many as tokens. Who leaves before an answer has had its prompt computed.
-        let estimate = || match self.sent.load(Ordering::Relaxed) {
+        let estimate = || match self.bill.was_sent() {
             false => 0,
             true => self.body_bytes / BYTES_PER_TOKEN + self.events,
         };
-        let tokens = self.tokens.unwrap_or_else(estimate);
+        let tokens = self.tokens.map_or_else(estimate, |(prompt, completion)| prompt + completion);
         if tokens > 0 {
-            self.metrics.took(&self.tenant, tokens);
+            self.bill.gateway.metrics().took(&self.bill.tenant, tokens);
         }
         if let Some(permit) = &self.permit {
             permit.charge(tokens);
@@ -119,15 +120,37 @@ enum Stage {
     },
     /// All that is left.
     Last(Bytes),
-    /// The first part, and what follows.
-    First(Option<Frame<Bytes>>, Flow),
-    /// The rest as it comes.
-    Rest(Flow),
+    /// What comes. The end of a stream waits until its cost is written down.
+    Rest {
+        flow: Flow,
+        end: Ending,
+    },
+    /// What follows the last bytes.
+    Trailers(Frame<Bytes>),
     Ended,
+}
+
+/// Looks for the end of a stream, which may come in pieces.
+#[derive(Default)]
+struct Ending {
+    /// The last bytes of what has come.
+    last: Vec<u8>,
+    /// The end, once it has come.
+    held: Bytes,
+}
+
+impl Ending {
+    /// Whether the stream ends with `data`.
+    fn is_reached(&mut self, data: &[u8]) -> bool {
+        self.last.extend_from_slice(&data[data.len().saturating_sub(DONE.len())..]);
+        self.last.drain(..self.last.len().saturating_sub(DONE.len()));
+        self.last == DONE
+    }
 }
 
 /// A backend's body that has not ended.
 struct Flow {
+    first: Option<Frame<Bytes>>,
     body: Box<Incoming>,
     last: Instant,
     silence: Pin<Box<Sleep>>,
@@ -135,11 +158,20 @@ struct Flow {
 }
 
 impl Flow {
-    fn new(body: Box<Incoming>, grant: Grant) -> Self {
-        Self { body, last: Instant::now(), silence: Box::pin(sleep(SILENCE)), _grant: grant }
+    fn new(first: Frame<Bytes>, body: Box<Incoming>, grant: Grant) -> Self {
+        Self {
+            first: Some(first),
+            body,
+            last: Instant::now(),
+            silence: Box::pin(sleep(SILENCE)),
+            _grant: grant,
+        }
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, String>>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(Ok(first)));
+        }
         if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) {
             self.last = Instant::now();
             return Poll::Ready(frame.map(|frame| frame.map_err(|error| error.to_string())));
@@ -157,10 +189,10 @@ impl Flow {
 
 impl Relay {
     /// Hands on what a backend answers.
-    pub(crate) fn answer(obtained: Obtained, account: Account) -> Self {
+    pub(crate) fn answer(obtained: Obtained, account: Account) -> (response::Parts, Self) {
         let mut relay = Self { stage: Stage::Ended, account, is_stream: is_stream(&obtained.head) };
-        relay.begin(obtained);
-        relay
+        let head = relay.begin(obtained);
+        (head, relay)
     }
 
     /// Sends comments until there is an answer, and then its events.
@@ -170,19 +202,28 @@ impl Relay {
         Self { stage: Stage::Waiting { obtaining, comment }, account, is_stream: true }
     }
 
-    fn begin(&mut self, mut obtained: Obtained) {
+    fn begin(&mut self, mut obtained: Obtained) -> response::Parts {
         self.account.read(&mut obtained.head.headers);
+        if !self.is_stream || !is_stream(&obtained.head) {
+            // Only a stream tells what it cost at its end; what generated nothing cost nothing.
+            self.account.bill.void();
+        }
         self.stage = match obtained.body {
             ObtainedBody::Whole(bytes) => Stage::Last(bytes),
-            ObtainedBody::Stream(first, rest) => Stage::First(Some(first), Flow::new(rest, obtained.grant)),
+            ObtainedBody::Stream(first, rest) => {
+                Stage::Rest { flow: Flow::new(first, rest, obtained.grant), end: Ending::default() }
+            }
         };
+        obtained.head
     }
 
     /// Begins an answer after comments were sent: what is no stream becomes an event of one.
     fn begin_late(&mut self, obtained: Obtained) {
         if is_stream(&obtained.head) {
-            return self.begin(obtained);
+            self.begin(obtained);
+            return;
         }
+        self.account.bill.void();
         let event = match obtained.body {
             ObtainedBody::Whole(bytes) => event(&bytes),
             ObtainedBody::Stream(..) => {
@@ -240,6 +281,7 @@ impl HttpBody for Relay {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
         loop {
+            let holds = self.is_stream && self.account.bill.is_open();
             match &mut self.stage {
                 Stage::Waiting { obtaining, comment } => match obtaining.as_mut().poll(context) {
                     Poll::Ready(Ok(obtained)) => self.begin_late(obtained),
@@ -257,17 +299,27 @@ impl HttpBody for Relay {
                         return Poll::Ready(Some(Ok(Frame::data(bytes))));
                     }
                 }
-                Stage::First(..) => {
-                    if let Stage::First(first, flow) = std::mem::replace(&mut self.stage, Stage::Ended) {
-                        self.stage = Stage::Rest(flow);
-                        if let Some(frame) = first {
-                            return Poll::Ready(Some(Ok(self.pass(frame))));
+                Stage::Rest { flow, end } => match ready!(flow.poll(context)) {
+                    Some(Ok(frame)) => {
+                        if let Some(data) = frame.data_ref().filter(|_| holds)
+                            && end.is_reached(data)
+                        {
+                            end.held = frame.into_data().unwrap_or_default();
+                            continue;
                         }
+                        let held = std::mem::take(&mut end.held);
+                        let frame = self.pass(frame);
+                        if held.is_empty() {
+                            return Poll::Ready(Some(Ok(frame)));
+                        }
+                        self.stage = Stage::Trailers(frame);
+                        return Poll::Ready(Some(Ok(Frame::data(held))));
                     }
-                }
-                Stage::Rest(flow) => match ready!(flow.poll(context)) {
-                    Some(Ok(frame)) => return Poll::Ready(Some(Ok(self.pass(frame)))),
-                    None => self.stage = Stage::Ended,
+                    None => {
+                        let held = std::mem::take(&mut end.held);
+                        self.account.bill.lost();
+                        self.stage = Stage::Last(held);
+                    }
                     Some(Err(problem)) => {
                         tracing::warn!(problem, "a function broke off its answer");
                         self.stage = Stage::Ended;
@@ -280,6 +332,11 @@ impl HttpBody for Relay {
                         self.stage = Stage::Last(error_event(&error.into()));
                     }
                 },
+                Stage::Trailers(_) => {
+                    if let Stage::Trailers(frame) = std::mem::replace(&mut self.stage, Stage::Ended) {
+                        return Poll::Ready(Some(Ok(frame)));
+                    }
+                }
                 Stage::Ended => return Poll::Ready(None),
             }
         }
@@ -294,6 +351,22 @@ impl HttpBody for Relay {
             Stage::Last(bytes) => SizeHint::with_exact(bytes.len() as u64),
             Stage::Ended => SizeHint::with_exact(0),
             _ => SizeHint::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_stream_is_known_in_any_pieces() {
+        let text = b"data: {\"text\":\"data: [DONE]\"}\n\ndata: [DONE]\n\n";
+        for size in 1..=text.len() {
+            let mut end = Ending::default();
+            let mut pieces: Vec<bool> = text.chunks(size).map(|piece| end.is_reached(piece)).collect();
+            assert_eq!(pieces.pop(), Some(true), "{size}");
+            assert!(!pieces.contains(&true), "{size}");
         }
     }
 }

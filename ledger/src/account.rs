@@ -119,15 +119,25 @@ impl Account {
             account.add(record?)?;
         }
         let end = account.span.map_or(0, |(_, last)| last);
-        account.settle(end, false);
-        Ok(account)
+        Ok(account.until(end))
     }
 
-    fn add(&mut self, record: Record) -> Result<(), AccountError> {
+    /// With all functions added up that are alive at `end`, in nanoseconds since 1970.
+    #[must_use]
+    pub fn until(mut self, end: u64) -> Self {
+        self.settle(end, |_| true, false);
+        self
+    }
+
+    /// Adds the next record; functions that have not stopped are left for [`Self::until`].
+    ///
+    /// # Errors
+    /// The ledger has more names than anything real; the record is not added.
+    pub fn add(&mut self, record: Record) -> Result<(), AccountError> {
         let at = record.at();
         if let Record::Opened { prices, .. } = record {
             let last = self.span.map_or(at, |(_, last)| last);
-            self.settle(last, true);
+            self.settle(last, |_| true, true);
             self.prices = prices;
             self.span.get_or_insert((at, at)).1 = at;
             return Ok(());
@@ -145,6 +155,9 @@ impl Account {
                 }
             }
             Record::Alive { overhead, .. } => {
+                // Answers follow the end of their function closely.
+                let long_ago = at.saturating_sub(SIGN_OF_LIFE.as_nanos() as u64);
+                self.settle(at, |life| life.stopped.is_some_and(|stopped| stopped < long_ago), false);
                 self.overhead += overhead;
                 self.paid += overhead;
             }
@@ -182,9 +195,9 @@ impl Account {
 
     fn function(&mut self, record: FunctionRecord) -> Result<(), AccountError> {
         let FunctionRecord { at, function, event, .. } = record;
-        if let FunctionEvent::Started { tier, rate } = event {
+        if let FunctionEvent::Started { tier, rate, basis } = event {
             entry(&mut self.by_tier, &tier, "tiers")?;
-            let life = Life::started(at, rate, tier == "main");
+            let life = Life::started(at, rate, tier == "main", basis);
             self.lives.insert(function, (tier, life));
             return Ok(());
         }
@@ -199,9 +212,10 @@ impl Account {
         Ok(())
     }
 
-    /// Settles all functions; those without an end lived until `end`, and where they `ended` nobody saw how long.
-    fn settle(&mut self, end: u64, ended: bool) {
-        for (_, (tier, life)) in std::mem::take(&mut self.lives) {
+    /// Adds the functions up that `are_over`; those without an end lived until `end`, and where they `ended` nobody saw
+    /// when.
+    fn settle(&mut self, end: u64, are_over: impl Fn(&Life) -> bool, ended: bool) {
+        for (_, (tier, life)) in self.lives.extract_if(.., |_, (_, life)| are_over(life)) {
             if life.stopped.is_none() {
                 if ended {
                     self.estimated += SIGN_OF_LIFE.as_nanos() as u64;

@@ -27,5 +27,5 @@ pub use export::{export_csv, export_json};
 pub use meter::{Meter, Rates, Told, Work, Worked};
 pub use money::{Carry, Rate, split};
 pub use read::{Entries, LedgerError, records, records_since};
-pub use record::{FunctionEvent, FunctionRecord, Phases, Record, RequestRecord, Share};
+pub use record::{Basis, FunctionEvent, FunctionRecord, Phases, Record, RequestRecord, Share};
 pub use writer::{Ledger, LedgerLimits};

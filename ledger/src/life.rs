@@ -1,23 +1,37 @@
 //! One function from its start to its end, and what its time was paid for.
 
 use crate::money::Rate;
-use crate::record::Share;
+use crate::record::{Basis, Share};
 
 /// What is known of a function. Times are nanoseconds since 1970.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Life {
     pub(crate) rate: Rate,
     is_main: bool,
+    basis: Basis,
     started: u64,
     pub(crate) serving: Option<u64>,
     pub(crate) replaced: Option<u64>,
     pub(crate) stopped: Option<u64>,
     /// Nano-dollars that requests were told.
     told: u64,
-    /// The latest account of what it did: when, nanoseconds that it worked, and for a main function that it served.
-    latest: Option<(u64, u64, u64)>,
+    latest: Option<Latest>,
+    /// When a main function began to serve, by its own account: answers leave some time after the engine ended them, the
+    /// quickest of them says it best.
+    began: Option<u64>,
     /// When a request last ended without an answer.
     pub(crate) lost: Option<u64>,
+}
+
+/// What the latest answer said of a function.
+#[derive(Debug, Clone, Copy)]
+struct Latest {
+    /// When it left.
+    at: u64,
+    /// How long the function had worked.
+    busy: u64,
+    /// How long the main function had served.
+    served: u64,
 }
 
 /// Where the money for a function's time went, in nano-dollars.
@@ -33,37 +47,50 @@ pub(crate) struct Spent {
 }
 
 impl Life {
-    pub(crate) fn started(at: u64, rate: Rate, is_main: bool) -> Self {
-        Self { rate, is_main, started: at, ..Self::default() }
+    pub(crate) fn started(at: u64, rate: Rate, is_main: bool, basis: Basis) -> Self {
+        Self { rate, is_main, basis, started: at, ..Self::default() }
     }
 
     /// Takes note of an answer that left at `at`, when the main function had served for `served`.
     pub(crate) fn answered(&mut self, at: u64, share: &Share, served: u64) {
         self.told += share.cost.sum();
+        let began = at.saturating_sub(served);
+        self.began = Some(self.began.map_or(began, |known| known.min(began)));
         // Answers leave in another order than the engine ended them in.
-        if self.latest.is_none_or(|(_, busy, _)| busy <= share.busy) {
-            self.latest = Some((at, share.busy, served));
+        if self.latest.is_none_or(|latest| latest.busy <= share.busy) {
+            self.latest = Some(Latest { at, busy: share.busy, served });
         }
     }
 
     /// Where the money went until `now`, or until its end.
     ///
-    /// What was paid follows from the launcher's clock, what it was for from the engine's as well: they are two, and
-    /// what they differ by is the residual.
+    /// What was paid follows from the launcher's clock, what it was for from the engine's: where the two contradict each
+    /// other, the difference is the residual.
     pub(crate) fn spent(&self, now: u64) -> Spent {
+        if self.basis == Basis::Work {
+            // Nothing is paid for beside work: what it has done that nobody was told of was for nothing.
+            let busy = self.latest.map_or(0, |latest| latest.busy);
+            let paid = self.rate.cost(busy).max(self.told);
+            return Spent { paid, failed: paid - self.told, ..Spent::default() };
+        }
         let end = self.stopped.unwrap_or(now).max(self.started);
-        let serving = self.serving.unwrap_or(end).clamp(self.started, end);
+        let serving = self.serving.unwrap_or(end);
+        let serving = self.began.filter(|_| self.is_main).map_or(serving, |began| began.min(serving));
+        let serving = serving.clamp(self.started, end);
         let replaced = self.replaced.unwrap_or(end).clamp(serving, end);
         let (at, busy, idle) = match self.latest {
             None => (serving, 0, 0),
-            Some((at, busy, served)) => {
-                // A remote function keeps no such time: it is the main function that measures its work.
-                let served = if self.is_main { served } else { at.saturating_sub(serving) };
-                (at.clamp(serving, replaced), busy, served.saturating_sub(busy))
+            Some(Latest { busy, served, .. }) if self.is_main => {
+                (serving + served, busy, served.saturating_sub(busy))
+            }
+            // It is the main function that measures its work; nobody measures its rest.
+            Some(Latest { at, busy, .. }) => {
+                let at = at.clamp(serving, replaced);
+                (at, busy, (at - serving).saturating_sub(busy))
             }
         };
         // Of what was done since then nothing is known but whether a request was lost.
-        let tail = replaced - at;
+        let tail = replaced.saturating_sub(at);
         let lost = self.lost.filter(|_| self.is_main).map_or(0, |lost| lost.saturating_sub(at).min(tail));
         // Each part costs what it adds to the cost of those before it: together they cost what their time costs.
         let mut time = 0;
@@ -84,8 +111,7 @@ impl Life {
             idle,
             cold_start,
             overlap,
-            residual: signed(paid)
-                - signed(worked.max(self.told) + idle + lost + cold_start + overlap),
+            residual: signed(paid) - signed(worked.max(self.told) + idle + lost + cold_start + overlap),
         }
     }
 }

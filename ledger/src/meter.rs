@@ -32,7 +32,10 @@ impl FromStr for Rates {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let parts = text.split(';').filter_map(|part| part.split_once('='));
-        parts.map(|(name, rate)| Ok((name.to_owned(), Rate(rate.parse()?)))).collect::<Result<_, _>>().map(Self)
+        parts
+            .map(|(name, rate)| Ok((name.to_owned(), Rate(rate.parse()?))))
+            .collect::<Result<_, _>>()
+            .map(Self)
     }
 }
 
@@ -156,6 +159,10 @@ mod tests {
             sum += meter.tell(&work, &rates).main();
         }
         assert_eq!(sum.sum(), Rate(44_000_001).cost(1000 * (7_777 + 1_234_567)));
-        assert_eq!(meter.tell(&work, &Rates::default()).main(), Phases::default(), "without a price nothing costs");
+        assert_eq!(
+            meter.tell(&work, &Rates::default()).main(),
+            Phases::default(),
+            "without a price nothing costs"
+        );
     }
 }

@@ -39,12 +39,7 @@ pub struct Entries {
 /// # Errors
 /// The folder cannot be read.
 pub fn records(folder: &Path) -> Result<Entries, LedgerError> {
-    Ok(Entries {
-        folder: folder.to_owned(),
-        files: segments(folder)?.into_iter(),
-        current: None,
-        damaged: 0,
-    })
+    Ok(Entries { folder: folder.to_owned(), files: segments(folder)?.into_iter(), current: None, damaged: 0 })
 }
 
 /// [`records`] without files that were full before `time` (nanoseconds since 1970); some older records may come first.

@@ -111,6 +111,17 @@ impl RequestRecord {
     }
 }
 
+/// What a price is asked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Basis {
+    /// The time that a function is alive.
+    #[default]
+    Alive,
+    /// The time that it works.
+    Work,
+}
+
 /// What a function has come to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FunctionRecord {
@@ -134,6 +145,9 @@ pub enum FunctionEvent {
         tier: String,
         /// What it costs.
         rate: Rate,
+        /// What for.
+        #[serde(default)]
+        basis: Basis,
     },
     /// It serves: the first placement that names it is in force.
     Serving,

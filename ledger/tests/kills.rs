@@ -4,7 +4,7 @@
 
 use proptest::prelude::*;
 use remoe_ledger::{
-    Account, FunctionEvent, FunctionRecord, Ledger, LedgerError, LedgerLimits, Phases, Rate, Record,
+    Account, Basis, FunctionEvent, FunctionRecord, Ledger, LedgerError, LedgerLimits, Phases, Rate, Record,
     RequestRecord, Share, export_csv, export_json, records, records_since,
 };
 use std::fs::OpenOptions;
@@ -106,7 +106,7 @@ proptest! {
         });
         let rate = Rate(rate);
         let mut log = vec![
-            function(begin, FunctionEvent::Started { tier: "main".to_owned(), rate }),
+            function(begin, FunctionEvent::Started { tier: "main".to_owned(), rate, basis: Basis::Alive }),
             function(begin + start, FunctionEvent::Serving),
         ];
         let (mut now, mut busy, mut told) = (begin + start, 0, 0);
@@ -160,7 +160,8 @@ fn files_follow_each_other_and_the_oldest_goes() {
     written.iter().for_each(|record| ledger.append(record).unwrap());
     assert_eq!(read(folder.path()), written);
     assert!(std::fs::read_dir(folder.path()).unwrap().count() > 10);
-    let since: Vec<Record> = records_since(folder.path(), written[90].at()).unwrap().map(Result::unwrap).collect();
+    let since: Vec<Record> =
+        records_since(folder.path(), written[90].at()).unwrap().map(Result::unwrap).collect();
     assert!(since.len() < 20 && since.ends_with(&written[90..]), "{}", since.len());
     assert!(matches!(Ledger::open(folder.path(), SMALL), Err(LedgerError::InUse { .. })));
     drop(ledger);

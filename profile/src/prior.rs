@@ -88,9 +88,15 @@ impl Profile {
                     load_bytes_per_second: LOAD_BYTES_PER_SECOND,
                 },
             },
-            memory: Memory { main_bytes: MAIN_BYTES, function_bytes: FUNCTION_BYTES },
+            memory: Self::memory_prior(),
             fit: None,
         }
+    }
+
+    /// Memory that functions take beside weights where nobody measured, in bytes: the main one, and a remote one.
+    #[must_use]
+    pub fn memory_prior() -> Memory {
+        Memory { main_bytes: MAIN_BYTES, function_bytes: FUNCTION_BYTES }
     }
 
     /// The same where a GPU computes the non-expert part.

@@ -1,5 +1,7 @@
 //! The commands, one file each.
 
+pub(crate) mod cost;
+pub(crate) mod dashboards;
 pub(crate) mod eval;
 pub(crate) mod generate;
 pub(crate) mod inspect;

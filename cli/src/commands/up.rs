@@ -1,8 +1,11 @@
 //! `remoe up`: models as a service, until it is asked to end.
 
+mod cashier;
 mod keeper;
+mod overhead;
 mod report;
 mod start;
+mod tariff;
 
 pub(crate) use start::StartTimes;
 
@@ -12,12 +15,18 @@ use crate::output::progress::Progress;
 use crate::programs;
 use crate::signals::EndSignals;
 use axum::http::HeaderValue;
+use cashier::Cashier;
 use keeper::{End, Keeper};
-use remoe_gateway::{Gateway, GatewayMetrics, GatewayOptions, Keys, Model, ModelOptions};
+use overhead::Overhead;
+use remoe_gateway::{Books, BooksError, Gateway, GatewayMetrics, GatewayOptions, Keys, Model, ModelOptions};
+use remoe_ledger::{Ledger, LedgerLimits};
+use remoe_planner::Pricing;
+use remoe_profile::Prices;
 use report::{Report, reachable};
 use start::{Asked, Started};
 use std::io::Read;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpSocket};
@@ -51,10 +60,12 @@ pub(crate) async fn run(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) 
     // What will be missing is said before a profile is measured.
     programs::find(args.deployment.backend, args.deployment.device.as_deref())?;
     let listener = listen(SocketAddr::new(args.host, args.port))?;
-    let front = Front::open(args, &asked, keys, listener)?;
+    let prices = args.planning.prices()?;
+    let pricing = args.planning.pricing_of(&prices)?;
+    let front = Front::open(args, &asked, keys, &prices, listener)?;
     let (mut kept, end) = (JoinSet::new(), watch::Sender::new(None));
     let started = tokio::select! {
-        started = start(args, asked, &front, &secret, (&mut kept, end.subscribe()), as_json, progress) => Some(started),
+        started = start(args, asked, &front, (&secret, &pricing), (&mut kept, end.subscribe()), as_json, progress) => Some(started),
         () = signals.next() => None,
     };
     let served = match started {
@@ -160,13 +171,22 @@ struct Front {
     has_key: bool,
     stop: CancellationToken,
     server: JoinHandle<std::io::Result<()>>,
+    books: Arc<Books>,
+    overhead: JoinHandle<()>,
 }
 
 impl Front {
-    fn open(args: &UpArgs, asked: &[Asked], keys: Keys, listener: TcpListener) -> Result<Self, CliError> {
+    fn open(
+        args: &UpArgs,
+        asked: &[Asked],
+        keys: Keys,
+        prices: &Prices,
+        listener: TcpListener,
+    ) -> Result<Self, CliError> {
         let failed =
             |error: &dyn std::fmt::Display| CliError::runtime(format!("cannot start the gateway: {error}"));
         let metrics = GatewayMetrics::new().map_err(|error| failed(&error))?;
+        let books = Arc::new(books(args, prices, &metrics)?);
         let max_requests = args.max_requests.unwrap_or(MAX_REQUESTS) as usize;
         let models: Vec<_> = asked
             .iter()
@@ -185,6 +205,7 @@ impl Front {
         let mut options = GatewayOptions {
             keys,
             cors_origins: args.cors_origins.clone().into(),
+            books: Some(books.clone()),
             ..GatewayOptions::default()
         };
         if let Some(limit) = args.body_limit {
@@ -195,7 +216,8 @@ impl Front {
         let stop = CancellationToken::new();
         let gateway = Gateway::new(options, models.clone(), metrics);
         let server = tokio::spawn(gateway.serve(listener, stop.clone()));
-        Ok(Self { models, address: reachable(address), has_key, stop, server })
+        let overhead = tokio::spawn(Overhead::new(books.clone(), prices).keep());
+        Ok(Self { models, address: reachable(address), has_key, stop, server, books, overhead })
     }
 
     /// Takes no more requests, and lets those that are there come to their end.
@@ -222,6 +244,35 @@ impl Front {
         if tokio::time::timeout(LAST_WORDS, &mut server).await.is_err() {
             server.abort();
         }
+        // It notes what is left when it is dropped.
+        self.overhead.abort();
+        let _aborted = self.overhead.await;
+    }
+}
+
+/// Where money is accounted for.
+fn books(args: &UpArgs, prices: &Prices, metrics: &GatewayMetrics) -> Result<Books, CliError> {
+    let failed = |error: BooksError| CliError::arguments("--ledger", error.to_string());
+    let open = |folder: &PathBuf| {
+        Ledger::open(folder, LedgerLimits::default()).map_err(|error| CliError {
+            path: Some(folder.clone()),
+            ..CliError::arguments("--ledger", error.to_string())
+        })
+    };
+    let ledger = args.ledger.as_ref().map(open).transpose()?;
+    Books::open(ledger, &named(args, prices), metrics.registry()).map_err(failed)
+}
+
+/// Where `prices` stand, for people.
+fn named(args: &UpArgs, prices: &Prices) -> String {
+    let stated = [&prices.source, &prices.date].into_iter().flatten().cloned().collect::<Vec<_>>();
+    match (&args.planning.pricing, stated.is_empty()) {
+        (_, false) => stated.join(", "),
+        (Some(path), true) => path.display().to_string(),
+        (None, true) => format!(
+            "default: {} dollars per core hour, {} per GB hour",
+            prices.cpu_core_hour, prices.memory_gb_hour
+        ),
     }
 }
 
@@ -238,7 +289,7 @@ async fn start(
     args: &UpArgs,
     asked: Vec<Asked>,
     front: &Front,
-    secret: &str,
+    (secret, pricing): (&str, &Pricing),
     (kept, end): (&mut JoinSet<Result<(), CliError>>, End),
     as_json: bool,
     progress: &Arc<Progress>,
@@ -246,13 +297,20 @@ async fn start(
     let mut authorization = HeaderValue::from_str(&format!("Bearer {secret}"))
         .map_err(|error| CliError::runtime(format!("cannot write a key: {error}")))?;
     authorization.set_sensitive(true);
+    // No two runs begin in the same millisecond and write the same ledger.
+    let run: Arc<str> = format!("{:x}", Books::now() / 1_000_000).into();
     for (asked, model) in asked.into_iter().zip(&front.models) {
-        let Started { wanted, supervisor, status, times } =
-            start::start(args, asked, as_json, progress).await?;
+        let (books, name) = (front.books.clone(), model.name().to_owned());
+        let cashier = Cashier { books, model: name, run: run.clone() };
+        let Started { wanted, supervisor, status, times, tariff, accounted } =
+            start::start(args, asked, (&cashier, pricing), as_json, progress).await?;
         let (address, has_key) = (front.address, front.has_key);
         let report = Report { wanted, times, address, has_key, as_json };
         let (model, authorization, idle) = (model.clone(), authorization.clone(), args.idle);
-        kept.spawn(Keeper { model, report, supervisor, authorization, idle }.run(status, end.clone()));
+        kept.spawn(
+            Keeper { model, report, supervisor, authorization, idle, cashier, tariff, accounted }
+                .run(status, end.clone()),
+        );
     }
     Ok(())
 }

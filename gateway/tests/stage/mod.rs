@@ -200,8 +200,13 @@ async fn launch(model: Arc<Model>, functions: Arc<Functions>, room: usize) {
                 let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
                 (wake.listening, wake.serving) = (Some(Instant::now()), Some(Instant::now()));
                 let id = functions.ids.fetch_add(1, Ordering::SeqCst);
-                let backend =
-                    Backend { id, address: listener.local_addr().unwrap(), room, authorization: None };
+                let backend = Backend {
+                    id,
+                    address: listener.local_addr().unwrap(),
+                    room,
+                    authorization: None,
+                    billing: None,
+                };
                 let router = Router::new().route("/v1/completions", post(work)).with_state(functions.clone());
                 let task = tokio::spawn(async move {
                     drop(axum::serve(listener, router).await);

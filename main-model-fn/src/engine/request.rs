@@ -2,6 +2,7 @@
 
 use crate::grammar::Grammar;
 use crate::pages::Tenant;
+use remoe_ledger::Work;
 use remoe_wire::ServiceError;
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -208,7 +209,7 @@ impl FinishReason {
 }
 
 /// The figures of a finished request.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Figures {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
@@ -233,6 +234,8 @@ pub struct Figures {
     pub prefill_experts: ExpertTime,
     /// The same of decoding.
     pub decode_experts: ExpertTime,
+    /// Its share of the time of functions. Unlike the other times shares of requests add up.
+    pub work: Work,
 }
 
 /// Time that iterations spent on routed experts. Requests that share an iteration share its time: each

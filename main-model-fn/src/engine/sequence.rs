@@ -14,6 +14,7 @@ use crate::grammar::{Grammar, GrammarError, Progress};
 use crate::pages::{Page, SequenceCache};
 use crate::records::{Recording, Step};
 use crate::transformer::{Model, Trace, Wanted};
+use remoe_ledger::{Work, Worked};
 use remoe_model::text::{TextError, Tokenizer};
 use remoe_wire::{ErrorCode, ServiceError};
 use std::collections::HashMap;
@@ -251,6 +252,28 @@ impl Running {
             if let (Some(recording), Some(trace)) = (&mut self.recording, trace) {
                 recording.count(&trace.routing, first + row, step);
             }
+        }
+    }
+
+    /// The main function worked so many `nanoseconds` for the request, `busy` for anybody since it serves.
+    pub(super) fn worked(&mut self, nanoseconds: u64, busy: u64, served: u64) {
+        *self.phase_of(|work| &mut work.main) += nanoseconds;
+        (self.figures.work.main.busy, self.figures.work.served) = (busy, served);
+    }
+
+    /// The remote function at `address` worked so many `nanoseconds` for the request, `busy` for anybody.
+    pub(super) fn worked_remotely(&mut self, address: &Arc<str>, nanoseconds: u64, busy: u64) {
+        *self.phase_of(|work| work.remote.entry(address.clone()).or_default()) += nanoseconds;
+        if let Some(worked) = self.figures.work.remote.get_mut(address) {
+            worked.busy = busy;
+        }
+    }
+
+    fn phase_of(&mut self, of: impl FnOnce(&mut Work) -> &mut Worked) -> &mut u64 {
+        let share = &mut of(&mut self.figures.work).share;
+        match &self.stage {
+            Stage::Prompt(_) => &mut share.prefill,
+            Stage::Choices(_) => &mut share.decode,
         }
     }
 
@@ -509,7 +532,7 @@ impl Running {
         self.figures.ttft = first - self.job.submitted;
         self.figures.prefill = first - self.started;
         self.figures.decode = now - first;
-        self.emit(Event::Done(self.figures));
+        self.emit(Event::Done(self.figures.clone()));
     }
 
     fn emit(&self, event: Event) {

@@ -1,3 +1,4 @@
+use super::attribution::Busy;
 use super::handle::{EngineHandle, Job, RequestLimits};
 use super::request::{Event, InspectLevel};
 use super::room::expected_pages;
@@ -114,6 +115,7 @@ struct Engine {
     apart: bool,
     stop: EngineStop,
     row_bytes: usize,
+    busy: Busy,
 }
 
 impl Engine {
@@ -161,6 +163,7 @@ impl Engine {
             apart: false,
             stop,
             row_bytes: hidden * parts.dtype.bytes(),
+            busy: Busy::new(Instant::now()),
         })
     }
 
@@ -180,6 +183,7 @@ impl Engine {
                 if !self.wait() {
                     return;
                 }
+                self.busy.rested(Instant::now());
                 continue;
             }
             if let Some(until) = self.resting() {
@@ -309,6 +313,7 @@ impl Engine {
                 "routing generation in force"
             );
             self.metrics.generation.set(placement.generation as i64);
+            self.busy.switched(placement.links.iter().map(Link::address), Instant::now());
             self.experts.switch(placement);
             answer();
         }
@@ -432,8 +437,12 @@ impl Engine {
         self.metrics.iterations.inc();
         self.metrics.rows.inc_by(shares.iter().map(|share| share.rows as u64).sum());
         self.metrics.iteration_seconds.observe(started.elapsed().as_secs_f64());
+        let passed = self.busy.passed(Instant::now());
         match outcome {
-            Ok(output) => self.advance(output, &shares),
+            Ok(output) => {
+                self.busy.share(passed, &mut self.running, &shares, self.experts.answered());
+                self.advance(output, &shares);
+            }
             Err(error) => self.set_back(&shares, error, started),
         }
     }

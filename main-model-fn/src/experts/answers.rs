@@ -73,7 +73,13 @@ impl Exchange {
         self.replicas.answered(link, open.message.units(), believed, attempt.late);
         at.outstanding.computed += took;
         self.cancel(links, &mut open, at.outstanding);
-        at.outstanding.answer(at.call.layer, open.message, &rows, self.row_bytes, at.fallback);
+        at.outstanding.answer(
+            at.call.layer,
+            open.message,
+            (attempt.link, &rows),
+            self.row_bytes,
+            at.fallback,
+        );
         // The replica works: what else it owes is not late yet.
         let now = Instant::now();
         for other in at.outstanding.open.values_mut().filter(|other| other.waits_for(attempt.link)) {

@@ -1,6 +1,7 @@
 //! A layer call from its inputs to the reduction: the remote half and the local half at the same
 //! time.
 
+use super::answered::Answered;
 use super::error::ExpertError;
 use super::exchange::{Exchange, RemoteCall};
 use super::fallback::FallbackExperts;
@@ -46,6 +47,7 @@ pub(crate) struct Experts {
     metrics: ExpertMetrics,
     tally: Vec<ExpertTally>,
     time: ExpertTime,
+    answered: Answered,
     local_rows: Vec<u8>,
 }
 
@@ -92,6 +94,7 @@ impl Experts {
             metrics: parts.metrics,
             tally: Vec::new(),
             time: ExpertTime::default(),
+            answered: Answered::default(),
             local_rows: Vec::new(),
         })
     }
@@ -111,11 +114,17 @@ impl Experts {
         self.tally.clear();
         self.tally.resize(rows, ExpertTally::default());
         self.time = ExpertTime::default();
+        self.answered.begin(rows, self.placement.links.len());
     }
 
     /// Where the experts of each row of the iteration were computed, all layers together.
     pub(crate) fn tally(&self) -> &[ExpertTally] {
         &self.tally
+    }
+
+    /// Which remote functions answered for which rows of the iteration, all layers together.
+    pub(crate) fn answered(&self) -> &Answered {
+        &self.answered
     }
 
     /// What the iteration's experts took, all layers together.
@@ -159,8 +168,9 @@ impl Experts {
             remote: outstanding.computed,
             calls: outstanding.replies,
         };
-        for (_, slots) in &outstanding.answers {
-            self.count(call, slots, "remote", |tally| &mut tally.remote);
+        for answer in &outstanding.answers {
+            self.count(call, &answer.slots, "remote", |tally| &mut tally.remote);
+            self.answered.count(answer.link, &answer.slots, call.routed.top_k);
         }
         for &slot in &outstanding.retried {
             // One message may carry rows of several requests: its first row stands for it.
@@ -173,8 +183,8 @@ impl Experts {
         for (slots, bytes) in &fallback {
             place(&mut rows, slots, bytes, row_bytes);
         }
-        for (bytes, slots) in &outstanding.answers {
-            place(&mut rows, slots, bytes, row_bytes);
+        for answer in &outstanding.answers {
+            place(&mut rows, &answer.slots, &answer.rows, row_bytes);
         }
         if let Some(slot) = rows.iter().position(|row| row.is_empty()) {
             let expert = call.routed.experts[slot];

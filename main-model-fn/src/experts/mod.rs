@@ -5,6 +5,7 @@
 //! experts are loaded and computed here -> one reduction in a fixed order. Nothing but the reduction sums, so that placement
 //! cannot change the answer.
 
+mod answered;
 mod answers;
 mod counting;
 mod error;
@@ -23,6 +24,7 @@ mod replicas;
 mod routing;
 mod split;
 
+pub(crate) use answered::Answered;
 pub(crate) use error::ExpertError;
 pub(crate) use join::{ExpertParts, Experts, LayerCall};
 pub(crate) use link::{Expected, Link, LinkEvent, LinkState};

@@ -19,8 +19,8 @@ pub(crate) struct Outstanding {
     pub(super) open: HashMap<u64, Open>,
     /// The message of each attempt, by the attempt's id.
     attempts: HashMap<u64, u64>,
-    /// Answers: rows, and the slot of each.
-    pub(super) answers: Vec<(Bytes, Vec<u32>)>,
+    /// What has come.
+    pub(super) answers: Vec<Answer>,
     /// How many messages were answered.
     pub(super) replies: u64,
     /// Slots to compute here once their expert is loaded, by expert.
@@ -42,6 +42,15 @@ pub(crate) struct Outstanding {
     pub(super) listening: Instant,
     /// When something last came or was tried.
     pub(super) moved: Instant,
+}
+
+/// Rows that a function computed.
+pub(super) struct Answer {
+    /// Index of its link in the placement.
+    pub(super) link: usize,
+    pub(super) rows: Bytes,
+    /// The slot of each row.
+    pub(super) slots: Vec<u32>,
 }
 
 /// A message without an answer.
@@ -169,12 +178,12 @@ impl Outstanding {
         }
     }
 
-    /// The rows of `message` have come. What was computed here meanwhile stays: the bits are the same.
+    /// The rows of `message` have come over link `link`. What was computed here meanwhile stays: the bits are the same.
     pub(super) fn answer(
         &mut self,
         layer: usize,
         message: Message,
-        rows: &Bytes,
+        (link, rows): (usize, &Bytes),
         row_bytes: usize,
         fallback: &mut FallbackExperts,
     ) {
@@ -191,11 +200,12 @@ impl Outstanding {
         if message.slots.iter().any(|slot| self.here.contains(slot)) {
             for (row, slot) in message.slots.into_iter().enumerate() {
                 if !self.here.contains(&slot) {
-                    self.answers.push((rows.slice(row * row_bytes..(row + 1) * row_bytes), vec![slot]));
+                    let rows = rows.slice(row * row_bytes..(row + 1) * row_bytes);
+                    self.answers.push(Answer { link, rows, slots: vec![slot] });
                 }
             }
         } else {
-            self.answers.push((rows.clone(), message.slots));
+            self.answers.push(Answer { link, rows: rows.clone(), slots: message.slots });
         }
     }
 

@@ -6,7 +6,9 @@ use super::state::HttpState;
 use super::timing::Timeline;
 use crate::engine::request::{Event, Figures, Request};
 use axum::http::HeaderMap;
+use remoe_ledger::Told;
 use remoe_wire::{ErrorCode, ServiceError};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{StreamExt, StreamMap};
@@ -19,6 +21,10 @@ pub(super) struct Exchange {
     /// Choices of each prompt.
     choices: usize,
     figures: Figures,
+    /// What its prompts would have cost elsewhere.
+    rivals: BTreeMap<String, u64>,
+    /// Known at the end, where a gateway says what functions cost.
+    cost: Option<Told>,
     timeline: Timeline,
     pub(super) stopwatch: Stopwatch,
 }
@@ -51,7 +57,16 @@ impl Exchange {
             })?;
             events.insert(index, ReceiverStream::new(receiver));
         }
-        Ok(Self { open: events.len(), events, choices, figures: Figures::default(), timeline, stopwatch })
+        Ok(Self {
+            open: events.len(),
+            events,
+            choices,
+            figures: Figures::default(),
+            rivals: BTreeMap::new(),
+            cost: None,
+            timeline,
+            stopwatch,
+        })
     }
 
     /// The next event and the prompt it belongs to; `None` once all prompts are done.
@@ -80,12 +95,20 @@ impl Exchange {
             }
         }
         self.stopwatch.done();
+        let tell = |rates| self.stopwatch.state().meter.tell(&self.figures.work, rates);
+        let rivals = std::mem::take(&mut self.rivals);
+        self.cost = self.timeline.rates().map(tell).map(|told| Told { rivals, ..told });
         Ok(None)
     }
 
     /// The figures of the prompts that are done: counts are summed, times are the slowest prompt's.
     pub(super) fn figures(&self) -> &Figures {
         &self.figures
+    }
+
+    /// What the request cost, once all prompts are done, where that is known.
+    pub(super) fn cost(&self) -> Option<&Told> {
+        self.cost.as_ref()
     }
 
     /// Where the time to the first token went.
@@ -95,7 +118,8 @@ impl Exchange {
 
     /// What a gateway is told when all prompts are done.
     pub(super) fn told(&self) -> HeaderMap {
-        self.timeline.headers(self.figures.prompt_tokens, self.figures.completion_tokens)
+        let Figures { prompt_tokens, completion_tokens, .. } = self.figures;
+        self.timeline.headers(prompt_tokens, completion_tokens, self.cost.as_ref())
     }
 
     fn measure(&mut self, prompt: usize, event: &Event) {
@@ -110,6 +134,15 @@ impl Exchange {
     }
 
     fn add(&mut self, one: Figures) {
+        if self.timeline.rates().is_some()
+            && let Some(account) = self.stopwatch.state().account()
+        {
+            let steps = one.completion_tokens.saturating_sub(self.choices);
+            for (rival, dollars) in account.rivals(one.prompt_tokens, steps) {
+                // Dollars that no price list reaches saturate.
+                *self.rivals.entry(rival.to_owned()).or_default() += (dollars * 1e9).round() as u64;
+            }
+        }
         let all = &mut self.figures;
         all.prompt_tokens += one.prompt_tokens;
         all.cached_tokens += one.cached_tokens;
@@ -122,5 +155,6 @@ impl Exchange {
         all.decode = all.decode.max(one.decode);
         all.prefill_experts = all.prefill_experts.max(one.prefill_experts);
         all.decode_experts = all.decode_experts.max(one.decode_experts);
+        all.work.join(one.work);
     }
 }

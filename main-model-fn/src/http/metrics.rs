@@ -100,6 +100,10 @@ impl Stopwatch {
         Self { state, arrived: Instant::now(), last: vec![None; choices] }
     }
 
+    pub(super) fn state(&self) -> &HttpState {
+        &self.state
+    }
+
     /// A token of choice `index` has come.
     pub(super) fn token(&mut self, index: usize) {
         let now = Instant::now();

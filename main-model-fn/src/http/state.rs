@@ -6,6 +6,7 @@ use crate::engine::EngineHandle;
 use crate::grammar::{Compiler, Grammar, Source};
 use prometheus::Registry;
 use remoe_http::{ConnectionLimits, Lanes, Origins};
+use remoe_ledger::Meter;
 use remoe_model::GenerationDefaults;
 use remoe_planner::Account;
 use remoe_wire::{ErrorCode, ServiceError};
@@ -62,6 +63,8 @@ pub(crate) struct HttpState {
     pub(super) created: u64,
     /// Bodies that are parsed and tokenised at the same time: bounds memory and threads.
     pub(super) preparing: Lanes,
+    /// Tells requests what they cost.
+    pub(super) meter: Meter,
     ready: watch::Receiver<bool>,
     account: watch::Receiver<Option<Arc<Account>>>,
 }
@@ -95,6 +98,7 @@ impl HttpState {
             options,
             registry,
             created: unix_seconds(),
+            meter: Meter::default(),
             ready,
             account,
         })

@@ -1,15 +1,20 @@
-//! Where the time to the first token went.
+//! Where the time to the first token went, and what a gateway is told of a request.
 //!
 //! A gateway says with `x-remoe-timing` which parts are over when the request comes; what follows until
 //! the first token is `first`. The parts are told as `Server-Timing` and in `usage.remoe.timing`.
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use remoe_ledger::{Rates, Told};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
 /// The parts so far, as `Server-Timing` would have them.
 const GIVEN: HeaderName = HeaderName::from_static("x-remoe-timing");
 pub(super) const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
+/// What functions cost, for a gateway that keeps a ledger.
+const RATES: HeaderName = HeaderName::from_static("x-remoe-rates");
+/// What the request cost, as JSON.
+const TOLD: HeaderName = HeaderName::from_static("x-remoe-told");
 /// Tokens of prompts and answers, for a gateway that keeps accounts.
 pub(super) const TOKENS: HeaderName = HeaderName::from_static("x-remoe-tokens");
 
@@ -35,6 +40,7 @@ pub(super) struct Timing {
 pub(super) struct Timeline {
     arrived: Instant,
     given: Option<Timing>,
+    rates: Option<Rates>,
     first: Option<Duration>,
 }
 
@@ -42,7 +48,8 @@ impl Timeline {
     /// A request that has just come with `headers`.
     pub(super) fn begin(headers: &HeaderMap) -> Self {
         let given = headers.get(GIVEN).and_then(|value| value.to_str().ok()).map(read);
-        Self { arrived: Instant::now(), given, first: None }
+        let rates = headers.get(RATES).and_then(|value| value.to_str().ok()?.parse().ok());
+        Self { arrived: Instant::now(), given, rates, first: None }
     }
 
     /// A token has come.
@@ -55,13 +62,23 @@ impl Timeline {
         Some(Timing { first: self.first?.as_secs_f64() * 1e3, ..self.given? })
     }
 
+    /// What functions cost; `None` where nobody says.
+    pub(super) fn rates(&self) -> Option<&Rates> {
+        self.rates.as_ref()
+    }
+
     /// Whether a gateway waits for the parts.
     pub(super) fn is_asked(&self) -> bool {
         self.given.is_some()
     }
 
     /// What a gateway is told at the end.
-    pub(super) fn headers(&self, prompt_tokens: usize, completion_tokens: usize) -> HeaderMap {
+    pub(super) fn headers(
+        &self,
+        prompt_tokens: usize,
+        completion_tokens: usize,
+        cost: Option<&Told>,
+    ) -> HeaderMap {
         let mut headers = HeaderMap::new();
         if !self.is_asked() {
             return headers;
@@ -71,6 +88,10 @@ impl Timeline {
         }
         if let Ok(tokens) = HeaderValue::from_str(&format!("{prompt_tokens}, {completion_tokens}")) {
             headers.insert(TOKENS, tokens);
+        }
+        let told = cost.and_then(|told| serde_json::to_string(told).ok());
+        if let Some(told) = told.and_then(|told| HeaderValue::from_str(&told).ok()) {
+            headers.insert(TOLD, told);
         }
         headers
     }
@@ -123,12 +144,12 @@ mod tests {
         let mut headers = HeaderMap::new();
         let mut line = Timeline::begin(&headers);
         line.token();
-        assert!(line.headers(1, 2).is_empty() && line.timing().is_none());
+        assert!(line.headers(1, 2, None).is_empty() && line.timing().is_none());
         headers.insert(GIVEN, HeaderValue::from_static("load;dur=7.25"));
         let mut line = Timeline::begin(&headers);
-        assert_eq!(line.headers(1, 2).len(), 1, "no token, no parts");
+        assert_eq!(line.headers(1, 2, None).len(), 1, "no token, no parts");
         line.token();
-        let told = line.headers(1, 2);
+        let told = line.headers(1, 2, None);
         assert_eq!(told[TOKENS], "1, 2");
         assert!(
             told[SERVER_TIMING].to_str().unwrap().contains("load;dur=7.250, ready;dur=0.000, first;dur=0.")

@@ -3,8 +3,10 @@
 use super::exchange::Exchange;
 use super::timing::Timing;
 use crate::engine::request::{ExpertTime, Figures};
+use remoe_ledger::Told;
 use remoe_planner::{Account, Comparison, Measured};
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// `usage` of an answer.
 #[derive(Debug, Clone, Serialize)]
@@ -40,6 +42,35 @@ struct RemoeFigures {
     /// Where the time to the first token went; absent where no gateway says what was before.
     #[serde(skip_serializing_if = "Option::is_none")]
     timing: Option<Timing>,
+    /// What it cost; absent where no gateway says what functions cost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cost: Option<Cost>,
+}
+
+/// What a request cost, in nano-dollars: its shares of the time of functions, by their price.
+#[derive(Debug, Clone, Serialize)]
+struct Cost {
+    total: u64,
+    main: u64,
+    remote: u64,
+    prefill: u64,
+    decode: u64,
+    /// Without remote experts, on the same basis: as the plan's baselines would have served it.
+    rivals: BTreeMap<String, u64>,
+}
+
+impl From<&Told> for Cost {
+    fn from(told: &Told) -> Self {
+        let (main, remote) = (told.main(), told.remote());
+        Self {
+            total: main.sum() + remote.sum(),
+            main: main.sum(),
+            remote: remote.sum(),
+            prefill: main.prefill + remote.prefill,
+            decode: main.decode + remote.decode,
+            rivals: told.rivals.clone(),
+        }
+    }
 }
 
 /// The figures of a request, for the plan's account.
@@ -118,6 +149,7 @@ impl Usage {
                 forwarded_positions: figures.forwarded_positions,
                 plan: account.map(|account| account.compare(&measured(figures))),
                 timing: exchange.timeline().timing(),
+                cost: exchange.cost().map(Cost::from),
             }),
         }
     }

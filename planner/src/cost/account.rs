@@ -2,17 +2,21 @@
 
 use crate::cost::Evaluation;
 use crate::cost::main_size::MainSize;
+use crate::cost::rivals::Rivals;
 use crate::error::{FieldError, PlanError};
 use crate::plan::{Plan, PlanDraft};
 use crate::problem::model::Model;
-use crate::problem::{Billing, Problem, Request};
+use crate::problem::{Billing, Pricing, Problem, Request};
 use serde::{Deserialize, Serialize};
+use std::sync::OnceLock;
 
 /// A plan that runs, with the problem that it was made for.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Account {
     problem: Problem,
     plan: Plan,
+    #[serde(skip)]
+    rivals: OnceLock<Rivals>,
 }
 
 #[derive(Deserialize)]
@@ -85,7 +89,7 @@ impl Account {
     pub fn new(problem: Problem, plan: &PlanDraft) -> Result<Self, PlanError> {
         let model = Model::with_prediction(&problem).map_err(PlanError::Problem)?;
         let plan = model.plan(plan).map_err(PlanError::Plan)?;
-        Ok(Self { problem, plan })
+        Ok(Self { problem, plan, rivals: OnceLock::new() })
     }
 
     /// Reads what [`Self`] serialises to: `{"problem": .., "plan": ..}`.
@@ -111,6 +115,26 @@ impl Account {
     #[must_use]
     pub fn main_size(&self) -> MainSize {
         MainSize::of(&self.problem, self.plan.main_bytes, self.plan.main_vcpus)
+    }
+
+    /// The prices that the plan was made for.
+    #[must_use]
+    pub fn pricing(&self) -> &Pricing {
+        &self.problem.pricing
+    }
+
+    /// Dollars per second of the main function while it is alive, GPUs included.
+    #[must_use]
+    pub fn main_per_second(&self) -> f64 {
+        Model::new(&self.problem).main_rate(&self.plan)
+    }
+
+    /// Dollars that a request of `input` tokens with `steps` decode steps would cost as the baselines serve it, alone
+    /// and warm, each at the size that it would have for this problem. What they cost is worked out at the first
+    /// call.
+    pub fn rivals(&self, input: usize, steps: usize) -> impl Iterator<Item = (&'static str, f64)> {
+        let rivals = self.rivals.get_or_init(|| Rivals::of(&self.problem, |input| self.request(input, 1.0)));
+        rivals.cost(input, steps)
     }
 
     /// What a request of `input` tokens with `steps` decode steps is expected to take.
@@ -154,18 +178,22 @@ impl Account {
     }
 
     fn evaluate(&self, input: usize, steps: usize) -> Evaluation {
-        // Memory and what it costs stay those of the plan.
-        let planned = &self.problem.request;
-        let largest_input = planned.largest_input();
-        let request = Request {
-            input_tokens: input.max(1) as f64,
-            output_tokens: steps as f64,
-            max_input_tokens: Some(largest_input),
-            max_output_tokens: Some(planned.tokens_in_memory() - largest_input),
-            concurrency: 1,
-        };
+        let request = self.request(input.max(1) as f64, steps as f64);
         // What one request takes when it runs alone is what can be measured of it.
         let problem = Problem { request, arrivals: None, ..self.problem.clone() };
         Model::new(&problem).evaluate(&self.plan)
+    }
+
+    /// One request that runs alone. Memory and what it costs stay those of the plan.
+    fn request(&self, input_tokens: f64, output_tokens: f64) -> Request {
+        let planned = &self.problem.request;
+        let largest_input = planned.largest_input();
+        Request {
+            input_tokens,
+            output_tokens,
+            max_input_tokens: Some(largest_input),
+            max_output_tokens: Some(planned.tokens_in_memory() - largest_input),
+            concurrency: 1,
+        }
     }
 }

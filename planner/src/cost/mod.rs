@@ -7,6 +7,7 @@ pub(crate) mod groups;
 pub(crate) mod lpt;
 pub(crate) mod main_size;
 pub(crate) mod quota;
+pub(crate) mod rivals;
 pub(crate) mod running;
 pub(crate) mod slowest;
 pub(crate) mod stress;
@@ -202,7 +203,7 @@ impl Model<'_> {
     }
 
     /// Dollars per second of the main function of `plan` (H^w).
-    fn main_rate(&self, plan: &Plan) -> f64 {
+    pub(crate) fn main_rate(&self, plan: &Plan) -> f64 {
         self.gpu_rate + self.function_rate(plan.main_bytes, plan.main_vcpus)
     }
 

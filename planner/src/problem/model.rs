@@ -263,10 +263,7 @@ impl<'p> Model<'p> {
 
     /// Dollars per second of a function with `bytes`, and with `vcpus` where they are a decision of their own.
     pub(crate) fn function_rate(&self, bytes: f64, vcpus: Option<f64>) -> f64 {
-        match (vcpus, self.problem.pricing.cpu_per_core_second, self.problem.pricing.memory_per_gb_second) {
-            (Some(vcpus), Some(core), Some(memory)) => core * vcpus + memory * bytes / GB,
-            _ => self.cpu_price * bytes / GB,
-        }
+        self.problem.pricing.function_rate(bytes, vcpus)
     }
 
     /// Bytes that the main function needs besides experts: tokens and runtime.

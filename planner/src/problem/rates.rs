@@ -17,6 +17,16 @@ impl Pricing {
         }
     }
 
+    /// Dollars per second of a function with `bytes` of memory, and with `vcpus` where they are a decision of their
+    /// own.
+    #[must_use]
+    pub fn function_rate(&self, bytes: f64, vcpus: Option<f64>) -> f64 {
+        match (vcpus, self.cpu_per_core_second, self.memory_per_gb_second) {
+            (Some(vcpus), Some(core), Some(memory)) => core * vcpus + memory * bytes / GB,
+            _ => self.coupled_rate() * bytes / GB,
+        }
+    }
+
     /// Dollars per second of `bytes` of everything but experts on `device`. On CPUs they are main memory
     /// beside the size that brings the vCPUs, whatever GPUs cost.
     pub(crate) fn device_rate(&self, device: Device, bytes: f64) -> f64 {

@@ -1,6 +1,8 @@
 //! Between the gateway and the functions of one model: orders go one way, what runs the other.
 
+use super::cashier::Cashier;
 use super::report::{Report, serving_processes};
+use super::tariff::Tariff;
 use crate::exit::CliError;
 use axum::http::HeaderValue;
 use remoe_function::Role;
@@ -11,6 +13,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 /// What the main function may take to say how many requests it has.
 const ASK: Duration = Duration::from_secs(1);
@@ -27,6 +30,10 @@ pub(super) struct Keeper {
     pub(super) authorization: HeaderValue,
     /// Without requests for so long the model sleeps.
     pub(super) idle: Option<Duration>,
+    pub(super) cashier: Cashier,
+    pub(super) tariff: Tariff,
+    /// Ends when all that ran is accounted for.
+    pub(super) accounted: JoinHandle<()>,
 }
 
 /// What the keeper remembers between two looks.
@@ -57,6 +64,7 @@ impl Keeper {
             grace = ending => grace,
         };
         self.supervisor.shutdown(grace).await;
+        let _joined = self.accounted.await;
         Ok(())
     }
 
@@ -135,7 +143,7 @@ impl Keeper {
         let serving = main.filter(|_| !seen.asleep && status.generation.is_some());
         self.model.runs(Running {
             order: seen.order,
-            backends: serving.and_then(|main| self.backend(main)).into_iter().collect(),
+            backends: serving.and_then(|main| self.backend(main, status)).into_iter().collect(),
             wake: seen.wake,
             functions: status.functions.iter().map(line).collect(),
         });
@@ -164,13 +172,14 @@ impl Keeper {
         Ok(())
     }
 
-    fn backend(&self, main: &FunctionStatus) -> Option<Backend> {
+    fn backend(&self, main: &FunctionStatus, status: &Status) -> Option<Backend> {
         let address = main.http?;
         Some(Backend {
             id: u64::from(main.pid?) << 16 | u64::from(address.port()),
             address,
             room: self.report.wanted.options.max_batch.unwrap_or(DEFAULT_MAX_BATCH),
             authorization: Some(self.authorization.clone()),
+            billing: Some(self.cashier.billing(status, &self.tariff)),
         })
     }
 }

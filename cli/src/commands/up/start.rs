@@ -1,5 +1,7 @@
 //! One model of `up`: what runs where is decided, and started.
 
+use super::cashier::Cashier;
+use super::tariff::Tariff;
 use crate::args::{DeploymentArgs, StartOrder, UpArgs};
 use crate::deployment::Wanted;
 use crate::exit::CliError;
@@ -11,10 +13,12 @@ use remoe_fetch::ModelLocation;
 use remoe_function::Role;
 use remoe_launcher::decide::Desired;
 use remoe_launcher::{Status, Supervisor};
-use remoe_planner::{Answer, MainSize, Problem, preallocate};
+use remoe_planner::{Answer, MainSize, Pricing, Problem, preallocate};
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 /// Share of remote experts where only the number of replicas is given.
 const HALF: f64 = 0.5;
@@ -25,6 +29,9 @@ pub(super) struct Started {
     pub(super) supervisor: Supervisor,
     pub(super) status: Status,
     pub(super) times: StartTimes,
+    pub(super) tariff: Tariff,
+    /// Ends when all that ran is accounted for.
+    pub(super) accounted: JoinHandle<()>,
 }
 
 /// The parts of a cold start, one after the other, in seconds. They add up to the whole.
@@ -93,6 +100,7 @@ pub(super) fn ask(
 pub(super) async fn start(
     args: &UpArgs,
     asked: Asked,
+    (cashier, pricing): (&Cashier, &Pricing),
     as_json: bool,
     progress: &Arc<Progress>,
 ) -> Result<Started, CliError> {
@@ -105,18 +113,22 @@ pub(super) async fn start(
         false => None,
     };
     times.facts_s = facts.as_secs_f64() + clock.lap();
-    let supervisor = match (&problem, args.start) {
+    let tell = watch::Sender::new(None);
+    let account =
+        |supervisor: &Supervisor| tokio::spawn(cashier.clone().follow(supervisor.status(), tell.subscribe()));
+    let (supervisor, accounted) = match (&problem, args.start) {
         (Some(problem), StartOrder::Preallocated) => {
             let main_bytes = preallocate(problem)?.main_bytes;
             wanted.size_main(MainSize::of(problem, main_bytes, None));
             let supervisor = wanted.launch(main_alone(wanted.desired()), progress)?;
+            let accounted = account(&supervisor);
             let problem = with_main(problem, main_bytes);
             let answer = plan(&problem, args.remote).await?;
             wanted.place_as_planned(&problem, &answer)?;
             show_plan(&problem, &answer, as_json, progress);
             times.plan_s = clock.lap();
             supervisor.change(wanted.desired());
-            supervisor
+            (supervisor, accounted)
         }
         (problem, order) => {
             if let Some(problem) = problem {
@@ -127,18 +139,25 @@ pub(super) async fn start(
             times.plan_s = clock.lap();
             let desired = wanted.desired();
             if order == StartOrder::Sequential {
-                one_after_the_other(&wanted, desired, progress).await?
+                let supervisor = wanted.launch(main_alone(desired.clone()), progress)?;
+                let accounted = account(&supervisor);
+                one_after_the_other(&supervisor, desired).await;
+                (supervisor, accounted)
             } else {
-                wanted.launch(desired, progress)?
+                let supervisor = wanted.launch(desired, progress)?;
+                let accounted = account(&supervisor);
+                (supervisor, accounted)
             }
         }
     };
+    let tariff = Tariff::of(&wanted, pricing);
+    tell.send_replace(Some(tariff.clone()));
     let functions = wanted.desired().functions.len();
     all_listen(&supervisor, functions).await;
     times.functions_s = clock.lap();
     let status = wanted.ready(&supervisor, progress).await?;
     times.placement_s = clock.lap();
-    Ok(Started { wanted, supervisor, status, times })
+    Ok(Started { wanted, supervisor, status, times, tariff, accounted })
 }
 
 /// Only the main function, until it is decided what else there is.
@@ -148,22 +167,16 @@ fn main_alone(mut desired: Desired) -> Desired {
     desired
 }
 
-/// Starts the main function, and each remote one when those before it listen.
-async fn one_after_the_other(
-    wanted: &Wanted,
-    desired: Desired,
-    progress: &Arc<Progress>,
-) -> Result<Supervisor, CliError> {
-    let supervisor = wanted.launch(main_alone(desired.clone()), progress)?;
+/// Starts each remote function when those before it listen; the main function is started.
+async fn one_after_the_other(supervisor: &Supervisor, desired: Desired) {
     for count in 2..=desired.functions.len() {
-        all_listen(&supervisor, count - 1).await;
+        all_listen(supervisor, count - 1).await;
         let mut some = Desired { placed: false, ..desired.clone() };
         some.functions.truncate(count);
         supervisor.change(some);
     }
-    all_listen(&supervisor, desired.functions.len()).await;
+    all_listen(supervisor, desired.functions.len()).await;
     supervisor.change(desired);
-    Ok(supervisor)
 }
 
 /// Returns when `count` functions are wanted and all of them listen, or when that will not be.

@@ -255,6 +255,7 @@ pub(super) fn say(choice: usize, text: &str, reason: FinishReason) -> Vec<Event>
 /// Figures that tell fields apart.
 pub(super) fn figures(request: &Request) -> Figures {
     Figures {
+        work: Default::default(),
         prompt_tokens: request.prompt.len(),
         cached_tokens: request.prompt.len() / 2,
         completion_tokens: 2 * request.choices,

@@ -1,0 +1,247 @@
+//! `remoe cost`: a ledger added up.
+
+use crate::args::{CostArgs, ExportForm};
+use crate::exit::CliError;
+use crate::output::{json, table};
+use remoe_ledger::{Account, Amounts, Tier, export_csv, export_json, records};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+
+/// What a reconciliation may leave over of what was paid.
+const RESIDUAL: f64 = 0.01;
+/// Columns of the longest bar.
+const BAR: u64 = 40;
+
+/// Amounts in nano-dollars.
+#[derive(Serialize)]
+struct Report<'a> {
+    requests: u64,
+    /// What answered requests cost.
+    total: u64,
+    idle: u64,
+    cold_start: u64,
+    overlap: u64,
+    failed: u64,
+    overhead: u64,
+    residual: i64,
+    /// Time of functions by their price, and the overhead: the sum of all of the above.
+    paid: u64,
+    by_model: BTreeMap<&'a str, u64>,
+    by_tenant: BTreeMap<&'a str, u64>,
+    by_day: BTreeMap<String, u64>,
+    by_tier: &'a BTreeMap<String, Tier>,
+    /// What the same requests would have cost elsewhere.
+    rivals: BTreeMap<&'a str, RivalReport>,
+    prompt_tokens: u64,
+    completion_tokens: u64,
+    /// Requests that ended without an answer.
+    lost: u64,
+    /// Functions that are alive, and what they cost in an hour.
+    alive: u64,
+    per_hour: u64,
+    prices: &'a str,
+    /// Seconds of functions whose end nobody saw.
+    estimated_s: f64,
+    /// Lines of the ledger that cannot be read.
+    damaged: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reconciled: Option<bool>,
+}
+
+#[derive(Serialize)]
+struct RivalReport {
+    /// Theirs.
+    cost: u64,
+    /// Here, of the same requests.
+    here: u64,
+}
+
+/// Prints what the ledger says.
+pub(crate) fn run(args: &CostArgs, as_json: bool) -> Result<(), CliError> {
+    let wrong = |error: &dyn std::fmt::Display| CliError {
+        path: Some(args.ledger().to_owned()),
+        ..CliError::arguments("--ledger", error.to_string())
+    };
+    let mut entries = records(args.ledger()).map_err(|error| wrong(&error))?;
+    if let Some(form) = args.export {
+        return export(args.ledger(), form).map_err(|error| wrong(&error));
+    }
+    let account = Account::of(entries.by_ref()).map_err(|error| wrong(&error))?;
+    let damaged = entries.damaged();
+    let reconciled = args.reconcile.then(|| account.residual_share() <= RESIDUAL);
+    if as_json {
+        json::print(&report(&account, damaged, reconciled))?;
+    } else {
+        anstream::println!("{}", text(&account, damaged, args.reconcile));
+    }
+    match reconciled {
+        Some(false) => Err(CliError::runtime(format!(
+            "{:.2} % of what was paid is not accounted for",
+            account.residual_share() * 100.0
+        ))),
+        _ => Ok(()),
+    }
+}
+
+fn export(ledger: &Path, form: ExportForm) -> Result<(), Box<dyn std::error::Error>> {
+    let (entries, mut out) = (records(ledger)?, io::stdout().lock());
+    match form {
+        ExportForm::Csv => export_csv(entries, &mut out)?,
+        ExportForm::Json => export_json(entries, &mut out)?,
+    }
+    Ok(())
+}
+
+fn costs(amounts: &BTreeMap<String, Amounts>) -> BTreeMap<&str, u64> {
+    amounts.iter().map(|(name, amounts)| (name.as_str(), amounts.cost)).collect()
+}
+
+fn day(number: u64) -> String {
+    let second = i64::try_from(number * 86_400).unwrap_or(0);
+    jiff::Timestamp::from_second(second)
+        .map_or_else(|_| number.to_string(), |at| at.strftime("%F").to_string())
+}
+
+fn report(account: &Account, damaged: u64, reconciled: Option<bool>) -> Report<'_> {
+    Report {
+        requests: account.answered.requests,
+        total: account.answered.cost,
+        idle: account.idle,
+        cold_start: account.cold_start,
+        overlap: account.overlap,
+        failed: account.failed,
+        overhead: account.overhead,
+        residual: account.residual,
+        paid: account.paid,
+        by_model: costs(&account.by_model),
+        by_tenant: costs(&account.by_tenant),
+        by_day: account.by_day.iter().map(|(number, amounts)| (day(*number), amounts.cost)).collect(),
+        by_tier: &account.by_tier,
+        rivals: account
+            .rivals
+            .iter()
+            .map(|(name, (cost, here))| (name.as_str(), RivalReport { cost: *cost, here: *here }))
+            .collect(),
+        prompt_tokens: account.answered.prompt_tokens,
+        completion_tokens: account.answered.completion_tokens,
+        lost: account.lost,
+        alive: account.alive,
+        per_hour: account.per_hour,
+        prices: &account.prices,
+        estimated_s: account.estimated as f64 / 1e9,
+        damaged,
+        reconciled,
+    }
+}
+
+/// Nano-dollars for people.
+fn dollars(amount: u64) -> String {
+    let dollars = amount as f64 / 1e9;
+    match dollars {
+        0.0 => "$0".to_owned(),
+        dollars if dollars < 0.01 => format!("${dollars:.7}"),
+        dollars => format!("${dollars:.4}"),
+    }
+}
+
+fn share(part: u64, whole: u64) -> String {
+    if whole == 0 { String::new() } else { format!("{:.1} %", part as f64 / whole as f64 * 100.0) }
+}
+
+fn text(account: &Account, damaged: u64, reconcile: bool) -> String {
+    let mut blocks = vec![parts(account)];
+    if account.answered.requests > 0 {
+        blocks.push(by("model", &account.by_model, |name| name.to_owned()));
+        blocks.push(by("tenant", &account.by_tenant, |name| {
+            if name.is_empty() { "(no keys)".to_owned() } else { name.to_owned() }
+        }));
+        let days: BTreeMap<String, Amounts> =
+            account.by_day.iter().map(|(number, amounts)| (day(*number), *amounts)).collect();
+        blocks.push(by("day", &days, |name| name.to_owned()));
+    }
+    if !account.by_tier.is_empty() {
+        blocks.push(tiers(&account.by_tier));
+    }
+    if !account.rivals.is_empty() {
+        blocks.push(rivals(account));
+    }
+    let Account { alive, per_hour, prices, .. } = account;
+    blocks.push(format!("now: {} an hour for {alive} functions; prices: {prices}", dollars(*per_hour)));
+    if damaged > 0 {
+        blocks.push(format!("{damaged} damaged lines of the ledger are left out"));
+    }
+    if reconcile {
+        let Account { paid, residual, estimated, .. } = account;
+        blocks.push(format!(
+            "paid {paid} n$ = requests {} + failed {} + idle {} + cold starts {} + overlap {} + overhead {} + residual \
+             {residual}: {:.4} % is not accounted for; {:.1} s were estimated",
+            account.answered.cost,
+            account.failed,
+            account.idle,
+            account.cold_start,
+            account.overlap,
+            account.overhead,
+            account.residual_share() * 100.0,
+            *estimated as f64 / 1e9,
+        ));
+    }
+    blocks.join("\n\n")
+}
+
+fn bar(part: u64, whole: u64) -> String {
+    let columns = if whole == 0 { 0 } else { u128::from(part) * u128::from(BAR) / u128::from(whole) };
+    "█".repeat(columns as usize)
+}
+
+/// Where the money went.
+fn parts(account: &Account) -> String {
+    let parts = [
+        ("requests", account.answered.cost),
+        ("failed work", account.failed),
+        ("idle", account.idle),
+        ("cold starts", account.cold_start),
+        ("overlap", account.overlap),
+        ("gateway", account.overhead),
+        ("not accounted for", account.residual.unsigned_abs()),
+        ("paid", account.paid),
+    ];
+    let rows = parts.map(|(name, amount)| {
+        let drawn = if name == "paid" { String::new() } else { bar(amount, account.paid) };
+        vec![name.to_owned(), dollars(amount), share(amount, account.paid), drawn]
+    });
+    table::with_header(&["where the money went", "cost", "share", ""], rows.into())
+}
+
+fn by(name: &str, amounts: &BTreeMap<String, Amounts>, shown: impl Fn(&str) -> String) -> String {
+    let whole: u64 = amounts.values().map(|amounts| amounts.cost).sum();
+    let rows = amounts.iter().map(|(name, amounts)| {
+        let tokens = amounts.prompt_tokens + amounts.completion_tokens;
+        let per_million = (amounts.cost as u128 * 1_000_000).checked_div(tokens.into()).unwrap_or(0);
+        vec![
+            shown(name),
+            amounts.requests.to_string(),
+            tokens.to_string(),
+            dollars(amounts.cost),
+            dollars(u64::try_from(per_million).unwrap_or(u64::MAX)),
+            bar(amounts.cost, whole),
+        ]
+    });
+    table::with_header(&[name, "requests", "tokens", "cost", "per million tokens", ""], rows.collect())
+}
+
+fn tiers(tiers: &BTreeMap<String, Tier>) -> String {
+    let rows = tiers.iter().map(|(name, tier)| {
+        vec![name.clone(), dollars(tier.prefill), dollars(tier.decode), dollars(tier.idle)]
+    });
+    table::with_header(&["tier", "prompts", "answers", "idle"], rows.collect())
+}
+
+fn rivals(account: &Account) -> String {
+    let rows = account.rivals.iter().map(|(name, (cost, here))| {
+        let saved = 1.0 - *here as f64 / (*cost).max(1) as f64;
+        vec![name.clone(), dollars(*cost), dollars(*here), format!("{:.1} %", saved * 100.0)]
+    });
+    table::with_header(&["the same requests with", "would have cost", "cost here", "saved"], rows.collect())
+}

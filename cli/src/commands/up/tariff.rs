@@ -1,0 +1,82 @@
+//! What the functions of a model cost while they are alive.
+
+use crate::commands::profile::default_dtype;
+use crate::deployment::Wanted;
+use remoe_ledger::{Basis, Rate};
+use remoe_planner::{Billing, Pricing};
+use remoe_profile::Profile;
+use remoe_wire::v1::LayerExperts;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Sizes in which memory is sold, as plans have them where nobody says otherwise.
+const STEP: f64 = 100e6;
+
+fn sold(bytes: f64) -> f64 {
+    (bytes / STEP).ceil().max(1.0) * STEP
+}
+
+/// Rates by the places of functions.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Tariff(BTreeMap<String, Place>);
+
+/// A function's place.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Place {
+    /// `main`, or the group: functions that host the same experts.
+    pub(super) tier: String,
+    pub(super) rate: Rate,
+    pub(super) basis: Basis,
+}
+
+impl Tariff {
+    /// Rates of the functions of `wanted`: of the sizes that its plan gives them at the plan's prices, or where nobody
+    /// planned of the smallest sizes that hold them at `pricing`.
+    pub(super) fn of(wanted: &Wanted, pricing: &Pricing) -> Self {
+        let model = &wanted.inspection;
+        let dtype = wanted.options.dtype.as_deref().unwrap_or_else(|| default_dtype(model));
+        let expert = model.resident_bytes(model.expert_bytes, dtype) as f64;
+        let runtime = Profile::memory_prior();
+        let planned = wanted.account.as_ref();
+        let pricing = planned.map_or(pricing, |account| account.pricing());
+        let remote = wanted.placement.remote();
+        let remote: usize = remote.iter().map(|layer| layer.experts.len()).sum();
+        let main = planned.map_or_else(
+            || {
+                let fixed = model.outside_bytes + model.non_expert_layer_bytes.iter().sum::<u64>();
+                let local = (model.moe_layers.len() * model.experts).saturating_sub(remote) as f64;
+                let cache = wanted.options.kv_cache_bytes.unwrap_or(0) as f64;
+                let weights = model.resident_bytes(fixed, dtype) as f64 + local * expert;
+                pricing.function_rate(sold(runtime.main_bytes + weights + cache), None)
+            },
+            |account| account.main_per_second(),
+        );
+        let place = Place { tier: "main".to_owned(), rate: Rate::per_second(main), basis: Basis::Alive };
+        let mut places = BTreeMap::from([("main".to_owned(), place)]);
+        let basis = if pricing.billing == Billing::Reserved { Basis::Alive } else { Basis::Work };
+        let mut groups: Vec<Vec<LayerExperts>> = Vec::new();
+        for process in wanted.placement.processes() {
+            let group = groups.iter().position(|hosted| *hosted == process.hosted).unwrap_or_else(|| {
+                groups.push(process.hosted.clone());
+                groups.len() - 1
+            });
+            let hosted: usize = process.hosted.iter().map(|layer| layer.experts.len()).sum();
+            let bytes = process.memory_bytes.or(wanted.options.remote_memory_bytes);
+            let held = runtime.function_bytes + hosted as f64 * expert;
+            let bytes = bytes.map_or_else(|| sold(held), |bytes| bytes as f64);
+            let vcpus = process.cpu_millis.map(|millis| millis as f64 / 1e3);
+            let rate = Rate::per_second(pricing.function_rate(bytes, vcpus));
+            places.insert(process.name, Place { tier: format!("group-{group}"), rate, basis });
+        }
+        Self(places)
+    }
+
+    /// The place called `name`.
+    pub(super) fn place(&self, name: &str) -> Option<&Place> {
+        self.0.get(name)
+    }
+
+    /// All tiers.
+    pub(super) fn tiers(&self) -> BTreeSet<String> {
+        self.0.values().map(|place| place.tier.clone()).collect()
+    }
+}

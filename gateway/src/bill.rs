@@ -1,0 +1,80 @@
+//! The bill of one request: who pays, and which functions work for it.
+
+use crate::books::{Answered, Billing};
+use crate::gateway::Gateway;
+use crate::model::Backend;
+use remoe_ledger::Told;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A request that functions may work for.
+pub(crate) struct Bill {
+    pub(crate) gateway: Arc<Gateway>,
+    /// As in `x-request-id`.
+    pub(crate) id: Box<str>,
+    pub(crate) model: Box<str>,
+    pub(crate) tenant: Arc<str>,
+    /// The client wants to see what it cost.
+    pub(crate) is_shown: bool,
+    sent: AtomicBool,
+    /// The functions that work for it, until they have told what that cost.
+    open: Mutex<Option<Arc<Billing>>>,
+}
+
+impl Bill {
+    pub(crate) fn new(
+        gateway: Arc<Gateway>,
+        id: &str,
+        model: &str,
+        tenant: Arc<str>,
+        is_shown: bool,
+    ) -> Self {
+        let (id, model) = (id.into(), model.into());
+        Self { gateway, id, model, tenant, is_shown, sent: AtomicBool::new(false), open: Mutex::new(None) }
+    }
+
+    /// `backend` gets the request.
+    pub(crate) fn sent_to(&self, backend: &Backend) {
+        self.sent.store(true, Ordering::Relaxed);
+        self.replace(backend.billing.clone());
+    }
+
+    /// Whether any backend had it.
+    pub(crate) fn was_sent(&self) -> bool {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    /// Whether functions work for it and have not told what that cost.
+    pub(crate) fn is_open(&self) -> bool {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// It cost what was `told`: that is written down before this returns, in nano-dollars.
+    pub(crate) fn settle(&self, told: Told, prompt_tokens: u64, completion_tokens: u64) -> Option<u64> {
+        let (billing, books) = (self.replace(None)?, self.gateway.books()?);
+        let (id, model, tenant) = (&*self.id, &*self.model, &*self.tenant);
+        Some(books.answered(Answered { id, model, tenant, prompt_tokens, completion_tokens, told }, &billing))
+    }
+
+    /// Nothing is owed: it was refused, or generates nothing.
+    pub(crate) fn void(&self) {
+        self.replace(None);
+    }
+
+    /// What the functions did for it was for nothing.
+    pub(crate) fn lost(&self) {
+        if let (Some(billing), Some(books)) = (self.replace(None), self.gateway.books()) {
+            books.lost(&self.model, &self.tenant, &billing);
+        }
+    }
+
+    fn replace(&self, open: Option<Arc<Billing>>) -> Option<Arc<Billing>> {
+        std::mem::replace(&mut *self.open.lock().unwrap_or_else(PoisonError::into_inner), open)
+    }
+}
+
+impl Drop for Bill {
+    fn drop(&mut self) {
+        self.lost();
+    }
+}

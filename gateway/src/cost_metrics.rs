@@ -1,0 +1,157 @@
+//! Money as metrics, in nano-dollars. Labels are bounded: models, tenants and groups are those of the deployment.
+
+use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use remoe_ledger::{Account, RequestRecord};
+
+/// Metrics of money.
+pub(crate) struct CostMetrics {
+    requests: IntCounterVec,
+    rivals: IntCounterVec,
+    compared: IntCounterVec,
+    rates: IntGaugeVec,
+    spent: IntGaugeVec,
+    paid: IntGauge,
+    residual: IntGauge,
+    estimated: IntGauge,
+    budget: IntGaugeVec,
+    budget_spent: IntGaugeVec,
+    budget_refusals: IntCounterVec,
+    written: IntCounter,
+    failures: IntCounter,
+}
+
+impl CostMetrics {
+    pub(crate) fn new(registry: &Registry, prices: &str) -> Result<Self, prometheus::Error> {
+        let counters = |name: &str, help: &str, labels: &[&str]| {
+            let counters = IntCounterVec::new(Opts::new(name, help), labels)?;
+            registry.register(Box::new(counters.clone())).map(|()| counters)
+        };
+        let gauges = |name: &str, help: &str, labels: &[&str]| {
+            let gauges = IntGaugeVec::new(Opts::new(name, help), labels)?;
+            registry.register(Box::new(gauges.clone())).map(|()| gauges)
+        };
+        let counter = |name: &str, help: &str| {
+            let counter = IntCounter::new(name, help)?;
+            registry.register(Box::new(counter.clone())).map(|()| counter)
+        };
+        let gauge = |name: &str, help: &str| {
+            let gauge = IntGauge::new(name, help)?;
+            registry.register(Box::new(gauge.clone())).map(|()| gauge)
+        };
+        gauges("remoe_price_info", "1, with where the prices stand.", &["source"])?
+            .with_label_values(&[prices])
+            .set(1);
+        Ok(Self {
+            requests: counters(
+                "remoe_cost_nanodollars_total",
+                "What answered requests cost: their shares of the time of functions by their price.",
+                &["model", "tenant", "tier", "phase"],
+            )?,
+            rivals: counters(
+                "remoe_cost_rival_nanodollars_total",
+                "What the same requests would have cost without remote experts, on the same basis.",
+                &["model", "rival"],
+            )?,
+            compared: counters(
+                "remoe_cost_compared_nanodollars_total",
+                "What the requests did cost of which remoe_cost_rival_nanodollars_total is.",
+                &["model", "rival"],
+            )?,
+            rates: gauges(
+                "remoe_cost_rate_nanodollars_per_hour",
+                "What the functions that are alive cost in an hour; 0 while a model sleeps.",
+                &["model", "tier"],
+            )?,
+            spent: gauges(
+                "remoe_cost_spent_nanodollars",
+                "Where the money went since the gateway started, by part: requests, failed, idle, cold_start, overlap, overhead.",
+                &["part"],
+            )?,
+            paid: gauge(
+                "remoe_cost_paid_nanodollars",
+                "What the time of functions cost since the gateway started, and the gateway itself.",
+            )?,
+            residual: gauge(
+                "remoe_cost_residual_nanodollars",
+                "What was paid less where the money went: two clocks differ by it.",
+            )?,
+            estimated: gauge(
+                "remoe_cost_estimated_nanoseconds",
+                "Time of functions whose end nobody saw, which may have lived longer than they were paid for.",
+            )?,
+            budget: gauges(
+                "remoe_budget_nanodollars_per_day",
+                "What a tenant may spend on a day (UTC).",
+                &["tenant"],
+            )?,
+            budget_spent: gauges(
+                "remoe_budget_spent_nanodollars",
+                "What a tenant with a budget has spent today (UTC).",
+                &["tenant"],
+            )?,
+            budget_refusals: counters(
+                "remoe_budget_refusals_total",
+                "Requests that were refused because the day's budget of their tenant is spent.",
+                &["tenant"],
+            )?,
+            written: counter("remoe_ledger_records_total", "Records that the ledger took.")?,
+            failures: counter("remoe_ledger_failures_total", "Records that the ledger did not take.")?,
+        })
+    }
+
+    pub(crate) fn answered(&self, request: &RequestRecord) {
+        let RequestRecord { model, tenant, .. } = request;
+        for share in request.shares.values() {
+            let labels = |phase| [model.as_str(), tenant.as_str(), share.tier.as_str(), phase];
+            self.requests.with_label_values(&labels("prefill")).inc_by(share.cost.prefill);
+            self.requests.with_label_values(&labels("decode")).inc_by(share.cost.decode);
+        }
+        for (rival, cost) in &request.rivals {
+            let labels = [model.as_str(), rival.as_str()];
+            self.rivals.with_label_values(&labels).inc_by(*cost);
+            self.compared.with_label_values(&labels).inc_by(request.total());
+        }
+    }
+
+    pub(crate) fn rate(&self, model: &str, tier: &str, rate: u64) {
+        self.rates.with_label_values(&[model, tier]).set(signed(rate));
+    }
+
+    pub(crate) fn account(&self, account: &Account) {
+        let parts = [
+            ("requests", account.answered.cost),
+            ("failed", account.failed),
+            ("idle", account.idle),
+            ("cold_start", account.cold_start),
+            ("overlap", account.overlap),
+            ("overhead", account.overhead),
+        ];
+        for (part, amount) in parts {
+            self.spent.with_label_values(&[part]).set(signed(amount));
+        }
+        self.paid.set(signed(account.paid));
+        self.residual.set(account.residual);
+        self.estimated.set(signed(account.estimated));
+    }
+
+    pub(crate) fn budget(&self, tenant: &str, budget: u64, spent: u64) {
+        self.budget.with_label_values(&[tenant]).set(signed(budget));
+        self.budget_spent.with_label_values(&[tenant]).set(signed(spent));
+    }
+
+    pub(crate) fn refused(&self, tenant: &str) {
+        self.budget_refusals.with_label_values(&[tenant]).inc();
+    }
+
+    pub(crate) fn wrote(&self) {
+        self.written.inc();
+    }
+
+    pub(crate) fn failed(&self) {
+        self.failures.inc();
+    }
+}
+
+fn signed(amount: u64) -> i64 {
+    i64::try_from(amount).unwrap_or(i64::MAX)
+}

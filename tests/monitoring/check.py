@@ -1,0 +1,203 @@
+#!/usr/bin/env python3
+"""A real Prometheus looks at a real `remoe up` under load: rules are checked, and every expression of every
+dashboard and rule is evaluated and must return data.
+
+    tests/monitoring/check.py [--pictures DIR] [--seconds N]
+
+Needs `prometheus` and `promtool` (Debian's package prometheus) on PATH, and the programs of `make build`. With
+--pictures each dashboard is drawn from its own queries by Chromium, where Grafana is not at hand.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import render
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROGRAMS = pathlib.Path(os.environ.get("REMOE_BIN_DIR", ROOT / "target/release"))
+KEYS = """tenants:
+- {name: search, keys: [sk-search], dollarsPerDay: 0.0001}
+- {name: chat, keys: [sk-chat]}
+- {name: batch, keys: [sk-batch], dollarsPerDay: 0.00000001}
+"""
+# What a dashboard's variables stand for here.
+VARIABLES = {"$model": ".*", "$__rate_interval": "15s", "$__range": "60s"}
+# Only on a cluster.
+ELSEWHERE = ("remoe_operator_",)
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def get(url, **parameters):
+    query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""
+    with urllib.request.urlopen(url + query, timeout=20) as answer:
+        return json.load(answer)
+
+
+@contextlib.contextmanager
+def program(arguments, **options):
+    """A process that has ended when this is left."""
+    process = subprocess.Popen(arguments, **options)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(40)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def load(endpoint, key, stop, failures):
+    """Asks again and again, until `stop`."""
+    number = 0
+    while not stop.is_set():
+        number += 1
+        body = {"prompt": [1, 2, 3, 4] * (1 + number % 5), "max_tokens": 8 + number % 17, "ignore_eos": True}
+        body["stream"] = number % 2 == 0
+        request = urllib.request.Request(
+            f"{endpoint}/v1/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json", "Authorization": f"Bearer {key}"},
+        )
+        try:
+            urllib.request.urlopen(request, timeout=30).read()
+        except urllib.error.HTTPError as error:
+            # A budget that is spent is part of the picture.
+            if error.code != 429:
+                failures.append(f"{key}: {error}")
+            stop.wait(1)
+        except OSError as error:
+            failures.append(f"{key}: {error}")
+        stop.wait(0.05)
+
+
+def expressions(folder):
+    """Every expression, with the place where it stands."""
+    for path in sorted((folder / "grafana/dashboards").glob("*.json")):
+        dashboard = json.loads(path.read_text())
+        for panel in dashboard["panels"]:
+            for target in panel["targets"]:
+                yield f"{path.name}: {panel['title']}", target["expr"]
+        for annotation in dashboard["annotations"]["list"]:
+            # Nothing but the moments in which it is true: what is looked at must be there.
+            yield f"{path.name}: {annotation['name']}", annotation["expr"].split(" > ")[0]
+        for variable in dashboard["templating"]["list"]:
+            if variable["type"] == "query":
+                metric = re.match(r"label_values\((\w+), (\w+)\)", variable["query"]["query"])
+                yield f"{path.name}: variable {variable['name']}", f"count by ({metric[2]}) ({metric[1]})"
+    for line in (folder / "rules/remoe.yaml").read_text().splitlines():
+        if found := re.match(r"\s+expr: (.*)", line):
+            # An alert is a recorded series and its limit: the series must be there.
+            alert = re.match(r"(remoe:[\w:]+) > [\d.]+", found[1])
+            yield "rules/remoe.yaml", alert[1] if alert else found[1]
+
+
+def substituted(expression):
+    for name, value in VARIABLES.items():
+        expression = expression.replace(name, value)
+    return expression
+
+
+def run(arguments, work):
+    for tool in ("prometheus", "promtool"):
+        if not shutil.which(tool):
+            sys.exit(f"{tool} is not on PATH: install Debian's package prometheus")
+    monitoring, port = work / "monitoring", free_port()
+    (work / "keys.yaml").write_text(KEYS)
+    (work / "key").write_text("sk-chat")
+    up = [
+        *[PROGRAMS / "remoe", "up", "--json", "--port", "0", "--ledger", work / "ledger", "--keys", work / "keys.yaml"],
+        *["--threads", "1", *arguments.up, arguments.model],
+    ]
+    environment = os.environ | {"REMOE_BIN_DIR": str(PROGRAMS)}
+    failures, stop = [], threading.Event()
+    with program(up, stdout=subprocess.PIPE, env=environment) as deployment:
+        ready = json.loads(deployment.stdout.readline())
+        endpoint = ready["endpoint"]
+        subprocess.run(
+            [PROGRAMS / "remoe", "dashboards", monitoring, "--endpoint", endpoint, "--interval", "1s"]
+            + ["--api-key-file", work / "key", "--json"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        subprocess.run(["promtool", "check", "config", monitoring / "prometheus.yml"], check=True)
+        server = [
+            *["prometheus", f"--config.file={monitoring}/prometheus.yml", f"--storage.tsdb.path={work}/data"],
+            *[f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"],
+        ]
+        clients = [
+            threading.Thread(target=load, args=(endpoint, key, stop, failures)) for key in ("sk-search", "sk-chat", "sk-batch")
+        ]
+        with program(server):
+            [client.start() for client in clients]
+            try:
+                time.sleep(arguments.seconds)
+                api = f"http://127.0.0.1:{port}/api/v1"
+                missing = evaluate(api, monitoring)
+                if arguments.pictures:
+                    folder = pathlib.Path(arguments.pictures)
+                    for path in sorted((monitoring / "grafana/dashboards").glob("*.json")):
+                        render.dashboard(api, json.loads(path.read_text()), substituted, arguments.seconds, folder / f"{path.stem}.png")
+            finally:
+                stop.set()
+                [client.join() for client in clients]
+    subprocess.run([PROGRAMS / "remoe", "cost", work / "ledger", "--reconcile"], check=True)
+    return missing + failures
+
+
+def evaluate(api, monitoring):
+    """What of it is an error or has no data."""
+    missing, count = [], 0
+    for place, expression in expressions(monitoring):
+        if any(metric in expression for metric in ELSEWHERE):
+            continue
+        count += 1
+        try:
+            found = get(f"{api}/query", query=substituted(expression))["data"]["result"]
+            if not found:
+                missing.append(f"{place}: no data: {expression}")
+            elif all(sample["value"][1] == "NaN" for sample in found):
+                missing.append(f"{place}: no number: {expression}")
+        except urllib.error.HTTPError as error:
+            missing.append(f"{place}: {error.read().decode()}: {expression}")
+    print(f"{count} expressions evaluated, {len(missing)} without data")
+    return missing
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pictures", metavar="DIR")
+    parser.add_argument("--seconds", type=int, default=40)
+    parser.add_argument("--model", default=ROOT / "demo/model")
+    parser.add_argument("up", nargs="*", default=["--remote", "always"], help="further arguments of up, after --")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as work:
+        problems = run(arguments, pathlib.Path(work))
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()

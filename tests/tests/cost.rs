@@ -1,0 +1,190 @@
+//! What clients are told that their requests cost, and what the ledger says.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use remoe_tests::command::remoe;
+use remoe_tests::deadline::{LONG, SOON, until};
+use remoe_tests::fixture::Model;
+use remoe_tests::process::signal;
+use remoe_tests::raw::{self, Answer, Connection};
+use remoe_tests::up::{Up, all_gone};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::path::Path;
+
+fn body(model: &str, tokens: u32, stream: bool) -> String {
+    json!({"model": model, "prompt": [1, 2, 3, 4, 5], "max_tokens": tokens, "temperature": 0, "ignore_eos": true,
+        "include_figures": true, "stream": stream})
+    .to_string()
+}
+
+fn post(model: &str, tokens: u32, stream: bool) -> String {
+    // The client wants to see what it costs in a header as well.
+    let request = raw::post("/v1/completions", &body(model, tokens, stream));
+    request.replacen("\r\n", "\r\nx-remoe-cost: yes\r\n", 1)
+}
+
+/// What a client was told of the cost; none where its answer did not come to its end.
+fn told(answer: &Answer, stream: bool) -> Option<Value> {
+    if answer.head.status != 200 {
+        return None;
+    }
+    if !stream {
+        let cost = answer.ok()["usage"]["remoe"]["cost"].clone();
+        assert_eq!(answer.head.header("x-remoe-cost"), cost["total"].to_string());
+        return Some(cost);
+    }
+    let text = answer.text();
+    let events = text.split("\n\n").filter_map(|event| event.strip_prefix("data: "));
+    let events: Vec<&str> = events.collect();
+    if events.last() != Some(&"[DONE]") {
+        return None;
+    }
+    let usage = events.iter().rev().nth(1).map(|event| serde_json::from_str::<Value>(event).unwrap());
+    Some(usage.unwrap()["usage"]["remoe"]["cost"].clone())
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("{value} is no amount"))
+}
+
+/// Asks `count` times, in turn whole and as a stream; the sum of what was told, and how often.
+async fn client(address: SocketAddr, model: String, count: usize) -> (u64, u64) {
+    let (mut sum, mut answers) = (0, 0);
+    for turn in 0..count {
+        let stream = turn % 2 == 1;
+        let mut connection = Connection::open(address).await;
+        connection.write(post(&model, 2 + turn as u32 % 5, stream)).await.unwrap();
+        let Ok(answer) = connection.answer().await else { continue };
+        let Some(cost) = told(&answer, stream) else { continue };
+        let total = number(&cost["total"]);
+        assert_eq!(number(&cost["main"]) + number(&cost["remote"]), total, "{cost}");
+        assert_eq!(number(&cost["prefill"]) + number(&cost["decode"]), total, "{cost}");
+        sum += total;
+        answers += 1;
+    }
+    (sum, answers)
+}
+
+/// The ledger of `folder` added up, which is whole.
+async fn cost(folder: &Path) -> Value {
+    let (code, cost) = remoe(&["cost", "--ledger", folder.to_str().unwrap(), "--reconcile"]).await;
+    assert_eq!(code, Some(0), "{cost}");
+    let part = |name: &str| cost[name].as_i64().unwrap();
+    let parts = ["total", "idle", "cold_start", "overlap", "failed", "overhead", "residual"];
+    assert_eq!(parts.into_iter().map(part).sum::<i64>(), part("paid"), "{cost}");
+    for by in ["by_model", "by_tenant", "by_day"] {
+        let sum: u64 = cost[by].as_object().unwrap().values().map(number).sum();
+        assert_eq!(sum, number(&cost["total"]), "{cost}");
+    }
+    cost
+}
+
+/// Functions and at last `up` itself are killed while clients ask: the ledger has every answer at the cost that its
+/// client was told, and all that was paid is accounted for.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_ledger_is_what_clients_were_told() {
+    let model = Model::fixture("olmoe-basic");
+    let folder = tempfile::tempdir().unwrap();
+    let ledger = folder.path().to_str().unwrap();
+    let arguments = ["--remote-ratio", "0.5", "--groups", "2", "--replicas", "1", "--ledger", ledger];
+    let (mut sum, mut answers) = (0, 0);
+    for round in 0..2 {
+        let mut up = Up::start_with(&model.folder, &arguments).await;
+        let address = up.ready.http();
+        let clients: Vec<_> = (0..4).map(|_| tokio::spawn(client(address, model.name.clone(), 25))).collect();
+        let victim = if round == 0 { up.ready.main().pid.unwrap() } else { up.ready.remote_pids()[0] };
+        signal(victim, Signal::KILL);
+        up.whole_without(&[victim]).await;
+        for client in clients {
+            let (cost, count) = client.await.unwrap();
+            (sum, answers) = (sum + cost, answers + count);
+        }
+        // One who does not wait for the end.
+        let mut connection = Connection::open(address).await;
+        connection.write(post(&model.name, 60, true)).await.unwrap();
+        connection.head().await.unwrap();
+        drop(connection);
+        let (more, count) = client(address, model.name.clone(), 4).await;
+        (sum, answers) = (sum + more, answers + count);
+        assert_eq!(count, 4);
+        let pids = up.ready.pids();
+        signal(up.process.pid(), if round == 0 { Signal::INT } else { Signal::KILL });
+        up.process.end(LONG).await;
+        all_gone(&pids, SOON).await;
+        let cost = cost(folder.path()).await;
+        assert_eq!((number(&cost["requests"]), number(&cost["total"])), (answers, sum), "{cost}");
+        assert_eq!(cost["reconciled"], true);
+    }
+    assert!(answers >= 150 && sum > 0, "{answers} answers for {sum}");
+    let (code, cost) = remoe(&["cost", ledger]).await;
+    assert_eq!((code, number(&cost["requests"])), (Some(0), answers));
+    assert!(number(&cost["failed"]) > 0 && number(&cost["cold_start"]) > 0, "{cost}");
+    assert!(
+        ["main", "group-0", "group-1"].iter().all(|tier| number(&cost["by_tier"][tier]["decode"]) > 0),
+        "{cost}"
+    );
+}
+
+async fn metrics(address: SocketAddr, key: &str) -> String {
+    let request = raw::get("/metrics").replacen("\r\n", &format!("\r\nAuthorization: Bearer {key}\r\n"), 1);
+    raw::ask(address, request).await.text()
+}
+
+fn value(page: &str, sample: &str) -> f64 {
+    let line = page.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("{sample} is missing in\n{page}")).parse().unwrap()
+}
+
+/// A tenant is refused when its budget is spent; a model that sleeps costs nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn budgets_end_and_sleep_is_free() {
+    let model = Model::fixture("olmoe-basic");
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys.yaml");
+    std::fs::write(
+        &keys,
+        "tenants: [{name: poor, keys: [sk-poor], dollarsPerDay: 0.000000001}, {name: rich, keys: [sk-rich]}]",
+    )
+    .unwrap();
+    let ledger = folder.path().join("ledger");
+    let arguments = ["--remote-ratio", "0.5", "--idle", "1s", "--keys", keys.to_str().unwrap(), "--ledger"];
+    let arguments: Vec<&str> = arguments.into_iter().chain([ledger.to_str().unwrap()]).collect();
+    let mut up = Up::start_with(&model.folder, &arguments).await;
+    let address = up.ready.http();
+    let ask = async |key: &str| {
+        let request = post(&model.name, 30, false);
+        raw::ask(address, request.replacen("\r\n", &format!("\r\nAuthorization: Bearer {key}\r\n"), 1)).await
+    };
+    assert_eq!(ask("sk-rich").await.head.status, 200);
+    // The one that exceeds the budget runs.
+    let mut refused = ask("sk-poor").await;
+    for _ in 0..20 {
+        assert_eq!(refused.head.header("retry-after").is_empty(), refused.head.status == 200);
+        if refused.head.status == 429 {
+            break;
+        }
+        refused = ask("sk-poor").await;
+    }
+    assert!(refused.text().contains("the budget of the tenant poor is spent"), "{}", refused.text());
+    assert_eq!(ask("sk-rich").await.head.status, 200);
+    let page = metrics(address, "sk-rich").await;
+    let rate = |page: &str, tier| {
+        let labels = format!("{{model=\"{}\",tier=\"{tier}\"}}", model.name);
+        value(page, &format!("remoe_cost_rate_nanodollars_per_hour{labels}"))
+    };
+    assert!(rate(&page, "main") > 0.0 && rate(&page, "group-0") > 0.0);
+    assert!(value(&page, "remoe_budget_refusals_total{tenant=\"poor\"}") >= 1.0);
+    up.next("asleep").await;
+    until(SOON, "the price of sleep", async || {
+        let page = metrics(address, "sk-rich").await;
+        (rate(&page, "main") + rate(&page, "group-0") == 0.0).then_some(())
+    })
+    .await;
+    signal(up.process.pid(), Signal::INT);
+    up.process.end(LONG).await;
+    let cost = cost(&ledger).await;
+    assert_eq!(cost["by_tenant"].as_object().unwrap().len(), 2, "{cost}");
+    assert_eq!((number(&cost["alive"]), number(&cost["per_hour"])), (0, 0), "{cost}");
+}
