@@ -42,7 +42,7 @@ pub(crate) struct Obtained {
 
 enum ObtainedBody {
     Whole(Bytes),
-    Stream(Frame<Bytes>, Box<Incoming>),
+    Stream(Frame<Bytes>, Incoming),
 }
 
 impl Obtained {
@@ -51,7 +51,7 @@ impl Obtained {
     }
 
     pub(crate) fn stream(head: response::Parts, first: Frame<Bytes>, rest: Incoming, grant: Grant) -> Self {
-        Self { head, body: ObtainedBody::Stream(first, Box::new(rest)), grant }
+        Self { head, body: ObtainedBody::Stream(first, rest), grant }
     }
 }
 
@@ -122,7 +122,7 @@ enum Stage {
     Last(Bytes),
     /// What comes. The end of a stream waits until its cost is written down.
     Rest {
-        flow: Flow,
+        flow: Box<Flow>,
         end: Ending,
     },
     /// What follows the last bytes.
@@ -151,14 +151,14 @@ impl Ending {
 /// A backend's body that has not ended.
 struct Flow {
     first: Option<Frame<Bytes>>,
-    body: Box<Incoming>,
+    body: Incoming,
     last: Instant,
     silence: Pin<Box<Sleep>>,
     _grant: Grant,
 }
 
 impl Flow {
-    fn new(first: Frame<Bytes>, body: Box<Incoming>, grant: Grant) -> Self {
+    fn new(first: Frame<Bytes>, body: Incoming, grant: Grant) -> Self {
         Self {
             first: Some(first),
             body,
@@ -211,7 +211,8 @@ impl Relay {
         self.stage = match obtained.body {
             ObtainedBody::Whole(bytes) => Stage::Last(bytes),
             ObtainedBody::Stream(first, rest) => {
-                Stage::Rest { flow: Flow::new(first, rest, obtained.grant), end: Ending::default() }
+                let flow = Box::new(Flow::new(first, rest, obtained.grant));
+                Stage::Rest { flow, end: Ending::default() }
             }
         };
         obtained.head

@@ -215,7 +215,10 @@ impl Account {
     /// Adds the functions up that `are_over`; those without an end lived until `end`, and where they `ended` nobody saw
     /// when.
     fn settle(&mut self, end: u64, are_over: impl Fn(&Life) -> bool, ended: bool) {
-        for (_, (tier, life)) in self.lives.extract_if(.., |_, (_, life)| are_over(life)) {
+        let (over, going): (BTreeMap<_, _>, _) =
+            std::mem::take(&mut self.lives).into_iter().partition(|(_, (_, life))| are_over(life));
+        self.lives = going;
+        for (_, (tier, life)) in over {
             if life.stopped.is_none() {
                 if ended {
                     self.estimated += SIGN_OF_LIFE.as_nanos() as u64;

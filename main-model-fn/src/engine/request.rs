@@ -235,7 +235,7 @@ pub struct Figures {
     /// The same of decoding.
     pub decode_experts: ExpertTime,
     /// Its share of the time of functions. Unlike the other times shares of requests add up.
-    pub work: Work,
+    pub work: Box<Work>,
 }
 
 /// Time that iterations spent on routed experts. Requests that share an iteration share its time: each

@@ -155,6 +155,6 @@ impl Exchange {
         all.decode = all.decode.max(one.decode);
         all.prefill_experts = all.prefill_experts.max(one.prefill_experts);
         all.decode_experts = all.decode_experts.max(one.decode_experts);
-        all.work.join(one.work);
+        all.work.join(*one.work);
     }
 }

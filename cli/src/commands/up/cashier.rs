@@ -92,9 +92,13 @@ impl Cashier {
             }
             present.insert(name);
         }
-        for (name, _) in alive.extract_if(.., |name, _| !present.contains(name)) {
-            self.books.function(at, &self.model, &name, FunctionEvent::Stopped);
-        }
+        alive.retain(|name, _| {
+            let is_there = present.contains(name);
+            if !is_there {
+                self.books.function(at, &self.model, name, FunctionEvent::Stopped);
+            }
+            is_there
+        });
     }
 
     /// Shows what an hour costs now.
