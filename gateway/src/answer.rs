@@ -7,7 +7,6 @@ use crate::caller::Caller;
 use crate::gateway::{Gateway, ROOM_UNIT};
 use crate::model::{Entry, Grant, Model, Refused, Waiter};
 use crate::relay::{Account, Obtained, Relay};
-use crate::timeline::TIMING_HEADER;
 use axum::Extension;
 use axum::body::{Body, HttpBody};
 use axum::extract::{Request, State};
@@ -15,6 +14,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, he
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
+use remoe_http::between::{RATES, TENANT, TIMING};
 use remoe_http::{ApiError, REQUEST_ID, RequestId, parse, receive};
 use remoe_wire::{ErrorCode, ServiceError};
 use std::sync::Arc;
@@ -23,11 +23,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 /// Says that a request waited for functions to start.
 const COLD_START: HeaderName = HeaderName::from_static("x-remoe-cold-start");
-/// Tells a main function on whose behalf it works.
-const TENANT: HeaderName = HeaderName::from_static("x-remoe-tenant");
 
-/// Tells a main function what the functions of its deployment cost. What a client sends under this name is dropped.
-const RATES: &str = "x-remoe-rates";
 /// Asks for what the answer cost, and says it.
 pub(crate) const COST: HeaderName = HeaderName::from_static("x-remoe-cost");
 /// The share of the day's budget that is spent, where that is most of it.
@@ -51,8 +47,8 @@ const WHOLE: u64 = 1 << 20;
 /// Bodies up to this size are read where they came in.
 const SMALL: usize = 64 << 10;
 
-/// Headers that are one connection's own, and those that the gateway writes itself.
-const OWN: [&str; 15] = [
+/// Headers that are one connection's own.
+const OWN: [&str; 12] = [
     "authorization",
     "connection",
     "content-length",
@@ -65,9 +61,6 @@ const OWN: [&str; 15] = [
     "trailer",
     "transfer-encoding",
     "upgrade",
-    TIMING_HEADER,
-    RATES,
-    "x-remoe-tenant",
 ];
 
 /// A request that was read and checked.
@@ -229,7 +222,8 @@ fn connection_headers(headers: &HeaderMap) -> Vec<String> {
 }
 
 fn is_own(name: &HeaderName, connection: &[String]) -> bool {
-    OWN.contains(&name.as_str()) || connection.iter().any(|own| own == name.as_str())
+    // The gateway writes these itself.
+    [TENANT, TIMING, RATES].contains(name) || OWN.contains(&name.as_str()) || connection.iter().any(|own| own == name.as_str())
 }
 
 fn target(uri: &Uri) -> String {
@@ -292,7 +286,7 @@ async fn send(call: &Call, grant: Grant) -> Result<Obtained, Broken> {
         request.headers_mut().insert(header::AUTHORIZATION, authorization.clone());
     }
     if let Ok(timing) = HeaderValue::from_str(grant.timing()) {
-        request.headers_mut().insert(TIMING_HEADER, timing);
+        request.headers_mut().insert(TIMING, timing);
     }
     if let Some(billing) = &backend.billing
         && let Ok(rates) = HeaderValue::from_str(&billing.rates.to_string())
@@ -336,6 +330,9 @@ fn strip(head: &mut response::Parts) {
         head.headers.remove(name);
     }
     for name in named {
+        head.headers.remove(name);
+    }
+    for name in [TENANT, TIMING, RATES] {
         head.headers.remove(name);
     }
     // It is the connection to the client that decides.

@@ -18,7 +18,15 @@ pub(crate) struct Caller {
     pub(crate) client: Arc<str>,
 }
 
-/// Lets requests with a key pass, all where there are none, and all that ask for health.
+impl Caller {
+    /// Somebody who may know everything.
+    pub(crate) fn anybody() -> Self {
+        Self { tenant: None, client: "".into() }
+    }
+}
+
+/// Lets requests with a key pass, all where there are none, and all that ask for health or for the page, which
+/// says nothing of what runs.
 pub(crate) async fn identify(
     State(gateway): State<Arc<Gateway>>,
     mut request: Request,
@@ -27,7 +35,7 @@ pub(crate) async fn identify(
     let keys = &gateway.options().keys;
     let presented = bearer(request.headers());
     let tenant = presented.and_then(|presented| keys.tenant(presented)).cloned();
-    if tenant.is_none() && !keys.is_empty() && request.uri().path() != "/health" {
+    if tenant.is_none() && !keys.is_empty() && !is_open(request.uri().path()) {
         let message = match presented {
             None => "this server needs a key: `Authorization: Bearer KEY`",
             Some(_) => "the key is wrong",
@@ -41,6 +49,15 @@ pub(crate) async fn identify(
             address.map_or_else(String::new, |address| address.ip().to_string()).into()
         }
     };
-    request.extensions_mut().insert(Caller { tenant, client });
-    Ok(next.run(request).await)
+    let caller = Caller { tenant, client };
+    request.extensions_mut().insert(caller.clone());
+    let mut response = next.run(request).await;
+    // For the access log.
+    response.extensions_mut().insert(caller);
+    Ok(response)
+}
+
+/// Whether a path is for everybody.
+fn is_open(path: &str) -> bool {
+    matches!(path, "/" | "/health") || path.starts_with("/page/")
 }

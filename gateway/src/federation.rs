@@ -1,7 +1,10 @@
 //! `/metrics`: the gateway's own, then those of the functions that answer for its models.
 
+use crate::caller::Caller;
 use crate::gateway::{Gateway, Upstream};
+use crate::keys::Tenant;
 use crate::model::Backend;
+use axum::Extension;
 use axum::extract::State;
 use axum::http::{HeaderValue, Request, header};
 use axum::response::{IntoResponse, Response};
@@ -18,24 +21,41 @@ const WAIT: Duration = Duration::from_secs(2);
 /// Largest page of metrics of a function.
 const PAGE: usize = 4 << 20;
 
-pub(crate) async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response {
+/// What the caller may know: all of it, or what is about its own models and itself.
+pub(crate) async fn metrics(
+    State(gateway): State<Arc<Gateway>>,
+    Extension(caller): Extension<Caller>,
+) -> Response {
+    page_for(&gateway, &caller).await
+}
+
+/// All of it, for an address of its own.
+pub(crate) async fn all_metrics(State(gateway): State<Arc<Gateway>>) -> Response {
+    page_for(&gateway, &Caller::anybody()).await
+}
+
+async fn page_for(gateway: &Arc<Gateway>, caller: &Caller) -> Response {
     if let Some(books) = gateway.books() {
         books.refresh();
     }
     let own = remoe_function::render_metrics(gateway.metrics().registry());
-    let asked = gateway.models().iter().flat_map(|model| {
+    let models = gateway.models_of(caller);
+    let asked = models.iter().flat_map(|model| {
         let backends = model.backends().into_iter();
         backends.map(|backend| (model.name().to_owned(), backend)).collect::<Vec<_>>()
     });
     let pages = asked.map(|(model, backend)| {
         let upstream = gateway.upstream().clone();
-        async move { Some((model, tokio::time::timeout(WAIT, page(&upstream, &backend)).await.ok()??)) }
+        async move { Some((model, page(&upstream, &backend, "/metrics").await?)) }
     });
     let pages: Vec<_> = join_all(pages).await.into_iter().flatten().collect();
     let (head, body) = own.into_parts();
     let Ok(body) = body.collect().await else { return (head, Bytes::new()).into_response() };
     let mut text = String::from_utf8_lossy(&body.to_bytes()).into_owned();
     text.push_str(&merged(&text, &pages, gateway.models().len() > 1));
+    if let Some(tenant) = caller.tenant.as_ref().filter(|tenant| !tenant.sees_all()) {
+        text = of_tenant(&text, tenant);
+    }
     let mut response = text.into_response();
     if let Some(kind) = head.headers.get(header::CONTENT_TYPE) {
         response.headers_mut().insert(header::CONTENT_TYPE, kind.clone());
@@ -43,15 +63,54 @@ pub(crate) async fn metrics(State(gateway): State<Arc<Gateway>>) -> Response {
     response
 }
 
-async fn page(upstream: &Upstream, backend: &Backend) -> Option<String> {
-    let mut request =
-        Request::get(format!("http://{}/metrics", backend.address)).body(Full::default()).ok()?;
+/// What a function answers at `path`; `None` where it does not, or takes too long.
+pub(crate) async fn page(upstream: &Upstream, backend: &Backend, path: &str) -> Option<String> {
+    let mut request = Request::get(format!("http://{}{path}", backend.address)).body(Full::default()).ok()?;
     if let Some(authorization) = &backend.authorization {
         request.headers_mut().insert(header::AUTHORIZATION, HeaderValue::clone(authorization));
     }
-    let response = upstream.request(request).await.ok().filter(|response| response.status().is_success())?;
-    let body = Limited::new(response.into_body(), PAGE).collect().await.ok()?;
-    String::from_utf8(body.to_bytes().into()).ok()
+    let answer = async {
+        let response = upstream.request(request).await.ok();
+        let response = response.filter(|response| response.status().is_success())?;
+        let body = Limited::new(response.into_body(), PAGE).collect().await.ok()?;
+        String::from_utf8(body.to_bytes().into()).ok()
+    };
+    tokio::time::timeout(WAIT, answer).await.ok()?
+}
+
+/// The samples that are about nobody else than `tenant`, and about no model that it may not use.
+fn of_tenant(text: &str, tenant: &Tenant) -> String {
+    let is_own = |line: &&str| {
+        line.starts_with('#')
+            || (label(line, "tenant").is_none_or(|name| name == **tenant.name())
+                && label(line, "model").is_none_or(|model| tenant.may_use(&model)))
+    };
+    text.lines().filter(is_own).fold(String::new(), |text, line| text + line + "\n")
+}
+
+/// The value of a sample's label.
+fn label(line: &str, name: &str) -> Option<String> {
+    let (_, labels) = line.split_once('{')?;
+    let mut rest = labels;
+    loop {
+        let (key, behind) = rest.split_once("=\"")?;
+        let mut value = String::new();
+        let mut letters = behind.char_indices();
+        let end = loop {
+            match letters.next()? {
+                (at, '"') => break at + 1,
+                (_, '\\') => value.push(match letters.next()?.1 {
+                    'n' => '\n',
+                    letter => letter,
+                }),
+                (_, letter) => value.push(letter),
+            }
+        };
+        if key.trim_start_matches(',') == name {
+            return Some(value);
+        }
+        rest = &behind[end..];
+    }
 }
 
 /// The pages of all models as one, where they are several every sample with the name of its model. Names that `own` has are left
@@ -96,6 +155,16 @@ fn merged(own: &str, pages: &[(String, String)], named: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn labels_are_read_as_they_are_written() {
+        let line = r#"a_total{model="n\"{,}",tenant="a=\\b"} 3"#;
+        assert_eq!(label(line, "model").as_deref(), Some("n\"{,}"));
+        assert_eq!(label(line, "tenant").as_deref(), Some("a=\\b"));
+        assert_eq!(label(line, "nant"), None);
+        assert_eq!(label("a_total 3", "model"), None);
+        assert_eq!(label("a_total{model=\"", "model"), None);
+    }
 
     #[test]
     fn samples_of_models_stand_together_with_their_names() {

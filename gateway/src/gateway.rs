@@ -1,17 +1,18 @@
 //! The gateway as a whole: its models, its options, its server.
 
+use crate::access_log::AccessLog;
 use crate::books::Books;
 use crate::caller::Caller;
 use crate::keys::Keys;
 use crate::metrics::GatewayMetrics;
 use crate::model::Model;
-use crate::router::routes;
+use crate::router::{metrics_routes, routes};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
-use remoe_http::{ConnectionLimits, Lanes, Origins};
+use remoe_http::{ConnectionLimits, ConnectionMetrics, Lanes, Origins};
 use remoe_wire::{ErrorCode, ServiceError};
 use std::io;
 use std::sync::Arc;
@@ -43,10 +44,13 @@ pub struct GatewayOptions {
     pub connections: ConnectionLimits,
     /// Where money is accounted for, if anywhere.
     pub books: Option<Arc<Books>>,
+    /// Where a line for every answer goes, if anywhere.
+    pub access_log: Option<AccessLog>,
 }
 
 impl Default for GatewayOptions {
-    /// No keys, no origins, 4 MiB bodies within 60 s, 256 MiB of them, connections as the environment says.
+    /// No keys, no origins, 4 MiB bodies within 60 s, 256 MiB of them, connections as the environment says, no
+    /// access log.
     fn default() -> Self {
         Self {
             keys: Keys::none(),
@@ -56,6 +60,7 @@ impl Default for GatewayOptions {
             bodies_limit: 256 << 20,
             connections: ConnectionLimits::from_environment(|name| std::env::var(name).ok()),
             books: None,
+            access_log: None,
         }
     }
 }
@@ -115,6 +120,19 @@ impl Gateway {
             // They never end; without models there is nothing to keep.
             _ = clocks, if !self.models.is_empty() => Ok(()),
         }
+    }
+
+    /// Serves `/metrics` alone on `listener` until `stop`: all of them, without a key.
+    ///
+    /// # Errors
+    /// The server fails.
+    pub async fn serve_metrics(
+        self: Arc<Self>,
+        listener: TcpListener,
+        stop: CancellationToken,
+    ) -> io::Result<()> {
+        let metrics = ConnectionMetrics::new().map_err(io::Error::other)?;
+        remoe_http::serve(listener, metrics_routes(self), ConnectionLimits::PROBES, metrics, stop).await
     }
 
     pub(crate) fn options(&self) -> &GatewayOptions {

@@ -76,7 +76,7 @@ impl Keys {
         Self::default()
     }
 
-    /// One more key, of a tenant `name` that may do everything. None where that key, or a tenant of that name, is
+    /// One more key, of a tenant `name` that may do and know everything. None where that key, or a tenant of that name, is
     /// there: one would have the other's limits.
     #[must_use]
     pub fn with_key(mut self, name: &str, key: &str) -> Option<Self> {
@@ -184,6 +184,8 @@ fn digest(key: &str) -> Option<[u8; 32]> {
 #[derive(Debug)]
 pub(crate) struct Tenant {
     name: Arc<str>,
+    /// It may know what others do.
+    sees_all: bool,
     models: Option<BTreeSet<String>>,
     concurrent: usize,
     /// Nano-dollars that it may spend on a day.
@@ -210,6 +212,7 @@ impl Tenant {
         let usage = Usage { requests: None, tokens: None, running: 0 };
         Self {
             name: name.into(),
+            sees_all: true,
             models: None,
             concurrent: usize::MAX,
             budget: None,
@@ -221,6 +224,7 @@ impl Tenant {
         let budget = |rate: Option<NonZeroU64>| rate.map(|rate| Budget::new(rate.get(), Instant::now()));
         Self {
             name: entry.name.into(),
+            sees_all: false,
             models: entry.models,
             concurrent: entry.concurrent.map_or(usize::MAX, |count| count.get() as usize),
             budget: entry.dollars_per_day.map(|dollars| (dollars * 1e9).round() as u64),
@@ -239,6 +243,11 @@ impl Tenant {
     /// Nano-dollars that it may spend on a day, where that is limited.
     pub(crate) fn budget(&self) -> Option<u64> {
         self.budget
+    }
+
+    /// Whether it may know what others do.
+    pub(crate) fn sees_all(&self) -> bool {
+        self.sees_all
     }
 
     /// Whether it may use `model`.

@@ -11,6 +11,7 @@
 //! end leaves ([`Books`]). [`sleep`], [`queue`] and
 //! [`timeline`] are pure; [`Model`] joins them under one lock; `relay` moves bytes.
 
+mod access_log;
 mod answer;
 mod ask;
 mod bill;
@@ -24,6 +25,8 @@ mod keys;
 mod listing;
 mod metrics;
 mod model;
+mod page;
+mod placement;
 mod queue;
 mod rates;
 mod relay;
@@ -31,6 +34,7 @@ mod router;
 mod sleep;
 mod timeline;
 
+pub use access_log::AccessLog;
 pub use books::{Billing, Books, BooksError};
 pub use gateway::{Gateway, GatewayOptions};
 pub use keys::{Keys, KeysError};

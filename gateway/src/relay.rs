@@ -6,10 +6,11 @@ use crate::bill::Bill;
 use crate::keys::Permit;
 use crate::model::Grant;
 use axum::body::HttpBody;
-use axum::http::{HeaderMap, HeaderName, header, response};
+use axum::http::{HeaderMap, header, response};
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
+use remoe_http::between::{TOKENS, TOLD};
 use remoe_http::{ApiError, ErrorBody};
 use remoe_wire::{ErrorCode, ServiceError};
 use std::future::Future;
@@ -19,10 +20,6 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 use tokio::time::{Sleep, sleep};
 
-/// Tokens of the prompt and of the answer, as main functions tell: `12, 34`.
-const TOKENS: HeaderName = HeaderName::from_static("x-remoe-tokens");
-/// What the request cost, as main functions tell.
-const TOLD: HeaderName = HeaderName::from_static("x-remoe-told");
 /// The end of a stream.
 const DONE: &[u8] = b"data: [DONE]\n\n";
 /// Between comments of a stream that waits.

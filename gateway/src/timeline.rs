@@ -2,10 +2,6 @@
 
 use std::time::Instant;
 
-/// Tells a main function which parts of its request's time are over. What a client sends under this name
-/// is dropped.
-pub(crate) const TIMING_HEADER: &str = "x-remoe-timing";
-
 /// When the functions of a model reached what on their latest start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WakeMarks {

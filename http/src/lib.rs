@@ -5,6 +5,7 @@
 //! of them refused it.
 
 mod bearer;
+pub mod between;
 mod body;
 mod connections;
 mod cors;
@@ -14,7 +15,9 @@ mod fallback;
 mod host;
 mod lanes;
 mod probes;
+mod query;
 mod request_id;
+mod route;
 
 pub use bearer::{bearer, same};
 pub use body::{parse, receive};
@@ -26,4 +29,6 @@ pub use fallback::{unknown_route, wrong_method};
 pub use host::check_host;
 pub use lanes::{Lanes, Pass};
 pub use probes::serve_probes;
+pub use query::query;
 pub use request_id::{REQUEST_ID, RequestId, stamp_request_id};
+pub use route::route_name;

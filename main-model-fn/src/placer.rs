@@ -9,6 +9,7 @@
 
 use crate::engine::Switch;
 use crate::experts::LocalExperts;
+use crate::http::InForce as Shown;
 use crate::memory;
 use crate::routing_check::{EndpointSets, RemoteSets, check_routing};
 use crate::transition::{LayerChange, Shortage, steps};
@@ -39,6 +40,8 @@ pub(crate) struct PlacerParts {
     pub(crate) placed: watch::Sender<bool>,
     /// What requests under the generation in force are expected to take; none where nobody planned it.
     pub(crate) account: watch::Sender<Option<Arc<Account>>>,
+    /// What is in force, for people.
+    pub(crate) shown: watch::Sender<Arc<Shown>>,
     /// No placement comes into force once this is cancelled.
     pub(crate) shutdown: CancellationToken,
     /// When the process was started.
@@ -218,6 +221,11 @@ impl Placer {
             in_force.generation = generation;
             in_force.placement.clone_from(&placement);
             in_force.load_time.get_or_insert_with(|| self.parts.started.elapsed());
+            self.parts.shown.send_replace(Arc::new(Shown {
+                generation,
+                local: in_force.local.listing(),
+                endpoints: in_force.endpoints.clone(),
+            }));
         }
         // A function that shuts down has said that it is not ready, and stays so.
         self.parts.placed.send_if_modified(|placed| {

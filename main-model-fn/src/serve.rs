@@ -3,7 +3,7 @@
 use crate::control::Control;
 use crate::engine::{self, EngineParts, EngineSettings, EngineStop, RequestLimits, Vocabulary};
 use crate::experts::{Expected, ExpertMetrics};
-use crate::http::{self, HttpOptions, HttpState, TextFrontend};
+use crate::http::{self, HttpOptions, HttpState, ModelCard, PlacementView, TextFrontend};
 use crate::memory;
 use crate::metrics::EngineMetrics;
 use crate::placer::{Placer, PlacerParts};
@@ -150,6 +150,8 @@ pub async fn run<B: Backend>(
         None => None,
         Some(path) => Some(Recorder::open(path, record_header(&settings, &checkpoint, dtype)?, &registry)?),
     };
+    let expert_metrics = ExpertMetrics::new(&registry)?;
+    let activity = expert_metrics.activity.clone();
     let parts = EngineParts {
         model,
         pool,
@@ -167,7 +169,7 @@ pub async fn run<B: Backend>(
             sets: Vec::new(),
             trust: trust.as_ref().map(Trust::to_remote).transpose()?,
         },
-        expert_metrics: ExpertMetrics::new(&registry)?,
+        expert_metrics,
         metrics,
         recorder,
     };
@@ -190,7 +192,14 @@ pub async fn run<B: Backend>(
         health,
         start_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
     };
-    let account = watch::Sender::new(None);
+    let (account, shown) = (watch::Sender::new(None), watch::Sender::default());
+    let card = ModelCard {
+        facts: checkpoint.inspect()?,
+        compute_dtype: dtype.to_string(),
+        device: device_name.to_string(),
+        operations: B::NAME,
+        numerics_class: numerics_class(dtype).to_owned(),
+    };
     let not_ready = placed.clone();
     let http_state = HttpState::new(
         engine.clone(),
@@ -206,6 +215,7 @@ pub async fn run<B: Backend>(
         },
         placed.subscribe(),
         account.subscribe(),
+        PlacementView::new(shown.subscribe(), activity, card),
         registry,
     )?;
     let control = Control {
@@ -218,6 +228,7 @@ pub async fn run<B: Backend>(
             memory_bytes: memory::limit(settings.memory_bytes),
             placed,
             account,
+            shown,
             shutdown: shutdown.clone(),
             started,
         }),

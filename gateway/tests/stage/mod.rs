@@ -6,7 +6,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{HeaderMap, Request, Response, StatusCode, header};
 use axum::response::IntoResponse;
-use axum::routing::post;
+use axum::routing::{get, post};
 use axum::{Json, Router};
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
@@ -178,6 +178,18 @@ impl Stage {
         tokio::time::timeout(LONG, self.client.request(request)).await.expect("an answer").unwrap()
     }
 
+    /// What is at `path`, for who presents `key`.
+    pub(crate) async fn get(&self, path: &str, key: Option<&str>) -> (Response<()>, String) {
+        let mut request = Request::get(format!("http://{}{path}", self.address));
+        if let Some(key) = key {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {key}"));
+        }
+        let sent = self.client.request(request.body(Full::default()).unwrap());
+        let (head, body) = tokio::time::timeout(LONG, sent).await.expect("an answer").unwrap().into_parts();
+        let body = tokio::time::timeout(LONG, body.collect()).await.expect("the answer ends").unwrap();
+        (Response::from_parts(head, ()), String::from_utf8(body.to_bytes().to_vec()).unwrap())
+    }
+
     pub(crate) async fn ask(&self, body: &Value, headers: &[(&str, &str)]) -> (Response<()>, String) {
         let (head, body) = self.send(body, headers).await.into_parts();
         let body = tokio::time::timeout(LONG, body.collect()).await.expect("the answer ends").unwrap();
@@ -207,7 +219,10 @@ async fn launch(model: Arc<Model>, functions: Arc<Functions>, room: usize) {
                     authorization: None,
                     billing: None,
                 };
-                let router = Router::new().route("/v1/completions", post(work)).with_state(functions.clone());
+                let router = Router::new()
+                    .route("/v1/completions", post(work))
+                    .route("/v1/placement", get(async || Json(json!({"generation": 7, "groups": []}))))
+                    .with_state(functions.clone());
                 let task = tokio::spawn(async move {
                     drop(axum::serve(listener, router).await);
                 });

@@ -72,6 +72,7 @@ impl Exchange {
         let believed = took.min(attempt.sent.elapsed());
         self.replicas.answered(link, open.message.units(), believed, attempt.late);
         at.outstanding.computed += took;
+        self.metrics.activity.answered(links[attempt.link].address(), took);
         self.cancel(links, &mut open, at.outstanding);
         at.outstanding.answer(
             at.call.layer,

@@ -50,7 +50,7 @@ pub(super) struct Exchange {
     /// Of attempts and of messages; never used twice.
     next_id: u64,
     pub(super) replicas: Replicas,
-    metrics: ExpertMetrics,
+    pub(super) metrics: ExpertMetrics,
 }
 
 /// A layer call on its way, under the placement in force.
@@ -110,6 +110,7 @@ impl Exchange {
     /// Another routing generation is in force, with these links.
     pub(super) fn switched(&mut self, links: &[Link]) {
         self.replicas.keep(links);
+        self.metrics.activity.keep(links.iter().map(Link::address));
     }
 
     /// Sends the pairs on their way, those of every class at the same time, and sees them leave. The experts

@@ -195,6 +195,7 @@ impl Experts {
         reduce(call.routed, &rows, shared, output, &self.pool)
             .map_err(|source| ExpertError::Kernel { layer, source })?;
         self.local_rows = local_rows;
+        self.metrics.activity.computed(layer, &call.routed.experts, remote_start - local_start);
         Ok(())
     }
 

@@ -1,4 +1,6 @@
+use super::activity::Activity;
 use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+use std::sync::Arc;
 
 /// What the expert dispatch reports. No series per expert: there can be thousands.
 #[derive(Clone)]
@@ -15,6 +17,8 @@ pub(crate) struct ExpertMetrics {
     pub(crate) fallback_bytes: IntGauge,
     /// Seconds that the engine waited for remote answers after its local work, per layer call.
     pub(crate) wait: Histogram,
+    /// What single experts and functions do.
+    pub(crate) activity: Arc<Activity>,
 }
 
 impl ExpertMetrics {
@@ -54,6 +58,7 @@ impl ExpertMetrics {
                 )
                 .buckets(prometheus::exponential_buckets(2e-5, 4.0, 10)?),
             )?,
+            activity: Arc::default(),
         };
         registry.register(Box::new(metrics.pairs.clone()))?;
         registry.register(Box::new(metrics.messages.clone()))?;

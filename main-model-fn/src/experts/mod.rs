@@ -5,6 +5,7 @@
 //! experts are loaded and computed here -> one reduction in a fixed order. Nothing but the reduction sums, so that placement
 //! cannot change the answer.
 
+mod activity;
 mod answered;
 mod answers;
 mod counting;
@@ -24,6 +25,7 @@ mod replicas;
 mod routing;
 mod split;
 
+pub(crate) use activity::Activity;
 pub(crate) use answered::Answered;
 pub(crate) use error::ExpertError;
 pub(crate) use join::{ExpertParts, Experts, LayerCall};

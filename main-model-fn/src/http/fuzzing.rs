@@ -1,7 +1,7 @@
 //! Bodies of requests, checked without a socket and without an engine: the entry for `fuzz/`.
 
 use super::state::{HttpOptions, HttpState};
-use super::{TextFrontend, chat, completions};
+use super::{PlacementView, TextFrontend, chat, completions};
 use crate::engine::request::Request;
 use crate::engine::{EngineHandle, RequestLimits};
 use crate::text::TextFront;
@@ -15,7 +15,15 @@ pub fn checks(text: Option<TextFront>, limits: RequestLimits) -> impl Fn(bool, &
     let (_, ready) = tokio::sync::watch::channel(true);
     let (_, account) = tokio::sync::watch::channel(None);
     let (engine, jobs) = EngineHandle::new(limits);
-    let state = HttpState::new(engine, text, HttpOptions::new("m"), ready, account, Registry::new());
+    let state = HttpState::new(
+        engine,
+        text,
+        HttpOptions::new("m"),
+        ready,
+        account,
+        PlacementView::default(),
+        Registry::new(),
+    );
     let jobs = std::cell::RefCell::new(jobs);
     move |is_chat, bytes| {
         let state = state.as_ref().map_err(|error| ServiceError::invalid("registry", error.to_string()))?;

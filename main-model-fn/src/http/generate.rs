@@ -13,14 +13,11 @@ use crate::engine::RequestLimits;
 use crate::engine::request::{Request, Sampling, StopRules};
 use crate::pages::Tenant;
 use axum::extract;
-use axum::http::HeaderName;
 use axum::response::Response;
 use remoe_http::ApiError;
+use remoe_http::between::TENANT;
 use remoe_wire::ServiceError;
 use std::sync::Arc;
-
-/// Whose request it is, as a gateway says.
-const TENANT: HeaderName = HeaderName::from_static("x-remoe-tenant");
 
 /// Which route answers, and so in which shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

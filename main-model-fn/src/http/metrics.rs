@@ -6,7 +6,7 @@ use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
 use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
-use remoe_http::{ConnectionMetrics, RequestId};
+use remoe_http::{ConnectionMetrics, RequestId, route_name};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -129,6 +129,7 @@ impl Stopwatch {
         metrics.generation_tokens.inc_by(figures.completion_tokens as u64);
         if figures.completion_tokens > 0 {
             metrics.first_token.observe(figures.ttft.as_secs_f64());
+            self.state.placement.note(figures, self.state.account().as_deref());
         }
     }
 
@@ -145,7 +146,7 @@ impl Drop for Stopwatch {
 
 /// Counts every answer.
 pub(super) async fn observe(State(state): State<Arc<HttpState>>, request: Request, next: Next) -> Response {
-    let route = route(request.uri().path());
+    let route = route_name(request.uri().path());
     let id = request.extensions().get::<RequestId>().cloned();
     let started = Instant::now();
     let response = next.run(request).await;
@@ -159,22 +160,4 @@ pub(super) async fn observe(State(state): State<Arc<HttpState>>, request: Reques
         "answered"
     );
     response
-}
-
-/// A bounded set of names, whatever clients ask for.
-fn route(path: &str) -> &'static str {
-    const EXACT: [&str; 7] = [
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/models",
-        "/tokenize",
-        "/health",
-        "/metrics",
-        "/version",
-    ];
-    match EXACT.into_iter().find(|route| *route == path) {
-        Some(route) => route,
-        None if path.starts_with("/v1/models/") => "/v1/models/{id}",
-        None => "other",
-    }
 }

@@ -25,6 +25,7 @@ mod messages;
 mod metrics;
 mod models;
 mod pieces;
+mod placement;
 mod request_body;
 mod router;
 mod sampling;
@@ -41,6 +42,7 @@ mod tokenize;
 mod unsupported;
 mod usage;
 
+pub(crate) use placement::{InForce, ModelCard, PlacementView};
 pub(crate) use router::serve;
 pub(crate) use state::{HttpOptions, HttpState};
 pub(crate) use text::TextFrontend;

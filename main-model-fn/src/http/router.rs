@@ -1,7 +1,7 @@
 //! Which path leads where.
 
 use super::state::HttpState;
-use super::{auth, chat, completions, metrics, models, service, tokenize};
+use super::{auth, chat, completions, metrics, models, placement, service, tokenize};
 use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
@@ -31,6 +31,7 @@ pub(super) fn routes(state: Arc<HttpState>) -> Router {
         .route("/v1/completions", post(completions::handle))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
+        .route("/v1/placement", get(placement::handle))
         .route("/tokenize", post(tokenize::handle))
         .route("/health", get(service::health))
         .route("/metrics", get(service::metrics))

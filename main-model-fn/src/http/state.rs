@@ -1,6 +1,7 @@
 //! What all handlers share.
 
 use super::metrics::HttpMetrics;
+use super::placement::PlacementView;
 use super::text::{TextFrontend, TextTokens};
 use crate::engine::EngineHandle;
 use crate::grammar::{Compiler, Grammar, Source};
@@ -59,6 +60,7 @@ pub(crate) struct HttpState {
     grammars: Option<Compiler>,
     pub(super) options: HttpOptions,
     pub(super) metrics: HttpMetrics,
+    pub(super) placement: PlacementView,
     pub(super) registry: Registry,
     pub(super) created: u64,
     /// Bodies that are parsed and tokenised at the same time: bounds memory and threads.
@@ -71,8 +73,8 @@ pub(crate) struct HttpState {
 
 impl HttpState {
     /// Without `text` only prompts of ids work and no answer has text. Requests are taken while
-    /// `ready` is true. `account` is the plan that figures are compared with. `registry` is what
-    /// `/metrics` shows.
+    /// `ready` is true. `account` is the plan that figures are compared with. `placement` is what is in force.
+    /// `registry` is what `/metrics` shows.
     ///
     /// # Errors
     /// A metric's name is taken in `registry`.
@@ -82,6 +84,7 @@ impl HttpState {
         options: HttpOptions,
         ready: watch::Receiver<bool>,
         account: watch::Receiver<Option<Arc<Account>>>,
+        placement: PlacementView,
         registry: Registry,
     ) -> Result<Self, prometheus::Error> {
         let vocab_size = engine.limits().vocab_size;
@@ -96,6 +99,7 @@ impl HttpState {
             text,
             grammars,
             options,
+            placement,
             registry,
             created: unix_seconds(),
             meter: Meter::default(),

@@ -4,19 +4,12 @@
 //! the first token is `first`. The parts are told as `Server-Timing` and in `usage.remoe.timing`.
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use remoe_http::between::{RATES, TIMING as GIVEN, TOKENS, TOLD};
 use remoe_ledger::{Rates, Told};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
-/// The parts so far, as `Server-Timing` would have them.
-const GIVEN: HeaderName = HeaderName::from_static("x-remoe-timing");
 pub(super) const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
-/// What functions cost, for a gateway that keeps a ledger.
-const RATES: HeaderName = HeaderName::from_static("x-remoe-rates");
-/// What the request cost, as JSON.
-const TOLD: HeaderName = HeaderName::from_static("x-remoe-told");
-/// Tokens of prompts and answers, for a gateway that keeps accounts.
-pub(super) const TOKENS: HeaderName = HeaderName::from_static("x-remoe-tokens");
 
 /// The parts of the time to the first token, in milliseconds, one after the other.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]

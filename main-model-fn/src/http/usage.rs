@@ -1,10 +1,11 @@
 //! What a request took.
 
 use super::exchange::Exchange;
+use super::placement::measured;
 use super::timing::Timing;
-use crate::engine::request::{ExpertTime, Figures};
+use crate::engine::request::ExpertTime;
 use remoe_ledger::Told;
-use remoe_planner::{Account, Comparison, Measured};
+use remoe_planner::{Account, Comparison};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -70,21 +71,6 @@ impl From<&Told> for Cost {
             decode: main.decode + remote.decode,
             rivals: told.rivals.clone(),
         }
-    }
-}
-
-/// The figures of a request, for the plan's account.
-fn measured(figures: &Figures) -> Measured {
-    let mut experts = figures.prefill_experts;
-    experts += figures.decode_experts;
-    Measured {
-        input_tokens: figures.prompt_tokens,
-        output_tokens: figures.completion_tokens,
-        ttft_seconds: figures.ttft.as_secs_f64(),
-        prefill_seconds: figures.prefill.as_secs_f64(),
-        decode_seconds: figures.decode.as_secs_f64(),
-        remote_seconds: experts.remote.as_secs_f64(),
-        remote_calls: experts.calls,
     }
 }
 

@@ -137,6 +137,25 @@ impl Account {
         rivals.cost(input, steps)
     }
 
+    /// What it was planned for.
+    #[must_use]
+    pub fn problem(&self) -> &Problem {
+        &self.problem
+    }
+
+    /// The plan.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// What the typical request is expected to take when it runs alone.
+    #[must_use]
+    pub fn expect_typical(&self) -> Outcome {
+        let request = &self.problem.request;
+        self.expect(request.input_tokens.round() as usize, request.output_tokens.round() as usize)
+    }
+
     /// What a request of `input` tokens with `steps` decode steps is expected to take.
     #[must_use]
     pub fn expect(&self, input: usize, steps: usize) -> Outcome {

@@ -15,7 +15,7 @@ mod streams;
 mod structured;
 
 use super::router::routes;
-use super::{HttpOptions, HttpState, TextFrontend};
+use super::{HttpOptions, HttpState, PlacementView, TextFrontend};
 use crate::engine::request::{Delta, Event, ExpertTally, ExpertTime, Figures, FinishReason, Request};
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -108,7 +108,16 @@ impl Front {
         let (ready, is_ready) = watch::channel(true);
         let (handle, engine) = Engine::new(limits);
         let (account, its_account) = watch::channel(None);
-        let state = HttpState::new(handle, text, options, is_ready, its_account, Registry::new()).unwrap();
+        let state = HttpState::new(
+            handle,
+            text,
+            options,
+            is_ready,
+            its_account,
+            PlacementView::default(),
+            Registry::new(),
+        )
+        .unwrap();
         let state = Arc::new(state);
         Self { router: routes(state.clone()), engine, ready, account, state }
     }

@@ -1,0 +1,146 @@
+// The conversation, and what both halves of the page share: the key, the model, and how the server is asked.
+
+const by = (id) => document.getElementById(id);
+
+/** Asks the server; an answer that is none becomes an Error with the server's own words. */
+export async function ask(path, options = {}) {
+  const key = sessionStorage.getItem("key");
+  const headers = { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) };
+  const response = await fetch(path, { ...options, headers });
+  if (response.ok) return response;
+  const body = await response.json().catch(() => null);
+  throw Object.assign(new Error(body?.error?.message ?? `HTTP ${response.status}`), { status: response.status });
+}
+
+export function problem(error) {
+  by("problem").hidden = !error;
+  by("problem").textContent = error ? error.message : "";
+}
+
+export const model = () => by("model").value;
+
+/** Fills the list of models; true where there is one. */
+export async function loadModels() {
+  const { data } = await (await ask("/v1/models")).json();
+  const before = model();
+  by("model").replaceChildren(...data.map(({ id }) => new Option(id, id, false, id === before)));
+  return data.length > 0;
+}
+
+const messages = [];
+let running = null;
+
+function show(role, text) {
+  const place = document.createElement("div");
+  place.className = `message ${role}`;
+  const who = document.createElement("span");
+  who.className = "who";
+  who.textContent = role === "user" ? "you" : model();
+  const said = document.createElement("span");
+  said.textContent = text;
+  place.append(who, said);
+  by("messages").append(place);
+  by("messages").scrollTop = by("messages").scrollHeight;
+  return { place, said };
+}
+
+function note(place, text, kind) {
+  const line = document.createElement("span");
+  line.className = kind;
+  line.textContent = text;
+  place.append(line);
+  by("messages").scrollTop = by("messages").scrollHeight;
+}
+
+/** The events of a stream, parsed. */
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      const data = part.startsWith("data: ") ? part.slice(6) : "";
+      if (data && data !== "[DONE]") yield JSON.parse(data);
+    }
+  }
+}
+
+function figures({ completion_tokens: tokens, remoe }) {
+  if (!remoe) return `${tokens} tokens`;
+  const { local, remote, fallback } = remoe.experts;
+  const rate = remoe.decode_s > 0 ? (tokens - 1) / remoe.decode_s : 0;
+  const share = Math.round((100 * remote) / Math.max(1, local + remote + fallback));
+  const cost = remoe.cost ? `; $${(remoe.cost.total / 1e9).toPrecision(3)}` : "";
+  return `${tokens} tokens, the first after ${Math.round(1000 * remoe.ttft_s)} ms, then ${Math.round(rate)} tokens/s; ` +
+    `experts: ${local} here, ${remote} remote (${share} %)${fallback ? `, ${fallback} by fallback` : ""}${cost}`;
+}
+
+function request() {
+  const system = by("system").value.trim();
+  return {
+    model: model(),
+    messages: [...(system ? [{ role: "system", content: system }] : []), ...messages],
+    max_tokens: by("max-tokens").valueAsNumber || 256,
+    temperature: by("temperature").valueAsNumber || 0,
+    seed: by("seed").valueAsNumber || 0,
+    stream: true,
+    stream_options: { include_usage: true },
+    include_figures: true,
+  };
+}
+
+async function send(text) {
+  messages.push({ role: "user", content: text });
+  show("user", text);
+  const { place, said } = show("assistant", "");
+  running = new AbortController();
+  by("send").disabled = true;
+  by("stop").disabled = false;
+  let answer = "";
+  try {
+    const response = await ask("/v1/chat/completions", {
+      method: "POST",
+      headers: { "content-type": "application/json" },
+      body: JSON.stringify(request()),
+      signal: running.signal,
+    });
+    for await (const event of events(response)) {
+      if (event.error) throw new Error(event.error.message);
+      answer += event.choices?.[0]?.delta?.content ?? "";
+      said.textContent = answer;
+      by("messages").scrollTop = by("messages").scrollHeight;
+      if (event.usage) note(place, figures(event.usage), "figures");
+    }
+  } catch (error) {
+    note(place, error.name === "AbortError" ? "stopped" : error.message, error.name === "AbortError" ? "figures" : "error");
+  }
+  // What failed without a word is asked anew, not remembered.
+  if (answer) messages.push({ role: "assistant", content: answer });
+  else messages.pop();
+  running = null;
+  by("send").disabled = false;
+  by("stop").disabled = true;
+}
+
+by("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const text = by("prompt").value;
+  if (running || !text.trim()) return;
+  by("prompt").value = "";
+  send(text);
+});
+by("prompt").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  by("ask").requestSubmit();
+});
+by("stop").addEventListener("click", () => running?.abort());
+by("clear").addEventListener("click", () => {
+  running?.abort();
+  messages.length = 0;
+  by("messages").replaceChildren();
+  by("prompt").focus();
+});

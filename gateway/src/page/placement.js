@@ -1,0 +1,256 @@
+// Where every expert lives, how busy it is, the plan, its rivals and the model's card: looked at again and again.
+
+import { ask, loadModels, model, problem } from "./chat.js";
+
+const by = (id) => document.getElementById(id);
+const LOOK_MS = 1000;
+/** What was used counts half after so many looks. */
+const HALF_LIFE = 3;
+const CELL = 14;
+const MARGIN = 26;
+/** Hues of functions: told apart in light and dark, and by most who see colours otherwise. */
+const COLOURS = ["#c2571a", "#2f7fc1", "#1f9d73", "#b0449f", "#a58a12", "#6a5fd0", "#cf4d63", "#4c8f2f"];
+
+let seen = { model: null, pairs: new Map(), heat: new Map(), cells: new Map(), shape: "" };
+let last = null;
+let at = { row: 0, column: 0 };
+
+/** "0:0-7,1:8" as a map from layers to lists of experts. */
+function listing(text) {
+  const layers = new Map();
+  let layer = null;
+  for (const part of (text ?? "").split(",").filter(Boolean)) {
+    const colon = part.indexOf(":");
+    if (colon >= 0) layer = Number(part.slice(0, colon));
+    const [first, end] = part.slice(colon + 1).split("-").map(Number);
+    const experts = layers.get(layer) ?? [];
+    for (let expert = first; expert <= (end ?? first); expert += 1) experts.push(expert);
+    layers.set(layer, experts);
+  }
+  return layers;
+}
+
+/** "layer:expert" to the number of its function; 0 is the main function. */
+function hosts(page) {
+  const of = new Map();
+  [page.main?.experts, ...page.groups.map((group) => group.experts)].forEach((text, number) => {
+    for (const [layer, experts] of listing(text)) for (const expert of experts) of.set(`${layer}:${expert}`, number);
+  });
+  return of;
+}
+
+const colour = (number) => COLOURS[number % COLOURS.length];
+const name = (number) => (number === 0 ? "main" : `group ${number - 1}`);
+
+/** What each expert was used since the last look joins what is left of before. */
+function warm(page) {
+  const fade = 0.5 ** (1 / HALF_LIFE);
+  for (const { layer, pairs } of page.experts) {
+    pairs.forEach((count, expert) => {
+      const key = `${layer}:${expert}`;
+      const before = seen.pairs.get(key) ?? count;
+      // A main function that was started anew counts from the beginning.
+      const fresh = count >= before ? count - before : count;
+      seen.heat.set(key, (seen.heat.get(key) ?? 0) * fade + fresh);
+      seen.pairs.set(key, count);
+    });
+  }
+}
+
+function draw(page) {
+  const map = by("map");
+  const columns = Math.max(0, ...page.experts.map((layer) => layer.pairs.length));
+  const shape = `${page.model} ${page.experts.length} ${columns}`;
+  if (shape !== seen.shape) {
+    seen.shape = shape;
+    seen.cells.clear();
+    const width = MARGIN + columns * CELL;
+    map.setAttribute("viewBox", `0 0 ${width} ${MARGIN / 2 + page.experts.length * CELL}`);
+    map.style.maxWidth = `${width * 2.5}px`;
+    map.style.minWidth = `${Math.min(width, columns * 8)}px`;
+    map.replaceChildren();
+    page.experts.forEach(({ layer, pairs }, row) => {
+      map.append(label(String(layer), 2, MARGIN / 2 + row * CELL + 10));
+      pairs.forEach((_, expert) => {
+        const cell = document.createElementNS("http://www.w3.org/2000/svg", "rect");
+        const attributes = { x: MARGIN + expert * CELL, y: MARGIN / 2 + row * CELL, width: CELL - 2, height: CELL - 2, rx: 2 };
+        for (const [key, value] of Object.entries(attributes)) cell.setAttribute(key, value);
+        cell.addEventListener("pointerenter", () => move(row, expert));
+        map.append(cell);
+        seen.cells.set(`${layer}:${expert}`, cell);
+      });
+    });
+    for (let expert = 0; expert < columns; expert += columns > 32 ? 16 : 4) {
+      map.append(label(String(expert), MARGIN + expert * CELL, 9));
+    }
+  }
+  const use = by("span").value === "now" ? seen.heat : seen.pairs;
+  const most = Math.max(1e-9, ...use.values());
+  const of = hosts(page);
+  for (const [key, cell] of seen.cells) {
+    cell.setAttribute("fill", colour(of.get(key) ?? 0));
+    cell.setAttribute("fill-opacity", (0.16 + 0.84 * Math.sqrt((use.get(key) ?? 0) / most)).toFixed(3));
+  }
+}
+
+function label(text, x, y) {
+  const place = document.createElementNS("http://www.w3.org/2000/svg", "text");
+  place.setAttribute("x", x);
+  place.setAttribute("y", y);
+  place.textContent = text;
+  return place;
+}
+
+/** Points at an expert and says what is known of it. */
+function move(row, column) {
+  const layer = last?.experts[row];
+  if (!layer) return;
+  at = { row, column: Math.max(0, Math.min(column, layer.pairs.length - 1)) };
+  for (const cell of by("map").querySelectorAll(".at")) cell.classList.remove("at");
+  const key = `${layer.layer}:${at.column}`;
+  seen.cells.get(key)?.classList.add("at");
+  const number = hosts(last).get(key);
+  const whole = layer.pairs.reduce((sum, count) => sum + count, 0);
+  const share = whole ? ((100 * layer.pairs[at.column]) / whole).toFixed(1) : "0.0";
+  const where = number === undefined ? "in no function" : `in ${name(number)}`;
+  by("cell").textContent =
+    `Layer ${layer.layer}, expert ${at.column}: ${where}, used ${layer.pairs[at.column]} times (${share} % of its layer)`;
+}
+
+by("map").addEventListener("keydown", (event) => {
+  const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+  if (!step || !last) return;
+  event.preventDefault();
+  move(Math.max(0, Math.min(at.row + step[0], last.experts.length - 1)), at.column + step[1]);
+});
+by("map").addEventListener("focus", () => move(at.row, at.column));
+
+function row(cells) {
+  const line = document.createElement("tr");
+  for (const content of cells) {
+    const cell = document.createElement("td");
+    if (content?.number !== undefined) {
+      cell.className = "number";
+      cell.textContent = content.number;
+    } else cell.append(...[content].flat());
+    line.append(cell);
+  }
+  return line;
+}
+
+function busy(share) {
+  const meter = document.createElement("meter");
+  meter.value = share;
+  const text = `${Math.round(100 * share)} %`;
+  meter.textContent = text;
+  meter.title = text;
+  meter.setAttribute("aria-label", `busy ${text}`);
+  return [meter, ` ${text}`];
+}
+
+function swatch(number, text) {
+  const place = document.createElement("span");
+  place.className = "swatch";
+  place.style.background = colour(number);
+  return [place, text];
+}
+
+function functions(page) {
+  const lines = page.main ? [row([swatch(0, "main"), page.main.experts, "beside the engine", busy(page.main.busy)])] : [];
+  page.groups.forEach((group, number) => {
+    const copies = group.replicas > 1 ? ` (${group.replicas} replicas)` : "";
+    const addresses = group.functions.map((one) => one.address).join(" ");
+    lines.push(row([swatch(number + 1, name(number + 1) + copies), group.experts, addresses, busy(group.busy)]));
+  });
+  by("functions").tBodies[0].replaceChildren(...lines);
+}
+
+const time = (seconds) => ({
+  number: seconds == null ? "" : seconds >= 1 ? `${seconds.toFixed(2)} s` : `${(1000 * seconds).toPrecision(3)} ms`,
+});
+const dollars = (cost) => ({ number: cost == null ? "" : `$${(1e6 * cost).toFixed(2)}` });
+
+function plan(page) {
+  const { expected, measured, rivals } = page;
+  by("plan").textContent = page.planned
+    ? "This placement was planned for what requests are like and what machines cost. Its rivals serve the same requests without remote experts."
+    : "Nobody planned this placement: flags or a file say where experts live, so nothing is known of its cost. `remoe up` without placement flags plans.";
+  const lines = [];
+  if (expected) lines.push(row(["the plan, as expected of a typical request", time(expected.ttft_s), time(expected.tpot_s), dollars(expected.cost), ""]));
+  if (measured?.expected) lines.push(row(["the plan, as expected of the requests so far", time(measured.expected.ttft_s), time(measured.expected.tpot_s), dollars(measured.expected.cost), ""]));
+  if (measured) lines.push(row([`measured, mean of ${measured.requests}`, time(measured.ttft_s), time(measured.tpot_s), dollars(measured.cost), ""]));
+  for (const rival of rivals) {
+    const limits = rival.violations.length ? `misses ${rival.violations.join(", ")}` : "kept";
+    lines.push(row([rival.name, time(rival.ttft_s), time(rival.tpot_s), dollars(rival.cost), limits]));
+  }
+  by("rivals").hidden = lines.length === 0;
+  by("rivals").tBodies[0].replaceChildren(...lines);
+}
+
+function bytes(count) {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let value = count;
+  let unit = 0;
+  for (; value >= 1000 && unit < units.length - 1; unit += 1) value /= 1000;
+  return `${value.toPrecision(3)} ${units[unit]}`;
+}
+
+function card({ card: facts, model: served }) {
+  if (!facts) return;
+  const pairs = [
+    ["name", served],
+    ["family", facts.family],
+    ["experts", `${facts.moe_layers.length} layers of ${facts.experts}, ${facts.top_k} for a token` + (facts.shared_experts ? `, ${facts.shared_experts} shared` : "")],
+    ["weights", `${bytes(facts.total_bytes)}; an expert has ${bytes(facts.expert_bytes)}`],
+    ["context", `${facts.context_length} tokens, ${bytes(facts.kv_bytes_per_token)} of keys and values for each`],
+    ["vocabulary", `${facts.vocab_size} tokens`],
+    ["computed", `in ${facts.compute_dtype} on ${facts.device}, ${facts.operations} operations`],
+    ["numerics", facts.numerics_class],
+    ["fingerprint", facts.fingerprint],
+  ];
+  by("card").replaceChildren(...pairs.flatMap(([term, text]) => {
+    const [dt, dd] = [document.createElement("dt"), document.createElement("dd")];
+    dt.textContent = term;
+    dd.textContent = text;
+    return [dt, dd];
+  }));
+}
+
+async function look() {
+  try {
+    if (!model() && !(await loadModels())) return;
+    const page = await (await ask(`/v1/placement?model=${encodeURIComponent(model())}`)).json();
+    problem(null);
+    by("state").textContent = page.state ?? "";
+    // A model that sleeps keeps its map.
+    if (page.generation) {
+      if (seen.model !== page.model) seen = { model: page.model, pairs: new Map(), heat: new Map(), cells: new Map(), shape: "" };
+      last = page;
+      warm(page);
+      draw(page);
+      plan(page);
+      card(page);
+      functions(page);
+    }
+  } catch (error) {
+    by("state").textContent = "";
+    problem(error.status ? error : new Error("the server does not answer"));
+    if (error.status === 401 && document.activeElement === document.body) by("key").focus();
+  }
+}
+
+by("key").value = sessionStorage.getItem("key") ?? "";
+by("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem("key", by("key").value);
+  by("model").replaceChildren();
+  look();
+});
+by("model").addEventListener("change", look);
+by("span").addEventListener("change", () => last && draw(last));
+
+async function watch() {
+  if (!document.hidden) await look();
+  setTimeout(watch, LOOK_MS);
+}
+watch();

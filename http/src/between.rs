@@ -1,0 +1,14 @@
+//! Headers between a gateway and the main functions behind it. What a client sends under these names is dropped.
+
+use axum::http::HeaderName;
+
+/// On whose behalf a main function works.
+pub const TENANT: HeaderName = HeaderName::from_static("x-remoe-tenant");
+/// Which parts of a request's time are over, as `Server-Timing` would have them.
+pub const TIMING: HeaderName = HeaderName::from_static("x-remoe-timing");
+/// What the functions of a deployment cost.
+pub const RATES: HeaderName = HeaderName::from_static("x-remoe-rates");
+/// What a request cost, as main functions tell at the end, in JSON.
+pub const TOLD: HeaderName = HeaderName::from_static("x-remoe-told");
+/// Tokens of the prompt and of the answer, as main functions tell at the end: `12, 34`.
+pub const TOKENS: HeaderName = HeaderName::from_static("x-remoe-tokens");

@@ -1,0 +1,29 @@
+//! Names of routes for metrics: a bounded set, whatever clients ask for.
+
+/// The routes of all fronts.
+const EXACT: [&str; 13] = [
+    "/",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/models",
+    "/v1/placement",
+    "/tokenize",
+    "/detokenize",
+    "/status",
+    "/health",
+    "/metrics",
+    "/version",
+    "/page",
+];
+
+/// The name of the route of `path`.
+#[must_use]
+pub fn route_name(path: &str) -> &'static str {
+    match EXACT.into_iter().find(|route| *route == path) {
+        Some(route) => route,
+        None if path.starts_with("/v1/models/") => "/v1/models/{id}",
+        None if path.starts_with("/page/") => "/page",
+        None => "other",
+    }
+}
