@@ -23,12 +23,17 @@ tools:
 build: tools ## Build target/release/remoe and the function binaries
 	$(CARGO) build --release --workspace --bins
 
+# Only what the demo runs: no LibTorch, no operator, no tests.
+.PHONY: demo-build
+demo-build: tools
+	python3 scripts/build.py --package remoe --package main-model-fn --package remote-expert-fn --bins
+
 .PHONY: demo
-demo: build ## Start the demo model with half of its experts remote, chat once, show where experts ran
+demo: demo-build ## Start the demo model with half of its experts remote, chat once, show where experts ran
 	python3 scripts/demo.py
 
 .PHONY: up
-up: build ## Serve the demo model on http://127.0.0.1:8000 until Ctrl-C
+up: demo-build ## Serve the demo model on http://127.0.0.1:8000 until Ctrl-C
 	target/release/remoe up --model demo/model --served-model-name remoe-demo --remote-ratio 0.5
 
 .PHONY: test
@@ -105,8 +110,16 @@ e2e-run:
 e2e-ci: ## Those of them that every change must pass, in a cluster that is removed afterwards; says why where there can be none
 	E2E_PROGRAMS="$(E2E_CI_PROGRAMS)" scripts/e2e-ci
 
+.PHONY: clients
+clients: demo-build ## Drive the demo model with the clients that people use (CLIENTS="curl litellm" chooses)
+	tests/clients/run.py $(CLIENTS)
+
+.PHONY: first-page
+first-page: ## Follow README's first page from a clean clone, in a terminal and a browser
+	scripts/first_page
+
 .PHONY: nightly
-nightly: families ## The same with all cluster tests, and random models of every family
+nightly: families first-page clients ## The same with all cluster tests, random models of every family, README's first page and the clients that people use
 	E2E_PROGRAMS="$(E2E_PROGRAMS)" scripts/e2e-ci
 
 FAMILIES_PYTHON := target/families

@@ -39,9 +39,16 @@ pub(crate) enum Command {
     /// Answer one prompt
     #[command(after_help = GENERATE_EXAMPLES)]
     Generate(GenerateArgs),
+    /// Chat with a model in the terminal, or answer prompts from a pipe
+    #[command(after_help = RUN_EXAMPLES)]
+    Run(RunArgs),
     /// Serve a model over HTTP until Ctrl-C
     #[command(after_help = UP_EXAMPLES)]
     Up(UpArgs),
+    /// Show what runs on this machine
+    Ps,
+    /// End what runs on this machine, by its model or process
+    Stop(StopArgs),
     /// Show what runs, waits and sleeps behind an address, until Ctrl-C
     Top(TopArgs),
     /// Show what requests cost and where the money for functions went
@@ -62,6 +69,72 @@ pub(crate) enum Command {
     /// Compare what strategies of placing experts cost, on published models and on one's own
     #[command(after_help = EVAL_EXAMPLES)]
     Eval(EvalArgs),
+    /// Look at what this machine has for serving models, and say what to do about what is missing
+    Doctor(DoctorArgs),
+    /// Print the completion script of a shell
+    #[command(after_help = COMPLETIONS_EXAMPLES)]
+    Completions(CompletionsArgs),
+    /// Write the manual pages into a folder
+    Man(ManArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) deployment: DeploymentArgs,
+    #[command(flatten)]
+    pub(crate) predictor: PredictorFolder,
+    /// One prompt to answer, instead of a conversation
+    #[arg(value_name = "PROMPT")]
+    pub(crate) prompt: Option<String>,
+    /// What the model is told before the conversation
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+    /// Generate at most this many tokens for each answer [default: what the context leaves]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_tokens: Option<u32>,
+    /// Randomness of the choice; 0 takes the likeliest token
+    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature, allow_negative_numbers = true)]
+    pub(crate) temperature: f32,
+    /// Choose among the likeliest tokens that make up this probability
+    #[arg(long, value_name = "P", value_parser = probability, allow_negative_numbers = true)]
+    pub(crate) top_p: Option<f32>,
+    /// Choose among this many of the likeliest tokens
+    #[arg(long, value_name = "K")]
+    pub(crate) top_k: Option<u32>,
+    /// The same seed gives the same answers
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub(crate) seed: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StopArgs {
+    /// Name of a model, or a process id, as `remoe ps` shows them
+    #[arg(value_name = "NAME|PID", required_unless_present = "all", conflicts_with = "all")]
+    pub(crate) what: Option<String>,
+    /// End everything
+    #[arg(long)]
+    pub(crate) all: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// A model that is to fit
+    #[command(flatten)]
+    pub(crate) source: Option<ModelArgs>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ManArgs {
+    /// Folder for the pages; made where it is missing
+    #[arg(value_name = "DIR")]
+    pub(crate) folder: PathBuf,
 }
 
 #[derive(Debug, Args)]
@@ -128,6 +201,9 @@ pub(crate) struct UpArgs {
     /// Further models, served at the same address
     #[arg(value_name = "MODEL", value_parser = OsStringValueParser::new().try_map(ModelLocation::try_from))]
     pub(crate) further: Vec<ModelLocation>,
+    /// MoEDeployment to serve here as a cluster would; flags stand in place of its fields
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
     /// Whether planned experts may be remote
     #[arg(long, value_enum, default_value_t, help_heading = "Planning", conflicts_with_all = ["plan", "remote_ratio", "replicas"])]
     pub(crate) remote: RemoteArg,
@@ -161,6 +237,12 @@ pub(crate) struct UpArgs {
     /// Key that clients must present as a bearer token
     #[arg(long, value_name = "KEY", env = "REMOE_API_KEY", hide_env_values = true)]
     pub(crate) api_key: Option<String>,
+    /// File that gets a line of JSON for every answer; - is standard error [default: none]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) access_log: Option<PathBuf>,
+    /// Port that answers /metrics of everything without a key [default: none]
+    #[arg(long, value_name = "PORT")]
+    pub(crate) metrics_port: Option<u16>,
     /// Origins that browsers may call from; * is all of them [default: none]
     #[arg(long, value_name = "ORIGIN,ORIGIN,..", value_delimiter = ',')]
     pub(crate) cors_origins: Vec<String>,
@@ -323,7 +405,7 @@ pub(crate) struct DeploymentArgs {
         value_name = "G",
         help_heading = "Placement",
         requires = "remote_ratio",
-        conflicts_with_all = ["plan", "remote"]
+        conflicts_with = "plan"
     )]
     pub(crate) groups: Option<u32>,
     /// File that names the remote experts of each layer, or of each group of processes
@@ -410,7 +492,7 @@ impl Dtype {
 const MOST_TEMPERATURE: f32 = 2.0;
 const STOP_BYTES: usize = 1024;
 
-fn temperature(text: &str) -> Result<f32, String> {
+pub(crate) fn temperature(text: &str) -> Result<f32, String> {
     let value: f32 = text.parse().map_err(|_| "is not a number".to_owned())?;
     if (0.0..=MOST_TEMPERATURE).contains(&value) {
         Ok(value)
@@ -419,7 +501,7 @@ fn temperature(text: &str) -> Result<f32, String> {
     }
 }
 
-fn stop_string(text: &str) -> Result<String, String> {
+pub(crate) fn stop_string(text: &str) -> Result<String, String> {
     if (1..=STOP_BYTES).contains(&text.len()) {
         Ok(text.to_owned())
     } else {
@@ -427,7 +509,7 @@ fn stop_string(text: &str) -> Result<String, String> {
     }
 }
 
-fn probability(text: &str) -> Result<f32, String> {
+pub(crate) fn probability(text: &str) -> Result<f32, String> {
     let value: f32 = text.parse().map_err(|_| "is not a number".to_owned())?;
     if value > 0.0 && value <= 1.0 { Ok(value) } else { Err("must be above 0 and at most 1".to_owned()) }
 }
@@ -471,6 +553,7 @@ fn device(text: &str) -> Result<String, String> {
 }
 
 const EXAMPLES: &str = "Examples:
+  remoe run ./model
   remoe inspect ./model
   remoe generate ./model --prompt 'Once upon a time' --remote-ratio 0.5
   remoe up ./model --port 8000
@@ -499,6 +582,19 @@ const GENERATE_EXAMPLES: &str = "Examples:
   remoe generate --model ./model --chat --prompt 'What is a lake?' --temperature 0.7 --seed 3
   remoe generate --model ./model --prompt-ids 1,2,3 --remote-ratio 0.5 --replicas 2 --json";
 
+const RUN_EXAMPLES: &str = "Examples:
+  remoe run ./model
+  remoe run ./model 'What is a lake?' --remote-ratio 0.5
+  printf 'What is a lake?\\nAnd a pond?\\n' | remoe run ./model
+
+In the terminal: /help lists what can be set, Ctrl-C ends an answer, Ctrl-D the conversation. Text between
+\"\"\" and \"\"\" and lines that end in a backslash go on in the next line.";
+
+const COMPLETIONS_EXAMPLES: &str = "Examples:
+  remoe completions bash > ~/.local/share/bash-completion/completions/remoe
+  remoe completions zsh > ~/.zfunc/_remoe
+  remoe completions fish > ~/.config/fish/completions/remoe.fish";
+
 const PROFILE_EXAMPLES: &str = "Examples:
   remoe profile --model ./model --quick
   remoe profile --model ./model --out profile.json --dtype bfloat16
@@ -513,10 +609,12 @@ const UP_EXAMPLES: &str = "Examples:
   remoe up --model ./model --remote-ratio 0.25 --replicas 2 --port 0 --json
   remoe up --model ./model --remote-ratio 0.5 --groups 3 --replicas 2
   remoe up --model ./model --remote-ratio 0.5 --remote-set history --history history.npy
+  remoe up --file deployment.yaml
   remoe up --model ./model --plan plan.json --host 0.0.0.0 --api-key secret";
 
 const PLAN_EXAMPLES: &str = "Examples:
   remoe plan --model ./model --tpot 50ms
+  remoe plan ./model --explain
   remoe plan hf://deepseek-ai/DeepSeek-V3 --nodes examples/nodes/aws-us-east-1.yaml
   remoe plan ./model --nodes nodes.yaml --manifest > deployment.yaml
   remoe plan --problem problem.json

@@ -260,7 +260,7 @@ impl Wanted {
     }
 
     /// Starts the functions and waits until they answer.
-    async fn start(&self, progress: &Arc<Progress>) -> Result<(Supervisor, Status), CliError> {
+    pub(crate) async fn start(&self, progress: &Arc<Progress>) -> Result<(Supervisor, Status), CliError> {
         let supervisor = self.launch(self.desired(), progress)?;
         let status = self.ready(&supervisor, progress).await?;
         Ok((supervisor, status))

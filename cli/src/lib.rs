@@ -12,25 +12,34 @@ mod exit;
 mod machine;
 mod output;
 mod plan_report;
+mod plan_words;
 mod planning;
 mod programs;
 mod prompt;
 mod remote_set;
+mod resource;
+mod running;
 mod signals;
 mod workload;
 
 use args::{Cli, Command};
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use exit::CliError;
 use output::json;
 use output::progress::Progress;
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 /// Runs the command with `arguments` (the program's name first) and returns its exit code.
 pub fn main(arguments: Vec<OsString>) -> ExitCode {
-    let cli = match Cli::try_parse_from(&arguments) {
+    let as_json = arguments.iter().any(|argument| argument == "--json");
+    let arguments = match with_resource(arguments) {
+        Ok(arguments) => arguments,
+        Err(error) => return failed(&error, as_json),
+    };
+    let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
         Err(error) if !error.use_stderr() => {
             // Help and version. Nothing is left to be done where they cannot be printed.
@@ -39,7 +48,7 @@ pub fn main(arguments: Vec<OsString>) -> ExitCode {
         }
         Err(error) => {
             let _closed = error.print();
-            if arguments.iter().any(|argument| argument == "--json") {
+            if as_json {
                 json::print_error(&CliError::from(error));
             }
             return ExitCode::from(exit::Code::Arguments as u8);
@@ -48,25 +57,55 @@ pub fn main(arguments: Vec<OsString>) -> ExitCode {
     match run(&cli) {
         Ok(code) => code,
         Err(error) if error.code == exit::Code::ClosedOutput => ExitCode::SUCCESS,
-        Err(error) => {
-            if cli.json {
-                json::print_error(&error);
-            }
-            output::progress::print_error(&error.message);
-            ExitCode::from(error.code as u8)
-        }
+        Err(error) => failed(&error, cli.json),
     }
+}
+
+fn failed(error: &CliError, as_json: bool) -> ExitCode {
+    if as_json {
+        json::print_error(error);
+    }
+    output::progress::print_error(&error.message);
+    ExitCode::from(error.code as u8)
+}
+
+/// The arguments with those that the resource of `up --file` means.
+fn with_resource(mut arguments: Vec<OsString>) -> Result<Vec<OsString>, CliError> {
+    // What is wrong with them is said where they are parsed.
+    let Ok(matches) = Cli::command().try_get_matches_from(&arguments) else { return Ok(arguments) };
+    let Some(("up", up)) = matches.subcommand() else { return Ok(arguments) };
+    let Some(file) = up.get_one::<PathBuf>("file") else { return Ok(arguments) };
+    let resource = resource::expand(file, up)?;
+    if !resource.left_out.is_empty() {
+        let fields = resource.left_out.join(", ");
+        output::progress::print_warning(&format!("only a cluster has this, it is left out: {fields}"));
+    }
+    // Before any `--`: behind the command, which follows flags without values.
+    let command =
+        arguments.iter().skip(1).position(|argument| argument == "up").map_or(arguments.len(), |at| at + 2);
+    arguments.splice(command..command, resource.arguments);
+    Ok(arguments)
 }
 
 fn run(cli: &Cli) -> Result<ExitCode, CliError> {
     let json = cli.json;
     match &cli.command {
-        Command::Plan(args) => return commands::plan::run(args, json),
+        Command::Plan(args) => return commands::plan::run(args, json, cli.verbose),
         Command::Cost(args) => commands::cost::run(args, json)?,
         Command::Dashboards(args) => commands::dashboards::run(args, json)?,
         Command::Inspect(args) => commands::inspect::run(args, json)?,
         Command::Predictor(args) => commands::predictor::run(args, json)?,
         Command::Eval(args) => commands::eval::run(args, json)?,
+        Command::Ps => commands::ps::run(json)?,
+        Command::Stop(args) => commands::ps::stop(args, json)?,
+        Command::Doctor(args) => return commands::doctor::run(args, json),
+        Command::Completions(args) => commands::completions::run(args)?,
+        Command::Man(args) => commands::completions::man(args)?,
+        Command::Run(args) => {
+            with_functions(cli, async |progress| {
+                commands::run::run(args, json, cli.verbose, progress).await
+            })?;
+        }
         Command::Logits(args) => {
             with_functions(cli, async |progress| commands::logits::run(args, json, progress).await)?;
         }

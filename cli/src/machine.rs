@@ -31,6 +31,11 @@ pub(crate) fn memory_bytes() -> u64 {
     kilobytes(&fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemTotal:").unwrap_or(0) * 1024
 }
 
+/// Main memory that programs can still have, in bytes; 0 where the kernel does not say.
+pub(crate) fn free_memory_bytes() -> u64 {
+    kilobytes(&fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemAvailable:").unwrap_or(0) * 1024
+}
+
 /// The most memory that a process had resident so far, in bytes.
 pub(crate) fn peak_bytes(pid: u32) -> Option<f64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -59,4 +64,26 @@ pub(crate) fn cpu_time() -> Option<std::time::Duration> {
 fn kilobytes(text: &str, name: &str) -> Option<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
     rest.split_whitespace().next()?.parse().ok()
+}
+
+/// A process of this machine.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ProcessLine {
+    pub(crate) pid: u32,
+    pub(crate) parent: u32,
+    pub(crate) resident_bytes: u64,
+}
+
+/// All processes that can be seen.
+pub(crate) fn processes() -> Vec<ProcessLine> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+    let line = |pid: u32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()?;
+        // Kernel threads have none.
+        let resident_bytes = kilobytes(&status, "VmRSS:").unwrap_or(0) * 1024;
+        Some(ProcessLine { pid, parent, resident_bytes })
+    };
+    pids.filter_map(line).collect()
 }

@@ -7,8 +7,8 @@ use remoe_planner::{
     amount, limit_name, rounded_up,
 };
 
-/// A plan with everything behind it.
-pub(crate) fn answer(problem: &Problem, answer: &Answer) -> String {
+/// A plan with everything behind it; with `verbose` also how it was found, in the terms of the Remoe paper.
+pub(crate) fn answer(problem: &Problem, answer: &Answer, verbose: bool) -> String {
     let mut parts = vec![
         table::of_pairs(&[
             ("main function", size(answer.plan.main_bytes, answer.plan.main_vcpus)),
@@ -19,7 +19,8 @@ pub(crate) fn answer(problem: &Problem, answer: &Answer) -> String {
     parts.extend(groups(&answer.plan, &answer.evaluation));
     parts.extend([times(problem, &answer.evaluation), costs(&answer.evaluation)]);
     parts.extend(answer.evaluation.life.as_ref().map(life));
-    parts.extend([baselines(problem, answer), reasons(&answer.explanation)]);
+    parts.push(baselines(problem, answer));
+    parts.extend(verbose.then(|| reasons(&answer.explanation)));
     parts.extend(answer.sturdiness.as_ref().map(sturdiness));
     parts.extend(answer.change.as_ref().map(change));
     parts.push(verdict(&answer.verdict));
@@ -52,7 +53,7 @@ pub(crate) fn preallocation(answer: &Preallocation) -> String {
             step.tpot_seconds.map_or_else(String::new, seconds),
         ]
     });
-    let header = ["i", "remote experts", "fits", "experts need", "main function", "TTFT", "TPOT"];
+    let header = ["i", "remote experts", "fits", "experts need", "main function", "first token", "per token"];
     let walk = table::with_header(&header, rows.collect());
     format!("main function {} at i = {}, in the worst case\n\n{walk}", bytes(answer.main_bytes), answer.i)
 }
@@ -199,7 +200,7 @@ pub(crate) fn verdict(verdict: &Verdict) -> String {
             rival.why.clone(),
         ]
     });
-    let header = ["way", "cost", "TTFT", "TPOT", "keeps the limits", "why"];
+    let header = ["way", "cost", "first token", "per token", "keeps the limits", "why"];
     format!("{}\n\n{}", table::with_header(&header, rows.collect()), verdict.sentence)
 }
 
@@ -208,8 +209,8 @@ fn times(problem: &Problem, evaluation: &Evaluation) -> String {
         format!("{} of {} ({})", seconds(value), seconds(limit), percent(value / limit))
     };
     table::of_pairs(&[
-        ("TTFT", of(evaluation.ttft_seconds, problem.slo.ttft_seconds)),
-        ("TPOT", of(evaluation.tpot_seconds, problem.slo.tpot_seconds)),
+        ("first token", of(evaluation.ttft_seconds, problem.slo.ttft_seconds)),
+        ("per token", of(evaluation.tpot_seconds, problem.slo.tpot_seconds)),
         ("prefill", seconds(evaluation.prefill_seconds)),
         ("decode", seconds(evaluation.decode_seconds)),
     ])
@@ -256,12 +257,20 @@ fn baselines(problem: &Problem, answer: &Answer) -> String {
         (false, Device::Gpu) => "gpu_expert_seconds is not stated",
     };
     let all = [
-        ("experts on CPUs (MIX)", &baselines.mix, saving.mix, too_large),
+        ("experts on CPUs", &baselines.mix, saving.mix, too_large),
         ("everything on CPUs", &baselines.cpu, saving.cpu, without_cpu),
         ("everything on the GPU", &baselines.gpu, saving.gpu, without_gpu),
-        ("ideal offloading (Fetch)", &baselines.fetch, saving.fetch, without_gpu),
+        ("ideal offloading", &baselines.fetch, saving.fetch, without_gpu),
     ];
-    let header = ["instead", "cost", "the plan saves", "main function", "TTFT", "TPOT", "keeps the limits"];
+    let header = [
+        "instead",
+        "cost",
+        "the plan saves",
+        "main function",
+        "first token",
+        "per token",
+        "keeps the limits",
+    ];
     let known =
         all.iter().filter_map(|(name, baseline, saving, _)| Some(row(name, baseline.as_ref()?, *saving)));
     let known: Vec<Vec<String>> = known.collect();

@@ -9,6 +9,7 @@ use crate::exit::CliError;
 use crate::machine;
 use crate::output::progress::{Progress, print_warning};
 use crate::prompt;
+use crate::resource::part_of_spec;
 use crate::workload::WorkloadArgs;
 use clap::{Args, ValueEnum};
 use remoe_fetch::ModelArgs;
@@ -268,8 +269,11 @@ impl PlanningArgs {
     pub(crate) fn prices(&self) -> Result<Prices, CliError> {
         match &self.pricing {
             None => Ok(Prices::default()),
-            Some(path) => Prices::from_yaml(&read("--pricing", path)?)
-                .map_err(|error| in_file("--pricing", path, &error)),
+            Some(path) => {
+                let text = read("--pricing", path)?;
+                let text = part_of_spec(&text, "pricing").unwrap_or(text);
+                Prices::from_yaml(&text).map_err(|error| in_file("--pricing", path, &error))
+            }
         }
     }
 

@@ -8,6 +8,15 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// group, wrappers pass on what the terminal has sent already. Nobody presses a key twice so soon.
 const ECHO: Duration = Duration::from_millis(50);
 
+/// How this process was asked to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// By a key of its user.
+    Interrupted,
+    /// By another process, or because its terminal is gone.
+    Asked,
+}
+
 /// The signals that ask this process to end. From now on they do not end it by themselves.
 pub(crate) struct EndSignals {
     interrupt: Signal,
@@ -30,15 +39,20 @@ impl EndSignals {
 
     /// Returns when the next of them comes that is not the echo of the one before.
     pub(crate) async fn next(&mut self) {
+        self.next_kind().await;
+    }
+
+    /// The same, and says which it was.
+    pub(crate) async fn next_kind(&mut self) -> Ended {
         loop {
-            tokio::select! {
-                _ = self.interrupt.recv() => {}
-                _ = self.terminate.recv() => {}
-                _ = self.hangup.recv() => {}
-            }
+            let ended = tokio::select! {
+                _ = self.interrupt.recv() => Ended::Interrupted,
+                _ = self.terminate.recv() => Ended::Asked,
+                _ = self.hangup.recv() => Ended::Asked,
+            };
             let before = self.last.replace(Instant::now());
             if before.is_none_or(|before| before.elapsed() > ECHO) {
-                return;
+                return ended;
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::exit::CliError;
 use crate::planning::{in_file, read};
+use crate::resource::part_of_spec;
 use clap::Args;
 use remoe_model::Inspection;
 use remoe_planner::{Arrivals, Request};
@@ -23,7 +24,7 @@ const MOST_CONCURRENCY: u32 = 256;
 pub(crate) struct WorkloadArgs {
     /// Typical and largest requests, and how often they come: {"typicalInputTokens", "typicalOutputTokens",
     /// "maxInputTokens", "maxOutputTokens", "concurrency", "arrivals": {"perHour", "burst", "idleSeconds",
-    /// "recordedSeconds"}} in YAML or JSON
+    /// "recordedSeconds"}} in YAML or JSON, or a MoEDeployment with such a workload
     #[arg(long, value_name = "FILE", help_heading = "Planning")]
     pub(crate) workload: Option<PathBuf>,
 }
@@ -83,11 +84,12 @@ impl WorkloadArgs {
     fn read(&self) -> Result<Workload, CliError> {
         match &self.workload {
             None => Ok(Workload::default()),
-            Some(path) => serde_path_to_error::deserialize(serde_yaml::Deserializer::from_str(&read(
-                "--workload",
-                path,
-            )?))
-            .map_err(|error| in_file("--workload", path, &error)),
+            Some(path) => {
+                let text = read("--workload", path)?;
+                let text = part_of_spec(&text, "workload").unwrap_or(text);
+                serde_path_to_error::deserialize(serde_yaml::Deserializer::from_str(&text))
+                    .map_err(|error| in_file("--workload", path, &error))
+            }
         }
     }
 

@@ -125,6 +125,18 @@ fn a_gpu_has_a_price_and_its_baselines_are_shown() {
     let shown = String::from_utf8(shown.stdout).unwrap();
     assert!(shown.contains("everything on the GPU, the main function has no GPU"), "{shown}");
     assert!(!shown.contains("-0.0 %"), "{shown}");
+    // Terms of the paper are for those who ask for them.
+    let of_paper =
+        |text: &str| ["MIX", "TTFT", "i = ", "continuous form"].iter().any(|term| text.contains(term));
+    assert!(!of_paper(&shown), "{shown}");
+    let said = |flag: &str| {
+        let output = run(&["plan", &workspace("demo/model"), "--profile", &on_cpu, flag]);
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(of_paper(&said("--verbose")));
+    let words = said("--explain");
+    assert!(!of_paper(&words) && words.contains("experts") && words.contains("first token after"), "{words}");
+    assert!(words.contains("A million such requests cost $"), "{words}");
 }
 
 #[test]

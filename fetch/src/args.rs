@@ -9,7 +9,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use remoe_model::{Checkpoint, CheckpointError, Folder, Outline, Store};
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Where the model is: `MODEL` or `--model MODEL`, and `--model-cache`.
@@ -128,7 +128,13 @@ impl ModelArgs {
         if let ModelLocation::Folder(folder) = &self.model {
             return Ok((Arc::new(Folder::new(folder)), None));
         }
-        let connect = || FetchedStore::connect(&self.model, &self.cache()?, Patience::default());
+        let connect = || {
+            FetchedStore::connect(
+                &self.model,
+                &cache_folder(self.model_cache.as_deref())?,
+                Patience::default(),
+            )
+        };
         let store = connect().map_err(|error| CheckpointError::Store {
             path: self.model.to_string().into(),
             source: error.into(),
@@ -158,22 +164,26 @@ impl ModelArgs {
         }
         arguments
     }
+}
 
-    fn cache(&self) -> Result<PathBuf, FetchError> {
-        if let Some(folder) = &self.model_cache {
-            return Ok(folder.clone());
-        }
-        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        if let Some(folder) = variable("REMOE_MODEL_CACHE") {
-            return Ok(folder);
-        }
-        let user = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
-        let folder = user.map(|user| user.join("remoe").join("models"));
-        folder.ok_or_else(|| FetchError::Settings {
-            what: "--model-cache".to_owned(),
-            problem: "is needed: the user has no cache folder".to_owned(),
-        })
+/// The folder that keeps what is fetched: the one that is given, else that of the environment, else the user's.
+///
+/// # Errors
+/// There is none of them.
+pub fn cache_folder(given: Option<&Path>) -> Result<PathBuf, FetchError> {
+    if let Some(folder) = given {
+        return Ok(folder.to_owned());
     }
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if let Some(folder) = variable("REMOE_MODEL_CACHE") {
+        return Ok(folder);
+    }
+    let user = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
+    let folder = user.map(|user| user.join("remoe").join("models"));
+    folder.ok_or_else(|| FetchError::Settings {
+        what: "--model-cache".to_owned(),
+        problem: "is needed: the user has no cache folder".to_owned(),
+    })
 }
 
 #[cfg(test)]

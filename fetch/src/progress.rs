@@ -69,11 +69,22 @@ fn line(place: &str, there: u64, wanted: u64, rate: f64) -> String {
     let (unit, divisor) = unit(wanted);
     let shown = |bytes: u64| bytes as f64 / divisor;
     format!(
-        "fetch: {:.1} of {:.1} {unit} ({percent} %), {}/s, {place}",
+        "fetch: {:.1} of {:.1} {unit} ({percent} %), {}/s, {}{place}",
         shown(there),
         shown(wanted),
-        size(rate as u64)
+        size(rate as u64),
+        left(wanted.saturating_sub(there), rate)
     )
+}
+
+/// How long the rest takes at this rate; nothing where that is not known.
+fn left(bytes: u64, rate: f64) -> String {
+    match bytes as f64 / rate {
+        seconds if bytes == 0 || !seconds.is_finite() => String::new(),
+        seconds if seconds < 60.0 => format!("{:.0} s left, ", seconds.max(1.0)),
+        seconds if seconds < 3600.0 => format!("{:.0} min left, ", seconds / 60.0),
+        seconds => format!("{:.1} h left, ", seconds / 3600.0),
+    }
 }
 
 fn size(bytes: u64) -> String {
@@ -98,7 +109,8 @@ mod tests {
     #[test]
     fn lines_say_how_far_and_how_fast() {
         let text = line("hf://a/b@c", 1_204_000_000, 3_400_000_000, 210_400_000.0);
-        assert_eq!(text, "fetch: 1.2 of 3.4 GB (35 %), 210 MB/s, hf://a/b@c");
+        assert_eq!(text, "fetch: 1.2 of 3.4 GB (35 %), 210 MB/s, 10 s left, hf://a/b@c");
+        assert!(line("x", 0, 7_200_000_000, 1e6).contains("2.0 h left"));
         assert_eq!(line("x", 0, 0, 0.0), "fetch: 0.0 of 0.0 kB (100 %), 0.0 kB/s, x");
     }
 }

@@ -22,17 +22,18 @@ use tonic::transport::Channel;
 const TOKEN_DEADLINE: Duration = Duration::from_secs(600);
 
 /// Texts that may end an answer, at most, as the engine has it.
-const MOST_STOPS: usize = 32;
+pub(crate) const MOST_STOPS: usize = 32;
 
+/// An answer as a whole.
 #[derive(Debug, Serialize)]
-struct Generation {
+pub(crate) struct Generation {
     prompt_ids: Vec<u32>,
     tokens: Vec<u32>,
-    text: Option<String>,
-    finish_reason: String,
-    usage: Usage,
-    timings: Timings,
-    experts: Experts,
+    pub(crate) text: Option<String>,
+    pub(crate) finish_reason: String,
+    pub(crate) usage: Usage,
+    pub(crate) timings: Timings,
+    pub(crate) experts: Experts,
     forwarded_positions: u64,
     /// What remote functions computed and how often they were called.
     #[serde(skip)]
@@ -69,25 +70,25 @@ fn line(plan: &Comparison, of: impl Fn(&Outcome) -> f64, scale: f64, unit: &str)
 }
 
 #[derive(Debug, Serialize)]
-struct Usage {
-    prompt_tokens: usize,
-    completion_tokens: usize,
+pub(crate) struct Usage {
+    pub(crate) prompt_tokens: usize,
+    pub(crate) completion_tokens: usize,
     total_tokens: usize,
 }
 
 #[derive(Debug, Serialize)]
-struct Timings {
+pub(crate) struct Timings {
     load_s: f64,
-    ttft_s: f64,
+    pub(crate) ttft_s: f64,
     prefill_s: f64,
-    decode_s: f64,
+    pub(crate) decode_s: f64,
 }
 
 #[derive(Debug, Serialize)]
-struct Experts {
-    local: u64,
-    remote: u64,
-    fallback: u64,
+pub(crate) struct Experts {
+    pub(crate) local: u64,
+    pub(crate) remote: u64,
+    pub(crate) fallback: u64,
     retries: u64,
 }
 
@@ -112,8 +113,12 @@ pub(crate) async fn run(
         stop: args.stop.clone(),
         ignore_eos: args.ignore_eos,
     };
-    let mut generation =
-        wanted.run_once(progress, async |client| generate(client, request, !as_json).await).await?;
+    let mut generation = wanted
+        .run_once(progress, async |client| generate(client, request, &mut shown(!as_json)).await)
+        .await?;
+    if !as_json {
+        generation.end_text()?;
+    }
     generation.plan = wanted.account.as_ref().map(|account| account.compare(&measured(&generation)));
     if as_json {
         json::print(&generation)?;
@@ -138,11 +143,26 @@ async fn placed(args: &GenerateArgs, progress: &Arc<Progress>) -> Result<Wanted,
     Ok(wanted)
 }
 
-/// Follows the answer to its end. With `show` its text goes to standard output as it comes.
-async fn generate(
+/// Where the pieces of an answer go.
+pub(crate) type Shown<'a> = &'a mut dyn FnMut(&str) -> std::io::Result<()>;
+
+/// Writes pieces to standard output as they come, where they are to be shown.
+pub(crate) fn shown(show: bool) -> impl FnMut(&str) -> std::io::Result<()> {
+    move |text| {
+        if !show {
+            return Ok(());
+        }
+        let mut out = std::io::stdout().lock();
+        out.write_all(text.as_bytes())?;
+        out.flush()
+    }
+}
+
+/// Follows the answer to its end. Its text goes to `shown` as it comes.
+pub(crate) async fn generate(
     mut client: MainModelClient<Channel>,
     request: GenerateRequest,
-    show: bool,
+    shown: Shown<'_>,
 ) -> Result<Generation, CliError> {
     let late = |_elapsed| CliError::runtime(format!("no token within {TOKEN_DEADLINE:?}"));
     let stream = timeout(TOKEN_DEADLINE, client.generate(request)).await;
@@ -151,19 +171,9 @@ async fn generate(
     while let Some(message) = timeout(TOKEN_DEADLINE, stream.message()).await.map_err(late)?? {
         match message.event {
             Some(Event::Started(started)) => prompt_ids = started.prompt_ids,
-            Some(Event::Piece(piece)) if show => {
-                let mut out = std::io::stdout().lock();
-                out.write_all(piece.text.as_bytes())?;
-                out.flush()?;
-            }
-            Some(Event::Piece(_)) | None => {}
-            Some(Event::Finished(finished)) => {
-                let generation = Generation::of(prompt_ids, finished);
-                if show {
-                    generation.end_text()?;
-                }
-                return Ok(generation);
-            }
+            Some(Event::Piece(piece)) => shown(&piece.text)?,
+            None => {}
+            Some(Event::Finished(finished)) => return Ok(Generation::of(prompt_ids, finished)),
         }
     }
     Err(CliError::runtime("the answer broke off"))
@@ -206,8 +216,14 @@ impl Generation {
         }
     }
 
+    /// Of all tokens after the first; 0 where there is none.
+    pub(crate) fn tokens_per_second(&self) -> f64 {
+        let decoded = self.usage.completion_tokens.saturating_sub(1);
+        if self.timings.decode_s > 0.0 { decoded as f64 / self.timings.decode_s } else { 0.0 }
+    }
+
     /// Ends what was shown: with a line break, or with the ids where there is no text.
-    fn end_text(&self) -> std::io::Result<()> {
+    pub(crate) fn end_text(&self) -> std::io::Result<()> {
         let mut out = std::io::stdout().lock();
         if self.text.is_none() {
             let ids: Vec<String> = self.tokens.iter().map(u32::to_string).collect();
@@ -220,8 +236,7 @@ impl Generation {
 
 fn figures(generation: &Generation) -> String {
     let (usage, timings, experts) = (&generation.usage, &generation.timings, &generation.experts);
-    let decoded = usage.completion_tokens.saturating_sub(1);
-    let rate = if timings.decode_s > 0.0 { decoded as f64 / timings.decode_s } else { 0.0 };
+    let rate = generation.tokens_per_second();
     let mut figures = vec![
         ("finished", generation.finish_reason.clone()),
         ("tokens", format!("{} prompt, {} generated", usage.prompt_tokens, usage.completion_tokens)),
@@ -237,8 +252,8 @@ fn figures(generation: &Generation) -> String {
         ),
     ];
     if let Some(plan) = &generation.plan {
-        figures.push(("TTFT", line(plan, |outcome| outcome.ttft_seconds, 1e3, "ms")));
-        figures.push(("TPOT", line(plan, |outcome| outcome.tpot_seconds, 1e3, "ms")));
+        figures.push(("first token", line(plan, |outcome| outcome.ttft_seconds, 1e3, "ms")));
+        figures.push(("per token", line(plan, |outcome| outcome.tpot_seconds, 1e3, "ms")));
         figures.push(("cost", line(plan, |outcome| outcome.cost, 1e6, "millionths of a dollar")));
     }
     format!("\n{}", table::of_pairs(&figures))

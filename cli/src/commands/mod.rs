@@ -1,7 +1,9 @@
 //! The commands, one file each.
 
+pub(crate) mod completions;
 pub(crate) mod cost;
 pub(crate) mod dashboards;
+pub(crate) mod doctor;
 pub(crate) mod eval;
 pub(crate) mod generate;
 pub(crate) mod inspect;
@@ -9,6 +11,8 @@ pub(crate) mod logits;
 pub(crate) mod plan;
 pub(crate) mod predictor;
 pub(crate) mod profile;
+pub(crate) mod ps;
 pub(crate) mod record;
+pub(crate) mod run;
 pub(crate) mod top;
 pub(crate) mod up;

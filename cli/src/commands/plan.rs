@@ -10,6 +10,7 @@ use crate::exit::{CliError, Code};
 use crate::output::json;
 use crate::output::progress::print_error;
 use crate::plan_report;
+use crate::plan_words;
 use crate::planning::{self, Asked, PlanningArgs, RemoteArg};
 use crate::workload::ConcurrencyArgs;
 use clap::Args;
@@ -48,11 +49,14 @@ pub(crate) struct PlanArgs {
     planning: PlanningArgs,
     #[command(flatten)]
     concurrency: ConcurrencyArgs,
+    /// Say in plain words what is where, what that costs, and why it is not otherwise
+    #[arg(long)]
+    explain: bool,
     /// Only size the main function, without a prediction
-    #[arg(long, conflicts_with_all = ["evaluate", "previous", "robust", "remote"])]
+    #[arg(long, conflicts_with_all = ["evaluate", "previous", "robust", "remote", "explain"])]
     preallocate: bool,
     /// Evaluate this plan instead of making one
-    #[arg(long, value_name = "PLAN", conflicts_with_all = ["previous", "remote"])]
+    #[arg(long, value_name = "PLAN", conflicts_with_all = ["previous", "remote", "explain"])]
     evaluate: Option<PathBuf>,
     /// The plan that runs: it stays unless the new one is cheaper by more than the hysteresis
     #[arg(long, value_name = "PLAN")]
@@ -90,7 +94,7 @@ fn share(text: &str) -> Result<f64, String> {
 
 /// Plans, evaluates or pre-allocates, and prints the answer. That nothing fits is an answer too, with
 /// an exit code of its own.
-pub(crate) fn run(args: &PlanArgs, as_json: bool) -> Result<ExitCode, CliError> {
+pub(crate) fn run(args: &PlanArgs, as_json: bool, verbose: bool) -> Result<ExitCode, CliError> {
     if let Some(list) = &args.nodes.nodes {
         let question = Question {
             args: &args.nodes,
@@ -127,7 +131,10 @@ pub(crate) fn run(args: &PlanArgs, as_json: bool) -> Result<ExitCode, CliError> 
         turns: true,
     };
     let solved = solve(problem, previous.as_ref(), &options);
-    command.answer(solved, |answer| plan_report::answer(problem, answer))
+    command.answer(solved, |answer| match args.explain {
+        true => plan_words::explained(problem, answer),
+        false => plan_report::answer(problem, answer, verbose),
+    })
 }
 
 impl PlanArgs {

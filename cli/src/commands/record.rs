@@ -3,17 +3,15 @@
 use crate::args::RecordArgs;
 use crate::deployment::Wanted;
 use crate::exit::CliError;
-use crate::output::progress::Progress;
+use crate::output::progress::{Progress, bar};
 use crate::output::{folders, json, table};
 use crate::remote_set::Foresight;
 use futures_util::StreamExt;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use remoe_predictor::prompts;
 use remoe_wire::v1::generate_event::Event;
 use remoe_wire::v1::main_model_client::MainModelClient;
 use remoe_wire::v1::{Finished, GenerateRequest, generate_request};
 use serde::Serialize;
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -85,7 +83,7 @@ async fn record(
     progress: &Progress,
 ) -> Result<Summary, CliError> {
     let started = Instant::now();
-    let bar = bar(prompts.len() as u64);
+    let bar = bar(prompts.len(), "prompts");
     let requests = prompts.into_iter().map(|prompt| GenerateRequest {
         prompt: Some(generate_request::Prompt::Text(prompt)),
         max_tokens: args.max_tokens,
@@ -132,19 +130,6 @@ async fn generate(
         }
     }
     Err(tonic::Status::unavailable("the answer broke off"))
-}
-
-fn bar(prompts: u64) -> ProgressBar {
-    let target = match std::io::stderr().is_terminal() {
-        true => ProgressDrawTarget::stderr(),
-        false => ProgressDrawTarget::hidden(),
-    };
-    let bar = ProgressBar::with_draw_target(Some(prompts), target);
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} prompts, {eta} left");
-    match style {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
-    }
 }
 
 impl Summary {

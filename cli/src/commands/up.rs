@@ -11,14 +11,17 @@ pub(crate) use start::StartTimes;
 
 use crate::args::UpArgs;
 use crate::exit::CliError;
-use crate::output::progress::Progress;
+use crate::output::progress::{Progress, print_warning};
 use crate::programs;
+use crate::running;
 use crate::signals::EndSignals;
 use axum::http::HeaderValue;
 use cashier::Cashier;
 use keeper::{End, Keeper};
 use overhead::Overhead;
-use remoe_gateway::{Books, BooksError, Gateway, GatewayMetrics, GatewayOptions, Keys, Model, ModelOptions};
+use remoe_gateway::{
+    AccessLog, Books, BooksError, Gateway, GatewayMetrics, GatewayOptions, Keys, Model, ModelOptions,
+};
 use remoe_ledger::{Ledger, LedgerLimits};
 use remoe_planner::Pricing;
 use remoe_profile::Prices;
@@ -59,10 +62,13 @@ pub(crate) async fn run(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) 
     let asked = ask(args, &secret)?;
     // What will be missing is said before a profile is measured.
     programs::find(args.deployment.backend, args.deployment.device.as_deref())?;
-    let listener = listen(SocketAddr::new(args.host, args.port))?;
+    let listener = listen(SocketAddr::new(args.host, args.port), "--port")?;
     let prices = args.planning.prices()?;
     let pricing = args.planning.pricing_of(&prices)?;
     let front = Front::open(args, &asked, keys, &prices, listener)?;
+    let names = front.models.iter().map(|model| model.name().to_owned()).collect();
+    let _registered = running::register("up", names, Some(format!("http://{}", front.address)))
+        .inspect_err(|error| print_warning(&format!("`remoe ps` will not show this: {}", error.message)));
     let (mut kept, end) = (JoinSet::new(), watch::Sender::new(None));
     let started = tokio::select! {
         started = start(args, asked, &front, (&secret, &pricing), (&mut kept, end.subscribe()), as_json, progress) => Some(started),
@@ -150,7 +156,7 @@ fn ask(args: &UpArgs, secret: &str) -> Result<Vec<Asked>, CliError> {
     Ok(asked)
 }
 
-fn listen(address: SocketAddr) -> Result<TcpListener, CliError> {
+fn listen(address: SocketAddr, flag: &str) -> Result<TcpListener, CliError> {
     let bind = || {
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
         // Connections of a deployment that has ended keep nobody from the port.
@@ -159,7 +165,7 @@ fn listen(address: SocketAddr) -> Result<TcpListener, CliError> {
         socket.listen(BACKLOG)
     };
     bind().map_err(|error: std::io::Error| CliError {
-        field: Some("--port".to_owned()),
+        field: Some(flag.to_owned()),
         ..CliError::runtime(format!("cannot listen on {address}: {error}"))
     })
 }
@@ -183,6 +189,10 @@ impl Front {
         prices: &Prices,
         listener: TcpListener,
     ) -> Result<Self, CliError> {
+        let metrics_listener = args
+            .metrics_port
+            .map(|port| listen(SocketAddr::new(args.host, port), "--metrics-port"))
+            .transpose()?;
         let failed =
             |error: &dyn std::fmt::Display| CliError::runtime(format!("cannot start the gateway: {error}"));
         let metrics = GatewayMetrics::new().map_err(|error| failed(&error))?;
@@ -211,10 +221,19 @@ impl Front {
         if let Some(limit) = args.body_limit {
             options.body_limit = usize::try_from(limit).unwrap_or(usize::MAX);
         }
+        if let Some(path) = &args.access_log {
+            options.access_log = Some(AccessLog::open(path).map_err(|error| CliError {
+                path: Some(path.clone()),
+                ..CliError::arguments("--access-log", format!("cannot write {}: {error}", path.display()))
+            })?);
+        }
         let has_key = args.api_key.is_some() || args.keys.is_some();
         let address = listener.local_addr().map_err(|error| failed(&error))?;
         let stop = CancellationToken::new();
         let gateway = Gateway::new(options, models.clone(), metrics);
+        if let Some(listener) = metrics_listener {
+            tokio::spawn(gateway.clone().serve_metrics(listener, stop.clone()));
+        }
         let server = tokio::spawn(gateway.serve(listener, stop.clone()));
         let overhead = tokio::spawn(Overhead::new(books.clone(), prices).keep());
         Ok(Self { models, address: reachable(address), has_key, stop, server, books, overhead })

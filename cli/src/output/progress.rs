@@ -3,7 +3,7 @@
 use crate::machine;
 use crate::output::logs;
 use anstyle::AnsiColor;
-use indicatif::ProgressBar;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use remoe_launcher::{Event, LogLine};
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
@@ -83,6 +83,20 @@ impl Progress {
             )),
             Event::RoutingFailed { message } => line(format!("routing failed: {message}")),
         }
+    }
+}
+
+/// A bar for `count` things of a kind, with a rate and the time that is left; nothing where nobody watches.
+pub(crate) fn bar(count: usize, kind: &str) -> ProgressBar {
+    let target = match std::io::stderr().is_terminal() {
+        true => ProgressDrawTarget::stderr(),
+        false => ProgressDrawTarget::hidden(),
+    };
+    let bar = ProgressBar::with_draw_target(Some(count as u64), target);
+    let style = format!("{{bar:40}} {{pos}}/{{len}} {kind}, {{per_sec}}, {{eta}} left {{msg}}");
+    match ProgressStyle::with_template(&style) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
     }
 }
 

@@ -15,6 +15,11 @@ pub(crate) fn with_header(header: &[&str], rows: Vec<Vec<String>>) -> String {
     fitted(lines, terminal_width())
 }
 
+/// Rows without a header.
+pub(crate) fn of_rows(rows: Vec<Vec<String>>) -> String {
+    fitted(rows, terminal_width())
+}
+
 /// Names and values below each other; long values go on in the next line.
 pub(crate) fn of_pairs(pairs: &[(&str, String)]) -> String {
     let lines = pairs.iter().map(|(name, value)| vec![(*name).to_owned(), value.clone()]);

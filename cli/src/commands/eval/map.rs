@@ -5,7 +5,7 @@ use super::files::Target;
 use super::inputs::Inputs;
 use crate::exit::CliError;
 use crate::output::plot::heat_map::{HeatMap, Tile};
-use crate::output::progress::Progress;
+use crate::output::progress::bar;
 use crate::output::table;
 use crate::plan_report::bytes;
 use crate::planning;
@@ -34,7 +34,7 @@ pub(super) struct MapReport {
 
 impl MapReport {
     /// Asks the planner for every cell at the prices that were given.
-    pub(super) fn of(args: &EvalArgs, inputs: &Inputs, progress: &Progress) -> Result<Self, CliError> {
+    pub(super) fn of(args: &EvalArgs, inputs: &Inputs) -> Result<Self, CliError> {
         let wrong =
             |flag: &str, path: &Path, error: &dyn std::fmt::Display| planning::in_file(flag, path, error);
         let models = Subject::all();
@@ -43,20 +43,28 @@ impl MapReport {
         let mut prices = None;
         if let Some((path, stated)) = &inputs.prices {
             let pricing = stated.pricing_apart().map_err(|error| wrong("--pricing", path, &error))?;
-            for regime in UnitRegime::all(pricing) {
-                progress.doing(format!("mapping {}", regime.name));
+            let all = UnitRegime::all(pricing);
+            let bar = bar(all.len(), "maps");
+            for regime in all {
+                bar.set_message(regime.name.clone());
                 regimes.push(regime.regime(&models).map_err(failed)?);
+                bar.inc(1);
             }
+            bar.finish_and_clear();
             prices = Some(named(path, [&stated.source, &stated.date]));
         }
         let mut nodes = None;
         if let Some(path) = &args.nodes {
             let list = NodeList::from_yaml(&planning::read("--nodes", path)?)
                 .map_err(|error| wrong("--nodes", path, &error))?;
-            for regime in ListRegime::all(&list) {
-                progress.doing(format!("mapping {}", regime.name));
+            let all = ListRegime::all(&list);
+            let bar = bar(all.len(), "maps");
+            for regime in all {
+                bar.set_message(regime.name.clone());
                 regimes.push(regime.regime(&models).map_err(failed)?);
+                bar.inc(1);
             }
+            bar.finish_and_clear();
             nodes = Some(named(path, [&list.source, &list.date]));
         }
         Ok(Self { prices, nodes, models, regimes })

@@ -10,7 +10,8 @@ mod workloads;
 mod worth;
 
 use crate::exit::{CliError, Code};
-use crate::output::{folders, json, progress::Progress};
+use crate::output::progress::bar;
+use crate::output::{folders, json};
 use clap::{Args, ValueEnum};
 use inputs::Inputs;
 use map::MapReport;
@@ -89,10 +90,7 @@ pub(crate) fn run(args: &EvalArgs, as_json: bool) -> Result<(), CliError> {
     }
     let inputs = Inputs::read(args)?;
     args.out.iter().try_for_each(|folder| folders::make("--out", folder))?;
-    let progress = Progress::new(false);
-    let results = Results::of(args, &inputs, &progress);
-    progress.clear();
-    let Results { figures, map, prediction } = results?;
+    let Results { figures, map, prediction } = Results::of(args, &inputs)?;
     let figures = figures.map(|report| (tables::text(&report), report));
     if let Some(folder) = &args.out {
         figures.iter().try_for_each(|(tables, report)| files::write(folder, report, tables))?;
@@ -112,21 +110,21 @@ pub(crate) fn run(args: &EvalArgs, as_json: bool) -> Result<(), CliError> {
 }
 
 impl Results {
-    fn of(args: &EvalArgs, inputs: &Inputs, progress: &Progress) -> Result<Self, CliError> {
+    fn of(args: &EvalArgs, inputs: &Inputs) -> Result<Self, CliError> {
         let has_figures = matches!(args.only, None | Some(Only::Figures));
         let has_map = match args.only {
             Some(only) => only == Only::Map,
             None => args.nodes.is_some(),
         };
         Ok(Self {
-            figures: has_figures.then(|| evaluate(inputs, progress)).transpose()?,
-            map: has_map.then(|| MapReport::of(args, inputs, progress)).transpose()?,
+            figures: has_figures.then(|| evaluate(inputs)).transpose()?,
+            map: has_map.then(|| MapReport::of(args, inputs)).transpose()?,
             prediction: (args.only == Some(Only::Prediction)).then(|| worth::worths(inputs)).transpose()?,
         })
     }
 }
 
-fn evaluate(inputs: &Inputs, progress: &Progress) -> Result<Report, CliError> {
+fn evaluate(inputs: &Inputs) -> Result<Report, CliError> {
     let routing = Routing::default();
     let mut scenarios = Vec::new();
     for shape in Shape::published_models() {
@@ -134,20 +132,28 @@ fn evaluate(inputs: &Inputs, progress: &Progress) -> Result<Report, CliError> {
         for scaling in CpuScaling::ALL {
             let machine = Machine::reference(scaling);
             let scenario = Scenario::assumed(shape.clone(), &machine, inputs.setting, requests.clone());
-            progress.doing(format!("evaluating {}", scenario.name));
-            scenarios.push(ScenarioReport::of(&scenario, None)?);
+            scenarios.push((scenario, None));
         }
     }
-    for scenario in inputs.own_scenarios(routing) {
-        progress.doing(format!("evaluating {}", scenario.name));
-        scenarios.push(ScenarioReport::of(&scenario, inputs.predict_seconds())?);
-    }
+    let own = inputs.own_scenarios(routing).into_iter();
+    scenarios.extend(own.map(|scenario| (scenario, inputs.predict_seconds())));
+    let shapes = Shape::published_models();
+    let bar = bar(scenarios.len() + shapes.len(), "experiments");
+    let reports = scenarios.iter().map(|(scenario, predict_seconds)| {
+        bar.set_message(scenario.name.clone());
+        let report = ScenarioReport::of(scenario, *predict_seconds);
+        bar.inc(1);
+        report
+    });
+    let scenarios = reports.collect::<Result<Vec<_>, _>>()?;
     let mut sensitivities = Vec::new();
-    for shape in Shape::published_models() {
-        progress.doing(format!("varying the assumptions of {}", shape.name));
+    for shape in shapes {
+        bar.set_message(format!("varying the assumptions of {}", shape.name));
         let rows = sensitivity(&shape, inputs.setting, routing, remoe_experiments::INPUT_TOKENS)?;
         sensitivities.push(SensitivityReport { model: shape.name, rows });
+        bar.inc(1);
     }
+    bar.finish_and_clear();
     Ok(Report { assumptions: Assumptions::of(inputs, routing), scenarios, sensitivities })
 }
 

@@ -5,6 +5,7 @@ use super::methods::{Contestant, Field};
 use super::plot;
 use super::source::Model;
 use crate::exit::CliError;
+use crate::output::progress::bar;
 use crate::output::{folders, json, table};
 use crate::planning::rows;
 use remoe_launcher::placement::least_used;
@@ -104,8 +105,14 @@ pub(crate) fn run(args: &EvalArgs, as_json: bool) -> Result<(), CliError> {
         decode: truths(history, &tests, Phase::Decode)?,
     };
     let nearest = true_neighbours(&contestants, &tests)?;
-    let runs = contestants.iter().map(|one| Run::of(one, &tests, &truths, &nearest));
+    let bar = bar(contestants.len(), "methods");
+    let runs = contestants.iter().map(|one| {
+        let run = Run::of(one, &tests, &truths, &nearest);
+        bar.inc(1);
+        run
+    });
     let runs = runs.collect::<Result<Vec<_>, CliError>>()?;
+    bar.finish_and_clear();
     let seed = args.tree.options().tree.seed;
     let pairs = tests
         .iter()

@@ -193,7 +193,7 @@ async fn all_listen(supervisor: &Supervisor, count: usize) {
 
 fn show_plan(problem: &Problem, answer: &Answer, as_json: bool, progress: &Progress) {
     if !as_json {
-        progress.line(&format!("{}\n", plan_report::answer(problem, answer)));
+        progress.line(&format!("{}\n", plan_report::answer(problem, answer, false)));
     }
 }
 

@@ -1,0 +1,385 @@
+//! `remoe doctor`: what this machine has for serving models, and what to do about what is missing.
+
+use crate::args::{Backend, DoctorArgs};
+use crate::exit::CliError;
+use crate::output::{json, table};
+use crate::{machine, programs, running};
+use anstyle::AnsiColor;
+use remoe_fetch::{ModelArgs, cache_folder};
+use remoe_kernels::{Dtype, InstructionPath, numerics_class, wrong_paths};
+use remoe_launcher::Cgroups;
+use rustix::fs::statvfs;
+use rustix::process::{Resource, getrlimit};
+use serde::{Deserialize, Serialize};
+use std::io::Write;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+/// Free memory and disk below which little can be served, in bytes.
+const LITTLE_MEMORY: u64 = 1 << 30;
+const LITTLE_DISK: u64 = 10_000_000_000;
+/// Open files that the gateway's connections take, and some.
+const FILES: u64 = 1024;
+/// What a cluster may take to answer a connection.
+const CONNECT: Duration = Duration::from_secs(2);
+
+const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+const NVIDIA_DEVICE: &str = "/dev/nvidiactl";
+const NVIDIA_VERSION: &str = "/proc/driver/nvidia/version";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    Ok,
+    /// It serves, but worse than it could.
+    Warn,
+    /// It does not serve.
+    Fail,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Serialize)]
+struct Check {
+    name: &'static str,
+    status: Verdict,
+    found: String,
+    /// What to do.
+    advice: Option<String>,
+}
+
+impl Check {
+    fn ok(name: &'static str, found: impl Into<String>) -> Self {
+        Self { name, status: Verdict::Ok, found: found.into(), advice: None }
+    }
+
+    fn warn(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { name, status: Verdict::Warn, found: found.into(), advice: Some(advice.into()) }
+    }
+
+    fn fail(name: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { status: Verdict::Fail, ..Self::warn(name, found, advice) }
+    }
+}
+
+/// Looks at everything; 1 where something fails.
+pub(crate) fn run(args: &DoctorArgs, as_json: bool) -> Result<ExitCode, CliError> {
+    #[derive(Serialize)]
+    struct Report {
+        ok: bool,
+        checks: Vec<Check>,
+    }
+    let mut checks = vec![
+        processor(),
+        functions(),
+        memory(),
+        huge_pages(),
+        control_groups(),
+        open_files(),
+        disk(args.source.as_ref().and_then(|source| source.model_cache.as_deref())),
+        runtime_folder(),
+        gpu(),
+        libtorch(),
+        cluster(),
+    ];
+    if let Some(source) = &args.source {
+        checks.push(model(source)?);
+    }
+    let ok = checks.iter().all(|check| check.status != Verdict::Fail);
+    let report = Report { ok, checks };
+    match as_json {
+        true => json::print(&report)?,
+        false => show(&report.checks)?,
+    }
+    Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn show(checks: &[Check]) -> Result<(), CliError> {
+    let mut out = anstream::stdout().lock();
+    let widest = checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
+    for check in checks {
+        let (word, colour) = match check.status {
+            Verdict::Ok => ("ok  ", AnsiColor::Green),
+            Verdict::Warn => ("warn", AnsiColor::Yellow),
+            Verdict::Fail => ("fail", AnsiColor::Red),
+        };
+        let style = colour.on_default().bold();
+        writeln!(out, "{style}{word}{style:#}  {:widest$}  {}", check.name, check.found)?;
+        if let Some(advice) = &check.advice {
+            writeln!(out, "      {:widest$}  -> {advice}", "")?;
+        }
+    }
+    Ok(())
+}
+
+fn processor() -> Check {
+    let paths = InstructionPath::available();
+    let names: Vec<String> = paths.iter().map(ToString::to_string).collect();
+    let classes = [Dtype::Bf16, Dtype::F32].map(numerics_class).join(", ");
+    let found = format!(
+        "{}, {} cores; instruction paths {}; numerics {classes}",
+        machine::cpu(),
+        machine::cores(),
+        names.join(", ")
+    );
+    let wrong: Vec<String> = wrong_paths().iter().map(|(path, dtype)| format!("{path} in {dtype}")).collect();
+    if !wrong.is_empty() {
+        let advice =
+            "these paths are not used; a virtual machine that hides the instructions avoids the doubt";
+        return Check::warn(
+            "processor",
+            format!("{found}; computes wrong results by {}", wrong.join(", ")),
+            advice,
+        );
+    }
+    match paths.as_slice() {
+        [InstructionPath::Portable] => {
+            Check::warn("processor", found, "experts are many times faster with AVX2 and FMA, or AVX-512")
+        }
+        _ => Check::ok("processor", found),
+    }
+}
+
+fn functions() -> Check {
+    match programs::find(Some(Backend::Native), Some("cpu")) {
+        Ok(programs) => {
+            Check::ok("functions", format!("{}, {}", programs.main.display(), programs.remote.display()))
+        }
+        Err(error) => {
+            Check::fail("functions", error.message, "`make build` builds all programs into one folder")
+        }
+    }
+}
+
+fn memory() -> Check {
+    let (whole, free) = (machine::memory_bytes(), machine::free_memory_bytes());
+    let found = format!("{} of {} available", table::bytes(free), table::bytes(whole));
+    match free {
+        free if free < LITTLE_MEMORY => {
+            Check::warn("memory", found, "end what else runs, or serve a model that needs less")
+        }
+        _ => Check::ok("memory", found),
+    }
+}
+
+fn huge_pages() -> Check {
+    let text = std::fs::read_to_string(HUGE_PAGES).unwrap_or_default();
+    let chosen = text.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(chosen, _)| chosen);
+    match chosen {
+        Some(chosen @ ("always" | "madvise")) => Check::ok("huge pages", format!("transparent, by {chosen}")),
+        _ => Check::warn(
+            "huge pages",
+            chosen
+                .map_or_else(|| "the kernel has none".to_owned(), |chosen| format!("transparent: {chosen}")),
+            format!("experts are read faster from huge pages: echo madvise | sudo tee {HUGE_PAGES}"),
+        ),
+    }
+}
+
+fn control_groups() -> Check {
+    match Cgroups::find() {
+        Ok(cgroups) => Check::ok("control groups", format!("{}, limits can be set", cgroups.version())),
+        Err(error) => Check::warn(
+            "control groups",
+            error.to_string(),
+            "planned sizes of functions are not enforced; start `remoe` as root, or with \
+             `systemd-run --user --scope -p Delegate=yes`",
+        ),
+    }
+}
+
+fn open_files() -> Check {
+    match getrlimit(Resource::Nofile).current {
+        Some(limit) if limit < FILES => Check::warn(
+            "open files",
+            format!("at most {limit}"),
+            format!("`ulimit -n {FILES}` lets the gateway have all of its connections"),
+        ),
+        limit => {
+            Check::ok("open files", limit.map_or("no limit".to_owned(), |limit| format!("at most {limit}")))
+        }
+    }
+}
+
+fn disk(given: Option<&Path>) -> Check {
+    let name = "disk";
+    let cache = match cache_folder(given) {
+        Ok(cache) => cache,
+        Err(error) => return Check::warn(name, error.to_string(), "name a folder in REMOE_MODEL_CACHE"),
+    };
+    // The folder is made when something is fetched.
+    let there = cache.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("/"));
+    let free = match statvfs(there) {
+        Ok(facts) => facts.f_bavail.saturating_mul(facts.f_frsize),
+        Err(error) => {
+            return Check::warn(
+                name,
+                format!("{}: {error}", there.display()),
+                "name another in REMOE_MODEL_CACHE",
+            );
+        }
+    };
+    let found = format!("{} free for fetched models in {}", table::bytes(free), cache.display());
+    match free {
+        free if free < LITTLE_DISK => {
+            Check::warn(name, found, "free some, or name a folder on a larger disk in REMOE_MODEL_CACHE")
+        }
+        _ => Check::ok(name, found),
+    }
+}
+
+fn runtime_folder() -> Check {
+    match running::all() {
+        Ok(running) => Check::ok("runtime folder", format!("usable; {} running here", running.len())),
+        Err(error) => Check::warn("runtime folder", error.message, "`remoe ps` and `remoe stop` need it"),
+    }
+}
+
+fn gpu() -> Check {
+    if !Path::new(NVIDIA_DEVICE).exists() {
+        return Check::ok("GPU", "none; models are served on the CPU");
+    }
+    let version = std::fs::read_to_string(NVIDIA_VERSION).unwrap_or_default();
+    let driver = version.lines().next().unwrap_or("of an unknown driver").trim().to_owned();
+    Check::ok("GPU", driver)
+}
+
+fn libtorch() -> Check {
+    let name = "LibTorch";
+    let Ok(programs) = programs::find(Some(Backend::Torch), None) else {
+        let found = "main-model-fn-torch is not built";
+        return match Path::new(NVIDIA_DEVICE).exists() {
+            true => Check::warn(name, found, "`make build` builds it; without it the GPU is not used"),
+            false => Check::ok(name, format!("{found}; only GPUs need it")),
+        };
+    };
+    // What cannot be linked says so before anything else.
+    match Command::new(&programs.main).arg("--version").output() {
+        Ok(output) if output.status.success() => Check::ok(name, "main-model-fn-torch starts"),
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let said = said.lines().next().unwrap_or("it ends at once").to_owned();
+            Check::warn(
+                name,
+                said,
+                "put the LibTorch that it was built with where the dynamic linker finds it",
+            )
+        }
+        Err(error) => Check::warn(name, error.to_string(), "build it anew with `make build`"),
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct KubeConfig {
+    current_context: Option<String>,
+    #[serde(default)]
+    contexts: Vec<NamedContext>,
+    #[serde(default)]
+    clusters: Vec<NamedCluster>,
+}
+
+#[derive(Deserialize)]
+struct NamedContext {
+    name: String,
+    context: KubeContext,
+}
+
+#[derive(Deserialize)]
+struct KubeContext {
+    cluster: String,
+}
+
+#[derive(Deserialize)]
+struct NamedCluster {
+    name: String,
+    cluster: KubeCluster,
+}
+
+#[derive(Deserialize)]
+struct KubeCluster {
+    server: String,
+}
+
+impl KubeConfig {
+    /// URL of the API server that `kubectl` would speak to.
+    fn server(&self) -> Option<&str> {
+        let wanted = self.current_context.as_deref()?;
+        let context = self.contexts.iter().find(|context| context.name == wanted)?;
+        let cluster = self.clusters.iter().find(|cluster| cluster.name == context.context.cluster)?;
+        Some(&cluster.cluster.server)
+    }
+}
+
+fn cluster() -> Check {
+    let name = "cluster";
+    let files = std::env::var_os("KUBECONFIG").filter(|value| !value.is_empty());
+    let files: Vec<PathBuf> = match &files {
+        Some(files) => std::env::split_paths(files).collect(),
+        None => std::env::home_dir().map(|home| home.join(".kube/config")).into_iter().collect(),
+    };
+    let Some((file, text)) =
+        files.into_iter().find_map(|file| Some((file.clone(), std::fs::read_to_string(file).ok()?)))
+    else {
+        return Check::ok(name, "none is configured; only a MoEDeployment needs one");
+    };
+    let server =
+        serde_yaml::from_str::<KubeConfig>(&text).ok().and_then(|config| config.server().map(str::to_owned));
+    let Some(server) = server else {
+        let found = format!("{} names no server for its current context", file.display());
+        return Check::warn(name, found, "`kubectl config use-context NAME` chooses one");
+    };
+    match reach(&server) {
+        Ok(()) => Check::ok(name, format!("{server} answers ({})", file.display())),
+        Err(problem) => {
+            let found = format!("{server} does not answer: {problem}");
+            Check::warn(name, found, format!("check the network and {}", file.display()))
+        }
+    }
+}
+
+/// Connects to the host of a URL.
+fn reach(server: &str) -> Result<(), String> {
+    let uri: axum::http::Uri = server.parse().map_err(|_| "it is no URL".to_owned())?;
+    let host = uri.host().ok_or("it has no host")?.trim_matches(['[', ']']);
+    let port = uri.port_u16().unwrap_or(if uri.scheme_str() == Some("http") { 80 } else { 443 });
+    let mut addresses = (host, port).to_socket_addrs().map_err(|error| error.to_string())?;
+    let address = addresses.next().ok_or("its name has no address")?;
+    TcpStream::connect_timeout(&address, CONNECT).map(drop).map_err(|error| error.to_string())
+}
+
+fn model(source: &ModelArgs) -> Result<Check, CliError> {
+    let facts = source.open()?.checkpoint.inspect()?;
+    let (needed, whole, free) = (facts.total_bytes, machine::memory_bytes(), machine::free_memory_bytes());
+    let found = format!(
+        "{}: {} of weights, {} of memory available",
+        source.model.name(),
+        table::bytes(needed),
+        table::bytes(free)
+    );
+    Ok(match needed {
+        needed if needed > whole => Check::fail(
+            "model",
+            found,
+            "no placement on this machine holds it: `remoe plan MODEL --nodes FILE` says which nodes do",
+        ),
+        needed if needed > free => Check::warn("model", found, "end what else runs"),
+        _ => Check::ok("model", found),
+    })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_server_is_that_of_the_current_context() {
+        let text = "current-context: b\ncontexts:\n- {name: a, context: {cluster: one}}\n- {name: b, context: {cluster: two, user: me}}\n\
+                    clusters:\n- {name: one, cluster: {server: https://one}}\n- {name: two, cluster: {server: 'https://two:6443'}}\n";
+        let config: KubeConfig = serde_yaml::from_str(text).unwrap();
+        assert_eq!(config.server(), Some("https://two:6443"));
+        assert!(reach("no url at all").is_err());
+    }
+}

@@ -1,0 +1,266 @@
+//! `remoe run`: a conversation in the terminal, or answers to prompts from a pipe. It starts the functions that
+//! it needs and ends them with itself.
+
+mod chat;
+mod input;
+mod settings;
+
+use crate::args::RunArgs;
+use crate::commands::generate::{Generation, generate, shown};
+use crate::deployment::Wanted;
+use crate::exit::{CliError, Code};
+use crate::output::progress::{Progress, print_error, print_warning};
+use crate::output::{json, table};
+use crate::remote_set::Foresight;
+use crate::running;
+use crate::signals::{EndSignals, Ended};
+use chat::Chat;
+use input::{Input, Said};
+use remoe_function::Role;
+use remoe_launcher::{Status, Supervisor, control, placement};
+use serde::Serialize;
+use settings::Settings;
+use std::io::{IsTerminal, Write};
+use std::sync::Arc;
+
+/// An answer, for scripts.
+#[derive(Serialize)]
+struct Answer {
+    prompt: String,
+    #[serde(flatten)]
+    generation: Generation,
+}
+
+/// Answers prompts until there are no more of them.
+pub(crate) async fn run(
+    args: &RunArgs,
+    as_json: bool,
+    verbose: bool,
+    progress: &Arc<Progress>,
+) -> Result<(), CliError> {
+    let mut signals = EndSignals::catch()?;
+    let talks = !as_json
+        && args.prompt.is_none()
+        && std::io::stdin().is_terminal()
+        && std::io::stdout().is_terminal();
+    let foresight = Foresight { predictor: args.predictor.predictor.as_deref(), prompt: None };
+    let wanted = Wanted::of(&args.deployment, 0.0, foresight)?;
+    let chat = Chat::open(&wanted)?;
+    let _registered = running::register("run", vec![wanted.name()], None)
+        .inspect_err(|error| print_warning(&format!("`remoe ps` will not show this: {}", error.message)));
+    let (supervisor, _) = tokio::select! {
+        started = wanted.start(progress) => started?,
+        // What has been started ends with its launcher.
+        () = signals.next() => return Err(CliError::interrupted()),
+    };
+    let input = match (&args.prompt, talks) {
+        (Some(prompt), _) => Input::once(prompt.clone()),
+        (None, true) => Input::terminal()?,
+        (None, false) => Input::pipe(),
+    };
+    let mut session = Session {
+        settings: Settings::of(args),
+        wanted,
+        chat,
+        supervisor,
+        input,
+        signals,
+        progress,
+        talks,
+        shows: !as_json,
+        figures: talks || verbose,
+        answers: Vec::new(),
+    };
+    if talks {
+        println!("{}: ask away; /help says what else there is, Ctrl-D ends.", session.wanted.name());
+    }
+    let ended = session.talk().await;
+    session.supervisor.shutdown(session.wanted.drain).await;
+    ended?;
+    if as_json {
+        #[derive(Serialize)]
+        struct Answers {
+            model: String,
+            answers: Vec<Answer>,
+        }
+        json::print(&Answers { model: session.wanted.name(), answers: session.answers })?;
+    }
+    Ok(())
+}
+
+struct Session<'a> {
+    settings: Settings,
+    wanted: Wanted,
+    chat: Chat,
+    supervisor: Supervisor,
+    input: Input,
+    signals: EndSignals,
+    progress: &'a Arc<Progress>,
+    /// A person is at the other end: `/` begins a command, and what fails does not end the conversation.
+    talks: bool,
+    /// Answers are shown as they come, else kept.
+    shows: bool,
+    /// What an answer took is said after it.
+    figures: bool,
+    answers: Vec<Answer>,
+}
+
+impl Session<'_> {
+    async fn talk(&mut self) -> Result<(), CliError> {
+        loop {
+            let said = tokio::select! {
+                said = self.input.next() => said?,
+                ended = self.signals.next_kind() => match ended {
+                    // An answer was over before the key came.
+                    Ended::Interrupted if self.talks => continue,
+                    _ => return Err(CliError::interrupted()),
+                },
+            };
+            let text = match said {
+                Said::Text(text) => text,
+                // Ctrl-C at an empty line; a line that was begun has been thrown away.
+                Said::Nothing => continue,
+                Said::End => return Ok(()),
+            };
+            if text.trim().is_empty() {
+                continue;
+            }
+            let done = match text.trim().strip_prefix('/').filter(|_| self.talks) {
+                Some(command) => match self.command(command) {
+                    Ok(true) => Ok(()),
+                    Ok(false) => return Ok(()),
+                    Err(error) => Err(error),
+                },
+                None => self.answer(text).await,
+            };
+            match done {
+                Err(error) if self.talks && !matches!(error.code, Code::Interrupted | Code::ClosedOutput) => {
+                    print_error(&error.message);
+                }
+                done => done?,
+            }
+        }
+    }
+
+    /// Follows `/command`; false where it ends the conversation.
+    fn command(&mut self, text: &str) -> Result<bool, CliError> {
+        let (name, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
+        let rest = rest.trim();
+        let mut out = anstream::stdout().lock();
+        match name {
+            "help" | "?" => writeln!(out, "{}", settings::HELP)?,
+            "bye" | "exit" | "quit" => return Ok(false),
+            "clear" => {
+                self.chat.forget();
+                writeln!(out, "the conversation begins anew")?;
+            }
+            "set" if rest.is_empty() => writeln!(out, "{}", self.settings.show())?,
+            "set" => {
+                let said = self.settings.set(rest).map_err(|problem| CliError::arguments("/set", problem))?;
+                writeln!(out, "{said}")?;
+            }
+            "show" => {
+                let status = self.supervisor.status().borrow().clone();
+                writeln!(out, "{}\n\n{}", functions(&self.wanted, &status), self.settings.show())?;
+            }
+            other => {
+                let message = format!("there is no command /{other}; /help lists them");
+                return Err(CliError::arguments("/", message));
+            }
+        }
+        Ok(true)
+    }
+
+    async fn answer(&mut self, prompt: String) -> Result<(), CliError> {
+        let (request, left_out) = self.chat.ask(&prompt, &self.settings)?;
+        if left_out > 0 {
+            let message = format!(
+                "the conversation is longer than the model's context: its first {left_out} messages are forgotten"
+            );
+            self.progress.line(&message);
+        }
+        // A main function that died is there again.
+        let status = self.wanted.ready(&self.supervisor, self.progress).await?;
+        let main = status.functions.iter().find(|function| function.role == Role::Main);
+        let main =
+            main.and_then(|main| main.grpc).ok_or_else(|| CliError::runtime("the main function is gone"))?;
+        let client = control::main_client(main)?;
+        let mut said = String::new();
+        let mut show = shown(self.shows);
+        let mut sink = |piece: &str| {
+            said.push_str(piece);
+            show(piece)
+        };
+        let answered = tokio::select! {
+            answered = generate(client, request, &mut sink) => Some(answered),
+            ended = self.signals.next_kind() => match ended {
+                // Dropping the stream ends the work in the engine.
+                Ended::Interrupted if self.talks => None,
+                _ => return Err(CliError::interrupted()),
+            },
+        };
+        match answered {
+            None => {
+                println!();
+                self.progress.line("interrupted");
+                self.chat.note(prompt, said);
+            }
+            Some(Err(error)) => {
+                if self.shows && !said.is_empty() {
+                    println!();
+                }
+                return Err(error);
+            }
+            Some(Ok(generation)) => {
+                if self.shows {
+                    generation.end_text()?;
+                }
+                if self.figures {
+                    self.progress.line(&figures(&generation));
+                }
+                self.chat.note(prompt.clone(), generation.text.clone().unwrap_or(said));
+                if !self.shows {
+                    self.answers.push(Answer { prompt, generation });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What an answer took, in a line.
+fn figures(generation: &Generation) -> String {
+    let dim = anstyle::Style::new().dimmed();
+    let (usage, experts) = (&generation.usage, &generation.experts);
+    let calls = experts.local + experts.remote + experts.fallback;
+    let share = |part: u64| 100.0 * part as f64 / calls.max(1) as f64;
+    let mut text = format!(
+        "{dim}{} tokens, the first after {:.0} ms, then {:.0} tokens/s; experts: {} here, {} remote ({:.0} %)",
+        usage.completion_tokens,
+        1e3 * generation.timings.ttft_s,
+        generation.tokens_per_second(),
+        experts.local,
+        experts.remote,
+        share(experts.remote),
+    );
+    if experts.fallback > 0 {
+        text += &format!(", {} here because no remote function answered", experts.fallback);
+    }
+    if generation.finish_reason == "length" {
+        text += "; cut off at the limit of tokens";
+    }
+    format!("{text}{dim:#}\n")
+}
+
+/// Who holds which experts.
+fn functions(wanted: &Wanted, status: &Status) -> String {
+    let remote = wanted.placement.remote();
+    let rows = status.functions.iter().map(|function| {
+        let experts = match function.role {
+            Role::Main => table::experts(&placement::local_experts(&wanted.moe_layers, &remote)),
+            Role::Remote => table::experts(&function.hosted),
+        };
+        vec![function.name.clone(), function.state.name().to_owned(), experts]
+    });
+    table::with_header(&["function", "state", "experts"], rows.collect())
+}

@@ -1,0 +1,146 @@
+//! What can be changed during a conversation.
+
+use crate::args::{RunArgs, probability, stop_string, temperature};
+use crate::commands::generate::MOST_STOPS;
+use crate::output::table;
+
+pub(super) const HELP: &str = "\
+/set               what is set
+/set NAME VALUE    change it: system, max_tokens, temperature, top_p, top_k, seed, stop
+/set NAME          back to what it is where nothing is said
+/show              which function holds which experts, and what is set
+/clear             forget the conversation
+/help              this
+/bye               end, as Ctrl-D
+
+Text between \"\"\" and \"\"\", and lines that end in a backslash, go on in the next line.
+Ctrl-C ends an answer.";
+
+/// How answers are drawn.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Settings {
+    pub(super) system: Option<String>,
+    pub(super) max_tokens: Option<u32>,
+    pub(super) temperature: f32,
+    pub(super) top_p: Option<f32>,
+    pub(super) top_k: Option<u32>,
+    pub(super) seed: u64,
+    pub(super) stop: Vec<String>,
+}
+
+impl Settings {
+    pub(super) fn of(args: &RunArgs) -> Self {
+        Self {
+            system: args.system.clone(),
+            max_tokens: args.max_tokens,
+            temperature: args.temperature,
+            top_p: args.top_p,
+            top_k: args.top_k,
+            seed: args.seed,
+            stop: Vec::new(),
+        }
+    }
+
+    /// Follows `NAME VALUE`, or `NAME` alone; says what is so now.
+    pub(super) fn set(&mut self, text: &str) -> Result<String, String> {
+        let (name, value) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
+        let value = Some(value.trim()).filter(|value| !value.is_empty());
+        let named = |problem: String| format!("{name} {problem}");
+        match name {
+            "system" => self.system = value.map(str::to_owned),
+            "max_tokens" => self.max_tokens = value.map(at_least_one).transpose().map_err(named)?,
+            "temperature" => self.temperature = value.map_or(Ok(0.0), temperature).map_err(named)?,
+            "top_p" => self.top_p = value.map(probability).transpose().map_err(named)?,
+            "top_k" => self.top_k = value.map(whole).transpose().map_err(named)?,
+            "seed" => self.seed = value.map_or(Ok(0), whole).map_err(named)?,
+            "stop" => match value {
+                None => self.stop.clear(),
+                Some(_) if self.stop.len() == MOST_STOPS => {
+                    return Err(format!("stop: at most {MOST_STOPS} texts end an answer"));
+                }
+                Some(text) => self.stop.push(stop_string(text).map_err(named)?),
+            },
+            other => return Err(format!("there is no {other} to set; /help lists what there is")),
+        }
+        let now = self.pairs().into_iter().find(|(known, _)| *known == name);
+        Ok(now.map_or_else(String::new, |(name, value)| format!("{name}: {value}")))
+    }
+
+    pub(super) fn show(&self) -> String {
+        table::of_pairs(&self.pairs())
+    }
+
+    fn pairs(&self) -> [(&'static str, String); 7] {
+        let or = |value: Option<String>, without: &str| value.unwrap_or_else(|| without.to_owned());
+        [
+            ("system", or(self.system.clone(), "none")),
+            ("max_tokens", or(self.max_tokens.map(|most| most.to_string()), "what the context leaves")),
+            ("temperature", self.temperature.to_string()),
+            ("top_p", or(self.top_p.map(|share| share.to_string()), "off")),
+            ("top_k", or(self.top_k.map(|count| count.to_string()), "off")),
+            ("seed", self.seed.to_string()),
+            ("stop", or(Some(self.stop.join(", ")).filter(|texts| !texts.is_empty()), "none")),
+        ]
+    }
+}
+
+fn whole<T: std::str::FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| format!("{text} is not a whole number"))
+}
+
+fn at_least_one(text: &str) -> Result<u32, String> {
+    match whole(text)? {
+        0 => Err("must be 1 or more".to_owned()),
+        number => Ok(number),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings() -> Settings {
+        Settings {
+            system: None,
+            max_tokens: None,
+            temperature: 0.0,
+            top_p: None,
+            top_k: None,
+            seed: 0,
+            stop: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn what_is_set_is_said_and_can_be_taken_back() {
+        let mut now = settings();
+        for (text, says) in [
+            ("temperature 0.7", "temperature: 0.7"),
+            ("system Be brief, please.", "system: Be brief, please."),
+            ("max_tokens 12", "max_tokens: 12"),
+            ("top_p 0.9", "top_p: 0.9"),
+            ("top_k 40", "top_k: 40"),
+            ("seed 7", "seed: 7"),
+            ("stop END", "stop: END"),
+            ("stop  then", "stop: END, then"),
+        ] {
+            assert_eq!(now.set(text).as_deref(), Ok(says));
+        }
+        for name in ["temperature", "system", "max_tokens", "top_p", "top_k", "seed", "stop"] {
+            assert!(now.set(name).is_ok());
+        }
+        assert_eq!(now, settings());
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_and_changes_nothing() {
+        let mut now = settings();
+        for text in
+            ["temperature 3", "temperature x", "max_tokens 0", "top_p 0", "top_k -1", "seed x", "colour red"]
+        {
+            let name = text.split(' ').next().unwrap_or_default();
+            assert!(now.set(text).is_err_and(|problem| problem.contains(name)), "{text}");
+        }
+        assert_eq!(now, settings());
+    }
+}

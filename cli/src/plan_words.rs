@@ -1,0 +1,131 @@
+//! A plan in plain words: what is where, how fast and how dear that is, and why it is not otherwise.
+
+use crate::output::table;
+use crate::plan_report::{bytes, dollars, percent};
+use remoe_planner::{Answer, Binding, Plan, Problem, Rival, limit_name};
+
+/// Costs of single requests are too small to read.
+const MILLION: f64 = 1e6;
+
+/// Paragraphs without terms of art.
+pub(crate) fn explained(problem: &Problem, answer: &Answer) -> String {
+    let mut parts = vec![placement(problem, &answer.plan), speed(problem, answer), cost(answer)];
+    parts.push(answer.verdict.sentence.clone());
+    parts.extend(rivals(answer));
+    parts.extend(answer.explanation.binding.as_ref().map(binding));
+    parts.extend(answer.explanation.next_best.as_ref().filter(|next| next.above > 0.0).map(|next| {
+        format!(
+            "The best plan beside this one, with {} of memory in the main function and {}, costs {} more.",
+            bytes(next.main_bytes),
+            functions(next.replicas),
+            percent(next.above)
+        )
+    }));
+    parts.extend(answer.sturdiness.as_ref().map(|sturdy| match sturdy.broken {
+        0 => format!("It keeps its limits in all {} cases tried in which a figure was wrong.", sturdy.tried),
+        broken => {
+            format!("When figures are wrong it breaks a limit in {broken} of {} cases tried.", sturdy.tried)
+        }
+    }));
+    parts.join("\n\n")
+}
+
+fn placement(problem: &Problem, plan: &Plan) -> String {
+    let whole: usize = problem.layers.iter().map(|layer| layer.experts as usize).sum();
+    let away: usize = plan.layers.iter().map(|layer| layer.remote.len()).sum();
+    let memory = bytes(plan.main_bytes);
+    if away == 0 {
+        return format!(
+            "All {whole} experts are in the main function, which has {memory} of memory for them."
+        );
+    }
+    let placed = match plan.groups.len() {
+        0 => "each layer has functions of its own".to_owned(),
+        1 => "all of them hold the same experts".to_owned(),
+        groups => format!("in {groups} groups that work on every layer at the same time"),
+    };
+    format!(
+        "The main function holds {} of {whole} experts in {memory} of memory: those that are used most. The other \
+         {away} are in {}; {placed}.",
+        whole - away,
+        functions(plan.replicas()),
+    )
+}
+
+fn functions(count: u64) -> String {
+    match count {
+        1 => "1 remote function".to_owned(),
+        count => format!("{count} remote functions"),
+    }
+}
+
+fn speed(problem: &Problem, answer: &Answer) -> String {
+    let (request, slo, takes) = (&problem.request, &problem.slo, &answer.evaluation);
+    format!(
+        "A typical request, {:.0} tokens in and {:.0} out, gets its first token after {} ({} are allowed) and then one \
+         every {} ({} are allowed).",
+        request.input_tokens,
+        request.output_tokens + 1.0,
+        time(takes.ttft_seconds),
+        time(slo.ttft_seconds),
+        time(takes.tpot_seconds),
+        time(slo.tpot_seconds),
+    )
+}
+
+fn cost(answer: &Answer) -> String {
+    let costs = &answer.evaluation;
+    let million = |cost: f64| dollars(cost * MILLION);
+    let parts = match answer.plan.replicas() {
+        0 => String::new(),
+        _ => format!(
+            ", {} of it for the main function and {} for remote functions",
+            million(costs.main_cost),
+            million(costs.remote_cost)
+        ),
+    };
+    format!("A million such requests cost {}{parts}.", million(costs.total_cost))
+}
+
+fn rivals(answer: &Answer) -> Option<String> {
+    let line = |rival: &Rival| {
+        let price = rival.price();
+        let known = if price.is_empty() { rival.why.clone() } else { format!("{price}; {}", rival.why) };
+        vec![format!("  {}", rival.name.name()), known.trim_end_matches("; ").to_owned()]
+    };
+    let lines: Vec<_> = answer.verdict.rivals.iter().map(line).collect();
+    (!lines.is_empty()).then(|| format!("All ways that were compared:\n{}", table::of_rows(lines)))
+}
+
+fn binding(binding: &Binding) -> String {
+    format!(
+        "What keeps it from being cheaper is the {}: one step beyond it would save {} of a million requests.",
+        limit_name(&binding.limit),
+        dollars(binding.would_save * MILLION)
+    )
+}
+
+/// A time as people say it, to three digits.
+fn time(seconds: f64) -> String {
+    let (value, unit) = if seconds < 1.0 { (seconds * 1e3, "ms") } else { (seconds, "s") };
+    let text = match value {
+        value if value >= 100.0 => format!("{value:.0}"),
+        value if value >= 10.0 => format!("{value:.1}"),
+        value => format!("{value:.2}"),
+    };
+    let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    format!("{text} {unit}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_three_digits() {
+        assert_eq!(
+            [0.0021, 0.2, 0.0357, 10.0, 123.4].map(time),
+            ["2.1 ms", "200 ms", "35.7 ms", "10 s", "123 s"]
+        );
+    }
+}

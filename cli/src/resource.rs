@@ -1,0 +1,341 @@
+//! A MoEDeployment in a file, as a cluster takes it, for one machine: what it means is said in flags, and what
+//! only a cluster has is named and left out.
+
+use crate::exit::CliError;
+use crate::planning::{in_file, read};
+use clap::ArgMatches;
+use clap::parser::ValueSource;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_yaml::Value;
+use std::ffi::OsString;
+use std::path::Path;
+
+const KIND: &str = "MoEDeployment";
+const API_VERSION: &str = "remoe.dev/v1alpha1";
+/// Promises where the resource states none, as in a cluster.
+const TTFT: &str = "10s";
+const TPOT: &str = "150ms";
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Resource {
+    api_version: String,
+    #[serde(rename = "kind")]
+    _kind: String,
+    metadata: Metadata,
+    spec: Spec,
+    #[serde(rename = "status")]
+    _status: Option<IgnoredAny>,
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    name: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Spec {
+    model: ModelSpec,
+    served_name: Option<String>,
+    mode: Option<Value>,
+    accepted_plan: Option<Value>,
+    replicas: Option<Value>,
+    #[serde(default)]
+    slo: SloSpec,
+    workload: Option<Value>,
+    #[serde(default)]
+    main: MainSpec,
+    #[serde(default)]
+    remote_experts: RemoteExpertsSpec,
+    pricing: Option<Value>,
+    rollout: Option<Value>,
+    profile: Option<Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct ModelSpec {
+    source: String,
+    revision: Option<String>,
+    endpoint: Option<Value>,
+    credentials_secret_name: Option<Value>,
+    cache_claim_name: Option<Value>,
+    dtype: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SloSpec {
+    ttft: Option<String>,
+    tpot: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct MainSpec {
+    device: Option<String>,
+    gpu: Option<Value>,
+    #[serde(rename = "memoryMB")]
+    memory_mb: Option<Range<100>>,
+    cpu: Option<Range<500>>,
+    template: Option<Value>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct RemoteExpertsSpec {
+    mode: Option<String>,
+    #[serde(rename = "memoryMB")]
+    memory_mb: Option<Range<100>>,
+    cpu: Option<Range<500>>,
+    max_groups: Option<u32>,
+    max_replicas: Option<u32>,
+    #[serde(rename = "payloadLimitMB")]
+    payload_limit_mb: Option<Value>,
+    template: Option<Value>,
+}
+
+/// `STEP` is the step where none is stated.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Range<const STEP: u32> {
+    min: u32,
+    max: u32,
+    step: Option<u32>,
+}
+
+impl<const STEP: u32> Range<STEP> {
+    fn text(self) -> String {
+        format!("{}:{}:{}", self.min, self.max, self.step.unwrap_or(STEP))
+    }
+}
+
+/// What a resource means for `remoe up`.
+#[derive(Debug)]
+pub(crate) struct Expanded {
+    /// Flags that say what the resource says, beside those of the user, which come first.
+    pub(crate) arguments: Vec<OsString>,
+    /// Fields that mean nothing on one machine.
+    pub(crate) left_out: Vec<&'static str>,
+}
+
+/// Reads the resource at `path` for a user who has given `matches`.
+pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliError> {
+    let text = read("--file", path)?;
+    let wrong = |message: String| CliError {
+        path: Some(path.to_owned()),
+        ..CliError::arguments("--file", format!("{}: {message}", path.display()))
+    };
+    let mut found = documents(&text).map_err(|error| in_file("--file", path, &error))?;
+    let document = found.pop().ok_or_else(|| wrong(format!("there is no {KIND}")))?;
+    if !found.is_empty() {
+        return Err(wrong(format!("there are {} of kind {KIND}; give each a file", found.len() + 1)));
+    }
+    let resource: Resource =
+        serde_path_to_error::deserialize(document).map_err(|error| in_file("--file", path, &error))?;
+    if resource.api_version != API_VERSION {
+        return Err(wrong(format!("apiVersion is {}, expected {API_VERSION}", resource.api_version)));
+    }
+    let given = |id: &str| {
+        matches.try_contains_id(id).is_ok() && matches.value_source(id) == Some(ValueSource::CommandLine)
+    };
+    let mut arguments = Vec::new();
+    let mut say = |id: &str, value: Option<String>| {
+        if let Some(value) = value.filter(|_| !given(id)) {
+            arguments.push(OsString::from(format!("--{}={value}", id.replace('_', "-"))));
+        }
+    };
+    let Spec { model, main, remote_experts: remote, slo, .. } = &resource.spec;
+    if !given("model") && !given("model_positional") {
+        if let Some(claim) = model.source.strip_prefix("pvc://") {
+            return Err(wrong(format!(
+                "spec.model.source is the claim {claim}, which only a cluster has; name the model's folder on this \
+                 machine: remoe up --file {} FOLDER",
+                path.display()
+            )));
+        }
+        let revision = model.revision.as_ref().map_or_else(String::new, |revision| format!("@{revision}"));
+        say("model", Some(format!("{}{revision}", model.source)));
+    }
+    let name = resource.spec.served_name.clone().unwrap_or_else(|| resource.metadata.name.clone());
+    say("served_model_name", Some(name));
+    say("dtype", model.dtype.clone());
+    let seconds = |field: &str, value: &Option<String>, without: &str| {
+        let text = value.as_deref().unwrap_or(without);
+        duration(text).map(|seconds| Some(format!("{seconds}s"))).ok_or_else(|| CliError {
+            field: Some(field.to_owned()),
+            ..wrong(format!("{field} is {text}, expected a time such as 10s or 150ms"))
+        })
+    };
+    say("ttft", seconds("spec.slo.ttft", &slo.ttft, TTFT)?);
+    say("tpot", seconds("spec.slo.tpot", &slo.tpot, TPOT)?);
+    // A file of its own for either says the same fields.
+    let file = path.to_str().map(str::to_owned);
+    say("workload", file.clone().filter(|_| resource.spec.workload.is_some()));
+    say("pricing", file.filter(|_| resource.spec.pricing.is_some()));
+    say("device", main.device.clone());
+    say("main_memory_mb", main.memory_mb.map(Range::text));
+    say("main_cpu", main.cpu.map(Range::text));
+    say("remote", remote.mode.as_deref().map(str::to_lowercase));
+    say("remote_memory_mb", remote.memory_mb.map(Range::text));
+    say("remote_cpu", remote.cpu.map(Range::text));
+    say("max_groups", remote.max_groups.map(|count| count.to_string()));
+    say("max_replicas", remote.max_replicas.map(|count| count.to_string()));
+    let spec = &resource.spec;
+    let of_clusters = [
+        ("spec.model.endpoint (HF_ENDPOINT or AWS_ENDPOINT_URL says it here)", &model.endpoint),
+        (
+            "spec.model.credentialsSecretName (variables of the environment are taken)",
+            &model.credentials_secret_name,
+        ),
+        ("spec.model.cacheClaimName (--model-cache says it here)", &model.cache_claim_name),
+        ("spec.mode", &spec.mode),
+        ("spec.acceptedPlan", &spec.accepted_plan),
+        ("spec.replicas", &spec.replicas),
+        ("spec.main.gpu", &main.gpu),
+        ("spec.main.template", &main.template),
+        ("spec.remoteExperts.payloadLimitMB", &remote.payload_limit_mb),
+        ("spec.remoteExperts.template", &remote.template),
+        ("spec.rollout", &spec.rollout),
+        ("spec.profile (--profile says it here)", &spec.profile),
+    ];
+    let left_out =
+        of_clusters.into_iter().filter(|(_, value)| value.is_some()).map(|(name, _)| name).collect();
+    Ok(Expanded { arguments, left_out })
+}
+
+/// The part `field` of the spec of the one MoEDeployment that `text` is, as YAML with decimal numbers in place
+/// of strings that are such; `None` where it is none.
+pub(crate) fn part_of_spec(text: &str, field: &str) -> Option<String> {
+    let document = documents(text).ok()?.pop()?;
+    let mut part = document.get("spec")?.get(field)?.clone();
+    if let Value::Mapping(fields) = &mut part {
+        for (_, value) in fields.iter_mut() {
+            let number = value.as_str().and_then(|text| text.parse::<f64>().ok());
+            if let Some(number) = number {
+                *value = number.into();
+            }
+        }
+    }
+    serde_yaml::to_string(&part).ok()
+}
+
+/// The documents of kind MoEDeployment.
+fn documents(text: &str) -> Result<Vec<Value>, serde_yaml::Error> {
+    let documents = serde_yaml::Deserializer::from_str(text).map(Value::deserialize);
+    let of_kind = |value: &Value| value.get("kind").and_then(Value::as_str) == Some(KIND);
+    Ok(documents.collect::<Result<Vec<_>, _>>()?.into_iter().filter(of_kind).collect())
+}
+
+/// Seconds of a duration as resources write them, `1m30s` or `150ms`.
+fn duration(text: &str) -> Option<f64> {
+    let mut rest = text;
+    let mut seconds = 0.0;
+    while !rest.is_empty() {
+        let digits = rest.find(|letter: char| !letter.is_ascii_digit() && letter != '.')?;
+        let (number, behind) = rest.split_at(digits);
+        let letters = behind.find(|letter: char| letter.is_ascii_digit()).unwrap_or(behind.len());
+        let (unit, behind) = behind.split_at(letters);
+        let scale = match unit {
+            "h" => 3600.0,
+            "m" => 60.0,
+            "s" => 1.0,
+            "ms" => 1e-3,
+            "us" | "µs" => 1e-6,
+            _ => return None,
+        };
+        seconds += number.parse::<f64>().ok()? * scale;
+        rest = behind;
+    }
+    (seconds > 0.0).then_some(seconds)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::args::Cli;
+    use clap::CommandFactory;
+
+    const RESOURCE: &str = "apiVersion: v1\nkind: ConfigMap\n---\napiVersion: remoe.dev/v1alpha1\nkind: MoEDeployment\n\
+        metadata: {name: demo, namespace: x}\nspec:\n  model: {source: 'hf://a/b', revision: main, cacheClaimName: c}\n  \
+        slo: {tpot: 1m30s}\n  replicas: 2\n  workload: {maxInputTokens: 10, maxOutputTokens: 10, typicalInputTokens: 5, typicalOutputTokens: 5}\n  \
+        pricing: {billing: Reserved, cpuCoreHour: '0.03', memoryGBHour: \"0.004\"}\n  \
+        main: {memoryMB: {min: 200, max: 400}}\n  remoteExperts: {mode: Always, cpu: {min: 250, max: 2000, step: 250}, maxGroups: 3}\n";
+
+    fn expanded(text: &str, arguments: &[&str]) -> Result<Vec<String>, String> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        let name = file.path().to_str().unwrap();
+        let line = [&["remoe", "up", "--file", name], arguments].concat();
+        let matches = Cli::command().try_get_matches_from(line).unwrap();
+        let expanded = expand(file.path(), matches.subcommand().unwrap().1).map_err(|error| error.message)?;
+        let said = expanded.arguments.iter().map(|argument| argument.to_str().unwrap().replace(name, "FILE"));
+        Ok(said.chain(expanded.left_out.iter().map(|field| (*field).to_owned())).collect())
+    }
+
+    #[test]
+    fn a_resource_is_said_in_flags_and_what_is_of_clusters_is_named() {
+        assert_eq!(
+            expanded(RESOURCE, &[]).unwrap(),
+            [
+                "--model=hf://a/b@main",
+                "--served-model-name=demo",
+                "--ttft=10s",
+                "--tpot=90s",
+                "--workload=FILE",
+                "--pricing=FILE",
+                "--main-memory-mb=200:400:100",
+                "--remote=always",
+                "--remote-cpu=250:2000:250",
+                "--max-groups=3",
+                "spec.model.cacheClaimName (--model-cache says it here)",
+                "spec.replicas",
+            ]
+        );
+    }
+
+    #[test]
+    fn flags_of_the_user_stand_in_place_of_fields() {
+        let said = expanded(RESOURCE, &["--tpot", "1s", "some/folder"]).unwrap();
+        assert!(
+            !said.iter().any(|flag| flag.starts_with("--tpot") || flag.starts_with("--model")),
+            "{said:?}"
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        for (from, to, says) in [
+            ("hf://a/b', revision: main", "pvc://models/demo'", "only a cluster has"),
+            ("MoEDeployment", "Other", "there is no MoEDeployment"),
+            ("v1alpha1", "v2", "expected remoe.dev/v1alpha1"),
+            ("replicas: 2", "replcas: 2", "replcas"),
+            ("1m30s", "soon", "spec.slo.tpot is soon"),
+        ] {
+            let error = expanded(&RESOURCE.replace(from, to), &[]).unwrap_err();
+            assert!(error.contains(says), "{says}: {error}");
+        }
+        let twice = format!("{RESOURCE}---\n{}", RESOURCE.split_once("---\n").unwrap().1);
+        assert!(expanded(&twice, &[]).unwrap_err().contains("there are 2"));
+    }
+
+    #[test]
+    fn parts_of_the_spec_have_numbers() {
+        let prices = part_of_spec(RESOURCE, "pricing").unwrap();
+        let prices = remoe_profile::Prices::from_yaml(&prices).unwrap();
+        assert_eq!(prices.cpu_core_hour, 0.03);
+        assert_eq!(part_of_spec("cpuCoreHour: 1", "pricing"), None);
+    }
+
+    #[test]
+    fn durations_have_units() {
+        assert_eq!(duration("1h2m3.5s"), Some(3723.5));
+        assert_eq!(duration("150ms"), Some(0.15));
+        for wrong in ["", "10", "s", "0s", "1d", "-1s"] {
+            assert_eq!(duration(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,103 @@
+// Drives the page of a running `remoe up` in Debian's Chromium: a chat by keyboard alone, the map of experts, the
+// plan, wide and narrow, light and dark. Screenshots go into a folder. Ends with 1 at the first thing that is wrong.
+//
+//   node tests/browser/page.mjs http://127.0.0.1:8000 FOLDER [KEY]
+
+import { createRequire } from "node:module";
+import { mkdirSync } from "node:fs";
+import { strict as assert } from "node:assert";
+
+const { chromium } = createRequire(`${process.cwd()}/target/node/`)("playwright-core");
+const [endpoint, folder, key] = process.argv.slice(2);
+mkdirSync(folder, { recursive: true });
+
+const browser = await chromium.launch({ executablePath: "/usr/bin/chromium", args: ["--no-sandbox"] });
+const problems = [];
+
+async function open(width, height, colorScheme) {
+  const context = await browser.newContext({ viewport: { width, height }, colorScheme, offline: false });
+  const page = await context.newPage();
+  // What the content security policy refuses, what throws, and every request to anybody else.
+  page.on("console", (message) => message.type() === "error" && !/401/.test(message.text()) && problems.push(message.text()));
+  page.on("pageerror", (error) => problems.push(String(error)));
+  page.on("request", (request) => {
+    const url = request.url();
+    if (!url.startsWith(endpoint) && !url.startsWith("data:")) problems.push(`asks ${url}`);
+  });
+  await page.goto(endpoint);
+  if (key) {
+    await page.locator("#problem").filter({ hasText: "key" }).waitFor();
+    await page.fill("#key", key);
+    await page.press("#key", "Enter");
+  }
+  await page.locator("#map rect").first().waitFor();
+  return page;
+}
+
+/** Presses Tab until the element with this id has the focus. */
+async function tabTo(page, id) {
+  for (let presses = 0; presses < 40; presses += 1) {
+    if ((await page.evaluate(() => document.activeElement?.id)) === id) return;
+    await page.keyboard.press("Tab");
+  }
+  assert.fail(`#${id} is not reached by Tab`);
+}
+
+/** Nothing is wider than the window. */
+async function fits(page) {
+  const [whole, window] = await page.evaluate(() => [document.documentElement.scrollWidth, innerWidth]);
+  assert.ok(whole <= window, `the page is ${whole} wide in a window of ${window}`);
+}
+
+try {
+  // By keyboard alone: a prompt, its answer, the map, how answers are drawn.
+  const page = await open(1400, 900, "light");
+  await tabTo(page, "prompt");
+  await page.keyboard.type("What is a lake?");
+  await page.keyboard.press("Enter");
+  await page.locator(".figures", { hasText: "tokens/s" }).waitFor();
+  const answer = await page.locator(".message.assistant").innerText();
+  assert.match(answer, /\d+ tokens, the first after \d+ ms/);
+  await page.keyboard.type("Read Genesis 1:1.");
+  await page.keyboard.press("Enter");
+  await page.locator(".figures").nth(1).waitFor();
+  await tabTo(page, "map");
+  await page.keyboard.press("ArrowDown");
+  await page.keyboard.press("ArrowRight");
+  assert.match(await page.locator("#cell").innerText(), /^Layer 1, expert 1: in main, used \d+ times/);
+  for (let steps = 0; steps < 9; steps += 1) await page.keyboard.press("ArrowRight");
+  assert.match(await page.locator("#cell").innerText(), /expert 10: in group 0/);
+  assert.match(await page.locator("#functions").innerText(), /group 0[\s\S]*127\.0\.0\.1:\d+/);
+  assert.match(await page.locator("#rivals").innerText(), /measured, mean of \d+/);
+  assert.match(await page.locator("#card").innerText(), /6 layers of 16/);
+  assert.equal(await page.locator("#state").innerText(), "active");
+  await page.locator("#cell").blur().catch(() => {});
+  await page.screenshot({ path: `${folder}/page-light.png` });
+  // An answer is stopped by keyboard too.
+  await tabTo(page, "temperature").catch(() => {});
+  await page.fill("#max-tokens", "400").catch(() => {});
+  await page.focus("#prompt");
+  await fits(page);
+  await page.close();
+
+  const dark = await open(1400, 900, "dark");
+  await dark.fill("#prompt", "What is a kernel?");
+  await dark.press("#prompt", "Enter");
+  await dark.locator(".figures").waitFor();
+  const ground = await dark.evaluate(() => getComputedStyle(document.body).backgroundColor);
+  assert.ok(ground.match(/\d+/g).slice(0, 3).every((part) => part < 60), `dark is ${ground}`);
+  await dark.screenshot({ path: `${folder}/page-dark.png` });
+  await dark.close();
+
+  const narrow = await open(390, 844, "light");
+  await narrow.fill("#prompt", "What is a lake?");
+  await narrow.press("#prompt", "Enter");
+  await narrow.locator(".figures").waitFor();
+  await fits(narrow);
+  await narrow.screenshot({ path: `${folder}/page-narrow.png`, fullPage: true });
+  await narrow.close();
+  assert.deepEqual(problems, []);
+  console.log("page: ok");
+} finally {
+  await browser.close();
+}

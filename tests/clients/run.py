@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""Clients that people use, against `remoe up` with the demo model: curl, OpenAI's SDKs for Python and JavaScript,
+litellm, langchain-openai and llm.
+
+    make clients                          # or: tests/clients/run.py [NAME..]
+
+Each client gets the same questions: which models there are, an answer, the same answer as a stream, and a refusal.
+What is installed goes into target/. A client that cannot be installed here is skipped, loudly, and named at the end.
+"""
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+HERE = Path(__file__).resolve().parent
+PYTHON, NODE = ROOT / "target/clients", ROOT / "target/node"
+MODEL = "remoe-demo"
+PROMPT = "What is a lake?"
+FIXED = {"max_tokens": 24, "seed": 1}
+
+
+class Skipped(Exception):
+    """The client cannot be had on this machine."""
+
+
+def equal(got, expected, what):
+    if got != expected:
+        raise AssertionError(f"{what}: got {got!r}, expected {expected!r}")
+
+
+def refused(call, errors, what):
+    try:
+        call()
+    except errors as error:
+        return error
+    raise AssertionError(f"{what} was not refused")
+
+
+def package(name):
+    """The Python package `name`, installed with the others where it is not there."""
+    if str(PYTHON) not in sys.path:
+        sys.path.insert(0, str(PYTHON))
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise Skipped(f"pip could not install it: {error}") from error
+
+
+def install_python():
+    if not (PYTHON / "litellm").is_dir():
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", PYTHON]
+        subprocess.run([*command, "--requirement", HERE / "requirements.txt"], check=False)
+
+
+def run(command, **options):
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
+    if ended.returncode:
+        raise AssertionError(f"{command[0]} ended with {ended.returncode}: {ended.stdout}{ended.stderr}")
+    return ended.stdout
+
+
+def curl(endpoint):
+    if not shutil.which("curl"):
+        raise Skipped("there is no curl")
+    ask = ["curl", "--silent", "--show-error", "--max-time", "60"]
+    equal([model["id"] for model in json.loads(run([*ask, f"{endpoint}/v1/models"]))["data"]], [MODEL], "models")
+    body = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}], **FIXED}
+
+    def post(fields, *more):
+        data = ["--json", json.dumps(body | fields), *more]
+        return run([*ask, *data, f"{endpoint}/v1/chat/completions"])
+
+    text = json.loads(post({}))["choices"][0]["message"]["content"]
+    events = [line.removeprefix("data: ") for line in post({"stream": True}, "--no-buffer").splitlines() if line]
+    equal(events.pop(), "[DONE]", "the end of a stream")
+    deltas = [choice["delta"].get("content", "") for event in events for choice in json.loads(event)["choices"]]
+    equal("".join(deltas), text, "a stream")
+    status = post({"model": "another"}, "--output", os.devnull, "--write-out", "%{http_code}")
+    equal(status, "404", "another model")
+
+
+def openai(endpoint):
+    library = package("openai")
+    client = library.OpenAI(base_url=f"{endpoint}/v1", api_key="none")
+    equal([model.id for model in client.models.list()], [MODEL], "models")
+    ask = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}], **FIXED}
+    text = client.chat.completions.create(**ask).choices[0].message.content
+    chunks = client.chat.completions.create(**ask, stream=True)
+    equal("".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices), text, "a stream")
+    refused(lambda: client.chat.completions.create(**ask | {"model": "another"}), library.NotFoundError, "another model")
+
+
+def openai_js(endpoint):
+    if not shutil.which("npm"):
+        raise Skipped("there is no npm")
+    if not (NODE / "node_modules/openai").is_dir():
+        NODE.mkdir(parents=True, exist_ok=True)
+        shutil.copy(HERE / "package.json", NODE)
+        run(["npm", "install", "--silent", "--no-audit", "--no-fund"], cwd=NODE)
+    run(["node", HERE / "openai.mjs", endpoint, MODEL], cwd=ROOT)
+
+
+def litellm(endpoint):
+    library = package("litellm")
+    ask = {"model": f"openai/{MODEL}", "api_base": f"{endpoint}/v1", "api_key": "none", **FIXED}
+    ask["messages"] = [{"role": "user", "content": PROMPT}]
+    text = library.completion(**ask).choices[0].message.content
+    chunks = library.completion(**ask, stream=True)
+    equal("".join(chunk.choices[0].delta.content or "" for chunk in chunks), text, "a stream")
+    refused(lambda: library.completion(**ask | {"model": "openai/another"}), library.NotFoundError, "another model")
+
+
+def langchain(endpoint):
+    library = package("langchain_openai")
+    ask = {"base_url": f"{endpoint}/v1", "api_key": "none", "max_tokens": FIXED["max_tokens"], "seed": FIXED["seed"]}
+    chat = library.ChatOpenAI(model=MODEL, **ask)
+    answer = chat.invoke([("user", PROMPT)])
+    if not answer.content or answer.usage_metadata["output_tokens"] < 1:
+        raise AssertionError(f"no answer: {answer}")
+    equal("".join(chunk.content for chunk in chat.stream([("user", PROMPT)])), answer.content, "a stream")
+    other = library.ChatOpenAI(model="another", **ask)
+    refused(lambda: other.invoke(PROMPT), package("openai").NotFoundError, "another model")
+
+
+def llm(endpoint):
+    package("llm")
+    folder = ROOT / "target/llm"
+    folder.mkdir(parents=True, exist_ok=True)
+    entry = f"- model_id: remoe\n  model_name: {MODEL}\n  api_base: {endpoint}/v1\n  api_key_name: none\n"
+    (folder / "extra-openai-models.yaml").write_text(entry)
+    environment = os.environ | {"PYTHONPATH": str(PYTHON), "LLM_USER_PATH": str(folder)}
+    ask = [sys.executable, "-m", "llm", "prompt", "--model", "remoe", "--key", "none", "--no-log"]
+    ask += ["-o", "max_tokens", str(FIXED["max_tokens"]), "-o", "seed", str(FIXED["seed"]), PROMPT]
+    text = run([*ask, "--no-stream"], env=environment)
+    if not text.strip():
+        raise AssertionError("no answer")
+    equal(run(ask, env=environment), text, "a stream")
+
+
+CLIENTS = {"curl": curl, "openai": openai, "openai-js": openai_js, "litellm": litellm, "langchain": langchain, "llm": llm}
+
+
+def main():
+    wanted = sys.argv[1:] or list(CLIENTS)
+    if unknown := set(wanted) - set(CLIENTS):
+        sys.exit(f"clients: there is no {', '.join(unknown)}; there are {', '.join(CLIENTS)}")
+    if set(wanted) - {"curl", "openai-js"}:
+        install_python()
+    command = [ROOT / "target/release/remoe", "up", ROOT / "demo/model", "--served-model-name", MODEL]
+    command += ["--remote-ratio", "0.5", "--port", "0", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    failed, skipped = [], []
+    try:
+        endpoint = json.loads(process.stdout.readline())["endpoint"]
+        for name in wanted:
+            try:
+                CLIENTS[name](endpoint)
+                print(f"clients: {name} ok", flush=True)
+            except Skipped as why:
+                skipped.append(name)
+                print(f"clients: {name} WAS NOT TRIED: {why}", flush=True)
+            except Exception as error:  # noqa: BLE001 - every client has errors of its own
+                failed.append(name)
+                print(f"clients: {name} FAILED: {type(error).__name__}: {error}", flush=True)
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+    if skipped:
+        print(f"clients: NOT TRIED: {', '.join(skipped)}")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
