@@ -34,7 +34,5 @@ fn file(kind: &'static str, text: &'static str) -> Response {
         (header::CACHE_CONTROL, "no-cache"),
     ]
     .map(|(name, value): (HeaderName, &'static str)| (name, HeaderValue::from_static(value)));
-    let mut response = text.into_response();
-    response.headers_mut().extend(headers);
-    response
+    (headers, text).into_response()
 }

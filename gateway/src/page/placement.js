@@ -66,7 +66,7 @@ function draw(page) {
     seen.cells.clear();
     const width = MARGIN + columns * CELL;
     map.setAttribute("viewBox", `0 0 ${width} ${MARGIN / 2 + page.experts.length * CELL}`);
-    map.style.maxWidth = `${width * 2.5}px`;
+    map.style.maxWidth = `${width * 1.8}px`;
     map.style.minWidth = `${Math.min(width, columns * 8)}px`;
     map.replaceChildren();
     page.experts.forEach(({ layer, pairs }, row) => {

@@ -46,7 +46,7 @@ impl MapReport {
             let all = UnitRegime::all(pricing);
             let bar = bar(all.len(), "maps");
             for regime in all {
-                bar.set_message(regime.name.clone());
+                bar.set_message(regime.name);
                 regimes.push(regime.regime(&models).map_err(failed)?);
                 bar.inc(1);
             }
@@ -60,7 +60,7 @@ impl MapReport {
             let all = ListRegime::all(&list);
             let bar = bar(all.len(), "maps");
             for regime in all {
-                bar.set_message(regime.name.clone());
+                bar.set_message(regime.name);
                 regimes.push(regime.regime(&models).map_err(failed)?);
                 bar.inc(1);
             }
