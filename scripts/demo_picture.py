@@ -29,7 +29,7 @@ def main() -> None:
     demo = subprocess.run([sys.executable, ROOT / "scripts/demo.py"], check=True, capture_output=True, text=True)
     lines = ["$ make demo"]
     for line in demo.stdout.rstrip().splitlines():
-        lines += textwrap.wrap(line, COLUMNS, drop_whitespace=False) or [""]
+        lines += textwrap.wrap(line, COLUMNS) or [""]
     (ROOT / "docs/demo.svg").write_text(drawn(lines))
 
 

@@ -179,6 +179,14 @@ impl AtTerminal {
     }
 }
 
+impl Drop for AtTerminal {
+    fn drop(&mut self) {
+        // It has ended where the test went well.
+        let _ended = self.child.kill();
+        let _status = self.child.wait();
+    }
+}
+
 #[test]
 fn a_conversation_at_a_terminal() {
     let machine = Machine::new();
@@ -198,6 +206,7 @@ fn a_conversation_at_a_terminal() {
     // A line that was begun is thrown away, and the conversation goes on.
     talk.shows(">>> ");
     talk.types("half a li\x03");
+    talk.shows(">>> ");
     // What is typed ahead is not lost.
     talk.types("\"\"\"two\rlines\"\"\"\r/bye\r");
     talk.shows("0,1,2");

@@ -223,7 +223,9 @@ fn connection_headers(headers: &HeaderMap) -> Vec<String> {
 
 fn is_own(name: &HeaderName, connection: &[String]) -> bool {
     // The gateway writes these itself.
-    [TENANT, TIMING, RATES].contains(name) || OWN.contains(&name.as_str()) || connection.iter().any(|own| own == name.as_str())
+    [TENANT, TIMING, RATES].contains(name)
+        || OWN.contains(&name.as_str())
+        || connection.iter().any(|own| own == name.as_str())
 }
 
 fn target(uri: &Uri) -> String {

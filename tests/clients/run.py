@@ -58,7 +58,9 @@ def install_python():
 
 
 def run(command, **options):
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
+    # llm would read a prompt from an open standard input.
+    none = subprocess.DEVNULL
+    ended = subprocess.run(command, stdin=none, capture_output=True, text=True, timeout=300, **options)
     if ended.returncode:
         raise AssertionError(f"{command[0]} ended with {ended.returncode}: {ended.stdout}{ended.stderr}")
     return ended.stdout
@@ -106,6 +108,7 @@ def openai_js(endpoint):
 
 
 def litellm(endpoint):
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # Else it asks for prices on the net.
     library = package("litellm")
     ask = {"model": f"openai/{MODEL}", "api_base": f"{endpoint}/v1", "api_key": "none", **FIXED}
     ask["messages"] = [{"role": "user", "content": PROMPT}]
