@@ -41,8 +41,9 @@ test: build $(PYTHON_PACKAGES)/.complete ## Run every test
 	PYTHONPATH="$$PWD/$(PYTHON_PACKAGES)" $(CARGO) test --release --workspace
 
 # Client libraries that the tests drive the server with.
-$(PYTHON_PACKAGES)/.complete: tests/python/requirements.txt
+$(PYTHON_PACKAGES)/.complete: tests/python/requirements.txt tests/python/unbounded.txt
 	python3 -m pip install --quiet --disable-pip-version-check --upgrade --target $(PYTHON_PACKAGES) --requirement $<
+	python3 -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(PYTHON_PACKAGES) --requirement tests/python/unbounded.txt
 	touch $@
 
 .PHONY: lint
@@ -119,7 +120,8 @@ first-page: ## Follow README's first page from a clean clone, in a terminal and 
 	scripts/first_page
 
 .PHONY: nightly
-nightly: families first-page clients ## The same with all cluster tests, random models of every family, README's first page and the clients that people use
+nightly: families first-page clients $(PYTHON_PACKAGES)/.complete ## The same with all cluster tests, random models of every family, a thousand random schemas, README's first page and the clients that people use
+	PYTHONPATH="$$PWD/$(PYTHON_PACKAGES)" REMOE_RANDOM_SCHEMAS=1000 $(CARGO) test --release --workspace --test structured
 	E2E_PROGRAMS="$(E2E_PROGRAMS)" scripts/e2e-ci
 
 FAMILIES_PYTHON := target/families

@@ -72,6 +72,7 @@ impl MainModel for Control {
             },
             stop: StopRules { strings: wanted.stop, ignore_eos: wanted.ignore_eos, ..StopRules::default() },
             grammar: None,
+            shown: Vec::new(),
             special_text: false,
             logprobs: None,
             prompt_logprobs: None,
@@ -113,6 +114,7 @@ impl MainModel for Control {
             sampling: Sampling::default(),
             stop: StopRules::default(),
             grammar: None,
+            shown: Vec::new(),
             special_text: false,
             logprobs: None,
             prompt_logprobs: None,
@@ -152,7 +154,7 @@ impl Control {
     fn chat(&self, text: &str) -> Result<Vec<u32>, ServiceError> {
         let front = self.text()?;
         let messages = [serde_json::json!({"role": "user", "content": text})];
-        let prompt = front.render_chat(&messages, true)?;
+        let prompt = front.render_chat(&messages, None, true)?;
         // The template writes special tokens itself.
         front.encode(&prompt, false)
     }

@@ -31,6 +31,11 @@ impl TextFront {
         &self.tokenizer
     }
 
+    /// The chat template's text.
+    pub fn template(&self) -> Option<&str> {
+        self.template.as_ref().map(ChatTemplate::source)
+    }
+
     /// Ids of `text`; `special` adds what the tokenizer's post-processor adds.
     ///
     /// # Errors
@@ -39,18 +44,23 @@ impl TextFront {
         self.tokenizer.encode(text, special).map_err(refused)
     }
 
-    /// `messages` as a prompt.
+    /// `messages` as a prompt, with the `tools` that the model may call.
     ///
     /// # Errors
     /// There is no template, it refuses the messages, or it is broken.
-    pub fn render_chat(&self, messages: &[Value], generation: bool) -> Result<String, ServiceError> {
+    pub fn render_chat(
+        &self,
+        messages: &[Value],
+        tools: Option<&[Value]>,
+        generation: bool,
+    ) -> Result<String, ServiceError> {
         let template = self.template.as_ref().ok_or_else(|| {
             ServiceError::invalid(
                 "messages",
                 "the checkpoint has no chat template; use /v1/completions, or add chat_template.jinja to its folder",
             )
         })?;
-        template.render(messages, generation).map_err(refused)
+        template.render_with_tools(messages, tools, generation).map_err(refused)
     }
 }
 

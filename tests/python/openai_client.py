@@ -273,8 +273,8 @@ def errors(client, model):
         refused(openai.BadRequestError, lambda: complete(**{name: value}), name, 400, name)
         refused(openai.BadRequestError, lambda: converse(**{name: value}), name, 400, name)
     refused(openai.BadRequestError, lambda: complete(temperature="hot"), "wrong type", 400, "temperature")
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
-    refused(openai.BadRequestError, lambda: converse(tools=[tool]), "tools", 400, "tools")
+    tool = {"type": "function", "function": {"name": "f g", "parameters": {"type": "object", "properties": {}}}}
+    refused(openai.BadRequestError, lambda: converse(tools=[tool]), "tools", 400, "tools[0].function.name")
     schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"not": {}}}}
     place = "response_format.json_schema.schema"
     refused(openai.BadRequestError, lambda: converse(response_format=schema), "schema", 400, place)

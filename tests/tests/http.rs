@@ -499,7 +499,8 @@ async fn refusals(client: &Client) {
     let image = json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]);
     let schema = json!({"type": "json_schema", "json_schema": {"name": "s", "schema": {"not": {}}}});
     for (body, param) in [
-        (json!({"messages": message, "tools": tool}), "tools"),
+        (json!({"messages": message, "tools": [{"type": "retrieval"}]}), "tools[0].type"),
+        (json!({"messages": message, "tools": tool, "tool_choice": "never"}), "tool_choice"),
         (json!({"messages": message, "tool_choice": "required"}), "tool_choice"),
         (json!({"messages": message, "response_format": schema}), "response_format.json_schema.schema"),
         (json!({"messages": image}), "messages[0].content[0]"),

@@ -25,6 +25,8 @@ pub struct Request {
     pub grammar: Option<Grammar>,
     /// Special tokens are written out in the text; else they give none.
     pub special_text: bool,
+    /// Special tokens that are written out in any case.
+    pub shown: Vec<u32>,
     /// Alternatives reported with each generated token (0: only the token's own log-probability).
     pub logprobs: Option<usize>,
     /// The same for the prompt's tokens.

@@ -6,6 +6,7 @@ use super::{
 };
 use crate::backend::Backend;
 use crate::experts::{Expected, ExpertMetrics, LocalExperts};
+use crate::grammar::{Compiler, Grammar, Source, Tokens};
 use crate::metrics::EngineMetrics;
 use crate::pages::Tenant;
 use crate::transformer::Transformer;
@@ -103,6 +104,7 @@ fn request(prompt: Vec<u32>, choices: usize, max_tokens: usize) -> Request {
         sampling: Sampling { temperature: 0.9, seed: 7, ..Sampling::default() },
         stop: StopRules { ignore_eos: true, ..StopRules::default() },
         grammar: None,
+        shown: Vec::new(),
         special_text: false,
         logprobs: Some(0),
         prompt_logprobs: None,
@@ -150,17 +152,51 @@ fn prompts(vocab: u32) -> Vec<Vec<u32>> {
     (0..9).map(|index| prompt([5, 40, 70][index % 3] + index, index / 3, 10 + index)).collect()
 }
 
+/// Tokens are single letters.
+struct Letters;
+
+impl Tokens for Letters {
+    fn bytes(&self, id: u32) -> Vec<u8> {
+        vec![letter(id)]
+    }
+
+    fn is_special(&self, _: u32) -> bool {
+        false
+    }
+}
+
+fn letter(id: u32) -> u8 {
+    b'a' + (id % 26) as u8
+}
+
+/// Of the alphabet's first half and of its second, in turns, further than any request comes.
+async fn in_turns(vocab: u32) -> Grammar {
+    let compiler = Compiler::new(Arc::new(Letters), vocab as usize, Vec::new());
+    compiler.compile(Source::regex("([a-m][n-z]){100}").unwrap(), "regex").await.unwrap()
+}
+
 /// Schedules, a thousand in all, in which requests come, go, are abandoned and give way to each other, on few pages that keep
 /// what earlier ones computed: every request draws what it draws alone, with the same bits, whatever ran beside it.
+/// A third of them are bound by a grammar.
 async fn schedules_change_nothing(fixture: &str, dtype: Dtype, schedules: usize) {
     let alone = Engine::start(fixture, dtype, 1, 1000).await;
     let prompts = prompts(alone.vocab);
+    let grammar = in_turns(alone.vocab).await;
+    let bound = |index: usize, choices: usize, tokens: usize| Request {
+        grammar: (index % 3 == 1).then(|| grammar.clone()),
+        ..request(prompts[index].clone(), choices, tokens)
+    };
     let mut expected = HashMap::new();
-    for (index, prompt) in prompts.iter().enumerate() {
+    for index in 0..prompts.len() {
         // Scored prompts are computed whole.
-        let whole = Request { prompt_logprobs: Some(0), ..request(prompt.clone(), 3, LONGEST) };
+        let whole = Request { prompt_logprobs: Some(0), ..bound(index, 3, LONGEST) };
+        let is_bound = whole.grammar.is_some();
         let (drawn, cached) = finish(alone.handle.submit(whole).unwrap(), 3).await;
         assert_eq!(cached, 0);
+        let obeys = |drawn: &Vec<Drawn>| {
+            drawn.iter().enumerate().all(|(at, &(token, _))| (letter(token) <= b'm') == (at % 2 == 0))
+        };
+        assert_eq!(drawn.iter().all(obeys), is_bound);
         expected.insert(index, drawn);
     }
     alone.end();
@@ -172,7 +208,7 @@ async fn schedules_change_nothing(fixture: &str, dtype: Dtype, schedules: usize)
         for _ in 0..=random.below(4) {
             let (index, choices) = (random.below(prompts.len()), 1 + random.below(3));
             let tokens = 1 + random.below(LONGEST);
-            let events = engine.handle.submit(request(prompts[index].clone(), choices, tokens)).unwrap();
+            let events = engine.handle.submit(bound(index, choices, tokens)).unwrap();
             running.push((index, choices, tokens, events));
             for _ in 0..random.below(3) {
                 tokio::task::yield_now().await;

@@ -24,6 +24,7 @@ impl TextStream {
     /// For one choice of `request`.
     pub(crate) fn new(tokenizer: &Arc<Tokenizer>, request: &Request) -> Self {
         let detokenizer = if request.special_text { Detokenizer::with_special() } else { Detokenizer::new() };
+        let detokenizer = detokenizer.showing(request.shown.clone());
         Self { tokenizer: tokenizer.clone(), detokenizer, stops: StopStrings::new(&request.stop.strings) }
     }
 

@@ -17,9 +17,12 @@ mod vocabulary;
 pub(crate) use compiler::Compiler;
 pub use progress::Grammar;
 pub(crate) use progress::{GrammarError, Progress};
-pub(crate) use source::Source;
+pub(crate) use source::{Source, inline_schema, quoted};
 pub(crate) use vocabulary::Tokens;
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod cost;
+#[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::panic)]
-mod tests;
+pub(crate) mod tests;

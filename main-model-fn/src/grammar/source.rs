@@ -7,6 +7,8 @@ use serde_json::{Value, json};
 /// Longest regular expression and Lark grammar in bytes.
 const REGEX_BYTES: usize = 16 << 10;
 const LARK_BYTES: usize = 64 << 10;
+/// The same of the parameters of all functions that may be called.
+const CALLS_BYTES: usize = 256 << 10;
 /// How deep brackets lie in each other: the library reads them by recursion.
 const NESTING: usize = 100;
 /// Most choices, and bytes of all of them.
@@ -32,6 +34,8 @@ pub(crate) enum Source {
     Choice(Vec<String>),
     /// A grammar in Lark's syntax, as llguidance reads it.
     Lark(String),
+    /// The same, of rules that are ours and schemas that are checked.
+    Calls(String),
 }
 
 impl Source {
@@ -75,6 +79,19 @@ impl Source {
         Ok(Self::Lark(grammar))
     }
 
+    /// What an answer that calls functions must match.
+    ///
+    /// # Errors
+    /// It is too long.
+    pub(crate) fn calls(rules: String) -> Result<Self, String> {
+        match rules.len() {
+            bytes if bytes > CALLS_BYTES => {
+                Err(format!("the parameters have {bytes} bytes; {CALLS_BYTES} are possible"))
+            }
+            _ => Ok(Self::Calls(rules)),
+        }
+    }
+
     /// What tells it from all others.
     pub(super) fn key(&self) -> String {
         match self {
@@ -82,6 +99,15 @@ impl Source {
             Self::Regex(regex) => format!("regex {regex}"),
             Self::Choice(choices) => format!("choice {choices:?}"),
             Self::Lark(grammar) => format!("lark {grammar}"),
+            Self::Calls(rules) => format!("calls {rules}"),
+        }
+    }
+
+    /// JSON as it stands in rules; none of anything else.
+    pub(crate) fn inline(&self) -> Option<String> {
+        match self {
+            Self::Json { schema, spaces } => Some(spaced(schema, *spaces).to_string()),
+            _ => None,
         }
     }
 
@@ -100,13 +126,25 @@ impl Source {
                 // In capitals: one lexeme, whose alternatives take no room in the parser.
                 TopLevelGrammar::from_lark(format!("start: CHOICE\nCHOICE: {}", choices.join(" | ")))
             }
-            Self::Lark(grammar) => TopLevelGrammar::from_lark(grammar.clone()),
+            Self::Lark(rules) | Self::Calls(rules) => TopLevelGrammar::from_lark(rules.clone()),
         }
     }
 }
 
+/// The arguments of a function whose parameters are `schema`, as they stand in rules; any object without one.
+///
+/// # Errors
+/// What of the schema is not supported.
+pub(crate) fn inline_schema(schema: Option<Value>) -> Result<String, String> {
+    let mut schema = schema.unwrap_or_else(|| json!({}));
+    if let Some(object) = schema.as_object_mut() {
+        object.entry("type").or_insert_with(|| "object".into());
+    }
+    Ok(spaced(&schema::checked(schema)?, true).to_string())
+}
+
 /// `schema` with what the library must know about white space.
-pub(crate) fn spaced(schema: &Value, spaces: bool) -> Value {
+fn spaced(schema: &Value, spaces: bool) -> Value {
     let mut schema = match schema {
         Value::Bool(true) => json!({}),
         Value::Bool(false) => json!({"allOf": [false]}),

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Ends an answer.
-const END: u32 = 256;
+pub(crate) const END: u32 = 256;
 
 /// Tokens 0 to 255 are bytes.
 struct Bytes;
@@ -36,7 +36,7 @@ fn schema(schema: Value) -> Result<Source, String> {
 }
 
 /// Whether an answer may be `text`, and end there.
-fn takes(grammar: &Grammar, text: &str) -> bool {
+pub(crate) fn takes(grammar: &Grammar, text: &str) -> bool {
     let mut progress = grammar.begin();
     for (index, byte) in text.bytes().enumerate() {
         if !progress.mask().unwrap().allows(byte.into()) {

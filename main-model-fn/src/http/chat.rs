@@ -4,7 +4,8 @@ use super::fields::Logprobs;
 use super::generate::{AnswerOptions, Generation, Route, Shared, answer};
 use super::request_body::RequestBody;
 use super::state::HttpState;
-use super::{messages, sampling, structured, text};
+use super::tools::{Asked, Calls, Format};
+use super::{messages, sampling, structured, text, tools};
 use axum::extract::{self, State};
 use axum::response::Response;
 use remoe_http::ApiError;
@@ -28,11 +29,18 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
     let text = state.text.as_ref().ok_or_else(|| {
         ServiceError::invalid("messages", "the model has no tokenizer: use /v1/completions with token ids")
     })?;
-    let structure = structured::take(&mut body)?;
+    let mut structure = structured::take(&mut body)?;
+    let asked = Asked::take(&mut body)?;
     let messages =
         body.messages.take().ok_or_else(|| ServiceError::invalid("messages", "`messages` is missing"))?;
     let messages = messages::for_template(messages)?;
-    let prompt = text.render_chat(&messages, body.add_generation_prompt.unwrap_or(true))?;
+    let offered = asked.as_ref().map(|asked| asked.tools.as_slice());
+    let (messages, offered) = match offered {
+        // The template shows nothing of tools: the messages do.
+        Some(tools) if state.tool_format.is_none() => (tools::in_messages(messages, tools), None),
+        offered => (messages, offered),
+    };
+    let prompt = text.render_chat(&messages, offered, body.add_generation_prompt.unwrap_or(true))?;
     // The template has written the special tokens.
     let special = body.add_special_tokens.unwrap_or(false);
     let context = state.engine.limits().context_length;
@@ -41,13 +49,16 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
         let usual = state.options.defaults.max_new_tokens.unwrap_or(usize::MAX);
         shared.room(&prompt).min(usual.max(1))
     });
-    Ok(Generation {
-        route: Route::Chat,
-        requests: vec![shared.request(prompt, max_tokens, logprobs)?],
-        structure,
-        echoes: None,
-        options: AnswerOptions::new(state, &body, logprobs.is_some()),
-    })
+    let mut request = shared.request(prompt, max_tokens, logprobs)?;
+    let tools = asked.map(|asked| Calls { format: state.tool_format.unwrap_or(Format::Hermes), asked });
+    if let Some(calls) = &tools {
+        let special = |marker: &str| text.token_id(marker).filter(|&id| text.is_special(id));
+        structure = calls.structure(structure, special)?;
+        request.shown = calls.format.markers().iter().filter_map(|marker| special(marker)).collect();
+    }
+    let mut options = AnswerOptions::new(state, &body, logprobs.is_some());
+    options.tools = tools.is_some();
+    Ok(Generation { route: Route::Chat, requests: vec![request], structure, tools, echoes: None, options })
 }
 
 fn logprobs(body: &RequestBody) -> Result<Option<usize>, ServiceError> {

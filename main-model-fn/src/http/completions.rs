@@ -1,9 +1,11 @@
 //! `/v1/completions`.
 
-use super::fields::{Logprobs, Prompt};
+use super::fields::{Few, Logprobs, Prompt};
 use super::generate::{AnswerOptions, Generation, Route, Shared, answer, special_text};
 use super::request_body::RequestBody;
 use super::state::HttpState;
+use super::tools::ToolChoice;
+use super::unsupported::unsupported;
 use super::{sampling, structured, text};
 use axum::extract::{self, State};
 use axum::response::Response;
@@ -27,6 +29,12 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
     let max_tokens = sampling::max_tokens(&body, 0)?;
     let logprobs = logprobs(&body)?;
     let structure = structured::take(&mut body)?;
+    if body.tools.take().is_some_and(|Few(tools)| !tools.is_empty()) {
+        return Err(unsupported("tools"));
+    }
+    if body.tool_choice.take().is_some_and(|choice| choice != ToolChoice::Named("none".to_owned())) {
+        return Err(unsupported("tool_choice"));
+    }
     let prompts = body.prompt.take().ok_or_else(|| ServiceError::invalid("prompt", "`prompt` is missing"))?.0;
     let most = state.engine.limits().max_requests;
     if prompts.len() > most {
@@ -54,6 +62,7 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
         route: Route::Completions,
         requests,
         structure,
+        tools: None,
         echoes: echo.then_some(echoes),
         options: AnswerOptions::new(state, &body, logprobs.is_some()),
     })

@@ -7,6 +7,7 @@ use super::shapes::Shape;
 use super::state::HttpState;
 use super::structured::Structure;
 use super::timing::Timeline;
+use super::tools::Calls;
 use super::{body, collect, sampling, stream, unsupported};
 use crate::backend::PAGE_POSITIONS;
 use crate::engine::RequestLimits;
@@ -33,6 +34,8 @@ pub(super) struct Generation {
     pub(super) requests: Vec<Request>,
     /// What their answers must match, to be compiled.
     pub(super) structure: Option<Structure>,
+    /// What their answers may call.
+    pub(super) tools: Option<Calls>,
     /// The text that the answer repeats, one per prompt, when asked for.
     pub(super) echoes: Option<Vec<String>>,
     pub(super) options: AnswerOptions,
@@ -52,6 +55,8 @@ pub(super) struct AnswerOptions {
     pub(super) special_text: bool,
     /// There is a tokenizer, so that answers have text.
     pub(super) text: bool,
+    /// Tools may be called.
+    pub(super) tools: bool,
 }
 
 /// What all prompts of a body share.
@@ -110,6 +115,7 @@ impl Shared {
             sampling,
             stop: self.stop.clone(),
             grammar: None,
+            shown: Vec::new(),
             special_text: self.special_text,
             logprobs,
             prompt_logprobs: None,
@@ -131,6 +137,7 @@ impl AnswerOptions {
             token_ids: body.return_token_ids.unwrap_or(false) || state.text.is_none(),
             special_text: special_text(body),
             text: state.text.is_some(),
+            tools: false,
         }
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! body -> request_body (types) -> unsupported, sampling, structured, messages (rules) -> chat | completions
 //!      -> generate: the grammar compiled, engine requests, one per prompt -> exchange: their events, merged
-//!      -> pieces: what each choice gains -> collect (one answer) | stream (SSE) -> shapes (JSON)
+//!      -> pieces: what each choice gains, calls of tools told apart -> collect (one answer) | stream (SSE) -> shapes (JSON)
 //! ```
 //!
 //! Reading and tokenising happen on blocking threads, a bounded number at a time, small bodies apart
@@ -39,6 +39,7 @@ mod tests;
 mod text;
 mod timing;
 mod tokenize;
+mod tools;
 mod unsupported;
 mod usage;
 

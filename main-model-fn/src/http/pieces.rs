@@ -3,6 +3,7 @@
 use super::generate::{AnswerOptions, Generation, Route};
 use super::logprobs::{LoggedToken, characters};
 use super::state::HttpState;
+use super::tools::{CallDelta, Reader};
 use crate::engine::request::{Delta, Event, FinishReason, Request, TokenLogprobs};
 use remoe_wire::ServiceError;
 
@@ -14,9 +15,11 @@ pub(super) struct Piece {
     /// The first piece of this choice.
     pub(super) first: bool,
     pub(super) text: String,
+    pub(super) calls: Vec<CallDelta>,
     pub(super) logprobs: Vec<LoggedToken>,
     pub(super) token_ids: Vec<u32>,
-    pub(super) finish: Option<FinishReason>,
+    /// Why the choice has ended, as answers say it.
+    pub(super) finish: Option<&'static str>,
 }
 
 impl Piece {
@@ -25,6 +28,7 @@ impl Piece {
             index,
             first: false,
             text: String::new(),
+            calls: Vec::new(),
             logprobs: Vec::new(),
             token_ids: Vec::new(),
             finish: None,
@@ -34,6 +38,12 @@ impl Piece {
     /// Adds what came later.
     pub(super) fn join(&mut self, later: Self) {
         self.text.push_str(&later.text);
+        for call in later.calls {
+            match self.calls.iter_mut().find(|begun| begun.index == call.index) {
+                Some(begun) => begun.arguments.push_str(&call.arguments),
+                None => self.calls.push(call),
+            }
+        }
         self.logprobs.extend(later.logprobs);
         self.token_ids.extend(later.token_ids);
         self.finish = later.finish.or(self.finish);
@@ -42,6 +52,7 @@ impl Piece {
     fn says_nothing(&self) -> bool {
         !self.first
             && self.text.is_empty()
+            && self.calls.is_empty()
             && self.logprobs.is_empty()
             && self.token_ids.is_empty()
             && self.finish.is_none()
@@ -54,6 +65,8 @@ pub(super) struct Pieces {
     options: AnswerOptions,
     choices: usize,
     echoes: Option<Vec<String>>,
+    /// Per choice, where tools may be called.
+    readers: Vec<Reader>,
     /// Per choice, the characters of the text that its logged tokens gave so far.
     offsets: Vec<usize>,
     /// Per prompt, its first token, which no log-probability exists for.
@@ -72,6 +85,7 @@ impl Pieces {
             choices,
             first_tokens: requests.iter().map(first).collect(),
             echoes: generation.echoes,
+            readers: generation.tools.iter().flat_map(|calls| calls.readers(choices)).collect(),
             offsets: vec![0; requests.len() * choices],
         };
         (pieces, requests)
@@ -107,22 +121,40 @@ impl Pieces {
         event: Event,
     ) -> Result<Vec<Piece>, ServiceError> {
         let first = prompt * self.choices;
-        let piece = match event {
-            Event::Delta(delta) => self.delta(state, first + delta.choice, delta)?,
-            Event::Finished { choice, reason } => {
-                Piece { finish: Some(reason), ..Piece::empty(first + choice) }
-            }
+        let pieces = match event {
+            Event::Delta(delta) => vec![self.delta(state, first + delta.choice, delta)?],
+            Event::Finished { choice, reason } => self.finished(first + choice, reason),
             Event::Prompt(scored) => return self.prompt(state, prompt, scored),
             Event::Inspection(_) | Event::Done(_) | Event::Failed(_) => return Ok(Vec::new()),
         };
-        Ok(if piece.says_nothing() { Vec::new() } else { vec![piece] })
+        Ok(pieces.into_iter().filter(|piece| !piece.says_nothing()).collect())
+    }
+
+    /// The end of a choice, after what was held back of its text.
+    fn finished(&mut self, index: usize, reason: FinishReason) -> Vec<Piece> {
+        let mut rest = Piece::empty(index);
+        let mut has_called = false;
+        if let Some(reader) = self.readers.get_mut(index) {
+            rest.text = reader.finish();
+            has_called = reader.has_called();
+        }
+        let finish = match reason {
+            FinishReason::Stop if has_called => "tool_calls",
+            reason => reason.as_str(),
+        };
+        vec![rest, Piece { finish: Some(finish), ..Piece::empty(index) }]
     }
 
     fn delta(&mut self, state: &HttpState, index: usize, delta: Delta) -> Result<Piece, ServiceError> {
         let wanted = delta.logprobs.filter(|_| self.options.logprobs);
         let logprobs = wanted.map(|scored| self.log(state, index, scored.token, Some(scored)));
+        let (text, calls) = match self.readers.get_mut(index) {
+            Some(reader) => reader.push(&delta.text),
+            None => (delta.text, Vec::new()),
+        };
         Ok(Piece {
-            text: delta.text,
+            text,
+            calls,
             logprobs: logprobs.transpose()?.into_iter().collect(),
             token_ids: delta.token.into_iter().filter(|_| self.options.token_ids).collect(),
             ..Piece::empty(index)

@@ -1,9 +1,10 @@
 //! The body of a generation: every field that is known, whichever route it belongs to. Fields that
 //! are not named here are ignored.
 
-use super::fields::{Given, Json, LogitBias, Logprobs, Object, Prompts, Seed, Strings};
+use super::fields::{Few, Given, Json, LogitBias, Logprobs, Object, Prompts, Seed, Strings};
 use super::messages::Messages;
 use super::structured::{ResponseFormat, StructuredOutputs};
+use super::tools::{TOOLS, ToolChoice};
 use serde::Deserialize;
 
 #[derive(Debug, Default, Deserialize)]
@@ -53,6 +54,11 @@ pub(super) struct RequestBody {
     /// Remoe's own: the request's figures beside its usage.
     pub(super) include_figures: Option<bool>,
 
+    // What may be called.
+    pub(super) tools: Option<Few<Json, TOOLS>>,
+    pub(super) tool_choice: Option<ToolChoice>,
+    pub(super) parallel_tool_calls: Option<bool>,
+
     // What the answer must match.
     pub(super) response_format: Option<Object<ResponseFormat>>,
     pub(super) structured_outputs: Option<Object<StructuredOutputs>>,
@@ -62,8 +68,6 @@ pub(super) struct RequestBody {
     pub(super) guided_grammar: Option<String>,
 
     // Refused unless they ask for nothing.
-    pub(super) tools: Given,
-    pub(super) tool_choice: Given,
     pub(super) functions: Given,
     pub(super) function_call: Given,
     pub(super) modalities: Option<Vec<String>>,

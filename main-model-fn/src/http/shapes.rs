@@ -6,8 +6,8 @@ use super::logprobs::{ChatLogprobs, CompletionLogprobs, for_chat, for_completion
 use super::pieces::Piece;
 use super::state::{HttpState, unix_seconds};
 use super::text::TextFrontend;
+use super::tools::CallDelta;
 use super::usage::Usage;
-use crate::engine::request::FinishReason;
 use remoe_http::random_id;
 use remoe_wire::ServiceError;
 use serde::Serialize;
@@ -46,8 +46,40 @@ struct ChatChoice {
 #[derive(Debug, Serialize)]
 struct ChatMessage {
     role: &'static str,
-    content: String,
+    /// Null beside calls where nothing else is said.
+    content: Option<String>,
     refusal: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<ToolCall>,
+}
+
+#[derive(Debug, Serialize)]
+struct ToolCall {
+    /// In streams.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<usize>,
+    /// With the first part of a call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    kind: Option<&'static str>,
+    function: CalledFunction,
+}
+
+#[derive(Debug, Serialize)]
+struct CalledFunction {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    arguments: String,
+}
+
+impl ToolCall {
+    fn new(call: CallDelta, is_part: bool) -> Self {
+        let kind = call.start.is_some().then_some("function");
+        let (id, name) = call.start.unzip();
+        let function = CalledFunction { name, arguments: call.arguments };
+        Self { index: is_part.then_some(call.index), id, kind, function }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -66,6 +98,8 @@ struct DeltaMessage {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<ToolCall>,
 }
 
 #[derive(Debug, Serialize)]
@@ -145,8 +179,10 @@ impl Shape {
 
     fn choice(&self, state: &HttpState, piece: Piece) -> Result<Choice, ServiceError> {
         let text: Option<&dyn TextFrontend> = state.text.as_deref();
-        let Piece { index, first, text: added, logprobs, token_ids, finish } = piece;
-        let finish_reason = finish.map(FinishReason::as_str);
+        let Piece { index, first, text: added, calls, logprobs, token_ids, finish: finish_reason } = piece;
+        let is_part = self.options.stream;
+        let has_called = !calls.is_empty();
+        let tool_calls = calls.into_iter().map(|call| ToolCall::new(call, is_part)).collect();
         let token_ids = self.options.token_ids.then_some(token_ids);
         // In a stream only the chunks that bring tokens have them.
         let logged = self.options.logprobs && (!self.options.stream || !logprobs.is_empty());
@@ -160,7 +196,12 @@ impl Shape {
             }),
             (Route::Chat, false) => Choice::Whole(ChatChoice {
                 index,
-                message: ChatMessage { role: "assistant", content: added, refusal: None },
+                message: ChatMessage {
+                    role: "assistant",
+                    content: (!has_called || !added.is_empty()).then_some(added),
+                    refusal: None,
+                    tool_calls,
+                },
                 logprobs: logged.then(|| for_chat(text, &logprobs)).transpose()?,
                 finish_reason,
                 token_ids,
@@ -169,7 +210,9 @@ impl Shape {
                 index,
                 delta: DeltaMessage {
                     role: first.then_some("assistant"),
-                    content: (first || !added.is_empty()).then_some(added),
+                    // Nobody knows yet whether an answer that may call says anything else.
+                    content: (first && !self.options.tools || !added.is_empty()).then_some(added),
+                    tool_calls,
                 },
                 logprobs: logged.then(|| for_chat(text, &logprobs)).transpose()?,
                 finish_reason,

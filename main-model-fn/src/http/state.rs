@@ -3,6 +3,7 @@
 use super::metrics::HttpMetrics;
 use super::placement::PlacementView;
 use super::text::{TextFrontend, TextTokens};
+use super::tools::Format;
 use crate::engine::EngineHandle;
 use crate::grammar::{Compiler, Grammar, Source};
 use prometheus::Registry;
@@ -56,6 +57,8 @@ impl HttpOptions {
 pub(crate) struct HttpState {
     pub(super) engine: EngineHandle,
     pub(super) text: Option<Arc<dyn TextFrontend>>,
+    /// How the model calls tools, where its template shows them.
+    pub(super) tool_format: Option<Format>,
     /// Where there is text.
     grammars: Option<Compiler>,
     pub(super) options: HttpOptions,
@@ -96,6 +99,7 @@ impl HttpState {
             metrics: HttpMetrics::new(&registry)?,
             preparing: Lanes::new(cores, options.body_limit),
             engine,
+            tool_format: text.as_ref().and_then(|text| Format::of(text.template()?)),
             text,
             grammars,
             options,

@@ -34,11 +34,23 @@ pub(crate) trait TextFrontend: Send + Sync {
     /// Whether the token gives no text unless special tokens are asked for.
     fn is_special(&self, id: u32) -> bool;
 
-    /// `messages` as a prompt; `generation` opens the assistant's answer.
+    /// The id of a token as the tokenizer writes it.
+    fn token_id(&self, token: &str) -> Option<u32>;
+
+    /// The chat template's text.
+    fn template(&self) -> Option<&str>;
+
+    /// `messages` as a prompt, with the `tools` that the model may call; `generation` opens the assistant's
+    /// answer.
     ///
     /// # Errors
     /// There is no template, it refuses the messages, or it is broken.
-    fn render_chat(&self, messages: &[Value], generation: bool) -> Result<String, ServiceError>;
+    fn render_chat(
+        &self,
+        messages: &[Value],
+        tools: Option<&[Value]>,
+        generation: bool,
+    ) -> Result<String, ServiceError>;
 }
 
 impl TextFrontend for TextFront {
@@ -64,8 +76,21 @@ impl TextFrontend for TextFront {
         self.tokenizer().is_special(id)
     }
 
-    fn render_chat(&self, messages: &[Value], generation: bool) -> Result<String, ServiceError> {
-        self.render_chat(messages, generation)
+    fn token_id(&self, token: &str) -> Option<u32> {
+        self.tokenizer().token_to_id(token)
+    }
+
+    fn template(&self) -> Option<&str> {
+        self.template()
+    }
+
+    fn render_chat(
+        &self,
+        messages: &[Value],
+        tools: Option<&[Value]>,
+        generation: bool,
+    ) -> Result<String, ServiceError> {
+        self.render_chat(messages, tools, generation)
     }
 }
 

@@ -46,7 +46,7 @@ fn tokenize(state: &HttpState, body: TokenizeBody) -> Result<Tokenized, ServiceE
         (Some(prompt), None) => encode(&prompt, body.add_special_tokens.unwrap_or(true))?,
         (None, Some(messages)) => {
             let messages = messages::for_template(messages)?;
-            let prompt = text.render_chat(&messages, body.add_generation_prompt.unwrap_or(true))?;
+            let prompt = text.render_chat(&messages, None, body.add_generation_prompt.unwrap_or(true))?;
             encode(&prompt, body.add_special_tokens.unwrap_or(false))?
         }
         _ => {

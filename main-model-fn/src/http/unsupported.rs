@@ -8,7 +8,6 @@ use remoe_wire::ServiceError;
 /// The first field that asks for something that no route can do.
 pub(super) fn refuse(body: &RequestBody) -> Result<(), ServiceError> {
     let fields = [
-        ("tools", &body.tools),
         ("functions", &body.functions),
         ("audio", &body.audio),
         ("suffix", &body.suffix),
@@ -29,12 +28,10 @@ pub(super) fn refuse(body: &RequestBody) -> Result<(), ServiceError> {
             return Err(unsupported(name));
         }
     }
-    for (name, choice) in [("tool_choice", &body.tool_choice), ("function_call", &body.function_call)] {
-        match choice {
-            Given::Nothing => (),
-            Given::Text(choice) if choice == "none" => (),
-            _ => return Err(unsupported(name)),
-        }
+    match &body.function_call {
+        Given::Nothing => (),
+        Given::Text(choice) if choice == "none" => (),
+        _ => return Err(unsupported("function_call")),
     }
     match &body.reasoning_effort {
         Given::Nothing => (),
@@ -71,6 +68,6 @@ pub(super) fn refuse(body: &RequestBody) -> Result<(), ServiceError> {
     Ok(())
 }
 
-fn unsupported(name: &str) -> ServiceError {
+pub(super) fn unsupported(name: &str) -> ServiceError {
     ServiceError::invalid(name, format!("`{name}` is not supported"))
 }

@@ -22,12 +22,14 @@ const KEPT: usize = 16;
 /// run of bytes.
 #[derive(Debug, Clone, Default)]
 pub struct Detokenizer {
-    /// The last tokens that have text.
+    /// The last tokens that have text; none that is left out.
     window: Vec<u32>,
     /// Bytes of the window's text that have been given out.
     given: usize,
     /// Special tokens are written out.
     special: bool,
+    /// These are, whatever becomes of the others.
+    shown: Vec<u32>,
 }
 
 impl Detokenizer {
@@ -43,20 +45,26 @@ impl Detokenizer {
         Self { special: true, ..Self::default() }
     }
 
+    /// The same, with the special tokens `ids` written out.
+    #[must_use]
+    pub fn showing(self, ids: Vec<u32>) -> Self {
+        Self { shown: ids, ..self }
+    }
+
     /// The text that a token adds, often empty or more than its own.
     ///
     /// # Errors
     /// An id outside of the model's vocabulary, which changes nothing here.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, TextError> {
         tokenizer.check(id)?;
-        let Some(token) = tokenizer.visible(id, self.special) else {
+        let Some(token) = tokenizer.visible(id, self.special || self.shown.contains(&id)) else {
             return Ok(String::new());
         };
         self.window.push(id);
         if tokenizer.byte_fallback && fallback_byte(&token).is_some() {
             return Ok(String::new());
         }
-        let text = tokenizer.decode_checked(&self.window, !self.special)?;
+        let text = tokenizer.decode_checked(&self.window, false)?;
         let settled = if tokenizer.byte_level {
             // Only the last character can change: it may be a prefix of one.
             text.strip_suffix(char::REPLACEMENT_CHARACTER).unwrap_or(&text)
@@ -68,7 +76,7 @@ impl Detokenizer {
         if self.window.len() >= WINDOW {
             let held = text.len().saturating_sub(self.given);
             self.window.drain(..self.window.len() - KEPT);
-            let kept = tokenizer.decode_checked(&self.window, !self.special)?;
+            let kept = tokenizer.decode_checked(&self.window, false)?;
             self.given = kept.len().saturating_sub(held);
         }
         Ok(added)
@@ -80,7 +88,7 @@ impl Detokenizer {
     /// # Errors
     /// The tokenizer failed.
     pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String, TextError> {
-        let text = tokenizer.decode_checked(&self.window, !self.special)?;
+        let text = tokenizer.decode_checked(&self.window, false)?;
         let added = text.get(self.given..).unwrap_or_default().to_owned();
         self.window.clear();
         self.given = 0;

@@ -150,6 +150,12 @@ impl ChatTemplate {
         Ok(compiled)
     }
 
+    /// The template's text.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
     /// The text of a conversation. `messages` are objects with `role` and `content` and whatever
     /// else the template knows; `add_generation_prompt` opens the assistant's answer.
     ///
@@ -159,11 +165,24 @@ impl ChatTemplate {
     /// [`TextError::Refused`] where the template refuses the conversation, [`TextError::Template`]
     /// where the template fails.
     pub fn render(&self, messages: &[Json], add_generation_prompt: bool) -> Result<String, TextError> {
+        self.render_with_tools(messages, None, add_generation_prompt)
+    }
+
+    /// As [`Self::render`], with the tools that the model may call, as OpenAI's requests have them.
+    ///
+    /// # Errors
+    /// As [`Self::render`].
+    pub fn render_with_tools(
+        &self,
+        messages: &[Json],
+        tools: Option<&[Json]>,
+        add_generation_prompt: bool,
+    ) -> Result<String, TextError> {
         let mut context: BTreeMap<&str, Value> =
             self.special_tokens.iter().map(|(name, token)| (*name, Value::from(token.as_str()))).collect();
         context.insert("messages", Value::from(Serde(messages)));
         context.insert("add_generation_prompt", Value::from(add_generation_prompt));
-        context.insert("tools", Value::from(()));
+        context.insert("tools", tools.map_or_else(|| Value::from(()), |tools| Value::from(Serde(tools))));
         context.insert("documents", Value::from(()));
         let render = || -> Result<String, Error> {
             let compiled = self.compiled()?;

@@ -13,6 +13,7 @@ mod service;
 mod sockets;
 mod streams;
 mod structured;
+mod tools;
 
 use super::router::routes;
 use super::{HttpOptions, HttpState, PlacementView, TextFrontend};
@@ -63,8 +64,21 @@ impl TextFrontend for Bytes {
         id >= BOS
     }
 
-    fn render_chat(&self, messages: &[Value], generation: bool) -> Result<String, ServiceError> {
-        let mut text = String::new();
+    fn token_id(&self, token: &str) -> Option<u32> {
+        (token == "<s>").then_some(BOS)
+    }
+
+    fn template(&self) -> Option<&str> {
+        None
+    }
+
+    fn render_chat(
+        &self,
+        messages: &[Value],
+        tools: Option<&[Value]>,
+        generation: bool,
+    ) -> Result<String, ServiceError> {
+        let mut text = tools.map(|tools| json!(tools).to_string()).unwrap_or_default();
         for message in messages {
             let field = |name: &str| message[name].as_str().unwrap_or_default().to_owned();
             if field("content") == "REFUSE" {

@@ -285,12 +285,12 @@ async fn edges_of_ranges_are_taken() {
 async fn what_is_not_supported_is_refused_by_name() {
     let front = Front::new();
     let tool = json!([{"type": "function", "function": {"name": "f"}}]);
+    for (name, value) in [("tools", tool), ("tool_choice", json!("auto")), ("tool_choice", json!("required"))]
+    {
+        front.post("/v1/completions", with(json!({ name: value }))).await.refuses(name);
+    }
     for (name, value) in [
-        ("tools", tool.clone()),
         ("functions", json!([{"name": "f"}])),
-        ("tool_choice", json!("auto")),
-        ("tool_choice", json!("required")),
-        ("tool_choice", json!({"type": "function", "function": {"name": "f"}})),
         ("function_call", json!("auto")),
         ("modalities", json!(["text", "audio"])),
         ("audio", json!({"voice": "x", "format": "wav"})),

@@ -117,8 +117,19 @@ impl TextFrontend for Held {
     fn is_special(&self, id: u32) -> bool {
         Bytes.is_special(id)
     }
-    fn render_chat(&self, messages: &[Value], generation: bool) -> Result<String, ServiceError> {
-        Bytes.render_chat(messages, generation)
+    fn token_id(&self, token: &str) -> Option<u32> {
+        Bytes.token_id(token)
+    }
+    fn template(&self) -> Option<&str> {
+        Bytes.template()
+    }
+    fn render_chat(
+        &self,
+        messages: &[Value],
+        tools: Option<&[Value]>,
+        generation: bool,
+    ) -> Result<String, ServiceError> {
+        Bytes.render_chat(messages, tools, generation)
     }
 }
 

@@ -1,0 +1,280 @@
+//! Tools: from a request to the calls in its answer.
+
+use super::{BOS, Bytes, Front, TextFrontend, chat_with, say};
+use crate::engine::request::FinishReason;
+use crate::grammar::tests::takes;
+use remoe_wire::ServiceError;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// Bytes, beside a template that says this.
+struct Family(&'static str);
+
+impl TextFrontend for Family {
+    fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, ServiceError> {
+        Bytes.encode(text, special)
+    }
+    fn bytes_per_token(&self) -> Option<usize> {
+        Bytes.bytes_per_token()
+    }
+    fn decode(&self, ids: &[u32], special: bool) -> Result<String, ServiceError> {
+        Bytes.decode(ids, special)
+    }
+    fn token_bytes(&self, id: u32) -> Result<Vec<u8>, ServiceError> {
+        Bytes.token_bytes(id)
+    }
+    fn is_special(&self, id: u32) -> bool {
+        Bytes.is_special(id)
+    }
+    fn token_id(&self, token: &str) -> Option<u32> {
+        Bytes.token_id(token)
+    }
+    fn template(&self) -> Option<&str> {
+        Some(self.0)
+    }
+    fn render_chat(
+        &self,
+        messages: &[Value],
+        tools: Option<&[Value]>,
+        generation: bool,
+    ) -> Result<String, ServiceError> {
+        Bytes.render_chat(messages, tools, generation)
+    }
+}
+
+fn front(template: &'static str) -> Front {
+    let limits =
+        crate::engine::RequestLimits { context_length: 4000, cache_pages: 400, ..super::Engine::limits() };
+    Front::build(Some(Arc::new(Family(template))), limits, |options| options.end_ids = vec![BOS])
+}
+
+fn tool(name: &str, extra: Value) -> Value {
+    let parameters = json!({"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]});
+    let mut function = json!({"name": name, "description": "d", "parameters": parameters});
+    function.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    json!({"type": "function", "function": function})
+}
+
+fn body(extra: Value) -> Value {
+    let mut body =
+        chat_with(json!({"max_tokens": 400, "tools": [tool("f", json!({})), tool("g", json!({}))]}));
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body
+}
+
+/// A template, and a call of `f` and one of `g` as it writes them.
+const FAMILIES: [(&str, &str, &str); 5] = [
+    (
+        "<tool_call>",
+        "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>",
+        "\n<tool_call>\n{\"name\": \"g\", \"arguments\": {\"x\": 2}}\n</tool_call>",
+    ),
+    (
+        "[TOOL_CALLS]",
+        "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"x\": 1}}",
+        ", {\"name\": \"g\", \"arguments\": {\"x\": 2}}]",
+    ),
+    ("[TOOL_CALLS][ARGS]", "[TOOL_CALLS]f[ARGS]{\"x\": 1}", "[TOOL_CALLS]g[ARGS]{\"x\": 2}"),
+    (
+        "<|python_tag|>",
+        "{\"name\": \"f\", \"parameters\": {\"x\": 1}}",
+        "; {\"name\": \"g\", \"parameters\": {\"x\": 2}}",
+    ),
+    ("<|channel|>", "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"x\": 1}", ""),
+];
+
+/// The calls of an answer: name and arguments.
+fn calls(message: &Value) -> Vec<(String, String)> {
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let calls = message["tool_calls"].as_array().cloned().unwrap_or_default();
+    calls.iter().map(|call| (text(&call["function"]["name"]), text(&call["function"]["arguments"]))).collect()
+}
+
+#[tokio::test]
+async fn required_calls_are_bound_to_the_familys_format_and_read_back() {
+    for (template, first, second) in FAMILIES {
+        let front = front(template);
+        let text = format!("{first}{second}");
+        let ask = async |extra: Value| {
+            front.answered(CHAT, body(extra), |_| say(0, &text, FinishReason::Stop)).await
+        };
+        let (reply, asked) = ask(json!({"tool_choice": "required"})).await;
+        let grammar = asked[0].grammar.clone().unwrap();
+        assert!(takes(&grammar, &text), "{text}");
+        for wrong in ["", "Hello", &text.replace("\"x\": 1", "\"x\": true"), &text.replace("f", "h")] {
+            assert!(!takes(&grammar, wrong), "{wrong}");
+        }
+        let choice = reply.ok()["choices"][0].clone();
+        assert_eq!(choice["finish_reason"], "tool_calls");
+        assert_eq!(choice["message"]["content"], Value::Null);
+        let mut expected = vec![("f".to_owned(), "{\"x\": 1}".to_owned())];
+        if !second.is_empty() {
+            expected.push(("g".to_owned(), "{\"x\": 2}".to_owned()));
+        }
+        assert_eq!(calls(&choice["message"]), expected);
+
+        let named = json!({"type": "function", "function": {"name": "g"}});
+        let (_, asked) = ask(json!({ "tool_choice": named })).await;
+        assert!(!takes(asked[0].grammar.as_ref().unwrap(), first), "{template}");
+        if !second.is_empty() {
+            let (_, asked) = ask(json!({"tool_choice": "required", "parallel_tool_calls": false})).await;
+            assert!(!takes(asked[0].grammar.as_ref().unwrap(), &text), "{template}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_model_is_free_unless_a_function_is_strict() {
+    for (template, first, second) in FAMILIES {
+        let front = front(template);
+        let (_, asked) = front.answered(CHAT, body(json!({})), |_| say(0, "Hello", FinishReason::Stop)).await;
+        assert!(asked[0].grammar.is_none(), "{template}");
+        let strict = json!({"tools": [tool("f", json!({"strict": true})), tool("g", json!({}))]});
+        let (reply, asked) =
+            front.answered(CHAT, body(strict), |_| say(0, "Hello", FinishReason::Stop)).await;
+        assert_eq!(reply.ok()["choices"][0]["message"]["content"], "Hello");
+        let Some(grammar) = &asked[0].grammar else {
+            assert_eq!(template, "<|channel|>");
+            continue;
+        };
+        let text = format!("{first}{second}");
+        assert!(takes(grammar, "Hello") && takes(grammar, &text), "{text}");
+        assert!(!takes(grammar, &text.replace("\"x\": 1", "\"x\": true")), "{text}");
+        assert!(takes(grammar, &text.replace("\"x\": 2", "\"x\": true")), "{text}");
+    }
+    let hermes = front("<tool_call>");
+    let strict = json!({"tools": [tool("f", json!({"strict": true}))]});
+    let (_, asked) = hermes.answered(CHAT, body(strict), |_| say(0, "x", FinishReason::Stop)).await;
+    let grammar = asked[0].grammar.clone().unwrap();
+    assert!(takes(&grammar, &format!("Well, 1 < 2:\n{}", FAMILIES[0].1)));
+    assert!(!takes(&grammar, "Well <tool_call>\nno"));
+}
+
+#[tokio::test]
+async fn a_stream_has_openais_deltas() {
+    let front = front("<tool_call>");
+    let text = format!("I call.\n{}{}", FAMILIES[0].1, FAMILIES[0].2);
+    let (reply, _) =
+        front.answered(CHAT, body(json!({"stream": true})), |_| say(0, &text, FinishReason::Stop)).await;
+    let chunks = reply.chunks();
+    let deltas: Vec<&Value> = chunks.iter().map(|chunk| &chunk["choices"][0]["delta"]).collect();
+    assert_eq!(deltas[0], &json!({"role": "assistant"}));
+    let content: String = deltas.iter().filter_map(|delta| delta["content"].as_str()).collect();
+    assert_eq!(content, "I call.");
+    let parts: Vec<&Value> =
+        deltas.iter().filter_map(|delta| delta["tool_calls"].as_array()).flatten().collect();
+    let begun: Vec<&&Value> = parts.iter().filter(|part| part.get("id").is_some()).collect();
+    assert_eq!(begun.len(), 2);
+    for (index, (part, name)) in begun.iter().zip(["f", "g"]).enumerate() {
+        assert!(part["id"].as_str().unwrap().starts_with("call_"));
+        assert_eq!((&part["index"], &part["type"]), (&json!(index), &json!("function")));
+        assert_eq!(part["function"]["name"], name);
+        let arguments: String = parts
+            .iter()
+            .filter(|part| part["index"] == index)
+            .map(|part| part["function"]["arguments"].as_str().unwrap())
+            .collect();
+        assert_eq!(arguments, format!("{{\"x\": {}}}", index + 1));
+    }
+    assert!(parts.len() > 10, "arguments come as they are written");
+    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
+    assert_eq!(deltas.last().unwrap(), &&json!({}));
+}
+
+#[tokio::test]
+async fn what_is_cut_off_says_so() {
+    let front = front("<tool_call>");
+    let text = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1";
+    let (reply, _) = front.answered(CHAT, body(json!({})), |_| say(0, text, FinishReason::Length)).await;
+    let choice = reply.ok()["choices"][0].clone();
+    assert_eq!(choice["finish_reason"], "length");
+    assert_eq!(calls(&choice["message"]), [("f".to_owned(), "{\"x\": 1".to_owned())]);
+}
+
+#[tokio::test]
+async fn an_answer_of_a_form_or_calls() {
+    let front = front("<tool_call>");
+    let schema = json!({"type": "object", "properties": {"y": {"type": "boolean"}}, "required": ["y"]});
+    let format = json!({"type": "json_schema", "json_schema": {"schema": schema}});
+    let asked = async |extra: Value| {
+        front.answered(CHAT, body(extra), |_| say(0, "x", FinishReason::Stop)).await.1.remove(0)
+    };
+    let request = asked(json!({"response_format": format})).await;
+    let grammar = request.grammar.unwrap();
+    assert!(takes(&grammar, "{\"y\": true}") && takes(&grammar, FAMILIES[0].1));
+    assert!(!takes(&grammar, "Hello") && !takes(&grammar, "{\"y\": 1}"));
+    let none = asked(json!({"response_format": format, "tool_choice": "none"})).await.grammar.unwrap();
+    assert!(takes(&none, "{\"y\": true}") && !takes(&none, FAMILIES[0].1));
+    let required = body(json!({"response_format": format, "tool_choice": "required"}));
+    front.post(CHAT, required).await.refuses("response_format.json_schema.schema");
+    front.post(CHAT, body(json!({"guided_regex": "a"}))).await.refuses("guided_regex");
+}
+
+async fn prompt(front: &Front, body: Value) -> String {
+    let (reply, asked) = front.answered(CHAT, body, |_| say(0, "x", FinishReason::Stop)).await;
+    reply.ok();
+    let bytes: Vec<u8> = asked[0].prompt.iter().map(|&id| u8::try_from(id).unwrap()).collect();
+    String::from_utf8(bytes).unwrap()
+}
+
+#[tokio::test]
+async fn the_template_shows_tools_or_the_first_message_does() {
+    let called = json!([
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "content": null, "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}},
+        ]},
+        {"role": "tool", "content": "one", "tool_call_id": "1"},
+        {"role": "tool", "content": "two", "tool_call_id": "2"},
+    ]);
+    let shown = prompt(&front("<tool_call>"), body(json!({"messages": called}))).await;
+    assert!(shown.starts_with("[{\"function\":{") || shown.starts_with("[{\"type\":"), "{shown}");
+    assert!(shown.contains("[tool]one[tool]two"), "{shown}");
+
+    let told = prompt(&front("no word of them"), body(json!({"messages": called}))).await;
+    assert!(told.starts_with("[system]s\n\nYou may call functions"), "{told}");
+    assert!(told.contains("\"name\":\"g\""), "{told}");
+    assert!(
+        told.ends_with(
+            "[user]u[assistant]<tool_call>\n{\"name\":\"f\",\"arguments\":{\"x\":1}}\n</tool_call>[user]<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n</tool_response>[assistant]"
+        ),
+        "{told}"
+    );
+    let first = prompt(&front("no word of them"), body(json!({}))).await;
+    assert!(first.starts_with("[system]You may call functions") && first.ends_with("[user]hi[assistant]"));
+    let none = prompt(&front("<tool_call>"), body(json!({"tool_choice": "none"}))).await;
+    assert_eq!(none, "[user]hi[assistant]");
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_tools_is_named() {
+    let front = front("<tool_call>");
+    let with = |function: Value| json!({"tools": [{"type": "function", "function": function}]});
+    for (extra, param) in [
+        (json!({"tools": [{"type": "retrieval"}]}), "tools[0].type"),
+        (json!({"tools": [1]}), "tools[0].type"),
+        (json!({"tools": [{"type": "function"}]}), "tools[0].function"),
+        (with(json!({})), "tools[0].function.name"),
+        (with(json!({"name": "a b"})), "tools[0].function.name"),
+        (with(json!({"name": "f", "parameters": 1})), "tools[0].function.parameters"),
+        (with(json!({"name": "f", "strict": 1})), "tools[0].function.strict"),
+        (with(json!({"name": "f", "description": 1})), "tools[0].function.description"),
+        (
+            with(json!({"name": "f", "strict": true, "parameters": {"not": {}}})),
+            "tools[0].function.parameters",
+        ),
+        (json!({"tool_choice": "sometimes"}), "tool_choice"),
+        (json!({"tool_choice": {"type": "function", "function": {"name": "h"}}}), "tool_choice"),
+        (json!({"tool_choice": {"type": "custom"}}), "tool_choice"),
+        (json!({"tools": [], "tool_choice": "required"}), "tool_choice"),
+        (json!({"tools": vec![tool("f", json!({})); 129]}), "tools"),
+    ] {
+        front.post(CHAT, body(extra)).await.refuses(param);
+    }
+    let free = with(json!({"name": "f", "parameters": {"not": {}}}));
+    let (reply, _) = front.answered(CHAT, body(free), |_| say(0, "x", FinishReason::Stop)).await;
+    reply.ok();
+}

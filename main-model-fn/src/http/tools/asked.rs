@@ -1,0 +1,188 @@
+//! What a chat says about tools.
+
+use crate::http::fields::{Few, Json, Object};
+use crate::http::request_body::RequestBody;
+use remoe_wire::ServiceError;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Error, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+use std::fmt;
+
+/// Most tools of a chat.
+pub(in crate::http) const TOOLS: usize = 128;
+/// Longest name of a function, as OpenAI has it.
+const NAME: usize = 64;
+
+/// `tool_choice`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::http) enum ToolChoice {
+    /// `none`, `auto`, `required`, or what is none of them.
+    Named(String),
+    /// `{"type": "function", "function": {"name": ..}}`
+    Function(String),
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ChosenTool {
+    #[serde(rename = "type")]
+    kind: String,
+    function: Option<Object<ChosenFunction>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ChosenFunction {
+    name: String,
+}
+
+impl<'de> Deserialize<'de> for ToolChoice {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ChoiceVisitor;
+        impl<'de> Visitor<'de> for ChoiceVisitor {
+            type Value = ToolChoice;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("none, auto, required or an object that names a function")
+            }
+            fn visit_str<E: Error>(self, choice: &str) -> Result<ToolChoice, E> {
+                Ok(ToolChoice::Named(choice.to_owned()))
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ToolChoice, A::Error> {
+                let chosen = ChosenTool::deserialize(MapAccessDeserializer::new(map))?;
+                match chosen.function {
+                    Some(Object(function)) if chosen.kind == "function" => {
+                        Ok(ToolChoice::Function(function.name))
+                    }
+                    _ => Err(A::Error::custom(format!(
+                        "type {:?} is not supported, only function",
+                        chosen.kind
+                    ))),
+                }
+            }
+        }
+        deserializer.deserialize_any(ChoiceVisitor)
+    }
+}
+
+/// A function that the model may call.
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::http) struct Function {
+    pub(super) name: String,
+    /// What its arguments are; any object where nothing is said.
+    pub(super) parameters: Option<Value>,
+    /// Its arguments must be right whenever it is called.
+    pub(super) strict: bool,
+    /// Its index in the request.
+    pub(super) place: usize,
+}
+
+/// Who decides about calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// The model.
+    Auto,
+    /// There is at least one.
+    Required,
+}
+
+/// The tools of a chat that may be called.
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::http) struct Asked {
+    /// As the request has them, for the template.
+    pub(in crate::http) tools: Vec<Value>,
+    /// Those that may be called.
+    pub(super) functions: Vec<Function>,
+    pub(super) mode: Mode,
+    /// An answer may have several calls.
+    pub(super) parallel: bool,
+}
+
+impl Asked {
+    /// What `body` asks for; nothing where no tool may be called.
+    ///
+    /// # Errors
+    /// The first thing that is wrong or not supported, by name.
+    pub(in crate::http) fn take(body: &mut RequestBody) -> Result<Option<Self>, ServiceError> {
+        let tools: Vec<Value> = body
+            .tools
+            .take()
+            .map(|Few(tools)| tools.into_iter().map(|Json(tool)| tool).collect())
+            .unwrap_or_default();
+        let functions: Vec<Function> =
+            tools.iter().enumerate().map(|(place, tool)| function(place, tool)).collect::<Result<_, _>>()?;
+        let invalid = |message: String| ServiceError::invalid("tool_choice", message);
+        let (mode, only) = match body.tool_choice.take() {
+            None => (Mode::Auto, None),
+            Some(ToolChoice::Named(choice)) => match choice.as_str() {
+                // Not even shown: a model that sees tools calls them.
+                "none" => return Ok(None),
+                "auto" => (Mode::Auto, None),
+                "required" => (Mode::Required, None),
+                other => {
+                    let message =
+                        format!("`tool_choice` is none, auto, required or a function, not {other:?}");
+                    return Err(invalid(message));
+                }
+            },
+            Some(ToolChoice::Function(name)) => (Mode::Required, Some(name)),
+        };
+        if functions.is_empty() {
+            return match mode {
+                Mode::Auto => Ok(None),
+                Mode::Required => Err(invalid("`tool_choice` needs `tools`".to_owned())),
+            };
+        }
+        let parallel = only.is_none() && body.parallel_tool_calls.unwrap_or(true);
+        let functions: Vec<Function> = match only {
+            None => functions,
+            Some(name) => {
+                let chosen: Vec<_> = functions.into_iter().filter(|function| function.name == name).collect();
+                if chosen.is_empty() {
+                    return Err(invalid(format!("`tool_choice`: no tool has the name {name:?}")));
+                }
+                chosen
+            }
+        };
+        Ok(Some(Self { tools, functions, mode, parallel }))
+    }
+
+    /// Whether a function of this name may be called.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.functions.iter().any(|function| function.name == name)
+    }
+}
+
+fn function(place: usize, tool: &Value) -> Result<Function, ServiceError> {
+    let invalid = |field: &str, what: &str| {
+        let field = format!("tools[{place}]{field}");
+        let message = format!("`{field}` {what}");
+        Err(ServiceError::invalid(field, message))
+    };
+    if tool.get("type").and_then(Value::as_str) != Some("function") {
+        return invalid(".type", "must be \"function\": no other tools are supported");
+    }
+    let Some(function) = tool.get("function").and_then(Value::as_object) else {
+        return invalid(".function", "must be an object");
+    };
+    let letter = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
+    let name = match function.get("name").and_then(Value::as_str) {
+        Some(name) if (1..=NAME).contains(&name.len()) && name.bytes().all(letter) => name.to_owned(),
+        _ => return invalid(".function.name", "must be 1 to 64 letters, digits, `_`, `-` and `.`"),
+    };
+    let parameters = match function.get("parameters") {
+        None | Some(Value::Null) => None,
+        Some(parameters @ Value::Object(_)) => Some(parameters.clone()),
+        Some(_) => return invalid(".function.parameters", "must be an object"),
+    };
+    let strict = match function.get("strict") {
+        None | Some(Value::Null) => false,
+        Some(Value::Bool(strict)) => *strict,
+        Some(_) => return invalid(".function.strict", "must be a boolean"),
+    };
+    match function.get("description") {
+        None | Some(Value::Null | Value::String(_)) => (),
+        Some(_) => return invalid(".function.description", "must be a string"),
+    }
+    Ok(Function { name, parameters, strict, place })
+}

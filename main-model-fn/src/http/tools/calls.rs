@@ -1,0 +1,70 @@
+//! What a chat with tools does to its answer: the grammar that it must match, and who reads it.
+
+use super::asked::{Asked, Function, Mode};
+use super::format::Format;
+use super::grammar::Rules;
+use super::reader::Reader;
+use crate::grammar::{Source, inline_schema};
+use crate::http::structured::Structure;
+use remoe_wire::ServiceError;
+use std::fmt::Write;
+
+/// Functions that may be called, and how the model does that.
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::http) struct Calls {
+    pub(in crate::http) format: Format,
+    pub(in crate::http) asked: Asked,
+}
+
+impl Calls {
+    /// One for each of `choices`.
+    pub(in crate::http) fn readers(&self, choices: usize) -> impl Iterator<Item = Reader> {
+        (0..choices).map(|_| Reader::new(self.format, self.asked.clone()))
+    }
+
+    /// What an answer must match: calls where they are required; where the model decides, `answer` or calls,
+    /// right ones of functions that are strict. `special` gives the id of a text that is a special token.
+    ///
+    /// # Errors
+    /// What of a function's parameters is not supported, or an `answer` beside which there can be no calls,
+    /// by name.
+    pub(in crate::http) fn structure(
+        &self,
+        answer: Option<Structure>,
+        special: impl Fn(&str) -> Option<u32>,
+    ) -> Result<Option<Structure>, ServiceError> {
+        let is_free = self.asked.mode == Mode::Auto;
+        let inline = match &answer {
+            None => None,
+            Some(answer) => {
+                let inline = answer.source.inline().filter(|_| is_free);
+                Some(inline.ok_or_else(|| {
+                    let message = format!("`{}` cannot be combined with these `tools`", answer.field);
+                    ServiceError::invalid(&answer.field, message)
+                })?)
+            }
+        };
+        // What gpt-oss says before it calls has a form of its own, which is left to the model.
+        let is_strict = self.asked.functions.iter().any(|function| function.strict);
+        if is_free && inline.is_none() && (!is_strict || self.format == Format::Harmony) {
+            return Ok(None);
+        }
+        let mut rules = Rules { calls: self, special: &special }.start(is_free, inline.as_deref());
+        for (index, function) in self.asked.functions.iter().enumerate() {
+            // Cannot fail: it is memory.
+            let _written = writeln!(rules, "arguments_{index}: %json {}", arguments(function, is_free)?);
+        }
+        let source = Source::calls(rules)
+            .map_err(|message| ServiceError::invalid("tools", format!("`tools`: {message}")))?;
+        Ok(Some(Structure { source, field: "tools".to_owned() }))
+    }
+}
+
+/// The schema of a function's arguments.
+fn arguments(function: &Function, is_free: bool) -> Result<String, ServiceError> {
+    let field = format!("tools[{}].function.parameters", function.place);
+    // The model is free to get it wrong where nobody asked for more.
+    let parameters = function.parameters.clone().filter(|_| !is_free || function.strict);
+    inline_schema(parameters)
+        .map_err(|message| ServiceError::invalid(&field, format!("`{field}`: {message}")))
+}
