@@ -383,14 +383,21 @@ fn the_bound_is_the_longest_token_where_all_text_is_kept() {
 fn special_tokens_are_written_out_where_they_are_asked_for() {
     for tokenizer in [byte_level(), byte_fallback(), unigram()] {
         for ids in [vec![1, 13, 2, 14, 15, 2], (0..120).map(|i| i * 7 % 17).collect::<Vec<u32>>()] {
-            let mut detokenizer = Detokenizer::with_special();
-            let mut text = String::new();
-            for id in &ids {
-                text += &detokenizer.push(&tokenizer, *id).unwrap();
-            }
-            text += &detokenizer.finish(&tokenizer).unwrap();
-            assert_eq!(text, tokenizer.decode_with_special(&ids).unwrap());
-            assert!(text.contains("</s>"), "{text}");
+            let written = |mut detokenizer: Detokenizer| {
+                let mut text = String::new();
+                for id in &ids {
+                    text += &detokenizer.push(&tokenizer, *id).unwrap();
+                }
+                text + &detokenizer.finish(&tokenizer).unwrap()
+            };
+            let all = written(Detokenizer::with_special());
+            assert_eq!(all, tokenizer.decode_with_special(&ids).unwrap());
+            assert!(all.contains("</s>"), "{all}");
+            // One of them, and not the others.
+            let mut shown = ids.clone();
+            shown.retain(|&id| id == 2 || !tokenizer.is_special(id));
+            let one = written(Detokenizer::new().showing(vec![2]));
+            assert_eq!(one, tokenizer.decode_with_special(&shown).unwrap());
         }
     }
 }

@@ -31,8 +31,10 @@ fn read(format: Format, pieces: &[&str]) -> (String, Vec<(String, String)>) {
     (content + &reader.finish(), calls)
 }
 
-/// Texts with what they say and call.
-fn texts() -> Vec<(Format, &'static str, &'static str, Vec<(&'static str, &'static str)>)> {
+/// A text, what it says, and the names and arguments of its calls.
+type Case = (Format, &'static str, &'static str, Vec<(&'static str, &'static str)>);
+
+fn texts() -> Vec<Case> {
     use Format::{Harmony, Hermes, Llama, MistralList, MistralNamed};
     let one = || vec![("f", r#"{"x": "}"}"#)];
     let two = || vec![("f", r#"{"x": 1}"#), ("g", "{}")];
