@@ -128,6 +128,7 @@ FAMILIES_PYTHON := target/families
 .PHONY: families
 families: build $(FAMILIES_PYTHON)/.complete ## Compare random models of every family with transformers (FAMILIES="--count 20 qwen3_moe")
 	$(FAMILIES_PYTHON)/bin/python tests/fixtures/random_models.py $(FAMILIES)
+	$(FAMILIES_PYTHON)/bin/python tests/fixtures/random_models.py --mutate --count 100
 
 $(FAMILIES_PYTHON)/.complete: tests/fixtures/requirements.txt
 	python3 -m venv $(FAMILIES_PYTHON)

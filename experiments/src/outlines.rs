@@ -29,6 +29,7 @@ pub(crate) fn deepseek_v2_lite() -> Outline {
         learned_positions: 0,
         tied: false,
         norm_biases: false,
+        head_bias: false,
         layers: layers(
             27,
             1,
@@ -70,6 +71,7 @@ pub(crate) fn mixtral_8x7b() -> Outline {
         learned_positions: 0,
         tied: false,
         norm_biases: false,
+        head_bias: false,
         layers: layers(
             32,
             0,
@@ -125,6 +127,7 @@ fn plain(
         learned_positions: 0,
         tied: false,
         norm_biases: false,
+        head_bias: false,
         layers,
     }
 }

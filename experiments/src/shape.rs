@@ -49,6 +49,7 @@ impl Shape {
             learned_positions: 1024,
             tied: true,
             norm_biases: true,
+            head_bias: false,
             layers: layers(
                 12,
                 0,
@@ -144,6 +145,7 @@ impl Shape {
             learned_positions: 0,
             tied: false,
             norm_biases: false,
+            head_bias: false,
             layers: layers(
                 facts.layers,
                 first_moe_layer,

@@ -4,20 +4,17 @@
 //! Only the byte ranges of the wanted experts are read, through a small buffer, straight into the
 //! packed form.
 
-use remoe_kernels::numerics::{from_bf16, from_f16};
+mod read;
+
+use read::Reader;
+pub use read::load_floats;
 use remoe_kernels::{
     Activation, Dtype, ExpertShape, KernelError, Matrix, PackedExpert, PackedExpertBuilder, StoredDtype,
 };
-use remoe_model::{Checkpoint, CheckpointError, MlpTensors, TensorRef};
+use remoe_model::{Checkpoint, CheckpointError, MlpTensors};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// Bytes that are read at a time; a multiple of a tile of rows keeps packing fast.
-const READ_BYTES: usize = 1 << 20;
-
-/// Rows that are packed together fastest.
-const TILE_ROWS: usize = 16;
 
 /// Why experts could not be brought into memory.
 #[derive(Debug, thiserror::Error)]
@@ -112,8 +109,9 @@ pub fn expert_shape(
             experts: config.moe(layer).map_or(0, |moe| moe.experts),
         });
     };
-    ExpertShape::new(config.hidden_size, moe.expert_width, dtype, activation(config.activation))
-        .map_err(|source| LoadError::Kernel { layer, expert, source })
+    let shape = ExpertShape::new(config.hidden_size, moe.expert_width, dtype, activation(config.activation))
+        .map_err(|source| LoadError::Kernel { layer, expert, source })?;
+    Ok(if moe.biases { shape.with_biases() } else { shape })
 }
 
 /// Reads expert `expert` of `layer` and packs it for computing in `dtype`.
@@ -129,7 +127,7 @@ pub fn load_expert(
     let shape = expert_shape(checkpoint, layer, expert, dtype)?;
     let tensors = checkpoint.expert(layer, expert as usize)?;
     let refused = |source| LoadError::Kernel { layer, expert, source };
-    pack(checkpoint, shape, tensors.tensors(), refused)
+    pack(checkpoint, shape, &tensors, refused)
 }
 
 /// Reads a dense layer or shared experts and packs them as one expert for computing in `dtype`.
@@ -146,39 +144,24 @@ pub fn load_gated(
     let config = checkpoint.config();
     let shape =
         ExpertShape::new(config.hidden_size, width, dtype, activation(config.activation)).map_err(refused)?;
-    pack(checkpoint, shape, tensors.tensors(), refused)
-}
-
-/// Reads a tensor's elements as float32, which has every value that checkpoints store.
-///
-/// # Errors
-/// The bytes cannot be read.
-pub fn load_floats(checkpoint: &Checkpoint, tensor: &TensorRef) -> Result<Vec<f32>, CheckpointError> {
-    let bytes = checkpoint.read(tensor)?;
-    let halves = |decode: fn(u16) -> f32| -> Vec<f32> {
-        bytes.as_chunks().0.iter().map(|&half| decode(u16::from_le_bytes(half))).collect()
-    };
-    Ok(match stored_dtype(tensor.dtype) {
-        StoredDtype::F32 => bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)).collect(),
-        StoredDtype::Bf16 => halves(from_bf16),
-        StoredDtype::F16 => halves(from_f16),
-    })
+    pack(checkpoint, shape, tensors, refused)
 }
 
 /// Reads gate, up and down projections and packs them.
 fn pack(
     checkpoint: &Checkpoint,
     shape: ExpertShape,
-    tensors: [&TensorRef; 3],
+    tensors: &MlpTensors,
     refused: impl Fn(KernelError) -> LoadError,
 ) -> Result<PackedExpert, LoadError> {
-    let mut builder = PackedExpertBuilder::new(shape, stored_dtype(tensors[0].dtype)).map_err(&refused)?;
-    checkpoint.prefetch(tensors)?;
-    let mut buffer = Vec::new();
-    for (matrix, tensor) in Matrix::ALL.into_iter().zip(tensors) {
-        read_rows(checkpoint, tensor, builder.row_bytes(matrix), &mut buffer, |row, bytes| {
-            builder.rows(matrix, row, bytes).map_err(&refused)
-        })?;
+    let mut builder = PackedExpertBuilder::new(shape, stored_dtype(tensors.gate.dtype)).map_err(&refused)?;
+    checkpoint.prefetch(tensors.tensors())?;
+    let mut reader = Reader::new(checkpoint);
+    for (matrix, tensor) in Matrix::ALL.into_iter().zip([&tensors.gate, &tensors.up, &tensors.down]) {
+        reader.rows(tensor, |row, bytes| builder.rows(matrix, row, bytes).map_err(&refused))?;
+    }
+    for (matrix, tensor) in Matrix::ALL.into_iter().zip(tensors.biases.iter().flatten()) {
+        builder.biases(matrix, &load_floats(checkpoint, tensor)?).map_err(&refused)?;
     }
     builder.finish().map_err(refused)
 }
@@ -197,27 +180,8 @@ fn activation(activation: remoe_model::Activation) -> Activation {
         remoe_model::Activation::Silu => Activation::Silu,
         remoe_model::Activation::GeluTanh => Activation::GeluTanh,
         remoe_model::Activation::Relu => Activation::Relu,
+        remoe_model::Activation::ClampedSwiglu => Activation::ClampedSwiglu,
     }
-}
-
-/// Hands the rows of `tensor` to `take`, some at a time, with the index of the first.
-fn read_rows(
-    checkpoint: &Checkpoint,
-    tensor: &TensorRef,
-    row_bytes: usize,
-    buffer: &mut Vec<u8>,
-    mut take: impl FnMut(usize, &[u8]) -> Result<(), LoadError>,
-) -> Result<(), LoadError> {
-    let slab = (READ_BYTES / row_bytes / TILE_ROWS).max(1) * TILE_ROWS * row_bytes;
-    let mut start = 0;
-    while start < tensor.bytes {
-        let end = tensor.bytes.min(start + slab as u64);
-        buffer.resize((end - start) as usize, 0);
-        checkpoint.read_into(tensor, start..end, buffer)?;
-        take(start as usize / row_bytes, buffer)?;
-        start = end;
-    }
-    Ok(())
 }
 
 /// Reads and packs `experts` (layer, expert) on `threads` threads. Where they come from afar, the bytes of

@@ -7,7 +7,9 @@
 
 use crate::scratch::Scratch;
 use crate::{check_error, config, header, memory, sections};
-use remoe_model::{AttentionTensors, Checkpoint, CheckpointError, Inspection, QueryTensors, TensorRef};
+use remoe_model::{
+    AttentionTensors, Checkpoint, CheckpointError, Inspection, QueryTensors, Strides, TensorRef,
+};
 use serde_json::{Map, Value, json};
 use std::cell::OnceCell;
 
@@ -93,7 +95,17 @@ fn check(checkpoint: &Checkpoint, lengths: &[u64]) {
             tensor.offset >= 8 && tensor.offset.checked_add(tensor.bytes).is_some_and(|end| end <= length)
         );
         let elements: u128 = tensor.shape.iter().map(|size| *size as u128).product();
-        assert_eq!(elements * u128::from(tensor.dtype.bytes()), u128::from(tensor.bytes), "{tensor:?}");
+        let own = elements * u128::from(tensor.dtype.bytes());
+        match tensor.strides {
+            None => assert_eq!(own, u128::from(tensor.bytes), "{tensor:?}"),
+            // Among others of the same bytes, the last element inside of them.
+            Some(Strides { first, row, column }) => {
+                let last = |size: Option<&usize>, step: usize| size.map_or(0, |size| (size - 1) * step);
+                let last = first + last(tensor.shape.first(), row) + last(tensor.shape.get(1), column);
+                assert!(own <= u128::from(tensor.bytes), "{tensor:?}");
+                assert!((last as u64) < tensor.bytes / tensor.dtype.bytes(), "{tensor:?}");
+            }
+        }
     };
     named.iter().for_each(inside);
 
@@ -101,15 +113,17 @@ fn check(checkpoint: &Checkpoint, lengths: &[u64]) {
     let mut experts = 0;
     for (id, _) in checkpoint.config().layers.iter().enumerate() {
         let norms = checkpoint.norms(id).expect("a layer of the model");
-        inside(&norms.attention);
-        inside(&norms.mlp);
+        for norm in [&norms.attention, &norms.mlp] {
+            inside(&norm.weight);
+            norm.bias.iter().for_each(inside);
+        }
         match checkpoint.attention(id).expect("a layer of the model") {
             AttentionTensors::Gqa(gqa) => {
                 [&gqa.q, &gqa.k, &gqa.v, &gqa.o].into_iter().for_each(|linear| {
                     inside(&linear.weight);
                     linear.bias.iter().for_each(inside);
                 });
-                gqa.q_norm.iter().chain(&gqa.k_norm).for_each(inside);
+                gqa.q_norm.iter().chain(&gqa.k_norm).chain(&gqa.sinks).for_each(inside);
             }
             AttentionTensors::Mla(mla) => {
                 match &mla.query {
@@ -128,15 +142,18 @@ fn check(checkpoint: &Checkpoint, lengths: &[u64]) {
             continue;
         };
         experts += moe.experts as u64;
-        inside(&checkpoint.router(id).expect("a layer of the model").expect("it has a router").weight);
+        let router = checkpoint.router(id).expect("a layer of the model").expect("it has a router");
+        inside(&router.linear.weight);
+        router.linear.bias.iter().chain(&router.correction).for_each(inside);
         // A stack of experts may have billions of them.
         for expert in (0..moe.experts.min(64)).chain(moe.experts.saturating_sub(2)..moe.experts) {
             let tensors = checkpoint.expert(id, expert).expect("an expert of the model");
             assert_eq!(tensors.bytes(), sizes.expert_bytes, "all experts are of one size");
-            [&tensors.gate, &tensors.up, &tensors.down].into_iter().for_each(inside);
+            tensors.tensors().for_each(inside);
             let (gate, up) = (&tensors.gate, &tensors.up);
             assert!(
-                gate.file != up.file
+                gate.strides.is_some()
+                    || gate.file != up.file
                     || gate.offset + gate.bytes <= up.offset
                     || up.offset + up.bytes <= gate.offset
             );

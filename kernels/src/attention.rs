@@ -4,7 +4,7 @@
 //!
 //! # Numerics
 //!
-//! As for products (see the crate documentation), a row's result depends on its query and on the positions that it sees, on nothing else. Scores are sums over key elements in pairs, the odd one first, then multiplied by the scale. Pages are taken in the order of their positions, beginning at position 0 of the sequence: where a page has a larger score than all before it, what was summed so far is multiplied by e^(old - new). Weights e^(score - largest) stay float32; they are summed in 16 lanes, position `i` in lane `i mod 16`, and the lanes by halves. Values are summed by fused multiply-adds, positions ascending. One division, one rounding to the element type.
+//! As for products (see the crate documentation), a row's result depends on its query and on the positions that it sees, on nothing else. Scores are sums over key elements in pairs, the odd one first, then multiplied by the scale. Pages are taken in the order of their positions, beginning at position 0 of the sequence: where a page has a larger score than all before it, what was summed so far is multiplied by e^(old - new). Weights e^(score - largest) stay float32; they are summed in 16 lanes, position `i` in lane `i mod 16`, and the lanes by halves. Values are summed by fused multiply-adds, positions ascending. One division, one rounding to the element type. Where heads have sinks, a row begins as if it had seen one position before all others, whose score is the sink and whose value is zero.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -151,7 +151,7 @@ impl Output {
 }
 
 impl Pool {
-    /// Attention of the rows of all `spans`: `query` and `output` hold tokens x heads x key and value elements, the spans' rows one after the other. Heads, sequences and long prompts are spread over the threads.
+    /// Attention of the rows of all `spans`: `query` and `output` hold tokens x heads x key and value elements, the spans' rows one after the other; `sinks` has one for each query head. Heads, sequences and long prompts are spread over the threads.
     ///
     /// # Errors
     /// [`KernelError::Length`] where a length is not what shape and spans say, [`KernelError::TooMany`]; [`KernelError::Panicked`].
@@ -159,10 +159,15 @@ impl Pool {
         &self,
         shape: &AttentionShape,
         query: &[u8],
+        sinks: Option<&[f32]>,
         spans: &[AttentionSpan<'_>],
         output: &mut [u8],
     ) -> Result<(), KernelError> {
         validate(shape, query, spans, output)?;
+        let expected = shape.heads();
+        if let Some(actual) = sinks.map(<[f32]>::len).filter(|&actual| actual != expected) {
+            return Err(KernelError::Length { what: "sinks", actual, expected });
+        }
         let bytes = shape.dtype.bytes();
         let (query_row, output_row) =
             (shape.heads() * shape.key_dim * bytes, shape.heads() * shape.value_dim * bytes);
@@ -205,6 +210,7 @@ impl Pool {
                     first: unit.first,
                     count: unit.count,
                     query: unit.query,
+                    sinks,
                     output: output.at(unit.output),
                     scratch,
                 };

@@ -71,4 +71,6 @@ pub enum Activation {
     GeluTanh,
     /// `max(x, 0)`; NaN stays NaN.
     Relu,
+    /// gpt-oss's: `g / (1 + exp(-1.702 g)) * (u + 1)` of `g`, the gate, 7 at most, and `u`, the up projection, between -7 and 7.
+    ClampedSwiglu,
 }

@@ -24,7 +24,7 @@
 //! 1. Sums are float32 and start at +0. K ascends in pairs; of each pair the odd element comes first: `acc = fma(x[2p+1], w[2p+1], acc)`, then `acc = fma(x[2p], w[2p], acc)`. K is never split; where it is odd, a zero element is appended to both sides.
 //! 2. Every operation rounds to nearest even. Denormal operands count as zero, and results that are tiny after rounding become zero, both with their sign. That is what the bfloat16 dot product of AVX-512 does; the other vector paths set the processor's flush modes while they run, and the portable path computes it.
 //! 3. `e^x` is computed by this crate, by one sequence of operations ([`numerics::exp`]); the activations are built on it, with IEEE division.
-//! 4. In float32, `h = act(gate) * up`, and the sum of the down projection is the result. In bfloat16, the sums of gate and up are rounded to bfloat16, then the activation, then the product `h`, then the sum of the down projection: each once, to nearest even.
+//! 4. In float32, `h = act(gate) * up`, and the sum of the down projection is the result. In bfloat16, the sums of gate and up are rounded to bfloat16, then the activation, then the product `h`, then the sum of the down projection: each once, to nearest even. A bias is added to a sum after it was rounded, and rounded again; what a clamped SwiGLU makes of the up projection is rounded, too.
 //! 5. Every NaN that is stored is the same one (0x7fc00000, 0x7fc0).
 //!
 //! Because the bits do not depend on the path, the path is a matter of speed alone: [`PathChoice`] measures it. A path that does not give the portable path's bits on the machine at hand is not used.

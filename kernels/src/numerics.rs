@@ -117,6 +117,12 @@ pub fn exp(x: f32) -> f32 {
     unsafe { activation::exp::<Portable>(Portable::all(flush(x))) }.first()
 }
 
+/// What an activation is multiplied with, of the up projection, as every path computes it, in float32.
+pub fn factor(activation: Activation, up: f32) -> f32 {
+    // SAFETY: the portable path needs no CPU feature.
+    unsafe { activation::factor::<Portable>(activation, Portable::all(flush(up))) }.first()
+}
+
 /// An activation as every path computes it, in float32.
 pub fn activate(activation: Activation, x: f32) -> f32 {
     // SAFETY: the portable path needs no CPU feature.

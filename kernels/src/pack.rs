@@ -1,7 +1,7 @@
 //! From row-major matrices to panels.
 
 use crate::memory::Buffer;
-use crate::numerics::{from_bf16, from_f16, to_bf16};
+use crate::numerics::{from_bf16, from_f16, round_bf16, to_bf16};
 use crate::shape::{HALF, PANEL};
 use crate::{Dtype, ExpertShape, KernelError, Matrix, StoredDtype};
 
@@ -13,6 +13,8 @@ const TILE: usize = 16;
 pub struct PackedExpert {
     shape: ExpertShape,
     buffer: Buffer,
+    /// Of gate-and-up panels, then of down panels, as float32; empty where there are none.
+    biases: Vec<f32>,
 }
 
 impl PackedExpert {
@@ -55,7 +57,12 @@ impl PackedExpert {
 
     /// Bytes of memory that the weights take: [`ExpertShape::packed_bytes`].
     pub fn bytes(&self) -> usize {
-        Buffer::resident_bytes(self.buffer.len())
+        Buffer::resident_bytes(self.buffer.len()) + self.biases.len() * size_of::<f32>()
+    }
+
+    /// The biases of the first gate-and-up panel, those of the others and of the down panels follow; null where there are none.
+    pub(crate) fn biases(&self) -> *const f32 {
+        if self.biases.is_empty() { std::ptr::null() } else { self.biases.as_ptr() }
     }
 
     /// The first gate-and-up panel; the others and the down panels follow.
@@ -74,6 +81,8 @@ pub struct PackedExpertBuilder {
     buffer: Buffer,
     /// One bit per row that was given, by matrix.
     given: [Vec<u64>; 3],
+    biases: Vec<f32>,
+    biases_given: [bool; 3],
 }
 
 impl PackedExpertBuilder {
@@ -84,7 +93,32 @@ impl PackedExpertBuilder {
     pub fn new(shape: ExpertShape, stored: StoredDtype) -> Result<Self, KernelError> {
         let buffer = Buffer::zeroed(shape.packed_words() * 4)?;
         let given = Matrix::ALL.map(|matrix| vec![0u64; shape.matrix(matrix).0.div_ceil(64)]);
-        Ok(Self { shape, stored, buffer, given })
+        let biases = vec![0.0; shape.bias_elements()];
+        Ok(Self { shape, stored, buffer, given, biases, biases_given: [false; 3] })
+    }
+
+    /// Takes the biases of `matrix`, one for each of its rows, rounded to the shape's element type.
+    ///
+    /// # Errors
+    /// [`KernelError::Length`] where they are not as many, or the shape has none.
+    pub fn biases(&mut self, matrix: Matrix, values: &[f32]) -> Result<(), KernelError> {
+        let expected = if self.shape.biases() { self.shape.matrix(matrix).0 } else { 0 };
+        if values.len() != expected {
+            return Err(KernelError::Length { what: "biases", actual: values.len(), expected });
+        }
+        let (first, columns, shift) = match matrix {
+            Matrix::Gate => (0, HALF, 0),
+            Matrix::Up => (0, HALF, HALF),
+            Matrix::Down => (self.shape.gate_up_panels(), PANEL, 0),
+        };
+        for (row, &value) in values.iter().enumerate() {
+            self.biases[(first + row / columns) * PANEL + row % columns + shift] = match self.shape.dtype() {
+                Dtype::F32 => value,
+                Dtype::Bf16 => round_bf16(value),
+            };
+        }
+        self.biases_given[matrix as usize] = true;
+        Ok(())
     }
 
     /// Bytes of one row of a matrix as it is stored.
@@ -133,8 +167,11 @@ impl PackedExpertBuilder {
                 let missing = (row..rows).filter(is_missing).count();
                 return Err(KernelError::Incomplete { matrix, row, missing });
             }
+            if self.shape.biases() && !self.biases_given[matrix as usize] {
+                return Err(KernelError::Length { what: "biases", actual: 0, expected: rows });
+            }
         }
-        Ok(PackedExpert { shape: self.shape, buffer: self.buffer })
+        Ok(PackedExpert { shape: self.shape, buffer: self.buffer, biases: self.biases })
     }
 }
 

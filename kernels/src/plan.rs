@@ -105,6 +105,8 @@ struct Stage {
     dtype: Dtype,
     activation: Activation,
     words: *const u32,
+    /// Biases of the columns of all panels, or null.
+    biases: *const f32,
     panel_words: usize,
     pairs: usize,
     first_row: usize,
@@ -214,6 +216,7 @@ impl Plan {
                 dtype: shape.dtype(),
                 activation: shape.activation(),
                 words,
+                biases: job.expert.biases(),
                 panel_words: shape.gate_up_panel_words(),
                 pairs: shape.gate_up_pairs(),
                 first_row,
@@ -228,6 +231,10 @@ impl Plan {
                 dtype: shape.dtype(),
                 activation: shape.activation(),
                 words: words.wrapping_add(shape.down_offset_words()),
+                biases: match shape.biases() {
+                    true => job.expert.biases().wrapping_add(shape.gate_up_panels() * PANEL),
+                    false => std::ptr::null(),
+                },
                 panel_words: shape.down_panel_words(),
                 pairs: shape.down_pairs(),
                 first_row: down.rows.len() - row_count,
@@ -262,6 +269,7 @@ impl Plan {
                 // The second phase has none.
                 activation: Activation::Relu,
                 words: matrix.words(),
+                biases: std::ptr::null(),
                 panel_words: matrix.panel_words(),
                 pairs: matrix.pairs(),
                 first_row,
@@ -308,6 +316,10 @@ impl Plan {
             out_stride: stage.out_stride,
             columns: stage.panel_columns.min(stage.columns - column),
             activation: stage.activation,
+            biases: match stage.biases.is_null() {
+                true => stage.biases,
+                false => stage.biases.wrapping_add(index * PANEL),
+            },
             next: weights.cast(),
         };
         Some((stage.dtype, panel))

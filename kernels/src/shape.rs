@@ -19,6 +19,7 @@ pub struct ExpertShape {
     width: usize,
     dtype: Dtype,
     activation: Activation,
+    biases: bool,
 }
 
 /// One of the three weight matrices, row-major as checkpoints store them.
@@ -63,7 +64,18 @@ impl ExpertShape {
         if !fits {
             return Err(KernelError::TooLarge { what: "an expert" });
         }
-        Ok(Self { hidden, width, dtype, activation })
+        Ok(Self { hidden, width, dtype, activation, biases: false })
+    }
+
+    /// The same with a bias on each of the three projections.
+    #[must_use]
+    pub const fn with_biases(self) -> Self {
+        Self { biases: true, ..self }
+    }
+
+    /// Whether the projections have biases.
+    pub const fn biases(&self) -> bool {
+        self.biases
     }
 
     /// Elements of an input row and of an output row.
@@ -101,12 +113,17 @@ impl ExpertShape {
 
     /// Bytes of memory that the packed expert takes, padding and page rounding included: what to check against a limit before reading.
     pub const fn packed_bytes(&self) -> usize {
-        Buffer::resident_bytes(self.packed_words() * 4)
+        Buffer::resident_bytes(self.packed_words() * 4) + self.bias_elements() * size_of::<f32>()
     }
 
     /// Bytes of a pool's scratch memory that each row of a call takes. A pool keeps what its largest call needed.
     pub const fn scratch_bytes_per_row(&self) -> usize {
         self.hidden_stride() + self.padded_input_bytes() + 2 * size_of::<*const u8>()
+    }
+
+    /// Elements of the biases, those of columns that panels are padded with included.
+    pub(crate) const fn bias_elements(&self) -> usize {
+        if self.biases { (self.gate_up_panels() + self.down_panels()) * PANEL } else { 0 }
     }
 
     /// Panels of the gate and up projections.

@@ -76,9 +76,10 @@ impl Sequence {
                     dot * shape.scale
                 })
                 .collect();
-            let largest = scores.iter().copied().fold(f64::MIN, f64::max);
+            let sink = sinks(shape).map(|sinks| f64::from(sinks[head]));
+            let largest = scores.iter().copied().chain(sink).fold(f64::MIN, f64::max);
             let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
-            let sum: f64 = weights.iter().sum();
+            let sum: f64 = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - largest).exp());
             out.extend((0..shape.value_dim).map(|dim| {
                 let value = |position: usize| {
                     f64::from(self.values[(position * shape.kv_heads + kv) * shape.value_dim + dim])
@@ -106,8 +107,13 @@ fn attend(pool: &Pool, shape: &AttentionShape, parts: &[(&Sequence, usize, usize
     let rows: usize = spans.iter().map(|span| span.rows).sum();
     let row = shape.heads() * shape.value_dim * shape.dtype.bytes();
     let mut output = vec![0; rows * row];
-    pool.attend(shape, &bytes(&query, shape.dtype), &spans, &mut output).unwrap();
+    pool.attend(shape, &bytes(&query, shape.dtype), sinks(shape), &spans, &mut output).unwrap();
     output.chunks(row).map(<[u8]>::to_vec).collect()
+}
+
+/// Shapes with four heads of keys have sinks, from those that count for nothing to those that leave nothing else.
+fn sinks(shape: &AttentionShape) -> Option<&'static [f32]> {
+    (shape.kv_heads == 4).then_some(&[-1000.0, -3.0, -0.5, 0.0, 1.5, 4.0, 40.0, 1000.0])
 }
 
 fn shapes() -> Vec<AttentionShape> {
@@ -129,6 +135,8 @@ fn shapes() -> Vec<AttentionShape> {
         AttentionShape { window: Some(40), ..plain },
         latent,
         wide,
+        AttentionShape { kv_heads: 4, group: 2, ..plain },
+        AttentionShape { kv_heads: 4, group: 2, window: Some(9), ..plain },
     ];
     float32.into_iter().flat_map(|shape| [shape, AttentionShape { dtype: Dtype::Bf16, ..shape }]).collect()
 }
@@ -187,14 +195,18 @@ fn wrong_lengths_are_errors() {
     let query = bytes(&sequence.query, shape.dtype);
     let mut output = vec![0; query.len()];
     let span = AttentionSpan { pages: &pages, past: 0, rows: 40 };
-    pool.attend(&shape, &query, &[span], &mut output).unwrap();
-    assert!(pool.attend(&shape, &query[1..], &[span], &mut output).is_err());
-    assert!(pool.attend(&shape, &query, &[span], &mut output[1..]).is_err());
+    pool.attend(&shape, &query, None, &[span], &mut output).unwrap();
+    assert!(pool.attend(&shape, &query, Some(&[0.0; 5]), &[span], &mut output).is_err());
+    assert!(pool.attend(&shape, &query[1..], None, &[span], &mut output).is_err());
+    assert!(pool.attend(&shape, &query, None, &[span], &mut output[1..]).is_err());
     assert!(
-        pool.attend(&shape, &query, &[AttentionSpan { pages: &pages[..1], ..span }], &mut output).is_err()
+        pool.attend(&shape, &query, None, &[AttentionSpan { pages: &pages[..1], ..span }], &mut output)
+            .is_err()
     );
     let short = [pages[0], &pages[1][1..]];
-    assert!(pool.attend(&shape, &query, &[AttentionSpan { pages: &short, ..span }], &mut output).is_err());
+    assert!(
+        pool.attend(&shape, &query, None, &[AttentionSpan { pages: &short, ..span }], &mut output).is_err()
+    );
     let mut page = vec![0; shape.page_bytes()];
     let entry = vec![0; 2 * 20 * 4];
     assert!(shape.write(&mut page, PAGE_POSITIONS, &entry, &entry).is_err());

@@ -8,7 +8,8 @@ use common::{Data, Expert, Random, bits, forward, pool, stored_bits, to_bytes};
 use proptest::prelude::*;
 use remoe_kernels::{Activation, Dtype, ExpertShape, InstructionPath, Job, PackedExpert, Pool};
 
-const ACTIVATIONS: [Activation; 3] = [Activation::Silu, Activation::GeluTanh, Activation::Relu];
+const ACTIVATIONS: [Activation; 4] =
+    [Activation::Silu, Activation::GeluTanh, Activation::Relu, Activation::ClampedSwiglu];
 const DTYPES: [Dtype; 2] = [Dtype::Bf16, Dtype::F32];
 
 fn pools() -> Vec<Pool> {
@@ -53,7 +54,7 @@ fn odd_and_tiny_shapes() {
         for width in [1, 2, 7, 31, 32, 33, 48, 65] {
             for dtype in DTYPES {
                 for data in Data::ALL {
-                    let activation = ACTIVATIONS[random.below(3)];
+                    let activation = ACTIVATIONS[random.below(4)];
                     let expert = Expert::new(&mut random, data, hidden, width, dtype, activation);
                     let rows = 1 + random.below(14);
                     check(&pools, &mut random, data, &expert, rows);
@@ -233,7 +234,7 @@ fn activations_agree_over_the_whole_range() {
                     let up = round(common::dot(&[v, 1.0], &[0.0, 1.0]));
                     let h = round(remoe_kernels::numerics::mul(
                         round(remoe_kernels::numerics::activate(activation, gate)),
-                        up,
+                        round(remoe_kernels::numerics::factor(activation, up)),
                     ));
                     let expected = stored_bits(common::dot(&[h], &[1.0]), dtype);
                     assert_eq!(out[0], expected, "{} {activation:?} {dtype} {v:e}", pool.paths(dtype));
@@ -253,7 +254,7 @@ proptest! {
         width in 1usize..100,
         rows in 1usize..30,
         kind in 0usize..4,
-        activation in 0usize..3,
+        activation in 0usize..4,
         bf16 in any::<bool>(),
     ) {
         let mut random = Random(seed);

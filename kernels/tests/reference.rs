@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Data, Expert, Random, bits, forward, pool, to_bytes};
-use remoe_kernels::{Activation, Dtype};
+use remoe_kernels::{Activation, Dtype, Matrix};
 
 /// Unit roundoff of float32 and of bfloat16.
 const U32: f64 = 1.0 / (1u64 << 24) as f64;
@@ -45,12 +45,30 @@ impl Near {
         Self { value, error }.rounded(U32)
     }
 
+    fn biased(self, expert: &Expert, matrix: Matrix, n: usize, unit: f64) -> Self {
+        let Some(biases) = &expert.biases else { return self };
+        Self { value: self.value + f64::from(biases[matrix as usize][n]), ..self }.rounded(U32).rounded(unit)
+    }
+
+    /// What an activation is multiplied with.
+    fn factor(self, activation: Activation) -> Self {
+        match activation {
+            Activation::ClampedSwiglu => {
+                Self { value: self.value.clamp(-7.0, 7.0) + 1.0, ..self }.rounded(U32)
+            }
+            _ => self,
+        }
+    }
+
     /// No activation is steeper than 1.13. Its own operations err by a few units; for GELU an error of three units in the exponent counts with the exponent's size.
     fn activated(self, activation: Activation) -> Self {
         let x = self.value;
         let (value, exponent) = match activation {
             Activation::Relu => (x.max(0.0), 0.0),
             Activation::Silu => (x / (1.0 + (-x).exp()), x),
+            Activation::ClampedSwiglu => {
+                (x.min(7.0) / (1.0 + (-1.702 * x.min(7.0)).exp()), 1.702 * x.min(7.0))
+            }
             Activation::GeluTanh => {
                 let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
                 (0.5 * x * (1.0 + inner.tanh()), 2.0 * inner)
@@ -70,10 +88,13 @@ fn row(expert: &Expert, x: &[f32]) -> Vec<Near> {
         .map(|n| {
             let gate = Near::dot(&x, &expert.gate[n * hidden..][..hidden]).rounded(unit);
             let up = Near::dot(&x, &expert.up[n * hidden..][..hidden]).rounded(unit);
-            gate.activated(shape.activation()).rounded(unit).times(up).rounded(unit)
+            let gate = gate.biased(expert, Matrix::Gate, n, unit);
+            let up = up.biased(expert, Matrix::Up, n, unit).factor(shape.activation());
+            gate.activated(shape.activation()).rounded(unit).times(up.rounded(unit)).rounded(unit)
         })
         .collect();
-    (0..hidden).map(|n| Near::dot(&h, &expert.down[n * width..][..width]).rounded(unit)).collect()
+    let down = |n: usize| Near::dot(&h, &expert.down[n * width..][..width]).rounded(unit);
+    (0..hidden).map(|n| down(n).biased(expert, Matrix::Down, n, unit)).collect()
 }
 
 #[test]
@@ -82,7 +103,9 @@ fn results_are_within_the_bound_of_the_order() {
     let pool = pool(2, None);
     for (hidden, width) in [(64, 32), (41, 7), (256, 96), (777, 130)] {
         for dtype in [Dtype::F32, Dtype::Bf16] {
-            for activation in [Activation::Silu, Activation::GeluTanh, Activation::Relu] {
+            for activation in
+                [Activation::Silu, Activation::GeluTanh, Activation::Relu, Activation::ClampedSwiglu]
+            {
                 let expert = Expert::new(&mut random, Data::Ordinary, hidden, width, dtype, activation);
                 let rows = 7;
                 let inputs = Data::Ordinary.vector(&mut random, rows * hidden, dtype);

@@ -8,7 +8,7 @@
 use crate::DeviceName;
 use crate::transformer::LoadModelError;
 use remoe_kernels::{AttentionShape, Dtype, KernelError, Pool};
-use remoe_model::{Activation, Checkpoint, MlaFacts, MlpTensors, RopeFacts, TensorRef};
+use remoe_model::{Activation, Checkpoint, MlaFacts, MlpTensors, NormKind, RopeFacts, TensorRef};
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -54,7 +54,7 @@ pub struct Span {
     pub pages: Vec<usize>,
 }
 
-/// A matrix product's weights, outputs x inputs, and what is added to the results.
+/// A matrix product's weights, outputs x inputs, or a norm's, and what is added to the results.
 #[derive(Clone, Copy, Debug)]
 pub struct Affine<'a> {
     /// The weights.
@@ -126,7 +126,8 @@ pub trait Backend: Sized + Send + Sync + 'static {
     fn load_norm(
         &self,
         checkpoint: &Checkpoint,
-        weight: &TensorRef,
+        norm: Affine<'_>,
+        kind: NormKind,
         epsilon: f64,
     ) -> Result<Self::Norm, LoadModelError>;
 
@@ -182,8 +183,8 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// As [`embed`](Self::embed).
     fn linear(&self, weight: &Self::Linear, x: &Self::Tensor) -> Result<Self::Tensor, BackendError>;
 
-    /// Root-mean-square normalisation of every run of as many elements as there are weights: the mean in float32,
-    /// the result rounded before it is multiplied by the weights.
+    /// Normalisation of every run of as many elements as there are weights, rounded as its kind says, computed in
+    /// float32.
     ///
     /// # Errors
     /// As [`embed`](Self::embed).
@@ -222,7 +223,8 @@ pub trait Backend: Sized + Send + Sync + 'static {
         head_dim: usize,
     ) -> Result<Self::Tensor, BackendError>;
 
-    /// Writes the keys and values of the spans to their pages and attends: rows x (heads x value elements).
+    /// Writes the keys and values of the spans to their pages and attends: rows x (heads x value elements). `sinks`
+    /// has one element for each head.
     ///
     /// # Errors
     /// As [`embed`](Self::embed).
@@ -231,6 +233,7 @@ pub trait Backend: Sized + Send + Sync + 'static {
         pages: &mut Self::Pages,
         layer: usize,
         query_key_value: [Self::Tensor; 3],
+        sinks: Option<&[f32]>,
         spans: &[Span],
     ) -> Result<Self::Tensor, BackendError>;
 

@@ -134,7 +134,7 @@ pub async fn run<B: Backend>(
     let cache_pages = usize::try_from(cache_pages).unwrap_or(usize::MAX);
     let limits = RequestLimits {
         vocab_size: config.vocab_size,
-        context_length: config.context_length,
+        context_length: config.served_context(),
         cache_pages,
         max_choices: MAX_CHOICES.min(settings.max_batch),
         max_requests: settings.max_requests,

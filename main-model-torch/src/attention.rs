@@ -40,13 +40,12 @@ impl Visibility {
     }
 }
 
-/// Grouped-query attention. `query`, `key`, `value`: rows x (heads x elements).
+/// Grouped-query attention. Query, key and value: rows x (heads x elements); `sinks`: heads.
 pub(crate) fn grouped(
     pages: &mut TorchPages,
     layer: usize,
-    query: &Tensor,
-    key: &Tensor,
-    value: &Tensor,
+    [query, key, value]: &[Tensor; 3],
+    sinks: Option<&Tensor>,
     spans: &[Span],
 ) -> Result<Tensor, TchError> {
     let shape = pages.layers[layer];
@@ -63,7 +62,10 @@ pub(crate) fn grouped(
         let (keys, values) =
             pages.extend(layer, &span.pages, span.past, &part(&key)?, &part(&value)?, from)?;
         let past = (span.past - from) as i64;
-        outputs.push(attend_grouped(&shape, &part(&query)?, &keys, &values, past)?);
+        outputs.push(match sinks {
+            None => attend_grouped(&shape, &part(&query)?, &keys, &values, past)?,
+            Some(sinks) => attend_with_sinks(&shape, &part(&query)?, [&keys, &values], sinks, past)?,
+        });
     }
     Tensor::f_cat(&outputs, 0)
 }
@@ -91,6 +93,34 @@ fn attend_grouped(
     };
     let visibility = Visibility { past, window: shape.window.map(|window| window as i64) };
     attend(query, &repeated(keys)?, &repeated(values)?, shape.scale, &visibility)
+}
+
+/// The same with `sinks`: a position more, whose key and value are zero and whose score is the sink.
+fn attend_with_sinks(
+    shape: &AttentionShape,
+    query: &Tensor,
+    keys_values: [&Tensor; 2],
+    sinks: &Tensor,
+    past: i64,
+) -> Result<Tensor, TchError> {
+    let (heads, rows, positions) = (query.size()[0], query.size()[1], keys_values[0].size()[1]);
+    let extended = |x: &Tensor| {
+        let repeated = x.f_repeat_interleave_self_int(shape.group as i64, 0, None)?;
+        Tensor::f_cat(&[&repeated, &repeated.f_narrow(1, 0, 1)?.f_zeros_like()?], 1)
+    };
+    let (keys, values) = (extended(keys_values[0])?, extended(keys_values[1])?);
+    let seen = Tensor::f_ones([rows, positions], (Kind::Bool, query.device()))?.f_tril(past)?;
+    let seen = match shape.window {
+        None => seen,
+        Some(window) => seen.f_triu(past + 1 - window as i64)?,
+    };
+    let scores = Tensor::f_zeros([rows, positions], (query.f_kind()?, query.device()))?
+        .f_masked_fill(&seen.f_logical_not()?, f64::NEG_INFINITY)?;
+    let scores = scores.f_unsqueeze(0)?.f_expand([heads, rows, positions], false)?;
+    let sinks = sinks.f_reshape([heads, 1, 1])?.f_expand([heads, rows, 1], false)?;
+    let mask = Tensor::f_cat(&[scores, sinks], -1)?.f_unsqueeze(0)?;
+    let output = dot_product(&query.f_unsqueeze(0)?, &keys, &values, shape.scale, Some(mask), false)?;
+    output.f_squeeze_dim(0)?.f_transpose(0, 1)?.f_reshape([rows, -1])
 }
 
 impl LatentHeads {

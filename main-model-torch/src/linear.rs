@@ -64,11 +64,17 @@ impl DeviceMlp {
     fn forward(&self, x: &Tensor) -> Result<Tensor, TchError> {
         let product = |weight: &Tensor, x: &Tensor| x.f_linear(weight, None::<&Tensor>);
         let gate = product(&self.gate, x)?;
-        let gate = match self.activation {
-            Activation::Silu => gate.f_silu()?,
-            Activation::GeluTanh => gate.f_gelu("tanh")?,
-            Activation::Relu => gate.f_relu()?,
+        let up = product(&self.up, x)?;
+        let (gate, up) = match self.activation {
+            Activation::Silu => (gate.f_silu()?, up),
+            Activation::GeluTanh => (gate.f_gelu("tanh")?, up),
+            Activation::Relu => (gate.f_relu()?, up),
+            Activation::ClampedSwiglu => {
+                let gate = gate.f_clamp_max(7.0)?;
+                let up = up.f_clamp(-7.0, 7.0)?.f_add_scalar(1.0)?;
+                (gate.f_mul(&gate.f_mul_scalar(1.702)?.f_sigmoid()?)?, up)
+            }
         };
-        product(&self.down, &gate.f_mul(&product(&self.up, x)?)?)
+        product(&self.down, &gate.f_mul(&up)?)
     }
 }

@@ -27,7 +27,7 @@ impl Rope {
     pub(crate) fn new(facts: &RopeFacts, device: Device) -> Result<Self, TchError> {
         Ok(Self {
             frequencies: Tensor::f_from_slice(&facts.inverse_frequencies())?.f_to_device(device)?,
-            attention_factor: facts.attention_factor(),
+            attention_factor: facts.attention_factor,
             layout: facts.layout,
             in_float32: facts.in_float32,
             dim: facts.dim as i64,

@@ -5,14 +5,16 @@ use crate::error::Refused;
 use crate::heads::{DeviceHeads, HeadProjections, HostHeads};
 use crate::host::{self, HostMatrix, HostMlp};
 use crate::linear::{DeviceMlp, Gated, Linear, Weight};
-use crate::norm::RmsNorm;
+use crate::norm::Norm;
 use crate::pages::TorchPages;
 use crate::rope::{Angles, Rope};
 use main_model_fn::backend::{Affine, Backend, BackendError, Span};
 use main_model_fn::{DeviceError, DeviceName, LoadModelError};
 use remoe_experts::{load_gated, stored_dtype};
 use remoe_kernels::{AttentionShape, Dtype, PackedMatrix, Pool};
-use remoe_model::{Activation, Checkpoint, MlaFacts, MlpTensors, RopeFacts, StoredDtype, TensorRef};
+use remoe_model::{
+    Activation, Checkpoint, MlaFacts, MlpTensors, NormKind, RopeFacts, StoredDtype, TensorRef,
+};
 use std::borrow::Cow;
 use std::sync::Arc;
 use tch::{Cuda, Device, Kind, Tensor};
@@ -90,7 +92,7 @@ impl Backend for Torch {
     type Tensor = Tensor;
     type Embedding = Tensor;
     type Linear = Linear;
-    type Norm = RmsNorm;
+    type Norm = Norm;
     type Gated = Gated;
     type Heads = LatentHeads;
     type Rope = Rope;
@@ -153,10 +155,12 @@ impl Backend for Torch {
     fn load_norm(
         &self,
         checkpoint: &Checkpoint,
-        weight: &TensorRef,
+        norm: Affine<'_>,
+        kind: NormKind,
         epsilon: f64,
-    ) -> Result<RmsNorm, LoadModelError> {
-        Ok(RmsNorm { weight: self.tensor(checkpoint, weight)?, eps: epsilon })
+    ) -> Result<Norm, LoadModelError> {
+        let bias = norm.bias.map(|bias| self.tensor(checkpoint, bias)).transpose()?;
+        Ok(Norm { kind, weight: self.tensor(checkpoint, norm.weight)?, bias, eps: epsilon })
     }
 
     fn load_gated(
@@ -227,7 +231,7 @@ impl Backend for Torch {
         weight.forward(x)
     }
 
-    fn norm(&self, norm: &RmsNorm, x: &Tensor) -> Result<Tensor, BackendError> {
+    fn norm(&self, norm: &Norm, x: &Tensor) -> Result<Tensor, BackendError> {
         norm.forward(x).told()
     }
 
@@ -256,10 +260,18 @@ impl Backend for Torch {
         &self,
         pages: &mut TorchPages,
         layer: usize,
-        [query, key, value]: [Tensor; 3],
+        query_key_value: [Tensor; 3],
+        sinks: Option<&[f32]>,
         spans: &[Span],
     ) -> Result<Tensor, BackendError> {
-        grouped(pages, layer, &query, &key, &value, spans).told()
+        let sinks = match sinks {
+            None => None,
+            Some(sinks) => {
+                let sinks = Tensor::f_from_slice(sinks).told()?.f_to_kind(self.kind()).told()?;
+                Some(sinks.f_to_device(self.device).told()?)
+            }
+        };
+        grouped(pages, layer, &query_key_value, sinks.as_ref(), spans).told()
     }
 
     fn attend_latent(

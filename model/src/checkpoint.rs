@@ -16,7 +16,7 @@ use crate::shards::Shards;
 use crate::sizes::Sizes;
 use crate::store::{FileRange, Folder, Store, read_fully_at};
 use crate::tensors::{
-    AttentionTensors, ExpertTensors, MlpTensors, NormTensors, RouterTensors, SharedTensors, TensorRef,
+    AttentionTensors, ExpertTensors, Linear, MlpTensors, NormTensors, RouterTensors, SharedTensors, TensorRef,
 };
 
 /// An open checkpoint in the Hugging Face layout whose headers have been checked against its config.
@@ -106,6 +106,7 @@ impl Checkpoint {
             bytes: raw.bytes,
             dtype: StoredDtype::from_header(raw.dtype)?,
             shape: raw.shape.iter().map(|size| usize::try_from(*size).ok()).collect::<Option<_>>()?,
+            strides: None,
         })
     }
 
@@ -127,9 +128,15 @@ impl Checkpoint {
         self.layout.head.name == self.layout.embedding.name
     }
 
-    /// The norm before the head: [hidden].
+    /// The head's bias, where it has one: [vocabulary].
     #[must_use]
-    pub fn final_norm(&self) -> &TensorRef {
+    pub fn head_bias(&self) -> Option<&TensorRef> {
+        self.layout.head_bias.as_ref()
+    }
+
+    /// The norm before the head.
+    #[must_use]
+    pub fn final_norm(&self) -> &Linear {
         &self.layout.final_norm
     }
 

@@ -6,11 +6,11 @@ use serde_json::{Map, Value};
 
 use crate::error::CheckpointError;
 use crate::facts::{Activation, AttentionFacts};
-use crate::facts::{LayerFacts, MlpFacts, MoeFacts, StoredDtype};
+use crate::facts::{LayerFacts, MlpFacts, MoeFacts, NormKind, StoredDtype};
 use crate::family::Family;
 use crate::fields::Fields;
 use crate::json;
-use crate::rope::RopeFacts;
+use crate::rope::{RopeFacts, RopeScaling};
 
 /// More layers than any model has, and few enough to describe each.
 const LAYER_LIMIT: usize = 4096;
@@ -27,7 +27,7 @@ pub struct ModelConfig {
     pub vocab_size: usize,
     /// Elements of a token's hidden state.
     pub hidden_size: usize,
-    /// Epsilon of the RMS norms, float32 arithmetic, before the square root.
+    /// Epsilon of the norms, float32 arithmetic, before the square root.
     pub norm_eps: f64,
     /// Whether the head is the embedding.
     pub tie_embeddings: bool,
@@ -35,6 +35,10 @@ pub struct ModelConfig {
     pub context_length: usize,
     /// Activation of experts, shared experts and dense layers.
     pub activation: Activation,
+    /// The norms outside of attention.
+    pub norm: NormKind,
+    /// Whether the head has a bias.
+    pub head_bias: bool,
     /// What hidden states and logits are multiplied with.
     pub multipliers: Multipliers,
     /// The decoder layers; a layer's id is its index.
@@ -93,6 +97,16 @@ impl ModelConfig {
             ));
         }
         Ok(config)
+    }
+
+    /// Positions that are served: those for which the rotation's frequencies are the same however long the
+    /// text is. All of [`Self::context_length`] for most kinds of rope.
+    #[must_use]
+    pub fn served_context(&self) -> usize {
+        match self.rope.scaling {
+            RopeScaling::Long { original, .. } => self.context_length.min(original),
+            _ => self.context_length,
+        }
     }
 
     /// Ids of the layers that have routed experts, ascending.
@@ -214,6 +228,25 @@ impl<'a> Common<'a> {
         Ok(self.hidden_size / self.heads)
     }
 
+    /// Which layers attend to a window only, where the config lists them.
+    pub(crate) fn layer_types(&self) -> Result<Option<Vec<bool>>, CheckpointError> {
+        let fields = self.fields;
+        let Some(types) = fields.list("layer_types")? else { return Ok(None) };
+        if types.len() != self.layers {
+            return Err(fields
+                .error("layer_types", format!("has {} entries for {} layers", types.len(), self.layers)));
+        }
+        let slides = |entry: &Value| match entry.as_str() {
+            Some("full_attention") => Ok(false),
+            Some("sliding_attention") => Ok(true),
+            _ => Err(fields.unsupported(
+                "layer_types",
+                format!("{entry}; supported are full_attention and sliding_attention"),
+            )),
+        };
+        types.iter().map(slides).collect::<Result<_, _>>().map(Some)
+    }
+
     /// Experts and experts per token, checked against each other.
     pub(crate) fn experts(
         &self,
@@ -265,6 +298,8 @@ impl<'a> Common<'a> {
             tie_embeddings: self.tie_embeddings,
             context_length: self.context_length,
             activation: self.activation,
+            norm: NormKind::Rms,
+            head_bias: false,
             multipliers: Multipliers::default(),
             layers,
             rope,

@@ -63,6 +63,8 @@ pub enum Activation {
     GeluTanh,
     /// max(x, 0).
     Relu,
+    /// gpt-oss's: gate and up projection clamped at 7, gate * sigmoid(1.702 gate) * (up + 1).
+    ClampedSwiglu,
 }
 
 impl Activation {
@@ -73,11 +75,23 @@ impl Activation {
             Self::Silu => "silu",
             Self::GeluTanh => "gelu_pytorch_tanh",
             Self::Relu => "relu",
+            Self::ClampedSwiglu => "clamped_swiglu",
         }
     }
 }
 
-/// One decoder layer: attention, then MLP, each behind an RMS norm and a residual.
+/// What the norms before attention, before the feed-forward part and before the head are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NormKind {
+    /// Root mean square, rounded to the compute dtype before the product with the weights.
+    Rms,
+    /// Root mean square, rounded after the product with the weights.
+    RmsInFloat32,
+    /// Mean and variance, with weights and biases, rounded once.
+    Layer,
+}
+
+/// One decoder layer: attention, then MLP, each behind a norm and a residual.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerFacts {
     /// The attention of the layer.
@@ -144,6 +158,8 @@ pub struct GqaFacts {
     pub clip: Option<f64>,
     /// A query at position p sees keys at positions above p - window: itself and window - 1 before.
     pub window: Option<usize>,
+    /// Whether each head has a sink: a score beside those of the positions, whose value is zero.
+    pub sinks: bool,
     /// What the scores are multiplied with before the softmax.
     pub softmax_scale: f64,
 }
@@ -208,6 +224,8 @@ pub struct MoeFacts {
     pub top_k: usize,
     /// Intermediate size of a routed expert.
     pub expert_width: usize,
+    /// Whether the projections of a routed expert have biases.
+    pub biases: bool,
     /// How a token chooses its experts.
     pub routing: RoutingFacts,
     /// The part that every token passes.
@@ -219,6 +237,8 @@ pub struct MoeFacts {
 pub struct RoutingFacts {
     /// What turns logits into scores.
     pub score: Score,
+    /// Whether the router has a bias.
+    pub bias: bool,
     /// Whether the router's product itself is made in float32, from float32 copies of hidden states
     /// and weight; otherwise it is made in the compute dtype and only the scores are float32.
     pub logits_in_float32: bool,
@@ -237,7 +257,7 @@ pub struct RoutingFacts {
 }
 
 /// What turns router logits into scores.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Score {
     /// Softmax over all experts, in float32.
     Softmax,
@@ -245,6 +265,13 @@ pub enum Score {
     SoftmaxOfChosen,
     /// The sigmoid of each, in float32.
     Sigmoid,
+    /// Sparsemixer (arXiv 2409.12136) as it is in inference: the two largest logits one after the other,
+    /// each weighed by a softmax over those that are not further below it than 2 `jitter` times the
+    /// larger of it and of their own size.
+    SparseMixer {
+        /// `router_jitter_noise`.
+        jitter: f64,
+    },
 }
 
 /// Group-limited choice: experts are cut into `groups` runs of equal length, only experts of the best

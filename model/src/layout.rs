@@ -4,8 +4,10 @@ use std::path::Path;
 
 use crate::config::ModelConfig;
 use crate::error::CheckpointError;
-use crate::facts::{AttentionFacts, GqaFacts, LayerFacts, MlaFacts, MlpFacts, MoeFacts, QkNorm, StoredDtype};
-use crate::family::{BlockNames, TensorNames};
+use crate::facts::{
+    AttentionFacts, GqaFacts, LayerFacts, MlaFacts, MlpFacts, MoeFacts, NormKind, QkNorm, StoredDtype,
+};
+use crate::family::{BlockNames, Fused, TensorNames};
 use crate::shards::{RawTensor, Shards};
 use crate::tensors::{
     AttentionTensors, GqaTensors, Linear, MlaTensors, MlpTensors, NormTensors, QueryTensors, RouterTensors,
@@ -14,13 +16,15 @@ use crate::tensors::{
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
 const HEAD: &str = "lm_head.weight";
+const HEAD_BIAS: &str = "lm_head.bias";
 
 /// All tensors of a model.
 #[derive(Debug)]
 pub(crate) struct Layout {
     pub(crate) embedding: TensorRef,
-    pub(crate) final_norm: TensorRef,
+    pub(crate) final_norm: Linear,
     pub(crate) head: TensorRef,
+    pub(crate) head_bias: Option<TensorRef>,
     pub(crate) layers: Vec<LayerTensors>,
 }
 
@@ -47,6 +51,9 @@ pub(crate) enum Experts {
     /// Two tensors for all, as transformers keeps them in memory: [experts, 2 x width, hidden], gate
     /// rows before up rows, and [experts, hidden, width].
     Fused { gate_up: TensorRef, down: TensorRef, experts: usize, width: usize },
+    /// The same the other way round, gate and up columns in turns, with biases: [experts, hidden, 2 x width]
+    /// and [experts, 2 x width], [experts, width, hidden] and [experts, hidden].
+    InTurns { gate_up: Linear, down: Linear, experts: usize },
 }
 
 impl Experts {
@@ -57,6 +64,15 @@ impl Experts {
                 gate: gate_up.rows_of(expert, 0, *width),
                 up: gate_up.rows_of(expert, *width, *width),
                 down: down.rows_of(expert, 0, down.shape.get(1).copied().unwrap_or(0)),
+                biases: None,
+            }),
+            Self::InTurns { gate_up, down, experts } => (expert < *experts).then(|| MlpTensors {
+                gate: gate_up.weight.columns_of(expert, 0, 2),
+                up: gate_up.weight.columns_of(expert, 1, 2),
+                down: down.weight.columns_of(expert, 0, 1),
+                biases: gate_up.bias.as_ref().zip(down.bias.as_ref()).map(|(gate_up, down)| {
+                    [gate_up.every(expert, 0, 2), gate_up.every(expert, 1, 2), down.every(expert, 0, 1)]
+                }),
             }),
         }
     }
@@ -64,7 +80,7 @@ impl Experts {
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Separate(experts) => experts.len(),
-            Self::Fused { experts, .. } => *experts,
+            Self::Fused { experts, .. } | Self::InTurns { experts, .. } => *experts,
         }
     }
 }
@@ -72,14 +88,16 @@ impl Experts {
 impl Layout {
     /// Every tensor outside of the routed experts.
     pub(crate) fn outside(&self) -> Vec<&TensorRef> {
-        let ends = [&self.embedding, &self.head, &self.final_norm];
-        ends.into_iter().chain(self.layers.iter().flat_map(LayerTensors::outside)).collect()
+        let ends = [&self.embedding, &self.head].into_iter().chain(&self.head_bias);
+        ends.chain(self.final_norm.tensors())
+            .chain(self.layers.iter().flat_map(LayerTensors::outside))
+            .collect()
     }
 }
 
 impl LayerTensors {
     fn outside(&self) -> Vec<&TensorRef> {
-        let mut tensors = vec![&self.norms.attention, &self.norms.mlp];
+        let mut tensors: Vec<_> = self.norms.attention.tensors().chain(self.norms.mlp.tensors()).collect();
         tensors.extend(self.attention.tensors());
         match &self.mlp {
             LayerMlp::Dense(mlp) => tensors.extend(mlp.tensors()),
@@ -108,8 +126,13 @@ pub(crate) fn resolve(
     further: usize,
     shards: &Shards,
 ) -> Result<Layout, CheckpointError> {
-    let finder =
-        Finder { shards, dtype: config.dtype, hidden: config.hidden_size, names: config.family.names() };
+    let finder = Finder {
+        shards,
+        dtype: config.dtype,
+        hidden: config.hidden_size,
+        norm_bias: config.norm == NormKind::Layer,
+        names: config.family.names(),
+    };
     no_more_layers(config.layers.len(), further, shards)?;
     let table = [config.vocab_size, config.hidden_size];
     let (has_embedding, has_head) = (finder.has(EMBEDDING), finder.has(HEAD));
@@ -124,8 +147,9 @@ pub(crate) fn resolve(
     };
     Ok(Layout {
         embedding: finder.find(embedding, &table)?,
-        final_norm: finder.find("model.norm.weight", &[config.hidden_size])?,
+        final_norm: finder.norm("model.norm")?,
         head: finder.find(head, &table)?,
+        head_bias: config.head_bias.then(|| finder.find(HEAD_BIAS, &table[..1])).transpose()?,
         layers: config
             .layers
             .iter()
@@ -157,6 +181,7 @@ struct Finder<'a> {
     shards: &'a Shards,
     dtype: StoredDtype,
     hidden: usize,
+    norm_bias: bool,
     names: &'static TensorNames,
 }
 
@@ -206,6 +231,7 @@ impl Finder<'_> {
                 bytes: raw.bytes,
                 dtype,
                 shape: shape.to_vec(),
+                strides: None,
             }),
             _ => Err(CheckpointError::tensor(
                 path,
@@ -221,7 +247,7 @@ impl Finder<'_> {
 
     fn layer(&self, id: usize, facts: &LayerFacts) -> Result<LayerTensors, CheckpointError> {
         let prefix = format!("model.layers.{id}");
-        let norm = |name: &str| self.find(&format!("{prefix}.{name}.weight"), &[self.hidden]);
+        let norm = |name: &str| self.norm(&format!("{prefix}.{name}"));
         let attention = format!("{prefix}.self_attn");
         Ok(LayerTensors {
             norms: NormTensors {
@@ -243,15 +269,19 @@ impl Finder<'_> {
         })
     }
 
-    fn linear(&self, name: &str, shape: [usize; 2], bias: bool) -> Result<Linear, CheckpointError> {
+    fn linear(&self, name: &str, shape: &[usize], bias: bool) -> Result<Linear, CheckpointError> {
         let bias = bias.then(|| self.find(&format!("{name}.bias"), &shape[..1])).transpose()?;
-        Ok(Linear { weight: self.find(&format!("{name}.weight"), &shape)?, bias })
+        Ok(Linear { weight: self.find(&format!("{name}.weight"), shape)?, bias })
+    }
+
+    fn norm(&self, name: &str) -> Result<Linear, CheckpointError> {
+        self.linear(name, &[self.hidden], self.norm_bias)
     }
 
     fn gqa(&self, prefix: &str, facts: &GqaFacts) -> Result<GqaTensors, CheckpointError> {
         let (q, kv) = (facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim);
         let project = |name: &str, rows: usize| {
-            self.linear(&format!("{prefix}.{name}"), [rows, self.hidden], facts.qkv_bias)
+            self.linear(&format!("{prefix}.{name}"), &[rows, self.hidden], facts.qkv_bias)
         };
         let norm = |name: &str, row: usize| {
             let width = |over| if over == QkNorm::Row { row } else { facts.head_dim };
@@ -262,9 +292,10 @@ impl Finder<'_> {
             q: project("q_proj", q)?,
             k: project("k_proj", kv)?,
             v: project("v_proj", kv)?,
-            o: self.linear(&format!("{prefix}.o_proj"), [self.hidden, q], facts.o_bias)?,
+            o: self.linear(&format!("{prefix}.o_proj"), &[self.hidden, q], facts.o_bias)?,
             q_norm: norm("q_norm", q)?,
             k_norm: norm("k_norm", kv)?,
+            sinks: facts.sinks.then(|| self.find(&format!("{prefix}.sinks"), &[facts.heads])).transpose()?,
         })
     }
 
@@ -274,7 +305,7 @@ impl Finder<'_> {
         let query = match facts.q_rank {
             None => QueryTensors::Direct(weight("q_proj", &[query_rows, self.hidden])?),
             Some(rank) => QueryTensors::Latent {
-                a: self.linear(&format!("{prefix}.q_a_proj"), [rank, self.hidden], facts.bias)?,
+                a: self.linear(&format!("{prefix}.q_a_proj"), &[rank, self.hidden], facts.bias)?,
                 a_norm: weight("q_a_layernorm", &[rank])?,
                 b: weight("q_b_proj", &[query_rows, rank])?,
             },
@@ -283,14 +314,14 @@ impl Finder<'_> {
             query,
             kv_a: self.linear(
                 &format!("{prefix}.kv_a_proj_with_mqa"),
-                [facts.kv_rank + facts.rope_dim, self.hidden],
+                &[facts.kv_rank + facts.rope_dim, self.hidden],
                 facts.bias,
             )?,
             kv_a_norm: weight("kv_a_layernorm", &[facts.kv_rank])?,
             kv_b: weight("kv_b_proj", &[facts.heads * (facts.nope_dim + facts.value_dim), facts.kv_rank])?,
             o: self.linear(
                 &format!("{prefix}.o_proj"),
-                [self.hidden, facts.heads * facts.value_dim],
+                &[self.hidden, facts.heads * facts.value_dim],
                 facts.bias,
             )?,
         })
@@ -307,13 +338,15 @@ impl Finder<'_> {
             gate: weight(gate, [width, self.hidden])?,
             up: weight(up, [width, self.hidden])?,
             down: weight(down, [self.hidden, width])?,
+            biases: None,
         })
     }
 
     fn moe(&self, prefix: &str, facts: &MoeFacts) -> Result<LayerMlp, CheckpointError> {
         // The block goes by the name under which its router is there; where none is, the error names
         // the one that is written today.
-        let there = |names: &&BlockNames| self.has(&format!("{prefix}.{}.{}", names.block, names.router));
+        let there =
+            |names: &&BlockNames| self.has(&format!("{prefix}.{}.{}.weight", names.block, names.router));
         let names = self.names.blocks.iter().find(there).or(self.names.blocks.first());
         let Some(names) = names else { return Err(self.missing(&format!("{prefix}.experts"), &[])) };
         let block = format!("{prefix}.{}", names.block);
@@ -329,10 +362,11 @@ impl Finder<'_> {
                 })
             })
             .transpose()?;
-        let correction = format!("{block}.gate.e_score_correction_bias");
+        let router = format!("{block}.{}", names.router);
+        let correction = format!("{router}.e_score_correction_bias");
         let correction = facts.routing.corrected.then(|| self.find_wide(&correction, &[facts.experts]));
         let router = RouterTensors {
-            weight: self.find(&format!("{block}.{}", names.router), &[facts.experts, self.hidden])?,
+            linear: self.linear(&router, &[facts.experts, self.hidden], facts.routing.bias)?,
             correction: correction.transpose()?,
         };
         Ok(LayerMlp::Moe { router, shared, experts: self.experts(&block, names, facts)? })
@@ -341,6 +375,22 @@ impl Finder<'_> {
     fn experts(&self, block: &str, names: &BlockNames, facts: &MoeFacts) -> Result<Experts, CheckpointError> {
         let gate_up = format!("{block}.{}", names.gate_up);
         let (experts, width) = (facts.experts, facts.expert_width);
+        if names.fused == Fused::InTurns {
+            let down = format!("{block}.{}", names.down);
+            let with_bias = |name: &str, [inputs, outputs]: [usize; 2]| {
+                let bias = || self.find(&format!("{name}_bias"), &[experts, outputs]);
+                let bias = facts.biases.then(bias).transpose()?;
+                Ok::<_, CheckpointError>(Linear {
+                    weight: self.find(name, &[experts, inputs, outputs])?,
+                    bias,
+                })
+            };
+            return Ok(Experts::InTurns {
+                gate_up: with_bias(&gate_up, [self.hidden, 2 * width])?,
+                down: with_bias(&down, [width, self.hidden])?,
+                experts,
+            });
+        }
         if self.has(&gate_up) {
             return Ok(Experts::Fused {
                 gate_up: self.find(&gate_up, &[experts, 2 * width, self.hidden])?,

@@ -33,8 +33,8 @@ pub use checkpoint::Checkpoint;
 pub use config::{ModelConfig, Multipliers};
 pub use error::CheckpointError;
 pub use facts::{
-    Activation, AttentionFacts, GqaFacts, GroupFacts, LayerFacts, MlaFacts, MlpFacts, MoeFacts, QkNorm,
-    RoutingFacts, Score, SharedFacts, StoredDtype,
+    Activation, AttentionFacts, GqaFacts, GroupFacts, LayerFacts, MlaFacts, MlpFacts, MoeFacts, NormKind,
+    QkNorm, RoutingFacts, Score, SharedFacts, StoredDtype,
 };
 pub use family::Family;
 pub use fingerprint::Fingerprint;
@@ -48,5 +48,5 @@ pub use sizes::Sizes;
 pub use store::{FileRange, Folder, Store, StoredFile};
 pub use tensors::{
     AttentionTensors, ExpertTensors, GqaTensors, Linear, MlaTensors, MlpTensors, NormTensors, QueryTensors,
-    RouterTensors, SharedTensors, TensorRef,
+    RouterTensors, SharedTensors, Strides, TensorRef,
 };

@@ -57,8 +57,16 @@ pub enum RopeScaling {
         original: usize,
         /// Whether the ramp's ends are whole dimensions.
         truncate: bool,
-        /// What cosine and sine are multiplied with.
-        attention_factor: f64,
+    },
+    /// A divisor of each frequency (LongRoPE, arXiv 2402.13753). Beyond `original` positions the divisors
+    /// would be others, of all positions; no such context is served.
+    Long {
+        /// The divisors, one for each frequency.
+        short: Vec<f64>,
+        /// By how much the context is longer than that of the training.
+        factor: f64,
+        /// Context length of the training.
+        original: usize,
     },
 }
 
@@ -69,6 +77,7 @@ impl RopeScaling {
             Self::Linear { factor }
             | Self::Dynamic { factor }
             | Self::Llama3 { factor, .. }
+            | Self::Long { factor, .. }
             | Self::Yarn { factor, .. } => Some(factor),
         }
     }
@@ -88,32 +97,28 @@ pub struct RopeFacts {
     pub in_float32: bool,
     /// What changes the frequencies.
     pub scaling: RopeScaling,
+    /// What cosine and sine are multiplied with, in float32, before they are rounded.
+    pub attention_factor: f64,
     /// m of YaRN for the scores of multi-head latent attention, which multiplies them with m^2; 1 where
     /// the config has no `mscale_all_dim`.
     pub score_mscale: f64,
 }
 
 impl RopeFacts {
-    /// What cosine and sine are multiplied with, in float32, before they are rounded to the compute
-    /// dtype.
-    #[must_use]
-    pub fn attention_factor(&self) -> f64 {
-        match self.scaling {
-            RopeScaling::Yarn { attention_factor, .. } => attention_factor,
-            _ => 1.0,
-        }
-    }
-
     /// The `dim` / 2 inverse frequencies, radians per position.
     #[must_use]
     pub fn inverse_frequencies(&self) -> Vec<f32> {
         let wavelengths: Vec<f32> = (0..self.dim / 2).map(|pair| self.power(pair)).collect();
         let plain = wavelengths.iter().map(|power| 1.0 / power);
-        match self.scaling {
+        match &self.scaling {
             RopeScaling::None | RopeScaling::Dynamic { .. } => plain.collect(),
-            RopeScaling::Linear { factor } => plain.map(|inv| inv / factor as f32).collect(),
+            RopeScaling::Linear { factor } => plain.map(|inv| inv / *factor as f32).collect(),
+            RopeScaling::Long { short, .. } => {
+                let divided = wavelengths.iter().zip(short);
+                divided.map(|(power, divisor)| 1.0 / (*divisor as f32 * power)).collect()
+            }
             RopeScaling::Llama3 { factor, low, high, original } => {
-                plain.map(|inv| llama3(inv, factor, low, high, original as f64)).collect()
+                plain.map(|inv| llama3(inv, *factor, *low, *high, *original as f64)).collect()
             }
             RopeScaling::Yarn { factor, .. } => {
                 let (from, to) = self.yarn_range();
@@ -123,7 +128,7 @@ impl RopeFacts {
                     .map(|(pair, power)| {
                         let ramp = ((pair as f32 - from as f32) / (to - from) as f32).clamp(0.0, 1.0);
                         let kept = 1.0 - ramp;
-                        let interpolated = 1.0 / (factor as f32 * power);
+                        let interpolated = 1.0 / (*factor as f32 * power);
                         interpolated * (1.0 - kept) + (1.0 / power) * kept
                     })
                     .collect()
@@ -157,6 +162,14 @@ impl RopeFacts {
         (from, to)
     }
 
+    /// Where the config has its rope: `rope_scaling or rope_parameters`, as transformers has it.
+    pub(crate) fn parameters(fields: Fields<'_>) -> Result<Option<Fields<'_>>, CheckpointError> {
+        match fields.object("rope_scaling")? {
+            Some(scaling) => Ok(Some(scaling)),
+            None => fields.object("rope_parameters"),
+        }
+    }
+
     /// Reads either config style. `base` is the family's default theta, `dim` what is rotated.
     pub(crate) fn parse(
         fields: Fields<'_>,
@@ -171,11 +184,8 @@ impl RopeFacts {
                 format!("gives heads of {dim} elements, expected at most {HEAD_LIMIT}"),
             ));
         }
-        // transformers: `rope_scaling or rope_parameters`, theta inside before theta outside.
-        let parameters = match fields.object("rope_scaling")? {
-            Some(scaling) => Some(scaling),
-            None => fields.object("rope_parameters")?,
-        };
+        // transformers: theta inside before theta outside.
+        let parameters = Self::parameters(fields)?;
         let inside = |name: &str| parameters.filter(|parameters| parameters.get(name).is_some());
         let theta = inside("rope_theta").unwrap_or(fields).optional_positive("rope_theta")?.unwrap_or(base);
         let partial = inside("partial_rotary_factor").unwrap_or(fields);
@@ -188,8 +198,12 @@ impl RopeFacts {
             ));
         }
         let scaling = match parameters {
-            Some(parameters) => parse_scaling(parameters, fields, theta, context_length)?,
+            Some(parameters) => parse_scaling(parameters, fields, [theta, dim as f64], context_length)?,
             None => RopeScaling::None,
+        };
+        let attention_factor = match parameters {
+            Some(parameters) => attention_factor(&scaling, parameters)?,
+            None => 1.0,
         };
         if matches!(scaling, RopeScaling::Dynamic { .. }) && dim <= 2 {
             return Err(fields.error("head_dim", "is 2, rope type `dynamic` needs more"));
@@ -201,9 +215,9 @@ impl RopeFacts {
             }
             _ => 1.0,
         };
-        let facts = Self { theta, dim, layout, in_float32: false, scaling, score_mscale };
+        let facts = Self { theta, dim, layout, in_float32: false, scaling, attention_factor, score_mscale };
         // As they are computed with, in float32: a frequency of 0 would turn nothing.
-        let attention_factor = facts.attention_factor() as f32;
+        let attention_factor = attention_factor as f32;
         if !facts.inverse_frequencies().iter().all(|frequency| frequency.is_normal())
             || !attention_factor.is_normal()
         {
@@ -219,7 +233,7 @@ impl RopeFacts {
 fn parse_scaling(
     scaling: Fields<'_>,
     fields: Fields<'_>,
-    theta: f64,
+    [theta, dim]: [f64; 2],
     context_length: usize,
 ) -> Result<RopeScaling, CheckpointError> {
     for key in scaling.keys() {
@@ -268,29 +282,68 @@ fn parse_scaling(
                     return Err(scaling.error("factor", "is missing, rope type `yarn` needs it"));
                 }
             };
-            let mscale = scaling.optional_number("mscale")?.unwrap_or(0.0);
-            let mscale_all_dim = scaling.optional_number("mscale_all_dim")?.unwrap_or(0.0);
-            let attention_factor = match scaling.optional_positive("attention_factor")? {
-                Some(given) => given,
-                None if mscale != 0.0 && mscale_all_dim != 0.0 => {
-                    yarn_mscale(factor, mscale) / yarn_mscale(factor, mscale_all_dim)
-                }
-                None => yarn_mscale(factor, 1.0),
-            };
             Ok(RopeScaling::Yarn {
                 factor,
                 beta_fast: scaling.optional_positive("beta_fast")?.unwrap_or(32.0),
                 beta_slow: scaling.optional_positive("beta_slow")?.unwrap_or(1.0),
                 original,
                 truncate: scaling.flag("truncate", true)?,
-                attention_factor,
+            })
+        }
+        "longrope" => {
+            let original = original()?;
+            for name in ["short_factor", "long_factor"] {
+                divisors(scaling, name, dim / 2.0)?;
+            }
+            Ok(RopeScaling::Long {
+                short: divisors(scaling, "short_factor", dim / 2.0)?,
+                factor: scaling
+                    .optional_positive("factor")?
+                    .unwrap_or(context_length as f64 / original as f64),
+                original,
             })
         }
         other => Err(scaling.unsupported(
             kind_field,
-            format!("rope type `{other}`; supported are default, linear, dynamic, llama3 and yarn"),
+            format!("rope type `{other}`; supported are default, linear, dynamic, llama3, yarn and longrope"),
         )),
     }
+}
+
+/// The divisors of all frequencies.
+fn divisors(scaling: Fields<'_>, name: &str, count: f64) -> Result<Vec<f64>, CheckpointError> {
+    let Some(list) = scaling.list(name)? else {
+        return Err(scaling.error(name, "is missing, rope type `longrope` needs it"));
+    };
+    let positive = |value: &serde_json::Value| value.as_f64().filter(|divisor| *divisor > 0.0);
+    match list.iter().map(positive).collect::<Option<Vec<_>>>() {
+        Some(divisors) if divisors.len() as f64 == count => Ok(divisors),
+        _ => Err(scaling.error(name, format!("expected {count} numbers above 0"))),
+    }
+}
+
+/// What cosine and sine are multiplied with.
+fn attention_factor(scaling: &RopeScaling, parameters: Fields<'_>) -> Result<f64, CheckpointError> {
+    let given = || parameters.optional_positive("attention_factor");
+    Ok(match *scaling {
+        RopeScaling::Yarn { factor, .. } => {
+            let mscale = parameters.optional_number("mscale")?.unwrap_or(0.0);
+            let all_dim = parameters.optional_number("mscale_all_dim")?.unwrap_or(0.0);
+            match given()? {
+                Some(given) => given,
+                None if mscale != 0.0 && all_dim != 0.0 => {
+                    yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim)
+                }
+                None => yarn_mscale(factor, 1.0),
+            }
+        }
+        RopeScaling::Long { factor, original, .. } => match given()? {
+            Some(given) => given,
+            None if factor <= 1.0 => 1.0,
+            None => (1.0 + factor.ln() / (original as f64).ln()).sqrt(),
+        },
+        _ => 1.0,
+    })
 }
 
 /// `get_mscale` of transformers' yarn.

@@ -34,7 +34,8 @@ impl Sizes {
         let expert_bytes = expert_bytes.unwrap_or(0);
         let non_expert: Vec<u64> = layout.layers.iter().map(non_expert_bytes).collect();
         let head = if config.tie_embeddings { 0 } else { layout.head.bytes };
-        let outside_bytes = layout.embedding.bytes + layout.final_norm.bytes + head;
+        let head = head + optional(layout.head_bias.as_ref());
+        let outside_bytes = layout.embedding.bytes + linear(&layout.final_norm) + head;
         let experts: usize = layout
             .layers
             .iter()
@@ -66,7 +67,7 @@ fn non_expert_bytes(layer: &LayerTensors) -> u64 {
                 + shared.as_ref().map_or(0, |shared| shared.mlp.bytes() + optional(shared.gate.as_ref()))
         }
     };
-    layer.norms.attention.bytes + layer.norms.mlp.bytes + attention(&layer.attention) + mlp
+    linear(&layer.norms.attention) + linear(&layer.norms.mlp) + attention(&layer.attention) + mlp
 }
 
 fn attention(tensors: &AttentionTensors) -> u64 {
@@ -75,6 +76,7 @@ fn attention(tensors: &AttentionTensors) -> u64 {
             [&gqa.q, &gqa.k, &gqa.v, &gqa.o].into_iter().map(linear).sum::<u64>()
                 + optional(gqa.q_norm.as_ref())
                 + optional(gqa.k_norm.as_ref())
+                + optional(gqa.sinks.as_ref())
         }
         AttentionTensors::Mla(mla) => {
             let query = match &mla.query {

@@ -21,13 +21,58 @@ pub struct TensorRef {
     pub dtype: StoredDtype,
     /// Sizes, the slowest first.
     pub shape: Vec<usize>,
+    /// Where the elements lie, unless they lie row after row.
+    pub strides: Option<Strides>,
+}
+
+/// A matrix, or a vector as its first column, among other elements of the same bytes: element (row, column)
+/// is number `first` + row x `row` + column x `column`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Strides {
+    /// Element (0, 0).
+    pub first: usize,
+    /// From row to row.
+    pub row: usize,
+    /// From column to column.
+    pub column: usize,
 }
 
 impl TensorRef {
     /// Number of elements.
     #[must_use]
     pub fn elements(&self) -> u64 {
-        self.bytes / self.dtype.bytes()
+        self.shape.iter().map(|&size| size as u64).product()
+    }
+
+    /// Bytes of its own elements; of a matrix among others less than its byte range.
+    #[must_use]
+    pub fn own_bytes(&self) -> u64 {
+        self.elements() * self.dtype.bytes()
+    }
+
+    /// Part `index` of the first dimension.
+    fn part(&self, index: usize) -> Self {
+        let shape = self.shape.get(1..).unwrap_or_default().to_vec();
+        let bytes = shape.iter().map(|&size| size as u64).product::<u64>() * self.dtype.bytes();
+        Self { offset: self.offset + index as u64 * bytes, bytes, shape, ..self.clone() }
+    }
+
+    /// Part `index` of the first dimension, [inputs, outputs], of whose outputs every `step`th is taken, from
+    /// `first` on: as [outputs, inputs].
+    pub(crate) fn columns_of(&self, index: usize, first: usize, step: usize) -> Self {
+        let part = self.part(index);
+        let (height, width) = (part.shape.first().copied().unwrap_or(0), part.shape.get(1).copied());
+        let width = width.unwrap_or(0);
+        let strides = Some(Strides { first, row: step, column: width });
+        Self { shape: vec![width / step, height], strides, ..part }
+    }
+
+    /// Part `index` of the first dimension, a vector of which every `step`th element is taken, from `first` on.
+    pub(crate) fn every(&self, index: usize, first: usize, step: usize) -> Self {
+        let part = self.part(index);
+        let length = part.shape.first().copied().unwrap_or(0) / step;
+        let strides = (step > 1).then_some(Strides { first, row: step, column: 0 });
+        Self { shape: vec![length], strides, ..part }
     }
 
     /// The matrix of rows `from` to `from + rows` of matrix `index` of a stack of matrices.
@@ -44,17 +89,17 @@ impl TensorRef {
     }
 }
 
-/// A projection.
+/// A projection, or a norm.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Linear {
-    /// [outputs, inputs].
+    /// [outputs, inputs]; of a norm [hidden].
     pub weight: TensorRef,
     /// [outputs], where the model has one.
     pub bias: Option<TensorRef>,
 }
 
 impl Linear {
-    fn tensors(&self) -> impl Iterator<Item = &TensorRef> {
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = &TensorRef> {
         std::iter::once(&self.weight).chain(&self.bias)
     }
 }
@@ -72,8 +117,9 @@ impl AttentionTensors {
     /// All of them.
     pub(crate) fn tensors(&self) -> Vec<&TensorRef> {
         match self {
-            Self::Gqa(GqaTensors { q, k, v, o, q_norm, k_norm }) => {
-                [q, k, v, o].into_iter().flat_map(Linear::tensors).chain(q_norm).chain(k_norm).collect()
+            Self::Gqa(GqaTensors { q, k, v, o, q_norm, k_norm, sinks }) => {
+                let besides = q_norm.iter().chain(k_norm).chain(sinks);
+                [q, k, v, o].into_iter().flat_map(Linear::tensors).chain(besides).collect()
             }
             Self::Mla(MlaTensors { query, kv_a, kv_a_norm, kv_b, o }) => {
                 let query: Vec<_> = match query {
@@ -102,6 +148,8 @@ pub struct GqaTensors {
     pub q_norm: Option<TensorRef>,
     /// Norm of keys: [`kv_heads` x `head_dim`], or [`head_dim`].
     pub k_norm: Option<TensorRef>,
+    /// The heads' sinks: [heads].
+    pub sinks: Option<TensorRef>,
 }
 
 /// Multi-head latent attention.
@@ -139,8 +187,8 @@ pub enum QueryTensors {
 /// What chooses the experts of one layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RouterTensors {
-    /// [experts, hidden].
-    pub weight: TensorRef,
+    /// [experts, hidden], and its bias [experts].
+    pub linear: Linear,
     /// What is added to each expert's score for the choice: [experts]. It may be float32 beside weights of
     /// another type.
     pub correction: Option<TensorRef>,
@@ -148,7 +196,7 @@ pub struct RouterTensors {
 
 impl RouterTensors {
     pub(crate) fn tensors(&self) -> impl Iterator<Item = &TensorRef> {
-        std::iter::once(&self.weight).chain(&self.correction)
+        self.linear.tensors().chain(&self.correction)
     }
 }
 
@@ -156,9 +204,9 @@ impl RouterTensors {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NormTensors {
     /// Before the attention.
-    pub attention: TensorRef,
+    pub attention: Linear,
     /// Before the feed-forward part.
-    pub mlp: TensorRef,
+    pub mlp: Linear,
 }
 
 /// A gated MLP: down(activation(gate(x)) * up(x)).
@@ -170,19 +218,20 @@ pub struct MlpTensors {
     pub up: TensorRef,
     /// [hidden, width].
     pub down: TensorRef,
+    /// Biases of the three in that order: [width], [width], [hidden].
+    pub biases: Option<[TensorRef; 3]>,
 }
 
 impl MlpTensors {
-    /// Bytes of the three together.
+    /// Bytes of all of them together.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.tensors().map(|tensor| tensor.bytes).iter().sum()
+        self.tensors().map(TensorRef::own_bytes).sum()
     }
 
-    /// The three.
-    #[must_use]
-    pub fn tensors(&self) -> [&TensorRef; 3] {
-        [&self.gate, &self.up, &self.down]
+    /// All of them.
+    pub fn tensors(&self) -> impl Iterator<Item = &TensorRef> {
+        [&self.gate, &self.up, &self.down].into_iter().chain(self.biases.iter().flatten())
     }
 }
 

@@ -8,11 +8,12 @@ use std::path::Path;
 
 use remoe_model::{
     Activation, AttentionFacts, CheckpointError, GqaFacts, GroupFacts, MlpFacts, ModelConfig, Multipliers,
-    QkNorm, RopeLayout, Score, StoredDtype,
+    NormKind, QkNorm, RopeLayout, Score, StoredDtype,
 };
 use serde_json::{Value, json};
 use support::{
-    Material, deepseek_v2, deepseek_v3, families, granitemoe, mixtral, olmoe, qwen2_moe, qwen3_moe,
+    Material, deepseek_v2, deepseek_v3, families, gpt_oss, granitemoe, mixtral, olmoe, phimoe, qwen2_moe,
+    qwen3_moe,
 };
 
 fn parse(material: &Material) -> Result<ModelConfig, CheckpointError> {
@@ -81,7 +82,7 @@ fn deepseek_v2_as_written_today() {
     assert_eq!(config.layers[0].attention.cache_elements(), 10);
     assert_eq!(config.rope.layout, RopeLayout::Interleaved);
     // mscale equals mscale_all_dim: cosine and sine are not scaled, the scores are.
-    assert_eq!(config.rope.attention_factor(), 1.0);
+    assert_eq!(config.rope.attention_factor, 1.0);
     let moe = config.any_moe().unwrap();
     assert!(moe.routing.logits_in_float32 && !moe.routing.weights_in_compute_dtype);
     let shared = moe.shared.clone().unwrap();
@@ -107,6 +108,36 @@ fn granitemoe_as_written_today() {
     let multipliers = Multipliers { embedding: 12.0, residual: 0.22, logits_divisor: 6.0 };
     assert_eq!(config.multipliers, multipliers);
     assert_eq!(config.any_moe().unwrap().routing.score, Score::SoftmaxOfChosen);
+}
+
+#[test]
+fn phimoe_as_written_today() {
+    let mut material = phimoe();
+    let config = parse(&material).unwrap();
+    assert_eq!((config.norm, config.head_bias), (NormKind::Layer, true));
+    assert_eq!(config.any_moe().unwrap().routing.score, Score::SparseMixer { jitter: 0.01 });
+    assert_eq!(config.served_context(), 64);
+    material.set(
+        "rope_parameters",
+        json!({"rope_type": "longrope", "short_factor": [1, 2, 3, 4], "long_factor": [5, 6, 7, 8],
+            "short_mscale": 1.25, "long_mscale": 1.5, "original_max_position_embeddings": 32}),
+    );
+    let config = parse(&material).unwrap();
+    assert_eq!((config.rope.attention_factor, config.rope.theta), (1.25, 1e6));
+    assert_eq!((config.context_length, config.served_context()), (64, 32));
+    assert_eq!(config.rope.inverse_frequencies()[0], 1.0);
+}
+
+#[test]
+fn gpt_oss_as_written_today() {
+    let mut material = gpt_oss();
+    let config = parse(&material).unwrap();
+    let windows = |config: &ModelConfig| (0..3).map(|layer| gqa(config, layer).window).collect::<Vec<_>>();
+    assert_eq!(windows(&config), [Some(4), None, Some(4)]);
+    assert!(gqa(&config, 0).sinks && gqa(&config, 0).o_bias && config.any_moe().unwrap().biases);
+    assert_eq!((config.activation, config.norm), (Activation::ClampedSwiglu, NormKind::RmsInFloat32));
+    material.unset("layer_types").unset("sliding_window").set("swiglu_limit", json!(7.0));
+    assert_eq!(windows(&parse(&material).unwrap()), [Some(128), None, Some(128)]);
 }
 
 #[test]
@@ -139,6 +170,10 @@ fn group_limited_routing() {
 #[test]
 fn the_older_style_says_the_same() {
     for mut material in families() {
+        // Without rope parameters, gpt-oss' would be others.
+        if material.config["model_type"] == "gpt_oss" {
+            continue;
+        }
         let new = parse(&material).unwrap();
         let mut rope = material.config["rope_parameters"].clone();
         let theta = rope.as_object_mut().unwrap().remove("rope_theta").unwrap();
@@ -239,7 +274,7 @@ fn what_is_refused_is_refused_by_name() {
         ("attention_chunk_size", json!(8), "attention_chunk_size"),
         ("partial_rotary_factor", json!(0.5), "partial_rotary_factor"),
         ("rope_scaling", json!({"rope_type": "dynamic"}), "rope_scaling.factor"),
-        ("rope_scaling", json!({"type": "longrope"}), "rope_scaling.type"),
+        ("rope_scaling", json!({"type": "longrope"}), "rope_scaling.short_factor"),
         ("rope_scaling", json!({"rope_type": "proportional"}), "rope_scaling.rope_type"),
         ("rope_scaling", json!({"rope_type": "linear"}), "rope_scaling.factor"),
         ("rope_scaling", json!({"rope_type": "linear", "factor": 0}), "rope_scaling.factor"),
@@ -257,8 +292,9 @@ fn what_is_refused_is_refused_by_name() {
     for material in families() {
         let family = material.config["model_type"].clone();
         for (field, value, named) in &everywhere {
-            // Its heads do not depend on the hidden size.
-            if family == "deepseek_v3" && *field == "hidden_size" && *value == 41 {
+            // Their heads do not depend on the hidden size.
+            let own_heads = family == "deepseek_v3" || family == "gpt_oss";
+            if own_heads && *field == "hidden_size" && *value == 41 {
                 continue;
             }
             let mut broken = material.clone();
@@ -320,6 +356,25 @@ fn what_is_refused_is_refused_by_name() {
         (granitemoe(), "attention_multiplier", json!(-0.5), "attention_multiplier"),
         (granitemoe(), "logits_scaling", json!(0), "logits_scaling"),
         (granitemoe(), "residual_multiplier", json!(1e60), "residual_multiplier"),
+        (phimoe(), "num_experts_per_tok", json!(1), "num_experts_per_tok"),
+        (phimoe(), "router_jitter_noise", json!(-0.5), "router_jitter_noise"),
+        (phimoe(), "rope_scaling", json!({"rope_type": "linear", "factor": 2.0}), "rope_parameters"),
+        (
+            phimoe(),
+            "rope_scaling",
+            json!({"rope_type": "longrope", "short_factor": [1, 1, 1, 1], "long_factor": [1, 1, 1, 1]}),
+            "rope_scaling.long_mscale",
+        ),
+        (
+            phimoe(),
+            "rope_scaling",
+            json!({"type": "longrope", "short_factor": [1]}),
+            "rope_scaling.short_factor",
+        ),
+        (gpt_oss(), "swiglu_limit", json!(5.0), "swiglu_limit"),
+        (gpt_oss(), "sliding_window", Value::Null, "sliding_window"),
+        (gpt_oss(), "layer_types", json!(["full_attention"]), "layer_types"),
+        (gpt_oss(), "rope_parameters", Value::Null, "rope_parameters"),
         (deepseek_v3(), "scoring_func", json!("softmax"), "scoring_func"),
         (deepseek_v3(), "topk_method", json!("greedy"), "topk_method"),
         (deepseek_v3(), "n_group", Value::Null, "n_group"),
@@ -342,7 +397,6 @@ fn what_changes_no_answer_is_ignored() {
     for mut material in families() {
         let plain = parse(&material).unwrap();
         material
-            .set("router_jitter_noise", json!(0.5))
             .set("attention_dropout", json!(0.5))
             .set("use_cache", json!(false))
             .set("some_new_field", json!({"a": [1]}))

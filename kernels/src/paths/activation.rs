@@ -17,6 +17,9 @@ const POLYNOMIAL: [f32; 6] = [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_57
 /// -2 sqrt(2/pi), and the same times 0.044715.
 const GELU_LINEAR: f32 = -1.595_769_2;
 const GELU_CUBIC: f32 = -0.071_354_814;
+/// Slope and bound of the clamped SwiGLU.
+const SWIGLU_SLOPE: f32 = 1.702;
+const SWIGLU_LIMIT: f32 = 7.0;
 
 /// `e^x`: x = n ln 2 + r, a polynomial in r, then the scaling by 2^n, the only step that overflows or is flushed.
 ///
@@ -50,14 +53,35 @@ pub(crate) unsafe fn exp<F: Floats>(x: F::V) -> F::V {
 pub(crate) unsafe fn activate<F: Floats>(activation: Activation, x: F::V) -> F::V {
     // SAFETY: the caller's promise.
     unsafe {
+        let mut x = x;
         let exponent = match activation {
             Activation::Relu => return F::at_least(F::splat(0.0), x),
             Activation::Silu => F::mul(x, F::splat(-1.0)),
+            Activation::ClampedSwiglu => {
+                x = F::at_most(F::splat(SWIGLU_LIMIT), x);
+                F::mul(x, F::splat(-SWIGLU_SLOPE))
+            }
             Activation::GeluTanh => {
                 let slope = F::fma(F::mul(x, x), F::splat(GELU_CUBIC), F::splat(GELU_LINEAR));
                 F::mul(x, slope)
             }
         };
         F::div(x, F::add(F::splat(1.0), exp::<F>(exponent)))
+    }
+}
+
+/// What the activation of the gate is multiplied with, of the up projection.
+///
+/// # Safety
+/// As for [`exp`].
+#[inline(always)]
+pub(crate) unsafe fn factor<F: Floats>(activation: Activation, up: F::V) -> F::V {
+    match activation {
+        // SAFETY: the caller's promise.
+        Activation::ClampedSwiglu => unsafe {
+            let up = F::at_least(F::splat(-SWIGLU_LIMIT), F::at_most(F::splat(SWIGLU_LIMIT), up));
+            F::add(up, F::splat(1.0))
+        },
+        _ => up,
     }
 }

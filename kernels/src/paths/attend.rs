@@ -24,6 +24,8 @@ pub(crate) struct Block<'a> {
     pub(crate) count: usize,
     /// The sequence's tokens x heads x key elements.
     pub(crate) query: &'a [u8],
+    /// One for each query head, if there are any.
+    pub(crate) sinks: Option<&'a [f32]>,
     /// The sequence's tokens x heads x value elements.
     pub(crate) output: *mut u8,
     /// At least [`scratch_floats`], of any content.
@@ -72,6 +74,13 @@ pub(crate) unsafe fn attend<F: Floats>(block: &mut Block<'_>) {
         mixed.fill(0.0);
         sums.fill(0.0);
         largest.fill(f32::NEG_INFINITY);
+        if let Some(sinks) = block.sinks {
+            for r in 0..block.count {
+                let (head, last) = (row_of(shape, block.kv_head, block.first + r), shape.heads());
+                largest[r] = sinks[head % last];
+                sums[r * SUM_LANES] = 1.0;
+            }
+        }
         let first = shape.seen(block.past, block.first).start / PAGE_POSITIONS;
         let end = shape.seen(block.past, block.first + block.count - 1).end.div_ceil(PAGE_POSITIONS);
         for page in first..end {

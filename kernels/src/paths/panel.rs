@@ -3,7 +3,7 @@
 //! A panel is walked once per block of at most six rows, with all accumulators of the block in registers and K strictly ascending. While the first block streams the panel from memory it prefetches a fixed distance ahead, and where the panel ends it goes on in the panel that follows. With more than one block the
 //! panel stays in the second-level cache, and the later blocks fetch the following panel bit by bit. Where bfloat16 has to be widened, more than one block goes by way of [`super::widened`].
 
-use super::activation::activate;
+use super::activation::{activate, factor};
 use super::floats::Floats;
 use super::steps::Step;
 use super::widened;
@@ -37,6 +37,8 @@ pub(crate) struct Panel {
     /// Columns of the panel that exist: at most [`HALF`] for gate and up, [`PANEL`] for down.
     pub(crate) columns: usize,
     pub(crate) activation: Activation,
+    /// What is added to the sums: an element for each of the panel's [`PANEL`] columns, or null.
+    pub(crate) biases: *const f32,
     /// The panel that this thread will probably take next; only prefetched.
     pub(crate) next: *const u8,
 }
@@ -95,11 +97,21 @@ impl Finish for GateUp {
                         gate = S::round(gate);
                         up = S::round(up);
                     }
+                    if !panel.biases.is_null() {
+                        gate = S::F::add(gate, S::F::load(panel.biases.add(c)));
+                        up = S::F::add(up, S::F::load(panel.biases.add(HALF + c)));
+                        if S::BF16 {
+                            gate = S::round(gate);
+                            up = S::round(up);
+                        }
+                    }
                     let mut activated = activate::<S::F>(panel.activation, gate);
+                    let mut factor = factor::<S::F>(panel.activation, up);
                     if S::BF16 {
                         activated = S::round(activated);
+                        factor = S::round(factor);
                     }
-                    let product = S::F::mul(activated, up);
+                    let product = S::F::mul(activated, factor);
                     let to = out.add(c * size);
                     if S::BF16 {
                         S::store_rounded(to.cast(), product);
@@ -127,7 +139,13 @@ impl Finish for Down {
                 let out = panel.out.add((first + r) * panel.out_stride);
                 let target = if partial { whole.as_mut_ptr() } else { out };
                 for c in (0..PANEL).step_by(S::F::LANES) {
-                    let sum = S::F::load(sums.as_ptr().add(c));
+                    let mut sum = S::F::load(sums.as_ptr().add(c));
+                    if !panel.biases.is_null() {
+                        if S::BF16 {
+                            sum = S::round(sum);
+                        }
+                        sum = S::F::add(sum, S::F::load(panel.biases.add(c)));
+                    }
                     let to = target.add(c * size);
                     if S::BF16 {
                         S::store_rounded(to.cast(), sum);

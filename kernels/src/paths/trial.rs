@@ -62,7 +62,11 @@ struct Trial {
     /// Row after row, each of `row_words` words.
     rows: Vec<u32>,
     row_words: usize,
+    biases: Biases,
 }
+
+/// A bias for every column of a panel, as bits.
+struct Biases([u32; PANEL]);
 
 impl Trial {
     /// `extreme`: with columns whose products lie around the smallest normal number, and a row that is not finite.
@@ -80,7 +84,9 @@ impl Trial {
             // Infinity, or a pair of it and zero; times a weight that is flushed, NaN.
             rows[row_words] = 0x7f80_0000;
         }
-        Self { weights, rows, row_words }
+        // As if they had been bfloat16.
+        let biases = Biases(std::array::from_fn(|_| random.float(117, 12) & 0xffff_0000));
+        Self { weights, rows, row_words, biases }
     }
 
     /// Computes a case for the rows from `first` on, as many as `output` has room for.
@@ -102,6 +108,10 @@ impl Trial {
             out_stride: STRIDE,
             columns: if case.phase == Phase::GateUp { HALF } else { PANEL },
             activation: case.activation,
+            biases: match case.biases {
+                true => self.biases.0.as_ptr().cast(),
+                false => std::ptr::null(),
+            },
             next: weights.cast(),
         };
         let _mode = FloatMode::enter(path);
@@ -116,25 +126,28 @@ struct Case {
     phase: Phase,
     pairs: usize,
     activation: Activation,
+    biases: bool,
 }
 
 impl Case {
     /// The second phase has no activation: any will do.
     const fn down(pairs: usize) -> Self {
-        Self { phase: Phase::Down, pairs, activation: Activation::Relu }
+        Self { phase: Phase::Down, pairs, activation: Activation::Relu, biases: false }
     }
 
     const fn gate_up(pairs: usize, activation: Activation) -> Self {
-        Self { phase: Phase::GateUp, pairs, activation }
+        Self { phase: Phase::GateUp, pairs, activation, biases: false }
     }
 }
 
 /// What is compared: long sums once for each phase; what follows them needs no long ones.
-const COMPARED: [Case; 4] = [
+const COMPARED: [Case; 6] = [
     Case::down(COMPARED_PAIRS),
     Case::gate_up(COMPARED_PAIRS, Activation::Silu),
     Case::gate_up(1, Activation::GeluTanh),
     Case::gate_up(1, Activation::Relu),
+    Case { biases: true, ..Case::gate_up(1, Activation::ClampedSwiglu) },
+    Case { biases: true, ..Case::down(1) },
 ];
 
 /// The portable path's results.

@@ -1,8 +1,11 @@
 #![allow(dead_code, reason = "every test binary uses a part of it")]
 //! An expert written down naively from the crate's documentation, without panels, vectors or threads, and data to try it on.
 
-use remoe_kernels::numerics::{activate, flush, fma, from_bf16, mul, round_bf16, to_bf16};
-use remoe_kernels::{Activation, Dtype, ExpertShape, InstructionPath, Job, PackedExpert, Pool, PoolConfig};
+use remoe_kernels::numerics::{activate, add, factor, flush, fma, from_bf16, mul, round_bf16, to_bf16};
+use remoe_kernels::{
+    Activation, Dtype, ExpertShape, InstructionPath, Job, Matrix, PackedExpert, PackedExpertBuilder, Pool,
+    PoolConfig,
+};
 
 /// A small generator of numbers (SplitMix64), so that every failure can be repeated.
 pub(crate) struct Random(pub(crate) u64);
@@ -98,6 +101,8 @@ pub(crate) struct Expert {
     pub(crate) gate: Vec<f32>,
     pub(crate) up: Vec<f32>,
     pub(crate) down: Vec<f32>,
+    /// Of gate, up and down, where the shape has them.
+    pub(crate) biases: Option<[Vec<f32>; 3]>,
     pub(crate) packed: PackedExpert,
 }
 
@@ -110,12 +115,22 @@ impl Expert {
         dtype: Dtype,
         activation: Activation,
     ) -> Self {
-        let shape = ExpertShape::new(hidden, width, dtype, activation).unwrap();
+        let mut shape = ExpertShape::new(hidden, width, dtype, activation).unwrap();
+        let biases = (activation == Activation::ClampedSwiglu).then(|| {
+            shape = shape.with_biases();
+            Matrix::ALL.map(|matrix| data.vector(random, shape.matrix(matrix).0, dtype))
+        });
         let [gate, up, down] = [0; 3].map(|_| data.vector(random, hidden * width, dtype));
         let bytes = |matrix: &[f32]| to_bytes(matrix, dtype);
-        let packed =
-            PackedExpert::pack(shape, dtype.into(), &bytes(&gate), &bytes(&up), &bytes(&down)).unwrap();
-        Self { shape, gate, up, down, packed }
+        let mut builder = PackedExpertBuilder::new(shape, dtype.into()).unwrap();
+        for (matrix, weights) in Matrix::ALL.into_iter().zip([&gate, &up, &down]) {
+            builder.rows(matrix, 0, &bytes(weights)).unwrap();
+            if let Some(biases) = &biases {
+                builder.biases(matrix, &biases[matrix as usize]).unwrap();
+            }
+        }
+        let packed = builder.finish().unwrap();
+        Self { shape, gate, up, down, biases, packed }
     }
 
     /// One row, by the rules, in the scalar functions that define them.
@@ -123,14 +138,21 @@ impl Expert {
         let bf16 = self.shape.dtype() == Dtype::Bf16;
         let (hidden, width) = (self.shape.hidden(), self.shape.width());
         let round = |x: f32| if bf16 { round_bf16(x) } else { x };
+        let biased = |matrix: Matrix, n: usize, sum: f32| match &self.biases {
+            None => sum,
+            Some(biases) => round(add(sum, round(biases[matrix as usize][n]))),
+        };
+        let activation = self.shape.activation();
         let h: Vec<f32> = (0..width)
             .map(|n| {
-                let gate = round(dot(x, &self.gate[n * hidden..][..hidden]));
-                let up = round(dot(x, &self.up[n * hidden..][..hidden]));
-                round(mul(round(activate(self.shape.activation(), gate)), up))
+                let gate = biased(Matrix::Gate, n, round(dot(x, &self.gate[n * hidden..][..hidden])));
+                let up = biased(Matrix::Up, n, round(dot(x, &self.up[n * hidden..][..hidden])));
+                round(mul(round(activate(activation, gate)), round(factor(activation, up))))
             })
             .collect();
-        (0..hidden).map(|n| round(dot(&h, &self.down[n * width..][..width]))).collect()
+        (0..hidden)
+            .map(|n| biased(Matrix::Down, n, round(dot(&h, &self.down[n * width..][..width]))))
+            .collect()
     }
 }
 

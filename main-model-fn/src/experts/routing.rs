@@ -50,14 +50,19 @@ pub(crate) fn route(
     let mut chosen: Vec<(u32, f32)> = Vec::with_capacity(experts);
     for row in logits.chunks_exact(experts) {
         match facts.score {
+            Score::SparseMixer { .. } => {}
             Score::Softmax => softmax(row, &mut scores),
             Score::SoftmaxOfChosen => scores.copy_from_slice(row),
             Score::Sigmoid => sigmoid(row, &mut scores),
         }
-        ranks.copy_from_slice(&scores);
-        ranks.iter_mut().zip(correction).for_each(|(rank, correction)| *rank += correction);
-        select(&ranks, top_k, facts.groups, &mut chosen);
-        chosen.iter_mut().for_each(|(expert, weight)| *weight = scores[*expert as usize]);
+        if let Score::SparseMixer { jitter } = facts.score {
+            sparsemixer(row, jitter, top_k, &mut chosen);
+        } else {
+            ranks.copy_from_slice(&scores);
+            ranks.iter_mut().zip(correction).for_each(|(rank, correction)| *rank += correction);
+            select(&ranks, top_k, facts.groups, &mut chosen);
+            chosen.iter_mut().for_each(|(expert, weight)| *weight = scores[*expert as usize]);
+        }
         if facts.score == Score::SoftmaxOfChosen {
             softmax_in_place(&mut chosen);
         }
@@ -98,6 +103,23 @@ fn softmax_in_place(chosen: &mut [(u32, f32)]) {
     chosen.iter_mut().for_each(|(_, weight)| *weight = (*weight - max).exp());
     let sum: f32 = chosen.iter().map(|&(_, weight)| weight).sum();
     chosen.iter_mut().for_each(|(_, weight)| *weight /= sum);
+}
+
+/// One expert after the other: the best of those that are left, weighed among those that are near it.
+fn sparsemixer(logits: &[f32], jitter: f64, top_k: usize, chosen: &mut Vec<(u32, f32)>) {
+    let threshold = (2.0 * jitter) as f32;
+    chosen.clear();
+    for _ in 0..top_k {
+        let left = || {
+            let taken = |expert: u32| chosen.iter().any(|&(taken, _)| taken == expert);
+            (0..).zip(logits.iter().copied()).filter(move |&(expert, _)| !taken(expert))
+        };
+        let Some((best, most)) = left().min_by(descending) else { return };
+        let beyond = |logit: f32| (most - logit) / logit.abs().max(most) > threshold;
+        let sum: f32 =
+            left().filter(|&(_, logit)| !beyond(logit)).map(|(_, logit)| (logit - most).exp()).sum();
+        chosen.push((best, 1.0 / sum));
+    }
 }
 
 fn sigmoid(logits: &[f32], scores: &mut [f32]) {
@@ -154,6 +176,7 @@ mod tests {
     fn facts() -> RoutingFacts {
         RoutingFacts {
             score: Score::Softmax,
+            bias: false,
             logits_in_float32: false,
             corrected: false,
             normalise: true,
@@ -209,6 +232,19 @@ mod tests {
         let sigmoid = RoutingFacts { score: Score::Sigmoid, normalise: false, corrected: true, ..facts() };
         let routed = route(&[0.0, 1.0, 2.0], 3, 1, &sigmoid, &[0.9, 0.0, 0.0], Dtype::F32);
         assert_eq!((&routed.experts[..], &routed.weights[..]), (&[0][..], &[0.5][..]));
+    }
+
+    #[test]
+    fn sparsemixer_weighs_each_among_its_own() {
+        let mixed = RoutingFacts { score: Score::SparseMixer { jitter: 0.1 }, normalise: false, ..facts() };
+        // 9 is within a fifth of 10, 8 is on the edge, 7 is beyond; of 9 on, 7 is within 2 / 9 and 8 is near.
+        let found = chosen(&[10.0, 7.0, 9.0, 8.1], 2, &mixed);
+        let weight = |others: &[f32]| 1.0 / (1.0 + others.iter().map(|other| other.exp()).sum::<f32>());
+        let expected = [(0, weight(&[-1.0, -1.9])), (2, weight(&[-0.9]))];
+        for (found, expected) in found.iter().zip(expected) {
+            assert_eq!(found.0, expected.0);
+            assert!((found.1 - expected.1).abs() < 1e-6, "{found:?} {expected:?}");
+        }
     }
 
     #[test]

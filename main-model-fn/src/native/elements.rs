@@ -46,24 +46,38 @@ pub(super) fn rounded(dtype: Dtype, x: f32) -> f32 {
     }
 }
 
-/// `x / rms(x)`, rounded, times `weight`.
-pub(super) fn norm(dtype: Dtype, x: &mut [f32], weight: &[f32], epsilon: f32) {
+/// The mean of what `of` makes of the elements.
+fn mean(x: &[f32], of: impl Fn(f32) -> f32) -> f32 {
     let mut lanes = [0.0_f32; LANES];
     let (whole, rest) = x.as_chunks::<LANES>();
     for chunk in whole {
         for (lane, x) in lanes.iter_mut().zip(chunk) {
-            *lane += x * x;
+            *lane += of(*x);
         }
     }
     for (lane, x) in lanes.iter_mut().zip(rest) {
-        *lane += x * x;
+        *lane += of(*x);
     }
     for half in [8, 4, 2, 1] {
         for lane in 0..half {
             lanes[lane] += lanes[lane + half];
         }
     }
-    let factor = 1.0 / (lanes[0] / x.len() as f32 + epsilon).sqrt();
+    lanes[0] / x.len() as f32
+}
+
+/// `(x - mean(x)) / deviation(x) * weight + bias`.
+pub(super) fn layer_norm(x: &mut [f32], weight: &[f32], bias: &[f32], epsilon: f32) {
+    let middle = mean(x, |x| x);
+    let factor = 1.0 / (mean(x, |x| (x - middle) * (x - middle)) + epsilon).sqrt();
+    for ((x, weight), bias) in x.iter_mut().zip(weight).zip(bias) {
+        *x = (*x - middle) * factor * weight + bias;
+    }
+}
+
+/// `x / rms(x)`, rounded, times `weight`.
+pub(super) fn norm(dtype: Dtype, x: &mut [f32], weight: &[f32], epsilon: f32) {
+    let factor = 1.0 / (mean(x, |x| x * x) + epsilon).sqrt();
     for (x, weight) in x.iter_mut().zip(weight) {
         *x = rounded(dtype, *x * factor) * weight;
     }

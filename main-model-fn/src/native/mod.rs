@@ -20,7 +20,7 @@ use remoe_kernels::numerics::exp;
 use remoe_kernels::{
     AttentionShape, AttentionSpan, Dtype, Job, KernelError, PackedExpert, PackedMatrix, Pool, Product,
 };
-use remoe_model::{Activation, Checkpoint, MlaFacts, MlpTensors, RopeFacts, RopeLayout, TensorRef};
+use remoe_model::{Activation, Checkpoint, MlaFacts, MlpTensors, NormKind, RopeFacts, RopeLayout, TensorRef};
 use rows::{Rows, Spare};
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -43,7 +43,10 @@ pub struct NativeLinear {
 
 /// A norm's weights.
 pub struct NativeNorm {
+    kind: NormKind,
     weight: Vec<f32>,
+    /// Empty where it has none.
+    bias: Vec<f32>,
     epsilon: f32,
 }
 
@@ -138,6 +141,7 @@ impl Native {
         pages: &mut NativePages,
         layer: usize,
         query: &Rows,
+        sinks: Option<&[f32]>,
         spans: &[Span],
         write: impl Fn(&AttentionShape, &mut [u8], usize, usize) -> Result<(), KernelError>,
     ) -> Result<Rows, BackendError> {
@@ -157,7 +161,7 @@ impl Native {
             .map(|(span, pages)| AttentionSpan { pages, past: span.past, rows: span.rows })
             .collect();
         let mut mixed = self.tensor(query.rows, shape.heads() * shape.value_dim);
-        self.pool.attend(&shape, query.bytes(), &spans, mixed.bytes_mut())?;
+        self.pool.attend(&shape, query.bytes(), sinks, &spans, mixed.bytes_mut())?;
         Ok(mixed)
     }
 }
@@ -231,10 +235,13 @@ impl Backend for Native {
     fn load_norm(
         &self,
         checkpoint: &Checkpoint,
-        weight: &TensorRef,
+        norm: Affine<'_>,
+        kind: NormKind,
         epsilon: f64,
     ) -> Result<NativeNorm, LoadModelError> {
-        Ok(NativeNorm { weight: self.load_rounded(checkpoint, weight)?, epsilon: epsilon as f32 })
+        let bias = norm.bias.map(|bias| self.load_rounded(checkpoint, bias)).transpose()?;
+        let weight = self.load_rounded(checkpoint, norm.weight)?;
+        Ok(NativeNorm { kind, weight, bias: bias.unwrap_or_default(), epsilon: epsilon as f32 })
     }
 
     fn load_gated(
@@ -258,7 +265,7 @@ impl Backend for Native {
     fn rope(&self, facts: &RopeFacts) -> Result<NativeRope, BackendError> {
         Ok(NativeRope {
             frequencies: facts.inverse_frequencies(),
-            factor: facts.attention_factor() as f32,
+            factor: facts.attention_factor as f32,
             layout: facts.layout,
             dtype: if facts.in_float32 { Dtype::F32 } else { self.dtype },
         })
@@ -323,7 +330,11 @@ impl Backend for Native {
         self.write_rows(&mut out, |index, bytes, elements| {
             elements::widen(x.dtype, row(x, index), elements);
             for part in elements.chunks_exact_mut(width) {
-                elements::norm(x.dtype, part, &norm.weight, norm.epsilon);
+                match norm.kind {
+                    NormKind::Rms => elements::norm(x.dtype, part, &norm.weight, norm.epsilon),
+                    NormKind::RmsInFloat32 => elements::norm(Dtype::F32, part, &norm.weight, norm.epsilon),
+                    NormKind::Layer => elements::layer_norm(part, &norm.weight, &norm.bias, norm.epsilon),
+                }
             }
             elements::narrow(x.dtype, elements, bytes);
         })?;
@@ -396,9 +407,10 @@ impl Backend for Native {
         pages: &mut NativePages,
         layer: usize,
         [query, key, value]: [Rows; 3],
+        sinks: Option<&[f32]>,
         spans: &[Span],
     ) -> Result<Rows, BackendError> {
-        self.attend_pages(pages, layer, &query, spans, |shape, page, at, index| {
+        self.attend_pages(pages, layer, &query, sinks, spans, |shape, page, at, index| {
             shape.write(page, at, row(&key, index), row(&value, index))
         })
     }
@@ -412,7 +424,7 @@ impl Backend for Native {
         spans: &[Span],
     ) -> Result<Rows, BackendError> {
         let query = heads.absorb(&self.pool, &self.spare, &query)?;
-        let mixed = self.attend_pages(pages, layer, &query, spans, |shape, page, at, index| {
+        let mixed = self.attend_pages(pages, layer, &query, None, spans, |shape, page, at, index| {
             shape.write(page, at, &[row(&latent, index), row(&key, index)].concat(), &[])
         })?;
         heads.release(&self.pool, &self.spare, &mixed)

@@ -17,6 +17,8 @@ pub(super) struct GroupedQueryAttention<B: Backend> {
     /// Normalisation of the whole query and key rows, before they are cut into heads (OLMoE).
     pub(super) norms: Option<(B::Norm, B::Norm)>,
     pub(super) clip: Option<f64>,
+    /// One element for each head (gpt-oss).
+    pub(super) sinks: Option<Vec<f32>>,
     pub(super) heads: usize,
     pub(super) kv_heads: usize,
     pub(super) head_dim: usize,
@@ -86,7 +88,7 @@ impl<B: Backend> GroupedQueryAttention<B> {
         }
         let query = ops.rotate(at.angles, query, self.head_dim)?;
         let key = ops.rotate(at.angles, key, self.head_dim)?;
-        let mixed = ops.attend(at.pages, layer, [query, key, value], at.spans)?;
+        let mixed = ops.attend(at.pages, layer, [query, key, value], self.sinks.as_deref(), at.spans)?;
         Ok(ops.linear(&self.output, &mixed)?)
     }
 }

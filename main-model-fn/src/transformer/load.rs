@@ -8,7 +8,7 @@ use remoe_experts::{in_parallel, load_floats};
 use remoe_kernels::{AttentionShape, Dtype};
 use remoe_model::{
     AttentionFacts, AttentionTensors, Checkpoint, GqaFacts, GqaTensors, MlaFacts, MlaTensors, MlpFacts,
-    MlpTensors, MoeFacts, QueryTensors, TensorRef,
+    MlpTensors, MoeFacts, NormKind, QueryTensors, TensorRef,
 };
 
 impl<B: Backend> Transformer<B> {
@@ -34,7 +34,11 @@ impl<B: Backend> Transformer<B> {
             vocab: head.shape.first().copied().unwrap_or(0),
             rope: ops.rope(&config.rope)?,
             norm: loader.norm(checkpoint.final_norm())?,
-            head: loader.product(&[head], dtype)?,
+            head: loader.ops.load_linear(
+                checkpoint,
+                &[Affine { weight: head, bias: checkpoint.head_bias() }],
+                dtype,
+            )?,
             embedding: ops.load_embedding(checkpoint, checkpoint.embedding())?,
             multipliers: config.multipliers,
             layers,
@@ -92,8 +96,15 @@ impl<B: Backend> Loader<'_, B> {
         self.ops.load_linear(self.checkpoint, &parts, self.dtype)
     }
 
-    fn norm(&self, weight: &TensorRef) -> Result<B::Norm, LoadModelError> {
-        self.ops.load_norm(self.checkpoint, weight, self.checkpoint.config().norm_eps)
+    fn norm(&self, norm: &remoe_model::Linear) -> Result<B::Norm, LoadModelError> {
+        let config = self.checkpoint.config();
+        let norm = Affine { weight: &norm.weight, bias: norm.bias.as_ref() };
+        self.ops.load_norm(self.checkpoint, norm, config.norm, config.norm_eps)
+    }
+
+    /// A norm inside of attention.
+    fn rms_norm(&self, weight: &TensorRef, epsilon: f64) -> Result<B::Norm, LoadModelError> {
+        self.ops.load_norm(self.checkpoint, Affine { weight, bias: None }, NormKind::Rms, epsilon)
     }
 
     fn gqa(
@@ -102,7 +113,10 @@ impl<B: Backend> Loader<'_, B> {
         tensors: &GqaTensors,
     ) -> Result<(Attention<B>, AttentionShape), LoadModelError> {
         let norms = match (&tensors.q_norm, &tensors.k_norm) {
-            (Some(query), Some(key)) => Some((self.norm(query)?, self.norm(key)?)),
+            (Some(query), Some(key)) => {
+                let epsilon = self.checkpoint.config().norm_eps;
+                Some((self.rms_norm(query, epsilon)?, self.rms_norm(key, epsilon)?))
+            }
             _ => None,
         };
         let attention = GroupedQueryAttention {
@@ -110,6 +124,7 @@ impl<B: Backend> Loader<'_, B> {
             output: self.linear(&[&tensors.o])?,
             norms,
             clip: facts.clip,
+            sinks: tensors.sinks.as_ref().map(|sinks| load_floats(self.checkpoint, sinks)).transpose()?,
             heads: facts.heads,
             kv_heads: facts.kv_heads,
             head_dim: facts.head_dim,
@@ -132,8 +147,7 @@ impl<B: Backend> Loader<'_, B> {
         facts: &MlaFacts,
         tensors: &MlaTensors,
     ) -> Result<(Attention<B>, AttentionShape), LoadModelError> {
-        let latent_norm =
-            |weight: &TensorRef| self.ops.load_norm(self.checkpoint, weight, facts.latent_norm_eps);
+        let latent_norm = |weight: &TensorRef| self.rms_norm(weight, facts.latent_norm_eps);
         let (first, query) = match &tensors.query {
             QueryTensors::Direct(weight) => {
                 (remoe_model::Linear { weight: weight.clone(), bias: None }, None)
@@ -185,7 +199,11 @@ impl<B: Backend> Loader<'_, B> {
         };
         let router_dtype = if facts.routing.logits_in_float32 { Dtype::F32 } else { self.dtype };
         Ok(Moe {
-            router: self.product(&[&router.weight], router_dtype)?,
+            router: self.ops.load_linear(
+                self.checkpoint,
+                &[Affine { weight: &router.linear.weight, bias: router.linear.bias.as_ref() }],
+                router_dtype,
+            )?,
             correction: match &router.correction {
                 None => Vec::new(),
                 Some(tensor) => load_floats(self.checkpoint, tensor)?,

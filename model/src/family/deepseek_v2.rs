@@ -67,8 +67,10 @@ fn experts(common: &Common<'_>) -> Result<MoeFacts, CheckpointError> {
         experts,
         top_k,
         expert_width,
+        biases: false,
         routing: RoutingFacts {
             score: Score::Softmax,
+            bias: false,
             logits_in_float32: true,
             corrected: false,
             normalise: false,

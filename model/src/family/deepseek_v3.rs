@@ -79,8 +79,10 @@ fn experts(common: &Common<'_>) -> Result<MoeFacts, CheckpointError> {
         experts,
         top_k,
         expert_width,
+        biases: false,
         routing: RoutingFacts {
             score: Score::Sigmoid,
+            bias: false,
             logits_in_float32: true,
             corrected: true,
             normalise: fields.flag("norm_topk_prob", true)?,

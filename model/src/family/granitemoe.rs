@@ -4,7 +4,7 @@
 //! adds, and a divisor of the logits. The experts of the largest logits, softmax over them in float32,
 //! then rounded to the dtype of the activations. All experts of a layer lie in two tensors.
 
-use super::{BlockNames, Family, TensorNames, USUAL_BLOCK, USUAL_NAMES, uniform_layer_types};
+use super::{BlockNames, Family, Fused, TensorNames, USUAL_BLOCK, USUAL_NAMES, uniform_layer_types};
 use crate::config::{Common, Defaults, ModelConfig, Multipliers};
 use crate::error::CheckpointError;
 use crate::facts::{AttentionFacts, GqaFacts, LayerFacts, MlpFacts, MoeFacts, RoutingFacts, Score};
@@ -15,11 +15,12 @@ pub(super) const NAMES: TensorNames = TensorNames {
     blocks: &[
         BlockNames {
             block: "block_sparse_moe",
-            router: "router.layer.weight",
+            router: "router.layer",
+            fused: Fused::OneAfterTheOther,
             gate_up: "input_linear.weight",
             down: "output_linear.weight",
         },
-        BlockNames { block: "block_sparse_moe", router: "router.weight", ..USUAL_BLOCK },
+        BlockNames { block: "block_sparse_moe", router: "router", ..USUAL_BLOCK },
     ],
     ..USUAL_NAMES
 };
@@ -50,6 +51,7 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
         qk_norm: None,
         clip: None,
         window: None,
+        sinks: false,
         softmax_scale: multiplier(fields, "attention_multiplier")?,
     });
     let expert_field = fields.either("num_local_experts", "num_experts");
@@ -62,8 +64,10 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
         experts,
         top_k,
         expert_width: fields.size("intermediate_size", 11_008)?,
+        biases: false,
         routing: RoutingFacts {
             score: Score::SoftmaxOfChosen,
+            bias: false,
             logits_in_float32: false,
             corrected: false,
             normalise: false,

@@ -43,6 +43,7 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
         qk_norm: None,
         clip: None,
         window,
+        sinks: false,
         softmax_scale: GqaFacts::usual_scale(head_dim),
     });
     let expert_field = fields.either("num_local_experts", "num_experts");
@@ -55,8 +56,10 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
         experts,
         top_k,
         expert_width: fields.size("intermediate_size", 14336)?,
+        biases: false,
         routing: RoutingFacts {
             score: Score::Softmax,
+            bias: false,
             logits_in_float32: false,
             corrected: false,
             normalise: true,

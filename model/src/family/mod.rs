@@ -2,10 +2,12 @@
 
 mod deepseek_v2;
 mod deepseek_v3;
+mod gpt_oss;
 mod granitemoe;
 mod latent;
 mod mixtral;
 mod olmoe;
+mod phimoe;
 mod qwen2_moe;
 mod qwen3_moe;
 
@@ -30,6 +32,10 @@ pub enum Family {
     Qwen3Moe,
     /// GraniteMoE (IBM).
     GraniteMoe,
+    /// PhiMoE (Microsoft).
+    Phimoe,
+    /// gpt-oss (OpenAI).
+    GptOss,
 }
 
 /// Names of tensors. Layer tensors stand under `model.layers.<id>.`, expert tensors of the separate
@@ -49,18 +55,30 @@ pub(crate) struct TensorNames {
 /// Names of a MoE block and of what stands under it.
 pub(crate) struct BlockNames {
     pub(crate) block: &'static str,
-    /// The router's weight.
+    /// The router, which has a `weight` and may have a `bias`.
     pub(crate) router: &'static str,
+    /// How gate and up projections lie in one tensor.
+    pub(crate) fused: Fused,
     /// Gate and up projections of all experts in one tensor.
     pub(crate) gate_up: &'static str,
     /// Down projections of all experts in one tensor.
     pub(crate) down: &'static str,
 }
 
+/// How gate and up projections of an expert lie in one tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fused {
+    /// Rows of the gate, then rows of the up projection; each tensor [outputs, inputs].
+    OneAfterTheOther,
+    /// A column of the gate, a column of the up projection; each tensor [inputs, outputs].
+    InTurns,
+}
+
 /// The block of most families of today.
 const USUAL_BLOCK: BlockNames = BlockNames {
     block: "mlp",
-    router: "gate.weight",
+    router: "gate",
+    fused: Fused::OneAfterTheOther,
     gate_up: "experts.gate_up_proj",
     down: "experts.down_proj",
 };
@@ -76,7 +94,7 @@ const USUAL_NAMES: TensorNames = TensorNames {
 };
 
 impl Family {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::Mixtral,
         Self::Qwen2Moe,
         Self::Qwen3Moe,
@@ -84,6 +102,8 @@ impl Family {
         Self::DeepseekV2,
         Self::DeepseekV3,
         Self::GraniteMoe,
+        Self::Phimoe,
+        Self::GptOss,
     ];
 
     /// `model_type` of the config, and the family in `remoe inspect`.
@@ -97,6 +117,8 @@ impl Family {
             Self::DeepseekV3 => "deepseek_v3",
             Self::Qwen3Moe => "qwen3_moe",
             Self::GraniteMoe => "granitemoe",
+            Self::Phimoe => "phimoe",
+            Self::GptOss => "gpt_oss",
         }
     }
 
@@ -120,6 +142,8 @@ impl Family {
             Self::DeepseekV3 => deepseek_v3::parse(fields),
             Self::Qwen3Moe => qwen3_moe::parse(fields),
             Self::GraniteMoe => granitemoe::parse(fields),
+            Self::Phimoe => phimoe::parse(fields),
+            Self::GptOss => gpt_oss::parse(fields),
         }
     }
 
@@ -132,6 +156,8 @@ impl Family {
             Self::DeepseekV3 => &deepseek_v3::NAMES,
             Self::Qwen3Moe => &qwen3_moe::NAMES,
             Self::GraniteMoe => &granitemoe::NAMES,
+            Self::Phimoe => &phimoe::NAMES,
+            Self::GptOss => &gpt_oss::NAMES,
         }
     }
 }

@@ -51,6 +51,7 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
         qk_norm: Some(QkNorm::Row),
         clip,
         window: None,
+        sinks: false,
         softmax_scale: GqaFacts::usual_scale(head_dim),
     });
     let expert_field = fields.either("num_experts", "num_local_experts");
@@ -63,8 +64,10 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
         experts,
         top_k,
         expert_width: fields.size("intermediate_size", 2048)?,
+        biases: false,
         routing: RoutingFacts {
             score: Score::Softmax,
+            bias: false,
             logits_in_float32: false,
             corrected: false,
             normalise: fields.flag("norm_topk_prob", false)?,

@@ -49,6 +49,7 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
                 qk_norm: None,
                 clip: None,
                 window,
+                sinks: false,
                 softmax_scale: GqaFacts::usual_scale(head_dim),
             }),
             mlp: if sparse { MlpFacts::Moe(moe.clone()) } else { MlpFacts::Dense { width: dense_width } },
@@ -69,8 +70,10 @@ fn experts(common: &Common<'_>) -> Result<MoeFacts, CheckpointError> {
         experts,
         top_k,
         expert_width: fields.size("moe_intermediate_size", 1408)?,
+        biases: false,
         routing: RoutingFacts {
             score: Score::Softmax,
+            bias: false,
             logits_in_float32: false,
             corrected: false,
             normalise: fields.flag("norm_topk_prob", false)?,
@@ -113,27 +116,9 @@ fn windows(common: &Common<'_>) -> Result<Vec<Option<usize>>, CheckpointError> {
         None if fields.is_null("sliding_window") => 0,
         None => 4096,
     };
-    let slides: Vec<bool> = match fields.list("layer_types")? {
+    let slides = match common.layer_types()? {
         None => (0..common.layers).map(|layer| windowed && layer % 2 == 0 && layer < bound).collect(),
-        Some(types) => {
-            if types.len() != common.layers {
-                return Err(fields.error(
-                    "layer_types",
-                    format!("has {} entries for {} layers", types.len(), common.layers),
-                ));
-            }
-            types
-                .iter()
-                .map(|entry| match entry.as_str() {
-                    Some("full_attention") => Ok(false),
-                    Some("sliding_attention") => Ok(true),
-                    _ => Err(fields.unsupported(
-                        "layer_types",
-                        format!("{entry}; supported are full_attention and sliding_attention"),
-                    )),
-                })
-                .collect::<Result<_, _>>()?
-        }
+        Some(slides) => slides,
     };
     if slides.contains(&true) && !windowed {
         return Err(fields.error("layer_types", "has sliding_attention, but use_sliding_window is false"));

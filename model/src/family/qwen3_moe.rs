@@ -46,6 +46,7 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
         qk_norm: Some(QkNorm::Head),
         clip: None,
         window,
+        sinks: false,
         softmax_scale: GqaFacts::usual_scale(head_dim),
     });
     let expert_field = fields.either("num_experts", "num_local_experts");
@@ -58,8 +59,10 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
         experts,
         top_k,
         expert_width: fields.size("moe_intermediate_size", 768)?,
+        biases: false,
         routing: RoutingFacts {
             score: Score::Softmax,
+            bias: false,
             logits_in_float32: false,
             corrected: false,
             normalise: fields.flag("norm_topk_prob", false)?,

@@ -33,6 +33,8 @@ pub struct Outline {
     pub tied: bool,
     /// Whether the norms before attention, before the MLP and before the head have biases.
     pub norm_biases: bool,
+    /// Whether the head has a bias.
+    pub head_bias: bool,
     /// The layers in order.
     pub layers: Vec<LayerOutline>,
 }
@@ -314,7 +316,7 @@ impl Outline {
     fn outside(&self) -> u128 {
         let tables = if self.tied { 1 } else { 2 };
         let rows = tables * self.vocabulary + self.learned_positions;
-        product(&[rows, self.hidden]) + self.norm()
+        product(&[rows, self.hidden]) + self.norm() + if self.head_bias { self.vocabulary as u128 } else { 0 }
     }
 }
 

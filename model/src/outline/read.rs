@@ -7,22 +7,15 @@ use serde_json::{Map, Value};
 use super::{AttentionOutline, ExpertsOutline, LayerOutline, MlpOutline, Outline, Weights};
 use crate::config::{ModelConfig, declared_dtype};
 use crate::error::CheckpointError;
-use crate::facts::{AttentionFacts, LayerFacts, MlpFacts, QkNorm};
-use crate::family::Family;
+use crate::facts::{AttentionFacts, LayerFacts, MlpFacts, NormKind, QkNorm, StoredDtype};
 use crate::fields::Fields;
 use crate::json;
 use crate::store::Store;
 
 const CONFIG: &str = "config.json";
 /// No model is near these; they keep every sum and every list within bounds.
-const MOST_LAYERS: usize = 4096;
 const MOST_EXPERTS: usize = 65_536;
 const WIDEST: usize = 1 << 24;
-
-type Layers = fn(Fields<'_>) -> Result<Vec<LayerOutline>, CheckpointError>;
-
-/// Families whose sizes are known here and that the engine does not run.
-const SIZED_ONLY: [(&str, Layers); 1] = [("gpt_oss", gpt_oss)];
 
 impl Outline {
     /// Reads the `config.json` in `store`, and no other file. `dtype` is what weights are counted in, whatever
@@ -61,38 +54,13 @@ impl Outline {
         // How weights are stored is known now; what the engine makes of that is not asked here.
         object.remove("quantization_config");
         let fields = Fields::new(path, &object);
-        let name = fields.text("model_type")?.unwrap_or_default();
-        let outline = match SIZED_ONLY.iter().find(|(family, _)| *family == name) {
-            Some((family, layers)) => Self::sized_only(fields, family, *layers)?,
-            None if Family::ALL.iter().any(|family| family.name() == name) => {
-                Self::of_config(&ModelConfig::from_object(path, &object, None)?)
-            }
-            None => {
-                let known = Family::ALL.map(Family::name).into_iter().chain(SIZED_ONLY.map(|(name, _)| name));
-                return Err(fields.unsupported(
-                    "model_type",
-                    format!("`{name}`; sizes are known for {}", known.collect::<Vec<_>>().join(", ")),
-                ));
-            }
-        };
+        let outline = Self::of_config(&ModelConfig::from_object(path, &object, None)?);
         outline.check(fields)?;
-        let dtype = dtype.map_or(outline.dtype.clone(), str::to_owned);
+        // What is stored in a short form is computed in bfloat16 where the config says nothing else.
+        let short = weights != Weights::Plain && declared_dtype(&fields)?.is_none();
+        let own = if short { StoredDtype::Bf16.name() } else { &outline.dtype };
+        let dtype = dtype.unwrap_or(own).to_owned();
         Ok(Self { weights, dtype, ..outline })
-    }
-
-    fn sized_only(fields: Fields<'_>, family: &str, layers: Layers) -> Result<Self, CheckpointError> {
-        Ok(Self {
-            family: family.to_owned(),
-            dtype: declared_dtype(&fields)?.map_or("bfloat16", |dtype| dtype.name()).to_owned(),
-            weights: Weights::Plain,
-            hidden: fields.required_size("hidden_size")?,
-            vocabulary: fields.required_size("vocab_size")?,
-            context: fields.required_size("max_position_embeddings")?,
-            learned_positions: 0,
-            tied: fields.flag("tie_word_embeddings", false)?,
-            norm_biases: false,
-            layers: layers(fields)?,
-        })
     }
 
     fn of_config(config: &ModelConfig) -> Self {
@@ -105,7 +73,8 @@ impl Outline {
             context: config.context_length,
             learned_positions: 0,
             tied: config.tie_embeddings,
-            norm_biases: false,
+            norm_biases: config.norm == NormKind::Layer,
+            head_bias: config.head_bias,
             layers: config.layers.iter().map(|layer| of_facts(layer, config.hidden_size)).collect(),
         }
     }
@@ -136,23 +105,6 @@ fn within(fields: Fields<'_>, name: &str, value: usize, most: usize) -> Result<(
     }
 }
 
-/// A size that takes part in products.
-fn width(fields: Fields<'_>, name: &str) -> Result<usize, CheckpointError> {
-    let value = fields.required_size(name)?;
-    within(fields, name, value, WIDEST)?;
-    Ok(value)
-}
-
-/// As many layers as the config says.
-fn layers(
-    fields: Fields<'_>,
-    layer: impl Fn(usize) -> LayerOutline,
-) -> Result<Vec<LayerOutline>, CheckpointError> {
-    let count = fields.required_size("num_hidden_layers")?;
-    within(fields, "num_hidden_layers", count, MOST_LAYERS)?;
-    Ok((0..count).map(layer).collect())
-}
-
 fn of_facts(layer: &LayerFacts, hidden: usize) -> LayerOutline {
     let attention = match &layer.attention {
         AttentionFacts::Gqa(facts) => {
@@ -168,7 +120,8 @@ fn of_facts(layer: &LayerFacts, hidden: usize) -> LayerOutline {
                         None => 0,
                         Some(QkNorm::Row) => queries + keys,
                         Some(QkNorm::Head) => 2 * facts.head_dim,
-                    },
+                    }
+                    + when(facts.sinks, facts.heads),
             }
         }
         AttentionFacts::Mla(facts) => AttentionOutline::Latent {
@@ -192,8 +145,8 @@ fn of_facts(layer: &LayerFacts, hidden: usize) -> LayerOutline {
             top_k: facts.top_k,
             matrices: 3,
             width: facts.expert_width,
-            biases: 0,
-            router_biases: 0,
+            biases: if facts.biases { 2 * facts.expert_width + hidden } else { 0 },
+            router_biases: if facts.routing.bias { facts.experts } else { 0 },
             corrections: if facts.routing.corrected { facts.experts } else { 0 },
             shared: facts.shared.as_ref().map_or(0, |shared| shared.count),
             shared_width: facts.shared.as_ref().map_or(0, |shared| shared.width),
@@ -201,29 +154,4 @@ fn of_facts(layer: &LayerFacts, hidden: usize) -> LayerOutline {
         }),
     };
     LayerOutline { attention, mlp }
-}
-
-/// gpt-oss (arXiv 2508.10925): biases everywhere, a sink per head.
-fn gpt_oss(fields: Fields<'_>) -> Result<Vec<LayerOutline>, CheckpointError> {
-    let (heads, groups) = (width(fields, "num_attention_heads")?, width(fields, "num_key_value_heads")?);
-    let (head, hidden) = (width(fields, "head_dim")?, width(fields, "hidden_size")?);
-    let biases = match fields.flag("attention_bias", true)? {
-        true => (heads + 2 * groups) * head + hidden,
-        false => 0,
-    };
-    let attention = AttentionOutline::Grouped { heads, groups, width: head, besides: heads + biases };
-    let (experts, expert_width) = (width(fields, "num_local_experts")?, width(fields, "intermediate_size")?);
-    let moe = MlpOutline::Experts(ExpertsOutline {
-        experts,
-        top_k: fields.required_size("num_experts_per_tok")?,
-        matrices: 3,
-        width: expert_width,
-        biases: 2 * expert_width + hidden,
-        router_biases: experts,
-        corrections: 0,
-        shared: 0,
-        shared_width: 0,
-        shared_gate: false,
-    });
-    layers(fields, |_| LayerOutline { attention: attention.clone(), mlp: moe.clone() })
 }

@@ -398,6 +398,64 @@ pub fn deepseek_v3() -> Material {
     material
 }
 
+/// As [`mixtral`], with top 2, biases on norms and head, longrope.
+pub fn phimoe() -> Material {
+    let mut material = mixtral();
+    material
+        .set("architectures", json!(["PhimoeForCausalLM"]))
+        .set("model_type", json!("phimoe"))
+        .set("attention_bias", json!(false))
+        .set("input_jitter_noise", json!(0.0))
+        .set("lm_head_bias", json!(true))
+        .set("num_experts_per_tok", json!(2))
+        .set("router_jitter_noise", json!(0.01))
+        .unset("head_dim");
+    material.tensor("lm_head.bias", &[59]).tensor("model.norm.bias", &[40]);
+    for layer in 0..3 {
+        for norm in ["input_layernorm", "post_attention_layernorm"] {
+            material.tensor(&format!("model.layers.{layer}.{norm}.bias"), &[40]);
+        }
+    }
+    material
+}
+
+/// 5 heads, hidden 40, 3 layers, 4 experts of width 7 in turns, sinks, biases.
+pub fn gpt_oss() -> Material {
+    let mut material = start(json!({
+        "architectures": ["GptOssForCausalLM"], "attention_bias": true, "attention_dropout": 0.0,
+        "bos_token_id": null, "dtype": "float32", "eos_token_id": null, "head_dim": 8,
+        "hidden_act": "silu", "hidden_size": 40, "initializer_range": 0.02, "intermediate_size": 7,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "max_position_embeddings": 64, "model_type": "gpt_oss", "num_attention_heads": 5,
+        "num_experts_per_tok": 2, "num_hidden_layers": 3, "num_key_value_heads": 1,
+        "num_local_experts": 4, "output_router_logits": false, "pad_token_id": null,
+        "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 150_000.0, "rope_type": "default"},
+        "router_aux_loss_coef": 0.001, "sliding_window": 4, "tie_word_embeddings": false,
+        "transformers_version": "5.17.0", "use_cache": true, "vocab_size": 59
+    }));
+    outside(&mut material, 3, true);
+    for layer in 0..3 {
+        gqa(&mut material, layer, true);
+        let attention = format!("model.layers.{layer}.self_attn");
+        material.tensor(&format!("{attention}.o_proj.bias"), &[40]);
+        material.tensor(&format!("{attention}.sinks"), &[5]);
+        let block = format!("model.layers.{layer}.mlp");
+        for (name, shape) in [
+            ("router.weight", &[4, 40][..]),
+            ("router.bias", &[4]),
+            ("experts.gate_up_proj", &[4, 40, 14]),
+            ("experts.gate_up_proj_bias", &[4, 14]),
+            ("experts.down_proj", &[4, 7, 40]),
+            ("experts.down_proj_bias", &[4, 40]),
+        ] {
+            material.tensor(&format!("{block}.{name}"), shape);
+        }
+    }
+    material
+}
+
 pub fn families() -> Vec<Material> {
-    vec![mixtral(), olmoe(), qwen2_moe(), qwen3_moe(), granitemoe(), deepseek_v2(), deepseek_v3()]
+    let (phimoe, gpt_oss) = (phimoe(), gpt_oss());
+    let others = [mixtral(), olmoe(), qwen2_moe(), qwen3_moe(), granitemoe(), deepseek_v2(), deepseek_v3()];
+    others.into_iter().chain([phimoe, gpt_oss]).collect()
 }

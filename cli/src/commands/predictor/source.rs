@@ -74,8 +74,8 @@ impl Model {
                 continue;
             };
             (experts, top_k) = (facts.experts, facts.top_k);
-            let norm = self.floats(&self.checkpoint.norms(layer)?.mlp)?;
-            layers.push(GateWeights { norm, gate: self.floats(&router.weight)? });
+            let norm = self.floats(&self.checkpoint.norms(layer)?.mlp.weight)?;
+            layers.push(GateWeights { norm, gate: self.floats(&router.linear.weight)? });
         }
         Ok(Fate::new(self.embedding.clone(), layers, experts, top_k, config.norm_eps as f32)?)
     }

@@ -1,0 +1,115 @@
+//! gpt-oss (OpenAI): `GptOssConfig` and `modeling_gpt_oss.py` of transformers 5.17 (`hidden_act` is a field
+//! that it does not read).
+//!
+//! Attention with a sink per head, every other layer within a window. Biases on attention, router and
+//! experts, whose activation is a clamped SwiGLU. The experts of the largest logits, softmax over them.
+//! Norms multiply with their weights before they round. All experts of a layer lie in two tensors, gate and
+//! up columns in turns.
+
+use super::{BlockNames, Family, Fused, TensorNames, USUAL_BLOCK, USUAL_NAMES};
+use crate::config::{Common, Defaults, ModelConfig};
+use crate::error::CheckpointError;
+use crate::facts::{
+    Activation, AttentionFacts, GqaFacts, LayerFacts, MlpFacts, MoeFacts, NormKind, RoutingFacts, Score,
+};
+use crate::fields::Fields;
+use crate::rope::{RopeFacts, RopeLayout};
+
+pub(super) const NAMES: TensorNames = TensorNames {
+    blocks: &[BlockNames { router: "router", fused: Fused::InTurns, ..USUAL_BLOCK }],
+    ..USUAL_NAMES
+};
+
+const DEFAULTS: Defaults = Defaults {
+    vocab_size: 201_088,
+    hidden_size: 2880,
+    layers: 36,
+    heads: 64,
+    context_length: 131_072,
+    norm_eps: 1e-5,
+    bos: None,
+    eos: None,
+};
+
+/// `GptOssExperts.limit`, which the kernels compute with.
+const LIMIT: f64 = 7.0;
+
+pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> {
+    let common = Common::read(fields, &DEFAULTS)?;
+    if let Some(limit) = fields.optional_number("swiglu_limit")?.filter(|limit| *limit != LIMIT) {
+        return Err(fields.unsupported("swiglu_limit", format!("{limit}; experts are clamped at {LIMIT}")));
+    }
+    if RopeFacts::parameters(fields)?.is_none() {
+        return Err(fields.error("rope_parameters", "is missing; gpt-oss has rope type yarn, say how"));
+    }
+    let head_dim = match fields.is_null("head_dim") {
+        true => common.even_heads()?,
+        false => fields.size("head_dim", 64)?,
+    };
+    if head_dim % 2 != 0 {
+        return Err(fields.error("head_dim", format!("is {head_dim}, rotation needs an even number")));
+    }
+    let rope = RopeFacts::parse(fields, 150_000.0, head_dim, RopeLayout::Halves, common.context_length)?;
+    let bias = fields.flag("attention_bias", true)?;
+    let kv_heads = common.kv_heads(8)?;
+    let expert_field = fields.either("num_local_experts", "num_experts");
+    let (experts, top_k) = common.experts(
+        expert_field,
+        fields.size(expert_field, 128)?,
+        fields.size("num_experts_per_tok", 4)?,
+    )?;
+    let moe = MoeFacts {
+        experts,
+        top_k,
+        expert_width: fields.size("intermediate_size", 2880)?,
+        routing: RoutingFacts {
+            score: Score::SoftmaxOfChosen,
+            bias: true,
+            logits_in_float32: false,
+            corrected: false,
+            normalise: false,
+            scale: 1.0,
+            groups: None,
+            weights_in_compute_dtype: true,
+        },
+        biases: true,
+        shared: None,
+    };
+    let layers = windows(&common)?
+        .into_iter()
+        .map(|window| LayerFacts {
+            attention: AttentionFacts::Gqa(GqaFacts {
+                heads: common.heads,
+                kv_heads,
+                head_dim,
+                qkv_bias: bias,
+                o_bias: bias,
+                qk_norm: None,
+                clip: None,
+                window,
+                sinks: true,
+                softmax_scale: GqaFacts::usual_scale(head_dim),
+            }),
+            mlp: MlpFacts::Moe(moe.clone()),
+        })
+        .collect();
+    let config = common.finish(Family::GptOss, layers, rope)?;
+    Ok(ModelConfig { norm: NormKind::RmsInFloat32, activation: Activation::ClampedSwiglu, ..config })
+}
+
+/// The window of each layer: every other one, from the first, unless `layer_types` says otherwise.
+fn windows(common: &Common<'_>) -> Result<Vec<Option<usize>>, CheckpointError> {
+    let fields = common.fields;
+    let slides = match common.layer_types()? {
+        None => (0..common.layers).map(|layer| layer % 2 == 0).collect(),
+        Some(slides) => slides,
+    };
+    let window = match fields.optional_size("sliding_window")? {
+        None if !fields.is_null("sliding_window") => Some(128),
+        given => given,
+    };
+    if slides.contains(&true) && window.is_none() {
+        return Err(fields.error("sliding_window", "is null, but layers have sliding attention"));
+    }
+    Ok(slides.into_iter().map(|slides| window.filter(|_| slides)).collect())
+}

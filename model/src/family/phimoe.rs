@@ -1,0 +1,115 @@
+//! PhiMoE (Microsoft, Phi-3.5-MoE): `PhimoeConfig` and `modeling_phimoe.py` of transformers 5.17.
+//!
+//! Layer norms with biases. Two experts by sparsemixer, whose threshold is `router_jitter_noise`, also
+//! in inference. Rope type longrope with factors of its own on cosines and sines. A window is every layer's.
+
+use super::{BlockNames, Family, TensorNames, USUAL_BLOCK, USUAL_NAMES, uniform_layer_types};
+use crate::config::{Common, Defaults, ModelConfig};
+use crate::error::CheckpointError;
+use crate::facts::{AttentionFacts, GqaFacts, LayerFacts, MlpFacts, MoeFacts, NormKind, RoutingFacts, Score};
+use crate::fields::Fields;
+use crate::rope::{RopeFacts, RopeLayout, RopeScaling};
+
+pub(super) const NAMES: TensorNames = TensorNames {
+    blocks: &[
+        BlockNames { block: "block_sparse_moe", ..USUAL_BLOCK },
+        BlockNames { router: "router", ..USUAL_BLOCK },
+    ],
+    gate: "w1",
+    up: "w3",
+    down: "w2",
+    ..USUAL_NAMES
+};
+
+const DEFAULTS: Defaults = Defaults {
+    vocab_size: 32_064,
+    hidden_size: 4096,
+    layers: 32,
+    heads: 32,
+    context_length: 131_072,
+    norm_eps: 1e-5,
+    bos: Some(1),
+    eos: Some(2),
+};
+
+/// Sparsemixer chooses so many, whatever the config says.
+const TOP_K: usize = 2;
+
+pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> {
+    let common = Common::read(fields, &DEFAULTS)?;
+    let window = fields.optional_size("sliding_window")?;
+    uniform_layer_types(&common, if window.is_some() { "sliding_attention" } else { "full_attention" })?;
+    let head_dim = common.head_dim()?;
+    let bias = fields.flag("attention_bias", false)?;
+    let attention = AttentionFacts::Gqa(GqaFacts {
+        heads: common.heads,
+        kv_heads: common.kv_heads(8)?,
+        head_dim,
+        qkv_bias: bias,
+        o_bias: bias,
+        qk_norm: None,
+        clip: None,
+        window,
+        sinks: false,
+        softmax_scale: GqaFacts::usual_scale(head_dim),
+    });
+    let expert_field = fields.either("num_local_experts", "num_experts");
+    let (experts, top_k) = common.experts(
+        expert_field,
+        fields.size(expert_field, 16)?,
+        fields.size("num_experts_per_tok", TOP_K)?,
+    )?;
+    if top_k != TOP_K {
+        let message = format!("{top_k}; PhiMoE's sparsemixer chooses {TOP_K}");
+        return Err(fields.unsupported("num_experts_per_tok", message));
+    }
+    let jitter = fields.number("router_jitter_noise", 0.01)?;
+    if !(0.0..=1.0).contains(&jitter) {
+        return Err(fields.error("router_jitter_noise", format!("is {jitter}, expected 0 to 1")));
+    }
+    let moe = MoeFacts {
+        experts,
+        top_k,
+        expert_width: fields.size("intermediate_size", 6400)?,
+        routing: RoutingFacts {
+            score: Score::SparseMixer { jitter },
+            bias: false,
+            logits_in_float32: false,
+            corrected: false,
+            normalise: false,
+            scale: 1.0,
+            groups: None,
+            weights_in_compute_dtype: true,
+        },
+        biases: false,
+        shared: None,
+    };
+    let rope = RopeFacts::parse(fields, 1_000_000.0, head_dim, RopeLayout::Halves, common.context_length)?;
+    let rope = with_factors(fields, rope)?;
+    let layer = LayerFacts { attention, mlp: MlpFacts::Moe(moe) };
+    let layers = vec![layer; common.layers];
+    let head_bias = fields.flag("lm_head_bias", false)?;
+    let config = common.finish(Family::Phimoe, layers, rope)?;
+    Ok(ModelConfig { norm: NormKind::Layer, head_bias, ..config })
+}
+
+/// `PhimoeRotaryEmbedding` has its own factors in place of longrope's.
+fn with_factors(fields: Fields<'_>, rope: RopeFacts) -> Result<RopeFacts, CheckpointError> {
+    let factor = match rope.scaling {
+        RopeScaling::None => return Ok(rope),
+        RopeScaling::Long { .. } => {
+            let parameters = RopeFacts::parameters(fields)?.unwrap_or(fields);
+            let factor = |name: &str| {
+                let missing = || parameters.error(name, "is missing, longrope of PhiMoE needs it");
+                parameters.optional_positive(name)?.ok_or_else(missing)
+            };
+            factor("long_mscale")?;
+            factor("short_mscale")?
+        }
+        _ => {
+            let message = "PhiMoE's rope types are default and longrope";
+            return Err(fields.unsupported("rope_parameters", message));
+        }
+    };
+    Ok(RopeFacts { attention_factor: factor, ..rope })
+}
