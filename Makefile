@@ -8,8 +8,8 @@ SHELL := /bin/bash
 CARGO = LIBTORCH="$$(python3 scripts/libtorch.py)" LIBTORCH_CXX11_ABI=1 cargo
 PYTHON_PACKAGES := target/python
 # The test programs that need a cluster: those that run with every change, and all of them.
-E2E_CI_PROGRAMS := cluster demo images profile sources
-E2E_PROGRAMS := $(E2E_CI_PROGRAMS) deployments election identity operator
+E2E_CI_PROGRAMS := cluster demo gateway images profile sources
+E2E_PROGRAMS := $(E2E_CI_PROGRAMS) deployments election identity operator wakes
 
 .PHONY: help
 help: ## List the targets
@@ -86,7 +86,7 @@ chart-crds: ## Copy crds/ into the chart
 
 .PHONY: images
 images: build ## Write target/images/remoe-*.tar, container images of what was built here
-	python3 images/build.py operator main remote-expert
+	python3 images/build.py operator gateway main remote-expert
 
 # A real cluster on this host: root, and Go 1.24 or later the first time (docs/cluster.md).
 .PHONY: cluster-up

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Make the container images from binaries that were built on this host, without a container engine.
 
-    images/build.py operator main remote-expert      target/images/remoe-*.tar
+    images/build.py operator gateway main remote-expert      target/images/remoe-*.tar
 
 Each tar is an image in the OCI layout: `skopeo copy oci-archive:...`, `crane push` and `ctr images import`
 take it. An image holds the binaries, the shared libraries that they load, certificate authorities and what
@@ -32,6 +32,7 @@ LIBTORCH_DEADLINE_S = 3600
 # of main functions has a `main-model-fn`, whatever its operations.
 IMAGES = {
     "operator": ("Remoe operator", ["remoe-operator"]),
+    "gateway": ("Remoe gateway", ["remoe-gateway"]),
     "main": ("Remoe main-model function for CPUs and tools", ["main-model-fn", "remote-expert-fn", "remoe"]),
     "main-torch": ("Remoe main-model function with LibTorch and tools", ["main-model-fn=main-model-fn-torch", "main-model-fn-torch", "remote-expert-fn", "remoe"]),
     "remote-expert": ("Remoe remote-expert function and tools", ["remote-expert-fn", "remoe"]),

@@ -100,7 +100,7 @@ pub(crate) async fn handle(
     let stream = asked.stream.unwrap_or(false);
     // A time that no clock can show is no limit.
     let until = timeout(&asked_headers, stream)?.and_then(|time| arrived.checked_add(time));
-    let model = gateway.model(asked.model.as_deref(), &caller)?.clone();
+    let model = gateway.model(asked.model.as_deref(), &caller)?;
     let permit = match &caller.tenant {
         None => None,
         Some(tenant) => Some(

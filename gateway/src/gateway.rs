@@ -15,7 +15,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use remoe_http::{ConnectionLimits, ConnectionMetrics, Lanes, Origins};
 use remoe_wire::{ErrorCode, ServiceError};
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -70,7 +70,7 @@ pub(crate) type Upstream = Client<HttpConnector, Full<Bytes>>;
 /// One address for all models.
 pub struct Gateway {
     options: GatewayOptions,
-    models: Vec<Arc<Model>>,
+    catalogue: RwLock<Catalogue>,
     metrics: GatewayMetrics,
     upstream: Upstream,
     /// Bodies that are read at the same time.
@@ -78,6 +78,14 @@ pub struct Gateway {
     /// For bodies, in units.
     pub(crate) room: Arc<Semaphore>,
     pub(crate) created: u64,
+}
+
+/// What a gateway has.
+#[derive(Clone)]
+struct Catalogue {
+    models: Arc<[Arc<Model>]>,
+    /// It is all that there is to have, be it nothing.
+    is_whole: bool,
 }
 
 impl Gateway {
@@ -98,27 +106,35 @@ impl Gateway {
             lanes: Lanes::new(cores, options.body_limit),
             room: Arc::new(Semaphore::new(units.min(Semaphore::MAX_PERMITS))),
             options,
-            models,
+            catalogue: RwLock::new(Catalogue { models: models.into(), is_whole: false }),
             metrics,
             upstream,
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         })
     }
 
+    /// Has `models` in place of those that it had, whose time is no longer kept here. They are all that there is: from
+    /// now on the gateway is well, whatever becomes of them.
+    pub fn replace_models(&self, models: Vec<Arc<Model>>) {
+        let mut catalogue = self.catalogue.write().unwrap_or_else(PoisonError::into_inner);
+        *catalogue = Catalogue { models: models.into(), is_whole: true };
+    }
+
     /// Serves on `listener` until `stop`; requests that are there by then are answered. Keeps the time of
-    /// the models meanwhile.
+    /// the models that it was made with meanwhile.
     ///
     /// # Errors
     /// The server fails.
     pub async fn serve(self: Arc<Self>, listener: TcpListener, stop: CancellationToken) -> io::Result<()> {
-        let clocks = self.models.iter().cloned().map(|model| async move { model.keep_time().await });
+        let models = self.models();
+        let clocks = models.iter().cloned().map(|model| async move { model.keep_time().await });
         let clocks = futures_util::future::join_all(clocks);
         let (limits, metrics) = (self.options.connections, self.metrics.connections.clone());
         let served = remoe_http::serve(listener, routes(self.clone()), limits, metrics, stop);
         tokio::select! {
             served = served => served,
             // They never end; without models there is nothing to keep.
-            _ = clocks, if !self.models.is_empty() => Ok(()),
+            _ = clocks, if !models.is_empty() => Ok(()),
         }
     }
 
@@ -139,8 +155,19 @@ impl Gateway {
         &self.options
     }
 
-    pub(crate) fn models(&self) -> &[Arc<Model>] {
-        &self.models
+    pub(crate) fn models(&self) -> Arc<[Arc<Model>]> {
+        self.catalogue().models
+    }
+
+    /// Whether requests are answered, be it that there is no model.
+    pub(crate) fn is_well(&self) -> bool {
+        let catalogue = self.catalogue();
+        catalogue.is_whole || catalogue.models.iter().any(|model| model.takes_requests())
+    }
+
+    fn catalogue(&self) -> Catalogue {
+        // Every change of it is whole.
+        self.catalogue.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(crate) fn metrics(&self) -> &GatewayMetrics {
@@ -156,33 +183,53 @@ impl Gateway {
     }
 
     /// The models that `caller` may use: for it there are no others.
-    pub(crate) fn models_of(&self, caller: &Caller) -> Vec<&Arc<Model>> {
+    pub(crate) fn models_of(&self, caller: &Caller) -> Vec<Arc<Model>> {
         let may_use =
             |model: &&Arc<Model>| caller.tenant.as_ref().is_none_or(|tenant| tenant.may_use(model.name()));
-        self.models.iter().filter(may_use).collect()
+        self.models().iter().filter(may_use).cloned().collect()
     }
 
-    /// The model called `name`; the only one where none is named.
+    /// The model called `name`, which may be a short one; the only model where none is named.
     ///
     /// # Errors
-    /// There is no such model for `caller`, or several and none is named.
-    pub(crate) fn model(&self, name: Option<&str>, caller: &Caller) -> Result<&Arc<Model>, ServiceError> {
+    /// There is no such model for `caller`, or several and none is named, or the short name is that of several.
+    pub(crate) fn model(&self, name: Option<&str>, caller: &Caller) -> Result<Arc<Model>, ServiceError> {
         let models = self.models_of(caller);
         let names = || {
             let names: Vec<_> = models.iter().map(|model| format!("`{}`", model.name())).collect();
             names.join(", ")
         };
-        let (found, code, message) = match (name, models.as_slice()) {
-            (None, [model]) => return Ok(model),
+        let (code, message) = match (name, models.as_slice()) {
+            (None, [model]) => return Ok(model.clone()),
             (None, _) => {
-                (None, ErrorCode::InvalidArgument, format!("`model` is missing; this server has {}", names()))
+                (ErrorCode::InvalidArgument, format!("`model` is missing; this server has {}", names()))
             }
-            (Some(name), models) => (
-                models.iter().copied().find(|model| model.name() == name),
-                ErrorCode::NotFound,
-                format!("The model `{name}` does not exist; this server has {}", names()),
-            ),
+            (Some(name), models) => match named(models, name) {
+                Ok(model) => return Ok(model.clone()),
+                Err(0) => {
+                    let message = format!("The model `{name}` does not exist; this server has {}", names());
+                    (ErrorCode::NotFound, message)
+                }
+                Err(several) => {
+                    let message =
+                        format!("{several} models are called `{name}`; this server has {}", names());
+                    (ErrorCode::InvalidArgument, message)
+                }
+            },
         };
-        found.ok_or_else(|| ServiceError::new(code, message).about("model"))
+        Err(ServiceError::new(code, message).about("model"))
+    }
+}
+
+/// The one of `models` that `name` means, or how many it might mean.
+fn named<'a>(models: &'a [Arc<Model>], name: &str) -> Result<&'a Arc<Model>, usize> {
+    if let Some(model) = models.iter().find(|model| model.name() == name) {
+        return Ok(model);
+    }
+    let short = |model: &&Arc<Model>| model.described().0.iter().any(|short| short == name);
+    let mut called = models.iter().filter(short);
+    match (called.next(), called.count()) {
+        (Some(model), 0) => Ok(model),
+        (first, others) => Err(usize::from(first.is_some()) + others),
     }
 }

@@ -8,8 +8,8 @@
 //!
 //! A request is held while its model has nothing that answers, and released when it has. What the client
 //! sees then is what the main function sends: status, headers, bytes. What an answer cost is written down before its
-//! end leaves ([`Books`]). [`sleep`], [`queue`] and
-//! [`timeline`] are pure; [`Model`] joins them under one lock; `relay` moves bytes.
+//! end leaves ([`Books`]). When a model sleeps is [`remoe_sleep`]'s; [`queue`] and [`timeline`] are pure; [`Model`]
+//! joins them under one lock; `relay` moves bytes.
 
 mod access_log;
 mod answer;
@@ -31,7 +31,6 @@ mod queue;
 mod rates;
 mod relay;
 mod router;
-mod sleep;
 mod timeline;
 
 pub use access_log::AccessLog;
@@ -39,6 +38,6 @@ pub use books::{Billing, Books, BooksError};
 pub use gateway::{Gateway, GatewayOptions};
 pub use keys::{Keys, KeysError};
 pub use metrics::GatewayMetrics;
-pub use model::{Backend, FunctionLine, Model, ModelOptions, Running, Want, Wanted};
-pub use sleep::Phase;
+pub use model::{Backend, Directive, FunctionLine, Load, Model, ModelOptions, Running, Want, Wanted};
+pub use remoe_sleep::Phase;
 pub use timeline::WakeMarks;

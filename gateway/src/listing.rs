@@ -3,10 +3,10 @@
 use crate::caller::Caller;
 use crate::gateway::Gateway;
 use crate::model::{Model, ModelStatus};
-use crate::sleep::Phase;
 use axum::extract::{Path, State};
 use axum::{Extension, Json};
 use remoe_http::ApiError;
+use remoe_sleep::Phase;
 use remoe_wire::{ErrorCode, ServiceError};
 use serde::Serialize;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ fn describe(gateway: &Gateway, model: &Model) -> ModelEntry {
         object: "model",
         created: gateway.created,
         owned_by: "remoe",
-        max_model_len: model.options().context_length,
+        max_model_len: model.described().1,
         state: model.phase(),
     }
 }
@@ -59,7 +59,7 @@ pub(crate) async fn models(
     Extension(caller): Extension<Caller>,
 ) -> Json<List> {
     let seen = gateway.models_of(&caller).into_iter();
-    Json(List { object: "list", data: seen.map(|model| describe(&gateway, model)).collect() })
+    Json(List { object: "list", data: seen.map(|model| describe(&gateway, &model)).collect() })
 }
 
 /// One of them.
@@ -69,7 +69,7 @@ pub(crate) async fn model(
     Path(id): Path<String>,
 ) -> Result<Json<ModelEntry>, ApiError> {
     let model = gateway.model(Some(&id), &caller)?;
-    Ok(Json(describe(&gateway, model)))
+    Ok(Json(describe(&gateway, &model)))
 }
 
 /// What runs, waits and sleeps.
@@ -81,9 +81,9 @@ pub(crate) async fn status(
     Json(StatusList { models: seen.map(|model| model.status()).collect() })
 }
 
-/// 200 where a model takes requests, asleep or awake; 503 before the first one does, and at the end.
+/// 200 where requests are answered, be it after a wake; 503 before the first model takes any, and at the end.
 pub(crate) async fn health(State(gateway): State<Arc<Gateway>>) -> Result<Json<Health>, ApiError> {
-    if gateway.models().iter().any(|model| model.takes_requests()) {
+    if gateway.is_well() {
         return Ok(Json(Health { status: "ok" }));
     }
     let message = "the models are loading or the server is shutting down; try again later";

@@ -1,8 +1,8 @@
 //! What the gateway counts and measures.
 
-use crate::sleep::Phase;
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry};
 use remoe_http::ConnectionMetrics;
+use remoe_sleep::Phase;
 use std::time::Duration;
 
 /// Seconds from the decision to wake until requests are taken.

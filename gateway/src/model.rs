@@ -5,14 +5,14 @@
 use crate::books::Billing;
 use crate::metrics::ModelMetrics;
 use crate::queue::{FairQueue, Pushed, Ticket};
-use crate::sleep::{Phase, Seen, step};
 use crate::timeline::{WakeMarks, parts};
 use axum::http::HeaderValue;
+use remoe_sleep::{Phase, Seen, step};
 use remoe_wire::{ErrorCode, ServiceError};
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::{sleep_until, timeout_at};
@@ -27,9 +27,11 @@ const WAKES: usize = 8;
 /// What a model is called and what it may take.
 #[derive(Debug, Clone)]
 pub struct ModelOptions {
-    /// Its name in requests and answers.
+    /// Its name in requests and answers, which no other model has.
     pub name: String,
-    /// Positions of its context.
+    /// Shorter names, which mean it where no other model that the caller may use has the same.
+    pub short_names: Vec<String>,
+    /// Positions of its context; 0: not known yet.
     pub context_length: usize,
     /// Requests that run or wait, all together.
     pub max_requests: usize,
@@ -98,6 +100,33 @@ pub struct Want {
     pub wanted: Wanted,
 }
 
+/// What somebody else decided about a model, for a gateway that keeps no functions itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Directive {
+    /// Where the model is to be; it is `Waking` until there is a backend, whatever is said.
+    pub phase: Phase,
+    /// The number of the decision.
+    pub turn: u64,
+}
+
+/// What a model has to do.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Requests that wait.
+    pub waiting: usize,
+    /// Requests that functions work on.
+    pub in_flight: usize,
+    /// The number of the [`Directive`] that all of these came after, or are counted with.
+    pub turn: u64,
+}
+
+impl Load {
+    /// Whether somebody waits or is served.
+    pub fn is_busy(self) -> bool {
+        self.waiting + self.in_flight > 0
+    }
+}
+
 /// A model as people are shown it.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct ModelStatus {
@@ -116,8 +145,11 @@ pub(crate) struct ModelStatus {
 /// A model behind the gateway.
 pub struct Model {
     options: ModelOptions,
+    /// Its short names and the positions of its context.
+    described: RwLock<(Arc<[String]>, usize)>,
     state: Mutex<State>,
     want: watch::Sender<Want>,
+    load: watch::Sender<Load>,
     /// A deadline may have changed.
     moved: Notify,
     metrics: ModelMetrics,
@@ -125,6 +157,8 @@ pub struct Model {
 
 struct State {
     phase: Phase,
+    /// What somebody else decided; none: the model decides itself.
+    directive: Option<Directive>,
     order: u64,
     /// The order of the latest change between asleep and awake: what runs by an older one is on its way out.
     life: u64,
@@ -182,6 +216,7 @@ impl Model {
     pub fn new(options: ModelOptions, metrics: &crate::GatewayMetrics) -> Arc<Self> {
         let state = State {
             phase: Phase::Waking,
+            directive: None,
             order: 0,
             life: 0,
             idle: None,
@@ -198,9 +233,11 @@ impl Model {
         };
         Arc::new(Self {
             metrics: metrics.of_model(&options.name),
+            described: RwLock::new((options.short_names.clone().into(), options.context_length)),
             options,
             state: Mutex::new(state),
             want: watch::Sender::new(Want { order: 0, wanted: Wanted::Awake }),
+            load: watch::Sender::new(Load::default()),
             moved: Notify::new(),
         })
     }
@@ -210,8 +247,15 @@ impl Model {
         &self.options.name
     }
 
-    pub(crate) fn options(&self) -> &ModelOptions {
-        &self.options
+    /// Has it other short names, and another length of its context.
+    pub fn describe(&self, short_names: Vec<String>, context_length: usize) {
+        let mut described = self.described.write().unwrap_or_else(PoisonError::into_inner);
+        *described = (short_names.into(), context_length);
+    }
+
+    /// Its short names and the positions of its context.
+    pub(crate) fn described(&self) -> (Arc<[String]>, usize) {
+        self.described.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What is wanted of its launcher, now and whenever it changes.
@@ -251,6 +295,13 @@ impl Model {
         self.changed(now);
     }
 
+    /// Takes note of what was decided elsewhere and of what runs; from now on nothing is decided here.
+    pub fn follow(self: &Arc<Self>, directive: Directive, backends: Vec<Backend>, wake: WakeMarks) {
+        self.state().directive = Some(directive);
+        // Whatever is listed was started for the present phase: the one who decides leaves the others out.
+        self.runs(Running { order: u64::MAX, backends, wake, functions: Vec::new() });
+    }
+
     /// Answers a [`Wanted::Recheck`] of number `order`: the engine has `requests`.
     pub fn rechecked(self: &Arc<Self>, order: u64, requests: u32) {
         let mut state = self.state();
@@ -279,6 +330,16 @@ impl Model {
     pub fn load(&self) -> (usize, usize) {
         let state = self.state();
         (state.queue.len(), state.in_flight)
+    }
+
+    /// What it has to do, now and whenever it changes.
+    pub fn loads(&self) -> watch::Receiver<Load> {
+        self.load.subscribe()
+    }
+
+    /// How long ago a request last came or ended, or the model woke up.
+    pub fn quiet(&self) -> Duration {
+        self.state().last_active.elapsed()
     }
 
     /// Where it is between awake and asleep.
@@ -315,8 +376,8 @@ impl Model {
         }
     }
 
-    /// Lets time pass: deadlines of the model are kept while this runs.
-    pub(crate) async fn keep_time(self: &Arc<Self>) {
+    /// Lets time pass: deadlines of the model are kept while this runs, which never ends.
+    pub async fn keep_time(self: &Arc<Self>) {
         loop {
             match self.advance(Instant::now()) {
                 Some(next) => tokio::select! {
@@ -390,7 +451,10 @@ impl Model {
         let mut state = self.state();
         let limit = self.options.wake_limit;
         loop {
-            let phase = step(state.phase, &state.seen(now, limit));
+            let phase = match state.directive {
+                Some(directive) => state.directed(directive.phase),
+                None => step(state.phase, &state.seen(now, limit)),
+            };
             if phase == state.phase {
                 break;
             }
@@ -404,12 +468,10 @@ impl Model {
             let timing = parts(waiting.arrived, decided, &state.running.wake, now);
             granted.push((waiting.answer, Ok(Grant { model: self.clone(), backend, timing })));
         }
-        let want = state.want();
-        self.want.send_if_modified(|known| {
-            let changed = *known != want;
-            *known = want;
-            changed
-        });
+        let turn = state.directive.map_or(0, |directive| directive.turn);
+        let load = Load { waiting: state.queue.len(), in_flight: state.in_flight, turn };
+        replace(&self.load, load);
+        replace(&self.want, state.want());
         self.metrics.load(state.queue.len(), state.in_flight, state.phase);
         let next = state.deadline(now, limit);
         drop(state);
@@ -429,6 +491,15 @@ impl Model {
         drop(state);
         self.changed(now);
     }
+}
+
+/// Tells who watches, where it is another value.
+fn replace<T: PartialEq>(told: &watch::Sender<T>, value: T) {
+    told.send_if_modified(|known| {
+        let changed = *known != value;
+        *known = value;
+        changed
+    });
 }
 
 /// Tells waiting requests. Not under the lock: what nobody receives is dropped, and takes it.
@@ -465,6 +536,17 @@ impl State {
             wake_limit,
             serving: self.is_current(),
             engine: self.engine,
+        }
+    }
+
+    /// The phase by what was decided elsewhere: requests go on once there is a backend, and not before.
+    fn directed(&self, phase: Phase) -> Phase {
+        match phase {
+            Phase::Active | Phase::Waking if self.phase == Phase::Active || !self.places.is_empty() => {
+                Phase::Active
+            }
+            Phase::Active | Phase::Waking => Phase::Waking,
+            Phase::Draining | Phase::Asleep => phase,
         }
     }
 

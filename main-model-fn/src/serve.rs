@@ -211,6 +211,7 @@ pub async fn run<B: Backend>(
             body_limit: settings.body_limit,
             defaults: checkpoint.generation().clone(),
             end_ids,
+            further_names: settings.served_model_name.iter().skip(1).cloned().collect(),
             ..HttpOptions::new(model_name(&settings))
         },
         placed.subscribe(),
@@ -376,5 +377,5 @@ fn record_header(
 
 /// The model's name in the API: what the settings say, else that of its folder or repository.
 fn model_name(settings: &Settings) -> String {
-    settings.served_model_name.clone().unwrap_or_else(|| settings.source.model.name())
+    settings.served_model_name.first().cloned().unwrap_or_else(|| settings.source.model.name())
 }

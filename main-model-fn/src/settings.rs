@@ -49,9 +49,10 @@ pub struct Settings {
     /// Who may use the control interface, as its certificate names it: spiffe://remoe/NAMESPACE/operator.
     #[arg(long, value_name = "URI", env = "REMOE_OPERATOR_IDENTITY", requires = "identity_dir")]
     pub operator_identity: Option<Identity>,
-    /// The model's name in the API; by default that of its folder or repository.
+    /// The model's name in the API; by default that of its folder or repository. Given several times, requests may use
+    /// each, and answers have the first.
     #[arg(long)]
-    pub served_model_name: Option<String>,
+    pub served_model_name: Vec<String>,
     /// Key that HTTP clients must send as a bearer token.
     #[arg(long, env = "REMOE_API_KEY", hide_env_values = true)]
     pub api_key: Option<String>,

@@ -1,6 +1,6 @@
 //! Writes what was decided, one step after the other. It decides nothing.
 
-use super::api::{MoEDeployment, MoEPlan};
+use super::api::{MoEDemand, MoEDeployment, MoEPlan};
 use super::calls::{CallError, Calls, Kind};
 use super::drift::is_as;
 use super::events::Happening;
@@ -94,6 +94,10 @@ impl Writer<'_> {
             Write::Budget(keep) => self.keep(keep).await,
             Write::Facts(keep) => self.keep(keep).await,
             Write::Routing(keep) => self.routing(keep).await,
+            Write::Demand(keep) => self.demand(keep).await,
+            Write::ForgetGateways(left) => {
+                Ok(self.calls.replace_status(left.as_ref()).await.map(|_| Written::Done)?)
+            }
             Write::Plan(plan) => self.plan(plan).await,
             Write::Profile(map) => self.profile(map).await,
             Write::Share(map) => Ok(self.calls.replace(map.as_ref()).await.map(|_| Written::Done)?),
@@ -153,6 +157,15 @@ impl Writer<'_> {
         // It lost the labels by which it is found. What it says is read with them again.
         self.calls.merge(&ConfigMap { metadata: wanted.metadata.clone(), ..ConfigMap::default() }).await?;
         Err(ApplyError::Stale(wanted.name_any()))
+    }
+
+    /// What gateways are told, if what they said still is what was read.
+    async fn demand(&self, keep: &Keep<MoEDemand>) -> Result<Written, ApplyError> {
+        let written = match &keep.live {
+            Some(live) => self.calls.replace(&in_place_of(live.as_ref(), keep.wanted.as_ref())).await,
+            None => self.calls.create(keep.wanted.as_ref()).await,
+        };
+        Ok(written.map(|_| Written::Done)?)
     }
 
     /// A plan, once.

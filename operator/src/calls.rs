@@ -163,6 +163,18 @@ impl Calls {
         self.within(call, self.api().replace(&name, &params, object)).await
     }
 
+    /// Replaces the status of an object, whose resource version says what was read.
+    ///
+    /// # Errors
+    /// See [`CallError`]; code 409 where it was changed meanwhile.
+    pub(super) async fn replace_status<K: Kind>(&self, object: &K) -> Result<K, CallError> {
+        self.count::<K>("update");
+        let name = object.meta().name.clone().unwrap_or_default();
+        let call = || format!("replace the status of {} {name}", K::kind(&()));
+        let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
+        self.within(call, self.api().replace_status(&name, &params, object)).await
+    }
+
     /// Makes an object what it is to be (server-side apply), whatever it was.
     ///
     /// # Errors

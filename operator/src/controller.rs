@@ -1,6 +1,6 @@
 //! Runs the pipeline whenever something changes, and again after what failed.
 
-use super::api::{MoEDeployment, MoEPlan};
+use super::api::{MoEDemand, MoEDeployment, MoEPlan};
 use super::events::{Happening, publish};
 use super::names::MANAGER;
 use super::reconcile::{Context, ReconcileError, reconcile};
@@ -58,6 +58,7 @@ pub(super) async fn control(
     shutdown: CancellationToken,
 ) {
     let client = context.client.clone();
+    let has_gateways = context.gateways.is_some();
     let shared = Arc::new(Shared { context, looks: Mutex::default() });
     let ours = watcher::Config::default().labels(&format!("app.kubernetes.io/managed-by={MANAGER}"));
     let controller = Controller::new(scoped::<MoEDeployment>(&client, namespace), watcher::Config::default())
@@ -67,9 +68,13 @@ pub(super) async fn control(
         .owns(scoped::<ConfigMap>(&client, namespace), ours.clone())
         .owns(scoped::<NetworkPolicy>(&client, namespace), ours.clone())
         .owns(scoped::<PodDisruptionBudget>(&client, namespace), ours.clone())
-        .owns(scoped::<MoEPlan>(&client, namespace), ours)
+        .owns(scoped::<MoEPlan>(&client, namespace), ours.clone())
         .reconcile_on(stream::unfold(news, async |mut news| Some((news.recv().await?, news))))
         .graceful_shutdown_on(shutdown.cancelled_owned());
+    let controller = match has_gateways {
+        true => controller.owns(scoped::<MoEDemand>(&client, namespace), ours),
+        false => controller,
+    };
     let deployments = scoped::<MoEDeployment>(&client, namespace);
     let waiting = tokio::spawn(async move {
         let one = ListParams::default().limit(1);

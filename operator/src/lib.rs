@@ -1,14 +1,15 @@
 //! The Kubernetes operator: `MoEDeployment` resources as pods, Services and routing generations.
 //!
 //! One look at a deployment is one straight line ([`reconcile`] draws it): what is [`observed`], what is
-//! [`known`] of model and hardware, what is [`planned`], the revision that is to run ([`build`]), the
-//! [`steps`] that lead there, the writes that are [`applied`], and the [`status`]. All but the first and the
+//! [`known`] of model and hardware, what is [`planned`], the revision that is to run ([`build`]), whether it is to run
+//! at all ([`demanded`]), the [`steps`] that lead there, the writes that are [`applied`], and the [`status`]. All but the first and the
 //! writes are pure. Nothing is remembered: a look that was interrupted anywhere is made again from what is
 //! there. What main functions say is learned beside it ([`conversations`]).
 
 // The line.
 mod applied;
 pub mod build;
+pub mod demanded;
 pub mod known;
 pub mod observed;
 pub mod planned;
@@ -42,6 +43,7 @@ mod calls;
 mod controller;
 pub mod conversations;
 pub mod fleet;
+mod gateways;
 mod lease;
 mod metrics;
 mod run;

@@ -1,9 +1,10 @@
 //! What there is: read from the API in one go, and heard from main functions.
 
-use super::api::{MoEDeployment, MoEPlan};
+use super::api::{MoEDemand, MoEDeployment, MoEPlan};
 use super::calls::{CallError, Calls};
 use super::conversations::Heard;
 use super::fleet::Silence;
+use super::gateways::Gateways;
 use super::known::{Lacking, lacking};
 use super::names;
 use jiff::Timestamp;
@@ -11,7 +12,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::{Resource, ResourceExt};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use tokio::try_join;
 
 /// Everything that belongs to a deployment, and when it was looked at.
@@ -39,12 +40,18 @@ pub struct Observed {
     pub heard: HashMap<String, Heard>,
     /// Functions of all other deployments.
     pub others: Silence,
+    /// What gateways and the operator tell each other, where there are gateways.
+    pub demand: Option<MoEDemand>,
+    /// The identities of the gateways that live, where functions may sleep.
+    pub gateways: BTreeSet<String>,
+    /// Since when this operator has been looking.
+    pub since: Timestamp,
     /// When.
     pub now: Timestamp,
 }
 
 /// Reads everything that belongs to `deployment`; `heard` is what its main functions said, and
-/// `others` what is known of the functions of other deployments.
+/// `others` what is known of the functions of other deployments. Where there are `gateways`, they are asked for too.
 ///
 /// # Errors
 /// A call that came to nothing, or a value that cannot be written as JSON.
@@ -53,17 +60,33 @@ pub(super) async fn observe(
     deployment: &MoEDeployment,
     heard: HashMap<String, Heard>,
     others: Silence,
+    gateways: Option<&Gateways>,
 ) -> Result<Observed, ObserveError> {
     let name = deployment.name_any();
     let labels = BTreeMap::from([(names::DEPLOYMENT.to_owned(), name.clone())]);
     let selector = names::selector_text(&labels);
-    let (pods, services, network_policies, budgets, plans, maps) = try_join!(
+    let demand = async {
+        match gateways {
+            Some(_) => calls.get::<MoEDemand>(&name).await,
+            None => Ok(None),
+        }
+    };
+    let may_sleep = deployment.spec.idle_window().is_some();
+    let live = async {
+        match gateways.filter(|_| may_sleep) {
+            Some(gateways) => gateways.live().await,
+            None => Ok(BTreeSet::new()),
+        }
+    };
+    let (pods, services, network_policies, budgets, plans, maps, demand, live) = try_join!(
         calls.list(&selector),
         calls.list(&selector),
         calls.list(&selector),
         calls.list(&selector),
         calls.plans(&selector),
         calls.list::<ConfigMap>(&selector),
+        demand,
+        live,
     )?;
     let uid = deployment.uid().unwrap_or_default();
     // What belongs to an earlier deployment of the same name is on its way out.
@@ -81,6 +104,9 @@ pub(super) async fn observe(
         logs: BTreeMap::new(),
         heard,
         others,
+        demand,
+        gateways: live,
+        since: gateways.map_or(Timestamp::UNIX_EPOCH, |gateways| gateways.since),
         now: Timestamp::now(),
     };
     // What else is needed follows from what was read.

@@ -1,6 +1,6 @@
 //! The plan for the present spec, and which plan is to run. Pure, but for the time that a solution takes.
 
-use super::api::{MoEDeployment, MoEPlan, MoEPlanSpec, Mode};
+use super::api::{DemandPhase, MoEDeployment, MoEPlan, MoEPlanSpec, Mode};
 use super::build::{BuildError, Revision, Surroundings, inspector, plan_name, plan_object, revision};
 use super::errand::Errand;
 use super::facts::ModelFacts;
@@ -88,9 +88,23 @@ pub fn task(owner: &MoEDeployment, observed: &Observed, known: &Known, around: &
     if let Some((hash, plan)) = made.and_then(|plan| Some((hash_of(owner, plan)?, plan))) {
         return Task::Done(PlanState::Planned { hash, plan: Box::new(plan.spec.clone()) });
     }
-    let previous = running(owner, observed).and_then(|hash| find(owner, &observed.plans, &hash));
+    let hash = running(owner, observed);
+    let previous = hash.as_ref().and_then(|hash| find(owner, &observed.plans, hash));
     let previous = previous.map(|plan| Box::new(plan.spec.clone()));
+    if let (Some(hash), Some(plan), true) = (&hash, &previous, is_waking(observed)) {
+        // Whoever waits waits for functions, not for a plan.
+        return Task::Done(PlanState::Planned { hash: hash.clone(), plan: plan.clone() });
+    }
     Task::Solve { planning: Box::new(planning), previous }
+}
+
+/// Somebody waits, or did a moment ago, for functions that do not run.
+fn is_waking(observed: &Observed) -> bool {
+    observed.demand.as_ref().is_some_and(|demand| match demand.spec.phase {
+        DemandPhase::Waking => demand.spec.wakes > 0,
+        DemandPhase::Asleep => demand.gateways().iter().any(|entry| entry.waiting > 0),
+        DemandPhase::Active | DemandPhase::Draining => false,
+    })
 }
 
 /// How planning stands while the model is not known.

@@ -1,6 +1,6 @@
 //! One look at a deployment, as one straight line:
 //!
-//! `Observed -> Known -> Planned (with its Revision) -> Steps -> Applied -> Status`.
+//! `Observed -> Known -> Planned (with its Revision) -> Steps (with what is Demanded) -> Applied -> Status`.
 //!
 //! The stages decide; this module hands on from one to the next, and has plans solved beside everything else.
 
@@ -11,6 +11,7 @@ use super::calls::{CallError, Calls};
 use super::conversations::Conversations;
 use super::events::{publish, transitions};
 use super::fleet::{Fleet, Silence};
+use super::gateways::Gateways;
 use super::identity::{Identities, IdentityFailure};
 use super::known::{Known, know};
 use super::metrics::Metrics;
@@ -47,6 +48,8 @@ pub(super) struct Context {
     pub(super) conversations: Conversations,
     /// What looks at all deployments saw.
     pub(super) fleet: Fleet,
+    /// Who holds requests; none: nobody does.
+    pub(super) gateways: Option<Gateways>,
 }
 
 /// Why a run came to nothing.
@@ -149,11 +152,12 @@ async fn contained<T>(run: impl Future<Output = Result<T, ReconcileError>>) -> R
 }
 
 async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, ReconcileError> {
-    let Context { around, recorder, conversations, fleet, identities, .. } = context;
+    let Context { around, recorder, conversations, fleet, identities, gateways, .. } = context;
     let namespace = owner.namespace().unwrap_or_default();
     let calls = Calls::new(context.client.clone(), &namespace, context.metrics.writes.clone());
 
-    let observed = observe(&calls, owner, conversations.heard(owner), fleet.but(owner)).await?;
+    let heard = conversations.heard(owner);
+    let observed = observe(&calls, owner, heard, fleet.but(owner), gateways.as_ref()).await?;
     let known = know(owner, &observed)?;
     let answer = match task(owner, &observed, &known, around) {
         Task::Done(state) => (state, None),
@@ -219,6 +223,7 @@ fn findings<'a>(
         serving: serving(owner, observed),
         pods: &steps.pods,
         troubles: steps.troubles.clone(),
+        demanded: &steps.demanded,
         settled: steps.settled,
         now: observed.now,
     };

@@ -1,8 +1,10 @@
 //! The life of the operator: serve probes, wait for leadership, work, hand over.
 
+use super::calls::Calls;
 use super::controller::control;
 use super::conversations::Conversations;
 use super::fleet::Fleet;
+use super::gateways::Gateways;
 use super::lease::Candidate;
 use super::metrics::Metrics;
 use super::reconcile::Context;
@@ -114,9 +116,12 @@ async fn lead(
     let reporter =
         Reporter { controller: "remoe-operator".to_owned(), instance: Some(settings.identity.clone()) };
     let (conversations, news) = Conversations::new();
+    let around = settings.surroundings();
+    let leases = Calls::new(client.clone(), &settings.namespace, metrics.writes.clone());
     let context = Context {
         client: client.clone(),
-        around: settings.surroundings(),
+        gateways: around.gateway.is_some().then(|| Gateways::new(leases)),
+        around,
         identities: settings.identities(client, metrics.writes.clone()),
         recorder: Recorder::new(client.clone(), reporter),
         metrics,

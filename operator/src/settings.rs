@@ -79,6 +79,10 @@ pub struct RunSettings {
     /// Folder with the operator's own certificate (tls.crt, tls.key, ca.crt), where cert-manager signs.
     #[arg(long, env = "REMOE_IDENTITY_DIR", default_value = "/identity")]
     pub identity_dir: PathBuf,
+    /// DNS name of the gateways' Service, as NAME.NAMESPACE.svc.DOMAIN: clients reach deployments through them, and
+    /// functions may sleep. Without it, clients reach main functions directly.
+    #[arg(long, env = "REMOE_GATEWAY", value_name = "NAME")]
+    pub gateway: Option<String>,
     /// MoEDeployments that are worked on at the same time.
     #[arg(long, env = "REMOE_CONCURRENCY", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub concurrency: u16,
@@ -117,6 +121,7 @@ impl RunSettings {
             operator_namespace: self.namespace.clone(),
             metrics_namespace: self.metrics_namespace.clone(),
             identified: self.signer != SignerName::Nobody,
+            gateway: self.gateway.clone(),
         }
     }
 

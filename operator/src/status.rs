@@ -5,12 +5,14 @@ use super::api::{
 };
 use super::build::{HTTP_PORT, LOAD_SECONDS, Revision};
 use super::conditions::{Verdict, whole_seconds};
+use super::demanded::Demanded;
 use super::names::{Component, component_selector, selector_text};
 use super::planned::PlanState;
 use super::pods::{PodView, Trouble};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
+use remoe_sleep::Phase;
 
 /// What takes longer from one step to the next has stopped, for all that is known: the time that a
 /// Deployment is given by default ..
@@ -42,6 +44,8 @@ pub struct Findings<'a> {
     pub pods: &'a [PodView],
     /// What went wrong when this was brought about.
     pub troubles: Vec<Trouble>,
+    /// Whether functions are to run.
+    pub demanded: &'a Demanded,
     /// Whether everything is as it is to be.
     pub settled: bool,
     /// When.
@@ -67,7 +71,10 @@ pub fn status(findings: &Findings<'_>) -> MoEDeploymentStatus {
         }
         _ => Time(whole_seconds(findings.now)),
     };
-    let progressing = progressing(findings, last_progress.0);
+    // Nobody waits for progress while functions are to sleep.
+    let woken = findings.demanded.since.filter(|_| findings.demanded.is_wake());
+    let progressing =
+        progressing(findings, woken.map_or(last_progress.0, |woken| woken.max(last_progress.0)));
     let mut troubles = troubles(findings);
     let failed_plan = failed_plan(findings, &before, progressing.reason == STUCK);
     if progressing.reason == STUCK {
@@ -166,8 +173,14 @@ fn troubles(findings: &Findings<'_>) -> Vec<Trouble> {
 
 fn ready(findings: &Findings<'_>, troubles: &[Trouble]) -> Verdict {
     let serving = findings.pods.iter().filter(|pod| pod.is_main && pod.is_sound() && pod.ready).count();
-    let wanted_mains = findings.deployment.spec.replicas as usize;
+    let wanted_mains = findings.deployment.spec.main_functions() as usize;
     match findings.target {
+        _ if findings.demanded.phase == Phase::Asleep => {
+            Verdict::yes("Asleep", "no function runs; requests are held while functions start")
+        }
+        _ if serving == 0 && troubles.is_empty() && findings.demanded.is_wake() => {
+            Verdict::yes("Waking", "functions start; requests are held meanwhile")
+        }
         _ if serving >= wanted_mains => Verdict::yes("Serving", "the endpoint answers"),
         _ if serving > 0 => {
             let message = format!("the endpoint answers: {serving} of {wanted_mains} main functions serve");
@@ -211,6 +224,9 @@ fn planned(findings: &Findings<'_>) -> Verdict {
 
 fn progressing(findings: &Findings<'_>, last_progress: Timestamp) -> Verdict {
     let (waiting, limit) = match (&findings.planning, findings.target) {
+        (_, Some((target, _))) if findings.demanded.phase == Phase::Asleep => {
+            return Verdict::no("Asleep", format!("plan {} runs when somebody asks", target.plan));
+        }
         // What runs is not what the spec asks for, as far as is known.
         (PlanState::Inspecting { .. }, _) => {
             (Verdict::yes("Inspecting", "the model is being inspected"), PROGRESS)
@@ -256,7 +272,9 @@ fn degraded(troubles: &[Trouble]) -> Verdict {
 }
 
 fn active(findings: &Findings<'_>) -> Verdict {
-    if findings.target.is_some() {
+    if findings.demanded.phase == Phase::Asleep {
+        Verdict::no("Asleep", "nobody has asked for spec.scaling.idleWindow: no function runs")
+    } else if findings.target.is_some() {
         Verdict::yes("Running", "functions run")
     } else if findings.deployment.spec.mode == Mode::Advisory {
         Verdict::no("Advisory", "functions run once a plan is accepted: set spec.acceptedPlan")

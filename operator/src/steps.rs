@@ -4,12 +4,14 @@
 
 mod measuring;
 mod rolling;
+mod sleeping;
 
 pub(super) use measuring::waits;
 
-use super::api::{MoEDeployment, MoEPlan};
+use super::api::{MoEDemand, MoEDeployment, MoEPlan};
 use super::build::{Surroundings, frame, inspector};
 use super::conversations::Partner;
+use super::demanded::{Demanded, demanded};
 use super::drift::is_as;
 use super::errand::{Errand, useless};
 use super::events::Happening;
@@ -52,6 +54,10 @@ pub enum Write {
     Facts(Keep<ConfigMap>),
     /// Makes the durable copy of the routing what it is to be, if it still is what was read.
     Routing(Keep<ConfigMap>),
+    /// Tells gateways whether functions run, and where, if nobody has written that or an entry since it was read.
+    Demand(Keep<MoEDemand>),
+    /// Takes the entries of gateways that are dead from what they said, if nobody has written since.
+    ForgetGateways(Box<MoEDemand>),
     /// Stores a plan; what one says is never changed.
     Plan(Box<MoEPlan>),
     /// Stores a profile for all deployments that would measure the same.
@@ -110,6 +116,8 @@ pub struct Steps {
     pub profiling: Option<String>,
     /// The pods of functions.
     pub pods: Vec<PodView>,
+    /// Whether functions are to run.
+    pub demanded: Demanded,
     /// Whether everything is as it is to be.
     pub settled: bool,
     /// When to look again at the latest.
@@ -138,13 +146,15 @@ pub fn steps(
     around: &Surroundings,
 ) -> Result<Steps, serde_json::Error> {
     let scene = Scene { owner, observed, known, planned, around };
+    let pods = scene.pods();
     let mut steps = Steps {
         writes: Vec::new(),
         partners: Vec::new(),
         troubles: planned.troubles.clone(),
         happenings: Vec::new(),
         profiling: None,
-        pods: scene.pods(),
+        demanded: demanded(owner, observed, known, planned, &pods, around),
+        pods,
         settled: false,
         look_again: SETTLED,
     };
@@ -152,6 +162,8 @@ pub fn steps(
     steps.frame(scene);
     steps.model(scene)?;
     steps.writes.extend(planned.new.clone().map(Box::new).map(Write::Plan));
+    // Before any function is started or ended by it.
+    steps.demand(scene);
     steps.roll(scene)?;
     steps.profile(scene)?;
     steps.prune(scene);
@@ -209,6 +221,29 @@ impl Steps {
                 self.writes.push(write(Keep { live: live.cloned().map(Box::new), wanted: Box::new(wanted) }))
             }
         }
+    }
+
+    /// What gateways are told. It comes to nothing together with all that follows where a gateway has written meanwhile.
+    fn demand(&mut self, scene: Scene<'_>) {
+        self.troubles.extend(self.demanded.trouble.clone());
+        if let Some(time) = self.demanded.look_again {
+            self.look_within(time);
+        }
+        let Some(wanted) = self.demanded.object.clone() else { return };
+        let live = scene.observed.demand.as_ref();
+        let is_ours = live.is_none_or(|live| is_owned_by(live, &scene.uid()));
+        if !is_ours {
+            return self.troubles.push(name_taken(&wanted));
+        }
+        // Lists that became shorter count as well, and labels that were taken.
+        let labelled = |live: &MoEDemand| is_as(&live.metadata, &wanted.metadata);
+        if live.is_some_and(|live| live.spec == wanted.spec && labelled(live)) {
+            self.writes.extend(self.demanded.without_dead.clone().map(Box::new).map(Write::ForgetGateways));
+            return;
+        }
+        self.happenings.extend(self.demanded.happening.clone());
+        let live = live.cloned().map(Box::new);
+        self.writes.push(Write::Demand(Keep { wanted: Box::new(wanted), live }));
     }
 
     fn frame(&mut self, scene: Scene<'_>) {

@@ -35,6 +35,24 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
+{{- define "remoe.gateway" -}}
+{{- printf "%s-gateway" (include "remoe.fullname" .) | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "remoe.gatewaySelector" -}}
+app.kubernetes.io/name: {{ include "remoe.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: gateway
+{{- end }}
+
+{{- define "remoe.gatewayLabels" -}}
+{{ include "remoe.gatewaySelector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: remoe
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
 {{- /* One of .Values.images as a reference: (list $ .Values.images.main) */}}
 {{- define "remoe.image" -}}
 {{- $root := index . 0 }}

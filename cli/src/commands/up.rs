@@ -204,6 +204,7 @@ impl Front {
                 let wanted = &asked.wanted;
                 let options = ModelOptions {
                     name: wanted.name(),
+                    short_names: Vec::new(),
                     context_length: wanted.inspection.context_length,
                     max_requests,
                     waiting_bytes: WAITING_BYTES,

@@ -113,6 +113,7 @@ impl Stage {
         let metrics = GatewayMetrics::new().unwrap();
         let mut model = ModelOptions {
             name: "m".to_owned(),
+            short_names: Vec::new(),
             context_length: 64,
             max_requests: 100,
             waiting_bytes: 1 << 20,

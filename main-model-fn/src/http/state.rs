@@ -21,6 +21,8 @@ use tokio::sync::watch;
 pub(crate) struct HttpOptions {
     /// The model's name in requests and answers.
     pub(crate) model: String,
+    /// Names that requests may use as well.
+    pub(crate) further_names: Vec<String>,
     /// Clients must send it as a bearer token, when there is one.
     pub(crate) api_key: Option<String>,
     /// Origins that browsers may call from; `*` is all of them.
@@ -42,6 +44,7 @@ impl HttpOptions {
     pub(crate) fn new(model: impl Into<String>) -> Self {
         Self {
             model: model.into(),
+            further_names: Vec::new(),
             api_key: None,
             cors_origins: Origins::default(),
             body_limit: 4 << 20,
@@ -50,6 +53,10 @@ impl HttpOptions {
             defaults: GenerationDefaults::default(),
             end_ids: Vec::new(),
         }
+    }
+
+    fn is_called(&self, name: &str) -> bool {
+        name == self.model || self.further_names.iter().any(|further| further == name)
     }
 }
 
@@ -143,7 +150,7 @@ impl HttpState {
     /// `model` names another model than the one served; naming none is fine.
     pub(super) fn check_model(&self, model: Option<&str>) -> Result<(), ServiceError> {
         match model {
-            Some(model) if model != self.options.model => {
+            Some(model) if !self.options.is_called(model) => {
                 let served = &self.options.model;
                 let message = format!("The model `{model}` does not exist; this server has `{served}`");
                 Err(ServiceError::new(ErrorCode::NotFound, message).about("model"))

@@ -1,4 +1,4 @@
-use super::{MoEDeployment, MoEPlan};
+use super::{MoEDemand, MoEDeployment, MoEPlan};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{CustomResourceExt, ResourceExt};
 
@@ -10,5 +10,5 @@ pub fn crds() -> Result<Vec<(String, String)>, serde_yaml::Error> {
     let file = |crd: CustomResourceDefinition| {
         Ok((format!("{}.yaml", crd.name_any()), serde_yaml::to_string(&crd)?))
     };
-    [MoEDeployment::crd(), MoEPlan::crd()].into_iter().map(file).collect()
+    [MoEDeployment::crd(), MoEPlan::crd(), MoEDemand::crd()].into_iter().map(file).collect()
 }

@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
     derive = "PartialEq",
     doc = "A Mixture-of-Experts model as an OpenAI-compatible HTTP endpoint: the non-expert modules and frequent experts in main functions, the other experts in remote functions, at the lowest cost that keeps the latency promises.",
     scale(
-        spec_replicas_path = ".spec.replicas",
+        spec_replicas_path = ".spec.scaling.min",
         status_replicas_path = ".status.replicas",
         label_selector_path = ".status.selector"
     ),
@@ -54,7 +54,10 @@ use std::collections::BTreeMap;
         .field_path(".pricing"),
     validation = Rule::new("has(self.main.cpu) == has(self.remoteExperts.cpu)")
         .message("main.cpu and remoteExperts.cpu stand together: vCPUs are sold apart from memory, or with it")
-        .field_path(".remoteExperts.cpu")
+        .field_path(".remoteExperts.cpu"),
+    validation = Rule::new("!has(self.replicas) || (self.scaling.min == 1 && self.scaling.max == 1)")
+        .message("replicas and scaling exclude each other: scaling.min says how many main functions run")
+        .field_path(".replicas")
 )]
 pub struct MoEDeploymentSpec {
     /// What is served.
@@ -71,11 +74,14 @@ pub struct MoEDeploymentSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^[0-9a-f]{10}$"), length(max = 10))]
     pub accepted_plan: Option<String>,
-    /// Main functions, each with the whole non-expert part of the model. Remote functions serve all of
-    /// them.
-    #[serde(default = "one_replica")]
+    /// How many main functions run, each with the whole non-expert part of the model, and when none does.
+    /// Remote functions serve all of them.
+    #[serde(default)]
+    pub scaling: ScalingSpec,
+    /// Main functions that always run, in place of `scaling`, which says more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 64))]
-    pub replicas: u32,
+    pub replicas: Option<u32>,
     /// Latency promises, of the typical request.
     #[serde(default)]
     pub slo: SloSpec,
@@ -416,6 +422,42 @@ impl MoEDeploymentSpec {
     }
 }
 
+/// How many main functions run, and when none does.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ScalingSpec {
+    /// Main functions that always run; `kubectl scale` sets it. 0: all functions end when nobody has asked for
+    /// `idleWindow`, and start when somebody asks.
+    #[serde(default = "one_replica")]
+    #[schemars(range(min = 0, max = 64))]
+    pub min: u32,
+    /// Main functions that run while somebody asks, where `min` is 0.
+    #[serde(default = "one_replica")]
+    #[schemars(range(min = 1, max = 64))]
+    pub max: u32,
+    /// Without requests for so long functions end, where `min` is 0; such as 10m.
+    #[serde(default = "default_idle_window")]
+    #[schemars(length(min = 2, max = 32))]
+    #[x_kube(validation = Rule::new("duration(self) > duration('0s')").message("must be longer than 0s"))]
+    pub idle_window: Duration,
+}
+
+impl MoEDeploymentSpec {
+    /// Main functions that run while the deployment is awake.
+    pub fn main_functions(&self) -> u32 {
+        self.replicas.unwrap_or(match self.scaling.min {
+            0 => self.scaling.max,
+            always => always,
+        })
+    }
+
+    /// Without requests for so long it sleeps; none: never.
+    pub fn idle_window(&self) -> Option<std::time::Duration> {
+        let may_sleep = self.replicas.is_none() && self.scaling.min == 0;
+        may_sleep.then(|| self.scaling.idle_window.into())
+    }
+}
+
 /// Measured figures of the hardware.
 #[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -423,6 +465,12 @@ pub struct ProfileSpec {
     /// ConfigMap of this namespace with what `remoe profile --json` printed, under the key profile.json.
     #[schemars(length(min = 1, max = 253), regex(pattern = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
     pub config_map_name: String,
+}
+
+impl Default for ScalingSpec {
+    fn default() -> Self {
+        Self { min: one_replica(), max: one_replica(), idle_window: default_idle_window() }
+    }
 }
 
 impl Default for SloSpec {
@@ -471,6 +519,10 @@ impl Default for PricingSpec {
 
 fn one_replica() -> u32 {
     1
+}
+
+fn default_idle_window() -> Duration {
+    std::time::Duration::from_secs(600).into()
 }
 
 fn one_gpu() -> u32 {

@@ -1,4 +1,5 @@
-//! The custom resources: `MoEDeployment`, which users write, and `MoEPlan`, which the operator writes.
+//! The custom resources: `MoEDeployment`, which users write, `MoEPlan`, which the operator writes, and `MoEDemand`,
+//! which it shares with gateways.
 
 // The schema macros write helper types as public as the ones that they describe.
 #![allow(unreachable_pub)]
@@ -14,18 +15,22 @@ pub use crds::crds;
 pub use deployment::{
     Billing, ComputeDtype, Device, GpuSpec, MainSpec, MoEDeployment, MoEDeploymentSpec, Mode, ModelSpec,
     PodTemplate, PricingSpec, ProfileSpec, RemoteExpertsSpec, RemoteMode, RolloutSpec, RolloutStrategy,
-    SloSpec,
+    ScalingSpec, SloSpec,
 };
 pub use plan::{
     GroupPlan, MAX_GROUPS, MAX_REPLICAS, MainPlan, MoEPlan, MoEPlanSpec, PerBaseline, PlanCosts, PlanNumbers,
     PlanTimes, PlannedModel, ProfileSource, RemotePlan, ShownNumbers,
+};
+pub use remoe_demand::{
+    DemandPhase, GatewayDemand, LEASE_LABEL, LEASE_SECONDS, MOST_GATEWAYS, MainFunction, MoEDemand,
+    MoEDemandSpec, MoEDemandStatus,
 };
 pub use sizes::{CpuRange, MemoryRange};
 pub use status::{Condition, ConditionType, MoEDeploymentStatus, ModelStatus};
 pub(super) use workload::default_concurrency;
 pub use workload::{ArrivalsSpec, WorkloadSpec};
 
-/// The API group of both resources.
+/// The API group of these resources.
 pub const GROUP: &str = "remoe.dev";
 
 /// Set on a `MoEDeployment` to a new value (a time, by custom), it has every function replaced.

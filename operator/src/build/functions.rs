@@ -109,7 +109,8 @@ pub fn revision(
 ) -> Result<Revision, BuildError> {
     let model = ModelAccess::new(&plan.model)?;
     let spec = main_pod(owner, plan, &model, around);
-    let main = function(owner, MAIN.to_owned(), owner.spec.replicas, None, spec, Ending::of_main(plan))?;
+    let main =
+        function(owner, MAIN.to_owned(), owner.spec.main_functions(), None, spec, Ending::of_main(plan))?;
     let remote = remote_parts(plan)?.into_iter().map(|part| {
         let spec = remote_pod(owner, plan, &part, &model, around);
         function(owner, part.name, part.replicas, Some(part.hosted), spec, Ending::REMOTE)
@@ -164,13 +165,22 @@ impl Function {
     }
 }
 
+/// The model's name in the HTTP interface.
+pub fn served_name(owner: &MoEDeployment) -> String {
+    owner.spec.served_name.clone().unwrap_or_else(|| owner.name_any())
+}
+
+/// Requests that a main function of `plan` has at the same time.
+pub fn room(plan: &MoEPlanSpec) -> usize {
+    (plan.workload.concurrency as usize).max(DEFAULT_MAX_BATCH)
+}
+
 fn main_pod(
     owner: &MoEDeployment,
     plan: &MoEPlanSpec,
     model: &ModelAccess,
     around: &Surroundings,
 ) -> PodSpec {
-    let name = owner.spec.served_name.clone().unwrap_or_else(|| owner.name_any());
     let millicores = plan.main.cpu_millicores.unwrap_or_else(|| millicores_of(plan.main.memory_mb));
     let mut arguments = model.arguments.clone();
     for (flag, value) in [
@@ -180,19 +190,26 @@ fn main_pod(
         ("--http-listen", everywhere(HTTP_PORT)),
         ("--health-listen", everywhere(HEALTH_PORT)),
         ("--control-listen", everywhere(CONTROL_PORT)),
-        ("--served-model-name", name),
+        ("--served-model-name", served_name(owner)),
         ("--kv-cache-bytes", plan.main.kv_cache_bytes.to_string()),
         ("--fallback-bytes", plan.main.fallback_bytes.to_string()),
     ] {
         arguments.extend([flag.to_owned(), value]);
     }
+    if around.gateway.is_some() {
+        for name in
+            [owner.name_any(), format!("{}/{}", owner.namespace().unwrap_or_default(), owner.name_any())]
+        {
+            arguments.extend(["--served-model-name".to_owned(), name]);
+        }
+    }
     if around.identified {
         let operator = operator(&around.operator_namespace).to_string();
         arguments.extend(["--operator-identity".to_owned(), operator]);
     }
-    let sequences = plan.workload.concurrency as usize;
-    if sequences > DEFAULT_MAX_BATCH {
-        arguments.extend(["--max-batch".to_owned(), sequences.to_string()]);
+    let room = room(plan);
+    if room > DEFAULT_MAX_BATCH {
+        arguments.extend(["--max-batch".to_owned(), room.to_string()]);
     }
     let program = Program {
         name: "main-model-fn",

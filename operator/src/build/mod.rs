@@ -13,7 +13,7 @@ mod remote;
 mod services;
 
 pub use budgets::budgets;
-pub use functions::{BuildError, Function, LOAD_SECONDS, Revision, revision};
+pub use functions::{BuildError, Function, LOAD_SECONDS, Revision, revision, room, served_name};
 pub use inspector::{inspector, inspector_place};
 pub use plan::{plan_hash, plan_name, plan_object};
 pub use profiler::{measured_vcpus, profiler};
@@ -52,6 +52,8 @@ pub struct Surroundings {
     pub metrics_namespace: String,
     /// Whether functions have certificates.
     pub identified: bool,
+    /// The DNS name of the gateways' Service; none: clients reach main functions directly, and nothing sleeps.
+    pub gateway: Option<String>,
 }
 
 /// Objects around the pods; they do not depend on a plan.
@@ -65,7 +67,7 @@ pub struct Frame {
 
 /// The frame around the pods of `owner`.
 pub fn frame(owner: &MoEDeployment, around: &Surroundings) -> Frame {
-    Frame { services: services::services(owner), network_policies: network::policies(owner, around) }
+    Frame { services: services::services(owner, around), network_policies: network::policies(owner, around) }
 }
 
 /// Name, labels and owner of an object that belongs to `owner` and goes with it.

@@ -13,9 +13,9 @@ use std::collections::BTreeMap;
 
 /// Who may talk to whom; everything else is denied where a network plug-in enforces it.
 ///
-/// Users reach the HTTP port of main functions from everywhere, the operator their control port. Remote
-/// functions answer to the main ones only. Pods that fetch weights may reach any address: buckets and
-/// hubs have no fixed ones.
+/// Gateways reach the HTTP port of main functions, everybody does where there are no gateways, and the operator
+/// reaches their control port. Remote functions answer to the main ones only. Pods that fetch weights may reach any
+/// address: buckets and hubs have no fixed ones.
 pub(super) fn policies(owner: &MoEDeployment, around: &Surroundings) -> Vec<NetworkPolicy> {
     // What cannot be read is refused before any pod is made.
     let fetched = ModelSource::parse(&owner.spec.model.source).is_ok_and(|source| source.is_fetched());
@@ -29,7 +29,14 @@ pub(super) fn policies(owner: &MoEDeployment, around: &Surroundings) -> Vec<Netw
             (COMPONENT.to_owned(), "operator".to_owned()),
         ])),
     );
-    let prometheus = peer(Some(in_namespace(&around.metrics_namespace)), None);
+    let prometheus = || peer(Some(in_namespace(&around.metrics_namespace)), None);
+    let clients = around.gateway.as_ref().map(|_| {
+        let labels = BTreeMap::from([
+            ("app.kubernetes.io/part-of".to_owned(), "remoe".to_owned()),
+            (COMPONENT.to_owned(), "gateway".to_owned()),
+        ]);
+        vec![peer(Some(in_namespace(&around.operator_namespace)), Some(labels)), prometheus()]
+    });
     let anywhere = || fetched.then(NetworkPolicyEgressRule::default);
     let to_experts = NetworkPolicyEgressRule {
         to: Some(vec![pods(Component::RemoteExpert)]),
@@ -40,7 +47,7 @@ pub(super) fn policies(owner: &MoEDeployment, around: &Surroundings) -> Vec<Netw
             owner,
             Component::Main,
             vec![
-                NetworkPolicyIngressRule { from: None, ports: Some(tcp(HTTP_PORT)) },
+                NetworkPolicyIngressRule { from: clients, ports: Some(tcp(HTTP_PORT)) },
                 from(vec![operator], CONTROL_PORT),
             ],
             std::iter::once(to_experts).chain(anywhere()).collect(),
@@ -48,7 +55,7 @@ pub(super) fn policies(owner: &MoEDeployment, around: &Surroundings) -> Vec<Netw
         policy(
             owner,
             Component::RemoteExpert,
-            vec![from(vec![pods(Component::Main)], EXPERT_PORT), from(vec![prometheus], METRICS_PORT)],
+            vec![from(vec![pods(Component::Main)], EXPERT_PORT), from(vec![prometheus()], METRICS_PORT)],
             anywhere().into_iter().collect(),
         ),
         policy(owner, Component::Inspector, Vec::new(), anywhere().into_iter().collect()),

@@ -1,15 +1,21 @@
-use super::{EXPERT_PORT, HTTP_PORT, METRICS_PORT, owned_meta};
+use super::{EXPERT_PORT, HTTP_PORT, METRICS_PORT, Surroundings, owned_meta};
 use crate::api::MoEDeployment;
 use crate::names::{Component, component_selector};
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
 
-/// Where clients find the main functions, and scrapers the remote ones. Headless: gRPC and kept-alive
+/// Where clients find the deployment, and scrapers its functions. Those of functions are headless: gRPC and kept-alive
 /// HTTP connections behind a virtual address would all lead to one pod.
-pub(super) fn services(owner: &MoEDeployment) -> Vec<Service> {
+pub(super) fn services(owner: &MoEDeployment, around: &Surroundings) -> Vec<Service> {
+    let http = [("http", HTTP_PORT)];
+    let front = match &around.gateway {
+        Some(gateway) => another_name(owner, gateway),
+        None => service(owner, String::new(), Component::Main, &http),
+    };
     vec![
-        service(owner, String::new(), Component::Main, &[("http", HTTP_PORT)]),
+        front,
+        service(owner, "-main".to_owned(), Component::Main, &http),
         service(
             owner,
             "-remote".to_owned(),
@@ -17,6 +23,19 @@ pub(super) fn services(owner: &MoEDeployment) -> Vec<Service> {
             &[("grpc", EXPERT_PORT), ("metrics", METRICS_PORT)],
         ),
     ]
+}
+
+/// The deployment's name as another one of the gateways, wherever they run.
+fn another_name(owner: &MoEDeployment, gateway: &str) -> Service {
+    Service {
+        metadata: owned_meta(owner, str::to_owned),
+        spec: Some(ServiceSpec {
+            type_: Some("ExternalName".to_owned()),
+            external_name: Some(gateway.to_owned()),
+            ..ServiceSpec::default()
+        }),
+        status: None,
+    }
 }
 
 fn service(owner: &MoEDeployment, suffix: String, to: Component, ports: &[(&str, u16)]) -> Service {

@@ -166,7 +166,7 @@ fn pricing(spec: &MoEDeploymentSpec) -> Result<Pricing, PlanningError> {
     };
     let priced = if spec.main.cpu.is_some() { prices.pricing_apart() } else { prices.pricing() };
     let pricing = priced.map_err(|error| wrong(&format!("pricing.{}", error.field), error.message))?;
-    Ok(Pricing { main_replicas: spec.replicas, ..pricing })
+    Ok(Pricing { main_replicas: spec.main_functions(), ..pricing })
 }
 
 fn decimal(field: &str, text: &str) -> Result<f64, PlanningError> {

@@ -11,6 +11,7 @@ use crate::planned::PlanState;
 use crate::pods::Trouble;
 use crate::profiling::{ATTEMPTS, config_map};
 use kube::ResourceExt;
+use remoe_sleep::Phase;
 
 const UNDERWAY: &str = "the hardware is being measured";
 
@@ -46,7 +47,8 @@ impl Steps {
         hardware: &Hardware,
         measuring: &Measuring,
     ) -> Result<String, serde_json::Error> {
-        let at_rest = self.settled || scene.planned.target.is_none();
+        let at_rest =
+            (self.settled || scene.planned.target.is_none()) && self.demanded.phase != Phase::Asleep;
         Ok(match (&measuring.errand, &measuring.printed) {
             (Errand::Start { .. }, _) if !at_rest => {
                 "the hardware is measured once everything runs".to_owned()

@@ -15,6 +15,7 @@ use crate::rollout::{self, orders, step};
 use crate::routing::{Generation, RoutingTable};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use remoe_sleep::Phase;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -23,6 +24,9 @@ impl Steps {
     pub(super) fn roll(&mut self, scene: Scene<'_>) -> Result<(), serde_json::Error> {
         let table = scene.table();
         self.report(scene, &table);
+        if self.demanded.phase == Phase::Asleep {
+            return self.sleep(scene, table);
+        }
         let Some(target) = &scene.planned.target else {
             self.speak(scene, &table);
             return Ok(());

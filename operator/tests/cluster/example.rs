@@ -18,6 +18,7 @@ pub fn around() -> Surroundings {
         operator_namespace: "remoe-system".to_owned(),
         metrics_namespace: "monitoring".to_owned(),
         identified: true,
+        gateway: None,
     }
 }
 

@@ -10,7 +10,7 @@ use serde_json::json;
 type Change = fn(&mut World);
 
 fn scale(world: &mut World) {
-    world.owner.spec.replicas = 3;
+    world.owner.spec.scaling.min = 3;
 }
 
 fn plan_anew(world: &mut World) {

@@ -21,6 +21,7 @@ mod poison;
 mod profiling;
 mod rollout;
 mod scaling;
+mod sleeping;
 mod specs;
 mod stage;
 mod status;

@@ -127,6 +127,9 @@ fn invalid_specs_are_refused_with_the_field_and_the_reason() {
         (spec(json!({"mode": "Advisory", "acceptedPlan": "latest"})), "spec.acceptedPlan"),
         (spec(json!({"replicas": 0})), "spec.replicas"),
         (spec(json!({"replicas": 65})), "spec.replicas"),
+        (spec(json!({"replicas": 2, "scaling": {"min": 0}})), "spec.replicas"),
+        (spec(json!({"scaling": {"max": 0}})), "spec.scaling.max"),
+        (spec(json!({"scaling": {"min": 0, "idleWindow": "0s"}})), "spec.scaling.idleWindow"),
         (spec(json!({"slo": {"ttft": "0s"}})), "spec.slo.ttft"),
         (spec(json!({"slo": {"tpot": "fast"}})), "spec.slo.tpot"),
         (workload(10, 11), "at most maxInputTokens"),
@@ -205,7 +208,14 @@ fn what_is_left_out_is_filled_in() {
         let stored = tried(&server, "demo", &spec(json!({}))).await.unwrap();
         assert_eq!(stored.spec.mode, Mode::Active);
         assert_eq!(stored.spec.remote_experts.mode, RemoteMode::Auto);
-        assert_eq!(stored.spec.replicas, 1);
+        assert_eq!(
+            (stored.spec.replicas, stored.spec.main_functions(), stored.spec.idle_window()),
+            (None, 1, None)
+        );
+        assert_eq!(
+            serde_json::to_value(&stored.spec.scaling).unwrap(),
+            json!({"min": 1, "max": 1, "idleWindow": "10m"})
+        );
         assert_eq!(serde_json::to_value(stored.spec.slo).unwrap(), json!({"ttft": "10s", "tpot": "150ms"}));
         assert_eq!(stored.spec.main.memory_mb.step, 100);
         assert_eq!((stored.spec.main.cpu, stored.spec.remote_experts.max_groups), (None, 16));
@@ -219,9 +229,12 @@ fn replicas_are_scaled_through_the_subresource() {
         let api = server.api::<MoEDeployment>();
         let object: MoEDeployment = serde_json::from_value(object("demo", &spec(json!({})))).unwrap();
         api.create(&PostParams::default(), &object).await.unwrap();
-        let scale = json!({"spec": {"replicas": 2}});
-        api.patch_scale("demo", &PatchParams::default(), &Patch::Merge(&scale)).await.unwrap();
-        assert_eq!(api.get("demo").await.unwrap().spec.replicas, 2);
+        for (replicas, awake, sleeps) in [(2, 2, false), (0, 1, true)] {
+            let scale = json!({"spec": {"replicas": replicas}});
+            api.patch_scale("demo", &PatchParams::default(), &Patch::Merge(&scale)).await.unwrap();
+            let spec = api.get("demo").await.unwrap().spec;
+            assert_eq!((spec.main_functions(), spec.idle_window().is_some()), (awake, sleeps));
+        }
     });
 }
 

@@ -4,6 +4,7 @@ use crate::example::{built, deployment, plan};
 use jiff::{SignedDuration, Timestamp};
 use remoe_operator::api::{Condition, ConditionType, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec};
 use remoe_operator::build::{LOAD_SECONDS, Revision};
+use remoe_operator::demanded::Demanded;
 use remoe_operator::names::PodName;
 use remoe_operator::planned::PlanState;
 use remoe_operator::pods::PodView;
@@ -64,6 +65,7 @@ impl Scene {
             serving: self.serving.clone(),
             pods: &self.pods,
             troubles: Vec::new(),
+            demanded: &Demanded::always(),
             settled,
             now: self.now,
         });

@@ -5,7 +5,8 @@ use crate::example::{around, deployment, facts, prior};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Resource, ResourceExt};
-use remoe_operator::api::{MoEDeployment, MoEPlanSpec};
+use remoe_operator::api::{GatewayDemand, MoEDemand, MoEDeployment, MoEPlanSpec};
+use remoe_operator::build::Surroundings;
 use remoe_operator::conversations::Heard;
 use remoe_operator::digest::digest;
 use remoe_operator::known::{Lacking, know, lacking};
@@ -25,13 +26,38 @@ const ENOUGH: usize = 60;
 pub struct World {
     pub owner: MoEDeployment,
     pub there: Observed,
+    pub around: Surroundings,
     uids: u32,
 }
 
 impl World {
     pub fn new(spec: Value) -> Self {
         let there = Observed { now: "2026-01-01T00:00:00Z".parse().unwrap(), ..Observed::default() };
-        Self { owner: deployment(spec), there, uids: 0 }
+        Self { owner: deployment(spec), there, around: around(), uids: 0 }
+    }
+
+    /// One whose operator has gateways.
+    pub fn with_gateways(spec: Value, gateways: &[&str]) -> Self {
+        let mut world = Self::new(spec);
+        world.around.gateway = Some("gateway".to_owned());
+        world.there.gateways = gateways.iter().map(|uid| (*uid).to_owned()).collect();
+        world.there.since = world.there.now;
+        world
+    }
+
+    /// What gateways and the operator tell each other.
+    pub fn demand(&self) -> &MoEDemand {
+        self.there.demand.as_ref().unwrap()
+    }
+
+    /// The gateway of this entry writes it.
+    pub fn say(&mut self, entry: GatewayDemand) {
+        self.uids += 1;
+        let demand = self.there.demand.as_mut().unwrap();
+        demand.metadata.resource_version = Some(self.uids.to_string());
+        let gateways = &mut demand.status.get_or_insert_default().gateways;
+        gateways.retain(|known| known.uid != entry.uid);
+        gateways.push(entry);
     }
 
     /// What one look decides.
@@ -49,12 +75,12 @@ impl World {
             };
         }
         let known = know(&self.owner, &observed).unwrap();
-        let answer = match task(&self.owner, &observed, &known, &around()) {
+        let answer = match task(&self.owner, &observed, &known, &self.around) {
             Task::Done(state) => (state, None),
             Task::Solve { planning, previous } => solved(&self.owner, solve(&planning, previous)).unwrap(),
         };
-        let planned = Planned::new(&self.owner, &observed, &known, answer, &around());
-        let steps = steps(&self.owner, &observed, &known, &planned, &around()).unwrap();
+        let planned = Planned::new(&self.owner, &observed, &known, answer, &self.around);
+        let steps = steps(&self.owner, &observed, &known, &planned, &self.around).unwrap();
         (planned, steps)
     }
 
@@ -70,10 +96,13 @@ impl World {
 
     /// Makes the first `most` writes; the operator is killed after them. Returns how many were made.
     pub fn write(&mut self, steps: &Steps, most: usize) -> usize {
-        let made = steps.writes.iter().take(most);
-        let count = made.len();
-        for write in made {
-            self.store(write);
+        let mut count = 0;
+        for write in steps.writes.iter().take(most) {
+            if !self.store(write) {
+                // Refused: what follows is left for the next look.
+                return count.max(1);
+            }
+            count += 1;
         }
         if count == steps.writes.len() {
             for partner in &steps.partners {
@@ -89,7 +118,8 @@ impl World {
         count
     }
 
-    fn store(&mut self, write: &Write) {
+    /// Makes one write; false where what is there is no longer what was read.
+    fn store(&mut self, write: &Write) -> bool {
         self.uids += 1;
         let uid = format!("object-{}", self.uids);
         let now = self.there.now;
@@ -100,6 +130,26 @@ impl World {
             Write::Budget(keep) => put(&mut there.budgets, keep, uid),
             Write::Facts(keep) => there.model = Some(keep.wanted.as_ref().clone()),
             Write::Routing(keep) => there.routing = Some(keep.wanted.as_ref().clone()),
+            Write::Demand(Keep { wanted, live }) => {
+                let version = |demand: &MoEDemand| demand.metadata.resource_version.clone();
+                if there.demand.as_ref().map(version) != live.as_deref().map(version) {
+                    return false;
+                }
+                let mut demand = wanted.as_ref().clone();
+                demand.metadata.resource_version = Some(uid.clone());
+                demand.metadata.uid = Some(uid);
+                demand.status = there.demand.take().and_then(|before| before.status);
+                there.demand = Some(demand);
+            }
+            Write::ForgetGateways(left) => {
+                if left.metadata.resource_version != there.demand.as_ref().unwrap().metadata.resource_version
+                {
+                    return false;
+                }
+                let mut demand = left.as_ref().clone();
+                demand.metadata.resource_version = Some(uid);
+                there.demand = Some(demand);
+            }
             Write::Plan(plan) => there.plans.push(plan.as_ref().clone()),
             Write::Profile(map) | Write::Share(map) => {
                 there.profiles.insert(map.name_any(), Some(map.as_ref().clone()));
@@ -120,6 +170,7 @@ impl World {
             Write::DeleteBudget(name, _) => there.budgets.retain(|budget| budget.name_any() != *name),
             Write::DeletePlan(name, _) => there.plans.retain(|plan| plan.name_any() != *name),
         }
+        true
     }
 
     /// What nodes do in a second.

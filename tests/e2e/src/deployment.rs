@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 
 /// Kinds of what a deployment owns.
 const OWNED: &str =
-    "pods,services,configmaps,secrets,networkpolicies,poddisruptionbudgets,endpointslices,moeplans.remoe.dev";
+    "pods,services,configmaps,secrets,networkpolicies,poddisruptionbudgets,endpointslices,moeplans.remoe.dev,moedemands.remoe.dev";
 
 /// A MoEDeployment.
 pub struct Deployment {
@@ -137,9 +137,9 @@ impl Deployment {
         .await;
     }
 
-    /// Where the HTTP interface answers, by the EndpointSlices of its Service: ready main functions.
+    /// Where the HTTP interface answers, by the EndpointSlices of their Service: ready main functions.
     pub async fn endpoints(&self, scene: &Scene) -> Vec<SocketAddr> {
-        let of_service = ListParams::default().labels(&format!("kubernetes.io/service-name={}", self.name));
+        let of_service = ListParams::default().labels(&format!("kubernetes.io/service-name={}-main", self.name));
         let slices =
             scene.api::<EndpointSlice>().list(&of_service).await.expect("EndpointSlices can be listed");
         let mut found = Vec::new();

@@ -12,6 +12,7 @@ pub mod cluster;
 pub mod deployment;
 pub mod figures;
 pub mod forward;
+pub mod gateways;
 pub mod host_operator;
 pub mod pods;
 pub mod release;

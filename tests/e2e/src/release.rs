@@ -12,6 +12,9 @@ pub const NAME: &str = "remoe";
 /// How the API server knows the operator.
 pub const ACCOUNT: &str = "system:serviceaccount:remoe-system:remoe";
 
+/// And the gateways.
+pub const GATEWAY_ACCOUNT: &str = "system:serviceaccount:remoe-system:remoe-gateway";
+
 /// Operators that the release has; none before the first test has asked.
 type Replicas = Option<u32>;
 

@@ -27,7 +27,7 @@ async fn the_demo_is_served_and_goes_away() {
         assert_eq!(endpoints.len(), 1, "one main function");
         let name = served_name(&demo).await;
         let direct = chat(endpoints[0], &name, PROMPT).await;
-        let forward = Forward::start(scene, "service/demo", 8000).await;
+        let forward = Forward::start(scene, "service/demo-main", 8000).await;
         let forwarded = chat(forward.address, &name, PROMPT).await;
         let local = Up::start(&workspace().join("demo/model"), 1).await;
         let local = chat(local.ready.http(), "model", PROMPT).await;

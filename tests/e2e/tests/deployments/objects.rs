@@ -84,11 +84,11 @@ async fn what_is_deleted_or_edited_comes_back() {
             restored(scene, &before, object).await;
         }
         for (object, change) in [
-            ("service/demo", json!({"spec": {"selector": {"remoe.dev/deployment": "other"}}})),
+            ("service/demo-main", json!({"spec": {"selector": {"remoe.dev/deployment": "other"}}})),
             ("service/demo-remote", json!({"spec": {"selector": {"more": "x"}}})),
-            ("service/demo", json!({"spec": {"ports": [{"name": "http", "port": 80}]}})),
+            ("service/demo-main", json!({"spec": {"ports": [{"name": "http", "port": 80}]}})),
             (
-                "service/demo",
+                "service/demo-main",
                 json!({"spec": {"ports": [{"name": "http", "port": 8000}, {"name": "x", "port": 81}]}}),
             ),
             ("configmap/demo-model", json!({"data": {"x": "y"}})),

@@ -1,4 +1,4 @@
-//! When a model sleeps: the pure step.
+//! When a model sleeps: the pure step, for a gateway that keeps functions itself and for the operator.
 //!
 //! Level-based: what follows depends on the phase and on what is there now, never on which event came
 //! last. A model is awake while somebody waits, something runs, or the idle window is open. Before it
@@ -24,26 +24,26 @@ pub enum Phase {
 
 /// What a step is made from.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Seen {
+pub struct Seen {
     /// Requests that are held.
-    pub(crate) waiting: usize,
+    pub waiting: usize,
     /// Requests that functions work on.
-    pub(crate) in_flight: usize,
+    pub in_flight: usize,
     /// Time since a request last came or ended, or the model woke up.
-    pub(crate) quiet: Duration,
+    pub quiet: Duration,
     /// Without requests for so long it sleeps; `None`: never.
-    pub(crate) idle: Option<Duration>,
+    pub idle: Option<Duration>,
     /// How long a wake that nobody waits for any more may go on.
-    pub(crate) wake_limit: Duration,
+    pub wake_limit: Duration,
     /// Functions that were started for the present phase answer.
-    pub(crate) serving: bool,
+    pub serving: bool,
     /// Requests that the engine says it has, asked since the drain began; `None`: no answer yet.
-    pub(crate) engine: Option<u32>,
+    pub engine: Option<u32>,
 }
 
 /// The phase that follows `phase`.
 #[must_use]
-pub(crate) fn step(phase: Phase, seen: &Seen) -> Phase {
+pub fn step(phase: Phase, seen: &Seen) -> Phase {
     let busy = seen.waiting > 0 || seen.in_flight > 0;
     let open = |least: Duration| seen.idle.is_none_or(|idle| seen.quiet < idle.max(least));
     let needed = busy || open(Duration::ZERO);

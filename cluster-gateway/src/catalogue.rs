@@ -1,0 +1,125 @@
+//! The deployments that there are, as the operator's `MoEDemand`s say.
+
+use crate::notes::Notes;
+use crate::served::{Served, short_names};
+use crate::settings::Settings;
+use futures_util::StreamExt;
+use futures_util::future::join_all;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, Client, ResourceExt};
+use remoe_demand::MoEDemand;
+use remoe_gateway::{Gateway, GatewayMetrics, ModelOptions};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// Bytes of the bodies that wait for one model.
+const WAITING_BYTES: usize = 64 << 20;
+/// A watch that was dropped without a word is begun anew after this many seconds.
+const WATCH_SECONDS: u32 = 60;
+
+/// What is served.
+pub(crate) struct Catalogue {
+    client: Client,
+    settings: Settings,
+    metrics: GatewayMetrics,
+    gateway: Arc<Gateway>,
+    lease: watch::Receiver<bool>,
+    served: BTreeMap<String, Served>,
+}
+
+impl Catalogue {
+    /// Nothing yet.
+    pub(crate) fn new(
+        client: Client,
+        settings: &Settings,
+        metrics: GatewayMetrics,
+        gateway: Arc<Gateway>,
+        lease: watch::Receiver<bool>,
+    ) -> Self {
+        Self { client, settings: settings.clone(), metrics, gateway, lease, served: BTreeMap::new() }
+    }
+
+    /// Serves what there is, for ever.
+    pub(crate) async fn follow(&mut self) {
+        let api: Api<MoEDemand> = match &self.settings.watch_namespace {
+            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
+            None => Api::all(self.client.clone()),
+        };
+        let config = watcher::Config::default().timeout(WATCH_SECONDS);
+        let mut events = watcher::watcher(api, config).default_backoff().boxed();
+        // Those that a list had, while it is read.
+        let mut listed = BTreeSet::new();
+        while let Some(event) = events.next().await {
+            match event {
+                Ok(Event::Init) => listed.clear(),
+                Ok(Event::InitApply(demand)) => {
+                    listed.insert(key(&demand));
+                    self.apply(demand);
+                }
+                Ok(Event::InitDone) => {
+                    let gone = self.served.keys().filter(|key| !listed.contains(*key));
+                    gone.cloned().collect::<Vec<_>>().iter().for_each(|key| self.remove(key));
+                    self.publish();
+                }
+                Ok(Event::Apply(demand)) => {
+                    if self.apply(demand) {
+                        self.publish();
+                    }
+                }
+                Ok(Event::Delete(demand)) => {
+                    self.remove(&key(&demand));
+                    self.publish();
+                }
+                Err(error) => tracing::warn!(%error, "watching MoEDemands"),
+            }
+        }
+    }
+
+    /// Takes note of a deployment. Whether it is new.
+    fn apply(&mut self, demand: MoEDemand) -> bool {
+        let key = key(&demand);
+        if demand.metadata.deletion_timestamp.is_some() {
+            return false;
+        }
+        if let Some(served) = self.served.get(&key) {
+            served.tell(demand.spec);
+            return false;
+        }
+        let settings = &self.settings;
+        let options = ModelOptions {
+            short_names: short_names(&key, &demand.spec),
+            context_length: usize::try_from(demand.spec.context_length).unwrap_or(usize::MAX),
+            name: key.clone(),
+            max_requests: settings.max_requests,
+            waiting_bytes: WAITING_BYTES,
+            wake_limit: Duration::from_secs(settings.wake_seconds),
+        };
+        let (namespace, name) = (demand.namespace().unwrap_or_default(), demand.name_any());
+        let notes = Notes::new(self.client.clone(), &namespace, &name, &settings.pod, &settings.uid);
+        let served = Served::new(options, demand.spec, &self.metrics, notes, self.lease.clone());
+        self.served.insert(key, served);
+        true
+    }
+
+    fn remove(&mut self, key: &str) {
+        if let Some(served) = self.served.remove(key) {
+            served.end();
+        }
+    }
+
+    fn publish(&self) {
+        self.gateway.replace_models(self.served.values().map(|served| served.model.clone()).collect());
+    }
+
+    /// Takes back what was said about all of them.
+    pub(crate) async fn forget(&mut self) {
+        join_all(std::mem::take(&mut self.served).into_values().map(Served::forget)).await;
+    }
+}
+
+fn key(demand: &MoEDemand) -> String {
+    format!("{}/{}", demand.namespace().unwrap_or_default(), demand.name_any())
+}

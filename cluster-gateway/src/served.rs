@@ -1,0 +1,188 @@
+//! One deployment behind the gateway: it goes where the operator says, and says what there is to do.
+
+use crate::notes::{Notes, Said, due};
+use crate::probes::Probes;
+use http::HeaderValue;
+use remoe_demand::{DemandPhase, MainFunction, MoEDemandSpec};
+use remoe_gateway::{Backend, Directive, GatewayMetrics, Model, ModelOptions, Phase, WakeMarks};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+/// After an entry that could not be written.
+const AGAIN: Duration = Duration::from_millis(200);
+
+/// A deployment that is served.
+pub(crate) struct Served {
+    pub(crate) model: Arc<Model>,
+    told: watch::Sender<MoEDemandSpec>,
+    over: watch::Sender<bool>,
+    tasks: JoinSet<()>,
+}
+
+impl Served {
+    /// Begins to serve what `told` describes. `lease` says whether this gateway is counted on.
+    pub(crate) fn new(
+        options: ModelOptions,
+        told: MoEDemandSpec,
+        metrics: &GatewayMetrics,
+        notes: Notes,
+        lease: watch::Receiver<bool>,
+    ) -> Self {
+        let model = Model::new(options, metrics);
+        let (told, telling) = watch::channel(told);
+        let (over, ends) = watch::channel(false);
+        let mut tasks = JoinSet::new();
+        let clock = model.clone();
+        tasks.spawn(async move { clock.keep_time().await });
+        tasks.spawn(steer(model.clone(), telling.clone(), lease));
+        tasks.spawn(note(model.clone(), telling, notes, ends));
+        Self { model, told, over, tasks }
+    }
+
+    /// What the operator tells now.
+    pub(crate) fn tell(&self, told: MoEDemandSpec) {
+        let length = usize::try_from(told.context_length).unwrap_or(usize::MAX);
+        self.model.describe(short_names(self.model.name(), &told), length);
+        self.told.send_replace(told);
+    }
+
+    /// Its deployment is gone: who waits is told so.
+    pub(crate) fn end(mut self) {
+        self.model.close();
+        self.tasks.abort_all();
+    }
+
+    /// Takes back what was said about it.
+    pub(crate) async fn forget(mut self) {
+        self.over.send_replace(true);
+        // The others never end.
+        while let Some(ended) = self.tasks.join_next().await {
+            if ended.is_ok() {
+                break;
+            }
+        }
+        self.tasks.abort_all();
+    }
+}
+
+/// The names besides `NAMESPACE/NAME` that requests may use.
+pub(crate) fn short_names(name: &str, told: &MoEDemandSpec) -> Vec<String> {
+    let own = name.split_once('/').map_or(name, |(_, own)| own).to_owned();
+    let mut names = vec![told.served_name.clone(), own];
+    names.dedup();
+    names
+}
+
+/// Has the model follow what the operator tells and what main functions answer.
+async fn steer(
+    model: Arc<Model>,
+    mut told: watch::Receiver<MoEDemandSpec>,
+    mut lease: watch::Receiver<bool>,
+) {
+    let (changes, mut changed) = watch::channel(());
+    let mut probes = Probes::new(changes);
+    let mut marks = WakeMarks::default();
+    let mut turn = 0;
+    loop {
+        let now = told.borrow_and_update().clone();
+        let is_counted_on = *lease.borrow_and_update();
+        probes.keep(&now.mains);
+        changed.mark_unchanged();
+        mark(&mut marks, &now, &probes);
+        let serving = now.mains.iter().filter(|main| probes.answers(&main.uid).serves);
+        let backends = serving.filter_map(backend).collect();
+        // Whoever is not counted on must not send anybody to functions that may end without asking.
+        let holds = now.sleeps && !is_counted_on;
+        let phase = if holds { Phase::Draining } else { phase(now.phase) };
+        turn = if holds { turn } else { now.turn };
+        model.follow(Directive { phase, turn }, backends, marks);
+        let over = tokio::select! {
+            told = told.changed() => told.is_err(),
+            held = lease.changed() => held.is_err(),
+            answered = changed.changed() => answered.is_err(),
+        };
+        if over {
+            return;
+        }
+    }
+}
+
+/// Notes how far functions have come since they were last asleep.
+fn mark(marks: &mut WakeMarks, told: &MoEDemandSpec, probes: &Probes) {
+    if told.phase == DemandPhase::Asleep {
+        *marks = WakeMarks::default();
+        return;
+    }
+    let now = Instant::now();
+    let mut reached = |mark: fn(&mut WakeMarks) -> &mut Option<Instant>, is: bool| {
+        if is {
+            mark(marks).get_or_insert(now);
+        }
+    };
+    let any =
+        |is: fn(crate::probes::Answers) -> bool| told.mains.iter().any(|main| is(probes.answers(&main.uid)));
+    reached(|marks| &mut marks.started, !told.mains.is_empty());
+    reached(|marks| &mut marks.listening, any(|answers| answers.listens));
+    reached(|marks| &mut marks.serving, any(|answers| answers.serves));
+}
+
+fn phase(told: DemandPhase) -> Phase {
+    match told {
+        DemandPhase::Active => Phase::Active,
+        DemandPhase::Draining => Phase::Draining,
+        DemandPhase::Asleep => Phase::Asleep,
+        DemandPhase::Waking => Phase::Waking,
+    }
+}
+
+fn backend(main: &MainFunction) -> Option<Backend> {
+    let mut hasher = DefaultHasher::new();
+    (&main.uid, &main.address).hash(&mut hasher);
+    Some(Backend {
+        id: hasher.finish(),
+        address: main.address.parse().ok()?,
+        room: usize::try_from(main.room).unwrap_or(usize::MAX).max(1),
+        authorization: None::<HeaderValue>,
+    })
+}
+
+/// Says what there is to do when that is due, until it is `over`.
+async fn note(
+    model: Arc<Model>,
+    mut told: watch::Receiver<MoEDemandSpec>,
+    mut notes: Notes,
+    mut over: watch::Receiver<bool>,
+) {
+    let mut loads = model.loads();
+    // What was said, and when.
+    let mut said: Option<(Said, Instant)> = None;
+    while !*over.borrow_and_update() {
+        let now = told.borrow_and_update().clone();
+        let load = *loads.borrow_and_update();
+        let quiet = model.quiet();
+        let before = said.map(|(said, at)| {
+            let ago = at.elapsed();
+            Said { quiet: said.quiet + ago, ago, ..said }
+        });
+        let wait = due(&now, before, load, quiet);
+        if wait == Some(Duration::ZERO) {
+            if notes.write(load, quiet).await {
+                said = Some((Said { load, quiet, ago: Duration::ZERO }, Instant::now()));
+            } else {
+                sleep(AGAIN).await;
+            }
+            continue;
+        }
+        tokio::select! {
+            told = told.changed() => if told.is_err() { return },
+            load = loads.changed() => if load.is_err() { return },
+            _over = over.changed() => {}
+            () = sleep(wait.unwrap_or(Duration::MAX)), if wait.is_some() => {}
+        }
+    }
+    notes.erase().await;
+}

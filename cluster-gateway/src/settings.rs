@@ -1,0 +1,44 @@
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// One address for all MoEDeployments that the operator serves.
+#[derive(Debug, Clone, clap::Parser)]
+#[command(name = "remoe-gateway", version)]
+pub(crate) struct Settings {
+    /// Where clients are served; port 0 takes any free one.
+    #[arg(long, env = "REMOE_LISTEN", default_value = "0.0.0.0:8000")]
+    pub(crate) listen: SocketAddr,
+    /// Where /metrics is served.
+    #[arg(long, env = "REMOE_METRICS_LISTEN", default_value = "0.0.0.0:9090")]
+    pub(crate) metrics_listen: SocketAddr,
+    /// Namespace whose MoEDeployments are served; all by default.
+    #[arg(long, env = "REMOE_WATCH_NAMESPACE")]
+    pub(crate) watch_namespace: Option<String>,
+    /// Namespace that this pod runs in.
+    #[arg(long, env = "POD_NAMESPACE")]
+    pub(crate) namespace: String,
+    /// Name of this pod.
+    #[arg(long, env = "POD_NAME")]
+    pub(crate) pod: String,
+    /// Identity of this pod.
+    #[arg(long, env = "POD_UID")]
+    pub(crate) uid: String,
+    /// File with tenants and their keys; without it, everybody may ask for everything.
+    #[arg(long, env = "REMOE_KEYS", value_name = "FILE")]
+    pub(crate) keys: Option<PathBuf>,
+    /// Origins that browsers may call from; none by default.
+    #[arg(long, env = "REMOE_CORS_ORIGINS", value_delimiter = ',')]
+    pub(crate) cors_origins: Vec<String>,
+    /// Largest body of a request in bytes.
+    #[arg(long, env = "REMOE_BODY_LIMIT", default_value_t = 4 << 20)]
+    pub(crate) body_limit: usize,
+    /// Requests of a model that run or wait, at most.
+    #[arg(long, env = "REMOE_MAX_REQUESTS", default_value_t = 1024)]
+    pub(crate) max_requests: usize,
+    /// Seconds that a request is held while functions start, at most.
+    #[arg(long, env = "REMOE_WAKE_SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) wake_seconds: u64,
+    /// Seconds that requests which run or wait have to end when this process is asked to.
+    #[arg(long, env = "REMOE_DRAIN_SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) drain_seconds: u64,
+}

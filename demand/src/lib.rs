@@ -1,0 +1,137 @@
+//! `MoEDemand`: what the gateways and the operator tell each other about one deployment.
+//!
+//! The operator writes the spec: whether functions run, and where. Each gateway writes one entry of the status: what it
+//! holds, what runs, and what it has taken note of. Nobody else writes either.
+
+// The schema macros write helper types as public as the ones that they describe.
+#![allow(unreachable_pub)]
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Entries of a status, at most: gateways that live, and some that died.
+pub const MOST_GATEWAYS: usize = 256;
+
+/// The label by which the Leases of gateways are found, and its value.
+pub const LEASE_LABEL: (&str, &str) = ("app.kubernetes.io/component", "gateway");
+/// Seconds after which a gateway that did not renew its Lease is dead for the operator. It holds requests before that.
+pub const LEASE_SECONDS: u32 = 15;
+
+/// What the operator tells gateways about a deployment.
+#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "remoe.dev",
+    version = "v1alpha1",
+    kind = "MoEDemand",
+    plural = "moedemands",
+    singular = "moedemand",
+    category = "moe",
+    namespaced,
+    status = "MoEDemandStatus",
+    derive = "PartialEq",
+    doc = "What gateways and the operator tell each other about the MoEDeployment of the same name. The operator makes it and writes its spec; each gateway writes its own entry of the status.",
+    printcolumn(name = "Phase", type_ = "string", json_path = ".spec.phase"),
+    printcolumn(name = "Wakes", type_ = "integer", json_path = ".spec.wakes"),
+    printcolumn(name = "Since", type_ = "date", json_path = ".spec.since")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct MoEDemandSpec {
+    /// The model's name in the HTTP interface.
+    #[schemars(length(max = 253))]
+    pub served_name: String,
+    /// Positions of its context; 0: not known yet.
+    #[serde(default)]
+    pub context_length: u32,
+    /// Whether functions run.
+    pub phase: DemandPhase,
+    /// Grows with every change of the phase: what gateways acknowledge.
+    pub turn: u64,
+    /// When the phase began.
+    pub since: MicroTime,
+    /// How often functions were started because somebody asked.
+    #[serde(default)]
+    pub wakes: u64,
+    /// Whether functions end when nobody asks: only then gateways write their entries.
+    #[serde(default)]
+    pub sleeps: bool,
+    /// Main functions that have an address and are not asked to end. Gateways see for themselves which of them answer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["uid".into()]))]
+    pub mains: Vec<MainFunction>,
+}
+
+/// Where a deployment is between awake and asleep.
+#[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DemandPhase {
+    /// Requests go to main functions.
+    Active,
+    /// Functions run; gateways hold newcomers and acknowledge that they do.
+    Draining,
+    /// No function runs.
+    Asleep,
+    /// Functions start.
+    #[default]
+    Waking,
+}
+
+/// A main function that gateways may send requests to once it answers.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MainFunction {
+    /// The identity of its pod.
+    #[schemars(length(max = 64))]
+    pub uid: String,
+    /// The name of its pod.
+    #[schemars(length(max = 253))]
+    pub pod: String,
+    /// Where it speaks HTTP, as host:port.
+    #[schemars(length(max = 64))]
+    pub address: String,
+    /// Requests that it has at the same time.
+    pub room: u32,
+}
+
+/// What gateways say.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MoEDemandStatus {
+    /// An entry for each gateway.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["uid".into()]))]
+    pub gateways: Vec<GatewayDemand>,
+}
+
+/// What one gateway says.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GatewayDemand {
+    /// The identity of its pod.
+    #[schemars(length(max = 64))]
+    pub uid: String,
+    /// The name of its pod.
+    #[schemars(length(max = 253))]
+    pub pod: String,
+    /// Requests that it holds.
+    pub waiting: u32,
+    /// Requests that main functions have from it.
+    pub in_flight: u32,
+    /// The newest turn that it has taken note of. Of one that says Draining: it sends no newcomer on since then, and
+    /// `inFlight` counts all that it had sent on before.
+    pub acknowledged: u64,
+    /// When it last had a request.
+    pub last_active: MicroTime,
+    /// Grows with every entry that it writes.
+    pub sequence: u64,
+}
+
+impl MoEDemand {
+    /// The entries of gateways; none where nobody has written any.
+    #[must_use]
+    pub fn gateways(&self) -> &[GatewayDemand] {
+        self.status.as_ref().map_or(&[], |status| &status.gateways)
+    }
+}

@@ -1,0 +1,230 @@
+//! Whether functions are to run, from what gateways hold and what runs. Pure.
+//!
+//! Level-based: it follows from what is there now. Before functions end, gateways are told to hold newcomers
+//! (`Draining`) and all that live have to acknowledge it with nothing at hand. What they are told and what they say is
+//! one object, [`MoEDemand`], which is written as it was read or not at all: a request that comes meanwhile is seen.
+
+use super::api::{DemandPhase, GatewayDemand, MainFunction, MoEDemand, MoEDemandSpec, MoEDeployment};
+use super::build::{HTTP_PORT, Surroundings, owned_meta, room, served_name};
+use super::events::Happening;
+use super::known::Known;
+use super::observed::{Observed, is_owned_by};
+use super::planned::Planned;
+use super::pods::{PodView, Trouble};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use remoe_launcher::functions::DEFAULT_MAX_BATCH;
+use remoe_sleep::{Phase, Seen, step};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// A wake that nobody waits for any more goes on for so long at least: the next who asks need not wait anew.
+const WAKE: Duration = Duration::from_secs(600);
+/// Gateways acknowledge within a moment; one that died is noticed by looking.
+const SOON: Duration = Duration::from_secs(1);
+/// Whether those that say that they are busy still live is looked at so often.
+const LATER: Duration = Duration::from_secs(15);
+
+/// Whether functions are to run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Demanded {
+    /// Where the deployment is from now on.
+    pub phase: Phase,
+    /// Since when; none: nobody can put it to sleep.
+    pub since: Option<Timestamp>,
+    /// How often it was woken.
+    pub wakes: u64,
+    /// What gateways are told; none: there are no gateways.
+    pub object: Option<MoEDemand>,
+    /// What it says without the entries of gateways that are dead; none: all live.
+    pub without_dead: Option<MoEDemand>,
+    /// What is wrong.
+    pub trouble: Option<Trouble>,
+    /// What is worth saying once it is written.
+    pub happening: Option<Happening>,
+    /// When to look again at the latest.
+    pub look_again: Option<Duration>,
+}
+
+impl Demanded {
+    /// Of a deployment whose functions run as long as it exists.
+    pub fn always() -> Self {
+        Self {
+            phase: Phase::Active,
+            since: None,
+            wakes: 0,
+            object: None,
+            without_dead: None,
+            trouble: None,
+            happening: None,
+            look_again: None,
+        }
+    }
+
+    /// Functions start because somebody asked.
+    pub fn is_wake(&self) -> bool {
+        self.phase == Phase::Waking && self.wakes > 0
+    }
+}
+
+/// What follows from what `observed` says, with the views of its `pods`.
+pub fn demanded(
+    owner: &MoEDeployment,
+    observed: &Observed,
+    known: &Known,
+    planned: &Planned,
+    pods: &[PodView],
+    around: &Surroundings,
+) -> Demanded {
+    let window = owner.spec.idle_window();
+    if around.gateway.is_none() {
+        let message = "spec.scaling.min is 0, but the operator runs without gateways (gateway.enabled of its chart): \
+                       nobody would wake the functions, so they run";
+        return Demanded {
+            trouble: window.map(|_| Trouble::new("NoGateway", message)),
+            ..Demanded::always()
+        };
+    }
+    let uid = owner.metadata.uid.clone().unwrap_or_default();
+    let live = observed.demand.as_ref().filter(|live| is_owned_by(*live, &uid));
+    let before = live.map(|live| &live.spec);
+    let now = observed.now;
+    let phase = before.map_or(Phase::Waking, |before| phase(before.phase));
+    let since = before.map_or(now, |before| before.since.0);
+    let wakes = before.map_or(0, |before| before.wakes);
+    let all: &[GatewayDemand] = live.map_or(&[], MoEDemand::gateways);
+    let (alive, dead): (Vec<_>, Vec<_>) =
+        all.iter().partition(|entry| observed.gateways.contains(&entry.uid));
+    let sum = |of: fn(&GatewayDemand) -> u32| alive.iter().map(|entry| of(entry) as usize).sum::<usize>();
+    let (waiting, in_flight) = (sum(|entry| entry.waiting), sum(|entry| entry.in_flight));
+    // A time to come is none: clocks differ.
+    let times = alive.iter().map(|entry| entry.last_active.0.min(now));
+    // The window is open from when functions woke up, not from when it was found closed; a new leader opens it again.
+    let opened = matches!(phase, Phase::Active | Phase::Waking).then_some(since);
+    let active = times.chain(opened).chain([observed.since]).max().unwrap_or(now);
+    // Only who waits wakes functions: not who came and went, and no new leader.
+    let quiet = if phase == Phase::Asleep { Duration::MAX } else { elapsed(active, now) };
+    let turn = before.map_or(0, |before| before.turn);
+    let acknowledges =
+        |gateway: &String| alive.iter().any(|entry| entry.uid == *gateway && entry.acknowledged == turn);
+    let serving = pods.iter().any(|pod| pod.is_main && pod.is_sound() && pod.ready);
+    let next = step(
+        phase,
+        &Seen {
+            waiting,
+            in_flight,
+            quiet,
+            // The first start is not given up: nobody has asked yet.
+            idle: window.filter(|_| phase != Phase::Waking || wakes > 0),
+            wake_limit: WAKE,
+            serving,
+            engine: observed
+                .gateways
+                .iter()
+                .all(acknowledges)
+                .then(|| u32::try_from(in_flight).unwrap_or(u32::MAX)),
+        },
+    );
+    let changes = next != phase || before.is_none();
+    let spec = MoEDemandSpec {
+        served_name: served_name(owner),
+        context_length: known
+            .model
+            .facts()
+            .map_or(0, |facts| u32::try_from(facts.inspection.context_length).unwrap_or(u32::MAX)),
+        phase: told(next),
+        turn: turn.saturating_add(u64::from(changes)),
+        since: MicroTime(if changes { now } else { since }),
+        wakes: wakes.saturating_add(u64::from(phase == Phase::Asleep && next == Phase::Waking)),
+        sleeps: window.is_some(),
+        mains: if next == Phase::Asleep { Vec::new() } else { mains(planned, pods) },
+    };
+    let look_again = match next {
+        Phase::Draining => Some(SOON),
+        Phase::Active | Phase::Waking if waiting + in_flight > 0 => Some(LATER),
+        Phase::Active => {
+            window.map(|window| window.saturating_sub(elapsed(active, now)) + Duration::from_millis(100))
+        }
+        Phase::Waking => Some(LATER),
+        Phase::Asleep => None,
+    };
+    Demanded {
+        phase: next,
+        since: Some(spec.since.0),
+        wakes: spec.wakes,
+        happening: happening((phase, next), elapsed(since, now), waiting, wakes),
+        object: Some(object(owner, spec)),
+        without_dead: live.filter(|_| !dead.is_empty()).map(|live| without(live, &dead)),
+        trouble: None,
+        look_again: look_again.filter(|_| window.is_some()),
+    }
+}
+
+fn phase(told: DemandPhase) -> Phase {
+    match told {
+        DemandPhase::Active => Phase::Active,
+        DemandPhase::Draining => Phase::Draining,
+        DemandPhase::Asleep => Phase::Asleep,
+        DemandPhase::Waking => Phase::Waking,
+    }
+}
+
+fn told(phase: Phase) -> DemandPhase {
+    match phase {
+        Phase::Active => DemandPhase::Active,
+        Phase::Draining => DemandPhase::Draining,
+        Phase::Asleep => DemandPhase::Asleep,
+        Phase::Waking => DemandPhase::Waking,
+    }
+}
+
+fn elapsed(from: Timestamp, to: Timestamp) -> Duration {
+    Duration::try_from(to.duration_since(from).max(SignedDuration::ZERO)).unwrap_or_default()
+}
+
+/// The main functions that requests may be sent to.
+fn mains(planned: &Planned, pods: &[PodView]) -> Vec<MainFunction> {
+    let room = planned.target.as_ref().map_or(DEFAULT_MAX_BATCH, |target| room(&target.plan));
+    let mains = pods.iter().filter(|pod| pod.is_main && pod.is_sound());
+    let mut mains: Vec<MainFunction> = mains
+        .filter_map(|pod| {
+            Some(MainFunction {
+                uid: pod.uid.clone(),
+                pod: pod.name.to_string(),
+                address: SocketAddr::new(pod.ip?, HTTP_PORT).to_string(),
+                room: u32::try_from(room).unwrap_or(u32::MAX),
+            })
+        })
+        .collect();
+    mains.sort_by(|one, other| one.pod.cmp(&other.pod));
+    mains
+}
+
+fn object(owner: &MoEDeployment, spec: MoEDemandSpec) -> MoEDemand {
+    MoEDemand { metadata: owned_meta(owner, str::to_owned), spec, status: None }
+}
+
+fn without(live: &MoEDemand, dead: &[&GatewayDemand]) -> MoEDemand {
+    let mut left = live.clone();
+    left.metadata.managed_fields = None;
+    if let Some(status) = &mut left.status {
+        status.gateways.retain(|entry| dead.iter().all(|dead| dead.uid != entry.uid));
+    }
+    left
+}
+
+/// What a change is worth saying.
+fn happening((from, to): (Phase, Phase), lasted: Duration, waiting: usize, wakes: u64) -> Option<Happening> {
+    match (from, to) {
+        (Phase::Draining | Phase::Waking, Phase::Asleep) => {
+            Some(Happening::normal("Asleep", "nobody asks: functions end"))
+        }
+        (Phase::Asleep, Phase::Waking) => {
+            Some(Happening::normal("Waking", format!("functions start: {waiting} requests wait")))
+        }
+        (Phase::Waking, Phase::Active) if wakes > 0 => {
+            Some(Happening::normal("Awake", format!("functions serve after {:.1} s", lasted.as_secs_f64())))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,32 @@
+//! Asleep as what is to be: no function runs.
+
+use super::{LATER, Scene, Steps, Write};
+use crate::rollout::Deletion;
+use crate::routing::RoutingTable;
+
+impl Steps {
+    /// Ends all functions. Once no main function is left, nothing is in force any more: those of the next wake begin
+    /// anew. The plan that ran stays the deployment's.
+    pub(super) fn sleep(&mut self, scene: Scene<'_>, table: RoutingTable) -> Result<(), serde_json::Error> {
+        let now = scene.observed.now;
+        let owned = || self.pods.iter().filter(|pod| pod.owned);
+        // On a node that is lost, a pod is listed for ever.
+        let left = owned().filter(|pod| pod.ends_by.is_none_or(|end| now < end)).count();
+        let has_main = owned().any(|pod| pod.is_main);
+        let ending = owned().filter(|pod| pod.ends_by.is_none()).map(|pod| {
+            Write::Delete(Deletion { name: pod.name.to_string(), uid: pod.uid.clone(), grace_seconds: None })
+        });
+        let ending: Vec<Write> = ending.collect();
+        self.writes.extend(ending);
+        let table = if has_main { table } else { RoutingTable::default() };
+        if !table.spoiled && scene.observed.routing.is_some() {
+            let there: Vec<_> = scene.observed.routing.iter().cloned().collect();
+            self.keep(scene, table.config_map(scene.owner)?, &there, Write::Routing);
+        }
+        self.settled = left == 0;
+        if !self.settled {
+            self.look_within(LATER);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,119 @@
+//! The gateways of the installed release, and clients of theirs.
+
+use crate::cluster::Cluster;
+use crate::deployment::Deployment;
+use crate::pods::is_ready;
+use crate::release;
+use crate::scene::Scene;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, DynamicObject, GroupVersionKind, ListParams};
+use kube::core::ApiResource;
+use remoe_tests::deadline::{LONG, until, within};
+use remoe_tests::http;
+use serde_json::{Value, json};
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+/// Waits until `count` gateways are ready, and returns their pods.
+pub async fn pods(cluster: &Cluster, count: usize) -> Vec<Pod> {
+    let api = Api::<Pod>::namespaced(cluster.client.clone(), release::NAMESPACE);
+    let ours = ListParams::default().labels("app.kubernetes.io/component=gateway");
+    until(LONG, "gateways to be ready", async || {
+        let pods = api.list(&ours).await.expect("pods can be listed").items;
+        let there = |pod: &&Pod| pod.metadata.deletion_timestamp.is_none() && is_ready(pod);
+        let pods: Vec<Pod> = pods.iter().filter(there).cloned().collect();
+        (pods.len() == count).then_some(pods)
+    })
+    .await
+}
+
+/// Where the gateway in `pod` answers.
+#[must_use]
+pub fn address(pod: &Pod) -> SocketAddr {
+    let ip = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref());
+    let ip: IpAddr = ip.and_then(|ip| ip.parse().ok()).expect("a pod that is ready has an address");
+    SocketAddr::new(ip, 8000)
+}
+
+/// What gateways and the operator tell each other about `name`.
+pub async fn demand(scene: &Scene, name: &str) -> Value {
+    let kind = ApiResource::from_gvk_with_plural(
+        &GroupVersionKind::gvk("remoe.dev", "v1alpha1", "MoEDemand"),
+        "moedemands",
+    );
+    let api: Api<DynamicObject> =
+        Api::namespaced_with(scene.cluster.client.clone(), &scene.namespace, &kind);
+    api.get(name).await.expect("the MoEDemand can be read").data
+}
+
+/// Waits until the phase is `phase`, and returns what is told then.
+pub async fn phase(scene: &Scene, name: &str, phase: &str) -> Value {
+    until(LONG, &format!("{name} to be {phase}"), async || {
+        let demand = demand(scene, name).await;
+        (demand["spec"]["phase"] == phase).then_some(demand)
+    })
+    .await
+}
+
+/// Waits until no function of the deployment is left.
+pub async fn asleep(scene: &Scene, deployment: &Deployment) {
+    deployment.reason("Active", "Asleep").await;
+    until(LONG, "the last function to be gone", async || {
+        let pods = scene.api::<Pod>().list(&ListParams::default().labels(crate::pods::FUNCTIONS)).await;
+        pods.expect("pods can be listed").items.is_empty().then_some(())
+    })
+    .await;
+    let ready = crate::deployment::find(&deployment.status().await, "Ready").expect("a condition");
+    assert_eq!((&ready["status"], &ready["reason"]), (&json!("True"), &json!("Asleep")));
+}
+
+/// An answer, and how long its client waited for it.
+#[derive(Debug)]
+pub struct Answered {
+    /// The body.
+    pub body: Value,
+    /// From before the connection was made until the whole answer was there.
+    pub took: Duration,
+}
+
+/// Asks a gateway for one token of the model `name`. A client that loses its connection tries again, at `elsewhere` if
+/// that is another one.
+pub async fn ask(gateway: SocketAddr, elsewhere: SocketAddr, name: &str) -> Answered {
+    let body = json!({
+        "model": name,
+        "messages": [{"role": "user", "content": "Read Genesis 1:1."}],
+        "max_tokens": 1,
+        "temperature": 0,
+        "include_figures": true,
+    });
+    let begun = Instant::now();
+    let mut refusals = 0;
+    loop {
+        let asked = async {
+            let address = if refusals % 2 == 0 { gateway } else { elsewhere };
+            http::post(address, "/v1/chat/completions", &body).await?.finish().await
+        };
+        match within(LONG, "an answer of the gateway", asked).await {
+            Ok(answer) => {
+                assert_eq!(answer.status, 200, "{}", answer.body);
+                let body = serde_json::from_str(&answer.body).expect("the answer is JSON");
+                return Answered { body, took: begun.elapsed() };
+            }
+            Err(error) => {
+                refusals += 1;
+                assert!(refusals < 100, "no gateway answers: {error}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+impl Answered {
+    /// The parts of the time to the first token, added up.
+    #[must_use]
+    pub fn accounted(&self) -> Duration {
+        let timing = self.body["usage"]["remoe"]["timing"].as_object().expect("a timeline");
+        let parts = timing.values().map(|part| part.as_f64().expect("milliseconds"));
+        Duration::from_secs_f64(parts.sum::<f64>() / 1e3)
+    }
+}

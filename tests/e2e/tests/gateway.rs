@@ -1,0 +1,55 @@
+//! A deployment that sleeps, woken through the gateway of the installed chart.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
+
+use futures_util::future::join_all;
+use remoe_e2e::deployment::Deployment;
+use remoe_e2e::scene::Scene;
+use remoe_e2e::{audit, claim, figures, gateways, release};
+use remoe_tests::http;
+use serde_json::{Value, json};
+
+/// From zero to fifty answers by one wake, and back to zero; nothing is left when it is deleted.
+#[tokio::test(flavor = "multi_thread")]
+async fn fifty_requests_wake_a_deployment_once() {
+    Scene::run("fifty_requests_wake_a_deployment_once", async |scene| {
+        let cluster = &scene.cluster;
+        let _release = release::shared(cluster).await;
+        let start = audit::mark(cluster);
+        claim::with_demo_model(scene, "models").await;
+        let spec = json!({
+            "model": {"source": "pvc://models/demo"},
+            "servedName": "served",
+            "profile": figures::reference(),
+            "scaling": {"min": 0, "idleWindow": "3s"},
+            "main": {"memoryMB": {"min": 200, "max": 4000}},
+            "remoteExperts": {"mode": "Always", "memoryMB": {"min": 100, "max": 1000}, "maxReplicas": 1},
+        });
+        let demo = Deployment::apply(scene, "demo", &spec).await;
+        demo.condition("Ready", "True").await;
+        gateways::asleep(scene, &demo).await;
+        let gateway = gateways::address(&gateways::pods(cluster, 1).await[0]);
+        let name = format!("{}/demo", scene.namespace);
+        let listed: Value = serde_json::from_str(&http::get(gateway, "/v1/models").await.body).unwrap();
+        let ours = listed["data"].as_array().unwrap().iter().find(|model| model["id"] == name.as_str());
+        assert_eq!(ours.unwrap()["state"], "asleep");
+
+        let answers = join_all((0..50).map(|_| gateways::ask(gateway, gateway, &name))).await;
+        for answer in &answers {
+            let (accounted, took) = (answer.accounted().as_secs_f64(), answer.took.as_secs_f64());
+            assert!((accounted - took).abs() <= 0.05 * took, "{accounted} s of {took} s: {}", answer.body["usage"]);
+            assert_eq!(answer.body["choices"], answers[0].body["choices"]);
+            assert_eq!(answer.body["model"], "served");
+        }
+        assert_eq!(gateways::demand(scene, "demo").await["spec"]["wakes"], 1);
+        eprintln!("a wake for fifty: {}", answers[0].body["usage"]["remoe"]["timing"]);
+        gateways::asleep(scene, &demo).await;
+        demo.delete().await;
+        demo.gone(scene).await;
+        let accounts = [release::ACCOUNT, release::GATEWAY_ACCOUNT];
+        let asked = audit::since(cluster, start).into_iter();
+        let denied: Vec<_> =
+            asked.filter(|each| accounts.contains(&each.user()) && each.denied()).collect();
+        assert!(denied.is_empty(), "the chart's roles do not reach: {denied:?}");
+    })
+    .await;
+}
