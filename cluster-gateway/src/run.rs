@@ -70,8 +70,8 @@ pub(crate) async fn run(settings: Settings, shutdown: CancellationToken) -> Resu
     let mut held = lease;
     let outcome = tokio::select! {
         () = async {
-            // Its other end lives as long as the task above.
-            let _kept = held.wait_for(|holds| *holds).await;
+            // Its other end lives as long as the task above. What is waited for keeps that end from writing.
+            drop(held.wait_for(|holds| *holds).await);
             catalogue.follow().await;
         } => Ok(()),
         served = &mut server => Err(ended_early(served)),

@@ -16,14 +16,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 /// Main functions of one deployment that are spoken with: two revisions of as many as there can be.
 const MOST_MAINS: usize = 128;
 /// Calls of one deployment that are under way at the same time. Those of others do not wait for them.
 const CALLS: usize = 32;
-/// Between two calls of one main function at least, whatever it says and however often it is looked at.
+/// Between two calls of one main function at least, whatever it says and however often it is looked at ..
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
+/// .. but for the first few of a new one, or after something new: somebody may wait for it to serve. A new order is told
+/// at once.
+const EAGER_PAUSE: Duration = Duration::from_millis(100);
 /// Between two calls of one that has nothing new to say.
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
 /// An order holds for this long after the look that gave it: its address may be another pod's by then.
@@ -83,6 +86,13 @@ struct Wish {
     /// Who it has to be.
     trust: Option<Trust>,
     at: Instant,
+}
+
+impl Wish {
+    /// The number of what is to be told.
+    fn number(&self) -> Option<u64> {
+        self.order.as_ref().map(|order| order.number)
+    }
 }
 
 impl Conversations {
@@ -155,9 +165,10 @@ async fn converse(
     calls: Arc<Semaphore>,
     (news, deployment): (mpsc::Sender<ObjectRef<MoEDeployment>>, ObjectRef<MoEDeployment>),
 ) {
-    let mut pause = SHORTEST_PAUSE;
+    let (mut pause, mut least) = (SHORTEST_PAUSE, EAGER_PAUSE);
     loop {
         let wish = wishes.borrow_and_update().clone();
+        let ordered = wish.number();
         if wish.at.elapsed() > UNASKED {
             return;
         }
@@ -165,17 +176,26 @@ async fn converse(
         let said = exchange(ip, wish).await;
         drop(call);
         if learn(&mut lock(&heard), said) {
-            pause = SHORTEST_PAUSE;
+            (pause, least) = (SHORTEST_PAUSE, EAGER_PAUSE);
             // Where there is no room, the next look sees it.
             let _no_room = news.try_send(deployment.clone());
         } else {
             pause = (2 * pause).min(LONGEST_PAUSE);
         }
-        sleep(SHORTEST_PAUSE).await;
+        let other_order = timeout(least, wishes.wait_for(|wish| wish.number() != ordered)).await;
+        match other_order.map(|known| known.is_ok()) {
+            Ok(true) => {
+                least = EAGER_PAUSE;
+                continue;
+            }
+            Ok(false) => return,
+            Err(_elapsed) => {}
+        }
         tokio::select! {
             wished = wishes.changed() => if wished.is_err() { return },
-            () = sleep(pause - SHORTEST_PAUSE) => {}
+            () = sleep(pause.saturating_sub(least)) => {}
         }
+        least = (2 * least).min(SHORTEST_PAUSE);
     }
 }
 

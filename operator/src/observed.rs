@@ -44,6 +44,8 @@ pub struct Observed {
     pub demand: Option<MoEDemand>,
     /// The identities of the gateways that live, where functions may sleep.
     pub gateways: BTreeSet<String>,
+    /// Main functions that start now would not find a certificate.
+    pub uncertified: bool,
     /// Since when this operator has been looking.
     pub since: Timestamp,
     /// When.
@@ -106,6 +108,7 @@ pub(super) async fn observe(
         others,
         demand,
         gateways: live,
+        uncertified: false,
         since: gateways.map_or(Timestamp::UNIX_EPOCH, |gateways| gateways.since),
         now: Timestamp::now(),
     };

@@ -157,7 +157,11 @@ async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, R
     let calls = Calls::new(context.client.clone(), &namespace, context.metrics.writes.clone());
 
     let heard = conversations.heard(owner);
-    let observed = observe(&calls, owner, heard, fleet.but(owner), gateways.as_ref()).await?;
+    let mut observed = observe(&calls, owner, heard, fleet.but(owner), gateways.as_ref()).await?;
+    // Before any pod is made, which waits for its certificate, and before one that serves ends for it. What fails here
+    // keeps nothing from healing: most pods have theirs.
+    let certified = identities.keep(&calls, owner).await;
+    observed.uncertified = !certified.as_ref().is_ok_and(|certified| certified.mains);
     let known = know(owner, &observed)?;
     let answer = match task(owner, &observed, &known, around) {
         Task::Done(state) => (state, None),
@@ -167,9 +171,6 @@ async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, R
     let steps = steps(owner, &observed, &known, &planned, around)?;
     fleet.note(owner, Silence::among(&steps.pods));
     let trust = identities.trust(owner).await;
-    // Before any pod is made, which waits for its certificate. What fails here keeps nothing from healing: most pods
-    // have theirs.
-    let certified = identities.keep(&calls, owner).await;
     let applied = apply(&calls, owner, &steps.writes).await?;
     if let Ok(trust) = &trust {
         conversations.keep(owner, steps.partners.clone(), trust.as_ref());

@@ -33,6 +33,8 @@ pub struct Scene<'a> {
     pub target: &'a Revision,
     /// What becomes of main functions that serve when others are to follow them.
     pub strategy: RolloutStrategy,
+    /// Main functions that start now find their certificates.
+    pub certified: bool,
     /// What main functions were told.
     pub table: &'a RoutingTable,
     /// Every pod of a function, those of earlier deployments of the same name included.
@@ -340,8 +342,9 @@ fn remove_surplus(scene: Scene<'_>, table: &RoutingTable, steps: &mut Rollout) -
             (Some(_), _) => false,
             // Serves until those of the target do, or could.
             (None, true) => {
-                let gives_way =
-                    scene.strategy == RolloutStrategy::Recreate && remote_functions_are_ready(scene);
+                let gives_way = scene.strategy == RolloutStrategy::Recreate
+                    && scene.certified
+                    && remote_functions_are_ready(scene);
                 pod.identity != scene.target.main.identity
                     && table.entries.contains_key(&pod.identity)
                     && !gives_way

@@ -1,13 +1,12 @@
 //! Certificates that cert-manager makes: what it is asked for.
 
-use super::secret_name;
+use super::{Kept, secret_name};
 use crate::api::MoEDeployment;
 use crate::build::owned_meta;
 use crate::calls::{CallError, Calls};
 use crate::drift::is_as;
 use crate::names::Component;
 use crate::observed::is_owned_by;
-use crate::pods::Trouble;
 use crate::steps::name_taken;
 use kube::{CustomResource, ResourceExt};
 use remoe_wire::identity::Identity;
@@ -22,6 +21,7 @@ use std::time::Duration;
     kind = "Certificate",
     namespaced,
     schema = "disabled",
+    status = "CertificateStatus",
     derive = "PartialEq"
 )]
 #[serde(rename_all = "camelCase")]
@@ -34,6 +34,29 @@ pub struct CertificateSpec {
     usages: Vec<String>,
     private_key: PrivateKey,
     issuer_ref: IssuerRef,
+}
+
+/// What cert-manager says.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct CertificateStatus {
+    #[serde(default)]
+    conditions: Vec<CertificateCondition>,
+}
+
+/// One thing that it says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct CertificateCondition {
+    #[serde(rename = "type")]
+    kind: String,
+    status: String,
+}
+
+impl Certificate {
+    /// Whether the Secret has it.
+    fn is_ready(&self) -> bool {
+        let conditions = self.status.iter().flat_map(|status| &status.conditions);
+        conditions.into_iter().any(|each| each.kind == "Ready" && each.status == "True")
+    }
 }
 
 /// How the key is made.
@@ -82,6 +105,7 @@ pub fn certificate(
             },
             issuer_ref: issuer.clone(),
         },
+        status: None,
     }
 }
 
@@ -93,14 +117,14 @@ pub(super) async fn keep_certificate(
     calls: &Calls,
     owner: &MoEDeployment,
     wanted: &Certificate,
-) -> Result<Option<Trouble>, CallError> {
+) -> Result<Kept, CallError> {
     if let Some(live) = calls.get::<Certificate>(&wanted.name_any()).await? {
         if !is_owned_by(&live, &owner.uid().unwrap_or_default()) {
-            return Ok(Some(name_taken(wanted)));
+            return Ok(Kept::Refused(name_taken(wanted)));
         }
         if is_as(&live, wanted) {
-            return Ok(None);
+            return Ok(if live.is_ready() { Kept::There } else { Kept::Coming });
         }
     }
-    calls.apply(wanted).await.map(|_| None)
+    calls.apply(wanted).await.map(|_| Kept::Coming)
 }

@@ -68,8 +68,21 @@ pub(super) enum Signer {
 pub(super) struct Certified {
     /// What a person must mend.
     pub(super) troubles: Vec<Trouble>,
+    /// Whether main functions that start now find theirs, or need none.
+    pub(super) mains: bool,
     /// When to look again at the latest.
     pub(super) look_again: Duration,
+}
+
+/// How one certificate stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Kept {
+    /// Pods find it.
+    There,
+    /// Somebody else is to make it.
+    Coming,
+    /// A person must mend something first.
+    Refused(Trouble),
 }
 
 /// What the operator knows about who is who.
@@ -150,24 +163,28 @@ impl Identities {
         owner: &MoEDeployment,
     ) -> Result<Certified, IdentityFailure> {
         let mut troubles = Vec::new();
+        let mut mains = true;
         for part in PARTS {
             let kept = match &self.signer {
-                Signer::Nobody => Ok(None),
+                Signer::Nobody => Ok(Kept::There),
                 Signer::Operator => self.keep_secret(calls, owner, part).await,
                 Signer::CertManager(issuer, _) => {
                     let wanted = certificate(owner, part, &identity_of(owner, part), issuer, self.life);
                     keep_certificate(calls, owner, &wanted).await.map_err(IdentityFailure::from)
                 }
             };
-            match kept {
-                Ok(trouble) => troubles.extend(trouble),
+            let kept = match kept {
                 Err(IdentityFailure::Call(error)) if error.code() == 403 && !error.namespace_ends() => {
-                    troubles.push(not_permitted(owner, &error));
+                    Kept::Refused(not_permitted(owner, &error))
                 }
-                Err(error) => return Err(error),
+                kept => kept?,
+            };
+            mains &= part != Component::Main || kept == Kept::There;
+            if let Kept::Refused(trouble) = kept {
+                troubles.push(trouble);
             }
         }
-        Ok(Certified { troubles, look_again: self.life / 4 })
+        Ok(Certified { troubles, mains, look_again: self.life / 4 })
     }
 
     async fn keep_secret(
@@ -175,25 +192,25 @@ impl Identities {
         calls: &Calls,
         owner: &MoEDeployment,
         part: Component,
-    ) -> Result<Option<Trouble>, IdentityFailure> {
+    ) -> Result<Kept, IdentityFailure> {
         let authority = self.authority().await?;
         let (name, identity) = (secret_name(&owner.name_any(), part), identity_of(owner, part));
         let live = calls.get::<Secret>(&name).await?;
         let uid = owner.uid().unwrap_or_default();
         if live.as_ref().is_some_and(|live| !is_owned_by(live, &uid)) {
-            return Ok(live.as_ref().map(name_taken));
+            return Ok(live.as_ref().map_or(Kept::Coming, |live| Kept::Refused(name_taken(live))));
         }
         let there = live.as_ref().map(held);
         let authorities = authority.certificate();
         let Some(reason) = due(there.as_ref(), &identity, authorities, self.life, SystemTime::now()) else {
-            return Ok(None);
+            return Ok(Kept::There);
         };
         let pair = authority.sign(&identity, self.life);
         let pair = pair.map_err(|error| IdentityFailure::Authority { error })?;
         let held = Held::new(pair, authorities);
         calls.apply(&secret_of(owner, part, &held)).await?;
         tracing::info!(%identity, %reason, "a certificate was made");
-        Ok(None)
+        Ok(Kept::There)
     }
 }
 

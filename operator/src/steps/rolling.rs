@@ -37,6 +37,7 @@ impl Steps {
             deployment: &name,
             target: &target.revision,
             strategy: scene.owner.spec.strategy(),
+            certified: !scene.observed.uncertified,
             table: &table,
             pods: &self.pods,
             others: scene.observed.others,

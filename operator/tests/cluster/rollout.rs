@@ -22,6 +22,7 @@ const ENOUGH: usize = 400;
 pub struct World {
     pub target: Revision,
     strategy: RolloutStrategy,
+    certified: bool,
     others: Silence,
     pub table: RoutingTable,
     pub pods: Vec<PodView>,
@@ -41,6 +42,7 @@ impl World {
         Self {
             target,
             strategy: RolloutStrategy::Surge,
+            certified: true,
             others: Silence::default(),
             table: RoutingTable::default(),
             pods: Vec::new(),
@@ -62,6 +64,7 @@ impl World {
             deployment: "demo",
             target: &self.target,
             strategy: self.strategy,
+            certified: self.certified,
             table: &self.table,
             pods: &self.pods,
             others: self.others,
@@ -490,6 +493,27 @@ fn recreated_main_functions_never_stand_beside_those_before() {
         world.check_settled();
         assert_eq!(went, moves, "revision {index}");
     }
+}
+
+/// No main function that serves ends for one that would wait for its certificate.
+#[test]
+fn main_functions_stay_while_others_would_find_no_certificate() {
+    let mut world = World::new(revisions()[0].clone());
+    world.strategy = RolloutStrategy::Recreate;
+    world.settle();
+    let moves = |revision: &&Revision| revision.main.identity != revisions()[0].main.identity;
+    world.target = revisions().iter().find(moves).unwrap().clone();
+    world.certified = false;
+    let before = world.serving();
+    for _ in 0..ENOUGH {
+        let steps = world.steps();
+        world.act(&steps, usize::MAX);
+        assert_eq!(world.serving(), before);
+        world.run();
+    }
+    world.certified = true;
+    world.settle();
+    world.check_settled();
 }
 
 /// The numbers that main functions are told next, by the name of their pods.

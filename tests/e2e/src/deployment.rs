@@ -10,8 +10,7 @@ use serde_json::{Value, json};
 use std::net::{IpAddr, SocketAddr};
 
 /// Kinds of what a deployment owns.
-const OWNED: &str =
-    "pods,services,configmaps,secrets,networkpolicies,poddisruptionbudgets,endpointslices,moeplans.remoe.dev,moedemands.remoe.dev";
+const OWNED: &str = "pods,services,configmaps,secrets,networkpolicies,poddisruptionbudgets,endpointslices,moeplans.remoe.dev,moedemands.remoe.dev";
 
 /// A MoEDeployment.
 pub struct Deployment {
@@ -139,7 +138,8 @@ impl Deployment {
 
     /// Where the HTTP interface answers, by the EndpointSlices of their Service: ready main functions.
     pub async fn endpoints(&self, scene: &Scene) -> Vec<SocketAddr> {
-        let of_service = ListParams::default().labels(&format!("kubernetes.io/service-name={}-main", self.name));
+        let of_service =
+            ListParams::default().labels(&format!("kubernetes.io/service-name={}-main", self.name));
         let slices =
             scene.api::<EndpointSlice>().list(&of_service).await.expect("EndpointSlices can be listed");
         let mut found = Vec::new();

@@ -41,8 +41,7 @@ pub async fn demand(scene: &Scene, name: &str) -> Value {
         &GroupVersionKind::gvk("remoe.dev", "v1alpha1", "MoEDemand"),
         "moedemands",
     );
-    let api: Api<DynamicObject> =
-        Api::namespaced_with(scene.cluster.client.clone(), &scene.namespace, &kind);
+    let api: Api<DynamicObject> = Api::namespaced_with(scene.cluster.client.clone(), &scene.namespace, &kind);
     api.get(name).await.expect("the MoEDemand can be read").data
 }
 

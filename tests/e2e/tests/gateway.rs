@@ -36,7 +36,11 @@ async fn fifty_requests_wake_a_deployment_once() {
         let answers = join_all((0..50).map(|_| gateways::ask(gateway, gateway, &name))).await;
         for answer in &answers {
             let (accounted, took) = (answer.accounted().as_secs_f64(), answer.took.as_secs_f64());
-            assert!((accounted - took).abs() <= 0.05 * took, "{accounted} s of {took} s: {}", answer.body["usage"]);
+            assert!(
+                (accounted - took).abs() <= 0.05 * took,
+                "{accounted} s of {took} s: {}",
+                answer.body["usage"]
+            );
             assert_eq!(answer.body["choices"], answers[0].body["choices"]);
             assert_eq!(answer.body["model"], "served");
         }
@@ -47,8 +51,7 @@ async fn fifty_requests_wake_a_deployment_once() {
         demo.gone(scene).await;
         let accounts = [release::ACCOUNT, release::GATEWAY_ACCOUNT];
         let asked = audit::since(cluster, start).into_iter();
-        let denied: Vec<_> =
-            asked.filter(|each| accounts.contains(&each.user()) && each.denied()).collect();
+        let denied: Vec<_> = asked.filter(|each| accounts.contains(&each.user()) && each.denied()).collect();
         assert!(denied.is_empty(), "the chart's roles do not reach: {denied:?}");
     })
     .await;

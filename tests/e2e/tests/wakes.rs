@@ -85,7 +85,11 @@ async fn whoever_is_killed_while_functions_start_nobody_is_lost() {
             };
             let (answers, ()) = tokio::join!(asking, killing);
             assert_eq!(answers.len(), 20, "{victim}");
-            assert_eq!(gateways::demand(scene, "demo").await["spec"]["wakes"], wake + 1, "{victim}: one wake");
+            assert_eq!(
+                gateways::demand(scene, "demo").await["spec"]["wakes"],
+                wake + 1,
+                "{victim}: one wake"
+            );
         }
         gateways::asleep(scene, &demo).await;
         demo.delete().await;
