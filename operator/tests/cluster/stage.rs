@@ -183,7 +183,7 @@ pub async fn deploy(server: &Server) -> MoEDeployment {
 
 /// The same by another name.
 pub async fn deploy_as(server: &Server, name: &str) -> MoEDeployment {
-    let mut owner = deployment(json!({"replicas": 2}));
+    let mut owner = deployment(json!({"scaling": {"min": 2}}));
     owner.metadata = kube::api::ObjectMeta { name: Some(name.to_owned()), ..Default::default() };
     let owner = server.api::<MoEDeployment>().create(&PostParams::default(), &owner).await.unwrap();
     let map = facts().config_map(&owner, &subject(&owner.spec.model, None).unwrap()).unwrap();
