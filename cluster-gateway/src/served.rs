@@ -147,6 +147,7 @@ fn backend(main: &MainFunction) -> Option<Backend> {
         address: main.address.parse().ok()?,
         room: usize::try_from(main.room).unwrap_or(usize::MAX).max(1),
         authorization: None::<HeaderValue>,
+        billing: None,
     })
 }
 
