@@ -16,6 +16,8 @@ const API_VERSION: &str = "remoe.dev/v1alpha1";
 /// Promises where the resource states none, as in a cluster.
 const TTFT: &str = "10s";
 const TPOT: &str = "150ms";
+/// What a resource that may sleep waits for requests where it does not say.
+const IDLE_WINDOW: &str = "10m";
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -41,6 +43,8 @@ struct Spec {
     served_name: Option<String>,
     mode: Option<Value>,
     accepted_plan: Option<Value>,
+    #[serde(default)]
+    scaling: ScalingSpec,
     replicas: Option<Value>,
     #[serde(default)]
     slo: SloSpec,
@@ -63,6 +67,14 @@ struct ModelSpec {
     credentials_secret_name: Option<Value>,
     cache_claim_name: Option<Value>,
     dtype: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct ScalingSpec {
+    min: Option<u32>,
+    max: Option<Value>,
+    idle_window: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -171,6 +183,10 @@ pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliE
     };
     say("ttft", seconds("spec.slo.ttft", &slo.ttft, TTFT)?);
     say("tpot", seconds("spec.slo.tpot", &slo.tpot, TPOT)?);
+    let scaling = &resource.spec.scaling;
+    if scaling.min == Some(0) {
+        say("idle", seconds("spec.scaling.idleWindow", &scaling.idle_window, IDLE_WINDOW)?);
+    }
     // A file of its own for either says the same fields.
     let file = path.to_str().map(str::to_owned);
     say("workload", file.clone().filter(|_| resource.spec.workload.is_some()));
@@ -193,6 +209,7 @@ pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliE
         ("spec.model.cacheClaimName (--model-cache says it here)", &model.cache_claim_name),
         ("spec.mode", &spec.mode),
         ("spec.acceptedPlan", &spec.accepted_plan),
+        ("spec.scaling.max", &scaling.max),
         ("spec.replicas", &spec.replicas),
         ("spec.main.gpu", &main.gpu),
         ("spec.main.template", &main.template),
@@ -295,6 +312,8 @@ mod tests {
                 "spec.replicas",
             ]
         );
+        let sleeps = RESOURCE.replace("replicas: 2", "scaling: {min: 0, idleWindow: 1m}");
+        assert!(expanded(&sleeps, &[]).unwrap().contains(&"--idle=60s".to_owned()));
     }
 
     #[test]
