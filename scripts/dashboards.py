@@ -14,10 +14,10 @@ SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 MODEL = 'model=~"$model"'
 NANO = "1e9"
 
-HEIGHTS = {"stat": 4, "gauge": 6, "timeseries": 8, "piechart": 8, "bargauge": 8, "table": 6, "heatmap": 8}
+HEIGHTS = {"stat": 4, "gauge": 6, "timeseries": 8, "piechart": 8, "bargauge": 8, "table": 3, "heatmap": 8}
 
 
-def panel(title, kind, unit, targets, width=12, description="", decimals=None, thresholds=None):
+def panel(title, kind, unit, targets, width=12, description="", decimals=None, thresholds=None, stacked=False):
     """A panel of `targets`, as (query, legend)."""
     options = {
         "stat": {"colorMode": "value", "graphMode": "area", "reduceOptions": {"calcs": ["lastNotNull"]}},
@@ -35,8 +35,9 @@ def panel(title, kind, unit, targets, width=12, description="", decimals=None, t
     instant = kind in ("stat", "piechart", "bargauge", "table", "gauge")
     if kind == "stat":
         instant = False
-    steps = [{"color": "green", "value": None}]
-    steps += [{"color": color, "value": value} for color, value in (thresholds or [])]
+    steps = [{"color": color, "value": value} for color, value in (thresholds or [])]
+    if not steps or steps[0]["value"] is not None:
+        steps.insert(0, {"color": "green", "value": None})
     defaults = {"unit": unit, "thresholds": {"mode": "absolute", "steps": steps}}
     if decimals is not None:
         defaults["decimals"] = decimals
@@ -44,6 +45,8 @@ def panel(title, kind, unit, targets, width=12, description="", decimals=None, t
         defaults["custom"] = {"fillOpacity": 10, "showPoints": "never"}
         if unit == "currencyUSD":
             defaults["min"] = 0
+        if stacked:
+            defaults["custom"] |= {"stacking": {"mode": "normal"}, "fillOpacity": 40}
     if kind == "gauge":
         defaults |= {"min": 0, "max": 1}
     return {
@@ -159,13 +162,14 @@ COST = dashboard(
             "Of prompts and answers, without idle time.",
         ),
         panel(
-            "Saved against all experts on the CPU beside (MIX)",
+            "Saved against MIX",
             "stat",
             "percentunit",
-            [(f'1 - {increase("remoe_cost_compared_nanodollars_total", "", MODEL + ", rival=~" + chr(34) + "mix|cpu" + chr(34))} / {increase("remoe_cost_rival_nanodollars_total", "", MODEL + ", rival=~" + chr(34) + "mix|cpu" + chr(34))}', "saved")],
+            [(f'1 - {increase("remoe_cost_compared_nanodollars_total", "", MODEL + ", rival=" + chr(34) + "mix" + chr(34))} / {increase("remoe_cost_rival_nanodollars_total", "", MODEL + ", rival=" + chr(34) + "mix" + chr(34))}', "saved")],
             5,
-            "Of the price of the same requests without remote experts, on the same basis. Below 0 they cost more here.",
+            "Of the price of the same requests with all experts on the CPU beside the main function, on the same basis. Below 0 they cost more here.",
             1,
+            [("red", None), ("green", 0)],
         ),
         panel(
             "Idle",
@@ -183,7 +187,8 @@ COST = dashboard(
             "currencyUSD",
             [(f"sum by (model, tier) (remoe_cost_rate_nanodollars_per_hour{{{MODEL}}}) / {NANO}", "{{model}} {{tier}}")],
             12,
-            "By the price of what is alive, busy or not.",
+            "By the price of what is alive, busy or not, one on the other.",
+            stacked=True,
         ),
         panel(
             "Where the money went",
@@ -198,14 +203,15 @@ COST = dashboard(
             "timeseries",
             "currencyUSD",
             [(f"{rate('remoe_cost_nanodollars_total', 'tier, phase')} * 3600 / {NANO}", "{{tier}} {{phase}}")],
+            stacked=True,
         ),
         panel(
             "The same requests elsewhere",
             "timeseries",
             "currencyUSD",
             [
-                (f"{rate('remoe_cost_rival_nanodollars_total', 'rival')} * 3600 / {NANO}", "{{rival}}"),
                 (f"{rate('remoe_cost_nanodollars_total')} * 3600 / {NANO}", "here"),
+                (f"{rate('remoe_cost_rival_nanodollars_total', 'rival')} * 3600 / {NANO}", "{{rival}}"),
             ],
             12,
             "Dollars an hour, as the plan's baselines would have served them.",
@@ -238,7 +244,7 @@ COST = dashboard(
             [("red", 0.01)],
         ),
         panel(
-            "A wake, in the middle",
+            "A wake, in the mean",
             "stat",
             "s",
             [("sum(remoe_gateway_wake_seconds_sum) / sum(remoe_gateway_wake_seconds_count)", "a wake")],

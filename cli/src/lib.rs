@@ -91,7 +91,7 @@ fn run(cli: &Cli) -> Result<ExitCode, CliError> {
     let json = cli.json;
     match &cli.command {
         Command::Plan(args) => return commands::plan::run(args, json, cli.verbose),
-        Command::Cost(args) => commands::cost::run(args, json)?,
+        Command::Cost(args) => return commands::cost::run(args, json),
         Command::Dashboards(args) => commands::dashboards::run(args, json)?,
         Command::Inspect(args) => commands::inspect::run(args, json)?,
         Command::Predictor(args) => commands::predictor::run(args, json)?,

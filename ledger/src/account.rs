@@ -187,7 +187,7 @@ impl Account {
             tier.prefill += prefill;
             tier.decode += decode;
             if let Some((_, life)) = self.lives.get_mut(function) {
-                life.answered(request.at, share, request.served);
+                life.answered(&request.function, request.at, share, request.served);
             }
         }
         Ok(())

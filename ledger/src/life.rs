@@ -2,6 +2,7 @@
 
 use crate::money::Rate;
 use crate::record::{Basis, Share};
+use std::collections::BTreeMap;
 
 /// What is known of a function. Times are nanoseconds since 1970.
 #[derive(Debug, Clone, Default)]
@@ -15,23 +16,17 @@ pub(crate) struct Life {
     pub(crate) stopped: Option<u64>,
     /// Nano-dollars that requests were told.
     told: u64,
-    latest: Option<Latest>,
+    /// How long it worked, by the main function that says so: each counts from its own start.
+    busy: BTreeMap<String, u64>,
+    /// How long a main function says that it had served.
+    served: u64,
+    /// When an answer last left.
+    answered: Option<u64>,
     /// When a main function began to serve, by its own account: answers leave some time after the engine ended them, the
     /// quickest of them says it best.
     began: Option<u64>,
     /// When a request last ended without an answer.
     pub(crate) lost: Option<u64>,
-}
-
-/// What the latest answer said of a function.
-#[derive(Debug, Clone, Copy)]
-struct Latest {
-    /// When it left.
-    at: u64,
-    /// How long the function had worked.
-    busy: u64,
-    /// How long the main function had served.
-    served: u64,
 }
 
 /// Where the money for a function's time went, in nano-dollars.
@@ -51,14 +46,17 @@ impl Life {
         Self { rate, is_main, basis, started: at, ..Self::default() }
     }
 
-    /// Takes note of an answer that left at `at`, when the main function had served for `served`.
-    pub(crate) fn answered(&mut self, at: u64, share: &Share, served: u64) {
+    /// Takes note of an answer of `main` that left at `at`, when that had served for `served`.
+    pub(crate) fn answered(&mut self, main: &str, at: u64, share: &Share, served: u64) {
         self.told += share.cost.sum();
         let began = at.saturating_sub(served);
         self.began = Some(self.began.map_or(began, |known| known.min(began)));
         // Answers leave in another order than the engine ended them in.
-        if self.latest.is_none_or(|latest| latest.busy <= share.busy) {
-            self.latest = Some(Latest { at, busy: share.busy, served });
+        self.served = self.served.max(served);
+        self.answered = self.answered.max(Some(at));
+        match self.busy.get_mut(main) {
+            Some(busy) => *busy = share.busy.max(*busy),
+            None => drop(self.busy.insert(main.to_owned(), share.busy)),
         }
     }
 
@@ -67,9 +65,9 @@ impl Life {
     /// What was paid follows from the launcher's clock, what it was for from the engine's: where the two contradict each
     /// other, the difference is the residual.
     pub(crate) fn spent(&self, now: u64) -> Spent {
+        let busy = self.busy.values().sum();
         if self.basis == Basis::Work {
             // Nothing is paid for beside work: what it has done that nobody was told of was for nothing.
-            let busy = self.latest.map_or(0, |latest| latest.busy);
             let paid = self.rate.cost(busy).max(self.told);
             return Spent { paid, failed: paid - self.told, ..Spent::default() };
         }
@@ -78,17 +76,10 @@ impl Life {
         let serving = self.began.filter(|_| self.is_main).map_or(serving, |began| began.min(serving));
         let serving = serving.clamp(self.started, end);
         let replaced = self.replaced.unwrap_or(end).clamp(serving, end);
-        let (at, busy, idle) = match self.latest {
-            None => (serving, 0, 0),
-            Some(Latest { busy, served, .. }) if self.is_main => {
-                (serving + served, busy, served.saturating_sub(busy))
-            }
-            // It is the main function that measures its work; nobody measures its rest.
-            Some(Latest { at, busy, .. }) => {
-                let at = at.clamp(serving, replaced);
-                (at, busy, (at - serving).saturating_sub(busy))
-            }
-        };
+        // It is main functions that measure the work of a remote one; nobody measures its rest.
+        let until = self.answered.unwrap_or(serving).clamp(serving, replaced);
+        let served = if self.is_main { self.served } else { until - serving };
+        let (at, idle) = (serving + served, served.saturating_sub(busy));
         // Of what was done since then nothing is known but whether a request was lost.
         let tail = replaced.saturating_sub(at);
         let lost = self.lost.filter(|_| self.is_main).map_or(0, |lost| lost.saturating_sub(at).min(tail));

@@ -152,6 +152,51 @@ proptest! {
     }
 }
 
+/// A remote function outlives its main function; the next one counts its work from nothing.
+#[test]
+fn a_remote_function_works_for_several_mains() {
+    let second = 1_000_000_000;
+    let begin = 1_700_000_000 * second;
+    let function = |at: u64, name: &str, event| {
+        let (model, function) = ("m".to_owned(), name.to_owned());
+        Record::Function(FunctionRecord { at: begin + at * second, model, function, event })
+    };
+    let start = |at, name, tier: &str| {
+        let rate = Rate(3600 * second);
+        function(at, name, FunctionEvent::Started { tier: tier.to_owned(), rate, basis: Basis::Alive })
+    };
+    let answer = |at: u64, main: &str, served: u64, work: u64| {
+        let share = |tier: &str| Share {
+            tier: tier.to_owned(),
+            work: Phases { prefill: work * second, decode: 0 },
+            cost: Phases { prefill: work * second, decode: 0 },
+            busy: work * second,
+        };
+        let Record::Request(request) = request(0, 0) else { unreachable!() };
+        let shares = [(main.to_owned(), share("main")), ("far".to_owned(), share("group-0"))].into();
+        let (function, served) = (main.to_owned(), served * second);
+        Record::Request(RequestRecord { at: begin + at * second, function, served, shares, ..request })
+    };
+    let log = [
+        start(0, "one", "main"),
+        start(0, "far", "group-0"),
+        function(1, "one", FunctionEvent::Serving),
+        function(1, "far", FunctionEvent::Serving),
+        answer(11, "one", 10, 7),
+        function(12, "one", FunctionEvent::Stopped),
+        start(12, "two", "main"),
+        function(13, "two", FunctionEvent::Serving),
+        answer(23, "two", 10, 6),
+        function(30, "two", FunctionEvent::Stopped),
+        function(30, "far", FunctionEvent::Stopped),
+    ];
+    let account = Account::of(log.into_iter().map(Ok)).unwrap();
+    let seconds = |amount: u64| amount / second;
+    assert_eq!((seconds(account.paid), account.residual), (12 + 18 + 30, 0));
+    assert_eq!((seconds(account.answered.cost), account.failed), (26, 0));
+    assert_eq!((seconds(account.cold_start), seconds(account.idle)), (3, 60 - 26 - 3));
+}
+
 #[test]
 fn files_follow_each_other_and_the_oldest_goes() {
     let folder = tempfile::tempdir().unwrap();

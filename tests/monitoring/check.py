@@ -68,10 +68,13 @@ def program(arguments, **options):
             process.wait()
 
 
-def load(endpoint, key, stop, failures):
-    """Asks again and again, until `stop`."""
+def load(endpoint, key, stop, pause, failures):
+    """Asks again and again, until `stop`, but not while there is a `pause`."""
     number = 0
     while not stop.is_set():
+        if pause.is_set():
+            stop.wait(0.1)
+            continue
         number += 1
         body = {"prompt": [1, 2, 3, 4] * (1 + number % 5), "max_tokens": 8 + number % 17, "ignore_eos": True}
         body["stream"] = number % 2 == 0
@@ -128,10 +131,10 @@ def run(arguments, work):
     (work / "key").write_text("sk-chat")
     up = [
         *[PROGRAMS / "remoe", "up", "--json", "--port", "0", "--ledger", work / "ledger", "--keys", work / "keys.yaml"],
-        *["--threads", "1", *arguments.up, arguments.model],
+        *["--threads", "1", "--idle", "2s", *arguments.up, arguments.model],
     ]
     environment = os.environ | {"REMOE_BIN_DIR": str(PROGRAMS)}
-    failures, stop = [], threading.Event()
+    failures, stop, pause = [], threading.Event(), threading.Event()
     with program(up, stdout=subprocess.PIPE, env=environment) as deployment:
         ready = json.loads(deployment.stdout.readline())
         endpoint = ready["endpoint"]
@@ -147,12 +150,15 @@ def run(arguments, work):
             *[f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"],
         ]
         clients = [
-            threading.Thread(target=load, args=(endpoint, key, stop, failures)) for key in ("sk-search", "sk-chat", "sk-batch")
+            threading.Thread(target=load, args=(endpoint, key, stop, pause, failures)) for key in ("sk-search", "sk-chat", "sk-batch")
         ]
         with program(server):
             [client.start() for client in clients]
             try:
-                time.sleep(arguments.seconds)
+                # Under load, asleep, and under load again.
+                for share, paused in ((0.5, False), (0.25, True), (0.25, False)):
+                    (pause.set if paused else pause.clear)()
+                    time.sleep(arguments.seconds * share)
                 api = f"http://127.0.0.1:{port}/api/v1"
                 missing = evaluate(api, monitoring)
                 if arguments.pictures:

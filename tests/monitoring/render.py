@@ -64,9 +64,18 @@ def ranges(api, panel, prepare, seconds):
                 yield legend(target["legendFormat"], series["metric"]), points
 
 
-def lines(series, unit, width, height, minimum=None):
+def stacked(series):
+    """Each curve on those before it."""
+    below = {}
+    for name, points in series:
+        for at, value in points:
+            below[at] = below.get(at, 0) + value
+        yield name, [(at, below[at]) for at, _ in points]
+
+
+def lines(series, unit, width, height, minimum=None, stack=False):
     """Curves over time with their scale."""
-    series = list(series)
+    series = list(stacked(series) if stack else series)
     if not series:
         return '<text x="10" y="40">no data</text>'
     times = [at for _, points in series for at, _ in points]
@@ -89,6 +98,11 @@ def lines(series, unit, width, height, minimum=None):
     for number, (name, points) in enumerate(series[:10]):
         color = COLORS[number % len(COLORS)]
         path = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in points)
+        if stack:
+            beneath = [(at, value) for at, value in (series[number - 1][1] if number else [])]
+            floor = beneath or [(points[0][0], low), (points[-1][0], low)]
+            area = path + " " + " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in reversed(floor))
+            drawn.append(f'<polygon points="{area}" fill="{color}" fill-opacity="0.35"/>')
         drawn.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.6"/>')
         if place < width - 80:
             drawn.append(f'<rect x="{place}" y="{height - 16}" width="10" height="4" fill="{color}"/>')
@@ -164,12 +178,13 @@ def figure(api, panel, prepare, seconds, width, height):
     if kind == "stat":
         values = list(instants(api, panel, prepare))
         value = values[0][2] if values else None
-        steps = [step for step in defaults["thresholds"]["steps"] if step["value"] is not None]
-        color = next((step["color"] for step in reversed(steps) if value is not None and value >= step["value"]), "#73bf69")
+        steps = defaults["thresholds"]["steps"]
+        reached = [step["color"] for step in steps if step["value"] is None or (value is not None and value >= step["value"])]
+        color = {"green": "#73bf69", "orange": "#ff9830", "red": "#f2495c"}[reached[-1]]
         text = shown(value, unit, defaults.get("decimals"))
         return f'<text x="{width / 2}" y="{height / 2 + 12}" text-anchor="middle" font-size="34" fill="{color}">{text}</text>'
     if kind == "timeseries":
-        return lines(ranges(api, panel, prepare, seconds), unit, width, height, defaults.get("min"))
+        return lines(ranges(api, panel, prepare, seconds), unit, width, height, defaults.get("min"), "stacking" in defaults["custom"])
     if kind == "piechart":
         return donut(instants(api, panel, prepare), unit, width, height)
     if kind == "bargauge":

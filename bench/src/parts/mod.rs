@@ -1,5 +1,6 @@
 //! What can be measured; each part answers one question.
 
+mod accounting;
 mod kernels;
 mod model;
 mod raw_tcp;
@@ -26,6 +27,8 @@ pub(crate) enum PartName {
     Start,
     /// Tokens per second of the whole model
     Model,
+    /// What knowing the cost of every request costs
+    Accounting,
 }
 
 impl PartName {
@@ -41,6 +44,7 @@ impl PartName {
             Self::Wire => wire::measure(context, share).map(|part| vec![part]),
             Self::Start => start::measure(context, share).map(|part| vec![part]),
             Self::Model => model::measure(context, share).map(|part| vec![part]),
+            Self::Accounting => accounting::measure(context, share).map(|part| vec![part]),
         };
         let mut parts = measured.unwrap_or_else(|error| vec![Part::failed(self.name(), error)]);
         let load = watch.stop();

@@ -1,13 +1,14 @@
 //! `remoe cost`: a ledger added up.
 
 use crate::args::{CostArgs, ExportForm};
-use crate::exit::CliError;
+use crate::exit::{CliError, Code};
 use crate::output::{json, table};
 use remoe_ledger::{Account, Amounts, Tier, export_csv, export_json, records};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
+use std::process::ExitCode;
 
 /// What a reconciliation may leave over of what was paid.
 const RESIDUAL: f64 = 0.01;
@@ -58,15 +59,16 @@ struct RivalReport {
     here: u64,
 }
 
-/// Prints what the ledger says.
-pub(crate) fn run(args: &CostArgs, as_json: bool) -> Result<(), CliError> {
+/// Prints what the ledger says. A reconciliation that leaves too much over is said there, and a failure.
+pub(crate) fn run(args: &CostArgs, as_json: bool) -> Result<ExitCode, CliError> {
     let wrong = |error: &dyn std::fmt::Display| CliError {
         path: Some(args.ledger().to_owned()),
         ..CliError::arguments("--ledger", error.to_string())
     };
     let mut entries = records(args.ledger()).map_err(|error| wrong(&error))?;
     if let Some(form) = args.export {
-        return export(args.ledger(), form).map_err(|error| wrong(&error));
+        export(args.ledger(), form).map_err(|error| wrong(&error))?;
+        return Ok(ExitCode::SUCCESS);
     }
     let account = Account::of(entries.by_ref()).map_err(|error| wrong(&error))?;
     let damaged = entries.damaged();
@@ -76,13 +78,7 @@ pub(crate) fn run(args: &CostArgs, as_json: bool) -> Result<(), CliError> {
     } else {
         anstream::println!("{}", text(&account, damaged, args.reconcile));
     }
-    match reconciled {
-        Some(false) => Err(CliError::runtime(format!(
-            "{:.2} % of what was paid is not accounted for",
-            account.residual_share() * 100.0
-        ))),
-        _ => Ok(()),
-    }
+    Ok(if reconciled == Some(false) { ExitCode::from(Code::Runtime as u8) } else { ExitCode::SUCCESS })
 }
 
 fn export(ledger: &Path, form: ExportForm) -> Result<(), Box<dyn std::error::Error>> {
