@@ -88,6 +88,10 @@ chart-crds: ## Copy crds/ into the chart
 images: build ## Write target/images/remoe-*.tar, container images of what was built here
 	python3 images/build.py operator gateway main remote-expert
 
+.PHONY: monitoring
+monitoring: build ## Have a real Prometheus (Debian's package) evaluate every expression of every dashboard and rule under load
+	tests/monitoring/check.py
+
 # A real cluster on this host: root, and Go 1.24 or later the first time (docs/cluster.md).
 .PHONY: cluster-up
 cluster-up: ## Start a Kubernetes cluster on this host for tests

@@ -201,7 +201,7 @@ impl Relay {
 
     fn begin(&mut self, mut obtained: Obtained) -> response::Parts {
         self.account.read(&mut obtained.head.headers);
-        if !self.is_stream || !is_stream(&obtained.head) {
+        if !is_stream(&obtained.head) {
             // Only a stream tells what it cost at its end; what generated nothing cost nothing.
             self.account.bill.void();
         }
