@@ -42,11 +42,12 @@ fn placement(problem: &Problem, plan: &Plan) -> String {
     let placed = match plan.groups.len() {
         0 => "each layer has functions of its own".to_owned(),
         1 => "all of them hold the same experts".to_owned(),
-        groups => format!("in {groups} groups that work on every layer at the same time"),
+        groups => format!("they are {groups} groups, which work on every layer at the same time"),
     };
+    let placed = if plan.replicas() > 1 { format!("; {placed}") } else { String::new() };
     format!(
         "The main function holds {} of {whole} experts in {memory} of memory: those that are used most. The other \
-         {away} are in {}; {placed}.",
+         {away} are in {}{placed}.",
         whole - away,
         functions(plan.replicas()),
     )

@@ -177,7 +177,7 @@ impl Verdict {
             let then = if pays { "They would not with" } else { "They would with" };
             sentence = format!("{sentence} {then} {}.", would.join(", or with "));
         } else if asked && found.is_some() {
-            sentence.push_str(" No other size, TPOT limit, rate or GPU price by itself turns that, of those tried up to a factor of 64.");
+            sentence.push_str(" No other size, limit per token, rate or GPU price by itself turns that, of those tried up to a factor of 64.");
         }
         Self { pays, sentence, best: found.map(|(way, _)| way), rivals, turns }
     }
