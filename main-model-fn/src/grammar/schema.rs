@@ -14,6 +14,8 @@ const DEPTH: usize = 48;
 const SCHEMAS: usize = 2000;
 const VALUES: usize = 5000;
 const OPTIONS_OF_ALL: usize = 150;
+/// Most properties of an object that may be left out: any of them may come next, and the library follows all.
+const OPTIONAL: usize = 300;
 /// Most patterns of names: the library looks whether any two of them meet.
 const NAME_PATTERNS: usize = 24;
 /// Longest pattern, and longest text of `const` and `enum`.
@@ -166,8 +168,14 @@ impl Walk {
                 self.keyword(name, value, path)?;
             }
         }
+        let required = object.get("required").and_then(Value::as_array).map_or(0, Vec::len);
+        let properties = object.get("properties").and_then(Value::as_object).map_or(0, Map::len);
+        if properties > required + OPTIONAL {
+            let message = format!("more than {OPTIONAL} `properties` that are not `required`");
+            return Err(at(path, &message));
+        }
         // The library counts names that come twice; a reader of JSON does not.
-        let required = object.get("required").and_then(Value::as_array).map_or(0, Vec::len) as u64;
+        let required = required as u64;
         match object.get("minProperties").and_then(Value::as_u64) {
             Some(least) if least > required + 1 => Err(at(
                 path,

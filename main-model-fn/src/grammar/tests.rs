@@ -218,6 +218,7 @@ async fn hostile_grammars_are_refused_or_bounded() {
     for (name, source) in [
         ("deep", schema(nested(60))),
         ("schemas", schema(json!({ "properties": texts(3000) }))),
+        ("optional", schema(json!({ "properties": texts(301) }))),
         ("enum", schema(json!({"enum": (0..100_000).collect::<Vec<_>>()}))),
         ("literal", schema(json!({"const": "x".repeat(10_000)}))),
         ("options", schema(json!({ "anyOf": options }))),
