@@ -257,7 +257,7 @@ impl File<'_> {
         let prompts = offsets.windows(2).map(prompt).collect::<Result<Vec<Box<[u32]>>, _>>()?;
         let vectors = self.rows("history.vectors", embedding.hidden())?;
         let shares = self.rows("history.shares", layers * experts)?;
-        let decode = self.tensors.names().iter().any(|name| *name == "history.decode");
+        let decode = self.tensors.names().contains(&"history.decode");
         let decode = decode.then(|| self.rows("history.decode", layers * experts)).transpose()?;
         History::from_parts(layers, experts, vectors, shares, decode, prompts)
     }

@@ -27,7 +27,7 @@ async fn clients_get_what_they_ask_for() {
     let endpoint = &up.ready.endpoint;
     let schemas = std::env::var("REMOE_RANDOM_SCHEMAS").unwrap_or_else(|_| SCHEMAS.to_owned());
     let script = "tests/python/structured_client.py";
-    run("structured_client.py", &workspace(), "python3", &[script, endpoint, "model", &schemas]).await;
+    run("structured_client.py", workspace(), "python3", &[script, endpoint, "model", &schemas]).await;
 
     if Command::new("npm").arg("--version").output().is_err() {
         println!("SKIPPED: the JavaScript client, there is no npm here");
