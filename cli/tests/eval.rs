@@ -186,7 +186,7 @@ fn predictions_are_worth_what_plans_by_them_save() {
         for worth in of {
             let rows = worth["rows"].as_array().unwrap();
             let names: Vec<&str> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
-            assert_eq!(names, ["oracle", "blend", "tokens", "sps", "the topic's mean", "dop", "uniform"]);
+            assert_eq!(names, ["oracle", "blend", "tokens", "sps", "the workload's mean", "dop", "uniform"]);
             let remote = |name| {
                 let row = rows.iter().find(|row| row["name"] == name).unwrap();
                 (row["remote"].as_f64().unwrap(), row["remote_pairs"].as_f64().unwrap())

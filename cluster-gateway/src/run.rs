@@ -29,6 +29,12 @@ pub(crate) enum RunError {
     /// The file with keys.
     #[error("--keys: {0}")]
     Keys(#[from] KeysError),
+    /// A limit that would not hold.
+    #[error(
+        "--keys: dollarsPerDay of the tenant {0}: the gateways of a cluster keep no books yet; take it away, or limit \
+         tokensPerMinute"
+    )]
+    Budget(String),
     /// A metric is registered twice.
     #[error(transparent)]
     Metrics(#[from] prometheus::Error),
@@ -48,8 +54,12 @@ pub(crate) async fn run(settings: Settings, shutdown: CancellationToken) -> Resu
     config.default_retry = false;
     let client = Client::try_from(config)?;
     let metrics = GatewayMetrics::new()?;
+    let keys = settings.keys.as_deref().map_or_else(|| Ok(Keys::none()), Keys::read)?;
+    if let Some(tenant) = keys.with_budget() {
+        return Err(RunError::Budget(tenant.to_owned()));
+    }
     let options = GatewayOptions {
-        keys: settings.keys.as_deref().map_or_else(|| Ok(Keys::none()), Keys::read)?,
+        keys,
         cors_origins: settings.cors_origins.clone().into(),
         body_limit: settings.body_limit,
         ..GatewayOptions::default()

@@ -3,7 +3,7 @@
 
 use crate::error::ExperimentError;
 use crate::scenario::{Rows, Scenario};
-use remoe_planner::Remote;
+use remoe_planner::{PlanError, Remote};
 use serde::Serialize;
 
 /// One way to tell which experts requests will use.
@@ -54,7 +54,11 @@ impl Scenario {
             remote: None,
             remote_pairs: None,
         };
-        let Ok(remote) = self.paid(foresight, Remote::Always) else { return Ok(worth) };
+        let remote = match self.paid(foresight, Remote::Always) {
+            Ok(remote) => remote,
+            Err(ExperimentError::Plan { error: PlanError::Infeasible(_), .. }) => return Ok(worth),
+            Err(error) => return Err(error),
+        };
         worth.remote = Some(remote.iter().map(|paid| paid.dollars).sum::<f64>() * 1000.0 / count);
         worth.remote_pairs = Some(remote.iter().map(|paid| paid.remote_pairs).sum::<f64>() / count);
         Ok(worth)

@@ -101,6 +101,7 @@ pub(crate) async fn handle(
     // A time that no clock can show is no limit.
     let until = timeout(&asked_headers, stream)?.and_then(|time| arrived.checked_add(time));
     let model = gateway.model(asked.model.as_deref(), &caller)?;
+    let budget = within_budget(&gateway, caller.tenant.as_deref())?;
     let permit = match &caller.tenant {
         None => None,
         Some(tenant) => Some(
@@ -109,7 +110,6 @@ pub(crate) async fn handle(
                 .map_err(|limited| ApiError::from(limited.error).retry_after(limited.retry_after))?,
         ),
     };
-    let budget = within_budget(&gateway, caller.tenant.as_deref())?;
     let bill = Arc::new(Bill::new(
         gateway.clone(),
         headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default(),
@@ -246,7 +246,7 @@ async fn obtain(call: Call, mut waiter: Waiter) -> Result<Obtained, ApiError> {
             Ok(obtained) => return Ok(obtained),
             Err(Broken { problem, sent_away }) => {
                 tracing::warn!(model = call.model.name(), attempt, problem, "a function broke off");
-                call.bill.lost();
+                call.bill.lost(0);
                 if attempt == ATTEMPTS {
                     let lost = || {
                         let message =

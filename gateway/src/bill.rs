@@ -1,10 +1,10 @@
 //! The bill of one request: who pays, and which functions work for it.
 
-use crate::books::{Answered, Billing};
+use crate::books::{Answered, Billing, Books};
 use crate::gateway::Gateway;
 use crate::model::Backend;
 use remoe_ledger::Told;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A request that functions may work for.
@@ -16,7 +16,8 @@ pub(crate) struct Bill {
     pub(crate) tenant: Arc<str>,
     /// The client wants to see what it cost.
     pub(crate) is_shown: bool,
-    sent: AtomicBool,
+    /// When a backend got it first, in nanoseconds since 1970; 0 before.
+    sent: AtomicU64,
     /// The functions that work for it, until they have told what that cost.
     open: Mutex<Option<Arc<Billing>>>,
 }
@@ -30,18 +31,18 @@ impl Bill {
         is_shown: bool,
     ) -> Self {
         let (id, model) = (id.into(), model.into());
-        Self { gateway, id, model, tenant, is_shown, sent: AtomicBool::new(false), open: Mutex::new(None) }
+        Self { gateway, id, model, tenant, is_shown, sent: AtomicU64::new(0), open: Mutex::new(None) }
     }
 
-    /// `backend` gets the request.
+    /// `backend` gets the request, or gets it again.
     pub(crate) fn sent_to(&self, backend: &Backend) {
-        self.sent.store(true, Ordering::Relaxed);
+        self.sent.store(Books::now(), Ordering::Relaxed);
         self.replace(backend.billing.clone());
     }
 
     /// Whether any backend had it.
     pub(crate) fn was_sent(&self) -> bool {
-        self.sent.load(Ordering::Relaxed)
+        self.sent.load(Ordering::Relaxed) > 0
     }
 
     /// Whether functions work for it and have not told what that cost.
@@ -61,10 +62,10 @@ impl Bill {
         self.replace(None);
     }
 
-    /// What the functions did for it was for nothing.
-    pub(crate) fn lost(&self) {
+    /// What the functions did for it was for nothing; its client leaves after `tokens`, about.
+    pub(crate) fn lost(&self, tokens: u64) {
         if let (Some(billing), Some(books)) = (self.replace(None), self.gateway.books()) {
-            books.lost(&self.model, &self.tenant, &billing);
+            books.lost(&self.model, &self.tenant, self.sent.load(Ordering::Relaxed), tokens, &billing);
         }
     }
 
@@ -75,6 +76,6 @@ impl Bill {
 
 impl Drop for Bill {
     fn drop(&mut self) {
-        self.lost();
+        self.lost(0);
     }
 }

@@ -64,10 +64,13 @@ impl Books {
         let mut spent: BTreeMap<String, u64> = BTreeMap::new();
         if let Some(ledger) = &ledger {
             for record in records_since(ledger.folder(), day * DAY).map_err(AccountError::from)? {
-                if let Record::Request(request) = record.map_err(AccountError::from)?
-                    && request.at / DAY == day
-                {
-                    *spent.entry(request.tenant.clone()).or_default() += request.total();
+                let (at, tenant, amount) = match record.map_err(AccountError::from)? {
+                    Record::Request(request) => (request.at, request.tenant.clone(), request.total()),
+                    Record::Lost { at, tenant, estimate, .. } => (at, tenant, estimate),
+                    _ => continue,
+                };
+                if at / DAY == day {
+                    *spent.entry(tenant).or_default() += amount;
                 }
             }
         }
@@ -137,9 +140,18 @@ impl Books {
         total
     }
 
-    pub(crate) fn lost(&self, model: &str, tenant: &str, billing: &Billing) {
+    /// A request that a function had `since` then ends without an answer, after `tokens` as far as is known. Its
+    /// tenant's budget is charged for those what tokens of answers have cost on average, so that nobody serves
+    /// himself free of charge by leaving before the end.
+    pub(crate) fn lost(&self, model: &str, tenant: &str, since: u64, tokens: u64, billing: &Billing) {
+        let at = now();
         let (model, tenant) = (model.to_owned(), tenant.to_owned());
-        self.write(Record::Lost { at: now(), model, tenant, function: billing.main() });
+        let answered = self.state().account.answered;
+        let known = u128::from(answered.prompt_tokens + answered.completion_tokens).max(1);
+        let estimate = u128::from(answered.cost) * u128::from(tokens) / known;
+        let estimate = u64::try_from(estimate).unwrap_or(u64::MAX);
+        self.spend(&tenant, at, estimate);
+        self.write(Record::Lost { at, since, estimate, model, tenant, function: billing.main() });
     }
 
     /// Nano-dollars that `tenant` has spent today, and how long today lasts.
@@ -151,10 +163,17 @@ impl Books {
         (state.spent.get(tenant).copied().unwrap_or(0), left)
     }
 
-    /// Brings metrics up to date that follow from the clock.
-    pub(crate) fn refresh(&self) {
-        let account = self.state().account.clone();
-        self.metrics.account(&account.until(now()));
+    /// Brings metrics up to date that follow from the clock; `budgets` of tenants, by name.
+    pub(crate) fn refresh<'a>(&self, budgets: impl Iterator<Item = (&'a str, u64)>) {
+        let now = now();
+        let mut state = self.state();
+        state.begin_day(now);
+        for (tenant, budget) in budgets {
+            self.metrics.budget(tenant, budget, state.spent.get(tenant).copied().unwrap_or(0));
+        }
+        let account = state.account.clone();
+        drop(state);
+        self.metrics.account(&account.until(now));
     }
 
     pub(crate) fn metrics(&self) -> &CostMetrics {
@@ -165,7 +184,7 @@ impl Books {
         let mut state = self.state();
         state.begin_day(at);
         match state.spent.get_mut(tenant) {
-            Some(spent) => *spent += amount,
+            Some(spent) => *spent = spent.saturating_add(amount),
             None => drop(state.spent.insert(tenant.to_owned(), amount)),
         }
     }

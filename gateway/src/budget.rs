@@ -21,7 +21,6 @@ pub(crate) fn within_budget(
     let Some((tenant, books)) = tenant.zip(gateway.books()) else { return Ok(None) };
     let Some(budget) = tenant.budget() else { return Ok(None) };
     let (spent, left) = books.spent_today(tenant.name());
-    books.metrics().budget(tenant.name(), budget, spent);
     let dollars = |amount: u64| amount as f64 / 1e9;
     if spent >= budget {
         books.metrics().refused(tenant.name());

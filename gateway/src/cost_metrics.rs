@@ -1,6 +1,6 @@
 //! Money as metrics, in nano-dollars. Labels are bounded: models, tenants and groups are those of the deployment.
 
-use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 use remoe_ledger::{Account, RequestRecord};
 
 /// Metrics of money.
@@ -12,7 +12,7 @@ pub(crate) struct CostMetrics {
     spent: IntGaugeVec,
     paid: IntGauge,
     residual: IntGauge,
-    estimated: IntGauge,
+    estimated: Gauge,
     budget: IntGaugeVec,
     budget_spent: IntGaugeVec,
     budget_refusals: IntCounterVec,
@@ -75,10 +75,13 @@ impl CostMetrics {
                 "remoe_cost_residual_nanodollars",
                 "What was paid less where the money went: two clocks differ by it.",
             )?,
-            estimated: gauge(
-                "remoe_cost_estimated_nanoseconds",
-                "Time of functions whose end nobody saw, which may have lived longer than they were paid for.",
-            )?,
+            estimated: {
+                let estimated = Gauge::new(
+                    "remoe_cost_estimated_seconds",
+                    "Time of functions whose end nobody saw, which may have lived longer than they were paid for.",
+                )?;
+                registry.register(Box::new(estimated.clone())).map(|()| estimated)?
+            },
             budget: gauges(
                 "remoe_budget_nanodollars_per_day",
                 "What a tenant may spend on a day (UTC).",
@@ -131,7 +134,7 @@ impl CostMetrics {
         }
         self.paid.set(signed(account.paid));
         self.residual.set(account.residual);
-        self.estimated.set(signed(account.estimated));
+        self.estimated.set(account.estimated as f64 / 1e9);
     }
 
     pub(crate) fn budget(&self, tenant: &str, budget: u64, spent: u64) {

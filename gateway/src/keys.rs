@@ -5,7 +5,7 @@ use remoe_http::same;
 use remoe_wire::{ErrorCode, ServiceError};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::{NonZeroU32, NonZeroU64};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -150,6 +150,20 @@ impl Keys {
     /// Whether everybody may ask.
     pub(crate) fn is_empty(&self) -> bool {
         self.keys.is_empty()
+    }
+
+    /// Tenants whose spending is limited, and what each may spend on a day, in nano-dollars.
+    pub(crate) fn budgets(&self) -> impl Iterator<Item = (&str, u64)> {
+        let mut budgets: BTreeMap<&str, u64> = BTreeMap::new();
+        let limited = self.keys.iter().filter_map(|(_, tenant)| Some((&*tenant.name, tenant.budget?)));
+        budgets.extend(limited);
+        budgets.into_iter()
+    }
+
+    /// A tenant whose spending is limited, where there is one.
+    #[must_use]
+    pub fn with_budget(&self) -> Option<&str> {
+        self.budgets().next().map(|(name, _)| name)
     }
 
     /// Whose key was presented. The time depends on how long it is and on how many keys there are.

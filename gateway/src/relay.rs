@@ -93,6 +93,9 @@ impl Drop for Account {
         if tokens > 0 {
             self.bill.gateway.metrics().took(&self.bill.tenant, tokens);
         }
+        if self.tokens.is_none() {
+            self.bill.lost(tokens);
+        }
         if let Some(permit) = &self.permit {
             permit.charge(tokens);
         }
@@ -315,11 +318,13 @@ impl HttpBody for Relay {
                     }
                     None => {
                         let held = std::mem::take(&mut end.held);
-                        self.account.bill.lost();
+                        self.account.bill.lost(0);
                         self.stage = Stage::Last(held);
                     }
                     Some(Err(problem)) => {
                         tracing::warn!(problem, "a function broke off its answer");
+                        // Nobody pays for that.
+                        self.account.bill.lost(0);
                         self.stage = Stage::Ended;
                         if !self.is_stream {
                             return Poll::Ready(Some(Err(BrokenOff(problem))));

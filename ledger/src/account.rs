@@ -148,10 +148,10 @@ impl Account {
             Record::Opened { .. } => {}
             Record::Request(request) => self.request(&request)?,
             Record::Function(function) => self.function(function)?,
-            Record::Lost { at, function, .. } => {
+            Record::Lost { at, since, function, .. } => {
                 self.lost += 1;
                 if let Some((_, life)) = self.lives.get_mut(&function) {
-                    life.lost = life.lost.max(Some(at));
+                    life.lose(since, at);
                 }
             }
             Record::Alive { overhead, .. } => {

@@ -26,7 +26,9 @@ pub(crate) struct Life {
     /// quickest of them says it best.
     began: Option<u64>,
     /// When a request last ended without an answer.
-    pub(crate) lost: Option<u64>,
+    lost_until: u64,
+    /// How long it has worked since the last answer for requests that ended without one.
+    lost_for: u64,
 }
 
 /// Where the money for a function's time went, in nano-dollars.
@@ -54,10 +56,18 @@ impl Life {
         // Answers leave in another order than the engine ended them in.
         self.served = self.served.max(served);
         self.answered = self.answered.max(Some(at));
+        // What it did before is in what it says that it worked.
+        (self.lost_until, self.lost_for) = (self.lost_until.max(at), 0);
         match self.busy.get_mut(main) {
             Some(busy) => *busy = share.busy.max(*busy),
             None => drop(self.busy.insert(main.to_owned(), share.busy)),
         }
+    }
+
+    /// Takes note of a request that it had `since` then and that ended without an answer at `at`.
+    pub(crate) fn lose(&mut self, since: u64, at: u64) {
+        self.lost_for += at.saturating_sub(since.max(self.lost_until).max(self.started));
+        self.lost_until = self.lost_until.max(at);
     }
 
     /// Where the money went until `now`, or until its end.
@@ -82,7 +92,7 @@ impl Life {
         let (at, idle) = (serving + served, served.saturating_sub(busy));
         // Of what was done since then nothing is known but whether a request was lost.
         let tail = replaced.saturating_sub(at);
-        let lost = self.lost.filter(|_| self.is_main).map_or(0, |lost| lost.saturating_sub(at).min(tail));
+        let lost = if self.is_main { self.lost_for.min(tail) } else { 0 };
         // Each part costs what it adds to the cost of those before it: together they cost what their time costs.
         let mut time = 0;
         let mut next = |part: u64| {

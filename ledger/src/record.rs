@@ -24,6 +24,12 @@ pub enum Record {
     Lost {
         /// When.
         at: u64,
+        /// When the function got it; 0 where that is not known.
+        #[serde(default)]
+        since: u64,
+        /// What the tenant's budget is charged for it, in nano-dollars: an estimate.
+        #[serde(default)]
+        estimate: u64,
         /// The model's name.
         model: String,
         /// Whose request it was.

@@ -116,7 +116,10 @@ proptest! {
             now += waited + worked;
             busy += worked;
             if !answered {
-                log.push(Record::Lost { at: now, model: "m".to_owned(), tenant: String::new(), function: "main-1".to_owned() });
+                log.push(Record::Lost {
+                    at: now, since: now - worked, estimate: 0, model: "m".to_owned(), tenant: String::new(),
+                    function: "main-1".to_owned(),
+                });
                 continue;
             }
             let share = Phases { prefill: *worked, decode: 0 };
@@ -147,7 +150,7 @@ proptest! {
         prop_assert!(account.cold_start.abs_diff(rate.cost(start)) <= 1);
         let last = idle.iter().rposition(|(.., answered)| *answered).map_or(0, |at| at + 1);
         let failed: u64 = idle[..last].iter().filter(|(.., answered)| !answered).map(|(_, worked, _)| *worked).sum();
-        let lost: u64 = idle[last..].iter().map(|(waited, worked, _)| waited + worked).sum();
+        let lost: u64 = idle[last..].iter().map(|(_, worked, _)| *worked).sum();
         prop_assert!(account.failed.abs_diff(rate.cost(failed + lost)) <= 2);
     }
 }

@@ -12,8 +12,7 @@ pub struct Expectation {
     /// Shares of prefill and decode, weighted by their tokens: what the planner's `prediction` takes.
     pub shares: Shares,
     /// Per layer and number of experts what [`ErrorBars::least_used_p95`] says, weighted likewise: what the
-    /// planner's `prediction_p95` takes. Where errors of the decode steps are not known those of the prefill stand
-    /// for them; absent where neither is.
+    /// planner's `prediction_p95` takes. Absent where the errors of a phase that has tokens are not known.
     pub least_used_p95: Option<Vec<Vec<f64>>>,
 }
 
@@ -46,7 +45,11 @@ impl Trained {
         };
         Ok(Expectation {
             shares: prefill.0.towards(&decode.0, of_decode)?,
-            least_used_p95: prefill.1.map(|errors| factors(errors, decode.1.unwrap_or(errors))),
+            least_used_p95: match (prefill.1, decode.1) {
+                (Some(prefill), Some(decode)) => Some(factors(prefill, decode)),
+                (Some(prefill), None) if of_decode == 0.0 => Some(prefill.least_used_p95.clone()),
+                _ => None,
+            },
         })
     }
 }

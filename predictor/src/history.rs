@@ -6,7 +6,6 @@ use crate::phase::{ByPhase, Phase};
 use crate::record::ActivationRecord;
 use crate::rows::Rows;
 use crate::shares::Shares;
-use crate::vector::add_scaled;
 use rayon::prelude::*;
 
 /// Past prompts, each in a slot: its vector, its shares in both phases and its tokens.
@@ -28,8 +27,7 @@ pub struct History {
 }
 
 impl History {
-    /// One slot per record, in their order. A request without decode steps counts as the mean of those that had
-    /// some.
+    /// One slot per record, in their order. Where a request had no decode steps its prefill stands for them.
     ///
     /// # Errors
     /// A record has another form than `layers` x `experts`, an empty prompt, or a token beyond the
@@ -55,8 +53,15 @@ impl History {
             records.iter().map(|record| history.shares_of(record, phase)).collect::<Result<Vec<_>, _>>()
         };
         let ByPhase { prefill, decode } = ByPhase::try_each(of_phase)?;
-        history.shares = rows_of(layers * experts, &prefill).unwrap_or(history.shares);
-        history.decode = rows_of(layers * experts, &decode);
+        let row = |shares: &Option<Shares>, other: &Option<Shares>| {
+            shares.as_ref().or(other.as_ref()).map_or(Vec::new(), |shares| shares.values().to_vec())
+        };
+        let rows = |phase: &[Option<Shares>]| {
+            let rows = phase.iter().zip(&prefill).flat_map(|(shares, prefill)| row(shares, prefill));
+            Rows::from_values(layers * experts, rows.collect())
+        };
+        history.shares = rows(&prefill);
+        history.decode = decode.iter().any(Option::is_some).then(|| rows(&decode));
         history.prompts.extend(records.iter().map(|record| record.prompt.clone().into_boxed_slice()));
         history.vectors = Rows::from_values(embedding.hidden(), vectors.concat());
         Ok(history)
@@ -227,16 +232,4 @@ impl History {
         let decode = self.decode.as_ref().map_or(0, Rows::bytes);
         self.vectors.bytes() + self.shares.bytes() + decode + lists as u64
     }
-}
-
-/// A row for each of `shares`, the mean where there are none; `None` where there are none at all.
-fn rows_of(width: usize, shares: &[Option<Shares>]) -> Option<Rows> {
-    let known = shares.iter().flatten().count();
-    if known == 0 {
-        return None;
-    }
-    let mut mean = vec![0.0; width];
-    shares.iter().flatten().for_each(|shares| add_scaled(&mut mean, 1.0 / known as f32, shares.values()));
-    let rows = shares.iter().flat_map(|shares| shares.as_ref().map_or(&mean[..], Shares::values));
-    Some(Rows::from_values(width, rows.copied().collect()))
 }

@@ -206,7 +206,9 @@ impl Trained {
             let base = file.rows(base, cells)?.values().to_vec();
             let (ids, rows) = (file.numbers(ids)?, file.rows(rows, cells)?);
             let tokens = TokenTable::from_parts(embedding.clone(), ids, experts, base, rows)?;
-            let popular = Shares::from_weights(experts, file.rows(popular, cells)?.values().to_vec())?;
+            let popular = file.rows(popular, cells)?.values().to_vec();
+            PredictError::require_size("`popularity`", cells, popular.len())?;
+            let popular = Shares::from_weights(experts, popular)?;
             Ok::<_, PredictError>((tokens, popular))
         };
         let [prefill, decode] = OF_PHASE;

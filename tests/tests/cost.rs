@@ -145,18 +145,20 @@ async fn budgets_end_and_sleep_is_free() {
     let keys = folder.path().join("keys.yaml");
     std::fs::write(
         &keys,
-        "tenants: [{name: poor, keys: [sk-poor], dollarsPerDay: 0.000000001}, {name: rich, keys: [sk-rich]}]",
+        "tenants: [{name: poor, keys: [sk-poor], dollarsPerDay: 0.000000001}, {name: rich, keys: [sk-rich]}, \
+         {name: hasty, keys: [sk-hasty], dollarsPerDay: 1}]",
     )
     .unwrap();
     let ledger = folder.path().join("ledger");
-    let arguments = ["--remote-ratio", "0.5", "--idle", "1s", "--keys", keys.to_str().unwrap(), "--ledger"];
-    let arguments: Vec<&str> = arguments.into_iter().chain([ledger.to_str().unwrap()]).collect();
+    let arguments = ["--remote-ratio", "0.5", "--idle", "1s", "--api-key", "sk-all", "--keys"];
+    let files = [keys.to_str().unwrap(), "--ledger", ledger.to_str().unwrap()];
+    let arguments: Vec<&str> = arguments.into_iter().chain(files).collect();
     let mut up = Up::start_with(&model.folder, &arguments).await;
     let address = up.ready.http();
-    let ask = async |key: &str| {
-        let request = post(&model.name, 30, false);
-        raw::ask(address, request.replacen("\r\n", &format!("\r\nAuthorization: Bearer {key}\r\n"), 1)).await
+    let with = |request: String, key: &str| {
+        request.replacen("\r\n", &format!("\r\nAuthorization: Bearer {key}\r\n"), 1)
     };
+    let ask = async |key: &str| raw::ask(address, with(post(&model.name, 30, false), key)).await;
     assert_eq!(ask("sk-rich").await.head.status, 200);
     // The one that exceeds the budget runs.
     let mut refused = ask("sk-poor").await;
@@ -169,7 +171,17 @@ async fn budgets_end_and_sleep_is_free() {
     }
     assert!(refused.text().contains("the budget of the tenant poor is spent"), "{}", refused.text());
     assert_eq!(ask("sk-rich").await.head.status, 200);
-    let page = metrics(address, "sk-rich").await;
+    // Who leaves before the end of an answer pays about what there was of it.
+    let mut connection = Connection::open(address).await;
+    connection.write(with(post(&model.name, 60, true), "sk-hasty")).await.unwrap();
+    connection.head().await.unwrap();
+    drop(connection);
+    until(SOON, "a charge for who left", async || {
+        let page = metrics(address, "sk-all").await;
+        (value(&page, "remoe_budget_spent_nanodollars{tenant=\"hasty\"}") > 0.0).then_some(())
+    })
+    .await;
+    let page = metrics(address, "sk-all").await;
     let rate = |page: &str, tier| {
         let labels = format!("{{model=\"{}\",tier=\"{tier}\"}}", model.name);
         value(page, &format!("remoe_cost_rate_nanodollars_per_hour{labels}"))
@@ -178,7 +190,7 @@ async fn budgets_end_and_sleep_is_free() {
     assert!(value(&page, "remoe_budget_refusals_total{tenant=\"poor\"}") >= 1.0);
     up.next("asleep").await;
     until(SOON, "the price of sleep", async || {
-        let page = metrics(address, "sk-rich").await;
+        let page = metrics(address, "sk-all").await;
         (rate(&page, "main") + rate(&page, "group-0") == 0.0).then_some(())
     })
     .await;

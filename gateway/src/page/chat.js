@@ -27,7 +27,7 @@ export async function loadModels() {
   return data.length > 0;
 }
 
-const messages = [];
+let messages = [];
 let running = null;
 
 function show(role, text) {
@@ -93,7 +93,8 @@ function request() {
 }
 
 async function send(text) {
-  messages.push({ role: "user", content: text });
+  const mine = messages;
+  mine.push({ role: "user", content: text });
   show("user", text);
   const { place, said } = show("assistant", "");
   running = new AbortController();
@@ -118,8 +119,8 @@ async function send(text) {
     note(place, error.name === "AbortError" ? "stopped" : error.message, error.name === "AbortError" ? "figures" : "error");
   }
   // What failed without a word is asked anew, not remembered.
-  if (answer) messages.push({ role: "assistant", content: answer });
-  else messages.pop();
+  if (answer) mine.push({ role: "assistant", content: answer });
+  else mine.pop();
   running = null;
   by("send").disabled = false;
   by("stop").disabled = true;
@@ -140,7 +141,7 @@ by("prompt").addEventListener("keydown", (event) => {
 by("stop").addEventListener("click", () => running?.abort());
 by("clear").addEventListener("click", () => {
   running?.abort();
-  messages.length = 0;
+  messages = [];
   by("messages").replaceChildren();
   by("prompt").focus();
 });

@@ -39,7 +39,8 @@ function hosts(page) {
   return of;
 }
 
-const colour = (number) => COLOURS[number % COLOURS.length];
+// The first is the main function's alone.
+const colour = (number) => COLOURS[number === 0 ? 0 : 1 + ((number - 1) % (COLOURS.length - 1))];
 const name = (number) => (number === 0 ? "main" : `group ${number - 1}`);
 
 /** What each expert was used since the last look joins what is left of before. */

@@ -138,7 +138,10 @@ fn compile(factory: &ParserFactory, source: &Source) -> Result<Grammar, String> 
     let mut beginning = Matcher::new(parser);
     match beginning.compute_mask() {
         Ok(_mask) => Ok(Grammar::new(beginning)),
-        Err(_) if beginning.stop_reason() == StopReason::NoExtensionBias => {
+        Err(error)
+            if beginning.stop_reason() == StopReason::NoExtensionBias
+                || error.to_string().contains("NoExtensionBias") =>
+        {
             Err("no answer can match it".to_owned())
         }
         Err(error) => Err(said(&error.to_string())),
@@ -149,6 +152,9 @@ fn compile(factory: &ParserFactory, source: &Source) -> Result<Grammar, String> 
 fn said(message: &str) -> String {
     if message.contains("coerce_one_of") {
         return "`oneOf` is supported where its options cannot meet: they differ in type, or in a constant of a required property".to_owned();
+    }
+    if message.contains("panic:") {
+        return "it is too much: what it asks for together cannot be counted".to_owned();
     }
     first_line(message)
 }

@@ -14,10 +14,16 @@ const DEPTH: usize = 48;
 const SCHEMAS: usize = 2000;
 const VALUES: usize = 5000;
 const OPTIONS_OF_ALL: usize = 150;
+/// Most options of all `allOf` that have several: an answer is followed through all of them at once.
+const TOGETHER: usize = 16;
+/// Longest pointer to a schema: names above it are kept with each.
+const POINTER_BYTES: usize = 4 << 10;
 /// Most properties of an object that may be left out: any of them may come next, and the library follows all.
 const OPTIONAL: usize = 300;
 /// Most patterns of names: the library looks whether any two of them meet.
 const NAME_PATTERNS: usize = 24;
+/// Characters of a pointer that messages show.
+const SHOWN: usize = 200;
 /// Longest pattern, and longest text of `const` and `enum`.
 const PATTERN_BYTES: usize = 2 << 10;
 const LITERAL_BYTES: usize = 4 << 10;
@@ -100,6 +106,12 @@ pub(super) fn checked(mut schema: Value) -> Result<Value, String> {
     }
     let mut walk = Walk::default();
     walk.schema(&mut schema, "", 0)?;
+    if walk.meet && walk.multiple.digits as f64 > DIVISOR {
+        return Err(format!(
+            "the schema: all `multipleOf` together have a common multiple of more digits than those of {DIVISOR}, \
+             and `allOf`, `patternProperties` or what stands beside a `$ref` may join them"
+        ));
+    }
     for (path, target) in &walk.references {
         if !walk.places.contains(target) {
             return Err(at(path, "`$ref` points to no schema in this schema"));
@@ -117,11 +129,57 @@ struct Walk {
     references: Vec<(String, String)>,
     values: usize,
     options: usize,
+    /// Options of `allOf`.
+    together: usize,
     name_patterns: usize,
+    /// The least common multiple of all `multipleOf`, times ten to the power of its decimal places.
+    multiple: Multiple,
+    /// Whether two `multipleOf` may hold for the same number.
+    meet: bool,
+}
+
+/// A number with decimal places.
+#[derive(Clone, Copy)]
+struct Multiple {
+    digits: u64,
+    places: u32,
+}
+
+impl Default for Multiple {
+    fn default() -> Self {
+        Self { digits: 1, places: 0 }
+    }
+}
+
+impl Multiple {
+    /// `None` where it has more digits than those of [`DIVISOR`].
+    fn of(number: f64) -> Option<Self> {
+        let (mut digits, mut places) = (number.abs(), 0);
+        while digits.fract() != 0.0 && places < 20 {
+            (digits, places) = (digits * 10.0, places + 1);
+        }
+        (digits <= DIVISOR).then_some(Self { digits: (digits as u64).max(1), places })
+    }
+
+    /// The least common multiple, as far as it can be counted.
+    fn with(self, other: Self) -> Self {
+        let places = self.places.max(other.places);
+        let scaled = |one: Self| one.digits.saturating_mul(10_u64.saturating_pow(places - one.places));
+        let (a, b) = (scaled(self), scaled(other));
+        let (mut divisor, mut rest) = (a, b);
+        while rest != 0 {
+            (divisor, rest) = (rest, divisor % rest);
+        }
+        Self { digits: (a / divisor).saturating_mul(b), places }
+    }
 }
 
 impl Walk {
     fn schema(&mut self, schema: &mut Value, path: &str, depth: usize) -> Result<(), String> {
+        if path.len() > POINTER_BYTES {
+            let message = format!("the names above it have more than {POINTER_BYTES} bytes");
+            return Err(at(path, &message));
+        }
         self.places.insert(path.to_owned());
         if self.places.len() > SCHEMAS {
             return Err(format!("the schema has more than {SCHEMAS} schemas in it"));
@@ -168,14 +226,20 @@ impl Walk {
                 self.keyword(name, value, path)?;
             }
         }
-        let required = object.get("required").and_then(Value::as_array).map_or(0, Vec::len);
-        let properties = object.get("properties").and_then(Value::as_object).map_or(0, Map::len);
-        if properties > required + OPTIONAL {
+        let joins = ["$ref", "anyOf", "oneOf"].iter().filter(|name| object.contains_key(**name)).count();
+        let asks = object.keys().filter(|name| CLAIMED.contains(&name.as_str())).count();
+        self.meet |= (joins > 0 && asks > 1)
+            || ["allOf", "patternProperties"].iter().any(|name| object.contains_key(*name));
+        let required = object.get("required").and_then(Value::as_array);
+        let required: HashSet<&str> = required.into_iter().flatten().filter_map(Value::as_str).collect();
+        let properties = object.get("properties").and_then(Value::as_object);
+        let optional =
+            properties.into_iter().flat_map(Map::keys).filter(|name| !required.contains(name.as_str()));
+        if optional.count() > OPTIONAL {
             let message = format!("more than {OPTIONAL} `properties` that are not `required`");
             return Err(at(path, &message));
         }
-        // The library counts names that come twice; a reader of JSON does not.
-        let required = required as u64;
+        let required = required.len() as u64;
         match object.get("minProperties").and_then(Value::as_u64) {
             Some(least) if least > required + 1 => Err(at(
                 path,
@@ -198,6 +262,12 @@ impl Walk {
             ("const", value) => literal(value, path, 0),
             ("allOf" | "anyOf" | "oneOf", Value::Array(list)) => {
                 self.options += list.len();
+                if name == "allOf" && list.len() > 1 {
+                    self.together += list.len();
+                    if self.together > TOGETHER {
+                        return refuse(format!("more than {TOGETHER} options of `allOf`"));
+                    }
+                }
                 if self.options > OPTIONS_OF_ALL {
                     return refuse(format!("more than {OPTIONS_OF_ALL} options of `{name}` and its like"));
                 }
@@ -227,7 +297,13 @@ impl Walk {
             ("minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum", number) => {
                 check_number(number, path)
             }
-            ("multipleOf", number) => check_divisor(number, path),
+            ("multipleOf", number) => match Multiple::of(number.as_f64().unwrap_or_default()) {
+                Some(multiple) => {
+                    self.multiple = self.multiple.with(multiple);
+                    Ok(())
+                }
+                None => refuse(format!("`multipleOf` {number} has more digits than those of {DIVISOR}")),
+            },
             _ => Ok(()),
         }
     }
@@ -250,7 +326,10 @@ fn spell_plainly(object: &mut Map<String, Value>) {
 }
 
 fn at(path: &str, what: &str) -> String {
-    let place = if path.is_empty() { "the schema".to_owned() } else { format!("the schema at {path}") };
+    let shown: String = path.chars().take(SHOWN).collect();
+    let more = if shown.len() < path.len() { ".." } else { "" };
+    let place =
+        if path.is_empty() { "the schema".to_owned() } else { format!("the schema at {shown}{more}") };
     format!("{place}: {what}")
 }
 
@@ -278,21 +357,6 @@ fn check_number(number: &Value, path: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(at(path, &format!("{number} is beyond 2^53, where numbers are not exact")))
-}
-
-fn check_divisor(number: &Value, path: &str) -> Result<(), String> {
-    let mut divisor = number.as_f64().unwrap_or_default().abs();
-    for _ in 0..20 {
-        if divisor.fract() == 0.0 {
-            break;
-        }
-        divisor *= 10.0;
-    }
-    if divisor > DIVISOR {
-        let message = format!("`multipleOf` {number} has more digits than those of {DIVISOR}");
-        return Err(at(path, &message));
-    }
-    Ok(())
 }
 
 fn check_pattern(pattern: &str, path: &str) -> Result<(), String> {

@@ -73,9 +73,13 @@ impl Source {
     }
 
     /// # Errors
-    /// It is empty, too long or too deep.
+    /// It is empty, too long or too deep, or asks for what takes unbounded work: intersections, complements and
+    /// schemas within rules.
     pub(crate) fn lark(grammar: String) -> Result<Self, String> {
         check_text(&grammar, LARK_BYTES)?;
+        if let Some(unbounded) = unbounded(&grammar) {
+            return Err(format!("`{unbounded}` is not supported in grammars"));
+        }
         Ok(Self::Lark(grammar))
     }
 
@@ -163,7 +167,43 @@ fn spaced(schema: &Value, spaces: bool) -> Value {
 
 /// A text as Lark writes it.
 pub(crate) fn quoted(text: &str) -> String {
-    Value::from(text).to_string()
+    // JSON leaves this character as it is, Lark does not take it.
+    Value::from(text).to_string().replace('\u{7f}', "\\u007f")
+}
+
+/// What a Lark grammar asks for outside of its literals and comments that no bound of the library holds for.
+fn unbounded(grammar: &str) -> Option<&'static str> {
+    let mut rest = grammar;
+    while let Some(character) = rest.chars().next() {
+        let after = &rest[character.len_utf8()..];
+        rest = match character {
+            '/' if after.starts_with('/') => after.find('\n').map_or("", |end| &after[end..]),
+            '"' | '/' => past_literal(after, character),
+            '&' => return Some("&"),
+            // Before a number it says how often.
+            '~' if !after.trim_start().starts_with(|next: char| next.is_ascii_digit()) => return Some("~"),
+            '%' => match ["%json", "%regex", "%lark"].into_iter().find(|name| rest.starts_with(name)) {
+                Some(name) => return Some(name),
+                None => after,
+            },
+            _ => after,
+        };
+    }
+    None
+}
+
+/// What follows the `quote` that ends a literal.
+fn past_literal(text: &str, quote: char) -> &str {
+    let mut escaped = false;
+    for (at, character) in text.char_indices() {
+        match character {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            _ if character == quote => return &text[at + character.len_utf8()..],
+            _ => (),
+        }
+    }
+    ""
 }
 
 fn check_text(text: &str, most: usize) -> Result<(), String> {

@@ -157,6 +157,12 @@ async fn keywords_that_are_not_claimed_are_named_with_their_place() {
         let message = schema(refused).unwrap_err();
         assert!(message.contains(word), "{message}");
     }
+    // What cannot meet, or has a small common multiple, is taken.
+    let apart = json!({"properties": {"a": {"multipleOf": 9973}, "b": {"multipleOf": 9967}}});
+    compile(&compiler(), schema(apart)).await.unwrap();
+    let small = json!({"allOf": [{"type": "number", "multipleOf": 0.25}, {"multipleOf": 1.5}]});
+    let small = compile(&compiler(), schema(small)).await.unwrap();
+    assert!(takes(&small, "4.5") && !takes(&small, "0.5"));
     // Names of properties, values and notes are no keywords.
     let free = json!({
         "properties": {"not": {"default": {"not": 1}}}, "title": "t", "discriminator": {"propertyName": "x"},
@@ -179,6 +185,12 @@ async fn regexes_choices_and_lark_mean_what_they_say() {
     let sums = "start: sum\nsum: /[0-9]+/ | sum \"+\" sum";
     let sums = compile(&compiler, Source::lark(sums.to_owned())).await.unwrap();
     assert!(takes(&sums, "1+22+3") && !takes(&sums, "1+"));
+    // In literals, comments and repetitions the characters of operators are none.
+    let literals = "start: A B ~ 2 // a & b\nA: \"&~%json\" | /[&~]\\/&/\nB: \"b\"";
+    let literals = compile(&compiler, Source::lark(literals.to_owned())).await;
+    assert!(literals.is_ok_and(|grammar| takes(&grammar, "&~%jsonbb") && takes(&grammar, "~/&bb")));
+    let deleted = compile(&compiler, Source::choice(vec!["a\u{7f}".to_owned()])).await.unwrap();
+    assert!(takes(&deleted, "a\u{7f}"));
     let compact = compile(&compiler, Source::json(Some(json!({"type": "array"})), false)).await.unwrap();
     assert!(takes(&compact, "[1,2]") && !takes(&compact, "[1, 2]"));
 }
@@ -233,6 +245,27 @@ async fn hostile_grammars_are_refused_or_bounded() {
         ("no regex", Source::regex("(")),
         ("brackets", Source::regex(&("(".repeat(200) + &")".repeat(200)))),
         ("long regex", Source::regex(&"a".repeat(1 << 20))),
+        // Work that no bound of the library holds for.
+        ("meet in allOf", schema(json!({"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}))),
+        (
+            "meet beside a reference",
+            schema(json!({
+                "$defs": {"a": {"multipleOf": 9973}}, "$ref": "#/$defs/a", "multipleOf": 97,
+            })),
+        ),
+        (
+            "meet by name",
+            schema(json!({
+                "properties": {"a": {"multipleOf": 9973}}, "patternProperties": {"^a": {"multipleOf": 97}},
+            })),
+        ),
+        ("meet with places", schema(json!({"allOf": [{"multipleOf": 0.0097}, {"multipleOf": 103}]}))),
+        ("all of many", schema(json!({"allOf": vec![json!({"pattern": "a.*b"}); 17]}))),
+        ("long names", schema(json!({"$defs": {"~".repeat(3000): {"$defs": {"a": {}}}}}))),
+        ("required twice", schema(json!({"properties": texts(302), "required": ["p0", "p0", "q"]}))),
+        ("schema in Lark", Source::lark("start: %json {\"multipleOf\": 99989}".to_owned())),
+        ("intersection", Source::lark("start: X\nX: /a*/ & /b*/".to_owned())),
+        ("complement", Source::lark("start: X\nX: ~/a*/".to_owned())),
         ("no rules", Source::lark("start: nothing".to_owned())),
         ("itself", Source::lark("start: start".to_owned())),
         ("choices", Source::choice(vec!["x".to_owned(); 100_000])),

@@ -6,7 +6,7 @@ use crate::planning::rows;
 use remoe_experiments::{Foresight, REQUESTS, Request, Rows};
 use remoe_model::Checkpoint;
 use remoe_predictor::record::ActivationRecord;
-use remoe_predictor::{Method, Phase, PredictError, Predictor, Shares, Trained, quantile};
+use remoe_predictor::{ByPhase, Method, Phase, PredictError, Predictor, Shares, Trained, quantile};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -58,7 +58,8 @@ impl Recorded {
         let mut seconds = Vec::with_capacity(mixed.len());
         for record in &mixed {
             let started = Instant::now();
-            trained.predict_with_errors(&record.prompt, Phase::Prefill)?;
+            let tokens = ByPhase { prefill: record.prompt.len() as f64, decode: steps };
+            trained.expectation(Some(&record.prompt), tokens)?;
             seconds.push(started.elapsed().as_secs_f64());
         }
         let mixed = Workload::of("mixed".to_owned(), &trained, &mixed, steps)?;
@@ -72,9 +73,10 @@ impl Recorded {
 }
 
 /// At most as many records as a scenario has requests, spread over all.
-fn evenly<'a>(records: impl Iterator<Item = &'a ActivationRecord> + Clone) -> Vec<&'a ActivationRecord> {
-    let step = (records.clone().count() / REQUESTS).max(1);
-    records.step_by(step).take(REQUESTS).collect()
+fn evenly<'a>(records: impl Iterator<Item = &'a ActivationRecord>) -> Vec<&'a ActivationRecord> {
+    let all: Vec<_> = records.collect();
+    let taken = all.len().min(REQUESTS);
+    (0..taken).filter_map(|index| all.get(index * all.len() / taken).copied()).collect()
 }
 
 impl Workload {
@@ -107,7 +109,11 @@ impl Workload {
                 both(record, &prefill?, &decode?)
             })
         };
-        let requests = records.iter().zip(&truths).zip(by(trained.tuning(Phase::Prefill).default)?);
+        let expected = each(&|_, record| {
+            let tokens = ByPhase { prefill: record.prompt.len() as f64, decode: steps };
+            Ok(rows(&trained.expectation(Some(&record.prompt), tokens)?.shares))
+        })?;
+        let requests = records.iter().zip(&truths).zip(expected);
         let requests = requests.map(|((record, (decode, prefill)), predicted)| Request {
             input_tokens: record.prompt.len() as f64,
             predicted,
@@ -123,7 +129,7 @@ impl Workload {
             Foresight { name: "blend", predicted: by(Method::Blend)? },
             Foresight { name: "tokens", predicted: by(Method::Tokens)? },
             Foresight { name: "sps", predicted: by(Method::Sps)? },
-            Foresight { name: "the topic's mean", predicted: same(mean) },
+            Foresight { name: "the workload's mean", predicted: same(mean) },
             Foresight { name: "dop", predicted: by(Method::Dop)? },
             Foresight { name: "uniform", predicted: same(uniform) },
         ];
