@@ -158,7 +158,7 @@ pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliE
     let placed = ["remote_ratio", "replicas", "groups", "plan"].into_iter().any(given);
     let of_planning = |id: &str| !["model", "served_model_name", "dtype", "idle", "device"].contains(&id);
     let mut say = |id: &str, value: Option<String>| {
-        if let Some(value) = value.filter(|_| !given(id) && !(placed && of_planning(id))) {
+        if let Some(value) = value.filter(|_| !(given(id) || placed && of_planning(id))) {
             arguments.push(OsString::from(format!("--{}={value}", id.replace('_', "-"))));
         }
     };

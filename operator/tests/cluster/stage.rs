@@ -155,13 +155,17 @@ impl Operator {
     }
 }
 
-/// Takes the operator away that an installed chart has in this cluster: it would do the work.
+/// Takes operator and gateways away that an installed chart has in this cluster: they would do the work.
 async fn retire_release(server: &Server) {
     let installed: Api<Deployment> = Api::namespaced(server.client.clone(), "remoe-system");
-    let none = json!({"spec": {"replicas": 0}});
-    if installed.patch_scale("remoe", &PatchParams::default(), &Patch::Merge(&none)).await.is_ok() {
+    let none = Patch::Merge(json!({"spec": {"replicas": 0}}));
+    let mut found = false;
+    for name in ["remoe", "remoe-gateway"] {
+        found |= installed.patch_scale(name, &PatchParams::default(), &none).await.is_ok();
+    }
+    if found {
         let pods: Api<Pod> = Api::namespaced(server.client.clone(), "remoe-system");
-        eventually("the end of the chart's operator", async || {
+        eventually("the end of the chart's operator and gateways", async || {
             pods.list(&ListParams::default()).await.unwrap().items.is_empty()
         })
         .await;

@@ -36,11 +36,10 @@ async fn fifty_requests_wake_a_deployment_once() {
         let answers = join_all((0..50).map(|_| gateways::ask(gateway, gateway, &name))).await;
         for answer in &answers {
             let (accounted, took) = (answer.accounted().as_secs_f64(), answer.took.as_secs_f64());
-            assert!(
-                (accounted - took).abs() <= 0.05 * took,
-                "{accounted} s of {took} s: {}",
-                answer.body["usage"]
-            );
+            // What fifty clients on a busy host add to it themselves is not the gateway's to know; each part of a wake
+            // that it forgot would be more.
+            let usage = &answer.body["usage"];
+            assert!(accounted <= took && accounted >= 0.8 * took, "{accounted} s of {took} s: {usage}");
             assert_eq!(answer.body["choices"], answers[0].body["choices"]);
             assert_eq!(answer.body["model"], "served");
         }
