@@ -84,7 +84,7 @@ pub(crate) fn check(config: &ModelConfig) {
     let frequencies = config.rope.inverse_frequencies();
     assert_eq!(frequencies.len(), config.rope.dim / 2);
     assert!(frequencies.iter().all(|frequency| frequency.is_finite()));
-    assert!(config.rope.attention_factor().is_finite());
+    assert!(config.rope.attention_factor.is_finite());
 }
 
 pub(crate) fn check_defaults(defaults: &GenerationDefaults, config: &ModelConfig) {
