@@ -170,7 +170,7 @@ fn invalid_specs_are_refused_with_the_field_and_the_reason() {
         (spec(json!({"pricing": {"cpuCoreHour": 0.03}})), "spec.pricing.cpuCoreHour"),
         (spec(json!({"pricing": {"gpuHour": "1"}})), "spec.pricing.gpuHour"),
         (spec(json!({"profile": {}})), "spec.profile.configMapName"),
-        (spec(json!({"scaling": {}})), "scaling"),
+        (spec(json!({"replicas": 2, "scaling": {"min": 0, "max": 1, "idleWindow": "10m"}})), "replicas"),
     ];
     with_server(async |server| {
         for (spec, field) in &invalid {
@@ -214,7 +214,7 @@ fn what_is_left_out_is_filled_in() {
         );
         assert_eq!(
             serde_json::to_value(&stored.spec.scaling).unwrap(),
-            json!({"min": 1, "max": 1, "idleWindow": "10m"})
+            json!({"min": 1, "max": 1, "idleWindow": "600s"})
         );
         assert_eq!(serde_json::to_value(stored.spec.slo).unwrap(), json!({"ttft": "10s", "tpot": "150ms"}));
         assert_eq!(stored.spec.main.memory_mb.step, 100);
