@@ -346,6 +346,11 @@ fn refuse_everywhere(fields: &Fields<'_>) -> Result<(), CheckpointError> {
             return Err(fields.unsupported(flag, "only decoder models are supported"));
         }
     }
+    if !fields.flag("is_causal", true)? {
+        return Err(
+            fields.unsupported("is_causal", "only models whose tokens see those before them are supported")
+        );
+    }
     if fields.optional_count("num_kv_shared_layers")?.unwrap_or(0) != 0 {
         return Err(fields.unsupported("num_kv_shared_layers", "layers cannot share a cache"));
     }
