@@ -247,17 +247,24 @@ impl<'a> Common<'a> {
         types.iter().map(slides).collect::<Result<_, _>>().map(Some)
     }
 
-    /// Experts and experts per token, checked against each other.
+    /// Experts, in the first of the fields `names` that is there, and experts per token, checked against each other.
+    /// The latter have to be said where there is no default.
     pub(crate) fn experts(
         &self,
-        name: &str,
+        [name, other]: [&'static str; 2],
         experts: usize,
-        top_k: usize,
+        top_k: Option<usize>,
     ) -> Result<(usize, usize), CheckpointError> {
+        const TOP_K: &str = "num_experts_per_tok";
+        let fields = self.fields;
+        let name = fields.either(name, other);
+        let experts = fields.size(name, experts)?;
+        let top_k = match top_k {
+            Some(default) => fields.size(TOP_K, default)?,
+            None => fields.required_size(TOP_K)?,
+        };
         if top_k > experts {
-            return Err(self
-                .fields
-                .error("num_experts_per_tok", format!("is {top_k}, more than {name} ({experts})")));
+            return Err(fields.error(TOP_K, format!("is {top_k}, more than {name} ({experts})")));
         }
         Ok((experts, top_k))
     }

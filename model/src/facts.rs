@@ -174,9 +174,20 @@ pub enum QkNorm {
 }
 
 impl GqaFacts {
-    /// 1 / sqrt(`head_dim`), which is [`Self::softmax_scale`] unless the model says otherwise.
-    pub(crate) fn usual_scale(head_dim: usize) -> f64 {
-        (head_dim as f64).powf(-0.5)
+    /// Without anything that only some families have; scores are multiplied with 1 / sqrt(`head_dim`).
+    pub(crate) fn plain(heads: usize, kv_heads: usize, head_dim: usize) -> Self {
+        Self {
+            heads,
+            kv_heads,
+            head_dim,
+            qkv_bias: false,
+            o_bias: false,
+            qk_norm: None,
+            clip: None,
+            window: None,
+            sinks: false,
+            softmax_scale: (head_dim as f64).powf(-0.5),
+        }
     }
 }
 
@@ -254,6 +265,20 @@ pub struct RoutingFacts {
     /// Whether the weights are rounded to the compute dtype before they multiply the experts'
     /// outputs (otherwise they stay float32).
     pub weights_in_compute_dtype: bool,
+}
+
+impl RoutingFacts {
+    /// Softmax over all experts, the best as they are, rounded; nothing that only some families have.
+    pub(crate) const SOFTMAX: Self = Self {
+        score: Score::Softmax,
+        bias: false,
+        logits_in_float32: false,
+        corrected: false,
+        normalise: false,
+        scale: 1.0,
+        groups: None,
+        weights_in_compute_dtype: true,
+    };
 }
 
 /// What turns router logits into scores.

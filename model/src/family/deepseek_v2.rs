@@ -8,7 +8,7 @@
 use super::{Family, TensorNames, USUAL_NAMES, latent, uniform_layer_types};
 use crate::config::{Common, Defaults, ModelConfig};
 use crate::error::CheckpointError;
-use crate::facts::{GroupFacts, LayerFacts, MlpFacts, MoeFacts, RoutingFacts, Score, SharedFacts};
+use crate::facts::{GroupFacts, LayerFacts, MlpFacts, MoeFacts, RoutingFacts, SharedFacts};
 use crate::fields::Fields;
 use crate::rope::{RopeFacts, RopeLayout};
 
@@ -54,12 +54,7 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
 
 fn experts(common: &Common<'_>) -> Result<MoeFacts, CheckpointError> {
     let fields = common.fields;
-    let expert_field = fields.either("n_routed_experts", "num_experts");
-    let (experts, top_k) = common.experts(
-        expert_field,
-        fields.size(expert_field, 64)?,
-        fields.required_size("num_experts_per_tok")?,
-    )?;
+    let (experts, top_k) = common.experts(["n_routed_experts", "num_experts"], 64, None)?;
     let groups = groups(common, experts, top_k)?;
     let expert_width = fields.size("moe_intermediate_size", 1407)?;
     let shared = fields.count("n_shared_experts", 2)?;
@@ -69,14 +64,11 @@ fn experts(common: &Common<'_>) -> Result<MoeFacts, CheckpointError> {
         expert_width,
         biases: false,
         routing: RoutingFacts {
-            score: Score::Softmax,
-            bias: false,
             logits_in_float32: true,
-            corrected: false,
-            normalise: false,
             scale: latent::routed_scale(common, 1.0)?,
             groups,
             weights_in_compute_dtype: false,
+            ..RoutingFacts::SOFTMAX
         },
         shared: (shared > 0).then_some(SharedFacts {
             count: shared,

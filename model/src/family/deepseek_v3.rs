@@ -60,12 +60,7 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
 
 fn experts(common: &Common<'_>) -> Result<MoeFacts, CheckpointError> {
     let fields = common.fields;
-    let expert_field = fields.either("n_routed_experts", "num_local_experts");
-    let (experts, top_k) = common.experts(
-        expert_field,
-        fields.size(expert_field, 256)?,
-        fields.size("num_experts_per_tok", 8)?,
-    )?;
+    let (experts, top_k) = common.experts(["n_routed_experts", "num_local_experts"], 256, Some(8))?;
     let groups =
         GroupFacts { groups: fields.size("n_group", 8)?, chosen: fields.size("topk_group", 4)?, best: BEST };
     if experts / groups.groups < BEST {
@@ -82,13 +77,13 @@ fn experts(common: &Common<'_>) -> Result<MoeFacts, CheckpointError> {
         biases: false,
         routing: RoutingFacts {
             score: Score::Sigmoid,
-            bias: false,
             logits_in_float32: true,
             corrected: true,
             normalise: fields.flag("norm_topk_prob", true)?,
             scale: latent::routed_scale(common, 2.5)?,
             groups: Some(groups),
             weights_in_compute_dtype: false,
+            ..RoutingFacts::SOFTMAX
         },
         shared: (shared > 0).then_some(SharedFacts {
             count: shared,

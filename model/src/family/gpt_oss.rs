@@ -52,26 +52,12 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
     let rope = RopeFacts::parse(fields, 150_000.0, head_dim, RopeLayout::Halves, common.context_length)?;
     let bias = fields.flag("attention_bias", true)?;
     let kv_heads = common.kv_heads(8)?;
-    let expert_field = fields.either("num_local_experts", "num_experts");
-    let (experts, top_k) = common.experts(
-        expert_field,
-        fields.size(expert_field, 128)?,
-        fields.size("num_experts_per_tok", 4)?,
-    )?;
+    let (experts, top_k) = common.experts(["num_local_experts", "num_experts"], 128, Some(4))?;
     let moe = MoeFacts {
         experts,
         top_k,
         expert_width: fields.size("intermediate_size", 2880)?,
-        routing: RoutingFacts {
-            score: Score::SoftmaxOfChosen,
-            bias: true,
-            logits_in_float32: false,
-            corrected: false,
-            normalise: false,
-            scale: 1.0,
-            groups: None,
-            weights_in_compute_dtype: true,
-        },
+        routing: RoutingFacts { score: Score::SoftmaxOfChosen, bias: true, ..RoutingFacts::SOFTMAX },
         biases: true,
         shared: None,
     };
@@ -79,16 +65,11 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
         .into_iter()
         .map(|window| LayerFacts {
             attention: AttentionFacts::Gqa(GqaFacts {
-                heads: common.heads,
-                kv_heads,
-                head_dim,
                 qkv_bias: bias,
                 o_bias: bias,
-                qk_norm: None,
-                clip: None,
                 window,
                 sinks: true,
-                softmax_scale: GqaFacts::usual_scale(head_dim),
+                ..GqaFacts::plain(common.heads, kv_heads, head_dim)
             }),
             mlp: MlpFacts::Moe(moe.clone()),
         })

@@ -43,38 +43,18 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
     let head_dim = common.head_dim()?;
     let bias = fields.flag("attention_bias", false)?;
     let attention = AttentionFacts::Gqa(GqaFacts {
-        heads: common.heads,
-        kv_heads: common.kv_heads(common.heads)?,
-        head_dim,
         qkv_bias: bias,
         o_bias: bias,
-        qk_norm: None,
-        clip: None,
-        window: None,
-        sinks: false,
         softmax_scale: multiplier(fields, "attention_multiplier")?,
+        ..GqaFacts::plain(common.heads, common.kv_heads(common.heads)?, head_dim)
     });
-    let expert_field = fields.either("num_local_experts", "num_experts");
-    let (experts, top_k) = common.experts(
-        expert_field,
-        fields.size(expert_field, 8)?,
-        fields.size("num_experts_per_tok", 2)?,
-    )?;
+    let (experts, top_k) = common.experts(["num_local_experts", "num_experts"], 8, Some(2))?;
     let moe = MoeFacts {
         experts,
         top_k,
         expert_width: fields.size("intermediate_size", 11_008)?,
         biases: false,
-        routing: RoutingFacts {
-            score: Score::SoftmaxOfChosen,
-            bias: false,
-            logits_in_float32: false,
-            corrected: false,
-            normalise: false,
-            scale: 1.0,
-            groups: None,
-            weights_in_compute_dtype: true,
-        },
+        routing: RoutingFacts { score: Score::SoftmaxOfChosen, ..RoutingFacts::SOFTMAX },
         shared: None,
     };
     let layer = LayerFacts { attention, mlp: MlpFacts::Moe(moe) };

@@ -6,7 +6,7 @@
 use super::{BlockNames, Family, TensorNames, USUAL_BLOCK, USUAL_NAMES, uniform_layer_types};
 use crate::config::{Common, Defaults, ModelConfig};
 use crate::error::CheckpointError;
-use crate::facts::{AttentionFacts, GqaFacts, LayerFacts, MlpFacts, MoeFacts, RoutingFacts, Score};
+use crate::facts::{AttentionFacts, GqaFacts, LayerFacts, MlpFacts, MoeFacts, RoutingFacts};
 use crate::fields::Fields;
 use crate::rope::{RopeFacts, RopeLayout};
 
@@ -35,38 +35,16 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
     uniform_layer_types(&common, if window.is_some() { "sliding_attention" } else { "full_attention" })?;
     let head_dim = common.head_dim()?;
     let attention = AttentionFacts::Gqa(GqaFacts {
-        heads: common.heads,
-        kv_heads: common.kv_heads(8)?,
-        head_dim,
-        qkv_bias: false,
-        o_bias: false,
-        qk_norm: None,
-        clip: None,
         window,
-        sinks: false,
-        softmax_scale: GqaFacts::usual_scale(head_dim),
+        ..GqaFacts::plain(common.heads, common.kv_heads(8)?, head_dim)
     });
-    let expert_field = fields.either("num_local_experts", "num_experts");
-    let (experts, top_k) = common.experts(
-        expert_field,
-        fields.size(expert_field, 8)?,
-        fields.size("num_experts_per_tok", 2)?,
-    )?;
+    let (experts, top_k) = common.experts(["num_local_experts", "num_experts"], 8, Some(2))?;
     let moe = MoeFacts {
         experts,
         top_k,
         expert_width: fields.size("intermediate_size", 14336)?,
         biases: false,
-        routing: RoutingFacts {
-            score: Score::Softmax,
-            bias: false,
-            logits_in_float32: false,
-            corrected: false,
-            normalise: true,
-            scale: 1.0,
-            groups: None,
-            weights_in_compute_dtype: false,
-        },
+        routing: RoutingFacts { normalise: true, weights_in_compute_dtype: false, ..RoutingFacts::SOFTMAX },
         shared: None,
     };
     let layer = LayerFacts { attention, mlp: MlpFacts::Moe(moe) };

@@ -7,7 +7,7 @@
 use super::{Family, TensorNames, USUAL_NAMES, uniform_layer_types};
 use crate::config::{Common, Defaults, ModelConfig};
 use crate::error::CheckpointError;
-use crate::facts::{AttentionFacts, GqaFacts, LayerFacts, MlpFacts, MoeFacts, QkNorm, RoutingFacts, Score};
+use crate::facts::{AttentionFacts, GqaFacts, LayerFacts, MlpFacts, MoeFacts, QkNorm, RoutingFacts};
 use crate::fields::Fields;
 use crate::rope::{RopeFacts, RopeLayout};
 
@@ -43,38 +43,19 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
     }
     let bias = fields.flag("attention_bias", false)?;
     let attention = AttentionFacts::Gqa(GqaFacts {
-        heads: common.heads,
-        kv_heads: common.kv_heads(common.heads)?,
-        head_dim,
         qkv_bias: bias,
         o_bias: bias,
         qk_norm: Some(QkNorm::Row),
         clip,
-        window: None,
-        sinks: false,
-        softmax_scale: GqaFacts::usual_scale(head_dim),
+        ..GqaFacts::plain(common.heads, common.kv_heads(common.heads)?, head_dim)
     });
-    let expert_field = fields.either("num_experts", "num_local_experts");
-    let (experts, top_k) = common.experts(
-        expert_field,
-        fields.size(expert_field, 64)?,
-        fields.size("num_experts_per_tok", 8)?,
-    )?;
+    let (experts, top_k) = common.experts(["num_experts", "num_local_experts"], 64, Some(8))?;
     let moe = MoeFacts {
         experts,
         top_k,
         expert_width: fields.size("intermediate_size", 2048)?,
         biases: false,
-        routing: RoutingFacts {
-            score: Score::Softmax,
-            bias: false,
-            logits_in_float32: false,
-            corrected: false,
-            normalise: fields.flag("norm_topk_prob", false)?,
-            scale: 1.0,
-            groups: None,
-            weights_in_compute_dtype: true,
-        },
+        routing: RoutingFacts { normalise: fields.flag("norm_topk_prob", false)?, ..RoutingFacts::SOFTMAX },
         shared: None,
     };
     let layer = LayerFacts { attention, mlp: MlpFacts::Moe(moe) };

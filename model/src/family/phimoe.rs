@@ -42,23 +42,12 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
     let head_dim = common.head_dim()?;
     let bias = fields.flag("attention_bias", false)?;
     let attention = AttentionFacts::Gqa(GqaFacts {
-        heads: common.heads,
-        kv_heads: common.kv_heads(8)?,
-        head_dim,
         qkv_bias: bias,
         o_bias: bias,
-        qk_norm: None,
-        clip: None,
         window,
-        sinks: false,
-        softmax_scale: GqaFacts::usual_scale(head_dim),
+        ..GqaFacts::plain(common.heads, common.kv_heads(8)?, head_dim)
     });
-    let expert_field = fields.either("num_local_experts", "num_experts");
-    let (experts, top_k) = common.experts(
-        expert_field,
-        fields.size(expert_field, 16)?,
-        fields.size("num_experts_per_tok", TOP_K)?,
-    )?;
+    let (experts, top_k) = common.experts(["num_local_experts", "num_experts"], 16, Some(TOP_K))?;
     if top_k != TOP_K {
         let message = format!("{top_k}; PhiMoE's sparsemixer chooses {TOP_K}");
         return Err(fields.unsupported("num_experts_per_tok", message));
@@ -71,16 +60,7 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
         experts,
         top_k,
         expert_width: fields.size("intermediate_size", 6400)?,
-        routing: RoutingFacts {
-            score: Score::SparseMixer { jitter },
-            bias: false,
-            logits_in_float32: false,
-            corrected: false,
-            normalise: false,
-            scale: 1.0,
-            groups: None,
-            weights_in_compute_dtype: true,
-        },
+        routing: RoutingFacts { score: Score::SparseMixer { jitter }, ..RoutingFacts::SOFTMAX },
         biases: false,
         shared: None,
     };

@@ -9,9 +9,7 @@ use std::collections::BTreeSet;
 use super::{Family, TensorNames, USUAL_NAMES};
 use crate::config::{Common, Defaults, ModelConfig};
 use crate::error::CheckpointError;
-use crate::facts::{
-    AttentionFacts, GqaFacts, LayerFacts, MlpFacts, MoeFacts, RoutingFacts, Score, SharedFacts,
-};
+use crate::facts::{AttentionFacts, GqaFacts, LayerFacts, MlpFacts, MoeFacts, RoutingFacts, SharedFacts};
 use crate::fields::Fields;
 use crate::rope::{RopeFacts, RopeLayout};
 
@@ -41,16 +39,9 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
         .zip(sparse_layers(&common)?)
         .map(|(window, sparse)| LayerFacts {
             attention: AttentionFacts::Gqa(GqaFacts {
-                heads: common.heads,
-                kv_heads,
-                head_dim,
                 qkv_bias,
-                o_bias: false,
-                qk_norm: None,
-                clip: None,
                 window,
-                sinks: false,
-                softmax_scale: GqaFacts::usual_scale(head_dim),
+                ..GqaFacts::plain(common.heads, kv_heads, head_dim)
             }),
             mlp: if sparse { MlpFacts::Moe(moe.clone()) } else { MlpFacts::Dense { width: dense_width } },
         })
@@ -61,26 +52,13 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
 
 fn experts(common: &Common<'_>) -> Result<MoeFacts, CheckpointError> {
     let fields = common.fields;
-    let (experts, top_k) = common.experts(
-        "num_experts",
-        fields.size("num_experts", 60)?,
-        fields.size("num_experts_per_tok", 4)?,
-    )?;
+    let (experts, top_k) = common.experts(["num_experts"; 2], 60, Some(4))?;
     Ok(MoeFacts {
         experts,
         top_k,
         expert_width: fields.size("moe_intermediate_size", 1408)?,
         biases: false,
-        routing: RoutingFacts {
-            score: Score::Softmax,
-            bias: false,
-            logits_in_float32: false,
-            corrected: false,
-            normalise: fields.flag("norm_topk_prob", false)?,
-            scale: 1.0,
-            groups: None,
-            weights_in_compute_dtype: true,
-        },
+        routing: RoutingFacts { normalise: fields.flag("norm_topk_prob", false)?, ..RoutingFacts::SOFTMAX },
         shared: Some(SharedFacts {
             count: 1,
             width: fields.size("shared_expert_intermediate_size", 5632)?,
