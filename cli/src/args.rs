@@ -93,18 +93,8 @@ pub(crate) struct RunArgs {
     /// Generate at most this many tokens for each answer [default: what the context leaves]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: Option<u32>,
-    /// Randomness of the choice; 0 takes the likeliest token
-    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature, allow_negative_numbers = true)]
-    pub(crate) temperature: f32,
-    /// Choose among the likeliest tokens that make up this probability
-    #[arg(long, value_name = "P", value_parser = probability, allow_negative_numbers = true)]
-    pub(crate) top_p: Option<f32>,
-    /// Choose among this many of the likeliest tokens
-    #[arg(long, value_name = "K")]
-    pub(crate) top_k: Option<u32>,
-    /// The same seed gives the same answers
-    #[arg(long, value_name = "S", default_value_t = 0)]
-    pub(crate) seed: u64,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
 }
 
 #[derive(Debug, Args)]
@@ -153,13 +143,9 @@ pub(crate) struct LogitsArgs {
     pub(crate) deployment: DeploymentArgs,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct GenerateArgs {
-    #[command(flatten)]
-    pub(crate) prompt: PromptArgs,
-    /// Generate at most this many tokens
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) max_tokens: u32,
+/// How tokens are chosen.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct SamplingArgs {
     /// Randomness of the choice; 0 takes the likeliest token
     #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature, allow_negative_numbers = true)]
     pub(crate) temperature: f32,
@@ -169,9 +155,20 @@ pub(crate) struct GenerateArgs {
     /// Choose among this many of the likeliest tokens
     #[arg(long, value_name = "K")]
     pub(crate) top_k: Option<u32>,
-    /// The same seed gives the same answer
+    /// The same seed gives the same answers
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub(crate) seed: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GenerateArgs {
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    /// Generate at most this many tokens
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_tokens: u32,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
     /// End before this text; may be given several times
     #[arg(long, value_name = "TEXT", value_parser = stop_string)]
     pub(crate) stop: Vec<String>,

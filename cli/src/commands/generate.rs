@@ -106,10 +106,10 @@ pub(crate) async fn run(
     let request = GenerateRequest {
         prompt: Some(args.prompt.for_generation()),
         max_tokens: args.max_tokens,
-        temperature: Some(args.temperature),
-        top_p: args.top_p,
-        top_k: args.top_k,
-        seed: args.seed,
+        temperature: Some(args.sampling.temperature),
+        top_p: args.sampling.top_p,
+        top_k: args.sampling.top_k,
+        seed: args.sampling.seed,
         stop: args.stop.clone(),
         ignore_eos: args.ignore_eos,
     };

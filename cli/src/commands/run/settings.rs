@@ -33,10 +33,10 @@ impl Settings {
         Self {
             system: args.system.clone(),
             max_tokens: args.max_tokens,
-            temperature: args.temperature,
-            top_p: args.top_p,
-            top_k: args.top_k,
-            seed: args.seed,
+            temperature: args.sampling.temperature,
+            top_p: args.sampling.top_p,
+            top_k: args.sampling.top_k,
+            seed: args.sampling.seed,
             stop: Vec::new(),
         }
     }
