@@ -1,11 +1,11 @@
 //! Bodies that are no request: each is a 4xx in the error form, none hurts.
 
-use super::{Bytes, Front, with};
+use super::{Altered, Bytes, Front, with};
 use crate::http::TextFrontend;
 use axum::body::Body;
 use axum::http::Request;
 use remoe_wire::ServiceError;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::sync::Arc;
 
 const PATH: &str = "/v1/completions";
@@ -182,7 +182,7 @@ struct Slow {
     bound: Option<usize>,
 }
 
-impl TextFrontend for Slow {
+impl Altered for Slow {
     fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, ServiceError> {
         if text.starts_with('X') {
             // The gate opens for all when its other end goes.
@@ -193,33 +193,6 @@ impl TextFrontend for Slow {
 
     fn bytes_per_token(&self) -> Option<usize> {
         self.bound
-    }
-
-    fn decode(&self, ids: &[u32], special: bool) -> Result<String, ServiceError> {
-        Bytes.decode(ids, special)
-    }
-
-    fn token_bytes(&self, id: u32) -> Result<Vec<u8>, ServiceError> {
-        Bytes.token_bytes(id)
-    }
-
-    fn is_special(&self, id: u32) -> bool {
-        Bytes.is_special(id)
-    }
-
-    fn token_id(&self, token: &str) -> Option<u32> {
-        Bytes.token_id(token)
-    }
-    fn template(&self) -> Option<&str> {
-        Bytes.template()
-    }
-    fn render_chat(
-        &self,
-        messages: &[Value],
-        tools: Option<&[Value]>,
-        generation: bool,
-    ) -> Result<String, ServiceError> {
-        Bytes.render_chat(messages, tools, generation)
     }
 }
 

@@ -93,6 +93,64 @@ impl TextFrontend for Bytes {
     }
 }
 
+/// [`Bytes`] but for what a test changes.
+trait Altered: Send + Sync {
+    fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, ServiceError> {
+        Bytes.encode(text, special)
+    }
+
+    fn bytes_per_token(&self) -> Option<usize> {
+        Bytes.bytes_per_token()
+    }
+
+    fn token_bytes(&self, id: u32) -> Result<Vec<u8>, ServiceError> {
+        Bytes.token_bytes(id)
+    }
+
+    fn template(&self) -> Option<&str> {
+        None
+    }
+}
+
+impl<T: Altered> TextFrontend for T {
+    fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, ServiceError> {
+        Altered::encode(self, text, special)
+    }
+
+    fn bytes_per_token(&self) -> Option<usize> {
+        Altered::bytes_per_token(self)
+    }
+
+    fn decode(&self, ids: &[u32], special: bool) -> Result<String, ServiceError> {
+        Bytes.decode(ids, special)
+    }
+
+    fn token_bytes(&self, id: u32) -> Result<Vec<u8>, ServiceError> {
+        Altered::token_bytes(self, id)
+    }
+
+    fn is_special(&self, id: u32) -> bool {
+        Bytes.is_special(id)
+    }
+
+    fn token_id(&self, token: &str) -> Option<u32> {
+        Bytes.token_id(token)
+    }
+
+    fn template(&self) -> Option<&str> {
+        Altered::template(self)
+    }
+
+    fn render_chat(
+        &self,
+        messages: &[Value],
+        tools: Option<&[Value]>,
+        generation: bool,
+    ) -> Result<String, ServiceError> {
+        Bytes.render_chat(messages, tools, generation)
+    }
+}
+
 /// A front and the engine behind it.
 pub(super) struct Front {
     pub(super) router: Router,

@@ -1,6 +1,6 @@
 //! What answers must match: read, compiled beside everything else, and given to the engine.
 
-use super::{Bytes, Front, TextFrontend, chat_with, figures, say, with};
+use super::{Altered, Bytes, Front, TextFrontend, chat_with, figures, say, with};
 use crate::engine::request::{Event, FinishReason};
 use remoe_wire::ServiceError;
 use serde_json::{Value, json};
@@ -99,37 +99,11 @@ struct Held {
     opened: Condvar,
 }
 
-impl TextFrontend for Held {
-    fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, ServiceError> {
-        Bytes.encode(text, special)
-    }
-    fn bytes_per_token(&self) -> Option<usize> {
-        Bytes.bytes_per_token()
-    }
-    fn decode(&self, ids: &[u32], special: bool) -> Result<String, ServiceError> {
-        Bytes.decode(ids, special)
-    }
+impl Altered for Held {
     fn token_bytes(&self, id: u32) -> Result<Vec<u8>, ServiceError> {
         let open = self.open.lock().unwrap();
         drop(self.opened.wait_while(open, |open| !*open).unwrap());
         Bytes.token_bytes(id)
-    }
-    fn is_special(&self, id: u32) -> bool {
-        Bytes.is_special(id)
-    }
-    fn token_id(&self, token: &str) -> Option<u32> {
-        Bytes.token_id(token)
-    }
-    fn template(&self) -> Option<&str> {
-        Bytes.template()
-    }
-    fn render_chat(
-        &self,
-        messages: &[Value],
-        tools: Option<&[Value]>,
-        generation: bool,
-    ) -> Result<String, ServiceError> {
-        Bytes.render_chat(messages, tools, generation)
     }
 }
 

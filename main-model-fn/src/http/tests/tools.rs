@@ -1,9 +1,8 @@
 //! Tools: from a request to the calls in its answer.
 
-use super::{BOS, Bytes, Front, TextFrontend, chat_with, say};
+use super::{Altered, BOS, Front, chat_with, say};
 use crate::engine::request::FinishReason;
 use crate::grammar::tests::takes;
-use remoe_wire::ServiceError;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -12,35 +11,9 @@ const CHAT: &str = "/v1/chat/completions";
 /// Bytes, beside a template that says this.
 struct Family(&'static str);
 
-impl TextFrontend for Family {
-    fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, ServiceError> {
-        Bytes.encode(text, special)
-    }
-    fn bytes_per_token(&self) -> Option<usize> {
-        Bytes.bytes_per_token()
-    }
-    fn decode(&self, ids: &[u32], special: bool) -> Result<String, ServiceError> {
-        Bytes.decode(ids, special)
-    }
-    fn token_bytes(&self, id: u32) -> Result<Vec<u8>, ServiceError> {
-        Bytes.token_bytes(id)
-    }
-    fn is_special(&self, id: u32) -> bool {
-        Bytes.is_special(id)
-    }
-    fn token_id(&self, token: &str) -> Option<u32> {
-        Bytes.token_id(token)
-    }
+impl Altered for Family {
     fn template(&self) -> Option<&str> {
         Some(self.0)
-    }
-    fn render_chat(
-        &self,
-        messages: &[Value],
-        tools: Option<&[Value]>,
-        generation: bool,
-    ) -> Result<String, ServiceError> {
-        Bytes.render_chat(messages, tools, generation)
     }
 }
 
