@@ -97,7 +97,7 @@ async fn steer(
         let backends = serving.filter_map(backend).collect();
         // Whoever is not counted on must not send anybody to functions that may end without asking.
         let holds = now.sleeps && !is_counted_on;
-        let phase = if holds { Phase::Draining } else { phase(now.phase) };
+        let phase = if holds { Phase::Draining } else { now.phase.into() };
         turn = if holds { turn } else { now.turn };
         model.follow(Directive { phase, turn }, backends, marks);
         let over = tokio::select! {
@@ -128,15 +128,6 @@ fn mark(marks: &mut WakeMarks, told: &MoEDemandSpec, probes: &Probes) {
     reached(|marks| &mut marks.started, !told.mains.is_empty());
     reached(|marks| &mut marks.listening, any(|answers| answers.listens));
     reached(|marks| &mut marks.serving, any(|answers| answers.serves));
-}
-
-fn phase(told: DemandPhase) -> Phase {
-    match told {
-        DemandPhase::Active => Phase::Active,
-        DemandPhase::Draining => Phase::Draining,
-        DemandPhase::Asleep => Phase::Asleep,
-        DemandPhase::Waking => Phase::Waking,
-    }
 }
 
 fn backend(main: &MainFunction) -> Option<Backend> {

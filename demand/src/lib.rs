@@ -8,6 +8,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::{CustomResource, KubeSchema};
+use remoe_sleep::Phase;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -75,6 +76,28 @@ pub enum DemandPhase {
     /// Functions start.
     #[default]
     Waking,
+}
+
+impl From<DemandPhase> for Phase {
+    fn from(phase: DemandPhase) -> Self {
+        match phase {
+            DemandPhase::Active => Self::Active,
+            DemandPhase::Draining => Self::Draining,
+            DemandPhase::Asleep => Self::Asleep,
+            DemandPhase::Waking => Self::Waking,
+        }
+    }
+}
+
+impl From<Phase> for DemandPhase {
+    fn from(phase: Phase) -> Self {
+        match phase {
+            Phase::Active => Self::Active,
+            Phase::Draining => Self::Draining,
+            Phase::Asleep => Self::Asleep,
+            Phase::Waking => Self::Waking,
+        }
+    }
 }
 
 /// A main function that gateways may send requests to once it answers.

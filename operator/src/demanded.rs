@@ -4,7 +4,7 @@
 //! (`Draining`) and all that live have to acknowledge it with nothing at hand. What they are told and what they say is
 //! one object, [`MoEDemand`], which is written as it was read or not at all: a request that comes meanwhile is seen.
 
-use super::api::{DemandPhase, GatewayDemand, MainFunction, MoEDemand, MoEDemandSpec, MoEDeployment};
+use super::api::{GatewayDemand, MainFunction, MoEDemand, MoEDemandSpec, MoEDeployment};
 use super::build::{HTTP_PORT, Surroundings, owned_meta, room, served_name};
 use super::events::Happening;
 use super::known::Known;
@@ -89,7 +89,7 @@ pub fn demanded(
     let live = observed.demand.as_ref().filter(|live| is_owned_by(*live, &uid));
     let before = live.map(|live| &live.spec);
     let now = observed.now;
-    let phase = before.map_or(Phase::Waking, |before| phase(before.phase));
+    let phase = before.map_or(Phase::Waking, |before| before.phase.into());
     let since = before.map_or(now, |before| before.since.0);
     let wakes = before.map_or(0, |before| before.wakes);
     let all: &[GatewayDemand] = live.map_or(&[], MoEDemand::gateways);
@@ -132,7 +132,7 @@ pub fn demanded(
             .model
             .facts()
             .map_or(0, |facts| u32::try_from(facts.inspection.context_length).unwrap_or(u32::MAX)),
-        phase: told(next),
+        phase: next.into(),
         turn: turn.saturating_add(u64::from(changes)),
         since: MicroTime(if changes { now } else { since }),
         wakes: wakes.saturating_add(u64::from(phase == Phase::Asleep && next == Phase::Waking)),
@@ -157,24 +157,6 @@ pub fn demanded(
         without_dead: live.filter(|_| !dead.is_empty()).map(|live| without(live, &dead)),
         trouble: None,
         look_again: look_again.filter(|_| window.is_some()),
-    }
-}
-
-fn phase(told: DemandPhase) -> Phase {
-    match told {
-        DemandPhase::Active => Phase::Active,
-        DemandPhase::Draining => Phase::Draining,
-        DemandPhase::Asleep => Phase::Asleep,
-        DemandPhase::Waking => Phase::Waking,
-    }
-}
-
-fn told(phase: Phase) -> DemandPhase {
-    match phase {
-        Phase::Active => DemandPhase::Active,
-        Phase::Draining => DemandPhase::Draining,
-        Phase::Asleep => DemandPhase::Asleep,
-        Phase::Waking => DemandPhase::Waking,
     }
 }
 
