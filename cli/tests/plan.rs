@@ -38,8 +38,8 @@ fn profile(folder: &Path, on_gpu: bool) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// A predictor of the demo model; with a short history no prompts are held back.
-fn predictor(folder: &Path, prompts: u32) -> String {
+/// A predictor of the demo model whose history has decode steps, or prefills alone.
+fn predictor(folder: &Path, decodes: bool) -> String {
     let facts = facts();
     let header = RecordHeader {
         model: facts.fingerprint.clone(),
@@ -51,13 +51,14 @@ fn predictor(folder: &Path, prompts: u32) -> String {
     };
     let cells = header.cells();
     let mut writer = RecordWriter::new(Vec::new(), header, 0, DEFAULT_FILE_BYTES).unwrap();
-    for n in 0..prompts {
+    for n in 0..150_u32 {
         let prompt: Vec<u32> = (0..4 + n % 7).map(|t| (n * 5 + t * t) % 1000).collect();
-        let prefill = (0..cells).map(|cell| (n + prompt[0] + cell as u32 * 3) % 5).collect();
-        let record = ActivationRecord { prompt, prefill, decode: vec![0; cells], ..Default::default() };
+        let counts = |step: u32| (0..cells).map(|cell| (n + prompt[0] + cell as u32 * step) % 5).collect();
+        let (prefill, decode) = (counts(3), if decodes { counts(2) } else { vec![0; cells] });
+        let record = ActivationRecord { prompt, prefill, decode, steps: decodes.into(), experts: None };
         writer.append(&record).unwrap();
     }
-    let (history, out) = (folder.join(format!("{prompts}.npy")), folder.join(format!("predictor-{prompts}")));
+    let (history, out) = (folder.join("history.npy"), folder.join("predictor"));
     std::fs::write(&history, writer.finish().unwrap()).unwrap();
     let (history, out) = (history.to_str().unwrap(), out.to_str().unwrap());
     let model = workspace("demo/model");
@@ -69,7 +70,7 @@ fn predictor(folder: &Path, prompts: u32) -> String {
 #[test]
 fn robust_plans_take_the_factor_of_every_count_with_a_prompt_and_without() {
     let folder = tempfile::tempdir().unwrap();
-    let (profile, predictor) = (profile(folder.path(), false), predictor(folder.path(), 150));
+    let (profile, predictor) = (profile(folder.path(), false), predictor(folder.path(), true));
     let known = ["--profile", &profile, "--predictor", &predictor, "--robust"];
     let experts = facts().experts;
     for prompt in [&[][..], &["--prompt", "Once upon a time"]] {
@@ -89,10 +90,13 @@ fn robust_plans_take_the_factor_of_every_count_with_a_prompt_and_without() {
 #[test]
 fn a_robust_plan_without_known_errors_says_what_is_missing() {
     let folder = tempfile::tempdir().unwrap();
-    let profile = profile(folder.path(), false);
-    let (code, answer) = plan(&["--profile", &profile, "--robust"]);
-    assert_eq!((code, &answer["error"]["field"]), (Some(2), &json!("--robust")), "{answer}");
-    assert!(answer["error"]["message"].as_str().unwrap().contains("--predictor"), "{answer}");
+    let (profile, prefills_alone) = (profile(folder.path(), false), predictor(folder.path(), false));
+    for known in [&[][..], &["--predictor", &prefills_alone]] {
+        let (code, answer) = plan(&[&["--profile", &profile, "--robust"][..], known].concat());
+        assert_eq!((code, &answer["error"]["field"]), (Some(2), &json!("--robust")), "{answer}");
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains("--predictor") && message.contains("decode steps"), "{answer}");
+    }
 }
 
 #[test]

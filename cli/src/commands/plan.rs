@@ -109,8 +109,9 @@ pub(crate) fn run(args: &PlanArgs, as_json: bool, verbose: bool) -> Result<ExitC
     let command = Command { args, problem: args.read_problem()?, as_json };
     let problem = &command.problem;
     if args.robust && args.problem.is_none() && problem.prediction_p95.is_none() {
-        let message = "how far predictions err is not known: there is no predictor, or its history was too \
-                       short to hold prompts back; name one with --predictor (remoe predictor build makes it)";
+        let message = "how far predictions err is not known: there is no predictor, or its history has no \
+                       decode steps or too few prompts to hold some back; name one with --predictor \
+                       (remoe predictor build makes it)";
         return Err(CliError::arguments("--robust", message));
     }
     if args.preallocate {
