@@ -335,6 +335,16 @@ fn use_it(text: &str) {
     }
 }
 
+#[test]
+fn what_no_list_of_sizes_may_hold_is_named_without_a_search() {
+    let problem = with(&[("/token_bytes", json!(4.096e13))]);
+    let problem = Problem::from_json(&problem.to_string()).unwrap();
+    let Err(PlanError::Infeasible(why)) = solve(&problem, None, &Options::default()) else {
+        panic!("40 TB per token fit");
+    };
+    assert!(why.remedy.iter().any(|remedy| remedy.at_least > 1e15), "{why:?}");
+}
+
 fn any_json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),

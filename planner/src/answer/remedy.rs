@@ -111,6 +111,10 @@ pub(crate) fn sufficient(
     let mut raised = problem.clone();
     why.remedy.iter().for_each(|remedy| remedy.apply(&mut raised));
     for _ in 0..ROUNDS {
+        // A list of sizes that is longer than any may be is not searched.
+        if raised.check().is_err() {
+            break;
+        }
         let Some(missing) = attempt(&raised) else { break };
         if missing.is_empty() {
             break;
