@@ -42,6 +42,17 @@ pub(crate) fn peak_bytes(pid: u32) -> Option<f64> {
     kilobytes(&status, "VmHWM:").map(|count| (count * 1024) as f64)
 }
 
+/// CPU time of the threads that a process has, where the kernel counts it in nanoseconds.
+pub(crate) fn cpu_seconds(pid: u32) -> Option<f64> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+    let mut nanos = 0_u64;
+    for thread in threads {
+        let Ok(stat) = fs::read_to_string(thread.ok()?.path().join("schedstat")) else { continue };
+        nanos += stat.split_whitespace().next()?.parse::<u64>().ok()?;
+    }
+    Some(nanos as f64 / 1e9)
+}
+
 /// Memory that this process has resident, in bytes.
 pub(crate) fn resident_bytes() -> Option<f64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;

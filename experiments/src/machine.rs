@@ -172,6 +172,8 @@ impl Machine {
                 bytes_per_second: self.network_bytes_per_second,
                 invoke_seconds: self.invoke_seconds,
                 send_seconds: 0.0,
+                main_cpu_seconds: 0.0,
+                function_cpu_seconds: 0.0,
             },
             starts: Starts { main: start, remote: start },
             memory: Memory { main_bytes: self.main_bytes, function_bytes: self.function_bytes },

@@ -77,6 +77,9 @@ pub fn deployment(
 fn main(options: &ModelOptions, http: Option<SocketAddr>) -> FunctionSpec {
     let threads = options.main_threads.or(options.main_limits.map(ResourceLimits::threads));
     let mut arguments = common(options, threads);
+    if options.main_limits.is_some_and(has_less_than_a_vcpu) {
+        flag(&mut arguments, "--poll-us", Some(&0));
+    }
     flag(&mut arguments, "--fallback-bytes", options.fallback_bytes.as_ref());
     flag(&mut arguments, "--device", options.device.as_ref());
     flag(&mut arguments, "--kv-cache-bytes", options.kv_cache_bytes.as_ref());
@@ -111,11 +114,15 @@ fn remote(options: &ModelOptions, process: RemoteProcess) -> FunctionSpec {
     flag(&mut arguments, "--experts", Some(&format_listing(&hosted)));
     // Only a function of several layers is called again at once, by the next layer. And polling would use
     // up what a share of a vCPU is allowed.
-    if hosted.len() < 2 || limits.is_some_and(|limits| limits.cpu_millis < 1000) {
+    if hosted.len() < 2 || limits.is_some_and(has_less_than_a_vcpu) {
         flag(&mut arguments, "--poll-us", Some(&0));
     }
     flag(&mut arguments, "--memory-bytes", memory_bytes.or(options.remote_memory_bytes).as_ref());
     FunctionSpec { name, role: Role::Remote, arguments, environment: Vec::new(), http: None, hosted, limits }
+}
+
+fn has_less_than_a_vcpu(limits: ResourceLimits) -> bool {
+    limits.cpu_millis < 1000
 }
 
 fn common(options: &ModelOptions, threads: Option<usize>) -> Vec<OsString> {

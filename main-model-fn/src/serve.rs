@@ -180,6 +180,7 @@ pub async fn run<B: Backend>(
         iteration_rows: settings.iteration_rows,
         prompt_chunk: settings.iteration_rows,
         fallback_bytes: settings.fallback_bytes,
+        poll: Duration::from_micros(settings.poll_us),
     };
     // The engine stops after the servers: they finish what they have accepted.
     let stop = EngineStop::default();

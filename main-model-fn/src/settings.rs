@@ -77,6 +77,11 @@ pub struct Settings {
     /// Memory for experts that had to be loaded because no remote function answered.
     #[arg(long, value_name = "SIZE", default_value_t = 1 << 30, value_parser = sizes::<usize>(0..=u64::MAX))]
     pub fallback_bytes: usize,
+    /// Microseconds for which the engine polls for answers of remote functions before it sleeps: waking a thread
+    /// takes ten times a loopback exchange. Polling keeps a core busy: 0 for a function with less than a vCPU of
+    /// its own.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    pub poll_us: u64,
     /// Memory that the function may take, where that is less than its control groups and the machine
     /// allow. A placement whose experts do not fit is refused.
     #[arg(long, value_name = "SIZE", value_parser = sizes::<u64>(1..=u64::MAX))]

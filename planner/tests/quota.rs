@@ -54,6 +54,8 @@ struct Scene {
     layers: Vec<(usize, f64)>,
     groups: usize,
     trip_seconds: f64,
+    /// Computing of the main function per call, and of the called one beside the expert.
+    call_seconds: (f64, f64),
 }
 
 impl Scene {
@@ -68,6 +70,7 @@ impl Scene {
             layers: (0..4).map(|layer| (layer % groups, expert * random.between(0.8, 1.2))).collect(),
             groups,
             trip_seconds: 10f64.powf(random.between(-5.0, -3.5)),
+            call_seconds: (seconds(random), seconds(random)),
         }
     }
 
@@ -79,8 +82,9 @@ impl Scene {
         let mut now = PERIOD_NANOS;
         for _ in 0..STEPS {
             for (group, seconds) in &self.layers {
-                now = main.compute(now, self.main_seconds);
-                now = groups[*group].compute(now, *seconds) + (self.trip_seconds * 1e9) as u64;
+                now = main.compute(now, self.main_seconds + self.call_seconds.0);
+                now = groups[*group].compute(now, *seconds + self.call_seconds.1);
+                now += (self.trip_seconds * 1e9) as u64;
             }
         }
         (now - PERIOD_NANOS) as f64 / 1e9 / f64::from(STEPS)
@@ -105,7 +109,8 @@ impl Scene {
             "token_bytes": 1.0, "head_bytes": 0.0, "runtime_bytes": 0.0, "function_bytes": 0.0,
             "transport": {
                 "token_bytes_up": 1.0, "token_bytes_down": 1.0, "bytes_per_second": 1e12,
-                "invoke_seconds": self.trip_seconds,
+                "invoke_seconds": self.trip_seconds + self.call_seconds.1, "send_seconds": self.call_seconds.0,
+                "main_cpu_seconds": self.call_seconds.0, "function_cpu_seconds": self.call_seconds.1,
             },
             "swap_seconds": {"base": 0.0, "per_token": 0.0},
             "cold_start_seconds": 0.0,

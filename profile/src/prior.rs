@@ -20,6 +20,8 @@ const NETWORK_BYTES_PER_SECOND: f64 = 6e8;
 const INVOKE_SECONDS: f64 = 1e-3;
 /// Handing a layer's messages to the kernel.
 const SEND_SECONDS: f64 = 1e-4;
+/// Sending a message through the kernel and taking another, on either side.
+const CALL_CPU_SECONDS: f64 = 1e-4;
 /// A container from image to process, with an image that is on the node.
 const PROCESS_SECONDS: f64 = 3.0;
 /// Weights from a network volume.
@@ -77,6 +79,8 @@ impl Profile {
                 bytes_per_second: NETWORK_BYTES_PER_SECOND,
                 invoke_seconds: INVOKE_SECONDS,
                 send_seconds: SEND_SECONDS,
+                main_cpu_seconds: CALL_CPU_SECONDS,
+                function_cpu_seconds: CALL_CPU_SECONDS,
             },
             starts: Starts {
                 main: Start {

@@ -6,7 +6,6 @@ use crate::profile::Profile;
 use remoe_model::Inspection;
 use remoe_planner::{
     Affine, Arrivals, CpuProfile, Device, ErrorFactor, Layer, Limits, Pricing, Problem, Request, Slo, Specs,
-    Transport,
 };
 use serde::{Deserialize, Serialize};
 
@@ -92,13 +91,7 @@ pub fn problem(model: &Inspection, profile: &Profile, wishes: &Wishes) -> Result
         head_bytes: resident(model.outside_bytes),
         runtime_bytes: profile.memory.main_bytes + wishes.fallback_bytes,
         function_bytes: profile.memory.function_bytes,
-        transport: Transport {
-            token_bytes_up: token_bytes,
-            token_bytes_down: token_bytes,
-            bytes_per_second: profile.transport.bytes_per_second,
-            invoke_seconds: profile.transport.invoke_seconds,
-            send_seconds: profile.transport.send_seconds,
-        },
+        transport: profile.transport.of_rows(token_bytes),
         swap_seconds: profile
             .device
             .map_or(Affine { base: 0.0, per_token: 0.0 }, |device| device.swap_seconds),

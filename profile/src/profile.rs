@@ -150,6 +150,28 @@ pub struct Transport {
     pub invoke_seconds: f64,
     /// What the main function takes to send one layer's calls, before its own experts.
     pub send_seconds: f64,
+    /// CPU seconds of the main function per call: sending it, and taking its answer.
+    #[serde(default)]
+    pub main_cpu_seconds: f64,
+    /// CPU seconds of the remote function per call besides experts.
+    #[serde(default)]
+    pub function_cpu_seconds: f64,
+}
+
+impl Transport {
+    /// What a problem says of it for rows of `token_bytes`, there and back.
+    #[must_use]
+    pub fn of_rows(&self, token_bytes: f64) -> remoe_planner::Transport {
+        remoe_planner::Transport {
+            token_bytes_up: token_bytes,
+            token_bytes_down: token_bytes,
+            bytes_per_second: self.bytes_per_second,
+            invoke_seconds: self.invoke_seconds,
+            send_seconds: self.send_seconds,
+            main_cpu_seconds: self.main_cpu_seconds,
+            function_cpu_seconds: self.function_cpu_seconds,
+        }
+    }
 }
 
 /// Resident bytes of functions besides weights, keys and values.
@@ -211,6 +233,8 @@ impl Profile {
         }
         seconds("transport.invoke_seconds", self.transport.invoke_seconds)?;
         seconds("transport.send_seconds", self.transport.send_seconds)?;
+        seconds("transport.main_cpu_seconds", self.transport.main_cpu_seconds)?;
+        seconds("transport.function_cpu_seconds", self.transport.function_cpu_seconds)?;
         rate("transport.bytes_per_second", self.transport.bytes_per_second)?;
         for (name, start) in [("main", self.starts.main), ("remote", self.starts.remote)] {
             seconds(&format!("starts.{name}.process_seconds"), start.process_seconds)?;

@@ -5,7 +5,7 @@
 use remoe_model::{Folder, Outline};
 use remoe_planner::{
     Arrangement, Arrivals, FlipCause, NodesAnswer, Rental, Request, Reserve, ResidentModel, RivalNodes, Slo,
-    Spot, Transport, rent,
+    Spot, rent,
 };
 use remoe_profile::{NodeList, Profile, ResidentWeights, node_shape};
 use std::path::PathBuf;
@@ -50,13 +50,7 @@ fn rental(model: &str, list: &NodeList) -> Rental {
         shapes: list.nodes.iter().map(|node| node_shape(node, &weights, None)).collect(),
         reserve: Reserve::default(),
         spot: Spot::Remote,
-        transport: Transport {
-            token_bytes_up: facts.token_bytes as f64,
-            token_bytes_down: facts.token_bytes as f64,
-            bytes_per_second: prior.transport.bytes_per_second,
-            invoke_seconds: prior.transport.invoke_seconds,
-            send_seconds: prior.transport.send_seconds,
-        },
+        transport: prior.transport.of_rows(facts.token_bytes as f64),
         runtime_bytes: prior.memory.main_bytes,
         fallback_bytes: 2.0 * facts.top_k as f64 * facts.expert_bytes as f64,
         function_bytes: prior.memory.function_bytes,

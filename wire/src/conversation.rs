@@ -25,7 +25,7 @@ pub struct Wait {
 }
 
 impl Wait {
-    /// As the engine waits: `POLL` in main-model-fn/src/experts/exchange.rs.
+    /// As the engine waits by default: `poll_us` in main-model-fn/src/settings.rs.
     pub const ENGINE: Self = Self { poll: Duration::from_micros(100) };
     /// Polls until the answer is there.
     pub const SPIN: Self = Self { poll: LIMIT };

@@ -5,8 +5,7 @@ use super::{
 };
 use crate::error::ExperimentError;
 use remoe_planner::{
-    Arrangement, Arrivals, Rental, Reserve, ResidentModel, RivalNodes, Service, Slo, Spot, Transport, Way,
-    alive, rent,
+    Arrangement, Arrivals, Rental, Reserve, ResidentModel, RivalNodes, Service, Slo, Spot, Way, alive, rent,
 };
 use remoe_profile::{ListedNode, NodeList, Profile, node_shape};
 
@@ -178,13 +177,7 @@ pub fn rental(subject: &Subject, nodes: &[ListedNode], slo: Slo, arrivals: Optio
         shapes: nodes.iter().map(|node| node_shape(node, &subject.weights, None)).collect(),
         reserve: Reserve::default(),
         spot: Spot::Remote,
-        transport: Transport {
-            token_bytes_up: token_bytes,
-            token_bytes_down: token_bytes,
-            bytes_per_second: prior.transport.bytes_per_second,
-            invoke_seconds: prior.transport.invoke_seconds,
-            send_seconds: prior.transport.send_seconds,
-        },
+        transport: prior.transport.of_rows(token_bytes),
         runtime_bytes: prior.memory.main_bytes,
         fallback_bytes: subject.fallback_bytes(),
         function_bytes: prior.memory.function_bytes,

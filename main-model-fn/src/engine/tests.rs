@@ -19,6 +19,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// An engine that holds all experts of a fixture.
 struct Engine {
@@ -59,6 +60,7 @@ impl Engine {
             iteration_rows: 24,
             prompt_chunk: 24,
             fallback_bytes: 1 << 20,
+            poll: Duration::ZERO,
         };
         let parts = EngineParts {
             model,

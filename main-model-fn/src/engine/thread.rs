@@ -40,6 +40,8 @@ pub(crate) struct EngineSettings {
     pub(crate) prompt_chunk: usize,
     /// Bytes of experts held because no replica answered.
     pub(crate) fallback_bytes: usize,
+    /// How long the engine polls for answers before it sleeps.
+    pub(crate) poll: Duration,
 }
 
 /// What the engine is made of.
@@ -138,6 +140,7 @@ impl Engine {
             checkpoint: parts.checkpoint,
             link_events: link_inlet,
             fallback_bytes: settings.fallback_bytes,
+            poll: settings.poll,
             metrics: parts.expert_metrics,
         })?;
         Ok(Self {

@@ -37,9 +37,6 @@ const WORTHLESS: Duration = Duration::from_secs(30);
 const LEAVE_LIMIT: Duration = Duration::from_millis(20);
 /// Answers that arrived during the local work have at least so long to be read.
 const GRACE: Duration = Duration::from_millis(100);
-/// How long the engine polls for answers before it sleeps: waking a thread costs ten times a
-/// loopback exchange.
-const POLL: Duration = Duration::from_micros(100);
 
 /// The engine's conversations with remote functions.
 pub(super) struct Exchange {
@@ -49,6 +46,8 @@ pub(super) struct Exchange {
     pub(super) dtype: Dtype,
     /// Of attempts and of messages; never used twice.
     next_id: u64,
+    /// How long the engine polls for answers before it sleeps.
+    poll: Duration,
     pub(super) replicas: Replicas,
     pub(super) metrics: ExpertMetrics,
 }
@@ -94,9 +93,10 @@ impl Exchange {
         events: mpsc::UnboundedReceiver<LinkEvent>,
         row_bytes: usize,
         dtype: Dtype,
+        poll: Duration,
         metrics: ExpertMetrics,
     ) -> Self {
-        Self { runtime, events, row_bytes, dtype, next_id: 0, replicas: Replicas::default(), metrics }
+        Self { runtime, events, row_bytes, dtype, next_id: 0, poll, replicas: Replicas::default(), metrics }
     }
 
     /// Waits for the next event of any link while there is no call. False when none will come.
@@ -218,7 +218,7 @@ impl Exchange {
             return Err(error);
         }
         let next = at.outstanding.next_due().map_or(deadline, |due| due.min(deadline));
-        match self.next(at.fallback, at.outstanding.listening + POLL, next) {
+        match self.next(at.fallback, at.outstanding.listening + self.poll, next) {
             Some(Happened::Link(LinkEvent::Reply { link, reply })) => {
                 self.replicas.heard(link, reply.id, took(&reply));
                 self.take_reply(at, link, reply);

@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
@@ -64,6 +64,8 @@ pub(crate) struct ExpertParts {
     pub(crate) link_events: mpsc::UnboundedReceiver<LinkEvent>,
     /// Bytes of experts held because no replica answered.
     pub(crate) fallback_bytes: usize,
+    /// How long the engine polls for answers before it sleeps.
+    pub(crate) poll: Duration,
     pub(crate) metrics: ExpertMetrics,
 }
 
@@ -78,6 +80,7 @@ impl Experts {
                 parts.link_events,
                 row_bytes,
                 parts.dtype,
+                parts.poll,
                 parts.metrics.clone(),
             ),
             dtype: parts.dtype,

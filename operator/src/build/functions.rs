@@ -207,6 +207,10 @@ fn main_pod(
         let operator = operator(&around.operator_namespace).to_string();
         arguments.extend(["--operator-identity".to_owned(), operator]);
     }
+    // Polling for answers would use up what a share of a vCPU is allowed.
+    if millicores < 1000 {
+        arguments.extend(["--poll-us".to_owned(), "0".to_owned()]);
+    }
     let room = room(plan);
     if room > DEFAULT_MAX_BATCH {
         arguments.extend(["--max-batch".to_owned(), room.to_string()]);

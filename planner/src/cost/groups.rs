@@ -140,8 +140,7 @@ impl Model<'_> {
         let share = self.share_of(layer, &group.experts[layer]).min(1.0);
         let curve = model.remote_curve();
         let one = curve.seconds(1.0, curve.column(self.group_pace(group).vcpus)) + self.down;
-        let called = 1.0 - (1.0 - share).powf(model.per_token());
-        model.per_token() * share * one + called * self.round_trip()
+        model.per_token() * share * one + model.called(share, 1.0) * self.round_trip()
     }
 
     /// One decode step of `rows` requests in `layer`, without the fixed part.
@@ -180,7 +179,7 @@ impl Model<'_> {
     }
 
     fn step_of_one(&self, layer: usize, here: &Part<'_>, away: &[Part<'_>]) -> Step {
-        let top_k = self.layers[layer].top_k;
+        let model = &self.layers[layer];
         let path = |part: &Part<'_>, down: f64, trip: f64| Path {
             share: self.share_of(layer, part.experts),
             seconds: part.curve.seconds(1.0, part.column) + down,
@@ -189,23 +188,24 @@ impl Model<'_> {
         };
         let trip = self.round_trip();
         let mut paths: Vec<Path> = away.iter().map(|part| path(part, self.down, trip)).collect();
-        let calls = paths.iter().map(|path| 1.0 - (1.0 - path.share.min(1.0)).powi(top_k as i32)).sum();
+        let calls = paths.iter().map(|path| model.called(path.share, 1.0)).sum();
         let remote: f64 = paths.iter().map(|path| path.share).sum();
         // Shares sum to 1 but for rounding: what is not remote is local.
         paths.push(Path { share: (1.0 - remote).max(0.0), ..path(here, 0.0, 0.0) });
-        Step { seconds: expected_slowest(top_k, &paths), calls }
+        Step { seconds: expected_slowest(model.top_k, &paths), calls }
     }
 
     /// Several tokens share experts: every one that any of them uses is read once. How many that are differs
     /// from step to step, on every path by itself.
     fn step_of_many(&self, layer: usize, rows: f64, here: &Part<'_>, away: &[Part<'_>]) -> Step {
-        let per_token = self.layers[layer].per_token();
+        let model = &self.layers[layer];
+        let per_token = model.per_token();
         let mut works = vec![self.work(layer, rows, here)];
         let mut calls = 0.0;
         for part in away {
             let share = self.share_of(layer, part.experts).min(1.0);
-            let called = 1.0 - (1.0 - share).powf(per_token * rows);
-            let travelling = rows * (1.0 - (1.0 - share).powf(per_token));
+            let called = model.called(share, rows);
+            let travelling = rows * model.called(share, 1.0);
             let mut work = self.work(layer, rows, part);
             work.mean += rows * per_token * share * self.down + travelling * self.up + called * self.invoke;
             works.push(work);

@@ -267,7 +267,7 @@ impl Model<'_> {
         let probabilities = remote_count_probabilities(model.top_k, share);
         let slower = expected_slower_path(&probabilities, local_step, remote_step, self.round_trip());
         let called = 1.0 - probabilities[0];
-        let prefill_calls = if remote.tokens.iter().any(|tokens| *tokens > 0.0) { 1.0 } else { 0.0 };
+        let prefill_calls = if remote.working() > 0 { 1.0 } else { 0.0 };
         let fixed = fixed.plus(Seconds { prefill: prefill_calls * self.send, step: called * self.send });
         LayerEvaluation {
             prefill: fixed.prefill + local_prefill.max(remote_prefill),
@@ -426,6 +426,11 @@ impl Replicas {
             load_bound: load_bound(&weights, count),
             tokens: travelling,
         }
+    }
+
+    /// How many of them have tokens to compute.
+    pub(crate) fn working(&self) -> usize {
+        self.tokens.iter().filter(|tokens| **tokens > 0.0).count()
     }
 
     /// Seconds of the slowest of them.

@@ -2,7 +2,8 @@
 //!
 //! A quota below one vCPU is one of time, not of speed: a function computes on a whole core until its part of a
 //! period is used up, and rests until the next one begins. One that rests anyway, because it waits for others, is as
-//! quick as with a whole core; one that always computes is slowed down to its share.
+//! quick as with a whole core; one that always computes is slowed down to its share. What it computes are experts,
+//! the rest of the model in the main function, and calls: each is sent, received, answered and taken back.
 
 use crate::cost::groups::Part;
 use crate::cost::running::Times;
@@ -52,8 +53,17 @@ impl Model<'_> {
         for (layer, model) in self.layers.iter().enumerate() {
             let rest = |rows: f64| model.computing(pace.vcpus, rows);
             let experts = self.work_of_experts(layer, &self.local_experts(layer, plan), &model.curve, pace);
-            let steps = batches.iter().zip(&experts.steps).map(|(rows, experts)| rest(*rows) + experts);
-            work.add(rest(self.input) + experts.prefill, steps);
+            let calls = |rows: f64| {
+                let called = plan.groups.iter().map(|group| self.share_of(layer, &group.experts[layer]));
+                called.map(|share| model.called(share, rows)).sum::<f64>() * self.main_cpu
+            };
+            let working =
+                plan.groups.iter().filter(|group| self.replicas(layer, group).working() > 0).count();
+            let steps = batches.iter().zip(&experts.steps);
+            work.add(
+                rest(self.input) + experts.prefill + working as f64 * self.main_cpu,
+                steps.map(|(rows, experts)| rest(*rows) + experts + calls(*rows)),
+            );
         }
         work
     }
@@ -64,7 +74,13 @@ impl Model<'_> {
         let functions = f64::from(group.replicas.max(1));
         for (layer, model) in self.layers.iter().enumerate() {
             let all = self.work_of_experts(layer, &group.experts[layer], model.remote_curve(), pace);
-            work.add(all.prefill / functions, all.steps.iter().map(|step| step / functions));
+            let share = self.share_of(layer, &group.experts[layer]);
+            let calls = self.batches().into_iter().map(|rows| model.called(share, rows) * self.function_cpu);
+            let prefill = all.prefill + self.replicas(layer, group).working() as f64 * self.function_cpu;
+            work.add(
+                prefill / functions,
+                all.steps.iter().zip(calls).map(|(step, calls)| (step + calls) / functions),
+            );
         }
         work
     }

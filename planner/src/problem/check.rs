@@ -127,6 +127,8 @@ impl Problem {
         between("transport.bytes_per_second", self.transport.bytes_per_second, 1.0, LARGEST)?;
         not_negative("transport.invoke_seconds", self.transport.invoke_seconds)?;
         not_negative("transport.send_seconds", self.transport.send_seconds)?;
+        not_negative("transport.main_cpu_seconds", self.transport.main_cpu_seconds)?;
+        not_negative("transport.function_cpu_seconds", self.transport.function_cpu_seconds)?;
         affine("swap_seconds", self.swap_seconds)?;
         not_negative("cold_start_seconds", self.cold_start_seconds)?;
         check_pricing(&self.pricing)?;

@@ -280,6 +280,13 @@ pub struct Transport {
     /// work.
     #[serde(default)]
     pub send_seconds: f64,
+    /// CPU seconds of the main function per call, to send it and to take its answer: they count against its
+    /// quota of CPU time, whether or not anything waits for them.
+    #[serde(default)]
+    pub main_cpu_seconds: f64,
+    /// CPU seconds of the remote function per call besides computing experts.
+    #[serde(default)]
+    pub function_cpu_seconds: f64,
 }
 
 impl Transport {

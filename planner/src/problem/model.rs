@@ -33,6 +33,10 @@ pub(crate) struct Model<'p> {
     pub(crate) invoke: f64,
     /// Seconds of the main function per layer that is called.
     pub(crate) send: f64,
+    /// CPU seconds of the main function per call.
+    pub(crate) main_cpu: f64,
+    /// CPU seconds of the remote function per call, besides experts.
+    pub(crate) function_cpu: f64,
     /// Memory of the device in bytes (M^g; Remoe paper, equation 7); main memory on device `cpu`.
     pub(crate) gpu_bytes: f64,
     /// Dollars per second of that.
@@ -173,6 +177,12 @@ impl LayerModel {
     pub(crate) fn per_token(&self) -> f64 {
         self.top_k as f64
     }
+
+    /// With what probability any of `rows` tokens uses an expert of a function that hosts `share` of the
+    /// assignments, so that it is called.
+    pub(crate) fn called(&self, share: f64, rows: f64) -> f64 {
+        1.0 - (1.0 - share.min(1.0)).powf(rows * self.per_token())
+    }
 }
 
 impl<'p> Model<'p> {
@@ -198,6 +208,8 @@ impl<'p> Model<'p> {
             down: transport.token_bytes_down / transport.bytes_per_second,
             invoke: transport.invoke_seconds,
             send: transport.send_seconds,
+            main_cpu: transport.main_cpu_seconds,
+            function_cpu: transport.function_cpu_seconds,
             gpu_bytes,
             nonexpert_bytes: nonexpert + problem.head_bytes,
             gpu_rate: problem.pricing.device_rate(problem.device, gpu_bytes),

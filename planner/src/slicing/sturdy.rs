@@ -107,6 +107,8 @@ fn wrong_problems(problem: &Problem) -> Vec<Problem> {
         with(&|wrong| {
             wrong.transport.invoke_seconds *= WRONG;
             wrong.transport.send_seconds *= WRONG;
+            wrong.transport.main_cpu_seconds *= WRONG;
+            wrong.transport.function_cpu_seconds *= WRONG;
             wrong.transport.bytes_per_second /= WRONG;
         }),
         with(&|wrong| wrong.prediction.iter_mut().flatten().for_each(|shares| flattened(shares))),

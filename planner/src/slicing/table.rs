@@ -152,8 +152,10 @@ impl<'m> Table<'m> {
         }
         if remote.stretch > 1.0 {
             let mut works = vec![Times::none(self.batches.len()); self.groups];
-            for (group, own) in self.layers.iter().flat_map(|layer| layer.work_of_groups(remote)) {
-                works[group].add(own.prefill, own.steps.into_iter());
+            for layer in &self.layers {
+                for (group, own) in layer.work_of_groups(self.model, remote, &self.batches) {
+                    works[group].add(own.prefill, own.steps.into_iter());
+                }
             }
             for work in works {
                 times.at_least(&work, remote.stretch / f64::from(self.replicas));
@@ -211,8 +213,7 @@ impl<'m> Layer<'m> {
         let away: Vec<f64> = shares_of.iter().map(|(_, share)| *share).collect();
         let here = (1.0 - away.iter().sum::<f64>()).max(0.0);
         let spread = (parts.top_k <= MOST_TABLED).then(|| Probabilities::new(parts.top_k, here, &away));
-        let called = |share: f64, rows: f64| 1.0 - (1.0 - share.min(1.0)).powf(rows * parts.per_token());
-        let calls = |rows: &f64| away.iter().map(|share| called(*share, *rows)).sum::<f64>();
+        let calls = |rows: &f64| away.iter().map(|share| parts.called(*share, *rows)).sum::<f64>();
         let work = |curve: &Curve, experts: &[u32], rows: f64, way: f64| {
             let each = || experts.iter().map(|expert| used(rows, parts.per_token() * share(*expert)));
             let mut variance = vec![0.0; curve.columns()];
@@ -232,10 +233,10 @@ impl<'m> Layer<'m> {
             let mut works = vec![work(&parts.curve, &local, *rows, 0.0)];
             for ((_, experts), share) in hosts.iter().zip(&away) {
                 let share = share.min(1.0);
-                let travelling = rows * (1.0 - (1.0 - share).powf(parts.per_token()));
+                let travelling = rows * parts.called(share, 1.0);
                 let way = rows * parts.per_token() * share * model.down
                     + travelling * model.up
-                    + called(share, *rows) * model.invoke;
+                    + parts.called(share, *rows) * model.invoke;
                 works.push(work(parts.remote_curve(), experts, *rows, way));
             }
             works
@@ -276,7 +277,7 @@ impl<'m> Layer<'m> {
         let bills = !billed.is_empty();
         for (group, share) in self.shares.iter().filter(|_| bills) {
             let share = share.min(1.0);
-            let called = 1.0 - (1.0 - share).powf(self.model.per_token());
+            let called = self.model.called(share, 1.0);
             billed[*group] += model.output * (self.model.per_token() * share * away + called * trip);
         }
         let fixed = self.model.fixed(vcpus);
@@ -328,13 +329,21 @@ impl<'m> Layer<'m> {
         let share = (1.0 - self.shares.iter().map(|(_, share)| share).sum::<f64>()).max(0.0);
         let one = self.model.per_token() * share * self.model.curve.seconds(1.0, column);
         let many = self.batches.iter().map(|works| at(column, &works[0].mean));
+        let experts = std::iter::once(one).chain(many);
+        let calls = self.calls.1.iter().map(|calls| calls * model.main_cpu);
         let steps =
-            std::iter::once(one).chain(many).zip(batches).map(|(experts, rows)| experts + rest(*rows));
-        Times { prefill: at(column, &self.local) + rest(model.input), steps: steps.collect() }
+            experts.zip(calls).zip(batches).map(|((experts, calls), rows)| experts + calls + rest(*rows));
+        let prefill = at(column, &self.local) + self.calls.0 * model.main_cpu + rest(model.input);
+        Times { prefill, steps: steps.collect() }
     }
 
     /// What all functions of every group that it calls compute of it, by the groups' numbers.
-    fn work_of_groups(&self, pace: Pace) -> impl Iterator<Item = (usize, Times)> {
+    fn work_of_groups(
+        &self,
+        model: &Model<'_>,
+        pace: Pace,
+        batches: &[f64],
+    ) -> impl Iterator<Item = (usize, Times)> {
         let curve = self.model.remote_curve();
         let column = curve.column(pace.vcpus);
         let expert = curve.seconds(1.0, column);
@@ -342,7 +351,9 @@ impl<'m> Layer<'m> {
             let bins = self.bins.iter().filter(|bin| bin.group == *group);
             let many = self.batches.iter().map(|works| at(column, &works[index + 1].mean));
             let steps = std::iter::once(self.model.per_token() * share * expert).chain(many);
-            let prefill = bins.map(|bin| at(column, &bin.computing)).sum();
+            let calls = |rows: &f64| self.model.called(*share, *rows) * model.function_cpu;
+            let steps = steps.zip(batches).map(|(experts, rows)| experts + calls(rows));
+            let prefill = bins.map(|bin| at(column, &bin.computing) + model.function_cpu).sum();
             (*group, Times { prefill, steps: steps.collect() })
         })
     }

@@ -14,7 +14,7 @@ use clap::{Args, ValueEnum};
 use remoe_fetch::{Known, ModelArgs, Opened};
 use remoe_model::{Checkpoint, CheckpointError, Inspection, Outline};
 use remoe_planner::{
-    BrokenLimit, NodesAnswer, NodesVerdict, Rental, Reserve, ResidentModel, Slo, Spot, Transport, rent,
+    BrokenLimit, NodesAnswer, NodesVerdict, Rental, Reserve, ResidentModel, Slo, Spot, rent,
 };
 use remoe_predictor::Phase;
 use remoe_profile::{NodeList, Profile, ResidentWeights, node_shape};
@@ -351,13 +351,7 @@ impl Question<'_> {
                 SpotArg::Remote => Spot::Remote,
                 SpotArg::Everything => Spot::Everything,
             },
-            transport: Transport {
-                token_bytes_up: token_bytes,
-                token_bytes_down: token_bytes,
-                bytes_per_second: known.transport.bytes_per_second,
-                invoke_seconds: known.transport.invoke_seconds,
-                send_seconds: known.transport.send_seconds,
-            },
+            transport: known.transport.of_rows(token_bytes),
             runtime_bytes: known.memory.main_bytes,
             fallback_bytes: 2.0 * model.top_k as f64 * model.expert_bytes as f64,
             function_bytes: known.memory.function_bytes,

@@ -127,6 +127,11 @@ impl Running<'_> {
         self.functions.runtime.block_on(described)
     }
 
+    /// What its threads have computed so far.
+    pub(super) fn cpu_seconds(&self) -> Option<f64> {
+        crate::machine::cpu_seconds(self.pid?)
+    }
+
     /// The most memory that it had resident so far, in bytes.
     pub(super) fn peak_bytes(&self) -> Option<f64> {
         crate::machine::peak_bytes(self.pid?)

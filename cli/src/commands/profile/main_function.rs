@@ -52,6 +52,8 @@ pub(super) struct RemoteCall {
     pub(super) send: f64,
     /// After them: waiting, computation included.
     pub(super) wait: f64,
+    /// What the main function computes for it.
+    pub(super) cpu: f64,
 }
 
 /// What is measured, and what is told about it.
@@ -78,7 +80,7 @@ impl MainSetup<'_> {
         let mut last = None;
         let mut main_bytes = 0.0;
         let mut loads = None;
-        let mut call = RemoteCall { send: 0.0, wait: 0.0 };
+        let mut call = RemoteCall { send: 0.0, wait: 0.0, cpu: 0.0 };
         for (threads, vcpus) in self.subject.grid.by_threads(self.subject.functions.quotas) {
             let main = Main::start(self, threads, "cpu", step)?;
             let loads = loads.get_or_insert(self.loads(&main)?);
@@ -92,7 +94,9 @@ impl MainSetup<'_> {
             }
             main.function.limit(f64::from(self.subject.grid.cores))?;
             step("remote experts as the main function sees them".to_owned());
-            call = main.remote_call()?;
+            let seen = main.remote_call()?;
+            // What polls or computes in several threads does not say what it works.
+            call = RemoteCall { cpu: if threads == 1 { seen.cpu } else { call.cpu }, ..seen };
             main_bytes = f64::max(main_bytes, main.function.peak_bytes().unwrap_or(0.0) - self.weights());
             last = Some(main.start_times());
         }
@@ -195,6 +199,9 @@ impl<'s> Main<'s> {
             "--threads".into(),
             threads.to_string().into(),
         ]);
+        if threads == 1 {
+            arguments.extend(["--poll-us".into(), "0".into()]);
+        }
         let function =
             setup.subject.functions.start(Role::Main, arguments, f64::from(setup.subject.grid.cores))?;
         let runtime = tokio::runtime::Handle::current();
@@ -264,7 +271,7 @@ impl<'s> Main<'s> {
                 })
             })
         };
-        let local = step(false)?;
+        let (local, local_cpu) = (step(false)?, self.step_cpu()?);
         let function = super::remote::start(self.setup.subject, &sets, 1)?;
         let endpoint =
             Endpoint { address: function.grpc.to_string(), layers: Vec::new(), experts: Vec::new() };
@@ -272,8 +279,27 @@ impl<'s> Main<'s> {
         let routing =
             Routing { generation: 2, endpoints: vec![endpoint], remote: sets, ..Routing::default() };
         self.runtime.block_on(control::set_routing(self.function.grpc, routing, LIMIT))?;
-        let remote = step(true)?;
-        Ok(RemoteCall { send: ((remote.rest - local.rest) / count).max(0.0), wait: remote.experts / count })
+        let (remote, remote_cpu) = (step(true)?, self.step_cpu()?);
+        let send = ((remote.rest - local.rest) / count).max(0.0);
+        let cpu = remote_cpu.zip(local_cpu).map_or(send, |(remote, local)| (remote - local).max(0.0) / count);
+        Ok(RemoteCall { send, wait: remote.experts / count, cpu })
+    }
+
+    /// CPU seconds of a decode step besides local experts, where the kernel counts them.
+    fn step_cpu(&self) -> Result<Option<f64>, CliError> {
+        let computed = |tokens: u32| {
+            let before = self.function.cpu_seconds();
+            let finished = self.generate(DECODE_PROMPT, tokens)?;
+            let computed = self.function.cpu_seconds().zip(before).map(|(after, before)| after - before);
+            Ok::<_, CliError>((computed, local(finished.decode_experts)))
+        };
+        let mut steps = Vec::with_capacity(ROUNDS);
+        for _ in 0..ROUNDS {
+            let ((all, experts), (prefill, _)) = (computed(STEPS + 1)?, computed(1)?);
+            let (Some(all), Some(prefill)) = (all, prefill) else { return Ok(None) };
+            steps.push((all - prefill - experts) / f64::from(STEPS));
+        }
+        Ok(Some(median(steps)))
     }
 
     fn generate(&self, tokens: usize, max_tokens: u32) -> Result<Finished, CliError> {

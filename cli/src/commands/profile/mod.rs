@@ -120,6 +120,7 @@ fn measure_blocking(request: &Request, progress: &Arc<Progress>) -> Result<Profi
     progress.clear();
     let mut transport = remote.transport;
     transport.send_seconds = main.call.send;
+    transport.main_cpu_seconds = main.call.cpu;
     if address.is_none() {
         // As the main function sees a call: it sleeps and wakes, and drives its connections itself.
         let per_expert = remote.expert_seconds.seconds.first().map_or(0.0, |row| row[0]);

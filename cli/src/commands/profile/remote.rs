@@ -50,6 +50,7 @@ impl RemoteSetup<'_> {
         let mut function_bytes = 0.0;
         let mut transport = None;
         let mut description = None;
+        let mut function_cpu_seconds = 0.0;
         // A function's threads are fixed when it starts, its quota is not.
         for (threads, vcpus) in self.subject.grid.by_threads(self.subject.functions.quotas) {
             step(format!("starting a remote function with {threads} threads"));
@@ -71,8 +72,12 @@ impl RemoteSetup<'_> {
             let messages = rows * self.subject.resident(self.subject.inspection.token_bytes);
             function_bytes = f64::max(function_bytes, peak - self.weights(&hosted) - messages);
             description = Some(function.describe_remote()?);
+            function.limit(f64::from(self.subject.grid.cores))?;
+            if threads == 1 {
+                step("what a call takes beside experts".to_owned());
+                function_cpu_seconds = client.computing_beside_experts(&function)?;
+            }
             if threads == self.subject.grid.threads() {
-                function.limit(f64::from(self.subject.grid.cores))?;
                 step("the way to a remote function".to_owned());
                 transport = Some(client.transport("loopback")?);
             }
@@ -87,9 +92,10 @@ impl RemoteSetup<'_> {
             &columns,
             self.subject.functions.quotas,
         );
+        let transport = transport.ok_or_else(|| CliError::runtime("the transport was not measured"))?;
         Ok(RemoteFigures {
             expert_seconds,
-            transport: transport.ok_or_else(|| CliError::runtime("the transport was not measured"))?,
+            transport: Transport { function_cpu_seconds, ..transport },
             start: self.start_times(&hosted, step)?,
             function_bytes,
             instruction_path: described.instruction_path,
@@ -236,6 +242,18 @@ impl<'a> Client<'a> {
         Ok(column)
     }
 
+    /// CPU seconds of `function` per call besides experts; 0 where the kernel does not count them.
+    fn computing_beside_experts(&mut self, function: &Running<'_>) -> Result<f64, CliError> {
+        let before = function.cpu_seconds();
+        let mut experts = 0.0;
+        for _ in 0..EXCHANGES {
+            std::thread::sleep(REST);
+            experts += self.ask(1, Wait::ENGINE)?.1;
+        }
+        let computed = function.cpu_seconds().zip(before).map(|(after, before)| after - before);
+        Ok(computed.map_or(0.0, |all| (all - experts).max(0.0) / EXCHANGES as f64))
+    }
+
     /// What a call takes besides its computation: for one row, and more for more bytes.
     fn transport(&mut self, over: &str) -> Result<Transport, CliError> {
         let rows = (MAX_PAYLOAD / 2 / (self.row_bytes * ASKED)).max(2);
@@ -258,6 +276,9 @@ impl<'a> Client<'a> {
             invoke_seconds: (one - one_bytes / rate).max(0.0),
             // Seen in the main function only.
             send_seconds: 0.0,
+            main_cpu_seconds: 0.0,
+            // Seen in a function with one thread only.
+            function_cpu_seconds: 0.0,
         })
     }
 }
