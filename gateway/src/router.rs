@@ -17,6 +17,7 @@ pub(crate) fn routes(gateway: Arc<Gateway>) -> Router {
         .route("/v1/chat/completions", post(answer::handle))
         .route("/v1/completions", post(answer::handle))
         .route("/tokenize", post(answer::handle))
+        .route("/detokenize", post(answer::handle))
         .route("/v1/models", get(listing::models))
         .route("/v1/models/{*id}", get(listing::model))
         .route("/v1/placement", get(placement::handle))

@@ -146,6 +146,7 @@ async fn names_keys_origins_and_limits() {
         "GET /v1/models/org/demo",
         "GET /metrics",
         "POST /tokenize",
+        "POST /detokenize",
         "GET /version",
         "GET /nowhere",
         "OPTIONS /v1/models",

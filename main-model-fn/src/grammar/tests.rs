@@ -37,13 +37,19 @@ fn schema(schema: Value) -> Result<Source, String> {
 
 /// Whether an answer may be `text`, and end there.
 pub(crate) fn takes(grammar: &Grammar, text: &str) -> bool {
+    let tokens: Vec<u32> = text.bytes().map(u32::from).collect();
+    takes_tokens(grammar, &tokens)
+}
+
+/// Whether an answer may be `tokens`, and end there.
+pub(crate) fn takes_tokens(grammar: &Grammar, tokens: &[u32]) -> bool {
     let mut progress = grammar.begin();
-    for (index, byte) in text.bytes().enumerate() {
-        if !progress.mask().unwrap().allows(byte.into()) {
+    for (index, &token) in tokens.iter().enumerate() {
+        if !progress.mask().unwrap().allows(token) {
             return false;
         }
-        if progress.step(byte.into()).unwrap() {
-            return index + 1 == text.len();
+        if progress.step(token).unwrap() {
+            return index + 1 == tokens.len();
         }
     }
     progress.mask().unwrap().allows(END)

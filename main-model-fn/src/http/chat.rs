@@ -2,10 +2,12 @@
 
 use super::fields::Logprobs;
 use super::generate::{AnswerOptions, Generation, Route, Shared, answer};
+use super::messages::{self, Messages};
 use super::request_body::RequestBody;
 use super::state::HttpState;
-use super::tools::{Asked, Calls, Format};
-use super::{messages, sampling, structured, text, tools};
+use super::text::{self, TextFrontend};
+use super::tools::{self, Asked, Calls, Format};
+use super::{sampling, structured};
 use axum::extract::{self, State};
 use axum::response::Response;
 use remoe_http::ApiError;
@@ -33,14 +35,8 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
     let asked = Asked::take(&mut body)?;
     let messages =
         body.messages.take().ok_or_else(|| ServiceError::invalid("messages", "`messages` is missing"))?;
-    let messages = messages::for_template(messages)?;
-    let offered = asked.as_ref().map(|asked| asked.tools.as_slice());
-    let (messages, offered) = match offered {
-        // The template shows nothing of tools: the messages do.
-        Some(tools) if state.tool_format.is_none() => (tools::in_messages(messages, tools), None),
-        offered => (messages, offered),
-    };
-    let prompt = text.render_chat(&messages, offered, body.add_generation_prompt.unwrap_or(true))?;
+    let generation = body.add_generation_prompt.unwrap_or(true);
+    let prompt = prompt(state, text.as_ref(), messages, asked.as_ref(), generation)?;
     // The template has written the special tokens.
     let special = body.add_special_tokens.unwrap_or(false);
     let context = state.engine.limits().context_length;
@@ -50,15 +46,41 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
         shared.room(&prompt).min(usual.max(1))
     });
     let mut request = shared.request(prompt, max_tokens, logprobs)?;
-    let tools = asked.map(|asked| Calls { format: state.tool_format.unwrap_or(Format::Hermes), asked });
+    let mut options = AnswerOptions::new(state, &body, logprobs.is_some());
+    options.tools = asked.is_some();
+    let format = state.tool_format.unwrap_or(Format::Hermes);
+    // The answers of gpt-oss have several voices, whether it may call or not.
+    let asked = asked.or_else(|| (format == Format::Harmony).then(Asked::default));
+    let tools = asked.map(|asked| Calls { format, asked });
     if let Some(calls) = &tools {
         let special = |marker: &str| text.token_id(marker).filter(|&id| text.is_special(id));
         structure = calls.structure(structure, special)?;
         request.shown = calls.format.markers().iter().filter_map(|marker| special(marker)).collect();
     }
-    let mut options = AnswerOptions::new(state, &body, logprobs.is_some());
-    options.tools = tools.is_some();
     Ok(Generation { route: Route::Chat, requests: vec![request], structure, tools, echoes: None, options })
+}
+
+/// The prompt of a chat: `messages`, and the tools of `asked`, as the model's template writes them; `generation`
+/// opens the assistant's answer.
+///
+/// # Errors
+/// A message cannot be used, or the template refuses.
+pub(super) fn prompt(
+    state: &HttpState,
+    text: &dyn TextFrontend,
+    messages: Messages,
+    asked: Option<&Asked>,
+    generation: bool,
+) -> Result<String, ServiceError> {
+    let messages = messages::for_template(messages)?;
+    let offered = asked.map(|asked| asked.tools.as_slice());
+    match offered {
+        // The template shows nothing of tools: the messages do.
+        Some(tools) if state.tool_format.is_none() => {
+            text.render_chat(&tools::in_messages(messages, tools), None, generation)
+        }
+        offered => text.render_chat(&messages, offered, generation),
+    }
 }
 
 fn logprobs(body: &RequestBody) -> Result<Option<usize>, ServiceError> {

@@ -15,6 +15,7 @@ pub(super) type Messages = Few<Object<Message>, 16384>;
 pub(super) struct Message {
     role: Option<String>,
     content: Option<Content>,
+    reasoning_content: Option<String>,
     name: Option<String>,
     tool_call_id: Option<String>,
     tool_calls: Option<Few<Object<ToolCall>, 128>>,
@@ -160,6 +161,13 @@ fn one(index: usize, message: Message) -> Result<Value, ServiceError> {
         if let Some(value) = value {
             ready.insert(name.to_owned(), value.into());
         }
+    }
+    if let Some(reasoning) = message.reasoning_content.filter(|_| role == "assistant") {
+        // gpt-oss has another name for it, beside which its calls have no content.
+        if calls.is_empty() || ready["content"] == "" {
+            ready.insert("thinking".to_owned(), reasoning.clone().into());
+        }
+        ready.insert("reasoning_content".to_owned(), reasoning.into());
     }
     if !calls.is_empty() {
         let calls: Vec<Value> = calls.into_iter().map(|call| tool_call(call.0)).collect();

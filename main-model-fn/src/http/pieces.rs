@@ -3,7 +3,7 @@
 use super::generate::{AnswerOptions, Generation, Route};
 use super::logprobs::{LoggedToken, characters};
 use super::state::HttpState;
-use super::tools::{CallDelta, Reader};
+use super::tools::{CallDelta, Reader, Said};
 use crate::engine::request::{Delta, Event, FinishReason, Request, TokenLogprobs};
 use remoe_wire::ServiceError;
 
@@ -15,6 +15,8 @@ pub(super) struct Piece {
     /// The first piece of this choice.
     pub(super) first: bool,
     pub(super) text: String,
+    /// What the model says to itself.
+    pub(super) reasoning: String,
     pub(super) calls: Vec<CallDelta>,
     pub(super) logprobs: Vec<LoggedToken>,
     pub(super) token_ids: Vec<u32>,
@@ -28,6 +30,7 @@ impl Piece {
             index,
             first: false,
             text: String::new(),
+            reasoning: String::new(),
             calls: Vec::new(),
             logprobs: Vec::new(),
             token_ids: Vec::new(),
@@ -38,6 +41,7 @@ impl Piece {
     /// Adds what came later.
     pub(super) fn join(&mut self, later: Self) {
         self.text.push_str(&later.text);
+        self.reasoning.push_str(&later.reasoning);
         for call in later.calls {
             match self.calls.iter_mut().find(|begun| begun.index == call.index) {
                 Some(begun) => begun.arguments.push_str(&call.arguments),
@@ -52,6 +56,7 @@ impl Piece {
     fn says_nothing(&self) -> bool {
         !self.first
             && self.text.is_empty()
+            && self.reasoning.is_empty()
             && self.calls.is_empty()
             && self.logprobs.is_empty()
             && self.token_ids.is_empty()
@@ -65,7 +70,7 @@ pub(super) struct Pieces {
     options: AnswerOptions,
     choices: usize,
     echoes: Option<Vec<String>>,
-    /// Per choice, where tools may be called.
+    /// Per choice, where it may say anything else than content.
     readers: Vec<Reader>,
     /// Per choice, the characters of the text that its logged tokens gave so far.
     offsets: Vec<usize>,
@@ -135,7 +140,8 @@ impl Pieces {
         let mut rest = Piece::empty(index);
         let mut has_called = false;
         if let Some(reader) = self.readers.get_mut(index) {
-            rest.text = reader.finish();
+            let said = reader.finish(reason == FinishReason::Length);
+            (rest.text, rest.reasoning) = (said.content, said.reasoning);
             has_called = reader.has_called();
         }
         let finish = match reason {
@@ -148,13 +154,14 @@ impl Pieces {
     fn delta(&mut self, state: &HttpState, index: usize, delta: Delta) -> Result<Piece, ServiceError> {
         let wanted = delta.logprobs.filter(|_| self.options.logprobs);
         let logprobs = wanted.map(|scored| self.log(state, index, scored.token, Some(scored)));
-        let (text, calls) = match self.readers.get_mut(index) {
+        let said = match self.readers.get_mut(index) {
             Some(reader) => reader.push(&delta.text),
-            None => (delta.text, Vec::new()),
+            None => Said { content: delta.text, ..Said::default() },
         };
         Ok(Piece {
-            text,
-            calls,
+            text: said.content,
+            reasoning: said.reasoning,
+            calls: said.calls,
             logprobs: logprobs.transpose()?.into_iter().collect(),
             token_ids: delta.token.into_iter().filter(|_| self.options.token_ids).collect(),
             ..Piece::empty(index)

@@ -1,10 +1,10 @@
 //! The body of a generation: every field that is known, whichever route it belongs to. Fields that
 //! are not named here are ignored.
 
-use super::fields::{Few, Given, Json, LogitBias, Logprobs, Object, Prompts, Seed, Strings};
+use super::fields::{Given, Json, LogitBias, Logprobs, Object, Prompts, Seed, Strings};
 use super::messages::Messages;
 use super::structured::{ResponseFormat, StructuredOutputs};
-use super::tools::{TOOLS, ToolChoice};
+use super::tools::{ToolChoice, Tools};
 use serde::Deserialize;
 
 #[derive(Debug, Default, Deserialize)]
@@ -55,7 +55,7 @@ pub(super) struct RequestBody {
     pub(super) include_figures: Option<bool>,
 
     // What may be called.
-    pub(super) tools: Option<Few<Json, TOOLS>>,
+    pub(super) tools: Option<Tools>,
     pub(super) tool_choice: Option<ToolChoice>,
     pub(super) parallel_tool_calls: Option<bool>,
 

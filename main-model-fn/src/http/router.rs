@@ -33,6 +33,7 @@ pub(super) fn routes(state: Arc<HttpState>) -> Router {
         .route("/v1/models/{*id}", get(models::one))
         .route("/v1/placement", get(placement::handle))
         .route("/tokenize", post(tokenize::handle))
+        .route("/detokenize", post(tokenize::handle_back))
         .route("/health", get(service::health))
         .route("/metrics", get(service::metrics))
         .route("/version", get(service::version))

@@ -48,6 +48,9 @@ struct ChatMessage {
     role: &'static str,
     /// Null beside calls where nothing else is said.
     content: Option<String>,
+    /// As vLLM has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<String>,
     refusal: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<ToolCall>,
@@ -98,6 +101,8 @@ struct DeltaMessage {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<ToolCall>,
 }
@@ -179,7 +184,9 @@ impl Shape {
 
     fn choice(&self, state: &HttpState, piece: Piece) -> Result<Choice, ServiceError> {
         let text: Option<&dyn TextFrontend> = state.text.as_deref();
-        let Piece { index, first, text: added, calls, logprobs, token_ids, finish: finish_reason } = piece;
+        let Piece { index, first, text: added, reasoning, calls, logprobs, token_ids, finish: finish_reason } =
+            piece;
+        let reasoning_content = Some(reasoning).filter(|reasoning| !reasoning.is_empty());
         let is_part = self.options.stream;
         let has_called = !calls.is_empty();
         let tool_calls = calls.into_iter().map(|call| ToolCall::new(call, is_part)).collect();
@@ -199,6 +206,7 @@ impl Shape {
                 message: ChatMessage {
                     role: "assistant",
                     content: (!has_called || !added.is_empty()).then_some(added),
+                    reasoning_content,
                     refusal: None,
                     tool_calls,
                 },
@@ -212,6 +220,7 @@ impl Shape {
                     role: first.then_some("assistant"),
                     // Nobody knows yet whether an answer that may call says anything else.
                     content: (first && !self.options.tools || !added.is_empty()).then_some(added),
+                    reasoning_content,
                     tool_calls,
                 },
                 logprobs: logged.then(|| for_chat(text, &logprobs)).transpose()?,

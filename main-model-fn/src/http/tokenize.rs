@@ -1,9 +1,9 @@
-//! `/tokenize`: the ids of a text or of a chat.
+//! `/tokenize`: the ids of a text or of a chat. `/detokenize`: the text of ids.
 
-use super::body;
-use super::messages::{self, Messages};
+use super::messages::Messages;
 use super::state::HttpState;
-use super::text;
+use super::tools::{Asked, Tools};
+use super::{body, chat, text};
 use axum::Json;
 use axum::extract::{self, State};
 use remoe_http::ApiError;
@@ -19,6 +19,7 @@ struct TokenizeBody {
     messages: Option<Messages>,
     add_special_tokens: Option<bool>,
     add_generation_prompt: Option<bool>,
+    tools: Option<Tools>,
 }
 
 #[derive(Serialize)]
@@ -26,6 +27,19 @@ pub(super) struct Tokenized {
     tokens: Vec<u32>,
     count: usize,
     max_model_len: usize,
+}
+
+/// Ids are 4 bytes here and at least 2 in a body, so that a body is their bound.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct DetokenizeBody {
+    model: Option<String>,
+    tokens: Option<Vec<u32>>,
+}
+
+#[derive(Serialize)]
+pub(super) struct Detokenized {
+    prompt: String,
 }
 
 pub(super) async fn handle(
@@ -45,8 +59,9 @@ fn tokenize(state: &HttpState, body: TokenizeBody) -> Result<Tokenized, ServiceE
     let tokens = match (body.prompt, body.messages) {
         (Some(prompt), None) => encode(&prompt, body.add_special_tokens.unwrap_or(true))?,
         (None, Some(messages)) => {
-            let messages = messages::for_template(messages)?;
-            let prompt = text.render_chat(&messages, None, body.add_generation_prompt.unwrap_or(true))?;
+            let asked = Asked::of(body.tools, None, None)?;
+            let generation = body.add_generation_prompt.unwrap_or(true);
+            let prompt = chat::prompt(state, text.as_ref(), messages, asked.as_ref(), generation)?;
             encode(&prompt, body.add_special_tokens.unwrap_or(false))?
         }
         _ => {
@@ -54,4 +69,24 @@ fn tokenize(state: &HttpState, body: TokenizeBody) -> Result<Tokenized, ServiceE
         }
     };
     Ok(Tokenized { count: tokens.len(), tokens, max_model_len: context })
+}
+
+pub(super) async fn handle_back(
+    State(state): State<Arc<HttpState>>,
+    request: extract::Request,
+) -> Result<Json<Detokenized>, ApiError> {
+    body::read(&state, request, detokenize).await.map(Json)
+}
+
+/// Special tokens are written out, as `/tokenize` reads them.
+fn detokenize(state: &HttpState, body: DetokenizeBody) -> Result<Detokenized, ServiceError> {
+    const FIELD: &str = "tokens";
+    state.check_model(body.model.as_deref())?;
+    let text =
+        state.text.as_ref().ok_or_else(|| ServiceError::invalid(FIELD, "the model has no tokenizer"))?;
+    let tokens = body.tokens.ok_or_else(|| ServiceError::invalid(FIELD, "`tokens` is missing"))?;
+    let prompt = text.decode(&tokens, true);
+    Ok(Detokenized {
+        prompt: prompt.map_err(|error| if error.field.is_some() { error.about(FIELD) } else { error })?,
+    })
 }

@@ -23,6 +23,7 @@ async fn the_key_guards_every_route_but_health() {
         (Method::POST, "/v1/chat/completions"),
         (Method::POST, "/v1/completions"),
         (Method::POST, "/tokenize"),
+        (Method::POST, "/detokenize"),
         (Method::GET, "/v1/models"),
         (Method::GET, "/v1/models/org/tiny"),
         (Method::GET, "/metrics"),

@@ -110,6 +110,11 @@ trait Altered: Send + Sync {
     fn template(&self) -> Option<&str> {
         None
     }
+
+    /// Special tokens beside [`BOS`], whose ids follow it.
+    fn special(&self) -> &[&str] {
+        &[]
+    }
 }
 
 impl<T: Altered> TextFrontend for T {
@@ -126,7 +131,8 @@ impl<T: Altered> TextFrontend for T {
     }
 
     fn token_bytes(&self, id: u32) -> Result<Vec<u8>, ServiceError> {
-        Altered::token_bytes(self, id)
+        let special = id.checked_sub(BOS + 1).and_then(|index| self.special().get(index as usize));
+        special.map_or_else(|| Altered::token_bytes(self, id), |text| Ok(text.as_bytes().to_vec()))
     }
 
     fn is_special(&self, id: u32) -> bool {
@@ -134,7 +140,8 @@ impl<T: Altered> TextFrontend for T {
     }
 
     fn token_id(&self, token: &str) -> Option<u32> {
-        Bytes.token_id(token)
+        let special = (BOS + 1..).zip(self.special()).find(|(_, text)| **text == token);
+        special.map(|(id, _)| id).or_else(|| Bytes.token_id(token))
     }
 
     fn template(&self) -> Option<&str> {

@@ -1,10 +1,12 @@
 //! Models, health, metrics, version, tokenize, and routes that are none.
 
-use super::{BOS, Engine, Front, failure, say, with};
+use super::{BOS, Bytes, Engine, Front, chat_with, failure, say, with};
+use crate::engine::RequestLimits;
 use crate::engine::request::FinishReason;
 use axum::body::Body;
 use axum::http::{Method, Request};
 use serde_json::json;
+use std::sync::Arc;
 
 #[tokio::test]
 async fn models() {
@@ -79,6 +81,15 @@ async fn tokenize() {
     assert_eq!(tokenized["count"], "[user]x[assistant]".len());
     let open = json!({"messages": messages, "add_generation_prompt": false, "add_special_tokens": true});
     assert_eq!(front.post("/tokenize", open).await.ok()["count"], "[user]x".len() + 1);
+    // As a chat with these tools would be.
+    let limits = RequestLimits { context_length: 4000, cache_pages: 400, ..Engine::limits() };
+    let front = Front::build(Some(Arc::new(Bytes)), limits, |_| ());
+    let tool = json!({"type": "function", "function": {"name": "f"}});
+    let tools = json!({"messages": messages, "tools": [tool]});
+    let asked = front.chat(chat_with(tools.clone())).await.1.remove(0);
+    assert_eq!(front.post("/tokenize", tools).await.ok()["tokens"], json!(asked.prompt));
+    assert!(asked.prompt.len() > "[user]x[assistant]".len());
+    front.post("/tokenize", json!({"messages": messages, "tools": [1]})).await.refuses("tools[0].type");
     for body in [json!({}), json!({"prompt": "a", "messages": messages}), json!({"prompt": [1]})] {
         front.post("/tokenize", body).await.refuses("prompt");
     }
@@ -86,6 +97,25 @@ async fn tokenize() {
     let without = Front::build(None, Engine::limits(), |_| ());
     without.post("/tokenize", json!({"prompt": "a"})).await.refuses("prompt");
     without.post("/tokenize", json!({ "messages": messages })).await.refuses("messages");
+}
+
+#[tokio::test]
+async fn detokenize() {
+    let front = Front::new();
+    let ids = front.post("/tokenize", json!({"prompt": "aé"})).await.ok()["tokens"].clone();
+    let text = front.post("/detokenize", json!({ "tokens": ids })).await.ok();
+    assert_eq!(text, json!({"prompt": "<s>aé"}));
+    assert_eq!(front.post("/detokenize", json!({"tokens": []})).await.ok(), json!({"prompt": ""}));
+    for (body, param) in [
+        (json!({}), "tokens"),
+        (json!({"tokens": "a"}), "tokens"),
+        (json!({"tokens": [-1]}), "tokens[0]"),
+        (json!({"tokens": [[1]]}), "tokens[0]"),
+    ] {
+        front.post("/detokenize", body).await.refuses(param);
+    }
+    let without = Front::build(None, Engine::limits(), |_| ());
+    without.post("/detokenize", json!({"tokens": [1]})).await.refuses("tokens");
 }
 
 #[tokio::test]

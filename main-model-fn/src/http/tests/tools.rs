@@ -2,25 +2,49 @@
 
 use super::{Altered, BOS, Front, chat_with, say};
 use crate::engine::request::FinishReason;
-use crate::grammar::tests::takes;
+use crate::grammar::tests::{takes, takes_tokens};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Bytes, beside a template that says this.
-struct Family(&'static str);
+/// Bytes and special tokens, beside a template that says this.
+struct Family(&'static str, &'static [&'static str]);
 
 impl Altered for Family {
     fn template(&self) -> Option<&str> {
         Some(self.0)
     }
+
+    fn special(&self) -> &[&str] {
+        self.1
+    }
 }
 
 fn front(template: &'static str) -> Front {
-    let limits =
-        crate::engine::RequestLimits { context_length: 4000, cache_pages: 400, ..super::Engine::limits() };
-    Front::build(Some(Arc::new(Family(template))), limits, |options| options.end_ids = vec![BOS])
+    front_with(template, &[])
+}
+
+fn front_with(template: &'static str, special: &'static [&'static str]) -> Front {
+    let limits = crate::engine::RequestLimits {
+        context_length: 4000,
+        cache_pages: 400,
+        vocab_size: BOS as usize + 1 + special.len(),
+        ..super::Engine::limits()
+    };
+    Front::build(Some(Arc::new(Family(template, special))), limits, |options| options.end_ids = vec![BOS])
+}
+
+/// `text` as tokens, special ones where it has them.
+fn tokens(mut text: &str, special: &[&str]) -> Vec<u32> {
+    let mut tokens = Vec::new();
+    while let Some(byte) = text.bytes().next() {
+        let found = (BOS + 1..).zip(special).find_map(|(id, it)| Some((id, text.strip_prefix(it)?)));
+        let (token, rest) = found.unwrap_or_else(|| (byte.into(), &text[1..]));
+        tokens.push(token);
+        text = rest;
+    }
+    tokens
 }
 
 fn tool(name: &str, extra: Value) -> Value {
@@ -108,12 +132,10 @@ async fn a_model_is_free_unless_a_function_is_strict() {
         let (reply, asked) =
             front.answered(CHAT, body(strict), |_| say(0, "Hello", FinishReason::Stop)).await;
         assert_eq!(reply.ok()["choices"][0]["message"]["content"], "Hello");
-        let Some(grammar) = &asked[0].grammar else {
-            assert_eq!(template, "<|channel|>");
-            continue;
-        };
+        let grammar = asked[0].grammar.as_ref().unwrap();
         let text = format!("{first}{second}");
-        assert!(takes(grammar, "Hello") && takes(grammar, &text), "{text}");
+        let answer = if template == "<|channel|>" { "<|channel|>final<|message|>Hello" } else { "Hello" };
+        assert!(takes(grammar, answer) && takes(grammar, &text), "{text}");
         assert!(!takes(grammar, &text.replace("\"x\": 1", "\"x\": true")), "{text}");
         assert!(takes(grammar, &text.replace("\"x\": 2", "\"x\": true")), "{text}");
     }
@@ -156,14 +178,137 @@ async fn a_stream_has_openais_deltas() {
     assert_eq!(deltas.last().unwrap(), &&json!({}));
 }
 
+/// Special tokens of real tokenizers, in the order of [`FAMILIES`].
+const SPECIAL: [&[&str]; 5] = [
+    &["<tool_call>", "</tool_call>"],
+    &["[TOOL_CALLS]"],
+    &["[TOOL_CALLS]", "[ARGS]"],
+    &["<|python_tag|>"],
+    &["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"],
+];
+
+/// Whether markers are special tokens or texts like any other: strict functions are called rightly, and without
+/// parallel calls there is at most one.
+#[tokio::test]
+async fn calls_beside_text_are_bound_where_somebody_asks_for_it() {
+    for ((template, first, second), special) in FAMILIES.into_iter().zip(SPECIAL) {
+        for special in [&[], special] {
+            let front = front_with(template, special);
+            let grammar = async |extra: Value| {
+                let asked = front.answered(CHAT, body(extra), |_| say(0, "x", FinishReason::Stop)).await.1;
+                asked[0].grammar.clone().unwrap()
+            };
+            let is_harmony = template == "<|channel|>";
+            // Llama's calls end an answer, all others have a beginning of their own.
+            let text = match template {
+                "<|channel|>" => "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant",
+                "<|python_tag|>" => "",
+                _ => "Well, 1 < 2 [sic]: ",
+            };
+            let end = if template == "[TOOL_CALLS]" { "]" } else { "" };
+            let one = format!("{text}{first}{end}");
+            let two = format!("{text}{first}{second}");
+            let wrong = one.replace("\"x\": 1", "\"x\": true");
+            let answer = if is_harmony { "<|channel|>final<|message|>Hello" } else { "Hello" };
+
+            let strict =
+                grammar(json!({"tools": [tool("f", json!({"strict": true})), tool("g", json!({}))]})).await;
+            let single = grammar(json!({"parallel_tool_calls": false})).await;
+            for (name, grammar) in [("strict", &strict), ("single", &single)] {
+                for text in [answer, &one] {
+                    assert!(takes_tokens(grammar, &tokens(text, special)), "{name} {special:?}: {text}");
+                }
+            }
+            assert!(!takes_tokens(&strict, &tokens(&wrong, special)), "{special:?}: {wrong}");
+            assert!(takes_tokens(&single, &tokens(&wrong, special)), "{special:?}: {wrong}");
+            if !second.is_empty() {
+                assert!(takes_tokens(&strict, &tokens(&two, special)), "{special:?}: {two}");
+                assert!(!takes_tokens(&single, &tokens(&two, special)), "{special:?}: {two}");
+            }
+        }
+    }
+}
+
+/// Arguments as far as they were written, or nothing: never a marker, in one piece or in a stream.
 #[tokio::test]
 async fn what_is_cut_off_says_so() {
+    for (template, first, _) in FAMILIES {
+        let front = front(template);
+        for choice in ["auto", "required"] {
+            for (at, _) in first.char_indices() {
+                let text = &first[..at];
+                let ask = json!({"tool_choice": choice});
+                let cut = |_: &_| say(0, text, FinishReason::Length);
+                let (reply, _) = front.answered(CHAT, body(ask.clone()), cut).await;
+                let whole = reply.ok()["choices"][0].clone();
+                assert_eq!(whole["finish_reason"], "length");
+                let called = calls(&whole["message"]);
+                assert!(
+                    called.iter().all(|(name, text)| name == "f" && "{\"x\": 1}".starts_with(text)),
+                    "{text}"
+                );
+                let content = whole["message"]["content"].as_str().unwrap_or_default();
+                // An object alone may be anything.
+                let is_open = template == "<|python_tag|>" && choice == "auto";
+                assert!(content.is_empty() || is_open, "{choice}, {text}: {content}");
+
+                let mut ask = ask;
+                ask["stream"] = true.into();
+                let (reply, _) = front.answered(CHAT, body(ask), cut).await;
+                let chunks = reply.chunks();
+                let said = |field: &str| -> String {
+                    let deltas = chunks.iter().map(|chunk| &chunk["choices"][0]["delta"]);
+                    deltas.filter_map(|delta| delta[field].as_str()).collect()
+                };
+                assert_eq!(said("content"), content, "{text}");
+                let parts =
+                    chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["tool_calls"].as_array());
+                let arguments: String =
+                    parts.flatten().filter_map(|part| part["function"]["arguments"].as_str()).collect();
+                assert_eq!(arguments, called.iter().map(|(_, text)| text.as_str()).collect::<String>());
+                assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "length");
+            }
+        }
+    }
+    // A stop text within arguments ends an answer, and no call.
     let front = front("<tool_call>");
-    let text = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1";
-    let (reply, _) = front.answered(CHAT, body(json!({})), |_| say(0, text, FinishReason::Length)).await;
+    let text = FAMILIES[0].1.split("1}").next().unwrap();
+    let (reply, _) = front.answered(CHAT, body(json!({})), |_| say(0, text, FinishReason::Stop)).await;
     let choice = reply.ok()["choices"][0].clone();
-    assert_eq!(choice["finish_reason"], "length");
-    assert_eq!(calls(&choice["message"]), [("f".to_owned(), "{\"x\": 1".to_owned())]);
+    assert_eq!((&choice["finish_reason"], calls(&choice["message"]).len()), (&json!("stop"), 1));
+}
+
+/// gpt-oss's analysis is told apart from its answer, whether there are tools or not, and its answer alone has the form
+/// that is asked for.
+#[tokio::test]
+async fn reasoning_is_no_content() {
+    let front = front_with("<|channel|>", SPECIAL[4]);
+    let text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hello";
+    for extra in [json!({}), json!({"tools": [tool("f", json!({}))]})] {
+        let (reply, asked) =
+            front.answered(CHAT, chat_with(extra.clone()), |_| say(0, text, FinishReason::Stop)).await;
+        assert_eq!(asked[0].shown.len(), SPECIAL[4].len());
+        assert!(asked[0].grammar.is_none());
+        let message = reply.ok()["choices"][0]["message"].clone();
+        assert_eq!((&message["content"], &message["reasoning_content"]), (&json!("Hello"), &json!("Hm.")));
+        let mut extra = extra;
+        extra["stream"] = true.into();
+        let (reply, _) = front.answered(CHAT, chat_with(extra), |_| say(0, text, FinishReason::Stop)).await;
+        let said = |field: &str| -> String {
+            let chunks = reply.chunks();
+            chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"][field].as_str()).collect()
+        };
+        assert_eq!((said("content"), said("reasoning_content")), ("Hello".to_owned(), "Hm.".to_owned()));
+    }
+    let form = json!({"response_format": {"type": "json_object"}});
+    let (_, asked) = front.answered(CHAT, chat_with(form), |_| say(0, text, FinishReason::Stop)).await;
+    let grammar = asked[0].grammar.clone().unwrap();
+    assert!(!takes_tokens(&grammar, &tokens(text, SPECIAL[4])));
+    assert!(takes_tokens(&grammar, &tokens(&text.replace("Hello", "{\"a\": 1}"), SPECIAL[4])));
+    let regex = json!({"guided_regex": "a+"});
+    let (reply, asked) = front.answered(CHAT, chat_with(regex), |_| say(0, "aa", FinishReason::Stop)).await;
+    assert!(takes(asked[0].grammar.as_ref().unwrap(), "aa"));
+    assert_eq!(reply.ok()["choices"][0]["message"]["content"], "aa");
 }
 
 #[tokio::test]

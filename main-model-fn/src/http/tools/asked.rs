@@ -9,8 +9,9 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use std::fmt;
 
-/// Most tools of a chat.
-pub(in crate::http) const TOOLS: usize = 128;
+/// Tools of a chat, most of them.
+pub(in crate::http) type Tools = Few<Json, 128>;
+
 /// Longest name of a function, as OpenAI has it.
 const NAME: usize = 64;
 
@@ -78,16 +79,17 @@ pub(in crate::http) struct Function {
 }
 
 /// Who decides about calls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Mode {
     /// The model.
+    #[default]
     Auto,
     /// There is at least one.
     Required,
 }
 
-/// The tools of a chat that may be called.
-#[derive(Debug, Clone, PartialEq)]
+/// The tools of a chat that may be called; by default there are none.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(in crate::http) struct Asked {
     /// As the request has them, for the template.
     pub(in crate::http) tools: Vec<Value>,
@@ -104,15 +106,24 @@ impl Asked {
     /// # Errors
     /// The first thing that is wrong or not supported, by name.
     pub(in crate::http) fn take(body: &mut RequestBody) -> Result<Option<Self>, ServiceError> {
-        let tools: Vec<Value> = body
-            .tools
-            .take()
-            .map(|Few(tools)| tools.into_iter().map(|Json(tool)| tool).collect())
-            .unwrap_or_default();
+        Self::of(body.tools.take(), body.tool_choice.take(), body.parallel_tool_calls)
+    }
+
+    /// What `tools`, `tool_choice` and `parallel_tool_calls` ask for together.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take).
+    pub(in crate::http) fn of(
+        tools: Option<Tools>,
+        choice: Option<ToolChoice>,
+        parallel: Option<bool>,
+    ) -> Result<Option<Self>, ServiceError> {
+        let tools: Vec<Value> =
+            tools.map(|Few(tools)| tools.into_iter().map(|Json(tool)| tool).collect()).unwrap_or_default();
         let functions: Vec<Function> =
             tools.iter().enumerate().map(|(place, tool)| function(place, tool)).collect::<Result<_, _>>()?;
         let invalid = |message: String| ServiceError::invalid("tool_choice", message);
-        let (mode, only) = match body.tool_choice.take() {
+        let (mode, only) = match choice {
             None => (Mode::Auto, None),
             Some(ToolChoice::Named(choice)) => match choice.as_str() {
                 // Not even shown: a model that sees tools calls them.
@@ -133,7 +144,7 @@ impl Asked {
                 Mode::Required => Err(invalid("`tool_choice` needs `tools`".to_owned())),
             };
         }
-        let parallel = only.is_none() && body.parallel_tool_calls.unwrap_or(true);
+        let parallel = only.is_none() && parallel.unwrap_or(true);
         let functions: Vec<Function> = match only {
             None => functions,
             Some(name) => {

@@ -1,4 +1,5 @@
-//! What a chat with tools does to its answer: the grammar that it must match, and who reads it.
+//! What a chat does to its answer where that may call, or has more than one voice: the grammar that it must match,
+//! and who reads it.
 
 use super::asked::{Asked, Function, Mode};
 use super::format::Format;
@@ -9,7 +10,7 @@ use crate::http::structured::Structure;
 use remoe_wire::ServiceError;
 use std::fmt::Write;
 
-/// Functions that may be called, and how the model does that.
+/// Functions that may be called, if any, and how the model does that.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::http) struct Calls {
     pub(in crate::http) format: Format,
@@ -23,7 +24,8 @@ impl Calls {
     }
 
     /// What an answer must match: calls where they are required; where the model decides, `answer` or calls,
-    /// right ones of functions that are strict. `special` gives the id of a text that is a special token.
+    /// right ones of functions that are strict, and one where they may not be parallel. `special` gives the id of
+    /// a text that is a special token.
     ///
     /// # Errors
     /// What of a function's parameters is not supported, or an `answer` beside which there can be no calls,
@@ -33,30 +35,34 @@ impl Calls {
         answer: Option<Structure>,
         special: impl Fn(&str) -> Option<u32>,
     ) -> Result<Option<Structure>, ServiceError> {
-        let is_free = self.asked.mode == Mode::Auto;
+        let Asked { functions, mode, parallel, .. } = &self.asked;
+        let is_free = *mode == Mode::Auto;
         let inline = match &answer {
             None => None,
-            Some(answer) => {
-                let inline = answer.source.inline().filter(|_| is_free);
-                Some(inline.ok_or_else(|| {
+            Some(answer) => match answer.source.inline().filter(|_| is_free) {
+                Some(inline) => Some(inline),
+                // It is said without any head.
+                None if functions.is_empty() => return Ok(Some(answer.clone())),
+                None => {
                     let message = format!("`{}` cannot be combined with these `tools`", answer.field);
-                    ServiceError::invalid(&answer.field, message)
-                })?)
-            }
+                    return Err(ServiceError::invalid(&answer.field, message));
+                }
+            },
         };
-        // What gpt-oss says before it calls has a form of its own, which is left to the model.
-        let is_strict = self.asked.functions.iter().any(|function| function.strict);
-        if is_free && inline.is_none() && (!is_strict || self.format == Format::Harmony) {
+        let is_bound =
+            !functions.is_empty() && (!parallel || functions.iter().any(|function| function.strict));
+        if is_free && inline.is_none() && !is_bound {
             return Ok(None);
         }
         let mut rules = Rules { calls: self, special: &special }.start(is_free, inline.as_deref());
-        for (index, function) in self.asked.functions.iter().enumerate() {
+        for (index, function) in functions.iter().enumerate() {
             // Cannot fail: it is memory.
             let _written = writeln!(rules, "arguments_{index}: %json {}", arguments(function, is_free)?);
         }
         let source = Source::calls(rules)
             .map_err(|message| ServiceError::invalid("tools", format!("`tools`: {message}")))?;
-        Ok(Some(Structure { source, field: "tools".to_owned() }))
+        let field = answer.filter(|_| functions.is_empty()).map_or_else(|| "tools".to_owned(), |it| it.field);
+        Ok(Some(Structure { source, field }))
     }
 }
 

@@ -22,65 +22,95 @@ impl Rules<'_> {
     /// The rule `start` and those below it. `is_free`: there may be no call, but any text, or only `answer`,
     /// JSON of a schema.
     pub(super) fn start(&self, is_free: bool, answer: Option<&str>) -> String {
+        if self.calls.format == Format::Harmony {
+            return self.messages(is_free, answer);
+        }
         let rules = self.rules();
         match answer {
             Some(schema) => format!("start: calls | answer\nanswer: %json {schema}\n{rules}"),
             None if !is_free => format!("start: calls\n{rules}"),
-            None => self.with_text(&rules),
+            None => self.with_text() + &rules,
         }
     }
 
-    /// Calls, or one, and nothing else.
+    /// Calls, or one, and nothing else: `calls`, of which each is a `call`, and `body`, what follows the first marker.
     fn rules(&self) -> String {
+        let open = self.marker(self.calls.format.opening());
         match self.calls.format {
             Format::Hermes => {
-                let body = self.objects("arguments");
-                let (open, close) = (self.marker("<tool_call>"), self.marker("</tool_call>"));
+                let (object, close) = (self.objects("arguments"), self.marker("</tool_call>"));
                 let calls = self.several("\"\\n\"");
-                format!("calls: {calls}\ncall: {open} body\nbody: \"\\n\" {body} \"\\n\" {close}\n")
+                format!("calls: {calls}\ncall: {open} body\nbody: \"\\n\" {object} \"\\n\" {close}\n")
             }
             Format::MistralList => {
-                let (open, calls) = (self.marker("[TOOL_CALLS]"), self.several("\", \""));
-                format!("calls: {open} \" \"? \"[\" {calls} \"]\"\ncall: {}\n", self.objects("arguments"))
+                let (object, calls) = (self.objects("arguments"), self.several("\", \""));
+                format!("calls: {open} body\nbody: \" \"? \"[\" {calls} \"]\"\ncall: {object}\n")
             }
             Format::MistralNamed => {
-                let (open, between) = (self.marker("[TOOL_CALLS]"), self.marker("[ARGS]"));
+                let between = self.marker("[ARGS]");
                 let call = self.each(|name, arguments| format!("{} {between} {arguments}", quoted(name)));
-                format!("calls: {}\ncall: {open} {call}\n", self.several(""))
+                format!("calls: {}\ncall: {open} body\nbody: {call}\n", self.several(""))
             }
             Format::Llama => {
-                let calls = self.several("\"; \"");
-                format!("calls: {calls}\ncall: {}\n", self.objects("parameters"))
+                format!("calls: {}\ncall: {}\n", self.several("\"; \""), self.objects("parameters"))
             }
             Format::Harmony => {
                 let call = self.each(|name, arguments| {
                     format!("{} json {arguments}", quoted(&format!("commentary to=functions.{name} ")))
                 });
-                format!(
-                    "calls: {} {call}\njson: {} \"json\" {}\n",
-                    self.marker("<|channel|>"),
-                    self.marker("<|constrain|>"),
-                    self.marker("<|message|>"),
-                )
+                let (constrain, message) = (self.marker("<|constrain|>"), self.marker("<|message|>"));
+                format!("calls: {open} {call}\njson: {constrain} \"json\" {message}\n")
             }
         }
     }
 
-    /// The same, with text around them.
-    fn with_text(&self, rules: &str) -> String {
+    /// The rule `start` of calls with text around them, or of text alone.
+    fn with_text(&self) -> String {
         let open = self.marker(self.calls.format.opening());
         let is_special = open.starts_with('<');
-        match self.calls.format {
-            // A special token ends a text, which has none.
-            Format::Hermes if is_special => format!("start: TEXT (call TEXT)*\n{TEXT}{rules}"),
-            // Text up to the tag: what ends it is found as soon as it is there.
-            Format::Hermes => {
-                format!("start: (head body)* TEXT\nhead[lazy]: TEXT {open}\n{TEXT}{rules}")
+        // Of the formats in which every call has a marker.
+        let are_several =
+            self.calls.asked.parallel && matches!(self.calls.format, Format::Hermes | Format::MistralNamed);
+        let start = match are_several {
+            // They stand alone: a text that begins otherwise has none.
+            _ if self.calls.format == Format::Llama => {
+                return "start: (calls | TEXT)?\nTEXT: /\\s*[^\\s{](.|\\n)*/\n".to_owned();
             }
-            _ if is_special => format!("start: TEXT calls?\n{TEXT}{rules}"),
-            Format::Llama => format!("start: calls | TEXT\nTEXT: /[^{{](.|\\n)*/\n{rules}"),
-            _ => format!("start: calls | TEXT\nTEXT: /[^\\[](.|\\n)*/\n{rules}"),
+            // A special token ends a text, which has none.
+            true if is_special => "start: TEXT (call TEXT)*".to_owned(),
+            false if is_special => "start: TEXT calls?".to_owned(),
+            // Text up to the marker: what ends it is found as soon as it is there.
+            true => format!("start: (head body)* TEXT\nhead[lazy]: TEXT {open}"),
+            false => format!("start: head body | TEXT\nhead[lazy]: TEXT {open}"),
+        };
+        format!("{start}\n{TEXT}")
+    }
+
+    /// The messages of gpt-oss: what it says to itself or on the way, then a call or the answer.
+    fn messages(&self, is_free: bool, answer: Option<&str>) -> String {
+        let [open, message, end, start] =
+            ["<|channel|>", "<|message|>", "<|end|>", "<|start|>"].map(|text| self.marker(text));
+        let said = if end.starts_with('<') { "said" } else { "said[lazy]" };
+        let mut rules = format!(
+            "{said}: TEXT {end}\n{TEXT}thought: {open} (\"analysis\" | \"commentary\") {message} said {start} \"assistant\"\n"
+        );
+        let may_call = !self.calls.asked.functions.is_empty();
+        if may_call {
+            rules += &self.rules();
         }
+        let last = match answer {
+            _ if !is_free => "calls",
+            _ if may_call => "(calls | final)",
+            _ => "final",
+        };
+        if is_free {
+            let said = if answer.is_some() { "answer" } else { "TEXT" };
+            rules += &format!("final: {open} \"final\" {message} {said}\n");
+        }
+        if let Some(schema) = answer {
+            rules += &format!("answer: %json {schema}\n");
+        }
+        format!("start: thought* {last}\n{rules}")
     }
 
     /// A call of each function by an object whose arguments stand behind `key`.

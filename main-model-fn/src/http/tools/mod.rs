@@ -3,7 +3,7 @@
 //! ```text
 //! tools, tool_choice -> asked (checked) -> template or prompt (no template for tools)
 //!                                       -> format: the grammar of the calls that must come
-//! text of an answer -> reader: content and calls, as they come
+//! text of an answer -> reader: content, reasoning and calls, as they come
 //! ```
 
 mod arguments;
@@ -17,8 +17,8 @@ mod reader;
 #[allow(clippy::unwrap_used)]
 mod tests;
 
-pub(super) use asked::{Asked, TOOLS, ToolChoice};
+pub(super) use asked::{Asked, ToolChoice, Tools};
 pub(super) use calls::Calls;
 pub(super) use format::Format;
 pub(super) use prompt::in_messages;
-pub(super) use reader::{CallDelta, Reader};
+pub(super) use reader::{CallDelta, Reader, Said};

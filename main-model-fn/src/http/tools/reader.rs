@@ -1,15 +1,17 @@
-//! Calls in the text of an answer, as it comes.
+//! What the text of an answer says, as it comes: content, reasoning and calls.
 
 use super::arguments::{Balance, Head, whole};
-use super::asked::Asked;
+use super::asked::{Asked, Mode};
 use super::format::Format;
 use remoe_http::random_id;
 
 /// What is new of a choice.
-#[derive(Default)]
-struct Read {
-    content: String,
-    calls: Vec<CallDelta>,
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(in crate::http) struct Said {
+    pub(in crate::http) content: String,
+    /// What the model says to itself, where its format tells that apart.
+    pub(in crate::http) reasoning: String,
+    pub(in crate::http) calls: Vec<CallDelta>,
 }
 
 /// An addition to one call.
@@ -44,10 +46,21 @@ enum State {
     Tail,
     /// Behind a call.
     After,
+    /// At the beginning of an answer of gpt-oss, before it is known whether it has messages.
+    Beginning,
     /// In a message's head, of gpt-oss.
     Channel,
-    /// In a message that is content, or is not for the client.
-    Body { shown: bool },
+    /// In a message of gpt-oss.
+    Body(Voice),
+}
+
+/// Whom a message of gpt-oss is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Voice {
+    Content,
+    Reasoning,
+    /// What follows the arguments of a call.
+    Nobody,
 }
 
 /// Reads one choice.
@@ -61,6 +74,9 @@ pub(in crate::http) struct Reader {
     opened: String,
     /// Calls that have begun.
     calls: usize,
+    /// Messages of gpt-oss that have begun, for either voice: further ones begin on a new line.
+    has_content: bool,
+    has_reasoning: bool,
 }
 
 /// What a step of the reader comes to.
@@ -73,38 +89,62 @@ enum Step {
 
 impl Reader {
     pub(in crate::http) fn new(format: Format, asked: Asked) -> Self {
-        let state = if format == Format::Harmony { State::Channel } else { State::Text };
-        Self { format, asked, state, held: String::new(), opened: String::new(), calls: 0 }
-    }
-
-    /// Whether the choice has called.
-    pub(in crate::http) fn has_called(&self) -> bool {
-        self.calls > 0
-    }
-
-    /// Takes more of the answer: what it says besides its calls, and what is new of those.
-    pub(in crate::http) fn push(&mut self, text: &str) -> (String, Vec<CallDelta>) {
-        self.held.push_str(text);
-        let mut read = Read::default();
-        while let Step::Again = self.step(&mut read) {}
-        (read.content, read.calls)
-    }
-
-    /// The rest of what it says, once no text follows.
-    pub(in crate::http) fn finish(&mut self) -> String {
-        let held = std::mem::take(&mut self.held);
-        match &self.state {
-            State::Text if self.calls > 0 && held.trim().is_empty() => String::new(),
-            State::Text | State::Plain | State::Body { shown: true } => held,
-            // A call that was cut off before its function was known.
-            State::Head | State::Whole(_) | State::Name => std::mem::take(&mut self.opened) + &held,
-            // A text without any head.
-            State::Channel if self.calls == 0 && !held.contains("<|") => held,
-            _ => String::new(),
+        let state = if format == Format::Harmony { State::Beginning } else { State::Text };
+        Self {
+            format,
+            asked,
+            state,
+            held: String::new(),
+            opened: String::new(),
+            calls: 0,
+            has_content: false,
+            has_reasoning: false,
         }
     }
 
-    fn step(&mut self, read: &mut Read) -> Step {
+    /// Whether the choice has called, and its last call is complete.
+    pub(in crate::http) fn has_called(&self) -> bool {
+        self.calls > 0 && !matches!(self.state, State::Arguments(_))
+    }
+
+    /// Takes more of the answer.
+    pub(in crate::http) fn push(&mut self, text: &str) -> Said {
+        self.held.push_str(text);
+        let mut read = Said::default();
+        while let Step::Again = self.step(&mut read) {}
+        read
+    }
+
+    /// The rest of what it says, once no text follows. Where the answer was cut off, what may be the beginning of a
+    /// call is left out: what is said is a beginning of what would have been said.
+    pub(in crate::http) fn finish(&mut self, is_cut: bool) -> Said {
+        let held = std::mem::take(&mut self.held);
+        let is_cut = is_cut || self.asked.mode == Mode::Required;
+        let mut read = Said::default();
+        match &self.state {
+            State::Text | State::Beginning | State::Body(_) if is_cut => (),
+            State::Text if self.calls > 0 && held.trim().is_empty() => (),
+            State::Text | State::Plain | State::Beginning | State::Body(Voice::Content) => {
+                read.content = held
+            }
+            State::Body(Voice::Reasoning) => read.reasoning = held,
+            // Behind a marker it is a call; an object without one may be anything.
+            State::Head | State::Whole(_) | State::Name if is_cut && self.is_marked() => (),
+            State::Head | State::Whole(_) | State::Name => {
+                read.content = std::mem::take(&mut self.opened) + &held;
+            }
+            _ => (),
+        }
+        read
+    }
+
+    /// Whether what has begun is a call whatever follows.
+    fn is_marked(&self) -> bool {
+        // What follows a call in a list is another one.
+        self.asked.mode == Mode::Required || self.calls > 0 || self.opened.contains(self.format.opening())
+    }
+
+    fn step(&mut self, read: &mut Said) -> Step {
         match &mut self.state {
             State::Text if self.format == Format::Llama => self.llama_text(),
             State::Text => self.text(read),
@@ -147,7 +187,7 @@ impl Reader {
                 self.state = match self.format {
                     Format::Hermes | Format::MistralList | Format::Llama => State::Tail,
                     Format::MistralNamed => State::Text,
-                    Format::Harmony => State::Body { shown: false },
+                    Format::Harmony => State::Body(Voice::Nobody),
                 };
                 Step::Again
             }
@@ -160,16 +200,17 @@ impl Reader {
                 None => self.drop_held(),
             },
             State::After => self.after(),
+            State::Beginning => self.beginning(),
             State::Channel => self.channel(read),
-            State::Body { shown } => {
-                let shown = *shown;
-                self.body(shown, read)
+            State::Body(voice) => {
+                let voice = *voice;
+                self.body(voice, read)
             }
         }
     }
 
     /// Text up to the marker that opens a call.
-    fn text(&mut self, read: &mut Read) -> Step {
+    fn text(&mut self, read: &mut Said) -> Step {
         let open = self.format.opening();
         if let Some(at) = self.held.find(open) {
             let text = self.take(at);
@@ -224,7 +265,7 @@ impl Reader {
     }
 
     /// `name[ARGS]{..}`, an id perhaps between.
-    fn name(&mut self, read: &mut Read) -> Step {
+    fn name(&mut self, read: &mut Said) -> Step {
         let Some(at) = self.held.find('{') else { return Step::Wait };
         let head = self.take(at);
         let name = head.split('[').next().unwrap_or_default().trim();
@@ -233,7 +274,7 @@ impl Reader {
         Step::Again
     }
 
-    fn head(&mut self, read: &mut Read) -> Step {
+    fn head(&mut self, read: &mut Said) -> Step {
         let blank = self.held.len() - self.held.trim_start().len();
         self.take(blank);
         match Head::of(&self.held) {
@@ -279,37 +320,65 @@ impl Reader {
         Step::Again
     }
 
-    /// `<|start|>assistant<|channel|>commentary to=functions.name <|constrain|>json<|message|>`
-    fn channel(&mut self, read: &mut Read) -> Step {
+    /// An answer without any head is content.
+    fn beginning(&mut self) -> Step {
+        // The prompt ends where a role may be followed by a recipient.
+        const HEADS: [&str; 2] = ["<|", " to="];
+        self.state =
+            match HEADS.iter().find(|head| head.starts_with(&self.held) || self.held.starts_with(**head)) {
+                Some(head) if self.held.len() < head.len() => return Step::Wait,
+                Some(_) => State::Channel,
+                None => State::Body(Voice::Content),
+            };
+        Step::Again
+    }
+
+    /// `<|start|>assistant<|channel|>commentary to=functions.name <|constrain|>json<|message|>`, or the recipient
+    /// before the channel.
+    fn channel(&mut self, read: &mut Said) -> Step {
         const MESSAGE: &str = "<|message|>";
+        const FUNCTIONS: &str = "functions.";
         let Some(at) = self.held.find(MESSAGE) else { return Step::Wait };
         let head = self.take(at);
         self.take(MESSAGE.len());
-        let name = head.split("to=functions.").nth(1).map(|rest| {
+        let recipient = head.split("to=").nth(1).map(|rest| {
             let end = rest.find(|c: char| c.is_whitespace() || c == '<').unwrap_or(rest.len());
             rest[..end].to_owned()
         });
-        self.state = match name {
+        let function = recipient.as_deref().and_then(|recipient| recipient.strip_prefix(FUNCTIONS));
+        self.state = match function.filter(|_| !self.asked.functions.is_empty()) {
             Some(name) => {
-                self.begin(name, read);
+                self.begin(name.to_owned(), read);
                 State::Arguments(Balance::default())
             }
-            None => State::Body { shown: !head.contains("analysis") },
+            // A call of what nobody offered is not for the client either.
+            None if recipient.is_some() || head.contains("analysis") => {
+                let is_further = std::mem::replace(&mut self.has_reasoning, true);
+                read.reasoning.push_str(if is_further { "\n" } else { "" });
+                State::Body(Voice::Reasoning)
+            }
+            None => {
+                let is_further = std::mem::replace(&mut self.has_content, true);
+                read.content.push_str(if is_further { "\n" } else { "" });
+                State::Body(Voice::Content)
+            }
         };
         Step::Again
     }
 
     /// A message up to the marker that ends it.
-    fn body(&mut self, shown: bool, read: &mut Read) -> Step {
-        const ENDS: [&str; 4] = ["<|end|>", "<|call|>", "<|return|>", "<|start|>"];
+    fn body(&mut self, voice: Voice, read: &mut Said) -> Step {
+        const ENDS: [&str; 5] = ["<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"];
         let found = ENDS.iter().filter_map(|end| Some((self.held.find(end)?, end.len()))).min();
         let keep = |text: &str| {
             let begins = |at: &usize| ENDS.iter().any(|end| end.starts_with(&text[*at..]));
             text.char_indices().map(|(at, _)| at).find(begins).unwrap_or(text.len())
         };
         let text = self.take(found.map_or_else(|| keep(&self.held), |(at, _)| at));
-        if shown {
-            read.content.push_str(&text);
+        match voice {
+            Voice::Content => read.content.push_str(&text),
+            Voice::Reasoning => read.reasoning.push_str(&text),
+            Voice::Nobody => (),
         }
         match found {
             Some((_, length)) => {
@@ -326,7 +395,7 @@ impl Reader {
         self.format != Format::Llama || self.asked.has(name)
     }
 
-    fn begin(&mut self, name: String, read: &mut Read) {
+    fn begin(&mut self, name: String, read: &mut Said) {
         let id = random_id();
         let id = match self.format {
             // Its templates take no others.
@@ -339,7 +408,7 @@ impl Reader {
     }
 
     /// More of the arguments of the last call.
-    fn argue(&self, arguments: String, read: &mut Read) {
+    fn argue(&self, arguments: String, read: &mut Said) {
         let index = self.calls.saturating_sub(1);
         match read.calls.last_mut().filter(|call| call.index == index) {
             Some(call) => call.arguments.push_str(&arguments),

@@ -3,32 +3,55 @@
 use super::arguments::{Balance, Head};
 use super::asked::{Asked, Function, Mode};
 use super::format::Format;
-use super::reader::Reader;
+use super::reader::{Reader, Said};
 use proptest::prelude::*;
 
-fn reader(format: Format) -> Reader {
+fn asked(mode: Mode) -> Asked {
     let function = |name: &str| Function { name: name.to_owned(), parameters: None, strict: false, place: 0 };
     let functions = vec![function("f"), function("g")];
-    Reader::new(format, Asked { tools: Vec::new(), functions, mode: Mode::Auto, parallel: true })
+    Asked { tools: Vec::new(), functions, mode, parallel: true }
+}
+
+fn reader(format: Format) -> Reader {
+    Reader::new(format, asked(Mode::Auto))
+}
+
+/// What an answer says: content, reasoning, and the names and arguments of its calls.
+#[derive(Debug, Default, PartialEq)]
+struct Heard {
+    content: String,
+    reasoning: String,
+    calls: Vec<(String, String)>,
+}
+
+impl Heard {
+    fn add(&mut self, said: Said) {
+        self.content += &said.content;
+        self.reasoning += &said.reasoning;
+        for delta in said.calls {
+            if let Some((id, name)) = delta.start {
+                assert!(!id.is_empty() && delta.index == self.calls.len());
+                self.calls.push((name, String::new()));
+            }
+            self.calls[delta.index].1 += &delta.arguments;
+        }
+    }
+}
+
+/// What `reader` hears in `pieces`, after which the answer ends, or is cut off.
+fn hear(mut reader: Reader, pieces: &[&str], is_cut: bool) -> Heard {
+    let mut heard = Heard::default();
+    for piece in pieces {
+        heard.add(reader.push(piece));
+    }
+    heard.add(reader.finish(is_cut));
+    heard
 }
 
 /// The content of `pieces` and its calls: name and arguments.
 fn read(format: Format, pieces: &[&str]) -> (String, Vec<(String, String)>) {
-    let mut reader = reader(format);
-    let mut content = String::new();
-    let mut calls: Vec<(String, String)> = Vec::new();
-    for piece in pieces {
-        let (more, deltas) = reader.push(piece);
-        content += &more;
-        for delta in deltas {
-            if let Some((id, name)) = delta.start {
-                assert!(!id.is_empty() && delta.index == calls.len());
-                calls.push((name, String::new()));
-            }
-            calls[delta.index].1 += &delta.arguments;
-        }
-    }
-    (content + &reader.finish(), calls)
+    let heard = hear(reader(format), pieces, false);
+    (heard.content, heard.calls)
 }
 
 /// A text, what it says, and the names and arguments of its calls.
@@ -124,15 +147,86 @@ fn calls_are_told_from_text_however_it_is_cut() {
     }
 }
 
+/// Wherever an answer is cut off, what is said is a beginning of what would have been said, and no marker.
+#[test]
+fn a_cut_answer_says_a_beginning() {
+    for (format, text, ..) in texts() {
+        let whole = hear(reader(format), &[text], false);
+        for (at, _) in text.char_indices() {
+            let cut = hear(reader(format), &[&text[..at]], true);
+            // What Llama writes as a call may as well be its answer, until its function is known.
+            let is_open = format == Format::Llama && !whole.calls.is_empty() && cut.calls.is_empty();
+            assert!(is_open || whole.content.starts_with(&cut.content), "{}: {cut:?}", &text[..at]);
+            assert!(whole.reasoning.starts_with(&cut.reasoning), "{}: {cut:?}", &text[..at]);
+            for (call, whole) in cut.calls.iter().zip(&whole.calls) {
+                assert!(call.0 == whole.0 && whole.1.starts_with(&call.1), "{}: {cut:?}", &text[..at]);
+            }
+            assert!(cut.calls.len() <= whole.calls.len());
+            if !whole.calls.is_empty() && whole.content.is_empty() {
+                let required = hear(Reader::new(format, asked(Mode::Required)), &[&text[..at]], true);
+                assert_eq!(required.content, "", "{}", &text[..at]);
+            }
+        }
+    }
+}
+
+#[test]
+fn gpt_oss_has_several_voices() {
+    let none = || Reader::new(Format::Harmony, Asked::default());
+    for (text, content, reasoning, calls) in [
+        (
+            "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>Yes",
+            "Yes",
+            "Hm",
+            0,
+        ),
+        ("<|channel|>analysis<|message|>Hm", "", "Hm", 0),
+        (
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b",
+            "",
+            "a\nb",
+            0,
+        ),
+        (
+            "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>",
+            "I look.",
+            "",
+            1,
+        ),
+        (" to=functions.f<|channel|>commentary <|constrain|>json<|message|>{}<|call|>", "", "", 1),
+        ("<|channel|>commentary to=python<|message|>1+1<|call|>", "", "1+1", 0),
+        // What no template asks for is content.
+        ("Yes", "Yes", "", 0),
+        (" told", " told", "", 0),
+        ("{\"a\": 1}", "{\"a\": 1}", "", 0),
+    ] {
+        let singly: Vec<&str> = text.split_inclusive(|_: char| true).collect();
+        for pieces in [vec![text], singly] {
+            let heard = hear(reader(Format::Harmony), &pieces, false);
+            assert_eq!(
+                (&*heard.content, &*heard.reasoning, heard.calls.len()),
+                (content, reasoning, calls),
+                "{text}"
+            );
+            // Where no function is offered none is called.
+            let alone = hear(none(), &pieces, false);
+            let told = if calls > 0 { "{}" } else { reasoning };
+            assert_eq!((&*alone.content, &*alone.reasoning, alone.calls.len()), (content, told, 0), "{text}");
+        }
+    }
+}
+
 #[test]
 fn arguments_come_as_they_are_written() {
     let mut reader = reader(Format::Hermes);
-    assert!(reader.push("<tool_call>\n{\"name\": \"f\", \"argum").1.is_empty());
-    let (_, begun) = reader.push("ents\": {\"x\"");
+    assert!(reader.push("<tool_call>\n{\"name\": \"f\", \"argum").calls.is_empty());
+    let begun = reader.push("ents\": {\"x\"").calls;
     assert_eq!((begun[0].index, begun[0].arguments.as_str()), (0, "{\"x\""));
     assert!(begun[0].start.as_ref().is_some_and(|(id, name)| id.starts_with("call_") && name == "f"));
-    let (_, more) = reader.push(": 1");
+    assert!(!reader.has_called(), "its arguments are not complete");
+    let more = reader.push(": 1").calls;
     assert_eq!((more[0].start.as_ref(), more[0].arguments.as_str()), (None, ": 1"));
+    reader.push("}");
     assert!(reader.has_called());
 }
 
