@@ -16,6 +16,7 @@ pub(crate) fn routes(gateway: Arc<Gateway>) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(answer::handle))
         .route("/v1/completions", post(answer::handle))
+        .route("/v1/embeddings", post(answer::handle))
         .route("/tokenize", post(answer::handle))
         .route("/detokenize", post(answer::handle))
         .route("/v1/models", get(listing::models))

@@ -2,7 +2,6 @@
 
 use crate::engine::request::{Delta, Event, FinishReason, InspectLevel, Request, Sampling, StopRules};
 use crate::engine::{EngineHandle, Events};
-use crate::pages::Tenant;
 use crate::placer::Placer;
 use crate::text::TextFront;
 use remoe_wire::v1::main_model_server::MainModel;
@@ -60,8 +59,6 @@ impl MainModel for Control {
             self.text()?;
         }
         let request = Request {
-            prompt: prompt.clone(),
-            choices: 1,
             max_tokens: wanted.max_tokens as usize,
             sampling: Sampling {
                 temperature: wanted.temperature.unwrap_or(0.0),
@@ -71,13 +68,7 @@ impl MainModel for Control {
                 ..Sampling::default()
             },
             stop: StopRules { strings: wanted.stop, ignore_eos: wanted.ignore_eos, ..StopRules::default() },
-            grammar: None,
-            shown: Vec::new(),
-            special_text: false,
-            logprobs: None,
-            prompt_logprobs: None,
-            inspect: None,
-            tenant: Tenant::default(),
+            ..Request::of_prompt(prompt.clone())
         };
         let events = self.engine.submit(request)?;
         let load_s = self.placer.load_seconds();
@@ -107,20 +98,8 @@ impl MainModel for Control {
             None => return Err(ServiceError::invalid("prompt", "no prompt given").into()),
         };
         let level = if wanted.hidden { InspectLevel::Hidden } else { InspectLevel::Routing };
-        let mut events = self.engine.submit(Request {
-            prompt: prompt.clone(),
-            choices: 1,
-            max_tokens: 0,
-            sampling: Sampling::default(),
-            stop: StopRules::default(),
-            grammar: None,
-            shown: Vec::new(),
-            special_text: false,
-            logprobs: None,
-            prompt_logprobs: None,
-            inspect: Some(level),
-            tenant: Tenant::default(),
-        })?;
+        let mut events =
+            self.engine.submit(Request { inspect: Some(level), ..Request::of_prompt(prompt.clone()) })?;
         let mut reply = InspectReply { prompt_ids: prompt, ..InspectReply::default() };
         while let Some(event) = events.recv().await {
             match event {
@@ -134,7 +113,7 @@ impl MainModel for Control {
                     return Ok(Response::new(reply));
                 }
                 Event::Failed(error) => return Err(error.into()),
-                Event::Prompt(_) | Event::Delta(_) | Event::Finished { .. } => (),
+                Event::Prompt(_) | Event::Embedding(_) | Event::Delta(_) | Event::Finished { .. } => (),
             }
         }
         Err(ServiceError::new(ErrorCode::Unavailable, "the engine has stopped").into())
@@ -210,7 +189,7 @@ async fn relay(
                 decode_experts: Some(expert_time(figures.decode_experts)),
             }))),
             Event::Failed(error) => Err(error.into()),
-            Event::Prompt(_) | Event::Inspection(_) => continue,
+            Event::Prompt(_) | Event::Inspection(_) | Event::Embedding(_) => continue,
         };
         if sender.send(message).await.is_err() || ends {
             return;

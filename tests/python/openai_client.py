@@ -7,6 +7,7 @@ tokenizer and a chat template, and assumes nothing about what the model says.
 """
 
 import asyncio
+import struct
 import sys
 
 import openai
@@ -302,6 +303,19 @@ def keys(url, model):
     )
 
 
+def embeddings(client, model):
+    texts = ["The king", "a", "The king"]
+    answer = client.embeddings.create(model=model, input=texts)
+    # The client asks for base64 by itself.
+    first, other, again = [item.embedding for item in answer.data]
+    equal(first, again, "embeddings: equal texts")
+    check(first != other and len(first) == len(other) > 1, "embeddings: another text")
+    plain = client.embeddings.create(model=model, input=texts[0], encoding_format="float")
+    equal([struct.unpack("f", struct.pack("f", item))[0] for item in plain.data[0].embedding], first, "embeddings: float")
+    check(answer.usage.prompt_tokens == answer.usage.total_tokens > 2 * plain.usage.prompt_tokens, "embeddings: usage")
+    refused(openai.BadRequestError, lambda: client.embeddings.create(model=model, input=[]), "embeddings: none", 400)
+
+
 def extras(client, model):
     raw = client.completions.with_raw_response.create(
         model=model,
@@ -360,6 +374,7 @@ def main():
         parameters(client, model)
         logprobs(client, model)
         errors(client, model)
+        embeddings(client, model)
         extras(client, model)
         asyncio.run(side_by_side(url, model, api_key))
         if len(sys.argv) == 4:

@@ -84,6 +84,16 @@ def tools(client, model):
         call, whole = streamed.message.tool_calls[0].function, message.tool_calls[0].function
         equal((call.name, call.arguments), (whole.name, whole.arguments), "tools: streamed, beside the answer in one")
         check(len(parts) > 1, "tools: the arguments come in parts")
+    # The model decides, and calls once at most.
+    ask = {"model": model, "messages": MESSAGES, "tools": [TOOL, OTHER], "max_tokens": 60, "temperature": 1}
+    for seed in range(4):
+        free = client.chat.completions.create(**ask, seed=seed, parallel_tool_calls=False).choices[0]
+        check(len(free.message.tool_calls or []) <= 1, f"tools: {free.message!r}")
+    # Required and cut off: what was written of it, and nothing of its format.
+    for length in [1, 4, 12, 20]:
+        cut = client.chat.completions.create(**(ask | {"max_tokens": length}), tool_choice="required").choices[0]
+        equal(cut.finish_reason, "length", "tools, cut off: finish_reason")
+        check(not cut.message.content, f"tools, cut off: {cut.message!r}")
     # What was called and what came of it go back to the model.
     called = {"role": "assistant", "tool_calls": [message.tool_calls[0].model_dump(include={"id", "type", "function"})]}
     called["tool_calls"][0]["function"].pop("parsed_arguments", None)
@@ -107,6 +117,7 @@ def vllm(client, model):
     date = text(structured_outputs={"regex": r"\d{4}-\d\d"})
     check(len(date) == 7 and date[4] == "-", f"regex: {date!r}")
     equal(text(guided_grammar='start: "a" "b"'), "ab", "grammar")
+    equal(text(guided_regex="ab{3}c", stop="c"), "abbb", "a stop text within a form")
 
 
 def alone_and_together(client, model):

@@ -147,6 +147,7 @@ async fn names_keys_origins_and_limits() {
         "GET /metrics",
         "POST /tokenize",
         "POST /detokenize",
+        "POST /v1/embeddings",
         "GET /version",
         "GET /nowhere",
         "OPTIONS /v1/models",
@@ -631,7 +632,7 @@ async fn bodies(server: &MainHttp) {
         ask(server.address, "PUT /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n").await;
     assert_eq!(answer.error(405)["code"], "method_not_supported");
     assert_eq!(answer.head.header("allow"), "POST");
-    assert_eq!(ask(server.address, get("/v1/embeddings")).await.error(404)["code"], "unknown_url");
+    assert_eq!(ask(server.address, get("/v1/images/generations")).await.error(404)["code"], "unknown_url");
 }
 
 async fn heads(server: &MainHttp) {

@@ -157,3 +157,29 @@ async fn two_models_at_one_address_sleep_on_their_own() {
     assert_eq!(complete(address, "two", 1).await.head.header("x-remoe-cold-start"), "");
     assert_eq!(complete(address, "one", 1).await.head.header("x-remoe-cold-start"), "true");
 }
+
+/// A model that wakes says what it would have said awake, bound to a form or as an embedding.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_answer_is_bound_to_outlasts_a_sleep() {
+    let arguments = ["--remote-ratio", "0.5", "--idle", IDLE];
+    let mut up = Up::start_with(&Model::fixture("mixtral-text").folder, &arguments).await;
+    let address = up.ready.http();
+    let schema = json!({"type": "object", "additionalProperties": false, "required": ["a", "b"],
+        "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x", "yz"]}}});
+    let bound = json!({"prompt": "a", "max_tokens": 60, "temperature": 1, "seed": 3, "guided_json": schema});
+    let answer = async || raw::ask(address, raw::post("/v1/completions", &bound.to_string())).await;
+    let embedding = async || {
+        raw::ask(address, raw::post("/v1/embeddings", r#"{"input": ["ab", "c"]}"#)).await.ok()["data"].clone()
+    };
+    let (said, embedded) = (answer().await.ok()["choices"].clone(), embedding().await);
+    let form: Value = serde_json::from_str(said[0]["text"].as_str().unwrap()).unwrap();
+    assert!(form["a"].is_u64() && form["b"].is_string() && said[0]["finish_reason"] == "stop", "{said}");
+    assert_eq!(embedded.as_array().unwrap().len(), 2);
+    up.next("asleep").await;
+    let cold = answer().await;
+    assert_eq!(cold.head.header("x-remoe-cold-start"), "true");
+    assert_eq!(cold.ok()["choices"], said);
+    up.next("awake").await;
+    up.next("asleep").await;
+    assert_eq!(embedding().await, embedded);
+}

@@ -33,8 +33,31 @@ pub struct Request {
     pub prompt_logprobs: Option<usize>,
     /// Record the routing, and the hidden states too, of the prompt.
     pub inspect: Option<InspectLevel>,
+    /// Give the mean of the prompt's hidden states.
+    pub embeds: bool,
     /// With whose requests it shares keys and values of equal beginnings.
     pub tenant: Tenant,
+}
+
+impl Request {
+    /// Computes `prompt` and generates nothing.
+    pub(crate) fn of_prompt(prompt: Vec<u32>) -> Self {
+        Self {
+            prompt,
+            choices: 1,
+            max_tokens: 0,
+            sampling: Sampling::default(),
+            stop: StopRules::default(),
+            grammar: None,
+            special_text: false,
+            shown: Vec::new(),
+            logprobs: None,
+            prompt_logprobs: None,
+            inspect: None,
+            embeds: false,
+            tenant: Tenant::default(),
+        }
+    }
 }
 
 /// What an inspection records beside logits; each level holds what those before it do.
@@ -150,6 +173,8 @@ pub enum Event {
     Prompt(Vec<Option<TokenLogprobs>>),
     /// What an inspection recorded; only when asked for, once.
     Inspection(Box<Inspection>),
+    /// The mean over the prompt of the hidden states behind the final norm; only when asked for, once.
+    Embedding(Vec<f32>),
     /// One step of one choice. Text held back (partial characters, possible beginnings of a stop
     /// string) comes with a later delta, its tokens with the step that they were drawn in.
     Delta(Delta),

@@ -113,6 +113,7 @@ impl Running {
                 *cache = SequenceCache::new(tenant);
                 // Nothing of the prompt has been reported yet: it begins anew.
                 self.prompt_logprobs.clear();
+                self.states.clear();
                 self.inspection = Inspection::default();
                 self.figures.forwarded_positions = 0;
                 self.figures.experts = ExpertTally::default();

@@ -43,6 +43,8 @@ pub(crate) struct Running {
     pub(super) figures: Figures,
     pub(super) inspection: Inspection,
     pub(super) prompt_logprobs: Vec<Option<TokenLogprobs>>,
+    /// The sum of the prompt's hidden states so far, position by position; empty before the first.
+    pub(super) states: Vec<f64>,
     /// Tokens that end a choice.
     ends: Vec<u32>,
     /// For the repetition penalty; empty without one.
@@ -92,7 +94,7 @@ pub(super) enum Stage {
 pub(crate) struct Rows<'a> {
     pub(crate) tokens: &'a [u32],
     pub(crate) cache: &'a mut SequenceCache,
-    pub(crate) logits: Wanted,
+    pub(crate) wanted: Wanted,
 }
 
 /// A request's part of an iteration, in rows.
@@ -100,16 +102,23 @@ pub(crate) struct Share {
     pub(crate) rows: usize,
     /// Those whose logits are wanted.
     pub(crate) logits: usize,
+    /// Those whose hidden states are wanted.
+    pub(crate) states: usize,
 }
 
 impl Share {
     pub(crate) fn of(lent: &[Rows<'_>]) -> Self {
-        let logits = |rows: &Rows<'_>| match rows.logits {
-            Wanted::None => 0,
-            Wanted::Last => 1,
-            Wanted::All => rows.tokens.len(),
-        };
-        Self { rows: lent.iter().map(|rows| rows.tokens.len()).sum(), logits: lent.iter().map(logits).sum() }
+        let mut share = Self { rows: 0, logits: 0, states: 0 };
+        for Rows { tokens, wanted, .. } in lent {
+            share.rows += tokens.len();
+            match wanted {
+                Wanted::None => (),
+                Wanted::Last => share.logits += 1,
+                Wanted::All => share.logits += tokens.len(),
+                Wanted::States => share.states += tokens.len(),
+            }
+        }
+        share
     }
 }
 
@@ -140,6 +149,7 @@ impl Running {
             figures,
             inspection: Inspection::default(),
             prompt_logprobs: Vec::new(),
+            states: Vec::new(),
             ends,
             prompt_tokens,
             beginnings,
@@ -157,7 +167,10 @@ impl Running {
     /// not kept with their keys and values.
     pub(super) fn wants_prompt_rows(&self) -> bool {
         let request = self.request();
-        self.recording.is_some() || request.inspect.is_some() || request.prompt_logprobs.is_some()
+        self.recording.is_some()
+            || request.inspect.is_some()
+            || request.prompt_logprobs.is_some()
+            || request.embeds
     }
 
     /// Tokens of a prompt that is about to begin that were looked for among what is kept, and those found.
@@ -212,21 +225,23 @@ impl Running {
                     return;
                 }
                 let done = cache.length();
-                let logits = if self.job.request.prompt_logprobs.is_some() {
+                let wanted = if self.job.request.embeds {
+                    Wanted::States
+                } else if self.job.request.prompt_logprobs.is_some() {
                     Wanted::All
                 } else if done + take == prompt.len() {
                     Wanted::Last
                 } else {
                     Wanted::None
                 };
-                out.push(Rows { tokens: &prompt[done..done + take], cache, logits });
+                out.push(Rows { tokens: &prompt[done..done + take], cache, wanted });
             }
             Stage::Choices(choices) => {
                 for (choice, &take) in choices.iter_mut().zip(rows) {
                     let (tokens, cache, complete) = choice.take(prompt, take);
                     if take > 0 {
-                        let logits = if complete { Wanted::Last } else { Wanted::None };
-                        out.push(Rows { tokens, cache, logits });
+                        let wanted = if complete { Wanted::Last } else { Wanted::None };
+                        out.push(Rows { tokens, cache, wanted });
                     }
                 }
             }
@@ -317,6 +332,15 @@ impl Running {
         if level == super::request::InspectLevel::Hidden {
             let bytes = &trace.hidden[first * row_bytes..(first + rows) * row_bytes];
             self.inspection.hidden.extend_from_slice(bytes);
+        }
+    }
+
+    /// Adds hidden states of the prompt's next positions, `hidden` elements each, to their sum. A position is added as
+    /// a whole and after those before it: no cut of the prompt changes the sum.
+    pub(super) fn add_states(&mut self, states: &[f32], hidden: usize) {
+        for row in states.chunks_exact(hidden) {
+            self.states.resize(hidden, 0.0);
+            self.states.iter_mut().zip(row).for_each(|(sum, state)| *sum += f64::from(*state));
         }
     }
 
@@ -446,6 +470,12 @@ impl Running {
             let mut inspection = std::mem::take(&mut self.inspection);
             inspection.last_logits = logits.to_vec();
             self.emit(Event::Inspection(Box::new(inspection)));
+        }
+        if self.job.request.embeds {
+            let positions = self.job.request.prompt.len() as f64;
+            let states = std::mem::take(&mut self.states);
+            let mean = states.into_iter().map(|sum| (sum / positions) as f32).collect();
+            self.emit(Event::Embedding(mean));
         }
         let count = self.job.request.choices;
         if self.job.request.max_tokens == 0 {

@@ -1,6 +1,6 @@
 //! The engine's loop with the native operations, in this process.
 
-use super::request::{Delta, Event, FinishReason, Request, Sampling, StopRules};
+use super::request::{Delta, Event, FinishReason, InspectLevel, Request, Sampling, StopRules};
 use super::{
     EngineHandle, EngineParts, EngineSettings, EngineStop, Events, RequestLimits, Switch, Vocabulary, start,
 };
@@ -27,6 +27,7 @@ struct Engine {
     metrics: EngineMetrics,
     thread: JoinHandle<()>,
     vocab: u32,
+    norm_eps: f64,
 }
 
 impl Engine {
@@ -85,7 +86,7 @@ impl Engine {
         let switch = Switch { generation: 1, local, remote: BTreeMap::new(), endpoints: Vec::new(), done };
         switches.send(switch).ok().unwrap();
         in_force.await.unwrap();
-        Self { handle, metrics, thread, vocab: config.vocab_size as u32 }
+        Self { handle, metrics, thread, vocab: config.vocab_size as u32, norm_eps: config.norm_eps }
     }
 
     fn end(self) -> EngineMetrics {
@@ -111,6 +112,7 @@ fn request(prompt: Vec<u32>, choices: usize, max_tokens: usize) -> Request {
         logprobs: Some(0),
         prompt_logprobs: None,
         inspect: None,
+        embeds: false,
         tenant: Tenant::default(),
     }
 }
@@ -244,10 +246,76 @@ async fn schedules_change_no_bit_of_latent_attention() {
     schedules_change_nothing("dsv2-basic", Dtype::Bf16, 200).await;
 }
 
+/// An embedding is the mean of the hidden states behind the final norm, whatever runs beside it and however often it gives
+/// way.
+#[tokio::test]
+async fn embeddings_are_means_of_normed_states() {
+    let alone = Engine::start("mixtral-basic", Dtype::F32, 1, 1000).await;
+    let prompts = prompts(alone.vocab);
+    let embed = |prompt: &[u32]| Request { embeds: true, ..Request::of_prompt(prompt.to_vec()) };
+    let mean = async |mut events: Events| loop {
+        match events.recv().await.unwrap() {
+            Event::Embedding(mean) => return mean,
+            Event::Failed(error) => panic!("{error}"),
+            _ => (),
+        }
+    };
+    let inspected = |prompt: &[u32]| Request {
+        inspect: Some(InspectLevel::Hidden),
+        ..Request::of_prompt(prompt.to_vec())
+    };
+    // Rows before the norm, by their root mean square.
+    let scaled = async |prompt: &[u32]| -> Vec<Vec<f64>> {
+        let mut events = alone.handle.submit(inspected(prompt)).unwrap();
+        let hidden = loop {
+            if let Event::Inspection(inspection) = events.recv().await.unwrap() {
+                break inspection.hidden;
+            }
+        };
+        let elements: Vec<f64> = hidden
+            .chunks_exact(4)
+            .map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()).into())
+            .collect();
+        let rows = elements.chunks_exact(elements.len() / prompt.len());
+        rows.map(|row| {
+            let square = row.iter().map(|it| it * it).sum::<f64>() / row.len() as f64;
+            row.iter().map(|it| it / (square + alone.norm_eps).sqrt()).collect()
+        })
+        .collect()
+    };
+    // The norm's weights are what a single row is multiplied by.
+    let one = mean(alone.handle.submit(embed(&prompts[0][..1])).unwrap()).await;
+    let row = scaled(&prompts[0][..1]).await.remove(0);
+    let weights: Vec<f64> = one.iter().zip(&row).map(|(mean, it)| f64::from(*mean) / it).collect();
+    let mut expected = Vec::new();
+    for prompt in &prompts {
+        let got = mean(alone.handle.submit(embed(prompt)).unwrap()).await;
+        let rows = scaled(prompt).await;
+        for (index, (got, weight)) in got.iter().zip(&weights).enumerate() {
+            let mean = weight * rows.iter().map(|row| row[index]).sum::<f64>() / rows.len() as f64;
+            assert!((f64::from(*got) - mean).abs() < 1e-4, "{got} {mean}");
+        }
+        expected.push(got);
+    }
+    alone.end();
+    let crowded = Engine::start("mixtral-basic", Dtype::F32, 2, 14).await;
+    let running: Vec<_> = prompts
+        .iter()
+        .map(|prompt| {
+            let other = crowded.handle.submit(request(prompt.clone(), 2, LONGEST)).unwrap();
+            (crowded.handle.submit(embed(prompt)).unwrap(), other)
+        })
+        .collect();
+    for ((events, other), expected) in running.into_iter().zip(&expected) {
+        assert_eq!(&mean(events).await, expected);
+        finish(other, 2).await;
+    }
+    crowded.end();
+}
+
 /// Which requests take what is kept: not those of which every row of the prompt is wanted.
 #[tokio::test]
 async fn scored_and_inspected_prompts_are_computed_whole() {
-    use super::request::InspectLevel;
     let engine = Engine::start("mixtral-basic", Dtype::F32, 1, 100).await;
     let prompt: Vec<u32> = (3..3 + 3 * pages::pages_of(1) as u32 * 32).map(|id| id % engine.vocab).collect();
     let plain = request(prompt.clone(), 1, 1);

@@ -423,7 +423,7 @@ impl Engine {
         let trace = inspect.or(self.recorder.as_ref().map(|_| InspectLevel::Routing));
         let started = Instant::now();
         let mut segments: Vec<Segment<'_>> = Vec::new();
-        // Per request: its segments' rows and rows of logits.
+        // Per request: its segments' rows, and what is wanted of them.
         let mut shares = Vec::with_capacity(self.running.len());
         for (running, rows) in self.running.iter_mut().zip(&rows) {
             let mut lent = Vec::new();
@@ -432,7 +432,7 @@ impl Engine {
             segments.extend(lent.into_iter().map(|rows| Segment {
                 tokens: rows.tokens,
                 cache: rows.cache,
-                logits: rows.logits,
+                wanted: rows.wanted,
             }));
         }
         let outcome = self.model.forward(&mut segments, &mut self.experts, trace);
@@ -460,6 +460,13 @@ impl Engine {
                 these
             })
             .collect();
+        let hidden = self.model.hidden();
+        let mut states = output.states.as_slice();
+        for (running, share) in self.running.iter_mut().zip(shares) {
+            let (these, others) = states.split_at(share.states * hidden);
+            running.add_states(these, hidden);
+            states = others;
+        }
         let mut draws = Vec::new();
         let mut counts = Vec::with_capacity(shares.len());
         for ((running, share), logits) in self.running.iter_mut().zip(shares).zip(&parts) {

@@ -9,19 +9,27 @@ use llguidance::toktrie::InferenceCapabilities;
 use llguidance::{Logger, Matcher, ParserFactory};
 use moka::future::Cache;
 use remoe_wire::{ErrorCode, ServiceError};
-use std::sync::Arc;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::{OnceCell, Semaphore, oneshot};
+use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore, oneshot};
 
 /// Compiled grammars that are kept.
 const KEPT: u64 = 64;
-/// Grammars that are compiled at the same time. One that takes too long is given up by who asked for it, and
-/// holds its place until it has come to its own end.
-const THREADS: usize = 2;
+/// Grammars that are compiled at the same time.
+pub(super) const THREADS: usize = 2;
+/// Those beside them that have taken too long: a thread comes to its own end only. One more keeps its turn.
+pub(super) const LATE: usize = 4;
 /// How long one may take. Milliseconds are usual.
 const TIME: Duration = Duration::from_millis(800);
-/// How long a request waits for its turn.
+/// How long a request waits for its turn, and where turns may not come because of those that are late.
 const TURN: Duration = Duration::from_secs(10);
+const TURN_BESIDE_LATE: Duration = TIME;
+/// For so long one that took too much time is not begun again, of so many.
+const REFUSED_FOR: Duration = Duration::from_secs(60);
+const REFUSED: u64 = 1024;
+/// The nice value of threads that are late (setpriority(2)): the least.
+const LAST: i32 = 19;
 /// The library reads schemas and grammars by recursion; their depth is bounded (`source`, `schema`).
 const STACK: usize = 64 << 20;
 
@@ -48,9 +56,21 @@ pub(crate) struct Compiler {
     vocab_size: usize,
     end_ids: Vec<u32>,
     /// Made when the first grammar is asked for.
-    factory: OnceCell<Arc<ParserFactory>>,
+    pub(super) factory: OnceCell<Arc<ParserFactory>>,
     turns: Arc<Semaphore>,
+    late: Arc<Semaphore>,
     kept: Cache<String, Grammar>,
+    /// Digests of what took too much time.
+    refused: Cache<u64, ()>,
+    digests: RandomState,
+}
+
+/// A compilation on its way.
+struct Compilation {
+    factory: Arc<ParserFactory>,
+    source: Source,
+    /// Its turn, or its room among those that are late.
+    place: Arc<Mutex<OwnedSemaphorePermit>>,
 }
 
 impl Compiler {
@@ -62,7 +82,10 @@ impl Compiler {
             end_ids,
             factory: OnceCell::new(),
             turns: Arc::new(Semaphore::new(THREADS)),
+            late: Arc::new(Semaphore::new(LATE)),
             kept: Cache::new(KEPT),
+            refused: Cache::builder().max_capacity(REFUSED).time_to_live(REFUSED_FOR).build(),
+            digests: RandomState::new(),
         }
     }
 
@@ -85,29 +108,33 @@ impl Compiler {
     }
 
     async fn compile_anew(&self, source: Source) -> Result<Grammar, ServiceError> {
+        let digest = self.digests.hash_one(source.key());
+        if self.refused.contains_key(&digest) {
+            return Err(takes_too_long());
+        }
+        let place = Arc::new(Mutex::new(self.turn().await?));
         let factory = self.factory.get_or_try_init(|| self.open()).await?.clone();
-        let turn = tokio::time::timeout(TURN, self.turns.clone().acquire_owned()).await;
-        let Ok(Ok(turn)) = turn else {
-            return Err(ServiceError::new(
+        let compilation = Compilation { factory, source, place };
+        let (late, refused) = (self.late.clone(), self.refused.clone());
+        // Goes on where nobody waits any more: a thread that is late must make room.
+        let compiled = tokio::spawn(async move {
+            let compiled = compilation.run(late).await;
+            if compiled.is_none() {
+                refused.insert(digest, ()).await;
+            }
+            compiled.unwrap_or_else(|| Err(takes_too_long()))
+        });
+        compiled.await.map_err(|error| internal(&error.to_string()))?
+    }
+
+    async fn turn(&self) -> Result<OwnedSemaphorePermit, ServiceError> {
+        let wait = if self.late.available_permits() > 0 { TURN } else { TURN_BESIDE_LATE };
+        match tokio::time::timeout(wait, self.turns.clone().acquire_owned()).await {
+            Ok(Ok(turn)) => Ok(turn),
+            _ => Err(ServiceError::new(
                 ErrorCode::ResourceExhausted,
                 "other requests' grammars are being compiled; try again later",
-            ));
-        };
-        let (send, compiled) = oneshot::channel();
-        let work = move || {
-            let _until_done = turn;
-            // Whoever asked may have given up.
-            let _given_up = send.send(compile(&factory, &source));
-        };
-        let thread = std::thread::Builder::new().name("grammar".to_owned()).stack_size(STACK).spawn(work);
-        thread.map_err(|error| internal(&error.to_string()))?;
-        match tokio::time::timeout(TIME, compiled).await {
-            Ok(Ok(compiled)) => compiled.map_err(|message| ServiceError::invalid("", message)),
-            Ok(Err(_panicked)) => Err(internal("the thread ended")),
-            Err(_late) => {
-                let message = format!("it takes more than {} ms to compile", TIME.as_millis());
-                Err(ServiceError::invalid("", message))
-            }
+            )),
         }
     }
 
@@ -117,6 +144,46 @@ impl Compiler {
         let opened = tokio::task::spawn_blocking(work).await.map_err(|error| internal(&error.to_string()))?;
         opened.map(Arc::new).map_err(|message| internal(&message))
     }
+}
+
+impl Compilation {
+    /// What its source says, or why it says nothing; `None` where it takes too long. It gives its turn back then, as
+    /// far as there is room in `late`, and has its thread come after all others.
+    async fn run(self, late: Arc<Semaphore>) -> Option<Result<Grammar, ServiceError>> {
+        let (send, mut compiled) = oneshot::channel();
+        let (begin, begun) = oneshot::channel();
+        let Self { factory, source, place } = self;
+        let until_done = place.clone();
+        let work = move || {
+            let _gone = begin.send(rustix::thread::gettid());
+            let compiled = compile(&factory, &source);
+            drop(until_done);
+            // Whoever asked may have given up.
+            let _given_up = send.send(compiled);
+        };
+        let thread = std::thread::Builder::new().name("grammar".to_owned()).stack_size(STACK).spawn(work);
+        if let Err(error) = thread {
+            return Some(Err(internal(&error.to_string())));
+        }
+        match tokio::time::timeout(TIME, &mut compiled).await {
+            Ok(Ok(compiled)) => Some(compiled.map_err(|message| ServiceError::invalid("", message))),
+            Ok(Err(_panicked)) => Some(Err(internal("the thread ended"))),
+            Err(_late) => {
+                if let Ok(room) = late.try_acquire_owned() {
+                    *place.lock().unwrap_or_else(PoisonError::into_inner) = room;
+                }
+                if let Ok(thread) = begun.await {
+                    // Where it is refused, the thread is as it was.
+                    let _refused = rustix::process::setpriority_process(Some(thread), LAST);
+                }
+                None
+            }
+        }
+    }
+}
+
+fn takes_too_long() -> ServiceError {
+    ServiceError::invalid("", format!("it takes more than {} ms to compile", TIME.as_millis()))
 }
 
 fn internal(message: &str) -> ServiceError {

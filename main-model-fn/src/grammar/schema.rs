@@ -10,7 +10,7 @@ pub(super) const OPTIONS: &str = "x-guidance";
 const BYTES: usize = 256 << 10;
 /// How deep schemas lie in each other.
 const DEPTH: usize = 48;
-/// Most schemas within a schema, values of `enum`, and options of `allOf`, `anyOf` and `oneOf`, all together.
+/// Most schemas within a schema, values of `enum` and `const`, and options of `allOf`, `anyOf` and `oneOf`, all together.
 const SCHEMAS: usize = 2000;
 const VALUES: usize = 5000;
 const OPTIONS_OF_ALL: usize = 150;
@@ -31,8 +31,12 @@ const LITERAL_BYTES: usize = 4 << 10;
 const COUNTS: [&str; 6] =
     ["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"];
 const MOST: u64 = 10_000;
-/// Largest `multipleOf`, decimal places apart: the library has a state for every remainder.
+/// Largest `multipleOf`, and the largest sum of all of them, decimal places apart: the library has a state for every
+/// remainder.
 const DIVISOR: f64 = 10_000.0;
+const DIVISORS: u64 = 20_000;
+/// Most patterns and formats in options of one `allOf`: a text is followed through all of them at once.
+const PATTERNS_TOGETHER: usize = 4;
 /// From here on floating-point numbers, which the library works with, skip whole numbers.
 const WHOLE: u64 = 1 << 53;
 
@@ -132,6 +136,8 @@ struct Walk {
     /// Options of `allOf`.
     together: usize,
     name_patterns: usize,
+    /// The sum of all `multipleOf`.
+    divisors: u64,
     /// The least common multiple of all `multipleOf`, times ten to the power of its decimal places.
     multiple: Multiple,
     /// Whether two `multipleOf` may hold for the same number.
@@ -253,19 +259,23 @@ impl Walk {
         let refuse = |what: String| Err(at(path, &what));
         match (name, value) {
             ("enum", Value::Array(values)) => {
-                self.values += values.len();
-                if self.values > VALUES {
-                    return refuse(format!("more than {VALUES} values of `enum`"));
-                }
-                values.iter().try_for_each(|value| literal(value, path, 0))
+                self.count_values(values.len(), path)?;
+                values.iter().try_for_each(|value| self.literal(value, path, 0))
             }
-            ("const", value) => literal(value, path, 0),
+            ("const", value) => self.literal(value, path, 0),
             ("allOf" | "anyOf" | "oneOf", Value::Array(list)) => {
                 self.options += list.len();
                 if name == "allOf" && list.len() > 1 {
                     self.together += list.len();
                     if self.together > TOGETHER {
                         return refuse(format!("more than {TOGETHER} options of `allOf`"));
+                    }
+                    let is_pattern =
+                        |option: &&Value| option.get("pattern").or_else(|| option.get("format")).is_some();
+                    if list.iter().filter(is_pattern).count() > PATTERNS_TOGETHER {
+                        return refuse(format!(
+                            "more than {PATTERNS_TOGETHER} options of `allOf` with a pattern"
+                        ));
                     }
                 }
                 if self.options > OPTIONS_OF_ALL {
@@ -299,6 +309,10 @@ impl Walk {
             }
             ("multipleOf", number) => match Multiple::of(number.as_f64().unwrap_or_default()) {
                 Some(multiple) => {
+                    self.divisors += multiple.digits;
+                    if self.divisors > DIVISORS {
+                        return refuse(format!("all `multipleOf` together have a sum above {DIVISORS}"));
+                    }
                     self.multiple = self.multiple.with(multiple);
                     Ok(())
                 }
@@ -306,6 +320,37 @@ impl Walk {
             },
             _ => Ok(()),
         }
+    }
+
+    /// A value that an answer must have as it stands.
+    fn literal(&mut self, value: &Value, path: &str, depth: usize) -> Result<(), String> {
+        match value {
+            Value::String(text) if text.len() > LITERAL_BYTES => {
+                Err(at(path, &format!("a text of {} bytes; {LITERAL_BYTES} are possible", text.len())))
+            }
+            Value::Number(_) => check_number(value, path),
+            Value::Array(_) | Value::Object(_) if depth > DEPTH => Err(at(path, "a value is too deep")),
+            Value::Array(list) => {
+                self.count_values(list.len(), path)?;
+                list.iter().try_for_each(|value| self.literal(value, path, depth + 1))
+            }
+            Value::Object(map) => {
+                self.count_values(map.len(), path)?;
+                map.values().try_for_each(|value| self.literal(value, path, depth + 1))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn count_values(&mut self, more: usize, path: &str) -> Result<(), String> {
+        self.values += more;
+        if self.values > VALUES {
+            return Err(at(
+                path,
+                &format!("more than {VALUES} values of `enum` and `const`, those in others included"),
+            ));
+        }
+        Ok(())
     }
 }
 
@@ -331,20 +376,6 @@ fn at(path: &str, what: &str) -> String {
     let place =
         if path.is_empty() { "the schema".to_owned() } else { format!("the schema at {shown}{more}") };
     format!("{place}: {what}")
-}
-
-/// A value that an answer must have as it stands.
-fn literal(value: &Value, path: &str, depth: usize) -> Result<(), String> {
-    match value {
-        Value::String(text) if text.len() > LITERAL_BYTES => {
-            Err(at(path, &format!("a text of {} bytes; {LITERAL_BYTES} are possible", text.len())))
-        }
-        Value::Number(_) => check_number(value, path),
-        Value::Array(_) | Value::Object(_) if depth > DEPTH => Err(at(path, "a value is too deep")),
-        Value::Array(list) => list.iter().try_for_each(|value| literal(value, path, depth + 1)),
-        Value::Object(map) => map.values().try_for_each(|value| literal(value, path, depth + 1)),
-        _ => Ok(()),
-    }
 }
 
 fn check_number(number: &Value, path: &str) -> Result<(), String> {

@@ -1,11 +1,15 @@
 //! Grammars over a vocabulary of bytes.
 
+use super::compiler::{LATE, THREADS};
 use super::{Compiler, Grammar, Source, Tokens};
 use remoe_wire::{ErrorCode, ServiceError};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+
+/// Numbers of a schema that takes seconds.
+const SLOW: usize = 40;
 
 /// Ends an answer.
 pub(crate) const END: u32 = 256;
@@ -164,7 +168,7 @@ async fn keywords_that_are_not_claimed_are_named_with_their_place() {
         assert!(message.contains(word), "{message}");
     }
     // What cannot meet, or has a small common multiple, is taken.
-    let apart = json!({"properties": {"a": {"multipleOf": 9973}, "b": {"multipleOf": 9967}}});
+    let apart = json!({"properties": {"a": {"multipleOf": 997}, "b": {"multipleOf": 991}}});
     compile(&compiler(), schema(apart)).await.unwrap();
     let small = json!({"allOf": [{"type": "number", "multipleOf": 0.25}, {"multipleOf": 1.5}]});
     let small = compile(&compiler(), schema(small)).await.unwrap();
@@ -211,6 +215,41 @@ async fn a_grammar_is_compiled_once_until_it_fails() {
     first.begin().step(u32::from(b'b')).unwrap_err();
     assert_ne!(first, ask().await);
     assert!(takes(&ask().await, "aa"));
+}
+
+/// Grammars that are worked on long after they were given up: however many are asked for, their threads are bounded, the
+/// same one has no second, and what is kept is served meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_takes_too_long_takes_a_bounded_number_of_threads() {
+    let compiler = Arc::new(compiler());
+    let kept = compile(&compiler, Source::regex("a+")).await.unwrap();
+    // No check lets it in: a state for every remainder of every number.
+    let slow = |seed: usize| {
+        let numbers: Map<String, Value> = (0..SLOW)
+            .map(|index| {
+                (format!("m{index}"), json!({"type": "number", "multipleOf": 9973 - 2 * (index + seed)}))
+            })
+            .collect();
+        let names: Vec<&String> = numbers.keys().collect();
+        let schema = json!({"type": "object", "required": names, "properties": numbers});
+        Ok(Source::Calls(format!("start: %json {schema}")))
+    };
+    let hostile = (0..THREADS + LATE).map(|seed| {
+        let (compiler, source) = (compiler.clone(), slow(seed));
+        tokio::spawn(async move { compile(&compiler, source).await })
+    });
+    for refused in hostile.collect::<Vec<_>>() {
+        let error = refused.await.unwrap().unwrap_err();
+        assert!(error.message.contains("ms to compile"), "{error}");
+    }
+    let working = || Arc::strong_count(compiler.factory.get().unwrap()) - 1;
+    assert_eq!(working(), THREADS + LATE, "they were to be slow");
+    assert_eq!(compile(&compiler, Source::regex("a+")).await, Ok(kept));
+    let error = compile(&compiler, slow(100)).await.unwrap_err();
+    assert_eq!(error.code, ErrorCode::ResourceExhausted, "{error}");
+    // Without waiting for a turn.
+    assert_eq!(compile(&compiler, slow(0)).await.unwrap_err().code, ErrorCode::InvalidArgument);
+    assert_eq!(working(), THREADS + LATE);
 }
 
 /// Everything is refused as the client's fault, or is answered with a bound on the work of every token.
@@ -266,6 +305,18 @@ async fn hostile_grammars_are_refused_or_bounded() {
             })),
         ),
         ("meet with places", schema(json!({"allOf": [{"multipleOf": 0.0097}, {"multipleOf": 103}]}))),
+        ("values in values", schema(json!({"enum": vec![json!({"a": [1, 2, 3]}); 1500]}))),
+        ("a value of many", schema(json!({"const": vec![1; 6000]}))),
+        (
+            "patterns together",
+            schema(json!({"allOf": vec![json!({"type": "string", "pattern": "a.*b"}); 5]})),
+        ),
+        (
+            "divisors",
+            schema(
+                json!({"properties": numbered(30, |index| json!({"type": "integer", "multipleOf": 9973 - index}))}),
+            ),
+        ),
         ("all of many", schema(json!({"allOf": vec![json!({"pattern": "a.*b"}); 17]}))),
         ("long names", schema(json!({"$defs": {"~".repeat(3000): {"$defs": {"a": {}}}}}))),
         ("required twice", schema(json!({"properties": texts(302), "required": ["p0", "p0", "q"]}))),

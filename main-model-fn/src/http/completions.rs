@@ -68,14 +68,24 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
     })
 }
 
-fn ids_of(state: &HttpState, field: &str, prompt: Prompt, special: bool) -> Result<Vec<u32>, ServiceError> {
+/// The ids of `prompt`, which stands in `field`; `special` adds what the tokenizer's post-processor adds.
+///
+/// # Errors
+/// There is no tokenizer, it refuses, or the text cannot fit.
+pub(super) fn ids_of(
+    state: &HttpState,
+    field: &str,
+    prompt: Prompt,
+    special: bool,
+) -> Result<Vec<u32>, ServiceError> {
     match (prompt, &state.text) {
         (Prompt::Ids(ids), _) => Ok(ids),
         (Prompt::Text(prompt), Some(text)) => {
             text::encode(text.as_ref(), state.engine.limits().context_length, field, &prompt, special)
         }
         (Prompt::Text(_), None) => {
-            Err(ServiceError::invalid("prompt", "the model has no tokenizer: `prompt` must be token ids"))
+            let message = format!("the model has no tokenizer: `{field}` must be token ids");
+            Err(ServiceError::invalid(field, message))
         }
     }
 }

@@ -1,6 +1,5 @@
 //! The engine's events for all prompts of a generation, merged.
 
-use super::generate::Route;
 use super::metrics::Stopwatch;
 use super::state::HttpState;
 use super::timing::Timeline;
@@ -30,14 +29,14 @@ pub(super) struct Exchange {
 }
 
 impl Exchange {
-    /// Hands `requests` to the engine: all or none.
+    /// Hands `requests` to the engine: all or none. Their prompts stand in `field`.
     ///
     /// # Errors
     /// The engine refuses one of them.
     pub(super) fn start(
         state: &Arc<HttpState>,
         requests: Vec<Request>,
-        route: Route,
+        field: &str,
         timeline: Timeline,
     ) -> Result<Self, ServiceError> {
         let choices = requests.first().map_or(1, |request| request.choices);
@@ -47,11 +46,7 @@ impl Exchange {
         for (index, request) in requests.into_iter().enumerate() {
             let receiver = state.engine.submit(request).map_err(|mut error| {
                 if error.field.as_deref() == Some("prompt") {
-                    error.field = Some(match (route, many) {
-                        (Route::Chat, _) => "messages".to_owned(),
-                        (Route::Completions, true) => format!("prompt[{index}]"),
-                        (Route::Completions, false) => "prompt".to_owned(),
-                    });
+                    error.field = Some(if many { format!("{field}[{index}]") } else { field.to_owned() });
                 }
                 error
             })?;

@@ -14,6 +14,7 @@ use crate::engine::RequestLimits;
 use crate::engine::request::{Request, Sampling, StopRules};
 use crate::pages::Tenant;
 use axum::extract;
+use axum::http::HeaderMap;
 use axum::response::Response;
 use remoe_http::ApiError;
 use remoe_http::between::TENANT;
@@ -109,18 +110,13 @@ impl Shared {
             sampling.seed = remoe_http::random_u64();
         }
         Ok(Request {
-            prompt,
             choices: self.choices,
             max_tokens,
             sampling,
             stop: self.stop.clone(),
-            grammar: None,
-            shown: Vec::new(),
             special_text: self.special_text,
             logprobs,
-            prompt_logprobs: None,
-            inspect: None,
-            tenant: Tenant::default(),
+            ..Request::of_prompt(prompt)
         })
     }
 }
@@ -147,6 +143,11 @@ pub(super) fn special_text(body: &RequestBody) -> bool {
     !body.skip_special_tokens.unwrap_or(true)
 }
 
+/// With whose requests one with these headers shares keys and values.
+pub(super) fn tenant(headers: &HeaderMap) -> Tenant {
+    headers.get(TENANT).map(|name| Tenant::named(name.as_bytes())).unwrap_or_default()
+}
+
 /// Reads and checks the body with `check`, hands the generation to the engine and answers.
 pub(super) async fn answer(
     state: Arc<HttpState>,
@@ -155,7 +156,7 @@ pub(super) async fn answer(
 ) -> Result<Response, ApiError> {
     state.check_ready()?;
     let timeline = Timeline::begin(request.headers());
-    let tenant = request.headers().get(TENANT).map(|name| Tenant::named(name.as_bytes())).unwrap_or_default();
+    let tenant = tenant(request.headers());
     let mut generation = body::read(&state, request, check).await?;
     generation.requests.iter_mut().for_each(|request| request.tenant = tenant);
     if let Some(Structure { source, field }) = generation.structure.take() {
@@ -165,7 +166,8 @@ pub(super) async fn answer(
     let (route, stream) = (generation.route, generation.options.stream);
     let shape = Shape::new(route, generation.options);
     let (pieces, requests) = Pieces::new(generation);
-    let exchange = Exchange::start(&state, requests, route, timeline)?;
+    let field = if route == Route::Chat { "messages" } else { "prompt" };
+    let exchange = Exchange::start(&state, requests, field, timeline)?;
     if stream {
         Ok(stream::respond(state, shape, pieces, exchange))
     } else {

@@ -130,7 +130,9 @@ impl Pieces {
             Event::Delta(delta) => vec![self.delta(state, first + delta.choice, delta)?],
             Event::Finished { choice, reason } => self.finished(first + choice, reason),
             Event::Prompt(scored) => return self.prompt(state, prompt, scored),
-            Event::Inspection(_) | Event::Done(_) | Event::Failed(_) => return Ok(Vec::new()),
+            Event::Inspection(_) | Event::Embedding(_) | Event::Done(_) | Event::Failed(_) => {
+                return Ok(Vec::new());
+            }
         };
         Ok(pieces.into_iter().filter(|piece| !piece.says_nothing()).collect())
     }

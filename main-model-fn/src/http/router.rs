@@ -1,7 +1,7 @@
 //! Which path leads where.
 
 use super::state::HttpState;
-use super::{auth, chat, completions, metrics, models, placement, service, tokenize};
+use super::{auth, chat, completions, embeddings, metrics, models, placement, service, tokenize};
 use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
@@ -29,6 +29,7 @@ pub(super) fn routes(state: Arc<HttpState>) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat::handle))
         .route("/v1/completions", post(completions::handle))
+        .route("/v1/embeddings", post(embeddings::handle))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
         .route("/v1/placement", get(placement::handle))

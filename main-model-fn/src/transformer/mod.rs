@@ -76,16 +76,20 @@ pub(crate) struct Segment<'a> {
     /// The tokens to forward; their positions follow the cache's.
     pub(crate) tokens: &'a [u32],
     pub(crate) cache: &'a mut SequenceCache,
-    /// Which rows' logits are wanted.
-    pub(crate) logits: Wanted,
+    /// What is wanted of them.
+    pub(crate) wanted: Wanted,
 }
 
-/// Rows of a segment whose logits are computed.
+/// What is computed of a segment's rows behind the last layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
     None,
+    /// Logits of the last row.
     Last,
+    /// Logits of all rows.
     All,
+    /// Hidden states behind the final norm, of all rows.
+    States,
 }
 
 /// What one iteration gives.
@@ -94,6 +98,8 @@ pub(crate) struct Output {
     pub(crate) logits: Vec<f32>,
     /// Entries per row of logits.
     pub(crate) vocab: usize,
+    /// The wanted rows' hidden states behind the final norm, one after the other.
+    pub(crate) states: Vec<f32>,
     /// Routing and final hidden states of all rows, when asked for.
     pub(crate) trace: Option<Trace>,
 }
@@ -119,16 +125,17 @@ impl<B: Backend> Model for Transformer<B> {
     ) -> Result<Output, ForwardError> {
         let mut tokens = Vec::new();
         let mut positions = Vec::new();
-        let mut wanted = Vec::new();
+        let (mut wanted, mut states) = (Vec::new(), Vec::new());
         let mut spans = Vec::with_capacity(segments.len());
         for segment in segments.iter() {
             let (first, rows, past) = (tokens.len(), segment.tokens.len(), segment.cache.length());
             tokens.extend_from_slice(segment.tokens);
             positions.extend(past..past + rows);
-            match segment.logits {
+            match segment.wanted {
                 Wanted::None => (),
                 Wanted::Last => wanted.push(first + rows - 1),
                 Wanted::All => wanted.extend(first..first + rows),
+                Wanted::States => states.extend(first..first + rows),
             }
             spans.push(Span { first, rows, past, pages: segment.cache.page_ids() });
         }
@@ -140,11 +147,15 @@ impl<B: Backend> Model for Transformer<B> {
             trace.hidden = self.ops.bytes(&x)?.into_owned();
         }
         let logits = self.logits(&x, &wanted)?;
+        let states = match states.as_slice() {
+            [] => Vec::new(),
+            rows => self.ops.floats(&self.ops.norm(&self.norm, &self.ops.rows(&x, rows)?)?)?,
+        };
         // Nothing can fail any more.
         for segment in segments {
             segment.cache.advance(segment.tokens.len());
         }
-        Ok(Output { logits, vocab: self.vocab, trace })
+        Ok(Output { logits, vocab: self.vocab, states, trace })
     }
 
     fn copy_page(&mut self, from: usize, to: usize) -> Result<(), BackendError> {

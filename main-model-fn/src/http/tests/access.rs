@@ -22,6 +22,7 @@ async fn the_key_guards_every_route_but_health() {
     for (method, path) in [
         (Method::POST, "/v1/chat/completions"),
         (Method::POST, "/v1/completions"),
+        (Method::POST, "/v1/embeddings"),
         (Method::POST, "/tokenize"),
         (Method::POST, "/detokenize"),
         (Method::GET, "/v1/models"),

@@ -5,6 +5,7 @@ mod access;
 mod bodies;
 mod chats;
 mod completions;
+mod embeddings;
 mod engine;
 mod logprobs;
 mod parameters;

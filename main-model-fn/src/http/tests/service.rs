@@ -121,7 +121,7 @@ async fn detokenize() {
 #[tokio::test]
 async fn other_routes_and_methods_are_errors_in_the_same_form() {
     let front = Front::new();
-    for path in ["/", "/v1", "/v1/embeddings", "/v1/models/", "/v1/completions/", "/metrics/x"] {
+    for path in ["/", "/v1", "/v1/images/generations", "/v1/models/", "/v1/completions/", "/metrics/x"] {
         let error = front.get(path).await.error(404);
         assert_eq!(error["type"], "invalid_request_error");
         assert_eq!(error["code"], "unknown_url", "{path}");
