@@ -166,7 +166,9 @@ async fn what_an_answer_is_bound_to_outlasts_a_sleep() {
     let address = up.ready.http();
     let schema = json!({"type": "object", "additionalProperties": false, "required": ["a", "b"],
         "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x", "yz"]}}});
-    let bound = json!({"prompt": "a", "max_tokens": 60, "temperature": 1, "seed": 3, "guided_json": schema});
+    let form = json!({"json": schema, "disable_any_whitespace": true});
+    let bound =
+        json!({"prompt": "a", "max_tokens": 60, "temperature": 1, "seed": 3, "structured_outputs": form});
     let answer = async || raw::ask(address, raw::post("/v1/completions", &bound.to_string())).await;
     let embedding = async || {
         raw::ask(address, raw::post("/v1/embeddings", r#"{"input": ["ab", "c"]}"#)).await.ok()["data"].clone()
