@@ -62,15 +62,18 @@ impl Scene {
     fn random(random: &mut Random) -> Self {
         let groups = random.whole(1, 4) as usize;
         let seconds = |random: &mut Random| 10f64.powf(random.between(-4.0, -2.0));
-        let expert = seconds(random);
+        let (main, expert) = (seconds(random), seconds(random));
+        // How much of that calls take.
+        let calls = (random.between(0.0, 0.9), random.between(0.0, 0.9));
+        let own = expert * (1.0 - calls.1);
         Self {
             main_vcpus: [0.25, 0.4, 0.7, 1.0][random.whole(0, 3) as usize],
             group_vcpus: [0.1, 0.2, 0.4, 0.7][random.whole(0, 3) as usize],
-            main_seconds: seconds(random),
-            layers: (0..4).map(|layer| (layer % groups, expert * random.between(0.8, 1.2))).collect(),
+            main_seconds: main * (1.0 - calls.0),
+            layers: (0..4).map(|layer| (layer % groups, own * random.between(0.8, 1.2))).collect(),
             groups,
             trip_seconds: 10f64.powf(random.between(-5.0, -3.5)),
-            call_seconds: (seconds(random), seconds(random)),
+            call_seconds: (main * calls.0, expert * calls.1),
         }
     }
 
