@@ -3,7 +3,7 @@
 use crate::error::{Result, While};
 use remoe_authority::Authority;
 use remoe_wire::identity::{
-    CERTIFICATE, CERTIFICATES_OF_AUTHORITIES, Credentials, Identity, KEY, Keyring, Trust,
+    CERTIFICATE, CERTIFICATES_OF_AUTHORITIES, Counterpart, Credentials, Identity, KEY, Keyring, Trust,
 };
 use std::path::Path;
 use std::time::Duration;
@@ -41,7 +41,7 @@ impl Certificates {
         }
         let (certificate, key) = (of_main.certificate.as_bytes(), of_main.key.as_bytes());
         let credentials = Credentials::from_pem(certificate, key, root.as_bytes()).doing(making)?;
-        let trust = Trust { keyring: Keyring::holding(credentials), peer: remote };
+        let trust = Trust { keyring: Keyring::holding(credentials), peer: Counterpart::Named(remote) };
         Ok(Self { remote: folder, trust })
     }
 

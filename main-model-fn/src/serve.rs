@@ -167,7 +167,7 @@ pub async fn run<B: Backend>(
             numerics_class: numerics_class(dtype).to_owned(),
             hidden_size: config.hidden_size,
             sets: Vec::new(),
-            trust: trust.as_ref().map(Trust::to_remote).transpose()?,
+            trust: trust.as_ref().map(Trust::to_remote),
         },
         expert_metrics,
         metrics,

@@ -3,7 +3,7 @@
 use crate::function::Options;
 use remoe_authority::{Authority, Pair};
 use remoe_wire::identity::{
-    CERTIFICATE, CERTIFICATES_OF_AUTHORITIES, Credentials, Identity, KEY, Keyring, Trust,
+    CERTIFICATE, CERTIFICATES_OF_AUTHORITIES, Counterpart, Credentials, Identity, KEY, Keyring, Trust,
 };
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -93,7 +93,10 @@ impl Realm {
         let pair = self.sign(own, life);
         let root = self.certificate().as_bytes();
         let credentials = Credentials::from_pem(pair.certificate.as_bytes(), pair.key.as_bytes(), root);
-        Trust { keyring: Keyring::holding(credentials.expect("they go together")), peer: peer.clone() }
+        Trust {
+            keyring: Keyring::holding(credentials.expect("they go together")),
+            peer: Counterpart::Named(peer.clone()),
+        }
     }
 
     /// Options of the main function under test.

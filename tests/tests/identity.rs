@@ -12,7 +12,7 @@ use remoe_tests::metrics::Metrics;
 use remoe_tests::placement::{all_experts, remote_sets};
 use remoe_tests::realm::{DEPLOYMENT, LIFE, Realm, main_of, operator, remote_of, with_identity};
 use remoe_tests::stranger::{control_answers, expert_answers};
-use remoe_wire::identity::{Identity, Keyring, Trust};
+use remoe_wire::identity::{Counterpart, Identity, Keyring, Trust};
 use remoe_wire::v1::{DescribeMainRequest, DescribeRequest, LayerExperts};
 use rustix::process::Signal;
 use std::net::SocketAddr;
@@ -121,7 +121,7 @@ async fn only_those_who_may_are_answered() {
 /// A certificate of one authority, shown by somebody who believes in another.
 fn mixed(signs: &Realm, believed: &Realm, own: &Identity, peer: &Identity) -> Trust {
     let folder = signs.write("mixed", &signs.sign(own, LIFE), believed.certificate());
-    Trust { keyring: Keyring::of_folder(folder).unwrap(), peer: peer.clone() }
+    Trust { keyring: Keyring::of_folder(folder).unwrap(), peer: Counterpart::Named(peer.clone()) }
 }
 
 /// A certificate whose time is over.
@@ -265,7 +265,8 @@ async fn certificates_change_under_running_requests() {
         )
     };
     let (as_operator, as_main, as_remote) = renew(&realm, realm.certificate());
-    let trust = |peer| Trust { keyring: Keyring::of_folder(&as_operator).unwrap(), peer };
+    let trust =
+        |peer| Trust { keyring: Keyring::of_folder(&as_operator).unwrap(), peer: Counterpart::Named(peer) };
     let options = with_identity(Options::default(), &as_main).with("--operator-identity", operator());
     let options = options.with("--max-batch", STREAMS);
     let main = MainFunction::start_within(&model.folder, options, trust(to_main.clone())).await;

@@ -19,13 +19,44 @@ use tonic::transport::Uri;
 /// A handshake that takes longer comes to nothing.
 pub(crate) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 
-/// What a process shows, and who the other end has to be.
+/// Who the other end of a connection has to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Counterpart {
+    /// This one.
+    Named(Identity),
+    /// A main function of the deployment whose remote function shows its certificate.
+    OwnMain,
+    /// A remote function of the deployment whose main function shows its certificate.
+    OwnRemote,
+}
+
+impl Counterpart {
+    /// Who that is where `shown` is shown.
+    ///
+    /// # Errors
+    /// It is not a certificate that somebody with such a counterpart has.
+    fn of(&self, shown: &Identity) -> Result<Identity, IdentityError> {
+        match (self, shown) {
+            (Self::Named(identity), _) => Some(identity.clone()),
+            (Self::OwnMain, Identity::Remote { .. }) => shown.main(),
+            (Self::OwnRemote, Identity::Main { .. }) => shown.remote(),
+            (Self::OwnMain | Self::OwnRemote, _) => None,
+        }
+        .ok_or_else(|| IdentityError::Role {
+            found: shown.to_string(),
+            needed: if *self == Self::OwnMain { "remote function's" } else { "main function's" },
+        })
+    }
+}
+
+/// What a process shows, and who the other end has to be. Both are looked up for every connection: certificates are
+/// renewed while processes run.
 #[derive(Debug, Clone)]
 pub struct Trust {
     /// What is shown.
     pub keyring: Arc<Keyring>,
     /// Who the other end has to be.
-    pub peer: Identity,
+    pub peer: Counterpart,
 }
 
 impl Trust {
@@ -36,21 +67,14 @@ impl Trust {
     /// The certificate cannot be used, or is no main function's.
     pub fn of_control(folder: &Path, operator: Identity) -> Result<Self, IdentityError> {
         let keyring = Keyring::of_folder(folder)?;
-        match keyring.current().identity() {
-            Identity::Main { .. } => {}
-            found => return Err(role(found, "main function's")),
-        }
-        Ok(Self { keyring, peer: operator })
+        Counterpart::OwnRemote.of(keyring.current().identity())?;
+        Ok(Self { keyring, peer: Counterpart::Named(operator) })
     }
 
     /// The same process's for its connections to the remote functions of its deployment.
-    ///
-    /// # Errors
-    /// The certificate is no function's.
-    pub fn to_remote(&self) -> Result<Self, IdentityError> {
-        let current = self.keyring.current();
-        let peer = current.identity().remote().ok_or_else(|| role(current.identity(), "function's"))?;
-        Ok(Self { keyring: self.keyring.clone(), peer })
+    #[must_use]
+    pub fn to_remote(&self) -> Self {
+        Self { keyring: self.keyring.clone(), peer: Counterpart::OwnRemote }
     }
 
     /// A remote function's for its port, with the certificate in `folder`: it answers to the main functions
@@ -60,11 +84,8 @@ impl Trust {
     /// The certificate cannot be used, or is no remote function's.
     pub fn of_experts(folder: &Path) -> Result<Self, IdentityError> {
         let keyring = Keyring::of_folder(folder)?;
-        let current = keyring.current();
-        match (current.identity(), current.identity().main()) {
-            (Identity::Remote { .. }, Some(peer)) => Ok(Self { keyring, peer }),
-            (found, _) => Err(role(found, "remote function's")),
-        }
+        Counterpart::OwnMain.of(keyring.current().identity())?;
+        Ok(Self { keyring, peer: Counterpart::OwnMain })
     }
 
     /// Makes `stream`, which was connected, one whose other end is who it has to be.
@@ -72,40 +93,48 @@ impl Trust {
     /// # Errors
     /// The handshake fails or takes too long, or the other end is somebody else.
     pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(&self, stream: S) -> io::Result<Line<S>> {
-        let connector = TlsConnector::from(self.keyring.current().client.clone());
+        let current = self.keyring.current();
+        let needed = self.peer.of(current.identity()).map_err(io::Error::other)?;
+        let connector = TlsConnector::from(current.client.clone());
         // Only the form needs a name here: the one in the certificate is looked at below.
         let name = ServerName::try_from("remoe").map_err(io::Error::other)?;
         let stream = timeout(HANDSHAKE_LIMIT, connector.connect(name, stream)).await??;
         let found = peer(stream.get_ref().1.peer_certificates()).map_err(io::Error::other)?;
-        if found == self.peer {
+        if found == needed {
             return Ok(Line::Tls(Box::new(TlsStream::Client(stream))));
         }
-        let message = format!("{found} answers there, {} is needed", self.peer);
+        let message = format!("{found} answers there, {needed} is needed");
         Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
     }
 
-    /// The same for a stream that was accepted; returns who is at its other end, whoever that is.
+    /// The same for a stream that was accepted; returns who is at its other end, and who has to be.
     ///
     /// # Errors
-    /// The handshake fails, or the other end has no name of ours.
+    /// The handshake fails, the other end has no name of ours, or nobody could be at it.
     pub(crate) async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         stream: S,
-    ) -> io::Result<(Line<S>, Identity)> {
-        let acceptor = TlsAcceptor::from(self.keyring.current().server.clone());
+    ) -> io::Result<(Line<S>, Ends)> {
+        let current = self.keyring.current();
+        let needed = self.peer.of(current.identity()).map_err(io::Error::other)?;
+        let acceptor = TlsAcceptor::from(current.server.clone());
         let stream = acceptor.accept(stream).await?;
         let found = peer(stream.get_ref().1.peer_certificates()).map_err(io::Error::other)?;
-        Ok((Line::Tls(Box::new(TlsStream::Server(stream))), found))
+        Ok((Line::Tls(Box::new(TlsStream::Server(stream))), Ends { found, needed }))
     }
+}
+
+/// Who is at the other end of a connection that was accepted.
+pub(crate) struct Ends {
+    /// Whoever it is.
+    pub(crate) found: Identity,
+    /// Who it has to be.
+    pub(crate) needed: Identity,
 }
 
 fn peer(certificates: Option<&[CertificateDer<'_>]>) -> Result<Identity, IdentityError> {
     let first = certificates.and_then(<[_]>::first);
     first.map_or(Err(IdentityError::Names { count: 0 }), identity_of)
-}
-
-fn role(found: &Identity, needed: &'static str) -> IdentityError {
-    IdentityError::Role { found: found.to_string(), needed }
 }
 
 /// Connects by TCP, without delay for small messages, and by TLS where there is a [`Trust`]: for tonic's

@@ -3,7 +3,7 @@
 //! Every process has a certificate whose one name of the form `spiffe://remoe/..` says what it is
 //! ([`Identity`]). Both ends of a connection show theirs, signed by the same authority, and each looks at the
 //! other's name after the handshake ([`Trust`]). Files are read again when they change ([`Keyring`]):
-//! connections that stand are left alone, new ones use what is there by then.
+//! connections that stand are left alone, new ones use what is there by then, and whom it belongs to.
 
 mod connect;
 mod credentials;
@@ -12,11 +12,11 @@ mod keyring;
 mod line;
 mod name;
 
-pub use connect::{Connector, Trust};
+pub use connect::{Connector, Counterpart, Trust};
 pub use credentials::Credentials;
 pub use error::IdentityError;
 pub use keyring::{CERTIFICATE, CERTIFICATES_OF_AUTHORITIES, KEY, Keyring};
 pub use line::Line;
 pub use name::Identity;
 
-pub(crate) use connect::HANDSHAKE_LIMIT;
+pub(crate) use connect::{Ends, HANDSHAKE_LIMIT};

@@ -1,7 +1,7 @@
 //! Who is let in.
 
 use super::peer::{Peer, Socket};
-use crate::identity::{HANDSHAKE_LIMIT, Line, Trust};
+use crate::identity::{Ends, HANDSHAKE_LIMIT, Line, Trust};
 use std::sync::Arc;
 use tokio::time::timeout;
 
@@ -47,7 +47,7 @@ impl Door {
 
     /// The handshake with `peer` over its `socket`; none where it comes to nothing.
     pub(super) async fn enter(self, socket: Socket, peer: &Peer) -> Option<Line<Socket>> {
-        let (line, found) = match timeout(HANDSHAKE_LIMIT, self.trust.accept(socket)).await {
+        let (line, Ends { found, needed }) = match timeout(HANDSHAKE_LIMIT, self.trust.accept(socket)).await {
             Ok(Ok(accepted)) => accepted,
             Ok(Err(error)) => {
                 tracing::debug!(%error, "a connection is refused");
@@ -59,10 +59,10 @@ impl Door {
                 return None;
             }
         };
-        let welcome = found == self.trust.peer;
+        let welcome = found == needed;
         peer.known(welcome);
         if !welcome {
-            tracing::warn!(%found, needed = %self.trust.peer, "a connection is refused");
+            tracing::warn!(%found, %needed, "a connection is refused");
             (self.refused)(Refusal::Identity);
         }
         Some(line)

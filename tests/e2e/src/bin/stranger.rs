@@ -4,7 +4,7 @@
 #![allow(clippy::expect_used, clippy::panic)]
 
 use remoe_tests::stranger::{control_answers, expert_answers};
-use remoe_wire::identity::{Identity, Keyring, Trust};
+use remoe_wire::identity::{Counterpart, Identity, Keyring, Trust};
 use std::net::SocketAddr;
 
 #[tokio::main(flavor = "current_thread")]
@@ -17,7 +17,9 @@ async fn main() {
     let main: Identity = main.parse().expect("a name such as spiffe://remoe/NAMESPACE/UID/main");
     let remote = main.remote().expect("a main function has remote ones");
     let keyring = folder.first().map(|folder| Keyring::of_folder(folder).expect("a certificate"));
-    let trust = |peer: &Identity| keyring.clone().map(|keyring| Trust { keyring, peer: peer.clone() });
+    let trust = |peer: &Identity| {
+        keyring.clone().map(|keyring| Trust { keyring, peer: Counterpart::Named(peer.clone()) })
+    };
     let mut answers = control_answers(address(control), trust(&main)).await;
     answers.extend(expert_answers(address(experts), trust(&remote)).await);
     for (call, refused) in answers {
