@@ -8,7 +8,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Api, Client};
-use remoe_demand::{LEASE_LABEL, LEASE_SECONDS};
+use remoe_demand::{LEASE_LABEL, LEASE_SECONDS, RELEASE_LABEL};
 use serde_json::json;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -28,6 +28,7 @@ const FENCE: Duration = Duration::from_secs(LEASE_SECONDS as u64 * 2 / 3);
 pub(crate) struct Holder {
     api: Api<Lease>,
     namespace: String,
+    release: String,
     pod: String,
     uid: String,
 }
@@ -37,6 +38,7 @@ impl Holder {
         Self {
             api: Api::namespaced(client, &settings.namespace),
             namespace: settings.namespace.clone(),
+            release: settings.release.clone(),
             pod: settings.pod.clone(),
             uid: settings.uid.clone(),
         }
@@ -50,7 +52,7 @@ impl Holder {
             "metadata": {
                 "name": self.pod,
                 "namespace": self.namespace,
-                "labels": {key: value, "app.kubernetes.io/part-of": "remoe"},
+                "labels": {key: value, RELEASE_LABEL: self.release, "app.kubernetes.io/part-of": "remoe"},
                 // It goes with the pod, however that ends.
                 "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": self.pod, "uid": self.uid}],
             },

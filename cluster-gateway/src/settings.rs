@@ -17,6 +17,9 @@ pub(crate) struct Settings {
     /// Namespace that this pod runs in.
     #[arg(long, env = "POD_NAMESPACE")]
     pub(crate) namespace: String,
+    /// Name of the release that this gateway is of, as its operator has it.
+    #[arg(long, env = "REMOE_RELEASE", default_value = "remoe")]
+    pub(crate) release: String,
     /// Name of this pod.
     #[arg(long, env = "POD_NAME")]
     pub(crate) pod: String,

@@ -15,8 +15,10 @@ use serde::{Deserialize, Serialize};
 /// Entries of a status, at most: gateways that live, and some that died.
 pub const MOST_GATEWAYS: usize = 256;
 
-/// The label by which the Leases of gateways are found, and its value.
+/// What labels the Leases of gateways, and no other Lease.
 pub const LEASE_LABEL: (&str, &str) = ("app.kubernetes.io/component", "gateway");
+/// The label that has the name of the release: several may stand side by side in one namespace.
+pub const RELEASE_LABEL: &str = "app.kubernetes.io/instance";
 /// Seconds after which a gateway that did not renew its Lease is dead for the operator. It holds requests before that.
 pub const LEASE_SECONDS: u32 = 15;
 

@@ -1,6 +1,6 @@
 //! Which gateways live: those whose Leases are renewed.
 
-use super::api::{LEASE_LABEL, LEASE_SECONDS};
+use super::api::{LEASE_LABEL, LEASE_SECONDS, RELEASE_LABEL};
 use super::calls::{CallError, Calls};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 pub(super) struct Gateways {
     /// Of the namespace that they run in.
     calls: Calls,
+    /// What selects their Leases.
+    selector: String,
     /// Since when this operator has been looking.
     pub(super) since: Timestamp,
     /// When each Lease was last seen to be renewed. By our clock: theirs need not agree.
@@ -19,9 +21,11 @@ pub(super) struct Gateways {
 }
 
 impl Gateways {
-    /// None is known yet.
-    pub(super) fn new(calls: Calls) -> Self {
-        Self { calls, since: Timestamp::now(), renewals: Mutex::default() }
+    /// None of `release` is known yet.
+    pub(super) fn new(calls: Calls, release: &str) -> Self {
+        let (key, value) = LEASE_LABEL;
+        let selector = format!("{key}={value},{RELEASE_LABEL}={release}");
+        Self { calls, selector, since: Timestamp::now(), renewals: Mutex::default() }
     }
 
     /// The identities of those that live, read now. One that is seen for the first time lives.
@@ -29,8 +33,7 @@ impl Gateways {
     /// # Errors
     /// Leases cannot be read.
     pub(super) async fn live(&self) -> Result<BTreeSet<String>, CallError> {
-        let (key, value) = LEASE_LABEL;
-        let leases = self.calls.list::<Lease>(&format!("{key}={value}")).await?;
+        let leases = self.calls.list::<Lease>(&self.selector).await?;
         let now = Instant::now();
         // Every change of it is whole.
         let mut renewals = self.renewals.lock().unwrap_or_else(PoisonError::into_inner);

@@ -10,6 +10,7 @@ use super::metrics::Metrics;
 use super::reconcile::Context;
 use super::serve::serve;
 use super::settings::RunSettings;
+use super::starting::Starting;
 use super::term::writes_within;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
@@ -21,8 +22,6 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-/// The Lease that operators compete for.
-const LEASE: &str = "remoe-operator";
 /// Runs that are under way when the operator is asked to end may take this long.
 const DRAIN: Duration = Duration::from_secs(25);
 
@@ -39,8 +38,8 @@ pub enum RunError {
     #[error(transparent)]
     Io(#[from] io::Error),
     /// Another operator leads now, or the Lease could not be renewed in time.
-    #[error("the Lease {LEASE} was lost")]
-    LeaseLost,
+    #[error("the Lease {0} was lost")]
+    LeaseLost(String),
 }
 
 /// Runs the operator on `client` until `shutdown`; probes and metrics are served on `listener`.
@@ -84,7 +83,7 @@ async fn work(
         return Ok(());
     }
     let api = Api::namespaced(client.clone(), &settings.namespace);
-    let mut candidate = Candidate::new(api, LEASE, &settings.identity, settings.lease_duration());
+    let mut candidate = Candidate::new(api, &settings.lease(), &settings.identity, settings.lease_duration());
     // One that waits for its turn does what it should.
     ready.send_replace(true);
     tokio::select! {
@@ -97,7 +96,7 @@ async fn work(
     let result = tokio::select! {
         () = lead(&client, &settings, metrics.clone(), ready, shutdown) => Ok(()),
         // What is under way is dropped.
-        () = candidate.keep() => Err(RunError::LeaseLost),
+        () = candidate.keep() => Err(RunError::LeaseLost(settings.lease())),
     };
     metrics.leads.set(0);
     if result.is_ok() {
@@ -116,16 +115,18 @@ async fn lead(
     let reporter =
         Reporter { controller: "remoe-operator".to_owned(), instance: Some(settings.identity.clone()) };
     let (conversations, news) = Conversations::new();
+    let starting = Starting::new(conversations.news());
     let around = settings.surroundings();
     let leases = Calls::new(client.clone(), &settings.namespace, metrics.writes.clone());
     let context = Context {
         client: client.clone(),
-        gateways: around.gateway.is_some().then(|| Gateways::new(leases)),
+        gateways: around.gateway.is_some().then(|| Gateways::new(leases, &settings.release)),
         around,
         identities: settings.identities(client, metrics.writes.clone()),
         recorder: Recorder::new(client.clone(), reporter),
         metrics,
         conversations,
+        starting,
         fleet: Fleet::default(),
     };
     let working = control(

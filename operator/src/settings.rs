@@ -51,10 +51,13 @@ pub struct RunSettings {
     /// Namespace that the operator runs in.
     #[arg(long, env = "POD_NAMESPACE", default_value = "remoe-system")]
     pub namespace: String,
+    /// Name of the release that this operator and its gateways are of: others in the same namespace are left alone.
+    #[arg(long, env = "REMOE_RELEASE", default_value = "remoe")]
+    pub release: String,
     /// Name of this operator among others.
     #[arg(long, env = "POD_NAME", default_value = "remoe-operator")]
     pub identity: String,
-    /// Work only while holding the Lease remoe-operator: for several operators side by side.
+    /// Work only while holding the Lease RELEASE-operator: for several operators side by side.
     #[arg(long, env = "REMOE_LEADER_ELECTION")]
     pub leader_election: bool,
     /// Seconds after which another operator takes a Lease over that was not renewed.
@@ -109,7 +112,7 @@ impl RunSettings {
             SignerName::Nobody => Signer::Nobody,
         };
         let life = Duration::from_secs(self.certificate_seconds.into());
-        Identities::new(signer, life, &self.namespace, client.clone(), writes)
+        Identities::new(signer, life, (&self.namespace, &self.release), client.clone(), writes)
     }
 
     /// What deployments need to know.
@@ -120,9 +123,15 @@ impl RunSettings {
             pull_policy: self.image_pull_policy.clone(),
             operator_namespace: self.namespace.clone(),
             metrics_namespace: self.metrics_namespace.clone(),
-            identified: self.signer != SignerName::Nobody,
+            release: self.release.clone(),
+            signer: self.signer,
             gateway: self.gateway.clone(),
         }
+    }
+
+    /// The Lease that the operators of the release compete for.
+    pub(crate) fn lease(&self) -> String {
+        format!("{}-operator", self.release)
     }
 
     pub(crate) fn lease_duration(&self) -> Duration {

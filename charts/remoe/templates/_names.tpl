@@ -13,6 +13,11 @@
 {{- end }}
 {{- end }}
 
+{{- /* Names of roles that reach beyond the release's namespace: releases of the same name stand in others. */}}
+{{- define "remoe.farName" -}}
+{{- printf "%s:%s" .Release.Namespace (include "remoe.fullname" .) }}
+{{- end }}
+
 {{- define "remoe.serviceAccount" -}}
 {{- if .Values.serviceAccount.create }}
 {{- default (include "remoe.fullname" .) .Values.serviceAccount.name }}

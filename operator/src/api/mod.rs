@@ -23,7 +23,7 @@ pub use plan::{
 };
 pub use remoe_demand::{
     DemandPhase, GatewayDemand, LEASE_LABEL, LEASE_SECONDS, MOST_GATEWAYS, MainFunction, MoEDemand,
-    MoEDemandSpec, MoEDemandStatus,
+    MoEDemandSpec, MoEDemandStatus, RELEASE_LABEL,
 };
 pub use sizes::{CpuRange, MemoryRange};
 pub use status::{Condition, ConditionType, MoEDeploymentStatus, ModelStatus};

@@ -14,6 +14,7 @@ use crate::names::{
     COMPONENT, Component, FUNCTION, IDENTITY, MAIN, PodName, REPLICA, component_selector, function_selector,
 };
 use crate::quantity::{MB, megabytes, millicores_of, threads, vcpus};
+use crate::settings::SignerName;
 use crate::source::SourceError;
 use k8s_openapi::api::core::v1::{
     Affinity, ContainerPort, Lifecycle, LifecycleHandler, Pod, PodAffinity, PodAffinityTerm, PodSpec,
@@ -203,7 +204,7 @@ fn main_pod(
             arguments.extend(["--served-model-name".to_owned(), name]);
         }
     }
-    if around.identified {
+    if around.signer != SignerName::Nobody {
         let operator = operator(&around.operator_namespace).to_string();
         arguments.extend(["--operator-identity".to_owned(), operator]);
     }
@@ -224,8 +225,8 @@ fn main_pod(
         resources: main_resources(owner, vcpus(millicores), megabytes(plan.main.limit_mb)),
     };
     let mut spec = serving(pod_spec(program, model, &owner.spec.main.template));
-    if around.identified {
-        spec = with_identity(spec, secret_name(&owner.name_any(), Component::Main));
+    if let Some(secret) = secret_name(&owner.name_any(), Component::Main, around.signer) {
+        spec = with_identity(spec, secret);
     }
     if let Some(container) = spec.containers.first_mut() {
         container.ports =
@@ -265,8 +266,8 @@ fn remote_pod(
     };
     let template = &owner.spec.remote_experts.template;
     let mut spec = serving(pod_spec(program, model, template));
-    if around.identified {
-        spec = with_identity(spec, secret_name(&owner.name_any(), Component::RemoteExpert));
+    if let Some(secret) = secret_name(&owner.name_any(), Component::RemoteExpert, around.signer) {
+        spec = with_identity(spec, secret);
     }
     spec.affinity = template.affinity.clone().or_else(|| Some(near_main(&owner.name_any())));
     if let Some(container) = spec.containers.first_mut() {

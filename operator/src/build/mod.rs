@@ -21,6 +21,7 @@ pub use remote::Hosted;
 
 use super::api::MoEDeployment;
 use super::names;
+use super::settings::SignerName;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::ObjectMeta;
@@ -28,7 +29,8 @@ use kube::{Resource, ResourceExt};
 
 /// The port of the HTTP interface of main functions; `/metrics` is there too.
 pub const HTTP_PORT: u16 = 8000;
-/// The port of all functions for probes, and for nothing else. No policy opens it: nodes reach their own pods anyway.
+/// The port of all functions for probes, and for nothing else. Nodes reach their own pods whatever policies say, the operator
+/// asks remote functions that start.
 pub const HEALTH_PORT: u16 = 8081;
 /// The port of the control interface of main functions.
 pub const CONTROL_PORT: u16 = 9000;
@@ -50,8 +52,10 @@ pub struct Surroundings {
     pub operator_namespace: String,
     /// Where Prometheus runs: it may read metrics.
     pub metrics_namespace: String,
-    /// Whether functions have certificates.
-    pub identified: bool,
+    /// The release that the operator and its gateways are of.
+    pub release: String,
+    /// Who signs the certificates of functions.
+    pub signer: SignerName,
     /// The DNS name of the gateways' Service; none: clients reach main functions directly, and nothing sleeps.
     pub gateway: Option<String>,
 }

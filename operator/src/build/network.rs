@@ -1,5 +1,5 @@
-use super::{CONTROL_PORT, EXPERT_PORT, HTTP_PORT, METRICS_PORT, Surroundings, owned_meta};
-use crate::api::MoEDeployment;
+use super::{CONTROL_PORT, EXPERT_PORT, HEALTH_PORT, HTTP_PORT, METRICS_PORT, Surroundings, owned_meta};
+use crate::api::{MoEDeployment, RELEASE_LABEL};
 use crate::names::{COMPONENT, Component, component_selector};
 use crate::source::ModelSource;
 use k8s_openapi::api::networking::v1::{
@@ -14,29 +14,25 @@ use std::collections::BTreeMap;
 /// Who may talk to whom; everything else is denied where a network plug-in enforces it.
 ///
 /// Gateways reach the HTTP port of main functions, everybody does where there are no gateways, and the operator
-/// reaches their control port. Remote functions answer to the main ones only. Pods that fetch weights may reach any
-/// address: buckets and hubs have no fixed ones.
+/// reaches their control port. Remote functions answer to the main ones only, and say to the operator whether they
+/// serve. Pods that fetch weights may reach any address: buckets and hubs have no fixed ones.
 pub(super) fn policies(owner: &MoEDeployment, around: &Surroundings) -> Vec<NetworkPolicy> {
     // What cannot be read is refused before any pod is made.
     let fetched = ModelSource::parse(&owner.spec.model.source).is_ok_and(|source| source.is_fetched());
     let deployment = owner.name_any();
     let pods = |component| peer(None, Some(component_selector(&deployment, component)));
-    let operator = peer(
-        Some(in_namespace(&around.operator_namespace)),
-        // As the chart labels it, whatever the release is called.
-        Some(BTreeMap::from([
-            ("app.kubernetes.io/part-of".to_owned(), "remoe".to_owned()),
-            (COMPONENT.to_owned(), "operator".to_owned()),
-        ])),
-    );
+    // As the chart labels them.
+    let of_release = |component: &str| {
+        let labels = [
+            ("app.kubernetes.io/part-of", "remoe"),
+            (RELEASE_LABEL, &around.release),
+            (COMPONENT, component),
+        ];
+        let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        peer(Some(in_namespace(&around.operator_namespace)), Some(BTreeMap::from(labels)))
+    };
     let prometheus = || peer(Some(in_namespace(&around.metrics_namespace)), None);
-    let clients = around.gateway.as_ref().map(|_| {
-        let labels = BTreeMap::from([
-            ("app.kubernetes.io/part-of".to_owned(), "remoe".to_owned()),
-            (COMPONENT.to_owned(), "gateway".to_owned()),
-        ]);
-        vec![peer(Some(in_namespace(&around.operator_namespace)), Some(labels)), prometheus()]
-    });
+    let clients = around.gateway.as_ref().map(|_| vec![of_release("gateway"), prometheus()]);
     let anywhere = || fetched.then(NetworkPolicyEgressRule::default);
     let to_experts = NetworkPolicyEgressRule {
         to: Some(vec![pods(Component::RemoteExpert)]),
@@ -48,14 +44,18 @@ pub(super) fn policies(owner: &MoEDeployment, around: &Surroundings) -> Vec<Netw
             Component::Main,
             vec![
                 NetworkPolicyIngressRule { from: clients, ports: Some(tcp(HTTP_PORT)) },
-                from(vec![operator], CONTROL_PORT),
+                from(vec![of_release("operator")], CONTROL_PORT),
             ],
             std::iter::once(to_experts).chain(anywhere()).collect(),
         ),
         policy(
             owner,
             Component::RemoteExpert,
-            vec![from(vec![pods(Component::Main)], EXPERT_PORT), from(vec![prometheus()], METRICS_PORT)],
+            vec![
+                from(vec![pods(Component::Main)], EXPERT_PORT),
+                from(vec![of_release("operator")], HEALTH_PORT),
+                from(vec![prometheus()], METRICS_PORT),
+            ],
             anywhere().into_iter().collect(),
         ),
         policy(owner, Component::Inspector, Vec::new(), anywhere().into_iter().collect()),

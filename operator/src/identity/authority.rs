@@ -12,29 +12,28 @@ use remoe_wire::identity::{CERTIFICATE, KEY};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The Secret of the authority, in the operator's own namespace.
-pub(super) const SECRET: &str = "remoe-authority";
 /// How long its certificate is good for: ten years. A new authority is made by deleting the Secret.
 const LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// The authority that is kept, or a new one, which is kept before anything is signed.
+/// The authority that is kept in the Secret `name` of the operator's own namespace, or a new one, which is kept before
+/// anything is signed.
 ///
 /// # Errors
 /// A call came to nothing, or what is kept cannot be used.
-pub(super) async fn authority(calls: &Calls) -> Result<Authority, IdentityFailure> {
+pub(super) async fn authority(calls: &Calls, name: &str) -> Result<Authority, IdentityFailure> {
     let unusable = |error| IdentityFailure::Authority { error };
     let open = |secret: &Secret| Authority::open(&pair_of(&held(secret))).map_err(unusable);
-    if let Some(secret) = calls.get::<Secret>(SECRET).await? {
+    if let Some(secret) = calls.get::<Secret>(name).await? {
         return open(&secret);
     }
     let (authority, pair) = Authority::create(LIFE).map_err(unusable)?;
-    match calls.create(&secret(pair)).await {
+    match calls.create(&secret(name, pair)).await {
         Ok(_) => {
-            tracing::info!(secret = SECRET, "an authority was made");
+            tracing::info!(secret = name, "an authority was made");
             Ok(authority)
         }
         // Another operator was first.
-        Err(error) if error.code() == 409 => match calls.get::<Secret>(SECRET).await? {
+        Err(error) if error.code() == 409 => match calls.get::<Secret>(name).await? {
             Some(secret) => open(&secret),
             None => Err(error.into()),
         },
@@ -42,14 +41,14 @@ pub(super) async fn authority(calls: &Calls) -> Result<Authority, IdentityFailur
     }
 }
 
-fn secret(pair: Pair) -> Secret {
+fn secret(name: &str, pair: Pair) -> Secret {
     let labels = [("app.kubernetes.io/part-of", "remoe"), ("app.kubernetes.io/managed-by", MANAGER)];
     let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
     let data = [(CERTIFICATE, pair.certificate), (KEY, pair.key)];
     let data = data.map(|(file, text)| (file.to_owned(), ByteString(text.into_bytes())));
     Secret {
         metadata: ObjectMeta {
-            name: Some(SECRET.to_owned()),
+            name: Some(name.to_owned()),
             labels: Some(BTreeMap::from(labels)),
             ..ObjectMeta::default()
         },

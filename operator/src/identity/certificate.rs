@@ -1,6 +1,7 @@
 //! Certificates that cert-manager makes: what it is asked for.
 
-use super::{Kept, secret_name};
+use super::Kept;
+use super::secret::issued_name;
 use crate::api::MoEDeployment;
 use crate::build::owned_meta;
 use crate::calls::{CallError, Calls};
@@ -87,7 +88,7 @@ pub fn certificate(
     issuer: &IssuerRef,
     life: Duration,
 ) -> Certificate {
-    let secret_name = secret_name(&owner.name_any(), part);
+    let secret_name = issued_name(&owner.name_any(), part);
     let text = |words: &str| words.to_owned();
     Certificate {
         metadata: owned_meta(owner, |_| secret_name.clone()),

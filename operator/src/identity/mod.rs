@@ -25,7 +25,8 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt;
 use prometheus::IntCounterVec;
 use remoe_authority::{Authority, AuthorityError};
-use remoe_wire::identity::{Identity, IdentityError, Keyring, Trust};
+use remoe_wire::identity::{Counterpart, Identity, IdentityError, Keyring, Trust};
+use secret::signed_name;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -43,7 +44,7 @@ pub(super) enum IdentityFailure {
     #[error(transparent)]
     Call(#[from] CallError),
     /// The authority.
-    #[error("Secret {}: {error}; delete it for a new authority (docs/operations.md)", authority::SECRET)]
+    #[error("the Secret of the authority: {error}; delete it for a new authority (docs/operations.md)")]
     Authority {
         /// What is wrong with it.
         error: AuthorityError,
@@ -92,6 +93,8 @@ pub(super) struct Identities {
     life: Duration,
     /// Who the operator is.
     own: Identity,
+    /// The Secret of its authority.
+    secret: String,
     /// The API of the operator's own namespace.
     calls: Calls,
     authority: OnceCell<Authority>,
@@ -99,11 +102,12 @@ pub(super) struct Identities {
 }
 
 impl Identities {
-    /// Those of the operator in `namespace`; what it writes is counted in `writes`.
+    /// Those of the operator of `release` in `namespace`; what it writes is counted in `writes`. Releases of one namespace
+    /// have an authority each: the operator of one is nobody to the functions of the other.
     pub(super) fn new(
         signer: Signer,
         life: Duration,
-        namespace: &str,
+        (namespace, release): (&str, &str),
         client: kube::Client,
         writes: IntCounterVec,
     ) -> Self {
@@ -111,6 +115,7 @@ impl Identities {
             signer,
             life,
             own: operator(namespace),
+            secret: format!("{release}-authority"),
             calls: Calls::new(client, namespace, writes),
             authority: OnceCell::new(),
             keyring: OnceCell::new(),
@@ -131,11 +136,11 @@ impl Identities {
                 self.keyring.get_or_try_init(read).await?.clone()
             }
         };
-        Ok(Some(Trust { keyring, peer: identity_of(owner, Component::Main) }))
+        Ok(Some(Trust { keyring, peer: Counterpart::Named(identity_of(owner, Component::Main)) }))
     }
 
     async fn authority(&self) -> Result<&Authority, IdentityFailure> {
-        self.authority.get_or_try_init(|| authority(&self.calls)).await
+        self.authority.get_or_try_init(|| authority(&self.calls, &self.secret)).await
     }
 
     /// The operator's own certificate, made anew when half of its time is over.
@@ -194,7 +199,7 @@ impl Identities {
         part: Component,
     ) -> Result<Kept, IdentityFailure> {
         let authority = self.authority().await?;
-        let (name, identity) = (secret_name(&owner.name_any(), part), identity_of(owner, part));
+        let (name, identity) = (signed_name(&owner.name_any(), part), identity_of(owner, part));
         let live = calls.get::<Secret>(&name).await?;
         let uid = owner.uid().unwrap_or_default();
         if live.as_ref().is_some_and(|live| !is_owned_by(live, &uid)) {

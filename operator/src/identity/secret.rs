@@ -4,15 +4,31 @@ use super::Held;
 use crate::api::MoEDeployment;
 use crate::build::owned_meta;
 use crate::names::Component;
+use crate::settings::SignerName;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use remoe_authority::Pair;
 use remoe_wire::identity::{CERTIFICATE, CERTIFICATES_OF_AUTHORITIES, KEY};
 use std::collections::BTreeMap;
 
-/// The Secret that the pods of `part` of `deployment` mount.
-pub fn secret_name(deployment: &str, part: Component) -> String {
+/// The Secret that the pods of `part` of `deployment` mount; none where nobody signs. Each signer has one of its own: what
+/// another one has made, and may make again, is in nobody's way.
+pub fn secret_name(deployment: &str, part: Component, signer: SignerName) -> Option<String> {
+    match signer {
+        SignerName::Operator => Some(signed_name(deployment, part)),
+        SignerName::CertManager => Some(issued_name(deployment, part)),
+        SignerName::Nobody => None,
+    }
+}
+
+/// The one that the operator writes.
+pub(super) fn signed_name(deployment: &str, part: Component) -> String {
     format!("{deployment}-{}-identity", part.name())
+}
+
+/// The one that cert-manager writes, and what it is asked for by.
+pub(super) fn issued_name(deployment: &str, part: Component) -> String {
+    format!("{deployment}-{}-certificate", part.name())
 }
 
 /// What a Secret holds; what is missing is empty.
@@ -30,7 +46,7 @@ pub(super) fn pair_of(held: &Held) -> Pair {
     Pair { certificate: text(&held.certificate), key: text(&held.key) }
 }
 
-/// The Secret of `part` of `owner`, which goes with it.
+/// The Secret that the operator writes for `part` of `owner`, which goes with it.
 pub fn secret_of(owner: &MoEDeployment, part: Component, held: &Held) -> Secret {
     let files = [
         (CERTIFICATE, &held.certificate),
@@ -39,7 +55,7 @@ pub fn secret_of(owner: &MoEDeployment, part: Component, held: &Held) -> Secret 
     ];
     let data = files.map(|(file, bytes)| (file.to_owned(), ByteString(bytes.clone())));
     Secret {
-        metadata: owned_meta(owner, |deployment| secret_name(deployment, part)),
+        metadata: owned_meta(owner, |deployment| signed_name(deployment, part)),
         type_: Some("kubernetes.io/tls".to_owned()),
         data: Some(BTreeMap::from(data)),
         ..Secret::default()

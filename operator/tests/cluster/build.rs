@@ -2,11 +2,14 @@ use crate::example::{around, built, deployment, plan};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use proptest::prelude::*;
+use remoe_operator::SignerName;
 use remoe_operator::api::MoEDeployment;
 use remoe_operator::build::{Surroundings, budgets, frame, inspector, revision};
-use remoe_operator::names::{COMPONENT, PodName};
+use remoe_operator::identity::{IssuerRef, certificate, identity_of};
+use remoe_operator::names::{COMPONENT, Component, PodName};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 fn pods(owner: &MoEDeployment) -> Vec<Pod> {
     let revision = built(owner, &plan(owner));
@@ -233,8 +236,13 @@ fn probes_have_a_port_that_clients_cannot_reach() {
             assert_eq!(get, json!({"path": path, "port": "health"}));
         }
     }
-    let frame = serde_json::to_string(&frame(&owner, &around()).network_policies).unwrap();
-    assert!(frame.contains("8000") && !frame.contains("8081"), "{frame}");
+    for policy in frame(&owner, &around()).network_policies {
+        for rule in policy.spec.unwrap().ingress.unwrap_or_default() {
+            let opened = serde_json::to_string(&rule.ports).unwrap();
+            let from = serde_json::to_string(&rule.from).unwrap();
+            assert!(!opened.contains("8081") || from.contains("operator"), "{opened} to {from}");
+        }
+    }
 }
 
 /// What follows `flag` in the arguments of the pod's program.
@@ -242,6 +250,45 @@ fn following(pod: &Pod, flag: &str) -> String {
     let arguments = arguments(pod);
     let at = arguments.iter().position(|argument| argument == flag).unwrap_or_else(|| panic!("{flag}"));
     arguments[at + 1].clone()
+}
+
+#[test]
+fn only_the_operator_and_the_gateways_of_the_release_are_let_in() {
+    let owner = deployment(json!({}));
+    let around = Surroundings {
+        release: "one".to_owned(),
+        gateway: Some("gateway.system.svc".to_owned()),
+        ..around()
+    };
+    let policies = frame(&owner, &around).network_policies;
+    let main = policies.iter().find(|policy| policy.name_any() == "demo-main").unwrap();
+    let rules = main.spec.as_ref().unwrap().ingress.iter().flatten();
+    let peers =
+        rules.flat_map(|rule| rule.from.iter().flatten()).filter_map(|peer| peer.pod_selector.as_ref());
+    let labels: Vec<_> = peers.filter_map(|selector| selector.match_labels.as_ref()).collect();
+    let components: Vec<_> = labels.iter().map(|labels| labels[COMPONENT].as_str()).collect();
+    assert_eq!(components, ["gateway", "operator"]);
+    assert!(labels.iter().all(|labels| labels["app.kubernetes.io/instance"] == "one"), "{labels:?}");
+}
+
+#[test]
+fn no_signer_has_the_secrets_of_another() {
+    let owner = deployment(json!({}));
+    let secrets = |signer| {
+        let around = Surroundings { signer, ..around() };
+        let revision = revision(&owner, "hash", &plan(&owner), &around).unwrap();
+        let pods = revision.functions().map(|function| function.pod(&owner, 0, 0));
+        let volumes = pods.flat_map(|pod| pod.spec.unwrap().volumes.unwrap_or_default());
+        volumes.filter_map(|volume| volume.secret?.secret_name).collect::<BTreeSet<_>>()
+    };
+    let (signed, issued) = (secrets(SignerName::Operator), secrets(SignerName::CertManager));
+    assert_eq!((signed.len(), issued.len()), (2, 2));
+    assert!(signed.is_disjoint(&issued), "{signed:?} {issued:?}");
+    let asked = IssuerRef { name: "ca".to_owned(), kind: "Issuer".to_owned() };
+    for part in [Component::Main, Component::RemoteExpert] {
+        let asked = certificate(&owner, part, &identity_of(&owner, part), &asked, Duration::from_secs(60));
+        assert!(issued.contains(&asked.name_any()));
+    }
 }
 
 #[test]
@@ -265,7 +312,7 @@ fn functions_of_one_part_have_the_certificate_of_no_other() {
             assert_eq!(following(&pod, "--operator-identity"), "spiffe://remoe/remoe-system/operator");
         }
     }
-    let open = Surroundings { identified: false, ..around() };
+    let open = Surroundings { signer: SignerName::Nobody, ..around() };
     let revision = revision(&owner, "hash", &plan(&owner), &open).unwrap();
     for pod in revision.functions().map(|function| function.pod(&owner, 0, 0)) {
         let text = serde_json::to_string(&pod).unwrap();

@@ -1,5 +1,6 @@
 //! A small model, deployments of it and their plans.
 
+use remoe_operator::SignerName;
 use remoe_operator::api::{MoEDeployment, MoEPlanSpec, ProfileSource, RemotePlan};
 use remoe_operator::build::{Revision, Surroundings, plan_hash, revision};
 use remoe_operator::facts::ModelFacts;
@@ -17,7 +18,8 @@ pub fn around() -> Surroundings {
         pull_policy: "Never".to_owned(),
         operator_namespace: "remoe-system".to_owned(),
         metrics_namespace: "monitoring".to_owned(),
-        identified: true,
+        release: "remoe".to_owned(),
+        signer: SignerName::Operator,
         gateway: None,
     }
 }

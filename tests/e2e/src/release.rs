@@ -1,7 +1,11 @@
 //! The chart, installed: one release for all tests of a program.
 
 use crate::cluster::Cluster;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, ListParams};
 use remoe_tests::binaries::workspace;
+use remoe_tests::metrics::Metrics;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, LazyLock};
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 
@@ -9,6 +13,8 @@ use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 pub const NAMESPACE: &str = "remoe-system";
 /// The release, and the names of its objects.
 pub const NAME: &str = "remoe";
+/// The operator's ClusterRole.
+pub const ROLE: &str = "remoe-system:remoe";
 /// How the API server knows the operator.
 pub const ACCOUNT: &str = "system:serviceaccount:remoe-system:remoe";
 
@@ -46,6 +52,15 @@ pub async fn exclusive(cluster: &Cluster, replicas: u32) -> Exclusive {
         *exclusive.0 = Some(replicas);
     }
     exclusive
+}
+
+/// What the operator of the release counts.
+pub async fn operator_metrics(cluster: &Cluster) -> Metrics {
+    let api = Api::<Pod>::namespaced(cluster.client.clone(), NAMESPACE);
+    let ours = ListParams::default().labels("app.kubernetes.io/component=operator");
+    let pods = api.list(&ours).await.expect("pods can be listed").items;
+    let ip = pods.iter().find_map(|pod| pod.status.as_ref()?.pod_ip.as_ref()?.parse::<IpAddr>().ok());
+    Metrics::read(SocketAddr::new(ip.expect("the operator runs"), 8080)).await
 }
 
 impl Exclusive {

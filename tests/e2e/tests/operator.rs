@@ -132,7 +132,7 @@ async fn an_image_that_cannot_be_had_is_named() {
 /// Takes `verb` on `resource` from the operator's role.
 async fn forbid(cluster: &Cluster, verb: &str, resource: &str) -> ClusterRole {
     let roles = Api::<ClusterRole>::all(cluster.client.clone());
-    let role = roles.get(release::NAME).await.unwrap();
+    let role = roles.get(release::ROLE).await.unwrap();
     let mut less = role.clone();
     let rules = less.rules.iter_mut().flatten();
     let about = |resources: &Option<Vec<String>>| resources.iter().flatten().any(|each| each == resource);
@@ -142,15 +142,15 @@ async fn forbid(cluster: &Cluster, verb: &str, resource: &str) -> ClusterRole {
     }
     // A rule without a verb is none.
     less.rules.iter_mut().for_each(|rules| rules.retain(|rule| !rule.verbs.is_empty()));
-    roles.replace(release::NAME, &PostParams::default(), &less).await.unwrap();
+    roles.replace(release::ROLE, &PostParams::default(), &less).await.unwrap();
     role
 }
 
 async fn restore(cluster: &Cluster, role: ClusterRole) {
     let roles = Api::<ClusterRole>::all(cluster.client.clone());
-    let mut live = roles.get(release::NAME).await.unwrap();
+    let mut live = roles.get(release::ROLE).await.unwrap();
     live.rules = role.rules;
-    roles.replace(release::NAME, &PostParams::default(), &live).await.unwrap();
+    roles.replace(release::ROLE, &PostParams::default(), &live).await.unwrap();
 }
 
 /// A role that lacks a verb is found out from the deployment: by its conditions, or by its events where
