@@ -4,7 +4,7 @@ use crate::catalogue::Catalogue;
 use crate::lease::{self, Holder};
 use crate::settings::Settings;
 use kube::{Client, Config};
-use remoe_gateway::{Gateway, GatewayMetrics, GatewayOptions, Keys, KeysError};
+use remoe_gateway::{Gateway, GatewayMetrics, GatewayOptions, KeyFile, Keys, KeysError};
 use std::io;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -30,10 +30,7 @@ pub(crate) enum RunError {
     #[error("--keys: {0}")]
     Keys(#[from] KeysError),
     /// A limit that would not hold.
-    #[error(
-        "--keys: dollarsPerDay of the tenant {0}: the gateways of a cluster keep no books yet; take it away, or limit \
-         tokensPerMinute"
-    )]
+    #[error("--keys: {0}")]
     Budget(String),
     /// A metric is registered twice.
     #[error(transparent)]
@@ -54,10 +51,8 @@ pub(crate) async fn run(settings: Settings, shutdown: CancellationToken) -> Resu
     config.default_retry = false;
     let client = Client::try_from(config)?;
     let metrics = GatewayMetrics::new()?;
-    let keys = settings.keys.as_deref().map_or_else(|| Ok(Keys::none()), Keys::read)?;
-    if let Some(tenant) = keys.with_budget() {
-        return Err(RunError::Budget(tenant.to_owned()));
-    }
+    let (key_file, keys) = settings.keys.clone().map(KeyFile::open).transpose()?.unzip();
+    let keys = within_means(keys.unwrap_or_default()).map_err(RunError::Budget)?;
     let options = GatewayOptions {
         keys,
         cors_origins: settings.cors_origins.clone().into(),
@@ -76,6 +71,7 @@ pub(crate) async fn run(settings: Settings, shutdown: CancellationToken) -> Resu
     let holder = Holder::new(client.clone(), &settings);
     let keeping = tokio::spawn(lease::keep(holder.clone(), holds));
     let mut catalogue = Catalogue::new(client, &settings, metrics, gateway.clone(), lease.clone());
+    let following = key_file.map(|file| tokio::spawn(file.follow(gateway.clone(), within_means)));
     let mut server = tokio::spawn(gateway.serve(listener, shutdown.clone()));
     let mut held = lease;
     let outcome = tokio::select! {
@@ -104,11 +100,25 @@ pub(crate) async fn run(settings: Settings, shutdown: CancellationToken) -> Resu
         holder.release().await;
     };
     let _late = timeout(LAST_WORDS, farewell).await;
+    if let Some(following) = following {
+        following.abort();
+    }
     ended.cancel();
     let _late = timeout(LAST_WORDS, pages).await;
     // What was answered last reaches clients.
     sleep(Duration::from_millis(50)).await;
     outcome
+}
+
+/// `keys`, where all of their limits hold here.
+fn within_means(keys: Keys) -> Result<Keys, String> {
+    match keys.with_budget() {
+        None => Ok(keys),
+        Some(tenant) => Err(format!(
+            "dollarsPerDay of the tenant {tenant}: the gateways of a cluster keep no books yet; take it away, or limit \
+             tokensPerMinute"
+        )),
+    }
 }
 
 fn ended_early(served: Result<io::Result<()>, tokio::task::JoinError>) -> RunError {

@@ -32,7 +32,7 @@ pub(crate) async fn identify(
     mut request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    let keys = &gateway.options().keys;
+    let keys = gateway.keys();
     let presented = bearer(request.headers());
     let tenant = presented.and_then(|presented| keys.tenant(presented)).cloned();
     if tenant.is_none() && !keys.is_empty() && !is_open(request.uri().path()) {

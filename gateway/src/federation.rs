@@ -36,7 +36,7 @@ pub(crate) async fn all_metrics(State(gateway): State<Arc<Gateway>>) -> Response
 
 async fn page_for(gateway: &Arc<Gateway>, caller: &Caller) -> Response {
     if let Some(books) = gateway.books() {
-        books.refresh(gateway.options().keys.budgets());
+        books.refresh(gateway.keys().budgets());
     }
     let own = remoe_function::render_metrics(gateway.metrics().registry());
     let models = gateway.models_of(caller);

@@ -30,7 +30,7 @@ pub(crate) const ROOM_UNIT: usize = 1 << 10;
 
 /// What a deployment chooses about its gateway.
 pub struct GatewayOptions {
-    /// Who may ask.
+    /// Who may ask, until others are [named](Gateway::replace_keys).
     pub keys: Keys,
     /// Origins that browsers may call from.
     pub cors_origins: Origins,
@@ -70,6 +70,8 @@ pub(crate) type Upstream = Client<HttpConnector, Full<Bytes>>;
 /// One address for all models.
 pub struct Gateway {
     options: GatewayOptions,
+    /// Who may ask now.
+    keys: RwLock<Arc<Keys>>,
     catalogue: RwLock<Catalogue>,
     metrics: GatewayMetrics,
     upstream: Upstream,
@@ -91,7 +93,7 @@ struct Catalogue {
 impl Gateway {
     /// A gateway to `models`, each with a name of its own.
     #[must_use]
-    pub fn new(options: GatewayOptions, models: Vec<Arc<Model>>, metrics: GatewayMetrics) -> Arc<Self> {
+    pub fn new(mut options: GatewayOptions, models: Vec<Arc<Model>>, metrics: GatewayMetrics) -> Arc<Self> {
         let mut connector = HttpConnector::new();
         // Single tokens are small packets; they must not wait for each other.
         connector.set_nodelay(true);
@@ -105,6 +107,7 @@ impl Gateway {
         Arc::new(Self {
             lanes: Lanes::new(cores, options.body_limit),
             room: Arc::new(Semaphore::new(units.min(Semaphore::MAX_PERMITS))),
+            keys: RwLock::new(Arc::new(std::mem::take(&mut options.keys))),
             options,
             catalogue: RwLock::new(Catalogue { models: models.into(), is_whole: false }),
             metrics,
@@ -118,6 +121,14 @@ impl Gateway {
     pub fn replace_models(&self, models: Vec<Arc<Model>>) {
         let mut catalogue = self.catalogue.write().unwrap_or_else(PoisonError::into_inner);
         *catalogue = Catalogue { models: models.into(), is_whole: true };
+    }
+
+    /// Lets in who has one of `keys` from now on. Requests that are there stay; what tenants have used up they have used up.
+    pub fn replace_keys(&self, keys: Keys) {
+        let mut known = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+        *known = Arc::new(keys.after(&known));
+        drop(known);
+        self.metrics.keys_are_outdated(false);
     }
 
     /// Serves on `listener` until `stop`; requests that are there by then are answered. Keeps the time of
@@ -153,6 +164,11 @@ impl Gateway {
 
     pub(crate) fn options(&self) -> &GatewayOptions {
         &self.options
+    }
+
+    pub(crate) fn keys(&self) -> Arc<Keys> {
+        // It is replaced as a whole.
+        self.keys.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(crate) fn models(&self) -> Arc<[Arc<Model>]> {

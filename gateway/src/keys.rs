@@ -88,18 +88,14 @@ impl Keys {
         Some(self)
     }
 
-    /// The keys of a file.
-    ///
-    /// # Errors
-    /// It cannot be read, is not of the form, or names something twice.
-    pub fn read(path: &Path) -> Result<Self, KeysError> {
-        let path = path.to_owned();
-        let text = std::fs::read_to_string(&path)
-            .map_err(|error| KeysError::Unreadable { path: path.clone(), error })?;
-        Self::parse(&text, path)
+    /// What a file says.
+    pub(crate) fn text(path: &Path) -> Result<String, KeysError> {
+        std::fs::read_to_string(path).map_err(|error| KeysError::Unreadable { path: path.to_owned(), error })
     }
 
-    fn parse(text: &str, path: PathBuf) -> Result<Self, KeysError> {
+    /// The keys that the `text` of the file at `path` names.
+    pub(crate) fn parse(text: &str, path: &Path) -> Result<Self, KeysError> {
+        let path = path.to_owned();
         // The parser's own message may quote a key.
         let file: KeysFile = serde_path_to_error::deserialize(serde_yaml::Deserializer::from_str(text))
             .map_err(|error| KeysError::Malformed {
@@ -145,6 +141,19 @@ impl Keys {
             return Err(wrong("there is no key: nobody could ask anything".to_owned()));
         }
         Ok(Self { keys })
+    }
+
+    /// These keys after those `before`: what a tenant of both has used up it has used up, and what runs of it counts.
+    pub(crate) fn after(mut self, before: &Self) -> Self {
+        let mut tenants: BTreeMap<Arc<str>, Arc<Tenant>> = BTreeMap::new();
+        for (_, tenant) in &mut self.keys {
+            let known = tenants.entry(tenant.name.clone()).or_insert_with(|| {
+                let same = |(_, other): &&([u8; 32], Arc<Tenant>)| other.name == tenant.name;
+                before.keys.iter().find(same).map_or_else(|| tenant.clone(), |(_, other)| tenant.after(other))
+            });
+            *tenant = known.clone();
+        }
+        self
     }
 
     /// Whether everybody may ask.
@@ -204,7 +213,8 @@ pub(crate) struct Tenant {
     concurrent: usize,
     /// Nano-dollars that it may spend on a day.
     budget: Option<u64>,
-    usage: Mutex<Usage>,
+    /// Shared with what the tenant was before its limits changed.
+    usage: Arc<Mutex<Usage>>,
 }
 
 #[derive(Debug)]
@@ -230,7 +240,7 @@ impl Tenant {
             models: None,
             concurrent: usize::MAX,
             budget: None,
-            usage: Mutex::new(usage),
+            usage: Arc::new(Mutex::new(usage)),
         }
     }
 
@@ -242,12 +252,31 @@ impl Tenant {
             models: entry.models,
             concurrent: entry.concurrent.map_or(usize::MAX, |count| count.get() as usize),
             budget: entry.dollars_per_day.map(|dollars| (dollars * 1e9).round() as u64),
-            usage: Mutex::new(Usage {
+            usage: Arc::new(Mutex::new(Usage {
                 requests: budget(entry.requests_per_minute),
                 tokens: budget(entry.tokens_per_minute),
                 running: 0,
-            }),
+            })),
         }
+    }
+
+    /// This tenant with what it had used up as `other`.
+    fn after(&self, other: &Self) -> Arc<Self> {
+        {
+            let mut own = self.usage();
+            let mut used = other.usage();
+            let Usage { requests, tokens, .. } = &mut *own;
+            used.requests = requests.take().map(|budget| budget.after(used.requests.as_ref()));
+            used.tokens = tokens.take().map(|budget| budget.after(used.tokens.as_ref()));
+        }
+        Arc::new(Self {
+            name: self.name.clone(),
+            sees_all: self.sees_all,
+            models: self.models.clone(),
+            concurrent: self.concurrent,
+            budget: self.budget,
+            usage: other.usage.clone(),
+        })
     }
 
     pub(crate) fn name(&self) -> &Arc<str> {
@@ -331,7 +360,7 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<Keys, String> {
-        Keys::parse(text, PathBuf::from("keys.yaml")).map_err(|error| error.to_string())
+        Keys::parse(text, Path::new("keys.yaml")).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -370,6 +399,35 @@ mod tests {
             let error = parse(text).err().unwrap();
             assert!(error.contains(says) && !error.contains("top-secret"), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn other_keys_of_a_tenant_do_not_give_back_what_it_used_up() {
+        let of = |keys: &str, limits: &str| {
+            parse(&format!("tenants: [{{name: a, keys: {keys}, {limits}}}, {{name: b, keys: [b]}}]")).unwrap()
+        };
+        let limits = "requestsPerMinute: 2, tokensPerMinute: 60, concurrent: 2";
+        let before = of("[old]", limits);
+        let now = Instant::now();
+        let running = before.tenant(b"old").unwrap().admit(now).unwrap();
+        let after = of("[new, newer]", limits).after(&before);
+        assert!(after.tenant(b"old").is_none());
+        let (new, newer) = (after.tenant(b"new").unwrap(), after.tenant(b"newer").unwrap());
+        assert!(Arc::ptr_eq(new, newer), "one tenant has its limits once");
+        let second = new.admit(now).unwrap();
+        let limited = |tenant: &Arc<Tenant>| tenant.admit(now).err().unwrap().error.message;
+        assert!(limited(newer).contains("at the same time"));
+        drop(second);
+        assert!(limited(newer).contains("requests per minute"));
+        // What ran by the old key is charged, and ends, for the new one.
+        running.charge(200);
+        drop(running);
+        assert!(limited(new).contains("tokens per minute"));
+        let freed = of("[new]", "requestsPerMinute: 100").after(&after);
+        let tenant = freed.tenant(b"new").unwrap();
+        assert!(limited(tenant).contains("requests per minute"), "nothing is left of two");
+        assert!(tenant.admit(now + Duration::from_secs(1)).is_ok(), "but it fills up at the new rate");
+        assert!(freed.tenant(b"b").unwrap().admit(now).is_ok());
     }
 
     #[test]

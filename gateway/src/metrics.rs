@@ -1,6 +1,6 @@
 //! What the gateway counts and measures.
 
-use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry};
+use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 use remoe_http::ConnectionMetrics;
 use remoe_sleep::Phase;
 use std::time::Duration;
@@ -21,6 +21,7 @@ pub struct GatewayMetrics {
     awake: IntGaugeVec,
     wakes: IntCounterVec,
     wake_seconds: HistogramVec,
+    keys_outdated: IntGauge,
 }
 
 impl GatewayMetrics {
@@ -62,6 +63,10 @@ impl GatewayMetrics {
                 .buckets(WAKE_BUCKETS.to_vec()),
                 &["model"],
             )?,
+            keys_outdated: IntGauge::new(
+                "remoe_gateway_keys_outdated",
+                "1 while the file with keys has newer ones that cannot be used, else 0.",
+            )?,
             registry,
         };
         let registry = &metrics.registry;
@@ -73,6 +78,7 @@ impl GatewayMetrics {
             registry.register(Box::new(gauge.clone()))?;
         }
         registry.register(Box::new(metrics.wake_seconds.clone()))?;
+        registry.register(Box::new(metrics.keys_outdated.clone()))?;
         Ok(metrics)
     }
 
@@ -80,6 +86,10 @@ impl GatewayMetrics {
     #[must_use]
     pub fn registry(&self) -> &Registry {
         &self.registry
+    }
+
+    pub(crate) fn keys_are_outdated(&self, are: bool) {
+        self.keys_outdated.set(are.into());
     }
 
     pub(crate) fn answered(&self, route: &str, status: &str) {

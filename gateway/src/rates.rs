@@ -18,6 +18,12 @@ impl Budget {
         Self { per_minute, left: per_minute, since: now }
     }
 
+    /// This budget, which begins now, with no more left than of the one `before` that it replaces.
+    pub(crate) fn after(self, before: Option<&Self>) -> Self {
+        let left = before.map_or(self.left, |before| self.left.min(before.left));
+        Self { left, ..self }
+    }
+
     fn fill(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(self.since).as_secs_f64();
         self.since = now.max(self.since);

@@ -4,7 +4,7 @@
 
 mod stage;
 
-use remoe_gateway::{AccessLog, GatewayOptions, Keys};
+use remoe_gateway::{AccessLog, GatewayOptions, KeyFile, Keys};
 use serde_json::{Value, json};
 use stage::{LONG, Stage};
 use std::path::Path;
@@ -15,7 +15,7 @@ const KEYS: &str = "tenants:\n- {name: mine, keys: [my-key]}\n- {name: other, ke
 fn keys(folder: &Path) -> Keys {
     let file = folder.join("keys.yaml");
     std::fs::write(&file, KEYS).unwrap();
-    Keys::read(&file).unwrap()
+    KeyFile::open(file).unwrap().1
 }
 
 #[tokio::test(flavor = "multi_thread")]

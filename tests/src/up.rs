@@ -142,11 +142,19 @@ impl Up {
 
     /// Starts `models` with further arguments, on any free port, and waits until the first is ready.
     pub async fn start_models(models: &[&str], arguments: &[&str]) -> Self {
+        Self::start_logging(models, arguments, None).await
+    }
+
+    /// The same with what `filter` names in its log, as `REMOE_LOG` has it.
+    pub async fn start_logging(models: &[&str], arguments: &[&str], filter: Option<&str>) -> Self {
         let slot = slots::deployment().await;
         let mut command = Command::new(binaries::program("remoe"));
         command.args(["up", "--json", "--port", "0", "--threads", "1"]).args(arguments).args(models);
         command.env_remove("REMOE_LOG").env_remove("REMOE_API_KEY");
         command.env("REMOE_BIN_DIR", binaries::folder());
+        if let Some(filter) = filter {
+            command.env("REMOE_LOG", filter);
+        }
         let (sender, mut events) = mpsc::unbounded_channel();
         let mut process = Process::start("remoe up", command, move |line| drop(sender.send(line)));
         let Some(line) = within(LONG, "the first event of `up`", events.recv()).await else {

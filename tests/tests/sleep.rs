@@ -1,4 +1,4 @@
-//! Models that sleep and wake behind one address, with real functions.
+//! One address in front of real functions: models that sleep and wake, and keys that change meanwhile.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -184,4 +184,77 @@ async fn what_an_answer_is_bound_to_outlasts_a_sleep() {
     up.next("awake").await;
     up.next("asleep").await;
     assert_eq!(embedding().await, embedded);
+}
+
+/// Keys come and go while `up` runs, and are written nowhere.
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_change_without_a_restart_and_are_written_nowhere() {
+    let model = Model::fixture("olmoe-basic");
+    let folder = tempfile::tempdir().unwrap();
+    let (keys, access) = (folder.path().join("keys.yaml"), folder.path().join("access.log"));
+    let write = |text: &str| {
+        // As a kubelet does: what is there is replaced at once.
+        let next = folder.path().join("next");
+        std::fs::write(&next, text).unwrap();
+        std::fs::rename(next, &keys).unwrap();
+    };
+    write("tenants: [{name: a, keys: [secret-first]}]");
+    let (keys, access_log) = (keys.to_str().unwrap(), access.to_str().unwrap());
+    let arguments =
+        ["--remote-ratio", "0", "--keys", keys, "--access-log", access_log, "--api-key", "secret-own"];
+    let folder_of_model = model.folder.to_str().unwrap();
+    let mut up = Up::start_logging(&[folder_of_model], &arguments, Some("trace")).await;
+    let address = up.ready.http();
+    let with = |request: String, key: &str| {
+        request.replacen("\r\n", &format!("\r\nAuthorization: Bearer {key}\r\n"), 1)
+    };
+    let mut said = String::new();
+    let mut ask = async |key: &str| {
+        let answer =
+            raw::ask(address, with(raw::post("/v1/completions", &completion("olmoe-basic", 1)), key)).await;
+        said += &answer.text();
+        answer.head.status
+    };
+    assert_eq!((ask("secret-first").await, ask("secret-own").await), (200, 200));
+    assert_eq!((ask("secret-second").await, ask("secret-wrong").await), (401, 401));
+    write("tenants: [{name: a, keys: [secret-second]}, {name: b, keys: [secret-third]}]");
+    until(SOON, "the other keys", async || (ask("secret-third").await == 200).then_some(())).await;
+    assert_eq!((ask("secret-second").await, ask("secret-first").await), (200, 401));
+    assert_eq!(ask("secret-own").await, 200);
+
+    // What cannot be used changes nothing, and is seen.
+    let outdated = async |is: &str| {
+        let line = format!("remoe_gateway_keys_outdated {is}");
+        until(SOON, &line, async || {
+            let page = raw::ask(address, with(raw::get("/metrics"), "secret-own")).await.text();
+            page.lines().any(|shown| shown == line).then_some(page)
+        })
+        .await
+    };
+    for text in ["tenants: [{name: a, keys: secret-fourth}]", "tenants: [{name: a, keys: [secret-own]}]", ""]
+    {
+        write("tenants: [{name: a, keys: [secret-second]}]");
+        outdated("0").await;
+        write(text);
+        outdated("1").await;
+        assert_eq!(ask("secret-second").await, 200, "{text}");
+    }
+    said += &outdated("1").await;
+    let long = format!("/v1/models/secret-in-a-path?key=secret-in-a-query-{}", "x".repeat(100));
+    let answer = raw::ask(address, with(raw::get(&long), "secret-second")).await;
+    assert_eq!(answer.head.status, 404);
+    up.process.signal(Signal::TERM);
+    assert_eq!(up.process.end(LONG).await.code(), Some(0));
+    let log = up.process.log().join("\n");
+    assert!(
+        log.contains("other keys are in force") && log.contains("the ones before stay in force"),
+        "{log}"
+    );
+    let lines = std::fs::read_to_string(access).unwrap();
+    assert!(lines.lines().count() >= 10, "{lines}");
+    for (what, text) in [("answers", &said), ("the log", &log), ("the access log", &lines)] {
+        let keys = ["first", "second", "third", "fourth", "own", "wrong"];
+        let shown = keys.iter().find(|key| text.contains(&format!("secret-{key}")));
+        assert_eq!(shown, None, "{what}");
+    }
 }

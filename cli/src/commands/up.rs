@@ -20,7 +20,7 @@ use cashier::Cashier;
 use keeper::{End, Keeper};
 use overhead::Overhead;
 use remoe_gateway::{
-    AccessLog, Books, BooksError, Gateway, GatewayMetrics, GatewayOptions, Keys, Model, ModelOptions,
+    AccessLog, Books, BooksError, Gateway, GatewayMetrics, GatewayOptions, KeyFile, Keys, Model, ModelOptions,
 };
 use remoe_ledger::{Ledger, LedgerLimits};
 use remoe_planner::Pricing;
@@ -57,7 +57,7 @@ const WAITING_BYTES: usize = 64 << 20;
 /// Starts everything, reports what changes, and drains at the end.
 pub(crate) async fn run(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) -> Result<(), CliError> {
     let mut signals = EndSignals::catch()?;
-    let keys = keys(args)?;
+    let (keys, key_file) = keys(args)?;
     let secret = secret()?;
     let asked = ask(args, &secret)?;
     // What will be missing is said before a profile is measured.
@@ -65,7 +65,7 @@ pub(crate) async fn run(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) 
     let listener = listen(SocketAddr::new(args.host, args.port), "--port")?;
     let prices = args.planning.prices()?;
     let pricing = args.planning.pricing_of(&prices)?;
-    let front = Front::open(args, &asked, keys, &prices, listener)?;
+    let front = Front::open(args, &asked, (keys, key_file), &prices, listener)?;
     let names = front.models.iter().map(|model| model.name().to_owned()).collect();
     let _registered = running::register("up", names, Some(format!("http://{}", front.address)))
         .inspect_err(|error| print_warning(&format!("`remoe ps` will not show this: {}", error.message)));
@@ -98,29 +98,34 @@ pub(crate) async fn run(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) 
     }
 }
 
-/// Who may ask.
-fn keys(args: &UpArgs) -> Result<Keys, CliError> {
+/// Who may ask, and the file that says so.
+fn keys(args: &UpArgs) -> Result<(Keys, Option<KeyFile>), CliError> {
     // An empty variable in the environment is no key; an empty flag is a mistake that opens the server.
     if args.api_key.as_deref() == Some("")
         && std::env::var_os("REMOE_API_KEY").is_none_or(|key| !key.is_empty())
     {
         return Err(CliError::arguments("--api-key", "is empty; leave it out to serve without a key"));
     }
-    let keys = match &args.keys {
-        None => Keys::none(),
-        Some(path) => Keys::read(path).map_err(|error| CliError {
-            path: Some(path.clone()),
-            ..CliError::arguments("--keys", error.to_string())
-        })?,
+    let (file, keys) = match &args.keys {
+        None => (None, Keys::none()),
+        Some(path) => {
+            let (file, keys) = KeyFile::open(path.clone()).map_err(|error| CliError {
+                path: Some(path.clone()),
+                ..CliError::arguments("--keys", error.to_string())
+            })?;
+            (Some(file), keys)
+        }
     };
-    match args.api_key.as_deref().filter(|key| !key.is_empty()) {
-        None => Ok(keys),
-        Some(key) => keys.with_key("default", key).ok_or_else(|| {
-            let message =
-                "is a key of --keys too, or that file has a tenant called default; leave one of them out";
-            CliError::arguments("--api-key", message)
-        }),
-    }
+    let keys = with_own_key(keys, args.api_key.as_deref());
+    Ok((keys.map_err(|message| CliError::arguments("--api-key", message))?, file))
+}
+
+/// `keys` and the one of `--api-key`.
+fn with_own_key(keys: Keys, own: Option<&str>) -> Result<Keys, String> {
+    let Some(own) = own.filter(|key| !key.is_empty()) else { return Ok(keys) };
+    keys.with_key("default", own).ok_or_else(|| {
+        "is a key of --keys too, or that file has a tenant called default; leave one of them out".to_owned()
+    })
 }
 
 /// What main functions let the gateway in by, and nobody else on this machine.
@@ -185,7 +190,7 @@ impl Front {
     fn open(
         args: &UpArgs,
         asked: &[Asked],
-        keys: Keys,
+        (keys, key_file): (Keys, Option<KeyFile>),
         prices: &Prices,
         listener: TcpListener,
     ) -> Result<Self, CliError> {
@@ -234,6 +239,13 @@ impl Front {
         let gateway = Gateway::new(options, models.clone(), metrics);
         if let Some(listener) = metrics_listener {
             tokio::spawn(gateway.clone().serve_metrics(listener, stop.clone()));
+        }
+        if let Some(file) = key_file {
+            let own = args.api_key.clone();
+            let checked = move |keys| {
+                with_own_key(keys, own.as_deref()).map_err(|message| format!("--api-key {message}"))
+            };
+            tokio::spawn(file.follow(gateway.clone(), checked));
         }
         let server = tokio::spawn(gateway.serve(listener, stop.clone()));
         let overhead = tokio::spawn(Overhead::new(books.clone(), prices).keep());
