@@ -27,8 +27,12 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// For the one read that says whether deployments can be read.
 const READ_LIMIT: Duration = Duration::from_secs(10);
-/// Between two looks at one deployment at least.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(250);
+/// Between two looks at one deployment at least: what happens at once is looked at once.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(30);
+/// Between them where one follows the other without end: others have room beside it.
+const LASTING_PACE: Duration = Duration::from_millis(250);
+/// So many looks may come sooner than that, after a time without any: a start is a handful of steps, and somebody waits.
+const SOONER: u32 = 5;
 /// After somebody else's change: what was read is out of date, nothing is wrong.
 const CONFLICT_PAUSE: Duration = Duration::from_millis(200);
 
@@ -44,6 +48,24 @@ struct Looks {
     failures: u32,
     /// When the last one ended.
     last: Option<Instant>,
+    /// The time that looks have taken up at the lasting pace.
+    taken_up: Option<Instant>,
+}
+
+impl Looks {
+    /// How long to wait with the next one; none: it may be now.
+    fn rest(&self, now: Instant) -> Option<Duration> {
+        let last = self.last? + BETWEEN_LOOKS;
+        let paced = self.taken_up.map_or(last, |taken_up| last.max(taken_up));
+        paced.checked_duration_since(now).filter(|rest| !rest.is_zero())
+    }
+
+    /// One has ended.
+    fn ended(&mut self, now: Instant) {
+        let saved = now.checked_sub(LASTING_PACE * SOONER).unwrap_or(now);
+        self.last = Some(now);
+        self.taken_up = Some(self.taken_up.map_or(saved, |taken_up| taken_up.max(saved)) + LASTING_PACE);
+    }
 }
 
 /// Keeps the deployments of `namespace`, or of all, as they are wanted, until `shutdown`; runs that are
@@ -119,10 +141,7 @@ async fn run(deployment: Arc<MoEDeployment>, shared: Arc<Shared>) -> Result<Acti
         shared.forget(&key);
         return Ok(Action::await_change());
     }
-    // What happens in bursts is looked at once, and a deployment that is never quiet leaves the others room.
-    if let Some(last) = shared.looks().get(&key).and_then(|looks| looks.last)
-        && let Some(rest) = BETWEEN_LOOKS.checked_sub(last.elapsed())
-    {
+    if let Some(rest) = shared.looks().get(&key).and_then(|looks| looks.rest(Instant::now())) {
         return Ok(Action::requeue(rest));
     }
     let metrics = &shared.context.metrics;
@@ -130,7 +149,7 @@ async fn run(deployment: Arc<MoEDeployment>, shared: Arc<Shared>) -> Result<Acti
     let started = Instant::now();
     let result = reconcile(&deployment, &shared.context).await;
     metrics.duration.observe(started.elapsed().as_secs_f64());
-    shared.looks().entry(key.clone()).or_default().last = Some(Instant::now());
+    shared.looks().entry(key.clone()).or_default().ended(Instant::now());
     let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
     match result {
         Ok(again) => {
@@ -182,11 +201,37 @@ impl Shared {
     fn forget(&self, key: &ObjectRef<MoEDeployment>) {
         self.looks().remove(key);
         self.context.conversations.end(key);
+        self.context.starting.end(key);
         self.context.fleet.forget(key);
     }
 
     fn looks(&self) -> std::sync::MutexGuard<'_, HashMap<ObjectRef<MoEDeployment>, Looks>> {
         // Every change is whole: a panic elsewhere cannot have left it half-done.
         self.looks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_few_looks_follow_each_other_at_once_and_many_at_the_lasting_pace() {
+        let begin = Instant::now();
+        let (mut looks, mut now) = (Looks::default(), begin);
+        let mut at = Vec::new();
+        for _ in 0..40 {
+            now += looks.rest(now).unwrap_or_default();
+            at.push(now);
+            looks.ended(now);
+        }
+        assert!(at[SOONER as usize - 1] - begin < LASTING_PACE, "{at:?}");
+        assert!(at.windows(2).all(|pair| pair[1] - pair[0] >= BETWEEN_LOOKS));
+        assert!(now - begin >= LASTING_PACE * (40 - 1 - SOONER), "{:?}", now - begin);
+        // After a time without any it may be quick again, and no quicker than at first.
+        now += LASTING_PACE * 100;
+        assert_eq!(looks.rest(now), None);
+        looks.ended(now);
+        assert_eq!(looks.rest(now), Some(BETWEEN_LOOKS));
     }
 }

@@ -24,9 +24,12 @@ const MOST_MAINS: usize = 128;
 const CALLS: usize = 32;
 /// Between two calls of one main function at least, whatever it says and however often it is looked at ..
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
-/// .. but for the first few of a new one, or after something new: somebody may wait for it to serve. A new order is told
-/// at once.
+/// .. but for the first few after something new: somebody may wait for it to serve. A new order is told at once.
 const EAGER_PAUSE: Duration = Duration::from_millis(100);
+/// One that has never answered starts, and is asked this often, ..
+const STARTING_PAUSE: Duration = Duration::from_millis(50);
+/// .. but for no longer than that.
+const STARTING: Duration = Duration::from_secs(60);
 /// Between two calls of one that has nothing new to say.
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
 /// An order holds for this long after the look that gave it: its address may be another pod's by then.
@@ -102,6 +105,11 @@ impl Conversations {
         (Self { deployments: Mutex::default(), news }, looks)
     }
 
+    /// Where deployments are named that are to be looked at.
+    pub fn news(&self) -> mpsc::Sender<ObjectRef<MoEDeployment>> {
+        self.news.clone()
+    }
+
     /// What the main functions of `owner` said, by the uid of their pods.
     pub fn heard(&self, owner: &MoEDeployment) -> HashMap<String, Heard> {
         let deployments = lock(&self.deployments);
@@ -166,6 +174,7 @@ async fn converse(
     (news, deployment): (mpsc::Sender<ObjectRef<MoEDeployment>>, ObjectRef<MoEDeployment>),
 ) {
     let (mut pause, mut least) = (SHORTEST_PAUSE, EAGER_PAUSE);
+    let (begun, mut has_answered) = (Instant::now(), false);
     loop {
         let wish = wishes.borrow_and_update().clone();
         let ordered = wish.number();
@@ -175,6 +184,11 @@ async fn converse(
         let Ok(call) = calls.acquire().await else { return };
         let said = exchange(ip, wish).await;
         drop(call);
+        has_answered |= said.in_force.is_some();
+        if !has_answered && begun.elapsed() < STARTING {
+            sleep(STARTING_PAUSE).await;
+            continue;
+        }
         if learn(&mut lock(&heard), said) {
             (pause, least) = (SHORTEST_PAUSE, EAGER_PAUSE);
             // Where there is no room, the next look sees it.

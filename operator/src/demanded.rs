@@ -42,8 +42,21 @@ pub struct Demanded {
     pub trouble: Option<Trouble>,
     /// What is worth saying once it is written.
     pub happening: Option<Happening>,
+    /// And what is counted then: not the first start, which nobody asked for.
+    pub change: Option<PhaseChange>,
     /// When to look again at the latest.
     pub look_again: Option<Duration>,
+}
+
+/// From one phase to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PhaseChange {
+    /// Where the deployment was.
+    pub from: Phase,
+    /// Where it is from now on.
+    pub to: Phase,
+    /// How long it had been where it was.
+    pub lasted: Duration,
 }
 
 impl Demanded {
@@ -57,6 +70,7 @@ impl Demanded {
             without_dead: None,
             trouble: None,
             happening: None,
+            change: None,
             look_again: None,
         }
     }
@@ -153,6 +167,11 @@ pub fn demanded(
         since: Some(spec.since.0),
         wakes: spec.wakes,
         happening: happening((phase, next), elapsed(since, now), waiting, wakes),
+        change: (next != phase && (phase != Phase::Waking || wakes > 0)).then(|| PhaseChange {
+            from: phase,
+            to: next,
+            lasted: elapsed(since, now),
+        }),
         object: Some(object(owner, spec)),
         without_dead: live.filter(|_| !dead.is_empty()).map(|live| without(live, &dead)),
         trouble: None,

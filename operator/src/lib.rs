@@ -49,7 +49,8 @@ mod metrics;
 mod run;
 mod serve;
 mod settings;
+pub mod starting;
 mod term;
 
 pub use run::{RunError, run};
-pub use settings::{Command, RunSettings, Settings};
+pub use settings::{Command, RunSettings, Settings, SignerName};

@@ -1,6 +1,8 @@
+use super::demanded::PhaseChange;
 use prometheus::{
     Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry, core::Collector,
 };
+use remoe_sleep::Phase;
 
 /// What the operator counts.
 #[derive(Clone)]
@@ -13,6 +15,11 @@ pub(super) struct Metrics {
     pub(super) duration: Histogram,
     /// Calls that change objects, by verb and kind.
     pub(super) writes: IntCounterVec,
+    /// Times that functions were started because somebody asked, and how long that took.
+    pub(super) wakes: IntCounter,
+    pub(super) wake_seconds: Histogram,
+    /// Times that they ended because nobody did.
+    pub(super) sleeps: IntCounter,
     /// Whether this operator leads.
     pub(super) leads: IntGauge,
 }
@@ -43,16 +50,44 @@ impl Metrics {
                 Opts::new("remoe_operator_api_writes_total", "Calls of the API that change objects."),
                 &["verb", "kind"],
             )?,
+            wakes: IntCounter::new(
+                "remoe_operator_wakes_total",
+                "Times that functions of a deployment were started because somebody asked.",
+            )?,
+            wake_seconds: Histogram::with_opts(
+                HistogramOpts::new(
+                    "remoe_operator_wake_seconds",
+                    "How long it took from there until a main function was ready.",
+                )
+                .buckets(vec![0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0]),
+            )?,
+            sleeps: IntCounter::new(
+                "remoe_operator_sleeps_total",
+                "Times that the functions of a deployment ended because nobody asked.",
+            )?,
             leads: IntGauge::new("remoe_operator_leader", "Whether this operator leads.")?,
         };
-        let all: [Box<dyn Collector>; 5] = [
+        let all: [Box<dyn Collector>; 8] = [
             Box::new(metrics.reconciliations.clone()),
             Box::new(metrics.errors.clone()),
             Box::new(metrics.duration.clone()),
             Box::new(metrics.writes.clone()),
+            Box::new(metrics.wakes.clone()),
+            Box::new(metrics.wake_seconds.clone()),
+            Box::new(metrics.sleeps.clone()),
             Box::new(metrics.leads.clone()),
         ];
         all.into_iter().try_for_each(|metric| registry.register(metric))?;
         Ok(metrics)
+    }
+
+    /// A deployment that somebody woke, or that sleeps, went from one phase to another.
+    pub(super) fn changed(&self, PhaseChange { from, to, lasted }: PhaseChange) {
+        match (from, to) {
+            (Phase::Asleep, Phase::Waking) => self.wakes.inc(),
+            (Phase::Waking, Phase::Active) => self.wake_seconds.observe(lasted.as_secs_f64()),
+            (_, Phase::Asleep) => self.sleeps.inc(),
+            _ => {}
+        }
     }
 }

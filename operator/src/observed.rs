@@ -38,6 +38,8 @@ pub struct Observed {
     pub logs: BTreeMap<String, Result<String, String>>,
     /// What main functions said, by the uid of their pods.
     pub heard: HashMap<String, Heard>,
+    /// The uids of pods that start and said themselves that they serve.
+    pub serving: BTreeSet<String>,
     /// Functions of all other deployments.
     pub others: Silence,
     /// What gateways and the operator tell each other, where there are gateways.
@@ -52,15 +54,15 @@ pub struct Observed {
     pub now: Timestamp,
 }
 
-/// Reads everything that belongs to `deployment`; `heard` is what its main functions said, and
-/// `others` what is known of the functions of other deployments. Where there are `gateways`, they are asked for too.
+/// Reads everything that belongs to `deployment`; `heard` is what its main functions said, `serving` are those of its pods
+/// that start and said that they serve, and `others` what is known of the functions of other deployments. Where there are `gateways`, they are asked for too.
 ///
 /// # Errors
 /// A call that came to nothing, or a value that cannot be written as JSON.
 pub(super) async fn observe(
     calls: &Calls,
     deployment: &MoEDeployment,
-    heard: HashMap<String, Heard>,
+    (heard, serving): (HashMap<String, Heard>, BTreeSet<String>),
     others: Silence,
     gateways: Option<&Gateways>,
 ) -> Result<Observed, ObserveError> {
@@ -105,6 +107,7 @@ pub(super) async fn observe(
         profiles: BTreeMap::new(),
         logs: BTreeMap::new(),
         heard,
+        serving,
         others,
         demand,
         gateways: live,

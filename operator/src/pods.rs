@@ -43,6 +43,8 @@ pub struct PodView {
     pub ip: Option<IpAddr>,
     /// Whether it is ready by its own account.
     pub ready: bool,
+    /// Whether it has not been ready yet since its container started, as far as its node knows.
+    pub starting: bool,
     /// When it becomes faulty if nothing changes.
     pub faulty_at: Option<Timestamp>,
     /// What is wrong, where that calls for another pod in its place.
@@ -103,6 +105,7 @@ impl PodView {
             ends_by: meta.deletion_timestamp.as_ref().map(|time| time.0),
             ip: status.pod_ip.as_deref().and_then(|ip| ip.parse().ok()),
             ready,
+            starting: !ready && unready.is_none(),
             faulty_at: unready.filter(|at| *at > now),
             fault: ended(&status).or_else(|| crash_looping(&status)).or_else(|| disrupted(&status)).or(lost),
             trouble: trouble(&status),

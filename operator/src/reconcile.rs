@@ -20,6 +20,7 @@ use super::observed::{ObserveError, Observed, observe};
 use super::planned::{PlanState, Planned, Task, serving, solved, task};
 use super::planning::{Planning, PlanningError};
 use super::pods::Trouble;
+use super::starting::Starting;
 use super::status::{Findings, status};
 use super::steps::{NAME_TAKEN, Steps, steps, waits};
 use futures_util::FutureExt;
@@ -46,6 +47,8 @@ pub(super) struct Context {
     pub(super) metrics: Metrics,
     /// What is said to main functions, and what they say.
     pub(super) conversations: Conversations,
+    /// Remote functions that start.
+    pub(super) starting: Starting,
     /// What looks at all deployments saw.
     pub(super) fleet: Fleet,
     /// Who holds requests; none: nobody does.
@@ -152,12 +155,12 @@ async fn contained<T>(run: impl Future<Output = Result<T, ReconcileError>>) -> R
 }
 
 async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, ReconcileError> {
-    let Context { around, recorder, conversations, fleet, identities, gateways, .. } = context;
+    let Context { around, recorder, conversations, starting, fleet, identities, gateways, .. } = context;
     let namespace = owner.namespace().unwrap_or_default();
     let calls = Calls::new(context.client.clone(), &namespace, context.metrics.writes.clone());
 
-    let heard = conversations.heard(owner);
-    let mut observed = observe(&calls, owner, heard, fleet.but(owner), gateways.as_ref()).await?;
+    let said = (conversations.heard(owner), starting.serving(owner));
+    let mut observed = observe(&calls, owner, said, fleet.but(owner), gateways.as_ref()).await?;
     // Before any pod is made, which waits for its certificate, and before one that serves ends for it. What fails here
     // keeps nothing from healing: most pods have theirs.
     let certified = identities.keep(&calls, owner).await;
@@ -175,6 +178,7 @@ async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, R
     if let Ok(trust) = &trust {
         conversations.keep(owner, steps.partners.clone(), trust.as_ref());
     }
+    starting.keep(owner, steps.starting());
     let mut refused = applied.refused;
     let troubles = certified.iter().flat_map(|certified| certified.troubles.clone());
     refused.extend(troubles.map(|trouble| (None, trouble)));
@@ -183,6 +187,9 @@ async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, R
         calls.apply_status(&owner.name_any(), &status).await?;
     }
 
+    if let Some(change) = steps.demanded.change {
+        context.metrics.changed(change);
+    }
     let mut happenings = steps.happenings;
     happenings.extend(applied.happenings);
     happenings.extend(transitions(owner.status.as_ref(), &status));

@@ -27,6 +27,8 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::{Resource, ResourceExt};
+use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::Duration;
 
 /// When to look again at something that others must move on, whatever events say.
@@ -187,6 +189,7 @@ impl Scene<'_> {
                 view.follows(heard.in_force, newest);
                 view.placement.clone_from(&heard.placement);
             }
+            view.ready |= view.starting && !view.is_main && self.observed.serving.contains(&view.uid);
             view
         });
         heard.collect()
@@ -198,6 +201,12 @@ impl Scene<'_> {
 }
 
 impl Steps {
+    /// Remote functions that are to be asked whether they serve.
+    pub(super) fn starting(&self) -> BTreeMap<String, IpAddr> {
+        let starting = self.pods.iter().filter(|pod| pod.starting && !pod.is_main && pod.is_sound());
+        starting.filter_map(|pod| Some((pod.uid.clone(), pod.ip?))).collect()
+    }
+
     fn look_within(&mut self, time: Duration) {
         self.look_again = self.look_again.min(time);
     }

@@ -120,6 +120,7 @@ impl World {
             ends_by: None,
             ip: None,
             ready: false,
+            starting: false,
             faulty_at: None,
             fault: None,
             trouble: None,

@@ -1,6 +1,7 @@
 //! Sleep and wake in a cluster in memory, with gateways that hold what clients ask.
 
 use crate::world::World;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
 use proptest::prelude::*;
@@ -310,4 +311,43 @@ fn without_gateways_nothing_sleeps() {
     }
     let steps = world.look().1;
     assert_eq!((steps.writes, steps.troubles[0].reason), (vec![], "NoGateway"));
+}
+
+/// Nodes look once a second: somebody may wait.
+#[test]
+fn a_remote_function_that_says_that_it_serves_is_told_of_before_its_node_has_seen_it() {
+    let mut world = World::with_gateways(spec(), &["a"]);
+    let is_remote = |pod: &&Pod| label(&pod.metadata, COMPONENT) == Component::RemoteExpert.name();
+    for _ in 0..ENOUGH {
+        let steps = world.look().1;
+        world.write(&steps, usize::MAX);
+        if world.there.pods.iter().any(|pod| is_remote(&pod)) {
+            break;
+        }
+        world.run();
+    }
+    let now = world.there.now.to_string();
+    for (index, pod) in world.there.pods.iter_mut().enumerate() {
+        let status = json!({"phase": "Running", "podIP": format!("10.0.0.{}", index + 1), "startTime": now,
+            "conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": now}]});
+        pod.status = serde_json::from_value(status).unwrap();
+    }
+    let is_told =
+        |world: &mut World| world.look().1.writes.iter().any(|write| matches!(write, Write::Routing(_)));
+    assert!(!is_told(&mut world), "nobody has said anything");
+    world.there.serving = world.there.pods.iter().filter(is_remote).filter_map(ResourceExt::uid).collect();
+    assert!(!world.there.serving.is_empty());
+    assert!(is_told(&mut world));
+    // Once its node has seen it ready, that it is not any more is the node's to say.
+    let later = world.there.now.checked_add(jiff::SignedDuration::from_secs(30)).unwrap().to_string();
+    for pod in &mut world.there.pods {
+        let status = pod.status.as_mut().unwrap();
+        status.container_statuses =
+            serde_json::from_value(json!([{"name": "x", "image": "x", "imageID": "x", "ready": false,
+                "restartCount": 0, "started": true}]))
+            .unwrap();
+        let condition = &mut status.conditions.as_mut().unwrap()[0];
+        condition.last_transition_time = serde_json::from_value(json!(later)).unwrap();
+    }
+    assert!(!is_told(&mut world));
 }

@@ -41,6 +41,7 @@ impl Scene {
                     ends_by: None,
                     ip: None,
                     ready: true,
+                    starting: false,
                     faulty_at: None,
                     fault: None,
                     trouble: None,

@@ -1,0 +1,127 @@
+//! Remote functions that start are asked whether they serve: their node looks once a second at most, and somebody may wait.
+//!
+//! What they say counts until the node has its own word on it. As in [`conversations`](super::conversations) no look waits
+//! for a pod, and what is new has the deployment looked at again.
+
+use super::api::MoEDeployment;
+use super::build::HEALTH_PORT;
+use kube::runtime::reflector::ObjectRef;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Instant, sleep, timeout};
+
+/// Functions of one deployment that are asked.
+const MOST: usize = 512;
+/// Between two questions.
+const PAUSE: Duration = Duration::from_millis(50);
+/// One question takes at most this long.
+const CALL: Duration = Duration::from_millis(500);
+/// One that takes longer to load can wait for its node's word.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// All functions that are asked.
+pub struct Starting {
+    deployments: Mutex<HashMap<ObjectRef<MoEDeployment>, Deployment>>,
+    news: mpsc::Sender<ObjectRef<MoEDeployment>>,
+}
+
+/// Those of one deployment.
+#[derive(Default)]
+struct Deployment {
+    functions: BTreeMap<String, Function>,
+    /// Ends the tasks with it.
+    tasks: JoinSet<()>,
+}
+
+struct Function {
+    serves: Arc<AtomicBool>,
+    task: AbortHandle,
+}
+
+impl Starting {
+    /// Nobody is asked yet; `news` is told which deployments are to be looked at.
+    pub fn new(news: mpsc::Sender<ObjectRef<MoEDeployment>>) -> Self {
+        Self { deployments: Mutex::default(), news }
+    }
+
+    /// The uids of the pods of `owner` that said that they serve.
+    pub fn serving(&self, owner: &MoEDeployment) -> BTreeSet<String> {
+        let deployments = self.lock();
+        let functions = deployments.get(&ObjectRef::from_obj(owner)).map(|known| &known.functions);
+        let serving =
+            functions.into_iter().flatten().filter(|(_, function)| function.serves.load(Ordering::Acquire));
+        serving.map(|(uid, _)| uid.clone()).collect()
+    }
+
+    /// Asks the pods `starting` of `owner`, by uid, and no others.
+    pub fn keep(&self, owner: &MoEDeployment, starting: BTreeMap<String, IpAddr>) {
+        let key = ObjectRef::from_obj(owner);
+        let mut deployments = self.lock();
+        if starting.is_empty() {
+            deployments.remove(&key);
+            return;
+        }
+        let known = deployments.entry(key.clone()).or_default();
+        known.functions.retain(|uid, function| {
+            let stays = starting.contains_key(uid);
+            if !stays {
+                function.task.abort();
+            }
+            stays
+        });
+        while known.tasks.try_join_next().is_some() {}
+        for (uid, ip) in starting.into_iter().take(MOST) {
+            known.functions.entry(uid).or_insert_with(|| {
+                let serves = Arc::new(AtomicBool::new(false));
+                let task = known.tasks.spawn(ask(ip, serves.clone(), self.news.clone(), key.clone()));
+                Function { serves, task }
+            });
+        }
+    }
+
+    /// Asks nobody of `deployment` any more.
+    pub fn end(&self, deployment: &ObjectRef<MoEDeployment>) {
+        self.lock().remove(deployment);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<ObjectRef<MoEDeployment>, Deployment>> {
+        // Every change of it is whole: a panic elsewhere cannot have left it half-done.
+        self.deployments.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Asks until the function serves, or for as long as it is worth it.
+async fn ask(
+    ip: IpAddr,
+    serves: Arc<AtomicBool>,
+    news: mpsc::Sender<ObjectRef<MoEDeployment>>,
+    deployment: ObjectRef<MoEDeployment>,
+) {
+    let end = Instant::now() + LONGEST;
+    while Instant::now() < end {
+        if matches!(timeout(CALL, is_ready(ip)).await, Ok(Ok(true))) {
+            serves.store(true, Ordering::Release);
+            // Where there is no room, the next look sees it.
+            let _no_room = news.try_send(deployment);
+            return;
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+/// Whether the probe of the function at `ip` says that it serves.
+async fn is_ready(ip: IpAddr) -> std::io::Result<bool> {
+    const OK: &[u8] = b"HTTP/1.1 200 ";
+    let mut stream = TcpStream::connect((ip, HEALTH_PORT)).await?;
+    stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: function\r\nConnection: close\r\n\r\n").await?;
+    let mut status = [0; OK.len()];
+    stream.read_exact(&mut status).await?;
+    Ok(status == OK)
+}
