@@ -46,6 +46,11 @@ async fn fifty_requests_wake_a_deployment_once() {
         assert_eq!(gateways::demand(scene, "demo").await["spec"]["wakes"], 1);
         eprintln!("a wake for fifty: {}", answers[0].body["usage"]["remoe"]["timing"]);
         gateways::asleep(scene, &demo).await;
+        let counted = release::operator_metrics(cluster).await;
+        for (series, least) in [("wakes_total", 1), ("sleeps_total", 2), ("wake_seconds_count", 1)] {
+            let series = format!("remoe_operator_{series}");
+            assert!(counted.value(&series) >= least, "{series}: {}", counted.value(&series));
+        }
         demo.delete().await;
         demo.gone(scene).await;
         let accounts = [release::ACCOUNT, release::GATEWAY_ACCOUNT];

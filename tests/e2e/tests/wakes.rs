@@ -2,6 +2,7 @@
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
 use futures_util::future::join_all;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
@@ -130,6 +131,211 @@ async fn who_asks_while_functions_are_about_to_end_keeps_them() {
 
 async fn wakes(scene: &Scene) -> u64 {
     gateways::demand(scene, "demo").await["spec"]["wakes"].as_u64().unwrap_or(0)
+}
+
+/// Wakes that each of the deployments below goes through.
+const WAKES: u64 = 20;
+/// Deployments that do so beside each other.
+const SLEEPERS: usize = 5;
+
+/// A step on the way from awake to asleep and back at which somebody asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Moment {
+    /// The phase was just told.
+    Phase(&'static str),
+    /// Nobody has asked for as long as the window lasts, less or more some milliseconds.
+    WindowCloses(i64),
+    /// The first function was asked to end.
+    FirstEnds,
+    /// None is left.
+    AllGone,
+    /// A main function that starts has an address.
+    MainHasAddress,
+}
+
+/// Those at which functions are woken; while they start, others ask at the moments after them.
+const WORST: [(Moment, &[Moment]); 8] = [
+    (Moment::Phase("Draining"), &[]),
+    (Moment::Phase("Asleep"), &[Moment::Phase("Waking")]),
+    (Moment::FirstEnds, &[Moment::MainHasAddress]),
+    (Moment::AllGone, &[Moment::Phase("Waking"), Moment::MainHasAddress]),
+    (Moment::WindowCloses(-30), &[]),
+    (Moment::WindowCloses(0), &[Moment::Phase("Active")]),
+    (Moment::WindowCloses(60), &[]),
+    (Moment::AllGone, &[Moment::Phase("Active")]),
+];
+
+const WINDOW: Duration = Duration::from_secs(1);
+
+/// Waits for `moment` of the deployment `name`, which was asked last when `answered` and had been woken `woken` times by
+/// then. Most last for a moment only: one that has passed will do.
+async fn reached(scene: &Scene, name: &str, moment: Moment, (answered, woken): (Instant, u64)) {
+    let functions =
+        || ListParams::default().labels(&format!("remoe.dev/deployment={name},{}", pods::FUNCTIONS));
+    let ours = async || scene.api::<Pod>().list(&functions()).await.unwrap().items;
+    match moment {
+        Moment::Phase(phase) => {
+            until(LONG, &format!("{name} to be {phase}"), async || {
+                let spec = gateways::demand(scene, name).await["spec"].clone();
+                let now = &spec["phase"];
+                let passed = match phase {
+                    "Draining" => now == "Asleep",
+                    "Waking" | "Active" => spec["wakes"].as_u64() > Some(woken) && now != "Waking",
+                    _ => false,
+                };
+                (now == phase || passed).then_some(())
+            })
+            .await;
+        }
+        Moment::WindowCloses(milliseconds) => {
+            let offset = Duration::from_millis(milliseconds.unsigned_abs());
+            let at = if milliseconds < 0 { WINDOW.saturating_sub(offset) } else { WINDOW + offset };
+            tokio::time::sleep_until((answered + at).into()).await;
+        }
+        Moment::FirstEnds => {
+            until(LONG, &format!("a function of {name} to end"), async || {
+                let pods = ours().await;
+                let ends = |pod: &Pod| pod.metadata.deletion_timestamp.is_some();
+                (pods.is_empty() || pods.iter().any(ends)).then_some(())
+            })
+            .await;
+        }
+        Moment::AllGone => {
+            until(LONG, &format!("the end of {name}'s functions"), async || {
+                ours().await.is_empty().then_some(())
+            })
+            .await;
+        }
+        Moment::MainHasAddress => {
+            until(LONG, &format!("an address of {name}'s main function"), async || {
+                let spec = gateways::demand(scene, name).await["spec"].clone();
+                let passed = spec["wakes"].as_u64() > Some(woken) && spec["phase"] != "Waking";
+                (passed || spec["mains"].as_array().is_some_and(|mains| !mains.is_empty())).then_some(())
+            })
+            .await;
+        }
+    }
+}
+
+/// A hundred wakes of five deployments, with requests at the worst moments of each: all are answered, no deployment stays
+/// where it is, and nothing is left of any.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hundred_wakes_with_requests_at_the_worst_moments_lose_nobody() {
+    Scene::run("a_hundred_wakes_with_requests_at_the_worst_moments_lose_nobody", async |scene| {
+        let cluster = &scene.cluster;
+        let _release = release::shared(cluster).await;
+        claim::with_demo_model(scene, "models").await;
+        let gateway = gateways::address(&gateways::pods(cluster, 1).await[0]);
+        let window = format!("{}s", WINDOW.as_secs());
+        let sleepers = join_all((0..SLEEPERS).map(|number| {
+            let window = &window;
+            async move {
+                let demo = Deployment::apply(scene, &format!("demo-{number}"), &spec(window)).await;
+                demo.condition("Ready", "True").await;
+                demo
+            }
+        }))
+        .await;
+        let answered = join_all(sleepers.iter().enumerate().map(|(number, demo)| async move {
+            let name = &demo.name;
+            let model = format!("{}/{name}", scene.namespace);
+            let ask = async |count: usize| {
+                join_all((0..count).map(|_| gateways::ask(gateway, gateway, &model))).await.len()
+            };
+            let woken = async || gateways::demand(scene, name).await["spec"]["wakes"].as_u64().unwrap_or(0);
+            let mut answered = ask(1).await;
+            let mut rounds = number;
+            while woken().await < WAKES {
+                let last = (Instant::now(), woken().await);
+                let (moment, then) = WORST[rounds % WORST.len()];
+                rounds += 1;
+                reached(scene, name, moment, last).await;
+                let later = join_all(then.iter().map(|moment| async {
+                    reached(scene, name, *moment, last).await;
+                    ask(2).await
+                }));
+                let (first, later) = tokio::join!(ask(3), later);
+                answered += first + later.iter().sum::<usize>();
+            }
+            eprintln!("{name}: {} wakes in {rounds} rounds, {answered} requests answered", woken().await);
+            answered
+        }))
+        .await;
+        eprintln!("{} requests, all of them answered", answered.iter().sum::<usize>());
+        for demo in &sleepers {
+            demo.reason("Active", "Asleep").await;
+        }
+        until(LONG, "the last function to be gone", async || {
+            let left = scene.api::<Pod>().list(&ListParams::default().labels(pods::FUNCTIONS)).await.unwrap();
+            left.items.is_empty().then_some(())
+        })
+        .await;
+        for demo in &sleepers {
+            let demand = gateways::demand(scene, &demo.name).await;
+            for entry in demand["status"]["gateways"].as_array().into_iter().flatten() {
+                assert_eq!((&entry["waiting"], &entry["inFlight"]), (&json!(0), &json!(0)), "{demand}");
+            }
+            demo.delete().await;
+            demo.gone(scene).await;
+        }
+    })
+    .await;
+}
+
+/// Of three gateways one stands still and loses its Lease, and the leader of two operators is killed while it waits for
+/// what gateways say before functions end: who asks elsewhere is answered meanwhile, and who asked the one that stood
+/// still is answered when it goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_cut_off_and_a_leader_killed_while_draining_lose_nobody() {
+    Scene::run("a_gateway_cut_off_and_a_leader_killed_while_draining_lose_nobody", async |scene| {
+        let cluster = &scene.cluster;
+        let mut alone = release::exclusive(cluster, 1).await;
+        alone.install(cluster, &["replicas=2", "gateway.replicas=3"]).await;
+        let demo = serving(scene, "2s").await;
+        let name = format!("{}/demo", scene.namespace);
+        let doors = gateways::pods(cluster, 3).await;
+        let at: Vec<_> = doors.iter().map(gateways::address).collect();
+        for round in 0..3 {
+            gateways::ask(at[0], at[1], &name).await;
+            let stopped = pods::process(&doors[2]).expect("the gateway runs");
+            signal(stopped, Signal::STOP);
+            // Nobody hears of this one until the gateway goes on.
+            let held = tokio::spawn({
+                let (address, name) = (at[2], name.clone());
+                async move { gateways::ask(address, address, &name).await }
+            });
+            // It cannot say that it holds newcomers, so functions stay while it may live.
+            gateways::phase(scene, "demo", "Draining").await;
+            kill_leader(cluster).await;
+            if round == 1 {
+                // Somebody comes while nobody leads.
+                gateways::ask(at[0], at[1], &name).await;
+            }
+            gateways::asleep(scene, &demo).await;
+            let woken = wakes(scene).await;
+            join_all((0..10).map(|number| gateways::ask(at[number % 2], at[1 - number % 2], &name))).await;
+            assert_eq!(wakes(scene).await, woken + 1, "one wake");
+            signal(stopped, Signal::CONT);
+            held.await.unwrap();
+            gateways::pods(cluster, 3).await;
+        }
+        gateways::asleep(scene, &demo).await;
+        demo.delete().await;
+        demo.gone(scene).await;
+    })
+    .await;
+}
+
+/// Kills the process of the operator that leads; another one takes over.
+async fn kill_leader(cluster: &Cluster) {
+    let leases = Api::<Lease>::namespaced(cluster.client.clone(), release::NAMESPACE);
+    let api = Api::<Pod>::namespaced(cluster.client.clone(), release::NAMESPACE);
+    let process = until(LONG, "a leader that runs", async || {
+        let lease = leases.get_opt(&format!("{}-operator", release::NAME)).await.unwrap()?;
+        pods::process(&api.get_opt(&lease.spec?.holder_identity?).await.unwrap()?)
+    })
+    .await;
+    signal(process, Signal::KILL);
 }
 
 /// What a wake takes beside what the node takes to start the same containers: printed, for the docs.
