@@ -21,7 +21,8 @@ async fn stage() -> Stage {
     let keys = Keys::none().with_key("one", KEY).unwrap();
     // Ten seconds for a head, and more than a minute until the next, would be as much of the test.
     let short = Duration::from_millis(500);
-    let limits = ConnectionLimits { head: short, idle: short, ..GatewayOptions::default().connections };
+    let stall = GatewayOptions::default().connections.stall;
+    let limits = ConnectionLimits { count: 200, head: short, idle: short, stall };
     Stage::new(GatewayOptions { keys, connections: limits, ..GatewayOptions::default() }, |_| {}, 8, None)
         .await
 }
@@ -175,8 +176,8 @@ async fn slow_clients_and_a_flood_of_connections_keep_nobody_out() {
     let all = std::env::var("REMOE_CONNECTIONS").map_or(5_000, |count| count.parse().unwrap());
     let stage = stage().await;
     // So many are open at the same time as the limit on descriptors allows: each has one here and two at the gateway,
-    // which keeps 480 of them.
-    let wave_size = descriptors().saturating_sub(1_500).clamp(500, all.min(10_000));
+    // which keeps 200 of them.
+    let wave_size = descriptors().saturating_sub(700).clamp(100, all.min(10_000));
     let slow: Vec<_> = (0..100)
         .map(|_| {
             let address = stage.address;
