@@ -527,3 +527,83 @@ fn long_conversations_fit() {
         assert!(render(source, &messages).len() > 4000 * 400);
     }
 }
+
+/// In the manner of gpt-oss: channels, tools as types, one call to a message, whose reasoning is shown until an answer
+/// follows.
+const CHANNELS: &str = r#"{%- macro kind(schema) -%}
+    {%- if schema.type == "string" and schema.enum -%}
+        {{- schema.enum | map("tojson") | join(" | ") -}}
+    {%- else -%}
+        {{- {"integer": "number", "string": "string"}.get(schema.type, "any") -}}
+    {%- endif -%}
+{%- endmacro -%}
+<|start|>system<|message|>{{ "Year: " + strftime_now("%Y")[:2] }}{% if tools %}; calls go to commentary{% endif %}<|end|>
+{%- if messages[0].role == "system" %}
+    {%- set told, turns = messages[0].content, messages[1:] %}
+{%- else %}
+    {%- set told, turns = "", messages %}
+{%- endif %}
+{%- if told or tools %}
+    {{- "<|start|>developer<|message|>" + told }}
+    {%- for tool in tools or [] %}
+        {{- "\ntype " + tool.function.name + " = (_: {" }}
+        {%- for name, schema in tool.function.parameters.properties.items() %}
+            {{- name + ("" if name in tool.function.parameters.required else "?") + ": " }}{{ kind(schema) + "," }}
+        {%- endfor %}
+        {{- "}) => any;" }}
+    {%- endfor %}
+    {{- "<|end|>" }}
+{%- endif %}
+{%- set called = namespace(name=none) %}
+{%- for turn in turns %}
+    {%- if turn.role == "assistant" and "tool_calls" in turn %}
+        {%- set answered = namespace(later=false) %}
+        {%- for later in turns[loop.index:] if later.role == "assistant" and "tool_calls" not in later %}
+            {%- set answered.later = true %}
+        {%- endfor %}
+        {%- if turn.content and turn.thinking %}{{ raise_exception("either content or thinking") }}{% endif %}
+        {%- if turn.thinking and not answered.later %}
+            {{- "<|start|>assistant<|channel|>analysis<|message|>" + turn.thinking + "<|end|>" }}
+        {%- endif %}
+        {%- set called.name = turn.tool_calls[0].function.name %}
+        {{- "<|start|>assistant to=functions." + called.name + "<|channel|>commentary json<|message|>" }}
+        {{- turn.tool_calls[0].function.arguments | tojson }}<|call|>
+    {%- elif turn.role == "tool" %}
+        {%- if called.name is none %}{{ raise_exception("nothing was called") }}{% endif %}
+        {{- "<|start|>functions." + called.name + " to=assistant<|channel|>commentary<|message|>" + turn.content | tojson + "<|end|>" }}
+    {%- else %}
+        {{- "<|start|>" + turn.role + ("<|channel|>final" if turn.role == "assistant" else "") + "<|message|>" + turn.content + "<|end|>" }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|start|>assistant{% endif %}"#;
+
+#[test]
+fn channels_and_calls() {
+    let template = template(CHANNELS);
+    let tool = json!({"type": "function", "function": {"name": "weather", "parameters": {
+        "type": "object",
+        "properties": {"place": {"type": "string"}, "unit": {"type": "string", "enum": ["C", "F"]}},
+        "required": ["place"],
+    }}});
+    let call = json!({"id": "1", "type": "function", "function": {"name": "weather", "arguments": {"place": "Zürich"}}});
+    let called = json!({"role": "assistant", "content": "", "thinking": "I look.", "tool_calls": [call]});
+    let result = json!({"role": "tool", "tool_call_id": "1", "content": "20 C"});
+    let begun = [say("user", "How warm?"), called.clone(), result];
+    let text = template.render_with_tools(&begun, Some(&[tool]), true).unwrap();
+    assert_eq!(
+        text,
+        "<|start|>system<|message|>Year: 20; calls go to commentary<|end|>\
+         <|start|>developer<|message|>\ntype weather = (_: {place: string,unit?: \"C\" | \"F\",}) => any;<|end|>\
+         <|start|>user<|message|>How warm?<|end|>\
+         <|start|>assistant<|channel|>analysis<|message|>I look.<|end|>\
+         <|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{\"place\": \"Zürich\"}<|call|>\
+         <|start|>functions.weather to=assistant<|channel|>commentary<|message|>\"20 C\"<|end|><|start|>assistant"
+    );
+    // Behind an answer nothing is left of what led to it.
+    let text = template.render(&[&begun[..], &[say("assistant", "20 C.")]].concat(), true).unwrap();
+    assert!(!text.contains("I look.") && text.contains("<|channel|>final<|message|>20 C.<|end|>"), "{text}");
+    let mut both = called;
+    both["content"] = "Wait.".into();
+    assert_eq!(refusal(CHANNELS, &[both]), "either content or thinking");
+    assert_eq!(refusal(CHANNELS, &[begun[2].clone()]), "nothing was called");
+}
