@@ -10,6 +10,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use remoe_fetch::{ModelArgs, ModelLocation};
 use remoe_function::sizes;
+use remoe_model::ExpertsDtype;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -131,6 +132,9 @@ pub(crate) struct ManArgs {
 pub(crate) struct InspectArgs {
     #[command(flatten)]
     pub(crate) source: ModelArgs,
+    /// Also compare experts with themselves quantised to int8 and to int4: reads some of each layer's weights
+    #[arg(long)]
+    pub(crate) quantization_error: bool,
 }
 
 #[derive(Debug, Args)]
@@ -365,6 +369,9 @@ pub(crate) struct DeploymentArgs {
     /// Type to compute in [default: the checkpoint's]
     #[arg(long, value_enum)]
     pub(crate) dtype: Option<Dtype>,
+    /// Quantise routed experts to int8 or int4 as they are loaded [default: they stay in the type computed in]
+    #[arg(long, value_name = "int8|int4")]
+    pub(crate) experts_dtype: Option<ExpertsDtype>,
     /// cpu, cuda or cuda:INDEX [default: cuda where there is one]
     #[arg(long, value_parser = device)]
     pub(crate) device: Option<String>,
@@ -425,6 +432,33 @@ pub(crate) struct DeploymentArgs {
     #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = seconds)]
     pub(crate) ready_timeout: Duration,
 }
+
+impl DeploymentArgs {
+    /// `source` with nothing else said.
+    pub(crate) fn of(source: ModelArgs) -> Self {
+        Self {
+            source,
+            dtype: None,
+            experts_dtype: None,
+            device: None,
+            backend: None,
+            remote_ratio: None,
+            remote_set: RemoteSet::default(),
+            history: None,
+            replicas: None,
+            groups: None,
+            plan: None,
+            threads: None,
+            remote_memory: None,
+            kv_cache_bytes: None,
+            max_batch: None,
+            ready_timeout: READY_TIMEOUT,
+        }
+    }
+}
+
+/// How long functions may take to be ready where nobody says.
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A predictor that was saved.
 #[derive(Debug, Args)]

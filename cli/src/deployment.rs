@@ -16,7 +16,7 @@ use remoe_launcher::{
     Cgroups, LogLine, ModelOptions, MoeLayer, Placement, ProcessLauncher, ResourceLimits, Status, Supervisor,
     control,
 };
-use remoe_model::{Checkpoint, Inspection};
+use remoe_model::{Checkpoint, ExpertsDtype, Inspection};
 use remoe_planner::{Account, Answer, MainSize, PlanDraft, Problem};
 use remoe_wire::v1::main_model_client::MainModelClient;
 use serde::{Deserialize, Serialize};
@@ -97,12 +97,13 @@ impl Wanted {
         let source = ModelArgs { model: absolute(&args.source.model), ..args.source.clone() };
         let opened = source.open()?;
         let source = source.pinned(&opened);
-        let inspection = opened.checkpoint.inspect()?;
+        let inspection = Inspection { experts_dtype: args.experts_dtype, ..opened.checkpoint.inspect()? };
         let moe_layers = moe_layers(&inspection);
         Ok(Self {
             options: ModelOptions {
                 model: source.model.to_os_string().into(),
                 dtype: args.dtype.map(|dtype| dtype.name().to_owned()),
+                experts_dtype: args.experts_dtype.map(ExpertsDtype::name),
                 device: args.device.clone(),
                 threads: args.threads,
                 remote_memory_bytes: args.remote_memory,

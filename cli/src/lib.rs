@@ -95,7 +95,12 @@ fn run(cli: &Cli) -> Result<ExitCode, CliError> {
         Command::Dashboards(args) => commands::dashboards::run(args, json)?,
         Command::Inspect(args) => commands::inspect::run(args, json)?,
         Command::Predictor(args) => commands::predictor::run(args, json)?,
-        Command::Eval(args) => commands::eval::run(args, json)?,
+        Command::Eval(args) => match &args.perplexity {
+            None => commands::eval::run(args, json)?,
+            Some(text) => with_functions(cli, async |progress| {
+                commands::eval::perplexity::run(args, text, json, progress).await
+            })?,
+        },
         Command::Ps => commands::ps::run(json)?,
         Command::Stop(args) => commands::ps::stop(args, json)?,
         Command::Doctor(args) => return commands::doctor::run(args, json),

@@ -155,7 +155,7 @@ impl PlanningArgs {
         progress: &Arc<Progress>,
     ) -> Result<Profile, CliError> {
         let dtype = dtype.map_or_else(|| default_dtype(inspection), Dtype::name).to_owned();
-        let id = ModelId { fingerprint: inspection.fingerprint.clone(), dtype: dtype.clone() };
+        let id = ModelId::of(inspection, &dtype);
         if let Some(profile) = self.known_profile(&id)? {
             return Ok(profile);
         }
@@ -322,7 +322,7 @@ pub(crate) fn with_main(problem: &Problem, main_bytes: f64) -> Problem {
 /// Memory of the main function for experts that no remote function answers for: two tokens' experts of a
 /// layer may be lost at the same time.
 pub(crate) fn fallback_bytes(model: &Inspection, dtype: &str) -> u64 {
-    2 * model.top_k as u64 * model.resident_bytes(model.expert_bytes, dtype)
+    2 * model.top_k as u64 * model.resident_expert_bytes(dtype)
 }
 
 pub(crate) fn rows(shares: &Shares) -> Vec<Vec<f64>> {

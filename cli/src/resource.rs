@@ -67,6 +67,7 @@ struct ModelSpec {
     credentials_secret_name: Option<Value>,
     cache_claim_name: Option<Value>,
     dtype: Option<String>,
+    experts_dtype: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -156,7 +157,8 @@ pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliE
     let mut arguments = Vec::new();
     // A placement that is given leaves nothing to plan.
     let placed = ["remote_ratio", "replicas", "groups", "plan"].into_iter().any(given);
-    let of_planning = |id: &str| !["model", "served_model_name", "dtype", "idle", "device"].contains(&id);
+    let of_planning =
+        |id: &str| !["model", "served_model_name", "dtype", "experts_dtype", "idle", "device"].contains(&id);
     let mut say = |id: &str, value: Option<String>| {
         if let Some(value) = value.filter(|_| !(given(id) || placed && of_planning(id))) {
             arguments.push(OsString::from(format!("--{}={value}", id.replace('_', "-"))));
@@ -177,6 +179,7 @@ pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliE
     let name = resource.spec.served_name.clone().unwrap_or_else(|| resource.metadata.name.clone());
     say("served_model_name", Some(name));
     say("dtype", model.dtype.clone());
+    say("experts_dtype", model.experts_dtype.clone());
     let seconds = |field: &str, value: &Option<String>, without: &str| {
         let text = value.as_deref().unwrap_or(without);
         duration(text).map(|seconds| Some(format!("{seconds}s"))).ok_or_else(|| CliError {

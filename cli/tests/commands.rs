@@ -71,6 +71,25 @@ fn inspect_tells_the_facts() {
 }
 
 #[test]
+fn inspect_tells_what_quantising_loses() {
+    let model = fixture("mixtral-basic");
+    let facts = object(&run(&["inspect", "--model", &model, "--json", "--quantization-error"]));
+    let lost = &facts["quantization_error"];
+    let layers = lost["layers"].as_array().unwrap();
+    assert_eq!(layers.len(), facts["moe_layers"].as_array().unwrap().len());
+    for layer in layers {
+        for what in ["weights", "outputs"] {
+            let of = |form: &str| layer[form][what].as_f64().unwrap();
+            // A step is a 127th, or an eighth, of the largest of 32 weights.
+            assert!(of("int8") > 0.001 && of("int8") < 0.04, "{layer}");
+            assert!(of("int4") > 4.0 * of("int8") && of("int4") < 0.5, "{layer}");
+        }
+    }
+    let shown = run(&["inspect", "--model", &model, "--quantization-error"]);
+    assert!(String::from_utf8(shown.stdout).unwrap().contains("int4 outputs"));
+}
+
+#[test]
 fn a_bad_checkpoint_ends_with_4_and_names_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().to_str().unwrap();
@@ -112,6 +131,7 @@ fn arguments_that_make_no_sense_end_with_2_and_are_named() {
         (vec!["logits", "--prompt-ids", "1", "--replicas", "0"], Some("--replicas")),
         (vec!["logits", "--prompt-ids", "1", "--device", "tpu"], Some("--device")),
         (vec!["logits", "--prompt-ids", "1", "--dtype", "int8"], Some("--dtype")),
+        (vec!["logits", "--prompt-ids", "1", "--experts-dtype", "int2"], Some("--experts-dtype")),
         (vec!["logits", "--prompt-ids", "1", "--plan", plan], Some("layers[0].remote[0]")),
         (vec!["logits", "--prompt-ids", "1", "--plan", "/nowhere"], Some("--plan")),
         (vec!["logits", "--prompt-ids", "1", "--remote-memory", "1M"], Some("--remote-memory")),

@@ -96,6 +96,19 @@ fn weights_that_are_there_are_seen() {
         answer["model"]["total_bytes"].as_u64().unwrap()
     };
     assert_eq!(total("float32"), 2 * total("bfloat16"));
+    // Quantised experts, 9 bytes for 32 of bfloat16, of a checkpoint as of a configuration.
+    for model in [&demo, &published("deepseek-v3")] {
+        let figures = |arguments: &[&str]| {
+            let (_, answer) = plan(model, &workspace(AWS), &[&["--dtype", "bfloat16"], arguments].concat());
+            let number = |name: &str| answer["model"][name].as_u64().unwrap();
+            (number("expert_bytes"), number("total_bytes"), answer["model"]["counted"].to_string())
+        };
+        let (expert, total, _) = figures(&[]);
+        let (quantised, smaller, counted) = figures(&["--experts-dtype", "int4"]);
+        assert_eq!(quantised * 32, expert * 9);
+        assert_eq!((total - smaller) % (expert - quantised), 0);
+        assert!(smaller < total && counted.contains("int4"), "{counted}");
+    }
     let (_, fp8) = plan(&published("deepseek-v3"), &workspace(AWS), &[]);
     let (_, wide) = plan(&published("deepseek-v3"), &workspace(AWS), &["--dtype", "bfloat16"]);
     let ratio =

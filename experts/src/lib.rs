@@ -4,14 +4,17 @@
 //! Only the byte ranges of the wanted experts are read, through a small buffer, straight into the
 //! packed form.
 
+mod quantisation;
 mod read;
 
+pub use quantisation::{QuantisationError, quantisation_error};
 use read::Reader;
 pub use read::load_floats;
 use remoe_kernels::{
-    Activation, Dtype, ExpertShape, KernelError, Matrix, PackedExpert, PackedExpertBuilder, StoredDtype,
+    Activation, Dtype, ExpertShape, KernelError, Matrix, NumericsClass, PackedExpert, PackedExpertBuilder,
+    StoredDtype, WeightFormat,
 };
-use remoe_model::{Checkpoint, CheckpointError, MlpTensors};
+use remoe_model::{Checkpoint, CheckpointError, ExpertsDtype, MlpTensors};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -82,6 +85,16 @@ impl fmt::Display for ComputeDtype {
     }
 }
 
+/// What experts are computed as: in `dtype`, with weights quantised to `experts` where that is said.
+pub fn experts_class(dtype: Dtype, experts: Option<ExpertsDtype>) -> NumericsClass {
+    let weights = match experts {
+        None => WeightFormat::Plain,
+        Some(ExpertsDtype::Int8) => WeightFormat::Int8,
+        Some(ExpertsDtype::Int4) => WeightFormat::Int4,
+    };
+    NumericsClass { dtype, weights }
+}
+
 /// The dtype to compute `checkpoint` in when nothing else is said: its own, float32 for float16.
 pub fn default_dtype(checkpoint: &Checkpoint) -> Dtype {
     match checkpoint.config().dtype {
@@ -90,7 +103,7 @@ pub fn default_dtype(checkpoint: &Checkpoint) -> Dtype {
     }
 }
 
-/// The shape of a routed expert of `layer`, computed in `dtype`.
+/// The shape of a routed expert of `layer`, computed as `class` says.
 ///
 /// # Errors
 /// The layer has no such expert, or its sizes are beyond what the kernels take.
@@ -98,7 +111,7 @@ pub fn expert_shape(
     checkpoint: &Checkpoint,
     layer: usize,
     expert: u32,
-    dtype: Dtype,
+    class: impl Into<NumericsClass>,
 ) -> Result<ExpertShape, LoadError> {
     let config = checkpoint.config();
     let facts = config.moe(layer).filter(|moe| (expert as usize) < moe.experts);
@@ -109,12 +122,12 @@ pub fn expert_shape(
             experts: config.moe(layer).map_or(0, |moe| moe.experts),
         });
     };
-    let shape = ExpertShape::new(config.hidden_size, moe.expert_width, dtype, activation(config.activation))
+    let shape = ExpertShape::new(config.hidden_size, moe.expert_width, class, activation(config.activation))
         .map_err(|source| LoadError::Kernel { layer, expert, source })?;
     Ok(if moe.biases { shape.with_biases() } else { shape })
 }
 
-/// Reads expert `expert` of `layer` and packs it for computing in `dtype`.
+/// Reads expert `expert` of `layer` and packs it for computing as `class` says.
 ///
 /// # Errors
 /// There is no such expert, or its weights cannot be read or packed.
@@ -122,28 +135,28 @@ pub fn load_expert(
     checkpoint: &Checkpoint,
     layer: usize,
     expert: u32,
-    dtype: Dtype,
+    class: impl Into<NumericsClass>,
 ) -> Result<PackedExpert, LoadError> {
-    let shape = expert_shape(checkpoint, layer, expert, dtype)?;
+    let shape = expert_shape(checkpoint, layer, expert, class)?;
     let tensors = checkpoint.expert(layer, expert as usize)?;
     let refused = |source| LoadError::Kernel { layer, expert, source };
     pack(checkpoint, shape, &tensors, refused)
 }
 
-/// Reads a dense layer or shared experts and packs them as one expert for computing in `dtype`.
+/// Reads a dense layer or shared experts and packs them as one expert for computing as `class` says.
 ///
 /// # Errors
 /// The weights cannot be read or packed.
 pub fn load_gated(
     checkpoint: &Checkpoint,
     tensors: &MlpTensors,
-    dtype: Dtype,
+    class: impl Into<NumericsClass>,
 ) -> Result<PackedExpert, LoadError> {
     let refused = |source| LoadError::Gated { tensor: tensors.gate.name.to_string(), source };
     let width = tensors.gate.shape.first().copied().unwrap_or(0);
     let config = checkpoint.config();
     let shape =
-        ExpertShape::new(config.hidden_size, width, dtype, activation(config.activation)).map_err(refused)?;
+        ExpertShape::new(config.hidden_size, width, class, activation(config.activation)).map_err(refused)?;
     pack(checkpoint, shape, tensors, refused)
 }
 
@@ -192,7 +205,7 @@ fn activation(activation: remoe_model::Activation) -> Activation {
 pub fn load_experts(
     checkpoint: &Checkpoint,
     experts: &[(usize, u32)],
-    dtype: Dtype,
+    class: impl Into<NumericsClass>,
     threads: usize,
 ) -> Result<Vec<(usize, u32, PackedExpert)>, LoadError> {
     let tensors = experts
@@ -200,9 +213,10 @@ pub fn load_experts(
         .map(|&(layer, expert)| checkpoint.expert(layer, expert as usize))
         .collect::<Result<Vec<_>, _>>()?;
     checkpoint.prefetch(tensors.iter().flat_map(MlpTensors::tensors))?;
+    let class = class.into();
     in_parallel(experts.len(), threads, LoadError::Panicked, |index| {
         let (layer, expert) = experts[index];
-        Ok((layer, expert, load_expert(checkpoint, layer, expert, dtype)?))
+        Ok((layer, expert, load_expert(checkpoint, layer, expert, class)?))
     })
 }
 

@@ -195,7 +195,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
             event(generate_event::Event::Piece(Piece { ids: vec![4], text: "t".to_owned() })).encode_to_vec(),
         ),
         (9, event(generate_event::Event::Finished(finished)).encode_to_vec()),
-        (10, InspectRequest { prompt: None, hidden: true }.encode_to_vec()),
+        (10, InspectRequest { prompt: None, hidden: true, scores: false }.encode_to_vec()),
         (11, inspection.encode_to_vec()),
         (12, work.encode_to_vec()),
     ];

@@ -1,6 +1,6 @@
 //! What can go wrong; every variant carries the numbers that explain it.
 
-use crate::{Dtype, InstructionPath, Matrix};
+use crate::{Dtype, InstructionPath, Matrix, NumericsClass};
 
 /// Failure of packing, of starting a pool or of a forward call. Nothing is computed when one is returned, except for [`KernelError::Panicked`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -152,16 +152,18 @@ pub enum KernelError {
     },
     /// This CPU has the instructions, and computes something else by them than by the portable path.
     #[error(
-        "{path} computes wrong {dtype} results on this CPU; leave the instruction path open, or take portable"
+        "{path} computes wrong results of class {class} on this CPU; leave the instruction path open, or take portable"
     )]
     WrongBits {
         /// What was asked for.
         path: InstructionPath,
-        /// The element type whose results are wrong.
-        dtype: Dtype,
+        /// The class whose results are wrong.
+        class: NumericsClass,
     },
     /// An instruction path's name is unknown.
-    #[error("unknown instruction path {name:?}; known: avx512-bf16, avx512f, avx2-fma, portable")]
+    #[error(
+        "unknown instruction path {name:?}; known: avx512-bf16, avx512-vnni, avx512f, avx2-fma, portable"
+    )]
     UnknownPath {
         /// The name that was given.
         name: String,

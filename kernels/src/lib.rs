@@ -17,9 +17,9 @@
 //! # }
 //! ```
 //!
-//! # Numerics: one class, every path the same bits
+//! # Numerics: within a class, every path the same bits
 //!
-//! The result of a row is a function of the row, the weights, the element type and the activation alone. It depends on no other row of the call, nor on the number of threads, the instruction path or how the work was split. [`numerics_class`] names these rules, and a scalar definition is in [`numerics`]:
+//! The result of a row is a function of the row, the weights, the activation and the [`NumericsClass`], which is the type of rows and the form of weights, alone. It depends on no other row of the call, nor on the number of threads, the instruction path or how the work was split. A scalar definition is in [`numerics`]:
 //!
 //! 1. Sums are float32 and start at +0. K ascends in pairs; of each pair the odd element comes first: `acc = fma(x[2p+1], w[2p+1], acc)`, then `acc = fma(x[2p], w[2p], acc)`. K is never split; where it is odd, a zero element is appended to both sides.
 //! 2. Every operation rounds to nearest even. Denormal operands count as zero, and results that are tiny after rounding become zero, both with their sign. That is what the bfloat16 dot product of AVX-512 does; the other vector paths set the processor's flush modes while they run, and the portable path computes it.
@@ -27,12 +27,15 @@
 //! 4. In float32, `h = act(gate) * up`, and the sum of the down projection is the result. In bfloat16, the sums of gate and up are rounded to bfloat16, then the activation, then the product `h`, then the sum of the down projection: each once, to nearest even. A bias is added to a sum after it was rounded, and rounded again; what a clamped SwiGLU makes of the up projection is rounded, too.
 //! 5. Every NaN that is stored is the same one (0x7fc00000, 0x7fc0).
 //!
+//! Where weights are quantised ([`WeightFormat::Int8`], [`WeightFormat::Int4`]), rows and weights are integers with a scale for every 32 elements of K ([`quantise`]), and rule 1 is another one: the products of a group are summed exactly, groups ascend, and `acc = fma(sum, scale of w * scale of x, acc)`, the product of the scales rounded
+//! by itself. Rows of intermediate values become integers after the roundings of rule 4; results are elements as ever.
+//!
 //! Because the bits do not depend on the path, the path is a matter of speed alone: [`PathChoice`] measures it. A path that does not give the portable path's bits on the machine at hand is not used.
 //!
 //! # Layout
 //!
-//! Weights are packed in panels of 64 output columns, K ascending: for bfloat16 `[K/2][64][2]`, for float32 `[K/2][2][64]`. Lanes are output columns, so that no sum is ever spread over lanes. A panel of the first phase holds 32 gate columns and the 32 up columns that belong to them, and produces 32 finished
-//! intermediate values. All paths read the same packed form.
+//! Weights are packed in panels of 64 output columns, K ascending: for bfloat16 `[K/2][64][2]`, for float32 `[K/2][2][64]`, for integers groups of 32 with their scales (int8: 2176 bytes a group of 64 columns, int4: 1152). Lanes are output columns, so that no sum is ever spread over lanes. A panel of the first phase holds 32 gate columns and the
+//! 32 up columns that belong to them, and produces 32 finished intermediate values. All paths read the same packed form.
 //!
 //! # Limits
 //!
@@ -44,6 +47,7 @@
 compile_error!("weights and rows are little-endian and used in place");
 
 mod attention;
+mod class;
 mod dtype;
 mod error;
 mod matrix;
@@ -53,15 +57,16 @@ mod pack;
 mod paths;
 mod plan;
 mod pool;
+pub mod quantise;
 mod shape;
 mod signal;
 mod threads;
 
 pub use attention::{AttentionShape, AttentionSpan, PAGE_POSITIONS};
+pub use class::{NumericsClass, WeightFormat};
 pub use dtype::{Activation, Dtype, StoredDtype};
 pub use error::KernelError;
 pub use matrix::{MAX_OUTPUTS, PackedMatrix};
-pub use numerics::numerics_class;
 pub use pack::{PackedExpert, PackedExpertBuilder};
 pub use paths::{InstructionPath, PathChoice, wrong_paths};
 pub use plan::{Job, MAX_JOBS, MAX_ROWS, Product};

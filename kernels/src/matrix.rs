@@ -2,8 +2,8 @@
 
 use crate::memory::Buffer;
 use crate::pack::Panels;
-use crate::shape::{PANEL, padded_row_bytes, pair_words};
-use crate::{Dtype, KernelError, MAX_DIMENSION, StoredDtype};
+use crate::shape::{PANEL, row_copy_bytes, step_words, steps};
+use crate::{Dtype, KernelError, MAX_DIMENSION, NumericsClass, StoredDtype};
 
 /// Largest legal number of outputs; vocabularies are the largest there are.
 pub const MAX_OUTPUTS: usize = 1 << 20;
@@ -13,16 +13,21 @@ pub const MAX_OUTPUTS: usize = 1 << 20;
 pub struct PackedMatrix {
     outputs: usize,
     inputs: usize,
-    dtype: Dtype,
+    class: NumericsClass,
     buffer: Buffer,
 }
 
 impl PackedMatrix {
-    /// Packs matrices of the same number of `inputs`, one below the other: products with all of them are one product then. `parts` are row-major and little-endian as checkpoints store them, with any alignment. Weights are converted to `dtype` where they differ.
+    /// Packs matrices of the same number of `inputs`, one below the other: products with all of them are one product then. `parts` are row-major and little-endian as checkpoints store them, with any alignment. Weights become what `class`, or a [`Dtype`], calls for.
     ///
     /// # Errors
     /// [`KernelError::Dimension`] for 0 and above [`MAX_OUTPUTS`] or [`MAX_DIMENSION`], [`KernelError::WeightLength`] for a part that is not whole rows, [`KernelError::OutOfMemory`].
-    pub fn pack(inputs: usize, dtype: Dtype, parts: &[(StoredDtype, &[u8])]) -> Result<Self, KernelError> {
+    pub fn pack(
+        inputs: usize,
+        class: impl Into<NumericsClass>,
+        parts: &[(StoredDtype, &[u8])],
+    ) -> Result<Self, KernelError> {
+        let class = class.into();
         let within = |what, value, max| match value {
             0 => Err(KernelError::Dimension { what, value, max }),
             _ if value > max => Err(KernelError::Dimension { what, value, max }),
@@ -38,16 +43,16 @@ impl PackedMatrix {
             outputs += weights.len() / row_bytes;
         }
         within("outputs", outputs, MAX_OUTPUTS)?;
-        let panel_words = inputs.div_ceil(2) * pair_words(dtype);
+        let panel_words = steps(inputs, class.weights) * step_words(class.dtype, class.weights);
         let mut buffer = Buffer::zeroed(outputs.div_ceil(PANEL) * panel_words * 4)?;
         let panels = Panels { panel_words, columns: PANEL, shift: 0 };
         let mut first_row = 0;
         for (stored, weights) in parts {
             let row_bytes = inputs * stored.bytes();
-            panels.write(buffer.words_mut(), *stored, dtype, first_row, row_bytes, weights);
+            panels.write(buffer.words_mut(), *stored, class, first_row, row_bytes, weights);
             first_row += weights.len() / row_bytes;
         }
-        Ok(Self { outputs, inputs, dtype, buffer })
+        Ok(Self { outputs, inputs, class, buffer })
     }
 
     /// Elements of a result's row.
@@ -60,19 +65,24 @@ impl PackedMatrix {
         self.inputs
     }
 
-    /// Element type of weights, inputs and results.
+    /// Element type of inputs and results.
     pub const fn dtype(&self) -> Dtype {
-        self.dtype
+        self.class.dtype
+    }
+
+    /// What decides the bits of results.
+    pub const fn class(&self) -> NumericsClass {
+        self.class
     }
 
     /// Bytes of an input row.
     pub const fn input_bytes(&self) -> usize {
-        self.inputs * self.dtype.bytes()
+        self.inputs * self.class.dtype.bytes()
     }
 
     /// Bytes of a result's row.
     pub const fn output_bytes(&self) -> usize {
-        self.outputs * self.dtype.bytes()
+        self.outputs * self.class.dtype.bytes()
     }
 
     /// Bytes of memory that the weights take.
@@ -80,16 +90,16 @@ impl PackedMatrix {
         Buffer::resident_bytes(self.buffer.len())
     }
 
-    pub(crate) const fn padded_input_bytes(&self) -> usize {
-        padded_row_bytes(self.inputs, self.dtype)
+    pub(crate) const fn input_copy_bytes(&self) -> usize {
+        row_copy_bytes(self.inputs, self.class)
     }
 
-    pub(crate) const fn pairs(&self) -> usize {
-        self.inputs.div_ceil(2)
+    pub(crate) const fn steps(&self) -> usize {
+        steps(self.inputs, self.class.weights)
     }
 
     pub(crate) const fn panel_words(&self) -> usize {
-        self.pairs() * pair_words(self.dtype)
+        self.steps() * step_words(self.class.dtype, self.class.weights)
     }
 
     /// The first panel; the others follow.

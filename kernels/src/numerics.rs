@@ -1,18 +1,10 @@
-//! The scalar definition of the numerics class: what every instruction path computes, bit for bit.
+//! The scalar definition of the numerics classes: what every instruction path computes, bit for bit. What quantised weights and rows are is written down in [`crate::quantise`].
 //!
 //! Written with float64 and integer operations only, so that it gives the same bits on every processor, whatever its own rules for denormals are. Functions treat denormal operands as zero of the same sign, round to nearest even, and turn results that are still below 2^-126 after rounding to 24 bits into zero of
 //! the same sign (x86 decides "tiny" after rounding, as if the exponent had no bound).
 
+use crate::Activation;
 use crate::paths::{activation, portable::Portable};
-use crate::{Activation, Dtype};
-
-/// Name of the accumulation order, roundings and functions of this crate for an element type. Two processes may share a model's experts only if their names agree.
-pub const fn numerics_class(dtype: Dtype) -> &'static str {
-    match dtype {
-        Dtype::Bf16 => "pairwise-odd-first-v1/bf16",
-        Dtype::F32 => "pairwise-odd-first-v1/f32",
-    }
-}
 
 /// The bits of the one NaN that is ever stored.
 pub(crate) const NAN_BITS: u32 = 0x7fc0_0000;

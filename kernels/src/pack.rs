@@ -2,8 +2,9 @@
 
 use crate::memory::Buffer;
 use crate::numerics::{from_bf16, from_f16, round_bf16, to_bf16};
-use crate::shape::{HALF, PANEL};
-use crate::{Dtype, ExpertShape, KernelError, Matrix, StoredDtype};
+use crate::quantise::{GROUP, WeightGroup};
+use crate::shape::{HALF, PANEL, step_words};
+use crate::{Dtype, ExpertShape, KernelError, Matrix, NumericsClass, StoredDtype, WeightFormat};
 
 /// Rows that are transposed together; they become neighbouring columns of a panel, one cache line per word.
 const TILE: usize = 16;
@@ -18,7 +19,7 @@ pub struct PackedExpert {
 }
 
 impl PackedExpert {
-    /// Packs three whole matrices, row-major and little-endian as checkpoints store them, with any alignment: `gate` and `up` are `[width, hidden]`, `down` is `[hidden, width]`, all of element type `stored`. Weights are converted to the shape's element type where it differs.
+    /// Packs three whole matrices, row-major and little-endian as checkpoints store them, with any alignment: `gate` and `up` are `[width, hidden]`, `down` is `[hidden, width]`, all of element type `stored`. Weights become what the shape's class calls for.
     ///
     /// # Errors
     /// [`KernelError::MatrixLength`] for a matrix of the wrong size, [`KernelError::OutOfMemory`].
@@ -146,7 +147,7 @@ impl PackedExpertBuilder {
         };
         let target = Panels { panel_words, columns, shift };
         let packed = &mut self.buffer.words_mut()[start..];
-        target.write(packed, self.stored, shape.dtype(), first_row, row_bytes, bytes);
+        target.write(packed, self.stored, shape.class(), first_row, row_bytes, bytes);
         let given = &mut self.given[matrix as usize];
         for row in first_row..first_row + count {
             given[row / 64] |= 1 << (row % 64);
@@ -192,14 +193,28 @@ impl Panels {
         self,
         packed: &mut [u32],
         stored: StoredDtype,
-        dtype: Dtype,
+        class: NumericsClass,
         first_row: usize,
         row_bytes: usize,
         bytes: &[u8],
     ) {
         let rows = Rows { first: first_row, row_bytes, bytes };
+        if class.weights != WeightFormat::Plain {
+            let words = step_words(class.dtype, class.weights);
+            return match stored {
+                StoredDtype::F32 => {
+                    self.quantise(packed, rows, class.weights, words, |row, k| f32::from_bits(word(row, k)));
+                }
+                StoredDtype::Bf16 => {
+                    self.quantise(packed, rows, class.weights, words, |row, k| from_bf16(half(row, k)));
+                }
+                StoredDtype::F16 => {
+                    self.quantise(packed, rows, class.weights, words, |row, k| from_f16(half(row, k)));
+                }
+            };
+        }
         // Distinct loops for each pair of types, so that the conversion is decided outside of them.
-        match (stored, dtype) {
+        match (stored, class.dtype) {
             (StoredDtype::Bf16, Dtype::Bf16) => self.transpose(packed, rows, pair),
             (StoredDtype::F32, Dtype::F32) => self.transpose(packed, rows, word),
             (StoredDtype::F32, Dtype::Bf16) => {
@@ -246,6 +261,35 @@ impl Panels {
             }
             row += count;
             rest = after;
+        }
+    }
+}
+
+impl Panels {
+    /// The same with groups of integers, `step_words` to a group of a panel; `decode(row, k)` is element `k` of a stored row, zero beyond its end.
+    fn quantise(
+        self,
+        packed: &mut [u32],
+        rows: Rows<'_>,
+        format: WeightFormat,
+        step_words: usize,
+        decode: impl Fn(&[u8], usize) -> f32,
+    ) {
+        let lines = step_words / PANEL;
+        for (row, source) in (rows.first..).zip(rows.bytes.chunks_exact(rows.row_bytes)) {
+            let column = row % self.columns + self.shift;
+            let panel = &mut packed[row / self.columns * self.panel_words..][..self.panel_words];
+            for (index, step) in panel.chunks_exact_mut(step_words).enumerate() {
+                let group = std::array::from_fn(|k| decode(source, index * GROUP + k));
+                let group = WeightGroup::of(&group, format);
+                let (quads, scales) = step.split_at_mut(lines * PANEL);
+                for (line, words) in quads.chunks_exact_mut(PANEL).enumerate() {
+                    words[column] = group.stored(line, format);
+                }
+                let shift = column % 2 * 16;
+                let pair = &mut scales[column / 2];
+                *pair = *pair & !(0xffff << shift) | u32::from(group.scale) << shift;
+            }
         }
     }
 }

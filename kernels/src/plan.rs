@@ -1,9 +1,11 @@
 //! From jobs to units: which panels there are, and where each finds its rows and puts its results.
 
 use crate::memory::Buffer;
+use crate::numerics::from_bf16;
 use crate::paths::panel::Panel;
+use crate::quantise::write_row;
 use crate::shape::{HALF, PANEL};
-use crate::{Activation, Dtype, KernelError, PackedExpert, PackedMatrix};
+use crate::{Activation, Dtype, KernelError, NumericsClass, PackedExpert, PackedMatrix, WeightFormat};
 
 /// Most jobs, or products, of one call.
 pub const MAX_JOBS: usize = 1 << 14;
@@ -50,8 +52,10 @@ impl Phase {
 #[derive(Debug)]
 pub(crate) struct Plan {
     phases: [PhasePlan; 2],
-    /// Intermediate rows, and input rows that had to be padded.
+    /// Intermediate rows, and copies of input rows.
     scratch: Buffer,
+    /// Of the input rows of a job, and of those after it that share them: their copies, or null.
+    copies: Vec<*const u8>,
     /// What the units of the second phase are, where they are no panels.
     task: Option<Task>,
 }
@@ -102,19 +106,20 @@ struct PhasePlan {
 struct Stage {
     /// Units of earlier stages.
     before: u32,
-    dtype: Dtype,
+    class: NumericsClass,
     activation: Activation,
     words: *const u32,
     /// Biases of the columns of all panels, or null.
     biases: *const f32,
     panel_words: usize,
-    pairs: usize,
+    steps: usize,
     first_row: usize,
     row_count: usize,
     out: *mut u8,
     out_stride: usize,
-    /// Results of a row that a panel gives, and all of them.
+    /// Results of a row that a panel gives, their bytes, and all of them.
     panel_columns: usize,
+    panel_bytes: usize,
     columns: usize,
 }
 
@@ -146,19 +151,31 @@ impl Free {
         taken
     }
 
-    /// A pointer to `row` with an even number of elements: itself, or a copy with a zero appended.
+    /// A pointer to `row` as kernels of `class` read it: itself, or a copy of `bytes` bytes.
     ///
     /// # Safety
-    /// The scratch memory has `padded` bytes left where that is not 0; `row` is shorter than that.
-    unsafe fn padded(&mut self, row: &[u8], padded: usize) -> *const u8 {
-        if padded == 0 {
+    /// The scratch memory has `bytes` left; they are [`crate::shape::row_copy_bytes`].
+    unsafe fn readable(&mut self, row: &[u8], class: NumericsClass, bytes: usize) -> *const u8 {
+        if bytes == 0 {
             return row.as_ptr();
         }
         // SAFETY: the caller's promise.
         unsafe {
-            let copy = self.take(padded);
-            copy.copy_from_nonoverlapping(row.as_ptr(), row.len());
-            copy.add(row.len()).write_bytes(0, padded - row.len());
+            let copy = self.take(bytes);
+            match (class.weights, class.dtype) {
+                (WeightFormat::Plain, _) => {
+                    copy.copy_from_nonoverlapping(row.as_ptr(), row.len());
+                    copy.add(row.len()).write_bytes(0, bytes - row.len());
+                }
+                (weights, Dtype::F32) => {
+                    let (elements, _) = row.as_chunks();
+                    write_row(elements.len(), |k| f32::from_le_bytes(elements[k]), weights, copy);
+                }
+                (weights, Dtype::Bf16) => {
+                    let (elements, _) = row.as_chunks();
+                    write_row(elements.len(), |k| from_bf16(u16::from_le_bytes(elements[k])), weights, copy);
+                }
+            }
             copy
         }
     }
@@ -166,7 +183,7 @@ impl Free {
 
 impl Plan {
     pub(crate) fn new() -> Result<Self, KernelError> {
-        Ok(Self { phases: Default::default(), scratch: Buffer::zeroed(0)?, task: None })
+        Ok(Self { phases: Default::default(), scratch: Buffer::zeroed(0)?, copies: Vec::new(), task: None })
     }
 
     pub(crate) fn units(&self, phase: Phase) -> u32 {
@@ -193,6 +210,9 @@ impl Plan {
     pub(crate) fn prepare_jobs(&mut self, jobs: &mut [Job<'_>]) -> Result<(), KernelError> {
         let mut free = self.begin(validate_jobs(jobs)?)?;
         let [gate_up, down] = &mut self.phases;
+        let copies = &mut self.copies;
+        // What the copies are of: tokens come to several experts, and are converted once.
+        let mut copied = None;
         for job in jobs {
             let shape = *job.expert.shape();
             let row_count = job.row_index.len();
@@ -203,32 +223,43 @@ impl Plan {
             // SAFETY: `validate_jobs` summed exactly these sizes; the stride of a row is a multiple of 64.
             let intermediate = unsafe { free.take(row_count * shape.hidden_stride()) };
             let first_row = gate_up.rows.len();
+            let these = Some((job.inputs.as_ptr_range(), shape.class(), row_bytes));
+            if copied != these {
+                copies.clear();
+                copies.resize(job.inputs.len() / row_bytes, std::ptr::null());
+                copied = these;
+            }
             for (r, &index) in job.row_index.iter().enumerate() {
-                let source = &job.inputs[index as usize * row_bytes..][..row_bytes];
-                // SAFETY: `validate_jobs` counted one padded input row for every row.
-                gate_up.rows.push(unsafe { free.padded(source, shape.padded_input_bytes()) });
+                let copy = &mut copies[index as usize];
+                if copy.is_null() {
+                    let source = &job.inputs[index as usize * row_bytes..][..row_bytes];
+                    // SAFETY: `validate_jobs` counted a copy for every row.
+                    *copy = unsafe { free.readable(source, shape.class(), shape.input_copy_bytes()) };
+                }
+                gate_up.rows.push(*copy);
                 // SAFETY: row `r` of the part just taken.
                 down.rows.push(unsafe { intermediate.add(r * shape.hidden_stride()) });
             }
             let words = job.expert.words();
             gate_up.push(Stage {
                 before: gate_up.units,
-                dtype: shape.dtype(),
+                class: shape.class(),
                 activation: shape.activation(),
                 words,
                 biases: job.expert.biases(),
                 panel_words: shape.gate_up_panel_words(),
-                pairs: shape.gate_up_pairs(),
+                steps: shape.gate_up_steps(),
                 first_row,
                 row_count,
                 out: intermediate,
                 out_stride: shape.hidden_stride(),
                 panel_columns: HALF,
+                panel_bytes: shape.half_bytes(),
                 columns: shape.width(),
             });
             down.push(Stage {
                 before: down.units,
-                dtype: shape.dtype(),
+                class: shape.class(),
                 activation: shape.activation(),
                 words: words.wrapping_add(shape.down_offset_words()),
                 biases: match shape.biases() {
@@ -236,12 +267,13 @@ impl Plan {
                     false => std::ptr::null(),
                 },
                 panel_words: shape.down_panel_words(),
-                pairs: shape.down_pairs(),
+                steps: shape.down_steps(),
                 first_row: down.rows.len() - row_count,
                 row_count,
                 out: job.output.as_mut_ptr(),
                 out_stride: row_bytes,
                 panel_columns: PANEL,
+                panel_bytes: PANEL * shape.dtype().bytes(),
                 columns: shape.hidden(),
             });
         }
@@ -256,8 +288,8 @@ impl Plan {
             let matrix = product.matrix;
             let first_row = phase.rows.len();
             for row in product.inputs.chunks_exact(matrix.input_bytes()) {
-                // SAFETY: `validate_products` counted one padded input row for every row.
-                phase.rows.push(unsafe { free.padded(row, matrix.padded_input_bytes()) });
+                // SAFETY: `validate_products` counted a copy for every row.
+                phase.rows.push(unsafe { free.readable(row, matrix.class(), matrix.input_copy_bytes()) });
             }
             let row_count = phase.rows.len() - first_row;
             if row_count == 0 {
@@ -265,18 +297,19 @@ impl Plan {
             }
             phase.push(Stage {
                 before: phase.units,
-                dtype: matrix.dtype(),
+                class: matrix.class(),
                 // The second phase has none.
                 activation: Activation::Relu,
                 words: matrix.words(),
                 biases: std::ptr::null(),
                 panel_words: matrix.panel_words(),
-                pairs: matrix.pairs(),
+                steps: matrix.steps(),
                 first_row,
                 row_count,
                 out: product.output.as_mut_ptr(),
                 out_stride: matrix.output_bytes(),
                 panel_columns: PANEL,
+                panel_bytes: PANEL * matrix.dtype().bytes(),
                 columns: matrix.outputs(),
             });
         }
@@ -295,26 +328,28 @@ impl Plan {
         self.task
     }
 
-    /// Element type of a unit and its panel; `next` is the panel itself until the caller knows better.
-    pub(crate) fn panel(&self, phase: Phase, unit: u32) -> Option<(Dtype, Panel)> {
-        let phase = &self.phases[phase as usize];
-        let position = phase.stages.partition_point(|stage| stage.before <= unit).checked_sub(1)?;
-        let stage = phase.stages.get(position)?;
+    /// Class of a unit and its panel; `next` is the panel itself until the caller knows better.
+    pub(crate) fn panel(&self, phase: Phase, unit: u32) -> Option<(NumericsClass, Panel)> {
+        let units = &self.phases[phase as usize];
+        let position = units.stages.partition_point(|stage| stage.before <= unit).checked_sub(1)?;
+        let stage = units.stages.get(position)?;
         let index = (unit - stage.before) as usize;
         let column = index * stage.panel_columns;
         if column >= stage.columns {
             return None;
         }
-        let rows = phase.rows.get(stage.first_row..stage.first_row + stage.row_count)?;
+        let rows = units.rows.get(stage.first_row..stage.first_row + stage.row_count)?;
         let weights = stage.words.wrapping_add(index * stage.panel_words);
         let panel = Panel {
             weights,
-            pairs: stage.pairs,
+            steps: stage.steps,
             rows: rows.as_ptr(),
             row_count: stage.row_count,
-            out: stage.out.wrapping_add(column * stage.dtype.bytes()),
+            out: stage.out.wrapping_add(index * stage.panel_bytes),
             out_stride: stage.out_stride,
             columns: stage.panel_columns.min(stage.columns - column),
+            phase,
+            dtype: stage.class.dtype,
             activation: stage.activation,
             biases: match stage.biases.is_null() {
                 true => stage.biases,
@@ -322,7 +357,7 @@ impl Plan {
             },
             next: weights.cast(),
         };
-        Some((stage.dtype, panel))
+        Some((stage.class, panel))
     }
 }
 
@@ -385,7 +420,7 @@ fn validate_products(products: &[Product<'_>]) -> Result<usize, KernelError> {
             rows: product.inputs.len() / matrix.input_bytes(),
             output_row_bytes: matrix.output_bytes(),
             output_bytes: product.output.len(),
-            scratch_row_bytes: matrix.padded_input_bytes(),
+            scratch_row_bytes: matrix.input_copy_bytes(),
         })?;
     }
     Ok(totals.scratch)
@@ -417,7 +452,7 @@ fn validate_jobs(jobs: &[Job<'_>]) -> Result<usize, KernelError> {
             rows: job.row_index.len(),
             output_row_bytes: row_bytes,
             output_bytes: job.output.len(),
-            scratch_row_bytes: shape.hidden_stride() + shape.padded_input_bytes(),
+            scratch_row_bytes: shape.hidden_stride() + shape.input_copy_bytes(),
         })?;
     }
     Ok(totals.scratch)

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::paths::{self, PathChoice};
 use crate::threads::{Paths, Shared};
-use crate::{Dtype, InstructionPath, Job, KernelError, MAX_ROWS, Product};
+use crate::{InstructionPath, Job, KernelError, MAX_ROWS, NumericsClass, Product};
 
 /// Most threads of a pool, the caller included.
 pub const MAX_THREADS: usize = 256;
@@ -45,21 +45,21 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Starts `config.threads - 1` workers. The first pool of a process tries the machine's instruction paths, which takes about three milliseconds.
+    /// Starts `config.threads - 1` workers. Where the path is left open, the machine's instruction paths are tried when a class is first computed or its [`paths`](Self::paths) are asked for, which takes about two milliseconds for each class.
     ///
     /// # Errors
     /// [`KernelError::Threads`], [`KernelError::Unavailable`] for a path that this CPU lacks, [`KernelError::WrongBits`] for one that does not compute right on it, [`KernelError::Spawn`].
     pub fn new(config: PoolConfig) -> Result<Self, KernelError> {
-        let choice = |dtype| match config.path {
-            None => Ok(PathChoice::measured(dtype)),
-            Some(path) if !path.is_available() => {
-                Err(KernelError::Unavailable { path, available: InstructionPath::available() })
+        if let Some(path) = config.path {
+            if !path.is_available() {
+                return Err(KernelError::Unavailable { path, available: InstructionPath::available() });
             }
-            Some(path) if !paths::is_right(path, dtype) => Err(KernelError::WrongBits { path, dtype }),
-            Some(path) => Ok(PathChoice::only(path)),
-        };
-        let (bf16, f32) = (choice(Dtype::Bf16)?, choice(Dtype::F32)?);
-        Self::with_paths(config, Paths { bf16, f32, kernels: paths::kernels })
+            if let Some(class) = NumericsClass::ALL.into_iter().find(|class| !paths::is_right(path, *class)) {
+                return Err(KernelError::WrongBits { path, class });
+            }
+        }
+        let paths = Paths { only: config.path, kernels: paths::kernels };
+        Self::with_paths(config, paths)
     }
 
     fn with_paths(config: PoolConfig, paths: Paths) -> Result<Self, KernelError> {
@@ -88,9 +88,9 @@ impl Pool {
         self.threads
     }
 
-    /// The instructions in use for an element type.
-    pub fn paths(&self, dtype: Dtype) -> PathChoice {
-        self.shared.paths.of(dtype)
+    /// The instructions in use for a class, or for a [`crate::Dtype`].
+    pub fn paths(&self, class: impl Into<NumericsClass>) -> PathChoice {
+        self.shared.paths.of(class.into())
     }
 
     /// Bytes of scratch memory that the pool holds: what its largest call so far needed, see [`crate::ExpertShape::scratch_bytes_per_row`].
@@ -164,8 +164,7 @@ impl std::fmt::Debug for Pool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Pool")
             .field("threads", &self.threads)
-            .field("bf16", &self.paths(Dtype::Bf16))
-            .field("f32", &self.paths(Dtype::F32))
+            .field("path", &self.shared.paths.only)
             .finish_non_exhaustive()
     }
 }
@@ -185,7 +184,7 @@ mod tests {
     use super::*;
     use crate::paths::Kernels;
     use crate::paths::panel::Panel;
-    use crate::{Activation, ExpertShape, PackedExpert, StoredDtype};
+    use crate::{Activation, Dtype, ExpertShape, PackedExpert, StoredDtype};
 
     /// Panics in the panel that computes column 64.
     ///
@@ -197,13 +196,11 @@ mod tests {
 
     #[test]
     fn a_panic_is_an_error_and_the_pool_goes_on() {
-        let path = PathChoice::only(InstructionPath::Portable);
         let faulty = Paths {
-            bf16: path,
-            f32: path,
-            kernels: |path, dtype| {
-                let sound = paths::kernels(path, dtype);
-                if dtype == Dtype::F32 { Kernels { down: broken, ..sound } } else { sound }
+            only: Some(InstructionPath::Portable),
+            kernels: |path, class| {
+                let sound = paths::kernels(path, class);
+                if class.dtype == Dtype::F32 { Kernels { down: broken, ..sound } } else { sound }
             },
         };
         let shape = ExpertShape::new(70, 33, Dtype::F32, Activation::Relu).unwrap();

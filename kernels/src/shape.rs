@@ -1,7 +1,8 @@
 //! The shape of an expert and everything that follows from it: panels, strides, sizes.
 
 use crate::memory::Buffer;
-use crate::{Activation, Dtype, KernelError};
+use crate::quantise::{self, GROUP, RowGroup};
+use crate::{Activation, Dtype, KernelError, NumericsClass, WeightFormat};
 
 /// Largest legal `hidden` or `width`. Shapes come from files, so there is a limit; real ones are below 2^16.
 pub const MAX_DIMENSION: usize = 1 << 18;
@@ -9,8 +10,9 @@ pub const MAX_DIMENSION: usize = 1 << 18;
 /// Output columns of a panel, the unit in which weights are packed and work is split.
 pub(crate) const PANEL: usize = 64;
 
-/// Intermediate columns that one gate-and-up panel produces: half of it is gate, half is up.
+/// Intermediate columns that one gate-and-up panel produces: half of it is gate, half is up. They are one group of the down projection where weights are quantised.
 pub(crate) const HALF: usize = PANEL / 2;
+const _: () = assert!(HALF == GROUP);
 
 /// One gated expert: `out = (act(x Gate^T) * (x Up^T)) Down^T`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -18,6 +20,7 @@ pub struct ExpertShape {
     hidden: usize,
     width: usize,
     dtype: Dtype,
+    weights: WeightFormat,
     activation: Activation,
     biases: bool,
 }
@@ -39,16 +42,17 @@ impl Matrix {
 }
 
 impl ExpertShape {
-    /// `hidden`: elements of an input and of an output row; `width`: elements between the projections. Any size is legal, odd ones included.
+    /// `hidden`: elements of an input and of an output row; `width`: elements between the projections. Any size is legal, odd ones included. A `class` is a [`Dtype`] where weights are not quantised.
     ///
     /// # Errors
     /// [`KernelError::Dimension`] for 0 and above [`MAX_DIMENSION`]; [`KernelError::TooLarge`] where the packed form exceeds the address space.
     pub fn new(
         hidden: usize,
         width: usize,
-        dtype: Dtype,
+        class: impl Into<NumericsClass>,
         activation: Activation,
     ) -> Result<Self, KernelError> {
+        let NumericsClass { dtype, weights } = class.into();
         for (what, value) in [("hidden", hidden), ("width", width)] {
             if value == 0 || value > MAX_DIMENSION {
                 return Err(KernelError::Dimension { what, value, max: MAX_DIMENSION });
@@ -64,7 +68,7 @@ impl ExpertShape {
         if !fits {
             return Err(KernelError::TooLarge { what: "an expert" });
         }
-        Ok(Self { hidden, width, dtype, activation, biases: false })
+        Ok(Self { hidden, width, dtype, weights, activation, biases: false })
     }
 
     /// The same with a bias on each of the three projections.
@@ -118,12 +122,17 @@ impl ExpertShape {
 
     /// Bytes of a pool's scratch memory that each row of a call takes. A pool keeps what its largest call needed.
     pub const fn scratch_bytes_per_row(&self) -> usize {
-        self.hidden_stride() + self.padded_input_bytes() + 2 * size_of::<*const u8>()
+        self.hidden_stride() + self.input_copy_bytes() + 2 * size_of::<*const u8>()
     }
 
     /// Elements of the biases, those of columns that panels are padded with included.
     pub(crate) const fn bias_elements(&self) -> usize {
         if self.biases { (self.gate_up_panels() + self.down_panels()) * PANEL } else { 0 }
+    }
+
+    /// What decides the bits of results.
+    pub const fn class(&self) -> NumericsClass {
+        NumericsClass { dtype: self.dtype, weights: self.weights }
     }
 
     /// Panels of the gate and up projections.
@@ -136,22 +145,22 @@ impl ExpertShape {
         self.hidden.div_ceil(PANEL)
     }
 
-    /// Pairs of input elements that the gate and up projections sum over.
-    pub(crate) const fn gate_up_pairs(&self) -> usize {
-        self.hidden.div_ceil(2)
+    /// Steps in which the gate and up projections sum over input elements.
+    pub(crate) const fn gate_up_steps(&self) -> usize {
+        steps(self.hidden, self.weights)
     }
 
-    /// Pairs of intermediate elements that the down projection sums over.
-    pub(crate) const fn down_pairs(&self) -> usize {
-        self.width.div_ceil(2)
+    /// Steps in which the down projection sums over intermediate elements.
+    pub(crate) const fn down_steps(&self) -> usize {
+        steps(self.width, self.weights)
     }
 
     pub(crate) const fn gate_up_panel_words(&self) -> usize {
-        self.gate_up_pairs() * pair_words(self.dtype)
+        self.gate_up_steps() * step_words(self.dtype, self.weights)
     }
 
     pub(crate) const fn down_panel_words(&self) -> usize {
-        self.down_pairs() * pair_words(self.dtype)
+        self.down_steps() * step_words(self.dtype, self.weights)
     }
 
     /// Where the down panels begin.
@@ -163,29 +172,49 @@ impl ExpertShape {
         self.down_offset_words() + self.down_panels() * self.down_panel_words()
     }
 
+    /// Bytes of what one gate-and-up panel produces of a row.
+    pub(crate) const fn half_bytes(&self) -> usize {
+        match self.weights {
+            WeightFormat::Plain => HALF * self.dtype.bytes(),
+            WeightFormat::Int8 | WeightFormat::Int4 => size_of::<RowGroup>(),
+        }
+    }
+
     /// Bytes between rows of intermediate values: whole half panels, so that a panel's store never needs a mask and rows stay aligned.
     pub(crate) const fn hidden_stride(&self) -> usize {
-        self.gate_up_panels() * HALF * self.dtype.bytes()
+        (self.gate_up_panels() * self.half_bytes()).next_multiple_of(64)
     }
 
-    /// Bytes of an input row's copy where its length is odd, else 0.
-    pub(crate) const fn padded_input_bytes(&self) -> usize {
-        padded_row_bytes(self.hidden, self.dtype)
-    }
-}
-
-/// Bytes that a copy of a row of `elements` takes where their number is odd (the copy has a zero appended), else 0.
-pub(crate) const fn padded_row_bytes(elements: usize, dtype: Dtype) -> usize {
-    match elements % 2 {
-        0 => 0,
-        _ => ((elements + 1) * dtype.bytes()).next_multiple_of(64),
+    /// Bytes of an input row's copy where one is made, else 0.
+    pub(crate) const fn input_copy_bytes(&self) -> usize {
+        row_copy_bytes(self.hidden, self.class())
     }
 }
 
-/// 32-bit words in which one pair of 64 columns is packed.
-pub(crate) const fn pair_words(dtype: Dtype) -> usize {
-    match dtype {
-        Dtype::Bf16 => PANEL,
-        Dtype::F32 => 2 * PANEL,
+/// Bytes of the copy of a row of `elements` that kernels read instead of it: one with a zero appended where their number is odd, or one of integers where weights are quantised. 0 where they read the row itself.
+pub(crate) const fn row_copy_bytes(elements: usize, class: NumericsClass) -> usize {
+    match class.weights {
+        WeightFormat::Plain if elements.is_multiple_of(2) => 0,
+        WeightFormat::Plain => ((elements + 1) * class.dtype.bytes()).next_multiple_of(64),
+        WeightFormat::Int8 | WeightFormat::Int4 => quantise::row_bytes(elements),
+    }
+}
+
+/// Steps in which `elements` of K are summed: pairs, or groups where weights are quantised.
+pub(crate) const fn steps(elements: usize, weights: WeightFormat) -> usize {
+    match weights {
+        WeightFormat::Plain => elements.div_ceil(2),
+        WeightFormat::Int8 | WeightFormat::Int4 => elements.div_ceil(GROUP),
+    }
+}
+
+/// 32-bit words in which one step of 64 columns is packed.
+pub(crate) const fn step_words(dtype: Dtype, weights: WeightFormat) -> usize {
+    let scales = PANEL / 2;
+    match (weights, dtype) {
+        (WeightFormat::Plain, Dtype::Bf16) => PANEL,
+        (WeightFormat::Plain, Dtype::F32) => 2 * PANEL,
+        (WeightFormat::Int8, _) => PANEL * GROUP / 4 + scales,
+        (WeightFormat::Int4, _) => PANEL * GROUP / 8 + scales,
     }
 }

@@ -13,7 +13,7 @@ use crate::paths::float_mode::FloatMode;
 use crate::paths::{Kernels, PathChoice};
 use crate::plan::{Phase, Plan};
 use crate::signal::Signal;
-use crate::{Dtype, InstructionPath, KernelError};
+use crate::{InstructionPath, KernelError, NumericsClass};
 
 /// State bit: the call may be joined. The bits below count the workers in it, those above number the calls.
 const OPEN: u64 = 1 << 31;
@@ -66,17 +66,14 @@ struct Progress {
 /// What computes a panel.
 #[derive(Clone, Copy)]
 pub(crate) struct Paths {
-    pub(crate) bf16: PathChoice,
-    pub(crate) f32: PathChoice,
-    pub(crate) kernels: fn(InstructionPath, Dtype) -> Kernels,
+    /// For everything; none: what is measured fastest.
+    pub(crate) only: Option<InstructionPath>,
+    pub(crate) kernels: fn(InstructionPath, NumericsClass) -> Kernels,
 }
 
 impl Paths {
-    pub(crate) const fn of(&self, dtype: Dtype) -> PathChoice {
-        match dtype {
-            Dtype::Bf16 => self.bf16,
-            Dtype::F32 => self.f32,
-        }
+    pub(crate) fn of(&self, class: NumericsClass) -> PathChoice {
+        self.only.map_or_else(|| PathChoice::measured(class), PathChoice::only)
     }
 }
 
@@ -227,14 +224,14 @@ impl Shared {
                 // SAFETY: the call that the task was prepared for has not returned.
                 return unsafe { task.run(unit) };
             }
-            let Some((dtype, mut panel)) = plan.panel(phase, unit) else {
+            let Some((class, mut panel)) = plan.panel(phase, unit) else {
                 return;
             };
             if let Some((_, following)) = next.and_then(|(phase, unit)| plan.panel(phase, unit)) {
                 panel.next = following.weights.cast();
             }
-            let path = self.paths.of(dtype).of_rows(panel.row_count);
-            let kernel = (self.paths.kernels)(path, dtype).of(phase);
+            let path = self.paths.of(class).of_rows(panel.row_count);
+            let kernel = (self.paths.kernels)(path, class).of(phase);
             let _mode = FloatMode::enter(path);
             // SAFETY: the pool checked that the path is available, and its float mode is set. Weights and inputs are borrowed by the caller for the whole call; intermediate rows are complete, because the second phase begins after the first; each unit is taken once, and units write to disjoint columns.
             unsafe { kernel(&panel) };

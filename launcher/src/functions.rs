@@ -21,6 +21,8 @@ pub struct ModelOptions {
     pub model: PathBuf,
     /// The compute dtype.
     pub dtype: Option<String>,
+    /// The form in which experts are kept, where that is another one.
+    pub experts_dtype: Option<&'static str>,
     /// The device of the main function.
     pub device: Option<String>,
     /// Threads of each function whose size does not say.
@@ -128,6 +130,7 @@ fn has_less_than_a_vcpu(limits: ResourceLimits) -> bool {
 fn common(options: &ModelOptions, threads: Option<usize>) -> Vec<OsString> {
     let mut arguments = vec![OsString::from("--model"), options.model.clone().into()];
     flag(&mut arguments, "--dtype", options.dtype.as_ref());
+    flag(&mut arguments, "--experts-dtype", options.experts_dtype.as_ref());
     flag(&mut arguments, "--threads", threads.or(options.threads).as_ref());
     arguments
 }

@@ -98,8 +98,11 @@ impl MainModel for Control {
             None => return Err(ServiceError::invalid("prompt", "no prompt given").into()),
         };
         let level = if wanted.hidden { InspectLevel::Hidden } else { InspectLevel::Routing };
-        let mut events =
-            self.engine.submit(Request { inspect: Some(level), ..Request::of_prompt(prompt.clone()) })?;
+        let mut events = self.engine.submit(Request {
+            inspect: Some(level),
+            prompt_logprobs: wanted.scores.then_some(0),
+            ..Request::of_prompt(prompt.clone())
+        })?;
         let mut reply = InspectReply { prompt_ids: prompt, ..InspectReply::default() };
         while let Some(event) = events.recv().await {
             match event {
@@ -113,7 +116,10 @@ impl MainModel for Control {
                     return Ok(Response::new(reply));
                 }
                 Event::Failed(error) => return Err(error.into()),
-                Event::Prompt(_) | Event::Embedding(_) | Event::Delta(_) | Event::Finished { .. } => (),
+                Event::Prompt(scored) => {
+                    reply.scores = scored.iter().flatten().map(|score| score.logprob).collect();
+                }
+                Event::Embedding(_) | Event::Delta(_) | Event::Finished { .. } => (),
             }
         }
         Err(ServiceError::new(ErrorCode::Unavailable, "the engine has stopped").into())

@@ -14,7 +14,7 @@ use crate::memory;
 use crate::routing_check::{EndpointSets, RemoteSets, check_routing};
 use crate::transition::{LayerChange, Shortage, steps};
 use remoe_experts::{expert_shape, load_experts};
-use remoe_kernels::Dtype;
+use remoe_kernels::NumericsClass;
 use remoe_model::Checkpoint;
 use remoe_planner::Account;
 use remoe_wire::v1::{EndpointProblem, LayerExperts, Routing, RoutingAck};
@@ -32,7 +32,7 @@ const MAX_OPEN: usize = 8;
 pub(crate) struct PlacerParts {
     pub(crate) switches: mpsc::UnboundedSender<Switch>,
     pub(crate) checkpoint: Arc<Checkpoint>,
-    pub(crate) dtype: Dtype,
+    pub(crate) class: NumericsClass,
     pub(crate) threads: usize,
     /// What the process may take; none: unknown.
     pub(crate) memory_bytes: Option<u64>,
@@ -250,7 +250,7 @@ impl Placer {
             }
             let experts = 0..config.moe(layer).map_or(0, |moe| moe.experts as u32);
             for expert in experts.filter(|&it| !is_remote(it) && known.get(layer, it).is_none()) {
-                let shape = expert_shape(&self.parts.checkpoint, layer, expert, self.parts.dtype);
+                let shape = expert_shape(&self.parts.checkpoint, layer, expert, self.parts.class);
                 change.enters += shape.map_err(|error| internal(&error))?.packed_bytes() as u64;
             }
             changes.push(change);
@@ -298,9 +298,9 @@ impl Placer {
                 }
             }
         }
-        let (checkpoint, dtype, threads) =
-            (self.parts.checkpoint.clone(), self.parts.dtype, self.parts.threads);
-        let load = move || load_experts(&checkpoint, &missing, dtype, threads);
+        let (checkpoint, class, threads) =
+            (self.parts.checkpoint.clone(), self.parts.class, self.parts.threads);
+        let load = move || load_experts(&checkpoint, &missing, class, threads);
         let packed = tokio::task::spawn_blocking(load)
             .await
             .map_err(|error| internal(&error))?

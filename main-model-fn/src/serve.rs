@@ -12,10 +12,10 @@ use crate::text::TextFront;
 use crate::transformer::{Model, Transformer};
 use crate::{Backend, DeviceName, Error, Settings};
 use prometheus::Registry;
-use remoe_experts::default_dtype;
+use remoe_experts::{default_dtype, experts_class};
 use remoe_function::{Announcement, Role, refused_connections};
 use remoe_http::serve_probes;
-use remoe_kernels::{Dtype, Pool, PoolConfig, numerics_class, wrong_paths};
+use remoe_kernels::{NumericsClass, Pool, PoolConfig, wrong_paths};
 use remoe_model::Checkpoint;
 use remoe_predictor::record::RecordHeader;
 use remoe_wire::identity::Trust;
@@ -125,7 +125,8 @@ pub async fn run<B: Backend>(
             return Ok(());
         }
     };
-    let Loaded { checkpoint, dtype, threads, device_name, text, pool, model, fingerprint } = parts;
+    let Loaded { checkpoint, class, threads, device_name, text, pool, model, fingerprint } = parts;
+    let dtype = class.dtype;
     let registry = Registry::new();
     let config = checkpoint.config();
     // Rounded up: where so many positions have room, a request of so many has.
@@ -156,7 +157,7 @@ pub async fn run<B: Backend>(
         model,
         pool,
         checkpoint: checkpoint.clone(),
-        dtype,
+        class,
         vocabulary: Vocabulary {
             tokenizer: text.as_ref().map(|text| text.tokenizer().clone()),
             end_ids: end_ids.clone(),
@@ -164,7 +165,7 @@ pub async fn run<B: Backend>(
         expected: Expected {
             checkpoint: fingerprint.clone(),
             dtype: dtype.to_string(),
-            numerics_class: numerics_class(dtype).to_owned(),
+            numerics_class: class.name().to_owned(),
             hidden_size: config.hidden_size,
             sets: Vec::new(),
             trust: trust.as_ref().map(Trust::to_remote),
@@ -199,7 +200,7 @@ pub async fn run<B: Backend>(
         compute_dtype: dtype.to_string(),
         device: device_name.to_string(),
         operations: B::NAME,
-        numerics_class: numerics_class(dtype).to_owned(),
+        numerics_class: class.name().to_owned(),
     };
     let not_ready = placed.clone();
     let http_state = HttpState::new(
@@ -225,7 +226,7 @@ pub async fn run<B: Backend>(
         placer: Placer::new(PlacerParts {
             switches,
             checkpoint: checkpoint.clone(),
-            dtype,
+            class,
             threads,
             memory_bytes: memory::limit(settings.memory_bytes),
             placed,
@@ -239,7 +240,7 @@ pub async fn run<B: Backend>(
             wire_version: WIRE_VERSION,
             checkpoint: fingerprint,
             dtype: dtype.to_string(),
-            numerics_class: numerics_class(dtype).to_owned(),
+            numerics_class: class.name().to_owned(),
             device: device_name.to_string(),
             operations: B::NAME.to_owned(),
             generation: 0,
@@ -330,7 +331,8 @@ pub async fn run<B: Backend>(
 /// What takes time to load.
 struct Loaded {
     checkpoint: Arc<Checkpoint>,
-    dtype: Dtype,
+    /// What experts are computed as; everything else in its dtype.
+    class: NumericsClass,
     threads: usize,
     device_name: DeviceName,
     text: Option<Arc<TextFront>>,
@@ -343,17 +345,23 @@ impl Loaded {
     fn new<B: Backend>(settings: &Settings) -> Result<Self, Error> {
         let checkpoint = Arc::new(settings.source.open()?.checkpoint);
         let dtype = settings.dtype.map_or_else(|| default_dtype(&checkpoint), |dtype| dtype.0);
+        let class = experts_class(dtype, settings.experts_dtype);
         let threads = settings.threads.unwrap_or(PoolConfig::default().threads);
         let text = TextFront::open(&checkpoint)?.map(Arc::new);
-        for (path, dtype) in wrong_paths() {
-            tracing::warn!(%path, %dtype, "this CPU computes wrong results by an instruction path, which is not used");
+        for (path, class) in wrong_paths(&[dtype.into(), class]) {
+            tracing::warn!(%path, %class, "this CPU computes wrong results by an instruction path, which is not used");
         }
         let pool = Arc::new(Pool::new(PoolConfig { threads, ..PoolConfig::default() })?);
+        for class in [dtype.into(), class] {
+            // Asked for now, they are measured now and not within the first request.
+            let paths = pool.paths(class);
+            tracing::debug!(%class, %paths, "instruction paths");
+        }
         let ops = B::open(settings.device, dtype, &pool)?;
         let device_name = ops.device();
         let model = Box::new(Transformer::load(&checkpoint, dtype, ops, threads)?);
         let fingerprint = checkpoint.fingerprint()?.to_string();
-        Ok(Self { checkpoint, dtype, threads, device_name, text, pool, model, fingerprint })
+        Ok(Self { checkpoint, class, threads, device_name, text, pool, model, fingerprint })
     }
 }
 

@@ -3,6 +3,7 @@ use remoe_experts::ComputeDtype;
 use remoe_fetch::ModelArgs;
 use remoe_function::sizes;
 use remoe_kernels::MAX_THREADS;
+use remoe_model::ExpertsDtype;
 use remoe_wire::identity::Identity;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -23,6 +24,10 @@ pub struct Settings {
     /// Compute dtype: float32 or bfloat16; the checkpoint's by default (float32 for float16).
     #[arg(long)]
     pub dtype: Option<ComputeDtype>,
+    /// Form in which routed experts are kept: int8 or int4, quantised as they are loaded; the compute dtype
+    /// by default. The same for all functions of a deployment.
+    #[arg(long)]
+    pub experts_dtype: Option<ExpertsDtype>,
     /// cpu, cuda or cuda:INDEX; CUDA where there is one, by default.
     #[arg(long)]
     pub device: Option<crate::device::DeviceName>,

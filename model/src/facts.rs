@@ -54,6 +54,54 @@ impl StoredDtype {
     }
 }
 
+/// What routed experts can be quantised to when they are loaded: integers with a scale of 2 bytes for every 32
+/// weights of a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ExpertsDtype {
+    /// 8 bits a weight, 8.5 with the scales.
+    Int8,
+    /// 4 bits a weight, 4.5 with the scales.
+    Int4,
+}
+
+/// A name that experts cannot be quantised to.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("experts can be kept as int8 or int4, not as `{0}`; leave it out to keep them in the compute dtype")]
+pub struct ExpertsDtypeError(String);
+
+impl ExpertsDtype {
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
+        }
+    }
+
+    /// Bytes of so many weights with their scales.
+    #[must_use]
+    pub fn bytes(self, weights: u64) -> u64 {
+        let per_group = match self {
+            Self::Int8 => 34,
+            Self::Int4 => 18,
+        };
+        weights.div_ceil(32).saturating_mul(per_group)
+    }
+}
+
+impl std::str::FromStr for ExpertsDtype {
+    type Err = ExpertsDtypeError;
+
+    fn from_str(name: &str) -> Result<Self, ExpertsDtypeError> {
+        [Self::Int8, Self::Int4]
+            .into_iter()
+            .find(|dtype| dtype.name() == name)
+            .ok_or_else(|| ExpertsDtypeError(name.to_owned()))
+    }
+}
+
 /// Activation between the gate projection and the product with the up projection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Activation {

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::config::ModelConfig;
+use crate::facts::ExpertsDtype;
 use crate::fingerprint::Fingerprint;
 use crate::sizes::Sizes;
 
@@ -15,6 +16,10 @@ pub struct Inspection {
     pub family: String,
     /// `float32`, `bfloat16` or `float16`; of an [`crate::Outline`] also the short form of its weights.
     pub dtype: String,
+    /// What routed experts are to be quantised to when they are loaded, where that was asked for. Sizes here
+    /// stay those at rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts_dtype: Option<ExpertsDtype>,
     /// Number of layers.
     pub layers: usize,
     /// Ids of the layers that have routed experts.
@@ -54,12 +59,33 @@ impl Inspection {
         bytes.saturating_mul(element(dtype)).div_ceil(element(&self.dtype))
     }
 
+    /// A routed expert as it is resident when the model computes in `dtype`: quantised where that was asked
+    /// for.
+    #[must_use]
+    pub fn resident_expert_bytes(&self, dtype: &str) -> u64 {
+        let element = if self.dtype == "float32" { 4 } else { 2 };
+        match self.experts_dtype {
+            Some(experts) => experts.bytes(self.expert_bytes / element),
+            None => self.resident_bytes(self.expert_bytes, dtype),
+        }
+    }
+
+    /// All weights, in the same way.
+    #[must_use]
+    pub fn resident_total_bytes(&self, dtype: &str) -> u64 {
+        let experts = (self.moe_layers.len() as u64).saturating_mul(self.experts as u64);
+        let rest = self.total_bytes.saturating_sub(experts.saturating_mul(self.expert_bytes));
+        let experts = experts.saturating_mul(self.resident_expert_bytes(dtype));
+        self.resident_bytes(rest, dtype).saturating_add(experts)
+    }
+
     pub(crate) fn of(config: &ModelConfig, sizes: Sizes, fingerprint: Fingerprint) -> Self {
         let moe = config.any_moe();
         Self {
             fingerprint: fingerprint.to_string(),
             family: config.family.name().to_owned(),
             dtype: config.dtype.name().to_owned(),
+            experts_dtype: None,
             layers: config.layers.len(),
             moe_layers: config.moe_layers(),
             experts: moe.map_or(0, |moe| moe.experts),

@@ -9,12 +9,12 @@ use super::build::measured_vcpus;
 use super::digest::digest;
 use super::facts::ModelFacts;
 use super::names::{self, MANAGER, SUBJECT};
-use super::planning::{KnownProfile, compute_dtype};
+use super::planning::{KnownProfile, compute_dtype, served};
 use super::pods::Trouble;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
-use remoe_profile::{MEASUREMENTS, Profile};
+use remoe_profile::{MEASUREMENTS, ModelId, Profile};
 use std::collections::BTreeMap;
 
 /// The key of a profile in its ConfigMap.
@@ -53,8 +53,9 @@ pub fn subject(owner: &MoEDeployment, facts: &ModelFacts) -> Result<String, serd
     let nodes = affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
     let vcpus = measured_vcpus(memory_mb, cpu.as_ref());
     let hardware = (device, gpu, vcpus, node_selector, nodes, runtime_class_name);
-    let dtype = compute_dtype(&owner.spec, facts);
-    digest(&(&facts.inspection.fingerprint, dtype, MEASUREMENTS, hardware))
+    let precision =
+        ModelId::of(&served(&owner.spec, facts), compute_dtype(&owner.spec, facts).name()).precision();
+    digest(&(&facts.inspection.fingerprint, precision, MEASUREMENTS, hardware))
 }
 
 /// The profile that somebody supplied in the ConfigMap `name`.
@@ -75,7 +76,7 @@ pub fn supplied(name: &str, map: Option<&ConfigMap>) -> Result<KnownProfile, Tro
 /// The profile in `map`, where it is one of this model; what somebody spoiled is measured again.
 pub fn measured(map: &ConfigMap, owner: &MoEDeployment, facts: &ModelFacts) -> Option<KnownProfile> {
     let profile = Profile::from_json(map.data.as_ref()?.get(KEY)?).ok()?;
-    profile.check_model(&facts.inspection, compute_dtype(&owner.spec, facts).name()).ok()?;
+    profile.check_model(&served(&owner.spec, facts), compute_dtype(&owner.spec, facts).name()).ok()?;
     Some(KnownProfile { profile, source: ProfileSource::Measured })
 }
 

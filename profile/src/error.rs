@@ -45,7 +45,9 @@ pub enum ProblemError {
         model: String,
     },
     /// The profile was made in another dtype.
-    #[error("the profile was made in {profile}, the model is to run in {wanted}; make one in {wanted}")]
+    #[error(
+        "the profile was made in {profile}, the model is to run in {wanted}; make one in {wanted} (remoe profile --dtype, --experts-dtype)"
+    )]
     ForeignDtype {
         /// The profile's.
         profile: String,

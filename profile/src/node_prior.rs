@@ -53,7 +53,8 @@ pub struct ResidentWeights {
 }
 
 impl ResidentWeights {
-    /// Those of a checkpoint whose weights are all in `dtype`, `float32` or one of two bytes.
+    /// Those of a checkpoint whose weights are all in `dtype`, `float32` or one of two bytes, but for experts
+    /// that are quantised.
     #[must_use]
     pub fn of(model: &Inspection, dtype: &str) -> Self {
         let element = if dtype == "float32" { 4.0 } else { 2.0 };
@@ -61,10 +62,9 @@ impl ResidentWeights {
         let token_bytes = resident(model.token_bytes);
         let layers: u64 = model.non_expert_layer_bytes.iter().sum();
         let rest_bytes = resident(layers) + model.vocab_size as f64 * token_bytes;
-        let expert_bytes = resident(model.expert_bytes);
         Self {
-            expert_bytes,
-            expert_parameters: expert_bytes / element,
+            expert_bytes: model.resident_expert_bytes(dtype) as f64,
+            expert_parameters: resident(model.expert_bytes) / element,
             rest_bytes,
             rest_parameters: rest_bytes / element,
             layers: model.layers as f64,

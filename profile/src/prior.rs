@@ -54,7 +54,9 @@ impl Profile {
     /// them. A plan made from it is on the safe side and may cost more than needed.
     #[must_use]
     pub fn prior(model: &Inspection, dtype: &str) -> Self {
-        let expert = model.resident_bytes(model.expert_bytes, dtype) as f64;
+        let expert = model.resident_expert_bytes(dtype) as f64;
+        // Quantising is not thought to make arithmetic faster.
+        let computed = model.resident_bytes(model.expert_bytes, dtype) as f64;
         let rest = non_expert_bytes(model, dtype);
         Self {
             version: VERSION,
@@ -67,11 +69,11 @@ impl Profile {
                 device: "cpu".to_owned(),
                 vcpus_by: CpuLimit::Assumed,
             },
-            model: ModelId { fingerprint: model.fingerprint.clone(), dtype: dtype.to_owned() },
+            model: ModelId::of(model, dtype),
             kernels: Kernels { numerics_class: String::new(), instruction_path: String::new() },
-            expert_seconds: table(expert),
+            expert_seconds: table(expert, computed),
             remote_expert_seconds: None,
-            nonexpert_seconds: table(rest),
+            nonexpert_seconds: table(rest, rest),
             device: None,
             gpu_expert_seconds: None,
             transport: Transport {
@@ -145,13 +147,13 @@ fn non_expert_bytes(model: &Inspection, dtype: &str) -> f64 {
     model.resident_bytes(bytes, dtype) as f64
 }
 
-/// The slower of reading `bytes` of weights and of multiplying with them, both in bfloat16 or float32
-/// alike: an operation counts two bytes of weight, which is on the slow side for float32.
-fn table(bytes: f64) -> CpuProfile {
+/// The slower of reading `bytes` of weights and of multiplying with them, which take `computed` bytes where they
+/// are bfloat16 or float32: an operation counts two bytes of weight, which is on the slow side for float32.
+fn table(bytes: f64, computed: f64) -> CpuProfile {
     let seconds = TOKENS.iter().map(|tokens| {
         let at = |vcpus: &f64| {
             let vcpus = vcpus.min(USEFUL_VCPUS);
-            (bytes / READ_BYTES_PER_SECOND).max(bytes * tokens / OPERATIONS_PER_SECOND) / vcpus
+            (bytes / READ_BYTES_PER_SECOND).max(computed * tokens / OPERATIONS_PER_SECOND) / vcpus
         };
         VCPUS.iter().map(at).collect()
     });

@@ -54,7 +54,7 @@ pub fn problem(model: &Inspection, profile: &Profile, wishes: &Wishes) -> Result
         let stated = profile.gpu_expert_seconds.clone();
         stated.unwrap_or_else(|| gpu_expert_seconds(model, &profile.model.dtype))
     });
-    // Weights and cache live in the compute dtype, whatever they are at rest.
+    // Weights and cache live in the compute dtype, whatever they are at rest; only experts can be quantised.
     let resident = |bytes: u64| model.resident_bytes(bytes, &profile.model.dtype) as f64;
     let kv_layer = resident(model.kv_bytes_per_token) / model.layers.max(1) as f64;
     let share = 1.0 / count as f64;
@@ -64,7 +64,7 @@ pub fn problem(model: &Inspection, profile: &Profile, wishes: &Wishes) -> Result
         // Shapes of real models fit by far.
         experts: u32::try_from(model.experts).unwrap_or(u32::MAX),
         top_k: u32::try_from(model.top_k).unwrap_or(u32::MAX),
-        expert_bytes: resident(model.expert_bytes),
+        expert_bytes: model.resident_expert_bytes(&profile.model.dtype) as f64,
         nonexpert_bytes: resident(bytes),
         kv_bytes_per_token: kv_layer * layers as f64,
         nonexpert_prefill_seconds: profile.device.map_or(Affine { base: 0.0, per_token: 0.0 }, |device| {

@@ -1,7 +1,7 @@
 //! The form of a profile.
 
 use crate::error::{ProblemError, ProfileError};
-use remoe_model::Inspection;
+use remoe_model::{ExpertsDtype, Inspection};
 use remoe_planner::{Affine, CpuProfile, Fit, GpuProfile, Starts};
 use serde::{Deserialize, Serialize};
 
@@ -114,6 +114,30 @@ pub struct ModelId {
     pub fingerprint: String,
     /// Compute dtype: `bfloat16` or `float32`.
     pub dtype: String,
+    /// What routed experts are quantised to, where they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts_dtype: Option<ExpertsDtype>,
+}
+
+impl ModelId {
+    /// `model` in `dtype`.
+    #[must_use]
+    pub fn of(model: &Inspection, dtype: &str) -> Self {
+        Self {
+            fingerprint: model.fingerprint.clone(),
+            dtype: dtype.to_owned(),
+            experts_dtype: model.experts_dtype,
+        }
+    }
+
+    /// What is computed in, in a word that file names can have.
+    #[must_use]
+    pub fn precision(&self) -> String {
+        match self.experts_dtype {
+            None => self.dtype.clone(),
+            Some(experts) => format!("{}-{}", self.dtype, experts.name()),
+        }
+    }
 }
 
 /// How experts are computed on the machine.
@@ -251,7 +275,7 @@ impl Profile {
         Ok(())
     }
 
-    /// Whether this profile is of that model in that dtype. A prior fits every model.
+    /// Whether this profile is of that model in that dtype, its experts quantised or not as it says. A prior fits every model.
     ///
     /// # Errors
     /// It is of another.
@@ -265,10 +289,11 @@ impl Profile {
                 model: model.fingerprint.clone(),
             });
         }
-        if self.model.dtype != dtype {
+        let wanted = ModelId::of(model, dtype);
+        if self.model != wanted {
             return Err(ProblemError::ForeignDtype {
-                profile: self.model.dtype.clone(),
-                wanted: dtype.to_owned(),
+                profile: self.model.precision(),
+                wanted: wanted.precision(),
             });
         }
         Ok(())

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use remoe_model::Inspection;
+use remoe_model::{ExpertsDtype, Inspection};
 use remoe_planner::{
     Billing, CpuProfile, Device, GpuProfile, Limits, Request, SizeRange, Slo, Specs, evaluate, preallocate,
     solve,
@@ -94,6 +94,8 @@ fn a_profile_of_something_else_is_refused() {
     let other = Inspection { fingerprint: "cd".repeat(32), ..model() };
     assert!(matches!(profile.check_model(&other, "bfloat16"), Err(ProblemError::ForeignModel { .. })));
     assert!(matches!(profile.check_model(&model(), "float32"), Err(ProblemError::ForeignDtype { .. })));
+    let quantised = Inspection { experts_dtype: Some(ExpertsDtype::Int8), ..model() };
+    assert!(matches!(profile.check_model(&quantised, "bfloat16"), Err(ProblemError::ForeignDtype { .. })));
     assert_eq!(Profile::prior(&model(), "bfloat16").check_model(&other, "float32"), Ok(()));
 }
 
@@ -124,6 +126,32 @@ fn weights_in_another_dtype_take_other_room() {
     let profile = Profile::prior(&model(), "float32");
     let problem = problem(&model(), &profile, &wishes()).unwrap();
     assert_eq!((problem.layers[0].expert_bytes, problem.token_bytes), (2e7, 4096.0));
+}
+
+/// Experts alone: 34 and 18 bytes for 32 weights, 2 bytes each as they are stored.
+#[test]
+fn quantised_experts_take_less_room_and_time() {
+    let sizes = |experts_dtype| {
+        let model = Inspection { experts_dtype, ..model() };
+        let profile = Profile::prior(&model, "bfloat16");
+        assert_eq!(profile.check_model(&model, "bfloat16"), Ok(()));
+        let problem = problem(&model, &profile, &wishes()).unwrap();
+        let layer = &problem.layers[0];
+        // One token, which is bound by reading, and the most tokens, which are bound by arithmetic.
+        let seconds = &layer.expert_seconds.seconds;
+        let last = seconds.last().unwrap()[0];
+        assert_eq!(model.resident_total_bytes("bfloat16"), 18_000_000 + 24 * layer.expert_bytes as u64);
+        (layer.expert_bytes, layer.nonexpert_bytes, problem.token_bytes, seconds[0][0], last)
+    };
+    let (bytes, others, token, one, most) = sizes(None);
+    for (experts, share) in [(ExpertsDtype::Int8, 34.0 / 64.0), (ExpertsDtype::Int4, 18.0 / 64.0)] {
+        let quantised = sizes(Some(experts));
+        assert_eq!(
+            (quantised.0, quantised.1, quantised.2, quantised.4),
+            (bytes * share, others, token, most)
+        );
+        assert!(quantised.3 < one, "{quantised:?}");
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use remoe_experts::{LoadError, expert_shape, load_experts};
 use remoe_function::address_space_left;
-use remoe_kernels::{Dtype, PackedExpert};
+use remoe_kernels::{NumericsClass, PackedExpert};
 use remoe_model::Checkpoint;
 use remoe_wire::v1::LayerExperts;
 use remoe_wire::{IntakeLimits, MAX_MESSAGE, MAX_PAYLOAD};
@@ -85,7 +85,7 @@ impl Host {
     pub fn load(
         checkpoint: &Checkpoint,
         sets: &[LayerExperts],
-        dtype: Dtype,
+        class: NumericsClass,
         limit: Option<u64>,
         threads: usize,
     ) -> Result<Self, HostError> {
@@ -95,7 +95,7 @@ impl Host {
         for set in sets {
             for &expert in &set.experts {
                 let layer = set.layer as usize;
-                let shape = expert_shape(checkpoint, layer, expert, dtype)?;
+                let shape = expert_shape(checkpoint, layer, expert, class)?;
                 weights += shape.packed_bytes() as u64;
                 // What the kernels keep of the largest request that an answer can be sent for, and
                 // its rows in their order.
@@ -115,7 +115,7 @@ impl Host {
         }
         within_address_space(needed + threads as u64 * STACK_BYTES)?;
         let mut layers: BTreeMap<u32, BTreeMap<u32, PackedExpert>> = BTreeMap::new();
-        for (layer, expert, packed) in load_experts(checkpoint, &wanted, dtype, threads)? {
+        for (layer, expert, packed) in load_experts(checkpoint, &wanted, class, threads)? {
             layers.entry(layer as u32).or_default().insert(expert, packed);
         }
         Ok(Self { layers, memory_bytes: needed, spare_bytes: limit.map(|limit| limit - needed) })

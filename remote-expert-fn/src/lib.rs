@@ -23,10 +23,10 @@ use admission::Admission;
 use compute::Computer;
 use metrics::Metrics;
 use prometheus::Registry;
-use remoe_experts::{LoadError, default_dtype};
+use remoe_experts::{LoadError, default_dtype, experts_class};
 use remoe_function::{Announcement, Role, refused_connections, serve_metrics};
 use remoe_http::serve_probes;
-use remoe_kernels::{Dtype, KernelError, Pool, PoolConfig, numerics_class, wrong_paths};
+use remoe_kernels::{KernelError, NumericsClass, Pool, PoolConfig, wrong_paths};
 use remoe_model::CheckpointError;
 use remoe_wire::identity::{IdentityError, Trust};
 use remoe_wire::v1::FunctionDescription;
@@ -156,11 +156,11 @@ pub async fn run(
             return Ok(());
         }
     };
-    let Loaded { hidden, fingerprint, dtype, host, pool } = experts;
+    let Loaded { hidden, fingerprint, class, host, pool } = experts;
     let registry = Registry::new();
     let metrics = Metrics::new(&registry)?;
     metrics.memory.set(i64::try_from(host.memory_bytes()).unwrap_or(i64::MAX));
-    let row_bytes = hidden * dtype.bytes();
+    let row_bytes = hidden * class.dtype.bytes();
     let hosted = host.listing();
     metrics.experts.set(hosted.iter().map(|set| set.experts.len() as i64).sum());
     let announcement = Announcement {
@@ -175,9 +175,9 @@ pub async fn run(
     let description = FunctionDescription {
         wire_version: WIRE_VERSION,
         checkpoint: fingerprint,
-        dtype: dtype.to_string(),
-        numerics_class: numerics_class(dtype).to_owned(),
-        instruction_path: pool.paths(dtype).to_string(),
+        dtype: class.dtype.to_string(),
+        numerics_class: class.name().to_owned(),
+        instruction_path: pool.paths(class).to_string(),
         hidden_size: u32::try_from(hidden).unwrap_or(u32::MAX),
         hosted,
         memory_limit_bytes: settings.memory_bytes.unwrap_or(0),
@@ -285,7 +285,7 @@ struct Loaded {
     /// Elements of a hidden state.
     hidden: usize,
     fingerprint: String,
-    dtype: Dtype,
+    class: NumericsClass,
     host: Host,
     pool: Pool,
 }
@@ -294,17 +294,18 @@ impl Loaded {
     fn new(settings: &Settings) -> Result<Self, Error> {
         let checkpoint = settings.source.open()?.checkpoint;
         let dtype = settings.dtype.map_or_else(|| default_dtype(&checkpoint), |dtype| dtype.0);
+        let class = experts_class(dtype, settings.experts_dtype);
         let threads = settings.threads.unwrap_or(PoolConfig::default().threads);
         let sets = parse_listing(&settings.experts)?;
-        let host = Host::load(&checkpoint, &sets, dtype, settings.memory_bytes, threads)?;
+        let host = Host::load(&checkpoint, &sets, class, settings.memory_bytes, threads)?;
         let config = PoolConfig { threads, path: settings.instruction_path, ..PoolConfig::default() };
-        for (path, dtype) in wrong_paths() {
-            tracing::warn!(%path, %dtype, "this CPU computes wrong results by an instruction path, which is not used");
+        for (path, class) in wrong_paths(&[class]) {
+            tracing::warn!(%path, %class, "this CPU computes wrong results by an instruction path, which is not used");
         }
         Ok(Self {
             hidden: checkpoint.config().hidden_size,
             fingerprint: checkpoint.fingerprint()?.to_string(),
-            dtype,
+            class,
             host,
             pool: Pool::new(config)?,
         })

@@ -3,6 +3,7 @@ use remoe_experts::ComputeDtype;
 use remoe_fetch::ModelArgs;
 use remoe_function::sizes;
 use remoe_kernels::{InstructionPath, MAX_THREADS};
+use remoe_model::ExpertsDtype;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -19,6 +20,10 @@ pub struct Settings {
     /// Compute dtype: float32 or bfloat16; the checkpoint's by default (float32 for float16).
     #[arg(long)]
     pub dtype: Option<ComputeDtype>,
+    /// Form in which experts are kept: int8 or int4, quantised as they are loaded; the compute dtype by
+    /// default. The same for all functions of a deployment.
+    #[arg(long)]
+    pub experts_dtype: Option<ExpertsDtype>,
     /// Memory that the function may take; no limit by default. What weights and working memory leave of it
     /// bounds the bytes in flight.
     #[arg(long, value_name = "SIZE", value_parser = sizes::<u64>(1..=u64::MAX))]

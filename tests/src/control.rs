@@ -88,7 +88,7 @@ impl Control {
 
     /// One prompt through the model, with hidden states.
     pub async fn inspect(&self, prompt: inspect_request::Prompt) -> InspectReply {
-        let request = InspectRequest { prompt: Some(prompt), hidden: true };
+        let request = InspectRequest { prompt: Some(prompt), hidden: true, scores: false };
         let reply = within(SOON, "Inspect", self.client.clone().inspect(request)).await;
         reply.expect("the inspection succeeds").into_inner()
     }

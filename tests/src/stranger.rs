@@ -23,7 +23,7 @@ pub async fn control_answers(address: SocketAddr, trust: Option<Trust>) -> Vec<A
         vec![
             ("SetRouting", client().set_routing(routing).await.err()),
             ("Generate", client().generate(greedy(&[1], 1)).await.err()),
-            ("Inspect", client().inspect(InspectRequest { prompt, hidden: true }).await.err()),
+            ("Inspect", client().inspect(InspectRequest { prompt, hidden: true, scores: false }).await.err()),
             ("Describe", client().describe(DescribeMainRequest {}).await.err()),
         ]
     };

@@ -1,5 +1,5 @@
 //! Where experts run never changes the answer: hidden states are the same bit for bit, tokens the
-//! same, for every remote set and number of replicas, in both dtypes.
+//! same, for every remote set and number of replicas, in both dtypes and with quantised experts.
 
 #![allow(clippy::unwrap_used)]
 
@@ -81,14 +81,14 @@ async fn pairs_at(metrics: &[SocketAddr]) -> Vec<u64> {
     pairs
 }
 
-async fn same_everywhere(model: &Model, dtype: &'static str) {
-    let name = &model.name;
+async fn same_everywhere(model: &Model, options: &Options) {
+    let name = format!("{}, {:?} {:?}", model.name, options.dtype, options.arguments);
     let checkpoint = model.checkpoint();
-    let main = MainFunction::start(&model.folder, Options::dtype(dtype)).await;
+    let main = MainFunction::start(&model.folder, options.clone()).await;
     let mut functions = Vec::new();
     for _ in 0..REPLICAS {
         let experts = all_experts(&checkpoint);
-        functions.push(RemoteFunction::start(&model.folder, &experts, Options::dtype(dtype)).await);
+        functions.push(RemoteFunction::start(&model.folder, &experts, options.clone()).await);
     }
     let addresses: Vec<SocketAddr> = functions.iter().map(RemoteFunction::address).collect();
     let metrics: Vec<SocketAddr> = functions.iter().map(|f| f.announcement.metrics.unwrap()).collect();
@@ -97,7 +97,7 @@ async fn same_everywhere(model: &Model, dtype: &'static str) {
     for ratio in RATIOS {
         let remote = remote_sets(&checkpoint, ratio);
         for replicas in 1..=REPLICAS {
-            let case = format!("{name}, {dtype}, remote ratio {ratio}, {replicas} replicas");
+            let case = format!("{name}, remote ratio {ratio}, {replicas} replicas");
             main.control.route(&addresses[..replicas], &remote).await;
             let before = pairs_at(&metrics).await;
             let (answers, remote_pairs) = ask(&main.control, model, &checkpoint, &remote).await;
@@ -115,15 +115,41 @@ async fn same_everywhere(model: &Model, dtype: &'static str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn float32_answers_do_not_depend_on_placement() {
     for model in served_fixtures().iter().chain([&Model::demo()]) {
-        same_everywhere(model, "float32").await;
+        same_everywhere(model, &Options::dtype("float32")).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bfloat16_answers_do_not_depend_on_placement() {
     for model in served_fixtures().iter().chain([&Model::demo()]) {
-        same_everywhere(model, "bfloat16").await;
+        same_everywhere(model, &Options::dtype("bfloat16")).await;
     }
+}
+
+/// One family with biases among them; the other families differ in nothing that experts see.
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_of_quantised_experts_do_not_depend_on_placement() {
+    let models = served_fixtures();
+    let biased = models.iter().find(|model| model.name == "gptoss-basic").unwrap();
+    for model in [biased, &Model::demo()] {
+        for (dtype, experts) in [("float32", "int8"), ("bfloat16", "int4")] {
+            same_everywhere(model, &Options::dtype(dtype).with("--experts-dtype", experts)).await;
+        }
+    }
+}
+
+/// A remote function that keeps its experts in another form computes other bits: it is not used.
+#[tokio::test(flavor = "multi_thread")]
+async fn forms_of_experts_do_not_mix() {
+    let model = Model::demo();
+    let checkpoint = model.checkpoint();
+    let main = MainFunction::start(&model.folder, Options::dtype("float32")).await;
+    let experts = all_experts(&checkpoint);
+    let options = Options::dtype("float32").with("--experts-dtype", "int8");
+    let remote = RemoteFunction::start(&model.folder, &experts, options).await;
+    let ack = main.control.try_route(&[remote.address()], &remote_sets(&checkpoint, 0.5)).await;
+    assert_eq!(ack.problems.len(), 1, "{ack:?}");
+    assert!(ack.problems[0].message.contains("numerics class"), "{ack:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,7 +6,7 @@ use crate::output::{json, table};
 use crate::{machine, programs, running};
 use anstyle::AnsiColor;
 use remoe_fetch::{ModelArgs, cache_folder};
-use remoe_kernels::{Dtype, InstructionPath, numerics_class, wrong_paths};
+use remoe_kernels::{InstructionPath, NumericsClass, wrong_paths};
 use remoe_launcher::Cgroups;
 use rustix::fs::statvfs;
 use rustix::process::{Resource, getrlimit};
@@ -116,14 +116,15 @@ fn show(checks: &[Check]) -> Result<(), CliError> {
 fn processor() -> Check {
     let paths = InstructionPath::available();
     let names: Vec<String> = paths.iter().map(ToString::to_string).collect();
-    let classes = [Dtype::Bf16, Dtype::F32].map(numerics_class).join(", ");
+    let classes = NumericsClass::ALL.map(NumericsClass::name).join(", ");
     let found = format!(
         "{}, {} cores; instruction paths {}; numerics {classes}",
         machine::cpu(),
         machine::cores(),
         names.join(", ")
     );
-    let wrong: Vec<String> = wrong_paths().iter().map(|(path, dtype)| format!("{path} in {dtype}")).collect();
+    let wrong: Vec<String> =
+        wrong_paths(&NumericsClass::ALL).iter().map(|(path, class)| format!("{path} in {class}")).collect();
     if !wrong.is_empty() {
         let advice =
             "these paths are not used; a virtual machine that hides the instructions avoids the doubt";

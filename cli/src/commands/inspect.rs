@@ -3,9 +3,16 @@
 use crate::args::InspectArgs;
 use crate::exit::CliError;
 use crate::output::{json, table};
-use remoe_model::Inspection;
+use remoe_experts::quantisation_error;
+use remoe_kernels::{Pool, PoolConfig};
+use remoe_model::{Checkpoint, ExpertsDtype, Inspection};
 use serde::Serialize;
 use std::io::Write;
+
+/// Experts of each layer that are compared with themselves quantised, at equal distances.
+const COMPARED_EXPERTS: usize = 4;
+/// Rows that these compute.
+const COMPARED_ROWS: usize = 16;
 
 /// The facts, and the commit of the hub that they are of.
 #[derive(Serialize)]
@@ -14,18 +21,94 @@ struct WithRevision<'a> {
     inspection: &'a Inspection,
     #[serde(skip_serializing_if = "Option::is_none")]
     revision: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quantization_error: Option<Quantisation>,
+}
+
+/// What quantising experts loses.
+#[derive(Serialize)]
+struct Quantisation {
+    experts_per_layer: usize,
+    rows: usize,
+    /// What the rows are.
+    drawn_from: &'static str,
+    layers: Vec<LayerErrors>,
+}
+
+#[derive(Serialize)]
+struct LayerErrors {
+    layer: usize,
+    int8: Errors,
+    int4: Errors,
+}
+
+/// Root mean squares of differences over those of the values.
+#[derive(Serialize)]
+struct Errors {
+    weights: f64,
+    outputs: f64,
 }
 
 /// Reads the facts and prints them.
 pub(crate) fn run(args: &InspectArgs, as_json: bool) -> Result<(), CliError> {
     let opened = args.source.open()?;
     let inspection = opened.checkpoint.inspect()?;
+    let quantised =
+        args.quantization_error.then(|| Quantisation::of(&opened.checkpoint, &inspection)).transpose()?;
     if as_json {
-        json::print(&WithRevision { inspection: &inspection, revision: opened.revision.as_deref() })?;
-    } else {
-        writeln!(anstream::stdout().lock(), "{}", for_people(&inspection))?;
+        json::print(&WithRevision {
+            inspection: &inspection,
+            revision: opened.revision.as_deref(),
+            quantization_error: quantised,
+        })?;
+        return Ok(());
+    }
+    let mut out = anstream::stdout().lock();
+    writeln!(out, "{}", for_people(&inspection))?;
+    if let Some(quantised) = quantised {
+        writeln!(out, "\n{}", quantised.for_people())?;
     }
     Ok(())
+}
+
+impl Quantisation {
+    fn of(checkpoint: &Checkpoint, facts: &Inspection) -> Result<Self, CliError> {
+        let pool = Pool::new(PoolConfig::default()).map_err(|error| CliError::runtime(error.to_string()))?;
+        let count = COMPARED_EXPERTS.min(facts.experts);
+        let experts: Vec<u32> = (0..count).map(|index| (index * facts.experts / count) as u32).collect();
+        let errors = |layer, format| -> Result<Errors, CliError> {
+            let error = quantisation_error(checkpoint, layer, &experts, format, COMPARED_ROWS, &pool)
+                .map_err(|error| CliError::runtime(error.to_string()))?;
+            Ok(Errors { weights: error.weights, outputs: error.outputs })
+        };
+        let layers = facts.moe_layers.iter().map(|&layer| {
+            let (int8, int4) = (errors(layer, ExpertsDtype::Int8)?, errors(layer, ExpertsDtype::Int4)?);
+            Ok::<_, CliError>(LayerErrors { layer, int8, int4 })
+        });
+        Ok(Self {
+            experts_per_layer: count,
+            rows: COMPARED_ROWS,
+            drawn_from: "standard normal",
+            layers: layers.collect::<Result<_, _>>()?,
+        })
+    }
+
+    fn for_people(&self) -> String {
+        let percent = |share: f64| format!("{:.2} %", 100.0 * share);
+        let rows = self.layers.iter().map(|layer| {
+            let errors =
+                [&layer.int8, &layer.int4].map(|errors| [errors.weights, errors.outputs].map(percent));
+            std::iter::once(layer.layer.to_string()).chain(errors.into_iter().flatten()).collect()
+        });
+        let header = ["layer", "int8 weights", "int8 outputs", "int4 weights", "int4 outputs"];
+        format!(
+            "What quantising loses, root mean square over that of the values: of {} experts of each layer, outputs of \
+             {} standard normal rows\n{}",
+            self.experts_per_layer,
+            self.rows,
+            table::with_header(&header, rows.collect())
+        )
+    }
 }
 
 fn for_people(facts: &Inspection) -> String {

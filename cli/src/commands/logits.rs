@@ -37,7 +37,7 @@ pub(crate) async fn run(args: &LogitsArgs, as_json: bool, progress: &Arc<Progres
     let foresight = Foresight { predictor: args.predictor.predictor.as_deref(), prompt: Some(&args.prompt) };
     let wanted = Wanted::of(&args.deployment, 0.0, foresight)?;
     args.prompt.check(&wanted.inspection, 0)?;
-    let request = InspectRequest { prompt: Some(args.prompt.for_inspection()), hidden: false };
+    let request = InspectRequest { prompt: Some(args.prompt.for_inspection()), hidden: false, scores: false };
     let reply = wanted
         .run_once(progress, async |mut client| {
             let answer = timeout(DEADLINE, client.inspect(request)).await;

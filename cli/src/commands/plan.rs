@@ -16,6 +16,7 @@ use crate::workload::ConcurrencyArgs;
 use clap::Args;
 use nodes::{NodesArgs, Question};
 use remoe_fetch::ModelArgs;
+use remoe_model::{ExpertsDtype, Inspection};
 use remoe_planner::{FieldError, Options, PlanDraft, PlanError, Problem, evaluate, preallocate, solve};
 use remoe_profile::ModelId;
 use serde::Serialize;
@@ -42,6 +43,9 @@ pub(crate) struct PlanArgs {
     /// Compute dtype of the model [default: the profile's]
     #[arg(long, value_enum, requires = "model_source")]
     dtype: Option<Dtype>,
+    /// Plan for routed experts that are quantised to int8 or int4 as they are loaded
+    #[arg(long, value_name = "int8|int4", requires = "model_source")]
+    experts_dtype: Option<ExpertsDtype>,
     /// Plan for this prompt instead of the mean of the history
     #[arg(long, value_name = "TEXT", requires = "model_source")]
     prompt: Option<String>,
@@ -101,6 +105,7 @@ pub(crate) fn run(args: &PlanArgs, as_json: bool, verbose: bool) -> Result<ExitC
             list,
             source: args.source.as_ref(),
             dtype: args.dtype,
+            experts_dtype: args.experts_dtype,
             planning: &args.planning,
             concurrency: args.concurrency,
         };
@@ -150,14 +155,17 @@ impl PlanArgs {
             return Err(CliError::arguments("--model", message));
         };
         let checkpoint = Arc::new(source.open()?.checkpoint);
-        let inspection = checkpoint.inspect()?;
-        let dtype = self.dtype.map_or_else(|| default_dtype(&inspection), Dtype::name).to_owned();
-        let id = ModelId { fingerprint: inspection.fingerprint.clone(), dtype };
+        let inspection = Inspection { experts_dtype: self.experts_dtype, ..checkpoint.inspect()? };
+        let dtype = self.dtype.map_or_else(|| default_dtype(&inspection), Dtype::name);
+        let id = ModelId::of(&inspection, dtype);
         let profile = self.planning.known_profile(&id)?.ok_or_else(|| {
             let message = format!(
                 "there is no profile of this model in {} on this machine; make one with `remoe profile --model {} \
-                 --dtype {}`",
-                id.dtype, source.model, id.dtype
+                 --dtype {}{}`",
+                id.precision(),
+                source.model,
+                id.dtype,
+                id.experts_dtype.map_or_else(String::new, |experts| format!(" --experts-dtype {}", experts.name()))
             );
             CliError::arguments("--profile", message)
         })?;

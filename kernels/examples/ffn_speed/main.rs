@@ -12,7 +12,9 @@
 //!
 //! The name of an instruction path may follow (`many avx512f`). Without it, `one`, `eight` and `many` are by the paths that a pool chooses, and the limits `read` and `peak` are those of the path that has the highest: what the machine can do, not what the chosen instructions can.
 //!
-//! By hand: `echo one | cargo run --release -p remoe-kernels --example ffn_speed -- [--threads N] [--dtype bf16|f32] [--hidden N] [--width N]`
+//! With int8 and int4, rows are bfloat16, weights count as they are packed, and `peak` is that of bfloat16.
+//!
+//! By hand: `echo one | cargo run --release -p remoe-kernels --example ffn_speed -- [--threads N] [--dtype bf16|f32|int8|int4] [--hidden N] [--width N]`
 
 #![allow(clippy::expect_used)]
 
@@ -23,8 +25,8 @@ mod machine;
 
 use machine::{CHUNKS, STREAM_BYTES, arithmetic, read, stream_buffer, together};
 use remoe_kernels::{
-    Activation, Dtype, ExpertShape, InstructionPath, Job, Matrix, PackedExpert, PackedExpertBuilder,
-    PathChoice, Pool, PoolConfig, StoredDtype,
+    Activation, Dtype, ExpertShape, InstructionPath, Job, Matrix, NumericsClass, PackedExpert,
+    PackedExpertBuilder, PathChoice, Pool, PoolConfig, StoredDtype, WeightFormat,
 };
 
 /// Weights that are cycled through, so that they come from memory and not from a cache.
@@ -38,14 +40,19 @@ const TRIAL_STEPS: usize = 20_000;
 
 struct Options {
     threads: usize,
-    dtype: Dtype,
+    class: NumericsClass,
     hidden: usize,
     width: usize,
 }
 
 fn options() -> Options {
-    let mut options =
-        Options { threads: PoolConfig::default().threads, dtype: Dtype::Bf16, hidden: 2048, width: 1408 };
+    let mut options = Options {
+        threads: PoolConfig::default().threads,
+        class: Dtype::Bf16.into(),
+        hidden: 2048,
+        width: 1408,
+    };
+    let quantised = |weights| NumericsClass { dtype: Dtype::Bf16, weights };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         let value = arguments.next().unwrap_or_else(|| usage(&argument));
@@ -54,8 +61,10 @@ fn options() -> Options {
             "--threads" => options.threads = number(),
             "--hidden" => options.hidden = number(),
             "--width" => options.width = number(),
-            "--dtype" if value == "bf16" => options.dtype = Dtype::Bf16,
-            "--dtype" if value == "f32" => options.dtype = Dtype::F32,
+            "--dtype" if value == "bf16" => options.class = Dtype::Bf16.into(),
+            "--dtype" if value == "f32" => options.class = Dtype::F32.into(),
+            "--dtype" if value == "int8" => options.class = quantised(WeightFormat::Int8),
+            "--dtype" if value == "int4" => options.class = quantised(WeightFormat::Int4),
             _ => usage(&argument),
         }
     }
@@ -64,7 +73,7 @@ fn options() -> Options {
 
 fn usage<T>(argument: &str) -> T {
     eprintln!("{argument}: unknown, or without a proper value");
-    eprintln!("ffn_speed [--threads N] [--dtype bf16|f32] [--hidden N] [--width N]");
+    eprintln!("ffn_speed [--threads N] [--dtype bf16|f32|int8|int4] [--hidden N] [--width N]");
     std::process::exit(2)
 }
 
@@ -148,8 +157,9 @@ fn highest(paths: &[InstructionPath], work: impl Fn(InstructionPath) -> f64) -> 
 }
 
 fn main() {
-    let Options { threads, dtype, hidden, width } = options();
-    let shape = ExpertShape::new(hidden, width, dtype, Activation::Silu).expect("a legal shape");
+    let Options { threads, class, hidden, width } = options();
+    let dtype = class.dtype;
+    let shape = ExpertShape::new(hidden, width, class, Activation::Silu).expect("a legal shape");
     let count = WEIGHT_BYTES.div_ceil(shape.packed_bytes()).next_multiple_of(TOP_K);
     let mut state = 1;
     let experts: Vec<PackedExpert> = (0..count).map(|_| expert(shape, &mut state)).collect();
@@ -164,14 +174,17 @@ fn main() {
     };
     let mut outputs = vec![vec![0u8; TOKENS * shape.row_bytes()]; TOP_K];
 
-    let weights = (3 * hidden * width * dtype.bytes()) as f64;
+    let stored = vec![0x11u8; hidden * width * dtype.bytes()];
+    let weights = match class.weights {
+        WeightFormat::Plain => (3 * stored.len()) as f64,
+        WeightFormat::Int8 | WeightFormat::Int4 => shape.packed_bytes() as f64,
+    };
     let operations = (6 * hidden * width * TOKENS) as f64;
     // A quarter of the experts for the long passes.
     let few = &experts[..count.div_ceil(4)];
     // Every measurement reads or computes about as much as a call with one expert does.
     let part = (weights as usize / CHUNKS).next_multiple_of(4096).min(STREAM_BYTES / CHUNKS);
     let rounds = STREAM_BYTES / (CHUNKS * part);
-    let stored = vec![0x11u8; weights as usize / 3];
     let reader = highest(&paths, |path| {
         read(path, &buffer[..TRIAL_BYTES]);
         TRIAL_BYTES as f64
@@ -180,9 +193,9 @@ fn main() {
 
     let names: Vec<String> = paths.iter().map(|path| format!(r#""{path}""#)).collect();
     println!(
-        r#"{{"paths":[{}],"chosen":"{}","read_by":"{reader}","peak_by":"{computer}","threads":{threads},"dtype":"{dtype}","hidden":{hidden},"width":{width}}}"#,
+        r#"{{"paths":[{}],"chosen":"{}","read_by":"{reader}","peak_by":"{computer}","threads":{threads},"class":"{class}","hidden":{hidden},"width":{width}}}"#,
         names.join(","),
-        PathChoice::measured(dtype),
+        PathChoice::measured(class),
     );
     for line in std::io::stdin().lines() {
         let line = line.expect("a line of text");
@@ -215,7 +228,7 @@ fn main() {
                 answer(work, few.len(), together(threads, few.len(), compute));
             }
             "many" => answer(operations, few.len(), cycle(pool, few, &inputs, TOKENS, 1, &mut outputs)),
-            "pack" => answer(weights, PACKED, pack(shape, &stored)),
+            "pack" => answer((3 * stored.len()) as f64, PACKED, pack(shape, &stored)),
             other => usage(other),
         }
     }

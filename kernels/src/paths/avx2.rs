@@ -4,6 +4,7 @@ use std::arch::x86_64::*;
 
 use super::activation::ROUNDER;
 use super::floats::Floats;
+use super::integers::Integers;
 use super::steps::{F32Step, WidenedStep};
 use crate::numerics::NAN_BITS;
 
@@ -137,5 +138,68 @@ impl Floats for Avx2 {
     }
 }
 
+impl Integers for Avx2 {
+    type I = __m256i;
+    const REMOVES_OFFSET: bool = true;
+
+    #[inline(always)]
+    unsafe fn splat_integer(x: i32) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_set1_epi32(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_words(from: *const u32) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_loadu_si256(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn low_nibbles(words: __m256i) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_and_si256(words, _mm256_set1_epi8(0x0f)) }
+    }
+
+    #[inline(always)]
+    unsafe fn high_nibbles(words: __m256i) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_and_si256(_mm256_srli_epi32::<4>(words), _mm256_set1_epi8(0x0f)) }
+    }
+
+    #[inline(always)]
+    unsafe fn int8_dot(sum: __m256i, w: __m256i, x: __m256i) -> __m256i {
+        // SAFETY: the trait's contract. Of magnitudes, 128 and 127 at most, the sum of two products is below 2^15: nothing saturates.
+        unsafe {
+            let w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
+            Self::int4_dot(sum, _mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn int4_dot(sum: __m256i, w: __m256i, x: __m256i) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let pairs = _mm256_maddubs_epi16(w, x);
+            _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn to_floats(sums: __m256i) -> __m256 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_cvtepi32_ps(sums) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> __m256 {
+        // SAFETY: the trait's contract: 8 elements of 2 bytes.
+        unsafe {
+            let halves = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(halves))
+        }
+    }
+}
+
 super::entry_points!(WidenedStep<Avx2>, F32Step<Avx2>, "avx2,fma");
+super::quantised_entry_points!(Avx2, "avx2,fma");
 super::attend_entry_point!(Avx2, "avx2,fma");

@@ -12,6 +12,7 @@ pub(super) struct DotStep;
 
 impl Step for DotStep {
     type F = Avx512;
+    type InBf16 = Self;
     const BF16: bool = true;
     const WORDS: usize = 64;
 
@@ -21,12 +22,13 @@ impl Step for DotStep {
         x: &[*const u8; R],
         pair: usize,
         w: *const u32,
+        first: usize,
     ) {
         // SAFETY: the trait's contract; `__m512bh` and `__m512i` are both 64 bytes without invalid values.
         unsafe {
             let mut weights = [_mm512_setzero_si512(); C];
             for c in 0..C {
-                weights[c] = _mm512_loadu_si512(w.add(c * Avx512::LANES).cast());
+                weights[c] = _mm512_loadu_si512(w.add(first + c * Avx512::LANES).cast());
             }
             for r in 0..R {
                 let x = _mm512_set1_epi32(x[r].cast::<i32>().add(pair).read_unaligned());

@@ -1,6 +1,6 @@
 //! Which path computes what: the fastest of those that compute the right bits, by measurement.
 //!
-//! An instruction's name tells nothing about its speed (the dot product of bfloat16 pairs runs at twice the rate of fused multiply-adds on some processors and at half of it on others), so every path that the CPU has is tried once per process: it must give the bits of the portable path, and it is timed. Both together take about three
+//! An instruction's name tells nothing about its speed (the dot product of bfloat16 pairs runs at twice the rate of fused multiply-adds on some processors and at half of it on others), so every path that the CPU has is tried once per process and class that is computed: it must give the bits of the portable path, and it is timed. Both together take about two
 //! milliseconds: too little for a file in which processes would share the outcome.
 
 use std::fmt;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::panel::ROWS;
 use super::trial::{Reference, Timing};
 use super::{InstructionPath, Kernels, kernels};
-use crate::Dtype;
+use crate::{Dtype, NumericsClass, WeightFormat};
 
 /// Row counts that are told apart: one row, which is bound by reading weights; the rest of one block of rows; and more, which is bound by arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl Regime {
     }
 }
 
-/// The paths by which a pool computes an element type, by the number of rows that an expert or a matrix is given. The bits do not depend on them.
+/// The paths by which a pool computes a class, by the number of rows that an expert or a matrix is given. The bits do not depend on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathChoice([InstructionPath; 3]);
 
@@ -52,11 +52,10 @@ impl PathChoice {
     }
 
     /// The choice that was measured on this machine: once in the life of a process, when it is first asked for.
-    pub fn measured(dtype: Dtype) -> Self {
-        static MEASURED: OnceLock<[PathChoice; 2]> = OnceLock::new();
-        let measured = MEASURED
-            .get_or_init(|| DTYPES.map(|dtype| choose(&Timing::new(dtype).measure(right_paths(dtype)))));
-        measured[dtype as usize]
+    pub fn measured(class: impl Into<NumericsClass>) -> Self {
+        static MEASURED: [OnceLock<PathChoice>; CLASSES] = [const { OnceLock::new() }; CLASSES];
+        let class = class.into();
+        *MEASURED[class.index()].get_or_init(|| choose(&Timing::new(class).measure(right_paths(class))))
     }
 
     /// The path for so many rows.
@@ -75,10 +74,9 @@ impl fmt::Display for PathChoice {
     }
 }
 
-/// The order in which per-type results are kept: that of [`Dtype`]'s variants.
-const DTYPES: [Dtype; 2] = [Dtype::F32, Dtype::Bf16];
+const CLASSES: usize = NumericsClass::ALL.len();
 
-/// A path's kernels for one element type.
+/// A path's kernels for one class.
 pub(super) type Compiled = (InstructionPath, Kernels);
 
 /// Times of a path, by [`Regime`].
@@ -96,48 +94,55 @@ fn choose(measurements: &[Measurement]) -> PathChoice {
     }))
 }
 
-/// The path that a path's kernels for an element type belong to.
-const fn owner(path: InstructionPath, dtype: Dtype) -> InstructionPath {
-    match (path, dtype) {
-        (InstructionPath::Avx512Bf16, Dtype::F32) => InstructionPath::Avx512F,
+/// The path that a path's kernels for a class belong to.
+const fn owner(path: InstructionPath, class: NumericsClass) -> InstructionPath {
+    match (path, class.weights, class.dtype) {
+        (InstructionPath::Avx512Bf16, WeightFormat::Plain, Dtype::F32)
+        | (InstructionPath::Avx512Vnni, WeightFormat::Plain, _) => InstructionPath::Avx512F,
+        (
+            InstructionPath::Avx512Bf16 | InstructionPath::Avx512F,
+            WeightFormat::Int8 | WeightFormat::Int4,
+            _,
+        ) => InstructionPath::Avx2Fma,
         _ => path,
     }
 }
 
 /// The vector paths that this CPU has, with kernels of their own. The portable path is not among them: it is what is left where there is nothing else.
-fn candidates(dtype: Dtype) -> Vec<Compiled> {
+fn candidates(class: NumericsClass) -> Vec<Compiled> {
     let is_candidate =
-        |path: &InstructionPath| *path != InstructionPath::Portable && owner(*path, dtype) == *path;
+        |path: &InstructionPath| *path != InstructionPath::Portable && owner(*path, class) == *path;
     let paths = InstructionPath::available().into_iter().filter(is_candidate);
-    paths.map(|path| (path, kernels(path, dtype))).collect()
+    paths.map(|path| (path, kernels(path, class))).collect()
 }
 
 /// Those that give the bits of the portable path.
-fn passing(dtype: Dtype, candidates: Vec<Compiled>) -> Vec<Compiled> {
+fn passing(class: NumericsClass, candidates: Vec<Compiled>) -> Vec<Compiled> {
     if candidates.is_empty() {
         return candidates;
     }
-    let reference = Reference::new(dtype);
+    let reference = Reference::new(class);
     candidates.into_iter().filter(|candidate| reference.agrees(*candidate)).collect()
 }
 
 /// The candidates that passed, tried once per process.
-fn right_paths(dtype: Dtype) -> &'static [Compiled] {
-    static RIGHT: OnceLock<[Vec<Compiled>; 2]> = OnceLock::new();
-    &RIGHT.get_or_init(|| DTYPES.map(|dtype| passing(dtype, candidates(dtype))))[dtype as usize]
+fn right_paths(class: NumericsClass) -> &'static [Compiled] {
+    static RIGHT: [OnceLock<Vec<Compiled>>; CLASSES] = [const { OnceLock::new() }; CLASSES];
+    RIGHT[class.index()].get_or_init(|| passing(class, candidates(class)))
 }
 
-/// Does the path, which this CPU has, give the right bits for an element type?
-pub(crate) fn is_right(path: InstructionPath, dtype: Dtype) -> bool {
+/// Does the path, which this CPU has, give the right bits for a class?
+pub(crate) fn is_right(path: InstructionPath, class: NumericsClass) -> bool {
     path == InstructionPath::Portable
-        || right_paths(dtype).iter().any(|(right, _)| *right == owner(path, dtype))
+        || right_paths(class).iter().any(|(right, _)| *right == owner(path, class))
 }
 
-/// Paths that this CPU has and that do not give the right bits on it, with the element type: they are never used. Empty on a sound machine.
-pub fn wrong_paths() -> Vec<(InstructionPath, Dtype)> {
-    let with_types =
-        InstructionPath::available().into_iter().flat_map(|path| DTYPES.map(|dtype| (path, dtype)));
-    with_types.filter(|(path, dtype)| !is_right(*path, *dtype)).collect()
+/// Paths that this CPU has and that do not give the right bits of one of `classes` on it: they are never used. Empty on a sound machine.
+pub fn wrong_paths(classes: &[NumericsClass]) -> Vec<(InstructionPath, NumericsClass)> {
+    let with_classes = InstructionPath::available()
+        .into_iter()
+        .flat_map(|path| classes.iter().map(move |class| (path, *class)));
+    with_classes.filter(|(path, class)| !is_right(*path, *class)).collect()
 }
 
 #[cfg(test)]
@@ -145,6 +150,8 @@ mod tests {
     use super::super::panel::Panel;
     use super::*;
     use proptest::prelude::*;
+
+    const BF16: NumericsClass = NumericsClass { dtype: Dtype::Bf16, weights: WeightFormat::Plain };
 
     const VECTORS: [InstructionPath; 3] =
         [InstructionPath::Avx512Bf16, InstructionPath::Avx512F, InstructionPath::Avx2Fma];
@@ -187,7 +194,7 @@ mod tests {
     /// # Safety
     /// As for the kernels.
     unsafe fn one_bit_off<const DOWN: bool>(panel: &Panel) {
-        let right = kernels(InstructionPath::Portable, Dtype::Bf16);
+        let right = kernels(InstructionPath::Portable, BF16);
         // SAFETY: the caller's promise; the last column of the last row is there.
         unsafe {
             if DOWN {
@@ -205,7 +212,7 @@ mod tests {
     /// # Safety
     /// As for the kernels.
     unsafe fn wrong_for_many(panel: &Panel) {
-        let right = kernels(InstructionPath::Portable, Dtype::Bf16);
+        let right = kernels(InstructionPath::Portable, BF16);
         // SAFETY: the caller's promise.
         unsafe {
             (right.down)(panel);
@@ -217,7 +224,7 @@ mod tests {
 
     #[test]
     fn a_wrong_path_is_not_used() {
-        let right = kernels(InstructionPath::Portable, Dtype::Bf16);
+        let right = kernels(InstructionPath::Portable, BF16);
         let faults: [Kernels; 3] = [
             Kernels { down: one_bit_off::<true>, ..right },
             Kernels { gate_up: one_bit_off::<false>, ..right },
@@ -228,7 +235,7 @@ mod tests {
             let time =
                 |(path, _): &Compiled| measured(*path, if *path == VECTORS[0] { [1; 3] } else { [9; 3] });
             let chosen = |candidates: Vec<Compiled>| {
-                let passing = passing(Dtype::Bf16, candidates);
+                let passing = passing(BF16, candidates);
                 choose(&passing.iter().map(time).collect::<Vec<_>>())
             };
             let next = chosen(vec![(VECTORS[0], wrong), (VECTORS[1], right)]);
@@ -240,11 +247,11 @@ mod tests {
 
     #[test]
     fn every_path_of_this_machine_is_right_and_one_of_them_is_chosen() {
-        assert_eq!(wrong_paths(), []);
-        for dtype in [Dtype::Bf16, Dtype::F32] {
-            let choice = PathChoice::measured(dtype);
-            assert_eq!(PathChoice::measured(dtype), choice, "measured once");
-            let candidates = candidates(dtype);
+        assert_eq!(wrong_paths(&NumericsClass::ALL), []);
+        for class in NumericsClass::ALL {
+            let choice = PathChoice::measured(class);
+            assert_eq!(PathChoice::measured(class), choice, "measured once");
+            let candidates = candidates(class);
             for rows in [1, 3, 300] {
                 let path = choice.of_rows(rows);
                 let is_candidate = candidates.iter().any(|(candidate, _)| *candidate == path);

@@ -8,9 +8,11 @@ use crate::KernelError;
 /// A set of CPU instructions. All of them give the same bits; they differ in speed only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum InstructionPath {
-    /// 512-bit vectors, with the dot product of bfloat16 pairs.
+    /// 512-bit vectors, with the dot product of bfloat16 pairs. For quantised weights the same as [`Avx2Fma`](Self::Avx2Fma).
     Avx512Bf16,
-    /// 512-bit vectors; bfloat16 is widened.
+    /// 512-bit vectors, with the dot product of bytes; for weights that are not quantised the same as [`Avx512F`](Self::Avx512F).
+    Avx512Vnni,
+    /// 512-bit vectors; bfloat16 is widened. For quantised weights the same as [`Avx2Fma`](Self::Avx2Fma).
     Avx512F,
     /// 256-bit vectors with fused multiply-add; bfloat16 is widened.
     Avx2Fma,
@@ -20,7 +22,8 @@ pub enum InstructionPath {
 
 impl InstructionPath {
     /// All paths, the widest first. Which one is fastest depends on the processor: [`crate::PathChoice`] measures it.
-    pub const ALL: [Self; 4] = [Self::Avx512Bf16, Self::Avx512F, Self::Avx2Fma, Self::Portable];
+    pub const ALL: [Self; 5] =
+        [Self::Avx512Bf16, Self::Avx512Vnni, Self::Avx512F, Self::Avx2Fma, Self::Portable];
 
     /// The paths that this CPU has, the widest first.
     pub fn available() -> Vec<Self> {
@@ -33,11 +36,13 @@ impl InstructionPath {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Bf16 => is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16"),
             #[cfg(target_arch = "x86_64")]
+            Self::Avx512Vnni => is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni"),
+            #[cfg(target_arch = "x86_64")]
             Self::Avx512F => is_x86_feature_detected!("avx512f"),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2Fma => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx512Bf16 | Self::Avx512F | Self::Avx2Fma => false,
+            Self::Avx512Bf16 | Self::Avx512Vnni | Self::Avx512F | Self::Avx2Fma => false,
             Self::Portable => true,
         }
     }
@@ -46,6 +51,7 @@ impl InstructionPath {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Avx512Bf16 => "avx512-bf16",
+            Self::Avx512Vnni => "avx512-vnni",
             Self::Avx512F => "avx512f",
             Self::Avx2Fma => "avx2-fma",
             Self::Portable => "portable",

@@ -8,12 +8,16 @@ mod avx2;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512bf16;
+#[cfg(target_arch = "x86_64")]
+mod avx512vnni;
 mod choice;
 pub(crate) mod float_mode;
 pub(crate) mod floats;
 mod instruction_path;
+mod integers;
 pub(crate) mod panel;
 pub(crate) mod portable;
+mod quantised;
 mod steps;
 mod trial;
 mod widened;
@@ -24,8 +28,8 @@ pub use instruction_path::InstructionPath;
 
 use panel::Panel;
 
-use crate::Dtype;
 use crate::plan::Phase;
+use crate::{Dtype, NumericsClass, WeightFormat};
 
 /// A compiled kernel.
 ///
@@ -33,7 +37,7 @@ use crate::plan::Phase;
 /// The CPU has the path's features, the thread is in the path's [`float_mode::FloatMode`], the panel's pointers are valid, and nobody else touches the outputs it names.
 pub(crate) type Kernel = unsafe fn(&Panel);
 
-/// The kernels of one path for one element type.
+/// The kernels of one path for one class.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kernels {
     pub(crate) gate_up: Kernel,
@@ -69,6 +73,19 @@ macro_rules! entry_points {
 }
 use entry_points;
 
+/// Defines a path's kernels for quantised weights, int8 and int4: each serves both phases and both types of rows.
+macro_rules! quantised_entry_points {
+    ($integers:ty $(, $features:literal)?) => {
+        pub(super) const INT8: super::Kernels = super::Kernels { gate_up: int8, down: int8 };
+        pub(super) const INT4: super::Kernels = super::Kernels { gate_up: int4, down: int4 };
+        type Int8Step = super::quantised::QuantisedStep<$integers, false, false>;
+        type Int4Step = super::quantised::QuantisedStep<$integers, true, false>;
+        super::entry_points!(@ int8, either, Int8Step $(, $features)?);
+        super::entry_points!(@ int4, either, Int4Step $(, $features)?);
+    };
+}
+use quantised_entry_points;
+
 /// A compiled attention kernel.
 ///
 /// # Safety
@@ -91,7 +108,9 @@ use attend_entry_point;
 pub(crate) fn attend_kernel(path: InstructionPath) -> AttendKernel {
     match path {
         #[cfg(target_arch = "x86_64")]
-        InstructionPath::Avx512Bf16 | InstructionPath::Avx512F => avx512::attend,
+        InstructionPath::Avx512Bf16 | InstructionPath::Avx512F | InstructionPath::Avx512Vnni => {
+            avx512::attend
+        }
         #[cfg(target_arch = "x86_64")]
         InstructionPath::Avx2Fma => avx2::attend,
         _ => portable::attend,
@@ -99,12 +118,30 @@ pub(crate) fn attend_kernel(path: InstructionPath) -> AttendKernel {
 }
 
 /// The kernels of a path. Calling them needs the path to be available.
-pub(crate) fn kernels(path: InstructionPath, dtype: Dtype) -> Kernels {
+pub(crate) fn kernels(path: InstructionPath, class: NumericsClass) -> Kernels {
+    let (int8, int4) = match path {
+        #[cfg(target_arch = "x86_64")]
+        InstructionPath::Avx512Vnni => (avx512vnni::INT8, avx512vnni::INT4),
+        // Bytes need more of AVX-512 than the other two ask for, which every processor that they run on has AVX2 for.
+        #[cfg(target_arch = "x86_64")]
+        InstructionPath::Avx512Bf16 | InstructionPath::Avx512F | InstructionPath::Avx2Fma => {
+            (avx2::INT8, avx2::INT4)
+        }
+        _ => (portable::INT8, portable::INT4),
+    };
+    match class.weights {
+        WeightFormat::Plain => plain_kernels(path, class.dtype),
+        WeightFormat::Int8 => int8,
+        WeightFormat::Int4 => int4,
+    }
+}
+
+fn plain_kernels(path: InstructionPath, dtype: Dtype) -> Kernels {
     let (bf16, f32) = match path {
         #[cfg(target_arch = "x86_64")]
         InstructionPath::Avx512Bf16 => (avx512bf16::BF16, avx512::F32),
         #[cfg(target_arch = "x86_64")]
-        InstructionPath::Avx512F => (avx512::BF16, avx512::F32),
+        InstructionPath::Avx512F | InstructionPath::Avx512Vnni => (avx512::BF16, avx512::F32),
         #[cfg(target_arch = "x86_64")]
         InstructionPath::Avx2Fma => (avx2::BF16, avx2::F32),
         _ => (portable::BF16, portable::F32),

@@ -7,27 +7,27 @@ use super::activation::{activate, factor};
 use super::floats::Floats;
 use super::steps::Step;
 use super::widened;
-use crate::Activation;
+use crate::plan::Phase;
+use crate::quantise::RowGroup;
 use crate::shape::{HALF, PANEL};
+use crate::{Activation, Dtype, WeightFormat};
 
 /// Most rows of a block.
 pub(super) const ROWS: usize = 6;
 /// How far ahead of use weights are asked for, in bytes.
 const AHEAD: usize = 8192;
 pub(super) const LINE: usize = 64;
-/// Pairs between two prefetches of the following panel.
-const CHUNK: usize = 16;
 /// Two panels above this do not stay in a second-level cache of 1 MB, so that fetching the next early would evict the present one.
 const EARLY: usize = 400 << 10;
 
 /// The work on one panel. Pointers have no alignment, except for the weights' 64 bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Panel {
-    /// The packed panel: `pairs * Step::WORDS` words.
+    /// The packed panel: `steps * Step::WORDS` words.
     pub(crate) weights: *const u32,
-    /// Pairs of K.
-    pub(crate) pairs: usize,
-    /// `row_count` pointers to rows of `pairs` pairs of elements.
+    /// Steps of K: pairs, or groups where weights are quantised.
+    pub(crate) steps: usize,
+    /// `row_count` pointers to rows of `steps` pairs of elements, or of as many [`RowGroup`]s.
     pub(crate) rows: *const *const u8,
     pub(crate) row_count: usize,
     /// Where the first row's result for the panel's first column goes.
@@ -36,6 +36,9 @@ pub(crate) struct Panel {
     pub(crate) out_stride: usize,
     /// Columns of the panel that exist: at most [`HALF`] for gate and up, [`PANEL`] for down.
     pub(crate) columns: usize,
+    /// What becomes of the sums, for kernels that serve both phases and both types.
+    pub(crate) phase: Phase,
+    pub(crate) dtype: Dtype,
     pub(crate) activation: Activation,
     /// What is added to the sums: an element for each of the panel's [`PANEL`] columns, or null.
     pub(crate) biases: *const f32,
@@ -61,8 +64,9 @@ pub(super) trait Finish {
 
 struct GateUp;
 struct Down;
+struct Either;
 
-/// Gate, up, activation and product for [`HALF`] intermediate columns. `out` has room for [`HALF`] elements in every row; those beyond `columns` become zero.
+/// Gate, up, activation and product for [`HALF`] intermediate columns. `out` has room for [`HALF`] elements in every row, or for a [`RowGroup`] where weights are quantised; those beyond `columns` become zero.
 ///
 /// # Safety
 /// The CPU has the features of `S`, denormals are flushed, the panel's pointers are valid, and no other thread touches its part of the output.
@@ -82,12 +86,39 @@ pub(super) unsafe fn down<S: Step>(panel: &Panel) {
     unsafe { for_rows::<S, Down>(panel) }
 }
 
+/// What the panel's phase and type call for. One kernel for all of them is compiled in a fraction of the time.
+///
+/// # Safety
+/// As for [`gate_up`] or [`down`].
+#[inline(always)]
+pub(super) unsafe fn either<S: Step>(panel: &Panel) {
+    // SAFETY: the caller's promise.
+    unsafe { for_rows::<S, Either>(panel) }
+}
+
+impl Finish for Either {
+    #[inline(always)]
+    unsafe fn finish<S: Step>(panel: &Panel, sums: &[Sums], first: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match (panel.phase, panel.dtype) {
+                (Phase::GateUp, Dtype::F32) => GateUp::finish::<S>(panel, sums, first),
+                (Phase::GateUp, Dtype::Bf16) => GateUp::finish::<S::InBf16>(panel, sums, first),
+                (Phase::Down, Dtype::F32) => Down::finish::<S>(panel, sums, first),
+                (Phase::Down, Dtype::Bf16) => Down::finish::<S::InBf16>(panel, sums, first),
+            }
+        }
+    }
+}
+
 impl Finish for GateUp {
     #[inline(always)]
     unsafe fn finish<S: Step>(panel: &Panel, sums: &[Sums], first: usize) {
         let size = S::ELEMENT;
         for (r, sums) in sums.iter().enumerate() {
-            // SAFETY: the caller's promise: every row of `out` has room for HALF elements.
+            // What becomes a group of integers.
+            let mut group = [0.0; HALF];
+            // SAFETY: the caller's promise: every row of `out` has room for HALF elements, or for a group of as many.
             unsafe {
                 let out = panel.out.add((first + r) * panel.out_stride);
                 for c in (0..HALF).step_by(S::F::LANES) {
@@ -113,14 +144,22 @@ impl Finish for GateUp {
                     }
                     let product = S::F::mul(activated, factor);
                     let to = out.add(c * size);
-                    if S::BF16 {
+                    if S::WEIGHTS != WeightFormat::Plain {
+                        let product = if S::BF16 { S::round(product) } else { product };
+                        S::F::store(group.as_mut_ptr().add(c), product);
+                    } else if S::BF16 {
                         S::store_rounded(to.cast(), product);
                     } else {
                         S::F::store(to.cast(), product);
                     }
                 }
                 // The padded columns are sums of x * 0, which is NaN where x is not finite; the down projection must see zero.
-                out.add(panel.columns * size).write_bytes(0, (HALF - panel.columns) * size);
+                if S::WEIGHTS == WeightFormat::Plain {
+                    out.add(panel.columns * size).write_bytes(0, (HALF - panel.columns) * size);
+                } else {
+                    group[panel.columns..].fill(0.0);
+                    out.cast::<RowGroup>().write_unaligned(RowGroup::of(&group, S::WEIGHTS));
+                }
             }
         }
     }
@@ -179,8 +218,8 @@ unsafe fn for_rows<S: Step, E: Finish>(panel: &Panel) {
 unsafe fn for_blocks<S: Step, E: Finish>(panel: &Panel) {
     let mut sums = Block([[0.0; PANEL]; ROWS]);
     let blocks = panel.row_count.div_ceil(ROWS);
-    let panel_bytes = panel.pairs * S::WORDS * 4;
-    let chunks = blocks.saturating_sub(1) * panel.pairs.div_ceil(CHUNK);
+    let panel_bytes = panel.steps * S::WORDS * 4;
+    let chunks = blocks.saturating_sub(1) * panel.steps.div_ceil(S::CHUNK);
     let lines_per_chunk =
         if chunks > 0 && panel_bytes <= EARLY { (panel_bytes / LINE).div_ceil(chunks) } else { 0 };
     let mut early = panel.next;
@@ -206,7 +245,7 @@ unsafe fn for_blocks<S: Step, E: Finish>(panel: &Panel) {
             E::finish::<S>(panel, sums.0.get_unchecked(..count), first);
         }
         if block > 0 {
-            early = early.wrapping_add(lines_per_chunk * LINE * panel.pairs.div_ceil(CHUNK));
+            early = early.wrapping_add(lines_per_chunk * LINE * panel.steps.div_ceil(S::CHUNK));
         }
         first += count;
     }
@@ -217,7 +256,7 @@ unsafe fn for_blocks<S: Step, E: Finish>(panel: &Panel) {
 enum Fetch {
     /// Its own panel, [`AHEAD`] bytes ahead, and at its end the beginning of `after`.
     Stream { after: *const u8 },
-    /// Some lines of the following panel every [`CHUNK`] pairs.
+    /// Some lines of the following panel every [`Step::CHUNK`] steps.
     Early { from: *const u8, lines_per_chunk: usize },
 }
 
@@ -235,8 +274,22 @@ unsafe fn sum_block<S: Step, const R: usize>(
         for r in 0..R {
             x[r] = *rows.add(r);
         }
+        let integers = S::WEIGHTS != WeightFormat::Plain;
         if S::F::LANES == 16 {
-            sum_columns::<S, R, 4>(panel, &x, fetch, sums);
+            // Integers have sums of their own beside the accumulators.
+            if integers && R > 3 {
+                sum_columns::<S, R, 2>(panel, &x, fetch, sums);
+            } else {
+                sum_columns::<S, R, 4>(panel, &x, fetch, sums);
+            }
+        } else if integers {
+            if R == 1 {
+                sum_columns::<S, R, 4>(panel, &x, fetch, sums);
+            } else if R == 2 {
+                sum_columns::<S, R, 2>(panel, &x, fetch, sums);
+            } else {
+                sum_columns::<S, R, 1>(panel, &x, fetch, sums);
+            }
         } else if R == 1 {
             sum_columns::<S, R, 8>(panel, &x, fetch, sums);
         } else if R == 2 {
@@ -254,43 +307,43 @@ unsafe fn sum_columns<S: Step, const R: usize, const C: usize>(
     fetch: Fetch,
     sums: &mut Block,
 ) {
-    let pair_bytes = S::WORDS * 4;
+    let step_bytes = S::WORDS * 4;
     for first in (0..PANEL).step_by(C * S::F::LANES) {
         // SAFETY: the caller's promise; `first + C * LANES <= PANEL`, and `C * LANES` divides it.
         unsafe {
             let mut acc = [[S::F::splat(0.0); C]; R];
-            let mut w = panel.weights.add(first);
+            let mut w = panel.weights;
             match fetch {
                 // Columns after the first group find the panel in the cache.
                 Fetch::Stream { after } if first == 0 => {
-                    let near_end = panel.pairs.saturating_sub(AHEAD / pair_bytes);
-                    for pair in 0..near_end {
-                        prefetch(w.cast::<u8>().wrapping_add(AHEAD), pair_bytes / LINE);
-                        S::add(&mut acc, x, pair, w);
+                    let near_end = panel.steps.saturating_sub(AHEAD / step_bytes);
+                    for step in 0..near_end {
+                        prefetch(w.cast::<u8>().wrapping_add(AHEAD), step_bytes / LINE);
+                        S::add(&mut acc, x, step, w, first);
                         w = w.wrapping_add(S::WORDS);
                     }
                     let mut after = after;
-                    for pair in near_end..panel.pairs {
-                        prefetch(after, pair_bytes / LINE);
-                        S::add(&mut acc, x, pair, w);
-                        after = after.wrapping_add(pair_bytes);
+                    for step in near_end..panel.steps {
+                        prefetch(after, step_bytes / LINE);
+                        S::add(&mut acc, x, step, w, first);
+                        after = after.wrapping_add(step_bytes);
                         w = w.wrapping_add(S::WORDS);
                     }
                 }
                 Fetch::Early { from, lines_per_chunk } if first == 0 => {
                     let mut from = from;
-                    for chunk in (0..panel.pairs).step_by(CHUNK) {
+                    for chunk in (0..panel.steps).step_by(S::CHUNK) {
                         prefetch(from, lines_per_chunk);
                         from = from.wrapping_add(lines_per_chunk * LINE);
-                        for pair in chunk..panel.pairs.min(chunk + CHUNK) {
-                            S::add(&mut acc, x, pair, w);
+                        for step in chunk..panel.steps.min(chunk + S::CHUNK) {
+                            S::add(&mut acc, x, step, w, first);
                             w = w.wrapping_add(S::WORDS);
                         }
                     }
                 }
                 _ => {
-                    for pair in 0..panel.pairs {
-                        S::add(&mut acc, x, pair, w);
+                    for step in 0..panel.steps {
+                        S::add(&mut acc, x, step, w, first);
                         w = w.wrapping_add(S::WORDS);
                     }
                 }

@@ -2,6 +2,7 @@
 
 use super::activation::ROUNDER;
 use super::floats::Floats;
+use super::integers::Integers;
 use super::steps::{F32Step, WidenedStep};
 use crate::numerics;
 
@@ -127,5 +128,58 @@ impl Floats for Portable {
     }
 }
 
+/// Four sums of integers.
+impl Integers for Portable {
+    type I = [i32; 4];
+    const REMOVES_OFFSET: bool = false;
+
+    #[inline(always)]
+    unsafe fn splat_integer(x: i32) -> [i32; 4] {
+        [x; 4]
+    }
+
+    #[inline(always)]
+    unsafe fn load_words(from: *const u32) -> [i32; 4] {
+        // SAFETY: valid for four words, by the trait's contract.
+        unsafe { from.cast::<[i32; 4]>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn low_nibbles(words: [i32; 4]) -> [i32; 4] {
+        words.map(|word| word & 0x0f0f_0f0f)
+    }
+
+    #[inline(always)]
+    unsafe fn high_nibbles(words: [i32; 4]) -> [i32; 4] {
+        words.map(|word| word >> 4 & 0x0f0f_0f0f)
+    }
+
+    #[inline(always)]
+    unsafe fn int8_dot(sum: [i32; 4], w: [i32; 4], x: [i32; 4]) -> [i32; 4] {
+        std::array::from_fn(|i| {
+            let products = w[i].to_le_bytes().into_iter().zip(x[i].to_le_bytes());
+            products.fold(sum[i], |sum, (w, x)| sum + i32::from(w) * i32::from(x as i8))
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn int4_dot(sum: [i32; 4], w: [i32; 4], x: [i32; 4]) -> [i32; 4] {
+        // SAFETY: the trait's contract.
+        unsafe { Self::int8_dot(sum, w, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn to_floats(sums: [i32; 4]) -> Four {
+        Four(sums.map(|sum| sum as f32))
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> Four {
+        // SAFETY: valid for four bfloat16, by the trait's contract.
+        Four(unsafe { from.cast::<[u16; 4]>().read_unaligned() }.map(numerics::from_bf16))
+    }
+}
+
 super::entry_points!(WidenedStep<Portable>, F32Step<Portable>);
+super::quantised_entry_points!(Portable);
 super::attend_entry_point!(Portable);

@@ -1,30 +1,38 @@
-//! One pair of K for a block of rows and columns: the innermost part of every product.
+//! One step of K for a block of rows and columns: the innermost part of every product. A step is a pair of elements, or a group of them where weights are quantised ([`super::quantised`]).
 
 use std::marker::PhantomData;
 
 use super::floats::Floats;
+use crate::WeightFormat;
 
-/// How one pair of K is added to a block of accumulators.
+/// How one step of K is added to a block of accumulators.
 ///
 /// # Safety
-/// As for [`Floats`]; besides, `x[r]` must be valid for pair number `pair` (two elements), and `w` for the pair's weights of `C * LANES` columns.
+/// As for [`Floats`]; besides, `x[r]` must be valid for step number `step` (two elements, or a [`crate::quantise::RowGroup`]), and `w` for the step's weights of the panel, which has `C * LANES` columns from `first` on.
 pub(crate) trait Step {
     type F: Floats;
+    /// The same with bfloat16 for results, where it is left to the panel ([`super::panel::either`]); else itself.
+    type InBf16: Step<F = Self::F>;
     /// Are elements bfloat16?
     const BF16: bool;
+    /// The form of weights, and with it that of rows.
+    const WEIGHTS: WeightFormat = WeightFormat::Plain;
     /// Does every use of a weight widen it first?
     const WIDENS: bool = false;
     /// Bytes of an element.
     const ELEMENT: usize = if Self::BF16 { 2 } else { 4 };
-    /// Words in which a pair of 64 columns is packed.
+    /// Words in which a step of 64 columns is packed.
     const WORDS: usize;
+    /// Steps between two prefetches of the following panel: 32 elements of K.
+    const CHUNK: usize = 16;
 
-    /// `acc[r][c] += odd(x) * odd(w)`, then the same with the even elements; `w` points to the block's first column.
+    /// Of pairs: `acc[r][c] += odd(x) * odd(w)`, then the same with the even elements. Of groups: `acc[r][c] += sum of products * (scale of w * scale of x)`, with a fused multiply-add.
     unsafe fn add<const R: usize, const C: usize>(
         acc: &mut [[<Self::F as Floats>::V; C]; R],
         x: &[*const u8; R],
-        pair: usize,
+        step: usize,
         w: *const u32,
+        first: usize,
     );
 
     /// Rounds to bfloat16 and keeps the value as float32. NaN stays NaN.
@@ -47,6 +55,7 @@ pub(crate) struct WidenedStep<F>(PhantomData<F>);
 
 impl<F: Floats> Step for WidenedStep<F> {
     type F = F;
+    type InBf16 = Self;
     const BF16: bool = true;
     const WIDENS: bool = true;
     const WORDS: usize = 64;
@@ -57,6 +66,7 @@ impl<F: Floats> Step for WidenedStep<F> {
         x: &[*const u8; R],
         pair: usize,
         w: *const u32,
+        first: usize,
     ) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -67,7 +77,7 @@ impl<F: Floats> Step for WidenedStep<F> {
             }
             let mut weights = [F::splat(0.0); C];
             for c in 0..C {
-                weights[c] = F::odd(w.add(c * F::LANES));
+                weights[c] = F::odd(w.add(first + c * F::LANES));
             }
             for r in 0..R {
                 let x = F::splat(f32::from_bits(words[r] & 0xffff_0000));
@@ -76,7 +86,7 @@ impl<F: Floats> Step for WidenedStep<F> {
                 }
             }
             for c in 0..C {
-                weights[c] = F::even(w.add(c * F::LANES));
+                weights[c] = F::even(w.add(first + c * F::LANES));
             }
             for r in 0..R {
                 let x = F::splat(f32::from_bits(words[r] << 16));
@@ -93,6 +103,7 @@ pub(crate) struct F32Step<F>(PhantomData<F>);
 
 impl<F: Floats> Step for F32Step<F> {
     type F = F;
+    type InBf16 = Self;
     const BF16: bool = false;
     const WORDS: usize = 128;
 
@@ -102,13 +113,14 @@ impl<F: Floats> Step for F32Step<F> {
         x: &[*const u8; R],
         pair: usize,
         w: *const u32,
+        first: usize,
     ) {
         // SAFETY: the caller's promise.
         unsafe {
             for element in [1, 0] {
                 let mut weights = [F::splat(0.0); C];
                 for c in 0..C {
-                    weights[c] = F::load(w.add(element * 64 + c * F::LANES).cast());
+                    weights[c] = F::load(w.add(element * 64 + first + c * F::LANES).cast());
                 }
                 for r in 0..R {
                     let x = x[r].cast::<[f32; 2]>().add(pair).cast::<f32>();

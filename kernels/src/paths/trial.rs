@@ -8,15 +8,16 @@ use super::panel::{Panel, ROWS};
 use super::widened::CHUNK;
 use super::{InstructionPath, kernels};
 use crate::plan::Phase;
-use crate::shape::{HALF, PANEL, pair_words};
-use crate::{Activation, Dtype};
+use crate::quantise::{self, write_row};
+use crate::shape::{HALF, PANEL, step_words, steps};
+use crate::{Activation, Dtype, NumericsClass, WeightFormat};
 
 /// Rows of the comparison: every block there is, then more than one block, which is where weights are widened for all of them.
 const COMPARED_ROWS: usize = ROWS + 1;
-/// Pairs of K of the comparison: a whole chunk of widened weights and a part of one.
-const COMPARED_PAIRS: usize = CHUNK + 2;
-/// Pairs of K of the measurement: 64 KB of bfloat16 weights, more than a first-level cache and less than a second-level one.
-const MEASURED_PAIRS: usize = 256;
+/// Elements of K of the comparison: a whole chunk of widened weights and a part of one.
+const COMPARED: usize = 2 * (CHUNK + 2);
+/// Elements of K of the measurement: 64 KB of bfloat16 weights, more than a first-level cache and less than a second-level one.
+const MEASURED: usize = 512;
 /// How often everything is timed; the shortest counts, which is what there is between disturbances.
 const ROUNDS: usize = 8;
 
@@ -58,6 +59,7 @@ struct Line([u32; 16]);
 
 /// A panel, rows for it, and room for their results.
 struct Trial {
+    class: NumericsClass,
     weights: Vec<Line>,
     /// Row after row, each of `row_words` words.
     rows: Vec<u32>,
@@ -69,24 +71,53 @@ struct Trial {
 struct Biases([u32; PANEL]);
 
 impl Trial {
-    /// `extreme`: with columns whose products lie around the smallest normal number, and a row that is not finite.
-    fn new(dtype: Dtype, pairs: usize, rows: usize, extreme: bool) -> Self {
+    /// For `elements` of K. `extreme`: with columns whose products lie around the smallest normal number, and a row that is not finite.
+    fn new(class: NumericsClass, elements: usize, rows: usize, extreme: bool) -> Self {
         let mut random = Random(1);
-        let mut weights = vec![Line([0; 16]); pairs * pair_words(dtype) / 16];
+        let words = step_words(class.dtype, class.weights);
+        let mut weights = vec![Line([0; 16]); steps(elements, class.weights) * words / 16];
+        // Of weights that are quantised, the scales are elements: the last words of each group.
+        let (element, integers) = match class.weights {
+            WeightFormat::Plain => (class.dtype, 0),
+            WeightFormat::Int8 | WeightFormat::Int4 => (Dtype::Bf16, words - PANEL / 2),
+        };
         for (index, word) in weights.iter_mut().flat_map(|line| &mut line.0).enumerate() {
             // Biased exponents: 2^-10 to 2^1, and 2^-127 to 2^-118 in every fourth column.
             let (lowest, count) = if extreme && index % 4 == 3 { (0, 10) } else { (117, 12) };
-            *word = random.word(dtype, lowest, count);
+            *word = match index % words < integers {
+                true => random.bits() as u32,
+                false => random.word(element, lowest, count),
+            };
         }
-        let row_words = pairs * dtype.bytes() / 2;
-        let mut rows: Vec<u32> = (0..rows * row_words).map(|_| random.word(dtype, 117, 12)).collect();
-        if extreme {
-            // Infinity, or a pair of it and zero; times a weight that is flushed, NaN.
-            rows[row_words] = 0x7f80_0000;
-        }
+        let (rows, row_words) = match class.weights {
+            WeightFormat::Plain => {
+                let row_words = elements * class.dtype.bytes() / 4;
+                let mut words: Vec<u32> =
+                    (0..rows * row_words).map(|_| random.word(class.dtype, 117, 12)).collect();
+                if extreme {
+                    // Infinity, or a pair of it and zero; times a weight that is flushed, NaN.
+                    words[row_words] = 0x7f80_0000;
+                }
+                (words, row_words)
+            }
+            WeightFormat::Int8 | WeightFormat::Int4 => {
+                let row_words = quantise::row_bytes(elements) / 4;
+                let mut words = vec![0u32; rows * row_words];
+                for (index, row) in words.chunks_exact_mut(row_words).enumerate() {
+                    let mut numbers: Vec<f32> =
+                        (0..elements).map(|_| f32::from_bits(random.float(117, 12))).collect();
+                    if extreme && index == 1 {
+                        numbers[0] = f32::INFINITY;
+                    }
+                    // SAFETY: `row` has just so many bytes.
+                    unsafe { write_row(elements, |k| numbers[k], class.weights, row.as_mut_ptr().cast()) };
+                }
+                (words, row_words)
+            }
+        };
         // As if they had been bfloat16.
         let biases = Biases(std::array::from_fn(|_| random.float(117, 12) & 0xffff_0000));
-        Self { weights, rows, row_words, biases }
+        Self { class, weights, rows, row_words, biases }
     }
 
     /// Computes a case for the rows from `first` on, as many as `output` has room for.
@@ -101,12 +132,14 @@ impl Trial {
         let weights = self.weights.as_ptr().cast::<u32>();
         let panel = Panel {
             weights,
-            pairs: case.pairs,
+            steps: steps(case.elements, self.class.weights),
             rows: rows.as_ptr(),
             row_count: rows.len(),
             out: output.as_mut_ptr(),
             out_stride: STRIDE,
             columns: if case.phase == Phase::GateUp { HALF } else { PANEL },
+            phase: case.phase,
+            dtype: self.class.dtype,
             activation: case.activation,
             biases: match case.biases {
                 true => self.biases.0.as_ptr().cast(),
@@ -115,7 +148,7 @@ impl Trial {
             next: weights.cast(),
         };
         let _mode = FloatMode::enter(path);
-        // SAFETY: whoever tries a path has seen that the CPU has it, and its float mode is set. Weights and rows have at least the pairs of any case, and the output has a stride for every row.
+        // SAFETY: whoever tries a path has seen that the CPU has it, and its float mode is set. Weights and rows have at least the elements of any case, and the output has a stride for every row.
         unsafe { kernels.of(case.phase)(&panel) };
     }
 }
@@ -124,45 +157,45 @@ impl Trial {
 #[derive(Clone, Copy)]
 struct Case {
     phase: Phase,
-    pairs: usize,
+    elements: usize,
     activation: Activation,
     biases: bool,
 }
 
 impl Case {
     /// The second phase has no activation: any will do.
-    const fn down(pairs: usize) -> Self {
-        Self { phase: Phase::Down, pairs, activation: Activation::Relu, biases: false }
+    const fn down(elements: usize) -> Self {
+        Self { phase: Phase::Down, elements, activation: Activation::Relu, biases: false }
     }
 
-    const fn gate_up(pairs: usize, activation: Activation) -> Self {
-        Self { phase: Phase::GateUp, pairs, activation, biases: false }
+    const fn gate_up(elements: usize, activation: Activation) -> Self {
+        Self { phase: Phase::GateUp, elements, activation, biases: false }
     }
 }
 
 /// What is compared: long sums once for each phase; what follows them needs no long ones.
-const COMPARED: [Case; 6] = [
-    Case::down(COMPARED_PAIRS),
-    Case::gate_up(COMPARED_PAIRS, Activation::Silu),
-    Case::gate_up(1, Activation::GeluTanh),
-    Case::gate_up(1, Activation::Relu),
-    Case { biases: true, ..Case::gate_up(1, Activation::ClampedSwiglu) },
-    Case { biases: true, ..Case::down(1) },
+const CASES: [Case; 6] = [
+    Case::down(COMPARED),
+    Case::gate_up(COMPARED, Activation::Silu),
+    Case::gate_up(2, Activation::GeluTanh),
+    Case::gate_up(2, Activation::Relu),
+    Case { biases: true, ..Case::gate_up(2, Activation::ClampedSwiglu) },
+    Case { biases: true, ..Case::down(2) },
 ];
 
 /// The portable path's results.
 pub(super) struct Reference {
     trial: Trial,
-    /// For each of [`COMPARED`], rows of [`STRIDE`] bytes.
-    expected: [Vec<u8>; COMPARED.len()],
+    /// For each of [`CASES`], rows of [`STRIDE`] bytes.
+    expected: [Vec<u8>; CASES.len()],
 }
 
 impl Reference {
     /// Computes them, one row at a time.
-    pub(super) fn new(dtype: Dtype) -> Self {
-        let trial = Trial::new(dtype, COMPARED_PAIRS, COMPARED_ROWS, true);
-        let portable = (InstructionPath::Portable, kernels(InstructionPath::Portable, dtype));
-        let expected = COMPARED.map(|case| {
+    pub(super) fn new(class: NumericsClass) -> Self {
+        let trial = Trial::new(class, COMPARED, COMPARED_ROWS, true);
+        let portable = (InstructionPath::Portable, kernels(InstructionPath::Portable, class));
+        let expected = CASES.map(|case| {
             let mut output = vec![0; COMPARED_ROWS * STRIDE];
             for (first, output) in output.chunks_exact_mut(STRIDE).enumerate() {
                 trial.run(portable, case, first, output);
@@ -175,7 +208,7 @@ impl Reference {
     /// Does the path give the same bits, for every number of rows?
     pub(super) fn agrees(&self, compiled: Compiled) -> bool {
         let mut output = vec![0; COMPARED_ROWS * STRIDE];
-        COMPARED.into_iter().zip(&self.expected).all(|(case, expected)| {
+        CASES.into_iter().zip(&self.expected).all(|(case, expected)| {
             (1..=COMPARED_ROWS).all(|rows| {
                 let output = &mut output[..rows * STRIDE];
                 output.fill(0);
@@ -186,16 +219,16 @@ impl Reference {
     }
 }
 
-/// Times kernels of an element type.
+/// Times kernels of a class.
 pub(super) struct Timing {
     trial: Trial,
     output: Vec<u8>,
 }
 
 impl Timing {
-    pub(super) fn new(dtype: Dtype) -> Self {
+    pub(super) fn new(class: NumericsClass) -> Self {
         let rows = Regime::Many.measured_rows();
-        Self { trial: Trial::new(dtype, MEASURED_PAIRS, rows, false), output: vec![0; rows * STRIDE] }
+        Self { trial: Trial::new(class, MEASURED, rows, false), output: vec![0; rows * STRIDE] }
     }
 
     /// The shortest times of each path, which are taken in turn.
@@ -207,7 +240,7 @@ impl Timing {
                 for (regime, shortest) in Regime::ALL.into_iter().zip(&mut measurement.times) {
                     let output = &mut self.output[..regime.measured_rows() * STRIDE];
                     let start = Instant::now();
-                    self.trial.run(*compiled, Case::down(MEASURED_PAIRS), 0, output);
+                    self.trial.run(*compiled, Case::down(MEASURED), 0, output);
                     *shortest = start.elapsed().min(*shortest);
                 }
             }

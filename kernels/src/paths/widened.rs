@@ -67,14 +67,14 @@ unsafe fn sum_group<F: Floats>(
     let mut x = Aligned::<[Row; ROWS]>::new();
     let x = x.0.as_mut_ptr().cast::<Row>();
     let blocks = count.div_ceil(ROWS);
-    for pair in (0..panel.pairs).step_by(CHUNK) {
-        let pairs = CHUNK.min(panel.pairs - pair);
+    for pair in (0..panel.steps).step_by(CHUNK) {
+        let pairs = CHUNK.min(panel.steps - pair);
         let end = pair + pairs;
         let packed = panel.weights.wrapping_add(pair * PANEL);
         let mut early =
-            if end < panel.pairs { panel.weights.wrapping_add(end * PANEL).cast() } else { after };
+            if end < panel.steps { panel.weights.wrapping_add(end * PANEL).cast() } else { after };
         let lines_per_block = (CHUNK * PANEL * 4 / LINE).div_ceil(blocks);
-        // SAFETY: the caller's promise; `end <= panel.pairs`, `pairs <= CHUNK`, and blocks have between 1 and ROWS rows.
+        // SAFETY: the caller's promise; `end <= panel.steps`, `pairs <= CHUNK`, and blocks have between 1 and ROWS rows.
         unsafe {
             widen_weights::<F>(packed, pairs, weights);
             let mut first = 0;

@@ -3,8 +3,8 @@
 
 use remoe_kernels::numerics::{activate, add, factor, flush, fma, from_bf16, mul, round_bf16, to_bf16};
 use remoe_kernels::{
-    Activation, Dtype, ExpertShape, InstructionPath, Job, Matrix, PackedExpert, PackedExpertBuilder, Pool,
-    PoolConfig,
+    Activation, Dtype, ExpertShape, InstructionPath, Job, Matrix, NumericsClass, PackedExpert,
+    PackedExpertBuilder, Pool, PoolConfig, WeightFormat,
 };
 
 /// A small generator of numbers (SplitMix64), so that every failure can be repeated.
@@ -112,10 +112,12 @@ impl Expert {
         data: Data,
         hidden: usize,
         width: usize,
-        dtype: Dtype,
+        class: impl Into<NumericsClass>,
         activation: Activation,
     ) -> Self {
-        let mut shape = ExpertShape::new(hidden, width, dtype, activation).unwrap();
+        let class = class.into();
+        let dtype = class.dtype;
+        let mut shape = ExpertShape::new(hidden, width, class, activation).unwrap();
         let biases = (activation == Activation::ClampedSwiglu).then(|| {
             shape = shape.with_biases();
             Matrix::ALL.map(|matrix| data.vector(random, shape.matrix(matrix).0, dtype))
@@ -143,6 +145,7 @@ impl Expert {
             Some(biases) => round(add(sum, round(biases[matrix as usize][n]))),
         };
         let activation = self.shape.activation();
+        let dot = |x: &[f32], w: &[f32]| dot_in(self.shape.class().weights, x, w);
         let h: Vec<f32> = (0..width)
             .map(|n| {
                 let gate = biased(Matrix::Gate, n, round(dot(x, &self.gate[n * hidden..][..hidden])));
@@ -163,6 +166,55 @@ pub(crate) fn dot(x: &[f32], w: &[f32]) -> f32 {
         let acc = fma(at(x, 2 * p + 1), at(w, 2 * p + 1), acc);
         fma(at(x, 2 * p), at(w, 2 * p), acc)
     })
+}
+
+/// The sum of products in a form of weights.
+pub(crate) fn dot_in(weights: WeightFormat, x: &[f32], w: &[f32]) -> f32 {
+    if weights == WeightFormat::Plain {
+        return dot(x, w);
+    }
+    // Groups ascending: an exact sum of integers times both scales, added with one rounding.
+    x.chunks(32).zip(w.chunks(32)).fold(0.0, |acc, (x, w)| {
+        let (x, x_scale) = integers(x, WeightFormat::Int8, false);
+        let (w, w_scale) = integers(w, weights, true);
+        let sum: i32 = x.iter().zip(&w).map(|(x, w)| x * w).sum();
+        fma(sum as f32, mul(w_scale, x_scale), acc)
+    })
+}
+
+/// A group as integers and their scale, as the crate documentation says: of a weight, or of a row.
+pub(crate) fn integers(group: &[f32], format: WeightFormat, weight: bool) -> (Vec<i32>, f32) {
+    if group.iter().any(|x| !x.is_finite()) {
+        return (vec![0; group.len()], f32::NAN);
+    }
+    let extreme = group.iter().copied().fold(0.0f32, |most, x| if x.abs() > most.abs() { x } else { most });
+    if extreme.abs() < 2f32.powi(-100) {
+        return (vec![0; group.len()], 0.0);
+    }
+    let nearest = |factor: f32, limits: std::ops::RangeInclusive<i32>| -> Vec<i32> {
+        let integer = |x: &f32| (x * factor).round_ties_even() as i32;
+        group.iter().map(integer).map(|q| q.clamp(*limits.start(), *limits.end())).collect()
+    };
+    match (format, weight) {
+        (_, false) => (nearest(127.0 / extreme.abs(), -127..=127), extreme.abs() / 127.0),
+        (WeightFormat::Int4, true) => {
+            let reaches = [-8.0, -7.5, -7.0, -8.5, -9.0, 7.0];
+            let tried = reaches.map(|reach| {
+                let scale = round_bf16(extreme / reach);
+                let integers = nearest(1.0 / scale, -8..=7);
+                let of = |(x, q): (&f32, &i32)| ((x * (1.0 / scale) - *q as f32) * scale).powi(2);
+                let error = group.iter().zip(&integers).map(of).fold(0.0, |sum, e| sum + e);
+                (integers, scale, error)
+            });
+            let best = tried.iter().map(|tried| tried.2).fold(f32::INFINITY, f32::min);
+            let (integers, scale, _) = tried.into_iter().find(|tried| tried.2 <= best).unwrap();
+            (integers, scale)
+        }
+        (_, true) => {
+            let scale = round_bf16(extreme.abs() / 127.0);
+            (nearest(1.0 / scale, -127..=127), scale)
+        }
+    }
 }
 
 /// A pool with a path, or with those that are measured fastest.

@@ -67,7 +67,7 @@ impl Engine {
             model,
             pool,
             checkpoint: checkpoint.clone(),
-            dtype,
+            class: dtype.into(),
             vocabulary: Vocabulary { tokenizer: None, end_ids: Vec::new() },
             expected: Expected {
                 checkpoint: String::new(),

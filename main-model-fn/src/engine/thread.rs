@@ -12,7 +12,7 @@ use crate::metrics::EngineMetrics;
 use crate::pages::Pages;
 use crate::records::Recorder;
 use crate::transformer::{ForwardError, Model, Segment};
-use remoe_kernels::{Dtype, Pool};
+use remoe_kernels::{NumericsClass, Pool};
 use remoe_model::Checkpoint;
 use remoe_wire::{ErrorCode, ServiceError};
 use std::collections::VecDeque;
@@ -49,7 +49,8 @@ pub(crate) struct EngineParts {
     pub(crate) model: Box<dyn Model>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) checkpoint: Arc<Checkpoint>,
-    pub(crate) dtype: Dtype,
+    /// What experts are computed as; everything else in its dtype.
+    pub(crate) class: NumericsClass,
     pub(crate) vocabulary: Vocabulary,
     /// What remote functions must agree on, sets left empty.
     pub(crate) expected: Expected,
@@ -135,7 +136,7 @@ impl Engine {
         let experts = Experts::new(ExpertParts {
             runtime: runtime.clone(),
             pool: parts.pool.clone(),
-            dtype: parts.dtype,
+            class: parts.class,
             hidden,
             checkpoint: parts.checkpoint,
             link_events: link_inlet,
@@ -165,7 +166,7 @@ impl Engine {
             running: Vec::new(),
             apart: false,
             stop,
-            row_bytes: hidden * parts.dtype.bytes(),
+            row_bytes: hidden * parts.class.dtype.bytes(),
             busy: Busy::new(Instant::now()),
         })
     }

@@ -7,7 +7,7 @@
 use super::metrics::ExpertMetrics;
 use super::pace::Pace;
 use remoe_experts::{LoadError, expert_shape, load_expert};
-use remoe_kernels::{Dtype, PackedExpert};
+use remoe_kernels::{NumericsClass, PackedExpert};
 use remoe_model::Checkpoint;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::mpsc as blocking;
@@ -92,7 +92,7 @@ pub(super) struct FallbackExperts {
     /// Per byte.
     pace: Pace,
     checkpoint: Arc<Checkpoint>,
-    dtype: Dtype,
+    class: NumericsClass,
     metrics: ExpertMetrics,
 }
 
@@ -104,7 +104,7 @@ impl FallbackExperts {
     /// A thread cannot be started.
     pub(super) fn start(
         checkpoint: Arc<Checkpoint>,
-        dtype: Dtype,
+        class: NumericsClass,
         limit: usize,
         threads: usize,
         metrics: ExpertMetrics,
@@ -121,7 +121,7 @@ impl FallbackExperts {
                     let Ok((layer, expert)) = order else { return };
                     let started = Instant::now();
                     tracing::trace!(layer, expert, "load starts");
-                    let outcome = load_expert(&checkpoint, layer, expert, dtype).map(Arc::new);
+                    let outcome = load_expert(&checkpoint, layer, expert, class).map(Arc::new);
                     let loaded = Loaded { key: (layer, expert), outcome, took: started.elapsed() };
                     if results.send(loaded).is_err() {
                         return;
@@ -139,7 +139,7 @@ impl FallbackExperts {
             loaded,
             pace: Pace::default(),
             checkpoint,
-            dtype,
+            class,
             metrics,
         })
     }
@@ -227,7 +227,7 @@ impl FallbackExperts {
     fn load(&mut self) {
         while let Some(&key) = self.queue.front() {
             // A size that cannot be computed fails the load, which says why.
-            let bytes = expert_shape(&self.checkpoint, key.0, key.1, self.dtype)
+            let bytes = expert_shape(&self.checkpoint, key.0, key.1, self.class)
                 .map_or(0, |shape| shape.packed_bytes());
             let taken = self.loading.values().sum::<usize>().saturating_add(bytes);
             let room = self.limit.checked_sub(taken);
@@ -261,7 +261,7 @@ impl FallbackExperts {
 mod tests {
     use super::*;
     use prometheus::Registry;
-    use remoe_kernels::{Activation, ExpertShape, StoredDtype};
+    use remoe_kernels::{Activation, Dtype, ExpertShape, StoredDtype};
     use std::path::Path;
 
     fn packed() -> Arc<PackedExpert> {
@@ -298,7 +298,7 @@ mod tests {
         assert!(experts >= 4, "too few experts for portions");
         let limit = (one as f64 * room) as usize;
         let metrics = ExpertMetrics::new(&Registry::new()).unwrap();
-        let mut fallback = FallbackExperts::start(checkpoint, Dtype::F32, limit, 2, metrics).unwrap();
+        let mut fallback = FallbackExperts::start(checkpoint, Dtype::F32.into(), limit, 2, metrics).unwrap();
         for round in 0..2 {
             fallback.begin();
             (0..experts).for_each(|expert| fallback.order(LAYER, expert));

@@ -13,7 +13,7 @@ use super::reduce::{ExpertRows, reduce};
 use super::routing::Routed;
 use super::split::remote_slots;
 use crate::engine::request::{ExpertTally, ExpertTime};
-use remoe_kernels::{Dtype, Job, PackedExpert, Pool};
+use remoe_kernels::{Dtype, Job, NumericsClass, PackedExpert, Pool};
 use remoe_model::Checkpoint;
 use std::collections::BTreeMap;
 use std::io;
@@ -56,7 +56,7 @@ pub(crate) struct ExpertParts {
     /// Drives the links; the engine's own.
     pub(crate) runtime: Rc<Runtime>,
     pub(crate) pool: Arc<Pool>,
-    pub(crate) dtype: Dtype,
+    pub(crate) class: NumericsClass,
     /// Elements of a hidden state.
     pub(crate) hidden: usize,
     pub(crate) checkpoint: Arc<Checkpoint>,
@@ -73,22 +73,23 @@ impl Experts {
     /// # Errors
     /// A loading thread cannot be started.
     pub(crate) fn new(parts: ExpertParts) -> io::Result<Self> {
-        let row_bytes = parts.hidden * parts.dtype.bytes();
+        let dtype = parts.class.dtype;
+        let row_bytes = parts.hidden * dtype.bytes();
         Ok(Self {
             exchange: Exchange::new(
                 parts.runtime.clone(),
                 parts.link_events,
                 row_bytes,
-                parts.dtype,
+                dtype,
                 parts.poll,
                 parts.metrics.clone(),
             ),
-            dtype: parts.dtype,
+            dtype,
             hidden: parts.hidden,
             placement: Placement::default(),
             fallback: FallbackExperts::start(
                 parts.checkpoint,
-                parts.dtype,
+                parts.class,
                 parts.fallback_bytes,
                 parts.pool.threads(),
                 parts.metrics.clone(),

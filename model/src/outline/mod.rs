@@ -270,6 +270,7 @@ impl Outline {
             fingerprint: name.to_owned(),
             family: self.family.clone(),
             dtype: self.weights.name(&self.dtype).to_owned(),
+            experts_dtype: None,
             layers: self.layers.len(),
             experts: count,
             top_k: experts.map_or(0, |experts| experts.top_k),

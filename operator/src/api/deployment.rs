@@ -150,6 +150,29 @@ pub struct ModelSpec {
     /// What is computed in; the checkpoint's own where absent (float32 for float16).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dtype: Option<ComputeDtype>,
+    /// What routed experts are quantised to as they are loaded, in the main function and in remote ones; they
+    /// stay in what is computed in where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts_dtype: Option<ExpertsDtype>,
+}
+
+/// What experts are quantised to, as integers with a scale of 2 bytes for every 32 weights.
+#[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ExpertsDtype {
+    /// 8 bits a weight.
+    Int8,
+    /// 4 bits a weight.
+    Int4,
+}
+
+impl From<ExpertsDtype> for remoe_model::ExpertsDtype {
+    fn from(dtype: ExpertsDtype) -> Self {
+        match dtype {
+            ExpertsDtype::Int8 => Self::Int8,
+            ExpertsDtype::Int4 => Self::Int4,
+        }
+    }
 }
 
 /// What is computed in.

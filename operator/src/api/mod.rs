@@ -13,9 +13,9 @@ mod workload;
 
 pub use crds::crds;
 pub use deployment::{
-    Billing, ComputeDtype, Device, GpuSpec, MainSpec, MoEDeployment, MoEDeploymentSpec, Mode, ModelSpec,
-    PodTemplate, PricingSpec, ProfileSpec, RemoteExpertsSpec, RemoteMode, RolloutSpec, RolloutStrategy,
-    ScalingSpec, SloSpec,
+    Billing, ComputeDtype, Device, ExpertsDtype, GpuSpec, MainSpec, MoEDeployment, MoEDeploymentSpec, Mode,
+    ModelSpec, PodTemplate, PricingSpec, ProfileSpec, RemoteExpertsSpec, RemoteMode, RolloutSpec,
+    RolloutStrategy, ScalingSpec, SloSpec,
 };
 pub use plan::{
     GroupPlan, MAX_GROUPS, MAX_REPLICAS, MainPlan, MoEPlan, MoEPlanSpec, PerBaseline, PlanCosts, PlanNumbers,

@@ -1,6 +1,6 @@
 //! `MoEPlan`: one revision of a plan with the numbers it stands on.
 
-use super::deployment::{ComputeDtype, Device};
+use super::deployment::{ComputeDtype, Device, ExpertsDtype};
 use super::workload::WorkloadSpec;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -110,9 +110,24 @@ pub struct PlannedModel {
     pub cache_claim_name: Option<String>,
     /// What is computed in.
     pub dtype: ComputeDtype,
+    /// What routed experts are quantised to, where they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts_dtype: Option<ExpertsDtype>,
     /// Identity of the weights.
     #[schemars(length(max = 128))]
     pub digest: String,
+}
+
+impl PlannedModel {
+    /// What functions are told about the types to compute in, as flags and their values.
+    pub fn precision(&self) -> Vec<String> {
+        let mut arguments = vec!["--dtype".to_owned(), self.dtype.name().to_owned()];
+        if let Some(experts) = self.experts_dtype {
+            let experts = remoe_model::ExpertsDtype::from(experts);
+            arguments.extend(["--experts-dtype".to_owned(), experts.name().to_owned()]);
+        }
+        arguments
+    }
 }
 
 /// Which figures of the hardware a plan was made with.

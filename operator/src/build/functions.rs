@@ -183,9 +183,8 @@ fn main_pod(
     around: &Surroundings,
 ) -> PodSpec {
     let millicores = plan.main.cpu_millicores.unwrap_or_else(|| millicores_of(plan.main.memory_mb));
-    let mut arguments = model.arguments.clone();
+    let mut arguments = [model.arguments.clone(), plan.model.precision()].concat();
     for (flag, value) in [
-        ("--dtype", plan.model.dtype.name().to_owned()),
         ("--device", plan.device.name().to_owned()),
         ("--threads", threads(millicores).to_string()),
         ("--http-listen", everywhere(HTTP_PORT)),
@@ -243,9 +242,9 @@ fn remote_pod(
     around: &Surroundings,
 ) -> PodSpec {
     let mut arguments = model.arguments.clone();
+    arguments.extend(["--experts".to_owned(), part.listing.clone()]);
+    arguments.extend(plan.model.precision());
     for (flag, value) in [
-        ("--experts", part.listing.clone()),
-        ("--dtype", plan.model.dtype.name().to_owned()),
         ("--memory-bytes", (u64::from(part.memory_mb) * MB).to_string()),
         ("--threads", threads(part.millicores).to_string()),
         // Called once a token: polling until then would use up the pod's vCPUs.

@@ -38,8 +38,9 @@ pub fn inspector(
         endpoint: model.endpoint.clone(),
         credentials_secret_name: model.credentials_secret_name.clone(),
         cache_claim_name: model.cache_claim_name.clone(),
-        // Neither is asked for when headers are read.
+        // None is asked for when headers are read.
         dtype: ComputeDtype::Float32,
+        experts_dtype: None,
         digest: String::new(),
     })?;
     let mut arguments = vec!["inspect".to_owned(), "--json".to_owned()];

@@ -39,14 +39,12 @@ pub fn profiler(
     around: &Surroundings,
 ) -> Result<Pod, BuildError> {
     let access = ModelAccess::new(&plan.model)?;
-    let dtype = plan.model.dtype.name();
     let mut arguments: Vec<String> =
         ["profile", "--quick", "--json", "--out", "/tmp/profile.json"].map(str::to_owned).to_vec();
-    for (flag, value) in [("--dtype", dtype), ("--device", plan.device.name())] {
-        arguments.extend([flag.to_owned(), value.to_owned()]);
-    }
+    arguments.extend(plan.model.precision());
+    arguments.extend(["--device".to_owned(), plan.device.name().to_owned()]);
     arguments.extend(access.arguments.iter().cloned());
-    let weights = facts.inspection.resident_bytes(facts.inspection.total_bytes, dtype);
+    let weights = facts.inspection.resident_bytes(facts.inspection.total_bytes, plan.model.dtype.name());
     let memory = u32::try_from(weights.div_ceil(MB).saturating_add(BESIDE_WEIGHTS_MB)).unwrap_or(u32::MAX);
     let main = &owner.spec.main;
     let program = Program {

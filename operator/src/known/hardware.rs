@@ -6,7 +6,7 @@ use crate::errand::{Errand, errand};
 use crate::facts::ModelFacts;
 use crate::names::profile_config_map;
 use crate::observed::Observed;
-use crate::planning::{KnownProfile, compute_dtype};
+use crate::planning::{KnownProfile, compute_dtype, served};
 use crate::pods::Trouble;
 use crate::profiling::{ATTEMPTS, from_log, measured, shared_with, subject, supplied};
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -58,9 +58,10 @@ impl Hardware {
             return Ok(Self { subject, source, profile: Ok(known), shared, measuring: None });
         }
         let dtype = compute_dtype(&owner.spec, facts);
+        let model = served(&owner.spec, facts);
         let profile = match owner.spec.main.device {
-            Device::Cpu => Profile::prior(&facts.inspection, dtype.name()),
-            Device::Cuda => Profile::prior_on_gpu(&facts.inspection, dtype.name()),
+            Device::Cpu => Profile::prior(&model, dtype.name()),
+            Device::Cuda => Profile::prior_on_gpu(&model, dtype.name()),
         };
         let profile = Ok(KnownProfile { profile, source: ProfileSource::Prior });
         let measuring = Some(Measuring::of(owner, &source, observed));

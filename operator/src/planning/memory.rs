@@ -24,7 +24,7 @@ impl MainMemory {
         workload: &WorkloadSpec,
     ) -> Self {
         let resident = |bytes: u64| model.resident_bytes(bytes, dtype.name());
-        let layer = resident(model.expert_bytes).saturating_mul(model.experts as u64);
+        let layer = model.resident_expert_bytes(dtype.name()).saturating_mul(model.experts as u64);
         let tokens = |input: u32, output: u32| u64::from(input) + u64::from(output);
         let largest = tokens(workload.max_input_tokens, workload.max_output_tokens);
         let typical = tokens(workload.typical_input_tokens, workload.typical_output_tokens);

@@ -17,6 +17,7 @@ use super::api::{
 use super::digest::digest;
 use super::facts::ModelFacts;
 use super::quantity::MB;
+use remoe_model::Inspection;
 use remoe_planner::{Account, Answer, Options, PlanDraft, PlanError, Pricing, Problem, Remote, Slo, solve};
 use remoe_profile::Profile;
 
@@ -100,7 +101,7 @@ impl Planning {
         known: &KnownProfile,
     ) -> Result<Self, PlanningError> {
         let dtype = compute_dtype(spec, facts);
-        let inspection = &facts.inspection;
+        let inspection = &served(spec, facts);
         known
             .profile
             .check_model(inspection, dtype.name())
@@ -108,7 +109,7 @@ impl Planning {
         let workload = workload(spec, inspection)?;
         let memory = MainMemory::new(inspection, dtype, spec.main.device, &workload);
         let basis = Basis {
-            model: facts.clone(),
+            model: ModelFacts { inspection: inspection.clone(), revision: facts.revision.clone() },
             profile: on_device(&known.profile, spec.main.device)?,
             wishes: wishes(spec, &workload, &memory)?,
         };
@@ -120,6 +121,7 @@ impl Planning {
             credentials_secret_name: spec.model.credentials_secret_name.clone(),
             cache_claim_name: spec.model.cache_claim_name.clone(),
             dtype,
+            experts_dtype: spec.model.experts_dtype,
             digest: inspection.fingerprint.clone(),
         };
         let mode = spec.remote_experts.mode;
@@ -239,7 +241,8 @@ impl Planning {
 
     /// `plan` in the planner's form; none where it is no plan for this problem.
     fn draft(&self, plan: &MoEPlanSpec) -> Option<PlanDraft> {
-        let same = plan.model.digest == self.model.digest && plan.model.dtype == self.model.dtype;
+        let weights = |model: &PlannedModel| (model.digest.clone(), model.dtype, model.experts_dtype);
+        let same = weights(&plan.model) == weights(&self.model);
         let draft = draft(plan, &self.moe_layers, &self.problem).ok().filter(|_| same)?;
         // What somebody spoiled, or another version wrote, keeps no better plan away.
         Account::new(self.problem.clone(), &draft).is_ok().then_some(draft)
@@ -260,6 +263,11 @@ pub fn compute_dtype(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> ComputeDty
         _ => ComputeDtype::Float32,
     };
     spec.model.dtype.unwrap_or(own)
+}
+
+/// The checkpoint as the spec has it served.
+pub fn served(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> Inspection {
+    Inspection { experts_dtype: spec.model.experts_dtype.map(Into::into), ..facts.inspection.clone() }
 }
 
 /// The profile with the figures of `device` only: a plan follows where it has them.

@@ -292,6 +292,17 @@ fn no_signer_has_the_secrets_of_another() {
 }
 
 #[test]
+fn all_functions_are_told_what_experts_are_quantised_to() {
+    let owner = deployment(json!({"model": {"source": "pvc://models", "expertsDtype": "int4"}}));
+    for pod in pods(&owner) {
+        assert_eq!(following(&pod, "--experts-dtype"), "int4");
+    }
+    for pod in pods(&deployment(json!({}))) {
+        assert!(!arguments(&pod).contains(&"--experts-dtype".to_owned()));
+    }
+}
+
+#[test]
 fn functions_of_one_part_have_the_certificate_of_no_other() {
     let owner = deployment(json!({}));
     for pod in pods(&owner) {

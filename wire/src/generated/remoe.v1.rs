@@ -776,6 +776,9 @@ pub struct InspectRequest {
     /// Also return the final hidden states of every position.
     #[prost(bool, tag = "4")]
     pub hidden: bool,
+    /// Also return the log-probability of every token of the prompt but the first.
+    #[prost(bool, tag = "5")]
+    pub scores: bool,
     #[prost(oneof = "inspect_request::Prompt", tags = "1, 2, 3")]
     pub prompt: ::core::option::Option<inspect_request::Prompt>,
 }
@@ -805,6 +808,9 @@ pub struct InspectReply {
     pub hidden: ::prost::bytes::Bytes,
     #[prost(message, optional, tag = "5")]
     pub experts: ::core::option::Option<ExpertCalls>,
+    /// Natural log-probabilities of the prompt's tokens from the second on; empty unless asked.
+    #[prost(float, repeated, tag = "6")]
+    pub scores: ::prost::alloc::vec::Vec<f32>,
 }
 /// Routing of one MoE layer, for each prompt token in order.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -4,6 +4,7 @@
 mod files;
 mod inputs;
 mod map;
+pub(crate) mod perplexity;
 mod report;
 mod tables;
 mod workloads;
@@ -51,6 +52,10 @@ pub(crate) struct EvalArgs {
     /// Nodes as they are sold (examples/nodes), for the map of who is cheapest over models and rates
     #[arg(long, value_name = "FILE")]
     nodes: Option<PathBuf>,
+    /// Instead: the model's perplexity on this text, with its experts as they are computed and quantised to int8 and
+    /// to int4
+    #[arg(long, value_name = "FILE", requires = "model_source", conflicts_with_all = ["out", "pricing", "profile", "records", "nodes", "only"])]
+    pub(crate) perplexity: Option<PathBuf>,
     /// Only this [default: the figures, and the map where --nodes is given; what predictions are worth only when asked]
     #[arg(long, value_enum, value_name = "WHAT")]
     only: Option<Only>,

@@ -3,6 +3,7 @@
 use super::nodes::KnownModel;
 use crate::args::Dtype;
 use remoe_fetch::{ModelArgs, ModelLocation};
+use remoe_model::ExpertsDtype;
 use remoe_planner::{
     Arrangement, Device, NodeShape, NodesAnswer, NodesLayout, Rental, RentedNodes, RivalNodes,
 };
@@ -17,6 +18,7 @@ const LONGEST_NAME: usize = 40;
 pub(super) struct Subject<'a> {
     pub(super) source: &'a ModelArgs,
     pub(super) dtype: Option<Dtype>,
+    pub(super) experts_dtype: Option<ExpertsDtype>,
     pub(super) rental: &'a Rental,
     pub(super) answer: &'a NodesAnswer,
     pub(super) model: &'a KnownModel,
@@ -96,6 +98,9 @@ fn write_resource(
     write_model(text, &subject.source.model, &name)?;
     if let Some(dtype) = subject.dtype {
         writeln!(text, "    dtype: {}", dtype.name())?;
+    }
+    if let Some(experts) = subject.experts_dtype {
+        writeln!(text, "    expertsDtype: {}", experts.name())?;
     }
     let (slo, request) = (&rental.slo, &rental.request);
     writeln!(

@@ -12,7 +12,7 @@ use crate::planning::{self, PlanningArgs};
 use crate::workload::ConcurrencyArgs;
 use clap::{Args, ValueEnum};
 use remoe_fetch::{Known, ModelArgs, Opened};
-use remoe_model::{Checkpoint, CheckpointError, Inspection, Outline};
+use remoe_model::{Checkpoint, CheckpointError, ExpertsDtype, Inspection, Outline};
 use remoe_planner::{
     BrokenLimit, NodesAnswer, NodesVerdict, Rental, Reserve, ResidentModel, Slo, Spot, rent,
 };
@@ -64,6 +64,7 @@ pub(super) struct Question<'a> {
     pub(super) list: &'a Path,
     pub(super) source: Option<&'a ModelArgs>,
     pub(super) dtype: Option<Dtype>,
+    pub(super) experts_dtype: Option<ExpertsDtype>,
     pub(super) planning: &'a PlanningArgs,
     pub(super) concurrency: ConcurrencyArgs,
 }
@@ -132,7 +133,7 @@ pub(super) fn run(question: &Question<'_>, as_json: bool) -> Result<ExitCode, Cl
         return Err(CliError::arguments("--manifest", message));
     }
     let list = read_list(question.list)?;
-    let model = KnownModel::open(source, question.dtype)?;
+    let model = KnownModel::open(source, question.dtype, question.experts_dtype)?;
     let profile = question.profile(&model)?;
     let rental = question.rental(&list, &model, profile.as_ref())?;
     let answer = rent(&rental).map_err(|error| CliError {
@@ -152,8 +153,14 @@ pub(super) fn run(question: &Question<'_>, as_json: bool) -> Result<ExitCode, Cl
         return Ok(ExitCode::from(Code::Infeasible as u8));
     }
     if question.args.manifest {
-        let subject =
-            Subject { source, dtype: question.dtype, rental: &rental, answer: &answer, model: &model };
+        let subject = Subject {
+            source,
+            dtype: question.dtype,
+            experts_dtype: question.experts_dtype,
+            rental: &rental,
+            answer: &answer,
+            model: &model,
+        };
         let Some(manifest) = manifest::of(&subject) else {
             let message = "no way in which Remoe serves the model keeps the limits, so that no MoEDeployment is \
                            meant; without --manifest the answer says what does";
@@ -194,15 +201,19 @@ fn closest(verdict: &NodesVerdict) -> Option<&BrokenLimit> {
 }
 
 impl KnownModel {
-    fn open(source: &ModelArgs, dtype: Option<Dtype>) -> Result<Self, CliError> {
+    fn open(
+        source: &ModelArgs,
+        dtype: Option<Dtype>,
+        experts_dtype: Option<ExpertsDtype>,
+    ) -> Result<Self, CliError> {
         let dtype = dtype.map(Dtype::name);
         Ok(match source.open_or_outline(dtype)? {
             Known::Checkpoint(opened) => {
-                let inspection = opened.checkpoint.inspect()?;
+                let inspection = Inspection { experts_dtype, ..opened.checkpoint.inspect()? };
                 let dtype = dtype.unwrap_or_else(|| default_dtype(&inspection));
                 Self::seen(inspection, dtype, *opened)
             }
-            Known::Outline { outline, why } => Self::outlined(source, &outline, &why),
+            Known::Outline { outline, why } => Self::outlined(source, &outline, experts_dtype, &why),
         })
     }
 
@@ -212,35 +223,48 @@ impl KnownModel {
         let looked_up = inspection.vocab_size as u64 * inspection.token_bytes;
         let tied = inspection.outside_bytes < 2 * looked_up;
         let unused = idle as u64 * inspection.expert_bytes + if tied { 0 } else { looked_up };
-        let resident = |bytes: u64| inspection.resident_bytes(bytes, dtype);
         Self {
             parameters: inspection.total_bytes / element,
             active_parameters: inspection.total_bytes.saturating_sub(unused) / element,
-            counted: format!("all weights in {dtype}"),
+            counted: counted(format!("all weights in {dtype}"), inspection.experts_dtype),
             weights_seen: true,
             runs: true,
             because: None,
-            expert_bytes: resident(inspection.expert_bytes),
-            rest_bytes: resident(rest_bytes(&inspection)),
-            total_bytes: resident(inspection.total_bytes),
+            expert_bytes: inspection.resident_expert_bytes(dtype),
+            rest_bytes: inspection.resident_bytes(rest_bytes(&inspection), dtype),
+            total_bytes: inspection.resident_total_bytes(dtype),
             weights: ResidentWeights::of(&inspection, dtype),
             checkpoint: Some(Arc::new(opened.checkpoint)),
             ..Self::of(inspection, dtype)
         }
     }
 
-    fn outlined(source: &ModelArgs, outline: &Outline, why: &CheckpointError) -> Self {
-        let inspection = outline.inspection(&source.model.to_string());
+    fn outlined(
+        source: &ModelArgs,
+        outline: &Outline,
+        experts_dtype: Option<ExpertsDtype>,
+        why: &CheckpointError,
+    ) -> Self {
+        let mut inspection = outline.inspection(&source.model.to_string());
+        let mut weights = ResidentWeights::of_outline(outline);
+        if let Some(experts) = experts_dtype {
+            let routed = (inspection.moe_layers.len() * inspection.experts) as u64;
+            let bytes = experts.bytes(outline.expert_parameters());
+            let rest = inspection.total_bytes.saturating_sub(routed.saturating_mul(inspection.expert_bytes));
+            inspection.total_bytes = rest.saturating_add(routed.saturating_mul(bytes));
+            inspection.expert_bytes = bytes;
+            weights.expert_bytes = bytes as f64;
+        }
         let dtype = inspection.dtype.clone();
         Self {
             parameters: outline.parameters(),
             active_parameters: outline.active_parameters(),
-            counted: outline.weights.meaning(&outline.dtype),
+            counted: counted(outline.weights.meaning(&outline.dtype), experts_dtype),
             weights_seen: false,
             // A config that the engine takes is refused for its files, never as unsupported.
             runs: !matches!(why, CheckpointError::Unsupported { .. }),
             because: Some(why.to_string()),
-            weights: ResidentWeights::of_outline(outline),
+            weights,
             expert_bytes: inspection.expert_bytes,
             rest_bytes: rest_bytes(&inspection),
             total_bytes: inspection.total_bytes,
@@ -270,6 +294,14 @@ impl KnownModel {
             inspection,
             checkpoint: None,
         }
+    }
+}
+
+/// What weights are counted as, for people.
+fn counted(weights: String, experts: Option<ExpertsDtype>) -> String {
+    match experts {
+        None => weights,
+        Some(experts) => format!("{weights}, but routed experts in {}", experts.name()),
     }
 }
 

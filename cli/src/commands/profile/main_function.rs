@@ -123,7 +123,7 @@ impl MainSetup<'_> {
 
     /// Bytes of all weights as they are resident.
     fn weights(&self) -> f64 {
-        self.subject.resident(self.subject.inspection.total_bytes)
+        self.subject.inspection.resident_total_bytes(self.subject.dtype) as f64
     }
 
     /// How many experts receive how many tokens of each prompt, all layers together.
@@ -191,14 +191,8 @@ impl<'s> Main<'s> {
     ) -> Result<Self, CliError> {
         step(format!("starting the main function with {threads} threads"));
         let mut arguments = setup.subject.source.arguments();
-        arguments.extend([
-            "--dtype".into(),
-            setup.subject.dtype.into(),
-            "--device".into(),
-            device.into(),
-            "--threads".into(),
-            threads.to_string().into(),
-        ]);
+        arguments.extend(setup.subject.precision());
+        arguments.extend(["--device".into(), device.into(), "--threads".into(), threads.to_string().into()]);
         if threads == 1 {
             arguments.extend(["--poll-us".into(), "0".into()]);
         }
@@ -218,8 +212,7 @@ impl<'s> Main<'s> {
 
     fn start_times(&self) -> Start {
         let facts = self.setup.subject.inspection;
-        let resident = |bytes: u64| self.setup.subject.resident(bytes);
-        let experts = resident((facts.moe_layers.len() * facts.experts) as u64 * facts.expert_bytes);
+        let experts = self.setup.subject.resident_experts(facts.moe_layers.len() * facts.experts);
         let rate = experts / self.placed.as_secs_f64().max(1e-6);
         let rest = self.setup.weights() - experts;
         Start {
@@ -250,7 +243,8 @@ impl<'s> Main<'s> {
     /// Decode steps with all experts of the first layers in a remote function, against steps without.
     fn remote_call(&self) -> Result<RemoteCall, CliError> {
         let facts = self.setup.subject.inspection;
-        let layer_bytes = (facts.expert_bytes * facts.experts as u64).max(1);
+        let expert_bytes = facts.resident_expert_bytes(self.setup.subject.dtype);
+        let layer_bytes = (expert_bytes * facts.experts as u64).max(1);
         let layers = usize::try_from(REMOTE_BYTES / layer_bytes).unwrap_or(1).max(1);
         let experts: Vec<u32> = (0..u32::try_from(facts.experts).unwrap_or(u32::MAX)).collect();
         let sets: Vec<LayerExperts> = facts
@@ -326,7 +320,7 @@ impl<'s> Main<'s> {
 
     fn loads(&self, tokens: usize) -> Result<BTreeMap<u32, u32>, CliError> {
         let prompt = inspect_request::Prompt::Ids(self.prompt(tokens));
-        let request = InspectRequest { prompt: Some(prompt), hidden: false };
+        let request = InspectRequest { prompt: Some(prompt), hidden: false, scores: false };
         let mut client = self.client.clone();
         let reply = self.runtime.block_on(async move { timeout(LIMIT, client.inspect(request)).await });
         let reply = reply.map_err(|_elapsed| CliError::runtime(format!("no answer within {LIMIT:?}")))??;

@@ -15,10 +15,11 @@ use functions::Functions;
 use grid::Grid;
 use main_function::MainSetup;
 use remoe_fetch::ModelArgs;
-use remoe_model::Inspection;
+use remoe_model::{ExpertsDtype, Inspection};
 use remoe_planner::{Fit, seconds};
 use remoe_profile::{CpuLimit, Kernels, Machine, Made, Memory, ModelId, Origin, Profile, Starts};
 use remote::RemoteSetup;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -40,6 +41,9 @@ pub(crate) struct ProfileArgs {
     /// Compute dtype; the checkpoint's by default
     #[arg(long, value_name = "DTYPE")]
     dtype: Option<Dtype>,
+    /// Quantise routed experts to int8 or int4 as they are loaded
+    #[arg(long, value_name = "int8|int4")]
+    experts_dtype: Option<ExpertsDtype>,
     /// Device of the main function: cpu, cuda or cuda:INDEX
     #[arg(long, default_value = "cpu")]
     device: String,
@@ -57,7 +61,7 @@ pub(crate) async fn run(args: &ProfileArgs, as_json: bool, progress: &Arc<Progre
         path.iter().try_for_each(|path| folders::require_parent(flag, path))?;
     }
     let opened = args.source.open()?;
-    let inspection = opened.checkpoint.inspect()?;
+    let inspection = Inspection { experts_dtype: args.experts_dtype, ..opened.checkpoint.inspect()? };
     let dtype = args.dtype.map_or_else(|| default_dtype(&inspection), |dtype| dtype.name());
     let request = Request {
         source: args.source.pinned(&opened),
@@ -140,7 +144,7 @@ fn measure_blocking(request: &Request, progress: &Arc<Progress>) -> Result<Profi
             device: device.clone(),
             vcpus_by: if functions.quotas { CpuLimit::Quota } else { CpuLimit::Threads },
         },
-        model: ModelId { fingerprint: inspection.fingerprint.clone(), dtype: dtype.clone() },
+        model: ModelId::of(inspection, dtype),
         kernels: Kernels { numerics_class: remote.numerics_class, instruction_path: remote.instruction_path },
         // 1 GB comes with one vCPU.
         fit: Fit::of(&remote.expert_seconds.vcpus, &one_token),
@@ -174,6 +178,20 @@ impl Subject<'_> {
     fn resident(&self, bytes: u64) -> f64 {
         self.inspection.resident_bytes(bytes, self.dtype) as f64
     }
+
+    /// Bytes of so many experts, as they are resident.
+    fn resident_experts(&self, count: usize) -> f64 {
+        count as f64 * self.inspection.resident_expert_bytes(self.dtype) as f64
+    }
+
+    /// What functions are told about the types to compute in.
+    fn precision(&self) -> Vec<OsString> {
+        let mut arguments = vec!["--dtype".into(), self.dtype.into()];
+        if let Some(experts) = self.inspection.experts_dtype {
+            arguments.extend(["--experts-dtype".into(), experts.name().into()]);
+        }
+        arguments
+    }
 }
 
 /// Where the profile of a model on this machine is kept.
@@ -182,7 +200,7 @@ pub(crate) fn default_path(model: &ModelId) -> PathBuf {
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
     let folder = cache.or_else(home).unwrap_or_else(std::env::temp_dir);
     let short = model.fingerprint.get(..16).unwrap_or(&model.fingerprint);
-    folder.join("remoe").join("profiles").join(format!("{short}-{}.json", model.dtype))
+    folder.join("remoe").join("profiles").join(format!("{short}-{}.json", model.precision()))
 }
 
 /// Stores `profile` where it is looked for, and says where that is.

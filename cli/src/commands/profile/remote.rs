@@ -106,10 +106,10 @@ impl RemoteSetup<'_> {
     /// The first MoE layers, as many as make up [`HOSTED_BYTES`].
     fn hosted(&self) -> Vec<LayerExperts> {
         let facts = self.subject.inspection;
-        let layer_bytes = (facts.expert_bytes * facts.experts as u64).max(1);
+        let expert_bytes = facts.resident_expert_bytes(self.subject.dtype).max(1);
+        let layer_bytes = (expert_bytes * facts.experts as u64).max(1);
         let layers = usize::try_from(HOSTED_BYTES.div_ceil(layer_bytes)).unwrap_or(usize::MAX);
-        let experts =
-            (HOSTED_BYTES / facts.expert_bytes.max(1)).max(2 * ASKED as u64).min(facts.experts as u64);
+        let experts = (HOSTED_BYTES / expert_bytes).max(2 * ASKED as u64).min(facts.experts as u64);
         let sets = facts.moe_layers.iter().take(layers);
         sets.map(|&layer| LayerExperts {
             layer: u32::try_from(layer).unwrap_or(u32::MAX),
@@ -120,7 +120,7 @@ impl RemoteSetup<'_> {
 
     fn weights(&self, hosted: &[LayerExperts]) -> f64 {
         let experts: usize = hosted.iter().map(|set| set.experts.len()).sum();
-        experts as f64 * self.subject.resident(self.subject.inspection.expert_bytes)
+        self.subject.resident_experts(experts)
     }
 
     fn start(&self, hosted: &[LayerExperts], threads: usize) -> Result<Running<'_>, CliError> {
@@ -155,9 +155,8 @@ pub(super) fn start<'f>(
     threads: usize,
 ) -> Result<Running<'f>, CliError> {
     let mut arguments = subject.source.arguments();
+    arguments.extend(subject.precision());
     arguments.extend([
-        "--dtype".into(),
-        subject.dtype.into(),
         "--threads".into(),
         threads.to_string().into(),
         "--experts".into(),

@@ -34,7 +34,7 @@ impl Tariff {
     pub(super) fn of(wanted: &Wanted, pricing: &Pricing) -> Self {
         let model = &wanted.inspection;
         let dtype = wanted.options.dtype.as_deref().unwrap_or_else(|| default_dtype(model));
-        let expert = model.resident_bytes(model.expert_bytes, dtype) as f64;
+        let expert = model.resident_expert_bytes(dtype) as f64;
         let runtime = Profile::memory_prior();
         let planned = wanted.account.as_ref();
         let pricing = planned.map_or(pricing, |account| account.pricing());

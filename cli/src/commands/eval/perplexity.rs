@@ -1,0 +1,105 @@
+//! `remoe eval --perplexity`: how well a model foresees a text, with its experts as they are and quantised.
+
+use super::EvalArgs;
+use crate::args::DeploymentArgs;
+use crate::deployment::Wanted;
+use crate::exit::CliError;
+use crate::output::progress::Progress;
+use crate::output::{json, table};
+use crate::{planning, prompt};
+use remoe_fetch::ModelArgs;
+use remoe_model::ExpertsDtype;
+use remoe_wire::v1::main_model_client::MainModelClient;
+use remoe_wire::v1::{InspectRequest, TokenIds, inspect_request};
+use serde::Serialize;
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
+use tonic::transport::Channel;
+
+/// Tokens of the text that are scored together; none sees what is before its window.
+const WINDOW: usize = 512;
+/// Tokens that are scored at most.
+const MOST_TOKENS: usize = 1 << 20;
+/// A window that takes longer than this has got stuck.
+const DEADLINE: Duration = Duration::from_secs(600);
+/// How experts are kept, in turn.
+const FORMS: [Option<ExpertsDtype>; 3] = [None, Some(ExpertsDtype::Int8), Some(ExpertsDtype::Int4)];
+
+#[derive(Serialize)]
+struct Perplexities {
+    /// Tokens of a window, of which all but the first are scored.
+    window: usize,
+    /// Tokens that were scored.
+    tokens: usize,
+    perplexity: Vec<Perplexity>,
+}
+
+#[derive(Serialize)]
+struct Perplexity {
+    /// `int8`, `int4`, or `as computed` where experts are not quantised.
+    experts: &'static str,
+    /// e to the mean negative log-probability of a token.
+    perplexity: f64,
+}
+
+/// Scores the text with each form of experts and prints what comes of it.
+pub(crate) async fn run(
+    args: &EvalArgs,
+    file: &Path,
+    as_json: bool,
+    progress: &Arc<Progress>,
+) -> Result<(), CliError> {
+    let Some(source) = &args.source else {
+        return Err(CliError::arguments("--model", "whose perplexity is not said: name a model"));
+    };
+    let text = planning::read("--perplexity", file)?;
+    let mut answer = Perplexities { window: 0, tokens: 0, perplexity: Vec::new() };
+    for form in FORMS {
+        let wanted = wanted(source, form)?;
+        let tokens = prompt::tokens(&wanted.checkpoint, &text, false)?;
+        answer.window = WINDOW.min(wanted.inspection.context_length);
+        let windows: Vec<&[u32]> = tokens
+            .chunks(answer.window)
+            .filter(|window| window.len() > 1)
+            .take(MOST_TOKENS / WINDOW)
+            .collect();
+        if windows.is_empty() {
+            return Err(CliError::arguments("--perplexity", "the text has less than two tokens"));
+        }
+        let scores = wanted.run_once(progress, async |client| scores(client, &windows).await).await?;
+        answer.tokens = scores.len();
+        let mean = scores.iter().map(|&score| f64::from(score)).sum::<f64>() / scores.len() as f64;
+        let experts = form.map_or("as computed", ExpertsDtype::name);
+        answer.perplexity.push(Perplexity { experts, perplexity: (-mean).exp() });
+    }
+    if as_json {
+        return Ok(json::print(&answer)?);
+    }
+    let row = |it: &Perplexity| vec![it.experts.to_owned(), format!("{:.4}", it.perplexity)];
+    let table = table::with_header(&["experts", "perplexity"], answer.perplexity.iter().map(row).collect());
+    let (tokens, window) = (answer.tokens, answer.window);
+    writeln!(anstream::stdout().lock(), "{tokens} tokens, in windows of {window}\n{table}")?;
+    Ok(())
+}
+
+/// The model with all experts beside the main function.
+fn wanted(source: &ModelArgs, form: Option<ExpertsDtype>) -> Result<Wanted, CliError> {
+    Wanted::unplaced(&DeploymentArgs { experts_dtype: form, ..DeploymentArgs::of(source.clone()) })
+}
+
+/// Log-probabilities of the tokens of every window but the first of each.
+async fn scores(mut client: MainModelClient<Channel>, windows: &[&[u32]]) -> Result<Vec<f32>, CliError> {
+    let mut all = Vec::new();
+    for window in windows {
+        let ids = TokenIds { ids: window.to_vec() };
+        let request =
+            InspectRequest { prompt: Some(inspect_request::Prompt::Ids(ids)), hidden: false, scores: true };
+        let reply = timeout(DEADLINE, client.inspect(request)).await;
+        let reply = reply.map_err(|_elapsed| CliError::runtime(format!("no answer within {DEADLINE:?}")))?;
+        all.extend(reply?.into_inner().scores);
+    }
+    Ok(all)
+}

@@ -1,0 +1,85 @@
+//! How far quantised experts are from those that a checkpoint stores.
+
+use crate::{LoadError, expert_shape, experts_class, load_expert, load_floats};
+use remoe_kernels::quantise::kept;
+use remoe_kernels::{Dtype, Job, PackedExpert, Pool};
+use remoe_model::{Checkpoint, ExpertsDtype};
+
+/// Relative errors: the root mean square of differences over that of the values.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct QuantisationError {
+    /// Of the weights of gate, up and down projections.
+    pub weights: f64,
+    /// Of what experts make of rows.
+    pub outputs: f64,
+}
+
+/// Squares of differences and of the values themselves, summed.
+#[derive(Default)]
+struct Squares {
+    differences: f64,
+    values: f64,
+}
+
+impl Squares {
+    fn add(&mut self, values: &[f32], others: &[f32]) {
+        for (value, other) in values.iter().zip(others) {
+            self.differences += (f64::from(*value) - f64::from(*other)).powi(2);
+            self.values += f64::from(*value).powi(2);
+        }
+    }
+
+    /// Zero where there is nothing but zeros.
+    fn relative(&self) -> f64 {
+        if self.values > 0.0 { (self.differences / self.values).sqrt() } else { 0.0 }
+    }
+}
+
+/// Compares `experts` of `layer` with themselves quantised, both computed in float32 for `rows` rows of numbers from
+/// a standard normal distribution, always the same.
+///
+/// # Errors
+/// They cannot be read or computed.
+pub fn quantisation_error(
+    checkpoint: &Checkpoint,
+    layer: usize,
+    experts: &[u32],
+    format: ExpertsDtype,
+    rows: usize,
+    pool: &Pool,
+) -> Result<QuantisationError, LoadError> {
+    let class = experts_class(Dtype::F32, Some(format));
+    let (mut weights, mut outputs) = (Squares::default(), Squares::default());
+    for &expert in experts {
+        let tensors = checkpoint.expert(layer, expert as usize)?;
+        for tensor in [&tensors.gate, &tensors.up, &tensors.down] {
+            let floats = load_floats(checkpoint, tensor)?;
+            let columns = tensor.shape.last().copied().unwrap_or(1).max(1);
+            for row in floats.chunks(columns) {
+                weights.add(row, &kept(row, class.weights));
+            }
+        }
+        let hidden = expert_shape(checkpoint, layer, expert, class)?.hidden();
+        let inputs = normal_rows(rows * hidden);
+        let compute = |packed: &PackedExpert| {
+            let row_index: Vec<u32> = (0..).take(rows).collect();
+            let mut output = vec![0; inputs.len()];
+            let job = Job { expert: packed, inputs: &inputs, row_index: &row_index, output: &mut output };
+            pool.forward(&mut [job]).map_err(|source| LoadError::Kernel { layer, expert, source })?;
+            Ok::<Vec<f32>, LoadError>(output.as_chunks().0.iter().map(|&x| f32::from_le_bytes(x)).collect())
+        };
+        let exact = compute(&load_expert(checkpoint, layer, expert, Dtype::F32)?)?;
+        outputs.add(&exact, &compute(&load_expert(checkpoint, layer, expert, class)?)?);
+    }
+    Ok(QuantisationError { weights: weights.relative(), outputs: outputs.relative() })
+}
+
+/// Bytes of so many float32, sums of twelve uniform numbers each, which are very nearly normal.
+fn normal_rows(count: usize) -> Vec<u8> {
+    let mut state = 1u64;
+    let mut uniform = move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1 << 24) as f32
+    };
+    (0..count).flat_map(|_| ((0..12).map(|_| uniform()).sum::<f32>() - 6.0).to_le_bytes()).collect()
+}

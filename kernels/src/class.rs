@@ -1,0 +1,105 @@
+//! Numerics classes: what decides the bits of a result besides the numbers themselves.
+
+use std::fmt;
+
+use crate::Dtype;
+
+/// How weights lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WeightFormat {
+    /// As elements of the type that is computed in.
+    Plain,
+    /// As signed integers of 8 bits, 32 of a row with one scale: 8.5 bits a weight.
+    Int8,
+    /// As signed integers of 4 bits, 32 of a row with one scale: 4.5 bits a weight.
+    Int4,
+}
+
+impl WeightFormat {
+    /// Those with integers, the longer ones first.
+    pub const QUANTISED: [Self; 2] = [Self::Int8, Self::Int4];
+
+    /// What is added to an integer so that its stored form has no sign.
+    pub(crate) const fn offset(self) -> i32 {
+        match self {
+            Self::Plain => 0,
+            Self::Int8 => 128,
+            Self::Int4 => 8,
+        }
+    }
+}
+
+impl fmt::Display for WeightFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Plain => "plain",
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
+        })
+    }
+}
+
+/// The type of rows and the form of weights. Results are the same bits within a class, wherever and in whatever company they are computed, and differ between classes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NumericsClass {
+    /// Of input rows, intermediate values and results.
+    pub dtype: Dtype,
+    /// Of the weights.
+    pub weights: WeightFormat,
+}
+
+impl NumericsClass {
+    /// All there are, in the order in which tables by class are kept.
+    pub const ALL: [Self; 6] = [
+        Self { dtype: Dtype::F32, weights: WeightFormat::Plain },
+        Self { dtype: Dtype::Bf16, weights: WeightFormat::Plain },
+        Self { dtype: Dtype::F32, weights: WeightFormat::Int8 },
+        Self { dtype: Dtype::Bf16, weights: WeightFormat::Int8 },
+        Self { dtype: Dtype::F32, weights: WeightFormat::Int4 },
+        Self { dtype: Dtype::Bf16, weights: WeightFormat::Int4 },
+    ];
+
+    /// The name of the class' formats, accumulation order, roundings and functions. Two processes may share a model's experts only if their names agree.
+    pub const fn name(self) -> &'static str {
+        match (self.weights, self.dtype) {
+            (WeightFormat::Plain, Dtype::Bf16) => "pairwise-odd-first-v1/bf16",
+            (WeightFormat::Plain, Dtype::F32) => "pairwise-odd-first-v1/f32",
+            (WeightFormat::Int8, Dtype::Bf16) => "groups-of-32-v1/int8/bf16",
+            (WeightFormat::Int8, Dtype::F32) => "groups-of-32-v1/int8/f32",
+            (WeightFormat::Int4, Dtype::Bf16) => "groups-of-32-v1/int4/bf16",
+            (WeightFormat::Int4, Dtype::F32) => "groups-of-32-v1/int4/f32",
+        }
+    }
+
+    /// Its position in [`ALL`](Self::ALL).
+    pub(crate) const fn index(self) -> usize {
+        2 * self.weights as usize + self.dtype as usize
+    }
+}
+
+/// The class of weights that are not quantised.
+impl From<Dtype> for NumericsClass {
+    fn from(dtype: Dtype) -> Self {
+        Self { dtype, weights: WeightFormat::Plain }
+    }
+}
+
+impl fmt::Display for NumericsClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_have_names_and_positions_of_their_own() {
+        for (position, class) in NumericsClass::ALL.into_iter().enumerate() {
+            assert_eq!(class.index(), position);
+            let same = NumericsClass::ALL.into_iter().filter(|other| other.name() == class.name());
+            assert_eq!(same.count(), 1, "{class}");
+        }
+    }
+}

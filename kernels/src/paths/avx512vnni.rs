@@ -1,0 +1,64 @@
+//! Dot products of bytes by AVX-512 VNNI. VPDPBUSD: four products of unsigned and signed bytes and a 32-bit sum, without saturation.
+
+use std::arch::x86_64::*;
+
+use super::avx512::Avx512;
+use super::integers::Integers;
+
+impl Integers for Avx512 {
+    type I = __m512i;
+    const REMOVES_OFFSET: bool = false;
+
+    #[inline(always)]
+    unsafe fn splat_integer(x: i32) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_set1_epi32(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_words(from: *const u32) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn low_nibbles(words: __m512i) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_and_si512(words, _mm512_set1_epi32(0x0f0f_0f0f)) }
+    }
+
+    #[inline(always)]
+    unsafe fn high_nibbles(words: __m512i) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_and_si512(_mm512_srli_epi32::<4>(words), _mm512_set1_epi32(0x0f0f_0f0f)) }
+    }
+
+    #[inline(always)]
+    unsafe fn int8_dot(sum: __m512i, w: __m512i, x: __m512i) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_dpbusd_epi32(sum, w, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn int4_dot(sum: __m512i, w: __m512i, x: __m512i) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_dpbusd_epi32(sum, w, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn to_floats(sums: __m512i) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_cvtepi32_ps(sums) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> __m512 {
+        // SAFETY: the trait's contract: 16 elements of 2 bytes.
+        unsafe {
+            let halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves))
+        }
+    }
+}
+
+super::quantised_entry_points!(Avx512, "avx512f,avx512vnni");

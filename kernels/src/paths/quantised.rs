@@ -1,0 +1,100 @@
+//! One group of K by integers, for a block of rows and columns.
+//!
+//! A group's weights of a panel's 64 columns lie together: for int8 `[8][64][4]` bytes, four consecutive weights of a column to a word; for int4 `[4][64][4]` bytes, whose lower halves are the first 16 weights of the columns and whose upper halves the others; then 64 scales, as bfloat16.
+
+use std::marker::PhantomData;
+
+use super::integers::Integers;
+use super::steps::Step;
+use crate::WeightFormat;
+use crate::quantise::{GROUP, RowGroup};
+use crate::shape::{PANEL, step_words};
+
+/// Words of four elements in a group.
+const QUADS: usize = GROUP / 4;
+
+/// Weights and rows by integers; sums are exact within a group. Elements of results are bfloat16, or float32.
+pub(crate) struct QuantisedStep<N, const INT4: bool, const BF16: bool>(PhantomData<N>);
+
+impl<N: Integers, const INT4: bool, const BF16: bool> Step for QuantisedStep<N, INT4, BF16> {
+    type F = N;
+    type InBf16 = QuantisedStep<N, INT4, true>;
+    const BF16: bool = BF16;
+    const WEIGHTS: WeightFormat = if INT4 { WeightFormat::Int4 } else { WeightFormat::Int8 };
+    const WORDS: usize = step_words(if BF16 { crate::Dtype::Bf16 } else { crate::Dtype::F32 }, Self::WEIGHTS);
+    const CHUNK: usize = 1;
+
+    #[inline(always)]
+    unsafe fn add<const R: usize, const C: usize>(
+        acc: &mut [[N::V; C]; R],
+        x: &[*const u8; R],
+        group: usize,
+        w: *const u32,
+        first: usize,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut rows = [std::ptr::null::<RowGroup>(); R];
+            let mut sums = [[N::splat_integer(0); C]; R];
+            for r in 0..R {
+                rows[r] = x[r].cast::<RowGroup>().add(group);
+                if INT4 || !N::REMOVES_OFFSET {
+                    let correction = (&raw const (*rows[r]).correction).read_unaligned();
+                    sums[r] = [N::splat_integer(correction); C];
+                }
+            }
+            for line in 0..if INT4 { QUADS / 2 } else { QUADS } {
+                let mut words = [N::splat_integer(0); C];
+                for c in 0..C {
+                    words[c] = N::load_words(w.add(line * PANEL + first + c * N::LANES));
+                }
+                if INT4 {
+                    let mut nibbles = [N::splat_integer(0); C];
+                    for c in 0..C {
+                        nibbles[c] = N::low_nibbles(words[c]);
+                    }
+                    for r in 0..R {
+                        let x = N::splat_integer(quad(rows[r], line));
+                        for c in 0..C {
+                            sums[r][c] = N::int4_dot(sums[r][c], nibbles[c], x);
+                        }
+                    }
+                    for c in 0..C {
+                        nibbles[c] = N::high_nibbles(words[c]);
+                    }
+                    for r in 0..R {
+                        let x = N::splat_integer(quad(rows[r], QUADS / 2 + line));
+                        for c in 0..C {
+                            sums[r][c] = N::int4_dot(sums[r][c], nibbles[c], x);
+                        }
+                    }
+                } else {
+                    for r in 0..R {
+                        let x = N::splat_integer(quad(rows[r], line));
+                        for c in 0..C {
+                            sums[r][c] = N::int8_dot(sums[r][c], words[c], x);
+                        }
+                    }
+                }
+            }
+            let scales = w.add(Self::WORDS - PANEL / 2).cast::<u16>().add(first);
+            let mut sizes = [N::splat(0.0); C];
+            for c in 0..C {
+                sizes[c] = N::load_bf16(scales.add(c * N::LANES));
+            }
+            for r in 0..R {
+                let size = N::splat((&raw const (*rows[r]).scale).read_unaligned());
+                for c in 0..C {
+                    acc[r][c] = N::fma(N::to_floats(sums[r][c]), N::mul(sizes[c], size), acc[r][c]);
+                }
+            }
+        }
+    }
+}
+
+/// Four consecutive integers of a row's group, as one word.
+#[inline(always)]
+unsafe fn quad(row: *const RowGroup, index: usize) -> i32 {
+    // SAFETY: the caller's promise: a group, `index` below QUADS.
+    unsafe { (&raw const (*row).values).cast::<i32>().add(index).read_unaligned() }
+}

@@ -1,0 +1,220 @@
+//! Quantised weights: every path, thread count and batch gives the bits of the naive form.
+
+#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
+
+mod common;
+
+use common::{Data, Expert, Random, bits, dot_in, forward, integers, pool, stored_bits, to_bytes};
+use proptest::prelude::*;
+use remoe_kernels::quantise::{GROUP, kept};
+use remoe_kernels::{
+    Activation, Dtype, ExpertShape, InstructionPath, Job, Matrix, NumericsClass, PackedExpertBuilder,
+    PackedMatrix, Pool, Product, StoredDtype, WeightFormat,
+};
+
+fn classes() -> impl Iterator<Item = NumericsClass> {
+    NumericsClass::ALL.into_iter().filter(|class| class.weights != WeightFormat::Plain)
+}
+
+fn pools() -> Vec<Pool> {
+    let mut pools: Vec<Pool> = InstructionPath::available().into_iter().map(|path| pool(1, path)).collect();
+    pools.extend([2, 3].map(|threads| pool(threads, None)));
+    pools
+}
+
+/// Computes `rows` rows of one expert on all pools and compares with the naive form.
+fn check(pools: &[Pool], random: &mut Random, data: Data, expert: &Expert, rows: usize) {
+    let (class, dtype, hidden) = (expert.shape.class(), expert.shape.dtype(), expert.shape.hidden());
+    let inputs: Vec<Vec<f32>> = (0..rows).map(|_| data.vector(random, hidden, dtype)).collect();
+    let bytes = to_bytes(&inputs.concat(), dtype);
+    let index: Vec<u32> = (0..rows as u32).rev().collect();
+    let expected: Vec<u32> =
+        inputs.iter().rev().flat_map(|x| expert.row(x)).map(|x| stored_bits(x, dtype)).collect();
+    for pool in pools {
+        let actual = bits(&forward(pool, &expert.packed, &bytes, &index), dtype);
+        if let Some(at) = actual.iter().zip(&expected).position(|(a, b)| a != b) {
+            panic!(
+                "{} with {} threads, {class}, {:?}, {data:?}, {rows} rows: row {} column {}: {:#x}, expected {:#x}",
+                pool.paths(class),
+                pool.threads(),
+                expert.shape,
+                at / hidden,
+                at % hidden,
+                actual[at],
+                expected[at]
+            );
+        }
+    }
+}
+
+#[test]
+fn all_shapes_rows_and_numbers() {
+    let pools = pools();
+    let mut random = Random(21);
+    let activations = [Activation::Silu, Activation::GeluTanh, Activation::Relu, Activation::ClampedSwiglu];
+    for class in classes() {
+        for (hidden, width) in [(1, 1), (2, 31), (5, 33), (31, 7), (32, 32), (33, 64), (65, 65), (130, 40)] {
+            for data in Data::ALL {
+                let activation = activations[random.below(4)];
+                let expert = Expert::new(&mut random, data, hidden, width, class, activation);
+                let rows = 1 + random.below(14);
+                check(&pools, &mut random, data, &expert, rows);
+            }
+        }
+        let expert = Expert::new(&mut random, Data::Ordinary, 512, 96, class, Activation::Silu);
+        for rows in [1, 2, 3, 4, 5, 6, 7, 12, 13, 40] {
+            check(&pools, &mut random, Data::Ordinary, &expert, rows);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_expert(
+        seed in any::<u64>(),
+        hidden in 1usize..150,
+        width in 1usize..100,
+        rows in 1usize..30,
+        kind in 0usize..4,
+        class in 2usize..6,
+    ) {
+        let mut random = Random(seed);
+        let (data, class) = (Data::ALL[kind], NumericsClass::ALL[class]);
+        let expert = Expert::new(&mut random, data, hidden, width, class, Activation::Silu);
+        check(&pools(), &mut random, data, &expert, rows);
+    }
+}
+
+#[test]
+fn products() {
+    let pools = pools();
+    let mut random = Random(22);
+    for class in classes() {
+        for (outputs, inputs, rows) in [(1, 1, 1), (65, 33, 2), (100, 128, 7), (64, 300, 13)] {
+            for data in Data::ALL {
+                let dtype = class.dtype;
+                let weights: Vec<Vec<f32>> =
+                    (0..outputs).map(|_| data.vector(&mut random, inputs, dtype)).collect();
+                let x: Vec<Vec<f32>> = (0..rows).map(|_| data.vector(&mut random, inputs, dtype)).collect();
+                let dot = |x: &Vec<f32>, w| stored_bits(dot_in(class.weights, x, w), dtype);
+                let expected: Vec<u32> = x.iter().flat_map(|x| weights.iter().map(|w| dot(x, w))).collect();
+                let packed = to_bytes(&weights.concat(), dtype);
+                let matrix = PackedMatrix::pack(inputs, class, &[(dtype.into(), &packed)]).unwrap();
+                let x = to_bytes(&x.concat(), dtype);
+                for pool in &pools {
+                    let mut output = vec![0xaa; expected.len() * dtype.bytes()];
+                    let mut product = [Product { matrix: &matrix, inputs: &x, output: &mut output }];
+                    pool.multiply(&mut product).unwrap();
+                    assert_eq!(
+                        bits(&output, dtype),
+                        expected,
+                        "{} {class} {outputs} x {inputs}",
+                        pool.paths(class)
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Tokens come to several experts of a call, and from different buffers.
+#[test]
+fn jobs_that_share_rows_and_jobs_that_do_not() {
+    let mut random = Random(23);
+    for class in classes() {
+        let experts: Vec<Expert> = (0..3)
+            .map(|_| Expert::new(&mut random, Data::Ordinary, 70, 33, class, Activation::Silu))
+            .collect();
+        let row = experts[0].shape.row_bytes();
+        let inputs =
+            [0; 2].map(|_| to_bytes(&Data::Ordinary.vector(&mut random, 70 * 5, class.dtype), class.dtype));
+        let pool = pool(2, None);
+        let calls: [(usize, usize, &[u32]); 5] =
+            [(0, 0, &[0, 1, 4]), (1, 0, &[4, 4, 2]), (2, 1, &[0, 1]), (0, 1, &[3]), (1, 0, &[0])];
+        let mut outputs: Vec<Vec<u8>> = calls.iter().map(|call| vec![0; call.2.len() * row]).collect();
+        let mut jobs: Vec<Job<'_>> = calls
+            .iter()
+            .zip(&mut outputs)
+            .map(|(&(expert, source, row_index), output)| Job {
+                expert: &experts[expert].packed,
+                inputs: &inputs[source],
+                row_index,
+                output,
+            })
+            .collect();
+        pool.forward(&mut jobs).unwrap();
+        for ((expert, source, row_index), output) in calls.iter().zip(&outputs) {
+            assert_eq!(*output, forward(&pool, &experts[*expert].packed, &inputs[*source], row_index));
+        }
+    }
+}
+
+#[test]
+fn weights_are_kept_as_documented_and_within_half_a_step() {
+    let mut random = Random(24);
+    for format in WeightFormat::QUANTISED {
+        for data in [Data::Ordinary, Data::Wide] {
+            for length in [1, 31, 32, 33, 64, 200] {
+                let row = data.vector(&mut random, length, Dtype::F32);
+                let kept = kept(&row, format);
+                for (group, kept) in row.chunks(GROUP).zip(kept.chunks(GROUP)) {
+                    let (integers, scale) = integers(group, format, true);
+                    let values: Vec<f32> = integers.iter().map(|&q| q as f32 * scale).collect();
+                    assert_eq!(kept, values);
+                    let reach = match format {
+                        WeightFormat::Int8 => 127.0,
+                        _ => 7.0,
+                    };
+                    let most = group.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+                    for (x, y) in group.iter().zip(kept) {
+                        // Rounding the scale moves the ends by less than another half.
+                        assert!((x - y).abs() <= most / reach * 1.01, "{format:?} {x:e} {y:e} {most:e}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn slabs_and_stored_types_make_no_difference_and_sizes_are_known() {
+    let mut random = Random(25);
+    for class in classes() {
+        let shape = ExpertShape::new(96, 70, class, Activation::Silu).unwrap();
+        let matrices = [0; 3].map(|_| Data::Ordinary.vector(&mut random, 96 * 70, Dtype::Bf16));
+        let pack = |stored: Dtype, slab: usize| {
+            let mut builder = PackedExpertBuilder::new(shape, stored.into()).unwrap();
+            for (matrix, weights) in Matrix::ALL.into_iter().zip(&matrices) {
+                let bytes = to_bytes(weights, stored);
+                let row = builder.row_bytes(matrix);
+                for (index, slab_bytes) in bytes.chunks(slab * row).enumerate() {
+                    builder.rows(matrix, index * slab, slab_bytes).unwrap();
+                }
+            }
+            builder.finish().unwrap()
+        };
+        let x = to_bytes(&Data::Ordinary.vector(&mut random, 96 * 3, class.dtype), class.dtype);
+        let pool = pool(1, None);
+        let whole = forward(&pool, &pack(Dtype::Bf16, 1000), &x, &[0, 1, 2]);
+        for (stored, slab) in [(Dtype::Bf16, 1), (Dtype::F32, 16), (Dtype::F32, 7)] {
+            assert_eq!(forward(&pool, &pack(stored, slab), &x, &[0, 1, 2]), whole);
+        }
+        assert_eq!(pack(Dtype::F32, 16).bytes(), shape.packed_bytes());
+    }
+    let bits_per_weight = |weights| {
+        let class = NumericsClass { dtype: Dtype::Bf16, weights };
+        let bytes = ExpertShape::new(2048, 1024, class, Activation::Silu).unwrap().packed_bytes();
+        bytes as f64 * 8.0 / (3 * 2048 * 1024) as f64
+    };
+    assert_eq!(bits_per_weight(WeightFormat::Int8), 8.5);
+    assert_eq!(bits_per_weight(WeightFormat::Int4), 4.5);
+    let f16: Vec<u8> = [0x3c00u16; 64].iter().flat_map(|half| half.to_le_bytes()).collect();
+    let class = NumericsClass { dtype: Dtype::F32, weights: WeightFormat::Int8 };
+    let matrix = PackedMatrix::pack(64, class, &[(StoredDtype::F16, &f16)]).unwrap();
+    let mut output = [0; 4];
+    let x = to_bytes(&[0.5; 64], Dtype::F32);
+    pool(1, None).multiply(&mut [Product { matrix: &matrix, inputs: &x, output: &mut output }]).unwrap();
+    assert!((f32::from_le_bytes(output) - 32.0).abs() < 0.2, "{output:?}");
+}
