@@ -369,7 +369,9 @@ fn copy(pod: &Pod) -> Pod {
     let mut spec = pod.spec.clone().unwrap();
     spec.node_name = None;
     spec.topology_spread_constraints = None;
+    // What they do before they end would take longer than that.
     spec.termination_grace_period_seconds = Some(0);
+    spec.containers.iter_mut().for_each(|container| container.lifecycle = None);
     let metadata = kube::api::ObjectMeta {
         name: Some(format!("copy-{}", pod.name_any())),
         ..kube::api::ObjectMeta::default()
