@@ -18,6 +18,9 @@ pub struct Desired {
     /// Whether it is decided what is remote. Before that functions start, and no generation is put in
     /// force.
     pub placed: bool,
+    /// The number of the placement. One that replaces another is put in force when all of its functions are ready, and
+    /// until then the other stays.
+    pub revision: u32,
     /// The remote experts of each layer, as the main function is told.
     pub remote: Vec<LayerExperts>,
     /// The plan behind that with its problem, as JSON; empty where nobody planned it.
@@ -218,17 +221,19 @@ fn route(
         let failed = instances.iter().filter(is_out).any(|one| one.observed.name == spec.name);
         !memory.settled() || memory.wakes(&spec.name, failed)
     };
-    if remote_places().any(|spec| !is_ready(&spec) && may_come(spec)) {
+    let replaces = !starts && memory.in_force().is_some_and(|(_, route)| route.revision != desired.revision);
+    if remote_places().any(|spec| !is_ready(&spec) && (replaces || may_come(spec))) {
         return None;
     }
     let route = Route {
+        revision: desired.revision,
         main: main.observed.id.clone(),
         endpoints: ready.iter().map(|instance| instance.observed.id.clone()).collect(),
     };
     let generation = memory.next_generation(&route, now)?;
     // Where experts have lost all of their remote functions and nothing else has changed, the generation in
     // force stays: under it the main function serves them by itself until one of them is back.
-    if starts || !ready.iter().all(|instance| memory.routes_to(&instance.observed.id)) {
+    if starts || replaces || !ready.iter().all(|instance| memory.routes_to(&instance.observed.id)) {
         return Some(Action::Route { generation, route });
     }
     let there: Vec<&LayerExperts> = remote_places().filter(is_ready).flat_map(|spec| &spec.hosted).collect();

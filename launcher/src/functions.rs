@@ -69,6 +69,7 @@ pub fn deployment(
         functions,
         asleep: false,
         placed: true,
+        revision: placement.revision(),
         remote: placement.remote(),
         account: options.account.clone(),
         drain,

@@ -20,6 +20,8 @@ pub const ROUTING_PAUSE: Duration = Duration::from_secs(1);
 /// Which main function serves through which remote functions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
+    /// The number of the placement.
+    pub revision: u32,
     /// The main function.
     pub main: FunctionId,
     /// The remote functions.

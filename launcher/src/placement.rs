@@ -19,6 +19,7 @@ pub struct MoeLayer {
 pub struct Placement {
     layers: Vec<RemoteSet>,
     groups: Vec<Group>,
+    revision: u32,
 }
 
 /// Remote experts of one layer, hosted as a whole by each of its replicas.
@@ -148,7 +149,7 @@ impl Placement {
             }
         }
         dealt.retain(|group| !group.hosted.is_empty());
-        Ok(Self { layers: Vec::new(), groups: dealt })
+        Ok(Self { layers: Vec::new(), groups: dealt, revision: self.revision })
     }
 
     /// Reads a plan: `{"layers": [{"layer": 1, "remote": [6, 7], "replicas": 2}]}` with the model's
@@ -169,7 +170,19 @@ impl Placement {
 
     fn of(mut layers: Vec<RemoteSet>, groups: Vec<Group>) -> Self {
         layers.retain(|set| !set.experts.experts.is_empty());
-        Self { layers, groups }
+        Self { layers, groups, revision: 0 }
+    }
+
+    /// The same as the revision of that number, whose processes have names of their own: they can run beside those of
+    /// the one before.
+    #[must_use]
+    pub fn revised(self, revision: u32) -> Self {
+        Self { revision, ..self }
+    }
+
+    /// Its number; 0: the first.
+    pub fn revision(&self) -> u32 {
+        self.revision
     }
 
     /// The remote experts of each layer that has any, layers and experts ascending.
@@ -214,7 +227,13 @@ impl Placement {
                 cpu_millis: group.cpu_millis,
             })
         });
-        shared.chain(own).chain(groups).collect()
+        let mut processes: Vec<RemoteProcess> = shared.chain(own).chain(groups).collect();
+        if self.revision > 0 {
+            for process in &mut processes {
+                process.name.push_str(&format!("-r{}", self.revision));
+            }
+        }
+        processes
     }
 }
 

@@ -15,7 +15,8 @@ pub struct Status {
     pub change: u64,
     /// The generation that the present main function has in force: the deployment answers.
     pub generation: Option<u64>,
-    /// One entry per place, the main function first.
+    /// One entry per place, the main function first; at the end places that are no longer wanted and whose functions
+    /// are still there.
     pub functions: Vec<FunctionStatus>,
     /// Set when the deployment was given up.
     pub failure: Option<Failure>,

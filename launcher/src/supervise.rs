@@ -3,7 +3,7 @@
 use crate::control;
 use crate::decide::{Action, Desired, Instance, decide};
 use crate::event::{Event, EventSink};
-use crate::launcher::{Ending, FunctionId, Launcher, Phase};
+use crate::launcher::{Ending, FunctionId, FunctionSpec, Launcher, Phase};
 use crate::memory::{RestartMemory, Route, Time};
 use crate::probe::{Answer, probe};
 use crate::status::{Failure, FunctionState, FunctionStatus, Status};
@@ -60,6 +60,7 @@ impl Supervisor {
         let supervision = Supervision {
             launcher,
             desired,
+            former: Vec::new(),
             events,
             memory: RestartMemory::default(),
             tracked: BTreeMap::new(),
@@ -139,6 +140,8 @@ impl Drop for Supervisor {
 struct Supervision<L> {
     launcher: L,
     desired: Desired,
+    /// Places that are no longer wanted, as long as their functions are there.
+    former: Vec<FunctionSpec>,
     events: EventSink,
     memory: RestartMemory,
     tracked: BTreeMap<FunctionId, Tracked>,
@@ -202,12 +205,21 @@ impl<L: Launcher> Supervision<L> {
                 Ok(()) = changes.changed() => {
                     let (number, desired) = changes.borrow_and_update().clone();
                     self.change = number;
-                    self.desired = desired.unwrap_or(self.desired);
+                    if let Some(desired) = desired {
+                        self.want(desired);
+                    }
                 }
             }
             self.now += round.elapsed().min(LONGEST_ROUND);
             round = Instant::now();
         }
+    }
+
+    fn want(&mut self, desired: Desired) {
+        let before = std::mem::replace(&mut self.desired, desired);
+        let wanted = |spec: &FunctionSpec| self.desired.functions.iter().any(|other| other.name == spec.name);
+        self.former.extend(before.functions);
+        self.former.retain(|spec| !wanted(spec));
     }
 
     fn want_nothing(&mut self, grace: Duration) {
@@ -219,6 +231,7 @@ impl<L: Launcher> Supervision<L> {
     async fn observe(&mut self) {
         let listed = self.launcher.list().await;
         self.tracked.retain(|id, _| listed.iter().any(|observed| observed.id == *id));
+        self.former.retain(|spec| listed.iter().any(|observed| observed.name == spec.name));
         for observed in listed {
             let now = self.now;
             let tracked = self.tracked.entry(observed.id.clone()).or_insert_with(|| Tracked {
@@ -381,7 +394,7 @@ impl<L: Launcher> Supervision<L> {
         };
         let in_force = self.memory.in_force().filter(|(_, route)| self.address(&route.main).is_some());
         let route = in_force.map(|(_, route)| route);
-        let specs = self.desired.functions.iter();
+        let specs = self.desired.functions.iter().chain(&self.former);
         let status = Status {
             change: self.change,
             generation: in_force.map(|(generation, _)| generation),

@@ -323,3 +323,41 @@ fn a_generation_that_nobody_pushed_is_followed_by_a_greater_one() {
     let now = now + ROUTING_PAUSE;
     assert_eq!(step(&desired, &instances, &mut memory, now), [format!("route {} m -> []", u64::MAX)]);
 }
+
+#[test]
+fn a_revision_is_put_in_force_as_a_whole_and_the_one_before_serves_until_then() {
+    let first = wanted(2);
+    let mut instances = vec![
+        instance("m", "main", listening()),
+        instance("a", "remote-0", listening()),
+        instance("b", "remote-1", listening()),
+    ];
+    let mut memory = settled(&first, &instances);
+    let mut second = Desired { revision: 1, ..wanted(2) };
+    for function in second.functions.iter_mut().filter(|function| function.name != "main") {
+        function.name.push_str("-r1");
+    }
+    let now = seconds(1.0);
+    let actions = step(&second, &instances, &mut memory, now);
+    assert_eq!(actions, ["start remote-0-r1", "start remote-1-r1"], "nothing that serves is stopped");
+    instances.push(instance("c", "remote-0-r1", listening()));
+    instances.push(instance("d", "remote-1-r1", Phase::Starting));
+    assert!(step(&second, &instances, &mut memory, now).is_empty(), "half of it is no placement");
+    instances[4].observed.phase = listening();
+    assert_eq!(step(&second, &instances, &mut memory, now), ["route 2 m -> [c d]"]);
+    assert!(step(&second, &instances, &mut memory, now).is_empty(), "requests may still go the old way");
+    memory.routed(true, now);
+    assert_eq!(step(&second, &instances, &mut memory, now), ["stop a", "stop b"]);
+}
+
+#[test]
+fn a_revision_without_remote_functions_needs_none() {
+    let mut instances = vec![instance("m", "main", listening()), instance("a", "remote-0", listening())];
+    let mut memory = settled(&wanted(1), &instances);
+    let local = Desired { revision: 1, ..wanted(0) };
+    assert_eq!(step(&local, &instances, &mut memory, seconds(1.0)), ["route 2 m -> []"]);
+    memory.routed(true, seconds(1.0));
+    assert_eq!(step(&local, &instances, &mut memory, seconds(1.0)), ["stop a"]);
+    instances.pop();
+    assert!(step(&local, &instances, &mut memory, seconds(1.0)).is_empty());
+}

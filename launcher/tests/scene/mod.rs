@@ -27,6 +27,7 @@ pub(crate) fn wanted(remotes: usize) -> Desired {
     let mut functions = vec![spec("main".to_owned(), Role::Main)];
     functions.extend((0..remotes).map(|number| spec(format!("remote-{number}"), Role::Remote)));
     Desired {
+        revision: 0,
         functions,
         asleep: false,
         placed: true,
