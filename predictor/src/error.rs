@@ -52,6 +52,9 @@ pub enum PredictError {
         /// Its first such row.
         row: usize,
     },
+    /// What experts did, told in a way that cannot be.
+    #[error("activations that were told: {0}")]
+    Activations(String),
     /// A saved predictor that cannot be used.
     #[error("saved predictor: {0}")]
     Saved(String),

@@ -8,6 +8,17 @@ use crate::rows::Rows;
 use crate::shares::Shares;
 use rayon::prelude::*;
 
+/// A request of the past as far as predictions need it: nothing of its text.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Experience {
+    /// The vector of its prompt, [`Embedding::prompt_vector`].
+    pub vector: Vec<f32>,
+    /// Its shares in the prefill.
+    pub prefill: Shares,
+    /// The same of its decode steps, where it had any.
+    pub decode: Option<Shares>,
+}
+
 /// Past prompts, each in a slot: its vector, its shares in both phases and its tokens.
 ///
 /// A slot that was freed is used again by the next prompt.
@@ -21,8 +32,8 @@ pub struct History {
     pub(crate) shares: Rows,
     /// The same of the decode steps; absent as long as no request had any.
     pub(crate) decode: Option<Rows>,
-    /// Token ids of each slot's prompt; empty where the slot is free.
-    prompts: Vec<Box<[u32]>>,
+    /// Token ids of each slot's prompt, empty where they are not kept; none where the slot is free.
+    prompts: Vec<Option<Box<[u32]>>>,
     free: Vec<u32>,
 }
 
@@ -62,9 +73,25 @@ impl History {
         };
         history.shares = rows(&prefill);
         history.decode = decode.iter().any(Option::is_some).then(|| rows(&decode));
-        history.prompts.extend(records.iter().map(|record| record.prompt.clone().into_boxed_slice()));
+        history.prompts.extend(records.iter().map(|record| Some(record.prompt.clone().into_boxed_slice())));
         history.vectors = Rows::from_values(embedding.hidden(), vectors.concat());
         Ok(history)
+    }
+
+    /// Of one request, whose prompt is not kept.
+    pub(crate) fn of_one(experience: &Experience) -> Self {
+        let Experience { vector, prefill, decode } = experience;
+        let mut history = Self {
+            layers: prefill.layers(),
+            experts: prefill.experts(),
+            vectors: Rows::new(vector.len()),
+            shares: Rows::new(prefill.values().len()),
+            decode: None,
+            prompts: Vec::new(),
+            free: Vec::new(),
+        };
+        history.insert(&[], vector, prefill, decode.as_ref());
+        history
     }
 
     /// From vectors [prompts, hidden], which are scaled to length 1, shares of the prefill
@@ -105,6 +132,7 @@ impl History {
             PredictError::require_size("`shares`", prompts.len(), rows.len())?;
             PredictError::require_size("a row of `shares`", layers * experts, rows.width())?;
         }
+        let prompts = prompts.into_iter().map(Some).collect();
         Ok(Self { layers, experts, vectors, shares, decode, prompts, free: Vec::new() })
     }
 
@@ -150,13 +178,13 @@ impl History {
 
     /// Slots in use, ascending.
     pub fn slots(&self) -> impl Iterator<Item = u32> {
-        (0..).zip(&self.prompts).filter(|(_, prompt)| !prompt.is_empty()).map(|(slot, _)| slot)
+        (0..).zip(&self.prompts).filter(|(_, prompt)| prompt.is_some()).map(|(slot, _)| slot)
     }
 
-    /// Tokens of a slot's prompt; empty where there is none.
+    /// Tokens of a slot's prompt; empty where there is none, or they are not kept.
     #[must_use]
     pub fn prompt(&self, slot: u32) -> &[u32] {
-        self.prompts.get(slot as usize).map_or(&[], |prompt| prompt)
+        self.prompts.get(slot as usize).and_then(Option::as_deref).unwrap_or_default()
     }
 
     /// Unit vector of a slot's prompt, [hidden].
@@ -184,7 +212,7 @@ impl History {
             vectors: self.vectors.gather(slots),
             shares: self.shares.gather(slots),
             decode: self.decode.as_ref().map(|rows| rows.gather(slots)),
-            prompts: slots.iter().map(|&slot| self.prompt(slot).into()).collect(),
+            prompts: slots.iter().map(|&slot| Some(self.prompt(slot).into())).collect(),
             free: Vec::new(),
         }
     }
@@ -200,10 +228,10 @@ impl History {
         let slot = self.free.pop().unwrap_or(self.prompts.len() as u32);
         let index = slot as usize;
         if index == self.prompts.len() {
-            self.prompts.push(Box::default());
+            self.prompts.push(None);
         }
         if let Some(target) = self.prompts.get_mut(index) {
-            *target = prompt.into();
+            *target = Some(prompt.into());
         }
         self.vectors.set(index, vector);
         if decode.is_some() && self.decode.is_none() {
@@ -218,8 +246,7 @@ impl History {
 
     /// Frees a slot.
     pub(crate) fn remove(&mut self, slot: u32) {
-        if let Some(prompt) = self.prompts.get_mut(slot as usize).filter(|prompt| !prompt.is_empty()) {
-            *prompt = Box::default();
+        if self.prompts.get_mut(slot as usize).and_then(Option::take).is_some() {
             self.free.push(slot);
         }
     }
@@ -227,8 +254,8 @@ impl History {
     /// Memory in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        let tokens: usize = self.prompts.iter().map(|prompt| prompt.len()).sum();
-        let lists = tokens * size_of::<u32>() + self.prompts.len() * size_of::<Box<[u32]>>();
+        let tokens: usize = self.prompts.iter().flatten().map(|prompt| prompt.len()).sum();
+        let lists = tokens * size_of::<u32>() + self.prompts.len() * size_of::<Option<Box<[u32]>>>();
         let decode = self.decode.as_ref().map_or(0, Rows::bytes);
         self.vectors.bytes() + self.shares.bytes() + decode + lists as u64
     }

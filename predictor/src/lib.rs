@@ -4,6 +4,8 @@
 //! fits all parts to a history, chooses the one that predicts held-out prompts best, says how far off it
 //! was, and can be saved. The parts stand for themselves, too: [`SimilarPrompts`] over a [`Tree`] (SPS),
 //! [`TokenTable`], and the baselines [`Popularity`], [`Uniform`] and [`Fate`], all [`Predictor`]s.
+//! [`Activations`] is how a main function tells a gateway what a request used; what is learned from it is an
+//! [`Experience`], which holds no token.
 //! [`layerwise`] predicts layer by layer and token by token, for functions that must know while a request
 //! runs.
 //!
@@ -15,6 +17,7 @@
 #[cfg(not(target_endian = "little"))]
 compile_error!("saved predictors and embeddings are little-endian and used in place");
 
+mod activations;
 pub mod correlation;
 pub mod divergence;
 mod embedding;
@@ -40,18 +43,19 @@ mod training;
 mod tree;
 mod vector;
 
+pub use activations::{Activations, MAX_ACTIVATIONS_BYTES};
 pub use embedding::{Embedding, EmbeddingType, SIGMA, soft_cosine};
 pub use error::PredictError;
 pub use error_bars::{ErrorBars, ErrorClass, LEAST_IN_CLASS, QUANTILES, error_classes, quantile};
 pub use expectation::Expectation;
 pub use fate::{Fate, GateWeights};
-pub use history::History;
+pub use history::{Experience, History};
 pub use informed::informed_sps;
 pub use mixture::Mixture;
 pub use phase::{ByPhase, Phase};
 pub use predictor::{Popularity, Predictor, Uniform};
 pub use shares::Shares;
-pub use similar::{Index, SimilarPrompts, UNTEMPERED};
+pub use similar::{Index, Learned, SimilarPrompts, UNTEMPERED};
 pub use tokens::{DEFAULT_ROUNDS, MAX_ROUNDS, TokenFit, TokenTable};
 pub use training::{Method, Prediction, Trained, TrainingOptions, Tuning};
 pub use tree::{Clustering, Neighbour, Tree, TreeOptions, exhaustive};

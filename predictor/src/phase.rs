@@ -27,7 +27,7 @@ impl Phase {
 }
 
 /// One of something for each phase.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ByPhase<T> {
     /// The prefill's.
     pub prefill: T,
@@ -54,7 +54,8 @@ impl<T> ByPhase<T> {
         Self { prefill: value.clone(), decode: value }
     }
 
-    pub(crate) fn of_mut(&mut self, phase: Phase) -> &mut T {
+    /// One phase's, to be changed.
+    pub fn of_mut(&mut self, phase: Phase) -> &mut T {
         match phase {
             Phase::Prefill => &mut self.prefill,
             Phase::Decode => &mut self.decode,
@@ -62,7 +63,10 @@ impl<T> ByPhase<T> {
     }
 
     /// What `make` makes for each.
-    pub(crate) fn try_each<E>(mut make: impl FnMut(Phase) -> Result<T, E>) -> Result<Self, E> {
+    ///
+    /// # Errors
+    /// The first that `make` has.
+    pub fn try_each<E>(mut make: impl FnMut(Phase) -> Result<T, E>) -> Result<Self, E> {
         Ok(Self { prefill: make(Phase::Prefill)?, decode: make(Phase::Decode)? })
     }
 }

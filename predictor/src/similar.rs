@@ -3,7 +3,7 @@
 use crate::divergence;
 use crate::embedding::Embedding;
 use crate::error::PredictError;
-use crate::history::History;
+use crate::history::{Experience, History};
 use crate::phase::{ByPhase, Phase};
 use crate::predictor::Predictor;
 use crate::record::ActivationRecord;
@@ -26,6 +26,15 @@ pub enum Index {
     Tree(Box<Tree>),
     /// By comparing with all (BF).
     Exhaustive,
+}
+
+/// Where a new request is kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Learned {
+    /// Its slot, which may be that of one that left.
+    pub slot: u32,
+    /// The slots of those that left for it.
+    pub left: Vec<u32>,
 }
 
 /// A predictor that leans on the most similar past prompts: SPS, VarPAM, VarED, BF.
@@ -82,6 +91,28 @@ impl SimilarPrompts {
         Ok(Self { name, embedding, history, index, alpha, temperature: ByPhase::both(UNTEMPERED) })
     }
 
+    /// Over one request, by comparing with all: the beginning of a history that grows by [`Self::learn_from`].
+    ///
+    /// # Errors
+    /// `alpha` is 0, or the embedding is of another model.
+    pub fn begin(
+        name: &'static str,
+        embedding: Embedding,
+        first: &Experience,
+        alpha: usize,
+    ) -> Result<Self, PredictError> {
+        Self::new(name, embedding, Arc::new(History::of_one(first)), Index::Exhaustive, alpha)
+    }
+
+    /// The same prompts, in the same slots, behind a tree that is built here.
+    ///
+    /// # Errors
+    /// The options are wrong.
+    pub fn planted(&self, options: TreeOptions) -> Result<Self, PredictError> {
+        let tree = Tree::build(&self.history, Clustering::Centred, options, self.alpha)?;
+        Ok(Self { index: Index::Tree(Box::new(tree)), ..self.clone() })
+    }
+
     /// With a temperature for each phase and another name.
     #[must_use]
     pub fn tempered(&self, name: &'static str, temperature: ByPhase<f32>) -> Self {
@@ -123,11 +154,24 @@ impl SimilarPrompts {
     /// # Errors
     /// As [`Predictor::predict`].
     pub fn neighbours(&self, prompt: &[u32]) -> Result<Vec<Neighbour>, PredictError> {
-        let query = self.embedding.prompt_vector(prompt)?;
-        Ok(match &self.index {
-            Index::Tree(tree) => tree.search(&self.history, &query, self.alpha),
-            Index::Exhaustive => tree::exhaustive(&self.history, &query, self.alpha),
-        })
+        Ok(self.neighbours_of(&self.embedding.prompt_vector(prompt)?))
+    }
+
+    fn neighbours_of(&self, query: &[f32]) -> Vec<Neighbour> {
+        match &self.index {
+            Index::Tree(tree) => tree.search(&self.history, query, self.alpha),
+            Index::Exhaustive => tree::exhaustive(&self.history, query, self.alpha),
+        }
+    }
+
+    /// The predicted shares of both phases of the request whose prompt has this vector.
+    ///
+    /// # Errors
+    /// The vector is of another model.
+    pub fn predict_by_vector(&self, vector: &[f32]) -> Result<ByPhase<Shares>, PredictError> {
+        PredictError::require_size("a prompt's vector", self.embedding.hidden(), vector.len())?;
+        let neighbours = self.neighbours_of(vector);
+        ByPhase::try_each(|phase| mix(&self.history, &neighbours, &self.weights(&neighbours, phase), phase))
     }
 
     /// The weight of each neighbour: the softmax of similarity / temperature.
@@ -197,39 +241,76 @@ impl SimilarPrompts {
         capacity: usize,
         semantic: f32,
     ) -> Result<(), PredictError> {
+        let vector = self.embedding.prompt_vector(&record.prompt)?;
+        let Some(prefill) = self.history.shares_of(record, Phase::Prefill)? else { return Ok(()) };
+        let decode = self.history.shares_of(record, Phase::Decode)?;
+        self.take_in(&record.prompt, &Experience { vector, prefill, decode }, capacity, semantic)?;
+        Ok(())
+    }
+
+    /// As [`Self::learn`], from a request whose prompt is not kept. Says where it is now, and which slots those that
+    /// left were in.
+    ///
+    /// # Errors
+    /// It is of another model, or `capacity` is 0.
+    pub fn learn_from(
+        &mut self,
+        experience: &Experience,
+        capacity: usize,
+        semantic: f32,
+    ) -> Result<Learned, PredictError> {
+        PredictError::require_size("a prompt's vector", self.embedding.hidden(), experience.vector.len())?;
+        let cells = self.history.layers() * self.history.experts();
+        for shares in [Some(&experience.prefill), experience.decode.as_ref()].into_iter().flatten() {
+            PredictError::require_size("a matrix of shares", cells, shares.values().len())?;
+        }
+        self.take_in(&[], experience, capacity, semantic)
+    }
+
+    fn take_in(
+        &mut self,
+        prompt: &[u32],
+        Experience { vector, prefill: shares, decode }: &Experience,
+        capacity: usize,
+        semantic: f32,
+    ) -> Result<Learned, PredictError> {
         if capacity == 0 {
             return Err(PredictError::option("capacity", capacity, "must be 1 or more"));
         }
-        let vector = self.embedding.prompt_vector(&record.prompt)?;
-        let Some(shares) = self.history.shares_of(record, Phase::Prefill)? else { return Ok(()) };
-        let decode = self.history.shares_of(record, Phase::Decode)?;
+        let mut left = Vec::new();
         while self.history.len() >= capacity {
             let slots = match &self.index {
-                Index::Tree(tree) => tree.candidates(&vector, self.alpha),
+                Index::Tree(tree) => tree.candidates(vector, self.alpha),
                 Index::Exhaustive => self.history.slots().collect(),
             };
             let redundancy = |slot: u32| {
                 let row = self.history.share_row(slot, Phase::Prefill);
                 let norms = (dot(row, row) * dot(shares.values(), shares.values())).sqrt();
                 let activations = dot(row, shares.values()) / norms.max(f32::MIN_POSITIVE);
-                semantic * dot(self.history.vector(slot), &vector) + (1.0 - semantic) * activations
+                semantic * dot(self.history.vector(slot), vector) + (1.0 - semantic) * activations
             };
             let scored = slots.into_iter().map(|slot| (redundancy(slot), slot));
             // Of equally redundant ones the oldest slot goes.
             let Some((_, slot)) = scored.min_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))) else {
                 break;
             };
-            if let Index::Tree(tree) = &mut self.index {
-                tree.remove(slot);
-            }
-            Arc::make_mut(&mut self.history).remove(slot);
+            self.forget(slot);
+            left.push(slot);
         }
         let history = Arc::make_mut(&mut self.history);
-        let slot = history.insert(&record.prompt, &vector, &shares, decode.as_ref());
+        let slot = history.insert(prompt, vector, shares, decode.as_ref());
         if let Index::Tree(tree) = &mut self.index {
             tree.insert(history, slot);
         }
-        Ok(())
+        Ok(Learned { slot, left })
+    }
+
+    /// Lets the prompt in a slot go.
+    pub fn forget(&mut self, slot: u32) {
+        if let Index::Tree(tree) = &mut self.index {
+            tree.remove(slot);
+        }
+        Arc::make_mut(&mut self.history).remove(slot);
     }
 }
 

@@ -103,6 +103,8 @@ pub struct Prediction<'a> {
     /// Errors of this method on held-out prompts, where the history was long enough; on those about which its parts
     /// were as much at odds as about this one, where there were many.
     pub errors: Option<&'a ErrorBars>,
+    /// How far the parts that look at the prompt are apart: Jensen-Shannon divergence in nats, mean over layers.
+    pub disagreement: f64,
 }
 
 /// The parts that methods are made of.
@@ -266,7 +268,7 @@ impl Trained {
         let apart = disagreement(&parts);
         let class = classes.iter().find(|class| apart <= class.disagreement).or(classes.last());
         let errors = class.map(|class| &class.errors).or_else(|| self.errors_of(*default, phase));
-        Ok(Prediction { shares, errors })
+        Ok(Prediction { shares, errors, disagreement: apart })
     }
 
     /// Errors of `method` about a phase of held-out prompts, where the history was long enough.
