@@ -14,7 +14,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, he
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
-use remoe_http::between::{RATES, TENANT, TIMING};
+use remoe_http::between::{ACTIVATIONS, RATES, TENANT, TIMING};
 use remoe_http::{ApiError, REQUEST_ID, RequestId, parse, receive};
 use remoe_wire::{ErrorCode, ServiceError};
 use std::sync::Arc;
@@ -73,6 +73,8 @@ pub(crate) struct Call {
     body: Bytes,
     entry: Entry,
     bill: Arc<Bill>,
+    /// What its experts do is asked for.
+    is_sighted: bool,
     _room: OwnedSemaphorePermit,
 }
 
@@ -117,7 +119,11 @@ pub(crate) async fn handle(
         caller.tenant.as_ref().map_or_else(|| "".into(), |tenant| tenant.name().clone()),
         asked_headers.contains_key(COST),
     ));
-    let account = Account::new(bill.clone(), permit, body.len());
+    let tenant = caller.tenant.as_ref().map_or("", |tenant| tenant.name());
+    // Before it may wake the model.
+    let sighting = model.sight(tenant, &body);
+    let is_sighted = sighting.is_some();
+    let account = Account::new(bill.clone(), permit, body.len(), sighting);
     let entry = Entry { client: caller.client, bytes: body.len(), arrived, until, again: false };
     let waiter = model.enter(&entry)?;
     let cold = waiter.is_cold();
@@ -130,6 +136,7 @@ pub(crate) async fn handle(
         body,
         entry,
         bill,
+        is_sighted,
         _room: room,
     };
     let mut obtaining = Box::pin(obtain(call, waiter));
@@ -223,7 +230,7 @@ fn connection_headers(headers: &HeaderMap) -> Vec<String> {
 
 fn is_own(name: &HeaderName, connection: &[String]) -> bool {
     // The gateway writes these itself.
-    [TENANT, TIMING, RATES].contains(name)
+    [TENANT, TIMING, RATES, ACTIVATIONS].contains(name)
         || OWN.contains(&name.as_str())
         || connection.iter().any(|own| own == name.as_str())
 }
@@ -294,6 +301,9 @@ async fn send(call: &Call, grant: Grant) -> Result<Obtained, Broken> {
         && let Ok(rates) = HeaderValue::from_str(&billing.rates.to_string())
     {
         request.headers_mut().insert(RATES, rates);
+    }
+    if call.is_sighted {
+        request.headers_mut().insert(ACTIVATIONS, HeaderValue::from_static("counts"));
     }
     call.bill.sent_to(backend);
     let begun = tokio::time::timeout(BEGIN, call.gateway.upstream().request(request)).await;

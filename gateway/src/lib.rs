@@ -33,6 +33,7 @@ mod rates;
 mod relay;
 mod router;
 mod timeline;
+mod witness;
 
 pub use access_log::AccessLog;
 pub use books::{Billing, Books, BooksError};
@@ -43,3 +44,4 @@ pub use metrics::GatewayMetrics;
 pub use model::{Backend, Directive, FunctionLine, Load, Model, ModelOptions, Running, Want, Wanted};
 pub use remoe_sleep::Phase;
 pub use timeline::WakeMarks;
+pub use witness::Witness;

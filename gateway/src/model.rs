@@ -6,13 +6,15 @@ use crate::books::Billing;
 use crate::metrics::ModelMetrics;
 use crate::queue::{FairQueue, Pushed, Ticket};
 use crate::timeline::{WakeMarks, parts};
+use crate::witness::{Sighting, Witness};
 use axum::http::HeaderValue;
+use bytes::Bytes;
 use remoe_sleep::{Phase, Seen, step};
 use remoe_wire::{ErrorCode, ServiceError};
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::{sleep_until, timeout_at};
@@ -153,6 +155,7 @@ pub struct Model {
     /// A deadline may have changed.
     moved: Notify,
     metrics: ModelMetrics,
+    witness: OnceLock<Arc<dyn Witness>>,
 }
 
 struct State {
@@ -239,6 +242,7 @@ impl Model {
             want: watch::Sender::new(Want { order: 0, wanted: Wanted::Awake }),
             load: watch::Sender::new(Load::default()),
             moved: Notify::new(),
+            witness: OnceLock::new(),
         })
     }
 
@@ -251,6 +255,16 @@ impl Model {
     pub fn describe(&self, short_names: Vec<String>, context_length: usize) {
         let mut described = self.described.write().unwrap_or_else(PoisonError::into_inner);
         *described = (short_names.into(), context_length);
+    }
+
+    /// Has `witness` told of all requests from now on. Only the first one is.
+    pub fn tell(&self, witness: Arc<dyn Witness>) {
+        self.witness.get_or_init(|| witness);
+    }
+
+    /// Tells its witness of a request; none where it has none.
+    pub(crate) fn sight(&self, tenant: &str, body: &Bytes) -> Option<Sighting> {
+        Sighting::begin(self.witness.get()?.clone(), tenant, body)
     }
 
     /// Its short names and the positions of its context.

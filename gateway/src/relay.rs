@@ -5,12 +5,13 @@ use crate::answer::COST;
 use crate::bill::Bill;
 use crate::keys::Permit;
 use crate::model::Grant;
+use crate::witness::Sighting;
 use axum::body::HttpBody;
 use axum::http::{HeaderMap, header, response};
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
-use remoe_http::between::{TOKENS, TOLD};
+use remoe_http::between::{ACTIVATIONS, TOKENS, TOLD};
 use remoe_http::{ApiError, ErrorBody};
 use remoe_wire::{ErrorCode, ServiceError};
 use std::future::Future;
@@ -59,16 +60,28 @@ pub(crate) struct Account {
     body_bytes: u64,
     events: u64,
     tokens: Option<(u64, u64)>,
+    sighting: Option<Sighting>,
 }
 
 impl Account {
-    pub(crate) fn new(bill: Arc<Bill>, permit: Option<Permit>, body_bytes: usize) -> Self {
-        Self { bill, permit, body_bytes: body_bytes as u64, events: 0, tokens: None }
+    pub(crate) fn new(
+        bill: Arc<Bill>,
+        permit: Option<Permit>,
+        body_bytes: usize,
+        sighting: Option<Sighting>,
+    ) -> Self {
+        Self { bill, permit, body_bytes: body_bytes as u64, events: 0, tokens: None, sighting }
     }
 
     /// Takes the backend's account out of headers or trailers, and writes it down.
     fn read(&mut self, headers: &mut HeaderMap) {
         let told = headers.remove(TOLD);
+        let activations = headers.remove(ACTIVATIONS);
+        if let (Some(sighting), Some(activations)) = (&self.sighting, activations)
+            && let Ok(activations) = activations.to_str()
+        {
+            sighting.told(activations);
+        }
         let Some(value) = headers.remove(TOKENS) else { return };
         let numbers = value.to_str().unwrap_or_default().split(',');
         let mut numbers = numbers.filter_map(|number| number.trim().parse::<u64>().ok());

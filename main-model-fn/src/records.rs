@@ -5,6 +5,7 @@
 
 use crate::engine::request::LayerRouting;
 use prometheus::{IntCounterVec, Opts, Registry};
+use remoe_predictor::Phase;
 use remoe_predictor::record::{
     ActivationRecord, DEFAULT_FILE_BYTES, RecordError, RecordHeader, RecordWriter, resume_position,
 };
@@ -59,6 +60,16 @@ pub(crate) struct Recording {
 pub(crate) enum Step {
     Prefill,
     Decode,
+}
+
+impl Step {
+    /// As predictions call it.
+    pub(crate) fn phase(self) -> Phase {
+        match self {
+            Self::Prefill => Phase::Prefill,
+            Self::Decode => Phase::Decode,
+        }
+    }
 }
 
 impl Recorder {

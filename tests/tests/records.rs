@@ -3,8 +3,13 @@
 #![allow(clippy::unwrap_used)]
 
 use remoe_predictor::record::{ActivationRecord, Reader, RecordHeader};
+use remoe_predictor::{Activations, Phase};
 use remoe_tests::binaries::workspace;
 use remoe_tests::command::remoe;
+use remoe_tests::deadline::{SOON, until};
+use remoe_tests::fixture::Model;
+use remoe_tests::main_http::MainHttp;
+use remoe_tests::raw;
 use serde_json::Value;
 use std::fs::File;
 use std::io::BufReader;
@@ -137,5 +142,42 @@ async fn prompt_sets_are_read_with_care() {
         assert_eq!((code, &answer["error"]["field"]), (Some(2), &"--prompts".into()), "{answer}");
         assert!(answer["error"]["message"].as_str().unwrap().contains(named), "{answer}");
         assert!(!Path::new(&case.path("none.npy")).exists());
+    }
+}
+
+/// What a gateway is told of a request is what the record of the request says, streamed or not.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_told_at_the_end_of_an_answer_is_what_is_recorded() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("records.npy");
+    let arguments = ["--record-activations", file.to_str().unwrap()];
+    let server = MainHttp::start(&Model::demo().folder, &arguments, &[]).await;
+    let ask = async |stream: bool| {
+        let body =
+            serde_json::json!({"prompt": PROMPTS[0], "max_tokens": 6, "ignore_eos": true, "stream": stream});
+        let asked = "TE: trailers\r\nConnection: close, TE\r\nx-remoe-timing: load;dur=1\r\nx-remoe-activations: counts\r\nHost";
+        let request = raw::post("/v1/completions", &body.to_string()).replacen("Host", asked, 1);
+        let mut connection = raw::Connection::open(server.address).await;
+        connection.write(request).await.unwrap();
+        let head = connection.head().await.unwrap();
+        let told = head.header("x-remoe-activations").to_owned();
+        let rest = String::from_utf8_lossy(&connection.rest().await).into_owned();
+        let trailer = rest.lines().find_map(|line| line.strip_prefix("x-remoe-activations: "));
+        trailer.map_or(told, |trailer| trailer.trim().to_owned())
+    };
+    let told = [ask(false).await, ask(true).await];
+    let records = until(SOON, "two records", async || {
+        let mut reader = Reader::new(BufReader::new(File::open(&file).ok()?)).ok()?;
+        let header = reader.header().clone();
+        let records: Vec<_> = reader.by_ref().map(Result::unwrap).collect();
+        (records.len() == 2).then_some((header, records))
+    });
+    let (header, records) = records.await;
+    for (text, record) in told.iter().zip(&records) {
+        let told = Activations::from_text(text, &header).unwrap();
+        assert_eq!(told.counts(Phase::Prefill), record.prefill);
+        assert_eq!(told.counts(Phase::Decode), record.decode);
+        let positions = Phase::ALL.map(|phase| told.positions(phase));
+        assert_eq!(positions, [record.prompt.len() as u64, 5]);
     }
 }

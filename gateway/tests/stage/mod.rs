@@ -4,7 +4,7 @@
 
 use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::{HeaderMap, Request, Response, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -75,7 +75,11 @@ async fn work(State(functions): State<Arc<Functions>>, headers: HeaderMap, body:
     }
     if body["stream"] != true {
         drop(work);
-        return ([("x-remoe-tokens", "3, 4")], Json(json!({"x": body["x"]}))).into_response();
+        let mut answer = ([("x-remoe-tokens", "3, 4")], Json(json!({"x": body["x"]}))).into_response();
+        if headers.contains_key("x-remoe-activations") {
+            answer.headers_mut().insert("x-remoe-activations", HeaderValue::from_static("AQID"));
+        }
+        return answer;
     }
     let forever = body["forever"] == true;
     let breaks = body["breaks"] == true;

@@ -3,6 +3,7 @@
 use crate::grammar::Grammar;
 use crate::pages::Tenant;
 use remoe_ledger::Work;
+use remoe_predictor::Activations;
 use remoe_wire::ServiceError;
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -37,6 +38,8 @@ pub struct Request {
     pub embeds: bool,
     /// With whose requests it shares keys and values of equal beginnings.
     pub tenant: Tenant,
+    /// Where its experts are counted; comes back with its figures.
+    pub activations: Option<Box<Activations>>,
 }
 
 impl Request {
@@ -56,6 +59,7 @@ impl Request {
             inspect: None,
             embeds: false,
             tenant: Tenant::default(),
+            activations: None,
         }
     }
 }
@@ -263,6 +267,8 @@ pub struct Figures {
     pub decode_experts: ExpertTime,
     /// Its share of the time of functions. Unlike the other times shares of requests add up.
     pub work: Box<Work>,
+    /// Which experts its positions used, where the request asks.
+    pub activations: Option<Box<Activations>>,
 }
 
 /// Time that iterations spent on routed experts. Requests that share an iteration share its time: each

@@ -121,6 +121,9 @@ impl Running {
                 if let Some(recording) = &mut self.recording {
                     recording.restart();
                 }
+                if let Some(activations) = &mut self.figures.activations {
+                    activations.restart();
+                }
             }
             Stage::Choices(choices) => {
                 for choice in choices {

@@ -123,11 +123,18 @@ impl Share {
 }
 
 impl Running {
-    pub(crate) fn new(job: Job, vocabulary: &Vocabulary, recording: Option<Recording>, now: Instant) -> Self {
+    pub(crate) fn new(
+        mut job: Job,
+        vocabulary: &Vocabulary,
+        recording: Option<Recording>,
+        now: Instant,
+    ) -> Self {
+        let activations = job.request.activations.take();
         let request = &job.request;
         let figures = Figures {
             prompt_tokens: request.prompt.len(),
             queued: now - job.submitted,
+            activations,
             ..Figures::default()
         };
         let mut ends = request.stop.token_ids.clone();
@@ -171,6 +178,11 @@ impl Running {
             || request.inspect.is_some()
             || request.prompt_logprobs.is_some()
             || request.embeds
+    }
+
+    /// Whether the experts of its rows are wanted, by their numbers.
+    pub(super) fn wants_routing(&self) -> bool {
+        self.recording.is_some() || self.figures.activations.is_some()
     }
 
     /// Tokens of a prompt that is about to begin that were looked for among what is kept, and those found.
@@ -264,8 +276,13 @@ impl Running {
         for (row, step) in self.new_rows(tally.len()) {
             self.figures.forwarded_positions += 1;
             self.figures.experts += tally[row];
-            if let (Some(recording), Some(trace)) = (&mut self.recording, trace) {
+            let Some(trace) = trace else { continue };
+            if let Some(recording) = &mut self.recording {
                 recording.count(&trace.routing, first + row, step);
+            }
+            if let Some(activations) = &mut self.figures.activations {
+                let layers = trace.routing.iter().filter_map(|layer| layer.tokens.get(first + row));
+                activations.count(step.phase(), layers.map(Vec::as_slice));
             }
         }
     }

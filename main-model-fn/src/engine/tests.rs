@@ -114,6 +114,7 @@ fn request(prompt: Vec<u32>, choices: usize, max_tokens: usize) -> Request {
         inspect: None,
         embeds: false,
         tenant: Tenant::default(),
+        activations: None,
     }
 }
 

@@ -421,7 +421,8 @@ impl Engine {
             return;
         }
         let inspect = self.running.iter().filter_map(|running| running.request().inspect).max();
-        let trace = inspect.or(self.recorder.as_ref().map(|_| InspectLevel::Routing));
+        let counts = self.running.iter().any(Running::wants_routing);
+        let trace = inspect.or(counts.then_some(InspectLevel::Routing));
         let started = Instant::now();
         let mut segments: Vec<Segment<'_>> = Vec::new();
         // Per request: its segments' rows, and what is wanted of them.

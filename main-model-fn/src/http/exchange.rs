@@ -113,8 +113,9 @@ impl Exchange {
 
     /// What a gateway is told when all prompts are done.
     pub(super) fn told(&self) -> HeaderMap {
-        let Figures { prompt_tokens, completion_tokens, .. } = self.figures;
-        self.timeline.headers(prompt_tokens, completion_tokens, self.cost.as_ref())
+        let Figures { prompt_tokens, completion_tokens, activations, .. } = &self.figures;
+        let cost = self.cost.as_ref();
+        self.timeline.headers(*prompt_tokens, *completion_tokens, cost, activations.as_deref())
     }
 
     fn measure(&mut self, prompt: usize, event: &Event) {
@@ -151,5 +152,10 @@ impl Exchange {
         all.prefill_experts = all.prefill_experts.max(one.prefill_experts);
         all.decode_experts = all.decode_experts.max(one.decode_experts);
         all.work.join(*one.work);
+        match (&mut all.activations, one.activations) {
+            (Some(all), Some(one)) => all.add(&one),
+            (all @ None, one) => *all = one,
+            (Some(_), None) => {}
+        }
     }
 }

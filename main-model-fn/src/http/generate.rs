@@ -158,7 +158,11 @@ pub(super) async fn answer(
     let timeline = Timeline::begin(request.headers());
     let tenant = tenant(request.headers());
     let mut generation = body::read(&state, request, check).await?;
-    generation.requests.iter_mut().for_each(|request| request.tenant = tenant);
+    let activations = timeline.wants_activations().then(|| state.placement.activations()).flatten();
+    for request in &mut generation.requests {
+        request.tenant = tenant;
+        request.activations.clone_from(&activations);
+    }
     if let Some(Structure { source, field }) = generation.structure.take() {
         let grammar = state.compile(source, &field).await?;
         generation.requests.iter_mut().for_each(|request| request.grammar = Some(grammar.clone()));

@@ -10,6 +10,7 @@ use axum::http::Uri;
 use remoe_http::{ApiError, query};
 use remoe_model::Inspection;
 use remoe_planner::{Account, Comparison, Measured, Outcome, Plan, baselines};
+use remoe_predictor::Activations;
 use remoe_wire::format_listing;
 use remoe_wire::v1::LayerExperts;
 use serde::{Serialize, Serializer};
@@ -197,6 +198,12 @@ impl PlacementView {
         card: ModelCard,
     ) -> Self {
         Self { in_force, activity, card: Some(Arc::new(card)), ..Self::default() }
+    }
+
+    /// Where a request's experts are counted; none where nothing is known of the model.
+    pub(super) fn activations(&self) -> Option<Box<Activations>> {
+        let facts = &self.card.as_ref()?.facts;
+        Some(Box::new(Activations::new(facts.moe_layers.len(), facts.experts)))
     }
 
     /// A request is over.

@@ -63,9 +63,10 @@ pub(super) fn respond(state: Arc<HttpState>, shape: Shape, pieces: Pieces, excha
     }
     let trailers = async { Some(Ok(told.await.ok()?)) };
     let mut response = response.map(|body| Body::new(body.with_trailers(trailers)));
-    response
-        .headers_mut()
-        .insert(header::TRAILER, HeaderValue::from_static("server-timing, x-remoe-tokens, x-remoe-told"));
+    response.headers_mut().insert(
+        header::TRAILER,
+        HeaderValue::from_static("server-timing, x-remoe-tokens, x-remoe-told, x-remoe-activations"),
+    );
     response
 }
 

@@ -4,8 +4,9 @@
 //! the first token is `first`. The parts are told as `Server-Timing` and in `usage.remoe.timing`.
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
-use remoe_http::between::{RATES, TIMING as GIVEN, TOKENS, TOLD};
+use remoe_http::between::{ACTIVATIONS, RATES, TIMING as GIVEN, TOKENS, TOLD};
 use remoe_ledger::{Rates, Told};
+use remoe_predictor::Activations;
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
@@ -34,6 +35,7 @@ pub(super) struct Timeline {
     arrived: Instant,
     given: Option<Timing>,
     rates: Option<Rates>,
+    wants_activations: bool,
     first: Option<Duration>,
 }
 
@@ -42,7 +44,8 @@ impl Timeline {
     pub(super) fn begin(headers: &HeaderMap) -> Self {
         let given = headers.get(GIVEN).and_then(|value| value.to_str().ok()).map(read);
         let rates = headers.get(RATES).and_then(|value| value.to_str().ok()?.parse().ok());
-        Self { arrived: Instant::now(), given, rates, first: None }
+        let wants_activations = headers.contains_key(ACTIVATIONS);
+        Self { arrived: Instant::now(), given, rates, wants_activations, first: None }
     }
 
     /// A token has come.
@@ -65,12 +68,18 @@ impl Timeline {
         self.given.is_some()
     }
 
+    /// Whether a gateway wants to know which experts were used.
+    pub(super) fn wants_activations(&self) -> bool {
+        self.is_asked() && self.wants_activations
+    }
+
     /// What a gateway is told at the end.
     pub(super) fn headers(
         &self,
         prompt_tokens: usize,
         completion_tokens: usize,
         cost: Option<&Told>,
+        activations: Option<&Activations>,
     ) -> HeaderMap {
         let mut headers = HeaderMap::new();
         if !self.is_asked() {
@@ -85,6 +94,11 @@ impl Timeline {
         let told = cost.and_then(|told| serde_json::to_string(told).ok());
         if let Some(told) = told.and_then(|told| HeaderValue::from_str(&told).ok()) {
             headers.insert(TOLD, told);
+        }
+        // Of the largest models they are too long to be told.
+        let text = activations.and_then(Activations::to_text);
+        if let Some(text) = text.and_then(|text| HeaderValue::from_str(&text).ok()) {
+            headers.insert(ACTIVATIONS, text);
         }
         headers
     }
@@ -137,12 +151,12 @@ mod tests {
         let mut headers = HeaderMap::new();
         let mut line = Timeline::begin(&headers);
         line.token();
-        assert!(line.headers(1, 2, None).is_empty() && line.timing().is_none());
+        assert!(line.headers(1, 2, None, None).is_empty() && line.timing().is_none());
         headers.insert(GIVEN, HeaderValue::from_static("load;dur=7.25"));
         let mut line = Timeline::begin(&headers);
-        assert_eq!(line.headers(1, 2, None).len(), 1, "no token, no parts");
+        assert_eq!(line.headers(1, 2, None, None).len(), 1, "no token, no parts");
         line.token();
-        let told = line.headers(1, 2, None);
+        let told = line.headers(1, 2, None, None);
         assert_eq!(told[TOKENS], "1, 2");
         assert!(
             told[SERVER_TIMING].to_str().unwrap().contains("load;dur=7.250, ready;dur=0.000, first;dur=0.")

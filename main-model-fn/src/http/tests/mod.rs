@@ -345,6 +345,7 @@ pub(super) fn say(choice: usize, text: &str, reason: FinishReason) -> Vec<Event>
 pub(super) fn figures(request: &Request) -> Figures {
     Figures {
         work: Default::default(),
+        activations: None,
         prompt_tokens: request.prompt.len(),
         cached_tokens: request.prompt.len() / 2,
         completion_tokens: 2 * request.choices,

@@ -1,0 +1,45 @@
+//! Who is told of a model's requests, for predictions: nothing here waits for it.
+
+use bytes::Bytes;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Is told when requests come, what they used, and when they are over.
+///
+/// Called where requests are served: it must not block.
+pub trait Witness: Send + Sync {
+    /// The request `id` of `tenant` has come, before it is decided whether it waits. False: nothing else of it is
+    /// wanted.
+    fn came(&self, id: u64, tenant: &str, body: &Bytes) -> bool;
+    /// What its experts did, as its main function tells it in `x-remoe-activations`.
+    fn told(&self, id: u64, activations: &str);
+    /// It is over, whatever became of it.
+    fn left(&self, id: u64);
+}
+
+/// Numbers of requests.
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+/// A request that somebody was told of, until it is over.
+pub(crate) struct Sighting {
+    id: u64,
+    witness: Arc<dyn Witness>,
+}
+
+impl Sighting {
+    /// Tells `witness` that the request with this body has come; none where it wants nothing else of it.
+    pub(crate) fn begin(witness: Arc<dyn Witness>, tenant: &str, body: &Bytes) -> Option<Self> {
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        witness.came(id, tenant, body).then_some(Self { id, witness })
+    }
+
+    pub(crate) fn told(&self, activations: &str) {
+        self.witness.told(self.id, activations);
+    }
+}
+
+impl Drop for Sighting {
+    fn drop(&mut self) {
+        self.witness.left(self.id);
+    }
+}

@@ -1,0 +1,73 @@
+//! Whoever follows a model's requests is told of all of them, and clients see nothing of it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod stage;
+
+use axum::body::Bytes;
+use remoe_gateway::{GatewayOptions, Witness};
+use serde_json::{Value, json};
+use stage::Stage;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+const ACTIVATIONS: &str = "x-remoe-activations";
+
+/// Writes down what it is told; wants nothing of requests with an `x` of 9.
+#[derive(Default)]
+struct Notes(Mutex<Vec<(u64, String)>>);
+
+impl Notes {
+    fn write(&self, id: u64, what: impl Into<String>) {
+        self.0.lock().unwrap().push((id, what.into()));
+    }
+}
+
+impl Witness for Notes {
+    fn came(&self, id: u64, tenant: &str, body: &Bytes) -> bool {
+        let body: Value = serde_json::from_slice(body).unwrap();
+        self.write(id, format!("came {tenant:?} {}", body["x"]));
+        body["x"] != 9
+    }
+
+    fn told(&self, id: u64, activations: &str) {
+        self.write(id, format!("told {activations}"));
+    }
+
+    fn left(&self, id: u64) {
+        self.write(id, "left");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_are_followed_from_before_they_wait_until_they_are_over() {
+    let stage = Stage::new(GatewayOptions::default(), |_| {}, 8, Some(Duration::from_millis(4))).await;
+    let asks = || stage.functions.headers.lock().unwrap().contains_key(ACTIVATIONS);
+    // A client that asks for itself gets nothing.
+    let (head, _) = stage.ask(&json!({"model": "m", "x": 1}), &[(ACTIVATIONS, "counts")]).await;
+    assert!(!asks() && !head.headers().contains_key(ACTIVATIONS));
+
+    let notes = Arc::new(Notes::default());
+    stage.model.tell(notes.clone());
+    stage.sleeps().await;
+    let starts = stage.functions.starts.load(Ordering::SeqCst);
+    let (head, _) = stage.ask(&json!({"model": "m", "x": 2}), &[]).await;
+    assert!(asks() && !head.headers().contains_key(ACTIVATIONS));
+    assert_eq!(stage.functions.starts.load(Ordering::SeqCst), starts + 1);
+    stage.until(|_| notes.0.lock().unwrap().len() == 3).await;
+    let told = std::mem::take(&mut *notes.0.lock().unwrap());
+    assert!(told.iter().all(|(id, _)| *id == told[0].0));
+    let texts: Vec<&str> = told.iter().map(|(_, text)| text.as_str()).collect();
+    assert_eq!(texts, ["came \"\" 2", "told AQID", "left"]);
+
+    // One that it wants nothing of, and one that breaks off for good.
+    stage.ask(&json!({"model": "m", "x": 9}), &[]).await;
+    assert!(!asks());
+    stage.functions.breaks.store(3, Ordering::SeqCst);
+    let (head, _) = stage.ask(&json!({"model": "m", "x": 3}), &[]).await;
+    assert_eq!(head.status(), 503);
+    stage.until(|_| notes.0.lock().unwrap().len() == 3).await;
+    let texts: Vec<String> = notes.0.lock().unwrap().iter().map(|(_, text)| text.clone()).collect();
+    assert_eq!(texts, ["came \"\" 9", "came \"\" 3", "left"]);
+}
