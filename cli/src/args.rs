@@ -229,6 +229,8 @@ pub(crate) struct UpArgs {
     /// request starts them [default: never]
     #[arg(long, value_name = "TIME", value_parser = planning::duration)]
     pub(crate) idle: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) follow: FollowArgs,
     /// File of keys and the tenants that they belong to, with what each may use
     #[arg(long, value_name = "FILE")]
     pub(crate) keys: Option<PathBuf>,
@@ -253,6 +255,25 @@ pub(crate) struct UpArgs {
     /// Requests that run or wait; further ones are refused with 429 [default: 256]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(crate) max_requests: Option<u32>,
+}
+
+/// How a placement follows what requests use.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct FollowArgs {
+    /// Let the placement follow requests: a wake is planned for those that wait, and when others are used than it
+    /// was made for it is revised, at most once in so long, as 60s [default: it stays as it is]
+    #[arg(long, value_name = "TIME", value_parser = planning::duration, conflicts_with = "plan", help_heading = "Following requests")]
+    pub(crate) replan: Option<Duration>,
+    /// Folder that remembers past requests, by the vectors of their prompts and counts of experts, nothing of their
+    /// text [default: they are remembered until this ends]
+    #[arg(long, value_name = "DIR", requires = "replan", help_heading = "Following requests")]
+    pub(crate) experience: Option<PathBuf>,
+    /// What that folder may take for each model
+    #[arg(long, value_name = "SIZE", requires = "experience", default_value = "64MiB", value_parser = sizes::<u64>(1..=1 << 40), help_heading = "Following requests")]
+    pub(crate) experience_bytes: u64,
+    /// Remember nothing of single requests; predictions come from the predictor alone
+    #[arg(long, requires = "replan", conflicts_with = "experience", help_heading = "Following requests")]
+    pub(crate) forget: bool,
 }
 
 #[derive(Debug, Args)]

@@ -27,6 +27,7 @@ use std::time::Duration;
 use tonic::transport::Channel;
 
 /// A deployment as its command wants it.
+#[derive(Debug, Clone)]
 pub(crate) struct Wanted {
     pub(crate) options: ModelOptions,
     /// The model as every function is told: with the commit, where it comes from the hub.
@@ -46,6 +47,38 @@ pub(crate) struct Wanted {
     main_size: Option<MainSize>,
     /// Operations of the main function, where they were asked for.
     backend: Option<Backend>,
+}
+
+/// How many experts are remote, where nobody plans it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RatioArgs {
+    ratio: f64,
+    replicas: u32,
+    groups: Option<u32>,
+}
+
+impl RatioArgs {
+    /// As `args` say, else `default_ratio` of each layer's.
+    pub(crate) fn of(args: &DeploymentArgs, default_ratio: f64) -> Self {
+        Self {
+            ratio: args.remote_ratio.unwrap_or(default_ratio),
+            replicas: args.replicas.unwrap_or(1),
+            groups: args.groups,
+        }
+    }
+
+    /// The experts that are used least by `usage`, [layers][experts]; the last ones where that is not known.
+    pub(crate) fn place(self, model: &[MoeLayer], usage: Option<&[Vec<f64>]>) -> Result<Placement, CliError> {
+        let placement = match usage {
+            Some(usage) => Placement::least_used(model, usage, self.ratio, self.replicas),
+            None => Placement::from_ratio(model, self.ratio, self.replicas),
+        };
+        let grouped = |placement: Placement| match self.groups {
+            Some(groups) => placement.in_groups(groups),
+            None => Ok(placement),
+        };
+        placement.and_then(grouped).map_err(|error| CliError::placement(error, None))
+    }
 }
 
 /// What a planned main function was given.
@@ -74,19 +107,9 @@ impl Wanted {
         match &args.plan {
             Some(path) => wanted.place_as_in(path)?,
             None => {
-                let ratio = args.remote_ratio.unwrap_or(default_ratio);
-                let replicas = args.replicas.unwrap_or(1);
                 let usage = usage(args, foresight, &wanted.checkpoint)?;
-                let placement = match &usage {
-                    Some(usage) => Placement::least_used(&wanted.moe_layers, usage, ratio, replicas),
-                    None => Placement::from_ratio(&wanted.moe_layers, ratio, replicas),
-                };
-                let grouped = |placement: Placement| match args.groups {
-                    Some(groups) => placement.in_groups(groups),
-                    None => Ok(placement),
-                };
-                wanted.placement =
-                    placement.and_then(grouped).map_err(|error| CliError::placement(error, None))?;
+                let ratio = RatioArgs::of(args, default_ratio);
+                wanted.placement = ratio.place(&wanted.moe_layers, usage.as_deref())?;
             }
         }
         Ok(wanted)

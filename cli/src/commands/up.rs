@@ -1,15 +1,19 @@
 //! `remoe up`: models as a service, until it is asked to end.
 
 mod cashier;
+mod following;
 mod keeper;
 mod overhead;
+mod replan;
 mod report;
+mod seer;
 mod start;
 mod tariff;
 
 pub(crate) use start::StartTimes;
 
 use crate::args::UpArgs;
+use crate::deployment::Wanted;
 use crate::exit::CliError;
 use crate::output::progress::{Progress, print_warning};
 use crate::programs;
@@ -17,8 +21,10 @@ use crate::running;
 use crate::signals::EndSignals;
 use axum::http::HeaderValue;
 use cashier::Cashier;
+use following::Following;
 use keeper::{End, Keeper};
 use overhead::Overhead;
+use remoe_foresight::ForesightMetrics;
 use remoe_gateway::{
     AccessLog, Books, BooksError, Gateway, GatewayMetrics, GatewayOptions, KeyFile, Keys, Model, ModelOptions,
 };
@@ -26,6 +32,7 @@ use remoe_ledger::{Ledger, LedgerLimits};
 use remoe_planner::Pricing;
 use remoe_profile::Prices;
 use report::{Report, reachable};
+use seer::Seer;
 use start::{Asked, Started};
 use std::io::Read;
 use std::net::SocketAddr;
@@ -183,6 +190,7 @@ struct Front {
     stop: CancellationToken,
     server: JoinHandle<std::io::Result<()>>,
     books: Arc<Books>,
+    foresight: ForesightMetrics,
     overhead: JoinHandle<()>,
 }
 
@@ -202,6 +210,7 @@ impl Front {
             |error: &dyn std::fmt::Display| CliError::runtime(format!("cannot start the gateway: {error}"));
         let metrics = GatewayMetrics::new().map_err(|error| failed(&error))?;
         let books = Arc::new(books(args, prices, &metrics)?);
+        let foresight = ForesightMetrics::register(metrics.registry()).map_err(|error| failed(&error))?;
         let max_requests = args.max_requests.unwrap_or(MAX_REQUESTS) as usize;
         let models: Vec<_> = asked
             .iter()
@@ -249,7 +258,7 @@ impl Front {
         }
         let server = tokio::spawn(gateway.serve(listener, stop.clone()));
         let overhead = tokio::spawn(Overhead::new(books.clone(), prices).keep());
-        Ok(Self { models, address: reachable(address), has_key, stop, server, books, overhead })
+        Ok(Self { models, address: reachable(address), has_key, stop, server, books, foresight, overhead })
     }
 
     /// Takes no more requests, and lets those that are there come to their end.
@@ -334,15 +343,35 @@ async fn start(
     for (asked, model) in asked.into_iter().zip(&front.models) {
         let (books, name) = (front.books.clone(), model.name().to_owned());
         let cashier = Cashier { books, model: name, run: run.clone() };
-        let Started { wanted, supervisor, status, times, tariff, accounted } =
+        let seer = seer(args, &asked.wanted, front, model)?;
+        let Started { wanted, supervisor, status, times, tariff, accounted, tell, basis } =
             start::start(args, asked, (&cashier, pricing), as_json, progress).await?;
+        let following = seer.map(|(seer, pause)| {
+            let (metrics, pricing) = (front.foresight.of_model(model.name()), pricing.clone());
+            Following { seer, basis, pause, metrics, pricing, tell }
+        });
         let (address, has_key) = (front.address, front.has_key);
-        let report = Report { wanted, times, address, has_key, as_json };
+        let report = Report { wanted, times, address, has_key, as_json, progress: progress.clone() };
         let (model, authorization, idle) = (model.clone(), authorization.clone(), args.idle);
         kept.spawn(
-            Keeper { model, report, supervisor, authorization, idle, cashier, tariff, accounted }
+            Keeper { model, report, supervisor, authorization, idle, cashier, tariff, accounted, following }
                 .run(status, end.clone()),
         );
     }
     Ok(())
+}
+
+/// Who follows the requests of `model`, and the time between two revisions; none where its placement stays.
+fn seer(
+    args: &UpArgs,
+    wanted: &Wanted,
+    front: &Front,
+    model: &Model,
+) -> Result<Option<(Seer, Duration)>, CliError> {
+    let Some(pause) = args.follow.replan.filter(|_| !wanted.moe_layers.is_empty()) else { return Ok(None) };
+    let output_tokens = args.planning.workload.request(&wanted.inspection, None)?.output_tokens;
+    let predictor = args.planning.predictor.as_deref();
+    let seer = Seer::open(wanted, &args.follow, predictor, output_tokens, &front.foresight)?;
+    model.tell(seer.witness());
+    Ok(Some((seer, pause)))
 }

@@ -9,7 +9,7 @@ use remoe_predictor::record::{ActivationRecord, Reader, RecordError, RecordHeade
 use remoe_predictor::{Embedding, EmbeddingType, Fate, GateWeights, PredictError, Trained};
 use std::fs::File;
 use std::io::BufReader;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A checkpoint as far as predictors look into it.
@@ -56,12 +56,16 @@ impl Model {
         checkpoint: &Arc<Checkpoint>,
         folder: Option<&Path>,
     ) -> Result<Option<Trained>, CliError> {
-        // A place that is no folder has none beside it.
-        let beside = checkpoint.store().root().join("predictor");
-        match folder.or_else(|| Some(beside.as_path()).filter(|beside| beside.is_dir())) {
-            Some(folder) => Ok(Some(Self::of(Arc::clone(checkpoint))?.saved_predictor(folder)?)),
+        match predictor_folder(checkpoint, folder) {
+            Some(folder) => Ok(Some(Self::of(Arc::clone(checkpoint))?.saved_predictor(&folder)?)),
             None => Ok(None),
         }
+    }
+
+    /// The same of a model that is open.
+    pub(crate) fn predictor(&self, folder: Option<&Path>) -> Result<Option<Trained>, CliError> {
+        let folder = predictor_folder(&self.checkpoint, folder);
+        folder.map(|folder| self.saved_predictor(&folder)).transpose()
     }
 
     /// The Fate-style baseline from the norms and routers.
@@ -120,6 +124,13 @@ impl Model {
             ..found.clone()
         }
     }
+}
+
+/// `folder`, else the one in the model's own folder where there is one.
+fn predictor_folder(checkpoint: &Checkpoint, folder: Option<&Path>) -> Option<PathBuf> {
+    // A place that is no folder has none beside it.
+    let beside = || Some(checkpoint.store().root().join("predictor")).filter(|beside| beside.is_dir());
+    folder.map(Path::to_owned).or_else(beside)
 }
 
 fn element_type(tensor: &TensorRef) -> EmbeddingType {

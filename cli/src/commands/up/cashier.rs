@@ -38,7 +38,7 @@ impl Cashier {
     ) {
         let mut alive: BTreeMap<String, Alive> = BTreeMap::new();
         let mut before: Vec<(u64, Status)> = Vec::new();
-        let tiers: BTreeSet<String> = loop {
+        let mut tiers: BTreeSet<String> = loop {
             before.push((Books::now(), status.borrow_and_update().clone()));
             if let Some(tariff) = tariff.borrow_and_update().clone() {
                 break self.begin(&tariff, std::mem::take(&mut before), &mut alive);
@@ -53,6 +53,8 @@ impl Cashier {
             let ended = status.changed().await.is_err();
             let now = if ended { Status::default() } else { status.borrow_and_update().clone() };
             let known = tariff.borrow_and_update().clone().unwrap_or_default();
+            // Another placement may have more of them.
+            tiers.extend(known.tiers());
             self.look(Books::now(), &now, &known, &mut alive);
             self.show(&alive, &tiers);
             if ended {

@@ -1,12 +1,15 @@
 //! Between the gateway and the functions of one model: orders go one way, what runs the other.
 
 use super::cashier::Cashier;
+use super::following::{Answering, Following, taken};
+use super::replan::Better;
 use super::report::{Report, serving_processes};
 use super::tariff::Tariff;
 use crate::exit::CliError;
 use axum::http::HeaderValue;
 use remoe_function::Role;
 use remoe_gateway::{Backend, FunctionLine, Model, Running, WakeMarks, Want, Wanted};
+use remoe_launcher::decide::Desired;
 use remoe_launcher::functions::DEFAULT_MAX_BATCH;
 use remoe_launcher::{FunctionState, FunctionStatus, Status, Supervisor, control};
 use std::collections::BTreeSet;
@@ -34,6 +37,8 @@ pub(super) struct Keeper {
     pub(super) tariff: Tariff,
     /// Ends when all that ran is accounted for.
     pub(super) accounted: JoinHandle<()>,
+    /// None where the placement stays as it is.
+    pub(super) following: Option<Following>,
 }
 
 /// What the keeper remembers between two looks.
@@ -49,12 +54,18 @@ struct Seen {
     serving: BTreeSet<u32>,
     main: Option<u32>,
     wake: WakeMarks,
+    /// The generation that a revision is to replace, until it has.
+    revising: Option<u64>,
+    /// A revision is to be said when it is in force.
+    revised: bool,
+    /// Whether there is a better placement than the one that runs is being worked out.
+    answering: Option<Answering>,
 }
 
 impl Keeper {
     /// Says that the model is ready, follows orders and reports until `end` says how long the functions may
     /// take to end.
-    pub(super) async fn run(self, first: Status, mut end: End) -> Result<(), CliError> {
+    pub(super) async fn run(mut self, first: Status, mut end: End) -> Result<(), CliError> {
         let ending = async {
             let grace = end.wait_for(Option::is_some).await;
             grace.ok().and_then(|grace| *grace).unwrap_or_default()
@@ -68,7 +79,7 @@ impl Keeper {
         Ok(())
     }
 
-    async fn keep(&self, first: &Status) -> Result<(), CliError> {
+    async fn keep(&mut self, first: &Status) -> Result<(), CliError> {
         let (mut orders, mut changes) = (self.model.want(), self.supervisor.status());
         let mut seen = Seen {
             order: 0,
@@ -79,7 +90,12 @@ impl Keeper {
             serving: serving_processes(first),
             main: None,
             wake: WakeMarks::default(),
+            revising: None,
+            revised: false,
+            answering: None,
         };
+        let pause = self.following.as_ref().map_or(Duration::MAX, |following| following.pause);
+        let mut next = Instant::now().checked_add(pause);
         self.look(first, &mut seen)?;
         self.report.say("ready", first)?;
         if let Some(idle) = self.idle {
@@ -92,7 +108,32 @@ impl Keeper {
             }
             let status = changes.borrow_and_update().clone();
             self.look(&status, &mut seen)?;
+            let due = async {
+                match next {
+                    Some(at) => tokio::time::sleep_until(at.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let answered = async {
+                match &mut seen.answering {
+                    Some(answering) => answering.await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
+                answered = answered => {
+                    seen.answering = None;
+                    if let Some(better) = taken(answered) {
+                        self.revise(better, &mut seen);
+                    }
+                }
+                () = due => {
+                    next = Instant::now().checked_add(pause);
+                    let may_revise = !seen.asleep && seen.revising.is_none() && seen.answering.is_none();
+                    if let Some(following) = self.following.as_mut().filter(|_| may_revise) {
+                        seen.answering = following.ask(&self.report.wanted);
+                    }
+                }
                 changed = orders.changed() => if changed.is_err() {
                     return Err(CliError::runtime("the gateway ended"));
                 },
@@ -103,7 +144,7 @@ impl Keeper {
         }
     }
 
-    async fn follow(&self, want: Want, seen: &mut Seen) {
+    async fn follow(&mut self, want: Want, seen: &mut Seen) {
         let asleep = match want.wanted {
             Wanted::Awake => false,
             Wanted::Asleep => true,
@@ -119,6 +160,16 @@ impl Keeper {
             }
         };
         if asleep != seen.asleep {
+            // What was asked about the placement before is of no use any more.
+            (seen.revising, seen.answering) = (None, None);
+            if !asleep
+                && self.is_gone(seen.change)
+                && let Some(following) = &self.following
+                && let Some(better) = following.for_waiters(&self.report.wanted).await
+            {
+                following.metrics.replanned("wake");
+                self.adopt(better, "those who wait");
+            }
             let mut desired = self.report.wanted.desired();
             desired.asleep = asleep;
             seen.change = self.supervisor.change(desired);
@@ -126,6 +177,47 @@ impl Keeper {
             seen.wake = WakeMarks::default();
         }
         seen.order = want.order;
+    }
+
+    /// Whether all functions have ended since the change of that number.
+    fn is_gone(&self, change: u64) -> bool {
+        let status = self.supervisor.status();
+        let status = status.borrow();
+        status.change == change && status.functions.iter().all(|function| function.pid.is_none())
+    }
+
+    /// Has a better placement take over from the one that runs.
+    fn revise(&mut self, better: Better, seen: &mut Seen) {
+        let (before, desired) = (self.report.wanted.desired(), better.wanted.desired());
+        let main = |desired: &Desired| {
+            desired.functions.iter().find(|function| function.role == Role::Main).cloned()
+        };
+        // One that would begin anew loses what it serves: that waits for the next wake.
+        if main(&before) != main(&desired) {
+            return;
+        }
+        if let Some(following) = &self.following {
+            following.metrics.replanned("drift");
+        }
+        self.adopt(better, "what was used of late");
+        seen.revising = self.supervisor.status().borrow().generation;
+        seen.revised = true;
+        seen.change = self.supervisor.change(desired);
+    }
+
+    /// Another placement counts from now on.
+    fn adopt(&mut self, better: Better, followed: &str) {
+        let Better { wanted, why } = better;
+        self.report.wanted = wanted;
+        let status = self.supervisor.status();
+        let status = status.borrow();
+        let running = status.functions.iter().map(|function| function.name.as_str());
+        if let Some(following) = &self.following {
+            let tariff = Tariff::of(&self.report.wanted, &following.pricing);
+            self.tariff = tariff.beside(&self.tariff, running);
+            following.tell.send_replace(Some(self.tariff.clone()));
+        }
+        self.report.note(&format!("another placement follows {followed}: {why}"));
     }
 
     /// Tells the gateway what runs, and the user what changed.
@@ -163,9 +255,17 @@ impl Keeper {
             return Ok(());
         }
         seen.generation = status.generation;
+        if seen.revising != status.generation {
+            seen.revising = None;
+        }
         let serving = serving_processes(status);
-        if !serving.is_subset(&seen.serving) {
-            let event = if std::mem::take(&mut seen.said_asleep) { "awake" } else { "restarted" };
+        let revised = std::mem::take(&mut seen.revised);
+        if revised || !serving.is_subset(&seen.serving) {
+            let event = match (std::mem::take(&mut seen.said_asleep), revised) {
+                (true, _) => "awake",
+                (false, true) => "replanned",
+                (false, false) => "restarted",
+            };
             self.report.say(event, status)?;
             seen.serving = serving;
         }

@@ -4,12 +4,14 @@ use super::start::StartTimes;
 use crate::deployment::{MainReport, Wanted};
 use crate::exit::{CliError, Code};
 use crate::output::json::{self, Event, Function};
+use crate::output::progress::Progress;
 use crate::output::table;
 use remoe_function::Role;
 use remoe_launcher::{FunctionState, Status, placement};
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 
 /// How one model is reported.
 pub(super) struct Report {
@@ -20,6 +22,7 @@ pub(super) struct Report {
     /// Clients need a key.
     pub(super) has_key: bool,
     pub(super) as_json: bool,
+    pub(super) progress: Arc<Progress>,
 }
 
 impl Report {
@@ -29,6 +32,11 @@ impl Report {
             Err(error) if error.code == Code::ClosedOutput => Ok(()),
             printed => printed,
         }
+    }
+
+    /// Says something beside the events.
+    pub(super) fn note(&self, text: &str) {
+        self.progress.line(text);
     }
 
     fn print(&self, event: &str, status: &Status) -> Result<(), CliError> {

@@ -1,9 +1,10 @@
 //! One model of `up`: what runs where is decided, and started.
 
 use super::cashier::Cashier;
+use super::replan::Basis;
 use super::tariff::Tariff;
 use crate::args::{DeploymentArgs, StartOrder, UpArgs};
-use crate::deployment::Wanted;
+use crate::deployment::{RatioArgs, Wanted};
 use crate::exit::CliError;
 use crate::output::progress::Progress;
 use crate::plan_report;
@@ -32,6 +33,10 @@ pub(super) struct Started {
     pub(super) tariff: Tariff,
     /// Ends when all that ran is accounted for.
     pub(super) accounted: JoinHandle<()>,
+    /// Tells whoever accounts what functions cost.
+    pub(super) tell: watch::Sender<Option<Tariff>>,
+    /// What another placement would be made from.
+    pub(super) basis: Basis,
 }
 
 /// The parts of a cold start, one after the other, in seconds. They add up to the whole.
@@ -157,7 +162,11 @@ pub(super) async fn start(
     times.functions_s = clock.lap();
     let status = wanted.ready(&supervisor, progress).await?;
     times.placement_s = clock.lap();
-    Ok(Started { wanted, supervisor, status, times, tariff, accounted })
+    let basis = match problem {
+        Some(problem) => Basis::Planned(Box::new(problem), args.remote),
+        None => Basis::Ratio(RatioArgs::of(&deployment, HALF)),
+    };
+    Ok(Started { wanted, supervisor, status, times, tariff, accounted, tell, basis })
 }
 
 /// Only the main function, until it is decided what else there is.

@@ -70,6 +70,16 @@ impl Tariff {
         Self(places)
     }
 
+    /// These rates, and those of `before` for `names` that are only there.
+    pub(super) fn beside<'a>(mut self, before: &Self, names: impl Iterator<Item = &'a str>) -> Self {
+        for name in names {
+            if let Some(place) = before.place(name) {
+                self.0.entry(name.to_owned()).or_insert_with(|| place.clone());
+            }
+        }
+        self
+    }
+
     /// The place called `name`.
     pub(super) fn place(&self, name: &str) -> Option<&Place> {
         self.0.get(name)

@@ -1,0 +1,103 @@
+//! What is known of a model's requests while `up` serves it.
+
+use crate::args::FollowArgs;
+use crate::commands::predictor::source::Model;
+use crate::commands::profile::default_dtype;
+use crate::deployment::Wanted;
+use crate::exit::CliError;
+use remoe_foresight::{Foresight, ForesightMetrics, ForesightOptions, Mix, Prompts, Watch};
+use remoe_gateway::Witness;
+use remoe_predictor::Shares;
+use remoe_predictor::record::RecordHeader;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// What a wake waits for the predictions of those that wait, at most. They take less than a millisecond each.
+const PREDICTIONS: Duration = Duration::from_millis(250);
+/// Requests to go by before a placement follows what is used.
+const ENOUGH: f64 = 4.0;
+
+/// Follows the requests of one model.
+pub(super) struct Seer {
+    watch: Arc<Watch>,
+    /// What was used of late, once that is enough to go by.
+    pub(super) observed: watch::Receiver<Option<Shares>>,
+}
+
+/// A gateway's end of a [`Watch`].
+struct Watching(Arc<Watch>);
+
+impl Witness for Watching {
+    fn came(&self, id: u64, tenant: &str, body: &axum::body::Bytes) -> bool {
+        self.0.came(id, tenant, body)
+    }
+
+    fn told(&self, id: u64, activations: &str) {
+        self.0.told(id, activations);
+    }
+
+    fn left(&self, id: u64) {
+        self.0.left(id);
+    }
+}
+
+impl Seer {
+    /// Begins to follow the requests of `wanted`'s model, whose predictor is in the folder `predictor` or its own.
+    pub(super) fn open(
+        wanted: &Wanted,
+        follow: &FollowArgs,
+        predictor: Option<&Path>,
+        output_tokens: f64,
+        metrics: &ForesightMetrics,
+    ) -> Result<Self, CliError> {
+        let model = Model::of(wanted.checkpoint.clone())?;
+        let facts = &wanted.inspection;
+        let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
+        let header = RecordHeader {
+            model: model.fingerprint.clone(),
+            layers: facts.moe_layers.iter().map(|layer| number(*layer)).collect(),
+            experts: number(facts.experts),
+            top_k: number(facts.top_k),
+            dtype: wanted.options.dtype.clone().unwrap_or_else(|| default_dtype(facts).to_owned()),
+            tokens: false,
+        };
+        let trained = model.predictor(predictor)?;
+        // One folder serves for several models.
+        let folder = follow.experience.as_ref().map(|folder| folder.join(&model.fingerprint));
+        let options = ForesightOptions {
+            store: folder.map(|folder| (folder, follow.experience_bytes)),
+            forgets: follow.forget,
+            output_tokens,
+        };
+        let prompts = Prompts::open(&wanted.checkpoint)?;
+        let foresight = Foresight::new(header, model.embedding, prompts, trained, options)
+            .map_err(|error| CliError::arguments("--experience", error.to_string()))?;
+        let (tell, observed) = watch::channel(None);
+        let metrics = metrics.of_model(&wanted.name());
+        let watch = Watch::start(foresight, move |foresight| {
+            metrics.show(foresight);
+            let observed = foresight.observed();
+            if observed.requests() >= ENOUGH
+                && let Ok(shares) = observed.shares()
+            {
+                tell.send_replace(shares);
+            }
+        });
+        let watch = watch.map_err(|error| CliError::runtime(format!("cannot start a thread: {error}")))?;
+        Ok(Self { watch: Arc::new(watch), observed })
+    }
+
+    /// Who is to be told of the model's requests.
+    pub(super) fn witness(&self) -> Arc<dyn Witness> {
+        Arc::new(Watching(self.watch.clone()))
+    }
+
+    /// What those who wait will use; where that is not known, what was used of late.
+    pub(super) async fn expected(&self) -> Option<Shares> {
+        let watch = self.watch.clone();
+        let mix = tokio::task::spawn_blocking(move || watch.mix(PREDICTIONS)).await.ok().flatten();
+        mix.map(|Mix { shares, .. }| shares).or_else(|| self.observed.borrow().clone())
+    }
+}

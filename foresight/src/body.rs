@@ -1,0 +1,117 @@
+//! The prompt in a request's body, as token ids.
+
+use remoe_model::Checkpoint;
+use remoe_model::text::{ChatTemplate, TextError, Tokenizer};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// Tokens that a prediction looks at, from the beginning: what a prompt is about shows by then.
+const MOST_TOKENS: usize = 2048;
+/// Bytes of text that are tokenised for that.
+const MOST_TEXT: usize = 16 * MOST_TOKENS;
+
+/// Reads prompts as the model's main function will, as far as predictions need it.
+#[derive(Debug)]
+pub struct Prompts {
+    tokenizer: Option<Tokenizer>,
+    template: Option<ChatTemplate>,
+    vocabulary: usize,
+}
+
+/// The fields that are looked at.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Body {
+    prompt: Value,
+    messages: Vec<Value>,
+    max_tokens: Option<u64>,
+    max_completion_tokens: Option<u64>,
+}
+
+/// What a body asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Asked {
+    /// The beginning of the prompt; empty where there is none that can be read.
+    pub(crate) tokens: Vec<u32>,
+    /// Tokens of the answer, at most.
+    pub(crate) most_output: Option<u64>,
+}
+
+impl Prompts {
+    /// Of the model in `checkpoint`.
+    ///
+    /// # Errors
+    /// A file of its text is unreadable or broken.
+    pub fn open(checkpoint: &Checkpoint) -> Result<Self, TextError> {
+        let vocabulary = checkpoint.config().vocab_size;
+        let tokenizer = Tokenizer::open_in(checkpoint.store(), vocabulary)?;
+        Ok(Self { tokenizer, template: ChatTemplate::open_in(checkpoint.store())?, vocabulary })
+    }
+
+    /// Of a model without text: prompts are lists of ids below `vocabulary`.
+    #[must_use]
+    pub fn of_ids(vocabulary: usize) -> Self {
+        Self { tokenizer: None, template: None, vocabulary }
+    }
+
+    /// What `body` asks. Whatever cannot be read gives no tokens: the main function says what is wrong with it.
+    pub(crate) fn read(&self, body: &[u8]) -> Asked {
+        let body: Body = serde_json::from_slice(body).unwrap_or_default();
+        let tokens = match &body.prompt {
+            Value::Null => self.chat(&body.messages),
+            Value::String(text) => self.encode(text, true),
+            // One of several prompts stands for all of them.
+            Value::Array(list) => match list.first() {
+                Some(Value::String(text)) => self.encode(text, true),
+                Some(Value::Array(ids)) => self.ids(ids),
+                _ => self.ids(list),
+            },
+            _ => Vec::new(),
+        };
+        Asked { tokens, most_output: body.max_completion_tokens.or(body.max_tokens) }
+    }
+
+    fn chat(&self, messages: &[Value]) -> Vec<u32> {
+        let messages: Vec<Value> = messages.iter().map(plain).collect();
+        let template = self.template.as_ref().filter(|_| !messages.is_empty());
+        let text = template.and_then(|template| template.render(&messages, true).ok());
+        // The template writes special tokens itself.
+        text.map_or_else(Vec::new, |text| self.encode(&text, false))
+    }
+
+    fn encode(&self, text: &str, special: bool) -> Vec<u32> {
+        let end = (0..=text.len().min(MOST_TEXT)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+        let beginning = text.get(..end).unwrap_or_default();
+        let tokenizer = self.tokenizer.as_ref();
+        let mut tokens =
+            tokenizer.and_then(|tokenizer| tokenizer.encode(beginning, special).ok()).unwrap_or_default();
+        tokens.truncate(MOST_TOKENS);
+        tokens
+    }
+
+    fn ids(&self, list: &[Value]) -> Vec<u32> {
+        let id = |value: &Value| u32::try_from(value.as_u64()?).ok();
+        let known = |id: &u32| (*id as usize) < self.vocabulary;
+        list.iter()
+            .take(MOST_TOKENS)
+            .map(id)
+            .collect::<Option<Vec<_>>>()
+            .unwrap_or_default()
+            .into_iter()
+            .filter(known)
+            .collect()
+    }
+}
+
+/// A message with one text, as templates take it.
+fn plain(message: &Value) -> Value {
+    let content = match message.get("content") {
+        Some(Value::Array(parts)) => {
+            let texts = parts.iter().filter_map(|part| part.get("text")?.as_str());
+            Value::String(texts.collect::<Vec<_>>().join("\n"))
+        }
+        Some(content) => content.clone(),
+        None => Value::String(String::new()),
+    };
+    json!({"role": message.get("role").cloned().unwrap_or_else(|| "user".into()), "content": content})
+}

@@ -1,0 +1,293 @@
+//! Everything that is known of one model's requests, and what follows for those that are here.
+
+use crate::body::{Asked, Prompts};
+use crate::memory::{Memory, Tenant};
+use crate::observed::Observed;
+use crate::quality::Quality;
+use crate::store::{Store, StoreError};
+use remoe_predictor::record::RecordHeader;
+use remoe_predictor::{
+    Activations, ByPhase, Embedding, Experience, Method, Phase, PredictError, Shares, Trained,
+};
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+/// Requests that wait or run, at most; further ones are served without a prediction.
+const MOST_PRESENT: usize = 4096;
+/// Memory for the past without a store, in bytes.
+const MEMORY: u64 = 64 << 20;
+/// The error bar that coverage is measured of: the third of the quantiles, the 95th percentile.
+const BAR: usize = 2;
+
+/// How a model's requests are remembered.
+#[derive(Debug, Clone, Default)]
+pub struct ForesightOptions {
+    /// Folder of the store and the bytes that it may take; none: nothing survives this process.
+    pub store: Option<(PathBuf, u64)>,
+    /// Nothing is remembered of any request: predictions come from the trained predictor alone.
+    pub forgets: bool,
+    /// Tokens that answers have where nothing else is known.
+    pub output_tokens: f64,
+}
+
+/// A request that has come.
+#[derive(Debug, Clone, Copy)]
+pub struct Arrival<'a> {
+    /// No other request has it.
+    pub id: u64,
+    /// Whose it is.
+    pub tenant: Tenant,
+    /// Its body.
+    pub body: &'a [u8],
+}
+
+/// What those who are here will use together.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Mix {
+    /// By the tokens of each phase and request.
+    pub shares: Shares,
+    /// Requests that it is of.
+    pub requests: usize,
+}
+
+/// A request that waits or runs.
+#[derive(Debug)]
+struct Present {
+    tenant: Tenant,
+    vector: Vec<f32>,
+    prompt_tokens: u64,
+    tokens: ByPhase<f64>,
+    /// What is said of it, as far as anything is known.
+    prediction: Option<ByPhase<Said>>,
+}
+
+/// A prediction of one phase.
+#[derive(Debug, Clone, PartialEq)]
+struct Said {
+    shares: Shares,
+    /// Its parts where there are both: the trained predictor's and the tenant's past's.
+    parts: Option<(Shares, Shares)>,
+    /// How much of the way from the history's mean to it to go, from 0 to 1.
+    trust: f64,
+    /// The 95th percentile of its divergence in each layer, where that is known.
+    bars: Option<Vec<f64>>,
+}
+
+/// What is known of one model's requests.
+#[derive(Debug)]
+pub struct Foresight {
+    header: RecordHeader,
+    embedding: Embedding,
+    prompts: Prompts,
+    trained: Option<Trained>,
+    memory: Option<Memory>,
+    store: Option<Store>,
+    present: HashMap<u64, Present>,
+    observed: Observed,
+    quality: Quality,
+    /// Mean decode steps of answers, in which older ones weigh less.
+    steps: f64,
+}
+
+impl Foresight {
+    /// Of the model of `header`, from what is stored of it.
+    ///
+    /// # Errors
+    /// The store cannot be used.
+    pub fn new(
+        header: RecordHeader,
+        embedding: Embedding,
+        prompts: Prompts,
+        trained: Option<Trained>,
+        options: ForesightOptions,
+    ) -> Result<Self, StoreError> {
+        let (layers, experts, hidden) = (header.layers.len(), header.experts as usize, embedding.hidden());
+        let one = 4 * (hidden + 2 * layers * experts) as u64;
+        let mut past = Vec::new();
+        let store = match options.store.filter(|_| !options.forgets) {
+            Some((folder, limit)) => {
+                Some(Store::open(&folder, &header, hidden, limit, |stored| past.push(stored))?)
+            }
+            None => None,
+        };
+        let capacity = store.as_ref().map_or(usize::try_from(MEMORY / one).unwrap_or(1), Store::capacity);
+        let mut memory = Memory::new(embedding.clone(), capacity);
+        for stored in past {
+            // The file's header is this model's, so that everything in it fits.
+            if let Err(error) = memory.restore(stored) {
+                tracing::warn!(%error, "a stored request is left out");
+            }
+        }
+        Ok(Self {
+            observed: Observed::new(layers, experts),
+            memory: (!options.forgets).then_some(memory),
+            store,
+            present: HashMap::new(),
+            quality: Quality::default(),
+            steps: options.output_tokens.max(0.0),
+            header,
+            embedding,
+            prompts,
+            trained,
+        })
+    }
+
+    /// A request has come: it waits or runs until it has [left](Self::left).
+    pub fn came(&mut self, Arrival { id, tenant, body }: Arrival<'_>) {
+        let Asked { tokens, most_output } = self.prompts.read(body);
+        if tokens.is_empty() || self.present.len() >= MOST_PRESENT {
+            return;
+        }
+        // A token that the embedding lacks: the main function refuses it.
+        let Ok(vector) = self.embedding.prompt_vector(&tokens) else { return };
+        let prediction = match self.predict(tenant, &tokens, &vector) {
+            Ok(prediction) => prediction,
+            Err(error) => {
+                tracing::warn!(%error, "a request is served without a prediction");
+                None
+            }
+        };
+        // The first token comes out of the prefill.
+        let steps = most_output.map_or(self.steps, |most| self.steps.min(most.saturating_sub(1) as f64));
+        let prompt_tokens = tokens.len() as u64;
+        let tokens = ByPhase { prefill: prompt_tokens as f64, decode: steps };
+        self.present.insert(id, Present { tenant, vector, prompt_tokens, tokens, prediction });
+    }
+
+    /// What a main function told of a request at the end of its answer.
+    ///
+    /// # Errors
+    /// That cannot be: nothing is learned from it.
+    pub fn told(&mut self, id: u64, activations: &str) -> Result<(), PredictError> {
+        let activations = Activations::from_text(activations, &self.header)?;
+        self.observed.add(&activations);
+        let steps = activations.positions(Phase::Decode) as f64;
+        self.steps += (steps - self.steps) / self.observed.requests().max(1.0);
+        let Some(present) = self.present.remove(&id) else { return Ok(()) };
+        let truths = ByPhase::try_each(|phase| activations.shares(phase))?;
+        // Of a prompt whose beginning was kept from earlier requests only the rest is known.
+        let is_whole = activations.positions(Phase::Prefill) >= present.prompt_tokens;
+        if is_whole {
+            self.judge(&present, &truths);
+        }
+        let (Some(memory), Some(prefill), true) = (&mut self.memory, truths.prefill, is_whole) else {
+            return Ok(());
+        };
+        let experience = Experience { vector: present.vector, prefill, decode: truths.decode };
+        let stored = memory.learn(present.tenant, experience)?;
+        if let Some(store) = &mut self.store
+            && let Err(error) = store.append(&stored, || memory.numbers())
+        {
+            tracing::warn!(%error, "what a request used is not stored");
+        }
+        Ok(())
+    }
+
+    /// A request is over, whatever became of it.
+    pub fn left(&mut self, id: u64) {
+        self.present.remove(&id);
+    }
+
+    /// What those who are here will use together, shrunk towards the history's mean by what is known of errors; `None`
+    /// where nothing is known of any of them.
+    ///
+    /// # Errors
+    /// The model has no experts.
+    pub fn mix(&self) -> Result<Option<Mix>, PredictError> {
+        let (layers, experts) = (self.header.layers.len(), self.header.experts as usize);
+        let uniform = Shares::uniform(layers, experts);
+        let mean =
+            |phase| self.trained.as_ref().map_or(&uniform, |trained| trained.popularity().shares(phase));
+        let (mut sum, mut requests) = (vec![0.0_f64; layers * experts], 0);
+        for present in self.present.values() {
+            let Some(prediction) = &present.prediction else { continue };
+            requests += 1;
+            for phase in Phase::ALL {
+                let said = prediction.of(phase);
+                let shares = mean(phase).towards(&said.shares, said.trust)?;
+                let tokens = present.tokens.of(phase);
+                sum.iter_mut()
+                    .zip(shares.values())
+                    .for_each(|(sum, share)| *sum += tokens * f64::from(*share));
+            }
+        }
+        if requests == 0 {
+            return Ok(None);
+        }
+        let shares = Shares::from_weights(experts, sum.into_iter().map(|value| value as f32).collect())?;
+        Ok(Some(Mix { shares, requests }))
+    }
+
+    /// What was used of late.
+    #[must_use]
+    pub fn observed(&self) -> &Observed {
+        &self.observed
+    }
+
+    /// How good predictions have been.
+    #[must_use]
+    pub fn quality(&self) -> &Quality {
+        &self.quality
+    }
+
+    /// Requests that are remembered, and the bytes that they take in memory.
+    #[must_use]
+    pub fn remembered(&self) -> (usize, u64) {
+        self.memory.as_ref().map_or((0, 0), |memory| (memory.len(), memory.bytes()))
+    }
+
+    /// What is said of a request; `None` where nothing is known.
+    fn predict(
+        &mut self,
+        tenant: Tenant,
+        tokens: &[u32],
+        vector: &[f32],
+    ) -> Result<Option<ByPhase<Said>>, PredictError> {
+        let past = match &self.memory {
+            Some(memory) => memory.predict(tenant, vector)?,
+            None => None,
+        };
+        let mut is_unfamiliar = false;
+        let mut said = |phase: Phase| -> Result<Option<Said>, PredictError> {
+            let own = past.as_ref().map(|past| past.of(phase).clone());
+            let Some(trained) = &self.trained else {
+                return Ok(own.map(|shares| Said { shares, parts: None, trust: 0.5, bars: None }));
+            };
+            let prediction = trained.predict_with_errors(tokens, phase)?;
+            let farthest = trained.tuning(phase).classes.last().map(|class| class.disagreement);
+            is_unfamiliar |= farthest.is_some_and(|farthest| prediction.disagreement > farthest);
+            let bars = prediction.errors.map(|bars| bars.js_quantiles.iter().map(|bars| bars[BAR]).collect());
+            // As far off as each was on prompts that nothing was fitted to.
+            let trust = match (prediction.errors, trained.errors_of(Method::Dop, phase)) {
+                (Some(its), Some(mean)) => mean.js_mean / (mean.js_mean + its.js_mean).max(f64::MIN_POSITIVE),
+                _ => 0.5,
+            };
+            let shares = prediction.shares;
+            let Some(own) = own else { return Ok(Some(Said { shares, parts: None, trust, bars })) };
+            let weight = self.memory.as_ref().map_or(0.0, |memory| memory.weight_of_own(tenant, phase));
+            let both = shares.towards(&own, weight)?;
+            Ok(Some(Said { shares: both, parts: Some((shares, own)), trust, bars }))
+        };
+        let both = (said(Phase::Prefill)?, said(Phase::Decode)?);
+        self.quality.unfamiliar += u64::from(is_unfamiliar);
+        Ok(both.0.zip(both.1).map(|(prefill, decode)| ByPhase { prefill, decode }))
+    }
+
+    /// Compares what was said of a request with what it used.
+    fn judge(&mut self, present: &Present, truths: &ByPhase<Option<Shares>>) {
+        let Some(prediction) = &present.prediction else { return };
+        self.quality.compared += 1;
+        for phase in Phase::ALL {
+            let (said, Some(truth)) = (prediction.of(phase), truths.of(phase)) else { continue };
+            let quality = self.quality.of_mut(phase);
+            quality.note(&said.shares, truth);
+            if let Some(bars) = &said.bars {
+                quality.bar(&said.shares, truth, bars);
+            }
+            let balance = self.memory.as_mut().and_then(|memory| memory.balance(present.tenant));
+            if let (Some(balance), Some((trained, own))) = (balance, &said.parts) {
+                balance.of_mut(phase).note(trained, own, truth);
+            }
+        }
+    }
+}

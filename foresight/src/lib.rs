@@ -1,0 +1,33 @@
+//! What requests will use, while they wait and run.
+//!
+//! ```text
+//! a request comes ──▶ tokens ──▶ prediction ─┐
+//!                                            ├─▶ Outlook: who is here, and what that takes  ──▶ a wake's plan
+//! an answer ends ──▶ activations ──▶ Observed: what was used of late ────────────────────▶ a revision
+//!                          └───────▶ Memory (by tenant) ──▶ Store (one file)
+//! ```
+//!
+//! [`Foresight`] joins them. It takes values and returns values; only [`Store`] touches the disk. A [`Watch`]
+//! gives it a thread, so that no request waits for it. Nothing of a prompt's text is kept: a request is remembered by the vector of its prompt and by
+//! how its tokens spread over the experts.
+
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
+
+mod body;
+mod foresight;
+mod frame;
+mod memory;
+mod metrics;
+mod observed;
+mod quality;
+mod store;
+mod watch;
+
+pub use body::Prompts;
+pub use foresight::{Arrival, Foresight, ForesightOptions, Mix};
+pub use memory::Tenant;
+pub use metrics::{ForesightMetrics, ModelForesightMetrics};
+pub use observed::Observed;
+pub use quality::{PhaseQuality, Quality};
+pub use store::{Store, StoreError, Stored};
+pub use watch::Watch;

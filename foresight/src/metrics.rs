@@ -1,0 +1,114 @@
+//! How good predictions are, for Prometheus.
+
+use crate::foresight::Foresight;
+use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec, Opts, Registry};
+use remoe_predictor::Phase;
+
+/// Metrics of all models.
+#[derive(Debug, Clone)]
+pub struct ForesightMetrics {
+    divergence: GaugeVec,
+    hot_recall: GaugeVec,
+    cold_share: GaugeVec,
+    coverage: GaugeVec,
+    compared: IntGaugeVec,
+    unfamiliar: IntGaugeVec,
+    remembered: IntGaugeVec,
+    replans: IntCounterVec,
+}
+
+/// Those of one model.
+#[derive(Debug, Clone)]
+pub struct ModelForesightMetrics {
+    all: ForesightMetrics,
+    model: String,
+}
+
+impl ForesightMetrics {
+    /// Adds them to `registry`.
+    ///
+    /// # Errors
+    /// A name is taken there.
+    pub fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let by_phase = |name: &str, help: &str| -> Result<GaugeVec, prometheus::Error> {
+            let gauge = GaugeVec::new(Opts::new(name, help), &["model", "phase"])?;
+            registry.register(Box::new(gauge.clone()))?;
+            Ok(gauge)
+        };
+        let by_model = |name: &str, help: &str| -> Result<IntGaugeVec, prometheus::Error> {
+            let gauge = IntGaugeVec::new(Opts::new(name, help), &["model"])?;
+            registry.register(Box::new(gauge.clone()))?;
+            Ok(gauge)
+        };
+        let help =
+            "Revisions of the placement, by what they followed: wake (who waited), drift (what was used).";
+        let replans = IntCounterVec::new(Opts::new("remoe_replans_total", help), &["model", "cause"])?;
+        registry.register(Box::new(replans.clone()))?;
+        Ok(Self {
+            divergence: by_phase(
+                "remoe_prediction_divergence_nats",
+                "Jensen-Shannon divergence of predicted and true shares of experts, mean of the latest requests.",
+            )?,
+            hot_recall: by_phase(
+                "remoe_prediction_hot_recall_ratio",
+                "Of the work of the more used half of experts, the part that fell on experts predicted to be in it.",
+            )?,
+            cold_share: by_phase(
+                "remoe_prediction_cold_share_ratio",
+                "Of the work, the part that fell on the half of experts predicted to be used least.",
+            )?,
+            coverage: by_phase(
+                "remoe_prediction_coverage_ratio",
+                "Parts of requests and layers whose divergence was within the predicted 95th percentile.",
+            )?,
+            compared: by_model(
+                "remoe_prediction_compared_requests",
+                "Requests whose prediction was compared with what they used, since the start.",
+            )?,
+            unfamiliar: by_model(
+                "remoe_prediction_unfamiliar_requests",
+                "Requests that are unlike the history that predictions come from, since the start.",
+            )?,
+            remembered: by_model(
+                "remoe_prediction_remembered_requests",
+                "Requests of the past that predictions lean on.",
+            )?,
+            replans,
+        })
+    }
+
+    /// Those of the model called `name`.
+    #[must_use]
+    pub fn of_model(&self, name: &str) -> ModelForesightMetrics {
+        ModelForesightMetrics { all: self.clone(), model: name.to_owned() }
+    }
+}
+
+impl ModelForesightMetrics {
+    /// Shows what is known.
+    pub fn show(&self, foresight: &Foresight) {
+        let Self { all, model } = self;
+        let quality = foresight.quality();
+        for phase in Phase::ALL {
+            let figures = quality.phases.of(phase);
+            let labels = [model.as_str(), phase.name()];
+            if figures.weight > 0.0 {
+                all.divergence.with_label_values(&labels).set(figures.divergence);
+                all.hot_recall.with_label_values(&labels).set(figures.hot_recall);
+                all.cold_share.with_label_values(&labels).set(figures.cold_share);
+            }
+            if figures.barred > 0.0 {
+                all.coverage.with_label_values(&labels).set(figures.covered);
+            }
+        }
+        let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        all.compared.with_label_values(&[model]).set(count(quality.compared));
+        all.unfamiliar.with_label_values(&[model]).set(count(quality.unfamiliar));
+        all.remembered.with_label_values(&[model]).set(count(foresight.remembered().0 as u64));
+    }
+
+    /// The placement was revised because of `cause`.
+    pub fn replanned(&self, cause: &str) {
+        self.all.replans.with_label_values(&[self.model.as_str(), cause]).inc();
+    }
+}

@@ -1,0 +1,49 @@
+//! What was used of late: shares of experts that older requests weigh less in.
+
+use remoe_predictor::{Activations, Phase, PredictError, Shares};
+
+/// A request weighs half as much after so many others.
+const HALF_LIFE: f64 = 24.0;
+
+/// Pairs of (token, expert), the latest most.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Observed {
+    experts: usize,
+    /// [layers, experts] row after row.
+    pairs: Vec<f64>,
+    /// Requests, forgotten alike: how many there are to go by.
+    requests: f64,
+}
+
+impl Observed {
+    /// Nothing yet, of a model with so many layers with experts, and experts in each.
+    #[must_use]
+    pub fn new(layers: usize, experts: usize) -> Self {
+        Self { experts, pairs: vec![0.0; layers * experts], requests: 0.0 }
+    }
+
+    /// A request has ended. Every pair counts, so that long requests weigh what they are worth.
+    pub fn add(&mut self, activations: &Activations) {
+        let kept = 0.5_f64.powf(1.0 / HALF_LIFE);
+        let counts = activations.counts(Phase::Prefill).iter().zip(activations.counts(Phase::Decode));
+        for (pairs, (prefill, decode)) in self.pairs.iter_mut().zip(counts) {
+            *pairs = *pairs * kept + f64::from(*prefill) + f64::from(*decode);
+        }
+        self.requests = self.requests * kept + 1.0;
+    }
+
+    /// Requests to go by: their weights' sum, which is at most about 35.
+    #[must_use]
+    pub fn requests(&self) -> f64 {
+        self.requests
+    }
+
+    /// The shares; `None` before the first request.
+    ///
+    /// # Errors
+    /// The model has no experts.
+    pub fn shares(&self) -> Result<Option<Shares>, PredictError> {
+        let values = || self.pairs.iter().map(|pairs| *pairs as f32).collect();
+        (self.requests > 0.0).then(|| Shares::from_weights(self.experts, values())).transpose()
+    }
+}

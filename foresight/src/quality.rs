@@ -1,0 +1,130 @@
+//! How good predictions turn out to be, by phase: means in which older requests weigh less.
+
+use remoe_predictor::{ByPhase, Phase, Shares, divergence};
+
+/// A request weighs half as much after so many others.
+const HALF_LIFE: f64 = 64.0;
+
+/// Figures of one phase; a weight of 0 says that there are none yet.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct PhaseQuality {
+    /// Requests to go by.
+    pub weight: f64,
+    /// Mean Jensen-Shannon divergence of prediction and truth over layers, in nats.
+    pub divergence: f64,
+    /// Of the work of the half of each layer's experts that are truly used most, what fell on experts that were
+    /// predicted to be in it.
+    pub hot_recall: f64,
+    /// Of the work, what fell on the half that was predicted to be used least.
+    pub cold_share: f64,
+    /// Parts of requests and layers whose divergence was within the error bar.
+    pub covered: f64,
+    /// Requests to go by for that.
+    pub barred: f64,
+}
+
+/// Which of two ways to predict a tenant's requests has been nearer: what was learned before anything ran, or the
+/// tenant's own past.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Balance {
+    /// Requests to go by.
+    weight: f64,
+    /// Mean divergences.
+    trained: f64,
+    own: f64,
+}
+
+/// Requests before a comparison says anything.
+const COMPARED: f64 = 4.0;
+
+impl Balance {
+    /// How far both were off.
+    pub(crate) fn note(&mut self, trained: &Shares, own: &Shares, truth: &Shares) {
+        self.weight = self.weight * kept() + 1.0;
+        mix(&mut self.trained, self.weight, divergence::mean(trained, truth));
+        mix(&mut self.own, self.weight, divergence::mean(own, truth));
+    }
+
+    /// The weight of the tenant's own past, from 0 to 1: the other's error over the sum of both.
+    pub(crate) fn of_own(&self) -> f64 {
+        if self.weight < COMPARED {
+            0.5
+        } else {
+            self.trained / (self.trained + self.own).max(f64::MIN_POSITIVE)
+        }
+    }
+}
+
+/// Of both phases, and what is counted.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Quality {
+    /// By phase.
+    pub phases: ByPhase<PhaseQuality>,
+    /// Requests whose prediction was compared with what they used.
+    pub compared: u64,
+    /// Requests about which what was learned says next to nothing: the predictors disagreed more than they do about
+    /// nearly all prompts of the history.
+    pub unfamiliar: u64,
+}
+
+impl Default for Quality {
+    fn default() -> Self {
+        Self { phases: ByPhase::both(PhaseQuality::default()), compared: 0, unfamiliar: 0 }
+    }
+}
+
+fn kept() -> f64 {
+    0.5_f64.powf(1.0 / HALF_LIFE)
+}
+
+/// Takes `value` into the mean `of` with `weight`.
+fn mix(of: &mut f64, weight: f64, value: f64) {
+    *of += (value - *of) / weight;
+}
+
+impl PhaseQuality {
+    /// A request turned out to be `truth`, of which `prediction` was said.
+    pub(crate) fn note(&mut self, prediction: &Shares, truth: &Shares) {
+        self.weight = self.weight * kept() + 1.0;
+        mix(&mut self.divergence, self.weight, divergence::mean(prediction, truth));
+        let (recall, cold) = halves(prediction, truth);
+        mix(&mut self.hot_recall, self.weight, recall);
+        mix(&mut self.cold_share, self.weight, cold);
+    }
+
+    /// How many of the layers were within their bars.
+    pub(crate) fn bar(&mut self, prediction: &Shares, truth: &Shares, bars: &[f64]) {
+        let within =
+            divergence::per_layer(prediction, truth).into_iter().zip(bars).filter(|(js, bar)| js <= bar);
+        let part = within.count() as f64 / bars.len().max(1) as f64;
+        self.barred = self.barred * kept() + 1.0;
+        mix(&mut self.covered, self.barred, part);
+    }
+}
+
+/// Mean over layers of the recall of the hot half and of the work in the half that was predicted to be cold.
+fn halves(prediction: &Shares, truth: &Shares) -> (f64, f64) {
+    let mut sums = (0.0, 0.0);
+    for (predicted, truth) in prediction.rows().zip(truth.rows()) {
+        let order = |row: &[f32]| {
+            let mut order: Vec<usize> = (0..row.len()).collect();
+            order.sort_by(|&a, &b| row[b].total_cmp(&row[a]).then(a.cmp(&b)));
+            order.truncate(row.len().div_ceil(2));
+            order
+        };
+        let (said, true_hot) = (order(predicted), order(truth));
+        let share = |expert: &usize| f64::from(truth[*expert]);
+        let hot: f64 = true_hot.iter().map(share).sum();
+        let found: f64 = true_hot.iter().filter(|expert| said.contains(expert)).map(share).sum();
+        sums.0 += found / hot.max(f64::MIN_POSITIVE);
+        sums.1 += 1.0 - said.iter().map(share).sum::<f64>();
+    }
+    let layers = prediction.layers().max(1) as f64;
+    (sums.0 / layers, sums.1 / layers)
+}
+
+impl Quality {
+    pub(crate) fn of_mut(&mut self, phase: Phase) -> &mut PhaseQuality {
+        self.phases.of_mut(phase)
+    }
+}

@@ -1,0 +1,399 @@
+//! What past requests used, in one file per model: appended, checksummed, bounded.
+//!
+//! A frame for the header, then one for each request: a number, the tenant, the positions of both phases, the prompt's
+//! vector in float16, the shares of both phases in 65535ths. Nothing of its text. Whoever is killed while writing loses
+//! the frame that was being written and no other; the next one cuts its beginning off. Frames whose checksum is wrong are
+//! passed over and counted. When the file has grown to its limit it is written anew with those that are still
+//! wanted, beside the old one, which it replaces when it is whole.
+
+use crate::frame::{self, Found};
+use crate::memory::Tenant;
+use half::f16;
+use remoe_predictor::record::RecordHeader;
+use remoe_predictor::{Experience, PredictError, Shares};
+use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+const FORMAT: &str = "remoe-experience";
+const VERSION: u32 = 1;
+/// Name of the file in its folder.
+const FILE: &str = "experience";
+/// Of the one that replaces it.
+const NEXT: &str = "experience.next";
+
+/// Why a store cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The folder or the file cannot be read or written.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It holds something else.
+    #[error("{}: not a store of what requests used that this program can read: {what}; name another folder, or remove it", path.display())]
+    Other {
+        /// The file.
+        path: PathBuf,
+        /// What is different.
+        what: String,
+    },
+    /// A limit that holds nothing.
+    #[error("{}: {limit} bytes are too few: one request takes {one}; allow at least {}", path.display(), 4 * one)]
+    TooSmall {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that were allowed.
+        limit: u64,
+        /// Bytes of a request.
+        one: u64,
+    },
+    /// Another program writes it.
+    #[error("{}: another program has it open; each needs a folder of its own", path.display())]
+    Taken {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// The content of the first frame.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Header {
+    format: String,
+    version: u32,
+    model: String,
+    dtype: String,
+    layers: Vec<u32>,
+    experts: u32,
+    hidden: usize,
+}
+
+/// A request in a store.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Stored {
+    /// Grows with every request.
+    pub number: u64,
+    /// Whose it was.
+    pub tenant: Tenant,
+    /// What it used.
+    pub experience: Experience,
+}
+
+/// The file of one model, to which this program alone appends.
+#[derive(Debug)]
+pub struct Store {
+    path: PathBuf,
+    file: File,
+    header: Header,
+    bytes: u64,
+    limit: u64,
+    damaged: u64,
+}
+
+impl Store {
+    /// Opens or creates the store of the model of `header` with vectors of `hidden` elements in `folder`, and hands what
+    /// it holds to `each`, in the order of writing. The file never exceeds `limit` bytes.
+    ///
+    /// # Errors
+    /// It cannot be read or written, is another program's or another model's, or the limit is too small.
+    pub fn open(
+        folder: &Path,
+        header: &RecordHeader,
+        hidden: usize,
+        limit: u64,
+        mut each: impl FnMut(Stored),
+    ) -> Result<Self, StoreError> {
+        let path = folder.join(FILE);
+        let failed = |source| StoreError::File { path: path.clone(), source };
+        std::fs::create_dir_all(folder).map_err(failed)?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(failed)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(std::fs::TryLockError::WouldBlock) => return Err(StoreError::Taken { path }),
+            Err(std::fs::TryLockError::Error(source)) => return Err(StoreError::File { path, source }),
+        }
+        let header = Header {
+            format: FORMAT.to_owned(),
+            version: VERSION,
+            model: header.model.clone(),
+            dtype: header.dtype.clone(),
+            layers: header.layers.clone(),
+            experts: header.experts,
+            hidden,
+        };
+        let one = header.frame_bytes();
+        if limit < 4 * one {
+            return Err(StoreError::TooSmall { path, limit, one });
+        }
+        let mut store = Self { path, file, header, bytes: 0, limit, damaged: 0 };
+        let other =
+            |store: &Self, what: &str| StoreError::Other { path: store.path.clone(), what: what.to_owned() };
+        let mut is_headed = false;
+        let end = store.scan(|header, content| {
+            if !std::mem::replace(&mut is_headed, true) {
+                return match serde_json::from_slice::<Header>(content) {
+                    Ok(found) if found == *header => Ok(()),
+                    Ok(found) if found.format == FORMAT => {
+                        Err("it is of another model or version".to_owned())
+                    }
+                    _ => Err("it does not begin as one".to_owned()),
+                };
+            }
+            if let Some(stored) = header.decode(content) {
+                each(stored);
+            }
+            Ok(())
+        });
+        let end = end.map_err(|error| match error {
+            ScanError::File(source) => store.failed(source),
+            ScanError::Content(what) => other(&store, &what),
+        })?;
+        // A header that was not finished is written anew; what else is there is somebody's.
+        let begun = store.header.frame().map_err(|what| other(&store, &what))?;
+        if !is_headed && end.0 != end.1 && !store.begins(&begun, end.1)? {
+            return Err(other(&store, "it does not begin as one"));
+        }
+        store.cut(if is_headed { end.0 } else { 0 })?;
+        if !is_headed {
+            store.write(&begun)?;
+        }
+        Ok(store)
+    }
+
+    /// Bytes of the file.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Frames that were passed over because of their checksums.
+    #[must_use]
+    pub fn damaged(&self) -> u64 {
+        self.damaged
+    }
+
+    /// Requests that the file has room for twice over, so that it is rarely written anew.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        usize::try_from(self.limit / (2 * self.header.frame_bytes())).unwrap_or(usize::MAX).max(1)
+    }
+
+    /// Appends a request. Where that would pass the limit, only those whose numbers are `wanted` gives are kept; no more
+    /// than [`Self::capacity`] should be.
+    ///
+    /// # Errors
+    /// The disk refuses. What is there can still be read.
+    pub fn append(
+        &mut self,
+        stored: &Stored,
+        wanted: impl FnOnce() -> HashSet<u64>,
+    ) -> Result<(), StoreError> {
+        let Some(frame) = frame::framed(&self.header.encode(stored)) else { return Ok(()) };
+        if self.bytes + frame.len() as u64 > self.limit {
+            let rewritten = self.rewrite(&wanted());
+            if rewritten.is_err() {
+                // The old file goes on where it ended.
+                self.cut(self.bytes)?;
+            }
+            rewritten?;
+        }
+        if self.bytes + frame.len() as u64 <= self.limit {
+            self.write(&frame)?;
+        }
+        Ok(())
+    }
+
+    /// Passes over all whole frames. Where the last of them ends, and where the file does.
+    fn scan(
+        &mut self,
+        mut each: impl FnMut(&Header, &[u8]) -> Result<(), String>,
+    ) -> Result<(u64, u64), ScanError> {
+        self.file.seek(SeekFrom::Start(0))?;
+        let (mut buffer, mut position, mut damaged) = (Vec::new(), 0, 0);
+        let mut reader = io::BufReader::with_capacity(1 << 20, &self.file);
+        loop {
+            // A frame at least, or what is left.
+            let missing = (frame::HEAD + frame::MOST).saturating_sub(buffer.len()) as u64;
+            reader.by_ref().take(missing).read_to_end(&mut buffer)?;
+            let mut passed = 0;
+            loop {
+                match frame::read(buffer.get(passed..).unwrap_or_default()) {
+                    Found::Whole(bytes, content) => {
+                        each(&self.header, content).map_err(ScanError::Content)?;
+                        passed += bytes;
+                    }
+                    Found::Damaged(bytes) => {
+                        // The header cannot be done without.
+                        if position + passed as u64 == 0 {
+                            return Err(ScanError::Content("its first bytes are damaged".to_owned()));
+                        }
+                        damaged += 1;
+                        passed += bytes;
+                    }
+                    Found::End => break,
+                }
+            }
+            position += passed as u64;
+            buffer.drain(..passed);
+            if passed == 0 {
+                break;
+            }
+        }
+        self.damaged = damaged;
+        let rest = io::copy(&mut reader, &mut io::sink())?;
+        Ok((position, position + buffer.len() as u64 + rest))
+    }
+
+    /// Whether the file's `length` bytes are a beginning of `header`.
+    fn begins(&mut self, header: &[u8], length: u64) -> Result<bool, StoreError> {
+        let mut there = Vec::new();
+        let read = self.file.seek(SeekFrom::Start(0));
+        let read = read.and_then(|_| (&self.file).take(header.len() as u64).read_to_end(&mut there));
+        read.map_err(|source| self.failed(source))?;
+        Ok(length < header.len() as u64 && header.starts_with(&there))
+    }
+
+    /// Cuts off what is behind `end`.
+    fn cut(&mut self, end: u64) -> Result<(), StoreError> {
+        let cut = self.file.set_len(end).and_then(|()| self.file.seek(SeekFrom::Start(end)));
+        cut.map_err(|source| self.failed(source))?;
+        self.bytes = end;
+        Ok(())
+    }
+
+    fn write(&mut self, frame: &[u8]) -> Result<(), StoreError> {
+        match self.file.write_all(frame) {
+            Ok(()) => {
+                self.bytes += frame.len() as u64;
+                Ok(())
+            }
+            Err(source) => {
+                // What was written of it would stand before the next one.
+                let error = self.failed(source);
+                self.cut(self.bytes)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Writes the file anew with the requests in `wanted`.
+    fn rewrite(&mut self, wanted: &HashSet<u64>) -> Result<(), StoreError> {
+        let next = self.path.with_file_name(NEXT);
+        let in_next = |source| StoreError::File { path: next.clone(), source };
+        let begun =
+            self.header.frame().map_err(|what| StoreError::Other { path: self.path.clone(), what })?;
+        let options = || OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&next);
+        let file = options().map_err(in_next)?;
+        let mut writer = io::BufWriter::new(&file);
+        writer.write_all(&begun).map_err(in_next)?;
+        let (mut bytes, mut is_headed) = (begun.len() as u64, false);
+        let scanned = self.scan(|_, content| {
+            let number = content.first_chunk().map(|number| u64::from_le_bytes(*number));
+            let is_wanted = number.is_some_and(|number| wanted.contains(&number));
+            if std::mem::replace(&mut is_headed, true)
+                && is_wanted
+                && let Some(frame) = frame::framed(content)
+            {
+                writer.write_all(&frame).map_err(|error| error.to_string())?;
+                bytes += frame.len() as u64;
+            }
+            Ok(())
+        });
+        scanned.map_err(|error| match error {
+            ScanError::File(source) => self.failed(source),
+            ScanError::Content(what) => in_next(io::Error::other(what)),
+        })?;
+        writer.flush().map_err(in_next)?;
+        drop(writer);
+        file.sync_all().map_err(in_next)?;
+        // Nobody has it open: its name is new.
+        file.try_lock().map_err(|error| in_next(io::Error::other(error.to_string())))?;
+        std::fs::rename(&next, &self.path).map_err(in_next)?;
+        self.file = file;
+        self.cut(bytes)
+    }
+
+    fn failed(&self, source: io::Error) -> StoreError {
+        StoreError::File { path: self.path.clone(), source }
+    }
+}
+
+enum ScanError {
+    File(io::Error),
+    Content(String),
+}
+
+impl From<io::Error> for ScanError {
+    fn from(error: io::Error) -> Self {
+        Self::File(error)
+    }
+}
+
+impl Header {
+    fn cells(&self) -> usize {
+        self.layers.len() * self.experts as usize
+    }
+
+    /// Bytes of a request's frame, at most.
+    fn frame_bytes(&self) -> u64 {
+        (frame::HEAD + 8 + 8 + 1 + 2 * self.hidden + 2 * 2 * self.cells()) as u64
+    }
+
+    fn frame(&self) -> Result<Vec<u8>, String> {
+        let json = serde_json::to_vec(self).map_err(|error| error.to_string())?;
+        frame::framed(&json).ok_or_else(|| "the model has too many layers".to_owned())
+    }
+
+    fn encode(&self, stored: &Stored) -> Vec<u8> {
+        let Experience { vector, prefill, decode } = &stored.experience;
+        let mut bytes = Vec::new();
+        bytes.extend_from_slice(&stored.number.to_le_bytes());
+        bytes.extend_from_slice(&stored.tenant.0.to_le_bytes());
+        bytes.push(u8::from(decode.is_some()));
+        bytes.extend(vector.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()));
+        for shares in [Some(prefill), decode.as_ref()].into_iter().flatten() {
+            let parts = shares.values().iter().map(|share| (share.clamp(0.0, 1.0) * 65535.0).round() as u16);
+            bytes.extend(parts.flat_map(u16::to_le_bytes));
+        }
+        bytes
+    }
+
+    /// The request in `content`; `None` where it has another form.
+    fn decode(&self, content: &[u8]) -> Option<Stored> {
+        let (number, rest) = content.split_first_chunk::<8>()?;
+        let (tenant, rest) = rest.split_first_chunk::<8>()?;
+        let (has_decode, rest) = rest.split_first()?;
+        let (vector, rest) = rest.split_at_checked(2 * self.hidden)?;
+        let (prefill, decode) = rest.split_at_checked(2 * self.cells())?;
+        let vector: Vec<f32> =
+            vector.as_chunks().0.iter().map(|value| f16::from_le_bytes(*value).to_f32()).collect();
+        if vector.iter().any(|value| !value.is_finite()) {
+            return None;
+        }
+        let shares = |bytes: &[u8]| -> Result<Shares, PredictError> {
+            let values = bytes.as_chunks().0.iter().map(|value| f32::from(u16::from_le_bytes(*value)));
+            Shares::from_weights(self.experts as usize, values.collect())
+        };
+        let decode = match (*has_decode, decode.len() == 2 * self.cells(), decode.is_empty()) {
+            (1, true, _) => Some(shares(decode).ok()?),
+            (0, _, true) => None,
+            _ => return None,
+        };
+        Some(Stored {
+            number: u64::from_le_bytes(*number),
+            tenant: Tenant(u64::from_le_bytes(*tenant)),
+            experience: Experience { vector, prefill: shares(prefill).ok()?, decode },
+        })
+    }
+}

@@ -1,0 +1,137 @@
+//! The file of what past requests used: whatever happens to it, what is whole in it is read.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use remoe_foresight::{Store, StoreError, Stored, Tenant};
+use remoe_predictor::record::RecordHeader;
+use remoe_predictor::{Experience, Shares};
+use std::collections::HashSet;
+use std::path::Path;
+
+const HIDDEN: usize = 4;
+const LIMIT: u64 = 1 << 20;
+
+fn header() -> RecordHeader {
+    RecordHeader {
+        model: "ab".repeat(32),
+        layers: vec![0, 1],
+        experts: 4,
+        top_k: 2,
+        dtype: "float32".to_owned(),
+        tokens: false,
+    }
+}
+
+fn stored(number: u64) -> Stored {
+    let shares = |shift: u64| {
+        let weights = (0..8).map(|cell| ((cell * 3 + number + shift) % 7) as f32).collect();
+        Shares::from_weights(4, weights).unwrap()
+    };
+    let vector = (0..HIDDEN as u64).map(|at| ((at + number) % 5) as f32 / 4.0).collect();
+    let decode = (number % 3 > 0).then(|| shares(1));
+    Stored {
+        number,
+        tenant: Tenant::named("a"),
+        experience: Experience { vector, prefill: shares(0), decode },
+    }
+}
+
+fn open(folder: &Path, limit: u64) -> Result<(Store, Vec<Stored>), StoreError> {
+    let mut read = Vec::new();
+    let store = Store::open(folder, &header(), HIDDEN, limit, |one| read.push(one))?;
+    Ok((store, read))
+}
+
+fn assert_same(read: &[Stored], numbers: impl Iterator<Item = u64>) {
+    let expected: Vec<Stored> = numbers.map(stored).collect();
+    assert_eq!(read.len(), expected.len());
+    for (read, expected) in read.iter().zip(&expected) {
+        assert_eq!((read.number, read.tenant), (expected.number, expected.tenant));
+        assert_eq!(read.experience.vector, expected.experience.vector, "quarters are exact in float16");
+        assert_eq!(read.experience.decode.is_some(), expected.experience.decode.is_some());
+        let pairs = read.experience.prefill.values().iter().zip(expected.experience.prefill.values());
+        pairs.for_each(|(read, expected)| assert!((read - expected).abs() < 1e-4, "{read} {expected}"));
+    }
+}
+
+#[test]
+fn whoever_is_killed_at_any_byte_loses_at_most_the_record_being_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("experience");
+    let mut ends = Vec::new();
+    {
+        let (mut store, _) = open(folder.path(), LIMIT).unwrap();
+        ends.push(store.bytes());
+        for number in 0..6 {
+            store.append(&stored(number), HashSet::new).unwrap();
+            ends.push(store.bytes());
+        }
+    }
+    let whole = std::fs::read(&path).unwrap();
+    assert_eq!(whole.len() as u64, ends[6]);
+    for cut in 0..=whole.len() {
+        std::fs::write(&path, &whole[..cut]).unwrap();
+        let kept = ends.iter().filter(|end| **end <= cut as u64).count().saturating_sub(1) as u64;
+        let (mut store, read) = open(folder.path(), LIMIT).unwrap();
+        assert_same(&read, 0..kept);
+        store.append(&stored(9), HashSet::new).unwrap();
+        drop(store);
+        let (_, read) = open(folder.path(), LIMIT).unwrap();
+        assert_same(&read, (0..kept).chain([9]));
+    }
+}
+
+#[test]
+fn a_damaged_record_costs_itself_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("experience");
+    let (mut store, _) = open(folder.path(), LIMIT).unwrap();
+    let begin = store.bytes() as usize;
+    (0..3).for_each(|number| store.append(&stored(number), HashSet::new).unwrap());
+    drop(store);
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[begin + 20] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let (store, read) = open(folder.path(), LIMIT).unwrap();
+    assert_same(&read, 1..3);
+    assert_eq!(store.damaged(), 1);
+}
+
+#[test]
+fn the_file_never_passes_its_limit_and_keeps_what_is_wanted() {
+    let folder = tempfile::tempdir().unwrap();
+    let limit = 4096;
+    let (mut store, _) = open(folder.path(), limit).unwrap();
+    let capacity = store.capacity() as u64;
+    assert!(capacity > 8, "{capacity}");
+    let total = 50 * capacity;
+    for number in 0..total {
+        // Even ones are wanted for longer than odd ones.
+        let wanted = || (number.saturating_sub(capacity)..number).filter(|number| number % 2 == 0).collect();
+        store.append(&stored(number), wanted).unwrap();
+        assert!(store.bytes() <= limit);
+        assert_eq!(std::fs::metadata(folder.path().join("experience")).unwrap().len(), store.bytes());
+    }
+    drop(store);
+    let (_, read) = open(folder.path(), limit).unwrap();
+    assert_eq!(read.last().unwrap().number, total - 1);
+    assert!(read.len() as u64 >= capacity / 2, "{} of {capacity}", read.len());
+    assert!(
+        read.iter().all(|one| *one == Stored { experience: one.experience.clone(), ..stored(one.number) })
+    );
+}
+
+#[test]
+fn two_programs_and_two_models_do_not_share_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, _) = open(folder.path(), LIMIT).unwrap();
+    assert!(matches!(open(folder.path(), LIMIT), Err(StoreError::Taken { .. })));
+    drop(store);
+    let other = RecordHeader { model: "cd".repeat(32), ..header() };
+    let refused = Store::open(folder.path(), &other, HIDDEN, LIMIT, |_| ());
+    assert!(matches!(refused, Err(StoreError::Other { .. })), "{refused:?}");
+    std::fs::write(folder.path().join("experience"), "somebody's notes").unwrap();
+    assert!(matches!(open(folder.path(), LIMIT), Err(StoreError::Other { .. })));
+    assert_eq!(std::fs::read(folder.path().join("experience")).unwrap(), b"somebody's notes");
+    assert!(matches!(open(&folder.path().join("small"), 100), Err(StoreError::TooSmall { .. })));
+}
