@@ -1,15 +1,16 @@
 //! What requests will use, while they wait and run.
 //!
 //! ```text
-//! a request comes ──▶ tokens ──▶ prediction ─┐
-//!                                            ├─▶ Outlook: who is here, and what that takes  ──▶ a wake's plan
-//! an answer ends ──▶ activations ──▶ Observed: what was used of late ────────────────────▶ a revision
-//!                          └───────▶ Memory (by tenant) ──▶ Store (one file)
+//! a request comes ──▶ tokens ──▶ prediction ─▶ Mix: who is here, and what that takes ──▶ a wake's plan
+//!
+//! an answer ends ──▶ activations ──▶ Observed: what was used of late ──▶ a revision of what runs
+//!                          └───────▶ memory, by tenant ──▶ Store: one file
 //! ```
 //!
-//! [`Foresight`] joins them. It takes values and returns values; only [`Store`] touches the disk. A [`Watch`]
-//! gives it a thread, so that no request waits for it. Nothing of a prompt's text is kept: a request is remembered by the vector of its prompt and by
-//! how its tokens spread over the experts.
+//! [`Foresight`] joins them. It takes values and returns values; only [`Store`] touches the disk. A [`Watch`] gives it a
+//! thread, so that no request waits for it. Nothing of a prompt's text is kept: a request is remembered by the vector of
+//! its prompt and by how its tokens spread over the experts. [`ReplicaScaler`] says how many replicas each group of
+//! functions is to have, by the load of each.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
@@ -20,6 +21,7 @@ mod memory;
 mod metrics;
 mod observed;
 mod quality;
+mod replicas;
 mod store;
 mod watch;
 
@@ -29,5 +31,6 @@ pub use memory::Tenant;
 pub use metrics::{ForesightMetrics, ModelForesightMetrics};
 pub use observed::Observed;
 pub use quality::{PhaseQuality, Quality};
+pub use replicas::{ReplicaRules, ReplicaScaler};
 pub use store::{Store, StoreError, Stored};
 pub use watch::Watch;
