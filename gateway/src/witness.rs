@@ -30,7 +30,8 @@ impl Sighting {
     /// Tells `witness` that the request with this body has come; none where it wants nothing else of it.
     pub(crate) fn begin(witness: Arc<dyn Witness>, tenant: &str, body: &Bytes) -> Option<Self> {
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        witness.came(id, tenant, body).then_some(Self { id, witness })
+        let is_followed = witness.came(id, tenant, body);
+        is_followed.then(|| Self { id, witness })
     }
 
     pub(crate) fn told(&self, activations: &str) {

@@ -22,6 +22,19 @@ impl Notes {
     fn write(&self, id: u64, what: impl Into<String>) {
         self.0.lock().unwrap().push((id, what.into()));
     }
+
+    /// The first `count` notes, once they are there.
+    async fn first(&self, count: usize) -> Vec<(u64, String)> {
+        let until = tokio::time::Instant::now() + stage::LONG;
+        loop {
+            let notes = self.0.lock().unwrap().clone();
+            if notes.len() >= count {
+                return notes;
+            }
+            assert!(tokio::time::Instant::now() < until, "only {notes:?}");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
 }
 
 impl Witness for Notes {
@@ -55,8 +68,7 @@ async fn requests_are_followed_from_before_they_wait_until_they_are_over() {
     let (head, _) = stage.ask(&json!({"model": "m", "x": 2}), &[]).await;
     assert!(asks() && !head.headers().contains_key(ACTIVATIONS));
     assert_eq!(stage.functions.starts.load(Ordering::SeqCst), starts + 1);
-    stage.until(|_| notes.0.lock().unwrap().len() == 3).await;
-    let told = std::mem::take(&mut *notes.0.lock().unwrap());
+    let told = notes.first(3).await;
     assert!(told.iter().all(|(id, _)| *id == told[0].0));
     let texts: Vec<&str> = told.iter().map(|(_, text)| text.as_str()).collect();
     assert_eq!(texts, ["came \"\" 2", "told AQID", "left"]);
@@ -67,7 +79,6 @@ async fn requests_are_followed_from_before_they_wait_until_they_are_over() {
     stage.functions.breaks.store(3, Ordering::SeqCst);
     let (head, _) = stage.ask(&json!({"model": "m", "x": 3}), &[]).await;
     assert_eq!(head.status(), 503);
-    stage.until(|_| notes.0.lock().unwrap().len() == 3).await;
-    let texts: Vec<String> = notes.0.lock().unwrap().iter().map(|(_, text)| text.clone()).collect();
+    let texts: Vec<String> = notes.first(6).await.into_iter().skip(3).map(|(_, text)| text).collect();
     assert_eq!(texts, ["came \"\" 9", "came \"\" 3", "left"]);
 }

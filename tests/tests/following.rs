@@ -89,7 +89,7 @@ async fn a_placement_follows_the_topic_and_a_wake_those_who_wait() {
     drop(up);
 
     // What was learned is still known to another one, which plans its first wake for those that wait.
-    let arguments = [&arguments[..3], &["1h"], &arguments[4..], &["--idle", "1s"]].concat();
+    let arguments = [&arguments[..3], &["3600s"], &arguments[4..], &["--idle", "1s"]].concat();
     let mut up = Up::start_with(&model.folder, &arguments).await;
     assert_ne!(up.ready.pids(), first);
     let address = up.ready.http();
