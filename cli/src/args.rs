@@ -45,7 +45,7 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Serve a model over HTTP until Ctrl-C
     #[command(after_help = UP_EXAMPLES)]
-    Up(UpArgs),
+    Up(Box<UpArgs>),
     /// Show what runs on this machine
     Ps,
     /// End what runs on this machine, by its model or process

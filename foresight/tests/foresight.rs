@@ -26,7 +26,7 @@ fn header() -> RecordHeader {
 fn embedding() -> Embedding {
     let rows = (0..VOCABULARY).flat_map(|id| {
         let own = id as f32 / 400.0;
-        if id % 2 == 0 { [1.0, own, 0.1] } else { [own, 1.0, -0.1] }
+        if id.is_multiple_of(2) { [1.0, own, 0.1] } else { [own, 1.0, -0.1] }
     });
     Embedding::from_rows(3, &rows.collect::<Vec<_>>()).unwrap()
 }

@@ -39,7 +39,7 @@ struct Outcome {
 
 /// Runs `policy`, which is told the work of each second, against the trace.
 fn run(trace: &[Vec<f64>], first: u32, mut policy: impl FnMut(&[f64]) -> Vec<u32>) -> Outcome {
-    let mut waits = vec![0.0; GROUPS];
+    let mut waits = [0.0; GROUPS];
     let mut wanted = vec![vec![first; GROUPS]; START];
     let (mut slowest, mut bytes) = (Vec::new(), 0.0);
     for work in trace {

@@ -28,7 +28,7 @@ fn stored(number: u64) -> Stored {
         Shares::from_weights(4, weights).unwrap()
     };
     let vector = (0..HIDDEN as u64).map(|at| ((at + number) % 5) as f32 / 4.0).collect();
-    let decode = (number % 3 > 0).then(|| shares(1));
+    let decode = (!number.is_multiple_of(3)).then(|| shares(1));
     Stored {
         number,
         tenant: Tenant::named("a"),
@@ -107,7 +107,8 @@ fn the_file_never_passes_its_limit_and_keeps_what_is_wanted() {
     let total = 50 * capacity;
     for number in 0..total {
         // Even ones are wanted for longer than odd ones.
-        let wanted = || (number.saturating_sub(capacity)..number).filter(|number| number % 2 == 0).collect();
+        let wanted =
+            || (number.saturating_sub(capacity)..number).filter(|number| number.is_multiple_of(2)).collect();
         store.append(&stored(number), wanted).unwrap();
         assert!(store.bytes() <= limit);
         assert_eq!(std::fs::metadata(folder.path().join("experience")).unwrap().len(), store.bytes());

@@ -347,7 +347,7 @@ async fn start(
         let Started { wanted, supervisor, status, times, tariff, accounted, tell, basis } =
             start::start(args, asked, (&cashier, pricing), as_json, progress).await?;
         let following = seer.map(|(seer, pause)| {
-            let (metrics, pricing) = (front.foresight.of_model(model.name()), pricing.clone());
+            let (metrics, pricing) = (front.foresight.of_model(model.name()), *pricing);
             Following { seer, basis, pause, metrics, pricing, tell }
         });
         let (address, has_key) = (front.address, front.has_key);
