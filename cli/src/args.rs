@@ -288,7 +288,7 @@ pub(crate) struct TopArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct CostArgs {
-    /// Folder that `remoe up --ledger` was given
+    /// Folder that `remoe up --ledger` was given, or one with such folders in it, as a cluster's gateways have
     #[arg(value_name = "DIR", required_unless_present = "ledger", conflicts_with = "ledger")]
     folder: Option<PathBuf>,
     /// The same

@@ -53,24 +53,6 @@ pub(crate) fn cpu_seconds(pid: u32) -> Option<f64> {
     Some(nanos as f64 / 1e9)
 }
 
-/// Memory that this process has resident, in bytes.
-pub(crate) fn resident_bytes() -> Option<f64> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    kilobytes(&status, "VmRSS:").map(|count| (count * 1024) as f64)
-}
-
-/// What all threads of this process have computed so far.
-pub(crate) fn cpu_time() -> Option<std::time::Duration> {
-    // Clock ticks of 10 ms, whatever the kernel counts in.
-    const TICK: u64 = 10;
-    let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    // The program's name, in parentheses, may have spaces.
-    let (_, fields) = stat.rsplit_once(')')?;
-    let mut fields = fields.split_whitespace().skip(11).map(|field| field.parse::<u64>());
-    let (user, system) = (fields.next()?.ok()?, fields.next()?.ok()?);
-    Some(std::time::Duration::from_millis((user + system) * TICK))
-}
-
 /// The number behind `name` in a file of the form `Name:  123 kB`.
 fn kilobytes(text: &str, name: &str) -> Option<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(name))?;

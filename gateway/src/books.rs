@@ -1,5 +1,6 @@
 //! Who had what for how much: records for the ledger, metrics, and what tenants have spent today.
 
+use crate::budget::Payer;
 use crate::cost_metrics::CostMetrics;
 use prometheus::Registry;
 use remoe_ledger::{
@@ -19,12 +20,15 @@ pub struct Billing {
     pub rates: Rates,
     /// By the names of `rates`: the function, under a name that no other one ever has, and its tier.
     pub functions: BTreeMap<String, (String, String)>,
+    /// How often the main function's process was started again under the same name.
+    pub restarts: u32,
 }
 
 impl Billing {
-    /// The main function.
+    /// The main function, as the one that counts its own work.
     pub(crate) fn main(&self) -> String {
-        self.functions.get("main").map(|(function, _)| function.clone()).unwrap_or_default()
+        let main = self.functions.get("main").map(|(function, _)| function.as_str()).unwrap_or_default();
+        if self.restarts == 0 { main.to_owned() } else { format!("{main}#{}", self.restarts) }
     }
 }
 
@@ -48,9 +52,15 @@ pub struct Books {
 struct State {
     /// Everything since these books were opened.
     account: Account,
-    /// Nano-dollars that tenants have spent on [`Self::day`].
-    spent: BTreeMap<String, u64>,
+    spent: Spent,
+}
+
+/// Nano-dollars that were spent on a day.
+#[derive(Default)]
+struct Spent {
     day: u64,
+    tenants: BTreeMap<String, u64>,
+    models: BTreeMap<String, u64>,
 }
 
 impl Books {
@@ -61,30 +71,31 @@ impl Books {
     pub fn open(ledger: Option<Ledger>, prices: &str, registry: &Registry) -> Result<Self, BooksError> {
         let now = now();
         let day = now / DAY;
-        let mut spent: BTreeMap<String, u64> = BTreeMap::new();
+        let mut spent = Spent { day, ..Spent::default() };
         if let Some(ledger) = &ledger {
             for record in records_since(ledger.folder(), day * DAY).map_err(AccountError::from)? {
-                let (at, tenant, amount) = match record.map_err(AccountError::from)? {
-                    Record::Request(request) => (request.at, request.tenant.clone(), request.total()),
-                    Record::Lost { at, tenant, estimate, .. } => (at, tenant, estimate),
-                    _ => continue,
-                };
-                if at / DAY == day {
-                    *spent.entry(tenant).or_default() += amount;
+                match record.map_err(AccountError::from)? {
+                    Record::Request(request) if request.at / DAY == day => {
+                        spent.add(request.at, &request.model, &request.tenant, request.total());
+                    }
+                    Record::Lost { at, model, tenant, estimate, .. } if at / DAY == day => {
+                        spent.add(at, &model, &tenant, estimate);
+                    }
+                    _ => {}
                 }
             }
         }
-        let state = State { account: Account::default(), spent, day };
+        let state = State { account: Account::default(), spent };
         let metrics = CostMetrics::new(registry, prices)?;
         let books = Self { ledger, metrics, state: Mutex::new(state) };
-        books.write(Record::Opened { at: now, prices: prices.to_owned() });
+        books.write(&Record::Opened { at: now, prices: prices.to_owned() });
         Ok(books)
     }
 
     /// A function came to `event` `at` this time, in nanoseconds since 1970 as [`Self::now`].
     pub fn function(&self, at: u64, model: &str, function: &str, event: FunctionEvent) {
         let (model, function) = (model.to_owned(), function.to_owned());
-        self.write(Record::Function(FunctionRecord { at, model, function, event }));
+        self.write(&Record::Function(FunctionRecord { at, model, function, event }));
     }
 
     /// Nanoseconds since 1970.
@@ -95,7 +106,7 @@ impl Books {
 
     /// What had started and not stopped is alive; gateway and launcher have cost `overhead` since the last time.
     pub fn alive(&self, overhead: u64) {
-        self.write(Record::Alive { at: now(), overhead });
+        self.write(&Record::Alive { at: now(), overhead });
     }
 
     /// `model` costs `rate` nano-dollars an hour now in `tier`, at the price of all that is alive of it.
@@ -135,8 +146,8 @@ impl Books {
         };
         let total = request.total();
         self.metrics.answered(&request);
-        self.spend(&request.tenant, request.at, total);
-        self.write(Record::Request(request));
+        self.state().spent.add(request.at, model, tenant, total);
+        self.write(&Record::Request(request));
         total
     }
 
@@ -145,31 +156,37 @@ impl Books {
     /// himself free of charge by leaving before the end.
     pub(crate) fn lost(&self, model: &str, tenant: &str, since: u64, tokens: u64, billing: &Billing) {
         let at = now();
-        let (model, tenant) = (model.to_owned(), tenant.to_owned());
         let answered = self.state().account.answered;
         let known = u128::from(answered.prompt_tokens + answered.completion_tokens).max(1);
         let estimate = u128::from(answered.cost) * u128::from(tokens) / known;
         let estimate = u64::try_from(estimate).unwrap_or(u64::MAX);
-        self.spend(&tenant, at, estimate);
-        self.write(Record::Lost { at, since, estimate, model, tenant, function: billing.main() });
+        self.state().spent.add(at, model, tenant, estimate);
+        let (model, tenant) = (model.to_owned(), tenant.to_owned());
+        self.write(&Record::Lost { at, since, estimate, model, tenant, function: billing.main() });
     }
 
-    /// Nano-dollars that `tenant` has spent today, and how long today lasts.
-    pub(crate) fn spent_today(&self, tenant: &str) -> (u64, Duration) {
-        let now = now();
-        let mut state = self.state();
-        state.begin_day(now);
-        let left = Duration::from_nanos(DAY - now % DAY);
-        (state.spent.get(tenant).copied().unwrap_or(0), left)
+    /// Nano-dollars that the requests of `model` since these books were opened would have cost more with all experts in the
+    /// main function; negative where they would have cost less.
+    #[must_use]
+    pub fn saved(&self, model: &str) -> i64 {
+        self.metrics.saved(model, "mix")
     }
 
-    /// Brings metrics up to date that follow from the clock; `budgets` of tenants, by name.
-    pub(crate) fn refresh<'a>(&self, budgets: impl Iterator<Item = (&'a str, u64)>) {
+    /// Nano-dollars that `payer` has spent today, and how long today lasts.
+    pub(crate) fn spent_today(&self, payer: Payer<'_>) -> (u64, Duration) {
         let now = now();
         let mut state = self.state();
-        state.begin_day(now);
-        for (tenant, budget) in budgets {
-            self.metrics.budget(tenant, budget, state.spent.get(tenant).copied().unwrap_or(0));
+        state.spent.begin_day(now);
+        (state.spent.of(payer), Duration::from_nanos(DAY - now % DAY))
+    }
+
+    /// Brings metrics up to date that follow from the clock; `budgets` with what may be spent.
+    pub(crate) fn refresh<'a>(&self, budgets: impl Iterator<Item = (Payer<'a>, u64)>) {
+        let now = now();
+        let mut state = self.state();
+        state.spent.begin_day(now);
+        for (payer, budget) in budgets {
+            self.metrics.budget(payer, budget, state.spent.of(payer));
         }
         let account = state.account.clone();
         drop(state);
@@ -180,19 +197,11 @@ impl Books {
         &self.metrics
     }
 
-    fn spend(&self, tenant: &str, at: u64, amount: u64) {
-        let mut state = self.state();
-        state.begin_day(at);
-        match state.spent.get_mut(tenant) {
-            Some(spent) => *spent = spent.saturating_add(amount),
-            None => drop(state.spent.insert(tenant.to_owned(), amount)),
-        }
-    }
-
     /// Writes `record`. Serving goes on where the ledger takes no more: that is counted, and an alert.
-    fn write(&self, record: Record) {
+    fn write(&self, record: &Record) {
+        let mut state = self.state();
         if let Some(ledger) = &self.ledger {
-            match ledger.append(&record) {
+            match ledger.append(record, &state.account) {
                 Ok(()) => self.metrics.wrote(),
                 Err(error) => {
                     self.metrics.failed();
@@ -200,7 +209,7 @@ impl Books {
                 }
             }
         }
-        if let Err(error) = self.state().account.add(record) {
+        if let Err(error) = state.account.add(record) {
             tracing::error!(%error, "a record is not accounted for");
         }
     }
@@ -211,12 +220,29 @@ impl Books {
     }
 }
 
-impl State {
+impl Spent {
     fn begin_day(&mut self, now: u64) {
         if now / DAY > self.day {
-            self.day = now / DAY;
-            self.spent.clear();
+            *self = Self { day: now / DAY, ..Self::default() };
         }
+    }
+
+    fn add(&mut self, at: u64, model: &str, tenant: &str, amount: u64) {
+        self.begin_day(at);
+        for (spent, name) in [(&mut self.models, model), (&mut self.tenants, tenant)] {
+            match spent.get_mut(name) {
+                Some(spent) => *spent = spent.saturating_add(amount),
+                None => drop(spent.insert(name.to_owned(), amount)),
+            }
+        }
+    }
+
+    fn of(&self, payer: Payer<'_>) -> u64 {
+        let spent = match payer {
+            Payer::Tenant(name) => self.tenants.get(name),
+            Payer::Model(name) => self.models.get(name),
+        };
+        spent.copied().unwrap_or(0)
     }
 }
 
@@ -235,4 +261,64 @@ pub enum BooksError {
 fn now() -> u64 {
     // 584 years fit.
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::GatewayMetrics;
+    use remoe_ledger::{Phases, Share};
+
+    /// What docs/cost.md says of a deployment of 58 layers with 256 experts in 16 groups that 20 tenants use: the series
+    /// of its gateway, which neither layers nor experts are among.
+    #[test]
+    fn series_are_bounded() {
+        const GROUPS: usize = 16;
+        const TENANTS: usize = 20;
+        let metrics = GatewayMetrics::new().unwrap();
+        let books = Books::open(None, "p", metrics.registry()).unwrap();
+        let _model = metrics.of_model("m");
+        let series =
+            || -> usize { metrics.registry().gather().iter().map(|family| family.get_metric().len()).sum() };
+        let without = series();
+        let tier =
+            |number: usize| if number == GROUPS { "main".to_owned() } else { format!("group-{number}") };
+        let billing = Billing {
+            rates: Rates::default(),
+            functions: (0..=GROUPS).map(|number| (tier(number), (tier(number), tier(number)))).collect(),
+            restarts: 0,
+        };
+        for request in 0..10 * TENANTS {
+            let share = Share { cost: Phases { prefill: 1, decode: 1 }, ..Share::default() };
+            let told = Told {
+                shares: billing.functions.keys().map(|name| (name.clone(), share.clone())).collect(),
+                rivals: ["mix", "cpu", "gpu", "fetch"].map(|rival| (rival.to_owned(), 1)).into(),
+                served: 0,
+            };
+            let tenant = format!("tenant-{}", request % TENANTS);
+            metrics.took("m", &tenant, 1);
+            let answered = Answered {
+                id: &format!("id-{request}"),
+                model: "m",
+                tenant: &tenant,
+                prompt_tokens: 1,
+                completion_tokens: 1,
+                told,
+            };
+            assert_eq!(books.answered(answered, &billing), 2 * (GROUPS as u64 + 1));
+            (0..=GROUPS).for_each(|number| books.costs_now("m", &tier(number), 1));
+            let payers = [(Payer::Tenant(&tenant), 1_u64), (Payer::Model("m"), 1)];
+            payers.iter().for_each(|(payer, _)| books.metrics().refused(*payer));
+            books.refresh(payers.into_iter());
+        }
+        let of_tenant = 2 * (GROUPS + 1) + 1 + 3;
+        let of_model = (GROUPS + 1) + 2 * 4 + 3;
+        // Where the money went since the gateway started, which is not by model.
+        let parts = 6;
+        assert_eq!(series() - without, TENANTS * of_tenant + of_model + parts);
+        assert_eq!(TENANTS * of_tenant + of_model, 788);
+        assert_eq!(books.spent_today(Payer::Model("m")).0, 10 * TENANTS as u64 * 34);
+        assert_eq!(books.saved("m"), 10 * TENANTS as i64 * (1 - 34));
+    }
 }

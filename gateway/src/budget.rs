@@ -1,38 +1,61 @@
-//! What a tenant may spend on a day.
+//! What tenants, and the requests of models, may spend on a day.
 
 use crate::gateway::Gateway;
 use crate::keys::Tenant;
 use axum::http::HeaderValue;
 use remoe_http::ApiError;
 use remoe_wire::{ErrorCode, ServiceError};
+use std::fmt;
 
 /// The share of a budget from which clients are warned.
 const WARNS: f64 = 0.8;
 
-/// Lets requests of `tenant` pass while its budget lasts: the one that exceeds it runs. The share that is spent, where
-/// clients are to be warned.
+/// Whose spending is limited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Payer<'a> {
+    /// A tenant, whatever it asks.
+    Tenant(&'a str),
+    /// A model, whoever asks.
+    Model(&'a str),
+}
+
+impl fmt::Display for Payer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tenant(name) => write!(f, "tenant {name}"),
+            Self::Model(name) => write!(f, "model {name}"),
+        }
+    }
+}
+
+/// Lets requests of `tenant` to `model` pass while both have a budget left: the one that exceeds it runs. The larger share
+/// that is spent, where clients are to be warned.
 ///
 /// # Errors
-/// The day's budget is spent.
+/// The day's budget of either is spent.
 pub(crate) fn within_budget(
     gateway: &Gateway,
     tenant: Option<&Tenant>,
+    model: &str,
 ) -> Result<Option<HeaderValue>, ApiError> {
-    let Some((tenant, books)) = tenant.zip(gateway.books()) else { return Ok(None) };
-    let Some(budget) = tenant.budget() else { return Ok(None) };
-    let (spent, left) = books.spent_today(tenant.name());
-    let dollars = |amount: u64| amount as f64 / 1e9;
-    if spent >= budget {
-        books.metrics().refused(tenant.name());
-        let message = format!(
-            "the budget of the tenant {} is spent: ${} of ${} a day; it begins anew at 00:00 UTC",
-            tenant.name(),
-            dollars(spent),
-            dollars(budget),
-        );
-        let error = ServiceError::new(ErrorCode::ResourceExhausted, message);
-        return Err(ApiError::from(error).retry_after(left));
+    let Some(books) = gateway.books() else { return Ok(None) };
+    let of_tenant = tenant.and_then(|tenant| Some((Payer::Tenant(tenant.name()), tenant.budget()?)));
+    let of_model = gateway.keys().budget_of(model).map(|budget| (Payer::Model(model), budget));
+    let mut most: f64 = 0.0;
+    for (payer, budget) in of_tenant.into_iter().chain(of_model) {
+        let (spent, left) = books.spent_today(payer);
+        let dollars = |amount: u64| amount as f64 / 1e9;
+        if spent >= budget {
+            books.metrics().refused(payer);
+            let message = format!(
+                "the budget of the {payer} is spent: ${} of ${} a day; it begins anew at 00:00 UTC",
+                dollars(spent),
+                dollars(budget),
+            );
+            let error = ServiceError::new(ErrorCode::ResourceExhausted, message);
+            return Err(ApiError::from(error).retry_after(left));
+        }
+        most = most.max(spent as f64 / budget as f64);
     }
-    let share = spent as f64 / budget as f64;
-    Ok((share >= WARNS).then(|| HeaderValue::from_str(&format!("{share:.3}")).ok()).flatten())
+    Ok((most >= WARNS).then(|| HeaderValue::from_str(&format!("{most:.3}")).ok()).flatten())
 }

@@ -1,5 +1,6 @@
 //! Money as metrics, in nano-dollars. Labels are bounded: models, tenants and groups are those of the deployment.
 
+use crate::budget::Payer;
 use prometheus::{Gauge, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 use remoe_ledger::{Account, RequestRecord};
 
@@ -84,18 +85,18 @@ impl CostMetrics {
             },
             budget: gauges(
                 "remoe_budget_nanodollars_per_day",
-                "What a tenant may spend on a day (UTC).",
-                &["tenant"],
+                "What a tenant, or all requests of a model, may spend on a day (UTC).",
+                &["model", "tenant"],
             )?,
             budget_spent: gauges(
                 "remoe_budget_spent_nanodollars",
-                "What a tenant with a budget has spent today (UTC).",
-                &["tenant"],
+                "What who has a budget has spent today (UTC).",
+                &["model", "tenant"],
             )?,
             budget_refusals: counters(
                 "remoe_budget_refusals_total",
-                "Requests that were refused because the day's budget of their tenant is spent.",
-                &["tenant"],
+                "Requests that were refused because the day's budget of their tenant, or of their model, is spent.",
+                &["model", "tenant"],
             )?,
             written: counter("remoe_ledger_records_total", "Records that the ledger took.")?,
             failures: counter("remoe_ledger_failures_total", "Records that the ledger did not take.")?,
@@ -137,13 +138,19 @@ impl CostMetrics {
         self.estimated.set(account.estimated as f64 / 1e9);
     }
 
-    pub(crate) fn budget(&self, tenant: &str, budget: u64, spent: u64) {
-        self.budget.with_label_values(&[tenant]).set(signed(budget));
-        self.budget_spent.with_label_values(&[tenant]).set(signed(spent));
+    pub(crate) fn budget(&self, payer: Payer<'_>, budget: u64, spent: u64) {
+        self.budget.with_label_values(&labels(payer)).set(signed(budget));
+        self.budget_spent.with_label_values(&labels(payer)).set(signed(spent));
     }
 
-    pub(crate) fn refused(&self, tenant: &str) {
-        self.budget_refusals.with_label_values(&[tenant]).inc();
+    pub(crate) fn refused(&self, payer: Payer<'_>) {
+        self.budget_refusals.with_label_values(&labels(payer)).inc();
+    }
+
+    /// What the requests of `model` would have cost more as `rival` serves them, in nano-dollars.
+    pub(crate) fn saved(&self, model: &str, rival: &str) -> i64 {
+        let of = |counters: &IntCounterVec| signed(counters.with_label_values(&[model, rival]).get());
+        of(&self.rivals).saturating_sub(of(&self.compared))
     }
 
     pub(crate) fn wrote(&self) {
@@ -152,6 +159,14 @@ impl CostMetrics {
 
     pub(crate) fn failed(&self) {
         self.failures.inc();
+    }
+}
+
+/// `model` and `tenant`, of which one is empty.
+fn labels(payer: Payer<'_>) -> [&str; 2] {
+    match payer {
+        Payer::Tenant(tenant) => ["", tenant],
+        Payer::Model(model) => [model, ""],
     }
 }
 

@@ -34,11 +34,20 @@ pub(crate) async fn all_metrics(State(gateway): State<Arc<Gateway>>) -> Response
     page_for(&gateway, &Caller::anybody()).await
 }
 
-async fn page_for(gateway: &Arc<Gateway>, caller: &Caller) -> Response {
+/// The gateway's own alone: where functions are asked for theirs by whoever asks this.
+pub(crate) async fn own_metrics(State(gateway): State<Arc<Gateway>>) -> Response {
+    own(&gateway)
+}
+
+fn own(gateway: &Gateway) -> Response {
     if let Some(books) = gateway.books() {
         books.refresh(gateway.keys().budgets());
     }
-    let own = remoe_function::render_metrics(gateway.metrics().registry());
+    remoe_function::render_metrics(gateway.metrics().registry())
+}
+
+async fn page_for(gateway: &Arc<Gateway>, caller: &Caller) -> Response {
+    let own = own(gateway);
     let models = gateway.models_of(caller);
     let asked = models.iter().flat_map(|model| {
         let backends = model.backends().into_iter();

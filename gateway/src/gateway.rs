@@ -6,7 +6,8 @@ use crate::caller::Caller;
 use crate::keys::Keys;
 use crate::metrics::GatewayMetrics;
 use crate::model::Model;
-use crate::router::{metrics_routes, routes};
+use crate::router::{metrics_routes, own_metrics_routes, routes};
+use axum::Router;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper_util::client::legacy::Client;
@@ -158,8 +159,19 @@ impl Gateway {
         listener: TcpListener,
         stop: CancellationToken,
     ) -> io::Result<()> {
-        let metrics = ConnectionMetrics::new().map_err(io::Error::other)?;
-        remoe_http::serve(listener, metrics_routes(self), ConnectionLimits::PROBES, metrics, stop).await
+        serve_pages(listener, metrics_routes(self), stop).await
+    }
+
+    /// The same without those of functions, which have addresses of their own.
+    ///
+    /// # Errors
+    /// The server fails.
+    pub async fn serve_own_metrics(
+        self: Arc<Self>,
+        listener: TcpListener,
+        stop: CancellationToken,
+    ) -> io::Result<()> {
+        serve_pages(listener, own_metrics_routes(self), stop).await
     }
 
     pub(crate) fn options(&self) -> &GatewayOptions {
@@ -235,6 +247,12 @@ impl Gateway {
         };
         Err(ServiceError::new(code, message).about("model"))
     }
+}
+
+/// Serves `pages` beside what clients see.
+async fn serve_pages(listener: TcpListener, pages: Router, stop: CancellationToken) -> io::Result<()> {
+    let metrics = ConnectionMetrics::new().map_err(io::Error::other)?;
+    remoe_http::serve(listener, pages, ConnectionLimits::PROBES, metrics, stop).await
 }
 
 /// The one of `models` that `name` means, or how many it might mean.

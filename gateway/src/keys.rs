@@ -1,5 +1,6 @@
 //! Who may ask what, and how often: keys and the tenants that they belong to.
 
+use crate::budget::Payer;
 use crate::rates::Budget;
 use remoe_http::same;
 use remoe_wire::{ErrorCode, ServiceError};
@@ -49,12 +50,23 @@ pub enum KeysError {
 #[derive(Debug, Default)]
 pub struct Keys {
     keys: Vec<([u8; 32], Arc<Tenant>)>,
+    /// What requests of models may cost on a day, in nano-dollars.
+    models: BTreeMap<String, u64>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct KeysFile {
     tenants: Vec<TenantEntry>,
+    #[serde(default)]
+    models: Vec<ModelEntry>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct ModelEntry {
+    name: String,
+    dollars_per_day: f64,
 }
 
 #[derive(Deserialize)]
@@ -116,7 +128,7 @@ impl Keys {
                     "the tenant's name {name:?} must be visible ASCII without spaces"
                 )));
             }
-            if entry.dollars_per_day.is_some_and(|dollars| !(1e-9..=1e9).contains(&dollars)) {
+            if entry.dollars_per_day.is_some_and(|dollars| nanodollars(dollars).is_none()) {
                 return Err(wrong(format!(
                     "dollarsPerDay of the tenant {name} must be a number above 0 and up to 1e9"
                 )));
@@ -140,7 +152,16 @@ impl Keys {
         if keys.is_empty() {
             return Err(wrong("there is no key: nobody could ask anything".to_owned()));
         }
-        Ok(Self { keys })
+        let mut models = BTreeMap::new();
+        for ModelEntry { name, dollars_per_day } in file.models {
+            let budget = nanodollars(dollars_per_day).ok_or_else(|| {
+                wrong(format!("dollarsPerDay of the model {name} must be a number above 0 and up to 1e9"))
+            })?;
+            if models.insert(name.clone(), budget).is_some() {
+                return Err(wrong(format!("the model {name} is there twice")));
+            }
+        }
+        Ok(Self { keys, models })
     }
 
     /// These keys after those `before`: what a tenant of both has used up it has used up, and what runs of it counts.
@@ -161,18 +182,25 @@ impl Keys {
         self.keys.is_empty()
     }
 
-    /// Tenants whose spending is limited, and what each may spend on a day, in nano-dollars.
-    pub(crate) fn budgets(&self) -> impl Iterator<Item = (&str, u64)> {
-        let mut budgets: BTreeMap<&str, u64> = BTreeMap::new();
-        let limited = self.keys.iter().filter_map(|(_, tenant)| Some((&*tenant.name, tenant.budget?)));
+    /// Whose spending is limited, and what each may spend on a day, in nano-dollars.
+    pub(crate) fn budgets(&self) -> impl Iterator<Item = (Payer<'_>, u64)> {
+        let mut budgets: BTreeMap<Payer<'_>, u64> = BTreeMap::new();
+        let limited =
+            self.keys.iter().filter_map(|(_, tenant)| Some((Payer::Tenant(&tenant.name), tenant.budget?)));
         budgets.extend(limited);
+        budgets.extend(self.models.iter().map(|(name, budget)| (Payer::Model(name), *budget)));
         budgets.into_iter()
     }
 
-    /// A tenant whose spending is limited, where there is one.
+    /// A tenant or model whose spending is limited, where there is one.
     #[must_use]
     pub fn with_budget(&self) -> Option<&str> {
-        self.budgets().next().map(|(name, _)| name)
+        self.budgets().next().map(|(Payer::Tenant(name) | Payer::Model(name), _)| name)
+    }
+
+    /// What requests of `model` may cost on a day, in nano-dollars, where that is limited.
+    pub(crate) fn budget_of(&self, model: &str) -> Option<u64> {
+        self.models.get(model).copied()
     }
 
     /// Whose key was presented. The time depends on how long it is and on how many keys there are.
@@ -186,6 +214,11 @@ impl Keys {
         }
         found
     }
+}
+
+/// `dollars` of a budget; none where they are none.
+fn nanodollars(dollars: f64) -> Option<u64> {
+    (1e-9..=1e9).contains(&dollars).then(|| (dollars * 1e9).round() as u64)
 }
 
 /// The digest of a key as a file has it.
@@ -251,7 +284,7 @@ impl Tenant {
             sees_all: false,
             models: entry.models,
             concurrent: entry.concurrent.map_or(usize::MAX, |count| count.get() as usize),
-            budget: entry.dollars_per_day.map(|dollars| (dollars * 1e9).round() as u64),
+            budget: entry.dollars_per_day.and_then(nanodollars),
             usage: Arc::new(Mutex::new(Usage {
                 requests: budget(entry.requests_per_minute),
                 tokens: budget(entry.tokens_per_minute),
@@ -393,6 +426,10 @@ mod tests {
             ("tenants: [{name: a, keys: ['sha256:top-secret']}]", "key 0 of the tenant a"),
             ("tenants: [{name: a, keys: [x]}, {name: a, keys: [y]}]", "a is there twice"),
             ("tenants: [{name: a, keys: [x], dollarsPerDay: 0}]", "dollarsPerDay of the tenant a"),
+            (
+                "{tenants: [{name: a, keys: [x]}], models: [{name: m, dollarsPerDay: -1}]}",
+                "dollarsPerDay of the model m",
+            ),
             ("tenants: []", "no key"),
             ("top-secret", "keys.yaml"),
         ] {

@@ -15,6 +15,7 @@ pub struct GatewayMetrics {
     pub(crate) connections: ConnectionMetrics,
     requests: IntCounterVec,
     retries: IntCounterVec,
+    streams_failed: IntCounterVec,
     tokens: IntCounterVec,
     waiting: IntGaugeVec,
     in_flight: IntGaugeVec,
@@ -46,10 +47,15 @@ impl GatewayMetrics {
                 "Requests that were sent again because the function that had them broke off.",
                 &["model"],
             )?,
+            streams_failed: counter(
+                "remoe_gateway_streams_failed_total",
+                "Streams that ended with an error after their head had said 200: no function began an answer, or one broke off.",
+                &["model", "reason"],
+            )?,
             tokens: counter(
                 "remoe_gateway_tokens_total",
-                "Tokens of prompts and answers by tenant; estimated where the client left before the end.",
-                &["tenant"],
+                "Tokens of prompts and answers; estimated where the client left before the end.",
+                &["model", "tenant"],
             )?,
             waiting: gauge("remoe_gateway_requests_waiting", "Requests that are held.")?,
             in_flight: gauge("remoe_gateway_requests_in_flight", "Requests that functions work on.")?,
@@ -71,7 +77,8 @@ impl GatewayMetrics {
         };
         let registry = &metrics.registry;
         metrics.connections.register(registry)?;
-        for counter in [&metrics.requests, &metrics.retries, &metrics.tokens, &metrics.wakes] {
+        let Self { requests, retries, streams_failed, tokens, wakes, .. } = &metrics;
+        for counter in [requests, retries, streams_failed, tokens, wakes] {
             registry.register(Box::new(counter.clone()))?;
         }
         for gauge in [&metrics.waiting, &metrics.in_flight, &metrics.awake] {
@@ -100,17 +107,43 @@ impl GatewayMetrics {
         self.retries.with_label_values(&[model]).inc();
     }
 
-    pub(crate) fn took(&self, tenant: &str, tokens: u64) {
-        self.tokens.with_label_values(&[tenant]).inc_by(tokens);
+    pub(crate) fn stream_failed(&self, model: &str, failure: StreamFailure) {
+        self.streams_failed.with_label_values(&[model, failure.reason()]).inc();
+    }
+
+    pub(crate) fn took(&self, model: &str, tenant: &str, tokens: u64) {
+        self.tokens.with_label_values(&[model, tenant]).inc_by(tokens);
     }
 
     pub(crate) fn of_model(&self, model: &str) -> ModelMetrics {
+        for failure in [StreamFailure::NotBegun, StreamFailure::BrokenOff] {
+            // A first failure is an increase.
+            self.streams_failed.with_label_values(&[model, failure.reason()]);
+        }
         ModelMetrics {
             waiting: self.waiting.with_label_values(&[model]),
             in_flight: self.in_flight.with_label_values(&[model]),
             awake: self.awake.with_label_values(&[model]),
             wakes: self.wakes.with_label_values(&[model]),
             wake_seconds: self.wake_seconds.with_label_values(&[model]),
+        }
+    }
+}
+
+/// Why a stream ended with an error that its status could not say any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StreamFailure {
+    /// It waited, and no function answered it.
+    NotBegun,
+    /// The function that answered it ended.
+    BrokenOff,
+}
+
+impl StreamFailure {
+    fn reason(self) -> &'static str {
+        match self {
+            Self::NotBegun => "not_begun",
+            Self::BrokenOff => "broken_off",
         }
     }
 }

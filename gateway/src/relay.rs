@@ -4,6 +4,7 @@
 use crate::answer::COST;
 use crate::bill::Bill;
 use crate::keys::Permit;
+use crate::metrics::StreamFailure;
 use crate::model::Grant;
 use crate::witness::Sighting;
 use axum::body::HttpBody;
@@ -73,6 +74,11 @@ impl Account {
         Self { bill, permit, body_bytes: body_bytes as u64, events: 0, tokens: None, sighting }
     }
 
+    /// A stream ends with an error.
+    fn failed(&self, failure: StreamFailure) {
+        self.bill.gateway.metrics().stream_failed(&self.bill.model, failure);
+    }
+
     /// Takes the backend's account out of headers or trailers, and writes it down.
     fn read(&mut self, headers: &mut HeaderMap) {
         let told = headers.remove(TOLD);
@@ -104,7 +110,7 @@ impl Drop for Account {
         };
         let tokens = self.tokens.map_or_else(estimate, |(prompt, completion)| prompt + completion);
         if tokens > 0 {
-            self.bill.gateway.metrics().took(&self.bill.tenant, tokens);
+            self.bill.gateway.metrics().took(&self.bill.model, &self.bill.tenant, tokens);
         }
         if self.tokens.is_none() {
             self.bill.lost(tokens);
@@ -238,6 +244,9 @@ impl Relay {
             return;
         }
         self.account.bill.void();
+        if obtained.head.status.is_server_error() {
+            self.account.failed(StreamFailure::NotBegun);
+        }
         let event = match obtained.body {
             ObtainedBody::Whole(bytes) => event(&bytes),
             ObtainedBody::Stream(..) => {
@@ -299,7 +308,10 @@ impl HttpBody for Relay {
             match &mut self.stage {
                 Stage::Waiting { obtaining, comment } => match obtaining.as_mut().poll(context) {
                     Poll::Ready(Ok(obtained)) => self.begin_late(obtained),
-                    Poll::Ready(Err(error)) => self.stage = Stage::Last(error_event(error.body())),
+                    Poll::Ready(Err(error)) => {
+                        self.account.failed(StreamFailure::NotBegun);
+                        self.stage = Stage::Last(error_event(error.body()));
+                    }
                     Poll::Pending => {
                         ready!(comment.as_mut().poll(context));
                         comment.as_mut().reset(tokio::time::Instant::now() + COMMENTS);
@@ -342,6 +354,7 @@ impl HttpBody for Relay {
                         if !self.is_stream {
                             return Poll::Ready(Some(Err(BrokenOff(problem))));
                         }
+                        self.account.failed(StreamFailure::BrokenOff);
                         let message =
                             "the function that had the request ended before its answer was complete";
                         let error = ServiceError::new(ErrorCode::Unavailable, message);

@@ -42,7 +42,12 @@ pub(crate) fn routes(gateway: Arc<Gateway>) -> Router {
         .with_state(gateway)
 }
 
-/// `/metrics` of `gateway` for an address of its own.
+/// The gateway's own `/metrics` for an address of its own.
+pub(crate) fn own_metrics_routes(gateway: Arc<Gateway>) -> Router {
+    Router::new().route("/metrics", get(federation::own_metrics)).fallback(unknown_route).with_state(gateway)
+}
+
+/// `/metrics` of `gateway` and of its functions for an address of its own.
 pub(crate) fn metrics_routes(gateway: Arc<Gateway>) -> Router {
     Router::new().route("/metrics", get(federation::all_metrics)).fallback(unknown_route).with_state(gateway)
 }

@@ -104,6 +104,27 @@ async fn a_stream_that_waits_begins_at_once_and_fails_as_an_event() {
         };
         assert_eq!(awake.status().as_u16(), if request["refuse"] == true { 400 } else { 200 });
     }
+    let (_, page) = stage.get("/metrics", None).await;
+    let failed = |reason: &str| -> f64 {
+        let sample = format!("remoe_gateway_streams_failed_total{{model=\"m\",reason=\"{reason}\"}} ");
+        page.lines().find_map(|line| line.strip_prefix(&sample)).expect(reason).parse().unwrap()
+    };
+    // The one that breaks was asked for twice at least; what a function refuses is an answer.
+    assert!(failed("broken_off") >= 2.0 && failed("not_begun") == 0.0, "{page}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_nobody_wakes_for_is_counted() {
+    let stage =
+        Stage::new(GatewayOptions::default(), |m| m.wake_limit = Duration::from_millis(200), 8, SHORT).await;
+    stage.sleeps().await;
+    *stage.functions.start.lock().unwrap() = LONG;
+    let (head, text) = stage.ask(&json!({"model": "m", "x": 1, "stream": true}), &[]).await;
+    assert_eq!(head.status(), 200, "it was said before anybody knew");
+    assert!(text.contains("\"code\":\"service_unavailable\""), "{text}");
+    let (_, page) = stage.get("/metrics", None).await;
+    let sample = "remoe_gateway_streams_failed_total{model=\"m\",reason=\"not_begun\"} 1";
+    assert!(page.contains(sample), "{page}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

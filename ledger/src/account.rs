@@ -63,7 +63,11 @@ pub struct Tier {
 
 /// A ledger added up; money in nano-dollars.
 ///
-/// `paid` = `answered.cost` + `failed` + `idle` + `cold_start` + `overlap` + `overhead` + `residual`.
+/// `paid` + `unknown` = `answered.cost` + `earlier` + `failed` + `idle` + `cold_start` + `overlap` + `overhead` +
+/// `residual`.
+///
+/// Of a ledger whose oldest files were removed that is the sum of what is left: its requests, and the functions that
+/// were alive when it begins, from their starts on.
 #[derive(Debug, Clone, Default)]
 pub struct Account {
     /// Requests that were answered.
@@ -82,6 +86,10 @@ pub struct Account {
     pub overhead: u64,
     /// What the parts lack of what was paid, or have too much.
     pub residual: i64,
+    /// Requests of these functions whose records are gone: in files that were removed, or that could not be written.
+    pub earlier: u64,
+    /// What requests were told of functions of whose start the ledger says nothing: it lacks its beginning.
+    pub unknown: u64,
     /// Requests without an answer.
     pub lost: u64,
     /// By model.
@@ -105,7 +113,10 @@ pub struct Account {
     pub prices: String,
     /// Times of the first and the last record.
     pub span: Option<(u64, u64)>,
+    /// Functions by name, with their tiers.
     lives: BTreeMap<String, (String, Life)>,
+    /// Functions are added up at the end alone: other ledgers have them too.
+    is_part: bool,
 }
 
 impl Account {
@@ -116,52 +127,132 @@ impl Account {
     pub fn of(records: impl Iterator<Item = Result<Record, LedgerError>>) -> Result<Self, AccountError> {
         let mut account = Self::default();
         for record in records {
-            account.add(record?)?;
+            account.add(&record?)?;
         }
         let end = account.span.map_or(0, |(_, last)| last);
         Ok(account.until(end))
     }
 
+    /// Adds several ledgers up, as gateways write them whose functions are the same: each function counts once. Each is
+    /// oldest first, and functions that nobody saw end are alive until the last record of all.
+    ///
+    /// # Errors
+    /// As those of [`Self::of`].
+    pub fn of_several<Records>(ledgers: impl Iterator<Item = Records>) -> Result<Self, AccountError>
+    where
+        Records: Iterator<Item = Result<Record, LedgerError>>,
+    {
+        let mut whole = Self::default();
+        for records in ledgers {
+            let mut part = Self { is_part: true, ..Self::default() };
+            for record in records {
+                part.add(&record?)?;
+            }
+            whole.join(part)?;
+        }
+        let end = whole.span.map_or(0, |(_, last)| last);
+        Ok(whole.until(end))
+    }
+
+    fn join(&mut self, other: Self) -> Result<(), AccountError> {
+        self.answered += other.answered;
+        self.paid += other.paid;
+        self.overhead += other.overhead;
+        self.earlier += other.earlier;
+        self.unknown += other.unknown;
+        self.lost += other.lost;
+        for (name, amounts) in &other.by_model {
+            *entry(&mut self.by_model, name, "models")? += *amounts;
+        }
+        for (name, amounts) in &other.by_tenant {
+            *entry(&mut self.by_tenant, name, "tenants")? += *amounts;
+        }
+        for (day, amounts) in other.by_day {
+            *self.by_day.entry(day).or_default() += amounts;
+        }
+        for (name, tier) in &other.by_tier {
+            let sum = entry(&mut self.by_tier, name, "tiers")?;
+            (sum.prefill, sum.decode) = (sum.prefill + tier.prefill, sum.decode + tier.decode);
+        }
+        for (name, (cost, here)) in &other.rivals {
+            let sum = entry(&mut self.rivals, name, "rivals")?;
+            *sum = (sum.0 + cost, sum.1 + here);
+        }
+        self.prices = other.prices;
+        let spans = self.span.into_iter().chain(other.span);
+        self.span = spans.reduce(|one, other| (one.0.min(other.0), one.1.max(other.1)));
+        for (function, (tier, life)) in other.lives {
+            match self.lives.get_mut(&function) {
+                Some((_, known)) => known.join(life),
+                None => drop(self.lives.insert(function, (tier, life))),
+            }
+        }
+        Ok(())
+    }
+
     /// With all functions added up that are alive at `end`, in nanoseconds since 1970.
     #[must_use]
     pub fn until(mut self, end: u64) -> Self {
-        self.settle(end, |_| true, false);
+        self.settle(end, |_| true);
         self
+    }
+
+    /// What a file begins with for all that follows, from `at` on, to add up without those before it.
+    pub(crate) fn carried(&self, at: u64) -> impl Iterator<Item = Record> {
+        // It says nothing that was not known by then.
+        let at = self.span.map_or(at, |(_, last)| last);
+        let lives = self.lives.iter().map(move |(function, (tier, life))| Record::Carried {
+            at,
+            function: function.clone(),
+            tier: tier.clone(),
+            life: life.clone(),
+        });
+        std::iter::once(Record::Continued { at, prices: self.prices.clone() }).chain(lives)
     }
 
     /// Adds the next record; functions that have not stopped are left for [`Self::until`].
     ///
     /// # Errors
     /// The ledger has more names than anything real; the record is not added.
-    pub fn add(&mut self, record: Record) -> Result<(), AccountError> {
+    pub fn add(&mut self, record: &Record) -> Result<(), AccountError> {
         let at = record.at();
-        if let Record::Opened { prices, .. } = record {
-            let last = self.span.map_or(at, |(_, last)| last);
-            self.settle(last, |_| true, true);
-            self.prices = prices;
-            self.span.get_or_insert((at, at)).1 = at;
-            return Ok(());
-        }
-        let last = self.span.get_or_insert((at, at));
-        last.1 = last.1.max(at);
+        let (_, last) = *self.span.get_or_insert((at, at));
         match record {
-            Record::Opened { .. } => {}
-            Record::Request(request) => self.request(&request)?,
+            // Functions that are not named again have ended since, or in a file that is missing.
+            Record::Opened { prices, .. } | Record::Continued { prices, .. } => {
+                for (_, life) in self.lives.values_mut() {
+                    life.unseen = life.unseen.or(Some(last));
+                }
+                self.prices.clone_from(prices);
+            }
+            Record::Carried { function, tier, life, .. } => {
+                entry(&mut self.by_tier, tier, "tiers")?;
+                let known = self.lives.insert(function.clone(), (tier.clone(), life.clone()));
+                self.earlier += life.told.saturating_sub(known.map_or(0, |(_, life)| life.told));
+            }
+            Record::Request(request) => self.request(request)?,
             Record::Function(function) => self.function(function)?,
             Record::Lost { at, since, function, .. } => {
                 self.lost += 1;
-                if let Some((_, life)) = self.lives.get_mut(&function) {
-                    life.lose(since, at);
+                if let Some((_, life)) = self.lives.get_mut(started_function(function)) {
+                    life.lose(*since, *at);
                 }
             }
-            Record::Alive { overhead, .. } => {
+            Record::Alive { at, overhead } => {
                 // Answers follow the end of their function closely.
                 let long_ago = at.saturating_sub(SIGN_OF_LIFE.as_nanos() as u64);
-                self.settle(at, |life| life.stopped.is_some_and(|stopped| stopped < long_ago), false);
+                let is_over = |life: &Life| {
+                    life.unseen.is_some() || life.stopped.is_some_and(|stopped| stopped < long_ago)
+                };
+                if !self.is_part {
+                    self.settle(*at, is_over);
+                }
                 self.overhead += overhead;
                 self.paid += overhead;
             }
         }
+        // Records of several requests are written in another order than they were made in.
+        self.span = self.span.map(|(first, last)| (first, last.max(at)));
         Ok(())
     }
 
@@ -186,41 +277,47 @@ impl Account {
             let tier = entry(&mut self.by_tier, &share.tier, "tiers")?;
             tier.prefill += prefill;
             tier.decode += decode;
-            if let Some((_, life)) = self.lives.get_mut(function) {
-                life.answered(&request.function, request.at, share, request.served);
+            match self.lives.get_mut(function) {
+                Some((_, life)) => life.answered(&request.function, request.at, share, request.served),
+                None => self.unknown += share.cost.sum(),
             }
         }
         Ok(())
     }
 
-    fn function(&mut self, record: FunctionRecord) -> Result<(), AccountError> {
+    fn function(&mut self, record: &FunctionRecord) -> Result<(), AccountError> {
         let FunctionRecord { at, function, event, .. } = record;
         if let FunctionEvent::Started { tier, rate, basis } = event {
-            entry(&mut self.by_tier, &tier, "tiers")?;
-            let life = Life::started(at, rate, tier == "main", basis);
-            self.lives.insert(function, (tier, life));
+            match self.lives.get_mut(function) {
+                Some((_, life)) => life.unseen = None,
+                None => {
+                    entry(&mut self.by_tier, tier, "tiers")?;
+                    let life = Life::started(*at, *rate, tier == "main", *basis);
+                    self.lives.insert(function.clone(), (tier.clone(), life));
+                }
+            }
             return Ok(());
         }
-        // One that started in a file that has been removed is not accounted for.
-        let Some((_, life)) = self.lives.get_mut(&function) else { return Ok(()) };
+        // One that the ledger does not know started before its beginning, which it lacks.
+        let Some((_, life)) = self.lives.get_mut(function) else { return Ok(()) };
         let step = match event {
             FunctionEvent::Serving => &mut life.serving,
             FunctionEvent::Replaced => &mut life.replaced,
             FunctionEvent::Stopped | FunctionEvent::Started { .. } => &mut life.stopped,
         };
-        step.get_or_insert(at);
+        step.get_or_insert(*at);
         Ok(())
     }
 
-    /// Adds the functions up that `are_over`; those without an end lived until `end`, and where they `ended` nobody saw
-    /// when.
-    fn settle(&mut self, end: u64, are_over: impl Fn(&Life) -> bool, ended: bool) {
+    /// Adds the functions up that `are_over`; those without an end lived until `end`, or for all that is known until
+    /// they were last seen.
+    fn settle(&mut self, end: u64, are_over: impl Fn(&Life) -> bool) {
         let (over, going): (BTreeMap<_, _>, _) =
             std::mem::take(&mut self.lives).into_iter().partition(|(_, (_, life))| are_over(life));
         self.lives = going;
         for (_, (tier, life)) in over {
             if life.stopped.is_none() {
-                if ended {
+                if life.unseen.is_some() {
                     self.estimated += SIGN_OF_LIFE.as_nanos() as u64;
                 } else {
                     self.alive += 1;
@@ -238,11 +335,20 @@ impl Account {
         }
     }
 
-    /// What the parts lack of what was paid, as a share of it.
+    /// What the parts lack of what was paid, and what was told and not paid for, as a share of it.
     #[must_use]
     pub fn residual_share(&self) -> f64 {
-        if self.paid == 0 { 0.0 } else { self.residual.unsigned_abs() as f64 / self.paid as f64 }
+        match (self.residual.unsigned_abs() + self.unknown, self.paid) {
+            (0, _) => 0.0,
+            (missing, paid) => missing as f64 / paid.max(missing) as f64,
+        }
     }
+}
+
+/// The name under which a main function was said to start that answers as `function`: one whose process was started again
+/// in its place is `NAME#1`, and counts its work anew.
+fn started_function(function: &str) -> &str {
+    function.split_once('#').map_or(function, |(name, _)| name)
 }
 
 fn entry<'a, T: Default>(
@@ -250,8 +356,12 @@ fn entry<'a, T: Default>(
     name: &str,
     of: &'static str,
 ) -> Result<&'a mut T, AccountError> {
-    if !map.contains_key(name) && map.len() == NAMES {
-        return Err(AccountError::TooMany { of });
+    // Most names are there already, and need no copy.
+    if !map.contains_key(name) {
+        if map.len() == NAMES {
+            return Err(AccountError::TooMany { of });
+        }
+        map.insert(name.to_owned(), T::default());
     }
-    Ok(map.entry(name.to_owned()).or_default())
+    map.get_mut(name).ok_or(AccountError::TooMany { of })
 }

@@ -24,8 +24,9 @@ mod writer;
 
 pub use account::{Account, AccountError, Amounts, SIGN_OF_LIFE, Tier};
 pub use export::{export_csv, export_json};
+pub use life::Life;
 pub use meter::{Meter, Rates, Told, Work, Worked};
 pub use money::{Carry, Rate, split};
 pub use read::{Entries, LedgerError, records, records_since};
 pub use record::{Basis, FunctionEvent, FunctionRecord, Phases, Record, RequestRecord, Share};
-pub use writer::{Ledger, LedgerLimits};
+pub use writer::{LOCK, Ledger, LedgerLimits};

@@ -2,11 +2,12 @@
 
 use crate::money::Rate;
 use crate::record::{Basis, Share};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// What is known of a function. Times are nanoseconds since 1970.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Life {
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Life {
     pub(crate) rate: Rate,
     is_main: bool,
     basis: Basis,
@@ -14,12 +15,12 @@ pub(crate) struct Life {
     pub(crate) serving: Option<u64>,
     pub(crate) replaced: Option<u64>,
     pub(crate) stopped: Option<u64>,
+    /// Until when it was known to be alive, where the ledger was opened anew since and nobody has said that it still is.
+    pub(crate) unseen: Option<u64>,
     /// Nano-dollars that requests were told.
-    told: u64,
-    /// How long it worked, by the main function that says so: each counts from its own start.
-    busy: BTreeMap<String, u64>,
-    /// How long a main function says that it had served.
-    served: u64,
+    pub(crate) told: u64,
+    /// What it did, by the main function that says so: each counts from its own start.
+    work: BTreeMap<String, Work>,
     /// When an answer last left.
     answered: Option<u64>,
     /// When a main function began to serve, by its own account: answers leave some time after the engine ended them, the
@@ -29,6 +30,15 @@ pub(crate) struct Life {
     lost_until: u64,
     /// How long it has worked since the last answer for requests that ended without one.
     lost_for: u64,
+}
+
+/// What a main function says of the work of a function, and of its own time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Work {
+    /// How long the function worked.
+    busy: u64,
+    /// How long the main function had served by then.
+    served: u64,
 }
 
 /// Where the money for a function's time went, in nano-dollars.
@@ -53,15 +63,38 @@ impl Life {
         self.told += share.cost.sum();
         let began = at.saturating_sub(served);
         self.began = Some(self.began.map_or(began, |known| known.min(began)));
-        // Answers leave in another order than the engine ended them in.
-        self.served = self.served.max(served);
         self.answered = self.answered.max(Some(at));
         // What it did before is in what it says that it worked.
         (self.lost_until, self.lost_for) = (self.lost_until.max(at), 0);
-        match self.busy.get_mut(main) {
-            Some(busy) => *busy = share.busy.max(*busy),
-            None => drop(self.busy.insert(main.to_owned(), share.busy)),
+        if !self.work.contains_key(main) {
+            self.work.insert(main.to_owned(), Work::default());
         }
+        if let Some(work) = self.work.get_mut(main) {
+            // Answers leave in another order than the engine ended them in.
+            *work = Work { busy: work.busy.max(share.busy), served: work.served.max(served) };
+        }
+    }
+
+    /// Takes note of what another ledger says of the same function.
+    pub(crate) fn join(&mut self, other: Self) {
+        let first = |one: Option<u64>, other: Option<u64>| one.into_iter().chain(other).min();
+        let last = |one: Option<u64>, other: Option<u64>| one.into_iter().chain(other).max();
+        self.started = self.started.min(other.started);
+        self.serving = first(self.serving, other.serving);
+        self.replaced = first(self.replaced, other.replaced);
+        self.stopped = first(self.stopped, other.stopped);
+        // It lives while either knows that it does.
+        self.unseen = self.unseen.zip(other.unseen).map(|(one, other)| one.max(other));
+        self.told += other.told;
+        for (main, work) in other.work {
+            let known = self.work.entry(main).or_default();
+            *known = Work { busy: known.busy.max(work.busy), served: known.served.max(work.served) };
+        }
+        self.answered = last(self.answered, other.answered);
+        self.began = first(self.began, other.began);
+        // One that another gateway was answered later has that time in its work.
+        self.lost_for = if self.lost_until >= other.lost_until { self.lost_for } else { other.lost_for };
+        self.lost_until = self.lost_until.max(other.lost_until);
     }
 
     /// Takes note of a request that it had `since` then and that ended without an answer at `at`.
@@ -75,20 +108,21 @@ impl Life {
     /// What was paid follows from the launcher's clock, what it was for from the engine's: where the two contradict each
     /// other, the difference is the residual.
     pub(crate) fn spent(&self, now: u64) -> Spent {
-        let busy = self.busy.values().sum();
+        let busy = self.work.values().map(|work| work.busy).sum();
         if self.basis == Basis::Work {
             // Nothing is paid for beside work: what it has done that nobody was told of was for nothing.
             let paid = self.rate.cost(busy).max(self.told);
             return Spent { paid, failed: paid - self.told, ..Spent::default() };
         }
-        let end = self.stopped.unwrap_or(now).max(self.started);
+        let end = self.stopped.or(self.unseen).unwrap_or(now).max(self.started);
         let serving = self.serving.unwrap_or(end);
         let serving = self.began.filter(|_| self.is_main).map_or(serving, |began| began.min(serving));
         let serving = serving.clamp(self.started, end);
         let replaced = self.replaced.unwrap_or(end).clamp(serving, end);
         // It is main functions that measure the work of a remote one; nobody measures its rest.
         let until = self.answered.unwrap_or(serving).clamp(serving, replaced);
-        let served = if self.is_main { self.served } else { until - serving };
+        let served =
+            if self.is_main { self.work.values().map(|work| work.served).sum() } else { until - serving };
         let (at, idle) = (serving + served, served.saturating_sub(busy));
         // Of what was done since then nothing is known but whether a request was lost.
         let tail = replaced.saturating_sub(at);

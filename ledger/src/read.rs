@@ -53,7 +53,7 @@ pub fn records_since(folder: &Path, time: u64) -> Result<Entries, LedgerError> {
         let file = File::open(path).ok()?;
         let mut first = Vec::new();
         BufReader::new(file.take(line::LONGEST as u64)).read_until(b'\n', &mut first).ok()?;
-        Some(line::read(first.strip_suffix(b"\n")?)?.at() <= time)
+        Some(line::read(first.strip_suffix(b"\n")?)?.at() < time)
     };
     let last_before = files.iter().rposition(|(_, path)| begins_before(path) == Some(true));
     entries.files = files.split_off(last_before.unwrap_or(0)).into_iter();

@@ -1,5 +1,6 @@
 //! What a ledger has records of. Times are nanoseconds since 1970, durations nanoseconds, money nano-dollars.
 
+use crate::life::Life;
 use crate::money::Rate;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -9,7 +10,7 @@ use std::ops::AddAssign;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Record {
-    /// The ledger was opened: whatever ran for the one who had it before has ended.
+    /// The ledger was opened: functions have ended that are not said to have started again soon, under the same name.
     Opened {
         /// When.
         at: u64,
@@ -44,6 +45,25 @@ pub enum Record {
         /// What gateway and launcher themselves have cost since the last one.
         overhead: u64,
     },
+    /// A file of a ledger begins that follows another: functions that are alive are [`Self::Carried`] next, so that it
+    /// adds up without those before it.
+    Continued {
+        /// When.
+        at: u64,
+        /// As in [`Self::Opened`].
+        prices: String,
+    },
+    /// What all files before have said of a function.
+    Carried {
+        /// When.
+        at: u64,
+        /// The function.
+        function: String,
+        /// `main`, or the name of its group.
+        tier: String,
+        /// Its life so far.
+        life: Life,
+    },
 }
 
 /// What one answer cost.
@@ -57,7 +77,7 @@ pub struct RequestRecord {
     pub model: String,
     /// Whose request it was.
     pub tenant: String,
-    /// The main function that answered.
+    /// The main function that answered; `NAME#1` where its process was started again in its place, and counts anew.
     pub function: String,
     /// Tokens of the prompts.
     pub prompt_tokens: u64,
@@ -145,7 +165,7 @@ pub struct FunctionRecord {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FunctionEvent {
-    /// It is paid for from now on.
+    /// It is paid for from now on, or has been where that was said before.
     Started {
         /// `main`, or the name of its group.
         tier: String,
@@ -168,7 +188,11 @@ impl Record {
     #[must_use]
     pub fn at(&self) -> u64 {
         match self {
-            Self::Opened { at, .. } | Self::Lost { at, .. } | Self::Alive { at, .. } => *at,
+            Self::Opened { at, .. }
+            | Self::Lost { at, .. }
+            | Self::Alive { at, .. }
+            | Self::Continued { at, .. }
+            | Self::Carried { at, .. } => *at,
             Self::Request(request) => request.at,
             Self::Function(function) => function.at,
         }

@@ -1,5 +1,7 @@
-//! The ledger's folder: numbered files to whose last one lines are appended.
+//! The ledger's folder: numbered files to whose last one lines are appended. Each begins with what the files before it
+//! have said of functions that are alive, so that it adds up without them.
 
+use crate::account::Account;
 use crate::line;
 use crate::read::{LedgerError, segments};
 use crate::record::Record;
@@ -7,6 +9,9 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+
+/// The file in a ledger's folder that its writer holds.
+pub const LOCK: &str = "lock";
 
 /// How much a ledger keeps.
 #[derive(Debug, Clone, Copy)]
@@ -45,6 +50,8 @@ struct Tail {
     bytes: u64,
     /// What was last written may be half a line.
     torn: bool,
+    /// The file does not begin yet with what those before it have said.
+    headless: bool,
 }
 
 impl Ledger {
@@ -56,7 +63,7 @@ impl Ledger {
     pub fn open(folder: &Path, limits: LedgerLimits) -> Result<Self, LedgerError> {
         let failed = |error: io::Error| LedgerError::Io { path: folder.to_owned(), error };
         std::fs::create_dir_all(folder).map_err(failed)?;
-        let lock = File::create(folder.join("lock")).map_err(failed)?;
+        let lock = File::create(folder.join(LOCK)).map_err(failed)?;
         lock.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => LedgerError::InUse { path: folder.to_owned() },
             TryLockError::Error(error) => failed(error),
@@ -68,7 +75,7 @@ impl Ledger {
         if dropped > 0 {
             tracing::warn!(path = %path.display(), dropped, "half a line at the end of the ledger was dropped");
         }
-        let tail = Mutex::new(Tail { file, number, bytes, torn: false });
+        let tail = Mutex::new(Tail { file, number, bytes, torn: false, headless: false });
         Ok(Self { folder: folder.to_owned(), limits, tail, _lock: lock, dropped })
     }
 
@@ -84,31 +91,36 @@ impl Ledger {
         self.dropped
     }
 
-    /// Appends `record`.
+    /// Appends `record`, where those `before` it have been added up: a file that begins with it says what it needs of
+    /// them.
     ///
     /// # Errors
     /// The system did not take it: there is no space, or no folder any more. What is appended later is not harmed.
-    pub fn append(&self, record: &Record) -> io::Result<()> {
-        let mut line = line::write(record)?;
+    pub fn append(&self, record: &Record, before: &Account) -> io::Result<()> {
+        let mut lines = Vec::new();
         // What a panic leaves is a file position, which the system keeps.
         let mut tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
         if tail.bytes >= self.limits.file_bytes {
             self.next_file(&mut tail)?;
         }
         if tail.torn {
-            line.insert(0, b'\n');
+            lines.push(b'\n');
         }
+        if tail.headless {
+            before.carried(record.at()).try_for_each(|carried| line::write(&carried, &mut lines))?;
+        }
+        line::write(record, &mut lines)?;
         tail.torn = true;
-        tail.file.write_all(&line)?;
-        tail.torn = false;
-        tail.bytes += line.len() as u64;
+        tail.file.write_all(&lines)?;
+        (tail.torn, tail.headless) = (false, false);
+        tail.bytes += lines.len() as u64;
         Ok(())
     }
 
     fn next_file(&self, tail: &mut Tail) -> io::Result<()> {
         let number = tail.number + 1;
         let file = append_to(&file_of(&self.folder, number))?;
-        *tail = Tail { file, number, bytes: 0, torn: false };
+        *tail = Tail { file, number, bytes: 0, torn: false, headless: true };
         let files = segments(&self.folder).map_err(io::Error::other)?;
         for (_, path) in files.iter().take(files.len().saturating_sub(self.limits.files.max(1))) {
             tracing::warn!(path = %path.display(), "the oldest file of the ledger is removed: it has reached its limit");

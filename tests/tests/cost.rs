@@ -178,7 +178,7 @@ async fn budgets_end_and_sleep_is_free() {
     drop(connection);
     until(SOON, "a charge for who left", async || {
         let page = metrics(address, "sk-all").await;
-        (value(&page, "remoe_budget_spent_nanodollars{tenant=\"hasty\"}") > 0.0).then_some(())
+        (value(&page, "remoe_budget_spent_nanodollars{model=\"\",tenant=\"hasty\"}") > 0.0).then_some(())
     })
     .await;
     let page = metrics(address, "sk-all").await;
@@ -187,7 +187,7 @@ async fn budgets_end_and_sleep_is_free() {
         value(page, &format!("remoe_cost_rate_nanodollars_per_hour{labels}"))
     };
     assert!(rate(&page, "main") > 0.0 && rate(&page, "group-0") > 0.0);
-    assert!(value(&page, "remoe_budget_refusals_total{tenant=\"poor\"}") >= 1.0);
+    assert!(value(&page, "remoe_budget_refusals_total{model=\"\",tenant=\"poor\"}") >= 1.0);
     up.next("asleep").await;
     until(SOON, "the price of sleep", async || {
         let page = metrics(address, "sk-all").await;

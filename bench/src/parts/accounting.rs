@@ -65,7 +65,7 @@ fn request(addresses: &[Arc<str>]) -> Result<f64> {
         let event =
             FunctionEvent::Started { tier: "main".to_owned(), rate: Rate(44_000_000), basis: Basis::Alive };
         account
-            .add(Record::Function(FunctionRecord { at: 0, model: "m".to_owned(), function, event }))
+            .add(&Record::Function(FunctionRecord { at: 0, model: "m".to_owned(), function, event }))
             .doing(writing)?;
     }
     let meter = Meter::default();
@@ -88,8 +88,8 @@ fn request(addresses: &[Arc<str>]) -> Result<f64> {
             rivals: told.rivals,
             served: told.served,
         });
-        ledger.append(&record).doing(writing)?;
-        account.add(record).doing(writing)?;
+        ledger.append(&record, &account).doing(writing)?;
+        account.add(&record).doing(writing)?;
     }
     Ok(started.elapsed().as_secs_f64() * 1e6 / REQUESTS as f64)
 }

@@ -3,11 +3,11 @@
 use crate::args::{CostArgs, ExportForm};
 use crate::exit::{CliError, Code};
 use crate::output::{json, table};
-use remoe_ledger::{Account, Amounts, Tier, export_csv, export_json, records};
+use remoe_ledger::{Account, Amounts, Entries, LOCK, LedgerError, Tier, export_csv, export_json, records};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// What a reconciliation may leave over of what was paid.
@@ -27,7 +27,11 @@ struct Report<'a> {
     failed: u64,
     overhead: u64,
     residual: i64,
-    /// Time of functions by their price, and the overhead: the sum of all of the above.
+    /// Requests of the same functions whose records are gone with older files.
+    earlier: u64,
+    /// In `total`, of functions of whose start the ledger says nothing.
+    unknown: u64,
+    /// Time of functions by their price, and the overhead: the sum of all of the above, less `unknown`.
     paid: u64,
     by_model: BTreeMap<&'a str, u64>,
     by_tenant: BTreeMap<&'a str, u64>,
@@ -65,13 +69,22 @@ pub(crate) fn run(args: &CostArgs, as_json: bool) -> Result<ExitCode, CliError> 
         path: Some(args.ledger().to_owned()),
         ..CliError::arguments("--ledger", error.to_string())
     };
-    let mut entries = records(args.ledger()).map_err(|error| wrong(&error))?;
+    let folders = ledgers(args.ledger()).map_err(|error| wrong(&error))?;
     if let Some(form) = args.export {
-        export(args.ledger(), form).map_err(|error| wrong(&error))?;
+        export(&folders, form).map_err(|error| wrong(&error))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let account = Account::of(entries.by_ref()).map_err(|error| wrong(&error))?;
-    let damaged = entries.damaged();
+    let mut entries: Vec<Entries> = folders
+        .iter()
+        .map(|folder| records(folder))
+        .collect::<Result<_, _>>()
+        .map_err(|error| wrong(&error))?;
+    let account = match entries.as_mut_slice() {
+        [one] => Account::of(one),
+        several => Account::of_several(several.iter_mut()),
+    };
+    let account = account.map_err(|error| wrong(&error))?;
+    let damaged = entries.iter().map(Entries::damaged).sum();
     let reconciled = args.reconcile.then(|| account.residual_share() <= RESIDUAL);
     if as_json {
         json::print(&report(&account, damaged, reconciled))?;
@@ -81,8 +94,24 @@ pub(crate) fn run(args: &CostArgs, as_json: bool) -> Result<ExitCode, CliError> 
     Ok(if reconciled == Some(false) { ExitCode::from(Code::Runtime as u8) } else { ExitCode::SUCCESS })
 }
 
-fn export(ledger: &Path, form: ExportForm) -> Result<(), Box<dyn std::error::Error>> {
-    let (entries, mut out) = (records(ledger)?, io::stdout().lock());
+/// `folder`, or the folders in it where it is no ledger but has some: those of a cluster's gateways.
+fn ledgers(folder: &Path) -> Result<Vec<PathBuf>, LedgerError> {
+    let failed = |error| LedgerError::Io { path: folder.to_owned(), error };
+    let mut within = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if path.is_dir() && path.join(LOCK).is_file() {
+            within.push(path);
+        }
+    }
+    within.sort();
+    let is_one = within.is_empty() || folder.join(LOCK).is_file();
+    Ok(if is_one { vec![folder.to_owned()] } else { within })
+}
+
+fn export(ledgers: &[PathBuf], form: ExportForm) -> Result<(), Box<dyn std::error::Error>> {
+    let entries: Vec<Entries> = ledgers.iter().map(|folder| records(folder)).collect::<Result<_, _>>()?;
+    let (entries, mut out) = (entries.into_iter().flatten(), io::stdout().lock());
     match form {
         ExportForm::Csv => export_csv(entries, &mut out)?,
         ExportForm::Json => export_json(entries, &mut out)?,
@@ -110,6 +139,8 @@ fn report(account: &Account, damaged: u64, reconciled: Option<bool>) -> Report<'
         failed: account.failed,
         overhead: account.overhead,
         residual: account.residual,
+        earlier: account.earlier,
+        unknown: account.unknown,
         paid: account.paid,
         by_model: costs(&account.by_model),
         by_tenant: costs(&account.by_tenant),
@@ -165,6 +196,12 @@ fn text(account: &Account, damaged: u64, reconcile: bool) -> String {
     }
     let Account { alive, per_hour, prices, .. } = account;
     blocks.push(format!("now: {} an hour for {alive} functions; prices: {prices}", dollars(*per_hour)));
+    if account.unknown > 0 {
+        blocks.push(format!(
+            "the ledger lacks its beginning: {} were told of functions of whose start it says nothing",
+            dollars(account.unknown)
+        ));
+    }
     if damaged > 0 {
         blocks.push(format!("{damaged} damaged lines of the ledger are left out"));
     }
@@ -172,13 +209,15 @@ fn text(account: &Account, damaged: u64, reconcile: bool) -> String {
         let Account { paid, residual, estimated, .. } = account;
         blocks.push(format!(
             "paid {paid} n$ = requests {} + failed {} + idle {} + cold starts {} + overlap {} + overhead {} + residual \
-             {residual}: {:.4} % is not accounted for; {:.1} s were estimated",
+             {residual} + earlier requests {} - unknown {}: {:.4} % is not accounted for; {:.1} s were estimated",
             account.answered.cost,
             account.failed,
             account.idle,
             account.cold_start,
             account.overlap,
             account.overhead,
+            account.earlier,
+            account.unknown,
             account.residual_share() * 100.0,
             *estimated as f64 / 1e9,
         ));
@@ -200,6 +239,7 @@ fn parts(account: &Account) -> String {
         ("cold starts", account.cold_start),
         ("overlap", account.overlap),
         ("gateway", account.overhead),
+        ("earlier requests", account.earlier),
         ("not accounted for", account.residual.unsigned_abs()),
         ("paid", account.paid),
     ];

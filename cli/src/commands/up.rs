@@ -3,7 +3,6 @@
 mod cashier;
 mod following;
 mod keeper;
-mod overhead;
 mod replan;
 mod report;
 mod seer;
@@ -23,10 +22,10 @@ use axum::http::HeaderValue;
 use cashier::Cashier;
 use following::Following;
 use keeper::{End, Keeper};
-use overhead::Overhead;
 use remoe_foresight::ForesightMetrics;
 use remoe_gateway::{
-    AccessLog, Books, BooksError, Gateway, GatewayMetrics, GatewayOptions, KeyFile, Keys, Model, ModelOptions,
+    AccessLog, Books, BooksError, Gateway, GatewayMetrics, GatewayOptions, KeyFile, Keys, Model,
+    ModelOptions, Overhead,
 };
 use remoe_ledger::{Ledger, LedgerLimits};
 use remoe_planner::Pricing;
@@ -257,7 +256,8 @@ impl Front {
             tokio::spawn(file.follow(gateway.clone(), checked));
         }
         let server = tokio::spawn(gateway.serve(listener, stop.clone()));
-        let overhead = tokio::spawn(Overhead::new(books.clone(), prices).keep());
+        let overhead = Overhead::new(books.clone(), prices.cpu_core_hour, prices.memory_gb_hour);
+        let overhead = tokio::spawn(overhead.keep());
         Ok(Self { models, address: reachable(address), has_key, stop, server, books, foresight, overhead })
     }
 
