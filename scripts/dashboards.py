@@ -12,12 +12,13 @@ import sys
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "charts/remoe/files/dashboards"
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 MODEL = 'model=~"$model"'
+REMOTE = MODEL + ', placement="remote"'
 NANO = "1e9"
 
 HEIGHTS = {"stat": 4, "gauge": 6, "timeseries": 8, "piechart": 8, "bargauge": 8, "table": 3, "heatmap": 8}
 
 
-def panel(title, kind, unit, targets, width=12, description="", decimals=None, thresholds=None, stacked=False):
+def panel(title, kind, unit, targets, width, description, decimals=None, thresholds=None, stacked=False):
     """A panel of `targets`, as (query, legend)."""
     options = {
         "stat": {"colorMode": "value", "graphMode": "area", "reduceOptions": {"calcs": ["lastNotNull"]}},
@@ -101,7 +102,7 @@ def dashboard(uid, title, description, panels, annotations=()):
         "title": f"Remoe / {title}",
         "description": description,
         "tags": ["remoe"],
-        "editable": True,
+        "editable": False,
         "schemaVersion": 38,
         "time": {"from": "now-1h", "to": "now"},
         "refresh": "30s",
@@ -127,9 +128,8 @@ def increase(metric, by="", labels=MODEL):
     return f"sum{group} (increase({metric}{{{labels}}}[$__range]))"
 
 
-def quantile(q, metric, labels=""):
-    chosen = f"{{{labels}}}" if labels else ""
-    return f"histogram_quantile({q}, sum by (le) (rate({metric}_bucket{chosen}[$__rate_interval])))"
+def quantile(q, metric):
+    return f"histogram_quantile({q}, sum by (le) (rate({metric}_bucket{{{MODEL}}}[$__rate_interval])))"
 
 
 COST = dashboard(
@@ -157,7 +157,7 @@ COST = dashboard(
             "A million tokens",
             "stat",
             "currencyUSD",
-            [(f"{increase('remoe_cost_nanodollars_total')} / {NANO} / (sum(increase(remoe_gateway_tokens_total[$__range])) / 1e6)", "per million")],
+            [(f"{increase('remoe_cost_nanodollars_total')} / {NANO} / ({increase('remoe_gateway_tokens_total')} / 1e6)", "per million")],
             5,
             "Of prompts and answers, without idle time.",
         ),
@@ -203,6 +203,8 @@ COST = dashboard(
             "timeseries",
             "currencyUSD",
             [(f"{rate('remoe_cost_nanodollars_total', 'tier, phase')} * 3600 / {NANO}", "{{tier}} {{phase}}")],
+            12,
+            "What answered requests cost: prompts (prefill) and answers (decode), one on the other.",
             stacked=True,
         ),
         panel(
@@ -222,14 +224,15 @@ COST = dashboard(
             "currencyUSD",
             [(f"{increase('remoe_cost_nanodollars_total', 'tenant')} / {NANO}", "{{tenant}}")],
             8,
+            "What the answered requests of each tenant cost.",
         ),
         panel(
             "Budget of the day that is spent",
             "bargauge",
             "percentunit",
-            [("remoe:budget_spent:ratio", "{{tenant}}")],
+            [("remoe:budget_spent:ratio", "{{tenant}} {{model}}")],
             8,
-            "Of tenants that have one.",
+            "Of tenants and models that have one.",
             None,
             [("orange", 0.8), ("red", 1)],
         ),
@@ -247,7 +250,7 @@ COST = dashboard(
             "A wake, in the mean",
             "stat",
             "s",
-            [("sum(remoe_gateway_wake_seconds_sum) / sum(remoe_gateway_wake_seconds_count)", "a wake")],
+            [(f"sum(remoe_gateway_wake_seconds_sum{{{MODEL}}}) / sum(remoe_gateway_wake_seconds_count{{{MODEL}}})", "a wake")],
             4,
             "What it takes to start again what sleeping saves.",
         ),
@@ -260,10 +263,10 @@ SERVING = dashboard(
     "Serving",
     "How fast answers come, and who waits.",
     [
-        panel("Tokens a second", "stat", "none", [("sum(rate(remoe_generation_tokens_total[$__rate_interval]))", "answers")], 6, "", 1),
-        panel("Requests that functions work on", "stat", "none", [(f"sum(remoe_gateway_requests_in_flight{{{MODEL}}})", "")], 6),
-        panel("Requests that wait", "stat", "none", [(f"sum(remoe_gateway_requests_waiting{{{MODEL}}})", "")], 6, "", None, [("orange", 1)]),
-        panel("Models awake", "stat", "none", [(f"sum(remoe_gateway_model_awake{{{MODEL}}})", "")], 6),
+        panel("Tokens a second", "stat", "none", [(rate("remoe_generation_tokens_total"), "answers")], 6, "Of answers, all models together.", 1),
+        panel("Requests that functions work on", "stat", "none", [(f"sum(remoe_gateway_requests_in_flight{{{MODEL}}})", "")], 6, "At this moment, at all main functions."),
+        panel("Requests that wait", "stat", "none", [(f"sum(remoe_gateway_requests_waiting{{{MODEL}}})", "")], 6, "Held by gateways: for a place, or for functions to start.", None, [("orange", 1)]),
+        panel("Models awake", "stat", "none", [(f"sum(remoe_gateway_model_awake{{{MODEL}}})", "")], 6, "Models that take requests at once."),
         panel(
             "Time to first token",
             "timeseries",
@@ -277,15 +280,19 @@ SERVING = dashboard(
             "timeseries",
             "s",
             [(quantile(q, "remoe_inter_token_latency_seconds"), name) for q, name in [(0.5, "half"), (0.9, "90 %"), (0.99, "99 %")]],
+            12,
+            "From one token of an answer to the next.",
         ),
         panel(
             "Tokens",
             "timeseries",
             "none",
             [
-                ("sum(rate(remoe_prompt_tokens_total[$__rate_interval]))", "prompts"),
-                ("sum(rate(remoe_generation_tokens_total[$__rate_interval]))", "answers"),
+                (rate("remoe_prompt_tokens_total"), "prompts"),
+                (rate("remoe_generation_tokens_total"), "answers"),
             ],
+            12,
+            "A second, all models together.",
         ),
         panel(
             "Requests that wait and run",
@@ -295,22 +302,26 @@ SERVING = dashboard(
                 (f"sum by (model) (remoe_gateway_requests_waiting{{{MODEL}}})", "{{model}} waiting"),
                 (f"sum by (model) (remoe_gateway_requests_in_flight{{{MODEL}}})", "{{model}} running"),
             ],
+            12,
+            "Held by gateways, and at main functions.",
         ),
-        panel("Whole requests", "heatmap", "s", [("sum by (le) (increase(remoe_e2e_request_latency_seconds_bucket[$__rate_interval]))", "{{le}}")]),
+        panel("Whole requests", "heatmap", "s", [(f"sum by (le) (increase(remoe_e2e_request_latency_seconds_bucket{{{MODEL}}}[$__rate_interval]))", "{{le}}")], 12, "From a request's arrival at its main function to its last token."),
         panel(
             "Wakes",
             "timeseries",
             "s",
-            [(quantile(0.5, "remoe_gateway_wake_seconds", MODEL), "half"), (quantile(0.99, "remoe_gateway_wake_seconds", MODEL), "99 %")],
+            [(quantile(0.5, "remoe_gateway_wake_seconds"), "half"), (quantile(0.99, "remoe_gateway_wake_seconds"), "99 %")],
             12,
             "From the decision to wake until requests are taken.",
         ),
-        panel("By tenant", "timeseries", "none", [("sum by (tenant) (rate(remoe_gateway_tokens_total[$__rate_interval]))", "{{tenant}}")], 12, "Tokens a second."),
+        panel("By tenant", "timeseries", "none", [(rate("remoe_gateway_tokens_total", "tenant"), "{{tenant}}")], 12, "Tokens a second."),
         panel(
             "Prompts found among kept keys and values",
             "timeseries",
             "percentunit",
-            [("sum(rate(remoe_prefix_cache_hits_total[$__rate_interval])) / sum(rate(remoe_prefix_cache_queries_total[$__rate_interval]))", "of tokens")],
+            [(f"{rate('remoe_prefix_cache_hits_total')} / {rate('remoe_prefix_cache_queries_total')}", "of tokens")],
+            12,
+            "Tokens of prompts that were not computed again.",
         ),
     ],
 )
@@ -324,19 +335,21 @@ PLAN = dashboard(
             "Computed remotely",
             "stat",
             "percentunit",
-            [('sum(rate(remoe_expert_pairs_total{placement="remote"}[$__rate_interval])) / sum(rate(remoe_expert_pairs_total[$__rate_interval]))', "of pairs")],
+            [(f"{rate('remoe_expert_pairs_total', '', REMOTE)} / {rate('remoe_expert_pairs_total')}", "of pairs")],
             6,
             "Share of (token, expert) pairs.",
             1,
         ),
-        panel("Routing generation", "stat", "none", [("max(remoe_routing_generation)", "")], 6, "Grows with every change of the placement."),
-        panel("Keys and values", "stat", "bytes", [("sum(remoe_kv_cache_bytes)", "held")], 6),
-        panel("Experts loaded because nobody answered", "stat", "bytes", [("sum(remoe_expert_fallback_bytes)", "held")], 6),
+        panel("Routing generation", "stat", "none", [(f"max(remoe_routing_generation{{{MODEL}}})", "")], 6, "Grows with every change of the placement."),
+        panel("Keys and values", "stat", "bytes", [(f"sum(remoe_kv_cache_bytes{{{MODEL}}})", "held")], 6, "Memory of requests that run, and of kept prompts."),
+        panel("Experts loaded because nobody answered", "stat", "bytes", [(f"sum(remoe_expert_fallback_bytes{{{MODEL}}})", "held")], 6, "Memory of remote experts that main functions loaded themselves."),
         panel(
             "Pairs by where they were computed",
             "timeseries",
             "none",
-            [("sum by (placement) (rate(remoe_expert_pairs_total[$__rate_interval]))", "{{placement}}")],
+            [(rate("remoe_expert_pairs_total", "placement"), "{{placement}}")],
+            12,
+            "A second: a pair is a token and one of the experts that it goes to.",
         ),
         panel(
             "Waiting for remote functions, a layer",
@@ -362,15 +375,17 @@ PLAN = dashboard(
             12,
             "An hour. A tier that is paid for and has no share of requests is idle.",
         ),
-        panel("A forward", "heatmap", "s", [("sum by (le) (increase(remoe_iteration_seconds_bucket[$__rate_interval]))", "{{le}}")], 12, "Of all requests in the batch."),
+        panel("A forward", "heatmap", "s", [(f"sum by (le) (increase(remoe_iteration_seconds_bucket{{{MODEL}}}[$__rate_interval]))", "{{le}}")], 12, "Of all requests in the batch."),
         panel(
             "Requests in a forward",
             "timeseries",
             "none",
-            [("sum(rate(remoe_forwarded_positions_total[$__rate_interval])) / sum(rate(remoe_iterations_total[$__rate_interval]))", "rows"), ("sum(remoe_requests_running)", "requests")],
+            [(f"{rate('remoe_forwarded_positions_total')} / {rate('remoe_iterations_total')}", "rows"), (f"sum(remoe_requests_running{{{MODEL}}})", "requests")],
+            12,
+            "Rows of a forward, and requests that are in the batch.",
         ),
     ],
-    [("Placement", "changes(remoe_routing_generation[1m]) > 0", "a new placement is in force")],
+    [("Placement", f"changes(remoe_routing_generation{{{MODEL}}}[1m]) > 0", "a new placement is in force")],
 )
 
 HEALTH = dashboard(
@@ -382,7 +397,7 @@ HEALTH = dashboard(
         panel("Sent again", "stat", "none", [("sum(increase(remoe_gateway_retries_total[$__range])) or vector(0)", "requests")], 6, "Requests whose function broke off."),
         panel("Computed again", "stat", "none", [("sum(increase(remoe_iterations_repeated_total[$__range]))", "forwards")], 6, "Forwards whose experts were out of reach."),
         panel("Ledger", "stat", "none", [("sum(increase(remoe_ledger_failures_total[$__range]))", "not written")], 6, "Records that the ledger did not take.", 0, [("red", 1)]),
-        panel("Answers by status", "timeseries", "none", [("sum by (status) (rate(remoe_gateway_requests_total[$__rate_interval]))", "{{status}}")]),
+        panel("Answers by status", "timeseries", "none", [("sum by (status) (rate(remoe_gateway_requests_total[$__rate_interval]))", "{{status}}")], 12, "A second."),
         panel(
             "Remote functions that do not answer",
             "timeseries",
@@ -391,11 +406,21 @@ HEALTH = dashboard(
                 ("sum(rate(remoe_expert_retries_total[$__rate_interval]))", "messages sent again"),
                 ("sum(rate(remoe_expert_fallback_loads_total[$__rate_interval]))", "experts loaded"),
             ],
+            12,
+            "A second: a message goes to another replica, then the expert is loaded here.",
         ),
-        panel("Requests that gave way", "timeseries", "none", [("sum(rate(remoe_preemptions_total[$__rate_interval]))", "for room")]),
+        panel(
+            "Streams that failed",
+            "timeseries",
+            "none",
+            [(rate("remoe_gateway_streams_failed_total", "reason"), "{{reason}}")],
+            12,
+            "A second, after their head had said 200: no function began an answer, or one broke off.",
+        ),
+        panel("Requests that gave way", "timeseries", "none", [("sum(rate(remoe_preemptions_total[$__rate_interval]))", "for room")], 12, "A second: their keys and values made room for others, and are computed again."),
         panel("Not accounted for", "timeseries", "percentunit", [("remoe:cost_residual:ratio", "of what was paid")], 12, "Alert above 1 %."),
-        panel("Connections", "timeseries", "none", [("sum(remoe_http_connections)", "open"), ("sum(rate(remoe_connections_refused_total[$__rate_interval])) or vector(0)", "refused a second")]),
-        panel("Alerts", "table", "none", [('count by (alertname, severity) (ALERTS{alertname=~"Remoe.*", alertstate="firing"}) or vector(0)', "")]),
+        panel("Connections", "timeseries", "none", [("sum(remoe_http_connections)", "open"), ("sum(rate(remoe_connections_refused_total[$__rate_interval])) or vector(0)", "refused a second")], 12, "Of clients and functions."),
+        panel("Alerts", "table", "none", [('count by (alertname, severity) (ALERTS{alertname=~"Remoe.*", alertstate="firing"}) or vector(0)', "")], 12, "Those that fire now; docs/runbooks has a page for each."),
         panel(
             "Operator",
             "timeseries",

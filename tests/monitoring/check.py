@@ -109,11 +109,12 @@ def expressions(folder):
             if variable["type"] == "query":
                 metric = re.match(r"label_values\((\w+), (\w+)\)", variable["query"]["query"])
                 yield f"{path.name}: variable {variable['name']}", f"count by ({metric[2]}) ({metric[1]})"
-    for line in (folder / "rules/remoe.yaml").read_text().splitlines():
-        if found := re.match(r"\s+expr: (.*)", line):
-            # An alert is a recorded series and its limit: the series must be there.
-            alert = re.match(r"(remoe:[\w:]+) > [\d.]+", found[1])
-            yield "rules/remoe.yaml", alert[1] if alert else found[1]
+    for path in sorted((ROOT / "charts/remoe/files/rules").glob("*.yaml")):
+        for line in path.read_text().splitlines():
+            if found := re.match(r"\s+expr: (.*)", line):
+                # An alert is a recorded series and its limit: the series must be there.
+                alert = re.match(r"(remoe:[\w:]+) > [\d.]+", found[1])
+                yield f"rules/{path.name}", alert[1] if alert else found[1]
 
 
 def substituted(expression):
@@ -128,10 +129,11 @@ def run(arguments, work):
             sys.exit(f"{tool} is not on PATH: install Debian's package prometheus")
     monitoring, port = work / "monitoring", free_port()
     (work / "keys.yaml").write_text(KEYS)
-    (work / "key").write_text("sk-chat")
+    (work / "key").write_text("sk-all")
     up = [
         *[PROGRAMS / "remoe", "up", "--json", "--port", "0", "--ledger", work / "ledger", "--keys", work / "keys.yaml"],
-        *["--threads", "1", "--idle", "2s", *arguments.up, arguments.model],
+        # A tenant's key would show its own rows alone.
+        *["--api-key", "sk-all", "--threads", "1", "--idle", "2s", *arguments.up, arguments.model],
     ]
     environment = os.environ | {"REMOE_BIN_DIR": str(PROGRAMS)}
     failures, stop, pause = [], threading.Event(), threading.Event()
@@ -145,6 +147,8 @@ def run(arguments, work):
             stdout=subprocess.DEVNULL,
         )
         subprocess.run(["promtool", "check", "config", monitoring / "prometheus.yml"], check=True)
+        subprocess.run(["promtool", "check", "rules", *sorted((ROOT / "charts/remoe/files/rules").glob("*.yaml"))], check=True)
+        subprocess.run(["promtool", "test", "rules", ROOT / "tests/monitoring/rules-test.yaml"], check=True)
         server = [
             *["prometheus", f"--config.file={monitoring}/prometheus.yml", f"--storage.tsdb.path={work}/data"],
             *[f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"],
