@@ -201,7 +201,7 @@ impl Books {
     fn write(&self, record: &Record) {
         let mut state = self.state();
         if let Some(ledger) = &self.ledger {
-            match ledger.append(record, &state.account) {
+            match ledger.append(record) {
                 Ok(()) => self.metrics.wrote(),
                 Err(error) => {
                     self.metrics.failed();

@@ -5,7 +5,7 @@
 mod stage;
 
 use remoe_gateway::{Books, GatewayMetrics, GatewayOptions, KeyFile};
-use remoe_ledger::{Account, Ledger, LedgerLimits, Phases, Record, RequestRecord, Share};
+use remoe_ledger::{Ledger, LedgerLimits, Phases, Record, RequestRecord, Share};
 use serde_json::json;
 use stage::Stage;
 use std::path::Path;
@@ -31,7 +31,7 @@ async fn stage(folder: &Path, cost: u64) -> Stage {
         rivals: [].into(),
         served: 0,
     };
-    ledger.append(&Record::Request(request), &Account::default()).unwrap();
+    ledger.append(&Record::Request(request)).unwrap();
     let metrics = GatewayMetrics::new().unwrap();
     let books = Books::open(Some(ledger), "p", metrics.registry()).unwrap();
     let options = GatewayOptions {

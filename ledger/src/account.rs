@@ -134,7 +134,8 @@ impl Account {
     }
 
     /// Adds several ledgers up, as gateways write them whose functions are the same: each function counts once. Each is
-    /// oldest first, and functions that nobody saw end are alive until the last record of all.
+    /// oldest first, and functions that nobody saw end are alive until the last record of all, or until
+    /// the last one of those who knew them where these have fallen silent.
     ///
     /// # Errors
     /// As those of [`Self::of`].
@@ -142,16 +143,35 @@ impl Account {
     where
         Records: Iterator<Item = Result<Record, LedgerError>>,
     {
-        let mut whole = Self::default();
+        let mut parts = Vec::new();
         for records in ledgers {
             let mut part = Self { is_part: true, ..Self::default() };
             for record in records {
                 part.add(&record?)?;
             }
+            parts.push(part);
+        }
+        let end = parts.iter().filter_map(|part| part.span).map(|(_, last)| last).max().unwrap_or(0);
+        let mut whole = Self::default();
+        for mut part in parts {
+            part.silent_before(end);
             whole.join(part)?;
         }
-        let end = whole.span.map_or(0, |(_, last)| last);
         Ok(whole.until(end))
+    }
+
+    /// One whose writer has given no sign of life for two of them before `end` knows of no function that lives on.
+    fn silent_before(&mut self, end: u64) {
+        let Some((_, last)) = self.span else { return };
+        if end.saturating_sub(last) > 2 * SIGN_OF_LIFE.as_nanos() as u64 {
+            self.nobody_saw_since(last);
+        }
+    }
+
+    fn nobody_saw_since(&mut self, last: u64) {
+        for (_, life) in self.lives.values_mut() {
+            life.unseen = life.unseen.or(Some(last));
+        }
     }
 
     fn join(&mut self, other: Self) -> Result<(), AccountError> {
@@ -220,9 +240,7 @@ impl Account {
         match record {
             // Functions that are not named again have ended since, or in a file that is missing.
             Record::Opened { prices, .. } | Record::Continued { prices, .. } => {
-                for (_, life) in self.lives.values_mut() {
-                    life.unseen = life.unseen.or(Some(last));
-                }
+                self.nobody_saw_since(last);
                 self.prices.clone_from(prices);
             }
             Record::Carried { function, tier, life, .. } => {

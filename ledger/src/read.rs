@@ -39,7 +39,7 @@ pub struct Entries {
 /// # Errors
 /// The folder cannot be read.
 pub fn records(folder: &Path) -> Result<Entries, LedgerError> {
-    Ok(Entries { folder: folder.to_owned(), files: segments(folder)?.into_iter(), current: None, damaged: 0 })
+    Ok(Entries::of(folder, segments(folder)?))
 }
 
 /// [`records`] without files that were full before `time` (nanoseconds since 1970); some older records may come first.
@@ -61,6 +61,11 @@ pub fn records_since(folder: &Path, time: u64) -> Result<Entries, LedgerError> {
 }
 
 impl Entries {
+    /// The records of `files`, which are of the ledger in `folder`.
+    pub(crate) fn of(folder: &Path, files: Vec<(u64, PathBuf)>) -> Self {
+        Self { folder: folder.to_owned(), files: files.into_iter(), current: None, damaged: 0 }
+    }
+
     /// Lines so far that are damaged: they were skipped.
     #[must_use]
     pub fn damaged(&self) -> u64 {

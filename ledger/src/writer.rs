@@ -3,7 +3,7 @@
 
 use crate::account::Account;
 use crate::line;
-use crate::read::{LedgerError, segments};
+use crate::read::{Entries, LedgerError, segments};
 use crate::record::Record;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -52,6 +52,8 @@ struct Tail {
     torn: bool,
     /// The file does not begin yet with what those before it have said.
     headless: bool,
+    /// What the ledger has said so far of functions that are alive.
+    past: Account,
 }
 
 impl Ledger {
@@ -68,14 +70,15 @@ impl Ledger {
             TryLockError::WouldBlock => LedgerError::InUse { path: folder.to_owned() },
             TryLockError::Error(error) => failed(error),
         })?;
-        let last = segments(folder)?.pop();
-        let (number, path) = last.unwrap_or_else(|| (1, file_of(folder, 1)));
+        let mut files = segments(folder)?;
+        let (number, path) = files.last().cloned().unwrap_or_else(|| (1, file_of(folder, 1)));
         let mut file = append_to(&path).map_err(failed)?;
         let (bytes, dropped) = cut_torn_end(&mut file).map_err(failed)?;
         if dropped > 0 {
             tracing::warn!(path = %path.display(), dropped, "half a line at the end of the ledger was dropped");
         }
-        let tail = Mutex::new(Tail { file, number, bytes, torn: false, headless: false });
+        let (past, headless) = past(folder, &mut files)?;
+        let tail = Mutex::new(Tail { file, number, bytes, torn: false, headless, past });
         Ok(Self { folder: folder.to_owned(), limits, tail, _lock: lock, dropped })
     }
 
@@ -91,23 +94,31 @@ impl Ledger {
         self.dropped
     }
 
-    /// Appends `record`, where those `before` it have been added up: a file that begins with it says what it needs of
-    /// them.
+    /// Appends `record`, before it what a file that begins with it needs of those before.
     ///
     /// # Errors
     /// The system did not take it: there is no space, or no folder any more. What is appended later is not harmed.
-    pub fn append(&self, record: &Record, before: &Account) -> io::Result<()> {
-        let mut lines = Vec::new();
-        // What a panic leaves is a file position, which the system keeps.
+    pub fn append(&self, record: &Record) -> io::Result<()> {
+        // What a panic leaves is a file position, which the system keeps, and sums that are right after every step.
         let mut tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
+        let written = self.write(&mut tail, record);
+        // The next file says what this one could not take.
+        if let Err(error) = tail.past.add(record) {
+            tracing::error!(%error, "the ledger's next file will not know of a record");
+        }
+        written
+    }
+
+    fn write(&self, tail: &mut Tail, record: &Record) -> io::Result<()> {
+        let mut lines = Vec::new();
         if tail.bytes >= self.limits.file_bytes {
-            self.next_file(&mut tail)?;
+            self.next_file(tail)?;
         }
         if tail.torn {
             lines.push(b'\n');
         }
         if tail.headless {
-            before.carried(record.at()).try_for_each(|carried| line::write(&carried, &mut lines))?;
+            tail.past.carried(record.at()).try_for_each(|carried| line::write(&carried, &mut lines))?;
         }
         line::write(record, &mut lines)?;
         tail.torn = true;
@@ -120,14 +131,62 @@ impl Ledger {
     fn next_file(&self, tail: &mut Tail) -> io::Result<()> {
         let number = tail.number + 1;
         let file = append_to(&file_of(&self.folder, number))?;
-        *tail = Tail { file, number, bytes: 0, torn: false, headless: true };
-        let files = segments(&self.folder).map_err(io::Error::other)?;
-        for (_, path) in files.iter().take(files.len().saturating_sub(self.limits.files.max(1))) {
-            tracing::warn!(path = %path.display(), "the oldest file of the ledger is removed: it has reached its limit");
-            std::fs::remove_file(path)?;
+        let past = std::mem::take(&mut tail.past);
+        *tail = Tail { file, number, bytes: 0, torn: false, headless: true, past };
+        // That the ledger keeps too much is no reason to lose a record.
+        if let Err(error) = self.remove_oldest() {
+            tracing::error!(%error, "the oldest files of the ledger cannot be removed");
         }
         Ok(())
     }
+
+    fn remove_oldest(&self) -> Result<(), LedgerError> {
+        let files = segments(&self.folder)?;
+        for (_, path) in files.iter().take(files.len().saturating_sub(self.limits.files.max(1))) {
+            tracing::warn!(path = %path.display(), "the oldest file of the ledger is removed: it has reached its limit");
+            match std::fs::remove_file(path) {
+                // Somebody else has removed it.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                removed => removed.map_err(|error| LedgerError::Io { path: path.clone(), error })?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What `files`, oldest first, have said of functions that are alive, and whether the last one does not begin with that
+/// yet.
+fn past(folder: &Path, files: &mut Vec<(u64, PathBuf)>) -> Result<(Account, bool), LedgerError> {
+    let mut needed = Vec::new();
+    let mut headless = false;
+    while let Some(file) = files.pop() {
+        let (is_first, is_last) = (files.is_empty(), needed.is_empty());
+        needed.insert(0, file.clone());
+        if is_first || stands_alone(folder, file)? {
+            break;
+        }
+        headless |= is_last;
+    }
+    let mut past = Account::default();
+    for record in Entries::of(folder, needed) {
+        if let Err(error) = past.add(&record?) {
+            tracing::error!(%error, "the ledger's next file will not know of a record");
+        }
+    }
+    Ok((past, headless))
+}
+
+/// Whether a file begins with all that those before it have said: its head was written together with the record that
+/// follows it, so that it is whole where there is another one.
+fn stands_alone(folder: &Path, file: (u64, PathBuf)) -> Result<bool, LedgerError> {
+    let mut records = Entries::of(folder, vec![file]);
+    let Some(Record::Continued { .. }) = records.next().transpose()? else { return Ok(false) };
+    for record in records {
+        if !matches!(record?, Record::Continued { .. } | Record::Carried { .. }) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 pub(crate) fn file_of(folder: &Path, number: u64) -> PathBuf {

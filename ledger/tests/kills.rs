@@ -33,13 +33,8 @@ fn request(number: u64, cost: u64) -> Record {
     })
 }
 
-/// As a gateway does.
 fn write(ledger: &Ledger, records: &[Record]) {
-    let mut account = Account::default();
-    for record in records {
-        ledger.append(record, &account).unwrap();
-        account.add(record).unwrap();
-    }
+    records.iter().for_each(|record| ledger.append(record).unwrap());
 }
 
 /// All records but the heads of files.
@@ -66,7 +61,7 @@ fn half_a_line_is_dropped_at_every_byte() {
     let ledger = Ledger::open(whole.path(), LedgerLimits::default()).unwrap();
     let mut ends = vec![0];
     for record in &written {
-        ledger.append(record, &Account::default()).unwrap();
+        ledger.append(record).unwrap();
         ends.push(bytes(whole.path()).1.len());
     }
     let content = bytes(whole.path()).1;
@@ -77,7 +72,7 @@ fn half_a_line_is_dropped_at_every_byte() {
         assert_eq!(read(folder.path()), written[..complete], "{cut}");
         let ledger = Ledger::open(folder.path(), LedgerLimits::default()).unwrap();
         assert_eq!(ledger.dropped_bytes(), (cut - ends[complete]) as u64, "{cut}");
-        ledger.append(&request(9, 9), &Account::default()).unwrap();
+        ledger.append(&request(9, 9)).unwrap();
         let expected: Vec<_> = written[..complete].iter().cloned().chain([request(9, 9)]).collect();
         assert_eq!(read(folder.path()), expected, "{cut}");
     }
@@ -228,6 +223,18 @@ fn files_follow_each_other_and_the_oldest_goes() {
     write(&ledger, &(100..120).map(|number| request(number, 1)).collect::<Vec<_>>());
     let kept = read(folder.path());
     assert!(kept.len() < 20 && kept.last() == Some(&request(119, 1)), "{}", kept.len());
+}
+
+/// A file that cannot be removed costs no record.
+#[test]
+fn what_is_not_removed_is_no_failure() {
+    let folder = tempfile::tempdir().unwrap();
+    let ledger = Ledger::open(folder.path(), LedgerLimits { files: 1, ..SMALL }).unwrap();
+    let oldest = folder.path().join("ledger-000000.log");
+    std::fs::create_dir(&oldest).unwrap();
+    write(&ledger, &(0..20).map(|number| request(number, 1)).collect::<Vec<_>>());
+    std::fs::remove_dir(oldest).unwrap();
+    assert_eq!(read(folder.path()).last(), Some(&request(19, 1)));
 }
 
 #[test]

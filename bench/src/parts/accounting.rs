@@ -88,7 +88,7 @@ fn request(addresses: &[Arc<str>]) -> Result<f64> {
             rivals: told.rivals,
             served: told.served,
         });
-        ledger.append(&record, &account).doing(writing)?;
+        ledger.append(&record).doing(writing)?;
         account.add(&record).doing(writing)?;
     }
     Ok(started.elapsed().as_secs_f64() * 1e6 / REQUESTS as f64)
