@@ -6,8 +6,8 @@
 mod generate;
 
 use generate::Random;
-use remoe_planner::{PlanDraft, Problem, evaluate};
-use serde_json::json;
+use remoe_planner::{Evaluation, PlanDraft, Problem, evaluate};
+use serde_json::{Value, json};
 
 const PERIOD_NANOS: u64 = 100_000_000;
 
@@ -93,7 +93,7 @@ impl Scene {
         (now - PERIOD_NANOS) as f64 / 1e9 / f64::from(STEPS)
     }
 
-    fn expected(&self, cpu_quotas: bool) -> f64 {
+    fn problem(&self, cpu_quotas: bool) -> Value {
         let profile = |seconds: f64| json!({"vcpus": [0.1, 1.0], "tokens": [1.0], "seconds": [[10.0 * seconds, seconds]]});
         let layer = |(_, seconds): &(usize, f64)| {
             json!({
@@ -104,7 +104,7 @@ impl Scene {
         };
         let sizes = json!({"min_bytes": 1e8, "max_bytes": 1e10, "step_bytes": 1e8});
         let vcpus = |vcpus: f64| json!({"min": vcpus, "max": vcpus, "step": 1.0});
-        let problem = json!({
+        json!({
             "device": "cpu",
             "request": {"input_tokens": 1.0, "output_tokens": 100.0},
             "prediction": self.layers.iter().map(|_| [1.0, 0.0]).collect::<Vec<_>>(),
@@ -125,8 +125,10 @@ impl Scene {
             "cpu_quotas": cpu_quotas,
             "slo": {"ttft_seconds": 1e3, "tpot_seconds": 1e3},
             "limits": {"max_replicas": 1, "max_groups": 4},
-        });
-        let problem = Problem::from_json(&problem.to_string()).unwrap();
+        })
+    }
+
+    fn expected(&self, cpu_quotas: bool) -> f64 {
         let hosted = |group: usize| {
             let own = self.layers.iter().enumerate().filter(|(_, (host, _))| *host == group);
             own.map(|(layer, _)| format!("{layer}:0")).collect::<Vec<_>>().join(",")
@@ -134,10 +136,14 @@ impl Scene {
         let groups: Vec<_> = (0..self.groups)
             .map(|group| json!({"experts": hosted(group), "memory_bytes": 1e9, "vcpus": self.group_vcpus}))
             .collect();
-        let plan = json!({"main_bytes": 1e9, "main_vcpus": self.main_vcpus, "groups": groups}).to_string();
-        let plan = PlanDraft::from_json(&plan).unwrap();
-        evaluate(&problem, &plan, false).unwrap().tpot_seconds
+        let plan = json!({"main_bytes": 1e9, "main_vcpus": self.main_vcpus, "groups": groups});
+        evaluated(&self.problem(cpu_quotas), &plan).tpot_seconds
     }
+}
+
+fn evaluated(problem: &Value, plan: &Value) -> Evaluation {
+    let problem = Problem::from_json(&problem.to_string()).unwrap();
+    evaluate(&problem, &PlanDraft::from_json(&plan.to_string()).unwrap(), false).unwrap()
 }
 
 #[test]
@@ -158,4 +164,33 @@ fn a_step_takes_as_long_as_functions_that_run_out_of_their_quotas() {
     // Speeds instead of quotas would be wrong: most of these functions rest most of the time.
     let slow = scenes.iter().filter(|scene| scene.expected(false) > 1.2 * scene.expected(true)).count();
     assert!(slow > 100, "{slow}");
+}
+
+/// The main function, whose quota is what a prefill waits for, calls each of a group's functions that has tokens.
+#[test]
+fn a_prefill_calls_every_function_of_a_group() {
+    const CALL: f64 = 0.01;
+    let scene = |main_call| Scene {
+        main_vcpus: 0.25,
+        group_vcpus: 1.0,
+        main_seconds: 1.0,
+        layers: vec![(0, 1e-4)],
+        groups: 1,
+        trip_seconds: 1e-4,
+        call_seconds: (main_call, 0.0),
+    };
+    let first_token = |main_call, replicas: u32| {
+        let mut problem = scene(main_call).problem(true);
+        problem["prediction"] = json!([[0.5, 0.5]]);
+        problem["request"]["input_tokens"] = json!(10.0);
+        problem["transport"]["send_seconds"] = json!(0.0);
+        problem["limits"]["max_replicas"] = json!(2);
+        let group = json!({"experts": "0:0-1", "memory_bytes": 1e9, "vcpus": 1.0, "replicas": replicas});
+        let plan = json!({"main_bytes": 1e9, "main_vcpus": 0.25, "groups": [group]});
+        evaluated(&problem, &plan).ttft_seconds
+    };
+    for replicas in [1, 2] {
+        let more = first_token(CALL, replicas) - first_token(0.0, replicas);
+        assert!((more - f64::from(replicas) * CALL / 0.25).abs() < 1e-9, "{more} s for {replicas}");
+    }
 }

@@ -57,8 +57,7 @@ impl Model<'_> {
                 let called = plan.groups.iter().map(|group| self.share_of(layer, &group.experts[layer]));
                 called.map(|share| model.called(share, rows)).sum::<f64>() * self.main_cpu
             };
-            let working =
-                plan.groups.iter().filter(|group| self.replicas(layer, group).working() > 0).count();
+            let working: usize = plan.groups.iter().map(|group| self.replicas(layer, group).working()).sum();
             let steps = batches.iter().zip(&experts.steps);
             work.add(
                 rest(self.input) + experts.prefill + working as f64 * self.main_cpu,

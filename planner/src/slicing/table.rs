@@ -333,7 +333,7 @@ impl<'m> Layer<'m> {
         let calls = self.calls.1.iter().map(|calls| calls * model.main_cpu);
         let steps =
             experts.zip(calls).zip(batches).map(|((experts, calls), rows)| experts + calls + rest(*rows));
-        let prefill = at(column, &self.local) + self.calls.0 * model.main_cpu + rest(model.input);
+        let prefill = at(column, &self.local) + self.bins.len() as f64 * model.main_cpu + rest(model.input);
         Times { prefill, steps: steps.collect() }
     }
 
