@@ -20,8 +20,8 @@ const KEPT: u64 = 64;
 pub(super) const THREADS: usize = 2;
 /// Those beside them that have taken too long: a thread comes to its own end only. One more keeps its turn.
 pub(super) const LATE: usize = 4;
-/// How long one may take. Milliseconds are usual.
-const TIME: Duration = Duration::from_millis(800);
+/// How long one may take, and how much it may compute to be kept if it took longer. Milliseconds are usual.
+pub(super) const TIME: Duration = Duration::from_millis(800);
 /// How long a request waits for its turn, and where turns may not come because of those that are late.
 const TURN: Duration = Duration::from_secs(10);
 const TURN_BESIDE_LATE: Duration = TIME;
@@ -50,6 +50,9 @@ const LIMITS: ParserLimits = ParserLimits {
 /// every token, on the engine's thread.
 const FOREIGN_ITEMS: usize = 300;
 
+/// What a thread does: [`compile`].
+type Work = dyn Fn(&ParserFactory, &Source) -> Result<Grammar, String> + Send + Sync;
+
 /// Compiles grammars over one vocabulary.
 pub(crate) struct Compiler {
     tokens: Arc<dyn Tokens>,
@@ -63,14 +66,29 @@ pub(crate) struct Compiler {
     /// Digests of what took too much time.
     refused: Cache<u64, ()>,
     digests: RandomState,
+    pub(super) work: Arc<Work>,
 }
 
 /// A compilation on its way.
 struct Compilation {
     factory: Arc<ParserFactory>,
     source: Source,
+    work: Arc<Work>,
     /// Its turn, or its room among those that are late.
     place: Arc<Mutex<OwnedSemaphorePermit>>,
+}
+
+/// What a thread has come to.
+struct Done {
+    compiled: Result<Grammar, String>,
+    /// CPU time that it took.
+    computed: Duration,
+}
+
+enum Outcome {
+    InTime(Result<Grammar, ServiceError>),
+    /// It takes too long; what it comes to is still told.
+    Late(oneshot::Receiver<Done>),
 }
 
 impl Compiler {
@@ -86,6 +104,7 @@ impl Compiler {
             kept: Cache::new(KEPT),
             refused: Cache::builder().max_capacity(REFUSED).time_to_live(REFUSED_FOR).build(),
             digests: RandomState::new(),
+            work: Arc::new(compile),
         }
     }
 
@@ -108,21 +127,35 @@ impl Compiler {
     }
 
     async fn compile_anew(&self, source: Source) -> Result<Grammar, ServiceError> {
-        let digest = self.digests.hash_one(source.key());
+        let key = source.key();
+        let digest = self.digests.hash_one(&key);
         if self.refused.contains_key(&digest) {
             return Err(takes_too_long());
         }
         let place = Arc::new(Mutex::new(self.turn().await?));
         let factory = self.factory.get_or_try_init(|| self.open()).await?.clone();
-        let compilation = Compilation { factory, source, place };
-        let (late, refused) = (self.late.clone(), self.refused.clone());
+        let compilation = Compilation { factory, source, work: self.work.clone(), place };
+        let (late, kept, refused) = (self.late.clone(), self.kept.clone(), self.refused.clone());
         // Goes on where nobody waits any more: a thread that is late must make room.
         let compiled = tokio::spawn(async move {
-            let compiled = compilation.run(late).await;
-            if compiled.is_none() {
-                refused.insert(digest, ()).await;
+            match compilation.run(late).await {
+                Outcome::InTime(compiled) => compiled,
+                Outcome::Late(done) => {
+                    refused.insert(digest, ()).await;
+                    tokio::spawn(async move {
+                        // What computes for long may do so for every token. Others only had no core.
+                        if let Ok(Done { compiled, computed }) = done.await
+                            && computed <= TIME
+                        {
+                            if let Ok(grammar) = compiled {
+                                kept.insert(key, grammar).await;
+                            }
+                            refused.invalidate(&digest).await;
+                        }
+                    });
+                    Err(takes_too_long())
+                }
             }
-            compiled.unwrap_or_else(|| Err(takes_too_long()))
         });
         compiled.await.map_err(|error| internal(&error.to_string()))?
     }
@@ -147,39 +180,48 @@ impl Compiler {
 }
 
 impl Compilation {
-    /// What its source says, or why it says nothing; `None` where it takes too long. It gives its turn back then, as
-    /// far as there is room in `late`, and has its thread come after all others.
-    async fn run(self, late: Arc<Semaphore>) -> Option<Result<Grammar, ServiceError>> {
-        let (send, mut compiled) = oneshot::channel();
+    /// What its source says, or why it says nothing. Where it takes too long it gives its turn back, as far as there is
+    /// room in `late`, and has its thread come after all others: one that keeps its turn is to be done with it soon.
+    async fn run(self, late: Arc<Semaphore>) -> Outcome {
+        let (send, mut done) = oneshot::channel();
         let (begin, begun) = oneshot::channel();
-        let Self { factory, source, place } = self;
+        let Self { factory, source, work, place } = self;
         let until_done = place.clone();
-        let work = move || {
+        let thread = move || {
             let _gone = begin.send(rustix::thread::gettid());
-            let compiled = compile(&factory, &source);
+            let compiled = work(&factory, &source);
             drop(until_done);
             // Whoever asked may have given up.
-            let _given_up = send.send(compiled);
+            let _given_up = send.send(Done { compiled, computed: computed() });
         };
-        let thread = std::thread::Builder::new().name("grammar".to_owned()).stack_size(STACK).spawn(work);
+        let thread = std::thread::Builder::new().name("grammar".to_owned()).stack_size(STACK).spawn(thread);
         if let Err(error) = thread {
-            return Some(Err(internal(&error.to_string())));
+            return Outcome::InTime(Err(internal(&error.to_string())));
         }
-        match tokio::time::timeout(TIME, &mut compiled).await {
-            Ok(Ok(compiled)) => Some(compiled.map_err(|message| ServiceError::invalid("", message))),
-            Ok(Err(_panicked)) => Some(Err(internal("the thread ended"))),
+        match tokio::time::timeout(TIME, &mut done).await {
+            Ok(Ok(Done { compiled, .. })) => {
+                Outcome::InTime(compiled.map_err(|message| ServiceError::invalid("", message)))
+            }
+            Ok(Err(_panicked)) => Outcome::InTime(Err(internal("the thread ended"))),
             Err(_late) => {
                 if let Ok(room) = late.try_acquire_owned() {
                     *place.lock().unwrap_or_else(PoisonError::into_inner) = room;
+                    if let Ok(thread) = begun.await {
+                        // Where it is refused, the thread is as it was.
+                        let _refused = rustix::process::setpriority_process(Some(thread), LAST);
+                    }
                 }
-                if let Ok(thread) = begun.await {
-                    // Where it is refused, the thread is as it was.
-                    let _refused = rustix::process::setpriority_process(Some(thread), LAST);
-                }
-                None
+                Outcome::Late(done)
             }
         }
     }
+}
+
+/// CPU time that this thread has taken; the most where the kernel does not tell.
+pub(super) fn computed() -> Duration {
+    let counts = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let nanoseconds = counts.split_ascii_whitespace().next().and_then(|first| first.parse().ok());
+    nanoseconds.map_or(Duration::MAX, Duration::from_nanos)
 }
 
 fn takes_too_long() -> ServiceError {

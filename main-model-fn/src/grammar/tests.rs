@@ -1,15 +1,16 @@
 //! Grammars over a vocabulary of bytes.
 
-use super::compiler::{LATE, THREADS};
+use super::compiler::{LATE, THREADS, TIME, computed};
 use super::{Compiler, Grammar, Source, Tokens};
 use remoe_wire::{ErrorCode, ServiceError};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-/// Numbers of a schema that takes seconds.
-const SLOW: usize = 40;
+/// Less than what is refused is refused for.
+const LONG: Duration = Duration::from_secs(50);
 
 /// Ends an answer.
 pub(crate) const END: u32 = 256;
@@ -218,38 +219,52 @@ async fn a_grammar_is_compiled_once_until_it_fails() {
 }
 
 /// Grammars that are worked on long after they were given up: however many are asked for, their threads are bounded, the
-/// same one has no second, and what is kept is served meanwhile.
+/// same one has no second, and what is kept is served meanwhile. What was late for want of a core is kept at last.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_takes_too_long_takes_a_bounded_number_of_threads() {
-    let compiler = Arc::new(compiler());
+    /// One of the grammars, `a{1}`, computes for long itself.
+    const BUSY: usize = 1;
+    let late = |number: usize| Source::regex(&format!("a{{{number}}}"));
+    let mut compiler = compiler();
     let kept = compile(&compiler, Source::regex("a+")).await.unwrap();
-    // No check lets it in: a state for every remainder of every number.
-    let slow = |seed: usize| {
-        let numbers: Map<String, Value> = (0..SLOW)
-            .map(|index| {
-                (format!("m{index}"), json!({"type": "number", "multipleOf": 9973 - 2 * (index + seed)}))
-            })
-            .collect();
-        let names: Vec<&String> = numbers.keys().collect();
-        let schema = json!({"type": "object", "required": names, "properties": numbers});
-        Ok(Source::Calls(format!("start: %json {schema}")))
-    };
-    let hostile = (0..THREADS + LATE).map(|seed| {
-        let (compiler, source) = (compiler.clone(), slow(seed));
-        tokio::spawn(async move { compile(&compiler, source).await })
+    let open = Arc::new(OnceLock::new());
+    let (gate, busy, work) = (open.clone(), late(BUSY).unwrap().key(), compiler.work.clone());
+    compiler.work = Arc::new(move |factory, source| {
+        while source.key() == busy && computed() <= TIME {
+            std::hint::spin_loop();
+        }
+        gate.wait();
+        work(factory, source)
     });
-    for refused in hostile.collect::<Vec<_>>() {
+    let compiler = Arc::new(compiler);
+    let all = BUSY..BUSY + THREADS + LATE;
+    let waiting = all.clone().map(|number| {
+        let compiler = compiler.clone();
+        tokio::spawn(async move { compile(&compiler, late(number)).await })
+    });
+    for refused in waiting.collect::<Vec<_>>() {
         let error = refused.await.unwrap().unwrap_err();
         assert!(error.message.contains("ms to compile"), "{error}");
     }
     let working = || Arc::strong_count(compiler.factory.get().unwrap()) - 1;
-    assert_eq!(working(), THREADS + LATE, "they were to be slow");
+    assert_eq!(working(), THREADS + LATE);
     assert_eq!(compile(&compiler, Source::regex("a+")).await, Ok(kept));
-    let error = compile(&compiler, slow(100)).await.unwrap_err();
+    let error = compile(&compiler, Source::regex("b")).await.unwrap_err();
     assert_eq!(error.code, ErrorCode::ResourceExhausted, "{error}");
     // Without waiting for a turn.
-    assert_eq!(compile(&compiler, slow(0)).await.unwrap_err().code, ErrorCode::InvalidArgument);
+    assert_eq!(compile(&compiler, late(BUSY)).await.unwrap_err().code, ErrorCode::InvalidArgument);
     assert_eq!(working(), THREADS + LATE);
+    open.set(()).unwrap();
+    for number in all.skip(1) {
+        let served = async {
+            while compile(&compiler, late(number)).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(LONG, served).await.expect("it is kept");
+    }
+    let error = compile(&compiler, late(BUSY)).await.unwrap_err();
+    assert_eq!(error.code, ErrorCode::InvalidArgument, "it would compute for as long again");
 }
 
 /// Everything is refused as the client's fault, or is answered with a bound on the work of every token.

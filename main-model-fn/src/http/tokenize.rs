@@ -29,7 +29,6 @@ pub(super) struct Tokenized {
     max_model_len: usize,
 }
 
-/// Ids are 4 bytes here and at least 2 in a body, so that a body is their bound.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct DetokenizeBody {
@@ -85,6 +84,12 @@ fn detokenize(state: &HttpState, body: DetokenizeBody) -> Result<Detokenized, Se
     let text =
         state.text.as_ref().ok_or_else(|| ServiceError::invalid(FIELD, "the model has no tokenizer"))?;
     let tokens = body.tokens.ok_or_else(|| ServiceError::invalid(FIELD, "`tokens` is missing"))?;
+    // An id of a few digits may stand for a long text.
+    let context = state.engine.limits().context_length;
+    if tokens.len() > context {
+        let message = format!("{} tokens; the model's context is {context} tokens", tokens.len());
+        return Err(ServiceError::invalid(FIELD, message));
+    }
     let prompt = text.decode(&tokens, true);
     Ok(Detokenized {
         prompt: prompt.map_err(|error| if error.field.is_some() { error.about(FIELD) } else { error })?,

@@ -128,6 +128,8 @@ impl Reader {
                 read.content = held
             }
             State::Body(Voice::Reasoning) => read.reasoning = held,
+            // A head without a message is none.
+            State::Channel if !is_cut && !self.has_begun() => read.content = held,
             // Behind a marker it is a call; an object without one may be anything.
             State::Head | State::Whole(_) | State::Name if is_cut && self.is_marked() => (),
             State::Head | State::Whole(_) | State::Name => {
@@ -136,6 +138,11 @@ impl Reader {
             _ => (),
         }
         read
+    }
+
+    /// Whether a message or a call of gpt-oss has begun.
+    fn has_begun(&self) -> bool {
+        self.has_content || self.has_reasoning || self.calls > 0
     }
 
     /// Whether what has begun is a call whatever follows.
@@ -328,7 +335,10 @@ impl Reader {
             match HEADS.iter().find(|head| head.starts_with(&self.held) || self.held.starts_with(**head)) {
                 Some(head) if self.held.len() < head.len() => return Step::Wait,
                 Some(_) => State::Channel,
-                None => State::Body(Voice::Content),
+                None => {
+                    self.has_content = true;
+                    State::Body(Voice::Content)
+                }
             };
         Step::Again
     }

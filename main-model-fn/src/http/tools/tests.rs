@@ -199,6 +199,10 @@ fn gpt_oss_has_several_voices() {
         ("Yes", "Yes", "", 0),
         (" told", " told", "", 0),
         ("{\"a\": 1}", "{\"a\": 1}", "", 0),
+        (" to=a", " to=a", "", 0),
+        ("<|a", "<|a", "", 0),
+        ("Yes<|start|>assistant", "Yes", "", 0),
+        ("<|channel|>analysis<|message|>Hm<|end|><|start|>assistant to=", "", "Hm", 0),
     ] {
         let singly: Vec<&str> = text.split_inclusive(|_: char| true).collect();
         for pieces in [vec![text], singly] {
