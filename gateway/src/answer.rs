@@ -103,7 +103,7 @@ pub(crate) async fn handle(
     // A time that no clock can show is no limit.
     let until = timeout(&asked_headers, stream)?.and_then(|time| arrived.checked_add(time));
     let model = gateway.model(asked.model.as_deref(), &caller)?;
-    let budget = within_budget(&gateway, caller.tenant.as_deref(), model.name())?;
+    let budget = within_budget(&gateway, caller.tenant.as_deref(), &model)?;
     let permit = match &caller.tenant {
         None => None,
         Some(tenant) => Some(

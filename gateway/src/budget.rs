@@ -2,6 +2,7 @@
 
 use crate::gateway::Gateway;
 use crate::keys::Tenant;
+use crate::model::Model;
 use axum::http::HeaderValue;
 use remoe_http::ApiError;
 use remoe_wire::{ErrorCode, ServiceError};
@@ -36,22 +37,24 @@ impl fmt::Display for Payer<'_> {
 pub(crate) fn within_budget(
     gateway: &Gateway,
     tenant: Option<&Tenant>,
-    model: &str,
+    model: &Model,
 ) -> Result<Option<HeaderValue>, ApiError> {
     let Some(books) = gateway.books() else { return Ok(None) };
     let of_tenant = tenant.and_then(|tenant| Some((Payer::Tenant(tenant.name()), tenant.budget()?)));
-    let of_model = gateway.keys().budget_of(model).map(|budget| (Payer::Model(model), budget));
+    let limit = gateway.keys().budget_of(model, &gateway.models());
+    let of_model = limit.map(|budget| (Payer::Model(model.name()), budget));
     let mut most: f64 = 0.0;
     for (payer, budget) in of_tenant.into_iter().chain(of_model) {
         let (spent, left) = books.spent_today(payer);
         let dollars = |amount: u64| amount as f64 / 1e9;
         if spent >= budget {
             books.metrics().refused(payer);
-            let message = format!(
-                "the budget of the {payer} is spent: ${} of ${} a day; it begins anew at 00:00 UTC",
-                dollars(spent),
-                dollars(budget),
-            );
+            let amounts = match payer {
+                Payer::Tenant(_) => format!(": ${} of ${} a day", dollars(spent), dollars(budget)),
+                // What others have spent is not for everybody to know.
+                Payer::Model(_) => String::new(),
+            };
+            let message = format!("the budget of the {payer} is spent{amounts}; it begins anew at 00:00 UTC");
             let error = ServiceError::new(ErrorCode::ResourceExhausted, message);
             return Err(ApiError::from(error).retry_after(left));
         }

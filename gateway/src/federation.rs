@@ -41,7 +41,7 @@ pub(crate) async fn own_metrics(State(gateway): State<Arc<Gateway>>) -> Response
 
 fn own(gateway: &Gateway) -> Response {
     if let Some(books) = gateway.books() {
-        books.refresh(gateway.keys().budgets());
+        books.refresh(gateway.keys().budgets(&gateway.models()));
     }
     remoe_function::render_metrics(gateway.metrics().registry())
 }

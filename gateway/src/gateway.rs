@@ -104,6 +104,7 @@ impl Gateway {
             .pool_idle_timeout(KEEP)
             .build(connector);
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        options.keys.warn_without(&models);
         let units = options.bodies_limit.max(options.body_limit).div_ceil(ROOM_UNIT);
         Arc::new(Self {
             lanes: Lanes::new(cores, options.body_limit),
@@ -126,6 +127,7 @@ impl Gateway {
 
     /// Lets in who has one of `keys` from now on. Requests that are there stay; what tenants have used up they have used up.
     pub fn replace_keys(&self, keys: Keys) {
+        keys.warn_without(&self.models());
         let mut known = self.keys.write().unwrap_or_else(PoisonError::into_inner);
         *known = Arc::new(keys.after(&known));
         drop(known);
@@ -256,7 +258,7 @@ async fn serve_pages(listener: TcpListener, pages: Router, stop: CancellationTok
 }
 
 /// The one of `models` that `name` means, or how many it might mean.
-fn named<'a>(models: &'a [Arc<Model>], name: &str) -> Result<&'a Arc<Model>, usize> {
+pub(crate) fn named<'a>(models: &'a [Arc<Model>], name: &str) -> Result<&'a Arc<Model>, usize> {
     if let Some(model) = models.iter().find(|model| model.name() == name) {
         return Ok(model);
     }

@@ -1,6 +1,8 @@
 //! Who may ask what, and how often: keys and the tenants that they belong to.
 
 use crate::budget::Payer;
+use crate::gateway::named;
+use crate::model::Model;
 use crate::rates::Budget;
 use remoe_http::same;
 use remoe_wire::{ErrorCode, ServiceError};
@@ -182,25 +184,42 @@ impl Keys {
         self.keys.is_empty()
     }
 
-    /// Whose spending is limited, and what each may spend on a day, in nano-dollars.
-    pub(crate) fn budgets(&self) -> impl Iterator<Item = (Payer<'_>, u64)> {
+    /// Whose spending is limited, and what each may spend on a day, in nano-dollars, where `models` are there.
+    pub(crate) fn budgets<'a>(&'a self, models: &'a [Arc<Model>]) -> impl Iterator<Item = (Payer<'a>, u64)> {
         let mut budgets: BTreeMap<Payer<'_>, u64> = BTreeMap::new();
         let limited =
             self.keys.iter().filter_map(|(_, tenant)| Some((Payer::Tenant(&tenant.name), tenant.budget?)));
         budgets.extend(limited);
-        budgets.extend(self.models.iter().map(|(name, budget)| (Payer::Model(name), *budget)));
+        let of_model =
+            |model: &'a Arc<Model>| Some((Payer::Model(model.name()), self.budget_of(model, models)?));
+        budgets.extend(models.iter().filter_map(of_model));
         budgets.into_iter()
     }
 
     /// A tenant or model whose spending is limited, where there is one.
     #[must_use]
     pub fn with_budget(&self) -> Option<&str> {
-        self.budgets().next().map(|(Payer::Tenant(name) | Payer::Model(name), _)| name)
+        let tenants = self.keys.iter().filter(|(_, tenant)| tenant.budget.is_some());
+        let tenants = tenants.map(|(_, tenant)| &*tenant.name);
+        tenants.chain(self.models.keys().map(String::as_str)).next()
     }
 
-    /// What requests of `model` may cost on a day, in nano-dollars, where that is limited.
-    pub(crate) fn budget_of(&self, model: &str) -> Option<u64> {
-        self.models.get(model).copied()
+    /// What requests of `model`, one of `models`, may cost on a day, in nano-dollars, where that is limited: under any name
+    /// that clients may call it by, the least of them.
+    pub(crate) fn budget_of(&self, model: &Model, models: &[Arc<Model>]) -> Option<u64> {
+        let is_its = |name: &str| named(models, name).is_ok_and(|found| found.name() == model.name());
+        let limits = self.models.iter().filter(|(name, _)| is_its(name));
+        limits.map(|(_, budget)| *budget).min()
+    }
+
+    /// Says which budgets limit nothing, because none of `models`, or several, have that name.
+    pub(crate) fn warn_without(&self, models: &[Arc<Model>]) {
+        for name in self.models.keys().filter(|name| named(models, name).is_err()) {
+            tracing::warn!(
+                model = name,
+                "dollarsPerDay of a model limits nothing: no model, or several, have that name"
+            );
+        }
     }
 
     /// Whose key was presented. The time depends on how long it is and on how many keys there are.

@@ -11,10 +11,10 @@ use stage::Stage;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A gateway with a budget of 1000 nano-dollars a day for the model `m`, which has `cost` that much today.
+/// A gateway with a budget of 1000 nano-dollars a day for the model `m` by one of its short names, which has `cost` that much today.
 async fn stage(folder: &Path, cost: u64) -> Stage {
     let keys = folder.join("keys.yaml");
-    let text = "{tenants: [{name: t, keys: [k]}], models: [{name: m, dollarsPerDay: 0.000001}, {name: n, dollarsPerDay: 1}]}";
+    let text = "{tenants: [{name: t, keys: [k]}], models: [{name: small, dollarsPerDay: 0.000001}, {name: n, dollarsPerDay: 1}]}";
     std::fs::write(&keys, text).unwrap();
     let ledger = Ledger::open(&folder.join(cost.to_string()), LedgerLimits::default()).unwrap();
     let share =
@@ -39,7 +39,7 @@ async fn stage(folder: &Path, cost: u64) -> Stage {
         books: Some(Arc::new(books)),
         ..GatewayOptions::default()
     };
-    Stage::new(options, |_| {}, 8, None).await
+    Stage::new(options, |model| model.short_names = vec!["small".to_owned()], 8, None).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -58,4 +58,5 @@ async fn a_models_budget_warns_and_ends() {
     assert_eq!(head.status().as_u16(), 429);
     assert!(head.headers().contains_key("retry-after"));
     assert!(text.contains("the budget of the model m is spent"), "{text}");
+    assert!(!text.contains('$'), "nobody is told what others have spent: {text}");
 }
