@@ -228,6 +228,11 @@ async fn prompts(client: &Client, greedy: &Choice) {
     let ids = &tokenized["tokens"];
     assert_eq!(tokenized["count"], ids.as_array().unwrap().len());
     assert_eq!(client.choice(json!({ "prompt": ids })).await, *greedy);
+    let plain = client.send("/tokenize", &json!({"prompt": PROMPT, "add_special_tokens": false})).await.ok();
+    let back = client.send("/detokenize", &json!({"tokens": plain["tokens"]})).await.ok();
+    assert_eq!(back["prompt"], PROMPT);
+    client.send("/detokenize", &json!({"tokens": vec![1; 1024]})).await.ok();
+    client.send("/detokenize", &json!({"tokens": vec![1; 1025]})).await.refuses("tokens");
     let other = client.choice(json!({"prompt": "The king said"})).await;
     assert_ne!(other.ids, greedy.ids);
     let both = [greedy.clone(), other.clone()];

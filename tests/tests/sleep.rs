@@ -162,7 +162,7 @@ async fn two_models_at_one_address_sleep_on_their_own() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_an_answer_is_bound_to_outlasts_a_sleep() {
     let arguments = ["--remote-ratio", "0.5", "--idle", IDLE];
-    let mut up = Up::start_with(&Model::fixture("mixtral-text").folder, &arguments).await;
+    let up = Up::start_with(&Model::fixture("mixtral-text").folder, &arguments).await;
     let address = up.ready.http();
     let schema = json!({"type": "object", "additionalProperties": false, "required": ["a", "b"],
         "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x", "yz"]}}});
@@ -177,12 +177,16 @@ async fn what_an_answer_is_bound_to_outlasts_a_sleep() {
     let form: Value = serde_json::from_str(said[0]["text"].as_str().unwrap()).unwrap();
     assert!(form["a"].is_u64() && form["b"].is_string() && said[0]["finish_reason"] == "stop", "{said}");
     assert_eq!(embedded.as_array().unwrap().len(), 2);
-    up.next("asleep").await;
+    // A busy machine may take longer than the window between two requests: what counts is how it is now.
+    let asleep = async || {
+        let asleep = async || (status(address).await["state"] == "asleep").then_some(());
+        until(LONG, "a model that sleeps", asleep).await;
+    };
+    asleep().await;
     let cold = answer().await;
     assert_eq!(cold.head.header("x-remoe-cold-start"), "true");
     assert_eq!(cold.ok()["choices"], said);
-    up.next("awake").await;
-    up.next("asleep").await;
+    asleep().await;
     assert_eq!(embedding().await, embedded);
 }
 
