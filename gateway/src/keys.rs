@@ -318,8 +318,8 @@ impl Tenant {
             let mut own = self.usage();
             let mut used = other.usage();
             let Usage { requests, tokens, .. } = &mut *own;
-            used.requests = requests.take().map(|budget| budget.after(used.requests.as_ref()));
-            used.tokens = tokens.take().map(|budget| budget.after(used.tokens.as_ref()));
+            used.requests = requests.take().map(|budget| budget.after(used.requests.take()));
+            used.tokens = tokens.take().map(|budget| budget.after(used.tokens.take()));
         }
         Arc::new(Self {
             name: self.name.clone(),

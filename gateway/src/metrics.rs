@@ -71,7 +71,7 @@ impl GatewayMetrics {
             )?,
             keys_outdated: IntGauge::new(
                 "remoe_gateway_keys_outdated",
-                "1 while the file with keys has newer ones that cannot be used, else 0.",
+                "1 while the file with keys has newer ones that cannot be used, or cannot be read, else 0.",
             )?,
             registry,
         };

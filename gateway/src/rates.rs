@@ -18,10 +18,13 @@ impl Budget {
         Self { per_minute, left: per_minute, since: now }
     }
 
-    /// This budget, which begins now, with no more left than of the one `before` that it replaces.
-    pub(crate) fn after(self, before: Option<&Self>) -> Self {
-        let left = before.map_or(self.left, |before| self.left.min(before.left));
-        Self { left, ..self }
+    /// This budget, which begins now, with no more left than by now of the one `before` that it replaces.
+    pub(crate) fn after(mut self, before: Option<Self>) -> Self {
+        if let Some(mut before) = before {
+            before.fill(self.since);
+            (self.left, self.since) = (self.left.min(before.left), before.since);
+        }
+        self
     }
 
     fn fill(&mut self, now: Instant) {
@@ -64,5 +67,19 @@ mod tests {
         budget.spend(0.0, at(1000));
         assert_eq!(budget.wait(60.0, at(1000)), Duration::ZERO);
         assert_eq!(budget.wait(61.0, at(1000)), Duration::from_secs(1), "never more than a minute's");
+    }
+
+    #[test]
+    fn what_had_come_back_is_there_for_the_budget_that_follows() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let follows = |seconds| {
+            let mut spent = Budget::new(60, start);
+            spent.spend(100.0, start);
+            Budget::new(120, at(seconds)).after(Some(spent))
+        };
+        assert_eq!(follows(3600).wait(60.0, at(3600)), Duration::ZERO, "an hour later");
+        assert_eq!(follows(40).wait(1.0, at(40)), Duration::from_millis(500), "the debt was just paid");
+        assert_eq!(follows(0).wait(1.0, start), Duration::from_millis(20_500), "paid at the new rate");
     }
 }
