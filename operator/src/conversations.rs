@@ -26,7 +26,7 @@ const CALLS: usize = 32;
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 /// .. but for the first few after something new: somebody may wait for it to serve. A new order is told at once.
 const EAGER_PAUSE: Duration = Duration::from_millis(100);
-/// One that has never answered starts, and is asked this often, ..
+/// One that starts and has not answered yet is asked this often, ..
 const STARTING_PAUSE: Duration = Duration::from_millis(50);
 /// .. but for no longer than that.
 const STARTING: Duration = Duration::from_secs(60);
@@ -59,6 +59,8 @@ pub struct Partner {
     pub ip: IpAddr,
     /// What it is to have in force; none: it is only asked.
     pub order: Option<Arc<Order>>,
+    /// Whether its node has not seen it ready yet.
+    pub starting: bool,
 }
 
 /// All conversations of this operator.
@@ -86,6 +88,8 @@ struct Conversation {
 #[derive(Clone)]
 struct Wish {
     order: Option<Arc<Order>>,
+    /// Whether it starts.
+    starting: bool,
     /// Who it has to be.
     trust: Option<Trust>,
     at: Instant,
@@ -137,8 +141,8 @@ impl Conversations {
             tasks: JoinSet::new(),
         });
         let mut before = std::mem::take(&mut known.mains);
-        for Partner { uid, ip, order } in partners.into_iter().take(MOST_MAINS) {
-            let wish = Wish { order, trust: trust.cloned(), at: Instant::now() };
+        for Partner { uid, ip, order, starting } in partners.into_iter().take(MOST_MAINS) {
+            let wish = Wish { order, starting, trust: trust.cloned(), at: Instant::now() };
             let goes_on = before.remove(&uid).filter(|known| known.ip == ip && !known.task.is_finished());
             let conversation = match goes_on {
                 Some(conversation) => {
@@ -177,7 +181,7 @@ async fn converse(
     let (begun, mut has_answered) = (Instant::now(), false);
     loop {
         let wish = wishes.borrow_and_update().clone();
-        let ordered = wish.number();
+        let (ordered, starting) = (wish.number(), wish.starting);
         if wish.at.elapsed() > UNASKED {
             return;
         }
@@ -185,7 +189,7 @@ async fn converse(
         let said = exchange(ip, wish).await;
         drop(call);
         has_answered |= said.in_force.is_some();
-        if !has_answered && begun.elapsed() < STARTING {
+        if starting && !has_answered && begun.elapsed() < STARTING {
             sleep(STARTING_PAUSE).await;
             continue;
         }

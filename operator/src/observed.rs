@@ -7,6 +7,7 @@ use super::fleet::Silence;
 use super::gateways::Gateways;
 use super::known::{Lacking, lacking};
 use super::names;
+use super::starting::Run;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -39,7 +40,7 @@ pub struct Observed {
     /// What main functions said, by the uid of their pods.
     pub heard: HashMap<String, Heard>,
     /// The uids of pods that start and said themselves that they serve.
-    pub serving: BTreeSet<String>,
+    pub serving: BTreeSet<Run>,
     /// Functions of all other deployments.
     pub others: Silence,
     /// What gateways and the operator tell each other, where there are gateways.
@@ -62,7 +63,7 @@ pub struct Observed {
 pub(super) async fn observe(
     calls: &Calls,
     deployment: &MoEDeployment,
-    (heard, serving): (HashMap<String, Heard>, BTreeSet<String>),
+    (heard, serving): (HashMap<String, Heard>, BTreeSet<Run>),
     others: Silence,
     gateways: Option<&Gateways>,
 ) -> Result<Observed, ObserveError> {

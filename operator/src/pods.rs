@@ -2,8 +2,9 @@
 
 use super::names::{self, COMPONENT, Component, FUNCTION, IDENTITY, PodName, REPLICA};
 use super::routing::{Generation, MOST_GENERATIONS};
+use super::starting::Run;
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition, PodStatus};
+use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodCondition, PodStatus};
 use kube::ResourceExt;
 use std::net::IpAddr;
 
@@ -43,8 +44,10 @@ pub struct PodView {
     pub ip: Option<IpAddr>,
     /// Whether it is ready by its own account.
     pub ready: bool,
-    /// Whether it has not been ready yet since its container started, as far as its node knows.
+    /// Whether its container runs, or will for the first time, and has not been ready yet, as far as its node knows.
     pub starting: bool,
+    /// How often its container was started again.
+    pub restarts: i32,
     /// When it becomes faulty if nothing changes.
     pub faulty_at: Option<Timestamp>,
     /// What is wrong, where that calls for another pod in its place.
@@ -105,7 +108,8 @@ impl PodView {
             ends_by: meta.deletion_timestamp.as_ref().map(|time| time.0),
             ip: status.pod_ip.as_deref().and_then(|ip| ip.parse().ok()),
             ready,
-            starting: !ready && unready.is_none(),
+            starting: !ready && unready.is_none() && !is_between_runs(&status),
+            restarts: container(&status).map_or(0, |container| container.restart_count),
             faulty_at: unready.filter(|at| *at > now),
             fault: ended(&status).or_else(|| crash_looping(&status)).or_else(|| disrupted(&status)).or(lost),
             trouble: trouble(&status),
@@ -117,6 +121,11 @@ impl PodView {
     /// Whether it is there to stay, and nothing is wrong with it that calls for another one.
     pub fn is_sound(&self) -> bool {
         self.owned && self.ends_by.is_none() && self.fault.is_none() && self.name.is_counted()
+    }
+
+    /// Its container.
+    pub fn run(&self) -> Run {
+        (self.uid.clone(), self.restarts)
     }
 
     /// Whether it has `generation` in force, that and nothing else that goes by its number.
@@ -181,6 +190,15 @@ fn ended(status: &PodStatus) -> Option<Trouble> {
 
 fn container(status: &PodStatus) -> Option<&ContainerStatus> {
     status.container_statuses.iter().flatten().next()
+}
+
+/// Whether the container ended, and has not been started again.
+fn is_between_runs(status: &PodStatus) -> bool {
+    container(status).is_some_and(|container| {
+        let ended =
+            |state: &Option<ContainerState>| state.as_ref().is_some_and(|state| state.terminated.is_some());
+        ended(&container.state) || (waiting(status).is_some() && ended(&container.last_state))
+    })
 }
 
 fn waiting(status: &PodStatus) -> Option<(&str, &str)> {

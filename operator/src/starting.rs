@@ -26,6 +26,9 @@ const CALL: Duration = Duration::from_millis(500);
 /// One that takes longer to load can wait for its node's word.
 const LONGEST: Duration = Duration::from_secs(60);
 
+/// A container of a function: its pod's uid, and how often it was started again. What one said is not the next one's word.
+pub type Run = (String, i32);
+
 /// All functions that are asked.
 pub struct Starting {
     deployments: Mutex<HashMap<ObjectRef<MoEDeployment>, Deployment>>,
@@ -35,7 +38,7 @@ pub struct Starting {
 /// Those of one deployment.
 #[derive(Default)]
 struct Deployment {
-    functions: BTreeMap<String, Function>,
+    functions: BTreeMap<Run, Function>,
     /// Ends the tasks with it.
     tasks: JoinSet<()>,
 }
@@ -51,17 +54,17 @@ impl Starting {
         Self { deployments: Mutex::default(), news }
     }
 
-    /// The uids of the pods of `owner` that said that they serve.
-    pub fn serving(&self, owner: &MoEDeployment) -> BTreeSet<String> {
+    /// The functions of `owner` that said that they serve.
+    pub fn serving(&self, owner: &MoEDeployment) -> BTreeSet<Run> {
         let deployments = self.lock();
         let functions = deployments.get(&ObjectRef::from_obj(owner)).map(|known| &known.functions);
         let serving =
             functions.into_iter().flatten().filter(|(_, function)| function.serves.load(Ordering::Acquire));
-        serving.map(|(uid, _)| uid.clone()).collect()
+        serving.map(|(run, _)| run.clone()).collect()
     }
 
-    /// Asks the pods `starting` of `owner`, by uid, and no others.
-    pub fn keep(&self, owner: &MoEDeployment, starting: BTreeMap<String, IpAddr>) {
+    /// Asks the functions `starting` of `owner`, and no others.
+    pub fn keep(&self, owner: &MoEDeployment, starting: BTreeMap<Run, IpAddr>) {
         let key = ObjectRef::from_obj(owner);
         let mut deployments = self.lock();
         if starting.is_empty() {
@@ -69,16 +72,16 @@ impl Starting {
             return;
         }
         let known = deployments.entry(key.clone()).or_default();
-        known.functions.retain(|uid, function| {
-            let stays = starting.contains_key(uid);
+        known.functions.retain(|run, function| {
+            let stays = starting.contains_key(run);
             if !stays {
                 function.task.abort();
             }
             stays
         });
         while known.tasks.try_join_next().is_some() {}
-        for (uid, ip) in starting.into_iter().take(MOST) {
-            known.functions.entry(uid).or_insert_with(|| {
+        for (run, ip) in starting.into_iter().take(MOST) {
+            known.functions.entry(run).or_insert_with(|| {
                 let serves = Arc::new(AtomicBool::new(false));
                 let task = known.tasks.spawn(ask(ip, serves.clone(), self.news.clone(), key.clone()));
                 Function { serves, task }

@@ -22,6 +22,7 @@ use super::observed::{Observed, is_owned_by};
 use super::planned::Planned;
 use super::pods::{PodView, Trouble};
 use super::routing::RoutingTable;
+use super::starting::Run;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -189,7 +190,7 @@ impl Scene<'_> {
                 view.follows(heard.in_force, newest);
                 view.placement.clone_from(&heard.placement);
             }
-            view.ready |= view.starting && !view.is_main && self.observed.serving.contains(&view.uid);
+            view.ready |= view.starting && !view.is_main && self.observed.serving.contains(&view.run());
             view
         });
         heard.collect()
@@ -202,9 +203,9 @@ impl Scene<'_> {
 
 impl Steps {
     /// Remote functions that are to be asked whether they serve.
-    pub(super) fn starting(&self) -> BTreeMap<String, IpAddr> {
+    pub(super) fn starting(&self) -> BTreeMap<Run, IpAddr> {
         let starting = self.pods.iter().filter(|pod| pod.starting && !pod.is_main && pod.is_sound());
-        starting.filter_map(|pod| Some((pod.uid.clone(), pod.ip?))).collect()
+        starting.filter_map(|pod| Some((pod.run(), pod.ip?))).collect()
     }
 
     fn look_within(&mut self, time: Duration) {

@@ -125,7 +125,7 @@ impl Steps {
         let partners = orders(table, &self.pods).filter_map(|(pod, generation)| {
             // What is not written yet, because it is not known what to write, is not told.
             let order = generation.filter(|_| !table.spoiled).and_then(|_| told.get(&pod.identity).cloned());
-            Some(Partner { uid: pod.uid.clone(), ip: pod.ip?, order })
+            Some(Partner { uid: pod.uid.clone(), ip: pod.ip?, order, starting: pod.starting })
         });
         self.partners = partners.collect();
     }

@@ -10,13 +10,14 @@ use remoe_wire::v1::Routing;
 use serde_json::json;
 use std::sync::Arc;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 
 fn partner(uid: &str, ip: &str, order: Option<u64>) -> Partner {
     let order = order.map(|number| {
         let routing = Routing { generation: number, ..Routing::default() };
         Arc::new(Order { number, routing: Ok(routing) })
     });
-    Partner { uid: uid.to_owned(), ip: ip.parse().unwrap(), order }
+    Partner { uid: uid.to_owned(), ip: ip.parse().unwrap(), order, starting: false }
 }
 
 /// Of two main functions one accepts connections and never answers. The other one is heard and told all the
@@ -50,4 +51,31 @@ async fn a_silent_main_function_keeps_nobody_waiting() {
     assert_eq!(conversations.heard(&owner).len(), 1);
     conversations.end(&looked_at);
     assert!(conversations.heard(&owner).is_empty());
+}
+
+/// Two main functions close every connection. The one that starts is asked again and again; the one that was ready before
+/// this operator looked is not.
+#[tokio::test]
+async fn only_a_main_function_that_starts_is_asked_at_short_intervals() {
+    let ips = ["127.78.0.3", "127.78.0.4"];
+    let mut asked = Vec::new();
+    for ip in ips {
+        let listener = TcpListener::bind((ip, CONTROL_PORT)).await.unwrap();
+        let (count, counted) = watch::channel(0);
+        tokio::spawn(async move {
+            while let Ok((refused, _)) = listener.accept().await {
+                drop(refused);
+                count.send_modify(|count| *count += 1);
+            }
+        });
+        asked.push(counted);
+    }
+    let partners = [true, false].into_iter().zip(ips);
+    let partners = partners.map(|(starting, ip)| Partner { starting, ..partner(ip, ip, None) }).collect();
+    let (conversations, _news) = Conversations::new();
+    conversations.keep(&deployment(json!({})), partners, None);
+    asked[1].wait_for(|count| *count > 0).await.unwrap();
+    asked[0].wait_for(|count| *count >= 20).await.unwrap();
+    let other = *asked[1].borrow();
+    assert!(other < 10, "asked {other} times");
 }

@@ -121,6 +121,7 @@ impl World {
             ip: None,
             ready: false,
             starting: false,
+            restarts: 0,
             faulty_at: None,
             fault: None,
             trouble: None,

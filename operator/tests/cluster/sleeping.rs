@@ -334,20 +334,41 @@ fn a_remote_function_that_says_that_it_serves_is_told_of_before_its_node_has_see
     }
     let is_told =
         |world: &mut World| world.look().1.writes.iter().any(|write| matches!(write, Write::Routing(_)));
+    let mains_start = |world: &mut World| {
+        let partners = world.look().1.partners;
+        assert!(!partners.is_empty());
+        partners.iter().all(|main| main.starting)
+    };
     assert!(!is_told(&mut world), "nobody has said anything");
-    world.there.serving = world.there.pods.iter().filter(is_remote).filter_map(ResourceExt::uid).collect();
+    assert!(mains_start(&mut world));
+    let uids = world.there.pods.iter().filter(is_remote).filter_map(ResourceExt::uid);
+    world.there.serving = uids.map(|uid| (uid, 0)).collect();
     assert!(!world.there.serving.is_empty());
     assert!(is_told(&mut world));
+    let containers = |world: &mut World, started: bool, restarts: i32, state: &str| {
+        let state: Value =
+            json!({state: if state == "terminated" { json!({"exitCode": 1}) } else { json!({}) }});
+        for pod in &mut world.there.pods {
+            pod.status.as_mut().unwrap().container_statuses =
+                serde_json::from_value(json!([{"name": "x", "image": "x", "imageID": "x", "ready": false,
+                    "restartCount": restarts, "started": started, "state": state}]))
+                .unwrap();
+        }
+    };
+    containers(&mut world, false, 0, "running");
+    assert!(is_told(&mut world));
+    // What a container said is not the next one's word.
+    containers(&mut world, false, 0, "terminated");
+    assert!(!is_told(&mut world), "it ended");
+    containers(&mut world, false, 1, "running");
+    assert!(!is_told(&mut world), "another one loads");
     // Once its node has seen it ready, that it is not any more is the node's to say.
+    containers(&mut world, true, 0, "running");
     let later = world.there.now.checked_add(jiff::SignedDuration::from_secs(30)).unwrap().to_string();
     for pod in &mut world.there.pods {
-        let status = pod.status.as_mut().unwrap();
-        status.container_statuses =
-            serde_json::from_value(json!([{"name": "x", "image": "x", "imageID": "x", "ready": false,
-                "restartCount": 0, "started": true}]))
-            .unwrap();
-        let condition = &mut status.conditions.as_mut().unwrap()[0];
+        let condition = &mut pod.status.as_mut().unwrap().conditions.as_mut().unwrap()[0];
         condition.last_transition_time = serde_json::from_value(json!(later)).unwrap();
     }
     assert!(!is_told(&mut world));
+    assert!(!mains_start(&mut world));
 }

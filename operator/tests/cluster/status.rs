@@ -42,6 +42,7 @@ impl Scene {
                     ip: None,
                     ready: true,
                     starting: false,
+                    restarts: 0,
                     faulty_at: None,
                     fault: None,
                     trouble: None,
