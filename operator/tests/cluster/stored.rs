@@ -64,9 +64,9 @@ fn its_functions_are_those_of_its_plan() {
     let (owner, _, revision) = stored();
     let identities: Vec<(&str, &str)> =
         revision.functions().map(|function| (function.name.as_str(), function.identity.as_str())).collect();
-    let now = [("main", "e76358f8a2"), ("l1", "ffdfae045f"), ("l2", "6a5a247e73"), ("l3", "5b5bda2395")];
+    let now = [("main", "ebb732bcda"), ("l1", "ffdfae045f"), ("l2", "6a5a247e73"), ("l3", "5b5bda2395")];
     assert_eq!(identities, now);
-    assert_eq!(revision.main.pod(&owner, 1, 0).name_any(), "demo-main-e76358f8a2-1-0");
+    assert_eq!(revision.main.pod(&owner, 1, 0).name_any(), "demo-main-ebb732bcda-1-0");
     let mut map = ConfigMap::default();
     map.data.get_or_insert_default().insert("ca486536e8.json".to_owned(), GENERATION.to_owned());
     let table = RoutingTable::from_config_map(&map);
