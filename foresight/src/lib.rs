@@ -9,8 +9,7 @@
 //!
 //! [`Foresight`] joins them. It takes values and returns values; only [`Store`] touches the disk. A [`Watch`] gives it a
 //! thread, so that no request waits for it. Nothing of a prompt's text is kept: a request is remembered by the vector of
-//! its prompt and by how its tokens spread over the experts. [`ReplicaScaler`] says how many replicas each group of
-//! functions is to have, by the load of each.
+//! its prompt and by how its tokens spread over the experts.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
@@ -21,7 +20,6 @@ mod memory;
 mod metrics;
 mod observed;
 mod quality;
-mod replicas;
 mod store;
 mod watch;
 
@@ -31,6 +29,5 @@ pub use memory::Tenant;
 pub use metrics::{ForesightMetrics, ModelForesightMetrics};
 pub use observed::Observed;
 pub use quality::{PhaseQuality, Quality};
-pub use replicas::{ReplicaRules, ReplicaScaler};
 pub use store::{Store, StoreError, Stored};
 pub use watch::Watch;

@@ -1,10 +1,10 @@
 //! What past requests used, in one file per model: appended, checksummed, bounded.
 //!
-//! A frame for the header, then one for each request: a number, the tenant, the positions of both phases, the prompt's
-//! vector in float16, the shares of both phases in 65535ths. Nothing of its text. Whoever is killed while writing loses
+//! A frame for the header, then one for each request: a number, the tenant, whether it decoded, the prompt's vector in
+//! float16, the shares of both phases in 65535ths. Nothing of its text. Whoever is killed while writing loses
 //! the frame that was being written and no other; the next one cuts its beginning off. Frames whose checksum is wrong are
 //! passed over and counted. When the file has grown to its limit it is written anew with those that are still
-//! wanted, beside the old one, which it replaces when it is whole.
+//! wanted, beside the old one, which it replaces when it is whole. Nobody but its owner can read it.
 
 use crate::frame::{self, Found};
 use crate::memory::Tenant;
@@ -13,8 +13,9 @@ use remoe_predictor::record::RecordHeader;
 use remoe_predictor::{Experience, PredictError, Shares};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 const FORMAT: &str = "remoe-experience";
@@ -23,6 +24,9 @@ const VERSION: u32 = 1;
 const FILE: &str = "experience";
 /// Of the one that replaces it.
 const NEXT: &str = "experience.next";
+
+/// The file's permissions: words of a short prompt can be guessed from its vector.
+const OWNER: u32 = 0o600;
 
 /// Why a store cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -116,8 +120,10 @@ impl Store {
             .write(true)
             .create(true)
             .truncate(false)
+            .mode(OWNER)
             .open(&path)
             .map_err(failed)?;
+        file.set_permissions(Permissions::from_mode(OWNER)).map_err(failed)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(std::fs::TryLockError::WouldBlock) => return Err(StoreError::Taken { path }),
@@ -293,7 +299,8 @@ impl Store {
         let in_next = |source| StoreError::File { path: next.clone(), source };
         let begun =
             self.header.frame().map_err(|what| StoreError::Other { path: self.path.clone(), what })?;
-        let options = || OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&next);
+        let options =
+            || OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(OWNER).open(&next);
         let file = options().map_err(in_next)?;
         let mut writer = io::BufWriter::new(&file);
         writer.write_all(&begun).map_err(in_next)?;

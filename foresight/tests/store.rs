@@ -6,6 +6,8 @@ use remoe_foresight::{Store, StoreError, Stored, Tenant};
 use remoe_predictor::record::RecordHeader;
 use remoe_predictor::{Experience, Shares};
 use std::collections::HashSet;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 const HIDDEN: usize = 4;
@@ -52,6 +54,20 @@ fn assert_same(read: &[Stored], numbers: impl Iterator<Item = u64>) {
         let pairs = read.experience.prefill.values().iter().zip(expected.experience.prefill.values());
         pairs.for_each(|(read, expected)| assert!((read - expected).abs() < 1e-4, "{read} {expected}"));
     }
+}
+
+#[test]
+fn nobody_but_its_owner_reads_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("experience");
+    let mode = || path.metadata().unwrap().permissions().mode() & 0o777;
+    // One that an earlier version wrote for all to read.
+    std::fs::write(&path, []).unwrap();
+    std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+    let (mut store, _) = open(folder.path(), 1000).unwrap();
+    assert_eq!(mode(), 0o600);
+    (1..100).for_each(|number| store.append(&stored(number), HashSet::new).unwrap());
+    assert_eq!(mode(), 0o600, "nor when it was written anew");
 }
 
 #[test]

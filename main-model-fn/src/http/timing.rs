@@ -12,6 +12,10 @@ use std::time::{Duration, Instant};
 
 pub(super) const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 
+/// Bytes of what is told after an answer with the counts of experts. A client that gets more than 16 KiB of trailers
+/// takes the whole answer for broken, so that the counts are left out first.
+const MAX_TOLD: usize = 14 << 10;
+
 /// The parts of the time to the first token, in milliseconds, one after the other.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub(super) struct Timing {
@@ -95,9 +99,11 @@ impl Timeline {
         if let Some(told) = told.and_then(|told| HeaderValue::from_str(&told).ok()) {
             headers.insert(TOLD, told);
         }
-        // Of the largest models they are too long to be told.
+        // Of the largest models they are too long to be told, and beside the costs of many functions.
         let text = activations.and_then(Activations::to_text);
-        if let Some(text) = text.and_then(|text| HeaderValue::from_str(&text).ok()) {
+        let text = text.and_then(|text| HeaderValue::from_str(&text).ok());
+        let others: usize = headers.iter().map(|(name, value)| line(name, value)).sum();
+        if let Some(text) = text.filter(|text| others + line(&ACTIVATIONS, text) <= MAX_TOLD) {
             headers.insert(ACTIVATIONS, text);
         }
         headers
@@ -112,6 +118,11 @@ impl Timing {
              ready;dur={ready:.3}, first;dur={first:.3}"
         )
     }
+}
+
+/// Bytes of a header as it is sent.
+fn line(name: &HeaderName, value: &HeaderValue) -> usize {
+    name.as_str().len() + ": \r\n".len() + value.len()
 }
 
 /// `name;dur=1.5, ..`: names that are not known are left out.
@@ -137,6 +148,23 @@ fn read(text: &str) -> Timing {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn counts_of_experts_are_left_out_before_a_client_refuses_all_that_is_told() {
+        let mut headers = HeaderMap::new();
+        headers.insert(GIVEN, HeaderValue::from_static("load;dur=7.25"));
+        headers.insert(ACTIVATIONS, HeaderValue::from_static("counts"));
+        let mut line = Timeline::begin(&headers);
+        line.token();
+        let mut activations = Activations::new(32, 128);
+        activations.count(remoe_predictor::Phase::Prefill, std::iter::empty());
+        let share = |port| (format!("10.0.0.1:{port}"), remoe_ledger::Share::default());
+        let told = |functions| Told { shares: (0..functions).map(share).collect(), ..Told::default() };
+        assert!(line.headers(1, 2, Some(&told(2)), Some(&activations)).contains_key(ACTIVATIONS));
+        let many = line.headers(1, 2, Some(&told(64)), Some(&activations));
+        assert!(many.contains_key(TOLD) && !many.contains_key(ACTIVATIONS));
+        assert!(many.iter().map(|(name, value)| super::line(name, value)).sum::<usize>() <= MAX_TOLD);
+    }
 
     #[test]
     fn parts_are_read_and_written() {
