@@ -103,3 +103,40 @@ async fn a_placement_follows_the_topic_and_a_wake_those_who_wait() {
     let metrics = raw::ask(address, raw::get("/metrics")).await.text();
     assert!(metrics.contains("remoe_replans_total{cause=\"wake\",model=\"model\"} 1"), "{metrics}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_placement_that_cannot_start_is_taken_back() {
+    let model = Model::demo();
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("model");
+    std::fs::create_dir(&copy).unwrap();
+    for file in std::fs::read_dir(&model.folder).unwrap().map(Result::unwrap) {
+        if file.file_type().unwrap().is_file() {
+            std::fs::copy(file.path(), copy.join(file.file_name())).unwrap();
+        }
+    }
+    let arguments = ["--remote-ratio", "0.5", "--replan", "300ms", "--ready-timeout", "8s"];
+    let mut up = Up::start_with(&copy, &arguments).await;
+    let address = up.ready.http();
+    // What runs has its weights; whoever starts now finds none.
+    let weights: Vec<_> = std::fs::read_dir(&copy).unwrap().map(|file| file.unwrap().path()).collect();
+    let weights: Vec<_> =
+        weights.iter().filter(|path| path.extension().is_some_and(|it| it == "safetensors")).collect();
+    assert!(!weights.is_empty());
+    weights.iter().for_each(|path| std::fs::rename(path, path.with_extension("away")).unwrap());
+    until(LONG, "a revision that is taken back", async || {
+        round(address, &SCRIPTURE).await;
+        let metrics = raw::ask(address, raw::get("/metrics")).await.text();
+        metrics.contains("remoe_replans_total{cause=\"failed\"").then_some(())
+    })
+    .await;
+    assert!(up.unread().iter().all(|event| event.event != "replanned"), "it was never in force");
+    let (share, _) = remote(address, SCRIPTURE[0]).await;
+    assert!(share > 0.0, "the remote functions before it go on");
+    weights.iter().for_each(|path| std::fs::rename(path.with_extension("away"), path).unwrap());
+    until(LONG, "a revision that starts", async || {
+        round(address, &SCRIPTURE).await;
+        up.unread().iter().any(|event| event.event == "replanned").then_some(())
+    })
+    .await;
+}

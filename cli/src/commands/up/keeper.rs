@@ -5,6 +5,7 @@ use super::following::{Answering, Following, taken};
 use super::replan::Better;
 use super::report::{Report, serving_processes};
 use super::tariff::Tariff;
+use crate::deployment::Wanted as Placed;
 use crate::exit::CliError;
 use axum::http::HeaderValue;
 use remoe_function::Role;
@@ -12,6 +13,7 @@ use remoe_gateway::{Backend, FunctionLine, Model, Running, WakeMarks, Want, Want
 use remoe_launcher::decide::Desired;
 use remoe_launcher::functions::DEFAULT_MAX_BATCH;
 use remoe_launcher::{FunctionState, FunctionStatus, Status, Supervisor, control};
+use remoe_wire::v1::LayerExperts;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,6 +22,9 @@ use tokio::task::JoinHandle;
 
 /// What the main function may take to say how many requests it has.
 const ASK: Duration = Duration::from_secs(1);
+
+/// What a revision that came to nothing, or was undone by the next one, makes the pause longer by, at most.
+const MOST_PAUSES: u32 = 64;
 
 /// Set when functions are to end: the time that they may drain.
 pub(super) type End = watch::Receiver<Option<Duration>>;
@@ -54,12 +59,23 @@ struct Seen {
     serving: BTreeSet<u32>,
     main: Option<u32>,
     wake: WakeMarks,
-    /// The generation that a revision is to replace, until it has.
-    revising: Option<u64>,
-    /// A revision is to be said when it is in force.
-    revised: bool,
+    /// A placement that is not in force yet.
+    revision: Option<Revision>,
+    /// Until the next look for a better placement.
+    pause: Duration,
+    /// What was remote before the last revision.
+    replaced: Option<Vec<LayerExperts>>,
     /// Whether there is a better placement than the one that runs is being worked out.
     answering: Option<Answering>,
+}
+
+/// A placement on its way: until it is in force, the one before counts.
+struct Revision {
+    better: Better,
+    /// The generation that it is to replace.
+    replaces: Option<u64>,
+    /// What takes longer is given up.
+    until: Option<Instant>,
 }
 
 impl Keeper {
@@ -90,12 +106,12 @@ impl Keeper {
             serving: serving_processes(first),
             main: None,
             wake: WakeMarks::default(),
-            revising: None,
-            revised: false,
+            revision: None,
+            pause: self.following.as_ref().map_or(Duration::MAX, |following| following.pause),
+            replaced: None,
             answering: None,
         };
-        let pause = self.following.as_ref().map_or(Duration::MAX, |following| following.pause);
-        let mut next = Instant::now().checked_add(pause);
+        let mut next = Instant::now().checked_add(seen.pause);
         self.look(first, &mut seen)?;
         self.report.say("ready", first)?;
         if let Some(idle) = self.idle {
@@ -108,12 +124,8 @@ impl Keeper {
             }
             let status = changes.borrow_and_update().clone();
             self.look(&status, &mut seen)?;
-            let due = async {
-                match next {
-                    Some(at) => tokio::time::sleep_until(at.into()).await,
-                    None => std::future::pending().await,
-                }
-            };
+            let due = until(next);
+            let late = until(seen.revision.as_ref().and_then(|revision| revision.until));
             let answered = async {
                 match &mut seen.answering {
                     Some(answering) => answering.await,
@@ -127,9 +139,10 @@ impl Keeper {
                         self.revise(better, &mut seen);
                     }
                 }
+                () = late => self.take_back("it does not start", &mut seen),
                 () = due => {
-                    next = Instant::now().checked_add(pause);
-                    let may_revise = !seen.asleep && seen.revising.is_none() && seen.answering.is_none();
+                    next = Instant::now().checked_add(seen.pause);
+                    let may_revise = !seen.asleep && seen.revision.is_none() && seen.answering.is_none();
                     if let Some(following) = self.following.as_mut().filter(|_| may_revise) {
                         seen.answering = following.ask(&self.report.wanted);
                     }
@@ -161,13 +174,15 @@ impl Keeper {
         };
         if asleep != seen.asleep {
             // What was asked about the placement before is of no use any more.
-            (seen.revising, seen.answering) = (None, None);
+            (seen.revision, seen.answering) = (None, None);
+            self.charge_for_those_before();
             if !asleep
                 && self.is_gone(seen.change)
                 && let Some(following) = &self.following
                 && let Some(better) = following.for_waiters(&self.report.wanted).await
             {
                 following.metrics.replanned("wake");
+                self.charge(&better.wanted);
                 self.adopt(better, "those who wait");
             }
             let mut desired = self.report.wanted.desired();
@@ -194,34 +209,77 @@ impl Keeper {
         };
         // One that would begin anew loses what it serves: that waits for the next wake.
         if main(&before) != main(&desired) {
-            return;
+            return self.wait_longer(seen);
         }
+        self.charge(&better.wanted);
+        let replaces = self.supervisor.status().borrow().generation;
+        let until = Instant::now().checked_add(desired.patience.ready);
+        seen.revision = Some(Revision { better, replaces, until });
+        seen.change = self.supervisor.change(desired);
+    }
+
+    /// The revision is in force: it is what counts.
+    fn complete(&mut self, better: Better, seen: &mut Seen) {
+        let before = self.report.wanted.placement.remote();
+        match &self.following {
+            // Back to what was there before: what is used hovers between both.
+            _ if seen.replaced.as_ref() == Some(&better.wanted.placement.remote()) => self.wait_longer(seen),
+            Some(following) => seen.pause = following.pause,
+            None => {}
+        }
+        seen.replaced = Some(before);
         if let Some(following) = &self.following {
             following.metrics.replanned("drift");
         }
         self.adopt(better, "what was used of late");
-        seen.revising = self.supervisor.status().borrow().generation;
-        seen.revised = true;
-        seen.change = self.supervisor.change(desired);
+    }
+
+    /// Goes on with the placement that is in force.
+    fn take_back(&mut self, why: &str, seen: &mut Seen) {
+        if seen.revision.take().is_none() {
+            return;
+        }
+        if let Some(following) = &self.following {
+            following.metrics.replanned("failed");
+        }
+        self.wait_longer(seen);
+        self.charge_for_those_before();
+        seen.change = self.supervisor.change(self.report.wanted.desired());
+        self.report.note(&format!("the placement stays as it is: another was taken back, as {why}"));
+    }
+
+    /// What was tried is not tried again soon.
+    fn wait_longer(&self, seen: &mut Seen) {
+        if let Some(following) = &self.following {
+            let most = following.pause.saturating_mul(MOST_PAUSES);
+            seen.pause = seen.pause.saturating_mul(2).min(most);
+        }
+    }
+
+    /// Functions of `wanted` cost what its plan says from now on; those that run beside them, what they did.
+    fn charge(&mut self, wanted: &Placed) {
+        let Some(following) = &self.following else { return };
+        let status = self.supervisor.status();
+        let status = status.borrow();
+        let running = status.functions.iter().map(|function| function.name.as_str());
+        self.tariff = Tariff::of(wanted, &following.pricing).beside(&self.tariff, running);
+        following.tell.send_replace(Some(self.tariff.clone()));
+    }
+
+    fn charge_for_those_before(&mut self) {
+        let wanted = self.report.wanted.clone();
+        self.charge(&wanted);
     }
 
     /// Another placement counts from now on.
     fn adopt(&mut self, better: Better, followed: &str) {
         let Better { wanted, why } = better;
         self.report.wanted = wanted;
-        let status = self.supervisor.status();
-        let status = status.borrow();
-        let running = status.functions.iter().map(|function| function.name.as_str());
-        if let Some(following) = &self.following {
-            let tariff = Tariff::of(&self.report.wanted, &following.pricing);
-            self.tariff = tariff.beside(&self.tariff, running);
-            following.tell.send_replace(Some(self.tariff.clone()));
-        }
         self.report.note(&format!("another placement follows {followed}: {why}"));
     }
 
     /// Tells the gateway what runs, and the user what changed.
-    fn look(&self, status: &Status, seen: &mut Seen) -> Result<(), CliError> {
+    fn look(&mut self, status: &Status, seen: &mut Seen) -> Result<(), CliError> {
         if status.change < seen.change {
             return Ok(());
         }
@@ -230,7 +288,13 @@ impl Keeper {
         if !seen.asleep && pid != seen.main {
             seen.wake = WakeMarks { started: pid.map(|_| Instant::now()), ..WakeMarks::default() };
         }
+        let began_anew = seen.main.is_some() && pid != seen.main;
         seen.main = pid;
+        if began_anew && seen.revision.is_some() {
+            // It would begin with the revision, whose functions may never come.
+            self.take_back("the main function began anew", seen);
+            return Ok(());
+        }
         mark(&mut seen.wake, status);
         let serving = main.filter(|_| !seen.asleep && status.generation.is_some());
         self.model.runs(Running {
@@ -242,7 +306,7 @@ impl Keeper {
         self.say(status, seen)
     }
 
-    fn say(&self, status: &Status, seen: &mut Seen) -> Result<(), CliError> {
+    fn say(&mut self, status: &Status, seen: &mut Seen) -> Result<(), CliError> {
         if seen.asleep {
             let gone = status.functions.iter().all(|function| function.pid.is_none());
             if gone && !seen.said_asleep {
@@ -255,11 +319,12 @@ impl Keeper {
             return Ok(());
         }
         seen.generation = status.generation;
-        if seen.revising != status.generation {
-            seen.revising = None;
+        let in_force = seen.revision.take_if(|revision| revision.replaces != status.generation);
+        let revised = in_force.is_some();
+        if let Some(Revision { better, .. }) = in_force {
+            self.complete(better, seen);
         }
         let serving = serving_processes(status);
-        let revised = std::mem::take(&mut seen.revised);
         if revised || !serving.is_subset(&seen.serving) {
             let event = match (std::mem::take(&mut seen.said_asleep), revised) {
                 (true, _) => "awake",
@@ -281,6 +346,13 @@ impl Keeper {
             authorization: Some(self.authorization.clone()),
             billing: Some(self.cashier.billing(status, &self.tariff)),
         })
+    }
+}
+
+async fn until(instant: Option<Instant>) {
+    match instant {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => std::future::pending().await,
     }
 }
 

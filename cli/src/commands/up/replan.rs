@@ -4,6 +4,7 @@ use crate::deployment::{RatioArgs, Wanted};
 use crate::exit::CliError;
 use crate::planning::{RemoteArg, STURDY, rows, with_main};
 use remoe_launcher::Placement;
+use remoe_launcher::placement::RemoteProcess;
 use remoe_planner::{Answer, Options, PlanDraft, PlanError, Problem, solve};
 use remoe_predictor::Shares;
 
@@ -91,7 +92,15 @@ impl Question {
                     || "the plan before misses a limit".to_owned(),
                     |cost| format!("{cost:.3e} instead of {:.3e} dollars a request", change.previous_cost),
                 );
+                let before = wanted.placement.processes();
                 wanted.place_as_planned(&problem, &answer)?;
+                let of = |process: &RemoteProcess| {
+                    (process.hosted.clone(), process.memory_bytes, process.cpu_millis)
+                };
+                // What would run is what runs: only the main function's account is another.
+                if main_runs && before.iter().map(of).eq(wanted.placement.processes().iter().map(of)) {
+                    return Ok(None);
+                }
                 wanted.placement = wanted.placement.revised(revision);
                 Ok(Some(Better { wanted, why }))
             }
