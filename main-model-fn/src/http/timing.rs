@@ -156,7 +156,7 @@ mod tests {
         headers.insert(ACTIVATIONS, HeaderValue::from_static("counts"));
         let mut line = Timeline::begin(&headers);
         line.token();
-        let mut activations = Activations::new(32, 128);
+        let mut activations = Activations::new(64, 128);
         activations.count(remoe_predictor::Phase::Prefill, std::iter::empty());
         let share = |port| (format!("10.0.0.1:{port}"), remoe_ledger::Share::default());
         let told = |functions| Told { shares: (0..functions).map(share).collect(), ..Told::default() };
