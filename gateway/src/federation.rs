@@ -61,7 +61,7 @@ async fn page_for(gateway: &Arc<Gateway>, caller: &Caller) -> Response {
     let (head, body) = own.into_parts();
     let Ok(body) = body.collect().await else { return (head, Bytes::new()).into_response() };
     let mut text = String::from_utf8_lossy(&body.to_bytes()).into_owned();
-    text.push_str(&merged(&text, &pages, gateway.models().len() > 1));
+    text.push_str(&merged(&text, &pages));
     if let Some(tenant) = caller.tenant.as_ref().filter(|tenant| !tenant.sees_all()) {
         text = of_tenant(&text, tenant);
     }
@@ -122,9 +122,9 @@ fn label(line: &str, name: &str) -> Option<String> {
     }
 }
 
-/// The pages of all models as one, where they are several every sample with the name of its model. Names that `own` has are left
-/// out: they mean something else there.
-fn merged(own: &str, pages: &[(String, String)], named: bool) -> String {
+/// The pages of all models as one, every sample with the name of its model. Names that `own` has are left out: they mean
+/// something else there.
+fn merged(own: &str, pages: &[(String, String)]) -> String {
     let described = |text: &str| -> BTreeSet<String> {
         let lines = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
         lines.map(str::to_owned).collect()
@@ -151,7 +151,8 @@ fn merged(own: &str, pages: &[(String, String)], named: bool) -> String {
             };
             let (_, samples) = families.entry(family).or_default();
             let _written = match rest.strip_prefix('{') {
-                _ if !named => writeln!(samples, "{line}"),
+                // It says so itself.
+                _ if self::label(line, "model").is_some() => writeln!(samples, "{line}"),
                 Some(labels) => writeln!(samples, "{name}{{{label},{labels}"),
                 None => writeln!(samples, "{name}{{{label}}}{rest}"),
             };
@@ -180,11 +181,11 @@ mod tests {
         let page = "# HELP a_total A.\n# TYPE a_total counter\na_total 1\n# HELP b B.\n# TYPE b gauge\nb{x=\"1\"} 2\n# HELP c C.\n# TYPE c gauge\nc 3\n";
         let pages = [("m".to_owned(), page.to_owned()), ("n\"".to_owned(), page.to_owned())];
         assert_eq!(
-            merged("# TYPE c gauge\nc 9\n", &pages, true),
+            merged("# TYPE c gauge\nc 9\n", &pages),
             "# HELP a_total A.\n# TYPE a_total counter\na_total{model=\"m\"} 1\na_total{model=\"n\\\"\"} 1\n\
              # HELP b B.\n# TYPE b gauge\nb{model=\"m\",x=\"1\"} 2\nb{model=\"n\\\"\",x=\"1\"} 2\n"
         );
-        let alone = merged("", &pages[..1], false);
-        assert!(alone.contains("\na_total 1\n") && alone.contains("\nb{x=\"1\"} 2\n"), "{alone}");
+        let said = [("m".to_owned(), "# TYPE d gauge\nd{model=\"p\",x=\"1\"} 2\n".to_owned())];
+        assert_eq!(merged("", &said), said[0].1);
     }
 }

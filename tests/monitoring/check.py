@@ -35,8 +35,8 @@ KEYS = """tenants:
 - {name: chat, keys: [sk-chat]}
 - {name: batch, keys: [sk-batch], dollarsPerDay: 0.00000001}
 """
-# What a dashboard's variables stand for here.
-VARIABLES = {"$model": ".*", "$__rate_interval": "15s", "$__range": "60s"}
+# What a dashboard's variables stand for here, beside the model.
+VARIABLES = {"$__rate_interval": "15s", "$__range": "60s"}
 # Only on a cluster.
 ELSEWHERE = ("remoe_operator_",)
 
@@ -117,8 +117,8 @@ def expressions(folder):
                 yield f"rules/{path.name}", alert[1] if alert else found[1]
 
 
-def substituted(expression):
-    for name, value in VARIABLES.items():
+def substituted(expression, model):
+    for name, value in (VARIABLES | {"$model": model}).items():
         expression = expression.replace(name, value)
     return expression
 
@@ -140,6 +140,7 @@ def run(arguments, work):
     with program(up, stdout=subprocess.PIPE, env=environment) as deployment:
         ready = json.loads(deployment.stdout.readline())
         endpoint = ready["endpoint"]
+        model = ready["model"]
         subprocess.run(
             [PROGRAMS / "remoe", "dashboards", monitoring, "--endpoint", endpoint, "--interval", "1s"]
             + ["--api-key-file", work / "key", "--json"],
@@ -164,11 +165,11 @@ def run(arguments, work):
                     (pause.set if paused else pause.clear)()
                     time.sleep(arguments.seconds * share)
                 api = f"http://127.0.0.1:{port}/api/v1"
-                missing = evaluate(api, monitoring)
+                missing = evaluate(api, monitoring, model)
                 if arguments.pictures:
                     folder = pathlib.Path(arguments.pictures)
                     for path in sorted((monitoring / "grafana/dashboards").glob("*.json")):
-                        render.dashboard(api, json.loads(path.read_text()), substituted, arguments.seconds, folder / f"{path.stem}.png")
+                        render.dashboard(api, json.loads(path.read_text()), lambda each: substituted(each, model), arguments.seconds, folder / f"{path.stem}.png")
             finally:
                 stop.set()
                 [client.join() for client in clients]
@@ -176,7 +177,7 @@ def run(arguments, work):
     return missing + failures
 
 
-def evaluate(api, monitoring):
+def evaluate(api, monitoring, model):
     """What of it is an error or has no data."""
     missing, count = [], 0
     for place, expression in expressions(monitoring):
@@ -184,7 +185,7 @@ def evaluate(api, monitoring):
             continue
         count += 1
         try:
-            found = get(f"{api}/query", query=substituted(expression))["data"]["result"]
+            found = get(f"{api}/query", query=substituted(expression, model))["data"]["result"]
             if not found:
                 missing.append(f"{place}: no data: {expression}")
             elif all(sample["value"][1] == "NaN" for sample in found):

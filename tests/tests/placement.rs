@@ -163,8 +163,10 @@ async fn metrics_of_all_functions_are_found_and_well_named() {
     for function in &up.ready.functions {
         let metrics = Metrics::read(function.metrics.unwrap()).await;
         assert_eq!(metrics.problems(), Vec::<String>::new(), "{}", function.role);
-        let own =
-            if function.role == "main" { "remoe_prompt_tokens_total" } else { "remoe_function_experts" };
-        assert!(metrics.value(own) > 0, "{own}");
+        let own = match function.role.as_str() {
+            "main" => format!("remoe_prompt_tokens_total{{model=\"{}\"}}", up.ready.model),
+            _ => "remoe_function_experts".to_owned(),
+        };
+        assert!(metrics.value(&own) > 0, "{own}");
     }
 }

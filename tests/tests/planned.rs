@@ -118,8 +118,9 @@ async fn a_planned_deployment_serves_as_many_at_once_as_it_says() {
             })
         })
         .collect();
+    let of_model = |name: &str| format!("{name}{{model=\"{}\"}}", up.ready.model);
     until(LONG, "all requests running at once", async || {
-        let running = Metrics::read(http).await.value("remoe_requests_running");
+        let running = Metrics::read(http).await.value(&of_model("remoe_requests_running"));
         (running == CLIENTS).then_some(())
     })
     .await;
@@ -128,7 +129,7 @@ async fn a_planned_deployment_serves_as_many_at_once_as_it_says() {
         assert_eq!(status, 200, "{reply}");
     }
     // Nobody had to give way.
-    assert_eq!(Metrics::read(http).await.value("remoe_preemptions_total"), 0);
+    assert_eq!(Metrics::read(http).await.value(&of_model("remoe_preemptions_total")), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -74,9 +74,10 @@ impl Deployment {
     /// The metrics of the main function.
     pub(super) fn metrics(&self) -> Result<Metrics> {
         let text = self.runtime.block_on(stream::get(self.http, "/metrics"))?;
+        let of_model = format!("{{model=\"{NAME}\"}}");
         let values = text.lines().filter_map(|line| {
             let (name, value) = line.rsplit_once(' ')?;
-            Some((name.to_owned(), value.parse().ok()?))
+            Some((name.replace(&of_model, ""), value.parse().ok()?))
         });
         Ok(Metrics(values.collect()))
     }
