@@ -80,3 +80,20 @@ async fn what_cannot_be_computed_is_refused_by_name() {
         }
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn quantised_experts_foresee_a_text_nearly_as_well() {
+    let model = Model::demo();
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("text.txt");
+    std::fs::write(&text, "In the beginning God created the heaven and the earth. ".repeat(4)).unwrap();
+    let (code, answer) = remoe("eval", &model, &["--perplexity", text.to_str().unwrap()]).await;
+    assert_eq!(code, Some(0), "{answer}");
+    let of = |form: usize, name: &str| {
+        assert_eq!(answer["perplexity"][form]["experts"], name, "{answer}");
+        answer["perplexity"][form]["perplexity"].as_f64().unwrap()
+    };
+    let (computed, int8, int4) = (of(0, "as computed"), of(1, "int8"), of(2, "int4"));
+    assert!(computed > 1.0 && int8 != computed && int4 != int8, "{answer}");
+    assert!((int8 / computed).ln().abs() < 0.01 && (int4 / computed).ln().abs() < 0.1, "{answer}");
+}

@@ -3,7 +3,7 @@
 use crate::args::InspectArgs;
 use crate::exit::CliError;
 use crate::output::{json, table};
-use remoe_experts::quantisation_error;
+use remoe_experts::{LoadError, quantisation_error};
 use remoe_kernels::{Pool, PoolConfig};
 use remoe_model::{Checkpoint, ExpertsDtype, Inspection};
 use serde::Serialize;
@@ -78,7 +78,10 @@ impl Quantisation {
         let experts: Vec<u32> = (0..count).map(|index| (index * facts.experts / count) as u32).collect();
         let errors = |layer, format| -> Result<Errors, CliError> {
             let error = quantisation_error(checkpoint, layer, &experts, format, COMPARED_ROWS, &pool)
-                .map_err(|error| CliError::runtime(error.to_string()))?;
+                .map_err(|error| match error {
+                    LoadError::Checkpoint(error) => CliError::from(error),
+                    error => CliError::runtime(error.to_string()),
+                })?;
             Ok(Errors { weights: error.weights, outputs: error.outputs })
         };
         let layers = facts.moe_layers.iter().map(|&layer| {

@@ -99,7 +99,14 @@ async fn scores(mut client: MainModelClient<Channel>, windows: &[&[u32]]) -> Res
             InspectRequest { prompt: Some(inspect_request::Prompt::Ids(ids)), hidden: false, scores: true };
         let reply = timeout(DEADLINE, client.inspect(request)).await;
         let reply = reply.map_err(|_elapsed| CliError::runtime(format!("no answer within {DEADLINE:?}")))?;
-        all.extend(reply?.into_inner().scores);
+        let scores = reply?.into_inner().scores;
+        if scores.len() + 1 != window.len() {
+            let (found, expected) = (scores.len(), window.len() - 1);
+            let message =
+                format!("the main function scored {found} of {expected} tokens; is it of this version?");
+            return Err(CliError::runtime(message));
+        }
+        all.extend(scores);
     }
     Ok(all)
 }
