@@ -115,7 +115,7 @@ async fn a_placement_that_cannot_start_is_taken_back() {
             std::fs::copy(file.path(), copy.join(file.file_name())).unwrap();
         }
     }
-    let arguments = ["--remote-ratio", "0.5", "--replan", "300ms", "--ready-timeout", "8s"];
+    let arguments = ["--remote-ratio", "0.5", "--replan", "300ms", "--ready-timeout", "8"];
     let mut up = Up::start_with(&copy, &arguments).await;
     let address = up.ready.http();
     // What runs has its weights; whoever starts now finds none.
