@@ -167,6 +167,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         routing: vec![LayerRouting { layer: 1, tokens }],
         hidden: vec![0, 1].into(),
         experts: Some(figures),
+        scores: vec![-0.5, f32::NAN],
     };
     let reply = |outcome| ForwardReply { id: 7, outcome: Some(outcome) };
     let failure = Failure { code: 2, message: "no".to_owned(), retryable: true };
