@@ -59,6 +59,7 @@ fn is_of(lease: &Lease, release: &str) -> bool {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use serde_json::json;
