@@ -7,7 +7,7 @@
 mod quantisation;
 mod read;
 
-pub use quantisation::{QuantisationError, quantisation_error};
+pub use quantisation::{QuantisationError, quantisation_errors};
 use read::Reader;
 pub use read::load_floats;
 use remoe_kernels::{

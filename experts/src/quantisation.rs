@@ -35,31 +35,33 @@ impl Squares {
     }
 }
 
-/// Compares `experts` of `layer` with themselves quantised, both computed in float32 for `rows` rows of numbers from
-/// a standard normal distribution, always the same.
+/// Compares `experts` of `layer` with themselves quantised in each of `formats`, all computed in float32 for `rows`
+/// rows of numbers from a standard normal distribution, always the same.
 ///
 /// # Errors
 /// They cannot be read or computed.
-pub fn quantisation_error(
+pub fn quantisation_errors<const N: usize>(
     checkpoint: &Checkpoint,
     layer: usize,
     experts: &[u32],
-    format: ExpertsDtype,
+    formats: [ExpertsDtype; N],
     rows: usize,
     pool: &Pool,
-) -> Result<QuantisationError, LoadError> {
-    let class = experts_class(Dtype::F32, Some(format));
-    let (mut weights, mut outputs) = (Squares::default(), Squares::default());
+) -> Result<[QuantisationError; N], LoadError> {
+    let mut compared = formats
+        .map(|format| (experts_class(Dtype::F32, Some(format)), Squares::default(), Squares::default()));
     for &expert in experts {
         let tensors = checkpoint.expert(layer, expert as usize)?;
         for tensor in [&tensors.gate, &tensors.up, &tensors.down] {
             let floats = load_floats(checkpoint, tensor)?;
             let columns = tensor.shape.last().copied().unwrap_or(1).max(1);
             for row in floats.chunks(columns) {
-                weights.add(row, &kept(row, class.weights));
+                for (class, weights, _) in &mut compared {
+                    weights.add(row, &kept(row, class.weights));
+                }
             }
         }
-        let hidden = expert_shape(checkpoint, layer, expert, class)?.hidden();
+        let hidden = expert_shape(checkpoint, layer, expert, Dtype::F32)?.hidden();
         let inputs = normal_rows(rows * hidden);
         let compute = |packed: &PackedExpert| {
             let row_index: Vec<u32> = (0..).take(rows).collect();
@@ -69,9 +71,14 @@ pub fn quantisation_error(
             Ok::<Vec<f32>, LoadError>(output.as_chunks().0.iter().map(|&x| f32::from_le_bytes(x)).collect())
         };
         let exact = compute(&load_expert(checkpoint, layer, expert, Dtype::F32)?)?;
-        outputs.add(&exact, &compute(&load_expert(checkpoint, layer, expert, class)?)?);
+        for (class, _, outputs) in &mut compared {
+            outputs.add(&exact, &compute(&load_expert(checkpoint, layer, expert, *class)?)?);
+        }
     }
-    Ok(QuantisationError { weights: weights.relative(), outputs: outputs.relative() })
+    Ok(compared.map(|(_, weights, outputs)| QuantisationError {
+        weights: weights.relative(),
+        outputs: outputs.relative(),
+    }))
 }
 
 /// Bytes of so many float32, sums of twelve uniform numbers each, which are very nearly normal.

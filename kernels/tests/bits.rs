@@ -4,47 +4,13 @@
 
 mod common;
 
-use common::{Data, Expert, Random, bits, forward, pool, stored_bits, to_bytes};
+use common::{Data, Expert, Random, bits, check, forward, pool, pools, stored_bits, to_bytes};
 use proptest::prelude::*;
-use remoe_kernels::{Activation, Dtype, ExpertShape, InstructionPath, Job, PackedExpert, Pool};
+use remoe_kernels::{Activation, Dtype, ExpertShape, InstructionPath, Job, PackedExpert};
 
 const ACTIVATIONS: [Activation; 4] =
     [Activation::Silu, Activation::GeluTanh, Activation::Relu, Activation::ClampedSwiglu];
 const DTYPES: [Dtype; 2] = [Dtype::Bf16, Dtype::F32];
-
-fn pools() -> Vec<Pool> {
-    let mut pools: Vec<Pool> = InstructionPath::available().into_iter().map(|path| pool(1, path)).collect();
-    pools.push(pool(2, None));
-    pools.push(pool(3, None));
-    pools
-}
-
-/// Computes `rows` rows of one expert on all pools and compares with the naive form.
-fn check(pools: &[Pool], random: &mut Random, data: Data, expert: &Expert, rows: usize) {
-    let dtype = expert.shape.dtype();
-    let hidden = expert.shape.hidden();
-    let inputs: Vec<Vec<f32>> = (0..rows).map(|_| data.vector(random, hidden, dtype)).collect();
-    let bytes = to_bytes(&inputs.concat(), dtype);
-    let index: Vec<u32> = (0..rows as u32).rev().collect();
-    let expected: Vec<u32> =
-        inputs.iter().rev().flat_map(|x| expert.row(x)).map(|x| stored_bits(x, dtype)).collect();
-    for pool in pools {
-        let actual = bits(&forward(pool, &expert.packed, &bytes, &index), dtype);
-        let difference = actual.iter().zip(&expected).position(|(a, b)| a != b);
-        if let Some(at) = difference {
-            panic!(
-                "{} with {} threads, {:?}, {data:?}, {rows} rows: row {} column {}: {:#x}, expected {:#x}",
-                pool.paths(dtype),
-                pool.threads(),
-                expert.shape,
-                at / hidden,
-                at % hidden,
-                actual[at],
-                expected[at]
-            );
-        }
-    }
-}
 
 #[test]
 fn odd_and_tiny_shapes() {

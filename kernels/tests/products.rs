@@ -4,18 +4,12 @@
 
 mod common;
 
-use common::{Data, Random, bits, dot, pool, stored_bits, to_bytes};
+use common::{Data, Random, bits, dot, pool, pools, stored_bits, to_bytes};
 use proptest::prelude::*;
 use remoe_kernels::{
-    Activation, Dtype, ExpertShape, InstructionPath, Job, KernelError, MAX_DIMENSION, MAX_OUTPUTS,
-    PackedExpert, PackedMatrix, Pool, Product, StoredDtype,
+    Activation, Dtype, ExpertShape, Job, KernelError, MAX_DIMENSION, MAX_OUTPUTS, PackedExpert, PackedMatrix,
+    Pool, Product, StoredDtype,
 };
-
-fn pools() -> Vec<Pool> {
-    let mut pools: Vec<Pool> = InstructionPath::available().into_iter().map(|path| pool(1, path)).collect();
-    pools.extend([2, 3].map(|threads| pool(threads, None)));
-    pools
-}
 
 struct Case {
     matrix: PackedMatrix,

@@ -4,47 +4,18 @@
 
 mod common;
 
-use common::{Data, Expert, Random, bits, dot_in, forward, integers, pool, stored_bits, to_bytes};
+use common::{
+    Data, Expert, Random, bits, check, dot_in, forward, integers, pool, pools, stored_bits, to_bytes,
+};
 use proptest::prelude::*;
 use remoe_kernels::quantise::{GROUP, kept};
 use remoe_kernels::{
-    Activation, Dtype, ExpertShape, InstructionPath, Job, Matrix, NumericsClass, PackedExpertBuilder,
-    PackedMatrix, Pool, Product, StoredDtype, WeightFormat,
+    Activation, Dtype, ExpertShape, Job, Matrix, NumericsClass, PackedExpertBuilder, PackedMatrix, Product,
+    StoredDtype, WeightFormat,
 };
 
 fn classes() -> impl Iterator<Item = NumericsClass> {
     NumericsClass::ALL.into_iter().filter(|class| class.weights != WeightFormat::Plain)
-}
-
-fn pools() -> Vec<Pool> {
-    let mut pools: Vec<Pool> = InstructionPath::available().into_iter().map(|path| pool(1, path)).collect();
-    pools.extend([2, 3].map(|threads| pool(threads, None)));
-    pools
-}
-
-/// Computes `rows` rows of one expert on all pools and compares with the naive form.
-fn check(pools: &[Pool], random: &mut Random, data: Data, expert: &Expert, rows: usize) {
-    let (class, dtype, hidden) = (expert.shape.class(), expert.shape.dtype(), expert.shape.hidden());
-    let inputs: Vec<Vec<f32>> = (0..rows).map(|_| data.vector(random, hidden, dtype)).collect();
-    let bytes = to_bytes(&inputs.concat(), dtype);
-    let index: Vec<u32> = (0..rows as u32).rev().collect();
-    let expected: Vec<u32> =
-        inputs.iter().rev().flat_map(|x| expert.row(x)).map(|x| stored_bits(x, dtype)).collect();
-    for pool in pools {
-        let actual = bits(&forward(pool, &expert.packed, &bytes, &index), dtype);
-        if let Some(at) = actual.iter().zip(&expected).position(|(a, b)| a != b) {
-            panic!(
-                "{} with {} threads, {class}, {:?}, {data:?}, {rows} rows: row {} column {}: {:#x}, expected {:#x}",
-                pool.paths(class),
-                pool.threads(),
-                expert.shape,
-                at / hidden,
-                at % hidden,
-                actual[at],
-                expected[at]
-            );
-        }
-    }
 }
 
 #[test]

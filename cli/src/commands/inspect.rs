@@ -3,7 +3,7 @@
 use crate::args::InspectArgs;
 use crate::exit::CliError;
 use crate::output::{json, table};
-use remoe_experts::{LoadError, quantisation_error};
+use remoe_experts::{LoadError, QuantisationError, quantisation_errors};
 use remoe_kernels::{Pool, PoolConfig};
 use remoe_model::{Checkpoint, ExpertsDtype, Inspection};
 use serde::Serialize;
@@ -76,17 +76,14 @@ impl Quantisation {
         let pool = Pool::new(PoolConfig::default()).map_err(|error| CliError::runtime(error.to_string()))?;
         let count = COMPARED_EXPERTS.min(facts.experts);
         let experts: Vec<u32> = (0..count).map(|index| (index * facts.experts / count) as u32).collect();
-        let errors = |layer, format| -> Result<Errors, CliError> {
-            let error = quantisation_error(checkpoint, layer, &experts, format, COMPARED_ROWS, &pool)
-                .map_err(|error| match error {
-                    LoadError::Checkpoint(error) => CliError::from(error),
-                    error => CliError::runtime(error.to_string()),
-                })?;
-            Ok(Errors { weights: error.weights, outputs: error.outputs })
-        };
+        let errors = |error: QuantisationError| Errors { weights: error.weights, outputs: error.outputs };
+        let formats = [ExpertsDtype::Int8, ExpertsDtype::Int4];
         let layers = facts.moe_layers.iter().map(|&layer| {
-            let (int8, int4) = (errors(layer, ExpertsDtype::Int8)?, errors(layer, ExpertsDtype::Int4)?);
-            Ok::<_, CliError>(LayerErrors { layer, int8, int4 })
+            match quantisation_errors(checkpoint, layer, &experts, formats, COMPARED_ROWS, &pool) {
+                Ok([int8, int4]) => Ok(LayerErrors { layer, int8: errors(int8), int4: errors(int4) }),
+                Err(LoadError::Checkpoint(error)) => Err(CliError::from(error)),
+                Err(error) => Err(CliError::runtime(error.to_string())),
+            }
         });
         Ok(Self {
             experts_per_layer: count,

@@ -222,6 +222,37 @@ pub(crate) fn pool(threads: usize, path: impl Into<Option<InstructionPath>>) -> 
     Pool::new(PoolConfig { threads, path: path.into(), ..PoolConfig::default() }).unwrap()
 }
 
+/// One of each instruction path with one thread, and of the usual one with two and three.
+pub(crate) fn pools() -> Vec<Pool> {
+    let mut pools: Vec<Pool> = InstructionPath::available().into_iter().map(|path| pool(1, path)).collect();
+    pools.extend([2, 3].map(|threads| pool(threads, None)));
+    pools
+}
+
+/// Computes `rows` rows of one expert on all pools and compares with the naive form.
+pub(crate) fn check(pools: &[Pool], random: &mut Random, data: Data, expert: &Expert, rows: usize) {
+    let (class, dtype, hidden) = (expert.shape.class(), expert.shape.dtype(), expert.shape.hidden());
+    let inputs: Vec<Vec<f32>> = (0..rows).map(|_| data.vector(random, hidden, dtype)).collect();
+    let bytes = to_bytes(&inputs.concat(), dtype);
+    let index: Vec<u32> = (0..rows as u32).rev().collect();
+    let expected: Vec<u32> =
+        inputs.iter().rev().flat_map(|x| expert.row(x)).map(|x| stored_bits(x, dtype)).collect();
+    for pool in pools {
+        let actual = bits(&forward(pool, &expert.packed, &bytes, &index), dtype);
+        for (at, (found, wanted)) in actual.iter().zip(&expected).enumerate() {
+            assert!(
+                found == wanted,
+                "{} with {} threads, {class}, {:?}, {data:?}, {rows} rows: row {} column {}: {found:#x}, expected {wanted:#x}",
+                pool.paths(class),
+                pool.threads(),
+                expert.shape,
+                at / hidden,
+                at % hidden,
+            );
+        }
+    }
+}
+
 pub(crate) fn forward(pool: &Pool, expert: &PackedExpert, inputs: &[u8], row_index: &[u32]) -> Vec<u8> {
     let mut output = vec![0xaa; row_index.len() * expert.shape().row_bytes()];
     pool.forward(&mut [Job { expert, inputs, row_index, output: &mut output }]).unwrap();
