@@ -10,7 +10,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use remoe_fetch::{ModelArgs, ModelLocation};
 use remoe_function::sizes;
-use remoe_model::ExpertsDtype;
+use remoe_model::{DenseDtype, ExpertsDtype};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -393,6 +393,10 @@ pub(crate) struct DeploymentArgs {
     /// Quantise routed experts to int8 or int4 as they are loaded [default: they stay in the type computed in]
     #[arg(long, value_name = "int8|int4")]
     pub(crate) experts_dtype: Option<ExpertsDtype>,
+    /// Keep attention, dense layers, shared experts and the head as int8, or by its name in the type computed in
+    /// [default: int8 beside quantised experts, on CPUs]
+    #[arg(long, value_name = "int8|bfloat16|float32")]
+    pub(crate) dense_dtype: Option<DenseDtype>,
     /// cpu, cuda or cuda:INDEX [default: cuda where there is one]
     #[arg(long, value_parser = device)]
     pub(crate) device: Option<String>,
@@ -461,6 +465,7 @@ impl DeploymentArgs {
             source,
             dtype: None,
             experts_dtype: None,
+            dense_dtype: None,
             device: None,
             backend: None,
             remote_ratio: None,

@@ -3,6 +3,7 @@
 use crate::args::{Backend, DeploymentArgs};
 use crate::commands::profile::default_dtype;
 use crate::exit::CliError;
+use crate::loading;
 use crate::machine;
 use crate::output::progress::Progress;
 use crate::planning;
@@ -16,7 +17,7 @@ use remoe_launcher::{
     Cgroups, LogLine, ModelOptions, MoeLayer, Placement, ProcessLauncher, ResourceLimits, Status, Supervisor,
     control,
 };
-use remoe_model::{Checkpoint, ExpertsDtype, Inspection};
+use remoe_model::{Checkpoint, DenseDtype, ExpertsDtype, Inspection};
 use remoe_planner::{Account, Answer, MainSize, PlanDraft, Problem};
 use remoe_wire::v1::main_model_client::MainModelClient;
 use serde::{Deserialize, Serialize};
@@ -120,13 +121,16 @@ impl Wanted {
         let source = ModelArgs { model: absolute(&args.source.model), ..args.source.clone() };
         let opened = source.open()?;
         let source = source.pinned(&opened);
-        let inspection = Inspection { experts_dtype: args.experts_dtype, ..opened.checkpoint.inspect()? };
+        let (experts_dtype, device) = (args.experts_dtype, args.device.as_deref().unwrap_or("cpu"));
+        let dense_int8 = DenseDtype::is_int8(args.dense_dtype, experts_dtype, device);
+        let inspection = Inspection { experts_dtype, dense_int8, ..opened.checkpoint.inspect()? };
         let moe_layers = moe_layers(&inspection);
         Ok(Self {
             options: ModelOptions {
                 model: source.model.to_os_string().into(),
                 dtype: args.dtype.map(|dtype| dtype.name().to_owned()),
-                experts_dtype: args.experts_dtype.map(ExpertsDtype::name),
+                experts_dtype: experts_dtype.map(ExpertsDtype::name),
+                dense_dtype: args.dense_dtype.map(DenseDtype::name),
                 device: args.device.clone(),
                 threads: args.threads,
                 remote_memory_bytes: args.remote_memory,
@@ -278,7 +282,10 @@ impl Wanted {
         supervisor: &Supervisor,
         progress: &Progress,
     ) -> Result<Status, CliError> {
-        let status = supervisor.ready(self.ready_timeout).await?;
+        let status = tokio::select! {
+            status = supervisor.ready(self.ready_timeout) => status?,
+            never = loading::show(supervisor.status(), &self.inspection, progress) => match never {},
+        };
         progress.clear();
         Ok(status)
     }

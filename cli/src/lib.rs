@@ -9,6 +9,7 @@ mod commands;
 mod constraints;
 mod deployment;
 mod exit;
+mod loading;
 mod machine;
 mod output;
 mod plan_report;

@@ -14,7 +14,7 @@ pub use age::process_start;
 pub use announce::{Announcement, Role, announce};
 pub use guard::{GuardError, end_with_launcher};
 pub use logs::init_logs;
-pub use metrics::{refused_connections, render as render_metrics, serve_metrics};
+pub use metrics::{program_registry, refused_connections, render as render_metrics, serve_metrics};
 pub use shortage::{address_space_left, descriptors_for_runtime};
 pub use shutdown::shutdown_on_signal;
 pub use size::{SizeError, parse_size, sizes};

@@ -1,10 +1,28 @@
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Router, routing::get};
-use prometheus::{IntCounterVec, Opts, Registry, TextEncoder};
+use prometheus::{IntCounterVec, IntGauge, Opts, Registry, TextEncoder};
 use std::io;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+
+/// A registry with what every program shows: `remoe_build_info`, whose labels are its version and `facts`, names with
+/// values, and on Linux the `process_*` that Prometheus defines, of the calling process.
+///
+/// # Errors
+/// The name of a fact is no name of a label.
+pub fn program_registry(facts: &[(&str, &str)]) -> Result<Registry, prometheus::Error> {
+    let registry = Registry::new();
+    let opts = Opts::new("remoe_build_info", "1, with what this program is.");
+    let opts = opts.const_label("version", env!("CARGO_PKG_VERSION"));
+    let opts = facts.iter().fold(opts, |opts, (name, value)| opts.const_label(*name, *value));
+    let build = IntGauge::with_opts(opts)?;
+    build.set(1);
+    registry.register(Box::new(build))?;
+    #[cfg(target_os = "linux")]
+    registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
+    Ok(registry)
+}
 
 /// Serves `registry` at `/metrics` in the Prometheus text format until `shutdown`.
 ///
@@ -48,4 +66,23 @@ pub fn refused_connections(
     reasons.into_iter().for_each(|reason| drop(counter.with_label_values(&[reason])));
     registry.register(Box::new(counter.clone()))?;
     Ok(counter)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn every_program_shows_what_it_is_and_what_it_takes() {
+        let registry = program_registry(&[("class", "a\"b")]).unwrap();
+        let page = TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
+        let build =
+            concat!(r#"remoe_build_info{class="a\"b",version=""#, env!("CARGO_PKG_VERSION"), r#""} 1"#);
+        assert!(page.lines().any(|line| line == build), "{page}");
+        if cfg!(target_os = "linux") {
+            let memory = page.lines().find_map(|line| line.strip_prefix("process_resident_memory_bytes "));
+            assert!(memory.unwrap().parse::<u64>().unwrap() > 0, "{page}");
+        }
+    }
 }

@@ -26,12 +26,12 @@ pub struct GatewayMetrics {
 }
 
 impl GatewayMetrics {
-    /// Metrics in a registry of their own.
+    /// Metrics in a registry of their own, with those that every program has.
     ///
     /// # Errors
     /// A name is none.
     pub fn new() -> Result<Self, prometheus::Error> {
-        let registry = Registry::new();
+        let registry = remoe_function::program_registry(&[])?;
         let counter =
             |name: &str, help: &str, labels: &[&str]| IntCounterVec::new(Opts::new(name, help), labels);
         let gauge = |name: &str, help: &str| IntGaugeVec::new(Opts::new(name, help), &["model"]);

@@ -23,6 +23,8 @@ pub struct ModelOptions {
     pub dtype: Option<String>,
     /// The form in which experts are kept, where that is another one.
     pub experts_dtype: Option<&'static str>,
+    /// The form in which the main function keeps what is multiplied with outside of experts, where that was said.
+    pub dense_dtype: Option<&'static str>,
     /// The device of the main function.
     pub device: Option<String>,
     /// Threads of each function whose size does not say.
@@ -84,6 +86,7 @@ fn main(options: &ModelOptions, http: Option<SocketAddr>) -> FunctionSpec {
         flag(&mut arguments, "--poll-us", Some(&0));
     }
     flag(&mut arguments, "--fallback-bytes", options.fallback_bytes.as_ref());
+    flag(&mut arguments, "--dense-dtype", options.dense_dtype.as_ref());
     flag(&mut arguments, "--device", options.device.as_ref());
     flag(&mut arguments, "--kv-cache-bytes", options.kv_cache_bytes.as_ref());
     flag(&mut arguments, "--max-batch", options.max_batch.as_ref());

@@ -7,7 +7,7 @@
 
 use crate::DeviceName;
 use crate::transformer::LoadModelError;
-use remoe_kernels::{AttentionShape, Dtype, KernelError, Pool};
+use remoe_kernels::{AttentionShape, Dtype, KernelError, NumericsClass, Pool};
 use remoe_model::{Activation, Checkpoint, MlaFacts, MlpTensors, NormKind, RopeFacts, TensorRef};
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -116,7 +116,7 @@ pub trait Backend: Sized + Send + Sync + 'static {
         &self,
         checkpoint: &Checkpoint,
         parts: &[Affine<'_>],
-        dtype: Dtype,
+        class: NumericsClass,
     ) -> Result<Self::Linear, LoadModelError>;
 
     /// A norm's weights.
@@ -140,6 +140,7 @@ pub trait Backend: Sized + Send + Sync + 'static {
         checkpoint: &Checkpoint,
         tensors: &MlpTensors,
         activation: Activation,
+        class: NumericsClass,
     ) -> Result<Self::Gated, LoadModelError>;
 
     /// The up-projections `expand`, heads x (nope and value elements) x latent.
@@ -151,6 +152,7 @@ pub trait Backend: Sized + Send + Sync + 'static {
         checkpoint: &Checkpoint,
         expand: &TensorRef,
         facts: &MlaFacts,
+        class: NumericsClass,
     ) -> Result<Self::Heads, LoadModelError>;
 
     /// A rotary embedding.

@@ -26,6 +26,14 @@ pub enum Error {
     /// The device is not there.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// Weights outside of experts cannot be kept as they should.
+    #[error("--dense-dtype {asked} cannot be: {why}")]
+    DenseDtype {
+        /// What was asked for.
+        asked: String,
+        /// What is against it.
+        why: String,
+    },
     /// The kernels cannot be used.
     #[error(transparent)]
     Kernel(#[from] KernelError),
@@ -60,6 +68,7 @@ impl Error {
             Self::Text(_) => true,
             Self::Load(_) | Self::Expert(_) => false,
             Self::Device(_)
+            | Self::DenseDtype { .. }
             | Self::Kernel(_)
             | Self::Records(_)
             | Self::Identity(_)

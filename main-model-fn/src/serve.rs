@@ -11,12 +11,11 @@ use crate::records::Recorder;
 use crate::text::TextFront;
 use crate::transformer::{Model, Transformer};
 use crate::{Backend, DeviceName, Error, Settings};
-use prometheus::Registry;
 use remoe_experts::{default_dtype, experts_class};
-use remoe_function::{Announcement, Role, refused_connections};
+use remoe_function::{Announcement, Role, program_registry, refused_connections};
 use remoe_http::serve_probes;
-use remoe_kernels::{NumericsClass, Pool, PoolConfig, wrong_paths};
-use remoe_model::Checkpoint;
+use remoe_kernels::{Dtype, NumericsClass, Pool, PoolConfig, WeightFormat, wrong_paths};
+use remoe_model::{Checkpoint, DenseDtype};
 use remoe_predictor::record::RecordHeader;
 use remoe_wire::identity::Trust;
 use remoe_wire::v1::MainDescription;
@@ -127,7 +126,11 @@ pub async fn run<B: Backend>(
     };
     let Loaded { checkpoint, class, threads, device_name, text, pool, model, fingerprint } = parts;
     let dtype = class.dtype;
-    let registry = Registry::new();
+    let instruction_path = pool.paths(class).to_string();
+    let registry = program_registry(&[
+        ("numerics_class", class.name()),
+        ("instruction_path", instruction_path.as_str()),
+    ])?;
     let config = checkpoint.config();
     // Rounded up: where so many positions have room, a request of so many has.
     let page_bytes = model.page_bytes().max(1);
@@ -331,7 +334,7 @@ pub async fn run<B: Backend>(
 /// What takes time to load.
 struct Loaded {
     checkpoint: Arc<Checkpoint>,
-    /// What experts are computed as; everything else in its dtype.
+    /// What experts are computed as; everything else has its dtype.
     class: NumericsClass,
     threads: usize,
     device_name: DeviceName,
@@ -348,29 +351,51 @@ impl Loaded {
         let class = experts_class(dtype, settings.experts_dtype);
         let threads = settings.threads.unwrap_or(PoolConfig::default().threads);
         let text = TextFront::open(&checkpoint)?.map(Arc::new);
-        for (path, class) in wrong_paths(&[dtype.into(), class]) {
+        let pool = Arc::new(Pool::new(PoolConfig { threads, ..PoolConfig::default() })?);
+        let ops = B::open(settings.device, dtype, &pool)?;
+        let device_name = ops.device();
+        let dense = dense_class(settings, dtype, device_name)?;
+        let classes = [dtype.into(), dense, class];
+        for (path, class) in wrong_paths(&classes) {
             tracing::warn!(%path, %class, "this CPU computes wrong results by an instruction path, which is not used");
         }
-        let pool = Arc::new(Pool::new(PoolConfig { threads, ..PoolConfig::default() })?);
-        for class in [dtype.into(), class] {
+        for class in classes {
             // Asked for now, they are measured now and not within the first request.
             let paths = pool.paths(class);
             tracing::debug!(%class, %paths, "instruction paths");
         }
-        let ops = B::open(settings.device, dtype, &pool)?;
-        let device_name = ops.device();
-        let model = Box::new(Transformer::load(&checkpoint, dtype, ops, threads)?);
+        let model = Box::new(Transformer::load(&checkpoint, dense, ops, threads)?);
         let fingerprint = checkpoint.fingerprint()?.to_string();
         Ok(Self { checkpoint, class, threads, device_name, text, pool, model, fingerprint })
     }
 }
 
+/// What attention, dense layers, shared experts and the head are computed as.
+fn dense_class(settings: &Settings, dtype: Dtype, device: DeviceName) -> Result<NumericsClass, Error> {
+    let plain = match settings.dense_dtype {
+        Some(DenseDtype::Bfloat16) => Some(Dtype::Bf16),
+        Some(DenseDtype::Float32) => Some(Dtype::F32),
+        Some(DenseDtype::Int8) | None => None,
+    };
+    if let Some(plain) = plain.filter(|plain| *plain != dtype) {
+        return Err(Error::DenseDtype { asked: plain.to_string(), why: format!("this computes in {dtype}") });
+    }
+    let on_cpu = device == DeviceName::Cpu;
+    let name = if on_cpu { "cpu" } else { "cuda" };
+    if !DenseDtype::is_int8(settings.dense_dtype, settings.experts_dtype, name) {
+        return Ok(dtype.into());
+    }
+    if !on_cpu {
+        return Err(Error::DenseDtype {
+            asked: "int8".to_owned(),
+            why: format!("{device} has no such products"),
+        });
+    }
+    Ok(NumericsClass { dtype, weights: WeightFormat::Int8 })
+}
+
 /// What the activation records of this function are of.
-fn record_header(
-    settings: &Settings,
-    checkpoint: &Checkpoint,
-    dtype: remoe_kernels::Dtype,
-) -> Result<RecordHeader, Error> {
+fn record_header(settings: &Settings, checkpoint: &Checkpoint, dtype: Dtype) -> Result<RecordHeader, Error> {
     let config = checkpoint.config();
     let layers = config.moe_layers();
     let facts = layers.first().and_then(|&layer| config.moe(layer));
@@ -387,4 +412,31 @@ fn record_header(
 /// The model's name in the API: what the settings say, else that of its folder or repository.
 fn model_name(settings: &Settings) -> String {
     settings.served_model_name.first().cloned().unwrap_or_else(|| settings.source.model.name())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[test]
+    fn other_weights_are_quantised_beside_experts_on_cpus() {
+        let class = |arguments: &[&str], device| {
+            let arguments = ["main-model-fn", "--model", "m"].iter().chain(arguments);
+            let class = dense_class(&Settings::parse_from(arguments), Dtype::Bf16, device);
+            class.map(|class| class.weights).map_err(|error| error.to_string())
+        };
+        let (cpu, cuda) = (DeviceName::Cpu, DeviceName::Cuda(0));
+        let (plain, int8) = (Ok(WeightFormat::Plain), Ok(WeightFormat::Int8));
+        assert_eq!(class(&[], cpu), plain);
+        assert_eq!(class(&["--experts-dtype", "int4"], cpu), int8);
+        assert_eq!(class(&["--experts-dtype", "int4"], cuda), plain);
+        assert_eq!(class(&["--experts-dtype", "int4", "--dense-dtype", "bfloat16"], cpu), plain);
+        assert_eq!(class(&["--dense-dtype", "int8"], cpu), int8);
+        let refused = class(&["--dense-dtype", "int8"], cuda).unwrap_err();
+        assert_eq!(refused, "--dense-dtype int8 cannot be: cuda:0 has no such products");
+        let refused = class(&["--dense-dtype", "float32"], cpu).unwrap_err();
+        assert_eq!(refused, "--dense-dtype float32 cannot be: this computes in bfloat16");
+    }
 }

@@ -3,7 +3,7 @@ use remoe_experts::ComputeDtype;
 use remoe_fetch::ModelArgs;
 use remoe_function::sizes;
 use remoe_kernels::MAX_THREADS;
-use remoe_model::ExpertsDtype;
+use remoe_model::{DenseDtype, ExpertsDtype};
 use remoe_wire::identity::Identity;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -28,6 +28,10 @@ pub struct Settings {
     /// by default. The same for all functions of a deployment.
     #[arg(long)]
     pub experts_dtype: Option<ExpertsDtype>,
+    /// Form in which attention, dense layers, shared experts and the head are kept: int8, or the compute dtype by its
+    /// name. int8 beside quantised experts by default, on CPUs.
+    #[arg(long)]
+    pub dense_dtype: Option<DenseDtype>,
     /// cpu, cuda or cuda:INDEX; CUDA where there is one, by default.
     #[arg(long)]
     pub device: Option<crate::device::DeviceName>,

@@ -7,7 +7,7 @@ use crate::error::Refused;
 use crate::host;
 use main_model_fn::LoadModelError;
 use main_model_fn::backend::BackendError;
-use remoe_kernels::{Dtype, MAX_ROWS, PackedMatrix, Pool, Product, StoredDtype};
+use remoe_kernels::{MAX_ROWS, NumericsClass, PackedMatrix, Pool, Product, StoredDtype};
 use std::sync::Arc;
 use tch::{TchError, Tensor};
 
@@ -79,8 +79,8 @@ impl DeviceHeads {
 }
 
 impl HostHeads {
-    /// Packs `keys` (heads x nope x latent) and `values` (heads x value x latent) as stored for computing in
-    /// `dtype`.
+    /// Packs `keys` (heads x nope x latent) and `values` (heads x value x latent) as stored for computing as `class`
+    /// says.
     ///
     /// # Errors
     /// Their sizes are beyond what the kernels take, or there is no memory.
@@ -88,14 +88,14 @@ impl HostHeads {
         keys: &Tensor,
         values: &Tensor,
         stored: StoredDtype,
-        dtype: Dtype,
+        class: NumericsClass,
         pool: &Arc<Pool>,
     ) -> Result<Self, LoadModelError> {
         let matrices = |weights: &Tensor| -> Result<Vec<PackedMatrix>, LoadModelError> {
             let inputs = weights.size()[2] as usize;
             let pack = |head| {
                 let bytes = host::bytes(&weights.f_get(head).told()?).told()?;
-                Ok(PackedMatrix::pack(inputs, dtype, &[(stored, &bytes)])?)
+                Ok(PackedMatrix::pack(inputs, class, &[(stored, &bytes)])?)
             };
             (0..weights.size()[0]).map(pack).collect()
         };
@@ -149,7 +149,7 @@ impl HostHeads {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use remoe_kernels::PoolConfig;
+    use remoe_kernels::{Dtype, PoolConfig};
     use tch::{Device, Kind};
 
     const HEADS: i64 = 3;
@@ -162,7 +162,7 @@ mod tests {
         let weights = |rows| Tensor::randn([HEADS, rows, LATENT], (Kind::Float, Device::Cpu)).to_kind(kind);
         let (keys, values) = (weights(NOPE), weights(VALUE));
         let pool = Arc::new(Pool::new(PoolConfig { threads: 2, ..PoolConfig::default() }).unwrap());
-        let host = HostHeads::pack(&keys, &values, stored, dtype, &pool).unwrap();
+        let host = HostHeads::pack(&keys, &values, stored, dtype.into(), &pool).unwrap();
         (HeadProjections::Host(host), HeadProjections::Device(DeviceHeads { keys, values }))
     }
 

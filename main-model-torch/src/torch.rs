@@ -11,7 +11,7 @@ use crate::rope::{Angles, Rope};
 use main_model_fn::backend::{Affine, Backend, BackendError, Span};
 use main_model_fn::{DeviceError, DeviceName, LoadModelError};
 use remoe_experts::{load_gated, stored_dtype};
-use remoe_kernels::{AttentionShape, Dtype, PackedMatrix, Pool};
+use remoe_kernels::{AttentionShape, Dtype, NumericsClass, PackedMatrix, Pool};
 use remoe_model::{
     Activation, Checkpoint, MlaFacts, MlpTensors, NormKind, RopeFacts, StoredDtype, TensorRef,
 };
@@ -67,7 +67,7 @@ impl Torch {
         &self,
         checkpoint: &Checkpoint,
         parts: &[Affine<'_>],
-        dtype: Dtype,
+        class: NumericsClass,
     ) -> Result<Weight, LoadModelError> {
         if self.device == Device::Cpu {
             let stored = parts
@@ -76,12 +76,12 @@ impl Torch {
                 .collect::<Result<Vec<_>, LoadModelError>>()?;
             let stored: Vec<_> = stored.iter().map(|(dtype, bytes)| (*dtype, bytes.as_slice())).collect();
             let inputs = parts.first().and_then(|part| part.weight.shape.last()).copied().unwrap_or(0);
-            let matrix = PackedMatrix::pack(inputs, dtype, &stored)?;
+            let matrix = PackedMatrix::pack(inputs, class, &stored)?;
             return Ok(Weight::Host(HostMatrix { matrix, pool: self.pool.clone() }));
         }
         let parts = parts
             .iter()
-            .map(|part| self.tensor_as(checkpoint, part.weight, dtype))
+            .map(|part| self.tensor_as(checkpoint, part.weight, class.dtype))
             .collect::<Result<Vec<_>, LoadModelError>>()?;
         Ok(Weight::Device(Tensor::f_cat(&parts, 0).told()?))
     }
@@ -133,9 +133,9 @@ impl Backend for Torch {
         &self,
         checkpoint: &Checkpoint,
         parts: &[Affine<'_>],
-        dtype: Dtype,
+        class: NumericsClass,
     ) -> Result<Linear, LoadModelError> {
-        let weight = self.weight(checkpoint, parts, dtype)?;
+        let weight = self.weight(checkpoint, parts, class)?;
         if parts.iter().all(|part| part.bias.is_none()) {
             return Ok(Linear { weight, bias: None });
         }
@@ -168,6 +168,7 @@ impl Backend for Torch {
         checkpoint: &Checkpoint,
         tensors: &MlpTensors,
         activation: Activation,
+        class: NumericsClass,
     ) -> Result<Gated, LoadModelError> {
         if self.device != Device::Cpu {
             return Ok(Gated::Device(DeviceMlp {
@@ -177,7 +178,7 @@ impl Backend for Torch {
                 activation,
             }));
         }
-        let packed = load_gated(checkpoint, tensors, self.dtype)?;
+        let packed = load_gated(checkpoint, tensors, class)?;
         Ok(Gated::Host(HostMlp { packed, pool: self.pool.clone() }))
     }
 
@@ -186,6 +187,7 @@ impl Backend for Torch {
         checkpoint: &Checkpoint,
         expand: &TensorRef,
         facts: &MlaFacts,
+        class: NumericsClass,
     ) -> Result<LatentHeads, LoadModelError> {
         let size = |size: usize| size as i64;
         let (heads, latent_dim) = (size(facts.heads), size(facts.kv_rank));
@@ -196,7 +198,7 @@ impl Backend for Torch {
         let part = |from, count| expand.f_narrow(1, from, count).told();
         let (keys, values) = (part(0, nope_dim)?, part(nope_dim, value_dim)?);
         let projections = if self.device == Device::Cpu {
-            HeadProjections::Host(HostHeads::pack(&keys, &values, stored, self.dtype, &self.pool)?)
+            HeadProjections::Host(HostHeads::pack(&keys, &values, stored, class, &self.pool)?)
         } else {
             let on_device = |part: &Tensor| part.f_to_kind(self.kind())?.f_contiguous();
             let (keys, values) = (on_device(&keys).told()?, on_device(&values).told()?);

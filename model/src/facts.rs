@@ -102,6 +102,54 @@ impl std::str::FromStr for ExpertsDtype {
     }
 }
 
+/// What weights outside of routed experts are kept as: attention, dense layers, shared experts and the head.
+/// Embeddings, routers and norms are kept in the compute dtype whatever this says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DenseDtype {
+    /// Quantised like [`ExpertsDtype::Int8`].
+    Int8,
+    /// As computed in bfloat16.
+    Bfloat16,
+    /// As computed in float32.
+    Float32,
+}
+
+/// A name that dense weights cannot be kept as.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("weights outside of experts can be kept as int8, bfloat16 or float32, not as `{0}`")]
+pub struct DenseDtypeError(String);
+
+impl DenseDtype {
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Int8 => "int8",
+            Self::Bfloat16 => "bfloat16",
+            Self::Float32 => "float32",
+        }
+    }
+
+    /// Whether dense weights are quantised where a main function computes on `device`, and was `asked` for this: else as
+    /// `experts` are, but for GPUs, which compute with plain ones.
+    #[must_use]
+    pub fn is_int8(asked: Option<Self>, experts: Option<ExpertsDtype>, device: &str) -> bool {
+        asked.map_or(experts.is_some() && device == "cpu", |asked| asked == Self::Int8)
+    }
+}
+
+impl std::str::FromStr for DenseDtype {
+    type Err = DenseDtypeError;
+
+    fn from_str(name: &str) -> Result<Self, DenseDtypeError> {
+        [Self::Int8, Self::Bfloat16, Self::Float32]
+            .into_iter()
+            .find(|dtype| dtype.name() == name)
+            .ok_or_else(|| DenseDtypeError(name.to_owned()))
+    }
+}
+
 /// Activation between the gate projection and the product with the up projection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Activation {

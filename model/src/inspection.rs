@@ -20,6 +20,9 @@ pub struct Inspection {
     /// stay those at rest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts_dtype: Option<ExpertsDtype>,
+    /// Whether the other weights that are multiplied with are to be quantised to int8 then, see [`DenseDtype`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dense_int8: bool,
     /// Number of layers.
     pub layers: usize,
     /// Ids of the layers that have routed experts.
@@ -70,13 +73,43 @@ impl Inspection {
         }
     }
 
+    /// What each layer has outside of routed experts, in the same way.
+    #[must_use]
+    pub fn resident_layer_bytes(&self, dtype: &str) -> Vec<u64> {
+        let router = (self.experts as u64).saturating_mul(self.token_bytes);
+        let layers = self.non_expert_layer_bytes.iter().enumerate();
+        layers
+            .map(|(layer, &bytes)| {
+                let plain = if self.moe_layers.contains(&layer) { router.min(bytes) } else { 0 };
+                self.resident_dense_bytes(bytes, plain, dtype)
+            })
+            .collect()
+    }
+
+    /// Embedding, last norm and head, in the same way.
+    #[must_use]
+    pub fn resident_outside_bytes(&self, dtype: &str) -> u64 {
+        let embedding = (self.vocab_size as u64).saturating_mul(self.token_bytes);
+        self.resident_dense_bytes(self.outside_bytes, embedding.min(self.outside_bytes), dtype)
+    }
+
     /// All weights, in the same way.
     #[must_use]
     pub fn resident_total_bytes(&self, dtype: &str) -> u64 {
         let experts = (self.moe_layers.len() as u64).saturating_mul(self.experts as u64);
-        let rest = self.total_bytes.saturating_sub(experts.saturating_mul(self.expert_bytes));
+        let layers = self.resident_layer_bytes(dtype).into_iter().fold(0, u64::saturating_add);
         let experts = experts.saturating_mul(self.resident_expert_bytes(dtype));
-        self.resident_bytes(rest, dtype).saturating_add(experts)
+        layers.saturating_add(self.resident_outside_bytes(dtype)).saturating_add(experts)
+    }
+
+    /// `bytes` of weights at rest of which `plain` are kept in the compute dtype in any case.
+    fn resident_dense_bytes(&self, bytes: u64, plain: u64, dtype: &str) -> u64 {
+        if !self.dense_int8 {
+            return self.resident_bytes(bytes, dtype);
+        }
+        let element = if self.dtype == "float32" { 4 } else { 2 };
+        let quantised = ExpertsDtype::Int8.bytes((bytes - plain) / element);
+        self.resident_bytes(plain, dtype).saturating_add(quantised)
     }
 
     pub(crate) fn of(config: &ModelConfig, sizes: Sizes, fingerprint: Fingerprint) -> Self {
@@ -86,6 +119,7 @@ impl Inspection {
             family: config.family.name().to_owned(),
             dtype: config.dtype.name().to_owned(),
             experts_dtype: None,
+            dense_int8: false,
             layers: config.layers.len(),
             moe_layers: config.moe_layers(),
             experts: moe.map_or(0, |moe| moe.experts),

@@ -33,8 +33,9 @@ pub use checkpoint::Checkpoint;
 pub use config::{ModelConfig, Multipliers};
 pub use error::CheckpointError;
 pub use facts::{
-    Activation, AttentionFacts, ExpertsDtype, ExpertsDtypeError, GqaFacts, GroupFacts, LayerFacts, MlaFacts,
-    MlpFacts, MoeFacts, NormKind, QkNorm, RoutingFacts, Score, SharedFacts, StoredDtype,
+    Activation, AttentionFacts, DenseDtype, DenseDtypeError, ExpertsDtype, ExpertsDtypeError, GqaFacts,
+    GroupFacts, LayerFacts, MlaFacts, MlpFacts, MoeFacts, NormKind, QkNorm, RoutingFacts, Score, SharedFacts,
+    StoredDtype,
 };
 pub use family::Family;
 pub use fingerprint::Fingerprint;

@@ -14,7 +14,7 @@ use super::starting::Starting;
 use super::term::writes_within;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
-use prometheus::Registry;
+use remoe_function::program_registry;
 use std::io;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -52,7 +52,7 @@ pub async fn run(
     listener: TcpListener,
     shutdown: CancellationToken,
 ) -> Result<(), RunError> {
-    let registry = Registry::new();
+    let registry = program_registry(&[])?;
     let metrics = Metrics::new(&registry)?;
     let (ready, is_ready) = watch::channel(false);
     // Probes are answered to the end.

@@ -57,5 +57,5 @@ pub use predictor::{Popularity, Predictor, Uniform};
 pub use shares::Shares;
 pub use similar::{Index, Learned, SimilarPrompts, UNTEMPERED};
 pub use tokens::{DEFAULT_ROUNDS, MAX_ROUNDS, TokenFit, TokenTable};
-pub use training::{Method, Prediction, Trained, TrainingOptions, Tuning};
+pub use training::{FitStage, Method, Prediction, Trained, TrainingOptions, Tuning};
 pub use tree::{Clustering, Neighbour, Tree, TreeOptions, exhaustive};

@@ -33,6 +33,38 @@ const CLASSES: usize = 3;
 /// Rounds without progress after which a fit of token tables is given up.
 const PATIENCE: usize = 5;
 
+/// What a fit goes through, in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FitStage {
+    /// The sums of the four fifths that the parts are fitted to.
+    Divided,
+    /// Token tables, as many rounds as held-out prompts ask for.
+    Tables,
+    /// The tree of similar prompts, and temperatures.
+    Temperatures,
+    /// Weights of the mixture, and errors on prompts that nothing has seen.
+    Mixture,
+    /// All parts again, from the whole history.
+    Whole,
+}
+
+impl FitStage {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Divided, Self::Tables, Self::Temperatures, Self::Mixture, Self::Whole];
+
+    /// In words.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Divided => "dividing the history",
+            Self::Tables => "fitting token tables",
+            Self::Temperatures => "fitting similar prompts",
+            Self::Mixture => "weighing the methods and measuring their errors",
+            Self::Whole => "fitting to the whole history",
+        }
+    }
+}
+
 /// The predictors that a trained one can answer with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -190,6 +222,21 @@ impl Trained {
         embedding: &Embedding,
         options: TrainingOptions,
     ) -> Result<Self, PredictError> {
+        Self::fit_in_stages(header, records, embedding, options, &mut |_| ())
+    }
+
+    /// The same; `begun` is told of each stage as it begins. Short histories go straight to
+    /// [`FitStage::Whole`].
+    ///
+    /// # Errors
+    /// As [`Self::fit`].
+    pub fn fit_in_stages(
+        header: RecordHeader,
+        records: &[ActivationRecord],
+        embedding: &Embedding,
+        options: TrainingOptions,
+        begun: &mut dyn FnMut(FitStage),
+    ) -> Result<Self, PredictError> {
         options.tree.check(options.alpha)?;
         let (layers, experts) = (header.layers.len(), header.experts as usize);
         let history = |records: &[ActivationRecord]| History::of(embedding, layers, experts, records);
@@ -202,8 +249,11 @@ impl Trained {
             };
             let (check, rest) = order.split_at(records.len() / HELD_OUT);
             let (tune, fit) = rest.split_at(records.len() / HELD_OUT);
-            tune_and_check(embedding, &history(&chosen(fit))?, &chosen(tune), &chosen(check), options)?
+            begun(FitStage::Divided);
+            let divided = (history(&chosen(fit))?, chosen(tune), chosen(check));
+            tune_and_check(embedding, &divided.0, &divided.1, &divided.2, options, begun)?
         };
+        begun(FitStage::Whole);
         let history = history(records)?;
         let table = |phase| TokenTable::fit(embedding, &history, phase, tuning.of(phase).rounds);
         let temperature = ByPhase { prefill: tuning.prefill.temperature, decode: tuning.decode.temperature };
@@ -357,15 +407,19 @@ fn tune_and_check(
     tune: &[ActivationRecord],
     check: &[ActivationRecord],
     options: TrainingOptions,
+    begun: &mut dyn FnMut(FitStage),
 ) -> Result<ByPhase<Tuning>, PredictError> {
     let held_out = ByPhase::try_each(|phase| with_truths(history, tune, phase))?;
+    begun(FitStage::Tables);
     let tables = ByPhase::try_each(|phase| best_table(embedding, history, phase, held_out.of(phase)))?;
     let rounds = ByPhase { prefill: tables.prefill.1, decode: tables.decode.1 };
     let tokens = ByPhase { prefill: tables.prefill.0, decode: tables.decode.0 };
     let mut parts = Parts::of(embedding, history, options, ByPhase::both(DEFAULT_TEMPERATURE), tokens)?;
+    begun(FitStage::Temperatures);
     for phase in Phase::ALL {
         parts.sps.fit_temperature(tune, phase)?;
     }
+    begun(FitStage::Mixture);
     let mut tuning = ByPhase::try_each(|phase| {
         let cases = held_out.of(phase).par_iter();
         let cases: Vec<_> = cases

@@ -24,7 +24,7 @@ const SEND_SECONDS: f64 = 1e-4;
 const CALL_CPU_SECONDS: f64 = 1e-4;
 /// A container from image to process, with an image that is on the node.
 const PROCESS_SECONDS: f64 = 3.0;
-/// Weights from a network volume.
+/// Weights at rest from a network volume.
 const LOAD_BYTES_PER_SECOND: f64 = 2e8;
 /// Tokenizer, buffers, code: 2e7 with the demo model, more with large vocabularies and wide layers.
 const MAIN_BYTES: f64 = 1.5e8;
@@ -57,7 +57,12 @@ impl Profile {
         let expert = model.resident_expert_bytes(dtype) as f64;
         // Quantising is not thought to make arithmetic faster.
         let computed = model.resident_bytes(model.expert_bytes, dtype) as f64;
-        let rest = non_expert_bytes(model, dtype);
+        let (rest, rest_computed) = non_expert_bytes(model, dtype);
+        // What is read is what lies there; starts are by the bytes that come of it.
+        let loading = |resident: f64, at_rest: u64| Start {
+            process_seconds: PROCESS_SECONDS,
+            load_bytes_per_second: LOAD_BYTES_PER_SECOND * resident / at_rest.max(1) as f64,
+        };
         Self {
             version: VERSION,
             origin: Origin::Prior,
@@ -73,7 +78,7 @@ impl Profile {
             kernels: Kernels { numerics_class: String::new(), instruction_path: String::new() },
             expert_seconds: table(expert, computed),
             remote_expert_seconds: None,
-            nonexpert_seconds: table(rest, rest),
+            nonexpert_seconds: table(rest, rest_computed),
             device: None,
             gpu_expert_seconds: None,
             transport: Transport {
@@ -85,14 +90,8 @@ impl Profile {
                 function_cpu_seconds: CALL_CPU_SECONDS,
             },
             starts: Starts {
-                main: Start {
-                    process_seconds: PROCESS_SECONDS,
-                    load_bytes_per_second: LOAD_BYTES_PER_SECOND,
-                },
-                remote: Start {
-                    process_seconds: PROCESS_SECONDS,
-                    load_bytes_per_second: LOAD_BYTES_PER_SECOND,
-                },
+                main: loading(model.resident_total_bytes(dtype) as f64, model.total_bytes),
+                remote: loading(expert, model.expert_bytes),
             },
             memory: Self::memory_prior(),
             fit: None,
@@ -109,7 +108,7 @@ impl Profile {
     #[must_use]
     pub fn prior_on_gpu(model: &Inspection, dtype: &str) -> Self {
         let prior = Self::prior(model, dtype);
-        let rest = non_expert_bytes(model, dtype);
+        let (_, rest) = non_expert_bytes(model, dtype);
         let step = model.layers as f64 * GPU_LAYER_SECONDS + rest / GPU_READ_BYTES_PER_SECOND;
         let token_bytes = model.resident_bytes(model.token_bytes, dtype) as f64;
         let device = DeviceTimes {
@@ -131,20 +130,23 @@ impl Profile {
 }
 
 /// One routed expert on a GPU, where nobody states it: half of an NVIDIA T4, as everything else that is
-/// assumed of GPUs here.
+/// assumed of GPUs here. One that holds quantised experts reads them so, and computes as with others.
 pub(crate) fn gpu_expert_seconds(model: &Inspection, dtype: &str) -> GpuProfile {
+    let held = model.resident_expert_bytes(dtype) as f64;
     let bytes = model.resident_bytes(model.expert_bytes, dtype) as f64;
     let at = |tokens: &f64| {
-        let (read, computed) =
-            (bytes / GPU_READ_BYTES_PER_SECOND, bytes * tokens / GPU_OPERATIONS_PER_SECOND);
+        let (read, computed) = (held / GPU_READ_BYTES_PER_SECOND, bytes * tokens / GPU_OPERATIONS_PER_SECOND);
         GPU_EXPERT_SECONDS + read.max(computed)
     };
     GpuProfile { tokens: TOKENS.to_vec(), seconds: TOKENS.iter().map(at).collect() }
 }
 
-fn non_expert_bytes(model: &Inspection, dtype: &str) -> f64 {
+/// As they are resident, and as they would be without being quantised.
+fn non_expert_bytes(model: &Inspection, dtype: &str) -> (f64, f64) {
+    let resident =
+        model.resident_layer_bytes(dtype).iter().sum::<u64>() + model.resident_outside_bytes(dtype);
     let bytes = model.non_expert_layer_bytes.iter().sum::<u64>() + model.outside_bytes;
-    model.resident_bytes(bytes, dtype) as f64
+    (resident as f64, model.resident_bytes(bytes, dtype) as f64)
 }
 
 /// The slower of reading `bytes` of weights and of multiplying with them, which take `computed` bytes where they

@@ -54,18 +54,21 @@ pub fn problem(model: &Inspection, profile: &Profile, wishes: &Wishes) -> Result
         let stated = profile.gpu_expert_seconds.clone();
         stated.unwrap_or_else(|| gpu_expert_seconds(model, &profile.model.dtype))
     });
-    // Weights and cache live in the compute dtype, whatever they are at rest; only experts can be quantised.
+    // Weights and cache live in the compute dtype, whatever they are at rest, unless they are quantised; a GPU has
+    // plain ones outside of experts.
+    let model = &Inspection { dense_int8: model.dense_int8 && profile.device.is_none(), ..model.clone() };
     let resident = |bytes: u64| model.resident_bytes(bytes, &profile.model.dtype) as f64;
     let kv_layer = resident(model.kv_bytes_per_token) / model.layers.max(1) as f64;
     let share = 1.0 / count as f64;
     let on_cpus = scaled(&profile.nonexpert_seconds, share);
     let token_bytes = resident(model.token_bytes);
-    let layers = folded(model).map(|(bytes, layers)| Layer {
+    let layer_bytes = model.resident_layer_bytes(&profile.model.dtype);
+    let layers = folded(model, &layer_bytes).map(|(bytes, layers)| Layer {
         // Shapes of real models fit by far.
         experts: u32::try_from(model.experts).unwrap_or(u32::MAX),
         top_k: u32::try_from(model.top_k).unwrap_or(u32::MAX),
         expert_bytes: model.resident_expert_bytes(&profile.model.dtype) as f64,
-        nonexpert_bytes: resident(bytes),
+        nonexpert_bytes: bytes as f64,
         kv_bytes_per_token: kv_layer * layers as f64,
         nonexpert_prefill_seconds: profile.device.map_or(Affine { base: 0.0, per_token: 0.0 }, |device| {
             Affine {
@@ -88,7 +91,7 @@ pub fn problem(model: &Inspection, profile: &Profile, wishes: &Wishes) -> Result
         prediction_p95: wishes.prediction_p95.clone(),
         layers: layers.collect(),
         token_bytes,
-        head_bytes: resident(model.outside_bytes),
+        head_bytes: model.resident_outside_bytes(&profile.model.dtype) as f64,
         runtime_bytes: profile.memory.main_bytes + wishes.fallback_bytes,
         function_bytes: profile.memory.function_bytes,
         transport: profile.transport.of_rows(token_bytes),
@@ -112,14 +115,14 @@ pub fn problem(model: &Inspection, profile: &Profile, wishes: &Wishes) -> Result
 
 /// Per MoE layer, the non-expert bytes of it and of the dense layers that are folded into it, and how
 /// many layers that are.
-fn folded(model: &Inspection) -> impl Iterator<Item = (u64, usize)> {
+fn folded<'a>(model: &'a Inspection, layer_bytes: &'a [u64]) -> impl Iterator<Item = (u64, usize)> {
     let last = model.moe_layers.len() - 1;
     let mut next = 0;
     model.moe_layers.iter().enumerate().map(move |(index, &layer)| {
         let end = if index == last { model.layers } else { layer + 1 };
         let range = next..end.max(next);
         next = range.end;
-        let bytes = model.non_expert_layer_bytes.get(range.clone()).unwrap_or_default();
+        let bytes = layer_bytes.get(range.clone()).unwrap_or_default();
         (bytes.iter().sum(), range.len())
     })
 }

@@ -117,6 +117,9 @@ pub struct ModelId {
     /// What routed experts are quantised to, where they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts_dtype: Option<ExpertsDtype>,
+    /// Whether weights outside of them are quantised to int8 as well.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dense_int8: bool,
 }
 
 impl ModelId {
@@ -127,16 +130,16 @@ impl ModelId {
             fingerprint: model.fingerprint.clone(),
             dtype: dtype.to_owned(),
             experts_dtype: model.experts_dtype,
+            dense_int8: model.dense_int8,
         }
     }
 
     /// What is computed in, in a word that file names can have.
     #[must_use]
     pub fn precision(&self) -> String {
-        match self.experts_dtype {
-            None => self.dtype.clone(),
-            Some(experts) => format!("{}-{}", self.dtype, experts.name()),
-        }
+        let experts = self.experts_dtype.map_or_else(String::new, |experts| format!("-{}", experts.name()));
+        let dense = if self.dense_int8 { "-dense-int8" } else { "" };
+        format!("{}{experts}{dense}", self.dtype)
     }
 }
 

@@ -154,6 +154,28 @@ fn quantised_experts_take_less_room_and_time() {
     }
 }
 
+/// But for routers (8 outputs of 1024 elements) and the embedding (1000 rows of them), and not on a GPU.
+#[test]
+fn other_weights_may_be_quantised_as_well() {
+    let int8 = |bytes: u64, plain: u64| plain + (bytes - plain).div_ceil(64) * 34;
+    let model = Inspection { dense_int8: true, ..model() };
+    assert_eq!(
+        model.resident_layer_bytes("bfloat16"),
+        [int8(7_000_000, 0), int8(1_000_000, 16_384), int8(2_000_000, 16_384), int8(3_000_000, 16_384)]
+    );
+    let outside = int8(5_000_000, 2_048_000);
+    assert_eq!(model.resident_outside_bytes("bfloat16"), outside);
+    let of_profile = |profile: Profile| {
+        let problem = problem(&model, &profile, &wishes()).unwrap();
+        (problem.layers[1].nonexpert_bytes, problem.head_bytes)
+    };
+    let profile = Profile::prior(&model, "bfloat16");
+    assert_eq!(profile.model.precision(), "bfloat16-dense-int8");
+    let plain = Profile::prior(&Inspection { dense_int8: false, ..model.clone() }, "bfloat16");
+    assert!(profile.nonexpert_seconds.seconds[0][0] < plain.nonexpert_seconds.seconds[0][0]);
+    assert_eq!(of_profile(profile), (int8(2_000_000, 16_384) as f64, outside as f64));
+}
+
 #[test]
 fn the_prior_goes_by_the_bytes_that_are_computed_with() {
     let seconds = |model: &Inspection, dtype: &str| Profile::prior(model, dtype).expert_seconds.seconds[0][0];
@@ -162,6 +184,24 @@ fn the_prior_goes_by_the_bytes_that_are_computed_with() {
     assert_eq!(seconds(&stored("bfloat16"), "float32"), 2.0 * as_stored);
     assert_eq!(seconds(&stored("float32"), "bfloat16"), 0.5 * as_stored);
     assert_eq!(seconds(&stored("float16"), "bfloat16"), as_stored);
+}
+
+#[test]
+fn the_prior_starts_functions_by_the_bytes_at_rest() {
+    let seconds = |experts_dtype: Option<ExpertsDtype>, dtype: &str| {
+        let model = Inspection { experts_dtype, ..model() };
+        let starts = Profile::prior(&model, dtype).starts;
+        let main = starts.main.seconds(model.resident_total_bytes(dtype) as f64);
+        (main, starts.remote.seconds(3.0 * model.resident_expert_bytes(dtype) as f64))
+    };
+    // Three experts of 10 MB, and all of 258 MB.
+    let at_rest = (3.0 + 2.58e8 / 2e8, 3.0 + 3e7 / 2e8);
+    for dtype in ["bfloat16", "float32"] {
+        for experts in [None, Some(ExpertsDtype::Int8), Some(ExpertsDtype::Int4)] {
+            let (main, remote) = seconds(experts, dtype);
+            assert!((main - at_rest.0).abs() < 1e-9 && (remote - at_rest.1).abs() < 1e-9, "{main} {remote}");
+        }
+    }
 }
 
 #[test]

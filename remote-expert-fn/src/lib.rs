@@ -22,9 +22,8 @@ pub use settings::Settings;
 use admission::Admission;
 use compute::Computer;
 use metrics::Metrics;
-use prometheus::Registry;
 use remoe_experts::{LoadError, default_dtype, experts_class};
-use remoe_function::{Announcement, Role, refused_connections, serve_metrics};
+use remoe_function::{Announcement, Role, program_registry, refused_connections, serve_metrics};
 use remoe_http::serve_probes;
 use remoe_kernels::{KernelError, NumericsClass, Pool, PoolConfig, wrong_paths};
 use remoe_model::CheckpointError;
@@ -157,7 +156,11 @@ pub async fn run(
         }
     };
     let Loaded { hidden, fingerprint, class, host, pool } = experts;
-    let registry = Registry::new();
+    let instruction_path = pool.paths(class).to_string();
+    let registry = program_registry(&[
+        ("numerics_class", class.name()),
+        ("instruction_path", instruction_path.as_str()),
+    ])?;
     let metrics = Metrics::new(&registry)?;
     metrics.memory.set(i64::try_from(host.memory_bytes()).unwrap_or(i64::MAX));
     let row_bytes = hidden * class.dtype.bytes();
@@ -177,7 +180,7 @@ pub async fn run(
         checkpoint: fingerprint,
         dtype: class.dtype.to_string(),
         numerics_class: class.name().to_owned(),
-        instruction_path: pool.paths(class).to_string(),
+        instruction_path,
         hidden_size: u32::try_from(hidden).unwrap_or(u32::MAX),
         hosted,
         memory_limit_bytes: settings.memory_bytes.unwrap_or(0),

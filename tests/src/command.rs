@@ -12,6 +12,12 @@ use std::sync::mpsc;
 /// # Panics
 /// It prints anything else than one JSON object.
 pub async fn remoe(arguments: &[&str]) -> (Option<i32>, Value) {
+    let (code, value, _) = remoe_with_log(arguments).await;
+    (code, value)
+}
+
+/// The same, with the lines of its standard error.
+pub async fn remoe_with_log(arguments: &[&str]) -> (Option<i32>, Value, Vec<String>) {
     let mut process = Command::new(binaries::program("remoe"));
     process.arg("--json").args(arguments);
     process.env("REMOE_BIN_DIR", binaries::folder()).env_remove("REMOE_LOG").env_remove("REMOE_API_KEY");
@@ -20,5 +26,5 @@ pub async fn remoe(arguments: &[&str]) -> (Option<i32>, Value) {
     let code = process.end(LONG).await.code();
     let lines: Vec<String> = lines.try_iter().collect();
     assert_eq!(lines.len(), 1, "exactly one object: {lines:?}\n{:?}", process.log());
-    (code, serde_json::from_str(&lines[0]).expect("the line is JSON"))
+    (code, serde_json::from_str(&lines[0]).expect("the line is JSON"), process.log())
 }

@@ -126,12 +126,13 @@ async fn bfloat16_answers_do_not_depend_on_placement() {
     }
 }
 
-/// One family with biases among them; the other families differ in nothing that experts see.
+/// One family with biases among them and one with latent attention, whose other weights are int8 beside such experts;
+/// the other families differ in nothing that the kernels see.
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_of_quantised_experts_do_not_depend_on_placement() {
     let models = served_fixtures();
-    let biased = models.iter().find(|model| model.name == "gptoss-basic").unwrap();
-    for model in [biased, &Model::demo()] {
+    let named = |name: &str| models.iter().find(|model| model.name == name).unwrap();
+    for model in [named("gptoss-basic"), named("dsv2-basic"), &Model::demo()] {
         for (dtype, experts) in [("float32", "int8"), ("bfloat16", "int4")] {
             same_everywhere(model, &Options::dtype(dtype).with("--experts-dtype", experts)).await;
         }
@@ -160,6 +161,14 @@ async fn metrics_of_all_functions_are_found_and_well_named() {
     let answer = http::post(endpoint, "/v1/completions", &body).await.unwrap().finish().await.unwrap();
     assert_eq!(answer.status, 200, "{}", answer.body);
     assert_eq!(up.ready.functions.len(), 3);
+    // The gateway's page has that of the main function, but one process and one build: its own.
+    let gateway = Metrics::read(endpoint).await;
+    assert_eq!(gateway.problems(), Vec::<String>::new(), "gateway");
+    let build = format!("remoe_build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION"));
+    let prompt_tokens = format!("remoe_prompt_tokens_total{{model=\"{}\"}}", up.ready.model);
+    for own in [build.as_str(), "process_start_time_seconds", &prompt_tokens] {
+        assert!(gateway.value(own) > 0, "{own}");
+    }
     for function in &up.ready.functions {
         let metrics = Metrics::read(function.metrics.unwrap()).await;
         assert_eq!(metrics.problems(), Vec::<String>::new(), "{}", function.role);
@@ -167,6 +176,8 @@ async fn metrics_of_all_functions_are_found_and_well_named() {
             "main" => format!("remoe_prompt_tokens_total{{model=\"{}\"}}", up.ready.model),
             _ => "remoe_function_experts".to_owned(),
         };
-        assert!(metrics.value(&own) > 0, "{own}");
+        for own in [&own, "process_start_time_seconds"] {
+            assert!(metrics.value(own) > 0, "{own}");
+        }
     }
 }

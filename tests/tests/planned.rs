@@ -4,7 +4,7 @@
 
 use remoe_profile::{Origin, Profile};
 use remoe_tests::binaries::workspace;
-use remoe_tests::command::remoe;
+use remoe_tests::command::{remoe, remoe_with_log};
 use remoe_tests::deadline::{LONG, until};
 use remoe_tests::http::post;
 use remoe_tests::metrics::Metrics;
@@ -17,6 +17,12 @@ fn demo() -> String {
     workspace().join("demo/model").to_str().unwrap().to_owned()
 }
 
+/// 3 and 14 of `[3/14] ..`.
+fn step(line: &str) -> Option<(usize, usize)> {
+    let (step, all) = line.strip_prefix('[')?.split_once(']')?.0.split_once('/')?;
+    Some((step.parse().ok()?, all.parse().ok()?))
+}
+
 /// A profile of the demo model, measured once.
 async fn profile() -> &'static str {
     static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
@@ -27,8 +33,12 @@ async fn profile() -> &'static str {
         let (file, plot) = (path("profile.json"), path("profile.svg"));
         let arguments =
             ["profile", "--model", &demo(), "--quick", "--out", &file, "--plot", &plot, "--device", "cpu"];
-        let (code, _) = remoe(&arguments).await;
+        let (code, _, log) = remoe_with_log(&arguments).await;
         assert_eq!(code, Some(0));
+        // As many steps as it said at first.
+        let steps: Vec<(usize, usize)> = log.iter().filter_map(|line| step(line)).collect();
+        let expected: Vec<_> = (1..=steps.len()).map(|step| (step, steps.len())).collect();
+        assert!(!steps.is_empty() && steps == expected, "{log:?}");
         assert!(std::fs::read_to_string(plot).unwrap().contains("</svg>"));
         file
     })

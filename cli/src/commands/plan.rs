@@ -16,7 +16,7 @@ use crate::workload::ConcurrencyArgs;
 use clap::Args;
 use nodes::{NodesArgs, Question};
 use remoe_fetch::ModelArgs;
-use remoe_model::{ExpertsDtype, Inspection};
+use remoe_model::{DenseDtype, ExpertsDtype, Inspection};
 use remoe_planner::{FieldError, Options, PlanDraft, PlanError, Problem, evaluate, preallocate, solve};
 use remoe_profile::ModelId;
 use serde::Serialize;
@@ -46,6 +46,10 @@ pub(crate) struct PlanArgs {
     /// Plan for routed experts that are quantised to int8 or int4 as they are loaded
     #[arg(long, value_name = "int8|int4", requires = "model_source")]
     experts_dtype: Option<ExpertsDtype>,
+    /// Plan for attention, dense layers, shared experts and a head that are kept as int8, or as computed
+    /// [default: int8 beside quantised experts, on CPUs]
+    #[arg(long, value_name = "int8|bfloat16|float32", requires = "model_source")]
+    dense_dtype: Option<DenseDtype>,
     /// Plan for this prompt instead of the mean of the history
     #[arg(long, value_name = "TEXT", requires = "model_source")]
     prompt: Option<String>,
@@ -155,10 +159,21 @@ impl PlanArgs {
             return Err(CliError::arguments("--model", message));
         };
         let checkpoint = Arc::new(source.open()?.checkpoint);
-        let inspection = Inspection { experts_dtype: self.experts_dtype, ..checkpoint.inspect()? };
+        let experts_dtype = self.experts_dtype;
+        let dense_int8 = DenseDtype::is_int8(self.dense_dtype, experts_dtype, "cpu");
+        let mut inspection = Inspection { experts_dtype, dense_int8, ..checkpoint.inspect()? };
         let dtype = self.dtype.map_or_else(|| default_dtype(&inspection), Dtype::name);
         let id = ModelId::of(&inspection, dtype);
-        let profile = self.planning.known_profile(&id)?.ok_or_else(|| {
+        let mut profile = self.planning.known_profile(&id)?;
+        if self.dense_dtype.is_none() && profile.as_ref().is_none_or(|profile| profile.device.is_some()) {
+            // On a GPU only experts are quantised.
+            inspection.dense_int8 = false;
+            profile = match profile {
+                Some(profile) => Some(profile),
+                None => self.planning.known_profile(&ModelId::of(&inspection, dtype))?,
+            };
+        }
+        let profile = profile.ok_or_else(|| {
             let message = format!(
                 "there is no profile of this model in {} on this machine; make one with `remoe profile --model {} \
                  --dtype {}{}`",

@@ -1,6 +1,7 @@
 //! Folders that results go to. None is made unasked: a typing error would be one, too.
 
 use crate::exit::CliError;
+use rustix::fs::{Access, access};
 use std::io;
 use std::path::Path;
 
@@ -10,6 +11,17 @@ pub(crate) fn require_parent(flag: &str, file: &Path) -> Result<(), CliError> {
         Some(folder) if !folder.is_dir() => Err(missing(flag, folder)),
         _ => Ok(()),
     }
+}
+
+/// Refuses a file that nobody could write here: better said before work than after.
+pub(crate) fn require_writable(flag: &str, file: &Path) -> Result<(), CliError> {
+    require_parent(flag, file)?;
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let checked = if file.exists() { file } else { folder };
+    access(checked, Access::WRITE_OK).map_err(|error| CliError {
+        path: Some(file.to_owned()),
+        ..CliError::arguments(flag, format!("cannot write {}: {error}", file.display()))
+    })
 }
 
 /// Makes `folder`, but not the folders above it.

@@ -6,12 +6,16 @@ use anstyle::AnsiColor;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use remoe_launcher::{Event, LogLine};
 use std::io::{IsTerminal, Write};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Reports progress and log lines.
 pub(crate) struct Progress {
     spinner: Option<ProgressBar>,
     verbose: bool,
+    /// Of how many things what follows is made up, and how many of those have begun; none where that is not known.
+    steps: AtomicUsize,
+    begun: AtomicUsize,
 }
 
 impl Progress {
@@ -20,12 +24,38 @@ impl Progress {
         Self {
             spinner: std::io::stderr().is_terminal().then(ProgressBar::new_spinner),
             verbose: verbose || std::env::var_os("REMOE_LOG").is_some(),
+            steps: AtomicUsize::new(0),
+            begun: AtomicUsize::new(0),
+        }
+    }
+
+    /// What follows until [`Self::clear`] is made up of `steps`, of which [`Self::doing`] begins one each.
+    pub(crate) fn expect(&self, steps: usize) {
+        self.steps.store(steps, Relaxed);
+        self.begun.store(0, Relaxed);
+        if let Some(spinner) = &self.spinner {
+            spinner.reset();
+            spinner.set_length(steps as u64);
+            restyle(spinner, "{bar:20} {pos}/{len}, {eta} left: {msg}");
         }
     }
 
     /// What is being waited for now.
     pub(crate) fn doing(&self, what: impl Into<String>) {
         let what = what.into();
+        let steps = self.steps.load(Relaxed);
+        if steps > 0 {
+            let before = self.begun.fetch_add(1, Relaxed);
+            match &self.spinner {
+                Some(spinner) => {
+                    spinner.set_position(before as u64);
+                    spinner.set_message(what);
+                    spinner.enable_steady_tick(Duration::from_millis(100));
+                }
+                None => print_line(&format!("[{}/{steps}] {what}", before + 1)),
+            }
+            return;
+        }
         match &self.spinner {
             Some(spinner) => {
                 // One that has been cleared would stay so.
@@ -37,11 +67,24 @@ impl Progress {
         }
     }
 
+    /// Beside what is being waited for: `done` of `all` bytes are there, on terminals alone.
+    pub(crate) fn bytes(&self, done: u64, all: u64) {
+        let Some(spinner) = &self.spinner else { return };
+        if spinner.length() != Some(all) {
+            spinner.set_length(all);
+            restyle(spinner, "{bar:20} {bytes}/{total_bytes}, {bytes_per_sec}, {eta} left: {msg}");
+        }
+        spinner.set_position(done);
+    }
+
     /// Nothing is being waited for any more.
     pub(crate) fn clear(&self) {
+        self.steps.store(0, Relaxed);
         if let Some(spinner) = &self.spinner {
             spinner.disable_steady_tick();
             spinner.finish_and_clear();
+            spinner.unset_length();
+            spinner.set_style(ProgressStyle::default_spinner());
         }
     }
 
@@ -93,10 +136,13 @@ pub(crate) fn bar(count: usize, kind: &str) -> ProgressBar {
         false => ProgressDrawTarget::hidden(),
     };
     let bar = ProgressBar::with_draw_target(Some(count as u64), target);
-    let style = format!("{{bar:40}} {{pos}}/{{len}} {kind}, {{per_sec}}, {{eta}} left {{msg}}");
-    match ProgressStyle::with_template(&style) {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
+    restyle(&bar, &format!("{{bar:40}} {{pos}}/{{len}} {kind}, {{per_sec:1}}, {{eta}} left {{msg}}"));
+    bar
+}
+
+fn restyle(bar: &ProgressBar, template: &str) {
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
     }
 }
 

@@ -5,15 +5,15 @@
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use remoe_http::between::{ACTIVATIONS, RATES, TIMING as GIVEN, TOKENS, TOLD};
-use remoe_ledger::{Rates, Told};
+use remoe_ledger::{Rates, Share, Told};
 use remoe_predictor::Activations;
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
 pub(super) const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 
-/// Bytes of what is told after an answer with the counts of experts. A client that gets more than 16 KiB of trailers
-/// takes the whole answer for broken, so that the counts are left out first.
+/// Bytes of what is told after an answer. A client that gets more than 16 KiB of trailers takes the whole answer for
+/// broken, so that counts of experts are left out first, and then the smallest shares of its cost.
 const MAX_TOLD: usize = 14 << 10;
 
 /// The parts of the time to the first token, in milliseconds, one after the other.
@@ -95,15 +95,16 @@ impl Timeline {
         if let Ok(tokens) = HeaderValue::from_str(&format!("{prompt_tokens}, {completion_tokens}")) {
             headers.insert(TOKENS, tokens);
         }
-        let told = cost.and_then(|told| serde_json::to_string(told).ok());
+        let said: usize = headers.iter().map(|(name, value)| line(name, value.len())).sum();
+        let told = cost.and_then(|told| fitting(told, MAX_TOLD.saturating_sub(said + line(&TOLD, 0))));
         if let Some(told) = told.and_then(|told| HeaderValue::from_str(&told).ok()) {
             headers.insert(TOLD, told);
         }
         // Of the largest models they are too long to be told, and beside the costs of many functions.
         let text = activations.and_then(Activations::to_text);
         let text = text.and_then(|text| HeaderValue::from_str(&text).ok());
-        let others: usize = headers.iter().map(|(name, value)| line(name, value)).sum();
-        if let Some(text) = text.filter(|text| others + line(&ACTIVATIONS, text) <= MAX_TOLD) {
+        let said: usize = headers.iter().map(|(name, value)| line(name, value.len())).sum();
+        if let Some(text) = text.filter(|text| said + line(&ACTIVATIONS, text.len()) <= MAX_TOLD) {
             headers.insert(ACTIVATIONS, text);
         }
         headers
@@ -120,9 +121,26 @@ impl Timing {
     }
 }
 
-/// Bytes of a header as it is sent.
-fn line(name: &HeaderName, value: &HeaderValue) -> usize {
-    name.as_str().len() + ": \r\n".len() + value.len()
+/// Bytes of a header with a value of so many as it is sent.
+fn line(name: &HeaderName, value: usize) -> usize {
+    name.as_str().len() + ": \r\n".len() + value
+}
+
+/// `told` as JSON of at most `room` bytes, without the smallest shares where all of them take more.
+fn fitting(told: &Told, room: usize) -> Option<String> {
+    let text = serde_json::to_string(told).ok()?;
+    if text.len() <= room {
+        return Some(text);
+    }
+    let mut told = told.clone();
+    let total = |share: &Share| share.cost.prefill.saturating_add(share.cost.decode);
+    let mut smallest: Vec<(u64, String)> =
+        told.shares.iter().map(|(name, share)| (total(share), name.clone())).collect();
+    smallest.sort_unstable();
+    smallest.into_iter().find_map(|(_, name)| {
+        told.shares.remove(&name);
+        serde_json::to_string(&told).ok().filter(|text| text.len() <= room)
+    })
 }
 
 /// `name;dur=1.5, ..`: names that are not known are left out.
@@ -161,9 +179,23 @@ mod tests {
         let share = |port| (format!("10.0.0.1:{port}"), remoe_ledger::Share::default());
         let told = |functions| Told { shares: (0..functions).map(share).collect(), ..Told::default() };
         assert!(line.headers(1, 2, Some(&told(2)), Some(&activations)).contains_key(ACTIVATIONS));
+        let bytes = |headers: &HeaderMap| -> usize {
+            headers.iter().map(|(name, value)| super::line(name, value.len())).sum()
+        };
         let many = line.headers(1, 2, Some(&told(64)), Some(&activations));
         assert!(many.contains_key(TOLD) && !many.contains_key(ACTIVATIONS));
-        assert!(many.iter().map(|(name, value)| super::line(name, value)).sum::<usize>() <= MAX_TOLD);
+        assert!(bytes(&many) <= MAX_TOLD);
+
+        // Of more functions than can be told of those that cost most.
+        let mut all = told(400);
+        for (number, share) in all.shares.values_mut().enumerate() {
+            share.cost.decode = number as u64;
+        }
+        let most = line.headers(1, 2, Some(&all), Some(&activations));
+        assert!(bytes(&most) <= MAX_TOLD && bytes(&most) > MAX_TOLD - 300);
+        let told: Told = serde_json::from_slice(most[TOLD].as_bytes()).unwrap();
+        let least = told.shares.values().map(|share| share.cost.decode).min().unwrap();
+        assert_eq!(told.shares.len() as u64, 400 - least);
     }
 
     #[test]

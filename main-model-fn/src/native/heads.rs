@@ -7,7 +7,7 @@ use super::rows::Spare;
 use crate::backend::BackendError;
 use crate::transformer::LoadModelError;
 use remoe_experts::stored_dtype;
-use remoe_kernels::{Dtype, MAX_ROWS, PackedMatrix, Pool, Product};
+use remoe_kernels::{MAX_ROWS, NumericsClass, PackedMatrix, Pool, Product};
 use remoe_model::{Checkpoint, MlaFacts, TensorRef};
 
 /// The up-projections of one layer, a matrix per head.
@@ -24,7 +24,7 @@ impl NativeHeads {
         checkpoint: &Checkpoint,
         expand: &TensorRef,
         facts: &MlaFacts,
-        dtype: Dtype,
+        class: NumericsClass,
     ) -> Result<Self, LoadModelError> {
         let stored = stored_dtype(expand.dtype);
         let bytes = checkpoint.read(expand)?;
@@ -34,8 +34,8 @@ impl NativeHeads {
         for head in heads.take(facts.heads) {
             let (keys, values) = head.split_at(facts.nope_dim * row);
             let keys = transposed(keys, row, stored.bytes());
-            absorb.push(PackedMatrix::pack(facts.nope_dim, dtype, &[(stored, &keys)])?);
-            release.push(PackedMatrix::pack(facts.kv_rank, dtype, &[(stored, values)])?);
+            absorb.push(PackedMatrix::pack(facts.nope_dim, class, &[(stored, &keys)])?);
+            release.push(PackedMatrix::pack(facts.kv_rank, class, &[(stored, values)])?);
         }
         if absorb.len() != facts.heads {
             return Err(LoadModelError::Inconsistent("an up-projection has fewer heads than its facts"));

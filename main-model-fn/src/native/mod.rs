@@ -18,7 +18,8 @@ use pages::NativePages;
 use remoe_experts::{load_floats, load_gated, stored_dtype};
 use remoe_kernels::numerics::exp;
 use remoe_kernels::{
-    AttentionShape, AttentionSpan, Dtype, Job, KernelError, PackedExpert, PackedMatrix, Pool, Product,
+    AttentionShape, AttentionSpan, Dtype, Job, KernelError, NumericsClass, PackedExpert, PackedMatrix, Pool,
+    Product,
 };
 use remoe_model::{Activation, Checkpoint, MlaFacts, MlpTensors, NormKind, RopeFacts, RopeLayout, TensorRef};
 use rows::{Rows, Spare};
@@ -207,7 +208,7 @@ impl Backend for Native {
         &self,
         checkpoint: &Checkpoint,
         parts: &[Affine<'_>],
-        dtype: Dtype,
+        class: NumericsClass,
     ) -> Result<NativeLinear, LoadModelError> {
         let stored = parts
             .iter()
@@ -215,7 +216,7 @@ impl Backend for Native {
             .collect::<Result<Vec<_>, LoadModelError>>()?;
         let stored: Vec<_> = stored.iter().map(|(dtype, bytes)| (*dtype, bytes.as_slice())).collect();
         let inputs = parts.first().and_then(|part| part.weight.shape.last()).copied().unwrap_or(0);
-        let matrix = PackedMatrix::pack(inputs, dtype, &stored)?;
+        let matrix = PackedMatrix::pack(inputs, class, &stored)?;
         let bias = match parts.iter().any(|part| part.bias.is_some()) {
             false => None,
             true => {
@@ -249,8 +250,9 @@ impl Backend for Native {
         checkpoint: &Checkpoint,
         tensors: &MlpTensors,
         _activation: Activation,
+        class: NumericsClass,
     ) -> Result<PackedExpert, LoadModelError> {
-        Ok(load_gated(checkpoint, tensors, self.dtype)?)
+        Ok(load_gated(checkpoint, tensors, class)?)
     }
 
     fn load_heads(
@@ -258,8 +260,9 @@ impl Backend for Native {
         checkpoint: &Checkpoint,
         expand: &TensorRef,
         facts: &MlaFacts,
+        class: NumericsClass,
     ) -> Result<NativeHeads, LoadModelError> {
-        NativeHeads::load(checkpoint, expand, facts, self.dtype)
+        NativeHeads::load(checkpoint, expand, facts, class)
     }
 
     fn rope(&self, facts: &RopeFacts) -> Result<NativeRope, BackendError> {

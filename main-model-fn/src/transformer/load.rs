@@ -5,7 +5,7 @@ use super::mlp::{Mlp, Moe, SharedExperts};
 use super::{Layer, LoadModelError, Transformer};
 use crate::backend::{Affine, Backend};
 use remoe_experts::{in_parallel, load_floats};
-use remoe_kernels::{AttentionShape, Dtype};
+use remoe_kernels::{AttentionShape, Dtype, NumericsClass};
 use remoe_model::{
     AttentionFacts, AttentionTensors, Checkpoint, GqaFacts, GqaTensors, MlaFacts, MlaTensors, MlpFacts,
     MlpTensors, MoeFacts, NormKind, QueryTensors, TensorRef,
@@ -18,13 +18,14 @@ impl<B: Backend> Transformer<B> {
     /// The checkpoint cannot be read, or the device has no room.
     pub(crate) fn load(
         checkpoint: &Checkpoint,
-        dtype: Dtype,
+        class: impl Into<NumericsClass>,
         ops: B,
         threads: usize,
     ) -> Result<Self, LoadModelError> {
+        let class = class.into();
         checkpoint.prefetch(checkpoint.outside_tensors())?;
         let config = checkpoint.config();
-        let loader = Loader { checkpoint, dtype, ops: &ops };
+        let loader = Loader { checkpoint, dtype: class.dtype, class, ops: &ops };
         let layers =
             in_parallel(config.layers.len(), threads, LoadModelError::Panicked, |id| loader.layer(id))?;
         let (layers, shapes): (_, Vec<_>) = layers.into_iter().unzip();
@@ -37,7 +38,7 @@ impl<B: Backend> Transformer<B> {
             head: loader.ops.load_linear(
                 checkpoint,
                 &[Affine { weight: head, bias: checkpoint.head_bias() }],
-                dtype,
+                class,
             )?,
             embedding: ops.load_embedding(checkpoint, checkpoint.embedding())?,
             multipliers: config.multipliers,
@@ -51,6 +52,8 @@ impl<B: Backend> Transformer<B> {
 struct Loader<'a, B> {
     checkpoint: &'a Checkpoint,
     dtype: Dtype,
+    /// Of the weights that may be quantised.
+    class: NumericsClass,
     ops: &'a B,
 }
 
@@ -84,16 +87,20 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     /// Matrices without biases, one below the other.
-    fn product(&self, weights: &[&TensorRef], dtype: Dtype) -> Result<B::Linear, LoadModelError> {
+    fn product(
+        &self,
+        weights: &[&TensorRef],
+        class: impl Into<NumericsClass>,
+    ) -> Result<B::Linear, LoadModelError> {
         let parts: Vec<_> = weights.iter().map(|&weight| Affine { weight, bias: None }).collect();
-        self.ops.load_linear(self.checkpoint, &parts, dtype)
+        self.ops.load_linear(self.checkpoint, &parts, class.into())
     }
 
     /// The same with biases.
     fn linear(&self, parts: &[&remoe_model::Linear]) -> Result<B::Linear, LoadModelError> {
         let parts: Vec<_> =
             parts.iter().map(|part| Affine { weight: &part.weight, bias: part.bias.as_ref() }).collect();
-        self.ops.load_linear(self.checkpoint, &parts, self.dtype)
+        self.ops.load_linear(self.checkpoint, &parts, self.class)
     }
 
     fn norm(&self, norm: &remoe_model::Linear) -> Result<B::Norm, LoadModelError> {
@@ -153,7 +160,7 @@ impl<B: Backend> Loader<'_, B> {
                 (remoe_model::Linear { weight: weight.clone(), bias: None }, None)
             }
             QueryTensors::Latent { a, a_norm, b } => {
-                (a.clone(), Some((latent_norm(a_norm)?, self.product(&[b], self.dtype)?)))
+                (a.clone(), Some((latent_norm(a_norm)?, self.product(&[b], self.class)?)))
             }
         };
         let attention = LatentAttention {
@@ -161,7 +168,7 @@ impl<B: Backend> Loader<'_, B> {
             query_dim: first.weight.shape.first().copied().unwrap_or(0),
             query,
             latent_norm: latent_norm(&tensors.kv_a_norm)?,
-            heads: self.ops.load_heads(self.checkpoint, &tensors.kv_b, facts)?,
+            heads: self.ops.load_heads(self.checkpoint, &tensors.kv_b, facts, self.class)?,
             output: self.linear(&[&tensors.o])?,
             latent_dim: facts.kv_rank,
             nope_dim: facts.nope_dim,
@@ -182,7 +189,7 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     fn gated(&self, tensors: &MlpTensors) -> Result<B::Gated, LoadModelError> {
-        self.ops.load_gated(self.checkpoint, tensors, self.checkpoint.config().activation)
+        self.ops.load_gated(self.checkpoint, tensors, self.checkpoint.config().activation, self.class)
     }
 
     fn moe(&self, layer: usize, facts: &MoeFacts) -> Result<Moe<B>, LoadModelError> {
@@ -202,7 +209,7 @@ impl<B: Backend> Loader<'_, B> {
             router: self.ops.load_linear(
                 self.checkpoint,
                 &[Affine { weight: &router.linear.weight, bias: router.linear.bias.as_ref() }],
-                router_dtype,
+                router_dtype.into(),
             )?,
             correction: match &router.correction {
                 None => Vec::new(),

@@ -271,6 +271,7 @@ impl Outline {
             family: self.family.clone(),
             dtype: self.weights.name(&self.dtype).to_owned(),
             experts_dtype: None,
+            dense_int8: false,
             layers: self.layers.len(),
             experts: count,
             top_k: experts.map_or(0, |experts| experts.top_k),

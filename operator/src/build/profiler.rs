@@ -10,6 +10,7 @@ use crate::names::{Component, PodName, profile_config_map};
 use crate::quantity::{MB, megabytes, millicores_of, vcpus};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use remoe_model::{DenseDtype, Inspection};
 
 /// A profiler that is not done by then has failed.
 const DEADLINE_SECONDS: i64 = 600;
@@ -44,7 +45,10 @@ pub fn profiler(
     arguments.extend(plan.model.precision());
     arguments.extend(["--device".to_owned(), plan.device.name().to_owned()]);
     arguments.extend(access.arguments.iter().cloned());
-    let weights = facts.inspection.resident_bytes(facts.inspection.total_bytes, plan.model.dtype.name());
+    let experts_dtype = plan.model.experts_dtype.map(Into::into);
+    let dense_int8 = DenseDtype::is_int8(None, experts_dtype, plan.device.name());
+    let inspection = Inspection { experts_dtype, dense_int8, ..facts.inspection.clone() };
+    let weights = inspection.resident_total_bytes(plan.model.dtype.name());
     let memory = u32::try_from(weights.div_ceil(MB).saturating_add(BESIDE_WEIGHTS_MB)).unwrap_or(u32::MAX);
     let main = &owner.spec.main;
     let program = Program {

@@ -17,7 +17,7 @@ use super::api::{
 use super::digest::digest;
 use super::facts::ModelFacts;
 use super::quantity::MB;
-use remoe_model::Inspection;
+use remoe_model::{DenseDtype, Inspection};
 use remoe_planner::{Account, Answer, Options, PlanDraft, PlanError, Pricing, Problem, Remote, Slo, solve};
 use remoe_profile::Profile;
 
@@ -267,7 +267,9 @@ pub fn compute_dtype(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> ComputeDty
 
 /// The checkpoint as the spec has it served.
 pub fn served(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> Inspection {
-    Inspection { experts_dtype: spec.model.experts_dtype.map(Into::into), ..facts.inspection.clone() }
+    let experts_dtype = spec.model.experts_dtype.map(Into::into);
+    let dense_int8 = DenseDtype::is_int8(None, experts_dtype, spec.main.device.name());
+    Inspection { experts_dtype, dense_int8, ..facts.inspection.clone() }
 }
 
 /// The profile with the figures of `device` only: a plan follows where it has them.

@@ -1,4 +1,4 @@
-//! `remoe up` with one share of remote experts.
+//! `remoe up` with one share of remote experts, in one form.
 
 use super::stream::{self, Prompt, Token};
 use crate::context::Context;
@@ -25,9 +25,10 @@ pub(super) struct Deployment {
 }
 
 impl Deployment {
-    pub(super) fn start(context: &Context, model: &Path, ratio: f64) -> Result<Self> {
+    pub(super) fn start(context: &Context, model: &Path, ratio: f64, form: Option<&str>) -> Result<Self> {
         let mut command = Command::new(context.program("remoe")?);
         command.arg("up").arg("--model").arg(model).args(["--remote-ratio", &ratio.to_string()]);
+        command.args(form.into_iter().flat_map(|form| ["--experts-dtype", form]));
         command.args(["--port", "0", "--json", "--ready-timeout", "300", "--served-model-name", NAME]);
         command.env("REMOE_BIN_DIR", &context.programs).env("REMOE_LOG", "warn").env_remove("REMOE_API_KEY");
         let mut process = Process::start("remoe up", command)?;

@@ -1,5 +1,5 @@
 //! Tokens per second of the whole: OLMoE's shape with some of its layers, through the HTTP interface of
-//! `remoe up`, with none, half and all of its experts remote.
+//! `remoe up`, with none, half and all of its experts remote, and with all of them local and quantised.
 //!
 //! All deployments are alive at the same time and asked in turn, so that a disturbance does not hit
 //! one of them alone; those that are not asked sleep.
@@ -23,6 +23,8 @@ use stream::Prompt;
 
 /// Shares of remote experts; what the others are compared with comes first.
 const RATIOS: [f64; 3] = [0.0, 0.5, 1.0];
+/// What experts are quantised to besides, all of them local; other weights then are int8.
+const FORMS: [&str; 2] = ["int8", "int4"];
 const BATCHES: [usize; 3] = [1, 4, 16];
 /// Prompts that are prefilled together, at most: more take as many times longer and show the same.
 const LARGEST_PREFILL: usize = 4;
@@ -49,7 +51,8 @@ pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
     let shape = Shape::olmoe(if context.quick { 1 } else { context.layers });
     let model = context.model(&format!("olmoe-{}", shape.layers), &shape)?;
     let bytes = warm(&model)?;
-    let needed = (bytes as f64 * MEMORY_FACTOR) as u64 * RATIOS.len() as u64;
+    // Both quantised ones together take less than one that is not.
+    let needed = (bytes as f64 * MEMORY_FACTOR) as u64 * (RATIOS.len() as u64 + 1);
     if available_memory() < needed {
         let why = format!(
             "{:.1} GB of memory are needed, {:.1} are free; --layers takes fewer layers",
@@ -58,9 +61,11 @@ pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
         );
         return Err(BenchError::new("starting the deployments", why));
     }
-    let mut configurations = RATIOS
-        .into_iter()
-        .map(|ratio| Configuration::start(context, &model, ratio))
+    let remote = RATIOS.into_iter().map(|ratio| (ratio, None));
+    let quantised = FORMS.into_iter().map(|form| (0.0, Some(form)));
+    let mut configurations = remote
+        .chain(quantised)
+        .map(|(ratio, form)| Configuration::start(context, &model, ratio, form))
         .collect::<Result<Vec<_>>>()?;
     let mut prompts = Prompts { vocab: shape.vocab as u64, made: 0 };
     let (mut llama_prefill, mut llama_decode) = (Series::default(), Series::default());
@@ -93,7 +98,7 @@ pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
         NAME,
         json!({"rounds": ending.done, "shape": "OLMoE-1B-7B", "layers": shape.layers, "dtype": "bfloat16",
                "bytes": bytes, "prompt": LONG_PROMPT, "decoding_prompt": SHORT_PROMPT, "decoded": decoded,
-               "ratios": RATIOS, "batches": BATCHES}),
+               "ratios": RATIOS, "quantised": FORMS, "batches": BATCHES}),
     );
     report(&mut part, &configurations);
     part.add("llama.cpp: prefill", "tokens/s", &llama_prefill);
@@ -116,12 +121,12 @@ fn report(part: &mut Part, configurations: &[Configuration]) {
     for (index, batch) in BATCHES.into_iter().enumerate() {
         for (what, name) in [(PREFILL, "prefill"), (DECODE, "decode")] {
             for configuration in configurations {
-                let name = format!("{name}, batch {batch}, remote ratio {}", configuration.ratio);
+                let name = format!("{name}, batch {batch}, {}", configuration.name());
                 part.add(name, "tokens/s", &configuration.speed[what][index]);
             }
             let Some((local, others)) = configurations.split_first() else { continue };
             for other in others {
-                let name = format!("{name}, batch {batch}: ratio {} / all local", other.ratio);
+                let name = format!("{name}, batch {batch}: {} / all local", other.name());
                 let share = other.speed[what][index].over(&local.speed[what][index]);
                 if what == DECODE && other.ratio == RATIOS[1] {
                     part.add_with_bar(name, "", &share, SHARE_BAR);
@@ -133,7 +138,7 @@ fn report(part: &mut Part, configurations: &[Configuration]) {
     }
     for configuration in configurations {
         for (name, means) in &configuration.engine {
-            let name = format!("engine: {name}, mean per call, batch 1, ratio {}", configuration.ratio);
+            let name = format!("engine: {name}, mean per call, batch 1, {}", configuration.name());
             part.add(name, "µs", means);
         }
     }
@@ -146,6 +151,7 @@ const DECODE: usize = 1;
 /// A deployment and what was measured of it.
 struct Configuration {
     ratio: f64,
+    form: Option<&'static str>,
     deployment: Deployment,
     /// Tokens per second.
     speed: [[Series; BATCHES.len()]; 2],
@@ -154,16 +160,26 @@ struct Configuration {
 }
 
 impl Configuration {
-    fn start(context: &Context, model: &std::path::Path, ratio: f64) -> Result<Self> {
-        let deployment = Deployment::start(context, model, ratio)?;
+    fn start(
+        context: &Context,
+        model: &std::path::Path,
+        ratio: f64,
+        form: Option<&'static str>,
+    ) -> Result<Self> {
+        let deployment = Deployment::start(context, model, ratio, form)?;
         // Without remote experts there is nothing to wait for.
         let names = if ratio > 0.0 { deployment.metrics()?.histograms("remoe_expert_") } else { Vec::new() };
         Ok(Self {
             ratio,
+            form,
             deployment,
             speed: Default::default(),
             engine: names.into_iter().map(|name| (name, Series::default())).collect(),
         })
+    }
+
+    fn name(&self) -> String {
+        self.form.map_or_else(|| format!("remote ratio {}", self.ratio), str::to_owned)
     }
 
     /// Touches every expert.

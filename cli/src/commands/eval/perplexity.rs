@@ -2,13 +2,15 @@
 
 use super::EvalArgs;
 use crate::args::DeploymentArgs;
+use crate::commands::profile::default_dtype;
 use crate::deployment::Wanted;
 use crate::exit::CliError;
-use crate::output::progress::Progress;
+use crate::output::progress::{Progress, bar};
 use crate::output::{json, table};
 use crate::{planning, prompt};
+use indicatif::ProgressBar;
 use remoe_fetch::ModelArgs;
-use remoe_model::ExpertsDtype;
+use remoe_model::{DenseDtype, ExpertsDtype};
 use remoe_wire::v1::main_model_client::MainModelClient;
 use remoe_wire::v1::{InspectRequest, TokenIds, inspect_request};
 use serde::Serialize;
@@ -23,10 +25,15 @@ use tonic::transport::Channel;
 const WINDOW: usize = 512;
 /// Tokens that are scored at most.
 const MOST_TOKENS: usize = 1 << 20;
+/// What is not quantised.
+const PLAIN: &str = "as computed";
 /// A window that takes longer than this has got stuck.
 const DEADLINE: Duration = Duration::from_secs(600);
-/// How experts are kept, in turn.
-const FORMS: [Option<ExpertsDtype>; 3] = [None, Some(ExpertsDtype::Int8), Some(ExpertsDtype::Int4)];
+/// How experts are kept, in turn, and whether what else is multiplied with is quantised beside them.
+const FORMS: [(Option<ExpertsDtype>, bool); 5] = {
+    let (int8, int4) = (Some(ExpertsDtype::Int8), Some(ExpertsDtype::Int4));
+    [(None, false), (int8, true), (int4, true), (int8, false), (int4, false)]
+};
 
 #[derive(Serialize)]
 struct Perplexities {
@@ -41,6 +48,8 @@ struct Perplexities {
 struct Perplexity {
     /// `int8`, `int4`, or `as computed` where experts are not quantised.
     experts: &'static str,
+    /// The same of attention, dense layers, shared experts and the head.
+    dense: &'static str,
     /// e to the mean negative log-probability of a token.
     perplexity: f64,
 }
@@ -57,7 +66,7 @@ pub(crate) async fn run(
     };
     let text = planning::read("--perplexity", file)?;
     let mut answer = Perplexities { window: 0, tokens: 0, perplexity: Vec::new() };
-    for form in FORMS {
+    for (number, form) in (1..).zip(FORMS) {
         let wanted = wanted(source, form)?;
         let tokens = prompt::tokens(&wanted.checkpoint, &text, false)?;
         answer.window = WINDOW.min(wanted.inspection.context_length);
@@ -69,30 +78,50 @@ pub(crate) async fn run(
         if windows.is_empty() {
             return Err(CliError::arguments("--perplexity", "the text has less than two tokens"));
         }
-        let scores = wanted.run_once(progress, async |client| scores(client, &windows).await).await?;
+        let bar = bar(windows.len(), "windows");
+        bar.set_message(format!("form {number} of {}", FORMS.len()));
+        let scores = wanted.run_once(progress, async |client| scores(client, &windows, &bar).await).await;
+        bar.finish_and_clear();
+        let scores = scores?;
         answer.tokens = scores.len();
         let mean = scores.iter().map(|&score| f64::from(score)).sum::<f64>() / scores.len() as f64;
-        let experts = form.map_or("as computed", ExpertsDtype::name);
-        answer.perplexity.push(Perplexity { experts, perplexity: (-mean).exp() });
+        let experts = form.0.map_or(PLAIN, ExpertsDtype::name);
+        let dense = if form.1 { DenseDtype::Int8.name() } else { PLAIN };
+        answer.perplexity.push(Perplexity { experts, dense, perplexity: (-mean).exp() });
     }
     if as_json {
         return Ok(json::print(&answer)?);
     }
-    let row = |it: &Perplexity| vec![it.experts.to_owned(), format!("{:.4}", it.perplexity)];
-    let table = table::with_header(&["experts", "perplexity"], answer.perplexity.iter().map(row).collect());
+    let row =
+        |it: &Perplexity| vec![it.experts.to_owned(), it.dense.to_owned(), format!("{:.4}", it.perplexity)];
+    let table = table::with_header(
+        &["experts", "other weights", "perplexity"],
+        answer.perplexity.iter().map(row).collect(),
+    );
     let (tokens, window) = (answer.tokens, answer.window);
     writeln!(anstream::stdout().lock(), "{tokens} tokens, in windows of {window}\n{table}")?;
     Ok(())
 }
 
 /// The model with all experts beside the main function.
-fn wanted(source: &ModelArgs, form: Option<ExpertsDtype>) -> Result<Wanted, CliError> {
-    Wanted::unplaced(&DeploymentArgs { experts_dtype: form, ..DeploymentArgs::of(source.clone()) })
+fn wanted(source: &ModelArgs, form: (Option<ExpertsDtype>, bool)) -> Result<Wanted, CliError> {
+    let (experts_dtype, dense_int8) = form;
+    let arguments = DeploymentArgs { experts_dtype, ..DeploymentArgs::of(source.clone()) };
+    let mut wanted = Wanted::unplaced(&arguments)?;
+    wanted.inspection.dense_int8 = dense_int8;
+    let plain = default_dtype(&wanted.inspection);
+    wanted.options.dense_dtype = Some(if dense_int8 { DenseDtype::Int8.name() } else { plain });
+    Ok(wanted)
 }
 
 /// Log-probabilities of the tokens of every window but the first of each.
-async fn scores(mut client: MainModelClient<Channel>, windows: &[&[u32]]) -> Result<Vec<f32>, CliError> {
+async fn scores(
+    mut client: MainModelClient<Channel>,
+    windows: &[&[u32]],
+    bar: &ProgressBar,
+) -> Result<Vec<f32>, CliError> {
     let mut all = Vec::new();
+    bar.reset_elapsed();
     for window in windows {
         let ids = TokenIds { ids: window.to_vec() };
         let request =
@@ -107,6 +136,7 @@ async fn scores(mut client: MainModelClient<Channel>, windows: &[&[u32]]) -> Res
             return Err(CliError::runtime(message));
         }
         all.extend(scores);
+        bar.inc(1);
     }
     Ok(all)
 }

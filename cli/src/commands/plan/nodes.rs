@@ -321,7 +321,9 @@ impl Question<'_> {
         let text = planning::read("--profile", path)?;
         let profile =
             Profile::from_json(&text).map_err(|error| planning::in_file("--profile", path, &error))?;
-        let checked = profile.check_model(&model.inspection, &model.dtype);
+        // What is kept as int8 beside experts is counted in full here, whatever the profile's main function does.
+        let measured = Inspection { dense_int8: profile.model.dense_int8, ..model.inspection.clone() };
+        let checked = profile.check_model(&measured, &model.dtype);
         checked.map_err(|error| CliError::arguments("--profile", error.to_string()))?;
         Ok(Some(profile))
     }

@@ -3,8 +3,9 @@
 use super::args::BuildArgs;
 use super::source::Model;
 use crate::exit::CliError;
+use crate::output::progress::Progress;
 use crate::output::{folders, json, table};
-use remoe_predictor::{ErrorBars, Method, Phase, Trained, Tuning};
+use remoe_predictor::{ErrorBars, FitStage, Method, Phase, Trained, Tuning};
 use serde::Serialize;
 use std::fs;
 use std::io::{self, Write};
@@ -48,7 +49,13 @@ pub(crate) fn run(args: &BuildArgs, as_json: bool) -> Result<(), CliError> {
     let (header, records) = model.records("--history", &args.history)?;
     folders::make("--out", &args.out)?;
     let started = Instant::now();
-    let trained = Trained::fit(header, &records, &model.embedding, args.tree.options())?;
+    let progress = Progress::new(false);
+    progress.expect(FitStage::ALL.len());
+    let options = args.tree.options();
+    let begun = &mut |stage: FitStage| progress.doing(stage.name());
+    let trained = Trained::fit_in_stages(header, &records, &model.embedding, options, begun);
+    progress.clear();
+    let trained = trained?;
     let build_seconds = started.elapsed().as_secs_f64();
     let bytes = trained.to_bytes()?;
     let path = args.out.join(FILE);

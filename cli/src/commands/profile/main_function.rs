@@ -192,6 +192,7 @@ impl<'s> Main<'s> {
         step(format!("starting the main function with {threads} threads"));
         let mut arguments = setup.subject.source.arguments();
         arguments.extend(setup.subject.precision());
+        arguments.extend(setup.subject.dense());
         arguments.extend(["--device".into(), device.into(), "--threads".into(), threads.to_string().into()]);
         if threads == 1 {
             arguments.extend(["--poll-us".into(), "0".into()]);

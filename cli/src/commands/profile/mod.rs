@@ -11,11 +11,12 @@ use crate::machine;
 use crate::output::plot::{Axis, Lines, Series};
 use crate::output::progress::Progress;
 use crate::output::{folders, json, table};
+use crate::signals::EndSignals;
 use functions::Functions;
 use grid::Grid;
 use main_function::MainSetup;
 use remoe_fetch::ModelArgs;
-use remoe_model::{ExpertsDtype, Inspection};
+use remoe_model::{DenseDtype, ExpertsDtype, Inspection};
 use remoe_planner::{Fit, seconds};
 use remoe_profile::{CpuLimit, Kernels, Machine, Made, Memory, ModelId, Origin, Profile, Starts};
 use remote::RemoteSetup;
@@ -44,6 +45,10 @@ pub(crate) struct ProfileArgs {
     /// Quantise routed experts to int8 or int4 as they are loaded
     #[arg(long, value_name = "int8|int4")]
     experts_dtype: Option<ExpertsDtype>,
+    /// Keep attention, dense layers, shared experts and the head as int8, or by its name in the type computed in
+    /// [default: int8 beside quantised experts, on CPUs]
+    #[arg(long, value_name = "int8|bfloat16|float32")]
+    dense_dtype: Option<DenseDtype>,
     /// Device of the main function: cpu, cuda or cuda:INDEX
     #[arg(long, default_value = "cpu")]
     device: String,
@@ -58,10 +63,12 @@ pub(crate) struct ProfileArgs {
 /// Measures, writes the profile and shows it.
 pub(crate) async fn run(args: &ProfileArgs, as_json: bool, progress: &Arc<Progress>) -> Result<(), CliError> {
     for (flag, path) in [("--out", &args.out), ("--plot", &args.plot)] {
-        path.iter().try_for_each(|path| folders::require_parent(flag, path))?;
+        path.iter().try_for_each(|path| folders::require_writable(flag, path))?;
     }
     let opened = args.source.open()?;
-    let inspection = Inspection { experts_dtype: args.experts_dtype, ..opened.checkpoint.inspect()? };
+    let experts_dtype = args.experts_dtype;
+    let dense_int8 = DenseDtype::is_int8(args.dense_dtype, experts_dtype, &args.device);
+    let inspection = Inspection { experts_dtype, dense_int8, ..opened.checkpoint.inspect()? };
     let dtype = args.dtype.map_or_else(|| default_dtype(&inspection), |dtype| dtype.name());
     let request = Request {
         source: args.source.pinned(&opened),
@@ -73,7 +80,12 @@ pub(crate) async fn run(args: &ProfileArgs, as_json: bool, progress: &Arc<Progre
         address: args.address.clone(),
     };
     let started = Instant::now();
-    let profile = measure(request, progress).await?;
+    let mut signals = EndSignals::catch()?;
+    let profile = tokio::select! {
+        profile = measure(request, progress) => profile?,
+        // The functions of the measurement end with the runtime, and with them what they were given.
+        () = signals.next() => return Err(CliError::interrupted()),
+    };
     let path = match &args.out {
         Some(path) => store(&profile, path).map(|()| path.clone()),
         None => keep(&profile),
@@ -116,6 +128,7 @@ fn measure_blocking(request: &Request, progress: &Arc<Progress>) -> Result<Profi
     let functions = Functions::new(progress, machine::memory_bytes().max(1 << 30), *backend, device)?;
     let grid = Grid::new(machine::cores(), *quick, inspection.context_length);
     let step = |what: String| progress.doing(what);
+    progress.expect(steps(&grid, functions.quotas, device, address.is_some()));
     let subject = Subject { functions: &functions, source, inspection, dtype, grid: &grid };
     let remote = RemoteSetup { subject: &subject, address: address.as_deref() }.measure(&step)?;
     let last = remote.expert_seconds.vcpus.len() - 1;
@@ -159,6 +172,16 @@ fn measure_blocking(request: &Request, progress: &Arc<Progress>) -> Result<Profi
     })
 }
 
+/// How many steps [`RemoteSetup::measure`] and [`MainSetup::measure`] announce together.
+fn steps(grid: &Grid, quotas: bool, device: &str, elsewhere: bool) -> usize {
+    let groups = grid.by_threads(quotas);
+    let sizes: usize = groups.iter().map(|(_, vcpus)| vcpus.len()).sum();
+    let own_device = if device == "cpu" { 0 } else { 2 };
+    // Each function starts and is then measured with every size, the remote one beside its experts as well, the main
+    // one with remote experts; then the way, another one where it was named, and start times.
+    2 * (groups.len() + sizes) + 1 + groups.len() + 1 + usize::from(elsewhere) + 1 + own_device
+}
+
 /// The dtype that functions compute in where nothing is said: the checkpoint's, float32 for float16.
 pub(crate) fn default_dtype(inspection: &Inspection) -> &'static str {
     if inspection.dtype == "bfloat16" { "bfloat16" } else { "float32" }
@@ -184,13 +207,19 @@ impl Subject<'_> {
         count as f64 * self.inspection.resident_expert_bytes(self.dtype) as f64
     }
 
-    /// What functions are told about the types to compute in.
+    /// What functions are told about the types to compute in; the main one also [`Self::dense`].
     fn precision(&self) -> Vec<OsString> {
         let mut arguments = vec!["--dtype".into(), self.dtype.into()];
         if let Some(experts) = self.inspection.experts_dtype {
             arguments.extend(["--experts-dtype".into(), experts.name().into()]);
         }
         arguments
+    }
+
+    /// What a main function is told beside it.
+    fn dense(&self) -> [OsString; 2] {
+        let kept = if self.inspection.dense_int8 { DenseDtype::Int8.name() } else { self.dtype };
+        ["--dense-dtype".into(), kept.into()]
     }
 }
 
