@@ -116,7 +116,7 @@ e2e-ci: ## Those of them that every change must pass, in a cluster that is remov
 	E2E_PROGRAMS="$(E2E_CI_PROGRAMS)" scripts/e2e-ci
 
 .PHONY: clients
-clients: demo-build ## Drive the demo model with the clients that people use (CLIENTS="curl litellm" chooses)
+clients: demo-build $(PYTHON_PACKAGES)/.complete ## Drive the demo model with the clients that people use (CLIENTS="curl litellm" chooses)
 	tests/clients/run.py $(CLIENTS)
 
 .PHONY: first-page

@@ -54,7 +54,18 @@ impl Bill {
     pub(crate) fn settle(&self, told: Told, prompt_tokens: u64, completion_tokens: u64) -> Option<u64> {
         let (billing, books) = (self.replace(None)?, self.gateway.books()?);
         let (id, model, tenant) = (&*self.id, &*self.model, &*self.tenant);
-        Some(books.answered(Answered { id, model, tenant, prompt_tokens, completion_tokens, told }, &billing))
+        let is_new = |name| !billing.functions.contains_key(name);
+        let since = if told.shares.keys().any(is_new) { self.since(&billing) } else { None };
+        let answered = Answered { id, model, tenant, prompt_tokens, completion_tokens, told };
+        Some(books.answered(answered, &billing, since.as_deref()))
+    }
+
+    /// What the same main function works with by now: a revision may have given it other remote functions while the
+    /// request ran.
+    fn since(&self, sent: &Billing) -> Option<Arc<Billing>> {
+        let models = self.gateway.models();
+        let model = models.iter().find(|model| model.name() == &*self.model)?;
+        model.billings().into_iter().find(|billing| billing.main() == sent.main())
     }
 
     /// Nothing is owed: it was refused, or generates nothing.

@@ -4,7 +4,7 @@ use crate::budget::Payer;
 use crate::cost_metrics::CostMetrics;
 use prometheus::Registry;
 use remoe_ledger::{
-    Account, AccountError, FunctionEvent, FunctionRecord, Ledger, Rates, Record, RequestRecord, Told,
+    Account, AccountError, FunctionEvent, FunctionRecord, Ledger, Phases, Rates, Record, RequestRecord, Told,
     records, records_since,
 };
 use std::collections::BTreeMap;
@@ -125,10 +125,21 @@ impl Books {
         }
     }
 
-    pub(crate) fn answered(&self, answered: Answered<'_>, billing: &Billing) -> u64 {
+    /// Writes down what a request cost that was sent to the functions of `billing`. Its main function did not know
+    /// what those cost that joined it after that; they are priced as in `since`, where they are known.
+    pub(crate) fn answered(&self, answered: Answered<'_>, billing: &Billing, since: Option<&Billing>) -> u64 {
         let Answered { id, model, tenant, prompt_tokens, completion_tokens, told } = answered;
         let shares = told.shares.into_iter().filter_map(|(name, mut share)| {
-            let (function, tier) = billing.functions.get(&name)?;
+            let (function, tier) = match (billing.functions.get(&name), since) {
+                (Some(known), _) => known,
+                (None, Some(since)) => {
+                    let rate = since.rates.0.get(&name).copied().unwrap_or_default();
+                    let Phases { prefill, decode } = share.work;
+                    share.cost = Phases { prefill: rate.cost(prefill), decode: rate.cost(decode) };
+                    since.functions.get(&name)?
+                }
+                (None, None) => return None,
+            };
             share.tier.clone_from(tier);
             Some((function.clone(), share))
         });
@@ -268,7 +279,32 @@ fn now() -> u64 {
 mod tests {
     use super::*;
     use crate::GatewayMetrics;
-    use remoe_ledger::{Phases, Share};
+    use remoe_ledger::{Rate, Share};
+
+    #[test]
+    fn a_function_that_joins_while_a_request_runs_is_paid_for() {
+        let metrics = GatewayMetrics::new().unwrap();
+        let books = Books::open(None, "p", metrics.registry()).unwrap();
+        let billing = |names: &[&str]| Billing {
+            // A nano-dollar a nanosecond.
+            rates: Rates(names.iter().map(|name| ((*name).to_owned(), Rate(3_600_000_000_000))).collect()),
+            functions: names.iter().map(|name| ((*name).into(), ((*name).into(), "tier".into()))).collect(),
+            restarts: 0,
+        };
+        let (sent, now) = (billing(&["main", "a"]), billing(&["main", "b"]));
+        let total = |since: Option<&Billing>| {
+            let known = Share { cost: Phases { prefill: 1, decode: 2 }, ..Share::default() };
+            let new = Share { work: Phases { prefill: 10, decode: 20 }, ..Share::default() };
+            let shares = [("main", known.clone()), ("a", known), ("b", new.clone()), ("stranger", new)];
+            let shares = shares.map(|(name, share)| (name.to_owned(), share)).into();
+            let told = Told { shares, rivals: BTreeMap::new(), served: 0 };
+            let (prompt_tokens, completion_tokens) = (1, 1);
+            let answered =
+                Answered { id: "id", model: "m", tenant: "t", prompt_tokens, completion_tokens, told };
+            books.answered(answered, &sent, since)
+        };
+        assert_eq!((total(None), total(Some(&now))), (6, 36));
+    }
 
     /// What docs/cost.md says of a deployment of 58 layers with 256 experts in 16 groups that 20 tenants use: the series
     /// of its gateway, which neither layers nor experts are among.
@@ -306,7 +342,7 @@ mod tests {
                 completion_tokens: 1,
                 told,
             };
-            assert_eq!(books.answered(answered, &billing), 2 * (GROUPS as u64 + 1));
+            assert_eq!(books.answered(answered, &billing, None), 2 * (GROUPS as u64 + 1));
             (0..=GROUPS).for_each(|number| books.costs_now("m", &tier(number), 1));
             let payers = [(Payer::Tenant(&tenant), 1_u64), (Payer::Model("m"), 1)];
             payers.iter().for_each(|(payer, _)| books.metrics().refused(*payer));

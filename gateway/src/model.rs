@@ -374,6 +374,11 @@ impl Model {
         state.places.iter().filter(|_| awake).map(|place| place.backend.clone()).collect()
     }
 
+    /// What the functions behind it cost now, awake or not.
+    pub(crate) fn billings(&self) -> Vec<Arc<Billing>> {
+        self.state().places.iter().filter_map(|place| place.backend.billing.clone()).collect()
+    }
+
     pub(crate) fn status(&self) -> ModelStatus {
         let state = self.state();
         ModelStatus {

@@ -18,7 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HERE = Path(__file__).resolve().parent
-PYTHON, NODE = ROOT / "target/clients", ROOT / "target/node"
+# Those of the tests, which `make` installs, and llm's.
+SHARED, PYTHON, NODE = ROOT / "target/python", ROOT / "target/clients", ROOT / "target/node"
 MODEL = "remoe-demo"
 PROMPT = "What is a lake?"
 FIXED = {"max_tokens": 24, "seed": 1}
@@ -43,8 +44,9 @@ def refused(call, errors, what):
 
 def package(name):
     """The Python package `name`, installed with the others where it is not there."""
-    if str(PYTHON) not in sys.path:
-        sys.path.insert(0, str(PYTHON))
+    for folder in map(str, (SHARED, PYTHON)):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -52,9 +54,9 @@ def package(name):
 
 
 def install_python():
-    if not (PYTHON / "litellm").is_dir():
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", PYTHON]
-        subprocess.run([*command, "--requirement", HERE / "requirements.txt"], check=False)
+    if not (PYTHON / "llm").is_dir():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        subprocess.run([*pip, "--target", PYTHON, "--requirement", HERE / "requirements.txt"], check=False)
 
 
 def run(command, **options):
@@ -136,7 +138,7 @@ def llm(endpoint):
     folder.mkdir(parents=True, exist_ok=True)
     entry = f"- model_id: remoe\n  model_name: {MODEL}\n  api_base: {endpoint}/v1\n  api_key_name: none\n"
     (folder / "extra-openai-models.yaml").write_text(entry)
-    environment = os.environ | {"PYTHONPATH": str(PYTHON), "LLM_USER_PATH": str(folder)}
+    environment = os.environ | {"PYTHONPATH": f"{PYTHON}{os.pathsep}{SHARED}", "LLM_USER_PATH": str(folder)}
     ask = [sys.executable, "-m", "llm", "prompt", "--model", "remoe", "--key", "none", "--no-log"]
     ask += ["-o", "max_tokens", str(FIXED["max_tokens"]), "-o", "seed", str(FIXED["seed"]), PROMPT]
     text = run([*ask, "--no-stream"], env=environment)

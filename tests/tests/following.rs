@@ -2,10 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use remoe_tests::command::remoe;
 use remoe_tests::deadline::{LONG, until};
 use remoe_tests::fixture::Model;
 use remoe_tests::raw;
 use remoe_tests::up::Up;
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
@@ -58,7 +60,10 @@ async fn a_placement_follows_the_topic_and_a_wake_those_who_wait() {
 
     let folder = tempfile::tempdir().unwrap();
     let experience = folder.path().to_str().unwrap();
-    let arguments = ["--remote-ratio", "0.5", "--replan", "300ms", "--experience", experience];
+    let books = tempfile::tempdir().unwrap();
+    let ledger = books.path().to_str().unwrap();
+    let arguments =
+        ["--remote-ratio", "0.5", "--replan", "300ms", "--experience", experience, "--ledger", ledger];
     let mut up = Up::start_with(&model.folder, &arguments).await;
     let address = up.ready.http();
     let first = up.ready.pids();
@@ -86,10 +91,17 @@ async fn a_placement_follows_the_topic_and_a_wake_those_who_wait() {
     let metrics = raw::ask(address, raw::get("/metrics")).await.text();
     assert!(metrics.contains("remoe_replans_total{cause=\"drift\",model=\"model\"}"), "{metrics}");
     assert!(metrics.contains("remoe_prediction_divergence_nats{model=\"model\",phase=\"decode\"}"));
-    drop(up);
+    // What the old functions cost beside the new ones is named, and all of it adds up.
+    up.process.signal(Signal::TERM);
+    assert_eq!(up.process.end(LONG).await.code(), Some(0));
+    let (code_of_cost, cost) = remoe(&["cost", ledger]).await;
+    assert_eq!(code_of_cost, Some(0), "{cost}");
+    assert!(cost["overlap"].as_u64().unwrap() > 0, "{cost}");
+    let (paid, residual) = (cost["paid"].as_f64().unwrap(), cost["residual"].as_f64().unwrap());
+    assert!(residual.abs() <= 0.001 * paid, "{cost}");
 
     // What was learned is still known to another one, which plans its first wake for those that wait.
-    let arguments = [&arguments[..3], &["3600s"], &arguments[4..], &["--idle", "1s"]].concat();
+    let arguments = [&arguments[..3], &["3600s"], &arguments[4..6], &["--idle", "1s"]].concat();
     let mut up = Up::start_with(&model.folder, &arguments).await;
     assert_ne!(up.ready.pids(), first);
     let address = up.ready.http();

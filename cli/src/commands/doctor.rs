@@ -8,7 +8,7 @@ use anstyle::AnsiColor;
 use remoe_fetch::{ModelArgs, cache_folder};
 use remoe_kernels::{InstructionPath, NumericsClass, wrong_paths};
 use remoe_launcher::Cgroups;
-use rustix::fs::statvfs;
+use rustix::fs::{Access, access, statvfs};
 use rustix::process::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
@@ -221,6 +221,10 @@ fn disk(given: Option<&Path>) -> Check {
             );
         }
     };
+    if let Err(error) = access(there, Access::WRITE_OK) {
+        let found = format!("{} cannot be written: {error}", there.display());
+        return Check::warn(name, found, "name another folder for fetched models in REMOE_MODEL_CACHE");
+    }
     let found = format!("{} free for fetched models in {}", table::bytes(free), cache.display());
     match free {
         free if free < LITTLE_DISK => {

@@ -38,7 +38,6 @@ pub(crate) async fn run(
     verbose: bool,
     progress: &Arc<Progress>,
 ) -> Result<(), CliError> {
-    let mut signals = EndSignals::catch()?;
     let talks = !as_json
         && args.prompt.is_none()
         && std::io::stdin().is_terminal()
@@ -46,6 +45,8 @@ pub(crate) async fn run(
     let foresight = Foresight { predictor: args.predictor.predictor.as_deref(), prompt: None };
     let wanted = Wanted::of(&args.deployment, 0.0, foresight)?;
     let chat = Chat::open(&wanted)?;
+    // A model that is fetched until here ends with its process, as nothing runs yet.
+    let mut signals = EndSignals::catch()?;
     let _registered = running::register("run", vec![wanted.name()], None)
         .inspect_err(|error| print_warning(&format!("`remoe ps` will not show this: {}", error.message)));
     let (supervisor, _) = tokio::select! {
@@ -72,7 +73,10 @@ pub(crate) async fn run(
         answers: Vec::new(),
     };
     if talks {
-        println!("{}: ask away; /help says what else there is, Ctrl-D ends.", session.wanted.name());
+        session.say(&format!(
+            "{}: ask away; /help says what else there is, Ctrl-D ends.",
+            session.wanted.name()
+        ));
     }
     let ended = session.talk().await;
     session.supervisor.shutdown(session.wanted.drain).await;
@@ -106,6 +110,11 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
+    /// A line where answers are. Whoever does not read it any more is told of that by the next answer.
+    fn say(&self, line: &str) {
+        let _closed = writeln!(std::io::stdout(), "{line}");
+    }
+
     async fn talk(&mut self) -> Result<(), CliError> {
         loop {
             let said = tokio::select! {
@@ -201,13 +210,13 @@ impl Session<'_> {
         };
         match answered {
             None => {
-                println!();
+                self.say("");
                 self.progress.line("interrupted");
                 self.chat.note(prompt, said);
             }
             Some(Err(error)) => {
                 if self.shows && !said.is_empty() {
-                    println!();
+                    self.say("");
                 }
                 return Err(error);
             }

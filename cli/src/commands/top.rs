@@ -78,7 +78,10 @@ async fn look(client: &Client<HttpConnector, Full<Bytes>>, args: &TopArgs) -> Re
     }
     let request = request.body(Full::default()).map_err(|error| failed(&error))?;
     let answered = async {
-        let response = client.request(request).await.map_err(|error| failed(&error))?;
+        let response = client.request(request).await.map_err(|error| match error.is_connect() {
+            true => failed(&"nobody listens there; `remoe ps` says what runs on this machine, and where"),
+            false => failed(&error),
+        })?;
         let status = response.status();
         let body =
             Limited::new(response.into_body(), PAGE).collect().await.map_err(|error| failed(&error))?;

@@ -17,7 +17,7 @@ use crate::exit::CliError;
 use crate::output::progress::{Progress, print_warning};
 use crate::programs;
 use crate::running;
-use crate::signals::EndSignals;
+use crate::signals::{EndSignals, Ended};
 use axum::http::HeaderValue;
 use cashier::Cashier;
 use following::Following;
@@ -62,10 +62,11 @@ const WAITING_BYTES: usize = 64 << 20;
 
 /// Starts everything, reports what changes, and drains at the end.
 pub(crate) async fn run(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) -> Result<(), CliError> {
-    let mut signals = EndSignals::catch()?;
     let (keys, key_file) = keys(args)?;
     let secret = secret()?;
     let asked = ask(args, &secret)?;
+    // Models that are fetched until here end with this process, as nothing runs yet.
+    let mut signals = EndSignals::catch()?;
     // What will be missing is said before a profile is measured.
     programs::find(args.deployment.backend, args.deployment.device.as_deref())?;
     let listener = listen(SocketAddr::new(args.host, args.port), "--port")?;
@@ -78,7 +79,10 @@ pub(crate) async fn run(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) 
     let (mut kept, end) = (JoinSet::new(), watch::Sender::new(None));
     let started = tokio::select! {
         started = start(args, asked, &front, (&secret, &pricing), (&mut kept, end.subscribe()), as_json, progress) => Some(started),
-        () = signals.next() => None,
+        ended = signals.next_kind() => match ended {
+            Ended::Interrupted if kept.is_empty() => return Err(CliError::interrupted()),
+            _ => None,
+        },
     };
     let served = match started {
         // Nobody has been served yet, so there is nothing to drain.
@@ -177,7 +181,14 @@ fn listen(address: SocketAddr, flag: &str) -> Result<TcpListener, CliError> {
     };
     bind().map_err(|error: std::io::Error| CliError {
         field: Some(flag.to_owned()),
-        ..CliError::runtime(format!("cannot listen on {address}: {error}"))
+        ..CliError::runtime(match error.kind() {
+            std::io::ErrorKind::AddrInUse => {
+                format!(
+                    "{address} is taken; `remoe ps` says by whom if it is a model, port 0 takes any free one"
+                )
+            }
+            _ => format!("cannot listen on {address}: {error}"),
+        })
     })
 }
 

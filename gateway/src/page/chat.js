@@ -73,7 +73,7 @@ function figures({ completion_tokens: tokens, remoe }) {
   const { local, remote, fallback } = remoe.experts;
   const rate = remoe.decode_s > 0 ? (tokens - 1) / remoe.decode_s : 0;
   const share = Math.round((100 * remote) / Math.max(1, local + remote + fallback));
-  const cost = remoe.cost ? `; $${(remoe.cost.total / 1e9).toPrecision(3)}` : "";
+  const cost = remoe.cost ? `; $${(remoe.cost.total / 1e9).toLocaleString("en", { maximumSignificantDigits: 3 })}` : "";
   return `${tokens} tokens, the first after ${Math.round(1000 * remoe.ttft_s)} ms, then ${Math.round(rate)} tokens/s; ` +
     `experts: ${local} here, ${remote} remote (${share} %)${fallback ? `, ${fallback} by fallback` : ""}${cost}`;
 }

@@ -232,6 +232,9 @@ async function look() {
       plan(page);
       card(page);
       functions(page);
+    } else if (!last || last.model !== page.model) {
+      by("functions").replaceChildren();
+      by("cell").textContent = "Nothing runs: where experts live is known when the next request has started the functions.";
     }
   } catch (error) {
     by("state").textContent = "";

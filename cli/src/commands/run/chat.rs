@@ -65,7 +65,8 @@ impl Chat {
         };
         let rest = self.context.saturating_sub(ids.len());
         if rest == 0 {
-            let message = format!("it has {} tokens; the model's context has {}", ids.len(), self.context);
+            let message =
+                format!("the conversation has {} tokens, the model's context {}", ids.len(), self.context);
             return Err(CliError::arguments("PROMPT", message));
         }
         self.messages.drain(..left_out);

@@ -22,6 +22,8 @@ pub(super) struct Cashier {
 struct Alive {
     place: Place,
     serves: bool,
+    /// Others do its work, and it is still there.
+    replaced: bool,
 }
 
 impl Cashier {
@@ -79,6 +81,9 @@ impl Cashier {
 
     fn look(&self, at: u64, status: &Status, tariff: &Tariff, alive: &mut BTreeMap<String, Alive>) {
         let mut present = BTreeSet::new();
+        let serves = |function: &FunctionStatus| function.state == FunctionState::Serving;
+        // Where the main function ends as well, as for a sleep, nobody has taken over.
+        let goes_on = status.functions.iter().any(|function| function.role == Role::Main && serves(function));
         for function in &status.functions {
             let (Some(pid), Some(place)) = (function.pid, tariff.place(&function.name)) else { continue };
             let name = self.function(&function.name, pid);
@@ -86,11 +91,15 @@ impl Cashier {
             let known = alive.entry(name.clone()).or_insert_with(|| {
                 let Place { tier, rate, basis } = place.clone();
                 event(FunctionEvent::Started { tier, rate, basis });
-                Alive { place: place.clone(), serves: false }
+                Alive { place: place.clone(), serves: false, replaced: false }
             });
-            if function.state == FunctionState::Serving && !known.serves {
+            if serves(function) && !known.serves {
                 known.serves = true;
                 event(FunctionEvent::Serving);
+            }
+            if known.serves && !known.replaced && function.state == FunctionState::Stopping && goes_on {
+                known.replaced = true;
+                event(FunctionEvent::Replaced);
             }
             present.insert(name);
         }
