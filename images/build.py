@@ -32,7 +32,7 @@ LIBTORCH_DEADLINE_S = 3600
 # of main functions has a `main-model-fn`, whatever its operations.
 IMAGES = {
     "operator": ("Remoe operator", ["remoe-operator"]),
-    "gateway": ("Remoe gateway", ["remoe-gateway"]),
+    "gateway": ("Remoe gateway and tools", ["remoe-gateway", "remoe"]),
     "main": ("Remoe main-model function for CPUs and tools", ["main-model-fn", "remote-expert-fn", "remoe"]),
     "main-torch": ("Remoe main-model function with LibTorch and tools", ["main-model-fn=main-model-fn-torch", "main-model-fn-torch", "remote-expert-fn", "remoe"]),
     "remote-expert": ("Remoe remote-expert function and tools", ["remote-expert-fn", "remoe"]),

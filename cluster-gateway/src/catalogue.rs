@@ -9,11 +9,12 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, ResourceExt};
 use remoe_demand::MoEDemand;
-use remoe_gateway::{Gateway, GatewayMetrics, ModelOptions};
+use remoe_gateway::{Books, Gateway, GatewayMetrics, ModelOptions, Overhead};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 /// Bytes of the bodies that wait for one model.
 const WAITING_BYTES: usize = 64 << 20;
@@ -25,9 +26,12 @@ pub(crate) struct Catalogue {
     client: Client,
     settings: Settings,
     metrics: GatewayMetrics,
+    books: Arc<Books>,
     gateway: Arc<Gateway>,
     lease: watch::Receiver<bool>,
     served: BTreeMap<String, Served>,
+    /// Gives the ledger signs of life once all pods are known: those that are not named by then have ended.
+    overhead: JoinSet<()>,
 }
 
 impl Catalogue {
@@ -35,11 +39,12 @@ impl Catalogue {
     pub(crate) fn new(
         client: Client,
         settings: &Settings,
-        metrics: GatewayMetrics,
+        (metrics, books): (GatewayMetrics, Arc<Books>),
         gateway: Arc<Gateway>,
         lease: watch::Receiver<bool>,
     ) -> Self {
-        Self { client, settings: settings.clone(), metrics, gateway, lease, served: BTreeMap::new() }
+        let (settings, served, overhead) = (settings.clone(), BTreeMap::new(), JoinSet::new());
+        Self { client, settings, metrics, books, gateway, lease, served, overhead }
     }
 
     /// Serves what there is, for ever.
@@ -63,6 +68,11 @@ impl Catalogue {
                     let gone = self.served.keys().filter(|key| !listed.contains(*key));
                     gone.cloned().collect::<Vec<_>>().iter().for_each(|key| self.remove(key));
                     self.publish();
+                    if self.overhead.is_empty() {
+                        let Settings { cpu_core_hour, memory_gb_hour, .. } = self.settings;
+                        let overhead = Overhead::new(self.books.clone(), cpu_core_hour, memory_gb_hour);
+                        self.overhead.spawn(overhead.keep());
+                    }
                 }
                 Ok(Event::Apply(demand)) => {
                     if self.apply(demand) {
@@ -84,7 +94,7 @@ impl Catalogue {
         if demand.metadata.deletion_timestamp.is_some() {
             return false;
         }
-        if let Some(served) = self.served.get(&key) {
+        if let Some(served) = self.served.get_mut(&key) {
             served.tell(demand.spec);
             return false;
         }
@@ -99,7 +109,8 @@ impl Catalogue {
         };
         let (namespace, name) = (demand.namespace().unwrap_or_default(), demand.name_any());
         let notes = Notes::new(self.client.clone(), &namespace, &name, &settings.pod, &settings.uid);
-        let served = Served::new(options, demand.spec, &self.metrics, notes, self.lease.clone());
+        let accounts = (&self.metrics, self.books.clone());
+        let served = Served::new(options, demand.spec, accounts, notes, self.lease.clone());
         self.served.insert(key, served);
         true
     }

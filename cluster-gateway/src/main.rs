@@ -1,8 +1,9 @@
 //! The `remoe-gateway` process: the front door of a cluster.
 //!
-//! It reads `MoEDemand`s and nothing else: the operator says there which models there are, whether functions run, and
-//! where. What clients see is [`remoe_gateway`]'s.
+//! It reads `MoEDemand`s and nothing else: the operator says there which models there are, whether functions run, where, and
+//! what they cost. What clients see is [`remoe_gateway`]'s.
 
+mod cashier;
 mod catalogue;
 mod lease;
 mod notes;

@@ -75,8 +75,9 @@ impl Notes {
         }
     }
 
-    /// Writes that there is `load`, and that the last request was `quiet` ago. Whether it was written.
-    pub(crate) async fn write(&mut self, load: Load, quiet: Duration) -> bool {
+    /// Writes that there is `load`, that the last request was `quiet` ago, and how many nano-dollars were `saved` so far.
+    /// Whether it was written.
+    pub(crate) async fn write(&mut self, load: Load, quiet: Duration, saved: i64) -> bool {
         let now = jiff::Timestamp::now();
         self.sequence += 1;
         let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
@@ -86,6 +87,7 @@ impl Notes {
             waiting: number(load.waiting),
             in_flight: number(load.in_flight),
             acknowledged: load.turn,
+            saved,
             last_active: MicroTime(now.checked_sub(quiet).unwrap_or(jiff::Timestamp::UNIX_EPOCH)),
             sequence: self.sequence,
         };
@@ -132,6 +134,7 @@ mod tests {
             wakes: 0,
             sleeps: true,
             mains: Vec::new(),
+            functions: Vec::new(),
         }
     }
 

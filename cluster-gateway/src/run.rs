@@ -4,8 +4,10 @@ use crate::catalogue::Catalogue;
 use crate::lease::{self, Holder};
 use crate::settings::Settings;
 use kube::{Client, Config};
-use remoe_gateway::{Gateway, GatewayMetrics, GatewayOptions, KeyFile, Keys, KeysError};
+use remoe_gateway::{Books, BooksError, Gateway, GatewayMetrics, GatewayOptions, KeyFile, Keys, KeysError};
+use remoe_ledger::{Ledger, LedgerLimits};
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -16,6 +18,9 @@ use tokio_util::sync::CancellationToken;
 const CONNECT: Duration = Duration::from_secs(5);
 /// What is said at the end is said within this time.
 const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// Where the prices stand.
+const PRICES: &str = "spec.pricing of each MoEDeployment";
 
 /// Why the gateway ended.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +37,9 @@ pub(crate) enum RunError {
     /// A limit that would not hold.
     #[error("--keys: {0}")]
     Budget(String),
+    /// Where money is accounted for.
+    #[error(transparent)]
+    Books(#[from] BooksError),
     /// A metric is registered twice.
     #[error(transparent)]
     Metrics(#[from] prometheus::Error),
@@ -51,12 +59,15 @@ pub(crate) async fn run(settings: Settings, shutdown: CancellationToken) -> Resu
     config.default_retry = false;
     let client = Client::try_from(config)?;
     let metrics = GatewayMetrics::new()?;
+    let (books, unkept) = open_books(&settings, &metrics)?;
+    let within_means = move |keys: Keys| within_means(keys, unkept.as_deref());
     let (key_file, keys) = settings.keys.clone().map(KeyFile::open).transpose()?.unzip();
     let keys = within_means(keys.unwrap_or_default()).map_err(RunError::Budget)?;
     let options = GatewayOptions {
         keys,
         cors_origins: settings.cors_origins.clone().into(),
         body_limit: settings.body_limit,
+        books: Some(books.clone()),
         ..GatewayOptions::default()
     };
     let gateway = Gateway::new(options, Vec::new(), metrics.clone());
@@ -64,13 +75,13 @@ pub(crate) async fn run(settings: Settings, shutdown: CancellationToken) -> Resu
     let pages = TcpListener::bind(settings.metrics_listen).await?;
     tracing::info!(address = %listener.local_addr()?, metrics = %pages.local_addr()?, "serving");
     let ended = CancellationToken::new();
-    let pages = tokio::spawn(remoe_function::serve_metrics(pages, metrics.registry().clone(), ended.clone()));
+    let pages = tokio::spawn(gateway.clone().serve_own_metrics(pages, ended.clone()));
 
     // Held before anything is read: an operator that tells something later than that knows whom to wait for.
     let (holds, lease) = watch::channel(false);
     let holder = Holder::new(client.clone(), &settings);
     let keeping = tokio::spawn(lease::keep(holder.clone(), holds));
-    let mut catalogue = Catalogue::new(client, &settings, metrics, gateway.clone(), lease.clone());
+    let mut catalogue = Catalogue::new(client, &settings, (metrics, books), gateway.clone(), lease.clone());
     let following = key_file.map(|file| tokio::spawn(file.follow(gateway.clone(), within_means)));
     let mut server = tokio::spawn(gateway.serve(listener, shutdown.clone()));
     let mut held = lease;
@@ -110,14 +121,37 @@ pub(crate) async fn run(settings: Settings, shutdown: CancellationToken) -> Resu
     outcome
 }
 
-/// `keys`, where all of their limits hold here.
-fn within_means(keys: Keys) -> Result<Keys, String> {
-    match keys.with_budget() {
-        None => Ok(keys),
-        Some(tenant) => Err(format!(
-            "dollarsPerDay of the tenant {tenant}: the gateways of a cluster keep no books yet; take it away, or limit \
-             tokensPerMinute"
+/// The books of this pod, and why they are not kept in the folder of ledgers where that cannot be used: it is no reason not
+/// to serve.
+fn open_books(
+    settings: &Settings,
+    metrics: &GatewayMetrics,
+) -> Result<(Arc<Books>, Option<String>), BooksError> {
+    let Some(folder) = &settings.ledger else {
+        return Ok((Arc::new(Books::open(None, PRICES, metrics.registry())?), None));
+    };
+    let ledger = Ledger::open(&folder.join(&settings.pod), LedgerLimits::default());
+    let kept = ledger
+        .map_err(|error| BooksError::Ledger(error.into()))
+        .and_then(|ledger| Books::open(Some(ledger), PRICES, metrics.registry()));
+    match kept {
+        Err(BooksError::Ledger(error)) => {
+            tracing::error!(%error, "serving without a ledger: what requests cost is known until this process ends");
+            let books = Books::open(None, PRICES, metrics.registry())?.that_should_be_kept();
+            Ok((Arc::new(books), Some(error.to_string())))
+        }
+        kept => Ok((Arc::new(kept?), None)),
+    }
+}
+
+/// `keys`, where all of their limits hold here: what was spent today has to be known after a restart. `unkept` says why it
+/// would not be.
+fn within_means(keys: Keys, unkept: Option<&str>) -> Result<Keys, String> {
+    match (keys.with_budget(), unkept) {
+        (Some(name), Some(error)) => Err(format!(
+            "dollarsPerDay of {name} needs a ledger: {error}; have the folder of --ledger writable, or take the limit away"
         )),
+        _ => Ok(keys),
     }
 }
 
@@ -127,4 +161,52 @@ fn ended_early(served: Result<io::Result<()>, tokio::task::JoinError>) -> RunErr
         Ok(Ok(())) => io::Error::other("the HTTP server ended"),
         Err(error) => io::Error::other(error),
     })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use remoe_ledger::records;
+
+    /// What a gateway with this folder of ledgers has: its books, and which of two files of keys it takes, one without and
+    /// one with a budget.
+    fn opened(folder: &std::path::Path) -> (Arc<Books>, GatewayMetrics, [bool; 2]) {
+        let arguments = ["gateway", "--namespace=n", "--pod=p", "--uid=u", "--ledger"];
+        let arguments = arguments.map(Into::into).into_iter().chain([folder.into()]);
+        let settings = Settings::try_parse_from::<_, std::ffi::OsString>(arguments).unwrap();
+        let metrics = GatewayMetrics::new().unwrap();
+        let (books, unkept) = open_books(&settings, &metrics).unwrap();
+        let keys = tempfile::NamedTempFile::new().unwrap();
+        let taken = ["", ", dollarsPerDay: 1"].map(|budget| {
+            std::fs::write(&keys, format!("tenants: [{{name: t, keys: [k]{budget}}}]")).unwrap();
+            let (_, keys) = KeyFile::open(keys.path().to_owned()).unwrap();
+            within_means(keys, unkept.as_deref()).is_ok()
+        });
+        (books, metrics, taken)
+    }
+
+    fn failures(metrics: &GatewayMetrics) -> f64 {
+        let families = metrics.registry().gather();
+        let found = families.iter().find(|family| family.name() == "remoe_ledger_failures_total");
+        found.unwrap().get_metric()[0].get_counter().get_value()
+    }
+
+    #[test]
+    fn a_pod_has_a_ledger_of_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let (books, metrics, taken) = opened(folder.path());
+        books.alive(7);
+        assert_eq!((taken, failures(&metrics)), ([true, true], 0.0));
+        assert_eq!(records(&folder.path().join("p")).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn one_whose_folder_cannot_be_used_serves_whoever_has_no_budget() {
+        let (books, metrics, taken) = opened(std::path::Path::new("/dev/null"));
+        books.alive(7);
+        assert_eq!((taken, failures(&metrics)), ([true, false], 1.0));
+        assert_eq!(books.added_up().unwrap().overhead, 7, "known as long as this process lives");
+    }
 }

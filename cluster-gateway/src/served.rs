@@ -1,10 +1,11 @@
 //! One deployment behind the gateway: it goes where the operator says, and says what there is to do.
 
+use crate::cashier::{Cashier, billing};
 use crate::notes::{Notes, Said, due};
 use crate::probes::Probes;
 use http::HeaderValue;
 use remoe_demand::{DemandPhase, MainFunction, MoEDemandSpec};
-use remoe_gateway::{Backend, Directive, GatewayMetrics, Model, ModelOptions, Phase, WakeMarks};
+use remoe_gateway::{Backend, Books, Directive, GatewayMetrics, Model, ModelOptions, Phase, WakeMarks};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,31 +21,36 @@ pub(crate) struct Served {
     pub(crate) model: Arc<Model>,
     told: watch::Sender<MoEDemandSpec>,
     over: watch::Sender<bool>,
+    cashier: Cashier,
     tasks: JoinSet<()>,
 }
 
 impl Served {
-    /// Begins to serve what `told` describes. `lease` says whether this gateway is counted on.
+    /// Begins to serve what `told` describes, and to write down in `books` what that costs. `lease` says whether this
+    /// gateway is counted on.
     pub(crate) fn new(
         options: ModelOptions,
         told: MoEDemandSpec,
-        metrics: &GatewayMetrics,
+        (metrics, books): (&GatewayMetrics, Arc<Books>),
         notes: Notes,
         lease: watch::Receiver<bool>,
     ) -> Self {
         let model = Model::new(options, metrics);
+        let mut cashier = Cashier::new(books.clone(), model.name());
+        cashier.look(&told.functions);
         let (told, telling) = watch::channel(told);
         let (over, ends) = watch::channel(false);
         let mut tasks = JoinSet::new();
         let clock = model.clone();
         tasks.spawn(async move { clock.keep_time().await });
         tasks.spawn(steer(model.clone(), telling.clone(), lease));
-        tasks.spawn(note(model.clone(), telling, notes, ends));
-        Self { model, told, over, tasks }
+        tasks.spawn(note(model.clone(), books, telling, notes, ends));
+        Self { model, told, over, cashier, tasks }
     }
 
     /// What the operator tells now.
-    pub(crate) fn tell(&self, told: MoEDemandSpec) {
+    pub(crate) fn tell(&mut self, told: MoEDemandSpec) {
+        self.cashier.look(&told.functions);
         let length = usize::try_from(told.context_length).unwrap_or(usize::MAX);
         self.model.describe(short_names(self.model.name(), &told), length);
         self.told.send_replace(told);
@@ -53,6 +59,7 @@ impl Served {
     /// Its deployment is gone: who waits is told so.
     pub(crate) fn end(mut self) {
         self.model.close();
+        self.cashier.look(&[]);
         self.tasks.abort_all();
     }
 
@@ -94,7 +101,7 @@ async fn steer(
         changed.mark_unchanged();
         mark(&mut marks, &now, &probes);
         let serving = now.mains.iter().filter(|main| probes.answers(&main.uid).serves);
-        let backends = serving.filter_map(backend).collect();
+        let backends = serving.filter_map(|main| backend(&now, main)).collect();
         // Whoever is not counted on must not send anybody to functions that may end without asking.
         let holds = now.sleeps && !is_counted_on;
         let phase = if holds { Phase::Draining } else { now.phase.into() };
@@ -130,7 +137,7 @@ fn mark(marks: &mut WakeMarks, told: &MoEDemandSpec, probes: &Probes) {
     reached(|marks| &mut marks.serving, any(|answers| answers.serves));
 }
 
-fn backend(main: &MainFunction) -> Option<Backend> {
+fn backend(told: &MoEDemandSpec, main: &MainFunction) -> Option<Backend> {
     let mut hasher = DefaultHasher::new();
     (&main.uid, &main.address).hash(&mut hasher);
     Some(Backend {
@@ -138,13 +145,14 @@ fn backend(main: &MainFunction) -> Option<Backend> {
         address: main.address.parse().ok()?,
         room: usize::try_from(main.room).unwrap_or(usize::MAX).max(1),
         authorization: None::<HeaderValue>,
-        billing: None,
+        billing: billing(told, main),
     })
 }
 
 /// Says what there is to do when that is due, until it is `over`.
 async fn note(
     model: Arc<Model>,
+    books: Arc<Books>,
     mut told: watch::Receiver<MoEDemandSpec>,
     mut notes: Notes,
     mut over: watch::Receiver<bool>,
@@ -162,7 +170,7 @@ async fn note(
         });
         let wait = due(&now, before, load, quiet);
         if wait == Some(Duration::ZERO) {
-            if notes.write(load, quiet).await {
+            if notes.write(load, quiet, books.saved(model.name())).await {
                 said = Some((Said { load, quiet, ago: Duration::ZERO }, Instant::now()));
             } else {
                 sleep(AGAIN).await;

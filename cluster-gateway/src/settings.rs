@@ -29,6 +29,16 @@ pub(crate) struct Settings {
     /// File with tenants and their keys; without it, everybody may ask for everything.
     #[arg(long, env = "REMOE_KEYS", value_name = "FILE")]
     pub(crate) keys: Option<PathBuf>,
+    /// Folder of ledgers, in which this pod has one of its own name; without it what requests cost is known as long as this
+    /// process lives.
+    #[arg(long, env = "REMOE_LEDGER", value_name = "DIR")]
+    pub(crate) ledger: Option<PathBuf>,
+    /// Dollars that a core costs an hour: this process's own is paid for by it.
+    #[arg(long, env = "REMOE_CPU_CORE_HOUR", default_value_t = 0.03)]
+    pub(crate) cpu_core_hour: f64,
+    /// Dollars that 1 GB (1e9 bytes) of memory costs an hour, likewise.
+    #[arg(long, env = "REMOE_MEMORY_GB_HOUR", default_value_t = 0.004)]
+    pub(crate) memory_gb_hour: f64,
     /// Origins that browsers may call from; none by default.
     #[arg(long, env = "REMOE_CORS_ORIGINS", value_delimiter = ',')]
     pub(crate) cors_origins: Vec<String>,

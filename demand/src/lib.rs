@@ -15,6 +15,9 @@ use serde::{Deserialize, Serialize};
 /// Entries of a status, at most: gateways that live, and some that died.
 pub const MOST_GATEWAYS: usize = 256;
 
+/// Pods of functions whose cost gateways are told, at most: the object has to stay small.
+pub const MOST_FUNCTIONS: usize = 1024;
+
 /// What labels the Leases of gateways, and no other Lease.
 pub const LEASE_LABEL: (&str, &str) = ("app.kubernetes.io/component", "gateway");
 /// The label that has the name of the release: several may stand side by side in one namespace.
@@ -64,6 +67,11 @@ pub struct MoEDemandSpec {
     #[schemars(length(max = 256))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["uid".into()]))]
     pub mains: Vec<MainFunction>,
+    /// Pods of functions that have a node, those that end included, and what they cost: gateways keep the books.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1024))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["uid".into()]))]
+    pub functions: Vec<FunctionPod>,
 }
 
 /// Where a deployment is between awake and asleep.
@@ -119,6 +127,41 @@ pub struct MainFunction {
     pub room: u32,
 }
 
+/// A pod of a function, and what it costs.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FunctionPod {
+    /// The identity of the pod.
+    #[schemars(length(max = 64))]
+    pub uid: String,
+    /// Its name.
+    #[schemars(length(max = 253))]
+    pub pod: String,
+    /// main, group-N or layer-N.
+    #[schemars(length(max = 64))]
+    pub tier: String,
+    /// Where main functions reach a remote one, as host:port.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub address: Option<String>,
+    /// How often its container was started again: it counts its work anew then.
+    #[serde(default)]
+    pub restarts: u32,
+    /// Nano-dollars an hour, by what the pod reserves and spec.pricing of its deployment.
+    pub rate: u64,
+    /// It costs while it works, and not while it exists.
+    #[serde(default)]
+    pub per_work: bool,
+    /// Since when it has a node.
+    pub started: MicroTime,
+    /// Since when it has been ready.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serving: Option<MicroTime>,
+    /// Since when it ends while others serve in its place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaced: Option<MicroTime>,
+}
+
 /// What gateways say.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -147,6 +190,10 @@ pub struct GatewayDemand {
     /// The newest turn that it has taken note of. Of one that says Draining: it sends no newcomer on since then, and
     /// `inFlight` counts all that it had sent on before.
     pub acknowledged: u64,
+    /// Nano-dollars that the requests that it answered since it started would have cost more with all experts in the
+    /// main functions; negative where they would have cost less.
+    #[serde(default)]
+    pub saved: i64,
     /// When it last had a request.
     pub last_active: MicroTime,
     /// Grows with every entry that it writes.

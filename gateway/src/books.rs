@@ -45,6 +45,8 @@ pub(crate) struct Answered<'a> {
 /// What is known of money: of answers from the gateway, of functions from whoever starts them.
 pub struct Books {
     ledger: Option<Ledger>,
+    /// There should be a ledger: each record that there is none for counts as a failure of it.
+    should_be_kept: bool,
     metrics: CostMetrics,
     state: Mutex<State>,
 }
@@ -87,9 +89,16 @@ impl Books {
         }
         let state = State { account: Account::default(), spent };
         let metrics = CostMetrics::new(registry, prices)?;
-        let books = Self { ledger, metrics, state: Mutex::new(state) };
+        let books = Self { ledger, should_be_kept: false, metrics, state: Mutex::new(state) };
         books.write(&Record::Opened { at: now, prices: prices.to_owned() });
         Ok(books)
+    }
+
+    /// The same where the ledger that was meant for them cannot be used: each record counts as one that it did not take.
+    #[must_use]
+    pub fn that_should_be_kept(mut self) -> Self {
+        self.should_be_kept = true;
+        self
     }
 
     /// A function came to `event` `at` this time, in nanoseconds since 1970 as [`Self::now`].
@@ -219,6 +228,8 @@ impl Books {
                     tracing::error!(%error, ?record, "the ledger did not take a record");
                 }
             }
+        } else if self.should_be_kept {
+            self.metrics.failed();
         }
         if let Err(error) = state.account.add(record) {
             tracing::error!(%error, "a record is not accounted for");

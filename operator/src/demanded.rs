@@ -9,6 +9,7 @@ use super::build::{HTTP_PORT, Surroundings, owned_meta, room, served_name};
 use super::events::Happening;
 use super::known::Known;
 use super::observed::{Observed, is_owned_by};
+use super::paid::paid;
 use super::planned::Planned;
 use super::pods::{PodView, Trouble};
 use jiff::{SignedDuration, Timestamp};
@@ -152,6 +153,7 @@ pub fn demanded(
         wakes: wakes.saturating_add(u64::from(phase == Phase::Asleep && next == Phase::Waking)),
         sleeps: window.is_some(),
         mains: if next == Phase::Asleep { Vec::new() } else { mains(planned, pods) },
+        functions: paid(owner, &observed.pods, matches!(next, Phase::Active | Phase::Waking)),
     };
     let look_again = match next {
         Phase::Draining => Some(SOON),

@@ -29,6 +29,7 @@ pub mod identity;
 pub mod inspection;
 pub mod mains;
 pub mod names;
+pub mod paid;
 pub mod planning;
 pub mod pods;
 pub mod profiling;

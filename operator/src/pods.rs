@@ -160,7 +160,7 @@ fn disrupted(status: &PodStatus) -> Option<Trouble> {
     Some(Trouble::new("Disrupted", message))
 }
 
-fn condition<'a>(status: &'a PodStatus, of: &str) -> Option<&'a PodCondition> {
+pub(super) fn condition<'a>(status: &'a PodStatus, of: &str) -> Option<&'a PodCondition> {
     status.conditions.iter().flatten().find(|condition| condition.type_ == of)
 }
 
@@ -188,7 +188,7 @@ fn ended(status: &PodStatus) -> Option<Trouble> {
     }
 }
 
-fn container(status: &PodStatus) -> Option<&ContainerStatus> {
+pub(super) fn container(status: &PodStatus) -> Option<&ContainerStatus> {
     status.container_statuses.iter().flatten().next()
 }
 

@@ -38,9 +38,43 @@ fn with_decimal_suffix(bytes: u64) -> String {
     fitting.map_or_else(|| bytes.to_string(), |(unit, suffix)| format!("{}{suffix}", bytes / unit))
 }
 
+/// What a quantity amounts to; none where it cannot be read.
+pub fn amount(quantity: &Quantity) -> Option<f64> {
+    const UNITS: [(&str, f64); 11] = [
+        ("Ki", 1024.0),
+        ("Mi", 1_048_576.0),
+        ("Gi", 1_073_741_824.0),
+        ("Ti", 1_099_511_627_776.0),
+        ("n", 1e-9),
+        ("u", 1e-6),
+        ("m", 1e-3),
+        ("k", 1e3),
+        ("M", 1e6),
+        ("G", 1e9),
+        ("T", 1e12),
+    ];
+    let (number, unit) = UNITS
+        .iter()
+        .find_map(|(suffix, unit)| Some((quantity.0.strip_suffix(suffix)?, *unit)))
+        .unwrap_or((&quantity.0, 1.0));
+    let amount = number.parse::<f64>().ok()? * unit;
+    (amount.is_finite() && amount >= 0.0).then_some(amount)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn amounts_are_read_as_they_are_written() {
+        let read = |text: &str| amount(&Quantity(text.to_owned()));
+        assert_eq!(read("1500m"), Some(1.5));
+        assert_eq!(read("2"), Some(2.0));
+        assert_eq!(read("1500M"), Some(1.5e9));
+        assert_eq!(read("1Gi"), Some(1_073_741_824.0));
+        assert_eq!(read("1e3"), Some(1000.0));
+        assert_eq!([read(""), read("much"), read("-1"), read("inf")], [None; 4]);
+    }
 
     #[test]
     fn amounts_are_in_canonical_form() {

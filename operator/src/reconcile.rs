@@ -17,6 +17,7 @@ use super::known::{Known, know};
 use super::metrics::Metrics;
 use super::names::Component;
 use super::observed::{ObserveError, Observed, observe};
+use super::paid::{paid, per_hour};
 use super::planned::{PlanState, Planned, Task, serving, solved, task};
 use super::planning::{Planning, PlanningError};
 use super::pods::Trouble;
@@ -232,6 +233,8 @@ fn findings<'a>(
         pods: &steps.pods,
         troubles: steps.troubles.clone(),
         demanded: &steps.demanded,
+        per_hour: per_hour(&paid(owner, &observed.pods, true)),
+        saved: saved(observed),
         settled: steps.settled,
         now: observed.now,
     };
@@ -245,6 +248,13 @@ fn findings<'a>(
         }
     }
     found
+}
+
+/// What gateways say was saved, all together.
+fn saved(observed: &Observed) -> Option<i64> {
+    let said = observed.demand.as_ref().map_or(&[][..], |demand| demand.gateways());
+    let said = said.iter().map(|entry| entry.saved).filter(|saved| *saved != 0);
+    said.reduce(i64::saturating_add)
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use super::conditions::{Verdict, whole_seconds};
 use super::demanded::Demanded;
 use super::names::{Component, component_selector, selector_text};
 use super::planned::PlanState;
+use super::planning::three_digits;
 use super::pods::{PodView, Trouble};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -46,6 +47,10 @@ pub struct Findings<'a> {
     pub troubles: Vec<Trouble>,
     /// Whether functions are to run.
     pub demanded: &'a Demanded,
+    /// Nano-dollars that the pods cost in an hour.
+    pub per_hour: u64,
+    /// Nano-dollars that gateways say were saved; none: no gateway answered anything.
+    pub saved: Option<i64>,
     /// Whether everything is as it is to be.
     pub settled: bool,
     /// When.
@@ -105,6 +110,8 @@ pub fn status(findings: &Findings<'_>) -> MoEDeploymentStatus {
         failed_plan,
         functions,
         saving: findings.target.map(|(_, plan)| saving(plan)),
+        cost_per_hour: target.map(|_| dollars(findings.per_hour as f64)),
+        saved: findings.saved.map(|saved| dollars(saved as f64)),
         replicas: target.map_or(0, |target| {
             let mains = findings.pods.iter().filter(|pod| pod.is_main && pod.is_sound());
             u32::try_from(mains.filter(|pod| pod.identity == target.main.identity).count())
@@ -113,6 +120,12 @@ pub fn status(findings: &Findings<'_>) -> MoEDeploymentStatus {
         selector: Some(selector_text(&component_selector(&name, Component::Main))),
         last_progress_time: Some(last_progress),
     }
+}
+
+/// `nanodollars` for people.
+fn dollars(nanodollars: f64) -> String {
+    let sign = if nanodollars < 0.0 { "-" } else { "" };
+    format!("{sign}${}", three_digits(nanodollars.abs() / 1e9))
 }
 
 /// The plan that did not become ready in time while another one serves; it stays so until the spec or the

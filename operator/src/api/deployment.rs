@@ -32,7 +32,9 @@ use std::collections::BTreeMap;
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status"),
     printcolumn(name = "Plan", type_ = "string", json_path = ".status.plan"),
     printcolumn(name = "Functions", type_ = "string", json_path = ".status.functions"),
+    printcolumn(name = "$/h", type_ = "string", json_path = ".status.costPerHour"),
     printcolumn(name = "Saving", type_ = "string", json_path = ".status.saving"),
+    printcolumn(name = "Saved", type_ = "string", json_path = ".status.saved"),
     printcolumn(name = "URL", type_ = "string", json_path = ".status.url"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(

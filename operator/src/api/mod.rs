@@ -22,8 +22,8 @@ pub use plan::{
     PlanTimes, PlannedModel, ProfileSource, RemotePlan, ShownNumbers,
 };
 pub use remoe_demand::{
-    DemandPhase, GatewayDemand, LEASE_LABEL, LEASE_SECONDS, MOST_GATEWAYS, MainFunction, MoEDemand,
-    MoEDemandSpec, MoEDemandStatus, RELEASE_LABEL,
+    DemandPhase, FunctionPod, GatewayDemand, LEASE_LABEL, LEASE_SECONDS, MOST_FUNCTIONS, MOST_GATEWAYS,
+    MainFunction, MoEDemand, MoEDemandSpec, MoEDemandStatus, RELEASE_LABEL,
 };
 pub use sizes::{CpuRange, MemoryRange};
 pub use status::{Condition, ConditionType, MoEDeploymentStatus, ModelStatus};

@@ -42,6 +42,13 @@ pub struct MoEDeploymentStatus {
     /// stands on a prior, or where it costs more, as mode Always may.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub saving: Option<String>,
+    /// What the pods of its functions cost now, an hour, by what they reserve and spec.pricing; $0 while it sleeps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost_per_hour: Option<String>,
+    /// What the requests that the gateways answered since they started would have cost more with all experts in the main
+    /// functions; absent where nobody knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub saved: Option<String>,
     /// Main functions that exist.
     #[serde(default)]
     pub replicas: u32,

@@ -23,6 +23,7 @@ use remoe_profile::Profile;
 
 pub use basis::account;
 pub use hosted::check_hosted;
+pub(crate) use numbers::three_digits;
 pub use wishes::workload;
 
 /// A limit that is meant not to bind, in seconds.

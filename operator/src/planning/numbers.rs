@@ -74,7 +74,7 @@ fn time(seconds: f64) -> String {
 }
 
 /// `value` rounded to three digits, as a plain decimal number.
-fn three_digits(value: f64) -> String {
+pub(crate) fn three_digits(value: f64) -> String {
     if value == 0.0 || !value.is_finite() {
         return value.to_string();
     }

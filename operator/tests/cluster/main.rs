@@ -15,6 +15,7 @@ mod groups;
 mod inspection;
 mod line;
 mod neighbours;
+mod paid;
 mod planning;
 mod pods;
 mod poison;

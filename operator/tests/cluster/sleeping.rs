@@ -120,6 +120,7 @@ impl Scene {
                     waiting: gateway.waiting,
                     in_flight: gateway.in_flight,
                     acknowledged: gateway.turn,
+                    saved: 0,
                     last_active: gateway.active.clone().unwrap_or(MicroTime(jiff::Timestamp::UNIX_EPOCH)),
                     sequence: gateway.sequence,
                 });
@@ -164,6 +165,7 @@ fn nobody_asks_and_functions_end_and_fifty_wake_them_once() {
         scene.operate(usize::MAX);
         let steps = scene.world.look().1;
         assert!(scene.world.there.pods.is_empty() && steps.settled && steps.partners.is_empty());
+        assert_eq!(scene.world.demand().spec.functions, [], "what sleeps costs nothing");
         scene.ask(0, 49);
         scene.ask(1, 1);
         scene.until(DemandPhase::Active);

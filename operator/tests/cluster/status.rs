@@ -68,6 +68,8 @@ impl Scene {
             pods: &self.pods,
             troubles: Vec::new(),
             demanded: &Demanded::always(),
+            per_hour: 21_000_000,
+            saved: Some(-1_234_567_890),
             settled,
             now: self.now,
         });
@@ -182,6 +184,8 @@ fn sizes_that_no_plan_has_are_counted_all_the_same() {
 fn a_plan_that_costs_more_saves_nothing() {
     use remoe_operator::api::ProfileSource;
     let mut scene = Scene::new(1);
+    let status = scene.look(true);
+    assert_eq!((status.cost_per_hour.as_deref(), status.saved.as_deref()), (Some("$0.0210"), Some("-$1.23")));
     assert_eq!(scene.look(true).saving.as_deref(), Some("n/a"));
     scene.plan.profile = ProfileSource::Supplied;
     scene.plan.numbers.savings.mix = Some(0.254);

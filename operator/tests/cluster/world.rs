@@ -242,9 +242,13 @@ fn put<K: Resource<DynamicType = ()> + Clone>(list: &mut Vec<K>, keep: &Keep<K>,
 
 fn serve(pod: &mut Pod, index: usize, ready: bool, now: Timestamp) {
     let ip = format!("10.0.0.{}", index + 1);
-    let ready = json!({"type": "Ready", "status": if ready { "True" } else { "False" },
-        "lastTransitionTime": now.to_string()});
-    let status =
-        json!({"phase": "Running", "podIP": ip, "startTime": now.to_string(), "conditions": [ready]});
+    let before = serde_json::to_value(&pod.status).unwrap();
+    let now = json!(now.to_string());
+    let status = if ready { "True" } else { "False" };
+    let known = &before["conditions"][0];
+    let since = if known["status"] == status { &known["lastTransitionTime"] } else { &now };
+    let started = if before["startTime"].is_null() { &now } else { &before["startTime"] };
+    let ready = json!({"type": "Ready", "status": status, "lastTransitionTime": since});
+    let status = json!({"phase": "Running", "podIP": ip, "startTime": started, "conditions": [ready]});
     pod.status = serde_json::from_value(status).unwrap();
 }

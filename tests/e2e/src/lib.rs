@@ -15,6 +15,7 @@ pub mod forward;
 pub mod gateways;
 pub mod host_operator;
 pub mod pods;
+pub mod prometheus;
 pub mod release;
 pub mod report;
 pub mod scene;

@@ -1,0 +1,94 @@
+//! What the pods of functions cost while they exist: told to gateways, which keep the books. Pure.
+//!
+//! A pod is paid for from when it has a node until it is gone, at the price of what it reserves there.
+
+use super::api::{Billing, FunctionPod, MOST_FUNCTIONS, MoEDeployment, PricingSpec};
+use super::build::EXPERT_PORT;
+use super::names::{COMPONENT, Component, FUNCTION, MAIN, label};
+use super::pods::{condition, container, is_controlled_by};
+use super::quantity::amount;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::ResourceExt;
+use std::net::{IpAddr, SocketAddr};
+
+/// Bytes of the GB that memory is priced by.
+const GB: f64 = 1e9;
+
+/// Nano-dollars an hour that a pod costs at most, a thousand dollars: the lives of many such pods can still be added up.
+const MOST_RATE: f64 = 1e12;
+
+/// The pods of `owner`'s functions that are paid for. Those that end have been replaced where functions are to run.
+pub fn paid(owner: &MoEDeployment, pods: &[Pod], functions_run: bool) -> Vec<FunctionPod> {
+    let uid = owner.metadata.uid.as_deref().unwrap_or_default();
+    let ours = pods.iter().filter(|pod| is_controlled_by(pod, uid));
+    let mut paid: Vec<FunctionPod> = ours.filter_map(|pod| function(owner, pod, functions_run)).collect();
+    paid.sort_by(|one, other| one.pod.cmp(&other.pod));
+    paid.truncate(MOST_FUNCTIONS);
+    paid
+}
+
+/// What an hour of `paid` costs, in nano-dollars.
+pub fn per_hour(paid: &[FunctionPod]) -> u64 {
+    paid.iter().fold(0, |sum, function| sum.saturating_add(function.rate))
+}
+
+fn function(owner: &MoEDeployment, pod: &Pod, functions_run: bool) -> Option<FunctionPod> {
+    let component = label(&pod.metadata, COMPONENT);
+    let is_main = component == Component::Main.name();
+    if !is_main && component != Component::RemoteExpert.name() {
+        return None;
+    }
+    let status = pod.status.as_ref()?;
+    let ready = condition(status, "Ready").filter(|ready| ready.status == "True");
+    let ip = status.pod_ip.as_deref().and_then(|ip| ip.parse::<IpAddr>().ok());
+    let pricing = &owner.spec.pricing;
+    Some(FunctionPod {
+        uid: pod.uid()?,
+        pod: pod.name_any(),
+        tier: tier(label(&pod.metadata, FUNCTION)),
+        address: ip.filter(|_| !is_main).map(|ip| SocketAddr::new(ip, EXPERT_PORT).to_string()),
+        restarts: container(status).map_or(0, |one| u32::try_from(one.restart_count).unwrap_or(0)),
+        rate: rate(owner, pricing, pod),
+        per_work: !is_main && pricing.billing == Billing::Invocation,
+        started: MicroTime(status.start_time.as_ref()?.0),
+        serving: ready.and_then(|ready| Some(MicroTime(ready.last_transition_time.as_ref()?.0))),
+        replaced: asked_to_end(pod).filter(|_| functions_run).map(MicroTime),
+    })
+}
+
+/// The name that people know a function's tier by.
+fn tier(function: &str) -> String {
+    let numbered = |letter: char| function.strip_prefix(letter).filter(|rest| rest.parse::<u32>().is_ok());
+    match (numbered('g'), numbered('l')) {
+        (Some(group), _) => format!("group-{group}"),
+        (_, Some(layer)) => format!("layer-{layer}"),
+        _ => MAIN.to_owned(),
+    }
+}
+
+/// When a pod was asked to end: what stands in it is when it must have ended.
+fn asked_to_end(pod: &Pod) -> Option<Timestamp> {
+    let ends = pod.metadata.deletion_timestamp.as_ref()?.0;
+    let grace = SignedDuration::from_secs(pod.metadata.deletion_grace_period_seconds.unwrap_or(0));
+    ends.checked_sub(grace).ok()
+}
+
+/// Nano-dollars an hour of what the pod reserves; what has no price costs nothing.
+fn rate(owner: &MoEDeployment, pricing: &PricingSpec, pod: &Pod) -> u64 {
+    let price = |text: &str| text.parse::<f64>().unwrap_or(0.0);
+    let gpu = owner.spec.main.gpu.as_ref();
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    let reserved = |resource: &str| -> f64 {
+        let requests =
+            containers.clone().filter_map(|container| container.resources.as_ref()?.requests.as_ref());
+        requests.filter_map(|requests| requests.get(resource)).filter_map(amount).sum()
+    };
+    let gpus = gpu.map_or(0.0, |gpu| reserved(&gpu.resource));
+    let dollars = reserved("cpu") * price(&pricing.cpu_core_hour)
+        + reserved("memory") / GB * price(&pricing.memory_gb_hour)
+        + gpus * pricing.gpu_hour.as_deref().map_or(0.0, price);
+    // The conversion takes NaN for 0.
+    (dollars * 1e9).round().clamp(0.0, MOST_RATE) as u64
+}
