@@ -14,6 +14,8 @@ SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 MODEL = 'model=~"$model"'
 REMOTE = MODEL + ', placement="remote"'
 NANO = "1e9"
+# Each gateway of a cluster says it of the same pods.
+RATES = f"max by (model, tier) (remoe_cost_rate_nanodollars_per_hour{{{MODEL}}})"
 
 HEIGHTS = {"stat": 4, "gauge": 6, "timeseries": 8, "piechart": 8, "bargauge": 8, "table": 3, "heatmap": 8}
 
@@ -141,7 +143,7 @@ COST = dashboard(
             "All that is alive, an hour",
             "stat",
             "currencyUSD",
-            [(f"sum(remoe_cost_rate_nanodollars_per_hour{{{MODEL}}}) / {NANO}", "an hour")],
+            [(f"sum({RATES}) / {NANO}", "an hour")],
             5,
             "What the functions that are alive now cost in an hour. A model that sleeps costs nothing.",
         ),
@@ -185,7 +187,7 @@ COST = dashboard(
             "What an hour costs",
             "timeseries",
             "currencyUSD",
-            [(f"sum by (model, tier) (remoe_cost_rate_nanodollars_per_hour{{{MODEL}}}) / {NANO}", "{{model}} {{tier}}")],
+            [(f"{RATES} / {NANO}", "{{model}} {{tier}}")],
             12,
             "By the price of what is alive, busy or not, one on the other.",
             stacked=True,
@@ -363,7 +365,7 @@ PLAN = dashboard(
             "Price by tier",
             "timeseries",
             "currencyUSD",
-            [(f"sum by (tier) (remoe_cost_rate_nanodollars_per_hour{{{MODEL}}}) / {NANO}", "{{tier}}")],
+            [(f"sum by (tier) ({RATES}) / {NANO}", "{{tier}}")],
             12,
             "Of the sizes that the plan gave them, an hour.",
         ),
