@@ -7,9 +7,6 @@ use remoe_ledger::{Basis, FunctionEvent, Rate};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Remote functions whose shares of a request a main function tells, at most: its answer's trailer has 16 KiB.
-const MOST_BILLED: usize = 64;
-
 /// Of one deployment.
 pub(crate) struct Cashier {
     books: Arc<Books>,
@@ -70,7 +67,7 @@ impl Cashier {
 }
 
 /// What the functions cost that work for requests of `main`, by the names that it has for them; none where nobody says what
-/// `main` costs, or where they are too many for their shares to be told.
+/// `main` costs.
 pub(crate) fn billing(told: &MoEDemandSpec, main: &MainFunction) -> Option<Arc<Billing>> {
     let mut billing = Billing::default();
     for function in &told.functions {
@@ -85,8 +82,7 @@ pub(crate) fn billing(told: &MoEDemandSpec, main: &MainFunction) -> Option<Arc<B
         billing.rates.0.insert(name.clone(), Rate(function.rate));
         billing.functions.insert(name, (function.uid.clone(), function.tier.clone()));
     }
-    let is_told = billing.functions.contains_key("main") && billing.functions.len() <= 1 + MOST_BILLED;
-    is_told.then(|| Arc::new(billing))
+    billing.functions.contains_key("main").then(|| Arc::new(billing))
 }
 
 /// Nanoseconds since 1970.
@@ -170,11 +166,5 @@ mod tests {
         assert_eq!(billing("c").unwrap().rates.to_string(), "10.0.0.2:9001=7;main=5");
         assert_eq!(billing("c").unwrap().functions["main"], ("c".to_owned(), "main".to_owned()));
         assert_eq!(billing("unknown"), None);
-        let crowd = |count: usize| {
-            let remote = (0..count).map(|number| pod("r", Some(&format!("10.0.1.{number}:9001")), 7));
-            MoEDemandSpec { functions: remote.chain([pod("a", None, 5)]).collect(), ..told.clone() }
-        };
-        assert!(super::billing(&crowd(MOST_BILLED), &main("a")).is_some());
-        assert_eq!(super::billing(&crowd(MOST_BILLED + 1), &main("a")), None);
     }
 }
