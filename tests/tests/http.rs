@@ -281,12 +281,18 @@ async fn chats(client: &Client) {
         {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"},
     ]);
     assert_ne!(say(talk).await, plain);
-    // This model's template knows no tools: its own words come back.
-    let tool =
+    // This model's template knows no tools, and would refuse their role: what they say is text of the user.
+    let result =
         json!([{"role": "user", "content": "a"}, {"role": "tool", "content": "b", "tool_call_id": "c"}]);
-    let refused = client.send(CHAT, &json!({"messages": tool})).await;
+    let words = json!([
+        {"role": "user", "content": "a"}, {"role": "user", "content": "<tool_response>\nb\n</tool_response>"},
+    ]);
+    assert_eq!(say(result).await, say(words).await);
+    // What the template refuses is said in its own words.
+    let late = json!([{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]);
+    let refused = client.send(CHAT, &json!({"messages": late})).await;
     refused.refuses("messages");
-    assert!(refused.text().contains("role 'tool' is not one of system, user, assistant"));
+    assert!(refused.text().contains("a system message comes first or not at all"));
     // The same prompt as ids.
     let rendered =
         client.send("/tokenize", &json!({"messages": [{"role": "user", "content": "hi"}]})).await.ok();

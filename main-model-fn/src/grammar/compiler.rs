@@ -2,9 +2,9 @@
 //! for the same.
 
 use super::Source;
-use super::progress::{Grammar, first_line};
+use super::progress::{Grammar, first_line, has_no_token};
 use super::vocabulary::{Tokens, factory};
-use llguidance::api::{GrammarInit, ParserLimits, StopReason};
+use llguidance::api::{GrammarInit, ParserLimits};
 use llguidance::toktrie::InferenceCapabilities;
 use llguidance::{Logger, Matcher, ParserFactory};
 use moka::future::Cache;
@@ -118,9 +118,18 @@ impl Compiler {
         if self.kept.get(&key).await.is_some_and(|grammar| grammar.has_failed()) {
             self.kept.invalidate(&key).await;
         }
-        self.kept.try_get_with(key, self.compile_anew(source)).await.map_err(|error| match error.code {
+        let ends = |token: &str| self.end_ids.iter().any(|&id| names(token, id, &self.tokens.bytes(id)));
+        if let Some(token) = source.named_tokens().into_iter().find(|token| ends(token)) {
+            let message =
+                format!("`{field}`: {token} ends answers, which grammars do where they are complete");
+            return Err(ServiceError::invalid(field, message));
+        }
+        let compiled = self.kept.try_get_with(key, self.compile_anew(source.clone())).await;
+        compiled.map_err(|error| match error.code {
             ErrorCode::InvalidArgument => {
-                ServiceError::invalid(field, format!("`{field}`: {}", error.message))
+                let (field, message) =
+                    source.blamed(&error.message).unwrap_or_else(|| (field.to_owned(), &error.message));
+                ServiceError::invalid(&field, format!("`{field}`: {message}"))
             }
             _ => (*error).clone(),
         })
@@ -247,23 +256,56 @@ fn compile(factory: &ParserFactory, source: &Source) -> Result<Grammar, String> 
     let mut beginning = Matcher::new(parser);
     match beginning.compute_mask() {
         Ok(_mask) => Ok(Grammar::new(beginning)),
-        Err(error)
-            if beginning.stop_reason() == StopReason::NoExtensionBias
-                || error.to_string().contains("NoExtensionBias") =>
-        {
+        Err(error) if has_no_token(&beginning, &error.to_string()) => {
             Err("no answer can match it".to_owned())
         }
         Err(error) => Err(said(&error.to_string())),
     }
 }
 
-/// The library's message, in the words of a request.
+/// Whether `named`, as rules have it, may be the token `id` of this text.
+fn names(named: &str, id: u32, text: &[u8]) -> bool {
+    let Some(list) = named.strip_prefix("<[").and_then(|rest| rest.strip_suffix("]>")) else {
+        return named.as_bytes() == text;
+    };
+    let (is_negated, list) = list.strip_prefix('^').map_or((false, list), |rest| (true, rest));
+    let has = list == "*"
+        || list.split(',').any(|range| {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            let bounds = (first.trim().parse::<u32>(), last.trim().parse::<u32>());
+            matches!(bounds, (Ok(first), Ok(last)) if (first..=last).contains(&id))
+        });
+    has != is_negated
+}
+
+/// The library's message, in the words of a request; where it names a place in rules, behind that.
 fn said(message: &str) -> String {
+    if let Some((place, message)) = message.split_once(": failed to compile JSON schema: ") {
+        return format!("{}: {}", first_line(place), said(message));
+    }
     if message.contains("coerce_one_of") {
         return "`oneOf` is supported where its options cannot meet: they differ in type, or in a constant of a required property".to_owned();
     }
     if message.contains("panic:") {
         return "it is too much: what it asks for together cannot be counted".to_owned();
     }
+    if let Some((_, parsed)) = message.split_once("regex parse error:") {
+        let mut lines = parsed.lines().map(str::trim).filter(|line| !line.is_empty());
+        let regex = lines.next().unwrap_or_default();
+        let why = lines.find_map(|line| line.strip_prefix("error: ")).unwrap_or("it cannot be read");
+        return first_line(&format!("the regular expression {}: {why}", short(regex)));
+    }
+    if let Some((_, regex)) = message.split_once("Unable to determine if regex is empty:") {
+        let regex = short(regex.trim());
+        return format!("it is too much to find whether a text has this pattern, format and length: {regex}");
+    }
     first_line(message)
+}
+
+/// The beginning of a text.
+fn short(text: &str) -> String {
+    const CHARACTERS: usize = 150;
+    let begun: String = text.chars().take(CHARACTERS).collect();
+    let more = if begun.len() < text.len() { ".." } else { "" };
+    format!("{begun}{more}")
 }

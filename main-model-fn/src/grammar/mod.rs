@@ -9,6 +9,7 @@
 //! Grammars are llguidance's; nothing outside of this folder names it.
 
 mod compiler;
+mod finite;
 mod progress;
 mod schema;
 mod source;

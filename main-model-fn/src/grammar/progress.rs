@@ -1,6 +1,7 @@
 //! A compiled grammar, and how far one choice has come in it.
 
 use llguidance::Matcher;
+use llguidance::api::StopReason;
 use llguidance::toktrie::SimpleVob;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,8 +20,14 @@ struct Compiled {
 
 /// The library cannot go on with a grammar.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the grammar of the answer needs too much work: {0}")]
-pub(crate) struct GrammarError(String);
+pub(crate) enum GrammarError {
+    /// A token takes more than is allowed for one.
+    #[error("the grammar of the answer needs too much work: {0}")]
+    Work(String),
+    /// What was begun has no end in it.
+    #[error("the grammar of the answer has come to where no token can follow")]
+    NoToken,
+}
 
 impl Grammar {
     pub(super) fn new(beginning: Matcher) -> Self {
@@ -107,8 +114,16 @@ impl Progress {
 
     fn failed(&self, message: &str) -> GrammarError {
         self.grammar.0.has_failed.store(true, Ordering::Relaxed);
-        GrammarError(first_line(message))
+        match has_no_token(&self.matcher, message) {
+            true => GrammarError::NoToken,
+            false => GrammarError::Work(first_line(message)),
+        }
     }
+}
+
+/// Whether `matcher` gave up with `message` because no token can come next.
+pub(super) fn has_no_token(matcher: &Matcher, message: &str) -> bool {
+    matcher.stop_reason() == StopReason::NoExtensionBias || message.contains("NoExtensionBias")
 }
 
 /// What of the library's message is for people: its state follows on further lines.

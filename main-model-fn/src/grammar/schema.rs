@@ -1,6 +1,8 @@
 //! JSON Schemas: what is claimed of them, and what is refused by name.
 
-use serde_json::{Map, Value};
+use super::finite;
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 
 /// Where the library's own options stand; a request must not set them.
@@ -39,6 +41,9 @@ const DIVISORS: u64 = 20_000;
 const PATTERNS_TOGETHER: usize = 4;
 /// From here on floating-point numbers, which the library works with, skip whole numbers.
 const WHOLE: u64 = 1 << 53;
+
+/// Least distance of bounds from 0: the library has brackets in brackets for every decimal place.
+const LEAST: f64 = 1e-50;
 
 /// Keywords that answers obey.
 const CLAIMED: [&str; 27] = [
@@ -95,6 +100,27 @@ const REFUSED: [&str; 20] = [
     "disallow",
 ];
 
+/// Values of `format` that ask for nothing: they tell programs what to make of a text.
+const NOTES: [&str; 3] = ["binary", "byte", "password"];
+/// Longest host name: the library knows only how long its labels are.
+const HOSTNAME: u64 = 253;
+/// What a pointer needs not to be the fragment of a URI, beside characters that are not ASCII.
+const NO_FRAGMENT: &AsciiSet = &CONTROLS
+    .add(b' ')
+    .add(b'"')
+    .add(b'#')
+    .add(b'%')
+    .add(b'<')
+    .add(b'>')
+    .add(b'[')
+    .add(b'\\')
+    .add(b']')
+    .add(b'^')
+    .add(b'`')
+    .add(b'{')
+    .add(b'|')
+    .add(b'}');
+
 /// Values of `format` that answers obey.
 const FORMATS: [&str; 10] =
     ["date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
@@ -119,6 +145,20 @@ pub(super) fn checked(mut schema: Value) -> Result<Value, String> {
     for (path, target) in &walk.references {
         if !walk.places.contains(target) {
             return Err(at(path, "`$ref` points to no schema in this schema"));
+        }
+    }
+    let endless = finite::endless(&schema, &walk.places);
+    if endless.contains("") {
+        // Nothing lies within itself but by a reference.
+        let through = walk.references.iter().find(|(_, target)| endless.contains(target));
+        let path = through.map_or("", |(path, _)| path);
+        return Err(at(path, "nothing can satisfy `$ref` to a schema that needs itself within itself"));
+    }
+    for place in &endless {
+        if let Some(Value::Object(object)) = schema.pointer_mut(place) {
+            // The library would begin it and never come to its end.
+            object.shift_remove("$ref");
+            object.insert("enum".to_owned(), json!([]));
         }
     }
     Ok(schema)
@@ -201,11 +241,11 @@ impl Walk {
         spell_plainly(object);
         self.keywords(object, path)?;
         for (name, value) in object.iter_mut() {
-            let path = format!("{path}/{}", name.replace('~', "~0").replace('/', "~1"));
+            let path = format!("{path}/{}", step(name));
             match (name.as_str(), value) {
                 ("properties" | "patternProperties" | "$defs" | "definitions", Value::Object(map)) => {
                     for (name, schema) in map {
-                        let path = format!("{path}/{}", name.replace('~', "~0").replace('/', "~1"));
+                        let path = format!("{path}/{}", step(name));
                         self.schema(schema, &path, depth + 1)?;
                     }
                 }
@@ -305,6 +345,9 @@ impl Walk {
                 refuse(format!("`{name}` is {count}; {MOST} is possible"))
             }
             ("minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum", number) => {
+                if number.as_f64().is_some_and(|number| number != 0.0 && number.abs() < LEAST) {
+                    return refuse(format!("`{name}` is {number}, closer to 0 than {LEAST:e}"));
+                }
                 check_number(number, path)
             }
             ("multipleOf", number) => match Multiple::of(number.as_f64().unwrap_or_default()) {
@@ -354,11 +397,31 @@ impl Walk {
     }
 }
 
-/// Writes what the library cannot read in the way that it can: numbers like 2.0 as whole ones, and what asks
-/// for nothing not at all.
+/// Writes what the library cannot read in the way that it can: numbers like 2.0 as whole ones, pointers as URIs,
+/// and what asks for nothing not at all.
 fn spell_plainly(object: &mut Map<String, Value>) {
     if object.get("uniqueItems") == Some(&Value::Bool(false)) {
         object.shift_remove("uniqueItems");
+    }
+    let may_be_text = object.get("type").is_none_or(|types| {
+        types == "string" || types.as_array().is_some_and(|types| types.contains(&"string".into()))
+    });
+    match object.get("format").and_then(Value::as_str) {
+        Some(format) if !may_be_text || NOTES.contains(&format) => {
+            object.shift_remove("format");
+        }
+        Some("hostname") => {
+            let longest = object.entry("maxLength").or_insert_with(|| HOSTNAME.into());
+            if longest.as_f64().is_some_and(|length| length > HOSTNAME as f64) {
+                *longest = HOSTNAME.into();
+            }
+        }
+        _ => (),
+    }
+    if let Some(Value::String(reference)) = object.get_mut("$ref")
+        && let Some(pointer) = reference.strip_prefix('#')
+    {
+        *reference = format!("#{}", utf8_percent_encode(&unescaped(pointer), NO_FRAGMENT));
     }
     for name in COUNTS {
         if let Some(count) = object.get_mut(name)
@@ -397,7 +460,12 @@ fn check_pattern(pattern: &str, path: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// A name as it stands in pointers.
+pub(super) fn step(name: &str) -> String {
+    name.replace('~', "~0").replace('/', "~1")
+}
+
 /// A pointer as it stands behind `#`, its `%..` being characters.
-fn unescaped(pointer: &str) -> String {
+pub(super) fn unescaped(pointer: &str) -> String {
     percent_encoding::percent_decode_str(pointer).decode_utf8_lossy().into_owned()
 }

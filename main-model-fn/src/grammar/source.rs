@@ -35,7 +35,12 @@ pub(crate) enum Source {
     /// A grammar in Lark's syntax, as llguidance reads it.
     Lark(String),
     /// The same, of rules that are ours and schemas that are checked.
-    Calls(String),
+    Calls {
+        /// The grammar.
+        rules: String,
+        /// Lines of it, the first being 1, and the fields of the request that say them.
+        fields: Vec<(usize, String)>,
+    },
 }
 
 impl Source {
@@ -83,16 +88,16 @@ impl Source {
         Ok(Self::Lark(grammar))
     }
 
-    /// What an answer that calls functions must match.
+    /// What an answer that calls functions must match; `fields` of the request say these lines, the first being 1.
     ///
     /// # Errors
     /// It is too long.
-    pub(crate) fn calls(rules: String) -> Result<Self, String> {
+    pub(crate) fn calls(rules: String, fields: Vec<(usize, String)>) -> Result<Self, String> {
         match rules.len() {
             bytes if bytes > CALLS_BYTES => {
                 Err(format!("the parameters have {bytes} bytes; {CALLS_BYTES} are possible"))
             }
-            _ => Ok(Self::Calls(rules)),
+            _ => Ok(Self::Calls { rules, fields }),
         }
     }
 
@@ -103,8 +108,28 @@ impl Source {
             Self::Regex(regex) => format!("regex {regex}"),
             Self::Choice(choices) => format!("choice {choices:?}"),
             Self::Lark(grammar) => format!("lark {grammar}"),
-            Self::Calls(rules) => format!("calls {rules}"),
+            Self::Calls { rules, .. } => format!("calls {rules}"),
         }
+    }
+
+    /// What of it is wrong by `message`, and the field that says so, where it stands in one of its own.
+    pub(super) fn blamed<'a>(&self, message: &'a str) -> Option<(String, &'a str)> {
+        let Self::Calls { fields, .. } = self else { return None };
+        let (place, what) = message.strip_prefix("at ")?.split_once("): ")?;
+        let line: usize = place.split_once('(')?.0.parse().ok()?;
+        let (_, field) = fields.iter().find(|(of, _)| *of == line)?;
+        Some((field.clone(), what))
+    }
+
+    /// Tokens that a client's rules name by their texts or ids: `<|end|>`, `<[7,9-12]>`.
+    pub(super) fn named_tokens(&self) -> Vec<&str> {
+        let Self::Lark(grammar) = self else { return Vec::new() };
+        let named = |rest: &'_ str| {
+            let inside = rest.strip_prefix('<')?;
+            let end = inside.find(|next: char| "<>".contains(next) || next.is_whitespace())?;
+            inside[end..].starts_with('>').then_some(end + 2)
+        };
+        outside_literals(grammar).filter_map(|rest| named(rest).map(|length| &rest[..length])).collect()
     }
 
     /// JSON as it stands in rules; none of anything else.
@@ -130,7 +155,7 @@ impl Source {
                 // In capitals: one lexeme, whose alternatives take no room in the parser.
                 TopLevelGrammar::from_lark(format!("start: CHOICE\nCHOICE: {}", choices.join(" | ")))
             }
-            Self::Lark(rules) | Self::Calls(rules) => TopLevelGrammar::from_lark(rules.clone()),
+            Self::Lark(rules) | Self::Calls { rules, .. } => TopLevelGrammar::from_lark(rules.clone()),
         }
     }
 }
@@ -171,25 +196,31 @@ pub(crate) fn quoted(text: &str) -> String {
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }
 
-/// What a Lark grammar asks for outside of its literals and comments that no bound of the library holds for.
+/// What a Lark grammar asks for that no bound of the library holds for.
 fn unbounded(grammar: &str) -> Option<&'static str> {
+    outside_literals(grammar).find_map(|rest| match rest.as_bytes() {
+        [b'&', ..] => Some("&"),
+        // Before a number it says how often.
+        [b'~', ..] if !rest[1..].trim_start().starts_with(|next: char| next.is_ascii_digit()) => Some("~"),
+        [b'%', ..] => ["%json", "%regex", "%lark"].into_iter().find(|name| rest.starts_with(name)),
+        _ => None,
+    })
+}
+
+/// A Lark grammar from each of its characters on that is not within a literal or a comment.
+fn outside_literals(grammar: &str) -> impl Iterator<Item = &str> {
     let mut rest = grammar;
-    while let Some(character) = rest.chars().next() {
-        let after = &rest[character.len_utf8()..];
+    std::iter::from_fn(move || {
+        let here = rest;
+        let character = here.chars().next()?;
+        let after = &here[character.len_utf8()..];
         rest = match character {
             '/' if after.starts_with('/') => after.find('\n').map_or("", |end| &after[end..]),
             '"' | '/' => past_literal(after, character),
-            '&' => return Some("&"),
-            // Before a number it says how often.
-            '~' if !after.trim_start().starts_with(|next: char| next.is_ascii_digit()) => return Some("~"),
-            '%' => match ["%json", "%regex", "%lark"].into_iter().find(|name| rest.starts_with(name)) {
-                Some(name) => return Some(name),
-                None => after,
-            },
             _ => after,
         };
-    }
-    None
+        Some(here)
+    })
 }
 
 /// What follows the `quote` that ends a literal.

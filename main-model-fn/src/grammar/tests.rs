@@ -1,7 +1,7 @@
 //! Grammars over a vocabulary of bytes.
 
 use super::compiler::{LATE, THREADS, TIME, computed};
-use super::{Compiler, Grammar, Source, Tokens};
+use super::{Compiler, Grammar, GrammarError, Source, Tokens};
 use remoe_wire::{ErrorCode, ServiceError};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -158,11 +158,13 @@ async fn keywords_that_are_not_claimed_are_named_with_their_place() {
         (json!({"x-guidance": {"lenient": true}}), "x-guidance"),
         (json!({"$ref": "https://example.com/schema"}), "$ref"),
         (json!({"$ref": "#/components/a", "components": {"a": {"not": {}}}}), "$ref"),
-        (json!({"format": "binary"}), "binary"),
+        (json!({"format": "iri"}), "iri"),
         (json!({"const": 9_007_199_254_740_993_i64}), "2^53"),
         (json!({"minProperties": 2}), "minProperties"),
         (json!({"maxItems": 1_000_000}), "maxItems"),
         (json!({"multipleOf": 99_991}), "multipleOf"),
+        (json!({"properties": {"a": {"minimum": 1.23e-300}}}), "/properties/a: `minimum`"),
+        (json!({"exclusiveMaximum": -1e-60}), "exclusiveMaximum"),
         (json!({"items": 3}), "boolean"),
     ] {
         let message = schema(refused).unwrap_err();
@@ -180,6 +182,135 @@ async fn keywords_that_are_not_claimed_are_named_with_their_place() {
         "enum": [{"not": 1}], "uniqueItems": false, "examples": [{"if": 1}],
     });
     compile(&compiler(), schema(free)).await.unwrap();
+}
+
+/// What no finite value satisfies is refused where everything is such, and else is never begun.
+#[tokio::test]
+async fn schemas_that_need_themselves_are_no_answers() {
+    let node = |needed: Value| json!({"type": "object", "properties": {"n": needed}, "required": ["n"]});
+    let list = |item: Value| json!({"type": "array", "items": item, "minItems": 1});
+    let this = || json!({"$ref": "#"});
+    let with = |schema: Value| {
+        let mut schema = schema;
+        schema["$defs"] = json!({"c": {"$ref": "#/$defs/c"}, "d": node(json!({"$ref": "#/$defs/d"}))});
+        schema
+    };
+    for (refused, place) in [
+        (with(json!({"$ref": "#/$defs/c"})), ""),
+        (with(json!({"anyOf": [{"$ref": "#/$defs/c"}, {"$ref": "#/$defs/d"}]})), "/anyOf/0"),
+        (node(this()), "/properties/n"),
+        (list(this()), "/items"),
+        (json!({"type": "array", "prefixItems": [true, node(this())], "minItems": 2}), "/prefixItems/1"),
+        (json!({"type": "array", "items": [this()], "minItems": 1}), "/items/0"),
+        (
+            json!({"type": "object", "required": ["a"], "additionalProperties": this()}),
+            "/additionalProperties",
+        ),
+        (
+            json!({"type": "object", "minProperties": 1, "additionalProperties": this()}),
+            "/additionalProperties",
+        ),
+        (node(json!({"allOf": [{"type": "object"}, this()]})), "/properties/n/allOf/1"),
+    ] {
+        let message = schema(refused.clone()).unwrap_err();
+        assert!(message.contains("needs itself") && message.contains(place), "{refused}: {message}");
+    }
+    let compiler = compiler();
+    let null = || json!({"anyOf": [this(), {"type": "null"}]});
+    for (taken, text, not) in [
+        (json!({"type": "object", "properties": {"n": this()}}), "{\"n\": {\"n\": {}}}", "{\"n\": 1}"),
+        (json!({"type": "array", "items": this()}), "[[], [[]]]", "[1]"),
+        (json!({"type": "array", "items": this(), "minItems": 0}), "[[]]", "[1]"),
+        (json!({"type": ["array", "null"], "items": this(), "minItems": 1}), "[[null]]", "[]"),
+        (node(null()), "{\"n\": {\"n\": null}}", "{}"),
+        (list(null()), "[[null]]", "[]"),
+        (json!({"properties": {"n": this()}, "required": ["n"]}), "{\"n\": 3}", "{}"),
+        // Beside what can end.
+        (with(json!({"anyOf": [{"$ref": "#/$defs/d"}, {"type": "null"}]})), "null", "{\"n\""),
+        (
+            with(
+                json!({"type": "object", "properties": {"n": {"$ref": "#/$defs/c"}}, "additionalProperties": false}),
+            ),
+            "{}",
+            "{\"n\"",
+        ),
+        (with(json!({"type": "array", "items": {"$ref": "#/$defs/d"}})), "[]", "[{"),
+    ] {
+        let grammar = compile(&compiler, schema(taken.clone())).await.unwrap();
+        assert!(takes(&grammar, text) && !takes(&grammar, not), "{taken}");
+        let mut progress = grammar.begin();
+        let begun = not.bytes().all(|byte| {
+            let allows = progress.mask().unwrap().allows(byte.into());
+            allows && progress.step(byte.into()).is_ok()
+        });
+        assert!(!begun || taken.get("$defs").is_none(), "{taken}: {not} is begun");
+    }
+}
+
+#[tokio::test]
+async fn formats_and_references_as_programs_write_them() {
+    let compiler = compiler();
+    let ask = async |asked: Value| compile(&compiler, schema(asked)).await.unwrap();
+    let host = |labels: usize| format!("\"{}a.de\"", "abcdefghi.".repeat(labels));
+    for asked in [
+        json!({"type": "string", "format": "hostname"}),
+        json!({"type": "string", "format": "hostname", "maxLength": 5000}),
+        json!({"format": "hostname"}),
+    ] {
+        let grammar = ask(asked.clone()).await;
+        assert!(takes(&grammar, &host(24)) && !takes(&grammar, &host(25)), "{asked}");
+    }
+    let short = ask(json!({"type": "string", "format": "hostname", "maxLength": 6})).await;
+    assert!(takes(&short, "\"a.de\"") && !takes(&short, "\"abcd.de\""));
+    for format in ["int32", "int64", "uint32", "float", "double", "date"] {
+        assert!(takes(&ask(json!({"type": "integer", "format": format})).await, "12"));
+    }
+    for format in ["binary", "byte", "password"] {
+        assert!(takes(&ask(json!({"type": "string", "format": format})).await, "\"x y\""));
+    }
+    for name in ["Größe", "A B", "Box[int]", "a/b~c", "50%", "\"q\"", "<T>|{}^`\\#?"] {
+        let pointer = name.replace('~', "~0").replace('/', "~1");
+        let written = percent_encoding::utf8_percent_encode(&pointer, percent_encoding::NON_ALPHANUMERIC);
+        for reference in [pointer.clone(), written.to_string()] {
+            let asked = json!({"$ref": format!("#/$defs/{reference}"), "$defs": {name: {"type": "null"}}});
+            assert!(takes(&ask(asked).await, "null"), "{reference}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_the_library_finds_is_said_in_words() {
+    let compiler = compiler();
+    for (refused, word) in [
+        (schema(json!({"type": "string", "pattern": "^(?=a)b"})), "(?=a)b: look-around"),
+        (schema(json!({"type": "string", "pattern": "^a{,3}$"})), "a{,3}$: "),
+        (schema(json!({"type": "string", "pattern": "foo", "minLength": 100})), "/foo/"),
+        (Source::regex("(?=a)b"), "(?=a)b: look-around"),
+    ] {
+        let message = compile(&compiler, refused).await.unwrap_err().message;
+        assert!(message.contains(word), "{message}");
+    }
+    let small = json!({"type": "number", "exclusiveMaximum": -1.234_567_890_123_456_7e-50});
+    assert!(takes(&compile(&compiler, schema(small)).await.unwrap(), "-1"));
+    // Where nothing can follow it is no matter of work.
+    let stuck = Source::lark("start: \"ab\" more\nmore: more".to_owned());
+    let mut progress = compile(&compiler, stuck).await.unwrap().begin();
+    let stuck = "ab".bytes().find_map(|byte| progress.step(byte.into()).and_then(|_| progress.mask()).err());
+    assert_eq!(stuck, Some(GrammarError::NoToken));
+}
+
+#[tokio::test]
+async fn no_grammar_names_a_token_that_ends_answers() {
+    let compiler = compiler();
+    let ask = async |token: &str| {
+        let grammar = format!("// <end>\nstart: \"<end>x\" {token} \"abc\"");
+        compile(&compiler, Source::lark(grammar)).await
+    };
+    for token in ["<end>", "<[256]>", "<[1,200-300]>", "<[^97]>", "<[*]>"] {
+        let message = ask(token).await.unwrap_err().message;
+        assert!(message.contains(token) && message.contains("ends answers"), "{message}");
+    }
+    assert!(takes(&ask("<[97,98]>").await.unwrap(), "<end>xaabc"));
 }
 
 #[tokio::test]

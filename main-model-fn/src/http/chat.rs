@@ -74,12 +74,13 @@ pub(super) fn prompt(
 ) -> Result<String, ServiceError> {
     let messages = messages::for_template(messages)?;
     let offered = asked.map(|asked| asked.tools.as_slice());
-    match offered {
-        // The template shows nothing of tools: the messages do.
-        Some(tools) if state.tool_format.is_none() => {
-            text.render_chat(&tools::in_messages(messages, tools), None, generation)
+    match state.tool_format {
+        // The template shows nothing of tools and their calls: the messages do.
+        None => {
+            let messages = tools::in_messages(messages, offered.unwrap_or_default());
+            text.render_chat(&messages, None, generation)
         }
-        offered => text.render_chat(&messages, offered, generation),
+        Some(_) => text.render_chat(&messages, offered, generation),
     }
 }
 

@@ -60,6 +60,8 @@ impl Part {
 #[serde(default)]
 struct ToolCall {
     id: Option<String>,
+    #[serde(rename = "type")]
+    kind: Option<String>,
     function: Option<Object<CalledFunction>>,
 }
 
@@ -170,8 +172,9 @@ fn one(index: usize, message: Message) -> Result<Value, ServiceError> {
         ready.insert("reasoning_content".to_owned(), reasoning.into());
     }
     if !calls.is_empty() {
-        let calls: Vec<Value> = calls.into_iter().map(|call| tool_call(call.0)).collect();
-        ready.insert("tool_calls".to_owned(), calls.into());
+        let calls =
+            (0..).zip(calls).map(|(number, call)| tool_call(&at(&format!("tool_calls[{number}]")), call.0));
+        ready.insert("tool_calls".to_owned(), calls.collect::<Result<Vec<Value>, _>>()?.into());
     }
     Ok(Value::Object(ready))
 }
@@ -193,16 +196,26 @@ fn text(at: &str, content: Content) -> Result<String, ServiceError> {
 }
 
 /// Templates expect arguments as an object where clients send its text.
-fn tool_call(call: ToolCall) -> Value {
+fn tool_call(at: &str, call: ToolCall) -> Result<Value, ServiceError> {
+    if let Some(other) = call.kind.filter(|kind| kind != "function") {
+        let field = format!("{at}.type");
+        let message = format!("{field}: calls of type {other:?} are not supported, only function");
+        return Err(ServiceError::invalid(field, message));
+    }
     let function = call.function.map(|function| function.0).unwrap_or_default();
+    let Some(name) = function.name else {
+        let field = format!("{at}.function.name");
+        let message = format!("`{field}` is missing");
+        return Err(ServiceError::invalid(field, message));
+    };
     let arguments = function.arguments.unwrap_or_default();
     let arguments = match serde_json::from_str::<Map<String, Value>>(&arguments) {
         Ok(object) => Value::Object(object),
         Err(_) => Value::String(arguments),
     };
-    json!({
+    Ok(json!({
         "id": call.id,
         "type": "function",
-        "function": {"name": function.name, "arguments": arguments},
-    })
+        "function": {"name": name, "arguments": arguments},
+    }))
 }

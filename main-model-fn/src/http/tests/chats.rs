@@ -1,11 +1,21 @@
 //! Chats: messages in, an answer out.
 
-use super::{Front, chat_with, say};
+use super::{Altered, Engine, Front, chat_with, say};
 use crate::engine::request::FinishReason;
 use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Bytes, beside a template that knows tools.
+struct Hermes;
+
+impl Altered for Hermes {
+    fn template(&self) -> Option<&str> {
+        Some("<tool_call>")
+    }
+}
 
 async fn prompt_of(messages: Value) -> String {
-    let front = Front::new();
+    let front = Front::build(Some(Arc::new(Hermes)), Engine::limits(), |_| ());
     let (reply, asked) = front.chat(json!({ "messages": messages })).await;
     reply.ok();
     let bytes: Vec<u8> = asked[0].prompt.iter().map(|&id| u8::try_from(id).unwrap()).collect();
@@ -48,6 +58,8 @@ async fn messages_that_cannot_be_used_are_named() {
     let front = Front::new();
     let user =
         |content: Value| json!([{"role": "user", "content": "x"}, {"role": "user", "content": content}]);
+    let called =
+        |call: Value| json!([{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}, call]}]);
     for (messages, param) in [
         (json!([]), "messages"),
         (json!(null), "messages"),
@@ -69,6 +81,9 @@ async fn messages_that_cannot_be_used_are_named() {
         (user(json!([{"type": "text"}])), "messages[1].content[0].text"),
         (user(json!([{"type": "text", "text": 1}])), "messages[1].content[0].text"),
         (json!([{"role": "user", "content": "x", "tool_calls": [{}]}]), "messages[0].tool_calls"),
+        (called(json!({})), "messages[0].tool_calls[1].function.name"),
+        (called(json!({"function": {"arguments": "{}"}})), "messages[0].tool_calls[1].function.name"),
+        (called(json!({"type": "custom", "function": {"name": "f"}})), "messages[0].tool_calls[1].type"),
         (
             json!([{"role": "assistant", "content": "x", "function_call": {"name": "f"}}]),
             "messages[0].function_call",

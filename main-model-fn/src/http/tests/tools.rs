@@ -361,6 +361,13 @@ async fn the_template_shows_tools_or_the_first_message_does() {
         ),
         "{told}"
     );
+    for extra in [json!({"tool_choice": "none"}), json!({"tools": null})] {
+        let mut extra = extra;
+        extra["messages"] = called.clone();
+        let without = prompt(&front("no word of them"), body(extra)).await;
+        let told = told.split_once("[user]").unwrap().1;
+        assert_eq!(without, format!("[system]s[user]{told}"));
+    }
     let first = prompt(&front("no word of them"), body(json!({}))).await;
     assert!(first.starts_with("[system]You may call functions") && first.ends_with("[user]hi[assistant]"));
     let none = prompt(&front("<tool_call>"), body(json!({"tool_choice": "none"}))).await;
@@ -378,6 +385,11 @@ async fn what_is_wrong_with_tools_is_named() {
         (with(json!({})), "tools[0].function.name"),
         (with(json!({"name": "a b"})), "tools[0].function.name"),
         (with(json!({"name": "f", "parameters": 1})), "tools[0].function.parameters"),
+        (with(json!({"name": "f", "parameters": {"type": "array"}})), "tools[0].function.parameters"),
+        (
+            json!({"tools": [tool("f", json!({})), tool("g", json!({})), tool("f", json!({}))]}),
+            "tools[2].function.name",
+        ),
         (with(json!({"name": "f", "strict": 1})), "tools[0].function.strict"),
         (with(json!({"name": "f", "description": 1})), "tools[0].function.description"),
         (
@@ -392,6 +404,18 @@ async fn what_is_wrong_with_tools_is_named() {
     ] {
         front.post(CHAT, body(extra)).await.refuses(param);
     }
+    // What only the library finds, of the function that says it.
+    let never = json!({"type": "object", "properties": {"x": {"oneOf": [{"minimum": 1}, {"maximum": 3}]}}});
+    let tools = json!([tool("f", json!({})), tool("g", json!({"parameters": never}))]);
+    for choice in [json!("required"), json!({"type": "function", "function": {"name": "g"}})] {
+        let extra = json!({"tools": tools, "tool_choice": choice});
+        let reply = front.post(CHAT, body(extra)).await;
+        reply.refuses("tools[1].function.parameters");
+        let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.starts_with("`tools[1].function.parameters`: `oneOf` is supported"), "{message}");
+    }
+    let flat = front.post(CHAT, body(json!({"tool_choice": {"type": "function", "name": "f"}}))).await;
+    assert!(flat.error(400)["message"].as_str().unwrap().contains("`function.name` is missing"));
     let free = with(json!({"name": "f", "parameters": {"not": {}}}));
     let (reply, _) = front.answered(CHAT, body(free), |_| say(0, "x", FinishReason::Stop)).await;
     reply.ok();

@@ -7,6 +7,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
+use std::collections::HashSet;
 use std::fmt;
 
 /// Tools of a chat, most of them.
@@ -35,7 +36,7 @@ struct ChosenTool {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct ChosenFunction {
-    name: String,
+    name: Option<String>,
 }
 
 impl<'de> Deserialize<'de> for ToolChoice {
@@ -51,14 +52,13 @@ impl<'de> Deserialize<'de> for ToolChoice {
             }
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ToolChoice, A::Error> {
                 let chosen = ChosenTool::deserialize(MapAccessDeserializer::new(map))?;
-                match chosen.function {
-                    Some(Object(function)) if chosen.kind == "function" => {
-                        Ok(ToolChoice::Function(function.name))
-                    }
-                    _ => Err(A::Error::custom(format!(
-                        "type {:?} is not supported, only function",
-                        chosen.kind
-                    ))),
+                if chosen.kind != "function" {
+                    let message = format!("type {:?} is not supported, only function", chosen.kind);
+                    return Err(A::Error::custom(message));
+                }
+                match chosen.function.and_then(|Object(function)| function.name) {
+                    Some(name) => Ok(ToolChoice::Function(name)),
+                    None => Err(A::Error::custom("its `function.name` is missing")),
                 }
             }
         }
@@ -122,6 +122,12 @@ impl Asked {
             tools.map(|Few(tools)| tools.into_iter().map(|Json(tool)| tool).collect()).unwrap_or_default();
         let functions: Vec<Function> =
             tools.iter().enumerate().map(|(place, tool)| function(place, tool)).collect::<Result<_, _>>()?;
+        let mut names = HashSet::new();
+        if let Some(again) = functions.iter().find(|function| !names.insert(function.name.as_str())) {
+            let field = format!("tools[{}].function.name", again.place);
+            let message = format!("`{field}`: an earlier tool has the name {:?} as well", again.name);
+            return Err(ServiceError::invalid(field, message));
+        }
         let invalid = |message: String| ServiceError::invalid("tool_choice", message);
         let (mode, only) = match choice {
             None => (Mode::Auto, None),
@@ -183,6 +189,9 @@ fn function(place: usize, tool: &Value) -> Result<Function, ServiceError> {
     };
     let parameters = match function.get("parameters") {
         None | Some(Value::Null) => None,
+        Some(Value::Object(schema)) if schema.get("type").is_some_and(|it| it != "object") => {
+            return invalid(".function.parameters", "must be a schema whose type is \"object\"");
+        }
         Some(parameters @ Value::Object(_)) => Some(parameters.clone()),
         Some(_) => return invalid(".function.parameters", "must be an object"),
     };

@@ -55,20 +55,26 @@ impl Calls {
             return Ok(None);
         }
         let mut rules = Rules { calls: self, special: &special }.start(is_free, inline.as_deref());
+        let first = rules.lines().count() + 1;
         for (index, function) in functions.iter().enumerate() {
             // Cannot fail: it is memory.
             let _written = writeln!(rules, "arguments_{index}: %json {}", arguments(function, is_free)?);
         }
-        let source = Source::calls(rules)
+        let source = Source::calls(rules, (first..).zip(functions.iter().map(parameters)).collect())
             .map_err(|message| ServiceError::invalid("tools", format!("`tools`: {message}")))?;
         let field = answer.filter(|_| functions.is_empty()).map_or_else(|| "tools".to_owned(), |it| it.field);
         Ok(Some(Structure { source, field }))
     }
 }
 
+/// Where a request has the schema of a function's arguments.
+fn parameters(function: &Function) -> String {
+    format!("tools[{}].function.parameters", function.place)
+}
+
 /// The schema of a function's arguments.
 fn arguments(function: &Function, is_free: bool) -> Result<String, ServiceError> {
-    let field = format!("tools[{}].function.parameters", function.place);
+    let field = parameters(function);
     // The model is free to get it wrong where nobody asked for more.
     let parameters = function.parameters.clone().filter(|_| !is_free || function.strict);
     inline_schema(parameters)

@@ -4,8 +4,12 @@
 use serde_json::{Map, Value};
 use std::fmt::Write;
 
-/// `messages` with `tools` in the first of them, and calls and their results as text.
+/// `messages` with `tools`, if any, in the first of them, and calls and their results as text.
 pub(in crate::http) fn in_messages(messages: Vec<Value>, tools: &[Value]) -> Vec<Value> {
+    let mut messages = without_tools(messages);
+    if tools.is_empty() {
+        return messages;
+    }
     let mut told = String::from(
         "You may call functions to help the user. These are the functions, with their parameters as JSON Schema:\n<tools>\n",
     );
@@ -16,7 +20,6 @@ pub(in crate::http) fn in_messages(messages: Vec<Value>, tools: &[Value]) -> Vec
     told.push_str(
         "</tools>\nTo call one, write its name and arguments as JSON within tags:\n<tool_call>\n{\"name\": \"function name\", \"arguments\": {\"parameter\": \"value\"}}\n</tool_call>",
     );
-    let mut messages = without_tools(messages);
     match messages.first_mut() {
         Some(first) if first["role"] == "system" => {
             let content = first["content"].as_str().unwrap_or_default();
