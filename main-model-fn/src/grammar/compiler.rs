@@ -303,7 +303,7 @@ fn said(message: &str) -> String {
 }
 
 /// The beginning of a text.
-fn short(text: &str) -> String {
+pub(super) fn short(text: &str) -> String {
     const CHARACTERS: usize = 150;
     let begun: String = text.chars().take(CHARACTERS).collect();
     let more = if begun.len() < text.len() { ".." } else { "" };

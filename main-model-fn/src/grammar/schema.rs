@@ -1,7 +1,10 @@
 //! JSON Schemas: what is claimed of them, and what is refused by name.
 
+use super::compiler::short;
 use super::finite;
+use llguidance::regex_to_lark;
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+use regex_syntax::ast::parse::Parser;
 use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 
@@ -335,9 +338,9 @@ impl Walk {
                 if self.name_patterns > NAME_PATTERNS {
                     return refuse(format!("more than {NAME_PATTERNS} names of `patternProperties`"));
                 }
-                patterns.keys().try_for_each(|pattern| check_pattern(pattern, path))
+                patterns.keys().try_for_each(|pattern| check_pattern(name, pattern, path))
             }
-            ("pattern", Value::String(pattern)) => check_pattern(pattern, path),
+            ("pattern", Value::String(pattern)) => check_pattern(name, pattern, path),
             ("format", Value::String(format)) if !FORMATS.contains(&format.as_str()) => {
                 refuse(format!("`format` {format:?} is not supported"))
             }
@@ -453,11 +456,13 @@ fn check_number(number: &Value, path: &str) -> Result<(), String> {
     Err(at(path, &format!("{number} is beyond 2^53, where numbers are not exact")))
 }
 
-fn check_pattern(pattern: &str, path: &str) -> Result<(), String> {
+fn check_pattern(keyword: &str, pattern: &str, path: &str) -> Result<(), String> {
     if pattern.len() > PATTERN_BYTES {
         return Err(at(path, &format!("a pattern of {} bytes; {PATTERN_BYTES} are possible", pattern.len())));
     }
-    Ok(())
+    // As the library reads it, which does not say where it stands.
+    let read = Parser::new().parse(&regex_to_lark(pattern, "dw"));
+    read.map(drop).map_err(|error| at(path, &format!("`{keyword}` {}: {}", short(pattern), error.kind())))
 }
 
 /// A name as it stands in pointers.
