@@ -181,14 +181,14 @@ fn listen(address: SocketAddr, flag: &str) -> Result<TcpListener, CliError> {
     };
     bind().map_err(|error: std::io::Error| CliError {
         field: Some(flag.to_owned()),
-        ..CliError::runtime(match error.kind() {
-            std::io::ErrorKind::AddrInUse => {
-                format!(
-                    "{address} is taken; `remoe ps` says by whom if it is a model, port 0 takes any free one"
-                )
+        ..CliError::runtime(format!(
+            "cannot listen on {address}: {}",
+            match error.kind() {
+                std::io::ErrorKind::AddrInUse =>
+                    "it is taken; `remoe ps` says whether by a model, port 0 takes any free one".to_owned(),
+                _ => error.to_string(),
             }
-            _ => format!("cannot listen on {address}: {error}"),
-        })
+        ))
     })
 }
 
