@@ -68,7 +68,8 @@ try {
   for (let steps = 0; steps < 9; steps += 1) await page.keyboard.press("ArrowRight");
   assert.match(await page.locator("#cell").innerText(), /expert 10: in group 0/);
   assert.match(await page.locator("#functions").innerText(), /group 0[\s\S]*127\.0\.0\.1:\d+/);
-  assert.match(await page.locator("#rivals").innerText(), /measured, mean of \d+/);
+  // The page looks again in a moment.
+  await page.locator("#rivals", { hasText: /measured, mean of \d+/ }).waitFor();
   assert.match(await page.locator("#card").innerText(), /6 layers of 16/);
   assert.equal(await page.locator("#state").innerText(), "active");
   await page.locator("#cell").blur().catch(() => {});
