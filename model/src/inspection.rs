@@ -93,13 +93,20 @@ impl Inspection {
         self.resident_dense_bytes(self.outside_bytes, embedding.min(self.outside_bytes), dtype)
     }
 
+    /// All weights but routed experts, in the same way.
+    #[must_use]
+    pub fn resident_non_expert_bytes(&self, dtype: &str) -> u64 {
+        self.resident_layer_bytes(dtype)
+            .into_iter()
+            .fold(self.resident_outside_bytes(dtype), u64::saturating_add)
+    }
+
     /// All weights, in the same way.
     #[must_use]
     pub fn resident_total_bytes(&self, dtype: &str) -> u64 {
         let experts = (self.moe_layers.len() as u64).saturating_mul(self.experts as u64);
-        let layers = self.resident_layer_bytes(dtype).into_iter().fold(0, u64::saturating_add);
         let experts = experts.saturating_mul(self.resident_expert_bytes(dtype));
-        layers.saturating_add(self.resident_outside_bytes(dtype)).saturating_add(experts)
+        self.resident_non_expert_bytes(dtype).saturating_add(experts)
     }
 
     /// `bytes` of weights at rest of which `plain` are kept in the compute dtype in any case.

@@ -143,10 +143,8 @@ pub(crate) fn gpu_expert_seconds(model: &Inspection, dtype: &str) -> GpuProfile 
 
 /// As they are resident, and as they would be without being quantised.
 fn non_expert_bytes(model: &Inspection, dtype: &str) -> (f64, f64) {
-    let resident =
-        model.resident_layer_bytes(dtype).iter().sum::<u64>() + model.resident_outside_bytes(dtype);
     let bytes = model.non_expert_layer_bytes.iter().sum::<u64>() + model.outside_bytes;
-    (resident as f64, model.resident_bytes(bytes, dtype) as f64)
+    (model.resident_non_expert_bytes(dtype) as f64, model.resident_bytes(bytes, dtype) as f64)
 }
 
 /// The slower of reading `bytes` of weights and of multiplying with them, which take `computed` bytes where they

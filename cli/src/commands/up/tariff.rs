@@ -42,11 +42,9 @@ impl Tariff {
         let remote: usize = remote.iter().map(|layer| layer.experts.len()).sum();
         let main = planned.map_or_else(
             || {
-                let layers = model.resident_layer_bytes(dtype).iter().sum::<u64>();
-                let fixed = (layers + model.resident_outside_bytes(dtype)) as f64;
                 let local = (model.moe_layers.len() * model.experts).saturating_sub(remote) as f64;
                 let cache = wanted.options.kv_cache_bytes.unwrap_or(0) as f64;
-                let weights = fixed + local * expert;
+                let weights = model.resident_non_expert_bytes(dtype) as f64 + local * expert;
                 pricing.function_rate(sold(runtime.main_bytes + weights + cache), None)
             },
             |account| account.main_per_second(),
