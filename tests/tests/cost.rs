@@ -197,6 +197,7 @@ async fn budgets_end_and_sleep_is_free() {
     signal(up.process.pid(), Signal::INT);
     up.process.end(LONG).await;
     let cost = cost(&ledger).await;
-    assert_eq!(cost["by_tenant"].as_object().unwrap().len(), 2, "{cost}");
+    // Who left stands here only where its answer ended before the gateway saw it leave.
+    assert!(["poor", "rich"].iter().all(|tenant| number(&cost["by_tenant"][tenant]) > 0), "{cost}");
     assert_eq!((number(&cost["alive"]), number(&cost["per_hour"])), (0, 0), "{cost}");
 }
