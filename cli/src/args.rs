@@ -390,8 +390,8 @@ pub(crate) struct DeploymentArgs {
     /// Type to compute in [default: the checkpoint's]
     #[arg(long, value_enum)]
     pub(crate) dtype: Option<Dtype>,
-    /// Quantise routed experts to int8 or int4 as they are loaded [default: they stay in the type computed in]
-    #[arg(long, value_name = "int8|int4")]
+    /// Keep routed experts as int8, int4 or mxfp4, quantised as they are loaded [default: they stay in the type computed in]
+    #[arg(long, value_name = "int8|int4|mxfp4")]
     pub(crate) experts_dtype: Option<ExpertsDtype>,
     /// Keep attention, dense layers, shared experts and the head as int8, or by its name in the type computed in
     /// [default: int8 beside quantised experts, on CPUs]

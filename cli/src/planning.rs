@@ -19,7 +19,7 @@ use remoe_planner::{
     Answer, ErrorFactor, Limits, Options, Pricing, Problem, Remote, SizeRange, Slo, Specs, VcpuRange, solve,
     useful_vcpus,
 };
-use remoe_predictor::{ByPhase, Shares, Trained};
+use remoe_predictor::{ByPhase, Trained};
 use remoe_profile::{ModelId, Prices, ProblemError, Profile, Wishes};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -218,7 +218,7 @@ impl PlanningArgs {
             let expected = trained.expectation(ids.as_deref(), tokens)?;
             p95 =
                 expected.least_used_p95.map(|layers| layers.into_iter().map(ErrorFactor::ByCount).collect());
-            prediction = Some(rows(&expected.shares));
+            prediction = Some(expected.shares.to_rows());
         }
         let pricing = self.pricing_of(&self.prices()?)?;
         let fallback_bytes = fallback_bytes(model, &profile.model.dtype) as f64;
@@ -310,27 +310,10 @@ pub(crate) async fn plan(problem: &Problem, remote: RemoteArg) -> Result<Answer,
     Ok(solved.map_err(|error| CliError::runtime(format!("planning failed: {error}")))??)
 }
 
-/// The same problem with the main function's size decided.
-pub(crate) fn with_main(problem: &Problem, main_bytes: f64) -> Problem {
-    let main = SizeRange { min_bytes: main_bytes, max_bytes: main_bytes, step_bytes: MB };
-    // It has started with as many vCPUs as it may have.
-    let most = |range: VcpuRange| VcpuRange { min: range.largest(), max: range.largest(), ..range };
-    let main_vcpus = problem.specs.main_vcpus.map(most);
-    Problem { specs: Specs { main, main_vcpus, ..problem.specs }, ..problem.clone() }
-}
-
 /// Memory of the main function for experts that no remote function answers for: two tokens' experts of a
 /// layer may be lost at the same time.
 pub(crate) fn fallback_bytes(model: &Inspection, dtype: &str) -> u64 {
     2 * model.top_k as u64 * model.resident_expert_bytes(dtype)
-}
-
-pub(crate) fn rows(shares: &Shares) -> Vec<Vec<f64>> {
-    let row = |row: &[f32]| {
-        let sum: f64 = row.iter().map(|share| f64::from(*share)).sum();
-        row.iter().map(|share| f64::from(*share) / sum).collect()
-    };
-    shares.rows().map(row).collect()
 }
 
 /// The text of a file that a flag names.

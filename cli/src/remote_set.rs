@@ -3,7 +3,6 @@
 use crate::args::{DeploymentArgs, PromptArgs, RemoteSet};
 use crate::commands::predictor::source::Model;
 use crate::exit::CliError;
-use crate::planning::rows;
 use remoe_model::Checkpoint;
 use remoe_predictor::ByPhase;
 use std::path::Path;
@@ -47,7 +46,7 @@ pub(crate) fn usage(
             let prompt = foresight.prompt.map(|prompt| prompt.tokens(checkpoint)).transpose()?;
             // How long the answer will be is not known: the prompt's tokens for those of the answer.
             let expected = trained.expectation(prompt.as_deref(), ByPhase::both(1.0))?;
-            Ok(Some(rows(&expected.shares)))
+            Ok(Some(expected.shares.to_rows()))
         }
     }
 }

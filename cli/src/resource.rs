@@ -16,6 +16,8 @@ const API_VERSION: &str = "remoe.dev/v1alpha1";
 /// Promises where the resource states none, as in a cluster.
 const TTFT: &str = "10s";
 const TPOT: &str = "150ms";
+/// Between two plans where a resource that says that they follow requests does not say.
+const REPLAN_INTERVAL: &str = "10m";
 /// What a resource that may sleep waits for requests where it does not say.
 const IDLE_WINDOW: &str = "10m";
 
@@ -55,7 +57,32 @@ struct Spec {
     remote_experts: RemoteExpertsSpec,
     pricing: Option<Value>,
     rollout: Option<Value>,
+    prediction: Option<PredictionSpec>,
     profile: Option<Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct PredictionSpec {
+    #[serde(default)]
+    replan: Replan,
+    interval: Option<String>,
+    #[serde(default)]
+    privacy: Privacy,
+}
+
+#[derive(Default, PartialEq, Deserialize)]
+enum Replan {
+    #[default]
+    Auto,
+    Off,
+}
+
+#[derive(Default, PartialEq, Deserialize)]
+enum Privacy {
+    #[default]
+    None,
+    CountsOnly,
 }
 
 #[derive(Deserialize)]
@@ -157,8 +184,9 @@ pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliE
     let mut arguments = Vec::new();
     // A placement that is given leaves nothing to plan.
     let placed = ["remote_ratio", "replicas", "groups", "plan"].into_iter().any(given);
-    let of_planning =
-        |id: &str| !["model", "served_model_name", "dtype", "experts_dtype", "idle", "device"].contains(&id);
+    let of_planning = |id: &str| {
+        !["model", "served_model_name", "dtype", "experts_dtype", "idle", "device", "replan"].contains(&id)
+    };
     let mut say = |id: &str, value: Option<String>| {
         if let Some(value) = value.filter(|_| !(given(id) || placed && of_planning(id))) {
             arguments.push(OsString::from(format!("--{}={value}", id.replace('_', "-"))));
@@ -193,6 +221,11 @@ pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliE
     if scaling.min == Some(0) {
         say("idle", seconds("spec.scaling.idleWindow", &scaling.idle_window, IDLE_WINDOW)?);
     }
+    // Where it says nothing the placement stays, as without a file. One that is given whole is not made anew.
+    let follows = resource.spec.prediction.as_ref().filter(|it| it.replan == Replan::Auto && !given("plan"));
+    if let Some(follows) = follows {
+        say("replan", seconds("spec.prediction.interval", &follows.interval, REPLAN_INTERVAL)?);
+    }
     // A file of its own for either says the same fields.
     let file = path.to_str().map(str::to_owned);
     say("workload", file.clone().filter(|_| resource.spec.workload.is_some()));
@@ -224,6 +257,12 @@ pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliE
         ("spec.rollout", &spec.rollout),
         ("spec.profile (--profile says it here)", &spec.profile),
     ];
+    if follows.is_some_and(|follows| follows.privacy == Privacy::CountsOnly)
+        && !given("forget")
+        && !given("experience")
+    {
+        arguments.push(OsString::from("--forget"));
+    }
     let left_out =
         of_clusters.into_iter().filter(|(_, value)| value.is_some()).map(|(name, _)| name).collect();
     Ok(Expanded { arguments, left_out })
@@ -281,6 +320,24 @@ mod tests {
     use super::*;
     use crate::args::Cli;
     use clap::CommandFactory;
+
+    #[test]
+    fn a_resource_whose_plans_follow_has_the_placement_follow() {
+        let with = |prediction: &str| RESOURCE.replace("replicas: 2", &format!("prediction: {prediction}"));
+        let said = |prediction: &str, arguments: &[&str]| {
+            let said = expanded(&with(prediction), arguments).unwrap().into_iter();
+            said.filter(|flag| flag.contains("replan") || flag.contains("forget")).collect::<Vec<_>>()
+        };
+        assert_eq!(said("{interval: 1m}", &[]), ["--replan=60s"]);
+        assert_eq!(said("{privacy: CountsOnly}", &[]), ["--replan=600s", "--forget"]);
+        assert_eq!(said("{privacy: CountsOnly}", &["--replan", "5s"]), ["--forget"]);
+        assert!(said("{replan: Off}", &[]).is_empty() && said("{}", &["--plan", "p.json"]).is_empty());
+        assert_eq!(said("{interval: 1m}", &["--remote-ratio", "0.5"]), ["--replan=60s"]);
+        assert!(
+            expanded(&with("{interval: soon}"), &[]).is_err()
+                && expanded(&with("{replan: Never}"), &[]).is_err()
+        );
+    }
 
     const RESOURCE: &str = "apiVersion: v1\nkind: ConfigMap\n---\napiVersion: remoe.dev/v1alpha1\nkind: MoEDeployment\n\
         metadata: {name: demo, namespace: x}\nspec:\n  model: {source: 'hf://a/b', revision: main, cacheClaimName: c}\n  \

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use serde_json::{Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 const AWS: &str = "examples/nodes/aws-us-east-1.yaml";
@@ -51,11 +51,9 @@ fn a_configuration_alone_is_enough() {
         let parameters = model["parameters"].as_f64().unwrap() / 1e9;
         assert!((parameters / billions - 1.0).abs() < 0.001, "{name}: {parameters}");
         assert_eq!(model["weights_seen"], json!(false));
-        // The engine cannot read the quantised weights of two; what is missing of the others is their weights.
-        let runs = ["mixtral-8x22b", "qwen3-235b-a22b"].contains(&name);
-        assert_eq!(model["runs"], json!(runs), "{name}: {model}");
-        let because = if runs { "is missing" } else { "config.json" };
-        assert!(model["because"].as_str().unwrap().contains(because), "{model}");
+        // What is missing is their weights.
+        assert_eq!(model["runs"], json!(true), "{name}: {model}");
+        assert!(model["because"].as_str().unwrap().contains("is missing"), "{model}");
         let hosts: Vec<&str> = answer["nodes"]
             .as_array()
             .unwrap()
@@ -109,10 +107,21 @@ fn weights_that_are_there_are_seen() {
         assert_eq!((total - smaller) % (expert - quantised), 0);
         assert!(smaller < total && counted.contains("int4"), "{counted}");
     }
+    // Weights that are stored as fp8 are held in bfloat16.
     let (_, fp8) = plan(&published("deepseek-v3"), &workspace(AWS), &[]);
     let (_, wide) = plan(&published("deepseek-v3"), &workspace(AWS), &["--dtype", "bfloat16"]);
+    assert_eq!(fp8["model"]["total_bytes"], wide["model"]["total_bytes"]);
+    // In a form that is not read, they are counted as they are stored.
+    let folder = tempfile::tempdir().unwrap();
+    let config = std::fs::read_to_string(Path::new(&published("deepseek-v3")).join("config.json")).unwrap();
+    let e5m2 = config.replacen("\"e4m3\"", "\"e5m2\"", 1);
+    assert_ne!(e5m2, config);
+    std::fs::write(folder.path().join("config.json"), e5m2).unwrap();
+    let (_, unread) = plan(folder.path().to_str().unwrap(), &workspace(AWS), &[]);
+    assert_eq!(unread["model"]["runs"], json!(false), "{unread}");
+    assert!(unread["model"]["because"].as_str().unwrap().contains("quantization_config.fmt"), "{unread}");
     let ratio =
-        wide["model"]["total_bytes"].as_f64().unwrap() / fp8["model"]["total_bytes"].as_f64().unwrap();
+        wide["model"]["total_bytes"].as_f64().unwrap() / unread["model"]["total_bytes"].as_f64().unwrap();
     assert!((1.9..2.0).contains(&ratio), "{ratio}");
 }
 

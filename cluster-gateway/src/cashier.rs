@@ -154,6 +154,7 @@ mod tests {
             wakes: 0,
             sleeps: false,
             mains: Vec::new(),
+            prediction: None,
             functions: vec![pod("a", None, 5), pod("b", Some("10.0.0.2:9001"), 7), pod("c", None, 5)],
         };
         let main = |uid: &str| MainFunction {

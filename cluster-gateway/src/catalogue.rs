@@ -1,6 +1,8 @@
 //! The deployments that there are, as the operator's `MoEDemand`s say.
 
+use crate::experience::Experience;
 use crate::notes::Notes;
+use crate::seer::{Means, Seer};
 use crate::served::{Served, short_names};
 use crate::settings::Settings;
 use futures_util::StreamExt;
@@ -29,7 +31,12 @@ pub(crate) struct Catalogue {
     books: Arc<Books>,
     gateway: Arc<Gateway>,
     lease: watch::Receiver<bool>,
-    served: BTreeMap<String, Served>,
+    /// What predictions may take.
+    means: Means,
+    /// Where what is known of models and past requests is kept; none: until this process ends.
+    experience: Option<Experience>,
+    /// With the identity of the object that it is served by.
+    served: BTreeMap<String, (String, Served)>,
     /// Gives the ledger signs of life once all pods are known: those that are not named by then have ended.
     overhead: JoinSet<()>,
 }
@@ -42,9 +49,10 @@ impl Catalogue {
         (metrics, books): (GatewayMetrics, Arc<Books>),
         gateway: Arc<Gateway>,
         lease: watch::Receiver<bool>,
+        (means, experience): (Means, Option<Experience>),
     ) -> Self {
         let (settings, served, overhead) = (settings.clone(), BTreeMap::new(), JoinSet::new());
-        Self { client, settings, metrics, books, gateway, lease, served, overhead }
+        Self { client, settings, metrics, books, gateway, lease, means, experience, served, overhead }
     }
 
     /// Serves what there is, for ever.
@@ -68,6 +76,7 @@ impl Catalogue {
                     let gone = self.served.keys().filter(|key| !listed.contains(*key));
                     gone.cloned().collect::<Vec<_>>().iter().for_each(|key| self.remove(key));
                     self.publish();
+                    self.forget_others();
                     if self.overhead.is_empty() {
                         let Settings { cpu_core_hour, memory_gb_hour, .. } = self.settings;
                         let overhead = Overhead::new(self.books.clone(), cpu_core_hour, memory_gb_hour);
@@ -82,6 +91,7 @@ impl Catalogue {
                 Ok(Event::Delete(demand)) => {
                     self.remove(&key(&demand));
                     self.publish();
+                    self.forget_others();
                 }
                 Err(error) => tracing::warn!(%error, "watching MoEDemands"),
             }
@@ -94,9 +104,14 @@ impl Catalogue {
         if demand.metadata.deletion_timestamp.is_some() {
             return false;
         }
-        if let Some(served) = self.served.get_mut(&key) {
-            served.tell(demand.spec);
-            return false;
+        let uid = demand.uid().unwrap_or_default();
+        if let Some((known, served)) = self.served.get_mut(&key) {
+            if *known == uid {
+                served.tell(demand.spec);
+                return false;
+            }
+            // Another deployment by the same name.
+            self.remove(&key);
         }
         let settings = &self.settings;
         let options = ModelOptions {
@@ -110,24 +125,35 @@ impl Catalogue {
         let (namespace, name) = (demand.namespace().unwrap_or_default(), demand.name_any());
         let notes = Notes::new(self.client.clone(), &namespace, &name, &settings.pod, &settings.uid);
         let accounts = (&self.metrics, self.books.clone());
-        let served = Served::new(options, demand.spec, accounts, notes, self.lease.clone());
-        self.served.insert(key, served);
+        let folder = self.experience.as_ref().map(|experience| experience.of(&uid));
+        let seer = Seer::new(&key, folder, self.means.clone());
+        let served = Served::new(options, demand.spec, accounts, (notes, seer), self.lease.clone());
+        self.served.insert(key, (uid, served));
         true
     }
 
+    /// What is known of deployments that are gone goes with them.
+    fn forget_others(&self) {
+        let Some(experience) = &self.experience else { return };
+        let uids: Vec<String> = self.served.values().map(|(uid, _)| uid.clone()).collect();
+        if let Err(error) = experience.keep_only(&uids) {
+            tracing::warn!(%error, "what is known of deployments that are gone stays");
+        }
+    }
+
     fn remove(&mut self, key: &str) {
-        if let Some(served) = self.served.remove(key) {
+        if let Some((_, served)) = self.served.remove(key) {
             served.end();
         }
     }
 
     fn publish(&self) {
-        self.gateway.replace_models(self.served.values().map(|served| served.model.clone()).collect());
+        self.gateway.replace_models(self.served.values().map(|(_, served)| served.model.clone()).collect());
     }
 
     /// Takes back what was said about all of them.
     pub(crate) async fn forget(&mut self) {
-        join_all(std::mem::take(&mut self.served).into_values().map(Served::forget)).await;
+        join_all(std::mem::take(&mut self.served).into_values().map(|(_, served)| served.forget())).await;
     }
 }
 

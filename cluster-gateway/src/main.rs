@@ -5,10 +5,12 @@
 
 mod cashier;
 mod catalogue;
+mod experience;
 mod lease;
 mod notes;
 mod probes;
 mod run;
+mod seer;
 mod served;
 mod settings;
 

@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Api, Patch, PatchParams};
 use kube::{Client, Resource};
-use remoe_demand::{DemandPhase, GatewayDemand, MoEDemand, MoEDemandSpec};
+use remoe_demand::{DemandPhase, GatewayDemand, MoEDemand, MoEDemandSpec, RequestMix};
 use remoe_gateway::Load;
 use serde_json::json;
 use std::time::Duration;
@@ -75,9 +75,15 @@ impl Notes {
         }
     }
 
-    /// Writes that there is `load`, that the last request was `quiet` ago, and how many nano-dollars were `saved` so far.
-    /// Whether it was written.
-    pub(crate) async fn write(&mut self, load: Load, quiet: Duration, saved: i64) -> bool {
+    /// Writes that there is `load`, that the last request was `quiet` ago, how many nano-dollars were `saved` so far, and
+    /// which experts requests use. Whether it was written.
+    pub(crate) async fn write(
+        &mut self,
+        load: Load,
+        quiet: Duration,
+        saved: i64,
+        mix: Option<RequestMix>,
+    ) -> bool {
         let now = jiff::Timestamp::now();
         self.sequence += 1;
         let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
@@ -90,6 +96,7 @@ impl Notes {
             saved,
             last_active: MicroTime(now.checked_sub(quiet).unwrap_or(jiff::Timestamp::UNIX_EPOCH)),
             sequence: self.sequence,
+            mix,
         };
         self.apply(&[entry]).await
     }
@@ -135,6 +142,7 @@ mod tests {
             sleeps: true,
             mains: Vec::new(),
             functions: Vec::new(),
+            prediction: None,
         }
     }
 

@@ -1,12 +1,16 @@
 //! The life of the process: a Lease first, then what there is, then clients.
 
 use crate::catalogue::Catalogue;
+use crate::experience::Experience;
 use crate::lease::{self, Holder};
+use crate::seer::Means;
 use crate::settings::Settings;
 use kube::{Client, Config};
+use remoe_foresight::ForesightMetrics;
 use remoe_gateway::{Books, BooksError, Gateway, GatewayMetrics, GatewayOptions, KeyFile, Keys, KeysError};
 use remoe_ledger::{Ledger, LedgerLimits};
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -63,6 +67,9 @@ pub(crate) async fn run(settings: Settings, shutdown: CancellationToken) -> Resu
     let within_means = move |keys: Keys| within_means(keys, unkept.as_deref());
     let (key_file, keys) = settings.keys.clone().map(KeyFile::open).transpose()?.unzip();
     let keys = within_means(keys.unwrap_or_default()).map_err(RunError::Budget)?;
+    let predictions = ForesightMetrics::register(metrics.registry())?;
+    let means = Means::new(settings.prediction_bytes, settings.experience_bytes, predictions);
+    let predicting = (means, settings.experience.as_deref().and_then(experience));
     let options = GatewayOptions {
         keys,
         cors_origins: settings.cors_origins.clone().into(),
@@ -81,7 +88,9 @@ pub(crate) async fn run(settings: Settings, shutdown: CancellationToken) -> Resu
     let (holds, lease) = watch::channel(false);
     let holder = Holder::new(client.clone(), &settings);
     let keeping = tokio::spawn(lease::keep(holder.clone(), holds));
-    let mut catalogue = Catalogue::new(client, &settings, (metrics, books), gateway.clone(), lease.clone());
+    let accounts = (metrics, books);
+    let mut catalogue =
+        Catalogue::new(client, &settings, accounts, gateway.clone(), lease.clone(), predicting);
     let following = key_file.map(|file| tokio::spawn(file.follow(gateway.clone(), within_means)));
     let mut server = tokio::spawn(gateway.serve(listener, shutdown.clone()));
     let mut held = lease;
@@ -119,6 +128,16 @@ pub(crate) async fn run(settings: Settings, shutdown: CancellationToken) -> Resu
     // What was answered last reaches clients.
     sleep(Duration::from_millis(50)).await;
     outcome
+}
+
+/// A part of `folder` for this gateway; none where it cannot be used, which is no reason not to serve.
+fn experience(folder: &Path) -> Option<Experience> {
+    let taken = Experience::take(folder);
+    let failed = |error: &io::Error| {
+        let folder = folder.display();
+        tracing::error!(%error, %folder, "what is known of past requests is known until this process ends");
+    };
+    taken.inspect_err(failed).ok()
 }
 
 /// The books of this pod, and why they are not kept in the folder of ledgers where that cannot be used: it is no reason not

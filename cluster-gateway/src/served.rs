@@ -3,6 +3,7 @@
 use crate::cashier::{Cashier, billing};
 use crate::notes::{Notes, Said, due};
 use crate::probes::Probes;
+use crate::seer::{Seer, pause};
 use http::HeaderValue;
 use remoe_demand::{DemandPhase, MainFunction, MoEDemandSpec};
 use remoe_gateway::{Backend, Books, Directive, GatewayMetrics, Model, ModelOptions, Phase, WakeMarks};
@@ -26,16 +27,17 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// Begins to serve what `told` describes, and to write down in `books` what that costs. `lease` says whether this
-    /// gateway is counted on.
+    /// Begins to serve what `told` describes, to write down in `books` what that costs, and to have `seer` find out what
+    /// requests use. `lease` says whether this gateway is counted on.
     pub(crate) fn new(
         options: ModelOptions,
         told: MoEDemandSpec,
         (metrics, books): (&GatewayMetrics, Arc<Books>),
-        notes: Notes,
+        (notes, seer): (Notes, Arc<Seer>),
         lease: watch::Receiver<bool>,
     ) -> Self {
         let model = Model::new(options, metrics);
+        model.tell(seer.clone());
         let mut cashier = Cashier::new(books.clone(), model.name());
         cashier.look(&told.functions);
         let (told, telling) = watch::channel(told);
@@ -44,7 +46,8 @@ impl Served {
         let clock = model.clone();
         tasks.spawn(async move { clock.keep_time().await });
         tasks.spawn(steer(model.clone(), telling.clone(), lease));
-        tasks.spawn(note(model.clone(), books, telling, notes, ends));
+        tasks.spawn(seer.clone().keep(telling.clone()));
+        tasks.spawn(note((model.clone(), seer, books), telling, notes, ends));
         Self { model, told, over, cashier, tasks }
     }
 
@@ -53,7 +56,11 @@ impl Served {
         self.cashier.look(&told.functions);
         let length = usize::try_from(told.context_length).unwrap_or(usize::MAX);
         self.model.describe(short_names(self.model.name(), &told), length);
-        self.told.send_replace(told);
+        self.told.send_if_modified(|known| {
+            let is_news = *known != told;
+            *known = told;
+            is_news
+        });
     }
 
     /// Its deployment is gone: who waits is told so.
@@ -151,13 +158,12 @@ fn backend(told: &MoEDemandSpec, main: &MainFunction) -> Option<Backend> {
 
 /// Says what there is to do when that is due, until it is `over`.
 async fn note(
-    model: Arc<Model>,
-    books: Arc<Books>,
+    (model, seer, books): (Arc<Model>, Arc<Seer>, Arc<Books>),
     mut told: watch::Receiver<MoEDemandSpec>,
     mut notes: Notes,
     mut over: watch::Receiver<bool>,
 ) {
-    let mut loads = model.loads();
+    let (mut loads, mut answered) = (model.loads(), seer.answered());
     // What was said, and when.
     let mut said: Option<(Said, Instant)> = None;
     while !*over.borrow_and_update() {
@@ -168,11 +174,19 @@ async fn note(
             let ago = at.elapsed();
             Said { quiet: said.quiet + ago, ago, ..said }
         });
-        let wait = due(&now, before, load, quiet);
+        let mut wait = due(&now, before, load, quiet);
+        // Nobody sleeps or wakes for it: it is said by and by.
+        if let Some(pause) = pause(&now).filter(|_| answered.has_changed().unwrap_or(false)) {
+            let rest = before.map_or(Duration::ZERO, |said| pause.saturating_sub(said.ago));
+            wait = Some(wait.map_or(rest, |wait| wait.min(rest)));
+        }
         if wait == Some(Duration::ZERO) {
-            if notes.write(load, quiet, books.saved(model.name())).await {
+            answered.mark_unchanged();
+            let mix = seer.mix(now.phase, load.waiting).await;
+            if notes.write(load, quiet, books.saved(model.name()), mix).await {
                 said = Some((Said { load, quiet, ago: Duration::ZERO }, Instant::now()));
             } else {
+                answered.mark_changed();
                 sleep(AGAIN).await;
             }
             continue;
@@ -180,6 +194,8 @@ async fn note(
         tokio::select! {
             told = told.changed() => if told.is_err() { return },
             load = loads.changed() => if load.is_err() { return },
+            // Its other end lives as long as the seer.
+            _more = answered.changed(), if pause(&now).is_some() && wait.is_none() => answered.mark_changed(),
             _over = over.changed() => {}
             () = sleep(wait.unwrap_or(Duration::MAX)), if wait.is_some() => {}
         }

@@ -39,6 +39,16 @@ pub(crate) struct Settings {
     /// Dollars that 1 GB (1e9 bytes) of memory costs an hour, likewise.
     #[arg(long, env = "REMOE_MEMORY_GB_HOUR", default_value_t = 0.004)]
     pub(crate) memory_gb_hour: f64,
+    /// Folder in which is kept what is known of models and of past requests, so that one who begins anew can predict; each
+    /// gateway takes a part of its own. Without it that is known as long as this process lives.
+    #[arg(long, env = "REMOE_EXPERIENCE", value_name = "DIR")]
+    pub(crate) experience: Option<PathBuf>,
+    /// Bytes of past requests of one model.
+    #[arg(long, env = "REMOE_EXPERIENCE_BYTES", default_value_t = 16 << 20, value_parser = clap::value_parser!(u64).range(1 << 20..=1 << 40))]
+    pub(crate) experience_bytes: u64,
+    /// Memory for predictions about all models together, in bytes; requests to those that find no room are not followed.
+    #[arg(long, env = "REMOE_PREDICTION_BYTES", default_value_t = 512 << 20)]
+    pub(crate) prediction_bytes: u64,
     /// Origins that browsers may call from; none by default.
     #[arg(long, env = "REMOE_CORS_ORIGINS", value_delimiter = ',')]
     pub(crate) cors_origins: Vec<String>,

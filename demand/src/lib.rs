@@ -72,6 +72,25 @@ pub struct MoEDemandSpec {
     #[schemars(length(max = 1024))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["uid".into()]))]
     pub functions: Vec<FunctionPod>,
+    /// What gateways are to find out about requests, so that plans follow them; absent: nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prediction: Option<PredictionOrder>,
+}
+
+/// What gateways are to find out about requests.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PredictionOrder {
+    /// Fingerprint of the model: main functions with another one are not asked.
+    #[schemars(length(max = 128))]
+    pub model: String,
+    /// Seconds between two revisions of the plan: what requests use is said some times in them.
+    pub every_seconds: u32,
+    /// Nothing is remembered of single requests.
+    #[serde(default)]
+    pub counts_only: bool,
+    /// Tokens of a typical answer, where no answer has been seen.
+    pub output_tokens: u32,
 }
 
 /// Where a deployment is between awake and asleep.
@@ -198,6 +217,39 @@ pub struct GatewayDemand {
     pub last_active: MicroTime,
     /// Grows with every entry that it writes.
     pub sequence: u64,
+    /// Which experts its requests use, where it was told to find that out and knows anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mix: Option<RequestMix>,
+}
+
+/// Characters of the shares in a [`RequestMix`], at most.
+pub const MOST_SHARES: usize = 8 << 10;
+
+/// Which experts requests of one gateway use, or are expected to.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RequestMix {
+    /// Whose requests.
+    pub of: MixOf,
+    /// Fingerprint of the model that they are requests to.
+    #[schemars(length(max = 128))]
+    pub model: String,
+    /// Requests that it is of; of those that were answered older ones count for less than one.
+    pub requests: u32,
+    /// Tokens that it is of, likewise.
+    pub tokens: u64,
+    /// Shares of each layer's experts, as remoe-predictor writes them.
+    #[schemars(length(max = 8192))]
+    pub shares: String,
+}
+
+/// Whose requests a mix is of.
+#[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MixOf {
+    /// Those that wait for functions: what they are expected to use.
+    Waiting,
+    /// Those that were answered of late: what they used.
+    Answered,
 }
 
 impl MoEDemand {

@@ -91,6 +91,7 @@ pub fn experts_class(dtype: Dtype, experts: Option<ExpertsDtype>) -> NumericsCla
         None => WeightFormat::Plain,
         Some(ExpertsDtype::Int8) => WeightFormat::Int8,
         Some(ExpertsDtype::Int4) => WeightFormat::Int4,
+        Some(ExpertsDtype::Mxfp4) => WeightFormat::Mxfp4,
     };
     NumericsClass { dtype, weights }
 }

@@ -42,15 +42,11 @@ impl<'a> Reader<'a> {
         tensor: &TensorRef,
         mut take: impl FnMut(usize, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let row_bytes = row_bytes(tensor).max(1);
-        let slab = (READ_BYTES / row_bytes / TILE_ROWS).max(1) * TILE_ROWS * row_bytes;
-        let mut start = 0;
-        while start < tensor.bytes {
-            let end = tensor.bytes.min(start + slab as u64);
-            self.buffer.resize((end - start) as usize, 0);
-            self.checkpoint.read_into(tensor, start..end, &mut self.buffer)?;
-            take(start as usize / row_bytes, &self.buffer)?;
-            start = end;
+        let rows = tensor.shape.first().copied().unwrap_or(1);
+        let slab = (READ_BYTES / row_bytes(tensor).max(1) / TILE_ROWS).max(1) * TILE_ROWS;
+        for first in (0..rows).step_by(slab) {
+            self.checkpoint.read_rows(tensor, first..rows.min(first + slab), &mut self.buffer)?;
+            take(first, &self.buffer)?;
         }
         Ok(())
     }
@@ -64,8 +60,7 @@ impl<'a> Reader<'a> {
         let range = (tensor.file, tensor.offset, tensor.bytes);
         if self.held != Some(range) {
             self.held = None;
-            self.whole.resize(tensor.bytes as usize, 0);
-            self.checkpoint.read_into(tensor, 0..tensor.bytes, &mut self.whole)?;
+            self.whole = self.checkpoint.read(tensor)?;
             self.held = Some(range);
         }
         let element = tensor.dtype.bytes() as usize;
@@ -112,4 +107,46 @@ pub fn load_floats(checkpoint: &Checkpoint, tensor: &TensorRef) -> Result<Vec<f3
         Ok::<_, CheckpointError>(())
     })?;
     Ok(floats)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
+
+    use super::*;
+    use remoe_kernels::WeightFormat;
+    use remoe_kernels::quantise::kept;
+    use std::path::Path;
+
+    fn fixture(name: &str) -> Checkpoint {
+        Checkpoint::open(Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)).unwrap()
+    }
+
+    /// Projections whose rows lie in turns in one tensor are read as rows of their own.
+    #[test]
+    fn weights_that_are_stored_as_mxfp4_are_kept_as_they_are() {
+        let checkpoint = fixture("gptoss-mxfp4");
+        let mut others = 0;
+        for layer in checkpoint.config().moe_layers() {
+            for expert in 0..checkpoint.config().moe(layer).unwrap().experts {
+                let tensors = checkpoint.expert(layer, expert).unwrap();
+                let both = checkpoint.read(&tensors.gate).unwrap();
+                for (first, tensor) in [(0, &tensors.gate), (1, &tensors.up)] {
+                    let rows = load_floats(&checkpoint, tensor).unwrap();
+                    let columns = tensor.shape[1];
+                    for (index, row) in rows.chunks(columns).enumerate() {
+                        let stored = both.as_chunks().0.iter().skip((2 * index + first) * columns);
+                        let stored = stored.take(columns).map(|&half| from_bf16(u16::from_le_bytes(half)));
+                        assert_eq!(row, stored.collect::<Vec<_>>());
+                        assert_eq!(kept(row, WeightFormat::Mxfp4), row);
+                        others += usize::from(kept(row, WeightFormat::Int4) != row);
+                    }
+                }
+                for row in load_floats(&checkpoint, &tensors.down).unwrap().chunks(tensors.down.shape[1]) {
+                    assert_eq!(kept(row, WeightFormat::Mxfp4), row);
+                }
+            }
+        }
+        assert!(others > 0, "int4 has other numbers");
+    }
 }

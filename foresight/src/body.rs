@@ -1,7 +1,7 @@
 //! The prompt in a request's body, as token ids.
 
-use remoe_model::Checkpoint;
 use remoe_model::text::{ChatTemplate, TextError, Tokenizer};
+use remoe_model::{Checkpoint, Store};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -43,9 +43,16 @@ impl Prompts {
     /// # Errors
     /// A file of its text is unreadable or broken.
     pub fn open(checkpoint: &Checkpoint) -> Result<Self, TextError> {
-        let vocabulary = checkpoint.config().vocab_size;
-        let tokenizer = Tokenizer::open_in(checkpoint.store(), vocabulary)?;
-        Ok(Self { tokenizer, template: ChatTemplate::open_in(checkpoint.store())?, vocabulary })
+        Self::open_in(checkpoint.store(), checkpoint.config().vocab_size)
+    }
+
+    /// Of a model with a `vocabulary` of so many tokens whose files are in `store`.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_in(store: &dyn Store, vocabulary: usize) -> Result<Self, TextError> {
+        let tokenizer = Tokenizer::open_in(store, vocabulary)?;
+        Ok(Self { tokenizer, template: ChatTemplate::open_in(store)?, vocabulary })
     }
 
     /// Of a model without text: prompts are lists of ids below `vocabulary`.

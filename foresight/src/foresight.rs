@@ -2,6 +2,7 @@
 
 use crate::body::{Asked, Prompts};
 use crate::memory::{Memory, Tenant};
+use crate::mix::Mix;
 use crate::observed::Observed;
 use crate::quality::Quality;
 use crate::store::{Store, StoreError};
@@ -14,8 +15,10 @@ use std::path::PathBuf;
 
 /// Requests that wait or run, at most; further ones are served without a prediction.
 const MOST_PRESENT: usize = 4096;
+/// Tokens of a prompt whose beginning was kept that are learned from, at least.
+const LEAST_REST: usize = 8;
 /// Memory for the past without a store, in bytes.
-const MEMORY: u64 = 64 << 20;
+pub const MEMORY: u64 = 64 << 20;
 /// The error bar that coverage is measured of: the third of the quantiles, the 95th percentile.
 const BAR: usize = 2;
 
@@ -41,21 +44,13 @@ pub struct Arrival<'a> {
     pub body: &'a [u8],
 }
 
-/// What those who are here will use together.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Mix {
-    /// By the tokens of each phase and request.
-    pub shares: Shares,
-    /// Requests that it is of.
-    pub requests: usize,
-}
-
 /// A request that waits or runs.
 #[derive(Debug)]
 struct Present {
     tenant: Tenant,
+    /// The beginning of its prompt.
+    prompt: Vec<u32>,
     vector: Vec<f32>,
-    prompt_tokens: u64,
     tokens: ByPhase<f64>,
     /// What is said of it, as far as anything is known.
     prediction: Option<ByPhase<Said>>,
@@ -71,6 +66,15 @@ struct Said {
     trust: f64,
     /// The 95th percentile of its divergence in each layer, where that is known.
     bars: Option<Vec<f64>>,
+}
+
+impl Present {
+    /// Of a prompt whose beginning was kept from earlier requests the rest, of which alone it is known what it used: the
+    /// last `computed` tokens. `None` where all of it was computed.
+    fn rest(&self, computed: u64) -> Option<&[u32]> {
+        let kept = self.prompt.len().checked_sub(usize::try_from(computed).ok()?)?;
+        self.prompt.get(kept..).filter(|_| kept > 0)
+    }
 }
 
 /// What is known of one model's requests.
@@ -119,7 +123,7 @@ impl Foresight {
             }
         }
         Ok(Self {
-            observed: Observed::new(layers, experts),
+            observed: Observed::new(layers, experts, header.top_k as usize),
             memory: (!options.forgets).then_some(memory),
             store,
             present: HashMap::new(),
@@ -148,10 +152,10 @@ impl Foresight {
             }
         };
         // The first token comes out of the prefill.
+        let asked = tokens.len();
         let steps = most_output.map_or(self.steps, |most| self.steps.min(most.saturating_sub(1) as f64));
-        let prompt_tokens = tokens.len() as u64;
-        let tokens = ByPhase { prefill: prompt_tokens as f64, decode: steps };
-        self.present.insert(id, Present { tenant, vector, prompt_tokens, tokens, prediction });
+        let (prompt, tokens) = (tokens, ByPhase { prefill: asked as f64, decode: steps });
+        self.present.insert(id, Present { tenant, prompt, vector, tokens, prediction });
     }
 
     /// What a main function told of a request at the end of its answer.
@@ -165,15 +169,16 @@ impl Foresight {
         self.steps += (steps - self.steps) / self.observed.requests().max(1.0);
         let Some(present) = self.present.remove(&id) else { return Ok(()) };
         let truths = ByPhase::try_each(|phase| activations.shares(phase))?;
-        // Of a prompt whose beginning was kept from earlier requests only the rest is known.
-        let is_whole = activations.positions(Phase::Prefill) >= present.prompt_tokens;
-        if is_whole {
-            self.judge(&present, &truths);
-        }
-        let (Some(memory), Some(prefill), true) = (&mut self.memory, truths.prefill, is_whole) else {
-            return Ok(());
+        let vector = match present.rest(activations.positions(Phase::Prefill)) {
+            None => {
+                self.judge(&present, &truths);
+                present.vector
+            }
+            Some(rest) if rest.len() < LEAST_REST => return Ok(()),
+            Some(rest) => self.embedding.prompt_vector(rest)?,
         };
-        let experience = Experience { vector: present.vector, prefill, decode: truths.decode };
+        let (Some(memory), Some(prefill)) = (&mut self.memory, truths.prefill) else { return Ok(()) };
+        let experience = Experience { vector, prefill, decode: truths.decode };
         let stored = memory.learn(present.tenant, experience)?;
         if let Some(store) = &mut self.store
             && let Err(error) = store.append(&stored, || memory.numbers())
@@ -198,24 +203,25 @@ impl Foresight {
         let uniform = Shares::uniform(layers, experts);
         let mean =
             |phase| self.trained.as_ref().map_or(&uniform, |trained| trained.popularity().shares(phase));
-        let (mut sum, mut requests) = (vec![0.0_f64; layers * experts], 0);
+        let (mut sum, mut requests, mut all) = (vec![0.0_f64; layers * experts], 0.0, 0.0);
         for present in self.present.values() {
             let Some(prediction) = &present.prediction else { continue };
-            requests += 1;
+            requests += 1.0;
             for phase in Phase::ALL {
                 let said = prediction.of(phase);
                 let shares = mean(phase).towards(&said.shares, said.trust)?;
                 let tokens = present.tokens.of(phase);
+                all += tokens;
                 sum.iter_mut()
                     .zip(shares.values())
                     .for_each(|(sum, share)| *sum += tokens * f64::from(*share));
             }
         }
-        if requests == 0 {
+        if requests == 0.0 {
             return Ok(None);
         }
         let shares = Shares::from_weights(experts, sum.into_iter().map(|value| value as f32).collect())?;
-        Ok(Some(Mix { shares, requests }))
+        Ok(Some(Mix { shares, requests, tokens: all }))
     }
 
     /// What was used of late.

@@ -1,5 +1,6 @@
 //! What was used of late: shares of experts that older requests weigh less in.
 
+use crate::mix::Mix;
 use remoe_predictor::{Activations, Phase, PredictError, Shares};
 
 /// A request weighs half as much after so many others.
@@ -9,6 +10,7 @@ const HALF_LIFE: f64 = 24.0;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Observed {
     experts: usize,
+    top_k: usize,
     /// [layers, experts] row after row.
     pairs: Vec<f64>,
     /// Requests, forgotten alike: how many there are to go by.
@@ -16,10 +18,10 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// Nothing yet, of a model with so many layers with experts, and experts in each.
+    /// Nothing yet, of a model with so many layers with experts, experts in each and of a token.
     #[must_use]
-    pub fn new(layers: usize, experts: usize) -> Self {
-        Self { experts, pairs: vec![0.0; layers * experts], requests: 0.0 }
+    pub fn new(layers: usize, experts: usize, top_k: usize) -> Self {
+        Self { experts, top_k, pairs: vec![0.0; layers * experts], requests: 0.0 }
     }
 
     /// A request has ended. Every pair counts, so that long requests weigh what they are worth.
@@ -38,12 +40,18 @@ impl Observed {
         self.requests
     }
 
-    /// The shares; `None` before the first request.
+    /// What was used; `None` before the first request.
     ///
     /// # Errors
     /// The model has no experts.
-    pub fn shares(&self) -> Result<Option<Shares>, PredictError> {
-        let values = || self.pairs.iter().map(|pairs| *pairs as f32).collect();
-        (self.requests > 0.0).then(|| Shares::from_weights(self.experts, values())).transpose()
+    pub fn mix(&self) -> Result<Option<Mix>, PredictError> {
+        if self.requests == 0.0 {
+            return Ok(None);
+        }
+        let shares =
+            Shares::from_weights(self.experts, self.pairs.iter().map(|pairs| *pairs as f32).collect())?;
+        let layers = (self.pairs.len() / self.experts.max(1)).max(1);
+        let tokens = self.pairs.iter().sum::<f64>() / (layers * self.top_k.max(1)) as f64;
+        Ok(Some(Mix { shares, requests: self.requests, tokens }))
     }
 }

@@ -1,7 +1,8 @@
 //! A [`Foresight`] with a thread of its own, so that no request waits for it.
 
-use crate::foresight::{Arrival, Foresight, Mix};
+use crate::foresight::{Arrival, Foresight};
 use crate::memory::Tenant;
+use crate::mix::Mix;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -92,7 +92,7 @@ fn those_who_wait_are_expected_to_use_what_their_like_have_used() {
     come(&mut foresight, 900, "a", &prompt(0, 5));
     come(&mut foresight, 901, "a", &prompt(1, 5));
     let mix = foresight.mix().unwrap().unwrap();
-    assert_eq!(mix.requests, 2);
+    assert_eq!((mix.requests, mix.tokens), (2.0, 2.0 * (8.0 + 4.0)));
     assert!((work(&mix.shares, [0, 1]) - 0.5).abs() < 0.02);
     foresight.left(900);
     foresight.left(901);
@@ -107,7 +107,7 @@ fn what_was_used_of_late_follows_within_some_requests() {
     let mut foresight = foresight(None);
     (0..100).for_each(|number| serve(&mut foresight, "a", 0, 0, number));
     let mut after = 0;
-    while work(&foresight.observed().shares().unwrap().unwrap(), [2, 3]) < 0.5 {
+    while work(&foresight.observed().mix().unwrap().unwrap().shares, [2, 3]) < 0.5 {
         serve(&mut foresight, "a", 1, 1, 1000 + after);
         after += 1;
     }
@@ -124,7 +124,7 @@ fn a_poisoned_record_changes_no_other_tenants_plan() {
     assert_eq!(expected(&mut foresight, "good", 0), before);
     assert!(work(&expected(&mut foresight, "bad", 0).unwrap(), [2, 3]) > 0.7, "it has only itself to blame");
     // Counts that claim more than their tokens are refused as they come.
-    assert!(foresight.told(1, "AQIEAQH/////DwAAAA").is_err());
+    assert!(foresight.told(1, "2.AQIEAQH/////DwAAAA").is_err());
     assert_eq!(expected(&mut foresight, "good", 0), before);
 }
 
@@ -164,4 +164,22 @@ fn nothing_of_a_prompts_text_is_kept() {
     let file = std::fs::read(folder.path().join("experience")).unwrap();
     let record = file.len() - size;
     assert_eq!(file[size + 16..], file[size - record + 16..size]);
+}
+
+#[test]
+fn of_a_prompt_whose_beginning_was_kept_the_rest_is_learned_from() {
+    let mut foresight = foresight(None);
+    // Half of the prompt, about topic 0, was kept from others; what was computed is about topic 1.
+    for number in 0..40 {
+        let prompt = [prompt(0, number), prompt(1, number)].concat();
+        come(&mut foresight, 1, "a", &prompt);
+        foresight.told(1, &used(1, prompt.len() / 2, 4)).unwrap();
+    }
+    assert_eq!(foresight.remembered().0, 40);
+    assert_eq!(foresight.quality().compared, 0, "the whole prompt was predicted, and not the rest");
+    assert!(work(&expected(&mut foresight, "a", 1).unwrap(), [2, 3]) > 0.7);
+    // A few tokens say nothing.
+    come(&mut foresight, 1, "a", &prompt(0, 1));
+    foresight.told(1, &used(0, 3, 4)).unwrap();
+    assert_eq!(foresight.remembered().0, 40);
 }

@@ -8,7 +8,7 @@
 use crate::scratch::Scratch;
 use crate::{check_error, config, header, memory, sections};
 use remoe_model::{
-    AttentionTensors, Checkpoint, CheckpointError, Inspection, QueryTensors, Strides, TensorRef,
+    AttentionTensors, Checkpoint, CheckpointError, Inspection, QueryTensors, StoredAs, Strides, TensorRef,
 };
 use serde_json::{Map, Value, json};
 use std::cell::OnceCell;
@@ -95,15 +95,24 @@ fn check(checkpoint: &Checkpoint, lengths: &[u64]) {
             tensor.offset >= 8 && tensor.offset.checked_add(tensor.bytes).is_some_and(|end| end <= length)
         );
         let elements: u128 = tensor.shape.iter().map(|size| *size as u128).product();
-        let own = elements * u128::from(tensor.dtype.bytes());
+        let (stored, scales) = match &tensor.stored {
+            StoredAs::Plain => (tensor.bytes / tensor.dtype.bytes(), None),
+            StoredAs::Fp8 { scales, .. } => (tensor.bytes, Some(scales)),
+            StoredAs::Mxfp4 { scales } => (2 * tensor.bytes, Some(scales)),
+        };
+        if let Some(scales) = scales {
+            let path = checkpoint.files().nth(scales.file).expect("a file of the checkpoint");
+            let length = std::fs::metadata(path).expect("it is there").len();
+            assert!(scales.offset.checked_add(scales.bytes).is_some_and(|end| end <= length));
+        }
         match tensor.strides {
-            None => assert_eq!(own, u128::from(tensor.bytes), "{tensor:?}"),
+            None => assert_eq!(elements, u128::from(stored), "{tensor:?}"),
             // Among others of the same bytes, the last element inside of them.
             Some(Strides { first, row, column }) => {
                 let last = |size: Option<&usize>, step: usize| size.map_or(0, |size| (size - 1) * step);
                 let last = first + last(tensor.shape.first(), row) + last(tensor.shape.get(1), column);
-                assert!(own <= u128::from(tensor.bytes), "{tensor:?}");
-                assert!((last as u64) < tensor.bytes / tensor.dtype.bytes(), "{tensor:?}");
+                assert!(elements <= u128::from(stored), "{tensor:?}");
+                assert!((last as u64) < stored, "{tensor:?}");
             }
         }
     };

@@ -15,6 +15,7 @@ pub mod planning;
 pub mod predictor;
 pub mod records;
 pub mod template;
+pub mod told;
 pub mod wire;
 
 mod bodies;

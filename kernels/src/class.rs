@@ -13,11 +13,13 @@ pub enum WeightFormat {
     Int8,
     /// As signed integers of 4 bits, 32 of a row with one scale: 4.5 bits a weight.
     Int4,
+    /// As elements of the OCP MX format MXFP4, twice of which are integers of -12 to 12; 32 of a row with one power of two: 4.5 bits a weight.
+    Mxfp4,
 }
 
 impl WeightFormat {
     /// Those with integers, the longer ones first.
-    pub const QUANTISED: [Self; 2] = [Self::Int8, Self::Int4];
+    pub const QUANTISED: [Self; 3] = [Self::Int8, Self::Int4, Self::Mxfp4];
 
     /// What is added to an integer so that its stored form has no sign.
     pub(crate) const fn offset(self) -> i32 {
@@ -25,6 +27,7 @@ impl WeightFormat {
             Self::Plain => 0,
             Self::Int8 => 128,
             Self::Int4 => 8,
+            Self::Mxfp4 => 12,
         }
     }
 }
@@ -35,6 +38,7 @@ impl fmt::Display for WeightFormat {
             Self::Plain => "plain",
             Self::Int8 => "int8",
             Self::Int4 => "int4",
+            Self::Mxfp4 => "mxfp4",
         })
     }
 }
@@ -50,13 +54,15 @@ pub struct NumericsClass {
 
 impl NumericsClass {
     /// All there are, in the order in which tables by class are kept.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 8] = [
         Self { dtype: Dtype::F32, weights: WeightFormat::Plain },
         Self { dtype: Dtype::Bf16, weights: WeightFormat::Plain },
         Self { dtype: Dtype::F32, weights: WeightFormat::Int8 },
         Self { dtype: Dtype::Bf16, weights: WeightFormat::Int8 },
         Self { dtype: Dtype::F32, weights: WeightFormat::Int4 },
         Self { dtype: Dtype::Bf16, weights: WeightFormat::Int4 },
+        Self { dtype: Dtype::F32, weights: WeightFormat::Mxfp4 },
+        Self { dtype: Dtype::Bf16, weights: WeightFormat::Mxfp4 },
     ];
 
     /// The name of the class' formats, accumulation order, roundings and functions. Two processes may share a model's experts only if their names agree.
@@ -68,6 +74,8 @@ impl NumericsClass {
             (WeightFormat::Int8, Dtype::F32) => "groups-of-32-v1/int8/f32",
             (WeightFormat::Int4, Dtype::Bf16) => "groups-of-32-v1/int4/bf16",
             (WeightFormat::Int4, Dtype::F32) => "groups-of-32-v1/int4/f32",
+            (WeightFormat::Mxfp4, Dtype::Bf16) => "groups-of-32-v1/mxfp4/bf16",
+            (WeightFormat::Mxfp4, Dtype::F32) => "groups-of-32-v1/mxfp4/f32",
         }
     }
 

@@ -27,14 +27,14 @@
 //! 4. In float32, `h = act(gate) * up`, and the sum of the down projection is the result. In bfloat16, the sums of gate and up are rounded to bfloat16, then the activation, then the product `h`, then the sum of the down projection: each once, to nearest even. A bias is added to a sum after it was rounded, and rounded again; what a clamped SwiGLU makes of the up projection is rounded, too.
 //! 5. Every NaN that is stored is the same one (0x7fc00000, 0x7fc0).
 //!
-//! Where weights are quantised ([`WeightFormat::Int8`], [`WeightFormat::Int4`]), rows and weights are integers with a scale for every 32 elements of K ([`quantise`]), and rule 1 is another one: the products of a group are summed exactly, groups ascend, and `acc = fma(sum, scale of w * scale of x, acc)`, the product of the scales rounded
+//! Where weights are quantised ([`WeightFormat::Int8`], [`WeightFormat::Int4`], [`WeightFormat::Mxfp4`]), rows and weights are integers with a scale for every 32 elements of K ([`quantise`]), and rule 1 is another one: the products of a group are summed exactly, groups ascend, and `acc = fma(sum, scale of w * scale of x, acc)`, the product of the scales rounded
 //! by itself. Rows of intermediate values become integers after the roundings of rule 4; results are elements as ever.
 //!
 //! Because the bits do not depend on the path, the path is a matter of speed alone: [`PathChoice`] measures it. A path that does not give the portable path's bits on the machine at hand is not used.
 //!
 //! # Layout
 //!
-//! Weights are packed in panels of 64 output columns, K ascending: for bfloat16 `[K/2][64][2]`, for float32 `[K/2][2][64]`, for integers groups of 32 with their scales (int8: 2176 bytes a group of 64 columns, int4: 1152). Lanes are output columns, so that no sum is ever spread over lanes. A panel of the first phase holds 32 gate columns and the
+//! Weights are packed in panels of 64 output columns, K ascending: for bfloat16 `[K/2][64][2]`, for float32 `[K/2][2][64]`, for integers groups of 32 with their scales (int8: 2176 bytes a group of 64 columns, int4 and mxfp4: 1152). Lanes are output columns, so that no sum is ever spread over lanes. A panel of the first phase holds 32 gate columns and the
 //! 32 up columns that belong to them, and produces 32 finished intermediate values. All paths read the same packed form.
 //!
 //! # Limits

@@ -202,14 +202,14 @@ impl Panels {
         if class.weights != WeightFormat::Plain {
             let words = step_words(class.dtype, class.weights);
             return match stored {
-                StoredDtype::F32 => {
-                    self.quantise(packed, rows, class.weights, words, |row, k| f32::from_bits(word(row, k)));
-                }
+                StoredDtype::F32 => self.quantise(packed, rows, class.weights, words, f32::from_le_bytes),
                 StoredDtype::Bf16 => {
-                    self.quantise(packed, rows, class.weights, words, |row, k| from_bf16(half(row, k)));
+                    let decode = |half| from_bf16(u16::from_le_bytes(half));
+                    self.quantise(packed, rows, class.weights, words, decode);
                 }
                 StoredDtype::F16 => {
-                    self.quantise(packed, rows, class.weights, words, |row, k| from_f16(half(row, k)));
+                    let decode = |half| from_f16(u16::from_le_bytes(half));
+                    self.quantise(packed, rows, class.weights, words, decode);
                 }
             };
         }
@@ -266,25 +266,32 @@ impl Panels {
 }
 
 impl Panels {
-    /// The same with groups of integers, `step_words` to a group of a panel; `decode(row, k)` is element `k` of a stored row, zero beyond its end.
-    fn quantise(
+    /// The same with groups of integers, `step_words` to a group of a panel; `decode` makes a number of the bytes of a stored element.
+    fn quantise<const BYTES: usize>(
         self,
         packed: &mut [u32],
         rows: Rows<'_>,
         format: WeightFormat,
         step_words: usize,
-        decode: impl Fn(&[u8], usize) -> f32,
+        decode: impl Fn([u8; BYTES]) -> f32,
     ) {
         let lines = step_words / PANEL;
         for (row, source) in (rows.first..).zip(rows.bytes.chunks_exact(rows.row_bytes)) {
             let column = row % self.columns + self.shift;
             let panel = &mut packed[row / self.columns * self.panel_words..][..self.panel_words];
-            for (index, step) in panel.chunks_exact_mut(step_words).enumerate() {
-                let group = std::array::from_fn(|k| decode(source, index * GROUP + k));
+            let (elements, _) = source.as_chunks::<BYTES>();
+            for (step, elements) in panel.chunks_exact_mut(step_words).zip(elements.chunks(GROUP)) {
+                let group = match <&[[u8; BYTES]; GROUP]>::try_from(elements) {
+                    Ok(whole) => whole.map(&decode),
+                    // The end of a row is filled up with zeros.
+                    Err(_) => {
+                        std::array::from_fn(|k| elements.get(k).map_or(0.0, |element| decode(*element)))
+                    }
+                };
                 let group = WeightGroup::of(&group, format);
                 let (quads, scales) = step.split_at_mut(lines * PANEL);
-                for (line, words) in quads.chunks_exact_mut(PANEL).enumerate() {
-                    words[column] = group.stored(line, format);
+                for (words, word) in quads.chunks_exact_mut(PANEL).zip(group.stored(format)) {
+                    words[column] = word;
                 }
                 let shift = column % 2 * 16;
                 let pair = &mut scales[column / 2];

@@ -4,6 +4,7 @@
 //!
 //! - int8: the scale is the largest magnitude of the group / 127, rounded to bfloat16, and `q`, between -127 and 127, is the integer nearest to `weight * (1 / scale)`.
 //! - int4: `q` is between -8 and 7. The weight of the largest magnitude, with its sign, is divided by each of [`INT4_REACHES`] in turn, and of these scales, rounded to bfloat16, the one with the least sum of squared errors is taken (of equals, the first).
+//! - mxfp4: the weight is the power of two whose exponent is 2 less than that of the largest magnitude, times half of one of [`E2M1`] with a sign: the nearest, at most 6 (OCP Microscaling Formats 1.0, 6.3). `q` is twice that, and the scale half the power of two. Weights that are MXFP4 already stay what they are.
 //!
 //! A row that is multiplied with such weights becomes integers as well, each group by itself: `x = scale * q`, a float32 scale of the largest magnitude / 127, `q` nearest to `x * (127 / largest magnitude)`. Ties go to even everywhere. A group whose largest magnitude is below 2^-100 becomes zeros, one with an infinity or a NaN gets the scale NaN. A row's
 //! last group is filled up with zeros.
@@ -20,6 +21,8 @@ pub const GROUP: usize = 32;
 const INT8_REACH: f32 = 127.0;
 /// What the weight of the largest magnitude may become as a 4-bit integer: beyond -8 it is cut off, so that the others are nearer.
 const INT4_REACHES: [f32; 6] = [-8.0, -7.5, -7.0, -8.5, -9.0, 7.0];
+/// Twice the magnitudes of e2m1, by their codes; 8 more is the code of the negative one.
+pub const E2M1: [i8; 8] = [0, 1, 2, 3, 4, 6, 8, 12];
 /// Groups below this are zeros: 2^-100.
 const LEAST: f32 = f32::from_bits((127 - 100) << 23);
 /// Adding it rounds to an integer, which the sum's low bits are: 1.5 * 2^23.
@@ -120,48 +123,54 @@ impl WeightGroup {
         }
         match format {
             WeightFormat::Plain => zeros(0.0),
-            WeightFormat::Int8 => Self::scaled(group, to_bf16(magnitude / INT8_REACH), -127, 127).0,
+            WeightFormat::Mxfp4 => {
+                // Powers of two: of the exponent, 2 less for the largest of e2m1 and 1 for its doubling.
+                let scale = f32::from_bits((magnitude.to_bits() & 0x7f80_0000) - (3 << 23));
+                let factor = 1.0 / scale;
+                Self { values: narrowed(group, |x| e2m1(x * factor)), scale: to_bf16(scale) }
+            }
+            WeightFormat::Int8 => Self::scaled(group, to_bf16(magnitude / INT8_REACH), -127.0, 127.0),
             WeightFormat::Int4 => {
                 // The first of those with the largest magnitude.
                 let extreme = group.iter().copied().find(|x| x.abs() == magnitude).unwrap_or(magnitude);
-                let [first, others @ ..] = INT4_REACHES;
-                let with = |reach| Self::scaled(group, to_bf16(extreme / reach), -8, 7);
-                others
-                    .into_iter()
-                    .map(with)
-                    .fold(with(first), |best, other| if other.1 < best.1 { other } else { best })
-                    .0
+                let scales = INT4_REACHES.map(|reach| to_bf16(extreme / reach));
+                let errors = int4_errors(group, scales.map(from_bf16));
+                let (mut scale, mut least) = (scales[0], errors[0]);
+                for (other, error) in scales.into_iter().zip(errors) {
+                    if error < least {
+                        (scale, least) = (other, error);
+                    }
+                }
+                Self::scaled(group, scale, -8.0, 7.0)
             }
         }
     }
 
-    /// `group` by a scale, with integers between `lowest` and `highest`, and the sum of its squared errors in units of the scale.
+    /// `group` by a scale, with integers between `lowest` and `highest`.
     #[inline(always)]
-    fn scaled(group: &[f32; GROUP], scale: u16, lowest: i32, highest: i32) -> (Self, f32) {
+    fn scaled(group: &[f32; GROUP], scale: u16, lowest: f32, highest: f32) -> Self {
         let factor = 1.0 / from_bf16(scale);
-        let size = from_bf16(scale);
-        let mut values = [0; GROUP];
-        let mut error = 0.0;
-        for (value, x) in values.iter_mut().zip(group) {
-            let scaled = x * factor;
-            let integer = nearest(scaled).clamp(lowest, highest);
-            *value = integer as i8;
-            let difference = (scaled - integer as f32) * size;
-            error += difference * difference;
-        }
-        (Self { values, scale }, error)
+        Self { values: narrowed(group, |x| nearest((x * factor).clamp(lowest, highest))), scale }
     }
 
-    /// Word `line` of a packed column: four integers with their offset, or two times four.
-    pub(crate) fn stored(&self, line: usize, format: WeightFormat) -> u32 {
-        let quad = |index: usize| {
-            let bytes =
-                std::array::from_fn(|k| (i32::from(self.values[4 * index + k]) + format.offset()) as u8);
-            u32::from_le_bytes(bytes)
-        };
+    /// The words of a packed column: four integers with their offset each, or two times four in the first half of them; of MXFP4 their
+    /// codes.
+    #[inline(always)]
+    pub(crate) fn stored(&self, format: WeightFormat) -> [u32; GROUP / 4] {
+        let mut bytes = [0; GROUP];
+        for (byte, &value) in bytes.iter_mut().zip(&self.values) {
+            *byte = match format {
+                WeightFormat::Mxfp4 => code(value),
+                _ => value.wrapping_add(format.offset() as i8) as u8,
+            };
+        }
+        let quad = |index: usize| u32::from_le_bytes(std::array::from_fn(|k| bytes[4 * index + k]));
         match format {
-            WeightFormat::Plain | WeightFormat::Int8 => quad(line),
-            WeightFormat::Int4 => quad(line) | quad(GROUP / 8 + line) << 4,
+            WeightFormat::Plain | WeightFormat::Int8 => std::array::from_fn(quad),
+            WeightFormat::Int4 | WeightFormat::Mxfp4 => {
+                let half = GROUP / 8;
+                std::array::from_fn(|line| if line < half { quad(line) | quad(half + line) << 4 } else { 0 })
+            }
         }
     }
 
@@ -169,6 +178,59 @@ impl WeightGroup {
     pub(crate) fn value(&self, k: usize) -> f32 {
         f32::from(self.values[k]) * from_bf16(self.scale)
     }
+}
+
+/// Small integers of a group's numbers: two loops, each of which is made with vectors.
+#[inline(always)]
+fn narrowed(group: &[f32; GROUP], integer: impl Fn(f32) -> i32) -> [i8; GROUP] {
+    let mut integers = [0; GROUP];
+    for (to, x) in integers.iter_mut().zip(group) {
+        *to = integer(*x);
+    }
+    let mut narrowed = [0; GROUP];
+    for (to, integer) in narrowed.iter_mut().zip(integers) {
+        *to = integer as i8;
+    }
+    narrowed
+}
+
+/// Of twice the magnitudes of e2m1 that nearest to `x`, ties to even codes, with the sign of `x`.
+#[inline(always)]
+fn e2m1(x: f32) -> i32 {
+    let size = x.abs();
+    let ahead = [size > 0.5, size >= 1.5, size > 2.5, size >= 3.5, size > 5.0, size >= 7.0, size > 10.0];
+    // What each further magnitude adds to the one before.
+    let steps = [1, 1, 1, 1, 2, 2, 4];
+    let mut value = 0;
+    for (ahead, step) in ahead.into_iter().zip(steps) {
+        value += i32::from(ahead) * step;
+    }
+    if x < 0.0 { -value } else { value }
+}
+
+/// The code of one of twice the numbers of e2m1: what [`E2M1`] leaves out is not counted.
+#[inline(always)]
+fn code(value: i8) -> u8 {
+    let size = value.unsigned_abs();
+    let magnitude = size - u8::from(size > 4) - u8::from(size > 6) - 3 * u8::from(size > 8);
+    magnitude | value as u8 >> 4 & 8
+}
+
+/// Sums of squared errors of `group` as int4, of each scale. Every sum is in the order of the group; those of all scales are
+/// made side by side, so that none waits for another.
+#[inline(always)]
+fn int4_errors<const N: usize>(group: &[f32; GROUP], scales: [f32; N]) -> [f32; N] {
+    let factors = scales.map(|scale| 1.0 / scale);
+    let mut errors = [0.0; N];
+    for x in group {
+        for (error, (factor, scale)) in errors.iter_mut().zip(factors.iter().zip(&scales)) {
+            let scaled = x * factor;
+            let integer = (scaled.clamp(-8.0, 7.0) + ROUNDER) - ROUNDER;
+            let difference = (scaled - integer) * scale;
+            *error += difference * difference;
+        }
+    }
+    errors
 }
 
 /// The weights of a row as `format` keeps them: what their integers and scales stand for.

@@ -176,7 +176,7 @@ impl ExpertShape {
     pub(crate) const fn half_bytes(&self) -> usize {
         match self.weights {
             WeightFormat::Plain => HALF * self.dtype.bytes(),
-            WeightFormat::Int8 | WeightFormat::Int4 => size_of::<RowGroup>(),
+            WeightFormat::Int8 | WeightFormat::Int4 | WeightFormat::Mxfp4 => size_of::<RowGroup>(),
         }
     }
 
@@ -196,7 +196,7 @@ pub(crate) const fn row_copy_bytes(elements: usize, class: NumericsClass) -> usi
     match class.weights {
         WeightFormat::Plain if elements.is_multiple_of(2) => 0,
         WeightFormat::Plain => ((elements + 1) * class.dtype.bytes()).next_multiple_of(64),
-        WeightFormat::Int8 | WeightFormat::Int4 => quantise::row_bytes(elements),
+        WeightFormat::Int8 | WeightFormat::Int4 | WeightFormat::Mxfp4 => quantise::row_bytes(elements),
     }
 }
 
@@ -204,7 +204,7 @@ pub(crate) const fn row_copy_bytes(elements: usize, class: NumericsClass) -> usi
 pub(crate) const fn steps(elements: usize, weights: WeightFormat) -> usize {
     match weights {
         WeightFormat::Plain => elements.div_ceil(2),
-        WeightFormat::Int8 | WeightFormat::Int4 => elements.div_ceil(GROUP),
+        WeightFormat::Int8 | WeightFormat::Int4 | WeightFormat::Mxfp4 => elements.div_ceil(GROUP),
     }
 }
 
@@ -215,6 +215,6 @@ pub(crate) const fn step_words(dtype: Dtype, weights: WeightFormat) -> usize {
         (WeightFormat::Plain, Dtype::Bf16) => PANEL,
         (WeightFormat::Plain, Dtype::F32) => 2 * PANEL,
         (WeightFormat::Int8, _) => PANEL * GROUP / 4 + scales,
-        (WeightFormat::Int4, _) => PANEL * GROUP / 8 + scales,
+        (WeightFormat::Int4 | WeightFormat::Mxfp4, _) => PANEL * GROUP / 8 + scales,
     }
 }

@@ -49,7 +49,7 @@ proptest! {
         width in 1usize..100,
         rows in 1usize..30,
         kind in 0usize..4,
-        class in 2usize..6,
+        class in 2usize..8,
     ) {
         let mut random = Random(seed);
         let (data, class) = (Data::ALL[kind], NumericsClass::ALL[class]);
@@ -136,7 +136,9 @@ fn weights_are_kept_as_documented_and_within_half_a_step() {
                     assert_eq!(kept, values);
                     let reach = match format {
                         WeightFormat::Int8 => 127.0,
-                        _ => 7.0,
+                        WeightFormat::Int4 | WeightFormat::Plain => 7.0,
+                        // The largest of two neighbours are 4 and 6, and what is almost 8 becomes 6.
+                        WeightFormat::Mxfp4 => 3.9,
                     };
                     let most = group.iter().fold(0.0f32, |most, x| most.max(x.abs()));
                     for (x, y) in group.iter().zip(kept) {
@@ -145,6 +147,23 @@ fn weights_are_kept_as_documented_and_within_half_a_step() {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Whatever power of two a checkpoint has for a group, and whichever of the numbers are in it.
+#[test]
+fn what_is_mxfp4_stays_what_it_is() {
+    let mut random = Random(26);
+    let magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    for exponent in -99..=124 {
+        for codes in 1..=8 {
+            let mut number = || {
+                let magnitude = magnitudes[random.below(codes)] * 2f32.powi(exponent);
+                if random.below(2) == 0 { magnitude } else { -magnitude }
+            };
+            let row: Vec<f32> = (0..GROUP + 5).map(|_| number()).collect();
+            assert_eq!(kept(&row, WeightFormat::Mxfp4), row);
         }
     }
 }
@@ -181,6 +200,7 @@ fn slabs_and_stored_types_make_no_difference_and_sizes_are_known() {
     };
     assert_eq!(bits_per_weight(WeightFormat::Int8), 8.5);
     assert_eq!(bits_per_weight(WeightFormat::Int4), 4.5);
+    assert_eq!(bits_per_weight(WeightFormat::Mxfp4), 4.5);
     let f16: Vec<u8> = [0x3c00u16; 64].iter().flat_map(|half| half.to_le_bytes()).collect();
     let class = NumericsClass { dtype: Dtype::F32, weights: WeightFormat::Int8 };
     let matrix = PackedMatrix::pack(64, class, &[(StoredDtype::F16, &f16)]).unwrap();

@@ -3,7 +3,7 @@
 use crate::control::Control;
 use crate::engine::{self, EngineParts, EngineSettings, EngineStop, RequestLimits, Vocabulary};
 use crate::experts::{Expected, ExpertMetrics};
-use crate::http::{self, HttpOptions, HttpState, ModelCard, PlacementView, TextFrontend};
+use crate::http::{self, HttpOptions, HttpState, ModelCard, PlacementView, PrimerSource, TextFrontend};
 use crate::memory;
 use crate::metrics::EngineMetrics;
 use crate::placer::{Placer, PlacerParts};
@@ -152,7 +152,9 @@ pub async fn run<B: Backend>(
     let refused = refused_connections(&registry, Refusal::ALL.map(Refusal::name))?;
     let recorder = match &settings.record_activations {
         None => None,
-        Some(path) => Some(Recorder::open(path, record_header(&settings, &checkpoint, dtype)?, &registry)?),
+        Some(path) => {
+            Some(Recorder::open(path, record_header(&settings, &checkpoint, &fingerprint, dtype), &registry)?)
+        }
     };
     let expert_metrics = ExpertMetrics::new(&registry)?;
     let activity = expert_metrics.activity.clone();
@@ -216,6 +218,10 @@ pub async fn run<B: Backend>(
             body_limit: settings.body_limit,
             defaults: checkpoint.generation().clone(),
             end_ids,
+            primer: settings.primer.then(|| {
+                let header = record_header(&settings, &checkpoint, &fingerprint, dtype);
+                PrimerSource::new(checkpoint.clone(), header)
+            }),
             further_names: settings.served_model_name.iter().skip(1).cloned().collect(),
             ..HttpOptions::new(model_name(&settings))
         },
@@ -395,18 +401,23 @@ fn dense_class(settings: &Settings, dtype: Dtype, device: DeviceName) -> Result<
 }
 
 /// What the activation records of this function are of.
-fn record_header(settings: &Settings, checkpoint: &Checkpoint, dtype: Dtype) -> Result<RecordHeader, Error> {
+fn record_header(
+    settings: &Settings,
+    checkpoint: &Checkpoint,
+    fingerprint: &str,
+    dtype: Dtype,
+) -> RecordHeader {
     let config = checkpoint.config();
     let layers = config.moe_layers();
     let facts = layers.first().and_then(|&layer| config.moe(layer));
-    Ok(RecordHeader {
-        model: checkpoint.fingerprint()?.to_string(),
+    RecordHeader {
+        model: fingerprint.to_owned(),
         layers: layers.iter().map(|&layer| layer as u32).collect(),
         experts: facts.map_or(0, |moe| moe.experts as u32),
         top_k: facts.map_or(0, |moe| moe.top_k as u32),
         dtype: dtype.to_string(),
         tokens: settings.record_tokens,
-    })
+    }
 }
 
 /// The model's name in the API: what the settings say, else that of its folder or repository.

@@ -24,7 +24,7 @@ pub struct Settings {
     /// Compute dtype: float32 or bfloat16; the checkpoint's by default (float32 for float16).
     #[arg(long)]
     pub dtype: Option<ComputeDtype>,
-    /// Form in which routed experts are kept: int8 or int4, quantised as they are loaded; the compute dtype
+    /// Form in which routed experts are kept: int8, int4 or mxfp4, quantised as they are loaded; the compute dtype
     /// by default. The same for all functions of a deployment.
     #[arg(long)]
     pub experts_dtype: Option<ExpertsDtype>,
@@ -62,6 +62,10 @@ pub struct Settings {
     /// each, and answers have the first.
     #[arg(long)]
     pub served_model_name: Vec<String>,
+    /// Tell whoever asks for /v1/primer how the model makes tokens of text and what its embedding is like: gateways
+    /// predict from that.
+    #[arg(long)]
+    pub primer: bool,
     /// Key that HTTP clients must send as a bearer token.
     #[arg(long, env = "REMOE_API_KEY", hide_env_values = true)]
     pub api_key: Option<String>,

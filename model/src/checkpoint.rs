@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::config::{ModelConfig, prediction_layers};
+use crate::config::{ModelConfig, prediction_layers, quantisation};
+use crate::decode::{self, NotFinite};
 use crate::error::CheckpointError;
 use crate::facts::StoredDtype;
 use crate::fingerprint::{self, Fingerprint};
@@ -15,8 +16,10 @@ use crate::layout::{self, LayerMlp, LayerTensors, Layout};
 use crate::shards::Shards;
 use crate::sizes::Sizes;
 use crate::store::{FileRange, Folder, Store, read_fully_at};
+use crate::stored_form::ShortForm;
 use crate::tensors::{
-    AttentionTensors, ExpertTensors, Linear, MlpTensors, NormTensors, RouterTensors, SharedTensors, TensorRef,
+    AttentionTensors, ExpertTensors, Linear, MlpTensors, NormTensors, RouterTensors, Scales, SharedTensors,
+    StoredAs, TensorRef,
 };
 
 /// An open checkpoint in the Hugging Face layout whose headers have been checked against its config.
@@ -30,6 +33,7 @@ pub struct Checkpoint {
     generation: GenerationDefaults,
     shards: Shards,
     layout: Layout,
+    short_form: Option<ShortForm>,
 }
 
 impl Checkpoint {
@@ -60,8 +64,11 @@ impl Checkpoint {
         let shards = Shards::open(&*store)?;
         let config = ModelConfig::from_object(&path, &object, layout::stored_dtype(&shards))?;
         let generation = GenerationDefaults::open(&*store, &config)?;
-        let layout = layout::resolve(&config, prediction_layers(&path, &object)?, &shards)?;
-        Ok(Self { store, config, generation, shards, layout })
+        let quantisation = quantisation(&path, &object)?;
+        let further = prediction_layers(&path, &object)?;
+        let layout = layout::resolve(&config, further, quantisation.as_ref(), &shards)?;
+        let short_form = quantisation.map(|quantisation| quantisation.form);
+        Ok(Self { store, config, generation, shards, layout, short_form })
     }
 
     /// Where its files are.
@@ -107,6 +114,7 @@ impl Checkpoint {
             dtype: StoredDtype::from_header(raw.dtype)?,
             shape: raw.shape.iter().map(|size| usize::try_from(*size).ok()).collect::<Option<_>>()?,
             strides: None,
+            stored: StoredAs::Plain,
         })
     }
 
@@ -202,19 +210,95 @@ impl Checkpoint {
         })
     }
 
-    /// Reads a whole tensor.
+    /// Reads a whole tensor, all elements of its byte range, as elements of its dtype.
     ///
     /// # Errors
-    /// The file cannot be read or has become shorter.
+    /// The file cannot be read or has become shorter, or what is stored in a shorter form is not finite.
     pub fn read(&self, tensor: &TensorRef) -> Result<Vec<u8>, CheckpointError> {
-        let length = usize::try_from(tensor.bytes)
-            .map_err(|_| self.request(format!("`{}` does not fit the memory", tensor.name)))?;
-        let mut bytes = vec![0; length];
-        self.read_into(tensor, 0..tensor.bytes, &mut bytes)?;
+        let mut bytes = Vec::new();
+        self.read_rows(tensor, 0..tensor.stored_rows(), &mut bytes)?;
         Ok(bytes)
     }
 
-    /// Reads the bytes `range` of a tensor into `target`, which has the length of the range.
+    /// Reads some of the rows that a tensor's byte range has, as elements of its dtype, into `target`, which
+    /// is overwritten.
+    ///
+    /// # Errors
+    /// The rows are not in the tensor, or as of [`Self::read`].
+    pub fn read_rows(
+        &self,
+        tensor: &TensorRef,
+        rows: Range<usize>,
+        target: &mut Vec<u8>,
+    ) -> Result<(), CheckpointError> {
+        if rows.start > rows.end || rows.end > tensor.stored_rows() {
+            return Err(self.request(format!(
+                "rows {rows:?} of `{}` were asked for, it has {}",
+                tensor.name,
+                tensor.stored_rows()
+            )));
+        }
+        let StoredAs::Plain = tensor.stored else { return self.decode_rows(tensor, rows, target) };
+        let range = tensor.row_range(&rows);
+        target.resize(self.memory(tensor, range.end - range.start)?, 0);
+        self.read_into(tensor, range, target)
+    }
+
+    fn decode_rows(
+        &self,
+        tensor: &TensorRef,
+        rows: Range<usize>,
+        target: &mut Vec<u8>,
+    ) -> Result<(), CheckpointError> {
+        let range = tensor.row_range(&rows);
+        let columns = tensor.stored_columns();
+        let mut codes = vec![0; self.memory(tensor, range.end - range.start)?];
+        self.read_into(tensor, range, &mut codes)?;
+        target.clear();
+        target.reserve(self.memory(tensor, rows.len() as u64 * columns as u64 * tensor.dtype.bytes())?);
+        let done = match &tensor.stored {
+            StoredAs::Plain => Ok(()),
+            StoredAs::Fp8 { block: [height, width], scales, scale_dtype } => {
+                let block_rows = decode::block_rows(&rows, *height);
+                let per_row = columns.div_ceil(*width);
+                let bytes = self.read_scales(scales, &block_rows, per_row * scale_dtype.bytes() as usize)?;
+                let values = decode::scales(&bytes, *scale_dtype);
+                let scale = |row: usize, column: usize| {
+                    let row = (rows.start + row) / height - block_rows.start;
+                    values.get(row * per_row + column).copied().unwrap_or(f32::NAN)
+                };
+                decode::fp8(&codes, columns, *width, scale, tensor.dtype, target)
+            }
+            StoredAs::Mxfp4 { scales } => {
+                let exponents = self.read_scales(scales, &rows, columns / decode::MXFP4_GROUP)?;
+                decode::mxfp4(&codes, &exponents, columns, tensor.dtype, target)
+            }
+        };
+        done.map_err(|NotFinite { row, column, why }| {
+            let row = rows.start + row;
+            let path = self.shards.files.get(tensor.file).map_or(self.store.root(), |shard| &shard.path);
+            CheckpointError::tensor(path, &tensor.name, format!("element [{row}, {column}]: {why}"))
+        })
+    }
+
+    /// Rows of scales, each of so many bytes.
+    fn read_scales(
+        &self,
+        scales: &Scales,
+        rows: &Range<usize>,
+        row_bytes: usize,
+    ) -> Result<Vec<u8>, CheckpointError> {
+        let mut bytes = vec![0; rows.len() * row_bytes];
+        let range = (rows.start * row_bytes) as u64..(rows.end * row_bytes) as u64;
+        self.read_range(&scales.name, scales.file, scales.offset, scales.bytes, range, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn memory(&self, tensor: &TensorRef, bytes: u64) -> Result<usize, CheckpointError> {
+        usize::try_from(bytes).map_err(|_| self.request(format!("`{}` does not fit the memory", tensor.name)))
+    }
+
+    /// Reads the bytes `range` of a tensor as they are stored into `target`, which has the length of the range.
     ///
     /// # Errors
     /// The range is not inside the tensor, the lengths differ, or the file cannot be read or has
@@ -225,29 +309,36 @@ impl Checkpoint {
         range: Range<u64>,
         target: &mut [u8],
     ) -> Result<(), CheckpointError> {
-        if range.start > range.end
-            || range.end > tensor.bytes
-            || range.end - range.start != target.len() as u64
-        {
+        self.read_range(&tensor.name, tensor.file, tensor.offset, tensor.bytes, range, target)
+    }
+
+    fn read_range(
+        &self,
+        name: &str,
+        file: usize,
+        offset: u64,
+        bytes: u64,
+        range: Range<u64>,
+        target: &mut [u8],
+    ) -> Result<(), CheckpointError> {
+        if range.start > range.end || range.end > bytes || range.end - range.start != target.len() as u64 {
             return Err(self.request(format!(
-                "bytes {range:?} of `{}` ({} bytes) were asked for into a buffer of {}",
-                tensor.name,
-                tensor.bytes,
+                "bytes {range:?} of `{name}` ({bytes} bytes) were asked for into a buffer of {}",
                 target.len()
             )));
         }
         let shard = self
             .shards
             .files
-            .get(tensor.file)
-            .ok_or_else(|| self.request(format!("`{}` is of another checkpoint", tensor.name)))?;
-        let at = tensor.offset + range.start;
+            .get(file)
+            .ok_or_else(|| self.request(format!("`{name}` is of another checkpoint")))?;
+        let at = offset + range.start;
         let read = read_fully_at(&*shard.file, target, at)
             .map_err(|error| CheckpointError::io(&shard.path, error))?;
         if read < target.len() {
             return Err(CheckpointError::ShortRead {
                 path: shard.path.clone(),
-                tensor: tensor.name.to_string(),
+                tensor: name.to_owned(),
                 at: at + read as u64,
                 missing: (target.len() - read) as u64,
             });
@@ -265,11 +356,12 @@ impl Checkpoint {
     ) -> Result<(), CheckpointError> {
         let ranges = tensors
             .into_iter()
-            .map(|tensor| {
-                let shard = self.shards.files.get(tensor.file);
-                let shard = shard
-                    .ok_or_else(|| self.request(format!("`{}` is of another checkpoint", tensor.name)))?;
-                Ok(FileRange { file: &shard.name, bytes: tensor.offset..tensor.offset + tensor.bytes })
+            .flat_map(TensorRef::ranges)
+            .map(|(name, file, bytes)| {
+                let shard = self.shards.files.get(file);
+                let shard =
+                    shard.ok_or_else(|| self.request(format!("`{name}` is of another checkpoint")))?;
+                Ok(FileRange { file: &shard.name, bytes })
             })
             .collect::<Result<Vec<_>, CheckpointError>>()?;
         self.store.prefetch(&ranges).map_err(|error| CheckpointError::io(self.store.root(), error))
@@ -292,7 +384,8 @@ impl Checkpoint {
     /// # Errors
     /// As [`Self::fingerprint`].
     pub fn inspect(&self) -> Result<Inspection, CheckpointError> {
-        Ok(Inspection::of(&self.config, self.sizes(), self.fingerprint()?))
+        let decoded = self.short_form.map(|form| (form, Sizes::decoded(&self.config, &self.layout)));
+        Ok(Inspection::of(&self.config, self.sizes(), decoded, self.fingerprint()?))
     }
 
     /// Identity of the weights and of what the config says about them; see [`Fingerprint`].
@@ -300,7 +393,7 @@ impl Checkpoint {
     /// # Errors
     /// A file cannot be read or has become shorter.
     pub fn fingerprint(&self) -> Result<Fingerprint, CheckpointError> {
-        fingerprint::of(&self.config, &*self.store, &self.shards)
+        fingerprint::of(&self.config, self.short_form, &*self.store, &self.shards)
     }
 
     fn layer(&self, layer: usize) -> Result<&LayerTensors, CheckpointError> {

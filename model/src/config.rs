@@ -11,6 +11,7 @@ use crate::family::Family;
 use crate::fields::Fields;
 use crate::json;
 use crate::rope::{RopeFacts, RopeScaling};
+use crate::stored_form::Quantisation;
 
 /// More layers than any model has, and few enough to describe each.
 const LAYER_LIMIT: usize = 4096;
@@ -20,8 +21,8 @@ const LAYER_LIMIT: usize = 4096;
 pub struct ModelConfig {
     /// The family, which fixes tensor names and the routing rule.
     pub family: Family,
-    /// Element type of the weights at rest; where the config does not say, the checkpoint's tensors
-    /// do (float32 for a config without tensors).
+    /// Element type of the weights at rest, but for those in a shorter form, which become this when they are
+    /// read; where the config does not say, the checkpoint's tensors do (float32 for a config without tensors).
     pub dtype: StoredDtype,
     /// Rows of the embedding and of the head.
     pub vocab_size: usize,
@@ -90,6 +91,9 @@ impl ModelConfig {
         if let (None, Some(stored)) = (declared_dtype(&fields)?, stored) {
             config.dtype = stored;
         }
+        if let Some(quantisation) = Quantisation::read(fields)? {
+            quantisation.check(fields, family, config.dtype)?;
+        }
         if config.moe_layers().is_empty() {
             return Err(fields.unsupported(
                 "num_hidden_layers",
@@ -136,6 +140,14 @@ impl ModelConfig {
 pub(crate) fn prediction_layers(path: &Path, object: &Map<String, Value>) -> Result<usize, CheckpointError> {
     let fields = Fields::new(path, object);
     Ok(fields.optional_count(fields.either("num_nextn_predict_layers", "num_mtp_layers"))?.unwrap_or(0))
+}
+
+/// How weights are stored that are not in the dtype.
+pub(crate) fn quantisation(
+    path: &Path,
+    object: &Map<String, Value>,
+) -> Result<Option<Quantisation>, CheckpointError> {
+    Quantisation::read(Fields::new(path, object))
 }
 
 /// The fields that all families share, read once.
@@ -342,10 +354,6 @@ fn activation(fields: &Fields<'_>) -> Result<Activation, CheckpointError> {
 
 /// Fields that change the answer of any family and that no family here has.
 fn refuse_everywhere(fields: &Fields<'_>) -> Result<(), CheckpointError> {
-    fields.refuse(
-        "quantization_config",
-        "quantised weights cannot be read; use a float32, bfloat16 or float16 checkpoint",
-    )?;
     fields.refuse("per_layer_config", "layers that differ by override are not supported")?;
     fields.refuse("attention_chunk_size", "chunked attention is not supported")?;
     for flag in ["is_encoder_decoder", "add_cross_attention"] {

@@ -54,8 +54,8 @@ impl StoredDtype {
     }
 }
 
-/// What routed experts can be quantised to when they are loaded: integers with a scale of 2 bytes for every 32
-/// weights of a row.
+/// What routed experts can be kept as when they are loaded: integers with a scale of 2 bytes for every 32 weights
+/// of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ExpertsDtype {
@@ -63,20 +63,27 @@ pub enum ExpertsDtype {
     Int8,
     /// 4 bits a weight, 4.5 with the scales.
     Int4,
+    /// The OCP MX format MXFP4, in as many bits: weights that are stored so are kept as they are, others rounded.
+    Mxfp4,
 }
 
 /// A name that experts cannot be quantised to.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("experts can be kept as int8 or int4, not as `{0}`; leave it out to keep them in the compute dtype")]
+#[error(
+    "experts can be kept as int8, int4 or mxfp4, not as `{0}`; leave it out to keep them in the compute dtype"
+)]
 pub struct ExpertsDtypeError(String);
 
 impl ExpertsDtype {
+    const ALL: [Self; 3] = [Self::Int8, Self::Int4, Self::Mxfp4];
+
     /// Its name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Int8 => "int8",
             Self::Int4 => "int4",
+            Self::Mxfp4 => "mxfp4",
         }
     }
 
@@ -85,7 +92,7 @@ impl ExpertsDtype {
     pub fn bytes(self, weights: u64) -> u64 {
         let per_group = match self {
             Self::Int8 => 34,
-            Self::Int4 => 18,
+            Self::Int4 | Self::Mxfp4 => 18,
         };
         weights.div_ceil(32).saturating_mul(per_group)
     }
@@ -95,7 +102,7 @@ impl std::str::FromStr for ExpertsDtype {
     type Err = ExpertsDtypeError;
 
     fn from_str(name: &str) -> Result<Self, ExpertsDtypeError> {
-        [Self::Int8, Self::Int4]
+        Self::ALL
             .into_iter()
             .find(|dtype| dtype.name() == name)
             .ok_or_else(|| ExpertsDtypeError(name.to_owned()))

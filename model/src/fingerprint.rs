@@ -9,6 +9,7 @@ use crate::config::ModelConfig;
 use crate::error::CheckpointError;
 use crate::shards::{Shard, Shards};
 use crate::store::{FileRange, Store};
+use crate::stored_form::ShortForm;
 
 /// Pages that are read of each file, spread evenly, the first and the last among them.
 const PAGES: u64 = 64;
@@ -43,6 +44,7 @@ impl fmt::Debug for Fingerprint {
 
 pub(crate) fn of(
     config: &ModelConfig,
+    short_form: Option<ShortForm>,
     store: &dyn Store,
     shards: &Shards,
 ) -> Result<Fingerprint, CheckpointError> {
@@ -62,6 +64,9 @@ pub(crate) fn of(
     let facts = format!("{config:?}");
     hash.update((facts.len() as u64).to_le_bytes());
     hash.update(&facts);
+    if let Some(form) = short_form {
+        hash.update(format!("{form:?}\n"));
+    }
     let mut page = [0; PAGE as usize];
     for (shard, samples) in shards.files.iter().zip(samples) {
         hash.update(shard.file.size().to_le_bytes());

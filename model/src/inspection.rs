@@ -6,6 +6,7 @@ use crate::config::ModelConfig;
 use crate::facts::ExpertsDtype;
 use crate::fingerprint::Fingerprint;
 use crate::sizes::Sizes;
+use crate::stored_form::ShortForm;
 
 /// A model in one JSON object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,6 +17,9 @@ pub struct Inspection {
     pub family: String,
     /// `float32`, `bfloat16` or `float16`; of an [`crate::Outline`] also the short form of its weights.
     pub dtype: String,
+    /// Where weights are stored in a shorter form than the dtype: which, and what they take in the dtype.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored_as: Option<Decoded>,
     /// What routed experts are to be quantised to when they are loaded, where that was asked for. Sizes here
     /// stay those at rest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -53,7 +57,36 @@ pub struct Inspection {
     pub total_bytes: u64,
 }
 
+/// Weights that are stored in a shorter form, as they are when they have been read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Decoded {
+    /// The form: `fp8` or `mxfp4`.
+    pub form: String,
+    /// As [`Inspection::expert_bytes`], all in the dtype.
+    pub decoded_expert_bytes: u64,
+    /// As [`Inspection::non_expert_layer_bytes`], all in the dtype.
+    pub decoded_non_expert_layer_bytes: Vec<u64>,
+    /// As [`Inspection::outside_bytes`], all in the dtype.
+    pub decoded_outside_bytes: u64,
+    /// As [`Inspection::total_bytes`], all in the dtype.
+    pub decoded_total_bytes: u64,
+}
+
 impl Inspection {
+    /// The same model with all weights stored in the dtype: what resident sizes are made of.
+    #[must_use]
+    pub fn decoded(&self) -> Self {
+        let Some(decoded) = self.stored_as.clone() else { return self.clone() };
+        Self {
+            stored_as: None,
+            expert_bytes: decoded.decoded_expert_bytes,
+            non_expert_layer_bytes: decoded.decoded_non_expert_layer_bytes,
+            outside_bytes: decoded.decoded_outside_bytes,
+            total_bytes: decoded.decoded_total_bytes,
+            ..self.clone()
+        }
+    }
+
     /// `bytes` of weights, keys and values or hidden states at rest as they are resident when the
     /// model computes in `dtype`: `float32` takes 4 bytes an element, any other 2.
     #[must_use]
@@ -67,9 +100,11 @@ impl Inspection {
     #[must_use]
     pub fn resident_expert_bytes(&self, dtype: &str) -> u64 {
         let element = if self.dtype == "float32" { 4 } else { 2 };
+        let decoded = self.stored_as.as_ref();
+        let expert_bytes = decoded.map_or(self.expert_bytes, |decoded| decoded.decoded_expert_bytes);
         match self.experts_dtype {
-            Some(experts) => experts.bytes(self.expert_bytes / element),
-            None => self.resident_bytes(self.expert_bytes, dtype),
+            Some(experts) => experts.bytes(expert_bytes / element),
+            None => self.resident_bytes(expert_bytes, dtype),
         }
     }
 
@@ -77,7 +112,11 @@ impl Inspection {
     #[must_use]
     pub fn resident_layer_bytes(&self, dtype: &str) -> Vec<u64> {
         let router = (self.experts as u64).saturating_mul(self.token_bytes);
-        let layers = self.non_expert_layer_bytes.iter().enumerate();
+        let decoded = self.stored_as.as_ref();
+        let layers = decoded
+            .map_or(&self.non_expert_layer_bytes, |decoded| &decoded.decoded_non_expert_layer_bytes)
+            .iter()
+            .enumerate();
         layers
             .map(|(layer, &bytes)| {
                 let plain = if self.moe_layers.contains(&layer) { router.min(bytes) } else { 0 };
@@ -90,7 +129,9 @@ impl Inspection {
     #[must_use]
     pub fn resident_outside_bytes(&self, dtype: &str) -> u64 {
         let embedding = (self.vocab_size as u64).saturating_mul(self.token_bytes);
-        self.resident_dense_bytes(self.outside_bytes, embedding.min(self.outside_bytes), dtype)
+        let decoded = self.stored_as.as_ref();
+        let bytes = decoded.map_or(self.outside_bytes, |decoded| decoded.decoded_outside_bytes);
+        self.resident_dense_bytes(bytes, embedding.min(bytes), dtype)
     }
 
     /// All weights but routed experts, in the same way.
@@ -119,12 +160,25 @@ impl Inspection {
         self.resident_bytes(plain, dtype).saturating_add(quantised)
     }
 
-    pub(crate) fn of(config: &ModelConfig, sizes: Sizes, fingerprint: Fingerprint) -> Self {
+    pub(crate) fn of(
+        config: &ModelConfig,
+        sizes: Sizes,
+        decoded: Option<(ShortForm, Sizes)>,
+        fingerprint: Fingerprint,
+    ) -> Self {
         let moe = config.any_moe();
+        let stored_as = decoded.map(|(form, sizes)| Decoded {
+            form: form.name().to_owned(),
+            decoded_expert_bytes: sizes.expert_bytes,
+            decoded_non_expert_layer_bytes: sizes.non_expert_layer_bytes,
+            decoded_outside_bytes: sizes.outside_bytes,
+            decoded_total_bytes: sizes.total_bytes,
+        });
         Self {
             fingerprint: fingerprint.to_string(),
             family: config.family.name().to_owned(),
             dtype: config.dtype.name().to_owned(),
+            stored_as,
             experts_dtype: None,
             dense_int8: false,
             layers: config.layers.len(),

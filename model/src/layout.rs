@@ -1,5 +1,7 @@
 //! Finds every tensor that the model needs, with its shape and type, before anything is read.
 
+mod short;
+
 use std::path::Path;
 
 use crate::config::ModelConfig;
@@ -9,9 +11,10 @@ use crate::facts::{
 };
 use crate::family::{BlockNames, Fused, TensorNames};
 use crate::shards::{RawTensor, Shards};
+use crate::stored_form::{Quantisation, ShortForm};
 use crate::tensors::{
     AttentionTensors, GqaTensors, Linear, MlaTensors, MlpTensors, NormTensors, QueryTensors, RouterTensors,
-    SharedTensors, TensorRef,
+    SharedTensors, StoredAs, TensorRef,
 };
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -54,6 +57,8 @@ pub(crate) enum Experts {
     /// The same the other way round, gate and up columns in turns, with biases: [experts, hidden, 2 x width]
     /// and [experts, 2 x width], [experts, width, hidden] and [experts, hidden].
     InTurns { gate_up: Linear, down: Linear, experts: usize },
+    /// The same with rows in turns, [outputs, inputs], as MXFP4 is stored.
+    RowsInTurns { gate_up: Linear, down: Linear, experts: usize },
 }
 
 impl Experts {
@@ -70,9 +75,13 @@ impl Experts {
                 gate: gate_up.weight.columns_of(expert, 0, 2),
                 up: gate_up.weight.columns_of(expert, 1, 2),
                 down: down.weight.columns_of(expert, 0, 1),
-                biases: gate_up.bias.as_ref().zip(down.bias.as_ref()).map(|(gate_up, down)| {
-                    [gate_up.every(expert, 0, 2), gate_up.every(expert, 1, 2), down.every(expert, 0, 1)]
-                }),
+                biases: biases_in_turns(gate_up, down, expert),
+            }),
+            Self::RowsInTurns { gate_up, down, experts } => (expert < *experts).then(|| MlpTensors {
+                gate: gate_up.weight.every_row(expert, 0, 2),
+                up: gate_up.weight.every_row(expert, 1, 2),
+                down: down.weight.every_row(expert, 0, 1),
+                biases: biases_in_turns(gate_up, down, expert),
             }),
         }
     }
@@ -80,9 +89,16 @@ impl Experts {
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Separate(experts) => experts.len(),
-            Self::Fused { experts, .. } | Self::InTurns { experts, .. } => *experts,
+            Self::Fused { experts, .. }
+            | Self::InTurns { experts, .. }
+            | Self::RowsInTurns { experts, .. } => *experts,
         }
     }
+}
+
+fn biases_in_turns(gate_up: &Linear, down: &Linear, expert: usize) -> Option<[TensorRef; 3]> {
+    let (gate_up, down) = gate_up.bias.as_ref().zip(down.bias.as_ref())?;
+    Some([gate_up.every(expert, 0, 2), gate_up.every(expert, 1, 2), down.every(expert, 0, 1)])
 }
 
 impl Layout {
@@ -96,7 +112,8 @@ impl Layout {
 }
 
 impl LayerTensors {
-    fn outside(&self) -> Vec<&TensorRef> {
+    /// Every tensor of the layer outside of its routed experts.
+    pub(crate) fn outside(&self) -> Vec<&TensorRef> {
         let mut tensors: Vec<_> = self.norms.attention.tensors().chain(self.norms.mlp.tensors()).collect();
         tensors.extend(self.attention.tensors());
         match &self.mlp {
@@ -124,10 +141,12 @@ pub(crate) fn stored_dtype(shards: &Shards) -> Option<StoredDtype> {
 pub(crate) fn resolve(
     config: &ModelConfig,
     further: usize,
+    quantisation: Option<&Quantisation>,
     shards: &Shards,
 ) -> Result<Layout, CheckpointError> {
     let finder = Finder {
         shards,
+        quantisation,
         dtype: config.dtype,
         hidden: config.hidden_size,
         norm_bias: config.norm == NormKind::Layer,
@@ -145,10 +164,10 @@ pub(crate) fn resolve(
     } else {
         (EMBEDDING, HEAD)
     };
-    Ok(Layout {
+    let layout = Layout {
         embedding: finder.find(embedding, &table)?,
         final_norm: finder.norm("model.norm")?,
-        head: finder.find(head, &table)?,
+        head: finder.find_weight(head, &table)?,
         head_bias: config.head_bias.then(|| finder.find(HEAD_BIAS, &table[..1])).transpose()?,
         layers: config
             .layers
@@ -156,7 +175,11 @@ pub(crate) fn resolve(
             .enumerate()
             .map(|(id, facts)| finder.layer(id, facts))
             .collect::<Result<_, _>>()?,
-    })
+    };
+    if quantisation.is_some() {
+        finder.experts_of_one_size(&layout)?;
+    }
+    Ok(layout)
 }
 
 /// Refuses tensors of layers that the config does not have: one of the two is of another model, and to
@@ -179,6 +202,7 @@ fn no_more_layers(layers: usize, further: usize, shards: &Shards) -> Result<(), 
 
 struct Finder<'a> {
     shards: &'a Shards,
+    quantisation: Option<&'a Quantisation>,
     dtype: StoredDtype,
     hidden: usize,
     norm_bias: bool,
@@ -214,15 +238,7 @@ impl Finder<'_> {
         shape: &[usize],
         types: &[StoredDtype],
     ) -> Result<TensorRef, CheckpointError> {
-        let Some(raw) = self.shards.tensors.get(name) else { return Err(self.missing(name, shape)) };
-        let path = self.shards.files.get(raw.file).map_or(Path::new("?"), |shard| &shard.path);
-        if !same_shape(raw, shape) {
-            return Err(CheckpointError::tensor(
-                path,
-                name,
-                format!("has shape {:?}, config.json asks for {shape:?}", raw.shape),
-            ));
-        }
+        let raw = self.raw(name, shape)?;
         match StoredDtype::from_header(raw.dtype) {
             Some(dtype) if types.contains(&dtype) => Ok(TensorRef {
                 file: raw.file,
@@ -232,10 +248,10 @@ impl Finder<'_> {
                 dtype,
                 shape: shape.to_vec(),
                 strides: None,
+                stored: StoredAs::Plain,
             }),
-            _ => Err(CheckpointError::tensor(
-                path,
-                name,
+            _ => Err(self.wrong(
+                raw,
                 format!(
                     "has dtype {}, expected {}, the dtype of config.json or of the embedding; all tensors must have one type",
                     raw.dtype,
@@ -243,6 +259,22 @@ impl Finder<'_> {
                 ),
             )),
         }
+    }
+
+    /// The tensor of that name as it is stored, which must have that shape.
+    fn raw(&self, name: &str, shape: &[usize]) -> Result<&RawTensor, CheckpointError> {
+        let raw = self.shards.tensors.get(name).ok_or_else(|| self.missing(name, shape))?;
+        match same_shape(raw, shape) {
+            true => Ok(raw),
+            false => {
+                Err(self.wrong(raw, format!("has shape {:?}, config.json asks for {shape:?}", raw.shape)))
+            }
+        }
+    }
+
+    fn wrong(&self, raw: &RawTensor, message: String) -> CheckpointError {
+        let path = self.shards.files.get(raw.file).map_or(Path::new("?"), |shard| &shard.path);
+        CheckpointError::tensor(path, &raw.name, message)
     }
 
     fn layer(&self, id: usize, facts: &LayerFacts) -> Result<LayerTensors, CheckpointError> {
@@ -270,12 +302,22 @@ impl Finder<'_> {
     }
 
     fn linear(&self, name: &str, shape: &[usize], bias: bool) -> Result<Linear, CheckpointError> {
-        let bias = bias.then(|| self.find(&format!("{name}.bias"), &shape[..1])).transpose()?;
-        Ok(Linear { weight: self.find(&format!("{name}.weight"), shape)?, bias })
+        let weight = self.find_weight(&format!("{name}.weight"), shape)?;
+        Ok(Linear { weight, bias: self.bias(name, shape, bias)? })
+    }
+
+    fn bias(&self, name: &str, shape: &[usize], there: bool) -> Result<Option<TensorRef>, CheckpointError> {
+        there.then(|| self.find(&format!("{name}.bias"), &shape[..1])).transpose()
+    }
+
+    /// The same of one that is in the dtype in every form of checkpoint.
+    fn plain_linear(&self, name: &str, shape: &[usize], bias: bool) -> Result<Linear, CheckpointError> {
+        let weight = self.find(&format!("{name}.weight"), shape)?;
+        Ok(Linear { weight, bias: self.bias(name, shape, bias)? })
     }
 
     fn norm(&self, name: &str) -> Result<Linear, CheckpointError> {
-        self.linear(name, &[self.hidden], self.norm_bias)
+        self.plain_linear(name, &[self.hidden], self.norm_bias)
     }
 
     fn gqa(&self, prefix: &str, facts: &GqaFacts) -> Result<GqaTensors, CheckpointError> {
@@ -301,12 +343,14 @@ impl Finder<'_> {
 
     fn mla(&self, prefix: &str, facts: &MlaFacts) -> Result<MlaTensors, CheckpointError> {
         let query_rows = facts.heads * (facts.nope_dim + facts.rope_dim);
-        let weight = |name: &str, shape: &[usize]| self.find(&format!("{prefix}.{name}.weight"), shape);
+        let weight =
+            |name: &str, shape: &[usize]| self.find_weight(&format!("{prefix}.{name}.weight"), shape);
+        let norm = |name: &str, rank: usize| self.find(&format!("{prefix}.{name}.weight"), &[rank]);
         let query = match facts.q_rank {
             None => QueryTensors::Direct(weight("q_proj", &[query_rows, self.hidden])?),
             Some(rank) => QueryTensors::Latent {
                 a: self.linear(&format!("{prefix}.q_a_proj"), &[rank, self.hidden], facts.bias)?,
-                a_norm: weight("q_a_layernorm", &[rank])?,
+                a_norm: norm("q_a_layernorm", rank)?,
                 b: weight("q_b_proj", &[query_rows, rank])?,
             },
         };
@@ -317,7 +361,7 @@ impl Finder<'_> {
                 &[facts.kv_rank + facts.rope_dim, self.hidden],
                 facts.bias,
             )?,
-            kv_a_norm: weight("kv_a_layernorm", &[facts.kv_rank])?,
+            kv_a_norm: norm("kv_a_layernorm", facts.kv_rank)?,
             kv_b: weight("kv_b_proj", &[facts.heads * (facts.nope_dim + facts.value_dim), facts.kv_rank])?,
             o: self.linear(
                 &format!("{prefix}.o_proj"),
@@ -333,7 +377,8 @@ impl Finder<'_> {
         [gate, up, down]: [&str; 3],
         width: usize,
     ) -> Result<MlpTensors, CheckpointError> {
-        let weight = |name: &str, shape: [usize; 2]| self.find(&format!("{prefix}.{name}.weight"), &shape);
+        let weight =
+            |name: &str, shape: [usize; 2]| self.find_weight(&format!("{prefix}.{name}.weight"), &shape);
         Ok(MlpTensors {
             gate: weight(gate, [width, self.hidden])?,
             up: weight(up, [width, self.hidden])?,
@@ -366,7 +411,7 @@ impl Finder<'_> {
         let correction = format!("{router}.e_score_correction_bias");
         let correction = facts.routing.corrected.then(|| self.find_wide(&correction, &[facts.experts]));
         let router = RouterTensors {
-            linear: self.linear(&router, &[facts.experts, self.hidden], facts.routing.bias)?,
+            linear: self.plain_linear(&router, &[facts.experts, self.hidden], facts.routing.bias)?,
             correction: correction.transpose()?,
         };
         Ok(LayerMlp::Moe { router, shared, experts: self.experts(&block, names, facts)? })
@@ -377,18 +422,23 @@ impl Finder<'_> {
         let (experts, width) = (facts.experts, facts.expert_width);
         if names.fused == Fused::InTurns {
             let down = format!("{block}.{}", names.down);
+            let mxfp4 = self.quantisation.is_some_and(|stored| stored.form == ShortForm::Mxfp4);
+            if let Some(raw) = self.shards.tensors.get(&*format!("{gate_up}_blocks")).filter(|_| !mxfp4) {
+                return Err(self.wrong(raw, self.unannounced("mxfp4")));
+            }
             let with_bias = |name: &str, [inputs, outputs]: [usize; 2]| {
+                let weight = match mxfp4 {
+                    true => self.find_mxfp4(name, [experts, outputs, inputs])?,
+                    false => self.find(name, &[experts, inputs, outputs])?,
+                };
                 let bias = || self.find(&format!("{name}_bias"), &[experts, outputs]);
-                let bias = facts.biases.then(bias).transpose()?;
-                Ok::<_, CheckpointError>(Linear {
-                    weight: self.find(name, &[experts, inputs, outputs])?,
-                    bias,
-                })
+                Ok::<_, CheckpointError>(Linear { weight, bias: facts.biases.then(bias).transpose()? })
             };
-            return Ok(Experts::InTurns {
-                gate_up: with_bias(&gate_up, [self.hidden, 2 * width])?,
-                down: with_bias(&down, [width, self.hidden])?,
-                experts,
+            let gate_up = with_bias(&gate_up, [self.hidden, 2 * width])?;
+            let down = with_bias(&down, [width, self.hidden])?;
+            return Ok(match mxfp4 {
+                true => Experts::RowsInTurns { gate_up, down, experts },
+                false => Experts::InTurns { gate_up, down, experts },
             });
         }
         if self.has(&gate_up) {

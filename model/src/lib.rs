@@ -1,7 +1,8 @@
 //! A Mixture-of-Experts checkpoint as facts: config, shapes, tensor names and byte ranges per
 //! family, sizes, fingerprint and, with the feature `text`, tokenizer and chat template.
 //!
-//! Nothing is computed here and opening a checkpoint reads no weight: [`Checkpoint::open`] parses
+//! Weights that are stored in a shorter form than the dtype (fp8, MXFP4) are decoded when they are read; nothing else
+//! is computed here. Opening a checkpoint reads no weight: [`Checkpoint::open`] parses
 //! `config.json`, `generation_config.json` and the safetensors headers, checks that every tensor
 //! the family needs is there with the right shape and type, and then hands out byte ranges. The files
 //! come from a folder or from another [`Store`].
@@ -10,6 +11,7 @@
 
 mod checkpoint;
 mod config;
+mod decode;
 mod error;
 mod facts;
 mod family;
@@ -25,6 +27,7 @@ mod rope;
 mod shards;
 mod sizes;
 mod store;
+mod stored_form;
 mod tensors;
 #[cfg(feature = "text")]
 pub mod text;
@@ -42,12 +45,12 @@ pub use fingerprint::Fingerprint;
 pub use generation::GenerationDefaults;
 #[doc(hidden)]
 pub use header::tensor_table;
-pub use inspection::Inspection;
+pub use inspection::{Decoded, Inspection};
 pub use outline::{AttentionOutline, ExpertsOutline, LayerOutline, MlpOutline, Outline, Weights};
 pub use rope::{RopeFacts, RopeLayout, RopeScaling};
 pub use sizes::Sizes;
 pub use store::{FileRange, Folder, Store, StoredFile};
 pub use tensors::{
     AttentionTensors, ExpertTensors, GqaTensors, Linear, MlaTensors, MlpTensors, NormTensors, QueryTensors,
-    RouterTensors, SharedTensors, Strides, TensorRef,
+    RouterTensors, Scales, SharedTensors, StoredAs, Strides, TensorRef,
 };

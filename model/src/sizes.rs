@@ -1,10 +1,10 @@
 //! What the parts of a model take at rest.
 
 use crate::config::ModelConfig;
-use crate::layout::{LayerMlp, LayerTensors, Layout};
-use crate::tensors::{AttentionTensors, Linear, QueryTensors, TensorRef};
+use crate::layout::{LayerMlp, Layout};
+use crate::tensors::TensorRef;
 
-/// Bytes of the parts of a model, in the stored dtype.
+/// Bytes of the parts of a model as they are stored, scales with the weights that they are of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sizes {
     /// One routed expert.
@@ -27,15 +27,25 @@ pub struct Sizes {
 
 impl Sizes {
     pub(crate) fn of(config: &ModelConfig, layout: &Layout) -> Self {
+        Self::counted(config, layout, TensorRef::own_bytes)
+    }
+
+    /// The same of weights that are all in the dtype, as they are when they have been read.
+    pub(crate) fn decoded(config: &ModelConfig, layout: &Layout) -> Self {
+        Self::counted(config, layout, TensorRef::decoded_bytes)
+    }
+
+    fn counted(config: &ModelConfig, layout: &Layout, bytes: fn(&TensorRef) -> u64) -> Self {
         let expert_bytes = layout.layers.iter().find_map(|layer| match &layer.mlp {
-            LayerMlp::Moe { experts, .. } => experts.get(0).map(|expert| expert.bytes()),
+            LayerMlp::Moe { experts, .. } => experts.get(0).map(|expert| expert.tensors().map(bytes).sum()),
             LayerMlp::Dense(_) => None,
         });
-        let expert_bytes = expert_bytes.unwrap_or(0);
-        let non_expert: Vec<u64> = layout.layers.iter().map(non_expert_bytes).collect();
-        let head = if config.tie_embeddings { 0 } else { layout.head.bytes };
-        let head = head + optional(layout.head_bias.as_ref());
-        let outside_bytes = layout.embedding.bytes + linear(&layout.final_norm) + head;
+        let expert_bytes: u64 = expert_bytes.unwrap_or(0);
+        let sum = |tensors: Vec<&TensorRef>| tensors.into_iter().map(bytes).sum::<u64>();
+        let non_expert: Vec<u64> = layout.layers.iter().map(|layer| sum(layer.outside())).collect();
+        let head = if config.tie_embeddings { 0 } else { bytes(&layout.head) };
+        let head = head + layout.head_bias.as_ref().map_or(0, bytes);
+        let outside_bytes = bytes(&layout.embedding) + sum(layout.final_norm.tensors().collect()) + head;
         let experts: usize = layout
             .layers
             .iter()
@@ -57,41 +67,4 @@ impl Sizes {
             token_bytes: config.hidden_size as u64 * element,
         }
     }
-}
-
-fn non_expert_bytes(layer: &LayerTensors) -> u64 {
-    let mlp = match &layer.mlp {
-        LayerMlp::Dense(mlp) => mlp.bytes(),
-        LayerMlp::Moe { router, shared, .. } => {
-            router.tensors().map(|tensor| tensor.bytes).sum::<u64>()
-                + shared.as_ref().map_or(0, |shared| shared.mlp.bytes() + optional(shared.gate.as_ref()))
-        }
-    };
-    linear(&layer.norms.attention) + linear(&layer.norms.mlp) + attention(&layer.attention) + mlp
-}
-
-fn attention(tensors: &AttentionTensors) -> u64 {
-    match tensors {
-        AttentionTensors::Gqa(gqa) => {
-            [&gqa.q, &gqa.k, &gqa.v, &gqa.o].into_iter().map(linear).sum::<u64>()
-                + optional(gqa.q_norm.as_ref())
-                + optional(gqa.k_norm.as_ref())
-                + optional(gqa.sinks.as_ref())
-        }
-        AttentionTensors::Mla(mla) => {
-            let query = match &mla.query {
-                QueryTensors::Direct(weight) => weight.bytes,
-                QueryTensors::Latent { a, a_norm, b } => linear(a) + a_norm.bytes + b.bytes,
-            };
-            query + linear(&mla.kv_a) + mla.kv_a_norm.bytes + mla.kv_b.bytes + linear(&mla.o)
-        }
-    }
-}
-
-fn linear(linear: &Linear) -> u64 {
-    linear.weight.bytes + optional(linear.bias.as_ref())
-}
-
-fn optional(tensor: Option<&TensorRef>) -> u64 {
-    tensor.map_or(0, |tensor| tensor.bytes)
 }

@@ -2,11 +2,14 @@
 //!
 //! All weights of projections are [rows, columns] = [outputs, inputs], row after row.
 
+use std::ops::Range;
 use std::sync::Arc;
 
+use crate::decode::{MXFP4_BYTES, MXFP4_GROUP};
 use crate::facts::StoredDtype;
 
-/// A contiguous range of one file that holds one tensor, or one expert's part of a fused tensor.
+/// A contiguous range of one file that holds one tensor, or one expert's part of a fused tensor. Sizes and
+/// element type are those that it has when it is read; what is stored in a shorter form is decoded then.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorRef {
     /// Index of the file.
@@ -15,7 +18,7 @@ pub struct TensorRef {
     pub name: Arc<str>,
     /// Position of the first byte in the file.
     pub offset: u64,
-    /// Length in bytes.
+    /// Length in bytes, as it is stored, without scales.
     pub bytes: u64,
     /// Element type.
     pub dtype: StoredDtype,
@@ -23,6 +26,49 @@ pub struct TensorRef {
     pub shape: Vec<usize>,
     /// Where the elements lie, unless they lie row after row.
     pub strides: Option<Strides>,
+    /// The form in which the elements are stored.
+    pub stored: StoredAs,
+}
+
+/// The form in which the elements of a tensor are stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StoredAs {
+    /// As elements of its dtype.
+    Plain,
+    /// As fp8 e4m3, a byte each, which a scale multiplies: one for each block of a matrix.
+    Fp8 {
+        /// Rows and columns of a block; the last blocks may be cut off.
+        block: [usize; 2],
+        /// One for each block, row after row of blocks.
+        scales: Box<Scales>,
+        /// Their type: float32 or bfloat16.
+        scale_dtype: StoredDtype,
+    },
+    /// As MXFP4 (OCP Microscaling Formats 1.0): e2m1, two in a byte, the first in the lower half.
+    Mxfp4 {
+        /// A byte, e8m0, for every 32 elements of a row.
+        scales: Box<Scales>,
+    },
+}
+
+/// The byte range of scales.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Scales {
+    /// Index of the file.
+    pub file: usize,
+    /// Name of the tensor.
+    pub name: Arc<str>,
+    /// Position of the first byte in the file.
+    pub offset: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+}
+
+impl Scales {
+    /// Part `index` of parts of `bytes` each.
+    fn part(&self, index: usize, bytes: u64) -> Box<Self> {
+        Box::new(Self { offset: self.offset + index as u64 * bytes, bytes, ..self.clone() })
+    }
 }
 
 /// A matrix, or a vector as its first column, among other elements of the same bytes: element (row, column)
@@ -44,17 +90,82 @@ impl TensorRef {
         self.shape.iter().map(|&size| size as u64).product()
     }
 
-    /// Bytes of its own elements; of a matrix among others less than its byte range.
+    /// Bytes of its own elements with their scales, as they are stored; of a matrix among others less than its
+    /// byte range.
     #[must_use]
     pub fn own_bytes(&self) -> u64 {
+        match &self.stored {
+            StoredAs::Plain => self.elements() * self.dtype.bytes(),
+            StoredAs::Fp8 { scales, .. } => self.elements() + scales.bytes,
+            StoredAs::Mxfp4 { .. } => self.elements() / MXFP4_GROUP as u64 * (MXFP4_BYTES as u64 + 1),
+        }
+    }
+
+    /// Bytes of its own elements when they have been read.
+    pub(crate) fn decoded_bytes(&self) -> u64 {
         self.elements() * self.dtype.bytes()
+    }
+
+    /// Elements of a row as they lie in the byte range; of a vector one.
+    pub(crate) fn stored_columns(&self) -> usize {
+        match self.strides {
+            // Its rows are columns of what is stored.
+            Some(strides) if strides.column > 1 => strides.column,
+            _ => self.shape.get(1..).unwrap_or_default().iter().product(),
+        }
+    }
+
+    /// Rows of the byte range.
+    pub(crate) fn stored_rows(&self) -> usize {
+        let row = self.row_range(&(0..1)).end.max(1);
+        usize::try_from(self.bytes / row).unwrap_or(usize::MAX)
+    }
+
+    /// Where some rows of the byte range lie in it.
+    pub(crate) fn row_range(&self, rows: &Range<usize>) -> Range<u64> {
+        let columns = self.stored_columns() as u64;
+        let row = match self.stored {
+            StoredAs::Plain => columns * self.dtype.bytes(),
+            StoredAs::Fp8 { .. } => columns,
+            StoredAs::Mxfp4 { .. } => columns / 2,
+        };
+        rows.start as u64 * row..rows.end as u64 * row
+    }
+
+    /// Its byte range and that of its scales: name, file, bytes.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = (&str, usize, Range<u64>)> {
+        let scales = match &self.stored {
+            StoredAs::Plain => None,
+            StoredAs::Fp8 { scales, .. } | StoredAs::Mxfp4 { scales } => Some(scales),
+        };
+        let own = (&*self.name, self.file, self.offset..self.offset + self.bytes);
+        let besides =
+            scales.map(|scales| (&*scales.name, scales.file, scales.offset..scales.offset + scales.bytes));
+        std::iter::once(own).chain(besides)
     }
 
     /// Part `index` of the first dimension.
     fn part(&self, index: usize) -> Self {
         let shape = self.shape.get(1..).unwrap_or_default().to_vec();
-        let bytes = shape.iter().map(|&size| size as u64).product::<u64>() * self.dtype.bytes();
-        Self { offset: self.offset + index as u64 * bytes, bytes, shape, ..self.clone() }
+        let elements = shape.iter().map(|&size| size as u64).product::<u64>();
+        let (bytes, stored) = match &self.stored {
+            StoredAs::Mxfp4 { scales } => {
+                let groups = elements / MXFP4_GROUP as u64;
+                (groups * MXFP4_BYTES as u64, StoredAs::Mxfp4 { scales: scales.part(index, groups) })
+            }
+            other => (elements * self.dtype.bytes(), other.clone()),
+        };
+        Self { offset: self.offset + index as u64 * bytes, bytes, shape, stored, ..self.clone() }
+    }
+
+    /// Part `index` of the first dimension, [outputs, inputs], of whose outputs every `step`th is taken, from
+    /// `first` on.
+    pub(crate) fn every_row(&self, index: usize, first: usize, step: usize) -> Self {
+        let part = self.part(index);
+        let (height, width) = (part.shape.first().copied().unwrap_or(0), part.shape.get(1).copied());
+        let width = width.unwrap_or(0);
+        let strides = (step > 1).then_some(Strides { first: first * width, row: step * width, column: 1 });
+        Self { shape: vec![height / step, width], strides, ..part }
     }
 
     /// Part `index` of the first dimension, [inputs, outputs], of whose outputs every `step`th is taken, from

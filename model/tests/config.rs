@@ -246,7 +246,13 @@ fn what_is_refused_is_refused_by_name() {
     let everywhere = [
         ("model_type", json!("llama"), "model_type"),
         ("model_type", json!(7), "model_type"),
-        ("quantization_config", json!({"bits": 4}), "quantization_config"),
+        ("quantization_config", json!({"bits": 4}), "quantization_config.quant_method"),
+        ("quantization_config", json!({}), "quantization_config"),
+        (
+            "quantization_config",
+            json!({"quant_method": "gptq", "bits": 4}),
+            "quantization_config.quant_method",
+        ),
         ("hidden_act", json!("gelu"), "hidden_act"),
         ("hidden_act", json!("gelu_new"), "hidden_act"),
         ("dtype", json!("float64"), "dtype"),

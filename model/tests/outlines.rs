@@ -74,6 +74,10 @@ fn an_outline_is_what_a_checkpoint_of_it_is() {
         let folder = entry.unwrap().path();
         let Ok(checkpoint) = Checkpoint::open(&folder) else { continue };
         let inspection = checkpoint.inspect().unwrap();
+        // Those in a shorter form are compared in tests/short_forms.rs: an outline counts them as stored.
+        if inspection.stored_as.is_some() {
+            continue;
+        }
         let outline = Outline::open_in(&Folder::new(&folder), None).unwrap();
         let outline = Outline { dtype: inspection.dtype.clone(), ..outline };
         let expected = Inspection { fingerprint: "none".to_owned(), ..inspection };

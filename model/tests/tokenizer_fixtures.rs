@@ -10,7 +10,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-const NAMES: [&str; 3] = ["tok-bytelevel", "tok-llama", "tok-unigram"];
+const NAMES: [&str; 4] = ["tok-bytelevel", "tok-llama", "tok-unigram", "tok-harmony"];
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -4,9 +4,10 @@
 //! (`Draining`) and all that live have to acknowledge it with nothing at hand. What they are told and what they say is
 //! one object, [`MoEDemand`], which is written as it was read or not at all: a request that comes meanwhile is seen.
 
-use super::api::{GatewayDemand, MainFunction, MoEDemand, MoEDemandSpec, MoEDeployment};
+use super::api::{GatewayDemand, MainFunction, MoEDemand, MoEDemandSpec, MoEDeployment, PredictionOrder};
 use super::build::{HTTP_PORT, Surroundings, owned_meta, room, served_name};
 use super::events::Happening;
+use super::following;
 use super::known::Known;
 use super::observed::{Observed, is_owned_by};
 use super::paid::paid;
@@ -154,6 +155,7 @@ pub fn demanded(
         sleeps: window.is_some(),
         mains: if next == Phase::Asleep { Vec::new() } else { mains(planned, pods) },
         functions: paid(owner, &observed.pods, matches!(next, Phase::Active | Phase::Waking)),
+        prediction: order(owner, known, planned),
     };
     let look_again = match next {
         Phase::Draining => Some(SOON),
@@ -179,6 +181,12 @@ pub fn demanded(
         trouble: None,
         look_again: look_again.filter(|_| window.is_some()),
     }
+}
+
+/// What gateways are to find out about requests.
+fn order(owner: &MoEDeployment, known: &Known, planned: &Planned) -> Option<PredictionOrder> {
+    let tokens = planned.target.as_ref().map_or(0, |target| target.plan.workload.typical_output_tokens);
+    following::order(owner, known.model.facts().map(|facts| &facts.inspection), tokens)
 }
 
 fn elapsed(from: Timestamp, to: Timestamp) -> Duration {

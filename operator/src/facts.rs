@@ -76,7 +76,15 @@ impl ModelFacts {
     /// # Errors
     /// The first figure that cannot be.
     pub(super) fn check(&self) -> Result<(), FactsError> {
-        let model = &self.inspection;
+        Self::check_model(&self.inspection)?;
+        // What weights take that are stored in a shorter form is planned with.
+        match self.inspection.stored_as {
+            Some(_) => Self::check_model(&self.inspection.decoded()),
+            None => Ok(()),
+        }
+    }
+
+    fn check_model(model: &Inspection) -> Result<(), FactsError> {
         let wrong = |field: &str, value: u64, most: u64| {
             Err(FactsError::Unreadable(format!("{field} is {value}, at most {most} is possible")))
         };

@@ -1,10 +1,6 @@
 //! How many functions of all deployments are silent: what a look at one of them cannot see.
 
-use super::api::MoEDeployment;
 use super::pods::{NOT_READY, PodView};
-use kube::runtime::reflector::ObjectRef;
-use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 
 /// How many functions say nothing, of how many.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -37,36 +33,5 @@ impl Silence {
             silent: self.silent.saturating_add(other.silent),
             coming: self.coming.saturating_add(other.coming),
         }
-    }
-}
-
-/// What the last look at each deployment saw.
-#[derive(Default)]
-pub(super) struct Fleet {
-    deployments: Mutex<HashMap<ObjectRef<MoEDeployment>, Silence>>,
-}
-
-impl Fleet {
-    /// All deployments but `owner`.
-    pub(super) fn but(&self, owner: &MoEDeployment) -> Silence {
-        let owner = ObjectRef::from_obj(owner);
-        let deployments = self.lock();
-        let others = deployments.iter().filter(|(key, _)| **key != owner);
-        others.fold(Silence::default(), |sum, (_, silence)| sum.and(*silence))
-    }
-
-    /// Takes note of what a look at `owner` saw.
-    pub(super) fn note(&self, owner: &MoEDeployment, silence: Silence) {
-        self.lock().insert(ObjectRef::from_obj(owner), silence);
-    }
-
-    /// Forgets a deployment.
-    pub(super) fn forget(&self, deployment: &ObjectRef<MoEDeployment>) {
-        self.lock().remove(deployment);
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<ObjectRef<MoEDeployment>, Silence>> {
-        // Every change is one insertion or removal: a panic elsewhere cannot have left it half-done.
-        self.deployments.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

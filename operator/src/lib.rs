@@ -3,7 +3,7 @@
 //! One look at a deployment is one straight line ([`reconcile`] draws it): what is [`observed`], what is
 //! [`known`] of model and hardware, what is [`planned`], the revision that is to run ([`build`]), whether it is to run
 //! at all ([`demanded`]), the [`steps`] that lead there, the writes that are [`applied`], and the [`status`]. All but the first and the
-//! writes are pure. Nothing is remembered: a look that was interrupted anywhere is made again from what is
+//! writes are pure. Nothing that decides is remembered: a look that was interrupted anywhere is made again from what is
 //! there. What main functions say is learned beside it ([`conversations`]).
 
 // The line.
@@ -25,6 +25,7 @@ pub mod drift;
 pub mod errand;
 pub mod events;
 pub mod facts;
+pub mod following;
 pub mod identity;
 pub mod inspection;
 pub mod mains;
@@ -47,6 +48,8 @@ pub mod fleet;
 mod gateways;
 mod lease;
 mod metrics;
+mod per_deployment;
+pub mod rest;
 mod run;
 mod serve;
 mod settings;

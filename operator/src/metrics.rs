@@ -1,3 +1,4 @@
+use super::api::MixOf;
 use super::demanded::PhaseChange;
 use prometheus::{
     Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry, core::Collector,
@@ -20,6 +21,8 @@ pub(super) struct Metrics {
     pub(super) wake_seconds: Histogram,
     /// Times that they ended because nobody did.
     pub(super) sleeps: IntCounter,
+    /// Plans that followed what requests use, by whose requests.
+    replans: IntCounterVec,
     /// Whether this operator leads.
     pub(super) leads: IntGauge,
 }
@@ -65,9 +68,16 @@ impl Metrics {
                 "remoe_operator_sleeps_total",
                 "Times that the functions of a deployment ended because nobody asked.",
             )?,
+            replans: IntCounterVec::new(
+                Opts::new(
+                    "remoe_operator_replans_total",
+                    "Plans made because of what requests use: for those that wake functions, and for drift.",
+                ),
+                &["cause"],
+            )?,
             leads: IntGauge::new("remoe_operator_leader", "Whether this operator leads.")?,
         };
-        let all: [Box<dyn Collector>; 8] = [
+        let all: [Box<dyn Collector>; 9] = [
             Box::new(metrics.reconciliations.clone()),
             Box::new(metrics.errors.clone()),
             Box::new(metrics.duration.clone()),
@@ -75,10 +85,20 @@ impl Metrics {
             Box::new(metrics.wakes.clone()),
             Box::new(metrics.wake_seconds.clone()),
             Box::new(metrics.sleeps.clone()),
+            Box::new(metrics.replans.clone()),
             Box::new(metrics.leads.clone()),
         ];
         all.into_iter().try_for_each(|metric| registry.register(metric))?;
         Ok(metrics)
+    }
+
+    /// A plan followed what these requests use.
+    pub(super) fn replanned(&self, of: MixOf) {
+        let cause = match of {
+            MixOf::Waiting => "wake",
+            MixOf::Answered => "drift",
+        };
+        self.replans.with_label_values(&[cause]).inc();
     }
 
     /// A deployment that somebody woke, or that sleeps, went from one phase to another.

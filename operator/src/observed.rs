@@ -1,12 +1,13 @@
 //! What there is: read from the API in one go, and heard from main functions.
 
-use super::api::{MoEDemand, MoEDeployment, MoEPlan};
+use super::api::{MoEDemand, MoEDeployment, MoEPlan, Replan};
 use super::calls::{CallError, Calls};
 use super::conversations::Heard;
 use super::fleet::Silence;
 use super::gateways::Gateways;
 use super::known::{Lacking, lacking};
 use super::names;
+use super::rest::Rest;
 use super::starting::Run;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
@@ -45,10 +46,12 @@ pub struct Observed {
     pub others: Silence,
     /// What gateways and the operator tell each other, where there are gateways.
     pub demand: Option<MoEDemand>,
-    /// The identities of the gateways that live, where functions may sleep.
+    /// The identities of the gateways that live, where functions may sleep or plans follow what gateways say.
     pub gateways: BTreeSet<String>,
     /// Main functions that start now would not find a certificate.
     pub uncertified: bool,
+    /// Until when this operator looks for no plan that follows requests.
+    pub rest: Rest,
     /// Since when this operator has been looking.
     pub since: Timestamp,
     /// When.
@@ -76,9 +79,10 @@ pub(super) async fn observe(
             None => Ok(None),
         }
     };
-    let may_sleep = deployment.spec.idle_window().is_some();
+    let follows = deployment.spec.prediction.replan == Replan::Auto;
+    let is_told = deployment.spec.idle_window().is_some() || follows;
     let live = async {
-        match gateways.filter(|_| may_sleep) {
+        match gateways.filter(|_| is_told) {
             Some(gateways) => gateways.live().await,
             None => Ok(BTreeSet::new()),
         }
@@ -113,6 +117,7 @@ pub(super) async fn observe(
         demand,
         gateways: live,
         uncertified: false,
+        rest: Rest::default(),
         since: gateways.map_or(Timestamp::UNIX_EPOCH, |gateways| gateways.since),
         now: Timestamp::now(),
     };

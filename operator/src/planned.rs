@@ -1,13 +1,15 @@
 //! The plan for the present spec, and which plan is to run. Pure, but for the time that a solution takes.
 
-use super::api::{DemandPhase, MoEDeployment, MoEPlan, MoEPlanSpec, Mode};
+use super::api::{DemandPhase, MixOf, MoEDeployment, MoEPlan, MoEPlanSpec, Mode, PlannedPrediction, Replan};
 use super::build::{BuildError, Revision, Surroundings, inspector, plan_name, plan_object, revision};
 use super::errand::Errand;
+use super::events::Happening;
 use super::facts::ModelFacts;
+use super::following::{due, heard, is_given_up, next_revision, of_spec, revision_of};
 use super::inspection::Inspecting;
 use super::known::Known;
 use super::observed::Observed;
-use super::planning::{Planning, PlanningError, check_hosted};
+use super::planning::{Planning, PlanningError, check_hosted, three_digits};
 use super::pods::{PodView, Trouble};
 use super::routing::RoutingTable;
 use kube::ResourceExt;
@@ -43,6 +45,21 @@ pub enum Task {
         /// What runs.
         previous: Option<Box<MoEPlanSpec>>,
     },
+    /// There is one; another may be better for requests as they are.
+    Follow(Box<Follow>),
+}
+
+/// A plan, and what another one would be made from.
+#[derive(Debug)]
+pub struct Follow {
+    /// For requests as they are.
+    pub planning: Planning,
+    /// The name of the plan that there is.
+    pub hash: String,
+    /// That plan.
+    pub plan: MoEPlanSpec,
+    /// Because of whom: those who wake functions, or drift.
+    pub cause: MixOf,
 }
 
 /// The plan that was decided for.
@@ -52,10 +69,14 @@ pub struct Planned {
     pub state: PlanState,
     /// A new plan.
     pub new: Option<MoEPlan>,
+    /// What is worth saying of it once it is written.
+    pub happening: Option<Happening>,
     /// The plan that main functions were last told of.
     pub running: Option<String>,
     /// The plan that is to run, as functions.
     pub target: Option<Target>,
+    /// Plans that followed requests and could not start: they go.
+    pub given_up: Vec<MoEPlan>,
     /// What is wrong with the plan that is to run.
     pub troubles: Vec<Trouble>,
 }
@@ -82,20 +103,42 @@ pub fn task(owner: &MoEDeployment, observed: &Observed, known: &Known, around: &
         Ok(planning) => planning,
         Err(error) => return Task::Done(PlanState::Refused(refused(&error))),
     };
-    let made = observed.plans.iter().rev().find(|plan| {
-        plan.spec.inputs == planning.inputs && check_hosted(&plan.spec, &facts.inspection).is_ok()
-    });
-    if let Some((hash, plan)) = made.and_then(|plan| Some((hash_of(owner, plan)?, plan))) {
-        return Task::Done(PlanState::Planned { hash, plan: Box::new(plan.spec.clone()) });
-    }
+    let model = &facts.inspection;
+    let sound = observed.plans.iter().filter(|plan| check_hosted(&plan.spec, model).is_ok());
+    let plans = of_spec(sound, &planning);
+    let (given_up, left): (Vec<&MoEPlan>, _) =
+        plans.into_iter().partition(|plan| is_given_up(owner, observed, plan));
+    // Where none can start the newest is as good as any.
+    let made = left.first().or(given_up.first()).copied();
+    let made = made.and_then(|plan| Some((hash_of(owner, plan)?, plan)));
     let hash = running(owner, observed);
+    let revision = next_revision(&observed.plans);
+    if let Some((made, plan)) = made {
+        // Not in the look that takes one back.
+        let cause = due(owner, observed, plan, &made, hash.as_deref()).filter(|_| given_up.is_empty());
+        let heard = cause.and_then(|of| Some((of, heard(owner, observed, model, of, revision)?)));
+        let follows = heard.map(|(cause, heard)| (cause, planning.expecting(heard)));
+        return match follows {
+            Some((cause, Ok(planning))) => {
+                Task::Follow(Box::new(Follow { planning, hash: made, plan: plan.spec.clone(), cause }))
+            }
+            _ => Task::Done(PlanState::Planned { hash: made, plan: Box::new(plan.spec.clone()) }),
+        };
+    }
     let previous = hash.as_ref().and_then(|hash| find(owner, &observed.plans, hash));
     let previous = previous.map(|plan| Box::new(plan.spec.clone()));
     if let (Some(hash), Some(plan), true) = (&hash, &previous, is_waking(observed)) {
         // Whoever waits waits for functions, not for a plan.
         return Task::Done(PlanState::Planned { hash: hash.clone(), plan: plan.clone() });
     }
-    Task::Solve { planning: Box::new(planning), previous }
+    // What requests use does not change with the spec.
+    let expected = heard(owner, observed, model, MixOf::Answered, revision).or_else(|| {
+        let before = previous.as_ref().filter(|plan| plan.model.digest == model.fingerprint);
+        Some(PlannedPrediction { revision, ..before?.prediction.clone()? })
+    });
+    let is_wanted = owner.spec.prediction.replan == Replan::Auto;
+    let expecting = expected.filter(|_| is_wanted).and_then(|it| planning.clone().expecting(it).ok());
+    Task::Solve { planning: Box::new(expecting.unwrap_or(planning)), previous }
 }
 
 /// Somebody waits, or did a moment ago, for functions that do not run.
@@ -143,6 +186,39 @@ pub fn solved(
     Ok((PlanState::Planned { hash, plan: Box::new(object.spec.clone()) }, Some(object)))
 }
 
+/// The plan that follows the one of `task`, as how planning stands, its object, and what is worth saying of it: that one
+/// goes on where none is better, or none could be made.
+///
+/// # Errors
+/// The plan cannot be written as JSON.
+pub fn followed(
+    owner: &MoEDeployment,
+    (hash, plan, cause): (String, MoEPlanSpec, MixOf),
+    better: Option<MoEPlanSpec>,
+) -> Result<(PlanState, Option<MoEPlan>, Option<Happening>), serde_json::Error> {
+    let Some(better) = better else {
+        return Ok((PlanState::Planned { hash, plan: Box::new(plan) }, None, None));
+    };
+    let (new, object) = plan_object(owner, better)?;
+    let dollars = |plan: &MoEPlanSpec| three_digits(plan.numbers.costs.total * 1e6);
+    let follows = match owner.spec.mode {
+        Mode::Active => "follows",
+        Mode::Advisory => "is proposed to follow",
+    };
+    let whom = match cause {
+        MixOf::Waiting => "those who wait",
+        MixOf::Answered => "requests as they are",
+    };
+    let note = format!(
+        "plan {new} {follows} {hash} for {whom}: ${} for a million of them; {hash} was made for others, at ${}",
+        dollars(&object.spec),
+        dollars(&plan),
+    );
+    let happening = Happening::normal("Replanned", note);
+    let state = PlanState::Planned { hash: new, plan: Box::new(object.spec.clone()) };
+    Ok((state, Some(object), Some(happening)))
+}
+
 impl Planned {
     /// What is to run: the plan for the present spec, or in mode Advisory the accepted one; while there is
     /// none, what runs already.
@@ -154,7 +230,16 @@ impl Planned {
         around: &Surroundings,
     ) -> Self {
         let running = running(owner, observed);
-        let mut planned = Self { state, new, running, target: None, troubles: Vec::new() };
+        let mut planned = Self {
+            state,
+            new,
+            happening: None,
+            running,
+            target: None,
+            given_up: Vec::new(),
+            troubles: Vec::new(),
+        };
+        planned.give_up(owner, observed);
         let wanted = planned.wanted(owner, observed);
         let wanted = wanted.map(|wanted| planned.instead_of_failed(owner, observed, wanted));
         planned.target = wanted.and_then(|(hash, plan)| {
@@ -170,6 +255,21 @@ impl Planned {
             }
         });
         planned
+    }
+
+    /// Plans that followed requests and could not start go, so that no look takes them up again, where there is another.
+    fn give_up(&mut self, owner: &MoEDeployment, observed: &Observed) {
+        let PlanState::Planned { plan: stays, .. } = &self.state else { return };
+        let newer = observed.plans.iter().filter(|plan| revision_of(&plan.spec) > revision_of(stays));
+        self.given_up = newer.filter(|plan| is_given_up(owner, observed, plan)).cloned().collect();
+        if self.running.as_ref().is_some_and(|running| self.has_given_up(owner, running)) {
+            self.running = None;
+        }
+    }
+
+    fn has_given_up(&self, owner: &MoEDeployment, hash: &str) -> bool {
+        let name = plan_name(&owner.name_any(), hash);
+        self.given_up.iter().any(|plan| plan.name_any() == name)
     }
 
     fn wanted(&mut self, owner: &MoEDeployment, observed: &Observed) -> Option<(String, MoEPlanSpec)> {
@@ -202,17 +302,13 @@ impl Planned {
         observed: &Observed,
         (hash, plan): (String, MoEPlanSpec),
     ) -> (String, MoEPlanSpec) {
-        let status = owner.status.as_ref();
-        let is_same_spec =
-            status.is_some_and(|status| status.observed_generation == owner.metadata.generation);
-        let failed = status.and_then(|status| status.failed_plan.as_ref()).filter(|_| is_same_spec);
         let serving = serving(owner, observed).filter(|serving| *serving != hash);
         let found = serving.and_then(|serving| {
             let plan = find(owner, &observed.plans, &serving)?.spec.clone();
             Some((serving, plan))
         });
         match found {
-            Some((serving, plan)) if failed == Some(&hash) => {
+            Some((serving, plan)) if failed_plan(owner) == Some(&hash) => {
                 let message = format!(
                     "plan {hash} did not become ready in time; plan {serving} runs on until the spec or the plan \
                      is another one"
@@ -263,6 +359,13 @@ pub fn serving(owner: &MoEDeployment, observed: &Observed) -> Option<String> {
     let serves = |identity: &String| mains.iter().any(|main| main.identity == *identity);
     let entries = table.entries.into_iter().filter(|(identity, _)| serves(identity));
     entries.max_by_key(|(_, generation)| generation.number).map(|(_, generation)| generation.plan)
+}
+
+/// The plan that did not become ready in time under the present spec.
+pub fn failed_plan(owner: &MoEDeployment) -> Option<&str> {
+    let status = owner.status.as_ref()?;
+    let is_same_spec = status.observed_generation == owner.metadata.generation;
+    status.failed_plan.as_deref().filter(|_| is_same_spec)
 }
 
 /// The plan with this hash.

@@ -4,13 +4,14 @@
 //!
 //! The stages decide; this module hands on from one to the next, and has plans solved beside everything else.
 
-use super::api::{MoEDeployment, MoEPlanSpec, ModelStatus};
+use super::api::{MixOf, MoEDeployment, MoEPlanSpec, ModelStatus};
 use super::applied::{ApplyError, apply};
 use super::build::Surroundings;
 use super::calls::{CallError, Calls};
 use super::conversations::Conversations;
 use super::events::{publish, transitions};
-use super::fleet::{Fleet, Silence};
+use super::fleet::Silence;
+use super::following::{rest_after_giving_up, rest_after_nothing};
 use super::gateways::Gateways;
 use super::identity::{Identities, IdentityFailure};
 use super::known::{Known, know};
@@ -18,9 +19,11 @@ use super::metrics::Metrics;
 use super::names::Component;
 use super::observed::{ObserveError, Observed, observe};
 use super::paid::{paid, per_hour};
-use super::planned::{PlanState, Planned, Task, serving, solved, task};
+use super::per_deployment::PerDeployment;
+use super::planned::{Follow, PlanState, Planned, Task, followed, serving, solved, task};
 use super::planning::{Planning, PlanningError};
 use super::pods::Trouble;
+use super::rest::Rest;
 use super::starting::Starting;
 use super::status::{Findings, status};
 use super::steps::{NAME_TAKEN, Steps, steps, waits};
@@ -33,6 +36,8 @@ use tokio::time::timeout;
 
 /// A plan that takes longer to make is not made.
 const PLANNING: Duration = Duration::from_secs(120);
+/// While somebody waits for functions, one that takes longer is not waited for: the last one is there.
+const SOON: Duration = Duration::from_millis(250);
 
 /// What every run works with.
 pub(super) struct Context {
@@ -51,9 +56,11 @@ pub(super) struct Context {
     /// Remote functions that start.
     pub(super) starting: Starting,
     /// What looks at all deployments saw.
-    pub(super) fleet: Fleet,
+    pub(super) fleet: PerDeployment<Silence>,
     /// Who holds requests; none: nobody does.
     pub(super) gateways: Option<Gateways>,
+    /// Until when plans that follow requests are not looked for.
+    pub(super) rests: PerDeployment<Rest>,
 }
 
 /// Why a run came to nothing.
@@ -156,22 +163,39 @@ async fn contained<T>(run: impl Future<Output = Result<T, ReconcileError>>) -> R
 }
 
 async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, ReconcileError> {
-    let Context { around, recorder, conversations, starting, fleet, identities, gateways, .. } = context;
+    let Context { around, recorder, conversations, starting, fleet, identities, gateways, rests, .. } =
+        context;
     let namespace = owner.namespace().unwrap_or_default();
     let calls = Calls::new(context.client.clone(), &namespace, context.metrics.writes.clone());
 
     let said = (conversations.heard(owner), starting.serving(owner));
-    let mut observed = observe(&calls, owner, said, fleet.but(owner), gateways.as_ref()).await?;
+    let others = fleet.but(owner).into_iter().fold(Silence::default(), Silence::and);
+    let mut observed = observe(&calls, owner, said, others, gateways.as_ref()).await?;
     // Before any pod is made, which waits for its certificate, and before one that serves ends for it. What fails here
     // keeps nothing from healing: most pods have theirs.
     let certified = identities.keep(&calls, owner).await;
     observed.uncertified = !certified.as_ref().is_ok_and(|certified| certified.mains);
+    observed.rest = rests.of(owner);
     let known = know(owner, &observed)?;
-    let answer = match task(owner, &observed, &known, around) {
-        Task::Done(state) => (state, None),
-        Task::Solve { planning, previous } => solved(owner, solve(*planning, previous).await)?,
+    let mut follows = None;
+    let (answer, happening) = match task(owner, &observed, &known, around) {
+        Task::Done(state) => ((state, None), None),
+        Task::Solve { planning, previous } => (solved(owner, solve(*planning, previous).await)?, None),
+        Task::Follow(task) => {
+            let task = *task;
+            let (cause, current) = (task.cause, (task.hash.clone(), task.plan.clone(), task.cause));
+            let (state, new, happening) = followed(owner, current, follow(task).await)?;
+            match new {
+                Some(_) => follows = Some(cause),
+                None => rests.note(owner, rest_after_nothing(owner, &observed)),
+            }
+            ((state, new), happening)
+        }
     };
-    let planned = Planned::new(owner, &observed, &known, answer, around);
+    let planned = Planned { happening, ..Planned::new(owner, &observed, &known, answer, around) };
+    if !planned.given_up.is_empty() {
+        rests.note(owner, rest_after_giving_up(owner, &observed));
+    }
     let steps = steps(owner, &observed, &known, &planned, around)?;
     fleet.note(owner, Silence::among(&steps.pods));
     let trust = identities.trust(owner).await;
@@ -188,6 +212,9 @@ async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, R
         calls.apply_status(&owner.name_any(), &status).await?;
     }
 
+    if let Some(cause) = follows {
+        context.metrics.replanned(cause);
+    }
     if let Some(change) = steps.demanded.change {
         context.metrics.changed(change);
     }
@@ -207,6 +234,21 @@ async fn solve(planning: Planning, previous: Option<Box<MoEPlanSpec>>) -> Result
         Ok(Err(error)) => Err(PlanningError::Aborted(error.to_string())),
         Err(_elapsed) => Err(PlanningError::Aborted(format!("no plan within {PLANNING:?}"))),
     }
+}
+
+/// A plan that is better for requests as they are; none where there is none, or it cannot be had in time.
+async fn follow(task: Follow) -> Option<MoEPlanSpec> {
+    let Follow { planning, hash, plan, cause } = task;
+    let is_waking = cause == MixOf::Waiting;
+    let solving = tokio::task::spawn_blocking(move || planning.follow(&plan, !is_waking));
+    let why = match timeout(if is_waking { SOON } else { PLANNING }, solving).await {
+        Ok(Ok(Ok(better))) => return better,
+        Ok(Ok(Err(error))) => error.to_string(),
+        Ok(Err(error)) => error.to_string(),
+        Err(_elapsed) => "it takes too long".to_owned(),
+    };
+    tracing::info!(plan = hash, why, "the plan stays, whatever requests use");
+    None
 }
 
 /// What the status says something about, with what the API `refused`.

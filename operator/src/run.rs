@@ -3,10 +3,10 @@
 use super::calls::Calls;
 use super::controller::control;
 use super::conversations::Conversations;
-use super::fleet::Fleet;
 use super::gateways::Gateways;
 use super::lease::Candidate;
 use super::metrics::Metrics;
+use super::per_deployment::PerDeployment;
 use super::reconcile::Context;
 use super::serve::serve;
 use super::settings::RunSettings;
@@ -127,7 +127,8 @@ async fn lead(
         metrics,
         conversations,
         starting,
-        fleet: Fleet::default(),
+        fleet: PerDeployment::default(),
+        rests: PerDeployment::default(),
     };
     let working = control(
         context,

@@ -165,6 +165,7 @@ pub fn steps(
     steps.frame(scene);
     steps.model(scene)?;
     steps.writes.extend(planned.new.clone().map(Box::new).map(Write::Plan));
+    steps.happenings.extend(planned.happening.clone());
     // Before any function is started or ended by it.
     steps.demand(scene);
     steps.roll(scene)?;
@@ -302,11 +303,18 @@ impl Steps {
 
     /// Deletes the oldest plans but the last ten; those that are proposed, to run or running stay.
     fn prune(&mut self, scene: Scene<'_>) {
+        for plan in &scene.planned.given_up {
+            let note =
+                format!("plan {} followed requests, and its functions could not start", plan.name_any());
+            self.happenings.push(Happening::warning("PlanGivenUp", note));
+            self.writes.push(Write::DeletePlan(plan.name_any(), plan.uid().unwrap_or_default()));
+        }
+        let given_up = |plan: &&MoEPlan| scene.planned.given_up.iter().any(|one| one.uid() == plan.uid());
         let in_use = scene.planned.in_use(scene.owner);
         let plans = &scene.observed.plans;
         let kept = KEPT_PLANS.saturating_sub(usize::from(scene.planned.new.is_some()));
         let old = plans.iter().take(plans.len().saturating_sub(kept));
-        let unused = old.filter(|plan| !in_use.contains(&plan.name_any()));
+        let unused = old.filter(|plan| !in_use.contains(&plan.name_any()) && !given_up(plan));
         let named = unused.map(|plan| Write::DeletePlan(plan.name_any(), plan.uid().unwrap_or_default()));
         self.writes.extend(named);
     }

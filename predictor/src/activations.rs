@@ -1,17 +1,21 @@
 //! What the experts did for a request, as a main function tells it at the end of an answer.
 //!
-//! Only counts: nothing of the prompt's or the answer's text. The text form is a header's value; it is version,
-//! layers, experts, positions and counts as LEB128 numbers, in base64.
+//! Only counts: nothing of the prompt's or the answer's text. The text form is a header's value. `2.` stands before layers,
+//! experts, positions and counts as LEB128 numbers, packed. Where that is too long for a header, `3.` stands
+//! before the positions and the shares of each phase, as exact as there is room for.
 
 use crate::error::PredictError;
+use crate::packed::{pack, unpack};
 use crate::phase::{ByPhase, Phase};
 use crate::record::RecordHeader;
 use crate::shares::Shares;
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD_NO_PAD;
 
-/// Version of the text form.
-const VERSION: u64 = 1;
+/// What the text form of all counts begins with.
+const COUNTS: &str = "2.";
+/// What that of shares begins with.
+const SHARES: &str = "3.";
+/// Most bytes of a number.
+const LONGEST_NUMBER: usize = 9;
 /// Bytes of the text form, at most: trailers of HTTP/1.1 end at 16 KiB for common servers, and others share them.
 pub const MAX_ACTIVATIONS_BYTES: usize = 12 << 10;
 
@@ -86,13 +90,12 @@ impl Activations {
         some.then(|| Shares::from_counts(self.experts, self.counts(phase))).transpose()
     }
 
-    /// The text form; `None` where it is longer than [`MAX_ACTIVATIONS_BYTES`].
+    /// The text form; `None` where not even shares fit into [`MAX_ACTIVATIONS_BYTES`].
     #[must_use]
     pub fn to_text(&self) -> Option<String> {
         let layers = self.counts.prefill.len() / self.experts.max(1);
         let mut bytes = Vec::with_capacity(2 * self.counts.prefill.len() + 16);
-        let head = [VERSION, layers as u64, self.experts as u64];
-        head.into_iter().for_each(|number| push(&mut bytes, number));
+        [layers as u64, self.experts as u64].into_iter().for_each(|number| push(&mut bytes, number));
         for phase in Phase::ALL {
             push(&mut bytes, self.positions(phase));
             // A phase that was empty has no counts.
@@ -100,12 +103,27 @@ impl Activations {
                 self.counts(phase).iter().for_each(|count| push(&mut bytes, u64::from(*count)));
             }
         }
-        let fits = bytes.len().div_ceil(3) * 4 <= MAX_ACTIVATIONS_BYTES;
-        fits.then(|| STANDARD_NO_PAD.encode(bytes))
+        let text = format!("{COUNTS}{}", pack(&bytes));
+        if text.len() <= MAX_ACTIVATIONS_BYTES { Some(text) } else { self.shares_to_text() }
+    }
+
+    /// Positions and shares of both phases, half of the room for each.
+    fn shares_to_text(&self) -> Option<String> {
+        let parts = ByPhase::try_each(|phase| {
+            let shares = self.shares(phase).ok().flatten();
+            let text = match shares {
+                Some(shares) => shares.to_text(MAX_ACTIVATIONS_BYTES / 2 - 32).ok_or(())?,
+                None => String::new(),
+            };
+            Ok::<_, ()>(format!("{}.{text}", self.positions(phase)))
+        });
+        let ByPhase { prefill, decode } = parts.ok()?;
+        Some(format!("{SHARES}{prefill}.{decode}"))
     }
 
     /// Reads the text form of the model that `header` names. Counts that cannot be are refused: every position has
-    /// `top_k` experts in every layer, so that nobody's request weighs more than its tokens.
+    /// `top_k` experts in every layer, so that nobody's request weighs more than its tokens. Where shares were told, the
+    /// counts are those of the same positions, rounded.
     ///
     /// # Errors
     /// [`PredictError::Activations`] says what is wrong.
@@ -114,13 +132,21 @@ impl Activations {
         if text.len() > MAX_ACTIVATIONS_BYTES {
             return Err(wrong("they are longer than a header may be"));
         }
-        let bytes = STANDARD_NO_PAD.decode(text).map_err(|_| wrong("they are not base64"))?;
+        match (text.strip_prefix(COUNTS), text.strip_prefix(SHARES)) {
+            (Some(counts), _) => Self::from_counts(counts, header),
+            (_, Some(shares)) => Self::from_shares(shares, header),
+            _ => Err(wrong("they are of another version; update whoever sends them, or this program")),
+        }
+    }
+
+    fn from_counts(text: &str, header: &RecordHeader) -> Result<Self, PredictError> {
+        let wrong = |message: &str| PredictError::Activations(message.to_owned());
+        let (layers, experts) = (header.layers.len(), header.experts as usize);
+        let most = LONGEST_NUMBER * (2 * layers * experts + 4);
+        let bytes = unpack(text, most)
+            .ok_or_else(|| wrong("they are nothing that was packed, or of a larger model"))?;
         let mut rest = bytes.as_slice();
         let mut number = || pull(&mut rest).ok_or_else(|| wrong("they end early, or a number is too large"));
-        if number()? != VERSION {
-            return Err(wrong("they are of another version; update whoever sends them, or this program"));
-        }
-        let (layers, experts) = (header.layers.len(), header.experts as usize);
         if (number()?, number()?) != (layers as u64, experts as u64) {
             return Err(wrong("they are of a model with other layers or experts"));
         }
@@ -144,6 +170,32 @@ impl Activations {
         match rest {
             [] => Ok(read),
             _ => Err(wrong("something follows them")),
+        }
+    }
+
+    /// Counts that are near what they were.
+    fn from_shares(text: &str, header: &RecordHeader) -> Result<Self, PredictError> {
+        let wrong = |message: &str| PredictError::Activations(message.to_owned());
+        let mut parts = text.split('.');
+        let mut part = || parts.next().ok_or_else(|| wrong("they end early"));
+        let (layers, experts) = (header.layers.len(), header.experts as usize);
+        let mut read = Self::new(layers, experts);
+        for phase in Phase::ALL {
+            let positions: u32 =
+                part()?.parse().map_err(|_| wrong("a number of positions is none, or too large"))?;
+            let shares = part()?;
+            *read.positions.of_mut(phase) = u64::from(positions);
+            if positions == 0 {
+                continue;
+            }
+            let shares = Shares::from_text(shares, layers, experts)?;
+            let pairs = f64::from(positions) * f64::from(header.top_k);
+            let counts = read.counts.of_mut(phase).iter_mut().zip(shares.values());
+            counts.for_each(|(count, share)| *count = (f64::from(*share) * pairs).round() as u32);
+        }
+        match parts.next() {
+            None => Ok(read),
+            Some(_) => Err(wrong("something follows them")),
         }
     }
 }
@@ -209,19 +261,63 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_for_a_header_is_not_told() {
-        let mut activations = Activations::new(100, 100);
-        activations.count(Phase::Prefill, std::iter::empty());
+    fn where_counts_are_too_long_for_a_header_shares_are_told() {
+        // As many experts as the largest models have.
+        let header = RecordHeader { layers: (0..58).collect(), experts: 256, top_k: 8, ..header() };
+        let mut activations = Activations::new(58, 256);
+        let (mut selected, mut number) = (vec![[(0, 1.0); 8]; 58], 1_u64);
+        for position in 0..3000 {
+            for (layer, selected) in selected.iter_mut().enumerate() {
+                for (rank, place) in selected.iter_mut().enumerate() {
+                    number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(layer as u64 + 1);
+                    // Few are used much.
+                    let drawn = (number >> 40) % 1024;
+                    place.0 = (drawn * drawn * 32 / (1024 * 1024) + 32 * rank as u64) as u32;
+                }
+            }
+            let phase = if position < 2500 { Phase::Prefill } else { Phase::Decode };
+            activations.count(phase, selected.iter().map(|layer| &layer[..]));
+        }
+        let text = activations.to_text().unwrap();
+        assert!(text.starts_with(SHARES) && text.len() <= MAX_ACTIVATIONS_BYTES, "{}", text.len());
+        let read = Activations::from_text(&text, &header).unwrap();
+        for phase in Phase::ALL {
+            assert_eq!(read.positions(phase), activations.positions(phase));
+            let shares = |of: &Activations| of.shares(phase).unwrap().unwrap();
+            let apart = crate::divergence::mean(&shares(&read), &shares(&activations));
+            assert!(apart < 0.02, "{apart}");
+        }
+        let longer = format!("{text}.1");
+        for text in [&text[..text.len() / 2], &longer, "3.-1.", "3.1.AAAA.0."] {
+            assert!(Activations::from_text(text, &header).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_too_long_even_so_is_not_told() {
+        let mut activations = Activations::new(400, 1000);
+        let mut number = 1_u64;
+        for count in activations.counts.prefill.iter_mut() {
+            number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            *count = (number >> 50) as u32;
+        }
+        activations.positions.prefill = 1;
         assert_eq!(activations.to_text(), None);
     }
 
     #[test]
     fn counts_that_cannot_be_are_refused() {
         // One position that claims three experts of the first layer.
-        let forged = STANDARD_NO_PAD.encode([1, 2, 3, 1, 1, 1, 1, 1, 1, 0, 0]);
+        let forged = packed(&[2, 3, 1, 1, 1, 1, 1, 1, 0, 0]);
         assert!(Activations::from_text(&forged, &header()).is_err());
         let other = RecordHeader { experts: 4, ..header() };
         assert!(Activations::from_text(&some().to_text().unwrap(), &other).is_err());
+        // What a version before wrote.
+        assert!(Activations::from_text("AQIDAAA", &header()).is_err());
+    }
+
+    fn packed(bytes: &[u8]) -> String {
+        format!("{COUNTS}{}", pack(bytes))
     }
 
     proptest! {
@@ -230,9 +326,9 @@ mod tests {
         fn any_bytes_are_read(bytes in proptest::collection::vec(any::<u8>(), 0..40), valid in any::<bool>()) {
             let mut bytes = bytes;
             if valid {
-                bytes.splice(0..0, [1, 2, 3]);
+                bytes.splice(0..0, [2, 3]);
             }
-            if let Ok(read) = Activations::from_text(&STANDARD_NO_PAD.encode(bytes), &header()) {
+            if let Ok(read) = Activations::from_text(&packed(&bytes), &header()) {
                 for phase in Phase::ALL {
                     let sum: u64 = read.counts(phase).iter().map(|count| u64::from(*count)).sum();
                     prop_assert_eq!(sum, read.positions(phase) * 4);

@@ -55,6 +55,9 @@ pub enum PredictError {
     /// What experts did, told in a way that cannot be.
     #[error("activations that were told: {0}")]
     Activations(String),
+    /// Shares in a text that cannot be.
+    #[error("shares of experts in a text: {0}")]
+    Text(String),
     /// A saved predictor that cannot be used.
     #[error("saved predictor: {0}")]
     Saved(String),

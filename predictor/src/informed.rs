@@ -6,7 +6,7 @@ use crate::history::History;
 use crate::phase::{ByPhase, Phase};
 use crate::predictor::Popularity;
 use crate::record::ActivationRecord;
-use crate::similar::SimilarPrompts;
+use crate::sps::SimilarPrompts;
 use crate::tokens::TokenTable;
 use crate::training::{DEFAULT_TEMPERATURE, HELD_OUT, TrainingOptions};
 use crate::tree::Clustering;

@@ -11,7 +11,7 @@ use crate::predictor::Popularity;
 use crate::record::RecordHeader;
 use crate::rows::Rows;
 use crate::shares::Shares;
-use crate::similar::{Index, SimilarPrompts};
+use crate::sps::{Index, SimilarPrompts};
 use crate::tokens::TokenTable;
 use crate::training::{Parts, Trained, Tuning};
 use crate::tree::{Clustering, Sketches, Tree, TreeOptions, TreeParts};
@@ -22,6 +22,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
+/// Name of the file in its folder.
+pub const PREDICTOR_FILE: &str = "predictor.safetensors";
 /// Metadata key of the JSON text.
 const KEY: &str = "remoe";
 /// Version of the file.

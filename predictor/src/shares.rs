@@ -85,6 +85,16 @@ impl Shares {
         &self.values
     }
 
+    /// The rows in double precision, each with a sum of 1: as planners take them.
+    #[must_use]
+    pub fn to_rows(&self) -> Vec<Vec<f64>> {
+        let row = |row: &[f32]| {
+            let sum: f64 = row.iter().map(|share| f64::from(*share)).sum();
+            row.iter().map(|share| f64::from(*share) / sum).collect()
+        };
+        self.rows().map(row).collect()
+    }
+
     /// The rows, one per layer.
     pub fn rows(&self) -> impl ExactSizeIterator<Item = &[f32]> {
         self.values.chunks_exact(self.experts)

@@ -16,7 +16,7 @@ use crate::predictor::{Popularity, Predictor};
 use crate::random::Random;
 use crate::record::{ActivationRecord, RecordHeader};
 use crate::shares::Shares;
-use crate::similar::SimilarPrompts;
+use crate::sps::SimilarPrompts;
 use crate::tokens::{DEFAULT_ROUNDS, MAX_ROUNDS, TokenFit, TokenTable};
 use crate::tree::{Clustering, TreeOptions};
 use rayon::prelude::*;

@@ -53,11 +53,12 @@ pub struct ResidentWeights {
 }
 
 impl ResidentWeights {
-    /// Those of a checkpoint whose weights are all in `dtype`, `float32` or one of two bytes, but for experts
+    /// Those of a checkpoint whose weights are all held in `dtype`, `float32` or one of two bytes, but for experts
     /// that are quantised.
     #[must_use]
     pub fn of(model: &Inspection, dtype: &str) -> Self {
         let element = if dtype == "float32" { 4.0 } else { 2.0 };
+        let model = &model.decoded();
         let resident = |bytes: u64| model.resident_bytes(bytes, dtype) as f64;
         let token_bytes = resident(model.token_bytes);
         let layers: u64 = model.non_expert_layer_bytes.iter().sum();

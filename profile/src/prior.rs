@@ -56,7 +56,7 @@ impl Profile {
     pub fn prior(model: &Inspection, dtype: &str) -> Self {
         let expert = model.resident_expert_bytes(dtype) as f64;
         // Quantising is not thought to make arithmetic faster.
-        let computed = model.resident_bytes(model.expert_bytes, dtype) as f64;
+        let computed = model.resident_bytes(model.decoded().expert_bytes, dtype) as f64;
         let (rest, rest_computed) = non_expert_bytes(model, dtype);
         // What is read is what lies there; starts are by the bytes that come of it.
         let loading = |resident: f64, at_rest: u64| Start {
@@ -133,7 +133,7 @@ impl Profile {
 /// assumed of GPUs here. One that holds quantised experts reads them so, and computes as with others.
 pub(crate) fn gpu_expert_seconds(model: &Inspection, dtype: &str) -> GpuProfile {
     let held = model.resident_expert_bytes(dtype) as f64;
-    let bytes = model.resident_bytes(model.expert_bytes, dtype) as f64;
+    let bytes = model.resident_bytes(model.decoded().expert_bytes, dtype) as f64;
     let at = |tokens: &f64| {
         let (read, computed) = (held / GPU_READ_BYTES_PER_SECOND, bytes * tokens / GPU_OPERATIONS_PER_SECOND);
         GPU_EXPERT_SECONDS + read.max(computed)
@@ -143,7 +143,8 @@ pub(crate) fn gpu_expert_seconds(model: &Inspection, dtype: &str) -> GpuProfile 
 
 /// As they are resident, and as they would be without being quantised.
 fn non_expert_bytes(model: &Inspection, dtype: &str) -> (f64, f64) {
-    let bytes = model.non_expert_layer_bytes.iter().sum::<u64>() + model.outside_bytes;
+    let plain = model.decoded();
+    let bytes = plain.non_expert_layer_bytes.iter().sum::<u64>() + plain.outside_bytes;
     (model.resident_non_expert_bytes(dtype) as f64, model.resident_bytes(bytes, dtype) as f64)
 }
 

@@ -137,6 +137,8 @@ async fn answers_of_quantised_experts_do_not_depend_on_placement() {
             same_everywhere(model, &Options::dtype(dtype).with("--experts-dtype", experts)).await;
         }
     }
+    let as_stored = Options::dtype("bfloat16").with("--experts-dtype", "mxfp4");
+    same_everywhere(named("gptoss-mxfp4"), &as_stored).await;
 }
 
 /// A remote function that keeps its experts in another form computes other bits: it is not used.

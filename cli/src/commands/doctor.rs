@@ -356,7 +356,8 @@ fn reach(server: &str) -> Result<(), String> {
 
 fn model(source: &ModelArgs) -> Result<Check, CliError> {
     let facts = source.open()?.checkpoint.inspect()?;
-    let (needed, whole, free) = (facts.total_bytes, machine::memory_bytes(), machine::free_memory_bytes());
+    let needed = facts.decoded().total_bytes;
+    let (whole, free) = (machine::memory_bytes(), machine::free_memory_bytes());
     let found = format!(
         "{}: {} of weights, {} of memory available",
         source.model.name(),

@@ -114,9 +114,16 @@ impl Quantisation {
 fn for_people(facts: &Inspection) -> String {
     let non_expert: u64 = facts.non_expert_layer_bytes.iter().sum();
     let experts_in_all = facts.moe_layers.len() as u64 * facts.experts as u64;
+    let dtype = match &facts.stored_as {
+        None => facts.dtype.clone(),
+        Some(stored) => {
+            let decoded = table::bytes(stored.decoded_total_bytes);
+            format!("{}, stored as {} ({decoded} in {0})", facts.dtype, stored.form)
+        }
+    };
     table::of_pairs(&[
         ("family", facts.family.clone()),
-        ("dtype", facts.dtype.clone()),
+        ("dtype", dtype),
         ("fingerprint", facts.fingerprint.clone()),
         ("layers", format!("{}, of which {} with experts", facts.layers, facts.moe_layers.len())),
         ("experts", format!("{} per layer, {} per token", facts.experts, facts.top_k)),

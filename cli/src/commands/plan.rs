@@ -43,8 +43,8 @@ pub(crate) struct PlanArgs {
     /// Compute dtype of the model [default: the profile's]
     #[arg(long, value_enum, requires = "model_source")]
     dtype: Option<Dtype>,
-    /// Plan for routed experts that are quantised to int8 or int4 as they are loaded
-    #[arg(long, value_name = "int8|int4", requires = "model_source")]
+    /// Plan for routed experts that are kept as int8, int4 or mxfp4, quantised as they are loaded
+    #[arg(long, value_name = "int8|int4|mxfp4", requires = "model_source")]
     experts_dtype: Option<ExpertsDtype>,
     /// Plan for attention, dense layers, shared experts and a head that are kept as int8, or as computed
     /// [default: int8 beside quantised experts, on CPUs]

@@ -14,7 +14,7 @@
 //!
 //! With int8 and int4, rows are bfloat16, weights count as they are packed, and `peak` is that of bfloat16.
 //!
-//! By hand: `echo one | cargo run --release -p remoe-kernels --example ffn_speed -- [--threads N] [--dtype bf16|f32|int8|int4] [--hidden N] [--width N]`
+//! By hand: `echo one | cargo run --release -p remoe-kernels --example ffn_speed -- [--threads N] [--dtype bf16|f32|int8|int4|mxfp4] [--hidden N] [--width N]`
 
 #![allow(clippy::expect_used)]
 
@@ -65,6 +65,7 @@ fn options() -> Options {
             "--dtype" if value == "f32" => options.class = Dtype::F32.into(),
             "--dtype" if value == "int8" => options.class = quantised(WeightFormat::Int8),
             "--dtype" if value == "int4" => options.class = quantised(WeightFormat::Int4),
+            "--dtype" if value == "mxfp4" => options.class = quantised(WeightFormat::Mxfp4),
             _ => usage(&argument),
         }
     }
@@ -73,7 +74,7 @@ fn options() -> Options {
 
 fn usage<T>(argument: &str) -> T {
     eprintln!("{argument}: unknown, or without a proper value");
-    eprintln!("ffn_speed [--threads N] [--dtype bf16|f32|int8|int4] [--hidden N] [--width N]");
+    eprintln!("ffn_speed [--threads N] [--dtype bf16|f32|int8|int4|mxfp4] [--hidden N] [--width N]");
     std::process::exit(2)
 }
 
@@ -177,7 +178,7 @@ fn main() {
     let stored = vec![0x11u8; hidden * width * dtype.bytes()];
     let weights = match class.weights {
         WeightFormat::Plain => (3 * stored.len()) as f64,
-        WeightFormat::Int8 | WeightFormat::Int4 => shape.packed_bytes() as f64,
+        WeightFormat::Int8 | WeightFormat::Int4 | WeightFormat::Mxfp4 => shape.packed_bytes() as f64,
     };
     let operations = (6 * hidden * width * TOKENS) as f64;
     // A quarter of the experts for the long passes.

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::activation::ROUNDER;
 use super::floats::Floats;
-use super::integers::Integers;
+use super::integers::{E2M1_AND_OFFSET, Integers};
 use super::steps::{F32Step, WidenedStep};
 use crate::numerics::NAN_BITS;
 
@@ -164,6 +164,15 @@ impl Integers for Avx2 {
     unsafe fn high_nibbles(words: __m256i) -> __m256i {
         // SAFETY: the trait's contract.
         unsafe { _mm256_and_si256(_mm256_srli_epi32::<4>(words), _mm256_set1_epi8(0x0f)) }
+    }
+
+    #[inline(always)]
+    unsafe fn e2m1(codes: __m256i) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(E2M1_AND_OFFSET.as_ptr().cast()));
+            _mm256_shuffle_epi8(table, codes)
+        }
     }
 
     #[inline(always)]

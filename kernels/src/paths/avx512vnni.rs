@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::avx512::Avx512;
-use super::integers::Integers;
+use super::integers::{E2M1_AND_OFFSET, Integers};
 
 impl Integers for Avx512 {
     type I = __m512i;
@@ -34,6 +34,15 @@ impl Integers for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn e2m1(codes: __m512i) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(E2M1_AND_OFFSET.as_ptr().cast()));
+            _mm512_shuffle_epi8(table, codes)
+        }
+    }
+
+    #[inline(always)]
     unsafe fn int8_dot(sum: __m512i, w: __m512i, x: __m512i) -> __m512i {
         // SAFETY: the trait's contract.
         unsafe { _mm512_dpbusd_epi32(sum, w, x) }
@@ -61,4 +70,4 @@ impl Integers for Avx512 {
     }
 }
 
-super::quantised_entry_points!(Avx512, "avx512f,avx512vnni");
+super::quantised_entry_points!(Avx512, "avx512f,avx512bw,avx512vnni");

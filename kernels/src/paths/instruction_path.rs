@@ -36,7 +36,11 @@ impl InstructionPath {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Bf16 => is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16"),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512Vnni => is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vnni"),
+            Self::Avx512Vnni => {
+                is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vnni")
+            }
             #[cfg(target_arch = "x86_64")]
             Self::Avx512F => is_x86_feature_detected!("avx512f"),
             #[cfg(target_arch = "x86_64")]

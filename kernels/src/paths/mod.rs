@@ -73,15 +73,18 @@ macro_rules! entry_points {
 }
 use entry_points;
 
-/// Defines a path's kernels for quantised weights, int8 and int4: each serves both phases and both types of rows.
+/// Defines a path's kernels for quantised weights: each serves both phases and both types of rows.
 macro_rules! quantised_entry_points {
     ($integers:ty $(, $features:literal)?) => {
         pub(super) const INT8: super::Kernels = super::Kernels { gate_up: int8, down: int8 };
         pub(super) const INT4: super::Kernels = super::Kernels { gate_up: int4, down: int4 };
-        type Int8Step = super::quantised::QuantisedStep<$integers, false, false>;
-        type Int4Step = super::quantised::QuantisedStep<$integers, true, false>;
+        pub(super) const MXFP4: super::Kernels = super::Kernels { gate_up: mxfp4, down: mxfp4 };
+        type Int8Step = super::quantised::QuantisedStep<$integers, { super::quantised::INT8 }, false>;
+        type Int4Step = super::quantised::QuantisedStep<$integers, { super::quantised::INT4 }, false>;
+        type Mxfp4Step = super::quantised::QuantisedStep<$integers, { super::quantised::MXFP4 }, false>;
         super::entry_points!(@ int8, either, Int8Step $(, $features)?);
         super::entry_points!(@ int4, either, Int4Step $(, $features)?);
+        super::entry_points!(@ mxfp4, either, Mxfp4Step $(, $features)?);
     };
 }
 use quantised_entry_points;
@@ -119,20 +122,21 @@ pub(crate) fn attend_kernel(path: InstructionPath) -> AttendKernel {
 
 /// The kernels of a path. Calling them needs the path to be available.
 pub(crate) fn kernels(path: InstructionPath, class: NumericsClass) -> Kernels {
-    let (int8, int4) = match path {
+    let (int8, int4, mxfp4) = match path {
         #[cfg(target_arch = "x86_64")]
-        InstructionPath::Avx512Vnni => (avx512vnni::INT8, avx512vnni::INT4),
+        InstructionPath::Avx512Vnni => (avx512vnni::INT8, avx512vnni::INT4, avx512vnni::MXFP4),
         // Bytes need more of AVX-512 than the other two ask for, which every processor that they run on has AVX2 for.
         #[cfg(target_arch = "x86_64")]
         InstructionPath::Avx512Bf16 | InstructionPath::Avx512F | InstructionPath::Avx2Fma => {
-            (avx2::INT8, avx2::INT4)
+            (avx2::INT8, avx2::INT4, avx2::MXFP4)
         }
-        _ => (portable::INT8, portable::INT4),
+        _ => (portable::INT8, portable::INT4, portable::MXFP4),
     };
     match class.weights {
         WeightFormat::Plain => plain_kernels(path, class.dtype),
         WeightFormat::Int8 => int8,
         WeightFormat::Int4 => int4,
+        WeightFormat::Mxfp4 => mxfp4,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::activation::ROUNDER;
 use super::floats::Floats;
-use super::integers::Integers;
+use super::integers::{E2M1_AND_OFFSET, Integers};
 use super::steps::{F32Step, WidenedStep};
 use crate::numerics;
 
@@ -152,6 +152,12 @@ impl Integers for Portable {
     #[inline(always)]
     unsafe fn high_nibbles(words: [i32; 4]) -> [i32; 4] {
         words.map(|word| word >> 4 & 0x0f0f_0f0f)
+    }
+
+    #[inline(always)]
+    unsafe fn e2m1(codes: [i32; 4]) -> [i32; 4] {
+        let of = |code: u8| E2M1_AND_OFFSET[usize::from(code & 15)];
+        codes.map(|codes| i32::from_le_bytes(codes.to_le_bytes().map(of)))
     }
 
     #[inline(always)]

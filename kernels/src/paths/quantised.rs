@@ -1,6 +1,6 @@
 //! One group of K by integers, for a block of rows and columns.
 //!
-//! A group's weights of a panel's 64 columns lie together: for int8 `[8][64][4]` bytes, four consecutive weights of a column to a word; for int4 `[4][64][4]` bytes, whose lower halves are the first 16 weights of the columns and whose upper halves the others; then 64 scales, as bfloat16.
+//! A group's weights of a panel's 64 columns lie together: for int8 `[8][64][4]` bytes, four consecutive weights of a column to a word; for int4 and mxfp4 `[4][64][4]` bytes, whose lower halves are the first 16 weights of the columns and whose upper halves the others; then 64 scales, as bfloat16.
 
 use std::marker::PhantomData;
 
@@ -14,13 +14,22 @@ use crate::shape::{PANEL, step_words};
 const QUADS: usize = GROUP / 4;
 
 /// Weights and rows by integers; sums are exact within a group. Elements of results are bfloat16, or float32.
-pub(crate) struct QuantisedStep<N, const INT4: bool, const BF16: bool>(PhantomData<N>);
+pub(crate) struct QuantisedStep<N, const FORMAT: u8, const BF16: bool>(PhantomData<N>);
 
-impl<N: Integers, const INT4: bool, const BF16: bool> Step for QuantisedStep<N, INT4, BF16> {
+/// [`WeightFormat`]s as parameters of [`QuantisedStep`].
+pub(crate) const INT8: u8 = WeightFormat::Int8 as u8;
+pub(crate) const INT4: u8 = WeightFormat::Int4 as u8;
+pub(crate) const MXFP4: u8 = WeightFormat::Mxfp4 as u8;
+
+impl<N: Integers, const FORMAT: u8, const BF16: bool> Step for QuantisedStep<N, FORMAT, BF16> {
     type F = N;
-    type InBf16 = QuantisedStep<N, INT4, true>;
+    type InBf16 = QuantisedStep<N, FORMAT, true>;
     const BF16: bool = BF16;
-    const WEIGHTS: WeightFormat = if INT4 { WeightFormat::Int4 } else { WeightFormat::Int8 };
+    const WEIGHTS: WeightFormat = match FORMAT {
+        INT8 => WeightFormat::Int8,
+        INT4 => WeightFormat::Int4,
+        _ => WeightFormat::Mxfp4,
+    };
     const WORDS: usize = step_words(if BF16 { crate::Dtype::Bf16 } else { crate::Dtype::F32 }, Self::WEIGHTS);
     const CHUNK: usize = 1;
 
@@ -34,38 +43,46 @@ impl<N: Integers, const INT4: bool, const BF16: bool> Step for QuantisedStep<N, 
     ) {
         // SAFETY: the caller's promise.
         unsafe {
+            // Two weights to a byte.
+            let nibbles = FORMAT != INT8;
             let mut rows = [std::ptr::null::<RowGroup>(); R];
             let mut sums = [[N::splat_integer(0); C]; R];
             for r in 0..R {
                 rows[r] = x[r].cast::<RowGroup>().add(group);
-                if INT4 || !N::REMOVES_OFFSET {
+                if nibbles || !N::REMOVES_OFFSET {
                     let correction = (&raw const (*rows[r]).correction).read_unaligned();
                     sums[r] = [N::splat_integer(correction); C];
                 }
             }
-            for line in 0..if INT4 { QUADS / 2 } else { QUADS } {
+            for line in 0..if nibbles { QUADS / 2 } else { QUADS } {
                 let mut words = [N::splat_integer(0); C];
                 for c in 0..C {
                     words[c] = N::load_words(w.add(line * PANEL + first + c * N::LANES));
                 }
-                if INT4 {
-                    let mut nibbles = [N::splat_integer(0); C];
+                if nibbles {
+                    let mut weights = [N::splat_integer(0); C];
                     for c in 0..C {
-                        nibbles[c] = N::low_nibbles(words[c]);
+                        weights[c] = N::low_nibbles(words[c]);
+                        if FORMAT == MXFP4 {
+                            weights[c] = N::e2m1(weights[c]);
+                        }
                     }
                     for r in 0..R {
                         let x = N::splat_integer(quad(rows[r], line));
                         for c in 0..C {
-                            sums[r][c] = N::int4_dot(sums[r][c], nibbles[c], x);
+                            sums[r][c] = N::int4_dot(sums[r][c], weights[c], x);
                         }
                     }
                     for c in 0..C {
-                        nibbles[c] = N::high_nibbles(words[c]);
+                        weights[c] = N::high_nibbles(words[c]);
+                        if FORMAT == MXFP4 {
+                            weights[c] = N::e2m1(weights[c]);
+                        }
                     }
                     for r in 0..R {
                         let x = N::splat_integer(quad(rows[r], QUADS / 2 + line));
                         for c in 0..C {
-                            sums[r][c] = N::int4_dot(sums[r][c], nibbles[c], x);
+                            sums[r][c] = N::int4_dot(sums[r][c], weights[c], x);
                         }
                     }
                 } else {

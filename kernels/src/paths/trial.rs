@@ -79,7 +79,7 @@ impl Trial {
         // Of weights that are quantised, the scales are elements: the last words of each group.
         let (element, integers) = match class.weights {
             WeightFormat::Plain => (class.dtype, 0),
-            WeightFormat::Int8 | WeightFormat::Int4 => (Dtype::Bf16, words - PANEL / 2),
+            WeightFormat::Int8 | WeightFormat::Int4 | WeightFormat::Mxfp4 => (Dtype::Bf16, words - PANEL / 2),
         };
         for (index, word) in weights.iter_mut().flat_map(|line| &mut line.0).enumerate() {
             // Biased exponents: 2^-10 to 2^1, and 2^-127 to 2^-118 in every fourth column.
@@ -100,7 +100,7 @@ impl Trial {
                 }
                 (words, row_words)
             }
-            WeightFormat::Int8 | WeightFormat::Int4 => {
+            WeightFormat::Int8 | WeightFormat::Int4 | WeightFormat::Mxfp4 => {
                 let row_words = quantise::row_bytes(elements) / 4;
                 let mut words = vec![0u32; rows * row_words];
                 for (index, row) in words.chunks_exact_mut(row_words).enumerate() {

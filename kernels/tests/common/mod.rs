@@ -210,6 +210,21 @@ pub(crate) fn integers(group: &[f32], format: WeightFormat, weight: bool) -> (Ve
             let (integers, scale, _) = tried.into_iter().find(|tried| tried.2 <= best).unwrap();
             (integers, scale)
         }
+        (WeightFormat::Mxfp4, true) => {
+            // OCP Microscaling Formats 1.0: the shared exponent is the largest one less 2, that of e2m1's largest.
+            let power = 2f64.powi((f64::from(extreme.abs()).log2().floor()) as i32 - 2);
+            let magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+            let nearest = |x: &f32| {
+                let x = f64::from(*x) / power;
+                let distance = |code: usize| (magnitudes[code] - x.abs()).abs();
+                // Of equals the even code.
+                let better =
+                    |a: &usize, b: &usize| distance(*a).total_cmp(&distance(*b)).then((a % 2).cmp(&(b % 2)));
+                let code = (0..8).min_by(better).unwrap();
+                (2.0 * magnitudes[code] * x.signum()) as i32
+            };
+            (group.iter().map(nearest).collect(), (power / 2.0) as f32)
+        }
         (_, true) => {
             let scale = round_bf16(extreme.abs() / 127.0);
             (nearest(1.0 / scale, -127..=127), scale)

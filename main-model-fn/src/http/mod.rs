@@ -27,6 +27,7 @@ mod metrics;
 mod models;
 mod pieces;
 mod placement;
+mod primer;
 mod request_body;
 mod router;
 mod sampling;
@@ -45,6 +46,7 @@ mod unsupported;
 mod usage;
 
 pub(crate) use placement::{InForce, ModelCard, PlacementView};
+pub(crate) use primer::PrimerSource;
 pub(crate) use router::serve;
 pub(crate) use state::{HttpOptions, HttpState};
 pub(crate) use text::TextFrontend;

@@ -1,7 +1,7 @@
 //! Which path leads where.
 
 use super::state::HttpState;
-use super::{auth, chat, completions, embeddings, metrics, models, placement, service, tokenize};
+use super::{auth, chat, completions, embeddings, metrics, models, placement, primer, service, tokenize};
 use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
@@ -33,6 +33,7 @@ pub(super) fn routes(state: Arc<HttpState>) -> Router {
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
         .route("/v1/placement", get(placement::handle))
+        .route("/v1/primer", get(primer::handle))
         .route("/tokenize", post(tokenize::handle))
         .route("/detokenize", post(tokenize::handle_back))
         .route("/health", get(service::health))

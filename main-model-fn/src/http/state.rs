@@ -2,6 +2,7 @@
 
 use super::metrics::HttpMetrics;
 use super::placement::PlacementView;
+use super::primer::PrimerSource;
 use super::text::{TextFrontend, TextTokens};
 use super::tools::Format;
 use crate::engine::EngineHandle;
@@ -36,6 +37,8 @@ pub(crate) struct HttpOptions {
     pub(crate) defaults: GenerationDefaults,
     /// Tokens that end an answer.
     pub(crate) end_ids: Vec<u32>,
+    /// What gateways predict from, where they are told.
+    pub(crate) primer: Option<PrimerSource>,
 }
 
 impl HttpOptions {
@@ -52,6 +55,7 @@ impl HttpOptions {
             connections: ConnectionLimits::from_environment(|name| std::env::var(name).ok()),
             defaults: GenerationDefaults::default(),
             end_ids: Vec::new(),
+            primer: None,
         }
     }
 

@@ -174,8 +174,17 @@ mod tests {
         headers.insert(ACTIVATIONS, HeaderValue::from_static("counts"));
         let mut line = Timeline::begin(&headers);
         line.token();
-        let mut activations = Activations::new(64, 128);
-        activations.count(remoe_predictor::Phase::Prefill, std::iter::empty());
+        let (mut activations, mut number) = (Activations::new(64, 128), 1_u64);
+        let mut selected = vec![[(0, 1.0); 8]; 64];
+        for _ in 0..3000 {
+            for (expert, _) in selected.iter_mut().flatten() {
+                number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                *expert = (number >> 57) as u32;
+            }
+            activations.count(remoe_predictor::Phase::Prefill, selected.iter().map(|layer| &layer[..]));
+        }
+        let told_of_experts = activations.to_text().unwrap().len();
+        assert!((8 << 10..12 << 10).contains(&told_of_experts), "{told_of_experts}");
         let share = |port| (format!("10.0.0.1:{port}"), remoe_ledger::Share::default());
         let told = |functions| Told { shares: (0..functions).map(share).collect(), ..Told::default() };
         assert!(line.headers(1, 2, Some(&told(2)), Some(&activations)).contains_key(ACTIVATIONS));

@@ -270,6 +270,7 @@ impl Outline {
             fingerprint: name.to_owned(),
             family: self.family.clone(),
             dtype: self.weights.name(&self.dtype).to_owned(),
+            stored_as: None,
             experts_dtype: None,
             dense_int8: false,
             layers: self.layers.len(),

@@ -1,5 +1,6 @@
 //! `MoEDeployment`: a model, what it may cost, and how fast it must be.
 
+use super::prediction::PredictionSpec;
 use super::sizes::{CpuRange, MemoryRange};
 use super::status::MoEDeploymentStatus;
 use super::workload::WorkloadSpec;
@@ -102,6 +103,9 @@ pub struct MoEDeploymentSpec {
     /// How one revision follows another.
     #[serde(default, skip_serializing_if = "RolloutSpec::is_empty")]
     pub rollout: RolloutSpec,
+    /// How plans follow what requests use.
+    #[serde(default, skip_serializing_if = "PredictionSpec::is_default")]
+    pub prediction: PredictionSpec,
     /// Measured figures of this hardware. Where absent, a profiler pod measures them while the model
     /// already serves on a conservative prior.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -166,6 +170,8 @@ pub enum ExpertsDtype {
     Int8,
     /// 4 bits a weight.
     Int4,
+    /// 4 bits a weight, as gpt-oss is published; experts of other checkpoints are rounded to it.
+    Mxfp4,
 }
 
 impl From<ExpertsDtype> for remoe_model::ExpertsDtype {
@@ -173,6 +179,7 @@ impl From<ExpertsDtype> for remoe_model::ExpertsDtype {
         match dtype {
             ExpertsDtype::Int8 => Self::Int8,
             ExpertsDtype::Int4 => Self::Int4,
+            ExpertsDtype::Mxfp4 => Self::Mxfp4,
         }
     }
 }

@@ -7,6 +7,7 @@
 mod crds;
 mod deployment;
 mod plan;
+mod prediction;
 mod sizes;
 mod status;
 mod workload;
@@ -21,9 +22,11 @@ pub use plan::{
     GroupPlan, MAX_GROUPS, MAX_REPLICAS, MainPlan, MoEPlan, MoEPlanSpec, PerBaseline, PlanCosts, PlanNumbers,
     PlanTimes, PlannedModel, ProfileSource, RemotePlan, ShownNumbers,
 };
+pub use prediction::{PlannedPrediction, PredictionSpec, Privacy, Replan};
 pub use remoe_demand::{
     DemandPhase, FunctionPod, GatewayDemand, LEASE_LABEL, LEASE_SECONDS, MOST_FUNCTIONS, MOST_GATEWAYS,
-    MainFunction, MoEDemand, MoEDemandSpec, MoEDemandStatus, RELEASE_LABEL,
+    MainFunction, MixOf, MoEDemand, MoEDemandSpec, MoEDemandStatus, PredictionOrder, RELEASE_LABEL,
+    RequestMix,
 };
 pub use sizes::{CpuRange, MemoryRange};
 pub use status::{Condition, ConditionType, MoEDeploymentStatus, ModelStatus};

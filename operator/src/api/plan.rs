@@ -1,6 +1,7 @@
 //! `MoEPlan`: one revision of a plan with the numbers it stands on.
 
 use super::deployment::{ComputeDtype, Device, ExpertsDtype};
+use super::prediction::PlannedPrediction;
 use super::workload::WorkloadSpec;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -31,6 +32,7 @@ pub const MAX_REPLICAS: u32 = 64;
     printcolumn(name = "TPOT", type_ = "string", json_path = ".spec.shown.tpot"),
     printcolumn(name = "Cost of 1M", type_ = "string", json_path = ".spec.shown.costOfMillion"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "For", type_ = "string", json_path = ".spec.prediction.of", priority = "1"),
     printcolumn(name = "Remote", type_ = "string", json_path = ".spec.shown.remote", priority = "1"),
     printcolumn(
         name = "Main Millicores",
@@ -77,6 +79,9 @@ pub struct MoEPlanSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub warning: Option<String>,
+    /// What requests were expected to use; all experts alike where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prediction: Option<PlannedPrediction>,
     /// What it was made from, as JSON: the model's shape, the figures of the hardware and what was asked
     /// for. From it main functions are told what requests are expected to take; absent where that would take
     /// more than 64 KiB.

@@ -203,6 +203,10 @@ fn main_pod(
             arguments.extend(["--served-model-name".to_owned(), name]);
         }
     }
+    // Whatever `spec.prediction` says: that would have main functions begin anew.
+    if around.gateway.is_some() {
+        arguments.push("--primer".to_owned());
+    }
     if around.signer != SignerName::Nobody {
         let operator = operator(&around.operator_namespace).to_string();
         arguments.extend(["--operator-identity".to_owned(), operator]);

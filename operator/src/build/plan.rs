@@ -28,6 +28,8 @@ pub fn plan_hash(plan: &MoEPlanSpec) -> Result<String, serde_json::Error> {
         numbers: _,
         shown: _,
         warning: _,
+        // Part of the inputs.
+        prediction: _,
         basis: _,
     } = plan;
     let main = (memory_mb, cpu_millicores, limit_mb, kv_cache_bytes, fallback_bytes);

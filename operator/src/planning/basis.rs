@@ -9,6 +9,7 @@ use super::hosted::draft;
 use crate::api::MoEPlanSpec;
 use crate::facts::ModelFacts;
 use remoe_planner::{Account, Problem};
+use remoe_predictor::Shares;
 use remoe_profile::{Profile, Wishes, problem};
 use serde::{Deserialize, Serialize};
 
@@ -26,13 +27,23 @@ pub(super) struct Basis {
     pub(super) profile: Profile,
     /// What was asked for.
     pub(super) wishes: Wishes,
+    /// What requests are expected to use, as [`Shares`] writes it: rows of numbers would take twenty times the room.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) expected: Option<String>,
 }
 
 impl Basis {
     /// The planning problem.
     pub(super) fn problem(&self) -> Result<Problem, PlanningError> {
-        problem(&self.model.inspection, &self.profile, &self.wishes)
-            .map_err(|error| PlanningError::Profile(error.to_string()))
+        let wrong = |error: String| PlanningError::Profile(error);
+        let model = &self.model.inspection;
+        let expected = self.expected.as_ref();
+        let expected = expected.map(|text| Shares::from_text(text, model.moe_layers.len(), model.experts));
+        let expected = expected.transpose().map_err(|error| wrong(error.to_string()))?;
+        let problem =
+            problem(model, &self.profile, &self.wishes).map_err(|error| wrong(error.to_string()))?;
+        let prediction = expected.map(|shares| shares.to_rows()).or_else(|| problem.prediction.clone());
+        Ok(Problem { prediction, ..problem })
     }
 
     /// Ids of the layers with experts, by position in the problem.

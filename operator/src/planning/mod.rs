@@ -12,7 +12,8 @@ use self::memory::MainMemory;
 use self::numbers::{numbers, shown};
 use self::wishes::wishes;
 use super::api::{
-    ComputeDtype, Device, MainPlan, MoEDeploymentSpec, MoEPlanSpec, PlannedModel, ProfileSource, RemoteMode,
+    ComputeDtype, Device, MainPlan, MoEDeploymentSpec, MoEPlanSpec, PlannedModel, PlannedPrediction,
+    ProfileSource, RemoteMode,
 };
 use super::digest::digest;
 use super::facts::ModelFacts;
@@ -86,6 +87,7 @@ pub struct Planning {
     memory: MainMemory,
     problem: Problem,
     basis: Basis,
+    prediction: Option<PlannedPrediction>,
     /// Hash of all of this but the number of main functions. Plans with the same inputs are the same plan.
     pub inputs: String,
 }
@@ -113,6 +115,7 @@ impl Planning {
             model: ModelFacts { inspection: inspection.clone(), revision: facts.revision.clone() },
             profile: on_device(&known.profile, spec.main.device)?,
             wishes: wishes(spec, &workload, &memory)?,
+            expected: None,
         };
         let problem = basis.problem()?;
         let model = PlannedModel {
@@ -147,8 +150,32 @@ impl Planning {
             memory,
             problem,
             basis,
+            prediction: None,
             inputs,
         })
+    }
+
+    /// The same for requests of which `prediction` is expected.
+    ///
+    /// # Errors
+    /// It is of a model with other layers or experts.
+    pub fn expecting(self, prediction: PlannedPrediction) -> Result<Self, PlanningError> {
+        let basis = Basis { expected: Some(prediction.shares.clone()), ..self.basis };
+        Ok(Self {
+            problem: basis.problem()?,
+            inputs: expecting(&self.inputs, &prediction)?,
+            prediction: Some(prediction),
+            basis,
+            ..self
+        })
+    }
+
+    /// The inputs that this would have with `prediction`.
+    ///
+    /// # Errors
+    /// A value cannot be written as JSON.
+    pub fn inputs_expecting(&self, prediction: &PlannedPrediction) -> Result<String, PlanningError> {
+        expecting(&self.inputs, prediction)
     }
 
     /// The problem that the plan solves.
@@ -165,18 +192,53 @@ impl Planning {
     /// No plan keeps every limit.
     pub fn solve(&self, previous: Option<&MoEPlanSpec>) -> Result<MoEPlanSpec, PlanningError> {
         let previous = previous.and_then(|plan| self.draft(plan));
+        let (answer, warning) = self.answer(&self.problem, previous.as_ref())?;
+        Ok(self.plan(&answer, warning))
+    }
+
+    /// Makes the plan that is to follow `current`; `None` where that is good enough. While main functions serve
+    /// (`mains_serve`) they stay as large as they are: those that go on learn of another placement, and nothing else.
+    ///
+    /// # Errors
+    /// No plan keeps every limit.
+    pub fn follow(
+        &self,
+        current: &MoEPlanSpec,
+        mains_serve: bool,
+    ) -> Result<Option<MoEPlanSpec>, PlanningError> {
+        let Some(draft) = self.draft(current) else { return Ok(None) };
+        let problem = match mains_serve {
+            true => {
+                let vcpus = current.main.cpu_millicores.map(|millicores| f64::from(millicores) / 1000.0);
+                self.problem.with_main(f64::from(current.main.memory_mb) * MB as f64, vcpus)
+            }
+            false => self.problem.clone(),
+        };
+        let (answer, warning) = self.answer(&problem, Some(&draft))?;
+        if answer.change.as_ref().is_some_and(|change| change.kept) {
+            return Ok(None);
+        }
+        let plan = self.plan(&answer, warning);
+        let is_same =
+            (&plan.main, &plan.remote, &plan.groups) == (&current.main, &current.remote, &current.groups);
+        Ok((!is_same).then_some(plan))
+    }
+
+    /// The best plan for `problem`, and a warning where it may miss limits.
+    fn answer(
+        &self,
+        problem: &Problem,
+        previous: Option<&PlanDraft>,
+    ) -> Result<(Answer, Option<String>), PlanningError> {
         let mut refusal = None;
         for attempt in self.attempts() {
-            let mut problem = self.problem.clone();
+            let mut problem = problem.clone();
             if attempt.relaxed {
                 problem.slo = Slo::new(NO_LIMIT, NO_LIMIT);
             }
             let options = Options { remote: attempt.remote, sturdy: STURDY, ..Options::default() };
-            match solve(&problem, previous.as_ref(), &options) {
-                Ok(answer) => {
-                    let warning = attempt.relaxed.then(|| refusal.unwrap_or_default());
-                    return Ok(self.plan(&answer, warning));
-                }
+            match solve(&problem, previous, &options) {
+                Ok(answer) => return Ok((answer, attempt.relaxed.then(|| refusal.unwrap_or_default()))),
                 Err(PlanError::Infeasible(why)) => {
                     refusal = Some(why.to_string());
                 }
@@ -236,6 +298,7 @@ impl Planning {
             groups,
             numbers,
             warning: warning.map(|text| text.chars().take(MAX_WARNING).collect()),
+            prediction: self.prediction.clone(),
             basis: self.basis.text(),
         }
     }
@@ -248,6 +311,11 @@ impl Planning {
         // What somebody spoiled, or another version wrote, keeps no better plan away.
         Account::new(self.problem.clone(), &draft).is_ok().then_some(draft)
     }
+}
+
+/// The inputs of a plan that has these without a prediction.
+fn expecting(inputs: &str, prediction: &PlannedPrediction) -> Result<String, PlanningError> {
+    Ok(digest(&(inputs, prediction.revision, &prediction.shares))?)
 }
 
 #[derive(Clone, Copy)]

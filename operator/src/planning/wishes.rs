@@ -91,6 +91,7 @@ pub(super) fn wishes(
             max_groups: Some(spec.remote_experts.max_groups),
             gpu_bytes,
         },
+        // What requests are expected to use is the basis's.
         prediction: None,
         arrivals: workload.arrivals.as_ref().map(arrivals).transpose()?,
         prediction_p95: None,

@@ -11,6 +11,7 @@ mod crash;
 mod crds;
 mod deletion;
 mod example;
+mod following;
 mod groups;
 mod inspection;
 mod line;

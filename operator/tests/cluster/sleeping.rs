@@ -123,6 +123,7 @@ impl Scene {
                     saved: 0,
                     last_active: gateway.active.clone().unwrap_or(MicroTime(jiff::Timestamp::UNIX_EPOCH)),
                     sequence: gateway.sequence,
+                    mix: None,
                 });
             }
         }

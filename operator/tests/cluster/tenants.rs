@@ -165,7 +165,9 @@ fn look(world: &World, observed: &mut Observed) -> Steps {
     let known = know(&world.owner, observed).unwrap();
     let state = match task(&world.owner, observed, &known, &around()) {
         Task::Done(state) => state,
-        Task::Solve { .. } => PlanState::Refused(Trouble::new("Infeasible", "nothing is computed here")),
+        Task::Solve { .. } | Task::Follow(_) => {
+            PlanState::Refused(Trouble::new("Infeasible", "nothing is computed here"))
+        }
     };
     let planned = Planned::new(&world.owner, observed, &known, (state, None), &around());
     steps(&world.owner, observed, &known, &planned, &around()).unwrap()

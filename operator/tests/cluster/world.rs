@@ -1,20 +1,23 @@
 //! A cluster in memory for the whole line, from what is observed to what is written: nodes that do what they
 //! should, an inspector, a profiler and main functions that answer.
 
-use crate::example::{around, deployment, facts, prior};
+use crate::example::{around, deployment, facts};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Resource, ResourceExt};
-use remoe_operator::api::{GatewayDemand, MoEDemand, MoEDeployment, MoEPlanSpec};
+use remoe_operator::api::{GatewayDemand, MixOf, MoEDemand, MoEDeployment, MoEPlanSpec};
 use remoe_operator::build::Surroundings;
 use remoe_operator::conversations::Heard;
 use remoe_operator::digest::digest;
+use remoe_operator::facts::ModelFacts;
+use remoe_operator::following::{rest_after_giving_up, rest_after_nothing};
 use remoe_operator::known::{Lacking, know, lacking};
 use remoe_operator::names::{COMPONENT, Component, label};
 use remoe_operator::observed::Observed;
-use remoe_operator::planned::{Planned, Task, solved, task};
+use remoe_operator::planned::{Planned, Task, followed, solved, task};
 use remoe_operator::planning::{Planning, PlanningError};
 use remoe_operator::steps::{Keep, Steps, Write, steps};
+use remoe_profile::Profile;
 use remoe_wire::placement_digest;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,13 +30,15 @@ pub struct World {
     pub owner: MoEDeployment,
     pub there: Observed,
     pub around: Surroundings,
+    /// What an inspector finds.
+    pub facts: ModelFacts,
     uids: u32,
 }
 
 impl World {
     pub fn new(spec: Value) -> Self {
         let there = Observed { now: "2026-01-01T00:00:00Z".parse().unwrap(), ..Observed::default() };
-        Self { owner: deployment(spec), there, around: around(), uids: 0 }
+        Self { owner: deployment(spec), there, around: around(), facts: facts(), uids: 0 }
     }
 
     /// One whose operator has gateways.
@@ -78,8 +83,21 @@ impl World {
         let answer = match task(&self.owner, &observed, &known, &self.around) {
             Task::Done(state) => (state, None),
             Task::Solve { planning, previous } => solved(&self.owner, solve(&planning, previous)).unwrap(),
+            Task::Follow(task) => {
+                let better =
+                    task.planning.follow(&task.plan, task.cause == MixOf::Answered).unwrap_or_default();
+                if better.is_none() {
+                    self.there.rest = rest_after_nothing(&self.owner, &observed);
+                }
+                let current = (task.hash, task.plan, task.cause);
+                let (state, new, _) = followed(&self.owner, current, better).unwrap();
+                (state, new)
+            }
         };
         let planned = Planned::new(&self.owner, &observed, &known, answer, &self.around);
+        if !planned.given_up.is_empty() {
+            self.there.rest = rest_after_giving_up(&self.owner, &observed);
+        }
         let steps = steps(&self.owner, &observed, &known, &planned, &self.around).unwrap();
         (planned, steps)
     }
@@ -88,9 +106,9 @@ impl World {
     fn log(&self, pod: &str) -> String {
         let pod = self.there.pods.iter().find(|known| known.name_any() == pod).unwrap();
         if label(&pod.metadata, COMPONENT) == Component::Inspector.name() {
-            serde_json::to_string(&facts()).unwrap()
+            serde_json::to_string(&self.facts).unwrap()
         } else {
-            serde_json::to_string(&prior().profile).unwrap()
+            serde_json::to_string(&Profile::prior(&self.facts.inspection, "bfloat16")).unwrap()
         }
     }
 
@@ -150,7 +168,12 @@ impl World {
                 demand.metadata.resource_version = Some(uid);
                 there.demand = Some(demand);
             }
-            Write::Plan(plan) => there.plans.push(plan.as_ref().clone()),
+            Write::Plan(plan) => {
+                let mut plan = plan.as_ref().clone();
+                plan.metadata.creation_timestamp =
+                    Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now));
+                there.plans.push(plan);
+            }
             Write::Profile(map) | Write::Share(map) => {
                 there.profiles.insert(map.name_any(), Some(map.as_ref().clone()));
             }
@@ -200,7 +223,11 @@ impl World {
             }
             self.run();
         }
-        panic!("not settled: {:#?}", self.look().1.writes);
+        let (planned, steps) = self.look();
+        panic!(
+            "not settled: {:?} {:?} {:?}, {:#?}",
+            planned.state, steps.troubles, steps.demanded, steps.writes
+        );
     }
 
     /// Names of everything there is, pods without their incarnations.

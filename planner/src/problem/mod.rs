@@ -12,6 +12,9 @@ pub(crate) mod sizes;
 use crate::error::FieldError;
 use serde::{Deserialize, Serialize};
 
+/// Bytes of one MB.
+const MB: f64 = 1e6;
+
 /// Everything that a plan is made from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Problem {
@@ -442,5 +445,18 @@ impl Problem {
         parser.end().map_err(|error| FieldError::new("", format!("is not valid: {error}")))?;
         problem.check()?;
         Ok(problem)
+    }
+
+    /// The same problem with the main function's size decided: `bytes` of memory, and `vcpus` where those are chosen apart
+    /// from memory; as many as it may have where none are given.
+    #[must_use]
+    pub fn with_main(&self, bytes: f64, vcpus: Option<f64>) -> Self {
+        let main = SizeRange { min_bytes: bytes, max_bytes: bytes, step_bytes: MB };
+        let decided = |range: VcpuRange| {
+            let vcpus = vcpus.unwrap_or_else(|| range.largest());
+            VcpuRange { min: vcpus, max: vcpus, ..range }
+        };
+        let main_vcpus = self.specs.main_vcpus.map(decided);
+        Self { specs: Specs { main, main_vcpus, ..self.specs }, ..self.clone() }
     }
 }

@@ -14,7 +14,7 @@ const MAX_LAYERS: usize = 4096;
 const MAX_EXPERTS: u32 = 1 << 16;
 
 /// What all records of a file have in common.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordHeader {
     /// Fingerprint of the checkpoint, in hexadecimal.
     pub model: String,
@@ -28,6 +28,7 @@ pub struct RecordHeader {
     /// another.
     pub dtype: String,
     /// Whether each record holds the experts of every token.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub tokens: bool,
 }
 

@@ -2,7 +2,6 @@
 
 use crate::commands::predictor::source;
 use crate::exit::CliError;
-use crate::planning::rows;
 use remoe_experiments::{Foresight, REQUESTS, Request, Rows};
 use remoe_model::Checkpoint;
 use remoe_predictor::record::ActivationRecord;
@@ -89,7 +88,7 @@ impl Workload {
         let experts = trained.header().experts as usize;
         let part = |record: &ActivationRecord| steps / (record.prompt.len() as f64 + steps);
         let both = |record: &ActivationRecord, prefill: &Shares, decode: &Shares| {
-            Ok::<_, PredictError>(rows(&prefill.towards(decode, part(record))?))
+            Ok::<_, PredictError>(prefill.towards(decode, part(record))?.to_rows())
         };
         let mut truths = Vec::with_capacity(records.len());
         for record in records {
@@ -111,17 +110,17 @@ impl Workload {
         };
         let expected = each(&|_, record| {
             let tokens = ByPhase { prefill: record.prompt.len() as f64, decode: steps };
-            Ok(rows(&trained.expectation(Some(&record.prompt), tokens)?.shares))
+            Ok(trained.expectation(Some(&record.prompt), tokens)?.shares.to_rows())
         })?;
         let requests = records.iter().zip(&truths).zip(expected);
         let requests = requests.map(|((record, (decode, prefill)), predicted)| Request {
             input_tokens: record.prompt.len() as f64,
             predicted,
-            prefill: rows(prefill),
-            decode: rows(decode),
+            prefill: prefill.to_rows(),
+            decode: decode.to_rows(),
         });
         let layers = trained.header().layers.len();
-        let uniform = rows(&Shares::uniform(layers, experts));
+        let uniform = Shares::uniform(layers, experts).to_rows();
         let mean = mean_of(&oracle);
         let same = |rows: Rows| vec![rows; records.len()];
         let foresights = vec![

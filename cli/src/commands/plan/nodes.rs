@@ -211,13 +211,15 @@ impl KnownModel {
             Known::Checkpoint(opened) => {
                 let inspection = Inspection { experts_dtype, ..opened.checkpoint.inspect()? };
                 let dtype = dtype.unwrap_or_else(|| default_dtype(&inspection));
-                Self::seen(inspection, dtype, *opened)
+                Self::seen(&inspection, dtype, *opened)
             }
-            Known::Outline { outline, why } => Self::outlined(source, &outline, experts_dtype, &why),
+            Known::Outline { outline, why } => Self::outlined(source, outline, experts_dtype, &why),
         })
     }
 
-    fn seen(inspection: Inspection, dtype: &str, opened: Opened) -> Self {
+    fn seen(inspection: &Inspection, dtype: &str, opened: Opened) -> Self {
+        // As weights are held, whatever they are stored as.
+        let inspection = inspection.decoded();
         let element = if inspection.dtype == "float32" { 4 } else { 2 };
         let idle = inspection.experts.saturating_sub(inspection.top_k) * inspection.moe_layers.len();
         let looked_up = inspection.vocab_size as u64 * inspection.token_bytes;
@@ -241,12 +243,16 @@ impl KnownModel {
 
     fn outlined(
         source: &ModelArgs,
-        outline: &Outline,
+        outline: Outline,
         experts_dtype: Option<ExpertsDtype>,
         why: &CheckpointError,
     ) -> Self {
+        // A config that the engine takes is refused for its files, never as unsupported. Its weights would be held in
+        // the dtype, in whatever form they are stored.
+        let runs = !matches!(why, CheckpointError::Unsupported { .. });
+        let outline = if runs { outline.in_dtype(&outline.dtype) } else { outline };
         let mut inspection = outline.inspection(&source.model.to_string());
-        let mut weights = ResidentWeights::of_outline(outline);
+        let mut weights = ResidentWeights::of_outline(&outline);
         if let Some(experts) = experts_dtype {
             let routed = (inspection.moe_layers.len() * inspection.experts) as u64;
             let bytes = experts.bytes(outline.expert_parameters());
@@ -261,8 +267,7 @@ impl KnownModel {
             active_parameters: outline.active_parameters(),
             counted: counted(outline.weights.meaning(&outline.dtype), experts_dtype),
             weights_seen: false,
-            // A config that the engine takes is refused for its files, never as unsupported.
-            runs: !matches!(why, CheckpointError::Unsupported { .. }),
+            runs,
             because: Some(why.to_string()),
             weights,
             expert_bytes: inspection.expert_bytes,
@@ -343,7 +348,7 @@ impl Question<'_> {
         let Some(trained) = Model::predictor_of(checkpoint, self.planning.predictor.as_deref())? else {
             return Ok(None);
         };
-        let mut rows = planning::rows(trained.popularity().shares(Phase::Prefill));
+        let mut rows = trained.popularity().shares(Phase::Prefill).to_rows();
         let mut usage = vec![0.0; model.experts];
         for row in &mut rows {
             row.sort_by(|a, b| b.total_cmp(a));

@@ -5,15 +5,12 @@ use super::source::Model;
 use crate::exit::CliError;
 use crate::output::progress::Progress;
 use crate::output::{folders, json, table};
-use remoe_predictor::{ErrorBars, FitStage, Method, Phase, Trained, Tuning};
+use remoe_predictor::{ErrorBars, FitStage, Method, PREDICTOR_FILE, Phase, Trained, Tuning};
 use serde::Serialize;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-
-/// Name of the file in the folder of a predictor.
-pub(super) const FILE: &str = "predictor.safetensors";
 
 #[derive(Serialize)]
 struct Built {
@@ -58,7 +55,7 @@ pub(crate) fn run(args: &BuildArgs, as_json: bool) -> Result<(), CliError> {
     let trained = trained?;
     let build_seconds = started.elapsed().as_secs_f64();
     let bytes = trained.to_bytes()?;
-    let path = args.out.join(FILE);
+    let path = args.out.join(PREDICTOR_FILE);
     save(&path, &bytes).map_err(|error| CliError {
         path: Some(path.clone()),
         ..CliError::runtime(format!("cannot write {}: {error}", path.display()))

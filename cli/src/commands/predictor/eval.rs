@@ -1,18 +1,17 @@
 //! `remoe predictor eval`: how well, how fast, how large.
 
 use super::args::EvalArgs;
-use super::methods::{Contestant, Field};
 use super::plot;
 use super::source::Model;
 use crate::exit::CliError;
-use crate::output::progress::bar;
+use crate::output::progress::{bar, print_warning};
 use crate::output::{folders, json, table};
-use crate::planning::rows;
 use remoe_launcher::placement::least_used;
 use remoe_predictor::correlation::{self, Pair};
 use remoe_predictor::record::ActivationRecord;
 use remoe_predictor::{
-    ByPhase, History, Phase, PredictError, Shares, SimilarPrompts, Trained, divergence, quantile,
+    ByPhase, Contest, Contestant, Field, History, Phase, PredictError, Shares, SimilarPrompts, Trained,
+    divergence, quantile,
 };
 use serde::Serialize;
 use std::io::Write;
@@ -96,9 +95,19 @@ pub(crate) fn run(args: &EvalArgs, as_json: bool) -> Result<(), CliError> {
         return Err(CliError::arguments("--test", "the test files hold no whole record"));
     }
     args.plots.iter().try_for_each(|folder| folders::make("--plots", folder))?;
-    let field = Field { model: &model, header: &header, records: &train, options: args.tree.options() };
-    let (trained, seconds) = field.trained()?;
-    let contestants = field.contestants(&trained, seconds)?;
+    let begun = Instant::now();
+    let contest = Contest {
+        embedding: &model.embedding,
+        header: &header,
+        records: &train,
+        options: args.tree.options(),
+        clock: &|| begun.elapsed().as_secs_f64(),
+    };
+    let (trained, seconds) = contest.trained()?;
+    let Field { contestants, left_out } = contest.field((&trained, seconds), model.fate()?)?;
+    for (name, why) in left_out {
+        print_warning(&format!("{name} is left out: {why}"));
+    }
     let history = trained.sps().history();
     let truths = ByPhase {
         prefill: truths(history, &tests, Phase::Prefill)?,
@@ -248,10 +257,12 @@ impl Errors {
                 let prediction = contestant.predictor.predict(&record.prompt, phase)?;
                 microseconds.push(started.elapsed().as_secs_f64() * 1e6);
                 of_file.push(divergence::per_layer(&prediction, truth));
-                errors.remote.extend(rows(&prediction).iter().zip(truth.rows()).map(|(expected, truth)| {
-                    let away = least_used(expected, expected.len().div_ceil(2));
-                    away.iter().map(|id| f64::from(truth[*id as usize])).sum::<f64>()
-                }));
+                errors.remote.extend(prediction.to_rows().iter().zip(truth.rows()).map(
+                    |(expected, truth)| {
+                        let away = least_used(expected, expected.len().div_ceil(2));
+                        away.iter().map(|id| f64::from(truth[*id as usize])).sum::<f64>()
+                    },
+                ));
             }
             errors.divergences.push(of_file);
         }

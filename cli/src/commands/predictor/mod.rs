@@ -4,7 +4,6 @@ mod args;
 mod build;
 mod eval;
 mod explain;
-mod methods;
 mod plot;
 pub(crate) mod source;
 

@@ -1,12 +1,11 @@
 //! What predictors are made of, read from files.
 
-use super::build::FILE;
 use crate::exit::{CliError, Code};
 use crate::output::progress;
 use remoe_fetch::ModelArgs;
 use remoe_model::{Checkpoint, CheckpointError, StoredDtype, TensorRef};
 use remoe_predictor::record::{ActivationRecord, Reader, RecordError, RecordHeader};
-use remoe_predictor::{Embedding, EmbeddingType, Fate, GateWeights, PredictError, Trained};
+use remoe_predictor::{Embedding, EmbeddingType, Fate, GateWeights, PREDICTOR_FILE, PredictError, Trained};
 use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
@@ -40,7 +39,7 @@ impl Model {
 
     /// The predictor that `remoe predictor build` saved in `folder` for this model.
     pub(crate) fn saved_predictor(&self, folder: &Path) -> Result<Trained, CliError> {
-        let path = folder.join(FILE);
+        let path = folder.join(PREDICTOR_FILE);
         let failed = |message: String| CliError {
             path: Some(path.clone()),
             ..CliError::arguments("--predictor", format!("{}: {message}", path.display()))

@@ -42,8 +42,8 @@ pub(crate) struct ProfileArgs {
     /// Compute dtype; the checkpoint's by default
     #[arg(long, value_name = "DTYPE")]
     dtype: Option<Dtype>,
-    /// Quantise routed experts to int8 or int4 as they are loaded
-    #[arg(long, value_name = "int8|int4")]
+    /// Keep routed experts as int8, int4 or mxfp4, quantised as they are loaded
+    #[arg(long, value_name = "int8|int4|mxfp4")]
     experts_dtype: Option<ExpertsDtype>,
     /// Keep attention, dense layers, shared experts and the head as int8, or by its name in the type computed in
     /// [default: int8 beside quantised experts, on CPUs]

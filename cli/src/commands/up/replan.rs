@@ -2,7 +2,7 @@
 
 use crate::deployment::{RatioArgs, Wanted};
 use crate::exit::CliError;
-use crate::planning::{RemoteArg, STURDY, rows, with_main};
+use crate::planning::{RemoteArg, STURDY};
 use remoe_launcher::Placement;
 use remoe_launcher::placement::RemoteProcess;
 use remoe_planner::{Answer, Options, PlanDraft, PlanError, Problem, solve};
@@ -47,7 +47,7 @@ impl Question {
 
     /// The better placement; `None` where the one that there is stays.
     pub(super) fn answer(self) -> Result<Option<Better>, CliError> {
-        let usage = rows(&self.shares);
+        let usage = self.shares.to_rows();
         let Self { basis, mut wanted, main_runs, .. } = self;
         // Its functions have names of their own: they can run beside those that there are.
         let revision = wanted.placement.revision().wrapping_add(1).max(1);
@@ -70,7 +70,7 @@ impl Question {
                 };
                 let mut problem = Problem { prediction: Some(usage), prediction_p95: None, ..*problem };
                 if main_runs {
-                    problem = with_main(&problem, plan.main_bytes);
+                    problem = problem.with_main(plan.main_bytes, None);
                 }
                 let options = Options {
                     remote: remote.into(),

@@ -5,11 +5,10 @@ use crate::commands::predictor::source::Model;
 use crate::commands::profile::default_dtype;
 use crate::deployment::Wanted;
 use crate::exit::CliError;
-use crate::output::progress::print_warning;
 use remoe_foresight::{Foresight, ForesightMetrics, ForesightOptions, Mix, Prompts, Watch};
 use remoe_gateway::Witness;
+use remoe_predictor::Shares;
 use remoe_predictor::record::RecordHeader;
-use remoe_predictor::{MAX_ACTIVATIONS_BYTES, Shares};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,9 +18,6 @@ use tokio::sync::watch;
 const PREDICTIONS: Duration = Duration::from_millis(250);
 /// Requests to go by before a placement follows what is used.
 const ENOUGH: f64 = 4.0;
-
-/// Experts of all layers together beyond which counts of both phases, a byte each at least, are never told.
-const MAX_COUNTED_EXPERTS: usize = MAX_ACTIVATIONS_BYTES / 4 * 3 / 2;
 
 /// Follows the requests of one model.
 pub(super) struct Seer {
@@ -67,14 +63,6 @@ impl Seer {
             dtype: wanted.options.dtype.clone().unwrap_or_else(|| default_dtype(facts).to_owned()),
             tokens: false,
         };
-        let counted = header.layers.len() * facts.experts;
-        if counted > MAX_COUNTED_EXPERTS {
-            print_warning(&format!(
-                "--replan: what requests to {} use is not observed: its main function can tell counts of at most \
-                 {MAX_COUNTED_EXPERTS} experts, and the model has {counted}; the placement follows only what a predictor says",
-                wanted.name()
-            ));
-        }
         let trained = model.predictor(predictor)?;
         // One folder serves for several models.
         let folder = follow.experience.as_ref().map(|folder| folder.join(&model.fingerprint));
@@ -92,9 +80,9 @@ impl Seer {
             metrics.show(foresight);
             let observed = foresight.observed();
             if observed.requests() >= ENOUGH
-                && let Ok(shares) = observed.shares()
+                && let Ok(mix) = observed.mix()
             {
-                tell.send_replace(shares);
+                tell.send_replace(mix.map(|mix| mix.shares));
             }
         });
         let watch = watch.map_err(|error| CliError::runtime(format!("cannot start a thread: {error}")))?;

@@ -8,7 +8,7 @@ use crate::deployment::{RatioArgs, Wanted};
 use crate::exit::CliError;
 use crate::output::progress::Progress;
 use crate::plan_report;
-use crate::planning::{self, plan, with_main};
+use crate::planning::{self, plan};
 use crate::remote_set::Foresight;
 use remoe_fetch::ModelLocation;
 use remoe_function::Role;
@@ -127,7 +127,7 @@ pub(super) async fn start(
             wanted.size_main(MainSize::of(problem, main_bytes, None));
             let supervisor = wanted.launch(main_alone(wanted.desired()), progress)?;
             let accounted = account(&supervisor);
-            let problem = with_main(problem, main_bytes);
+            let problem = problem.with_main(main_bytes, None);
             let answer = plan(&problem, args.remote).await?;
             wanted.place_as_planned(&problem, &answer)?;
             show_plan(&problem, &answer, as_json, progress);

@@ -1,0 +1,520 @@
+//! What the requests to one deployment use, as far as its operator wants to know.
+//!
+//! What it takes to predict comes from a main function, once: a [`Primer`]. It is kept, so that a gateway that begins anew
+//! can predict for those who wake a deployment.
+
+use crate::experience::{forget_past, keep_primer, read_primer};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use remoe_demand::{DemandPhase, MOST_SHARES, MixOf, MoEDemandSpec, PredictionOrder, RequestMix};
+use remoe_foresight::{
+    ForesightMetrics, ForesightOptions, MAX_PRIMER, MEMORY, Mix, ModelForesightMetrics, Primer, PrimerError,
+    Watch,
+};
+use remoe_gateway::Witness;
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
+
+/// What could not be begun is tried again after so long, and after twice as long each time, up to the longest pause.
+const AGAIN: Duration = Duration::from_secs(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(600);
+/// A primer arrives within this time.
+const PRIMING: Duration = Duration::from_secs(120);
+/// What an entry waits for the predictions of those who wait, at most. They take less than a millisecond each.
+const PREDICTIONS: Duration = Duration::from_millis(250);
+/// Those who come within this time of the first are planned for with it.
+const TOGETHER: Duration = Duration::from_millis(10);
+/// In what part of the time between two revisions it is said what requests use.
+const SAID: u32 = 4;
+/// And how rarely at least.
+const RARELY: Duration = Duration::from_secs(10);
+
+/// What all deployments share.
+#[derive(Clone)]
+pub(crate) struct Means {
+    /// Memory for predictions, in MiB.
+    memory: Arc<Semaphore>,
+    /// One primer is fetched and opened at a time: that takes memory beside.
+    turn: Arc<Semaphore>,
+    /// Bytes of past requests of one deployment.
+    experience_bytes: u64,
+    metrics: ForesightMetrics,
+}
+
+impl Means {
+    /// `memory` bytes for all deployments, of each of which past requests take at most `experience_bytes`.
+    pub(crate) fn new(memory: u64, experience_bytes: u64, metrics: ForesightMetrics) -> Self {
+        let memory = usize::try_from(memory >> 20).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
+        Self {
+            memory: Arc::new(Semaphore::new(memory)),
+            turn: Arc::new(Semaphore::new(1)),
+            experience_bytes,
+            metrics,
+        }
+    }
+}
+
+/// Follows the requests of one deployment.
+pub(crate) struct Seer {
+    /// None until there is a primer.
+    watch: RwLock<Option<Following>>,
+    /// With the model that the answers were of.
+    answered: watch::Sender<Option<(String, Mix)>>,
+    folder: Option<PathBuf>,
+    means: Means,
+    metrics: ModelForesightMetrics,
+}
+
+struct Following {
+    watch: Arc<Watch>,
+    order: PredictionOrder,
+    /// Its memory is others' again when this goes.
+    _memory: OwnedSemaphorePermit,
+}
+
+impl Witness for Seer {
+    fn came(&self, id: u64, tenant: &str, body: &Bytes) -> bool {
+        self.watch().is_some_and(|watch| watch.came(id, tenant, body))
+    }
+
+    fn told(&self, id: u64, activations: &str) {
+        if let Some(watch) = self.watch() {
+            watch.told(id, activations);
+        }
+    }
+
+    fn left(&self, id: u64) {
+        if let Some(watch) = self.watch() {
+            watch.left(id);
+        }
+    }
+}
+
+/// Why requests of a model are not followed.
+#[derive(Debug, thiserror::Error)]
+enum Unprimed {
+    /// The main function says something else, or nothing.
+    #[error("main function {address}: {why}")]
+    Main { address: String, why: String },
+    /// It is of another model.
+    #[error("main function {address} has model {found}, and {wanted} is to be followed")]
+    OtherModel { address: String, found: String, wanted: String },
+    /// There is no room.
+    #[error("predictions of this model take {wanted} MiB, {left} are left (--prediction-bytes)")]
+    Memory { wanted: usize, left: usize },
+    #[error(transparent)]
+    Primer(#[from] PrimerError),
+    #[error("{0}")]
+    Thread(String),
+}
+
+/// Whether nothing of what is known has to go for another order.
+fn is_same(one: &PredictionOrder, other: &PredictionOrder) -> bool {
+    (&one.model, one.counts_only) == (&other.model, other.counts_only)
+}
+
+impl Seer {
+    /// Of the deployment `name`, of which is kept in `folder` what is known.
+    pub(crate) fn new(name: &str, folder: Option<PathBuf>, means: Means) -> Arc<Self> {
+        let metrics = means.metrics.of_model(name);
+        Arc::new(Self {
+            watch: RwLock::default(),
+            answered: watch::Sender::new(None),
+            folder,
+            means,
+            metrics,
+        })
+    }
+
+    fn watch(&self) -> Option<Arc<Watch>> {
+        let following = self.watch.read().unwrap_or_else(PoisonError::into_inner);
+        following.as_ref().map(|following| following.watch.clone())
+    }
+
+    /// By which order requests are followed.
+    fn order(&self) -> Option<PredictionOrder> {
+        let following = self.watch.read().unwrap_or_else(PoisonError::into_inner);
+        following.as_ref().map(|following| following.order.clone())
+    }
+
+    fn replace(&self, following: Option<Following>) {
+        *self.watch.write().unwrap_or_else(PoisonError::into_inner) = following;
+        self.answered.send_replace(None);
+    }
+
+    /// Follows what `told` orders, until that ends.
+    pub(crate) async fn keep(self: Arc<Self>, mut told: watch::Receiver<MoEDemandSpec>) {
+        // What could not be done is said once, and tried again ever less often.
+        let (mut said, mut pause, mut attempts) = (String::new(), AGAIN, 0);
+        loop {
+            let now = told.borrow_and_update().clone();
+            let known = self.order();
+            let is_known =
+                |order: &PredictionOrder| known.as_ref().is_some_and(|known| is_same(known, order));
+            let Some(order) = now.prediction.clone().filter(|order| !is_known(order)) else {
+                if now.prediction.is_none() && known.is_some() {
+                    self.replace(None);
+                }
+                if told.changed().await.is_err() {
+                    return;
+                }
+                continue;
+            };
+            if known.is_some() {
+                self.replace(None);
+            }
+            attempts += 1;
+            match self.begin(&order, &now, attempts).await {
+                Ok(true) => {
+                    (pause, attempts) = (AGAIN, 0);
+                    continue;
+                }
+                Ok(false) => {}
+                Err(error) => {
+                    let error = error.to_string();
+                    if error != said {
+                        tracing::warn!(error, model = now.served_name, "what requests use is not followed");
+                        said = error;
+                    }
+                }
+            }
+            // Whatever is told meanwhile: a main function reads its whole embedding for an answer. Only another order, or
+            // functions that serve, are worth another try at once.
+            let is_news = |next: &MoEDemandSpec| {
+                let begins = next.phase == DemandPhase::Active && now.phase != DemandPhase::Active;
+                begins || next.prediction.as_ref().is_none_or(|next| !is_same(next, &order))
+            };
+            if let Ok(Err(_over)) = timeout(pause, told.wait_for(is_news)).await {
+                return;
+            }
+            pause = (2 * pause).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Begins to follow; false where nobody has a primer yet.
+    async fn begin(
+        self: &Arc<Self>,
+        order: &PredictionOrder,
+        told: &MoEDemandSpec,
+        attempt: usize,
+    ) -> Result<bool, Unprimed> {
+        let Ok(_turn) = self.means.turn.clone().acquire_owned().await else { return Ok(false) };
+        let (folder, model, forgets) = (self.folder.clone(), order.model.clone(), order.counts_only);
+        let kept = spawn_blocking(move || {
+            let Some(folder) = folder else { return Ok(None) };
+            if forgets {
+                forget_past(&folder, &model)?;
+            }
+            read_primer(&folder)
+        });
+        let kept = kept.await.map_err(|error| Unprimed::Thread(error.to_string()))?;
+        let kept = kept.map_err(PrimerError::from)?.map(Bytes::from);
+        if let Some(primer) = kept.and_then(|bytes| Primer::from_bytes(&bytes).ok())
+            && primer.model() == order.model
+        {
+            match self.follow(primer, order).await {
+                Ok(()) => return Ok(true),
+                Err(error @ Unprimed::Memory { .. }) => return Err(error),
+                // Another one may be better: what makes tokens is no part of a model's fingerprint.
+                Err(error) => tracing::warn!(%error, "a primer that was kept cannot be used"),
+            }
+        }
+        // One that does not answer must not keep the others from it.
+        let main = told.mains.get(attempt % told.mains.len().max(1));
+        let Some(main) = main.filter(|_| told.phase == DemandPhase::Active) else { return Ok(false) };
+        let address = main.address.clone();
+        let bytes = ask(&address).await.map_err(|why| Unprimed::Main { address: address.clone(), why })?;
+        let primer = Primer::from_bytes(&bytes)?;
+        if primer.model() != order.model {
+            let (found, wanted) = (primer.model().to_owned(), order.model.clone());
+            return Err(Unprimed::OtherModel { address, found, wanted });
+        }
+        if let Some(folder) = self.folder.clone() {
+            let model = order.model.clone();
+            let kept = spawn_blocking(move || keep_primer(&folder, &model, &bytes)).await;
+            if let Ok(Err(error)) = kept {
+                tracing::warn!(%error, "a primer is not kept: after a restart it is asked for again");
+            }
+        }
+        self.follow(primer, order).await?;
+        Ok(true)
+    }
+
+    async fn follow(self: &Arc<Self>, primer: Primer, order: &PredictionOrder) -> Result<(), Unprimed> {
+        let past = self.folder.as_ref().map_or(MEMORY, |_| self.means.experience_bytes);
+        let bytes = primer.memory_bytes() + past;
+        let wanted = usize::try_from(bytes.div_ceil(1 << 20)).unwrap_or(usize::MAX);
+        let all = &self.means.memory;
+        let permits = u32::try_from(wanted).unwrap_or(u32::MAX);
+        let memory = all.clone().try_acquire_many_owned(permits);
+        let memory = memory.map_err(|_| Unprimed::Memory { wanted, left: all.available_permits() })?;
+        let options = ForesightOptions {
+            // Another model's is another folder.
+            store: self
+                .folder
+                .as_ref()
+                .map(|folder| (folder.join(primer.model()), self.means.experience_bytes)),
+            forgets: order.counts_only,
+            output_tokens: f64::from(order.output_tokens),
+        };
+        let seer = Arc::downgrade(self);
+        let model = order.model.clone();
+        let opened = spawn_blocking(move || -> Result<Watch, Unprimed> {
+            let foresight = primer.open(options)?;
+            let learned = move |foresight: &remoe_foresight::Foresight| {
+                let Some(seer) = seer.upgrade() else { return };
+                seer.metrics.show(foresight);
+                if let Ok(Some(mix)) = foresight.observed().mix() {
+                    seer.answered.send_replace(Some((model.clone(), mix)));
+                }
+            };
+            Watch::start(foresight, learned).map_err(|error| Unprimed::Thread(error.to_string()))
+        });
+        // What a primer makes a library do is contained: it comes from functions in tenants' namespaces.
+        let watch = opened.await.map_err(|error| Unprimed::Thread(error.to_string()))??;
+        tracing::info!(model = order.model, "what requests use is followed");
+        self.replace(Some(Following { watch: Arc::new(watch), order: order.clone(), _memory: memory }));
+        Ok(())
+    }
+
+    /// What was answered of late, now and whenever that changes.
+    pub(crate) fn answered(&self) -> watch::Receiver<Option<(String, Mix)>> {
+        self.answered.subscribe()
+    }
+
+    /// What is to be said of requests while functions are in `phase`, where `waiting` of them wait.
+    pub(crate) async fn mix(&self, phase: DemandPhase, waiting: usize) -> Option<RequestMix> {
+        let model = self.order()?.model;
+        let is_cold = matches!(phase, DemandPhase::Asleep | DemandPhase::Waking) && waiting > 0;
+        let expected = match self.watch().filter(|_| is_cold) {
+            Some(watch) => {
+                sleep(TOGETHER).await;
+                spawn_blocking(move || watch.mix(PREDICTIONS)).await.ok().flatten()
+            }
+            None => None,
+        };
+        // The thread of a model before may have had something left to say.
+        let answered = || self.answered.borrow().clone().filter(|(of, _)| *of == model);
+        let answered = || answered().map(|(_, mix)| (MixOf::Answered, mix));
+        let (of, mix) = expected.map(|mix| (MixOf::Waiting, mix)).or_else(answered)?;
+        Some(RequestMix {
+            of,
+            model,
+            requests: mix.requests.round().min(f64::from(u32::MAX)) as u32,
+            tokens: mix.tokens.round() as u64,
+            shares: mix.shares.to_text(MOST_SHARES)?,
+        })
+    }
+}
+
+/// Between two entries that say what requests use, where there is nothing else to say; none: nobody wants to know.
+pub(crate) fn pause(told: &MoEDemandSpec) -> Option<Duration> {
+    let order = told.prediction.as_ref()?;
+    Some((Duration::from_secs(order.every_seconds.into()) / SAID).max(RARELY))
+}
+
+/// The primer of the main function at `address`, or why there is none.
+async fn ask(address: &str) -> Result<Bytes, String> {
+    let uri: http::Uri = format!("http://{address}/v1/primer").parse().map_err(|error| format!("{error}"))?;
+    let client: Client<HttpConnector, Empty<Bytes>> =
+        Client::builder(TokioExecutor::new()).build(HttpConnector::new());
+    let asking = async {
+        let answer = client.get(uri).await.map_err(|error| error.to_string())?;
+        if !answer.status().is_success() {
+            return Err(format!("answers {}", answer.status()));
+        }
+        let body = Limited::new(answer.into_body(), MAX_PRIMER).collect().await;
+        body.map(|body| body.to_bytes()).map_err(|error| error.to_string())
+    };
+    timeout(PRIMING, asking).await.map_err(|_| format!("no primer within {PRIMING:?}"))?
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests {
+    use super::*;
+    use jiff::Timestamp;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+    use prometheus::Registry;
+    use remoe_demand::MainFunction;
+    use remoe_foresight::write_primer;
+    use remoe_model::Checkpoint;
+    use remoe_predictor::record::RecordHeader;
+    use remoe_predictor::{Activations, Phase, Shares};
+    use std::io::{Read, Write};
+    use std::path::Path;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// What requests of the test have the demo model use.
+    const USED: [(u32, f32); 2] = [(3, 0.5), (5, 0.5)];
+
+    struct Main {
+        header: RecordHeader,
+        address: String,
+        asked: Arc<AtomicUsize>,
+    }
+
+    /// A main function of the demo model, as far as primers go.
+    fn main() -> Main {
+        let checkpoint =
+            Checkpoint::open(Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/model")).unwrap();
+        let config = checkpoint.config();
+        let layers = config.moe_layers();
+        let header = RecordHeader {
+            model: checkpoint.fingerprint().unwrap().to_string(),
+            layers: layers.iter().map(|&layer| layer as u32).collect(),
+            experts: config.moe(layers[0]).unwrap().experts as u32,
+            top_k: 2,
+            dtype: "bfloat16".to_owned(),
+            tokens: false,
+        };
+        let mut primer = Vec::new();
+        let take = |part: Vec<u8>| {
+            primer.extend(part);
+            true
+        };
+        write_primer(&checkpoint, &header, take).unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let (address, asked) = (listener.local_addr().unwrap().to_string(), Arc::new(AtomicUsize::new(0)));
+        let counted = asked.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                let mut request = [0; 1024];
+                let read = stream.read(&mut request).unwrap();
+                assert!(request[..read].starts_with(b"GET /v1/primer HTTP/1.1\r\n"));
+                counted.fetch_add(1, Ordering::SeqCst);
+                let head = format!(
+                    "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+                    primer.len()
+                );
+                stream.write_all(head.as_bytes()).unwrap();
+                stream.write_all(&primer).unwrap();
+            }
+        });
+        Main { header, address, asked }
+    }
+
+    fn told(main: &Main, phase: DemandPhase, model: &str) -> MoEDemandSpec {
+        let uid = "u".to_owned();
+        MoEDemandSpec {
+            served_name: "demo".to_owned(),
+            context_length: 0,
+            phase,
+            turn: 1,
+            since: MicroTime(Timestamp::UNIX_EPOCH),
+            wakes: 0,
+            sleeps: true,
+            mains: vec![MainFunction { uid, pod: "p".to_owned(), address: main.address.clone(), room: 1 }],
+            functions: Vec::new(),
+            prediction: Some(PredictionOrder {
+                model: model.to_owned(),
+                every_seconds: 60,
+                counts_only: false,
+                output_tokens: 16,
+            }),
+        }
+    }
+
+    fn seer(folder: &Path, mebibytes: u64) -> Arc<Seer> {
+        let metrics = ForesightMetrics::register(&Registry::new()).unwrap();
+        Seer::new("ns/demo", Some(folder.to_owned()), Means::new(mebibytes << 20, 1 << 20, metrics))
+    }
+
+    async fn until(what: &str, mut is: impl FnMut() -> bool) {
+        for _ in 0..3000 {
+            if is() {
+                return;
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{what} does not come");
+    }
+
+    const BODY: &[u8] = br#"{"prompt": "And the LORD spake unto Moses", "max_tokens": 8}"#;
+
+    #[tokio::test]
+    async fn what_requests_use_is_said_and_survives_the_gateway() {
+        let (main, folder) = (main(), tempfile::tempdir().unwrap());
+        let first = seer(folder.path(), 128);
+        assert!(!first.came(1, "", &Bytes::from_static(BODY)), "nothing is known of the model");
+        let (tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
+        let keeping = tokio::spawn(first.clone().keep(telling));
+        until("a primer", || first.order().is_some()).await;
+        assert_eq!(first.mix(DemandPhase::Active, 0).await, None);
+        let mut activations = Activations::new(main.header.layers.len(), main.header.experts as usize);
+        let layers = vec![&USED[..]; main.header.layers.len()];
+        (0..100).for_each(|_| activations.count(Phase::Prefill, layers.iter().copied()));
+        let mut answered = first.answered();
+        for id in 1..=6 {
+            assert!(first.came(id, "", &Bytes::from_static(BODY)));
+            first.told(id, &activations.to_text().unwrap());
+            first.left(id);
+        }
+        let used = |mix: &RequestMix| {
+            let shares =
+                Shares::from_text(&mix.shares, main.header.layers.len(), main.header.experts as usize);
+            let rows = shares.unwrap().to_rows();
+            rows.iter().map(|row| row[3] + row[5]).sum::<f64>() / rows.len() as f64
+        };
+        answered.wait_for(|said| said.as_ref().is_some_and(|(_, mix)| mix.requests > 5.5)).await.unwrap();
+        let mix = first.mix(DemandPhase::Active, 0).await.unwrap();
+        assert_eq!((mix.of, mix.requests, &mix.model), (MixOf::Answered, 6, &main.header.model));
+        assert!((540..=600).contains(&mix.tokens) && used(&mix) > 0.95, "{} {}", mix.tokens, used(&mix));
+        assert_eq!(pause(&tell.borrow()), Some(Duration::from_secs(15)));
+        keeping.abort();
+        assert!(keeping.await.unwrap_err().is_cancelled());
+        drop(first);
+
+        // The next one knows what it knew, while nobody is there to ask, and says whom those who wait resemble.
+        let second = seer(folder.path(), 128);
+        let (_tell, telling) = watch::channel(told(&main, DemandPhase::Asleep, &main.header.model));
+        let _keeping = tokio::spawn(second.clone().keep(telling));
+        until("what was kept", || second.order().is_some()).await;
+        assert_eq!(main.asked.load(Ordering::SeqCst), 1);
+        assert!(second.came(7, "", &Bytes::from_static(BODY)));
+        let mix = second.mix(DemandPhase::Asleep, 1).await.unwrap();
+        assert_eq!((mix.of, mix.requests), (MixOf::Waiting, 1));
+        assert!(used(&mix) > 0.5, "{}", used(&mix));
+    }
+
+    #[tokio::test]
+    async fn a_model_that_is_another_or_finds_no_room_is_served_without() {
+        let (main, folder) = (main(), tempfile::tempdir().unwrap());
+        let seer_of = |mebibytes| seer(folder.path(), mebibytes);
+        let order = told(&main, DemandPhase::Active, "another");
+        let other = seer_of(128);
+        let refused = other.begin(order.prediction.as_ref().unwrap(), &order, 0).await;
+        assert!(matches!(refused, Err(Unprimed::OtherModel { .. })), "{refused:?}");
+        let order = told(&main, DemandPhase::Active, &main.header.model);
+        let cramped = seer_of(1);
+        let refused = cramped.begin(order.prediction.as_ref().unwrap(), &order, 0).await;
+        assert!(matches!(refused, Err(Unprimed::Memory { left: 1, .. })), "{refused:?}");
+        assert!(!cramped.came(1, "", &Bytes::from_static(BODY)));
+        // It is not asked for again where there is a folder.
+        let refused = cramped.begin(order.prediction.as_ref().unwrap(), &order, 1).await;
+        assert!(matches!(refused, Err(Unprimed::Memory { .. })), "{refused:?}");
+        assert_eq!(main.asked.load(Ordering::SeqCst), 2);
+    }
+
+    #[tokio::test]
+    async fn who_is_told_to_keep_counts_only_forgets() {
+        let (main, folder) = (main(), tempfile::tempdir().unwrap());
+        let seer = seer(folder.path(), 128);
+        let (tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
+        let _keeping = tokio::spawn(seer.clone().keep(telling));
+        until("a primer", || seer.order().is_some()).await;
+        let past = folder.path().join(&main.header.model);
+        assert!(past.exists());
+        tell.send_modify(|told| told.prediction.as_mut().unwrap().counts_only = true);
+        until("the other order", || seer.order().is_some_and(|order| order.counts_only)).await;
+        assert!(!past.exists());
+    }
+}

@@ -1,0 +1,307 @@
+//! What a gateway needs of a model to predict, in one piece: how its text becomes tokens, its embedding or a sketch of
+//! it, and the predictor that came with it. A main function, which has the model, tells it to gateways, which have not.
+//!
+//! The piece is a line of JSON that says what follows, and then the bytes of that: files, the predictor, the embedding.
+
+use crate::body::Prompts;
+use crate::foresight::{Foresight, ForesightOptions};
+use crate::store::StoreError;
+use bytes::Bytes;
+use remoe_model::text::TextError;
+use remoe_model::{Checkpoint, CheckpointError, FileRange, Store, StoredDtype, StoredFile, TensorRef};
+use remoe_predictor::record::RecordHeader;
+use remoe_predictor::{Embedding, EmbeddingType, PREDICTOR_FILE, PredictError, Trained};
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Bytes of a primer, at most.
+pub const MAX_PRIMER: usize = 96 << 20;
+/// Bytes of an embedding in it. A larger one is sketched.
+const MAX_EMBEDDING: usize = 32 << 20;
+/// Bytes of a predictor.
+const MAX_PREDICTOR: usize = 24 << 20;
+/// Bytes of a file of text; a larger one is left out, and with it what prompts are.
+const MAX_FILE: usize = 16 << 20;
+/// Bytes of the line that says what follows.
+const MAX_HEAD: usize = 1 << 20;
+/// Bytes of the embedding that are read at once.
+const BLOCK: usize = 1 << 20;
+/// Memory of a tokenizer over the size of its file, about.
+const TOKENIZER_FACTOR: usize = 8;
+/// Dimensions of a sketch, at least: fewer say nothing.
+const LEAST_DIMENSIONS: usize = 16;
+/// Version of the form.
+const VERSION: u32 = 1;
+/// What makes tokens of requests.
+const FILES: [&str; 5] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+];
+
+/// Why there is no primer, or none that can be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PrimerError {
+    /// The checkpoint cannot be read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// A file beside it cannot be read.
+    #[error(transparent)]
+    File(#[from] io::Error),
+    /// What arrived is none.
+    #[error("a primer that cannot be: {0}")]
+    Form(String),
+    /// Its text cannot be read.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// Its embedding or predictor cannot be used.
+    #[error(transparent)]
+    Predict(#[from] PredictError),
+    /// What past requests used cannot be read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// What follows the first line, in this order.
+#[derive(Debug, Serialize, Deserialize)]
+struct Head {
+    version: u32,
+    /// What activations of the model are of.
+    #[serde(flatten)]
+    model: RecordHeader,
+    vocabulary: usize,
+    /// Names and bytes of the files.
+    files: Vec<(String, usize)>,
+    /// Bytes of the predictor; 0: there is none.
+    predictor: usize,
+    /// Elements of a row of the embedding.
+    dimensions: usize,
+    element: Element,
+}
+
+/// Element type of the embedding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Element {
+    F32,
+    Bf16,
+    F16,
+}
+
+impl From<Element> for EmbeddingType {
+    fn from(element: Element) -> Self {
+        match element {
+            Element::F32 => Self::F32,
+            Element::Bf16 => Self::Bf16,
+            Element::F16 => Self::F16,
+        }
+    }
+}
+
+/// What a gateway was told of a model.
+#[derive(Debug)]
+pub struct Primer {
+    head: Head,
+    files: Vec<(String, Bytes)>,
+    predictor: Bytes,
+    embedding: Bytes,
+}
+
+/// Hands the primer of `checkpoint`, whose activations are those of `header`, to `take` in blocks of a few MiB; ends
+/// where that says false.
+///
+/// # Errors
+/// The model has no layer with experts, or a file cannot be read.
+pub fn write_primer(
+    checkpoint: &Checkpoint,
+    header: &RecordHeader,
+    mut take: impl FnMut(Vec<u8>) -> bool,
+) -> Result<(), PrimerError> {
+    let tensor = checkpoint.embedding();
+    let (element, kind) = element(tensor);
+    let (hidden, vocabulary) = (checkpoint.config().hidden_size, checkpoint.config().vocab_size);
+    let rows = tensor.shape.first().copied().unwrap_or(0);
+    let whole = rows.saturating_mul(hidden).saturating_mul(kind.bytes());
+    let is_sketched = whole > MAX_EMBEDDING;
+    let sketched = MAX_EMBEDDING / rows.saturating_mul(EmbeddingType::F16.bytes()).max(1);
+    let dimensions = if is_sketched { sketched.max(LEAST_DIMENSIONS) } else { hidden };
+    let store = checkpoint.store();
+    let mut files = Vec::new();
+    for (name, file) in FILES.into_iter().zip(store.open_all(&FILES)?) {
+        if let Some(file) = file.filter(|file| file.size() <= MAX_FILE as u64) {
+            files.push((name.to_owned(), read(&*file)?));
+        }
+    }
+    // It leans on the whole embedding, and lies beside models in folders only.
+    let beside = store.root().join("predictor").join(PREDICTOR_FILE);
+    let has_predictor = !is_sketched
+        && beside
+            .metadata()
+            .is_ok_and(|file| file.is_file() && (1..=MAX_PREDICTOR as u64).contains(&file.len()));
+    let predictor = if has_predictor { std::fs::read(&beside)? } else { Vec::new() };
+    let head = Head {
+        version: VERSION,
+        model: header.clone(),
+        vocabulary,
+        files: files.iter().map(|(name, bytes)| (name.clone(), bytes.len())).collect(),
+        predictor: predictor.len(),
+        dimensions,
+        element: if is_sketched { Element::F16 } else { element },
+    };
+    let mut line = serde_json::to_vec(&head).map_err(|error| PrimerError::Form(error.to_string()))?;
+    line.push(b'\n');
+    let small = std::iter::once(line).chain(files.into_iter().map(|(_, bytes)| bytes)).chain([predictor]);
+    for part in small {
+        if !take(part) {
+            return Ok(());
+        }
+    }
+    let row = (hidden * kind.bytes()).max(1);
+    let block = (BLOCK / row).max(1) * row;
+    let mut at = 0;
+    while at < whole {
+        let mut bytes = vec![0; block.min(whole - at)];
+        checkpoint.read_into(tensor, at as u64..(at + bytes.len()) as u64, &mut bytes)?;
+        at += bytes.len();
+        if !take(if is_sketched { kind.sketch(hidden, dimensions, &bytes) } else { bytes }) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+impl Primer {
+    /// Reads one that arrived as `bytes`, and shares them.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn from_bytes(bytes: &Bytes) -> Result<Self, PrimerError> {
+        let wrong = |message: &str| PrimerError::Form(message.to_owned());
+        if bytes.len() > MAX_PRIMER {
+            return Err(PrimerError::Form(format!("it takes {} bytes, at most {MAX_PRIMER}", bytes.len())));
+        }
+        let end = bytes.iter().take(MAX_HEAD).position(|byte| *byte == b'\n');
+        let mut rest = bytes.clone();
+        let line = rest.split_to(end.ok_or_else(|| wrong("its first line has no end"))? + 1);
+        let head: Head =
+            serde_json::from_slice(&line).map_err(|error| PrimerError::Form(error.to_string()))?;
+        if head.version != VERSION {
+            return Err(wrong("it is of another version; update whoever sends it, or this program"));
+        }
+        if head.dimensions == 0 {
+            return Err(wrong("its embedding has no dimensions"));
+        }
+        head.model.check().map_err(|error| PrimerError::Form(error.to_string()))?;
+        let mut part = |length: usize, most: usize, what: &str| match length {
+            length if length > most => {
+                Err(PrimerError::Form(format!("{what} takes {length} bytes, at most {most}")))
+            }
+            length if length > rest.len() => Err(wrong("it ends early")),
+            length => Ok(rest.split_to(length)),
+        };
+        let mut files: Vec<(String, Bytes)> = Vec::new();
+        for (name, length) in &head.files {
+            if !FILES.contains(&name.as_str()) || files.iter().any(|(known, _)| known == name) {
+                return Err(wrong("it has a file that is none of a model's text, or one twice"));
+            }
+            files.push((name.clone(), part(*length, MAX_FILE, name)?));
+        }
+        let predictor = part(head.predictor, MAX_PREDICTOR, "its predictor")?;
+        if rest.len() > MAX_EMBEDDING {
+            return Err(PrimerError::Form(format!(
+                "its embedding takes {} bytes, at most {MAX_EMBEDDING}",
+                rest.len()
+            )));
+        }
+        Ok(Self { files, predictor, embedding: rest, head })
+    }
+
+    /// Fingerprint of the model that it is of.
+    #[must_use]
+    pub fn model(&self) -> &str {
+        &self.head.model.model
+    }
+
+    /// Bytes of memory that what is made of it takes, about: a tokenizer several times its file.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        let files = self.files.iter().map(|(_, bytes)| bytes.len()).sum::<usize>();
+        (TOKENIZER_FACTOR * files + 2 * self.predictor.len() + self.embedding.len()) as u64
+    }
+
+    /// Begins to predict requests of the model.
+    ///
+    /// # Errors
+    /// What it holds cannot be used, or the store of `options` cannot.
+    pub fn open(self, options: ForesightOptions) -> Result<Foresight, PrimerError> {
+        let Head { model, vocabulary, dimensions, element, .. } = self.head;
+        // Only counts are told.
+        let header = RecordHeader { tokens: false, ..model };
+        let embedding = Embedding::new(dimensions, element.into(), self.embedding)?;
+        let prompts = Prompts::open_in(&Told { files: self.files }, vocabulary)?;
+        let trained = match self.predictor.is_empty() {
+            true => None,
+            false => Some(Trained::from_bytes(&self.predictor, &header.model, &embedding)?),
+        };
+        Ok(Foresight::new(header, embedding, prompts, trained, options)?)
+    }
+}
+
+/// The type of the embedding's elements at rest.
+fn element(tensor: &TensorRef) -> (Element, EmbeddingType) {
+    let element = match tensor.dtype {
+        StoredDtype::F32 => Element::F32,
+        StoredDtype::Bf16 => Element::Bf16,
+        StoredDtype::F16 => Element::F16,
+    };
+    (element, element.into())
+}
+
+fn read(file: &dyn StoredFile) -> io::Result<Vec<u8>> {
+    // Checked to be small.
+    let mut bytes = vec![0; usize::try_from(file.size()).unwrap_or(0)];
+    file.read_exact_at(&mut bytes, 0)?;
+    Ok(bytes)
+}
+
+/// The files that were told.
+#[derive(Debug)]
+struct Told {
+    files: Vec<(String, Bytes)>,
+}
+
+/// One of them.
+#[derive(Debug)]
+struct ToldFile(Bytes);
+
+impl Store for Told {
+    fn root(&self) -> &Path {
+        Path::new("primer")
+    }
+
+    fn open(&self, name: &str) -> io::Result<Option<Arc<dyn StoredFile>>> {
+        let found = self.files.iter().find(|(known, _)| known == name);
+        Ok(found.map(|(_, bytes)| Arc::new(ToldFile(bytes.clone())) as Arc<dyn StoredFile>))
+    }
+
+    fn prefetch(&self, _ranges: &[FileRange<'_>]) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl StoredFile for ToldFile {
+    fn size(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn read_at(&self, target: &mut [u8], at: u64) -> io::Result<usize> {
+        let rest = usize::try_from(at).ok().and_then(|at| self.0.get(at..)).unwrap_or_default();
+        let read = rest.len().min(target.len());
+        target.iter_mut().zip(rest).for_each(|(target, byte)| *target = *byte);
+        Ok(read)
+    }
+}

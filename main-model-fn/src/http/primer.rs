@@ -1,0 +1,62 @@
+//! `/v1/primer`: what gateways predict from, told where `--primer` says so.
+
+use super::state::HttpState;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use remoe_foresight::write_primer;
+use remoe_http::ApiError;
+use remoe_model::Checkpoint;
+use remoe_predictor::record::RecordHeader;
+use remoe_wire::{ErrorCode, ServiceError};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+
+/// Who takes no part of it for so long gets no more.
+const STALL: Duration = Duration::from_secs(10);
+
+/// Where the primer comes from.
+#[derive(Debug, Clone)]
+pub(crate) struct PrimerSource {
+    checkpoint: Arc<Checkpoint>,
+    header: RecordHeader,
+    /// One at a time: it is read from disk.
+    turn: Arc<Semaphore>,
+}
+
+impl PrimerSource {
+    /// Of `checkpoint`, whose requests' activations are those of `header`.
+    pub(crate) fn new(checkpoint: Arc<Checkpoint>, header: RecordHeader) -> Self {
+        Self { checkpoint, header, turn: Arc::new(Semaphore::new(1)) }
+    }
+}
+
+/// The primer, in parts as they are read.
+pub(super) async fn handle(State(state): State<Arc<HttpState>>) -> Result<Response, ApiError> {
+    let source = state.options.primer.clone().ok_or_else(|| {
+        ServiceError::new(ErrorCode::NotFound, "this function tells no primer; start it with --primer")
+    })?;
+    let turn = source.turn.clone().try_acquire_owned().map_err(|_| {
+        ServiceError::new(ErrorCode::Unavailable, "somebody else is being told the primer; try again later")
+    })?;
+    let (parts, told) = mpsc::channel::<io::Result<Bytes>>(2);
+    let runtime = Handle::current();
+    tokio::task::spawn_blocking(move || {
+        let _until_told = turn;
+        let tell = |part| runtime.block_on(timeout(STALL, parts.send(part))).is_ok_and(|told| told.is_ok());
+        let written = write_primer(&source.checkpoint, &source.header, |part| tell(Ok(part.into())));
+        if let Err(error) = written {
+            tracing::warn!(%error, "the primer cannot be told");
+            // What was sent so far must not look like all of it.
+            tell(Err(io::Error::other(error)));
+        }
+    });
+    let body = Body::from_stream(ReceiverStream::new(told));
+    Ok(([(CONTENT_TYPE, "application/octet-stream")], body).into_response())
+}

@@ -1,0 +1,123 @@
+//! Finds tensors that are stored in a shorter form than the dtype.
+
+use super::{Experts, Finder, LayerMlp, Layout};
+use crate::decode::{MXFP4_BYTES, MXFP4_GROUP};
+use crate::error::CheckpointError;
+use crate::facts::StoredDtype;
+use crate::shards::RawTensor;
+use crate::stored_form::ShortForm;
+use crate::tensors::{MlpTensors, Scales, StoredAs, TensorRef};
+
+/// Element type of fp8 weights in a header.
+const FP8: &str = "F8_E4M3";
+
+impl Finder<'_> {
+    /// A matrix that is multiplied with, which may be stored as fp8.
+    pub(super) fn find_weight(&self, name: &str, shape: &[usize]) -> Result<TensorRef, CheckpointError> {
+        let scales_name = format!("{name}_scale_inv");
+        let fp8 = self.shards.tensors.get(name).is_some_and(|raw| raw.dtype == FP8);
+        if !fp8 {
+            let tensor = self.find(name, shape)?;
+            return match self.shards.tensors.get(&*scales_name) {
+                None => Ok(tensor),
+                Some(scales) => {
+                    let what = tensor.dtype.name();
+                    Err(self
+                        .wrong(scales, format!("scales `{name}`, which is stored as {what} and needs none")))
+                }
+            };
+        }
+        let raw = self.raw(name, shape)?;
+        let Some(quantisation) = self.quantisation else {
+            return Err(self.wrong(raw, self.unannounced("fp8")));
+        };
+        let (ShortForm::Fp8 { block }, &[rows, columns]) = (quantisation.form, shape) else {
+            return Err(self.wrong(raw, self.unannounced("fp8")));
+        };
+        if quantisation.excepts(name) {
+            let message = "is stored as fp8, but modules_to_not_convert of config.json names it: one of the two is wrong";
+            return Err(self.wrong(raw, message.to_owned()));
+        }
+        let blocks = [rows.div_ceil(block[0]), columns.div_ceil(block[1])];
+        let scales = self.raw(&scales_name, &blocks)?;
+        let scale_dtype = match StoredDtype::from_header(scales.dtype) {
+            Some(dtype @ (StoredDtype::F32 | StoredDtype::Bf16)) => dtype,
+            _ => {
+                let message = format!("has dtype {}, scales are read in F32 and BF16", scales.dtype);
+                return Err(self.wrong(scales, message));
+            }
+        };
+        let stored = StoredAs::Fp8 { block, scales: Box::new(range_of(scales)), scale_dtype };
+        Ok(self.in_short_form(raw, shape, stored))
+    }
+
+    /// A stack of matrices [experts, outputs, inputs] that is stored as MXFP4 under `name`_blocks.
+    pub(super) fn find_mxfp4(
+        &self,
+        name: &str,
+        [experts, outputs, inputs]: [usize; 3],
+    ) -> Result<TensorRef, CheckpointError> {
+        let groups = inputs / MXFP4_GROUP;
+        let raw = self.raw(&format!("{name}_blocks"), &[experts, outputs, groups, MXFP4_BYTES])?;
+        let scales = self.raw(&format!("{name}_scales"), &[experts, outputs, groups])?;
+        for raw in [raw, scales] {
+            if raw.dtype != "U8" {
+                return Err(self.wrong(raw, format!("has dtype {}, MXFP4 is stored as U8", raw.dtype)));
+            }
+        }
+        if !inputs.is_multiple_of(MXFP4_GROUP) {
+            let message = format!("has rows of {inputs} elements, no multiple of {MXFP4_GROUP}");
+            return Err(self.wrong(raw, message));
+        }
+        let stored = StoredAs::Mxfp4 { scales: Box::new(range_of(scales)) };
+        Ok(self.in_short_form(raw, &[experts, outputs, inputs], stored))
+    }
+
+    /// Refuses experts of which some are stored in another form than others: sizes are stated for one.
+    pub(super) fn experts_of_one_size(&self, layout: &Layout) -> Result<(), CheckpointError> {
+        let mut experts = layout.layers.iter().filter_map(|layer| match &layer.mlp {
+            LayerMlp::Moe { experts: Experts::Separate(experts), .. } => Some(experts),
+            _ => None,
+        });
+        let mut experts = experts.by_ref().flatten();
+        let Some(first) = experts.next() else { return Ok(()) };
+        let Some(other) = experts.find(|expert| expert.bytes() != first.bytes()) else { return Ok(()) };
+        let bytes = |expert: &MlpTensors| expert.tensors().map(TensorRef::own_bytes).collect::<Vec<_>>();
+        let pairs = first.tensors().zip(other.tensors());
+        let differs = pairs.into_iter().find(|(a, b)| a.own_bytes() != b.own_bytes());
+        let name = differs.map_or(&other.gate.name, |(_, tensor)| &tensor.name);
+        Err(CheckpointError::tensor(
+            &self.shards.listing,
+            name,
+            format!(
+                "it is of an expert whose projections take {:?} bytes, those of another {:?}; all must be stored in one form",
+                bytes(other),
+                bytes(first)
+            ),
+        ))
+    }
+
+    fn in_short_form(&self, raw: &RawTensor, shape: &[usize], stored: StoredAs) -> TensorRef {
+        TensorRef {
+            file: raw.file,
+            name: raw.name.clone(),
+            offset: raw.offset,
+            bytes: raw.bytes,
+            dtype: self.dtype,
+            shape: shape.to_vec(),
+            strides: None,
+            stored,
+        }
+    }
+
+    pub(super) fn unannounced(&self, form: &str) -> String {
+        let found = self.quantisation.map_or("none", |quantisation| quantisation.form.name());
+        format!(
+            "is stored as {form}, but quantization_config of config.json says {found}; the two are of different checkpoints"
+        )
+    }
+}
+
+fn range_of(raw: &RawTensor) -> Scales {
+    Scales { file: raw.file, name: raw.name.clone(), offset: raw.offset, bytes: raw.bytes }
+}

@@ -1,0 +1,132 @@
+//! Shares of experts as a short text: what gateways say of requests, and operators plan by.
+//!
+//! A share is kept as the octaves that it is away from an equal one, in steps of an eighth; where the text would be too
+//! long, of a quarter, a half or a whole octave. The levels are a byte each before they are packed.
+
+use crate::error::PredictError;
+use crate::packed::{pack, unpack};
+use crate::shares::Shares;
+
+/// Version of the form.
+const VERSION: u8 = 1;
+/// Steps in an octave, the finest first.
+const STEPS: [u8; 4] = [8, 4, 2, 1];
+/// Octaves below an equal share beyond which all that is known of a share is that it is small.
+const BELOW: f32 = 8.0;
+/// Octaves above one: as many as there are experts in a layer of any model.
+const ABOVE: f32 = 16.0;
+
+impl Shares {
+    /// These shares, as exact as at most `most` characters can say; `None` where not even whole octaves fit.
+    #[must_use]
+    pub fn to_text(&self, most: usize) -> Option<String> {
+        let equal = 1.0 / self.experts() as f32;
+        STEPS.into_iter().find_map(|steps| {
+            let level = |share: &f32| level(share / equal, steps);
+            let plain: Vec<u8> =
+                [VERSION, steps].into_iter().chain(self.values().iter().map(level)).collect();
+            let text = pack(&plain);
+            (text.len() <= most).then_some(text)
+        })
+    }
+
+    /// Reads what [`Self::to_text`] wrote about a model with so many layers with experts, and experts in each.
+    ///
+    /// # Errors
+    /// [`PredictError::Text`]: it is something else, or about a model of another form.
+    pub fn from_text(text: &str, layers: usize, experts: usize) -> Result<Self, PredictError> {
+        let wrong = |message: &str| PredictError::Text(message.to_owned());
+        let expected = layers.saturating_mul(experts).saturating_add(2);
+        let plain = unpack(text, expected)
+            .ok_or_else(|| wrong("it is nothing that was packed, or of a larger model"))?;
+        let [VERSION, steps, levels @ ..] = plain.as_slice() else {
+            return Err(wrong("it is of another version; update whoever wrote it, or this program"));
+        };
+        if !STEPS.contains(steps) {
+            return Err(wrong("it has steps of an unknown size"));
+        }
+        if plain.len() != expected {
+            return Err(wrong("it is of a model with other layers or experts"));
+        }
+        let weight = |level: &u8| match level {
+            0 => (-BELOW - 1.0).exp2(),
+            // Not beyond what can be said: a single byte must not make a layer's sum infinite.
+            level => (f32::from(level - 1) / f32::from(*steps) - BELOW).min(ABOVE).exp2(),
+        };
+        Self::from_weights(experts, levels.iter().map(weight).collect())
+    }
+}
+
+/// The level of a share that is `times` an equal one.
+fn level(times: f32, steps: u8) -> u8 {
+    let octaves = times.log2();
+    if octaves.is_nan() || octaves < -BELOW {
+        return 0;
+    }
+    // Up to 24 octaves in eighths: below 256.
+    1 + ((octaves.min(ABOVE) + BELOW) * f32::from(steps)).round() as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::divergence;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_text_that_is_too_short_for_all_says_less() {
+        // 58 layers of 256 experts, used as unevenly as by a real router.
+        let drawn = |number: &u64| Some(number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
+        let numbers = std::iter::successors(Some(7_u64), drawn).take(58 * 256);
+        let weights = numbers.map(|number| (4.0 * (number >> 40) as f32 / (1 << 24) as f32).exp()).collect();
+        let shares = Shares::from_weights(256, weights).unwrap();
+        let lengths = [1 << 20, 12 << 10, 8 << 10].map(|most| {
+            let text = shares.to_text(most).unwrap();
+            let read = Shares::from_text(&text, 58, 256).unwrap();
+            assert!(divergence::mean(&read, &shares) < 0.01, "{most}");
+            text.len()
+        });
+        assert!(lengths.is_sorted_by(|longer, shorter| longer > shorter), "{lengths:?}");
+        assert_eq!(shares.to_text(100), None);
+    }
+
+    #[test]
+    fn what_is_something_else_is_refused() {
+        let text = Shares::uniform(2, 3).to_text(100).unwrap();
+        assert!(Shares::from_text(&text, 2, 3).is_ok());
+        for (text, layers, experts) in
+            [(text.as_str(), 2, 4), (&text, 3, 3), ("~", 2, 3), ("", 2, 3), ("AAAA", 2, 3)]
+        {
+            assert!(matches!(Shares::from_text(text, layers, experts), Err(PredictError::Text(_))), "{text}");
+        }
+    }
+
+    proptest! {
+        /// What is read is within half a step of what was written, and is read as the same again.
+        #[test]
+        fn shares_come_back(weights in proptest::collection::vec(0.0_f32..1.0, 4 * 8)) {
+            let shares = Shares::from_weights(8, weights).unwrap();
+            let read = Shares::from_text(&shares.to_text(1000).unwrap(), 4, 8).unwrap();
+            for (row, read) in shares.rows().zip(read.rows()) {
+                for (share, read) in row.iter().zip(read) {
+                    prop_assert!((share - read).abs() <= 0.1 * share + 0.002, "{} {}", share, read);
+                }
+            }
+            let again = Shares::from_text(&read.to_text(1000).unwrap(), 4, 8).unwrap();
+            prop_assert!(divergence::mean(&read, &again) < 1e-3);
+        }
+
+        /// Whatever arrives, reading ends, and what is taken are shares.
+        #[test]
+        fn any_text_is_read(text in "[A-Za-z0-9+/]{0,60}", levels in proptest::collection::vec(any::<u8>(), 6)) {
+            let plain: Vec<u8> = [1, 8].into_iter().chain(levels).collect();
+            for text in [text, pack(&plain)] {
+                if let Ok(read) = Shares::from_text(&text, 2, 3) {
+                    for row in read.rows() {
+                        prop_assert!((row.iter().sum::<f32>() - 1.0).abs() < 1e-4);
+                    }
+                }
+            }
+        }
+    }
+}
