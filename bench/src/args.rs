@@ -66,7 +66,7 @@ pub(crate) struct RunArgs {
     /// llama.cpp's llama-bench, to run beside the whole model
     #[arg(long, value_name = "PATH", requires = "gguf")]
     pub(crate) llama_bench: Option<PathBuf>,
-    /// The model for llama-bench, of the same shape
-    #[arg(long, value_name = "FILE", requires = "llama_bench")]
-    pub(crate) gguf: Option<PathBuf>,
+    /// Models for llama-bench, of the same shape: one for each form that ours is to stand beside
+    #[arg(long, value_name = "FILE", num_args = 1.., requires = "llama_bench")]
+    pub(crate) gguf: Vec<PathBuf>,
 }

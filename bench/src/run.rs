@@ -18,7 +18,7 @@ const INTERRUPTED: u8 = 130;
 /// Measures what `args` ask for. Parts that fail are reported as such, the others still measured.
 pub(crate) fn run(args: RunArgs) -> Result<ExitCode> {
     let programs = args.programs.map_or_else(own_folder, Ok)?;
-    let llama = args.llama_bench.zip(args.gguf).map(|(program, model)| LlamaBench { program, model });
+    let llama = args.llama_bench.map(|program| LlamaBench { program, models: args.gguf });
     let context = Context {
         quick: args.quick,
         programs,

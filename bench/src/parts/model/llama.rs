@@ -3,14 +3,14 @@
 use crate::error::{BenchError, Result, While};
 use crate::machine::cores;
 use serde_json::Value;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A `llama-bench` program and a model for it.
+/// A `llama-bench` program and models for it.
 #[derive(Debug, Clone)]
 pub(crate) struct LlamaBench {
     pub(crate) program: PathBuf,
-    pub(crate) model: PathBuf,
+    pub(crate) models: Vec<PathBuf>,
 }
 
 /// Tokens per second.
@@ -21,11 +21,11 @@ pub(super) struct Speed {
 }
 
 impl LlamaBench {
-    /// One pass with `prompt` tokens and one with `generated`.
-    pub(super) fn run(&self, prompt: usize, generated: usize) -> Result<Speed> {
+    /// One pass of `model` with `prompt` tokens and one with `generated`.
+    pub(super) fn run(&self, model: &Path, prompt: usize, generated: usize) -> Result<Speed> {
         let running = || format!("running {}", self.program.display());
         let mut command = Command::new(&self.program);
-        command.arg("-m").arg(&self.model).args(["-o", "json", "-r", "1", "-ngl", "0"]);
+        command.arg("-m").arg(model).args(["-o", "json", "-r", "1", "-ngl", "0"]);
         for (flag, value) in [("-p", prompt), ("-n", generated), ("-t", cores())] {
             command.arg(flag).arg(value.to_string());
         }

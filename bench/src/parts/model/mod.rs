@@ -19,6 +19,7 @@ use crate::report::{Bar, Part};
 use crate::series::Series;
 use deployment::Deployment;
 use serde_json::json;
+use std::path::{Path, PathBuf};
 use stream::Prompt;
 
 /// Shares of remote experts; what the others are compared with comes first.
@@ -68,7 +69,8 @@ pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
         .map(|(ratio, form)| Configuration::start(context, &model, ratio, form))
         .collect::<Result<Vec<_>>>()?;
     let mut prompts = Prompts { vocab: shape.vocab as u64, made: 0 };
-    let (mut llama_prefill, mut llama_decode) = (Series::default(), Series::default());
+    let mut peers: Vec<Peer> =
+        context.llama.iter().flat_map(|llama| &llama.models).map(|model| Peer::of(model)).collect();
     let ending = share.rounds(NAME, context.rounds(ROUNDS), |round| {
         if round == 0 {
             return configurations.iter().try_for_each(|one| one.warm_up(&mut prompts));
@@ -88,9 +90,11 @@ pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
             }
         }
         if let Some(llama) = &context.llama {
-            let speed = llama.run(LONG_PROMPT, decoded)?;
-            llama_prefill.push(speed.prefill);
-            llama_decode.push(speed.decode);
+            for peer in &mut peers {
+                let speed = llama.run(&peer.model, LONG_PROMPT, decoded)?;
+                peer.speed[PREFILL].push(speed.prefill);
+                peer.speed[DECODE].push(speed.decode);
+            }
         }
         Ok(())
     });
@@ -101,11 +105,8 @@ pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
                "ratios": RATIOS, "quantised": FORMS, "batches": BATCHES}),
     );
     report(&mut part, &configurations);
-    part.add("llama.cpp: prefill", "tokens/s", &llama_prefill);
-    part.add("llama.cpp: decode", "tokens/s", &llama_decode);
-    if let Some(local) = configurations.first() {
-        part.add("prefill / llama.cpp's", "", &local.speed[PREFILL][0].over(&llama_prefill));
-        part.add("decode / llama.cpp's", "", &local.speed[DECODE][0].over(&llama_decode));
+    for peer in &peers {
+        peer.report(&mut part, &configurations);
     }
     part.note(format!(
         "Prefill: prompts of {LONG_PROMPT} tokens, from the request to the last first token. Decode: \
@@ -140,6 +141,33 @@ fn report(part: &mut Part, configurations: &[Configuration]) {
         for (name, means) in &configuration.engine {
             let name = format!("engine: {name}, mean per call, batch 1, {}", configuration.name());
             part.add(name, "µs", means);
+        }
+    }
+}
+
+/// llama.cpp with one of its models.
+struct Peer {
+    model: PathBuf,
+    name: String,
+    /// Tokens per second of one stream.
+    speed: [Series; 2],
+}
+
+impl Peer {
+    fn of(model: &Path) -> Self {
+        let name = model.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        Self { model: model.to_owned(), name, speed: Default::default() }
+    }
+
+    /// Beside every one of ours whose experts are all local.
+    fn report(&self, part: &mut Part, configurations: &[Configuration]) {
+        for (what, name) in [(PREFILL, "prefill"), (DECODE, "decode")] {
+            part.add(format!("llama.cpp {}: {name}", self.name), "tokens/s", &self.speed[what]);
+            for ours in configurations.iter().filter(|ours| ours.ratio == 0.0) {
+                let form = ours.form.unwrap_or("bfloat16");
+                let name = format!("{name}: {form} / llama.cpp {}", self.name);
+                part.add(name, "", &ours.speed[what][0].over(&self.speed[what]));
+            }
         }
     }
 }
