@@ -103,6 +103,9 @@ struct ScalingSpec {
     min: Option<u32>,
     max: Option<Value>,
     idle_window: Option<String>,
+    target_percent: Option<Value>,
+    window: Option<Value>,
+    remote: Option<Value>,
 }
 
 #[derive(Default, Deserialize)]
@@ -249,6 +252,9 @@ pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliE
         ("spec.mode", &spec.mode),
         ("spec.acceptedPlan", &spec.accepted_plan),
         ("spec.scaling.max", &scaling.max),
+        ("spec.scaling.targetPercent", &scaling.target_percent),
+        ("spec.scaling.window", &scaling.window),
+        ("spec.scaling.remote", &scaling.remote),
         ("spec.replicas", &spec.replicas),
         ("spec.main.gpu", &main.gpu),
         ("spec.main.template", &main.template),

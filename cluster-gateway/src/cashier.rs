@@ -153,6 +153,7 @@ mod tests {
             since: time(0),
             wakes: 0,
             sleeps: false,
+            follows_load: false,
             mains: Vec::new(),
             prediction: None,
             functions: vec![pod("a", None, 5), pod("b", Some("10.0.0.2:9001"), 7), pod("c", None, 5)],

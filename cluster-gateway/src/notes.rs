@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Api, Patch, PatchParams};
 use kube::{Client, Resource};
-use remoe_demand::{DemandPhase, GatewayDemand, MoEDemand, MoEDemandSpec, RequestMix};
+use remoe_demand::{DemandPhase, GatewayDemand, MoEDemand, MoEDemandSpec, RequestLoad, RequestMix};
 use remoe_gateway::Load;
 use serde_json::json;
 use std::time::Duration;
@@ -15,6 +15,8 @@ const RARELY: Duration = Duration::from_secs(10);
 const SOMETIMES: Duration = Duration::from_secs(1);
 /// Between two where somebody may wait for functions.
 const SOON: Duration = Duration::from_millis(20);
+/// Requests that grow by this factor are said sooner where functions follow load.
+const SURGE: usize = 2;
 /// One call takes at most this long.
 const CALL: Duration = Duration::from_secs(5);
 
@@ -30,7 +32,7 @@ pub(crate) struct Said {
 
 /// In what time an entry is due that says `load`, where the last request was `quiet` ago; none: nothing is to be said.
 pub(crate) fn due(told: &MoEDemandSpec, said: Option<Said>, load: Load, quiet: Duration) -> Option<Duration> {
-    if !told.sleeps {
+    if !told.sleeps && !told.follows_load {
         return None;
     }
     let before = said.map_or_else(Load::default, |said| said.load);
@@ -45,6 +47,10 @@ pub(crate) fn due(told: &MoEDemandSpec, said: Option<Said>, load: Load, quiet: D
     let counts = |load: Load| (load.waiting, load.in_flight);
     // Requests that came and went between two entries.
     let unsaid = said.is_some_and(|said| quiet + SOON < said.quiet);
+    let sum = |load: Load| load.waiting + load.in_flight;
+    if told.follows_load && sum(load) >= sum(before).saturating_mul(SURGE).max(SURGE) {
+        return pause(SOMETIMES);
+    }
     match load.is_busy() {
         true if counts(before) != counts(load) => pause(RARELY),
         false if unsaid => pause(RARELY),
@@ -75,14 +81,14 @@ impl Notes {
         }
     }
 
-    /// Writes that there is `load`, that the last request was `quiet` ago, how many nano-dollars were `saved` so far, and
-    /// which experts requests use. Whether it was written.
+    /// Writes that there is `load`, that the last request was `quiet` ago, how many nano-dollars were `saved` so far, which
+    /// experts requests use, and how long they took. Whether it was written.
     pub(crate) async fn write(
         &mut self,
         load: Load,
         quiet: Duration,
         saved: i64,
-        mix: Option<RequestMix>,
+        (mix, took): (Option<RequestMix>, Option<RequestLoad>),
     ) -> bool {
         let now = jiff::Timestamp::now();
         self.sequence += 1;
@@ -97,6 +103,7 @@ impl Notes {
             last_active: MicroTime(now.checked_sub(quiet).unwrap_or(jiff::Timestamp::UNIX_EPOCH)),
             sequence: self.sequence,
             mix,
+            load: took,
         };
         self.apply(&[entry]).await
     }
@@ -127,6 +134,14 @@ impl Notes {
     }
 }
 
+/// That requests have been `occupied` for so long by now.
+pub(crate) fn request_load(occupied: Duration) -> RequestLoad {
+    RequestLoad {
+        at: MicroTime(jiff::Timestamp::now()),
+        occupied_ms: u64::try_from(occupied.as_millis()).unwrap_or(u64::MAX),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -140,6 +155,7 @@ mod tests {
             since: MicroTime(jiff::Timestamp::UNIX_EPOCH),
             wakes: 0,
             sleeps: true,
+            follows_load: false,
             mains: Vec::new(),
             functions: Vec::new(),
             prediction: None,
@@ -172,6 +188,19 @@ mod tests {
         assert_eq!(due(&active, said(load(0, 0), 4), load(0, 0), Duration::ZERO), wait(6));
         assert_eq!(due(&active, said(load(0, 2), 40), load(0, 2), Duration::ZERO), None);
         assert_eq!(due(&MoEDemandSpec { sleeps: false, ..asleep }, None, load(1, 0), hour), None);
+    }
+
+    #[test]
+    fn what_grows_is_said_sooner_where_functions_follow_load() {
+        let active = MoEDemandSpec { sleeps: false, follows_load: true, ..told(DemandPhase::Active) };
+        let wait = |seconds| Some(Duration::from_secs(seconds));
+        let now = Duration::ZERO;
+        assert_eq!(due(&active, said(load(0, 8), 4), load(0, 8), now), None);
+        assert_eq!(due(&active, said(load(0, 8), 4), load(0, 15), now), wait(6));
+        assert_eq!(due(&active, said(load(0, 8), 0), load(8, 8), now), wait(1));
+        assert_eq!(due(&active, said(load(0, 8), 1), load(8, 8), now), AT_ONCE);
+        assert_eq!(due(&active, said(load(0, 1), 0), load(0, 2), now), wait(1));
+        assert_eq!(due(&active, said(load(0, 0), 60), load(0, 0), Duration::from_secs(60)), None);
     }
 
     #[test]

@@ -412,6 +412,7 @@ mod tests {
             since: MicroTime(Timestamp::UNIX_EPOCH),
             wakes: 0,
             sleeps: true,
+            follows_load: false,
             mains: vec![MainFunction { uid, pod: "p".to_owned(), address: main.address.clone(), room: 1 }],
             functions: Vec::new(),
             prediction: Some(PredictionOrder {

@@ -1,7 +1,7 @@
 //! One deployment behind the gateway: it goes where the operator says, and says what there is to do.
 
 use crate::cashier::{Cashier, billing};
-use crate::notes::{Notes, Said, due};
+use crate::notes::{Notes, Said, due, request_load};
 use crate::probes::Probes;
 use crate::seer::{Seer, pause};
 use http::HeaderValue;
@@ -183,7 +183,8 @@ async fn note(
         if wait == Some(Duration::ZERO) {
             answered.mark_unchanged();
             let mix = seer.mix(now.phase, load.waiting).await;
-            if notes.write(load, quiet, books.saved(model.name()), mix).await {
+            let took = now.follows_load.then(|| request_load(model.occupied()));
+            if notes.write(load, quiet, books.saved(model.name()), (mix, took)).await {
                 said = Some((Said { load, quiet, ago: Duration::ZERO }, Instant::now()));
             } else {
                 answered.mark_changed();

@@ -62,6 +62,9 @@ pub struct MoEDemandSpec {
     /// Whether functions end when nobody asks: only then gateways write their entries.
     #[serde(default)]
     pub sleeps: bool,
+    /// Whether there are more or fewer functions as load changes: gateways say what it is while there is any.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub follows_load: bool,
     /// Main functions that have an address and are not asked to end. Gateways see for themselves which of them answer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256))]
@@ -220,6 +223,19 @@ pub struct GatewayDemand {
     /// Which experts its requests use, where it was told to find that out and knows anything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mix: Option<RequestMix>,
+    /// How long its requests took, where functions follow load.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load: Option<RequestLoad>,
+}
+
+/// How long requests of one gateway took.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RequestLoad {
+    /// When that was so, by the gateway's clock.
+    pub at: MicroTime,
+    /// Milliseconds that its requests have waited or been worked on since it started, all together.
+    pub occupied_ms: u64,
 }
 
 /// Characters of the shares in a [`RequestMix`], at most.
@@ -250,6 +266,10 @@ pub enum MixOf {
     Waiting,
     /// Those that were answered of late: what they used.
     Answered,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 impl MoEDemand {

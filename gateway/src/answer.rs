@@ -1,6 +1,7 @@
 //! From a request to its answer: read, let in, sent to a backend, again where that broke off.
 
 use crate::ask::{Asked, timeout};
+use crate::beginnings::Beginning;
 use crate::bill::Bill;
 use crate::budget::within_budget;
 use crate::caller::Caller;
@@ -124,7 +125,8 @@ pub(crate) async fn handle(
     let sighting = model.sight(tenant, &body);
     let is_sighted = sighting.is_some();
     let account = Account::new(bill.clone(), permit, body.len(), sighting);
-    let entry = Entry { client: caller.client, bytes: body.len(), arrived, until, again: false };
+    let beginning = Beginning::of(tenant, &body);
+    let entry = Entry { client: caller.client, bytes: body.len(), arrived, until, again: false, beginning };
     let waiter = model.enter(&entry)?;
     let cold = waiter.is_cold();
     let call = Call {

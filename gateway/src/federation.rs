@@ -4,7 +4,9 @@ use crate::caller::Caller;
 use crate::gateway::{Gateway, Upstream};
 use crate::keys::Tenant;
 use crate::model::Backend;
+use crate::picker;
 use axum::Extension;
+use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderValue, Request, header};
 use axum::response::{IntoResponse, Response};
@@ -31,12 +33,20 @@ pub(crate) async fn metrics(
 
 /// All of it, for an address of its own.
 pub(crate) async fn all_metrics(State(gateway): State<Arc<Gateway>>) -> Response {
-    page_for(&gateway, &Caller::anybody()).await
+    with_picker(&gateway, page_for(&gateway, &Caller::anybody()).await).await
 }
 
 /// The gateway's own alone: where functions are asked for theirs by whoever asks this.
 pub(crate) async fn own_metrics(State(gateway): State<Arc<Gateway>>) -> Response {
-    own(&gateway)
+    with_picker(&gateway, own(&gateway)).await
+}
+
+/// With what endpoint pickers read: sums over all models, which no tenant is shown.
+async fn with_picker(gateway: &Gateway, page: Response) -> Response {
+    let (head, body) = page.into_parts();
+    let Ok(body) = body.collect().await else { return (head, Bytes::new()).into_response() };
+    let text = [body.to_bytes().as_ref(), picker::gauges(&gateway.models()).as_bytes()].concat();
+    Response::from_parts(head, Body::from(text))
 }
 
 fn own(gateway: &Gateway) -> Response {

@@ -8,12 +8,13 @@
 //!
 //! A request is held while its model has nothing that answers, and released when it has. What the client
 //! sees then is what the main function sends: status, headers, bytes. What an answer cost is written down before its
-//! end leaves ([`Books`]). When a model sleeps is [`remoe_sleep`]'s; [`queue`] and [`timeline`] are pure; [`Model`]
+//! end leaves ([`Books`]). When a model sleeps is [`remoe_sleep`]'s; [`queue`], [`beginnings`] and [`timeline`] are pure; [`Model`]
 //! joins them under one lock; `relay` moves bytes.
 
 mod access_log;
 mod answer;
 mod ask;
+mod beginnings;
 mod bill;
 mod books;
 mod budget;
@@ -28,6 +29,7 @@ mod metrics;
 mod model;
 mod overhead;
 mod page;
+mod picker;
 mod placement;
 mod queue;
 mod rates;

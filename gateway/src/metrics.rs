@@ -21,6 +21,7 @@ pub struct GatewayMetrics {
     in_flight: IntGaugeVec,
     awake: IntGaugeVec,
     wakes: IntCounterVec,
+    prefix_routed: IntCounterVec,
     wake_seconds: HistogramVec,
     keys_outdated: IntGauge,
 }
@@ -61,6 +62,11 @@ impl GatewayMetrics {
             in_flight: gauge("remoe_gateway_requests_in_flight", "Requests that functions work on.")?,
             awake: gauge("remoe_gateway_model_awake", "1 where the model takes requests at once, else 0.")?,
             wakes: counter("remoe_gateway_wakes_total", "Wakes from sleep.", &["model"])?,
+            prefix_routed: counter(
+                "remoe_gateway_prefix_routed_total",
+                "Requests that were sent to a main function because it had one that began alike.",
+                &["model"],
+            )?,
             wake_seconds: HistogramVec::new(
                 HistogramOpts::new(
                     "remoe_gateway_wake_seconds",
@@ -77,8 +83,8 @@ impl GatewayMetrics {
         };
         let registry = &metrics.registry;
         metrics.connections.register(registry)?;
-        let Self { requests, retries, streams_failed, tokens, wakes, .. } = &metrics;
-        for counter in [requests, retries, streams_failed, tokens, wakes] {
+        let Self { requests, retries, streams_failed, tokens, wakes, prefix_routed, .. } = &metrics;
+        for counter in [requests, retries, streams_failed, tokens, wakes, prefix_routed] {
             registry.register(Box::new(counter.clone()))?;
         }
         for gauge in [&metrics.waiting, &metrics.in_flight, &metrics.awake] {
@@ -125,6 +131,7 @@ impl GatewayMetrics {
             in_flight: self.in_flight.with_label_values(&[model]),
             awake: self.awake.with_label_values(&[model]),
             wakes: self.wakes.with_label_values(&[model]),
+            prefix_routed: self.prefix_routed.with_label_values(&[model]),
             wake_seconds: self.wake_seconds.with_label_values(&[model]),
         }
     }
@@ -154,6 +161,7 @@ pub(crate) struct ModelMetrics {
     in_flight: prometheus::IntGauge,
     awake: prometheus::IntGauge,
     wakes: prometheus::IntCounter,
+    prefix_routed: prometheus::IntCounter,
     wake_seconds: prometheus::Histogram,
 }
 
@@ -162,6 +170,10 @@ impl ModelMetrics {
         self.waiting.set(i64::try_from(waiting).unwrap_or(i64::MAX));
         self.in_flight.set(i64::try_from(in_flight).unwrap_or(i64::MAX));
         self.awake.set(i64::from(phase == Phase::Active));
+    }
+
+    pub(crate) fn sent_where_seen(&self) {
+        self.prefix_routed.inc();
     }
 
     pub(crate) fn woke(&self, wake: Duration) {

@@ -2,6 +2,7 @@
 //!
 //! Everything is decided under one lock: a request cannot slip between the last look and the sleep.
 
+use crate::beginnings::{Beginning, Beginnings};
 use crate::books::Billing;
 use crate::metrics::ModelMetrics;
 use crate::queue::{FairQueue, Pushed, Ticket};
@@ -23,6 +24,8 @@ use tokio::time::{sleep_until, timeout_at};
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
 /// A backend that could not be reached gets no request for so long.
 const PAUSE: Duration = Duration::from_millis(100);
+/// A backend that has seen what begins like a request may have this part of its room more in use than others.
+const SHARE_OF_ROOM: usize = 4;
 /// Wakes that the next one is predicted from.
 const WAKES: usize = 8;
 
@@ -169,11 +172,15 @@ struct State {
     engine: Option<u32>,
     queue: FairQueue<Waiting>,
     in_flight: usize,
+    /// How long requests have waited or been worked on until `counted`, all together, and how many there are since.
+    occupied: Duration,
+    counted: (Instant, usize),
     last_active: Instant,
     /// When the latest wake was decided.
     decided: Option<Instant>,
     running: Running,
     places: Vec<Place>,
+    beginnings: Beginnings,
     recent: VecDeque<Duration>,
     wakes: u64,
     closed: bool,
@@ -188,6 +195,7 @@ struct Place {
 struct Waiting {
     arrived: Instant,
     cold: bool,
+    beginning: Beginning,
     answer: oneshot::Sender<Result<Grant, ServiceError>>,
 }
 
@@ -205,6 +213,8 @@ pub(crate) struct Entry {
     pub(crate) until: Option<Instant>,
     /// It was let in before, and its backend broke off.
     pub(crate) again: bool,
+    /// What backends may have seen the like of.
+    pub(crate) beginning: Beginning,
 }
 
 /// Why a request was not let in.
@@ -226,10 +236,13 @@ impl Model {
             engine: None,
             queue: FairQueue::new(options.waiting_bytes),
             in_flight: 0,
+            occupied: Duration::ZERO,
+            counted: (Instant::now(), 0),
             last_active: Instant::now(),
             decided: Some(Instant::now()),
             running: Running::default(),
             places: Vec::new(),
+            beginnings: Beginnings::default(),
             recent: VecDeque::new(),
             wakes: 0,
             closed: false,
@@ -346,6 +359,13 @@ impl Model {
         (state.queue.len(), state.in_flight)
     }
 
+    /// How long requests have waited or been worked on so far, all together.
+    pub fn occupied(&self) -> Duration {
+        let mut state = self.state();
+        state.occupy(Instant::now());
+        state.occupied
+    }
+
     /// What it has to do, now and whenever it changes.
     pub fn loads(&self) -> watch::Receiver<Load> {
         self.load.subscribe()
@@ -365,6 +385,13 @@ impl Model {
     pub(crate) fn takes_requests(&self) -> bool {
         let state = self.state();
         !state.closed && !state.recent.is_empty()
+    }
+
+    /// Requests that what answers for it now can have at the same time.
+    pub(crate) fn room(&self) -> usize {
+        let state = self.state();
+        let serving = state.is_serving();
+        state.places.iter().filter(|_| serving).map(|place| place.backend.room).sum()
     }
 
     /// What answers for it now.
@@ -437,7 +464,8 @@ impl Model {
             }
         }
         let (sender, receiver) = oneshot::channel();
-        let waiting = Waiting { arrived: entry.arrived, cold, answer: sender };
+        let beginning = entry.beginning.clone();
+        let waiting = Waiting { arrived: entry.arrived, cold, beginning, answer: sender };
         let most = self.options.max_requests.saturating_sub(state.in_flight);
         let (ticket, displaced) = match state.queue.push(&entry.client, entry.bytes, waiting, most) {
             Pushed::Waits(ticket) => (ticket, None),
@@ -482,11 +510,15 @@ impl Model {
             }
         }
         let mut granted: Vec<Answer> = Vec::new();
-        while let Some((waiting, backend)) = state.next_grant(now) {
+        while let Some((waiting, backend, is_seen)) = state.next_grant(now) {
+            if is_seen {
+                self.metrics.sent_where_seen();
+            }
             let decided = state.decided.filter(|_| waiting.cold);
             let timing = parts(waiting.arrived, decided, &state.running.wake, now);
             granted.push((waiting.answer, Ok(Grant { model: self.clone(), backend, timing })));
         }
+        state.occupy(now);
         let turn = state.directive.map_or(0, |directive| directive.turn);
         let load = Load { waiting: state.queue.len(), in_flight: state.in_flight, turn };
         replace(&self.load, load);
@@ -619,18 +651,40 @@ impl State {
         whole.saturating_sub(begun.map_or(Duration::ZERO, |begun| now.saturating_duration_since(begun)))
     }
 
-    /// Who is next, and the backend with the least work in flight that has room.
-    fn next_grant(&mut self, now: Instant) -> Option<(Waiting, Backend)> {
+    /// Counts the time of requests until `now`, by what there was since the last time, and what there is from now on.
+    fn occupy(&mut self, now: Instant) {
+        let (since, requests) = self.counted;
+        let requests = u32::try_from(requests).unwrap_or(u32::MAX);
+        let passed = now.saturating_duration_since(since).saturating_mul(requests);
+        self.occupied = self.occupied.saturating_add(passed);
+        self.counted = (now.max(since), self.queue.len() + self.in_flight);
+    }
+
+    /// Who is next, and of the backends with room the one that has seen what begins likewise, or else the one with the least
+    /// work in flight; and whether it was the former.
+    fn next_grant(&mut self, now: Instant) -> Option<(Waiting, Backend, bool)> {
         if self.phase != Phase::Active || !self.is_current() || self.queue.len() == 0 {
             return None;
         }
-        let places = self.places.iter_mut();
-        let free = places.filter(|place| place.in_flight < place.backend.room && place.not_before <= now);
-        let place = free.min_by_key(|place| place.in_flight)?;
+        let is_free = |place: &Place| place.in_flight < place.backend.room && place.not_before <= now;
+        let free = self.places.iter().filter(|place| is_free(place));
+        let idlest = free.clone().min_by_key(|place| place.in_flight)?.backend.id;
+        let most = (self.places.iter().map(|place| place.backend.room).min()? / SHARE_OF_ROOM).max(1);
         let waiting = self.queue.pop()?;
+        let holder = if self.places.len() > 1 {
+            let loads = free.map(|place| (place.backend.id, place.in_flight));
+            self.beginnings.holder(&waiting.beginning, loads, most)
+        } else {
+            None
+        };
+        let chosen = holder.unwrap_or(idlest);
+        // Also of an only one: there may be others later.
+        self.beginnings.seen(&waiting.beginning, chosen);
+        let place = self.places.iter_mut().find(|place| place.backend.id == chosen)?;
         place.in_flight += 1;
+        let backend = place.backend.clone();
         self.in_flight += 1;
-        Some((waiting, place.backend.clone()))
+        Some((waiting, backend, holder.is_some()))
     }
 
     fn deadline(&self, now: Instant, wake_limit: Duration) -> Option<Instant> {
@@ -718,3 +772,6 @@ impl Drop for Grant {
         self.model.release(self.backend.id);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,16 +2,18 @@
 
 use crate::engine::request::{Delta, Event, FinishReason, InspectLevel, Request, Sampling, StopRules};
 use crate::engine::{EngineHandle, Events};
+use crate::experts::Activity;
 use crate::placer::Placer;
 use crate::text::TextFront;
 use remoe_wire::v1::main_model_server::MainModel;
 use remoe_wire::v1::{
-    DescribeMainRequest, ExpertCalls, ExpertTime, Finished, GenerateEvent, GenerateRequest, InspectReply,
-    InspectRequest, LayerRouting, MainDescription, Piece, Routing, RoutingAck, Started, TokenIds,
-    TokenRouting, generate_event, generate_request, inspect_request,
+    DescribeMainRequest, EndpointWork, ExpertCalls, ExpertTime, Finished, GenerateEvent, GenerateRequest,
+    InspectReply, InspectRequest, LayerRouting, MainDescription, Piece, Routing, RoutingAck, Started,
+    TokenIds, TokenRouting, generate_event, generate_request, inspect_request,
 };
 use remoe_wire::{ErrorCode, ServiceError};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Response, Status};
@@ -22,6 +24,9 @@ pub(crate) struct Control {
     pub(crate) placer: Arc<Placer>,
     pub(crate) text: Option<Arc<TextFront>>,
     pub(crate) description: MainDescription,
+    pub(crate) activity: Arc<Activity>,
+    /// When the process started.
+    pub(crate) started: Instant,
 }
 
 #[tonic::async_trait]
@@ -38,6 +43,11 @@ impl MainModel for Control {
         (description.generation, description.placement) = self.placer.named();
         description.local = self.placer.local().listing();
         description.in_flight = u32::try_from(self.engine.in_flight()).unwrap_or(u32::MAX);
+        let work = self.activity.remote().into_iter();
+        description.work = work
+            .map(|(address, computed)| EndpointWork { address, computed_us: microseconds(computed) })
+            .collect();
+        description.age_us = microseconds(self.started.elapsed());
         Ok(Response::new(description))
     }
 
@@ -124,6 +134,10 @@ impl MainModel for Control {
         }
         Err(ServiceError::new(ErrorCode::Unavailable, "the engine has stopped").into())
     }
+}
+
+fn microseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 impl Control {

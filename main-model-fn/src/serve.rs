@@ -227,7 +227,7 @@ pub async fn run<B: Backend>(
         },
         placed.subscribe(),
         account.subscribe(),
-        PlacementView::new(shown.subscribe(), activity, card),
+        PlacementView::new(shown.subscribe(), activity.clone(), card),
         registry,
     )?;
     let control = Control {
@@ -257,7 +257,11 @@ pub async fn run<B: Backend>(
             local: Vec::new(),
             start_us: announcement.start_us,
             in_flight: 0,
+            age_us: 0,
+            work: Vec::new(),
         },
+        activity,
+        started,
     };
     let (mut health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<MainModelServer<Control>>().await;

@@ -204,6 +204,7 @@ impl Shared {
         self.context.starting.end(key);
         self.context.fleet.forget(key);
         self.context.rests.forget(key);
+        self.context.loads.forget(key);
     }
 
     fn looks(&self) -> std::sync::MutexGuard<'_, HashMap<ObjectRef<MoEDeployment>, Looks>> {

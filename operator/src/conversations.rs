@@ -8,6 +8,7 @@
 use super::api::MoEDeployment;
 use super::mains::{self, Order, Outcome};
 use kube::runtime::reflector::ObjectRef;
+use remoe_scaling::Worked;
 use remoe_wire::identity::Trust;
 use remoe_wire::placement_digest;
 use std::collections::HashMap;
@@ -48,6 +49,8 @@ pub struct Heard {
     pub placement: String,
     /// The generation that it was last told, and what came of it. That it is in force is reported once.
     pub told: Option<(u64, Outcome)>,
+    /// What the remote functions did that it calls; none: it did not answer.
+    pub worked: Option<Worked>,
 }
 
 /// Whom a look wants to be spoken with.
@@ -220,18 +223,19 @@ async fn converse(
 /// One question, and one order where the answer calls for it.
 async fn exchange(ip: IpAddr, wish: Wish) -> Heard {
     let trust = wish.trust.as_ref();
-    let (in_force, placement) =
-        mains::describe(ip, trust).await.map_or((None, String::new()), |is| (Some(is.0), is.1));
+    let described = mains::describe(ip, trust).await;
+    let (in_force, placement, worked) = described
+        .map_or((None, String::new(), None), |is| (Some(is.in_force), is.placement, Some(is.worked)));
     let is_behind = |order: &Arc<Order>| in_force.is_some_and(|number| number < order.number);
     let Some(order) = wish.order.filter(|order| wish.at.elapsed() < ORDER_HOLDS && is_behind(order)) else {
-        return Heard { in_force, placement, told: None };
+        return Heard { in_force, placement, told: None, worked };
     };
     let outcome = mains::tell(ip, &order, trust).await;
     let (in_force, placement) = match (&outcome, &order.routing) {
         (Outcome::InForce { .. }, Ok(routing)) => (Some(order.number), placement_digest(routing)),
         _ => (in_force, placement),
     };
-    Heard { in_force, placement, told: Some((order.number, outcome)) }
+    Heard { in_force, placement, told: Some((order.number, outcome)), worked }
 }
 
 /// Takes note of what was `said`. Returns whether it is new.
@@ -240,6 +244,8 @@ fn learn(heard: &mut Heard, said: Heard) -> bool {
     let is_new = other || (said.told.is_some() && heard.told != said.told);
     (heard.in_force, heard.placement) = (said.in_force, said.placement);
     heard.told = said.told.or(heard.told.take());
+    // Read by the next look, whatever makes it.
+    heard.worked = said.worked;
     is_new
 }
 

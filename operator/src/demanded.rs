@@ -153,6 +153,7 @@ pub fn demanded(
         since: MicroTime(if changes { now } else { since }),
         wakes: wakes.saturating_add(u64::from(phase == Phase::Asleep && next == Phase::Waking)),
         sleeps: window.is_some(),
+        follows_load: owner.spec.follows_load(),
         mains: if next == Phase::Asleep { Vec::new() } else { mains(planned, pods) },
         functions: paid(owner, &observed.pods, matches!(next, Phase::Active | Phase::Waking)),
         prediction: order(owner, known, planned),

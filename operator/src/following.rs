@@ -60,7 +60,7 @@ pub fn due(
         return None;
     }
     let demand = observed.demand.as_ref()?;
-    let waits = || alive(observed).any(|entry| entry.waiting > 0);
+    let waits = || observed.gateways_alive().any(|entry| entry.waiting > 0);
     match demand.spec.phase {
         // A plan that is only proposed serves nobody who waits.
         DemandPhase::Asleep if owner.spec.mode == Mode::Active && waits() => {
@@ -99,12 +99,6 @@ fn elapsed(observed: &Observed, since: Timestamp) -> Duration {
     Duration::try_from(observed.now.duration_since(since)).unwrap_or_default()
 }
 
-/// The entries of gateways that live.
-fn alive(observed: &Observed) -> impl Iterator<Item = &GatewayDemand> {
-    let entries = observed.demand.as_ref().map_or(&[][..], |demand| demand.gateways());
-    entries.iter().filter(|entry| observed.gateways.contains(&entry.uid))
-}
-
 /// What the gateways that live say together of requests to `model`: those who wait, if `of` says so and anything is known
 /// of them, else those that were answered. None where too little is known.
 pub fn heard(
@@ -131,7 +125,7 @@ fn merged(
 ) -> Option<(Shares, u32)> {
     let (mut sum, mut requests) = (vec![0.0_f64; model.moe_layers.len() * model.experts], 0.0);
     let mut is_said = false;
-    for entry in alive(observed) {
+    for entry in observed.gateways_alive() {
         let Some((shares, mix)) = read(entry, model, of) else { continue };
         let intervals =
             elapsed(observed, entry.last_active.0).as_secs_f64() / interval(owner).as_secs_f64().max(1.0);

@@ -11,6 +11,7 @@ mod applied;
 pub mod build;
 pub mod demanded;
 pub mod known;
+pub mod load;
 pub mod observed;
 pub mod planned;
 mod reconcile;

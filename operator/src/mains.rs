@@ -2,6 +2,7 @@
 
 use super::build::CONTROL_PORT;
 use remoe_launcher::control::{self, Callee};
+use remoe_scaling::Worked;
 use remoe_wire::identity::Trust;
 use remoe_wire::placement_digest;
 use remoe_wire::v1::{EndpointProblem, Routing};
@@ -14,6 +15,9 @@ const DESCRIBE: Duration = Duration::from_secs(2);
 /// One answer is waited for this long. Packing the experts of a large model takes longer; asking again joins
 /// the attempt that goes on.
 const TELL: Duration = Duration::from_secs(20);
+
+/// Remote functions of one main function whose work is kept: 64 groups of 64 replicas.
+const MOST_ENDPOINTS: usize = 4096;
 
 /// What a main function is to have in force.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,11 +42,28 @@ pub enum Outcome {
     Failed(String),
 }
 
-/// The generation that the main function at `ip`, which has to be who `trust` says, has in force, and its
-/// placement by content; none: it did not answer.
-pub(super) async fn describe(ip: IpAddr, trust: Option<&Trust>) -> Option<(u64, String)> {
-    let answer = control::describe(callee(ip, trust), DESCRIBE).await;
-    answer.ok().map(|description| (description.generation, description.placement))
+/// What a main function says of itself.
+#[derive(Debug, Clone)]
+pub(super) struct Described {
+    /// The generation that it has in force.
+    pub(super) in_force: u64,
+    /// Its placement by content.
+    pub(super) placement: String,
+    /// What the remote functions did that it calls.
+    pub(super) worked: Worked,
+}
+
+/// What the main function at `ip`, which has to be who `trust` says, says of itself; none: it did not answer.
+pub(super) async fn describe(ip: IpAddr, trust: Option<&Trust>) -> Option<Described> {
+    let answer = control::describe(callee(ip, trust), DESCRIBE).await.ok()?;
+    // As many as a routing can name.
+    let work = answer.work.into_iter().take(MOST_ENDPOINTS);
+    let computed = work.map(|work| (work.address, Duration::from_micros(work.computed_us)));
+    Some(Described {
+        in_force: answer.generation,
+        placement: answer.placement,
+        worked: Worked { age: Duration::from_micros(answer.age_us), computed: computed.collect() },
+    })
 }
 
 /// Tells the main function at `ip` what it is to have in force.

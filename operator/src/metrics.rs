@@ -1,5 +1,6 @@
 use super::api::MixOf;
 use super::demanded::PhaseChange;
+use super::load::Change;
 use prometheus::{
     Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry, core::Collector,
 };
@@ -23,6 +24,8 @@ pub(super) struct Metrics {
     pub(super) sleeps: IntCounter,
     /// Plans that followed what requests use, by whose requests.
     replans: IntCounterVec,
+    /// Functions of which there were more or fewer because of load, by what they are and which way.
+    scalings: IntCounterVec,
     /// Whether this operator leads.
     pub(super) leads: IntGauge,
 }
@@ -75,9 +78,16 @@ impl Metrics {
                 ),
                 &["cause"],
             )?,
+            scalings: IntCounterVec::new(
+                Opts::new(
+                    "remoe_operator_scalings_total",
+                    "Times that there were to be more or fewer replicas of a function because of load.",
+                ),
+                &["component", "direction"],
+            )?,
             leads: IntGauge::new("remoe_operator_leader", "Whether this operator leads.")?,
         };
-        let all: [Box<dyn Collector>; 9] = [
+        let all: [Box<dyn Collector>; 10] = [
             Box::new(metrics.reconciliations.clone()),
             Box::new(metrics.errors.clone()),
             Box::new(metrics.duration.clone()),
@@ -86,6 +96,7 @@ impl Metrics {
             Box::new(metrics.wake_seconds.clone()),
             Box::new(metrics.sleeps.clone()),
             Box::new(metrics.replans.clone()),
+            Box::new(metrics.scalings.clone()),
             Box::new(metrics.leads.clone()),
         ];
         all.into_iter().try_for_each(|metric| registry.register(metric))?;
@@ -99,6 +110,12 @@ impl Metrics {
             MixOf::Answered => "drift",
         };
         self.replans.with_label_values(&[cause]).inc();
+    }
+
+    /// There are to be more or fewer of a function.
+    pub(super) fn scaled(&self, change: &Change) {
+        let direction = if change.to > change.from { "up" } else { "down" };
+        self.scalings.with_label_values(&[change.component.name(), direction]).inc();
     }
 
     /// A deployment that somebody woke, or that sleeps, went from one phase to another.

@@ -1,6 +1,6 @@
 //! What there is: read from the API in one go, and heard from main functions.
 
-use super::api::{MoEDemand, MoEDeployment, MoEPlan, Replan};
+use super::api::{GatewayDemand, MoEDemand, MoEDeployment, MoEPlan, Replan};
 use super::calls::{CallError, Calls};
 use super::conversations::Heard;
 use super::fleet::Silence;
@@ -46,7 +46,7 @@ pub struct Observed {
     pub others: Silence,
     /// What gateways and the operator tell each other, where there are gateways.
     pub demand: Option<MoEDemand>,
-    /// The identities of the gateways that live, where functions may sleep or plans follow what gateways say.
+    /// The identities of the gateways that live, where functions may sleep, or plans or replicas follow what gateways say.
     pub gateways: BTreeSet<String>,
     /// Main functions that start now would not find a certificate.
     pub uncertified: bool,
@@ -56,6 +56,14 @@ pub struct Observed {
     pub since: Timestamp,
     /// When.
     pub now: Timestamp,
+}
+
+impl Observed {
+    /// The entries of gateways that live.
+    pub fn gateways_alive(&self) -> impl Iterator<Item = &GatewayDemand> {
+        let entries = self.demand.as_ref().map_or(&[][..], |demand| demand.gateways());
+        entries.iter().filter(|entry| self.gateways.contains(&entry.uid))
+    }
 }
 
 /// Reads everything that belongs to `deployment`; `heard` is what its main functions said, `serving` are those of its pods
@@ -80,7 +88,7 @@ pub(super) async fn observe(
         }
     };
     let follows = deployment.spec.prediction.replan == Replan::Auto;
-    let is_told = deployment.spec.idle_window().is_some() || follows;
+    let is_told = deployment.spec.idle_window().is_some() || follows || deployment.spec.follows_load();
     let live = async {
         match gateways.filter(|_| is_told) {
             Some(gateways) => gateways.live().await,

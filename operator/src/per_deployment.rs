@@ -9,16 +9,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[derive(Default)]
 pub(super) struct PerDeployment<T>(Mutex<HashMap<ObjectRef<MoEDeployment>, T>>);
 
-impl<T: Copy + Default> PerDeployment<T> {
+impl<T: Clone + Default> PerDeployment<T> {
     /// That of `owner`; the default where nothing is known.
     pub(super) fn of(&self, owner: &MoEDeployment) -> T {
-        self.lock().get(&ObjectRef::from_obj(owner)).copied().unwrap_or_default()
+        self.lock().get(&ObjectRef::from_obj(owner)).cloned().unwrap_or_default()
     }
 
     /// Those of all deployments but `owner`.
     pub(super) fn but(&self, owner: &MoEDeployment) -> Vec<T> {
         let owner = ObjectRef::from_obj(owner);
-        self.lock().iter().filter(|(key, _)| **key != owner).map(|(_, value)| *value).collect()
+        self.lock().iter().filter(|(key, _)| **key != owner).map(|(_, value)| value.clone()).collect()
     }
 
     /// Takes note of `value` for `owner`.

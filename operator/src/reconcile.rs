@@ -15,6 +15,7 @@ use super::following::{rest_after_giving_up, rest_after_nothing};
 use super::gateways::Gateways;
 use super::identity::{Identities, IdentityFailure};
 use super::known::{Known, know};
+use super::load;
 use super::metrics::Metrics;
 use super::names::Component;
 use super::observed::{ObserveError, Observed, observe};
@@ -30,6 +31,8 @@ use super::steps::{NAME_TAKEN, Steps, steps, waits};
 use futures_util::FutureExt;
 use kube::runtime::events::Recorder;
 use kube::{Client, ResourceExt};
+use remoe_scaling::History;
+use remoe_sleep::Phase;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -61,6 +64,8 @@ pub(super) struct Context {
     pub(super) gateways: Option<Gateways>,
     /// Until when plans that follow requests are not looked for.
     pub(super) rests: PerDeployment<Rest>,
+    /// What was said of load of late.
+    pub(super) loads: PerDeployment<History>,
 }
 
 /// Why a run came to nothing.
@@ -192,7 +197,10 @@ async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, R
             ((state, new), happening)
         }
     };
-    let planned = Planned { happening, ..Planned::new(owner, &observed, &known, answer, around) };
+    let mut planned = Planned { happening, ..Planned::new(owner, &observed, &known, answer, around) };
+    let mut history = context.loads.of(owner);
+    let scaled = load::follow(owner, &observed, &mut history, planned.target.as_mut());
+    context.loads.note(owner, history);
     if !planned.given_up.is_empty() {
         rests.note(owner, rest_after_giving_up(owner, &observed));
     }
@@ -219,11 +227,17 @@ async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, R
         context.metrics.changed(change);
     }
     let mut happenings = steps.happenings;
+    if steps.demanded.phase != Phase::Asleep {
+        scaled.iter().for_each(|change| context.metrics.scaled(change));
+        happenings.extend(scaled.iter().map(load::Change::happening));
+    }
     happenings.extend(applied.happenings);
     happenings.extend(transitions(owner.status.as_ref(), &status));
     publish(recorder, owner, &happenings).await;
     trust?;
-    Ok(steps.look_again.min(certified?.look_again))
+    let look_again = steps.look_again.min(certified?.look_again);
+    Ok(load::look_again(owner, &observed, planned.target.as_ref())
+        .map_or(look_again, |at| look_again.min(at)))
 }
 
 /// Computes a plan beside everything else.

@@ -28,7 +28,7 @@ impl Replacements {
             scene.target.functions().any(|function| {
                 function.name == pod.function
                     && function.identity == pod.identity
-                    && pod.replica < function.replicas
+                    && pod.replica < function.most()
             })
         };
         let there: Vec<&PodView> =

@@ -103,7 +103,7 @@ pub fn step(scene: Scene<'_>) -> Result<Rollout, serde_json::Error> {
         if function.hosted.is_none() && waits_for_others(scene) {
             continue;
         }
-        for replica in 0..function.replicas {
+        for replica in 0..function.most() {
             fill(scene, index, function, replica, &mut replacements, &mut steps);
         }
     }
@@ -149,7 +149,7 @@ fn waits_for_others(scene: Scene<'_>) -> bool {
 /// Whether all that main functions of the target would call is ready.
 fn remote_functions_are_ready(scene: Scene<'_>) -> bool {
     scene.target.remote.iter().all(|function| {
-        filling(scene, function).filter(|pod| pod.ready).count() == function.replicas as usize
+        filling(scene, function).filter(|pod| pod.ready).count() >= function.replicas as usize
     })
 }
 
@@ -214,7 +214,7 @@ fn filling<'a>(scene: Scene<'a>, function: &'a Function) -> impl Iterator<Item =
         pod.is_sound()
             && pod.function == function.name
             && pod.identity == function.identity
-            && pod.replica < function.replicas
+            && pod.replica < function.most()
             && pod.name.place == function.place(scene.deployment, pod.replica)
     })
 }
@@ -332,7 +332,7 @@ fn took_over(scene: Scene<'_>) -> bool {
 fn remove_surplus(scene: Scene<'_>, table: &RoutingTable, steps: &mut Rollout) -> usize {
     let wanted = |pod: &PodView| {
         scene.target.functions().any(|function| {
-            (0..function.replicas).any(|replica| pod.name.place == function.place(scene.deployment, replica))
+            (0..function.most()).any(|replica| pod.name.place == function.place(scene.deployment, replica))
         })
     };
     let is_free = told(scene, table);
@@ -383,7 +383,7 @@ fn told(scene: Scene<'_>, table: &RoutingTable) -> bool {
 /// Whether everything that is to run does, and nothing else is told of.
 fn everything_serves(scene: Scene<'_>) -> bool {
     let all_ready = scene.target.functions().all(|function| {
-        filling(scene, function).filter(|pod| pod.ready).count() == function.replicas as usize
+        filling(scene, function).filter(|pod| pod.ready).count() >= function.replicas as usize
     });
     let only_target = scene.table.entries.keys().all(|identity| *identity == scene.target.main.identity);
     all_ready && only_target && took_over(scene)

@@ -129,6 +129,7 @@ async fn lead(
         starting,
         fleet: PerDeployment::default(),
         rests: PerDeployment::default(),
+        loads: PerDeployment::default(),
     };
     let working = control(
         context,

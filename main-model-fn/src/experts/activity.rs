@@ -18,8 +18,8 @@ struct State {
     pairs: BTreeMap<usize, Vec<u64>>,
     /// The kernels beside the engine.
     here: Load,
-    /// Remote functions by their addresses.
-    remote: BTreeMap<String, Load>,
+    /// Remote functions by their addresses, with how long they have computed so far.
+    remote: BTreeMap<String, (Load, Duration)>,
 }
 
 /// Time in which something worked, the latest most.
@@ -69,9 +69,12 @@ impl Activity {
     pub(super) fn answered(&self, address: &str, took: Duration) {
         let mut state = self.state();
         let now = Instant::now();
-        match state.remote.get_mut(address) {
-            Some(load) => load.add(took, now),
-            None => state.remote.entry(address.to_owned()).or_default().add(took, now),
+        if !state.remote.contains_key(address) {
+            state.remote.insert(address.to_owned(), <(Load, Duration)>::default());
+        }
+        if let Some((load, computed)) = state.remote.get_mut(address) {
+            load.add(took, now);
+            *computed += took;
         }
     }
 
@@ -92,7 +95,13 @@ impl Activity {
 
     /// The same of the remote function at `address`.
     pub(crate) fn busy(&self, address: &str) -> f64 {
-        self.state().remote.get(address).map_or(0.0, |load| load.share(Instant::now()))
+        self.state().remote.get(address).map_or(0.0, |(load, _)| load.share(Instant::now()))
+    }
+
+    /// How long remote functions have computed since they were first named, by their addresses.
+    pub(crate) fn remote(&self) -> Vec<(String, Duration)> {
+        let state = self.state();
+        state.remote.iter().map(|(address, (_, computed))| (address.clone(), *computed)).collect()
     }
 }
 
@@ -131,5 +140,7 @@ mod tests {
         activity.keep(["b:1"].into_iter());
         assert_eq!(activity.busy("a:1"), 0.0);
         assert!(activity.busy("b:1") > 0.1);
+        activity.answered("b:1", Duration::from_secs(2));
+        assert_eq!(activity.remote(), [("b:1".to_owned(), Duration::from_secs(3))]);
     }
 }

@@ -1,6 +1,7 @@
 //! `MoEDeployment`: a model, what it may cost, and how fast it must be.
 
 use super::prediction::PredictionSpec;
+use super::scaling::ScalingSpec;
 use super::sizes::{CpuRange, MemoryRange};
 use super::status::MoEDeploymentStatus;
 use super::workload::WorkloadSpec;
@@ -58,8 +59,8 @@ use std::collections::BTreeMap;
     validation = Rule::new("has(self.main.cpu) == has(self.remoteExperts.cpu)")
         .message("main.cpu and remoteExperts.cpu stand together: vCPUs are sold apart from memory, or with it")
         .field_path(".remoteExperts.cpu"),
-    validation = Rule::new("!has(self.replicas) || (self.scaling.min == 1 && self.scaling.max == 1)")
-        .message("replicas and scaling exclude each other: scaling.min says how many main functions run")
+    validation = Rule::new("!has(self.replicas) || (self.scaling.min == 1 && self.scaling.max == 1 && !has(self.scaling.remote))")
+        .message("replicas and scaling exclude each other: scaling says how many functions run")
         .field_path(".replicas")
 )]
 pub struct MoEDeploymentSpec {
@@ -452,35 +453,15 @@ impl MoEDeploymentSpec {
             Device::Cpu => RolloutStrategy::Surge,
         })
     }
-}
 
-/// How many main functions run, and when none does.
-#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ScalingSpec {
-    /// Main functions that always run; `kubectl scale` sets it. 0: all functions end when nobody has asked for
-    /// `idleWindow`, and start when somebody asks.
-    #[serde(default = "one_replica")]
-    #[schemars(range(min = 0, max = 64))]
-    pub min: u32,
-    /// Main functions that run while somebody asks, where `min` is 0.
-    #[serde(default = "one_replica")]
-    #[schemars(range(min = 1, max = 64))]
-    pub max: u32,
-    /// Without requests for so long functions end, where `min` is 0; such as 10m.
-    #[serde(default = "default_idle_window")]
-    #[schemars(length(min = 2, max = 32))]
-    #[x_kube(validation = Rule::new("duration(self) > duration('0s')").message("must be longer than 0s"))]
-    pub idle_window: Duration,
-}
-
-impl MoEDeploymentSpec {
-    /// Main functions that run while the deployment is awake.
+    /// Main functions that run while the deployment is awake, whatever the load.
     pub fn main_functions(&self) -> u32 {
-        self.replicas.unwrap_or(match self.scaling.min {
-            0 => self.scaling.max,
-            always => always,
-        })
+        self.replicas.unwrap_or_else(|| self.scaling.least())
+    }
+
+    /// Whether there are more functions where there is more load.
+    pub fn follows_load(&self) -> bool {
+        self.replicas.is_none() && self.scaling.follows_load()
     }
 
     /// Without requests for so long it sleeps; none: never.
@@ -497,12 +478,6 @@ pub struct ProfileSpec {
     /// ConfigMap of this namespace with what `remoe profile --json` printed, under the key profile.json.
     #[schemars(length(min = 1, max = 253), regex(pattern = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
     pub config_map_name: String,
-}
-
-impl Default for ScalingSpec {
-    fn default() -> Self {
-        Self { min: one_replica(), max: one_replica(), idle_window: default_idle_window() }
-    }
 }
 
 impl Default for SloSpec {
@@ -547,14 +522,6 @@ impl Default for PricingSpec {
             gpu_memory_mb: None,
         }
     }
-}
-
-fn one_replica() -> u32 {
-    1
-}
-
-fn default_idle_window() -> Duration {
-    std::time::Duration::from_secs(600).into()
 }
 
 fn one_gpu() -> u32 {

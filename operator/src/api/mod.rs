@@ -8,6 +8,7 @@ mod crds;
 mod deployment;
 mod plan;
 mod prediction;
+mod scaling;
 mod sizes;
 mod status;
 mod workload;
@@ -16,7 +17,7 @@ pub use crds::crds;
 pub use deployment::{
     Billing, ComputeDtype, Device, ExpertsDtype, GpuSpec, MainSpec, MoEDeployment, MoEDeploymentSpec, Mode,
     ModelSpec, PodTemplate, PricingSpec, ProfileSpec, RemoteExpertsSpec, RemoteMode, RolloutSpec,
-    RolloutStrategy, ScalingSpec, SloSpec,
+    RolloutStrategy, SloSpec,
 };
 pub use plan::{
     GroupPlan, MAX_GROUPS, MAX_REPLICAS, MainPlan, MoEPlan, MoEPlanSpec, PerBaseline, PlanCosts, PlanNumbers,
@@ -26,8 +27,9 @@ pub use prediction::{PlannedPrediction, PredictionSpec, Privacy, Replan};
 pub use remoe_demand::{
     DemandPhase, FunctionPod, GatewayDemand, LEASE_LABEL, LEASE_SECONDS, MOST_FUNCTIONS, MOST_GATEWAYS,
     MainFunction, MixOf, MoEDemand, MoEDemandSpec, MoEDemandStatus, PredictionOrder, RELEASE_LABEL,
-    RequestMix,
+    RequestLoad, RequestMix,
 };
+pub use scaling::{RemoteScalingSpec, ScalingSpec};
 pub use sizes::{CpuRange, MemoryRange};
 pub use status::{Condition, ConditionType, MoEDeploymentStatus, ModelStatus};
 pub(super) use workload::default_concurrency;

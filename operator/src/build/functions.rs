@@ -47,6 +47,10 @@ pub struct Function {
     pub identity: String,
     /// How many there are to be.
     pub replicas: u32,
+    /// Replicas beyond those, because of load: nothing waits for them.
+    pub extra: u32,
+    /// Memory of one, in bytes.
+    pub bytes: u64,
     /// The remote experts that it hosts; none for main functions.
     pub hosted: Option<Hosted>,
     spec: PodSpec,
@@ -110,11 +114,13 @@ pub fn revision(
 ) -> Result<Revision, BuildError> {
     let model = ModelAccess::new(&plan.model)?;
     let spec = main_pod(owner, plan, &model, around);
-    let main =
-        function(owner, MAIN.to_owned(), owner.spec.main_functions(), None, spec, Ending::of_main(plan))?;
+    let bytes = |megabytes: u32| u64::from(megabytes) * MB;
+    let replicas = (owner.spec.main_functions(), bytes(plan.main.limit_mb));
+    let main = function(owner, MAIN.to_owned(), replicas, None, spec, Ending::of_main(plan))?;
     let remote = remote_parts(plan)?.into_iter().map(|part| {
         let spec = remote_pod(owner, plan, &part, &model, around);
-        function(owner, part.name, part.replicas, Some(part.hosted), spec, Ending::REMOTE)
+        let replicas = (part.replicas, bytes(part.memory_mb));
+        function(owner, part.name, replicas, Some(part.hosted), spec, Ending::REMOTE)
     });
     Ok(Revision { plan: hash.to_owned(), main, remote: remote.collect::<Result<_, _>>()? })
 }
@@ -122,7 +128,7 @@ pub fn revision(
 fn function(
     owner: &MoEDeployment,
     name: String,
-    replicas: u32,
+    (replicas, bytes): (u32, u64),
     hosted: Option<Hosted>,
     mut spec: PodSpec,
     ending: Ending,
@@ -142,10 +148,15 @@ fn function(
     let identity = digest(&(&spec, restarted_at)).map_err(|error| BuildError::Json(error.to_string()))?;
     ending.apply(&mut spec);
     let component = if hosted.is_some() { Component::RemoteExpert } else { Component::Main };
-    Ok(Function { name, component, identity, replicas, hosted, spec })
+    Ok(Function { name, component, identity, replicas, extra: 0, bytes, hosted, spec })
 }
 
 impl Function {
+    /// Replicas that are to run, those because of load among them.
+    pub fn most(&self) -> u32 {
+        self.replicas.saturating_add(self.extra)
+    }
+
     /// Where one of the replicas is, whatever its incarnation.
     pub fn place(&self, deployment: &str, replica: u32) -> String {
         format!("{deployment}-{}-{}-{replica}", self.name, self.identity)

@@ -104,7 +104,7 @@ impl Steps {
             let view = PodView::of(live, &uid, scene.observed.now);
             let Some(view) = view.filter(|view| view.owned && view.ends_by.is_none()) else { continue };
             let function = revision.functions().find(|function| {
-                (0..function.replicas).any(|replica| view.name.place == function.place(&name, replica))
+                (0..function.most()).any(|replica| view.name.place == function.place(&name, replica))
             });
             let wanted =
                 function.map(|function| function.pod(scene.owner, view.replica, view.name.incarnation));

@@ -9,6 +9,7 @@ use remoe_wire::placement_digest;
 use remoe_wire::v1::Routing;
 use serde_json::json;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -40,9 +41,13 @@ async fn a_silent_main_function_keeps_nobody_waiting() {
     conversations.keep(&owner, vec![partner("a", silent, Some(3)), partner("b", talking, Some(3))], None);
     news.recv().await.unwrap();
     let placement = placement_digest(&Routing::default());
-    let told =
-        Heard { in_force: Some(3), placement, told: Some((3, Outcome::InForce { problems: Vec::new() })) };
-    assert_eq!(conversations.heard(&owner)["b"], told);
+    let told = Some((3, Outcome::InForce { problems: Vec::new() }));
+    let heard = conversations.heard(&owner)["b"].clone();
+    assert_eq!((heard.in_force, heard.placement, heard.told), (Some(3), placement, told));
+    // What the remote functions did that it calls, by its own clock.
+    let worked = heard.worked.unwrap();
+    assert_eq!(worked.age, Duration::from_secs(9));
+    assert_eq!(worked.computed, [("10.0.0.9:9001".to_owned(), Duration::from_millis(1500))].into());
     assert_eq!(main.told().len(), 1);
     // Reported once.
     assert_eq!(conversations.heard(&owner)["b"].told, None);

@@ -33,7 +33,7 @@ fn spec() -> Value {
 }
 
 /// The example's model with experts of which not all have room in a main function.
-fn large() -> ModelFacts {
+pub fn large() -> ModelFacts {
     let mut facts = facts();
     let model = &mut facts.inspection;
     (model.experts, model.expert_bytes) = (EXPERTS, 100_000_000);
@@ -92,6 +92,7 @@ impl Scene {
             last_active: MicroTime(self.active),
             sequence: self.sequence,
             mix,
+            load: None,
         };
         self.world.say(entry);
     }

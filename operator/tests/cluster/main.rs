@@ -15,6 +15,7 @@ mod following;
 mod groups;
 mod inspection;
 mod line;
+mod load;
 mod neighbours;
 mod paid;
 mod planning;

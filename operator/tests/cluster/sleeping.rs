@@ -124,6 +124,7 @@ impl Scene {
                     last_active: gateway.active.clone().unwrap_or(MicroTime(jiff::Timestamp::UNIX_EPOCH)),
                     sequence: gateway.sequence,
                     mix: None,
+                    load: None,
                 });
             }
         }

@@ -13,7 +13,9 @@ use remoe_operator::planned::{PlanState, Planned, Task, task};
 use remoe_operator::pods::Trouble;
 use remoe_operator::routing::{MOST_GENERATIONS, RoutingTable};
 use remoe_operator::steps::{Steps, Write, steps};
+use remoe_scaling::Worked;
 use serde_json::{Value, json};
+use std::time::Duration;
 
 /// Objects that are spoiled, a few of them for each look.
 const OBJECTS: usize = 10_000;
@@ -135,6 +137,10 @@ impl Dice {
                     in_force: (self.below(3) > 0).then_some(number),
                     placement: String::new(),
                     told: (self.below(3) == 0).then(|| (number, Outcome::Failed("\u{7}".repeat(5000)))),
+                    worked: (self.below(3) == 0).then(|| Worked {
+                        age: Duration::from_micros(number),
+                        computed: [("10.0.0.1:9001".to_owned(), Duration::from_micros(u64::MAX))].into(),
+                    }),
                 };
                 observed.heard.insert(uids[self.below(uids.len())].clone(), said);
             }

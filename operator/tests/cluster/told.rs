@@ -14,8 +14,8 @@ use remoe_planner::Account;
 use remoe_wire::placement_digest;
 use remoe_wire::v1::main_model_server::{MainModel, MainModelServer};
 use remoe_wire::v1::{
-    DescribeMainRequest, GenerateEvent, GenerateRequest, InspectReply, InspectRequest, MainDescription,
-    Routing, RoutingAck,
+    DescribeMainRequest, EndpointWork, GenerateEvent, GenerateRequest, InspectReply, InspectRequest,
+    MainDescription, Routing, RoutingAck,
 };
 use serde_json::json;
 use std::collections::BTreeSet;
@@ -70,7 +70,13 @@ impl MainModel for Main {
         let told = self.told();
         let (generation, placement) =
             told.last().map(|routing| (routing.generation, placement_digest(routing))).unwrap_or_default();
-        Ok(Response::new(MainDescription { generation, placement, ..MainDescription::default() }))
+        Ok(Response::new(MainDescription {
+            generation,
+            placement,
+            age_us: 9_000_000,
+            work: vec![EndpointWork { address: "10.0.0.9:9001".to_owned(), computed_us: 1_500_000 }],
+            ..MainDescription::default()
+        }))
     }
 
     async fn generate(

@@ -12,12 +12,14 @@ use remoe_operator::digest::digest;
 use remoe_operator::facts::ModelFacts;
 use remoe_operator::following::{rest_after_giving_up, rest_after_nothing};
 use remoe_operator::known::{Lacking, know, lacking};
+use remoe_operator::load;
 use remoe_operator::names::{COMPONENT, Component, label};
 use remoe_operator::observed::Observed;
 use remoe_operator::planned::{Planned, Task, followed, solved, task};
 use remoe_operator::planning::{Planning, PlanningError};
 use remoe_operator::steps::{Keep, Steps, Write, steps};
 use remoe_profile::Profile;
+use remoe_scaling::History;
 use remoe_wire::placement_digest;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,13 +34,22 @@ pub struct World {
     pub around: Surroundings,
     /// What an inspector finds.
     pub facts: ModelFacts,
+    /// What the operator remembers of load.
+    pub history: History,
     uids: u32,
 }
 
 impl World {
     pub fn new(spec: Value) -> Self {
         let there = Observed { now: "2026-01-01T00:00:00Z".parse().unwrap(), ..Observed::default() };
-        Self { owner: deployment(spec), there, around: around(), facts: facts(), uids: 0 }
+        Self {
+            owner: deployment(spec),
+            there,
+            around: around(),
+            facts: facts(),
+            history: History::default(),
+            uids: 0,
+        }
     }
 
     /// One whose operator has gateways.
@@ -94,7 +105,8 @@ impl World {
                 (state, new)
             }
         };
-        let planned = Planned::new(&self.owner, &observed, &known, answer, &self.around);
+        let mut planned = Planned::new(&self.owner, &observed, &known, answer, &self.around);
+        load::follow(&self.owner, &observed, &mut self.history, planned.target.as_mut());
         if !planned.given_up.is_empty() {
             self.there.rest = rest_after_giving_up(&self.owner, &observed);
         }
@@ -129,7 +141,7 @@ impl World {
                 let newer = partner.order.as_ref().filter(|order| heard.in_force < Some(order.number));
                 if let Some(order) = newer {
                     let placement = placement_digest(order.routing.as_ref().unwrap());
-                    *heard = Heard { in_force: Some(order.number), placement, told: None };
+                    *heard = Heard { in_force: Some(order.number), placement, ..Heard::default() };
                 }
             }
         }

@@ -642,6 +642,19 @@ pub struct MainDescription {
     /// empty before the first. Two generations that mean the same have the same.
     #[prost(string, tag = "11")]
     pub placement: ::prost::alloc::string::String,
+    /// Microseconds since the process started.
+    #[prost(uint64, tag = "12")]
+    pub age_us: u64,
+    /// How long the endpoints in force have computed for this function so far.
+    #[prost(message, repeated, tag = "13")]
+    pub work: ::prost::alloc::vec::Vec<EndpointWork>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EndpointWork {
+    #[prost(string, tag = "1")]
+    pub address: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "2")]
+    pub computed_us: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GenerateRequest {

@@ -5,6 +5,7 @@ mod files;
 mod inputs;
 mod map;
 pub(crate) mod perplexity;
+mod replicas;
 mod report;
 mod tables;
 mod workloads;
@@ -17,7 +18,7 @@ use clap::{Args, ValueEnum};
 use inputs::Inputs;
 use map::MapReport;
 use remoe_experiments::{
-    CpuScaling, ExperimentError, Machine, REQUESTS, Routing, Scenario, Shape, sensitivity,
+    CpuScaling, ExperimentError, Machine, REQUESTS, Routing, Scaled, Scenario, Shape, sensitivity,
 };
 use remoe_fetch::ModelArgs;
 use remoe_planner::PlanError;
@@ -56,10 +57,13 @@ pub(crate) struct EvalArgs {
     /// to int4
     #[arg(long, value_name = "FILE", requires = "model_source", conflicts_with_all = ["out", "pricing", "profile", "records", "nodes", "only"])]
     pub(crate) perplexity: Option<PathBuf>,
-    /// Only this [default: the figures, and the map where --nodes is given; what predictions are worth only when asked]
+    /// Only this [default: the figures, and the map where --nodes is given; the others only when asked]
     #[arg(long, value_enum, value_name = "WHAT")]
     only: Option<Only>,
 }
+
+/// What the trace is drawn from that replicas follow.
+const TRACE: u64 = 1;
 
 /// A part of the evaluation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -70,6 +74,8 @@ enum Only {
     Map,
     /// What requests from --records cost, planned by each way to predict
     Prediction,
+    /// How replicas follow load that comes in bursts and changes its topic, beside fixed ones and concurrency alone
+    Replicas,
 }
 
 /// What was asked for.
@@ -81,6 +87,8 @@ struct Results {
     map: Option<MapReport>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prediction: Option<Vec<WorthReport>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replicas: Option<Vec<Scaled>>,
 }
 
 /// Runs every experiment, prints tables, writes files.
@@ -95,21 +103,23 @@ pub(crate) fn run(args: &EvalArgs, as_json: bool) -> Result<(), CliError> {
     }
     let inputs = Inputs::read(args)?;
     args.out.iter().try_for_each(|folder| folders::make("--out", folder))?;
-    let Results { figures, map, prediction } = Results::of(args, &inputs)?;
+    let Results { figures, map, prediction, replicas } = Results::of(args, &inputs)?;
     let figures = figures.map(|report| (tables::text(&report), report));
     if let Some(folder) = &args.out {
         figures.iter().try_for_each(|(tables, report)| files::write(folder, report, tables))?;
         map.iter().try_for_each(|map| map.write(folder))?;
         prediction.iter().try_for_each(|worths| worth::write(folder, worths))?;
+        replicas.iter().try_for_each(|ways| replicas::write(folder, ways))?;
     }
     if as_json {
-        json::print(&Results { figures: figures.map(|(_, report)| report), map, prediction })?;
+        json::print(&Results { figures: figures.map(|(_, report)| report), map, prediction, replicas })?;
         return Ok(());
     }
     let map = map.map(|map| map.text());
     let prediction = prediction.map(|worths| worth::text(&worths));
+    let replicas = replicas.map(|ways| replicas::text(&ways));
     let figures = figures.map(|(tables, _)| tables);
-    let texts: Vec<String> = [figures, map, prediction].into_iter().flatten().collect();
+    let texts: Vec<String> = [figures, map, prediction, replicas].into_iter().flatten().collect();
     writeln!(anstream::stdout().lock(), "{}", texts.join("\n\n"))?;
     Ok(())
 }
@@ -125,6 +135,7 @@ impl Results {
             figures: has_figures.then(|| evaluate(inputs)).transpose()?,
             map: has_map.then(|| MapReport::of(args, inputs)).transpose()?,
             prediction: (args.only == Some(Only::Prediction)).then(|| worth::worths(inputs)).transpose()?,
+            replicas: (args.only == Some(Only::Replicas)).then(|| remoe_experiments::replicas(TRACE)),
         })
     }
 }

@@ -1,0 +1,97 @@
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use crate::GatewayMetrics;
+
+const TURN: Directive = Directive { phase: Phase::Active, turn: 1 };
+
+fn backend(id: u64) -> Backend {
+    let address = SocketAddr::from(([127, 0, 0, 1], 8000));
+    Backend { id, address, room: 16, authorization: None, billing: None }
+}
+
+/// A model that runs on these backends.
+fn model(backends: &[u64]) -> (Arc<Model>, GatewayMetrics) {
+    let metrics = GatewayMetrics::new().unwrap();
+    let options = ModelOptions {
+        name: "m".to_owned(),
+        short_names: Vec::new(),
+        context_length: 0,
+        max_requests: 1000,
+        waiting_bytes: 1 << 20,
+        wake_limit: Duration::from_secs(60),
+    };
+    let model = Model::new(options, &metrics);
+    model.follow(TURN, backends.iter().map(|id| backend(*id)).collect(), WakeMarks::default());
+    (model, metrics)
+}
+
+async fn granted(model: &Arc<Model>, body: &str) -> Grant {
+    let entry = Entry {
+        client: "c".into(),
+        bytes: body.len(),
+        arrived: Instant::now(),
+        until: None,
+        again: false,
+        beginning: Beginning::of("", body.as_bytes()),
+    };
+    model.enter(&entry).unwrap().granted().await.unwrap()
+}
+
+/// Two conversations, turn by turn.
+#[tokio::test]
+async fn conversations_stay_where_they_began_and_loads_stay_even() {
+    let (model, metrics) = model(&[1, 2]);
+    let turn = |of: &str, turn: usize| of.repeat(2000 * (turn + 1));
+    let (one, other) = (granted(&model, &turn("a", 0)).await, granted(&model, &turn("b", 0)).await);
+    let homes = [one.backend().id, other.backend().id];
+    assert_ne!(homes[0], homes[1], "the least work in flight");
+    drop((one, other));
+    for number in 1..20 {
+        for (of, home) in ["a", "b"].into_iter().zip(homes) {
+            assert_eq!(granted(&model, &turn(of, number)).await.backend().id, home);
+        }
+    }
+    let page = metrics.registry().gather();
+    let seen = page.iter().find(|family| family.name() == "remoe_gateway_prefix_routed_total").unwrap();
+    assert_eq!(seen.get_metric()[0].get_counter().value() as u64, 38);
+    // What all begin with does not draw all to one.
+    let mut held = Vec::new();
+    for _ in 0..20 {
+        held.push(granted(&model, &turn("a", 5)).await);
+    }
+    let at_home = held.iter().filter(|grant| grant.backend().id == homes[0]).count();
+    assert!((10..=12).contains(&at_home), "{at_home} of 20");
+}
+
+#[tokio::test]
+async fn pickers_are_told_what_waits_and_how_much_room_is_in_use() {
+    let (model, _metrics) = model(&[1, 2]);
+    let mut held = Vec::new();
+    for _ in 0..8 {
+        held.push(granted(&model, "x").await);
+    }
+    let text = crate::picker::gauges(&[model.clone()]);
+    let value = |name: &str| {
+        text.lines().find_map(|line| line.strip_prefix(&format!("{name} "))?.parse::<f64>().ok())
+    };
+    assert_eq!(value("vllm:num_requests_waiting"), Some(0.0));
+    assert_eq!(value("vllm:num_requests_running"), Some(8.0));
+    assert_eq!(value("vllm:kv_cache_usage_perc"), Some(0.25));
+    model.follow(Directive { phase: Phase::Asleep, turn: 2 }, Vec::new(), WakeMarks::default());
+    assert!(crate::picker::gauges(&[model]).contains("\nvllm:kv_cache_usage_perc 0\n"));
+}
+
+#[tokio::test]
+async fn time_that_requests_take_is_counted_whoever_asks() {
+    let (model, _metrics) = model(&[1]);
+    let start = Instant::now();
+    let (one, two) = (granted(&model, "x").await, granted(&model, "y").await);
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let before = model.occupied();
+    assert!(before >= Duration::from_millis(40) && before <= 2 * start.elapsed(), "{before:?}");
+    drop((one, two));
+    let after = model.occupied();
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert_eq!(model.occupied(), after, "nobody is there");
+}

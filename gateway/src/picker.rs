@@ -1,0 +1,31 @@
+//! What an endpoint picker wants to know of a gateway among those that it may send requests to: the gauges of the Gateway
+//! API Inference Extension's model server protocol, under the names that pickers look for where nothing else is said.
+
+use crate::model::Model;
+use std::fmt::Write;
+use std::sync::Arc;
+
+/// The gauges of `models` all together. Without labels: a picker takes the first series that it finds.
+pub(crate) fn gauges(models: &[Arc<Model>]) -> String {
+    let (mut waiting, mut in_flight, mut room) = (0, 0, 0);
+    for model in models {
+        let (waits, runs) = model.load();
+        (waiting, in_flight, room) = (waiting + waits, in_flight + runs, room + model.room());
+    }
+    // Gateways have no cache of keys and values. What is full like one is the room of main functions.
+    let used = if room == 0 { 0.0 } else { (in_flight as f64 / room as f64).min(1.0) };
+    let mut text = String::new();
+    for (name, help, value) in [
+        ("vllm:num_requests_waiting", "Requests that are held, of all models.", waiting as f64),
+        ("vllm:num_requests_running", "Requests that functions work on, of all models.", in_flight as f64),
+        (
+            "vllm:kv_cache_usage_perc",
+            "Share of the room of main functions that is in use, from 0 to 1.",
+            used,
+        ),
+    ] {
+        // Writing to a string cannot fail.
+        let _written = write!(text, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {value}\n");
+    }
+    text
+}

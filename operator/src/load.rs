@@ -1,0 +1,159 @@
+//! How many functions run, as load goes: what gateways and main functions said of it, and what follows for the revision that
+//! is to run. Pure.
+
+use super::api::MoEDeployment;
+use super::build::{EXPERT_PORT, Function, room};
+use super::events::Happening;
+use super::names::Component;
+use super::observed::Observed;
+use super::planned::Target;
+use super::pods::PodView;
+use jiff::Timestamp;
+use kube::ResourceExt;
+use remoe_scaling::{History, Mains, Policy, Remote, Said, mains, remote};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+const MB: u64 = 1_000_000;
+
+/// A function of which there are to be more or fewer from now on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// What kind of function.
+    pub component: Component,
+    /// Its name.
+    pub function: String,
+    /// Replicas until now.
+    pub from: u32,
+    /// Replicas from now on.
+    pub to: u32,
+}
+
+impl Change {
+    /// What is worth saying of it.
+    pub fn happening(&self) -> Happening {
+        let Self { function, from, to, .. } = self;
+        Happening::normal(
+            "Scaled",
+            format!("{to} replicas of {function} for the load that there is, {from} before"),
+        )
+    }
+}
+
+/// Has `target` run as many functions as the load asks for that `observed` and `history`, which is brought up to date, tell
+/// of. What changes by that.
+pub fn follow(
+    owner: &MoEDeployment,
+    observed: &Observed,
+    history: &mut History,
+    target: Option<&mut Target>,
+) -> Vec<Change> {
+    let spec = &owner.spec;
+    if !spec.follows_load() {
+        *history = History::default();
+        return Vec::new();
+    }
+    let window = spec.scaling.window.into();
+    let now = since_1970(observed.now);
+    let uid = owner.uid().unwrap_or_default();
+    let views = observed.pods.iter().filter_map(|pod| PodView::of(pod, &uid, observed.now));
+    let pods: Vec<PodView> = views.filter(|pod| pod.owned && pod.ends_by.is_none()).collect();
+    listen(observed, history, &pods, window, now);
+    let Some(target) = target else { return Vec::new() };
+    let name = owner.name_any();
+    let policy = Policy { target: f64::from(spec.scaling.target_percent) / 100.0, window };
+    let room = u32::try_from(room(&target.plan)).unwrap_or(u32::MAX);
+    let mut changes = Vec::new();
+    let mut set = |function: &mut Function, present: u32, wanted: u32| {
+        function.extra = wanted.saturating_sub(function.replicas);
+        let (from, to) = (present.max(function.replicas), function.most());
+        if from != to {
+            changes.push(Change { component: function.component, function: function.name.clone(), from, to });
+        }
+    };
+    let main = &mut target.revision.main;
+    let present = present(&name, main, &pods);
+    let bounds =
+        Mains { present: present.max(main.replicas), least: main.replicas, most: spec.scaling.most(), room };
+    let wanted = mains(&policy, history, bounds, now);
+    set(main, present, wanted);
+    if let Some(limits) = &spec.scaling.remote {
+        let functions = &mut target.revision.remote;
+        let there: Vec<(u32, Vec<String>)> = functions
+            .iter()
+            .map(|function| (self::present(&name, function, &pods), addresses(function, &pods)))
+            .collect();
+        let seen: Vec<Remote<'_>> = functions
+            .iter()
+            .zip(&there)
+            .map(|(function, (present, addresses))| Remote {
+                addresses,
+                present: *present,
+                least: function.replicas,
+                most: limits.max.max(function.replicas),
+                bytes: function.bytes,
+            })
+            .collect();
+        let memory = limits.memory_mb.map_or(u64::MAX, |memory| u64::from(memory) * MB);
+        let wanted = remote(&policy, history, &seen, memory, now);
+        for ((function, (present, _)), wanted) in functions.iter_mut().zip(&there).zip(wanted) {
+            set(function, *present, wanted);
+        }
+    }
+    if changes.iter().any(|change| change.to > change.from) {
+        history.raised(now);
+    }
+    changes
+}
+
+/// When to look again at the latest, where nobody says anything and functions may be too many by then.
+pub fn look_again(owner: &MoEDeployment, observed: &Observed, target: Option<&Target>) -> Option<Duration> {
+    let is_more = target.is_some_and(|target| target.revision.functions().any(|function| function.extra > 0));
+    let window: Duration = owner.spec.scaling.window.into();
+    (owner.spec.follows_load() && (is_more || is_busy(observed))).then(|| window / 4)
+}
+
+fn is_busy(observed: &Observed) -> bool {
+    observed.gateways_alive().any(|entry| entry.waiting + entry.in_flight > 0)
+}
+
+/// Takes note of what gateways and main functions said.
+fn listen(observed: &Observed, history: &mut History, pods: &[PodView], window: Duration, now: Duration) {
+    for entry in observed.gateways_alive() {
+        let Some(load) = &entry.load else { continue };
+        let said = Said {
+            at: since_1970(load.at.0),
+            occupied: Duration::from_millis(load.occupied_ms),
+            requests: entry.waiting.saturating_add(entry.in_flight),
+            waiting: entry.waiting,
+        };
+        history.note(&entry.uid, said, window, now);
+    }
+    for (main, heard) in &observed.heard {
+        if let Some(worked) = &heard.worked {
+            history.note_work(main, worked.clone(), window, now);
+        }
+    }
+    history.keep(
+        |gateway| observed.gateways.contains(gateway),
+        |main| pods.iter().any(|pod| pod.is_main && pod.uid == main),
+    );
+}
+
+/// Replicas of `function` that were started and are not asked to end.
+fn present(deployment: &str, function: &Function, pods: &[PodView]) -> u32 {
+    let of = pods.iter().filter(|pod| {
+        pod.identity == function.identity && pod.name.place == function.place(deployment, pod.replica)
+    });
+    of.map(|pod| pod.replica.saturating_add(1)).max().unwrap_or(0)
+}
+
+/// Where main functions reach `function`.
+fn addresses(function: &Function, pods: &[PodView]) -> Vec<String> {
+    let of = pods.iter().filter(|pod| pod.function == function.name && pod.identity == function.identity);
+    of.filter_map(|pod| Some(SocketAddr::new(pod.ip?, EXPERT_PORT).to_string())).collect()
+}
+
+fn since_1970(time: Timestamp) -> Duration {
+    Duration::try_from(time.duration_since(Timestamp::UNIX_EPOCH)).unwrap_or_default()
+}

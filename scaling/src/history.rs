@@ -1,0 +1,242 @@
+//! What gateways and main functions said of load, of late.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// What is kept of one gateway or main function: one word a second in a burst, for a minute and more.
+const MOST_SAID: usize = 128;
+
+/// What a gateway says of its requests.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Said {
+    /// When, since any fixed moment.
+    pub at: Duration,
+    /// How long its requests have waited or been worked on since it started, all together.
+    pub occupied: Duration,
+    /// Requests that wait or are worked on at that time.
+    pub requests: u32,
+    /// Those among them that wait.
+    pub waiting: u32,
+}
+
+/// What a main function says of the remote functions that it calls.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Worked {
+    /// Since when it runs.
+    pub age: Duration,
+    /// How long they have computed for it so far, by their addresses.
+    pub computed: BTreeMap<String, Duration>,
+}
+
+/// What was said of late, and when replicas were last added.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct History {
+    gateways: BTreeMap<String, VecDeque<Said>>,
+    /// With when it was heard.
+    mains: BTreeMap<String, VecDeque<(Duration, Worked)>>,
+    /// When anything was first heard, or replicas were last added.
+    raised: Option<Duration>,
+}
+
+impl History {
+    /// Takes note of what `gateway` said, where it is news, and forgets what is older than `window` at `now`.
+    pub fn note(&mut self, gateway: &str, said: Said, window: Duration, now: Duration) {
+        self.raised.get_or_insert(now);
+        let known = self.gateways.entry(gateway.to_owned()).or_default();
+        match known.back() {
+            Some(last) if said.at <= last.at => {}
+            Some(last) if said.occupied < last.occupied => {
+                // It started anew.
+                known.clear();
+                known.push_back(said);
+            }
+            _ => known.push_back(said),
+        }
+        shorten(known, |said| said.at + window < now);
+    }
+
+    /// Takes note of what the main function `main` said, likewise.
+    pub fn note_work(&mut self, main: &str, worked: Worked, window: Duration, now: Duration) {
+        let known = self.mains.entry(main.to_owned()).or_default();
+        match known.back() {
+            Some((_, last)) if worked.age == last.age => {}
+            Some((_, last)) if worked.age < last.age => {
+                known.clear();
+                known.push_back((now, worked));
+            }
+            _ => known.push_back((now, worked)),
+        }
+        shorten(known, |(at, _)| *at + window < now);
+    }
+
+    /// Forgets all but the gateways and main functions that live.
+    pub fn keep(&mut self, gateway_lives: impl Fn(&str) -> bool, main_lives: impl Fn(&str) -> bool) {
+        self.gateways.retain(|gateway, _| gateway_lives(gateway));
+        self.mains.retain(|main, _| main_lives(main));
+    }
+
+    /// Replicas were added: none is taken away before a window has passed.
+    pub fn raised(&mut self, now: Duration) {
+        self.raised = Some(now);
+    }
+
+    /// Whether replicas may be taken away.
+    pub(crate) fn may_lower(&self, now: Duration, window: Duration) -> bool {
+        self.raised.is_some_and(|raised| now.saturating_sub(raised) >= window)
+    }
+
+    /// Requests that waited or ran at the same time in the last `span`, on average. Who has said nothing since goes on with
+    /// as many.
+    pub(crate) fn requests(&self, now: Duration, span: Duration) -> f64 {
+        self.gateways.values().map(|said| average(said, now, span)).sum()
+    }
+
+    /// Requests that there are now where any of them waits: all main functions have what they have room for, or none runs.
+    pub(crate) fn requests_that_wait(&self) -> Option<f64> {
+        let last = || self.gateways.values().filter_map(VecDeque::back);
+        let is_any = last().any(|said| said.waiting > 0);
+        is_any.then(|| last().map(|said| f64::from(said.requests)).sum())
+    }
+
+    /// Seconds a second in which those of `addresses` computed in the last `span`, on average and all together, for all main
+    /// functions, as far as these have said.
+    pub(crate) fn busy(&self, addresses: &[String], now: Duration, span: Duration) -> f64 {
+        let of = |said: &VecDeque<(Duration, Worked)>| {
+            let (_, last) = said.back()?;
+            // Words are rare beside a burst: at least the latest two count.
+            let begin = now.saturating_sub(span);
+            let before = said.iter().rev().skip(1);
+            let (_, first) = before.clone().find(|(at, _)| *at <= begin).or_else(|| before.last())?;
+            let time = last.age.saturating_sub(first.age).as_secs_f64();
+            let computed =
+                |worked: &Worked, address| worked.computed.get(address).copied().unwrap_or_default();
+            let sum: Duration =
+                addresses.iter().map(|it| computed(last, it).saturating_sub(computed(first, it))).sum();
+            (time > 0.0).then(|| sum.as_secs_f64() / time)
+        };
+        self.mains.values().filter_map(of).sum()
+    }
+}
+
+/// Keeps of `known` what is not old, the last word before that, and no more than there may be.
+fn shorten<T>(known: &mut VecDeque<T>, is_old: impl Fn(&T) -> bool) {
+    while known.len() > MOST_SAID || known.get(1).is_some_and(&is_old) {
+        known.pop_front();
+    }
+}
+
+fn average(said: &VecDeque<Said>, now: Duration, span: Duration) -> f64 {
+    let Some(last) = said.back() else { return 0.0 };
+    let begin = now.saturating_sub(span);
+    let within = |from: Duration, to: Duration| to.min(now).saturating_sub(from.max(begin)).as_secs_f64();
+    let tail = within(last.at, now);
+    let (mut sum, mut time) = (f64::from(last.requests) * tail, tail);
+    for (before, next) in said.iter().zip(said.iter().skip(1)) {
+        let interval = next.at.saturating_sub(before.at).as_secs_f64();
+        let requests = next.occupied.saturating_sub(before.occupied).as_secs_f64() / interval;
+        let length = within(before.at, next.at);
+        (sum, time) = (sum + requests * length, time + length);
+    }
+    // A clock that is ahead.
+    if time > 0.0 { sum / time } else { f64::from(last.requests) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn second(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn said(at: u64, occupied: u64, requests: u32) -> Said {
+        Said { at: second(at), occupied: second(occupied), requests, waiting: 0 }
+    }
+
+    fn worked(age: u64, computed: &[(&str, u64)]) -> Worked {
+        let computed = computed.iter().map(|(address, time)| ((*address).to_owned(), second(*time)));
+        Worked { age: second(age), computed: computed.collect() }
+    }
+
+    fn close(one: f64, other: f64) -> bool {
+        (one - other).abs() < 1e-9
+    }
+
+    #[test]
+    fn requests_are_averaged_by_time_however_often_gateways_speak() {
+        let mut history = History::default();
+        // Ten requests for ten seconds, then none, of which nothing is said.
+        for (at, occupied, requests) in [(100, 0, 10), (110, 100, 0)] {
+            history.note("a", said(at, occupied, requests), MINUTE, second(at));
+        }
+        assert!(close(history.requests(second(110), second(6)), 10.0));
+        assert!(close(history.requests(second(120), second(20)), 5.0));
+        assert!(close(history.requests(second(160), MINUTE), 100.0 / 60.0));
+        assert!(close(history.requests(second(200), MINUTE), 0.0));
+        // What runs goes on until something else is said; several gateways add up.
+        history.note("b", said(200, 0, 3), MINUTE, second(200));
+        assert!(close(history.requests(second(230), MINUTE), 3.0));
+        history.note("a", said(230, 130, 1), MINUTE, second(230));
+        // 30 request-seconds in 120 s of a, as far as anybody knows.
+        assert!(close(history.requests(second(230), MINUTE), 3.0 + 0.25));
+    }
+
+    #[test]
+    fn the_same_word_counts_once_and_a_new_start_is_no_load() {
+        let mut history = History::default();
+        history.note("a", said(100, 50, 1), MINUTE, second(100));
+        history.note("a", said(100, 70, 9), MINUTE, second(101));
+        assert!(close(history.requests(second(110), MINUTE), 1.0));
+        history.note("a", said(120, 0, 0), MINUTE, second(120));
+        assert!(close(history.requests(second(130), MINUTE), 0.0));
+        history.keep(|gateway| gateway != "a", |_| true);
+        history.note("b", said(130, 0, 2), MINUTE, second(130));
+        assert!(close(history.requests(second(131), MINUTE), 2.0));
+    }
+
+    #[test]
+    fn functions_are_as_busy_as_all_main_functions_together_had_them() {
+        let mut history = History::default();
+        let busy =
+            |history: &History, now| history.busy(&["x".to_owned(), "y".to_owned()], second(now), MINUTE);
+        history.note_work("one", worked(1_000, &[("x", 500), ("z", 9)]), MINUTE, second(10));
+        assert!(close(busy(&history, 10), 0.0));
+        history.note_work("one", worked(1_020, &[("x", 510), ("y", 4), ("z", 29)]), MINUTE, second(30));
+        history.note_work("two", worked(7, &[("x", 3)]), MINUTE, second(30));
+        history.note_work("two", worked(17, &[("x", 6)]), MINUTE, second(40));
+        assert!(close(busy(&history, 40), 0.5 + 0.2 + 0.3));
+        // The same word again, and a process that began anew.
+        history.note_work("one", worked(1_020, &[]), MINUTE, second(50));
+        history.note_work("two", worked(2, &[("x", 1)]), MINUTE, second(50));
+        assert!(close(busy(&history, 50), 0.7));
+        history.keep(|_| true, |main| main != "one");
+        assert!(close(busy(&history, 50), 0.0));
+    }
+
+    #[test]
+    fn nothing_is_taken_away_within_a_window() {
+        let mut history = History::default();
+        assert!(!history.may_lower(second(500), MINUTE));
+        history.note("a", said(100, 50, 1), MINUTE, second(100));
+        assert!(!history.may_lower(second(159), MINUTE) && history.may_lower(second(160), MINUTE));
+        history.raised(second(150));
+        assert!(!history.may_lower(second(160), MINUTE) && history.may_lower(second(210), MINUTE));
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let mut history = History::default();
+        for at in 0..10_000 {
+            history.note("a", said(at, at, 1), MINUTE, second(at));
+            history.note_work("m", worked(at, &[]), MINUTE, second(at));
+        }
+        assert!(history.gateways["a"].len() <= 62 && history.mains["m"].len() <= 62);
+        for at in 0..10_000_u64 {
+            let at_once = Said { at: Duration::from_millis(10_000_000 + at), ..said(0, 20_000, 1) };
+            history.note("a", at_once, MINUTE, second(10_000));
+        }
+        assert!(history.gateways["a"].len() <= MOST_SAID);
+    }
+}
