@@ -54,7 +54,7 @@ async fn conversations_stay_where_they_began_and_loads_stay_even() {
     }
     let page = metrics.registry().gather();
     let seen = page.iter().find(|family| family.name() == "remoe_gateway_prefix_routed_total").unwrap();
-    assert_eq!(seen.get_metric()[0].get_counter().value() as u64, 38);
+    assert_eq!(seen.get_metric()[0].get_counter().get_value() as u64, 38);
     // What all begin with does not draw all to one.
     let mut held = Vec::new();
     for _ in 0..20 {
