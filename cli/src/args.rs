@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::commands::convert::ConvertArgs;
 use crate::commands::eval::EvalArgs;
 use crate::commands::plan::PlanArgs;
 use crate::commands::predictor::PredictorArgs;
@@ -70,6 +71,8 @@ pub(crate) enum Command {
     /// Compare what strategies of placing experts cost, on published models and on one's own
     #[command(after_help = EVAL_EXAMPLES)]
     Eval(EvalArgs),
+    /// Make a Mixture-of-Experts checkpoint of a dense one
+    Convert(ConvertArgs),
     /// Look at what this machine has for serving models, and say what to do about what is missing
     Doctor(DoctorArgs),
     /// Print the completion script of a shell

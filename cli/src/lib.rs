@@ -95,6 +95,7 @@ fn run(cli: &Cli) -> Result<ExitCode, CliError> {
         Command::Cost(args) => return commands::cost::run(args, json),
         Command::Dashboards(args) => commands::dashboards::run(args, json)?,
         Command::Inspect(args) => commands::inspect::run(args, json)?,
+        Command::Convert(args) => commands::convert::run(args, json)?,
         Command::Predictor(args) => commands::predictor::run(args, json)?,
         Command::Eval(args) => match &args.perplexity {
             None => commands::eval::run(args, json)?,

@@ -14,7 +14,7 @@ use remoe_kernels::{
     Activation, Dtype, ExpertShape, KernelError, Matrix, NumericsClass, PackedExpert, PackedExpertBuilder,
     StoredDtype, WeightFormat,
 };
-use remoe_model::{Checkpoint, CheckpointError, ExpertsDtype, MlpTensors};
+use remoe_model::{Checkpoint, CheckpointError, ExpertBiases, ExpertsDtype, MlpTensors};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -38,7 +38,7 @@ pub enum LoadError {
     /// The bytes of a dense layer or of shared experts cannot be packed.
     #[error("{tensor} and its neighbours: {source}")]
     Gated {
-        /// The gate projection's name.
+        /// The up projection's name.
         tensor: String,
         /// Why.
         source: KernelError,
@@ -125,7 +125,12 @@ pub fn expert_shape(
     };
     let shape = ExpertShape::new(config.hidden_size, moe.expert_width, class, activation(config.activation))
         .map_err(|source| LoadError::Kernel { layer, expert, source })?;
-    Ok(if moe.biases { shape.with_biases() } else { shape })
+    let shape = if moe.gated { shape } else { shape.without_gate() };
+    Ok(match moe.biases {
+        ExpertBiases::None => shape,
+        ExpertBiases::Inner => shape.with_inner_biases(),
+        ExpertBiases::All => shape.with_biases(),
+    })
 }
 
 /// Reads expert `expert` of `layer` and packs it for computing as `class` says.
@@ -153,29 +158,34 @@ pub fn load_gated(
     tensors: &MlpTensors,
     class: impl Into<NumericsClass>,
 ) -> Result<PackedExpert, LoadError> {
-    let refused = |source| LoadError::Gated { tensor: tensors.gate.name.to_string(), source };
-    let width = tensors.gate.shape.first().copied().unwrap_or(0);
+    let refused = |source| LoadError::Gated { tensor: tensors.up.weight.name.to_string(), source };
+    let width = tensors.up.weight.shape.first().copied().unwrap_or(0);
     let config = checkpoint.config();
     let shape =
         ExpertShape::new(config.hidden_size, width, class, activation(config.activation)).map_err(refused)?;
     pack(checkpoint, shape, tensors, refused)
 }
 
-/// Reads gate, up and down projections and packs them.
+/// Reads the projections and packs them.
 fn pack(
     checkpoint: &Checkpoint,
     shape: ExpertShape,
     tensors: &MlpTensors,
     refused: impl Fn(KernelError) -> LoadError,
 ) -> Result<PackedExpert, LoadError> {
-    let mut builder = PackedExpertBuilder::new(shape, stored_dtype(tensors.gate.dtype)).map_err(&refused)?;
+    let stored = stored_dtype(tensors.up.weight.dtype);
+    let mut builder = PackedExpertBuilder::new(shape, stored).map_err(&refused)?;
     checkpoint.prefetch(tensors.tensors())?;
     let mut reader = Reader::new(checkpoint);
-    for (matrix, tensor) in Matrix::ALL.into_iter().zip([&tensors.gate, &tensors.up, &tensors.down]) {
-        reader.rows(tensor, |row, bytes| builder.rows(matrix, row, bytes).map_err(&refused))?;
+    let linears =
+        || Matrix::ALL.into_iter().zip(tensors.linears()).filter_map(|(matrix, l)| Some((matrix, l?)));
+    for (matrix, linear) in linears() {
+        reader.rows(&linear.weight, |row, bytes| builder.rows(matrix, row, bytes).map_err(&refused))?;
     }
-    for (matrix, tensor) in Matrix::ALL.into_iter().zip(tensors.biases.iter().flatten()) {
-        builder.biases(matrix, &load_floats(checkpoint, tensor)?).map_err(&refused)?;
+    for (matrix, linear) in linears() {
+        if let Some(bias) = &linear.bias {
+            builder.biases(matrix, &load_floats(checkpoint, bias)?).map_err(&refused)?;
+        }
     }
     builder.finish().map_err(refused)
 }

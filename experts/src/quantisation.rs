@@ -8,7 +8,7 @@ use remoe_model::{Checkpoint, ExpertsDtype};
 /// Relative errors: the root mean square of differences over that of the values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QuantisationError {
-    /// Of the weights of gate, up and down projections.
+    /// Of the weights of the projections.
     pub weights: f64,
     /// Of what experts make of rows.
     pub outputs: f64,
@@ -52,7 +52,7 @@ pub fn quantisation_errors<const N: usize>(
         .map(|format| (experts_class(Dtype::F32, Some(format)), Squares::default(), Squares::default()));
     for &expert in experts {
         let tensors = checkpoint.expert(layer, expert as usize)?;
-        for tensor in [&tensors.gate, &tensors.up, &tensors.down] {
+        for tensor in tensors.linears().into_iter().flatten().map(|linear| &linear.weight) {
             let floats = load_floats(checkpoint, tensor)?;
             let columns = tensor.shape.last().copied().unwrap_or(1).max(1);
             for row in floats.chunks(columns) {

@@ -130,8 +130,9 @@ mod tests {
         for layer in checkpoint.config().moe_layers() {
             for expert in 0..checkpoint.config().moe(layer).unwrap().experts {
                 let tensors = checkpoint.expert(layer, expert).unwrap();
-                let both = checkpoint.read(&tensors.gate).unwrap();
-                for (first, tensor) in [(0, &tensors.gate), (1, &tensors.up)] {
+                let gate = &tensors.gate.as_ref().unwrap().weight;
+                let both = checkpoint.read(gate).unwrap();
+                for (first, tensor) in [(0, gate), (1, &tensors.up.weight)] {
                     let rows = load_floats(&checkpoint, tensor).unwrap();
                     let columns = tensor.shape[1];
                     for (index, row) in rows.chunks(columns).enumerate() {
@@ -142,7 +143,8 @@ mod tests {
                         others += usize::from(kept(row, WeightFormat::Int4) != row);
                     }
                 }
-                for row in load_floats(&checkpoint, &tensors.down).unwrap().chunks(tensors.down.shape[1]) {
+                let down = &tensors.down.weight;
+                for row in load_floats(&checkpoint, down).unwrap().chunks(down.shape[1]) {
                     assert_eq!(kept(row, WeightFormat::Mxfp4), row);
                 }
             }

@@ -38,7 +38,8 @@ struct Form {
     model_cache: Option<PathBuf>,
 }
 
-fn location() -> impl TypedValueParser<Value = ModelLocation> {
+/// Parses the place of a model, for arguments that are none of [`ModelArgs`].
+pub fn location() -> impl TypedValueParser<Value = ModelLocation> {
     OsStringValueParser::new().try_map(ModelLocation::try_from)
 }
 
@@ -124,7 +125,10 @@ impl ModelArgs {
     }
 
     /// Where its files are, and the commit of a repository of the hub.
-    fn store(&self) -> Result<(Arc<dyn Store>, Option<String>), CheckpointError> {
+    ///
+    /// # Errors
+    /// The place cannot be reached.
+    pub fn store(&self) -> Result<(Arc<dyn Store>, Option<String>), CheckpointError> {
         if let ModelLocation::Folder(folder) = &self.model {
             return Ok((Arc::new(Folder::new(folder)), None));
         }

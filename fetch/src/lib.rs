@@ -25,7 +25,7 @@ mod source;
 mod store;
 mod transfer;
 
-pub use args::{Known, ModelArgs, Opened, cache_folder};
+pub use args::{Known, ModelArgs, Opened, cache_folder, location};
 pub use error::FetchError;
 pub use location::{LocationError, ModelLocation};
 pub use patience::Patience;

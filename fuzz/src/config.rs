@@ -46,7 +46,7 @@ pub(crate) fn check(config: &ModelConfig) {
         assert!(scale.is_finite() && scale > 0.0, "softmax scale {scale}");
         let rotated = match &layer.attention {
             AttentionFacts::Gqa(facts) => {
-                assert!(facts.heads.is_multiple_of(facts.kv_heads) && facts.head_dim.is_multiple_of(2));
+                assert!(facts.heads.is_multiple_of(facts.kv_heads) && facts.head_dim > 0);
                 assert!(
                     facts.window != Some(0) && facts.clip.is_none_or(|clip| clip.is_finite() && clip >= 0.0)
                 );
@@ -60,7 +60,9 @@ pub(crate) fn check(config: &ModelConfig) {
                 facts.rope_dim
             }
         };
-        assert_eq!(rotated, config.rope.dim, "layer {id} rotates what the frequencies are for");
+        if let Some(rope) = &config.rope {
+            assert_eq!(rotated, rope.dim, "layer {id} rotates what the frequencies are for");
+        }
         let elements = layer.attention.cache_elements() as u64;
         cache =
             elements.checked_mul(config.dtype.bytes()).and_then(|b| b.checked_add(cache)).expect("a token");
@@ -81,10 +83,13 @@ pub(crate) fn check(config: &ModelConfig) {
             }
         }
     }
-    let frequencies = config.rope.inverse_frequencies();
-    assert_eq!(frequencies.len(), config.rope.dim / 2);
-    assert!(frequencies.iter().all(|frequency| frequency.is_finite()));
-    assert!(config.rope.attention_factor.is_finite());
+    if let Some(rope) = &config.rope {
+        let frequencies = rope.inverse_frequencies();
+        assert!(rope.dim.is_multiple_of(2));
+        assert_eq!(frequencies.len(), rope.dim / 2);
+        assert!(frequencies.iter().all(|frequency| frequency.is_finite()));
+        assert!(rope.attention_factor.is_finite());
+    }
 }
 
 pub(crate) fn check_defaults(defaults: &GenerationDefaults, config: &ModelConfig) {

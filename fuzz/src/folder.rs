@@ -118,6 +118,7 @@ fn check(checkpoint: &Checkpoint, lengths: &[u64]) {
     };
     named.iter().for_each(inside);
 
+    checkpoint.positions().into_iter().for_each(inside);
     let sizes = checkpoint.sizes();
     let mut experts = 0;
     for (id, _) in checkpoint.config().layers.iter().enumerate() {
@@ -154,18 +155,21 @@ fn check(checkpoint: &Checkpoint, lengths: &[u64]) {
         let router = checkpoint.router(id).expect("a layer of the model").expect("it has a router");
         inside(&router.linear.weight);
         router.linear.bias.iter().chain(&router.correction).for_each(inside);
+        checkpoint.experts_bias(id).expect("a layer of the model").into_iter().for_each(inside);
         // A stack of experts may have billions of them.
         for expert in (0..moe.experts.min(64)).chain(moe.experts.saturating_sub(2)..moe.experts) {
             let tensors = checkpoint.expert(id, expert).expect("an expert of the model");
             assert_eq!(tensors.bytes(), sizes.expert_bytes, "all experts are of one size");
             tensors.tensors().for_each(inside);
-            let (gate, up) = (&tensors.gate, &tensors.up);
-            assert!(
-                gate.strides.is_some()
-                    || gate.file != up.file
-                    || gate.offset + gate.bytes <= up.offset
-                    || up.offset + up.bytes <= gate.offset
-            );
+            let up = &tensors.up.weight;
+            if let Some(gate) = tensors.gate.as_ref().map(|gate| &gate.weight) {
+                assert!(
+                    gate.strides.is_some()
+                        || gate.file != up.file
+                        || gate.offset + gate.bytes <= up.offset
+                        || up.offset + up.bytes <= gate.offset
+                );
+            }
         }
         assert!(checkpoint.expert(id, moe.experts).is_err());
     }

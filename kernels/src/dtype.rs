@@ -62,7 +62,7 @@ impl From<Dtype> for StoredDtype {
     }
 }
 
-/// The function applied to the gate projection.
+/// The function applied to the gate projection, or to the up projection where there is no gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
     /// `x / (1 + exp(-x))`.

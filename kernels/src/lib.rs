@@ -1,4 +1,4 @@
-//! CPU kernels for one gated expert of a Mixture-of-Experts layer: `out = (act(x Gate^T) * (x Up^T)) Down^T`, for one token or many, for one expert or many in one call; and for plain products `out = x W^T`. No I/O.
+//! CPU kernels for one expert of a Mixture-of-Experts layer: `out = (act(x Gate^T) * (x Up^T)) Down^T`, or `out = act(x Up^T) Down^T` where it has no gate, for one token or many, for one expert or many in one call; and for plain products `out = x W^T`. No I/O.
 //!
 //! [`PackedExpert`] and [`PackedMatrix`] hold weights in the order in which they are read; [`Pool`] computes. What comes back of experts is one row per (token, expert), unweighted.
 //!
@@ -24,7 +24,7 @@
 //! 1. Sums are float32 and start at +0. K ascends in pairs; of each pair the odd element comes first: `acc = fma(x[2p+1], w[2p+1], acc)`, then `acc = fma(x[2p], w[2p], acc)`. K is never split; where it is odd, a zero element is appended to both sides.
 //! 2. Every operation rounds to nearest even. Denormal operands count as zero, and results that are tiny after rounding become zero, both with their sign. That is what the bfloat16 dot product of AVX-512 does; the other vector paths set the processor's flush modes while they run, and the portable path computes it.
 //! 3. `e^x` is computed by this crate, by one sequence of operations ([`numerics::exp`]); the activations are built on it, with IEEE division.
-//! 4. In float32, `h = act(gate) * up`, and the sum of the down projection is the result. In bfloat16, the sums of gate and up are rounded to bfloat16, then the activation, then the product `h`, then the sum of the down projection: each once, to nearest even. A bias is added to a sum after it was rounded, and rounded again; what a clamped SwiGLU makes of the up projection is rounded, too.
+//! 4. In float32, `h = act(gate) * up`, and the sum of the down projection is the result. In bfloat16, the sums of gate and up are rounded to bfloat16, then the activation, then the product `h`, then the sum of the down projection: each once, to nearest even. A bias is added to a sum after it was rounded, and rounded again; what a clamped SwiGLU makes of the up projection is rounded, too. Where there is no gate, `h = act(up)`, rounded alike.
 //! 5. Every NaN that is stored is the same one (0x7fc00000, 0x7fc0).
 //!
 //! Where weights are quantised ([`WeightFormat::Int8`], [`WeightFormat::Int4`], [`WeightFormat::Mxfp4`]), rows and weights are integers with a scale for every 32 elements of K ([`quantise`]), and rule 1 is another one: the products of a group are summed exactly, groups ascend, and `acc = fma(sum, scale of w * scale of x, acc)`, the product of the scales rounded
@@ -35,7 +35,7 @@
 //! # Layout
 //!
 //! Weights are packed in panels of 64 output columns, K ascending: for bfloat16 `[K/2][64][2]`, for float32 `[K/2][2][64]`, for integers groups of 32 with their scales (int8: 2176 bytes a group of 64 columns, int4 and mxfp4: 1152). Lanes are output columns, so that no sum is ever spread over lanes. A panel of the first phase holds 32 gate columns and the
-//! 32 up columns that belong to them, and produces 32 finished intermediate values. All paths read the same packed form.
+//! 32 up columns that belong to them, and produces 32 finished intermediate values; without a gate it holds 64 up columns and produces as many. All paths read the same packed form.
 //!
 //! # Limits
 //!

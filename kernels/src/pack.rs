@@ -3,7 +3,7 @@
 use crate::memory::Buffer;
 use crate::numerics::{from_bf16, from_f16, round_bf16, to_bf16};
 use crate::quantise::{GROUP, WeightGroup};
-use crate::shape::{HALF, PANEL, step_words};
+use crate::shape::{PANEL, step_words};
 use crate::{Dtype, ExpertShape, KernelError, Matrix, NumericsClass, StoredDtype, WeightFormat};
 
 /// Rows that are transposed together; they become neighbouring columns of a panel, one cache line per word.
@@ -19,7 +19,7 @@ pub struct PackedExpert {
 }
 
 impl PackedExpert {
-    /// Packs three whole matrices, row-major and little-endian as checkpoints store them, with any alignment: `gate` and `up` are `[width, hidden]`, `down` is `[hidden, width]`, all of element type `stored`. Weights become what the shape's class calls for.
+    /// Packs whole matrices, row-major and little-endian as checkpoints store them, with any alignment: `gate` and `up` are `[width, hidden]`, `down` is `[hidden, width]`, all of element type `stored`; `gate` is empty where the shape has none. Weights become what the shape's class calls for.
     ///
     /// # Errors
     /// [`KernelError::MatrixLength`] for a matrix of the wrong size, [`KernelError::OutOfMemory`].
@@ -101,15 +101,17 @@ impl PackedExpertBuilder {
     /// Takes the biases of `matrix`, one for each of its rows, rounded to the shape's element type.
     ///
     /// # Errors
-    /// [`KernelError::Length`] where they are not as many, or the shape has none.
+    /// [`KernelError::Length`] where they are not as many, or the projection has none.
     pub fn biases(&mut self, matrix: Matrix, values: &[f32]) -> Result<(), KernelError> {
-        let expected = if self.shape.biases() { self.shape.matrix(matrix).0 } else { 0 };
+        let expected = if self.shape.has_biases(matrix) { self.shape.matrix(matrix).0 } else { 0 };
         if values.len() != expected {
             return Err(KernelError::Length { what: "biases", actual: values.len(), expected });
         }
+        let inner = self.shape.gate_up_columns();
         let (first, columns, shift) = match matrix {
-            Matrix::Gate => (0, HALF, 0),
-            Matrix::Up => (0, HALF, HALF),
+            Matrix::Gate => (0, inner, 0),
+            // Behind the gate's columns, where there are any.
+            Matrix::Up => (0, inner, PANEL - inner),
             Matrix::Down => (self.shape.gate_up_panels(), PANEL, 0),
         };
         for (row, &value) in values.iter().enumerate() {
@@ -140,9 +142,10 @@ impl PackedExpertBuilder {
             return Err(KernelError::Rows { matrix, first_row, actual: bytes.len(), row_bytes, rows });
         }
         let shape = self.shape;
+        let inner = shape.gate_up_columns();
         let (panel_words, start, columns, shift) = match matrix {
-            Matrix::Gate => (shape.gate_up_panel_words(), 0, HALF, 0),
-            Matrix::Up => (shape.gate_up_panel_words(), 0, HALF, HALF),
+            Matrix::Gate => (shape.gate_up_panel_words(), 0, inner, 0),
+            Matrix::Up => (shape.gate_up_panel_words(), 0, inner, PANEL - inner),
             Matrix::Down => (shape.down_panel_words(), shape.down_offset_words(), PANEL, 0),
         };
         let target = Panels { panel_words, columns, shift };
@@ -168,7 +171,7 @@ impl PackedExpertBuilder {
                 let missing = (row..rows).filter(is_missing).count();
                 return Err(KernelError::Incomplete { matrix, row, missing });
             }
-            if self.shape.biases() && !self.biases_given[matrix as usize] {
+            if self.shape.has_biases(matrix) && !self.biases_given[matrix as usize] {
                 return Err(KernelError::Length { what: "biases", actual: 0, expected: rows });
             }
         }

@@ -4,8 +4,10 @@ use crate::memory::Buffer;
 use crate::numerics::from_bf16;
 use crate::paths::panel::Panel;
 use crate::quantise::write_row;
-use crate::shape::{HALF, PANEL};
-use crate::{Activation, Dtype, KernelError, NumericsClass, PackedExpert, PackedMatrix, WeightFormat};
+use crate::shape::PANEL;
+use crate::{
+    Activation, Dtype, KernelError, Matrix, NumericsClass, PackedExpert, PackedMatrix, WeightFormat,
+};
 
 /// Most jobs, or products, of one call.
 pub const MAX_JOBS: usize = 1 << 14;
@@ -108,6 +110,7 @@ struct Stage {
     before: u32,
     class: NumericsClass,
     activation: Activation,
+    gated: bool,
     words: *const u32,
     /// Biases of the columns of all panels, or null.
     biases: *const f32,
@@ -245,6 +248,7 @@ impl Plan {
                 before: gate_up.units,
                 class: shape.class(),
                 activation: shape.activation(),
+                gated: shape.gated(),
                 words,
                 biases: job.expert.biases(),
                 panel_words: shape.gate_up_panel_words(),
@@ -253,16 +257,17 @@ impl Plan {
                 row_count,
                 out: intermediate,
                 out_stride: shape.hidden_stride(),
-                panel_columns: HALF,
-                panel_bytes: shape.half_bytes(),
+                panel_columns: shape.gate_up_columns(),
+                panel_bytes: shape.gate_up_bytes(),
                 columns: shape.width(),
             });
             down.push(Stage {
                 before: down.units,
                 class: shape.class(),
                 activation: shape.activation(),
+                gated: shape.gated(),
                 words: words.wrapping_add(shape.down_offset_words()),
-                biases: match shape.biases() {
+                biases: match shape.has_biases(Matrix::Down) {
                     true => job.expert.biases().wrapping_add(shape.gate_up_panels() * PANEL),
                     false => std::ptr::null(),
                 },
@@ -298,8 +303,9 @@ impl Plan {
             phase.push(Stage {
                 before: phase.units,
                 class: matrix.class(),
-                // The second phase has none.
+                // The second phase has neither.
                 activation: Activation::Relu,
+                gated: false,
                 words: matrix.words(),
                 biases: std::ptr::null(),
                 panel_words: matrix.panel_words(),
@@ -351,6 +357,7 @@ impl Plan {
             phase,
             dtype: stage.class.dtype,
             activation: stage.activation,
+            gated: stage.gated,
             biases: match stage.biases.is_null() {
                 true => stage.biases,
                 false => stage.biases.wrapping_add(index * PANEL),

@@ -10,11 +10,11 @@ pub const MAX_DIMENSION: usize = 1 << 18;
 /// Output columns of a panel, the unit in which weights are packed and work is split.
 pub(crate) const PANEL: usize = 64;
 
-/// Intermediate columns that one gate-and-up panel produces: half of it is gate, half is up. They are one group of the down projection where weights are quantised.
+/// Intermediate columns that one gate-and-up panel produces: half of it is gate, half is up. They are one group of the down projection where weights are quantised; a panel without gate columns produces two of them.
 pub(crate) const HALF: usize = PANEL / 2;
 const _: () = assert!(HALF == GROUP);
 
-/// One gated expert: `out = (act(x Gate^T) * (x Up^T)) Down^T`.
+/// One expert: `out = (act(x Gate^T) * (x Up^T)) Down^T`, or `out = act(x Up^T) Down^T` where it has no gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExpertShape {
     hidden: usize,
@@ -22,13 +22,23 @@ pub struct ExpertShape {
     dtype: Dtype,
     weights: WeightFormat,
     activation: Activation,
-    biases: bool,
+    gated: bool,
+    biases: Biases,
 }
 
-/// One of the three weight matrices, row-major as checkpoints store them.
+/// Which projections have biases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Biases {
+    None,
+    /// Those whose sums are activated or gated.
+    Inner,
+    All,
+}
+
+/// One of the weight matrices, row-major as checkpoints store them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Matrix {
-    /// `[width, hidden]`.
+    /// `[width, hidden]`; no rows where the expert has no gate.
     Gate,
     /// `[width, hidden]`.
     Up,
@@ -68,18 +78,39 @@ impl ExpertShape {
         if !fits {
             return Err(KernelError::TooLarge { what: "an expert" });
         }
-        Ok(Self { hidden, width, dtype, weights, activation, biases: false })
+        Ok(Self { hidden, width, dtype, weights, activation, gated: true, biases: Biases::None })
     }
 
-    /// The same with a bias on each of the three projections.
+    /// The same without a gate projection: what the activation gives goes to the down projection as it is.
+    #[must_use]
+    pub const fn without_gate(self) -> Self {
+        Self { gated: false, ..self }
+    }
+
+    /// The same with a bias on each projection.
     #[must_use]
     pub const fn with_biases(self) -> Self {
-        Self { biases: true, ..self }
+        Self { biases: Biases::All, ..self }
     }
 
-    /// Whether the projections have biases.
-    pub const fn biases(&self) -> bool {
-        self.biases
+    /// The same with a bias on each projection but the down projection.
+    #[must_use]
+    pub const fn with_inner_biases(self) -> Self {
+        Self { biases: Biases::Inner, ..self }
+    }
+
+    /// Whether there is a gate projection.
+    pub const fn gated(&self) -> bool {
+        self.gated
+    }
+
+    /// Whether the projection has a bias.
+    pub const fn has_biases(&self, matrix: Matrix) -> bool {
+        match (matrix, self.biases) {
+            (_, Biases::None) | (Matrix::Down, Biases::Inner) => false,
+            (Matrix::Gate, _) => self.gated,
+            (Matrix::Up | Matrix::Down, _) => true,
+        }
     }
 
     /// Elements of an input row and of an output row.
@@ -97,7 +128,7 @@ impl ExpertShape {
         self.dtype
     }
 
-    /// The function applied to the gate projection.
+    /// The function applied to the gate projection, or to the up projection where there is no gate.
     pub const fn activation(&self) -> Activation {
         self.activation
     }
@@ -110,6 +141,7 @@ impl ExpertShape {
     /// Rows and elements per row of a weight matrix as it is stored.
     pub const fn matrix(&self, matrix: Matrix) -> (usize, usize) {
         match matrix {
+            Matrix::Gate if !self.gated => (0, self.hidden),
             Matrix::Gate | Matrix::Up => (self.width, self.hidden),
             Matrix::Down => (self.hidden, self.width),
         }
@@ -127,7 +159,11 @@ impl ExpertShape {
 
     /// Elements of the biases, those of columns that panels are padded with included.
     pub(crate) const fn bias_elements(&self) -> usize {
-        if self.biases { (self.gate_up_panels() + self.down_panels()) * PANEL } else { 0 }
+        match self.biases {
+            Biases::None => 0,
+            Biases::Inner => self.gate_up_panels() * PANEL,
+            Biases::All => (self.gate_up_panels() + self.down_panels()) * PANEL,
+        }
     }
 
     /// What decides the bits of results.
@@ -135,9 +171,14 @@ impl ExpertShape {
         NumericsClass { dtype: self.dtype, weights: self.weights }
     }
 
+    /// Intermediate columns that a panel of the first phase produces, and columns of its matrices that it holds.
+    pub(crate) const fn gate_up_columns(&self) -> usize {
+        if self.gated { HALF } else { PANEL }
+    }
+
     /// Panels of the gate and up projections.
     pub(crate) const fn gate_up_panels(&self) -> usize {
-        self.width.div_ceil(HALF)
+        self.width.div_ceil(self.gate_up_columns())
     }
 
     /// Panels of the down projection.
@@ -173,16 +214,19 @@ impl ExpertShape {
     }
 
     /// Bytes of what one gate-and-up panel produces of a row.
-    pub(crate) const fn half_bytes(&self) -> usize {
+    pub(crate) const fn gate_up_bytes(&self) -> usize {
+        let columns = self.gate_up_columns();
         match self.weights {
-            WeightFormat::Plain => HALF * self.dtype.bytes(),
-            WeightFormat::Int8 | WeightFormat::Int4 | WeightFormat::Mxfp4 => size_of::<RowGroup>(),
+            WeightFormat::Plain => columns * self.dtype.bytes(),
+            WeightFormat::Int8 | WeightFormat::Int4 | WeightFormat::Mxfp4 => {
+                columns / GROUP * size_of::<RowGroup>()
+            }
         }
     }
 
-    /// Bytes between rows of intermediate values: whole half panels, so that a panel's store never needs a mask and rows stay aligned.
+    /// Bytes between rows of intermediate values: what whole panels produce, so that a panel's store never needs a mask and rows stay aligned.
     pub(crate) const fn hidden_stride(&self) -> usize {
-        (self.gate_up_panels() * self.half_bytes()).next_multiple_of(64)
+        (self.gate_up_panels() * self.gate_up_bytes()).next_multiple_of(64)
     }
 
     /// Bytes of an input row's copy where one is made, else 0.

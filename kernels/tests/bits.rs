@@ -6,7 +6,9 @@ mod common;
 
 use common::{Data, Expert, Random, bits, check, forward, pool, pools, stored_bits, to_bytes};
 use proptest::prelude::*;
-use remoe_kernels::{Activation, Dtype, ExpertShape, InstructionPath, Job, PackedExpert};
+use remoe_kernels::{
+    Activation, Dtype, ExpertShape, InstructionPath, Job, KernelError, Matrix, NumericsClass, PackedExpert,
+};
 
 const ACTIVATIONS: [Activation; 4] =
     [Activation::Silu, Activation::GeluTanh, Activation::Relu, Activation::ClampedSwiglu];
@@ -44,6 +46,32 @@ fn every_row_count() {
             }
         }
     }
+}
+
+/// In every class, with widths around the columns of one panel and of two, with no biases, inner ones and all.
+#[test]
+fn experts_without_a_gate() {
+    let pools = pools();
+    let mut random = Random(8);
+    let all = [|shape: ExpertShape| shape, ExpertShape::with_inner_biases, ExpertShape::with_biases];
+    for class in NumericsClass::ALL {
+        for (hidden, width) in [(1, 1), (5, 31), (64, 33), (41, 63), (48, 64), (130, 65), (33, 130)] {
+            for data in Data::ALL {
+                let activation = ACTIVATIONS[random.below(3)];
+                let shape = ExpertShape::new(hidden, width, class, activation).unwrap().without_gate();
+                let shape = all[random.below(3)](shape);
+                let expert = Expert::of_shape(&mut random, data, shape);
+                assert_eq!(expert.packed.bytes(), expert.shape.packed_bytes());
+                for rows in [1 + random.below(6), 7 + random.below(8)] {
+                    check(&pools, &mut random, data, &expert, rows);
+                }
+            }
+        }
+    }
+    let shape = ExpertShape::new(2048, 1408, Dtype::Bf16, Activation::GeluTanh).unwrap().without_gate();
+    assert_eq!(shape.packed_bytes(), 2 * 2048 * 1408 * 2);
+    let refused = PackedExpert::pack(shape, Dtype::Bf16.into(), &[0; 2], &[], &[]).unwrap_err();
+    assert!(matches!(refused, KernelError::MatrixLength { matrix: Matrix::Gate, expected: 0, .. }));
 }
 
 /// Two chunks and a part of one in both phases, with rows of one block, of two, and of more than one group.

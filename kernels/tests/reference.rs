@@ -46,8 +46,8 @@ impl Near {
     }
 
     fn biased(self, expert: &Expert, matrix: Matrix, n: usize, unit: f64) -> Self {
-        let Some(biases) = &expert.biases else { return self };
-        Self { value: self.value + f64::from(biases[matrix as usize][n]), ..self }.rounded(U32).rounded(unit)
+        let Some(bias) = expert.biases[matrix as usize].get(n) else { return self };
+        Self { value: self.value + f64::from(*bias), ..self }.rounded(U32).rounded(unit)
     }
 
     /// What an activation is multiplied with.

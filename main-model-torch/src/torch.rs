@@ -171,10 +171,12 @@ impl Backend for Torch {
         class: NumericsClass,
     ) -> Result<Gated, LoadModelError> {
         if self.device != Device::Cpu {
+            let gate = tensors.gate.as_ref();
+            let gate = gate.ok_or(LoadModelError::Inconsistent("a gated network has no gate"))?;
             return Ok(Gated::Device(DeviceMlp {
-                gate: self.tensor(checkpoint, &tensors.gate)?,
-                up: self.tensor(checkpoint, &tensors.up)?,
-                down: self.tensor(checkpoint, &tensors.down)?,
+                gate: self.tensor(checkpoint, &gate.weight)?,
+                up: self.tensor(checkpoint, &tensors.up.weight)?,
+                down: self.tensor(checkpoint, &tensors.down.weight)?,
                 activation,
             }));
         }

@@ -7,15 +7,14 @@ use std::sync::Arc;
 use crate::config::{ModelConfig, prediction_layers, quantisation};
 use crate::decode::{self, NotFinite};
 use crate::error::CheckpointError;
-use crate::facts::StoredDtype;
 use crate::fingerprint::{self, Fingerprint};
 use crate::generation::GenerationDefaults;
 use crate::inspection::Inspection;
 use crate::json;
 use crate::layout::{self, LayerMlp, LayerTensors, Layout};
-use crate::shards::Shards;
+use crate::shards::{Place, Shards};
 use crate::sizes::Sizes;
-use crate::store::{FileRange, Folder, Store, read_fully_at};
+use crate::store::{FileRange, Folder, Store};
 use crate::stored_form::ShortForm;
 use crate::tensors::{
     AttentionTensors, ExpertTensors, Linear, MlpTensors, NormTensors, RouterTensors, Scales, SharedTensors,
@@ -97,31 +96,25 @@ impl Checkpoint {
     /// Names of all tensors in the files, sorted, also those that the model does not use.
     #[must_use]
     pub fn tensor_names(&self) -> Vec<&str> {
-        let mut names: Vec<&str> = self.shards.tensors.keys().map(|name| &**name).collect();
-        names.sort_unstable();
-        names
+        self.shards.names()
     }
 
     /// A tensor by its name, if it is there and has one of the types that weights have.
     #[must_use]
     pub fn tensor(&self, name: &str) -> Option<TensorRef> {
-        let raw = self.shards.tensors.get(name)?;
-        Some(TensorRef {
-            file: raw.file,
-            name: raw.name.clone(),
-            offset: raw.offset,
-            bytes: raw.bytes,
-            dtype: StoredDtype::from_header(raw.dtype)?,
-            shape: raw.shape.iter().map(|size| usize::try_from(*size).ok()).collect::<Option<_>>()?,
-            strides: None,
-            stored: StoredAs::Plain,
-        })
+        self.shards.tensor(name)
     }
 
     /// The embedding: [vocabulary, hidden].
     #[must_use]
     pub fn embedding(&self) -> &TensorRef {
         &self.layout.embedding
+    }
+
+    /// The embedding of positions, where they are learned: [context, hidden].
+    #[must_use]
+    pub fn positions(&self) -> Option<&TensorRef> {
+        self.layout.positions.as_ref()
     }
 
     /// The head: [vocabulary, hidden]. The embedding itself where the two are tied and stored once.
@@ -193,6 +186,17 @@ impl Checkpoint {
     pub fn shared(&self, layer: usize) -> Result<Option<&SharedTensors>, CheckpointError> {
         Ok(match &self.layer(layer)?.mlp {
             LayerMlp::Moe { shared, .. } => shared.as_ref(),
+            LayerMlp::Dense(_) => None,
+        })
+    }
+
+    /// What a layer adds to what its routed experts give, once, where it has such a bias: [hidden].
+    ///
+    /// # Errors
+    /// A layer that the model does not have.
+    pub fn experts_bias(&self, layer: usize) -> Result<Option<&TensorRef>, CheckpointError> {
+        Ok(match &self.layer(layer)?.mlp {
+            LayerMlp::Moe { bias, .. } => bias.as_ref(),
             LayerMlp::Dense(_) => None,
         })
     }
@@ -290,7 +294,9 @@ impl Checkpoint {
     ) -> Result<Vec<u8>, CheckpointError> {
         let mut bytes = vec![0; rows.len() * row_bytes];
         let range = (rows.start * row_bytes) as u64..(rows.end * row_bytes) as u64;
-        self.read_range(&scales.name, scales.file, scales.offset, scales.bytes, range, &mut bytes)?;
+        let place =
+            Place { name: &scales.name, file: scales.file, offset: scales.offset, bytes: scales.bytes };
+        self.shards.read(place, range, &mut bytes)?;
         Ok(bytes)
     }
 
@@ -309,41 +315,9 @@ impl Checkpoint {
         range: Range<u64>,
         target: &mut [u8],
     ) -> Result<(), CheckpointError> {
-        self.read_range(&tensor.name, tensor.file, tensor.offset, tensor.bytes, range, target)
-    }
-
-    fn read_range(
-        &self,
-        name: &str,
-        file: usize,
-        offset: u64,
-        bytes: u64,
-        range: Range<u64>,
-        target: &mut [u8],
-    ) -> Result<(), CheckpointError> {
-        if range.start > range.end || range.end > bytes || range.end - range.start != target.len() as u64 {
-            return Err(self.request(format!(
-                "bytes {range:?} of `{name}` ({bytes} bytes) were asked for into a buffer of {}",
-                target.len()
-            )));
-        }
-        let shard = self
-            .shards
-            .files
-            .get(file)
-            .ok_or_else(|| self.request(format!("`{name}` is of another checkpoint")))?;
-        let at = offset + range.start;
-        let read = read_fully_at(&*shard.file, target, at)
-            .map_err(|error| CheckpointError::io(&shard.path, error))?;
-        if read < target.len() {
-            return Err(CheckpointError::ShortRead {
-                path: shard.path.clone(),
-                tensor: name.to_owned(),
-                at: at + read as u64,
-                missing: (target.len() - read) as u64,
-            });
-        }
-        Ok(())
+        let place =
+            Place { name: &tensor.name, file: tensor.file, offset: tensor.offset, bytes: tensor.bytes };
+        self.shards.read(place, range, target)
     }
 
     /// Brings tensors near that will be read, where the store fetches them from afar.

@@ -44,8 +44,8 @@ pub struct ModelConfig {
     pub multipliers: Multipliers,
     /// The decoder layers; a layer's id is its index.
     pub layers: Vec<LayerFacts>,
-    /// Rotary position embedding.
-    pub rope: RopeFacts,
+    /// Rotary position embedding. `None`: positions are learned, each has a row that is added to the embedding's.
+    pub rope: Option<RopeFacts>,
     /// First token of a text, if the model has one.
     pub bos_id: Option<u32>,
     /// Tokens that end a text; only those inside the vocabulary.
@@ -107,8 +107,8 @@ impl ModelConfig {
     /// text is. All of [`Self::context_length`] for most kinds of rope.
     #[must_use]
     pub fn served_context(&self) -> usize {
-        match self.rope.scaling {
-            RopeScaling::Long { original, .. } => self.context_length.min(original),
+        match self.rope.as_ref().map(|rope| &rope.scaling) {
+            Some(RopeScaling::Long { original, .. }) => self.context_length.min(*original),
             _ => self.context_length,
         }
     }
@@ -158,6 +158,7 @@ pub(crate) struct Common<'a> {
     pub(crate) hidden_size: usize,
     pub(crate) context_length: usize,
     defaults: &'static Defaults,
+    names: &'static FieldNames,
     vocab_size: usize,
     dtype: StoredDtype,
     activation: Activation,
@@ -176,21 +177,47 @@ pub(crate) struct Defaults {
     pub(crate) eos: Option<u32>,
 }
 
+/// What the fields of sizes are called.
+pub(crate) struct FieldNames {
+    pub(crate) layers: &'static str,
+    pub(crate) heads: &'static str,
+    pub(crate) hidden_size: &'static str,
+    pub(crate) context_length: &'static str,
+    pub(crate) norm_eps: &'static str,
+}
+
+/// Their names in most families.
+const USUAL_FIELDS: FieldNames = FieldNames {
+    layers: "num_hidden_layers",
+    heads: "num_attention_heads",
+    hidden_size: "hidden_size",
+    context_length: "max_position_embeddings",
+    norm_eps: "rms_norm_eps",
+};
+
 impl<'a> Common<'a> {
     pub(crate) fn read(fields: Fields<'a>, defaults: &'static Defaults) -> Result<Self, CheckpointError> {
-        let layers = fields.size("num_hidden_layers", defaults.layers)?;
+        Self::read_named(fields, defaults, &USUAL_FIELDS)
+    }
+
+    /// The same of a family whose fields have other names.
+    pub(crate) fn read_named(
+        fields: Fields<'a>,
+        defaults: &'static Defaults,
+        names: &'static FieldNames,
+    ) -> Result<Self, CheckpointError> {
+        let layers = fields.size(names.layers, defaults.layers)?;
         if layers > LAYER_LIMIT {
-            return Err(
-                fields.error("num_hidden_layers", format!("is {layers}, expected at most {LAYER_LIMIT}"))
-            );
+            return Err(fields.error(names.layers, format!("is {layers}, expected at most {LAYER_LIMIT}")));
         }
         Ok(Self {
             fields,
             defaults,
+            names,
             layers,
-            heads: fields.size("num_attention_heads", defaults.heads)?,
-            hidden_size: fields.size("hidden_size", defaults.hidden_size)?,
-            context_length: fields.size("max_position_embeddings", defaults.context_length)?,
+            heads: fields.size(names.heads, defaults.heads)?,
+            hidden_size: fields.size(names.hidden_size, defaults.hidden_size)?,
+            context_length: fields.size(names.context_length, defaults.context_length)?,
             vocab_size: fields.size("vocab_size", defaults.vocab_size)?,
             dtype: declared_dtype(&fields)?.unwrap_or(StoredDtype::F32),
             activation: activation(&fields)?,
@@ -232,10 +259,9 @@ impl<'a> Common<'a> {
     /// Hidden size over heads, where it comes out even.
     pub(crate) fn even_heads(&self) -> Result<usize, CheckpointError> {
         if !self.hidden_size.is_multiple_of(self.heads) {
-            return Err(self.fields.error(
-                "num_attention_heads",
-                format!("is {}, which does not divide hidden_size ({})", self.heads, self.hidden_size),
-            ));
+            let (name, of) = (self.names.heads, self.names.hidden_size);
+            let message = format!("is {}, which does not divide {of} ({})", self.heads, self.hidden_size);
+            return Err(self.fields.error(name, message));
         }
         Ok(self.hidden_size / self.heads)
     }
@@ -285,13 +311,13 @@ impl<'a> Common<'a> {
         self,
         family: Family,
         layers: Vec<LayerFacts>,
-        rope: RopeFacts,
+        rope: impl Into<Option<RopeFacts>>,
     ) -> Result<ModelConfig, CheckpointError> {
         let (fields, defaults) = (self.fields, self.defaults);
-        let norm_eps = fields.number("rms_norm_eps", defaults.norm_eps)?;
+        let norm_eps = fields.number(self.names.norm_eps, defaults.norm_eps)?;
         // A mean square is about 1: more would drown it.
         if !(0.0..=1.0).contains(&norm_eps) {
-            return Err(fields.error("rms_norm_eps", format!("is {norm_eps}, expected 0 to 1")));
+            return Err(fields.error(self.names.norm_eps, format!("is {norm_eps}, expected 0 to 1")));
         }
         let token = |name: &str, default: Option<u32>| {
             let mut ids = fields.token_ids(name, self.vocab_size)?;
@@ -321,7 +347,7 @@ impl<'a> Common<'a> {
             head_bias: false,
             multipliers: Multipliers::default(),
             layers,
-            rope,
+            rope: rope.into(),
             bos_id: token("bos_token_id", defaults.bos)?.first().copied(),
             eos_ids: token("eos_token_id", defaults.eos)?,
         })

@@ -157,7 +157,8 @@ impl std::str::FromStr for DenseDtype {
     }
 }
 
-/// Activation between the gate projection and the product with the up projection.
+/// Activation between the gate projection and the product with the up projection, or behind the up projection where there is no
+/// gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Activation {
     /// x * sigmoid(x).
@@ -248,7 +249,7 @@ pub struct GqaFacts {
     pub heads: usize,
     /// Key and value heads, a divisor of `heads`.
     pub kv_heads: usize,
-    /// Elements per head, even.
+    /// Elements per head, even where they are rotated.
     pub head_dim: usize,
     /// Whether the query, key and value projections have a bias.
     pub qkv_bias: bool,
@@ -338,12 +339,43 @@ pub struct MoeFacts {
     pub top_k: usize,
     /// Intermediate size of a routed expert.
     pub expert_width: usize,
-    /// Whether the projections of a routed expert have biases.
-    pub biases: bool,
+    /// Whether a routed expert has a gate projection: down(act(gate(x)) * up(x)), else it is down(act(up(x))).
+    pub gated: bool,
+    /// Which projections of a routed expert have biases.
+    pub biases: ExpertBiases,
+    /// Whether the layer adds a bias to what its experts give together: once, whichever were chosen.
+    pub output_bias: bool,
     /// How a token chooses its experts.
     pub routing: RoutingFacts,
     /// The part that every token passes.
     pub shared: Option<SharedFacts>,
+}
+
+impl MoeFacts {
+    /// Without anything that only some families have: gated experts without biases, weighed by a softmax.
+    pub(crate) fn plain(experts: usize, top_k: usize, expert_width: usize) -> Self {
+        Self {
+            experts,
+            top_k,
+            expert_width,
+            gated: true,
+            biases: ExpertBiases::None,
+            output_bias: false,
+            routing: RoutingFacts::SOFTMAX,
+            shared: None,
+        }
+    }
+}
+
+/// Which projections of an expert have biases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExpertBiases {
+    /// None of them.
+    None,
+    /// Those before the activation, not the down projection.
+    Inner,
+    /// All of them.
+    All,
 }
 
 /// How router logits become experts and weights.
@@ -393,6 +425,8 @@ pub enum Score {
     SoftmaxOfChosen,
     /// The sigmoid of each, in float32.
     Sigmoid,
+    /// Nothing: the experts of the largest logits count with 1 each, whatever their logits are.
+    Unweighted,
     /// Sparsemixer (arXiv 2409.12136) as it is in inference: the two largest logits one after the other,
     /// each weighed by a softmax over those that are not further below it than 2 `jitter` times the
     /// larger of it and of their own size.

@@ -7,7 +7,8 @@ use std::path::Path;
 use crate::config::ModelConfig;
 use crate::error::CheckpointError;
 use crate::facts::{
-    AttentionFacts, GqaFacts, LayerFacts, MlaFacts, MlpFacts, MoeFacts, NormKind, QkNorm, StoredDtype,
+    AttentionFacts, ExpertBiases, GqaFacts, LayerFacts, MlaFacts, MlpFacts, MoeFacts, NormKind, QkNorm,
+    StoredDtype,
 };
 use crate::family::{BlockNames, Fused, TensorNames};
 use crate::shards::{RawTensor, Shards};
@@ -18,6 +19,7 @@ use crate::tensors::{
 };
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
+const POSITIONS: &str = "model.embed_positions.weight";
 const HEAD: &str = "lm_head.weight";
 const HEAD_BIAS: &str = "lm_head.bias";
 
@@ -25,6 +27,7 @@ const HEAD_BIAS: &str = "lm_head.bias";
 #[derive(Debug)]
 pub(crate) struct Layout {
     pub(crate) embedding: TensorRef,
+    pub(crate) positions: Option<TensorRef>,
     pub(crate) final_norm: Linear,
     pub(crate) head: TensorRef,
     pub(crate) head_bias: Option<TensorRef>,
@@ -43,13 +46,13 @@ pub(crate) struct LayerTensors {
 #[derive(Debug)]
 pub(crate) enum LayerMlp {
     Dense(MlpTensors),
-    Moe { router: RouterTensors, shared: Option<SharedTensors>, experts: Experts },
+    Moe { router: RouterTensors, shared: Option<SharedTensors>, bias: Option<TensorRef>, experts: Experts },
 }
 
 /// Where the routed experts of a layer are.
 #[derive(Debug)]
 pub(crate) enum Experts {
-    /// Three tensors per expert, as `save_pretrained` writes them.
+    /// Tensors for each expert, as `save_pretrained` writes them.
     Separate(Vec<MlpTensors>),
     /// Two tensors for all, as transformers keeps them in memory: [experts, 2 x width, hidden], gate
     /// rows before up rows, and [experts, hidden, width].
@@ -66,23 +69,22 @@ impl Experts {
         match self {
             Self::Separate(experts) => experts.get(expert).cloned(),
             Self::Fused { gate_up, down, experts, width } => (expert < *experts).then(|| MlpTensors {
-                gate: gate_up.rows_of(expert, 0, *width),
-                up: gate_up.rows_of(expert, *width, *width),
-                down: down.rows_of(expert, 0, down.shape.get(1).copied().unwrap_or(0)),
-                biases: None,
+                gate: Some(gate_up.rows_of(expert, 0, *width).into()),
+                up: gate_up.rows_of(expert, *width, *width).into(),
+                down: down.rows_of(expert, 0, down.shape.get(1).copied().unwrap_or(0)).into(),
             }),
-            Self::InTurns { gate_up, down, experts } => (expert < *experts).then(|| MlpTensors {
-                gate: gate_up.weight.columns_of(expert, 0, 2),
-                up: gate_up.weight.columns_of(expert, 1, 2),
-                down: down.weight.columns_of(expert, 0, 1),
-                biases: biases_in_turns(gate_up, down, expert),
-            }),
-            Self::RowsInTurns { gate_up, down, experts } => (expert < *experts).then(|| MlpTensors {
-                gate: gate_up.weight.every_row(expert, 0, 2),
-                up: gate_up.weight.every_row(expert, 1, 2),
-                down: down.weight.every_row(expert, 0, 1),
-                biases: biases_in_turns(gate_up, down, expert),
-            }),
+            Self::InTurns { gate_up, down, experts } => {
+                let part = |linear: &Linear, first, step| {
+                    linear.each(|w| w.columns_of(expert, first, step), |b| b.every(expert, first, step))
+                };
+                (expert < *experts).then(|| in_turns(gate_up, down, part))
+            }
+            Self::RowsInTurns { gate_up, down, experts } => {
+                let part = |linear: &Linear, first, step| {
+                    linear.each(|w| w.every_row(expert, first, step), |b| b.every(expert, first, step))
+                };
+                (expert < *experts).then(|| in_turns(gate_up, down, part))
+            }
         }
     }
 
@@ -96,15 +98,15 @@ impl Experts {
     }
 }
 
-fn biases_in_turns(gate_up: &Linear, down: &Linear, expert: usize) -> Option<[TensorRef; 3]> {
-    let (gate_up, down) = gate_up.bias.as_ref().zip(down.bias.as_ref())?;
-    Some([gate_up.every(expert, 0, 2), gate_up.every(expert, 1, 2), down.every(expert, 0, 1)])
+/// An expert whose gate and up outputs are in turns; `part` takes every so many outputs, from one on.
+fn in_turns(gate_up: &Linear, down: &Linear, part: impl Fn(&Linear, usize, usize) -> Linear) -> MlpTensors {
+    MlpTensors { gate: Some(part(gate_up, 0, 2)), up: part(gate_up, 1, 2), down: part(down, 0, 1) }
 }
 
 impl Layout {
     /// Every tensor outside of the routed experts.
     pub(crate) fn outside(&self) -> Vec<&TensorRef> {
-        let ends = [&self.embedding, &self.head].into_iter().chain(&self.head_bias);
+        let ends = [&self.embedding, &self.head].into_iter().chain(&self.positions).chain(&self.head_bias);
         ends.chain(self.final_norm.tensors())
             .chain(self.layers.iter().flat_map(LayerTensors::outside))
             .collect()
@@ -118,8 +120,9 @@ impl LayerTensors {
         tensors.extend(self.attention.tensors());
         match &self.mlp {
             LayerMlp::Dense(mlp) => tensors.extend(mlp.tensors()),
-            LayerMlp::Moe { router, shared, .. } => {
+            LayerMlp::Moe { router, shared, bias, .. } => {
                 tensors.extend(router.tensors());
+                tensors.extend(bias);
                 if let Some(shared) = shared {
                     tensors.extend(shared.mlp.tensors());
                     tensors.extend(&shared.gate);
@@ -166,6 +169,10 @@ pub(crate) fn resolve(
     };
     let layout = Layout {
         embedding: finder.find(embedding, &table)?,
+        positions: match config.rope {
+            Some(_) => None,
+            None => Some(finder.find(POSITIONS, &[config.context_length, config.hidden_size])?),
+        },
         final_norm: finder.norm("model.norm")?,
         head: finder.find_weight(head, &table)?,
         head_bias: config.head_bias.then(|| finder.find(HEAD_BIAS, &table[..1])).transpose()?,
@@ -292,10 +299,7 @@ impl Finder<'_> {
             },
             mlp: match &facts.mlp {
                 // A dense layer has the plain names in every family.
-                MlpFacts::Dense { width } => {
-                    let names = ["gate_proj", "up_proj", "down_proj"];
-                    LayerMlp::Dense(self.mlp(&format!("{prefix}.mlp"), names, *width)?)
-                }
+                MlpFacts::Dense { width } => LayerMlp::Dense(self.gated(&format!("{prefix}.mlp"), *width)?),
                 MlpFacts::Moe(facts) => self.moe(&prefix, facts)?,
             },
         })
@@ -371,19 +375,27 @@ impl Finder<'_> {
         })
     }
 
-    fn mlp(
-        &self,
-        prefix: &str,
-        [gate, up, down]: [&str; 3],
-        width: usize,
-    ) -> Result<MlpTensors, CheckpointError> {
-        let weight =
-            |name: &str, shape: [usize; 2]| self.find_weight(&format!("{prefix}.{name}.weight"), &shape);
+    /// A dense layer, or shared experts, which have the plain names in every family.
+    fn gated(&self, prefix: &str, width: usize) -> Result<MlpTensors, CheckpointError> {
+        let linear = |name: &str, shape: [usize; 2]| self.linear(&format!("{prefix}.{name}"), &shape, false);
         Ok(MlpTensors {
-            gate: weight(gate, [width, self.hidden])?,
-            up: weight(up, [width, self.hidden])?,
-            down: weight(down, [self.hidden, width])?,
-            biases: None,
+            gate: Some(linear("gate_proj", [width, self.hidden])?),
+            up: linear("up_proj", [width, self.hidden])?,
+            down: linear("down_proj", [self.hidden, width])?,
+        })
+    }
+
+    /// A routed expert that has tensors of its own.
+    fn expert(&self, prefix: &str, facts: &MoeFacts) -> Result<MlpTensors, CheckpointError> {
+        let (width, names) = (facts.expert_width, self.names);
+        let linear =
+            |name: &str, shape: [usize; 2], bias| self.linear(&format!("{prefix}.{name}"), &shape, bias);
+        let inner = facts.biases != ExpertBiases::None;
+        let gate = || linear(names.gate, [width, self.hidden], inner);
+        Ok(MlpTensors {
+            gate: facts.gated.then(gate).transpose()?,
+            up: linear(names.up, [width, self.hidden], inner)?,
+            down: linear(names.down, [self.hidden, width], facts.biases == ExpertBiases::All)?,
         })
     }
 
@@ -395,14 +407,13 @@ impl Finder<'_> {
         let names = self.names.blocks.iter().find(there).or(self.names.blocks.first());
         let Some(names) = names else { return Err(self.missing(&format!("{prefix}.experts"), &[])) };
         let block = format!("{prefix}.{}", names.block);
-        let usual = ["gate_proj", "up_proj", "down_proj"];
         let shared = facts
             .shared
             .as_ref()
             .map(|shared| {
                 let gate_name = format!("{block}.{}.weight", self.names.shared_gate);
                 Ok::<_, CheckpointError>(SharedTensors {
-                    mlp: self.mlp(&format!("{block}.{}", self.names.shared), usual, shared.width)?,
+                    mlp: self.gated(&format!("{block}.{}", self.names.shared), shared.width)?,
                     gate: shared.gated.then(|| self.find(&gate_name, &[1, self.hidden])).transpose()?,
                 })
             })
@@ -414,7 +425,9 @@ impl Finder<'_> {
             linear: self.plain_linear(&router, &[facts.experts, self.hidden], facts.routing.bias)?,
             correction: correction.transpose()?,
         };
-        Ok(LayerMlp::Moe { router, shared, experts: self.experts(&block, names, facts)? })
+        let bias = || self.find(&format!("{block}.bias"), &[self.hidden]);
+        let bias = facts.output_bias.then(bias).transpose()?;
+        Ok(LayerMlp::Moe { router, shared, bias, experts: self.experts(&block, names, facts)? })
     }
 
     fn experts(&self, block: &str, names: &BlockNames, facts: &MoeFacts) -> Result<Experts, CheckpointError> {
@@ -432,7 +445,8 @@ impl Finder<'_> {
                     false => self.find(name, &[experts, inputs, outputs])?,
                 };
                 let bias = || self.find(&format!("{name}_bias"), &[experts, outputs]);
-                Ok::<_, CheckpointError>(Linear { weight, bias: facts.biases.then(bias).transpose()? })
+                let all = facts.biases == ExpertBiases::All;
+                Ok::<_, CheckpointError>(Linear { weight, bias: all.then(bias).transpose()? })
             };
             let gate_up = with_bias(&gate_up, [self.hidden, 2 * width])?;
             let down = with_bias(&down, [width, self.hidden])?;
@@ -441,7 +455,7 @@ impl Finder<'_> {
                 false => Experts::InTurns { gate_up, down, experts },
             });
         }
-        if self.has(&gate_up) {
+        if facts.gated && self.has(&gate_up) {
             return Ok(Experts::Fused {
                 gate_up: self.find(&gate_up, &[experts, 2 * width, self.hidden])?,
                 down: self.find(&format!("{block}.{}", names.down), &[experts, self.hidden, width])?,
@@ -449,9 +463,8 @@ impl Finder<'_> {
                 width,
             });
         }
-        let projections = [self.names.gate, self.names.up, self.names.down];
         (0..experts)
-            .map(|expert| self.mlp(&format!("{block}.experts.{expert}"), projections, width))
+            .map(|expert| self.expert(&format!("{block}.experts.{expert}"), facts))
             .collect::<Result<_, _>>()
             .map(Experts::Separate)
     }

@@ -28,6 +28,7 @@ mod shards;
 mod sizes;
 mod store;
 mod stored_form;
+mod tensor_files;
 mod tensors;
 #[cfg(feature = "text")]
 pub mod text;
@@ -36,9 +37,9 @@ pub use checkpoint::Checkpoint;
 pub use config::{ModelConfig, Multipliers};
 pub use error::CheckpointError;
 pub use facts::{
-    Activation, AttentionFacts, DenseDtype, DenseDtypeError, ExpertsDtype, ExpertsDtypeError, GqaFacts,
-    GroupFacts, LayerFacts, MlaFacts, MlpFacts, MoeFacts, NormKind, QkNorm, RoutingFacts, Score, SharedFacts,
-    StoredDtype,
+    Activation, AttentionFacts, DenseDtype, DenseDtypeError, ExpertBiases, ExpertsDtype, ExpertsDtypeError,
+    GqaFacts, GroupFacts, LayerFacts, MlaFacts, MlpFacts, MoeFacts, NormKind, QkNorm, RoutingFacts, Score,
+    SharedFacts, StoredDtype,
 };
 pub use family::Family;
 pub use fingerprint::Fingerprint;
@@ -50,6 +51,7 @@ pub use outline::{AttentionOutline, ExpertsOutline, LayerOutline, MlpOutline, Ou
 pub use rope::{RopeFacts, RopeLayout, RopeScaling};
 pub use sizes::Sizes;
 pub use store::{FileRange, Folder, Store, StoredFile};
+pub use tensor_files::TensorFiles;
 pub use tensors::{
     AttentionTensors, ExpertTensors, GqaTensors, Linear, MlaTensors, MlpTensors, NormTensors, QueryTensors,
     RouterTensors, Scales, SharedTensors, StoredAs, Strides, TensorRef,

@@ -1,16 +1,19 @@
 //! The safetensors files of a folder: opened once, their headers checked against each other.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::Value;
 
 use crate::error::CheckpointError;
+use crate::facts::StoredDtype;
 use crate::fields::Fields;
 use crate::header::{self, TENSOR_LIMIT};
 use crate::json::{self, JSON_LIMIT};
-use crate::store::{Store, StoredFile};
+use crate::store::{Store, StoredFile, read_fully_at};
+use crate::tensors::{StoredAs, TensorRef};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -39,6 +42,14 @@ pub(crate) struct RawTensor {
     pub(crate) bytes: u64,
 }
 
+/// Where a tensor lies, or its scales.
+pub(crate) struct Place<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) file: usize,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+}
+
 /// All files and tensors of a checkpoint.
 #[derive(Debug)]
 pub(crate) struct Shards {
@@ -51,6 +62,59 @@ pub(crate) struct Shards {
 }
 
 impl Shards {
+    /// Names of all tensors, sorted.
+    pub(crate) fn names(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = self.tensors.keys().map(|name| &**name).collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// A tensor by its name, if it is there and has one of the types that weights have.
+    pub(crate) fn tensor(&self, name: &str) -> Option<TensorRef> {
+        let raw = self.tensors.get(name)?;
+        Some(TensorRef {
+            file: raw.file,
+            name: raw.name.clone(),
+            offset: raw.offset,
+            bytes: raw.bytes,
+            dtype: StoredDtype::from_header(raw.dtype)?,
+            shape: raw.shape.iter().map(|size| usize::try_from(*size).ok()).collect::<Option<_>>()?,
+            strides: None,
+            stored: StoredAs::Plain,
+        })
+    }
+
+    /// Reads the bytes `range` of `place` into `target`, which has the length of the range.
+    pub(crate) fn read(
+        &self,
+        place: Place<'_>,
+        range: Range<u64>,
+        target: &mut [u8],
+    ) -> Result<(), CheckpointError> {
+        let Place { name, file, offset, bytes } = place;
+        let request = |message| CheckpointError::Request { path: self.listing.clone(), message };
+        if range.start > range.end || range.end > bytes || range.end - range.start != target.len() as u64 {
+            return Err(request(format!(
+                "bytes {range:?} of `{name}` ({bytes} bytes) were asked for into a buffer of {}",
+                target.len()
+            )));
+        }
+        let shard = self.files.get(file);
+        let shard = shard.ok_or_else(|| request(format!("`{name}` is of another checkpoint")))?;
+        let at = offset + range.start;
+        let read = read_fully_at(&*shard.file, target, at)
+            .map_err(|error| CheckpointError::io(&shard.path, error))?;
+        if read < target.len() {
+            return Err(CheckpointError::ShortRead {
+                path: shard.path.clone(),
+                tensor: name.to_owned(),
+                at: at + read as u64,
+                missing: (target.len() - read) as u64,
+            });
+        }
+        Ok(())
+    }
+
     pub(crate) fn open(store: &dyn Store) -> Result<Self, CheckpointError> {
         let single = store.root().join(SINGLE);
         // transformers prefers the single file, too.

@@ -12,7 +12,7 @@ pub struct Sizes {
     /// Per layer everything but its routed experts: norms, attention, router, shared experts, or the
     /// dense MLP.
     pub non_expert_layer_bytes: Vec<u64>,
-    /// Embedding, last norm and head; tied weights once.
+    /// Embeddings of tokens and, where they are learned, of positions, last norm and head; tied weights once.
     pub outside_bytes: u64,
     /// What one token adds to the cache of each layer.
     pub kv_layer_bytes_per_token: Vec<u64>,
@@ -45,7 +45,10 @@ impl Sizes {
         let non_expert: Vec<u64> = layout.layers.iter().map(|layer| sum(layer.outside())).collect();
         let head = if config.tie_embeddings { 0 } else { bytes(&layout.head) };
         let head = head + layout.head_bias.as_ref().map_or(0, bytes);
-        let outside_bytes = bytes(&layout.embedding) + sum(layout.final_norm.tensors().collect()) + head;
+        let outside_bytes = bytes(&layout.embedding)
+            + layout.positions.as_ref().map_or(0, bytes)
+            + sum(layout.final_norm.tensors().collect())
+            + head;
         let experts: usize = layout
             .layers
             .iter()

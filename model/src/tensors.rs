@@ -209,7 +209,22 @@ pub struct Linear {
     pub bias: Option<TensorRef>,
 }
 
+impl From<TensorRef> for Linear {
+    fn from(weight: TensorRef) -> Self {
+        Self { weight, bias: None }
+    }
+}
+
 impl Linear {
+    /// What `weight` and `bias` make of its two parts.
+    pub(crate) fn each(
+        &self,
+        weight: impl Fn(&TensorRef) -> TensorRef,
+        bias: impl Fn(&TensorRef) -> TensorRef,
+    ) -> Self {
+        Self { weight: weight(&self.weight), bias: self.bias.as_ref().map(bias) }
+    }
+
     pub(crate) fn tensors(&self) -> impl Iterator<Item = &TensorRef> {
         std::iter::once(&self.weight).chain(&self.bias)
     }
@@ -320,17 +335,15 @@ pub struct NormTensors {
     pub mlp: Linear,
 }
 
-/// A gated MLP: down(activation(gate(x)) * up(x)).
+/// An MLP: down(activation(gate(x)) * up(x)), or down(activation(up(x))) where it has no gate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MlpTensors {
     /// [width, hidden].
-    pub gate: TensorRef,
+    pub gate: Option<Linear>,
     /// [width, hidden].
-    pub up: TensorRef,
+    pub up: Linear,
     /// [hidden, width].
-    pub down: TensorRef,
-    /// Biases of the three in that order: [width], [width], [hidden].
-    pub biases: Option<[TensorRef; 3]>,
+    pub down: Linear,
 }
 
 impl MlpTensors {
@@ -340,9 +353,15 @@ impl MlpTensors {
         self.tensors().map(TensorRef::own_bytes).sum()
     }
 
-    /// All of them.
+    /// Gate, up and down projection.
+    #[must_use]
+    pub fn linears(&self) -> [Option<&Linear>; 3] {
+        [self.gate.as_ref(), Some(&self.up), Some(&self.down)]
+    }
+
+    /// All tensors.
     pub fn tensors(&self) -> impl Iterator<Item = &TensorRef> {
-        [&self.gate, &self.up, &self.down].into_iter().chain(self.biases.iter().flatten())
+        self.linears().into_iter().flatten().flat_map(Linear::tensors)
     }
 }
 

@@ -7,11 +7,11 @@ mod support;
 use remoe_model::{AttentionTensors, CheckpointError, Inspection, QueryTensors, StoredDtype};
 use safetensors::Dtype;
 use serde_json::json;
-use support::{MIXTRAL, Material, USUAL, deepseek_v2, families, mixtral, olmoe, qwen2_moe};
+use support::{MIXTRAL, Material, USUAL, all_families, deepseek_v2, families, mixtral, olmoe, qwen2_moe};
 
 #[test]
 fn every_family_opens_and_reads_its_bytes() {
-    for material in families() {
+    for material in all_families() {
         for shards in [1, 3] {
             let checkpoint = material.write_shards(shards).open();
             assert_eq!(checkpoint.files().len(), shards);
@@ -32,11 +32,11 @@ fn parts_have_their_names() {
     let checkpoint = qwen2_moe().write().open();
     assert_eq!(&*checkpoint.router(0).unwrap().unwrap().linear.weight.name, "model.layers.0.mlp.gate.weight");
     assert!(checkpoint.router(1).unwrap().is_none());
-    assert_eq!(checkpoint.dense(1).unwrap().unwrap().gate.shape, [9, 40]);
+    assert_eq!(checkpoint.dense(1).unwrap().unwrap().gate.as_ref().unwrap().weight.shape, [9, 40]);
     assert!(checkpoint.dense(0).unwrap().is_none());
     let shared = checkpoint.shared(2).unwrap().unwrap();
     assert_eq!(shared.gate.as_ref().unwrap().shape, [1, 40]);
-    assert_eq!(shared.mlp.down.shape, [40, 11]);
+    assert_eq!(shared.mlp.down.weight.shape, [40, 11]);
     let AttentionTensors::Gqa(attention) = checkpoint.attention(1).unwrap() else {
         panic!("latent");
     };
@@ -130,9 +130,10 @@ fn fused_experts_are_the_same_bytes() {
                 for expert in 0..separate.config().any_moe().unwrap().experts {
                     let a = separate.expert(layer, expert).unwrap();
                     let b = joined.expert(layer, expert).unwrap();
-                    for (a, b) in [(a.gate, b.gate), (a.up, b.up), (a.down, b.down)] {
+                    assert_eq!(a.tensors().count(), b.tensors().count());
+                    for (a, b) in a.tensors().zip(b.tensors()) {
                         assert_eq!(a.shape, b.shape);
-                        assert_eq!(separate.read(&a).unwrap(), joined.read(&b).unwrap());
+                        assert_eq!(separate.read(a).unwrap(), joined.read(b).unwrap());
                     }
                 }
             }
@@ -142,7 +143,7 @@ fn fused_experts_are_the_same_bytes() {
 
 #[test]
 fn sizes_add_up_to_the_tensors() {
-    for material in families() {
+    for material in all_families() {
         let checkpoint = material.write().open();
         let sizes = checkpoint.sizes();
         let stored: usize = material.tensors.values().map(|(_, _, data)| data.len()).sum();
@@ -155,11 +156,20 @@ fn sizes_add_up_to_the_tensors() {
                 + sizes.non_expert_layer_bytes.iter().sum::<u64>()
                 + layers as u64 * sizes.expert_bytes
         );
-        let biases = if seen.family == "gpt_oss" { 2 * 7 + 40 } else { 0 };
-        assert_eq!(sizes.expert_bytes, (3 * 40 * 7 + biases) * 4);
+        let (matrices, biases) = match seen.family.as_str() {
+            "gpt_oss" => (3, 2 * 7 + 40),
+            "gpt2_moe" => (2, 7),
+            _ => (3, 0),
+        };
+        assert_eq!(sizes.expert_bytes, (matrices * 40 * 7 + biases) * 4);
         assert_eq!(sizes.token_bytes, 160);
         let latent = seen.family.starts_with("deepseek");
-        assert_eq!(sizes.kv_bytes_per_token, if latent { 3 * 10 * 4 } else { 3 * 2 * 8 * 4 });
+        let elements = match (latent, seen.family.as_str()) {
+            (true, _) => 10,
+            (false, "gpt2_moe") => 2 * 40,
+            (false, _) => 2 * 8,
+        };
+        assert_eq!(sizes.kv_bytes_per_token, 3 * elements * 4);
         let json = serde_json::to_value(&seen).unwrap();
         assert_eq!(json["family"], material.config["model_type"]);
         assert_eq!(json["dtype"], "float32");

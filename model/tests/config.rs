@@ -7,17 +7,21 @@ mod support;
 use std::path::Path;
 
 use remoe_model::{
-    Activation, AttentionFacts, CheckpointError, GqaFacts, GroupFacts, MlpFacts, ModelConfig, Multipliers,
-    NormKind, QkNorm, RopeLayout, Score, StoredDtype,
+    Activation, AttentionFacts, CheckpointError, ExpertBiases, GqaFacts, GroupFacts, MlpFacts, ModelConfig,
+    Multipliers, NormKind, QkNorm, RopeFacts, RopeLayout, Score, StoredDtype,
 };
 use serde_json::{Value, json};
 use support::{
-    Material, deepseek_v2, deepseek_v3, families, gpt_oss, granitemoe, mixtral, olmoe, phimoe, qwen2_moe,
-    qwen3_moe,
+    Material, all_families, deepseek_v2, deepseek_v3, families, gpt_oss, gpt2_moe, granitemoe, mixtral,
+    olmoe, phimoe, qwen2_moe, qwen3_moe,
 };
 
 fn parse(material: &Material) -> Result<ModelConfig, CheckpointError> {
     ModelConfig::from_json(Path::new("config.json"), material.config.to_string().as_bytes())
+}
+
+fn rope(config: &ModelConfig) -> &RopeFacts {
+    config.rope.as_ref().unwrap()
 }
 
 fn gqa(config: &ModelConfig, layer: usize) -> &GqaFacts {
@@ -38,8 +42,8 @@ fn mixtral_as_written_today() {
     let moe = config.any_moe().unwrap();
     assert_eq!((moe.experts, moe.top_k, moe.expert_width), (5, 3, 7));
     assert!(moe.routing.normalise && !moe.routing.weights_in_compute_dtype);
-    assert_eq!(config.rope.theta, 1e6);
-    assert_eq!(config.rope.layout, RopeLayout::Halves);
+    assert_eq!(rope(&config).theta, 1e6);
+    assert_eq!(rope(&config).layout, RopeLayout::Halves);
     assert_eq!((config.bos_id, &config.eos_ids[..]), (Some(1), &[2][..]));
     assert_eq!(config.context_length, 64);
 }
@@ -80,9 +84,9 @@ fn deepseek_v2_as_written_today() {
     assert_eq!((facts.nope_dim, facts.rope_dim, facts.value_dim), (6, 4, 5));
     assert_eq!(facts.latent_norm_eps, 1e-6);
     assert_eq!(config.layers[0].attention.cache_elements(), 10);
-    assert_eq!(config.rope.layout, RopeLayout::Interleaved);
+    assert_eq!(rope(&config).layout, RopeLayout::Interleaved);
     // mscale equals mscale_all_dim: cosine and sine are not scaled, the scores are.
-    assert_eq!(config.rope.attention_factor, 1.0);
+    assert_eq!(rope(&config).attention_factor, 1.0);
     let moe = config.any_moe().unwrap();
     assert!(moe.routing.logits_in_float32 && !moe.routing.weights_in_compute_dtype);
     let shared = moe.shared.clone().unwrap();
@@ -123,9 +127,9 @@ fn phimoe_as_written_today() {
             "short_mscale": 1.25, "long_mscale": 1.5, "original_max_position_embeddings": 32}),
     );
     let config = parse(&material).unwrap();
-    assert_eq!((config.rope.attention_factor, config.rope.theta), (1.25, 1e6));
+    assert_eq!((rope(&config).attention_factor, rope(&config).theta), (1.25, 1e6));
     assert_eq!((config.context_length, config.served_context()), (64, 32));
-    assert_eq!(config.rope.inverse_frequencies()[0], 1.0);
+    assert_eq!(rope(&config).inverse_frequencies()[0], 1.0);
 }
 
 #[test]
@@ -134,7 +138,11 @@ fn gpt_oss_as_written_today() {
     let config = parse(&material).unwrap();
     let windows = |config: &ModelConfig| (0..3).map(|layer| gqa(config, layer).window).collect::<Vec<_>>();
     assert_eq!(windows(&config), [Some(4), None, Some(4)]);
-    assert!(gqa(&config, 0).sinks && gqa(&config, 0).o_bias && config.any_moe().unwrap().biases);
+    assert!(
+        gqa(&config, 0).sinks
+            && gqa(&config, 0).o_bias
+            && config.any_moe().unwrap().biases == ExpertBiases::All
+    );
     assert_eq!((config.activation, config.norm), (Activation::ClampedSwiglu, NormKind::RmsInFloat32));
     material.unset("layer_types").unset("sliding_window").set("swiglu_limit", json!(7.0));
     assert_eq!(windows(&parse(&material).unwrap()), [Some(128), None, Some(128)]);
@@ -147,10 +155,10 @@ fn deepseek_v3_as_written_today() {
     let routing = &config.any_moe().unwrap().routing;
     assert_eq!(routing.groups, Some(GroupFacts { groups: 2, chosen: 1, best: 2 }));
     assert_eq!((routing.score, routing.scale), (Score::Sigmoid, 2.5));
-    assert!(routing.corrected && routing.normalise && !config.rope.in_float32);
-    assert_eq!(config.rope.layout, RopeLayout::Interleaved);
+    assert!(routing.corrected && routing.normalise && !rope(&config).in_float32);
+    assert_eq!(rope(&config).layout, RopeLayout::Interleaved);
     material.set("rope_interleave", json!(false));
-    assert_eq!(parse(&material).unwrap().rope.layout, RopeLayout::Halves);
+    assert_eq!(rope(&parse(&material).unwrap()).layout, RopeLayout::Halves);
 }
 
 #[test]
@@ -165,6 +173,46 @@ fn group_limited_routing() {
     let routing = &config.any_moe().unwrap().routing;
     assert_eq!(routing.groups, Some(GroupFacts { groups: 2, chosen: 1, best: 1 }));
     assert_eq!(routing.scale, 16.0);
+}
+
+#[test]
+fn gpt2_moe_has_gpt2s_fields() {
+    let mut material = gpt2_moe();
+    let config = parse(&material).unwrap();
+    let moe = config.any_moe().unwrap();
+    assert_eq!((moe.experts, moe.top_k, moe.expert_width), (4, 2, 7));
+    assert!(!moe.gated && moe.output_bias && moe.biases == ExpertBiases::Inner);
+    assert_eq!((moe.routing.score, moe.routing.bias), (Score::Unweighted, true));
+    assert_eq!((config.activation, config.norm), (Activation::GeluTanh, NormKind::Layer));
+    assert!(config.rope.is_none() && config.tie_embeddings && gqa(&config, 0).qkv_bias);
+    assert_eq!((config.served_context(), gqa(&config, 0).kv_heads), (64, 5));
+    // What is not said is what `GPT2Config` has.
+    let text = json!({"model_type": "gpt2_moe"}).to_string();
+    let small = ModelConfig::from_json(Path::new("c"), text.as_bytes()).unwrap();
+    assert_eq!((small.vocab_size, small.hidden_size, small.layers.len()), (50_257, 768, 12));
+    assert_eq!((small.context_length, small.any_moe().unwrap().expert_width), (1024, 4 * 768 / 8));
+    assert_eq!((small.eos_ids.as_slice(), small.norm_eps), (&[50_256][..], 1e-5));
+    material.set("activation_function", json!("gelu_pytorch_tanh")).set("n_inner", Value::Null);
+    assert_eq!(parse(&material).unwrap().any_moe().unwrap().expert_width, 40);
+    for (field, value) in [
+        ("activation_function", json!("gelu")),
+        ("activation_function", json!("relu")),
+        ("scale_attn_weights", json!(false)),
+        ("scale_attn_by_inverse_layer_idx", json!(true)),
+        ("reorder_and_upcast_attn", json!(true)),
+        ("add_cross_attention", json!(true)),
+        ("n_head", json!(7)),
+        ("num_attention_heads", json!(5)),
+        ("n_embd", json!(0)),
+        ("n_layer", json!(5000)),
+        ("layer_norm_epsilon", json!(2)),
+        ("num_local_experts", json!(3)),
+        ("num_experts_per_tok", json!(5)),
+    ] {
+        let mut broken = gpt2_moe();
+        broken.set(field, value.clone());
+        assert_eq!(parse(&broken).unwrap_err().field(), Some(field), "{field} {value}");
+    }
 }
 
 #[test]
@@ -400,7 +448,7 @@ fn what_is_refused_is_refused_by_name() {
 
 #[test]
 fn what_changes_no_answer_is_ignored() {
-    for mut material in families() {
+    for mut material in all_families() {
         let plain = parse(&material).unwrap();
         material
             .set("attention_dropout", json!(0.5))

@@ -202,11 +202,11 @@ fn a_file_that_shrinks_is_an_error() {
     let expert = checkpoint.expert(2, 4).unwrap();
     let path = folder.file("model.safetensors");
     let file = OpenOptions::new().write(true).open(&path).unwrap();
-    file.set_len(expert.down.offset + 10).unwrap();
-    let error = checkpoint.read(&expert.down).unwrap_err();
+    file.set_len(expert.down.weight.offset + 10).unwrap();
+    let error = checkpoint.read(&expert.down.weight).unwrap_err();
     assert!(matches!(error, CheckpointError::ShortRead { .. }), "{error}");
     assert_eq!(error.path(), path);
-    assert_eq!(error.field(), Some(&*expert.down.name));
+    assert_eq!(error.field(), Some(&*expert.down.weight.name));
     file.set_len(0).unwrap();
     assert!(checkpoint.read(checkpoint.embedding()).is_err());
     assert!(checkpoint.fingerprint().is_err());

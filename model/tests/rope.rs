@@ -97,7 +97,7 @@ fn rope_frequencies_are_those_of_transformers() {
             .set("head_dim", json!(16))
             .set("max_position_embeddings", json!(4096))
             .set("rope_parameters", rope.clone());
-        let facts = parse(&material).rope;
+        let facts = parse(&material).rope.unwrap();
         assert!((facts.attention_factor - factor).abs() < 1e-15, "{rope}");
         for (have, want) in facts.inverse_frequencies().iter().zip(expected) {
             assert!(((f64::from(*have) - want) / want).abs() < 2e-7, "{rope}: {have} {want}");
@@ -114,11 +114,11 @@ fn yarn_of_latent_attention() {
         json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 0.7, "mscale_all_dim": 0.9}),
     );
     let config = parse(&material);
-    assert!((config.rope.attention_factor - 0.975_349_650_432_106_6).abs() < 1e-15);
+    assert!((config.rope.as_ref().unwrap().attention_factor - 0.975_349_650_432_106_6).abs() < 1e-15);
     let scale = config.layers[0].attention.softmax_scale();
     assert!((scale - 0.338_112_106_983_504_3).abs() < 1e-15);
     let expected = [1.0, 0.025, 0.002_5, 0.000_25];
-    for (have, want) in config.rope.inverse_frequencies().iter().zip(expected) {
+    for (have, want) in config.rope.as_ref().unwrap().inverse_frequencies().iter().zip(expected) {
         assert!(((f64::from(*have) - want) / want).abs() < 2e-7);
     }
 }
@@ -131,7 +131,7 @@ fn the_original_context_of_the_top_level_wins() {
         "rope_parameters",
         json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}),
     );
-    let RopeScaling::Yarn { original, .. } = parse(&material).rope.scaling else {
+    let RopeScaling::Yarn { original, .. } = parse(&material).rope.unwrap().scaling else {
         panic!("no yarn");
     };
     assert_eq!(original, 8);

@@ -69,13 +69,14 @@ fn an_expert_is_read_by_its_range() {
     assert_eq!(shape[..], [8, 64, 2, 16]);
     let expert = checkpoint.expert(1, 5).unwrap();
     let mut bytes = vec![0; 64 * 2 * 16];
-    assert_eq!((expert.gate.bytes, expert.gate.own_bytes()), (64 * 32, 32 * (32 + 2)));
-    checkpoint.read_into(&expert.gate, 0..expert.gate.bytes, &mut bytes).unwrap();
+    let (gate, up) = (&expert.gate.unwrap().weight, &expert.up.weight);
+    assert_eq!((gate.bytes, gate.own_bytes()), (64 * 32, 32 * (32 + 2)));
+    checkpoint.read_into(gate, 0..gate.bytes, &mut bytes).unwrap();
     assert_eq!(bytes, blocks[5 * 64 * 32..6 * 64 * 32]);
     // Both projections share the range; element [3, 33] of the second is in row 7.
-    assert_eq!(expert.gate.offset, expert.up.offset);
-    let strides = expert.up.strides.unwrap();
-    let decoded = checkpoint.read(&expert.up).unwrap();
+    assert_eq!(gate.offset, up.offset);
+    let strides = up.strides.unwrap();
+    let decoded = checkpoint.read(up).unwrap();
     let at = 2 * (strides.first + 3 * strides.row + 33 * strides.column);
     let found = f32::from_bits(u32::from(u16::from_le_bytes([decoded[at], decoded[at + 1]])) << 16);
     let row = 5 * 64 + 7;
@@ -87,7 +88,7 @@ fn an_expert_is_read_by_its_range() {
     // Rows from the middle of a block are what they are in the whole.
     for (name, rows) in [("dsv3-fp8", 129..133), ("qwen3moe-fp8", 9..14)] {
         let checkpoint = Checkpoint::open(folder(name)).unwrap();
-        let down = checkpoint.expert(1, 3).unwrap().down;
+        let down = checkpoint.expert(1, 3).unwrap().down.weight;
         assert!(matches!(down.stored, StoredAs::Fp8 { .. }));
         let whole = checkpoint.read(&down).unwrap();
         let mut some = Vec::new();
@@ -239,18 +240,18 @@ fn what_is_no_number_is_refused_when_it_is_read() {
     let mut fp8 = material("dsv3-fp8");
     fp8.tensors.get_mut(UP).unwrap().2[7 * 136 + 130] = 0xff;
     let checkpoint = fp8.write().open();
-    let error = checkpoint.read(&checkpoint.expert(1, 3).unwrap().up).unwrap_err();
+    let error = checkpoint.read(&checkpoint.expert(1, 3).unwrap().up.weight).unwrap_err();
     assert_eq!(error.field(), Some(UP));
     assert!(error.to_string().contains("element [7, 130]: 0xff"), "{error}");
-    checkpoint.read(&checkpoint.expert(1, 2).unwrap().up).unwrap();
+    checkpoint.read(&checkpoint.expert(1, 2).unwrap().up.weight).unwrap();
 
     const SCALES: &str = "model.layers.1.mlp.experts.down_proj_scales";
     let mut mxfp4 = material("gptoss-mxfp4");
     mxfp4.tensors.get_mut(SCALES).unwrap().2[6 * 64 + 9] = 0xff;
     let checkpoint = mxfp4.write().open();
-    let error = checkpoint.read(&checkpoint.expert(1, 6).unwrap().down).unwrap_err();
+    let error = checkpoint.read(&checkpoint.expert(1, 6).unwrap().down.weight).unwrap_err();
     assert!(error.to_string().contains("element [9, 0]: the scale 0xff"), "{error}");
-    checkpoint.read(&checkpoint.expert(1, 5).unwrap().down).unwrap();
+    checkpoint.read(&checkpoint.expert(1, 5).unwrap().down.weight).unwrap();
 }
 
 #[test]

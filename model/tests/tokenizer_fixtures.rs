@@ -42,6 +42,7 @@ struct Decoded {
 #[serde(deny_unknown_fields)]
 struct Chat {
     messages: Vec<Value>,
+    tools: Option<Vec<Value>>,
     add_generation_prompt: bool,
     rendered: Option<String>,
     ids: Option<Vec<u32>>,
@@ -115,11 +116,12 @@ fn streams_give_the_same_texts() {
 
 #[test]
 fn chats_become_the_same_prompts() {
-    let mut refused = 0;
+    let (mut refused, mut called) = (0, 0);
     for Fixture { name, folder, tokenizer, expected } in fixtures() {
         let template = ChatTemplate::open(folder).unwrap().unwrap();
-        for Chat { messages, add_generation_prompt, rendered, ids, error } in expected.chat {
-            let outcome = template.render(&messages, add_generation_prompt);
+        for Chat { messages, tools, add_generation_prompt, rendered, ids, error } in expected.chat {
+            let outcome = template.render_with_tools(&messages, tools.as_deref(), add_generation_prompt);
+            called += usize::from(outcome.is_ok() && tools.is_some());
             match (outcome, rendered, error) {
                 (Ok(text), Some(rendered), None) => {
                     assert_eq!(text, rendered, "{name}");
@@ -133,5 +135,5 @@ fn chats_become_the_same_prompts() {
             }
         }
     }
-    assert!(refused > 0, "some chat is refused");
+    assert!(refused > 0 && called > 0, "some chat is refused, some has tools");
 }

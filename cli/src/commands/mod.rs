@@ -1,6 +1,7 @@
 //! The commands, one file each.
 
 pub(crate) mod completions;
+pub(crate) mod convert;
 pub(crate) mod cost;
 pub(crate) mod dashboards;
 pub(crate) mod doctor;

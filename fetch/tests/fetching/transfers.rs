@@ -55,11 +55,11 @@ async fn a_checkpoint_reads_what_it_has_not_prefetched() {
     let fetched = tokio::task::spawn_blocking(move || {
         let fetched = Checkpoint::open_in(store).unwrap();
         let expert = fetched.expert(0, 5).unwrap();
-        (fetched.fingerprint().unwrap(), fetched.read(&expert.down).unwrap())
+        (fetched.fingerprint().unwrap(), fetched.read(&expert.down.weight).unwrap())
     });
     let (fingerprint, bytes) = fetched.await.unwrap();
     assert_eq!(fingerprint, folder.fingerprint().unwrap());
-    assert_eq!(bytes, folder.read(&folder.expert(0, 5).unwrap().down).unwrap());
+    assert_eq!(bytes, folder.read(&folder.expert(0, 5).unwrap().down.weight).unwrap());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -34,12 +34,14 @@ pub(crate) struct Panel {
     pub(crate) out: *mut u8,
     /// Bytes between results of consecutive rows.
     pub(crate) out_stride: usize,
-    /// Columns of the panel that exist: at most [`HALF`] for gate and up, [`PANEL`] for down.
+    /// Columns of results that exist: at most [`HALF`] for gate and up, [`PANEL`] for down and for up without a gate.
     pub(crate) columns: usize,
     /// What becomes of the sums, for kernels that serve both phases and both types.
     pub(crate) phase: Phase,
     pub(crate) dtype: Dtype,
     pub(crate) activation: Activation,
+    /// Whether the first phase has columns of a gate before those of the up projection.
+    pub(crate) gated: bool,
     /// What is added to the sums: an element for each of the panel's [`PANEL`] columns, or null.
     pub(crate) biases: *const f32,
     /// The panel that this thread will probably take next; only prefetched.
@@ -66,7 +68,7 @@ struct GateUp;
 struct Down;
 struct Either;
 
-/// Gate, up, activation and product for [`HALF`] intermediate columns. `out` has room for [`HALF`] elements in every row, or for a [`RowGroup`] where weights are quantised; those beyond `columns` become zero.
+/// Gate, up, activation and product for [`HALF`] intermediate columns, or up and activation for [`PANEL`] where there is no gate. `out` has room for as many elements in every row, or for [`RowGroup`]s of as many where weights are quantised; those beyond `columns` become zero.
 ///
 /// # Safety
 /// The CPU has the features of `S`, denormals are flushed, the panel's pointers are valid, and no other thread touches its part of the output.
@@ -115,53 +117,84 @@ impl Finish for GateUp {
     #[inline(always)]
     unsafe fn finish<S: Step>(panel: &Panel, sums: &[Sums], first: usize) {
         let size = S::ELEMENT;
+        let columns = if panel.gated { HALF } else { PANEL };
         for (r, sums) in sums.iter().enumerate() {
-            // What becomes a group of integers.
-            let mut group = [0.0; HALF];
-            // SAFETY: the caller's promise: every row of `out` has room for HALF elements, or for a group of as many.
-            unsafe {
-                let out = panel.out.add((first + r) * panel.out_stride);
-                for c in (0..HALF).step_by(S::F::LANES) {
-                    let mut gate = S::F::load(sums.as_ptr().add(c));
-                    let mut up = S::F::load(sums.as_ptr().add(HALF + c));
-                    if S::BF16 {
-                        gate = S::round(gate);
-                        up = S::round(up);
-                    }
-                    if !panel.biases.is_null() {
-                        gate = S::F::add(gate, S::F::load(panel.biases.add(c)));
-                        up = S::F::add(up, S::F::load(panel.biases.add(HALF + c)));
-                        if S::BF16 {
-                            gate = S::round(gate);
-                            up = S::round(up);
+            for half in (0..columns).step_by(HALF) {
+                // What becomes a group of integers.
+                let mut group = [0.0; HALF];
+                // Columns of it that exist.
+                let there = panel.columns.saturating_sub(half).min(HALF);
+                // SAFETY: the caller's promise: every row of `out` has room for `columns` elements, or for groups of as many.
+                unsafe {
+                    let out = panel.out.add((first + r) * panel.out_stride);
+                    for c in (0..HALF).step_by(S::F::LANES) {
+                        let column = half + c;
+                        let value = if panel.gated {
+                            let gate = activated::<S>(panel, inner_sum::<S>(panel, sums, column));
+                            let up = inner_sum::<S>(panel, sums, HALF + column);
+                            let mut factor = factor::<S::F>(panel.activation, up);
+                            if S::BF16 {
+                                factor = S::round(factor);
+                            }
+                            S::F::mul(gate, factor)
+                        } else {
+                            activated::<S>(panel, inner_sum::<S>(panel, sums, column))
+                        };
+                        if S::WEIGHTS != WeightFormat::Plain {
+                            let value = if S::BF16 { S::round(value) } else { value };
+                            S::F::store(group.as_mut_ptr().add(c), value);
+                        } else if S::BF16 {
+                            S::store_rounded(out.add(column * size).cast(), value);
+                        } else {
+                            S::F::store(out.add(column * size).cast(), value);
                         }
                     }
-                    let mut activated = activate::<S::F>(panel.activation, gate);
-                    let mut factor = factor::<S::F>(panel.activation, up);
-                    if S::BF16 {
-                        activated = S::round(activated);
-                        factor = S::round(factor);
-                    }
-                    let product = S::F::mul(activated, factor);
-                    let to = out.add(c * size);
-                    if S::WEIGHTS != WeightFormat::Plain {
-                        let product = if S::BF16 { S::round(product) } else { product };
-                        S::F::store(group.as_mut_ptr().add(c), product);
-                    } else if S::BF16 {
-                        S::store_rounded(to.cast(), product);
+                    // The padded columns are sums of x * 0, which is NaN where x is not finite; the down projection must see zero.
+                    if S::WEIGHTS == WeightFormat::Plain {
+                        out.add((half + there) * size).write_bytes(0, (HALF - there) * size);
                     } else {
-                        S::F::store(to.cast(), product);
+                        group[there..].fill(0.0);
+                        let to = out.cast::<RowGroup>().add(half / HALF);
+                        to.write_unaligned(RowGroup::of(&group, S::WEIGHTS));
                     }
-                }
-                // The padded columns are sums of x * 0, which is NaN where x is not finite; the down projection must see zero.
-                if S::WEIGHTS == WeightFormat::Plain {
-                    out.add(panel.columns * size).write_bytes(0, (HALF - panel.columns) * size);
-                } else {
-                    group[panel.columns..].fill(0.0);
-                    out.cast::<RowGroup>().write_unaligned(RowGroup::of(&group, S::WEIGHTS));
                 }
             }
         }
+    }
+}
+
+/// Sums of the first phase from `column` on, with their biases.
+///
+/// # Safety
+/// As for the kernels; `column` is that of a whole vector.
+#[inline(always)]
+unsafe fn inner_sum<S: Step>(panel: &Panel, sums: &Sums, column: usize) -> <S::F as Floats>::V {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut sum = S::F::load(sums.as_ptr().add(column));
+        if S::BF16 {
+            sum = S::round(sum);
+        }
+        if !panel.biases.is_null() {
+            sum = S::F::add(sum, S::F::load(panel.biases.add(column)));
+            if S::BF16 {
+                sum = S::round(sum);
+            }
+        }
+        sum
+    }
+}
+
+/// What the activation makes of sums, rounded to the element type.
+///
+/// # Safety
+/// As for the kernels.
+#[inline(always)]
+unsafe fn activated<S: Step>(panel: &Panel, sum: <S::F as Floats>::V) -> <S::F as Floats>::V {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let activated = activate::<S::F>(panel.activation, sum);
+        if S::BF16 { S::round(activated) } else { activated }
     }
 }
 

@@ -137,10 +137,11 @@ impl Trial {
             row_count: rows.len(),
             out: output.as_mut_ptr(),
             out_stride: STRIDE,
-            columns: if case.phase == Phase::GateUp { HALF } else { PANEL },
+            columns: if case.phase == Phase::GateUp && case.gated { HALF } else { PANEL },
             phase: case.phase,
             dtype: self.class.dtype,
             activation: case.activation,
+            gated: case.gated,
             biases: match case.biases {
                 true => self.biases.0.as_ptr().cast(),
                 false => std::ptr::null(),
@@ -159,27 +160,29 @@ struct Case {
     phase: Phase,
     elements: usize,
     activation: Activation,
+    gated: bool,
     biases: bool,
 }
 
 impl Case {
     /// The second phase has no activation: any will do.
     const fn down(elements: usize) -> Self {
-        Self { phase: Phase::Down, elements, activation: Activation::Relu, biases: false }
+        Self { phase: Phase::Down, elements, activation: Activation::Relu, gated: true, biases: false }
     }
 
     const fn gate_up(elements: usize, activation: Activation) -> Self {
-        Self { phase: Phase::GateUp, elements, activation, biases: false }
+        Self { phase: Phase::GateUp, elements, activation, gated: true, biases: false }
     }
 }
 
 /// What is compared: long sums once for each phase; what follows them needs no long ones.
-const CASES: [Case; 6] = [
+const CASES: [Case; 7] = [
     Case::down(COMPARED),
     Case::gate_up(COMPARED, Activation::Silu),
     Case::gate_up(2, Activation::GeluTanh),
     Case::gate_up(2, Activation::Relu),
     Case { biases: true, ..Case::gate_up(2, Activation::ClampedSwiglu) },
+    Case { gated: false, biases: true, ..Case::gate_up(2, Activation::GeluTanh) },
     Case { biases: true, ..Case::down(2) },
 ];
 

@@ -101,8 +101,8 @@ pub(crate) struct Expert {
     pub(crate) gate: Vec<f32>,
     pub(crate) up: Vec<f32>,
     pub(crate) down: Vec<f32>,
-    /// Of gate, up and down, where the shape has them.
-    pub(crate) biases: Option<[Vec<f32>; 3]>,
+    /// Of gate, up and down; empty where the shape has none.
+    pub(crate) biases: [Vec<f32>; 3],
     pub(crate) packed: PackedExpert,
 }
 
@@ -115,21 +115,26 @@ impl Expert {
         class: impl Into<NumericsClass>,
         activation: Activation,
     ) -> Self {
-        let class = class.into();
-        let dtype = class.dtype;
-        let mut shape = ExpertShape::new(hidden, width, class, activation).unwrap();
-        let biases = (activation == Activation::ClampedSwiglu).then(|| {
-            shape = shape.with_biases();
-            Matrix::ALL.map(|matrix| data.vector(random, shape.matrix(matrix).0, dtype))
+        let shape = ExpertShape::new(hidden, width, class, activation).unwrap();
+        let shape = if activation == Activation::ClampedSwiglu { shape.with_biases() } else { shape };
+        Self::of_shape(random, data, shape)
+    }
+
+    pub(crate) fn of_shape(random: &mut Random, data: Data, shape: ExpertShape) -> Self {
+        let dtype = shape.dtype();
+        let biases = Matrix::ALL.map(|matrix| {
+            let count = if shape.has_biases(matrix) { shape.matrix(matrix).0 } else { 0 };
+            data.vector(random, count, dtype)
         });
-        let [gate, up, down] = [0; 3].map(|_| data.vector(random, hidden * width, dtype));
+        let [gate, up, down] = Matrix::ALL.map(|matrix| {
+            let (rows, columns) = shape.matrix(matrix);
+            data.vector(random, rows * columns, dtype)
+        });
         let bytes = |matrix: &[f32]| to_bytes(matrix, dtype);
         let mut builder = PackedExpertBuilder::new(shape, dtype.into()).unwrap();
         for (matrix, weights) in Matrix::ALL.into_iter().zip([&gate, &up, &down]) {
             builder.rows(matrix, 0, &bytes(weights)).unwrap();
-            if let Some(biases) = &biases {
-                builder.biases(matrix, &biases[matrix as usize]).unwrap();
-            }
+            builder.biases(matrix, &biases[matrix as usize]).unwrap();
         }
         let packed = builder.finish().unwrap();
         Self { shape, gate, up, down, biases, packed }
@@ -140,16 +145,19 @@ impl Expert {
         let bf16 = self.shape.dtype() == Dtype::Bf16;
         let (hidden, width) = (self.shape.hidden(), self.shape.width());
         let round = |x: f32| if bf16 { round_bf16(x) } else { x };
-        let biased = |matrix: Matrix, n: usize, sum: f32| match &self.biases {
+        let biased = |matrix: Matrix, n: usize, sum: f32| match self.biases[matrix as usize].get(n) {
             None => sum,
-            Some(biases) => round(add(sum, round(biases[matrix as usize][n]))),
+            Some(bias) => round(add(sum, round(*bias))),
         };
         let activation = self.shape.activation();
         let dot = |x: &[f32], w: &[f32]| dot_in(self.shape.class().weights, x, w);
         let h: Vec<f32> = (0..width)
             .map(|n| {
-                let gate = biased(Matrix::Gate, n, round(dot(x, &self.gate[n * hidden..][..hidden])));
                 let up = biased(Matrix::Up, n, round(dot(x, &self.up[n * hidden..][..hidden])));
+                if !self.shape.gated() {
+                    return round(activate(activation, up));
+                }
+                let gate = biased(Matrix::Gate, n, round(dot(x, &self.gate[n * hidden..][..hidden])));
                 round(mul(round(activate(activation, gate)), round(factor(activation, up))))
             })
             .collect();

@@ -52,7 +52,7 @@ pub(crate) fn route(
         match facts.score {
             Score::SparseMixer { .. } => {}
             Score::Softmax => softmax(row, &mut scores),
-            Score::SoftmaxOfChosen => scores.copy_from_slice(row),
+            Score::SoftmaxOfChosen | Score::Unweighted => scores.copy_from_slice(row),
             Score::Sigmoid => sigmoid(row, &mut scores),
         }
         if let Score::SparseMixer { jitter } = facts.score {
@@ -63,8 +63,10 @@ pub(crate) fn route(
             select(&ranks, top_k, facts.groups, &mut chosen);
             chosen.iter_mut().for_each(|(expert, weight)| *weight = scores[*expert as usize]);
         }
-        if facts.score == Score::SoftmaxOfChosen {
-            softmax_in_place(&mut chosen);
+        match facts.score {
+            Score::SoftmaxOfChosen => softmax_in_place(&mut chosen),
+            Score::Unweighted => chosen.iter_mut().for_each(|(_, weight)| *weight = 1.0),
+            Score::Softmax | Score::Sigmoid | Score::SparseMixer { .. } => {}
         }
         if facts.normalise {
             // Only where all of them are 0 does the small number show.
@@ -253,6 +255,12 @@ mod tests {
         let found = chosen(&[-90.0, 3.0_f32.ln(), -100.0, 0.0], 2, &of_chosen);
         assert_eq!((found[0].0, found[1].0), (1, 3));
         assert!((found[0].1 - 0.75).abs() < 1e-6 && (found[1].1 - 0.25).abs() < 1e-6, "{found:?}");
+    }
+
+    #[test]
+    fn unweighted_experts_count_with_one() {
+        let unweighted = RoutingFacts { score: Score::Unweighted, normalise: false, ..facts() };
+        assert_eq!(chosen(&[-5.0, -9.0, 3.0, -5.0], 2, &unweighted), [(0, 1.0), (2, 1.0)]);
     }
 
     proptest! {

@@ -1,7 +1,7 @@
 //! The attention of one layer, from the normed rows to what is added to them.
 
 use super::ForwardError;
-use crate::backend::{Backend, Span};
+use crate::backend::{Backend, BackendError, Span};
 
 /// Either kind of attention.
 pub(super) enum Attention<B: Backend> {
@@ -46,8 +46,19 @@ pub(super) struct LatentAttention<B: Backend> {
 pub(super) struct Context<'a, B: Backend> {
     pub(super) ops: &'a B,
     pub(super) pages: &'a mut B::Pages,
-    pub(super) angles: &'a B::Angles,
+    /// `None`: nothing is rotated.
+    pub(super) angles: Option<&'a B::Angles>,
     pub(super) spans: &'a [Span],
+}
+
+impl<B: Backend> Context<'_, B> {
+    /// Rotates every head of `head_dim` elements.
+    fn rotate(&self, x: B::Tensor, head_dim: usize) -> Result<B::Tensor, BackendError> {
+        match self.angles {
+            Some(angles) => self.ops.rotate(angles, x, head_dim),
+            None => Ok(x),
+        }
+    }
 }
 
 impl<B: Backend> Attention<B> {
@@ -86,8 +97,8 @@ impl<B: Backend> GroupedQueryAttention<B> {
             key = ops.clamp(key, clip)?;
             value = ops.clamp(value, clip)?;
         }
-        let query = ops.rotate(at.angles, query, self.head_dim)?;
-        let key = ops.rotate(at.angles, key, self.head_dim)?;
+        let query = at.rotate(query, self.head_dim)?;
+        let key = at.rotate(key, self.head_dim)?;
         let mixed = ops.attend(at.pages, layer, [query, key, value], self.sinks.as_deref(), at.spans)?;
         Ok(ops.linear(&self.output, &mixed)?)
     }
@@ -107,9 +118,9 @@ impl<B: Backend> LatentAttention<B> {
         if let Some((norm, up)) = &self.query {
             query = ops.linear(up, &ops.norm(norm, &query)?)?;
         }
-        let query = ops.rotate(at.angles, query, self.nope_dim + self.rope_dim)?;
+        let query = at.rotate(query, self.nope_dim + self.rope_dim)?;
         let latent = ops.norm(&self.latent_norm, &latent)?;
-        let key = ops.rotate(at.angles, key, self.rope_dim)?;
+        let key = at.rotate(key, self.rope_dim)?;
         let mixed = ops.attend_latent(at.pages, layer, &self.heads, [query, latent, key], at.spans)?;
         Ok(ops.linear(&self.output, &mixed)?)
     }

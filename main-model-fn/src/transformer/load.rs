@@ -1,10 +1,11 @@
 //! Non-expert weights from the checkpoint to the device.
 
 use super::attention::{Attention, GroupedQueryAttention, LatentAttention};
-use super::mlp::{Mlp, Moe, SharedExperts};
-use super::{Layer, LoadModelError, Transformer};
+use super::mlp::{Besides, Mlp, Moe, SharedExperts};
+use super::{Layer, LoadModelError, Positions, Transformer};
 use crate::backend::{Affine, Backend};
 use remoe_experts::{in_parallel, load_floats};
+use remoe_kernels::numerics::to_bf16;
 use remoe_kernels::{AttentionShape, Dtype, NumericsClass};
 use remoe_model::{
     AttentionFacts, AttentionTensors, Checkpoint, GqaFacts, GqaTensors, MlaFacts, MlaTensors, MlpFacts,
@@ -33,7 +34,11 @@ impl<B: Backend> Transformer<B> {
         Ok(Self {
             hidden: config.hidden_size,
             vocab: head.shape.first().copied().unwrap_or(0),
-            rope: ops.rope(&config.rope)?,
+            positions: match (&config.rope, checkpoint.positions()) {
+                (Some(rope), _) => Positions::Rotary(ops.rope(rope)?),
+                (None, Some(table)) => Positions::Learned(ops.load_embedding(checkpoint, table)?),
+                (None, None) => return Err(LoadModelError::Inconsistent("learned positions have no table")),
+            },
             norm: loader.norm(checkpoint.final_norm())?,
             head: loader.ops.load_linear(
                 checkpoint,
@@ -192,17 +197,32 @@ impl<B: Backend> Loader<'_, B> {
         self.ops.load_gated(self.checkpoint, tensors, self.checkpoint.config().activation, self.class)
     }
 
+    /// A row on the host, in the compute dtype, little endian.
+    fn row(&self, tensor: &TensorRef) -> Result<Vec<u8>, LoadModelError> {
+        let values = load_floats(self.checkpoint, tensor)?;
+        Ok(match self.dtype {
+            Dtype::F32 => values.into_iter().flat_map(f32::to_le_bytes).collect(),
+            Dtype::Bf16 => values.into_iter().flat_map(|value| to_bf16(value).to_le_bytes()).collect(),
+        })
+    }
+
     fn moe(&self, layer: usize, facts: &MoeFacts) -> Result<Moe<B>, LoadModelError> {
         let router = self
             .checkpoint
             .router(layer)?
             .ok_or(LoadModelError::Inconsistent("a layer of experts has no router"))?;
-        let shared = match self.checkpoint.shared(layer)? {
-            None => None,
-            Some(tensors) => Some(SharedExperts {
+        let besides = match (self.checkpoint.shared(layer)?, self.checkpoint.experts_bias(layer)?) {
+            (None, None) => Besides::Nothing,
+            (Some(tensors), None) => Besides::Shared(SharedExperts {
                 network: self.gated(&tensors.mlp)?,
                 gate: tensors.gate.as_ref().map(|gate| self.product(&[gate], self.dtype)).transpose()?,
             }),
+            (None, Some(bias)) => Besides::Bias(self.row(bias)?),
+            (Some(_), Some(_)) => {
+                return Err(LoadModelError::Inconsistent(
+                    "a layer has shared experts and a bias beside its experts",
+                ));
+            }
         };
         let router_dtype = if facts.routing.logits_in_float32 { Dtype::F32 } else { self.dtype };
         Ok(Moe {
@@ -220,7 +240,7 @@ impl<B: Backend> Loader<'_, B> {
             top_k: facts.top_k,
             hidden: self.checkpoint.config().hidden_size,
             dtype: self.dtype,
-            shared,
+            besides,
         })
     }
 }

@@ -23,7 +23,15 @@ pub(super) struct Moe<B: Backend> {
     pub(super) top_k: usize,
     pub(super) hidden: usize,
     pub(super) dtype: Dtype,
-    pub(super) shared: Option<SharedExperts<B>>,
+    pub(super) besides: Besides<B>,
+}
+
+/// What every token gets beside what its routed experts give.
+pub(super) enum Besides<B: Backend> {
+    Nothing,
+    Shared(SharedExperts<B>),
+    /// One row, in the compute dtype, little endian.
+    Bias(Vec<u8>),
 }
 
 /// Experts that every token passes, with the gate that some families put on them.
@@ -61,10 +69,17 @@ impl<B: Backend> Moe<B> {
         let call = LayerCall { layer, inputs: &inputs, routed: &routed };
         // Messages leave, and remote functions work while shared and local experts are computed.
         let outstanding = experts.send_off(&call);
-        let shared = self.shared.as_ref().map(|shared| shared.forward(ops, x)).transpose()?;
-        let shared = shared.as_ref().map(|shared| ops.bytes(shared)).transpose()?;
+        let shared;
+        let besides = match &self.besides {
+            Besides::Nothing => None,
+            Besides::Shared(network) => {
+                shared = network.forward(ops, x)?;
+                Some(ops.bytes(&shared)?)
+            }
+            Besides::Bias(row) => Some(row.repeat(routed.tokens()).into()),
+        };
         ops.filled(routed.tokens(), self.hidden, |output| {
-            Ok(experts.finish(&call, outstanding, shared.as_deref(), output)?)
+            Ok(experts.finish(&call, outstanding, besides.as_deref(), output)?)
         })
     }
 }

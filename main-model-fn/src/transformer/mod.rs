@@ -58,10 +58,17 @@ pub(crate) struct Transformer<B: Backend> {
     vocab: usize,
     embedding: B::Embedding,
     layers: Vec<Layer<B>>,
-    rope: B::Rope,
+    positions: Positions<B>,
     norm: B::Norm,
     head: B::Linear,
     multipliers: Multipliers,
+}
+
+/// How the model knows where a token is.
+enum Positions<B: Backend> {
+    Rotary(B::Rope),
+    /// A row for each position.
+    Learned(B::Embedding),
 }
 
 struct Layer<B: Backend> {
@@ -181,11 +188,19 @@ impl<B: Backend> Transformer<B> {
         mut trace: Option<&mut Trace>,
     ) -> Result<B::Tensor, ForwardError> {
         let ops = &self.ops;
-        let angles = ops.angles(&self.rope, positions)?;
-        let mut at = Context { ops, pages: &mut self.pages, angles: &angles, spans };
         let scaled = |x: B::Tensor, factor: f64| if factor == 1.0 { Ok(x) } else { ops.scale(x, factor) };
         let Multipliers { embedding, residual, .. } = self.multipliers;
         let mut x = scaled(ops.embed(&self.embedding, tokens)?, embedding)?;
+        let angles = match &self.positions {
+            Positions::Rotary(rope) => Some(ops.angles(rope, positions)?),
+            Positions::Learned(table) => {
+                // A context is never longer than 2^31.
+                let positions: Vec<u32> = positions.iter().map(|&position| position as u32).collect();
+                x = ops.add(x, &ops.embed(table, &positions)?)?;
+                None
+            }
+        };
+        let mut at = Context { ops, pages: &mut self.pages, angles: angles.as_ref(), spans };
         for (id, layer) in self.layers.iter().enumerate() {
             let normed = ops.norm(&layer.before_attention, &x)?;
             let output = layer.attention.forward(id, &normed, &mut at)?;

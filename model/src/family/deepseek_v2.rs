@@ -59,10 +59,6 @@ fn experts(common: &Common<'_>) -> Result<MoeFacts, CheckpointError> {
     let expert_width = fields.size("moe_intermediate_size", 1407)?;
     let shared = fields.count("n_shared_experts", 2)?;
     Ok(MoeFacts {
-        experts,
-        top_k,
-        expert_width,
-        biases: false,
         routing: RoutingFacts {
             logits_in_float32: true,
             scale: latent::routed_scale(common, 1.0)?,
@@ -75,6 +71,7 @@ fn experts(common: &Common<'_>) -> Result<MoeFacts, CheckpointError> {
             width: shared * expert_width,
             gated: false,
         }),
+        ..MoeFacts::plain(experts, top_k, expert_width)
     })
 }
 

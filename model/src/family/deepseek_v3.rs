@@ -71,10 +71,6 @@ fn experts(common: &Common<'_>) -> Result<MoeFacts, CheckpointError> {
     let expert_width = fields.size("moe_intermediate_size", 2048)?;
     let shared = fields.count("n_shared_experts", 1)?;
     Ok(MoeFacts {
-        experts,
-        top_k,
-        expert_width,
-        biases: false,
         routing: RoutingFacts {
             score: Score::Sigmoid,
             logits_in_float32: true,
@@ -90,5 +86,6 @@ fn experts(common: &Common<'_>) -> Result<MoeFacts, CheckpointError> {
             width: shared * expert_width,
             gated: false,
         }),
+        ..MoeFacts::plain(experts, top_k, expert_width)
     })
 }

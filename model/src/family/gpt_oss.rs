@@ -10,7 +10,8 @@ use super::{BlockNames, Family, Fused, TensorNames, USUAL_BLOCK, USUAL_NAMES};
 use crate::config::{Common, Defaults, ModelConfig};
 use crate::error::CheckpointError;
 use crate::facts::{
-    Activation, AttentionFacts, GqaFacts, LayerFacts, MlpFacts, MoeFacts, NormKind, RoutingFacts, Score,
+    Activation, AttentionFacts, ExpertBiases, GqaFacts, LayerFacts, MlpFacts, MoeFacts, NormKind,
+    RoutingFacts, Score,
 };
 use crate::fields::Fields;
 use crate::rope::{RopeFacts, RopeLayout};
@@ -54,12 +55,9 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
     let kv_heads = common.kv_heads(8)?;
     let (experts, top_k) = common.experts(["num_local_experts", "num_experts"], 128, Some(4))?;
     let moe = MoeFacts {
-        experts,
-        top_k,
-        expert_width: fields.size("intermediate_size", 2880)?,
         routing: RoutingFacts { score: Score::SoftmaxOfChosen, bias: true, ..RoutingFacts::SOFTMAX },
-        biases: true,
-        shared: None,
+        biases: ExpertBiases::All,
+        ..MoeFacts::plain(experts, top_k, fields.size("intermediate_size", 2880)?)
     };
     let layers = windows(&common)?
         .into_iter()

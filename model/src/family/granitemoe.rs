@@ -50,12 +50,8 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
     });
     let (experts, top_k) = common.experts(["num_local_experts", "num_experts"], 8, Some(2))?;
     let moe = MoeFacts {
-        experts,
-        top_k,
-        expert_width: fields.size("intermediate_size", 11_008)?,
-        biases: false,
         routing: RoutingFacts { score: Score::SoftmaxOfChosen, ..RoutingFacts::SOFTMAX },
-        shared: None,
+        ..MoeFacts::plain(experts, top_k, fields.size("intermediate_size", 11_008)?)
     };
     let layer = LayerFacts { attention, mlp: MlpFacts::Moe(moe) };
     let rope = RopeFacts::parse(fields, 10_000.0, head_dim, RopeLayout::Halves, common.context_length)?;

@@ -2,6 +2,7 @@
 
 mod deepseek_v2;
 mod deepseek_v3;
+mod gpt2_moe;
 mod gpt_oss;
 mod granitemoe;
 mod latent;
@@ -36,6 +37,8 @@ pub enum Family {
     Phimoe,
     /// gpt-oss (OpenAI).
     GptOss,
+    /// GPT-2 (OpenAI) with its feed-forward networks cut into experts.
+    Gpt2Moe,
 }
 
 /// Names of tensors. Layer tensors stand under `model.layers.<id>.`, expert tensors of the separate
@@ -94,7 +97,7 @@ const USUAL_NAMES: TensorNames = TensorNames {
 };
 
 impl Family {
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::Mixtral,
         Self::Qwen2Moe,
         Self::Qwen3Moe,
@@ -104,6 +107,7 @@ impl Family {
         Self::GraniteMoe,
         Self::Phimoe,
         Self::GptOss,
+        Self::Gpt2Moe,
     ];
 
     /// `model_type` of the config, and the family in `remoe inspect`.
@@ -119,6 +123,7 @@ impl Family {
             Self::GraniteMoe => "granitemoe",
             Self::Phimoe => "phimoe",
             Self::GptOss => "gpt_oss",
+            Self::Gpt2Moe => "gpt2_moe",
         }
     }
 
@@ -144,6 +149,7 @@ impl Family {
             Self::GraniteMoe => granitemoe::parse(fields),
             Self::Phimoe => phimoe::parse(fields),
             Self::GptOss => gpt_oss::parse(fields),
+            Self::Gpt2Moe => gpt2_moe::parse(fields),
         }
     }
 
@@ -158,6 +164,7 @@ impl Family {
             Self::GraniteMoe => &granitemoe::NAMES,
             Self::Phimoe => &phimoe::NAMES,
             Self::GptOss => &gpt_oss::NAMES,
+            Self::Gpt2Moe => &gpt2_moe::NAMES,
         }
     }
 }

@@ -51,12 +51,8 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
     });
     let (experts, top_k) = common.experts(["num_experts", "num_local_experts"], 64, Some(8))?;
     let moe = MoeFacts {
-        experts,
-        top_k,
-        expert_width: fields.size("intermediate_size", 2048)?,
-        biases: false,
         routing: RoutingFacts { normalise: fields.flag("norm_topk_prob", false)?, ..RoutingFacts::SOFTMAX },
-        shared: None,
+        ..MoeFacts::plain(experts, top_k, fields.size("intermediate_size", 2048)?)
     };
     let layer = LayerFacts { attention, mlp: MlpFacts::Moe(moe) };
     let rope = RopeFacts::parse(fields, 10_000.0, head_dim, RopeLayout::Halves, common.context_length)?;

@@ -57,12 +57,8 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
         return Err(fields.error("router_jitter_noise", format!("is {jitter}, expected 0 to 1")));
     }
     let moe = MoeFacts {
-        experts,
-        top_k,
-        expert_width: fields.size("intermediate_size", 6400)?,
         routing: RoutingFacts { score: Score::SparseMixer { jitter }, ..RoutingFacts::SOFTMAX },
-        biases: false,
-        shared: None,
+        ..MoeFacts::plain(experts, top_k, fields.size("intermediate_size", 6400)?)
     };
     let rope = RopeFacts::parse(fields, 1_000_000.0, head_dim, RopeLayout::Halves, common.context_length)?;
     let rope = with_factors(fields, rope)?;

@@ -54,16 +54,13 @@ fn experts(common: &Common<'_>) -> Result<MoeFacts, CheckpointError> {
     let fields = common.fields;
     let (experts, top_k) = common.experts(["num_experts"; 2], 60, Some(4))?;
     Ok(MoeFacts {
-        experts,
-        top_k,
-        expert_width: fields.size("moe_intermediate_size", 1408)?,
-        biases: false,
         routing: RoutingFacts { normalise: fields.flag("norm_topk_prob", false)?, ..RoutingFacts::SOFTMAX },
         shared: Some(SharedFacts {
             count: 1,
             width: fields.size("shared_expert_intermediate_size", 5632)?,
             gated: true,
         }),
+        ..MoeFacts::plain(experts, top_k, fields.size("moe_intermediate_size", 1408)?)
     })
 }
 

@@ -46,12 +46,8 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
     });
     let (experts, top_k) = common.experts(["num_experts", "num_local_experts"], 128, Some(8))?;
     let moe = MoeFacts {
-        experts,
-        top_k,
-        expert_width: fields.size("moe_intermediate_size", 768)?,
-        biases: false,
         routing: RoutingFacts { normalise: fields.flag("norm_topk_prob", false)?, ..RoutingFacts::SOFTMAX },
-        shared: None,
+        ..MoeFacts::plain(experts, top_k, fields.size("moe_intermediate_size", 768)?)
     };
     let dense = MlpFacts::Dense { width: fields.size("intermediate_size", 6144)? };
     let layers = sparse_layers(&common)?

@@ -85,7 +85,7 @@ impl Finder<'_> {
         let bytes = |expert: &MlpTensors| expert.tensors().map(TensorRef::own_bytes).collect::<Vec<_>>();
         let pairs = first.tensors().zip(other.tensors());
         let differs = pairs.into_iter().find(|(a, b)| a.own_bytes() != b.own_bytes());
-        let name = differs.map_or(&other.gate.name, |(_, tensor)| &tensor.name);
+        let name = differs.map_or(&other.up.weight.name, |(_, tensor)| &tensor.name);
         Err(CheckpointError::tensor(
             &self.shards.listing,
             name,

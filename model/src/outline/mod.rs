@@ -110,6 +110,8 @@ pub struct ExpertsOutline {
     pub biases: usize,
     /// Elements of the router besides its matrix.
     pub router_biases: usize,
+    /// Elements of what is added to what the experts give together.
+    pub output_biases: usize,
     /// Elements of what corrects the router's choice, float32 in every form of weights.
     pub corrections: usize,
     /// Shared experts.
@@ -202,7 +204,7 @@ impl ExpertsOutline {
         Elements {
             matrices: product(&[self.matrices, hidden, self.shared_width]),
             wide: self.corrections as u128,
-            rest: product(&[hidden, self.experts]) + (self.router_biases + gate) as u128,
+            rest: product(&[hidden, self.experts]) + (self.router_biases + self.output_biases + gate) as u128,
         }
     }
 }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::{AttentionOutline, ExpertsOutline, LayerOutline, MlpOutline, Outline, Weights};
 use crate::config::{ModelConfig, declared_dtype};
 use crate::error::CheckpointError;
-use crate::facts::{AttentionFacts, LayerFacts, MlpFacts, NormKind, QkNorm, StoredDtype};
+use crate::facts::{AttentionFacts, ExpertBiases, LayerFacts, MlpFacts, NormKind, QkNorm, StoredDtype};
 use crate::fields::Fields;
 use crate::json;
 use crate::store::Store;
@@ -71,7 +71,7 @@ impl Outline {
             hidden: config.hidden_size,
             vocabulary: config.vocab_size,
             context: config.context_length,
-            learned_positions: 0,
+            learned_positions: if config.rope.is_none() { config.context_length } else { 0 },
             tied: config.tie_embeddings,
             norm_biases: config.norm == NormKind::Layer,
             head_bias: config.head_bias,
@@ -140,18 +140,26 @@ fn of_facts(layer: &LayerFacts, hidden: usize) -> LayerOutline {
     };
     let mlp = match &layer.mlp {
         MlpFacts::Dense { width } => MlpOutline::Dense { matrices: 3, width: *width },
-        MlpFacts::Moe(facts) => MlpOutline::Experts(ExpertsOutline {
-            experts: facts.experts,
-            top_k: facts.top_k,
-            matrices: 3,
-            width: facts.expert_width,
-            biases: if facts.biases { 2 * facts.expert_width + hidden } else { 0 },
-            router_biases: if facts.routing.bias { facts.experts } else { 0 },
-            corrections: if facts.routing.corrected { facts.experts } else { 0 },
-            shared: facts.shared.as_ref().map_or(0, |shared| shared.count),
-            shared_width: facts.shared.as_ref().map_or(0, |shared| shared.width),
-            shared_gate: facts.shared.as_ref().is_some_and(|shared| shared.gated),
-        }),
+        MlpFacts::Moe(facts) => {
+            let inner = if facts.gated { 2 } else { 1 };
+            MlpOutline::Experts(ExpertsOutline {
+                experts: facts.experts,
+                top_k: facts.top_k,
+                matrices: inner + 1,
+                width: facts.expert_width,
+                biases: match facts.biases {
+                    ExpertBiases::None => 0,
+                    ExpertBiases::Inner => inner * facts.expert_width,
+                    ExpertBiases::All => inner * facts.expert_width + hidden,
+                },
+                router_biases: if facts.routing.bias { facts.experts } else { 0 },
+                output_biases: if facts.output_bias { hidden } else { 0 },
+                corrections: if facts.routing.corrected { facts.experts } else { 0 },
+                shared: facts.shared.as_ref().map_or(0, |shared| shared.count),
+                shared_width: facts.shared.as_ref().map_or(0, |shared| shared.width),
+                shared_gate: facts.shared.as_ref().is_some_and(|shared| shared.gated),
+            })
+        }
     };
     LayerOutline { attention, mlp }
 }

@@ -454,8 +454,47 @@ pub fn gpt_oss() -> Material {
     material
 }
 
+/// 5 heads, hidden 40, 3 layers, 4 experts of width 7, all learned positions.
+pub fn gpt2_moe() -> Material {
+    let mut material = start(json!({
+        "activation_function": "gelu_new", "architectures": ["Gpt2MoeForCausalLM"], "attn_pdrop": 0.1,
+        "bos_token_id": 0, "dtype": "float32", "embd_pdrop": 0.1, "eos_token_id": 0,
+        "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "model_type": "gpt2_moe", "n_embd": 40,
+        "n_head": 5, "n_inner": 28, "n_layer": 3, "n_positions": 64, "num_experts_per_tok": 2,
+        "num_local_experts": 4, "reorder_and_upcast_attn": false, "resid_pdrop": 0.1,
+        "scale_attn_by_inverse_layer_idx": false, "scale_attn_weights": true, "use_cache": true, "vocab_size": 59
+    }));
+    outside(&mut material, 3, false);
+    material.tensor("model.embed_positions.weight", &[64, 40]).tensor("model.norm.bias", &[40]);
+    for layer in 0..3 {
+        let layer = format!("model.layers.{layer}");
+        for norm in ["input_layernorm", "post_attention_layernorm"] {
+            material.tensor(&format!("{layer}.{norm}.bias"), &[40]);
+        }
+        for projection in ["q", "k", "v", "o"] {
+            material.tensor(&format!("{layer}.self_attn.{projection}_proj.weight"), &[40, 40]);
+            material.tensor(&format!("{layer}.self_attn.{projection}_proj.bias"), &[40]);
+        }
+        material.tensor(&format!("{layer}.mlp.router.weight"), &[4, 40]);
+        material.tensor(&format!("{layer}.mlp.router.bias"), &[4]);
+        material.tensor(&format!("{layer}.mlp.bias"), &[40]);
+        for expert in 0..4 {
+            let expert = format!("{layer}.mlp.experts.{expert}");
+            material.tensor(&format!("{expert}.up_proj.weight"), &[7, 40]);
+            material.tensor(&format!("{expert}.up_proj.bias"), &[7]);
+            material.tensor(&format!("{expert}.down_proj.weight"), &[40, 7]);
+        }
+    }
+    material
+}
+
+/// Every family whose fields have the usual names.
 pub fn families() -> Vec<Material> {
     let (phimoe, gpt_oss) = (phimoe(), gpt_oss());
     let others = [mixtral(), olmoe(), qwen2_moe(), qwen3_moe(), granitemoe(), deepseek_v2(), deepseek_v3()];
     others.into_iter().chain([phimoe, gpt_oss]).collect()
+}
+
+pub fn all_families() -> Vec<Material> {
+    families().into_iter().chain([gpt2_moe()]).collect()
 }

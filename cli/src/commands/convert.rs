@@ -1,0 +1,109 @@
+//! `remoe convert`: Mixture-of-Experts checkpoints from dense ones.
+
+use crate::exit::CliError;
+use crate::output::{json, table};
+use clap::{Args, Subcommand};
+use remoe_convert::{ConvertError, Converted, Options, gpt2_moe};
+use remoe_fetch::{ModelArgs, ModelLocation};
+use remoe_model::{Checkpoint, Inspection};
+use serde::Serialize;
+use std::io::Write;
+use std::path::PathBuf;
+
+#[derive(Debug, Args)]
+pub(crate) struct ConvertArgs {
+    #[command(subcommand)]
+    to: Target,
+}
+
+#[derive(Debug, Subcommand)]
+enum Target {
+    /// GPT-2 with each feed-forward network cut into experts, and a router made of their weights
+    #[command(after_help = EXAMPLES)]
+    Gpt2Moe(Gpt2MoeArgs),
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  remoe convert gpt2-moe gpt2 gpt2-moe
+  remoe convert gpt2-moe hf://openai-community/gpt2 gpt2-moe --experts 16 --top-k 4";
+
+#[derive(Debug, Args)]
+struct Gpt2MoeArgs {
+    /// The GPT-2: a folder, or a place elsewhere as any model's
+    #[arg(value_name = "FROM", value_parser = remoe_fetch::location())]
+    from: ModelLocation,
+    /// The folder that is written; it is made, or is empty
+    #[arg(value_name = "TO")]
+    to: PathBuf,
+    /// Experts of a layer; they divide its neurons
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    experts: usize,
+    /// Experts that a token uses; with all of them the model is the dense one
+    #[arg(long, value_name = "K", default_value_t = 2)]
+    top_k: usize,
+    /// Folder that keeps what is fetched of a model from elsewhere
+    #[arg(long, value_name = "DIR")]
+    model_cache: Option<PathBuf>,
+}
+
+/// What was written.
+#[derive(Serialize)]
+struct Report {
+    model: PathBuf,
+    layers: usize,
+    experts: usize,
+    top_k: usize,
+    expert_width: usize,
+    expert_bytes: u64,
+    total_bytes: u64,
+}
+
+impl Report {
+    fn of(args: &Gpt2MoeArgs, converted: Converted, facts: &Inspection) -> Self {
+        Self {
+            model: args.to.clone(),
+            layers: converted.layers,
+            experts: facts.experts,
+            top_k: facts.top_k,
+            expert_width: converted.expert_width,
+            expert_bytes: facts.expert_bytes,
+            total_bytes: facts.total_bytes,
+        }
+    }
+
+    fn for_people(&self) -> String {
+        let experts = format!("{} per layer, {} per token", self.experts, self.top_k);
+        table::of_pairs(&[
+            ("model", self.model.display().to_string()),
+            ("layers", self.layers.to_string()),
+            ("experts", experts),
+            ("neurons of one", self.expert_width.to_string()),
+            ("one expert", table::bytes(self.expert_bytes)),
+            ("total", table::bytes(self.total_bytes)),
+        ])
+    }
+}
+
+/// Converts, and says what came of it.
+pub(crate) fn run(args: &ConvertArgs, as_json: bool) -> Result<(), CliError> {
+    let Target::Gpt2Moe(args) = &args.to;
+    let source = ModelArgs { model: args.from.clone(), model_cache: args.model_cache.clone() };
+    let (store, _) = source.store()?;
+    let options = Options { experts: args.experts, top_k: args.top_k };
+    let converted = gpt2_moe(&*store, &args.to, options).map_err(failed)?;
+    let report = Report::of(args, converted, &Checkpoint::open(&args.to)?.inspect()?);
+    if as_json {
+        return Ok(json::print(&report)?);
+    }
+    Ok(writeln!(anstream::stdout().lock(), "{}", report.for_people())?)
+}
+
+fn failed(error: ConvertError) -> CliError {
+    match error {
+        ConvertError::Checkpoint(error) => error.into(),
+        ConvertError::Option { name, .. } => CliError::arguments(&format!("--{name}"), format!("--{error}")),
+        ConvertError::Occupied(_) => CliError::arguments("TO", error.to_string()),
+        ConvertError::Write { .. } => CliError::runtime(error.to_string()),
+    }
+}
