@@ -19,6 +19,7 @@ mod books;
 mod budget;
 mod caller;
 mod cost_metrics;
+mod course;
 mod federation;
 mod gateway;
 mod key_file;
