@@ -9,6 +9,7 @@ use kube::{Client, Config};
 use remoe_foresight::ForesightMetrics;
 use remoe_gateway::{Books, BooksError, Gateway, GatewayMetrics, GatewayOptions, KeyFile, Keys, KeysError};
 use remoe_ledger::{Ledger, LedgerLimits};
+use remoe_traces::{Traces, TracesError};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -44,6 +45,9 @@ pub(crate) enum RunError {
     /// Where money is accounted for.
     #[error(transparent)]
     Books(#[from] BooksError),
+    /// Traces are asked for in a way that there is not.
+    #[error(transparent)]
+    Traces(#[from] TracesError),
     /// A metric is registered twice.
     #[error(transparent)]
     Metrics(#[from] prometheus::Error),
@@ -57,12 +61,20 @@ pub(crate) enum RunError {
 /// # Errors
 /// See [`RunError`].
 pub(crate) async fn run(settings: Settings, shutdown: CancellationToken) -> Result<(), RunError> {
+    let traces = Traces::from_environment("remoe-gateway")?;
+    let outcome = serve(settings, shutdown, traces.clone()).await;
+    traces.shut_down().await;
+    outcome
+}
+
+async fn serve(settings: Settings, shutdown: CancellationToken, traces: Traces) -> Result<(), RunError> {
     let mut config = Config::infer().await?;
     config.connect_timeout = Some(CONNECT);
     // Whoever calls has a deadline, and tries again by itself.
     config.default_retry = false;
     let client = Client::try_from(config)?;
     let metrics = GatewayMetrics::new()?;
+    traces.register(metrics.registry())?;
     let (books, unkept) = open_books(&settings, &metrics)?;
     let within_means = move |keys: Keys| within_means(keys, unkept.as_deref());
     let (key_file, keys) = settings.keys.clone().map(KeyFile::open).transpose()?.unzip();
@@ -75,6 +87,7 @@ pub(crate) async fn run(settings: Settings, shutdown: CancellationToken) -> Resu
         cors_origins: settings.cors_origins.clone().into(),
         body_limit: settings.body_limit,
         books: Some(books.clone()),
+        traces,
         ..GatewayOptions::default()
     };
     let gateway = Gateway::new(options, Vec::new(), metrics.clone());

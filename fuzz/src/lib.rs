@@ -16,6 +16,7 @@ pub mod predictor;
 pub mod records;
 pub mod template;
 pub mod told;
+pub mod trace;
 pub mod wire;
 
 mod bodies;

@@ -121,6 +121,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         rows: vec![1, 2, 3, 4, 5, 6, 7, 8].into(),
         counts: vec![2, 1],
         experts: vec![0, 4, 3],
+        trace: vec![9; 48].into(),
     };
     let figures = ExpertCalls { local: 1, remote: 2, fallback: 3, retries: 4 };
     let finished = Finished {

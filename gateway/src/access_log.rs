@@ -10,6 +10,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use http_body::{Frame, SizeHint};
 use remoe_http::{RequestId, route_name};
+use remoe_traces::SpanRef;
 use serde::Serialize;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -36,6 +37,9 @@ struct Line<'a> {
     /// Seconds since 1970.
     time: f64,
     request_id: Option<&'a str>,
+    /// Where the request is part of a trace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trace_id: Option<String>,
     /// The tenant, or where there are no keys the client's address.
     client: &'a str,
     method: &'a str,
@@ -85,6 +89,7 @@ impl AccessLog {
         let line = Line {
             time: line.time,
             request_id: line.request_id.as_ref().and_then(|RequestId(id)| id.to_str().ok()),
+            trace_id: line.span.trace_id().map(|id| id.to_string()),
             client: &line.client,
             method: line.method.as_str(),
             route: line.route,
@@ -109,6 +114,7 @@ struct Answered {
     time: f64,
     began: Instant,
     request_id: Option<RequestId>,
+    span: SpanRef,
     client: Arc<str>,
     method: Method,
     route: &'static str,
@@ -165,6 +171,7 @@ pub(crate) async fn log(State(gateway): State<Arc<Gateway>>, request: Request, n
     let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
     let (method, route) = (request.method().clone(), route_name(request.uri().path()));
     let request_id = request.extensions().get::<RequestId>().cloned();
+    let span = request.extensions().get::<SpanRef>().cloned().unwrap_or_default();
     let response = next.run(request).await;
     // Who was not let in has no name.
     let client =
@@ -174,6 +181,7 @@ pub(crate) async fn log(State(gateway): State<Arc<Gateway>>, request: Request, n
         time,
         began,
         request_id,
+        span,
         client,
         method,
         route,

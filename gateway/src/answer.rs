@@ -5,6 +5,7 @@ use crate::beginnings::Beginning;
 use crate::bill::Bill;
 use crate::budget::within_budget;
 use crate::caller::Caller;
+use crate::course::Course;
 use crate::gateway::{Gateway, ROOM_UNIT};
 use crate::model::{Entry, Grant, Model, Refused, Waiter};
 use crate::relay::{Account, Obtained, Relay};
@@ -17,6 +18,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use remoe_http::between::{ACTIVATIONS, RATES, TENANT, TIMING};
 use remoe_http::{ApiError, REQUEST_ID, RequestId, parse, receive};
+use remoe_traces::{SpanRef, TRACEPARENT, TRACESTATE, is_valid};
 use remoe_wire::{ErrorCode, ServiceError};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -76,6 +78,7 @@ pub(crate) struct Call {
     bill: Arc<Bill>,
     /// What its experts do is asked for.
     is_sighted: bool,
+    course: Course,
     _room: OwnedSemaphorePermit,
 }
 
@@ -86,6 +89,7 @@ pub(crate) async fn handle(
     request: Request,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
+    let span = request.extensions().get::<SpanRef>().cloned().unwrap_or_default();
     let options = gateway.options();
     let mut room = room(&gateway, &request)?;
     let mut headers = forwarded(request.headers(), &caller);
@@ -104,6 +108,7 @@ pub(crate) async fn handle(
     // A time that no clock can show is no limit.
     let until = timeout(&asked_headers, stream)?.and_then(|time| arrived.checked_add(time));
     let model = gateway.model(asked.model.as_deref(), &caller)?;
+    let course = Course::begin(span.clone(), &target, model.name(), &caller);
     let budget = within_budget(&gateway, caller.tenant.as_deref(), &model)?;
     let permit = match &caller.tenant {
         None => None,
@@ -124,7 +129,7 @@ pub(crate) async fn handle(
     // Before it may wake the model.
     let sighting = model.sight(tenant, &body);
     let is_sighted = sighting.is_some();
-    let account = Account::new(bill.clone(), permit, body.len(), sighting);
+    let account = Account::new(bill.clone(), permit, body.len(), sighting, span);
     let beginning = Beginning::of(tenant, &body);
     let entry = Entry { client: caller.client, bytes: body.len(), arrived, until, again: false, beginning };
     let waiter = model.enter(&entry)?;
@@ -139,6 +144,7 @@ pub(crate) async fn handle(
         entry,
         bill,
         is_sighted,
+        course,
         _room: room,
     };
     let mut obtaining = Box::pin(obtain(call, waiter));
@@ -221,6 +227,11 @@ fn forwarded(headers: &HeaderMap, caller: &Caller) -> HeaderMap {
     if let Some(tenant) = tenant {
         headers.insert(TENANT, tenant);
     }
+    // What names no span by the rules is nobody's business.
+    if !is_valid(&headers) {
+        headers.remove(TRACEPARENT);
+        headers.remove(TRACESTATE);
+    }
     headers
 }
 
@@ -250,8 +261,8 @@ fn takes_trailers(headers: &HeaderMap) -> bool {
 async fn obtain(call: Call, mut waiter: Waiter) -> Result<Obtained, ApiError> {
     let mut attempt = 1;
     loop {
-        let grant = waiter.granted().await?;
-        match send(&call, grant).await {
+        let grant = call.course.wait(waiter, (attempt == 1).then_some(call.entry.arrived)).await?;
+        match send(&call, grant, attempt).await {
             Ok(obtained) => return Ok(obtained),
             Err(Broken { problem, sent_away }) => {
                 tracing::warn!(model = call.model.name(), attempt, problem, "a function broke off");
@@ -279,13 +290,15 @@ struct Broken {
     sent_away: Option<Box<Obtained>>,
 }
 
-async fn send(call: &Call, grant: Grant) -> Result<Obtained, Broken> {
-    let broken = |grant: &Grant, problem: String| {
-        grant.failed();
-        Broken { problem, sent_away: None }
-    };
+async fn send(call: &Call, grant: Grant, attempt: usize) -> Result<Obtained, Broken> {
     let sent = Instant::now();
     let backend = grant.backend();
+    let span = call.course.send(backend.address, attempt);
+    let broken = |grant: &Grant, problem: String| {
+        grant.failed();
+        span.fail("broken_off", "the function broke off before it answered");
+        Broken { problem, sent_away: None }
+    };
     let mut request = axum::http::Request::new(Full::new(call.body.clone()));
     *request.method_mut() = call.method.clone();
     match format!("http://{}{}", backend.address, call.target).parse() {
@@ -296,7 +309,7 @@ async fn send(call: &Call, grant: Grant) -> Result<Obtained, Broken> {
     if let Some(authorization) = &backend.authorization {
         request.headers_mut().insert(header::AUTHORIZATION, authorization.clone());
     }
-    if let Ok(timing) = HeaderValue::from_str(grant.timing()) {
+    if let Ok(timing) = HeaderValue::from_str(&grant.parts().to_string()) {
         request.headers_mut().insert(TIMING, timing);
     }
     if let Some(billing) = &backend.billing
@@ -307,6 +320,7 @@ async fn send(call: &Call, grant: Grant) -> Result<Obtained, Broken> {
     if call.is_sighted {
         request.headers_mut().insert(ACTIVATIONS, HeaderValue::from_static("counts"));
     }
+    span.inject(request.headers_mut());
     call.bill.sent_to(backend);
     let begun = tokio::time::timeout(BEGIN, call.gateway.upstream().request(request)).await;
     let response = match begun {
@@ -315,16 +329,18 @@ async fn send(call: &Call, grant: Grant) -> Result<Obtained, Broken> {
         Err(_late) => return Err(broken(&grant, format!("no answer began within {BEGIN:?}"))),
     };
     let (mut head, mut body) = response.into_parts();
+    call.course.answered(&span, head.status);
     strip(&mut head);
-    let obtained = match body.size_hint().exact().filter(|bytes| *bytes <= WHOLE) {
-        Some(_) => match body.collect().await {
-            Ok(whole) => Obtained::whole(head, whole.to_bytes(), grant),
+    let whole = body.size_hint().exact().is_some_and(|bytes| bytes <= WHOLE);
+    let obtained = match whole {
+        true => match body.collect().await {
+            Ok(whole) => Obtained::whole(head, whole.to_bytes(), grant, span),
             Err(error) => return Err(broken(&grant, chain(&error))),
         },
-        None => match body.frame().await {
-            Some(Ok(first)) => Obtained::stream(head, first, body, grant),
+        false => match body.frame().await {
+            Some(Ok(first)) => Obtained::stream(head, first, body, grant, span),
             Some(Err(error)) => return Err(broken(&grant, chain(&error))),
-            None => Obtained::whole(head, Bytes::new(), grant),
+            None => Obtained::whole(head, Bytes::new(), grant, span),
         },
     };
     if obtained.head.status == StatusCode::SERVICE_UNAVAILABLE && sent.elapsed() < SENT_AWAY {

@@ -14,6 +14,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use remoe_http::{ConnectionLimits, ConnectionMetrics, Lanes, Origins};
+use remoe_traces::Traces;
 use remoe_wire::{ErrorCode, ServiceError};
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -47,11 +48,13 @@ pub struct GatewayOptions {
     pub books: Option<Arc<Books>>,
     /// Where a line for every answer goes, if anywhere.
     pub access_log: Option<AccessLog>,
+    /// Where spans of requests go.
+    pub traces: Traces,
 }
 
 impl Default for GatewayOptions {
     /// No keys, no origins, 4 MiB bodies within 60 s, 256 MiB of them, connections as the environment says, no
-    /// access log.
+    /// access log, no traces.
     fn default() -> Self {
         Self {
             keys: Keys::none(),
@@ -62,6 +65,7 @@ impl Default for GatewayOptions {
             connections: ConnectionLimits::from_environment(|name| std::env::var(name).ok()),
             books: None,
             access_log: None,
+            traces: Traces::off(),
         }
     }
 }

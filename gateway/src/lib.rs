@@ -20,6 +20,7 @@ mod books;
 mod budget;
 mod caller;
 mod cost_metrics;
+mod course;
 mod federation;
 mod gateway;
 mod key_file;

@@ -147,7 +147,7 @@ pub(crate) enum StreamFailure {
 }
 
 impl StreamFailure {
-    fn reason(self) -> &'static str {
+    pub(crate) fn reason(self) -> &'static str {
         match self {
             Self::NotBegun => "not_begun",
             Self::BrokenOff => "broken_off",

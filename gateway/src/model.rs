@@ -6,7 +6,7 @@ use crate::beginnings::{Beginning, Beginnings};
 use crate::books::Billing;
 use crate::metrics::ModelMetrics;
 use crate::queue::{FairQueue, Pushed, Ticket};
-use crate::timeline::{WakeMarks, parts};
+use crate::timeline::{Parts, WakeMarks};
 use crate::witness::{Sighting, Witness};
 use axum::http::HeaderValue;
 use bytes::Bytes;
@@ -515,8 +515,8 @@ impl Model {
                 self.metrics.sent_where_seen();
             }
             let decided = state.decided.filter(|_| waiting.cold);
-            let timing = parts(waiting.arrived, decided, &state.running.wake, now);
-            granted.push((waiting.answer, Ok(Grant { model: self.clone(), backend, timing })));
+            let parts = Parts::new(waiting.arrived, decided, &state.running.wake, now);
+            granted.push((waiting.answer, Ok(Grant { model: self.clone(), backend, parts })));
         }
         state.occupy(now);
         let turn = state.directive.map_or(0, |directive| directive.turn);
@@ -744,7 +744,7 @@ impl Drop for Waiter {
 pub(crate) struct Grant {
     model: Arc<Model>,
     backend: Backend,
-    timing: String,
+    parts: Parts,
 }
 
 impl Grant {
@@ -753,8 +753,8 @@ impl Grant {
     }
 
     /// The parts of the request's time so far.
-    pub(crate) fn timing(&self) -> &str {
-        &self.timing
+    pub(crate) fn parts(&self) -> &Parts {
+        &self.parts
     }
 
     /// The backend could not be reached, or broke off: it gets no request for a moment.

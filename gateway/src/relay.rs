@@ -14,6 +14,7 @@ use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use remoe_http::between::{ACTIVATIONS, TOKENS, TOLD};
 use remoe_http::{ApiError, ErrorBody};
+use remoe_traces::{Span, SpanRef};
 use remoe_wire::{ErrorCode, ServiceError};
 use std::future::Future;
 use std::pin::Pin;
@@ -37,6 +38,8 @@ pub(crate) struct Obtained {
     pub(crate) head: response::Parts,
     body: ObtainedBody,
     pub(crate) grant: Grant,
+    /// Of the backend's answer, until that is there as a whole.
+    span: Span,
 }
 
 enum ObtainedBody {
@@ -45,12 +48,19 @@ enum ObtainedBody {
 }
 
 impl Obtained {
-    pub(crate) fn whole(head: response::Parts, body: Bytes, grant: Grant) -> Self {
-        Self { head, body: ObtainedBody::Whole(body), grant }
+    pub(crate) fn whole(head: response::Parts, body: Bytes, grant: Grant, span: Span) -> Self {
+        span.end();
+        Self { head, body: ObtainedBody::Whole(body), grant, span: Span::default() }
     }
 
-    pub(crate) fn stream(head: response::Parts, first: Frame<Bytes>, rest: Incoming, grant: Grant) -> Self {
-        Self { head, body: ObtainedBody::Stream(first, rest), grant }
+    pub(crate) fn stream(
+        head: response::Parts,
+        first: Frame<Bytes>,
+        rest: Incoming,
+        grant: Grant,
+        span: Span,
+    ) -> Self {
+        Self { head, body: ObtainedBody::Stream(first, rest), grant, span }
     }
 }
 
@@ -62,6 +72,8 @@ pub(crate) struct Account {
     events: u64,
     tokens: Option<(u64, u64)>,
     sighting: Option<Sighting>,
+    /// Of the request.
+    span: SpanRef,
 }
 
 impl Account {
@@ -70,12 +82,14 @@ impl Account {
         permit: Option<Permit>,
         body_bytes: usize,
         sighting: Option<Sighting>,
+        span: SpanRef,
     ) -> Self {
-        Self { bill, permit, body_bytes: body_bytes as u64, events: 0, tokens: None, sighting }
+        Self { bill, permit, body_bytes: body_bytes as u64, events: 0, tokens: None, sighting, span }
     }
 
     /// A stream ends with an error.
     fn failed(&self, failure: StreamFailure) {
+        self.span.fail(failure.reason(), "a stream ended with an error after its head said 200");
         self.bill.gateway.metrics().stream_failed(&self.bill.model, failure);
     }
 
@@ -93,6 +107,8 @@ impl Account {
         let mut numbers = numbers.filter_map(|number| number.trim().parse::<u64>().ok());
         let (prompt, completion) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
         self.tokens = Some((prompt, completion));
+        self.span.set("gen_ai.usage.input_tokens", i64::try_from(prompt).unwrap_or(i64::MAX));
+        self.span.set("gen_ai.usage.output_tokens", i64::try_from(completion).unwrap_or(i64::MAX));
         let told = told.and_then(|told| serde_json::from_slice(told.as_bytes()).ok());
         let cost = told.and_then(|told| self.bill.settle(told, prompt, completion));
         if let Some(cost) = cost.filter(|_| self.bill.is_shown) {
@@ -129,6 +145,8 @@ pub(crate) struct Relay {
     account: Account,
     /// What was begun are server-sent events.
     is_stream: bool,
+    /// Of the backend's answer.
+    span: Span,
 }
 
 enum Stage {
@@ -209,7 +227,8 @@ impl Flow {
 impl Relay {
     /// Hands on what a backend answers.
     pub(crate) fn answer(obtained: Obtained, account: Account) -> (response::Parts, Self) {
-        let mut relay = Self { stage: Stage::Ended, account, is_stream: is_stream(&obtained.head) };
+        let is_stream = is_stream(&obtained.head);
+        let mut relay = Self { stage: Stage::Ended, account, is_stream, span: Span::default() };
         let head = relay.begin(obtained);
         (head, relay)
     }
@@ -218,11 +237,13 @@ impl Relay {
     pub(crate) fn stream(obtaining: Obtaining, account: Account) -> Self {
         // The first comment leaves at once, with the head.
         let comment = Box::pin(sleep(Duration::ZERO));
-        Self { stage: Stage::Waiting { obtaining, comment }, account, is_stream: true }
+        let stage = Stage::Waiting { obtaining, comment };
+        Self { stage, account, is_stream: true, span: Span::default() }
     }
 
     fn begin(&mut self, mut obtained: Obtained) -> response::Parts {
         self.account.read(&mut obtained.head.headers);
+        self.span = obtained.span;
         if !is_stream(&obtained.head) {
             // Only a stream tells what it cost at its end; what generated nothing cost nothing.
             self.account.bill.void();
@@ -273,6 +294,11 @@ impl Relay {
                 Err(frame) => frame,
             },
         }
+    }
+
+    /// The backend's answer is there as a whole.
+    fn is_whole(&mut self) {
+        std::mem::take(&mut self.span).end();
     }
 }
 
@@ -334,6 +360,9 @@ impl HttpBody for Relay {
                             continue;
                         }
                         let held = std::mem::take(&mut end.held);
+                        if frame.is_trailers() {
+                            self.is_whole();
+                        }
                         let frame = self.pass(frame);
                         if held.is_empty() {
                             return Poll::Ready(Some(Ok(frame)));
@@ -343,11 +372,14 @@ impl HttpBody for Relay {
                     }
                     None => {
                         let held = std::mem::take(&mut end.held);
+                        self.is_whole();
                         self.account.bill.lost(0);
                         self.stage = Stage::Last(held);
                     }
                     Some(Err(problem)) => {
                         tracing::warn!(problem, "a function broke off its answer");
+                        self.span.fail("broken_off", "the function broke off its answer");
+                        self.is_whole();
                         // Nobody pays for that.
                         self.account.bill.lost(0);
                         self.stage = Stage::Ended;

@@ -7,13 +7,16 @@ use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{get, post};
-use remoe_http::{allow_origins, check_host, route_name, stamp_request_id, unknown_route, wrong_method};
+use remoe_http::{
+    allow_origins, check_host, route_name, stamp_request_id, trace_request, unknown_route, wrong_method,
+};
 use std::sync::Arc;
 
 /// All routes of `gateway`.
 pub(crate) fn routes(gateway: Arc<Gateway>) -> Router {
     let origins = gateway.options().cors_origins.clone();
-    Router::new()
+    let traces = gateway.options().traces.clone();
+    let routes = Router::new()
         .route("/v1/chat/completions", post(answer::handle))
         .route("/v1/completions", post(answer::handle))
         .route("/v1/embeddings", post(answer::handle))
@@ -37,9 +40,13 @@ pub(crate) fn routes(gateway: Arc<Gateway>) -> Router {
         .layer(from_fn(check_host))
         .layer(from_fn_with_state(origins, allow_origins))
         .layer(from_fn_with_state(gateway.clone(), observe))
-        .layer(from_fn_with_state(gateway.clone(), access_log::log))
-        .layer(from_fn(stamp_request_id))
-        .with_state(gateway)
+        .layer(from_fn_with_state(gateway.clone(), access_log::log));
+    // Where there are none they cost nothing.
+    let routes = match traces.is_on() {
+        true => routes.layer(from_fn_with_state(traces, trace_request)),
+        false => routes,
+    };
+    routes.layer(from_fn(stamp_request_id)).with_state(gateway)
 }
 
 /// The gateway's own `/metrics` for an address of its own.

@@ -1,5 +1,6 @@
 //! Where the time to the first token went: parts that follow each other without a gap. Pure.
 
+use std::fmt;
 use std::time::Instant;
 
 /// When the functions of a model reached what on their latest start.
@@ -13,37 +14,54 @@ pub struct WakeMarks {
     pub serving: Option<Instant>,
 }
 
-/// The parts of a request's time until a main function has it, in milliseconds:
-/// `decide;dur=0.1, schedule;dur=0, start;dur=0, load;dur=0, ready;dur=0`. They add up to the time from
-/// `arrived` to `released`. The wake was decided at `decided`, or none was needed.
-pub(crate) fn parts(
+/// The parts of a request's time until a main function has it. They add up.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Parts {
     arrived: Instant,
-    decided: Option<Instant>,
-    wake: &WakeMarks,
-    released: Instant,
-) -> String {
-    let Some(decided) = decided else {
-        return render(arrived, &[released; 5]);
-    };
-    let known = [Some(decided), wake.started, wake.listening, wake.serving, Some(released)];
-    let mut last = arrived;
-    let ends = known.map(|mark| {
-        // A request that came in the middle of a wake has not waited for the parts before.
-        last = mark.unwrap_or(last).max(last).min(released);
-        last
-    });
-    render(arrived, &ends)
+    /// When each of them was over, in their order.
+    ends: [Instant; 5],
 }
 
-fn render(arrived: Instant, ends: &[Instant; 5]) -> String {
+impl Parts {
     const NAMES: [&str; 5] = ["decide", "schedule", "start", "load", "ready"];
-    let mut from = arrived;
-    let parts = NAMES.iter().zip(ends).map(|(name, end)| {
-        let milliseconds = end.saturating_duration_since(from).as_secs_f64() * 1e3;
-        from = *end;
-        format!("{name};dur={milliseconds:.3}")
-    });
-    parts.collect::<Vec<_>>().join(", ")
+
+    /// The parts of the time from `arrived` to `released`. The wake was decided at `decided`, or none was needed.
+    pub(crate) fn new(
+        arrived: Instant,
+        decided: Option<Instant>,
+        wake: &WakeMarks,
+        released: Instant,
+    ) -> Self {
+        let Some(decided) = decided else { return Self { arrived, ends: [released; 5] } };
+        let known = [Some(decided), wake.started, wake.listening, wake.serving, Some(released)];
+        let mut last = arrived;
+        let ends = known.map(|mark| {
+            // A request that came in the middle of a wake has not waited for the parts before.
+            last = mark.unwrap_or(last).max(last).min(released);
+            last
+        });
+        Self { arrived, ends }
+    }
+
+    /// Each part with its beginning and its end.
+    pub(crate) fn each(&self) -> impl Iterator<Item = (&'static str, Instant, Instant)> {
+        let beginnings = [&[self.arrived], &self.ends[..4]].concat();
+        Self::NAMES.into_iter().zip(beginnings).zip(self.ends).map(|((name, from), end)| (name, from, end))
+    }
+}
+
+impl fmt::Display for Parts {
+    /// In milliseconds: `decide;dur=0.1, schedule;dur=0, start;dur=0, load;dur=0, ready;dur=0`.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut from = self.arrived;
+        for (number, (name, end)) in Self::NAMES.iter().zip(self.ends).enumerate() {
+            let separator = if number == 0 { "" } else { ", " };
+            let milliseconds = end.saturating_duration_since(from).as_secs_f64() * 1e3;
+            write!(formatter, "{separator}{name};dur={milliseconds:.3}")?;
+            from = end;
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -60,7 +78,8 @@ mod tests {
     #[test]
     fn a_warm_request_has_only_waited() {
         let start = Instant::now();
-        let text = parts(start, None, &WakeMarks::default(), start + Duration::from_millis(3));
+        let parts = Parts::new(start, None, &WakeMarks::default(), start + Duration::from_millis(3));
+        let text = parts.to_string();
         assert_eq!(
             text,
             "decide;dur=3.000, schedule;dur=0.000, start;dur=0.000, load;dur=0.000, ready;dur=0.000"
@@ -76,7 +95,12 @@ mod tests {
             let at = |ms| start + Duration::from_millis(ms);
             let released = at(arrived + wait);
             let wake = WakeMarks { started: marks[1].map(at), listening: marks[2].map(at), serving: marks[3].map(at) };
-            let parts = durations(&parts(at(arrived), marks[0].map(at), &wake, released));
+            let parts = Parts::new(at(arrived), marks[0].map(at), &wake, released);
+            let each: Vec<_> = parts.each().collect();
+            prop_assert_eq!((each[0].1, each[4].2), (at(arrived), released));
+            prop_assert!(each.iter().all(|(_, from, end)| from <= end));
+            prop_assert!(each.is_sorted_by(|one, next| one.2 == next.1), "{:?}", each);
+            let parts = durations(&parts.to_string());
             prop_assert!(parts.iter().all(|part| *part >= 0.0), "{parts:?}");
             prop_assert!((parts.iter().sum::<f64>() - wait as f64).abs() < 0.01, "{parts:?}");
         }

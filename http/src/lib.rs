@@ -18,6 +18,7 @@ mod probes;
 mod query;
 mod request_id;
 mod route;
+mod traced;
 
 pub use bearer::{bearer, same};
 pub use body::{parse, receive};
@@ -32,3 +33,4 @@ pub use probes::serve_probes;
 pub use query::query;
 pub use request_id::{REQUEST_ID, RequestId, stamp_request_id};
 pub use route::route_name;
+pub use traced::trace_request;

@@ -5,6 +5,7 @@ use remoe_experts::LoadError;
 use remoe_kernels::KernelError;
 use remoe_model::CheckpointError;
 use remoe_model::text::TextError;
+use remoe_traces::TracesError;
 use remoe_wire::identity::IdentityError;
 use std::io;
 
@@ -46,6 +47,9 @@ pub enum Error {
     /// A metric is registered twice.
     #[error(transparent)]
     Metrics(#[from] prometheus::Error),
+    /// Traces are asked for in a way that there is not.
+    #[error(transparent)]
+    Traces(#[from] TracesError),
     /// A socket or thread cannot be had.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -75,6 +79,7 @@ impl Error {
             | Self::Metrics(_)
             | Self::Io(_)
             | Self::Server(_)
+            | Self::Traces(_)
             | Self::Engine => false,
         }
     }

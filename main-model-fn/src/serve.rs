@@ -17,6 +17,7 @@ use remoe_http::serve_probes;
 use remoe_kernels::{Dtype, NumericsClass, Pool, PoolConfig, WeightFormat, wrong_paths};
 use remoe_model::{Checkpoint, DenseDtype};
 use remoe_predictor::record::RecordHeader;
+use remoe_traces::Traces;
 use remoe_wire::identity::Trust;
 use remoe_wire::v1::MainDescription;
 use remoe_wire::v1::main_model_server::MainModelServer;
@@ -98,6 +99,20 @@ pub async fn run<B: Backend>(
     shutdown: CancellationToken,
     ready: impl FnOnce(&Announcement) -> io::Result<()>,
 ) -> Result<(), Error> {
+    let traces = Traces::from_environment("remoe-main")?;
+    let outcome = serve::<B>(settings, listeners, started, shutdown, traces.clone(), ready).await;
+    traces.shut_down().await;
+    outcome
+}
+
+async fn serve<B: Backend>(
+    settings: Settings,
+    listeners: Listeners,
+    started: Instant,
+    shutdown: CancellationToken,
+    traces: Traces,
+    ready: impl FnOnce(&Announcement) -> io::Result<()>,
+) -> Result<(), Error> {
     let trust = settings.identity_dir.as_deref().zip(settings.operator_identity.clone());
     let trust = trust.map(|(folder, operator)| Trust::of_control(folder, operator)).transpose()?;
     let (loaded, has_loaded) = watch::channel(false);
@@ -131,6 +146,7 @@ pub async fn run<B: Backend>(
         ("numerics_class", class.name()),
         ("instruction_path", instruction_path.as_str()),
     ])?;
+    traces.register(&registry)?;
     let config = checkpoint.config();
     // Rounded up: where so many positions have room, a request of so many has.
     let page_bytes = model.page_bytes().max(1);
@@ -222,6 +238,7 @@ pub async fn run<B: Backend>(
                 let header = record_header(&settings, &checkpoint, &fingerprint, dtype);
                 PrimerSource::new(checkpoint.clone(), header)
             }),
+            traces,
             further_names: settings.served_model_name.iter().skip(1).cloned().collect(),
             ..HttpOptions::new(model_name(&settings))
         },

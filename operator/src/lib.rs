@@ -20,6 +20,7 @@ pub mod steps;
 
 // What its stages are made of.
 pub mod api;
+pub mod collector;
 pub mod conditions;
 pub mod digest;
 pub mod drift;

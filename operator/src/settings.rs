@@ -1,4 +1,5 @@
 use super::build::Surroundings;
+use super::collector::{Collector, Endpoint, Ratio};
 use super::identity::{Identities, IssuerRef, Signer};
 use clap::{Parser, Subcommand};
 use kube::Client;
@@ -86,6 +87,12 @@ pub struct RunSettings {
     /// functions may sleep. Without it, clients reach main functions directly.
     #[arg(long, env = "REMOE_GATEWAY", value_name = "NAME")]
     pub gateway: Option<String>,
+    /// Collector that functions export traces of requests to by OTLP over gRPC, as http://HOST:PORT; none by default.
+    #[arg(long, env = "REMOE_TRACING_ENDPOINT", value_name = "URL")]
+    pub tracing_endpoint: Option<Endpoint>,
+    /// Share of the requests that are recorded where their callers do not say, from 0 to 1.
+    #[arg(long, env = "REMOE_TRACING_RATIO", value_name = "RATIO", default_value = "0.05")]
+    pub tracing_ratio: Ratio,
     /// MoEDeployments that are worked on at the same time.
     #[arg(long, env = "REMOE_CONCURRENCY", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub concurrency: u16,
@@ -126,6 +133,10 @@ impl RunSettings {
             release: self.release.clone(),
             signer: self.signer,
             gateway: self.gateway.clone(),
+            collector: self.tracing_endpoint.clone().map(|endpoint| {
+                let ratio = self.tracing_ratio.clone();
+                Collector { endpoint, ratio }
+            }),
         }
     }
 

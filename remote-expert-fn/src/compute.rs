@@ -8,6 +8,7 @@ use crate::admission::Permit;
 use crate::host::Host;
 use crate::metrics::{self, Metrics};
 use crate::pass::{Computed, Pass};
+use crate::spans::Spans;
 use remoe_kernels::Pool;
 use remoe_wire::v1::{Code, Failure, ForwardReply, Rows, Work, forward_reply::Outcome};
 use std::collections::VecDeque;
@@ -54,6 +55,7 @@ pub(crate) struct Computer {
     /// sequence the next layer's request is close, and waking up costs more than the exchange.
     poll: Duration,
     metrics: Metrics,
+    spans: Spans,
 }
 
 impl Computer {
@@ -63,8 +65,9 @@ impl Computer {
         row_bytes: usize,
         poll: Duration,
         metrics: Metrics,
+        spans: Spans,
     ) -> Self {
-        Self { host, pass: Pass::new(pool, row_bytes), row_bytes, poll, metrics }
+        Self { host, pass: Pass::new(pool, row_bytes), row_bytes, poll, metrics, spans }
     }
 
     /// Runs on the thread that drives the connections.
@@ -144,6 +147,7 @@ impl Computer {
             .filter(|(_, refusal)| refusal.is_none())
             .map(|(order, _)| order)
             .collect();
+        let begun = Instant::now();
         let mut computed = self.compute(&live).into_iter();
         for (order, refusal) in pass.into_iter().zip(&mut refusals) {
             let Some(outcome) = refusal.take().or_else(|| computed.next()) else { continue };
@@ -160,6 +164,11 @@ impl Computer {
                 Outcome::Failure(failure) => metrics::outcome(failure.code()),
             };
             self.metrics.answers.with_label_values(&[label]).inc();
+            let took = match &outcome {
+                Outcome::Rows(rows) => Some(Duration::from_micros(rows.compute_us.into())),
+                Outcome::Failure(_) => None,
+            };
+            self.spans.answered(&order.work, order.arrived, begun, took);
             let reply = ForwardReply { id: order.work.id, outcome: Some(outcome) };
             // A stream that is gone needs no answer.
             let _stream_gone = order.answers.send(Ok((reply, Some(order.permit))));

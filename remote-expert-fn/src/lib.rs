@@ -13,6 +13,7 @@ mod metrics;
 mod pass;
 mod service;
 mod settings;
+mod spans;
 
 pub use host::{Host, HostError};
 #[doc(hidden)]
@@ -27,6 +28,7 @@ use remoe_function::{Announcement, Role, program_registry, refused_connections, 
 use remoe_http::serve_probes;
 use remoe_kernels::{KernelError, NumericsClass, Pool, PoolConfig, wrong_paths};
 use remoe_model::CheckpointError;
+use remoe_traces::{Traces, TracesError};
 use remoe_wire::identity::{IdentityError, Trust};
 use remoe_wire::v1::FunctionDescription;
 use remoe_wire::v1::expert_function_server::ExpertFunctionServer;
@@ -34,6 +36,7 @@ use remoe_wire::{
     Door, Intake, ListingError, MAX_MESSAGE, Refusal, STREAM_WINDOW, WIRE_VERSION, parse_listing,
 };
 use service::Service;
+use spans::Spans;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -66,6 +69,9 @@ pub enum Error {
     /// The certificate cannot be used.
     #[error("--identity-dir: {0}")]
     Identity(#[from] IdentityError),
+    /// Traces are asked for in a way that there is not.
+    #[error(transparent)]
+    Traces(#[from] TracesError),
     /// A metric is registered twice.
     #[error(transparent)]
     Metrics(#[from] prometheus::Error),
@@ -128,6 +134,24 @@ pub async fn run(
     shutdown: CancellationToken,
     ready: impl FnOnce(&Announcement) -> io::Result<()>,
 ) -> Result<(), Error> {
+    let traces = Traces::from_environment("remoe-expert")?;
+    let spans = Spans::new(traces.clone());
+    let keeping = tokio::spawn(spans.clone().keep());
+    let outcome = serve(settings, listeners, started, shutdown, (traces.clone(), spans.clone()), ready).await;
+    keeping.abort();
+    spans.end();
+    traces.shut_down().await;
+    outcome
+}
+
+async fn serve(
+    settings: Settings,
+    listeners: Listeners,
+    started: Instant,
+    shutdown: CancellationToken,
+    (traces, spans): (Traces, Spans),
+    ready: impl FnOnce(&Announcement) -> io::Result<()>,
+) -> Result<(), Error> {
     let trust = settings.identity_dir.as_deref().map(Trust::of_experts).transpose()?;
     let (loaded, has_loaded) = watch::channel(false);
     let (serving, is_serving) = watch::channel(false);
@@ -162,6 +186,7 @@ pub async fn run(
         ("instruction_path", instruction_path.as_str()),
     ])?;
     let metrics = Metrics::new(&registry)?;
+    traces.register(&registry)?;
     metrics.memory.set(i64::try_from(host.memory_bytes()).unwrap_or(i64::MAX));
     let row_bytes = hidden * class.dtype.bytes();
     let hosted = host.listing();
@@ -199,6 +224,7 @@ pub async fn run(
         row_bytes,
         Duration::from_micros(settings.poll_us),
         metrics.clone(),
+        spans.clone(),
     );
     let computing = tokio::spawn(computer.run(queue));
     let closing = CancellationToken::new();
@@ -209,6 +235,7 @@ pub async fn run(
         admission: admission.clone(),
         orders,
         metrics,
+        spans,
         closing: closing.clone(),
     };
     let (mut health, health_service) = tonic_health::server::health_reporter();

@@ -4,6 +4,7 @@ use crate::admission::Admission;
 use crate::compute::{Answer, Order};
 use crate::host::Host;
 use crate::metrics::{Metrics, outcome};
+use crate::spans::Spans;
 use remoe_wire::v1::expert_function_server::ExpertFunction;
 use remoe_wire::v1::{
     Code, DescribeRequest, Failure, ForwardReply, ForwardRequest, FunctionDescription, Work,
@@ -33,6 +34,7 @@ pub(crate) struct Service {
     /// Unbounded in type only: every order holds a permit.
     pub(crate) orders: mpsc::UnboundedSender<Order>,
     pub(crate) metrics: Metrics,
+    pub(crate) spans: Spans,
     /// Ends the streams, once the function has drained.
     pub(crate) closing: CancellationToken,
 }
@@ -133,8 +135,9 @@ impl Reader {
     }
 
     /// Checks and admits `work`, or says why not.
-    fn order(&mut self, work: Work) -> Result<(), Failure> {
+    fn order(&mut self, mut work: Work) -> Result<(), Failure> {
         let service = &self.service;
+        service.spans.admit(&mut work);
         if service.admission.is_draining() {
             return Err(refusal(Code::Draining, true, "the function is draining".to_owned()));
         }

@@ -7,6 +7,7 @@
 
 pub mod binaries;
 pub mod checkpoint;
+pub mod collector;
 pub mod command;
 pub mod control;
 pub mod deadline;

@@ -147,14 +147,18 @@ impl Up {
 
     /// The same with what `filter` names in its log, as `REMOE_LOG` has it.
     pub async fn start_logging(models: &[&str], arguments: &[&str], filter: Option<&str>) -> Self {
+        let filter = filter.map(|filter| ("REMOE_LOG", filter.to_owned()));
+        Self::start_in(models, arguments, filter.as_slice()).await
+    }
+
+    /// The same with `variables` in its environment.
+    pub async fn start_in(models: &[&str], arguments: &[&str], variables: &[(&str, String)]) -> Self {
         let slot = slots::deployment().await;
         let mut command = Command::new(binaries::program("remoe"));
         command.args(["up", "--json", "--port", "0", "--threads", "1"]).args(arguments).args(models);
         command.env_remove("REMOE_LOG").env_remove("REMOE_API_KEY");
         command.env("REMOE_BIN_DIR", binaries::folder());
-        if let Some(filter) = filter {
-            command.env("REMOE_LOG", filter);
-        }
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
         let (sender, mut events) = mpsc::unbounded_channel();
         let mut process = Process::start("remoe up", command, move |line| drop(sender.send(line)));
         let Some(line) = within(LONG, "the first event of `up`", events.recv()).await else {

@@ -29,5 +29,6 @@ pub(super) fn one_token(id: u64, hidden: usize) -> Work {
         rows: rows.collect(),
         counts: vec![EXPERTS],
         experts: (0..EXPERTS).collect(),
+        ..Work::default()
     }
 }

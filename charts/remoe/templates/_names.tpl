@@ -64,3 +64,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $image := index . 1 }}
 {{- printf "%s:%s" $image.repository (default $root.Chart.AppVersion $image.tag) }}
 {{- end }}
+
+{{- /* 0 is a ratio, and not one that is missing. */}}
+{{- define "remoe.tracingRatio" -}}
+{{- $ratio := (.Values.tracing | default dict).ratio -}}
+{{- if kindIs "invalid" $ratio }}0.05{{ else }}{{ $ratio }}{{ end -}}
+{{- end }}

@@ -30,6 +30,7 @@ use remoe_gateway::{
 use remoe_ledger::{Ledger, LedgerLimits};
 use remoe_planner::Pricing;
 use remoe_profile::Prices;
+use remoe_traces::{Traces, TracesError};
 use report::{Report, reachable};
 use seer::Seer;
 use start::{Asked, Started};
@@ -72,7 +73,8 @@ pub(crate) async fn run(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) 
     let listener = listen(SocketAddr::new(args.host, args.port), "--port")?;
     let prices = args.planning.prices()?;
     let pricing = args.planning.pricing_of(&prices)?;
-    let front = Front::open(args, &asked, (keys, key_file), &prices, listener)?;
+    let traces = traces()?;
+    let front = Front::open(args, &asked, (keys, key_file), &prices, listener, traces.clone())?;
     let names = front.models.iter().map(|model| model.name().to_owned()).collect();
     let _registered = running::register("up", names, Some(format!("http://{}", front.address)))
         .inspect_err(|error| print_warning(&format!("`remoe ps` will not show this: {}", error.message)));
@@ -100,12 +102,21 @@ pub(crate) async fn run(args: &UpArgs, as_json: bool, progress: &Arc<Progress>) 
         end.send_replace(Some((DRAIN + END).saturating_sub(begun.elapsed())));
         while kept.join_next().await.is_some() {}
         front.end().await;
+        traces.shut_down().await;
     };
     tokio::select! {
         () = drained => served,
         // Asked twice: dropping the supervisors ends the functions.
         () = signals.next() => Err(CliError::interrupted()),
     }
+}
+
+/// Where spans of requests go, as the environment says. Functions have it as well, and look for themselves.
+fn traces() -> Result<Traces, CliError> {
+    Traces::from_environment("remoe-gateway").map_err(|error| match &error {
+        TracesError::Variable { variable, .. } => CliError::arguments(variable, error.to_string()),
+        _ => CliError::runtime(error.to_string()),
+    })
 }
 
 /// Who may ask, and the file that says so.
@@ -211,6 +222,7 @@ impl Front {
         (keys, key_file): (Keys, Option<KeyFile>),
         prices: &Prices,
         listener: TcpListener,
+        traces: Traces,
     ) -> Result<Self, CliError> {
         let metrics_listener = args
             .metrics_port
@@ -221,6 +233,7 @@ impl Front {
         let metrics = GatewayMetrics::new().map_err(|error| failed(&error))?;
         let books = Arc::new(books(args, prices, &metrics)?);
         let foresight = ForesightMetrics::register(metrics.registry()).map_err(|error| failed(&error))?;
+        traces.register(metrics.registry()).map_err(|error| failed(&error))?;
         let max_requests = args.max_requests.unwrap_or(MAX_REQUESTS) as usize;
         let models: Vec<_> = asked
             .iter()
@@ -241,6 +254,7 @@ impl Front {
             keys,
             cors_origins: args.cors_origins.clone().into(),
             books: Some(books.clone()),
+            traces,
             ..GatewayOptions::default()
         };
         if let Some(limit) = args.body_limit {

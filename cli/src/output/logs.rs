@@ -40,6 +40,10 @@ pub(crate) fn render(name: &str, line: &str, verbose: bool) -> Option<String> {
             .unwrap_or_default();
         }
     }
+    // Of what stands around a line, what finds the request that it is of.
+    if let Some(trace) = record.get("span").and_then(|span| span.get("trace_id")).and_then(Value::as_str) {
+        write!(text, " trace_id={trace}").unwrap_or_default();
+    }
     Some(text)
 }
 
@@ -53,6 +57,8 @@ mod tests {
         assert_eq!(render("main", info, false), None);
         let shown = render("main", info, true);
         assert_eq!(shown.as_deref(), Some("2026-01-02T03:04:05.678901Z main: INFO loaded experts=4"));
+        let traced = r#"{"level":"WARN","message":"broke off","span":{"trace_id":"4bf9","name":"request"},"spans":[]}"#;
+        assert!(render("main", traced, false).is_some_and(|text| text.ends_with(" broke off trace_id=4bf9")));
         let warning = r#"{"level":"WARN","message":"slow"}"#;
         assert!(render("main", warning, false).is_some_and(|text| text.ends_with(" slow")));
     }

@@ -15,6 +15,7 @@ mod scheduler;
 mod sequence;
 mod setback;
 mod softmax;
+mod spans;
 mod switch;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::panic)]

@@ -4,6 +4,7 @@ use crate::grammar::Grammar;
 use crate::pages::Tenant;
 use remoe_ledger::Work;
 use remoe_predictor::Activations;
+use remoe_traces::SpanRef;
 use remoe_wire::ServiceError;
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -40,6 +41,8 @@ pub struct Request {
     pub tenant: Tenant,
     /// Where its experts are counted; comes back with its figures.
     pub activations: Option<Box<Activations>>,
+    /// The span that its own are parts of.
+    pub span: SpanRef,
 }
 
 impl Request {
@@ -60,6 +63,7 @@ impl Request {
             embeds: false,
             tenant: Tenant::default(),
             activations: None,
+            span: SpanRef::default(),
         }
     }
 }

@@ -107,6 +107,9 @@ impl Running {
     /// Lets go of all pages. Known tokens that are not kept until then are forwarded again when the request goes on.
     pub(crate) fn pause(&mut self) {
         self.copies.clear();
+        if let Some(spans) = &self.spans {
+            spans.event("paused for want of room");
+        }
         let tenant = self.job.request.tenant;
         match &mut self.stage {
             Stage::Prompt(cache) => {

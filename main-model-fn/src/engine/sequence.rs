@@ -8,6 +8,7 @@ use super::request::{
 use super::sampling::{Draw, Drawn, Outcome, distinct, logprobs};
 use super::scheduler::Pending;
 use super::setback::Setback;
+use super::spans::Spans;
 use super::text::TextStream;
 use crate::backend::BackendError;
 use crate::grammar::{Grammar, GrammarError, Progress};
@@ -57,6 +58,8 @@ pub(crate) struct Running {
     pub(super) recording: Option<Recording>,
     /// Failed iterations since it last went on.
     setback: Option<Setback>,
+    /// Where it is recorded.
+    pub(super) spans: Option<Box<Spans>>,
 }
 
 /// Why a request cannot go on after a forward.
@@ -146,6 +149,7 @@ impl Running {
             _ => distinct(&request.prompt),
         };
         let cache = SequenceCache::new(request.tenant);
+        let spans = Spans::begin(&request.span, job.submitted, now);
         let beginnings = request.grammar.iter().cycle().take(request.choices).map(Grammar::begin).collect();
         Self {
             job,
@@ -163,6 +167,7 @@ impl Running {
             no_counts: HashMap::new(),
             recording,
             setback: None,
+            spans,
         }
     }
 
@@ -208,6 +213,9 @@ impl Running {
     /// False when it has borne that for too long.
     pub(crate) fn set_back(&mut self, started: Instant) -> bool {
         self.setback = Setback::after(self.setback, started, Instant::now());
+        if let Some(spans) = &self.spans {
+            spans.event("experts out of reach");
+        }
         self.setback.is_some()
     }
 
@@ -450,7 +458,10 @@ impl Running {
     }
 
     /// Ends the request with an error.
-    pub(crate) fn fail(self, error: ServiceError) {
+    pub(crate) fn fail(mut self, error: ServiceError) {
+        if let Some(spans) = &mut self.spans {
+            spans.fail(&self.figures, error.code.http_status().to_string());
+        }
         self.emit(Event::Failed(error));
     }
 
@@ -528,7 +539,13 @@ impl Running {
     fn take(&mut self, mut choice: Choice, outcome: Outcome) -> Result<Option<Choice>, StepError> {
         let Outcome { token, logprobs } = outcome;
         let early = choice.output.len() < self.job.request.stop.min_tokens;
-        self.first_token.get_or_insert_with(Instant::now);
+        if self.first_token.is_none() {
+            let now = Instant::now();
+            self.first_token = Some(now);
+            if let Some(spans) = &mut self.spans {
+                spans.first_token(&self.figures, now);
+            }
+        }
         self.figures.completion_tokens += 1;
         if !early && self.ends.contains(&token) {
             self.end(choice, FinishReason::Stop)?;
@@ -579,6 +596,9 @@ impl Running {
         self.figures.ttft = first - self.job.submitted;
         self.figures.prefill = first - self.started;
         self.figures.decode = now - first;
+        if let Some(spans) = &mut self.spans {
+            spans.finish(&self.figures, now);
+        }
         self.emit(Event::Done(self.figures.clone()));
     }
 

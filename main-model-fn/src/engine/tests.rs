@@ -15,6 +15,7 @@ use prometheus::Registry;
 use remoe_experts::load_experts;
 use remoe_kernels::{Dtype, Pool, PoolConfig};
 use remoe_model::Checkpoint;
+use remoe_traces::SpanRef;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
@@ -115,6 +116,7 @@ fn request(prompt: Vec<u32>, choices: usize, max_tokens: usize) -> Request {
         embeds: false,
         tenant: Tenant::default(),
         activations: None,
+        span: SpanRef::default(),
     }
 }
 

@@ -7,7 +7,7 @@ use super::scheduler::{Pending, plan};
 use super::sequence::{Running, Share, Vocabulary};
 use super::setback::takes_part;
 use super::switch::{PendingSwitch, Switch};
-use crate::experts::{Expected, ExpertMetrics, ExpertParts, Experts, Link, LinkEvent};
+use crate::experts::{Expected, ExpertMetrics, ExpertParts, Experts, Followed, Link, LinkEvent};
 use crate::metrics::EngineMetrics;
 use crate::pages::Pages;
 use crate::records::Recorder;
@@ -423,6 +423,7 @@ impl Engine {
         let inspect = self.running.iter().filter_map(|running| running.request().inspect).max();
         let counts = self.running.iter().any(Running::wants_routing);
         let trace = inspect.or(counts.then_some(InspectLevel::Routing));
+        let followed = self.followed(&rows);
         let started = Instant::now();
         let mut segments: Vec<Segment<'_>> = Vec::new();
         // Per request: its segments' rows, and what is wanted of them.
@@ -437,6 +438,7 @@ impl Engine {
                 wanted: rows.wanted,
             }));
         }
+        self.experts.follow(followed);
         let outcome = self.model.forward(&mut segments, &mut self.experts, trace);
         drop(segments);
         self.metrics.iterations.inc();
@@ -446,9 +448,45 @@ impl Engine {
         match outcome {
             Ok(output) => {
                 self.busy.share(passed, &mut self.running, &shares, self.experts.answered());
+                self.note_calls(&shares);
                 self.advance(output, &shares);
             }
             Err(error) => self.set_back(&shares, error, started),
+        }
+    }
+
+    /// The traced requests among those with `rows` in the iteration, one entry per sequence.
+    fn followed(&mut self, rows: &[Vec<usize>]) -> Vec<Followed> {
+        let links = &self.experts.placement().links;
+        let (mut followed, mut first) = (Vec::new(), 0);
+        for (running, rows) in self.running.iter_mut().zip(rows) {
+            let rows = first..first + rows.iter().sum::<usize>();
+            first = rows.end;
+            if let Some(spans) = running.spans.as_mut().filter(|_| !rows.is_empty()) {
+                let contexts = links.iter().map(|link| spans.context(link.address())).collect();
+                followed.push(Followed { rows, contexts });
+            }
+        }
+        followed
+    }
+
+    /// Tells the spans of requests what was asked of remote functions for them.
+    fn note_calls(&mut self, shares: &[Share]) {
+        let (answered, links) = (self.experts.answered(), &self.experts.placement().links);
+        let all = 0..shares.iter().map(|share| share.rows).sum();
+        for (link, calls) in self.experts.calls().iter().enumerate().filter(|(_, calls)| calls.is_any()) {
+            let all = answered.pairs(link, all.clone());
+            let mut first = 0;
+            for (running, share) in self.running.iter_mut().zip(shares) {
+                let rows = first..first + share.rows;
+                first = rows.end;
+                let pairs = answered.pairs(link, rows);
+                // Where nothing was answered nobody knows whose the messages were: of all that took part.
+                let took_part = pairs > 0 || (all == 0 && share.rows > 0);
+                if let Some(spans) = running.spans.as_mut().filter(|_| took_part) {
+                    spans.asked(links[link].address(), calls, pairs, all);
+                }
+            }
         }
     }
 

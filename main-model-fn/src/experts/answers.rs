@@ -1,5 +1,6 @@
 //! What comes from replicas: rows, refusals, rows that cannot be right, and the ends of streams.
 
+use super::calls::Call;
 use super::exchange::{Cause, Exchange, LEAST_BEFORE_LOADS, LEAST_PATIENCE, RemoteCall};
 use super::finite::{first_strange, is_finite};
 use super::link::Link;
@@ -41,8 +42,23 @@ impl Exchange {
                 Cause::Failed
             }
         };
+        self.note_call(at, &attempt, &open.message, None);
         self.replicas.gone(link, open.message.units());
         self.again(at, key, open, cause);
+    }
+
+    /// The message of `attempt` is over: its `answer` has so many bytes, computed in so long, or there is none.
+    fn note_call(
+        &self,
+        at: &mut RemoteCall<'_>,
+        attempt: &Attempt,
+        message: &Message,
+        answer: Option<(usize, Duration)>,
+    ) {
+        if !self.followed.is_empty() {
+            let (link, sent, ended) = (attempt.link, attempt.sent, Instant::now());
+            at.outstanding.calls.push(Call { link, sent, ended, sent_bytes: message.rows.len(), answer });
+        }
     }
 
     /// The first slot of `message` whose row is not finite although its input is.
@@ -72,6 +88,7 @@ impl Exchange {
         let believed = took.min(attempt.sent.elapsed());
         self.replicas.answered(link, open.message.units(), believed, attempt.late);
         at.outstanding.computed += took;
+        self.note_call(at, attempt, &open.message, Some((rows.len(), believed)));
         self.metrics.activity.answered(links[attempt.link].address(), took);
         self.cancel(links, &mut open, at.outstanding);
         at.outstanding.answer(
@@ -109,7 +126,9 @@ impl Exchange {
                 .map(|attempt| attempt.id)
                 .collect();
             for id in lost {
-                at.outstanding.forget_one(&mut open, id);
+                if let Some(attempt) = at.outstanding.forget_one(&mut open, id) {
+                    self.note_call(at, &attempt, &open.message, None);
+                }
             }
             self.again(at, key, open, Cause::Failed);
         }

@@ -5,6 +5,7 @@
 //! asked as well, then the experts are loaded as well, and the first answer wins.
 
 use super::LayerCall;
+use super::calls::{Followed, contexts};
 use super::error::ExpertError;
 use super::fallback::{FallbackExperts, Loaded};
 use super::link::{Link, LinkEvent};
@@ -13,6 +14,7 @@ use super::outstanding::{Attempt, Due, Open, Outstanding};
 use super::placement::Placement;
 use super::replicas::Replicas;
 use super::split::{Message, messages, parts, split};
+use bytes::Bytes;
 use remoe_kernels::Dtype;
 use remoe_wire::v1::{Cancel, ForwardReply, ForwardRequest, Work};
 use remoe_wire::v1::{forward_reply::Outcome, forward_request::Body};
@@ -50,6 +52,8 @@ pub(super) struct Exchange {
     poll: Duration,
     pub(super) replicas: Replicas,
     pub(super) metrics: ExpertMetrics,
+    /// Traced requests of the iteration: while there are any each message is noted.
+    pub(super) followed: Vec<Followed>,
 }
 
 /// A layer call on its way, under the placement in force.
@@ -96,7 +100,8 @@ impl Exchange {
         poll: Duration,
         metrics: ExpertMetrics,
     ) -> Self {
-        Self { runtime, events, row_bytes, dtype, next_id: 0, poll, replicas: Replicas::default(), metrics }
+        let replicas = Replicas::default();
+        Self { runtime, events, row_bytes, dtype, next_id: 0, poll, replicas, metrics, followed: Vec::new() }
     }
 
     /// Waits for the next event of any link while there is no call. False when none will come.
@@ -314,7 +319,8 @@ impl Exchange {
             self.next_id += 1;
             let id = self.next_id;
             let patience = self.replicas.patience(link.id(), LEAST_PATIENCE);
-            if !link.send(work(at, id, &open.message, patience + WORTHLESS)) {
+            let trace = contexts(&self.followed, index, &open.message.slots, at.call.routed.top_k);
+            if !link.send(work(at, id, &open.message, patience + WORTHLESS, trace)) {
                 continue;
             }
             self.replicas.sent(link.id(), units, now);
@@ -447,8 +453,8 @@ fn took(reply: &ForwardReply) -> Option<Duration> {
     }
 }
 
-/// The request for `message`, worthless after `budget`.
-fn work(at: &RemoteCall<'_>, id: u64, message: &Message, budget: Duration) -> ForwardRequest {
+/// The request for `message`, worthless after `budget`, as part of the spans that `trace` names.
+fn work(at: &RemoteCall<'_>, id: u64, message: &Message, budget: Duration, trace: Bytes) -> ForwardRequest {
     ForwardRequest {
         body: Some(Body::Work(Work {
             id,
@@ -458,6 +464,7 @@ fn work(at: &RemoteCall<'_>, id: u64, message: &Message, budget: Duration) -> Fo
             rows: message.rows.clone(),
             counts: message.counts.clone(),
             experts: message.experts.clone(),
+            trace,
         })),
     }
 }

@@ -2,6 +2,7 @@
 //! time.
 
 use super::answered::Answered;
+use super::calls::{Calls, Followed};
 use super::error::ExpertError;
 use super::exchange::{Exchange, RemoteCall};
 use super::fallback::FallbackExperts;
@@ -48,6 +49,8 @@ pub(crate) struct Experts {
     tally: Vec<ExpertTally>,
     time: ExpertTime,
     answered: Answered,
+    /// What was asked of each link, while that is followed.
+    calls: Vec<Calls>,
     local_rows: Vec<u8>,
 }
 
@@ -99,6 +102,7 @@ impl Experts {
             tally: Vec::new(),
             time: ExpertTime::default(),
             answered: Answered::default(),
+            calls: Vec::new(),
             local_rows: Vec::new(),
         })
     }
@@ -113,12 +117,27 @@ impl Experts {
         &self.placement
     }
 
+    /// The traced requests of the iteration to come.
+    pub(crate) fn follow(&mut self, followed: Vec<Followed>) {
+        self.exchange.followed = followed;
+    }
+
+    /// What was asked of each remote function in the iteration, in the order of the placement's links, all layers together;
+    /// empty where none is [followed](Self::follow).
+    pub(crate) fn calls(&self) -> &[Calls] {
+        &self.calls
+    }
+
     /// Starts counting for an iteration of `rows` rows.
     pub(crate) fn begin_iteration(&mut self, rows: usize) {
         self.tally.clear();
         self.tally.resize(rows, ExpertTally::default());
         self.time = ExpertTime::default();
         self.answered.begin(rows, self.placement.links.len());
+        self.calls.clear();
+        if !self.exchange.followed.is_empty() {
+            self.calls.resize(self.placement.links.len(), Calls::default());
+        }
     }
 
     /// Where the experts of each row of the iteration were computed, all layers together.
@@ -175,6 +194,9 @@ impl Experts {
         for answer in &outstanding.answers {
             self.count(call, &answer.slots, "remote", |tally| &mut tally.remote);
             self.answered.count(answer.link, &answer.slots, call.routed.top_k);
+        }
+        for call in &outstanding.calls {
+            self.calls[call.link].add(call);
         }
         for &slot in &outstanding.retried {
             // One message may carry rows of several requests: its first row stands for it.

@@ -8,6 +8,7 @@
 mod activity;
 mod answered;
 mod answers;
+mod calls;
 mod counting;
 mod error;
 mod exchange;
@@ -27,6 +28,7 @@ mod split;
 
 pub(crate) use activity::Activity;
 pub(crate) use answered::Answered;
+pub(crate) use calls::{Calls, Followed};
 pub(crate) use error::ExpertError;
 pub(crate) use join::{ExpertParts, Experts, LayerCall};
 pub(crate) use link::{Expected, Link, LinkEvent, LinkState};

@@ -1,6 +1,7 @@
 //! What a layer call waits for: messages and the attempts at them, answers, and pairs that are to be
 //! computed here. Bookkeeping only; [`super::exchange`] acts.
 
+use super::calls::Call;
 use super::error::ExpertError;
 use super::fallback::FallbackExperts;
 use super::split::Message;
@@ -31,6 +32,8 @@ pub(crate) struct Outstanding {
     pub(super) retried: Vec<u32>,
     /// What the functions behind the answers say that they computed.
     pub(super) computed: Duration,
+    /// Messages that are over, while that is followed.
+    pub(super) calls: Vec<Call>,
     /// Links (by index) whose row for a slot was not finite, although its input was.
     pub(super) accused: Vec<(usize, u32)>,
     /// Experts that cannot be loaded, and why.
@@ -125,6 +128,7 @@ impl Outstanding {
             here: BTreeSet::new(),
             retried: Vec::new(),
             computed: Duration::ZERO,
+            calls: Vec::new(),
             accused: Vec::new(),
             unloadable: BTreeMap::new(),
             left: vec![0; links],

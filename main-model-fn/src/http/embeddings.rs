@@ -71,10 +71,12 @@ pub(super) async fn handle(
     state.check_ready()?;
     let timeline = Timeline::begin(request.headers());
     let tenant = generate::tenant(request.headers());
+    let span = generate::span(&state, &request);
+    span.set("gen_ai.operation.name", "embeddings");
     let Wanted { mut requests, base64 } = body::read(&state, request, check).await?;
     requests.iter_mut().for_each(|request| request.tenant = tenant);
     let mut data: Vec<Option<Embedding>> = requests.iter().map(|_| None).collect();
-    let mut exchange = Exchange::start(&state, requests, "input", timeline)?;
+    let mut exchange = Exchange::start(&state, requests, "input", timeline, span)?;
     while let Some((index, event)) = exchange.next().await? {
         let Event::Embedding(mean) = event else { continue };
         if let Some(place) = data.get_mut(index) {

@@ -6,6 +6,7 @@ use super::timing::Timeline;
 use crate::engine::request::{Event, Figures, Request};
 use axum::http::HeaderMap;
 use remoe_ledger::Told;
+use remoe_traces::SpanRef;
 use remoe_wire::{ErrorCode, ServiceError};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,6 +26,8 @@ pub(super) struct Exchange {
     /// Known at the end, where a gateway says what functions cost.
     cost: Option<Told>,
     timeline: Timeline,
+    /// Of the HTTP request.
+    pub(super) span: SpanRef,
     pub(super) stopwatch: Stopwatch,
 }
 
@@ -38,12 +41,14 @@ impl Exchange {
         requests: Vec<Request>,
         field: &str,
         timeline: Timeline,
+        span: SpanRef,
     ) -> Result<Self, ServiceError> {
         let choices = requests.first().map_or(1, |request| request.choices);
         let stopwatch = Stopwatch::start(state.clone(), requests.len() * choices);
         let mut events = StreamMap::with_capacity(requests.len());
         let many = requests.len() > 1;
-        for (index, request) in requests.into_iter().enumerate() {
+        for (index, mut request) in requests.into_iter().enumerate() {
+            request.span.clone_from(&span);
             let receiver = state.engine.submit(request).map_err(|mut error| {
                 if error.field.as_deref() == Some("prompt") {
                     error.field = Some(if many { format!("{field}[{index}]") } else { field.to_owned() });
@@ -60,6 +65,7 @@ impl Exchange {
             rivals: BTreeMap::new(),
             cost: None,
             timeline,
+            span,
             stopwatch,
         })
     }
@@ -90,6 +96,10 @@ impl Exchange {
             }
         }
         self.stopwatch.done();
+        let count = |tokens: usize| i64::try_from(tokens).unwrap_or(i64::MAX);
+        self.span.set("gen_ai.usage.input_tokens", count(self.figures.prompt_tokens));
+        self.span.set("gen_ai.usage.output_tokens", count(self.figures.completion_tokens));
+        self.span.set("gen_ai.usage.cache_read.input_tokens", count(self.figures.cached_tokens));
         let tell = |rates| self.stopwatch.state().meter.tell(&self.figures.work, rates);
         let rivals = std::mem::take(&mut self.rivals);
         self.cost = self.timeline.rates().map(tell).map(|told| Told { rivals, ..told });

@@ -18,6 +18,7 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 use remoe_http::ApiError;
 use remoe_http::between::TENANT;
+use remoe_traces::SpanRef;
 use remoe_wire::ServiceError;
 use std::sync::Arc;
 
@@ -148,6 +149,16 @@ pub(super) fn tenant(headers: &HeaderMap) -> Tenant {
     headers.get(TENANT).map(|name| Tenant::named(name.as_bytes())).unwrap_or_default()
 }
 
+/// The span of `request`, which is one for the model.
+pub(super) fn span(state: &HttpState, request: &extract::Request) -> SpanRef {
+    let span = request.extensions().get::<SpanRef>().cloned().unwrap_or_default();
+    if span.is_recording() {
+        span.set("gen_ai.provider.name", "remoe");
+        span.set("gen_ai.request.model", state.options.model.clone());
+    }
+    span
+}
+
 /// Reads and checks the body with `check`, hands the generation to the engine and answers.
 pub(super) async fn answer(
     state: Arc<HttpState>,
@@ -157,6 +168,7 @@ pub(super) async fn answer(
     state.check_ready()?;
     let timeline = Timeline::begin(request.headers());
     let tenant = tenant(request.headers());
+    let span = span(&state, &request);
     let mut generation = body::read(&state, request, check).await?;
     let activations = timeline.wants_activations().then(|| state.placement.activations()).flatten();
     for request in &mut generation.requests {
@@ -171,7 +183,8 @@ pub(super) async fn answer(
     let shape = Shape::new(route, generation.options);
     let (pieces, requests) = Pieces::new(generation);
     let field = if route == Route::Chat { "messages" } else { "prompt" };
-    let exchange = Exchange::start(&state, requests, field, timeline)?;
+    span.set("gen_ai.operation.name", if route == Route::Chat { "chat" } else { "text_completion" });
+    let exchange = Exchange::start(&state, requests, field, timeline, span)?;
     if stream {
         Ok(stream::respond(state, shape, pieces, exchange))
     } else {

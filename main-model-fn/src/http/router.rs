@@ -5,7 +5,7 @@ use super::{auth, chat, completions, embeddings, metrics, models, placement, pri
 use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
-use remoe_http::{allow_origins, check_host, stamp_request_id, unknown_route, wrong_method};
+use remoe_http::{allow_origins, check_host, stamp_request_id, trace_request, unknown_route, wrong_method};
 use std::io;
 use std::sync::Arc;
 use tokio::net::TcpListener;
@@ -26,7 +26,8 @@ pub(crate) async fn serve(
 
 /// All routes over `state`.
 pub(super) fn routes(state: Arc<HttpState>) -> Router {
-    Router::new()
+    let traces = state.options.traces.clone();
+    let routes = Router::new()
         .route("/v1/chat/completions", post(chat::handle))
         .route("/v1/completions", post(completions::handle))
         .route("/v1/embeddings", post(embeddings::handle))
@@ -45,7 +46,11 @@ pub(super) fn routes(state: Arc<HttpState>) -> Router {
         .layer(from_fn_with_state(state.clone(), auth::guard))
         .layer(from_fn(check_host))
         .layer(from_fn_with_state(state.options.cors_origins.clone(), allow_origins))
-        .layer(from_fn_with_state(state.clone(), metrics::observe))
-        .layer(from_fn(stamp_request_id))
-        .with_state(state)
+        .layer(from_fn_with_state(state.clone(), metrics::observe));
+    // Where there are none they cost nothing.
+    let routes = match traces.is_on() {
+        true => routes.layer(from_fn_with_state(traces, trace_request)),
+        false => routes,
+    };
+    routes.layer(from_fn(stamp_request_id)).with_state(state)
 }

@@ -12,6 +12,7 @@ use remoe_http::{ConnectionLimits, Lanes, Origins};
 use remoe_ledger::Meter;
 use remoe_model::GenerationDefaults;
 use remoe_planner::Account;
+use remoe_traces::Traces;
 use remoe_wire::{ErrorCode, ServiceError};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -39,11 +40,13 @@ pub(crate) struct HttpOptions {
     pub(crate) end_ids: Vec<u32>,
     /// What gateways predict from, where they are told.
     pub(crate) primer: Option<PrimerSource>,
+    /// Where spans of requests go.
+    pub(crate) traces: Traces,
 }
 
 impl HttpOptions {
     /// No key, no origins, 4 MiB bodies within 60 s, connections as the
-    /// environment says.
+    /// environment says, no traces.
     pub(crate) fn new(model: impl Into<String>) -> Self {
         Self {
             model: model.into(),
@@ -56,6 +59,7 @@ impl HttpOptions {
             defaults: GenerationDefaults::default(),
             end_ids: Vec::new(),
             primer: None,
+            traces: Traces::off(),
         }
     }
 

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
+use tracing::Instrument;
 
 /// Chunks that wait for a client; more wait in the engine's channel, which the request bounds.
 const CHUNKS: usize = 32;
@@ -44,7 +45,7 @@ pub(super) fn respond(state: Arc<HttpState>, shape: Shape, pieces: Pieces, excha
     let (chunks, stream) = mpsc::channel(CHUNKS);
     let (tell, told) = oneshot::channel();
     let is_asked = exchange.timeline().is_asked();
-    tokio::spawn(async move {
+    let filling = async move {
         tokio::select! {
             // Dropping the exchange ends the engine's work.
             () = chunks.closed() => (),
@@ -53,7 +54,8 @@ pub(super) fn respond(state: Arc<HttpState>, shape: Shape, pieces: Pieces, excha
                 let _gone = trailers.map(|trailers| tell.send(trailers));
             }
         }
-    });
+    };
+    tokio::spawn(filling.in_current_span());
     let events = Sse::new(ReceiverStream::new(stream))
         .keep_alive(KeepAlive::new().interval(KEEP_ALIVE).text("keep-alive"));
     let unbuffered = (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
@@ -78,6 +80,7 @@ async fn fill(
     exchange: Exchange,
     chunks: &Chunks,
 ) -> Option<HeaderMap> {
+    let span = exchange.span.clone();
     match deliver(state, shape, pieces, exchange, chunks).await {
         Ok(told) => {
             let done = Event::default().data("[DONE]");
@@ -88,6 +91,10 @@ async fn fill(
         Err(Broken::Client) => tracing::debug!("a client left its stream"),
         Err(Broken::Engine(error)) => {
             tracing::warn!(%error, "a stream broke off");
+            span.fail(
+                error.code.http_status().to_string(),
+                "a stream ended with an error after its head said 200",
+            );
             let event = Event::default().json_data(ErrorBody::from(error));
             // Nothing more can be done for a client that is gone too.
             let _client_gone = chunks.send(event).await;

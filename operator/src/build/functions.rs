@@ -242,6 +242,7 @@ fn main_pod(
     if let Some(secret) = secret_name(&owner.name_any(), Component::Main, around.signer) {
         spec = with_identity(spec, secret);
     }
+    let mut spec = exporting(spec, owner, around);
     if let Some(container) = spec.containers.first_mut() {
         container.ports =
             Some(vec![port("http", HTTP_PORT), port(HEALTH, HEALTH_PORT), port("control", CONTROL_PORT)]);
@@ -283,6 +284,7 @@ fn remote_pod(
     if let Some(secret) = secret_name(&owner.name_any(), Component::RemoteExpert, around.signer) {
         spec = with_identity(spec, secret);
     }
+    let mut spec = exporting(spec, owner, around);
     spec.affinity = template.affinity.clone().or_else(|| Some(near_main(&owner.name_any())));
     if let Some(container) = spec.containers.first_mut() {
         container.ports =
@@ -313,6 +315,14 @@ fn serving(mut spec: PodSpec) -> PodSpec {
             }),
             ..Lifecycle::default()
         });
+    }
+    spec
+}
+
+/// Tells a function of `owner` where traces go, where they do.
+fn exporting(mut spec: PodSpec, owner: &MoEDeployment, around: &Surroundings) -> PodSpec {
+    if let (Some(container), Some(collector)) = (spec.containers.first_mut(), &around.collector) {
+        container.env.get_or_insert_default().extend(collector.environment(&owner.name_any()));
     }
     spec
 }

@@ -20,6 +20,7 @@ pub use profiler::{measured_vcpus, profiler};
 pub use remote::Hosted;
 
 use super::api::MoEDeployment;
+use super::collector::Collector;
 use super::names;
 use super::settings::SignerName;
 use k8s_openapi::api::core::v1::Service;
@@ -58,6 +59,8 @@ pub struct Surroundings {
     pub signer: SignerName,
     /// The DNS name of the gateways' Service; none: clients reach main functions directly, and nothing sleeps.
     pub gateway: Option<String>,
+    /// Where functions export traces to, if anywhere.
+    pub collector: Option<Collector>,
 }
 
 /// Objects around the pods; they do not depend on a plan.

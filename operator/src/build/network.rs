@@ -15,7 +15,8 @@ use std::collections::BTreeMap;
 ///
 /// Gateways reach the HTTP port of main functions, everybody does where there are no gateways, and the operator
 /// reaches their control port. Remote functions answer to the main ones only, and say to the operator whether they
-/// serve. Pods that fetch weights may reach any address: buckets and hubs have no fixed ones.
+/// serve. Pods that fetch weights may reach any address: buckets and hubs have no fixed ones. Nor has a collector: functions reach
+/// its port, and that of DNS, wherever it is.
 pub(super) fn policies(owner: &MoEDeployment, around: &Surroundings) -> Vec<NetworkPolicy> {
     // What cannot be read is refused before any pod is made.
     let fetched = ModelSource::parse(&owner.spec.model.source).is_ok_and(|source| source.is_fetched());
@@ -38,6 +39,11 @@ pub(super) fn policies(owner: &MoEDeployment, around: &Surroundings) -> Vec<Netw
         to: Some(vec![pods(Component::RemoteExpert)]),
         ports: Some(tcp(EXPERT_PORT)),
     };
+    // What may go anywhere may go there too.
+    let to_collector = || {
+        let collector = around.collector.as_ref().filter(|_| !fetched)?;
+        Some(NetworkPolicyEgressRule { to: None, ports: Some([tcp(collector.port()), dns()].concat()) })
+    };
     vec![
         policy(
             owner,
@@ -46,7 +52,7 @@ pub(super) fn policies(owner: &MoEDeployment, around: &Surroundings) -> Vec<Netw
                 NetworkPolicyIngressRule { from: clients, ports: Some(tcp(HTTP_PORT)) },
                 from(vec![of_release("operator")], CONTROL_PORT),
             ],
-            std::iter::once(to_experts).chain(anywhere()).collect(),
+            std::iter::once(to_experts).chain(anywhere()).chain(to_collector()).collect(),
         ),
         policy(
             owner,
@@ -56,7 +62,7 @@ pub(super) fn policies(owner: &MoEDeployment, around: &Surroundings) -> Vec<Netw
                 from(vec![of_release("operator")], HEALTH_PORT),
                 from(vec![prometheus()], METRICS_PORT),
             ],
-            anywhere().into_iter().collect(),
+            anywhere().into_iter().chain(to_collector()).collect(),
         ),
         policy(owner, Component::Inspector, Vec::new(), anywhere().into_iter().collect()),
         policy(owner, Component::Profiler, Vec::new(), anywhere().into_iter().collect()),
@@ -93,6 +99,14 @@ fn tcp(port: u16) -> Vec<NetworkPolicyPort> {
         port: Some(IntOrString::Int(port.into())),
         end_port: None,
     }]
+}
+
+/// The ports of DNS.
+fn dns() -> Vec<NetworkPolicyPort> {
+    let by_tcp = tcp(53);
+    let by_udp =
+        by_tcp.iter().map(|port| NetworkPolicyPort { protocol: Some("UDP".to_owned()), ..port.clone() });
+    by_udp.chain(by_tcp.clone()).collect()
 }
 
 fn in_namespace(name: &str) -> BTreeMap<String, String> {

@@ -4,7 +4,8 @@ use kube::ResourceExt;
 use proptest::prelude::*;
 use remoe_operator::SignerName;
 use remoe_operator::api::MoEDeployment;
-use remoe_operator::build::{Surroundings, budgets, frame, inspector, revision};
+use remoe_operator::build::{Revision, Surroundings, budgets, frame, inspector, revision};
+use remoe_operator::collector::Collector;
 use remoe_operator::identity::{IssuerRef, certificate, identity_of};
 use remoe_operator::names::{COMPONENT, Component, PodName};
 use serde_json::{Value, json};
@@ -329,4 +330,58 @@ fn functions_of_one_part_have_the_certificate_of_no_other() {
         let text = serde_json::to_string(&pod).unwrap();
         assert!(!text.contains("identity-dir") && !text.contains("operator-identity"), "{text}");
     }
+}
+
+#[test]
+fn functions_export_traces_where_there_is_a_collector() {
+    let collector = |endpoint: &str| {
+        Some(Collector { endpoint: endpoint.parse().unwrap(), ratio: "0.25".parse().unwrap() })
+    };
+    let traced = Surroundings { collector: collector("http://otel.monitoring:4317"), ..around() };
+    let owner = deployment(json!({}));
+    let built_in = |around: &Surroundings| revision(&owner, "hash", &plan(&owner), around).unwrap();
+    let (plain, with) = (built_in(&around()), built_in(&traced));
+    let pod = with.main.pod(&owner, 0, 0);
+    let environment = pod.spec.unwrap().containers[0].env.clone().unwrap();
+    let value = |name: &str| {
+        let found = environment.iter().find(|variable| variable.name == name);
+        found.unwrap_or_else(|| panic!("{name}")).value.clone().unwrap_or_default()
+    };
+    assert_eq!(value("OTEL_EXPORTER_OTLP_ENDPOINT"), "http://otel.monitoring:4317");
+    assert_eq!(value("OTEL_TRACES_SAMPLER_ARG"), "0.25");
+    assert!(value("OTEL_RESOURCE_ATTRIBUTES").ends_with(",remoe.deployment=demo"));
+    let at = |name: &str| environment.iter().position(|variable| variable.name == name).unwrap();
+    assert!(at("POD_NAME") < at("OTEL_RESOURCE_ATTRIBUTES"), "what stands behind is not put in");
+    for function in with.functions() {
+        let text = serde_json::to_string(&function.pod(&owner, 0, 0)).unwrap();
+        assert!(text.contains("http://otel.monitoring:4317"), "{text}");
+    }
+    // Without one nobody begins anew.
+    let identities = |revision: &Revision| {
+        revision.functions().map(|function| function.identity.clone()).collect::<Vec<_>>()
+    };
+    let (plain, with) = (identities(&plain), identities(&with));
+    assert!(plain.iter().zip(&with).all(|(plain, with)| plain != with));
+    assert_eq!(plain, identities(&built(&owner, &plan(&owner))));
+
+    let opened = |source: &str, around: &Surroundings| {
+        let owner = deployment(json!({"model": {"source": source}}));
+        let policies = frame(&owner, around).network_policies;
+        let ports = |name: &str| {
+            let policy = policies.iter().find(|policy| policy.name_any() == name).unwrap();
+            let rules = policy.spec.clone().unwrap().egress.unwrap_or_default();
+            serde_json::to_value(
+                rules.into_iter().map(|rule| (rule.to.is_some(), rule.ports)).collect::<Vec<_>>(),
+            )
+            .unwrap()
+        };
+        (ports("demo-main"), ports("demo-remote-expert"))
+    };
+    let experts = json!([true, [{"port": 9001, "protocol": "TCP"}]]);
+    let port = |port: u16, protocol: &str| json!({"port": port, "protocol": protocol});
+    let outside = json!([false, [port(4317, "TCP"), port(53, "UDP"), port(53, "TCP")]]);
+    assert_eq!(opened("pvc://models", &around()), (json!([experts]), json!([])));
+    assert_eq!(opened("pvc://models", &traced), (json!([experts, outside]), json!([outside])));
+    let anywhere = json!([false, null]);
+    assert_eq!(opened("hf://one/two", &traced), (json!([experts, anywhere]), json!([anywhere])));
 }

@@ -21,6 +21,7 @@ pub fn around() -> Surroundings {
         release: "remoe".to_owned(),
         signer: SignerName::Operator,
         gateway: None,
+        collector: None,
     }
 }
 

@@ -38,6 +38,10 @@ pub struct Work {
     /// sum(counts) expert ids, row by row.
     #[prost(uint32, repeated, tag = "7")]
     pub experts: ::prost::alloc::vec::Vec<u32>,
+    /// The spans of traced requests that this is computed for, 24 bytes each: the number of the trace and that of the span.
+    /// Empty where nothing is recorded. It changes nothing of the answer.
+    #[prost(bytes = "bytes", tag = "8")]
+    pub trace: ::prost::bytes::Bytes,
 }
 /// The caller no longer wants the answer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

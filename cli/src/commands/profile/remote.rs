@@ -222,6 +222,7 @@ impl<'a> Client<'a> {
                 .collect(),
             counts: vec![experts.len() as u32; rows],
             experts: experts.repeat(rows),
+            ..Work::default()
         }
     }
 
