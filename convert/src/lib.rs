@@ -12,4 +12,3 @@ mod writer;
 
 pub use error::ConvertError;
 pub use gpt2::{Converted, Options, gpt2_moe};
-pub use split::{Rows, split};

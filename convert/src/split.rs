@@ -8,11 +8,11 @@ const ROUNDS: usize = 20;
 
 /// A matrix of float32, row after row.
 #[derive(Debug, Clone, Copy)]
-pub struct Rows<'a> {
+pub(crate) struct Rows<'a> {
     /// Its elements.
-    pub elements: &'a [f32],
+    pub(crate) elements: &'a [f32],
     /// Elements of a row, at least one.
-    pub columns: usize,
+    pub(crate) columns: usize,
 }
 
 impl<'a> Rows<'a> {
@@ -23,8 +23,7 @@ impl<'a> Rows<'a> {
 
 /// The neurons of each of `experts` experts, ascending, as many in each; `neurons` has one row of input weights for each, and
 /// `experts` divides their number. Experts are in the order of their first neurons. The same for the same weights, everywhere.
-#[must_use]
-pub fn split(neurons: Rows<'_>, experts: usize) -> Vec<Vec<usize>> {
+pub(crate) fn split(neurons: Rows<'_>, experts: usize) -> Vec<Vec<usize>> {
     let directions: Vec<Vec<f32>> = neurons.iter().map(direction).collect();
     let room = directions.len() / experts.max(1);
     let mut centres = first_centres(&directions, experts);
