@@ -71,7 +71,7 @@ async fn pickers_are_told_what_waits_and_how_much_room_is_in_use() {
     for _ in 0..8 {
         held.push(granted(&model, "x").await);
     }
-    let text = crate::picker::gauges(&[model.clone()]);
+    let text = crate::picker::gauges(std::slice::from_ref(&model));
     let value = |name: &str| {
         text.lines().find_map(|line| line.strip_prefix(&format!("{name} "))?.parse::<f64>().ok())
     };
