@@ -15,7 +15,7 @@ const RARELY: Duration = Duration::from_secs(10);
 const SOMETIMES: Duration = Duration::from_secs(1);
 /// Between two where somebody may wait for functions.
 const SOON: Duration = Duration::from_millis(20);
-/// Requests that grow by this factor are said sooner where functions follow load.
+/// Requests that grow or fall by this factor are said sooner where functions follow load.
 const SURGE: usize = 2;
 /// One call takes at most this long.
 const CALL: Duration = Duration::from_secs(5);
@@ -48,7 +48,8 @@ pub(crate) fn due(told: &MoEDemandSpec, said: Option<Said>, load: Load, quiet: D
     // Requests that came and went between two entries.
     let unsaid = said.is_some_and(|said| quiet + SOON < said.quiet);
     let sum = |load: Load| load.waiting + load.in_flight;
-    if told.follows_load && sum(load) >= sum(before).saturating_mul(SURGE).max(SURGE) {
+    let (more, less) = (sum(load).max(sum(before)), sum(load).min(sum(before)));
+    if told.follows_load && more >= less.saturating_mul(SURGE).max(SURGE) {
         return pause(SOMETIMES);
     }
     match load.is_busy() {

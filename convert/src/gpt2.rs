@@ -73,6 +73,8 @@ pub fn gpt2_moe(from: &dyn Store, to: &Path, options: Options) -> Result<Convert
     config.insert("dtype".to_owned(), dense.dtype().name().into());
     config.remove("torch_dtype");
     let expert_width = dense.sizes.width / options.experts;
+    // Before anything is written.
+    parse(&config)?;
 
     make_folder(to)?;
     let names = Names::of(dense.sizes, options.experts);

@@ -108,7 +108,8 @@ fn by_concurrency(seen: &mut Seen) -> [u32; GROUPS] {
     // Requests that one of each group can serve where all are used alike.
     let room = (CAPACITY * TOKEN).round() as u32;
     let present = seen.present.iter().copied().max().unwrap_or(1);
-    let wanted = mains(&POLICY, &seen.history, Mains { present, least: 1, most: MOST, room }, seen.now);
+    let wanted =
+        mains(&POLICY, &seen.history, Mains { present, least: 1, most: MOST, room, serves: true }, seen.now);
     [wanted; GROUPS]
 }
 
@@ -126,6 +127,7 @@ fn by_load(seen: &mut Seen) -> [u32; GROUPS] {
 
 fn run(name: &'static str, trace: &[Second], decide: impl Fn(&mut Seen) -> [u32; GROUPS]) -> Scaled {
     let mut seen = Seen { history: History::default(), now: Duration::ZERO, present: [1; GROUPS] };
+    seen.history.look(seen.now);
     // Replicas that serve; those that are coming, and when.
     let (mut serving, mut coming) = ([1_u32; GROUPS], VecDeque::<(u64, [u32; GROUPS])>::new());
     let (mut backlog, mut computed) = ([0.0; GROUPS], [0.0; GROUPS]);
@@ -164,6 +166,7 @@ fn run(name: &'static str, trace: &[Second], decide: impl Fn(&mut Seen) -> [u32;
                 occupied: Duration::from_secs_f64(occupied),
                 requests: requests.round() as u32,
                 waiting: 0,
+                sequence: second + 1,
             };
             seen.history.note("gateway", word, POLICY.window, seen.now);
             said = (second, requests);

@@ -12,7 +12,7 @@ const BLOCK: usize = 512;
 /// Blocks of a body that are compared.
 const MOST_BLOCKS: usize = 128;
 /// Beginnings that are remembered of one model: half of them at least, by what was last asked.
-const MOST_KNOWN: usize = 1 << 16;
+const MOST_KNOWN: usize = 1 << 14;
 /// Main functions that are remembered of one beginning.
 const MOST_HOLDERS: usize = 4;
 

@@ -607,7 +607,11 @@ impl State {
         self.order += 1;
         match phase {
             Phase::Draining => self.engine = None,
-            Phase::Asleep => self.life = self.order,
+            Phase::Asleep => {
+                self.life = self.order;
+                // What starts next has seen nothing.
+                self.beginnings = Beginnings::default();
+            }
             Phase::Waking => {
                 self.life = self.order;
                 self.decided = Some(now);

@@ -25,6 +25,7 @@ pub async fn trace_request(State(traces): State<Traces>, mut request: Request, n
         Some(route) => format!("{} {route}", method.unwrap_or("HTTP")),
         None => method.unwrap_or("HTTP").to_owned(),
     };
+    let is_head = request.method() == Method::HEAD;
     let span = traces.server(name, request.headers());
     span.set("http.request.method", method.unwrap_or("_OTHER"));
     span.set("url.scheme", "http");
@@ -43,7 +44,8 @@ pub async fn trace_request(State(traces): State<Traces>, mut request: Request, n
     if status.is_server_error() {
         span.fail(status.as_u16().to_string(), "the server answered with an error");
     }
-    if response.body().is_end_stream() {
+    // Who asks for a head alone takes no body, and nobody would see its end.
+    if is_head || response.body().is_end_stream() {
         span.end();
         return response;
     }

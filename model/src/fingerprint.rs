@@ -61,7 +61,7 @@ pub(crate) fn of(
     let mut hash = Sha256::new();
     hash.update(b"remoe checkpoint 1\n");
     // The facts, not the file: the same model written by another version of transformers is the same.
-    let facts = format!("{config:?}");
+    let facts = facts_text(config);
     hash.update((facts.len() as u64).to_le_bytes());
     hash.update(&facts);
     if let Some(form) = short_form {
@@ -82,6 +82,19 @@ pub(crate) fn of(
         }
     }
     Ok(Fingerprint(hash.finalize().into()))
+}
+
+/// What the config says, as text. Facts that were added later are left out where they say what went without saying before:
+/// a checkpoint keeps its fingerprint, and what was stored under it its use.
+fn facts_text(config: &ModelConfig) -> String {
+    let text = format!("{config:?}").replace("gated: true, ", "").replace("output_bias: false, ", "");
+    let text = text.replace("biases: None, ", "biases: false, ").replace("biases: All, ", "biases: true, ");
+    match (text.split_once("rope: Some("), config.rope.is_some()) {
+        (Some((before, after)), true) => {
+            format!("{before}rope: {}", after.replacen("), bos_id: ", ", bos_id: ", 1))
+        }
+        _ => text,
+    }
 }
 
 /// What is read of a file, each range a page at most.

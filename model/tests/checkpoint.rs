@@ -4,7 +4,7 @@
 
 mod support;
 
-use remoe_model::{AttentionTensors, CheckpointError, Inspection, QueryTensors, StoredDtype};
+use remoe_model::{AttentionTensors, Checkpoint, CheckpointError, Inspection, QueryTensors, StoredDtype};
 use safetensors::Dtype;
 use serde_json::json;
 use support::{MIXTRAL, Material, USUAL, all_families, deepseek_v2, families, mixtral, olmoe, qwen2_moe};
@@ -235,6 +235,20 @@ fn the_fingerprint_is_of_weights_and_facts() {
 }
 
 /// Larger than the sample: the first bytes of every tensor still count.
+/// What was stored under a fingerprint (profiles, predictors, records, plans) is of use for as long as it stays.
+#[test]
+fn fingerprints_stay_what_they_were() {
+    let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+    for (name, known) in [
+        ("gptoss-basic", "d9d4e351df48776f161a21c64d013d5c620bc9b24002c85721ac0e03ae53d2ad"),
+        ("mixtral-basic", "4b5a3075ad3813776518fe6b2fa7ababbbd173314d6b9dd29d763eecf1fe44fd"),
+        ("dsv3-yarn", "ed913ba8ae49badf584723397cc98e58c578975ff781fd46f85212af8d53f427"),
+    ] {
+        let fingerprint = Checkpoint::open(fixtures.join(name)).unwrap().fingerprint().unwrap();
+        assert_eq!(fingerprint.to_string(), known, "{name}");
+    }
+}
+
 #[test]
 fn the_fingerprint_of_a_large_file_sees_every_tensor() {
     let mut material = mixtral();

@@ -17,6 +17,10 @@ impl FromStr for Endpoint {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || format!("{text:?} is not http://HOST:PORT or https://HOST:PORT");
+        // As functions read it, which take no credentials from there.
+        if text.contains('@') || !["http://", "https://"].iter().any(|scheme| text.starts_with(scheme)) {
+            return Err(wrong());
+        }
         let uri: Uri = text.parse().map_err(|_| wrong())?;
         let port = match uri.scheme_str() {
             Some("http") => uri.port_u16().unwrap_or(80),
@@ -107,7 +111,15 @@ mod tests {
         assert_eq!(port("http://otel.monitoring:4317"), Ok(4317));
         assert_eq!(port("https://otel.example/"), Ok(443));
         assert_eq!(port("http://[::1]"), Ok(80));
-        for wrong in ["", "otel:4317", "grpc://otel:4317", "http://otel:4318/v1/traces", "http://a b"] {
+        for wrong in [
+            "",
+            "otel:4317",
+            "grpc://otel:4317",
+            "HTTP://otel:4317",
+            "http://u:p@otel:4317",
+            "http://otel:4318/v1/traces",
+            "http://a b",
+        ] {
             assert!(port(wrong).is_err_and(|error| error.contains("HOST:PORT")), "{wrong}");
         }
     }

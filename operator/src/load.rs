@@ -10,7 +10,8 @@ use super::planned::Target;
 use super::pods::PodView;
 use jiff::Timestamp;
 use kube::ResourceExt;
-use remoe_scaling::{History, Mains, Policy, Remote, Said, mains, remote};
+use remoe_scaling::{History, Mains, Policy, Remote, Said, Worked, mains, remote};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -49,7 +50,8 @@ pub fn follow(
     target: Option<&mut Target>,
 ) -> Vec<Change> {
     let spec = &owner.spec;
-    if !spec.follows_load() {
+    // Without gateways nobody knows the load.
+    if !spec.follows_load() || observed.demand.is_none() {
         *history = History::default();
         return Vec::new();
     }
@@ -60,29 +62,37 @@ pub fn follow(
     let pods: Vec<PodView> = views.filter(|pod| pod.owned && pod.ends_by.is_none()).collect();
     listen(observed, history, &pods, window, now);
     let Some(target) = target else { return Vec::new() };
-    let name = owner.name_any();
     let policy = Policy { target: f64::from(spec.scaling.target_percent) / 100.0, window };
     let room = u32::try_from(room(&target.plan)).unwrap_or(u32::MAX);
     let mut changes = Vec::new();
-    let mut set = |function: &mut Function, present: u32, wanted: u32| {
+    let set = |history: &mut History,
+               changes: &mut Vec<Change>,
+               function: &mut Function,
+               present: u32,
+               wanted: u32| {
         function.extra = wanted.saturating_sub(function.replicas);
-        let (from, to) = (present.max(function.replicas), function.most());
+        let to = function.most();
+        // What was decided before and is not there yet is no change, whatever keeps it.
+        let from = history.want(&function.name, to).unwrap_or(present.max(function.replicas));
         if from != to {
             changes.push(Change { component: function.component, function: function.name.clone(), from, to });
         }
     };
     let main = &mut target.revision.main;
-    let present = present(&name, main, &pods);
-    let bounds =
-        Mains { present: present.max(main.replicas), least: main.replicas, most: spec.scaling.most(), room };
+    let there = present(main, &pods);
+    let bounds = Mains {
+        present: there.max(main.replicas),
+        least: main.replicas,
+        most: spec.scaling.most(),
+        room,
+        serves: pods.iter().any(|pod| pod.is_main && pod.ready),
+    };
     let wanted = mains(&policy, history, bounds, now);
-    set(main, present, wanted);
+    set(history, &mut changes, main, there, wanted);
     if let Some(limits) = &spec.scaling.remote {
         let functions = &mut target.revision.remote;
-        let there: Vec<(u32, Vec<String>)> = functions
-            .iter()
-            .map(|function| (self::present(&name, function, &pods), addresses(function, &pods)))
-            .collect();
+        let there: Vec<(u32, Vec<String>)> =
+            functions.iter().map(|function| (present(function, &pods), addresses(function, &pods))).collect();
         let seen: Vec<Remote<'_>> = functions
             .iter()
             .zip(&there)
@@ -97,7 +107,7 @@ pub fn follow(
         let memory = limits.memory_mb.map_or(u64::MAX, |memory| u64::from(memory) * MB);
         let wanted = remote(&policy, history, &seen, memory, now);
         for ((function, (present, _)), wanted) in functions.iter_mut().zip(&there).zip(wanted) {
-            set(function, *present, wanted);
+            set(history, &mut changes, function, *present, wanted);
         }
     }
     if changes.iter().any(|change| change.to > change.from) {
@@ -119,6 +129,7 @@ fn is_busy(observed: &Observed) -> bool {
 
 /// Takes note of what gateways and main functions said.
 fn listen(observed: &Observed, history: &mut History, pods: &[PodView], window: Duration, now: Duration) {
+    history.look(now);
     for entry in observed.gateways_alive() {
         let Some(load) = &entry.load else { continue };
         let said = Said {
@@ -126,13 +137,17 @@ fn listen(observed: &Observed, history: &mut History, pods: &[PodView], window: 
             occupied: Duration::from_millis(load.occupied_ms),
             requests: entry.waiting.saturating_add(entry.in_flight),
             waiting: entry.waiting,
+            sequence: entry.sequence,
         };
         history.note(&entry.uid, said, window, now);
     }
+    // Of others main functions may say what they want.
+    let remote: BTreeSet<String> = pods.iter().filter(|pod| !pod.is_main).filter_map(address).collect();
     for (main, heard) in &observed.heard {
-        if let Some(worked) = &heard.worked {
-            history.note_work(main, worked.clone(), window, now);
-        }
+        let Some(Worked { age, computed }) = &heard.worked else { continue };
+        let ours = computed.iter().filter(|(address, _)| remote.contains(*address));
+        let computed = ours.map(|(address, time)| (address.clone(), *time)).collect();
+        history.note_work(main, Worked { age: *age, computed }, window, now);
     }
     history.keep(
         |gateway| observed.gateways.contains(gateway),
@@ -140,18 +155,20 @@ fn listen(observed: &Observed, history: &mut History, pods: &[PodView], window: 
     );
 }
 
-/// Replicas of `function` that were started and are not asked to end.
-fn present(deployment: &str, function: &Function, pods: &[PodView]) -> u32 {
-    let of = pods.iter().filter(|pod| {
-        pod.identity == function.identity && pod.name.place == function.place(deployment, pod.replica)
-    });
+/// Replicas of `function` that were started and are not asked to end, those of a revision before among them: whatever
+/// follows it has the same load.
+fn present(function: &Function, pods: &[PodView]) -> u32 {
+    let of = pods.iter().filter(|pod| pod.function == function.name);
     of.map(|pod| pod.replica.saturating_add(1)).max().unwrap_or(0)
 }
 
 /// Where main functions reach `function`.
 fn addresses(function: &Function, pods: &[PodView]) -> Vec<String> {
-    let of = pods.iter().filter(|pod| pod.function == function.name && pod.identity == function.identity);
-    of.filter_map(|pod| Some(SocketAddr::new(pod.ip?, EXPERT_PORT).to_string())).collect()
+    pods.iter().filter(|pod| pod.function == function.name).filter_map(address).collect()
+}
+
+fn address(pod: &PodView) -> Option<String> {
+    Some(SocketAddr::new(pod.ip?, EXPERT_PORT).to_string())
 }
 
 fn since_1970(time: Timestamp) -> Duration {

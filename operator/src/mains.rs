@@ -18,6 +18,8 @@ const TELL: Duration = Duration::from_secs(20);
 
 /// Remote functions of one main function whose work is kept: 64 groups of 64 replicas.
 const MOST_ENDPOINTS: usize = 4096;
+/// An address and port of IPv6 have fewer characters.
+const LONGEST_ADDRESS: usize = 64;
 
 /// What a main function is to have in force.
 #[derive(Debug, Clone, PartialEq)]
@@ -57,7 +59,8 @@ pub(super) struct Described {
 pub(super) async fn describe(ip: IpAddr, trust: Option<&Trust>) -> Option<Described> {
     let answer = control::describe(callee(ip, trust), DESCRIBE).await.ok()?;
     // As many as a routing can name.
-    let work = answer.work.into_iter().take(MOST_ENDPOINTS);
+    let work =
+        answer.work.into_iter().filter(|work| work.address.len() <= LONGEST_ADDRESS).take(MOST_ENDPOINTS);
     let computed = work.map(|work| (work.address, Duration::from_micros(work.computed_us)));
     Some(Described {
         in_force: answer.generation,

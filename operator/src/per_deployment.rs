@@ -26,6 +26,11 @@ impl<T: Clone + Default> PerDeployment<T> {
         self.lock().insert(ObjectRef::from_obj(owner), value);
     }
 
+    /// That of `owner`, which is not known any more until it is noted again; the default where nothing is known.
+    pub(super) fn take(&self, owner: &MoEDeployment) -> T {
+        self.lock().remove(&ObjectRef::from_obj(owner)).unwrap_or_default()
+    }
+
     /// Forgets a deployment.
     pub(super) fn forget(&self, deployment: &ObjectRef<MoEDeployment>) {
         self.lock().remove(deployment);

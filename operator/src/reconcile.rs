@@ -198,7 +198,7 @@ async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, R
         }
     };
     let mut planned = Planned { happening, ..Planned::new(owner, &observed, &known, answer, around) };
-    let mut history = context.loads.of(owner);
+    let mut history = context.loads.take(owner);
     let scaled = load::follow(owner, &observed, &mut history, planned.target.as_mut());
     context.loads.note(owner, history);
     if !planned.given_up.is_empty() {

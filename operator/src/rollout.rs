@@ -113,7 +113,11 @@ pub fn step(scene: Scene<'_>) -> Result<Rollout, serde_json::Error> {
     for pod in scene.pods {
         steps.look_again_at(pod.faulty_at);
     }
-    steps.settled = steps.create.is_empty()
+    let functions: Vec<&Function> = scene.target.functions().collect();
+    let is_extra = |creation: &Creation| {
+        functions.get(creation.function).is_some_and(|it| creation.replica >= it.replicas)
+    };
+    steps.settled = steps.create.iter().all(is_extra)
         && steps.delete.is_empty()
         && table.is_none()
         && leftovers == 0
@@ -320,12 +324,16 @@ fn routed_pod(function: &Function, group: Option<usize>, pod: &PodView) -> Optio
     Some(RoutedPod { pod: pod.name.to_string(), address, layers, group })
 }
 
-/// Whether main functions of the target serve, all of them.
+/// Whether main functions of the target serve, all of them; those because of load as far as others serve that would end, and
+/// nothing keeps them.
 fn took_over(scene: Scene<'_>) -> bool {
-    let Some(generation) = scene.table.entries.get(&scene.target.main.identity) else { return false };
-    let serving =
-        filling(scene, &scene.target.main).filter(|pod| pod.ready && pod.acts_on(generation)).count();
-    serving >= scene.target.main.replicas as usize
+    let main = &scene.target.main;
+    let Some(generation) = scene.table.entries.get(&main.identity) else { return false };
+    let serving = filling(scene, main).filter(|pod| pod.ready && pod.acts_on(generation)).count();
+    let kept = filling(scene, main).filter(|pod| !pod.ready && pod.trouble.is_some()).count();
+    let others = scene.pods.iter().filter(|pod| pod.owned && pod.is_main && pod.is_sound() && pod.ready);
+    let others = others.filter(|pod| pod.identity != main.identity).count();
+    serving >= main.replicas as usize && serving + kept >= others.min(main.most() as usize)
 }
 
 /// Removes what is neither wanted nor used. Returns how many pods are still used, but not wanted.

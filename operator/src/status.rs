@@ -140,7 +140,7 @@ fn failed_plan(findings: &Findings<'_>, before: &MoEDeploymentStatus, is_stuck: 
 }
 
 fn wanted(target: &Revision) -> u64 {
-    target.functions().map(|function| u64::from(function.most())).sum()
+    target.functions().map(|function| u64::from(function.replicas)).sum()
 }
 
 fn ready_functions(target: &Revision, pods: &[PodView]) -> usize {
@@ -150,7 +150,7 @@ fn ready_functions(target: &Revision, pods: &[PodView]) -> usize {
             target.functions().any(|function| {
                 function.name == pod.function
                     && function.identity == pod.identity
-                    && pod.replica < function.most()
+                    && pod.replica < function.replicas
             })
         })
         .count()

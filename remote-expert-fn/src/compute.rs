@@ -168,10 +168,11 @@ impl Computer {
                 Outcome::Rows(rows) => Some(Duration::from_micros(rows.compute_us.into())),
                 Outcome::Failure(_) => None,
             };
-            self.spans.answered(&order.work, order.arrived, begun, took);
             let reply = ForwardReply { id: order.work.id, outcome: Some(outcome) };
             // A stream that is gone needs no answer.
             let _stream_gone = order.answers.send(Ok((reply, Some(order.permit))));
+            // Nobody waits for that.
+            self.spans.answered(&order.work, order.arrived, begun, took);
         }
     }
 

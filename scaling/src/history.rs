@@ -17,6 +17,8 @@ pub struct Said {
     pub requests: u32,
     /// Those among them that wait.
     pub waiting: u32,
+    /// Differs from that of the word before: what was said again is no news.
+    pub sequence: u64,
 }
 
 /// What a main function says of the remote functions that it calls.
@@ -34,19 +36,20 @@ pub struct History {
     gateways: BTreeMap<String, VecDeque<Said>>,
     /// With when it was heard.
     mains: BTreeMap<String, VecDeque<(Duration, Worked)>>,
-    /// When anything was first heard, or replicas were last added.
+    /// When this began, or replicas were last added.
     raised: Option<Duration>,
+    /// Replicas that there were to be of each function, as far as that is known.
+    wanted: BTreeMap<String, u32>,
 }
 
 impl History {
     /// Takes note of what `gateway` said, where it is news, and forgets what is older than `window` at `now`.
     pub fn note(&mut self, gateway: &str, said: Said, window: Duration, now: Duration) {
-        self.raised.get_or_insert(now);
         let known = self.gateways.entry(gateway.to_owned()).or_default();
         match known.back() {
-            Some(last) if said.at <= last.at => {}
-            Some(last) if said.occupied < last.occupied => {
-                // It started anew.
+            Some(last) if said.sequence == last.sequence => {}
+            Some(last) if said.at <= last.at || said.occupied < last.occupied => {
+                // It started anew, or its clock did.
                 known.clear();
                 known.push_back(said);
             }
@@ -75,6 +78,16 @@ impl History {
         self.mains.retain(|main, _| main_lives(main));
     }
 
+    /// Somebody looks at `now`: what is said from then on is heard.
+    pub fn look(&mut self, now: Duration) {
+        self.raised.get_or_insert(now);
+    }
+
+    /// There are to be `wanted` replicas of `function`; how many there were to be until now.
+    pub fn want(&mut self, function: &str, wanted: u32) -> Option<u32> {
+        self.wanted.insert(function.to_owned(), wanted)
+    }
+
     /// Replicas were added: none is taken away before a window has passed.
     pub fn raised(&mut self, now: Duration) {
         self.raised = Some(now);
@@ -91,11 +104,17 @@ impl History {
         self.gateways.values().map(|said| average(said, now, span)).sum()
     }
 
-    /// Requests that there are now where any of them waits: all main functions have what they have room for, or none runs.
-    pub(crate) fn requests_that_wait(&self) -> Option<f64> {
-        let last = || self.gateways.values().filter_map(VecDeque::back);
-        let is_any = last().any(|said| said.waiting > 0);
-        is_any.then(|| last().map(|said| f64::from(said.requests)).sum())
+    /// Requests that there are now where any of them has waited for `patience`: all main functions have what they have room
+    /// for, or none runs.
+    pub(crate) fn requests_that_wait(&self, now: Duration, patience: Duration) -> Option<f64> {
+        let waits = |said: &VecDeque<Said>| {
+            let mut latest = said.iter().rev();
+            let Some(last) = latest.next().filter(|last| last.waiting > 0) else { return false };
+            let since = latest.take_while(|said| said.waiting > 0).last().map_or(last.at, |first| first.at);
+            now.saturating_sub(since) >= patience
+        };
+        let last = self.gateways.values().filter_map(VecDeque::back);
+        self.gateways.values().any(waits).then(|| last.map(|said| f64::from(said.requests)).sum())
     }
 
     /// Seconds a second in which those of `addresses` computed in the last `span`, on average and all together, for all main
@@ -152,7 +171,7 @@ mod tests {
     }
 
     fn said(at: u64, occupied: u64, requests: u32) -> Said {
-        Said { at: second(at), occupied: second(occupied), requests, waiting: 0 }
+        Said { at: second(at), occupied: second(occupied), requests, waiting: 0, sequence: at + occupied }
     }
 
     fn worked(age: u64, computed: &[(&str, u64)]) -> Worked {
@@ -187,7 +206,7 @@ mod tests {
     fn the_same_word_counts_once_and_a_new_start_is_no_load() {
         let mut history = History::default();
         history.note("a", said(100, 50, 1), MINUTE, second(100));
-        history.note("a", said(100, 70, 9), MINUTE, second(101));
+        history.note("a", Said { requests: 9, ..said(100, 50, 1) }, MINUTE, second(101));
         assert!(close(history.requests(second(110), MINUTE), 1.0));
         history.note("a", said(120, 0, 0), MINUTE, second(120));
         assert!(close(history.requests(second(130), MINUTE), 0.0));
@@ -219,7 +238,8 @@ mod tests {
     fn nothing_is_taken_away_within_a_window() {
         let mut history = History::default();
         assert!(!history.may_lower(second(500), MINUTE));
-        history.note("a", said(100, 50, 1), MINUTE, second(100));
+        history.look(second(100));
+        history.look(second(130));
         assert!(!history.may_lower(second(159), MINUTE) && history.may_lower(second(160), MINUTE));
         history.raised(second(150));
         assert!(!history.may_lower(second(160), MINUTE) && history.may_lower(second(210), MINUTE));
@@ -234,7 +254,8 @@ mod tests {
         }
         assert!(history.gateways["a"].len() <= 62 && history.mains["m"].len() <= 62);
         for at in 0..10_000_u64 {
-            let at_once = Said { at: Duration::from_millis(10_000_000 + at), ..said(0, 20_000, 1) };
+            let at = Duration::from_millis(10_000_000 + at);
+            let at_once = Said { at, sequence: 100_000 + at.as_millis() as u64, ..said(0, 20_000, 1) };
             history.note("a", at_once, MINUTE, second(10_000));
         }
         assert!(history.gateways["a"].len() <= MOST_SAID);

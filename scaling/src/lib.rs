@@ -51,22 +51,26 @@ pub struct Mains {
     pub most: u32,
     /// Requests that one has at the same time.
     pub room: u32,
+    /// Whether any serves by now.
+    pub serves: bool,
 }
 
 /// Main functions that are to run at `now`, on the clock that gateways' times are of: as many as have room for the requests
 /// that wait or run.
 #[must_use]
 pub fn mains(policy: &Policy, history: &History, mains: Mains, now: Duration) -> u32 {
-    let Mains { present, least, most, room } = mains;
+    let Mains { present, least, most, room, serves } = mains;
     let needed = |requests: f64, target: f64| {
         let replicas = (requests / (f64::from(room.max(1)) * target) - f64::EPSILON).ceil();
         (replicas as u32).clamp(least, most.max(least))
     };
     let stable = history.requests(now, policy.window);
-    // Who waits for a main function is not averaged away.
-    let burst = history.requests_that_wait().unwrap_or_else(|| history.requests(now, policy.burst()));
-    let surges = needed(burst, policy.target) >= present.saturating_mul(SURGE);
-    let load = if surges { burst } else { stable };
+    let burst = history.requests(now, policy.burst());
+    // Who waits is not averaged away; where some serve it may be over in a moment.
+    let waiting = history.requests_that_wait(now, if serves { policy.burst() } else { Duration::ZERO });
+    let at_once = needed(burst, policy.target);
+    let surges = at_once > present && at_once >= present.saturating_mul(SURGE).min(most);
+    let load = waiting.map_or(if surges { burst } else { stable }, |waiting| waiting.max(stable));
     let may_lower = history.may_lower(now, policy.window);
     // What runs may be more than there may be: somebody else has put it there.
     settled(present, needed(load, policy.target), needed(load, policy.eased()), may_lower)
@@ -123,15 +127,29 @@ pub fn remote(
         (needed(&stable, policy.target), needed(&stable, policy.eased()))
     };
     let may_lower = history.may_lower(now, policy.window);
-    let bounds = up.into_iter().zip(down);
-    functions
+    let bounds = up.iter().zip(down);
+    let mut chosen: Vec<u32> = functions
         .iter()
         .zip(bounds)
         .map(|(function, (up, down))| {
             let Remote { present, least, most, .. } = *function;
-            settled(present.max(least), up, down, may_lower).clamp(least, most.max(least))
+            settled(present.max(least), *up, down, may_lower).clamp(least, most.max(least))
         })
-        .collect()
+        .collect();
+    // What is there and not needed makes way where all together would take more than they may.
+    let extra = |chosen: &[u32]| -> u64 {
+        let each = functions.iter().zip(chosen);
+        each.map(|(function, count)| {
+            u64::from(count - function.least.min(*count)).saturating_mul(function.bytes)
+        })
+        .fold(0, u64::saturating_add)
+    };
+    for index in 0..chosen.len() {
+        while chosen[index] > up[index] && extra(&chosen) > memory {
+            chosen[index] -= 1;
+        }
+    }
+    chosen
 }
 
 /// Between what is needed and what is needed with room to spare everything stays as it is.

@@ -4,7 +4,7 @@ use remoe_scaling::{History, Mains, Policy, Remote, Said, Worked, mains, remote}
 use std::time::Duration;
 
 const POLICY: Policy = Policy { target: 0.7, window: Duration::from_secs(60) };
-const MAINS: Mains = Mains { present: 1, least: 1, most: 8, room: 10 };
+const MAINS: Mains = Mains { present: 1, least: 1, most: 8, room: 10, serves: true };
 
 /// Has one gateway with `requests(second)` requests speak every `pause` seconds for `seconds`, and the replicas
 /// of every second.
@@ -19,6 +19,7 @@ fn run(seconds: u64, pause: u64, requests: impl Fn(u64) -> u32) -> Vec<u32> {
                 occupied: Duration::from_secs(occupied),
                 requests: requests(second),
                 waiting: 0,
+                sequence: second + 1,
             };
             history.note("a", said, POLICY.window, now);
         }
@@ -64,7 +65,8 @@ fn nothing_is_taken_away_by_whoever_has_just_begun_to_look() {
     let at = |seconds| Duration::from_secs(seconds);
     let six = Mains { present: 6, ..MAINS };
     assert_eq!(mains(&POLICY, &history, six, at(0)), 6);
-    history.note("a", Said { at: at(0), ..Said::default() }, POLICY.window, at(0));
+    // Nobody says anything: gateways are silent while nothing is asked.
+    history.look(at(0));
     assert_eq!(mains(&POLICY, &history, six, at(59)), 6);
     assert_eq!(mains(&POLICY, &history, six, at(60)), 1);
     // Bounds hold, whatever there is.
@@ -82,7 +84,7 @@ fn the_slowest_group_gets_a_replica_and_the_others_stay() {
             .collect()
     };
     let mut history = History::default();
-    history.note("a", Said::default(), POLICY.window, Duration::ZERO);
+    history.look(Duration::ZERO);
     let (mut computed, mut second) = ([Duration::ZERO; 3], 0);
     let mut pass = |history: &mut History, seconds: u64, busy: [f64; 3]| {
         for _ in 0..seconds / 15 {
@@ -111,17 +113,51 @@ fn the_slowest_group_gets_a_replica_and_the_others_stay() {
 }
 
 #[test]
-fn who_waits_counts_at_once() {
+fn who_waits_counts_at_once_where_nothing_serves_and_soon_where_something_does() {
     let mut history = History::default();
     let at = |seconds| Duration::from_secs(seconds);
-    history.note("a", Said::default(), POLICY.window, at(0));
-    history.note("a", Said { at: at(60), requests: 30, ..Said::default() }, POLICY.window, at(60));
-    assert_eq!(mains(&POLICY, &history, MAINS, at(60)), 1, "it may be over in a moment");
-    history.note(
-        "a",
-        Said { at: at(61), requests: 30, waiting: 20, ..Said::default() },
-        POLICY.window,
-        at(61),
-    );
-    assert_eq!(mains(&POLICY, &history, MAINS, at(61)), 5);
+    let said =
+        |second, waiting| Said { at: at(second), requests: 30, waiting, sequence: second, ..Said::default() };
+    history.note("a", said(0, 0), POLICY.window, at(0));
+    history.note("a", said(60, 20), POLICY.window, at(60));
+    let none = Mains { serves: false, ..MAINS };
+    assert_eq!(mains(&POLICY, &history, none, at(60)), 5);
+    assert_eq!(mains(&POLICY, &history, Mains { present: 4, ..none }, at(60)), 5);
+    history = History::default();
+    history.note("a", Said { requests: 0, ..said(0, 0) }, POLICY.window, at(0));
+    history.note("a", said(60, 20), POLICY.window, at(60));
+    assert_eq!(mains(&POLICY, &history, MAINS, at(61)), 1, "it may be over in a moment");
+    assert_eq!(mains(&POLICY, &history, MAINS, at(66)), 5);
+}
+
+/// Which group is hot changes sooner than anything is taken away.
+#[test]
+fn replicas_that_stay_are_counted_in_what_all_may_take() {
+    let addresses: Vec<[String; 1]> = (0..4).map(|group| [group.to_string()]).collect();
+    let (mut history, mut computed, mut present) = (History::default(), [0.0; 4], [1_u32; 4]);
+    for second in 0..600_u64 {
+        let now = Duration::from_secs(second);
+        let hot = (second / 20 % 4) as usize;
+        for (group, sum) in computed.iter_mut().enumerate() {
+            *sum += if group == hot { 3.0 } else { 0.1 };
+        }
+        if second.is_multiple_of(5) {
+            let of = computed.iter().enumerate();
+            let computed =
+                of.map(|(group, sum)| (group.to_string(), Duration::from_secs_f64(*sum))).collect();
+            history.note_work("main", Worked { age: now, computed }, POLICY.window, now);
+        }
+        let functions: Vec<Remote<'_>> = addresses
+            .iter()
+            .zip(present)
+            .map(|(addresses, present)| Remote { addresses, present, least: 1, most: 8, bytes: 10 })
+            .collect();
+        let wanted = remote(&POLICY, &history, &functions, 35, now);
+        assert!(wanted.iter().sum::<u32>() <= 4 + 3, "{second}: {wanted:?}");
+        if wanted.iter().zip(present).any(|(wanted, present)| *wanted > present) {
+            history.raised(now);
+        }
+        present = std::array::from_fn(|group| wanted[group]);
+    }
+    assert!(present.iter().sum::<u32>() > 4, "{present:?}");
 }

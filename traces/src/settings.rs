@@ -86,7 +86,9 @@ impl Settings {
         let address = ["http://", "https://"].iter().find_map(|scheme| endpoint.strip_prefix(scheme));
         let is_address = |address: &str| {
             let authority = address.trim_end_matches('/');
-            !authority.is_empty() && authority.parse::<http::uri::Authority>().is_ok()
+            !authority.is_empty()
+                && !authority.contains('@')
+                && authority.parse::<http::uri::Authority>().is_ok()
         };
         if !address.is_some_and(is_address) {
             return Err(wrong(name, &endpoint, "it must be http://HOST:PORT or https://HOST:PORT"));

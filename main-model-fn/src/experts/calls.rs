@@ -19,8 +19,11 @@ const MOST_NAMED: usize = 64;
 
 /// What names to `link` the spans of those of `followed` that have rows among `slots`, of which a row has `top_k`.
 pub(super) fn contexts(followed: &[Followed], link: usize, slots: &[u32], top_k: usize) -> Bytes {
-    let has_rows =
-        |request: &&Followed| slots.iter().any(|slot| request.rows.contains(&(*slot as usize / top_k)));
+    // Slots ascend.
+    let has_rows = |request: &&Followed| {
+        let first = slots.partition_point(|slot| (*slot as usize) < request.rows.start * top_k);
+        slots.get(first).is_some_and(|slot| (*slot as usize) < request.rows.end * top_k)
+    };
     let named = followed.iter().filter(has_rows).take(MOST_NAMED);
     let contexts: Vec<_> = named.filter_map(|request| request.contexts.get(link).copied()).collect();
     contexts.into_flattened().into()
