@@ -120,6 +120,17 @@ def dashboard(uid, title, description, panels, annotations=()):
     }
 
 
+# Every gateway counts all pods, and of requests its own. What functions did for others' requests has failed as far as one knows.
+SPENT = "remoe_cost_spent_nanodollars"
+WENT = " or ".join(
+    [
+        f'sum by (part) ({SPENT}{{part=~"requests|overhead"}})',
+        f'max by (part) ({SPENT}{{part=~"idle|cold_start|overlap"}})',
+        f'label_replace(clamp_min(max(sum without (part) ({SPENT}{{part=~"requests|failed"}})) - sum({SPENT}{{part="requests"}}), 0), "part", "failed", "", "")',
+    ]
+)
+
+
 def rate(metric, by="", labels=MODEL, window="$__rate_interval"):
     group = f" by ({by})" if by else ""
     return f"sum{group} (rate({metric}{{{labels}}}[{window}]))" if labels else f"sum{group} (rate({metric}[{window}]))"
@@ -177,7 +188,7 @@ COST = dashboard(
             "Idle",
             "stat",
             "percentunit",
-            [('remoe_cost_spent_nanodollars{part="idle"} / ignoring(part) remoe_cost_paid_nanodollars', "idle")],
+            [('max(remoe_cost_spent_nanodollars{part="idle"}) / max(remoe_cost_paid_nanodollars)', "idle")],
             4,
             "Share of what was paid since the gateway started for functions that serve and had nothing to do.",
             1,
@@ -196,9 +207,9 @@ COST = dashboard(
             "Where the money went",
             "piechart",
             "currencyUSD",
-            [(f"sum by (part) (remoe_cost_spent_nanodollars) / {NANO}", "{{part}}")],
+            [(f"({WENT}) / {NANO}", "{{part}}")],
             12,
-            "Since the gateway started.",
+            "Since the gateways started. Each counts all pods and its own requests: what others answered is no failure.",
         ),
         panel(
             "Requests, an hour, by tier and phase",
@@ -385,6 +396,22 @@ PLAN = dashboard(
             [(f"{rate('remoe_forwarded_positions_total')} / {rate('remoe_iterations_total')}", "rows"), (f"sum(remoe_requests_running{{{MODEL}}})", "requests")],
             12,
             "Rows of a forward, and requests that are in the batch.",
+        ),
+        panel(
+            "Plans that followed requests",
+            "timeseries",
+            "none",
+            [("sum by (cause) (increase(remoe_operator_replans_total[$__rate_interval])) or vector(0)", "{{cause}}")],
+            12,
+            "On a cluster, of all deployments: made for those who woke functions, and because what requests use drifted.",
+        ),
+        panel(
+            "Replicas that followed load",
+            "timeseries",
+            "none",
+            [("sum by (component, direction) (increase(remoe_operator_scalings_total[$__rate_interval])) or vector(0)", "{{component}} {{direction}}")],
+            12,
+            "On a cluster, of all deployments: times that there were to be more or fewer of a function.",
         ),
     ],
     [("Placement", f"changes(remoe_routing_generation{{{MODEL}}}[1m]) > 0", "a new placement is in force")],
