@@ -116,7 +116,7 @@ mod tests {
         let named = |link, slots: &[u32]| contexts(&followed, link, slots, 2);
         assert!(named(0, &[4, 5, 6, 7]).is_empty(), "rows 2 and 3 are of others");
         assert_eq!(named(0, &[3]), vec![1; CONTEXT_BYTES]);
-        assert_eq!(named(1, &[9, 5, 0]), [[2; CONTEXT_BYTES], [12; CONTEXT_BYTES]].concat());
+        assert_eq!(named(1, &[0, 5, 9]), [[2; CONTEXT_BYTES], [12; CONTEXT_BYTES]].concat());
         assert!(named(2, &[0]).is_empty());
         assert!(contexts(&[], 0, &[0], 2).is_empty());
     }
