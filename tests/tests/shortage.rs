@@ -68,7 +68,7 @@ async fn too_little_address_space_is_an_exit_3_that_says_how_much_is_missing() {
     let model = Model::fixture("mixtral-basic");
     let mut refused = 0;
     // In KiB; below, the system's own loader cannot map the program.
-    for limit in (18_000..=120_000).step_by(6_000) {
+    for limit in (24_000..=120_000).step_by(6_000) {
         let Some((status, log)) = begin("remote-expert-fn", &model.folder, &format!("-v {limit}")).await
         else {
             continue;
