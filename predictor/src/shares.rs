@@ -45,7 +45,8 @@ impl Shares {
             row.iter_mut().for_each(|value| *value = value.max(0.0));
             let sum: f32 = row.iter().sum();
             if (sum - 1.0).abs() <= SETTLED {
-                // It stays as it is, so that what was saved comes back bit by bit.
+                // It stays as it is, so that what was saved comes back bit by bit. No share is more than all.
+                row.iter_mut().for_each(|value| *value = value.min(1.0));
             } else if sum > 0.0 && sum.is_finite() {
                 row.iter_mut().for_each(|value| *value /= sum);
             } else {
