@@ -43,11 +43,19 @@ pub fn run(data: &[u8]) {
             }
             Err(error) => check_error(&error.to_string()),
         },
-        _ => match Primer::from_bytes(&rest.to_vec().into()).and_then(|primer| primer.open(ForesightOptions::default())) {
+        _ => match Primer::from_bytes(&rest.to_vec().into())
+            .and_then(|primer| primer.open(ForesightOptions::default()))
+        {
             Ok(mut foresight) => {
-                for (id, body) in [json!({"prompt": [0, 1, 2]}), json!({"prompt": "two words"})].iter().enumerate() {
+                for (id, body) in
+                    [json!({"prompt": [0, 1, 2]}), json!({"prompt": "two words"})].iter().enumerate()
+                {
                     let body = body.to_string();
-                    foresight.came(Arrival { id: id as u64, tenant: Tenant::named("a"), body: body.as_bytes() });
+                    foresight.came(Arrival {
+                        id: id as u64,
+                        tenant: Tenant::named("a"),
+                        body: body.as_bytes(),
+                    });
                 }
                 if let Ok(Some(mix)) = foresight.mix() {
                     check_shares(&mix.shares);
