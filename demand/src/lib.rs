@@ -63,7 +63,7 @@ pub struct MoEDemandSpec {
     #[serde(default)]
     pub sleeps: bool,
     /// Whether there are more or fewer functions as load changes: gateways say what it is while there is any.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub follows_load: bool,
     /// Main functions that have an address and are not asked to end. Gateways see for themselves which of them answer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -266,10 +266,6 @@ pub enum MixOf {
     Waiting,
     /// Those that were answered of late: what they used.
     Answered,
-}
-
-fn is_false(value: &bool) -> bool {
-    !value
 }
 
 impl MoEDemand {

@@ -55,7 +55,8 @@ impl Beginnings {
     ) -> Option<u64> {
         let least = backends.clone().map(|(_, requests)| requests).min()?;
         for (index, block) in beginning.0.iter().enumerate().rev() {
-            let Some(holders) = self.known(*block) else { continue };
+            self.rejuvenate(*block);
+            let Some(holders) = self.young.get(block) else { continue };
             let there = backends.clone().filter(|(id, _)| holders.contains(id));
             let Some((id, requests)) = there.min_by_key(|(_, requests)| *requests) else { continue };
             return (requests <= least + most.min(index + 1)).then_some(id);
@@ -63,11 +64,11 @@ impl Beginnings {
         None
     }
 
-    fn known(&mut self, block: u64) -> Option<&Vec<u64>> {
+    /// What was asked for again is not forgotten with the old.
+    fn rejuvenate(&mut self, block: u64) {
         if let Some(holders) = self.old.remove(&block) {
             self.young.entry(block).or_insert(holders);
         }
-        self.young.get(&block)
     }
 
     /// `backend` sees `beginning`.
@@ -76,10 +77,8 @@ impl Beginnings {
             if self.young.len() >= MOST_KNOWN / 2 {
                 self.old = std::mem::take(&mut self.young);
             }
-            let holders = match self.old.remove(block) {
-                Some(known) => self.young.entry(*block).or_insert(known),
-                None => self.young.entry(*block).or_default(),
-            };
+            self.rejuvenate(*block);
+            let holders = self.young.entry(*block).or_default();
             holders.retain(|holder| *holder != backend);
             if holders.len() == MOST_HOLDERS {
                 holders.remove(0);
@@ -135,6 +134,6 @@ mod tests {
         assert_eq!((asked(0), asked(1), asked(MOST_KNOWN - 1)), (Some(1), None, Some(1)));
         let one = of(5);
         (10..20).for_each(|backend| known.seen(&one, backend));
-        assert_eq!(known.known(one.0[0]).map(Vec::len), Some(MOST_HOLDERS));
+        assert_eq!(known.young.get(&one.0[0]).map(Vec::len), Some(MOST_HOLDERS));
     }
 }

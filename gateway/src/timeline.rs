@@ -45,7 +45,7 @@ impl Parts {
 
     /// Each part with its beginning and its end.
     pub(crate) fn each(&self) -> impl Iterator<Item = (&'static str, Instant, Instant)> {
-        let beginnings = [&[self.arrived], &self.ends[..4]].concat();
+        let beginnings = std::iter::once(self.arrived).chain(self.ends);
         Self::NAMES.into_iter().zip(beginnings).zip(self.ends).map(|((name, from), end)| (name, from, end))
     }
 }
@@ -53,12 +53,10 @@ impl Parts {
 impl fmt::Display for Parts {
     /// In milliseconds: `decide;dur=0.1, schedule;dur=0, start;dur=0, load;dur=0, ready;dur=0`.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut from = self.arrived;
-        for (number, (name, end)) in Self::NAMES.iter().zip(self.ends).enumerate() {
+        for (number, (name, from, end)) in self.each().enumerate() {
             let separator = if number == 0 { "" } else { ", " };
             let milliseconds = end.saturating_duration_since(from).as_secs_f64() * 1e3;
             write!(formatter, "{separator}{name};dur={milliseconds:.3}")?;
-            from = end;
         }
         Ok(())
     }

@@ -2,20 +2,18 @@
 //! is to run. Pure.
 
 use super::api::MoEDeployment;
-use super::build::{EXPERT_PORT, Function, room};
+use super::build::{Function, room};
 use super::events::Happening;
 use super::names::Component;
 use super::observed::Observed;
 use super::planned::Target;
 use super::pods::PodView;
+use super::quantity::MB;
 use jiff::Timestamp;
 use kube::ResourceExt;
 use remoe_scaling::{History, Mains, Policy, Remote, Said, Worked, mains, remote};
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::time::Duration;
-
-const MB: u64 = 1_000_000;
 
 /// A function of which there are to be more or fewer from now on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,19 +63,6 @@ pub fn follow(
     let policy = Policy { target: f64::from(spec.scaling.target_percent) / 100.0, window };
     let room = u32::try_from(room(&target.plan)).unwrap_or(u32::MAX);
     let mut changes = Vec::new();
-    let set = |history: &mut History,
-               changes: &mut Vec<Change>,
-               function: &mut Function,
-               present: u32,
-               wanted: u32| {
-        function.extra = wanted.saturating_sub(function.replicas);
-        let to = function.most();
-        // What was decided before and is not there yet is no change, whatever keeps it.
-        let from = history.want(&function.name, to).unwrap_or(present.max(function.replicas));
-        if from != to {
-            changes.push(Change { component: function.component, function: function.name.clone(), from, to });
-        }
-    };
     let main = &mut target.revision.main;
     let there = present(main, &pods);
     let bounds = Mains {
@@ -88,7 +73,7 @@ pub fn follow(
         serves: pods.iter().any(|pod| pod.is_main && pod.ready),
     };
     let wanted = mains(&policy, history, bounds, now);
-    set(history, &mut changes, main, there, wanted);
+    changes.extend(scale(history, main, there, wanted));
     if let Some(limits) = &spec.scaling.remote {
         let functions = &mut target.revision.remote;
         let there: Vec<(u32, Vec<String>)> =
@@ -107,13 +92,23 @@ pub fn follow(
         let memory = limits.memory_mb.map_or(u64::MAX, |memory| u64::from(memory) * MB);
         let wanted = remote(&policy, history, &seen, memory, now);
         for ((function, (present, _)), wanted) in functions.iter_mut().zip(&there).zip(wanted) {
-            set(history, &mut changes, function, *present, wanted);
+            changes.extend(scale(history, function, *present, wanted));
         }
     }
     if changes.iter().any(|change| change.to > change.from) {
         history.raised(now);
     }
     changes
+}
+
+/// Has `function`, of which `present` are there, run as many as `wanted`, or as its plan says where these are more. What
+/// changes by that.
+fn scale(history: &mut History, function: &mut Function, present: u32, wanted: u32) -> Option<Change> {
+    function.extra = wanted.saturating_sub(function.replicas);
+    let to = function.most();
+    // What was decided before and is not there yet is no change, whatever keeps it.
+    let from = history.want(&function.name, to).unwrap_or(present.max(function.replicas));
+    (from != to).then(|| Change { component: function.component, function: function.name.clone(), from, to })
 }
 
 /// When to look again at the latest, where nobody says anything and functions may be too many by then.
@@ -142,7 +137,8 @@ fn listen(observed: &Observed, history: &mut History, pods: &[PodView], window: 
         history.note(&entry.uid, said, window, now);
     }
     // Of others main functions may say what they want.
-    let remote: BTreeSet<String> = pods.iter().filter(|pod| !pod.is_main).filter_map(address).collect();
+    let remote: BTreeSet<String> =
+        pods.iter().filter(|pod| !pod.is_main).filter_map(PodView::expert_address).collect();
     for (main, heard) in &observed.heard {
         let Some(Worked { age, computed }) = &heard.worked else { continue };
         let ours = computed.iter().filter(|(address, _)| remote.contains(*address));
@@ -164,11 +160,7 @@ fn present(function: &Function, pods: &[PodView]) -> u32 {
 
 /// Where main functions reach `function`.
 fn addresses(function: &Function, pods: &[PodView]) -> Vec<String> {
-    pods.iter().filter(|pod| pod.function == function.name).filter_map(address).collect()
-}
-
-fn address(pod: &PodView) -> Option<String> {
-    Some(SocketAddr::new(pod.ip?, EXPERT_PORT).to_string())
+    pods.iter().filter(|pod| pod.function == function.name).filter_map(PodView::expert_address).collect()
 }
 
 fn since_1970(time: Timestamp) -> Duration {

@@ -1,12 +1,13 @@
 //! What a pod's status says: whether it lives, works, and what is wrong with it. Pure.
 
+use super::build::EXPERT_PORT;
 use super::names::{self, COMPONENT, Component, FUNCTION, IDENTITY, PodName, REPLICA};
 use super::routing::{Generation, MOST_GENERATIONS};
 use super::starting::Run;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodCondition, PodStatus};
 use kube::ResourceExt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 /// A function that was ready and is not for this long is replaced. Its node is faster where it can tell: it
 /// restarts a container that hangs after 40 seconds, and pods of a node that is lost are evicted.
@@ -82,6 +83,11 @@ impl Trouble {
 }
 
 impl PodView {
+    /// Where main functions reach it, as host:port, if it is a remote function; none before it has an address.
+    pub fn expert_address(&self) -> Option<String> {
+        Some(SocketAddr::new(self.ip?, EXPERT_PORT).to_string())
+    }
+
     /// What `pod` says at `now`; none where it is not the pod of a function.
     pub fn of(pod: &Pod, owner_uid: &str, now: Timestamp) -> Option<Self> {
         let meta = &pod.metadata;

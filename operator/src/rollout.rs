@@ -6,7 +6,7 @@
 //! anywhere is made again from what is there.
 
 use super::api::RolloutStrategy;
-use super::build::{EXPERT_PORT, Function, Hosted, Revision};
+use super::build::{Function, Hosted, Revision};
 use super::digest::digest;
 use super::fleet::Silence;
 use super::names::next_incarnation;
@@ -15,7 +15,6 @@ use super::replacement::Replacements;
 use super::routing::{Generation, RoutedPod, RoutingTable};
 use jiff::{SignedDuration, Timestamp};
 use remoe_wire::format_listing;
-use std::net::SocketAddr;
 
 /// The second replacement of a place waits this long after the first, and each further one twice as
 /// long as the one before.
@@ -320,8 +319,7 @@ fn routed_pod(function: &Function, group: Option<usize>, pod: &PodView) -> Optio
         Some(Hosted::Layer(set)) => vec![set.layer],
         Some(Hosted::Group(_)) | None => Vec::new(),
     };
-    let address = SocketAddr::new(pod.ip?, EXPERT_PORT).to_string();
-    Some(RoutedPod { pod: pod.name.to_string(), address, layers, group })
+    Some(RoutedPod { pod: pod.name.to_string(), address: pod.expert_address()?, layers, group })
 }
 
 /// Whether main functions of the target serve, all of them; those because of load as far as others serve that would end, and

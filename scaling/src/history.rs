@@ -1,5 +1,6 @@
 //! What gateways and main functions said of load, of late.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -46,30 +47,25 @@ impl History {
     /// Takes note of what `gateway` said, where it is news, and forgets what is older than `window` at `now`.
     pub fn note(&mut self, gateway: &str, said: Said, window: Duration, now: Duration) {
         let known = self.gateways.entry(gateway.to_owned()).or_default();
-        match known.back() {
-            Some(last) if said.sequence == last.sequence => {}
-            Some(last) if said.at <= last.at || said.occupied < last.occupied => {
-                // It started anew, or its clock did.
-                known.clear();
-                known.push_back(said);
-            }
-            _ => known.push_back(said),
-        }
-        shorten(known, |said| said.at + window < now);
+        let follows = |last: &Said| match said.sequence == last.sequence {
+            true => Follows::Same,
+            // It started anew, or its clock did.
+            false if said.at <= last.at || said.occupied < last.occupied => Follows::Nothing,
+            false => Follows::On,
+        };
+        hear(known, said, follows, |said| said.at + window < now);
     }
 
     /// Takes note of what the main function `main` said, likewise.
     pub fn note_work(&mut self, main: &str, worked: Worked, window: Duration, now: Duration) {
         let known = self.mains.entry(main.to_owned()).or_default();
-        match known.back() {
-            Some((_, last)) if worked.age == last.age => {}
-            Some((_, last)) if worked.age < last.age => {
-                known.clear();
-                known.push_back((now, worked));
-            }
-            _ => known.push_back((now, worked)),
-        }
-        shorten(known, |(at, _)| *at + window < now);
+        let age = worked.age;
+        let follows = |(_, last): &(Duration, Worked)| match age.cmp(&last.age) {
+            Ordering::Equal => Follows::Same,
+            Ordering::Less => Follows::Nothing,
+            Ordering::Greater => Follows::On,
+        };
+        hear(known, (now, worked), follows, |(at, _)| *at + window < now);
     }
 
     /// Forgets all but the gateways and main functions that live.
@@ -137,8 +133,23 @@ impl History {
     }
 }
 
-/// Keeps of `known` what is not old, the last word before that, and no more than there may be.
-fn shorten<T>(known: &mut VecDeque<T>, is_old: impl Fn(&T) -> bool) {
+/// How a word follows the one before.
+enum Follows {
+    /// It is the same once more.
+    Same,
+    /// It goes on from there.
+    On,
+    /// Whoever says it began anew.
+    Nothing,
+}
+
+/// Adds `word` to what is `known`, and keeps of that what is not old, the last word before, and no more than there may be.
+fn hear<T>(known: &mut VecDeque<T>, word: T, follows: impl Fn(&T) -> Follows, is_old: impl Fn(&T) -> bool) {
+    match known.back().map_or(Follows::On, follows) {
+        Follows::Same => {}
+        Follows::On => known.push_back(word),
+        Follows::Nothing => *known = VecDeque::from([word]),
+    }
     while known.len() > MOST_SAID || known.get(1).is_some_and(&is_old) {
         known.pop_front();
     }

@@ -154,11 +154,6 @@ pub fn remote(
 
 /// Between what is needed and what is needed with room to spare everything stays as it is.
 fn settled(present: u32, needed: u32, with_room: u32, may_lower: bool) -> u32 {
-    if present < needed {
-        needed
-    } else if present > with_room.max(needed) && may_lower {
-        with_room.max(needed)
-    } else {
-        present
-    }
+    let most = if may_lower { with_room.max(needed) } else { u32::MAX };
+    present.clamp(needed, most)
 }

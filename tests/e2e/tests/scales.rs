@@ -5,6 +5,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::ListParams;
 use remoe_e2e::deployment::Deployment;
+use remoe_e2e::pods::{FUNCTIONS, is_ready};
 use remoe_e2e::scene::Scene;
 use remoe_e2e::{claim, figures, gateways, release};
 use remoe_tests::deadline::{LONG, until};
@@ -31,16 +32,11 @@ const PROMPTS: [&str; 12] = [
 
 /// Pods of functions that are ready and not asked to end, by function.
 async fn ready(scene: &Scene) -> BTreeMap<String, BTreeSet<String>> {
-    let labels = ListParams::default().labels("remoe.dev/function");
+    let labels = ListParams::default().labels(FUNCTIONS);
     let pods = scene.api::<Pod>().list(&labels).await.unwrap().items;
-    let is_ready = |pod: &Pod| {
-        let status = pod.status.as_ref()?;
-        let ready = status.conditions.iter().flatten().find(|condition| condition.type_ == "Ready")?;
-        (ready.status == "True" && pod.metadata.deletion_timestamp.is_none()).then_some(())
-    };
     let mut functions: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for pod in pods.iter().filter(|pod| is_ready(pod).is_some()) {
-        functions.entry(pod.labels()["remoe.dev/function"].clone()).or_default().insert(pod.uid().unwrap());
+    for pod in pods.iter().filter(|pod| is_ready(pod) && pod.metadata.deletion_timestamp.is_none()) {
+        functions.entry(pod.labels()[FUNCTIONS].clone()).or_default().insert(pod.uid().unwrap());
     }
     functions
 }
