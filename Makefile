@@ -38,7 +38,7 @@ up: demo-build ## Serve the demo model on http://127.0.0.1:8000 until Ctrl-C
 
 .PHONY: test
 test: build $(PYTHON_PACKAGES)/.complete ## Run every test
-	PYTHONPATH="$$PWD/$(PYTHON_PACKAGES)" $(CARGO) test --release --workspace
+	PYTHONPATH="$$PWD/$(PYTHON_PACKAGES)" $(CARGO) test --release --workspace --no-fail-fast
 
 # Client libraries that the tests drive the server with.
 $(PYTHON_PACKAGES)/.complete: tests/python/requirements.txt tests/python/unbounded.txt

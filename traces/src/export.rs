@@ -8,10 +8,11 @@ use opentelemetry::Context;
 use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
 use opentelemetry_sdk::trace::{Span, SpanData, SpanExporter, SpanProcessor};
 use prometheus::{IntCounterVec, Opts};
+use std::convert::Infallible;
 use std::io;
 use std::sync::Mutex;
 use std::sync::PoisonError;
-use std::sync::mpsc::{Receiver as Done, RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{Receiver as Done, RecvTimeoutError, channel as until};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::error::TrySendError;
@@ -42,7 +43,8 @@ impl Counts {
 pub(crate) struct Queue {
     spans: Sender<SpanData>,
     stop: CancellationToken,
-    done: Mutex<Done<()>>,
+    /// Closes when the last span has left: whoever asks again, however late, learns the same.
+    done: Mutex<Done<Infallible>>,
     counts: Counts,
 }
 
@@ -58,7 +60,7 @@ impl Queue {
         counts: Counts,
     ) -> io::Result<Self> {
         let (spans, waiting) = channel(settings.queue);
-        let (tell, done) = sync_channel(1);
+        let (running, done) = until();
         let stop = CancellationToken::new();
         let export = Export {
             exporter,
@@ -71,8 +73,7 @@ impl Queue {
         };
         std::thread::Builder::new().name("traces".to_owned()).spawn(move || {
             runtime.block_on(export.run());
-            // Nobody may wait any more.
-            let _ended = tell.try_send(());
+            drop(running);
             runtime.shutdown_background();
         })?;
         Ok(Self { spans, stop, done: Mutex::new(done), counts })
@@ -97,7 +98,7 @@ impl SpanProcessor for Queue {
         self.stop.cancel();
         let done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
         match done.recv_timeout(limit) {
-            Ok(()) | Err(RecvTimeoutError::Disconnected) => Ok(()),
+            Err(RecvTimeoutError::Disconnected) => Ok(()),
             Err(RecvTimeoutError::Timeout) => Err(OTelSdkError::Timeout(limit)),
         }
     }
