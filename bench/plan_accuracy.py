@@ -9,6 +9,7 @@ output token and cost, and the peak memory of every function beside its specific
 """
 
 import argparse
+import concurrent.futures
 import json
 import math
 import os
@@ -67,7 +68,7 @@ def group_plans(remoe, model, workload, folder, vcpus):
     """All experts, or half of them, in 1, 2 and 4 groups that each hold a slice of every layer, every function with the
     same quota."""
     millis = int(vcpus * 1000)
-    base = [remoe, "plan", "--model", model, "--profile", workload["profile"], "--workload", workload["file"]]
+    base = [remoe, "plan", "--model", model, "--profile", workload["profile"], "--workload", workload["rare"]]
     base += ["--main-cpu", f"{millis}:{millis}:1000", "--remote-cpu", f"{millis}:{millis}:1000",
              "--remote-memory-mb", "100:16000:100", "--tpot", "60s", "--ttft", "600s", "--json"]
     answer = run(base + ["--remote", "never"])
@@ -110,8 +111,30 @@ def post(endpoint, body):
         return json.load(answer)
 
 
-def measure(remoe, model, answer, facts, requests, tokens):
-    """Serves the plan; figures of every request, and peaks of every function."""
+def expected_step(evaluation, requests):
+    """Seconds of a decode step of so many requests, between those that the planner works out."""
+    for low, high in zip(evaluation["steps"], evaluation["steps"][1:]):
+        if low["requests"] <= requests <= high["requests"]:
+            beside = (requests - low["requests"]) / (high["requests"] - low["requests"])
+            return low["seconds"] + (high["seconds"] - low["seconds"]) * beside
+    return evaluation["steps"][-1]["seconds"]
+
+
+def at_once(endpoint, evaluation, generator, vocabulary, streams, tokens):
+    """Figures of `streams` requests that decode in the same steps."""
+    def one(prompt):
+        body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "include_figures": True}
+        return post(endpoint, body)["usage"]["remoe"]["plan"]["measured"]
+
+    prompts = [[generator.randrange(vocabulary) for _ in range(24)] for _ in range(streams)]
+    with concurrent.futures.ThreadPoolExecutor(streams) as pool:
+        answers = list(pool.map(one, prompts))
+    return [{"streams": streams, "expected": {"tpot_s": expected_step(evaluation, streams)}, "measured": answer}
+            for answer in answers]
+
+
+def measure(remoe, model, answer, facts, requests, tokens, streams):
+    """Serves the plan; figures of every request and of every stream among others, and peaks of every function."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(answer, file)
         file.flush()
@@ -131,9 +154,13 @@ def measure(remoe, model, answer, facts, requests, tokens):
                     compared.append({"input_tokens": length, **figures["plan"], "experts": figures["experts"],
                                      "expert_seconds": figures["expert_seconds"]})
                 time.sleep(0.05)
+            beside = []
+            for count in streams:
+                for _ in range(requests):
+                    beside += at_once(ready["endpoint"], answer["evaluation"], generator, facts["vocab_size"], count, tokens)
             peaks = [{"name": function["name"], "role": function["role"], "peak_bytes": peak_bytes(function["pid"])}
                      for function in ready["functions"]]
-            return ready["start"], compared, peaks
+            return ready["start"], compared, beside, peaks
         finally:
             up.send_signal(signal.SIGTERM)
             up.wait(60)
@@ -170,6 +197,8 @@ def main():
     parser.add_argument("--tokens", type=int, default=24, help="generated per request")
     parser.add_argument("--groups", type=float, metavar="VCPUS",
                         help="slices of every layer in 1, 2 and 4 groups, every function with this quota, instead")
+    parser.add_argument("--streams", type=lambda text: [int(count) for count in text.split(",")], default=[], metavar="N,..",
+                        help="with --groups, so many requests at once as well")
     parser.add_argument("--out", help="where all figures go, as JSON")
     args = parser.parse_args()
     facts = run([args.remoe, "inspect", "--model", args.model, "--json"])
@@ -181,17 +210,22 @@ def main():
         workload_file = os.path.join(folder, "workload.json")
         with open(workload_file, "w") as file:
             json.dump({"typicalInputTokens": 128, "typicalOutputTokens": args.tokens,
-                       "maxInputTokens": 256, "maxOutputTokens": 64}, file)
-        workload = {"profile": profile_file, "file": workload_file}
+                       "maxInputTokens": 256, "maxOutputTokens": max(args.tokens, 64)}, file)
+        # So rarely that each finds functions idle: the planner then says what steps of several take.
+        rare_file = os.path.join(folder, "rare.json")
+        with open(workload_file) as stated, open(rare_file, "w") as file:
+            json.dump({**json.load(stated), "concurrency": max(args.streams, default=1), "arrivals": {"perHour": 1}}, file)
+        workload = {"profile": profile_file, "file": workload_file, "rare": rare_file}
         results = []
         chosen = plans(args.remoe, args.model, workload, folder)
         if args.groups:
             chosen = group_plans(args.remoe, args.model, workload, folder, args.groups)
         for name, answer in chosen:
             answer["moe_layers"] = facts["moe_layers"]
-            start, compared, peaks = measure(args.remoe, args.model, answer, facts, args.requests, args.tokens)
+            start, compared, beside, peaks = measure(
+                args.remoe, args.model, answer, facts, args.requests, args.tokens, args.streams)
             sizes = [] if args.groups else memory(answer, peaks, profile)
-            results.append({"plan": name, "start": start, "requests": compared, "memory": sizes,
+            results.append({"plan": name, "start": start, "requests": compared, "streams": beside, "memory": sizes,
                             "main_bytes": answer["plan"]["main_bytes"],
                             "remote_experts": sum(len(layer["remote"]) for layer in answer["plan"]["layers"])})
             report(results[-1])
@@ -214,6 +248,11 @@ def report(result):
         error = statistics.median(errors(result["requests"], key))
         line += f" {key[:4]} {measured:.2f} ms (expected {expected:.2f}, {error:+.0%})"
     print(line)
+    for streams in sorted({row["streams"] for row in result["streams"]}):
+        rows = [row for row in result["streams"] if row["streams"] == streams]
+        measured = statistics.median(row["measured"]["tpot_s"] for row in rows) * 1e3
+        print(f"  {streams} at once: tpot {measured:.2f} ms (expected {rows[0]['expected']['tpot_s'] * 1e3:.2f}, "
+              f"{statistics.median(errors(rows, 'tpot_s')):+.0%})")
 
 
 def summarise(results):
@@ -224,6 +263,11 @@ def summarise(results):
         signed = statistics.median(errors(requests, key))
         print(f"  {name}: median error {statistics.median(found):.1%} (signed {signed:+.1%}), "
               f"90 % within {found[int(0.9 * (len(found) - 1))]:.1%}")
+    beside = [row for result in results for row in result["streams"]]
+    for streams in sorted({row["streams"] for row in beside}):
+        found = sorted(abs(error) for error in errors([row for row in beside if row["streams"] == streams], "tpot_s"))
+        print(f"  TPOT of {streams} at once: median error {statistics.median(found):.1%}, "
+              f"90 % within {found[int(0.9 * (len(found) - 1))]:.1%} ({len(found)} requests)")
     functions = [row for result in results for row in result["memory"]]
     if not functions:
         return

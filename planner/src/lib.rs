@@ -39,7 +39,7 @@ pub use cost::groups::GroupEvaluation;
 pub use cost::lpt::{Replica, load_bound, longest_first, longest_first_beside};
 pub use cost::main_size::{MainSize, PAGE_POSITIONS, useful_vcpus};
 pub use cost::running::Life;
-pub use cost::{Evaluation, LayerEvaluation, Violation};
+pub use cost::{BatchStep, Evaluation, LayerEvaluation, Violation};
 pub use error::{FieldError, PlanError};
 pub use nodes::{
     Arrangement, BrokenLimit, ExpectedTimes, Flip, FlipCause, GpuTimes, NodeShape, NodesAnswer, NodesLayout,

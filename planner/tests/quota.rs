@@ -6,7 +6,7 @@
 mod generate;
 
 use generate::Random;
-use remoe_planner::{Evaluation, PlanDraft, Problem, evaluate};
+use remoe_planner::{Account, Evaluation, PlanDraft, Problem, evaluate};
 use serde_json::{Value, json};
 
 const PERIOD_NANOS: u64 = 100_000_000;
@@ -84,11 +84,7 @@ impl Scene {
             (0..self.groups).map(|_| Function::new(self.group_vcpus, random)).collect();
         let mut now = PERIOD_NANOS;
         for _ in 0..STEPS {
-            for (group, seconds) in &self.layers {
-                now = main.compute(now, self.main_seconds + self.call_seconds.0);
-                now = groups[*group].compute(now, *seconds + self.call_seconds.1);
-                now += (self.trip_seconds * 1e9) as u64;
-            }
+            now = self.step(now, &mut main, &mut groups);
         }
         (now - PERIOD_NANOS) as f64 / 1e9 / f64::from(STEPS)
     }
@@ -128,7 +124,31 @@ impl Scene {
         })
     }
 
-    fn expected(&self, cpu_quotas: bool) -> f64 {
+    /// Seconds of a step of an answer with so many of them, in the mean over requests that find functions rested.
+    fn simulated_alone(&self, steps: u32, random: &mut Random) -> f64 {
+        const REQUESTS: u32 = 200;
+        let answer = |random: &mut Random| {
+            let mut main = Function::new(self.main_vcpus, random);
+            let mut groups: Vec<Function> =
+                (0..self.groups).map(|_| Function::new(self.group_vcpus, random)).collect();
+            let first = self.step(PERIOD_NANOS, &mut main, &mut groups);
+            let last = (0..steps).fold(first, |now, _| self.step(now, &mut main, &mut groups));
+            (last - first) as f64 / 1e9 / f64::from(steps)
+        };
+        (0..REQUESTS).map(|_| answer(random)).sum::<f64>() / f64::from(REQUESTS)
+    }
+
+    /// When a step is done that begins `now`.
+    fn step(&self, mut now: u64, main: &mut Function, groups: &mut [Function]) -> u64 {
+        for (group, seconds) in &self.layers {
+            now = main.compute(now, self.main_seconds + self.call_seconds.0);
+            now = groups[*group].compute(now, *seconds + self.call_seconds.1);
+            now += (self.trip_seconds * 1e9) as u64;
+        }
+        now
+    }
+
+    fn plan(&self) -> Value {
         let hosted = |group: usize| {
             let own = self.layers.iter().enumerate().filter(|(_, (host, _))| *host == group);
             own.map(|(layer, _)| format!("{layer}:0")).collect::<Vec<_>>().join(",")
@@ -136,8 +156,16 @@ impl Scene {
         let groups: Vec<_> = (0..self.groups)
             .map(|group| json!({"experts": hosted(group), "memory_bytes": 1e9, "vcpus": self.group_vcpus}))
             .collect();
-        let plan = json!({"main_bytes": 1e9, "main_vcpus": self.main_vcpus, "groups": groups});
-        evaluated(&self.problem(cpu_quotas), &plan).tpot_seconds
+        json!({"main_bytes": 1e9, "main_vcpus": self.main_vcpus, "groups": groups})
+    }
+
+    fn expected(&self, cpu_quotas: bool) -> f64 {
+        evaluated(&self.problem(cpu_quotas), &self.plan()).tpot_seconds
+    }
+
+    fn expected_alone(&self, steps: u32) -> f64 {
+        let form = json!({"problem": self.problem(true), "plan": self.plan()});
+        Account::from_json(&form.to_string()).unwrap().expect(1, steps as usize).tpot_seconds
     }
 }
 
@@ -164,6 +192,26 @@ fn a_step_takes_as_long_as_functions_that_run_out_of_their_quotas() {
     // Speeds instead of quotas would be wrong: most of these functions rest most of the time.
     let slow = scenes.iter().filter(|scene| scene.expected(false) > 1.2 * scene.expected(true)).count();
     assert!(slow > 100, "{slow}");
+}
+
+/// Single requests find functions rested: what a period gives them is there when they begin.
+#[test]
+fn a_short_answer_ends_before_quotas_slow_it_down() {
+    let random = &mut Random::new(12);
+    let mut ratios: Vec<f64> = Vec::new();
+    let mut quicker = 0;
+    for _ in 0..300 {
+        let scene = Scene::random(random);
+        let steps = random.whole(4, 64) as u32;
+        let expected = scene.expected_alone(steps);
+        ratios.push(scene.simulated_alone(steps, random) / expected);
+        quicker += usize::from(expected < 0.7 * scene.expected(true));
+    }
+    ratios.sort_by(f64::total_cmp);
+    assert!((ratios[ratios.len() / 2] - 1.0).abs() < 0.05, "median {}", ratios[ratios.len() / 2]);
+    let (least, most) = (ratios[ratios.len() / 20], ratios[ratios.len() - ratios.len() / 20]);
+    assert!(least > 0.8 && most < 1.25, "nine of ten between {least} and {most}");
+    assert!(quicker > 10, "{quicker} of 300 are much quicker than what lasts");
 }
 
 /// The main function, whose quota is what a prefill waits for, calls each of a group's functions that has tokens.

@@ -200,7 +200,7 @@ impl Account {
         let request = self.request(input.max(1) as f64, steps as f64);
         // What one request takes when it runs alone is what can be measured of it.
         let problem = Problem { request, arrivals: None, ..self.problem.clone() };
-        Model::new(&problem).evaluate(&self.plan)
+        Model { is_rested: true, ..Model::new(&problem) }.evaluate(&self.plan)
     }
 
     /// One request that runs alone. Memory and what it costs stay those of the plan.

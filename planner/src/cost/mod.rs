@@ -37,6 +37,9 @@ pub struct Evaluation {
     pub ttft_seconds: f64,
     /// One decode step; 0 where there is none.
     pub tpot_seconds: f64,
+    /// Where requests come, a decode step with several of them, up to as many as run at once.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub steps: Vec<BatchStep>,
     /// The main function (Remoe paper, equation 6).
     pub main_cost: f64,
     /// The remote functions (Remoe paper, equations 8 and 9).
@@ -57,6 +60,15 @@ pub struct Evaluation {
     pub life: Option<Life>,
     /// Limits that the plan does not keep.
     pub violations: Vec<Violation>,
+}
+
+/// One decode step of several requests.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct BatchStep {
+    /// How many requests have a token in it.
+    pub requests: f64,
+    /// How long it takes.
+    pub seconds: f64,
 }
 
 /// The terms of one layer.
@@ -123,12 +135,18 @@ impl Model<'_> {
             layer.main_cost = main_rate * (layer.prefill + self.output * layer.decode);
             layer.remote_cost = self.remote_cost(layer, part, seconds);
         }
+        let batches = self.batches().into_iter().zip(&times.steps);
+        let steps = match self.problem.arrivals {
+            Some(_) => batches.map(|(requests, seconds)| BatchStep { requests, seconds: *seconds }).collect(),
+            None => Vec::new(),
+        };
         let bill = self.bill(&self.running(plan, times, &layers, &groups));
         let mut evaluation = Evaluation {
             prefill_seconds,
             decode_seconds,
             ttft_seconds: bill.ttft_seconds,
             tpot_seconds: bill.tpot_seconds,
+            steps,
             main_cost: bill.main_cost,
             remote_cost: bill.remote_cost,
             total_cost: bill.total(),

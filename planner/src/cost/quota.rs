@@ -11,6 +11,9 @@ use crate::plan::{Group, Plan};
 use crate::problem::curve::Curve;
 use crate::problem::model::Model;
 
+/// Seconds after which a function has its part again: the usual period of control groups.
+const PERIOD_SECONDS: f64 = 0.1;
+
 /// How a function computes with its vCPUs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Pace {
@@ -34,15 +37,35 @@ impl Model<'_> {
         if !self.problem.cpu_quotas {
             return;
         }
-        let main = self.main_pace(plan);
-        if main.stretch > 1.0 {
-            times.at_least(&self.work_of_main(plan, main), main.stretch);
+        let groups = plan.groups.iter().map(|group| (self.group_pace(group), Some(group)));
+        let throttled = std::iter::once((self.main_pace(plan), None)).chain(groups);
+        let works: Vec<(Times, f64)> = throttled
+            .filter(|(pace, _)| pace.stretch > 1.0)
+            .map(|(pace, group)| match group {
+                None => (self.work_of_main(plan, pace), pace.stretch),
+                Some(group) => (self.work_of(group, pace), pace.stretch),
+            })
+            .collect();
+        match self.is_rested {
+            true => self.from_rest(times, &works),
+            false => works.iter().for_each(|(work, stretch)| times.at_least(work, *stretch)),
         }
-        for group in &plan.groups {
-            let pace = self.group_pace(group);
-            if pace.stretch > 1.0 {
-                times.at_least(&self.work_of(group, pace), pace.stretch);
-            }
+    }
+
+    /// `times` of one request on functions that have rested: each has its part of a period at hand and is slowed
+    /// down only when that is used up. With a quota q of periods of P seconds, W seconds of computing that begin
+    /// anywhere in a period take W / q - (1 - q) P in the mean, and never less than W.
+    fn from_rest(&self, times: &mut Times, works: &[(Times, f64)]) {
+        let until = |work: fn(&Times, f64) -> f64| {
+            let each = works.iter().map(|(all, stretch)| {
+                stretch * work(all, self.output) - (1.0 - 1.0 / stretch) * PERIOD_SECONDS
+            });
+            each.fold(0.0, f64::max)
+        };
+        times.prefill = times.prefill.max(until(|work, _| work.prefill));
+        let all = until(|work, steps| work.prefill + steps * work.steps[0]);
+        if self.output > 0.0 {
+            times.steps[0] = times.steps[0].max((all - times.prefill) / self.output);
         }
     }
 

@@ -51,6 +51,8 @@ pub(crate) struct Model<'p> {
     pub(crate) remote_sizes: Vec<f64>,
     pub(crate) ttft_limit: f64,
     pub(crate) tpot_limit: f64,
+    /// Whether functions have rested before the request: what quotas slow down is then less than in what lasts.
+    pub(crate) is_rested: bool,
 }
 
 /// A size that a function can have.
@@ -219,6 +221,7 @@ impl<'p> Model<'p> {
             remote_sizes: problem.specs.remote.sizes(),
             ttft_limit: problem.slo.ttft_seconds,
             tpot_limit: problem.slo.tpot_seconds,
+            is_rested: false,
             problem,
         }
     }
