@@ -216,7 +216,7 @@ fn what_is_left_out_is_filled_in() {
         );
         assert_eq!(
             serde_json::to_value(&stored.spec.scaling).unwrap(),
-            json!({"min": 1, "max": 1, "idleWindow": "600s"})
+            json!({"min": 1, "max": 1, "idleWindow": "600s", "targetPercent": 70, "window": "60s"})
         );
         assert_eq!(serde_json::to_value(stored.spec.slo).unwrap(), json!({"ttft": "10s", "tpot": "150ms"}));
         assert_eq!(stored.spec.main.memory_mb.step, 100);
