@@ -75,7 +75,7 @@ struct PredictionSpec {
 enum Replan {
     #[default]
     Auto,
-    Off,
+    Never,
 }
 
 #[derive(Default, PartialEq, Deserialize)]
@@ -337,7 +337,7 @@ mod tests {
         assert_eq!(said("{interval: 1m}", &[]), ["--replan=60s"]);
         assert_eq!(said("{privacy: CountsOnly}", &[]), ["--replan=600s", "--forget"]);
         assert_eq!(said("{privacy: CountsOnly}", &["--replan", "5s"]), ["--forget"]);
-        assert!(said("{replan: Off}", &[]).is_empty() && said("{}", &["--plan", "p.json"]).is_empty());
+        assert!(said("{replan: Never}", &[]).is_empty() && said("{}", &["--plan", "p.json"]).is_empty());
         assert_eq!(said("{interval: 1m}", &["--remote-ratio", "0.5"]), ["--replan=60s"]);
         assert!(
             expanded(&with("{interval: soon}"), &[]).is_err()

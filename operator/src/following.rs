@@ -56,7 +56,7 @@ pub fn due(
     hash: &str,
     running: Option<&str>,
 ) -> Option<MixOf> {
-    if owner.spec.prediction.replan == Replan::Off {
+    if owner.spec.prediction.replan == Replan::Never {
         return None;
     }
     let demand = observed.demand.as_ref()?;

@@ -12,3 +12,26 @@ pub fn crds() -> Result<Vec<(String, String)>, serde_yaml::Error> {
     };
     [MoEDeployment::crd(), MoEPlan::crd(), MoEDemand::crd()].into_iter().map(file).collect()
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// What Kubernetes' tools read of a file, and of what users write, is YAML 1.1.
+    #[test]
+    fn no_word_is_a_boolean_to_those_who_read_the_files() {
+        const BOOLEANS: [&str; 6] = ["y", "n", "yes", "no", "on", "off"];
+        for (name, text) in crds().unwrap() {
+            let value = |line: &str| {
+                let line = line.trim_start();
+                line.strip_prefix("- ")
+                    .or(line.split_once(": ").map(|(_, value)| value))
+                    .map(str::to_lowercase)
+            };
+            let found: Vec<String> =
+                text.lines().filter_map(value).filter(|word| BOOLEANS.contains(&word.as_str())).collect();
+            assert!(found.is_empty(), "{name}: {found:?}");
+        }
+    }
+}

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "camelCase")]
 pub struct PredictionSpec {
     /// Auto: functions that wake are placed for those who wait, and while they serve another plan takes over where it
-    /// saves enough. Off: plans stay as they are.
+    /// saves enough. Never: plans stay as they are.
     #[serde(default)]
     pub replan: Replan,
     /// Between two plans while functions serve, at least; such as 10m.
@@ -33,7 +33,7 @@ pub enum Replan {
     #[default]
     Auto,
     /// They stay.
-    Off,
+    Never,
 }
 
 /// What is not remembered.

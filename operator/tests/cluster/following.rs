@@ -279,7 +279,7 @@ fn what_nobody_can_have_meant_is_left_out() {
 #[test]
 fn without_it_plans_stay_and_nobody_is_asked() {
     let mut off = spec();
-    off["prediction"]["replan"] = json!("Off");
+    off["prediction"]["replan"] = json!("Never");
     let mut scene = Scene::new(off);
     assert_eq!(scene.world.demand().spec.prediction, None);
     scene.say("a", 0, 1, Some(mix(MixOf::Answered, &[6, 7])));
@@ -306,7 +306,7 @@ fn without_it_plans_stay_and_nobody_is_asked() {
     };
     let primer = "--primer".to_owned();
     assert!(arguments(Some("gateway"), json!({})).contains(&primer));
-    let off = json!({"prediction": {"replan": "Off"}});
+    let off = json!({"prediction": {"replan": "Never"}});
     assert!(arguments(Some("gateway"), off).contains(&primer), "main functions need not begin anew for it");
     assert!(!arguments(None, json!({})).contains(&primer));
 }

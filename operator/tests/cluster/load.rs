@@ -118,7 +118,7 @@ fn remote(scaling: Value) -> Value {
         "main": {"memoryMB": {"max": 3000}},
         "remoteExperts": {"mode": "Always", "memoryMB": {"min": 200, "max": 1000}, "maxReplicas": 1},
         "scaling": {"remote": scaling},
-        "prediction": {"replan": "Off"},
+        "prediction": {"replan": "Never"},
     })
 }
 

@@ -55,7 +55,7 @@ async fn functions_follow_load_and_no_answer_is_lost_or_another() {
             "scaling": {"min": 1, "max": 3, "targetPercent": 10, "window": "10s", "remote": {"max": 2}},
             "main": {"memoryMB": {"min": 200, "max": 4000}},
             "remoteExperts": {"mode": "Always", "memoryMB": {"min": 100, "max": 1000}, "maxReplicas": 1},
-            "prediction": {"replan": "Off"},
+            "prediction": {"replan": "Never"},
         });
         let demo = Deployment::apply(scene, "demo", &spec).await;
         demo.condition("Ready", "True").await;
