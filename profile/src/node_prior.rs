@@ -94,12 +94,12 @@ impl ResidentWeights {
 /// The shape of `node` with the times of a model on it: of `profile` where there is one, whatever machine it
 /// was made on, else from the node's facts, on the slow side.
 ///
-/// Several GPUs count as one with their memory, bandwidth and operations added: what dividing a model over
-/// them costs is not in the times.
+/// Several GPUs as one have their bandwidth and operations added: what dividing a model over them costs is not in
+/// those times.
 #[must_use]
 pub fn node_shape(node: &ListedNode, weights: &ResidentWeights, profile: Option<&Profile>) -> NodeShape {
     let cpus = Cpus::of(node);
-    let gpu = (node.gpus > 0).then(|| Gpus::of(node).times(weights, profile));
+    let of_gpus = |count: u32| (node.gpus > 0).then(|| Gpus::of(node, count).times(weights, profile));
     NodeShape {
         name: node.name.clone(),
         vcpus: node.vcpus,
@@ -120,7 +120,8 @@ pub fn node_shape(node: &ListedNode, weights: &ResidentWeights, profile: Option<
             },
             |profile| profile.nonexpert_seconds.clone(),
         ),
-        gpu,
+        gpu: of_gpus(1),
+        all_gpus: of_gpus(node.gpus),
     }
 }
 
@@ -165,7 +166,7 @@ impl Cpus {
     }
 }
 
-/// What all GPUs of a node do together.
+/// What some GPUs of a node do together.
 struct Gpus {
     read: f64,
     operations: f64,
@@ -173,10 +174,10 @@ struct Gpus {
 }
 
 impl Gpus {
-    fn of(node: &ListedNode) -> Self {
+    fn of(node: &ListedNode, count: u32) -> Self {
         let memory = node.gpu_memory_gb.unwrap_or(0.0);
         let derived = DERIVED.iter().find(|(most, _, _)| memory <= *most).unwrap_or(&DERIVED[0]);
-        let count = f64::from(node.gpus);
+        let count = f64::from(count);
         let wide = memory >= WIDE_COPY_FROM_GB;
         Self {
             read: count * node.gpu_bandwidth_gbs.unwrap_or(derived.1) * 1e9 * BANDWIDTH_REACHED,

@@ -47,6 +47,7 @@ fn rental(model: &str, list: &NodeList) -> Rental {
         },
         slo: Slo::new(10.0, 0.2),
         arrivals: None,
+        starts: Some(prior.starts),
         shapes: list.nodes.iter().map(|node| node_shape(node, &weights, None)).collect(),
         reserve: Reserve::default(),
         spot: Spot::Remote,
@@ -271,12 +272,116 @@ fn the_verdict_turns_where_it_says() {
 fn nodes_that_sleep_cost_the_time_that_they_are_there() {
     let list = list(LISTS[0]);
     let base = rental("gpt-oss-120b", &list);
-    let always = rent(&base).unwrap();
     let rare = Arrivals { per_second: 1e-4, burst: 1.0, recorded_seconds: None, idle_seconds: Some(300.0) };
     let answer = rent(&Rental { arrivals: Some(rare), ..base.clone() }).unwrap();
     assert!((0.02..0.05).contains(&answer.alive_share), "{}", answer.alive_share);
-    let full = always.dollars_per_hour.unwrap();
-    assert!((answer.dollars_per_hour.unwrap() / (full * answer.alive_share) - 1.0).abs() < 0.01);
+    let price = |name: &str| base.shapes.iter().find(|shape| shape.name == name).unwrap().per_hour;
+    let full: f64 = answer.nodes.iter().map(|node| f64::from(node.count) * price(&node.shape)).sum();
+    assert!((answer.dollars_per_hour.unwrap() / (full * answer.alive_share) - 1.0).abs() < 1e-9);
+}
+
+fn comes(per_second: f64, idle_seconds: Option<f64>) -> Option<Arrivals> {
+    Some(Arrivals { per_second, burst: 1.0, recorded_seconds: None, idle_seconds })
+}
+
+#[test]
+fn what_is_rented_again_and_again_is_loaded_again_and_again() {
+    let list = list(LISTS[0]);
+    let base = Rental { arrivals: comes(1e-4, Some(60.0)), ..rental("gpt-oss-120b", &list) };
+    let (answer, name) = (rent(&base).unwrap(), Arrangement::Cpu);
+    let met = rival(&answer, name).expected.unwrap().met.unwrap();
+    assert!(met.cold_share > 0.9 && met.cold_ttft_seconds > met.ttft_seconds, "{met:?}");
+    let mut slow = base;
+    let starts = slow.starts.as_mut().unwrap();
+    (starts.main.load_bytes_per_second, starts.remote.load_bytes_per_second) = (1e7, 1e7);
+    let slow = rent(&slow).unwrap();
+    assert!(
+        rival(&slow, name).expected.unwrap().met.unwrap().cold_ttft_seconds > 2.0 * met.cold_ttft_seconds
+    );
+    // Who loads is there meanwhile.
+    let dollars = |answer| rival(answer, name).dollars_per_hour.unwrap();
+    assert!(dollars(&slow) > 1.5 * dollars(&answer), "{} {}", dollars(&slow), dollars(&answer));
+    let mut nobody_says = rental("gpt-oss-120b", &list);
+    (nobody_says.arrivals, nobody_says.starts) = (comes(1e-4, Some(60.0)), None);
+    assert_eq!(rent(&nobody_says).unwrap_err().field, "starts");
+}
+
+/// What would turn an answer turns it, where nodes go in between.
+#[test]
+fn turns_go_by_what_nodes_cost_in_the_mean() {
+    let list = list(LISTS[1]);
+    let base = Rental { slo: Slo::new(10.0, 0.3), ..rental("mixtral-8x22b", &list) };
+    let base = Rental { arrivals: comes(5.0 / 3600.0, Some(10.0)), ..base };
+    let verdict = rent(&base).unwrap().verdict;
+    for flip in verdict.flips.iter().filter(|flip| flip.cause == FlipCause::GpuPriceFactor) {
+        assert!(!(0.999..1.001).contains(&flip.at), "{flip:?}");
+        let mut there = base.clone();
+        let gpus = there.shapes.iter_mut().filter(|shape| shape.gpus > 0);
+        gpus.for_each(|shape| shape.per_hour *= flip.at);
+        assert_eq!(rent(&there).unwrap().verdict.pays, !verdict.pays, "{flip:?}");
+    }
+}
+
+#[test]
+fn limits_hold_under_the_load_that_comes() {
+    let list = list(LISTS[1]);
+    let alone = Rental { slo: Slo::new(10.0, 0.3), ..rental("mixtral-8x22b", &list) };
+    let answer = rent(&alone).unwrap();
+    assert_eq!(answer.expected.unwrap().met, None);
+    let mut before = answer.dollars_per_hour.unwrap();
+    for per_day in [1.0, 1_000.0, 5_000.0] {
+        let answer = rent(&Rental { arrivals: comes(per_day / 86_400.0, None), ..alone.clone() }).unwrap();
+        let met = answer.expected.unwrap().met.unwrap();
+        assert!(met.tpot_seconds <= 0.3 + 1e-9 && met.ttft_seconds <= 10.0 + 1e-9, "{per_day} {met:?}");
+        assert!(met.tpot_seconds >= answer.expected.unwrap().tpot_seconds - 1e-12);
+        let dollars = answer.dollars_per_hour.unwrap();
+        assert!(dollars >= before - 1e-9, "{per_day}: {dollars} after {before}");
+        before = dollars;
+    }
+}
+
+/// A main function of this project uses one GPU, however many its node has.
+#[test]
+fn what_remoe_serves_is_on_one_gpu() {
+    let list = list(LISTS[0]);
+    let mut base = rental("deepseek-v3", &list);
+    let before = rent(&base).unwrap();
+    for rival in before.verdict.rivals.iter().filter(|rival| rival.name.is_served_by_remoe()) {
+        assert!(rival.layout.as_ref().is_none_or(|layout| layout.gpus <= 1), "{rival:?}");
+    }
+    let all = rival(&before, Arrangement::Gpu).layout.as_ref();
+    assert!(all.is_none_or(|layout| layout.gpus > 1), "{all:?}");
+    // A second GPU beside it changes its price and nothing else.
+    for shape in base.shapes.iter_mut().filter(|shape| shape.gpus > 0) {
+        (shape.gpus, shape.all_gpus) = (1, shape.gpu.clone());
+    }
+    let after = rent(&base).unwrap();
+    for name in [Arrangement::Mix, Arrangement::Layers, Arrangement::Sliced] {
+        let of = |answer: &NodesAnswer| rival(answer, name).dollars_per_hour;
+        assert_eq!(of(&before), of(&after), "{name:?}");
+    }
+}
+
+#[test]
+fn requests_that_cannot_come_are_refused_by_field() {
+    let list = list(LISTS[0]);
+    let base = rental("gpt-oss-120b", &list);
+    let with = |arrivals: Arrivals| rent(&Rental { arrivals: Some(arrivals), ..base.clone() });
+    let some = comes(1e-3, None).unwrap();
+    for (arrivals, field) in [
+        (Arrivals { per_second: 0.0, ..some.clone() }, "arrivals.per_second"),
+        (Arrivals { per_second: f64::NAN, ..some.clone() }, "arrivals.per_second"),
+        (Arrivals { burst: 0.5, ..some.clone() }, "arrivals.burst"),
+        (Arrivals { idle_seconds: Some(-1.0), ..some.clone() }, "arrivals.idle_seconds"),
+        (Arrivals { recorded_seconds: Some(Vec::new()), ..some.clone() }, "arrivals.recorded_seconds"),
+        (Arrivals { recorded_seconds: Some(vec![2.0, 1.0]), ..some.clone() }, "arrivals.recorded_seconds"),
+    ] {
+        let refused = with(arrivals.clone()).map(|_| ()).unwrap_err();
+        assert!(refused.field.starts_with(field), "{arrivals:?}: {refused}");
+    }
+    let mut long = base.clone();
+    long.request.input_tokens = 1e13;
+    assert_eq!(rent(&long).unwrap_err().field, "request.input_tokens");
 }
 
 #[test]

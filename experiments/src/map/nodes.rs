@@ -5,7 +5,7 @@ use super::{
 };
 use crate::error::ExperimentError;
 use remoe_planner::{
-    Arrangement, Arrivals, Rental, Reserve, ResidentModel, RivalNodes, Service, Slo, Spot, Way, alive, rent,
+    Arrangement, Arrivals, Rental, Reserve, ResidentModel, RivalNodes, Slo, Spot, Way, rent,
 };
 use remoe_profile::{ListedNode, NodeList, Profile, node_shape};
 
@@ -92,47 +92,28 @@ impl ListRegime {
             recorded_seconds: None,
             idle_seconds: self.window,
         };
-        let rental = rental(subject, &self.nodes, self.slo, Some(arrivals.clone()));
+        let rental = rental(subject, &self.nodes, self.slo, Some(arrivals));
         let answer = rent(&rental).map_err(|error| ExperimentError::Plan {
             scenario: subject.name.clone(),
             error: remoe_planner::PlanError::Problem(error),
         })?;
         let offers = WAYS.into_iter().filter_map(|way| {
             let rival = answer.verdict.rivals.iter().find(|rival| of(rival.name) == way)?;
-            Some(self.offer(way, rival, &arrivals))
+            Some(self.offer(way, rival))
         });
         Ok(Cell::new(subject, per_day, offers.collect()))
     }
 
-    fn offer(&self, way: Way, rival: &RivalNodes, arrivals: &Arrivals) -> Offer {
-        let full = rival.expected.map(|times| {
-            // Between one request and as many as run at once, a step grows evenly.
-            let most = request().concurrency;
-            let part = |rows: u32| f64::from(rows - 1) / f64::from((most - 1).max(1));
-            let step =
-                |rows| times.tpot_seconds + part(rows) * (times.busy_tpot_seconds - times.tpot_seconds);
-            let service = Service {
-                prefill_seconds: times.ttft_seconds,
-                step_seconds: (1..=most).map(step).collect(),
-                steps: request().output_tokens,
-                concurrency: most,
-                mains: 1,
-            };
-            alive(arrivals, &service, 0.0).utilisation
-        });
-        let keeps_up = full.is_none_or(|utilisation| utilisation < 1.0);
+    fn offer(&self, way: Way, rival: &RivalNodes) -> Offer {
+        let met = rival.expected.and_then(|times| times.met);
         Offer {
             way,
-            dollars_per_hour: rival.dollars_per_hour.filter(|_| keeps_up),
+            dollars_per_hour: rival.dollars_per_hour,
             on: if rival.feasible { rival.why.clone() } else { String::new() },
             sleeps: self.window.is_some(),
-            ttft_seconds: rival.expected.map(|times| times.ttft_seconds),
-            tpot_seconds: rival.expected.map(|times| times.tpot_seconds),
-            why: match (rival.feasible, keeps_up) {
-                (false, _) => rival.why.clone(),
-                (true, true) => String::new(),
-                (true, false) => "more requests come than it serves".to_owned(),
-            },
+            ttft_seconds: met.map(|times| times.ttft_seconds),
+            tpot_seconds: met.map(|times| times.tpot_seconds),
+            why: if rival.feasible { String::new() } else { rival.why.clone() },
         }
     }
 
@@ -174,6 +155,7 @@ pub fn rental(subject: &Subject, nodes: &[ListedNode], slo: Slo, arrivals: Optio
         request: request(),
         slo,
         arrivals,
+        starts: Some(prior.starts),
         shapes: nodes.iter().map(|node| node_shape(node, &subject.weights, None)).collect(),
         reserve: Reserve::default(),
         spot: Spot::Remote,

@@ -10,7 +10,7 @@ use serde::Serialize;
 /// Requests in one decode step for which times are worked out, at most: beyond, steps grow as at the end.
 const MOST_ROWS: u32 = 64;
 /// Recorded times that a search replays for every size.
-const LONG_RECORD: usize = 64;
+pub(crate) const LONG_RECORD: usize = 64;
 /// Slack of shares and utilisations.
 const SHARE_SLACK: f64 = 1e-9;
 

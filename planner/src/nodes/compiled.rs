@@ -2,8 +2,10 @@
 
 use super::form::{GpuTimes, NodeShape, Rental, ResidentModel, Spot};
 use super::slowest::least_slowest;
-use crate::alive::mean_per_second;
+use crate::alive::{Alive, Service, alive, mean_per_second};
+use crate::cost::running::LONG_RECORD;
 use crate::cost::slowest::{Path, expected_slowest};
+use crate::problem::Arrivals;
 use crate::problem::curve::Curve;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -57,6 +59,10 @@ pub(super) struct Compiled<'a> {
     pub(super) used: Rc<[f64]>,
     /// How one request's steps compare with what is promised.
     pub(super) setting: Setting,
+    /// When requests come, for a search that asks very often.
+    arrivals: Option<Rc<Arrivals>>,
+    /// Share of time in which nodes are there, at least.
+    pub(super) least_share: f64,
     /// Times that were asked for, with the bits of the size that they are for: other prices and limits ask
     /// for the same ones.
     known: Rc<RefCell<HashMap<(Split, u64), Times>>>,
@@ -68,6 +74,7 @@ const MOST_KNOWN: usize = 1 << 20;
 pub(super) struct Shape<'a> {
     pub(super) node: &'a NodeShape,
     pub(super) memory: f64,
+    /// Of one GPU.
     pub(super) gpu_memory: f64,
     pub(super) vcpus: f64,
     /// Experts of the main function here, then of each of 2, 3, .. remote functions.
@@ -100,7 +107,13 @@ impl<'a> Compiled<'a> {
         let tokens: Vec<f64> = usage.iter().map(|share| input * model.top_k as f64 * share).collect();
         let shapes = rental.shapes.iter().map(|node| Shape::new(node, rental, &tokens)).collect();
         let setting = Setting { tpot: rental.slo.tpot_seconds, gpu_price: 1.0, size: 1.0 };
-        Self { rental, shapes, used: sums(usage.into_iter()).into(), setting, known: Rc::default() }
+        let arrivals = rental.arrivals.as_ref().map(|arrivals| Rc::new(quick(arrivals)));
+        let used = sums(usage.into_iter()).into();
+        let mut compiled =
+            Self { rental, shapes, used, setting, arrivals, least_share: 1.0, known: Rc::default() };
+        let nothing = Times { ttft: 0.0, tpot: 0.0, busy: 0.0 };
+        compiled.least_share = compiled.under_load(nothing, 0.0).map_or(1.0, |load| load.share);
+        compiled
     }
 
     /// The same under another setting.
@@ -110,6 +123,8 @@ impl<'a> Compiled<'a> {
             shapes: self.shapes.clone(),
             used: self.used.clone(),
             setting,
+            arrivals: self.arrivals.clone(),
+            least_share: self.least_share,
             known: self.known.clone(),
         }
     }
@@ -160,10 +175,45 @@ impl<'a> Compiled<'a> {
         node.gpus == 0 && (!node.spot || self.rental.spot != Spot::Never)
     }
 
+    /// Whether `times` keep the limits under the load that comes.
     pub(super) fn holds(&self, times: Times) -> bool {
-        times.ttft <= self.rental.slo.ttft_seconds + 1e-9
-            && times.tpot <= self.setting.tpot + 1e-12
-            && self.utilisation(times) < 1.0
+        let kept = |times: Times| {
+            times.ttft <= self.rental.slo.ttft_seconds + 1e-9 && times.tpot <= self.setting.tpot + 1e-12
+        };
+        kept(times) && self.utilisation(times) < 1.0 && kept(self.met(times))
+    }
+
+    /// What requests meet in the mean: those of `times` alone where nobody says when they come.
+    pub(super) fn met(&self, times: Times) -> Times {
+        match self.under_load(times, 0.0) {
+            Some(load) if !load.saturated => Times {
+                ttft: times.ttft.max(load.first_token_seconds + load.wait_seconds),
+                tpot: times.tpot.max(load.tpot_seconds),
+                ..times
+            },
+            _ => times,
+        }
+    }
+
+    /// What the load that comes makes of functions with `times` that take `start_seconds` to start.
+    pub(super) fn under_load(&self, times: Times, start_seconds: f64) -> Option<Alive> {
+        self.arrivals.as_ref().map(|arrivals| alive(arrivals, &self.service(times), start_seconds))
+    }
+
+    /// One main function with `times`.
+    pub(super) fn service(&self, times: Times) -> Service {
+        let request = &self.rental.request;
+        // Between one request and as many as run at once, a step grows evenly.
+        let most = request.concurrency.max(1);
+        let part = |rows: u32| f64::from(rows - 1) / f64::from((most - 1).max(1));
+        let step = |rows| times.tpot + part(rows) * (times.busy - times.tpot).max(0.0);
+        Service {
+            prefill_seconds: times.ttft,
+            step_seconds: (1..=most).map(step).collect(),
+            steps: request.output_tokens,
+            concurrency: most,
+            mains: 1,
+        }
     }
 
     /// Requests in a second when as many as may run at once always do: every prefill holds up all of them.
@@ -347,7 +397,7 @@ impl<'a> Shape<'a> {
         };
         // Remote functions are on nodes without GPUs.
         let densities = if node.gpus > 0 { 1 } else { MOST_PER_NODE };
-        let on_gpu = node.gpu.as_ref().map(|gpu| {
+        let on_gpu = node.all_gpus.as_ref().map(|gpu| {
             let curve = Curve::of_gpu(&gpu.expert_seconds);
             let one = curve.column(1.0);
             let prefill: f64 = runs(tokens, |tokens| curve.seconds(tokens, one)).sum();
@@ -367,6 +417,19 @@ impl<'a> Shape<'a> {
             gpu_decode: on_gpu.map_or(0.0, |(_, decode, _)| decode),
             gpu_busy: on_gpu.map_or(0.0, |(_, _, busy)| busy),
         }
+    }
+}
+
+/// `arrivals`, where a long record would be replayed for every candidate: requests come as often at random then.
+fn quick(arrivals: &Arrivals) -> Arrivals {
+    match &arrivals.recorded_seconds {
+        Some(times) if times.len() > LONG_RECORD => Arrivals {
+            per_second: mean_per_second(arrivals),
+            burst: 1.0,
+            recorded_seconds: None,
+            idle_seconds: arrivals.idle_seconds,
+        },
+        _ => arrivals.clone(),
     }
 }
 

@@ -2,7 +2,8 @@
 
 use super::slowest::MOST_TOP_K;
 use crate::error::FieldError;
-use crate::problem::{Affine, Arrivals, CpuProfile, GpuProfile, Request, Slo, Transport};
+use crate::problem::check::{check_arrivals, check_request, check_start};
+use crate::problem::{Affine, Arrivals, CpuProfile, GpuProfile, Request, Slo, Starts, Transport};
 
 const MOST_SHAPES: usize = 1024;
 const MOST_LAYERS: usize = 4096;
@@ -14,13 +15,16 @@ const LARGEST: f64 = 1e18;
 pub struct Rental {
     /// What is served.
     pub model: ResidentModel,
-    /// Typical and largest requests. Times are those of one request that runs alone, memory has room for
-    /// `concurrency` of them, as in a [`crate::Problem`].
+    /// Typical and largest requests. Memory has room for `concurrency` of them, as in a [`crate::Problem`].
     pub request: Request,
     /// What was promised.
     pub slo: Slo,
-    /// When requests come; nodes are there all the time where absent.
+    /// When requests come: limits hold under that load. Where absent times are those of one request that runs
+    /// alone, and nodes are there all the time.
     pub arrivals: Option<Arrivals>,
+    /// How long functions take to start on a node that is there, which is paid for; needed beside
+    /// [`Arrivals::idle_seconds`].
+    pub starts: Option<Starts>,
     /// What can be rented.
     pub shapes: Vec<NodeShape>,
     /// What of a node is not there for functions.
@@ -82,8 +86,10 @@ pub struct NodeShape {
     pub expert_seconds: CpuProfile,
     /// Everything but routed experts, all layers, on its CPUs.
     pub rest_seconds: CpuProfile,
-    /// What its GPUs take, all of them as one; absent without any.
+    /// What one of its GPUs takes, which is what a main function of this project uses; absent without any.
     pub gpu: Option<GpuTimes>,
+    /// What all of them take as one, for ways in which others serve; absent without any.
+    pub all_gpus: Option<GpuTimes>,
 }
 
 /// What the GPUs of a node take.
@@ -142,9 +148,9 @@ impl NodeShape {
         (self.memory_bytes * (1.0 - reserve.memory_share) - reserve.memory_bytes).max(0.0)
     }
 
-    /// Memory of all GPUs for functions.
+    /// Memory of one GPU for functions; 0 without any.
     pub(super) fn usable_gpu_bytes(&self, reserve: &Reserve) -> f64 {
-        f64::from(self.gpus) * self.gpu_bytes * (1.0 - reserve.gpu_memory_share)
+        f64::from(self.gpus.min(1)) * self.gpu_bytes * (1.0 - reserve.gpu_memory_share)
     }
 
     /// vCPUs for functions, in thousandths as Kubernetes counts them.
@@ -182,7 +188,18 @@ impl Rental {
         positive("rest_bytes", model.rest_bytes)?;
         positive("slo.ttft_seconds", self.slo.ttft_seconds)?;
         positive("slo.tpot_seconds", self.slo.tpot_seconds)?;
-        positive("request.input_tokens", self.request.input_tokens)?;
+        check_request(&self.request)?;
+        if let Some(starts) = self.starts {
+            check_start("starts.main", starts.main)?;
+            check_start("starts.remote", starts.remote)?;
+        }
+        if let Some(arrivals) = &self.arrivals {
+            check_arrivals(arrivals)?;
+            if arrivals.idle_seconds.is_some() && self.starts.is_none() {
+                let message = "is missing: nodes that go after arrivals.idle_seconds are loaded again";
+                return Err(FieldError::new("starts", message));
+            }
+        }
         for (index, shape) in self.shapes.iter().enumerate() {
             positive(&format!("nodes[{index}].vcpus"), shape.vcpus)?;
             positive(&format!("nodes[{index}].memory_bytes"), shape.memory_bytes)?;

@@ -55,10 +55,15 @@ impl Arrangement {
 /// The cheapest nodes that hold an arrangement.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Found {
+    /// What its nodes cost while they are there.
     pub(super) per_hour: f64,
+    /// That, times the share of time in which they are.
+    pub(super) dollars: f64,
     pub(super) times: Times,
     pub(super) main: usize,
     pub(super) device: Device,
+    /// GPUs that it uses there.
+    pub(super) gpus: u32,
     /// Bytes on its GPUs; 0 without.
     pub(super) on_gpu: f64,
     /// Bytes of the main function on its host, without the non-expert part.
@@ -116,9 +121,9 @@ impl Best {
         Self { found: None, miss: Miss::Absent(missing) }
     }
 
-    /// Dollars per hour that another one has to be below.
+    /// Dollars per hour that another one has to be below, in the mean over all time.
     pub(super) fn bound(&self) -> f64 {
-        self.found.as_ref().map_or(f64::INFINITY, |found| found.per_hour)
+        self.found.as_ref().map_or(f64::INFINITY, |found| found.dollars)
     }
 
     pub(super) fn missed(&mut self, miss: Miss) {
@@ -129,7 +134,7 @@ impl Best {
 
     /// Keeps the cheaper one; of equally cheap ones the quicker.
     pub(super) fn offer(&mut self, found: Found) {
-        let order = |one: &Found| (one.per_hour, one.times.tpot, one.times.ttft);
+        let order = |one: &Found| (one.dollars, one.times.tpot, one.times.ttft);
         if self.found.as_ref().is_none_or(|known| order(&found) < order(known)) {
             self.found = Some(found);
         }
@@ -140,8 +145,9 @@ impl Compiled<'_> {
     /// The limit that `times` break furthest, with the shape that they are of.
     pub(super) fn slow(&self, shape: usize, times: Times) -> Miss {
         let miss = |limit, value, allowed| Miss::Slow { shape, limit, value, allowed };
-        let ttft = miss("ttft", times.ttft, self.rental.slo.ttft_seconds);
-        let tpot = miss("tpot", times.tpot, self.setting.tpot);
+        let met = self.met(times);
+        let ttft = miss("ttft", met.ttft, self.rental.slo.ttft_seconds);
+        let tpot = miss("tpot", met.tpot, self.setting.tpot);
         let load = miss("load", self.utilisation(times), 1.0);
         [tpot, load].into_iter().fold(ttft, |worst, other| match worst.is_closer_than(&other) {
             true => other,

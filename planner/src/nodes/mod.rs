@@ -4,8 +4,8 @@
 //! parts ([`Arrangement`]) as whole nodes of a list, and says whether remote experts pay, why every other way
 //! is dearer or impossible, and what would have to be different for another answer.
 //!
-//! Times are those of one typical request that runs alone, as everywhere in this crate; memory has room for as
-//! many as run at once. The search is exact for equal functions but for one thing: how many experts of a layer
+//! Times are those of one typical request that runs alone, or, where the rental says when requests come, what they
+//! meet in the mean; memory has room for as many as run at once. The search is exact for equal functions but for one thing: how many experts of a layer
 //! stay beside the main function is tried at a few numbers.
 
 mod compiled;
@@ -17,7 +17,7 @@ mod slowest;
 mod verdict;
 mod whole;
 
-use crate::alive::{Service, alive};
+use crate::alive::alive;
 use crate::error::FieldError;
 use compiled::Compiled;
 pub use form::{GpuTimes, NodeShape, Rental, Reserve, ResidentModel, Spot};
@@ -37,7 +37,7 @@ pub struct NodesAnswer {
     pub alive_share: f64,
     /// What is on them.
     pub layout: Option<NodesLayout>,
-    /// Expected times of a typical request that runs alone.
+    /// Expected times of typical requests.
     pub expected: Option<ExpectedTimes>,
     /// What is not there for functions.
     pub reserve: Reserve,
@@ -91,18 +91,36 @@ pub struct NodesLayout {
     pub gpu_bytes_each: f64,
 }
 
-/// Times of a typical request that runs alone, in seconds.
+/// Times of typical requests, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct ExpectedTimes {
-    /// To the first token.
+    /// To the first token of a request that runs alone.
     pub ttft_seconds: f64,
-    /// Per output token.
+    /// Per output token of a request that runs alone.
     pub tpot_seconds: f64,
     /// About what an output token takes while as many requests as run at once all decode. The limit is not
     /// about it.
     pub busy_tpot_seconds: f64,
+    /// What requests meet in the mean, where the rental says when they come. The limits are about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub met: Option<MetTimes>,
     /// Output tokens in a second when as many requests as may run at once always do.
     pub full_load_tokens_per_second: f64,
+}
+
+/// What requests meet that come as an arrival process says: means. Those that waited for a start are served beside each
+/// other and are slower until that is over.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct MetTimes {
+    /// Seconds to the first token of a request that finds functions awake, the wait for its turn included.
+    pub ttft_seconds: f64,
+    /// Seconds per output token, for the same.
+    pub tpot_seconds: f64,
+    /// Share of the requests that wait for functions to start.
+    pub cold_share: f64,
+    /// Seconds to the first token of a request that finds everything asleep, on nodes that are there: how long a
+    /// cloud takes to hand over a node is not in it.
+    pub cold_ttft_seconds: f64,
 }
 
 /// The cheapest nodes for `rental`, beside every rival.
@@ -121,8 +139,8 @@ pub fn rent(rental: &Rental) -> Result<NodesAnswer, FieldError> {
     let of_remoe = of_remoe.min_by(|a, b| a.order().total_cmp(&b.order()));
     Ok(NodesAnswer {
         nodes: best.map(|found| compiled.rented(found, verdict.best)).unwrap_or_default(),
-        dollars_per_hour: best.map(|found| compiled.dollars(found)),
-        alive_share: best.map_or(1.0, |found| compiled.alive_share(found.times)),
+        dollars_per_hour: best.map(|found| found.dollars),
+        alive_share: best.map_or(1.0, |found| found.dollars / found.per_hour),
         layout: best.map(|found| compiled.layout(found)),
         expected: best.map(|found| compiled.expected(found)),
         reserve: rental.reserve,
@@ -140,18 +158,24 @@ impl Compiled<'_> {
         }
     }
 
-    fn alive_share(&self, times: compiled::Times) -> f64 {
-        let Some(arrivals) = &self.rental.arrivals else { return 1.0 };
-        let request = &self.rental.request;
-        // Nodes are there from the moment that they are rented: what comes before is not paid for.
-        let service = Service {
-            prefill_seconds: times.ttft,
-            step_seconds: vec![times.tpot],
-            steps: request.output_tokens,
-            concurrency: request.concurrency,
-            mains: 1,
-        };
-        alive(arrivals, &service, 0.0).share
+    /// Seconds from nothing to ready of what `found` consists of, on nodes that are there.
+    fn start_seconds(&self, found: &Found) -> f64 {
+        self.rental.starts.map_or(0.0, |starts| {
+            let main = starts.main.seconds(found.on_gpu + found.on_host);
+            let remote = if found.functions > 0 { starts.remote.seconds(found.function_bytes) } else { 0.0 };
+            main.max(remote)
+        })
+    }
+
+    /// `found` with what it costs in the mean over all time.
+    fn priced(&self, found: Found) -> Found {
+        let load = self.under_load(found.times, self.start_seconds(&found));
+        Found { dollars: found.per_hour * load.map_or(1.0, |load| load.share), ..found }
+    }
+
+    /// The least that nodes cost in the mean over all time that cost `per_hour` while they are there.
+    fn least_dollars(&self, per_hour: f64) -> f64 {
+        per_hour * self.least_share
     }
 
     fn expected(&self, found: &Found) -> ExpectedTimes {
@@ -161,13 +185,23 @@ impl Compiled<'_> {
             ttft_seconds: found.times.ttft,
             tpot_seconds: found.times.tpot,
             busy_tpot_seconds: found.times.busy,
+            met: self.met_times(found),
             full_load_tokens_per_second: tokens * self.most_per_second(found.times),
         }
     }
 
-    /// What `found` costs per hour in the mean.
-    fn dollars(&self, found: &Found) -> f64 {
-        found.per_hour * self.alive_share(found.times)
+    fn met_times(&self, found: &Found) -> Option<MetTimes> {
+        let (arrivals, service) = (self.rental.arrivals.as_ref()?, self.service(found.times));
+        let start_seconds = self.start_seconds(found);
+        let awake = self.met(found.times);
+        let ttft_seconds = awake.ttft;
+        let may_sleep = arrivals.idle_seconds.is_some();
+        Some(MetTimes {
+            ttft_seconds,
+            tpot_seconds: awake.tpot,
+            cold_share: alive(arrivals, &service, start_seconds).cold_share,
+            cold_ttft_seconds: ttft_seconds + if may_sleep { start_seconds } else { 0.0 },
+        })
     }
 
     fn rented(&self, found: &Found, arrangement: Option<Arrangement>) -> Vec<RentedNodes> {
@@ -203,7 +237,7 @@ impl Compiled<'_> {
             remote_experts: found.experts_each,
             remote_bytes: found.function_bytes,
             remote_vcpus: found.hosts.iter().map(vcpus).fold(f64::INFINITY, f64::min).min(1e6),
-            gpus: if on_gpu { main.node.gpus } else { 0 },
+            gpus: if on_gpu { found.gpus } else { 0 },
             gpu_bytes_each: main.node.gpu_bytes,
         }
     }

@@ -26,7 +26,7 @@ struct Packing {
 }
 
 impl Compiled<'_> {
-    /// The cheapest nodes for `arrangement`, which has remote functions, below `bound` dollars per hour;
+    /// The cheapest nodes for `arrangement`, which has remote functions, below `bound` dollars per hour in the mean;
     /// with `any` the first ones that are found.
     pub(super) fn with_remote(&self, arrangement: Arrangement, bound: f64, any: bool) -> Best {
         let mut best = Best::none("no shape without GPUs may host remote functions");
@@ -38,14 +38,14 @@ impl Compiled<'_> {
         let mut mains: Vec<usize> = (0..self.shapes.len()).filter(|main| self.may_host_main(*main)).collect();
         mains.sort_by(|a, b| self.per_hour(*a).total_cmp(&self.per_hour(*b)));
         for main in mains {
-            if self.per_hour(main) >= bound.min(best.bound()) {
+            if self.least_dollars(self.per_hour(main)) >= bound.min(best.bound()) {
                 break;
             }
             let device = if self.shapes[main].node.gpus > 0 { Device::Gpu } else { Device::Cpu };
             for local in self.local_counts(main, device, &mut best) {
                 let remote = self.model().experts - local;
                 let least = self.per_hour(main) + rate * self.expert_bytes(remote);
-                if least >= bound.min(best.bound()) {
+                if self.least_dollars(least) >= bound.min(best.bound()) {
                     continue;
                 }
                 let most = match arrangement {
@@ -150,8 +150,8 @@ impl Compiled<'_> {
             }
             return false;
         };
-        let per_hour = self.per_hour(at.main) + price;
-        per_hour < bound && per_hour <= best.bound()
+        let least = self.least_dollars(self.per_hour(at.main) + price);
+        least < bound && least <= best.bound()
     }
 
     /// Tries `at` with the cheapest mixture of those hosts that keep the limits.
@@ -173,11 +173,13 @@ impl Compiled<'_> {
             .filter_map(|(_, times)| *times)
             .fold(Times { ttft: 0.0, tpot: 0.0, busy: 0.0 }, Times::slower);
         let nodes = counts.iter().zip(hosts).zip(&packing.offers).filter(|((count, _), _)| **count > 0);
-        best.offer(Found {
+        best.offer(self.priced(Found {
             per_hour: self.per_hour(at.main) + price,
+            dollars: 0.0,
             times: slowest,
             main: at.main,
             device: at.device,
+            gpus: 1,
             on_gpu: if at.device == Device::Gpu { self.rest_bytes() } else { 0.0 },
             on_host: self.expert_bytes(at.local) + self.host_bytes() + self.fallback_bytes(),
             local: at.local,
@@ -185,7 +187,7 @@ impl Compiled<'_> {
             experts_each: packing.experts_each,
             function_bytes: packing.each,
             hosts: nodes.map(|((count, host), offer)| (*host, *count, offer.capacity)).collect(),
-        });
+        }));
     }
 
     /// Most functions that one node may hold with all limits kept, at most `room`, and what the times are

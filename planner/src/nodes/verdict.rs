@@ -186,7 +186,7 @@ impl Compiled<'_> {
         RivalNodes {
             name,
             feasible: true,
-            dollars_per_hour: Some(self.dollars(found)),
+            dollars_per_hour: Some(found.dollars),
             dollars_per_million_tokens: Some(
                 found.per_hour / 3600.0 / expected.full_load_tokens_per_second * 1e6,
             ),
@@ -234,10 +234,10 @@ impl Compiled<'_> {
     fn cheapest(&self) -> Option<Arrangement> {
         let whole = Arrangement::ALL.into_iter().filter(|name| !name.is_remote()).filter_map(|name| {
             let found = self.on_one_node(name).found?;
-            Some((found.per_hour, name))
+            Some((found.dollars, name))
         });
         let whole = whole.min_by(|a, b| a.0.total_cmp(&b.0));
-        let bound = whole.map_or(f64::INFINITY, |(per_hour, _)| per_hour);
+        let bound = whole.map_or(f64::INFINITY, |(dollars, _)| dollars);
         let mut remote = Arrangement::ALL.into_iter().filter(|name| name.is_remote());
         let pays = remote.find(|name| self.with_remote(*name, bound, true).bound() < bound);
         pays.or(whole.map(|(_, name)| name))

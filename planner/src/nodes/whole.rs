@@ -7,6 +7,7 @@ use super::found::{Arrangement, Best, Found, Miss};
 /// A whole model on one node.
 struct Fitted {
     device: Device,
+    gpus: u32,
     on_gpu: f64,
     /// Without the non-expert part.
     on_host: f64,
@@ -27,11 +28,13 @@ impl Compiled<'_> {
                 best.missed(self.slow(shape, times));
                 continue;
             }
-            best.offer(Found {
+            best.offer(self.priced(Found {
                 per_hour: self.per_hour(shape),
+                dollars: 0.0,
                 times,
                 main: shape,
                 device: fitted.device,
+                gpus: fitted.gpus,
                 on_gpu: fitted.on_gpu,
                 on_host: fitted.on_host,
                 local: self.model().experts,
@@ -39,7 +42,7 @@ impl Compiled<'_> {
                 experts_each: 0,
                 function_bytes: 0.0,
                 hosts: Vec::new(),
-            });
+            }));
         }
         best
     }
@@ -49,19 +52,28 @@ impl Compiled<'_> {
         let experts = self.expert_bytes(self.model().experts);
         let (rest, host) = (self.rest_bytes(), self.host_bytes());
         if arrangement == Arrangement::Cpu {
-            self.fits(shape, "memory", rest + experts + host, best)?;
+            self.fits("memory", shape, (rest + experts + host, self.shapes[shape].memory), best)?;
             let times = self.all_local(shape, Device::Cpu);
-            return Some(Fitted { device: Device::Cpu, on_gpu: 0.0, on_host: experts + host, times });
+            return Some(Fitted {
+                device: Device::Cpu,
+                gpus: 0,
+                on_gpu: 0.0,
+                on_host: experts + host,
+                times,
+            });
         }
-        let gpu: &GpuTimes = self.shapes[shape].node.gpu.as_ref()?;
+        let node = self.shapes[shape].node;
+        let gpu: &GpuTimes = node.all_gpus.as_ref()?;
         let (on_gpu, on_host, times) = match arrangement {
             Arrangement::Gpu => (rest + experts, host, self.all_on_gpu(shape, gpu)),
             Arrangement::Mix => (rest, experts + host, self.all_local(shape, Device::Gpu)),
             _ => self.fetched(shape, gpu),
         };
-        self.fits(shape, "GPU memory", on_gpu, best)?;
-        self.fits(shape, "memory", on_host, best)?;
-        Some(Fitted { device: Device::Gpu, on_gpu, on_host, times })
+        // Main functions of this project use one.
+        let gpus = if arrangement.is_served_by_remoe() { 1 } else { node.gpus };
+        self.fits("GPU memory", shape, (on_gpu, f64::from(gpus) * self.shapes[shape].gpu_memory), best)?;
+        self.fits("memory", shape, (on_host, self.shapes[shape].memory), best)?;
+        Some(Fitted { device: Device::Gpu, gpus, on_gpu, on_host, times })
     }
 
     /// GPU memory, main memory and times where experts are moved: the used ones of one layer compute, those of
@@ -81,9 +93,13 @@ impl Compiled<'_> {
         (self.rest_bytes() + two_layers, self.expert_bytes(model.experts) + self.host_bytes(), times)
     }
 
-    fn fits(&self, shape: usize, what: &'static str, needed: f64, best: &mut Best) -> Option<()> {
-        let node = &self.shapes[shape];
-        let usable = if what == "memory" { node.memory } else { node.gpu_memory };
+    fn fits(
+        &self,
+        what: &'static str,
+        shape: usize,
+        (needed, usable): (f64, f64),
+        best: &mut Best,
+    ) -> Option<()> {
         if needed <= usable {
             return Some(());
         }

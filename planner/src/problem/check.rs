@@ -5,7 +5,8 @@
 
 use crate::error::FieldError;
 use crate::problem::{
-    Affine, CpuProfile, Device, ErrorFactor, GpuProfile, Layer, Pricing, Problem, SizeRange, Start,
+    Affine, Arrivals, CpuProfile, Device, ErrorFactor, GpuProfile, Layer, Pricing, Problem, Request,
+    SizeRange, Start,
 };
 use std::fmt::Display;
 
@@ -48,7 +49,7 @@ impl Problem {
             let message = format!("is {}, this planner knows version 1", self.version);
             return Err(FieldError::new("version", message));
         }
-        self.check_request()?;
+        check_request(&self.request)?;
         self.check_layers()?;
         self.check_platform()?;
         self.check_arrivals()?;
@@ -61,40 +62,13 @@ impl Problem {
             check_start("starts.remote", starts.remote)?;
         }
         let Some(arrivals) = &self.arrivals else { return Ok(()) };
-        match arrivals.recorded_seconds {
-            None => above_zero("arrivals.per_second", arrivals.per_second)?,
-            Some(_) => not_negative("arrivals.per_second", arrivals.per_second)?,
-        }
-        between("arrivals.burst", arrivals.burst, 1.0, MAX_BURST)?;
-        if let Some(times) = &arrivals.recorded_seconds {
-            check_recorded("arrivals.recorded_seconds", times)?;
-        }
-        let Some(idle) = arrivals.idle_seconds else { return Ok(()) };
-        not_negative("arrivals.idle_seconds", idle)?;
-        if self.starts.is_none() {
+        check_arrivals(arrivals)?;
+        if arrivals.idle_seconds.is_some() && self.starts.is_none() {
             let message = "is missing: functions that end after arrivals.idle_seconds start again; \
                            state how long that takes, or leave idle_seconds out";
             return Err(FieldError::new("starts", message));
         }
         Ok(())
-    }
-
-    fn check_request(&self) -> Checked {
-        let request = &self.request;
-        between("request.input_tokens", request.input_tokens, 1.0, MAX_TOKENS)?;
-        between("request.output_tokens", request.output_tokens, 0.0, MAX_TOKENS)?;
-        for (field, typical, most) in [
-            ("request.max_input_tokens", request.input_tokens, request.max_input_tokens),
-            ("request.max_output_tokens", request.output_tokens, request.max_output_tokens),
-        ] {
-            let Some(most) = most else { continue };
-            between(field, most, 0.0, MAX_TOKENS)?;
-            if most < typical {
-                let message = format!("is {most}, below the typical {typical} tokens; raise it");
-                return Err(FieldError::new(field, message));
-            }
-        }
-        count("request.concurrency", request.concurrency, MAX_CONCURRENCY)
     }
 
     fn check_layers(&self) -> Checked {
@@ -231,6 +205,37 @@ impl Problem {
     }
 }
 
+/// Tokens of requests and how many run at once.
+pub(crate) fn check_request(request: &Request) -> Checked {
+    between("request.input_tokens", request.input_tokens, 1.0, MAX_TOKENS)?;
+    between("request.output_tokens", request.output_tokens, 0.0, MAX_TOKENS)?;
+    for (field, typical, most) in [
+        ("request.max_input_tokens", request.input_tokens, request.max_input_tokens),
+        ("request.max_output_tokens", request.output_tokens, request.max_output_tokens),
+    ] {
+        let Some(most) = most else { continue };
+        between(field, most, 0.0, MAX_TOKENS)?;
+        if most < typical {
+            let message = format!("is {most}, below the typical {typical} tokens; raise it");
+            return Err(FieldError::new(field, message));
+        }
+    }
+    count("request.concurrency", request.concurrency, MAX_CONCURRENCY)
+}
+
+/// When requests come.
+pub(crate) fn check_arrivals(arrivals: &Arrivals) -> Checked {
+    match arrivals.recorded_seconds {
+        None => above_zero("arrivals.per_second", arrivals.per_second)?,
+        Some(_) => not_negative("arrivals.per_second", arrivals.per_second)?,
+    }
+    between("arrivals.burst", arrivals.burst, 1.0, MAX_BURST)?;
+    if let Some(times) = &arrivals.recorded_seconds {
+        check_recorded("arrivals.recorded_seconds", times)?;
+    }
+    arrivals.idle_seconds.map_or(Ok(()), |idle| not_negative("arrivals.idle_seconds", idle))
+}
+
 fn check_layer(layer: &Layer, device: Device) -> Checked {
     count("experts", layer.experts, MAX_EXPERTS)?;
     count("top_k", layer.top_k, MAX_EXPERTS)?;
@@ -262,7 +267,7 @@ fn check_layer(layer: &Layer, device: Device) -> Checked {
     Ok(())
 }
 
-fn check_start(name: &str, start: Start) -> Checked {
+pub(crate) fn check_start(name: &str, start: Start) -> Checked {
     not_negative(format_args!("{name}.process_seconds"), start.process_seconds)?;
     between(format_args!("{name}.load_bytes_per_second"), start.load_bytes_per_second, 1.0, LARGEST)
 }

@@ -3,7 +3,7 @@
 //! Units: seconds, bytes, dollars; 1 GB is 1e9 bytes. A function with memory `m` has `m` / 1 GB
 //! vCPUs (Remoe paper, section III-A).
 
-mod check;
+pub(crate) mod check;
 pub(crate) mod curve;
 pub(crate) mod model;
 mod rates;

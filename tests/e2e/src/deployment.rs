@@ -126,10 +126,9 @@ impl Deployment {
 
     /// Waits until it is gone, and with it everything that any deployment of the scene owned.
     pub async fn gone(&self, scene: &Scene) {
+        let owned = format!("remoe.dev/deployment={}", self.name);
         until(LONG, "the end of everything that the deployment owned", async || {
-            let left = scene
-                .kubectl(&["get", OWNED, "--output", "name", "--selector", "remoe.dev/deployment"])
-                .await;
+            let left = scene.kubectl(&["get", OWNED, "--output", "name", "--selector", &owned]).await;
             let owner = self.api.get_opt(&self.name).await.expect("MoEDeployments can be read");
             (left.is_empty() && owner.is_none()).then_some(())
         })

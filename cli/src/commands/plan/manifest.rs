@@ -121,6 +121,9 @@ fn write_resource(
         let (hourly, burst) = (decimal(arrivals.per_second * 3600.0), decimal(arrivals.burst));
         writeln!(text, "    arrivals: {{perHour: \"{hourly}\", burst: \"{burst}\"}}")?;
     }
+    if let Some(idle) = rental.arrivals.as_ref().and_then(|arrivals| arrivals.idle_seconds) {
+        writeln!(text, "  scaling: {{min: 0, max: 1, idleWindow: {}}}", duration(idle))?;
+    }
     let device = if layout.device == Device::Gpu { "cuda" } else { "cpu" };
     writeln!(text, "  main:\n    device: {device}")?;
     if layout.device == Device::Gpu {

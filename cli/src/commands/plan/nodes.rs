@@ -383,6 +383,7 @@ impl Question<'_> {
             request: self.planning.workload.request(inspection, self.concurrency.concurrency)?,
             slo: Slo::new(self.planning.ttft.as_secs_f64(), self.planning.tpot.as_secs_f64()),
             arrivals: self.planning.workload.arrivals()?,
+            starts: Some(known.starts),
             shapes,
             reserve: Reserve::default(),
             spot: match self.args.spot {
@@ -403,9 +404,10 @@ impl Question<'_> {
 fn assumptions(list: &NodeList, rental: &Rental, profile: Option<&Profile>) -> Vec<String> {
     let request = &rental.request;
     let mut lines = vec![format!(
-        "times: one request of {} tokens in and {} out that runs alone; memory: {} of them at once, or one of {} tokens in",
+        "times: requests of {} tokens in and {} out, {}; memory: {} of them at once, or one of {} tokens in",
         request.input_tokens,
         request.output_tokens + 1.0,
+        if rental.arrivals.is_some() { "as they come" } else { "one that runs alone" },
         request.concurrency,
         request.max_input_tokens.unwrap_or(request.input_tokens),
     )];
@@ -415,12 +417,19 @@ fn assumptions(list: &NodeList, rental: &Rental, profile: Option<&Profile>) -> V
     });
     if rental.shapes.iter().any(|shape| shape.gpus > 1) {
         lines.push(
-            "several GPUs of a node count as one, with memory and bandwidth added; what dividing a model costs is left out"
+            "Remoe uses one GPU of a node; other engines all of them as one, with what dividing a model costs left out"
                 .to_owned(),
         );
     }
     if rental.usage.is_none() {
         lines.push("every expert is thought to be used alike: no predictor says otherwise".to_owned());
+    }
+    let sleeps = rental.arrivals.as_ref().is_some_and(|arrivals| arrivals.idle_seconds.is_some());
+    if let Some(starts) = rental.starts.filter(|_| sleeps) {
+        lines.push(format!(
+            "functions that start read {:.1} GB of weights a second; what a cloud takes to hand over a node is left out",
+            starts.main.load_bytes_per_second / 1e9,
+        ));
     }
     let reserve = &rental.reserve;
     lines.push(format!(

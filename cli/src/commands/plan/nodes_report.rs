@@ -160,6 +160,26 @@ fn times(rental: &Rental, expected: ExpectedTimes) -> String {
         row("first token", expected.ttft_seconds, rental.slo.ttft_seconds),
         row("every further token", expected.tpot_seconds, rental.slo.tpot_seconds),
     ];
+    if let Some(met) = expected.met {
+        rows = vec![
+            row("first token, requests as they come", met.ttft_seconds, rental.slo.ttft_seconds),
+            row("every further token", met.tpot_seconds, rental.slo.tpot_seconds),
+            vec![
+                "the same of a request alone".to_owned(),
+                amount("tpot", expected.tpot_seconds),
+                String::new(),
+            ],
+        ];
+        if met.cold_share > 0.0 {
+            let cold =
+                format!("first token of the {:.1} % that find functions asleep", 100.0 * met.cold_share);
+            rows.push(vec![
+                cold,
+                format!("{}, node there", amount("ttft", met.cold_ttft_seconds)),
+                String::new(),
+            ]);
+        }
+    }
     let at_once = rental.request.concurrency;
     if at_once > 1 {
         let busy = amount("tpot", expected.busy_tpot_seconds);
@@ -174,7 +194,7 @@ fn times(rental: &Rental, expected: ExpectedTimes) -> String {
             String::new(),
         ]);
     }
-    table::with_header(&["expected of a request alone", "takes", "allowed"], rows)
+    table::with_header(&["expected", "takes", "allowed"], rows)
 }
 
 fn rivals(verdict: &NodesVerdict) -> String {
