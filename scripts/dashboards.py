@@ -476,12 +476,12 @@ PLAN = dashboard(
             "Means of the same requests.",
         ),
         panel(
-            "Cost of a request: plan and truth",
+            "A thousand requests cost: plan and truth",
             "timeseries",
             "currencyUSD",
-            [(mean("remoe_plan_cost_dollars_total", "of"), "{{of}}")],
+            [(f"{mean('remoe_plan_cost_dollars_total', 'of')} * 1000", "{{of}}")],
             8,
-            "Means of the same requests, as if each were alone.",
+            "By the mean of the same requests, as if each were alone.",
         ),
         panel(
             "Pairs by where they were computed",
