@@ -89,7 +89,8 @@ images: build ## Write target/images/remoe-*.tar, container images of what was b
 	python3 images/build.py operator gateway main remote-expert
 
 .PHONY: monitoring
-monitoring: build ## Have a real Prometheus (Debian's package) evaluate every expression of every dashboard and rule under load
+monitoring: build ## Lint the dashboards, and have a real Prometheus (Debian's package) evaluate every expression of them and of every rule under load
+	tests/monitoring/lint.py
 	tests/monitoring/check.py
 
 # A real cluster on this host: root, and Go 1.24 or later the first time (docs/cluster.md).
@@ -124,8 +125,9 @@ first-page: ## Follow README's first page from a clean clone, in a terminal and 
 	scripts/first_page
 
 .PHONY: nightly
-nightly: families first-page clients $(PYTHON_PACKAGES)/.complete ## The same with all cluster tests, random models of every family, a thousand random schemas, README's first page and the clients that people use
+nightly: families first-page clients $(PYTHON_PACKAGES)/.complete ## The same with all cluster tests, random models of every family, a thousand random schemas, ten thousand requests of which the ledger has every one, README's first page and the clients that people use
 	PYTHONPATH="$$PWD/$(PYTHON_PACKAGES)" REMOE_RANDOM_SCHEMAS=1000 $(CARGO) test --release --workspace --test structured
+	REMOE_COST_REQUESTS=10000 $(CARGO) test --release --workspace --test cost
 	REMOE_CONNECTIONS=50000 $(CARGO) test --release --workspace --test hostile
 	E2E_PROGRAMS="$(E2E_PROGRAMS)" scripts/e2e-ci
 

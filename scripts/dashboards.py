@@ -11,20 +11,20 @@ import sys
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "charts/remoe/files/dashboards"
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-MODEL = 'model=~"$model"'
+JOB = 'job=~"$job"'
+MODEL = JOB + ', model=~"$model"'
 REMOTE = MODEL + ', placement="remote"'
 NANO = "1e9"
 # Each gateway of a cluster says it of the same pods.
 RATES = f"max by (model, tier) (remoe_cost_rate_nanodollars_per_hour{{{MODEL}}})"
 
-HEIGHTS = {"stat": 4, "gauge": 6, "timeseries": 8, "piechart": 8, "bargauge": 8, "table": 3, "heatmap": 8}
+HEIGHTS = {"stat": 4, "timeseries": 8, "piechart": 8, "bargauge": 6, "table": 4, "heatmap": 8, "rows": 8}
 
 
 def panel(title, kind, unit, targets, width, description, decimals=None, thresholds=None, stacked=False):
-    """A panel of `targets`, as (query, legend)."""
+    """A panel of `targets`, as (query, legend). `rows` is a heat map with a row for each series, the first of them on top."""
     options = {
         "stat": {"colorMode": "value", "graphMode": "area", "reduceOptions": {"calcs": ["lastNotNull"]}},
-        "gauge": {"reduceOptions": {"calcs": ["lastNotNull"]}},
         "timeseries": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
         "piechart": {
             "pieType": "donut",
@@ -34,10 +34,16 @@ def panel(title, kind, unit, targets, width, description, decimals=None, thresho
         "bargauge": {"orientation": "horizontal", "displayMode": "basic", "reduceOptions": {"calcs": ["lastNotNull"]}},
         "table": {"showHeader": True},
         "heatmap": {"calculate": False, "yAxis": {"unit": unit}},
+        "rows": {
+            "calculate": False,
+            "rowsFrame": {"layout": "auto"},
+            "yAxis": {"unit": "none", "reverse": True},
+            "cellValues": {"unit": unit},
+            "color": {"mode": "scheme", "scheme": "Oranges", "steps": 64, "min": 0},
+            "tooltip": {"mode": "single", "yHistogram": False},
+        },
     }[kind]
-    instant = kind in ("stat", "piechart", "bargauge", "table", "gauge")
-    if kind == "stat":
-        instant = False
+    instant = kind in ("piechart", "bargauge", "table")
     steps = [{"color": color, "value": value} for color, value in (thresholds or [])]
     if not steps or steps[0]["value"] is not None:
         steps.insert(0, {"color": "green", "value": None})
@@ -50,11 +56,9 @@ def panel(title, kind, unit, targets, width, description, decimals=None, thresho
             defaults["min"] = 0
         if stacked:
             defaults["custom"] |= {"stacking": {"mode": "normal"}, "fillOpacity": 40}
-    if kind == "gauge":
-        defaults |= {"min": 0, "max": 1}
     return {
         "title": title,
-        "type": kind,
+        "type": "heatmap" if kind == "rows" else kind,
         "description": description,
         "datasource": SOURCE,
         "fieldConfig": {"defaults": defaults, "overrides": []},
@@ -76,6 +80,21 @@ def panel(title, kind, unit, targets, width, description, decimals=None, thresho
     }
 
 
+def variable(name, query, everything):
+    return {
+        "name": name,
+        "label": name.title(),
+        "type": "query",
+        "datasource": SOURCE,
+        "query": {"query": query, "refId": name},
+        "refresh": 2,
+        "includeAll": True,
+        "multi": True,
+        "allValue": everything,
+        "current": {"text": ["All"], "value": ["$__all"]},
+    }
+
+
 def dashboard(uid, title, description, panels, annotations=()):
     """A dashboard whose panels flow from left to right."""
     x = y = height = 0
@@ -87,18 +106,9 @@ def dashboard(uid, title, description, panels, annotations=()):
         place |= {"x": x, "y": y}
         x, height = x + place["w"], max(height, place["h"])
     source = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
-    model = {
-        "name": "model",
-        "label": "Model",
-        "type": "query",
-        "datasource": SOURCE,
-        "query": {"query": "label_values(remoe_gateway_model_awake, model)", "refId": "model"},
-        "refresh": 2,
-        "includeAll": True,
-        "multi": True,
-        "allValue": ".*",
-        "current": {"text": ["All"], "value": ["$__all"]},
-    }
+    job = variable("job", "label_values(remoe_gateway_model_awake, job)", ".+")
+    # What is of no model is shown with all of them.
+    model = variable("model", f"label_values(remoe_gateway_model_awake{{{JOB}}}, model)", ".*")
     return {
         "uid": uid,
         "title": f"Remoe / {title}",
@@ -108,7 +118,7 @@ def dashboard(uid, title, description, panels, annotations=()):
         "schemaVersion": 38,
         "time": {"from": "now-1h", "to": "now"},
         "refresh": "30s",
-        "templating": {"list": [source, model]},
+        "templating": {"list": [source, job, model]},
         "annotations": {
             "list": [
                 {"name": name, "datasource": SOURCE, "enable": True, "expr": query, "titleFormat": text, "iconColor": "blue"}
@@ -124,21 +134,37 @@ def dashboard(uid, title, description, panels, annotations=()):
 SPENT = "remoe_cost_spent_nanodollars"
 WENT = " or ".join(
     [
-        f'sum by (part) ({SPENT}{{part=~"requests|overhead"}})',
-        f'max by (part) ({SPENT}{{part=~"idle|cold_start|overlap"}})',
-        f'label_replace(clamp_min(max(sum without (part) ({SPENT}{{part=~"requests|failed"}})) - sum({SPENT}{{part="requests"}}), 0), "part", "failed", "", "")',
+        f'sum by (part) ({SPENT}{{{JOB}, part=~"requests|overhead"}})',
+        f'max by (part) ({SPENT}{{{JOB}, part=~"idle|cold_start|overlap"}})',
+        f'label_replace(clamp_min(max(sum without (part) ({SPENT}{{{JOB}, part=~"requests|failed"}})) - sum({SPENT}{{{JOB}, part="requests"}}), 0), "part", "failed", "", "")',
     ]
 )
 
 
-def rate(metric, by="", labels=MODEL, window="$__rate_interval"):
+def rate(metric, by="", labels=MODEL):
     group = f" by ({by})" if by else ""
-    return f"sum{group} (rate({metric}{{{labels}}}[{window}]))" if labels else f"sum{group} (rate({metric}[{window}]))"
+    return f"sum{group} (rate({metric}{{{labels}}}[$__rate_interval]))"
 
 
 def increase(metric, by="", labels=MODEL):
     group = f" by ({by})" if by else ""
     return f"sum{group} (increase({metric}{{{labels}}}[$__range]))"
+
+
+def saved(rival, by=""):
+    """What requests cost less here than there, as a share of their cost there."""
+    labels = f"{MODEL}, {rival}" if rival else MODEL
+    return f"1 - {increase('remoe_cost_compared_nanodollars_total', by, labels)} / {increase('remoe_cost_rival_nanodollars_total', by, labels)}"
+
+
+def mean(metric, by):
+    """Of the requests that the plan said something about, as series by `by`."""
+    return f"{rate(metric, by)} / on () group_left () {rate('remoe_plan_compared_requests_total')}"
+
+
+def activation(of, by):
+    """Work by where it was predicted to be or was observed, all gateways and both phases alike."""
+    return f'avg by ({by}) (remoe_prediction_activation_ratio{{{MODEL}, of="{of}"}})'
 
 
 def quantile(q, metric):
@@ -151,7 +177,7 @@ COST = dashboard(
     "What it costs now, what requests cost, and what it saves.",
     [
         panel(
-            "All that is alive, an hour",
+            "All that runs now costs, an hour",
             "stat",
             "currencyUSD",
             [(f"sum({RATES}) / {NANO}", "an hour")],
@@ -159,15 +185,15 @@ COST = dashboard(
             "What the functions that are alive now cost in an hour. A model that sleeps costs nothing.",
         ),
         panel(
-            "Requests, in this time",
+            "Answered requests cost, in this time",
             "stat",
             "currencyUSD",
             [(f"{increase('remoe_cost_nanodollars_total')} / {NANO}", "requests")],
             5,
-            "What answered requests cost: their shares of the time of functions.",
+            "Their shares of the time of functions. Idle time is beside it.",
         ),
         panel(
-            "A million tokens",
+            "A million tokens costs",
             "stat",
             "currencyUSD",
             [(f"{increase('remoe_cost_nanodollars_total')} / {NANO} / ({increase('remoe_gateway_tokens_total')} / 1e6)", "per million")],
@@ -175,20 +201,20 @@ COST = dashboard(
             "Of prompts and answers, without idle time.",
         ),
         panel(
-            "Saved against MIX",
+            "Saved against no remote experts (MIX)",
             "stat",
             "percentunit",
-            [(f'1 - {increase("remoe_cost_compared_nanodollars_total", "", MODEL + ", rival=" + chr(34) + "mix" + chr(34))} / {increase("remoe_cost_rival_nanodollars_total", "", MODEL + ", rival=" + chr(34) + "mix" + chr(34))}', "saved")],
+            [(saved('rival="mix"'), "saved")],
             5,
             "Of the price of the same requests with all experts on the CPU beside the main function, on the same basis. Below 0 they cost more here.",
             1,
             [("red", None), ("green", 0)],
         ),
         panel(
-            "Idle",
+            "Of what is paid, idle",
             "stat",
             "percentunit",
-            [('max(remoe_cost_spent_nanodollars{part="idle"}) / max(remoe_cost_paid_nanodollars)', "idle")],
+            [(f'max({SPENT}{{{JOB}, part="idle"}}) / max(remoe_cost_paid_nanodollars{{{JOB}}})', "idle")],
             4,
             "Share of what was paid since the gateway started for functions that serve and had nothing to do.",
             1,
@@ -200,7 +226,7 @@ COST = dashboard(
             "currencyUSD",
             [(f"{RATES} / {NANO}", "{{model}} {{tier}}")],
             12,
-            "By the price of what is alive, busy or not, one on the other.",
+            "By the price of what is alive, busy or not, one on the other. 0 while a model sleeps: an idle hour costs what runs in it.",
             stacked=True,
         ),
         panel(
@@ -229,7 +255,17 @@ COST = dashboard(
                 (f"{rate('remoe_cost_rival_nanodollars_total', 'rival')} * 3600 / {NANO}", "{{rival}}"),
             ],
             12,
-            "Dollars an hour, as the plan's baselines would have served them.",
+            "Dollars an hour, as the plan's baselines would have served them, alone and warm.",
+        ),
+        panel(
+            "Saved against each rival",
+            "bargauge",
+            "percentunit",
+            [(saved("", "rival"), "{{rival}}")],
+            8,
+            "Of what the same requests would have cost there. Below 0 they cost more here.",
+            1,
+            [("red", None), ("green", 0)],
         ),
         panel(
             "By tenant, in this time",
@@ -243,7 +279,7 @@ COST = dashboard(
             "Budget of the day that is spent",
             "bargauge",
             "percentunit",
-            [("remoe:budget_spent:ratio", "{{tenant}} {{model}}")],
+            [(f"remoe:budget_spent:ratio{{{JOB}}}", "{{tenant}} {{model}}")],
             8,
             "Of tenants and models that have one.",
             None,
@@ -253,21 +289,21 @@ COST = dashboard(
             "Not accounted for",
             "stat",
             "percentunit",
-            [("remoe:cost_residual:ratio", "of what was paid")],
-            4,
+            [(f"remoe:cost_residual:ratio{{{JOB}}}", "of what was paid")],
+            6,
             "What was paid less where the money went.",
             4,
             [("red", 0.01)],
         ),
         panel(
-            "A wake, in the mean",
+            "A wake takes, in the mean",
             "stat",
             "s",
             [(f"sum(remoe_gateway_wake_seconds_sum{{{MODEL}}}) / sum(remoe_gateway_wake_seconds_count{{{MODEL}}})", "a wake")],
-            4,
+            6,
             "What it takes to start again what sleeping saves.",
         ),
-        panel("Prices", "table", "none", [("remoe_price_info", "{{source}}")], 24, "Where they stand, and of when they are."),
+        panel("Prices", "table", "none", [(f"count by (source) (remoe_price_info{{{JOB}}})", "")], 12, "Where they stand, and of when they are."),
     ],
 )
 
@@ -342,20 +378,111 @@ SERVING = dashboard(
 PLAN = dashboard(
     "remoe-plan",
     "Plan",
-    "Where experts are computed, and what that takes.",
+    "Where experts live, whether that was foreseen, and what it takes.",
     [
         panel(
-            "Computed remotely",
+            "Experts that live elsewhere",
+            "stat",
+            "percentunit",
+            [(f"sum(remoe_placement_experts{{{REMOTE}}}) / sum(remoe_placement_experts{{{MODEL}}})", "remote")],
+            6,
+            "Of all layers, in remote functions. None while a model sleeps.",
+            1,
+        ),
+        panel(
+            "Work that is done elsewhere",
             "stat",
             "percentunit",
             [(f"{rate('remoe_expert_pairs_total', '', REMOTE)} / {rate('remoe_expert_pairs_total')}", "of pairs")],
             6,
-            "Share of (token, expert) pairs.",
+            "Share of (token, expert) pairs. Less than of the experts: those that are used most live beside the main function.",
             1,
         ),
-        panel("Routing generation", "stat", "none", [(f"max(remoe_routing_generation{{{MODEL}}})", "")], 6, "Grows with every change of the placement."),
-        panel("Keys and values", "stat", "bytes", [(f"sum(remoe_kv_cache_bytes{{{MODEL}}})", "held")], 6, "Memory of requests that run, and of kept prompts."),
-        panel("Experts loaded because nobody answered", "stat", "bytes", [(f"sum(remoe_expert_fallback_bytes{{{MODEL}}})", "held")], 6, "Memory of remote experts that main functions loaded themselves."),
+        panel(
+            "Work on experts foreseen as busy",
+            "stat",
+            "percentunit",
+            [(f"avg(remoe_prediction_hot_recall_ratio{{{MODEL}}})", "of the busy half")],
+            6,
+            "Of the work of the half of experts that was used most, the part on those that were predicted to be in it. There where requests are predicted: --replan, spec.prediction.",
+            1,
+        ),
+        panel("Placement in force", "stat", "none", [(f"max(remoe_routing_generation{{{MODEL}}})", "")], 6, "Its number grows with every change."),
+        panel(
+            "Where experts live",
+            "timeseries",
+            "none",
+            [(f"sum by (placement) (remoe_placement_experts{{{MODEL}}})", "{{placement}}")],
+            12,
+            "Experts of all layers: beside the main function (local) and in remote functions, one on the other.",
+            stacked=True,
+        ),
+        panel(
+            "Memory by tier",
+            "timeseries",
+            "decbytes",
+            [(f"max by (model, tier) (remoe_tier_memory_bytes{{{MODEL}}})", "{{model}} {{tier}}")],
+            12,
+            "What the functions that are alive were given, one on the other. 0 while a model sleeps.",
+            stacked=True,
+        ),
+        panel(
+            "Work as predicted, by eighths of the experts",
+            "rows",
+            "percentunit",
+            [(activation("predicted", "eighth"), "{{eighth}}")],
+            12,
+            "1: the eighth of each layer's experts that was predicted to be used most. Share of the work, mean of the latest requests. The same picture beside it is what a good prediction gives.",
+        ),
+        panel(
+            "Work as observed, by the same eighths",
+            "rows",
+            "percentunit",
+            [(activation("observed", "eighth"), "{{eighth}}")],
+            12,
+            "What the same requests truly used, in the order of the prediction.",
+        ),
+        panel(
+            "Work elsewhere than predicted, by layers",
+            "rows",
+            "percentunit",
+            [(f"sum by (layers) (abs({activation('observed', 'layers, eighth')} - {activation('predicted', 'layers, eighth')})) / 2", "{{layers}}")],
+            12,
+            "The share of work on other eighths than predicted, by neighbouring layers.",
+        ),
+        panel(
+            "Predictions are off by",
+            "timeseries",
+            "none",
+            [(f"avg by (phase) (remoe_prediction_divergence_nats{{{MODEL}}})", "{{phase}}")],
+            12,
+            "Jensen-Shannon divergence of what was predicted and what was used, in nats: 0 is the same, 0.69 has nothing in common.",
+            3,
+        ),
+        panel(
+            "Time to first token: plan and truth",
+            "timeseries",
+            "s",
+            [(mean("remoe_plan_time_to_first_token_seconds_total", "of"), "{{of}}")],
+            8,
+            "Means of requests that ran under a plan: as it expected of their lengths, and as they were measured, waiting included.",
+        ),
+        panel(
+            "Time per output token: plan and truth",
+            "timeseries",
+            "s",
+            [(mean("remoe_plan_time_per_output_token_seconds_total", "of"), "{{of}}")],
+            8,
+            "Means of the same requests.",
+        ),
+        panel(
+            "A thousand requests cost: plan and truth",
+            "timeseries",
+            "currencyUSD",
+            [(f"{mean('remoe_plan_cost_dollars_total', 'of')} * 1000", "{{of}}")],
+            8,
+            "By the mean of the same requests, as if each were alone.",
+        ),
         panel(
             "Pairs by where they were computed",
             "timeseries",
@@ -398,19 +525,33 @@ PLAN = dashboard(
             "Rows of a forward, and requests that are in the batch.",
         ),
         panel(
+            "Memory that requests take",
+            "timeseries",
+            "decbytes",
+            [
+                (f"sum(remoe_kv_cache_bytes{{{MODEL}}})", "keys and values"),
+                (f"sum(remoe_expert_fallback_bytes{{{MODEL}}})", "experts loaded because nobody answered"),
+            ],
+            8,
+            "Of requests that run and of kept prompts; and remote experts that main functions loaded themselves.",
+        ),
+        panel(
             "Plans that followed requests",
             "timeseries",
             "none",
-            [("sum by (cause) (increase(remoe_operator_replans_total[$__rate_interval])) or vector(0)", "{{cause}}")],
-            12,
-            "On a cluster, of all deployments: made for those who woke functions, and because what requests use drifted.",
+            [
+                (f"sum by (cause) (increase(remoe_replans_total{{{MODEL}}}[$__rate_interval]))", "{{cause}}"),
+                (f"sum by (cause) (increase(remoe_operator_replans_total{{{JOB}}}[$__rate_interval])) or vector(0)", "operator {{cause}}"),
+            ],
+            8,
+            "Made for those who woke functions, and because what requests use drifted; on a cluster the operator's, of all deployments.",
         ),
         panel(
             "Replicas that followed load",
             "timeseries",
             "none",
-            [("sum by (component, direction) (increase(remoe_operator_scalings_total[$__rate_interval])) or vector(0)", "{{component}} {{direction}}")],
-            12,
+            [(f"sum by (component, direction) (increase(remoe_operator_scalings_total{{{JOB}}}[$__rate_interval])) or vector(0)", "{{component}} {{direction}}")],
+            8,
             "On a cluster, of all deployments: times that there were to be more or fewer of a function.",
         ),
     ],
@@ -423,17 +564,17 @@ HEALTH = dashboard(
     "What fails, what is tried again, and whether money adds up.",
     [
         panel("Answers that failed", "stat", "percentunit", [("remoe:request_errors:ratio_rate5m", "of answers")], 6, "Status 5xx, of all.", 2, [("red", 0.01)]),
-        panel("Sent again", "stat", "none", [("sum(increase(remoe_gateway_retries_total[$__range])) or vector(0)", "requests")], 6, "Requests whose function broke off."),
-        panel("Computed again", "stat", "none", [("sum(increase(remoe_iterations_repeated_total[$__range]))", "forwards")], 6, "Forwards whose experts were out of reach."),
-        panel("Ledger", "stat", "none", [("sum(increase(remoe_ledger_failures_total[$__range]))", "not written")], 6, "Records that the ledger did not take.", 0, [("red", 1)]),
-        panel("Answers by status", "timeseries", "none", [("sum by (status) (rate(remoe_gateway_requests_total[$__rate_interval]))", "{{status}}")], 12, "A second."),
+        panel("Requests sent again", "stat", "none", [(f"{increase('remoe_gateway_retries_total', '', JOB)} or vector(0)", "requests")], 6, "Requests whose function broke off."),
+        panel("Forwards computed again", "stat", "none", [(increase('remoe_iterations_repeated_total', '', JOB), "forwards")], 6, "Forwards whose experts were out of reach."),
+        panel("Records that the ledger did not take", "stat", "none", [(increase('remoe_ledger_failures_total', '', JOB), "not written")], 6, "Answers went on; the gateway's log has them.", 0, [("red", 1)]),
+        panel("Answers by status", "timeseries", "none", [(rate('remoe_gateway_requests_total', 'status', JOB), "{{status}}")], 12, "A second."),
         panel(
             "Remote functions that do not answer",
             "timeseries",
             "none",
             [
-                ("sum(rate(remoe_expert_retries_total[$__rate_interval]))", "messages sent again"),
-                ("sum(rate(remoe_expert_fallback_loads_total[$__rate_interval]))", "experts loaded"),
+                (rate('remoe_expert_retries_total', '', JOB), "messages sent again"),
+                (rate('remoe_expert_fallback_loads_total', '', JOB), "experts loaded"),
             ],
             12,
             "A second: a message goes to another replica, then the expert is loaded here.",
@@ -446,20 +587,20 @@ HEALTH = dashboard(
             12,
             "A second, after their head had said 200: no function began an answer, or one broke off.",
         ),
-        panel("Requests that gave way", "timeseries", "none", [("sum(rate(remoe_preemptions_total[$__rate_interval]))", "for room")], 12, "A second: their keys and values made room for others, and are computed again."),
-        panel("Not accounted for", "timeseries", "percentunit", [("remoe:cost_residual:ratio", "of what was paid")], 12, "Alert above 1 %."),
-        panel("Connections", "timeseries", "none", [("sum(remoe_http_connections)", "open"), ("sum(rate(remoe_connections_refused_total[$__rate_interval])) or vector(0)", "refused a second")], 12, "Of clients and functions."),
-        panel("Alerts", "table", "none", [('count by (alertname, severity) (ALERTS{alertname=~"Remoe.*", alertstate="firing"}) or vector(0)', "")], 12, "Those that fire now; docs/runbooks has a page for each."),
+        panel("Requests that gave way", "timeseries", "none", [(rate('remoe_preemptions_total', '', JOB), "for room")], 12, "A second: their keys and values made room for others, and are computed again."),
+        panel("Not accounted for", "timeseries", "percentunit", [(f"remoe:cost_residual:ratio{{{JOB}}}", "of what was paid")], 12, "Alert above 1 %."),
+        panel("Connections", "timeseries", "none", [(f"sum(remoe_http_connections{{{JOB}}})", "open"), (f"{rate('remoe_connections_refused_total', '', JOB)} or vector(0)", "refused a second")], 12, "Of clients and functions."),
+        panel("Alerts", "table", "none", [('count by (alertname, severity) (ALERTS{alertname=~"Remoe.*", alertstate="firing"}) or on () vector(0)', "")], 12, "Those that fire now; docs/runbooks has a page for each."),
         panel(
             "Operator",
             "timeseries",
             "none",
             [
-                ("sum(rate(remoe_operator_reconciliations_total[$__rate_interval])) or vector(0)", "looks a second"),
-                ("sum(rate(remoe_operator_reconciliation_errors_total[$__rate_interval])) or vector(0)", "that failed"),
-                ("sum(remoe_operator_leader) or vector(0)", "leaders"),
+                (f"{rate('remoe_operator_reconciliations_total', '', JOB)} or vector(0)", "looks a second"),
+                (f"{rate('remoe_operator_reconciliation_errors_total', '', JOB)} or vector(0)", "that failed"),
+                (f"sum(remoe_operator_leader{{{JOB}}}) or vector(0)", "leaders"),
             ],
-            24,
+            12,
             "On a cluster.",
         ),
     ],

@@ -60,8 +60,10 @@ impl Cashier {
         self.tiers.extend(functions.iter().map(|function| function.tier.clone()));
         for tier in &self.tiers {
             let of_tier = functions.iter().filter(|function| function.tier == *tier);
-            let rate = of_tier.fold(0_u64, |sum, function| sum.saturating_add(function.rate));
-            self.books.costs_now(&self.model, tier, rate);
+            let (rate, memory) = of_tier.fold((0_u64, 0_u64), |(rate, memory), function| {
+                (rate.saturating_add(function.rate), memory.saturating_add(function.memory))
+            });
+            self.books.costs_now(&self.model, tier, rate, memory);
         }
     }
 }
@@ -111,6 +113,7 @@ mod tests {
             address: address.map(str::to_owned),
             restarts: 0,
             rate,
+            memory: 0,
             per_work: false,
             started: time(0),
             serving: Some(time(2)),

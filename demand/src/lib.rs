@@ -171,6 +171,9 @@ pub struct FunctionPod {
     pub restarts: u32,
     /// Nano-dollars an hour, by what the pod reserves and spec.pricing of its deployment.
     pub rate: u64,
+    /// Bytes of memory that the pod reserves.
+    #[serde(default)]
+    pub memory: u64,
     /// It costs while it works, and not while it exists.
     #[serde(default)]
     pub per_work: bool,

@@ -236,6 +236,18 @@ impl Foresight {
         &self.quality
     }
 
+    /// The model's layers with experts, by their ids.
+    #[must_use]
+    pub fn layers(&self) -> &[u32] {
+        &self.header.layers
+    }
+
+    /// Experts of each of them.
+    #[must_use]
+    pub fn experts(&self) -> usize {
+        self.header.experts as usize
+    }
+
     /// Requests that are remembered, and the bytes that they take in memory.
     #[must_use]
     pub fn remembered(&self) -> (usize, u64) {

@@ -14,6 +14,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
 mod body;
+mod calibration;
 mod foresight;
 mod frame;
 mod memory;
@@ -26,6 +27,7 @@ mod store;
 mod watch;
 
 pub use body::Prompts;
+pub use calibration::{Calibration, LAYER_GROUPS, PARTS, Part};
 pub use foresight::{Arrival, Foresight, ForesightOptions, MEMORY};
 pub use memory::Tenant;
 pub use metrics::{ForesightMetrics, ModelForesightMetrics};

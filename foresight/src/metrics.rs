@@ -1,5 +1,6 @@
 //! How good predictions are, for Prometheus.
 
+use crate::calibration::{layer_groups, parts};
 use crate::foresight::Foresight;
 use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec, Opts, Registry};
 use remoe_predictor::Phase;
@@ -11,6 +12,7 @@ pub struct ForesightMetrics {
     hot_recall: GaugeVec,
     cold_share: GaugeVec,
     coverage: GaugeVec,
+    activation: GaugeVec,
     compared: IntGaugeVec,
     unfamiliar: IntGaugeVec,
     remembered: IntGaugeVec,
@@ -30,11 +32,12 @@ impl ForesightMetrics {
     /// # Errors
     /// A name is taken there.
     pub fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let by_phase = |name: &str, help: &str| -> Result<GaugeVec, prometheus::Error> {
-            let gauge = GaugeVec::new(Opts::new(name, help), &["model", "phase"])?;
+        let gauges = |name: &str, help: &str, labels: &[&str]| -> Result<GaugeVec, prometheus::Error> {
+            let gauge = GaugeVec::new(Opts::new(name, help), labels)?;
             registry.register(Box::new(gauge.clone()))?;
             Ok(gauge)
         };
+        let by_phase = |name: &str, help: &str| gauges(name, help, &["model", "phase"]);
         let by_model = |name: &str, help: &str| -> Result<IntGaugeVec, prometheus::Error> {
             let gauge = IntGaugeVec::new(Opts::new(name, help), &["model"])?;
             registry.register(Box::new(gauge.clone()))?;
@@ -60,6 +63,11 @@ impl ForesightMetrics {
             coverage: by_phase(
                 "remoe_prediction_coverage_ratio",
                 "Parts of requests and layers whose divergence was within the predicted 95th percentile.",
+            )?,
+            activation: gauges(
+                "remoe_prediction_activation_ratio",
+                "Of the work of neighbouring layers, the part on each eighth of their experts, 1 being predicted to be used most: as predicted, and as observed.",
+                &["model", "phase", "layers", "eighth", "of"],
             )?,
             compared: by_model(
                 "remoe_prediction_compared_requests",
@@ -97,6 +105,9 @@ impl ModelForesightMetrics {
                 all.hot_recall.with_label_values(&labels).set(figures.hot_recall);
                 all.cold_share.with_label_values(&labels).set(figures.cold_share);
             }
+            if figures.weight > 0.0 {
+                self.show_activation(foresight, phase);
+            }
             if figures.barred > 0.0 {
                 all.coverage.with_label_values(&labels).set(figures.covered);
             }
@@ -105,6 +116,26 @@ impl ModelForesightMetrics {
         all.compared.with_label_values(&[model]).set(count(quality.compared));
         all.unfamiliar.with_label_values(&[model]).set(count(quality.unfamiliar));
         all.remembered.with_label_values(&[model]).set(count(foresight.remembered().0 as u64));
+    }
+
+    /// Series are bounded by groups of layers and parts of experts, however many a model has.
+    fn show_activation(&self, foresight: &Foresight, phase: Phase) {
+        let calibration = &foresight.quality().phases.of(phase).calibration;
+        let layers = foresight.layers();
+        for (group, range) in calibration.0.iter().zip(layer_groups(layers.len())) {
+            let ids = match &layers[range] {
+                [] => continue,
+                [one] => one.to_string(),
+                [first, .., last] => format!("{first}-{last}"),
+            };
+            for (number, part) in group.iter().enumerate().take(parts(foresight.experts())) {
+                let eighth = (number + 1).to_string();
+                for (of, value) in [("predicted", part.predicted), ("observed", part.observed)] {
+                    let labels = [self.model.as_str(), phase.name(), ids.as_str(), eighth.as_str(), of];
+                    self.all.activation.with_label_values(&labels).set(value);
+                }
+            }
+        }
     }
 
     /// The placement was revised because of `cause`.

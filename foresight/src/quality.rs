@@ -1,5 +1,6 @@
 //! How good predictions turn out to be, by phase: means in which older requests weigh less.
 
+use crate::calibration::Calibration;
 use remoe_predictor::{ByPhase, Phase, Shares, divergence};
 
 /// A request weighs half as much after so many others.
@@ -21,6 +22,8 @@ pub struct PhaseQuality {
     pub covered: f64,
     /// Requests to go by for that.
     pub barred: f64,
+    /// Where work was predicted to be, and where it was.
+    pub calibration: Calibration,
 }
 
 /// Which of two ways to predict a tenant's requests has been nearer: what was learned before anything ran, or the
@@ -90,6 +93,8 @@ impl PhaseQuality {
         let (recall, cold) = halves(prediction, truth);
         mix(&mut self.hot_recall, self.weight, recall);
         mix(&mut self.cold_share, self.weight, cold);
+        let weight = self.weight;
+        self.calibration.each(&Calibration::of(prediction, truth), |mean, value| mix(mean, weight, value));
     }
 
     /// How many of the layers were within their bars.

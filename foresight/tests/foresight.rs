@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use remoe_foresight::{Arrival, Foresight, ForesightOptions, Prompts, Tenant};
+use prometheus::{Registry, TextEncoder};
+use remoe_foresight::{
+    Arrival, Foresight, ForesightMetrics, ForesightOptions, LAYER_GROUPS, PARTS, Prompts, Tenant,
+};
 use remoe_predictor::record::RecordHeader;
 use remoe_predictor::{Activations, Embedding, Phase, Shares};
 use std::path::Path;
@@ -182,4 +185,49 @@ fn of_a_prompt_whose_beginning_was_kept_the_rest_is_learned_from() {
     come(&mut foresight, 1, "a", &prompt(0, 1));
     foresight.told(1, &used(0, 3, 4)).unwrap();
     assert_eq!(foresight.remembered().0, 40);
+}
+
+/// What docs/cost.md says of the largest models: neither layers nor experts are series.
+#[test]
+fn series_do_not_grow_with_the_model() {
+    let header = RecordHeader { layers: (3..61).collect(), experts: 256, ..header() };
+    let options = ForesightOptions { output_tokens: 4.0, ..ForesightOptions::default() };
+    let prompts = Prompts::of_ids(VOCABULARY as usize);
+    let mut foresight = Foresight::new(header, embedding(), prompts, None, options).unwrap();
+    let layers = [&[(7, 0.5), (200, 0.5)][..]; 58];
+    let mut activations = Activations::new(58, 256);
+    (0..8).for_each(|_| activations.count(Phase::Prefill, layers.into_iter()));
+    (0..4).for_each(|_| activations.count(Phase::Decode, layers.into_iter()));
+    for id in 0..6 {
+        come(&mut foresight, id, "t", &prompt(0, id as u32));
+        foresight.told(id, &activations.to_text().unwrap()).unwrap();
+    }
+    let registry = Registry::new();
+    let metrics = ForesightMetrics::register(&registry).unwrap().of_model("m");
+    metrics.show(&foresight);
+    ["wake", "drift", "failed"].into_iter().for_each(|cause| metrics.replanned(cause));
+    let page = TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
+    let series: Vec<&str> = page.lines().filter(|line| !line.starts_with('#')).collect();
+    let activation: Vec<&&str> =
+        series.iter().filter(|line| line.starts_with("remoe_prediction_activation_ratio")).collect();
+    assert_eq!(activation.len(), 2 * 2 * LAYER_GROUPS * PARTS, "{page}");
+    assert!(series.len() <= 142, "{} series", series.len());
+    for layers in ["3-16", "17-31", "32-45", "46-60"] {
+        for of in ["predicted", "observed"] {
+            for phase in ["prefill", "decode"] {
+                let labels = [("layers", layers), ("of", of), ("phase", phase)];
+                let labels = labels.map(|(name, value)| format!("{name}=\"{value}\""));
+                let work =
+                    activation.iter().filter(|line| labels.iter().all(|label| line.contains(label.as_str())));
+                let values: Vec<f64> =
+                    work.map(|line| line.split(' ').next_back().unwrap().parse().unwrap()).collect();
+                assert!((values.iter().sum::<f64>() - 1.0).abs() < 1e-6, "{labels:?}: {values:?}");
+                // It is known from the past which two experts are used.
+                let first = activation.iter().find(|line| {
+                    line.contains("eighth=\"1\"") && labels.iter().all(|label| line.contains(label.as_str()))
+                });
+                assert!(first.unwrap().rsplit(" ").next().unwrap().parse::<f64>().unwrap() > 0.999, "{page}");
+            }
+        }
+    }
 }

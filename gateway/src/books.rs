@@ -118,9 +118,11 @@ impl Books {
         self.write(&Record::Alive { at: now(), overhead });
     }
 
-    /// `model` costs `rate` nano-dollars an hour now in `tier`, at the price of all that is alive of it.
-    pub fn costs_now(&self, model: &str, tier: &str, rate: u64) {
+    /// `model` costs `rate` nano-dollars an hour now in `tier`, at the price of all that is alive of it, which has `memory`
+    /// bytes.
+    pub fn costs_now(&self, model: &str, tier: &str, rate: u64, memory: u64) {
         self.metrics.rate(model, tier, rate);
+        self.metrics.memory(model, tier, memory);
     }
 
     /// All that was written so far, added up: of the ledger, or of this process where none is kept.
@@ -354,17 +356,17 @@ mod tests {
                 told,
             };
             assert_eq!(books.answered(answered, &billing, None), 2 * (GROUPS as u64 + 1));
-            (0..=GROUPS).for_each(|number| books.costs_now("m", &tier(number), 1));
+            (0..=GROUPS).for_each(|number| books.costs_now("m", &tier(number), 1, 1));
             let payers = [(Payer::Tenant(&tenant), 1_u64), (Payer::Model("m"), 1)];
             payers.iter().for_each(|(payer, _)| books.metrics().refused(*payer));
             books.refresh(payers.into_iter());
         }
         let of_tenant = 2 * (GROUPS + 1) + 1 + 3;
-        let of_model = (GROUPS + 1) + 2 * 4 + 3;
+        let of_model = 2 * (GROUPS + 1) + 2 * 4 + 3;
         // Where the money went since the gateway started, which is not by model.
         let parts = 6;
         assert_eq!(series() - without, TENANTS * of_tenant + of_model + parts);
-        assert_eq!(TENANTS * of_tenant + of_model, 788);
+        assert_eq!(TENANTS * of_tenant + of_model, 805);
         assert_eq!(books.spent_today(Payer::Model("m")).0, 10 * TENANTS as u64 * 34);
         assert_eq!(books.saved("m"), 10 * TENANTS as i64 * (1 - 34));
     }

@@ -10,6 +10,7 @@ pub(crate) struct CostMetrics {
     rivals: IntCounterVec,
     compared: IntCounterVec,
     rates: IntGaugeVec,
+    memory: IntGaugeVec,
     spent: IntGaugeVec,
     paid: IntGauge,
     residual: IntGauge,
@@ -61,6 +62,11 @@ impl CostMetrics {
             rates: gauges(
                 "remoe_cost_rate_nanodollars_per_hour",
                 "What the functions that are alive cost in an hour; 0 while a model sleeps.",
+                &["model", "tier"],
+            )?,
+            memory: gauges(
+                "remoe_tier_memory_bytes",
+                "Memory that the functions that are alive were given; 0 while a model sleeps.",
                 &["model", "tier"],
             )?,
             spent: gauges(
@@ -119,6 +125,10 @@ impl CostMetrics {
 
     pub(crate) fn rate(&self, model: &str, tier: &str, rate: u64) {
         self.rates.with_label_values(&[model, tier]).set(signed(rate));
+    }
+
+    pub(crate) fn memory(&self, model: &str, tier: &str, bytes: u64) {
+        self.memory.with_label_values(&[model, tier]).set(signed(bytes));
     }
 
     pub(crate) fn account(&self, account: &Account) {

@@ -1,4 +1,4 @@
-use prometheus::{Histogram, HistogramOpts, IntCounter, IntGauge, Registry};
+use prometheus::{Histogram, HistogramOpts, IntCounter, IntGauge, IntGaugeVec, Opts, Registry};
 
 /// What the engine reports about itself.
 #[derive(Clone)]
@@ -17,6 +17,8 @@ pub(crate) struct EngineMetrics {
     pub(crate) iteration_seconds: Histogram,
     /// The routing generation in force.
     pub(crate) generation: IntGauge,
+    /// Experts by where the generation in force has them.
+    pub(crate) experts: IntGaugeVec,
     /// Bytes of keys and values that running requests hold, room that is not used yet included.
     pub(crate) cache_bytes: IntGauge,
     /// The limit on them.
@@ -52,6 +54,13 @@ impl EngineMetrics {
                     .buckets(prometheus::exponential_buckets(5e-4, 2.0, 16)?),
             )?,
             generation: IntGauge::new("remoe_routing_generation", "The routing generation in force.")?,
+            experts: IntGaugeVec::new(
+                Opts::new(
+                    "remoe_placement_experts",
+                    "Experts of all layers by where the placement in force has them: local, remote.",
+                ),
+                &["placement"],
+            )?,
             cache_bytes: IntGauge::new(
                 "remoe_kv_cache_bytes",
                 "Bytes of keys and values that running requests hold, unused room included.",
@@ -77,6 +86,7 @@ impl EngineMetrics {
         registry.register(Box::new(metrics.repeated.clone()))?;
         registry.register(Box::new(metrics.iteration_seconds.clone()))?;
         registry.register(Box::new(metrics.generation.clone()))?;
+        registry.register(Box::new(metrics.experts.clone()))?;
         registry.register(Box::new(metrics.cache_bytes.clone()))?;
         registry.register(Box::new(metrics.cache_limit.clone()))?;
         registry.register(Box::new(metrics.preemptions.clone()))?;

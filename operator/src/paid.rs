@@ -17,6 +17,9 @@ const GB: f64 = 1e9;
 /// Nano-dollars an hour that a pod costs at most, a thousand dollars: the lives of many such pods can still be added up.
 const MOST_RATE: f64 = 1e12;
 
+/// Bytes that a pod reserves at most: what the API can take, of many pods together too.
+const MOST_BYTES: f64 = (1_u64 << 50) as f64;
+
 /// The pods of `owner`'s functions that are paid for. Those that end have been replaced where functions are to run.
 pub fn paid(owner: &MoEDeployment, pods: &[Pod], functions_run: bool) -> Vec<FunctionPod> {
     let uid = owner.metadata.uid.as_deref().unwrap_or_default();
@@ -48,6 +51,8 @@ fn function(owner: &MoEDeployment, pod: &Pod, functions_run: bool) -> Option<Fun
         address: address(status).filter(|_| !is_main).map(expert_address),
         restarts: container(status).map_or(0, |one| u32::try_from(one.restart_count).unwrap_or(0)),
         rate: rate(owner, pricing, pod),
+        // The conversion takes NaN for 0.
+        memory: reserved(pod, "memory").round().clamp(0.0, MOST_BYTES) as u64,
         per_work: !is_main && pricing.billing == Billing::Invocation,
         started: MicroTime(status.start_time.as_ref()?.0),
         serving: ready.and_then(|ready| Some(MicroTime(ready.last_transition_time.as_ref()?.0))),
@@ -72,19 +77,20 @@ fn asked_to_end(pod: &Pod) -> Option<Timestamp> {
     ends.checked_sub(grace).ok()
 }
 
+/// What the containers of the pod reserve of `resource` together.
+fn reserved(pod: &Pod, resource: &str) -> f64 {
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    let requests = containers.filter_map(|container| container.resources.as_ref()?.requests.as_ref());
+    requests.filter_map(|requests| requests.get(resource)).filter_map(amount).sum()
+}
+
 /// Nano-dollars an hour of what the pod reserves; what has no price costs nothing.
 fn rate(owner: &MoEDeployment, pricing: &PricingSpec, pod: &Pod) -> u64 {
     let price = |text: &str| text.parse::<f64>().unwrap_or(0.0);
     let gpu = owner.spec.main.gpu.as_ref();
-    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
-    let reserved = |resource: &str| -> f64 {
-        let requests =
-            containers.clone().filter_map(|container| container.resources.as_ref()?.requests.as_ref());
-        requests.filter_map(|requests| requests.get(resource)).filter_map(amount).sum()
-    };
-    let gpus = gpu.map_or(0.0, |gpu| reserved(&gpu.resource));
-    let dollars = reserved("cpu") * price(&pricing.cpu_core_hour)
-        + reserved("memory") / GB * price(&pricing.memory_gb_hour)
+    let gpus = gpu.map_or(0.0, |gpu| reserved(pod, &gpu.resource));
+    let dollars = reserved(pod, "cpu") * price(&pricing.cpu_core_hour)
+        + reserved(pod, "memory") / GB * price(&pricing.memory_gb_hour)
         + gpus * pricing.gpu_hour.as_deref().map_or(0.0, price);
     // The conversion takes NaN for 0.
     (dollars * 1e9).round().clamp(0.0, MOST_RATE) as u64

@@ -35,8 +35,16 @@ KEYS = """tenants:
 - {name: chat, keys: [sk-chat]}
 - {name: batch, keys: [sk-batch], dollarsPerDay: 0.00000001}
 """
+# Of both topics of the demo model, which uses other experts for each.
+PROMPTS = (
+    "And the LORD spake unto Moses, saying, Speak unto the children of Israel, and say unto them",
+    "impl<T> Vec<T> {\n    pub fn push(&mut self, value: T) {\n        if self.len == self.buf.capacity() {",
+    "Blessed is the man that walketh not in the counsel of the ungodly, nor standeth in the way of sinners",
+    "use std::collections::HashMap;\n\nfn main() {\n    let mut map = HashMap::new();\n    map.insert(\"key\", 1);",
+    "Now these are the names of the children of Israel, which came into Egypt; every man and his household",
+)
 # What a dashboard's variables stand for here, beside the model.
-VARIABLES = {"$__rate_interval": "15s", "$__range": "60s"}
+VARIABLES = {"$job": ".+", "$__range": "60s"}
 # Only on a cluster.
 ELSEWHERE = ("remoe_operator_",)
 
@@ -76,7 +84,8 @@ def load(endpoint, key, stop, pause, failures):
             stop.wait(0.1)
             continue
         number += 1
-        body = {"prompt": [1, 2, 3, 4] * (1 + number % 5), "max_tokens": 8 + number % 17, "ignore_eos": True}
+        prompt = PROMPTS[number % len(PROMPTS)]
+        body = {"prompt": prompt, "max_tokens": 8 + number % 17, "ignore_eos": True}
         body["stream"] = number % 2 == 0
         request = urllib.request.Request(
             f"{endpoint}/v1/completions",
@@ -107,7 +116,7 @@ def expressions(folder):
             yield f"{path.name}: {annotation['name']}", annotation["expr"].split(" > ")[0]
         for variable in dashboard["templating"]["list"]:
             if variable["type"] == "query":
-                metric = re.match(r"label_values\((\w+), (\w+)\)", variable["query"]["query"])
+                metric = re.match(r"label_values\((.+), (\w+)\)", variable["query"]["query"])
                 yield f"{path.name}: variable {variable['name']}", f"count by ({metric[2]}) ({metric[1]})"
     for path in sorted((ROOT / "charts/remoe/files/rules").glob("*.yaml")):
         for line in path.read_text().splitlines():
@@ -117,8 +126,8 @@ def expressions(folder):
                 yield f"rules/{path.name}", alert[1] if alert else found[1]
 
 
-def substituted(expression, model):
-    for name, value in (VARIABLES | {"$model": model}).items():
+def substituted(expression, model, interval=15):
+    for name, value in (VARIABLES | {"$model": model, "$__rate_interval": f"{interval}s"}).items():
         expression = expression.replace(name, value)
     return expression
 
@@ -161,11 +170,14 @@ def run(arguments, work):
             [client.start() for client in clients]
             try:
                 # Under load, asleep, and under load again.
+                api, missing = f"http://127.0.0.1:{port}/api/v1", []
                 for share, paused in ((0.5, False), (0.25, True), (0.25, False)):
                     (pause.set if paused else pause.clear)()
                     time.sleep(arguments.seconds * share)
-                api = f"http://127.0.0.1:{port}/api/v1"
-                missing = evaluate(api, monitoring, model)
+                    if paused:
+                        missing += asleep(api, monitoring, model)
+                # What happened only once, as a wake, is in the interval.
+                missing += evaluate(api, monitoring, model, max(15, arguments.seconds // 2))
                 if arguments.pictures:
                     folder = pathlib.Path(arguments.pictures)
                     for path in sorted((monitoring / "grafana/dashboards").glob("*.json")):
@@ -177,7 +189,22 @@ def run(arguments, work):
     return missing + failures
 
 
-def evaluate(api, monitoring, model):
+def asleep(api, monitoring, model):
+    """What the Cost dashboard shows of a price while everything sleeps, if that does not become 0."""
+    panels = {panel["title"]: panel for panel in json.loads((monitoring / "grafana/dashboards/cost.json").read_text())["panels"]}
+    prices = [panels[title]["targets"][0]["expr"] for title in ("All that runs now costs, an hour", "What an hour costs")]
+    deadline = time.monotonic() + 120
+    while True:
+        found = [get(f"{api}/query", query=substituted(price, model))["data"]["result"] for price in prices]
+        if all(found) and all(float(sample["value"][1]) == 0 for samples in found for sample in samples):
+            print("asleep: the Cost dashboard shows a price of 0")
+            return []
+        if time.monotonic() > deadline:
+            return [f"cost.json: a model that sleeps costs something: {found}"]
+        time.sleep(0.5)
+
+
+def evaluate(api, monitoring, model, interval):
     """What of it is an error or has no data."""
     missing, count = [], 0
     for place, expression in expressions(monitoring):
@@ -185,14 +212,14 @@ def evaluate(api, monitoring, model):
             continue
         count += 1
         try:
-            found = get(f"{api}/query", query=substituted(expression, model))["data"]["result"]
+            found = get(f"{api}/query", query=substituted(expression, model, interval))["data"]["result"]
             if not found:
                 missing.append(f"{place}: no data: {expression}")
             elif all(sample["value"][1] == "NaN" for sample in found):
                 missing.append(f"{place}: no number: {expression}")
         except urllib.error.HTTPError as error:
             missing.append(f"{place}: {error.read().decode()}: {expression}")
-    print(f"{count} expressions evaluated, {len(missing)} without data")
+    print(f"{count} expressions evaluated, {len(missing)} without data", *missing, sep="\n")
     return missing
 
 
@@ -201,7 +228,7 @@ def main():
     parser.add_argument("--pictures", metavar="DIR")
     parser.add_argument("--seconds", type=int, default=40)
     parser.add_argument("--model", default=ROOT / "demo/model")
-    parser.add_argument("up", nargs="*", default=["--remote", "always"], help="further arguments of up, after --")
+    parser.add_argument("up", nargs="*", default=["--remote", "always", "--replan", "5s"], help="further arguments of up, after --")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
         problems = run(arguments, pathlib.Path(work))

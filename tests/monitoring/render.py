@@ -24,18 +24,23 @@ def shown(value, unit, decimals=None):
     if unit == "percentunit":
         return f"{value * 100:.{1 if decimals is None else decimals}f} %"
     prefix = "$" if unit == "currencyUSD" else ""
-    suffix = {"s": " s", "bytes": " B"}.get(unit, "")
+    # A prefix of a unit stands before the unit.
+    suffix = {"s": "s", "bytes": "B", "decbytes": "B"}.get(unit, "")
+    space = " " if suffix else ""
     if value == 0:
-        return f"{prefix}0{suffix}"
+        return f"{prefix}0{space}{suffix}"
     for scale, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= scale:
-            return f"{prefix}{value / scale:.3g}{letter}{suffix}"
-    if abs(value) >= 0.01:
-        return f"{prefix}{value:.3g}{suffix}"
+            return f"{prefix}{value / scale:.3g}{space}{letter}{suffix}"
+    if abs(value) >= 0.01 and unit != "s" or abs(value) >= 1:
+        return f"{prefix}{value:.3g}{space}{suffix}"
+    if prefix:
+        # As Grafana does: a thousandth of a dollar is no $1m.
+        return f"{prefix}{value:.{2 - math.floor(math.log10(abs(value)))}f}"
     for scale, letter in ((1e3, "m"), (1e6, "µ"), (1e9, "n")):
         if abs(value) * scale >= 1:
             break
-    return f"{prefix}{value * scale:.3g}{letter}{suffix}"
+    return f"{value * scale:.3g}{space}{letter}{suffix}"
 
 
 def legend(template, labels):
@@ -73,15 +78,16 @@ def stacked(series):
         yield name, [(at, below[at]) for at, _ in points]
 
 
-def lines(series, unit, width, height, minimum=None, stack=False):
-    """Curves over time with their scale."""
+def lines(series, unit, width, height, minimum=None, stack=False, moments=()):
+    """Curves over time with their scale, and a mark at each of the `moments`."""
     series = list(stacked(series) if stack else series)
     if not series:
         return '<text x="10" y="40">no data</text>'
     times = [at for _, points in series for at, _ in points]
     values = [value for _, points in series for _, value in points]
     low, high = min(values + [0 if minimum is None else minimum]), max(values)
-    high = high if high > low else low + 1
+    # A tenth of nothing is no scale.
+    high = high if high > low else low + {"percentunit": 0.01, "none": 4}.get(unit, 1)
     left, bottom = 70, height - 44
     x = lambda at: left + (at - min(times)) / max(1, max(times) - min(times)) * (width - left - 12)
     y = lambda value: bottom - (value - low) / (high - low) * (bottom - 8)
@@ -94,6 +100,9 @@ def lines(series, unit, width, height, minimum=None, stack=False):
         at = min(times) + (max(times) - min(times)) * number / 3
         anchor = ("start", "middle", "middle", "end")[number]
         drawn.append(f'<text x="{x(at):.1f}" y="{bottom + 16}" text-anchor="{anchor}">{time.strftime("%H:%M:%S", time.gmtime(at))}</text>')
+    for at in moments:
+        if min(times) <= at <= max(times):
+            drawn.append(f'<line x1="{x(at):.1f}" x2="{x(at):.1f}" y1="8" y2="{bottom}" stroke="#5794f2" stroke-dasharray="3 3"/>')
     place = left
     for number, (name, points) in enumerate(series[:10]):
         color = COLORS[number % len(COLORS)]
@@ -129,13 +138,13 @@ def donut(parts, unit, width, height):
     return "".join(drawn)
 
 
-def bars(parts, unit, width, height, ratio):
+def bars(parts, unit, width, color_of):
     parts = sorted(parts, key=lambda part: -part[2])
-    most = 1 if ratio else max((value for *_, value in parts), default=1) or 1
+    most = 1 if unit == "percentunit" else max((value for *_, value in parts), default=1) or 1
     drawn = []
-    for number, (name, _, value) in enumerate(parts[:8]):
+    for number, (name, _, value) in enumerate(parts[:6]):
         top = 14 + 38 * number
-        color = "#f2495c" if ratio and value >= 1 else "#ff9830" if ratio and value >= 0.8 else "#73bf69"
+        color = color_of(value)
         drawn.append(f'<text x="8" y="{top + 10}">{html.escape(name)}</text>')
         drawn.append(f'<rect x="8" y="{top + 15}" width="{max(2, min(1, value / most) * (width - 110)):.1f}" height="12" fill="{color}"/>')
         drawn.append(f'<text x="{width - 8}" y="{top + 26}" text-anchor="end" fill="#fff">{shown(value, unit)}</text>')
@@ -172,23 +181,58 @@ def heat(series, unit, width, height):
     return "".join(drawn)
 
 
-def figure(api, panel, prepare, seconds, width, height):
+def row_heat(series, unit, width, height):
+    """A row for each of the `series` over time, the first on top; each cell has the color of its value."""
+    if not series:
+        return '<text x="10" y="40">no data</text>'
+    number_of = lambda one: float(one[0].split("-")[0])
+    series = sorted(series, key=number_of)
+    times = sorted({at for _, points in series for at, _ in points})
+    most = max(value for _, points in series for _, value in points) or 1
+    left, bottom = 50, height - 24
+    wide, tall = (width - left - 64) / len(times), (bottom - 8) / len(series)
+    drawn = []
+    for number, (name, points) in enumerate(series):
+        top = 8 + number * tall
+        drawn.append(f'<text x="{left - 6}" y="{top + tall / 2 + 4:.1f}" text-anchor="end">{html.escape(name)}</text>')
+        for at, value in points:
+            shade = max(0, value / most)
+            drawn.append(
+                f'<rect x="{left + times.index(at) * wide:.1f}" y="{top:.1f}" width="{wide + 0.3:.1f}" height="{tall - 1:.1f}" '
+                f'fill="rgb({int(255 - 60 * shade)},{int(240 - 180 * shade)},{int(220 - 210 * shade)})"/>'
+            )
+        drawn.append(f'<text x="{width - 58}" y="{top + tall / 2 + 4:.1f}">{shown(points[-1][1], unit)}</text>')
+    for number in range(3):
+        at = times[(len(times) - 1) * number // 2]
+        anchor = ("start", "middle", "end")[number]
+        place = left + (width - left - 64) * number / 2
+        drawn.append(f'<text x="{place:.1f}" y="{bottom + 16}" text-anchor="{anchor}">{time.strftime("%H:%M:%S", time.gmtime(at))}</text>')
+    return "".join(drawn)
+
+
+def color(defaults, value):
+    """By the thresholds of a panel."""
+    steps = defaults["thresholds"]["steps"]
+    reached = [step["color"] for step in steps if step["value"] is None or (value is not None and value >= step["value"])]
+    return {"green": "#73bf69", "orange": "#ff9830", "red": "#f2495c"}[reached[-1]]
+
+
+def figure(api, panel, prepare, seconds, width, height, moments):
     defaults = panel["fieldConfig"]["defaults"]
     unit, kind = defaults["unit"], panel["type"]
     if kind == "stat":
         values = list(instants(api, panel, prepare))
         value = values[0][2] if values else None
-        steps = defaults["thresholds"]["steps"]
-        reached = [step["color"] for step in steps if step["value"] is None or (value is not None and value >= step["value"])]
-        color = {"green": "#73bf69", "orange": "#ff9830", "red": "#f2495c"}[reached[-1]]
         text = shown(value, unit, defaults.get("decimals"))
-        return f'<text x="{width / 2}" y="{height / 2 + 12}" text-anchor="middle" font-size="34" fill="{color}">{text}</text>'
+        return f'<text x="{width / 2}" y="{height / 2 + 12}" text-anchor="middle" font-size="34" fill="{color(defaults, value)}">{text}</text>'
     if kind == "timeseries":
-        return lines(ranges(api, panel, prepare, seconds), unit, width, height, defaults.get("min"), "stacking" in defaults["custom"])
+        return lines(ranges(api, panel, prepare, seconds), unit, width, height, defaults.get("min"), "stacking" in defaults["custom"], moments)
     if kind == "piechart":
         return donut(instants(api, panel, prepare), unit, width, height)
     if kind == "bargauge":
-        return bars(list(instants(api, panel, prepare)), unit, width, height, unit == "percentunit")
+        return bars(list(instants(api, panel, prepare)), unit, width, lambda value: color(defaults, value))
+    if kind == "heatmap" and panel["targets"][0].get("format") != "heatmap":
+        return row_heat(list(ranges(api, panel, prepare, seconds)), unit, width, height)
     if kind == "heatmap":
         now, query = time.time(), prepare(panel["targets"][0]["expr"])
         found = get(f"{api}/query_range", query=query, start=now - seconds, end=now, step=max(2, seconds // 30))
@@ -200,13 +244,19 @@ def figure(api, panel, prepare, seconds, width, height):
 
 def dashboard(api, content, prepare, seconds, path):
     """Draws the dashboard `content` of the last `seconds` as `path`."""
-    boxes, bottom = [], 0
+    boxes, bottom, moments = [], 0, []
+    for annotation in content["annotations"]["list"]:
+        now, query = time.time(), prepare(annotation["expr"])
+        for series in get(f"{api}/query_range", query=query, start=now - seconds, end=now, step=1):
+            at = [float(at) for at, _ in series["values"]]
+            # The moment in which it becomes true.
+            moments += [moment for before, moment in zip([0, *at], at) if moment - before > 2]
     for panel in content["panels"]:
         place = panel["gridPos"]
         x, y = place["x"] * COLUMN, 60 + place["y"] * ROW
         width, height = place["w"] * COLUMN - GAP, place["h"] * ROW - GAP
         bottom = max(bottom, y + height)
-        drawn = figure(api, panel, prepare, seconds, width, height - 28)
+        drawn = figure(api, panel, prepare, seconds, width, height - 28, moments)
         boxes.append(
             f'<div style="left:{x}px;top:{y}px;width:{width}px;height:{height}px"><b>{html.escape(panel["title"])}</b>'
             f'<svg width="{width}" height="{height - 28}">{drawn}</svg></div>'

@@ -12,6 +12,8 @@ pub struct Connection {
     stream: TcpStream,
     /// What has come and was not looked at.
     came: Vec<u8>,
+    /// Of the last body in chunks that has ended.
+    trailers: Vec<(String, String)>,
 }
 
 /// The head of an answer.
@@ -30,6 +32,8 @@ pub struct Answer {
     pub head: Head,
     /// Its body, put together from chunks.
     pub body: Vec<u8>,
+    /// What followed the chunks, names in lower case.
+    pub trailers: Vec<(String, String)>,
 }
 
 /// A request without a body.
@@ -57,8 +61,16 @@ pub async fn ask(address: SocketAddr, request: impl AsRef<[u8]>) -> Answer {
 impl Connection {
     /// Connects.
     pub async fn open(address: SocketAddr) -> Self {
-        let stream = within(SOON, "a TCP connection", TcpStream::connect(address)).await;
-        Self { stream: stream.expect("the server accepts"), came: Vec::new() }
+        Self::reach(address).await.expect("the server accepts")
+    }
+
+    /// Connects where there is a server.
+    ///
+    /// # Errors
+    /// There is none.
+    pub async fn reach(address: SocketAddr) -> io::Result<Self> {
+        let stream = within(SOON, "a TCP connection", TcpStream::connect(address)).await?;
+        Ok(Self { stream, came: Vec::new(), trailers: Vec::new() })
     }
 
     /// Connects with as small a buffer as there is for what comes.
@@ -66,7 +78,7 @@ impl Connection {
         let socket = TcpSocket::new_v4().expect("a socket");
         socket.set_recv_buffer_size(1024).expect("a small buffer");
         let stream = within(SOON, "a TCP connection", socket.connect(address)).await;
-        Self { stream: stream.expect("the server accepts"), came: Vec::new() }
+        Self { stream: stream.expect("the server accepts"), came: Vec::new(), trailers: Vec::new() }
     }
 
     /// Writes bytes.
@@ -103,20 +115,38 @@ impl Connection {
     /// # Errors
     /// The connection ended before.
     pub async fn chunk(&mut self) -> io::Result<Option<Vec<u8>>> {
-        let line = loop {
+        let size = usize::from_str_radix(&self.line().await?, 16).map_err(io::Error::other)?;
+        if size == 0 {
+            self.trailers.clear();
+            loop {
+                let line = self.line().await?;
+                if line.is_empty() {
+                    return Ok(None);
+                }
+                let (name, value) = line.split_once(": ").expect("a trailer has a name and a value");
+                self.trailers.push((name.to_ascii_lowercase(), value.to_owned()));
+            }
+        }
+        while self.came.len() < size + 2 {
+            self.more().await?;
+        }
+        let mut chunk: Vec<u8> = self.came.drain(..size + 2).collect();
+        assert!(chunk.ends_with(b"\r\n"), "a chunk ends with its line");
+        chunk.truncate(size);
+        Ok(Some(chunk))
+    }
+
+    /// The next line, without its end.
+    async fn line(&mut self) -> io::Result<String> {
+        let end = loop {
             if let Some(at) = find(&self.came, b"\r\n") {
                 break at;
             }
             self.more().await?;
         };
-        let size = std::str::from_utf8(&self.came[..line]).map_err(io::Error::other)?;
-        let size = usize::from_str_radix(size, 16).map_err(io::Error::other)?;
-        while self.came.len() < line + 2 + size + 2 {
-            self.more().await?;
-        }
-        let chunk: Vec<u8> = self.came.drain(..line + 2 + size + 2).collect();
-        assert!(chunk.ends_with(b"\r\n"), "a chunk ends with its line");
-        Ok((size > 0).then(|| chunk[line + 2..line + 2 + size].to_vec()))
+        let mut line: Vec<u8> = self.came.drain(..end + 2).collect();
+        line.truncate(end);
+        String::from_utf8(line).map_err(io::Error::other)
     }
 
     /// The next answer, whole.
@@ -125,18 +155,19 @@ impl Connection {
     /// The connection ended before.
     pub async fn answer(&mut self) -> io::Result<Answer> {
         let head = self.head().await?;
-        let mut body = Vec::new();
+        let (mut body, mut trailers) = (Vec::new(), Vec::new());
         if head.header("transfer-encoding") == "chunked" {
             while let Some(chunk) = self.chunk().await? {
                 body.extend(chunk);
             }
+            trailers = std::mem::take(&mut self.trailers);
         } else if let Ok(length) = head.header("content-length").parse() {
             while self.came.len() < length {
                 self.more().await?;
             }
             body = self.came.drain(..length).collect();
         }
-        Ok(Answer { head, body })
+        Ok(Answer { head, body, trailers })
     }
 
     /// Everything until the server ends the connection, in whatever way.

@@ -168,6 +168,8 @@ fn dollars(amount: u64) -> String {
     let dollars = amount as f64 / 1e9;
     match dollars {
         0.0 => "$0".to_owned(),
+        // Down to the nano-dollar: an amount is never shown as nothing.
+        dollars if dollars < 0.001 => format!("${dollars:.9}"),
         dollars if dollars < 0.01 => format!("${dollars:.7}"),
         dollars => format!("${dollars:.4}"),
     }

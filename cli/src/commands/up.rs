@@ -337,7 +337,7 @@ fn named(args: &UpArgs, prices: &Prices) -> String {
         (_, false) => stated.join(", "),
         (Some(path), true) => path.display().to_string(),
         (None, true) => format!(
-            "default: {} dollars per core hour, {} per GB hour",
+            "default, of no provider: {} dollars per core hour, {} per GB hour",
             prices.cpu_core_hour, prices.memory_gb_hour
         ),
     }

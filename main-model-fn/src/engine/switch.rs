@@ -3,6 +3,7 @@
 use crate::experts::{Link, LinkState, LocalExperts, Placement};
 use crate::routing_check::{EndpointSets, RemoteSets};
 use remoe_wire::v1::EndpointProblem;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
@@ -23,6 +24,8 @@ pub(crate) struct Switch {
 /// A switch whose links are connecting.
 pub(crate) struct PendingSwitch {
     placement: Placement,
+    /// Experts that others have.
+    remote: usize,
     deadline: Instant,
     done: oneshot::Sender<Vec<EndpointProblem>>,
 }
@@ -30,10 +33,16 @@ pub(crate) struct PendingSwitch {
 impl PendingSwitch {
     pub(crate) fn new(switch: Switch, links: Vec<Link>) -> Self {
         Self {
+            remote: switch.remote.values().map(BTreeSet::len).sum(),
             placement: Placement::new(switch.generation, switch.local, &switch.remote, links),
             deadline: Instant::now() + CONNECT_LIMIT,
             done: switch.done,
         }
+    }
+
+    /// Experts that are not beside the engine.
+    pub(crate) fn remote(&self) -> usize {
+        self.remote
     }
 
     pub(crate) fn deadline(&self) -> Instant {

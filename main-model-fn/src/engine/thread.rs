@@ -309,6 +309,7 @@ impl Engine {
         // Links make progress only while the runtime is driven.
         self.runtime.block_on(tokio::task::yield_now());
         if let Some(pending) = self.pending_switch.take_if(|pending| pending.is_settled()) {
+            let remote = pending.remote();
             let (placement, answer) = pending.settle();
             tracing::info!(
                 generation = placement.generation,
@@ -317,6 +318,9 @@ impl Engine {
                 "routing generation in force"
             );
             self.metrics.generation.set(placement.generation as i64);
+            for (place, experts) in [("local", placement.local.count()), ("remote", remote)] {
+                self.metrics.experts.with_label_values(&[place]).set(experts as i64);
+            }
             self.busy.switched(placement.links.iter().map(Link::address), Instant::now());
             self.experts.switch(placement);
             answer();

@@ -39,6 +39,11 @@ impl LocalExperts {
             .collect()
     }
 
+    /// How many are held.
+    pub(crate) fn count(&self) -> usize {
+        self.layers.values().map(BTreeMap::len).sum()
+    }
+
     /// Bytes of packed weights.
     pub(crate) fn bytes(&self) -> usize {
         let experts = self.layers.values().flat_map(BTreeMap::values);

@@ -1,5 +1,6 @@
 //! What the front counts and measures.
 
+use super::plan_metrics::PlanMetrics;
 use super::state::HttpState;
 use crate::engine::request::{Figures, FinishReason};
 use axum::extract::{Request, State};
@@ -30,6 +31,7 @@ pub(super) struct HttpMetrics {
     prompt_tokens: IntCounter,
     generation_tokens: IntCounter,
     finished: IntCounterVec,
+    plan: PlanMetrics,
 }
 
 impl HttpMetrics {
@@ -72,6 +74,7 @@ impl HttpMetrics {
                 Opts::new("remoe_choices_finished_total", "Finished choices by reason."),
                 &["finished_reason"],
             )?,
+            plan: PlanMetrics::new(registry)?,
         };
         metrics.connections.register(registry)?;
         registry.register(Box::new(metrics.requests.clone()))?;
@@ -129,7 +132,9 @@ impl Stopwatch {
         metrics.generation_tokens.inc_by(figures.completion_tokens as u64);
         if figures.completion_tokens > 0 {
             metrics.first_token.observe(figures.ttft.as_secs_f64());
-            self.state.placement.note(figures, self.state.account().as_deref());
+            if let Some(comparison) = self.state.placement.note(figures, self.state.account().as_deref()) {
+                metrics.plan.compared(&comparison);
+            }
         }
     }
 

@@ -28,6 +28,7 @@ mod metrics;
 mod models;
 mod pieces;
 mod placement;
+mod plan_metrics;
 mod primer;
 mod request_body;
 mod router;

@@ -206,8 +206,8 @@ impl PlacementView {
         Some(Box::new(Activations::new(facts.moe_layers.len(), facts.experts)))
     }
 
-    /// A request is over.
-    pub(super) fn note(&self, figures: &Figures, account: Option<&Account>) {
+    /// A request is over: what the plan expected of it beside what it took, where somebody planned.
+    pub(super) fn note(&self, figures: &Figures, account: Option<&Account>) -> Option<Comparison> {
         let generation = self.in_force.borrow().generation;
         let comparison = account.map(|account| account.compare(&measured(figures)));
         self.means.lock().unwrap_or_else(PoisonError::into_inner).note(
@@ -215,6 +215,7 @@ impl PlacementView {
             figures,
             comparison.as_ref(),
         );
+        comparison
     }
 }
 

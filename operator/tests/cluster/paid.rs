@@ -31,6 +31,7 @@ fn a_pod_costs_what_it_reserves_from_when_it_has_a_node() {
     let priced = paid(&world.owner, &world.there.pods, true);
     let main = priced.iter().find(|function| function.tier == "main").unwrap();
     assert_eq!((main.rate, main.per_work, main.address.as_deref()), (170_000_000, false, None));
+    assert_eq!(main.memory, 2_000_000_000);
     world.owner.spec.pricing.cpu_core_hour = "9".repeat(20);
     let dear = paid(&world.owner, &world.there.pods, true);
     assert!(

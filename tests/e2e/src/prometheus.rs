@@ -12,7 +12,8 @@ use std::process::Command;
 use tempfile::TempDir;
 
 /// What the variables of a dashboard stand for here.
-const VARIABLES: [(&str, &str); 3] = [("$model", ".*"), ("$__rate_interval", "15s"), ("$__range", "600s")];
+const VARIABLES: [(&str, &str); 4] =
+    [("$job", ".+"), ("$model", ".*"), ("$__rate_interval", "15s"), ("$__range", "600s")];
 
 /// It, until it is dropped.
 pub struct Prometheus {

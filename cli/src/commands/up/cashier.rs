@@ -89,7 +89,7 @@ impl Cashier {
             let name = self.function(&function.name, pid);
             let event = |event| self.books.function(at, &self.model, &name, event);
             let known = alive.entry(name.clone()).or_insert_with(|| {
-                let Place { tier, rate, basis } = place.clone();
+                let Place { tier, rate, basis, .. } = place.clone();
                 event(FunctionEvent::Started { tier, rate, basis });
                 Alive { place: place.clone(), serves: false, replaced: false }
             });
@@ -115,8 +115,11 @@ impl Cashier {
     /// Shows what an hour costs now.
     fn show(&self, alive: &BTreeMap<String, Alive>, tiers: &BTreeSet<String>) {
         for tier in tiers {
-            let of_tier = alive.values().filter(|alive| alive.place.tier == *tier);
-            self.books.costs_now(&self.model, tier, of_tier.map(|alive| alive.place.rate.0).sum());
+            let of_tier =
+                || alive.values().filter(|alive| alive.place.tier == *tier).map(|alive| &alive.place);
+            let (rate, memory) =
+                (of_tier().map(|place| place.rate.0).sum(), of_tier().map(|place| place.memory_bytes).sum());
+            self.books.costs_now(&self.model, tier, rate, memory);
         }
     }
 

@@ -26,6 +26,8 @@ pub(super) struct Place {
     pub(super) tier: String,
     pub(super) rate: Rate,
     pub(super) basis: Basis,
+    /// Memory that it is given.
+    pub(super) memory_bytes: u64,
 }
 
 impl Tariff {
@@ -40,16 +42,22 @@ impl Tariff {
         let pricing = planned.map_or(pricing, |account| account.pricing());
         let remote = wanted.placement.remote();
         let remote: usize = remote.iter().map(|layer| layer.experts.len()).sum();
-        let main = planned.map_or_else(
+        let (main, main_bytes) = planned.map_or_else(
             || {
                 let local = (model.moe_layers.len() * model.experts).saturating_sub(remote) as f64;
                 let cache = wanted.options.kv_cache_bytes.unwrap_or(0) as f64;
                 let weights = model.resident_non_expert_bytes(dtype) as f64 + local * expert;
-                pricing.function_rate(sold(runtime.main_bytes + weights + cache), None)
+                let bytes = sold(runtime.main_bytes + weights + cache);
+                (pricing.function_rate(bytes, None), bytes)
             },
-            |account| account.main_per_second(),
+            |account| (account.main_per_second(), account.main_size().memory_bytes),
         );
-        let place = Place { tier: "main".to_owned(), rate: Rate::per_second(main), basis: Basis::Alive };
+        let place = Place {
+            tier: "main".to_owned(),
+            rate: Rate::per_second(main),
+            basis: Basis::Alive,
+            memory_bytes: main_bytes as u64,
+        };
         let mut places = BTreeMap::from([("main".to_owned(), place)]);
         let basis = if pricing.billing == Billing::Reserved { Basis::Alive } else { Basis::Work };
         let mut groups: Vec<Vec<LayerExperts>> = Vec::new();
@@ -64,7 +72,8 @@ impl Tariff {
             let bytes = bytes.map_or_else(|| sold(held), |bytes| bytes as f64);
             let vcpus = process.cpu_millis.map(|millis| millis as f64 / 1e3);
             let rate = Rate::per_second(pricing.function_rate(bytes, vcpus));
-            places.insert(process.name, Place { tier: format!("group-{group}"), rate, basis });
+            let tier = format!("group-{group}");
+            places.insert(process.name, Place { tier, rate, basis, memory_bytes: bytes as u64 });
         }
         Self(places)
     }
