@@ -42,7 +42,8 @@ fn activations(number: u64) -> Option<String> {
     for position in 0..100 {
         let experts: Vec<[(u32, f32); 2]> = (0..LAYERS as u64)
             .map(|layer| {
-                let first = drawn(number % TOPICS << 16 | layer << 8 | position % 4) % EXPERTS as u64;
+                let seed = ((number % TOPICS) << 16) | (layer << 8) | (position % 4);
+                let first = drawn(seed) % EXPERTS as u64;
                 let second = (first + 1 + position % 3) % EXPERTS as u64;
                 [(first as u32, 0.5), (second as u32, 0.5)]
             })
