@@ -125,10 +125,11 @@ first-page: ## Follow README's first page from a clean clone, in a terminal and 
 	scripts/first_page
 
 .PHONY: nightly
-nightly: families first-page clients $(PYTHON_PACKAGES)/.complete ## The same with all cluster tests, random models of every family, a thousand random schemas, ten thousand requests of which the ledger has every one, README's first page and the clients that people use
+nightly: families first-page clients $(PYTHON_PACKAGES)/.complete ## The same with all cluster tests, random models of every family, a thousand random schemas, ten thousand requests of which the ledger has every one, ten million remembered ones, README's first page and the clients that people use
 	PYTHONPATH="$$PWD/$(PYTHON_PACKAGES)" REMOE_RANDOM_SCHEMAS=1000 $(CARGO) test --release --workspace --test structured
 	REMOE_COST_REQUESTS=10000 $(CARGO) test --release --workspace --test cost
 	REMOE_CONNECTIONS=50000 $(CARGO) test --release --workspace --test hostile
+	REMOE_STORE_RECORDS=10000000 $(CARGO) test --release --workspace --test bounded
 	E2E_PROGRAMS="$(E2E_PROGRAMS)" scripts/e2e-ci
 
 FAMILIES_PYTHON := target/families

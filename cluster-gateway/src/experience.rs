@@ -1,8 +1,10 @@
 //! The folder in which gateways keep what they know of models and of past requests, a part for each gateway.
 //!
 //! A gateway takes a part that no other one has, whatever its pod is called. Where another part knows newer things it begins
-//! with a copy of them: the gateways of an upgrade start before those that they replace have ended.
+//! with a copy of them: the gateways of an upgrade start before those that they replace have ended. What requests used each
+//! gateway writes in its own part, and reads in all the others.
 
+use remoe_foresight::Store;
 use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -120,6 +122,18 @@ fn copy_folders(from: &Path, to: &Path) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Where other gateways store what requests of `model` used that they served, for the deployment whose own folder is `folder`:
+/// those of parts that nobody has as well.
+pub(crate) fn others(folder: &Path, model: &str) -> Vec<PathBuf> {
+    let (Some(uid), Some(own)) = (folder.file_name(), folder.parent()) else { return Vec::new() };
+    let parts = own.parent().map(std::fs::read_dir).and_then(Result::ok).into_iter().flatten().flatten();
+    let others = parts.map(|part| part.path()).filter(|part| part != own);
+    let mut files: Vec<PathBuf> =
+        others.take(MOST_GATEWAYS).map(|part| Store::file_in(&part.join(uid).join(model))).collect();
+    files.sort();
+    files
 }
 
 /// Removes what past requests of `model` used from the `folder` of a deployment, and from the same in the parts that nobody has.

@@ -21,6 +21,8 @@ use tokio_util::sync::CancellationToken;
 
 /// Connecting to the API server takes longer only where it is gone.
 const CONNECT: Duration = Duration::from_secs(5);
+/// Between two looks at what other gateways have learned.
+const EXCHANGED: Duration = Duration::from_secs(10);
 /// What is said at the end is said within this time.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
@@ -80,7 +82,7 @@ async fn serve(settings: Settings, shutdown: CancellationToken, traces: Traces) 
     let (key_file, keys) = settings.keys.clone().map(KeyFile::open).transpose()?.unzip();
     let keys = within_means(keys.unwrap_or_default()).map_err(RunError::Budget)?;
     let predictions = ForesightMetrics::register(metrics.registry())?;
-    let means = Means::new(settings.prediction_bytes, settings.experience_bytes, predictions);
+    let means = Means::new(settings.prediction_bytes, settings.experience_bytes, EXCHANGED, predictions);
     let predicting = (means, settings.experience.as_deref().and_then(experience));
     let options = GatewayOptions {
         keys,

@@ -3,7 +3,7 @@
 //! What it takes to predict comes from a main function, once: a [`Primer`]. It is kept, so that a gateway that begins anew
 //! can predict for those who wake a deployment.
 
-use crate::experience::{forget_past, keep_primer, read_primer};
+use crate::experience::{forget_past, keep_primer, others, read_primer};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper_util::client::legacy::Client;
@@ -11,10 +11,10 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use remoe_demand::{DemandPhase, MOST_SHARES, MixOf, MoEDemandSpec, PredictionOrder, RequestMix};
 use remoe_foresight::{
-    ForesightMetrics, ForesightOptions, MAX_PRIMER, MEMORY, Mix, ModelForesightMetrics, Primer, PrimerError,
-    Watch,
+    ForesightMetrics, ForesightOptions, Keeps, MAX_PRIMER, MEMORY, Mix, ModelForesightMetrics, News, Peers,
+    Primer, PrimerError, Watch,
 };
-use remoe_gateway::Witness;
+use remoe_gateway::{Privacy, Witness};
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -45,17 +45,26 @@ pub(crate) struct Means {
     turn: Arc<Semaphore>,
     /// Bytes of past requests of one deployment.
     experience_bytes: u64,
+    /// Between two looks at what other gateways have learned.
+    exchanged: Duration,
     metrics: ForesightMetrics,
 }
 
 impl Means {
-    /// `memory` bytes for all deployments, of each of which past requests take at most `experience_bytes`.
-    pub(crate) fn new(memory: u64, experience_bytes: u64, metrics: ForesightMetrics) -> Self {
+    /// `memory` bytes for all deployments, of each of which past requests take at most `experience_bytes`; what other gateways
+    /// have learned is looked at once in `exchanged`.
+    pub(crate) fn new(
+        memory: u64,
+        experience_bytes: u64,
+        exchanged: Duration,
+        metrics: ForesightMetrics,
+    ) -> Self {
         let memory = usize::try_from(memory >> 20).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
         Self {
             memory: Arc::new(Semaphore::new(memory)),
             turn: Arc::new(Semaphore::new(1)),
             experience_bytes,
+            exchanged,
             metrics,
         }
     }
@@ -80,8 +89,13 @@ struct Following {
 }
 
 impl Witness for Seer {
-    fn came(&self, id: u64, tenant: &str, body: &Bytes) -> bool {
-        self.watch().is_some_and(|watch| watch.came(id, tenant, body))
+    fn came(&self, id: u64, tenant: &str, privacy: Privacy, body: &Bytes) -> bool {
+        let keeps = match privacy {
+            Privacy::None => Keeps::Records,
+            Privacy::CountsOnly => Keeps::Counts,
+            Privacy::LeftOut => Keeps::Nothing,
+        };
+        self.watch().is_some_and(|watch| watch.came(id, tenant, keeps, body))
     }
 
     fn told(&self, id: u64, activations: &str) {
@@ -264,18 +278,24 @@ impl Seer {
             forgets: order.counts_only,
             output_tokens: f64::from(order.output_tokens),
         };
+        let peers = self.folder.clone().map(|folder| {
+            let (every, model) = (self.means.exchanged, order.model.clone());
+            Peers { every, files: Box::new(move || others(&folder, &model)) }
+        });
         let seer = Arc::downgrade(self);
         let model = order.model.clone();
         let opened = spawn_blocking(move || -> Result<Watch, Unprimed> {
             let foresight = primer.open(options)?;
-            let learned = move |foresight: &remoe_foresight::Foresight| {
+            let learned = move |foresight: &remoe_foresight::Foresight, news| {
                 let Some(seer) = seer.upgrade() else { return };
                 seer.metrics.show(foresight);
-                if let Ok(Some(mix)) = foresight.observed().mix() {
+                if news == News::Answered
+                    && let Ok(Some(mix)) = foresight.observed().mix()
+                {
                     seer.answered.send_replace(Some((model.clone(), mix)));
                 }
             };
-            Watch::start(foresight, learned).map_err(|error| Unprimed::Thread(error.to_string()))
+            Watch::start(foresight, peers, learned).map_err(|error| Unprimed::Thread(error.to_string()))
         });
         // What a primer makes a library do is contained: it comes from functions in tenants' namespaces.
         let watch = opened.await.map_err(|error| Unprimed::Thread(error.to_string()))??;
@@ -354,6 +374,7 @@ mod tests {
 
     /// What requests of the test have the demo model use.
     const USED: [(u32, f32); 2] = [(3, 0.5), (5, 0.5)];
+    const UID: &str = "the-demand";
 
     struct Main {
         header: RecordHeader,
@@ -424,9 +445,34 @@ mod tests {
         }
     }
 
+    /// One that has the part `0` of `folder`.
     fn seer(folder: &Path, mebibytes: u64) -> Arc<Seer> {
+        seer_of(&folder.join("0").join(UID), mebibytes)
+    }
+
+    fn seer_of(folder: &Path, mebibytes: u64) -> Arc<Seer> {
         let metrics = ForesightMetrics::register(&Registry::new()).unwrap();
-        Seer::new("ns/demo", Some(folder.to_owned()), Means::new(mebibytes << 20, 1 << 20, metrics))
+        let means = Means::new(mebibytes << 20, 1 << 20, Duration::from_millis(5), metrics);
+        Seer::new("ns/demo", Some(folder.to_owned()), means)
+    }
+
+    fn came(seer: &Seer, id: u64, tenant: &str, privacy: Privacy) -> bool {
+        seer.came(id, tenant, privacy, &Bytes::from_static(BODY))
+    }
+
+    /// What a main function tells of a request that used these experts.
+    fn activations(main: &Main) -> String {
+        let mut activations = Activations::new(main.header.layers.len(), main.header.experts as usize);
+        let layers = vec![&USED[..]; main.header.layers.len()];
+        (0..100).for_each(|_| activations.count(Phase::Prefill, layers.iter().copied()));
+        activations.to_text().unwrap()
+    }
+
+    /// The share of those experts in what is said.
+    fn used(main: &Main, mix: &RequestMix) -> f64 {
+        let shares = Shares::from_text(&mix.shares, main.header.layers.len(), main.header.experts as usize);
+        let rows = shares.unwrap().to_rows();
+        rows.iter().map(|row| row[3] + row[5]).sum::<f64>() / rows.len() as f64
     }
 
     async fn until(what: &str, mut is: impl FnMut() -> bool) {
@@ -445,26 +491,18 @@ mod tests {
     async fn what_requests_use_is_said_and_survives_the_gateway() {
         let (main, folder) = (main(), tempfile::tempdir().unwrap());
         let first = seer(folder.path(), 128);
-        assert!(!first.came(1, "", &Bytes::from_static(BODY)), "nothing is known of the model");
+        assert!(!came(&first, 1, "", Privacy::None), "nothing is known of the model");
         let (tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
         let keeping = tokio::spawn(first.clone().keep(telling));
         until("a primer", || first.order().is_some()).await;
         assert_eq!(first.mix(DemandPhase::Active, 0).await, None);
-        let mut activations = Activations::new(main.header.layers.len(), main.header.experts as usize);
-        let layers = vec![&USED[..]; main.header.layers.len()];
-        (0..100).for_each(|_| activations.count(Phase::Prefill, layers.iter().copied()));
         let mut answered = first.answered();
         for id in 1..=6 {
-            assert!(first.came(id, "", &Bytes::from_static(BODY)));
-            first.told(id, &activations.to_text().unwrap());
+            assert!(came(&first, id, "", Privacy::None));
+            first.told(id, &activations(&main));
             first.left(id);
         }
-        let used = |mix: &RequestMix| {
-            let shares =
-                Shares::from_text(&mix.shares, main.header.layers.len(), main.header.experts as usize);
-            let rows = shares.unwrap().to_rows();
-            rows.iter().map(|row| row[3] + row[5]).sum::<f64>() / rows.len() as f64
-        };
+        let used = |mix: &RequestMix| used(&main, mix);
         answered.wait_for(|said| said.as_ref().is_some_and(|(_, mix)| mix.requests > 5.5)).await.unwrap();
         let mix = first.mix(DemandPhase::Active, 0).await.unwrap();
         assert_eq!((mix.of, mix.requests, &mix.model), (MixOf::Answered, 6, &main.header.model));
@@ -480,7 +518,7 @@ mod tests {
         let _keeping = tokio::spawn(second.clone().keep(telling));
         until("what was kept", || second.order().is_some()).await;
         assert_eq!(main.asked.load(Ordering::SeqCst), 1);
-        assert!(second.came(7, "", &Bytes::from_static(BODY)));
+        assert!(came(&second, 7, "", Privacy::None));
         let mix = second.mix(DemandPhase::Asleep, 1).await.unwrap();
         assert_eq!((mix.of, mix.requests), (MixOf::Waiting, 1));
         assert!(used(&mix) > 0.5, "{}", used(&mix));
@@ -498,7 +536,7 @@ mod tests {
         let cramped = seer_of(1);
         let refused = cramped.begin(order.prediction.as_ref().unwrap(), &order, 0).await;
         assert!(matches!(refused, Err(Unprimed::Memory { left: 1, .. })), "{refused:?}");
-        assert!(!cramped.came(1, "", &Bytes::from_static(BODY)));
+        assert!(!came(&cramped, 1, "", Privacy::None));
         // It is not asked for again where there is a folder.
         let refused = cramped.begin(order.prediction.as_ref().unwrap(), &order, 1).await;
         assert!(matches!(refused, Err(Unprimed::Memory { .. })), "{refused:?}");
@@ -512,10 +550,62 @@ mod tests {
         let (tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
         let _keeping = tokio::spawn(seer.clone().keep(telling));
         until("a primer", || seer.order().is_some()).await;
-        let past = folder.path().join(&main.header.model);
+        let past = folder.path().join("0").join(UID).join(&main.header.model);
         assert!(past.exists());
         tell.send_modify(|told| told.prediction.as_mut().unwrap().counts_only = true);
         until("the other order", || seer.order().is_some_and(|order| order.counts_only)).await;
         assert!(!past.exists());
+    }
+
+    #[tokio::test]
+    async fn what_one_gateway_serves_another_one_predicts_by() {
+        let (main, folder) = (main(), tempfile::tempdir().unwrap());
+        let [one, other] = ["0", "1"].map(|part| seer_of(&folder.path().join(part).join(UID), 128));
+        let (_tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
+        let _keeping = [&one, &other].map(|seer| tokio::spawn(seer.clone().keep(telling.clone())));
+        until("a primer", || one.order().is_some() && other.order().is_some()).await;
+        assert!(came(&other, 1, "t", Privacy::None));
+        assert_eq!(other.mix(DemandPhase::Asleep, 1).await, None, "it knows nothing");
+        other.left(1);
+        for id in 1..=6 {
+            assert!(came(&one, id, "t", Privacy::None));
+            one.told(id, &activations(&main));
+        }
+        let metrics = &other.metrics;
+        until("what the other one learned", || metrics.shared() == 6).await;
+        assert!(came(&other, 2, "t", Privacy::None));
+        let mix = other.mix(DemandPhase::Asleep, 1).await.unwrap();
+        assert_eq!((mix.of, mix.requests), (MixOf::Waiting, 1));
+        assert!(used(&main, &mix) > 0.5, "{}", used(&main, &mix));
+        other.left(2);
+        // It has answered nobody: the operator adds up what all of them say.
+        assert_eq!(other.mix(DemandPhase::Active, 0).await, None);
+        // Of another tenant nothing is known.
+        assert!(came(&other, 3, "u", Privacy::None));
+        assert_eq!(other.mix(DemandPhase::Asleep, 1).await, None);
+    }
+
+    #[tokio::test]
+    async fn of_a_tenant_that_leaves_itself_out_nothing_is_said() {
+        let (main, folder) = (main(), tempfile::tempdir().unwrap());
+        let seer = seer(folder.path(), 128);
+        let (_tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
+        let _keeping = tokio::spawn(seer.clone().keep(telling));
+        until("a primer", || seer.order().is_some()).await;
+        let mut answered = seer.answered();
+        assert!(came(&seer, 1, "t", Privacy::None));
+        seer.told(1, &activations(&main));
+        answered.wait_for(Option::is_some).await.unwrap();
+        assert!(came(&seer, 2, "t", Privacy::None));
+        assert!(seer.mix(DemandPhase::Asleep, 1).await.is_some_and(|mix| mix.of == MixOf::Waiting));
+        seer.left(2);
+        // It waits, and what is said is what is known without it: of those who wait nothing.
+        assert!(!came(&seer, 3, "t", Privacy::LeftOut));
+        let mix = seer.mix(DemandPhase::Asleep, 1).await.unwrap();
+        assert_eq!((mix.of, mix.requests), (MixOf::Answered, 1));
+        // Its past is gone.
+        assert!(came(&seer, 4, "t", Privacy::CountsOnly));
+        let mix = seer.mix(DemandPhase::Asleep, 1).await.unwrap();
+        assert_eq!(mix.of, MixOf::Answered, "nothing is known of its like");
     }
 }

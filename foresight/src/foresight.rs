@@ -1,22 +1,26 @@
 //! Everything that is known of one model's requests, and what follows for those that are here.
 
 use crate::body::{Asked, Prompts};
+use crate::exchange::Exchange;
 use crate::memory::{Memory, Tenant};
 use crate::mix::Mix;
 use crate::observed::Observed;
 use crate::quality::Quality;
-use crate::store::{Store, StoreError};
+use crate::steps::Steps;
+use crate::store::{Store, StoreError, Stored};
 use remoe_predictor::record::RecordHeader;
 use remoe_predictor::{
     Activations, ByPhase, Embedding, Experience, Method, Phase, PredictError, Shares, Trained,
 };
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 
 /// Requests that wait or run, at most; further ones are served without a prediction.
 const MOST_PRESENT: usize = 4096;
 /// Tokens of a prompt whose beginning was kept that are learned from, at least.
 const LEAST_REST: usize = 8;
+/// Tenants of whose requests nothing is remembered that are known, at most. Of further ones the file is looked through again.
+const MOST_UNREMEMBERED: usize = 4096;
 /// Memory for the past without a store, in bytes.
 pub const MEMORY: u64 = 64 << 20;
 /// The error bar that coverage is measured of: the third of the quantiles, the 95th percentile.
@@ -33,6 +37,18 @@ pub struct ForesightOptions {
     pub output_tokens: f64,
 }
 
+/// What may be known of a tenant's requests.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Keeps {
+    /// Each is remembered, without its text.
+    #[default]
+    Records,
+    /// What they used is counted together with others'; none is remembered.
+    Counts,
+    /// Nothing.
+    Nothing,
+}
+
 /// A request that has come.
 #[derive(Debug, Clone, Copy)]
 pub struct Arrival<'a> {
@@ -40,6 +56,8 @@ pub struct Arrival<'a> {
     pub id: u64,
     /// Whose it is.
     pub tenant: Tenant,
+    /// What may be known of it.
+    pub keeps: Keeps,
     /// Its body.
     pub body: &'a [u8],
 }
@@ -48,6 +66,7 @@ pub struct Arrival<'a> {
 #[derive(Debug)]
 struct Present {
     tenant: Tenant,
+    keeps: Keeps,
     /// The beginning of its prompt.
     prompt: Vec<u32>,
     vector: Vec<f32>,
@@ -89,8 +108,9 @@ pub struct Foresight {
     present: HashMap<u64, Present>,
     observed: Observed,
     quality: Quality,
-    /// Mean decode steps of answers, in which older ones weigh less.
-    steps: f64,
+    steps: Steps,
+    /// Tenants of whose requests nothing is remembered, whoever tells it.
+    unremembered: BTreeSet<Tenant>,
 }
 
 impl Foresight {
@@ -128,7 +148,8 @@ impl Foresight {
             store,
             present: HashMap::new(),
             quality: Quality::default(),
-            steps: options.output_tokens.max(0.0),
+            steps: Steps::new(options.output_tokens.max(0.0)),
+            unremembered: BTreeSet::new(),
             header,
             embedding,
             prompts,
@@ -136,8 +157,16 @@ impl Foresight {
         })
     }
 
-    /// A request has come: it waits or runs until it has [left](Self::left).
-    pub fn came(&mut self, Arrival { id, tenant, body }: Arrival<'_>) {
+    /// A request has come: it waits or runs until it has [left](Self::left). Of one of which nothing may be known, and of one of
+    /// which nothing may be remembered, the tenant's past is forgotten.
+    pub fn came(&mut self, Arrival { id, tenant, keeps, body }: Arrival<'_>) {
+        match keeps {
+            Keeps::Records => drop(self.unremembered.remove(&tenant)),
+            Keeps::Counts | Keeps::Nothing => self.forget(tenant),
+        }
+        if keeps == Keeps::Nothing {
+            return;
+        }
         let Asked { tokens, most_output } = self.prompts.read(body);
         if tokens.is_empty() || self.present.len() >= MOST_PRESENT {
             return;
@@ -153,9 +182,10 @@ impl Foresight {
         };
         // The first token comes out of the prefill.
         let asked = tokens.len();
-        let steps = most_output.map_or(self.steps, |most| self.steps.min(most.saturating_sub(1) as f64));
+        let usual = self.steps.of(tenant);
+        let steps = most_output.map_or(usual, |most| usual.min(most.saturating_sub(1) as f64));
         let (prompt, tokens) = (tokens, ByPhase { prefill: asked as f64, decode: steps });
-        self.present.insert(id, Present { tenant, prompt, vector, tokens, prediction });
+        self.present.insert(id, Present { tenant, keeps, prompt, vector, tokens, prediction });
     }
 
     /// What a main function told of a request at the end of its answer.
@@ -165,9 +195,8 @@ impl Foresight {
     pub fn told(&mut self, id: u64, activations: &str) -> Result<(), PredictError> {
         let activations = Activations::from_text(activations, &self.header)?;
         self.observed.add(&activations);
-        let steps = activations.positions(Phase::Decode) as f64;
-        self.steps += (steps - self.steps) / self.observed.requests().max(1.0);
         let Some(present) = self.present.remove(&id) else { return Ok(()) };
+        self.steps.note(present.tenant, activations.positions(Phase::Decode) as f64);
         let truths = ByPhase::try_each(|phase| activations.shares(phase))?;
         let vector = match present.rest(activations.positions(Phase::Prefill)) {
             None => {
@@ -177,6 +206,10 @@ impl Foresight {
             Some(rest) if rest.len() < LEAST_REST => return Ok(()),
             Some(rest) => self.embedding.prompt_vector(rest)?,
         };
+        // Its tenant may have said so meanwhile.
+        if present.keeps != Keeps::Records || self.unremembered.contains(&present.tenant) {
+            return Ok(());
+        }
         let (Some(memory), Some(prefill)) = (&mut self.memory, truths.prefill) else { return Ok(()) };
         let experience = Experience { vector, prefill, decode: truths.decode };
         let stored = memory.learn(present.tenant, experience)?;
@@ -186,6 +219,48 @@ impl Foresight {
             tracing::warn!(%error, "what a request used is not stored");
         }
         Ok(())
+    }
+
+    /// What another gateway tells of requests that it has served: what is new of it is learned. How many were.
+    pub fn share(&mut self, records: &[Stored]) -> usize {
+        let Some(memory) = &mut self.memory else { return 0 };
+        let welcome = records.iter().filter(|record| !self.unremembered.contains(&record.tenant));
+        let learned = welcome.filter(|record| match memory.share(record) {
+            Ok(is_new) => is_new,
+            Err(error) => {
+                tracing::warn!(%error, "a request that another gateway tells of is left out");
+                false
+            }
+        });
+        let learned = learned.count();
+        self.quality.shared += learned as u64;
+        learned
+    }
+
+    /// How what other gateways store of this model is read; none where nothing is remembered or stored.
+    #[must_use]
+    pub fn exchange(&self) -> Option<Exchange> {
+        self.memory.as_ref()?;
+        self.store.as_ref().map(Exchange::beside)
+    }
+
+    /// Forgets what is remembered of a tenant's requests, and remembers no more of them.
+    fn forget(&mut self, tenant: Tenant) {
+        if !self.unremembered.insert(tenant) {
+            return;
+        }
+        if self.unremembered.len() > MOST_UNREMEMBERED {
+            self.unremembered.pop_first();
+        }
+        if let Some(memory) = &mut self.memory {
+            memory.forget(tenant);
+        }
+        // Where there was no room for its past in memory, it may still be there.
+        if let Some(store) = &mut self.store
+            && let Err(error) = store.forget(tenant)
+        {
+            tracing::error!(%error, "what a tenant's past requests used is still in the file");
+        }
     }
 
     /// A request is over, whatever became of it.
@@ -222,6 +297,19 @@ impl Foresight {
         }
         let shares = Shares::from_weights(experts, sum.into_iter().map(|value| value as f32).collect())?;
         Ok(Some(Mix { shares, requests, tokens: all }))
+    }
+
+    /// What requests with so many tokens in each phase use on average, by all that are remembered; `None` where none is.
+    ///
+    /// # Errors
+    /// The model has no experts.
+    pub fn mean(&self, tokens: ByPhase<f64>) -> Result<Option<Shares>, PredictError> {
+        let mean = match &self.memory {
+            Some(memory) => memory.mean()?,
+            None => None,
+        };
+        let part = tokens.decode / (tokens.prefill + tokens.decode).max(f64::MIN_POSITIVE);
+        mean.map(|mean| mean.prefill.towards(&mean.decode, part)).transpose()
     }
 
     /// What was used of late.

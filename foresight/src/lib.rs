@@ -5,9 +5,11 @@
 //!
 //! an answer ends ──▶ activations ──▶ Observed: what was used of late ──▶ a revision of what runs
 //!                          └───────▶ memory, by tenant ──▶ Store: one file
+//!                                       ▲
+//!            files of other gateways ───┘ Exchange
 //! ```
 //!
-//! [`Foresight`] joins them. It takes values and returns values; only [`Store`] touches the disk. A [`Watch`] gives it a
+//! [`Foresight`] joins them. It takes values and returns values; only [`Store`] and [`Exchange`] touch the disk. A [`Watch`] gives it a
 //! thread, so that no request waits for it. Nothing of a prompt's text is kept: a request is remembered by the vector of
 //! its prompt and by how its tokens spread over the experts.
 
@@ -15,20 +17,24 @@
 
 mod body;
 mod calibration;
+mod exchange;
 mod foresight;
 mod frame;
 mod memory;
 mod metrics;
 mod mix;
+mod numbers;
 mod observed;
 mod primer;
 mod quality;
+mod steps;
 mod store;
 mod watch;
 
 pub use body::Prompts;
 pub use calibration::{Calibration, LAYER_GROUPS, PARTS, Part};
-pub use foresight::{Arrival, Foresight, ForesightOptions, MEMORY};
+pub use exchange::Exchange;
+pub use foresight::{Arrival, Foresight, ForesightOptions, Keeps, MEMORY};
 pub use memory::Tenant;
 pub use metrics::{ForesightMetrics, ModelForesightMetrics};
 pub use mix::Mix;
@@ -36,4 +42,4 @@ pub use observed::Observed;
 pub use primer::{MAX_PRIMER, Primer, PrimerError, write_primer};
 pub use quality::{PhaseQuality, Quality};
 pub use store::{Store, StoreError, Stored};
-pub use watch::Watch;
+pub use watch::{News, Peers, Watch};

@@ -5,10 +5,14 @@ use crate::foresight::Foresight;
 use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec, Opts, Registry};
 use remoe_predictor::Phase;
 
+/// The thirds of the layers with experts.
+const THIRDS: [&str; 3] = ["first", "middle", "last"];
+
 /// Metrics of all models.
 #[derive(Debug, Clone)]
 pub struct ForesightMetrics {
     divergence: GaugeVec,
+    thirds: GaugeVec,
     hot_recall: GaugeVec,
     cold_share: GaugeVec,
     coverage: GaugeVec,
@@ -16,6 +20,7 @@ pub struct ForesightMetrics {
     compared: IntGaugeVec,
     unfamiliar: IntGaugeVec,
     remembered: IntGaugeVec,
+    shared: IntGaugeVec,
     replans: IntCounterVec,
 }
 
@@ -48,6 +53,11 @@ impl ForesightMetrics {
         let replans = IntCounterVec::new(Opts::new("remoe_replans_total", help), &["model", "cause"])?;
         registry.register(Box::new(replans.clone()))?;
         Ok(Self {
+            thirds: gauges(
+                "remoe_prediction_layers_divergence_nats",
+                "Mean divergence of predicted and true shares in the first, the middle and the last third of the layers with experts.",
+                &["model", "phase", "layers"],
+            )?,
             divergence: by_phase(
                 "remoe_prediction_divergence_nats",
                 "Jensen-Shannon divergence of predicted and true shares of experts, mean of the latest requests.",
@@ -81,6 +91,10 @@ impl ForesightMetrics {
                 "remoe_prediction_remembered_requests",
                 "Requests of the past that predictions lean on.",
             )?,
+            shared: by_model(
+                "remoe_prediction_shared_requests",
+                "Requests to other gateways that were learned from, since the start.",
+            )?,
             replans,
         })
     }
@@ -102,10 +116,12 @@ impl ModelForesightMetrics {
             let labels = [model.as_str(), phase.name()];
             if figures.weight > 0.0 {
                 all.divergence.with_label_values(&labels).set(figures.divergence);
+                let thirds = THIRDS.into_iter().zip(figures.thirds);
+                for (third, divergence) in thirds.filter_map(|(third, of)| Some((third, of?))) {
+                    all.thirds.with_label_values(&[model, phase.name(), third]).set(divergence);
+                }
                 all.hot_recall.with_label_values(&labels).set(figures.hot_recall);
                 all.cold_share.with_label_values(&labels).set(figures.cold_share);
-            }
-            if figures.weight > 0.0 {
                 self.show_activation(foresight, phase);
             }
             if figures.barred > 0.0 {
@@ -115,6 +131,7 @@ impl ModelForesightMetrics {
         let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         all.compared.with_label_values(&[model]).set(count(quality.compared));
         all.unfamiliar.with_label_values(&[model]).set(count(quality.unfamiliar));
+        all.shared.with_label_values(&[model]).set(count(quality.shared));
         all.remembered.with_label_values(&[model]).set(count(foresight.remembered().0 as u64));
     }
 
@@ -136,6 +153,12 @@ impl ModelForesightMetrics {
                 }
             }
         }
+    }
+
+    /// Requests to other gateways that were learned from, as they are shown.
+    #[must_use]
+    pub fn shared(&self) -> i64 {
+        self.all.shared.with_label_values(&[&self.model]).get()
     }
 
     /// The placement was revised because of `cause`.

@@ -24,6 +24,9 @@ pub struct PhaseQuality {
     pub barred: f64,
     /// Where work was predicted to be, and where it was.
     pub calibration: Calibration,
+    /// The divergence in the first, the middle and the last third of the layers: what tokens decide, and what topics do.
+    /// `None` of a part that the model has no layer in.
+    pub thirds: [Option<f64>; 3],
 }
 
 /// Which of two ways to predict a tenant's requests has been nearer: what was learned before anything ran, or the
@@ -68,11 +71,13 @@ pub struct Quality {
     /// Requests about which what was learned says next to nothing: the predictors disagreed more than they do about
     /// nearly all prompts of the history.
     pub unfamiliar: u64,
+    /// Requests that other gateways told of and that were learned from.
+    pub shared: u64,
 }
 
 impl Default for Quality {
     fn default() -> Self {
-        Self { phases: ByPhase::both(PhaseQuality::default()), compared: 0, unfamiliar: 0 }
+        Self { phases: ByPhase::both(PhaseQuality::default()), compared: 0, unfamiliar: 0, shared: 0 }
     }
 }
 
@@ -89,7 +94,13 @@ impl PhaseQuality {
     /// A request turned out to be `truth`, of which `prediction` was said.
     pub(crate) fn note(&mut self, prediction: &Shares, truth: &Shares) {
         self.weight = self.weight * kept() + 1.0;
-        mix(&mut self.divergence, self.weight, divergence::mean(prediction, truth));
+        let layers = divergence::per_layer(prediction, truth);
+        mix(&mut self.divergence, self.weight, mean(&layers));
+        for (third, layers) in self.thirds.iter_mut().zip(thirds(&layers)) {
+            if !layers.is_empty() {
+                mix(third.get_or_insert(0.0), self.weight, mean(layers));
+            }
+        }
         let (recall, cold) = halves(prediction, truth);
         mix(&mut self.hot_recall, self.weight, recall);
         mix(&mut self.cold_share, self.weight, cold);
@@ -105,6 +116,17 @@ impl PhaseQuality {
         self.barred = self.barred * kept() + 1.0;
         mix(&mut self.covered, self.barred, part);
     }
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+/// The layers' values cut in three; of fewer layers than three some parts are empty.
+fn thirds(layers: &[f64]) -> [&[f64]; 3] {
+    let (first, rest) = layers.split_at(layers.len().div_ceil(3));
+    let (middle, last) = rest.split_at(rest.len().div_ceil(2));
+    [first, middle, last]
 }
 
 /// Mean over layers of the recall of the hot half and of the work in the half that was predicted to be cold.

@@ -67,7 +67,7 @@ pub enum StoreError {
 
 /// The content of the first frame.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Header {
+pub(crate) struct Header {
     format: String,
     version: u32,
     model: String,
@@ -80,7 +80,7 @@ struct Header {
 /// A request in a store.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stored {
-    /// Grows with every request.
+    /// Grows with every request of a gateway, and is another for each of all gateways' requests.
     pub number: u64,
     /// Whose it was.
     pub tenant: Tenant,
@@ -100,6 +100,12 @@ pub struct Store {
 }
 
 impl Store {
+    /// The file of a store in `folder`.
+    #[must_use]
+    pub fn file_in(folder: &Path) -> PathBuf {
+        folder.join(FILE)
+    }
+
     /// Opens or creates the store of the model of `header` with vectors of `hidden` elements in `folder`, and hands what
     /// it holds to `each`, in the order of writing. The file never exceeds `limit` bytes.
     ///
@@ -161,10 +167,7 @@ impl Store {
             }
             Ok(())
         });
-        let end = end.map_err(|error| match error {
-            ScanError::File(source) => store.failed(source),
-            ScanError::Content(what) => other(&store, &what),
-        })?;
+        let end = end.map_err(|error| store.unread(error))?;
         // A header that was not finished is written anew; what else is there is somebody's.
         let begun = store.header.frame().map_err(|what| other(&store, &what))?;
         if !is_headed && end.0 != end.1 && !store.begins(&begun, end.1)? {
@@ -207,17 +210,44 @@ impl Store {
     ) -> Result<(), StoreError> {
         let Some(frame) = frame::framed(&self.header.encode(stored)) else { return Ok(()) };
         if self.bytes + frame.len() as u64 > self.limit {
-            let rewritten = self.rewrite(&wanted());
-            if rewritten.is_err() {
-                // The old file goes on where it ended.
-                self.cut(self.bytes)?;
-            }
-            rewritten?;
+            let wanted = wanted();
+            self.keep(|number, _| wanted.contains(&number))?;
         }
         if self.bytes + frame.len() as u64 <= self.limit {
             self.write(&frame)?;
         }
         Ok(())
+    }
+
+    /// Takes the requests of `tenant` out of the file.
+    ///
+    /// # Errors
+    /// The disk refuses. What was there still is.
+    pub fn forget(&mut self, tenant: Tenant) -> Result<(), StoreError> {
+        let mut is_there = false;
+        let scanned = self.scan(|_, content| {
+            is_there |= whose(content).is_some_and(|(_, of)| of == tenant);
+            Ok(())
+        });
+        // The next request is written where the file ends, whatever was read.
+        self.cut(self.bytes)?;
+        scanned.map_err(|error| self.unread(error))?;
+        if is_there { self.keep(|_, of| of != tenant) } else { Ok(()) }
+    }
+
+    /// Writes the file anew with those requests alone whose number and tenant are `wanted`.
+    fn keep(&mut self, wanted: impl Fn(u64, Tenant) -> bool) -> Result<(), StoreError> {
+        let rewritten = self.rewrite(wanted);
+        if rewritten.is_err() {
+            // The old file goes on where it ended.
+            self.cut(self.bytes)?;
+        }
+        rewritten
+    }
+
+    /// What the file is of, and the bytes that it may take.
+    pub(crate) fn form(&self) -> (&Header, u64) {
+        (&self.header, self.limit)
     }
 
     /// Passes over all whole frames. Where the last of them ends, and where the file does.
@@ -293,8 +323,8 @@ impl Store {
         }
     }
 
-    /// Writes the file anew with the requests in `wanted`.
-    fn rewrite(&mut self, wanted: &HashSet<u64>) -> Result<(), StoreError> {
+    /// Writes the file anew with the requests that are `wanted`.
+    fn rewrite(&mut self, wanted: impl Fn(u64, Tenant) -> bool) -> Result<(), StoreError> {
         let next = self.path.with_file_name(NEXT);
         let in_next = |source| StoreError::File { path: next.clone(), source };
         let begun =
@@ -306,8 +336,7 @@ impl Store {
         writer.write_all(&begun).map_err(in_next)?;
         let (mut bytes, mut is_headed) = (begun.len() as u64, false);
         let scanned = self.scan(|_, content| {
-            let number = content.first_chunk().map(|number| u64::from_le_bytes(*number));
-            let is_wanted = number.is_some_and(|number| wanted.contains(&number));
+            let is_wanted = whose(content).is_some_and(|(number, tenant)| wanted(number, tenant));
             if std::mem::replace(&mut is_headed, true)
                 && is_wanted
                 && let Some(frame) = frame::framed(content)
@@ -318,8 +347,8 @@ impl Store {
             Ok(())
         });
         scanned.map_err(|error| match error {
-            ScanError::File(source) => self.failed(source),
             ScanError::Content(what) => in_next(io::Error::other(what)),
+            error @ ScanError::File(_) => self.unread(error),
         })?;
         writer.flush().map_err(in_next)?;
         drop(writer);
@@ -331,9 +360,23 @@ impl Store {
         self.cut(bytes)
     }
 
+    fn unread(&self, error: ScanError) -> StoreError {
+        match error {
+            ScanError::File(source) => self.failed(source),
+            ScanError::Content(what) => StoreError::Other { path: self.path.clone(), what },
+        }
+    }
+
     fn failed(&self, source: io::Error) -> StoreError {
         StoreError::File { path: self.path.clone(), source }
     }
+}
+
+/// The number of the request in a frame's content, and its tenant.
+fn whose(content: &[u8]) -> Option<(u64, Tenant)> {
+    let (number, rest) = content.split_first_chunk()?;
+    let tenant = rest.first_chunk()?;
+    Some((u64::from_le_bytes(*number), Tenant(u64::from_le_bytes(*tenant))))
 }
 
 enum ScanError {
@@ -352,8 +395,13 @@ impl Header {
         self.layers.len() * self.experts as usize
     }
 
+    /// Whether the first frame of a file, with `content`, says the same.
+    pub(crate) fn is_in(&self, content: &[u8]) -> bool {
+        serde_json::from_slice::<Self>(content).is_ok_and(|found| found == *self)
+    }
+
     /// Bytes of a request's frame, at most.
-    fn frame_bytes(&self) -> u64 {
+    pub(crate) fn frame_bytes(&self) -> u64 {
         (frame::HEAD + 8 + 8 + 1 + 2 * self.hidden + 2 * 2 * self.cells()) as u64
     }
 
@@ -377,7 +425,7 @@ impl Header {
     }
 
     /// The request in `content`; `None` where it has another form.
-    fn decode(&self, content: &[u8]) -> Option<Stored> {
+    pub(crate) fn decode(&self, content: &[u8]) -> Option<Stored> {
         let (number, rest) = content.split_first_chunk::<8>()?;
         let (tenant, rest) = rest.split_first_chunk::<8>()?;
         let (has_decode, rest) = rest.split_first()?;

@@ -1,12 +1,15 @@
 //! A [`Foresight`] with a thread of its own, so that no request waits for it.
 
-use crate::foresight::{Arrival, Foresight};
+use crate::exchange::Exchange;
+use crate::foresight::{Arrival, Foresight, Keeps};
 use crate::memory::Tenant;
 use crate::mix::Mix;
+use crate::store::Stored;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError, channel, sync_channel};
 use std::time::Duration;
 
 /// Requests that have come and were not looked at yet, at most; further ones are served without a prediction.
@@ -21,43 +24,80 @@ const LONGEST_BODY: usize = 256 << 10;
 pub struct Watch {
     events: Sender<Event>,
     queued: Arc<AtomicUsize>,
+    /// Its other end is the thread's that reads what other gateways have learned.
+    _reads: SyncSender<()>,
+}
+
+/// Other gateways whose files are read.
+pub struct Peers {
+    /// Between two looks.
+    pub every: Duration,
+    /// Which files there are by now.
+    pub files: Box<dyn FnMut() -> Vec<PathBuf> + Send>,
+}
+
+/// What has become known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum News {
+    /// What a request used.
+    Answered,
+    /// What other gateways have learned.
+    Shared,
 }
 
 #[derive(Debug)]
 enum Event {
-    Came { id: u64, tenant: Tenant, body: Vec<u8> },
+    Came { id: u64, tenant: Tenant, keeps: Keeps, body: Vec<u8> },
     Told { id: u64, activations: String },
     Left { id: u64 },
     Asked { answer: SyncSender<Option<Mix>> },
+    Shared { records: Vec<Stored>, taken: SyncSender<()> },
 }
 
 impl Watch {
-    /// Starts the thread. It calls `learned` after every request whose activations were told.
+    /// Starts the thread. It calls `learned` after every request whose activations were told, and where there are `peers` when
+    /// something of what they store was learned.
     ///
     /// # Errors
     /// The system refuses a thread.
-    pub fn start(foresight: Foresight, learned: impl FnMut(&Foresight) + Send + 'static) -> io::Result<Self> {
+    pub fn start(
+        foresight: Foresight,
+        peers: Option<Peers>,
+        learned: impl FnMut(&Foresight, News) + Send + 'static,
+    ) -> io::Result<Self> {
         let (events, inlet) = channel();
+        let (reads, ends) = sync_channel(0);
         let queued = Arc::new(AtomicUsize::new(0));
         let seen = queued.clone();
+        let exchange = foresight.exchange();
         std::thread::Builder::new()
             .name("foresight".to_owned())
             .spawn(move || follow(foresight, &inlet, &seen, learned))?;
-        Ok(Self { events, queued })
+        if let Some((exchange, peers)) = exchange.zip(peers) {
+            let events = events.clone();
+            std::thread::Builder::new()
+                .name("exchange".to_owned())
+                .spawn(move || read(exchange, peers, &events, &ends))?;
+        }
+        Ok(Self { events, queued, _reads: reads })
     }
 
     /// The request `id` of `tenant` has come. False where it will not be followed: then nothing else is to be said of it.
-    pub fn came(&self, id: u64, tenant: &str, body: &[u8]) -> bool {
-        if body.len() > LONGEST_BODY {
+    pub fn came(&self, id: u64, tenant: &str, keeps: Keeps, body: &[u8]) -> bool {
+        if body.len() > LONGEST_BODY && keeps == Keeps::Records {
             return false;
         }
-        // Every event but this one belongs to a request that was let in here: the queue is bounded by them.
+        // Every event but this one belongs to a request that was let in here, and what others have learned is told piece by
+        // piece: the queue is bounded by them.
         if self.queued.fetch_add(1, Ordering::Relaxed) >= QUEUE {
             self.queued.fetch_sub(1, Ordering::Relaxed);
             return false;
         }
-        self.send(Event::Came { id, tenant: Tenant::named(tenant), body: body.to_vec() });
-        true
+        let is_followed = keeps != Keeps::Nothing && body.len() <= LONGEST_BODY;
+        // Of what is not followed it is only taken note that the tenant's past goes.
+        let (keeps, body) = if is_followed { (keeps, body) } else { (Keeps::Nothing, &[][..]) };
+        self.send(Event::Came { id, tenant: Tenant::named(tenant), keeps, body: body.to_vec() });
+        is_followed
     }
 
     /// What a main function told of the request `id`.
@@ -90,16 +130,16 @@ fn follow(
     mut foresight: Foresight,
     events: &Receiver<Event>,
     queued: &AtomicUsize,
-    mut learned: impl FnMut(&Foresight),
+    mut learned: impl FnMut(&Foresight, News),
 ) {
     for event in events {
         match event {
-            Event::Came { id, tenant, body } => {
+            Event::Came { id, tenant, keeps, body } => {
                 queued.fetch_sub(1, Ordering::Relaxed);
-                foresight.came(Arrival { id, tenant, body: &body });
+                foresight.came(Arrival { id, tenant, keeps, body: &body });
             }
             Event::Told { id, activations } => match foresight.told(id, &activations) {
-                Ok(()) => learned(&foresight),
+                Ok(()) => learned(&foresight, News::Answered),
                 Err(error) => tracing::warn!(%error, "nothing is learned from a request"),
             },
             Event::Left { id } => foresight.left(id),
@@ -111,6 +151,27 @@ fn follow(
                 // Who asked may have gone on without it.
                 let _late = answer.try_send(mix);
             }
+            Event::Shared { records, taken } => {
+                if foresight.share(&records) > 0 {
+                    learned(&foresight, News::Shared);
+                }
+                // Who told it may have ended.
+                let _gone = taken.try_send(());
+            }
+        }
+    }
+}
+
+/// Tells `events` what other gateways have learned, a piece when the one before was taken in, until the other end of `ends` goes.
+fn read(mut exchange: Exchange, mut peers: Peers, events: &Sender<Event>, ends: &Receiver<()>) {
+    loop {
+        exchange.look(&(peers.files)(), |records| {
+            let (taken, told) = sync_channel(1);
+            let is_over = ends.try_recv() != Err(TryRecvError::Empty);
+            !is_over && events.send(Event::Shared { records, taken }).is_ok() && told.recv().is_ok()
+        });
+        if ends.recv_timeout(peers.every) != Err(RecvTimeoutError::Timeout) {
+            return;
         }
     }
 }

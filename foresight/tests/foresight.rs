@@ -4,10 +4,11 @@
 
 use prometheus::{Registry, TextEncoder};
 use remoe_foresight::{
-    Arrival, Foresight, ForesightMetrics, ForesightOptions, LAYER_GROUPS, PARTS, Prompts, Tenant,
+    Arrival, Foresight, ForesightMetrics, ForesightOptions, Keeps, LAYER_GROUPS, Mix, PARTS, Prompts, Stored,
+    Tenant,
 };
 use remoe_predictor::record::RecordHeader;
-use remoe_predictor::{Activations, Embedding, Phase, Shares};
+use remoe_predictor::{Activations, ByPhase, Embedding, Experience, Phase, Shares};
 use std::path::Path;
 
 const LAYERS: usize = 2;
@@ -59,8 +60,12 @@ fn used(topic: u32, tokens: usize, steps: usize) -> String {
 }
 
 fn come(foresight: &mut Foresight, id: u64, tenant: &str, prompt: &[u32]) {
+    come_and_keep(foresight, id, tenant, Keeps::Records, prompt);
+}
+
+fn come_and_keep(foresight: &mut Foresight, id: u64, tenant: &str, keeps: Keeps, prompt: &[u32]) {
     let body = serde_json::json!({"prompt": prompt, "max_tokens": 5}).to_string();
-    foresight.came(Arrival { id, tenant: Tenant::named(tenant), body: body.as_bytes() });
+    foresight.came(Arrival { id, tenant: Tenant::named(tenant), keeps, body: body.as_bytes() });
 }
 
 fn serve(foresight: &mut Foresight, tenant: &str, topic: u32, true_topic: u32, number: u32) {
@@ -148,6 +153,10 @@ fn what_was_learned_survives_and_stays_within_its_bounds() {
     assert!(second.remembered().0 > 20);
     let after = expected(&mut second, "b", 1).unwrap();
     assert!((work(&before, [2, 3]) - work(&after, [2, 3])).abs() < 0.05);
+    // Before anybody comes it is known what requests use on average.
+    let mean = second.mean(ByPhase { prefill: 3.0, decode: 1.0 }).unwrap().unwrap();
+    assert!((work(&mean, [0, 1]) - 0.5).abs() < 0.1, "{mean:?}");
+    assert_eq!(foresight(None).mean(ByPhase::both(1.0)).unwrap(), None);
 }
 
 #[test]
@@ -211,7 +220,7 @@ fn series_do_not_grow_with_the_model() {
     let activation: Vec<&&str> =
         series.iter().filter(|line| line.starts_with("remoe_prediction_activation_ratio")).collect();
     assert_eq!(activation.len(), 2 * 2 * LAYER_GROUPS * PARTS, "{page}");
-    assert!(series.len() <= 142, "{} series", series.len());
+    assert!(series.len() <= 149, "{} series", series.len());
     for layers in ["3-16", "17-31", "32-45", "46-60"] {
         for of in ["predicted", "observed"] {
             for phase in ["prefill", "decode"] {
@@ -230,4 +239,157 @@ fn series_do_not_grow_with_the_model() {
             }
         }
     }
+}
+
+/// What a main function that lies tells: so many positions in both phases, all of them by experts 0 and 1.
+fn forged(positions: u32) -> String {
+    let weights = [1.0, 1.0, 0.0, 0.0].repeat(LAYERS);
+    let shares = Shares::from_weights(EXPERTS, weights).unwrap().to_text(1000).unwrap();
+    format!("3.{positions}.{shares}.{positions}.{shares}")
+}
+
+/// What is said of a request of `tenant` whose client does not say how long the answer may be.
+fn said(foresight: &mut Foresight, tenant: &str) -> Mix {
+    let body = serde_json::json!({"prompt": prompt(1, 77)}).to_string();
+    let tenant = Tenant::named(tenant);
+    foresight.came(Arrival { id: u64::MAX, tenant, keeps: Keeps::Records, body: body.as_bytes() });
+    let mix = foresight.mix().unwrap().unwrap();
+    foresight.left(u64::MAX);
+    mix
+}
+
+#[test]
+fn one_record_that_lies_changes_nothing_that_is_said_of_another_tenant() {
+    let mut foresight = foresight(None);
+    for number in 0..40 {
+        serve(&mut foresight, "a", 0, 0, number);
+        serve(&mut foresight, "b", 1, 1, number);
+    }
+    let before = said(&mut foresight, "b");
+    let of_a = said(&mut foresight, "a");
+    let observed = foresight.observed().mix().unwrap().unwrap();
+    assert!((work(&observed.shares, [0, 1]) - 0.5).abs() < 0.05);
+    // What cannot be is refused.
+    for text in
+        ["", "2.", "3.1", "3.-1..0.", "3.NaN..0.", "3.99999999999999999999..0.", "3.1.//.0.", "2.//////////8"]
+    {
+        come(&mut foresight, 900, "a", &prompt(1, 3));
+        assert!(foresight.told(900, text).is_err(), "{text}");
+        foresight.left(900);
+    }
+    // What could be, and is not so: of the other topic's prompts, and as long as no answer is.
+    come(&mut foresight, 901, "a", &prompt(1, 77));
+    foresight.told(901, &forged(u32::MAX)).unwrap();
+    // What another gateway might tell.
+    let record = |number: u64, vector: Vec<f32>, value: f32| {
+        let weights = [value, 0.0, 0.0, 0.0].repeat(LAYERS);
+        let prefill = Shares::from_weights(EXPERTS, weights).unwrap();
+        let experience = Experience { vector, prefill: prefill.clone(), decode: Some(prefill) };
+        Stored { number, tenant: Tenant::named("a"), experience }
+    };
+    let shared = [
+        record(1, vec![f32::NAN; 3], 1.0),
+        record(2, vec![1e30, 0.0, 0.0], 1.0),
+        record(3, vec![f32::INFINITY, 0.0, 0.0], 1.0),
+        record(4, vec![0.0; 3], 1.0),
+        record(5, vec![1.0, 0.0], 1.0),
+        record(6, vec![0.0, 1.0, 0.0], f32::NAN),
+        record(7, vec![0.0, 1.0, 0.0], f32::INFINITY),
+        record(8, vec![0.0, 1.0, 0.0], -1.0),
+    ];
+    assert_eq!(foresight.share(&shared), 3, "the last ones have the form of requests");
+    assert_eq!(said(&mut foresight, "b"), before);
+    assert_ne!(said(&mut foresight, "a"), of_a);
+    // In what was used of late it weighs as much as eight requests, not as four billion tokens.
+    let observed = foresight.observed().mix().unwrap().unwrap();
+    assert!(work(&observed.shares, [0, 1]) < 0.62, "{}", work(&observed.shares, [0, 1]));
+    (0..48).for_each(|number| serve(&mut foresight, "b", 1, 1, number));
+    let observed = foresight.observed().mix().unwrap().unwrap();
+    assert!(work(&observed.shares, [2, 3]) > 0.75, "{}", work(&observed.shares, [2, 3]));
+}
+
+#[test]
+fn a_first_record_that_lies_is_outweighed_soon() {
+    let mut foresight = foresight(None);
+    come(&mut foresight, 1, "a", &prompt(0, 1));
+    foresight.told(1, &forged(u32::MAX)).unwrap();
+    let tokens = foresight.observed().mix().unwrap().unwrap().tokens;
+    assert!(tokens <= 8.0 * 512.0 + 1.0, "{tokens}");
+}
+
+#[test]
+fn nothing_single_is_remembered_of_a_tenant_that_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let stored = || std::fs::metadata(folder.path().join("experience")).unwrap().len();
+    let mut foresight = foresight(Some((folder.path(), 1 << 20)));
+    let empty = stored();
+    (0..10).for_each(|number| serve(&mut foresight, "b", 0, 0, number));
+    let (of_b, remembered) = (stored(), foresight.remembered().0);
+    (0..10).for_each(|number| serve(&mut foresight, "a", 1, 1, number));
+    assert_eq!((foresight.remembered().0, stored() - of_b), (2 * remembered, of_b - empty));
+
+    // Its past goes, here and from the file, and what still runs of it leaves nothing either.
+    come(&mut foresight, 500, "a", &prompt(1, 5));
+    come_and_keep(&mut foresight, 501, "a", Keeps::Counts, &prompt(1, 5));
+    assert_eq!((foresight.remembered().0, stored()), (remembered, of_b));
+    let used_before = foresight.observed().mix().unwrap().unwrap();
+    for id in [500, 501] {
+        foresight.told(id, &used(1, 8, 4)).unwrap();
+    }
+    assert_eq!((foresight.remembered().0, stored()), (remembered, of_b));
+    let counted = foresight.observed().mix().unwrap().unwrap();
+    assert!(work(&counted.shares, [2, 3]) > work(&used_before.shares, [2, 3]), "what it used is counted");
+    // Nor what another gateway tells.
+    let shares = Shares::uniform(LAYERS, EXPERTS);
+    let experience = Experience { vector: vec![0.0, 1.0, 0.0], prefill: shares, decode: None };
+    let told = [Stored { number: 7, tenant: Tenant::named("a"), experience }];
+    assert_eq!(foresight.share(&told), 0);
+
+    // One that leaves itself out is nowhere: nobody is expected to use anything.
+    come_and_keep(&mut foresight, 600, "c", Keeps::Nothing, &prompt(1, 5));
+    assert_eq!(foresight.mix().unwrap(), None);
+    let (counted, compared) = (foresight.observed().clone(), foresight.quality().compared);
+    come_and_keep(&mut foresight, 601, "b", Keeps::Nothing, &prompt(0, 5));
+    assert_eq!(foresight.mix().unwrap(), None);
+    assert_eq!((foresight.remembered().0, stored()), (0, empty), "and its past goes");
+    assert_eq!((foresight.observed(), foresight.quality().compared), (&counted, compared));
+
+    // Whoever changes its mind is remembered from then on, after a restart as before.
+    serve(&mut foresight, "a", 1, 1, 700);
+    assert_eq!(foresight.remembered().0, 1);
+    drop(foresight);
+    assert_eq!(self::foresight(Some((folder.path(), 1 << 20))).remembered().0, 1);
+}
+
+#[test]
+fn how_good_predictions_are_is_shown_by_layers_and_every_metric_is_documented() {
+    let mut foresight = foresight(None);
+    (0..40).for_each(|number| serve(&mut foresight, "a", number % 2, number % 2, number));
+    let prefill = foresight.quality().phases.prefill;
+    // There are two layers: none is in the last third.
+    let [Some(first), Some(middle), None] = prefill.thirds else { panic!("{prefill:?}") };
+    assert!(first > 0.0 && ((first + middle) / 2.0 - prefill.divergence).abs() < 1e-9, "{prefill:?}");
+    let registry = Registry::new();
+    let metrics = ForesightMetrics::register(&registry).unwrap().of_model("m");
+    metrics.show(&foresight);
+    metrics.replanned("wake");
+    let families = registry.gather();
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/prediction.md");
+    let docs = std::fs::read_to_string(docs).unwrap();
+    for family in &families {
+        let name = family.name();
+        let short = format!("`..{}`", name.trim_start_matches("remoe_prediction"));
+        assert!(docs.contains(&format!("`{name}`")) || docs.contains(&short), "{name} is in no table");
+    }
+    let shown = |name: &str| {
+        let family = families.iter().find(|family| family.name() == name).unwrap();
+        family.get_metric().iter().map(|metric| metric.get_gauge().get_value()).collect::<Vec<_>>()
+    };
+    assert_eq!(shown("remoe_prediction_compared_requests"), [39.0]);
+    assert_eq!(shown("remoe_prediction_layers_divergence_nats").len(), 4, "two parts, two phases");
+    // Without a trained predictor there are no error bars.
+    assert_eq!(
+        families.iter().filter(|family| family.name() == "remoe_prediction_coverage_ratio").count(),
+        0
+    );
 }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use remoe_foresight::{
-    Arrival, Foresight, ForesightOptions, Primer, PrimerError, Prompts, Tenant, write_primer,
+    Arrival, Foresight, ForesightOptions, Keeps, Primer, PrimerError, Prompts, Tenant, write_primer,
 };
 use remoe_model::Checkpoint;
 use remoe_predictor::record::RecordHeader;
@@ -45,7 +45,12 @@ fn expected(mut foresight: Foresight, header: &RecordHeader) -> Vec<f32> {
     let used: Vec<(u32, f32)> = (0..header.top_k).map(|expert| (expert, 1.0)).collect();
     let body = |text: &str| serde_json::json!({"messages": [{"role": "user", "content": text}]}).to_string();
     let come = |foresight: &mut Foresight, id, text: &str| {
-        foresight.came(Arrival { id, tenant: Tenant::named("a"), body: body(text).as_bytes() });
+        foresight.came(Arrival {
+            id,
+            tenant: Tenant::named("a"),
+            keeps: Keeps::Records,
+            body: body(text).as_bytes(),
+        });
     };
     come(&mut foresight, 1, "And the LORD spake unto Moses");
     for _ in 0..2048 {

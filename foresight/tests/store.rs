@@ -7,8 +7,10 @@ use remoe_predictor::record::RecordHeader;
 use remoe_predictor::{Experience, Shares};
 use std::collections::HashSet;
 use std::fs::Permissions;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 const HIDDEN: usize = 4;
 const LIMIT: u64 = 1 << 20;
@@ -94,6 +96,99 @@ fn whoever_is_killed_at_any_byte_loses_at_most_the_record_being_written() {
         drop(store);
         let (_, read) = open(folder.path(), LIMIT).unwrap();
         assert_same(&read, (0..kept).chain([9]));
+    }
+}
+
+#[test]
+fn whoever_is_killed_while_the_file_is_written_anew_loses_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, next) = (folder.path().join("experience"), folder.path().join("experience.next"));
+    let limit = 800;
+    let (mut store, _) = open(folder.path(), limit).unwrap();
+    let mut last = 0_u64;
+    // Records with decode steps take 65 bytes: the next one of them has no room.
+    while store.bytes() + 65 <= limit {
+        store.append(&stored(last), HashSet::new).unwrap();
+        last += 1;
+    }
+    let next_one = if last.is_multiple_of(3) { last + 1 } else { last };
+    drop(store);
+    let whole = std::fs::read(&path).unwrap();
+    // What would have replaced it is there up to any byte.
+    for cut in 0..=whole.len() {
+        std::fs::write(&path, &whole).unwrap();
+        std::fs::write(&next, &whole[..cut]).unwrap();
+        let (mut store, read) = open(folder.path(), limit).unwrap();
+        assert_same(&read, 0..last);
+        // And when it is written anew by whoever comes after.
+        store.append(&stored(next_one), || HashSet::from([last - 2, last - 1])).unwrap();
+        drop(store);
+        let (_, read) = open(folder.path(), limit).unwrap();
+        assert_same(&read, [last - 2, last - 1, next_one].into_iter());
+    }
+}
+
+#[test]
+fn what_a_tenant_left_is_taken_out_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(folder.path(), LIMIT).unwrap();
+    for number in 0..9_u64 {
+        let tenant = Tenant::named(if number.is_multiple_of(2) { "a" } else { "b" });
+        store.append(&Stored { tenant, ..stored(number) }, HashSet::new).unwrap();
+    }
+    let bytes = store.bytes();
+    store.forget(Tenant::named("c")).unwrap();
+    assert_eq!(store.bytes(), bytes);
+    store.forget(Tenant::named("b")).unwrap();
+    store.append(&stored(9), HashSet::new).unwrap();
+    drop(store);
+    let (_, read) = open(folder.path(), LIMIT).unwrap();
+    assert_same(&read, [0, 2, 4, 6, 8, 9].into_iter());
+}
+
+/// The folder that the process below writes in.
+const WRITER: &str = "REMOE_TEST_STORE_WRITER";
+const SMALL: u64 = 2000;
+
+/// No test: what the next one starts and kills. It says each number once its record is appended.
+#[test]
+fn writes_until_it_is_killed() {
+    let Ok(folder) = std::env::var(WRITER) else { return };
+    let (mut store, _) = open(Path::new(&folder), SMALL).unwrap();
+    let capacity = store.capacity() as u64;
+    for number in 0_u64.. {
+        let wanted = || (number.saturating_sub(capacity)..number).collect();
+        store.append(&stored(number), wanted).unwrap();
+        eprintln!("{number}");
+    }
+}
+
+#[test]
+fn a_process_that_is_killed_loses_at_most_the_record_being_written() {
+    for killed_after in [1, 2, 7, 20, 100, 333, 1500] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "writes_until_it_is_killed", "--nocapture"])
+            .env(WRITER, folder.path())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(writer.stderr.take().unwrap()).lines();
+        (0..killed_after).for_each(|number| assert_eq!(lines.next().unwrap().unwrap(), number.to_string()));
+        writer.kill().unwrap();
+        writer.wait().unwrap();
+        // Whole lines that it had said by then; a line may be cut as well.
+        let said: Vec<u64> = lines.map_while(Result::ok).filter_map(|line| line.parse().ok()).collect();
+        let last = said.iter().copied().fold(killed_after - 1, |last, said| last.max(said));
+        let (store, read) = open(folder.path(), SMALL).unwrap();
+        let (first, newest) = (read[0].number, read.last().unwrap().number);
+        assert!(newest >= last, "{last} was appended, {newest} is there");
+        assert!(
+            first <= last.saturating_sub(store.capacity() as u64 - 1),
+            "{first} is the first of {newest}"
+        );
+        assert_same(&read, first..=newest);
     }
 }
 

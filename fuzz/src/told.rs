@@ -3,7 +3,7 @@
 //! Input: a byte that chooses, then the bytes of a primer or the text.
 
 use crate::{check_error, memory};
-use remoe_foresight::{Arrival, ForesightOptions, Primer, Tenant};
+use remoe_foresight::{Arrival, ForesightOptions, Keeps, Primer, Tenant};
 use remoe_predictor::record::RecordHeader;
 use remoe_predictor::{Activations, Phase, Shares};
 use serde_json::json;
@@ -54,6 +54,7 @@ pub fn run(data: &[u8]) {
                     foresight.came(Arrival {
                         id: id as u64,
                         tenant: Tenant::named("a"),
+                        keeps: Keeps::Records,
                         body: body.as_bytes(),
                     });
                 }

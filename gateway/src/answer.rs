@@ -7,6 +7,7 @@ use crate::budget::within_budget;
 use crate::caller::Caller;
 use crate::course::Course;
 use crate::gateway::{Gateway, ROOM_UNIT};
+use crate::keys::Privacy;
 use crate::model::{Entry, Grant, Model, Refused, Waiter};
 use crate::relay::{Account, Obtained, Relay};
 use axum::Extension;
@@ -127,7 +128,8 @@ pub(crate) async fn handle(
     ));
     let tenant = caller.tenant.as_ref().map_or("", |tenant| tenant.name());
     // Before it may wake the model.
-    let sighting = model.sight(tenant, &body);
+    let privacy = caller.tenant.as_ref().map_or(Privacy::None, |tenant| tenant.privacy());
+    let sighting = model.sight(tenant, privacy, &body);
     let is_sighted = sighting.is_some();
     let account = Account::new(bill.clone(), permit, body.len(), sighting, span);
     let beginning = Beginning::of(tenant, &body);

@@ -81,6 +81,20 @@ struct TenantEntry {
     tokens_per_minute: Option<NonZeroU64>,
     concurrent: Option<NonZeroU32>,
     dollars_per_day: Option<f64>,
+    #[serde(default)]
+    privacy: Privacy,
+}
+
+/// What may be known of a tenant's requests, for predictions of which experts are used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+pub enum Privacy {
+    /// Each is remembered without its text, and nobody else's predictions lean on it.
+    #[default]
+    None,
+    /// What they use is added up with everybody's; no single one is remembered.
+    CountsOnly,
+    /// Nothing: no main function is asked what they use.
+    LeftOut,
 }
 
 impl Keys {
@@ -265,6 +279,7 @@ pub(crate) struct Tenant {
     concurrent: usize,
     /// Nano-dollars that it may spend on a day.
     budget: Option<u64>,
+    privacy: Privacy,
     /// Shared with what the tenant was before its limits changed.
     usage: Arc<Mutex<Usage>>,
 }
@@ -292,6 +307,7 @@ impl Tenant {
             models: None,
             concurrent: usize::MAX,
             budget: None,
+            privacy: Privacy::None,
             usage: Arc::new(Mutex::new(usage)),
         }
     }
@@ -304,6 +320,7 @@ impl Tenant {
             models: entry.models,
             concurrent: entry.concurrent.map_or(usize::MAX, |count| count.get() as usize),
             budget: entry.dollars_per_day.and_then(nanodollars),
+            privacy: entry.privacy,
             usage: Arc::new(Mutex::new(Usage {
                 requests: budget(entry.requests_per_minute),
                 tokens: budget(entry.tokens_per_minute),
@@ -327,6 +344,7 @@ impl Tenant {
             models: self.models.clone(),
             concurrent: self.concurrent,
             budget: self.budget,
+            privacy: self.privacy,
             usage: other.usage.clone(),
         })
     }
@@ -338,6 +356,11 @@ impl Tenant {
     /// Nano-dollars that it may spend on a day, where that is limited.
     pub(crate) fn budget(&self) -> Option<u64> {
         self.budget
+    }
+
+    /// What may be known of its requests.
+    pub(crate) fn privacy(&self) -> Privacy {
+        self.privacy
     }
 
     /// Whether it may know what others do.
@@ -445,6 +468,9 @@ mod tests {
             ("tenants: [{name: a, keys: ['sha256:top-secret']}]", "key 0 of the tenant a"),
             ("tenants: [{name: a, keys: [x]}, {name: a, keys: [y]}]", "a is there twice"),
             ("tenants: [{name: a, keys: [x], dollarsPerDay: 0}]", "dollarsPerDay of the tenant a"),
+            ("tenants: [{name: a, keys: [top-secret], privacy: leftout}]", "tenants[0].privacy"),
+            ("tenants: [{name: a, keys: [top-secret], privacy: null}]", "tenants[0].privacy"),
+            ("tenants: [{name: a, keys: [top-secret], privacy: [LeftOut]}]", "tenants[0].privacy"),
             (
                 "{tenants: [{name: a, keys: [x]}], models: [{name: m, dollarsPerDay: -1}]}",
                 "dollarsPerDay of the model m",
@@ -455,6 +481,22 @@ mod tests {
             let error = parse(text).err().unwrap();
             assert!(error.contains(says) && !error.contains("top-secret"), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn a_tenant_says_what_may_be_known_of_its_requests() {
+        let privacy = |keys: &Keys| keys.tenant(b"k").unwrap().privacy();
+        let of = |says: &str| parse(&format!("tenants: [{{name: a, keys: [k]{says}}}]")).unwrap();
+        for (says, means) in [
+            ("", Privacy::None),
+            (", privacy: None", Privacy::None),
+            (", privacy: CountsOnly", Privacy::CountsOnly),
+            (", privacy: LeftOut", Privacy::LeftOut),
+        ] {
+            assert_eq!(privacy(&of(says)), means, "{says}");
+        }
+        assert_eq!(privacy(&of(", privacy: LeftOut").after(&of(""))), Privacy::LeftOut, "without a restart");
+        assert_eq!(privacy(&Keys::none().with_key("a", "k").unwrap()), Privacy::None);
     }
 
     #[test]

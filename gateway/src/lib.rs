@@ -44,7 +44,7 @@ pub use beginnings::Beginnings;
 pub use books::{Billing, Books, BooksError};
 pub use gateway::{Gateway, GatewayOptions};
 pub use key_file::KeyFile;
-pub use keys::{Keys, KeysError};
+pub use keys::{Keys, KeysError, Privacy};
 pub use metrics::GatewayMetrics;
 pub use model::{Backend, Directive, FunctionLine, Load, Model, ModelOptions, Running, Want, Wanted};
 pub use overhead::Overhead;

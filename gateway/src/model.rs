@@ -4,6 +4,7 @@
 
 use crate::beginnings::{Beginning, Beginnings, ModelBeginnings};
 use crate::books::Billing;
+use crate::keys::Privacy;
 use crate::metrics::ModelMetrics;
 use crate::queue::{FairQueue, Pushed, Ticket};
 use crate::timeline::{Parts, WakeMarks};
@@ -277,8 +278,8 @@ impl Model {
     }
 
     /// Tells its witness of a request; none where it has none.
-    pub(crate) fn sight(&self, tenant: &str, body: &Bytes) -> Option<Sighting> {
-        Sighting::begin(self.witness.get()?.clone(), tenant, body)
+    pub(crate) fn sight(&self, tenant: &str, privacy: Privacy, body: &Bytes) -> Option<Sighting> {
+        Sighting::begin(self.witness.get()?.clone(), tenant, privacy, body)
     }
 
     /// Its short names and the positions of its context.

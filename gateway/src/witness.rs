@@ -1,5 +1,6 @@
 //! Who is told of a model's requests, for predictions: nothing here waits for it.
 
+use crate::keys::Privacy;
 use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,9 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 ///
 /// Called where requests are served: it must not block.
 pub trait Witness: Send + Sync {
-    /// The request `id` of `tenant` has come, before it is decided whether it waits. False: nothing else of it is
-    /// wanted.
-    fn came(&self, id: u64, tenant: &str, body: &Bytes) -> bool;
+    /// The request `id` of `tenant` has come, before it is decided whether it waits; `privacy` says what may be known of it.
+    /// False: nothing else of it is wanted.
+    fn came(&self, id: u64, tenant: &str, privacy: Privacy, body: &Bytes) -> bool;
     /// What its experts did, as its main function tells it in `x-remoe-activations`.
     fn told(&self, id: u64, activations: &str);
     /// It is over, whatever became of it.
@@ -28,10 +29,16 @@ pub(crate) struct Sighting {
 
 impl Sighting {
     /// Tells `witness` that the request with this body has come; none where it wants nothing else of it.
-    pub(crate) fn begin(witness: Arc<dyn Witness>, tenant: &str, body: &Bytes) -> Option<Self> {
+    pub(crate) fn begin(
+        witness: Arc<dyn Witness>,
+        tenant: &str,
+        privacy: Privacy,
+        body: &Bytes,
+    ) -> Option<Self> {
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let is_followed = witness.came(id, tenant, body);
-        is_followed.then(|| Self { id, witness })
+        let is_followed = witness.came(id, tenant, privacy, body);
+        // Whoever leaves itself out is left out, whatever the witness says.
+        (is_followed && privacy != Privacy::LeftOut).then(|| Self { id, witness })
     }
 
     pub(crate) fn told(&self, activations: &str) {

@@ -5,7 +5,7 @@
 mod stage;
 
 use axum::body::Bytes;
-use remoe_gateway::{GatewayOptions, Witness};
+use remoe_gateway::{GatewayOptions, KeyFile, Privacy, Witness};
 use serde_json::{Value, json};
 use stage::Stage;
 use std::sync::atomic::Ordering;
@@ -38,9 +38,10 @@ impl Notes {
 }
 
 impl Witness for Notes {
-    fn came(&self, id: u64, tenant: &str, body: &Bytes) -> bool {
+    fn came(&self, id: u64, tenant: &str, privacy: Privacy, body: &Bytes) -> bool {
         let body: Value = serde_json::from_slice(body).unwrap();
-        self.write(id, format!("came {tenant:?} {}", body["x"]));
+        let privacy = if privacy == Privacy::None { String::new() } else { format!(" {privacy:?}") };
+        self.write(id, format!("came {tenant:?} {}{privacy}", body["x"]));
         body["x"] != 9
     }
 
@@ -81,4 +82,35 @@ async fn requests_are_followed_from_before_they_wait_until_they_are_over() {
     assert_eq!(head.status(), 503);
     let texts: Vec<String> = notes.first(6).await.into_iter().skip(3).map(|(_, text)| text).collect();
     assert_eq!(texts, ["came \"\" 9", "came \"\" 3", "left"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_a_tenant_that_leaves_itself_out_no_function_is_asked_what_it_used() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let tenants = "tenants: [{name: a, keys: [ka]}, {name: b, keys: [kb], privacy: CountsOnly}, \
+                   {name: c, keys: [kc], privacy: LeftOut}]";
+    std::fs::write(&file, tenants).unwrap();
+    let (_, keys) = KeyFile::open(file.path().to_owned()).unwrap();
+    let options = GatewayOptions { keys, ..GatewayOptions::default() };
+    let stage = Stage::new(options, |_| {}, 8, None).await;
+    let notes = Arc::new(Notes::default());
+    stage.model.tell(notes.clone());
+    let mut asked = Vec::new();
+    for (x, key) in [(1, "Bearer kc"), (2, "Bearer kb"), (3, "Bearer ka")] {
+        let (head, _) = stage.ask(&json!({"model": "m", "x": x}), &[("authorization", key)]).await;
+        assert_eq!(head.status(), 200);
+        asked.push(stage.functions.headers.lock().unwrap().contains_key(ACTIVATIONS));
+    }
+    assert_eq!(asked, [false, true, true]);
+    let texts: Vec<String> = notes.first(7).await.into_iter().map(|(_, text)| text).collect();
+    let expected = [
+        "came \"c\" 1 LeftOut",
+        "came \"b\" 2 CountsOnly",
+        "told AQID",
+        "left",
+        "came \"a\" 3",
+        "told AQID",
+        "left",
+    ];
+    assert_eq!(texts, expected, "it is told of nothing but that it came");
 }

@@ -29,6 +29,7 @@ use remoe_gateway::{
 };
 use remoe_ledger::{Ledger, LedgerLimits};
 use remoe_planner::Pricing;
+use remoe_predictor::ByPhase;
 use remoe_profile::Prices;
 use remoe_traces::{Traces, TracesError};
 use report::{Report, reachable};
@@ -370,8 +371,9 @@ async fn start(
         let (books, name) = (front.books.clone(), model.name().to_owned());
         let cashier = Cashier { books, model: name, run: run.clone() };
         let seer = seer(args, &asked.wanted, front, model)?;
+        let remembered = seer.as_ref().and_then(|(seer, _)| seer.remembered.as_ref());
         let Started { wanted, supervisor, status, times, tariff, accounted, tell, basis } =
-            start::start(args, asked, (&cashier, pricing), as_json, progress).await?;
+            start::start(args, asked, (&cashier, pricing), remembered, as_json, progress).await?;
         let following = seer.map(|(seer, pause)| {
             let (metrics, pricing) = (front.foresight.of_model(model.name()), *pricing);
             Following { seer, basis, pause, metrics, pricing, tell }
@@ -395,9 +397,10 @@ fn seer(
     model: &Model,
 ) -> Result<Option<(Seer, Duration)>, CliError> {
     let Some(pause) = args.follow.replan.filter(|_| !wanted.moe_layers.is_empty()) else { return Ok(None) };
-    let output_tokens = args.planning.workload.request(&wanted.inspection, None)?.output_tokens;
+    let request = args.planning.workload.request(&wanted.inspection, None)?;
+    let tokens = ByPhase { prefill: request.input_tokens, decode: request.output_tokens };
     let predictor = args.planning.predictor.as_deref();
-    let seer = Seer::open(wanted, &args.follow, predictor, output_tokens, &front.foresight)?;
+    let seer = Seer::open(wanted, &args.follow, predictor, tokens, &front.foresight)?;
     model.tell(seer.witness());
     Ok(Some((seer, pause)))
 }

@@ -5,10 +5,10 @@ use crate::commands::predictor::source::Model;
 use crate::commands::profile::default_dtype;
 use crate::deployment::Wanted;
 use crate::exit::CliError;
-use remoe_foresight::{Foresight, ForesightMetrics, ForesightOptions, Mix, Prompts, Watch};
-use remoe_gateway::Witness;
-use remoe_predictor::Shares;
+use remoe_foresight::{Foresight, ForesightMetrics, ForesightOptions, Keeps, Mix, Prompts, Watch};
+use remoe_gateway::{Privacy, Witness};
 use remoe_predictor::record::RecordHeader;
+use remoe_predictor::{ByPhase, Shares};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,14 +24,21 @@ pub(super) struct Seer {
     watch: Arc<Watch>,
     /// What was used of late, once that is enough to go by.
     pub(super) observed: watch::Receiver<Option<Shares>>,
+    /// What those used on average that were remembered at the start, where they are enough to go by.
+    pub(super) remembered: Option<Shares>,
 }
 
 /// A gateway's end of a [`Watch`].
 struct Watching(Arc<Watch>);
 
 impl Witness for Watching {
-    fn came(&self, id: u64, tenant: &str, body: &axum::body::Bytes) -> bool {
-        self.0.came(id, tenant, body)
+    fn came(&self, id: u64, tenant: &str, privacy: Privacy, body: &axum::body::Bytes) -> bool {
+        let keeps = match privacy {
+            Privacy::None => Keeps::Records,
+            Privacy::CountsOnly => Keeps::Counts,
+            Privacy::LeftOut => Keeps::Nothing,
+        };
+        self.0.came(id, tenant, keeps, body)
     }
 
     fn told(&self, id: u64, activations: &str) {
@@ -44,12 +51,13 @@ impl Witness for Watching {
 }
 
 impl Seer {
-    /// Begins to follow the requests of `wanted`'s model, whose predictor is in the folder `predictor` or its own.
+    /// Begins to follow the requests of `wanted`'s model, whose predictor is in the folder `predictor` or its own; a
+    /// typical one has so many `tokens`.
     pub(super) fn open(
         wanted: &Wanted,
         follow: &FollowArgs,
         predictor: Option<&Path>,
-        output_tokens: f64,
+        tokens: ByPhase<f64>,
         metrics: &ForesightMetrics,
     ) -> Result<Self, CliError> {
         let model = Model::of(wanted.checkpoint.clone())?;
@@ -69,14 +77,16 @@ impl Seer {
         let options = ForesightOptions {
             store: folder.map(|folder| (folder, follow.experience_bytes)),
             forgets: follow.forget,
-            output_tokens,
+            output_tokens: tokens.decode,
         };
         let prompts = Prompts::open(&wanted.checkpoint)?;
         let foresight = Foresight::new(header, model.embedding, prompts, trained, options)
             .map_err(|error| CliError::arguments("--experience", error.to_string()))?;
+        let is_enough = foresight.remembered().0 as f64 >= ENOUGH;
+        let remembered = if is_enough { foresight.mean(tokens)? } else { None };
         let (tell, observed) = watch::channel(None);
         let metrics = metrics.of_model(&wanted.name());
-        let watch = Watch::start(foresight, move |foresight| {
+        let watch = Watch::start(foresight, None, move |foresight, _news| {
             metrics.show(foresight);
             let observed = foresight.observed();
             if observed.requests() >= ENOUGH
@@ -86,7 +96,7 @@ impl Seer {
             }
         });
         let watch = watch.map_err(|error| CliError::runtime(format!("cannot start a thread: {error}")))?;
-        Ok(Self { watch: Arc::new(watch), observed })
+        Ok(Self { watch: Arc::new(watch), observed, remembered })
     }
 
     /// Who is to be told of the model's requests.

@@ -15,6 +15,7 @@ use remoe_function::Role;
 use remoe_launcher::decide::Desired;
 use remoe_launcher::{Status, Supervisor};
 use remoe_planner::{Answer, MainSize, Pricing, Problem, preallocate};
+use remoe_predictor::Shares;
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -101,11 +102,12 @@ pub(super) fn ask(
     Ok(Asked { deployment, is_planned, wanted, facts: begun.elapsed() })
 }
 
-/// Decides what runs where and starts it.
+/// Decides what runs where, for requests like those that are `remembered` where any are, and starts it.
 pub(super) async fn start(
     args: &UpArgs,
     asked: Asked,
     (cashier, pricing): (&Cashier, &Pricing),
+    remembered: Option<&Shares>,
     as_json: bool,
     progress: &Arc<Progress>,
 ) -> Result<Started, CliError> {
@@ -116,6 +118,15 @@ pub(super) async fn start(
     let problem = match is_planned && !wanted.moe_layers.is_empty() {
         true => Some(args.planning.problem_of(&wanted, &deployment, asked, progress).await?),
         false => None,
+    };
+    let problem = match remembered {
+        // They were requests to this very service; a predictor's history may be anybody's.
+        Some(mean) => problem.map(|problem| Problem {
+            prediction: Some(mean.to_rows()),
+            prediction_p95: None,
+            ..problem
+        }),
+        None => problem,
     };
     times.facts_s = facts.as_secs_f64() + clock.lap();
     let tell = watch::Sender::new(None);

@@ -1,0 +1,174 @@
+//! What other gateways have learned, read where they store it.
+//!
+//! Every gateway appends what its own requests used to a file of its own, and reads the files of the others beside it, those of
+//! gateways that have ended as well: nobody sends anything, nobody waits for another one, and whoever comes late or was away
+//! reads what there is. Of each file what was read last is remembered; it goes on behind that, or where the file was
+//! written anew from its beginning, without the numbers that it has had. What is taken at a time is bounded for each file, and so
+//! is what is read of it. A record that is no request of this model is passed over, as in a file of one's own.
+
+use crate::frame::{self, Found, HEAD};
+use crate::numbers::is_possible;
+use crate::store::{Header, Store, Stored};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// Other gateways, at most.
+const MOST_FILES: usize = 256;
+/// Requests of one file that are taken in a look.
+const MOST_REQUESTS: usize = 1024;
+/// Those that are handed over together: what comes meanwhile waits for no more.
+const TOGETHER: usize = 64;
+/// Bytes that are read at once, where one request takes less.
+const BLOCK: u64 = 1 << 20;
+
+/// Reads the files of other gateways.
+#[derive(Debug)]
+pub struct Exchange {
+    header: Header,
+    limit: u64,
+    readers: HashMap<PathBuf, Reader>,
+}
+
+/// How far one file was read.
+#[derive(Debug, Default)]
+struct Reader {
+    position: u64,
+    /// Where the frame that was read last is, and what it begins with: the file is still the same one.
+    last: Option<(u64, [u8; HEAD])>,
+    /// The largest number so far.
+    newest: u64,
+    /// Where a frame seemed damaged that may be being written.
+    doubted: Option<u64>,
+    /// In this look: it goes on in the next one.
+    is_doubted_now: bool,
+    /// Why it was not read in the look before.
+    problem: Option<String>,
+}
+
+/// Why a file is not read.
+#[derive(Debug, thiserror::Error)]
+enum Unread {
+    #[error(transparent)]
+    File(#[from] io::Error),
+    #[error("it is no file of requests to this model in this version")]
+    Other,
+}
+
+impl Exchange {
+    /// Of the same model as `own`, with files as long as it may be.
+    pub(crate) fn beside(own: &Store) -> Self {
+        let (header, limit) = own.form();
+        Self { header: header.clone(), limit, readers: HashMap::new() }
+    }
+
+    /// Hands what is new in `files` to `take`, until that says false. What cannot be read is said once and looked at again the
+    /// next time.
+    pub fn look(&mut self, files: &[PathBuf], mut take: impl FnMut(Vec<Stored>) -> bool) {
+        let files = files.get(..MOST_FILES.min(files.len())).unwrap_or_default();
+        self.readers.retain(|path, _| files.contains(path));
+        for path in files {
+            let reader = self.readers.entry(path.clone()).or_default();
+            reader.is_doubted_now = false;
+            let mut taken = 0;
+            let outcome = loop {
+                match reader.read(path, &self.header, self.limit) {
+                    Ok(records) if records.is_empty() => break Ok(()),
+                    Ok(records) => {
+                        taken += records.len();
+                        if !take(records) {
+                            return;
+                        }
+                        if taken >= MOST_REQUESTS {
+                            break Ok(());
+                        }
+                    }
+                    Err(error) => break Err(error.to_string()),
+                }
+            };
+            let problem = outcome.err();
+            if let Some(problem) = problem.as_ref().filter(|_| problem != reader.problem) {
+                let path = path.display();
+                tracing::warn!(%path, problem, "what another gateway has learned is not read");
+            }
+            reader.problem = problem;
+        }
+    }
+}
+
+impl Reader {
+    /// The next requests; none where there are no more by now.
+    fn read(&mut self, path: &Path, header: &Header, limit: u64) -> Result<Vec<Stored>, Unread> {
+        // Whatever else has that name could keep its reader waiting.
+        match std::fs::symlink_metadata(path) {
+            Ok(about) if about.is_file() => {}
+            Ok(_) => return Err(Unread::Other),
+            // It has learned nothing yet.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error.into()),
+        }
+        let file = File::open(path)?;
+        let end = file.metadata()?.len().min(limit);
+        if let Some((at, head)) = self.last {
+            let mut there = [0; HEAD];
+            let is_same = at + HEAD as u64 <= end && {
+                file.read_exact_at(&mut there, at)?;
+                there == head
+            };
+            if !is_same {
+                (self.position, self.last, self.doubted) = (0, None, None);
+            }
+        }
+        let mut records = Vec::new();
+        while records.is_empty() && !self.is_doubted_now {
+            let length = BLOCK.max(header.frame_bytes()).min(end.saturating_sub(self.position));
+            let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
+            file.read_exact_at(&mut bytes, self.position)?;
+            if self.pass(&bytes, header, &mut records)? == 0 {
+                break;
+            }
+        }
+        Ok(records)
+    }
+
+    /// Passes over the frames in `bytes`, which begin where it stands, and says how many bytes those take.
+    fn pass(&mut self, bytes: &[u8], header: &Header, records: &mut Vec<Stored>) -> Result<usize, Unread> {
+        let mut passed = 0;
+        while records.len() < TOGETHER {
+            let rest = bytes.get(passed..).unwrap_or_default();
+            let step = match frame::read(rest) {
+                Found::Whole(step, content) if self.position == 0 => {
+                    if !header.is_in(content) {
+                        return Err(Unread::Other);
+                    }
+                    step
+                }
+                Found::Whole(step, content) => {
+                    let found = header.decode(content);
+                    // What is read for the second time, and what would keep everything behind it from being read.
+                    let is_next = |one: &Stored| one.number > self.newest && is_possible(one.number);
+                    if let Some(one) = found.filter(is_next) {
+                        self.newest = one.number;
+                        records.push(one);
+                    }
+                    step
+                }
+                Found::Damaged(_) if self.position == 0 => return Err(Unread::Other),
+                Found::Damaged(step) if self.doubted == Some(self.position) => step,
+                Found::Damaged(_) => {
+                    (self.doubted, self.is_doubted_now) = (Some(self.position), true);
+                    break;
+                }
+                Found::End => break,
+            };
+            if let Some(head) = rest.first_chunk::<HEAD>() {
+                self.last = Some((self.position, *head));
+            }
+            self.position += step as u64;
+            passed += step;
+        }
+        Ok(passed)
+    }
+}
