@@ -119,6 +119,12 @@ fn a_file_that_is_written_anew_is_read_on_without_learning_twice() {
     let folders = ["0", "1"].map(|part| root.path().join(part));
     let [mut one, mut other] = [&folders[0], &folders[1]].map(|folder| gateway(folder, 4096));
     let files = [Store::file_in(&folders[0])];
+    // Other tenants have most of its memory: it forgets soon.
+    for (id, name) in ["b", "c", "d"].into_iter().enumerate() {
+        let (id, tenant) = (id as u64, Tenant::named(name));
+        other.came(Arrival { id, tenant, keeps: Keeps::Records, body: body().as_bytes() });
+        other.told(id, &used()).unwrap();
+    }
     let mut exchange = other.exchange().unwrap();
     let mut learned = 0;
     for _ in 0..60 {

@@ -87,6 +87,12 @@ async fn requests_are_followed_from_before_they_wait_until_they_are_over() {
 #[tokio::test(flavor = "multi_thread")]
 async fn of_a_tenant_that_leaves_itself_out_no_function_is_asked_what_it_used() {
     let file = tempfile::NamedTempFile::new().unwrap();
+    for privacy in ["leftout", "Leftout", "null", "true", "[LeftOut]", "''"] {
+        std::fs::write(&file, format!("tenants: [{{name: a, keys: [top-secret], privacy: {privacy}}}]"))
+            .unwrap();
+        let error = KeyFile::open(file.path().to_owned()).unwrap_err().to_string();
+        assert!(error.contains("tenants[0].privacy") && !error.contains("top-secret"), "{privacy}: {error}");
+    }
     let tenants = "tenants: [{name: a, keys: [ka]}, {name: b, keys: [kb], privacy: CountsOnly}, \
                    {name: c, keys: [kc], privacy: LeftOut}]";
     std::fs::write(&file, tenants).unwrap();
