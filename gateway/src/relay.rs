@@ -222,6 +222,11 @@ impl Flow {
         }
         Poll::Pending
     }
+
+    /// Whether nothing follows what was polled. Of a body whose length was told nobody asks for more than that.
+    fn is_over(&self) -> bool {
+        self.first.is_none() && self.body.is_end_stream()
+    }
 }
 
 impl Relay {
@@ -296,6 +301,13 @@ impl Relay {
         }
     }
 
+    /// Nothing comes after `last`.
+    fn end_with(&mut self, last: Bytes) {
+        self.is_whole();
+        self.account.bill.lost(0);
+        self.stage = Stage::Last(last);
+    }
+
     /// The backend's answer is there as a whole.
     fn is_whole(&mut self) {
         std::mem::take(&mut self.span).end();
@@ -360,10 +372,14 @@ impl HttpBody for Relay {
                             continue;
                         }
                         let held = std::mem::take(&mut end.held);
+                        let is_over = held.is_empty() && flow.is_over();
                         if frame.is_trailers() {
                             self.is_whole();
                         }
                         let frame = self.pass(frame);
+                        if is_over {
+                            self.end_with(Bytes::new());
+                        }
                         if held.is_empty() {
                             return Poll::Ready(Some(Ok(frame)));
                         }
@@ -372,9 +388,7 @@ impl HttpBody for Relay {
                     }
                     None => {
                         let held = std::mem::take(&mut end.held);
-                        self.is_whole();
-                        self.account.bill.lost(0);
-                        self.stage = Stage::Last(held);
+                        self.end_with(held);
                     }
                     Some(Err(problem)) => {
                         tracing::warn!(problem, "a function broke off its answer");

@@ -5,7 +5,7 @@
 mod stage;
 
 use http_body_util::BodyExt;
-use remoe_gateway::GatewayOptions;
+use remoe_gateway::{AccessLog, GatewayOptions};
 use remoe_tests::collector::{Collector, Manner, Span};
 use remoe_traces::Traces;
 use serde_json::json;
@@ -18,11 +18,15 @@ const PARENT: &str = "00f067aa0ba902b7";
 
 /// A stage whose gateway exports to `collector`.
 async fn traced(collector: &Collector, idle: Option<Duration>) -> Stage {
+    let options = GatewayOptions { traces: exporting(collector), ..GatewayOptions::default() };
+    Stage::new(options, |_| {}, 8, idle).await
+}
+
+fn exporting(collector: &Collector) -> Traces {
     let environment = collector.environment();
     let variable =
         |name: &str| environment.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone());
-    let traces = Traces::from_variables("gateway", variable).unwrap();
-    Stage::new(GatewayOptions { traces, ..GatewayOptions::default() }, |_| {}, 8, idle).await
+    Traces::from_variables("gateway", variable).unwrap()
 }
 
 /// The spans of `trace`, once the gateway's own is among them.
@@ -176,4 +180,29 @@ async fn what_ends_early_says_why() {
     let [server, client] = [2, 3].map(|kind| refused.iter().find(|span| span.kind == kind).unwrap());
     assert!(!server.failed && server.attributes["http.response.status_code"] == 400, "{server:?}");
     assert!(client.failed && client.attributes["error.type"] == "400", "{client:?}");
+}
+
+/// Above what the gateway takes as a whole before it answers.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_answer_is_complete_once_its_last_byte_is_there() {
+    const BYTES: usize = 2 << 20;
+    let collector = Collector::start(Manner::Takes).await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("access.log");
+    let options = GatewayOptions {
+        traces: exporting(&collector),
+        access_log: Some(AccessLog::open(&path).unwrap()),
+        ..GatewayOptions::default()
+    };
+    let stage = Stage::new(options, |_| {}, 8, None).await;
+    let (head, text) = stage.ask(&json!({"x": 1, "bytes": BYTES}), &[]).await;
+    assert_eq!((head.status().as_u16(), text.len()), (200, BYTES));
+    assert_eq!(head.headers()["content-length"], BYTES.to_string(), "its length was told");
+    let trace = seen(&stage)[0][0].split('-').nth(1).unwrap().to_owned();
+    let spans = spans(&collector, &trace).await;
+    let [server, client] = [2, 3].map(|kind| spans.iter().find(|span| span.kind == kind).unwrap());
+    assert!(!server.failed && !client.failed, "{server:?} {client:?}");
+    stage.until(|_| std::fs::read_to_string(&path).unwrap().ends_with('\n')).await;
+    let line: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    assert_eq!((&line["complete"], &line["bytes"]), (&json!(true), &json!(BYTES)), "{line}");
 }

@@ -74,6 +74,9 @@ async fn work(State(functions): State<Arc<Functions>>, headers: HeaderMap, body:
         return (StatusCode::BAD_REQUEST, Json(json!({"error": {"message": "no", "type": "invalid_request_error", "param": null, "code": null}}))).into_response();
     }
     if body["stream"] != true {
+    if let Some(bytes) = body["bytes"].as_u64() {
+        return "x".repeat(usize::try_from(bytes).unwrap()).into_response();
+    }
         drop(work);
         let mut answer = ([("x-remoe-tokens", "3, 4")], Json(json!({"x": body["x"]}))).into_response();
         if headers.contains_key("x-remoe-activations") {
