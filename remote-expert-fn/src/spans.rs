@@ -1,5 +1,6 @@
 //! The spans of callers' requests that computations are parts of: one for each span of a caller, however many messages it
-//! sends, over when it has sent nothing for a while.
+//! sends, over when it has sent nothing for a while. Nobody tells when a caller has sent all; one that goes on after it was
+//! silent has another span.
 
 use remoe_traces::{CONTEXT_BYTES, Span, Traces};
 use remoe_wire::v1::Work;
@@ -131,6 +132,12 @@ impl Shared {
 mod tests {
     use super::*;
 
+    fn recording() -> Spans {
+        let endpoint =
+            |name: &str| (name == "OTEL_EXPORTER_OTLP_ENDPOINT").then(|| "http://127.0.0.1:9".to_owned());
+        Spans::new(Traces::from_variables("test", endpoint).unwrap_or_default())
+    }
+
     #[test]
     fn what_is_no_context_is_taken_out() {
         let admitted = |spans: &Spans, bytes: usize| {
@@ -139,13 +146,31 @@ mod tests {
             work.trace.len()
         };
         assert_eq!(admitted(&Spans::new(Traces::off()), 24), 0, "nobody wants it");
-        let endpoint =
-            |name: &str| (name == "OTEL_EXPORTER_OTLP_ENDPOINT").then(|| "http://127.0.0.1:9".to_owned());
-        let spans = Spans::new(Traces::from_variables("test", endpoint).unwrap_or_default());
+        let spans = recording();
         for (bytes, left) in
             [(0, 0), (24, 24), (48, 48), (25, 0), (64 * 24, 64 * 24), (65 * 24, 0), (1 << 20, 0)]
         {
             assert_eq!(admitted(&spans, bytes), left, "{bytes}");
         }
+    }
+
+    #[test]
+    fn who_goes_on_after_a_silence_has_another_span() {
+        let spans = recording();
+        let now = Instant::now();
+        let work = Work { trace: vec![1; CONTEXT_BYTES].into(), experts: vec![1, 2], ..Work::default() };
+        let counted = || -> Vec<(i64, i64)> {
+            let open = spans.0.as_ref().map(|shared| shared.open());
+            open.iter().flat_map(|open| open.values()).map(|served| (served.calls, served.pairs)).collect()
+        };
+        let keep = |silence| spans.0.iter().for_each(|shared| shared.end(silence));
+        spans.answered(&work, now, now, Some(Duration::ZERO));
+        spans.answered(&work, now, now, Some(Duration::ZERO));
+        keep(Duration::from_secs(3600));
+        assert_eq!(counted(), [(2, 4)], "all messages are one span");
+        keep(Duration::ZERO);
+        assert_eq!(counted(), []);
+        spans.answered(&work, now, now, Some(Duration::ZERO));
+        assert_eq!(counted(), [(1, 2)], "what was told is not told again");
     }
 }

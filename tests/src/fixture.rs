@@ -3,7 +3,8 @@
 use crate::binaries::workspace;
 use remoe_model::Checkpoint;
 use serde::Deserialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
 
 /// Reference models that are refused, with the config field that the refusal names.
 pub const REFUSED: [(&str, &str); 2] = [("dsv2-bias", "mlp_bias"), ("mixtral-gelu", "hidden_act")];
@@ -37,6 +38,17 @@ impl Model {
         Self { name: "demo".to_owned(), folder }
     }
 
+    /// A copy of its folder, whose weights [can be taken away](take_weights_away).
+    #[must_use]
+    pub fn copy(&self) -> TempDir {
+        let folder = tempfile::tempdir().expect("room for a folder");
+        for entry in std::fs::read_dir(&self.folder).expect("the model is there") {
+            let entry = entry.expect("the folder can be read");
+            std::fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("a file is copied");
+        }
+        folder
+    }
+
     /// Its facts.
     #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
@@ -62,6 +74,12 @@ impl Model {
         let prompt = |length: u32| (0..length).map(|i| (7 + (length + i) * 997) % vocabulary).collect();
         [1, 2, 5, 13, 24].map(prompt).to_vec()
     }
+}
+
+/// From here on no weights can be read from the model in `folder`.
+pub fn take_weights_away(folder: &Path) {
+    let file = std::fs::OpenOptions::new().write(true).open(folder.join("model.safetensors"));
+    file.and_then(|file| file.set_len(1000)).expect("the weights can be cut");
 }
 
 /// Every reference model that is not among `except`.

@@ -5,7 +5,7 @@
 
 use remoe_tests::control::{Answer, Control, greedy, seeded};
 use remoe_tests::deadline::{LONG, SOON, until, within};
-use remoe_tests::fixture::Model;
+use remoe_tests::fixture::{Model, take_weights_away};
 use remoe_tests::function::{MainFunction, Options, RemoteFunction};
 use remoe_tests::metrics::Metrics;
 use remoe_tests::placement::{all_experts, remote_sets};
@@ -13,10 +13,8 @@ use remoe_tests::recorder::{Act, Recorder};
 use remoe_wire::v1::{GenerateRequest, LayerExperts};
 use rustix::process::Signal;
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
 use tonic::Status;
 
 /// All of `requests` at the same time: what came of each, and how long it took.
@@ -113,22 +111,6 @@ async fn a_paused_only_function_costs_no_request_much_time() {
     survive_a_pause(1).await;
 }
 
-/// A copy of a model, whose weights can be taken away.
-fn copy(model: &Model) -> TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    for entry in std::fs::read_dir(&model.folder).unwrap() {
-        let entry = entry.unwrap();
-        std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
-    }
-    folder
-}
-
-/// From here on no weights can be read.
-fn take_weights_away(folder: &Path) {
-    let file = std::fs::OpenOptions::new().write(true).open(folder.join("model.safetensors")).unwrap();
-    file.set_len(1000).unwrap();
-}
-
 /// Two requests to the main function: one that never needs the expert which is all of the set, and one
 /// that does.
 async fn with_and_without(control: &Control, model: &Model) -> ([GenerateRequest; 2], Vec<LayerExperts>) {
@@ -163,7 +145,7 @@ async fn with_and_without(control: &Control, model: &Model) -> ([GenerateRequest
 #[tokio::test(flavor = "multi_thread")]
 async fn an_expert_out_of_reach_fails_nobody_who_does_not_need_it_and_nobody_at_once() {
     let model = Model::fixture("mixtral-top1");
-    let folder = copy(&model);
+    let folder = model.copy();
     let function =
         RemoteFunction::start(folder.path(), &all_experts(&model.checkpoint()), Options::default()).await;
     let main = MainFunction::start(folder.path(), Options::default()).await;
@@ -195,7 +177,7 @@ async fn an_expert_out_of_reach_fails_nobody_who_does_not_need_it_and_nobody_at_
 async fn a_layer_that_misses_its_deadline_fails_no_request_that_can_be_served() {
     let model = Model::fixture("mixtral-basic");
     let checkpoint = model.checkpoint();
-    let folder = copy(&model);
+    let folder = model.copy();
     let function = RemoteFunction::start(folder.path(), &all_experts(&checkpoint), Options::default()).await;
     let main = MainFunction::start(folder.path(), Options::default()).await;
     let requests: Vec<_> = model.prompts().iter().map(|prompt| greedy(prompt, 12)).collect();

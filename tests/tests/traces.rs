@@ -5,7 +5,10 @@
 use remoe_tests::binaries;
 use remoe_tests::collector::{Collector, Manner, Span};
 use remoe_tests::deadline::{LONG, SOON, until};
-use remoe_tests::fixture::Model;
+use remoe_tests::fixture::{Model, take_weights_away};
+use remoe_tests::function::{MainFunction, Options, RemoteFunction};
+use remoe_tests::metrics::Metrics;
+use remoe_tests::placement::{all_experts, remote_sets};
 use remoe_tests::process::Process;
 use remoe_tests::raw::{self, Connection};
 use remoe_tests::up::{Up, all_gone};
@@ -176,6 +179,43 @@ async fn who_leaves_is_told_apart() {
             assert_eq!(span.attributes["error.type"], "client_disconnected", "{span:?}");
         }
     }
+}
+
+/// A request that never gets on because nobody has experts that it needs, and whose client leaves: what remote functions did
+/// for it meanwhile is a part of its tree.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_is_given_up_is_one_tree() {
+    let model = Model::fixture("mixtral-basic");
+    let folder = model.copy();
+    let collector = Collector::start(Manner::Takes).await;
+    let options = || Options { environment: collector.environment(), ..Options::default() };
+    let checkpoint = model.checkpoint();
+    let function = RemoteFunction::start(folder.path(), &all_experts(&checkpoint), options()).await;
+    let main = MainFunction::start(folder.path(), options()).await;
+    let remote = remote_sets(&checkpoint, 1.0);
+    // Nobody hosts the last layer.
+    let hosted = remote[..remote.len() - 1].to_vec();
+    assert!(!hosted.is_empty(), "a model of several layers");
+    main.control.route_parts(&[(function.address(), hosted)], &remote).await;
+    take_weights_away(folder.path());
+
+    let mut connection = Connection::open(main.http()).await;
+    let traceparent = format!("00-{}-{PARENT}-01", trace(1));
+    let name = folder.path().file_name().unwrap().to_str().unwrap();
+    connection.write(post(name, 4, false, &traceparent)).await.unwrap();
+    let repeated = async || Metrics::read(main.http()).await.value("remoe_iterations_repeated_total");
+    until(LONG, "repeated iterations", async || (repeated().await > 0).then_some(())).await;
+    drop(connection);
+    let is_whole = |spans: &[Span]| {
+        let known = |span: &Span| span.parent == PARENT || spans.iter().any(|it| it.id == span.parent);
+        let of = |service| spans.iter().any(|span| span.kind == 2 && span.service() == service);
+        of("remoe-main") && of("remoe-expert") && spans.iter().all(known)
+    };
+    let spans = collector.trace(&trace(1), "one tree over both functions", is_whole).await;
+    let asked = spans.iter().find(|span| span.kind == 3).expect("what was asked of the remote function");
+    assert!(asked.attributes["remoe.calls"].as_i64().unwrap() > 0 && !asked.failed, "{asked:?}");
+    let phase = spans.iter().find(|span| span.id == asked.parent).unwrap();
+    assert!(phase.name == "prefill" && phase.attributes["error.type"] == "cancelled", "{phase:?}");
 }
 
 /// Requests are answered and everything ends whatever the collector does; what it did not take is counted.

@@ -11,15 +11,25 @@ use std::time::Instant;
 /// Remote functions that a phase has spans for; what further ones did is left out.
 const MOST_REMOTE: usize = 256;
 
-/// The spans of a request that is recorded.
+/// The spans of a request that is recorded. All of them end with this value: below those of remote functions there are
+/// others, in processes that know nothing of what becomes of the request.
 pub(super) struct Spans {
     request: SpanRef,
     /// The present phase.
     phase: Span,
-    /// What the phase has asked of remote functions, by their addresses, and the numbers that its spans of it will have.
-    remote: BTreeMap<String, (Calls, Reserved)>,
+    /// What the phase has asked of remote functions, by their addresses.
+    remote: BTreeMap<String, Remote>,
     /// Where experts were computed before the phase.
     before: ExpertTally,
+}
+
+/// What a phase has asked of a remote function.
+struct Remote {
+    calls: Calls,
+    /// The number that the phase's span of it will have.
+    reserved: Reserved,
+    /// When that was first told the function; without that there is no span.
+    told: Option<Instant>,
 }
 
 impl Spans {
@@ -40,20 +50,27 @@ impl Spans {
     /// In an iteration in which the remote function at `address` computed `pairs` for the request, and `all` for anybody,
     /// so much was asked of it.
     pub(super) fn asked(&mut self, address: &str, calls: &Calls, pairs: u64, all: u64) {
-        if let Some((known, _)) = self.remote.get_mut(address) {
-            known.join(calls, pairs, all);
+        if let Some(remote) = self.remote.get_mut(address) {
+            remote.calls.join(calls, pairs, all);
+        }
+    }
+
+    /// At `at` a message left for the remote function at `address` that names [its span](Self::context).
+    pub(super) fn told(&mut self, address: &str, at: Instant) {
+        if let Some(remote) = self.remote.get_mut(address) {
+            remote.told.get_or_insert(at);
         }
     }
 
     /// What names to the remote function at `address` the span of what it is asked in this phase; zeros, which name none,
     /// where there is none.
     pub(super) fn context(&mut self, address: &str) -> [u8; CONTEXT_BYTES] {
-        if let Some((_, reserved)) = self.remote.get(address) {
-            return reserved.context;
+        if let Some(remote) = self.remote.get(address) {
+            return remote.reserved.context;
         }
         let room = self.remote.len() < MOST_REMOTE;
         let Some(reserved) = self.phase.reserve().filter(|_| room) else { return [0; CONTEXT_BYTES] };
-        self.remote.insert(address.to_owned(), (Calls::default(), reserved));
+        self.remote.insert(address.to_owned(), Remote { calls: Calls::default(), reserved, told: None });
         reserved.context
     }
 
@@ -64,7 +81,7 @@ impl Spans {
 
     /// The first token is there: the prompt is over.
     pub(super) fn first_token(&mut self, figures: &Figures, now: Instant) {
-        self.close(figures);
+        self.close(figures, now);
         let answer = self.request.child_at("decode", Kind::Internal, now);
         std::mem::replace(&mut self.phase, answer).end_at(now);
         self.before = figures.experts;
@@ -72,34 +89,41 @@ impl Spans {
 
     /// The request is over.
     pub(super) fn finish(&mut self, figures: &Figures, now: Instant) {
-        self.close(figures);
+        self.close(figures, now);
         std::mem::take(&mut self.phase).end_at(now);
     }
 
     /// The request failed by an error of the class `kind`.
     pub(super) fn fail(&mut self, figures: &Figures, kind: String) {
-        self.close(figures);
+        let now = Instant::now();
+        self.close(figures, now);
         self.phase.fail(kind, "the engine could not go on with the request");
-        std::mem::take(&mut self.phase).end();
+        std::mem::take(&mut self.phase).end_at(now);
     }
 
-    /// Says what the phase did.
-    fn close(&mut self, figures: &Figures) {
-        let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+    /// Says what the phase did, which is over at `now`.
+    fn close(&mut self, figures: &Figures, now: Instant) {
         let (experts, before) = (figures.experts, self.before);
-        for (key, now, before) in [
+        for (key, sum, before) in [
             ("remoe.pairs.local", experts.local, before.local),
             ("remoe.pairs.remote", experts.remote, before.remote),
             ("remoe.pairs.fallback", experts.fallback, before.fallback),
             ("remoe.retries", experts.retries, before.retries),
         ] {
             // A pause in the middle of a prompt begins the count anew.
-            self.phase.set(key, number(now.saturating_sub(before)));
+            self.phase.set(key, number(sum.saturating_sub(before)));
         }
-        for (address, (calls, reserved)) in std::mem::take(&mut self.remote) {
-            let Some((first, last)) = calls.time else { continue };
+        self.close_remote(now);
+    }
+
+    /// Ends the spans of what the phase has asked of remote functions, by `now`.
+    fn close_remote(&mut self, now: Instant) {
+        for (address, Remote { calls, reserved, told }) in std::mem::take(&mut self.remote) {
+            let Some(told) = told else { continue };
+            // Nothing was over of what was given up because another one was faster.
+            let (first, last) = calls.time.unwrap_or((told, now));
             let name = "remoe.v1.ExpertFunction/Forward";
-            let span = self.phase.reserved_child(&reserved, name, Kind::Client, first);
+            let span = self.phase.reserved_child(&reserved, name, Kind::Client, first.min(told));
             span.set("rpc.system", "grpc");
             span.set("rpc.service", "remoe.v1.ExpertFunction");
             span.set("rpc.method", "Forward");
@@ -116,10 +140,23 @@ impl Spans {
             span.set("remoe.bytes.sent", number(calls.sent_bytes));
             span.set("remoe.bytes.received", number(calls.received_bytes));
             span.set("remoe.busy_seconds", calls.computed.as_secs_f64());
-            if calls.answered == 0 {
-                span.fail("unavailable", "no message was answered");
+            match (calls.answered, calls.failed) {
+                (0, 0) => span.fail("cancelled", "no answer was waited for any more"),
+                (0, _) => span.fail("unavailable", "no message was answered"),
+                _ => {}
             }
             span.end_at(last);
         }
     }
+}
+
+impl Drop for Spans {
+    /// Who was neither finished nor failed was given up.
+    fn drop(&mut self) {
+        self.close_remote(Instant::now());
+    }
+}
+
+fn number(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }

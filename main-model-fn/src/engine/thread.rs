@@ -445,10 +445,10 @@ impl Engine {
         self.metrics.rows.inc_by(shares.iter().map(|share| share.rows as u64).sum());
         self.metrics.iteration_seconds.observe(started.elapsed().as_secs_f64());
         let passed = self.busy.passed(Instant::now());
+        self.note_calls(&shares);
         match outcome {
             Ok(output) => {
                 self.busy.share(passed, &mut self.running, &shares, self.experts.answered());
-                self.note_calls(&shares);
                 self.advance(output, &shares);
             }
             Err(error) => self.set_back(&shares, error, started),
@@ -459,19 +459,26 @@ impl Engine {
     fn followed(&mut self, rows: &[Vec<usize>]) -> Vec<Followed> {
         let links = &self.experts.placement().links;
         let (mut followed, mut first) = (Vec::new(), 0);
-        for (running, rows) in self.running.iter_mut().zip(rows) {
+        for (request, (running, rows)) in self.running.iter_mut().zip(rows).enumerate() {
             let rows = first..first + rows.iter().sum::<usize>();
             first = rows.end;
             if let Some(spans) = running.spans.as_mut().filter(|_| !rows.is_empty()) {
                 let contexts = links.iter().map(|link| spans.context(link.address())).collect();
-                followed.push(Followed { rows, contexts });
+                followed.push(Followed { request, rows, contexts, told: vec![None; links.len()] });
             }
         }
         followed
     }
 
-    /// Tells the spans of requests what was asked of remote functions for them.
+    /// Tells the spans of requests what was asked of remote functions for them, whether the iteration succeeded or not.
     fn note_calls(&mut self, shares: &[Share]) {
+        for followed in self.experts.take_followed() {
+            let spans = self.running.get_mut(followed.request).and_then(|running| running.spans.as_mut());
+            let Some(spans) = spans else { continue };
+            for (link, told) in self.experts.placement().links.iter().zip(followed.told) {
+                told.into_iter().for_each(|at| spans.told(link.address(), at));
+            }
+        }
         let (answered, links) = (self.experts.answered(), &self.experts.placement().links);
         let all = 0..shares.iter().map(|share| share.rows).sum();
         for (link, calls) in self.experts.calls().iter().enumerate().filter(|(_, calls)| calls.is_any()) {

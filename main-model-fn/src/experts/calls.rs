@@ -8,25 +8,43 @@ use std::time::{Duration, Instant};
 /// A traced request of an iteration.
 #[derive(Debug, Clone)]
 pub(crate) struct Followed {
+    /// Which of the requests that run.
+    pub(crate) request: usize,
     /// Its rows.
     pub(crate) rows: Range<usize>,
     /// What names its span of each link, in the order of the placement's links.
     pub(crate) contexts: Vec<[u8; CONTEXT_BYTES]>,
+    /// When that was first told each of them; none: it was not.
+    pub(crate) told: Vec<Option<Instant>>,
 }
 
 /// Traced requests that one message names, at most.
 const MOST_NAMED: usize = 64;
 
-/// What names to `link` the spans of those of `followed` that have rows among `slots`, of which a row has `top_k`.
-pub(super) fn contexts(followed: &[Followed], link: usize, slots: &[u32], top_k: usize) -> Bytes {
+/// Those of `followed` whose spans a message with `slots` names: they have rows among them, and a row has `top_k`.
+pub(super) fn named(followed: &[Followed], slots: &[u32], top_k: usize) -> Vec<usize> {
     // Slots ascend.
-    let has_rows = |request: &&Followed| {
+    let has_rows = |request: &Followed| {
         let first = slots.partition_point(|slot| (*slot as usize) < request.rows.start * top_k);
         slots.get(first).is_some_and(|slot| (*slot as usize) < request.rows.end * top_k)
     };
-    let named = followed.iter().filter(has_rows).take(MOST_NAMED);
-    let contexts: Vec<_> = named.filter_map(|request| request.contexts.get(link).copied()).collect();
-    contexts.into_flattened().into()
+    let named = followed.iter().enumerate().filter(|(_, request)| has_rows(request));
+    named.map(|(index, _)| index).take(MOST_NAMED).collect()
+}
+
+/// What names to `link` the spans of those `named` of `followed`.
+pub(super) fn contexts(followed: &[Followed], named: &[usize], link: usize) -> Bytes {
+    let contexts = named.iter().filter_map(|&request| followed.get(request)?.contexts.get(link).copied());
+    contexts.collect::<Vec<_>>().into_flattened().into()
+}
+
+/// A message that names those `named` of `followed` left for `link` at `now`. From then on there may be spans below theirs.
+pub(super) fn told(followed: &mut [Followed], named: &[usize], link: usize, now: Instant) {
+    for &request in named {
+        if let Some(told) = followed.get_mut(request).and_then(|request| request.told.get_mut(link)) {
+            told.get_or_insert(now);
+        }
+    }
 }
 
 /// One message to a remote function, and what came of it.
@@ -109,16 +127,26 @@ mod tests {
     #[test]
     fn a_message_names_whose_rows_it_has() {
         let request = |rows: Range<usize>, name: u8| Followed {
+            request: 0,
             rows,
             contexts: vec![[name; CONTEXT_BYTES], [name + 1; CONTEXT_BYTES]],
+            told: vec![None; 2],
         };
-        let followed = [request(0..2, 1), request(4..5, 11)];
-        let named = |link, slots: &[u32]| contexts(&followed, link, slots, 2);
-        assert!(named(0, &[4, 5, 6, 7]).is_empty(), "rows 2 and 3 are of others");
-        assert_eq!(named(0, &[3]), vec![1; CONTEXT_BYTES]);
-        assert_eq!(named(1, &[0, 5, 9]), [[2; CONTEXT_BYTES], [12; CONTEXT_BYTES]].concat());
-        assert!(named(2, &[0]).is_empty());
-        assert!(contexts(&[], 0, &[0], 2).is_empty());
+        let mut followed = [request(0..2, 1), request(4..5, 11)];
+        let names = |link, slots: &[u32]| contexts(&followed, &named(&followed, slots, 2), link);
+        assert!(names(0, &[4, 5, 6, 7]).is_empty(), "rows 2 and 3 are of others");
+        assert_eq!(names(0, &[3]), vec![1; CONTEXT_BYTES]);
+        assert_eq!(names(1, &[0, 5, 9]), [[2; CONTEXT_BYTES], [12; CONTEXT_BYTES]].concat());
+        assert!(names(2, &[0]).is_empty());
+        assert!(contexts(&[], &named(&[], &[0], 2), 0).is_empty());
+        let first = Instant::now();
+        for later in [0, 5] {
+            told(&mut followed, &[1], 0, first + Duration::from_millis(later));
+        }
+        assert_eq!(
+            (&followed[0].told[..], &followed[1].told[..]),
+            (&[None; 2][..], &[Some(first), None][..])
+        );
     }
 
     #[test]

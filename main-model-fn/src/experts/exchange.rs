@@ -5,7 +5,7 @@
 //! asked as well, then the experts are loaded as well, and the first answer wins.
 
 use super::LayerCall;
-use super::calls::{Followed, contexts};
+use super::calls::{Followed, contexts, named, told};
 use super::error::ExpertError;
 use super::fallback::{FallbackExperts, Loaded};
 use super::link::{Link, LinkEvent};
@@ -319,10 +319,12 @@ impl Exchange {
             self.next_id += 1;
             let id = self.next_id;
             let patience = self.replicas.patience(link.id(), LEAST_PATIENCE);
-            let trace = contexts(&self.followed, index, &open.message.slots, at.call.routed.top_k);
+            let named = named(&self.followed, &open.message.slots, at.call.routed.top_k);
+            let trace = contexts(&self.followed, &named, index);
             if !link.send(work(at, id, &open.message, patience + WORTHLESS, trace)) {
                 continue;
             }
+            told(&mut self.followed, &named, index, now);
             self.replicas.sent(link.id(), units, now);
             self.metrics.messages.inc();
             if again {

@@ -122,6 +122,11 @@ impl Experts {
         self.exchange.followed = followed;
     }
 
+    /// The traced requests of the iteration that is over, with whom messages told of them.
+    pub(crate) fn take_followed(&mut self) -> Vec<Followed> {
+        std::mem::take(&mut self.exchange.followed)
+    }
+
     /// What was asked of each remote function in the iteration, in the order of the placement's links, all layers together;
     /// empty where none is [followed](Self::follow).
     pub(crate) fn calls(&self) -> &[Calls] {
@@ -184,7 +189,11 @@ impl Experts {
         tracing::trace!(layer, "local kernels done");
         // Local work is not waiting: the clock of the remote half starts when somebody listens.
         let remote_start = Instant::now();
-        let fallback = self.collect(call, &mut outstanding)?;
+        let collected = self.collect(call, &mut outstanding);
+        for call in &outstanding.calls {
+            self.calls[call.link].add(call);
+        }
+        let fallback = collected?;
         self.time += ExpertTime {
             local: remote_start - local_start,
             waited: remote_start.elapsed(),
@@ -194,9 +203,6 @@ impl Experts {
         for answer in &outstanding.answers {
             self.count(call, &answer.slots, "remote", |tally| &mut tally.remote);
             self.answered.count(answer.link, &answer.slots, call.routed.top_k);
-        }
-        for call in &outstanding.calls {
-            self.calls[call.link].add(call);
         }
         for &slot in &outstanding.retried {
             // One message may carry rows of several requests: its first row stands for it.
