@@ -11,7 +11,7 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, ResourceExt};
 use remoe_demand::MoEDemand;
-use remoe_gateway::{Books, Gateway, GatewayMetrics, ModelOptions, Overhead};
+use remoe_gateway::{Beginnings, Books, Gateway, GatewayMetrics, Model, ModelOptions, Overhead};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,6 +30,7 @@ pub(crate) struct Catalogue {
     metrics: GatewayMetrics,
     books: Arc<Books>,
     gateway: Arc<Gateway>,
+    beginnings: Beginnings,
     lease: watch::Receiver<bool>,
     /// What predictions may take.
     means: Means,
@@ -51,8 +52,19 @@ impl Catalogue {
         lease: watch::Receiver<bool>,
         (means, experience): (Means, Option<Experience>),
     ) -> Self {
-        let (settings, served, overhead) = (settings.clone(), BTreeMap::new(), JoinSet::new());
-        Self { client, settings, metrics, books, gateway, lease, means, experience, served, overhead }
+        Self {
+            client,
+            settings: settings.clone(),
+            metrics,
+            books,
+            gateway,
+            beginnings: Beginnings::default(),
+            lease,
+            means,
+            experience,
+            served: BTreeMap::new(),
+            overhead: JoinSet::new(),
+        }
     }
 
     /// Serves what there is, for ever.
@@ -124,10 +136,11 @@ impl Catalogue {
         };
         let (namespace, name) = (demand.namespace().unwrap_or_default(), demand.name_any());
         let notes = Notes::new(self.client.clone(), &namespace, &name, &settings.pod, &settings.uid);
-        let accounts = (&self.metrics, self.books.clone());
         let folder = self.experience.as_ref().map(|experience| experience.of(&uid));
         let seer = Seer::new(&key, folder, self.means.clone());
-        let served = Served::new(options, demand.spec, accounts, (notes, seer), self.lease.clone());
+        let model = Model::new(options, &self.metrics, &self.beginnings);
+        let lease = self.lease.clone();
+        let served = Served::new(model, demand.spec, self.books.clone(), (notes, seer), lease);
         self.served.insert(key, (uid, served));
         true
     }

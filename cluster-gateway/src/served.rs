@@ -6,7 +6,7 @@ use crate::probes::Probes;
 use crate::seer::{Seer, pause};
 use http::HeaderValue;
 use remoe_demand::{DemandPhase, MainFunction, MoEDemandSpec};
-use remoe_gateway::{Backend, Books, Directive, GatewayMetrics, Model, ModelOptions, Phase, WakeMarks};
+use remoe_gateway::{Backend, Books, Directive, Model, Phase, WakeMarks};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,16 +27,15 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// Begins to serve what `told` describes, to write down in `books` what that costs, and to have `seer` find out what
-    /// requests use. `lease` says whether this gateway is counted on.
+    /// Begins to serve `model`, which `told` describes, to write down in `books` what that costs, and to have `seer` find out
+    /// what requests use. `lease` says whether this gateway is counted on.
     pub(crate) fn new(
-        options: ModelOptions,
+        model: Arc<Model>,
         told: MoEDemandSpec,
-        (metrics, books): (&GatewayMetrics, Arc<Books>),
+        books: Arc<Books>,
         (notes, seer): (Notes, Arc<Seer>),
         lease: watch::Receiver<bool>,
     ) -> Self {
-        let model = Model::new(options, metrics);
         model.tell(seer.clone());
         let mut cashier = Cashier::new(books.clone(), model.name());
         cashier.look(&told.functions);

@@ -5,14 +5,14 @@
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Bytes of a body that are compared as one: about a hundred tokens.
 const BLOCK: usize = 512;
 /// Blocks of a body that are compared.
 const MOST_BLOCKS: usize = 128;
-/// Beginnings that are remembered of one model: half of them at least, by what was last asked.
-const MOST_KNOWN: usize = 1 << 14;
+/// Blocks that are remembered in a process, of all its models: half of them at least, by what was last asked. About 6 MiB.
+const MOST_KNOWN: usize = 1 << 16;
 /// Main functions that are remembered of one beginning.
 const MOST_HOLDERS: usize = 4;
 
@@ -34,29 +34,73 @@ impl Beginning {
     }
 }
 
-/// Who has seen which beginnings.
+/// Who has seen which beginnings, for all models of a process: what is remembered has one bound, however many models there
+/// are. Clones share it.
+#[derive(Clone, Default)]
+pub struct Beginnings(Arc<Mutex<Known>>);
+
 #[derive(Default)]
-pub(crate) struct Beginnings {
-    /// The ids of backends, the latest last.
+struct Known {
+    /// The ids of backends by keys of blocks, the latest last.
     young: HashMap<u64, Vec<u64>>,
     /// What was asked before as many others as `young` may have.
     old: HashMap<u64, Vec<u64>>,
+    /// Lives that have begun.
+    lives: u64,
 }
 
 impl Beginnings {
+    /// Those of a model that nobody has seen anything of.
+    pub(crate) fn of_model(&self) -> ModelBeginnings {
+        ModelBeginnings { all: self.clone(), life: self.known().begin() }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        // Every change of it is whole.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Beginnings {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let known = self.known();
+        formatter.debug_tuple("Beginnings").field(&(known.young.len() + known.old.len())).finish()
+    }
+}
+
+/// A model from when its functions start until they have stopped: ids of backends mean something within one alone.
+#[derive(Debug, Clone, Copy)]
+struct Life(u64);
+
+impl Life {
+    /// What stands for `block` of a request to this life.
+    fn key(self, block: u64) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (self.0, block).hash(&mut hasher);
+        hasher.finish()
+    }
+}
+
+/// Which backends of one model have seen which beginnings.
+pub(crate) struct ModelBeginnings {
+    all: Beginnings,
+    life: Life,
+}
+
+impl ModelBeginnings {
     /// Those of `backends` (their ids, with the requests that each has) that have seen the most of `beginning`: the least
     /// busy of them, where it has not too many more than the least busy of all. A longer beginning may take more; all
     /// together at most `most` more.
     pub(crate) fn holder(
-        &mut self,
+        &self,
         beginning: &Beginning,
         backends: impl Iterator<Item = (u64, usize)> + Clone,
         most: usize,
     ) -> Option<u64> {
         let least = backends.clone().map(|(_, requests)| requests).min()?;
+        let mut known = self.all.known();
         for (index, block) in beginning.0.iter().enumerate().rev() {
-            self.rejuvenate(*block);
-            let Some(holders) = self.young.get(block) else { continue };
+            let Some(holders) = known.holders(self.life.key(*block)) else { continue };
             let there = backends.clone().filter(|(id, _)| holders.contains(id));
             let Some((id, requests)) = there.min_by_key(|(_, requests)| *requests) else { continue };
             return (requests <= least + most.min(index + 1)).then_some(id);
@@ -64,27 +108,50 @@ impl Beginnings {
         None
     }
 
-    /// What was asked for again is not forgotten with the old.
-    fn rejuvenate(&mut self, block: u64) {
-        if let Some(holders) = self.old.remove(&block) {
-            self.young.entry(block).or_insert(holders);
+    /// `backend` sees `beginning`.
+    pub(crate) fn seen(&self, beginning: &Beginning, backend: u64) {
+        let mut known = self.all.known();
+        for block in beginning.0.iter() {
+            known.add(self.life.key(*block), backend);
         }
     }
 
-    /// `backend` sees `beginning`.
-    pub(crate) fn seen(&mut self, beginning: &Beginning, backend: u64) {
-        for block in beginning.0.iter() {
-            if self.young.len() >= MOST_KNOWN / 2 {
-                self.old = std::mem::take(&mut self.young);
-            }
-            self.rejuvenate(*block);
-            let holders = self.young.entry(*block).or_default();
-            holders.retain(|holder| *holder != backend);
-            if holders.len() == MOST_HOLDERS {
-                holders.remove(0);
-            }
-            holders.push(backend);
+    /// Its functions stop: what starts next has seen nothing. What was remembered makes room as others ask.
+    pub(crate) fn forget(&mut self) {
+        self.life = self.all.known().begin();
+    }
+}
+
+impl Known {
+    fn begin(&mut self) -> Life {
+        self.lives += 1;
+        Life(self.lives)
+    }
+
+    /// Who has seen `key`. What was asked for again is not forgotten with the old.
+    fn holders(&mut self, key: u64) -> Option<&Vec<u64>> {
+        if let Some(holders) = self.old.remove(&key) {
+            self.put(key, holders);
         }
+        self.young.get(&key)
+    }
+
+    fn add(&mut self, key: u64, backend: u64) {
+        let mut holders = self.old.remove(&key).or_else(|| self.young.remove(&key)).unwrap_or_default();
+        holders.retain(|holder| *holder != backend);
+        if holders.len() == MOST_HOLDERS {
+            holders.remove(0);
+        }
+        holders.push(backend);
+        self.put(key, holders);
+    }
+
+    /// `key` is in neither half.
+    fn put(&mut self, key: u64, holders: Vec<u64>) {
+        if self.young.len() >= MOST_KNOWN / 2 {
+            self.old = std::mem::take(&mut self.young);
+        }
+        self.young.insert(key, holders);
     }
 }
 
@@ -100,7 +167,7 @@ mod tests {
 
     #[test]
     fn who_has_seen_the_most_is_chosen_unless_it_is_busy() {
-        let mut known = Beginnings::default();
+        let known = Beginnings::default().of_model();
         let of = |shared, own| Beginning::of("t", &body(shared, own));
         let idle = [(1, 0), (2, 0), (3, 0)];
         assert_eq!(known.holder(&of(4, 'a'), idle.into_iter(), 4), None);
@@ -122,18 +189,37 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded_and_the_latest() {
-        let mut known = Beginnings::default();
+    fn what_is_remembered_is_bounded_and_the_latest_whatever_model_it_is_of() {
+        let all = Beginnings::default();
+        let (known, other) = (all.of_model(), all.of_model());
         let of = |number: usize| Beginning::of(&number.to_string(), &body(1, 'a'));
         for number in 0..MOST_KNOWN {
             known.seen(&of(number), 1);
+            other.seen(&of(number), 3);
             known.seen(&of(0), 2);
+            // What is found again is young again.
+            known.holder(&of(number / 2), [(1, 0)].into_iter(), 1);
+            let known = all.known();
             assert!(known.young.len() + known.old.len() <= MOST_KNOWN);
         }
-        let mut asked = |number| known.holder(&of(number), [(1, 0), (2, 0)].into_iter(), 1);
+        let asked = |number| known.holder(&of(number), [(1, 0), (2, 0), (3, 0)].into_iter(), 1);
         assert_eq!((asked(0), asked(1), asked(MOST_KNOWN - 1)), (Some(1), None, Some(1)));
         let one = of(5);
         (10..20).for_each(|backend| known.seen(&one, backend));
-        assert_eq!(known.young.get(&one.0[0]).map(Vec::len), Some(MOST_HOLDERS));
+        assert_eq!(all.known().young.get(&known.life.key(one.0[0])).map(Vec::len), Some(MOST_HOLDERS));
+    }
+
+    #[test]
+    fn models_share_the_room_and_nothing_else() {
+        let all = Beginnings::default();
+        let (mut one, other) = (all.of_model(), all.of_model());
+        let beginning = Beginning::of("t", &body(2, 'a'));
+        let asked = |known: &ModelBeginnings| known.holder(&beginning, [(1, 0), (2, 0)].into_iter(), 1);
+        one.seen(&beginning, 2);
+        assert_eq!((asked(&one), asked(&other)), (Some(2), None), "ids are each model's own");
+        other.seen(&beginning, 1);
+        assert_eq!((asked(&one), asked(&other)), (Some(2), Some(1)));
+        one.forget();
+        assert_eq!((asked(&one), asked(&other)), (None, Some(1)), "others have not slept");
     }
 }

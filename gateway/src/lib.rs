@@ -8,8 +8,8 @@
 //!
 //! A request is held while its model has nothing that answers, and released when it has. What the client
 //! sees then is what the main function sends: status, headers, bytes. What an answer cost is written down before its
-//! end leaves ([`Books`]). When a model sleeps is [`remoe_sleep`]'s; [`queue`], [`beginnings`] and [`timeline`] are pure; [`Model`]
-//! joins them under one lock; `relay` moves bytes.
+//! end leaves ([`Books`]). When a model sleeps is [`remoe_sleep`]'s; [`queue`] and [`timeline`] are pure; [`Model`]
+//! joins them under one lock; all models share [`Beginnings`]; `relay` moves bytes.
 
 mod access_log;
 mod answer;
@@ -40,6 +40,7 @@ mod timeline;
 mod witness;
 
 pub use access_log::AccessLog;
+pub use beginnings::Beginnings;
 pub use books::{Billing, Books, BooksError};
 pub use gateway::{Gateway, GatewayOptions};
 pub use key_file::KeyFile;

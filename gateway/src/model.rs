@@ -2,7 +2,7 @@
 //!
 //! Everything is decided under one lock: a request cannot slip between the last look and the sleep.
 
-use crate::beginnings::{Beginning, Beginnings};
+use crate::beginnings::{Beginning, Beginnings, ModelBeginnings};
 use crate::books::Billing;
 use crate::metrics::ModelMetrics;
 use crate::queue::{FairQueue, Pushed, Ticket};
@@ -180,7 +180,7 @@ struct State {
     decided: Option<Instant>,
     running: Running,
     places: Vec<Place>,
-    beginnings: Beginnings,
+    beginnings: ModelBeginnings,
     recent: VecDeque<Duration>,
     wakes: u64,
     closed: bool,
@@ -225,8 +225,9 @@ pub(crate) struct Refused {
 }
 
 impl Model {
-    /// A model whose functions are being started; it does not sleep until [`Self::sleep_when_idle`].
-    pub fn new(options: ModelOptions, metrics: &crate::GatewayMetrics) -> Arc<Self> {
+    /// A model whose functions are being started; it does not sleep until [`Self::sleep_when_idle`]. `beginnings` are those
+    /// of all models of the process.
+    pub fn new(options: ModelOptions, metrics: &crate::GatewayMetrics, beginnings: &Beginnings) -> Arc<Self> {
         let state = State {
             phase: Phase::Waking,
             directive: None,
@@ -242,7 +243,7 @@ impl Model {
             decided: Some(Instant::now()),
             running: Running::default(),
             places: Vec::new(),
-            beginnings: Beginnings::default(),
+            beginnings: beginnings.of_model(),
             recent: VecDeque::new(),
             wakes: 0,
             closed: false,
@@ -610,7 +611,7 @@ impl State {
             Phase::Asleep => {
                 self.life = self.order;
                 // What starts next has seen nothing.
-                self.beginnings = Beginnings::default();
+                self.beginnings.forget();
             }
             Phase::Waking => {
                 self.life = self.order;

@@ -24,7 +24,7 @@ use following::Following;
 use keeper::{End, Keeper};
 use remoe_foresight::ForesightMetrics;
 use remoe_gateway::{
-    AccessLog, Books, BooksError, Gateway, GatewayMetrics, GatewayOptions, KeyFile, Keys, Model,
+    AccessLog, Beginnings, Books, BooksError, Gateway, GatewayMetrics, GatewayOptions, KeyFile, Keys, Model,
     ModelOptions, Overhead,
 };
 use remoe_ledger::{Ledger, LedgerLimits};
@@ -235,6 +235,7 @@ impl Front {
         let foresight = ForesightMetrics::register(metrics.registry()).map_err(|error| failed(&error))?;
         traces.register(metrics.registry()).map_err(|error| failed(&error))?;
         let max_requests = args.max_requests.unwrap_or(MAX_REQUESTS) as usize;
+        let beginnings = Beginnings::default();
         let models: Vec<_> = asked
             .iter()
             .map(|asked| {
@@ -247,7 +248,7 @@ impl Front {
                     waiting_bytes: WAITING_BYTES,
                     wake_limit: args.deployment.ready_timeout,
                 };
-                Model::new(options, &metrics)
+                Model::new(options, &metrics, &beginnings)
             })
             .collect();
         let mut options = GatewayOptions {

@@ -21,7 +21,7 @@ fn model(backends: &[u64]) -> (Arc<Model>, GatewayMetrics) {
         waiting_bytes: 1 << 20,
         wake_limit: Duration::from_secs(60),
     };
-    let model = Model::new(options, &metrics);
+    let model = Model::new(options, &metrics, &Beginnings::default());
     model.follow(TURN, backends.iter().map(|id| backend(*id)).collect(), WakeMarks::default());
     (model, metrics)
 }

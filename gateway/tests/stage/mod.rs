@@ -13,7 +13,8 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use remoe_gateway::{
-    Backend, Gateway, GatewayMetrics, GatewayOptions, Model, ModelOptions, Running, WakeMarks, Wanted,
+    Backend, Beginnings, Gateway, GatewayMetrics, GatewayOptions, Model, ModelOptions, Running, WakeMarks,
+    Wanted,
 };
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -73,10 +74,10 @@ async fn work(State(functions): State<Arc<Functions>>, headers: HeaderMap, body:
     if body["refuse"] == true {
         return (StatusCode::BAD_REQUEST, Json(json!({"error": {"message": "no", "type": "invalid_request_error", "param": null, "code": null}}))).into_response();
     }
-    if body["stream"] != true {
     if let Some(bytes) = body["bytes"].as_u64() {
         return "x".repeat(usize::try_from(bytes).unwrap()).into_response();
     }
+    if body["stream"] != true {
         drop(work);
         let mut answer = ([("x-remoe-tokens", "3, 4")], Json(json!({"x": body["x"]}))).into_response();
         if headers.contains_key("x-remoe-activations") {
@@ -127,7 +128,7 @@ impl Stage {
             wake_limit: LONG,
         };
         change(&mut model);
-        let model = Model::new(model, &metrics);
+        let model = Model::new(model, &metrics, &Beginnings::default());
         let functions = Arc::new(Functions {
             start: Mutex::new(Duration::from_millis(5)),
             turns: Semaphore::new(1 << 20),
