@@ -11,7 +11,7 @@ use crate::elements::{chosen, floats, rounded, transposed};
 use crate::error::ConvertError;
 use crate::split::{Rows, split};
 use crate::writer::{Planned, Writer};
-use remoe_model::{Checkpoint, CheckpointError, ModelConfig, Store, StoredFile};
+use remoe_model::{Checkpoint, CheckpointError, ModelConfig, Store, StoredFile, TENSOR_LIMIT};
 use serde_json::{Map, Value};
 use std::fs::File;
 use std::io::Write;
@@ -75,9 +75,9 @@ pub fn gpt2_moe(from: &dyn Store, to: &Path, options: Options) -> Result<Convert
     let expert_width = dense.sizes.width / options.experts;
     // Before anything is written.
     parse(&config)?;
+    let names = Names::of(dense.sizes, options.experts)?;
 
     make_folder(to)?;
-    let names = Names::of(dense.sizes, options.experts);
     let mut writer = Writer::create(to.join(WEIGHTS), dense.dtype(), names.planned())?;
     writer.tensor("model.embed_tokens.weight", &dense.read("wte.weight")?)?;
     writer.tensor("model.embed_positions.weight", &dense.read("wpe.weight")?)?;
@@ -178,7 +178,21 @@ fn copy(file: &dyn StoredFile, from: &Path, to: &Path) -> Result<(), ConvertErro
 struct Names(Vec<Planned>);
 
 impl Names {
-    fn of(sizes: Sizes, experts: usize) -> Self {
+    /// # Errors
+    /// They are more than a checkpoint may have.
+    fn of(sizes: Sizes, experts: usize) -> Result<Self, ConvertError> {
+        let too_many = || {
+            let message = format!(
+                "is {experts}: {} layers of as many would have more than the {TENSOR_LIMIT} tensors that a checkpoint may \
+                 have",
+                sizes.layers
+            );
+            ConvertError::Option { name: "experts", message }
+        };
+        // Before they are listed: every expert has some.
+        if sizes.layers.saturating_mul(experts) > TENSOR_LIMIT {
+            return Err(too_many());
+        }
         let Sizes { vocabulary, positions, hidden, layers, width, head } = sizes;
         let mut names = Self(Vec::new());
         names.add("model.embed_tokens.weight", &[vocabulary, hidden]);
@@ -202,7 +216,10 @@ impl Names {
         if head {
             names.add("lm_head.weight", &[vocabulary, hidden]);
         }
-        names
+        if names.0.len() > TENSOR_LIMIT {
+            return Err(too_many());
+        }
+        Ok(names)
     }
 
     fn add(&mut self, name: &str, shape: &[usize]) {

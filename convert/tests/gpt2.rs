@@ -233,6 +233,24 @@ fn options_that_do_not_fit_are_refused() {
         assert!(matches!(error, ConvertError::Option { name: found, .. } if found == name), "{error}");
         assert!(!to.exists());
     }
+    // As many experts as neurons, with more tensors than a checkpoint may have.
+    let width = 1 << 15;
+    let mut wide = Material::new();
+    wide.config["n_inner"] = json!(width);
+    for layer in 0..LAYERS {
+        for (name, shape) in [
+            ("c_fc.weight", vec![HIDDEN, width]),
+            ("c_fc.bias", vec![width]),
+            ("c_proj.weight", vec![width, HIDDEN]),
+        ] {
+            let zeros = vec![0; 4 * shape.iter().product::<usize>()];
+            wide.tensors.insert(format!("transformer.h.{layer}.mlp.{name}"), (Dtype::F32, shape, zeros));
+        }
+    }
+    let from = wide.write();
+    let error = gpt2_moe(&Folder::new(from.path()), &to, Options { experts: width, top_k: 1 }).unwrap_err();
+    assert!(matches!(&error, ConvertError::Option { name: "experts", .. }), "{error}");
+    assert!(error.to_string().contains("tensors") && !to.exists(), "{error}");
     std::fs::create_dir(&to).unwrap();
     std::fs::write(to.join("mine"), "").unwrap();
     let error = gpt2_moe(&Folder::new(dense()), &to, Options { experts: 8, top_k: 2 }).unwrap_err();

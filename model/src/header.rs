@@ -15,7 +15,7 @@ use crate::store::StoredFile;
 
 /// Most tensors of a checkpoint: some hundred layers of some hundred experts, each in three parts with
 /// their scales, are half of it. A header can name far more in the bytes that it may have.
-pub(crate) const TENSOR_LIMIT: usize = 1 << 18;
+pub const TENSOR_LIMIT: usize = 1 << 18;
 
 /// One tensor as the header names it; offsets are positions in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]

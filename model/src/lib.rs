@@ -44,6 +44,7 @@ pub use facts::{
 pub use family::Family;
 pub use fingerprint::Fingerprint;
 pub use generation::GenerationDefaults;
+pub use header::TENSOR_LIMIT;
 #[doc(hidden)]
 pub use header::tensor_table;
 pub use inspection::{Decoded, Inspection};
