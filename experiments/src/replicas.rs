@@ -30,6 +30,8 @@ const TOKEN: f64 = 0.025;
 const START: u64 = 10;
 /// Replicas of a group at most.
 const MOST: u32 = 8;
+/// What the history of an autoscaler by concurrency knows all groups by.
+const MAINS: &str = "main";
 const POLICY: Policy = Policy { target: 0.7, window: Duration::from_secs(60) };
 
 /// What one way to choose replicas comes to.
@@ -108,8 +110,12 @@ fn by_concurrency(seen: &mut Seen) -> [u32; GROUPS] {
     // Requests that one of each group can serve where all are used alike.
     let room = (CAPACITY * TOKEN).round() as u32;
     let present = seen.present.iter().copied().max().unwrap_or(1);
-    let wanted =
-        mains(&POLICY, &seen.history, Mains { present, least: 1, most: MOST, room, serves: true }, seen.now);
+    let wanted = mains(
+        &POLICY,
+        &seen.history,
+        Mains { name: MAINS, present, least: 1, most: MOST, room, serves: true },
+        seen.now,
+    );
     [wanted; GROUPS]
 }
 
@@ -119,7 +125,14 @@ fn by_load(seen: &mut Seen) -> [u32; GROUPS] {
     let functions: Vec<Remote<'_>> = addresses
         .iter()
         .zip(seen.present)
-        .map(|(addresses, present)| Remote { addresses, present, least: 1, most: MOST, bytes: 1 })
+        .map(|(addresses, present)| Remote {
+            name: &addresses[0],
+            addresses,
+            present,
+            least: 1,
+            most: MOST,
+            bytes: 1,
+        })
         .collect();
     let wanted = remote(&POLICY, &seen.history, &functions, u64::MAX, seen.now);
     std::array::from_fn(|group| wanted[group])
@@ -178,8 +191,11 @@ fn run(name: &'static str, trace: &[Second], decide: impl Fn(&mut Seen) -> [u32;
             seen.history.note_work("main", Worked { age: seen.now, computed }, POLICY.window, seen.now);
         }
         let wanted = decide(&mut seen);
-        if wanted.iter().zip(seen.present).any(|(wanted, present)| *wanted > present) {
-            seen.history.raised(seen.now);
+        let is_more = |group: &usize| wanted[*group] > seen.present[*group];
+        let raised: Vec<usize> = (0..GROUPS).filter(is_more).collect();
+        if !raised.is_empty() {
+            raised.iter().for_each(|group| seen.history.raised(&group.to_string(), seen.now));
+            seen.history.raised(MAINS, seen.now);
             coming.push_back((second + START, wanted));
         }
         serving = std::array::from_fn(|group| serving[group].min(wanted[group]));

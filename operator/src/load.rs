@@ -63,6 +63,7 @@ pub fn follow(
     let policy = Policy { target: f64::from(spec.scaling.target_percent) / 100.0, window };
     let room = u32::try_from(room(&target.plan)).unwrap_or(u32::MAX);
     let mut changes = Vec::new();
+        name: &main.name,
     let main = &mut target.revision.main;
     let there = present(main, &pods);
     let bounds = Mains {
@@ -79,6 +80,7 @@ pub fn follow(
         let there: Vec<(u32, Vec<String>)> =
             functions.iter().map(|function| (present(function, &pods), addresses(function, &pods))).collect();
         let seen: Vec<Remote<'_>> = functions
+                name: &function.name,
             .iter()
             .zip(&there)
             .map(|(function, (present, addresses))| Remote {
@@ -95,8 +97,8 @@ pub fn follow(
             changes.extend(scale(history, function, *present, wanted));
         }
     }
-    if changes.iter().any(|change| change.to > change.from) {
-        history.raised(now);
+    for change in changes.iter().filter(|change| change.to > change.from) {
+        history.raised(&change.function, now);
     }
     changes
 }

@@ -31,14 +31,16 @@ pub struct Worked {
     pub computed: BTreeMap<String, Duration>,
 }
 
-/// What was said of late, and when replicas were last added.
+/// What was said of late, and when replicas of each function were last added.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct History {
     gateways: BTreeMap<String, VecDeque<Said>>,
     /// With when it was heard.
     mains: BTreeMap<String, VecDeque<(Duration, Worked)>>,
-    /// When this began, or replicas were last added.
-    raised: Option<Duration>,
+    /// When this began.
+    since: Option<Duration>,
+    /// When replicas of a function were last added.
+    raised: BTreeMap<String, Duration>,
     /// Replicas that there were to be of each function, as far as that is known.
     wanted: BTreeMap<String, u32>,
 }
@@ -76,7 +78,7 @@ impl History {
 
     /// Somebody looks at `now`: what is said from then on is heard.
     pub fn look(&mut self, now: Duration) {
-        self.raised.get_or_insert(now);
+        self.since.get_or_insert(now);
     }
 
     /// There are to be `wanted` replicas of `function`; how many there were to be until now.
@@ -84,14 +86,16 @@ impl History {
         self.wanted.insert(function.to_owned(), wanted)
     }
 
-    /// Replicas were added: none is taken away before a window has passed.
-    pub fn raised(&mut self, now: Duration) {
-        self.raised = Some(now);
+    /// Replicas of `function` were added: none of them is taken away before a window has passed. Others follow their own load.
+    pub fn raised(&mut self, function: &str, now: Duration) {
+        self.look(now);
+        self.raised.insert(function.to_owned(), now);
     }
 
-    /// Whether replicas may be taken away.
-    pub(crate) fn may_lower(&self, now: Duration, window: Duration) -> bool {
-        self.raised.is_some_and(|raised| now.saturating_sub(raised) >= window)
+    /// Whether replicas of `function` may be taken away.
+    pub(crate) fn may_lower(&self, function: &str, now: Duration, window: Duration) -> bool {
+        let is_long_ago = |at: Duration| now.saturating_sub(at) >= window;
+        self.since.is_some_and(is_long_ago) && self.raised.get(function).copied().is_none_or(is_long_ago)
     }
 
     /// Requests that waited or ran at the same time in the last `span`, on average. Who has said nothing since goes on with
@@ -248,12 +252,16 @@ mod tests {
     #[test]
     fn nothing_is_taken_away_within_a_window() {
         let mut history = History::default();
-        assert!(!history.may_lower(second(500), MINUTE));
+        let may = |history: &History, function, now| history.may_lower(function, second(now), MINUTE);
+        assert!(!may(&history, "main", 500));
         history.look(second(100));
         history.look(second(130));
-        assert!(!history.may_lower(second(159), MINUTE) && history.may_lower(second(160), MINUTE));
-        history.raised(second(150));
-        assert!(!history.may_lower(second(160), MINUTE) && history.may_lower(second(210), MINUTE));
+        for function in ["main", "g0"] {
+            assert!(!may(&history, function, 159) && may(&history, function, 160), "{function}");
+        }
+        history.raised("g0", second(150));
+        assert!(!may(&history, "g0", 209) && may(&history, "g0", 210));
+        assert!(may(&history, "main", 160), "nothing was added to it");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! main functions ([`mains`]) and for remote ones ([`remote`]) depends on nothing else. Load is an average over a window,
 //! and over a tenth of it in a burst, as in Knative's autoscaler; among remote functions replicas go where MoEless' rule
 //! has them ([`balance`]). Replicas are added at once. They are taken away where fewer would do with room to spare, a
-//! window after any were added: a load that stays as it is moves nothing.
+//! window after any of the same function were added: a load that stays as it is moves nothing.
 
 mod balance;
 mod history;
@@ -42,7 +42,9 @@ impl Policy {
 
 /// Main functions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Mains {
+pub struct Mains<'a> {
+    /// What the history knows them by.
+    pub name: &'a str,
     /// That run now.
     pub present: u32,
     /// That run at least.
@@ -58,8 +60,8 @@ pub struct Mains {
 /// Main functions that are to run at `now`, on the clock that gateways' times are of: as many as have room for the requests
 /// that wait or run.
 #[must_use]
-pub fn mains(policy: &Policy, history: &History, mains: Mains, now: Duration) -> u32 {
-    let Mains { present, least, most, room, serves } = mains;
+pub fn mains(policy: &Policy, history: &History, mains: Mains<'_>, now: Duration) -> u32 {
+    let Mains { name, present, least, most, room, serves } = mains;
     let needed = |requests: f64, target: f64| {
         let replicas = (requests / (f64::from(room.max(1)) * target) - f64::EPSILON).ceil();
         (replicas as u32).clamp(least, most.max(least))
@@ -71,7 +73,7 @@ pub fn mains(policy: &Policy, history: &History, mains: Mains, now: Duration) ->
     let at_once = needed(burst, policy.target);
     let surges = at_once > present && at_once >= present.saturating_mul(SURGE).min(most);
     let load = waiting.map_or(if surges { burst } else { stable }, |waiting| waiting.max(stable));
-    let may_lower = history.may_lower(now, policy.window);
+    let may_lower = history.may_lower(name, now, policy.window);
     // What runs may be more than there may be: somebody else has put it there.
     settled(present, needed(load, policy.target), needed(load, policy.eased()), may_lower)
         .clamp(least, most.max(least))
@@ -80,6 +82,8 @@ pub fn mains(policy: &Policy, history: &History, mains: Mains, now: Duration) ->
 /// A remote function of which there may be several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Remote<'a> {
+    /// What the history knows it by.
+    pub name: &'a str,
     /// Where main functions reach its replicas.
     pub addresses: &'a [String],
     /// Replicas that run now.
@@ -126,13 +130,13 @@ pub fn remote(
     } else {
         (needed(&stable, policy.target), needed(&stable, policy.eased()))
     };
-    let may_lower = history.may_lower(now, policy.window);
     let bounds = up.iter().zip(down);
     let mut chosen: Vec<u32> = functions
         .iter()
         .zip(bounds)
         .map(|(function, (up, down))| {
-            let Remote { present, least, most, .. } = *function;
+            let Remote { name, present, least, most, .. } = *function;
+            let may_lower = history.may_lower(name, now, policy.window);
             settled(present.max(least), *up, down, may_lower).clamp(least, most.max(least))
         })
         .collect();

@@ -4,7 +4,7 @@ use remoe_scaling::{History, Mains, Policy, Remote, Said, Worked, mains, remote}
 use std::time::Duration;
 
 const POLICY: Policy = Policy { target: 0.7, window: Duration::from_secs(60) };
-const MAINS: Mains = Mains { present: 1, least: 1, most: 8, room: 10, serves: true };
+const MAINS: Mains<'static> = Mains { name: "main", present: 1, least: 1, most: 8, room: 10, serves: true };
 
 /// Has one gateway with `requests(second)` requests speak every `pause` seconds for `seconds`, and the replicas
 /// of every second.
@@ -25,7 +25,7 @@ fn run(seconds: u64, pause: u64, requests: impl Fn(u64) -> u32) -> Vec<u32> {
         }
         let next = mains(&POLICY, &history, Mains { present, ..MAINS }, now);
         if next > present {
-            history.raised(now);
+            history.raised(MAINS.name, now);
         }
         present = next;
         all.push(present);
@@ -75,12 +75,20 @@ fn nothing_is_taken_away_by_whoever_has_just_begun_to_look() {
 
 #[test]
 fn the_slowest_group_gets_a_replica_and_the_others_stay() {
+    const NAMES: [&str; 3] = ["g0", "g1", "g2"];
     let addresses: Vec<Vec<String>> =
         (0..3).map(|group| vec![format!("{group}:1"), format!("{group}:2")]).collect();
     let functions = |present: [u32; 3]| -> Vec<Remote<'_>> {
-        let groups = addresses.iter().zip(present);
+        let groups = NAMES.into_iter().zip(&addresses).zip(present);
         groups
-            .map(|(addresses, present)| Remote { addresses, present, least: 1, most: 4, bytes: 1 << 30 })
+            .map(|((name, addresses), present)| Remote {
+                name,
+                addresses,
+                present,
+                least: 1,
+                most: 4,
+                bytes: 1 << 30,
+            })
             .collect()
     };
     let mut history = History::default();
@@ -108,8 +116,10 @@ fn the_slowest_group_gets_a_replica_and_the_others_stay() {
     assert_eq!(remote(&POLICY, &history, &functions([2, 1, 1]), plenty, now), [2, 1, 1]);
     let now = pass(&mut history, 90, [0.05, 0.02, 0.02]);
     assert_eq!(remote(&POLICY, &history, &functions([2, 1, 1]), plenty, now), [1, 1, 1]);
-    history.raised(now - Duration::from_secs(1));
-    assert_eq!(remote(&POLICY, &history, &functions([2, 1, 1]), plenty, now), [2, 1, 1]);
+    // What was added a moment ago stays; others go although it was.
+    history.raised("g0", now - Duration::from_secs(1));
+    assert_eq!(remote(&POLICY, &history, &functions([2, 3, 1]), plenty, now), [2, 1, 1]);
+    assert_eq!(mains(&POLICY, &history, Mains { present: 3, ..MAINS }, now), 1);
 }
 
 #[test]
@@ -150,12 +160,21 @@ fn replicas_that_stay_are_counted_in_what_all_may_take() {
         let functions: Vec<Remote<'_>> = addresses
             .iter()
             .zip(present)
-            .map(|(addresses, present)| Remote { addresses, present, least: 1, most: 8, bytes: 10 })
+            .map(|(addresses, present)| Remote {
+                name: &addresses[0],
+                addresses,
+                present,
+                least: 1,
+                most: 8,
+                bytes: 10,
+            })
             .collect();
         let wanted = remote(&POLICY, &history, &functions, 35, now);
         assert!(wanted.iter().sum::<u32>() <= 4 + 3, "{second}: {wanted:?}");
-        if wanted.iter().zip(present).any(|(wanted, present)| *wanted > present) {
-            history.raised(now);
+        for (addresses, _) in
+            addresses.iter().zip(wanted.iter().zip(present)).filter(|(_, (one, was))| **one > *was)
+        {
+            history.raised(&addresses[0], now);
         }
         present = std::array::from_fn(|group| wanted[group]);
     }

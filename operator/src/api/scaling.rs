@@ -29,7 +29,7 @@ pub struct ScalingSpec {
     #[schemars(range(min = 10, max = 100))]
     pub target_percent: u32,
     /// Load is averaged over so long, and over a tenth of it where it grows to twice what functions are there for; no
-    /// function ends for so long after another was started. Such as 60s.
+    /// replica of a function ends for so long after another of it was started. Such as 60s.
     #[serde(default = "minute")]
     #[schemars(length(min = 2, max = 32))]
     #[x_kube(validation = Rule::new("duration(self) >= duration('5s') && duration(self) <= duration('1h')")
