@@ -59,7 +59,7 @@ use std::collections::BTreeMap;
     validation = Rule::new("has(self.main.cpu) == has(self.remoteExperts.cpu)")
         .message("main.cpu and remoteExperts.cpu stand together: vCPUs are sold apart from memory, or with it")
         .field_path(".remoteExperts.cpu"),
-    validation = Rule::new("!has(self.replicas) || (self.scaling.min == 1 && self.scaling.max == 1 && !has(self.scaling.remote))")
+    validation = Rule::new("!has(self.replicas) || (self.scaling.min == 1 && (!has(self.scaling.max) || self.scaling.max == 1) && !has(self.scaling.remote))")
         .message("replicas and scaling exclude each other: scaling says how many functions run")
         .field_path(".replicas")
 )]

@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 /// How many main functions run, when none does, and how functions follow load.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("!has(self.max) || self.min <= self.max")
+    .message("must be at least min: without it there are min main functions whatever the load")
+    .field_path(".max"))]
 pub struct ScalingSpec {
     /// Main functions that always run; `kubectl scale` sets it. 0: all functions end when nobody has asked for
     /// `idleWindow`, and start when somebody asks.
@@ -15,10 +18,10 @@ pub struct ScalingSpec {
     #[schemars(range(min = 0, max = 64))]
     pub min: u32,
     /// Main functions at most: beyond `min`, or one where that is 0, as many run as there is load for. Gateways tell how
-    /// much there is: without them there are no more.
-    #[serde(default = "one")]
+    /// much there is: without them there are no more, nor where this is absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 64))]
-    pub max: u32,
+    pub max: Option<u32>,
     /// Without requests for so long functions end, where `min` is 0; such as 10m.
     #[serde(default = "ten_minutes")]
     #[schemars(length(min = 2, max = 32))]
@@ -61,7 +64,7 @@ impl ScalingSpec {
 
     /// Main functions at most.
     pub fn most(&self) -> u32 {
-        self.max.max(self.least())
+        self.max.map_or(self.least(), |most| most.max(self.least()))
     }
 
     /// Whether there are more functions where there is more load.
@@ -74,7 +77,7 @@ impl Default for ScalingSpec {
     fn default() -> Self {
         Self {
             min: one(),
-            max: one(),
+            max: None,
             idle_window: ten_minutes(),
             target_percent: seventy(),
             window: minute(),

@@ -131,6 +131,8 @@ fn invalid_specs_are_refused_with_the_field_and_the_reason() {
         (spec(json!({"replicas": 65})), "spec.replicas"),
         (spec(json!({"replicas": 2, "scaling": {"min": 0}})), "spec.replicas"),
         (spec(json!({"scaling": {"max": 0}})), "spec.scaling.max"),
+        (spec(json!({"scaling": {"min": 3, "max": 2}})), "spec.scaling.max"),
+        (spec(json!({"scaling": {"min": 2, "max": 1}})), "must be at least min"),
         (spec(json!({"scaling": {"min": 0, "idleWindow": "0s"}})), "spec.scaling.idleWindow"),
         (spec(json!({"slo": {"ttft": "0s"}})), "spec.slo.ttft"),
         (spec(json!({"slo": {"tpot": "fast"}})), "spec.slo.tpot"),
@@ -216,7 +218,7 @@ fn what_is_left_out_is_filled_in() {
         );
         assert_eq!(
             serde_json::to_value(&stored.spec.scaling).unwrap(),
-            json!({"min": 1, "max": 1, "idleWindow": "600s"})
+            json!({"min": 1, "idleWindow": "600s", "targetPercent": 70, "window": "60s"})
         );
         assert_eq!(serde_json::to_value(stored.spec.slo).unwrap(), json!({"ttft": "10s", "tpot": "150ms"}));
         assert_eq!(stored.spec.main.memory_mb.step, 100);
@@ -236,6 +238,14 @@ fn replicas_are_scaled_through_the_subresource() {
             api.patch_scale("demo", &PatchParams::default(), &Patch::Merge(&scale)).await.unwrap();
             let spec = api.get("demo").await.unwrap().spec;
             assert_eq!((spec.main_functions(), spec.idle_window().is_some()), (awake, sleeps));
+        }
+        // What says how many there are at most is not overruled.
+        let most = json!({"spec": {"scaling": {"min": 1, "max": 3}}});
+        api.patch("demo", &PatchParams::default(), &Patch::Merge(&most)).await.unwrap();
+        for (replicas, is_taken) in [(3, true), (4, false)] {
+            let scale = json!({"spec": {"replicas": replicas}});
+            let scaled = api.patch_scale("demo", &PatchParams::default(), &Patch::Merge(&scale)).await;
+            assert_eq!(scaled.is_ok(), is_taken, "{scaled:?}");
         }
     });
 }
