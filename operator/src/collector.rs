@@ -2,15 +2,33 @@
 
 use http::Uri;
 use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector};
+use k8s_openapi::api::networking::v1::{IPBlock, NetworkPolicyPeer};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::str::FromStr;
 
 /// A collector that takes OTLP over gRPC: `http://HOST:PORT` or `https://HOST:PORT`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
     url: String,
+    host: String,
     port: u16,
 }
+
+/// Who a collector is to network policies: pods, namespaces or addresses.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Peers(Vec<NetworkPolicyPeer>);
+
+/// An endpoint outside of the cluster, as far as its name tells.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "--tracing-endpoint {0} names neither an address nor a Service as NAME.NAMESPACE: say in --tracing-to (tracing.to of the \
+     chart) where functions may reach it, such as [{{\"ipBlock\": {{\"cidr\": \"203.0.113.7/32\"}}}}]"
+)]
+pub struct UnknownCollector(String);
 
 impl FromStr for Endpoint {
     type Err = String;
@@ -30,7 +48,62 @@ impl FromStr for Endpoint {
         if uri.path_and_query().is_some_and(|path| path != "/") {
             return Err(wrong());
         }
-        Ok(Self { url: text.to_owned(), port })
+        let host = uri.host().ok_or_else(wrong)?.trim_matches(['[', ']']).to_owned();
+        Ok(Self { url: text.to_owned(), host, port })
+    }
+}
+
+impl Endpoint {
+    fn address(&self) -> Option<IpAddr> {
+        self.host.parse().ok()
+    }
+
+    /// Who is behind it, as narrowly as its name says: an address, all pods of the namespace of a Service, or of that of the
+    /// functions where no other is named; none where it is no name of the cluster.
+    fn peers(&self) -> Option<Vec<NetworkPolicyPeer>> {
+        if let Some(address) = self.address() {
+            let cidr = format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 });
+            return Some(vec![NetworkPolicyPeer {
+                ip_block: Some(IPBlock { cidr, except: None }),
+                ..NetworkPolicyPeer::default()
+            }]);
+        }
+        let mut labels = self.host.trim_end_matches('.').split('.').skip(1);
+        let peer = match (labels.next(), labels.next()) {
+            (None, _) => NetworkPolicyPeer {
+                pod_selector: Some(LabelSelector::default()),
+                ..NetworkPolicyPeer::default()
+            },
+            (Some(namespace), None | Some("svc")) => {
+                let name = ("kubernetes.io/metadata.name".to_owned(), namespace.to_owned());
+                let selector =
+                    LabelSelector { match_labels: Some(BTreeMap::from([name])), match_expressions: None };
+                NetworkPolicyPeer { namespace_selector: Some(selector), ..NetworkPolicyPeer::default() }
+            }
+            (Some(_), Some(_)) => return None,
+        };
+        Some(vec![peer])
+    }
+}
+
+impl FromStr for Peers {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = |why: String| format!("{text} is no list of NetworkPolicyPeers as JSON: {why}");
+        let given: Value = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
+        let peers: Vec<NetworkPolicyPeer> =
+            serde_json::from_value(given.clone()).map_err(|error| wrong(error.to_string()))?;
+        let is_somebody = |peer: &NetworkPolicyPeer| *peer != NetworkPolicyPeer::default();
+        if peers.is_empty() || !peers.iter().all(is_somebody) {
+            return Err(wrong("each has an ipBlock, a namespaceSelector or a podSelector".to_owned()));
+        }
+        // What is misspelt would be left out, and let in more than it says.
+        match serde_json::to_value(&peers) {
+            Ok(read) if read == given => Ok(Self(peers)),
+            Ok(read) => Err(wrong(format!("only {read} of it is understood"))),
+            Err(error) => Err(wrong(error.to_string())),
+        }
     }
 }
 
@@ -56,15 +129,37 @@ impl fmt::Display for Ratio {
 }
 
 /// How functions export traces.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Collector {
     /// Where to.
-    pub endpoint: Endpoint,
+    endpoint: Endpoint,
     /// How many.
-    pub ratio: Ratio,
+    ratio: Ratio,
+    /// Who that is.
+    to: Vec<NetworkPolicyPeer>,
 }
 
 impl Collector {
+    /// Functions export to `endpoint`, who is `to`, or where nothing is said as its name tells.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn new(endpoint: Endpoint, ratio: Ratio, to: Option<Peers>) -> Result<Self, UnknownCollector> {
+        let to = to.map(|Peers(peers)| peers).or_else(|| endpoint.peers());
+        let to = to.ok_or_else(|| UnknownCollector(endpoint.url.clone()))?;
+        Ok(Self { endpoint, ratio, to })
+    }
+
+    /// Who it is to network policies.
+    pub fn peers(&self) -> &[NetworkPolicyPeer] {
+        &self.to
+    }
+
+    /// Whether functions look its name up.
+    pub fn has_name(&self) -> bool {
+        self.endpoint.address().is_none()
+    }
+
     /// Its TCP port.
     pub fn port(&self) -> u16 {
         self.endpoint.port
@@ -121,6 +216,53 @@ mod tests {
             "http://a b",
         ] {
             assert!(port(wrong).is_err_and(|error| error.contains("HOST:PORT")), "{wrong}");
+        }
+    }
+
+    fn peers(endpoint: &str, to: Option<&str>) -> Result<Value, UnknownCollector> {
+        let to = to.map(|to| to.parse().unwrap());
+        let collector = Collector::new(endpoint.parse().unwrap(), "1".parse().unwrap(), to)?;
+        Ok(serde_json::to_value(collector.peers()).unwrap())
+    }
+
+    #[test]
+    fn a_collector_is_who_its_name_says_and_nobody_else() {
+        let namespace = |name: &str| {
+            let labels = serde_json::json!({"kubernetes.io/metadata.name": name});
+            serde_json::json!([{"namespaceSelector": {"matchLabels": labels}}])
+        };
+        let block = |cidr: &str| serde_json::json!([{"ipBlock": {"cidr": cidr}}]);
+        for (endpoint, expected) in [
+            ("http://otel.monitoring:4317", namespace("monitoring")),
+            ("http://otel.monitoring.svc:4317", namespace("monitoring")),
+            ("https://otel.monitoring.svc.cluster.local.:4317", namespace("monitoring")),
+            ("http://otel:4317", serde_json::json!([{"podSelector": {}}])),
+            ("http://10.1.2.3:4317", block("10.1.2.3/32")),
+            ("http://[fd00::1]:4317", block("fd00::1/128")),
+        ] {
+            assert_eq!(peers(endpoint, None), Ok(expected), "{endpoint}");
+        }
+        let outside = "https://api.traces.example";
+        assert!(peers(outside, None).unwrap_err().to_string().contains("--tracing-to"));
+        let to = r#"[{"ipBlock": {"cidr": "203.0.113.0/24"}}]"#;
+        assert_eq!(peers(outside, Some(to)), Ok(block("203.0.113.0/24")));
+        assert_eq!(peers("http://otel.monitoring:4317", Some(to)), Ok(block("203.0.113.0/24")));
+    }
+
+    #[test]
+    fn peers_are_understood_as_a_whole() {
+        for wrong in [
+            "",
+            "{}",
+            "[]",
+            "[{}]",
+            r#"[{"namespaceselector": {}}]"#,
+            r#"[{"podSelector": {"matchlabels": {"a": "b"}}}]"#,
+        ] {
+            assert!(
+                wrong.parse::<Peers>().is_err_and(|error| error.contains("NetworkPolicyPeer")),
+                "{wrong}"
+            );
         }
     }
 

@@ -1,6 +1,8 @@
 //! The life of the operator: serve probes, wait for leadership, work, hand over.
 
+use super::build::Surroundings;
 use super::calls::Calls;
+use super::collector::UnknownCollector;
 use super::controller::control;
 use super::conversations::Conversations;
 use super::gateways::Gateways;
@@ -34,6 +36,9 @@ pub enum RunError {
     /// A metric is registered twice.
     #[error(transparent)]
     Metrics(#[from] prometheus::Error),
+    /// Who the collector of traces is cannot be told.
+    #[error(transparent)]
+    Collector(#[from] UnknownCollector),
     /// A socket failed.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -52,6 +57,8 @@ pub async fn run(
     listener: TcpListener,
     shutdown: CancellationToken,
 ) -> Result<(), RunError> {
+    // Before anybody leads by it.
+    let around = settings.surroundings()?;
     let registry = program_registry(&[])?;
     let metrics = Metrics::new(&registry)?;
     let (ready, is_ready) = watch::channel(false);
@@ -59,7 +66,7 @@ pub async fn run(
     let served = CancellationToken::new();
     let _stop_serving = served.clone().drop_guard();
     let server = tokio::spawn(serve(listener, registry, is_ready, served));
-    let work = work(client, settings, metrics, ready, shutdown);
+    let work = work(client, (settings, around), metrics, ready, shutdown);
     tokio::select! {
         done = work => done,
         ended = server => Err(RunError::Io(match ended {
@@ -72,14 +79,14 @@ pub async fn run(
 
 async fn work(
     client: Client,
-    settings: RunSettings,
+    (settings, around): (RunSettings, Surroundings),
     metrics: Metrics,
     ready: watch::Sender<bool>,
     shutdown: CancellationToken,
 ) -> Result<(), RunError> {
     if !settings.leader_election {
         metrics.leads.set(1);
-        lead(&client, &settings, metrics, ready, shutdown).await;
+        lead(&client, (&settings, around), metrics, ready, shutdown).await;
         return Ok(());
     }
     let api = Api::namespaced(client.clone(), &settings.namespace);
@@ -94,7 +101,7 @@ async fn work(
     metrics.leads.set(1);
     let client = writes_within(candidate.term(), &client);
     let result = tokio::select! {
-        () = lead(&client, &settings, metrics.clone(), ready, shutdown) => Ok(()),
+        () = lead(&client, (&settings, around), metrics.clone(), ready, shutdown) => Ok(()),
         // What is under way is dropped.
         () = candidate.keep() => Err(RunError::LeaseLost(settings.lease())),
     };
@@ -107,7 +114,7 @@ async fn work(
 
 async fn lead(
     client: &Client,
-    settings: &RunSettings,
+    (settings, around): (&RunSettings, Surroundings),
     metrics: Metrics,
     ready: watch::Sender<bool>,
     shutdown: CancellationToken,
@@ -116,7 +123,6 @@ async fn lead(
         Reporter { controller: "remoe-operator".to_owned(), instance: Some(settings.identity.clone()) };
     let (conversations, news) = Conversations::new();
     let starting = Starting::new(conversations.news());
-    let around = settings.surroundings();
     let leases = Calls::new(client.clone(), &settings.namespace, metrics.writes.clone());
     let context = Context {
         client: client.clone(),

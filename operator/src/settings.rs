@@ -1,5 +1,5 @@
 use super::build::Surroundings;
-use super::collector::{Collector, Endpoint, Ratio};
+use super::collector::{Collector, Endpoint, Peers, Ratio, UnknownCollector};
 use super::identity::{Identities, IssuerRef, Signer};
 use clap::{Parser, Subcommand};
 use kube::Client;
@@ -93,6 +93,10 @@ pub struct RunSettings {
     /// Share of the requests that are recorded where their callers do not say, from 0 to 1.
     #[arg(long, env = "REMOE_TRACING_RATIO", value_name = "RATIO", default_value = "0.05")]
     pub tracing_ratio: Ratio,
+    /// Where network policies let functions reach the collector's port: a list of NetworkPolicyPeers as JSON. By default the
+    /// namespace that --tracing-endpoint names, or its address; needed where it names neither.
+    #[arg(long, env = "REMOE_TRACING_TO", value_name = "PEERS")]
+    pub tracing_to: Option<Peers>,
     /// MoEDeployments that are worked on at the same time.
     #[arg(long, env = "REMOE_CONCURRENCY", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub concurrency: u16,
@@ -123,8 +127,14 @@ impl RunSettings {
     }
 
     /// What deployments need to know.
-    pub(crate) fn surroundings(&self) -> Surroundings {
-        Surroundings {
+    ///
+    /// # Errors
+    /// Who the collector is cannot be told.
+    pub(crate) fn surroundings(&self) -> Result<Surroundings, UnknownCollector> {
+        let collector = |endpoint: &Endpoint| {
+            Collector::new(endpoint.clone(), self.tracing_ratio.clone(), self.tracing_to.clone())
+        };
+        Ok(Surroundings {
             main_image: self.main_image.clone(),
             remote_image: self.remote_image.clone(),
             pull_policy: self.image_pull_policy.clone(),
@@ -133,11 +143,8 @@ impl RunSettings {
             release: self.release.clone(),
             signer: self.signer,
             gateway: self.gateway.clone(),
-            collector: self.tracing_endpoint.clone().map(|endpoint| {
-                let ratio = self.tracing_ratio.clone();
-                Collector { endpoint, ratio }
-            }),
-        }
+            collector: self.tracing_endpoint.as_ref().map(collector).transpose()?,
+        })
     }
 
     /// The Lease that the operators of the release compete for.

@@ -65,6 +65,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- printf "%s:%s" $image.repository (default $root.Chart.AppVersion $image.tag) }}
 {{- end }}
 
+{{- /* Whether the name of a collector tells where it is: an address, NAME, NAME.NAMESPACE or NAME.NAMESPACE.svc and more. */}}
+{{- define "remoe.tracingIsNear" -}}
+{{- $host := regexReplaceAll "^https?://(\\[[^\\]]*\\]|[^:/]*).*$" . "${1}" | trimSuffix "." -}}
+{{- if regexMatch "^(\\[.*\\]|[0-9]+(\\.[0-9]+){3}|[^.]+(\\.[^.]+(\\.svc(\\..*)?)?)?)$" $host }}yes{{ end -}}
+{{- end }}
+
 {{- /* 0 is a ratio, and not one that is missing. */}}
 {{- define "remoe.tracingRatio" -}}
 {{- $ratio := (.Values.tracing | default dict).ratio -}}

@@ -41,7 +41,7 @@ pub const EXPERT_PORT: u16 = 9001;
 pub const METRICS_PORT: u16 = 9090;
 
 /// What the operator was told about its surroundings.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Surroundings {
     /// Image with main-model-fn, remote-expert-fn and remoe.
     pub main_image: String,

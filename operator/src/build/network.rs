@@ -15,8 +15,8 @@ use std::collections::BTreeMap;
 ///
 /// Gateways reach the HTTP port of main functions, everybody does where there are no gateways, and the operator
 /// reaches their control port. Remote functions answer to the main ones only, and say to the operator whether they
-/// serve. Pods that fetch weights may reach any address: buckets and hubs have no fixed ones. Nor has a collector: functions reach
-/// its port, and that of DNS, wherever it is.
+/// serve. Pods that fetch weights may reach any address: buckets and hubs have no fixed ones. Others reach the port of a collector
+/// where that is known to be, and where it has a name that of DNS, which may be on their node.
 pub(super) fn policies(owner: &MoEDeployment, around: &Surroundings) -> Vec<NetworkPolicy> {
     // What cannot be read is refused before any pod is made.
     let fetched = ModelSource::parse(&owner.spec.model.source).is_ok_and(|source| source.is_fetched());
@@ -41,8 +41,16 @@ pub(super) fn policies(owner: &MoEDeployment, around: &Surroundings) -> Vec<Netw
     };
     // What may go anywhere may go there too.
     let to_collector = || {
-        let collector = around.collector.as_ref().filter(|_| !fetched)?;
-        Some(NetworkPolicyEgressRule { to: None, ports: Some([tcp(collector.port()), dns()].concat()) })
+        let collector = around.collector.as_ref().filter(|_| !fetched);
+        collector.into_iter().flat_map(|collector| {
+            let port = NetworkPolicyEgressRule {
+                to: Some(collector.peers().to_vec()),
+                ports: Some(tcp(collector.port())),
+            };
+            let names =
+                collector.has_name().then(|| NetworkPolicyEgressRule { to: None, ports: Some(dns()) });
+            std::iter::once(port).chain(names)
+        })
     };
     vec![
         policy(

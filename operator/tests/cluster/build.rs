@@ -335,7 +335,7 @@ fn functions_of_one_part_have_the_certificate_of_no_other() {
 #[test]
 fn functions_export_traces_where_there_is_a_collector() {
     let collector = |endpoint: &str| {
-        Some(Collector { endpoint: endpoint.parse().unwrap(), ratio: "0.25".parse().unwrap() })
+        Some(Collector::new(endpoint.parse().unwrap(), "0.25".parse().unwrap(), None).unwrap())
     };
     let traced = Surroundings { collector: collector("http://otel.monitoring:4317"), ..around() };
     let owner = deployment(json!({}));
@@ -370,18 +370,20 @@ fn functions_export_traces_where_there_is_a_collector() {
         let ports = |name: &str| {
             let policy = policies.iter().find(|policy| policy.name_any() == name).unwrap();
             let rules = policy.spec.clone().unwrap().egress.unwrap_or_default();
-            serde_json::to_value(
-                rules.into_iter().map(|rule| (rule.to.is_some(), rule.ports)).collect::<Vec<_>>(),
-            )
-            .unwrap()
+            serde_json::to_value(rules).unwrap()
         };
         (ports("demo-main"), ports("demo-remote-expert"))
     };
-    let experts = json!([true, [{"port": 9001, "protocol": "TCP"}]]);
     let port = |port: u16, protocol: &str| json!({"port": port, "protocol": protocol});
-    let outside = json!([false, [port(4317, "TCP"), port(53, "UDP"), port(53, "TCP")]]);
-    assert_eq!(opened("pvc://models", &around()), (json!([experts]), json!([])));
-    assert_eq!(opened("pvc://models", &traced), (json!([experts, outside]), json!([outside])));
-    let anywhere = json!([false, null]);
-    assert_eq!(opened("hf://one/two", &traced), (json!([experts, anywhere]), json!([anywhere])));
+    let (experts, nothing) = opened("pvc://models", &around());
+    assert_eq!((experts.as_array().unwrap().len(), &nothing), (1, &json!([])));
+    let with = |rules: &[Value]| (json!([std::slice::from_ref(&experts[0]), rules].concat()), json!(rules));
+    let namespace = json!({"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}});
+    let there = json!({"to": [{"namespaceSelector": namespace}], "ports": [port(4317, "TCP")]});
+    let names = json!({"ports": [port(53, "UDP"), port(53, "TCP")]});
+    assert_eq!(opened("pvc://models", &traced), with(&[there, names]));
+    let by_address = Surroundings { collector: collector("http://10.1.2.3:4317"), ..around() };
+    let there = json!({"to": [{"ipBlock": {"cidr": "10.1.2.3/32"}}], "ports": [port(4317, "TCP")]});
+    assert_eq!(opened("pvc://models", &by_address), with(&[there]));
+    assert_eq!(opened("hf://one/two", &traced), with(&[json!({})]));
 }
