@@ -1,10 +1,18 @@
 use super::api::MixOf;
 use super::demanded::PhaseChange;
 use super::load::Change;
+use super::names::Component;
 use prometheus::{
     Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry, core::Collector,
 };
 use remoe_sleep::Phase;
+
+/// Whose requests a plan followed.
+const WAKE: &str = "wake";
+const DRIFT: &str = "drift";
+/// Which way load had the replicas of a function go.
+const UP: &str = "up";
+const DOWN: &str = "down";
 
 /// What the operator counts.
 #[derive(Clone)]
@@ -100,21 +108,30 @@ impl Metrics {
             Box::new(metrics.leads.clone()),
         ];
         all.into_iter().try_for_each(|metric| registry.register(metric))?;
+        // There from the beginning: an increase is only seen of what was there.
+        for cause in [WAKE, DRIFT] {
+            metrics.replans.with_label_values(&[cause]);
+        }
+        for component in [Component::Main, Component::RemoteExpert] {
+            for direction in [UP, DOWN] {
+                metrics.scalings.with_label_values(&[component.name(), direction]);
+            }
+        }
         Ok(metrics)
     }
 
     /// A plan followed what these requests use.
     pub(super) fn replanned(&self, of: MixOf) {
         let cause = match of {
-            MixOf::Waiting => "wake",
-            MixOf::Answered => "drift",
+            MixOf::Waiting => WAKE,
+            MixOf::Answered => DRIFT,
         };
         self.replans.with_label_values(&[cause]).inc();
     }
 
     /// There are to be more or fewer of a function.
     pub(super) fn scaled(&self, change: &Change) {
-        let direction = if change.to > change.from { "up" } else { "down" };
+        let direction = if change.to > change.from { UP } else { DOWN };
         self.scalings.with_label_values(&[change.component.name(), direction]).inc();
     }
 
@@ -126,5 +143,40 @@ impl Metrics {
             (_, Phase::Asleep) => self.sleeps.inc(),
             _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_be_counted_is_there_before_the_first_time() {
+        let registry = Registry::new();
+        let metrics = Metrics::new(&registry).unwrap();
+        let series = |name: &str| -> Vec<(Vec<String>, f64)> {
+            let families = registry.gather();
+            let family = families.iter().find(|family| family.name() == name).unwrap();
+            let of = |metric: &prometheus::proto::Metric| {
+                let labels = metric.get_label().iter().map(|label| label.value().to_owned());
+                (labels.collect(), metric.get_counter().get_value())
+            };
+            family.get_metric().iter().map(of).collect()
+        };
+        let named = |labels: [&str; 2], value| (labels.map(str::to_owned).to_vec(), value);
+        let scalings = || series("remoe_operator_scalings_total");
+        let none = [
+            named(["main", "down"], 0.0),
+            named(["main", "up"], 0.0),
+            named(["remote-expert", "down"], 0.0),
+            named(["remote-expert", "up"], 0.0),
+        ];
+        assert_eq!(scalings(), none);
+        assert_eq!(series("remoe_operator_replans_total").len(), 2);
+        let function = "g0".to_owned();
+        metrics.scaled(&Change { component: Component::RemoteExpert, function, from: 1, to: 2 });
+        assert_eq!(scalings()[3], named(["remote-expert", "up"], 1.0));
+        assert_eq!(scalings()[..3], none[..3], "the same series go on");
     }
 }
