@@ -10,7 +10,6 @@ use super::planned::Target;
 use super::pods::PodView;
 use super::quantity::MB;
 use jiff::Timestamp;
-use kube::ResourceExt;
 use remoe_scaling::{History, Mains, Policy, Remote, Said, Worked, mains, remote};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -39,11 +38,11 @@ impl Change {
     }
 }
 
-/// Has `target` run as many functions as the load asks for that `observed` and `history`, which is brought up to date, tell
-/// of. What changes by that.
+/// Has `target` run as many functions as the load asks for that `observed`, whose functions are `pods`, and `history`, which
+/// is brought up to date, tell of. What changes by that.
 pub fn follow(
     owner: &MoEDeployment,
-    observed: &Observed,
+    (observed, pods): (&Observed, &[PodView]),
     history: &mut History,
     target: Option<&mut Target>,
 ) -> Vec<Change> {
@@ -55,18 +54,16 @@ pub fn follow(
     }
     let window = spec.scaling.window.into();
     let now = since_1970(observed.now);
-    let uid = owner.uid().unwrap_or_default();
-    let views = observed.pods.iter().filter_map(|pod| PodView::of(pod, &uid, observed.now));
-    let pods: Vec<PodView> = views.filter(|pod| pod.owned && pod.ends_by.is_none()).collect();
+    let pods: Vec<&PodView> = pods.iter().filter(|pod| pod.owned && pod.ends_by.is_none()).collect();
     listen(observed, history, &pods, window, now);
     let Some(target) = target else { return Vec::new() };
     let policy = Policy { target: f64::from(spec.scaling.target_percent) / 100.0, window };
     let room = u32::try_from(room(&target.plan)).unwrap_or(u32::MAX);
     let mut changes = Vec::new();
-        name: &main.name,
     let main = &mut target.revision.main;
     let there = present(main, &pods);
     let bounds = Mains {
+        name: &main.name,
         present: there.max(main.replicas),
         least: main.replicas,
         most: spec.scaling.most(),
@@ -80,10 +77,10 @@ pub fn follow(
         let there: Vec<(u32, Vec<String>)> =
             functions.iter().map(|function| (present(function, &pods), addresses(function, &pods))).collect();
         let seen: Vec<Remote<'_>> = functions
-                name: &function.name,
             .iter()
             .zip(&there)
             .map(|(function, (present, addresses))| Remote {
+                name: &function.name,
                 addresses,
                 present: *present,
                 least: function.replicas,
@@ -125,7 +122,7 @@ fn is_busy(observed: &Observed) -> bool {
 }
 
 /// Takes note of what gateways and main functions said.
-fn listen(observed: &Observed, history: &mut History, pods: &[PodView], window: Duration, now: Duration) {
+fn listen(observed: &Observed, history: &mut History, pods: &[&PodView], window: Duration, now: Duration) {
     history.look(now);
     for entry in observed.gateways_alive() {
         let Some(load) = &entry.load else { continue };
@@ -140,7 +137,7 @@ fn listen(observed: &Observed, history: &mut History, pods: &[PodView], window: 
     }
     // Of others main functions may say what they want.
     let remote: BTreeSet<String> =
-        pods.iter().filter(|pod| !pod.is_main).filter_map(PodView::expert_address).collect();
+        pods.iter().filter(|pod| !pod.is_main).filter_map(|pod| pod.expert_address()).collect();
     for (main, heard) in &observed.heard {
         let Some(Worked { age, computed }) = &heard.worked else { continue };
         let ours = computed.iter().filter(|(address, _)| remote.contains(*address));
@@ -155,14 +152,14 @@ fn listen(observed: &Observed, history: &mut History, pods: &[PodView], window: 
 
 /// Replicas of `function` that were started and are not asked to end, those of a revision before among them: whatever
 /// follows it has the same load.
-fn present(function: &Function, pods: &[PodView]) -> u32 {
+fn present(function: &Function, pods: &[&PodView]) -> u32 {
     let of = pods.iter().filter(|pod| pod.function == function.name);
     of.map(|pod| pod.replica.saturating_add(1)).max().unwrap_or(0)
 }
 
 /// Where main functions reach `function`.
-fn addresses(function: &Function, pods: &[PodView]) -> Vec<String> {
-    pods.iter().filter(|pod| pod.function == function.name).filter_map(PodView::expert_address).collect()
+fn addresses(function: &Function, pods: &[&PodView]) -> Vec<String> {
+    pods.iter().filter(|pod| pod.function == function.name).filter_map(|pod| pod.expert_address()).collect()
 }
 
 fn since_1970(time: Timestamp) -> Duration {

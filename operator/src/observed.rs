@@ -7,7 +7,9 @@ use super::fleet::Silence;
 use super::gateways::Gateways;
 use super::known::{Lacking, lacking};
 use super::names;
+use super::pods::PodView;
 use super::rest::Rest;
+use super::routing::RoutingTable;
 use super::starting::Run;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
@@ -63,6 +65,27 @@ impl Observed {
     pub fn gateways_alive(&self) -> impl Iterator<Item = &GatewayDemand> {
         let entries = self.demand.as_ref().map_or(&[][..], |demand| demand.gateways());
         entries.iter().filter(|entry| self.gateways.contains(&entry.uid))
+    }
+
+    /// The routing generations, read.
+    pub fn table(&self) -> RoutingTable {
+        self.routing.as_ref().map(RoutingTable::from_config_map).unwrap_or_default()
+    }
+
+    /// The pods of functions of `owner`, with what main functions said.
+    pub fn functions(&self, owner: &MoEDeployment) -> Vec<PodView> {
+        let uid = owner.uid().unwrap_or_default();
+        let newest = self.table().newest();
+        let views = self.pods.iter().filter_map(|pod| PodView::of(pod, &uid, self.now));
+        let heard = views.map(|mut view| {
+            if let Some(heard) = self.heard.get(&view.uid).filter(|_| view.is_main && view.is_sound()) {
+                view.follows(heard.in_force, newest);
+                view.placement.clone_from(&heard.placement);
+            }
+            view.ready |= view.starting && !view.is_main && self.serving.contains(&view.run());
+            view
+        });
+        heard.collect()
     }
 }
 

@@ -3,15 +3,13 @@
 //! A pod is paid for from when it has a node until it is gone, at the price of what it reserves there.
 
 use super::api::{Billing, FunctionPod, MOST_FUNCTIONS, MoEDeployment, PricingSpec};
-use super::build::EXPERT_PORT;
 use super::names::{COMPONENT, Component, FUNCTION, MAIN, label};
-use super::pods::{condition, container, is_controlled_by};
+use super::pods::{address, condition, container, expert_address, is_controlled_by};
 use super::quantity::amount;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
-use std::net::{IpAddr, SocketAddr};
 
 /// Bytes of the GB that memory is priced by.
 const GB: f64 = 1e9;
@@ -42,13 +40,12 @@ fn function(owner: &MoEDeployment, pod: &Pod, functions_run: bool) -> Option<Fun
     }
     let status = pod.status.as_ref()?;
     let ready = condition(status, "Ready").filter(|ready| ready.status == "True");
-    let ip = status.pod_ip.as_deref().and_then(|ip| ip.parse::<IpAddr>().ok());
     let pricing = &owner.spec.pricing;
     Some(FunctionPod {
         uid: pod.uid()?,
         pod: pod.name_any(),
         tier: tier(label(&pod.metadata, FUNCTION)),
-        address: ip.filter(|_| !is_main).map(|ip| SocketAddr::new(ip, EXPERT_PORT).to_string()),
+        address: address(status).filter(|_| !is_main).map(expert_address),
         restarts: container(status).map_or(0, |one| u32::try_from(one.restart_count).unwrap_or(0)),
         rate: rate(owner, pricing, pod),
         per_work: !is_main && pricing.billing == Billing::Invocation,

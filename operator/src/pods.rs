@@ -83,9 +83,9 @@ impl Trouble {
 }
 
 impl PodView {
-    /// Where main functions reach it, as host:port, if it is a remote function; none before it has an address.
+    /// Where main functions reach it, as host:port; none where it is a main function, or has no address yet.
     pub fn expert_address(&self) -> Option<String> {
-        Some(SocketAddr::new(self.ip?, EXPERT_PORT).to_string())
+        self.ip.filter(|_| !self.is_main).map(expert_address)
     }
 
     /// What `pod` says at `now`; none where it is not the pod of a function.
@@ -112,7 +112,7 @@ impl PodView {
             replica: names::label(meta, REPLICA).parse().ok()?,
             created: meta.creation_timestamp.as_ref()?.0,
             ends_by: meta.deletion_timestamp.as_ref().map(|time| time.0),
-            ip: status.pod_ip.as_deref().and_then(|ip| ip.parse().ok()),
+            ip: address(&status),
             ready,
             starting: !ready && unready.is_none() && !is_between_runs(&status),
             restarts: container(&status).map_or(0, |container| container.restart_count),
@@ -151,6 +151,11 @@ impl PodView {
     }
 }
 
+/// Where main functions reach the remote function at `ip`, as host:port.
+pub(super) fn expert_address(ip: IpAddr) -> String {
+    SocketAddr::new(ip, EXPERT_PORT).to_string()
+}
+
 /// Whether the object with `uid` is the pod's controller.
 pub fn is_controlled_by(pod: &Pod, uid: &str) -> bool {
     pod.owner_references().iter().any(|owner| owner.controller == Some(true) && owner.uid == uid)
@@ -164,6 +169,11 @@ fn disrupted(status: &PodStatus) -> Option<Trouble> {
     let disrupted = condition(status, "DisruptionTarget").filter(|target| target.status == "True")?;
     let message = disrupted.message.clone().unwrap_or_else(|| "the cluster ends this pod".to_owned());
     Some(Trouble::new("Disrupted", message))
+}
+
+/// Where a pod is reached.
+pub(super) fn address(status: &PodStatus) -> Option<IpAddr> {
+    status.pod_ip.as_deref()?.parse().ok()
 }
 
 pub(super) fn condition<'a>(status: &'a PodStatus, of: &str) -> Option<&'a PodCondition> {

@@ -199,12 +199,13 @@ async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, R
     };
     let mut planned = Planned { happening, ..Planned::new(owner, &observed, &known, answer, around) };
     let mut history = context.loads.take(owner);
-    let scaled = load::follow(owner, &observed, &mut history, planned.target.as_mut());
+    let pods = observed.functions(owner);
+    let scaled = load::follow(owner, (&observed, &pods), &mut history, planned.target.as_mut());
     context.loads.note(owner, history);
     if !planned.given_up.is_empty() {
         rests.note(owner, rest_after_giving_up(owner, &observed));
     }
-    let steps = steps(owner, &observed, &known, &planned, around)?;
+    let steps = steps(owner, (&observed, pods), &known, &planned, around)?;
     fleet.note(owner, Silence::among(&steps.pods));
     let trust = identities.trust(owner).await;
     let applied = apply(&calls, owner, &steps.writes).await?;

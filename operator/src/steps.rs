@@ -137,19 +137,18 @@ struct Scene<'a> {
     around: &'a Surroundings,
 }
 
-/// What is to be done for `owner` now.
+/// What is to be done for `owner` now, whose functions are `pods`.
 ///
 /// # Errors
 /// A value cannot be written as JSON.
 pub fn steps(
     owner: &MoEDeployment,
-    observed: &Observed,
+    (observed, pods): (&Observed, Vec<PodView>),
     known: &Known,
     planned: &Planned,
     around: &Surroundings,
 ) -> Result<Steps, serde_json::Error> {
     let scene = Scene { owner, observed, known, planned, around };
-    let pods = scene.pods();
     let mut steps = Steps {
         writes: Vec::new(),
         partners: Vec::new(),
@@ -179,26 +178,8 @@ impl Scene<'_> {
         self.owner.uid().unwrap_or_default()
     }
 
-    /// The pods of functions, with what main functions said.
-    fn pods(&self) -> Vec<PodView> {
-        let uid = self.uid();
-        let newest = self.table().newest();
-        let views = self.observed.pods.iter().filter_map(|pod| PodView::of(pod, &uid, self.observed.now));
-        let heard = views.map(|mut view| {
-            if let Some(heard) =
-                self.observed.heard.get(&view.uid).filter(|_| view.is_main && view.is_sound())
-            {
-                view.follows(heard.in_force, newest);
-                view.placement.clone_from(&heard.placement);
-            }
-            view.ready |= view.starting && !view.is_main && self.observed.serving.contains(&view.run());
-            view
-        });
-        heard.collect()
-    }
-
     fn table(&self) -> RoutingTable {
-        self.observed.routing.as_ref().map(RoutingTable::from_config_map).unwrap_or_default()
+        self.observed.table()
     }
 }
 

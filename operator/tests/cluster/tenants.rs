@@ -176,7 +176,8 @@ fn look(world: &World, observed: &mut Observed) -> Steps {
         }
     };
     let planned = Planned::new(&world.owner, observed, &known, (state, None), &around());
-    steps(&world.owner, observed, &known, &planned, &around()).unwrap()
+    let pods = observed.functions(&world.owner);
+    steps(&world.owner, (observed, pods), &known, &planned, &around()).unwrap()
 }
 
 fn observed_newest(observed: &Observed) -> u64 {

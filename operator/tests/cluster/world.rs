@@ -91,9 +91,11 @@ impl World {
             };
         }
         let known = know(&self.owner, &observed).unwrap();
-        let answer = match task(&self.owner, &observed, &known, &self.around) {
-            Task::Done(state) => (state, None),
-            Task::Solve { planning, previous } => solved(&self.owner, solve(&planning, previous)).unwrap(),
+        let (answer, happening) = match task(&self.owner, &observed, &known, &self.around) {
+            Task::Done(state) => ((state, None), None),
+            Task::Solve { planning, previous } => {
+                (solved(&self.owner, solve(&planning, previous)).unwrap(), None)
+            }
             Task::Follow(task) => {
                 let better =
                     task.planning.follow(&task.plan, task.cause == MixOf::Answered).unwrap_or_default();
@@ -101,16 +103,18 @@ impl World {
                     self.there.rest = rest_after_nothing(&self.owner, &observed);
                 }
                 let current = (task.hash, task.plan, task.cause);
-                let (state, new, _) = followed(&self.owner, current, better).unwrap();
-                (state, new)
+                let (state, new, happening) = followed(&self.owner, current, better).unwrap();
+                ((state, new), happening)
             }
         };
-        let mut planned = Planned::new(&self.owner, &observed, &known, answer, &self.around);
-        load::follow(&self.owner, &observed, &mut self.history, planned.target.as_mut());
+        let planned = Planned::new(&self.owner, &observed, &known, answer, &self.around);
+        let mut planned = Planned { happening, ..planned };
+        let pods = observed.functions(&self.owner);
+        load::follow(&self.owner, (&observed, &pods), &mut self.history, planned.target.as_mut());
         if !planned.given_up.is_empty() {
             self.there.rest = rest_after_giving_up(&self.owner, &observed);
         }
-        let steps = steps(&self.owner, &observed, &known, &planned, &self.around).unwrap();
+        let steps = steps(&self.owner, (&observed, pods), &known, &planned, &self.around).unwrap();
         (planned, steps)
     }
 
