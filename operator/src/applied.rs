@@ -21,6 +21,8 @@ pub(super) struct Applied {
     pub(super) refused: Vec<(Option<Component>, Trouble)>,
     /// What happened by them.
     pub(super) happenings: Vec<Happening>,
+    /// How many of them were made, counted from the first.
+    pub(super) made: usize,
 }
 
 /// Why not all steps were made.
@@ -34,25 +36,30 @@ pub(super) enum ApplyError {
     Stale(String),
 }
 
-/// Makes `writes` for `owner`, in their order.
-///
-/// # Errors
-/// The first step that came to nothing; those after it are left for the next look. Pods are made and deleted
-/// beside each other, so that one which fails keeps no other back.
+/// Makes `writes` for `owner`, in their order: what became of them, and the first that came to nothing; those after it are
+/// left for the next look. Pods are made and deleted beside each other, so that one which fails keeps no other back.
 pub(super) async fn apply(
     calls: &Calls,
     owner: &MoEDeployment,
     writes: &[Write],
-) -> Result<Applied, ApplyError> {
+) -> (Applied, Result<(), ApplyError>) {
     let writer = Writer { calls, uid: owner.uid().unwrap_or_default() };
     let mut applied = Applied::default();
     for together in writes.chunk_by(are_beside_each_other) {
         let written = join_all(together.iter().map(|write| writer.write(write))).await;
+        let mut failed = None;
         for written in written {
-            applied.note(written?);
+            match written {
+                Ok(written) => applied.note(written),
+                Err(error) => failed = failed.or(Some(error)),
+            }
         }
+        if let Some(error) = failed {
+            return (applied, Err(error));
+        }
+        applied.made += together.len();
     }
-    Ok(applied)
+    (applied, Ok(()))
 }
 
 fn are_beside_each_other(one: &Write, other: &Write) -> bool {

@@ -27,7 +27,7 @@ use super::pods::Trouble;
 use super::rest::Rest;
 use super::starting::Starting;
 use super::status::{Findings, status};
-use super::steps::{NAME_TAKEN, Steps, steps, waits};
+use super::steps::{NAME_TAKEN, Steps, Write, steps, waits};
 use futures_util::FutureExt;
 use kube::runtime::events::Recorder;
 use kube::{Client, ResourceExt};
@@ -208,11 +208,31 @@ async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, R
     let steps = steps(owner, (&observed, pods), &known, &planned, around)?;
     fleet.note(owner, Silence::among(&steps.pods));
     let trust = identities.trust(owner).await;
-    let applied = apply(&calls, owner, &steps.writes).await?;
+    let (applied, outcome) = apply(&calls, owner, &steps.writes).await;
+    // Whatever became of the rest: the next look finds what is written, and says nothing of it.
+    let made = &steps.writes[..applied.made];
+    if let Some(cause) = follows.filter(|_| made.iter().any(|write| matches!(write, Write::Plan(_)))) {
+        context.metrics.replanned(cause);
+    }
+    let is_told = made.iter().any(|write| matches!(write, Write::Demand(_)));
+    if let Some(change) = steps.demanded.change.filter(|_| is_told) {
+        context.metrics.changed(change);
+    }
+    let mut happenings = steps.said(applied.made);
+    if steps.demanded.phase != Phase::Asleep {
+        scaled.iter().for_each(|change| context.metrics.scaled(change));
+        happenings.extend(scaled.iter().map(load::Change::happening));
+    }
+    happenings.extend(applied.happenings);
+    if let Err(error) = outcome {
+        publish(recorder, owner, &happenings).await;
+        return Err(error.into());
+    }
     if let Ok(trust) = &trust {
         conversations.keep(owner, steps.partners.clone(), trust.as_ref());
     }
     starting.keep(owner, steps.starting());
+    publish(recorder, owner, &happenings).await;
     let mut refused = applied.refused;
     let troubles = certified.iter().flat_map(|certified| certified.troubles.clone());
     refused.extend(troubles.map(|trouble| (None, trouble)));
@@ -220,21 +240,7 @@ async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, R
     if owner.status.as_ref() != Some(&status) {
         calls.apply_status(&owner.name_any(), &status).await?;
     }
-
-    if let Some(cause) = follows {
-        context.metrics.replanned(cause);
-    }
-    if let Some(change) = steps.demanded.change {
-        context.metrics.changed(change);
-    }
-    let mut happenings = steps.happenings;
-    if steps.demanded.phase != Phase::Asleep {
-        scaled.iter().for_each(|change| context.metrics.scaled(change));
-        happenings.extend(scaled.iter().map(load::Change::happening));
-    }
-    happenings.extend(applied.happenings);
-    happenings.extend(transitions(owner.status.as_ref(), &status));
-    publish(recorder, owner, &happenings).await;
+    publish(recorder, owner, &transitions(owner.status.as_ref(), &status)).await;
     trust?;
     let look_again = steps.look_again.min(certified?.look_again);
     Ok(load::look_again(owner, &observed, planned.target.as_ref())

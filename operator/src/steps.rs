@@ -113,8 +113,8 @@ pub struct Steps {
     pub partners: Vec<Partner>,
     /// What cannot be done.
     pub troubles: Vec<Trouble>,
-    /// What happened since the last look, and what is worth saying about this one.
-    pub happenings: Vec<Happening>,
+    /// What happened since the last look, and what is worth saying about this one, each with the number of writes before it.
+    happenings: Vec<(usize, Happening)>,
     /// How measuring the hardware stands, while the plan stands on a prior.
     pub profiling: Option<String>,
     /// The pods of functions.
@@ -164,7 +164,7 @@ pub fn steps(
     steps.frame(scene);
     steps.model(scene)?;
     steps.writes.extend(planned.new.clone().map(Box::new).map(Write::Plan));
-    steps.happenings.extend(planned.happening.clone());
+    planned.happening.iter().cloned().for_each(|happening| steps.say(happening));
     // Before any function is started or ended by it.
     steps.demand(scene);
     steps.roll(scene)?;
@@ -184,6 +184,18 @@ impl Scene<'_> {
 }
 
 impl Steps {
+    /// What is said once the first `written` writes are made, be it that those after them failed: the next look finds what is
+    /// written and says nothing of it.
+    pub fn said(&self, written: usize) -> Vec<Happening> {
+        let said = self.happenings.iter().filter(|(before, _)| *before <= written);
+        said.map(|(_, happening)| happening.clone()).collect()
+    }
+
+    /// Once all that is to be written so far is written.
+    fn say(&mut self, happening: Happening) {
+        self.happenings.push((self.writes.len(), happening));
+    }
+
     /// Remote functions that are to be asked whether they serve.
     pub(super) fn starting(&self) -> BTreeMap<Run, IpAddr> {
         let starting = self.pods.iter().filter(|pod| pod.starting && !pod.is_main && pod.is_sound());
@@ -233,9 +245,11 @@ impl Steps {
             self.writes.extend(self.demanded.without_dead.clone().map(Box::new).map(Write::ForgetGateways));
             return;
         }
-        self.happenings.extend(self.demanded.happening.clone());
         let live = live.cloned().map(Box::new);
         self.writes.push(Write::Demand(Keep { wanted: Box::new(wanted), live }));
+        if let Some(happening) = self.demanded.happening.clone() {
+            self.say(happening);
+        }
     }
 
     fn frame(&mut self, scene: Scene<'_>) {
@@ -287,8 +301,8 @@ impl Steps {
         for plan in &scene.planned.given_up {
             let note =
                 format!("plan {} followed requests, and its functions could not start", plan.name_any());
-            self.happenings.push(Happening::warning("PlanGivenUp", note));
             self.writes.push(Write::DeletePlan(plan.name_any(), plan.uid().unwrap_or_default()));
+            self.say(Happening::warning("PlanGivenUp", note));
         }
         let given_up = |plan: &&MoEPlan| scene.planned.given_up.iter().any(|one| one.uid() == plan.uid());
         let in_use = scene.planned.in_use(scene.owner);

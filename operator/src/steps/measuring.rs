@@ -67,7 +67,7 @@ impl Steps {
                     &hardware.subject,
                     profile,
                 )?)));
-                self.happenings.push(Happening::normal("HardwareMeasured", hardware.source.clone()));
+                self.say(Happening::normal("HardwareMeasured", hardware.source.clone()));
                 self.look_within(LATER);
                 UNDERWAY.to_owned()
             }

@@ -92,7 +92,7 @@ impl Steps {
             self.create(pod, component, started);
             if let Some(fault) = &creation.instead_of {
                 let note = format!("a function is replaced: {}: {}", fault.reason, fault.message);
-                self.happenings.push(Happening::warning("FunctionReplaced", note));
+                self.say(Happening::warning("FunctionReplaced", note));
             }
         }
     }
@@ -132,17 +132,18 @@ impl Steps {
 
     /// What main functions made of what they were told.
     fn report(&mut self, scene: Scene<'_>, table: &RoutingTable) {
+        let mut said = Vec::new();
         for (pod, generation) in orders(table, &self.pods) {
             let heard = scene.observed.heard.get(&pod.uid);
             let Some((number, outcome)) = heard.and_then(|heard| heard.told.as_ref()) else { continue };
             match outcome {
                 Outcome::InForce { problems } if problems.is_empty() => {
                     let note = format!("generation {number} is in force at {}", pod.name);
-                    self.happenings.push(Happening::normal("RoutingInForce", note));
+                    said.push(Happening::normal("RoutingInForce", note));
                 }
                 Outcome::InForce { problems } => {
                     let note = format!("generation {number} at {}: {}", pod.name, problems.join("; "));
-                    self.happenings.push(Happening::warning("RoutingProblem", note));
+                    said.push(Happening::warning("RoutingProblem", note));
                 }
                 // How long nothing changes is what the status watches.
                 Outcome::Underway => {}
@@ -155,6 +156,7 @@ impl Steps {
                 }
             }
         }
+        said.into_iter().for_each(|happening| self.say(happening));
     }
 }
 

@@ -11,7 +11,7 @@ use remoe_operator::api::{
 };
 use remoe_operator::facts::ModelFacts;
 use remoe_operator::names::{COMPONENT, Component, label};
-use remoe_operator::steps::Write;
+use remoe_operator::steps::{Steps, Write};
 use remoe_predictor::Shares;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -209,6 +209,28 @@ fn a_wake_is_planned_for_those_who_wait() {
     assert_eq!(scene.newest().spec.prediction.as_ref().unwrap().revision, 2);
     scene.until(DemandPhase::Active);
     assert_eq!(hot_remote(&scene.newest().spec, &others), 0);
+}
+
+/// The next look finds the plan, and has nothing to say of it.
+#[test]
+fn a_plan_that_is_written_is_told_whatever_fails_after_it() {
+    let mut scene = Scene::new(spec());
+    scene.until(DemandPhase::Asleep);
+    let hot = away(&scene.newest().spec);
+    scene.say("a", 3, 0, Some(mix(MixOf::Waiting, &hot)));
+    let (_, steps) = scene.world.look();
+    let told = |steps: &Steps, written: usize| -> usize {
+        steps.said(written).iter().filter(|happening| happening.reason == "Replanned").count()
+    };
+    let plan = steps.writes.iter().position(|write| matches!(write, Write::Plan(_))).unwrap();
+    assert_eq!((told(&steps, plan), told(&steps, plan + 1), told(&steps, steps.writes.len())), (0, 1, 1));
+    // A gateway writes meanwhile: what gateways are told is no longer what it was decided by.
+    scene.say("b", 0, 0, None);
+    let made = scene.world.write(&steps, usize::MAX);
+    assert!(plan < made && made < steps.writes.len(), "{made} of {:?}", steps.writes);
+    assert_eq!(told(&steps, made), 1);
+    let (_, next) = scene.world.look();
+    assert_eq!(told(&next, usize::MAX), 0);
 }
 
 #[test]
