@@ -6,8 +6,8 @@ use crate::keys::Tenant;
 use crate::model::Backend;
 use crate::picker;
 use axum::Extension;
-use axum::body::Body;
 use axum::extract::State;
+use axum::http::response::Parts;
 use axum::http::{HeaderValue, Request, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -28,36 +28,58 @@ pub(crate) async fn metrics(
     State(gateway): State<Arc<Gateway>>,
     Extension(caller): Extension<Caller>,
 ) -> Response {
-    page_for(&gateway, &caller).await
+    match own(&gateway).await {
+        Ok((head, own)) => with_head(&head, page_for(&gateway, &caller, own).await),
+        Err(failure) => failure,
+    }
 }
 
 /// All of it, for an address of its own.
 pub(crate) async fn all_metrics(State(gateway): State<Arc<Gateway>>) -> Response {
-    with_picker(&gateway, page_for(&gateway, &Caller::anybody()).await).await
+    match own(&gateway).await {
+        Ok((head, own)) => {
+            let page = page_for(&gateway, &Caller::anybody(), own).await;
+            with_head(&head, page + &picker::gauges(&gateway.models()))
+        }
+        Err(failure) => failure,
+    }
 }
 
 /// The gateway's own alone: where functions are asked for theirs by whoever asks this.
 pub(crate) async fn own_metrics(State(gateway): State<Arc<Gateway>>) -> Response {
-    with_picker(&gateway, own(&gateway)).await
+    match own(&gateway).await {
+        // What endpoint pickers read are sums over all models, which no tenant is shown.
+        Ok((head, own)) => with_head(&head, own + &picker::gauges(&gateway.models())),
+        Err(failure) => failure,
+    }
 }
 
-/// With what endpoint pickers read: sums over all models, which no tenant is shown.
-async fn with_picker(gateway: &Gateway, page: Response) -> Response {
-    let (head, body) = page.into_parts();
-    let Ok(body) = body.collect().await else { return (head, Bytes::new()).into_response() };
-    let text = [body.to_bytes().as_ref(), picker::gauges(&gateway.models()).as_bytes()].concat();
-    Response::from_parts(head, Body::from(text))
-}
-
-fn own(gateway: &Gateway) -> Response {
+/// The gateway's own, as they are now, and their head; or why there are none.
+async fn own(gateway: &Gateway) -> Result<(Parts, String), Response> {
     if let Some(books) = gateway.books() {
         books.refresh(gateway.keys().budgets(&gateway.models()));
     }
-    remoe_function::render_metrics(gateway.metrics().registry())
+    let page = remoe_function::render_metrics(gateway.metrics().registry());
+    if !page.status().is_success() {
+        return Err(page);
+    }
+    let (head, body) = page.into_parts();
+    match body.collect().await {
+        Ok(body) => Ok((head, String::from_utf8_lossy(&body.to_bytes()).into_owned())),
+        Err(_broken) => Err((head, Bytes::new()).into_response()),
+    }
 }
 
-async fn page_for(gateway: &Arc<Gateway>, caller: &Caller) -> Response {
-    let own = own(gateway);
+fn with_head(head: &Parts, text: String) -> Response {
+    let mut response = text.into_response();
+    if let Some(kind) = head.headers.get(header::CONTENT_TYPE) {
+        response.headers_mut().insert(header::CONTENT_TYPE, kind.clone());
+    }
+    response
+}
+
+/// The gateway's `own` and those of the functions, as far as the caller may know them.
+async fn page_for(gateway: &Arc<Gateway>, caller: &Caller, own: String) -> String {
     let models = gateway.models_of(caller);
     let asked = models.iter().flat_map(|model| {
         let backends = model.backends().into_iter();
@@ -68,18 +90,12 @@ async fn page_for(gateway: &Arc<Gateway>, caller: &Caller) -> Response {
         async move { Some((model, page(&upstream, &backend, "/metrics").await?)) }
     });
     let pages: Vec<_> = join_all(pages).await.into_iter().flatten().collect();
-    let (head, body) = own.into_parts();
-    let Ok(body) = body.collect().await else { return (head, Bytes::new()).into_response() };
-    let mut text = String::from_utf8_lossy(&body.to_bytes()).into_owned();
-    text.push_str(&merged(&text, &pages));
-    if let Some(tenant) = caller.tenant.as_ref().filter(|tenant| !tenant.sees_all()) {
-        text = of_tenant(&text, tenant);
+    let text = merged(&own, &pages);
+    let text = own + &text;
+    match caller.tenant.as_ref().filter(|tenant| !tenant.sees_all()) {
+        Some(tenant) => of_tenant(&text, tenant),
+        None => text,
     }
-    let mut response = text.into_response();
-    if let Some(kind) = head.headers.get(header::CONTENT_TYPE) {
-        response.headers_mut().insert(header::CONTENT_TYPE, kind.clone());
-    }
-    response
 }
 
 /// What a function answers at `path`; `None` where it does not, or takes too long.
