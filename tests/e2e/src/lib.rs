@@ -9,6 +9,7 @@
 pub mod audit;
 pub mod claim;
 pub mod cluster;
+pub mod demo;
 pub mod deployment;
 pub mod figures;
 pub mod forward;

@@ -6,7 +6,7 @@ use kube::ResourceExt;
 use kube::api::ListParams;
 use remoe_e2e::deployment::Deployment;
 use remoe_e2e::scene::Scene;
-use remoe_e2e::{claim, figures, gateways, release};
+use remoe_e2e::{demo, gateways, release};
 use remoe_tests::deadline::{LONG, until};
 use remoe_tests::http;
 use serde_json::{Value, json};
@@ -71,18 +71,12 @@ async fn a_plan_follows_the_topic_and_those_who_wake_it() {
         let cluster = &scene.cluster;
         let _release = release::shared(cluster).await;
         let gateway = gateways::address(&gateways::pods(cluster, 1).await[0]);
-        claim::with_demo_model(scene, "models").await;
-        let spec = json!({
-            "model": {"source": "pvc://models/demo"},
-            "profile": figures::reference(),
+        let more = json!({
             "scaling": {"min": 0, "idleWindow": "30s"},
-            "main": {"memoryMB": {"min": 200, "max": 4000}},
-            "remoteExperts": {"mode": "Always", "memoryMB": {"min": 100, "max": 1000}, "maxReplicas": 1},
             "pricing": {"billing": "Invocation"},
             "prediction": {"interval": "10s"},
         });
-        let demo = Deployment::apply(scene, "demo", &spec).await;
-        demo.condition("Ready", "True").await;
+        let demo = demo::serving(scene, &more).await;
         let name = format!("{}/demo", scene.namespace);
         let order = gateways::demand(scene, "demo").await["spec"]["prediction"].clone();
         assert_eq!(order["everySeconds"], 10, "{order}");

@@ -2,9 +2,8 @@
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
 use futures_util::future::join_all;
-use remoe_e2e::deployment::Deployment;
 use remoe_e2e::scene::Scene;
-use remoe_e2e::{audit, claim, figures, gateways, release};
+use remoe_e2e::{audit, demo, gateways, release};
 use remoe_tests::http;
 use serde_json::{Value, json};
 
@@ -15,17 +14,11 @@ async fn fifty_requests_wake_a_deployment_once() {
         let cluster = &scene.cluster;
         let _release = release::shared(cluster).await;
         let start = audit::mark(cluster);
-        claim::with_demo_model(scene, "models").await;
-        let spec = json!({
-            "model": {"source": "pvc://models/demo"},
+        let more = json!({
             "servedName": "served",
-            "profile": figures::reference(),
             "scaling": {"min": 0, "idleWindow": "3s"},
-            "main": {"memoryMB": {"min": 200, "max": 4000}},
-            "remoteExperts": {"mode": "Always", "memoryMB": {"min": 100, "max": 1000}, "maxReplicas": 1},
         });
-        let demo = Deployment::apply(scene, "demo", &spec).await;
-        demo.condition("Ready", "True").await;
+        let demo = demo::serving(scene, &more).await;
         gateways::asleep(scene, &demo).await;
         let gateway = gateways::address(&gateways::pods(cluster, 1).await[0]);
         let name = format!("{}/demo", scene.namespace);

@@ -5,10 +5,9 @@
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::ListParams;
-use remoe_e2e::deployment::Deployment;
 use remoe_e2e::prometheus::{Prometheus, panels};
 use remoe_e2e::scene::Scene;
-use remoe_e2e::{claim, figures, gateways, pods, release};
+use remoe_e2e::{demo, gateways, pods, release};
 use remoe_tests::deadline::{LONG, until};
 use remoe_tests::raw;
 use serde_json::{Value, json};
@@ -129,20 +128,14 @@ async fn a_resource_serves_sleeps_wakes_and_says_what_it_cost() {
         alone.install(cluster, &["replicas=1", "gateway.keysSecretName=keys"]).await;
         let door = gateways::pods(cluster, 1).await.remove(0);
         let gateway = gateways::address(&door);
-        claim::with_demo_model(scene, "models").await;
         let (lives, prometheus) = (Lives::default(), Arc::new(Prometheus::start().await));
         let following = tokio::spawn(follow(scene.clone(), lives.clone(), prometheus.clone(), gateway));
 
-        let spec = json!({
-            "model": {"source": "pvc://models/demo"},
-            "profile": figures::reference(),
+        let more = json!({
             "scaling": {"min": 0, "idleWindow": "40s"},
-            "main": {"memoryMB": {"min": 200, "max": 4000}},
-            "remoteExperts": {"mode": "Always", "memoryMB": {"min": 100, "max": 1000}, "maxReplicas": 1},
             "pricing": {"cpuCoreHour": CORE.to_string(), "memoryGBHour": GIGABYTE.to_string()},
         });
-        let demo = Deployment::apply(scene, "demo", &spec).await;
-        demo.condition("Ready", "True").await;
+        let demo = demo::serving(scene, &more).await;
         let name = format!("{}/demo", scene.namespace);
         let mut told = 0.0;
         for wake in 0..2 {

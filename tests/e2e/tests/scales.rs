@@ -4,10 +4,9 @@
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::ListParams;
-use remoe_e2e::deployment::Deployment;
 use remoe_e2e::pods::{FUNCTIONS, is_ready};
 use remoe_e2e::scene::Scene;
-use remoe_e2e::{claim, figures, gateways, release};
+use remoe_e2e::{demo, gateways, release};
 use remoe_tests::deadline::{LONG, until};
 use remoe_tests::http;
 use serde_json::{Value, json};
@@ -47,18 +46,12 @@ async fn functions_follow_load_and_no_answer_is_lost_or_another() {
         let cluster = &scene.cluster;
         let _release = release::shared(cluster).await;
         let gateway = gateways::address(&gateways::pods(cluster, 1).await[0]);
-        claim::with_demo_model(scene, "models").await;
-        let spec = json!({
-            "model": {"source": "pvc://models/demo"},
-            "profile": figures::reference(),
+        let more = json!({
             // So little that a few clients are a load: 3.2 requests at the same time, a tenth of a second's work a second.
             "scaling": {"min": 1, "max": 3, "targetPercent": 10, "window": "10s", "remote": {"max": 2}},
-            "main": {"memoryMB": {"min": 200, "max": 4000}},
-            "remoteExperts": {"mode": "Always", "memoryMB": {"min": 100, "max": 1000}, "maxReplicas": 1},
             "prediction": {"replan": "Off"},
         });
-        let demo = Deployment::apply(scene, "demo", &spec).await;
-        demo.condition("Ready", "True").await;
+        let demo = demo::serving(scene, &more).await;
         demo.settled().await;
         let before = ready(scene).await;
         assert_eq!(before["main"].len(), 1, "{before:?}");

@@ -10,7 +10,7 @@ use remoe_e2e::cluster::Cluster;
 use remoe_e2e::deployment::Deployment;
 use remoe_e2e::gateways::{self, Answered};
 use remoe_e2e::scene::Scene;
-use remoe_e2e::{claim, figures, pods, release};
+use remoe_e2e::{claim, demo, pods, release};
 use remoe_tests::deadline::{LONG, until};
 use remoe_tests::process::signal;
 use rustix::process::Signal;
@@ -18,21 +18,12 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-fn spec(window: &str) -> Value {
-    json!({
-        "model": {"source": "pvc://models/demo"},
-        "profile": figures::reference(),
-        "scaling": {"min": 0, "idleWindow": window},
-        "main": {"memoryMB": {"min": 200, "max": 4000}},
-        "remoteExperts": {"mode": "Always", "memoryMB": {"min": 100, "max": 1000}, "maxReplicas": 1},
-    })
+fn sleeps(window: &str) -> Value {
+    json!({"scaling": {"min": 0, "idleWindow": window}})
 }
 
 async fn serving(scene: &Scene, window: &str) -> Deployment {
-    claim::with_demo_model(scene, "models").await;
-    let demo = Deployment::apply(scene, "demo", &spec(window)).await;
-    demo.condition("Ready", "True").await;
-    demo
+    demo::serving(scene, &sleeps(window)).await
 }
 
 async fn functions(scene: &Scene) -> BTreeSet<String> {
@@ -230,7 +221,8 @@ async fn a_hundred_wakes_with_requests_at_the_worst_moments_lose_nobody() {
         let sleepers = join_all((0..SLEEPERS).map(|number| {
             let window = &window;
             async move {
-                let demo = Deployment::apply(scene, &format!("demo-{number}"), &spec(window)).await;
+                let demo =
+                    Deployment::apply(scene, &format!("demo-{number}"), &demo::spec(&sleeps(window))).await;
                 demo.condition("Ready", "True").await;
                 demo
             }

@@ -1,0 +1,29 @@
+//! The demo model as a deployment with remote functions, for tests of what becomes of it once it serves.
+
+use crate::deployment::Deployment;
+use crate::scene::Scene;
+use crate::{claim, figures};
+use serde_json::{Value, json};
+
+/// Its spec, with the fields of `more` beside the usual ones; the claim `models` has the model.
+#[must_use]
+pub fn spec(more: &Value) -> Value {
+    let mut spec = json!({
+        "model": {"source": "pvc://models/demo"},
+        "profile": figures::reference(),
+        "main": {"memoryMB": {"min": 200, "max": 4000}},
+        "remoteExperts": {"mode": "Always", "memoryMB": {"min": 100, "max": 1000}, "maxReplicas": 1},
+    });
+    for (field, value) in more.as_object().into_iter().flatten() {
+        spec[field] = value.clone();
+    }
+    spec
+}
+
+/// Makes the claim and the MoEDeployment `demo`, and waits until that is ready.
+pub async fn serving(scene: &Scene, more: &Value) -> Deployment {
+    claim::with_demo_model(scene, "models").await;
+    let demo = Deployment::apply(scene, "demo", &spec(more)).await;
+    demo.condition("Ready", "True").await;
+    demo
+}
