@@ -5,6 +5,7 @@ use crate::engine::{EngineHandle, Events};
 use crate::experts::Activity;
 use crate::placer::Placer;
 use crate::text::TextFront;
+use remoe_model::text::Rendering;
 use remoe_wire::v1::main_model_server::MainModel;
 use remoe_wire::v1::{
     DescribeMainRequest, EndpointWork, ExpertCalls, ExpertTime, Finished, GenerateEvent, GenerateRequest,
@@ -153,7 +154,8 @@ impl Control {
     fn chat(&self, text: &str) -> Result<Vec<u32>, ServiceError> {
         let front = self.text()?;
         let messages = [serde_json::json!({"role": "user", "content": text})];
-        let prompt = front.render_chat(&messages, None, true)?;
+        let rendering = Rendering { add_generation_prompt: true, ..Rendering::default() };
+        let prompt = front.render_chat(&messages, rendering)?;
         // The template writes special tokens itself.
         front.encode(&prompt, false)
     }

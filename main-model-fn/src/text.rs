@@ -1,7 +1,7 @@
 //! Text in and out of token ids: tokenizer and chat template of the checkpoint.
 
 use remoe_model::Checkpoint;
-use remoe_model::text::{ChatTemplate, TextError, Tokenizer};
+use remoe_model::text::{ChatTemplate, Rendering, TextError, Tokenizer};
 use remoe_wire::{ErrorCode, ServiceError};
 use serde_json::Value;
 use std::sync::Arc;
@@ -44,23 +44,18 @@ impl TextFront {
         self.tokenizer.encode(text, special).map_err(refused)
     }
 
-    /// `messages` as a prompt, with the `tools` that the model may call.
+    /// `messages` as a prompt.
     ///
     /// # Errors
     /// There is no template, it refuses the messages, or it is broken.
-    pub fn render_chat(
-        &self,
-        messages: &[Value],
-        tools: Option<&[Value]>,
-        generation: bool,
-    ) -> Result<String, ServiceError> {
+    pub fn render_chat(&self, messages: &[Value], rendering: Rendering<'_>) -> Result<String, ServiceError> {
         let template = self.template.as_ref().ok_or_else(|| {
             ServiceError::invalid(
                 "messages",
                 "the checkpoint has no chat template; use /v1/completions, or add chat_template.jinja to its folder",
             )
         })?;
-        template.render_with_tools(messages, tools, generation).map_err(refused)
+        template.render_with(messages, rendering).map_err(refused)
     }
 }
 

@@ -7,7 +7,7 @@
 #![cfg(feature = "text")]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use remoe_model::text::{ChatTemplate, TextError};
+use remoe_model::text::{ChatTemplate, Rendering, TextError};
 use serde_json::{Value, json};
 use std::time::Instant;
 
@@ -537,7 +537,13 @@ const CHANNELS: &str = r#"{%- macro kind(schema) -%}
         {{- {"integer": "number", "string": "string"}.get(schema.type, "any") -}}
     {%- endif -%}
 {%- endmacro -%}
-<|start|>system<|message|>{{ "Year: " + strftime_now("%Y")[:2] }}{% if tools %}; calls go to commentary{% endif %}<|end|>
+{%- macro thinking() -%}
+    {%- if reasoning_effort is not defined -%}
+        {%- set reasoning_effort = "medium" -%}
+    {%- endif -%}
+    {{- "Reasoning: " + reasoning_effort -}}
+{%- endmacro -%}
+<|start|>system<|message|>{{ "Year: " + strftime_now("%Y")[:2] + "; " }}{{ thinking() }}{% if tools %}; calls go to commentary{% endif %}<|end|>
 {%- if messages[0].role == "system" %}
     {%- set told, turns = messages[0].content, messages[1:] %}
 {%- else %}
@@ -589,10 +595,15 @@ fn channels_and_calls() {
     let called = json!({"role": "assistant", "content": "", "thinking": "I look.", "tool_calls": [call]});
     let result = json!({"role": "tool", "tool_call_id": "1", "content": "20 C"});
     let begun = [say("user", "How warm?"), called.clone(), result];
-    let text = template.render_with_tools(&begun, Some(&[tool]), true).unwrap();
+    let text = template
+        .render_with(
+            &begun,
+            Rendering { tools: Some(&[tool]), add_generation_prompt: true, ..<_>::default() },
+        )
+        .unwrap();
     assert_eq!(
         text,
-        "<|start|>system<|message|>Year: 20; calls go to commentary<|end|>\
+        "<|start|>system<|message|>Year: 20; Reasoning: medium; calls go to commentary<|end|>\
          <|start|>developer<|message|>\ntype weather = (_: {place: string,unit?: \"C\" | \"F\",}) => any;<|end|>\
          <|start|>user<|message|>How warm?<|end|>\
          <|start|>assistant<|channel|>analysis<|message|>I look.<|end|>\
@@ -606,4 +617,12 @@ fn channels_and_calls() {
     both["content"] = "Wait.".into();
     assert_eq!(refusal(CHANNELS, &[both]), "either content or thinking");
     assert_eq!(refusal(CHANNELS, &[begun[2].clone()]), "nothing was called");
+    for effort in ["low", "high"] {
+        let rendering = Rendering { reasoning_effort: Some(effort), ..<_>::default() };
+        let text = template.render_with(&begun[..1], rendering).unwrap();
+        assert!(
+            text.starts_with(&format!("<|start|>system<|message|>Year: 20; Reasoning: {effort}<|end|>")),
+            "{text}"
+        );
+    }
 }

@@ -4,7 +4,7 @@
 #![cfg(feature = "text")]
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use remoe_model::text::{ChatTemplate, Detokenizer, TextError, Tokenizer};
+use remoe_model::text::{ChatTemplate, Detokenizer, Rendering, TextError, Tokenizer};
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -120,7 +120,9 @@ fn chats_become_the_same_prompts() {
     for Fixture { name, folder, tokenizer, expected } in fixtures() {
         let template = ChatTemplate::open(folder).unwrap().unwrap();
         for Chat { messages, tools, add_generation_prompt, rendered, ids, error } in expected.chat {
-            let outcome = template.render_with_tools(&messages, tools.as_deref(), add_generation_prompt);
+            let rendering =
+                Rendering { tools: tools.as_deref(), add_generation_prompt, ..Rendering::default() };
+            let outcome = template.render_with(&messages, rendering);
             called += usize::from(outcome.is_ok() && tools.is_some());
             match (outcome, rendered, error) {
                 (Ok(text), Some(rendered), None) => {

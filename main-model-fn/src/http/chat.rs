@@ -7,10 +7,11 @@ use super::request_body::RequestBody;
 use super::state::HttpState;
 use super::text::{self, TextFrontend};
 use super::tools::{self, Asked, Calls, Format};
-use super::{sampling, structured};
+use super::{effort, sampling, structured};
 use axum::extract::{self, State};
 use axum::response::Response;
 use remoe_http::ApiError;
+use remoe_model::text::Rendering;
 use remoe_wire::ServiceError;
 use std::sync::Arc;
 
@@ -22,6 +23,7 @@ pub(super) async fn handle(
 }
 
 pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generation, ServiceError> {
+    let effort = std::mem::take(&mut body.reasoning_effort);
     let shared = Shared::new(state, &body)?;
     if body.echo == Some(true) {
         return Err(ServiceError::invalid("echo", "`echo` is for /v1/completions"));
@@ -35,8 +37,12 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
     let asked = Asked::take(&mut body)?;
     let messages =
         body.messages.take().ok_or_else(|| ServiceError::invalid("messages", "`messages` is missing"))?;
-    let generation = body.add_generation_prompt.unwrap_or(true);
-    let prompt = prompt(state, text.as_ref(), messages, asked.as_ref(), generation)?;
+    let rendering = Rendering {
+        tools: asked.as_ref().map(|asked| asked.tools.as_slice()),
+        reasoning_effort: effort::of(&effort, text.template())?,
+        add_generation_prompt: body.add_generation_prompt.unwrap_or(true),
+    };
+    let prompt = prompt(state, text.as_ref(), messages, rendering)?;
     // The template has written the special tokens.
     let special = body.add_special_tokens.unwrap_or(false);
     let context = state.engine.limits().context_length;
@@ -60,8 +66,7 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
     Ok(Generation { route: Route::Chat, requests: vec![request], structure, tools, echoes: None, options })
 }
 
-/// The prompt of a chat: `messages`, and the tools of `asked`, as the model's template writes them; `generation`
-/// opens the assistant's answer.
+/// The prompt of a chat: `messages`, and what `rendering` has beside them, as the model's template writes them.
 ///
 /// # Errors
 /// A message cannot be used, or the template refuses.
@@ -69,18 +74,16 @@ pub(super) fn prompt(
     state: &HttpState,
     text: &dyn TextFrontend,
     messages: Messages,
-    asked: Option<&Asked>,
-    generation: bool,
+    rendering: Rendering<'_>,
 ) -> Result<String, ServiceError> {
     let messages = messages::for_template(messages)?;
-    let offered = asked.map(|asked| asked.tools.as_slice());
     match state.tool_format {
         // The template shows nothing of tools and their calls: the messages do.
         None => {
-            let messages = tools::in_messages(messages, offered.unwrap_or_default());
-            text.render_chat(&messages, None, generation)
+            let messages = tools::in_messages(messages, rendering.tools.unwrap_or_default());
+            text.render_chat(&messages, Rendering { tools: None, ..rendering })
         }
-        Some(_) => text.render_chat(&messages, offered, generation),
+        Some(_) => text.render_chat(&messages, rendering),
     }
 }
 

@@ -16,6 +16,7 @@ mod body;
 mod chat;
 mod collect;
 mod completions;
+mod effort;
 mod embeddings;
 mod exchange;
 mod fields;

@@ -2,7 +2,7 @@
 
 use crate::grammar::Tokens;
 use crate::text::TextFront;
-use remoe_model::text::TextError;
+use remoe_model::text::{Rendering, TextError};
 use remoe_wire::{ErrorCode, ServiceError};
 use serde_json::Value;
 use std::sync::Arc;
@@ -40,17 +40,11 @@ pub(crate) trait TextFrontend: Send + Sync {
     /// The chat template's text.
     fn template(&self) -> Option<&str>;
 
-    /// `messages` as a prompt, with the `tools` that the model may call; `generation` opens the assistant's
-    /// answer.
+    /// `messages` as a prompt.
     ///
     /// # Errors
     /// There is no template, it refuses the messages, or it is broken.
-    fn render_chat(
-        &self,
-        messages: &[Value],
-        tools: Option<&[Value]>,
-        generation: bool,
-    ) -> Result<String, ServiceError>;
+    fn render_chat(&self, messages: &[Value], rendering: Rendering<'_>) -> Result<String, ServiceError>;
 }
 
 impl TextFrontend for TextFront {
@@ -84,13 +78,8 @@ impl TextFrontend for TextFront {
         self.template()
     }
 
-    fn render_chat(
-        &self,
-        messages: &[Value],
-        tools: Option<&[Value]>,
-        generation: bool,
-    ) -> Result<String, ServiceError> {
-        self.render_chat(messages, tools, generation)
+    fn render_chat(&self, messages: &[Value], rendering: Rendering<'_>) -> Result<String, ServiceError> {
+        self.render_chat(messages, rendering)
     }
 }
 

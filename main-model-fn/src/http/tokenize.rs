@@ -1,12 +1,14 @@
 //! `/tokenize`: the ids of a text or of a chat. `/detokenize`: the text of ids.
 
+use super::fields::Given;
 use super::messages::Messages;
 use super::state::HttpState;
 use super::tools::{Asked, Tools};
-use super::{body, chat, text};
+use super::{body, chat, effort, text};
 use axum::Json;
 use axum::extract::{self, State};
 use remoe_http::ApiError;
+use remoe_model::text::Rendering;
 use remoe_wire::ServiceError;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -20,6 +22,7 @@ struct TokenizeBody {
     add_special_tokens: Option<bool>,
     add_generation_prompt: Option<bool>,
     tools: Option<Tools>,
+    reasoning_effort: Given,
 }
 
 #[derive(Serialize)]
@@ -59,8 +62,12 @@ fn tokenize(state: &HttpState, body: TokenizeBody) -> Result<Tokenized, ServiceE
         (Some(prompt), None) => encode(&prompt, body.add_special_tokens.unwrap_or(true))?,
         (None, Some(messages)) => {
             let asked = Asked::of(body.tools, None, None)?;
-            let generation = body.add_generation_prompt.unwrap_or(true);
-            let prompt = chat::prompt(state, text.as_ref(), messages, asked.as_ref(), generation)?;
+            let rendering = Rendering {
+                tools: asked.as_ref().map(|asked| asked.tools.as_slice()),
+                reasoning_effort: effort::of(&body.reasoning_effort, text.template())?,
+                add_generation_prompt: body.add_generation_prompt.unwrap_or(true),
+            };
+            let prompt = chat::prompt(state, text.as_ref(), messages, rendering)?;
             encode(&prompt, body.add_special_tokens.unwrap_or(false))?
         }
         _ => {

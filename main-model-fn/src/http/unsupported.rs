@@ -33,11 +33,12 @@ pub(super) fn refuse(body: &RequestBody) -> Result<(), ServiceError> {
         Given::Text(choice) if choice == "none" => (),
         _ => return Err(unsupported("function_call")),
     }
+    // Chats have taken theirs.
     match &body.reasoning_effort {
         Given::Nothing => (),
         Given::Text(effort) if effort == "none" => (),
         _ => {
-            let message = "`reasoning_effort` is not supported: the model thinks as long as it does";
+            let message = "`reasoning_effort` is for /v1/chat/completions";
             return Err(ServiceError::invalid("reasoning_effort", message));
         }
     }

@@ -11,5 +11,5 @@ mod tokenizer;
 
 pub use detokenizer::Detokenizer;
 pub use error::TextError;
-pub use template::ChatTemplate;
+pub use template::{ChatTemplate, Rendering};
 pub use tokenizer::Tokenizer;

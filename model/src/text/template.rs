@@ -58,6 +58,17 @@ pub struct ChatTemplate {
     special_tokens: BTreeMap<&'static str, String>,
 }
 
+/// What a conversation is rendered with beside its messages.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Rendering<'a> {
+    /// The tools that the model may call, as OpenAI's requests have them.
+    pub tools: Option<&'a [Json]>,
+    /// How much the model is to think, as `reasoning_effort` of OpenAI's requests; the template knows of none where absent.
+    pub reasoning_effort: Option<&'a str>,
+    /// Opens the assistant's answer.
+    pub add_generation_prompt: bool,
+}
+
 /// What `raise_exception` carries out of a rendering.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -165,25 +176,24 @@ impl ChatTemplate {
     /// [`TextError::Refused`] where the template refuses the conversation, [`TextError::Template`]
     /// where the template fails.
     pub fn render(&self, messages: &[Json], add_generation_prompt: bool) -> Result<String, TextError> {
-        self.render_with_tools(messages, None, add_generation_prompt)
+        self.render_with(messages, Rendering { add_generation_prompt, ..Rendering::default() })
     }
 
-    /// As [`Self::render`], with the tools that the model may call, as OpenAI's requests have them.
+    /// As [`Self::render`], with all that a request can say.
     ///
     /// # Errors
     /// As [`Self::render`].
-    pub fn render_with_tools(
-        &self,
-        messages: &[Json],
-        tools: Option<&[Json]>,
-        add_generation_prompt: bool,
-    ) -> Result<String, TextError> {
+    pub fn render_with(&self, messages: &[Json], rendering: Rendering<'_>) -> Result<String, TextError> {
+        let Rendering { tools, reasoning_effort, add_generation_prompt } = rendering;
         let mut context: BTreeMap<&str, Value> =
             self.special_tokens.iter().map(|(name, token)| (*name, Value::from(token.as_str()))).collect();
         context.insert("messages", Value::from(Serde(messages)));
         context.insert("add_generation_prompt", Value::from(add_generation_prompt));
         context.insert("tools", tools.map_or_else(|| Value::from(()), |tools| Value::from(Serde(tools))));
         context.insert("documents", Value::from(()));
+        if let Some(effort) = reasoning_effort {
+            context.insert("reasoning_effort", Value::from(effort));
+        }
         let render = || -> Result<String, Error> {
             let compiled = self.compiled()?;
             let mut text = String::new();

@@ -46,6 +46,37 @@ async fn earlier_tool_calls_reach_the_template_with_their_arguments_as_objects()
     assert!(prompt.contains(r#""arguments":"{\"x\"""#), "{prompt}");
 }
 
+/// Bytes, beside a template that reads how much the model is to think.
+struct Thinker;
+
+impl Altered for Thinker {
+    fn template(&self) -> Option<&str> {
+        Some("{{ reasoning_effort }}")
+    }
+}
+
+#[tokio::test]
+async fn the_effort_reaches_the_template_that_reads_it() {
+    let front = Front::build(Some(Arc::new(Thinker)), Engine::limits(), |_| ());
+    let length = async |effort: Value| {
+        let body = chat_with(json!({ "reasoning_effort": effort }));
+        let (reply, asked) = front.chat(body.clone()).await;
+        reply.ok();
+        let tokenized = front.post("/tokenize", body).await.ok();
+        assert_eq!(tokenized["tokens"], json!(asked[0].prompt), "{effort}");
+        asked[0].prompt.len()
+    };
+    let unsaid = length(json!(null)).await;
+    for effort in ["none", "minimal", "low", "medium", "high"] {
+        assert_eq!(length(json!(effort)).await, unsaid + effort.len() + 2, "{effort}");
+    }
+    for wrong in [json!("extreme"), json!("LOW"), json!(3), json!({"effort": "low"})] {
+        let body = chat_with(json!({ "reasoning_effort": wrong }));
+        front.post("/v1/chat/completions", body.clone()).await.refuses("reasoning_effort");
+        front.post("/tokenize", body).await.refuses("reasoning_effort");
+    }
+}
+
 #[tokio::test]
 async fn the_generation_prompt_can_be_left_out() {
     let front = Front::new();

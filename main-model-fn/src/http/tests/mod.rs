@@ -24,6 +24,7 @@ use axum::body::{Body, to_bytes};
 use axum::http::{self, HeaderMap, StatusCode};
 use engine::Engine;
 use prometheus::Registry;
+use remoe_model::text::Rendering;
 use remoe_planner::Account;
 use remoe_wire::{ErrorCode, ServiceError};
 use serde_json::{Value, json};
@@ -73,13 +74,10 @@ impl TextFrontend for Bytes {
         None
     }
 
-    fn render_chat(
-        &self,
-        messages: &[Value],
-        tools: Option<&[Value]>,
-        generation: bool,
-    ) -> Result<String, ServiceError> {
+    fn render_chat(&self, messages: &[Value], rendering: Rendering<'_>) -> Result<String, ServiceError> {
+        let Rendering { tools, reasoning_effort, add_generation_prompt } = rendering;
         let mut text = tools.map(|tools| json!(tools).to_string()).unwrap_or_default();
+        text += &reasoning_effort.map(|effort| format!("<{effort}>")).unwrap_or_default();
         for message in messages {
             let field = |name: &str| message[name].as_str().unwrap_or_default().to_owned();
             if field("content") == "REFUSE" {
@@ -90,7 +88,7 @@ impl TextFrontend for Bytes {
                 text += &calls.to_string();
             }
         }
-        Ok(text + if generation { "[assistant]" } else { "" })
+        Ok(text + if add_generation_prompt { "[assistant]" } else { "" })
     }
 }
 
@@ -149,13 +147,8 @@ impl<T: Altered> TextFrontend for T {
         Altered::template(self)
     }
 
-    fn render_chat(
-        &self,
-        messages: &[Value],
-        tools: Option<&[Value]>,
-        generation: bool,
-    ) -> Result<String, ServiceError> {
-        Bytes.render_chat(messages, tools, generation)
+    fn render_chat(&self, messages: &[Value], rendering: Rendering<'_>) -> Result<String, ServiceError> {
+        Bytes.render_chat(messages, rendering)
     }
 }
 
