@@ -170,7 +170,13 @@ fn a_model_may_stand_alone() {
     assert_eq!(facts["family"], "mixtral");
     let answer = object(&run(&["generate", &model, "--prompt-ids", "1", "--max-tokens", "2", "--json"]));
     assert_eq!(answer["tokens"], json!([0, 1]));
-    assert_eq!(error_of(&["inspect", "--json"], 2)["field"], "--model");
+    let missing = error_of(&["inspect", "--json"], 2);
+    assert_eq!(missing["field"], "MODEL");
+    let message = missing["message"].as_str().unwrap();
+    assert!(
+        message.contains("<MODEL>") && message.contains("folder") && message.contains("hf://"),
+        "{message}"
+    );
     assert_eq!(error_of(&["plan", &model, "--problem", "x", "--json"], 2)["code"], "arguments");
 }
 

@@ -21,6 +21,10 @@ pub struct ModelArgs {
     pub model_cache: Option<PathBuf>,
 }
 
+/// What a model's place can be, for people.
+const PLACES: &str =
+    "a Hugging Face folder, hf://ORGANISATION/NAME[@REVISION], s3://BUCKET/PREFIX or https://HOST/PATH";
+
 /// The arguments as they are written. `model_source` is the model in either form.
 #[derive(clap::Args)]
 #[group(id = "ModelArgs")]
@@ -49,7 +53,9 @@ impl FromArgMatches for ModelArgs {
         let Form { positional, model, model_cache } = Form::from_arg_matches(matches)?;
         let model = positional.or(model).ok_or_else(|| {
             let mut error = clap::Error::new(ErrorKind::MissingRequiredArgument);
-            error.insert(ContextKind::InvalidArg, ContextValue::Strings(vec!["--model <MODEL>".to_owned()]));
+            // What to give, which most people do without the flag.
+            let missing = format!("<MODEL> ({PLACES})");
+            error.insert(ContextKind::InvalidArg, ContextValue::Strings(vec![missing]));
             error
         })?;
         Ok(Self { model, model_cache })
@@ -217,7 +223,7 @@ mod tests {
         for nothing in [&[][..], &["--model-cache", "c"]] {
             let error = parse(nothing).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::MissingRequiredArgument);
-            assert!(error.to_string().contains("--model <MODEL>"), "{error}");
+            assert!(error.to_string().contains(&format!("  <MODEL> ({PLACES})\n")), "{error}");
         }
     }
 }

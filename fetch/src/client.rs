@@ -8,12 +8,14 @@ use crate::checksum::Sha256Sum;
 use crate::error::FetchError;
 use crate::identity::Identity;
 use crate::patience::{Again, Failed, Patience};
+use crate::progress;
 use crate::source::Source;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use reqwest::{Client, Response, Url};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Redirects that are followed for one request.
@@ -61,6 +63,18 @@ pub(crate) struct SourceClient {
     root: PathBuf,
     /// Where the source sent us for the bytes of a file, for as long as that works.
     targets: Mutex<HashMap<String, Url>>,
+    /// It was said that the source sends whole files.
+    tells_whole: AtomicBool,
+}
+
+/// What is said once of a source that takes no notice of ranges.
+fn whole_files(root: &Path) -> String {
+    format!(
+        "fetch: {} does not answer range requests (206): files are fetched as a whole, again for each part that is read, and none \
+         of more than {} MiB can be; use a server that does",
+        root.display(),
+        WHOLE_FILE >> 20
+    )
 }
 
 /// A client for sources, with the machine's certificates.
@@ -86,7 +100,7 @@ pub(crate) fn http_client(patience: &Patience) -> Result<Client, FetchError> {
 impl SourceClient {
     /// `root` is what messages call the source.
     pub(crate) fn new(http: Client, source: Source, root: PathBuf) -> Self {
-        Self { http, source, root, targets: Mutex::default() }
+        Self { http, source, root, targets: Mutex::default(), tells_whole: AtomicBool::new(false) }
     }
 
     /// What messages call the file.
@@ -129,6 +143,10 @@ impl SourceClient {
                 let size = content_length(response.headers())
                     .filter(|size| *size <= WHOLE_FILE)
                     .ok_or_else(|| FetchError::NoRanges { place: place.clone(), limit: WHOLE_FILE })?;
+                let is_more = size > range.end - range.start || range.start > 0;
+                if is_more && !self.tells_whole.swap(true, Ordering::Relaxed) {
+                    progress::print_line(&whole_files(&self.root));
+                }
                 (0..size, size)
             }
             StatusCode::NOT_MODIFIED if matches!(condition, Condition::Other(_)) => {

@@ -3,6 +3,7 @@
 
 use crate::support::{WEIGHTS, connect, files, model, read, start_copy, total, web};
 use remoe_model::{Checkpoint, FileRange, Store};
+use remoe_tests::checkpoint::{Sizes, generate};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -111,6 +112,31 @@ async fn a_server_without_ranges_gives_small_files_only() {
     assert_eq!(read(&store, "config.json").await.unwrap(), files(model.path())["config.json"]);
     let said = read(&store, WEIGHTS).await.unwrap_err();
     assert!(said.contains("range requests"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_without_ranges_is_told_of_once() {
+    let sizes =
+        Sizes { layers: 1, hidden: 128, width: 256, experts: 8, top_k: 2, vocabulary: 256, context: 64 };
+    let (model, work) = (generate(sizes), tempfile::tempdir().unwrap());
+    assert!(
+        (64 << 10..16 << 20).contains(&total(model.path())),
+        "longer than is asked for first, not too long"
+    );
+    let (web, content) = web(model.path()).await;
+    let copied = async |to: &str| {
+        let output =
+            start_copy(&web.model(), &work.path().join(format!("of {to}")), &work.path().join(to), &[]);
+        let output = output.end().await;
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{said}");
+        said.lines().filter(|line| line.contains("does not answer range requests")).count()
+    };
+    assert_eq!(copied("one").await, 0);
+    content.change(|faults| faults.no_ranges = true);
+    assert_eq!(copied("other").await, 1);
+    let there = files(&work.path().join("other"));
+    assert_eq!(there[WEIGHTS], files(model.path())[WEIGHTS]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
