@@ -88,6 +88,7 @@ impl History {
 
     /// Replicas of `function` were added: none of them is taken away before a window has passed. Others follow their own load.
     pub fn raised(&mut self, function: &str, now: Duration) {
+        self.look(now);
         self.raised.insert(function.to_owned(), now);
     }
 

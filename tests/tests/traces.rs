@@ -201,7 +201,8 @@ async fn a_request_that_is_given_up_is_one_tree() {
 
     let mut connection = Connection::open(main.http()).await;
     let traceparent = format!("00-{}-{PARENT}-01", trace(1));
-    connection.write(post(&model.name, 4, false, &traceparent)).await.unwrap();
+    let name = folder.path().file_name().unwrap().to_str().unwrap();
+    connection.write(post(name, 4, false, &traceparent)).await.unwrap();
     let repeated = async || Metrics::read(main.http()).await.value("remoe_iterations_repeated_total");
     until(LONG, "repeated iterations", async || (repeated().await > 0).then_some(())).await;
     drop(connection);
