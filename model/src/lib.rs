@@ -17,6 +17,7 @@ mod facts;
 mod family;
 mod fields;
 mod fingerprint;
+mod foreign;
 mod generation;
 mod header;
 mod inspection;
