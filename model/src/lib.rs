@@ -47,7 +47,7 @@ pub use fingerprint::Fingerprint;
 pub use generation::GenerationDefaults;
 #[doc(hidden)]
 pub use header::tensor_table;
-pub use inspection::{Decoded, Inspection};
+pub use inspection::{Decoded, Ignored, Inspection};
 pub use outline::{AttentionOutline, ExpertsOutline, LayerOutline, MlpOutline, Outline, Weights};
 pub use rope::{RopeFacts, RopeLayout, RopeScaling};
 pub use sizes::Sizes;
