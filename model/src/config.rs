@@ -334,6 +334,9 @@ impl<'a> Common<'a> {
         if !(0.0..=1.0).contains(&norm_eps) {
             return Err(fields.error(self.names.norm_eps, format!("is {norm_eps}, expected 0 to 1")));
         }
+        for other in ["rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon"] {
+            fields.agree_on(self.names.norm_eps, norm_eps, other)?;
+        }
         let token = |name: &str, default: Option<u32>| {
             let mut ids = fields.token_ids(name, self.vocab_size)?;
             // Absent is the default, null is none.

@@ -63,11 +63,15 @@ impl<'a> Fields<'a> {
     }
 
     /// Refuses `other`, another name of `name`, where it says something else than what was read under that.
-    pub(crate) fn agree_on(&self, name: &str, value: usize, other: &str) -> Result<(), CheckpointError> {
+    pub(crate) fn agree_on(
+        &self,
+        name: &str,
+        value: impl Into<Value>,
+        other: &str,
+    ) -> Result<(), CheckpointError> {
+        let value = value.into();
         match self.get(other) {
-            Some(two) if other != name && !same_number(two, value as f64) => {
-                Err(self.contradiction(other, two, name, &Value::from(value)))
-            }
+            Some(two) if !same(&value, two) => Err(self.contradiction(other, two, name, &value)),
             _ => Ok(()),
         }
     }
