@@ -41,7 +41,7 @@ impl PromptArgs {
                 format!("there is no token {id}, the model has tokens 0 to {}", facts.vocab_size - 1);
             return Err(CliError::arguments("--prompt-ids", message));
         }
-        let (prompt, context) = (self.prompt_ids.len(), facts.context_length);
+        let (prompt, context) = (self.prompt_ids.len(), facts.served_context());
         if prompt.saturating_add(max_tokens as usize) > context {
             let message = format!(
                 "{prompt} tokens of the prompt and {max_tokens} generated ones are more than the model's context of \

@@ -112,7 +112,7 @@ impl WorkloadArgs {
     /// The requests to plan for; `concurrency` of them at once, where that is said.
     pub(crate) fn request(&self, model: &Inspection, concurrency: Option<u32>) -> Result<Request, CliError> {
         let workload = self.read()?;
-        let context = model.context_length as u64;
+        let context = model.served_context() as u64;
         let typical_input = workload.typical_input_tokens.unwrap_or(TYPICAL_INPUT);
         let typical_output = workload.typical_output_tokens.unwrap_or(TYPICAL_OUTPUT);
         let most_output =

@@ -70,6 +70,18 @@ fn inspect_tells_the_facts() {
     assert!(String::from_utf8(shown.stdout).unwrap().starts_with("family"));
 }
 
+/// longrope is served up to the context of its training, and more is refused before anything is started.
+#[test]
+fn positions_that_are_not_served_are_known_beforehand() {
+    let model = fixture("phimoe-longrope");
+    let facts = object(&run(&["inspect", "--model", &model, "--json"]));
+    assert_eq!((facts["context_length"].as_u64(), facts["served_context"].as_u64()), (Some(128), Some(64)));
+    let shown = String::from_utf8(run(&["inspect", "--model", &model]).stdout).unwrap();
+    assert!(shown.contains("128 tokens, of which 64 are served"), "{shown}");
+    let arguments = ["generate", "--json", "--model", &model, "--prompt-ids", "1", "--max-tokens", "64"];
+    assert_eq!(error_of(&arguments, 2)["field"], "--max-tokens");
+}
+
 #[test]
 fn inspect_tells_what_quantising_loses() {
     let model = fixture("mixtral-basic");

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::config::{ModelConfig, prediction_layers, quantisation};
 use crate::decode::{self, NotFinite};
 use crate::error::CheckpointError;
+use crate::fields::Fields;
 use crate::fingerprint::{self, Fingerprint};
 use crate::generation::GenerationDefaults;
 use crate::inspection::Inspection;
@@ -37,7 +38,8 @@ pub struct Checkpoint {
 
 impl Checkpoint {
     /// Opens a folder: `config.json`, `generation_config.json` and the headers of the safetensors
-    /// files are parsed, and every tensor of the model is found with its shape and type.
+    /// files are parsed, and every tensor of the model is found with its shape and type. Every other tensor
+    /// is an error, but for those of [`crate::Ignored`].
     ///
     /// # Errors
     /// The file and, where there is one, the field or tensor that is wrong.
@@ -66,6 +68,9 @@ impl Checkpoint {
         let quantisation = quantisation(&path, &object)?;
         let further = prediction_layers(&path, &object)?;
         let layout = layout::resolve(&config, further, quantisation.as_ref(), &shards)?;
+        if let Some(quantisation) = &quantisation {
+            quantisation.check_stored(Fields::new(&path, &object), &shards)?;
+        }
         let short_form = quantisation.map(|quantisation| quantisation.form);
         Ok(Self { store, config, generation, shards, layout, short_form })
     }
@@ -93,7 +98,7 @@ impl Checkpoint {
         self.shards.files.iter().map(|shard| shard.path.as_path())
     }
 
-    /// Names of all tensors in the files, sorted, also those that the model does not use.
+    /// Names of all tensors in the files, sorted, also those that are ignored ([`crate::Ignored`]).
     #[must_use]
     pub fn tensor_names(&self) -> Vec<&str> {
         self.shards.names()
@@ -359,7 +364,7 @@ impl Checkpoint {
     /// As [`Self::fingerprint`].
     pub fn inspect(&self) -> Result<Inspection, CheckpointError> {
         let decoded = self.short_form.map(|form| (form, Sizes::decoded(&self.config, &self.layout)));
-        Ok(Inspection::of(&self.config, self.sizes(), decoded, self.fingerprint()?))
+        Ok(Inspection::of(&self.config, self.sizes(), decoded, self.fingerprint()?, &self.layout.ignored))
     }
 
     /// Identity of the weights and of what the config says about them; see [`Fingerprint`].

@@ -9,6 +9,7 @@ use crate::facts::{Activation, AttentionFacts};
 use crate::facts::{LayerFacts, MlpFacts, MoeFacts, NormKind, StoredDtype};
 use crate::family::Family;
 use crate::fields::Fields;
+use crate::foreign;
 use crate::json;
 use crate::rope::{RopeFacts, RopeScaling};
 use crate::stored_form::Quantisation;
@@ -87,6 +88,7 @@ impl ModelConfig {
         let fields = Fields::new(path, object);
         let family = Family::of(&fields)?;
         refuse_everywhere(&fields)?;
+        foreign::refuse(fields, family)?;
         let mut config = family.parse(fields)?;
         if let (None, Some(stored)) = (declared_dtype(&fields)?, stored) {
             config.dtype = stored;
@@ -139,7 +141,8 @@ impl ModelConfig {
 /// part of the model that is served.
 pub(crate) fn prediction_layers(path: &Path, object: &Map<String, Value>) -> Result<usize, CheckpointError> {
     let fields = Fields::new(path, object);
-    Ok(fields.optional_count(fields.either("num_nextn_predict_layers", "num_mtp_layers"))?.unwrap_or(0))
+    // Of other families than DeepSeek-V3 the fields are refused.
+    Ok(fields.optional_count(fields.either("num_nextn_predict_layers", "num_mtp_layers")?)?.unwrap_or(0))
 }
 
 /// How weights are stored that are not in the dtype.
@@ -270,10 +273,7 @@ impl<'a> Common<'a> {
     pub(crate) fn layer_types(&self) -> Result<Option<Vec<bool>>, CheckpointError> {
         let fields = self.fields;
         let Some(types) = fields.list("layer_types")? else { return Ok(None) };
-        if types.len() != self.layers {
-            return Err(fields
-                .error("layer_types", format!("has {} entries for {} layers", types.len(), self.layers)));
-        }
+        self.one_for_each_layer(types)?;
         let slides = |entry: &Value| match entry.as_str() {
             Some("full_attention") => Ok(false),
             Some("sliding_attention") => Ok(true),
@@ -283,6 +283,15 @@ impl<'a> Common<'a> {
             )),
         };
         types.iter().map(slides).collect::<Result<_, _>>().map(Some)
+    }
+
+    /// Refuses `layer_types` of another length than the model has layers.
+    pub(crate) fn one_for_each_layer(&self, types: &[Value]) -> Result<(), CheckpointError> {
+        if types.len() == self.layers {
+            return Ok(());
+        }
+        let message = format!("has {} entries for {} layers", types.len(), self.layers);
+        Err(self.fields.error("layer_types", message))
     }
 
     /// Experts, in the first of the fields `names` that is there, and experts per token, checked against each other.
@@ -295,12 +304,18 @@ impl<'a> Common<'a> {
     ) -> Result<(usize, usize), CheckpointError> {
         const TOP_K: &str = "num_experts_per_tok";
         let fields = self.fields;
-        let name = fields.either(name, other);
+        let name = fields.either(name, other)?;
         let experts = fields.size(name, experts)?;
+        for other in ["num_experts", "num_local_experts", "n_routed_experts"] {
+            fields.agree_on(name, experts, other)?;
+        }
         let top_k = match top_k {
             Some(default) => fields.size(TOP_K, default)?,
             None => fields.required_size(TOP_K)?,
         };
+        for other in ["num_experts_per_token", "experts_per_token", "moe_topk", "moe_k"] {
+            fields.agree_on(TOP_K, top_k, other)?;
+        }
         if top_k > experts {
             return Err(fields.error(TOP_K, format!("is {top_k}, more than {name} ({experts})")));
         }
@@ -318,6 +333,9 @@ impl<'a> Common<'a> {
         // A mean square is about 1: more would drown it.
         if !(0.0..=1.0).contains(&norm_eps) {
             return Err(fields.error(self.names.norm_eps, format!("is {norm_eps}, expected 0 to 1")));
+        }
+        for other in ["rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon"] {
+            fields.agree_on(self.names.norm_eps, norm_eps, other)?;
         }
         let token = |name: &str, default: Option<u32>| {
             let mut ids = fields.token_ids(name, self.vocab_size)?;
@@ -356,6 +374,7 @@ impl<'a> Common<'a> {
 
 /// `dtype`, or `torch_dtype` as it was called before; "auto" and null say nothing.
 pub(crate) fn declared_dtype(fields: &Fields<'_>) -> Result<Option<StoredDtype>, CheckpointError> {
+    fields.agree("dtype", "torch_dtype")?;
     let name = if fields.get("dtype").is_some() { "dtype" } else { "torch_dtype" };
     match fields.text(name)? {
         None | Some("auto") => Ok(None),

@@ -48,9 +48,37 @@ impl<'a> Fields<'a> {
         self.map.get(name).is_some_and(Value::is_null)
     }
 
-    /// The first of two names that is there: transformers has renamed fields.
-    pub(crate) fn either(&self, name: &'a str, other: &'a str) -> &'a str {
-        if !self.map.contains_key(name) && self.map.contains_key(other) { other } else { name }
+    /// The first of two names that is there: transformers has renamed fields. Where both are, they say the same.
+    pub(crate) fn either(&self, name: &'a str, other: &'a str) -> Result<&'a str, CheckpointError> {
+        self.agree(name, other)?;
+        Ok(if !self.map.contains_key(name) && self.map.contains_key(other) { other } else { name })
+    }
+
+    /// Refuses two names of one thing that say different things.
+    pub(crate) fn agree(&self, name: &str, other: &str) -> Result<(), CheckpointError> {
+        match (self.get(name), self.get(other)) {
+            (Some(one), Some(two)) if !same(one, two) => Err(self.contradiction(other, two, name, one)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses `other`, another name of `name`, where it says something else than what was read under that.
+    pub(crate) fn agree_on(
+        &self,
+        name: &str,
+        value: impl Into<Value>,
+        other: &str,
+    ) -> Result<(), CheckpointError> {
+        let value = value.into();
+        match self.get(other) {
+            Some(two) if !same(&value, two) => Err(self.contradiction(other, two, name, &value)),
+            _ => Ok(()),
+        }
+    }
+
+    fn contradiction(&self, other: &str, two: &Value, name: &str, one: &Value) -> CheckpointError {
+        let name = self.full_name(name);
+        self.error(other, format!("is {}, but {name} is {}; leave one of the two", cut(two), cut(one)))
     }
 
     /// A size of at least one; null is an error.
@@ -185,12 +213,7 @@ impl<'a> Fields<'a> {
     }
 
     fn wrong(&self, name: &str, value: &Value, expected: &str) -> CheckpointError {
-        let mut shown = value.to_string();
-        if let Some((cut, _)) = shown.char_indices().nth(80) {
-            shown.truncate(cut);
-            shown.push('…');
-        }
-        self.error(name, format!("is {shown}, expected {expected}"))
+        self.error(name, format!("is {}, expected {expected}", cut(value)))
     }
 
     pub(crate) fn error(&self, name: &str, message: impl Into<String>) -> CheckpointError {
@@ -204,4 +227,30 @@ impl<'a> Fields<'a> {
     fn full_name(&self, name: &str) -> String {
         if self.prefix.is_empty() { name.to_owned() } else { format!("{}.{name}", self.prefix) }
     }
+}
+
+/// As much of a value as a message has room for.
+fn cut(value: &Value) -> String {
+    let mut shown = value.to_string();
+    if let Some((cut, _)) = shown.char_indices().nth(80) {
+        shown.truncate(cut);
+        shown.push('…');
+    }
+    shown
+}
+
+/// Whether two values say the same; 4 and 4.0 do.
+pub(crate) fn same(one: &Value, two: &Value) -> bool {
+    match one {
+        Value::Number(_) => one.as_f64().is_some_and(|number| same_number(two, number)),
+        Value::Array(list) => two.as_array().is_some_and(|other| {
+            list.len() == other.len() && list.iter().zip(other).all(|(a, b)| same(a, b))
+        }),
+        _ => one == two,
+    }
+}
+
+/// Whether a value is this number.
+pub(crate) fn same_number(value: &Value, number: f64) -> bool {
+    value.as_f64() == Some(number)
 }

@@ -43,6 +43,9 @@ pub struct Inspection {
     pub vocab_size: usize,
     /// Positions that the model was made for.
     pub context_length: usize,
+    /// Positions that are served, where they are fewer; see [`Self::served_context`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub served_context: Option<usize>,
     /// See [`Sizes::expert_bytes`].
     pub expert_bytes: u64,
     /// See [`Sizes::non_expert_layer_bytes`].
@@ -55,6 +58,19 @@ pub struct Inspection {
     pub token_bytes: u64,
     /// See [`Sizes::total_bytes`].
     pub total_bytes: u64,
+    /// Tensors that are in the files and no part of the model that is served, where there are some. They are
+    /// in none of the sizes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ignored: Option<Ignored>,
+}
+
+/// What a checkpoint holds besides the model.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ignored {
+    /// Ids of the layers behind the others that predict further tokens.
+    pub prediction_layers: Vec<usize>,
+    /// Bytes of those layers and of buffers that are computed anew.
+    pub bytes: u64,
 }
 
 /// Weights that are stored in a shorter form, as they are when they have been read.
@@ -73,6 +89,12 @@ pub struct Decoded {
 }
 
 impl Inspection {
+    /// Positions that are served: those of [`crate::ModelConfig::served_context`].
+    #[must_use]
+    pub fn served_context(&self) -> usize {
+        self.served_context.map_or(self.context_length, |served| served.min(self.context_length))
+    }
+
     /// The same model with all weights stored in the dtype: what resident sizes are made of.
     #[must_use]
     pub fn decoded(&self) -> Self {
@@ -165,6 +187,7 @@ impl Inspection {
         sizes: Sizes,
         decoded: Option<(ShortForm, Sizes)>,
         fingerprint: Fingerprint,
+        ignored: &Ignored,
     ) -> Self {
         let moe = config.any_moe();
         let stored_as = decoded.map(|(form, sizes)| Decoded {
@@ -189,12 +212,14 @@ impl Inspection {
             hidden_size: config.hidden_size,
             vocab_size: config.vocab_size,
             context_length: config.context_length,
+            served_context: Some(config.served_context()).filter(|served| *served < config.context_length),
             expert_bytes: sizes.expert_bytes,
             non_expert_layer_bytes: sizes.non_expert_layer_bytes,
             outside_bytes: sizes.outside_bytes,
             kv_bytes_per_token: sizes.kv_bytes_per_token,
             token_bytes: sizes.token_bytes,
             total_bytes: sizes.total_bytes,
+            ignored: Some(ignored).filter(|ignored| ignored.bytes > 0).cloned(),
         }
     }
 }

@@ -1,7 +1,10 @@
 //! Finds every tensor that the model needs, with its shape and type, before anything is read.
 
+mod ignored;
 mod short;
 
+use std::cell::RefCell;
+use std::collections::HashSet;
 use std::path::Path;
 
 use crate::config::ModelConfig;
@@ -11,6 +14,7 @@ use crate::facts::{
     StoredDtype,
 };
 use crate::family::{BlockNames, Fused, TensorNames};
+use crate::inspection::Ignored;
 use crate::shards::{RawTensor, Shards};
 use crate::stored_form::{Quantisation, ShortForm};
 use crate::tensors::{
@@ -32,6 +36,8 @@ pub(crate) struct Layout {
     pub(crate) head: TensorRef,
     pub(crate) head_bias: Option<TensorRef>,
     pub(crate) layers: Vec<LayerTensors>,
+    /// What is in the files besides.
+    pub(crate) ignored: Ignored,
 }
 
 /// The tensors of one layer.
@@ -140,7 +146,8 @@ pub(crate) fn stored_dtype(shards: &Shards) -> Option<StoredDtype> {
     StoredDtype::from_header(tensor.dtype)
 }
 
-/// Resolves all tensors of `config`. There may be `further` layers behind its own, which are not used.
+/// Resolves all tensors of `config`, and refuses others. There may be `further` layers behind its own that
+/// predict further tokens and are not used.
 pub(crate) fn resolve(
     config: &ModelConfig,
     further: usize,
@@ -154,8 +161,9 @@ pub(crate) fn resolve(
         hidden: config.hidden_size,
         norm_bias: config.norm == NormKind::Layer,
         names: config.family.names(),
+        used: RefCell::default(),
     };
-    no_more_layers(config.layers.len(), further, shards)?;
+    ignored::no_more_layers(config.layers.len(), further, shards)?;
     let table = [config.vocab_size, config.hidden_size];
     let (has_embedding, has_head) = (finder.has(EMBEDDING), finder.has(HEAD));
     // Tied: one of the two is enough, whichever it is. Where both are stored and differ, transformers
@@ -167,7 +175,7 @@ pub(crate) fn resolve(
     } else {
         (EMBEDDING, HEAD)
     };
-    let layout = Layout {
+    let mut layout = Layout {
         embedding: finder.find(embedding, &table)?,
         positions: match config.rope {
             Some(_) => None,
@@ -182,32 +190,18 @@ pub(crate) fn resolve(
             .enumerate()
             .map(|(id, facts)| finder.layer(id, facts))
             .collect::<Result<_, _>>()?,
+        ignored: Ignored::default(),
     };
+    layout.ignored = finder.ignored(config.layers.len())?;
     if quantisation.is_some() {
         finder.experts_of_one_size(&layout)?;
     }
     Ok(layout)
 }
 
-/// Refuses tensors of layers that the config does not have: one of the two is of another model, and to
-/// leave layers out would give another answer without a word.
-fn no_more_layers(layers: usize, further: usize, shards: &Shards) -> Result<(), CheckpointError> {
-    let known = layers.saturating_add(further);
-    let layer = |name: &str| name.strip_prefix("model.layers.")?.split('.').next()?.parse::<usize>().ok();
-    let more = shards.tensors.values().filter(|tensor| layer(&tensor.name).is_some_and(|id| id >= known));
-    match more.min_by_key(|tensor| &tensor.name) {
-        None => Ok(()),
-        Some(tensor) => Err(CheckpointError::tensor(
-            shards.files.get(tensor.file).map_or(&*shards.listing, |shard| &shard.path),
-            &tensor.name,
-            format!(
-                "is of a layer that config.json does not have: num_hidden_layers is {layers}; one of the two files is of another model"
-            ),
-        )),
-    }
-}
-
 struct Finder<'a> {
+    /// Names that were asked for and are there, those of scales among them.
+    used: RefCell<HashSet<&'a str>>,
     shards: &'a Shards,
     quantisation: Option<&'a Quantisation>,
     dtype: StoredDtype,
@@ -216,7 +210,7 @@ struct Finder<'a> {
     names: &'static TensorNames,
 }
 
-impl Finder<'_> {
+impl<'a> Finder<'a> {
     fn has(&self, name: &str) -> bool {
         self.shards.tensors.contains_key(name)
     }
@@ -269,8 +263,9 @@ impl Finder<'_> {
     }
 
     /// The tensor of that name as it is stored, which must have that shape.
-    fn raw(&self, name: &str, shape: &[usize]) -> Result<&RawTensor, CheckpointError> {
+    fn raw(&self, name: &str, shape: &[usize]) -> Result<&'a RawTensor, CheckpointError> {
         let raw = self.shards.tensors.get(name).ok_or_else(|| self.missing(name, shape))?;
+        self.used.borrow_mut().insert(&raw.name);
         match same_shape(raw, shape) {
             true => Ok(raw),
             false => {

@@ -17,6 +17,7 @@ mod facts;
 mod family;
 mod fields;
 mod fingerprint;
+mod foreign;
 mod generation;
 mod header;
 mod inspection;
@@ -47,7 +48,7 @@ pub use generation::GenerationDefaults;
 pub use header::TENSOR_LIMIT;
 #[doc(hidden)]
 pub use header::tensor_table;
-pub use inspection::{Decoded, Inspection};
+pub use inspection::{Decoded, Ignored, Inspection};
 pub use outline::{AttentionOutline, ExpertsOutline, LayerOutline, MlpOutline, Outline, Weights};
 pub use rope::{RopeFacts, RopeLayout, RopeScaling};
 pub use sizes::Sizes;

@@ -4,7 +4,7 @@
 use std::f64::consts::PI;
 
 use crate::error::CheckpointError;
-use crate::fields::Fields;
+use crate::fields::{Fields, same};
 
 /// More elements than any head has, and few enough to list their frequencies.
 const HEAD_LIMIT: usize = 1 << 16;
@@ -226,8 +226,45 @@ impl RopeFacts {
                 "gives frequencies that are 0 or not finite in float32; check theta, factor and the betas",
             ));
         }
+        one_of_two(fields, theta)?;
         Ok(facts)
     }
+}
+
+/// Refuses `rope_parameters` that say something else than the `rope_scaling` beside them, which was read.
+fn one_of_two(fields: Fields<'_>, theta: f64) -> Result<(), CheckpointError> {
+    let (Some(scaling), Some(parameters)) =
+        (fields.object("rope_scaling")?, fields.object("rope_parameters")?)
+    else {
+        return Ok(());
+    };
+    let differs = |name: &str| {
+        parameters.error(name, "is not what rope_scaling says, which would be used; leave one of the two")
+    };
+    if let Some(other) = parameters.optional_positive("rope_theta")?
+        && other != theta
+    {
+        return Err(differs("rope_theta"));
+    }
+    let kind_field = parameters.either("rope_type", "type")?;
+    let kind = |fields: Fields<'_>| match (fields.text("rope_type")?, fields.text("type")?) {
+        (Some(kind), _) | (None, Some(kind)) => Ok::<_, CheckpointError>(kind.to_owned()),
+        (None, None) => Ok("default".to_owned()),
+    };
+    if kind(scaling)? != kind(parameters)? {
+        return Err(differs(kind_field));
+    }
+    let besides = |name: &&str| !["rope_type", "type", "rope_theta"].contains(name);
+    for name in scaling.keys().chain(parameters.keys()).filter(besides) {
+        let same = match (scaling.get(name), parameters.get(name)) {
+            (Some(one), Some(two)) => same(one, two),
+            (one, two) => one.is_none() && two.is_none(),
+        };
+        if !same {
+            return Err(differs(name));
+        }
+    }
+    Ok(())
 }
 
 fn parse_scaling(
@@ -241,8 +278,15 @@ fn parse_scaling(
             return Err(scaling.unsupported(key, "rope parameters per layer type are not supported"));
         }
     }
-    let kind_field = scaling.either("rope_type", "type");
+    let kind_field = scaling.either("rope_type", "type")?;
     let kind = scaling.text(kind_field)?.unwrap_or("default");
+    if let Some(known) = known_keys(kind) {
+        let known = |key: &str| EVERY_KIND.contains(&key) || known.contains(&key);
+        if let Some(key) = scaling.keys().find(|key| !known(key) && scaling.get(key).is_some()) {
+            let message = format!("what it means for rope type `{kind}` is not known");
+            return Err(scaling.unsupported(key, message));
+        }
+    }
     let required = |name: &str| {
         scaling
             .optional_positive(name)?
@@ -308,6 +352,35 @@ fn parse_scaling(
             format!("rope type `{other}`; supported are default, linear, dynamic, llama3, yarn and longrope"),
         )),
     }
+}
+
+/// Keys that rope parameters of every kind may have.
+const EVERY_KIND: [&str; 4] = ["rope_type", "type", "rope_theta", "partial_rotary_factor"];
+
+/// The keys that a kind has besides; `mscale_all_dim` scales the scores of latent attention with any factor.
+fn known_keys(kind: &str) -> Option<&'static [&'static str]> {
+    const ORIGINAL: &str = "original_max_position_embeddings";
+    const ALL_DIM: &str = "mscale_all_dim";
+    Some(match kind {
+        // Not of use, but what older versions of transformers write beside it.
+        "default" => &[ORIGINAL],
+        "linear" | "dynamic" => &["factor", ORIGINAL, ALL_DIM],
+        "llama3" => &["factor", "low_freq_factor", "high_freq_factor", ORIGINAL, ALL_DIM],
+        "yarn" => {
+            &["factor", "attention_factor", "beta_fast", "beta_slow", "mscale", ALL_DIM, ORIGINAL, "truncate"]
+        }
+        "longrope" => &[
+            "factor",
+            "attention_factor",
+            "short_factor",
+            "long_factor",
+            "short_mscale",
+            "long_mscale",
+            ORIGINAL,
+            ALL_DIM,
+        ],
+        _ => return None,
+    })
 }
 
 /// The divisors of all frequencies.

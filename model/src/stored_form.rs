@@ -4,10 +4,13 @@ use crate::error::CheckpointError;
 use crate::facts::StoredDtype;
 use crate::family::Family;
 use crate::fields::Fields;
+use crate::shards::Shards;
 
 const CONFIG: &str = "quantization_config";
 const BLOCK: &str = "weight_block_size";
 const EXCEPT: &str = "modules_to_not_convert";
+/// Element type of fp8 weights in a header.
+pub(crate) const FP8: &str = "F8_E4M3";
 /// Longest side of a block.
 const LONGEST: u64 = 65_535;
 
@@ -85,6 +88,17 @@ impl Quantisation {
                 self.form.name()
             );
             return Err(fields.unsupported(CONFIG, message));
+        }
+        Ok(())
+    }
+
+    /// Refuses fp8 where no tensor is stored as that: weights that were decoded already, or of another checkpoint.
+    pub(crate) fn check_stored(&self, fields: Fields<'_>, shards: &Shards) -> Result<(), CheckpointError> {
+        let fp8 = || shards.tensors.values().any(|tensor| tensor.dtype == FP8);
+        if matches!(self.form, ShortForm::Fp8 { .. }) && !fp8() {
+            let message =
+                format!("says fp8, but no tensor is stored as {FP8}; leave it out if none is meant to be");
+            return Err(fields.error(CONFIG, message));
         }
         Ok(())
     }

@@ -66,6 +66,9 @@ fn parts_have_their_names() {
     let mut direct = deepseek_v2();
     direct.set("q_lora_rank", json!(null));
     for layer in 0..3 {
+        for latent in ["q_a_proj", "q_a_layernorm", "q_b_proj"] {
+            direct.tensors.remove(&format!("model.layers.{layer}.self_attn.{latent}.weight"));
+        }
         direct.tensor(&format!("model.layers.{layer}.self_attn.q_proj.weight"), &[50, 40]);
     }
     let checkpoint = direct.write().open();
@@ -175,6 +178,67 @@ fn sizes_add_up_to_the_tensors() {
         assert_eq!(json["dtype"], "float32");
         assert_eq!(serde_json::from_value::<Inspection>(json).unwrap(), seen);
     }
+}
+
+/// Of models that transformers wrote, and of the demo's: all are served, but for two that are there to be refused.
+#[test]
+fn every_reference_model_opens() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let fixtures = std::fs::read_dir(root.join("tests/fixtures")).unwrap().map(|entry| entry.unwrap().path());
+    let mut opened = 0;
+    for folder in fixtures.chain([root.join("demo/model")]) {
+        if !folder.join("config.json").exists() {
+            continue;
+        }
+        match (folder.file_name().and_then(|name| name.to_str()).unwrap(), Checkpoint::open(&folder)) {
+            ("dsv2-bias", Err(error)) => assert_eq!(error.field(), Some("mlp_bias"), "{error}"),
+            ("mixtral-gelu", Err(error)) => assert_eq!(error.field(), Some("hidden_act"), "{error}"),
+            (name, Err(error)) => panic!("{name}: {error}"),
+            (name, Ok(checkpoint)) => {
+                assert!(checkpoint.inspect().unwrap().ignored.is_none(), "{name}");
+                opened += 1;
+            }
+        }
+    }
+    assert!(opened > 30, "{opened}");
+}
+
+/// A config that has lost a field whose tensors are in the files.
+#[test]
+fn biases_that_the_config_does_not_ask_for_are_refused() {
+    let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+    for (name, field, stray) in [
+        ("phimoe-longrope", "attention_bias", "model.layers.0.self_attn.k_proj.bias"),
+        ("phimoe-longrope", "lm_head_bias", "lm_head.bias"),
+        ("olmoe-clip", "attention_bias", "model.layers.0.self_attn.k_proj.bias"),
+        ("qwen3moe-window", "attention_bias", "model.layers.0.self_attn.k_proj.bias"),
+        ("granitemoe-fused", "attention_bias", "model.layers.0.self_attn.k_proj.bias"),
+    ] {
+        let folder = support::Folder::new();
+        let source = fixtures.join(name);
+        let mut config: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(source.join("config.json")).unwrap()).unwrap();
+        config.as_object_mut().unwrap().remove(field).unwrap();
+        folder.put("config.json", config.to_string());
+        folder.put("model.safetensors", std::fs::read(source.join("model.safetensors")).unwrap());
+        let error = folder.error();
+        assert_eq!(error.field(), Some(stray), "{name} {field}: {error}");
+    }
+    let mut shared = deepseek_v2();
+    shared.set("n_shared_experts", json!(0));
+    let error = shared.write().error();
+    assert!(error.field().is_some_and(|name| name.contains("shared_experts")), "{error}");
+}
+
+/// longrope is served up to the context of its training.
+#[test]
+fn an_inspection_says_which_positions_are_served() {
+    let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+    let seen = Checkpoint::open(fixtures.join("phimoe-longrope")).unwrap().inspect().unwrap();
+    assert_eq!((seen.context_length, seen.served_context, seen.served_context()), (128, Some(64), 64));
+    let seen = mixtral().write().open().inspect().unwrap();
+    assert_eq!((seen.served_context, seen.served_context()), (None, 64));
+    assert!(serde_json::to_value(&seen).unwrap().get("served_context").is_none());
 }
 
 #[test]

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use remoe_model::{Checkpoint, CheckpointError, ModelConfig};
 use safetensors::Dtype;
 use serde_json::{Value, json};
-use support::{Folder, Material, deepseek_v2, mixtral, olmoe};
+use support::{Folder, Material, deepseek_v2, deepseek_v3, mixtral, olmoe};
 
 /// The header of a file and the data behind it.
 fn split(folder: &Folder) -> (Value, Vec<u8>) {
@@ -142,13 +142,57 @@ fn any_missing_tensor_is_named() {
 }
 
 #[test]
-fn tensors_that_the_model_does_not_use_do_no_harm() {
+fn buffers_that_are_computed_anew_do_no_harm() {
     let mut material = mixtral();
     material.typed("model.layers.0.self_attn.rotary_emb.inv_freq", Dtype::F32, &[4]);
-    material.typed("model.layers.0.position_ids", Dtype::I64, &[3]);
+    material.typed("model.layers.0.attn.masked_bias", Dtype::I64, &[3]);
     let checkpoint = material.write().open();
     assert_eq!(checkpoint.sizes(), mixtral().write().open().sizes());
-    assert!(checkpoint.tensor("model.layers.0.position_ids").is_none());
+    assert!(checkpoint.tensor("model.layers.0.attn.masked_bias").is_none());
+    let ignored = checkpoint.inspect().unwrap().ignored.unwrap();
+    assert_eq!((ignored.bytes, ignored.prediction_layers.len()), (4 * 4 + 3 * 8, 0));
+    assert!(mixtral().write().open().inspect().unwrap().ignored.is_none());
+}
+
+/// Each would change the answer of the model that it is of.
+#[test]
+fn tensors_that_the_model_does_not_use_are_refused_by_name() {
+    let block = "model.layers.0.block_sparse_moe";
+    let attention = "model.layers.0.self_attn";
+    let of_mixtral = [
+        format!("{attention}.q_proj.bias"),
+        format!("{attention}.q_norm.weight"),
+        format!("{attention}.sinks"),
+        format!("{attention}.q_proj.weight_scale"),
+        format!("{attention}.q_proj.input_scale"),
+        format!("{attention}.bias"),
+        format!("{block}.gate.bias"),
+        format!("{block}.gate.e_score_correction_bias"),
+        format!("{block}.experts.0.w1.bias"),
+        format!("{block}.experts.5.w1.weight"),
+        format!("{block}.experts.0.w1.lora_A.weight"),
+        format!("{block}.shared_expert.gate_proj.weight"),
+        "lm_head.bias".to_owned(),
+        "model.norm.bias".to_owned(),
+        "model.embed_positions.weight".to_owned(),
+        "model.layers.0.pre_feedforward_layernorm.weight".to_owned(),
+        "model.layers.0.mlp.gate_proj.weight".to_owned(),
+        "model.layers.00.input_layernorm.weight".to_owned(),
+        "vision_tower.patch.weight".to_owned(),
+    ];
+    for name in of_mixtral {
+        let mut material = mixtral();
+        material.tensor(&name, &[40]);
+        for folder in [material.write(), material.write_shards(3)] {
+            let error = folder.error();
+            assert_eq!(error.field(), Some(&*name), "{error}");
+            assert!(matches!(error, CheckpointError::Tensor { .. }), "{error}");
+        }
+    }
+    let mut material = mixtral();
+    material.tensor("lm_head.bias", &[59]).tensor("model.norm.bias", &[40]);
+    let error = material.write().error();
+    assert!(error.to_string().contains("lm_head.bias`") && error.to_string().contains("1 others"), "{error}");
 }
 
 #[test]
@@ -317,9 +361,62 @@ fn tensors_of_layers_that_the_config_does_not_have_are_refused_by_name() {
         assert!(error.field().is_some_and(|name| name.starts_with(&format!("model.layers.{}.", layers - 1))));
         assert!(error.to_string().contains(&format!("num_hidden_layers is {}", layers - 1)), "{error}");
     }
-    // One that predicts further tokens is counted apart.
+    // Nor can it be taken for one that predicts further tokens.
     material.set("num_nextn_predict_layers", json!(1));
-    assert_eq!(material.write().open().config().layers.len() as u64, layers - 1);
+    assert_eq!(material.write().error().field(), Some("num_nextn_predict_layers"));
+}
+
+/// A DeepSeek-V3 with a fourth layer, that the config says predicts further tokens.
+fn with_prediction_layer() -> Material {
+    let mut material = deepseek_v3();
+    let third: Vec<_> = material
+        .tensors
+        .iter()
+        .filter_map(|(name, tensor)| Some((name.strip_prefix("model.layers.2.")?.to_owned(), tensor.clone())))
+        .collect();
+    for (name, tensor) in third {
+        material.tensors.insert(format!("model.layers.3.{name}"), tensor);
+    }
+    material.set("num_nextn_predict_layers", json!(1));
+    material
+}
+
+#[test]
+fn layers_that_predict_further_tokens_are_ignored_and_named() {
+    const PARTS: [&str; 3] = ["eh_proj.weight", "enorm.weight", "hnorm.weight"];
+    let plain = deepseek_v3().write().open();
+    let mut material = with_prediction_layer();
+    for part in PARTS {
+        material.tensor(&format!("model.layers.3.{part}"), &[40]);
+    }
+    for shared in ["embed_tokens.weight", "shared_head.head.weight", "shared_head.norm.weight"] {
+        material.tensor(&format!("model.layers.3.{shared}"), &[40]);
+    }
+    let checkpoint = material.write().open();
+    assert_eq!((checkpoint.config(), checkpoint.sizes()), (plain.config(), plain.sizes()));
+    let seen = checkpoint.inspect().unwrap();
+    let ignored = seen.ignored.unwrap();
+    assert_eq!(ignored.prediction_layers, [3]);
+    let stored: usize = material.tensors.values().map(|(_, _, data)| data.len()).sum();
+    assert_eq!(seen.total_bytes + ignored.bytes, stored as u64);
+    // A layer of the model that is taken for one of them would be lost.
+    for part in PARTS {
+        let mut less = material.clone();
+        less.tensors.remove(&format!("model.layers.3.{part}"));
+        let error = less.write().error();
+        assert!(error.field().is_some_and(|name| name.starts_with("model.layers.3.")), "{error}");
+        assert!(error.to_string().contains(part), "{error}");
+    }
+    let error = with_prediction_layer().write().error();
+    assert!(error.field().is_some_and(|name| name.starts_with("model.layers.3.")), "{error}");
+    // They may be said and not be there: transformers writes such checkpoints.
+    let mut absent = deepseek_v3();
+    absent.set("num_nextn_predict_layers", json!(1));
+    assert!(absent.write().open().inspect().unwrap().ignored.is_none());
+    for (field, value) in [("num_nextn_predict_layers", json!("one")), ("num_mtp_layers", json!(2))] {
+        let mut wrong = material.clone();
+        assert_eq!(wrong.set(field, value).write().error().field(), Some(field));
+    }
 }
 
 /// A header may have 100 MB: a million empty tensors, which no model has.

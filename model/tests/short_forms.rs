@@ -235,6 +235,16 @@ fn a_form_that_the_tensors_do_not_have_is_refused_by_name() {
 }
 
 #[test]
+fn fp8_over_a_checkpoint_without_fp8_is_refused() {
+    let said = material("qwen3moe-fp8").config["quantization_config"].clone();
+    let mut plain = support::qwen3_moe();
+    plain.set("dtype", json!("float32")).set("quantization_config", said);
+    refused(&plain, "quantization_config");
+    plain.unset("quantization_config");
+    plain.write().open();
+}
+
+#[test]
 fn what_is_no_number_is_refused_when_it_is_read() {
     const UP: &str = "model.layers.1.mlp.experts.3.up_proj.weight";
     let mut fp8 = material("dsv3-fp8");

@@ -147,7 +147,7 @@ pub fn demanded(
         context_length: known
             .model
             .facts()
-            .map_or(0, |facts| u32::try_from(facts.inspection.context_length).unwrap_or(u32::MAX)),
+            .map_or(0, |facts| u32::try_from(facts.inspection.served_context()).unwrap_or(u32::MAX)),
         phase: next.into(),
         turn: turn.saturating_add(u64::from(changes)),
         since: MicroTime(if changes { now } else { since }),

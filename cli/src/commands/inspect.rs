@@ -5,7 +5,7 @@ use crate::exit::CliError;
 use crate::output::{json, table};
 use remoe_experts::{LoadError, QuantisationError, quantisation_errors};
 use remoe_kernels::{Pool, PoolConfig};
-use remoe_model::{Checkpoint, ExpertsDtype, Inspection};
+use remoe_model::{Checkpoint, ExpertsDtype, Ignored, Inspection};
 use serde::Serialize;
 use std::io::Write;
 
@@ -121,7 +121,13 @@ fn for_people(facts: &Inspection) -> String {
             format!("{}, stored as {} ({decoded} in {0})", facts.dtype, stored.form)
         }
     };
-    table::of_pairs(&[
+    let context = match facts.served_context() {
+        served if served < facts.context_length => {
+            format!("{} tokens, of which {served} are served", facts.context_length)
+        }
+        all => format!("{all} tokens"),
+    };
+    let mut rows = vec![
         ("family", facts.family.clone()),
         ("dtype", dtype),
         ("fingerprint", facts.fingerprint.clone()),
@@ -130,15 +136,30 @@ fn for_people(facts: &Inspection) -> String {
         ("shared experts", facts.shared_experts.to_string()),
         ("hidden size", facts.hidden_size.to_string()),
         ("vocabulary", facts.vocab_size.to_string()),
-        ("context", format!("{} tokens", facts.context_length)),
+        ("context", context),
         ("", String::new()),
         ("one expert", table::bytes(facts.expert_bytes)),
         ("all experts", table::bytes(experts_in_all * facts.expert_bytes)),
         ("other layer weights", table::bytes(non_expert)),
         ("embedding and head", table::bytes(facts.outside_bytes)),
         ("total", table::bytes(facts.total_bytes)),
+    ];
+    if let Some(ignored) = &facts.ignored {
+        rows.push(("ignored", format!("{}, {}", besides(ignored), table::bytes(ignored.bytes))));
+    }
+    rows.extend([
         ("", String::new()),
         ("cache per token", table::bytes(facts.kv_bytes_per_token)),
         ("hidden state per token", table::bytes(facts.token_bytes)),
-    ])
+    ]);
+    table::of_pairs(&rows)
+}
+
+/// What is in the files besides the model.
+fn besides(ignored: &Ignored) -> String {
+    match ignored.prediction_layers.as_slice() {
+        [] => "buffers that are computed anew".to_owned(),
+        [layer] => format!("layer {layer} (predicts further tokens)"),
+        [first, .., last] => format!("layers {first} to {last} (predict further tokens)"),
+    }
 }

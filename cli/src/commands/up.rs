@@ -244,7 +244,7 @@ impl Front {
                 let options = ModelOptions {
                     name: wanted.name(),
                     short_names: Vec::new(),
-                    context_length: wanted.inspection.context_length,
+                    context_length: wanted.inspection.served_context(),
                     max_requests,
                     waiting_bytes: WAITING_BYTES,
                     wake_limit: args.deployment.ready_timeout,

@@ -1,5 +1,6 @@
 //! DeepSeek-V2: `DeepseekV2Config` and `modeling_deepseek_v2.py` of transformers 5.17 (the native
-//! model; `norm_topk_prob` and `moe_layer_freq` are fields that it does not read).
+//! model; `norm_topk_prob`, `scoring_func` and `moe_layer_freq` are fields that it does not read, and which must say
+//! what it does).
 //!
 //! Multi-head latent attention whose latents have norms with an epsilon of their own. Router logits
 //! in float32, softmax over all experts, greedy or group-limited choice, weights times
@@ -29,9 +30,6 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
     let common = Common::read(fields, &DEFAULTS)?;
     fields.refuse("sliding_window", "DeepSeek-V2 attends to the whole context")?;
     uniform_layer_types(&common, "full_attention")?;
-    if fields.flag("mlp_bias", false)? {
-        return Err(fields.unsupported("mlp_bias", "feed-forward layers with a bias are not supported"));
-    }
     // transformers refuses it too, though the heads do not depend on it.
     common.even_heads()?;
     let (attention, rope) = latent::attention(&common, RopeLayout::Interleaved)?;

@@ -1,5 +1,5 @@
 //! DeepSeek-V3 and R1: `DeepseekV3Config` and `modeling_deepseek_v3.py` of transformers 5.17
-//! (`moe_layer_freq` is a field that it does not read; layers that predict further tokens stand behind
+//! (`moe_layer_freq` is a field that it does not read, and which must be 1; layers that predict further tokens stand behind
 //! the others and are not loaded).
 //!
 //! Multi-head latent attention. Router logits in float32, a sigmoid of each, a correction for the choice

@@ -1,5 +1,5 @@
 //! gpt-oss (OpenAI): `GptOssConfig` and `modeling_gpt_oss.py` of transformers 5.17 (`hidden_act` is a field
-//! that it does not read).
+//! that it does not read, and which must be silu).
 //!
 //! Attention with a sink per head, every other layer within a window. Biases on attention, router and
 //! experts, whose activation is a clamped SwiGLU. The experts of the largest logits, softmax over them.
@@ -34,11 +34,21 @@ const DEFAULTS: Defaults = Defaults {
 
 /// `GptOssExperts.limit`, which the kernels compute with.
 const LIMIT: f64 = 7.0;
+/// `GptOssExperts.alpha`, the same.
+const ALPHA: f64 = 1.702;
 
 pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> {
     let common = Common::read(fields, &DEFAULTS)?;
     if let Some(limit) = fields.optional_number("swiglu_limit")?.filter(|limit| *limit != LIMIT) {
         return Err(fields.unsupported("swiglu_limit", format!("{limit}; experts are clamped at {LIMIT}")));
+    }
+    if let Some(alpha) = fields.optional_number("swiglu_alpha")?.filter(|alpha| *alpha != ALPHA) {
+        return Err(fields.unsupported("swiglu_alpha", format!("{alpha}; experts compute with {ALPHA}")));
+    }
+    if let Some(other) = fields.text("hidden_act")?.filter(|name| !["silu", "swish"].contains(name)) {
+        return Err(
+            fields.unsupported("hidden_act", format!("`{other}`; gpt-oss has a clamped SwiGLU, silu"))
+        );
     }
     if RopeFacts::parameters(fields)?.is_none() {
         return Err(fields.error("rope_parameters", "is missing; gpt-oss has rope type yarn, say how"));

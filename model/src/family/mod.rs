@@ -171,7 +171,9 @@ impl Family {
 
 /// Refuses `layer_types` that say anything else than what the family does in every layer.
 fn uniform_layer_types(common: &Common<'_>, expected: &str) -> Result<(), CheckpointError> {
-    for entry in common.fields.list("layer_types")?.unwrap_or_default() {
+    let Some(types) = common.fields.list("layer_types")? else { return Ok(()) };
+    common.one_for_each_layer(types)?;
+    for entry in types {
         if entry.as_str() != Some(expected) {
             return Err(common
                 .fields

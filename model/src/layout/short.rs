@@ -5,11 +5,8 @@ use crate::decode::{MXFP4_BYTES, MXFP4_GROUP};
 use crate::error::CheckpointError;
 use crate::facts::StoredDtype;
 use crate::shards::RawTensor;
-use crate::stored_form::ShortForm;
+use crate::stored_form::{FP8, ShortForm};
 use crate::tensors::{MlpTensors, Scales, StoredAs, TensorRef};
-
-/// Element type of fp8 weights in a header.
-const FP8: &str = "F8_E4M3";
 
 impl Finder<'_> {
     /// A matrix that is multiplied with, which may be stored as fp8.

@@ -27,6 +27,8 @@ pub struct Outline {
     pub vocabulary: usize,
     /// Positions that the model was made for.
     pub context: usize,
+    /// Positions that are served of them, see [`crate::ModelConfig::served_context`].
+    pub served_context: usize,
     /// Rows of a learned position embedding; 0: there is none.
     pub learned_positions: usize,
     /// Whether the head is the embedding.
@@ -282,6 +284,7 @@ impl Outline {
             hidden_size: self.hidden,
             vocab_size: self.vocabulary,
             context_length: self.context,
+            served_context: Some(self.served_context).filter(|served| *served < self.context),
             expert_bytes,
             total_bytes: saturated(u128::from(outside_bytes) + rest + routed),
             non_expert_layer_bytes: layers,
@@ -289,6 +292,7 @@ impl Outline {
             kv_bytes_per_token: saturated(cache * element),
             token_bytes: saturated(self.hidden as u128 * element),
             moe_layers,
+            ignored: None,
         }
     }
 

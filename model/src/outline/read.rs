@@ -71,6 +71,7 @@ impl Outline {
             hidden: config.hidden_size,
             vocabulary: config.vocab_size,
             context: config.context_length,
+            served_context: config.served_context(),
             learned_positions: if config.rope.is_none() { config.context_length } else { 0 },
             tied: config.tie_embeddings,
             norm_biases: config.norm == NormKind::Layer,

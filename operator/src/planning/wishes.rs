@@ -25,7 +25,7 @@ const LARGEST_BURST: f64 = 1e6;
 /// # Errors
 /// The largest request does not fit into the model's context.
 pub fn workload(spec: &MoEDeploymentSpec, model: &Inspection) -> Result<WorkloadSpec, PlanningError> {
-    let context = u32::try_from(model.context_length).unwrap_or(u32::MAX);
+    let context = u32::try_from(model.served_context()).unwrap_or(u32::MAX);
     let Some(workload) = spec.workload.clone() else {
         let output = MAX_OUTPUT.min(context / 4).max(1);
         let input = MAX_INPUT.min(context.saturating_sub(output)).max(1);

@@ -69,7 +69,7 @@ pub(crate) async fn run(
     for (number, form) in (1..).zip(FORMS) {
         let wanted = wanted(source, form)?;
         let tokens = prompt::tokens(&wanted.checkpoint, &text, false)?;
-        answer.window = WINDOW.min(wanted.inspection.context_length);
+        answer.window = WINDOW.min(wanted.inspection.served_context());
         let windows: Vec<&[u32]> = tokens
             .chunks(answer.window)
             .filter(|window| window.len() > 1)

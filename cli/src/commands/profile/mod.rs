@@ -126,7 +126,7 @@ fn measure_blocking(request: &Request, progress: &Arc<Progress>) -> Result<Profi
         return Err(CliError::arguments("--model", message));
     }
     let functions = Functions::new(progress, machine::memory_bytes().max(1 << 30), *backend, device)?;
-    let grid = Grid::new(machine::cores(), *quick, inspection.context_length);
+    let grid = Grid::new(machine::cores(), *quick, inspection.served_context());
     let step = |what: String| progress.doing(what);
     progress.expect(steps(&grid, functions.quotas, device, address.is_some()));
     let subject = Subject { functions: &functions, source, inspection, dtype, grid: &grid };

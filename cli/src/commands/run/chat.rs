@@ -29,7 +29,7 @@ impl Chat {
             CliError::arguments("--model", message)
         })?;
         let template = ChatTemplate::open_in(checkpoint.store())?;
-        Ok(Self { tokenizer, template, context: wanted.inspection.context_length, messages: Vec::new() })
+        Ok(Self { tokenizer, template, context: wanted.inspection.served_context(), messages: Vec::new() })
     }
 
     pub(super) fn forget(&mut self) {

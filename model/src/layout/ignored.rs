@@ -1,0 +1,95 @@
+//! What a checkpoint holds besides the tensors that its model needs: little is ignored, the rest is refused.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use super::Finder;
+use crate::error::CheckpointError;
+use crate::inspection::Ignored;
+use crate::shards::{RawTensor, Shards};
+
+/// Ends of the names of buffers that older versions of transformers wrote: frequencies, angles and masks,
+/// which follow from the config.
+const BUFFERS: [&str; 5] = [
+    ".rotary_emb.inv_freq",
+    ".rotary_emb.cos_cached",
+    ".rotary_emb.sin_cached",
+    ".attn.bias",
+    ".attn.masked_bias",
+];
+
+/// What a layer that predicts further tokens has and no other one (DeepSeek-V3, arXiv 2412.19437, section 2.2).
+const OF_PREDICTION: [&str; 3] = ["eh_proj.weight", "enorm.weight", "hnorm.weight"];
+
+/// The layer that a tensor is of.
+fn layer_of(name: &str) -> Option<usize> {
+    name.strip_prefix("model.layers.")?.split('.').next()?.parse().ok()
+}
+
+/// Refuses tensors of layers that the config does not have, `further` ones that predict further tokens counted
+/// in: one of the two is of another model, and to leave layers out would give another answer without a word.
+pub(super) fn no_more_layers(layers: usize, further: usize, shards: &Shards) -> Result<(), CheckpointError> {
+    let known = layers.saturating_add(further);
+    let behind = |tensor: &&RawTensor| layer_of(&tensor.name).filter(|id| *id >= layers);
+    let wrong = |tensor: &RawTensor, message: String| {
+        let path = shards.files.get(tensor.file).map_or(&*shards.listing, |shard| &shard.path);
+        CheckpointError::tensor(path, &tensor.name, message)
+    };
+    let more = shards.tensors.values().filter(|tensor| behind(tensor).is_some_and(|id| id >= known));
+    if let Some(tensor) = more.min_by_key(|tensor| &tensor.name) {
+        let message = format!(
+            "is of a layer that config.json does not have: num_hidden_layers is {layers}; one of the two files is of another model"
+        );
+        return Err(wrong(tensor, message));
+    }
+    // A layer of the model that is taken for one of prediction would be lost without a word as well.
+    let incomplete = shards.tensors.values().filter_map(|tensor| {
+        let id = behind(&tensor)?;
+        let lacks = |part: &&&str| !shards.tensors.contains_key(&*format!("model.layers.{id}.{part}"));
+        Some((tensor, id, *OF_PREDICTION.iter().find(lacks)?))
+    });
+    match incomplete.min_by_key(|(tensor, ..)| &tensor.name) {
+        None => Ok(()),
+        Some((tensor, id, part)) => {
+            let message = format!(
+                "is of layer {id}, which is to predict further tokens (num_nextn_predict_layers) but has no `{part}`: it is a layer of the model, or of another one"
+            );
+            Err(wrong(tensor, message))
+        }
+    }
+}
+
+impl Finder<'_> {
+    /// What was not asked for, once everything has been: layers that predict further tokens and buffers.
+    pub(super) fn ignored(&self, layers: usize) -> Result<Ignored, CheckpointError> {
+        let used = self.used.borrow();
+        let mut prediction_layers = BTreeSet::new();
+        let (mut bytes, mut others) = (0, Vec::new());
+        for tensor in self.shards.tensors.values().filter(|tensor| !used.contains(&*tensor.name)) {
+            match layer_of(&tensor.name).filter(|id| *id >= layers) {
+                Some(id) => drop(prediction_layers.insert(id)),
+                None if BUFFERS.iter().any(|end| tensor.name.ends_with(end)) => {}
+                None => {
+                    others.push(tensor);
+                    continue;
+                }
+            }
+            bytes += tensor.bytes;
+        }
+        let Some(first) = others.iter().min_by_key(|tensor| &tensor.name) else {
+            return Ok(Ignored { prediction_layers: prediction_layers.into_iter().collect(), bytes });
+        };
+        let count = match others.len() - 1 {
+            0 => String::new(),
+            more => format!(", nor for {more} others"),
+        };
+        let path = self.shards.files.get(first.file).map_or(Path::new("?"), |shard| &shard.path);
+        Err(CheckpointError::tensor(
+            path,
+            &first.name,
+            format!(
+                "the model as config.json describes it has no use for it{count}: a field of config.json that asks for it is missing or wrong, or the two files are of different models"
+            ),
+        ))
+    }
+}
