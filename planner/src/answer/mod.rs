@@ -12,7 +12,7 @@ use crate::answer::hysteresis::{Change, decide};
 use crate::answer::infeasible::{Infeasible, device_too_small, on_prediction, worst_case};
 use crate::answer::plans::{Effort, Inputs};
 use crate::answer::remedy::sufficient;
-use crate::cost::baselines::Baselines;
+use crate::cost::baselines::{Baselines, Unsplit};
 use crate::cost::stress::all_violations;
 use crate::cost::{Evaluation, Violation};
 use crate::error::{FieldError, PlanError};
@@ -24,8 +24,9 @@ use crate::search::Counters;
 use crate::search::selection::{Candidate, across_layers, by_ratio};
 use crate::search::tables::LayerTable;
 use crate::slicing::Sturdiness;
-use crate::verdict::{Rival, Turn, Verdict, rivals, turns};
+use crate::verdict::{Asked, Rival, Turns, Verdict, rivals};
 use serde::Serialize;
+use std::cell::OnceCell;
 
 /// Beyond so many experts in all, [`compare`] searches coarsely.
 const MOST_COMPARED: usize = 1000;
@@ -200,13 +201,12 @@ fn attempt(problem: &Problem, previous: Option<&PlanDraft>, options: &Options) -
     let tables: Vec<LayerTable> =
         (0..model.layers.len()).map(|layer| LayerTable::new(&model, layer)).collect();
     let candidates = candidates(&model, options.remote, &walk);
-    let violations = |plan: &Plan, evaluation: &Evaluation| match factors {
-        Some(factors) => all_violations(&model, factors, plan, evaluation),
-        None => evaluation.violations.clone(),
-    };
+    let violations = |plan: &Plan, evaluation: &Evaluation| violations_of(&model, factors, plan, evaluation);
+    let terms = OnceCell::new();
     let inputs = Inputs {
         model: &model,
         tables: &tables,
+        terms: &terms,
         factors,
         violations: &violations,
         remote: options.remote,
@@ -219,10 +219,17 @@ fn attempt(problem: &Problem, previous: Option<&PlanDraft>, options: &Options) -
         let stands = violations(&previous, &evaluation).is_empty() && options.remote.allows(&model, &counts);
         (previous, evaluation, stands)
     });
-    let baselines = Baselines::of(&model);
-    let rivals = rivals(&model, &baselines, &plans);
-    let verdict = Verdict::new(rivals, options.turns.then_some(|pays| turns(problem, options, pays)));
-    let counters = plans.counters;
+    let unsplit = Unsplit::new(&model);
+    let baselines = Baselines::with(&model, &unsplit);
+    let rivals = rivals(&model, &unsplit, &baselines, &plans);
+    let mut counters = plans.counters;
+    counters.work = model.work_done();
+    let turns = |pays: bool| {
+        let (turns, work) = Asked::new(&inputs, &unsplit, &plans, pays).turns();
+        counters.work += work;
+        turns
+    };
+    let verdict = Verdict::new(rivals, options.turns.then_some(turns));
     let mut best = plans.best().cloned();
     let mut sturdiness = None;
     if let Some(planned) = best.as_mut().filter(|best| options.sturdy > 0.0 && !best.plan.groups.is_empty()) {
@@ -282,12 +289,19 @@ fn attempt(problem: &Problem, previous: Option<&PlanDraft>, options: &Options) -
 pub fn compare(problem: &Problem) -> Result<Verdict, PlanError> {
     let experts: usize = problem.layers.iter().map(|layer| layer.experts as usize).sum();
     let effort = if experts > MOST_COMPARED { Effort::Coarse } else { Effort::Full };
-    Ok(Verdict::new(ways(problem, Remote::Auto, effort)?, None::<fn(bool) -> Option<Vec<Turn>>>))
+    let (rivals, _) = ways(problem, Remote::Auto, false, effort)?;
+    Ok(Verdict::new(rivals, None::<fn(bool) -> Turns>))
 }
 
-/// Every way to serve `problem` at its cheapest, as far as `effort` finds it.
-pub(crate) fn ways(problem: &Problem, remote: Remote, effort: Effort) -> Result<Vec<Rival>, PlanError> {
+/// Every way to serve `problem` at its cheapest, as far as `effort` finds it, and how much work that was.
+pub(crate) fn ways(
+    problem: &Problem,
+    remote: Remote,
+    robust: bool,
+    effort: Effort,
+) -> Result<(Vec<Rival>, usize), PlanError> {
     problem.check().map_err(PlanError::Problem)?;
+    let factors = robust.then(|| factors(problem)).transpose().map_err(PlanError::Problem)?;
     let model = Model::with_prediction(problem).map_err(PlanError::Problem)?;
     if let Some(infeasible) = device_too_small(&model) {
         return Err(PlanError::Infeasible(Box::new(infeasible)));
@@ -295,21 +309,38 @@ pub(crate) fn ways(problem: &Problem, remote: Remote, effort: Effort) -> Result<
     let tables: Vec<LayerTable> =
         (0..model.layers.len()).map(|layer| LayerTable::new(&model, layer)).collect();
     let candidates = candidates(&model, remote, &walk(&model));
-    let violations = |_: &Plan, evaluation: &Evaluation| evaluation.violations.clone();
+    let violations = |plan: &Plan, evaluation: &Evaluation| violations_of(&model, factors, plan, evaluation);
+    let terms = OnceCell::new();
     let inputs = Inputs {
         model: &model,
         tables: &tables,
-        factors: None,
+        terms: &terms,
+        factors,
         violations: &violations,
         remote,
         candidates: &candidates,
     };
-    Ok(rivals(&model, &Baselines::of(&model), &inputs.plans(effort)))
+    let unsplit = Unsplit::new(&model);
+    let rivals = rivals(&model, &unsplit, &Baselines::with(&model, &unsplit), &inputs.plans(effort));
+    Ok((rivals, model.work_done()))
+}
+
+/// The limits that a plan does not keep; with `factors` also when the prediction errs by them.
+pub(crate) fn violations_of(
+    model: &Model<'_>,
+    factors: Option<&[ErrorFactor]>,
+    plan: &Plan,
+    evaluation: &Evaluation,
+) -> Vec<Violation> {
+    match factors {
+        Some(factors) => all_violations(model, factors, plan, evaluation),
+        None => evaluation.violations.clone(),
+    }
 }
 
 /// Every choice of remote counts that the search may take: ratios that pass the worst case, nothing
 /// remote, and the choices across layers, whose worst case is only checked where they are good.
-fn candidates(model: &Model<'_>, remote: Remote, walk: &[WalkStep]) -> Vec<Candidate> {
+pub(crate) fn candidates(model: &Model<'_>, remote: Remote, walk: &[WalkStep]) -> Vec<Candidate> {
     let mut all = by_ratio(model);
     let across = if remote == Remote::Never { Vec::new() } else { across_layers(model, &all) };
     let passes = |i: usize| i == 0 || walk.iter().any(|step| step.i == i && step.passes());

@@ -3,13 +3,15 @@
 use crate::answer::Remote;
 use crate::cost::{Evaluation, Violation};
 use crate::plan::{LayerPlan, Plan};
+use crate::preallocation::WorstCase;
 use crate::problem::ErrorFactor;
 use crate::problem::model::Model;
 use crate::search::candidate::Multipliers;
 use crate::search::selection::{Candidate, across_layers, by_ratio, others};
 use crate::search::tables::LayerTable;
 use crate::search::{COST_TIE, Counters, Found, Search};
-use crate::slicing::{Family, Planned, Slicing, Sturdiness};
+use crate::slicing::{Family, LayerTerms, Moves, Planned, Slicing, Sturdiness};
+use std::cell::OnceCell;
 
 /// How much is searched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +34,8 @@ const FEW_CHOICES: usize = 512;
 pub(crate) struct Inputs<'s, 'm> {
     pub(crate) model: &'s Model<'m>,
     pub(crate) tables: &'s [LayerTable],
+    /// What is kept of every expert, once it is worked out.
+    pub(crate) terms: &'s OnceCell<Option<Vec<LayerTerms>>>,
     pub(crate) factors: Option<&'s [ErrorFactor]>,
     pub(crate) violations: &'s dyn Fn(&Plan, &Evaluation) -> Vec<Violation>,
     pub(crate) remote: Remote,
@@ -54,6 +58,18 @@ pub(crate) struct Plans<'s> {
 }
 
 impl Plans<'_> {
+    /// Nothing with remote experts.
+    pub(crate) fn none() -> Self {
+        Self {
+            found: None,
+            search: None,
+            per_layer: None,
+            sliced: None,
+            mix: None,
+            counters: Counters::default(),
+        }
+    }
+
     /// The cheapest of them; of equal ones the one with fewer functions, then with less memory.
     pub(crate) fn best(&self) -> Option<&Planned> {
         let all = [&self.per_layer, &self.sliced, &self.mix].into_iter().flatten();
@@ -70,32 +86,14 @@ fn is_paper_form(model: &Model<'_>) -> bool {
 
 impl<'s, 'm: 's> Inputs<'s, 'm> {
     pub(crate) fn plans(&'s self, effort: Effort) -> Plans<'s> {
-        let mut plans = Plans {
-            found: None,
-            search: None,
-            per_layer: None,
-            sliced: None,
-            mix: None,
-            counters: Counters::default(),
-        };
+        let mut plans = Plans::none();
         if is_paper_form(self.model) {
-            let mut search = Search {
-                model: self.model,
-                tables: self.tables,
-                factors: self.factors,
-                violations: self.violations,
-                best: None,
-                multipliers: Multipliers::default(),
-                open: Vec::new(),
-                most_solved: usize::MAX,
-                counters: Counters::default(),
-            };
+            let mut search = self.new_search();
             let (local, remote): (Vec<Candidate>, Vec<Candidate>) =
                 self.candidates.iter().cloned().partition(is_local);
             // Under reserved billing slices are cheaper than functions of which one works at a time; how
             // much dearer those are need not be known to the last ratio.
-            let is_rival = self.model.is_reserved() && self.model.problem.limits.max_groups.is_some();
-            if is_rival || effort == Effort::Coarse {
+            if !self.has_rival_layers() || effort == Effort::Coarse {
                 search.most_solved = PAIRS_OF_A_RIVAL;
             }
             search.run(thinned(remote, effort));
@@ -128,6 +126,12 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
     }
 
     fn sliced(&self, family: Family, effort: Effort, counters: &mut Counters) -> Option<Planned> {
+        let best = self.slicing(self.choices(), family, effort, counters)?;
+        Some(self.in_layers(&best).unwrap_or(best))
+    }
+
+    /// Every choice of remote experts for plans in groups.
+    fn choices(&self) -> Vec<Candidate> {
         let mut all = by_ratio(self.model);
         if self.remote != Remote::Never {
             let across = across_layers(self.model, &all);
@@ -136,8 +140,82 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
             all.extend(rest);
         }
         all.retain(|candidate| self.remote.allows(self.model, &candidate.counts) && !is_local(candidate));
-        let best = self.slicing(all, family, effort, counters)?;
-        Some(self.in_layers(&best).unwrap_or(best))
+        all
+    }
+
+    /// Those that a coarse search takes.
+    pub(crate) fn coarse_choices(&self) -> Vec<Candidate> {
+        thinned(self.choices(), Effort::Coarse)
+    }
+
+    /// Whether plans with a function per layer may be cheaper than those with groups. Under reserved billing they
+    /// are not: of functions that are paid for, one works at a time.
+    pub(crate) fn has_rival_layers(&self) -> bool {
+        !(self.model.is_reserved() && self.model.problem.limits.max_groups.is_some())
+    }
+
+    /// A plan with remote experts that costs less than `cutoff`, as far as `choices` and the most promising
+    /// arrangements have one: the cheapest of those that were looked into.
+    pub(crate) fn below(&self, cutoff: f64, choices: &[Candidate]) -> Option<(Family, Planned)> {
+        let mut best: Option<(Family, Planned)> = None;
+        let mut take = |family: Family, found: Option<Planned>| {
+            let Some(found) = found.filter(|found| found.cost() < cutoff && found.plan.replicas() > 0) else {
+                return;
+            };
+            if best.as_ref().is_none_or(|(_, known)| found.beats(known)) {
+                best = Some((family, found));
+            }
+        };
+        let sliced = |family: Family| {
+            let mut slicing = self.new_slicing();
+            slicing.cutoff = cutoff;
+            slicing.run(choices, family, Moves::Few);
+            slicing.best
+        };
+        if self.model.problem.limits.max_groups.is_some() {
+            take(Family::Sliced, sliced(Family::Sliced));
+        }
+        if self.has_rival_layers() && is_paper_form(self.model) {
+            let mut search = self.new_search();
+            search.most_solved = PAIRS_OF_A_RIVAL;
+            search.cutoff = cutoff;
+            let remote = self.candidates.iter().filter(|candidate| !is_local(candidate));
+            search.run(thinned(remote.cloned().collect(), Effort::Coarse));
+            take(Family::PerLayer, search.best.as_ref().map(Planned::from));
+        } else if self.has_rival_layers() {
+            take(Family::PerLayer, sliced(Family::PerLayer));
+        }
+        best
+    }
+
+    /// `planned` on this model: in groups with sizes that hold what is there. None where it does not keep every limit.
+    pub(crate) fn carried(&self, planned: &Planned) -> Option<Planned> {
+        let slicing = self.new_slicing();
+        let counts = &planned.candidate.counts;
+        let in_paper_form = planned.plan.groups.is_empty() && is_paper_form(self.model);
+        if in_paper_form && !WorstCase::new(self.model, counts.clone()).passes() {
+            return None;
+        }
+        let plan = match planned.plan.groups.is_empty() {
+            true => planned.plan.clone(),
+            false => slicing.sized(planned.plan.clone())?,
+        };
+        slicing.judged(&planned.candidate, plan, None)
+    }
+
+    fn new_search(&self) -> Search<'_> {
+        Search {
+            model: self.model,
+            tables: self.tables,
+            factors: self.factors,
+            violations: self.violations,
+            best: None,
+            multipliers: Multipliers::default(),
+            open: Vec::new(),
+            most_solved: usize::MAX,
+            cutoff: f64::INFINITY,
+            counters: Counters::default(),
+        }
     }
 
     /// Nothing remote, where that is allowed.
@@ -162,6 +240,8 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
             remote: self.remote,
             best: None,
             late: Vec::new(),
+            cutoff: f64::INFINITY,
+            terms: self.terms,
             counters: Counters::default(),
         }
     }
@@ -174,7 +254,8 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
         counters: &mut Counters,
     ) -> Option<Planned> {
         let mut slicing = self.new_slicing();
-        slicing.run(&thinned(candidates, effort), family, effort == Effort::Full);
+        let moves = if effort == Effort::Full { Moves::All } else { Moves::None };
+        slicing.run(&thinned(candidates, effort), family, moves);
         counters.add(slicing.counters);
         slicing.best
     }

@@ -1,7 +1,7 @@
 //! What the same request costs without remote experts (Remoe paper, section V-C).
 
 use crate::cost::Found;
-use crate::cost::groups::used;
+use crate::cost::groups::{Used, used};
 use crate::cost::running::{Life, Running, Times};
 use crate::plan::whole_bytes;
 use crate::problem::curve::{Column, Curve};
@@ -58,8 +58,30 @@ impl Baseline {
 impl Baselines {
     /// Evaluates all of them.
     pub(crate) fn of(model: &Model<'_>) -> Self {
-        let on_cpus = OnCpus::new(model);
-        Self { mix: mix(model, &on_cpus), cpu: cpu(model, &on_cpus), gpu: gpu(model), fetch: fetch(model) }
+        Self::with(model, &Unsplit::new(model))
+    }
+
+    /// The same where what experts take is known.
+    pub(crate) fn with(model: &Model<'_>, unsplit: &Unsplit) -> Self {
+        Self {
+            mix: mix(model, &unsplit.on_cpus),
+            cpu: cpu(model, &unsplit.on_cpus),
+            gpu: unsplit.on_gpu.clone().and_then(|times| gpu(model, times)),
+            fetch: unsplit.on_gpu.clone().and_then(|times| fetch(model, times)),
+        }
+    }
+}
+
+/// What all experts take where none is remote: the same whatever prices, limits and arrivals are.
+pub(crate) struct Unsplit {
+    on_cpus: OnCpus,
+    /// None where the problem does not say.
+    on_gpu: Option<Times>,
+}
+
+impl Unsplit {
+    pub(crate) fn new(model: &Model<'_>) -> Self {
+        Self { on_cpus: OnCpus::new(model), on_gpu: on_gpu(model) }
     }
 }
 
@@ -81,11 +103,12 @@ struct OnCpus {
 
 impl OnCpus {
     fn new(model: &Model<'_>) -> Self {
-        let sums = |rows_of: &dyn Fn(f64, f64) -> (f64, f64)| -> Vec<Vec<f64>> {
-            let layers = model.layers.iter().zip(model.shares.iter()).map(|(layer, shares)| {
+        model.add_work(model.experts() * model.batches().len());
+        let sums = |used: &dyn Fn(usize, usize) -> Used| -> Vec<Vec<f64>> {
+            let layers = model.layers.iter().enumerate().map(|(index, layer)| {
                 let mut sums = vec![0.0; layer.curve.columns()];
-                for share in shares {
-                    let (weight, tokens) = rows_of(layer.per_token(), *share);
+                for expert in 0..model.shares[index].len() {
+                    let (weight, tokens) = used(index, expert);
                     let row = layer.curve.row(tokens);
                     for (column, sum) in sums.iter_mut().enumerate() {
                         *sum += weight * layer.curve.at_column(row, column);
@@ -96,11 +119,10 @@ impl OnCpus {
             layers.collect()
         };
         Self {
-            prefill: sums(&|per_token, share| (1.0, model.input * per_token * share)),
-            batches: model.batches()[1..]
-                .iter()
-                .map(|rows| sums(&|per_token, share| used(*rows, per_token * share)))
-                .collect(),
+            prefill: sums(&|layer, expert| {
+                (1.0, model.input * model.layers[layer].per_token() * model.shares[layer][expert])
+            }),
+            batches: model.used().iter().map(|used| sums(&|layer, expert| used[layer][expert])).collect(),
         }
     }
 
@@ -157,7 +179,9 @@ fn record(model: &Model<'_>, times: Times, place: &Place) -> Baseline {
 /// there are any. The smaller size of equal ones.
 fn cheapest(model: &Model<'_>, needed: f64, at: impl Fn(Sizing) -> Baseline) -> Option<Baseline> {
     let mut best: Option<Baseline> = None;
-    for record in model.main_options(needed).into_iter().map(at) {
+    let options = model.main_options(needed);
+    model.add_work(options.len() * model.layers.len() * (1 + model.batches().len()));
+    for record in options.into_iter().map(at) {
         let better = best.as_ref().is_none_or(|best| match (record.is_feasible(), best.is_feasible()) {
             (true, false) => true,
             (false, true) => false,
@@ -207,19 +231,22 @@ fn cpu(model: &Model<'_>, on_cpus: &OnCpus) -> Option<Baseline> {
 /// Seconds with every expert on the device.
 fn on_gpu(model: &Model<'_>) -> Option<Times> {
     let batches = model.batches();
+    model.add_work(model.experts() * batches.len());
     let mut times = Times { prefill: 0.0, steps: vec![0.0; batches.len()] };
-    for ((layer, spec), shares) in model.layers.iter().zip(&model.problem.layers).zip(model.shares.iter()) {
+    let layers = model.layers.iter().zip(&model.problem.layers).zip(model.shares.iter());
+    for (index, ((layer, spec), shares)) in layers.enumerate() {
         let curve = Curve::of_gpu(spec.gpu_expert_seconds.as_ref()?);
         let column = curve.column(1.0);
         let experts =
             shares.iter().map(|share| curve.seconds(model.input * layer.per_token() * share, column));
         times.prefill += spec.nonexpert_prefill_seconds.at(model.input) + experts.sum::<f64>();
-        for (step, rows) in times.steps.iter_mut().zip(&batches) {
-            let experts = if *rows > 1.0 {
-                let each = shares.iter().map(|share| used(*rows, layer.per_token() * share));
-                each.map(|(used, tokens)| used * curve.seconds(tokens, column)).sum()
-            } else {
-                layer.per_token() * curve.seconds(1.0, column)
+        for (batch, (step, rows)) in times.steps.iter_mut().zip(&batches).enumerate() {
+            let experts = match batch.checked_sub(1) {
+                Some(many) => {
+                    let each = model.used()[many][index].iter();
+                    each.map(|(used, tokens)| used * curve.seconds(*tokens, column)).sum()
+                }
+                None => layer.per_token() * curve.seconds(1.0, column),
             };
             let further = spec.nonexpert_prefill_seconds.per_token * (rows - 1.0);
             *step += spec.nonexpert_decode_seconds + further + experts;
@@ -228,13 +255,13 @@ fn on_gpu(model: &Model<'_>) -> Option<Times> {
     Some(times)
 }
 
-fn gpu(model: &Model<'_>) -> Option<Baseline> {
+fn gpu(model: &Model<'_>, times: Times) -> Option<Baseline> {
     let gpu_bytes = model.gpu_bytes + all_expert_bytes(model);
-    at_smallest(model, model.main_base(), on_gpu(model)?, gpu_bytes)
+    at_smallest(model, model.main_base(), times, gpu_bytes)
 }
 
-fn fetch(model: &Model<'_>) -> Option<Baseline> {
-    at_smallest(model, model.main_base() + all_expert_bytes(model), on_gpu(model)?, fetch_gpu_bytes(model))
+fn fetch(model: &Model<'_>, times: Times) -> Option<Baseline> {
+    at_smallest(model, model.main_base() + all_expert_bytes(model), times, fetch_gpu_bytes(model))
 }
 
 /// Device memory when one layer computes while the experts of the next one arrive; no layer brings more
@@ -251,17 +278,22 @@ fn fetch_gpu_bytes(model: &Model<'_>) -> f64 {
 
 /// Offloading as it is: experts come from host memory as fast as hidden states do, every one that a step
 /// uses once, while others compute. None where the problem does not say how fast that is.
-pub(crate) fn fetch_with_moves(model: &Model<'_>) -> Option<Baseline> {
+pub(crate) fn fetch_with_moves(model: &Model<'_>, unsplit: &Unsplit) -> Option<Baseline> {
     let per_byte = model.problem.swap_seconds.per_token / model.problem.token_bytes;
     if per_byte.is_nan() || per_byte <= 0.0 {
         return None;
     }
-    let mut times = on_gpu(model)?;
+    let mut times = unsplit.on_gpu.clone()?;
     let moved = |rows: f64| -> f64 {
-        let layers = model.layers.iter().zip(model.shares.iter()).map(|(layer, shares)| {
-            let experts: f64 = shares.iter().map(|share| used(rows, layer.per_token() * share).0).sum();
-            experts * layer.expert_bytes * per_byte
-        });
+        let known = model.used_in(rows);
+        let layers =
+            model.layers.iter().zip(model.shares.iter()).enumerate().map(|(index, (layer, shares))| {
+                let experts: f64 = match known {
+                    Some(known) => known[index].iter().map(|(used, _)| used).sum(),
+                    None => shares.iter().map(|share| used(rows, layer.per_token() * share).0).sum(),
+                };
+                experts * layer.expert_bytes * per_byte
+            });
         layers.sum()
     };
     times.prefill = times.prefill.max(moved(model.input));

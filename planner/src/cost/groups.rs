@@ -223,9 +223,11 @@ impl Model<'_> {
     /// Computing the experts of `part` for `rows` tokens.
     pub(crate) fn work(&self, layer: usize, rows: f64, part: &Part<'_>) -> Work {
         let per_token = self.layers[layer].per_token();
+        let known = self.used_in(rows).map(|layers| &layers[layer]);
         part.experts.iter().fold(Work::default(), |sum, expert| {
-            let share = self.shares[layer][*expert as usize];
-            let (used, tokens) = used(rows, per_token * share);
+            let expert = *expert as usize;
+            let (used, tokens) = known
+                .map_or_else(|| used(rows, per_token * self.shares[layer][expert]), |known| known[expert]);
             let seconds = part.curve.seconds(tokens, part.column);
             Work {
                 mean: sum.mean + used * seconds,
@@ -240,9 +242,12 @@ fn hosts(layer: usize, plan: &Plan) -> usize {
     plan.groups.iter().filter(|group| !group.experts[layer].is_empty()).count()
 }
 
+/// With what probability an expert is used in a step, and how many tokens it has then.
+pub(crate) type Used = (f64, f64);
+
 /// With what probability any of `rows` tokens uses an expert that each of them uses with probability
 /// `chance`, and how many of them do then.
-pub(crate) fn used(rows: f64, chance: f64) -> (f64, f64) {
+pub(crate) fn used(rows: f64, chance: f64) -> Used {
     let chance = chance.min(1.0);
     let used = 1.0 - (1.0 - chance).powf(rows);
     if used > 0.0 { (used, rows * chance / used) } else { (0.0, 1.0) }

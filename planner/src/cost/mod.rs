@@ -118,6 +118,8 @@ pub struct Violation {
 impl Model<'_> {
     /// The evaluation of `plan`, which must have been made for this problem.
     pub(crate) fn evaluate(&self, plan: &Plan) -> Evaluation {
+        // Prefills, a part for each batch, and what every layer takes however few experts it has.
+        self.add_work(self.experts() * (2 + self.batches().len() / 2) + 40 * self.layers.len());
         let mut layers: Vec<LayerEvaluation> = match plan.groups.is_empty() {
             true => {
                 plan.layers.iter().enumerate().map(|(layer, part)| self.layer(layer, part, plan)).collect()

@@ -1,11 +1,14 @@
 //! The problem in the form that everything computes with: curves instead of grids, rates instead of
 //! prices, lists of sizes.
 
+use crate::cost::groups::{Used, used};
 use crate::error::FieldError;
 use crate::problem::curve::Curve;
 use crate::problem::sizes::{GB, first_at_least};
 use crate::problem::{Billing, Device, Layer, Problem, VcpuRange};
 use std::borrow::Cow;
+use std::cell::{Cell, OnceCell};
+use std::rc::Rc;
 
 /// A checked problem, compiled.
 #[derive(Debug)]
@@ -53,7 +56,14 @@ pub(crate) struct Model<'p> {
     pub(crate) tpot_limit: f64,
     /// Whether functions have rested before the request: what quotas slow down is then less than in what lasts.
     pub(crate) is_rested: bool,
+    /// See [`Self::used`]; that of these shares.
+    pub(crate) used: OnceCell<Rc<UsedInSteps>>,
+    /// See [`Self::work_done`].
+    pub(crate) work: Cell<usize>,
 }
+
+/// Of every expert, per batch but the first and layer, how it is used in a decode step.
+pub(crate) type UsedInSteps = Vec<Vec<Vec<Used>>>;
 
 /// A size that a function can have.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -133,6 +143,11 @@ impl LayerModel {
     /// Seconds of one expert on a remote function's CPUs.
     pub(crate) fn remote_curve(&self) -> &Curve {
         self.remote.as_ref().unwrap_or(&self.curve)
+    }
+
+    /// The same where it differs from the main function's.
+    pub(crate) fn own_remote_curve(&self) -> Option<&Curve> {
+        self.remote.as_ref()
     }
 
     /// Seconds of everything but routed experts, in a main function with `vcpus`.
@@ -222,6 +237,8 @@ impl<'p> Model<'p> {
             ttft_limit: problem.slo.ttft_seconds,
             tpot_limit: problem.slo.tpot_seconds,
             is_rested: false,
+            used: OnceCell::new(),
+            work: Cell::new(0),
             problem,
         }
     }
@@ -233,6 +250,44 @@ impl<'p> Model<'p> {
             return Err(FieldError::new("prediction", message));
         }
         Ok(Self::new(problem))
+    }
+
+    /// The same model where how experts are used is known: `used` is that of a model with the same shares, top-k and
+    /// batches.
+    pub(crate) fn with_used(self, used: Rc<UsedInSteps>) -> Self {
+        Self { used: OnceCell::from(used), ..self }
+    }
+
+    /// How every expert is used in decode steps of several requests, at each of [`Self::batches`] but the first.
+    pub(crate) fn used(&self) -> &Rc<UsedInSteps> {
+        self.used.get_or_init(|| {
+            let of_layer = |rows: f64, layer: &LayerModel, shares: &Vec<f64>| {
+                shares.iter().map(|share| used(rows, layer.per_token() * share)).collect()
+            };
+            let of_batch = |rows: &f64| {
+                let layers = self.layers.iter().zip(self.shares.iter());
+                layers.map(|(layer, shares)| of_layer(*rows, layer, shares)).collect()
+            };
+            let batches = self.batches();
+            self.add_work(self.experts() * batches.len());
+            Rc::new(batches[1..].iter().map(of_batch).collect())
+        })
+    }
+
+    /// The same in a step of `rows` requests, where that is one of those batches.
+    pub(crate) fn used_in(&self, rows: f64) -> Option<&Vec<Vec<Used>>> {
+        let batch = self.batches()[1..].iter().position(|batch| *batch == rows)?;
+        self.used().get(batch)
+    }
+
+    /// Counts `terms` that were summed: the unit in which work is measured, the same on every machine.
+    pub(crate) fn add_work(&self, terms: usize) {
+        self.work.set(self.work.get().saturating_add(terms));
+    }
+
+    /// Terms that were summed with this model so far.
+    pub(crate) fn work_done(&self) -> usize {
+        self.work.get()
     }
 
     /// Dollars per second while a main function runs with `main_bytes` that bring its vCPUs (H^w).

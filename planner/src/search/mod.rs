@@ -70,6 +70,8 @@ pub(crate) struct Search<'m> {
     pub(crate) open: Vec<Open>,
     /// Pairs that may be solved.
     pub(crate) most_solved: usize,
+    /// What no plan may cost to be worth a look, whatever else is known.
+    pub(crate) cutoff: f64,
     pub(crate) counters: Counters,
 }
 
@@ -93,6 +95,8 @@ pub struct Counters {
     pub bounds: usize,
     /// Pairs whose sizes and replicas were solved.
     pub solved: usize,
+    /// Terms of experts, layers and sizes that were summed for the plan and its verdict: what time goes by.
+    pub work: usize,
 }
 
 impl Counters {
@@ -101,6 +105,7 @@ impl Counters {
         self.pairs += other.pairs;
         self.bounds += other.bounds;
         self.solved += other.solved;
+        self.work += other.work;
     }
 }
 
@@ -122,7 +127,7 @@ impl<'m> Search<'m> {
         let work = self.counters.solved * self.model.layers.len();
         let gain = PATIENCE.iter().filter(|(after, _)| work >= *after).map(|(_, gain)| *gain).next_back();
         let factor = gain.map_or(1.0 + COST_TIE, |gain| 1.0 - gain);
-        self.best.as_ref().map_or(f64::INFINITY, |best| best.cost() * factor)
+        self.best.as_ref().map_or(f64::INFINITY, |best| best.cost() * factor).min(self.cutoff)
     }
 
     /// Searches all `candidates`, which have passed the worst case or need not.
@@ -146,6 +151,7 @@ impl<'m> Search<'m> {
 
     fn bounded(&mut self, candidate: Candidate) -> Option<Bounded> {
         self.counters.candidates += 1;
+        self.model.add_work(self.model.layers.len() * self.model.main_sizes.len() / CHUNK);
         let sides = Sides::new(self.model, self.tables, &candidate, self.factors)?;
         let sizes = self.model.main_sizes.len();
         let mut chunks = Vec::new();
@@ -207,6 +213,7 @@ impl<'m> Search<'m> {
     /// Solves one pair quickly and keeps the plan if it is better.
     fn solve(&mut self, sides: &mut Sides<'m>, candidate: &Candidate, main: usize) {
         self.counters.solved += 1;
+        self.model.add_work(self.model.layers.len() * self.model.remote_sizes.len());
         let sized = size(sides, main, self.multipliers, self.limit(), Effort::Quick);
         // Neighbouring pairs have similar ones.
         self.multipliers = sized.multipliers;

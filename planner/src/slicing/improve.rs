@@ -9,7 +9,7 @@ impl Slicing<'_, '_> {
     /// function more or less of one group, one expert to another group, home or away; and after pairs of
     /// them as far as `left` evaluations go.
     pub(crate) fn improved(&self, mut best: Planned, left: &mut usize) -> Planned {
-        loop {
+        while *left > 0 {
             let near = self.neighbours(&best.plan, *left);
             let found = self.cheapest(near.iter(), &best, left).or_else(|| {
                 let pairs = near.iter().flat_map(|plan| self.neighbours(plan, usize::MAX));
@@ -22,6 +22,7 @@ impl Slicing<'_, '_> {
                 _ => return best,
             }
         }
+        best
     }
 
     fn cheapest<'p>(
@@ -49,6 +50,9 @@ impl Slicing<'_, '_> {
             plans.push(Plan { main_bytes: main.bytes, main_vcpus: main.stated, ..plan.clone() });
         }
         for index in 0..plan.groups.len() {
+            if plans.len() >= most {
+                break;
+            }
             plans.extend(self.group_moves(plan, index));
         }
         let most_groups = self.model.problem.limits.max_groups.unwrap_or(1) as usize;
@@ -133,7 +137,7 @@ impl Slicing<'_, '_> {
 
     /// `plan` with every size raised or lowered to the least that holds what is there, at the same vCPUs;
     /// none where nothing holds it.
-    fn sized(&self, mut plan: Plan) -> Option<Plan> {
+    pub(crate) fn sized(&self, mut plan: Plan) -> Option<Plan> {
         let counts = plan.remote_counts();
         let mains = self.model.main_options(self.model.main_needed(&counts));
         let main = fitting(&mains, plan.main_bytes, plan.main_vcpus)?;

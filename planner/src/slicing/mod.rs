@@ -13,20 +13,23 @@ mod exhaustive;
 mod improve;
 mod sturdy;
 mod table;
+mod terms;
 
 use crate::answer::Remote;
 use crate::cost::running::{Bill, Running, Times};
 use crate::cost::{Evaluation, Found as Limits, Violation};
 use crate::plan::{Group, LayerPlan, Plan};
 use crate::problem::ErrorFactor;
-use crate::problem::model::{Model, Sizing};
+use crate::problem::model::{Model, Seconds, Sizing};
 use crate::search::selection::Candidate;
 use crate::search::tables::LayerTable;
 use crate::search::{COST_TIE, Counters};
 use deal::{Cut, deal};
+use std::cell::OnceCell;
 use std::collections::{BTreeSet, BinaryHeap};
 pub use sturdy::Sturdiness;
 use table::{Pair, Table};
+pub(crate) use terms::LayerTerms;
 
 /// After how much work, in experts of arrangements, only savings above this share are pursued; at first also
 /// what costs more by so much, since moves may make more of it.
@@ -44,6 +47,8 @@ const MANY_EXPERTS: usize = 500;
 const COARSE_GAIN: f64 = 1e-3;
 /// Arrangements that a search without moves looks into, the most promising first.
 const COARSE_ARRANGEMENTS: usize = 8;
+/// The same of one that only asks whether something is cheap enough.
+const FEW_ARRANGEMENTS: usize = 3;
 /// Plans that moves start from, at most.
 const MOST_STARTS: usize = 24;
 /// Evaluations of moves, at most.
@@ -56,6 +61,28 @@ pub(crate) enum Family {
     PerLayer,
     /// Groups that hold a part of every layer, or of every layer of a block.
     Sliced,
+}
+
+/// What follows on the search over arrangements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Moves {
+    /// Moves from the best of many arrangements.
+    All,
+    /// Nothing, and few arrangements are looked into.
+    None,
+    /// Nothing, and very few are.
+    Few,
+}
+
+impl Moves {
+    /// Arrangements that are looked into, at most.
+    fn arrangements(self) -> usize {
+        match self {
+            Self::All => usize::MAX,
+            Self::None => COARSE_ARRANGEMENTS,
+            Self::Few => FEW_ARRANGEMENTS,
+        }
+    }
 }
 
 /// A plan that keeps every limit.
@@ -95,6 +122,10 @@ pub(crate) struct Slicing<'s, 'm> {
     pub(crate) best: Option<Planned>,
     /// Where nothing keeps the limits: the plans that come closest to it.
     pub(crate) late: Vec<(f64, Planned)>,
+    /// What no plan may cost to be worth a look, whatever else is known.
+    pub(crate) cutoff: f64,
+    /// What is kept of every expert.
+    pub(crate) terms: &'s OnceCell<Option<Vec<LayerTerms>>>,
     pub(crate) counters: Counters,
 }
 
@@ -106,18 +137,43 @@ struct Arrangement<'c> {
     bound: f64,
 }
 
+/// What a candidate takes at least, whatever its arrangement.
+struct Least {
+    /// Dollars per second of the smallest main function.
+    main_rate: f64,
+    layers: Vec<LeastOfLayer>,
+    /// Nothing is remote.
+    is_local: bool,
+}
+
+struct LeastOfLayer {
+    fixed: Seconds,
+    /// Prefill seconds of the local experts, and of the remote ones on one function.
+    local: f64,
+    away: f64,
+    /// Seconds of a token's local experts in a decode step.
+    local_step: f64,
+    /// Experts of a token that are remote, and the seconds of each.
+    away_share: f64,
+    away_step: f64,
+}
+
 impl Slicing<'_, '_> {
     /// Searches `candidates` in all arrangements of `family`.
-    pub(crate) fn run(&mut self, candidates: &[Candidate], family: Family, with_moves: bool) {
+    pub(crate) fn run(&mut self, candidates: &[Candidate], family: Family, moves: Moves) {
+        let with_moves = moves == Moves::All;
         let mut arrangements: Vec<Arrangement<'_>> = Vec::new();
         for candidate in candidates {
             self.counters.candidates += 1;
             let nothing = candidate.counts.iter().all(|count| *count == 0);
             let cuts = if nothing { vec![Cut { blocks: 1, slices: 1 }] } else { self.cuts(family) };
             let most = if nothing { 1 } else { self.model.problem.limits.max_replicas.min(MOST_REPLICAS) };
+            let least = self.least(candidate);
             for cut in cuts {
                 for replicas in 1..=most {
-                    let bound = self.bound(candidate, cut, replicas);
+                    let least = least.as_ref();
+                    let bound =
+                        least.map_or(f64::INFINITY, |least| self.bound(candidate, least, cut, replicas));
                     self.counters.bounds += 1;
                     arrangements.push(Arrangement { candidate, cut, replicas, bound });
                 }
@@ -133,7 +189,7 @@ impl Slicing<'_, '_> {
         let mut starts = Vec::new();
         for (built, arrangement) in arrangements.iter().enumerate() {
             let work = built * experts;
-            if arrangement.bound > self.limit(work) || !with_moves && built >= COARSE_ARRANGEMENTS {
+            if arrangement.bound > self.limit(work) || built >= moves.arrangements() {
                 break;
             }
             self.counters.solved += 1;
@@ -258,7 +314,7 @@ impl Slicing<'_, '_> {
     fn limit(&self, work: usize) -> f64 {
         let gain = PATIENCE.iter().filter(|(after, _)| work >= *after).map(|(_, gain)| *gain).next_back();
         let factor = gain.map_or(1.0 + COST_TIE, |gain| 1.0 - gain);
-        self.best.as_ref().map_or(f64::INFINITY, |best| best.cost() * factor)
+        self.best.as_ref().map_or(f64::INFINITY, |best| best.cost() * factor).min(self.cutoff)
     }
 
     fn cuts(&self, family: Family) -> Vec<Cut> {
@@ -274,44 +330,65 @@ impl Slicing<'_, '_> {
         whole.flat_map(|blocks| numbers(most / blocks).map(move |slices| Cut { blocks, slices })).collect()
     }
 
-    /// What no plan of the arrangement undercuts: every time at the largest sizes with work that is spread
-    /// evenly, every rate at the smallest ones. Infinite where it cannot keep the limits.
-    fn bound(&self, candidate: &Candidate, cut: Cut, replicas: u32) -> f64 {
+    /// What every layer of `candidate` takes at least, at the largest sizes.
+    fn least(&self, candidate: &Candidate) -> Option<Least> {
         let model = self.model;
         let mains = model.main_options(model.main_needed(&candidate.counts));
-        let (Some(main), Some(most)) = (mains.first(), mains.last()) else { return f64::INFINITY };
+        let (main, most) = (mains.first()?, mains.last()?);
         let most_vcpus = model.pace(most.vcpus).vcpus;
-        let ways = (cut.slices * replicas as usize) as f64;
         let remote_vcpus =
             model.pace(model.remote_options(0.0).last().map_or(1.0, |sizing| sizing.vcpus)).vcpus;
-        let mut running = Running {
-            times: Times::none(model.batches().len()),
-            main_rate: model.gpu_rate + main.rate,
-            remote_rate: 0.0,
-            remote_bill: 0.0,
-            start_seconds: 0.0,
-        };
-        for ((layer, table), count) in model.layers.iter().zip(self.tables).zip(&candidate.counts) {
-            let fixed = layer.fixed(most_vcpus);
+        let layers = model.layers.iter().zip(self.tables).zip(&candidate.counts);
+        let layers = layers.map(|((layer, table), count)| {
             let (curve, remote_curve) = (&layer.curve, layer.remote_curve());
             let (here, there) = (curve.column(most_vcpus), remote_curve.column(remote_vcpus));
             let share = table.share[*count].min(1.0);
-            let local = here.of(table.stay(*count));
-            let away = there.of(table.away_at(*count)) + table.token_sum[*count] * model.down;
-            let step = (layer.per_token() * (1.0 - share) * curve.seconds(1.0, here)).max(
-                layer.per_token() * share / cut.slices as f64
-                    * (remote_curve.seconds(1.0, there) + model.down),
-            );
-            let steps = std::iter::repeat(fixed.step + step);
-            running.times.add(fixed.prefill + local.max(away / ways), steps);
-        }
-        if candidate.counts.iter().any(|count| *count > 0) {
+            LeastOfLayer {
+                fixed: layer.fixed(most_vcpus),
+                local: here.of(table.stay(*count)),
+                away: there.of(table.away_at(*count)) + table.token_sum[*count] * model.down,
+                local_step: layer.per_token() * (1.0 - share) * curve.seconds(1.0, here),
+                away_share: layer.per_token() * share,
+                away_step: remote_curve.seconds(1.0, there) + model.down,
+            }
+        });
+        model.add_work(model.layers.len());
+        Some(Least {
+            main_rate: model.gpu_rate + main.rate,
+            layers: layers.collect(),
+            is_local: candidate.counts.iter().all(|count| *count == 0),
+        })
+    }
+
+    /// What no plan of the arrangement undercuts: every time at the largest sizes with work that is spread
+    /// evenly, every rate at the smallest ones. Infinite where it cannot keep the limits.
+    fn bound(&self, candidate: &Candidate, least: &Least, cut: Cut, replicas: u32) -> f64 {
+        let model = self.model;
+        let mut remote_rate = 0.0;
+        if !least.is_local {
             let Some(groups) = self.groups(candidate, cut) else { return f64::INFINITY };
             let Some(rate) = self.least_remote_rate(candidate, groups as f64) else { return f64::INFINITY };
             if model.is_reserved() {
-                running.remote_rate = rate * f64::from(replicas);
+                remote_rate = rate * f64::from(replicas);
             }
         }
+        let ways = (cut.slices * replicas as usize) as f64;
+        let (mut prefill, mut steps) = (0.0, 0.0);
+        for layer in &least.layers {
+            let step = layer.local_step.max(layer.away_share / cut.slices as f64 * layer.away_step);
+            prefill += layer.fixed.prefill + layer.local.max(layer.away / ways);
+            steps += layer.fixed.step + step;
+        }
+        let batches = model.batches().len();
+        // Several of these are one of what else is counted.
+        model.add_work((least.layers.len() + batches) / 4 + 1);
+        let running = Running {
+            times: Times { prefill, steps: vec![steps; batches] },
+            main_rate: least.main_rate,
+            remote_rate,
+            remote_bill: 0.0,
+            start_seconds: 0.0,
+        };
         let bill = model.quick_bill(&running);
         if self.is_late(&bill) { f64::INFINITY } else { bill.total() }
     }
@@ -354,10 +431,11 @@ impl Slicing<'_, '_> {
     fn explore(&mut self, arrangement: &Arrangement<'_>, work: usize) -> Option<Planned> {
         let model = self.model;
         let plan = self.plan(arrangement.candidate, arrangement.cut, arrangement.replicas);
-        let table = Table::new(model, &plan, arrangement.replicas)?;
+        let terms = self.terms.get_or_init(|| LayerTerms::of_all(model)).as_deref();
+        let table = Table::new(model, terms, &plan, arrangement.replicas)?;
         let stressed = self.factors.map(|factors| crate::cost::stress::stressed(model, factors, &plan));
         let stressed = match &stressed {
-            Some(stressed) => Some(Table::new(stressed, &plan, arrangement.replicas)?),
+            Some(stressed) => Some(Table::new(stressed, None, &plan, arrangement.replicas)?),
             None => None,
         };
         let mains = model.main_options(model.main_needed(&arrangement.candidate.counts));
@@ -419,7 +497,12 @@ impl Slicing<'_, '_> {
     }
 
     /// The plan with its evaluation, where it keeps every limit and beats `other`.
-    fn judged(&self, candidate: &Candidate, plan: Plan, other: Option<&Planned>) -> Option<Planned> {
+    pub(crate) fn judged(
+        &self,
+        candidate: &Candidate,
+        plan: Plan,
+        other: Option<&Planned>,
+    ) -> Option<Planned> {
         let planned = self.unjudged(candidate, plan);
         let beats = other.is_none_or(|other| planned.beats(other));
         (beats && (self.violations)(&planned.plan, &planned.evaluation).is_empty()).then_some(planned)

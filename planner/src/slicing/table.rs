@@ -1,12 +1,12 @@
 //! The times of one arrangement of groups, for any pair of sizes.
 
-use crate::cost::groups::used;
 use crate::cost::quota::Pace;
 use crate::cost::running::{Running, Times};
 use crate::cost::slowest::{Path, Spread, Work, expected_slowest, slowest_of};
 use crate::plan::Plan;
-use crate::problem::curve::{Column, Curve};
+use crate::problem::curve::Column;
 use crate::problem::model::{LayerModel, Model, Sizing};
+use crate::slicing::terms::{LayerTerms, PathTerms};
 
 /// Up to this many experts per token a table of their spread is worth its memory.
 const MOST_TABLED: usize = 16;
@@ -99,11 +99,21 @@ impl Probabilities {
 impl<'m> Table<'m> {
     /// Of `plan`'s sets, whatever its sizes, with so many `replicas` of every group; none where the payload
     /// limit forbids it. Shares are those of `model`.
-    pub(crate) fn new(model: &'m Model<'m>, plan: &Plan, replicas: u32) -> Option<Self> {
+    /// `terms`: what is known of the experts, where it is kept.
+    pub(crate) fn new(
+        model: &'m Model<'m>,
+        terms: Option<&[LayerTerms]>,
+        plan: &Plan,
+        replicas: u32,
+    ) -> Option<Self> {
         let batches = model.batches();
+        model.add_work(model.experts() * (2 + batches.len() / 2));
         let mut layers = Vec::with_capacity(model.layers.len());
         for layer in 0..model.layers.len() {
-            layers.push(Layer::new(model, plan, layer, replicas, &batches)?);
+            layers.push(match terms {
+                Some(terms) => Layer::new(model, &terms[layer], plan, layer, replicas, &batches)?,
+                None => Layer::new(model, &LayerTerms::new(model, layer), plan, layer, replicas, &batches)?,
+            });
         }
         let counts = plan.remote_counts();
         let hosted = plan.groups.iter().map(|group| model.weight_bytes(&group.experts));
@@ -115,6 +125,7 @@ impl<'m> Table<'m> {
     /// Times with these sizes, at these rates: `quick` says how quick functions are, `cheap` what they cost.
     pub(crate) fn running(&self, quick: &Pair<'_>, cheap: &Pair<'_>) -> Running {
         let model = self.model;
+        model.add_work(self.layers.len() * (1 + self.batches.len()));
         let mut running = Running {
             times: Times::none(self.batches.len()),
             main_rate: model.gpu_rate + cheap.main.rate,
@@ -176,28 +187,20 @@ impl Pair<'_> {
     }
 }
 
-/// Sums over experts of seconds at each vCPU column of `curve`.
-fn sums(curve: &Curve, tokens: impl Iterator<Item = (f64, f64)>) -> Vec<f64> {
-    let mut sums = vec![0.0; curve.columns()];
-    for (weight, tokens) in tokens {
-        let row = curve.row(tokens);
-        for (column, sum) in sums.iter_mut().enumerate() {
-            *sum += weight * curve.at_column(row, column);
-        }
-    }
-    sums
-}
-
 fn at(column: Column, of: &[f64]) -> f64 {
     column.of(ndarray::ArrayView1::from(of))
 }
 
 impl<'m> Layer<'m> {
-    fn new(model: &'m Model<'m>, plan: &Plan, layer: usize, replicas: u32, batches: &[f64]) -> Option<Self> {
+    fn new(
+        model: &'m Model<'m>,
+        terms: &LayerTerms,
+        plan: &Plan,
+        layer: usize,
+        replicas: u32,
+        batches: &[f64],
+    ) -> Option<Self> {
         let parts = &model.layers[layer];
-        let shares = &model.shares[layer];
-        let share = |expert: u32| shares[expert as usize];
-        let prefill = |expert: u32| model.input * parts.per_token() * share(expert);
         let remote = &plan.layers[layer].remote;
         let local: Vec<u32> =
             (0..parts.experts as u32).filter(|expert| remote.binary_search(expert).is_err()).collect();
@@ -206,7 +209,7 @@ impl<'m> Layer<'m> {
             hosts.map(|(index, group)| (index, group.experts[layer].as_slice())).collect();
         let mut bins = Vec::new();
         for (group, experts) in &hosts {
-            bins.extend(bins_of(model, layer, *group, experts, replicas)?);
+            bins.extend(bins_of(model, terms.away(), layer, *group, experts, replicas)?);
         }
         let shares_of: Vec<(usize, f64)> =
             hosts.iter().map(|(group, experts)| (*group, model.share_of(layer, experts))).collect();
@@ -214,39 +217,32 @@ impl<'m> Layer<'m> {
         let here = (1.0 - away.iter().sum::<f64>()).max(0.0);
         let spread = (parts.top_k <= MOST_TABLED).then(|| Probabilities::new(parts.top_k, here, &away));
         let calls = |rows: &f64| away.iter().map(|share| parts.called(*share, *rows)).sum::<f64>();
-        let work = |curve: &Curve, experts: &[u32], rows: f64, way: f64| {
-            let each = || experts.iter().map(|expert| used(rows, parts.per_token() * share(*expert)));
-            let mut variance = vec![0.0; curve.columns()];
-            for (used, tokens) in each() {
-                let row = curve.row(tokens);
-                for (column, sum) in variance.iter_mut().enumerate() {
-                    *sum += used * (1.0 - used) * curve.at_column(row, column).powi(2);
-                }
-            }
+        let work = |terms: &PathTerms, batch: usize, experts: &[u32], way: f64| {
+            let (mean, variance) = &terms.batches[batch];
             BatchWork {
-                mean: sums(curve, each()),
-                deviation: variance.into_iter().map(f64::sqrt).collect(),
+                mean: mean.sums(experts.iter().copied()),
+                deviation: variance.sums(experts.iter().copied()).into_iter().map(f64::sqrt).collect(),
                 way,
             }
         };
-        let batch = |rows: &f64| {
-            let mut works = vec![work(&parts.curve, &local, *rows, 0.0)];
+        let batch = |(batch, rows): (usize, &f64)| {
+            let mut works = vec![work(&terms.here, batch, &local, 0.0)];
             for ((_, experts), share) in hosts.iter().zip(&away) {
                 let share = share.min(1.0);
                 let travelling = rows * parts.called(share, 1.0);
                 let way = rows * parts.per_token() * share * model.down
                     + travelling * model.up
                     + parts.called(share, *rows) * model.invoke;
-                works.push(work(parts.remote_curve(), experts, *rows, way));
+                works.push(work(terms.away(), batch, experts, way));
             }
             works
         };
         let working: std::collections::BTreeSet<usize> = bins.iter().map(|bin| bin.group).collect();
         Some(Self {
             model: parts,
-            local: sums(&parts.curve, local.iter().map(|expert| (1.0, prefill(*expert)))),
+            local: terms.here.prefill.sums(local.iter().copied()),
             calls: (working.len() as f64, batches.iter().map(calls).collect()),
-            batches: batches[1..].iter().map(batch).collect(),
+            batches: batches[1..].iter().enumerate().map(batch).collect(),
             bins,
             shares: shares_of,
             spread,
@@ -294,13 +290,15 @@ impl<'m> Layer<'m> {
                 expected_slowest(self.model.top_k, &paths)
             }
         };
-        let (alone, remote_alone) = (curve.column(1.0), remote_curve.column(1.0));
+        let alone = || (curve.column(1.0), remote_curve.column(1.0));
         let shared = model.shared(self.shares.len(), || {
+            let (alone, remote_alone) = alone();
             let away: f64 = self.bins.iter().map(|bin| at(remote_alone, &bin.computing)).sum();
             at(alone, &self.local) + away
         });
         let slowest = slowest.max(shared);
         let shared = model.shared(self.shares.len(), || {
+            let (alone, remote_alone) = alone();
             let away: f64 = self.shares.iter().map(|(_, share)| share).sum();
             let (here, there) = (curve.seconds(1.0, alone), remote_curve.seconds(1.0, remote_alone));
             self.model.per_token() * ((1.0 - away).max(0.0) * here + away * there)
@@ -308,6 +306,7 @@ impl<'m> Layer<'m> {
         let mut steps = vec![fixed.step + self.calls.1[0] * model.send + one.max(shared)];
         for (index, works) in self.batches.iter().enumerate() {
             let shared = model.shared(self.shares.len(), || {
+                let (alone, remote_alone) = alone();
                 let columns = std::iter::once(alone).chain(std::iter::repeat(remote_alone));
                 works.iter().zip(columns).map(|(work, column)| at(column, &work.mean)).sum()
             });
@@ -362,6 +361,7 @@ impl<'m> Layer<'m> {
 /// What the functions of `group` compute of a layer's prefill; none where the payload limit forbids it.
 fn bins_of(
     model: &Model<'_>,
+    terms: &PathTerms,
     layer: usize,
     group: usize,
     experts: &[u32],
@@ -386,7 +386,7 @@ fn bins_of(
             return None;
         }
         if travelling > 0.0 {
-            let computing = sums(curve, replica.items.iter().map(|item| (1.0, tokens[*item])));
+            let computing = terms.prefill.sums(replica.items.iter().map(|item| experts[*item]));
             bins.push(Bin {
                 group,
                 computing,

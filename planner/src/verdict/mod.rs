@@ -5,13 +5,13 @@ mod turns;
 use crate::answer::plans::Plans;
 use crate::answer::words::{amount, limit_name};
 use crate::cost::Evaluation;
-use crate::cost::baselines::{Baseline, Baselines, fetch_with_moves};
+use crate::cost::baselines::{Baseline, Baselines, Unsplit, fetch_with_moves};
 use crate::problem::Device;
 use crate::problem::model::Model;
 use crate::slicing::Planned;
 use serde::Serialize;
 
-pub(crate) use turns::turns;
+pub(crate) use turns::{Asked, Turns};
 pub use turns::{Cause, Turn};
 
 /// Who is cheapest, and whether that has remote experts.
@@ -27,6 +27,9 @@ pub struct Verdict {
     pub rivals: Vec<Rival>,
     /// What would have to be different for the answer to be the other one, where that was asked.
     pub turns: Vec<Turn>,
+    /// Figures of which that is not known: finding out takes more work than it is worth.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub undecided: Vec<Cause>,
 }
 
 /// A way to serve a model.
@@ -103,7 +106,12 @@ impl Rival {
 }
 
 /// The rivals of a problem, each at its cheapest.
-pub(crate) fn rivals(model: &Model<'_>, baselines: &Baselines, plans: &Plans<'_>) -> Vec<Rival> {
+pub(crate) fn rivals(
+    model: &Model<'_>,
+    unsplit: &Unsplit,
+    baselines: &Baselines,
+    plans: &Plans<'_>,
+) -> Vec<Rival> {
     let limits = &model.problem.limits;
     let sliced = match limits.max_groups {
         Some(_) => planned(Way::Sliced, plans.sliced.as_ref()),
@@ -128,7 +136,7 @@ pub(crate) fn rivals(model: &Model<'_>, baselines: &Baselines, plans: &Plans<'_>
         Device::Gpu => baseline(Way::Cpu, baselines.cpu.as_ref(), model, on_cpus),
         Device::Cpu => absent(Way::Cpu, "the same as all experts beside the main function: there is no GPU"),
     };
-    let fetch = fetch_with_moves(model);
+    let fetch = fetch_with_moves(model, unsplit);
     let moves = match model.problem.swap_seconds.per_token > 0.0 {
         true => on_main.clone(),
         false => "the problem does not say how fast host and GPU exchange".to_owned(),
@@ -165,21 +173,27 @@ pub(crate) fn best(rivals: &[Rival]) -> Option<(Way, f64)> {
 
 impl Verdict {
     /// `turns`: what turns it, given whether remote experts pay; none where nobody asked.
-    pub(crate) fn new(rivals: Vec<Rival>, turns: Option<impl FnOnce(bool) -> Option<Vec<Turn>>>) -> Self {
+    pub(crate) fn new(rivals: Vec<Rival>, turns: Option<impl FnOnce(bool) -> Turns>) -> Self {
         let found = best(&rivals);
         let pays = found.is_some_and(|(way, _)| way.has_remote_experts());
-        let found_turns = turns.and_then(|turns| turns(pays));
-        let asked = found_turns.is_some();
-        let turns = found_turns.unwrap_or_default();
+        let asked = turns.is_some();
+        let Turns { found: turns, undecided } = turns.map_or_else(Turns::default, |turns| turns(pays));
         let mut sentence = first_sentence(&rivals, found.map(|(way, _)| way));
         let would: Vec<&str> = turns.iter().map(|turn| turn.words.as_str()).collect();
         if !would.is_empty() {
             let then = if pays { "They would not with" } else { "They would with" };
             sentence = format!("{sentence} {then} {}.", would.join(", or with "));
-        } else if asked && found.is_some() {
+        } else if asked && found.is_some() && undecided.is_empty() {
             sentence.push_str(" No other size, limit per token, rate or GPU price by itself turns that, of those tried up to a factor of 64.");
         }
-        Self { pays, sentence, best: found.map(|(way, _)| way), rivals, turns }
+        let unknown: Vec<&str> = undecided.iter().map(|cause| cause.name()).collect();
+        if !unknown.is_empty() {
+            let names = unknown.join(" or ");
+            sentence = format!(
+                "{sentence} Whether another {names} would turn that takes more work to find out than is allowed."
+            );
+        }
+        Self { pays, sentence, best: found.map(|(way, _)| way), rivals, turns, undecided }
     }
 }
 

@@ -1,20 +1,38 @@
-//! What would have to be different for the verdict to turn, found by solving the problem that is different.
+//! What would have to be different for the verdict to turn, found by planning for the problem that is different.
+//!
+//! That remote experts pay at a step is shown by one plan: evaluated in full, it keeps every limit and costs less
+//! than every way without them, which are known exactly. That they do not is shown by the search of an answer, where
+//! the work that is left allows it. Work is counted in terms that are summed, never in time, so that plans are the
+//! same on every machine.
 
-use super::{Way, best};
-use crate::answer::plans::Effort;
+use super::{Way, best, rivals};
+use crate::answer::infeasible::device_too_small;
+use crate::answer::plans::{Effort, Inputs, Plans};
 use crate::answer::words::{rounded_up, seconds};
-use crate::answer::{Options, ways};
+use crate::answer::{candidates, violations_of, ways};
+use crate::cost::Evaluation;
+use crate::cost::baselines::{Baselines, Unsplit};
+use crate::plan::Plan;
+use crate::preallocation::walk;
+use crate::problem::model::Model;
 use crate::problem::{CpuProfile, Device, Problem};
+use crate::search::selection::Candidate;
+use crate::search::tables::LayerTable;
+use crate::slicing::{Family, LayerTerms, Planned};
 use serde::Serialize;
+use std::cell::OnceCell;
+use std::rc::Rc;
 
 /// No figure is changed by more than this power of 2.
 const DOUBLINGS: u32 = 6;
 /// Halvings of the factor's logarithm: to 2 %.
 const HALVINGS: usize = 5;
-/// Problems with so many experts in all are solved in full each time.
-const FEW_EXPERTS: usize = 64;
-/// Problems with more experts in all are not solved over and over.
-const MOST_EXPERTS: usize = 100_000;
+/// Terms that may be summed to find all turns of a verdict.
+const MOST_WORK: usize = 9_000_000;
+/// Share of a coarse search's cost that plans are taken to cost at least.
+const COARSE_SHARE: f64 = 0.9;
+/// Plans that are tried at a step before anything is searched, at most.
+const MOST_CARRIED: usize = 3;
 
 /// What is changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -39,65 +57,253 @@ pub struct Turn {
     pub factor: f64,
     /// Its value there: requests per hour, seconds; the factor itself for prices and sizes.
     pub at: f64,
-    /// The cheapest way then.
+    /// The cheapest way then, as far as work was left to search it.
     pub best: Way,
     /// In words, as the end of a sentence.
     pub words: String,
 }
 
-/// The nearest change of each figure by itself that turns the verdict `pays` of `problem`.
-///
-/// None where the problem is too large to be solved over and over.
-pub(crate) fn turns(problem: &Problem, options: &Options, pays: bool) -> Option<Vec<Turn>> {
-    let experts: usize = problem.layers.iter().map(|layer| layer.experts as usize).sum();
-    if experts > MOST_EXPERTS {
-        return None;
-    }
-    let all = [Cause::ArrivalRate, Cause::Tpot, Cause::ModelSize, Cause::GpuPrice];
-    // What a coarse search takes for the answer as things are says nothing of how they might be.
-    let effort = if experts <= FEW_EXPERTS { Effort::Full } else { Effort::Coarse };
-    if cheapest(problem, options, effort)?.has_remote_experts() != pays {
-        return None;
-    }
-    Some(all.into_iter().filter_map(|cause| turn(problem, options, pays, cause, effort)).collect())
+/// What turns a verdict.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    pub(crate) found: Vec<Turn>,
+    /// Causes of which that is not known.
+    pub(crate) undecided: Vec<Cause>,
 }
 
-fn turn(problem: &Problem, options: &Options, pays: bool, cause: Cause, effort: Effort) -> Option<Turn> {
-    let turned = |factor: f64| {
-        let way = cheapest(&cause.changed(problem, factor)?, options, effort)?;
-        (way.has_remote_experts() != pays).then_some(way)
-    };
-    // The answer may turn and turn back: doublings first, then between the last that stays and the first
-    // that turns.
-    let nearest = |up: bool| {
-        let factor = |logarithm: f64| if up { logarithm.exp2() } else { (-logarithm).exp2() };
-        let (first, mut best) =
-            (1..=DOUBLINGS).find_map(|power| Some((power, turned(factor(f64::from(power)))?)))?;
-        let (mut here, mut there) = (f64::from(first) - 1.0, f64::from(first));
-        for _ in 0..HALVINGS {
-            let middle = f64::midpoint(here, there);
-            match turned(factor(middle)) {
-                Some(way) => (best, there) = (way, middle),
-                None => here = middle,
+/// More work than is left.
+struct TooMuch;
+
+/// The question what turns a verdict, with everything that is the same at every step.
+pub(crate) struct Asked<'a, 'm> {
+    inputs: &'a Inputs<'a, 'm>,
+    unsplit: &'a Unsplit,
+    pays: bool,
+    /// Choices of remote experts that steps search.
+    choices: Vec<Candidate>,
+    /// Plans with remote experts that were the cheapest somewhere, the latest first.
+    carried: Vec<(Family, Planned)>,
+    /// Dollars of the cheapest plan with remote experts as things are; infinite where there is none.
+    least: f64,
+    /// The same at the end of each direction that makes such plans cheaper, as far as it was asked for.
+    ends: Vec<(Cause, f64)>,
+    /// What the search of the answer took.
+    search: usize,
+    work: usize,
+}
+
+impl<'a, 'm> Asked<'a, 'm> {
+    /// Of the problem of `inputs`, where `plans` are the cheapest and remote experts pay or not.
+    pub(crate) fn new(
+        inputs: &'a Inputs<'a, 'm>,
+        unsplit: &'a Unsplit,
+        plans: &Plans<'_>,
+        pays: bool,
+    ) -> Self {
+        let known = [(Family::Sliced, &plans.sliced), (Family::PerLayer, &plans.per_layer)];
+        let known = known.into_iter().filter_map(|(family, plan)| Some((family, plan.clone()?)));
+        let mut carried: Vec<(Family, Planned)> =
+            known.filter(|(_, planned)| planned.plan.replicas() > 0).collect();
+        carried.sort_by(|a, b| a.1.cost().total_cmp(&b.1.cost()));
+        Self {
+            inputs,
+            unsplit,
+            pays,
+            choices: inputs.coarse_choices(),
+            least: carried.first().map_or(f64::INFINITY, |(_, planned)| planned.cost()),
+            ends: Vec::new(),
+            carried,
+            search: inputs.model.work_done(),
+            work: 0,
+        }
+    }
+
+    /// The nearest change of each figure by itself that turns the verdict, and how much work that was.
+    pub(crate) fn turns(mut self) -> (Turns, usize) {
+        let mut turns = Turns::default();
+        let all = [Cause::ArrivalRate, Cause::Tpot, Cause::ModelSize, Cause::GpuPrice];
+        for (index, cause) in all.into_iter().enumerate() {
+            // What others leave is shared out anew.
+            let share = (MOST_WORK.saturating_sub(self.work)) / (all.len() - index);
+            match self.turn(cause, self.work + share) {
+                Ok(turn) => turns.found.extend(turn),
+                Err(TooMuch) => turns.undecided.push(cause),
             }
         }
-        Some((factor(there), best))
-    };
-    let found = [nearest(true), nearest(false)].into_iter().flatten();
-    let (factor, best) = found.min_by(|a, b| a.0.ln().abs().total_cmp(&b.0.ln().abs()))?;
-    // The last word is that of the search which the answer came from.
-    let sure = effort == Effort::Full
-        || cheapest(&cause.changed(problem, factor)?, options, Effort::Full)?.has_remote_experts() != pays;
-    if !sure {
-        return None;
+        (turns, self.work)
     }
-    let (at, words) = cause.words(problem, factor);
-    Some(Turn { cause, factor, at, best, words })
+
+    fn turn(&mut self, cause: Cause, most: usize) -> Result<Option<Turn>, TooMuch> {
+        let factor = |up: bool, logarithm: f64| if up { logarithm.exp2() } else { (-logarithm).exp2() };
+        // The answer may turn and turn back: doublings first, then between the last that stays and the first
+        // that turns.
+        let mut first = Vec::new();
+        for power in 1..=DOUBLINGS {
+            for up in [true, false] {
+                if let Some(way) = self.turned(cause, factor(up, f64::from(power)), most)? {
+                    first.push((up, f64::from(power), way));
+                }
+            }
+            if !first.is_empty() {
+                break;
+            }
+        }
+        let mut nearest: Option<(bool, f64, Way)> = None;
+        for (up, power, way) in first {
+            let (mut here, mut there, mut best) = (power - 1.0, power, way);
+            for _ in 0..HALVINGS {
+                let middle = f64::midpoint(here, there);
+                match self.turned(cause, factor(up, middle), most) {
+                    Ok(Some(way)) => (best, there) = (way, middle),
+                    Ok(None) => here = middle,
+                    // What turns it is known, only not to the last percent.
+                    Err(TooMuch) => break,
+                }
+            }
+            if nearest.is_none_or(|(_, known, _)| there < known) {
+                nearest = Some((up, there, best));
+            }
+        }
+        let Some((up, logarithm, best)) = nearest else { return Ok(None) };
+        let factor = factor(up, logarithm);
+        let best = self.confirmed(cause, factor, best)?;
+        let (at, words) = cause.words(self.inputs.model.problem, factor);
+        Ok(Some(Turn { cause, factor, at, best, words }))
+    }
+
+    /// The cheapest way with the figure `factor` times as large, where the verdict is another one then.
+    fn turned(&mut self, cause: Cause, factor: f64, most: usize) -> Result<Option<Way>, TooMuch> {
+        let Some(changed) = cause.changed(self.inputs.model.problem, factor) else { return Ok(None) };
+        if self.work >= most {
+            return Err(TooMuch);
+        }
+        let best = self.cheapest(cause, factor, &changed);
+        Ok(best.filter(|way| way.has_remote_experts() != self.pays))
+    }
+
+    /// The way that is the cheapest with the figure `factor` times as large, where the last word is that of the
+    /// search which the answer came from, if there is work left for it; else `found`, if a plan shows it.
+    fn confirmed(&mut self, cause: Cause, factor: f64, found: Way) -> Result<Way, TooMuch> {
+        if self.work + self.search > MOST_WORK {
+            return if self.pays { Err(TooMuch) } else { Ok(found) };
+        }
+        let Some(changed) = cause.changed(self.inputs.model.problem, factor) else { return Err(TooMuch) };
+        let robust = self.inputs.factors.is_some();
+        let Ok((rivals, work)) = ways(&changed, self.inputs.remote, robust, Effort::Full) else {
+            return Err(TooMuch);
+        };
+        self.work += work;
+        let way = best(&rivals).map(|(way, _)| way);
+        way.filter(|way| way.has_remote_experts() != self.pays).ok_or(TooMuch)
+    }
+
+    /// The cheapest way to serve `changed`, of those with remote experts as far as few arrangements have it.
+    fn cheapest(&mut self, cause: Cause, factor: f64, changed: &Problem) -> Option<Way> {
+        changed.check().ok()?;
+        let model = Model::new(changed).with_used(Rc::clone(self.inputs.model.used()));
+        if device_too_small(&model).is_some() {
+            return None;
+        }
+        let own_unsplit = cause.is_of_experts().then(|| Unsplit::new(&model));
+        let unsplit = own_unsplit.as_ref().unwrap_or(self.unsplit);
+        let without = best(&rivals(&model, unsplit, &Baselines::with(&model, unsplit), &Plans::none()));
+        let cutoff = without.map_or(f64::INFINITY, |(_, cost)| cost);
+        // Where they do not pay, what they cost at least may say that they do not here either.
+        let found = match self.pays || cutoff > self.floor(cause, factor) {
+            true => self.below(cause, &model, cutoff),
+            false => None,
+        };
+        self.count(&model);
+        found.map(Family::way).or(without.map(|(way, _)| way))
+    }
+
+    /// Counts what was done with `model`, and what its problem takes to be read.
+    fn count(&mut self, model: &Model<'_>) {
+        self.work += model.work_done() + model.experts();
+    }
+
+    /// What plans with remote experts are taken to cost at least with the figure `factor` times as large.
+    fn floor(&mut self, cause: Cause, factor: f64) -> f64 {
+        match (cause, factor > 1.0) {
+            // An hour is never cheaper where more requests come.
+            (Cause::ArrivalRate, true) => self.least / factor,
+            (Cause::ArrivalRate, false) => self.end(cause) * (-f64::from(DOUBLINGS)).exp2() / factor,
+            // Plans get dearer, or fewer.
+            (Cause::Tpot, false) | (Cause::ModelSize | Cause::GpuPrice, true) => self.least,
+            // They never get cheaper than at the end. A price is only a part of what they cost.
+            (Cause::Tpot, true) | (Cause::ModelSize, false) => self.end(cause),
+            (Cause::GpuPrice, false) => self.end(cause).max(self.least * factor),
+        }
+    }
+
+    /// What plans with remote experts cost at least at the end of the direction of `cause` that makes them cheaper.
+    fn end(&mut self, cause: Cause) -> f64 {
+        if let Some((_, known)) = self.ends.iter().find(|(known, _)| *known == cause) {
+            return *known;
+        }
+        let power = f64::from(DOUBLINGS);
+        let factor = if cause == Cause::Tpot { power.exp2() } else { (-power).exp2() };
+        let found =
+            cause.changed(self.inputs.model.problem, factor).filter(|changed| changed.check().is_ok());
+        let least = found.map_or(0.0, |changed| {
+            let model = Model::new(&changed).with_used(Rc::clone(self.inputs.model.used()));
+            let found = self.searched(cause, &model, f64::INFINITY);
+            self.count(&model);
+            found.map_or(f64::INFINITY, |(_, planned)| planned.cost() * COARSE_SHARE)
+        });
+        self.ends.push((cause, least));
+        least
+    }
+
+    /// How a plan with remote experts that costs less than `cutoff` is formed, where one is found.
+    fn below(&mut self, cause: Cause, model: &Model<'_>, cutoff: f64) -> Option<Family> {
+        let factors = self.inputs.factors;
+        let violations =
+            |plan: &Plan, evaluation: &Evaluation| violations_of(model, factors, plan, evaluation);
+        let inputs = Inputs { model, violations: &violations, ..*self.inputs };
+        let mut carried = self.carried.iter();
+        let known = carried
+            .find(|(_, planned)| inputs.carried(planned).is_some_and(|planned| planned.cost() < cutoff))
+            .map(|(family, _)| *family);
+        known.or_else(|| {
+            let (family, planned) = self.searched(cause, model, cutoff)?;
+            self.carried.insert(0, (family, planned));
+            self.carried.truncate(MOST_CARRIED);
+            Some(family)
+        })
+    }
+
+    /// The cheapest plan with remote experts below `cutoff` of those that a coarse search finds.
+    fn searched(&self, cause: Cause, model: &Model<'_>, cutoff: f64) -> Option<(Family, Planned)> {
+        let is_own = cause.is_of_experts();
+        let factors = self.inputs.factors;
+        let violations =
+            |plan: &Plan, evaluation: &Evaluation| violations_of(model, factors, plan, evaluation);
+        let own_terms = OnceCell::new();
+        let terms: &OnceCell<Option<Vec<LayerTerms>>> = if is_own { &own_terms } else { self.inputs.terms };
+        let own_tables: Option<Vec<LayerTable>> = is_own.then(|| {
+            model.add_work(model.experts());
+            (0..model.layers.len()).map(|layer| LayerTable::new(model, layer)).collect()
+        });
+        let tables = own_tables.as_deref().unwrap_or(self.inputs.tables);
+        let inputs = Inputs { model, tables, terms, violations: &violations, ..*self.inputs };
+        let in_layers = if inputs.has_rival_layers() {
+            model.add_work(model.most_experts() * model.layers.len());
+            candidates(model, inputs.remote, &walk(model))
+        } else {
+            Vec::new()
+        };
+        Inputs { candidates: &in_layers, ..inputs }.below(cutoff, &self.choices)
+    }
 }
 
-/// The cheapest way to serve `problem`.
-fn cheapest(problem: &Problem, options: &Options, effort: Effort) -> Option<Way> {
-    best(&ways(problem, options.remote, effort).ok()?).map(|(way, _)| way)
+impl Family {
+    fn way(self) -> Way {
+        match self {
+            Self::Sliced => Way::Sliced,
+            Self::PerLayer => Way::Layers,
+        }
+    }
 }
 
 impl Cause {
@@ -134,6 +340,21 @@ impl Cause {
             Self::Tpot => changed.slo.tpot_seconds *= factor,
         }
         Some(changed)
+    }
+
+    /// Whether what experts take is changed: then nothing about them is as it was.
+    fn is_of_experts(self) -> bool {
+        self == Self::ModelSize
+    }
+
+    /// What is changed, in words.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::ArrivalRate => "rate of requests",
+            Self::GpuPrice => "GPU price",
+            Self::ModelSize => "size of the experts",
+            Self::Tpot => "limit per output token",
+        }
     }
 
     fn words(self, problem: &Problem, factor: f64) -> (f64, String) {

@@ -3,8 +3,8 @@
 #![allow(dead_code)]
 
 use remoe_planner::{
-    Affine, Billing, CpuProfile, Device, ErrorFactor, GpuProfile, Layer, Limits, PlanError, Pricing, Problem,
-    Request, SizeRange, Slo, Specs, Transport, preallocate,
+    Affine, Arrivals, Billing, CpuProfile, Device, ErrorFactor, GpuProfile, Layer, Limits, PlanError,
+    Pricing, Problem, Request, SizeRange, Slo, Specs, Start, Starts, Transport, VcpuRange, preallocate,
 };
 
 /// A generator of numbers that are the same everywhere (SplitMix64).
@@ -293,3 +293,54 @@ pub(crate) fn model_problem(shape: Shape) -> Problem {
     tighten(&mut problem, shape.slack);
     problem
 }
+
+/// Decisions beyond the paper's form.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Beyond {
+    pub(crate) groups: Option<u32>,
+    /// vCPUs are a decision of their own.
+    pub(crate) vcpus: bool,
+    pub(crate) per_second: Option<f64>,
+    pub(crate) idle_seconds: Option<f64>,
+}
+
+/// `problem` with these, under reserved billing where there are groups.
+pub(crate) fn beyond(problem: &Problem, beyond: Beyond) -> Problem {
+    let mut problem = problem.clone();
+    problem.limits.max_groups = beyond.groups;
+    if beyond.groups.is_some() {
+        problem.pricing.billing = Billing::Reserved;
+    }
+    if beyond.vcpus {
+        problem.specs.main_vcpus = Some(VcpuRange { min: 1.0, max: 64.0, step: 1.0 });
+        problem.specs.remote_vcpus = Some(VcpuRange { min: 1.0, max: 32.0, step: 1.0 });
+        problem.pricing.memory_per_gb_second = Some(0.1);
+        problem.pricing.cpu_per_core_second = Some(0.9);
+    }
+    if let Some(per_second) = beyond.per_second {
+        problem.request.concurrency = 8;
+        problem.arrivals = Some(Arrivals {
+            per_second,
+            burst: 1.0,
+            recorded_seconds: None,
+            idle_seconds: beyond.idle_seconds,
+        });
+        let start = Start { process_seconds: 2.0, load_bytes_per_second: 1e9 };
+        problem.starts = Some(Starts { main: start, remote: start });
+    }
+    problem
+}
+
+/// Everything that `remoe plan` turns on, step by step.
+pub(crate) const BEYOND: [(&str, Beyond); 4] = [
+    ("memory only", Beyond { groups: Some(16), vcpus: false, per_second: None, idle_seconds: None }),
+    ("vCPUs", Beyond { groups: Some(16), vcpus: true, per_second: None, idle_seconds: None }),
+    ("vCPUs, arrivals", Beyond { groups: Some(16), vcpus: true, per_second: Some(1e-3), idle_seconds: None }),
+    (
+        "vCPUs, arrivals, idle",
+        Beyond { groups: Some(16), vcpus: true, per_second: Some(1e-3), idle_seconds: Some(300.0) },
+    ),
+];
+
+/// Terms that may be summed for what turns a verdict: half a second, at some 20 to 50 ns each.
+pub(crate) const MOST_TURN_WORK: usize = 18_000_000;
