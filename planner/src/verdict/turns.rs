@@ -29,6 +29,8 @@ const DOUBLINGS: u32 = 6;
 const HALVINGS: usize = 5;
 /// Terms that may be summed to find all turns of a verdict.
 const MOST_WORK: usize = 9_000_000;
+/// How many times the work of the answer's search one at other figures may be.
+const SEARCHES: usize = 3;
 /// Share of a coarse search's cost that plans are taken to cost at least.
 const COARSE_SHARE: f64 = 0.9;
 /// Plans that are tried at a step before anything is searched, at most.
@@ -184,7 +186,7 @@ impl<'a, 'm> Asked<'a, 'm> {
     /// The way that is the cheapest with the figure `factor` times as large, where the last word is that of the
     /// search which the answer came from, if there is work left for it; else `found`, if a plan shows it.
     fn confirmed(&mut self, cause: Cause, factor: f64, found: Way) -> Result<Way, TooMuch> {
-        if self.work + self.search > MOST_WORK {
+        if self.work + SEARCHES * self.search > MOST_WORK {
             return if self.pays { Err(TooMuch) } else { Ok(found) };
         }
         let Some(changed) = cause.changed(self.inputs.model.problem, factor) else { return Err(TooMuch) };
