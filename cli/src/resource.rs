@@ -341,7 +341,7 @@ mod tests {
         assert_eq!(said("{interval: 1m}", &["--remote-ratio", "0.5"]), ["--replan=60s"]);
         assert!(
             expanded(&with("{interval: soon}"), &[]).is_err()
-                && expanded(&with("{replan: Never}"), &[]).is_err()
+                && expanded(&with("{replan: Off}"), &[]).is_err()
         );
     }
 

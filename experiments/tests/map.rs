@@ -162,7 +162,7 @@ fn one_cell_to_the_last_digit_that_matters() {
         shown,
         [
             "Sliced 2.7011 1 x g2-standard-16 with 1 x n2-standard-32",
-            "Layers 13.2626 1 x g2-standard-48 with 1 x n2-standard-32 and 1 x n2-highmem-128",
+            "Layers 14.4279 1 x g2-standard-48 with 1 x n2-standard-8 and 3 x n2-standard-16 and 1 x n2-highmem-128",
             "Mix 4.0017 1 x g2-standard-48",
             "Cpu 4.0017 1 x g2-standard-48",
             "Gpu 8.0033 1 x g2-standard-96",

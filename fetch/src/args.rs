@@ -38,7 +38,7 @@ struct Form {
     /// Folder that keeps what is fetched of a model from elsewhere; processes may share it [default:
     /// REMOE_MODEL_CACHE, else remoe/models in the user's cache folder]
     // Not read from the environment here: a variable alone would make these arguments present.
-    #[arg(long, value_name = "DIR", requires = "model_source")]
+    #[arg(long, value_name = "DIR")]
     model_cache: Option<PathBuf>,
 }
 
