@@ -47,7 +47,7 @@ impl Model<'_> {
             })
             .collect();
         match self.is_rested {
-            true => self.from_rest(times, &works),
+            true => self.after_rest(times, &works),
             false => works.iter().for_each(|(work, stretch)| times.at_least(work, *stretch)),
         }
     }
@@ -55,7 +55,7 @@ impl Model<'_> {
     /// `times` of one request on functions that have rested: each has its part of a period at hand and is slowed
     /// down only when that is used up. With a quota q of periods of P seconds, W seconds of computing that begin
     /// anywhere in a period take W / q - (1 - q) P in the mean, and never less than W.
-    fn from_rest(&self, times: &mut Times, works: &[(Times, f64)]) {
+    fn after_rest(&self, times: &mut Times, works: &[(Times, f64)]) {
         let until = |work: fn(&Times, f64) -> f64| {
             let each = works.iter().map(|(all, stretch)| {
                 stretch * work(all, self.output) - (1.0 - 1.0 / stretch) * PERIOD_SECONDS
