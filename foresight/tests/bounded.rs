@@ -4,8 +4,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod model;
+
 use remoe_foresight::{Arrival, Foresight, ForesightOptions, Keeps, Prompts, Tenant};
-use remoe_predictor::record::RecordHeader;
 use remoe_predictor::{Activations, Embedding, Phase};
 use std::path::Path;
 
@@ -17,14 +18,7 @@ const LIMIT: u64 = 64 << 10;
 const SLACK: u64 = 16 << 20;
 
 fn foresight(folder: &Path) -> Foresight {
-    let header = RecordHeader {
-        model: "ab".repeat(32),
-        layers: (0..LAYERS as u32).collect(),
-        experts: EXPERTS as u32,
-        top_k: 2,
-        dtype: "float32".to_owned(),
-        tokens: false,
-    };
+    let header = model::header(LAYERS, EXPERTS);
     let rows: Vec<f32> =
         (0..4 * VOCABULARY).map(|at| (at * 2_654_435_761 % 1009) as f32 / 1009.0 - 0.5).collect();
     let options =

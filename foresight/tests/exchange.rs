@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod model;
+
 use remoe_foresight::{
     Arrival, Exchange, Foresight, ForesightOptions, Keeps, News, Peers, Prompts, Store, Stored, Tenant, Watch,
 };
@@ -20,14 +22,7 @@ const VOCABULARY: usize = 40;
 const LIMIT: u64 = 1 << 20;
 
 fn header() -> RecordHeader {
-    RecordHeader {
-        model: "ab".repeat(32),
-        layers: (0..LAYERS as u32).collect(),
-        experts: EXPERTS as u32,
-        top_k: 2,
-        dtype: "float32".to_owned(),
-        tokens: false,
-    }
+    model::header(LAYERS, EXPERTS)
 }
 
 fn gateway(folder: &Path, limit: u64) -> Foresight {

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod model;
+
 use prometheus::{Registry, TextEncoder};
 use remoe_foresight::{
     Arrival, Foresight, ForesightMetrics, ForesightOptions, Keeps, LAYER_GROUPS, Mix, PARTS, Prompts, Stored,
@@ -16,14 +18,7 @@ const EXPERTS: usize = 4;
 const VOCABULARY: u32 = 40;
 
 fn header() -> RecordHeader {
-    RecordHeader {
-        model: "ab".repeat(32),
-        layers: (0..LAYERS as u32).collect(),
-        experts: EXPERTS as u32,
-        top_k: 2,
-        dtype: "float32".to_owned(),
-        tokens: false,
-    }
+    model::header(LAYERS, EXPERTS)
 }
 
 /// Even tokens point one way, odd ones another, each a little its own.

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod model;
+
 use remoe_foresight::{Store, StoreError, Stored, Tenant};
 use remoe_predictor::record::RecordHeader;
 use remoe_predictor::{Experience, Shares};
@@ -16,14 +18,7 @@ const HIDDEN: usize = 4;
 const LIMIT: u64 = 1 << 20;
 
 fn header() -> RecordHeader {
-    RecordHeader {
-        model: "ab".repeat(32),
-        layers: vec![0, 1],
-        experts: 4,
-        top_k: 2,
-        dtype: "float32".to_owned(),
-        tokens: false,
-    }
+    model::header(2, 4)
 }
 
 fn stored(number: u64) -> Stored {
