@@ -17,6 +17,10 @@ pub use load::Service;
 
 use crate::problem::Arrivals;
 use load::Mains;
+use std::borrow::Cow;
+
+/// Recorded times that a search replays for every candidate.
+const LONG_RECORD: usize = 64;
 
 /// What arrivals make of a deployment: means over all time.
 ///
@@ -80,6 +84,19 @@ pub(crate) fn mean_per_second(arrivals: &Arrivals) -> f64 {
     match &arrivals.recorded_seconds {
         Some(times) => recorded::per_second(times),
         None => arrivals.per_second,
+    }
+}
+
+/// `arrivals` for a search, which would replay a long record for every candidate: requests come as often at random then.
+pub(crate) fn quick(arrivals: &Arrivals) -> Cow<'_, Arrivals> {
+    match &arrivals.recorded_seconds {
+        Some(times) if times.len() > LONG_RECORD => Cow::Owned(Arrivals {
+            per_second: mean_per_second(arrivals),
+            burst: 1.0,
+            recorded_seconds: None,
+            idle_seconds: arrivals.idle_seconds,
+        }),
+        _ => Cow::Borrowed(arrivals),
     }
 }
 

@@ -1,7 +1,7 @@
 //! From times and rates to dollars: for one request that runs alone, or for functions that are alive while
 //! requests come.
 
-use crate::alive::{Alive, Service, alive, mean_per_second};
+use crate::alive::{Alive, Service, alive, mean_per_second, quick};
 use crate::cost::{Found, TPOT_SLACK, TTFT_SLACK};
 use crate::problem::Arrivals;
 use crate::problem::model::Model;
@@ -9,8 +9,6 @@ use serde::Serialize;
 
 /// Requests in one decode step for which times are worked out, at most: beyond, steps grow as at the end.
 const MOST_ROWS: u32 = 64;
-/// Recorded times that a search replays for every size.
-pub(crate) const LONG_RECORD: usize = 64;
 /// Slack of shares and utilisations.
 const SHARE_SLACK: f64 = 1e-9;
 
@@ -120,10 +118,7 @@ impl Model<'_> {
 
     /// Seconds from nothing to ready of functions with these weights; 0 where nobody says.
     pub(crate) fn start_seconds(&self, main_bytes: f64, remote_bytes: f64) -> f64 {
-        self.problem.starts.map_or(0.0, |starts| {
-            let remote = if remote_bytes > 0.0 { starts.remote.seconds(remote_bytes) } else { 0.0 };
-            starts.main.seconds(main_bytes).max(remote)
-        })
+        self.problem.starts.map_or(0.0, |starts| starts.seconds(main_bytes, remote_bytes))
     }
 
     pub(crate) fn bill(&self, running: &Running) -> Bill {
@@ -133,22 +128,11 @@ impl Model<'_> {
         }
     }
 
-    /// [`Self::bill`] for a search over many sizes, where a long record would be replayed for each: requests come
-    /// as often at random then.
+    /// [`Self::bill`] for a search over many sizes.
     pub(crate) fn quick_bill(&self, running: &Running) -> Bill {
         match &self.problem.arrivals {
-            Some(arrivals)
-                if arrivals.recorded_seconds.as_ref().is_some_and(|times| times.len() > LONG_RECORD) =>
-            {
-                let random = Arrivals {
-                    per_second: mean_per_second(arrivals),
-                    burst: 1.0,
-                    recorded_seconds: None,
-                    idle_seconds: arrivals.idle_seconds,
-                };
-                self.bill_alive(running, &random)
-            }
-            _ => self.bill(running),
+            None => self.bill_alone(running),
+            Some(arrivals) => self.bill_alive(running, &quick(arrivals)),
         }
     }
 

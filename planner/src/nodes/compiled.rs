@@ -2,8 +2,7 @@
 
 use super::form::{GpuTimes, NodeShape, Rental, ResidentModel, Spot};
 use super::slowest::least_slowest;
-use crate::alive::{Alive, Service, alive, mean_per_second};
-use crate::cost::running::LONG_RECORD;
+use crate::alive::{Alive, Service, alive, mean_per_second, quick};
 use crate::cost::slowest::{Path, expected_slowest};
 use crate::problem::Arrivals;
 use crate::problem::curve::Curve;
@@ -107,7 +106,7 @@ impl<'a> Compiled<'a> {
         let tokens: Vec<f64> = usage.iter().map(|share| input * model.top_k as f64 * share).collect();
         let shapes = rental.shapes.iter().map(|node| Shape::new(node, rental, &tokens)).collect();
         let setting = Setting { tpot: rental.slo.tpot_seconds, gpu_price: 1.0, size: 1.0 };
-        let arrivals = rental.arrivals.as_ref().map(|arrivals| Rc::new(quick(arrivals)));
+        let arrivals = rental.arrivals.as_ref().map(|arrivals| Rc::new(quick(arrivals).into_owned()));
         let used = sums(usage.into_iter()).into();
         let mut compiled =
             Self { rental, shapes, used, setting, arrivals, least_share: 1.0, known: Rc::default() };
@@ -417,19 +416,6 @@ impl<'a> Shape<'a> {
             gpu_decode: on_gpu.map_or(0.0, |(_, decode, _)| decode),
             gpu_busy: on_gpu.map_or(0.0, |(_, _, busy)| busy),
         }
-    }
-}
-
-/// `arrivals`, where a long record would be replayed for every candidate: requests come as often at random then.
-fn quick(arrivals: &Arrivals) -> Arrivals {
-    match &arrivals.recorded_seconds {
-        Some(times) if times.len() > LONG_RECORD => Arrivals {
-            per_second: mean_per_second(arrivals),
-            burst: 1.0,
-            recorded_seconds: None,
-            idle_seconds: arrivals.idle_seconds,
-        },
-        _ => arrivals.clone(),
     }
 }
 

@@ -5,8 +5,8 @@
 //! is dearer or impossible, and what would have to be different for another answer.
 //!
 //! Times are those of one typical request that runs alone, or, where the rental says when requests come, what they
-//! meet in the mean; memory has room for as many as run at once. The search is exact for equal functions but for one thing: how many experts of a layer
-//! stay beside the main function is tried at a few numbers.
+//! meet in the mean; memory has room for as many as run at once. The search is exact for equal functions but for one
+//! thing: how many experts of a layer stay beside the main function is tried at a few numbers.
 
 mod compiled;
 mod cover;
@@ -160,11 +160,8 @@ impl Compiled<'_> {
 
     /// Seconds from nothing to ready of what `found` consists of, on nodes that are there.
     fn start_seconds(&self, found: &Found) -> f64 {
-        self.rental.starts.map_or(0.0, |starts| {
-            let main = starts.main.seconds(found.on_gpu + found.on_host);
-            let remote = if found.functions > 0 { starts.remote.seconds(found.function_bytes) } else { 0.0 };
-            main.max(remote)
-        })
+        let main = found.on_gpu + found.on_host;
+        self.rental.starts.map_or(0.0, |starts| starts.seconds(main, found.function_bytes))
     }
 
     /// `found` with what it costs in the mean over all time.
@@ -192,15 +189,12 @@ impl Compiled<'_> {
 
     fn met_times(&self, found: &Found) -> Option<MetTimes> {
         let (arrivals, service) = (self.rental.arrivals.as_ref()?, self.service(found.times));
-        let start_seconds = self.start_seconds(found);
-        let awake = self.met(found.times);
-        let ttft_seconds = awake.ttft;
-        let may_sleep = arrivals.idle_seconds.is_some();
+        let (awake, start_seconds) = (self.met(found.times), self.start_seconds(found));
         Some(MetTimes {
-            ttft_seconds,
+            ttft_seconds: awake.ttft,
             tpot_seconds: awake.tpot,
             cold_share: alive(arrivals, &service, start_seconds).cold_share,
-            cold_ttft_seconds: ttft_seconds + if may_sleep { start_seconds } else { 0.0 },
+            cold_ttft_seconds: awake.ttft + arrivals.idle_seconds.map_or(0.0, |_| start_seconds),
         })
     }
 

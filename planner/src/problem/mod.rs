@@ -201,6 +201,16 @@ pub struct Starts {
     pub remote: Start,
 }
 
+impl Starts {
+    /// Seconds from nothing to ready of functions with so many bytes, which start at the same time; no remote one where
+    /// those are 0.
+    #[must_use]
+    pub fn seconds(self, main_bytes: f64, remote_bytes: f64) -> f64 {
+        let remote = if remote_bytes > 0.0 { self.remote.seconds(remote_bytes) } else { 0.0 };
+        self.main.seconds(main_bytes).max(remote)
+    }
+}
+
 /// From nothing to ready.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
