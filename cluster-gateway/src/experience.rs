@@ -23,7 +23,7 @@ const PRIMER: &str = "primer";
 #[derive(Debug)]
 pub(crate) struct Experience {
     folder: PathBuf,
-    _lock: File,
+    lock: File,
 }
 
 impl Experience {
@@ -59,7 +59,7 @@ impl Experience {
         std::fs::create_dir_all(folder)?;
         let lock = File::options().create(true).append(true).open(folder.join(LOCK))?;
         match lock.try_lock() {
-            Ok(()) => Ok(Some(Self { folder: folder.to_owned(), _lock: lock })),
+            Ok(()) => Ok(Some(Self { folder: folder.to_owned(), lock })),
             Err(TryLockError::WouldBlock) => Ok(None),
             Err(TryLockError::Error(error)) => Err(error),
         }
@@ -78,6 +78,13 @@ impl Experience {
     }
 }
 
+impl Drop for Experience {
+    fn drop(&mut self) {
+        // A child that this process has just forked holds the lock as well, until it becomes another program.
+        let _ = self.lock.unlock();
+    }
+}
+
 /// Does `work` with the parts of `folder` that nobody has, which nobody takes meanwhile.
 fn unused(folder: &Path, work: impl Fn(&Path) -> io::Result<()>) -> io::Result<()> {
     for part in std::fs::read_dir(folder)? {
@@ -86,7 +93,9 @@ fn unused(folder: &Path, work: impl Fn(&Path) -> io::Result<()>) -> io::Result<(
         if let Ok(lock) = File::open(part.join(LOCK))
             && lock.try_lock().is_ok()
         {
-            work(&part)?;
+            let worked = work(&part);
+            let _ = lock.unlock();
+            worked?;
         }
     }
     Ok(())

@@ -372,6 +372,14 @@ impl Store {
     }
 }
 
+impl Drop for Store {
+    fn drop(&mut self) {
+        // Closing alone is not enough: a child that this process has just forked holds the file, and with it the lock,
+        // until it becomes another program.
+        let _ = self.file.unlock();
+    }
+}
+
 /// The number of the request in a frame's content, and its tenant.
 fn whose(content: &[u8]) -> Option<(u64, Tenant)> {
     let (number, rest) = content.split_first_chunk()?;

@@ -39,7 +39,7 @@ pub struct Ledger {
     limits: LedgerLimits,
     tail: Mutex<Tail>,
     /// Held until the ledger is closed.
-    _lock: File,
+    lock: File,
     dropped: u64,
 }
 
@@ -79,7 +79,7 @@ impl Ledger {
         }
         let (past, headless) = past(folder, &mut files)?;
         let tail = Mutex::new(Tail { file, number, bytes, torn: false, headless, past });
-        Ok(Self { folder: folder.to_owned(), limits, tail, _lock: lock, dropped })
+        Ok(Self { folder: folder.to_owned(), limits, tail, lock, dropped })
     }
 
     /// Where it is.
@@ -151,6 +151,13 @@ impl Ledger {
             }
         }
         Ok(())
+    }
+}
+
+impl Drop for Ledger {
+    fn drop(&mut self) {
+        // A child that this process has just forked holds the lock as well, until it becomes another program.
+        let _ = self.lock.unlock();
     }
 }
 
