@@ -46,6 +46,11 @@ $(PYTHON_PACKAGES)/.complete: tests/python/requirements.txt tests/python/unbound
 	python3 -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(PYTHON_PACKAGES) --requirement tests/python/unbounded.txt
 	touch $@
 
+# valgrind is Debian's package.
+.PHONY: instructions
+instructions: build ## Count what the engine executes for a token, beside what it did before (valgrind)
+	$(CARGO) test --release --workspace --test instructions -- --ignored --nocapture
+
 .PHONY: lint
 lint: tools ## Check formatting and run clippy, warnings denied
 	cargo fmt --all --check

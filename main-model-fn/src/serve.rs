@@ -378,7 +378,8 @@ impl Loaded {
         let class = experts_class(dtype, settings.experts_dtype);
         let threads = settings.threads.unwrap_or(PoolConfig::default().threads);
         let text = TextFront::open(&checkpoint)?.map(Arc::new);
-        let pool = Arc::new(Pool::new(PoolConfig { threads, ..PoolConfig::default() })?);
+        let config = PoolConfig { threads, path: settings.instruction_path, ..PoolConfig::default() };
+        let pool = Arc::new(Pool::new(config)?);
         let ops = B::open(settings.device, dtype, &pool)?;
         let device_name = ops.device();
         let dense = dense_class(settings, dtype, device_name)?;

@@ -2,7 +2,7 @@ use clap::builder::RangedU64ValueParser;
 use remoe_experts::ComputeDtype;
 use remoe_fetch::ModelArgs;
 use remoe_function::sizes;
-use remoe_kernels::MAX_THREADS;
+use remoe_kernels::{InstructionPath, MAX_THREADS};
 use remoe_model::{DenseDtype, ExpertsDtype};
 use remoe_wire::identity::Identity;
 use std::net::SocketAddr;
@@ -38,6 +38,9 @@ pub struct Settings {
     /// Threads that compute; all cores by default.
     #[arg(long, value_parser = up_to(MAX_THREADS as u64))]
     pub threads: Option<usize>,
+    /// Instruction path of the kernels: what is measured fastest at the start, by default.
+    #[arg(long)]
+    pub instruction_path: Option<InstructionPath>,
     /// Where users speak HTTP; port 0 takes any free one.
     #[arg(long, default_value = "127.0.0.1:8000", conflicts_with = "no_http")]
     pub http_listen: SocketAddr,

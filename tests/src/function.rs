@@ -2,7 +2,7 @@
 
 use crate::binaries;
 use crate::control::Control;
-use crate::deadline::{SOON, within};
+use crate::deadline::{LONG, SOON, within};
 use crate::process::Process;
 use crate::slots;
 use remoe_function::Announcement;
@@ -10,6 +10,7 @@ use remoe_wire::identity::Trust;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, ExitStatus};
+use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 /// How a function is started beside its model.
@@ -25,6 +26,8 @@ pub struct Options {
     pub arguments: Vec<String>,
     /// Further variables.
     pub environment: Vec<(&'static str, String)>,
+    /// The program that runs it and its arguments; none: it runs by itself. Whatever that is, it makes it slow.
+    pub under: Vec<String>,
 }
 
 impl Options {
@@ -55,13 +58,23 @@ impl Options {
 
 /// A process of `program` and what it announces.
 struct Starting {
+    /// How long it may take.
+    limit: Duration,
     process: Process,
     announcements: mpsc::UnboundedReceiver<String>,
 }
 
 impl Starting {
     fn new(program: &str, model: &Path, options: &Options) -> Self {
-        let mut command = Command::new(binaries::program(program));
+        let path = binaries::program(program);
+        let mut command = match options.under.split_first() {
+            None => Command::new(path),
+            Some((tool, arguments)) => {
+                let mut command = Command::new(tool);
+                command.args(arguments).arg(path);
+                command
+            }
+        };
         command.arg("--model").arg(model).args(&options.arguments);
         command.arg("--launcher-pid").arg(std::process::id().to_string());
         // One thread each: what is tested here does not depend on how many there are.
@@ -78,11 +91,12 @@ impl Starting {
         }
         let (sender, announcements) = mpsc::unbounded_channel();
         let process = Process::start(program, command, move |line| drop(sender.send(line)));
-        Self { process, announcements }
+        let limit = if options.under.is_empty() { SOON } else { LONG };
+        Self { limit, process, announcements }
     }
 
     async fn announced(mut self) -> (Process, Announcement) {
-        let line = within(SOON, "the announcement of a function", self.announcements.recv()).await;
+        let line = within(self.limit, "the announcement of a function", self.announcements.recv()).await;
         let Some(line) = line else {
             panic!("a function ended before its announcement: {:?}", self.process.end(SOON).await)
         };

@@ -30,7 +30,7 @@ impl Host {
         // `make e2e-ci` is the script, as in the Makefile.
         let make = "#!/bin/sh\necho \"make $1\" >>calls\nif [ \"$1\" = e2e-ci ]; then E2E_PROGRAMS=x exec scripts/e2e-ci; fi\n";
         host.program("bin/make", make);
-        for quiet in ["rustup", "cargo", "cargo-deny"] {
+        for quiet in ["rustup", "cargo", "cargo-deny", "valgrind"] {
             host.program(&format!("bin/{quiet}"), "#!/bin/sh\n:\n");
         }
         host.program("bin/id", "#!/bin/sh\necho 0\n");
@@ -77,7 +77,8 @@ fn cluster_tests_come_before_what_can_wait() {
     let host = Host::new("exit 0", "exit 0");
     let output = host.run(".ci/run", true, 0);
     assert!(output.status.success(), "{}", text(&output.stderr));
-    let order = ["lint", "chart", "test", "e2e-ci", "images", "e2e-run", "fuzz-short", "deny"];
+    let order =
+        ["lint", "chart", "test", "e2e-ci", "images", "e2e-run", "instructions", "fuzz-short", "deny"];
     assert_eq!(host.made(), order);
     assert_eq!(last_line(&output), "ci: passed, the cluster tests included");
 }
