@@ -134,7 +134,9 @@ impl WeightGroup {
                 // The first of those with the largest magnitude.
                 let extreme = group.iter().copied().find(|x| x.abs() == magnitude).unwrap_or(magnitude);
                 let scales = INT4_REACHES.map(|reach| to_bf16(extreme / reach));
-                let errors = int4_errors(group, scales.map(from_bf16));
+                // In units of the magnitude's power of two, so that no square is denormal or infinite.
+                let unit = f32::from_bits((254 - (magnitude.to_bits() >> 23)).max(1) << 23);
+                let errors = int4_errors(group, scales.map(from_bf16), unit);
                 let (mut scale, mut least) = (scales[0], errors[0]);
                 for (other, error) in scales.into_iter().zip(errors) {
                     if error < least {
@@ -216,11 +218,12 @@ fn code(value: i8) -> u8 {
     magnitude | value as u8 >> 4 & 8
 }
 
-/// Sums of squared errors of `group` as int4, of each scale. Every sum is in the order of the group; those of all scales are
+/// Sums of squared errors of `group` times `unit` as int4, of each scale. Every sum is in the order of the group; those of all scales are
 /// made side by side, so that none waits for another.
 #[inline(always)]
-fn int4_errors<const N: usize>(group: &[f32; GROUP], scales: [f32; N]) -> [f32; N] {
+fn int4_errors<const N: usize>(group: &[f32; GROUP], scales: [f32; N], unit: f32) -> [f32; N] {
     let factors = scales.map(|scale| 1.0 / scale);
+    let scales = scales.map(|scale| scale * unit);
     let mut errors = [0.0; N];
     for x in group {
         for (error, (factor, scale)) in errors.iter_mut().zip(factors.iter().zip(&scales)) {
@@ -247,4 +250,110 @@ pub fn kept(row: &[f32], format: WeightFormat) -> Vec<f32> {
         kept.extend((0..part.len()).map(|k| group.value(k)));
     }
     kept
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use serde::Deserialize;
+
+    /// What published code makes of weights as int4 (`tests/fixtures/int4.py`); weights, scales and halves are bits of bfloat16,
+    /// values of float32.
+    #[derive(Deserialize)]
+    struct Reference {
+        name: String,
+        columns: usize,
+        weights: Vec<u16>,
+        scales: Vec<u16>,
+        integers: Vec<i8>,
+        values: Vec<u32>,
+        halves: Vec<u16>,
+    }
+
+    impl Reference {
+        fn all() -> Vec<Self> {
+            serde_json::from_str(include_str!("../../tests/fixtures/int4.json")).unwrap()
+        }
+
+        /// Of every group where it starts and how many weights it has, and its scale.
+        fn groups(&self) -> impl Iterator<Item = (usize, usize, u16)> {
+            let per_row = self.columns.div_ceil(GROUP);
+            self.scales.iter().enumerate().map(move |(index, &scale)| {
+                let column = index % per_row * GROUP;
+                (index / per_row * self.columns + column, GROUP.min(self.columns - column), scale)
+            })
+        }
+    }
+
+    /// The number of element `k` of a packed column, read as the kernels read it.
+    fn unpacked(words: [u32; GROUP / 4], k: usize) -> i8 {
+        let half = GROUP / 2;
+        let word = words[k % half / 4];
+        let nibble = word >> (8 * (k % 4) + 4 * (k / half)) & 15;
+        nibble as i8 - WeightFormat::Int4.offset() as i8
+    }
+
+    #[test]
+    fn integers_and_scales_mean_what_published_code_makes_of_them() {
+        let (mut groups, mut zeros, mut subnormal) = (0, 0, 0);
+        for reference in Reference::all() {
+            for (first, count, scale) in reference.groups() {
+                let mut values = [0; GROUP];
+                values[..count].copy_from_slice(&reference.integers[first..first + count]);
+                let group = WeightGroup { values, scale };
+                let packed = group.stored(WeightFormat::Int4);
+                for k in 0..count {
+                    let (value, at) = (group.value(k), first + k);
+                    assert_eq!(value.to_bits(), reference.values[at], "{}, {at}", reference.name);
+                    // Numbers that are not normal become zero where something is rounded to bfloat16.
+                    let half = reference.halves[at];
+                    let half = if value.is_subnormal() { half & 0x8000 } else { half };
+                    assert_eq!(to_bf16(value), half, "{}, {at} in bfloat16", reference.name);
+                    assert_eq!(unpacked(packed, k), values[k], "{}, {at} packed", reference.name);
+                }
+                groups += 1;
+                zeros += usize::from(values == [0; GROUP]);
+                subnormal += usize::from(scale < 1 << 7);
+            }
+        }
+        assert!(groups > 60 && zeros >= 3 && subnormal >= 6, "{groups} groups, {zeros}, {subnormal}");
+    }
+
+    /// Weights of a checkpoint that was made of such integers are kept as they are.
+    #[test]
+    fn what_published_code_made_int4_stays_what_it_is() {
+        let mut small = 0;
+        for reference in Reference::all() {
+            for (first, count, _) in reference.groups() {
+                let values: Vec<f32> =
+                    reference.values[first..first + count].iter().map(|&bits| f32::from_bits(bits)).collect();
+                let most = values.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+                let expected = if most < LEAST { vec![0.0; count] } else { values.clone() };
+                assert_eq!(kept(&values, WeightFormat::Int4), expected, "{}, {first}", reference.name);
+                small += usize::from(most > 0.0 && most < LEAST);
+            }
+        }
+        assert!(small > 6, "{small}");
+    }
+
+    /// Other scales are tried than the one of published code, and the best is taken.
+    #[test]
+    fn less_is_lost_than_by_the_scale_of_published_code() {
+        for name in ["normal", "uniform"] {
+            let reference = Reference::all().into_iter().find(|reference| reference.name == name).unwrap();
+            let weights: Vec<f32> = reference.weights.iter().map(|&bits| from_bf16(bits)).collect();
+            let ours: Vec<f32> =
+                weights.chunks(reference.columns).flat_map(|row| kept(row, WeightFormat::Int4)).collect();
+            let theirs: Vec<f32> = reference.values.iter().map(|&bits| f32::from_bits(bits)).collect();
+            let lost = |values: &[f32]| {
+                let squares = |(x, y): (&f32, &f32)| f64::from(x - y).powi(2);
+                weights.iter().zip(values).map(squares).sum::<f64>().sqrt()
+                    / weights.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt()
+            };
+            println!("{name}: {:.4} lost, {:.4} by the published scale", lost(&ours), lost(&theirs));
+            assert!(lost(&ours) < lost(&theirs), "{name}");
+        }
+    }
 }

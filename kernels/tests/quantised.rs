@@ -209,3 +209,47 @@ fn slabs_and_stored_types_make_no_difference_and_sizes_are_known() {
     pool(1, None).multiply(&mut [Product { matrix: &matrix, inputs: &x, output: &mut output }]).unwrap();
     assert!((f32::from_le_bytes(output) - 32.0).abs() < 0.2, "{output:?}");
 }
+
+/// A row with one element of 127 reads one column of the packed weights: the product is 127 times what published code
+/// makes of the integer and its scale (`tests/fixtures/int4.py`), without rounding.
+#[test]
+fn kernels_read_int4_as_published_code_does() {
+    #[derive(serde::Deserialize)]
+    struct Reference {
+        name: String,
+        rows: usize,
+        columns: usize,
+        values: Vec<u32>,
+    }
+    let references: Vec<Reference> =
+        serde_json::from_str(include_str!("../../tests/fixtures/int4.json")).unwrap();
+    let class = NumericsClass { dtype: Dtype::F32, weights: WeightFormat::Int4 };
+    let pools = pools();
+    let mut compared = 0;
+    for Reference { name, rows, columns, values } in references {
+        let values: Vec<f32> = values.into_iter().map(f32::from_bits).collect();
+        // Smaller ones are zeros here, and larger ones have no product.
+        if values.iter().any(|x| *x != 0.0 && !(1e-25..1e30).contains(&x.abs())) {
+            continue;
+        }
+        let packed =
+            PackedMatrix::pack(columns, class, &[(StoredDtype::F32, &to_bytes(&values, Dtype::F32))])
+                .unwrap();
+        let mut inputs = vec![0.0; columns * columns];
+        inputs.iter_mut().step_by(columns + 1).for_each(|x| *x = 127.0);
+        let inputs = to_bytes(&inputs, Dtype::F32);
+        // Of each column all rows' elements; the sum of a zero is zero, whatever its sign.
+        let expected: Vec<f32> = (0..columns)
+            .flat_map(|column| (0..rows).map(move |row| row * columns + column))
+            .map(|at| 127.0 * values[at])
+            .collect();
+        for pool in &pools {
+            let mut output = vec![0xaa; expected.len() * 4];
+            pool.multiply(&mut [Product { matrix: &packed, inputs: &inputs, output: &mut output }]).unwrap();
+            let found: Vec<f32> = bits(&output, Dtype::F32).into_iter().map(f32::from_bits).collect();
+            assert_eq!(found, expected, "{name} by {}", pool.paths(class));
+        }
+        compared += 1;
+    }
+    assert!(compared >= 12, "{compared}");
+}

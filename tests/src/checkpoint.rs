@@ -1,8 +1,10 @@
 //! A checkpoint with as much work per layer as a test needs.
 
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::fs::File;
 use std::io::{BufWriter, Write};
+use std::path::Path;
 use tempfile::TempDir;
 
 /// Sizes of a generated Mixtral model, float32.
@@ -29,7 +31,6 @@ const HEADS: usize = 4;
 /// Writes a model of these sizes; the folder lives as long as the value.
 #[must_use]
 pub fn generate(sizes: Sizes) -> TempDir {
-    let folder = tempfile::tempdir().expect("there is a temporary folder");
     let config = json!({
         "architectures": ["MixtralForCausalLM"],
         "model_type": "mixtral",
@@ -47,15 +48,39 @@ pub fn generate(sizes: Sizes) -> TempDir {
         "eos_token_id": null,
         "bos_token_id": null,
     });
+    let tensors = tensors(sizes).into_iter().map(|(name, shape)| {
+        let scale = (*shape.last().unwrap_or(&1) as f32).sqrt().recip();
+        let (base, scale) = if name.contains("norm") { (1.0, 0.0) } else { (0.0, scale) };
+        Tensor { name, shape, base, scale }
+    });
+    by_rule(&config, &tensors.collect::<Vec<_>>())
+}
+
+/// Writes a model of any family, whose weights follow from a rule (`tests/fixtures/large.py`); the folder lives as long
+/// as the value.
+#[must_use]
+pub fn by_rule(config: &Value, tensors: &[Tensor]) -> TempDir {
+    let folder = tempfile::tempdir().expect("there is a temporary folder");
     std::fs::write(folder.path().join("config.json"), config.to_string()).expect("the config is written");
-    let file = File::create(folder.path().join("model.safetensors")).expect("the weights can be written");
-    write_tensors(&mut BufWriter::new(file), &tensors(sizes)).expect("the weights are written");
+    write_tensors(folder.path(), tensors);
     folder
 }
 
-type Tensor = (String, Vec<usize>);
+/// A tensor in float32 and the rule of its elements: the next random number from -1 to 1, times `scale`, plus `base`.
+/// Written as an array of these four.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Tensor {
+    /// Its name.
+    pub name: String,
+    /// Its dimensions.
+    pub shape: Vec<usize>,
+    /// The mean of its elements.
+    pub base: f32,
+    /// How far they are from it at most.
+    pub scale: f32,
+}
 
-fn tensors(sizes: Sizes) -> Vec<Tensor> {
+fn tensors(sizes: Sizes) -> Vec<(String, Vec<usize>)> {
     let Sizes { hidden, width, experts, vocabulary, .. } = sizes;
     let mut tensors = vec![
         ("model.embed_tokens.weight".to_owned(), vec![vocabulary, hidden]),
@@ -78,29 +103,30 @@ fn tensors(sizes: Sizes) -> Vec<Tensor> {
     tensors
 }
 
-/// The safetensors format: the header's length, the header as JSON, the data.
-fn write_tensors(out: &mut impl Write, tensors: &[Tensor]) -> std::io::Result<()> {
+/// Writes the weights: the header's length, the header as JSON, the data.
+fn write_tensors(folder: &Path, tensors: &[Tensor]) {
+    let file = File::create(folder.join("model.safetensors")).expect("the weights can be written");
+    let mut out = BufWriter::new(file);
     let mut header = Map::new();
     let mut offset = 0;
-    for (name, shape) in tensors {
+    for Tensor { name, shape, .. } in tensors {
         let end = offset + shape.iter().product::<usize>() * 4;
         let entry = json!({"dtype": "F32", "shape": shape, "data_offsets": [offset, end]});
         header.insert(name.clone(), entry);
         offset = end;
     }
     let header = Value::Object(header).to_string();
-    out.write_all(&(header.len() as u64).to_le_bytes())?;
-    out.write_all(header.as_bytes())?;
+    let mut write = |bytes: &[u8]| out.write_all(bytes).expect("the weights are written");
+    write(&(header.len() as u64).to_le_bytes());
+    write(header.as_bytes());
     let mut state = 1_u64;
-    for (name, shape) in tensors {
-        let scale = (*shape.last().unwrap_or(&1) as f32).sqrt().recip();
+    for Tensor { shape, base, scale, .. } in tensors {
         for _ in 0..shape.iter().product::<usize>() {
             // Knuth's linear congruential generator; its upper bits are random enough.
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let uniform = (state >> 40) as f32 / (1_u64 << 23) as f32 - 1.0;
-            let value = if name.contains("norm") { 1.0 } else { uniform * scale };
-            out.write_all(&value.to_le_bytes())?;
+            write(&(uniform * scale + base).to_le_bytes());
         }
     }
-    out.flush()
+    out.flush().expect("the weights are written");
 }

@@ -207,10 +207,13 @@ pub(crate) fn integers(group: &[f32], format: WeightFormat, weight: bool) -> (Ve
         (_, false) => (nearest(127.0 / extreme.abs(), -127..=127), extreme.abs() / 127.0),
         (WeightFormat::Int4, true) => {
             let reaches = [-8.0, -7.5, -7.0, -8.5, -9.0, 7.0];
+            // Errors are compared in units that keep their squares from vanishing.
+            let exponent = (extreme.to_bits() >> 23 & 0xff) as i32 - 127;
+            let unit = 2f32.powi(-exponent.min(126));
             let tried = reaches.map(|reach| {
                 let scale = round_bf16(extreme / reach);
                 let integers = nearest(1.0 / scale, -8..=7);
-                let of = |(x, q): (&f32, &i32)| ((x * (1.0 / scale) - *q as f32) * scale).powi(2);
+                let of = |(x, q): (&f32, &i32)| ((x * (1.0 / scale) - *q as f32) * (scale * unit)).powi(2);
                 let error = group.iter().zip(&integers).map(of).fold(0.0, |sum, e| sum + e);
                 (integers, scale, error)
             });
