@@ -33,7 +33,7 @@ use deal::{Cut, deal};
 pub(crate) use rest::RestOfLayers;
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
-pub use sturdy::Sturdiness;
+pub use sturdy::{Sturdiness, WrongCase, WrongFigure};
 use table::Pair;
 pub(crate) use terms::LayerTerms;
 
