@@ -4,7 +4,7 @@ use crate::output::table;
 use remoe_planner::{
     Alternative, Answer, Baseline, Change, Device, Evaluation, Explanation, Infeasible, Layer, LayerPlan,
     Life, Plan, Preallocation, Problem, Reason, Refusal, Remedy, Selection, Sturdiness, Verdict, Violation,
-    amount, limit_name, rounded_up,
+    WrongCase, amount, limit_name, rounded_up,
 };
 
 /// A plan with everything behind it; with `verbose` also how it was found, in the terms of the Remoe paper.
@@ -166,20 +166,33 @@ fn life(life: &Life) -> String {
 
 /// What wrong figures do to a plan of groups.
 fn sturdiness(sturdy: &Sturdiness) -> String {
-    let Sturdiness { tried, broken, worst_above, broken_of_cheapest, above_cheapest } = sturdy;
+    let Sturdiness { tried, broken, worst_above, broken_of_cheapest, above_cheapest, cases } = sturdy;
     let cheapest = match above_cheapest {
         none if *none <= 0.0 => "it is the cheapest plan".to_owned(),
         above => {
             format!("{} more than the cheapest plan, which breaks {broken_of_cheapest}", percent(*above))
         }
     };
-    table::of_pairs(&[(
-        "when figures are wrong",
-        format!(
-            "limits are broken in {broken} of {tried} cases, {} dearer at worst; {cheapest}",
-            percent(*worst_above)
+    let names = |chosen: &dyn Fn(&WrongCase) -> bool| {
+        let names: Vec<&str> =
+            cases.iter().filter(|case| chosen(case)).map(|case| case.figure.name()).collect();
+        names.join(", ")
+    };
+    let breaks = names(&|case| !case.broken.is_empty());
+    let survives = names(&|case| case.broken.is_empty() && !case.broken_of_cheapest.is_empty());
+    let rows = [
+        (
+            "when figures are wrong",
+            format!(
+                "limits are broken in {broken} of {tried} cases, {} dearer at worst; {cheapest}",
+                percent(*worst_above)
+            ),
         ),
-    )])
+        ("survives, as the cheapest does not", survives),
+        ("breaks", breaks),
+    ];
+    let said: Vec<(&str, String)> = rows.into_iter().filter(|(_, text)| !text.is_empty()).collect();
+    table::of_pairs(&said)
 }
 
 /// All ways beside each other, and the answer in a sentence.
@@ -343,6 +356,12 @@ fn change(change: &Change) -> String {
     });
     if let Some([from, to]) = change.main_bytes {
         lines.push(format!("main function {} -> {}", bytes(from.0), bytes(to.0)));
+    }
+    if let Some(moved) = change.moved_bytes.filter(|moved| moved.0 > 0.0) {
+        lines.push(format!(
+            "{} of experts would have to be loaded by functions that do not have them",
+            bytes(moved.0)
+        ));
     }
     let rows = change.layers.iter().map(|layer| {
         let [from, to] = layer.memory_bytes;

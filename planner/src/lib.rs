@@ -55,5 +55,5 @@ pub use problem::{
 pub use search::Counters;
 pub use search::continuous::{Continuous, Fit, Refusal};
 pub use search::selection::Selection;
-pub use slicing::Sturdiness;
+pub use slicing::{Sturdiness, WrongCase, WrongFigure};
 pub use verdict::{Cause, Rival, Turn, Verdict, Way};

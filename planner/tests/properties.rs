@@ -8,8 +8,8 @@ use generate::{Random, Shape, model_problem, small_problem};
 use proptest::prelude::*;
 use remoe_planner::{
     Account, Affine, Answer, CpuProfile, Device, ErrorFactor, Measured, Options, PlanDraft, PlanError,
-    Pricing, Problem, Remote, assignments_bound, evaluate, load_bound, longest_first, longest_first_beside,
-    paper_bound, solve,
+    Pricing, Problem, Remote, WrongCase, assignments_bound, evaluate, load_bound, longest_first,
+    longest_first_beside, paper_bound, solve,
 };
 
 fn problems() -> impl Strategy<Value = Problem> {
@@ -221,6 +221,7 @@ proptest! {
         prop_assert_eq!(&first.evaluation, &again.evaluation);
         let change = again.change.unwrap();
         prop_assert!(change.kept && change.layers.is_empty() && change.main_bytes.is_none());
+        prop_assert_eq!(change.moved_bytes.unwrap().0, 0.0);
     }
 
     #[test]
@@ -279,6 +280,13 @@ proptest! {
         // What would change is what is different.
         let away: usize = change.layers.iter().map(|layer| layer.to_remote.len()).sum();
         prop_assert_eq!(away, best.plan.layers.iter().map(|layer| layer.remote.len()).sum::<usize>());
+        // Every replica is new and loads all that it has; the main function has what it keeps.
+        let parts = best.plan.layers.iter().zip(&problem.layers);
+        let loaded: f64 = parts
+            .map(|(part, layer)| part.remote.len() as f64 * layer.expert_bytes * f64::from(part.replicas))
+            .sum();
+        let moved = change.moved_bytes.unwrap().0;
+        prop_assert!((moved - loaded).abs() <= 1e-9 * loaded, "{moved} {loaded}");
     }
 
     #[test]
@@ -481,6 +489,13 @@ fn sturdy_plans_stand_wrong_figures_no_worse() {
         with_groups += 1;
         sturdier += usize::from(figures.broken < figures.broken_of_cheapest);
         assert!(figures.broken <= figures.broken_of_cheapest, "{seed}");
+        // The list of cases says the same, case by case.
+        let broken = |of: fn(&WrongCase) -> &Vec<String>| {
+            figures.cases.iter().filter(|case| !of(case).is_empty()).count()
+        };
+        assert_eq!(broken(|case| &case.broken), figures.broken, "{seed}");
+        assert_eq!(broken(|case| &case.broken_of_cheapest), figures.broken_of_cheapest, "{seed}");
+        assert_eq!(figures.cases.len(), figures.tried, "{seed}");
         assert!(sturdy.evaluation.violations.is_empty(), "{seed}");
         let cost = sturdy.evaluation.total_cost / cheapest.evaluation.total_cost;
         assert!((1.0 - 1e-9..=1.02 + 1e-9).contains(&cost), "{seed}: {cost}");

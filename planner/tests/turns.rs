@@ -147,3 +147,24 @@ fn the_same_answer_with_turns_on_every_run() {
     let plain = solve(&problem, None, &Options { turns: false, ..TURNS }).unwrap();
     assert_eq!((first.plan, first.evaluation), (plain.plan, plain.evaluation));
 }
+
+/// Where more vCPUs are slower for more tokens than were measured, no size stands for smaller ones by its times:
+/// the search must not look at all pairs of sizes for that.
+#[test]
+fn a_profile_that_is_slower_with_more_vcpus_is_not_much_more_work() {
+    let shape =
+        Shape { layers: 6, experts: 16, top_k: 4, slack: 10.0, gpu_price: 3.0, expert_bytes: 1e5, seed: 3 };
+    let mut problem = model_problem(shape);
+    problem.limits.max_groups = Some(16);
+    problem.pricing.billing = remoe_planner::Billing::Reserved;
+    let work = |problem: &Problem| solve(problem, None, &Options::default()).unwrap().search.work;
+    let usual = work(&problem);
+    for layer in &mut problem.layers {
+        let seconds = &mut layer.expert_seconds.seconds;
+        let last = seconds.len() - 1;
+        let slowest = seconds[last][0];
+        seconds[last].iter_mut().for_each(|own| *own = slowest);
+    }
+    let slower = work(&problem);
+    assert!(slower <= 3 * usual && slower <= 12_000_000, "{slower} beside {usual}");
+}

@@ -237,9 +237,9 @@ fn attempt(problem: &Problem, previous: Option<&PlanDraft>, options: &Options) -
         *planned = sturdier;
         sturdiness = Some(figures);
     }
-    let change = kept
-        .as_ref()
-        .map(|(previous, old, stands)| decide(previous, old, *stands, best.as_ref(), options.hysteresis));
+    let change = kept.as_ref().map(|(previous, old, stands)| {
+        decide(&model, previous, old, *stands, best.as_ref(), options.hysteresis)
+    });
     let keeps = change.as_ref().is_some_and(|change| change.kept);
     let (plan, evaluation, explanation) = match (best, kept) {
         (best, Some((previous, old, _))) if keeps => {

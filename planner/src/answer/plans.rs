@@ -10,7 +10,7 @@ use crate::search::candidate::Multipliers;
 use crate::search::selection::{Candidate, across_layers, by_ratio, others};
 use crate::search::tables::LayerTable;
 use crate::search::{COST_TIE, Counters, Found, Search};
-use crate::slicing::{Family, LayerTerms, Moves, Planned, Slicing, Sturdiness};
+use crate::slicing::{Family, LayerTerms, Moves, Planned, RestOfLayers, Slicing, Sturdiness};
 use std::cell::OnceCell;
 
 /// How much is searched.
@@ -241,6 +241,7 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
             best: None,
             late: Vec::new(),
             cutoff: f64::INFINITY,
+            rest: RestOfLayers::new(self.model),
             terms: self.terms,
             counters: Counters::default(),
         }

@@ -111,12 +111,14 @@ impl Model<'_> {
 
     /// Seconds of one decode step of `rows` requests in all layers of `plan`.
     pub(crate) fn batch_step(&self, plan: &Plan, rows: f64) -> f64 {
-        let vcpus = self.main_pace(plan).vcpus;
-        let layers = self.layers.iter().enumerate().map(|(layer, model)| {
-            let step = self.step(layer, rows, plan, &self.local_experts(layer, plan));
-            model.fixed_step(vcpus, rows) + step.calls * self.send + step.seconds
-        });
-        layers.sum()
+        (0..self.layers.len()).map(|layer| self.batch_step_of(layer, plan, rows)).sum()
+    }
+
+    /// Seconds of one decode step of `rows` requests in `layer`.
+    pub(crate) fn batch_step_of(&self, layer: usize, plan: &Plan, rows: f64) -> f64 {
+        let step = self.step(layer, rows, plan, &self.local_experts(layer, plan));
+        let fixed = self.layers[layer].fixed_step(self.main_pace(plan).vcpus, rows);
+        fixed + step.calls * self.send + step.seconds
     }
 
     fn prefill_tokens(&self, layer: usize, expert: u32) -> f64 {
@@ -135,7 +137,7 @@ impl Model<'_> {
     }
 
     /// Seconds of one decode step that `group` works for one request in `layer`.
-    fn group_step(&self, layer: usize, group: &Group) -> f64 {
+    pub(crate) fn group_step(&self, layer: usize, group: &Group) -> f64 {
         let model = &self.layers[layer];
         let share = self.share_of(layer, &group.experts[layer]).min(1.0);
         let curve = model.remote_curve();

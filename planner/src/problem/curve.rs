@@ -15,6 +15,8 @@ pub(crate) struct Curve {
     tokens: Vec<f64>,
     /// `[token][vcpu]`, with a row of zeros in front.
     seconds: Array2<f64>,
+    /// Of one token, at each measured vCPU column.
+    one: Vec<f64>,
 }
 
 /// A place between two vCPU columns.
@@ -26,10 +28,29 @@ pub(crate) struct Column {
 }
 
 impl Column {
+    /// The place of `vcpus` among ascending `points`, one at least; outside of them the nearest one holds.
+    pub(crate) fn between(points: &[f64], vcpus: f64) -> Self {
+        let above = points.partition_point(|point| *point <= vcpus);
+        if above == 0 {
+            return Self { low: 0, high: 0, fraction: 0.0 };
+        }
+        if above == points.len() {
+            return Self { low: above - 1, high: above - 1, fraction: 0.0 };
+        }
+        let (low, high) = (points[above - 1], points[above]);
+        Self { low: above - 1, high: above, fraction: (vcpus - low) / (high - low) }
+    }
+
     /// The value there of a row over the columns.
     pub(crate) fn of(self, row: ndarray::ArrayView1<'_, f64>) -> f64 {
         let low = row[self.low];
         low + (row[self.high] - low) * self.fraction
+    }
+
+    /// The least value of a row over the columns there or anywhere at fewer vCPUs: what no place up to this one
+    /// undercuts, where more vCPUs may take longer.
+    pub(crate) fn least_of(self, row: ndarray::ArrayView1<'_, f64>) -> f64 {
+        (0..=self.low).fold(self.of(row), |least, column| least.min(row[column]))
     }
 }
 
@@ -59,7 +80,9 @@ impl Curve {
             }
         }
         let tokens = std::iter::once(0.0).chain(tokens.iter().copied()).collect();
-        Self { vcpus, tokens, seconds }
+        let mut curve = Self { vcpus, tokens, seconds, one: Vec::new() };
+        curve.one = curve.over_columns(1.0);
+        curve
     }
 
     /// Whether more vCPUs never take longer for any number of tokens. Between the points that always
@@ -75,17 +98,19 @@ impl Curve {
         self.vcpus.len()
     }
 
+    /// The measured vCPUs, ascending.
+    pub(crate) fn vcpus(&self) -> &[f64] {
+        &self.vcpus
+    }
+
+    /// Seconds of one token at every measured vCPU column.
+    pub(crate) fn one(&self) -> &[f64] {
+        &self.one
+    }
+
     /// The place of a function with `vcpus`.
     pub(crate) fn column(&self, vcpus: f64) -> Column {
-        let above = self.vcpus.partition_point(|point| *point <= vcpus);
-        if above == 0 {
-            return Column { low: 0, high: 0, fraction: 0.0 };
-        }
-        if above == self.vcpus.len() {
-            return Column { low: above - 1, high: above - 1, fraction: 0.0 };
-        }
-        let (low, high) = (self.vcpus[above - 1], self.vcpus[above]);
-        Column { low: above - 1, high: above, fraction: (vcpus - low) / (high - low) }
+        Column::between(&self.vcpus, vcpus)
     }
 
     /// The place of `tokens`.
@@ -94,6 +119,12 @@ impl Curve {
         let low = above.saturating_sub(1).min(self.tokens.len() - 2);
         let (from, to) = (self.tokens[low], self.tokens[low + 1]);
         Row { low, fraction: (tokens - from) / (to - from) }
+    }
+
+    /// Seconds for `tokens` at every measured vCPU column.
+    pub(crate) fn over_columns(&self, tokens: f64) -> Vec<f64> {
+        let row = self.row(tokens);
+        (0..self.columns()).map(|column| self.at_column(row, column)).collect()
     }
 
     /// Seconds at a measured vCPU column.

@@ -173,6 +173,14 @@ impl LayerModel {
         }
     }
 
+    /// The vCPUs at which that was measured, ascending; one of them where a device does it.
+    pub(crate) fn rest_vcpus(&self) -> &[f64] {
+        match &self.rest {
+            Rest::Device(_) => &[1.0],
+            Rest::Cpus { curve, .. } => curve.vcpus(),
+        }
+    }
+
     /// What of that the main function's CPUs compute for `rows` tokens; nothing where a device does.
     pub(crate) fn computing(&self, vcpus: f64, rows: f64) -> f64 {
         match &self.rest {
@@ -314,6 +322,30 @@ impl<'p> Model<'p> {
     /// The same of a remote function.
     pub(crate) fn remote_options(&self, bytes: f64) -> Vec<Sizing> {
         self.sizings(&self.remote_sizes, self.problem.specs.remote_vcpus, bytes)
+    }
+
+    /// [`Self::main_options`] up to the first on which nothing is slower than on any larger one: those cost more.
+    pub(crate) fn useful_main_options(&self, bytes: f64) -> Vec<Sizing> {
+        let points = self.layers.iter().flat_map(|layer| {
+            layer.curve.vcpus().last().into_iter().chain(layer.rest_vcpus().last()).copied()
+        });
+        self.useful(self.main_options(bytes), points.fold(0.0, f64::max))
+    }
+
+    /// [`Self::remote_options`] up to the first on which nothing is slower than on any larger one.
+    pub(crate) fn useful_remote_options(&self, bytes: f64) -> Vec<Sizing> {
+        let points = self.layers.iter().flat_map(|layer| layer.remote_curve().vcpus().last().copied());
+        self.useful(self.remote_options(bytes), points.fold(0.0, f64::max))
+    }
+
+    /// `options` up to the first with `vcpus`, the most that were measured.
+    fn useful(&self, mut options: Vec<Sizing>, vcpus: f64) -> Vec<Sizing> {
+        // Quotas hold functions of less than one vCPU back, whatever was measured.
+        let most = if self.problem.cpu_quotas { vcpus.max(1.0) } else { vcpus };
+        if let Some(last) = options.iter().position(|sizing| sizing.vcpus >= most) {
+            options.truncate(last + 1);
+        }
+        options
     }
 
     fn sizings(&self, sizes: &[f64], vcpus: Option<VcpuRange>, bytes: f64) -> Vec<Sizing> {

@@ -1,5 +1,6 @@
 //! Moves of single groups, sizes and experts on the exact cost.
 
+use super::known::KnownLayers;
 use super::{FEW_EXPERTS, Planned, Slicing};
 use crate::plan::{Group, Plan};
 use crate::problem::model::Sizing;
@@ -9,13 +10,14 @@ impl Slicing<'_, '_> {
     /// function more or less of one group, one expert to another group, home or away; and after pairs of
     /// them as far as `left` evaluations go.
     pub(crate) fn improved(&self, mut best: Planned, left: &mut usize) -> Planned {
+        let mut known = KnownLayers::default();
         while *left > 0 {
             let near = self.neighbours(&best.plan, *left);
-            let found = self.cheapest(near.iter(), &best, left).or_else(|| {
+            let found = self.cheapest(near.iter(), &best, left, &mut known).or_else(|| {
                 let pairs = near.iter().flat_map(|plan| self.neighbours(plan, usize::MAX));
                 let affordable = near.len() * near.len() <= *left;
                 let pairs: Vec<Plan> = if affordable { pairs.collect() } else { Vec::new() };
-                self.cheapest(pairs.iter(), &best, left)
+                self.cheapest(pairs.iter(), &best, left, &mut known)
             });
             match found {
                 Some(found) if found.cost() < best.cost() * (1.0 - 1e-9) => best = found,
@@ -30,12 +32,15 @@ impl Slicing<'_, '_> {
         plans: impl Iterator<Item = &'p Plan>,
         best: &Planned,
         left: &mut usize,
+        known: &mut KnownLayers,
     ) -> Option<Planned> {
         let mut better: Option<Planned> = None;
         for plan in plans {
             *left = left.saturating_sub(1);
             let beaten = better.as_ref().unwrap_or(best);
-            better = self.judged(&best.candidate, plan.clone(), Some(beaten)).or(better);
+            if self.may_beat(plan, beaten, known) {
+                better = self.judged(&best.candidate, plan.clone(), Some(beaten)).or(better);
+            }
         }
         better
     }

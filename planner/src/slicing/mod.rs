@@ -6,29 +6,35 @@
 //! bound is too high, or whose quickest corner is too late, is never looked into. Moves of single groups and
 //! experts follow (`improve.rs`).
 
+mod arrangement;
 pub(crate) mod deal;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
 mod exhaustive;
+mod explore;
 mod improve;
+mod known;
+mod rest;
 mod sturdy;
 mod table;
 mod terms;
 
 use crate::answer::Remote;
-use crate::cost::running::{Bill, Running, Times};
+use crate::cost::running::Bill;
 use crate::cost::{Evaluation, Found as Limits, Violation};
 use crate::plan::{Group, LayerPlan, Plan};
 use crate::problem::ErrorFactor;
-use crate::problem::model::{Model, Seconds, Sizing};
+use crate::problem::model::{Model, Sizing};
 use crate::search::selection::Candidate;
 use crate::search::tables::LayerTable;
 use crate::search::{COST_TIE, Counters};
+use arrangement::Arrangement;
 use deal::{Cut, deal};
+pub(crate) use rest::RestOfLayers;
 use std::cell::OnceCell;
-use std::collections::{BTreeSet, BinaryHeap};
-pub use sturdy::Sturdiness;
-use table::{Pair, Table};
+use std::collections::BTreeSet;
+pub use sturdy::{Sturdiness, WrongCase, WrongFigure};
+use table::Pair;
 pub(crate) use terms::LayerTerms;
 
 /// After how much work, in experts of arrangements, only savings above this share are pursued; at first also
@@ -124,38 +130,10 @@ pub(crate) struct Slicing<'s, 'm> {
     pub(crate) late: Vec<(f64, Planned)>,
     /// What no plan may cost to be worth a look, whatever else is known.
     pub(crate) cutoff: f64,
-    /// What is kept of every expert.
+    /// What is the same for every arrangement: of layers, and of every expert.
+    pub(crate) rest: RestOfLayers,
     pub(crate) terms: &'s OnceCell<Option<Vec<LayerTerms>>>,
     pub(crate) counters: Counters,
-}
-
-/// One arrangement, before anything about it is worked out.
-struct Arrangement<'c> {
-    candidate: &'c Candidate,
-    cut: Cut,
-    replicas: u32,
-    bound: f64,
-}
-
-/// What a candidate takes at least, whatever its arrangement.
-struct Least {
-    /// Dollars per second of the smallest main function.
-    main_rate: f64,
-    layers: Vec<LeastOfLayer>,
-    /// Nothing is remote.
-    is_local: bool,
-}
-
-struct LeastOfLayer {
-    fixed: Seconds,
-    /// Prefill seconds of the local experts, and of the remote ones on one function.
-    local: f64,
-    away: f64,
-    /// Seconds of a token's local experts in a decode step.
-    local_step: f64,
-    /// Experts of a token that are remote, and the seconds of each.
-    away_share: f64,
-    away_step: f64,
 }
 
 impl Slicing<'_, '_> {
@@ -265,7 +243,7 @@ impl Slicing<'_, '_> {
             return;
         }
         let plan = self.plan(arrangement.candidate, arrangement.cut, arrangement.replicas);
-        let mains = self.model.main_options(self.model.main_needed(&arrangement.candidate.counts));
+        let mains = self.model.useful_main_options(self.model.main_needed(&arrangement.candidate.counts));
         let remotes = self.remote_options(&plan);
         let (Some(main), Some(remote)) = (mains.last(), remotes.last()) else { return };
         let plan = sized_as(&plan, &Pair { main: *main, remote });
@@ -317,183 +295,10 @@ impl Slicing<'_, '_> {
         self.best.as_ref().map_or(f64::INFINITY, |best| best.cost() * factor).min(self.cutoff)
     }
 
-    fn cuts(&self, family: Family) -> Vec<Cut> {
-        let layers = self.model.layers.len();
-        let most = self.model.problem.limits.max_groups.unwrap_or(1) as usize;
-        let single = Cut { blocks: layers, slices: 1 };
-        if family == Family::PerLayer {
-            return vec![single];
-        }
-        let powers = std::iter::successors(Some(1), |blocks| Some(blocks * 2));
-        // Functions that are paid for what they work are cheaper the less they hold.
-        let whole = powers.take_while(|blocks| *blocks < layers.max(2)).chain((layers > 1).then_some(layers));
-        whole.flat_map(|blocks| numbers(most / blocks).map(move |slices| Cut { blocks, slices })).collect()
-    }
-
-    /// What every layer of `candidate` takes at least, at the largest sizes.
-    fn least(&self, candidate: &Candidate) -> Option<Least> {
-        let model = self.model;
-        let mains = model.main_options(model.main_needed(&candidate.counts));
-        let (main, most) = (mains.first()?, mains.last()?);
-        let most_vcpus = model.pace(most.vcpus).vcpus;
-        let remote_vcpus =
-            model.pace(model.remote_options(0.0).last().map_or(1.0, |sizing| sizing.vcpus)).vcpus;
-        let layers = model.layers.iter().zip(self.tables).zip(&candidate.counts);
-        let layers = layers.map(|((layer, table), count)| {
-            let (curve, remote_curve) = (&layer.curve, layer.remote_curve());
-            let (here, there) = (curve.column(most_vcpus), remote_curve.column(remote_vcpus));
-            let share = table.share[*count].min(1.0);
-            LeastOfLayer {
-                fixed: layer.fixed(most_vcpus),
-                local: here.of(table.stay(*count)),
-                away: there.of(table.away_at(*count)) + table.token_sum[*count] * model.down,
-                local_step: layer.per_token() * (1.0 - share) * curve.seconds(1.0, here),
-                away_share: layer.per_token() * share,
-                away_step: remote_curve.seconds(1.0, there) + model.down,
-            }
-        });
-        model.add_work(model.layers.len());
-        Some(Least {
-            main_rate: model.gpu_rate + main.rate,
-            layers: layers.collect(),
-            is_local: candidate.counts.iter().all(|count| *count == 0),
-        })
-    }
-
-    /// What no plan of the arrangement undercuts: every time at the largest sizes with work that is spread
-    /// evenly, every rate at the smallest ones. Infinite where it cannot keep the limits.
-    fn bound(&self, candidate: &Candidate, least: &Least, cut: Cut, replicas: u32) -> f64 {
-        let model = self.model;
-        let mut remote_rate = 0.0;
-        if !least.is_local {
-            let Some(groups) = self.groups(candidate, cut) else { return f64::INFINITY };
-            let Some(rate) = self.least_remote_rate(candidate, groups as f64) else { return f64::INFINITY };
-            if model.is_reserved() {
-                remote_rate = rate * f64::from(replicas);
-            }
-        }
-        let ways = (cut.slices * replicas as usize) as f64;
-        let (mut prefill, mut steps) = (0.0, 0.0);
-        for layer in &least.layers {
-            let step = layer.local_step.max(layer.away_share / cut.slices as f64 * layer.away_step);
-            prefill += layer.fixed.prefill + layer.local.max(layer.away / ways);
-            steps += layer.fixed.step + step;
-        }
-        let batches = model.batches().len();
-        // Several of these are one of what else is counted.
-        model.add_work((least.layers.len() + batches) / 4 + 1);
-        let running = Running {
-            times: Times { prefill, steps: vec![steps; batches] },
-            main_rate: least.main_rate,
-            remote_rate,
-            remote_bill: 0.0,
-            start_seconds: 0.0,
-        };
-        let bill = model.quick_bill(&running);
-        if self.is_late(&bill) { f64::INFINITY } else { bill.total() }
-    }
-
-    /// How many groups have experts; none where another cut makes the same ones.
-    fn groups(&self, candidate: &Candidate, cut: Cut) -> Option<usize> {
-        let layers = candidate.counts.len();
-        let mut of_blocks = vec![0; cut.blocks];
-        for (layer, count) in candidate.counts.iter().enumerate() {
-            let groups: &mut usize = &mut of_blocks[cut.block(layer, layers)];
-            *groups = (*groups).max((*count).min(cut.slices));
-        }
-        of_blocks.contains(&cut.slices).then(|| of_blocks.iter().sum())
-    }
-
-    /// Dollars per second of so many groups for all remote experts, one function each, at least.
-    fn least_remote_rate(&self, candidate: &Candidate, groups: f64) -> Option<f64> {
-        let model = self.model;
-        let bytes = candidate
-            .counts
-            .iter()
-            .zip(&model.layers)
-            .map(|(count, layer)| *count as f64 * layer.expert_bytes);
-        let bytes = bytes.sum::<f64>() + groups * model.problem.function_bytes;
-        let least = *model.remote_options(bytes / groups * (1.0 - 1e-12)).first()?;
-        let smallest = model.remote_options(0.0).first().map_or(0.0, |sizing| sizing.rate);
-        // Sizes cost in proportion to their bytes, beside the vCPUs.
-        let per_byte =
-            (model.function_rate(2e9, least.stated) - model.function_rate(1e9, least.stated)) / 1e9;
-        let vcpus = model.function_rate(0.0, least.stated);
-        Some((groups * smallest).max(bytes * per_byte + groups * vcpus))
-    }
-
     fn is_late(&self, bill: &Bill) -> bool {
         let mut late = Limits::default();
         self.model.late(bill, &mut late);
         !late.names().is_empty()
-    }
-
-    fn explore(&mut self, arrangement: &Arrangement<'_>, work: usize) -> Option<Planned> {
-        let model = self.model;
-        let plan = self.plan(arrangement.candidate, arrangement.cut, arrangement.replicas);
-        let terms = self.terms.get_or_init(|| LayerTerms::of_all(model)).as_deref();
-        let table = Table::new(model, terms, &plan, arrangement.replicas)?;
-        let stressed = self.factors.map(|factors| crate::cost::stress::stressed(model, factors, &plan));
-        let stressed = match &stressed {
-            Some(stressed) => Some(Table::new(stressed, None, &plan, arrangement.replicas)?),
-            None => None,
-        };
-        let mains = model.main_options(model.main_needed(&arrangement.candidate.counts));
-        let remotes = self.remote_options(&plan);
-        if mains.is_empty() || remotes.is_empty() {
-            return None;
-        }
-        let sized = Sizes { table: &table, stressed: stressed.as_ref(), mains: &mains, remotes: &remotes };
-        let whole = Rectangle { main: (0, mains.len() - 1), remote: (0, remotes.len() - 1) };
-        let isotonic = self.is_isotonic();
-        let mut best: Option<Planned> = None;
-        let mut open = BinaryHeap::from([Open { bound: 0.0, rectangle: whole }]);
-        while let Some(Open { bound, rectangle }) = open.pop() {
-            if bound > self.worth(best.as_ref(), work) {
-                break;
-            }
-            let Some(halves) = rectangle.halves() else {
-                let plan = sized_as(&plan, &sized.pair(rectangle.low()));
-                best = self.judged(arrangement.candidate, plan, best.as_ref()).or(best);
-                continue;
-            };
-            for half in halves {
-                let single = half.low() == half.high();
-                // Only where larger sizes are never slower does a corner speak for the others.
-                let bound = match isotonic || single {
-                    true => self.cost_between(&sized, half.low(), half.high()),
-                    false => Some(bound),
-                };
-                self.counters.bounds += 1;
-                if let Some(bound) = bound.filter(|bound| *bound <= self.worth(best.as_ref(), work)) {
-                    open.push(Open { bound, rectangle: half });
-                }
-            }
-        }
-        best
-    }
-
-    /// What a plan of an arrangement must cost at most: less than the best one of it, and no more than is worth
-    /// a look at all.
-    fn worth(&self, own: Option<&Planned>, work: usize) -> f64 {
-        let experts = self.model.experts();
-        let gain = if experts > MANY_EXPERTS { COARSE_GAIN } else { -COST_TIE };
-        own.map_or(f64::INFINITY, |own| own.cost() * (1.0 - gain)).min(self.limit(work))
-    }
-
-    fn is_isotonic(&self) -> bool {
-        let remote = self.model.layers.iter().all(|layer| layer.remote_curve().is_isotonic_beyond());
-        self.model.is_isotonic && remote
-    }
-
-    /// What any pair of sizes between `low` and `high` costs at least; none where even `high` is too late.
-    fn cost_between(&self, sized: &Sizes<'_, '_>, low: (usize, usize), high: (usize, usize)) -> Option<f64> {
-        let bill = self.model.quick_bill(&sized.table.running(&sized.pair(high), &sized.pair(low)));
-        let stressed = sized
-            .stressed
-            .map(|table| self.model.quick_bill(&table.running(&sized.pair(high), &sized.pair(low))));
-        let late = self.is_late(&bill) || stressed.is_some_and(|bill| self.is_late(&bill));
-        (!late).then_some(bill.total())
     }
 
     /// The plan with its evaluation, where it keeps every limit and beats `other`.
@@ -533,10 +338,11 @@ impl Slicing<'_, '_> {
         let needed: Vec<f64> = plan.groups.iter().map(|group| self.needed(plan, group)).collect();
         if model.problem.specs.remote_vcpus.is_none() {
             let largest = needed.iter().copied().fold(0.0, f64::max);
-            let sizes = model.remote_options(largest).into_iter();
+            let sizes = model.useful_remote_options(largest).into_iter();
             return sizes.map(|sizing| vec![sizing; needed.len()]).collect();
         }
-        let each: Vec<Vec<Sizing>> = needed.iter().map(|needed| model.remote_options(*needed)).collect();
+        let each: Vec<Vec<Sizing>> =
+            needed.iter().map(|needed| model.useful_remote_options(*needed)).collect();
         let count = each.iter().map(Vec::len).min().unwrap_or(0);
         (0..count).map(|index| each.iter().map(|options| options[index]).collect()).collect()
     }
@@ -563,84 +369,5 @@ fn sized_as(plan: &Plan, pair: &Pair<'_>) -> Plan {
         main_vcpus: pair.main.stated,
         layers: plan.layers.clone(),
         groups: groups.collect(),
-    }
-}
-
-/// Every number up to 16, then a quarter more each, up to `most`.
-fn numbers(most: usize) -> impl Iterator<Item = usize> {
-    let next = |number: &usize| Some(number + if *number < 16 { 1 } else { number / 4 });
-    std::iter::successors(Some(1), next).take_while(move |number| *number <= most)
-}
-
-/// The sizes of one arrangement and their times.
-struct Sizes<'a, 'm> {
-    table: &'a Table<'m>,
-    stressed: Option<&'a Table<'m>>,
-    mains: &'a [Sizing],
-    remotes: &'a [Vec<Sizing>],
-}
-
-impl Sizes<'_, '_> {
-    fn pair(&self, (main, remote): (usize, usize)) -> Pair<'_> {
-        Pair { main: self.mains[main], remote: &self.remotes[remote] }
-    }
-}
-
-/// A rectangle that is still to be looked into; of two the one with the lower bound is the greater one.
-struct Open {
-    bound: f64,
-    rectangle: Rectangle,
-}
-
-impl Ord for Open {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        other.bound.total_cmp(&self.bound)
-    }
-}
-
-impl PartialOrd for Open {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Open {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Open {}
-
-/// A range of main and of remote sizes.
-#[derive(Debug, Clone, Copy)]
-struct Rectangle {
-    main: (usize, usize),
-    remote: (usize, usize),
-}
-
-impl Rectangle {
-    fn low(self) -> (usize, usize) {
-        (self.main.0, self.remote.0)
-    }
-
-    fn high(self) -> (usize, usize) {
-        (self.main.1, self.remote.1)
-    }
-
-    /// Both halves along the longer side, the smaller sizes first; none of a single pair.
-    fn halves(self) -> Option<[Self; 2]> {
-        let (mains, remotes) = (self.main.1 - self.main.0, self.remote.1 - self.remote.0);
-        let split = |(low, high): (usize, usize)| {
-            let middle = usize::midpoint(low, high);
-            [(low, middle), (middle + 1, high)]
-        };
-        if mains == 0 && remotes == 0 {
-            return None;
-        }
-        Some(match mains >= remotes {
-            true => split(self.main).map(|main| Self { main, ..self }),
-            false => split(self.remote).map(|remote| Self { remote, ..self }),
-        })
     }
 }

@@ -2,6 +2,8 @@
 //! first (AGH, arXiv 2604.07472, compares exact optima with sturdier plans in this way).
 
 use super::{Planned, Slicing};
+use crate::cost::Evaluation;
+use crate::cost::stress::stressed;
 use crate::problem::model::Model;
 use crate::problem::{Affine, CpuProfile, Layer, Problem};
 use crate::search::COST_TIE;
@@ -15,7 +17,7 @@ const MORE_REQUESTS: f64 = 2.0;
 const MOST_COMPARED: usize = 48;
 
 /// What wrong figures do to a plan.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Sturdiness {
     /// Problems with one figure wrong that the plan was tried on.
     pub tried: usize,
@@ -23,30 +25,99 @@ pub struct Sturdiness {
     pub broken: usize,
     /// The largest share by which it costs more there than planned.
     pub worst_above: f64,
-    /// The same two of the cheapest plan.
+    /// The ones in which the cheapest plan breaks a limit.
     pub broken_of_cheapest: usize,
     /// Share by which the plan costs more than the cheapest one.
     pub above_cheapest: f64,
+    /// Every one of those problems.
+    pub cases: Vec<WrongCase>,
+}
+
+/// One figure that is wrong.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct WrongCase {
+    /// Which.
+    pub figure: WrongFigure,
+    /// The limits that the plan breaks then.
+    pub broken: Vec<String>,
+    /// Those that the cheapest plan breaks.
+    pub broken_of_cheapest: Vec<String>,
+    /// Share by which the plan costs more than planned.
+    pub above: f64,
+}
+
+/// A figure that may be wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WrongFigure {
+    /// Seconds of experts in the main function, and in remote ones without figures of their own: 30 % more.
+    Experts,
+    /// Seconds of experts in remote functions: 30 % more.
+    RemoteExperts,
+    /// Seconds of everything but routed experts: 30 % more.
+    Rest,
+    /// Calls take 30 % longer, and the way has that much less bandwidth.
+    Transport,
+    /// Remote experts are used more than predicted: as much as the prediction errs in 5 % of the cases where that is
+    /// known, else routing is half way to uniform.
+    Prediction,
+    /// Twice as many requests come.
+    ArrivalRate,
+}
+
+impl WrongFigure {
+    /// In words.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Experts => "experts 30 % slower",
+            Self::RemoteExperts => "remote experts 30 % slower",
+            Self::Rest => "everything but experts 30 % slower",
+            Self::Transport => "calls 30 % slower",
+            Self::Prediction => "remote experts used more than predicted",
+            Self::ArrivalRate => "twice as many requests",
+        }
+    }
+}
+
+/// A plan on every wrong problem.
+struct Tried {
+    evaluations: Vec<Evaluation>,
+    /// On how many of them it breaks a limit.
+    broken: usize,
+    /// What it costs at its worst.
+    worst: f64,
+}
+
+impl Tried {
+    fn new(evaluations: Vec<Evaluation>) -> Self {
+        let broken = evaluations.iter().filter(|evaluation| !evaluation.violations.is_empty()).count();
+        let worst = evaluations.iter().map(|evaluation| evaluation.total_cost).fold(0.0, f64::max);
+        Self { evaluations, broken, worst }
+    }
 }
 
 impl Slicing<'_, '_> {
     /// The plan within `share` of the cost of `best` that breaks limits in the fewest wrong problems; of equal
     /// ones the one that costs least at its worst.
     pub(crate) fn sturdier(&self, best: &Planned, share: f64) -> (Planned, Sturdiness) {
-        let wrong: Vec<Problem> = wrong_problems(self.model.problem);
-        let models: Vec<Model<'_>> = wrong.iter().map(Model::new).collect();
-        let tried = |planned: &Planned| {
-            let mut broken = 0;
-            let mut worst = 0.0_f64;
-            for model in &models {
-                let evaluation = model.evaluate(&planned.plan);
-                broken += usize::from(!evaluation.violations.is_empty());
-                worst = worst.max(evaluation.total_cost);
-            }
-            (broken, worst)
+        let problem = self.model.problem;
+        let wrong: Vec<(WrongFigure, Problem)> = wrong_problems(problem);
+        let models: Vec<(WrongFigure, Model<'_>)> =
+            wrong.iter().map(|(figure, wrong)| (*figure, Model::new(wrong))).collect();
+        let on = |planned: &Planned, figure: WrongFigure, model: &Model<'_>| match problem
+            .prediction_p95
+            .as_ref()
+            .filter(|_| figure == WrongFigure::Prediction)
+        {
+            Some(factors) => stressed(self.model, factors, &planned.plan).evaluate(&planned.plan),
+            None => model.evaluate(&planned.plan),
         };
+        let tried = |planned: &Planned| {
+            Tried::new(models.iter().map(|(figure, model)| on(planned, *figure, model)).collect())
+        };
+        let of_cheapest = tried(best);
         let mut chosen = (best.clone(), tried(best));
-        let (broken_of_cheapest, _) = chosen.1;
         let dearest = best.cost() * (1.0 + share);
         // Two steps: a size more of two functions is what a limit often needs.
         let mut seen = 0;
@@ -58,30 +129,41 @@ impl Slicing<'_, '_> {
                 if planned.cost() > dearest {
                     continue;
                 }
-                let (broken, worst) = tried(&planned);
-                let (least, least_worst) = chosen.1;
-                if broken < least || broken == least && worst < least_worst * (1.0 - COST_TIE) && broken > 0 {
-                    chosen = (planned, (broken, worst));
+                let (own, known) = (tried(&planned), &chosen.1);
+                let cheaper = own.worst < known.worst * (1.0 - COST_TIE);
+                if own.broken < known.broken || own.broken == known.broken && cheaper && own.broken > 0 {
+                    chosen = (planned, own);
                 }
             }
-            if chosen.1.0 == 0 {
+            if chosen.1.broken == 0 {
                 break;
             }
         }
-        let (planned, (broken, worst)) = chosen;
+        let (planned, own) = chosen;
+        let limits = |evaluation: &Evaluation| {
+            evaluation.violations.iter().map(|violation| violation.limit.clone()).collect()
+        };
+        let pairs = own.evaluations.iter().zip(&of_cheapest.evaluations);
+        let cases = pairs.zip(&models).map(|((own, cheapest), (figure, _))| WrongCase {
+            figure: *figure,
+            broken: limits(own),
+            broken_of_cheapest: limits(cheapest),
+            above: own.total_cost / planned.cost() - 1.0,
+        });
         let sturdiness = Sturdiness {
             tried: models.len(),
-            broken,
-            worst_above: worst / planned.cost() - 1.0,
-            broken_of_cheapest,
+            broken: own.broken,
+            worst_above: own.worst / planned.cost() - 1.0,
+            broken_of_cheapest: of_cheapest.broken,
             above_cheapest: planned.cost() / best.cost() - 1.0,
+            cases: cases.collect(),
         };
         (planned, sturdiness)
     }
 }
 
 /// `problem` with one figure wrong at a time, each in the direction that hurts.
-fn wrong_problems(problem: &Problem) -> Vec<Problem> {
+fn wrong_problems(problem: &Problem) -> Vec<(WrongFigure, Problem)> {
     let with = |change: &dyn Fn(&mut Problem)| {
         let mut wrong = problem.clone();
         change(&mut wrong);
@@ -89,36 +171,49 @@ fn wrong_problems(problem: &Problem) -> Vec<Problem> {
     };
     let layers = |change: &dyn Fn(&mut Layer)| with(&|wrong| wrong.layers.iter_mut().for_each(change));
     let mut all = vec![
-        layers(&|layer| slower(&mut layer.expert_seconds)),
-        layers(&|layer| match &mut layer.remote_expert_seconds {
-            Some(profile) => slower(profile),
-            None => {
-                let mut profile = layer.expert_seconds.clone();
-                slower(&mut profile);
-                layer.remote_expert_seconds = Some(profile);
-            }
-        }),
-        layers(&|layer| {
-            layer.nonexpert_decode_seconds *= WRONG;
-            let Affine { base, per_token } = layer.nonexpert_prefill_seconds;
-            layer.nonexpert_prefill_seconds = Affine { base: base * WRONG, per_token: per_token * WRONG };
-            layer.cpu_nonexpert_seconds.iter_mut().for_each(slower);
-        }),
-        with(&|wrong| {
-            wrong.transport.invoke_seconds *= WRONG;
-            wrong.transport.send_seconds *= WRONG;
-            wrong.transport.main_cpu_seconds *= WRONG;
-            wrong.transport.function_cpu_seconds *= WRONG;
-            wrong.transport.bytes_per_second /= WRONG;
-        }),
-        with(&|wrong| wrong.prediction.iter_mut().flatten().for_each(|shares| flattened(shares))),
+        (WrongFigure::Experts, layers(&|layer| slower(&mut layer.expert_seconds))),
+        (
+            WrongFigure::RemoteExperts,
+            layers(&|layer| match &mut layer.remote_expert_seconds {
+                Some(profile) => slower(profile),
+                None => {
+                    let mut profile = layer.expert_seconds.clone();
+                    slower(&mut profile);
+                    layer.remote_expert_seconds = Some(profile);
+                }
+            }),
+        ),
+        (
+            WrongFigure::Rest,
+            layers(&|layer| {
+                layer.nonexpert_decode_seconds *= WRONG;
+                let Affine { base, per_token } = layer.nonexpert_prefill_seconds;
+                layer.nonexpert_prefill_seconds = Affine { base: base * WRONG, per_token: per_token * WRONG };
+                layer.cpu_nonexpert_seconds.iter_mut().for_each(slower);
+            }),
+        ),
+        (
+            WrongFigure::Transport,
+            with(&|wrong| {
+                wrong.transport.invoke_seconds *= WRONG;
+                wrong.transport.send_seconds *= WRONG;
+                wrong.transport.main_cpu_seconds *= WRONG;
+                wrong.transport.function_cpu_seconds *= WRONG;
+                wrong.transport.bytes_per_second /= WRONG;
+            }),
+        ),
+        (
+            WrongFigure::Prediction,
+            with(&|wrong| wrong.prediction.iter_mut().flatten().for_each(|shares| flattened(shares))),
+        ),
     ];
     if problem.arrivals.is_some() {
-        all.push(with(&|wrong| {
+        let twice = with(&|wrong| {
             let Some(arrivals) = &mut wrong.arrivals else { return };
             arrivals.per_second *= MORE_REQUESTS;
             arrivals.recorded_seconds.iter_mut().flatten().for_each(|time| *time /= MORE_REQUESTS);
-        }));
+        });
+        all.push((WrongFigure::ArrivalRate, twice));
     }
     all
 }

@@ -1,19 +1,24 @@
 //! The times of one arrangement of groups, for any pair of sizes.
 
+use crate::cost::lpt::longest_first;
 use crate::cost::quota::Pace;
 use crate::cost::running::{Running, Times};
 use crate::cost::slowest::{Path, Spread, Work, expected_slowest, slowest_of};
 use crate::plan::Plan;
-use crate::problem::curve::Column;
 use crate::problem::model::{LayerModel, Model, Sizing};
+use crate::slicing::rest::{Place, RestOfLayers};
 use crate::slicing::terms::{LayerTerms, PathTerms};
 
 /// Up to this many experts per token a table of their spread is worth its memory.
 const MOST_TABLED: usize = 16;
 
+/// A function that has one core.
+const WHOLE_CORE: Pace = Pace { vcpus: 1.0, stretch: 1.0 };
+
 /// One arrangement: what is local, and which groups host the rest; all groups are of the same size.
 pub(crate) struct Table<'m> {
     model: &'m Model<'m>,
+    rest: &'m RestOfLayers,
     layers: Vec<Layer<'m>>,
     /// Functions of each group.
     replicas: u32,
@@ -102,6 +107,7 @@ impl<'m> Table<'m> {
     /// `terms`: what is known of the experts, where it is kept.
     pub(crate) fn new(
         model: &'m Model<'m>,
+        rest: &'m RestOfLayers,
         terms: Option<&[LayerTerms]>,
         plan: &Plan,
         replicas: u32,
@@ -119,54 +125,53 @@ impl<'m> Table<'m> {
         let hosted = plan.groups.iter().map(|group| model.weight_bytes(&group.experts));
         let main = model.nonexpert_bytes + model.local_expert_bytes(&counts);
         let start_seconds = model.start_seconds(main, hosted.fold(0.0, f64::max));
-        Some(Self { model, layers, replicas, groups: plan.groups.len(), batches, start_seconds })
+        Some(Self { model, rest, layers, replicas, groups: plan.groups.len(), batches, start_seconds })
     }
 
-    /// Times with these sizes, at these rates: `quick` says how quick functions are, `cheap` what they cost.
-    pub(crate) fn running(&self, quick: &Pair<'_>, cheap: &Pair<'_>) -> Running {
+    /// Times with these sizes, at these rates: `quick` says how quick functions are, `cheap` what they cost. With
+    /// `least` times are those that nothing as large or smaller undercuts, for where more vCPUs may take longer.
+    pub(crate) fn running(&self, quick: &Pair<'_>, cheap: &Pair<'_>, least: bool) -> Running {
         let model = self.model;
         model.add_work(self.layers.len() * (1 + self.batches.len()));
-        let mut running = Running {
-            times: Times::none(self.batches.len()),
-            main_rate: model.gpu_rate + cheap.main.rate,
-            remote_rate: 0.0,
-            remote_bill: 0.0,
-            start_seconds: self.start_seconds,
-        };
         let reserved = model.is_reserved();
         let mut billed = vec![0.0; if reserved { 0 } else { self.groups }];
         let (main, remote) = (model.pace(quick.main.vcpus), model.pace(quick.remote_vcpus()));
+        let mut times = self.rest.times(main.vcpus, least);
         for layer in &self.layers {
-            let times = layer.times(model, (main, remote), &self.batches, &mut billed);
-            running.times.add(times.prefill, times.steps.into_iter());
+            layer.add_times(model, &layer.places(main, remote, least), &mut times, &mut billed);
         }
-        self.within_quotas(main, remote, &mut running.times);
+        self.within_quotas(main, remote, least, &mut times);
+        let (mut remote_rate, mut remote_bill) = (0.0, 0.0);
         if reserved {
             let rates: f64 = cheap.remote.iter().map(|sizing| sizing.rate).sum();
-            running.remote_rate = rates * f64::from(self.replicas);
+            remote_rate = rates * f64::from(self.replicas);
         } else {
-            running.remote_bill =
+            remote_bill =
                 billed.iter().zip(cheap.remote).map(|(seconds, sizing)| seconds * sizing.rate).sum();
         }
-        running
+        Running {
+            times,
+            main_rate: model.gpu_rate + cheap.main.rate,
+            remote_rate,
+            remote_bill,
+            start_seconds: self.start_seconds,
+        }
     }
 
     /// `times`, no shorter than what the quota of any function allows.
-    fn within_quotas(&self, main: Pace, remote: Pace, times: &mut Times) {
+    fn within_quotas(&self, main: Pace, remote: Pace, least: bool, times: &mut Times) {
         if main.stretch > 1.0 {
-            let mut work = Times::none(self.batches.len());
+            let mut work = self.rest.work(main.vcpus, least);
             for layer in &self.layers {
-                let own = layer.work_of_main(self.model, main, &self.batches);
-                work.add(own.prefill, own.steps.into_iter());
+                layer.add_work_of_main(self.model, layer.places(main, remote, least).main, &mut work);
             }
             times.at_least(&work, main.stretch);
         }
         if remote.stretch > 1.0 {
             let mut works = vec![Times::none(self.batches.len()); self.groups];
             for layer in &self.layers {
-                for (group, own) in layer.work_of_groups(self.model, remote, &self.batches) {
-                    works[group].add(own.prefill, own.steps.into_iter());
-                }
+                let remote = layer.places(main, remote, least).remote;
+                layer.add_work_of_groups(self.model, remote, &self.batches, &mut works);
             }
             for work in works {
                 times.at_least(&work, remote.stretch / f64::from(self.replicas));
@@ -187,8 +192,10 @@ impl Pair<'_> {
     }
 }
 
-fn at(column: Column, of: &[f64]) -> f64 {
-    column.of(ndarray::ArrayView1::from(of))
+/// Where the main function and groups stand on a layer's curves.
+struct Places {
+    main: Place,
+    remote: Place,
 }
 
 impl<'m> Layer<'m> {
@@ -202,8 +209,9 @@ impl<'m> Layer<'m> {
     ) -> Option<Self> {
         let parts = &model.layers[layer];
         let remote = &plan.layers[layer].remote;
+        let mut away = remote.iter().peekable();
         let local: Vec<u32> =
-            (0..parts.experts as u32).filter(|expert| remote.binary_search(expert).is_err()).collect();
+            (0..parts.experts as u32).filter(|expert| away.next_if_eq(&expert).is_none()).collect();
         let hosts = plan.groups.iter().enumerate().filter(|(_, group)| !group.experts[layer].is_empty());
         let hosts: Vec<(usize, &[u32])> =
             hosts.map(|(index, group)| (index, group.experts[layer].as_slice())).collect();
@@ -249,26 +257,27 @@ impl<'m> Layer<'m> {
         })
     }
 
-    /// How long the layer takes when main function and groups compute so; what groups work is added to `billed`.
-    fn times(
-        &self,
-        model: &Model<'_>,
-        (main, remote): (Pace, Pace),
-        batches: &[f64],
-        billed: &mut [f64],
-    ) -> Times {
-        let vcpus = main.vcpus;
+    fn places(&self, main: Pace, remote: Pace, least: bool) -> Places {
         let (curve, remote_curve) = (&self.model.curve, self.model.remote_curve());
-        let (main, remote) = (curve.column(vcpus), remote_curve.column(remote.vcpus));
-        let mut slowest = at(main, &self.local);
+        Places {
+            main: Place { column: curve.column(main.vcpus), least },
+            remote: Place { column: remote_curve.column(remote.vcpus), least },
+        }
+    }
+
+    /// Adds how long the experts of the layer take to `times`, and what groups work to `billed`.
+    fn add_times(&self, model: &Model<'_>, places: &Places, times: &mut Times, billed: &mut [f64]) {
+        let Places { main, remote } = *places;
+        let mut slowest = main.of(&self.local);
         for bin in &self.bins {
-            let seconds = at(remote, &bin.computing) + bin.way;
+            let seconds = remote.of(&bin.computing) + bin.way;
             slowest = slowest.max(seconds);
             if let Some(billed) = billed.get_mut(bin.group) {
                 *billed += seconds;
             }
         }
-        let (here, away) = (curve.seconds(1.0, main), remote_curve.seconds(1.0, remote) + model.down);
+        let (curve, remote_curve) = (&self.model.curve, self.model.remote_curve());
+        let (here, away) = (main.of(curve.one()), remote.of(remote_curve.one()) + model.down);
         let trip = model.round_trip();
         let bills = !billed.is_empty();
         for (group, share) in self.shares.iter().filter(|_| bills) {
@@ -276,7 +285,6 @@ impl<'m> Layer<'m> {
             let called = self.model.called(share, 1.0);
             billed[*group] += model.output * (self.model.per_token() * share * away + called * trip);
         }
-        let fixed = self.model.fixed(vcpus);
         let one = match &self.spread {
             Some(spread) => spread.slowest(here, away, trip),
             None => {
@@ -290,71 +298,62 @@ impl<'m> Layer<'m> {
                 expected_slowest(self.model.top_k, &paths)
             }
         };
-        let alone = || (curve.column(1.0), remote_curve.column(1.0));
+        let alone = || self.places(WHOLE_CORE, WHOLE_CORE, false);
         let shared = model.shared(self.shares.len(), || {
-            let (alone, remote_alone) = alone();
-            let away: f64 = self.bins.iter().map(|bin| at(remote_alone, &bin.computing)).sum();
-            at(alone, &self.local) + away
+            let alone = alone();
+            let away: f64 = self.bins.iter().map(|bin| alone.remote.of(&bin.computing)).sum();
+            alone.main.of(&self.local) + away
         });
-        let slowest = slowest.max(shared);
+        times.prefill += self.calls.0 * model.send + slowest.max(shared);
         let shared = model.shared(self.shares.len(), || {
-            let (alone, remote_alone) = alone();
+            let alone = alone();
             let away: f64 = self.shares.iter().map(|(_, share)| share).sum();
-            let (here, there) = (curve.seconds(1.0, alone), remote_curve.seconds(1.0, remote_alone));
+            let (here, there) = (alone.main.of(curve.one()), alone.remote.of(remote_curve.one()));
             self.model.per_token() * ((1.0 - away).max(0.0) * here + away * there)
         });
-        let mut steps = vec![fixed.step + self.calls.1[0] * model.send + one.max(shared)];
-        for (index, works) in self.batches.iter().enumerate() {
-            let shared = model.shared(self.shares.len(), || {
-                let (alone, remote_alone) = alone();
-                let columns = std::iter::once(alone).chain(std::iter::repeat(remote_alone));
-                works.iter().zip(columns).map(|(work, column)| at(column, &work.mean)).sum()
-            });
-            let columns = std::iter::once(main).chain(std::iter::repeat(remote));
-            let works = works.iter().zip(columns).map(|(work, column)| Work {
-                mean: at(column, &work.mean) + work.way,
-                variance: at(column, &work.deviation).powi(2),
-            });
-            let fixed = self.model.fixed_step(vcpus, batches[index + 1]);
-            steps.push(fixed + self.calls.1[index + 1] * model.send + slowest_of(works).max(shared));
+        let calls = self.calls.1.iter().map(|calls| calls * model.send);
+        let mut steps = times.steps.iter_mut().zip(calls);
+        if let Some((step, sending)) = steps.next() {
+            *step += sending + one.max(shared);
         }
-        Times { prefill: fixed.prefill + self.calls.0 * model.send + slowest, steps }
+        for (works, (step, sending)) in self.batches.iter().zip(steps) {
+            let shared = model.shared(self.shares.len(), || {
+                let alone = alone();
+                let places = std::iter::once(alone.main).chain(std::iter::repeat(alone.remote));
+                works.iter().zip(places).map(|(work, place)| place.of(&work.mean)).sum()
+            });
+            let places = std::iter::once(main).chain(std::iter::repeat(remote));
+            let works = works.iter().zip(places).map(|(work, place)| Work {
+                mean: place.of(&work.mean) + work.way,
+                variance: place.of(&work.deviation).powi(2),
+            });
+            *step += sending + slowest_of(works).max(shared);
+        }
     }
 
-    /// What the main function computes of it.
-    fn work_of_main(&self, model: &Model<'_>, pace: Pace, batches: &[f64]) -> Times {
-        let column = self.model.curve.column(pace.vcpus);
-        let rest = |rows: f64| self.model.computing(pace.vcpus, rows);
+    /// Adds what the main function computes of it to `work`.
+    fn add_work_of_main(&self, model: &Model<'_>, main: Place, work: &mut Times) {
         let share = (1.0 - self.shares.iter().map(|(_, share)| share).sum::<f64>()).max(0.0);
-        let one = self.model.per_token() * share * self.model.curve.seconds(1.0, column);
-        let many = self.batches.iter().map(|works| at(column, &works[0].mean));
+        let one = self.model.per_token() * share * main.of(self.model.curve.one());
+        let many = self.batches.iter().map(|works| main.of(&works[0].mean));
         let experts = std::iter::once(one).chain(many);
         let calls = self.calls.1.iter().map(|calls| calls * model.main_cpu);
-        let steps =
-            experts.zip(calls).zip(batches).map(|((experts, calls), rows)| experts + calls + rest(*rows));
-        let prefill = at(column, &self.local) + self.bins.len() as f64 * model.main_cpu + rest(model.input);
-        Times { prefill, steps: steps.collect() }
+        let prefill = main.of(&self.local) + self.bins.len() as f64 * model.main_cpu;
+        work.add(prefill, experts.zip(calls).map(|(experts, calls)| experts + calls));
     }
 
-    /// What all functions of every group that it calls compute of it, by the groups' numbers.
-    fn work_of_groups(
-        &self,
-        model: &Model<'_>,
-        pace: Pace,
-        batches: &[f64],
-    ) -> impl Iterator<Item = (usize, Times)> {
-        let curve = self.model.remote_curve();
-        let column = curve.column(pace.vcpus);
-        let expert = curve.seconds(1.0, column);
-        self.shares.iter().enumerate().map(move |(index, (group, share))| {
+    /// Adds what all functions of every group that it calls compute of it to `works`, by the groups' numbers.
+    fn add_work_of_groups(&self, model: &Model<'_>, remote: Place, batches: &[f64], works: &mut [Times]) {
+        let expert = remote.of(self.model.remote_curve().one());
+        for (index, (group, share)) in self.shares.iter().enumerate() {
             let bins = self.bins.iter().filter(|bin| bin.group == *group);
-            let many = self.batches.iter().map(|works| at(column, &works[index + 1].mean));
+            let many = self.batches.iter().map(|works| remote.of(&works[index + 1].mean));
             let steps = std::iter::once(self.model.per_token() * share * expert).chain(many);
             let calls = |rows: &f64| self.model.called(*share, *rows) * model.function_cpu;
             let steps = steps.zip(batches).map(|(experts, rows)| experts + calls(rows));
-            let prefill = bins.map(|bin| at(column, &bin.computing) + model.function_cpu).sum();
-            (*group, Times { prefill, steps: steps.collect() })
-        })
+            let prefill = bins.map(|bin| remote.of(&bin.computing) + model.function_cpu).sum();
+            works[*group].add(prefill, steps);
+        }
     }
 }
 
@@ -373,20 +372,26 @@ fn bins_of(
         .iter()
         .map(|expert| model.input * parts.per_token() * model.shares[layer][*expert as usize])
         .collect();
-    let column = curve.column(1.0);
-    let both_ways = model.up + model.down;
-    let weights: Vec<f64> =
-        tokens.iter().map(|tokens| curve.seconds(*tokens, column) + tokens * both_ways).collect();
+    let dealt: Vec<Vec<usize>> = if replicas == 1 {
+        vec![(0..experts.len()).collect()]
+    } else {
+        let column = curve.column(1.0);
+        let both_ways = model.up + model.down;
+        let weights: Vec<f64> =
+            tokens.iter().map(|tokens| curve.seconds(*tokens, column) + tokens * both_ways).collect();
+        let dealt = longest_first(&weights, replicas as usize);
+        dealt.into_iter().map(|replica| replica.items).collect()
+    };
     let mut bins = Vec::new();
-    for replica in crate::cost::lpt::longest_first(&weights, replicas as usize) {
-        let rows: f64 = replica.items.iter().map(|item| tokens[*item]).sum();
+    for items in dealt {
+        let rows: f64 = items.iter().map(|item| tokens[*item]).sum();
         let travelling = rows.min(model.input);
         let sent = travelling * model.problem.transport.token_bytes_up;
         if model.problem.limits.payload_bytes.is_some_and(|most| sent > most) {
             return None;
         }
         if travelling > 0.0 {
-            let computing = terms.prefill.sums(replica.items.iter().map(|item| experts[*item]));
+            let computing = terms.prefill.sums(items.iter().map(|item| experts[*item]));
             bins.push(Bin {
                 group,
                 computing,
