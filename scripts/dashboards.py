@@ -167,6 +167,12 @@ def activation(of, by):
     return f'avg by ({by}) (remoe_prediction_activation_ratio{{{MODEL}, of="{of}"}})'
 
 
+def cold_start(part):
+    """What that part of cold starts took in this time, in the mean."""
+    increases = [f'sum(increase(remoe_gateway_cold_start_seconds_{of}{{{MODEL}, part="{part}"}}[$__range]))' for of in ("sum", "count")]
+    return " / ".join(increases)
+
+
 def quantile(q, metric):
     return f"histogram_quantile({q}, sum by (le) (rate({metric}_bucket{{{MODEL}}}[$__rate_interval])))"
 
@@ -363,13 +369,21 @@ SERVING = dashboard(
             12,
             "From the decision to wake until requests are taken.",
         ),
-        panel("By tenant", "timeseries", "none", [(rate("remoe_gateway_tokens_total", "tenant"), "{{tenant}}")], 12, "Tokens a second."),
+        panel(
+            "Cold starts by part, in this time",
+            "bargauge",
+            "s",
+            [(cold_start(part), part) for part in ("decide", "schedule", "start", "load", "ready", "first")],
+            8,
+            "Means of requests that came while nothing answered, one part after the other: until the wake was decided, the first function was started, all listened, weights were loaded, the request was handed over, and the first token.",
+        ),
+        panel("By tenant", "timeseries", "none", [(rate("remoe_gateway_tokens_total", "tenant"), "{{tenant}}")], 8, "Tokens a second."),
         panel(
             "Prompts found among kept keys and values",
             "timeseries",
             "percentunit",
             [(f"{rate('remoe_prefix_cache_hits_total')} / {rate('remoe_prefix_cache_queries_total')}", "of tokens")],
-            12,
+            8,
             "Tokens of prompts that were not computed again.",
         ),
     ],

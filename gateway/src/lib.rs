@@ -41,7 +41,7 @@ mod witness;
 
 pub use access_log::AccessLog;
 pub use beginnings::Beginnings;
-pub use books::{Billing, Books, BooksError};
+pub use books::{Answered, Billing, Books, BooksError};
 pub use gateway::{Gateway, GatewayOptions};
 pub use key_file::KeyFile;
 pub use keys::{Keys, KeysError, Privacy};

@@ -1,11 +1,15 @@
 //! What the gateway counts and measures.
 
+use crate::timeline::Parts;
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 use remoe_http::ConnectionMetrics;
 use remoe_sleep::Phase;
 use std::time::Duration;
 
-/// Seconds from the decision to wake until requests are taken.
+/// The part of a cold start that main functions measure; those before it are [`Parts::NAMES`].
+const FIRST: &str = "first";
+
+/// Seconds of wakes, and of the parts of cold starts.
 const WAKE_BUCKETS: [f64; 12] = [0.05, 0.1, 0.2, 0.35, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
 
 /// The gateway's metrics. Clones share their values.
@@ -23,6 +27,7 @@ pub struct GatewayMetrics {
     wakes: IntCounterVec,
     prefix_routed: IntCounterVec,
     wake_seconds: HistogramVec,
+    cold_start_seconds: HistogramVec,
     keys_outdated: IntGauge,
 }
 
@@ -36,6 +41,9 @@ impl GatewayMetrics {
         let counter =
             |name: &str, help: &str, labels: &[&str]| IntCounterVec::new(Opts::new(name, help), labels);
         let gauge = |name: &str, help: &str| IntGaugeVec::new(Opts::new(name, help), &["model"]);
+        let histogram = |name: &str, help: &str, labels: &[&str]| {
+            HistogramVec::new(HistogramOpts::new(name, help).buckets(WAKE_BUCKETS.to_vec()), labels)
+        };
         let metrics = Self {
             connections: ConnectionMetrics::new()?,
             requests: counter(
@@ -67,13 +75,15 @@ impl GatewayMetrics {
                 "Requests that were sent to a main function because it had one that began alike.",
                 &["model"],
             )?,
-            wake_seconds: HistogramVec::new(
-                HistogramOpts::new(
-                    "remoe_gateway_wake_seconds",
-                    "From the decision to wake until requests are taken.",
-                )
-                .buckets(WAKE_BUCKETS.to_vec()),
+            wake_seconds: histogram(
+                "remoe_gateway_wake_seconds",
+                "From the decision to wake until requests are taken.",
                 &["model"],
+            )?,
+            cold_start_seconds: histogram(
+                "remoe_gateway_cold_start_seconds",
+                "Where the time to the first token went of requests that came while nothing answered, by part: decide, schedule, start, load, ready, first.",
+                &["model", "part"],
             )?,
             keys_outdated: IntGauge::new(
                 "remoe_gateway_keys_outdated",
@@ -90,7 +100,9 @@ impl GatewayMetrics {
         for gauge in [&metrics.waiting, &metrics.in_flight, &metrics.awake] {
             registry.register(Box::new(gauge.clone()))?;
         }
-        registry.register(Box::new(metrics.wake_seconds.clone()))?;
+        for histogram in [&metrics.wake_seconds, &metrics.cold_start_seconds] {
+            registry.register(Box::new(histogram.clone()))?;
+        }
         registry.register(Box::new(metrics.keys_outdated.clone()))?;
         Ok(metrics)
     }
@@ -121,11 +133,17 @@ impl GatewayMetrics {
         self.tokens.with_label_values(&[model, tenant]).inc_by(tokens);
     }
 
+    /// A request that waited for functions of `model` to start had its first token so many seconds after they had it.
+    pub(crate) fn first_token_after_cold_start(&self, model: &str, seconds: f64) {
+        self.cold_start_seconds.with_label_values(&[model, FIRST]).observe(seconds);
+    }
+
     pub(crate) fn of_model(&self, model: &str) -> ModelMetrics {
         for failure in [StreamFailure::NotBegun, StreamFailure::BrokenOff] {
             // A first failure is an increase.
             self.streams_failed.with_label_values(&[model, failure.reason()]);
         }
+        self.cold_start_seconds.with_label_values(&[model, FIRST]);
         ModelMetrics {
             waiting: self.waiting.with_label_values(&[model]),
             in_flight: self.in_flight.with_label_values(&[model]),
@@ -133,6 +151,8 @@ impl GatewayMetrics {
             wakes: self.wakes.with_label_values(&[model]),
             prefix_routed: self.prefix_routed.with_label_values(&[model]),
             wake_seconds: self.wake_seconds.with_label_values(&[model]),
+            cold_start_seconds: Parts::NAMES
+                .map(|part| self.cold_start_seconds.with_label_values(&[model, part])),
         }
     }
 }
@@ -163,6 +183,8 @@ pub(crate) struct ModelMetrics {
     wakes: prometheus::IntCounter,
     prefix_routed: prometheus::IntCounter,
     wake_seconds: prometheus::Histogram,
+    /// By [`Parts::NAMES`].
+    cold_start_seconds: [prometheus::Histogram; Parts::NAMES.len()],
 }
 
 impl ModelMetrics {
@@ -179,5 +201,12 @@ impl ModelMetrics {
     pub(crate) fn woke(&self, wake: Duration) {
         self.wakes.inc();
         self.wake_seconds.observe(wake.as_secs_f64());
+    }
+
+    /// A request that waited for functions to start is handed over.
+    pub(crate) fn started_cold(&self, parts: &Parts) {
+        for (histogram, (_, from, until)) in self.cold_start_seconds.iter().zip(parts.each()) {
+            histogram.observe(until.saturating_duration_since(from).as_secs_f64());
+        }
     }
 }

@@ -518,7 +518,11 @@ impl Model {
             }
             let decided = state.decided.filter(|_| waiting.cold);
             let parts = Parts::new(waiting.arrived, decided, &state.running.wake, now);
-            granted.push((waiting.answer, Ok(Grant { model: self.clone(), backend, parts })));
+            if waiting.cold {
+                self.metrics.started_cold(&parts);
+            }
+            let grant = Grant { model: self.clone(), backend, parts, cold: waiting.cold };
+            granted.push((waiting.answer, Ok(grant)));
         }
         state.occupy(now);
         let turn = state.directive.map_or(0, |directive| directive.turn);
@@ -751,6 +755,7 @@ pub(crate) struct Grant {
     model: Arc<Model>,
     backend: Backend,
     parts: Parts,
+    cold: bool,
 }
 
 impl Grant {
@@ -761,6 +766,11 @@ impl Grant {
     /// The parts of the request's time so far.
     pub(crate) fn parts(&self) -> &Parts {
         &self.parts
+    }
+
+    /// The request waited for functions to start.
+    pub(crate) fn is_cold(&self) -> bool {
+        self.cold
     }
 
     /// The backend could not be reached, or broke off: it gets no request for a moment.

@@ -8,7 +8,7 @@ use crate::metrics::StreamFailure;
 use crate::model::Grant;
 use crate::witness::Sighting;
 use axum::body::HttpBody;
-use axum::http::{HeaderMap, header, response};
+use axum::http::{HeaderMap, HeaderName, header, response};
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
@@ -23,6 +23,8 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 use tokio::time::{Sleep, sleep};
 
+/// Where the time to the first token went.
+const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 /// The end of a stream.
 const DONE: &[u8] = b"data: [DONE]\n\n";
 /// Between comments of a stream that waits.
@@ -71,6 +73,8 @@ pub(crate) struct Account {
     body_bytes: u64,
     events: u64,
     tokens: Option<(u64, u64)>,
+    /// It waited for functions to start, and nobody has told yet when its first token came.
+    is_cold: bool,
     sighting: Option<Sighting>,
     /// Of the request.
     span: SpanRef,
@@ -84,7 +88,16 @@ impl Account {
         sighting: Option<Sighting>,
         span: SpanRef,
     ) -> Self {
-        Self { bill, permit, body_bytes: body_bytes as u64, events: 0, tokens: None, sighting, span }
+        Self {
+            bill,
+            permit,
+            body_bytes: body_bytes as u64,
+            events: 0,
+            tokens: None,
+            is_cold: false,
+            sighting,
+            span,
+        }
     }
 
     /// A stream ends with an error.
@@ -95,6 +108,12 @@ impl Account {
 
     /// Takes the backend's account out of headers or trailers, and writes it down.
     fn read(&mut self, headers: &mut HeaderMap) {
+        if self.is_cold
+            && let Some(seconds) = first_token(headers)
+        {
+            self.is_cold = false;
+            self.bill.gateway.metrics().first_token_after_cold_start(&self.bill.model, seconds);
+        }
         let told = headers.remove(TOLD);
         let activations = headers.remove(ACTIVATIONS);
         if let (Some(sighting), Some(activations)) = (&self.sighting, activations)
@@ -247,6 +266,7 @@ impl Relay {
     }
 
     fn begin(&mut self, mut obtained: Obtained) -> response::Parts {
+        self.account.is_cold = obtained.grant.is_cold();
         self.account.read(&mut obtained.head.headers);
         self.span = obtained.span;
         if !is_stream(&obtained.head) {
@@ -312,6 +332,14 @@ impl Relay {
     fn is_whole(&mut self) {
         std::mem::take(&mut self.span).end();
     }
+}
+
+/// Seconds until the first token, as a main function tells them in `Server-Timing`.
+fn first_token(headers: &HeaderMap) -> Option<f64> {
+    let mut parts = headers.get(SERVER_TIMING)?.to_str().ok()?.split(',');
+    let told = parts.find_map(|part| part.trim().strip_prefix("first;dur="))?;
+    let milliseconds = told.parse::<f64>().ok().filter(|told| told.is_finite() && *told >= 0.0)?;
+    Some(milliseconds / 1e3)
 }
 
 fn is_stream(head: &response::Parts) -> bool {

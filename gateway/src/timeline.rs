@@ -23,7 +23,8 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    const NAMES: [&str; 5] = ["decide", "schedule", "start", "load", "ready"];
+    /// Their names, in their order.
+    pub(crate) const NAMES: [&str; 5] = ["decide", "schedule", "start", "load", "ready"];
 
     /// The parts of the time from `arrived` to `released`. The wake was decided at `decided`, or none was needed.
     pub(crate) fn new(

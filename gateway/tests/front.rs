@@ -68,6 +68,21 @@ async fn fifty_at_once_wake_a_model_once() {
     let parts = timing.split(", ").map(|part| part.split_once(";dur=").unwrap());
     let longest = parts.max_by(|(_, a), (_, b)| a.parse::<f64>().unwrap().total_cmp(&b.parse().unwrap()));
     assert_eq!(longest.unwrap().0, "start", "{timing}");
+
+    // Whoever waited for functions is measured, part by part, and nobody else.
+    let mut cold = 50.0;
+    while stage.ask(&body(7), &[]).await.0.headers().contains_key("x-remoe-cold-start") {
+        cold += 1.0;
+    }
+    let (_, page) = stage.get("/metrics", None).await;
+    let value = |part: &str, of: &str| -> f64 {
+        let sample = format!("remoe_gateway_cold_start_seconds_{of}{{model=\"m\",part=\"{part}\"}} ");
+        page.lines().find_map(|line| line.strip_prefix(&sample)).expect(part).parse().unwrap()
+    };
+    let parts = ["decide", "schedule", "start", "load", "ready", "first"];
+    assert!(parts.iter().all(|part| value(part, "count") == cold), "{page}");
+    assert!((value("first", "sum") - 0.25 * cold).abs() < 1e-6, "{page}");
+    assert!(parts[..5].iter().all(|part| value(part, "sum") <= value("start", "sum")), "{page}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,7 +1,7 @@
 //! What requests cost: integer money, the ledger that keeps it, and how it adds up.
 //!
 //! ```text
-//! engine: nanoseconds of iterations, split by work ([`split`]) ─▶ [`Meter`]: x rate ─▶ [`Told`], with the answer
+//! engine: nanoseconds of iterations, split by work ([`Attribution`]) ─▶ [`Meter`]: x rate ─▶ [`Told`], with the answer
 //! launcher: functions start, serve, stop ([`FunctionEvent`]) ─┐                             │
 //!                                                             ▼                             ▼
 //!                                            [`Ledger`]: one checked line per record, in a folder
@@ -13,6 +13,7 @@
 //! Nothing here knows who starts functions or speaks HTTP.
 
 mod account;
+mod attribution;
 mod export;
 mod life;
 mod line;
@@ -23,10 +24,11 @@ mod record;
 mod writer;
 
 pub use account::{Account, AccountError, Amounts, SIGN_OF_LIFE, Tier};
+pub use attribution::{Attribution, Billed, Pairs, Passed};
 pub use export::{export_csv, export_json};
 pub use life::Life;
 pub use meter::{Meter, Rates, Told, Work, Worked};
 pub use money::{Carry, Rate, split};
 pub use read::{Entries, LedgerError, records, records_since};
-pub use record::{Basis, FunctionEvent, FunctionRecord, Phases, Record, RequestRecord, Share};
+pub use record::{Basis, FunctionEvent, FunctionRecord, Phase, Phases, Record, RequestRecord, Share};
 pub use writer::{LOCK, Ledger, LedgerLimits};

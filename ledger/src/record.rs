@@ -114,7 +114,24 @@ pub struct Phases {
     pub decode: u64,
 }
 
+/// What is done for a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Its prompt is computed, until the first token.
+    Prefill,
+    /// Tokens are generated.
+    Decode,
+}
+
 impl Phases {
+    /// The amount of one of them.
+    pub fn of(&mut self, phase: Phase) -> &mut u64 {
+        match phase {
+            Phase::Prefill => &mut self.prefill,
+            Phase::Decode => &mut self.decode,
+        }
+    }
+
     /// Both together.
     #[must_use]
     pub fn sum(self) -> u64 {

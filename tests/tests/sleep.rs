@@ -129,6 +129,13 @@ async fn requests_wake_a_model_and_none_is_lost() {
     }
 
     // A stream says at once that it waits, and brings its parts at the end.
+    let first = async || {
+        let page = raw::ask(address, raw::get("/metrics")).await.text();
+        let sample = "remoe_gateway_cold_start_seconds_count{model=\"olmoe-basic\",part=\"first\"} ";
+        page.lines().find_map(|line| line.strip_prefix(sample)).expect(sample).parse::<u64>().unwrap()
+    };
+    let before = first().await;
+    assert!(before >= 50, "all that were woken for: {before}");
     up.next("asleep").await;
     let body = completion("olmoe-basic", 2).replacen('{', "{\"stream\": true, ", 1);
     let request = raw::post("/v1/completions", &body).replacen(
@@ -146,6 +153,7 @@ async fn requests_wake_a_model_and_none_is_lost() {
     let trailer = rest.lines().find_map(|line| line.strip_prefix("server-timing: ")).expect("a trailer");
     assert_eq!(timing(trailer).len(), 6, "{rest}");
     assert!(!rest.contains("x-remoe-tokens"), "{rest}");
+    assert_eq!(first().await, before + 1);
     up.next("awake").await;
 
     // Asked to end while it sleeps, it has nothing to wait for.

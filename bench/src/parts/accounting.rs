@@ -1,17 +1,19 @@
 //! What knowing the cost of every request costs.
 
 use crate::context::Context;
-use crate::error::{Result, While};
+use crate::error::{BenchError, Result, While};
 use crate::pace::Share;
 use crate::report::{Bar, Part};
 use crate::series::Series;
+use remoe_gateway::{Answered, Billing, Books, GatewayMetrics};
 use remoe_ledger::{
-    Account, Basis, FunctionEvent, FunctionRecord, Ledger, LedgerLimits, Meter, Phases, Rate, Rates, Record,
-    RequestRecord, Told, Work, Worked, split,
+    Attribution, Basis, Billed, FunctionEvent, Ledger, LedgerLimits, Meter, Pairs, Phase, Phases, Rate,
+    Rates, Told, Work, Worked,
 };
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const NAME: &str = "Accounting of requests";
 const ROUNDS: usize = 20;
@@ -19,8 +21,14 @@ const ROUNDS: usize = 20;
 const REQUESTS: usize = 2000;
 /// Requests in an iteration, each with one token.
 const BATCH: usize = 8;
-/// Remote functions that work for each.
+/// Remote functions that work for each, and experts of a token in a layer.
 const REMOTE: usize = 8;
+/// As many as the largest models have.
+const LAYERS: usize = 58;
+const MAIN: &str = "main";
+const RIVALS: [&str; 4] = ["mix", "cpu", "gpu", "fetch"];
+/// Nano-dollars an hour.
+const RATE: Rate = Rate(44_000_000);
 
 /// Microseconds.
 const REQUEST_BAR: Bar = Bar::AtMost(20.0);
@@ -40,79 +48,98 @@ pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
         }
         Ok(())
     });
-    let mut part = Part::new(NAME, json!({"remote_functions": REMOTE, "requests_in_an_iteration": BATCH}));
+    let shape = json!({"remote_functions": REMOTE, "requests_in_an_iteration": BATCH, "layers": LAYERS});
+    let mut part = Part::new(NAME, shape);
     part.add_with_bar(
-        "a request: told, handed over, added up, written to the ledger",
+        "a request: priced, told, handed over, counted, added up, written to the ledger",
         "µs",
         &requests,
         REQUEST_BAR,
     );
-    part.add_with_bar("a token: its share of an iteration of all functions", "µs", &tokens, TOKEN_BAR);
+    part.add_with_bar(
+        "a token: its pairs counted, its share of an iteration of all functions",
+        "µs",
+        &tokens,
+        TOKEN_BAR,
+    );
     part.note("The ledger is in the folder of temporary files; a record is one write to the page cache.");
     part.conclude(ending);
     Ok(part)
 }
 
-/// Microseconds of one request of many.
+/// Microseconds of one request of many, from what its functions did to a record that the system has.
 fn request(addresses: &[Arc<str>]) -> Result<f64> {
     let writing = || "writing a ledger";
     let folder = tempfile::tempdir().doing(writing)?;
     let ledger = Ledger::open(folder.path(), LedgerLimits::default()).doing(writing)?;
-    let names = addresses.iter().map(|address| address.to_string()).chain(["main".to_owned()]);
-    let rates = Rates(names.clone().map(|name| (name, Rate(44_000_000))).collect());
-    let mut account = Account::default();
-    for function in names {
-        let event =
-            FunctionEvent::Started { tier: "main".to_owned(), rate: Rate(44_000_000), basis: Basis::Alive };
-        account
-            .add(&Record::Function(FunctionRecord { at: 0, model: "m".to_owned(), function, event }))
-            .doing(writing)?;
+    let metrics = GatewayMetrics::new().doing(writing)?;
+    let books = Books::open(Some(ledger), "prices", metrics.registry()).doing(writing)?;
+    let names = addresses.iter().map(|address| address.to_string()).chain([MAIN.to_owned()]);
+    let tier = |name: &str| if name == MAIN { MAIN.to_owned() } else { format!("group-{name}") };
+    let billing = Billing {
+        rates: Rates(names.clone().map(|name| (name, RATE)).collect()),
+        functions: names.map(|name| (name.clone(), (format!("pod-{name}"), tier(&name)))).collect(),
+        restarts: 0,
+    };
+    for (function, tier) in billing.functions.values() {
+        let event = FunctionEvent::Started { tier: tier.clone(), rate: RATE, basis: Basis::Alive };
+        books.function(Books::now(), "m", function, event);
     }
     let meter = Meter::default();
     let worked = Worked { share: Phases { prefill: 12_345_678, decode: 87_654_321 }, busy: 1 << 40 };
     let remote = addresses.iter().map(|address| (address.clone(), worked)).collect();
     let work = Work { main: worked, remote, served: 1 << 41 };
+    let rivals: BTreeMap<String, u64> = RIVALS.map(|rival| (rival.to_owned(), 1_000_000)).into();
     let started = Instant::now();
     for number in 0..REQUESTS {
-        let header = serde_json::to_string(&meter.tell(&work, &rates)).doing(writing)?;
-        let told: Told = serde_json::from_str(&header).doing(writing)?;
-        let record = Record::Request(RequestRecord {
-            at: number as u64,
-            id: format!("{number:032x}"),
-            model: "m".to_owned(),
-            tenant: "t".to_owned(),
-            function: "main".to_owned(),
-            prompt_tokens: 100,
-            completion_tokens: 100,
-            shares: told.shares,
-            rivals: told.rivals,
-            served: told.served,
-        });
-        ledger.append(&record).doing(writing)?;
-        account.add(&record).doing(writing)?;
+        // The gateway says what functions cost, the main function what it was of that, and the gateway keeps it.
+        let rates: Rates = billing.rates.to_string().parse().doing(writing)?;
+        let told = Told { rivals: rivals.clone(), ..meter.tell(&work, &rates) };
+        let header = serde_json::to_string(&told).doing(writing)?;
+        let told = serde_json::from_str(&header).doing(writing)?;
+        let (prompt_tokens, completion_tokens) = (100, 100);
+        let id = format!("{number:032x}");
+        let answered = Answered { id: &id, model: "m", tenant: "t", prompt_tokens, completion_tokens, told };
+        std::hint::black_box(books.answered(answered, &billing, None));
     }
-    Ok(started.elapsed().as_secs_f64() * 1e6 / REQUESTS as f64)
+    let took = started.elapsed().as_secs_f64() * 1e6 / REQUESTS as f64;
+    // Serving goes on where a ledger takes nothing: that would be quick.
+    let kept = books.added_up().doing(writing)?.answered.requests;
+    if kept != REQUESTS as u64 {
+        return Err(BenchError::new(writing(), format!("it has {kept} of {REQUESTS} requests")));
+    }
+    Ok(took)
+}
+
+struct Request(Work);
+
+impl Billed for Request {
+    fn work(&mut self) -> (&mut Work, Phase) {
+        (&mut self.0, Phase::Decode)
+    }
 }
 
 /// Microseconds of one token's share of iterations.
 fn token(addresses: &[Arc<str>]) -> f64 {
-    let mut works = vec![Work::default(); BATCH];
+    let mut requests: Vec<Request> = (0..BATCH).map(|_| Request(Work::default())).collect();
+    // One expert of each token in each remote function.
+    let slots: Vec<Vec<u32>> = (0..REMOTE as u32)
+        .map(|link| (0..BATCH as u32).map(|row| row * REMOTE as u32 + link).collect())
+        .collect();
+    let (mut pairs, begun) = (Pairs::default(), Instant::now());
+    let mut attribution = Attribution::new(begun);
+    attribution.switched(addresses.iter().map(|address| &**address), begun);
     let started = Instant::now();
     for iteration in 0..REQUESTS as u64 {
-        let nanoseconds = 10_000_000 + iteration;
-        for (work, share) in works.iter_mut().zip(split(nanoseconds, [1; BATCH].into_iter())) {
-            work.main.share.decode += share;
-            work.main.busy += nanoseconds;
-        }
-        for address in addresses {
-            let pairs = (0..BATCH as u64).map(|row| row * 7 + iteration);
-            for (work, share) in works.iter_mut().zip(split(nanoseconds, pairs)) {
-                let worked = work.remote.entry(address.clone()).or_default();
-                worked.share.decode += share;
-                worked.busy += nanoseconds;
+        pairs.begin(BATCH, REMOTE);
+        for _ in 0..LAYERS {
+            for (link, slots) in slots.iter().enumerate() {
+                pairs.count(link, slots, REMOTE);
             }
         }
+        let passed = attribution.passed(begun + Duration::from_millis(10 * (iteration + 1)));
+        attribution.share(passed, &mut requests, std::iter::repeat_n(1, BATCH), &pairs);
     }
-    std::hint::black_box(&works);
+    std::hint::black_box(&requests);
     started.elapsed().as_secs_f64() * 1e6 / (REQUESTS * BATCH) as f64
 }

@@ -80,6 +80,10 @@ async fn work(State(functions): State<Arc<Functions>>, headers: HeaderMap, body:
     if body["stream"] != true {
         drop(work);
         let mut answer = ([("x-remoe-tokens", "3, 4")], Json(json!({"x": body["x"]}))).into_response();
+        if let Some(parts) = headers.get("x-remoe-timing").and_then(|parts| parts.to_str().ok()) {
+            let all = HeaderValue::from_str(&format!("{parts}, first;dur=250"));
+            answer.headers_mut().insert("server-timing", all.unwrap());
+        }
         if headers.contains_key("x-remoe-activations") {
             answer.headers_mut().insert("x-remoe-activations", HeaderValue::from_static("AQID"));
         }

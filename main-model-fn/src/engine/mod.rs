@@ -4,7 +4,6 @@
 //! admit what fits, plan the rows of an iteration (pure), make room for them in the caches, one
 //! forward for all of them, draw a token for each finished row, report.
 
-mod attribution;
 mod choice;
 mod handle;
 mod random;

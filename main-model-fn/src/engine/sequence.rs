@@ -15,7 +15,7 @@ use crate::grammar::{Grammar, GrammarError, Progress};
 use crate::pages::{Page, SequenceCache};
 use crate::records::{Recording, Step};
 use crate::transformer::{Model, Trace, Wanted};
-use remoe_ledger::{Work, Worked};
+use remoe_ledger::{Billed, Phase, Work};
 use remoe_model::text::{TextError, Tokenizer};
 use remoe_wire::{ErrorCode, ServiceError};
 use std::collections::HashMap;
@@ -60,6 +60,16 @@ pub(crate) struct Running {
     setback: Option<Setback>,
     /// Where it is recorded.
     pub(super) spans: Option<Box<Spans>>,
+}
+
+impl Billed for Running {
+    fn work(&mut self) -> (&mut Work, Phase) {
+        let phase = match &self.stage {
+            Stage::Prompt(_) => Phase::Prefill,
+            Stage::Choices(_) => Phase::Decode,
+        };
+        (&mut *self.figures.work, phase)
+    }
 }
 
 /// Why a request cannot go on after a forward.
@@ -292,28 +302,6 @@ impl Running {
                 let layers = trace.routing.iter().filter_map(|layer| layer.tokens.get(first + row));
                 activations.count(step.phase(), layers.map(Vec::as_slice));
             }
-        }
-    }
-
-    /// The main function worked so many `nanoseconds` for the request, `busy` for anybody since it serves.
-    pub(super) fn worked(&mut self, nanoseconds: u64, busy: u64, served: u64) {
-        *self.phase_of(|work| &mut work.main) += nanoseconds;
-        (self.figures.work.main.busy, self.figures.work.served) = (busy, served);
-    }
-
-    /// The remote function at `address` worked so many `nanoseconds` for the request, `busy` for anybody.
-    pub(super) fn worked_remotely(&mut self, address: &Arc<str>, nanoseconds: u64, busy: u64) {
-        *self.phase_of(|work| work.remote.entry(address.clone()).or_default()) += nanoseconds;
-        if let Some(worked) = self.figures.work.remote.get_mut(address) {
-            worked.busy = busy;
-        }
-    }
-
-    fn phase_of(&mut self, of: impl FnOnce(&mut Work) -> &mut Worked) -> &mut u64 {
-        let share = &mut of(&mut self.figures.work).share;
-        match &self.stage {
-            Stage::Prompt(_) => &mut share.prefill,
-            Stage::Choices(_) => &mut share.decode,
         }
     }
 

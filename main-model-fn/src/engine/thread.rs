@@ -1,4 +1,3 @@
-use super::attribution::Busy;
 use super::handle::{EngineHandle, Job, RequestLimits};
 use super::request::{Event, InspectLevel};
 use super::room::expected_pages;
@@ -13,6 +12,7 @@ use crate::pages::Pages;
 use crate::records::Recorder;
 use crate::transformer::{ForwardError, Model, Segment};
 use remoe_kernels::{NumericsClass, Pool};
+use remoe_ledger::Attribution;
 use remoe_model::Checkpoint;
 use remoe_wire::{ErrorCode, ServiceError};
 use std::collections::VecDeque;
@@ -118,7 +118,7 @@ struct Engine {
     apart: bool,
     stop: EngineStop,
     row_bytes: usize,
-    busy: Busy,
+    attribution: Attribution,
 }
 
 impl Engine {
@@ -167,7 +167,7 @@ impl Engine {
             apart: false,
             stop,
             row_bytes: hidden * parts.class.dtype.bytes(),
-            busy: Busy::new(Instant::now()),
+            attribution: Attribution::new(Instant::now()),
         })
     }
 
@@ -187,7 +187,7 @@ impl Engine {
                 if !self.wait() {
                     return;
                 }
-                self.busy.rested(Instant::now());
+                self.attribution.rested(Instant::now());
                 continue;
             }
             if let Some(until) = self.resting() {
@@ -321,7 +321,7 @@ impl Engine {
             for (place, experts) in [("local", placement.local.count()), ("remote", remote)] {
                 self.metrics.experts.with_label_values(&[place]).set(experts as i64);
             }
-            self.busy.switched(placement.links.iter().map(Link::address), Instant::now());
+            self.attribution.switched(placement.links.iter().map(Link::address), Instant::now());
             self.experts.switch(placement);
             answer();
         }
@@ -448,11 +448,12 @@ impl Engine {
         self.metrics.iterations.inc();
         self.metrics.rows.inc_by(shares.iter().map(|share| share.rows as u64).sum());
         self.metrics.iteration_seconds.observe(started.elapsed().as_secs_f64());
-        let passed = self.busy.passed(Instant::now());
+        let passed = self.attribution.passed(Instant::now());
         self.note_calls(&shares);
         match outcome {
             Ok(output) => {
-                self.busy.share(passed, &mut self.running, &shares, self.experts.answered());
+                let rows = shares.iter().map(|share| share.rows);
+                self.attribution.share(passed, &mut self.running, rows, self.experts.pairs());
                 self.advance(output, &shares);
             }
             Err(error) => self.set_back(&shares, error, started),
@@ -483,19 +484,19 @@ impl Engine {
                 told.into_iter().for_each(|at| spans.told(link.address(), at));
             }
         }
-        let (answered, links) = (self.experts.answered(), &self.experts.placement().links);
+        let (pairs, links) = (self.experts.pairs(), &self.experts.placement().links);
         let all = 0..shares.iter().map(|share| share.rows).sum();
         for (link, calls) in self.experts.calls().iter().enumerate().filter(|(_, calls)| calls.is_any()) {
-            let all = answered.pairs(link, all.clone());
+            let all = pairs.of(link, all.clone());
             let mut first = 0;
             for (running, share) in self.running.iter_mut().zip(shares) {
                 let rows = first..first + share.rows;
                 first = rows.end;
-                let pairs = answered.pairs(link, rows);
+                let own = pairs.of(link, rows);
                 // Where nothing was answered nobody knows whose the messages were: of all that took part.
-                let took_part = pairs > 0 || (all == 0 && share.rows > 0);
+                let took_part = own > 0 || (all == 0 && share.rows > 0);
                 if let Some(spans) = running.spans.as_mut().filter(|_| took_part) {
-                    spans.asked(links[link].address(), calls, pairs, all);
+                    spans.asked(links[link].address(), calls, own, all);
                 }
             }
         }

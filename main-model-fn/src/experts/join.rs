@@ -1,7 +1,6 @@
 //! A layer call from its inputs to the reduction: the remote half and the local half at the same
 //! time.
 
-use super::answered::Answered;
 use super::calls::{Calls, Followed};
 use super::error::ExpertError;
 use super::exchange::{Exchange, RemoteCall};
@@ -15,6 +14,7 @@ use super::routing::Routed;
 use super::split::remote_slots;
 use crate::engine::request::{ExpertTally, ExpertTime};
 use remoe_kernels::{Dtype, Job, NumericsClass, PackedExpert, Pool};
+use remoe_ledger::Pairs;
 use remoe_model::Checkpoint;
 use std::collections::BTreeMap;
 use std::io;
@@ -48,7 +48,7 @@ pub(crate) struct Experts {
     metrics: ExpertMetrics,
     tally: Vec<ExpertTally>,
     time: ExpertTime,
-    answered: Answered,
+    pairs: Pairs,
     /// What was asked of each link, while that is followed.
     calls: Vec<Calls>,
     local_rows: Vec<u8>,
@@ -101,7 +101,7 @@ impl Experts {
             metrics: parts.metrics,
             tally: Vec::new(),
             time: ExpertTime::default(),
-            answered: Answered::default(),
+            pairs: Pairs::default(),
             calls: Vec::new(),
             local_rows: Vec::new(),
         })
@@ -138,7 +138,7 @@ impl Experts {
         self.tally.clear();
         self.tally.resize(rows, ExpertTally::default());
         self.time = ExpertTime::default();
-        self.answered.begin(rows, self.placement.links.len());
+        self.pairs.begin(rows, self.placement.links.len());
         self.calls.clear();
         if !self.exchange.followed.is_empty() {
             self.calls.resize(self.placement.links.len(), Calls::default());
@@ -151,8 +151,8 @@ impl Experts {
     }
 
     /// Which remote functions answered for which rows of the iteration, all layers together.
-    pub(crate) fn answered(&self) -> &Answered {
-        &self.answered
+    pub(crate) fn pairs(&self) -> &Pairs {
+        &self.pairs
     }
 
     /// What the iteration's experts took, all layers together.
@@ -202,7 +202,7 @@ impl Experts {
         };
         for answer in &outstanding.answers {
             self.count(call, &answer.slots, "remote", |tally| &mut tally.remote);
-            self.answered.count(answer.link, &answer.slots, call.routed.top_k);
+            self.pairs.count(answer.link, &answer.slots, call.routed.top_k);
         }
         for &slot in &outstanding.retried {
             // One message may carry rows of several requests: its first row stands for it.

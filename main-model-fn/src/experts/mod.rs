@@ -6,7 +6,6 @@
 //! cannot change the answer.
 
 mod activity;
-mod answered;
 mod answers;
 mod calls;
 mod counting;
@@ -27,7 +26,6 @@ mod routing;
 mod split;
 
 pub(crate) use activity::Activity;
-pub(crate) use answered::Answered;
 pub(crate) use calls::{Calls, Followed};
 pub(crate) use error::ExpertError;
 pub(crate) use join::{ExpertParts, Experts, LayerCall};
