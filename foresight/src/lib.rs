@@ -20,6 +20,7 @@ mod calibration;
 mod exchange;
 mod foresight;
 mod frame;
+mod growth;
 mod memory;
 mod metrics;
 mod mix;

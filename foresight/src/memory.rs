@@ -1,5 +1,6 @@
 //! What past requests used, by tenant: no tenant's predictions lean on another's requests.
 
+use crate::growth::{Grower, Growing, Stand};
 use crate::numbers::Numbers;
 use crate::quality::Balance;
 use crate::store::Stored;
@@ -15,8 +16,6 @@ const MOST_TENANTS: usize = 64;
 const SEMANTIC: f32 = 0.5;
 /// Requests that are compared one by one; with more there is a tree.
 const PLANTED: usize = 512;
-/// The tree is grown anew when there are so many times as many.
-const REPLANTED: usize = 4;
 /// Temperature of the softmax over similar prompts, as it is fitted on the demo model.
 const TEMPERATURE: f32 = 0.03;
 
@@ -41,7 +40,8 @@ impl Tenant {
 #[derive(Debug)]
 pub(crate) struct Memory {
     embedding: Embedding,
-    options: TrainingOptions,
+    alpha: usize,
+    grower: Grower,
     capacity: usize,
     tenants: BTreeMap<Tenant, Past>,
     numbers: Numbers,
@@ -51,11 +51,30 @@ pub(crate) struct Memory {
 struct Past {
     similar: SimilarPrompts,
     slots: Slots,
-    /// Requests when the tree was grown; 0: there is none.
+    /// Requests that the tree was last grown among; 0: there is none.
     planted: usize,
+    /// Requests that have come since.
+    came: usize,
+    /// The next tree: predictions go through the one before until it has grown.
+    growing: Option<Growing>,
     /// The number of its latest request.
     latest: u64,
     balance: ByPhase<Balance>,
+}
+
+impl Past {
+    /// What was in `slot` has left.
+    fn leaves(&mut self, slot: u32) {
+        self.slots.remove(slot);
+        self.changes(slot);
+    }
+
+    /// A tree that grows knows `slot` as it was.
+    fn changes(&mut self, slot: u32) {
+        if let Some(growing) = &mut self.growing {
+            growing.changes(slot);
+        }
+    }
 }
 
 /// The number of the request in each slot in use.
@@ -96,7 +115,8 @@ impl Memory {
         let options = TrainingOptions::default();
         Self {
             embedding,
-            options,
+            alpha: options.alpha,
+            grower: Grower::new(options.tree),
             capacity: capacity.max(1),
             tenants: BTreeMap::new(),
             numbers: Numbers::new(),
@@ -109,10 +129,20 @@ impl Memory {
         self.take_in(&stored)
     }
 
+    /// All that was stored is taken in: trees are grown here, as nobody waits yet.
+    pub(crate) fn restored(&mut self) -> Result<(), PredictError> {
+        for past in self.tenants.values_mut().filter(|past| past.slots.len() >= PLANTED) {
+            past.similar.plant(self.grower.options)?;
+            (past.planted, past.came) = (past.slots.len(), 0);
+        }
+        Ok(())
+    }
+
     /// Learns what a request of `tenant` used.
     pub(crate) fn learn(&mut self, tenant: Tenant, experience: Experience) -> Result<Stored, PredictError> {
         let stored = Stored { number: self.numbers.draw(), tenant, experience };
         self.take_in(&stored)?;
+        self.grow(tenant);
         Ok(stored)
     }
 
@@ -126,7 +156,28 @@ impl Memory {
             return Ok(false);
         }
         self.take_in(stored)?;
+        self.grow(stored.tenant);
         Ok(true)
+    }
+
+    /// The tree of `tenant` grows on, or begins to where as many requests have come as the last one was grown among.
+    fn grow(&mut self, tenant: Tenant) {
+        let Some(past) = self.tenants.get_mut(&tenant) else { return };
+        if let Some(growing) = &mut past.growing {
+            match growing.step(&past.similar) {
+                Stand::Underway => return,
+                Stand::Grown(tree) => past.similar.search_through(*tree),
+                Stand::Failed => {}
+            }
+            past.growing = None;
+        }
+        let requests = past.slots.len();
+        if requests >= PLANTED && past.came >= past.planted {
+            past.growing = self.grower.begin(&past.similar);
+            if past.growing.is_some() {
+                (past.planted, past.came) = (requests, 0);
+            }
+        }
     }
 
     /// Forgets the past of `tenant`.
@@ -144,20 +195,17 @@ impl Memory {
         past.latest = past.latest.max(*number);
         let Learned { slot, left } = past.similar.learn_from(experience, share, SEMANTIC)?;
         for slot in left {
-            past.slots.remove(slot);
+            past.leaves(slot);
         }
         past.slots.insert(slot, *number);
-        let grown = past.slots.len();
-        if grown >= PLANTED && grown >= past.planted.saturating_mul(REPLANTED) {
-            past.similar = past.similar.planted(self.options.tree)?;
-            past.planted = grown;
-        }
+        past.changes(slot);
+        past.came += 1;
         Ok(())
     }
 
     /// Begins the past of a new tenant; the others give room, their oldest requests first.
     fn admit(&mut self, tenant: Tenant, first: &Experience, number: u64) -> Result<(), PredictError> {
-        let similar = SimilarPrompts::begin("sps", self.embedding.clone(), first, self.options.alpha)?;
+        let similar = SimilarPrompts::begin("sps", self.embedding.clone(), first, self.alpha)?;
         let similar = similar.tempered("sps", ByPhase::both(TEMPERATURE));
         if self.tenants.len() >= MOST_TENANTS.min(self.capacity) {
             let silent = self.tenants.iter().min_by_key(|(_, past)| past.latest).map(|(tenant, _)| *tenant);
@@ -166,12 +214,13 @@ impl Memory {
         let mut slots = Slots::default();
         similar.history().slots().for_each(|slot| slots.insert(slot, number));
         let balance = ByPhase::both(Balance::default());
-        self.tenants.insert(tenant, Past { similar, slots, planted: 0, latest: number, balance });
+        let past = Past { similar, slots, planted: 0, came: 0, growing: None, latest: number, balance };
+        self.tenants.insert(tenant, past);
         let share = self.share_of_each();
         for past in self.tenants.values_mut() {
             for slot in past.slots.oldest(past.slots.len().saturating_sub(share)) {
                 past.similar.forget(slot);
-                past.slots.remove(slot);
+                past.leaves(slot);
             }
         }
         Ok(())
@@ -230,5 +279,147 @@ impl Memory {
     /// Bytes that the requests take.
     pub(crate) fn bytes(&self) -> u64 {
         self.tenants.values().map(|past| past.similar.history().bytes()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use remoe_predictor::{Index, Regrowth};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc::{Sender, channel};
+
+    const TENANT: Tenant = Tenant(1);
+
+    /// The vector of request `number`, of length 1; all are about as far apart.
+    fn vector(number: usize) -> Vec<f32> {
+        let angle = number as f32 * 2.399_963;
+        let height = (number as f32 * 0.618_034).fract() * 1.6 - 0.8;
+        let radius = (1.0 - height * height).sqrt();
+        vec![radius * angle.cos(), radius * angle.sin(), height]
+    }
+
+    /// The expert that requests like `number` use: there is one for each octant.
+    fn expert(number: usize) -> usize {
+        vector(number).iter().fold(0, |octant, value| 2 * octant + usize::from(*value > 0.0))
+    }
+
+    fn experience(number: usize) -> Experience {
+        let mut weights = vec![0.0; 2 * 8];
+        (weights[expert(number)], weights[8 + expert(number)]) = (1.0, 1.0);
+        let prefill = Shares::from_weights(8, weights).unwrap();
+        Experience { vector: vector(number), prefill, decode: None }
+    }
+
+    /// A memory whose trees grow when they are let, and how many have begun.
+    fn memory(capacity: usize) -> (Memory, Sender<()>, Arc<AtomicUsize>) {
+        let embedding = Embedding::from_rows(3, &[1.0, 0.0, 0.0]).unwrap();
+        let (let_grow, may_grow) = channel();
+        let may_grow = std::sync::Mutex::new(may_grow);
+        let begun = Arc::new(AtomicUsize::new(0));
+        let counted = begun.clone();
+        let options = TrainingOptions::default().tree;
+        let grower = Grower::running(options, move |regrowth: Regrowth| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            may_grow.lock().unwrap().recv().map_err(|gone| PredictError::Thread(gone.to_string()))?;
+            regrowth.run()
+        });
+        (Memory { grower, ..Memory::new(embedding, capacity) }, let_grow, begun)
+    }
+
+    fn learn(memory: &mut Memory, numbers: std::ops::Range<usize>) {
+        for number in numbers {
+            memory.learn(TENANT, experience(number)).unwrap();
+        }
+    }
+
+    fn has_tree(memory: &Memory) -> bool {
+        matches!(memory.tenants[&TENANT].similar.index(), Index::Tree(_))
+    }
+
+    /// Of the requests `numbers` those of which is predicted most what they use.
+    fn recognised(memory: &Memory, numbers: std::ops::Range<usize>) -> usize {
+        let is_known = |number: &usize| {
+            let shares = memory.predict(TENANT, &vector(*number)).unwrap().unwrap().prefill;
+            let row = &shares.values()[..8];
+            row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0 == expert(*number)
+        };
+        numbers.filter(is_known).count()
+    }
+
+    #[test]
+    fn predictions_go_on_while_a_tree_grows_and_what_was_learned_meanwhile_is_in_it() {
+        let (mut memory, let_grow, begun) = memory(2000);
+        learn(&mut memory, 0..PLANTED);
+        while begun.load(Ordering::SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        // It grows until it is let: all of this is answered, and learned, meanwhile.
+        assert!(!has_tree(&memory));
+        let before = recognised(&memory, 0..100);
+        learn(&mut memory, PLANTED..1500);
+        assert!(!has_tree(&memory) && begun.load(Ordering::SeqCst) == 1, "one at a time");
+        assert_eq!(memory.len(), 1500);
+        let (old, new) = (recognised(&memory, 0..100), recognised(&memory, 1400..1500));
+        let_grow.send(()).unwrap();
+        let mut more = 1500;
+        while !has_tree(&memory) {
+            learn(&mut memory, more..more + 1);
+            more += 1;
+            assert!(more < 2000 || memory.len() == 2000);
+        }
+        let Index::Tree(tree) = memory.tenants[&TENANT].similar.index() else { panic!("no tree") };
+        assert_eq!(tree.leaf_sizes().iter().sum::<usize>(), memory.len(), "whoever is remembered is in it");
+        // The tree finds nearly what comparing with all does.
+        assert!(before > 80 && old > 80 && new > 80, "{before} {old} {new}");
+        if more < 2000 {
+            assert!(recognised(&memory, 0..100) + 10 > old && recognised(&memory, 1400..1500) + 10 > new);
+        }
+    }
+
+    #[test]
+    fn what_leaves_while_a_tree_grows_is_not_in_it() {
+        let (mut memory, let_grow, _) = memory(PLANTED + 100);
+        learn(&mut memory, 0..PLANTED + 400);
+        assert_eq!(memory.len(), PLANTED + 100);
+        let_grow.send(()).unwrap();
+        let mut more = PLANTED + 400;
+        while !has_tree(&memory) {
+            learn(&mut memory, more..more + 1);
+            more += 1;
+        }
+        let past = &memory.tenants[&TENANT];
+        let Index::Tree(tree) = past.similar.index() else { panic!("no tree") };
+        assert_eq!(tree.leaf_sizes().iter().sum::<usize>(), PLANTED + 100);
+        assert_eq!(past.similar.history().len(), past.slots.len());
+    }
+
+    #[test]
+    fn a_tenant_that_is_forgotten_while_its_tree_grows_begins_anew() {
+        let (mut memory, let_grow, begun) = memory(2000);
+        learn(&mut memory, 0..PLANTED);
+        memory.forget(TENANT);
+        learn(&mut memory, 0..PLANTED + 10);
+        assert!(!has_tree(&memory) && begun.load(Ordering::SeqCst) <= 1);
+        let_grow.send(()).unwrap();
+        let_grow.send(()).unwrap();
+        let mut more = PLANTED + 10;
+        while !has_tree(&memory) {
+            learn(&mut memory, more..more + 1);
+            more += 1;
+        }
+        assert_eq!(begun.load(Ordering::SeqCst), 2, "the first one was thrown away");
+    }
+
+    #[test]
+    fn what_was_stored_is_behind_a_tree_at_once() {
+        let (mut memory, _let_grow, begun) = memory(2000);
+        for number in 0..700 {
+            let stored = Stored { number: number as u64 + 1, tenant: TENANT, experience: experience(number) };
+            memory.restore(stored).unwrap();
+        }
+        memory.restored().unwrap();
+        assert!(has_tree(&memory) && begun.load(Ordering::SeqCst) == 0);
     }
 }

@@ -58,6 +58,9 @@ pub enum PredictError {
     /// Shares in a text that cannot be.
     #[error("shares of experts in a text: {0}")]
     Text(String),
+    /// The system gives no thread.
+    #[error("no thread to grow a tree with: {0}")]
+    Thread(String),
     /// A saved predictor that cannot be used.
     #[error("saved predictor: {0}")]
     Saved(String),

@@ -204,6 +204,24 @@ impl History {
         rows.row(slot as usize)
     }
 
+    /// Whether a slot is in use.
+    pub(crate) fn holds(&self, slot: u32) -> bool {
+        self.prompts.get(slot as usize).is_some_and(Option::is_some)
+    }
+
+    /// The same vectors in the same slots, without what requests used and without tokens.
+    pub(crate) fn of_vectors(&self) -> Self {
+        Self {
+            layers: self.layers,
+            experts: self.experts,
+            vectors: self.vectors.clone(),
+            shares: Rows::new(self.layers * self.experts),
+            decode: None,
+            prompts: self.prompts.iter().map(|prompt| prompt.as_ref().map(|_| Box::default())).collect(),
+            free: self.free.clone(),
+        }
+    }
+
     /// The prompts of `slots` alone, in their order.
     pub(crate) fn gather(&self, slots: &[u32]) -> Self {
         Self {

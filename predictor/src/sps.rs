@@ -104,13 +104,9 @@ impl SimilarPrompts {
         Self::new(name, embedding, Arc::new(History::of_one(first)), Index::Exhaustive, alpha)
     }
 
-    /// The same prompts, in the same slots, behind a tree that is built here.
-    ///
-    /// # Errors
-    /// The options are wrong.
-    pub fn planted(&self, options: TreeOptions) -> Result<Self, PredictError> {
-        let tree = Tree::build(&self.history, Clustering::Centred, options, self.alpha)?;
-        Ok(Self { index: Index::Tree(Box::new(tree)), ..self.clone() })
+    /// Finds its prompts by `index` from now on.
+    pub(crate) fn with_index(&mut self, index: Index) {
+        self.index = index;
     }
 
     /// With a temperature for each phase and another name.

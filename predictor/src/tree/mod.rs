@@ -170,6 +170,13 @@ impl Tree {
         Ok(tree)
     }
 
+    /// The directions of sketches stay what they are, however many prompts come: finding them anew takes long.
+    pub(crate) fn keep_directions(&mut self) {
+        if let Some(sketches) = &mut self.sketches {
+            sketches.keep_basis();
+        }
+    }
+
     /// How it is grown.
     #[must_use]
     pub fn options(&self) -> TreeOptions {

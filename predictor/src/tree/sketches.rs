@@ -56,6 +56,11 @@ impl Sketches {
         Ok(Self { basis, rows, settled: slots, newcomers: 0 })
     }
 
+    /// Leaves the basis as it is, however many prompts come.
+    pub(super) fn keep_basis(&mut self) {
+        self.settled = usize::MAX;
+    }
+
     /// The directions, [dimensions, hidden].
     pub(crate) fn basis(&self) -> &Rows {
         &self.basis
