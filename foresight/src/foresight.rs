@@ -140,9 +140,9 @@ impl Foresight {
             // The file's header is this model's, so that everything in it fits.
             if let Err(error) = memory.restore(stored) {
                 tracing::warn!(%error, "a stored request is left out");
-        if let Err(error) = memory.restored() {
-            tracing::warn!(%error, "stored requests are searched one by one");
-        }
+                if let Err(error) = memory.restored() {
+                    tracing::warn!(%error, "stored requests are searched one by one");
+                }
             }
         }
         Ok(Self {
