@@ -135,7 +135,7 @@ pub(crate) struct ManArgs {
 pub(crate) struct InspectArgs {
     #[command(flatten)]
     pub(crate) source: ModelArgs,
-    /// Also compare experts with themselves quantised to int8 and to int4: reads some of each layer's weights
+    /// Also compare experts with themselves quantised to int8, int4 and MXFP4: reads some of each layer's weights
     #[arg(long)]
     pub(crate) quantization_error: bool,
 }

@@ -95,10 +95,28 @@ fn inspect_tells_what_quantising_loses() {
             // A step is a 127th, or an eighth, of the largest of 32 weights.
             assert!(of("int8") > 0.001 && of("int8") < 0.04, "{layer}");
             assert!(of("int4") > 4.0 * of("int8") && of("int4") < 0.5, "{layer}");
+            // Of e2m1 the steps between the largest are wider than those of int4.
+            assert!(of("mxfp4") > of("int4") && of("mxfp4") < 0.5, "{layer}");
         }
     }
     let shown = run(&["inspect", "--model", &model, "--quantization-error"]);
-    assert!(String::from_utf8(shown.stdout).unwrap().contains("int4 outputs"));
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(shown.contains("int4 outputs") && shown.contains("mxfp4 outputs"), "{shown}");
+}
+
+/// Weights that are stored as MXFP4 lose nothing as MXFP4; the rows that they are multiplied with do.
+#[test]
+fn inspect_tells_that_mxfp4_keeps_what_is_mxfp4() {
+    let model = fixture("gptoss-mxfp4");
+    let facts = object(&run(&["inspect", "--model", &model, "--json", "--quantization-error"]));
+    let layers = facts["quantization_error"]["layers"].as_array().unwrap();
+    assert!(!layers.is_empty());
+    for layer in layers {
+        let of = |form: &str, what: &str| layer[form][what].as_f64().unwrap();
+        assert_eq!(of("mxfp4", "weights"), 0.0, "{layer}");
+        assert!(of("int4", "weights") > 0.01, "{layer}");
+        assert!(of("mxfp4", "outputs") > 0.0005 && of("mxfp4", "outputs") < of("int4", "outputs"), "{layer}");
+    }
 }
 
 #[test]

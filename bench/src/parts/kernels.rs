@@ -26,6 +26,12 @@ const PAUSE: Duration = Duration::from_millis(10);
 
 const TORCH_EXPERT: &str = include_str!("../../torch_expert.py");
 
+/// How experts are computed, as ffn_speed names it.
+const FORMS: [&str; 5] = ["bf16", "f32", "int8", "int4", "mxfp4"];
+/// Of these it is decided whether they reach the machine's limits. Of weights that are integers it is only told how much of them
+/// is used: reading less, they are bound by arithmetic sooner.
+const WITH_BARS: [&str; 2] = ["bf16", "f32"];
+
 /// Shares of the machine's limits.
 const ONE_TOKEN_BAR: Bar = Bar::AtLeast(0.9);
 const MANY_TOKENS_BAR: Bar = Bar::AtLeast(0.85);
@@ -35,8 +41,7 @@ const TORCH_BAR: Bar = Bar::AtLeast(1.2);
 pub(super) fn measure(context: &Context, share: &Share) -> Result<Vec<Part>> {
     let mut threads = vec![1, cores()];
     threads.dedup();
-    let cases: Vec<_> =
-        ["bf16", "f32"].iter().flat_map(|dtype| threads.iter().map(move |t| (*dtype, *t))).collect();
+    let cases: Vec<_> = FORMS.iter().flat_map(|dtype| threads.iter().map(move |t| (*dtype, *t))).collect();
     let mut parts = Vec::new();
     for (index, &(dtype, threads)) in cases.iter().enumerate() {
         parts.push(measure_one(context, &share.first_of(cases.len() - index), dtype, threads)?);
@@ -90,7 +95,7 @@ fn measure_one(context: &Context, share: &Share, dtype: &str, threads: usize) ->
     };
     let settings = json!({"rounds": ending.done, "ours": description, "torch": torch_description});
     let mut part = Part::new(name, settings);
-    figures.report(&mut part, &paths);
+    figures.report(&mut part, &paths, WITH_BARS.contains(&dtype));
     part.conclude(ending);
     if let Some(Err(why)) = torch {
         let python = context.python.display();
@@ -163,7 +168,7 @@ impl Figures {
         answers.chunks(per_round).map(mean).collect()
     }
 
-    fn report(&self, part: &mut Part, paths: &[String]) {
+    fn report(&self, part: &mut Part, paths: &[String], bars: bool) {
         use Instrument::{Ours, Torch};
         let rate = |of, name: &str| self.series(of, name, 1, |answer| answer.rate);
         // Limits are taken twice a round.
@@ -177,12 +182,18 @@ impl Figures {
         part.add("limit: memory read", "GB/s", &memory);
         part.add("1 token, 1 expert per call", "GB/s", &one);
         part.add("1 token, 8 experts per call", "GB/s", &eight);
-        part.add_with_bar("1 token, 1 expert / memory read", "", &one.over(&memory), ONE_TOKEN_BAR);
-        part.add_with_bar("1 token, 8 experts / memory read", "", &eight.over(&memory), ONE_TOKEN_BAR);
+        // Integers have a peak of their own, which is not measured: theirs is beside that of bfloat16.
+        let peak_name = if bars { "arithmetic peak" } else { "arithmetic peak of bfloat16" };
+        let share = |part: &mut Part, name: &str, series: &Series, bar| match bars {
+            true => part.add_with_bar(name, "", series, bar),
+            false => part.add(name, "", series),
+        };
+        share(part, "1 token, 1 expert / memory read", &one.over(&memory), ONE_TOKEN_BAR);
+        share(part, "1 token, 8 experts / memory read", &eight.over(&memory), ONE_TOKEN_BAR);
         part.add("the same, best call / best read", "", &best_over("eight", "read"));
-        part.add("limit: arithmetic peak", "GFLOP/s", &peak);
+        part.add(format!("limit: {peak_name}"), "GFLOP/s", &peak);
         part.add("256 tokens, 1 expert per call", "GFLOP/s", &many);
-        part.add_with_bar("256 tokens / arithmetic peak", "", &many.over(&peak), MANY_TOKENS_BAR);
+        share(part, &format!("256 tokens / {peak_name}"), &many.over(&peak), MANY_TOKENS_BAR);
         part.add("the same, best call / best peak", "", &best_over("many", "peak"));
         part.add("packing by one thread", "GB/s", &rate(Ours, "pack"));
         for path in paths {

@@ -40,6 +40,7 @@ struct LayerErrors {
     layer: usize,
     int8: Errors,
     int4: Errors,
+    mxfp4: Errors,
 }
 
 /// Root mean squares of differences over those of the values.
@@ -77,10 +78,13 @@ impl Quantisation {
         let count = COMPARED_EXPERTS.min(facts.experts);
         let experts: Vec<u32> = (0..count).map(|index| (index * facts.experts / count) as u32).collect();
         let errors = |error: QuantisationError| Errors { weights: error.weights, outputs: error.outputs };
-        let formats = [ExpertsDtype::Int8, ExpertsDtype::Int4];
+        let formats = [ExpertsDtype::Int8, ExpertsDtype::Int4, ExpertsDtype::Mxfp4];
         let layers = facts.moe_layers.iter().map(|&layer| {
             match quantisation_errors(checkpoint, layer, &experts, formats, COMPARED_ROWS, &pool) {
-                Ok([int8, int4]) => Ok(LayerErrors { layer, int8: errors(int8), int4: errors(int4) }),
+                Ok(of_formats) => {
+                    let [int8, int4, mxfp4] = of_formats.map(errors);
+                    Ok(LayerErrors { layer, int8, int4, mxfp4 })
+                }
                 Err(LoadError::Checkpoint(error)) => Err(CliError::from(error)),
                 Err(error) => Err(CliError::runtime(error.to_string())),
             }
@@ -96,11 +100,19 @@ impl Quantisation {
     fn for_people(&self) -> String {
         let percent = |share: f64| format!("{:.2} %", 100.0 * share);
         let rows = self.layers.iter().map(|layer| {
-            let errors =
-                [&layer.int8, &layer.int4].map(|errors| [errors.weights, errors.outputs].map(percent));
+            let errors = [&layer.int8, &layer.int4, &layer.mxfp4]
+                .map(|errors| [errors.weights, errors.outputs].map(percent));
             std::iter::once(layer.layer.to_string()).chain(errors.into_iter().flatten()).collect()
         });
-        let header = ["layer", "int8 weights", "int8 outputs", "int4 weights", "int4 outputs"];
+        let header = [
+            "layer",
+            "int8 weights",
+            "int8 outputs",
+            "int4 weights",
+            "int4 outputs",
+            "mxfp4 weights",
+            "mxfp4 outputs",
+        ];
         format!(
             "What quantising loses, root mean square over that of the values: of {} experts of each layer, outputs of \
              {} standard normal rows\n{}",

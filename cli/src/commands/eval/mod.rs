@@ -53,8 +53,8 @@ pub(crate) struct EvalArgs {
     /// Nodes as they are sold (examples/nodes), for the map of who is cheapest over models and rates
     #[arg(long, value_name = "FILE")]
     nodes: Option<PathBuf>,
-    /// Instead: the model's perplexity on this text, with its experts as they are computed and quantised to int8 and
-    /// to int4
+    /// Instead: the model's perplexity on this text, with its experts as they are computed and quantised to int8, int4
+    /// and MXFP4
     #[arg(long, value_name = "FILE", requires = "model_source", conflicts_with_all = ["out", "pricing", "profile", "records", "nodes", "only"])]
     pub(crate) perplexity: Option<PathBuf>,
     /// Only this [default: the figures, and the map where --nodes is given; the others only when asked]

@@ -30,9 +30,10 @@ const PLAIN: &str = "as computed";
 /// A window that takes longer than this has got stuck.
 const DEADLINE: Duration = Duration::from_secs(600);
 /// How experts are kept, in turn, and whether what else is multiplied with is quantised beside them.
-const FORMS: [(Option<ExpertsDtype>, bool); 5] = {
+const FORMS: [(Option<ExpertsDtype>, bool); 7] = {
     let (int8, int4) = (Some(ExpertsDtype::Int8), Some(ExpertsDtype::Int4));
-    [(None, false), (int8, true), (int4, true), (int8, false), (int4, false)]
+    let mxfp4 = Some(ExpertsDtype::Mxfp4);
+    [(None, false), (int8, true), (int4, true), (mxfp4, true), (int8, false), (int4, false), (mxfp4, false)]
 };
 
 #[derive(Serialize)]
@@ -46,7 +47,7 @@ struct Perplexities {
 
 #[derive(Serialize)]
 struct Perplexity {
-    /// `int8`, `int4`, or `as computed` where experts are not quantised.
+    /// `int8`, `int4`, `mxfp4`, or `as computed` where experts are not quantised.
     experts: &'static str,
     /// The same of attention, dense layers, shared experts and the head.
     dense: &'static str,
