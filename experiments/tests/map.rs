@@ -171,3 +171,21 @@ fn one_cell_to_the_last_digit_that_matters() {
         "{shown:#?}"
     );
 }
+
+/// What only functions that end would break, a first token after a start or memory that loads in time, says nothing
+/// against a way that may always be there.
+#[test]
+fn no_way_is_kept_out_by_its_sleep() {
+    let rare = unit("unit-rare");
+    let awake = UnitRegime { windows: &[None], ..rare.clone() };
+    let mut compared = 0;
+    for name in ["Mixtral-8x22B", "DeepSeek-V3"] {
+        let subject = subject(name);
+        let (cell, always) = (rare.cell(&subject, 1000.0).unwrap(), awake.cell(&subject, 1000.0).unwrap());
+        for offer in cell.offers.iter().filter(|offer| offer.dollars_per_hour.is_none()) {
+            assert_eq!(offer.why, always.offer(offer.way).unwrap().why, "{name} {:?}", offer.way);
+            compared += 1;
+        }
+    }
+    assert!(compared > 0);
+}

@@ -154,11 +154,13 @@ impl Regime {
     }
 }
 
-/// The cheaper of two offers of the same way; of two that are none the later one says why.
+/// The cheaper of two offers of the same way. Of two that are none the later one says why, unless it sleeps and the
+/// known one does not: what would have to start in time is no reason against a way that may always be there.
 pub(crate) fn cheaper(known: Offer, other: Offer) -> Offer {
     match (known.dollars_per_hour, other.dollars_per_hour) {
         (Some(cost), Some(than)) if cost <= than => known,
         (Some(_), None) => known,
+        (None, None) if other.sleeps && !known.sleeps => known,
         _ => other,
     }
 }
