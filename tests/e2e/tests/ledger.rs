@@ -103,7 +103,7 @@ async fn the_ledgers_are_what_clients_were_told_whoever_is_killed() {
         // Ledgers outlive the pods of their gateways.
         let system = Scene { cluster: cluster.clone(), namespace: release::NAMESPACE.to_owned() };
         let ledgers = format!("ledgers-of-{}", scene.namespace);
-        claim::create(&system, &ledgers, &[]).await;
+        let folder = claim::create(&system, &ledgers, &[]).await;
         let replicas = [format!("replicas={REPLICAS}"), format!("gateway.replicas={REPLICAS}")];
         let kept = format!("gateway.ledger.claimName={ledgers}");
         alone.install(cluster, &[&replicas[0], &replicas[1], &kept]).await;
@@ -192,7 +192,8 @@ async fn the_ledgers_are_what_clients_were_told_whoever_is_killed() {
         alone.install(cluster, &["replicas=1"]).await;
         // Waits until nobody uses it.
         system.kubectl(&["delete", "persistentvolumeclaim", &ledgers]).await;
-        claim::remove_volumes(&system).await;
+        cluster.kubectl(&["delete", "persistentvolume", &format!("{}-{ledgers}", release::NAMESPACE)]).await;
+        std::fs::remove_dir_all(&folder).expect("the ledgers' folder can be removed");
     })
     .await;
 }
