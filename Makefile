@@ -9,7 +9,7 @@ CARGO = LIBTORCH="$$(python3 scripts/libtorch.py)" LIBTORCH_CXX11_ABI=1 cargo
 PYTHON_PACKAGES := target/python
 # The test programs that need a cluster: those that run with every change, and all of them.
 E2E_CI_PROGRAMS := cluster demo gateway images profile sources
-E2E_PROGRAMS := $(E2E_CI_PROGRAMS) deployments election follows identity mission operator scales wakes
+E2E_PROGRAMS := $(E2E_CI_PROGRAMS) deployments election follows identity ledger mission operator scales wakes
 
 .PHONY: help
 help: ## List the targets
@@ -135,7 +135,7 @@ nightly: families first-page clients $(PYTHON_PACKAGES)/.complete ## The same wi
 	REMOE_COST_REQUESTS=10000 $(CARGO) test --release --workspace --test cost
 	REMOE_CONNECTIONS=50000 $(CARGO) test --release --workspace --test hostile
 	REMOE_STORE_RECORDS=10000000 $(CARGO) test --release --workspace --test bounded
-	E2E_PROGRAMS="$(E2E_PROGRAMS)" scripts/e2e-ci
+	REMOE_COST_REQUESTS=10000 E2E_PROGRAMS="$(E2E_PROGRAMS)" scripts/e2e-ci
 
 FAMILIES_PYTHON := target/families
 .PHONY: families

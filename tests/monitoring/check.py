@@ -126,6 +126,18 @@ def expressions(folder):
                 yield f"rules/{path.name}", alert[1] if alert else found[1]
 
 
+def neglected():
+    """Alerts that no test is about, or that have no page."""
+    rules = (ROOT / "charts/remoe/files/rules/remoe.yaml").read_text()
+    tested = set(re.findall(r"alertname: (\w+)\n", (ROOT / "tests/monitoring/rules-test.yaml").read_text()))
+    for alert in re.split(r"- alert: ", rules)[1:]:
+        name, page = alert.split()[0], re.search(r"runbook_url: \S+/(docs/runbooks/\S+)", alert)
+        if name not in tested:
+            yield f"{name}: no test has it fire"
+        if not page or not (ROOT / page[1]).is_file():
+            yield f"{name}: it has no page in docs/runbooks"
+
+
 def substituted(expression, model, interval=15):
     for name, value in (VARIABLES | {"$model": model, "$__rate_interval": f"{interval}s"}).items():
         expression = expression.replace(name, value)
@@ -145,7 +157,7 @@ def run(arguments, work):
         *["--api-key", "sk-all", "--threads", "1", "--idle", "2s", *arguments.up, arguments.model],
     ]
     environment = os.environ | {"REMOE_BIN_DIR": str(PROGRAMS)}
-    failures, stop, pause = [], threading.Event(), threading.Event()
+    failures, stop, pause = [*neglected()], threading.Event(), threading.Event()
     with program(up, stdout=subprocess.PIPE, env=environment) as deployment:
         ready = json.loads(deployment.stdout.readline())
         endpoint = ready["endpoint"]

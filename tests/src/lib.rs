@@ -10,6 +10,7 @@ pub mod checkpoint;
 pub mod collector;
 pub mod command;
 pub mod control;
+pub mod crowd;
 pub mod deadline;
 pub mod expert_stream;
 pub mod fixture;

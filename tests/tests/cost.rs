@@ -4,63 +4,18 @@
 
 use remoe_tests::binaries;
 use remoe_tests::command::remoe;
-use remoe_tests::deadline::{LONG, SOON, until, within};
+use remoe_tests::crowd::{Crowd, amount, exported, request, told};
+use remoe_tests::deadline::{LONG, SOON, until};
 use remoe_tests::fixture::Model;
 use remoe_tests::process::signal;
-use remoe_tests::raw::{self, Answer, Connection};
+use remoe_tests::raw::{self, Connection};
 use remoe_tests::up::{Up, all_gone};
 use rustix::process::Signal;
-use serde_json::{Value, json};
-use std::collections::{BTreeMap, BTreeSet};
+use serde_json::Value;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
 use tokio::sync::watch;
-
-fn body(model: &str, tokens: u32, stream: bool) -> String {
-    json!({"model": model, "prompt": [1, 2, 3, 4, 5], "max_tokens": tokens, "temperature": 0, "ignore_eos": true,
-        "include_figures": true, "stream": stream})
-    .to_string()
-}
-
-fn post(model: &str, tokens: u32, stream: bool) -> String {
-    // The client wants to see what it costs in a header as well, or behind a stream.
-    let request = raw::post("/v1/completions", &body(model, tokens, stream));
-    request.replacen("\r\n", "\r\nx-remoe-cost: yes\r\nTE: trailers\r\n", 1)
-}
-
-/// What a client was told of the cost; none where its answer did not come to its end.
-fn told(answer: &Answer, stream: bool) -> Option<u64> {
-    if answer.head.status != 200 {
-        return None;
-    }
-    let (headers, usage) = if stream {
-        let text = answer.text();
-        let events = text.split("\n\n").filter_map(|event| event.strip_prefix("data: "));
-        let events: Vec<&str> = events.collect();
-        if events.last() != Some(&"[DONE]") {
-            return None;
-        }
-        let usage = events.iter().rev().nth(1).map(|event| serde_json::from_str::<Value>(event).unwrap());
-        (&answer.trailers, usage.unwrap())
-    } else {
-        (&answer.head.headers, answer.ok())
-    };
-    let total =
-        headers.iter().find(|(name, _)| name == "x-remoe-cost").map(|(_, total)| total.parse().unwrap());
-    let (total, usage): (u64, _) = (total.unwrap(), &usage["usage"]["remoe"]["cost"]);
-    let part = |name: &str| number(&usage[name]);
-    assert_eq!(part("main") + part("remote"), part("total"), "{usage}");
-    assert_eq!(part("prefill") + part("decode"), part("total"), "{usage}");
-    // Main functions do not know what those cost that joined while the request ran.
-    assert!(part("total") <= total, "{usage} of {total}");
-    Some(total)
-}
-
-fn number(value: &Value) -> u64 {
-    value.as_u64().unwrap_or_else(|| panic!("{value} is no amount"))
-}
 
 /// Asks `count` times, in turn whole and as a stream; the sum of what was told, and how often.
 async fn client(address: SocketAddr, model: String, count: usize) -> (u64, u64) {
@@ -68,7 +23,7 @@ async fn client(address: SocketAddr, model: String, count: usize) -> (u64, u64) 
     for turn in 0..count {
         let stream = turn % 2 == 1;
         let mut connection = Connection::open(address).await;
-        connection.write(post(&model, 2 + turn as u32 % 5, stream)).await.unwrap();
+        connection.write(request(&model, 2 + turn as u32 % 5, stream)).await.unwrap();
         let Ok(answer) = connection.answer().await else { continue };
         let Some(cost) = told(&answer, stream) else { continue };
         sum += cost;
@@ -85,8 +40,8 @@ async fn cost(folder: &Path) -> Value {
     let parts = ["total", "earlier", "failed", "idle", "cold_start", "overlap", "overhead", "residual"];
     assert_eq!(parts.into_iter().map(part).sum::<i64>(), part("paid") + part("unknown"), "{cost}");
     for by in ["by_model", "by_tenant", "by_day"] {
-        let sum: u64 = cost[by].as_object().unwrap().values().map(number).sum();
-        assert_eq!(sum, number(&cost["total"]), "{cost}");
+        let sum: u64 = cost[by].as_object().unwrap().values().map(amount).sum();
+        assert_eq!(sum, amount(&cost["total"]), "{cost}");
     }
     cost
 }
@@ -113,7 +68,7 @@ async fn the_ledger_is_what_clients_were_told() {
         }
         // One who does not wait for the end.
         let mut connection = Connection::open(address).await;
-        connection.write(post(&model.name, 60, true)).await.unwrap();
+        connection.write(request(&model.name, 60, true)).await.unwrap();
         connection.head().await.unwrap();
         drop(connection);
         let (more, count) = client(address, model.name.clone(), 4).await;
@@ -124,93 +79,26 @@ async fn the_ledger_is_what_clients_were_told() {
         up.process.end(LONG).await;
         all_gone(&pids, SOON).await;
         let cost = cost(folder.path()).await;
-        assert_eq!((number(&cost["requests"]), number(&cost["total"])), (answers, sum), "{cost}");
+        assert_eq!((amount(&cost["requests"]), amount(&cost["total"])), (answers, sum), "{cost}");
         assert_eq!(cost["reconciled"], true);
     }
     assert!(answers >= 150 && sum > 0, "{answers} answers for {sum}");
     let (code, cost) = remoe(&["cost", ledger]).await;
-    assert_eq!((code, number(&cost["requests"])), (Some(0), answers));
-    assert!(number(&cost["failed"]) > 0 && number(&cost["cold_start"]) > 0, "{cost}");
+    assert_eq!((code, amount(&cost["requests"])), (Some(0), answers));
+    assert!(amount(&cost["failed"]) > 0 && amount(&cost["cold_start"]) > 0, "{cost}");
     assert!(
-        ["main", "group-0", "group-1"].iter().all(|tier| number(&cost["by_tier"][tier]["decode"]) > 0),
+        ["main", "group-0", "group-1"].iter().all(|tier| amount(&cost["by_tier"][tier]["decode"]) > 0),
         "{cost}"
     );
 }
 
-/// Clients that ask until enough of them have whole answers, whoever is killed meanwhile.
-struct Crowd {
-    /// Where the gateway is now.
-    gateway: watch::Receiver<SocketAddr>,
-    model: String,
-    /// Whole answers that are wanted.
-    wanted: usize,
-    seen: Mutex<Seen>,
-}
-
-/// By the ids of requests.
-#[derive(Default)]
-struct Seen {
-    asked: BTreeSet<String>,
-    /// What those cost that were answered whole.
-    told: BTreeMap<String, u64>,
-}
-
-impl Crowd {
-    fn answers(&self) -> usize {
-        self.seen.lock().unwrap().told.len()
-    }
-
-    /// The client `number`, who asks in turn for a whole answer and for a stream.
-    async fn ask(self: Arc<Self>, number: usize) {
-        let mut gateway = self.gateway.clone();
-        for turn in 0.. {
-            if self.answers() >= self.wanted {
-                return;
-            }
-            assert!(turn < 100 * self.wanted, "client {number} gets no answers");
-            let address = *gateway.borrow_and_update();
-            let Ok(connection) = Connection::reach(address).await else {
-                within(LONG, "another gateway", gateway.changed()).await.unwrap();
-                continue;
-            };
-            let id = format!("{number}-{turn}");
-            self.seen.lock().unwrap().asked.insert(id.clone());
-            let Some(cost) = self.answer(connection, &id, turn).await else {
-                // Whoever broke it off is starting again.
-                tokio::time::sleep(Duration::from_millis(20)).await;
-                continue;
-            };
-            self.seen.lock().unwrap().told.insert(id, cost);
-        }
-    }
-
-    /// What a request cost; none where its answer did not come to its end.
-    async fn answer(&self, mut connection: Connection, id: &str, turn: usize) -> Option<u64> {
-        let stream = turn % 2 == 1;
-        let request = post(&self.model, 1 + turn as u32 % 6, stream);
-        let request = request.replacen("\r\n", &format!("\r\nX-Request-Id: {id}\r\n"), 1);
-        connection.write(request).await.ok()?;
-        let answer = connection.answer().await.ok()?;
-        told(&answer, stream)
-    }
-}
-
 /// All requests of the ledger in `folder`, by their ids, with what they cost.
-fn exported(folder: &str) -> BTreeMap<String, u64> {
+fn requests(folder: &str) -> BTreeMap<String, u64> {
     let program = binaries::program("remoe");
     let out =
         std::process::Command::new(program).args(["cost", folder, "--export", "json"]).output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    let mut requests = BTreeMap::new();
-    for line in String::from_utf8(out.stdout).unwrap().lines() {
-        let request: Value = serde_json::from_str(line).unwrap();
-        let shares = request["shares"].as_object().unwrap().values();
-        let cost =
-            shares.map(|share| number(&share["cost"]["prefill"]) + number(&share["cost"]["decode"])).sum();
-        let id = request["id"].as_str().unwrap().to_owned();
-        assert!(requests.insert(id, cost).is_none(), "one request is there twice: {line}");
-    }
-    requests
+    exported(&String::from_utf8(out.stdout).unwrap())
 }
 
 /// While many ask, the main function, remote functions and the gateway with its launcher are killed again and again, in the
@@ -227,9 +115,9 @@ async fn every_whole_answer_is_in_the_ledger_whoever_is_killed() {
     let arguments = ["--remote-ratio", "0.5", "--groups", "2", "--replicas", "1", "--ledger", ledger];
     let mut up = Up::start_with(&model.folder, &arguments).await;
     let mut now = up.ready.clone();
-    let (tell, gateway) = watch::channel(now.http());
-    let crowd = Arc::new(Crowd { gateway, model: now.model.clone(), wanted: count, seen: Mutex::default() });
-    let clients: Vec<_> = (0..16).map(|number| tokio::spawn(crowd.clone().ask(number))).collect();
+    let (tell, gateways) = watch::channel(vec![now.http()]);
+    let crowd = Crowd::start(16, gateways, &now.model);
+    let under_way = async |what: &str| until(LONG, what, async || (crowd.running() > 0).then_some(())).await;
     for kill in 0..kills {
         let due = (kill + 1) * count / (kills + 1);
         until(LONG, "answers", async || (crowd.answers() >= due).then_some(())).await;
@@ -239,6 +127,7 @@ async fn every_whole_answer_is_in_the_ledger_whoever_is_killed() {
             1 => vec![remote[kill % remote.len()]],
             2 => [vec![main], remote].concat(),
             _ => {
+                under_way("requests of the gateway").await;
                 signal(up.process.pid(), Signal::KILL);
                 up.process.end(LONG).await;
                 all_gone(&now.pids(), SOON).await;
@@ -247,40 +136,31 @@ async fn every_whole_answer_is_in_the_ledger_whoever_is_killed() {
                 drop(up);
                 up = Up::start_with(&model.folder, &arguments).await;
                 now = up.ready.clone();
-                tell.send_replace(now.http());
+                tell.send_replace(vec![now.http()]);
                 continue;
             }
         };
+        under_way("requests of the victims").await;
         victims.iter().for_each(|victim| signal(*victim, Signal::KILL));
         now = up.whole_without(&victims).await;
     }
-    for client in clients {
-        client.await.unwrap();
-    }
+    until(LONG, "the last answers", async || (crowd.answers() >= count).then_some(())).await;
+    let seen = crowd.stop().await;
     signal(up.process.pid(), Signal::INT);
     up.process.end(LONG).await;
 
-    let Seen { asked, told } = std::mem::take(&mut *crowd.seen.lock().unwrap());
-    let (cost, exported) = (cost(folder.path()).await, exported(ledger));
-    assert!(told.len() >= count);
-    for (id, told) in &told {
-        assert_eq!(exported.get(id), Some(told), "{id}");
-    }
-    // Whoever did not get the whole of an answer may be there, or not.
-    let others = exported.keys().filter(|id| !told.contains_key(*id));
-    assert!(others.clone().all(|id| asked.contains(id)));
-    assert_eq!(number(&cost["requests"]), exported.len() as u64, "{cost}");
-    assert_eq!(number(&cost["total"]), exported.values().sum::<u64>(), "{cost}");
-    assert_eq!([&cost["unknown"], &cost["earlier"], &cost["damaged"]].map(number), [0; 3], "{cost}");
-    let (paid, residual) = (number(&cost["paid"]), cost["residual"].as_i64().unwrap());
+    let (cost, exported) = (cost(folder.path()).await, requests(ledger));
+    assert!(seen.told.len() >= count);
+    let others = seen.are_in(&exported, &cost);
+    assert_eq!(amount(&cost["damaged"]), 0, "{cost}");
+    let (paid, residual) = (amount(&cost["paid"]), cost["residual"].as_i64().unwrap());
     // Of a short run a millisecond in which two clocks contradict each other about one who is killed is more.
     assert!(count < 10_000 || residual.unsigned_abs() * 1000 <= paid, "{cost}");
     println!(
-        "{} whole answers of {} requests, {} in the ledger that nobody had whole, {kills} kills; {residual} of {paid} n$ \
-         are not accounted for",
-        told.len(),
-        asked.len(),
-        others.count(),
+        "{} whole answers of {} requests, {others} in the ledger that nobody had whole, {kills} kills; {residual} of \
+         {paid} n$ are not accounted for",
+        seen.told.len(),
+        seen.asked.len(),
     );
 }
 
@@ -315,7 +195,7 @@ async fn budgets_end_and_sleep_is_free() {
     let with = |request: String, key: &str| {
         request.replacen("\r\n", &format!("\r\nAuthorization: Bearer {key}\r\n"), 1)
     };
-    let ask = async |key: &str| raw::ask(address, with(post(&model.name, 30, false), key)).await;
+    let ask = async |key: &str| raw::ask(address, with(request(&model.name, 30, false), key)).await;
     assert_eq!(ask("sk-rich").await.head.status, 200);
     // The one that exceeds the budget runs.
     let mut refused = ask("sk-poor").await;
@@ -330,7 +210,7 @@ async fn budgets_end_and_sleep_is_free() {
     assert_eq!(ask("sk-rich").await.head.status, 200);
     // Who leaves before the end of an answer pays about what there was of it.
     let mut connection = Connection::open(address).await;
-    connection.write(with(post(&model.name, 60, true), "sk-hasty")).await.unwrap();
+    connection.write(with(request(&model.name, 60, true), "sk-hasty")).await.unwrap();
     connection.head().await.unwrap();
     drop(connection);
     until(SOON, "a charge for who left", async || {
@@ -355,6 +235,6 @@ async fn budgets_end_and_sleep_is_free() {
     up.process.end(LONG).await;
     let cost = cost(&ledger).await;
     // Who left stands here only where its answer ended before the gateway saw it leave.
-    assert!(["poor", "rich"].iter().all(|tenant| number(&cost["by_tenant"][tenant]) > 0), "{cost}");
-    assert_eq!((number(&cost["alive"]), number(&cost["per_hour"])), (0, 0), "{cost}");
+    assert!(["poor", "rich"].iter().all(|tenant| amount(&cost["by_tenant"][tenant]) > 0), "{cost}");
+    assert_eq!((amount(&cost["alive"]), amount(&cost["per_hour"])), (0, 0), "{cost}");
 }

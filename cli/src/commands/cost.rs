@@ -283,3 +283,56 @@ fn rivals(account: &Account) -> String {
     });
     table::with_header(&["the same requests with", "would have cost", "cost here", "saved"], rows.collect())
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use remoe_ledger::{Basis, FunctionEvent, FunctionRecord, Phases, Rate, Record, RequestRecord, Share};
+
+    const DAY: u64 = 86_400_000_000_000;
+
+    /// What a request of `tenant` on the day `day` since 1970 cost, a third of it in `group-0`.
+    fn request(day: u64, tenant: &str, cost: u64) -> Record {
+        let share = |tier: &str, cost| Share {
+            tier: tier.to_owned(),
+            cost: Phases { prefill: 0, decode: cost },
+            ..Share::default()
+        };
+        let shares = [("main", cost - cost / 3), ("group-0", cost / 3)];
+        Record::Request(RequestRecord {
+            at: day * DAY + 1,
+            id: String::new(),
+            model: "m".to_owned(),
+            tenant: tenant.to_owned(),
+            function: "main".to_owned(),
+            prompt_tokens: 10,
+            completion_tokens: 10,
+            shares: shares.map(|(tier, cost)| (tier.to_owned(), share(tier, cost))).into(),
+            rivals: [("mix".to_owned(), 2 * cost)].into(),
+            served: 0,
+        })
+    }
+
+    #[test]
+    fn people_are_shown_each_part_with_a_bar() {
+        let started = |tier: &str| {
+            let event = FunctionEvent::Started { tier: tier.to_owned(), rate: Rate(0), basis: Basis::Work };
+            let (model, function) = ("m".to_owned(), tier.to_owned());
+            Record::Function(FunctionRecord { at: 20_000 * DAY, model, function, event })
+        };
+        let requests = [request(20_000, "few", 3_000), request(20_001, "many", 9_000)];
+        let records = [started("main"), started("group-0")].into_iter().chain(requests);
+        let account = Account::of(records.map(Ok)).unwrap();
+        let text = text(&account, 0, true);
+        let row = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap_or_default();
+        for (name, bars) in [("few", 10), ("many", 30), ("2024-10-04", 10), ("2024-10-05", 30), ("m ", 40)] {
+            assert_eq!(row(name).matches('█').count(), bars, "{name}: {text}");
+        }
+        assert!(row("few").contains("$0.000003000") && row("few").contains("$0.1500"), "{text}");
+        assert!(row("main").contains("$0.000008000") && row("group-0").contains("$0.000004000"), "{text}");
+        assert!(row("mix").contains("50.0 %"), "{text}");
+        assert!(row("paid").contains("$0.000012000"), "{text}");
+        assert!(text.ends_with("0.0000 % is not accounted for; 0.0 s were estimated"), "{text}");
+    }
+}

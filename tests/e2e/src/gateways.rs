@@ -6,6 +6,7 @@ use crate::pods::is_ready;
 use crate::release;
 use crate::scene::Scene;
 use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
 use kube::api::{Api, DynamicObject, GroupVersionKind, ListParams};
 use kube::core::ApiResource;
 use remoe_tests::deadline::{LONG, until, within};
@@ -33,6 +34,13 @@ pub fn address(pod: &Pod) -> SocketAddr {
     let ip = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref());
     let ip: IpAddr = ip.and_then(|ip| ip.parse().ok()).expect("a pod that is ready has an address");
     SocketAddr::new(ip, 8000)
+}
+
+/// What `remoe cost` in the gateway's pod says, with `arguments`, of the ledgers that the gateway has.
+pub async fn cost(cluster: &Cluster, pod: &Pod, arguments: &[&str]) -> String {
+    let name = pod.name_any();
+    let command = ["exec", "--namespace", release::NAMESPACE, &name, "--", "remoe", "cost", "/ledger"];
+    cluster.kubectl(&[&command[..], arguments].concat()).await
 }
 
 /// What gateways and the operator tell each other about `name`.

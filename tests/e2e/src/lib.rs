@@ -15,6 +15,7 @@ pub mod figures;
 pub mod forward;
 pub mod gateways;
 pub mod host_operator;
+pub mod lives;
 pub mod pods;
 pub mod prometheus;
 pub mod release;

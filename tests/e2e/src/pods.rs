@@ -87,6 +87,13 @@ pub fn process(pod: &Pod) -> Option<u32> {
     inside.min()
 }
 
+/// How often its node started its containers again.
+#[must_use]
+pub fn restarts(pod: &Pod) -> i32 {
+    let statuses = pod.status.iter().filter_map(|status| status.container_statuses.as_ref()).flatten();
+    statuses.map(|status| status.restart_count).sum()
+}
+
 /// Whether its condition Ready holds.
 #[must_use]
 pub fn is_ready(pod: &Pod) -> bool {

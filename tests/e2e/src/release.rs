@@ -1,9 +1,13 @@
 //! The chart, installed: one release for all tests of a program.
 
 use crate::cluster::Cluster;
+use crate::pods;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ListParams};
 use remoe_tests::binaries::workspace;
+use remoe_tests::deadline::{LONG, until};
 use remoe_tests::metrics::Metrics;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, LazyLock};
@@ -52,6 +56,29 @@ pub async fn exclusive(cluster: &Cluster, replicas: u32) -> Exclusive {
         *exclusive.0 = Some(replicas);
     }
     exclusive
+}
+
+/// The operator that leads.
+pub struct Leader {
+    /// The name of its pod.
+    pub pod: String,
+    /// Its process, as this host numbers it.
+    pub process: u32,
+    /// When it last said that it leads.
+    pub renewed: Timestamp,
+}
+
+/// Waits for an operator that leads, and runs.
+pub async fn leader(cluster: &Cluster) -> Leader {
+    let leases = Api::<Lease>::namespaced(cluster.client.clone(), NAMESPACE);
+    let api = Api::<Pod>::namespaced(cluster.client.clone(), NAMESPACE);
+    until(LONG, "a leader that runs", async || {
+        let lease = leases.get_opt(&format!("{NAME}-operator")).await.expect("leases can be read")?.spec?;
+        let (pod, renewed) = (lease.holder_identity?, lease.renew_time?.0);
+        let process = pods::process(&api.get_opt(&pod).await.expect("pods can be read")?)?;
+        Some(Leader { pod, process, renewed })
+    })
+    .await
 }
 
 /// What the operator of the release counts.

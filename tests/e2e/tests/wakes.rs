@@ -2,7 +2,6 @@
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
 use futures_util::future::join_all;
-use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
@@ -298,7 +297,7 @@ async fn a_gateway_cut_off_and_a_leader_killed_while_draining_lose_nobody() {
             });
             // It cannot say that it holds newcomers, so functions stay while it may live.
             gateways::phase(scene, "demo", "Draining").await;
-            kill_leader(cluster).await;
+            signal(release::leader(cluster).await.process, Signal::KILL);
             if round == 1 {
                 // Somebody comes while nobody leads.
                 gateways::ask(at[0], at[1], &name).await;
@@ -316,18 +315,6 @@ async fn a_gateway_cut_off_and_a_leader_killed_while_draining_lose_nobody() {
         demo.gone(scene).await;
     })
     .await;
-}
-
-/// Kills the process of the operator that leads; another one takes over.
-async fn kill_leader(cluster: &Cluster) {
-    let leases = Api::<Lease>::namespaced(cluster.client.clone(), release::NAMESPACE);
-    let api = Api::<Pod>::namespaced(cluster.client.clone(), release::NAMESPACE);
-    let process = until(LONG, "a leader that runs", async || {
-        let lease = leases.get_opt(&format!("{}-operator", release::NAME)).await.unwrap()?;
-        pods::process(&api.get_opt(&lease.spec?.holder_identity?).await.unwrap()?)
-    })
-    .await;
-    signal(process, Signal::KILL);
 }
 
 /// What a wake takes beside what the node takes to start the same containers: printed, for the docs.

@@ -25,11 +25,6 @@ async fn functions(scene: &Scene) -> Vec<Pod> {
     pods
 }
 
-fn restarts(pod: &Pod) -> i32 {
-    let statuses = pod.status.iter().filter_map(|status| status.container_statuses.as_ref()).flatten();
-    statuses.map(|status| status.restart_count).sum()
-}
-
 /// Waits until the places are filled by one ready pod each, where `fits` holds for the one at `place_of`.
 async fn healed(scene: &Scene, demo: &Deployment, before: &[Pod], hurt: &Pod, fits: impl Fn(&Pod) -> bool) {
     let places: Vec<String> = before.iter().map(place).collect();
@@ -56,7 +51,7 @@ async fn functions_that_are_lost_come_back() {
             let before = functions(scene).await;
             signal(pods::process(&hurt).expect("a ready function has a process"), Signal::KILL);
             healed(scene, &demo, &before, &hurt, |pod| {
-                pod.uid() != hurt.uid() || restarts(pod) > restarts(&hurt)
+                pod.uid() != hurt.uid() || pods::restarts(pod) > pods::restarts(&hurt)
             })
             .await;
         }
@@ -69,7 +64,7 @@ async fn functions_that_are_lost_come_back() {
         let before = functions(scene).await;
         let hurt = before.iter().find(|pod| !place(pod).starts_with("demo-main-")).unwrap();
         signal(pods::process(hurt).unwrap(), Signal::STOP);
-        let again = |pod: &Pod| pod.uid() != hurt.uid() || restarts(pod) > restarts(hurt);
+        let again = |pod: &Pod| pod.uid() != hurt.uid() || pods::restarts(pod) > pods::restarts(hurt);
         healed(scene, &demo, &before, hurt, again).await;
         let answer = chat(demo.endpoints(scene).await[0], "demo", PROMPT).await;
         assert_eq!(answer["choices"], expected["choices"]);
@@ -113,7 +108,7 @@ async fn a_stream_outlives_the_functions_that_it_uses() {
         for operator in &running {
             let started_again = async || {
                 let now = operators.get_opt(&operator.name_any()).await.unwrap();
-                now.is_none_or(|now| restarts(&now) > restarts(operator)).then_some(())
+                now.is_none_or(|now| pods::restarts(&now) > pods::restarts(operator)).then_some(())
             };
             until(LONG, "another start of the operator", started_again).await;
         }
