@@ -456,6 +456,10 @@ pub(crate) struct DeploymentArgs {
     /// Sequences in one forward, at most
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) max_batch: Option<usize>,
+    /// Remote functions that start at the same time, at most, those first that waiting requests need most; after a
+    /// sleep it is served when so many of them are there [default: all]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) starts_at_once: Option<usize>,
     /// Seconds until everything must be ready
     #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = seconds)]
     pub(crate) ready_timeout: Duration,
@@ -481,6 +485,7 @@ impl DeploymentArgs {
             remote_memory: None,
             kv_cache_bytes: None,
             max_batch: None,
+            starts_at_once: None,
             ready_timeout: READY_TIMEOUT,
         }
     }

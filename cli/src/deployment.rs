@@ -136,6 +136,7 @@ impl Wanted {
                 remote_memory_bytes: args.remote_memory,
                 kv_cache_bytes: args.kv_cache_bytes,
                 max_batch: args.max_batch,
+                starts_at_once: args.starts_at_once,
                 ..ModelOptions::default()
             },
             source,

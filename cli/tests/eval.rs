@@ -180,13 +180,17 @@ fn predictions_are_worth_what_plans_by_them_save() {
     let report = object(&output);
     assert!(report["scenarios"].is_null() && report["map"].is_null());
     let worths = report["prediction"].as_array().unwrap();
-    for workload in ["first", "second", "mixed"] {
+    for workload in ["first", "second", "mixed", "hourly"] {
         let of: Vec<&Value> = worths.iter().filter(|one| one["workload"] == workload).collect();
         assert!(of.len() > 1, "one for each scenario");
         for worth in of {
             let rows = worth["rows"].as_array().unwrap();
             let names: Vec<&str> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
-            assert_eq!(names, ["oracle", "blend", "tokens", "sps", "the workload's mean", "dop", "uniform"]);
+            let means = ["the workload's mean", "used of late", "the first hour's mean"];
+            let planned_by =
+                [&["oracle", "blend", "tokens", "sps"][..], &means, &["dop", "uniform"]].concat();
+            assert_eq!(names, planned_by);
+            assert_eq!(worth["turns"].is_null(), workload != "hourly", "{worth}");
             let remote = |name| {
                 let row = rows.iter().find(|row| row["name"] == name).unwrap();
                 (row["remote"].as_f64().unwrap(), row["remote_pairs"].as_f64().unwrap())

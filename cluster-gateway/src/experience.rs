@@ -86,7 +86,7 @@ impl Drop for Experience {
 }
 
 /// Does `work` with the parts of `folder` that nobody has, which nobody takes meanwhile.
-fn unused(folder: &Path, work: impl Fn(&Path) -> io::Result<()>) -> io::Result<()> {
+fn unused(folder: &Path, mut work: impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
     for part in std::fs::read_dir(folder)? {
         let part = part?.path();
         // One that somebody has is open under another description, whose lock this one does not get.
@@ -143,6 +143,17 @@ pub(crate) fn others(folder: &Path, model: &str) -> Vec<PathBuf> {
         others.take(MOST_GATEWAYS).map(|part| Store::file_in(&part.join(uid).join(model))).collect();
     files.sort();
     files
+}
+
+/// Those of them whose part nobody has, and nobody takes while `each` is at it.
+pub(crate) fn others_ended(folder: &Path, model: &str, each: &mut dyn FnMut(&Path)) -> io::Result<()> {
+    let (Some(uid), Some(all)) = (folder.file_name(), folder.parent().and_then(Path::parent)) else {
+        return Ok(());
+    };
+    unused(all, |part| {
+        each(&Store::file_in(&part.join(uid).join(model)));
+        Ok(())
+    })
 }
 
 /// Removes what past requests of `model` used from the `folder` of a deployment, and from the same in the parts that nobody has.

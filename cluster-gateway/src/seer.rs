@@ -3,7 +3,7 @@
 //! What it takes to predict comes from a main function, once: a [`Primer`]. It is kept, so that a gateway that begins anew
 //! can predict for those who wake a deployment.
 
-use crate::experience::{forget_past, keep_primer, others, read_primer};
+use crate::experience::{forget_past, keep_primer, others, others_ended, read_primer};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper_util::client::legacy::Client;
@@ -279,8 +279,17 @@ impl Seer {
             output_tokens: f64::from(order.output_tokens),
         };
         let peers = self.folder.clone().map(|folder| {
-            let (every, model) = (self.means.exchanged, order.model.clone());
-            Peers { every, files: Box::new(move || others(&folder, &model)) }
+            let (here, of) = (folder.clone(), order.model.clone());
+            let model = order.model.clone();
+            Peers {
+                every: self.means.exchanged,
+                files: Box::new(move || others(&folder, &model)),
+                ended: Box::new(move |each| {
+                    if let Err(error) = others_ended(&here, &of, each) {
+                        tracing::warn!(%error, "parts of gateways that have ended cannot be looked at");
+                    }
+                }),
+            }
         });
         let seer = Arc::downgrade(self);
         let model = order.model.clone();
@@ -360,11 +369,12 @@ async fn ask(address: &str) -> Result<Bytes, String> {
 #[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {
     use super::*;
+    use crate::experience::Experience;
     use jiff::Timestamp;
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
     use prometheus::Registry;
     use remoe_demand::MainFunction;
-    use remoe_foresight::write_primer;
+    use remoe_foresight::{Store, write_primer};
     use remoe_model::Checkpoint;
     use remoe_predictor::record::RecordHeader;
     use remoe_predictor::{Activations, Phase, Shares};
@@ -583,6 +593,53 @@ mod tests {
         // Of another tenant nothing is known.
         assert!(came(&other, 3, "u", Privacy::None));
         assert_eq!(other.mix(DemandPhase::Asleep, 1).await, None);
+    }
+
+    #[tokio::test]
+    async fn what_a_gateway_that_has_ended_kept_of_a_tenant_goes_when_that_says_so() {
+        let (main, folder) = (main(), tempfile::tempdir().unwrap());
+        let file = {
+            let ended = Experience::take(folder.path()).unwrap();
+            let seer = seer_of(&ended.of(UID), 128);
+            let (_tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
+            let keeping = tokio::spawn(seer.clone().keep(telling));
+            until("a primer", || seer.order().is_some()).await;
+            for (id, tenant) in [(1, "t"), (2, "u"), (3, "t")] {
+                assert!(came(&seer, id, tenant, Privacy::None));
+                seer.told(id, &activations(&main));
+            }
+            let file = Store::file_in(&ended.of(UID).join(&main.header.model));
+            let mut answered = seer.answered();
+            answered.wait_for(|said| said.as_ref().is_some_and(|(_, mix)| mix.requests > 2.5)).await.unwrap();
+            keeping.abort();
+            let _aborted = keeping.await;
+            file
+        };
+        let bytes = || std::fs::metadata(&file).unwrap().len();
+        let before = bytes();
+        // Another gateway has its part, and a further one hears of the tenant.
+        let parts = [(); 2].map(|()| Experience::take(folder.path()).unwrap());
+        let [inherited, other] = parts;
+        assert!(file.starts_with(inherited.of(UID)));
+        let seer = seer_of(&other.of(UID), 128);
+        let (_tell, telling) = watch::channel(told(&main, DemandPhase::Active, &main.header.model));
+        let _keeping = tokio::spawn(seer.clone().keep(telling));
+        until("a primer", || seer.order().is_some()).await;
+        assert!(came(&seer, 1, "t", Privacy::CountsOnly));
+        assert_eq!(seer.mix(DemandPhase::Asleep, 1).await, None, "and it is not read again");
+        // Whoever has a part sees to it himself; when nobody has it any more, the others do.
+        assert_eq!(bytes(), before);
+        drop(inherited);
+        until("the file without the tenant", || bytes() < before).await;
+        let own = Store::file_in(&other.of(UID).join(&main.header.model));
+        assert_eq!(
+            bytes(),
+            std::fs::metadata(own).unwrap().len(),
+            "as in its own part: the other tenant's is there"
+        );
+        seer.left(1);
+        assert!(came(&seer, 2, "u", Privacy::None));
+        assert!(seer.mix(DemandPhase::Asleep, 1).await.is_some_and(|mix| mix.of == MixOf::Waiting));
     }
 
     #[tokio::test]

@@ -35,4 +35,4 @@ pub use scenario::{INPUT_TOKENS, REQUESTS, Request, Rows, Scenario, Setting, pap
 pub use sensitivity::{Sensitivity, sensitivity};
 pub use shape::Shape;
 pub use truth::Outcome;
-pub use worth::{Foresight, Worth};
+pub use worth::{Foresight, Paid, Worth};

@@ -27,12 +27,18 @@ pub struct Worth {
     pub remote: Option<f64>,
     /// Share of the (token, expert) pairs of those plans that were remote.
     pub remote_pairs: Option<f64>,
+    /// The same of each request, in their order; empty where there is no such plan.
+    #[serde(skip)]
+    pub each: Vec<Paid>,
 }
 
 /// One request under its plan.
-struct Paid {
-    dollars: f64,
-    remote_pairs: f64,
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Paid {
+    /// What it cost.
+    pub dollars: f64,
+    /// Share of its (token, expert) pairs that were remote.
+    pub remote_pairs: f64,
 }
 
 impl Scenario {
@@ -53,6 +59,7 @@ impl Scenario {
             free: free.iter().map(|paid| paid.dollars).sum::<f64>() * 1000.0 / count,
             remote: None,
             remote_pairs: None,
+            each: Vec::new(),
         };
         let remote = match self.paid(foresight, Remote::Always) {
             Ok(remote) => remote,
@@ -61,6 +68,7 @@ impl Scenario {
         };
         worth.remote = Some(remote.iter().map(|paid| paid.dollars).sum::<f64>() * 1000.0 / count);
         worth.remote_pairs = Some(remote.iter().map(|paid| paid.remote_pairs).sum::<f64>() / count);
+        worth.each = remote;
         Ok(worth)
     }
 

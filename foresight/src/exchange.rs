@@ -7,13 +7,16 @@
 //! is what is read of it. A record that is no request of this model is passed over, as in a file of one's own.
 
 use crate::frame::{self, Found, HEAD};
+use crate::memory::Tenant;
 use crate::numbers::is_possible;
-use crate::store::{Header, Store, Stored};
-use std::collections::HashMap;
+use crate::store::{Header, Store, StoreError, Stored};
+use crate::unremembered::Unremembered;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// Other gateways, at most.
 const MOST_FILES: usize = 256;
@@ -30,6 +33,9 @@ pub struct Exchange {
     header: Header,
     limit: u64,
     readers: HashMap<PathBuf, Reader>,
+    unremembered: Unremembered,
+    /// How files of gateways that have ended were when nothing was left in them of these tenants.
+    rid: HashMap<PathBuf, (SystemTime, u64, BTreeSet<Tenant>)>,
 }
 
 /// How far one file was read.
@@ -59,9 +65,9 @@ enum Unread {
 
 impl Exchange {
     /// Of the same model as `own`, with files as long as it may be.
-    pub(crate) fn beside(own: &Store) -> Self {
+    pub(crate) fn beside(own: &Store, unremembered: Unremembered) -> Self {
         let (header, limit) = own.form();
-        Self { header: header.clone(), limit, readers: HashMap::new() }
+        Self { header: header.clone(), limit, readers: HashMap::new(), unremembered, rid: HashMap::new() }
     }
 
     /// Hands what is new in `files` to `take`, until that says false. What cannot be read is said once and looked at again the
@@ -95,6 +101,46 @@ impl Exchange {
             }
             reader.problem = problem;
         }
+    }
+
+    /// Takes what there is of tenants of whose requests nothing is remembered out of `file`, which nobody writes meanwhile: that of
+    /// a gateway that has ended. What is no file of this model is left as it is.
+    ///
+    /// # Errors
+    /// The disk refuses. What was there still is.
+    pub fn rid(&mut self, file: &Path) -> Result<(), StoreError> {
+        let tenants = self.unremembered.all();
+        let stand = |path: &Path| -> io::Result<Option<(SystemTime, u64)>> {
+            match std::fs::symlink_metadata(path) {
+                Ok(about) if about.is_file() => Ok(Some((about.modified()?, about.len()))),
+                Ok(_) => Ok(None),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+                Err(error) => Err(error),
+            }
+        };
+        let failed = |source| StoreError::File { path: file.to_owned(), source };
+        let Some((modified, bytes)) = stand(file).map_err(failed)?.filter(|_| !tenants.is_empty()) else {
+            return Ok(());
+        };
+        let is_as_it_was = |(then, length, of): &(SystemTime, u64, BTreeSet<Tenant>)| {
+            (*then, *length) == (modified, bytes) && tenants.is_subset(of)
+        };
+        let Some(folder) = file.parent().filter(|_| !self.rid.get(file).is_some_and(is_as_it_was)) else {
+            return Ok(());
+        };
+        match Store::open_of(folder, self.header.clone(), self.limit, |_| ()) {
+            Ok(mut store) => store.forget_all(&tenants)?,
+            // Another model's is no file that requests to this one are in.
+            Err(StoreError::Other { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        if self.rid.len() >= MOST_FILES {
+            self.rid.clear();
+        }
+        if let Some((modified, bytes)) = stand(file).map_err(failed)? {
+            self.rid.insert(file.to_owned(), (modified, bytes, tenants));
+        }
+        Ok(())
     }
 }
 

@@ -8,19 +8,18 @@ use crate::observed::Observed;
 use crate::quality::Quality;
 use crate::steps::Steps;
 use crate::store::{Store, StoreError, Stored};
+use crate::unremembered::Unremembered;
 use remoe_predictor::record::RecordHeader;
 use remoe_predictor::{
     Activations, ByPhase, Embedding, Experience, Method, Phase, PredictError, Shares, Trained,
 };
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::path::PathBuf;
 
 /// Requests that wait or run, at most; further ones are served without a prediction.
 const MOST_PRESENT: usize = 4096;
 /// Tokens of a prompt whose beginning was kept that are learned from, at least.
 const LEAST_REST: usize = 8;
-/// Tenants of whose requests nothing is remembered that are known, at most. Of further ones the file is looked through again.
-const MOST_UNREMEMBERED: usize = 4096;
 /// Memory for the past without a store, in bytes.
 pub const MEMORY: u64 = 64 << 20;
 /// The error bar that coverage is measured of: the third of the quantiles, the 95th percentile.
@@ -109,8 +108,7 @@ pub struct Foresight {
     observed: Observed,
     quality: Quality,
     steps: Steps,
-    /// Tenants of whose requests nothing is remembered, whoever tells it.
-    unremembered: BTreeSet<Tenant>,
+    unremembered: Unremembered,
 }
 
 impl Foresight {
@@ -140,10 +138,10 @@ impl Foresight {
             // The file's header is this model's, so that everything in it fits.
             if let Err(error) = memory.restore(stored) {
                 tracing::warn!(%error, "a stored request is left out");
-                if let Err(error) = memory.restored() {
-                    tracing::warn!(%error, "stored requests are searched one by one");
-                }
             }
+        }
+        if let Err(error) = memory.restored() {
+            tracing::warn!(%error, "stored requests are searched one by one");
         }
         Ok(Self {
             observed: Observed::new(layers, experts, header.top_k as usize),
@@ -152,7 +150,7 @@ impl Foresight {
             present: HashMap::new(),
             quality: Quality::default(),
             steps: Steps::new(options.output_tokens.max(0.0)),
-            unremembered: BTreeSet::new(),
+            unremembered: Unremembered::default(),
             header,
             embedding,
             prompts,
@@ -164,7 +162,7 @@ impl Foresight {
     /// which nothing may be remembered, the tenant's past is forgotten.
     pub fn came(&mut self, Arrival { id, tenant, keeps, body }: Arrival<'_>) {
         match keeps {
-            Keeps::Records => drop(self.unremembered.remove(&tenant)),
+            Keeps::Records => self.unremembered.remove(tenant),
             Keeps::Counts | Keeps::Nothing => self.forget(tenant),
         }
         if keeps == Keeps::Nothing {
@@ -210,7 +208,7 @@ impl Foresight {
             Some(rest) => self.embedding.prompt_vector(rest)?,
         };
         // Its tenant may have said so meanwhile.
-        if present.keeps != Keeps::Records || self.unremembered.contains(&present.tenant) {
+        if present.keeps != Keeps::Records || self.unremembered.contains(present.tenant) {
             return Ok(());
         }
         let (Some(memory), Some(prefill)) = (&mut self.memory, truths.prefill) else { return Ok(()) };
@@ -227,7 +225,7 @@ impl Foresight {
     /// What another gateway tells of requests that it has served: what is new of it is learned. How many were.
     pub fn share(&mut self, records: &[Stored]) -> usize {
         let Some(memory) = &mut self.memory else { return 0 };
-        let welcome = records.iter().filter(|record| !self.unremembered.contains(&record.tenant));
+        let welcome = records.iter().filter(|record| !self.unremembered.contains(record.tenant));
         let learned = welcome.filter(|record| match memory.share(record) {
             Ok(is_new) => is_new,
             Err(error) => {
@@ -244,16 +242,13 @@ impl Foresight {
     #[must_use]
     pub fn exchange(&self) -> Option<Exchange> {
         self.memory.as_ref()?;
-        self.store.as_ref().map(Exchange::beside)
+        self.store.as_ref().map(|store| Exchange::beside(store, self.unremembered.clone()))
     }
 
     /// Forgets what is remembered of a tenant's requests, and remembers no more of them.
     fn forget(&mut self, tenant: Tenant) {
         if !self.unremembered.insert(tenant) {
             return;
-        }
-        if self.unremembered.len() > MOST_UNREMEMBERED {
-            self.unremembered.pop_first();
         }
         if let Some(memory) = &mut self.memory {
             memory.forget(tenant);

@@ -30,6 +30,7 @@ mod primer;
 mod quality;
 mod steps;
 mod store;
+mod unremembered;
 mod watch;
 
 pub use body::Prompts;

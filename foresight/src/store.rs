@@ -12,7 +12,7 @@ use half::f16;
 use remoe_predictor::record::RecordHeader;
 use remoe_predictor::{Experience, PredictError, Shares};
 use serde::{Deserialize, Serialize};
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -116,6 +116,25 @@ impl Store {
         header: &RecordHeader,
         hidden: usize,
         limit: u64,
+        each: impl FnMut(Stored),
+    ) -> Result<Self, StoreError> {
+        let header = Header {
+            format: FORMAT.to_owned(),
+            version: VERSION,
+            model: header.model.clone(),
+            dtype: header.dtype.clone(),
+            layers: header.layers.clone(),
+            experts: header.experts,
+            hidden,
+        };
+        Self::open_of(folder, header, limit, each)
+    }
+
+    /// As [`Self::open`], of requests to what `header` says.
+    pub(crate) fn open_of(
+        folder: &Path,
+        header: Header,
+        limit: u64,
         mut each: impl FnMut(Stored),
     ) -> Result<Self, StoreError> {
         let path = folder.join(FILE);
@@ -135,15 +154,6 @@ impl Store {
             Err(std::fs::TryLockError::WouldBlock) => return Err(StoreError::Taken { path }),
             Err(std::fs::TryLockError::Error(source)) => return Err(StoreError::File { path, source }),
         }
-        let header = Header {
-            format: FORMAT.to_owned(),
-            version: VERSION,
-            model: header.model.clone(),
-            dtype: header.dtype.clone(),
-            layers: header.layers.clone(),
-            experts: header.experts,
-            hidden,
-        };
         let one = header.frame_bytes();
         if limit < 4 * one {
             return Err(StoreError::TooSmall { path, limit, one });
@@ -224,15 +234,20 @@ impl Store {
     /// # Errors
     /// The disk refuses. What was there still is.
     pub fn forget(&mut self, tenant: Tenant) -> Result<(), StoreError> {
+        self.forget_all(&BTreeSet::from([tenant]))
+    }
+
+    /// As [`Self::forget`], of several.
+    pub(crate) fn forget_all(&mut self, tenants: &BTreeSet<Tenant>) -> Result<(), StoreError> {
         let mut is_there = false;
         let scanned = self.scan(|_, content| {
-            is_there |= whose(content).is_some_and(|(_, of)| of == tenant);
+            is_there |= whose(content).is_some_and(|(_, of)| tenants.contains(&of));
             Ok(())
         });
         // The next request is written where the file ends, whatever was read.
         self.cut(self.bytes)?;
         scanned.map_err(|error| self.unread(error))?;
-        if is_there { self.keep(|_, of| of != tenant) } else { Ok(()) }
+        if is_there { self.keep(|_, of| !tenants.contains(&of)) } else { Ok(()) }
     }
 
     /// Writes the file anew with those requests alone whose number and tenant are `wanted`.

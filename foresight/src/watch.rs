@@ -6,7 +6,7 @@ use crate::memory::Tenant;
 use crate::mix::Mix;
 use crate::store::Stored;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError, channel, sync_channel};
@@ -34,6 +34,8 @@ pub struct Peers {
     pub every: Duration,
     /// Which files there are by now.
     pub files: Box<dyn FnMut() -> Vec<PathBuf> + Send>,
+    /// Hands over each of those whose gateway has ended, and keeps others from beginning to write it meanwhile.
+    pub ended: Box<dyn FnMut(&mut dyn FnMut(&Path)) + Send>,
 }
 
 /// What has become known.
@@ -169,6 +171,11 @@ fn read(mut exchange: Exchange, mut peers: Peers, events: &Sender<Event>, ends: 
             let (taken, told) = sync_channel(1);
             let is_over = ends.try_recv() != Err(TryRecvError::Empty);
             !is_over && events.send(Event::Shared { records, taken }).is_ok() && told.recv().is_ok()
+        });
+        (peers.ended)(&mut |file| {
+            if let Err(error) = exchange.rid(file) {
+                tracing::error!(%error, "what a tenant's past requests used is still in the file of a gateway that has ended");
+            }
         });
         if ends.recv_timeout(peers.every) != Err(RecvTimeoutError::Timeout) {
             return;

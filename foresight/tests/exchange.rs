@@ -228,12 +228,64 @@ fn head(file: &[u8]) -> usize {
 }
 
 #[test]
+fn a_file_of_a_gateway_that_has_ended_is_rid_of_tenants_that_say_so() {
+    let root = tempfile::tempdir().unwrap();
+    let [own, ended, linked, elsewhere] = ["0", "1", "2", "3"].map(|part| root.path().join(part));
+    let of_tenants = |folder: &Path| -> Vec<Tenant> {
+        let mut read = Vec::new();
+        Store::open(folder, &header(), 2, LIMIT, |stored| read.push(stored.tenant)).unwrap();
+        read
+    };
+    let (a, b) = (Tenant::named("a"), Tenant::named("b"));
+    {
+        let mut gateway = gateway(&ended, LIMIT);
+        serve(&mut gateway, 3);
+        gateway.came(Arrival { id: 9, tenant: b, keeps: Keeps::Records, body: body().as_bytes() });
+        gateway.told(9, &used()).unwrap();
+    }
+    std::fs::create_dir_all(&linked).unwrap();
+    symlink(Store::file_in(&ended), Store::file_in(&linked)).unwrap();
+    let other = RecordHeader { model: "cd".repeat(32), ..header() };
+    Store::open(&elsewhere, &other, 2, LIMIT, |_| ()).unwrap();
+    let others = std::fs::read(Store::file_in(&elsewhere)).unwrap();
+
+    let mut gateway = gateway(&own, LIMIT);
+    let mut exchange = gateway.exchange().unwrap();
+    let rid = |exchange: &mut Exchange| {
+        for folder in [&linked, &elsewhere, &ended, &root.path().join("none")] {
+            exchange.rid(&Store::file_in(folder)).unwrap();
+        }
+    };
+    rid(&mut exchange);
+    assert_eq!(of_tenants(&ended), [a, a, a, b], "nobody has said anything");
+    come(&mut gateway, 1, Keeps::Counts);
+    rid(&mut exchange);
+    assert_eq!(of_tenants(&ended), [b]);
+    // And what another one left there since.
+    serve(&mut self::gateway(&ended, LIMIT), 2);
+    rid(&mut exchange);
+    assert_eq!(of_tenants(&ended), [b]);
+    assert!(std::fs::symlink_metadata(Store::file_in(&linked)).unwrap().is_symlink());
+    assert_eq!(std::fs::read(Store::file_in(&elsewhere)).unwrap(), others);
+    assert!(!root.path().join("none").exists());
+    // Who is remembered again is left alone.
+    come(&mut gateway, 2, Keeps::Records);
+    serve(&mut self::gateway(&ended, LIMIT), 2);
+    rid(&mut exchange);
+    assert_eq!(of_tenants(&ended), [b, a, a]);
+}
+
+#[test]
 fn a_watch_reads_what_others_learn_meanwhile() {
     let root = tempfile::tempdir().unwrap();
     let folders = ["0", "1"].map(|part| root.path().join(part));
     let mut one = gateway(&folders[0], LIMIT);
     let file = Store::file_in(&folders[0]);
-    let peers = Peers { every: Duration::from_millis(5), files: Box::new(move || vec![file.clone()]) };
+    let peers = Peers {
+        every: Duration::from_millis(5),
+        files: Box::new(move || vec![file.clone()]),
+        ended: Box::new(|_| ()),
+    };
     let (tell, told) = channel();
     let watch = Watch::start(gateway(&folders[1], LIMIT), Some(peers), move |foresight, news| {
         tell.send((news, foresight.remembered().0)).unwrap();

@@ -25,6 +25,9 @@ pub struct Desired {
     pub remote: Vec<LayerExperts>,
     /// The plan behind that with its problem, as JSON; empty where nobody planned it.
     pub account: String,
+    /// Remote functions that start at the same time, at most, in their order among `functions`; none: all of them. After a
+    /// sleep a generation waits for as many, the first ones: for experts of others the main function stands in until they are there.
+    pub starts_at_once: Option<usize>,
     /// How long a function that is no longer wanted may drain.
     pub drain: Duration,
     /// How long things may take before something is done about them.
@@ -153,14 +156,30 @@ pub fn decide(desired: &Desired, instances: &[Instance], memory: &RestartMemory,
     }
     // A place is free when nothing of that name is left, not even on its way out: two of them may
     // not fit into memory.
+    let starting = in_service.iter().filter(|instance| {
+        let is_ready =
+            matches!(instance.observed.phase, Phase::Listening { .. }) && instance.unready_since.is_none();
+        instance.observed.role == Role::Remote && !is_ready
+    });
+    let mut room = at_once(desired).saturating_sub(starting.count());
     for spec in &desired.functions {
         let occupied = instances.iter().any(|instance| instance.observed.name == spec.name);
-        if !occupied && now >= memory.not_before(&spec.name) {
-            actions.push(Action::Start { name: spec.name.clone() });
+        if occupied || now < memory.not_before(&spec.name) {
+            continue;
         }
+        if spec.role == Role::Remote {
+            let Some(left) = room.checked_sub(1) else { continue };
+            room = left;
+        }
+        actions.push(Action::Start { name: spec.name.clone() });
     }
     actions.extend(route(desired, instances, &in_service, memory, now));
     actions
+}
+
+/// Remote functions that may start at the same time.
+fn at_once(desired: &Desired) -> usize {
+    desired.starts_at_once.map_or(usize::MAX, |most| most.max(1))
 }
 
 /// Why the function is to be ended, where it is.
@@ -212,8 +231,8 @@ fn route(
     let main = listening(Role::Main).next()?;
     let ready: Vec<_> = listening(Role::Remote).filter(|instance| instance.unready_since.is_none()).collect();
     let remote_places = || desired.functions.iter().filter(|spec| spec.role == Role::Remote);
-    // The first generation waits for everything, the first after a sleep for all that start with the main
-    // function and have not failed. Later ones take what there is.
+    // The first generation waits for everything, the first after a sleep for all that start at the same time as the
+    // main function and have not failed. Later ones take what there is.
     let starts = memory.in_force().is_none_or(|(_, route)| route.main != main.observed.id);
     let is_ready = |spec: &&FunctionSpec| ready.iter().any(|it| it.observed.name == spec.name);
     let may_come = |spec: &FunctionSpec| {
@@ -222,7 +241,10 @@ fn route(
         !memory.settled() || memory.wakes(&spec.name, failed)
     };
     let replaces = !starts && memory.in_force().is_some_and(|(_, route)| route.revision != desired.revision);
-    if remote_places().any(|spec| !is_ready(&spec) && (replaces || may_come(spec))) {
+    let first = if memory.settled() { at_once(desired) } else { usize::MAX };
+    let mut awaited =
+        remote_places().enumerate().filter(|(at, spec)| replaces || (*at < first && may_come(spec)));
+    if awaited.any(|(_, spec)| !is_ready(&spec)) {
         return None;
     }
     let route = Route {

@@ -55,6 +55,8 @@ pub struct ModelOptions {
     pub body_limit: Option<u64>,
     /// Requests that run or wait, at most.
     pub max_requests: Option<u32>,
+    /// Remote functions that start at the same time, at most; none: all of them.
+    pub starts_at_once: Option<usize>,
 }
 
 /// One main function and the remote functions of `placement`, with HTTP at `http`.
@@ -74,6 +76,7 @@ pub fn deployment(
         revision: placement.revision(),
         remote: placement.remote(),
         account: options.account.clone(),
+        starts_at_once: options.starts_at_once,
         drain,
         patience,
     }

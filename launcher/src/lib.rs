@@ -13,6 +13,7 @@ pub mod functions;
 pub mod launcher;
 mod lines;
 pub mod memory;
+pub mod need;
 pub mod placement;
 mod probe;
 pub mod process;

@@ -4,9 +4,10 @@
 
 mod scene;
 
-use remoe_launcher::Phase;
 use remoe_launcher::decide::{Action, Desired, Instance, Patience, decide};
 use remoe_launcher::memory::{FIRST_PAUSE, LONGEST_PAUSE, ROUTING_PAUSE, RestartMemory, STABLE_AFTER, Time};
+use remoe_launcher::need::by_need;
+use remoe_launcher::{MoeLayer, Phase};
 use remoe_wire::v1::LayerExperts;
 use scene::{ended, instance, listening, seconds, wanted};
 use std::time::Duration;
@@ -149,6 +150,81 @@ fn a_sleep_is_not_a_failure() {
     assert!(step(&desired, &instances, &mut memory, now).is_empty(), "one of them is on its way");
     instances[2].observed.phase = ended(None);
     assert_eq!(step(&desired, &instances, &mut memory, now), ["forget d", "route 2 n -> [c]"]);
+}
+
+/// Three groups with two replicas each; those who wait use the second group's experts most, then the third's.
+fn skewed() -> Desired {
+    let mut desired = wanted(6);
+    for (at, function) in desired.functions.iter_mut().skip(1).enumerate() {
+        function.hosted = vec![LayerExperts { layer: 1, experts: vec![at as u32 / 2] }];
+    }
+    desired.remote = vec![LayerExperts { layer: 1, experts: vec![0, 1, 2] }];
+    by_need(&mut desired.functions, &[MoeLayer { layer: 1, experts: 4 }], &[vec![0.1, 0.6, 0.2, 0.1]]);
+    desired
+}
+
+#[test]
+fn what_those_who_wait_need_most_starts_first() {
+    let desired = skewed();
+    let started = ["main", "remote-2", "remote-4", "remote-0", "remote-3", "remote-5", "remote-1"];
+    let actions = decide(&desired, &[], &RestartMemory::default(), Time::ZERO);
+    assert_eq!(shown(&actions), started.map(|name| format!("start {name}")));
+    // Of groups that are needed alike, by name.
+    let mut alike = skewed();
+    by_need(&mut alike.functions, &[MoeLayer { layer: 1, experts: 4 }], &[vec![0.25; 4]]);
+    let names: Vec<&str> = alike.functions.iter().map(|function| function.name.as_str()).collect();
+    assert_eq!(names[..4], ["main", "remote-0", "remote-2", "remote-4"]);
+}
+
+#[test]
+fn starts_that_are_limited_follow_that_order_one_when_the_one_before_is_there() {
+    let desired = Desired { starts_at_once: Some(2), ..skewed() };
+    let mut memory = RestartMemory::default();
+    let now = Time::ZERO;
+    assert_eq!(step(&desired, &[], &mut memory, now), ["start main", "start remote-2", "start remote-4"]);
+    let mut instances = vec![
+        instance("m", "main", listening()),
+        instance("c", "remote-2", Phase::Starting),
+        instance("e", "remote-4", listening()),
+    ];
+    // The first generation of all waits for everything.
+    assert_eq!(step(&desired, &instances, &mut memory, now), ["start remote-0"]);
+    instances.push(instance("a", "remote-0", listening()));
+    instances[3].unready_since = Some(now);
+    assert!(step(&desired, &instances, &mut memory, now).is_empty(), "it listens, and has no experts yet");
+    // One that ended is not waited for: the next one starts in its place.
+    instances[1].observed.phase = ended(Some(9));
+    assert_eq!(step(&desired, &instances, &mut memory, now), ["give up remote-2", "start remote-3"]);
+}
+
+/// Whoever waits is served by those that start with the main function; experts of the others it loads itself until they are there.
+#[test]
+fn a_wake_with_limited_starts_serves_with_the_first_ones() {
+    let limited = Desired { starts_at_once: Some(2), ..skewed() };
+    let names: Vec<String> = limited.functions.iter().map(|function| function.name.clone()).collect();
+    let all: Vec<Instance> = names.iter().map(|name| instance(name, name, listening())).collect();
+    let mut memory = settled(&limited, &all);
+    let asleep = Desired { asleep: true, ..limited.clone() };
+    let now = seconds(1.0);
+    assert_eq!(step(&asleep, &all, &mut memory, now).len(), 7);
+    let gone: Vec<Instance> = names.iter().map(|name| instance(name, name, ended(None))).collect();
+    assert_eq!(step(&asleep, &gone, &mut memory, now).len(), 7);
+    let mut starts = step(&limited, &[], &mut memory, now);
+    assert_eq!(starts, ["start main", "start remote-2", "start remote-4"]);
+    let mut instances = vec![
+        instance("m", "main", listening()),
+        instance("c", "remote-2", listening()),
+        instance("e", "remote-4", Phase::Starting),
+    ];
+    starts = step(&limited, &instances, &mut memory, now);
+    assert_eq!(starts, ["start remote-0"], "one of the first two is on its way");
+    instances.push(instance("a", "remote-0", Phase::Starting));
+    instances[2].observed.phase = listening();
+    assert_eq!(step(&limited, &instances, &mut memory, now), ["start remote-3", "route 2 m -> [c e]"]);
+    memory.routed(true, now);
+    instances[3].observed.phase = listening();
+    instances.push(instance("d", "remote-3", Phase::Starting));
+    assert_eq!(step(&limited, &instances, &mut memory, now), ["start remote-5", "route 3 m -> [a c e]"]);
 }
 
 #[test]

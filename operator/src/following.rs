@@ -115,6 +115,25 @@ pub fn heard(
     Some(PlannedPrediction { revision, of, requests, shares: shares.to_text(MOST_SHARES)? })
 }
 
+/// What requests are expected to use that functions start for: what those who wait will, as far as anything is known of them,
+/// else what `plan`, by which they start, was made for. None where neither is known.
+pub fn expected(
+    owner: &MoEDeployment,
+    observed: &Observed,
+    model: &Inspection,
+    plan: &MoEPlanSpec,
+) -> Option<Shares> {
+    if owner.spec.prediction.replan == Replan::Never {
+        return None;
+    }
+    let waiting = merged(owner, observed, model, MixOf::Waiting).map(|(shares, _)| shares);
+    let planned = || {
+        let shares = &plan.prediction.as_ref()?.shares;
+        Shares::from_text(shares, model.moe_layers.len(), model.experts).ok()
+    };
+    waiting.or_else(planned)
+}
+
 /// Shares by tokens, and requests. What was answered by a gateway that has had no request since counts for half as much after
 /// every interval.
 fn merged(

@@ -229,7 +229,9 @@ fn planned(findings: &Findings<'_>) -> Verdict {
             };
             let warning = plan.warning.as_ref().map(|warning| format!("; warning: {warning}"));
             let profiling = findings.profiling.as_ref().map(|note| format!("; {note}"));
-            let notes = [profiling, warning].into_iter().flatten().collect::<String>();
+            let even = "; experts are taken to be used alike, as nothing is known of requests yet";
+            let even = plan.prediction.is_none().then(|| even.to_owned());
+            let notes = [even, profiling, warning].into_iter().flatten().collect::<String>();
             Verdict::yes(reason, format!("plan {hash}{notes}"))
         }
     }

@@ -32,6 +32,7 @@ pub(crate) fn wanted(remotes: usize) -> Desired {
         asleep: false,
         placed: true,
         account: String::new(),
+        starts_at_once: None,
         remote: if remotes == 0 { Vec::new() } else { set() },
         drain: seconds(30.0),
         patience: Patience::with_ready(seconds(120.0)),

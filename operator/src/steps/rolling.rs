@@ -1,10 +1,11 @@
 //! Pods and routing, one step further.
 
 use super::{LATER, Scene, Steps, Write};
-use crate::build::{Revision, budgets};
+use crate::build::{Function, Revision, budgets};
 use crate::conversations::Partner;
 use crate::drift::is_as;
 use crate::events::Happening;
+use crate::following;
 use crate::mains::{Order, Outcome};
 use crate::names::Component;
 use crate::observed::is_owned_by;
@@ -15,6 +16,7 @@ use crate::rollout::{self, orders, step};
 use crate::routing::{Generation, RoutingTable};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use remoe_launcher::need::{self, Need};
 use remoe_sleep::Phase;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -84,7 +86,7 @@ impl Steps {
 
     fn start(&mut self, scene: Scene<'_>, revision: &Revision, creations: &[rollout::Creation]) {
         let functions: Vec<_> = revision.functions().collect();
-        for creation in creations {
+        for creation in in_order_of_need(scene, &functions, creations) {
             let Some(function) = functions.get(creation.function) else { continue };
             let pod = function.pod(scene.owner, creation.replica, creation.incarnation);
             let component = if function.hosted.is_some() { Component::RemoteExpert } else { Component::Main };
@@ -158,6 +160,35 @@ impl Steps {
         }
         said.into_iter().for_each(|happening| self.say(happening));
     }
+}
+
+/// `creations` with those first that requests need most: the API server gets them in this order, and where nodes have little
+/// room the scheduler gives it to those that came first. Main functions come before remote ones; where nothing is known of
+/// requests, remote ones as the plan lists them.
+fn in_order_of_need<'a>(
+    scene: Scene<'_>,
+    functions: &[&Function],
+    creations: &'a [rollout::Creation],
+) -> Vec<&'a rollout::Creation> {
+    let mut ordered: Vec<&rollout::Creation> = creations.iter().collect();
+    let model = scene.known.model.facts().map(|facts| &facts.inspection);
+    let plan = scene.planned.target.as_ref().map(|target| &target.plan);
+    let expected = model
+        .and_then(|model| Some((model, following::expected(scene.owner, scene.observed, model, plan?)?)));
+    let Some((model, shares)) = expected else { return ordered };
+    let layers: Vec<u32> =
+        model.moe_layers.iter().map(|layer| u32::try_from(*layer).unwrap_or(u32::MAX)).collect();
+    let usage = shares.to_rows();
+    let need = |creation: &rollout::Creation| {
+        let function = functions.get(creation.function)?;
+        let work = need::work(function.hosted.as_ref()?.sets(), &layers, &usage);
+        Some(Need { replica: creation.replica, work, name: &function.name })
+    };
+    ordered.sort_by(|one, other| match (need(one), need(other)) {
+        (Some(one), Some(other)) => one.order(&other),
+        (one, other) => one.is_some().cmp(&other.is_some()),
+    });
+    ordered
 }
 
 /// What main functions are told of a generation, with what they are to expect of requests. That follows from

@@ -10,9 +10,10 @@ use remoe_operator::api::{
     ProfileSource, RequestMix,
 };
 use remoe_operator::facts::ModelFacts;
-use remoe_operator::names::{COMPONENT, Component, label};
+use remoe_operator::names::{COMPONENT, Component, FUNCTION, REPLICA, label};
 use remoe_operator::steps::{Steps, Write};
 use remoe_predictor::Shares;
+use remoe_wire::v1::LayerExperts;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -209,6 +210,46 @@ fn a_wake_is_planned_for_those_who_wait() {
     assert_eq!(scene.newest().spec.prediction.as_ref().unwrap().revision, 2);
     scene.until(DemandPhase::Active);
     assert_eq!(hot_remote(&scene.newest().spec, &others), 0);
+}
+
+/// Where nodes have little room the scheduler gives it to the pods that were made first.
+#[test]
+fn functions_that_those_who_wait_need_most_are_made_first() {
+    let mut scene = Scene::new(spec());
+    scene.until(DemandPhase::Asleep);
+    // The more evenly a layer's experts are used, the more of its work is remote, whatever the plan.
+    let weight = |at: usize| if at % EXPERTS < 4 { 1.0 } else { [0.02, 0.2, 1.0][at / EXPERTS] };
+    let shares = Shares::from_weights(EXPERTS, (0..LAYERS * EXPERTS).map(weight).collect()).unwrap();
+    let text = shares.to_text(1000).unwrap();
+    scene.say("a", 3, 0, Some(RequestMix { shares: text, ..mix(MixOf::Waiting, &[]) }));
+    let (planned, steps) = scene.world.look();
+    let target = planned.target.unwrap().revision;
+    let (rows, layers) = (shares.to_rows(), &scene.world.facts.inspection.moe_layers);
+    let work = |name: &str| -> f64 {
+        let function = target.remote.iter().find(|function| function.name == name).unwrap();
+        let of_set = |set: &LayerExperts| -> f64 {
+            let row = &rows[layers.iter().position(|layer| *layer == set.layer as usize).unwrap()];
+            set.experts.iter().map(|expert| row[*expert as usize]).sum()
+        };
+        function.hosted.as_ref().unwrap().sets().iter().map(of_set).sum()
+    };
+    let made = steps.writes.iter().filter_map(|write| match write {
+        Write::Create(creation) => Some(&creation.pod.metadata),
+        _ => None,
+    });
+    let made: Vec<(u32, &str)> =
+        made.map(|meta| (label(meta, REPLICA).parse().unwrap(), label(meta, FUNCTION))).collect();
+    let (main, remote) = made.split_first().unwrap();
+    assert_eq!(main.1, "main");
+    assert!(remote.len() >= LAYERS && remote.is_sorted_by_key(|(replica, _)| *replica), "{remote:?}");
+    for pair in remote.windows(2).filter(|pair| pair[0].0 == pair[1].0) {
+        assert!(work(pair[0].1) > work(pair[1].1) - 1e-6, "{pair:?} of {remote:?}");
+    }
+    let first: Vec<&str> =
+        remote.iter().filter(|(replica, _)| *replica == 0).map(|(_, name)| *name).collect();
+    assert!(work(first[0]) > 1.1 * work(first[first.len() - 1]), "they are not needed alike: {first:?}");
+    let listed: Vec<&str> = target.remote.iter().map(|function| function.name.as_str()).collect();
+    assert_ne!(first, listed, "the plan lists them in another order");
 }
 
 /// The next look finds the plan, and has nothing to say of it.

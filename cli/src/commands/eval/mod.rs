@@ -44,7 +44,7 @@ pub(crate) struct EvalArgs {
     #[arg(long, value_name = "FILE", requires = "model_source")]
     profile: Option<PathBuf>,
     /// Recorded activations of the model, which 50 requests are taken from [default: drawn]; of several files each is
-    /// a workload of its own, too, when it comes to what predictions are worth
+    /// a workload of its own, too, when it comes to what predictions are worth, and so are all of them with one hour each
     #[arg(long, value_name = "FILE", num_args = 1.., requires = "model_source")]
     records: Vec<PathBuf>,
     /// Folder that `remoe predictor build` saved in [default: predictor, in the model's folder]

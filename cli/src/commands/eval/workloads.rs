@@ -10,6 +10,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+/// Requests of each file in the workload whose topic changes: so many come in an hour.
+const AN_HOUR: usize = 24;
+/// What a placement that follows goes by, and one that was made once.
+pub(super) const USED_OF_LATE: &str = "used of late";
+pub(super) const STAYS: &str = "the first hour's mean";
+/// In what was used of late a request weighs half as much after so many others, as gateways count.
+const HALF_LIFE: f64 = 24.0;
+
 /// Requests that a model truly had.
 pub(super) struct Recorded {
     pub(super) paths: Vec<PathBuf>,
@@ -23,6 +31,8 @@ pub(super) struct Recorded {
 /// Requests that come together, as every way to predict sees them.
 pub(super) struct Workload {
     pub(super) name: String,
+    /// Requests of each topic, where one comes after the other; empty where topics are mixed.
+    pub(super) topics: Vec<usize>,
     pub(super) requests: Vec<Request>,
     pub(super) foresights: Vec<Foresight>,
 }
@@ -51,9 +61,9 @@ impl Recorded {
         };
         let mut workloads = Vec::new();
         for (path, records) in paths.iter().zip(&files) {
-            workloads.push(Workload::of(name(path), &trained, &evenly(records.iter()), steps)?);
+            workloads.push(Workload::of(name(path), &trained, &evenly(records.iter(), REQUESTS), steps)?);
         }
-        let mixed = evenly(files.iter().flatten());
+        let mixed = in_turns(&files);
         let mut seconds = Vec::with_capacity(mixed.len());
         for record in &mixed {
             let started = Instant::now();
@@ -64,18 +74,35 @@ impl Recorded {
         let mixed = Workload::of("mixed".to_owned(), &trained, &mixed, steps)?;
         let requests = mixed.requests.clone();
         if files.len() > 1 {
-            workloads.push(mixed);
+            let hours: Vec<_> = files.iter().map(|records| evenly(records.iter(), AN_HOUR)).collect();
+            let topics = hours.iter().map(Vec::len).collect();
+            let hourly = Workload::of("hourly".to_owned(), &trained, &hours.concat(), steps)?;
+            workloads.extend([mixed, Workload { topics, ..hourly }]);
         }
         let predict_seconds = quantile(&mut seconds, 0.5);
         Ok(Self { paths: paths.to_vec(), requests, predict_seconds, workloads })
     }
 }
 
-/// At most as many records as a scenario has requests, spread over all.
-fn evenly<'a>(records: impl Iterator<Item = &'a ActivationRecord>) -> Vec<&'a ActivationRecord> {
+/// At most so many of the records, spread over all.
+fn evenly<'a, T>(records: impl Iterator<Item = &'a T>, most: usize) -> Vec<&'a T> {
     let all: Vec<_> = records.collect();
-    let taken = all.len().min(REQUESTS);
+    let taken = all.len().min(most);
     (0..taken).filter_map(|index| all.get(index * all.len() / taken).copied()).collect()
+}
+
+/// As many records as a scenario has requests, spread over all files: one of each file after the other, so that no topic stays.
+fn in_turns<T>(files: &[Vec<T>]) -> Vec<&T> {
+    let all = files.iter().enumerate();
+    let placed: Vec<(usize, usize, &T)> = all
+        .flat_map(|(file, records)| records.iter().enumerate().map(move |(at, record)| (at, file, record)))
+        .collect();
+    let mut taken = evenly(placed.iter(), REQUESTS);
+    // Of files of different lengths the requests of each are spread over the whole time.
+    let part =
+        |(at, file, _): &(usize, usize, &T)| *at as f64 / files.get(*file).map_or(1, Vec::len).max(1) as f64;
+    taken.sort_by(|one, other| part(one).total_cmp(&part(other)).then(one.1.cmp(&other.1)));
+    taken.into_iter().map(|(_, _, record)| *record).collect()
 }
 
 impl Workload {
@@ -122,6 +149,8 @@ impl Workload {
         let layers = trained.header().layers.len();
         let uniform = Shares::uniform(layers, experts).to_rows();
         let mean = mean_of(&oracle);
+        let late = of_late(&oracle, &uniform);
+        let stays = mean_of(oracle.get(..AN_HOUR).unwrap_or(&oracle));
         let same = |rows: Rows| vec![rows; records.len()];
         let foresights = vec![
             Foresight { name: "oracle", predicted: oracle },
@@ -129,10 +158,12 @@ impl Workload {
             Foresight { name: "tokens", predicted: by(Method::Tokens)? },
             Foresight { name: "sps", predicted: by(Method::Sps)? },
             Foresight { name: "the workload's mean", predicted: same(mean) },
+            Foresight { name: USED_OF_LATE, predicted: late },
+            Foresight { name: STAYS, predicted: same(stays) },
             Foresight { name: "dop", predicted: by(Method::Dop)? },
             Foresight { name: "uniform", predicted: same(uniform) },
         ];
-        Ok(Self { name, requests: requests.collect(), foresights })
+        Ok(Self { name, topics: Vec::new(), requests: requests.collect(), foresights })
     }
 }
 
@@ -145,4 +176,56 @@ fn mean_of(requests: &[Rows]) -> Rows {
         }
     }
     mean
+}
+
+/// For each of some requests what those before it used, the latest most; `first` for the one that has none before it.
+fn of_late(requests: &[Rows], first: &Rows) -> Vec<Rows> {
+    let kept = 0.5_f64.powf(1.0 / HALF_LIFE);
+    let (mut known, mut weight) = (Rows::new(), 0.0);
+    let each = requests.iter().map(|used| {
+        let before = if weight == 0.0 { first.clone() } else { known.clone() };
+        let mixed = before.iter().zip(used).map(|(before, used)| {
+            let of_expert = |(before, used): (&f64, &f64)| (before * weight + used) / (weight + 1.0);
+            before.iter().zip(used).map(of_expert).collect()
+        });
+        known = mixed.collect();
+        weight = (weight + 1.0) * kept;
+        before
+    });
+    each.collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mixed_requests_stay_with_no_topic_and_hours_do() {
+        let files: Vec<Vec<(usize, usize)>> = [80, 40]
+            .iter()
+            .enumerate()
+            .map(|(file, count)| (0..*count).map(|at| (file, at)).collect())
+            .collect();
+        let mixed = in_turns(&files);
+        assert_eq!(mixed.len(), REQUESTS);
+        let of_second: Vec<usize> = mixed.iter().map(|(file, _)| *file).collect();
+        // A third of them, and no stretch without.
+        assert!((14..=19).contains(&of_second.iter().sum::<usize>()), "{of_second:?}");
+        assert!(of_second.chunks(6).all(|some| some.contains(&0) && some.contains(&1)), "{of_second:?}");
+        assert_eq!(in_turns(&files[..0].to_vec()), Vec::<&(usize, usize)>::new());
+    }
+
+    #[test]
+    fn what_was_used_of_late_follows_a_topic_and_knows_nothing_of_what_comes() {
+        let (one, other) = (vec![vec![1.0, 0.0]], vec![vec![0.0, 1.0]]);
+        let requests: Vec<Rows> = [vec![one.clone(); 60], vec![other.clone(); 60]].concat();
+        let late = of_late(&requests, &vec![vec![0.5, 0.5]]);
+        assert_eq!(late.len(), 120);
+        assert_eq!((&late[0], &late[1]), (&vec![vec![0.5, 0.5]], &one));
+        assert!((late[60][0][0] - 1.0).abs() < 1e-12, "the first of the new topic comes as a surprise");
+        let old = |at: usize| late[at][0][0];
+        assert!(old(72) > 0.5 && old(96) < 0.45 && old(119) < 0.25, "{} {} {}", old(72), old(96), old(119));
+        assert!(late.iter().all(|rows| (rows[0].iter().sum::<f64>() - 1.0).abs() < 1e-9));
+    }
 }

@@ -2,20 +2,69 @@
 
 use super::files::Target;
 use super::inputs::Inputs;
+use super::workloads::{STAYS, USED_OF_LATE};
 use crate::exit::CliError;
 use crate::output::table;
 use crate::plan_report::{dollars, percent};
-use remoe_experiments::Worth;
+use remoe_experiments::{Paid, Worth};
 use serde::Serialize;
 use std::path::Path;
 
 /// What every prediction is worth on one workload.
 #[derive(Debug, Serialize)]
 pub(super) struct WorthReport {
-    /// The file of the records, or `mixed`.
+    /// The file of the records; `mixed`: all in turns; `hourly`: one after the other, an hour each.
     workload: String,
     scenario: String,
     rows: Vec<Worth>,
+    /// What requests cost after a change of topic, where there are such.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    turns: Vec<Turn>,
+}
+
+/// Requests that are shown together, by their number since the topic changed.
+const TOGETHER: usize = 6;
+
+/// Some requests of all topics but the first.
+#[derive(Debug, Serialize)]
+struct Turn {
+    /// The first and last of them, counted from the change of topic.
+    requests: [usize; 2],
+    /// What they cost, by who planned them.
+    planned_by: Vec<After>,
+}
+
+/// What requests cost.
+#[derive(Debug, Serialize)]
+struct After {
+    name: &'static str,
+    /// Dollars of 1,000 of them, where some experts of every layer are remote.
+    dollars: f64,
+    remote_pairs: f64,
+}
+
+/// How the topics that come after the first are followed: the oracle, the placement that follows, and one that stays.
+fn turns(topics: &[usize], rows: &[Worth]) -> Vec<Turn> {
+    let longest = topics.iter().skip(1).copied().max().unwrap_or(0);
+    let of_turn = |first: usize| {
+        let after = |worth: &Worth| {
+            let (mut begin, mut some) = (0, Vec::new());
+            for (at, length) in topics.iter().enumerate() {
+                let topic = worth.each.get(begin..begin + length).unwrap_or_default();
+                some.extend(topic.iter().skip(first).take(TOGETHER).filter(|_| at > 0));
+                begin += length;
+            }
+            let mean =
+                |of: fn(&Paid) -> f64| some.iter().map(|paid| of(paid)).sum::<f64>() / some.len() as f64;
+            let (dollars, remote_pairs) =
+                (1000.0 * mean(|paid| paid.dollars), mean(|paid| paid.remote_pairs));
+            (!some.is_empty()).then_some(After { name: worth.name, dollars, remote_pairs })
+        };
+        let shown = rows.iter().filter(|row| ["oracle", USED_OF_LATE, STAYS].contains(&row.name));
+        let requests = [first + 1, (first + TOGETHER).min(longest)];
+        Turn { requests, planned_by: shown.filter_map(after).collect() }
+    };
+    (0..longest).step_by(TOGETHER).map(of_turn).filter(|turn| !turn.planned_by.is_empty()).collect()
 }
 
 /// What every prediction is worth on the recorded workloads.
@@ -28,7 +77,13 @@ pub(super) fn worths(inputs: &Inputs) -> Result<Vec<WorthReport>, CliError> {
     for workload in &recorded.workloads {
         for scenario in inputs.scenarios_of(own, &workload.requests) {
             let rows = scenario.worth(&workload.foresights)?;
-            worths.push(WorthReport { workload: workload.name.clone(), scenario: scenario.name, rows });
+            let turns = turns(&workload.topics, &rows);
+            worths.push(WorthReport {
+                workload: workload.name.clone(),
+                scenario: scenario.name,
+                rows,
+                turns,
+            });
         }
     }
     Ok(worths)
@@ -62,9 +117,27 @@ pub(super) fn text(worths: &[WorthReport]) -> String {
             "remote pairs",
         ];
         let title = format!("== what a prediction is worth: {}, {} ==", of.workload, of.scenario);
-        format!("{title}\n{}", table::with_header(&header, rows.collect()))
+        let worth = format!("{title}\n{}", table::with_header(&header, rows.collect()));
+        match of.turns.is_empty() {
+            true => worth,
+            false => format!("{worth}\n\n{}", turns_text(of)),
+        }
     };
     worths.iter().map(of_workload).collect::<Vec<_>>().join("\n\n")
+}
+
+/// A table of what requests cost after a change of topic.
+fn turns_text(of: &WorthReport) -> String {
+    let rows = of.turns.iter().flat_map(|turn| {
+        let [first, last] = turn.requests;
+        turn.planned_by.iter().map(move |after| {
+            let name = after.name.to_owned();
+            vec![format!("{first}-{last}"), name, dollars(after.dollars), percent(after.remote_pairs)]
+        })
+    });
+    let header = ["requests", "planned by", "1,000 requests, remote experts in all layers", "remote pairs"];
+    let title = format!("== requests since the topic changed: {}, {} ==", of.workload, of.scenario);
+    format!("{title}\n{}", table::with_header(&header, rows.collect()))
 }
 
 /// Writes the table, and all numbers as CSV.
@@ -80,5 +153,18 @@ pub(super) fn write(folder: &Path, worths: &[WorthReport]) -> Result<(), CliErro
             vec![of.workload.clone(), of.scenario.clone(), name, row.free.to_string(), remote, pairs]
         })
     });
-    target.csv("worth.csv", &header, rows.collect())
+    target.csv("worth.csv", &header, rows.collect())?;
+    let header = ["workload", "scenario", "first", "last", "planned_by", "remote_dollars", "remote_pairs"];
+    let rows = worths.iter().flat_map(|of| {
+        of.turns.iter().flat_map(move |turn| {
+            turn.planned_by.iter().map(move |after| {
+                let [first, last] = turn.requests.map(|number| number.to_string());
+                let numbers = [after.dollars, after.remote_pairs].map(|number| number.to_string());
+                let [cost, pairs] = numbers;
+                let name = after.name.to_owned();
+                vec![of.workload.clone(), of.scenario.clone(), first, last, name, cost, pairs]
+            })
+        })
+    });
+    target.csv("turns.csv", &header, rows.collect())
 }

@@ -8,6 +8,7 @@ use crate::exit::CliError;
 use crate::output::progress::print_warning;
 use remoe_foresight::ModelForesightMetrics;
 use remoe_planner::Pricing;
+use remoe_predictor::Shares;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -32,9 +33,9 @@ pub(super) struct Following {
 pub(super) type Answering = JoinHandle<Result<Option<Better>, CliError>>;
 
 impl Following {
-    /// A better placement for those that wait; none where the last one is good enough, or planning takes too long.
-    pub(super) async fn for_waiters(&self, wanted: &Wanted) -> Option<Better> {
-        let shares = self.seer.expected().await?;
+    /// A better placement for those that wait and use experts by `shares`; none where the last one is good enough, or planning
+    /// takes too long.
+    pub(super) async fn for_waiters(&self, wanted: &Wanted, shares: Shares) -> Option<Better> {
         let question = Question::new(&self.basis, wanted, shares, false);
         let answering = tokio::task::spawn_blocking(move || question.answer());
         taken(timeout(PLAN, answering).await.ok()?)

@@ -12,7 +12,7 @@ use remoe_function::Role;
 use remoe_gateway::{Backend, FunctionLine, Model, Running, WakeMarks, Want, Wanted};
 use remoe_launcher::decide::Desired;
 use remoe_launcher::functions::DEFAULT_MAX_BATCH;
-use remoe_launcher::{FunctionState, FunctionStatus, Status, Supervisor, control};
+use remoe_launcher::{FunctionState, FunctionStatus, Status, Supervisor, control, need};
 use remoe_wire::v1::LayerExperts;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -176,10 +176,13 @@ impl Keeper {
             // What was asked about the placement before is of no use any more.
             (seen.revision, seen.answering) = (None, None);
             self.charge_for_those_before();
-            if !asleep
+            let expected = match &self.following {
+                Some(following) if !asleep => following.seer.expected().await,
+                _ => None,
+            };
+            if let Some((following, shares)) = self.following.as_ref().zip(expected.clone())
                 && self.is_gone(seen.change)
-                && let Some(following) = &self.following
-                && let Some(better) = following.for_waiters(&self.report.wanted).await
+                && let Some(better) = following.for_waiters(&self.report.wanted, shares).await
             {
                 following.metrics.replanned("wake");
                 self.charge(&better.wanted);
@@ -187,6 +190,9 @@ impl Keeper {
             }
             let mut desired = self.report.wanted.desired();
             desired.asleep = asleep;
+            if let Some(shares) = expected {
+                need::by_need(&mut desired.functions, &self.report.wanted.moe_layers, &shares.to_rows());
+            }
             seen.change = self.supervisor.change(desired);
             seen.asleep = asleep;
             seen.wake = WakeMarks::default();
@@ -326,10 +332,12 @@ impl Keeper {
         }
         let serving = serving_processes(status);
         if revised || !serving.is_subset(&seen.serving) {
-            let event = match (std::mem::take(&mut seen.said_asleep), revised) {
-                (true, _) => "awake",
-                (false, true) => "replanned",
-                (false, false) => "restarted",
+            let only_more = serving.is_superset(&seen.serving);
+            let event = match (std::mem::take(&mut seen.said_asleep), revised, only_more) {
+                (true, ..) => "awake",
+                (false, true, _) => "replanned",
+                (false, false, true) => "joined",
+                (false, false, false) => "restarted",
             };
             self.report.say(event, status)?;
             seen.serving = serving;
