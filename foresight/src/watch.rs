@@ -35,8 +35,11 @@ pub struct Peers {
     /// Which files there are by now.
     pub files: Box<dyn FnMut() -> Vec<PathBuf> + Send>,
     /// Hands over each of those whose gateway has ended, and keeps others from beginning to write it meanwhile.
-    pub ended: Box<dyn FnMut(&mut dyn FnMut(&Path)) + Send>,
+    pub ended: Ended,
 }
+
+/// Calls what it is given with the file of each gateway that has ended.
+pub type Ended = Box<dyn FnMut(&mut dyn FnMut(&Path)) + Send>;
 
 /// What has become known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
