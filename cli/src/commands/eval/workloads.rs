@@ -213,7 +213,7 @@ mod tests {
         // A third of them, and no stretch without.
         assert!((14..=19).contains(&of_second.iter().sum::<usize>()), "{of_second:?}");
         assert!(of_second.chunks(6).all(|some| some.contains(&0) && some.contains(&1)), "{of_second:?}");
-        assert_eq!(in_turns(&files[..0].to_vec()), Vec::<&(usize, usize)>::new());
+        assert_eq!(in_turns(&files[..0]), Vec::<&(usize, usize)>::new());
     }
 
     #[test]

@@ -54,8 +54,7 @@ fn turns(topics: &[usize], rows: &[Worth]) -> Vec<Turn> {
                 some.extend(topic.iter().skip(first).take(TOGETHER).filter(|_| at > 0));
                 begin += length;
             }
-            let mean =
-                |of: fn(&Paid) -> f64| some.iter().map(|paid| of(paid)).sum::<f64>() / some.len() as f64;
+            let mean = |of: fn(&Paid) -> f64| some.iter().map(of).sum::<f64>() / some.len() as f64;
             let (dollars, remote_pairs) =
                 (1000.0 * mean(|paid| paid.dollars), mean(|paid| paid.remote_pairs));
             (!some.is_empty()).then_some(After { name: worth.name, dollars, remote_pairs })
