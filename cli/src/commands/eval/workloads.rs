@@ -212,7 +212,10 @@ mod tests {
         let of_second: Vec<usize> = mixed.iter().map(|(file, _)| *file).collect();
         // A third of them, and no stretch without.
         assert!((14..=19).contains(&of_second.iter().sum::<usize>()), "{of_second:?}");
-        assert!(of_second.chunks(6).all(|some| some.contains(&0) && some.contains(&1)), "{of_second:?}");
+        assert!(
+            of_second.chunks_exact(6).all(|some| some.contains(&0) && some.contains(&1)),
+            "{of_second:?}"
+        );
         assert_eq!(in_turns(&files[..0]), Vec::<&(usize, usize)>::new());
     }
 

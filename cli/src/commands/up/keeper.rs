@@ -3,7 +3,7 @@
 use super::cashier::Cashier;
 use super::following::{Answering, Following, taken};
 use super::replan::Better;
-use super::report::{Report, serving_processes};
+use super::report::{self, Report};
 use super::tariff::Tariff;
 use crate::deployment::Wanted as Placed;
 use crate::exit::CliError;
@@ -14,7 +14,7 @@ use remoe_launcher::decide::Desired;
 use remoe_launcher::functions::DEFAULT_MAX_BATCH;
 use remoe_launcher::{FunctionState, FunctionStatus, Status, Supervisor, control, need};
 use remoe_wire::v1::LayerExperts;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -56,7 +56,10 @@ struct Seen {
     /// What was last said of it is that it sleeps.
     said_asleep: bool,
     generation: Option<u64>,
-    serving: BTreeSet<u32>,
+    /// Names of functions by their processes.
+    serving: BTreeMap<u32, String>,
+    /// Names of all that have served since it was awake last.
+    served: BTreeSet<String>,
     main: Option<u32>,
     wake: WakeMarks,
     /// A placement that is not in force yet.
@@ -103,7 +106,8 @@ impl Keeper {
             asleep: false,
             said_asleep: false,
             generation: first.generation,
-            serving: serving_processes(first),
+            served: report::serving(first).into_values().collect(),
+            serving: report::serving(first),
             main: None,
             wake: WakeMarks::default(),
             revision: None,
@@ -330,16 +334,23 @@ impl Keeper {
         if let Some(Revision { better, .. }) = in_force {
             self.complete(better, seen);
         }
-        let serving = serving_processes(status);
-        if revised || !serving.is_subset(&seen.serving) {
-            let only_more = serving.is_superset(&seen.serving);
-            let event = match (std::mem::take(&mut seen.said_asleep), revised, only_more) {
-                (true, ..) => "awake",
-                (false, true, _) => "replanned",
-                (false, false, true) => "joined",
-                (false, false, false) => "restarted",
+        let serving = report::serving(status);
+        let more: BTreeSet<String> = (serving.iter())
+            .filter(|(process, _)| !seen.serving.contains_key(process))
+            .map(|(_, name)| name.clone())
+            .collect();
+        if revised || !more.is_empty() {
+            let event = match (std::mem::take(&mut seen.said_asleep), revised) {
+                (true, _) => {
+                    seen.served.clear();
+                    "awake"
+                }
+                (false, true) => "replanned",
+                (false, false) if more.is_disjoint(&seen.served) => "joined",
+                (false, false) => "restarted",
             };
             self.report.say(event, status)?;
+            seen.served.extend(serving.values().cloned());
             seen.serving = serving;
         }
         Ok(())

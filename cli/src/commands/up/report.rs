@@ -8,7 +8,7 @@ use crate::output::progress::Progress;
 use crate::output::table;
 use remoe_function::Role;
 use remoe_launcher::{FunctionState, Status, placement};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -126,11 +126,11 @@ fn main_text(main: &MainReport) -> String {
     )
 }
 
-/// The processes that the generation in force relies on.
-pub(super) fn serving_processes(status: &Status) -> BTreeSet<u32> {
+/// The processes that the generation in force relies on, with the names of their functions.
+pub(super) fn serving(status: &Status) -> BTreeMap<u32, String> {
     let functions = status.functions.iter();
     let serving = functions.filter(|function| function.state == FunctionState::Serving);
-    serving.filter_map(|function| function.pid).collect()
+    serving.filter_map(|function| Some((function.pid?, function.name.clone()))).collect()
 }
 
 /// The address to reach a listener at from this machine.
