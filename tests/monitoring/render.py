@@ -138,16 +138,17 @@ def donut(parts, unit, width, height):
     return "".join(drawn)
 
 
-def bars(parts, unit, width, color_of):
-    parts = sorted(parts, key=lambda part: -part[2])
+def bars(parts, unit, width, height, color_of):
+    """A bar for each of `parts`, as many as six, as far apart as there is room for."""
+    step = min(38, (height - 8) / max(1, len(parts[:6])))
     most = 1 if unit == "percentunit" else max((value for *_, value in parts), default=1) or 1
     drawn = []
     for number, (name, _, value) in enumerate(parts[:6]):
-        top = 14 + 38 * number
+        top = 6 + step * number
         color = color_of(value)
         drawn.append(f'<text x="8" y="{top + 10}">{html.escape(name)}</text>')
-        drawn.append(f'<rect x="8" y="{top + 15}" width="{max(2, min(1, value / most) * (width - 110)):.1f}" height="12" fill="{color}"/>')
-        drawn.append(f'<text x="{width - 8}" y="{top + 26}" text-anchor="end" fill="#fff">{shown(value, unit)}</text>')
+        drawn.append(f'<rect x="8" y="{top + 14:.1f}" width="{max(2, min(1, value / most) * (width - 110)):.1f}" height="{min(12, step - 19):.1f}" fill="{color}"/>')
+        drawn.append(f'<text x="{width - 8}" y="{top + 14 + min(12, step - 19) / 2 + 4:.1f}" text-anchor="end" fill="#fff">{shown(value, unit)}</text>')
     return "".join(drawn)
 
 
@@ -230,7 +231,10 @@ def figure(api, panel, prepare, seconds, width, height, moments):
     if kind == "piechart":
         return donut(instants(api, panel, prepare), unit, width, height)
     if kind == "bargauge":
-        return bars(list(instants(api, panel, prepare)), unit, width, lambda value: color(defaults, value))
+        parts = list(instants(api, panel, prepare))
+        # What is one query of many comes in no order.
+        parts = parts if len(panel["targets"]) > 1 else sorted(parts, key=lambda part: -part[2])
+        return bars(parts, unit, width, height, lambda value: color(defaults, value))
     if kind == "heatmap" and panel["targets"][0].get("format") != "heatmap":
         return row_heat(list(ranges(api, panel, prepare, seconds)), unit, width, height)
     if kind == "heatmap":
