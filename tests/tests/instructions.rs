@@ -114,11 +114,11 @@ fn parse(output: &str) -> Counts {
     counts
 }
 
-/// How far a figure may be from what is written here: its noise is below a tenth of a percent, but another compiler
-/// has other ideas.
+/// How far a figure may be from what is written here: its noise is below a tenth of a percent, but another C
+/// library copies memory in another way, and another compiler has other ideas.
 fn tolerance() -> f64 {
     let version = Command::new("rustc").arg("--version").output().expect("there is a compiler");
-    if String::from_utf8_lossy(&version.stdout).starts_with(COMPILER) { 0.02 } else { 0.25 }
+    if String::from_utf8_lossy(&version.stdout).starts_with(COMPILER) { 0.05 } else { 0.25 }
 }
 
 #[tokio::test]
