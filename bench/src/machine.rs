@@ -54,6 +54,11 @@ pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
+/// Whether the processor is Intel's.
+pub(crate) fn is_intel() -> bool {
+    read("/proc/cpuinfo").contains("GenuineIntel")
+}
+
 /// Bytes that can be had without swapping.
 pub(crate) fn available_memory() -> u64 {
     memory("MemAvailable:")

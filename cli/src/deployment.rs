@@ -137,6 +137,7 @@ impl Wanted {
                 kv_cache_bytes: args.kv_cache_bytes,
                 max_batch: args.max_batch,
                 starts_at_once: args.starts_at_once,
+                shared_cores: std::thread::available_parallelism().ok().map(usize::from),
                 ..ModelOptions::default()
             },
             source,

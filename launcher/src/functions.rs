@@ -57,7 +57,13 @@ pub struct ModelOptions {
     pub max_requests: Option<u32>,
     /// Remote functions that start at the same time, at most; none: all of them.
     pub starts_at_once: Option<usize>,
+    /// Cores that all functions without a size of their own share; none: nothing is known of that.
+    pub shared_cores: Option<usize>,
 }
+
+/// Cores for each function that shares them, from which on a remote function polls for its next request: one that does keeps a core
+/// busy, which main functions with few cores want for what lies between two layers' experts.
+const CORES_TO_POLL: usize = 4;
 
 /// One main function and the remote functions of `placement`, with HTTP at `http`.
 pub fn deployment(
@@ -67,8 +73,10 @@ pub fn deployment(
     drain: Duration,
     patience: Patience,
 ) -> Desired {
+    let processes = placement.processes();
+    let crowded = options.shared_cores.is_some_and(|cores| cores < CORES_TO_POLL * (processes.len() + 1));
     let mut functions = vec![main(options, http)];
-    functions.extend(placement.processes().into_iter().map(|process| remote(options, process)));
+    functions.extend(processes.into_iter().map(|process| remote(options, process, crowded)));
     Desired {
         functions,
         asleep: false,
@@ -113,7 +121,7 @@ fn main(options: &ModelOptions, http: Option<SocketAddr>) -> FunctionSpec {
     }
 }
 
-fn remote(options: &ModelOptions, process: RemoteProcess) -> FunctionSpec {
+fn remote(options: &ModelOptions, process: RemoteProcess, crowded: bool) -> FunctionSpec {
     let RemoteProcess { name, hosted, memory_bytes, cpu_millis } = process;
     let limits = memory_bytes
         .map(ResourceLimits::of_memory)
@@ -123,7 +131,7 @@ fn remote(options: &ModelOptions, process: RemoteProcess) -> FunctionSpec {
     flag(&mut arguments, "--experts", Some(&format_listing(&hosted)));
     // Only a function of several layers is called again at once, by the next layer. And polling would use
     // up what a share of a vCPU is allowed.
-    if hosted.len() < 2 || limits.is_some_and(has_less_than_a_vcpu) {
+    if hosted.len() < 2 || limits.map_or(crowded, has_less_than_a_vcpu) {
         flag(&mut arguments, "--poll-us", Some(&0));
     }
     flag(&mut arguments, "--memory-bytes", memory_bytes.or(options.remote_memory_bytes).as_ref());
@@ -146,5 +154,30 @@ fn flag(arguments: &mut Vec<OsString>, name: &str, value: Option<&impl ToString>
     if let Some(value) = value {
         arguments.push(name.into());
         arguments.push(value.to_string().into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::placement::MoeLayer;
+
+    /// Whether a remote function of two layers polls that is told nothing of its size.
+    fn polls(shared_cores: Option<usize>) -> bool {
+        let layers = [0, 1].map(|layer| MoeLayer { layer, experts: 4 });
+        let placement =
+            Placement::from_ratio(&layers, 0.5, 1).and_then(|placement| placement.in_groups(1)).unwrap();
+        let options = ModelOptions { shared_cores, ..ModelOptions::default() };
+        let patience = Patience::with_ready(Duration::from_secs(1));
+        let desired = deployment(&options, &placement, None, Duration::ZERO, patience);
+        let remote = desired.functions.iter().find(|function| function.role == Role::Remote).unwrap();
+        !remote.arguments.contains(&OsString::from("--poll-us"))
+    }
+
+    #[test]
+    fn remote_functions_poll_only_where_there_are_cores_for_it() {
+        assert!(polls(None));
+        assert!(polls(Some(8)));
+        assert!(!polls(Some(7)));
     }
 }

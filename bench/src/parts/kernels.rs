@@ -104,7 +104,8 @@ fn measure_one(context: &Context, share: &Share, dtype: &str, threads: usize) ->
     Ok(part)
 }
 
-fn start_ours(context: &Context, dtype: &str, threads: usize) -> Result<(Process, Value)> {
+/// Starts the instrument for the FFN and the machine's limits; returns it with its description of itself.
+pub(super) fn start_ours(context: &Context, dtype: &str, threads: usize) -> Result<(Process, Value)> {
     let mut command = Command::new(context.program("examples/ffn_speed")?);
     command.args(["--dtype", dtype, "--threads", &threads.to_string()]);
     command.args(["--hidden", &HIDDEN.to_string(), "--width", &WIDTH.to_string()]);
@@ -145,9 +146,9 @@ enum Instrument {
 
 /// GB/s or GFLOP/s.
 #[derive(Debug, Clone, Copy, Deserialize)]
-struct Answer {
+pub(super) struct Answer {
     /// Of all calls together.
-    rate: f64,
+    pub(super) rate: f64,
     /// Of the best single call.
     best: f64,
 }

@@ -287,6 +287,7 @@ impl Experts {
             jobs.push(Job { expert, inputs: call.inputs, row_index: these, output: this });
             (tokens, output) = (others, other);
         }
+        self.metrics.reads.inc_by(jobs.len() as u64);
         if !jobs.is_empty() {
             self.pool
                 .forward(&mut jobs)

@@ -7,6 +7,8 @@ use std::sync::Arc;
 pub(crate) struct ExpertMetrics {
     /// (token, expert) pairs by `placement`: local, remote, fallback.
     pub(crate) pairs: IntCounterVec,
+    /// Experts whose weights were read here, once for each layer of an iteration however many rows they had.
+    pub(crate) reads: IntCounter,
     /// Messages sent to remote functions.
     pub(crate) messages: IntCounter,
     /// Messages sent again to another replica.
@@ -35,6 +37,10 @@ impl ExpertMetrics {
                 ),
                 &["placement"],
             )?,
+            reads: IntCounter::new(
+                "remoe_expert_reads_total",
+                "Experts whose weights were read here, once for each layer of an iteration.",
+            )?,
             messages: IntCounter::new(
                 "remoe_expert_messages_total",
                 "Messages sent to remote-expert functions.",
@@ -61,6 +67,7 @@ impl ExpertMetrics {
             activity: Arc::default(),
         };
         registry.register(Box::new(metrics.pairs.clone()))?;
+        registry.register(Box::new(metrics.reads.clone()))?;
         registry.register(Box::new(metrics.messages.clone()))?;
         registry.register(Box::new(metrics.retries.clone()))?;
         registry.register(Box::new(metrics.loads.clone()))?;

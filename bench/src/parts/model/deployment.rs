@@ -11,6 +11,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
 
 /// The model's name in requests.
 pub(super) const NAME: &str = "bench";
@@ -44,11 +46,23 @@ impl Deployment {
         Ok(Self { http, runtime, _process: process })
     }
 
-    /// Tokens per second of `prompts` that run together, all of them summed up, while all of them do:
-    /// from when each has its first token to when the first one ends. None where that is too short, as
-    /// on a machine so busy that some streams end before others begin.
-    pub(super) fn decode(&self, prompts: &[Prompt]) -> Result<Option<f64>> {
-        let streams = self.all(prompts)?;
+    /// Decodes `prompts` together. None where they are together for too short, as on a machine so busy that some
+    /// streams end before others begin.
+    pub(super) fn decode(&self, prompts: &[Prompt]) -> Result<Option<Decoded>> {
+        let (streams, metrics) = self.runtime.block_on(async {
+            let (mut running, begun) = self.ask(prompts);
+            for first in begun {
+                // A stream that fails says so when it is joined.
+                let _failed = first.await;
+            }
+            let all_begun = self.read_metrics().await?;
+            let mut streams = Vec::from_iter(joined(&mut running).await?);
+            let first_ended = self.read_metrics().await?;
+            while let Some(tokens) = joined(&mut running).await? {
+                streams.push(tokens);
+            }
+            Ok((streams, [all_begun, first_ended]))
+        })?;
         let measuring = || "measuring decoding";
         let start = streams.iter().filter_map(|tokens| tokens.first()).max().doing(measuring)?;
         let end = streams.iter().filter_map(|tokens| tokens.last()).min().doing(measuring)?;
@@ -59,14 +73,24 @@ impl Deployment {
             let [first, .., last] = together.as_slice() else { return Ok(None) };
             rate += (together.len() - 1) as f64 / (**last - **first).as_secs_f64();
         }
-        Ok(Some(rate))
+        let [begun, ended] = metrics;
+        let iterations = ended.gained_since(&begun, "remoe_iterations_total").filter(|count| *count > 0.0);
+        let reads = ended.gained_since(&begun, "remoe_expert_reads_total");
+        Ok(reads.zip(iterations).map(|(reads, iterations)| Decoded { rate, reads: reads / iterations }))
     }
 
     /// Prompt tokens per second of `prompts` that arrive together, from the first request to the last
     /// answer's only token.
     pub(super) fn prefill(&self, prompts: &[Prompt]) -> Result<f64> {
         let started = Instant::now();
-        let streams = self.all(prompts)?;
+        let streams = self.runtime.block_on(async {
+            let (mut running, _) = self.ask(prompts);
+            let mut streams = Vec::new();
+            while let Some(tokens) = joined(&mut running).await? {
+                streams.push(tokens);
+            }
+            Ok(streams)
+        })?;
         let end = streams.iter().flatten().max().doing(|| "measuring prefill: no tokens")?;
         let tokens: usize = prompts.iter().map(|prompt| prompt.ids.len()).sum();
         Ok(tokens as f64 / (*end - started).as_secs_f64())
@@ -74,7 +98,11 @@ impl Deployment {
 
     /// The metrics of the main function.
     pub(super) fn metrics(&self) -> Result<Metrics> {
-        let text = self.runtime.block_on(stream::get(self.http, "/metrics"))?;
+        self.runtime.block_on(self.read_metrics())
+    }
+
+    async fn read_metrics(&self) -> Result<Metrics> {
+        let text = stream::get(self.http, "/metrics").await?;
         let of_model = format!("{{model=\"{NAME}\"}}");
         let values = text.lines().filter_map(|line| {
             let (name, value) = line.rsplit_once(' ')?;
@@ -83,19 +111,32 @@ impl Deployment {
         Ok(Metrics(values.collect()))
     }
 
-    fn all(&self, prompts: &[Prompt]) -> Result<Vec<Vec<Token>>> {
-        self.runtime.block_on(async {
-            let streams: Vec<_> = prompts
-                .iter()
-                .map(|prompt| tokio::spawn(stream::complete(self.http, prompt.clone())))
-                .collect();
-            let mut all = Vec::with_capacity(streams.len());
-            for stream in streams {
-                all.push(stream.await.doing(|| "reading a stream")??);
-            }
-            Ok(all)
-        })
+    /// Asks for all of `prompts`; with what tells that each stream has begun.
+    fn ask(&self, prompts: &[Prompt]) -> (JoinSet<Result<Vec<Token>>>, Vec<oneshot::Receiver<()>>) {
+        let mut streams = JoinSet::new();
+        let begun = prompts.iter().map(|prompt| {
+            let (tell, begun) = oneshot::channel();
+            let stream = stream::complete(self.http, prompt.clone(), tell);
+            streams.spawn_on(stream, self.runtime.handle());
+            begun
+        });
+        let begun = begun.collect();
+        (streams, begun)
     }
+}
+
+/// Streams that decoded together.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Decoded {
+    /// Tokens per second of all of them, from when each has its first token to when the first one ends.
+    pub(super) rate: f64,
+    /// Experts whose weights the main function read, in the mean of those iterations, all layers together.
+    pub(super) reads: f64,
+}
+
+/// The tokens of the next stream to end; none where all have.
+async fn joined(streams: &mut JoinSet<Result<Vec<Token>>>) -> Result<Option<Vec<Token>>> {
+    streams.join_next().await.map(|ended| ended.doing(|| "reading a stream")?).transpose()
 }
 
 /// Prometheus series at one moment.
@@ -106,11 +147,13 @@ impl Metrics {
     /// The mean of the values that histogram `name` took between `earlier` and this; none where it took
     /// none.
     pub(super) fn mean_since(&self, earlier: &Self, name: &str) -> Option<f64> {
-        let gained = |suffix: &str| {
-            let series = format!("{name}{suffix}");
-            Some(self.0.get(&series)? - earlier.0.get(&series)?)
-        };
+        let gained = |suffix: &str| self.gained_since(earlier, &format!("{name}{suffix}"));
         gained("_count").filter(|count| *count > 0.0).and_then(|count| Some(gained("_sum")? / count))
+    }
+
+    /// What `series` gained between `earlier` and this; none where there is no such series.
+    fn gained_since(&self, earlier: &Self, series: &str) -> Option<f64> {
+        Some(self.0.get(series)? - earlier.0.get(series)?)
     }
 
     /// Names of the histograms that begin with `prefix`.

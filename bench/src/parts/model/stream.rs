@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
+use tokio::sync::oneshot;
 
 /// A request for a completion of token ids.
 #[derive(Debug, Clone)]
@@ -20,8 +21,12 @@ pub(super) struct Prompt {
 /// When a token arrived.
 pub(super) type Token = Instant;
 
-/// Streams the completion of `prompt`; when each of its tokens came.
-pub(super) async fn complete(server: SocketAddr, prompt: Prompt) -> Result<Vec<Token>> {
+/// Streams the completion of `prompt`; when each of its tokens came. `begun` is told of the first one.
+pub(super) async fn complete(
+    server: SocketAddr,
+    prompt: Prompt,
+    begun: oneshot::Sender<()>,
+) -> Result<Vec<Token>> {
     // Drawn at temperature 1, as greedy tokens of random weights repeat, and with them their experts.
     let body = json!({
         "model": NAME, "prompt": prompt.ids, "max_tokens": prompt.max_tokens, "seed": prompt.seed,
@@ -30,12 +35,17 @@ pub(super) async fn complete(server: SocketAddr, prompt: Prompt) -> Result<Vec<T
     let mut answer = Answer::begin(server, "POST", "/v1/completions", &body.to_string()).await?;
     let mut tokens = Vec::with_capacity(prompt.max_tokens);
     let mut unread = String::new();
+    let mut begun = Some(begun);
     while let Some(chunk) = answer.chunk().await? {
         let now = Instant::now();
         unread.push_str(&chunk);
         while let Some((event, rest)) = unread.split_once("\n\n") {
             tokens.extend(std::iter::repeat_n(now, count(event)?));
             unread = rest.to_owned();
+        }
+        if let Some(begun) = begun.take_if(|_| !tokens.is_empty()) {
+            // Who does not wait for it has dropped the other end.
+            let _nobody = begun.send(());
         }
     }
     if tokens.len() != prompt.max_tokens {
