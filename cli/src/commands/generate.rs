@@ -60,13 +60,11 @@ fn measured(generation: &Generation) -> Measured {
 /// One figure of a comparison, for people.
 fn line(plan: &Comparison, of: impl Fn(&Outcome) -> f64, scale: f64, unit: &str) -> String {
     let (expected, measured) = (of(&plan.expected), of(&plan.measured));
-    let ratio = if expected > 0.0 { measured / expected } else { f64::NAN };
-    format!(
-        "{:.2} {unit}, expected {:.2} {unit} ({:+.0} %)",
-        measured * scale,
-        expected * scale,
-        100.0 * (ratio - 1.0)
-    )
+    let more = match expected > 0.0 {
+        true => format!(" ({:+.0} %)", 100.0 * (measured / expected - 1.0)),
+        false => String::new(),
+    };
+    format!("{:.2} {unit}, expected {:.2} {unit}{more}", measured * scale, expected * scale)
 }
 
 #[derive(Debug, Serialize)]
@@ -253,7 +251,10 @@ fn figures(generation: &Generation) -> String {
     ];
     if let Some(plan) = &generation.plan {
         figures.push(("first token", line(plan, |outcome| outcome.ttft_seconds, 1e3, "ms")));
-        figures.push(("per token", line(plan, |outcome| outcome.tpot_seconds, 1e3, "ms")));
+        // The first token has none before it that it could follow.
+        if usage.completion_tokens > 1 {
+            figures.push(("per token", line(plan, |outcome| outcome.tpot_seconds, 1e3, "ms")));
+        }
         figures.push(("cost", line(plan, |outcome| outcome.cost, 1e6, "millionths of a dollar")));
     }
     format!("\n{}", table::of_pairs(&figures))
