@@ -393,13 +393,17 @@ pub(crate) struct DeploymentArgs {
     /// Type to compute in [default: the checkpoint's]
     #[arg(long, value_enum)]
     pub(crate) dtype: Option<Dtype>,
-    /// Keep routed experts as int8, int4 or mxfp4, quantised as they are loaded [default: they stay in the type computed in]
-    #[arg(long, value_name = "int8|int4|mxfp4")]
+    /// Keep routed experts as int8, int4 or mxfp4, quantised as they are loaded, or as fp8 where they are stored so [default: they stay in the type computed in]
+    #[arg(long, value_name = "int8|int4|mxfp4|fp8")]
     pub(crate) experts_dtype: Option<ExpertsDtype>,
-    /// Keep attention, dense layers, shared experts and the head as int8, or by its name in the type computed in
+    /// Keep the embedding, attention, dense layers, shared experts and the head as int8, or by its name in the type computed in
     /// [default: int8 beside quantised experts, on CPUs]
     #[arg(long, value_name = "int8|bfloat16|float32")]
     pub(crate) dense_dtype: Option<DenseDtype>,
+    /// Positions of a text at most: fewer than the model serves otherwise, or more than the training of its longrope had, which
+    /// rotates every position as in long texts
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) max_model_len: Option<usize>,
     /// cpu, cuda or cuda:INDEX [default: cuda where there is one]
     #[arg(long, value_parser = device)]
     pub(crate) device: Option<String>,
@@ -473,6 +477,7 @@ impl DeploymentArgs {
             dtype: None,
             experts_dtype: None,
             dense_dtype: None,
+            max_model_len: None,
             device: None,
             backend: None,
             remote_ratio: None,

@@ -1,7 +1,7 @@
 //! Functions of a command: started, used, stopped.
 
 use crate::args::{Backend, DeploymentArgs};
-use crate::commands::profile::default_dtype;
+use crate::commands::profile::{check_experts_dtype, default_dtype};
 use crate::exit::CliError;
 use crate::loading;
 use crate::machine;
@@ -119,10 +119,14 @@ impl Wanted {
     /// Reads the checkpoint's facts; everything is local until something else is decided.
     pub(crate) fn unplaced(args: &DeploymentArgs) -> Result<Self, CliError> {
         let source = ModelArgs { model: absolute(&args.source.model), ..args.source.clone() };
-        let opened = source.open()?;
+        let mut opened = source.open()?;
+        if let Some(positions) = args.max_model_len {
+            opened.checkpoint.set_positions(positions)?;
+        }
         let source = source.pinned(&opened);
         let (experts_dtype, device) = (args.experts_dtype, args.device.as_deref().unwrap_or("cpu"));
         let dense_int8 = DenseDtype::is_int8(args.dense_dtype, experts_dtype, device);
+        check_experts_dtype(&opened.checkpoint, experts_dtype, args.dtype)?;
         let inspection = Inspection { experts_dtype, dense_int8, ..opened.checkpoint.inspect()? };
         let moe_layers = moe_layers(&inspection);
         Ok(Self {
@@ -131,6 +135,7 @@ impl Wanted {
                 dtype: args.dtype.map(|dtype| dtype.name().to_owned()),
                 experts_dtype: experts_dtype.map(ExpertsDtype::name),
                 dense_dtype: args.dense_dtype.map(DenseDtype::name),
+                max_model_len: args.max_model_len,
                 device: args.device.clone(),
                 threads: args.threads,
                 remote_memory_bytes: args.remote_memory,

@@ -80,6 +80,12 @@ fn positions_that_are_not_served_are_known_beforehand() {
     assert!(shown.contains("128 tokens, of which 64 are served"), "{shown}");
     let arguments = ["generate", "--json", "--model", &model, "--prompt-ids", "1", "--max-tokens", "64"];
     assert_eq!(error_of(&arguments, 2)["field"], "--max-tokens");
+    // Fewer where that is asked for, and no more than the model is made for.
+    let arguments = ["generate", "--json", "--model", &model, "--prompt-ids", "1", "--max-tokens"];
+    let with = |tokens, positions| [&arguments[..], &[tokens, "--max-model-len", positions]].concat();
+    assert_eq!(error_of(&with("20", "20"), 2)["field"], "--max-tokens");
+    assert_eq!(error_of(&with("100", "100"), 2)["field"], "--max-tokens");
+    assert_eq!(error_of(&with("1", "129"), 4)["field"], "max_position_embeddings");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! Only the byte ranges of the wanted experts are read, through a small buffer, straight into the
 //! packed form.
 
+mod fp8;
 mod quantisation;
 mod read;
 
@@ -12,9 +13,9 @@ use read::Reader;
 pub use read::load_floats;
 use remoe_kernels::{
     Activation, Dtype, ExpertShape, KernelError, Matrix, NumericsClass, PackedExpert, PackedExpertBuilder,
-    StoredDtype, WeightFormat,
+    PackedMatrix, PackedMatrixBuilder, StoredDtype, WeightFormat,
 };
-use remoe_model::{Checkpoint, CheckpointError, ExpertBiases, ExpertsDtype, MlpTensors};
+use remoe_model::{Checkpoint, CheckpointError, ExpertBiases, ExpertsDtype, MlpTensors, TensorRef};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -42,6 +43,20 @@ pub enum LoadError {
         tensor: String,
         /// Why.
         source: KernelError,
+    },
+    /// The bytes of another matrix cannot be packed.
+    #[error("{tensor}: {source}")]
+    Matrix {
+        /// Its name, or that of the first of several.
+        tensor: String,
+        /// Why.
+        source: KernelError,
+    },
+    /// Experts were to stay fp8, and are stored otherwise.
+    #[error("`{tensor}` is not stored as fp8 and cannot be kept so; leave out --experts-dtype fp8")]
+    NotFp8 {
+        /// The tensor.
+        tensor: String,
     },
     /// The layer or the expert does not exist.
     #[error("layer {layer} has no routed expert {expert} (it has {experts})")]
@@ -85,6 +100,23 @@ impl fmt::Display for ComputeDtype {
     }
 }
 
+/// [`experts_class`] of the experts of `checkpoint`, which can be kept so.
+///
+/// # Errors
+/// They cannot: [`Checkpoint::check_experts_dtype`].
+pub fn checked_experts_class(
+    checkpoint: &Checkpoint,
+    dtype: Dtype,
+    experts: Option<ExpertsDtype>,
+) -> Result<NumericsClass, CheckpointError> {
+    let computed_in = match dtype {
+        Dtype::F32 => remoe_model::StoredDtype::F32,
+        Dtype::Bf16 => remoe_model::StoredDtype::Bf16,
+    };
+    checkpoint.check_experts_dtype(experts, computed_in)?;
+    Ok(experts_class(dtype, experts))
+}
+
 /// What experts are computed as: in `dtype`, with weights quantised to `experts` where that is said.
 pub fn experts_class(dtype: Dtype, experts: Option<ExpertsDtype>) -> NumericsClass {
     let weights = match experts {
@@ -92,6 +124,7 @@ pub fn experts_class(dtype: Dtype, experts: Option<ExpertsDtype>) -> NumericsCla
         Some(ExpertsDtype::Int8) => WeightFormat::Int8,
         Some(ExpertsDtype::Int4) => WeightFormat::Int4,
         Some(ExpertsDtype::Mxfp4) => WeightFormat::Mxfp4,
+        Some(ExpertsDtype::Fp8) => WeightFormat::Fp8,
     };
     NumericsClass { dtype, weights }
 }
@@ -166,6 +199,31 @@ pub fn load_gated(
     pack(checkpoint, shape, tensors, refused)
 }
 
+/// Reads matrices of the same inputs and packs them, one below the other, for computing as `class` says. They go straight into the packed
+/// form: beside it there are never more than some rows in memory.
+///
+/// # Errors
+/// The weights cannot be read or packed.
+pub fn load_matrix(
+    checkpoint: &Checkpoint,
+    parts: &[&TensorRef],
+    class: impl Into<NumericsClass>,
+) -> Result<PackedMatrix, LoadError> {
+    let refused = |source| {
+        let tensor = parts.first().map(|part| part.name.to_string()).unwrap_or_default();
+        LoadError::Matrix { tensor, source }
+    };
+    let outputs = parts.iter().filter_map(|part| part.shape.first()).sum();
+    let inputs = parts.first().and_then(|part| part.shape.last()).copied().unwrap_or(0);
+    let mut builder = PackedMatrixBuilder::new(outputs, inputs, class).map_err(refused)?;
+    let mut reader = Reader::new(checkpoint);
+    for part in parts {
+        let stored = stored_dtype(part.dtype);
+        reader.rows(part, |_, bytes| builder.rows(stored, bytes).map_err(refused))?;
+    }
+    builder.finish().map_err(refused)
+}
+
 /// Reads the projections and packs them.
 fn pack(
     checkpoint: &Checkpoint,
@@ -180,6 +238,10 @@ fn pack(
     let linears =
         || Matrix::ALL.into_iter().zip(tensors.linears()).filter_map(|(matrix, l)| Some((matrix, l?)));
     for (matrix, linear) in linears() {
+        if shape.class().weights == WeightFormat::Fp8 {
+            fp8::pack(checkpoint, &linear.weight, matrix, &mut builder, &refused)?;
+            continue;
+        }
         reader.rows(&linear.weight, |row, bytes| builder.rows(matrix, row, bytes).map_err(&refused))?;
     }
     for (matrix, linear) in linears() {

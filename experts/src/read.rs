@@ -43,7 +43,7 @@ impl<'a> Reader<'a> {
         mut take: impl FnMut(usize, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         let rows = tensor.shape.first().copied().unwrap_or(1);
-        let slab = (READ_BYTES / row_bytes(tensor).max(1) / TILE_ROWS).max(1) * TILE_ROWS;
+        let slab = slab_rows(row_bytes(tensor));
         for first in (0..rows).step_by(slab) {
             self.checkpoint.read_rows(tensor, first..rows.min(first + slab), &mut self.buffer)?;
             take(first, &self.buffer)?;
@@ -80,6 +80,11 @@ impl<'a> Reader<'a> {
         }
         Ok(())
     }
+}
+
+/// Rows of so many bytes that are read at a time.
+pub(crate) fn slab_rows(row_bytes: usize) -> usize {
+    (READ_BYTES / row_bytes.max(1) / TILE_ROWS).max(1) * TILE_ROWS
 }
 
 /// Bytes of a row of a matrix, or of an element of a vector.

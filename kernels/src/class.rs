@@ -15,16 +15,26 @@ pub enum WeightFormat {
     Int4,
     /// As elements of the OCP MX format MXFP4, twice of which are integers of -12 to 12; 32 of a row with one power of two: 4.5 bits a weight.
     Mxfp4,
+    /// As fp8 e4m3 codes with a float32 scale for every block of a matrix, as checkpoints store them: 8.25 bits a weight. Each is decoded when it is used, and then is the element that [`Plain`](Self::Plain) would hold of it.
+    Fp8,
 }
 
 impl WeightFormat {
     /// Those with integers, the longer ones first.
     pub const QUANTISED: [Self; 3] = [Self::Int8, Self::Int4, Self::Mxfp4];
 
+    /// Whether it is one of [`QUANTISED`](Self::QUANTISED): rows are integers then.
+    pub(crate) const fn has_integers(self) -> bool {
+        match self {
+            Self::Plain | Self::Fp8 => false,
+            Self::Int8 | Self::Int4 | Self::Mxfp4 => true,
+        }
+    }
+
     /// What is added to an integer so that its stored form has no sign.
     pub(crate) const fn offset(self) -> i32 {
         match self {
-            Self::Plain => 0,
+            Self::Plain | Self::Fp8 => 0,
             Self::Int8 => 128,
             Self::Int4 => 8,
             Self::Mxfp4 => 12,
@@ -39,6 +49,7 @@ impl fmt::Display for WeightFormat {
             Self::Int8 => "int8",
             Self::Int4 => "int4",
             Self::Mxfp4 => "mxfp4",
+            Self::Fp8 => "fp8",
         })
     }
 }
@@ -54,7 +65,7 @@ pub struct NumericsClass {
 
 impl NumericsClass {
     /// All there are, in the order in which tables by class are kept.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self { dtype: Dtype::F32, weights: WeightFormat::Plain },
         Self { dtype: Dtype::Bf16, weights: WeightFormat::Plain },
         Self { dtype: Dtype::F32, weights: WeightFormat::Int8 },
@@ -63,13 +74,15 @@ impl NumericsClass {
         Self { dtype: Dtype::Bf16, weights: WeightFormat::Int4 },
         Self { dtype: Dtype::F32, weights: WeightFormat::Mxfp4 },
         Self { dtype: Dtype::Bf16, weights: WeightFormat::Mxfp4 },
+        Self { dtype: Dtype::F32, weights: WeightFormat::Fp8 },
+        Self { dtype: Dtype::Bf16, weights: WeightFormat::Fp8 },
     ];
 
-    /// The name of the class' formats, accumulation order, roundings and functions. Two processes may share a model's experts only if their names agree.
+    /// The name of the class' formats, accumulation order, roundings and functions. Two processes may share a model's experts only if their names agree. Weights that stay fp8 give the bits of the same ones decoded, and have the name of those.
     pub const fn name(self) -> &'static str {
         match (self.weights, self.dtype) {
-            (WeightFormat::Plain, Dtype::Bf16) => "pairwise-odd-first-v1/bf16",
-            (WeightFormat::Plain, Dtype::F32) => "pairwise-odd-first-v1/f32",
+            (WeightFormat::Plain | WeightFormat::Fp8, Dtype::Bf16) => "pairwise-odd-first-v1/bf16",
+            (WeightFormat::Plain | WeightFormat::Fp8, Dtype::F32) => "pairwise-odd-first-v1/f32",
             (WeightFormat::Int8, Dtype::Bf16) => "groups-of-32-v1/int8/bf16",
             (WeightFormat::Int8, Dtype::F32) => "groups-of-32-v1/int8/f32",
             (WeightFormat::Int4, Dtype::Bf16) => "groups-of-32-v1/int4/bf16",
@@ -107,7 +120,9 @@ mod tests {
         for (position, class) in NumericsClass::ALL.into_iter().enumerate() {
             assert_eq!(class.index(), position);
             let same = NumericsClass::ALL.into_iter().filter(|other| other.name() == class.name());
-            assert_eq!(same.count(), 1, "{class}");
+            // fp8 and what it is decoded to give the same bits.
+            let expected = if class.weights.has_integers() { 1 } else { 2 };
+            assert_eq!(same.count(), expected, "{class}");
         }
     }
 }

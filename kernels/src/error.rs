@@ -1,6 +1,6 @@
 //! What can go wrong; every variant carries the numbers that explain it.
 
-use crate::{Dtype, InstructionPath, Matrix, NumericsClass};
+use crate::{Dtype, InstructionPath, Matrix, NumericsClass, WeightFormat};
 
 /// Failure of packing, of starting a pool or of a forward call. Nothing is computed when one is returned, except for [`KernelError::Panicked`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -49,6 +49,24 @@ pub enum KernelError {
         actual: usize,
         /// Bytes of one stored row.
         row_bytes: usize,
+    },
+    /// Weights came in another form than the class has them in: fp8 ones are given as codes with scales, and only they are.
+    #[error("weights of class {class} as {form} cannot be given as {given}")]
+    Form {
+        /// What was to be packed.
+        class: NumericsClass,
+        /// Its form of weights.
+        form: WeightFormat,
+        /// What came.
+        given: &'static str,
+    },
+    /// The scales of fp8 weights are not what kernels compute from.
+    #[error("fp8 weights in blocks of {} x {}: {why}", .block[0], .block[1])]
+    Blocks {
+        /// Rows and columns of a block.
+        block: [usize; 2],
+        /// What is wrong.
+        why: String,
     },
     /// A slab of rows is not a whole number of rows, or reaches beyond the matrix.
     #[error(

@@ -30,11 +30,13 @@
 //! Where weights are quantised ([`WeightFormat::Int8`], [`WeightFormat::Int4`], [`WeightFormat::Mxfp4`]), rows and weights are integers with a scale for every 32 elements of K ([`quantise`]), and rule 1 is another one: the products of a group are summed exactly, groups ascend, and `acc = fma(sum, scale of w * scale of x, acc)`, the product of the scales rounded
 //! by itself. Rows of intermediate values become integers after the roundings of rule 4; results are elements as ever.
 //!
+//! Weights that stay fp8 ([`WeightFormat::Fp8`]) are decoded where they are used, to what [`WeightFormat::Plain`] holds of them, and summed by rule 1: they are of the same class as those.
+//!
 //! Because the bits do not depend on the path, the path is a matter of speed alone: [`PathChoice`] measures it. A path that does not give the portable path's bits on the machine at hand is not used.
 //!
 //! # Layout
 //!
-//! Weights are packed in panels of 64 output columns, K ascending: for bfloat16 `[K/2][64][2]`, for float32 `[K/2][2][64]`, for integers groups of 32 with their scales (int8: 2176 bytes a group of 64 columns, int4 and mxfp4: 1152). Lanes are output columns, so that no sum is ever spread over lanes. A panel of the first phase holds 32 gate columns and the
+//! Weights are packed in panels of 64 output columns, K ascending: for bfloat16 `[K/2][64][2]`, for float32 `[K/2][2][64]`, for integers groups of 32 with their scales (int8: 2176 bytes a group of 64 columns, int4 and mxfp4: 1152), for fp8 32 codes of K with their scales (2112 bytes). Lanes are output columns, so that no sum is ever spread over lanes. A panel of the first phase holds 32 gate columns and the
 //! 32 up columns that belong to them, and produces 32 finished intermediate values; without a gate it holds 64 up columns and produces as many. All paths read the same packed form.
 //!
 //! # Limits
@@ -50,6 +52,7 @@ mod attention;
 mod class;
 mod dtype;
 mod error;
+mod fp8;
 mod matrix;
 mod memory;
 pub mod numerics;
@@ -66,7 +69,8 @@ pub use attention::{AttentionShape, AttentionSpan, PAGE_POSITIONS};
 pub use class::{NumericsClass, WeightFormat};
 pub use dtype::{Activation, Dtype, StoredDtype};
 pub use error::KernelError;
-pub use matrix::{MAX_OUTPUTS, PackedMatrix};
+pub use fp8::Fp8Scales;
+pub use matrix::{MAX_OUTPUTS, PackedMatrix, PackedMatrixBuilder};
 pub use pack::{PackedExpert, PackedExpertBuilder};
 pub use paths::{InstructionPath, PathChoice, wrong_paths};
 pub use plan::{Job, MAX_JOBS, MAX_ROWS, Product};

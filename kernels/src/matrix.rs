@@ -2,8 +2,9 @@
 
 use crate::memory::Buffer;
 use crate::pack::Panels;
+use crate::quantise::{GROUP, WeightGroup};
 use crate::shape::{PANEL, row_copy_bytes, step_words, steps};
-use crate::{Dtype, KernelError, MAX_DIMENSION, NumericsClass, StoredDtype};
+use crate::{Dtype, KernelError, MAX_DIMENSION, NumericsClass, StoredDtype, WeightFormat};
 
 /// Largest legal number of outputs; vocabularies are the largest there are.
 pub const MAX_OUTPUTS: usize = 1 << 20;
@@ -17,6 +18,71 @@ pub struct PackedMatrix {
     buffer: Buffer,
 }
 
+/// Packs a matrix from slabs of rows, the first ones first, so that a loader can read a file through a small buffer.
+#[derive(Debug)]
+pub struct PackedMatrixBuilder {
+    matrix: PackedMatrix,
+    /// Rows that were given.
+    given: usize,
+}
+
+impl PackedMatrixBuilder {
+    /// Reserves the packed form of `outputs` rows of `inputs` weights, which become what `class`, or a [`Dtype`], calls for.
+    ///
+    /// # Errors
+    /// [`KernelError::Dimension`] for 0 and above [`MAX_OUTPUTS`] or [`MAX_DIMENSION`], [`KernelError::OutOfMemory`].
+    pub fn new(outputs: usize, inputs: usize, class: impl Into<NumericsClass>) -> Result<Self, KernelError> {
+        let class = class.into();
+        let within = |what, value, max| match value {
+            0 => Err(KernelError::Dimension { what, value, max }),
+            _ if value > max => Err(KernelError::Dimension { what, value, max }),
+            _ => Ok(()),
+        };
+        within("inputs", inputs, MAX_DIMENSION)?;
+        within("outputs", outputs, MAX_OUTPUTS)?;
+        let panel_words = steps(inputs, class.weights) * step_words(class.dtype, class.weights);
+        let buffer = Buffer::zeroed(outputs.div_ceil(PANEL) * panel_words * 4)?;
+        Ok(Self { matrix: PackedMatrix { outputs, inputs, class, buffer }, given: 0 })
+    }
+
+    /// Packs the rows that follow those given before: whole rows, little-endian as checkpoints store them, with any alignment. Slabs of a multiple of 16 rows are packed fastest.
+    ///
+    /// # Errors
+    /// [`KernelError::WeightLength`] where they are not whole rows, [`KernelError::Length`] where they are more than the matrix has, [`KernelError::Form`] where the class has fp8 weights, which only experts can have; nothing is packed then.
+    pub fn rows(&mut self, stored: StoredDtype, bytes: &[u8]) -> Result<(), KernelError> {
+        let matrix = &mut self.matrix;
+        let class = matrix.class;
+        if class.weights == WeightFormat::Fp8 {
+            return Err(KernelError::Form { class, form: class.weights, given: "elements" });
+        }
+        let row_bytes = matrix.inputs * stored.bytes();
+        if !bytes.len().is_multiple_of(row_bytes) {
+            return Err(KernelError::WeightLength { actual: bytes.len(), row_bytes });
+        }
+        let given = self.given + bytes.len() / row_bytes;
+        if given > matrix.outputs {
+            let (actual, expected) = (given, matrix.outputs);
+            return Err(KernelError::Length { what: "rows of a matrix", actual, expected });
+        }
+        let panels = Panels { panel_words: matrix.panel_words(), columns: PANEL, shift: 0 };
+        panels.write(matrix.buffer.words_mut(), stored, matrix.class, self.given, row_bytes, bytes);
+        self.given = given;
+        Ok(())
+    }
+
+    /// The packed matrix.
+    ///
+    /// # Errors
+    /// [`KernelError::Length`] where rows were never given.
+    pub fn finish(self) -> Result<PackedMatrix, KernelError> {
+        let (actual, expected) = (self.given, self.matrix.outputs);
+        if actual != expected {
+            return Err(KernelError::Length { what: "rows of a matrix", actual, expected });
+        }
+        Ok(self.matrix)
+    }
+}
+
 impl PackedMatrix {
     /// Packs matrices of the same number of `inputs`, one below the other: products with all of them are one product then. `parts` are row-major and little-endian as checkpoints store them, with any alignment. Weights become what `class`, or a [`Dtype`], calls for.
     ///
@@ -27,13 +93,9 @@ impl PackedMatrix {
         class: impl Into<NumericsClass>,
         parts: &[(StoredDtype, &[u8])],
     ) -> Result<Self, KernelError> {
-        let class = class.into();
-        let within = |what, value, max| match value {
-            0 => Err(KernelError::Dimension { what, value, max }),
-            _ if value > max => Err(KernelError::Dimension { what, value, max }),
-            _ => Ok(()),
-        };
-        within("inputs", inputs, MAX_DIMENSION)?;
+        if inputs == 0 {
+            return Err(KernelError::Dimension { what: "inputs", value: 0, max: MAX_DIMENSION });
+        }
         let mut outputs = 0;
         for (stored, weights) in parts {
             let row_bytes = inputs * stored.bytes();
@@ -42,17 +104,11 @@ impl PackedMatrix {
             }
             outputs += weights.len() / row_bytes;
         }
-        within("outputs", outputs, MAX_OUTPUTS)?;
-        let panel_words = steps(inputs, class.weights) * step_words(class.dtype, class.weights);
-        let mut buffer = Buffer::zeroed(outputs.div_ceil(PANEL) * panel_words * 4)?;
-        let panels = Panels { panel_words, columns: PANEL, shift: 0 };
-        let mut first_row = 0;
+        let mut builder = PackedMatrixBuilder::new(outputs, inputs, class)?;
         for (stored, weights) in parts {
-            let row_bytes = inputs * stored.bytes();
-            panels.write(buffer.words_mut(), *stored, class, first_row, row_bytes, weights);
-            first_row += weights.len() / row_bytes;
+            builder.rows(*stored, weights)?;
         }
-        Ok(Self { outputs, inputs, class, buffer })
+        builder.finish()
     }
 
     /// Elements of a result's row.
@@ -88,6 +144,49 @@ impl PackedMatrix {
     /// Bytes of memory that the weights take.
     pub fn bytes(&self) -> usize {
         Buffer::resident_bytes(self.buffer.len())
+    }
+
+    /// Writes to `to` what the weights of row `row` stand for, as little-endian elements of [`dtype`](Self::dtype), each rounded once: a look-up in a table of rows, the same bits on every machine.
+    ///
+    /// # Errors
+    /// [`KernelError::Dimension`] where there is no such row, [`KernelError::Length`] where `to` is not [`input_bytes`](Self::input_bytes) long.
+    pub fn read_row(&self, row: usize, to: &mut [u8]) -> Result<(), KernelError> {
+        if row >= self.outputs {
+            return Err(KernelError::Dimension { what: "a row", value: row, max: self.outputs - 1 });
+        }
+        if to.len() != self.input_bytes() {
+            let (actual, expected) = (to.len(), self.input_bytes());
+            return Err(KernelError::Length { what: "room for a row", actual, expected });
+        }
+        let column = row % PANEL;
+        let panel = &self.buffer.words()[row / PANEL * self.panel_words()..][..self.panel_words()];
+        let lines = step_words(self.class.dtype, self.class.weights) / PANEL;
+        let word = |line: usize| panel[line * PANEL + column];
+        match (self.class.weights, self.class.dtype) {
+            (WeightFormat::Plain, Dtype::Bf16) => {
+                for (pair, to) in to.chunks_mut(4).enumerate() {
+                    to.copy_from_slice(&word(pair).to_le_bytes()[..to.len()]);
+                }
+            }
+            (WeightFormat::Plain, Dtype::F32) => {
+                for (element, to) in to.chunks_mut(4).enumerate() {
+                    to.copy_from_slice(&word(element).to_le_bytes());
+                }
+            }
+            (format, dtype) => {
+                let step_words = step_words(dtype, format);
+                let groups = panel.chunks_exact(step_words).zip(to.chunks_mut(GROUP * dtype.bytes()));
+                for (group, to) in groups {
+                    let scale = group[lines * PANEL + column / 2] >> (16 * (column % 2));
+                    let words = std::array::from_fn(|line| match line < lines {
+                        true => group[line * PANEL + column],
+                        false => 0,
+                    });
+                    WeightGroup::of_stored(words, scale as u16, format).write(dtype, to);
+                }
+            }
+        }
+        Ok(())
     }
 
     pub(crate) const fn input_copy_bytes(&self) -> usize {

@@ -93,6 +93,15 @@ impl Buffer {
     }
 
     /// The contents as 32-bit words; trailing bytes that fill no word are left out.
+    pub(crate) fn words(&self) -> &[u32] {
+        // SAFETY: as in `words_mut`, but borrowed and only read.
+        unsafe {
+            let start = if self.len == 0 { NonNull::<u32>::dangling() } else { self.start.cast::<u32>() };
+            std::slice::from_raw_parts(start.as_ptr(), self.len / 4)
+        }
+    }
+
+    /// The same to be written.
     pub(crate) fn words_mut(&mut self) -> &mut [u32] {
         // SAFETY: aligned to 64 bytes (dangling and empty when `len` is 0: NonNull::<u8>::dangling() is only 1-aligned, hence the cast below), initialised to zero, and borrowed mutably.
         unsafe {

@@ -1,5 +1,6 @@
 //! From row-major matrices to panels.
 
+use crate::fp8::{self, Fp8Scales};
 use crate::memory::Buffer;
 use crate::numerics::{from_bf16, from_f16, round_bf16, to_bf16};
 use crate::quantise::{GROUP, WeightGroup};
@@ -132,30 +133,73 @@ impl PackedExpertBuilder {
     /// Packs the rows of `matrix` from `first_row` on; `bytes` is any whole number of rows. A row that is given again replaces the earlier one.
     ///
     /// # Errors
-    /// [`KernelError::Rows`] where `bytes` is not whole rows or reaches beyond the matrix; nothing is packed then.
+    /// [`KernelError::Rows`] where `bytes` is not whole rows or reaches beyond the matrix, [`KernelError::Form`] where weights stay fp8; nothing is packed then.
     pub fn rows(&mut self, matrix: Matrix, first_row: usize, bytes: &[u8]) -> Result<(), KernelError> {
-        let (rows, columns) = self.shape.matrix(matrix);
-        let row_bytes = columns * self.stored.bytes();
-        let count = bytes.len() / row_bytes;
-        let fits = first_row.checked_add(count).is_some_and(|end| end <= rows);
-        if !fits || !bytes.len().is_multiple_of(row_bytes) {
-            return Err(KernelError::Rows { matrix, first_row, actual: bytes.len(), row_bytes, rows });
+        let class = self.shape.class();
+        if class.weights == WeightFormat::Fp8 {
+            return Err(KernelError::Form { class, form: class.weights, given: "elements" });
         }
+        let row_bytes = self.row_bytes(matrix);
+        let (target, start) = self.target(matrix, first_row, row_bytes, bytes.len())?;
+        let packed = &mut self.buffer.words_mut()[start..];
+        target.write(packed, self.stored, class, first_row, row_bytes, bytes);
+        self.give(matrix, first_row, bytes.len() / row_bytes);
+        Ok(())
+    }
+
+    /// The same of a shape whose weights stay fp8: `codes` is a byte for each weight of any whole number of rows, none of them 0x7f or 0xff, which are no numbers; `scales` are those of the whole matrix.
+    ///
+    /// # Errors
+    /// As [`rows`](Self::rows), and [`KernelError::Form`] where the weights of the shape do not stay fp8, [`KernelError::Blocks`] for scales of another matrix.
+    pub fn fp8_rows(
+        &mut self,
+        matrix: Matrix,
+        first_row: usize,
+        codes: &[u8],
+        scales: &Fp8Scales,
+    ) -> Result<(), KernelError> {
+        let class = self.shape.class();
+        if class.weights != WeightFormat::Fp8 {
+            return Err(KernelError::Form { class, form: class.weights, given: "fp8" });
+        }
+        let (rows, columns) = self.shape.matrix(matrix);
+        scales.expect(rows, columns)?;
+        let (target, start) = self.target(matrix, first_row, columns, codes.len())?;
+        let packed = &mut self.buffer.words_mut()[start..];
+        fp8::write(packed, target, first_row, columns, codes, scales);
+        self.give(matrix, first_row, codes.len() / columns);
+        Ok(())
+    }
+
+    /// Where rows of `matrix` go, and the word at which its first panel begins.
+    fn target(
+        &self,
+        matrix: Matrix,
+        first_row: usize,
+        row_bytes: usize,
+        actual: usize,
+    ) -> Result<(Panels, usize), KernelError> {
         let shape = self.shape;
+        let rows = shape.matrix(matrix).0;
+        let fits = first_row.checked_add(actual / row_bytes).is_some_and(|end| end <= rows);
+        if !fits || !actual.is_multiple_of(row_bytes) {
+            return Err(KernelError::Rows { matrix, first_row, actual, row_bytes, rows });
+        }
         let inner = shape.gate_up_columns();
         let (panel_words, start, columns, shift) = match matrix {
             Matrix::Gate => (shape.gate_up_panel_words(), 0, inner, 0),
             Matrix::Up => (shape.gate_up_panel_words(), 0, inner, PANEL - inner),
             Matrix::Down => (shape.down_panel_words(), shape.down_offset_words(), PANEL, 0),
         };
-        let target = Panels { panel_words, columns, shift };
-        let packed = &mut self.buffer.words_mut()[start..];
-        target.write(packed, self.stored, shape.class(), first_row, row_bytes, bytes);
+        Ok((Panels { panel_words, columns, shift }, start))
+    }
+
+    /// Notes that so many rows were given.
+    fn give(&mut self, matrix: Matrix, first_row: usize, count: usize) {
         let given = &mut self.given[matrix as usize];
         for row in first_row..first_row + count {
             given[row / 64] |= 1 << (row % 64);
         }
-        Ok(())
     }
 
     /// The packed expert.
@@ -202,7 +246,7 @@ impl Panels {
         bytes: &[u8],
     ) {
         let rows = Rows { first: first_row, row_bytes, bytes };
-        if class.weights != WeightFormat::Plain {
+        if class.weights.has_integers() {
             let words = step_words(class.dtype, class.weights);
             return match stored {
                 StoredDtype::F32 => self.quantise(packed, rows, class.weights, words, f32::from_le_bytes),

@@ -166,7 +166,7 @@ impl Free {
         unsafe {
             let copy = self.take(bytes);
             match (class.weights, class.dtype) {
-                (WeightFormat::Plain, _) => {
+                (WeightFormat::Plain | WeightFormat::Fp8, _) => {
                     copy.copy_from_nonoverlapping(row.as_ptr(), row.len());
                     copy.add(row.len()).write_bytes(0, bytes - row.len());
                 }

@@ -11,8 +11,8 @@
 //!
 //! Everything here is a function of 32 numbers, written once, in scalar operations whose results no float mode of [`crate::paths::float_mode`] changes: no operand and no result that matters is denormal.
 
-use crate::WeightFormat;
 use crate::numerics::{NAN_BITS, from_bf16, to_bf16};
+use crate::{Dtype, WeightFormat};
 
 /// Elements of K that share a scale.
 pub const GROUP: usize = 32;
@@ -122,7 +122,7 @@ impl WeightGroup {
             return zeros(0.0);
         }
         match format {
-            WeightFormat::Plain => zeros(0.0),
+            WeightFormat::Plain | WeightFormat::Fp8 => zeros(0.0),
             WeightFormat::Mxfp4 => {
                 // Powers of two: of the exponent, 2 less for the largest of e2m1 and 1 for its doubling.
                 let scale = f32::from_bits((magnitude.to_bits() & 0x7f80_0000) - (3 << 23));
@@ -168,10 +168,48 @@ impl WeightGroup {
         }
         let quad = |index: usize| u32::from_le_bytes(std::array::from_fn(|k| bytes[4 * index + k]));
         match format {
-            WeightFormat::Plain | WeightFormat::Int8 => std::array::from_fn(quad),
+            WeightFormat::Plain | WeightFormat::Fp8 | WeightFormat::Int8 => std::array::from_fn(quad),
             WeightFormat::Int4 | WeightFormat::Mxfp4 => {
                 let half = GROUP / 8;
                 std::array::from_fn(|line| if line < half { quad(line) | quad(half + line) << 4 } else { 0 })
+            }
+        }
+    }
+
+    /// The group whose words and scale these are: the reverse of [`stored`](Self::stored).
+    #[inline(always)]
+    pub(crate) fn of_stored(words: [u32; GROUP / 4], scale: u16, format: WeightFormat) -> Self {
+        let half = GROUP / 2;
+        let values = std::array::from_fn(|k| {
+            let byte = |word: u32, k: usize| (word >> (8 * (k % 4))) as u8;
+            let nibble = || byte(words[k % half / 4], k) >> (4 * (k / half)) & 15;
+            match format {
+                WeightFormat::Plain | WeightFormat::Fp8 => 0,
+                WeightFormat::Int8 => byte(words[k / 4], k).wrapping_sub(128) as i8,
+                WeightFormat::Int4 => nibble() as i8 - 8,
+                WeightFormat::Mxfp4 => {
+                    let code = nibble();
+                    let size = E2M1[usize::from(code & 7)];
+                    if code & 8 == 0 { size } else { -size }
+                }
+            }
+        });
+        Self { values, scale }
+    }
+
+    /// Writes what the first elements stand for, as many as `to` has room for, rounded to `dtype`. Products of an integer and a bfloat16 are exact in float32.
+    #[inline(always)]
+    pub(crate) fn write(&self, dtype: Dtype, to: &mut [u8]) {
+        match dtype {
+            Dtype::F32 => {
+                for (k, to) in to.as_chunks_mut().0.iter_mut().enumerate() {
+                    *to = self.value(k).to_le_bytes();
+                }
+            }
+            Dtype::Bf16 => {
+                for (k, to) in to.as_chunks_mut().0.iter_mut().enumerate() {
+                    *to = to_bf16(self.value(k)).to_le_bytes();
+                }
             }
         }
     }
@@ -239,7 +277,7 @@ fn int4_errors<const N: usize>(group: &[f32; GROUP], scales: [f32; N], unit: f32
 /// The weights of a row as `format` keeps them: what their integers and scales stand for.
 #[must_use]
 pub fn kept(row: &[f32], format: WeightFormat) -> Vec<f32> {
-    if format == WeightFormat::Plain {
+    if !format.has_integers() {
         return row.to_vec();
     }
     let mut kept = Vec::with_capacity(row.len());

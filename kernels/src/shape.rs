@@ -14,6 +14,9 @@ pub(crate) const PANEL: usize = 64;
 pub(crate) const HALF: usize = PANEL / 2;
 const _: () = assert!(HALF == GROUP);
 
+/// Neighbouring columns of a panel that have the same scales where weights are fp8.
+pub(crate) const SCALE_COLUMNS: usize = 4;
+
 /// One expert: `out = (act(x Gate^T) * (x Up^T)) Down^T`, or `out = act(x Up^T) Down^T` where it has no gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExpertShape {
@@ -217,7 +220,7 @@ impl ExpertShape {
     pub(crate) const fn gate_up_bytes(&self) -> usize {
         let columns = self.gate_up_columns();
         match self.weights {
-            WeightFormat::Plain => columns * self.dtype.bytes(),
+            WeightFormat::Plain | WeightFormat::Fp8 => columns * self.dtype.bytes(),
             WeightFormat::Int8 | WeightFormat::Int4 | WeightFormat::Mxfp4 => {
                 columns / GROUP * size_of::<RowGroup>()
             }
@@ -235,20 +238,24 @@ impl ExpertShape {
     }
 }
 
-/// Bytes of the copy of a row of `elements` that kernels read instead of it: one with a zero appended where their number is odd, or one of integers where weights are quantised. 0 where they read the row itself.
+/// Bytes of the copy of a row of `elements` that kernels read instead of it: one with zeros appended where they are no whole steps, or one of integers where weights are quantised. 0 where they read the row itself.
 pub(crate) const fn row_copy_bytes(elements: usize, class: NumericsClass) -> usize {
     match class.weights {
         WeightFormat::Plain if elements.is_multiple_of(2) => 0,
         WeightFormat::Plain => ((elements + 1) * class.dtype.bytes()).next_multiple_of(64),
+        WeightFormat::Fp8 if elements.is_multiple_of(GROUP) => 0,
+        WeightFormat::Fp8 => (elements.next_multiple_of(GROUP) * class.dtype.bytes()).next_multiple_of(64),
         WeightFormat::Int8 | WeightFormat::Int4 | WeightFormat::Mxfp4 => quantise::row_bytes(elements),
     }
 }
 
-/// Steps in which `elements` of K are summed: pairs, or groups where weights are quantised.
+/// Steps in which `elements` of K are summed: pairs, or groups where weights are quantised or fp8.
 pub(crate) const fn steps(elements: usize, weights: WeightFormat) -> usize {
     match weights {
         WeightFormat::Plain => elements.div_ceil(2),
-        WeightFormat::Int8 | WeightFormat::Int4 | WeightFormat::Mxfp4 => elements.div_ceil(GROUP),
+        WeightFormat::Int8 | WeightFormat::Int4 | WeightFormat::Mxfp4 | WeightFormat::Fp8 => {
+            elements.div_ceil(GROUP)
+        }
     }
 }
 
@@ -260,5 +267,6 @@ pub(crate) const fn step_words(dtype: Dtype, weights: WeightFormat) -> usize {
         (WeightFormat::Plain, Dtype::F32) => 2 * PANEL,
         (WeightFormat::Int8, _) => PANEL * GROUP / 4 + scales,
         (WeightFormat::Int4 | WeightFormat::Mxfp4, _) => PANEL * GROUP / 8 + scales,
+        (WeightFormat::Fp8, _) => PANEL * GROUP / 4 + PANEL / SCALE_COLUMNS,
     }
 }

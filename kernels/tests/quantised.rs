@@ -10,12 +10,12 @@ use common::{
 use proptest::prelude::*;
 use remoe_kernels::quantise::{GROUP, kept};
 use remoe_kernels::{
-    Activation, Dtype, ExpertShape, Job, Matrix, NumericsClass, PackedExpertBuilder, PackedMatrix, Product,
-    StoredDtype, WeightFormat,
+    Activation, Dtype, ExpertShape, Job, KernelError, Matrix, NumericsClass, PackedExpertBuilder,
+    PackedMatrix, PackedMatrixBuilder, Product, StoredDtype, WeightFormat,
 };
 
 fn classes() -> impl Iterator<Item = NumericsClass> {
-    NumericsClass::ALL.into_iter().filter(|class| class.weights != WeightFormat::Plain)
+    NumericsClass::ALL.into_iter().filter(|class| WeightFormat::QUANTISED.contains(&class.weights))
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn weights_are_kept_as_documented_and_within_half_a_step() {
                     assert_eq!(kept, values);
                     let reach = match format {
                         WeightFormat::Int8 => 127.0,
-                        WeightFormat::Int4 | WeightFormat::Plain => 7.0,
+                        WeightFormat::Int4 | WeightFormat::Plain | WeightFormat::Fp8 => 7.0,
                         // The largest of two neighbours are 4 and 6, and what is almost 8 becomes 6.
                         WeightFormat::Mxfp4 => 3.9,
                     };
@@ -166,6 +166,47 @@ fn what_is_mxfp4_stays_what_it_is() {
             assert_eq!(kept(&row, WeightFormat::Mxfp4), row);
         }
     }
+}
+
+/// What is looked up of a matrix is what its rows are kept as, whatever slabs it was packed from; in bfloat16 rounded once.
+#[test]
+fn rows_are_looked_up_as_they_are_kept() {
+    let mut random = Random(27);
+    for class in NumericsClass::ALL.into_iter().filter(|class| class.weights != WeightFormat::Fp8) {
+        for (rows, inputs) in [(1, 1), (3, 31), (65, 33), (130, 64), (70, 97)] {
+            let weights: Vec<Vec<f32>> =
+                (0..rows).map(|_| Data::Ordinary.vector(&mut random, inputs, class.dtype)).collect();
+            let mut builder = PackedMatrixBuilder::new(rows, inputs, class).unwrap();
+            for slab in weights.chunks(17) {
+                builder.rows(class.dtype.into(), &to_bytes(&slab.concat(), class.dtype)).unwrap();
+            }
+            let matrix = builder.finish().unwrap();
+            let mut row = vec![0; matrix.input_bytes()];
+            for (index, weights) in weights.iter().enumerate() {
+                matrix.read_row(index, &mut row).unwrap();
+                let kept = kept(weights, class.weights);
+                let expected: Vec<u32> = kept.into_iter().map(|x| stored_bits(x, class.dtype)).collect();
+                assert_eq!(bits(&row, class.dtype), expected, "{class}, row {index} of {rows} x {inputs}");
+            }
+            let beyond = KernelError::Dimension { what: "a row", value: rows, max: rows - 1 };
+            assert_eq!(matrix.read_row(rows, &mut row), Err(beyond));
+            row.push(0);
+            let (actual, expected) = (row.len(), row.len() - 1);
+            let length = KernelError::Length { what: "room for a row", actual, expected };
+            assert_eq!(matrix.read_row(0, &mut row), Err(length));
+        }
+    }
+}
+
+#[test]
+fn a_matrix_takes_as_many_rows_as_it_has() {
+    let mut builder = PackedMatrixBuilder::new(3, 4, Dtype::F32).unwrap();
+    let rows = |actual| KernelError::Length { what: "rows of a matrix", actual, expected: 3 };
+    assert_eq!(builder.rows(StoredDtype::F32, &[0; 32]), Ok(()));
+    let part = KernelError::WeightLength { actual: 17, row_bytes: 16 };
+    assert_eq!(builder.rows(StoredDtype::F32, &[0; 17]), Err(part));
+    assert_eq!(builder.rows(StoredDtype::F32, &[0; 32]), Err(rows(4)));
+    assert_eq!(builder.finish().unwrap_err(), rows(2));
 }
 
 #[test]

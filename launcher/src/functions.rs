@@ -27,6 +27,8 @@ pub struct ModelOptions {
     pub dense_dtype: Option<&'static str>,
     /// The device of the main function.
     pub device: Option<String>,
+    /// Positions of a text at most, where they are not those that the model serves.
+    pub max_model_len: Option<usize>,
     /// Threads of each function whose size does not say.
     pub threads: Option<usize>,
     /// What the main function may take.
@@ -98,6 +100,7 @@ fn main(options: &ModelOptions, http: Option<SocketAddr>) -> FunctionSpec {
     }
     flag(&mut arguments, "--fallback-bytes", options.fallback_bytes.as_ref());
     flag(&mut arguments, "--dense-dtype", options.dense_dtype.as_ref());
+    flag(&mut arguments, "--max-model-len", options.max_model_len.as_ref());
     flag(&mut arguments, "--device", options.device.as_ref());
     flag(&mut arguments, "--kv-cache-bytes", options.kv_cache_bytes.as_ref());
     flag(&mut arguments, "--max-batch", options.max_batch.as_ref());

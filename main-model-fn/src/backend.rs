@@ -63,6 +63,12 @@ pub struct Affine<'a> {
     pub bias: Option<&'a TensorRef>,
 }
 
+/// What is held in memory as long as the model is.
+pub trait Held {
+    /// Bytes of it, on whatever device.
+    fn bytes(&self) -> usize;
+}
+
 /// A set of operations on a device. Tensors are matrices of rows in the compute dtype unless said otherwise.
 pub trait Backend: Sized + Send + Sync + 'static {
     /// What functions and descriptions call it.
@@ -70,15 +76,15 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// Rows on the device.
     type Tensor;
     /// A table of rows.
-    type Embedding: Send;
+    type Embedding: Send + Held;
     /// Weights of a product.
-    type Linear: Send;
+    type Linear: Send + Held;
     /// Weights of a norm.
-    type Norm: Send;
+    type Norm: Send + Held;
     /// Weights of a gated network.
-    type Gated: Send;
+    type Gated: Send + Held;
     /// The up-projections of latent attention.
-    type Heads: Send;
+    type Heads: Send + Held;
     /// Frequencies of a rotary embedding.
     type Rope: Send;
     /// Cosines and sines of an iteration's rows.
@@ -98,7 +104,7 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// Called on the thread that computes, before everything else.
     fn enter_thread(&self) {}
 
-    /// A table of rows in the compute dtype.
+    /// A table of rows, kept in the compute dtype or as `class` says. What is looked up is in the compute dtype.
     ///
     /// # Errors
     /// The checkpoint cannot be read, or the device has no room; the same for everything that is loaded.
@@ -106,7 +112,11 @@ pub trait Backend: Sized + Send + Sync + 'static {
         &self,
         checkpoint: &Checkpoint,
         table: &TensorRef,
+        class: NumericsClass,
     ) -> Result<Self::Embedding, LoadModelError>;
+
+    /// The rows of a product's weights as a table, without a copy of them: for a head that is tied to the embedding.
+    fn table_of(&self, weight: &Self::Linear) -> Option<Self::Embedding>;
 
     /// Matrices of the same inputs, one below the other, computed in `dtype`.
     ///

@@ -11,7 +11,7 @@ use crate::records::Recorder;
 use crate::text::TextFront;
 use crate::transformer::{Model, Transformer};
 use crate::{Backend, DeviceName, Error, Settings};
-use remoe_experts::{default_dtype, experts_class};
+use remoe_experts::{checked_experts_class, default_dtype};
 use remoe_function::{Announcement, Role, program_registry, refused_connections};
 use remoe_http::serve_probes;
 use remoe_kernels::{Dtype, NumericsClass, Pool, PoolConfig, WeightFormat, wrong_paths};
@@ -373,9 +373,13 @@ struct Loaded {
 
 impl Loaded {
     fn new<B: Backend>(settings: &Settings) -> Result<Self, Error> {
-        let checkpoint = Arc::new(settings.source.open()?.checkpoint);
+        let mut checkpoint = settings.source.open()?.checkpoint;
+        if let Some(positions) = settings.max_model_len {
+            checkpoint.set_positions(positions)?;
+        }
+        let checkpoint = Arc::new(checkpoint);
         let dtype = settings.dtype.map_or_else(|| default_dtype(&checkpoint), |dtype| dtype.0);
-        let class = experts_class(dtype, settings.experts_dtype);
+        let class = checked_experts_class(&checkpoint, dtype, settings.experts_dtype)?;
         let threads = settings.threads.unwrap_or(PoolConfig::default().threads);
         let text = TextFront::open(&checkpoint)?.map(Arc::new);
         let config = PoolConfig { threads, path: settings.instruction_path, ..PoolConfig::default() };
@@ -392,7 +396,9 @@ impl Loaded {
             let paths = pool.paths(class);
             tracing::debug!(%class, %paths, "instruction paths");
         }
-        let model = Box::new(Transformer::load(&checkpoint, dense, ops, threads)?);
+        let model = Transformer::load(&checkpoint, dense, ops, threads)?;
+        tracing::info!(bytes = model.weight_bytes(), class = %dense, "weights outside of experts");
+        let model = Box::new(model);
         let fingerprint = checkpoint.fingerprint()?.to_string();
         Ok(Self { checkpoint, class, threads, device_name, text, pool, model, fingerprint })
     }
@@ -465,6 +471,7 @@ mod tests {
         assert_eq!(class(&[], cpu), plain);
         assert_eq!(class(&["--experts-dtype", "int4"], cpu), int8);
         assert_eq!(class(&["--experts-dtype", "int4"], cuda), plain);
+        assert_eq!(class(&["--experts-dtype", "fp8"], cpu), plain);
         assert_eq!(class(&["--experts-dtype", "int4", "--dense-dtype", "bfloat16"], cpu), plain);
         assert_eq!(class(&["--dense-dtype", "int8"], cpu), int8);
         let refused = class(&["--dense-dtype", "int8"], cuda).unwrap_err();

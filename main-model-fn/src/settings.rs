@@ -24,14 +24,18 @@ pub struct Settings {
     /// Compute dtype: float32 or bfloat16; the checkpoint's by default (float32 for float16).
     #[arg(long)]
     pub dtype: Option<ComputeDtype>,
-    /// Form in which routed experts are kept: int8, int4 or mxfp4, quantised as they are loaded; the compute dtype
+    /// Form in which routed experts are kept: int8, int4 or mxfp4, quantised as they are loaded, or fp8, as it is stored; the compute dtype
     /// by default. The same for all functions of a deployment.
     #[arg(long)]
     pub experts_dtype: Option<ExpertsDtype>,
-    /// Form in which attention, dense layers, shared experts and the head are kept: int8, or the compute dtype by its
+    /// Form in which the embedding, attention, dense layers, shared experts and the head are kept: int8, or the compute dtype by its
     /// name. int8 beside quantised experts by default, on CPUs.
     #[arg(long)]
     pub dense_dtype: Option<DenseDtype>,
+    /// Positions of a text at most: fewer than the model serves otherwise, or more than the training of its longrope had,
+    /// which rotates every position as in long texts.
+    #[arg(long, value_name = "N")]
+    pub max_model_len: Option<usize>,
     /// cpu, cuda or cuda:INDEX; CUDA where there is one, by default.
     #[arg(long)]
     pub device: Option<crate::device::DeviceName>,

@@ -3,7 +3,7 @@
 use crate::error::Refused;
 use crate::heads::HeadProjections;
 use crate::pages::TorchPages;
-use main_model_fn::backend::{BackendError, Span};
+use main_model_fn::backend::{BackendError, Held, Span};
 use remoe_kernels::AttentionShape;
 use tch::{Device, Kind, TchError, Tensor};
 
@@ -14,6 +14,12 @@ pub struct LatentHeads {
     pub(crate) nope_dim: i64,
     pub(crate) rope_dim: i64,
     pub(crate) latent_dim: i64,
+}
+
+impl Held for LatentHeads {
+    fn bytes(&self) -> usize {
+        self.projections.bytes()
+    }
 }
 
 /// What a row may see beside the causal rule.

@@ -5,8 +5,9 @@
 
 use crate::error::Refused;
 use crate::host;
+use crate::linear::tensor_bytes;
 use main_model_fn::LoadModelError;
-use main_model_fn::backend::BackendError;
+use main_model_fn::backend::{BackendError, Held};
 use remoe_kernels::{MAX_ROWS, NumericsClass, PackedMatrix, Pool, Product, StoredDtype};
 use std::sync::Arc;
 use tch::{TchError, Tensor};
@@ -35,6 +36,18 @@ pub(crate) struct DeviceHeads {
     pub(crate) keys: Tensor,
     /// heads x value x latent.
     pub(crate) values: Tensor,
+}
+
+impl Held for HeadProjections {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Host(host) => {
+                let all = host.keys.iter().chain(&host.absorbed_keys).chain(&host.values);
+                all.map(PackedMatrix::bytes).sum()
+            }
+            Self::Device(device) => tensor_bytes(&device.keys) + tensor_bytes(&device.values),
+        }
+    }
 }
 
 impl HeadProjections {

@@ -9,7 +9,7 @@ use tch::{Kind, TchError, Tensor};
 
 /// A weight matrix that the kernels multiply with.
 pub(crate) struct HostMatrix {
-    pub(crate) matrix: PackedMatrix,
+    pub(crate) matrix: Arc<PackedMatrix>,
     pub(crate) pool: Arc<Pool>,
 }
 

@@ -2,8 +2,10 @@
 
 use crate::error::Refused;
 use crate::host::{HostMatrix, HostMlp};
-use main_model_fn::backend::BackendError;
+use main_model_fn::backend::{BackendError, Held};
+use remoe_kernels::PackedMatrix;
 use remoe_model::Activation;
+use std::sync::Arc;
 use tch::{TchError, Tensor};
 
 /// y = x W' + b.
@@ -16,6 +18,47 @@ pub struct Linear {
 pub(crate) enum Weight {
     Host(HostMatrix),
     Device(Tensor),
+}
+
+/// A table of rows.
+pub enum Embedding {
+    /// LibTorch's, in the compute dtype.
+    Rows(Tensor),
+    /// The kernels' on the host: quantised, or what products are made with as well.
+    Packed(Arc<PackedMatrix>),
+}
+
+/// Bytes of a tensor's elements.
+pub(crate) fn tensor_bytes(tensor: &Tensor) -> usize {
+    tensor.numel() * tensor.kind().elt_size_in_bytes()
+}
+
+impl Held for Linear {
+    fn bytes(&self) -> usize {
+        let weight = match &self.weight {
+            Weight::Host(weight) => weight.matrix.bytes(),
+            Weight::Device(weight) => tensor_bytes(weight),
+        };
+        weight + self.bias.as_ref().map_or(0, tensor_bytes)
+    }
+}
+
+impl Held for Embedding {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Rows(table) => tensor_bytes(table),
+            Self::Packed(matrix) => matrix.bytes(),
+        }
+    }
+}
+
+impl Held for Gated {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Host(mlp) => mlp.packed.bytes(),
+            Self::Device(mlp) => [&mlp.gate, &mlp.up, &mlp.down].into_iter().map(tensor_bytes).sum(),
+        }
+    }
 }
 
 impl Linear {

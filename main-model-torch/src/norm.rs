@@ -1,3 +1,5 @@
+use crate::linear::tensor_bytes;
+use main_model_fn::backend::Held;
 use remoe_model::NormKind;
 use tch::{Kind, TchError, Tensor};
 
@@ -8,6 +10,12 @@ pub struct Norm {
     pub(crate) weight: Tensor,
     pub(crate) bias: Option<Tensor>,
     pub(crate) eps: f64,
+}
+
+impl Held for Norm {
+    fn bytes(&self) -> usize {
+        tensor_bytes(&self.weight) + self.bias.as_ref().map_or(0, tensor_bytes)
+    }
 }
 
 impl Norm {

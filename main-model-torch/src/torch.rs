@@ -4,14 +4,14 @@ use crate::attention::{LatentHeads, grouped};
 use crate::error::Refused;
 use crate::heads::{DeviceHeads, HeadProjections, HostHeads};
 use crate::host::{self, HostMatrix, HostMlp};
-use crate::linear::{DeviceMlp, Gated, Linear, Weight};
+use crate::linear::{DeviceMlp, Embedding, Gated, Linear, Weight};
 use crate::norm::Norm;
 use crate::pages::TorchPages;
 use crate::rope::{Angles, Rope};
 use main_model_fn::backend::{Affine, Backend, BackendError, Span};
 use main_model_fn::{DeviceError, DeviceName, LoadModelError};
-use remoe_experts::{load_gated, stored_dtype};
-use remoe_kernels::{AttentionShape, Dtype, NumericsClass, PackedMatrix, Pool};
+use remoe_experts::{load_gated, load_matrix, stored_dtype};
+use remoe_kernels::{AttentionShape, Dtype, NumericsClass, Pool, WeightFormat};
 use remoe_model::{
     Activation, Checkpoint, MlaFacts, MlpTensors, NormKind, RopeFacts, StoredDtype, TensorRef,
 };
@@ -70,13 +70,8 @@ impl Torch {
         class: NumericsClass,
     ) -> Result<Weight, LoadModelError> {
         if self.device == Device::Cpu {
-            let stored = parts
-                .iter()
-                .map(|part| Ok((stored_dtype(part.weight.dtype), checkpoint.read(part.weight)?)))
-                .collect::<Result<Vec<_>, LoadModelError>>()?;
-            let stored: Vec<_> = stored.iter().map(|(dtype, bytes)| (*dtype, bytes.as_slice())).collect();
-            let inputs = parts.first().and_then(|part| part.weight.shape.last()).copied().unwrap_or(0);
-            let matrix = PackedMatrix::pack(inputs, class, &stored)?;
+            let weights: Vec<_> = parts.iter().map(|part| part.weight).collect();
+            let matrix = Arc::new(load_matrix(checkpoint, &weights, class)?);
             return Ok(Weight::Host(HostMatrix { matrix, pool: self.pool.clone() }));
         }
         let parts = parts
@@ -90,7 +85,7 @@ impl Torch {
 impl Backend for Torch {
     const NAME: &'static str = "torch";
     type Tensor = Tensor;
-    type Embedding = Tensor;
+    type Embedding = Embedding;
     type Linear = Linear;
     type Norm = Norm;
     type Gated = Gated;
@@ -125,8 +120,23 @@ impl Backend for Torch {
         std::mem::forget(tch::no_grad_guard());
     }
 
-    fn load_embedding(&self, checkpoint: &Checkpoint, table: &TensorRef) -> Result<Tensor, LoadModelError> {
-        self.tensor(checkpoint, table)
+    fn load_embedding(
+        &self,
+        checkpoint: &Checkpoint,
+        table: &TensorRef,
+        class: NumericsClass,
+    ) -> Result<Embedding, LoadModelError> {
+        Ok(match class.weights {
+            WeightFormat::Plain => Embedding::Rows(self.tensor(checkpoint, table)?),
+            _ => Embedding::Packed(Arc::new(load_matrix(checkpoint, &[table], class)?)),
+        })
+    }
+
+    fn table_of(&self, weight: &Linear) -> Option<Embedding> {
+        Some(match &weight.weight {
+            Weight::Host(host) => Embedding::Packed(host.matrix.clone()),
+            Weight::Device(weight) => Embedding::Rows(weight.shallow_clone()),
+        })
     }
 
     fn load_linear(
@@ -225,7 +235,18 @@ impl Backend for Torch {
         pages.copy(from, to).told()
     }
 
-    fn embed(&self, table: &Tensor, tokens: &[u32]) -> Result<Tensor, BackendError> {
+    fn embed(&self, table: &Embedding, tokens: &[u32]) -> Result<Tensor, BackendError> {
+        let table = match table {
+            Embedding::Rows(table) => table,
+            Embedding::Packed(matrix) => {
+                let mut rows = vec![0; tokens.len() * matrix.input_bytes()];
+                for (&token, to) in tokens.iter().zip(rows.chunks_exact_mut(matrix.input_bytes())) {
+                    matrix.read_row(token as usize, to)?;
+                }
+                let size = [tokens.len() as i64, matrix.inputs() as i64];
+                return Tensor::f_from_data_size(&rows, &size, host::kind(matrix.dtype())).told();
+            }
+        };
         let tokens: Vec<i64> = tokens.iter().copied().map(i64::from).collect();
         let tokens = Tensor::f_from_slice(&tokens).told()?.f_to_device(self.device).told()?;
         table.f_index_select(0, &tokens).told()

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::config::{ModelConfig, prediction_layers, quantisation};
 use crate::decode::{self, NotFinite};
 use crate::error::CheckpointError;
+use crate::facts::{ExpertsDtype, StoredDtype};
 use crate::fields::Fields;
 use crate::fingerprint::{self, Fingerprint};
 use crate::generation::GenerationDefaults;
@@ -85,6 +86,20 @@ impl Checkpoint {
     #[must_use]
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// Has texts of `positions` served: fewer than otherwise, or more than the training of a rotation of type longrope had, with that
+    /// for long texts at every position.
+    ///
+    /// # Errors
+    /// The model is not made for as many, or there are none.
+    pub fn set_positions(&mut self, positions: usize) -> Result<(), CheckpointError> {
+        let refused = |why| {
+            let path = self.store.root().join("config.json");
+            CheckpointError::field_value(&path, "max_position_embeddings", why)
+        };
+        self.config = self.config.clone().for_positions(positions).map_err(refused)?;
+        Ok(())
     }
 
     /// What `generation_config.json` says about sampling.
@@ -283,11 +298,100 @@ impl Checkpoint {
                 decode::mxfp4(&codes, &exponents, columns, tensor.dtype, target)
             }
         };
-        done.map_err(|NotFinite { row, column, why }| {
-            let row = rows.start + row;
-            let path = self.shards.files.get(tensor.file).map_or(self.store.root(), |shard| &shard.path);
-            CheckpointError::tensor(path, &tensor.name, format!("element [{row}, {column}]: {why}"))
-        })
+        done.map_err(|place| self.not_finite(tensor, rows.start, &place))
+    }
+
+    /// The error of an element, whose row is one of those from `first` on.
+    fn not_finite(&self, tensor: &TensorRef, first: usize, place: &NotFinite) -> CheckpointError {
+        let NotFinite { row, column, why } = place;
+        let path = self.shards.files.get(tensor.file).map_or(self.store.root(), |shard| &shard.path);
+        CheckpointError::tensor(path, &tensor.name, format!("element [{}, {column}]: {why}", first + row))
+    }
+
+    /// Some of the rows of a matrix that is stored as fp8, as codes, into `target`, which is overwritten.
+    ///
+    /// # Errors
+    /// The rows are not in the tensor, the file cannot be read, or a code is no number.
+    pub fn read_codes(
+        &self,
+        tensor: &TensorRef,
+        rows: Range<usize>,
+        target: &mut Vec<u8>,
+    ) -> Result<(), CheckpointError> {
+        let (StoredAs::Fp8 { .. }, None) = (&tensor.stored, tensor.strides) else {
+            return Err(self.request(format!("`{}` is not stored as fp8", tensor.name)));
+        };
+        if rows.start > rows.end || rows.end > tensor.stored_rows() {
+            return Err(self.request(format!("`{}` has no rows {rows:?}", tensor.name)));
+        }
+        let range = tensor.row_range(&rows);
+        target.resize(self.memory(tensor, range.end - range.start)?, 0);
+        self.read_into(tensor, range, target)?;
+        match decode::no_number(target) {
+            None => Ok(()),
+            Some((at, why)) => {
+                let columns = tensor.stored_columns().max(1);
+                let place = NotFinite { row: at / columns, column: at % columns, why };
+                Err(self.not_finite(tensor, rows.start, &place))
+            }
+        }
+    }
+
+    /// The scales of a matrix that is stored as fp8, row after row of blocks, and the rows and columns of a block; `None` where it
+    /// is stored otherwise.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn fp8_scales(&self, tensor: &TensorRef) -> Result<Option<(Vec<f32>, [usize; 2])>, CheckpointError> {
+        let (StoredAs::Fp8 { block, scales, scale_dtype }, None) = (&tensor.stored, tensor.strides) else {
+            return Ok(None);
+        };
+        let rows = 0..tensor.stored_rows().div_ceil(block[0].max(1));
+        let per_row = tensor.stored_columns().div_ceil(block[1].max(1));
+        let bytes = self.read_scales(scales, &rows, per_row * scale_dtype.bytes() as usize)?;
+        Ok(Some((decode::scales(&bytes, *scale_dtype), *block)))
+    }
+
+    /// Whether routed experts can be kept as `experts` where the model computes in `dtype`.
+    ///
+    /// # Errors
+    /// [`ExpertsDtype::Fp8`] is asked for, and experts are stored otherwise, in blocks that kernels do not compute from, or in a
+    /// narrower type than `dtype`, to which their products with scales are rounded when they are decoded.
+    pub fn check_experts_dtype(
+        &self,
+        experts: Option<ExpertsDtype>,
+        dtype: StoredDtype,
+    ) -> Result<(), CheckpointError> {
+        if experts != Some(ExpertsDtype::Fp8) {
+            return Ok(());
+        }
+        let refused = |why: String| {
+            let path = self.store.root().join("config.json");
+            let message = format!("--experts-dtype fp8 keeps experts that are stored as fp8; {why}");
+            Err(CheckpointError::unsupported(&path, "quantization_config", message))
+        };
+        if dtype == StoredDtype::F32 && self.config.dtype != StoredDtype::F32 {
+            let stored = self.config.dtype.name();
+            return refused(format!(
+                "these mean {stored}, which is not what is computed in (--dtype {stored})"
+            ));
+        }
+        for layer in self.config.moe_layers() {
+            for tensor in self.expert(layer, 0)?.tensors().filter(|tensor| tensor.shape.len() == 2) {
+                match (&tensor.stored, tensor.strides) {
+                    (StoredAs::Fp8 { block: [height, width], .. }, None)
+                        if height.is_multiple_of(4) && width.is_multiple_of(32) => {}
+                    (StoredAs::Fp8 { block: [height, width], .. }, None) => {
+                        return refused(format!(
+                            "kernels compute from blocks of multiples of 4 x 32, not from {height} x {width} (leave \
+                             the flag out, and they are decoded)"
+                        ));
+                    }
+                    _ => return refused(format!("`{}` is not (int8 takes as much memory)", tensor.name)),
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Rows of scales, each of so many bytes.

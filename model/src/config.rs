@@ -115,6 +115,25 @@ impl ModelConfig {
         }
     }
 
+    /// The same model for texts of `positions`: shorter ones than it serves, or longer ones than those of longrope's training, up to
+    /// those that the model was made for. The latter have the rotation for long texts at every position, from the first one on.
+    ///
+    /// # Errors
+    /// What is wrong with so many.
+    pub(crate) fn for_positions(self, positions: usize) -> Result<Self, String> {
+        let (most, served) = (self.context_length, self.served_context());
+        if positions == 0 || positions > most {
+            return Err(format!(
+                "the model is made for {most}, of which --max-model-len can ask for 1 or more, not {positions}"
+            ));
+        }
+        if positions <= served {
+            return Ok(Self { context_length: positions, ..self });
+        }
+        let long = self.rope.as_ref().and_then(|rope| rope.for_long_texts(positions));
+        Ok(Self { context_length: positions, rope: long, ..self })
+    }
+
     /// Ids of the layers that have routed experts, ascending.
     #[must_use]
     pub fn moe_layers(&self) -> Vec<usize> {

@@ -34,14 +34,19 @@ pub(crate) fn fp8(
                 let why = format!("its block has the scale {scale}");
                 return Err(NotFinite { row, column: index * block, why });
             }
-            if let Some(at) = codes.iter().position(|code| code & 0x7f == 0x7f) {
-                let why = format!("{:#04x} of e4m3 is no number", codes.get(at).copied().unwrap_or_default());
+            if let Some((at, why)) = no_number(codes) {
                 return Err(NotFinite { row, column: index * block + at, why });
             }
             append(codes.len(), codes.iter().map(|&code| e4m3(code) * scale), dtype, decoded);
         }
     }
     Ok(())
+}
+
+/// The first code of e4m3 that stands for no number, and what to say of it.
+pub(crate) fn no_number(codes: &[u8]) -> Option<(usize, String)> {
+    let at = codes.iter().position(|code| code & 0x7f == 0x7f)?;
+    Some((at, format!("{:#04x} of e4m3 is no number", codes.get(at).copied().unwrap_or_default())))
 }
 
 /// Rows of groups of 32 e2m1 elements, 16 bytes a group, the first element of a byte in its lower half, each

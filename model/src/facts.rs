@@ -55,7 +55,7 @@ impl StoredDtype {
 }
 
 /// What routed experts can be kept as when they are loaded: integers with a scale of 2 bytes for every 32 weights
-/// of a row.
+/// of a row, or the fp8 that they are stored as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ExpertsDtype {
@@ -65,17 +65,20 @@ pub enum ExpertsDtype {
     Int4,
     /// The OCP MX format MXFP4, in as many bits: weights that are stored so are kept as they are, others rounded.
     Mxfp4,
+    /// fp8 e4m3 with block scales, of checkpoints that store them so: 8.25 bits a weight. What is computed is what is computed of
+    /// them decoded.
+    Fp8,
 }
 
 /// A name that experts cannot be quantised to.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "experts can be kept as int8, int4 or mxfp4, not as `{0}`; leave it out to keep them in the compute dtype"
+    "experts can be kept as int8, int4, mxfp4 or fp8, not as `{0}`; leave it out to keep them in the compute dtype"
 )]
 pub struct ExpertsDtypeError(String);
 
 impl ExpertsDtype {
-    const ALL: [Self; 3] = [Self::Int8, Self::Int4, Self::Mxfp4];
+    const ALL: [Self; 4] = [Self::Int8, Self::Int4, Self::Mxfp4, Self::Fp8];
 
     /// Its name.
     #[must_use]
@@ -84,7 +87,14 @@ impl ExpertsDtype {
             Self::Int8 => "int8",
             Self::Int4 => "int4",
             Self::Mxfp4 => "mxfp4",
+            Self::Fp8 => "fp8",
         }
+    }
+
+    /// Whether it has other numbers than the checkpoint decoded, so that what is computed is another, too.
+    #[must_use]
+    pub fn quantises(self) -> bool {
+        self != Self::Fp8
     }
 
     /// Bytes of so many weights with their scales.
@@ -93,6 +103,7 @@ impl ExpertsDtype {
         let per_group = match self {
             Self::Int8 => 34,
             Self::Int4 | Self::Mxfp4 => 18,
+            Self::Fp8 => 33,
         };
         weights.div_ceil(32).saturating_mul(per_group)
     }
@@ -109,8 +120,8 @@ impl std::str::FromStr for ExpertsDtype {
     }
 }
 
-/// What weights outside of routed experts are kept as: attention, dense layers, shared experts and the head.
-/// Embeddings, routers and norms are kept in the compute dtype whatever this says.
+/// What weights outside of routed experts are kept as: the embedding, attention, dense layers, shared experts and the head.
+/// Learned positions, routers and norms are kept in the compute dtype whatever this says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DenseDtype {
@@ -138,11 +149,13 @@ impl DenseDtype {
         }
     }
 
-    /// Whether dense weights are quantised where a main function computes on `device`, and was `asked` for this: else as
-    /// `experts` are, but for GPUs, which compute with plain ones.
+    /// Whether dense weights are quantised where a main function computes on `device`, and was `asked` for this: else where
+    /// `experts` are quantised, but for GPUs, which compute with plain ones.
     #[must_use]
     pub fn is_int8(asked: Option<Self>, experts: Option<ExpertsDtype>, device: &str) -> bool {
-        asked.map_or(experts.is_some() && device == "cpu", |asked| asked == Self::Int8)
+        asked.map_or(experts.is_some_and(ExpertsDtype::quantises) && device == "cpu", |asked| {
+            asked == Self::Int8
+        })
     }
 }
 

@@ -147,13 +147,15 @@ impl Inspection {
             .collect()
     }
 
-    /// Embedding, last norm and head, in the same way.
+    /// Embedding, last norm and head, in the same way: the first and the last are quantised, but not learned positions.
     #[must_use]
     pub fn resident_outside_bytes(&self, dtype: &str) -> u64 {
-        let embedding = (self.vocab_size as u64).saturating_mul(self.token_bytes);
+        let table = (self.vocab_size as u64).saturating_mul(self.token_bytes).max(1);
         let decoded = self.stored_as.as_ref();
         let bytes = decoded.map_or(self.outside_bytes, |decoded| decoded.decoded_outside_bytes);
-        self.resident_dense_bytes(bytes, embedding.min(bytes), dtype)
+        // One where they are tied.
+        let tables = (bytes / table).min(2);
+        self.resident_dense_bytes(bytes, bytes - tables * table, dtype)
     }
 
     /// All weights but routed experts, in the same way.

@@ -59,10 +59,15 @@ pub enum RopeScaling {
         truncate: bool,
     },
     /// A divisor of each frequency (LongRoPE, arXiv 2402.13753). Beyond `original` positions the divisors
-    /// would be others, of all positions; no such context is served.
+    /// would be others, of all positions; such a context is served with those alone, where it is asked for
+    /// ([`RopeFacts::for_long_texts`]).
     Long {
         /// The divisors, one for each frequency.
         short: Vec<f64>,
+        /// Those beyond `original` positions.
+        long: Vec<f64>,
+        /// What cosine and sine are multiplied with beyond them.
+        long_attention_factor: Option<f64>,
         /// By how much the context is longer than that of the training.
         factor: f64,
         /// Context length of the training.
@@ -134,6 +139,23 @@ impl RopeFacts {
                     .collect()
             }
         }
+    }
+
+    /// The same with longrope's divisors and factor for long texts, for every one of `positions`; none for other kinds.
+    #[must_use]
+    pub fn for_long_texts(&self, positions: usize) -> Option<Self> {
+        let RopeScaling::Long { long, long_attention_factor, factor, .. } = &self.scaling else {
+            return None;
+        };
+        let scaling = RopeScaling::Long {
+            short: long.clone(),
+            long: long.clone(),
+            long_attention_factor: *long_attention_factor,
+            factor: *factor,
+            original: positions,
+        };
+        let attention_factor = long_attention_factor.unwrap_or(self.attention_factor);
+        Some(Self { scaling, attention_factor, ..self.clone() })
     }
 
     /// theta ^ (2 pair / dim) as a float32 power of float32 operands.
@@ -336,11 +358,10 @@ fn parse_scaling(
         }
         "longrope" => {
             let original = original()?;
-            for name in ["short_factor", "long_factor"] {
-                divisors(scaling, name, dim / 2.0)?;
-            }
             Ok(RopeScaling::Long {
                 short: divisors(scaling, "short_factor", dim / 2.0)?,
+                long: divisors(scaling, "long_factor", dim / 2.0)?,
+                long_attention_factor: None,
                 factor: scaling
                     .optional_positive("factor")?
                     .unwrap_or(context_length as f64 / original as f64),

@@ -114,6 +114,61 @@ fn granitemoe_as_written_today() {
     assert_eq!(config.any_moe().unwrap().routing.score, Score::SoftmaxOfChosen);
 }
 
+/// Asked for more positions than those of the training, the rotation is that of a config in which the factors for long texts stand in
+/// place of the others.
+#[test]
+fn longrope_beyond_its_training() {
+    let mut material = phimoe();
+    material.set(
+        "rope_parameters",
+        json!({"rope_type": "longrope", "short_factor": [1, 2, 3, 4], "long_factor": [5, 6, 7, 8],
+            "short_mscale": 1.25, "long_mscale": 1.5, "original_max_position_embeddings": 32}),
+    );
+    let folder = material.write();
+    let opened = |positions| {
+        let mut checkpoint = folder.open();
+        checkpoint.set_positions(positions).map(|()| checkpoint)
+    };
+    let short = opened(32).unwrap();
+    assert_eq!((short.config().served_context(), rope(short.config()).attention_factor), (32, 1.25));
+    let fewer = opened(20).unwrap();
+    assert_eq!((fewer.config().served_context(), rope(fewer.config()).attention_factor), (20, 1.25));
+    let beyond = opened(48).unwrap();
+    let seen = beyond.inspect().unwrap();
+    assert_eq!((seen.context_length, seen.served_context()), (48, 48));
+    material.set(
+        "rope_parameters",
+        json!({"rope_type": "longrope", "short_factor": [5, 6, 7, 8], "long_factor": [5, 6, 7, 8],
+            "short_mscale": 1.5, "long_mscale": 1.5, "original_max_position_embeddings": 64}),
+    );
+    let by_config = parse(&material).unwrap();
+    let of = |config: &ModelConfig| (rope(config).attention_factor, rope(config).inverse_frequencies());
+    assert_eq!(of(beyond.config()), of(&by_config));
+    assert_ne!(of(short.config()).1, of(&by_config).1);
+    for positions in [0, 65] {
+        let error = opened(positions).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("`max_position_embeddings`") && error.contains("made for 64"), "{error}");
+    }
+
+    // Of other families the factor on cosines and sines is the same for long texts and for short ones.
+    let mut material = mixtral();
+    let long = json!({"rope_type": "longrope", "short_factor": [1, 2, 3, 4], "long_factor": [5, 6, 7, 8],
+        "original_max_position_embeddings": 32});
+    material.set("rope_parameters", long);
+    let mut checkpoint = material.write().open();
+    let factor = rope(checkpoint.config()).attention_factor;
+    checkpoint.set_positions(64).unwrap();
+    assert_eq!(
+        (rope(checkpoint.config()).attention_factor, checkpoint.config().served_context()),
+        (factor, 64)
+    );
+    assert!(factor > 1.0);
+    // Whatever does not change its rotation serves what it is made for, or less.
+    let mut checkpoint = phimoe().write().open();
+    checkpoint.set_positions(7).unwrap();
+    assert_eq!(checkpoint.inspect().unwrap().served_context(), 7);
+}
+
 #[test]
 fn phimoe_as_written_today() {
     let mut material = phimoe();

@@ -23,7 +23,7 @@ pub use settings::Settings;
 use admission::Admission;
 use compute::Computer;
 use metrics::Metrics;
-use remoe_experts::{LoadError, default_dtype, experts_class};
+use remoe_experts::{LoadError, checked_experts_class, default_dtype};
 use remoe_function::{Announcement, Role, program_registry, refused_connections, serve_metrics};
 use remoe_http::serve_probes;
 use remoe_kernels::{KernelError, NumericsClass, Pool, PoolConfig, wrong_paths};
@@ -324,7 +324,7 @@ impl Loaded {
     fn new(settings: &Settings) -> Result<Self, Error> {
         let checkpoint = settings.source.open()?.checkpoint;
         let dtype = settings.dtype.map_or_else(|| default_dtype(&checkpoint), |dtype| dtype.0);
-        let class = experts_class(dtype, settings.experts_dtype);
+        let class = checked_experts_class(&checkpoint, dtype, settings.experts_dtype)?;
         let threads = settings.threads.unwrap_or(PoolConfig::default().threads);
         let sets = parse_listing(&settings.experts)?;
         let host = Host::load(&checkpoint, &sets, class, settings.memory_bytes, threads)?;

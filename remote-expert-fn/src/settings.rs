@@ -20,7 +20,7 @@ pub struct Settings {
     /// Compute dtype: float32 or bfloat16; the checkpoint's by default (float32 for float16).
     #[arg(long)]
     pub dtype: Option<ComputeDtype>,
-    /// Form in which experts are kept: int8, int4 or mxfp4, quantised as they are loaded; the compute dtype by
+    /// Form in which experts are kept: int8, int4 or mxfp4, quantised as they are loaded, or fp8, as it is stored; the compute dtype by
     /// default. The same for all functions of a deployment.
     #[arg(long)]
     pub experts_dtype: Option<ExpertsDtype>,

@@ -137,8 +137,10 @@ async fn answers_of_quantised_experts_do_not_depend_on_placement() {
             same_everywhere(model, &Options::dtype(dtype).with("--experts-dtype", experts)).await;
         }
     }
-    let as_stored = Options::dtype("bfloat16").with("--experts-dtype", "mxfp4");
-    same_everywhere(named("gptoss-mxfp4"), &as_stored).await;
+    for (name, form) in [("gptoss-mxfp4", "mxfp4"), ("dsv3-fp8", "fp8")] {
+        let as_stored = Options::dtype("bfloat16").with("--experts-dtype", form);
+        same_everywhere(named(name), &as_stored).await;
+    }
 }
 
 /// A remote function that keeps its experts in another form computes other bits: it is not used.

@@ -27,7 +27,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 const TORCH_EXPERT: &str = include_str!("../../torch_expert.py");
 
 /// How experts are computed, as ffn_speed names it.
-const FORMS: [&str; 5] = ["bf16", "f32", "int8", "int4", "mxfp4"];
+const FORMS: [&str; 6] = ["bf16", "f32", "int8", "int4", "mxfp4", "fp8"];
 /// Of these it is decided whether they reach the machine's limits. Of weights that are integers it is only told how much of them
 /// is used: reading less, they are bound by arithmetic sooner.
 const WITH_BARS: [&str; 2] = ["bf16", "f32"];

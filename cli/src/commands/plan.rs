@@ -5,7 +5,7 @@ mod nodes;
 mod nodes_report;
 
 use crate::args::Dtype;
-use crate::commands::profile::default_dtype;
+use crate::commands::profile::{check_experts_dtype, default_dtype};
 use crate::exit::{CliError, Code};
 use crate::output::json;
 use crate::output::progress::print_error;
@@ -43,8 +43,8 @@ pub(crate) struct PlanArgs {
     /// Compute dtype of the model [default: the profile's]
     #[arg(long, value_enum, requires = "model_source")]
     dtype: Option<Dtype>,
-    /// Plan for routed experts that are kept as int8, int4 or mxfp4, quantised as they are loaded
-    #[arg(long, value_name = "int8|int4|mxfp4", requires = "model_source")]
+    /// Plan for routed experts that are kept as int8, int4 or mxfp4, quantised as they are loaded, or as fp8 where they are stored so
+    #[arg(long, value_name = "int8|int4|mxfp4|fp8", requires = "model_source")]
     experts_dtype: Option<ExpertsDtype>,
     /// Plan for attention, dense layers, shared experts and a head that are kept as int8, or as computed
     /// [default: int8 beside quantised experts, on CPUs]
@@ -161,6 +161,7 @@ impl PlanArgs {
         let checkpoint = Arc::new(source.open()?.checkpoint);
         let experts_dtype = self.experts_dtype;
         let dense_int8 = DenseDtype::is_int8(self.dense_dtype, experts_dtype, "cpu");
+        check_experts_dtype(&checkpoint, experts_dtype, self.dtype)?;
         let mut inspection = Inspection { experts_dtype, dense_int8, ..checkpoint.inspect()? };
         let dtype = self.dtype.map_or_else(|| default_dtype(&inspection), Dtype::name);
         let id = ModelId::of(&inspection, dtype);

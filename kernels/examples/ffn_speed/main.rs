@@ -14,7 +14,7 @@
 //!
 //! With int8 and int4, rows are bfloat16, weights count as they are packed, and `peak` is that of bfloat16.
 //!
-//! By hand: `echo one | cargo run --release -p remoe-kernels --example ffn_speed -- [--threads N] [--dtype bf16|f32|int8|int4|mxfp4] [--hidden N] [--width N]`
+//! By hand: `echo one | cargo run --release -p remoe-kernels --example ffn_speed -- [--threads N] [--dtype bf16|f32|int8|int4|mxfp4|fp8] [--hidden N] [--width N]`
 
 #![allow(clippy::expect_used)]
 
@@ -25,7 +25,7 @@ mod machine;
 
 use machine::{CHUNKS, STREAM_BYTES, arithmetic, read, stream_buffer, together};
 use remoe_kernels::{
-    Activation, Dtype, ExpertShape, InstructionPath, Job, Matrix, NumericsClass, PackedExpert,
+    Activation, Dtype, ExpertShape, Fp8Scales, InstructionPath, Job, Matrix, NumericsClass, PackedExpert,
     PackedExpertBuilder, PathChoice, Pool, PoolConfig, StoredDtype, WeightFormat,
 };
 
@@ -66,6 +66,7 @@ fn options() -> Options {
             "--dtype" if value == "int8" => options.class = quantised(WeightFormat::Int8),
             "--dtype" if value == "int4" => options.class = quantised(WeightFormat::Int4),
             "--dtype" if value == "mxfp4" => options.class = quantised(WeightFormat::Mxfp4),
+            "--dtype" if value == "fp8" => options.class = quantised(WeightFormat::Fp8),
             _ => usage(&argument),
         }
     }
@@ -74,7 +75,7 @@ fn options() -> Options {
 
 fn usage<T>(argument: &str) -> T {
     eprintln!("{argument}: unknown, or without a proper value");
-    eprintln!("ffn_speed [--threads N] [--dtype bf16|f32|int8|int4|mxfp4] [--hidden N] [--width N]");
+    eprintln!("ffn_speed [--threads N] [--dtype bf16|f32|int8|int4|mxfp4|fp8] [--hidden N] [--width N]");
     std::process::exit(2)
 }
 
@@ -83,8 +84,19 @@ fn expert(shape: ExpertShape, state: &mut u64) -> PackedExpert {
     let mut builder = PackedExpertBuilder::new(shape, StoredDtype::Bf16).expect("memory");
     for matrix in Matrix::ALL {
         let (rows, columns) = shape.matrix(matrix);
+        let scales = fp8_scales(rows, columns);
         for first in (0..rows).step_by(64) {
             let count = 64.min(rows - first);
+            if shape.class().weights == WeightFormat::Fp8 {
+                // Signs, exponents and fractions at random, but for the highest exponent.
+                let code = |_| {
+                    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    (*state >> 56) as u8 & 0xf7
+                };
+                let slab: Vec<u8> = (0..count * columns).map(code).collect();
+                builder.fp8_rows(matrix, first, &slab, &scales).expect("rows of the matrix");
+                continue;
+            }
             let slab: Vec<u8> = (0..count * columns)
                 .flat_map(|_| {
                     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -127,12 +139,28 @@ fn cycle(
 /// Experts that one pass packs.
 const PACKED: usize = 8;
 
+/// A scale of 2^-8 for every 128 x 128 weights, as checkpoints have them.
+fn fp8_scales(rows: usize, columns: usize) -> Fp8Scales {
+    let blocks = rows.div_ceil(128) * columns.div_ceil(128);
+    Fp8Scales::new(vec![1.0 / 256.0; blocks], rows, columns, [128, 128]).expect("a scale for each block")
+}
+
 /// Packs the same matrix as gate, up and down, the element type unchanged, and lets go of it again. Seconds in all and of the shortest.
 fn pack(shape: ExpertShape, stored: &[u8]) -> (f64, f64) {
     let once = || {
         let start = Instant::now();
-        black_box(PackedExpert::pack(shape, shape.dtype().into(), stored, stored, stored))
-            .expect("matching lengths");
+        if shape.class().weights == WeightFormat::Fp8 {
+            let mut builder = PackedExpertBuilder::new(shape, shape.dtype().into()).expect("room");
+            for matrix in Matrix::ALL {
+                let (rows, columns) = shape.matrix(matrix);
+                let codes = &stored[..rows * columns];
+                builder.fp8_rows(matrix, 0, codes, &fp8_scales(rows, columns)).expect("matching lengths");
+            }
+            black_box(builder.finish()).expect("all rows");
+        } else {
+            black_box(PackedExpert::pack(shape, shape.dtype().into(), stored, stored, stored))
+                .expect("matching lengths");
+        }
         start.elapsed().as_secs_f64()
     };
     (0..PACKED).map(|_| once()).fold((0.0, f64::INFINITY), |(sum, best), s| (sum + s, s.min(best)))
@@ -178,7 +206,9 @@ fn main() {
     let stored = vec![0x11u8; hidden * width * dtype.bytes()];
     let weights = match class.weights {
         WeightFormat::Plain => (3 * stored.len()) as f64,
-        WeightFormat::Int8 | WeightFormat::Int4 | WeightFormat::Mxfp4 => shape.packed_bytes() as f64,
+        WeightFormat::Int8 | WeightFormat::Int4 | WeightFormat::Mxfp4 | WeightFormat::Fp8 => {
+            shape.packed_bytes() as f64
+        }
     };
     let operations = (6 * hidden * width * TOKENS) as f64;
     // A quarter of the experts for the long passes.

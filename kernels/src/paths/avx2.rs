@@ -3,6 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::activation::ROUNDER;
+use super::codes::Codes;
 use super::floats::Floats;
 use super::integers::{E2M1_AND_OFFSET, Integers};
 use super::steps::{F32Step, WidenedStep};
@@ -209,6 +210,40 @@ impl Integers for Avx2 {
     }
 }
 
+impl Codes for Avx2 {
+    #[inline(always)]
+    unsafe fn e4m3(from: *const u8) -> __m256 {
+        // SAFETY: the trait's contract. The sign stays at the top, the other seven bits are moved to where binary16 ends its exponent; its denormals are converted whatever the float mode is.
+        unsafe {
+            let codes = _mm_cvtepi8_epi16(_mm_loadl_epi64(from.cast()));
+            let halves = _mm_and_si128(_mm_slli_epi16::<7>(codes), _mm_set1_epi16(0xbf80u16 as i16));
+            _mm256_cvtph_ps(halves)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn fourfold(from: *const f32) -> __m256 {
+        // SAFETY: the trait's contract: two elements.
+        unsafe {
+            let two = _mm256_castpd128_pd256(_mm_load_sd(from.cast()));
+            _mm256_permutevar8x32_ps(_mm256_castpd_ps(two), _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn nearest_bf16(v: __m256) -> __m256 {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let bits = _mm256_castps_si256(v);
+            let lowest_kept = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+            let bias = _mm256_add_epi32(lowest_kept, _mm256_set1_epi32(0x7fff));
+            let rounded = _mm256_add_epi32(bits, bias);
+            _mm256_castsi256_ps(_mm256_and_si256(rounded, _mm256_set1_epi32(0xffff_0000u32 as i32)))
+        }
+    }
+}
+
 super::entry_points!(WidenedStep<Avx2>, F32Step<Avx2>, "avx2,fma");
 super::quantised_entry_points!(Avx2, "avx2,fma");
+super::fp8_entry_points!(Avx2, "avx2,fma,f16c");
 super::attend_entry_point!(Avx2, "avx2,fma");

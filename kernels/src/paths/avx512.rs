@@ -2,6 +2,7 @@
 
 use std::arch::x86_64::*;
 
+use super::codes::Codes;
 use super::floats::Floats;
 use super::steps::{F32Step, WidenedStep};
 use crate::numerics::NAN_BITS;
@@ -121,5 +122,39 @@ impl Floats for Avx512 {
     }
 }
 
+impl Codes for Avx512 {
+    #[inline(always)]
+    unsafe fn e4m3(from: *const u8) -> __m512 {
+        // SAFETY: the trait's contract; every processor with AVX-512 has AVX2. The sign stays at the top, the other seven bits are moved to where binary16 ends its exponent; its denormals are converted whatever the float mode is.
+        unsafe {
+            let codes = _mm256_cvtepi8_epi16(_mm_loadu_si128(from.cast()));
+            let halves = _mm256_and_si256(_mm256_slli_epi16::<7>(codes), _mm256_set1_epi16(0xbf80u16 as i16));
+            _mm512_cvtph_ps(halves)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn fourfold(from: *const f32) -> __m512 {
+        // SAFETY: the trait's contract: four elements.
+        unsafe {
+            let of = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+            _mm512_permutexvar_ps(of, _mm512_castps128_ps512(_mm_loadu_ps(from)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn nearest_bf16(v: __m512) -> __m512 {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let bits = _mm512_castps_si512(v);
+            let lowest_kept = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let bias = _mm512_add_epi32(lowest_kept, _mm512_set1_epi32(0x7fff));
+            let rounded = _mm512_add_epi32(bits, bias);
+            _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(0xffff_0000u32 as i32)))
+        }
+    }
+}
+
 super::entry_points!(WidenedStep<Avx512>, F32Step<Avx512>, "avx512f");
+super::fp8_entry_points!(Avx512, "avx512f");
 super::attend_entry_point!(Avx512, "avx512f");

@@ -98,10 +98,11 @@ fn choose(measurements: &[Measurement]) -> PathChoice {
 const fn owner(path: InstructionPath, class: NumericsClass) -> InstructionPath {
     match (path, class.weights, class.dtype) {
         (InstructionPath::Avx512Bf16, WeightFormat::Plain, Dtype::F32)
-        | (InstructionPath::Avx512Vnni, WeightFormat::Plain, _) => InstructionPath::Avx512F,
+        | (InstructionPath::Avx512Vnni, WeightFormat::Plain | WeightFormat::Fp8, _)
+        | (InstructionPath::Avx512Bf16, WeightFormat::Fp8, _) => InstructionPath::Avx512F,
         (
             InstructionPath::Avx512Bf16 | InstructionPath::Avx512F,
-            WeightFormat::Int8 | WeightFormat::Int4,
+            WeightFormat::Int8 | WeightFormat::Int4 | WeightFormat::Mxfp4,
             _,
         ) => InstructionPath::Avx2Fma,
         _ => path,

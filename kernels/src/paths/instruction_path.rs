@@ -14,7 +14,7 @@ pub enum InstructionPath {
     Avx512Vnni,
     /// 512-bit vectors; bfloat16 is widened. For quantised weights the same as [`Avx2Fma`](Self::Avx2Fma).
     Avx512F,
-    /// 256-bit vectors with fused multiply-add; bfloat16 is widened.
+    /// 256-bit vectors with fused multiply-add and conversions of binary16; bfloat16 is widened.
     Avx2Fma,
     /// No particular instructions; far slower than the others.
     Portable,
@@ -44,7 +44,11 @@ impl InstructionPath {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512F => is_x86_feature_detected!("avx512f"),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2Fma => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            Self::Avx2Fma => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
             #[cfg(not(target_arch = "x86_64"))]
             Self::Avx512Bf16 | Self::Avx512Vnni | Self::Avx512F | Self::Avx2Fma => false,
             Self::Portable => true,

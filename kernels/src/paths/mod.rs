@@ -11,6 +11,7 @@ mod avx512bf16;
 #[cfg(target_arch = "x86_64")]
 mod avx512vnni;
 mod choice;
+mod codes;
 pub(crate) mod float_mode;
 pub(crate) mod floats;
 mod instruction_path;
@@ -89,6 +90,19 @@ macro_rules! quantised_entry_points {
 }
 use quantised_entry_points;
 
+/// Defines a path's kernels for weights that stay fp8: each serves both phases.
+macro_rules! fp8_entry_points {
+    ($codes:ty $(, $features:literal)?) => {
+        pub(super) const FP8_BF16: super::Kernels = super::Kernels { gate_up: fp8_bf16, down: fp8_bf16 };
+        pub(super) const FP8_F32: super::Kernels = super::Kernels { gate_up: fp8_f32, down: fp8_f32 };
+        type Fp8InBf16 = super::codes::Fp8Step<$codes, true>;
+        type Fp8InF32 = super::codes::Fp8Step<$codes, false>;
+        super::entry_points!(@ fp8_bf16, either, Fp8InBf16 $(, $features)?);
+        super::entry_points!(@ fp8_f32, either, Fp8InF32 $(, $features)?);
+    };
+}
+use fp8_entry_points;
+
 /// A compiled attention kernel.
 ///
 /// # Safety
@@ -137,6 +151,23 @@ pub(crate) fn kernels(path: InstructionPath, class: NumericsClass) -> Kernels {
         WeightFormat::Int8 => int8,
         WeightFormat::Int4 => int4,
         WeightFormat::Mxfp4 => mxfp4,
+        WeightFormat::Fp8 => fp8_kernels(path, class.dtype),
+    }
+}
+
+fn fp8_kernels(path: InstructionPath, dtype: Dtype) -> Kernels {
+    let (bf16, f32) = match path {
+        #[cfg(target_arch = "x86_64")]
+        InstructionPath::Avx512Bf16 | InstructionPath::Avx512F | InstructionPath::Avx512Vnni => {
+            (avx512::FP8_BF16, avx512::FP8_F32)
+        }
+        #[cfg(target_arch = "x86_64")]
+        InstructionPath::Avx2Fma => (avx2::FP8_BF16, avx2::FP8_F32),
+        _ => (portable::FP8_BF16, portable::FP8_F32),
+    };
+    match dtype {
+        Dtype::Bf16 => bf16,
+        Dtype::F32 => f32,
     }
 }
 

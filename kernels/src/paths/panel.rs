@@ -140,7 +140,7 @@ impl Finish for GateUp {
                         } else {
                             activated::<S>(panel, inner_sum::<S>(panel, sums, column))
                         };
-                        if S::WEIGHTS != WeightFormat::Plain {
+                        if S::WEIGHTS.has_integers() {
                             let value = if S::BF16 { S::round(value) } else { value };
                             S::F::store(group.as_mut_ptr().add(c), value);
                         } else if S::BF16 {
@@ -150,7 +150,7 @@ impl Finish for GateUp {
                         }
                     }
                     // The padded columns are sums of x * 0, which is NaN where x is not finite; the down projection must see zero.
-                    if S::WEIGHTS == WeightFormat::Plain {
+                    if !S::WEIGHTS.has_integers() {
                         out.add((half + there) * size).write_bytes(0, (HALF - there) * size);
                     } else {
                         group[there..].fill(0.0);
@@ -307,15 +307,15 @@ unsafe fn sum_block<S: Step, const R: usize>(
         for r in 0..R {
             x[r] = *rows.add(r);
         }
-        let integers = S::WEIGHTS != WeightFormat::Plain;
+        // Integers have sums of their own beside the accumulators, fp8 has scales.
+        let crowded = S::WEIGHTS != WeightFormat::Plain;
         if S::F::LANES == 16 {
-            // Integers have sums of their own beside the accumulators.
-            if integers && R > 3 {
+            if crowded && R > 3 {
                 sum_columns::<S, R, 2>(panel, &x, fetch, sums);
             } else {
                 sum_columns::<S, R, 4>(panel, &x, fetch, sums);
             }
-        } else if integers {
+        } else if crowded {
             if R == 1 {
                 sum_columns::<S, R, 4>(panel, &x, fetch, sums);
             } else if R == 2 {

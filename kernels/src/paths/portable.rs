@@ -1,9 +1,11 @@
 //! Plain Rust: correct everywhere, fast nowhere.
 
 use super::activation::ROUNDER;
+use super::codes::Codes;
 use super::floats::Floats;
 use super::integers::{E2M1_AND_OFFSET, Integers};
 use super::steps::{F32Step, WidenedStep};
+use crate::fp8::E4M3;
 use crate::numerics;
 
 /// Four lanes of scalar arithmetic.
@@ -186,6 +188,26 @@ impl Integers for Portable {
     }
 }
 
+impl Codes for Portable {
+    #[inline(always)]
+    unsafe fn e4m3(from: *const u8) -> Four {
+        // SAFETY: valid for four codes, by the trait's contract.
+        Four(unsafe { from.cast::<[u8; 4]>().read_unaligned() }.map(|code| E4M3[usize::from(code)]))
+    }
+
+    #[inline(always)]
+    unsafe fn fourfold(from: *const f32) -> Four {
+        // SAFETY: valid for one float32, by the trait's contract.
+        Four([unsafe { from.read_unaligned() }; 4])
+    }
+
+    #[inline(always)]
+    unsafe fn nearest_bf16(v: Four) -> Four {
+        v.map(numerics::round_bf16)
+    }
+}
+
 super::entry_points!(WidenedStep<Portable>, F32Step<Portable>);
 super::quantised_entry_points!(Portable);
+super::fp8_entry_points!(Portable);
 super::attend_entry_point!(Portable);

@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 
 use super::floats::Floats;
 use crate::WeightFormat;
+use crate::shape::PANEL;
 
 /// How one step of K is added to a block of accumulators.
 ///
@@ -23,6 +24,8 @@ pub(crate) trait Step {
     const ELEMENT: usize = if Self::BF16 { 2 } else { 4 };
     /// Words in which a step of 64 columns is packed.
     const WORDS: usize;
+    /// Pairs of elements of K in a step, where it is one of those that [`widen`](Self::widen) takes.
+    const PAIRS: usize = 1;
     /// Steps between two prefetches of the following panel: 32 elements of K.
     const CHUNK: usize = 16;
 
@@ -34,6 +37,25 @@ pub(crate) trait Step {
         w: *const u32,
         first: usize,
     );
+
+    /// Writes so many pairs of weights, whole steps, as float32: of each pair the odd elements of all columns, then the even ones. For steps whose weights are widened ([`WIDENS`](Self::WIDENS)).
+    ///
+    /// # Safety
+    /// As for the others; `w` is valid for the steps, and `to` for as many pairs of 64 columns.
+    #[inline(always)]
+    unsafe fn widen(w: *const u32, pairs: usize, to: *mut f32) {
+        for pair in 0..pairs {
+            for column in (0..PANEL).step_by(Self::F::LANES) {
+                // SAFETY: the caller's promise; `LANES` divides PANEL.
+                unsafe {
+                    let from = w.add(pair * PANEL + column);
+                    let to = to.add(2 * pair * PANEL + column);
+                    Self::F::store(to, Self::F::odd(from));
+                    Self::F::store(to.add(PANEL), Self::F::even(from));
+                }
+            }
+        }
+    }
 
     /// Rounds to bfloat16 and keeps the value as float32. NaN stays NaN.
     #[inline(always)]

@@ -8,8 +8,8 @@ use super::panel::{Panel, ROWS};
 use super::widened::CHUNK;
 use super::{InstructionPath, kernels};
 use crate::plan::Phase;
-use crate::quantise::{self, write_row};
-use crate::shape::{HALF, PANEL, step_words, steps};
+use crate::quantise::{self, GROUP, write_row};
+use crate::shape::{HALF, PANEL, SCALE_COLUMNS, step_words, steps};
 use crate::{Activation, Dtype, NumericsClass, WeightFormat};
 
 /// Rows of the comparison: every block there is, then more than one block, which is where weights are widened for all of them.
@@ -76,21 +76,31 @@ impl Trial {
         let mut random = Random(1);
         let words = step_words(class.dtype, class.weights);
         let mut weights = vec![Line([0; 16]); steps(elements, class.weights) * words / 16];
-        // Of weights that are quantised, the scales are elements: the last words of each group.
+        // Of weights that are quantised, the scales are elements: the last words of each group, or of codes with theirs.
         let (element, integers) = match class.weights {
             WeightFormat::Plain => (class.dtype, 0),
             WeightFormat::Int8 | WeightFormat::Int4 | WeightFormat::Mxfp4 => (Dtype::Bf16, words - PANEL / 2),
+            WeightFormat::Fp8 => (Dtype::F32, words - PANEL / SCALE_COLUMNS),
         };
         for (index, word) in weights.iter_mut().flat_map(|line| &mut line.0).enumerate() {
             // Biased exponents: 2^-10 to 2^1, and 2^-127 to 2^-118 in every fourth column.
             let (lowest, count) = if extreme && index % 4 == 3 { (0, 10) } else { (117, 12) };
             *word = match index % words < integers {
+                true if class.weights == WeightFormat::Fp8 => {
+                    // Not those that stand for no number.
+                    let number = |code: u8| if code & 0x7f == 0x7f { code ^ 1 } else { code };
+                    u32::from_le_bytes((random.bits() as u32).to_le_bytes().map(number))
+                }
                 true => random.bits() as u32,
                 false => random.word(element, lowest, count),
             };
         }
         let (rows, row_words) = match class.weights {
-            WeightFormat::Plain => {
+            WeightFormat::Plain | WeightFormat::Fp8 => {
+                let elements = match class.weights {
+                    WeightFormat::Fp8 => elements.next_multiple_of(GROUP),
+                    _ => elements,
+                };
                 let row_words = elements * class.dtype.bytes() / 4;
                 let mut words: Vec<u32> =
                     (0..rows * row_words).map(|_| random.word(class.dtype, 117, 12)).collect();

@@ -1,4 +1,4 @@
-//! bfloat16 by float32 arithmetic for many rows: weights are widened once for all of them, not once per block of rows.
+//! bfloat16 and fp8 by float32 arithmetic for many rows: weights are widened once for all of them, not once per block of rows.
 //!
 //! K is walked in chunks whose widened weights stay in the first-level cache. All blocks of a group of rows go over a chunk before the next one begins; between chunks their sums lie in memory, as float32, so that nothing is rounded on the way and K still ascends: the bits are those of [`super::panel`]'s blocks.
 //! The packed panel is read once per group, and the blocks of a chunk fetch the packed chunk that follows.
@@ -46,7 +46,7 @@ pub(super) unsafe fn for_groups<S: Step, E: Finish>(panel: &Panel) {
         let after = if group + 1 == groups { panel.next } else { panel.weights.cast() };
         // SAFETY: `count <= GROUP` and `first + count <= row_count`; there is at least one pair, so that `sum_group` has written the sums of `count` rows when they are finished.
         unsafe {
-            sum_group::<S::F>(panel, panel.rows.add(first), count, after, sums);
+            sum_group::<S>(panel, panel.rows.add(first), count, after, sums);
             E::finish::<S>(panel, std::slice::from_raw_parts(sums, count), first);
         }
         first += count;
@@ -55,7 +55,7 @@ pub(super) unsafe fn for_groups<S: Step, E: Finish>(panel: &Panel) {
 
 /// Sums `count` rows over the whole panel into `sums`.
 #[inline(always)]
-unsafe fn sum_group<F: Floats>(
+unsafe fn sum_group<S: Step>(
     panel: &Panel,
     rows: *const *const u8,
     count: usize,
@@ -67,37 +67,37 @@ unsafe fn sum_group<F: Floats>(
     let mut x = Aligned::<[Row; ROWS]>::new();
     let x = x.0.as_mut_ptr().cast::<Row>();
     let blocks = count.div_ceil(ROWS);
-    for pair in (0..panel.steps).step_by(CHUNK) {
-        let pairs = CHUNK.min(panel.steps - pair);
+    let all = panel.steps * S::PAIRS;
+    let packed = |pair: usize| panel.weights.wrapping_add(pair / S::PAIRS * S::WORDS);
+    for pair in (0..all).step_by(CHUNK) {
+        let pairs = CHUNK.min(all - pair);
         let end = pair + pairs;
-        let packed = panel.weights.wrapping_add(pair * PANEL);
-        let mut early =
-            if end < panel.steps { panel.weights.wrapping_add(end * PANEL).cast() } else { after };
-        let lines_per_block = (CHUNK * PANEL * 4 / LINE).div_ceil(blocks);
-        // SAFETY: the caller's promise; `end <= panel.steps`, `pairs <= CHUNK`, and blocks have between 1 and ROWS rows.
+        let mut early = if end < all { packed(end).cast() } else { after };
+        let lines_per_block = (CHUNK / S::PAIRS * S::WORDS * 4 / LINE).div_ceil(blocks);
+        // SAFETY: the caller's promise; `end <= all`, `pairs <= CHUNK`, whole steps both, and blocks have between 1 and ROWS rows.
         unsafe {
-            widen_weights::<F>(packed, pairs, weights);
+            S::widen(packed(pair), pairs, weights.cast());
             let mut first = 0;
             for block in 0..blocks {
                 prefetch(early, lines_per_block);
                 early = early.wrapping_add(lines_per_block * LINE);
                 let block_rows = (count - first).div_ceil(blocks - block);
-                widen_rows::<F>(rows.add(first), block_rows, pair, pairs, x);
+                widen_rows::<S>(rows.add(first), block_rows, pair, pairs, x);
                 let following = first + block_rows;
                 if following < count {
-                    prefetch_rows(rows.add(following), block_rows.min(count - following), pair);
+                    prefetch_rows::<S>(rows.add(following), block_rows.min(count - following), pair);
                 } else {
-                    prefetch_rows(rows, block_rows, end);
+                    prefetch_rows::<S>(rows, block_rows, end);
                 }
                 let sums = sums.add(first);
                 let begins = pair == 0;
                 match block_rows {
-                    1 => sum_block::<F, 1>(weights, pairs, x, begins, sums),
-                    2 => sum_block::<F, 2>(weights, pairs, x, begins, sums),
-                    3 => sum_block::<F, 3>(weights, pairs, x, begins, sums),
-                    4 => sum_block::<F, 4>(weights, pairs, x, begins, sums),
-                    5 => sum_block::<F, 5>(weights, pairs, x, begins, sums),
-                    _ => sum_block::<F, 6>(weights, pairs, x, begins, sums),
+                    1 => sum_block::<S::F, 1>(weights, pairs, x, begins, sums),
+                    2 => sum_block::<S::F, 2>(weights, pairs, x, begins, sums),
+                    3 => sum_block::<S::F, 3>(weights, pairs, x, begins, sums),
+                    4 => sum_block::<S::F, 4>(weights, pairs, x, begins, sums),
+                    5 => sum_block::<S::F, 5>(weights, pairs, x, begins, sums),
+                    _ => sum_block::<S::F, 6>(weights, pairs, x, begins, sums),
                 }
                 first += block_rows;
             }
@@ -105,48 +105,35 @@ unsafe fn sum_group<F: Floats>(
     }
 }
 
-/// Widens so many pairs of packed weights.
-#[inline(always)]
-unsafe fn widen_weights<F: Floats>(packed: *const u32, pairs: usize, to: *mut Weights) {
-    for pair in 0..pairs {
-        for column in (0..PANEL).step_by(F::LANES) {
-            // SAFETY: the caller's promise; `LANES` divides PANEL.
-            unsafe {
-                let from = packed.add(pair * PANEL + column);
-                let to = to.add(pair).cast::<f32>().add(column);
-                F::store(to, F::odd(from));
-                F::store(to.add(PANEL), F::even(from));
-            }
-        }
-    }
-}
-
 /// Widens so many pairs of `count` rows, from `pair` on; of the last vector, what lies beyond them is of no meaning.
 #[inline(always)]
-unsafe fn widen_rows<F: Floats>(
-    rows: *const *const u8,
-    count: usize,
-    pair: usize,
-    pairs: usize,
-    to: *mut Row,
-) {
-    let whole = pairs - pairs % F::LANES;
+unsafe fn widen_rows<S: Step>(rows: *const *const u8, count: usize, pair: usize, pairs: usize, to: *mut Row) {
+    let whole = pairs - pairs % S::F::LANES;
     // SAFETY: the caller's promise: `count` rows of `pair + pairs` pairs. LANES divides CHUNK, so that the last vector fits in `to`.
     unsafe {
         for r in 0..count {
-            let row = (*rows.add(r)).cast::<u32>().add(pair);
             let to = to.add(r).cast::<f32>();
-            for p in (0..whole).step_by(F::LANES) {
-                F::store(to.add(p), F::odd(row.add(p)));
-                F::store(to.add(CHUNK + p), F::even(row.add(p)));
+            if !S::BF16 {
+                let row = (*rows.add(r)).cast::<[f32; 2]>().add(pair);
+                for p in 0..pairs {
+                    let [even, odd] = row.add(p).read_unaligned();
+                    to.add(p).write(odd);
+                    to.add(CHUNK + p).write(even);
+                }
+                continue;
+            }
+            let row = (*rows.add(r)).cast::<u32>().add(pair);
+            for p in (0..whole).step_by(S::F::LANES) {
+                S::F::store(to.add(p), S::F::odd(row.add(p)));
+                S::F::store(to.add(CHUNK + p), S::F::even(row.add(p)));
             }
             if whole < pairs {
                 let mut rest = [0u32; CHUNK];
                 rest.as_mut_ptr()
                     .cast::<u8>()
                     .copy_from_nonoverlapping(row.add(whole).cast(), (pairs - whole) * 4);
-                F::store(to.add(whole), F::odd(rest.as_ptr()));
-                F::store(to.add(CHUNK + whole), F::even(rest.as_ptr()));
+                S::F::store(to.add(whole), S::F::odd(rest.as_ptr()));
+                S::F::store(to.add(CHUNK + whole), S::F::even(rest.as_ptr()));
             }
         }
     }
@@ -154,11 +141,11 @@ unsafe fn widen_rows<F: Floats>(
 
 /// Asks for a chunk of `count` rows, from `pair` on. Rows are far apart, so that no prefetcher of the processor sees them coming.
 #[inline(always)]
-unsafe fn prefetch_rows(rows: *const *const u8, count: usize, pair: usize) {
+unsafe fn prefetch_rows<S: Step>(rows: *const *const u8, count: usize, pair: usize) {
     for r in 0..count {
         // SAFETY: the caller's promise: so many rows.
         let row = unsafe { *rows.add(r) };
-        prefetch(row.wrapping_add(pair * 4), CHUNK * 4 / LINE);
+        prefetch(row.wrapping_add(2 * pair * S::ELEMENT), 2 * CHUNK * S::ELEMENT / LINE);
     }
 }
 

@@ -4,7 +4,7 @@
 
 use super::Rows;
 use super::rows::Spare;
-use crate::backend::BackendError;
+use crate::backend::{BackendError, Held};
 use crate::transformer::LoadModelError;
 use remoe_experts::stored_dtype;
 use remoe_kernels::{MAX_ROWS, NumericsClass, PackedMatrix, Pool, Product};
@@ -17,6 +17,12 @@ pub struct NativeHeads {
     /// latent -> value.
     release: Vec<PackedMatrix>,
     pub(super) nope_dim: usize,
+}
+
+impl Held for NativeHeads {
+    fn bytes(&self) -> usize {
+        self.absorb.iter().chain(&self.release).map(PackedMatrix::bytes).sum()
+    }
 }
 
 impl NativeHeads {

@@ -10,16 +10,16 @@ mod heads;
 mod pages;
 mod rows;
 
-use crate::backend::{Affine, Backend, BackendError, PAGE_POSITIONS, Span};
+use crate::backend::{Affine, Backend, BackendError, Held, PAGE_POSITIONS, Span};
 use crate::device::{DeviceError, DeviceName};
 use crate::transformer::LoadModelError;
 use heads::NativeHeads;
 use pages::NativePages;
-use remoe_experts::{load_floats, load_gated, stored_dtype};
+use remoe_experts::{load_floats, load_gated, load_matrix, stored_dtype};
 use remoe_kernels::numerics::exp;
 use remoe_kernels::{
     AttentionShape, AttentionSpan, Dtype, Job, KernelError, NumericsClass, PackedExpert, PackedMatrix, Pool,
-    Product,
+    Product, WeightFormat,
 };
 use remoe_model::{Activation, Checkpoint, MlaFacts, MlpTensors, NormKind, RopeFacts, RopeLayout, TensorRef};
 use rows::{Rows, Spare};
@@ -28,6 +28,9 @@ use std::sync::Arc;
 
 /// Elements of rows that are worth handing to another thread.
 const PART: usize = 1 << 14;
+
+/// Rows that a thread looks up at a time in a table that lies in the kernels' order.
+const LOOKED_UP: usize = 8;
 
 /// Operations on the CPU.
 pub struct Native {
@@ -38,7 +41,7 @@ pub struct Native {
 
 /// A product's weights in the kernels' order.
 pub struct NativeLinear {
-    matrix: PackedMatrix,
+    matrix: Arc<PackedMatrix>,
     bias: Option<Vec<f32>>,
 }
 
@@ -51,10 +54,44 @@ pub struct NativeNorm {
     epsilon: f32,
 }
 
-/// A table of rows in the compute dtype.
-pub struct NativeEmbedding {
-    bytes: Vec<u8>,
-    width: usize,
+/// A table of rows.
+pub enum NativeEmbedding {
+    /// Elements in the compute dtype, row after row.
+    Rows {
+        /// All of them.
+        bytes: Vec<u8>,
+        /// Elements of a row.
+        width: usize,
+    },
+    /// A matrix in the kernels' order: one that is quantised, or that products are made with as well.
+    Packed(Arc<PackedMatrix>),
+}
+
+impl Held for NativeLinear {
+    fn bytes(&self) -> usize {
+        self.matrix.bytes() + self.bias.as_ref().map_or(0, |bias| size_of_val(&bias[..]))
+    }
+}
+
+impl Held for NativeEmbedding {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Rows { bytes, .. } => bytes.len(),
+            Self::Packed(matrix) => matrix.bytes(),
+        }
+    }
+}
+
+impl Held for NativeNorm {
+    fn bytes(&self) -> usize {
+        size_of_val(&self.weight[..]) + size_of_val(&self.bias[..])
+    }
+}
+
+impl Held for PackedExpert {
+    fn bytes(&self) -> usize {
+        Self::bytes(self)
+    }
 }
 
 /// Inverse frequencies and the factor on cosines and sines.
@@ -199,9 +236,17 @@ impl Backend for Native {
         &self,
         checkpoint: &Checkpoint,
         table: &TensorRef,
+        class: NumericsClass,
     ) -> Result<NativeEmbedding, LoadModelError> {
+        if class.weights != WeightFormat::Plain {
+            return Ok(NativeEmbedding::Packed(Arc::new(load_matrix(checkpoint, &[table], class)?)));
+        }
         let width = table.shape.last().copied().unwrap_or(0);
-        Ok(NativeEmbedding { bytes: self.load_bytes(checkpoint, table)?, width })
+        Ok(NativeEmbedding::Rows { bytes: self.load_bytes(checkpoint, table)?, width })
+    }
+
+    fn table_of(&self, weight: &NativeLinear) -> Option<NativeEmbedding> {
+        Some(NativeEmbedding::Packed(weight.matrix.clone()))
     }
 
     fn load_linear(
@@ -210,13 +255,8 @@ impl Backend for Native {
         parts: &[Affine<'_>],
         class: NumericsClass,
     ) -> Result<NativeLinear, LoadModelError> {
-        let stored = parts
-            .iter()
-            .map(|part| Ok((stored_dtype(part.weight.dtype), checkpoint.read(part.weight)?)))
-            .collect::<Result<Vec<_>, LoadModelError>>()?;
-        let stored: Vec<_> = stored.iter().map(|(dtype, bytes)| (*dtype, bytes.as_slice())).collect();
-        let inputs = parts.first().and_then(|part| part.weight.shape.last()).copied().unwrap_or(0);
-        let matrix = PackedMatrix::pack(inputs, class, &stored)?;
+        let weights: Vec<_> = parts.iter().map(|part| part.weight).collect();
+        let matrix = Arc::new(load_matrix(checkpoint, &weights, class)?);
         let bias = match parts.iter().any(|part| part.bias.is_some()) {
             false => None,
             true => {
@@ -288,22 +328,41 @@ impl Backend for Native {
     }
 
     fn embed(&self, table: &NativeEmbedding, tokens: &[u32]) -> Result<Rows, BackendError> {
-        let mut out = self.tensor(tokens.len(), table.width);
+        let (width, rows) = match table {
+            NativeEmbedding::Rows { bytes, width } => (*width, bytes.len() / (width * self.dtype.bytes())),
+            NativeEmbedding::Packed(matrix) => (matrix.inputs(), matrix.outputs()),
+        };
+        if let Some(&token) = tokens.iter().find(|token| **token as usize >= rows) {
+            return Err(BackendError::Shape { what: "token", actual: token as usize, expected: rows });
+        }
+        let mut out = self.tensor(tokens.len(), width);
         let row_bytes = out.row_bytes();
-        for (&token, to) in tokens.iter().zip(out.bytes_mut().chunks_exact_mut(row_bytes)) {
-            let expected = table.bytes.len() / row_bytes;
-            let from = table.bytes.chunks_exact(row_bytes).nth(token as usize);
-            to.copy_from_slice(from.ok_or(BackendError::Shape {
-                what: "token",
-                actual: token as usize,
-                expected,
-            })?);
+        match table {
+            NativeEmbedding::Rows { bytes, .. } => {
+                for (&token, to) in tokens.iter().zip(out.bytes_mut().chunks_exact_mut(row_bytes)) {
+                    to.copy_from_slice(&bytes[token as usize * row_bytes..][..row_bytes]);
+                }
+            }
+            NativeEmbedding::Packed(matrix) => {
+                let look_up = |tokens: &[u32], to: &mut [u8]| {
+                    let mut rows = tokens.iter().zip(to.chunks_exact_mut(row_bytes));
+                    rows.try_for_each(|(&token, to)| matrix.read_row(token as usize, to))
+                };
+                if tokens.len() <= LOOKED_UP {
+                    look_up(tokens, out.bytes_mut())?;
+                    return Ok(out);
+                }
+                let parts = tokens.chunks(LOOKED_UP).zip(out.bytes_mut().chunks_mut(LOOKED_UP * row_bytes));
+                let mut parts: Vec<_> = parts.map(|(tokens, to)| (tokens, to, Ok(()))).collect();
+                self.pool.each(&mut parts, |(tokens, to, outcome)| *outcome = look_up(tokens, to))?;
+                parts.into_iter().try_for_each(|(_, _, outcome)| outcome)?;
+            }
         }
         Ok(out)
     }
 
     fn linear(&self, weight: &NativeLinear, x: &Rows) -> Result<Rows, BackendError> {
-        let matrix = &weight.matrix;
+        let matrix = &*weight.matrix;
         x.expect("inputs of a product", x.rows, matrix.inputs())?;
         let mut out = Rows::new(&self.spare, matrix.dtype(), x.rows, matrix.outputs());
         let converted;

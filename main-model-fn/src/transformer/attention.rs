@@ -1,7 +1,7 @@
 //! The attention of one layer, from the normed rows to what is added to them.
 
 use super::ForwardError;
-use crate::backend::{Backend, BackendError, Span};
+use crate::backend::{Backend, BackendError, Held, Span};
 
 /// Either kind of attention.
 pub(super) enum Attention<B: Backend> {
@@ -40,6 +40,24 @@ pub(super) struct LatentAttention<B: Backend> {
     pub(super) latent_dim: usize,
     pub(super) nope_dim: usize,
     pub(super) rope_dim: usize,
+}
+
+impl<B: Backend> Attention<B> {
+    /// Bytes of its weights.
+    pub(super) fn weight_bytes(&self) -> usize {
+        match self {
+            Self::Grouped(attention) => {
+                let norms = attention.norms.as_ref().map_or(0, |(query, key)| query.bytes() + key.bytes());
+                let sinks = attention.sinks.as_ref().map_or(0, |sinks| size_of_val(&sinks[..]));
+                attention.projection.bytes() + attention.output.bytes() + norms + sinks
+            }
+            Self::Latent(attention) => {
+                let query = attention.query.as_ref().map_or(0, |(norm, query)| norm.bytes() + query.bytes());
+                let outer = attention.projection.bytes() + attention.output.bytes();
+                outer + query + attention.latent_norm.bytes() + attention.heads.bytes()
+            }
+        }
+    }
 }
 
 /// What the rows of an iteration attend with.

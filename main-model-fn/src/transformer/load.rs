@@ -30,22 +30,26 @@ impl<B: Backend> Transformer<B> {
         let layers =
             in_parallel(config.layers.len(), threads, LoadModelError::Panicked, |id| loader.layer(id))?;
         let (layers, shapes): (_, Vec<_>) = layers.into_iter().unzip();
-        let head = checkpoint.head();
+        let (table, weight) = (checkpoint.embedding(), checkpoint.head());
+        let head = ops.load_linear(checkpoint, &[Affine { weight, bias: checkpoint.head_bias() }], class)?;
+        let tied = if table.name == weight.name { ops.table_of(&head) } else { None };
         Ok(Self {
             hidden: config.hidden_size,
-            vocab: head.shape.first().copied().unwrap_or(0),
+            vocab: weight.shape.first().copied().unwrap_or(0),
             positions: match (&config.rope, checkpoint.positions()) {
                 (Some(rope), _) => Positions::Rotary(ops.rope(rope)?),
-                (None, Some(table)) => Positions::Learned(ops.load_embedding(checkpoint, table)?),
+                (None, Some(table)) => {
+                    Positions::Learned(ops.load_embedding(checkpoint, table, class.dtype.into())?)
+                }
                 (None, None) => return Err(LoadModelError::Inconsistent("learned positions have no table")),
             },
             norm: loader.norm(checkpoint.final_norm())?,
-            head: loader.ops.load_linear(
-                checkpoint,
-                &[Affine { weight: head, bias: checkpoint.head_bias() }],
-                class,
-            )?,
-            embedding: ops.load_embedding(checkpoint, checkpoint.embedding())?,
+            tied: tied.is_some(),
+            embedding: match tied {
+                Some(table) => table,
+                None => ops.load_embedding(checkpoint, table, class)?,
+            },
+            head,
             multipliers: config.multipliers,
             layers,
             pages: ops.pages(&shapes),
@@ -251,9 +255,35 @@ mod tests {
     use super::*;
     use crate::Native;
     use crate::backend::PAGE_POSITIONS;
-    use remoe_kernels::{Pool, PoolConfig};
+    use remoe_kernels::{Pool, PoolConfig, WeightFormat};
+    use remoe_model::Inspection;
     use std::path::Path;
     use std::sync::Arc;
+
+    /// Weights outside of experts take what plans count for them, in the dtype and as int8: the embedding as much as the others, and once
+    /// where it is the head. Beside that there are norms, which are held as float32, and the columns that routers are padded with.
+    #[test]
+    fn weights_take_what_is_counted_for_them() {
+        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/model");
+        let checkpoint = Checkpoint::open(demo).unwrap();
+        let config = checkpoint.config();
+        let (layers, hidden) = (config.layers.len(), config.hidden_size);
+        let beside =
+            layers * (64 - config.any_moe().unwrap().experts) * hidden * 2 + (2 * layers + 1) * hidden * 4;
+        let pool = Arc::new(Pool::new(PoolConfig::default()).unwrap());
+        for dense_int8 in [false, true] {
+            let weights = if dense_int8 { WeightFormat::Int8 } else { WeightFormat::Plain };
+            let class = NumericsClass { dtype: Dtype::Bf16, weights };
+            let ops = Native::open(None, Dtype::Bf16, &pool).unwrap();
+            let taken = Transformer::load(&checkpoint, class, ops, 1).unwrap().weight_bytes();
+            let inspection = Inspection { dense_int8, ..checkpoint.inspect().unwrap() };
+            let counted = inspection.resident_non_expert_bytes("bfloat16") as usize;
+            assert!(
+                (counted..counted + beside).contains(&taken),
+                "{weights}: {taken}, not {counted} + {beside}"
+            );
+        }
+    }
 
     /// What the cache holds per position is what the checkpoint's facts promise: for latent attention the latent
     /// and the rotated key part, not the expanded keys and values.

@@ -1,7 +1,7 @@
 //! The feed-forward part of one layer: dense, or routed experts beside shared ones.
 
 use super::ForwardError;
-use crate::backend::Backend;
+use crate::backend::{Backend, Held};
 use crate::engine::request::LayerRouting;
 use crate::experts::{Experts, LayerCall, Routed, route};
 use remoe_kernels::Dtype;
@@ -38,6 +38,25 @@ pub(super) enum Besides<B: Backend> {
 pub(super) struct SharedExperts<B: Backend> {
     pub(super) network: B::Gated,
     pub(super) gate: Option<B::Linear>,
+}
+
+impl<B: Backend> Mlp<B> {
+    /// Bytes of its weights, without those of routed experts.
+    pub(super) fn weight_bytes(&self) -> usize {
+        match self {
+            Self::Dense(network) => network.bytes(),
+            Self::Moe(moe) => {
+                let besides = match &moe.besides {
+                    Besides::Nothing => 0,
+                    Besides::Shared(shared) => {
+                        shared.network.bytes() + shared.gate.as_ref().map_or(0, Held::bytes)
+                    }
+                    Besides::Bias(row) => row.len(),
+                };
+                moe.router.bytes() + size_of_val(&moe.correction[..]) + besides
+            }
+        }
+    }
 }
 
 impl<B: Backend> SharedExperts<B> {

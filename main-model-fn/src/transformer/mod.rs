@@ -12,7 +12,7 @@ mod mlp;
 pub(crate) use error::ForwardError;
 pub use error::LoadModelError;
 
-use crate::backend::{Backend, BackendError, Span};
+use crate::backend::{Backend, BackendError, Held, Span};
 use crate::engine::request::{InspectLevel, LayerRouting};
 use crate::experts::Experts;
 use crate::pages::SequenceCache;
@@ -57,6 +57,8 @@ pub(crate) struct Transformer<B: Backend> {
     hidden: usize,
     vocab: usize,
     embedding: B::Embedding,
+    /// Whether the embedding and the head are the same memory.
+    tied: bool,
     layers: Vec<Layer<B>>,
     positions: Positions<B>,
     norm: B::Norm,
@@ -178,7 +180,27 @@ impl<B: Backend> Model for Transformer<B> {
     }
 }
 
+impl<B: Backend> Layer<B> {
+    fn weight_bytes(&self) -> usize {
+        self.before_attention.bytes()
+            + self.attention.weight_bytes()
+            + self.before_mlp.bytes()
+            + self.mlp.weight_bytes()
+    }
+}
+
 impl<B: Backend> Transformer<B> {
+    /// Bytes of memory that the weights take, all of them outside of routed experts.
+    pub(crate) fn weight_bytes(&self) -> usize {
+        let positions = match &self.positions {
+            Positions::Rotary(_) => 0,
+            Positions::Learned(table) => table.bytes(),
+        };
+        let embedding = if self.tied { 0 } else { self.embedding.bytes() };
+        let layers: usize = self.layers.iter().map(Layer::weight_bytes).sum();
+        layers + positions + self.norm.bytes() + self.head.bytes() + embedding
+    }
+
     fn layers_forward(
         &mut self,
         tokens: &[u32],

@@ -71,21 +71,22 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
 
 /// `PhimoeRotaryEmbedding` has its own factors in place of longrope's.
 fn with_factors(fields: Fields<'_>, rope: RopeFacts) -> Result<RopeFacts, CheckpointError> {
-    let factor = match rope.scaling {
+    let (attention_factor, scaling) = match rope.scaling {
         RopeScaling::None => return Ok(rope),
-        RopeScaling::Long { .. } => {
+        RopeScaling::Long { short, long, factor: longer, original, .. } => {
             let parameters = RopeFacts::parameters(fields)?.unwrap_or(fields);
             let factor = |name: &str| {
                 let missing = || parameters.error(name, "is missing, longrope of PhiMoE needs it");
                 parameters.optional_positive(name)?.ok_or_else(missing)
             };
-            factor("long_mscale")?;
-            factor("short_mscale")?
+            let long_attention_factor = Some(factor("long_mscale")?);
+            let scaling = RopeScaling::Long { short, long, long_attention_factor, factor: longer, original };
+            (factor("short_mscale")?, scaling)
         }
         _ => {
             let message = "PhiMoE's rope types are default and longrope";
             return Err(fields.unsupported("rope_parameters", message));
         }
     };
-    Ok(RopeFacts { attention_factor: factor, ..rope })
+    Ok(RopeFacts { attention_factor, scaling, ..rope })
 }

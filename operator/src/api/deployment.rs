@@ -157,13 +157,13 @@ pub struct ModelSpec {
     /// What is computed in; the checkpoint's own where absent (float32 for float16).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dtype: Option<ComputeDtype>,
-    /// What routed experts are quantised to as they are loaded, in the main function and in remote ones; they
-    /// stay in what is computed in where absent.
+    /// What routed experts are quantised to as they are loaded, in the main function and in remote ones, or `fp8` where
+    /// they are stored so and stay so; they become what is computed in where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts_dtype: Option<ExpertsDtype>,
 }
 
-/// What experts are quantised to, as integers with a scale of 2 bytes for every 32 weights.
+/// What experts are quantised to, as integers with a scale of 2 bytes for every 32 weights, or stay.
 #[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ExpertsDtype {
@@ -173,6 +173,8 @@ pub enum ExpertsDtype {
     Int4,
     /// 4 bits a weight, as gpt-oss is published; experts of other checkpoints are rounded to it.
     Mxfp4,
+    /// 8 bits a weight, as DeepSeek-V3 is published; nothing is rounded, and experts that are stored otherwise are refused.
+    Fp8,
 }
 
 impl From<ExpertsDtype> for remoe_model::ExpertsDtype {
@@ -181,6 +183,7 @@ impl From<ExpertsDtype> for remoe_model::ExpertsDtype {
             ExpertsDtype::Int8 => Self::Int8,
             ExpertsDtype::Int4 => Self::Int4,
             ExpertsDtype::Mxfp4 => Self::Mxfp4,
+            ExpertsDtype::Fp8 => Self::Fp8,
         }
     }
 }

@@ -16,7 +16,7 @@ use functions::Functions;
 use grid::Grid;
 use main_function::MainSetup;
 use remoe_fetch::ModelArgs;
-use remoe_model::{DenseDtype, ExpertsDtype, Inspection};
+use remoe_model::{Checkpoint, DenseDtype, ExpertsDtype, Inspection, StoredDtype};
 use remoe_planner::{Fit, seconds};
 use remoe_profile::{CpuLimit, Kernels, Machine, Made, Memory, ModelId, Origin, Profile, Starts};
 use remote::RemoteSetup;
@@ -42,8 +42,8 @@ pub(crate) struct ProfileArgs {
     /// Compute dtype; the checkpoint's by default
     #[arg(long, value_name = "DTYPE")]
     dtype: Option<Dtype>,
-    /// Keep routed experts as int8, int4 or mxfp4, quantised as they are loaded
-    #[arg(long, value_name = "int8|int4|mxfp4")]
+    /// Keep routed experts as int8, int4 or mxfp4, quantised as they are loaded, or as fp8 where they are stored so
+    #[arg(long, value_name = "int8|int4|mxfp4|fp8")]
     experts_dtype: Option<ExpertsDtype>,
     /// Keep attention, dense layers, shared experts and the head as int8, or by its name in the type computed in
     /// [default: int8 beside quantised experts, on CPUs]
@@ -68,6 +68,7 @@ pub(crate) async fn run(args: &ProfileArgs, as_json: bool, progress: &Arc<Progre
     let opened = args.source.open()?;
     let experts_dtype = args.experts_dtype;
     let dense_int8 = DenseDtype::is_int8(args.dense_dtype, experts_dtype, &args.device);
+    check_experts_dtype(&opened.checkpoint, experts_dtype, args.dtype)?;
     let inspection = Inspection { experts_dtype, dense_int8, ..opened.checkpoint.inspect()? };
     let dtype = args.dtype.map_or_else(|| default_dtype(&inspection), |dtype| dtype.name());
     let request = Request {
@@ -185,6 +186,23 @@ fn steps(grid: &Grid, quotas: bool, device: &str, elsewhere: bool) -> usize {
 /// The dtype that functions compute in where nothing is said: the checkpoint's, float32 for float16.
 pub(crate) fn default_dtype(inspection: &Inspection) -> &'static str {
     if inspection.dtype == "bfloat16" { "bfloat16" } else { "float32" }
+}
+
+/// Whether the experts of `checkpoint` can be kept as `experts` where the model computes in `dtype`, or in its own.
+///
+/// # Errors
+/// They cannot: before anything is started, and in the words of the functions.
+pub(crate) fn check_experts_dtype(
+    checkpoint: &Checkpoint,
+    experts: Option<ExpertsDtype>,
+    dtype: Option<Dtype>,
+) -> Result<(), CliError> {
+    let computed_in = match dtype {
+        Some(Dtype::Float32) => StoredDtype::F32,
+        Some(Dtype::Bfloat16) => StoredDtype::Bf16,
+        None => checkpoint.config().dtype,
+    };
+    Ok(checkpoint.check_experts_dtype(experts, computed_in)?)
 }
 
 /// What is measured, and where.
