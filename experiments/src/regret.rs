@@ -17,6 +17,8 @@ use serde::Serialize;
 const STURDY: f64 = 0.02;
 /// Requests per day where functions are always there, and where they sleep between requests.
 const PER_DAY: [f64; 2] = [1_000.0, 100.0];
+/// Larger models take a second or more for each of some hundred plans.
+const MOST_EXPERTS: usize = 2_000;
 /// A limit binds where it is this part of what the cheapest plan takes without it.
 const TIGHT: f64 = 0.8;
 
@@ -94,7 +96,7 @@ pub struct Summary {
 }
 
 impl RegretSubject {
-    /// The published models of the map under requests at random, always there at the prices and on the machine of the
+    /// Published models of the map, those with up to 2,000 experts in all, under requests at random, always there at the prices and on the machine of the
     /// map's first regime and asleep between requests at those of its second, each with the map's limits and with
     /// limits that bind.
     ///
@@ -103,7 +105,8 @@ impl RegretSubject {
     pub fn published(pricing: Pricing) -> Result<Vec<Self>, ExperimentError> {
         let regimes = UnitRegime::all(pricing);
         let mut all = Vec::new();
-        for subject in Subject::all() {
+        let experts = |subject: &Subject| subject.facts.experts * subject.facts.moe_layers.len();
+        for subject in Subject::all().into_iter().filter(|subject| experts(subject) <= MOST_EXPERTS) {
             for (regime, per_day) in regimes.iter().zip(PER_DAY) {
                 let window = regime.windows.last().copied().flatten();
                 let problem = regime.problem(&subject, per_day, 0, window)?;

@@ -3,7 +3,8 @@
 //! While a plan gives way to another, both are alive: the previous one serves until every function of the new one has
 //! loaded what it does not have. A function that loads b bytes takes T = b / load rate, and if it is no previous one the
 //! seconds of a process before that; it is paid meanwhile and saves nothing yet. So of the H seconds that the new plan is
-//! expected to stand the change costs sum T_f rate_f, and what is saved is saved for H - max T_f.
+//! expected to stand the change costs sum T_f rate_f, as far as functions are alive then, and what is saved is saved for
+//! H - max T_f.
 
 use crate::alive::mean_per_second;
 use crate::cost::Evaluation;
@@ -42,7 +43,7 @@ pub struct Change {
 pub struct Toll {
     /// Seconds until every function of the new plan has its experts: both plans are alive.
     pub seconds: f64,
-    /// Dollars of the functions that load meanwhile.
+    /// Dollars of the functions that load meanwhile, times the share of the time in which the previous plan is alive.
     pub dollars: f64,
     /// Dollars that the new plan saves from then on, as long as it is expected to stand; below 0 where it is dearer.
     pub saves: f64,
@@ -127,7 +128,9 @@ pub(crate) fn decide(
     let toll =
         loads.as_ref().zip(new_cost).filter(|_| model.problem.starts.is_some()).map(|(loads, cost)| {
             let per_second = requests_per_second(model, old) * (old.total_cost - cost);
-            Toll::new(loads, per_second, inertia.stands_seconds)
+            let toll = Toll::new(loads, per_second, inertia.stands_seconds);
+            // What sleeps at that moment starts as the new plan, and loads what it would have loaded anyway.
+            Toll { dollars: toll.dollars * old.life.map_or(1.0, |life| life.alive_share), ..toll }
         });
     let reason = match (stands, best) {
         (false, _) => Reason::PreviousFails,

@@ -117,10 +117,12 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
             // A function per layer is a start as good as any.
             let start = plans.per_layer.as_ref().filter(|_| effort == Effort::Full);
             let moved = start.and_then(|planned| self.new_slicing().moved_on(planned));
-            plans.sliced = match (plans.sliced.take(), moved) {
-                (Some(sliced), Some(moved)) if !moved.beats(&sliced) => Some(sliced),
-                (sliced, moved) => moved.or(sliced),
-            };
+            // So is one expert away from nothing remote, which no arrangement of slices is.
+            let start = plans.mix.as_ref().filter(|_| effort == Effort::Full && self.remote != Remote::Never);
+            let single = start.and_then(|planned| self.new_slicing().moved_on(planned));
+            let single = single.filter(|planned| planned.plan.replicas() > 0);
+            let all = [plans.sliced.take(), moved, single].into_iter().flatten();
+            plans.sliced = all.reduce(|best, other| if other.beats(&best) { other } else { best });
             let sliced = plans.sliced.take();
             plans.sliced = self.with_sleepers(sliced, plans.mix.as_ref(), effort, &mut plans.counters);
         }

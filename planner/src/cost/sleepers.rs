@@ -57,6 +57,8 @@ pub(crate) struct Sleeping {
     pub(crate) cold_share: f64,
     /// Seconds by which a prefill is longer while none of them is ready.
     pub(crate) cold_prefill_seconds: f64,
+    /// The same of a decode step, in the mean over the steps of a request.
+    pub(crate) cold_step_seconds: f64,
 }
 
 impl Model<'_> {
@@ -118,12 +120,23 @@ impl Sleeping {
             rate: paid.sum(),
             cold_share: 1.0 - warm,
             cold_prefill_seconds: sleepers.iter().map(|sleeper| sleeper.prefill).sum(),
+            cold_step_seconds: sleepers
+                .iter()
+                .map(|sleeper| sleeper.slow_share(found, steps) * sleeper.step)
+                .sum(),
             lives,
         }
     }
 }
 
 impl Sleeper {
+    /// Share of a request's decode steps that pass before the group, which its prefill started, is ready.
+    fn slow_share(&self, found: &Alive, steps: f64) -> f64 {
+        let step = found.tpot_seconds + self.step;
+        let left = (self.start_seconds - found.first_token_seconds - self.prefill).max(0.0);
+        if steps > 0.0 && step > 0.0 { (left / step / steps).min(1.0) } else { 0.0 }
+    }
+
     fn life(&self, arrivals: &Arrivals, found: &Alive, steps: f64) -> GroupLife {
         let per_second = mean_per_second(arrivals);
         // Bursts that use it, of geometric sizes; a record counts request by request.
@@ -131,10 +144,7 @@ impl Sleeper {
         let further = 1.0 - 1.0 / size;
         let spared = 1.0 - self.used;
         let bursts = per_second / size * (1.0 - (1.0 - further) * spared / (1.0 - further * spared));
-        // Decode steps that pass before it is ready.
-        let step = found.tpot_seconds + self.step;
-        let left = (self.start_seconds - found.first_token_seconds - self.prefill).max(0.0);
-        let slow = if step > 0.0 { (left / step).min(steps) } else { 0.0 };
+        let slow = self.slow_share(found, steps) * steps;
         let alone = Alone {
             per_second: bursts,
             idle_seconds: self.idle_seconds,

@@ -128,7 +128,7 @@ impl WrongFigure {
                 is.transport.bytes_per_second /= factor;
             }
             Self::Starts => {
-                is.arrivals.as_ref()?.idle_seconds?;
+                is.arrivals.as_ref()?.idle_seconds.or(is.remote_idle_seconds)?;
                 let starts = is.starts.as_mut()?;
                 for Start { process_seconds, load_bytes_per_second } in [&mut starts.main, &mut starts.remote]
                 {

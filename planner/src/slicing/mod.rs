@@ -233,7 +233,9 @@ impl Slicing<'_, '_> {
             ..planned.plan.clone()
         };
         let start = self.judged(&planned.candidate, plan, None)?;
-        Some(self.improved(start, &mut { MOST_EVALUATIONS }))
+        // Nothing remote is a start for few moves: what lies farther is found from arrangements.
+        let mut left = if hosts == 0 { MOST_EVALUATIONS / 20 } else { MOST_EVALUATIONS };
+        Some(self.improved(start, &mut left))
     }
 
     /// Remembers the quickest plan of an arrangement that keeps no limit, where so few experts are there that

@@ -103,13 +103,14 @@ struct Open {
     tried: Tried,
     /// Whether its neighbours are known.
     expanded: bool,
-    /// Whether it is too dear to be chosen, and only a step on the way to others.
+    /// Whether it is too dear to be chosen, and only a step on the way to others; or cheaper than the plan that was found to
+    /// be the cheapest, which a search for sturdiness does not replace.
     stone: bool,
 }
 
 impl Open {
-    fn new(planned: Planned, trials: &Trials<'_, '_>, dearest: f64) -> Self {
-        let stone = planned.cost() > dearest;
+    fn new(planned: Planned, trials: &Trials<'_, '_>, (cheapest, dearest): (f64, f64)) -> Self {
+        let stone = planned.cost() > dearest || planned.cost() < cheapest * (1.0 - COST_TIE);
         Self { tried: trials.of(&planned.plan), planned, expanded: false, stone }
     }
 
@@ -133,7 +134,7 @@ impl Slicing<'_, '_> {
         let wrong = wrong_problems(self.model.problem);
         let trials = Trials::new(self.model, &wrong);
         let of_cheapest = trials.of(&best.plan);
-        let dearest = best.cost() * (1.0 + share);
+        let costs @ (_, dearest) = (best.cost(), best.cost() * (1.0 + share));
         let farthest = best.cost() * (1.0 + share.max(STONES));
         let few = self.model.experts() <= FEW_EXPERTS;
         let most = (MOST_EXPERTS / self.model.experts().max(1)).clamp(COMPARED.0, COMPARED.1);
@@ -141,7 +142,7 @@ impl Slicing<'_, '_> {
         let mut seen = BTreeSet::new();
         for known in std::iter::once(&best).chain(others).filter(|known| known.cost() <= farthest) {
             if seen.insert(key(&known.plan)) {
-                open.push(Open::new((*known).clone(), &trials, dearest));
+                open.push(Open::new((*known).clone(), &trials, costs));
             }
         }
         while open.iter().all(|open| open.tried.broken > 0 || open.stone) && seen.len() < most {
@@ -166,7 +167,7 @@ impl Slicing<'_, '_> {
                 let planned = self.judged(&from.candidate, plan, None);
                 let planned =
                     planned.filter(|planned| planned.cost() <= if few { farthest } else { dearest });
-                open.extend(planned.map(|planned| Open::new(planned, &trials, dearest)));
+                open.extend(planned.map(|planned| Open::new(planned, &trials, costs)));
             }
         }
         let may_be = open.into_iter().filter(|open| !open.stone);
