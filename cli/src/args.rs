@@ -695,4 +695,5 @@ const PLAN_EXAMPLES: &str = "Examples:
 const EVAL_EXAMPLES: &str = "Examples:
   remoe eval --out evaluation
   remoe eval --model ./model --records history.npy --predictor ./model/predictor --json
-  remoe eval --model ./model --profile profile.json --pricing prices.yaml";
+  remoe eval --model ./model --profile profile.json --pricing prices.yaml
+  remoe eval --only regret --problem problem.json --out evaluation";

@@ -133,10 +133,25 @@ fn groups(plan: &Plan, evaluation: &Evaluation) -> Option<String> {
             size(group.memory_bytes, group.vcpus),
             group.replicas.to_string(),
             format!("{} an hour", dollars(terms.rate * 3600.0)),
+            match (group.idle_seconds, terms.life) {
+                (Some(idle), Some(life)) => format!(
+                    "after {} without requests: alive {} of the time, not ready for {} of the requests",
+                    seconds(idle),
+                    percent(life.alive_share),
+                    percent(life.cold_share)
+                ),
+                _ => "no".to_owned(),
+            },
         ]
     });
-    let header = ["group", "experts", "share of the work", "memory", "replicas", "while alive"];
-    (!plan.groups.is_empty()).then(|| table::with_header(&header, rows.collect()))
+    let mut rows: Vec<Vec<String>> = rows.collect();
+    let mut header =
+        vec!["group", "experts", "share of the work", "memory", "replicas", "while alive", "ends by itself"];
+    if plan.groups.iter().all(|group| group.idle_seconds.is_none()) {
+        header.pop();
+        rows.iter_mut().for_each(|row| row.truncate(header.len()));
+    }
+    (!plan.groups.is_empty()).then(|| table::with_header(&header, rows))
 }
 
 fn life(life: &Life) -> String {
@@ -345,6 +360,9 @@ fn change(change: &Change) -> String {
     let verdict = match change.reason {
         Reason::Unchanged => "The previous plan stays: it is the best one.",
         Reason::WithinHysteresis => "The previous plan stays: the best one saves too little.",
+        Reason::MovesTooMuch => {
+            "The previous plan stays: loading the best one costs more than it saves while it is expected to stand."
+        }
         Reason::Cheaper => "The previous plan goes: this one saves enough.",
         Reason::PreviousFails => "The previous plan goes: it is not allowed any more.",
         Reason::NoNewPlan => "The previous plan stays: it keeps every limit, and no new plan does.",
@@ -361,6 +379,14 @@ fn change(change: &Change) -> String {
         lines.push(format!(
             "{} of experts would have to be loaded by functions that do not have them",
             bytes(moved.0)
+        ));
+    }
+    if let Some(toll) = change.toll.filter(|toll| toll.seconds > 0.0) {
+        lines.push(format!(
+            "that takes {} and costs {}; from then on {} are saved",
+            seconds(toll.seconds),
+            dollars(toll.dollars),
+            dollars(toll.saves)
         ));
     }
     let rows = change.layers.iter().map(|layer| {

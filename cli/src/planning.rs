@@ -253,6 +253,7 @@ impl PlanningArgs {
             let flag = if error == ProblemError::NoGpuPrice { "--pricing" } else { "--model" };
             CliError::arguments(flag, error.to_string())
         })?;
+        problem.remote_idle_seconds = self.workload.remote_idle_seconds()?;
         if profile.device.is_some() && profile.gpu_expert_seconds.is_none() {
             print_warning(
                 "what experts take on the GPU was not measured: the baselines that compute them there assume half \

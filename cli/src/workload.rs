@@ -59,6 +59,7 @@ struct ArrivalsForm {
     #[serde(default, deserialize_with = "decimal")]
     burst: Option<f64>,
     idle_seconds: Option<f64>,
+    remote_idle_seconds: Option<f64>,
     recorded_seconds: Option<Vec<f64>>,
 }
 
@@ -107,6 +108,12 @@ impl WorkloadArgs {
             recorded_seconds: form.recorded_seconds,
             idle_seconds: form.idle_seconds,
         }))
+    }
+
+    /// Without a request that uses any of its experts for so many seconds a group may end by itself, where the workload
+    /// says so.
+    pub(crate) fn remote_idle_seconds(&self) -> Result<Option<f64>, CliError> {
+        Ok(self.read()?.arrivals.and_then(|form| form.remote_idle_seconds))
     }
 
     /// The requests to plan for; `concurrency` of them at once, where that is said.

@@ -5,7 +5,7 @@
 //! routing is known, recorded or drawn. Each figure is a function from a scenario to rows of numbers:
 //! [`expert_time`] (figure 4), [`phases`] (figure 5), [`costs`] (figure 9), [`ratios`] (figure 10),
 //! [`cold_starts`] (figure 11); [`map`] is who is cheapest over models, rates, prices and limits, [`replicas()`] how many functions follow
-//! load. Pure: no file, no clock, no network; plans and costs are the planner's.
+//! load, [`Regret`] what plans are worth when figures are wrong. Pure: no file, no clock, no network; plans and costs are the planner's.
 
 mod cold_start;
 mod costs;
@@ -15,6 +15,7 @@ mod lengths;
 mod machine;
 pub mod map;
 mod outlines;
+mod regret;
 mod replicas;
 mod routing;
 mod scenario;
@@ -29,6 +30,7 @@ pub use error::ExperimentError;
 pub use expert_time::{CORES, ExpertTime, expert_time};
 pub use lengths::{Phases, Ratio, phases, ratios};
 pub use machine::{Cpu, CpuScaling, Gpu, Machine};
+pub use regret::{Met, Planned, Regret, RegretCase, RegretSubject, Summary};
 pub use replicas::{Scaled, replicas};
 pub use routing::Routing;
 pub use scenario::{INPUT_TOKENS, REQUESTS, Request, Rows, Scenario, Setting, paper_pricing};

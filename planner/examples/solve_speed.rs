@@ -4,7 +4,8 @@
 //!
 //! Seconds are of processor time, so that other load on the machine does not count. `walk` is
 //! pre-allocation, `tables` what planning without remote experts takes beyond it, `search` the rest
-//! of a plan.
+//! of a plan. `sliced` is with up to 16 groups, `sturdy` the same and the sturdiest plan within 2 %, `asleep` with
+//! groups that may end by themselves.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +13,9 @@
 mod generate;
 
 use generate::{Shape, model_problem};
-use remoe_planner::{Billing, Options, PlanDraft, Problem, Remote, evaluate, preallocate, solve};
+use remoe_planner::{
+    Arrivals, Billing, Options, PlanDraft, Problem, Remote, Start, Starts, evaluate, preallocate, solve,
+};
 
 /// Layers, experts, top-k, and the seconds that a plan may take.
 const MODELS: [(usize, u32, u32, f64); 3] = [(27, 64, 6, 0.1), (58, 256, 8, 1.0), (1000, 512, 8, 30.0)];
@@ -28,7 +31,7 @@ const CASES: [(&str, f64, f64, f64); 4] = [
 fn main() {
     let only: Option<usize> = std::env::args().nth(1).and_then(|layers| layers.parse().ok());
     println!(
-        "{:<13} {:<29} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} | {:>6} {:>7} {:>7} {:>7} {:>7}",
+        "{:<13} {:<29} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} | {:>6} {:>7} {:>7} {:>7} {:>7}",
         "model",
         "case",
         "read",
@@ -40,6 +43,8 @@ fn main() {
         "evaluate",
         "sliced",
         "groups",
+        "sturdy",
+        "asleep",
         "cands",
         "pairs",
         "bounds",
@@ -60,11 +65,15 @@ fn main() {
             let (plan, answer) = timed(|| solve(&problem, None, &Options::default()).unwrap());
             let (groups, sliced) =
                 timed(|| solve(&with_groups(&problem), None, &Options::default()).unwrap());
+            let sturdily = Options { sturdy: 0.02, ..Options::default() };
+            let (sturdy, _) = timed(|| solve(&with_groups(&problem), None, &sturdily).unwrap());
+            let seldom = with_sleep(&problem);
+            let (asleep, _) = timed(|| solve(&seldom, None, &Options::default()).map(|answer| answer.plan));
             let draft = PlanDraft::from(&answer.plan);
             let (evaluating, _) = timed(|| evaluate(&problem, &draft, false).unwrap());
             let work = answer.search;
             println!(
-                "{:<13} {name:<29} {read:>8.4} {walk:>8.4} {:>8.4} {:>8.4} {plan:>8.4} {allowed:>8} {evaluating:>8.4} {groups:>8.4} {:>8} | {:>6} {:>7} {:>7} {:>7} {:>7.0}",
+                "{:<13} {name:<29} {read:>8.4} {walk:>8.4} {:>8.4} {:>8.4} {plan:>8.4} {allowed:>8} {evaluating:>8.4} {groups:>8.4} {:>8} {sturdy:>8.4} {asleep:>8.4} | {:>6} {:>7} {:>7} {:>7} {:>7.0}",
                 format!("{layers} x {experts}"),
                 without - walk,
                 plan - without,
@@ -85,6 +94,18 @@ fn with_groups(problem: &Problem) -> Problem {
     problem.limits.max_groups = Some(16);
     problem.pricing.billing = Billing::Reserved;
     problem
+}
+
+/// The same with requests that come seldom, and groups that may end by themselves.
+fn with_sleep(problem: &Problem) -> Problem {
+    let arrivals = Arrivals { per_second: 1e-3, burst: 1.0, recorded_seconds: None, idle_seconds: None };
+    let start = Start { process_seconds: 2.0, load_bytes_per_second: 1e9 };
+    Problem {
+        arrivals: Some(arrivals),
+        starts: Some(Starts { main: start, remote: start }),
+        remote_idle_seconds: Some(60.0),
+        ..with_groups(problem)
+    }
 }
 
 /// Mean seconds of `work`, repeated until there is something to measure.

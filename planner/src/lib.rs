@@ -26,9 +26,9 @@ mod search;
 mod slicing;
 mod verdict;
 
-pub use alive::{Alive, Service, alive};
+pub use alive::{Alive, Alone, AloneTime, Service, alive};
 pub use answer::explain::{Alternative, Binding, Explanation, Saving};
-pub use answer::hysteresis::{Bytes, Change, LayerChange, Reason};
+pub use answer::hysteresis::{Bytes, Change, LayerChange, Reason, Toll};
 pub use answer::infeasible::{Infeasible, Pair};
 pub use answer::remedy::Remedy;
 pub use answer::words::{amount, limit_name, rounded_up, seconds};
@@ -39,6 +39,7 @@ pub use cost::groups::GroupEvaluation;
 pub use cost::lpt::{Replica, load_bound, longest_first, longest_first_beside};
 pub use cost::main_size::{MainSize, PAGE_POSITIONS, useful_vcpus};
 pub use cost::running::Life;
+pub use cost::sleepers::GroupLife;
 pub use cost::{BatchStep, Evaluation, LayerEvaluation, Violation};
 pub use error::{FieldError, PlanError};
 pub use nodes::{
@@ -48,6 +49,7 @@ pub use nodes::{
 pub use plan::{Group, LayerPlan, Plan, PlanDraft};
 pub use preallocation::WalkStep;
 pub use preallocation::hoeffding::{assignments_bound, paper_bound};
+pub use problem::wrong::{Truth, WrongFigure};
 pub use problem::{
     Affine, Arrivals, Billing, CpuProfile, Device, ErrorFactor, GpuProfile, Layer, Limits, Pricing, Problem,
     Request, SizeRange, Slo, Specs, Start, Starts, Transport, VcpuRange,
@@ -55,5 +57,5 @@ pub use problem::{
 pub use search::Counters;
 pub use search::continuous::{Continuous, Fit, Refusal};
 pub use search::selection::Selection;
-pub use slicing::{Sturdiness, WrongCase, WrongFigure};
+pub use slicing::{Sturdiness, WrongCase};
 pub use verdict::{Cause, Rival, Turn, Verdict, Way};

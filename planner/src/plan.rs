@@ -26,19 +26,49 @@ pub struct Plan {
 }
 
 /// Functions that host the same experts and replace each other.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Group {
     /// Its experts of each layer by position, ascending.
-    #[serde(serialize_with = "listing::serialize")]
     pub experts: Vec<Vec<u32>>,
     /// Memory of each replica in bytes.
-    #[serde(serialize_with = "whole_bytes")]
     pub memory_bytes: f64,
     /// vCPUs of each replica, where they are a decision of their own.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub vcpus: Option<f64>,
     /// Functions that are alike.
     pub replicas: u32,
+    /// Seconds without a request that uses any of its experts after which it ends by itself, until the next one starts
+    /// it again; where absent it lives and dies with the main function.
+    pub idle_seconds: Option<f64>,
+}
+
+impl Serialize for Group {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Form<'a> {
+            #[serde(serialize_with = "listing::serialize")]
+            experts: &'a [Vec<u32>],
+            #[serde(serialize_with = "whole_bytes")]
+            memory_bytes: f64,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            vcpus: Option<f64>,
+            replicas: u32,
+            /// For readers who need not know the window.
+            #[serde(skip_serializing_if = "std::ops::Not::not")]
+            sleeps: bool,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            idle_seconds: Option<f64>,
+        }
+        let Self { experts, memory_bytes, vcpus, replicas, idle_seconds } = self;
+        let form = Form {
+            experts,
+            memory_bytes: *memory_bytes,
+            vcpus: *vcpus,
+            replicas: *replicas,
+            sleeps: idle_seconds.is_some(),
+            idle_seconds: *idle_seconds,
+        };
+        form.serialize(serializer)
+    }
 }
 
 /// The remote part of one layer.
@@ -115,6 +145,8 @@ struct GroupDraft {
     memory_bytes: Option<f64>,
     vcpus: Option<f64>,
     replicas: Option<u32>,
+    sleeps: Option<bool>,
+    idle_seconds: Option<f64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -165,6 +197,8 @@ impl From<&Plan> for PlanDraft {
             memory_bytes: Some(group.memory_bytes),
             vcpus: group.vcpus,
             replicas: Some(group.replicas),
+            sleeps: None,
+            idle_seconds: group.idle_seconds,
         });
         Self {
             main_bytes: Some(plan.main_bytes),
@@ -255,9 +289,26 @@ impl Model<'_> {
                 }
             };
             let vcpus = vcpus(&field("vcpus"), draft.vcpus, self.problem.specs.remote_vcpus)?;
-            groups.push(Group { experts: hosted, memory_bytes, vcpus, replicas });
+            let idle_seconds = self.idle_seconds(&field("idle_seconds"), draft)?;
+            groups.push(Group { experts: hosted, memory_bytes, vcpus, replicas, idle_seconds });
         }
         Ok(groups)
+    }
+
+    /// After which time a group ends by itself, if it does.
+    fn idle_seconds(&self, field: &str, draft: &GroupDraft) -> Result<Option<f64>, FieldError> {
+        match (draft.idle_seconds, draft.sleeps) {
+            (_, Some(false)) | (None, None) => Ok(None),
+            (Some(idle), _) if (0.0..=1e9).contains(&idle) => Ok(Some(idle)),
+            (Some(idle), _) => {
+                Err(FieldError::new(field, format!("is {idle}, expected seconds from 0 to 1e9")))
+            }
+            (None, Some(true)) => self.problem.remote_idle_seconds.map(Some).ok_or_else(|| {
+                let message = "is missing: a group that sleeps ends after so many seconds; state them here, or as \
+                               remote_idle_seconds of the problem";
+                FieldError::new(field, message)
+            }),
+        }
     }
 
     /// What is remote of each layer when `groups` host it; layers that `draft` lists must say the same.

@@ -10,6 +10,7 @@ const TURNS: Options = Options {
     turns: true,
     robust: false,
     hysteresis: 0.05,
+    stands_seconds: 3600.0,
     sturdy: 0.0,
     remote: remoe_planner::Remote::Auto,
 };

@@ -2,9 +2,10 @@
 //!
 //! A [`Profile`] holds measured times and sizes with the names of what they were measured on.
 //! [`problem`] joins it with the facts of a checkpoint and with [`Wishes`]; [`Prices`] are prices as
-//! bills state them, [`NodeList`] nodes as they are sold. Pure: measuring is somebody else's work.
+//! bills state them, [`NodeList`] nodes as they are sold, [`Factors`] what answers say about a profile. Pure: measuring is somebody else's work.
 
 mod error;
+mod measured;
 mod node_prior;
 mod nodes;
 mod prices;
@@ -13,6 +14,7 @@ mod problem;
 mod profile;
 
 pub use error::{NodesError, PricesError, ProblemError, ProfileError};
+pub use measured::{Factor, Factors, Pair, Ratio};
 pub use node_prior::{ResidentWeights, node_shape};
 pub use nodes::{ListedNode, NodeList};
 pub use prices::{Prices, PricesBilling};

@@ -106,6 +106,7 @@ pub fn problem(model: &Inspection, profile: &Profile, wishes: &Wishes) -> Result
         // What containers and control groups give.
         cpu_quotas: wishes.specs.main_vcpus.is_some() && wishes.specs.remote_vcpus.is_some(),
         shared_cores: None,
+        remote_idle_seconds: None,
         slo: wishes.slo,
         limits: wishes.limits,
     };

@@ -18,7 +18,7 @@ use nodes::{NodesArgs, Question};
 use remoe_fetch::ModelArgs;
 use remoe_model::{DenseDtype, ExpertsDtype, Inspection};
 use remoe_planner::{FieldError, Options, PlanDraft, PlanError, Problem, evaluate, preallocate, solve};
-use remoe_profile::ModelId;
+use remoe_profile::{Factors, ModelId, Pair};
 use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -72,6 +72,10 @@ pub(crate) struct PlanArgs {
     /// Share of the cost that a new plan must save to replace the previous one
     #[arg(long, value_name = "H", default_value_t = 0.05, value_parser = share, allow_negative_numbers = true)]
     hysteresis: f64,
+    /// How long a new plan is expected to stand: what it saves by then must be more than what it costs to load the
+    /// experts that its functions do not have
+    #[arg(long, value_name = "TIME", default_value = "3600s", value_parser = planning::duration)]
+    stands: std::time::Duration,
     /// Keep the limits also when predictions err as far as they do in 5 % of the cases
     #[arg(long)]
     robust: bool,
@@ -82,6 +86,10 @@ pub(crate) struct PlanArgs {
     /// Whether experts may be remote
     #[arg(long, value_enum, default_value_t)]
     remote: RemoteArg,
+    /// Answers with figures, one a line (`include_figures`): times of the profile are multiplied with the median of what
+    /// they took over what plans expected, at least a half and at most double
+    #[arg(long, value_name = "FILE", requires = "model_source")]
+    measured: Option<PathBuf>,
     #[command(flatten)]
     nodes: NodesArgs,
 }
@@ -91,6 +99,9 @@ pub(crate) struct PlanArgs {
 #[derive(Serialize)]
 struct WithProblem<'a, T> {
     problem: &'a Problem,
+    /// By how much times differ from the profile's, as answers say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    factors: Option<Factors>,
     #[serde(flatten)]
     answer: T,
 }
@@ -115,7 +126,8 @@ pub(crate) fn run(args: &PlanArgs, as_json: bool, verbose: bool) -> Result<ExitC
         };
         return nodes::run(&question, as_json);
     }
-    let command = Command { args, problem: args.read_problem()?, as_json };
+    let factors = args.measured.as_deref().map(read_factors).transpose()?;
+    let command = Command { args, problem: args.read_problem(factors)?, factors, as_json };
     let problem = &command.problem;
     if args.robust && args.problem.is_none() && problem.prediction_p95.is_none() {
         let message = "how far predictions err is not known: there is no predictor, or its history has no \
@@ -137,6 +149,7 @@ pub(crate) fn run(args: &PlanArgs, as_json: bool, verbose: bool) -> Result<ExitC
         remote: args.remote.into(),
         robust: args.robust,
         hysteresis: args.hysteresis,
+        stands_seconds: args.stands.as_secs_f64(),
         sturdy,
         turns: true,
     };
@@ -148,7 +161,8 @@ pub(crate) fn run(args: &PlanArgs, as_json: bool, verbose: bool) -> Result<ExitC
 }
 
 impl PlanArgs {
-    fn read_problem(&self) -> Result<Problem, CliError> {
+    /// The problem; for a model with times that differ from its profile's by `factors`.
+    fn read_problem(&self, factors: Option<Factors>) -> Result<Problem, CliError> {
         if let Some(path) = &self.problem {
             let text = planning::read("--problem", path)?;
             return Problem::from_json(&text).map_err(|error| in_file(error, Some(path)));
@@ -185,6 +199,7 @@ impl PlanArgs {
             );
             CliError::arguments("--profile", message)
         })?;
+        let profile = factors.map_or_else(|| profile.clone(), |factors| factors.applied(&profile));
         let asked = Asked { prompt: self.prompt.as_deref(), concurrency: self.concurrency.concurrency };
         let mut problem = self.planning.problem(&checkpoint, &inspection, &profile, self.dtype, asked)?;
         problem.limits.max_groups.get_or_insert(MOST_GROUPS);
@@ -196,6 +211,7 @@ impl PlanArgs {
 struct Command<'a> {
     args: &'a PlanArgs,
     problem: Problem,
+    factors: Option<Factors>,
     as_json: bool,
 }
 
@@ -209,9 +225,18 @@ impl Command<'_> {
         match result {
             Ok(answer) => {
                 match (self.as_json, &args.source) {
-                    (true, Some(_)) => json::print(&WithProblem { problem: &self.problem, answer })?,
+                    (true, Some(_)) => {
+                        json::print(&WithProblem { problem: &self.problem, factors: self.factors, answer })?;
+                    }
                     (true, None) => json::print(&answer)?,
-                    (false, _) => writeln!(anstream::stdout().lock(), "{}", for_people(&answer))?,
+                    (false, _) => {
+                        let mut out = anstream::stdout().lock();
+                        if let Some(Factors { prefill, decode }) = &self.factors {
+                            writeln!(out, "prefills take {}", prefill.in_words())?;
+                            writeln!(out, "decode steps take {}\n", decode.in_words())?;
+                        }
+                        writeln!(out, "{}", for_people(&answer))?;
+                    }
                 }
                 Ok(ExitCode::SUCCESS)
             }
@@ -240,6 +265,11 @@ fn in_file(error: FieldError, path: Option<&Path>) -> CliError {
     let message = format!("{place}{error}");
     let field = Some(error.field).filter(|field| !field.is_empty());
     CliError { path: path.map(Path::to_owned), field, ..CliError::arguments("", message) }
+}
+
+fn read_factors(path: &Path) -> Result<Factors, CliError> {
+    let pairs = Pair::read(&planning::read("--measured", path)?);
+    Ok(Factors::of(&pairs.map_err(|error| planning::in_file("--measured", path, &error))?))
 }
 
 fn read_plan(flag: &str, path: &Path) -> Result<PlanDraft, CliError> {

@@ -102,6 +102,7 @@ pub fn plan_of_groups(owner: &MoEDeployment, groups: u32) -> MoEPlanSpec {
         memory_bytes: 300e6,
         vcpus: apart.then_some(0.75),
         replicas: 1 + number % 2,
+        idle_seconds: None,
     };
     // Their order says nothing.
     answer.plan.groups = (0..groups).rev().map(group).collect();

@@ -7,12 +7,14 @@
 //! [`Service::concurrency`] at once and lets others wait, first come first served.
 //!
 //! `load.rs` says how fast a main serves n requests, `poisson.rs` what random arrivals make of that in
-//! the mean, `recorded.rs` replays recorded ones.
+//! the mean, `recorded.rs` replays recorded ones, `alone.rs` is a group that ends by itself.
 
+mod alone;
 mod load;
 mod poisson;
 mod recorded;
 
+pub use alone::{Alone, AloneTime};
 pub use load::Service;
 
 use crate::problem::Arrivals;

@@ -1,8 +1,17 @@
-//! Whether a plan that runs is replaced, and what that would change.
+//! Whether a plan that runs is replaced, what that would change, and what the change itself costs.
+//!
+//! While a plan gives way to another, both are alive: the previous one serves until every function of the new one has
+//! loaded what it does not have. A function that loads b bytes takes T = b / load rate, and if it is no previous one the
+//! seconds of a process before that; it is paid meanwhile and saves nothing yet. So of the H seconds that the new plan is
+//! expected to stand the change costs sum T_f rate_f, as far as functions are alive then, and what is saved is saved for
+//! H - max T_f.
 
+use crate::alive::mean_per_second;
 use crate::cost::Evaluation;
 use crate::plan::{Plan, whole_bytes};
+use crate::problem::Start;
 use crate::problem::model::Model;
+use crate::problem::sizes::GB;
 use crate::slicing::Planned;
 use serde::Serialize;
 
@@ -24,6 +33,36 @@ pub struct Change {
     /// Bytes of experts that functions of the new plan have to load because those of the previous one do not have
     /// them; where there is one.
     pub moved_bytes: Option<Bytes>,
+    /// What loading them takes, and what the new plan saves by then; where there is one and the problem says how
+    /// functions start.
+    pub toll: Option<Toll>,
+}
+
+/// What a change costs and brings.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Toll {
+    /// Seconds until every function of the new plan has its experts: both plans are alive.
+    pub seconds: f64,
+    /// Dollars of the functions that load meanwhile, times the share of the time in which the previous plan is alive.
+    pub dollars: f64,
+    /// Dollars that the new plan saves from then on, as long as it is expected to stand; below 0 where it is dearer.
+    pub saves: f64,
+}
+
+impl Toll {
+    /// Functions that load as `loads` say, for a plan that saves `per_second` dollars and stands for `stands` seconds.
+    fn new(loads: &[Load], per_second: f64, stands: f64) -> Self {
+        let seconds = loads.iter().map(Load::seconds).fold(0.0, f64::max);
+        let dollars = loads.iter().map(|load| load.functions * load.rate * load.seconds()).sum();
+        // What is dearer is so for as long as it stands, which is no reason to load slowly.
+        let saves = per_second * if per_second > 0.0 { (stands - seconds).max(0.0) } else { stands };
+        Self { seconds, dollars, saves }
+    }
+
+    /// Whether less is spent in all than by staying.
+    fn pays(&self) -> bool {
+        self.saves > self.dollars
+    }
 }
 
 /// Why a previous plan stays or goes.
@@ -34,6 +73,8 @@ pub enum Reason {
     Unchanged,
     /// The new plan saves too little.
     WithinHysteresis,
+    /// The new plan saves enough, but not what loading it costs in the time that it is expected to stand.
+    MovesTooMuch,
     /// The new plan saves enough.
     Cheaper,
     /// It misses a limit, or has remote experts where it must not.
@@ -62,6 +103,15 @@ pub struct LayerChange {
 #[serde(transparent)]
 pub struct Bytes(#[serde(serialize_with = "whole_bytes")] pub f64);
 
+/// When a plan is replaced.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Inertia {
+    /// Share of the cost that the new plan must save.
+    pub(crate) hysteresis: f64,
+    /// Seconds that it is expected to stand.
+    pub(crate) stands_seconds: f64,
+}
+
 /// Compares `previous`, which keeps every limit where it `stands`, with the `best` new plan.
 pub(crate) fn decide(
     model: &Model<'_>,
@@ -69,28 +119,73 @@ pub(crate) fn decide(
     old: &Evaluation,
     stands: bool,
     best: Option<&Planned>,
-    hysteresis: f64,
+    inertia: Inertia,
 ) -> Change {
     let new_cost = best.map(|best| best.evaluation.total_cost);
     let same = best.is_some_and(|best| best.plan == *previous);
-    let cheaper = new_cost.is_some_and(|cost| cost < old.total_cost * (1.0 - hysteresis));
+    let cheaper = new_cost.is_some_and(|cost| cost < old.total_cost * (1.0 - inertia.hysteresis));
+    let loads = best.map(|best| loads(model, previous, &best.plan));
+    let toll =
+        loads.as_ref().zip(new_cost).filter(|_| model.problem.starts.is_some()).map(|(loads, cost)| {
+            let per_second = requests_per_second(model, old) * (old.total_cost - cost);
+            let toll = Toll::new(loads, per_second, inertia.stands_seconds);
+            // What sleeps at that moment starts as the new plan, and loads what it would have loaded anyway.
+            Toll { dollars: toll.dollars * old.life.map_or(1.0, |life| life.alive_share), ..toll }
+        });
     let reason = match (stands, best) {
         (false, _) => Reason::PreviousFails,
         (true, None) => Reason::NoNewPlan,
         (true, Some(_)) if same => Reason::Unchanged,
+        (true, Some(_)) if cheaper && toll.is_some_and(|toll| !toll.pays()) => Reason::MovesTooMuch,
         (true, Some(_)) if cheaper => Reason::Cheaper,
         (true, Some(_)) => Reason::WithinHysteresis,
     };
     let kept = !matches!(reason, Reason::PreviousFails | Reason::Cheaper);
     let (main_bytes, layers) = best.map_or((None, Vec::new()), |best| differences(previous, &best.plan));
-    let moved_bytes = best.map(|best| Bytes(moved_bytes(model, previous, &best.plan)));
-    Change { kept, reason, previous_cost: old.total_cost, new_cost, main_bytes, layers, moved_bytes }
+    let moved_bytes =
+        loads.map(|loads| Bytes(loads.iter().map(|load| load.functions * load.bytes).sum::<f64>()));
+    Change { kept, reason, previous_cost: old.total_cost, new_cost, main_bytes, layers, moved_bytes, toll }
+}
+
+/// Requests in a second: those that come, or one after the other on every main function where nobody says.
+fn requests_per_second(model: &Model<'_>, running: &Evaluation) -> f64 {
+    let seconds = running.prefill_seconds + running.decode_seconds;
+    match &model.problem.arrivals {
+        Some(arrivals) => mean_per_second(arrivals),
+        None if seconds > 0.0 => f64::from(model.problem.pricing.main_replicas) / seconds,
+        None => 0.0,
+    }
+}
+
+/// Functions that load the same.
+#[derive(Debug, Clone, Copy)]
+struct Load {
+    functions: f64,
+    /// Bytes of each.
+    bytes: f64,
+    /// Dollars per second of each.
+    rate: f64,
+    /// How they start; nothing takes any time where nobody says.
+    start: Option<Start>,
+    /// Whether they run already.
+    runs: bool,
+}
+
+impl Load {
+    /// Until each has what it loads.
+    fn seconds(&self) -> f64 {
+        let Some(start) = self.start.filter(|_| self.functions > 0.0) else { return 0.0 };
+        let process = if self.runs { 0.0 } else { start.process_seconds };
+        process + self.bytes / start.load_bytes_per_second
+    }
 }
 
 /// Functions that host the same experts: these, per layer, and how many there are.
 struct Hosts {
     experts: Vec<Vec<u32>>,
     functions: f64,
+    /// Dollars per second of each.
+    rate: f64,
 }
 
 impl Hosts {
@@ -113,36 +208,50 @@ fn hosts(model: &Model<'_>, plan: &Plan) -> (Hosts, Vec<Hosts>) {
     let main = Hosts {
         experts: (0..plan.layers.len()).map(|layer| model.local_experts(layer, plan)).collect(),
         functions: f64::from(model.problem.pricing.main_replicas),
+        rate: model.main_rate(plan),
     };
-    let of_groups = plan
-        .groups
-        .iter()
-        .map(|group| Hosts { experts: group.experts.clone(), functions: f64::from(group.replicas) });
+    let of_groups = plan.groups.iter().map(|group| Hosts {
+        experts: group.experts.clone(),
+        functions: f64::from(group.replicas),
+        rate: model.function_rate(group.memory_bytes, group.vcpus),
+    });
     let own = plan.layers.iter().enumerate().filter(|(_, part)| part.replicas > 0);
     let of_layers = own.map(|(layer, part)| {
         let mut experts = vec![Vec::new(); plan.layers.len()];
         experts[layer].clone_from(&part.remote);
-        Hosts { experts, functions: f64::from(part.replicas) }
+        let rate = model.cpu_price * part.memory_bytes / GB;
+        Hosts { experts, functions: f64::from(part.replicas), rate }
     });
     (main, of_groups.chain(of_layers).collect())
 }
 
-/// Bytes of experts that the functions of `to` load, where those of `from` become them as far as they can: the largest
-/// of the new functions take, one after the other, the previous ones that have the most of theirs.
-fn moved_bytes(model: &Model<'_>, from: &Plan, to: &Plan) -> f64 {
+/// What the functions of `to` load, where those of `from` become them as far as they can: the largest of the new
+/// functions take, one after the other, the previous ones that have the most of theirs.
+fn loads(model: &Model<'_>, from: &Plan, to: &Plan) -> Vec<Load> {
     let ((old_main, mut old), (main, mut new)) = (hosts(model, from), hosts(model, to));
-    let mut moved = main.functions * (main.bytes(model) - main.shared_bytes(&old_main, model));
+    let starts = model.problem.starts;
+    let load = |hosts: &Hosts, functions: f64, bytes: f64, runs: bool| Load {
+        functions,
+        bytes,
+        rate: hosts.rate,
+        start: starts.map(|starts| starts.remote),
+        runs,
+    };
+    let of_main = load(&main, main.functions, main.bytes(model) - main.shared_bytes(&old_main, model), true);
+    let mut loads = vec![Load { start: starts.map(|starts| starts.main), ..of_main }];
     new.sort_by(|a, b| b.bytes(model).total_cmp(&a.bytes(model)));
     for hosts in new {
         let shared: Vec<f64> = old.iter().map(|old| hosts.shared_bytes(old, model)).collect();
         let most = (0..old.len()).max_by(|a, b| shared[*a].total_cmp(&shared[*b]));
-        moved += hosts.functions * hosts.bytes(model);
+        let mut fresh = hosts.functions;
         if let Some(most) = most.filter(|most| shared[*most] > 0.0) {
-            let becomes = old.swap_remove(most);
-            moved -= shared[most] * hosts.functions.min(becomes.functions);
+            let become_these = hosts.functions.min(old.swap_remove(most).functions);
+            fresh -= become_these;
+            loads.push(load(&hosts, become_these, hosts.bytes(model) - shared[most], true));
         }
+        loads.push(load(&hosts, fresh, hosts.bytes(model), false));
     }
-    moved
+    loads
 }
 
 fn differences(from: &Plan, to: &Plan) -> (Option<[Bytes; 2]>, Vec<LayerChange>) {
@@ -167,7 +276,7 @@ fn differences(from: &Plan, to: &Plan) -> (Option<[Bytes; 2]>, Vec<LayerChange>)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generate::small_problem;
+    use crate::generate::{Random, small_problem};
     use crate::plan::{Group, LayerPlan};
 
     #[test]
@@ -187,6 +296,7 @@ mod tests {
                 memory_bytes: 1e9,
                 vcpus: None,
                 replicas: *replicas,
+                idle_seconds: None,
             };
             Plan {
                 groups: groups.iter().map(group).collect(),
@@ -194,7 +304,9 @@ mod tests {
             }
         };
         let from = plan(&[(&[0, 1, 2], 1), (&[3, 4], 2)]);
-        let moved = |to: &[(&[u32], u32)]| moved_bytes(&model, &from, &plan(to)) / each;
+        let moved = |to: &[(&[u32], u32)]| {
+            loads(&model, &from, &plan(to)).iter().map(|load| load.functions * load.bytes).sum::<f64>() / each
+        };
         let close = |moved: f64, experts: f64| assert!((moved - experts).abs() < 1e-9, "{moved} {experts}");
         // Other numbers of the same groups.
         close(moved(&[(&[3, 4], 2), (&[0, 1, 2], 1)]), 0.0);
@@ -206,5 +318,56 @@ mod tests {
         close(moved(&[(&[0, 1], 1), (&[3, 4], 2)]), 2.0);
         // One function of each group is gone.
         close(moved(&[(&[3, 4], 1)]), 6.0);
+    }
+
+    fn load(functions: f64, bytes: f64, rate: f64, runs: bool) -> Load {
+        let start = Start { process_seconds: 3.0, load_bytes_per_second: 1e9 };
+        Load { functions, bytes, rate, start: Some(start), runs }
+    }
+
+    #[test]
+    fn both_ends_are_paid_while_functions_load() {
+        // Two functions of 10 GB start anew, one that runs loads 4 GB; a third has all that it needs.
+        let loads = [load(2.0, 1e10, 0.5, false), load(1.0, 4e9, 2.0, true), load(1.0, 0.0, 9.0, true)];
+        let toll = Toll::new(&loads, 0.1, 1_000.0);
+        assert_eq!(toll, Toll { seconds: 13.0, dollars: 2.0 * 0.5 * 13.0 + 2.0 * 4.0, saves: 0.1 * 987.0 });
+        assert!(toll.pays());
+        assert!(!Toll::new(&loads, 0.1, 200.0).pays(), "it stands too shortly");
+        // Nobody starts that is not there, and what costs nothing to do is done for any saving.
+        assert_eq!(Toll::new(&[load(0.0, 1e10, 0.5, false)], 1e-9, 10.0).dollars, 0.0);
+        assert!(Toll::new(&[], 1e-9, 10.0).pays() && !Toll::new(&[], 0.0, 10.0).pays());
+    }
+
+    /// More bytes never turn a plan that stays into one that goes, and whatever goes spends less in all than what stays.
+    #[test]
+    fn more_bytes_hold_a_plan_more_and_going_is_never_worse_than_staying() {
+        let random = &mut Random::new(5);
+        let (mut went, mut stayed) = (0, 0);
+        for _ in 0..2_000 {
+            let count = random.whole(1, 4);
+            let mut loads: Vec<Load> = (0..count)
+                .map(|_| {
+                    let (functions, runs) = (random.whole(0, 3) as f64, random.one_in(2));
+                    load(functions, 10f64.powf(random.between(7.0, 11.0)), random.between(1e-6, 1e-3), runs)
+                })
+                .collect();
+            let (old, new) = (random.between(1e-5, 1e-3), random.between(1e-5, 1e-3));
+            let stands = 10f64.powf(random.between(0.0, 5.0));
+            let mut pays = true;
+            for _ in 0..6 {
+                let toll = Toll::new(&loads, old - new, stands);
+                assert!(pays || !toll.pays());
+                pays = toll.pays();
+                if pays {
+                    went += 1;
+                    let going = old * toll.seconds + toll.dollars + new * (stands - toll.seconds);
+                    assert!(going <= old * stands * (1.0 + 1e-12), "{going} {}", old * stands);
+                } else {
+                    stayed += 1;
+                }
+                loads.iter_mut().for_each(|load| load.bytes *= 3.0);
+            }
+        }
+        assert!(went > 500 && stayed > 500, "{went} {stayed}");
     }
 }

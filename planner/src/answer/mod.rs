@@ -1,5 +1,6 @@
 //! The choice: modes, robustness and hysteresis around the search.
 
+mod asleep;
 pub(crate) mod explain;
 pub(crate) mod hysteresis;
 pub(crate) mod infeasible;
@@ -8,7 +9,7 @@ pub(crate) mod remedy;
 pub(crate) mod words;
 
 use crate::answer::explain::{Explanation, explain};
-use crate::answer::hysteresis::{Change, decide};
+use crate::answer::hysteresis::{Change, Inertia, decide};
 use crate::answer::infeasible::{Infeasible, device_too_small, on_prediction, worst_case};
 use crate::answer::plans::{Effort, Inputs};
 use crate::answer::remedy::sufficient;
@@ -65,7 +66,10 @@ pub struct Options {
     pub robust: bool,
     /// By which share a new plan must be cheaper than a previous one to replace it.
     pub hysteresis: f64,
-    /// By which share of the cost a plan of groups may be dearer to keep limits when figures are wrong; 0: the
+    /// Seconds that a new plan is expected to stand: what it saves by then must be more than what it costs to load
+    /// what its functions do not have.
+    pub stands_seconds: f64,
+    /// By which share of the cost a plan may be dearer to keep limits when figures are wrong; 0: the
     /// cheapest for the figures as they are.
     pub sturdy: f64,
     /// Whether the verdict says what would turn it: a search for every figure that might.
@@ -74,7 +78,14 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { remote: Remote::Auto, robust: false, hysteresis: 0.05, sturdy: 0.0, turns: false }
+        Self {
+            remote: Remote::Auto,
+            robust: false,
+            hysteresis: 0.05,
+            stands_seconds: 3600.0,
+            sturdy: 0.0,
+            turns: false,
+        }
     }
 }
 
@@ -93,7 +104,7 @@ pub struct Answer {
     pub explanation: Explanation,
     /// Whether remote experts pay, beside every rival.
     pub verdict: Verdict,
-    /// What wrong figures do to the plan, where that was asked and it has groups.
+    /// What wrong figures do to the plan, where that was asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sturdiness: Option<Sturdiness>,
     /// What is different from the previous plan, where there is one.
@@ -232,14 +243,15 @@ fn attempt(problem: &Problem, previous: Option<&PlanDraft>, options: &Options) -
     let verdict = Verdict::new(rivals, options.turns.then_some(turns));
     let mut best = plans.best().cloned();
     let mut sturdiness = None;
-    if let Some(planned) = best.as_mut().filter(|best| options.sturdy > 0.0 && !best.plan.groups.is_empty()) {
-        let (sturdier, figures) = inputs.sturdier(planned, options.sturdy);
+    if let Some(planned) = best.as_mut().filter(|_| options.sturdy > 0.0) {
+        let (sturdier, figures) = inputs.sturdier(planned, &plans, options.sturdy);
         *planned = sturdier;
         sturdiness = Some(figures);
     }
-    let change = kept.as_ref().map(|(previous, old, stands)| {
-        decide(&model, previous, old, *stands, best.as_ref(), options.hysteresis)
-    });
+    let inertia = Inertia { hysteresis: options.hysteresis, stands_seconds: options.stands_seconds };
+    let change = kept
+        .as_ref()
+        .map(|(previous, old, stands)| decide(&model, previous, old, *stands, best.as_ref(), inertia));
     let keeps = change.as_ref().is_some_and(|change| change.kept);
     let (plan, evaluation, explanation) = match (best, kept) {
         (best, Some((previous, old, _))) if keeps => {

@@ -10,7 +10,7 @@ use crate::search::candidate::Multipliers;
 use crate::search::selection::{Candidate, across_layers, by_ratio, others};
 use crate::search::tables::LayerTable;
 use crate::search::{COST_TIE, Counters, Found, Search};
-use crate::slicing::{Family, LayerTerms, Moves, Planned, RestOfLayers, Slicing, Sturdiness};
+use crate::slicing::{Family, LayerTerms, Moves, Planned, RestOfLayers, Slicing, Sturdiness, most_moves};
 use std::cell::OnceCell;
 
 /// How much is searched.
@@ -117,16 +117,30 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
             // A function per layer is a start as good as any.
             let start = plans.per_layer.as_ref().filter(|_| effort == Effort::Full);
             let moved = start.and_then(|planned| self.new_slicing().moved_on(planned));
-            plans.sliced = match (plans.sliced.take(), moved) {
-                (Some(sliced), Some(moved)) if !moved.beats(&sliced) => Some(sliced),
-                (sliced, moved) => moved.or(sliced),
-            };
+            // So is one expert away from nothing remote, which no arrangement of slices is.
+            let start = plans.mix.as_ref().filter(|_| effort == Effort::Full && self.remote != Remote::Never);
+            let single = start.and_then(|planned| self.new_slicing().moved_on(planned));
+            let single = single.filter(|planned| planned.plan.replicas() > 0);
+            let all = [plans.sliced.take(), moved, single].into_iter().flatten();
+            plans.sliced = all.reduce(|best, other| if other.beats(&best) { other } else { best });
+            let sliced = plans.sliced.take();
+            plans.sliced = self.with_sleepers(sliced, plans.mix.as_ref(), effort, &mut plans.counters);
         }
         plans
     }
 
+    /// The cheapest plan of `family` as far as `effort` finds it, in groups.
+    pub(super) fn arranged(
+        &self,
+        family: Family,
+        effort: Effort,
+        counters: &mut Counters,
+    ) -> Option<Planned> {
+        self.slicing(self.choices(), family, effort, counters)
+    }
+
     fn sliced(&self, family: Family, effort: Effort, counters: &mut Counters) -> Option<Planned> {
-        let best = self.slicing(self.choices(), family, effort, counters)?;
+        let best = self.arranged(family, effort, counters)?;
         Some(self.in_layers(&best).unwrap_or(best))
     }
 
@@ -227,11 +241,13 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
     }
 
     /// The plan near `best` that stands wrong figures best, within `share` of its cost.
-    pub(crate) fn sturdier(&self, best: &Planned, share: f64) -> (Planned, Sturdiness) {
-        self.new_slicing().sturdier(best, share)
+    pub(crate) fn sturdier(&self, best: &Planned, plans: &Plans<'_>, share: f64) -> (Planned, Sturdiness) {
+        let others: Vec<&Planned> =
+            [&plans.per_layer, &plans.sliced, &plans.mix].into_iter().flatten().collect();
+        self.new_slicing().sturdier(best, &others, share)
     }
 
-    fn new_slicing(&self) -> Slicing<'_, 'm> {
+    pub(super) fn new_slicing(&self) -> Slicing<'_, 'm> {
         Slicing {
             model: self.model,
             tables: self.tables,
@@ -245,6 +261,11 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
             terms: self.terms,
             counters: Counters::default(),
         }
+    }
+
+    /// Evaluations of moves from a plan that is known already, at most.
+    pub(super) fn moves(&self) -> usize {
+        most_moves(self.model.experts())
     }
 
     fn slicing(
@@ -270,7 +291,7 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
         for group in &planned.plan.groups {
             let mut own = (0..layers.len()).filter(|layer| !group.experts[*layer].is_empty());
             let (Some(layer), None) = (own.next(), own.next()) else { return None };
-            if group.vcpus.is_some() || layers[layer].replicas > 0 {
+            if group.vcpus.is_some() || group.idle_seconds.is_some() || layers[layer].replicas > 0 {
                 return None;
             }
             layers[layer] = LayerPlan {

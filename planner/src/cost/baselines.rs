@@ -150,11 +150,8 @@ struct Place {
 fn record(model: &Model<'_>, times: Times, place: &Place) -> Baseline {
     let step = times.steps.first().copied().unwrap_or(0.0);
     let running = Running {
-        times,
-        main_rate: place.rate,
-        remote_rate: 0.0,
-        remote_bill: 0.0,
         start_seconds: model.start_seconds(place.weights, 0.0),
+        ..Running::of_main(times, place.rate)
     };
     let bill = model.bill(&running);
     let mut found = Found::default();

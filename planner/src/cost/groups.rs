@@ -2,6 +2,7 @@
 //! requests at once.
 
 use crate::cost::quota::Pace;
+use crate::cost::sleepers::GroupLife;
 use crate::cost::slowest::{Path, Work, expected_slowest, slowest_of};
 use crate::cost::{LayerEvaluation, Replicas};
 use crate::plan::{Group, Plan, whole_bytes};
@@ -23,6 +24,9 @@ pub struct GroupEvaluation {
     pub decode_billed: f64,
     /// Dollars per second of all its functions.
     pub rate: f64,
+    /// How it lives where it ends by itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub life: Option<GroupLife>,
 }
 
 /// The experts of one layer that are computed on one path.
@@ -105,7 +109,8 @@ impl Model<'_> {
             share: layers.clone().map(share).sum::<f64>() / self.layers.len() as f64,
             prefill_billed: layers.clone().map(prefill).sum(),
             decode_billed: layers.map(|layer| self.group_step(layer, group)).sum(),
-            rate: self.function_rate(group.memory_bytes, group.vcpus) * f64::from(group.replicas),
+            rate: self.remote_rate(group.memory_bytes, group.vcpus) * f64::from(group.replicas),
+            life: None,
         }
     }
 

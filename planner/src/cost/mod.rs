@@ -9,6 +9,7 @@ pub(crate) mod main_size;
 pub(crate) mod quota;
 pub(crate) mod rivals;
 pub(crate) mod running;
+pub(crate) mod sleepers;
 pub(crate) mod slowest;
 pub(crate) mod stress;
 
@@ -126,7 +127,7 @@ impl Model<'_> {
             }
             false => (0..plan.layers.len()).map(|layer| self.layer_in_groups(layer, plan)).collect(),
         };
-        let groups: Vec<GroupEvaluation> = plan.groups.iter().map(|group| self.group(group)).collect();
+        let mut groups: Vec<GroupEvaluation> = plan.groups.iter().map(|group| self.group(group)).collect();
         let times = self.times(plan, &mut layers);
         let prefill_seconds = times.prefill;
         let step = times.steps[0];
@@ -143,6 +144,8 @@ impl Model<'_> {
             None => Vec::new(),
         };
         let bill = self.bill(&self.running(plan, times, &layers, &groups));
+        let asleep = plan.groups.iter().zip(&mut groups).filter(|(group, _)| self.may_sleep(group));
+        asleep.zip(&bill.sleepers).for_each(|((_, group), life)| group.life = Some(*life));
         let mut evaluation = Evaluation {
             prefill_seconds,
             decode_seconds,
@@ -190,8 +193,9 @@ impl Model<'_> {
         let billed = |prefill: f64, step: f64| prefill + self.output * step;
         let (mut remote_rate, mut remote_bill) = (0.0, 0.0);
         if self.is_reserved() {
+            let awake = plan.groups.iter().zip(groups).filter(|(part, _)| !self.may_sleep(part));
             remote_rate = of_layers().map(|(part, _)| rate(part) * f64::from(part.replicas)).sum::<f64>()
-                + groups.iter().map(|group| group.rate).sum::<f64>();
+                + awake.map(|(_, group)| group.rate).sum::<f64>();
         } else {
             let of_layer = |(part, layer): (&LayerPlan, &LayerEvaluation)| {
                 rate(part) * billed(layer.replica_seconds.iter().sum(), layer.remote_decode_billed)
@@ -219,6 +223,12 @@ impl Model<'_> {
             remote_bill,
             start_seconds: self
                 .start_seconds(self.nonexpert_bytes + self.local_expert_bytes(&remote), largest),
+            sleepers: plan
+                .groups
+                .iter()
+                .zip(groups)
+                .filter_map(|(part, group)| self.sleeper(part, plan, group.rate))
+                .collect(),
         }
     }
 

@@ -61,6 +61,14 @@ impl Problem {
             check_start("starts.main", starts.main)?;
             check_start("starts.remote", starts.remote)?;
         }
+        if let Some(idle) = self.remote_idle_seconds {
+            not_negative("remote_idle_seconds", idle)?;
+            if self.starts.is_none() {
+                let message = "is missing: groups that end after remote_idle_seconds start again; state how long that \
+                               takes, or leave remote_idle_seconds out";
+                return Err(FieldError::new("starts", message));
+            }
+        }
         let Some(arrivals) = &self.arrivals else { return Ok(()) };
         check_arrivals(arrivals)?;
         if arrivals.idle_seconds.is_some() && self.starts.is_none() {

@@ -8,6 +8,7 @@ pub(crate) mod curve;
 pub(crate) mod model;
 mod rates;
 pub(crate) mod sizes;
+pub(crate) mod wrong;
 
 use crate::error::FieldError;
 use serde::{Deserialize, Serialize};
@@ -69,6 +70,10 @@ pub struct Problem {
     /// them. Where absent, every function has its vCPUs to itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared_cores: Option<f64>,
+    /// Groups of remote functions may end by themselves after so many seconds without a request that uses any of their
+    /// experts, while the main function is always there. Where absent they live and die with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remote_idle_seconds: Option<f64>,
     /// What was promised.
     pub slo: Slo,
     /// What the platform allows.

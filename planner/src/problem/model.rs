@@ -48,6 +48,8 @@ pub(crate) struct Model<'p> {
     pub(crate) nonexpert_bytes: f64,
     /// Dollars per GB-second of CPU memory with the vCPUs that it brings.
     pub(crate) cpu_price: f64,
+    /// Share of the time for which groups are paid: 1, or what a search for groups that end by themselves expects of all.
+    pub(crate) remote_share: f64,
     /// Memory that brings one vCPU.
     pub(crate) vcpu_bytes: f64,
     pub(crate) main_sizes: Vec<f64>,
@@ -239,6 +241,7 @@ impl<'p> Model<'p> {
             nonexpert_bytes: nonexpert + problem.head_bytes,
             gpu_rate: problem.pricing.device_rate(problem.device, gpu_bytes),
             cpu_price: problem.pricing.coupled_rate(),
+            remote_share: 1.0,
             vcpu_bytes: problem.pricing.vcpu_bytes(),
             main_sizes: problem.specs.main.sizes(),
             remote_sizes: problem.specs.remote.sizes(),
@@ -316,12 +319,12 @@ impl<'p> Model<'p> {
 
     /// What a main function that needs `bytes` can be, the cheaper first; nothing where no size holds them.
     pub(crate) fn main_options(&self, bytes: f64) -> Vec<Sizing> {
-        self.sizings(&self.main_sizes, self.problem.specs.main_vcpus, bytes)
+        self.sizings(&self.main_sizes, self.problem.specs.main_vcpus, bytes, 1.0)
     }
 
     /// The same of a remote function.
     pub(crate) fn remote_options(&self, bytes: f64) -> Vec<Sizing> {
-        self.sizings(&self.remote_sizes, self.problem.specs.remote_vcpus, bytes)
+        self.sizings(&self.remote_sizes, self.problem.specs.remote_vcpus, bytes, self.remote_share)
     }
 
     /// [`Self::main_options`] up to the first on which nothing is slower than on any larger one: those cost more.
@@ -348,13 +351,14 @@ impl<'p> Model<'p> {
         options
     }
 
-    fn sizings(&self, sizes: &[f64], vcpus: Option<VcpuRange>, bytes: f64) -> Vec<Sizing> {
+    /// What functions that need `bytes` can be, and what they cost where they are paid for `paid` of the time.
+    fn sizings(&self, sizes: &[f64], vcpus: Option<VcpuRange>, bytes: f64, paid: f64) -> Vec<Sizing> {
         let sizes = &sizes[first_at_least(sizes, bytes)..];
         let sizing = |bytes: f64, stated: Option<f64>| Sizing {
             bytes,
             stated,
             vcpus: stated.unwrap_or(bytes / self.vcpu_bytes),
-            rate: self.function_rate(bytes, stated),
+            rate: paid * self.function_rate(bytes, stated),
         };
         match (sizes.first(), vcpus) {
             (None, _) => Vec::new(),
@@ -366,6 +370,11 @@ impl<'p> Model<'p> {
     /// Dollars per second of a function with `bytes`, and with `vcpus` where they are a decision of their own.
     pub(crate) fn function_rate(&self, bytes: f64, vcpus: Option<f64>) -> f64 {
         self.problem.pricing.function_rate(bytes, vcpus)
+    }
+
+    /// The same of a remote function, over all time.
+    pub(crate) fn remote_rate(&self, bytes: f64, vcpus: Option<f64>) -> f64 {
+        self.remote_share * self.function_rate(bytes, vcpus)
     }
 
     /// Bytes that the main function needs besides experts: tokens and runtime.

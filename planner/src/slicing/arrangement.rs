@@ -104,8 +104,7 @@ impl Slicing<'_, '_> {
         times.add(prefill, std::iter::repeat(step));
         // Several of these are one of what else is counted.
         model.add_work((least.layers.len() + batches) / 4 + 1);
-        let running =
-            Running { times, main_rate: least.main_rate, remote_rate, remote_bill: 0.0, start_seconds: 0.0 };
+        let running = Running { remote_rate, ..Running::of_main(times, least.main_rate) };
         let bill = model.quick_bill(&running);
         if self.is_late(&bill) { f64::INFINITY } else { bill.total() }
     }
@@ -133,9 +132,8 @@ impl Slicing<'_, '_> {
         let least = *model.remote_options(bytes / groups * (1.0 - 1e-12)).first()?;
         let smallest = model.remote_options(0.0).first().map_or(0.0, |sizing| sizing.rate);
         // Sizes cost in proportion to their bytes, beside the vCPUs.
-        let per_byte =
-            (model.function_rate(2e9, least.stated) - model.function_rate(1e9, least.stated)) / 1e9;
-        let vcpus = model.function_rate(0.0, least.stated);
+        let per_byte = (model.remote_rate(2e9, least.stated) - model.remote_rate(1e9, least.stated)) / 1e9;
+        let vcpus = model.remote_rate(0.0, least.stated);
         Some((groups * smallest).max(bytes * per_byte + groups * vcpus))
     }
 }

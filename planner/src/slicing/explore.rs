@@ -186,6 +186,7 @@ mod tests {
                 memory_bytes: 0.0,
                 vcpus: None,
                 replicas: 1,
+                idle_seconds: None,
             };
             let all = |layer: &crate::problem::model::LayerModel| LayerPlan {
                 remote: (0..layer.experts as u32).collect(),

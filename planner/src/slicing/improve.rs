@@ -196,6 +196,7 @@ fn moved(plan: &Plan, layer: usize, expert: u32, from: Option<usize>, to: Option
             memory_bytes: 0.0,
             vcpus: like.and_then(|group| group.vcpus),
             replicas: 1,
+            idle_seconds: like.and_then(|group| group.idle_seconds),
         });
     }
     match to {

@@ -33,7 +33,8 @@ struct KnownLayer {
 impl Slicing<'_, '_> {
     /// Whether `plan` may keep the times and beat `other`: false only where its evaluation would say so too.
     pub(super) fn may_beat(&self, plan: &Plan, other: &Planned, known: &mut KnownLayers) -> bool {
-        if plan.groups.is_empty() {
+        // How long groups that end by themselves live is only known of the whole.
+        if plan.groups.is_empty() || plan.groups.iter().any(|group| group.idle_seconds.is_some()) {
             return true;
         }
         let running = known.running(self.model, plan);
@@ -69,7 +70,7 @@ impl KnownLayers {
                 (sums.0, sums.1) = (sums.0 + own.0, sums.1 + own.1);
             }
         }
-        let rate = |group: &Group| model.function_rate(group.memory_bytes, group.vcpus);
+        let rate = |group: &Group| model.remote_rate(group.memory_bytes, group.vcpus);
         let (mut remote_rate, mut remote_bill) = (0.0, 0.0);
         for (group, (prefill, step)) in plan.groups.iter().zip(&billed) {
             match model.is_reserved() {
@@ -85,6 +86,7 @@ impl KnownLayers {
             remote_rate,
             remote_bill,
             start_seconds: model.start_seconds(main, largest),
+            sleepers: Vec::new(),
         }
     }
 
@@ -140,6 +142,7 @@ mod tests {
             memory_bytes: model.remote_sizes[model.remote_sizes.len() / 2],
             vcpus: model.problem.specs.remote_vcpus.map(|range| range.min),
             replicas: 1 + parity as u32,
+            idle_seconds: None,
         };
         let groups: Vec<Group> =
             (0..2).map(of).filter(|group| group.experts.iter().any(|ids| !ids.is_empty())).collect();

@@ -33,7 +33,7 @@ use deal::{Cut, deal};
 pub(crate) use rest::RestOfLayers;
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
-pub use sturdy::{Sturdiness, WrongCase, WrongFigure};
+pub use sturdy::{Sturdiness, WrongCase};
 use table::Pair;
 pub(crate) use terms::LayerTerms;
 
@@ -194,7 +194,7 @@ impl Slicing<'_, '_> {
             let recorded =
                 self.model.problem.arrivals.as_ref().and_then(|arrivals| arrivals.recorded_seconds.as_ref());
             let replayed = recorded.map_or(0, Vec::len) / 10;
-            let most = if experts <= FEW_EXPERTS { MOST_EVALUATIONS * experts } else { MOST_WORK };
+            let most = most_moves(experts) * experts;
             let mut left = (most / (experts + replayed).max(1)).min(MOST_EVALUATIONS);
             for start in starts {
                 let end = self.improved(start, &mut left);
@@ -222,6 +222,7 @@ impl Slicing<'_, '_> {
             memory_bytes: layer.memory_bytes,
             vcpus: None,
             replicas: layer.replicas,
+            idle_seconds: None,
         });
         let plan = Plan {
             layers: layers
@@ -232,7 +233,9 @@ impl Slicing<'_, '_> {
             ..planned.plan.clone()
         };
         let start = self.judged(&planned.candidate, plan, None)?;
-        Some(self.improved(start, &mut { MOST_EVALUATIONS }))
+        // Nothing remote is a start for few moves: what lies farther is found from arrangements.
+        let mut left = if hosts == 0 { MOST_EVALUATIONS / 20 } else { MOST_EVALUATIONS };
+        Some(self.improved(start, &mut left))
     }
 
     /// Remembers the quickest plan of an arrangement that keeps no limit, where so few experts are there that
@@ -316,7 +319,7 @@ impl Slicing<'_, '_> {
     /// The sets of an arrangement; sizes are still open.
     fn plan(&self, candidate: &Candidate, cut: Cut, replicas: u32) -> Plan {
         let hosted = deal(self.model, self.tables, &candidate.counts, cut);
-        let group = |experts| Group { experts, memory_bytes: 0.0, vcpus: None, replicas };
+        let group = |experts| Group { experts, memory_bytes: 0.0, vcpus: None, replicas, idle_seconds: None };
         let remote = |(table, count): (&LayerTable, &usize)| LayerPlan {
             remote: table.remote_set(*count),
             ..LayerPlan::default()
@@ -355,6 +358,11 @@ impl Slicing<'_, '_> {
                 .max(crate::cost::stress::stressed(self.model, factors, plan).group_needed(&group.experts))
         })
     }
+}
+
+/// Evaluations that moves may be, of so many experts.
+pub(crate) fn most_moves(experts: usize) -> usize {
+    if experts <= FEW_EXPERTS { MOST_EVALUATIONS } else { MOST_WORK / experts }
 }
 
 /// `plan` with the sizes of `pair`.

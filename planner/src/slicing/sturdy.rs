@@ -1,20 +1,24 @@
 //! Plans that stand figures that are wrong: the optimum for exact figures lies where a limit binds, and breaks it
 //! first (AGH, arXiv 2604.07472, compares exact optima with sturdier plans in this way).
 
-use super::{Planned, Slicing};
+use super::{FEW_EXPERTS, Planned, Slicing};
 use crate::cost::Evaluation;
 use crate::cost::stress::stressed;
-use crate::problem::model::Model;
-use crate::problem::{Affine, CpuProfile, Layer, Problem};
+use crate::plan::Plan;
+use crate::problem::Problem;
+use crate::problem::model::{Model, Sizing};
+use crate::problem::wrong::{Truth, WrongFigure};
 use crate::search::COST_TIE;
 use serde::Serialize;
+use std::collections::BTreeSet;
 
-/// By how much each term of a profile may be wrong.
-const WRONG: f64 = 1.3;
-/// By how much the arrival rate may be.
-const MORE_REQUESTS: f64 = 2.0;
-/// Plans that are compared, at most.
-const MOST_COMPARED: usize = 48;
+/// Experts of plans that are compared, at most, and how many plans that are at least and at most.
+const MOST_EXPERTS: usize = 60_000;
+const COMPARED: (usize, usize) = (48, 4_000);
+/// What plans may cost beyond the cheapest one for their neighbours to be looked at, as a share.
+const STONES: f64 = 0.3;
+/// How many sizes a main function may be raised at once.
+const RAISES: [usize; 4] = [1, 2, 4, 8];
 
 /// What wrong figures do to a plan.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -46,112 +50,144 @@ pub struct WrongCase {
     pub above: f64,
 }
 
-/// A figure that may be wrong.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum WrongFigure {
-    /// Seconds of experts in the main function, and in remote ones without figures of their own: 30 % more.
-    Experts,
-    /// Seconds of experts in remote functions: 30 % more.
-    RemoteExperts,
-    /// Seconds of everything but routed experts: 30 % more.
-    Rest,
-    /// Calls take 30 % longer, and the way has that much less bandwidth.
-    Transport,
-    /// Remote experts are used more than predicted: as much as the prediction errs in 5 % of the cases where that is
-    /// known, else routing is half way to uniform.
-    Prediction,
-    /// Twice as many requests come.
-    ArrivalRate,
+/// `problem` with one figure wrong at a time, each in the direction that hurts.
+pub(super) fn wrong_problems(problem: &Problem) -> Vec<(WrongFigure, Problem)> {
+    let wrong = |figure: WrongFigure| figure.of(problem, Truth::Worse).map(|wrong| (figure, wrong));
+    WrongFigure::ALL.into_iter().filter_map(wrong).collect()
 }
 
-impl WrongFigure {
-    /// In words.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Experts => "experts 30 % slower",
-            Self::RemoteExperts => "remote experts 30 % slower",
-            Self::Rest => "everything but experts 30 % slower",
-            Self::Transport => "calls 30 % slower",
-            Self::Prediction => "remote experts used more than predicted",
-            Self::ArrivalRate => "twice as many requests",
-        }
-    }
+/// What plans are tried on.
+pub(super) struct Trials<'t, 'm> {
+    model: &'t Model<'m>,
+    wrong: Vec<(WrongFigure, Model<'t>)>,
 }
 
 /// A plan on every wrong problem.
-struct Tried {
+pub(super) struct Tried {
     evaluations: Vec<Evaluation>,
     /// On how many of them it breaks a limit.
-    broken: usize,
+    pub(super) broken: usize,
     /// What it costs at its worst.
     worst: f64,
 }
 
-impl Tried {
-    fn new(evaluations: Vec<Evaluation>) -> Self {
-        let broken = evaluations.iter().filter(|evaluation| !evaluation.violations.is_empty()).count();
-        let worst = evaluations.iter().map(|evaluation| evaluation.total_cost).fold(0.0, f64::max);
-        Self { evaluations, broken, worst }
+impl<'t, 'm> Trials<'t, 'm> {
+    /// `wrong`: those of the problem of `model`.
+    pub(super) fn new(model: &'t Model<'m>, wrong: &'t [(WrongFigure, Problem)]) -> Self {
+        let wrong = wrong.iter().map(|(figure, wrong)| (*figure, Model::new(wrong))).collect();
+        Self { model, wrong }
+    }
+
+    pub(super) fn of(&self, plan: &Plan) -> Tried {
+        let factors = self.model.problem.prediction_p95.as_ref();
+        let evaluations: Vec<Evaluation> = self
+            .wrong
+            .iter()
+            .map(|(figure, wrong)| match factors.filter(|_| *figure == WrongFigure::Prediction) {
+                // How far predictions err is known of the very sets of this plan.
+                Some(factors) => stressed(self.model, factors, plan).evaluate(plan),
+                None => wrong.evaluate(plan),
+            })
+            .collect();
+        Tried {
+            broken: evaluations.iter().filter(|evaluation| !evaluation.violations.is_empty()).count(),
+            worst: evaluations.iter().map(|evaluation| evaluation.total_cost).fold(0.0, f64::max),
+            evaluations,
+        }
+    }
+}
+
+/// A plan that may be chosen.
+struct Open {
+    planned: Planned,
+    tried: Tried,
+    /// Whether its neighbours are known.
+    expanded: bool,
+    /// Whether it is too dear to be chosen, and only a step on the way to others; or cheaper than the plan that was found to
+    /// be the cheapest, which a search for sturdiness does not replace.
+    stone: bool,
+}
+
+impl Open {
+    fn new(planned: Planned, trials: &Trials<'_, '_>, (cheapest, dearest): (f64, f64)) -> Self {
+        let stone = planned.cost() > dearest || planned.cost() < cheapest * (1.0 - COST_TIE);
+        Self { tried: trials.of(&planned.plan), planned, expanded: false, stone }
+    }
+
+    /// Whether it breaks limits less often; of plans that never do, whether it costs less, of others, whether it does at
+    /// its worst.
+    fn stands_better(&self, other: &Self) -> bool {
+        let cheaper = |cost: f64, than: f64| cost < than * (1.0 - COST_TIE);
+        match (self.tried.broken, other.tried.broken) {
+            (0, 0) => cheaper(self.planned.cost(), other.planned.cost()),
+            (own, theirs) if own == theirs => cheaper(self.tried.worst, other.tried.worst),
+            (own, theirs) => own < theirs,
+        }
     }
 }
 
 impl Slicing<'_, '_> {
     /// The plan within `share` of the cost of `best` that breaks limits in the fewest wrong problems; of equal
-    /// ones the one that costs least at its worst.
-    pub(crate) fn sturdier(&self, best: &Planned, share: f64) -> (Planned, Sturdiness) {
-        let problem = self.model.problem;
-        let wrong: Vec<(WrongFigure, Problem)> = wrong_problems(problem);
-        let models: Vec<(WrongFigure, Model<'_>)> =
-            wrong.iter().map(|(figure, wrong)| (*figure, Model::new(wrong))).collect();
-        let on = |planned: &Planned, figure: WrongFigure, model: &Model<'_>| match problem
-            .prediction_p95
-            .as_ref()
-            .filter(|_| figure == WrongFigure::Prediction)
-        {
-            Some(factors) => stressed(self.model, factors, &planned.plan).evaluate(&planned.plan),
-            None => model.evaluate(&planned.plan),
-        };
-        let tried = |planned: &Planned| {
-            Tried::new(models.iter().map(|(figure, model)| on(planned, *figure, model)).collect())
-        };
-        let of_cheapest = tried(best);
-        let mut chosen = (best.clone(), tried(best));
-        let dearest = best.cost() * (1.0 + share);
-        // Two steps: a size more of two functions is what a limit often needs.
-        let mut seen = 0;
-        for _ in 0..2 {
-            let from = chosen.0.clone();
-            for plan in self.neighbours(&from.plan, MOST_COMPARED - seen) {
-                seen += 1;
-                let Some(planned) = self.judged(&from.candidate, plan, None) else { continue };
-                if planned.cost() > dearest {
-                    continue;
-                }
-                let (own, known) = (tried(&planned), &chosen.1);
-                let cheaper = own.worst < known.worst * (1.0 - COST_TIE);
-                if own.broken < known.broken || own.broken == known.broken && cheaper && own.broken > 0 {
-                    chosen = (planned, own);
-                }
-            }
-            if chosen.1.broken == 0 {
-                break;
+    /// ones the one that costs least at its worst, or least where it breaks none. Plans are looked for move by move, from
+    /// the sturdiest that are known on; `others` are known beside `best`.
+    pub(crate) fn sturdier(&self, best: &Planned, others: &[&Planned], share: f64) -> (Planned, Sturdiness) {
+        let wrong = wrong_problems(self.model.problem);
+        let trials = Trials::new(self.model, &wrong);
+        let of_cheapest = trials.of(&best.plan);
+        let costs @ (_, dearest) = (best.cost(), best.cost() * (1.0 + share));
+        let farthest = best.cost() * (1.0 + share.max(STONES));
+        let few = self.model.experts() <= FEW_EXPERTS;
+        let most = (MOST_EXPERTS / self.model.experts().max(1)).clamp(COMPARED.0, COMPARED.1);
+        let mut open = Vec::new();
+        let mut seen = BTreeSet::new();
+        for known in std::iter::once(&best).chain(others).filter(|known| known.cost() <= farthest) {
+            if seen.insert(key(&known.plan)) {
+                open.push(Open::new((*known).clone(), &trials, costs));
             }
         }
-        let (planned, own) = chosen;
+        while open.iter().all(|open| open.tried.broken > 0 || open.stone) && seen.len() < most {
+            let waiting =
+                (0..open.len()).filter(|index| !open[*index].expanded && (few || !open[*index].stone));
+            let sturdiest = waiting.reduce(|known, index| {
+                let (this, other) = (&open[index], &open[known]);
+                let better =
+                    this.stone < other.stone || this.stone == other.stone && this.stands_better(other);
+                if better { index } else { known }
+            });
+            let Some(index) = sturdiest else { break };
+            open[index].expanded = true;
+            let from = open[index].planned.clone();
+            for plan in self.steadier(&from.plan, most) {
+                if seen.len() >= most {
+                    break;
+                }
+                if !seen.insert(key(&plan)) {
+                    continue;
+                }
+                let planned = self.judged(&from.candidate, plan, None);
+                let planned =
+                    planned.filter(|planned| planned.cost() <= if few { farthest } else { dearest });
+                open.extend(planned.map(|planned| Open::new(planned, &trials, costs)));
+            }
+        }
+        let may_be = open.into_iter().filter(|open| !open.stone);
+        let chosen = may_be.reduce(|known, open| if open.stands_better(&known) { open } else { known });
+        let (planned, own) = match chosen {
+            Some(Open { planned, tried, .. }) => (planned, tried),
+            None => (best.clone(), trials.of(&best.plan)),
+        };
         let limits = |evaluation: &Evaluation| {
             evaluation.violations.iter().map(|violation| violation.limit.clone()).collect()
         };
         let pairs = own.evaluations.iter().zip(&of_cheapest.evaluations);
-        let cases = pairs.zip(&models).map(|((own, cheapest), (figure, _))| WrongCase {
+        let cases = pairs.zip(&wrong).map(|((own, cheapest), (figure, _))| WrongCase {
             figure: *figure,
             broken: limits(own),
             broken_of_cheapest: limits(cheapest),
             above: own.total_cost / planned.cost() - 1.0,
         });
         let sturdiness = Sturdiness {
-            tried: models.len(),
+            tried: wrong.len(),
             broken: own.broken,
             worst_above: own.worst / planned.cost() - 1.0,
             broken_of_cheapest: of_cheapest.broken,
@@ -160,70 +196,89 @@ impl Slicing<'_, '_> {
         };
         (planned, sturdiness)
     }
-}
 
-/// `problem` with one figure wrong at a time, each in the direction that hurts.
-fn wrong_problems(problem: &Problem) -> Vec<(WrongFigure, Problem)> {
-    let with = |change: &dyn Fn(&mut Problem)| {
-        let mut wrong = problem.clone();
-        change(&mut wrong);
-        wrong
-    };
-    let layers = |change: &dyn Fn(&mut Layer)| with(&|wrong| wrong.layers.iter_mut().for_each(change));
-    let mut all = vec![
-        (WrongFigure::Experts, layers(&|layer| slower(&mut layer.expert_seconds))),
-        (
-            WrongFigure::RemoteExperts,
-            layers(&|layer| match &mut layer.remote_expert_seconds {
-                Some(profile) => slower(profile),
-                None => {
-                    let mut profile = layer.expert_seconds.clone();
-                    slower(&mut profile);
-                    layer.remote_expert_seconds = Some(profile);
-                }
-            }),
-        ),
-        (
-            WrongFigure::Rest,
-            layers(&|layer| {
-                layer.nonexpert_decode_seconds *= WRONG;
-                let Affine { base, per_token } = layer.nonexpert_prefill_seconds;
-                layer.nonexpert_prefill_seconds = Affine { base: base * WRONG, per_token: per_token * WRONG };
-                layer.cpu_nonexpert_seconds.iter_mut().for_each(slower);
-            }),
-        ),
-        (
-            WrongFigure::Transport,
-            with(&|wrong| {
-                wrong.transport.invoke_seconds *= WRONG;
-                wrong.transport.send_seconds *= WRONG;
-                wrong.transport.main_cpu_seconds *= WRONG;
-                wrong.transport.function_cpu_seconds *= WRONG;
-                wrong.transport.bytes_per_second /= WRONG;
-            }),
-        ),
-        (
-            WrongFigure::Prediction,
-            with(&|wrong| wrong.prediction.iter_mut().flatten().for_each(|shares| flattened(shares))),
-        ),
-    ];
-    if problem.arrivals.is_some() {
-        let twice = with(&|wrong| {
-            let Some(arrivals) = &mut wrong.arrivals else { return };
-            arrivals.per_second *= MORE_REQUESTS;
-            arrivals.recorded_seconds.iter_mut().flatten().for_each(|time| *time /= MORE_REQUESTS);
-        });
-        all.push((WrongFigure::ArrivalRate, twice));
+    /// Plans a move away from `plan`, those first that help most often: larger functions, then all moves of groups.
+    fn steadier(&self, plan: &Plan, most: usize) -> Vec<Plan> {
+        let mut plans = self.raised_mains(plan);
+        if plan.groups.is_empty() {
+            plans.extend(self.layer_moves(plan));
+            if plan.replicas() == 0 && self.model.problem.limits.max_groups.is_some() {
+                plans.extend(self.neighbours(plan, most));
+            }
+            return plans;
+        }
+        let mut raised = plan.clone();
+        for index in 0..raised.groups.len() {
+            let options = self.model.remote_options(self.needed(plan, &raised.groups[index]));
+            let group = &mut raised.groups[index];
+            let same = |sizing: &Sizing| sizing.bytes == group.memory_bytes && sizing.stated == group.vcpus;
+            let next = options.iter().position(same).and_then(|at| options.get(at + 1));
+            if let Some(next) = next {
+                (group.memory_bytes, group.vcpus) = (next.bytes, next.stated);
+            }
+        }
+        plans.extend(self.raised_mains(&raised));
+        plans.push(raised);
+        plans.extend(self.neighbours(plan, most));
+        plans
     }
-    all
+
+    /// `plan` with other main functions.
+    fn raised_mains(&self, plan: &Plan) -> Vec<Plan> {
+        let mains = self.model.main_options(self.model.main_needed(&plan.remote_counts()));
+        let same = |sizing: &Sizing| sizing.bytes == plan.main_bytes && sizing.stated == plan.main_vcpus;
+        let Some(at) = mains.iter().position(same) else { return Vec::new() };
+        let below = at.checked_sub(1).into_iter();
+        let beside = RAISES.into_iter().map(|by| at + by).chain(below).filter_map(|index| mains.get(index));
+        let with = |main: &Sizing| Plan { main_bytes: main.bytes, main_vcpus: main.stated, ..plan.clone() };
+        beside.map(with).collect()
+    }
+
+    /// `plan`, which has a function per layer, with another size or a function more of one layer, or of all.
+    fn layer_moves(&self, plan: &Plan) -> Vec<Plan> {
+        let mut plans = Vec::new();
+        let mut all = [plan.clone(), plan.clone()];
+        let most = self.model.problem.limits.max_replicas;
+        for (layer, part) in plan.layers.iter().enumerate().filter(|(_, part)| part.replicas > 0) {
+            let sizes = &self.model.remote_sizes;
+            let at = sizes.iter().position(|bytes| *bytes == part.memory_bytes);
+            let beside = at.into_iter().flat_map(|at| [Some(at + 1), at.checked_sub(1)]).flatten();
+            for bytes in beside.filter_map(|index| sizes.get(index)) {
+                let mut moved = plan.clone();
+                moved.layers[layer].memory_bytes = *bytes;
+                plans.push(moved);
+            }
+            if let Some(bytes) = at.and_then(|at| sizes.get(at + 1)) {
+                all[0].layers[layer].memory_bytes = *bytes;
+            }
+            if part.replicas < most {
+                let mut moved = plan.clone();
+                moved.layers[layer].replicas += 1;
+                plans.push(moved);
+                all[1].layers[layer].replicas += 1;
+            }
+        }
+        plans.extend(all);
+        plans
+    }
 }
 
-fn slower(profile: &mut CpuProfile) {
-    profile.seconds.iter_mut().flatten().for_each(|seconds| *seconds *= WRONG);
-}
-
-/// Routing that is more even than was predicted: half of it uniform. Rare experts are used more often then.
-fn flattened(shares: &mut [f64]) {
-    let even = 1.0 / shares.len() as f64;
-    shares.iter_mut().for_each(|share| *share = f64::midpoint(*share, even));
+/// A plan as numbers, to know it again.
+fn key(plan: &Plan) -> Vec<u64> {
+    let stated = |vcpus: Option<f64>| vcpus.map_or(u64::MAX, f64::to_bits);
+    let set = |experts: &Vec<u32>| {
+        let ids = experts.iter().map(|expert| u64::from(*expert));
+        ids.chain([u64::MAX]).collect::<Vec<u64>>()
+    };
+    let mut key = vec![plan.main_bytes.to_bits(), stated(plan.main_vcpus)];
+    for layer in &plan.layers {
+        key.extend([layer.memory_bytes.to_bits(), u64::from(layer.replicas)]);
+        key.extend(set(&layer.remote));
+    }
+    for group in &plan.groups {
+        key.extend([group.memory_bytes.to_bits(), stated(group.vcpus), u64::from(group.replicas)]);
+        key.push(stated(group.idle_seconds));
+        key.extend(group.experts.iter().flat_map(set));
+    }
+    key
 }

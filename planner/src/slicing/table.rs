@@ -155,6 +155,7 @@ impl<'m> Table<'m> {
             remote_rate,
             remote_bill,
             start_seconds: self.start_seconds,
+            sleepers: Vec::new(),
         }
     }
 

@@ -5,6 +5,7 @@ mod files;
 mod inputs;
 mod map;
 pub(crate) mod perplexity;
+mod regret;
 mod replicas;
 mod report;
 mod tables;
@@ -18,7 +19,7 @@ use clap::{Args, ValueEnum};
 use inputs::Inputs;
 use map::MapReport;
 use remoe_experiments::{
-    CpuScaling, ExperimentError, Machine, REQUESTS, Routing, Scaled, Scenario, Shape, sensitivity,
+    CpuScaling, ExperimentError, Machine, REQUESTS, Regret, Routing, Scaled, Scenario, Shape, sensitivity,
 };
 use remoe_fetch::ModelArgs;
 use remoe_planner::PlanError;
@@ -57,6 +58,10 @@ pub(crate) struct EvalArgs {
     /// and MXFP4
     #[arg(long, value_name = "FILE", requires = "model_source", conflicts_with_all = ["out", "pricing", "profile", "records", "nodes", "only"])]
     pub(crate) perplexity: Option<PathBuf>,
+    /// Files that state problems (see `remoe plan --problem`): what their plans are worth when figures are wrong, beside
+    /// those of the published models
+    #[arg(long = "problem", value_name = "FILE", num_args = 1..)]
+    problems: Vec<PathBuf>,
     /// Only this [default: the figures, and the map where --nodes is given; the others only when asked]
     #[arg(long, value_enum, value_name = "WHAT")]
     only: Option<Only>,
@@ -76,6 +81,8 @@ enum Only {
     Prediction,
     /// How replicas follow load that comes in bursts and changes its topic, beside fixed ones and concurrency alone
     Replicas,
+    /// What plans are worth when figures are wrong, beside the plan of whoever knows the true ones
+    Regret,
 }
 
 /// What was asked for.
@@ -89,6 +96,8 @@ struct Results {
     prediction: Option<Vec<WorthReport>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     replicas: Option<Vec<Scaled>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    regret: Option<Regret>,
 }
 
 /// Runs every experiment, prints tables, writes files.
@@ -101,25 +110,32 @@ pub(crate) fn run(args: &EvalArgs, as_json: bool) -> Result<(), CliError> {
         let message = "requests to predict are needed: name the files of `remoe record`";
         return Err(CliError::arguments("--records", message));
     }
+    if args.only != Some(Only::Regret) && !args.problems.is_empty() {
+        let message = "problems are planned for wrong figures: add --only regret";
+        return Err(CliError::arguments("--problem", message));
+    }
     let inputs = Inputs::read(args)?;
     args.out.iter().try_for_each(|folder| folders::make("--out", folder))?;
-    let Results { figures, map, prediction, replicas } = Results::of(args, &inputs)?;
+    let Results { figures, map, prediction, replicas, regret } = Results::of(args, &inputs)?;
     let figures = figures.map(|report| (tables::text(&report), report));
     if let Some(folder) = &args.out {
         figures.iter().try_for_each(|(tables, report)| files::write(folder, report, tables))?;
         map.iter().try_for_each(|map| map.write(folder))?;
         prediction.iter().try_for_each(|worths| worth::write(folder, worths))?;
         replicas.iter().try_for_each(|ways| replicas::write(folder, ways))?;
+        regret.iter().try_for_each(|regret| regret::write(folder, regret))?;
     }
     if as_json {
-        json::print(&Results { figures: figures.map(|(_, report)| report), map, prediction, replicas })?;
+        let figures = figures.map(|(_, report)| report);
+        json::print(&Results { figures, map, prediction, replicas, regret })?;
         return Ok(());
     }
     let map = map.map(|map| map.text());
     let prediction = prediction.map(|worths| worth::text(&worths));
     let replicas = replicas.map(|ways| replicas::text(&ways));
+    let regret = regret.map(|regret| regret::text(&regret));
     let figures = figures.map(|(tables, _)| tables);
-    let texts: Vec<String> = [figures, map, prediction, replicas].into_iter().flatten().collect();
+    let texts: Vec<String> = [figures, map, prediction, replicas, regret].into_iter().flatten().collect();
     writeln!(anstream::stdout().lock(), "{}", texts.join("\n\n"))?;
     Ok(())
 }
@@ -136,6 +152,7 @@ impl Results {
             map: has_map.then(|| MapReport::of(args, inputs)).transpose()?,
             prediction: (args.only == Some(Only::Prediction)).then(|| worth::worths(inputs)).transpose()?,
             replicas: (args.only == Some(Only::Replicas)).then(|| remoe_experiments::replicas(TRACE)),
+            regret: (args.only == Some(Only::Regret)).then(|| regret::measured(args, inputs)).transpose()?,
         })
     }
 }

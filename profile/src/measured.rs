@@ -1,0 +1,192 @@
+//! Factors from what plans expected of requests and what those took: a profile is measured once, on a machine that did
+//! nothing else, and what serves day by day is slower or quicker in ways that it cannot know.
+//!
+//! Each answer says both times of both phases ([`Pair`]). The median of the ratios of a phase is its factor: half of the
+//! answers may be as far off as they like (requests that waited for others, machines that were busy) without moving it.
+//! It is bounded, and counts only where there are enough answers.
+
+use crate::profile::Profile;
+use remoe_planner::{Affine, CpuProfile};
+use serde::{Deserialize, Serialize};
+
+/// Answers that a factor takes, at least.
+const LEAST_PAIRS: usize = 10;
+/// No factor is smaller or larger.
+const BOUNDS: (f64, f64) = (0.5, 2.0);
+/// Tokens of one expert from which times are those of prefills; at one token they are those of decode steps.
+const PREFILL_TOKENS: f64 = 8.0;
+
+/// Seconds of one answer, as expected and as they were.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Pair {
+    /// The prefill; none where the answer does not say both times.
+    pub prefill: Option<Ratio>,
+    /// A decode step.
+    pub decode: Option<Ratio>,
+}
+
+/// Seconds that were expected, and that it took.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Ratio {
+    expected: f64,
+    measured: f64,
+}
+
+/// By how much the times of each phase differ from the profile's.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Factors {
+    /// Of prefills.
+    pub prefill: Factor,
+    /// Of decode steps.
+    pub decode: Factor,
+}
+
+/// By how much times differ.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Factor {
+    /// What times of the profile are multiplied with; 1 where too few answers say.
+    pub factor: f64,
+    /// The median ratio of measured and expected times, before it is bounded; absent where too few say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub median: Option<f64>,
+    /// Answers that said both times.
+    pub pairs: usize,
+}
+
+/// The parts of an answer with figures that are read here.
+#[derive(Deserialize)]
+struct Said {
+    plan: Plan,
+    /// Computing the prompt, without waiting for a turn.
+    prefill_s: Option<f64>,
+}
+
+#[derive(Deserialize)]
+struct Plan {
+    expected: Times,
+    measured: Times,
+}
+
+#[derive(Deserialize)]
+struct Times {
+    ttft_s: f64,
+    tpot_s: f64,
+}
+
+impl Ratio {
+    /// None where one of both times is none.
+    #[must_use]
+    pub fn new(expected: f64, measured: f64) -> Option<Self> {
+        let is_time = |seconds: f64| seconds > 0.0 && seconds.is_finite();
+        (is_time(expected) && is_time(measured)).then_some(Self { expected, measured })
+    }
+}
+
+impl Pair {
+    /// Reads answers, one a line: whole ones or events of a stream (`data: ..`) with `usage.remoe`, that object alone, or
+    /// its `plan`. Lines without figures, as streams have, are passed over. A prompt of which a part was cached says
+    /// nothing about prefills.
+    ///
+    /// # Errors
+    /// The first line that is no JSON, or whose figures are none, by its number.
+    pub fn read(text: &str) -> Result<Vec<Self>, String> {
+        let lines = text.lines().enumerate().map(|(index, line)| (index + 1, line.trim()));
+        let lines = lines.map(|(number, line)| (number, line.strip_prefix("data:").unwrap_or(line).trim()));
+        let mut pairs = Vec::new();
+        for (number, line) in lines.filter(|(_, line)| !line.is_empty() && *line != "[DONE]") {
+            let wrong =
+                |error: serde_json::Error| format!("line {number} is no answer with figures: {error}");
+            let value: serde_json::Value = serde_json::from_str(line).map_err(wrong)?;
+            let cached = value.pointer("/usage/prompt_tokens_details/cached_tokens");
+            let is_cached = cached.and_then(serde_json::Value::as_u64).is_some_and(|tokens| tokens > 0);
+            let said = match value.pointer("/usage/remoe").unwrap_or(&value) {
+                figures if figures.get("plan").is_some() => serde_json::from_value(figures.clone()),
+                plan if plan.get("expected").is_some() => {
+                    serde_json::from_value(plan.clone()).map(|plan| Said { plan, prefill_s: None })
+                }
+                _ => continue,
+            };
+            let Said { plan: Plan { expected, measured }, prefill_s } = said.map_err(wrong)?;
+            let prefill = Ratio::new(expected.ttft_s, prefill_s.unwrap_or(measured.ttft_s));
+            pairs.push(Self {
+                prefill: prefill.filter(|_| !is_cached),
+                decode: Ratio::new(expected.tpot_s, measured.tpot_s),
+            });
+        }
+        Ok(pairs)
+    }
+}
+
+impl Factors {
+    /// What `pairs` say.
+    #[must_use]
+    pub fn of(pairs: &[Pair]) -> Self {
+        Self {
+            prefill: Factor::of(pairs.iter().filter_map(|pair| pair.prefill)),
+            decode: Factor::of(pairs.iter().filter_map(|pair| pair.decode)),
+        }
+    }
+
+    /// `profile` with times that are so much longer or shorter. What an expert takes for one token, calls, and decode
+    /// steps on a device go by the factor of decode steps; what it takes for 8 tokens and more, the bandwidth to remote
+    /// functions, moves to a device and prefills on it by that of prefills; what lies between by what lies between.
+    #[must_use]
+    pub fn applied(&self, profile: &Profile) -> Profile {
+        let (prefill, decode) = (self.prefill.factor, self.decode.factor);
+        let mut profile = profile.clone();
+        let tables = [&mut profile.expert_seconds, &mut profile.nonexpert_seconds];
+        for table in tables.into_iter().chain(&mut profile.remote_expert_seconds) {
+            scale(table, prefill, decode);
+        }
+        let scaled =
+            |Affine { base, per_token }| Affine { base: base * prefill, per_token: per_token * prefill };
+        if let Some(device) = &mut profile.device {
+            device.prefill_seconds = scaled(device.prefill_seconds);
+            device.swap_seconds = scaled(device.swap_seconds);
+            device.decode_seconds *= decode;
+        }
+        let transport = &mut profile.transport;
+        transport.invoke_seconds *= decode;
+        transport.send_seconds *= decode;
+        transport.main_cpu_seconds *= decode;
+        transport.function_cpu_seconds *= decode;
+        transport.bytes_per_second = (transport.bytes_per_second / prefill).max(1.0);
+        profile
+    }
+}
+
+impl Factor {
+    fn of(ratios: impl Iterator<Item = Ratio>) -> Self {
+        let mut ratios: Vec<f64> = ratios.map(|ratio| ratio.measured / ratio.expected).collect();
+        ratios.sort_by(f64::total_cmp);
+        let pairs = ratios.len();
+        let middle = ratios.get(pairs.saturating_sub(1) / 2).zip(ratios.get(pairs / 2));
+        let median = middle.filter(|_| pairs >= LEAST_PAIRS).map(|(one, other)| f64::midpoint(*one, *other));
+        Self { factor: median.map_or(1.0, |median| median.clamp(BOUNDS.0, BOUNDS.1)), median, pairs }
+    }
+
+    /// In words.
+    #[must_use]
+    pub fn in_words(&self) -> String {
+        match self.median {
+            None => format!("as profiled: {} answers, {LEAST_PAIRS} are needed", self.pairs),
+            Some(median) if median == self.factor => {
+                format!("{:.2} times the profile's ({} answers)", self.factor, self.pairs)
+            }
+            Some(median) => format!(
+                "{:.2} times the profile's, bounded: {median:.2} in {} answers; profile anew",
+                self.factor, self.pairs
+            ),
+        }
+    }
+}
+
+/// Rows of few tokens by `decode`, of many by `prefill`; between one token and many by the power of both that its
+/// place has.
+fn scale(table: &mut CpuProfile, prefill: f64, decode: f64) {
+    for (tokens, row) in table.tokens.iter().zip(&mut table.seconds) {
+        let place = (tokens.max(1.0).ln() / PREFILL_TOKENS.ln()).min(1.0);
+        let factor = decode.powf(1.0 - place) * prefill.powf(place);
+        row.iter_mut().for_each(|seconds| *seconds *= factor);
+    }
+}
