@@ -7,6 +7,8 @@ use std::sync::Arc;
 pub(crate) struct ExpertMetrics {
     /// (token, expert) pairs by `placement`: local, remote, fallback.
     pub(crate) pairs: IntCounterVec,
+    /// Those computed here because the placement names no function for their expert.
+    pub(crate) unhosted: IntCounter,
     /// Messages sent to remote functions.
     pub(crate) messages: IntCounter,
     /// Messages sent again to another replica.
@@ -35,6 +37,10 @@ impl ExpertMetrics {
                 ),
                 &["placement"],
             )?,
+            unhosted: IntCounter::new(
+                "remoe_expert_unhosted_pairs_total",
+                "(token, expert) pairs among those by fallback whose expert is remote and has no function: its group sleeps, or is gone.",
+            )?,
             messages: IntCounter::new(
                 "remoe_expert_messages_total",
                 "Messages sent to remote-expert functions.",
@@ -61,6 +67,7 @@ impl ExpertMetrics {
             activity: Arc::default(),
         };
         registry.register(Box::new(metrics.pairs.clone()))?;
+        registry.register(Box::new(metrics.unhosted.clone()))?;
         registry.register(Box::new(metrics.messages.clone()))?;
         registry.register(Box::new(metrics.retries.clone()))?;
         registry.register(Box::new(metrics.loads.clone()))?;
