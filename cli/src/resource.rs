@@ -391,6 +391,11 @@ mod tests {
         );
         let sleeps = RESOURCE.replace("replicas: 2", "scaling: {min: 0, idleWindow: 1m}");
         assert!(expanded(&sleeps, &[]).unwrap().contains(&"--idle=60s".to_owned()));
+        let tiers = RESOURCE.replace("replicas: 2", "scaling: {remoteIdleWindow: 90s}");
+        let said = expanded(&tiers, &[]).unwrap();
+        assert!(
+            said.contains(&"--remote-idle=90s".to_owned()) && !said.iter().any(|it| it.starts_with("--idle"))
+        );
     }
 
     #[test]

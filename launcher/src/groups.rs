@@ -14,13 +14,16 @@ pub struct Group {
     pub hosted: Vec<LayerExperts>,
 }
 
+/// Layers and experts.
+type Experts = BTreeSet<(u32, u32)>;
+
 /// The groups among `functions`, in the order of their first functions. Replicas are in one, and so are functions that only
 /// share some experts: what one of them answers for, the others may be asked instead.
 #[must_use]
 pub fn groups(functions: &[FunctionSpec]) -> Vec<Group> {
-    let mut groups: Vec<(Vec<String>, BTreeSet<(u32, u32)>)> = Vec::new();
+    let mut groups: Vec<(Vec<String>, Experts)> = Vec::new();
     for function in functions.iter().filter(|function| function.role == Role::Remote) {
-        let hosted: BTreeSet<(u32, u32)> = pairs_of(&function.hosted).collect();
+        let hosted: Experts = pairs_of(&function.hosted).collect();
         let (mut joined, others): (Vec<_>, Vec<_>) =
             groups.into_iter().partition(|(_, experts)| !experts.is_disjoint(&hosted));
         joined.push((vec![function.name.clone()], hosted));
@@ -38,7 +41,7 @@ fn pairs_of(hosted: &[LayerExperts]) -> impl Iterator<Item = (u32, u32)> {
     hosted.iter().flat_map(|set| set.experts.iter().map(|expert| (set.layer, *expert)))
 }
 
-fn listing(experts: BTreeSet<(u32, u32)>) -> Vec<LayerExperts> {
+fn listing(experts: Experts) -> Vec<LayerExperts> {
     let mut layers: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for (layer, expert) in experts {
         layers.entry(layer).or_default().push(expert);

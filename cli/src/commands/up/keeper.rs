@@ -472,7 +472,7 @@ fn mark(wake: &mut WakeMarks, status: &Status) {
     };
     let functions = || status.functions.iter().filter(|function| function.state != FunctionState::Asleep);
     let now = Instant::now();
-    if functions().any(|function| runs(function)) {
+    if functions().any(&runs) {
         wake.started.get_or_insert(now);
     }
     if functions().all(|function| runs(function) && function.grpc.is_some()) {
