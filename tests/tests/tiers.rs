@@ -5,7 +5,6 @@
 
 use remoe_tests::deadline::{LONG, SOON, until};
 use remoe_tests::fixture::Model;
-use remoe_tests::metrics::Metrics;
 use remoe_tests::process::signal;
 use remoe_tests::raw::{self, Answer};
 use remoe_tests::up::{Up, all_gone};
@@ -126,9 +125,9 @@ async fn what_nobody_uses_sleeps_and_who_asks_for_it_wakes_it() {
     let woken = "remoe_gateway_group_wakes_total{cause=\"asked\",model=\"olmoe-basic\"}";
     assert!(gauge(address, woken).await >= 1);
     assert!(gauge(address, "remoe_gateway_group_sleeping_pairs_total{model=\"olmoe-basic\"}").await > 0);
-    let metrics = Metrics::read(main.metrics.unwrap()).await;
-    assert!(metrics.value("remoe_expert_unhosted_pairs_total") >= pairs(&asked, "fallback"));
-    assert_eq!(metrics.value("remoe_expert_retries_total"), 0);
+    let counted = async |name: &str| gauge(address, &format!("{name}{{model=\"olmoe-basic\"}}")).await;
+    assert!(counted("remoe_expert_unhosted_pairs_total").await >= pairs(&asked, "fallback"));
+    assert_eq!(counted("remoe_expert_retries_total").await, 0);
     assert_eq!(status(address).await["functions"][0]["pid"].as_u64(), main.pid.map(u64::from));
 }
 
