@@ -5,10 +5,12 @@ use crate::world::World;
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
+use remoe_launcher::need;
 use remoe_operator::api::{DemandPhase, GatewayDemand, MixOf, RequestMix};
 use remoe_operator::names::{COMPONENT, Component, FUNCTION, label};
 use remoe_operator::resting::Turn;
 use remoe_predictor::Shares;
+use remoe_wire::v1::LayerExperts;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -17,8 +19,13 @@ const WINDOW: i64 = 20;
 /// More looks than anything here takes.
 const ENOUGH: usize = 200;
 
-fn spec() -> Value {
-    json!({"scaling": {"remoteIdleWindow": "20s"}})
+/// Main functions have no room for all experts, nor has one remote function for the others.
+fn spec(scaling: Value) -> Value {
+    json!({"main": {"memoryMB": {"max": 3000}}, "scaling": scaling, "prediction": {"replan": "Never"}})
+}
+
+fn awake() -> Value {
+    spec(json!({"remoteIdleWindow": "20s"}))
 }
 
 struct Scene {
@@ -30,6 +37,7 @@ struct Scene {
 impl Scene {
     fn new(spec: Value) -> Self {
         let mut world = World::with_gateways(spec, &["a"]);
+        world.facts = large();
         world.settle();
         let target = world.look().0.target.unwrap();
         let all: Vec<String> = target.revision.remote.iter().map(|it| it.name.clone()).collect();
@@ -98,7 +106,7 @@ fn set(names: &[String]) -> BTreeSet<String> {
 
 #[test]
 fn what_nobody_uses_ends_and_comes_back_for_who_uses_it() {
-    let mut scene = Scene::new(spec());
+    let mut scene = Scene::new(awake());
     let (mains, all) = (scene.mains(), scene.all.clone());
     let (busy, idle) = all.split_at(1);
     scene.rest(busy);
@@ -136,7 +144,7 @@ fn what_nobody_uses_ends_and_comes_back_for_who_uses_it() {
 
 #[test]
 fn a_new_leader_opens_the_windows_again_and_knows_who_sleeps() {
-    let mut scene = Scene::new(spec());
+    let mut scene = Scene::new(awake());
     let all = scene.all.clone();
     scene.rest(&all[..1]);
     // Nobody knows any more what was used.
@@ -151,7 +159,7 @@ fn a_new_leader_opens_the_windows_again_and_knows_who_sleeps() {
 /// What wakes and is not there yet keeps nothing else from being told, whichever of its pods die.
 #[test]
 fn one_that_does_not_start_holds_nothing_up() {
-    let mut scene = Scene::new(spec());
+    let mut scene = Scene::new(awake());
     let all = scene.all.clone();
     scene.rest(&[]);
     scene.used(&all[..2]);
@@ -173,7 +181,7 @@ fn one_that_does_not_start_holds_nothing_up() {
 #[test]
 fn killed_after_any_write_groups_sleep_and_wake() {
     let run = |crash: Option<usize>| {
-        let mut scene = Scene::new(spec());
+        let mut scene = Scene::new(awake());
         let all = scene.all.clone();
         let (mut writes, mut left) = (0, crash);
         for second in 0..8 * WINDOW {
@@ -214,20 +222,12 @@ fn killed_after_any_write_groups_sleep_and_wake() {
 /// Who waits needs few experts: functions that have none of them neither start nor are waited for.
 #[test]
 fn a_wake_starts_what_those_who_wait_need() {
-    let spec = json!({
-        "main": {"memoryMB": {"max": 3000}},
-        "remoteExperts": {"mode": "Always"},
-        "scaling": {"min": 0, "idleWindow": "40s", "remoteIdleWindow": "20s"},
-        "prediction": {"interval": "60s"},
-    });
-    let mut world = World::with_gateways(spec, &["a"]);
-    world.facts = large();
-    world.settle();
-    let target = world.look().0.target.unwrap();
-    let all: Vec<String> = target.revision.remote.iter().map(|it| it.name.clone()).collect();
+    let spec = spec(json!({"min": 0, "idleWindow": "40s", "remoteIdleWindow": "20s"}));
+    let mut scene = Scene::new(spec);
+    let all = scene.all.clone();
+    let target = scene.world.look().0.target.unwrap();
     let hosted: Vec<_> =
         target.revision.remote.iter().map(|it| it.hosted.clone().unwrap().sets().to_vec()).collect();
-    let mut scene = Scene { world, all: all.clone() };
     let mut sequence = 0;
     let mut say = |scene: &mut Scene, waiting: u32, mix: Option<RequestMix>| {
         sequence += 1;
@@ -254,31 +254,22 @@ fn a_wake_starts_what_those_who_wait_need() {
         scene.pass(&[]);
     }
     assert_eq!(scene.world.demand().spec.groups, [], "they sleep with all others");
-    // Their layers' pairs are all on the experts of the first function.
-    let weight = |at: usize| {
-        let (layer, expert) = (at / 16, at % 16);
-        let in_first = hosted[0]
-            .iter()
-            .any(|set| set.layer == layer as u32 + 1 && set.experts.contains(&(expert as u32)));
-        let has_any = hosted[0].iter().any(|set| set.layer == layer as u32 + 1);
-        let is_local = hosted
-            .iter()
-            .flatten()
-            .all(|set| set.layer != layer as u32 + 1 || !set.experts.contains(&(expert as u32)));
-        if in_first || (!has_any && is_local) { 1.0 } else { 1e-9 }
+    // Who waits uses no expert of any function but the first.
+    let is_of = |sets: &[LayerExperts], layer: u32, expert: u32| {
+        sets.iter().any(|set| set.layer == layer && set.experts.contains(&expert))
+    };
+    let weight = |at: u32| {
+        let (layer, expert) = (at / 16 + 1, at % 16);
+        if hosted[1..].iter().any(|sets| is_of(sets, layer, expert)) { 1e-9 } else { 1.0 }
     };
     let shares = Shares::from_weights(16, (0..48).map(weight).collect()).unwrap();
     let text = shares.to_text(1000).unwrap();
     let mix =
         RequestMix { of: MixOf::Waiting, model: "f00d".to_owned(), requests: 2, tokens: 100, shares: text };
     say(&mut scene, 2, Some(mix));
-    let expected: BTreeSet<String> = {
-        let layers = [1, 2, 3];
-        let needs = |sets: &Vec<remoe_wire::v1::LayerExperts>| {
-            remoe_launcher::need::work(sets, &layers, &shares.to_rows()) * 100.0 >= 0.01
-        };
-        all.iter().zip(&hosted).filter(|(_, sets)| needs(sets)).map(|(name, _)| name.clone()).collect()
-    };
+    let needs = |sets: &[LayerExperts]| need::work(sets, &[1, 2, 3], &shares.to_rows()) * 100.0 * 2.0 >= 1.0;
+    let expected: BTreeSet<String> =
+        all.iter().zip(&hosted).filter(|(_, sets)| needs(sets)).map(|(name, _)| name.clone()).collect();
     assert!(expected.len() < all.len(), "{expected:?}");
     for _ in 0..ENOUGH {
         scene.pass(&[]);
