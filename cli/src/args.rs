@@ -232,6 +232,11 @@ pub(crate) struct UpArgs {
     /// request starts them [default: never]
     #[arg(long, value_name = "TIME", value_parser = planning::duration)]
     pub(crate) idle: Option<Duration>,
+    /// Time without use, as 10s or 500ms, after which a group of remote functions sleeps while its main function runs: who
+    /// asks for its experts wakes it, and the main function loads them itself until it is there [default: groups sleep with
+    /// their model]
+    #[arg(long, value_name = "TIME", value_parser = planning::duration)]
+    pub(crate) remote_idle: Option<Duration>,
     #[command(flatten)]
     pub(crate) follow: FollowArgs,
     /// File of keys and the tenants that they belong to, with what each may use

@@ -103,6 +103,7 @@ struct ScalingSpec {
     min: Option<u32>,
     max: Option<Value>,
     idle_window: Option<String>,
+    remote_idle_window: Option<String>,
     target_percent: Option<Value>,
     window: Option<Value>,
     remote: Option<Value>,
@@ -188,7 +189,8 @@ pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliE
     // A placement that is given leaves nothing to plan.
     let placed = ["remote_ratio", "replicas", "groups", "plan"].into_iter().any(given);
     let of_planning = |id: &str| {
-        !["model", "served_model_name", "dtype", "experts_dtype", "idle", "device", "replan"].contains(&id)
+        !["model", "served_model_name", "dtype", "experts_dtype", "idle", "remote_idle", "device", "replan"]
+            .contains(&id)
     };
     let mut say = |id: &str, value: Option<String>| {
         if let Some(value) = value.filter(|_| !(given(id) || placed && of_planning(id))) {
@@ -223,6 +225,12 @@ pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliE
     let scaling = &resource.spec.scaling;
     if scaling.min == Some(0) {
         say("idle", seconds("spec.scaling.idleWindow", &scaling.idle_window, IDLE_WINDOW)?);
+    }
+    if scaling.remote_idle_window.is_some() {
+        say(
+            "remote_idle",
+            seconds("spec.scaling.remoteIdleWindow", &scaling.remote_idle_window, IDLE_WINDOW)?,
+        );
     }
     // Where it says nothing the placement stays, as without a file. One that is given whole is not made anew.
     let follows = resource.spec.prediction.as_ref().filter(|it| it.replan == Replan::Auto && !given("plan"));
@@ -383,6 +391,11 @@ mod tests {
         );
         let sleeps = RESOURCE.replace("replicas: 2", "scaling: {min: 0, idleWindow: 1m}");
         assert!(expanded(&sleeps, &[]).unwrap().contains(&"--idle=60s".to_owned()));
+        let tiers = RESOURCE.replace("replicas: 2", "scaling: {remoteIdleWindow: 90s}");
+        let said = expanded(&tiers, &[]).unwrap();
+        assert!(
+            said.contains(&"--remote-idle=90s".to_owned()) && !said.iter().any(|it| it.starts_with("--idle"))
+        );
     }
 
     #[test]

@@ -158,6 +158,7 @@ mod tests {
             sleeps: false,
             follows_load: false,
             mains: Vec::new(),
+            groups: Vec::new(),
             prediction: None,
             functions: vec![pod("a", None, 5), pod("b", Some("10.0.0.2:9001"), 7), pod("c", None, 5)],
         };

@@ -159,6 +159,7 @@ mod tests {
             follows_load: false,
             mains: Vec::new(),
             functions: Vec::new(),
+            groups: Vec::new(),
             prediction: None,
         }
     }

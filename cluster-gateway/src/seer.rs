@@ -446,6 +446,7 @@ mod tests {
             follows_load: false,
             mains: vec![MainFunction { uid, pod: "p".to_owned(), address: main.address.clone(), room: 1 }],
             functions: Vec::new(),
+            groups: Vec::new(),
             prediction: Some(PredictionOrder {
                 model: model.to_owned(),
                 every_seconds: 60,

@@ -75,9 +75,36 @@ pub struct MoEDemandSpec {
     #[schemars(length(max = 1024))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["uid".into()]))]
     pub functions: Vec<FunctionPod>,
+    /// How each remote function is, where they sleep by themselves while main functions run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1024))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
+    pub groups: Vec<GroupDemand>,
     /// What gateways are to find out about requests, so that plans follow them; absent: nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prediction: Option<PredictionOrder>,
+}
+
+/// Whether a remote function runs beside main functions.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GroupDemand {
+    /// Its name: that of a layer or a group of the plan.
+    #[schemars(length(max = 64))]
+    pub name: String,
+    /// What its pods consist of: of another one of this name nothing is known.
+    #[schemars(length(max = 64))]
+    pub identity: String,
+    /// Nobody has used its experts for a while: it has no pods, and main functions load the experts where they are needed.
+    #[serde(default)]
+    pub asleep: bool,
+    /// Since when that is so.
+    pub since: MicroTime,
+    /// So many windows pass without use before it sleeps: it was woken again and again.
+    pub stretch: u32,
+    /// It was awake for a whole window and nobody used it: it wakes for those that use it, and not for predictions.
+    #[serde(default)]
+    pub doubted: bool,
 }
 
 /// What gateways are to find out about requests.

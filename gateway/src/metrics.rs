@@ -25,6 +25,9 @@ pub struct GatewayMetrics {
     in_flight: IntGaugeVec,
     awake: IntGaugeVec,
     wakes: IntCounterVec,
+    group_wakes: IntCounterVec,
+    groups_asleep: IntGaugeVec,
+    sleeping_pairs: IntCounterVec,
     prefix_routed: IntCounterVec,
     wake_seconds: HistogramVec,
     cold_start_seconds: HistogramVec,
@@ -70,6 +73,20 @@ impl GatewayMetrics {
             in_flight: gauge("remoe_gateway_requests_in_flight", "Requests that functions work on.")?,
             awake: gauge("remoe_gateway_model_awake", "1 where the model takes requests at once, else 0.")?,
             wakes: counter("remoe_gateway_wakes_total", "Wakes from sleep.", &["model"])?,
+            group_wakes: counter(
+                "remoe_gateway_group_wakes_total",
+                "Wakes of remote groups whose main function ran, by why: their experts were asked for, or expected to be.",
+                &["model", "cause"],
+            )?,
+            groups_asleep: gauge(
+                "remoe_gateway_groups_asleep",
+                "Remote groups that sleep while their main function runs.",
+            )?,
+            sleeping_pairs: counter(
+                "remoe_gateway_group_sleeping_pairs_total",
+                "(token, expert) pairs that asked for groups that slept: main functions computed them by themselves.",
+                &["model"],
+            )?,
             prefix_routed: counter(
                 "remoe_gateway_prefix_routed_total",
                 "Requests that were sent to a main function because it had one that began alike.",
@@ -97,7 +114,10 @@ impl GatewayMetrics {
         for counter in [requests, retries, streams_failed, tokens, wakes, prefix_routed] {
             registry.register(Box::new(counter.clone()))?;
         }
-        for gauge in [&metrics.waiting, &metrics.in_flight, &metrics.awake] {
+        for counter in [&metrics.group_wakes, &metrics.sleeping_pairs] {
+            registry.register(Box::new(counter.clone()))?;
+        }
+        for gauge in [&metrics.waiting, &metrics.in_flight, &metrics.awake, &metrics.groups_asleep] {
             registry.register(Box::new(gauge.clone()))?;
         }
         for histogram in [&metrics.wake_seconds, &metrics.cold_start_seconds] {
@@ -149,6 +169,10 @@ impl GatewayMetrics {
             in_flight: self.in_flight.with_label_values(&[model]),
             awake: self.awake.with_label_values(&[model]),
             wakes: self.wakes.with_label_values(&[model]),
+            group_wakes: WakeCause::ALL
+                .map(|cause| self.group_wakes.with_label_values(&[model, cause.name()])),
+            groups_asleep: self.groups_asleep.with_label_values(&[model]),
+            sleeping_pairs: self.sleeping_pairs.with_label_values(&[model]),
             prefix_routed: self.prefix_routed.with_label_values(&[model]),
             wake_seconds: self.wake_seconds.with_label_values(&[model]),
             cold_start_seconds: Parts::NAMES
@@ -175,12 +199,36 @@ impl StreamFailure {
     }
 }
 
+/// Why a remote group was woken beside a main function that ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WakeCause {
+    /// Its experts were used, and the main function computed them meanwhile.
+    Asked,
+    /// Requests that are there are expected to use them.
+    Predicted,
+}
+
+impl WakeCause {
+    const ALL: [Self; 2] = [Self::Asked, Self::Predicted];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Asked => "asked",
+            Self::Predicted => "predicted",
+        }
+    }
+}
+
 /// The metrics of one model.
 pub(crate) struct ModelMetrics {
     waiting: prometheus::IntGauge,
     in_flight: prometheus::IntGauge,
     awake: prometheus::IntGauge,
     wakes: prometheus::IntCounter,
+    /// By [`WakeCause::ALL`].
+    group_wakes: [prometheus::IntCounter; WakeCause::ALL.len()],
+    groups_asleep: prometheus::IntGauge,
+    sleeping_pairs: prometheus::IntCounter,
     prefix_routed: prometheus::IntCounter,
     wake_seconds: prometheus::Histogram,
     /// By [`Parts::NAMES`].
@@ -196,6 +244,20 @@ impl ModelMetrics {
 
     pub(crate) fn sent_where_seen(&self) {
         self.prefix_routed.inc();
+    }
+
+    pub(crate) fn groups_sleep(&self, asleep: usize) {
+        self.groups_asleep.set(i64::try_from(asleep).unwrap_or(i64::MAX));
+    }
+
+    pub(crate) fn group_woke(&self, cause: WakeCause) {
+        for (counter, of) in self.group_wakes.iter().zip(WakeCause::ALL) {
+            counter.inc_by(u64::from(of == cause));
+        }
+    }
+
+    pub(crate) fn pairs_slept(&self, pairs: u64) {
+        self.sleeping_pairs.inc_by(pairs);
     }
 
     pub(crate) fn woke(&self, wake: Duration) {

@@ -5,7 +5,7 @@
 use crate::beginnings::{Beginning, Beginnings, ModelBeginnings};
 use crate::books::Billing;
 use crate::keys::Privacy;
-use crate::metrics::ModelMetrics;
+use crate::metrics::{ModelMetrics, WakeCause};
 use crate::queue::{FairQueue, Pushed, Ticket};
 use crate::timeline::{Parts, WakeMarks};
 use crate::witness::{Sighting, Witness};
@@ -144,6 +144,7 @@ pub(crate) struct ModelStatus {
     pub(crate) quiet_s: f64,
     pub(crate) idle_s: Option<f64>,
     pub(crate) wakes: u64,
+    pub(crate) group_wakes: u64,
     pub(crate) last_wake_s: Option<f64>,
     pub(crate) functions: Vec<FunctionLine>,
 }
@@ -184,6 +185,8 @@ struct State {
     beginnings: ModelBeginnings,
     recent: VecDeque<Duration>,
     wakes: u64,
+    /// Of remote groups, while the model was awake.
+    group_wakes: u64,
     closed: bool,
 }
 
@@ -247,6 +250,7 @@ impl Model {
             beginnings: beginnings.of_model(),
             recent: VecDeque::new(),
             wakes: 0,
+            group_wakes: 0,
             closed: false,
         };
         Arc::new(Self {
@@ -329,6 +333,19 @@ impl Model {
         self.state().directive = Some(directive);
         // Whatever is listed was started for the present phase: the one who decides leaves the others out.
         self.runs(Running { order: u64::MAX, backends, wake, functions: Vec::new() });
+    }
+
+    /// Takes note of remote groups that sleep while the main function runs: how many do, and how many (token, expert) pairs
+    /// asked for such since this was last said.
+    pub fn groups_sleep(&self, asleep: usize, pairs: u64) {
+        self.metrics.groups_sleep(asleep);
+        self.metrics.pairs_slept(pairs);
+    }
+
+    /// Takes note of a remote group that wakes.
+    pub fn group_woke(&self, cause: WakeCause) {
+        self.metrics.group_woke(cause);
+        self.state().group_wakes += 1;
     }
 
     /// Answers a [`Wanted::Recheck`] of number `order`: the engine has `requests`.
@@ -419,6 +436,7 @@ impl Model {
             quiet_s: state.last_active.elapsed().as_secs_f64(),
             idle_s: state.idle.map(|idle| idle.as_secs_f64()),
             wakes: state.wakes,
+            group_wakes: state.group_wakes,
             last_wake_s: state.recent.back().map(Duration::as_secs_f64),
             functions: state.running.functions.clone(),
         }

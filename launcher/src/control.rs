@@ -72,7 +72,7 @@ pub async fn set_routing(
 async fn advance(mut client: MainModelClient<Channel>, routing: Routing) -> Result<RoutingAck, ServiceError> {
     let mut in_force = 0;
     if routing.generation > largest_generation(in_force) {
-        in_force = client.describe(DescribeMainRequest {}).await?.into_inner().generation;
+        in_force = client.describe(DescribeMainRequest::default()).await?.into_inner().generation;
     }
     loop {
         let generation = routing.generation.min(largest_generation(in_force));
@@ -101,8 +101,27 @@ pub async fn describe(
     of: impl Into<Callee>,
     deadline: Duration,
 ) -> Result<remoe_wire::v1::MainDescription, ServiceError> {
+    ask(of, DescribeMainRequest::default(), deadline).await
+}
+
+/// The same with how often remote experts were used.
+///
+/// # Errors
+/// It cannot be reached, or takes too long.
+pub async fn describe_uses(
+    of: impl Into<Callee>,
+    deadline: Duration,
+) -> Result<remoe_wire::v1::MainDescription, ServiceError> {
+    ask(of, DescribeMainRequest { pairs: true }, deadline).await
+}
+
+async fn ask(
+    of: impl Into<Callee>,
+    request: DescribeMainRequest,
+    deadline: Duration,
+) -> Result<remoe_wire::v1::MainDescription, ServiceError> {
     let mut client = main_client(of)?;
-    match timeout(deadline, client.describe(DescribeMainRequest {})).await {
+    match timeout(deadline, client.describe(request)).await {
         Ok(answer) => Ok(answer?.into_inner()),
         Err(_elapsed) => {
             Err(ServiceError::new(ErrorCode::DeadlineExceeded, format!("no description within {deadline:?}")))

@@ -15,6 +15,9 @@ pub struct Desired {
     /// Nothing is to run for now: the functions keep their places and are started when this is false
     /// again. Whoever says so knows that no request is under way.
     pub asleep: bool,
+    /// Places of remote functions that are not to run for now although the main function does. No route leads to them, so
+    /// that it loads their experts itself.
+    pub resting: BTreeSet<String>,
     /// Whether it is decided what is remote. Before that functions start, and no generation is put in
     /// force.
     pub placed: bool,
@@ -32,6 +35,18 @@ pub struct Desired {
     pub drain: Duration,
     /// How long things may take before something is done about them.
     pub patience: Patience,
+}
+
+impl Desired {
+    /// Whether the function is to run now. A main function never rests alone.
+    pub(crate) fn runs(&self, spec: &FunctionSpec) -> bool {
+        !self.asleep && !self.rests(spec)
+    }
+
+    /// Whether the function is to sleep beside a main function that runs.
+    pub(crate) fn rests(&self, spec: &FunctionSpec) -> bool {
+        spec.role == Role::Remote && self.resting.contains(&spec.name)
+    }
 }
 
 /// Bounds on waiting.
@@ -116,8 +131,7 @@ pub fn decide(desired: &Desired, instances: &[Instance], memory: &RestartMemory,
     let mut in_service: Vec<&Instance> = Vec::new();
     for instance in instances {
         let Observed { id, name, phase, .. } = &instance.observed;
-        let wanted = !desired.asleep
-            && desired.functions.iter().any(|spec| spec.name == *name)
+        let wanted = desired.functions.iter().any(|spec| spec.name == *name && desired.runs(spec))
             && in_service.iter().all(|other| other.observed.name != *name);
         match phase {
             Phase::Ended(ending) => {
@@ -164,7 +178,7 @@ pub fn decide(desired: &Desired, instances: &[Instance], memory: &RestartMemory,
     let mut room = at_once(desired).saturating_sub(starting.count());
     for spec in &desired.functions {
         let occupied = instances.iter().any(|instance| instance.observed.name == spec.name);
-        if occupied || now < memory.not_before(&spec.name) {
+        if occupied || desired.rests(spec) || now < memory.not_before(&spec.name) {
             continue;
         }
         if spec.role == Role::Remote {
@@ -230,7 +244,8 @@ fn route(
     };
     let main = listening(Role::Main).next()?;
     let ready: Vec<_> = listening(Role::Remote).filter(|instance| instance.unready_since.is_none()).collect();
-    let remote_places = || desired.functions.iter().filter(|spec| spec.role == Role::Remote);
+    let remote_places =
+        || desired.functions.iter().filter(|spec| spec.role == Role::Remote && !desired.rests(spec));
     // The first generation waits for everything, the first after a sleep for all that start at the same time as the
     // main function and have not failed. Later ones take what there is.
     let starts = memory.in_force().is_none_or(|(_, route)| route.main != main.observed.id);
@@ -242,8 +257,9 @@ fn route(
     };
     let replaces = !starts && memory.in_force().is_some_and(|(_, route)| route.revision != desired.revision);
     let first = if memory.settled() { at_once(desired) } else { usize::MAX };
-    let mut awaited =
-        remote_places().enumerate().filter(|(at, spec)| replaces || (*at < first && may_come(spec)));
+    let mut awaited = remote_places()
+        .enumerate()
+        .filter(|(at, spec)| replaces || (starts && *at < first && may_come(spec)));
     if awaited.any(|(_, spec)| !is_ready(&spec)) {
         return None;
     }
@@ -258,7 +274,10 @@ fn route(
     if starts || replaces || !ready.iter().all(|instance| memory.routes_to(&instance.observed.id)) {
         return Some(Action::Route { generation, route });
     }
-    let there: Vec<&LayerExperts> = remote_places().filter(is_ready).flat_map(|spec| &spec.hosted).collect();
+    // What rests is missed by nobody.
+    let resting = desired.functions.iter().filter(|spec| desired.rests(spec));
+    let there: Vec<&LayerExperts> =
+        remote_places().filter(is_ready).chain(resting).flat_map(|spec| &spec.hosted).collect();
     let is_served = |set: &LayerExperts| {
         let hosted = there.iter().filter(|hosted| hosted.layer == set.layer);
         let hosted: BTreeSet<u32> = hosted.flat_map(|hosted| hosted.experts.iter().copied()).collect();

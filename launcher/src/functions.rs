@@ -6,6 +6,7 @@ use crate::launcher::FunctionSpec;
 use crate::placement::{Placement, RemoteProcess};
 use remoe_function::Role;
 use remoe_wire::format_listing;
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -82,6 +83,7 @@ pub fn deployment(
     Desired {
         functions,
         asleep: false,
+        resting: BTreeSet::new(),
         placed: true,
         revision: placement.revision(),
         remote: placement.remote(),

@@ -10,6 +10,7 @@ pub mod control;
 pub mod decide;
 mod event;
 pub mod functions;
+pub mod groups;
 pub mod launcher;
 mod lines;
 pub mod memory;

@@ -55,7 +55,7 @@ async fn ask(role: Role, channel: Channel) -> Option<(bool, u64)> {
         // A main function that answers at all can be given a routing, which makes it ready.
         Role::Main => {
             let mut client = MainModelClient::new(channel);
-            let answer = client.describe(DescribeMainRequest {}).await.ok()?;
+            let answer = client.describe(DescribeMainRequest::default()).await.ok()?;
             Some((true, answer.into_inner().generation))
         }
         Role::Remote => {

@@ -51,6 +51,8 @@ pub struct FunctionStatus {
 pub enum FunctionState {
     /// There is none; it will be started after a pause.
     Waiting,
+    /// There is none, and none is needed: it will be started when its experts are asked for.
+    Asleep,
     /// It has been started and does not listen yet.
     Starting,
     /// It listens and is not ready.
@@ -68,6 +70,7 @@ impl FunctionState {
     pub fn name(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
+            Self::Asleep => "asleep",
             Self::Starting => "starting",
             Self::Loading => "loading",
             Self::Ready => "ready",
@@ -88,12 +91,18 @@ pub struct Failure {
 }
 
 impl FunctionStatus {
-    /// The state of the place of `spec`, filled by `instance`, under the route in force.
-    pub(crate) fn of(spec: &FunctionSpec, instance: Option<&Instance>, in_force: Option<&Route>) -> Self {
+    /// The state of the place of `spec`, filled by `instance`, under the route in force; `rests`: nothing is to fill it now.
+    pub(crate) fn of(
+        spec: &FunctionSpec,
+        instance: Option<&Instance>,
+        in_force: Option<&Route>,
+        rests: bool,
+    ) -> Self {
+        let nothing = if rests { FunctionState::Asleep } else { FunctionState::Waiting };
         let mut status = Self {
             name: spec.name.clone(),
             role: spec.role,
-            state: FunctionState::Waiting,
+            state: nothing,
             pid: instance.and_then(|instance| instance.observed.pid),
             grpc: None,
             http: None,
@@ -116,7 +125,7 @@ impl FunctionStatus {
             Phase::Stopping => FunctionState::Stopping,
             Phase::Ended(_) => {
                 status.pid = None;
-                FunctionState::Waiting
+                nothing
             }
         };
         status

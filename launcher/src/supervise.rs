@@ -107,10 +107,9 @@ impl Supervisor {
             };
         }
         let status = self.status.borrow();
-        let unready = status
-            .functions
-            .iter()
-            .filter(|function| !matches!(function.state, FunctionState::Ready | FunctionState::Serving));
+        let is_there =
+            |state| matches!(state, FunctionState::Ready | FunctionState::Serving | FunctionState::Asleep);
+        let unready = status.functions.iter().filter(|function| !is_there(function.state));
         let names: Vec<&str> = unready.map(|function| function.name.as_str()).collect();
         let missing = match (&status.routing_problem, names.is_empty()) {
             (Some(problem), _) => problem.clone(),
@@ -398,7 +397,12 @@ impl<L: Launcher> Supervision<L> {
         let status = Status {
             change: self.change,
             generation: in_force.map(|(generation, _)| generation),
-            functions: specs.map(|spec| FunctionStatus::of(spec, instance_of(&spec.name), route)).collect(),
+            functions: specs
+                .map(|spec| {
+                    let rests = !self.desired.asleep && self.desired.rests(spec);
+                    FunctionStatus::of(spec, instance_of(&spec.name), route, rests)
+                })
+                .collect(),
             failure: self.failure.clone(),
             routing_problem: self.routing_problem.clone(),
         };

@@ -437,3 +437,109 @@ fn a_revision_without_remote_functions_needs_none() {
     instances.pop();
     assert!(step(&local, &instances, &mut memory, seconds(1.0)).is_empty());
 }
+
+/// A place of `desired` sleeps beside the main function from now on.
+fn resting(desired: &Desired, places: &[&str]) -> Desired {
+    Desired { resting: places.iter().map(|place| (*place).to_owned()).collect(), ..desired.clone() }
+}
+
+/// Two groups, of which each hosts one expert.
+fn apart() -> Desired {
+    let mut desired = wanted(2);
+    desired.remote = vec![LayerExperts { layer: 1, experts: vec![3, 5] }];
+    desired.functions[2].hosted = vec![LayerExperts { layer: 1, experts: vec![5] }];
+    desired
+}
+
+#[test]
+fn a_group_sleeps_after_its_route_is_gone_and_comes_back_when_it_is_ready() {
+    let desired = apart();
+    let mut instances = vec![
+        instance("m", "main", listening()),
+        instance("a", "remote-0", listening()),
+        instance("b", "remote-1", listening()),
+    ];
+    let mut memory = settled(&desired, &instances);
+    let now = seconds(1.0);
+    let asleep = resting(&desired, &["remote-0"]);
+    assert_eq!(
+        step(&asleep, &instances, &mut memory, now),
+        ["route 2 m -> [b]"],
+        "nobody is asked to end yet"
+    );
+    assert!(step(&asleep, &instances, &mut memory, now).is_empty(), "requests may still go there");
+    memory.routed(true, now);
+    assert_eq!(step(&asleep, &instances, &mut memory, now), ["stop a"]);
+    instances[1].observed.phase = ended(Some(0));
+    assert_eq!(step(&asleep, &instances, &mut memory, now), ["forget a"]);
+    instances.remove(1);
+    assert!(step(&asleep, &instances, &mut memory, now).is_empty(), "it is not started again");
+    // The main function dies meanwhile: the next one serves without those that sleep.
+    instances[0] = instance("n", "main", listening());
+    assert_eq!(step(&asleep, &instances, &mut memory, now), ["route 3 n -> [b]"]);
+    memory.routed(true, now);
+    // Asked for: it starts at once, and is killed while it does. The other group goes on meanwhile.
+    assert_eq!(step(&desired, &instances, &mut memory, now), ["start remote-0"]);
+    instances.push(instance("c", "remote-0", ended(None)));
+    assert_eq!(step(&desired, &instances, &mut memory, now), ["forget c"]);
+    instances.pop();
+    let now = seconds(2.0);
+    assert_eq!(step(&desired, &instances, &mut memory, now), ["start remote-0"]);
+    instances.push(instance("d", "remote-0", listening()));
+    assert_eq!(step(&desired, &instances, &mut memory, now), ["route 4 n -> [b d]"]);
+}
+
+#[test]
+fn a_group_that_is_woken_before_it_ended_goes_on() {
+    let desired = apart();
+    let instances = [
+        instance("m", "main", listening()),
+        instance("a", "remote-0", listening()),
+        instance("b", "remote-1", listening()),
+    ];
+    let mut memory = settled(&desired, &instances);
+    let asleep = resting(&desired, &["remote-0", "remote-1"]);
+    assert_eq!(step(&asleep, &instances, &mut memory, Time::ZERO), ["route 2 m -> []"]);
+    memory.routed(true, Time::ZERO);
+    assert_eq!(step(&desired, &instances, &mut memory, Time::ZERO), ["route 3 m -> [a b]"]);
+}
+
+/// Others that wake are waited for neither by a group that wakes nor by one whose function was replaced.
+#[test]
+fn a_group_that_wakes_holds_nothing_up() {
+    let desired = apart();
+    let mut instances = vec![
+        instance("m", "main", listening()),
+        instance("a", "remote-0", listening()),
+        instance("b", "remote-1", listening()),
+    ];
+    let mut memory = settled(&desired, &instances);
+    let asleep = resting(&desired, &["remote-0", "remote-1"]);
+    step(&asleep, &instances, &mut memory, Time::ZERO);
+    memory.routed(true, Time::ZERO);
+    assert_eq!(step(&asleep, &instances, &mut memory, Time::ZERO), ["stop a", "stop b"]);
+    (instances[1].observed.phase, instances[2].observed.phase) = (ended(None), ended(None));
+    step(&asleep, &instances, &mut memory, Time::ZERO);
+    instances.truncate(1);
+    let woken = step(&desired, &instances, &mut memory, Time::ZERO);
+    assert_eq!(woken, ["start remote-0", "start remote-1"]);
+    instances.push(instance("c", "remote-0", Phase::Starting));
+    instances.push(instance("d", "remote-1", listening()));
+    assert_eq!(step(&desired, &instances, &mut memory, Time::ZERO), ["route 3 m -> [d]"]);
+}
+
+#[test]
+fn a_wake_starts_and_waits_for_what_does_not_rest() {
+    let desired = resting(&apart(), &["remote-1", "main"]);
+    let mut memory = RestartMemory::default();
+    let now = Time::ZERO;
+    assert_eq!(
+        step(&desired, &[], &mut memory, now),
+        ["start main", "start remote-0"],
+        "a main function never rests"
+    );
+    let mut instances = vec![instance("m", "main", listening()), instance("a", "remote-0", Phase::Starting)];
+    assert!(step(&desired, &instances, &mut memory, now).is_empty());
+    instances[1].observed.phase = listening();
+    assert_eq!(step(&desired, &instances, &mut memory, now), ["route 1 m -> [a]"]);
+}

@@ -4,15 +4,17 @@ use crate::engine::request::{Delta, Event, FinishReason, InspectLevel, Request, 
 use crate::engine::{EngineHandle, Events};
 use crate::experts::Activity;
 use crate::placer::Placer;
+use crate::routing_check::RemoteSets;
 use crate::text::TextFront;
 use remoe_model::text::Rendering;
 use remoe_wire::v1::main_model_server::MainModel;
 use remoe_wire::v1::{
     DescribeMainRequest, EndpointWork, ExpertCalls, ExpertTime, Finished, GenerateEvent, GenerateRequest,
-    InspectReply, InspectRequest, LayerRouting, MainDescription, Piece, Routing, RoutingAck, Started,
-    TokenIds, TokenRouting, generate_event, generate_request, inspect_request,
+    InspectReply, InspectRequest, LayerPairs, LayerRouting, MainDescription, Piece, Routing, RoutingAck,
+    Started, TokenIds, TokenRouting, generate_event, generate_request, inspect_request,
 };
 use remoe_wire::{ErrorCode, ServiceError};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -38,7 +40,7 @@ impl MainModel for Control {
 
     async fn describe(
         &self,
-        _: tonic::Request<DescribeMainRequest>,
+        request: tonic::Request<DescribeMainRequest>,
     ) -> Result<Response<MainDescription>, Status> {
         let mut description = self.description.clone();
         (description.generation, description.placement) = self.placer.named();
@@ -49,6 +51,9 @@ impl MainModel for Control {
             .map(|(address, computed)| EndpointWork { address, computed_us: microseconds(computed) })
             .collect();
         description.age_us = microseconds(self.started.elapsed());
+        if request.get_ref().pairs {
+            description.pairs = pairs(&self.activity, &self.placer.remote());
+        }
         Ok(Response::new(description))
     }
 
@@ -135,6 +140,17 @@ impl MainModel for Control {
         }
         Err(ServiceError::new(ErrorCode::Unavailable, "the engine has stopped").into())
     }
+}
+
+/// How often the experts of `remote` were used, those left out that never were.
+fn pairs(activity: &Activity, remote: &RemoteSets) -> Vec<LayerPairs> {
+    let of_layer = |(&layer, experts): (&usize, &BTreeSet<u32>)| {
+        let counted = activity.pairs(layer);
+        let used = experts.iter().filter_map(|&expert| Some((expert, *counted.get(expert as usize)?)));
+        let (experts, pairs) = used.filter(|(_, pairs)| *pairs > 0).unzip();
+        LayerPairs { layer: u32::try_from(layer).unwrap_or(u32::MAX), experts, pairs }
+    };
+    remote.iter().map(of_layer).filter(|layer| !layer.experts.is_empty()).collect()
 }
 
 fn microseconds(time: Duration) -> u64 {

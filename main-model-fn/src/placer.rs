@@ -133,6 +133,11 @@ impl Placer {
         self.in_force().local.clone()
     }
 
+    /// The experts of each layer that are remote.
+    pub(crate) fn remote(&self) -> RemoteSets {
+        self.in_force().remote.clone()
+    }
+
     /// Seconds from the start of the process to the first generation in force; 0 before.
     pub(crate) fn load_seconds(&self) -> f64 {
         self.in_force().load_time.unwrap_or_default().as_secs_f64()

@@ -276,6 +276,7 @@ async fn serve<B: Backend>(
             in_flight: 0,
             age_us: 0,
             work: Vec::new(),
+            pairs: Vec::new(),
         },
         activity,
         started,

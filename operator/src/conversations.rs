@@ -7,11 +7,15 @@
 
 use super::api::MoEDeployment;
 use super::mains::{self, Order, Outcome};
+use super::resting::Watched;
+use jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
+use remoe_launcher::groups::Told;
 use remoe_scaling::Worked;
 use remoe_wire::identity::Trust;
 use remoe_wire::placement_digest;
-use std::collections::HashMap;
+use remoe_wire::v1::LayerPairs;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -51,6 +55,8 @@ pub struct Heard {
     pub told: Option<(u64, Outcome)>,
     /// What the remote functions did that it calls; none: it did not answer.
     pub worked: Option<Worked>,
+    /// When it was last found that remote functions were used, by their names, as far as that was asked.
+    pub used: BTreeMap<String, Timestamp>,
 }
 
 /// Whom a look wants to be spoken with.
@@ -64,6 +70,8 @@ pub struct Partner {
     pub order: Option<Arc<Order>>,
     /// Whether its node has not seen it ready yet.
     pub starting: bool,
+    /// Remote functions of which it is to be found out when they were used; none: nobody asks.
+    pub watched: Option<Arc<Watched>>,
 }
 
 /// All conversations of this operator.
@@ -93,6 +101,7 @@ struct Wish {
     order: Option<Arc<Order>>,
     /// Whether it starts.
     starting: bool,
+    watched: Option<Arc<Watched>>,
     /// Who it has to be.
     trust: Option<Trust>,
     at: Instant,
@@ -144,8 +153,8 @@ impl Conversations {
             tasks: JoinSet::new(),
         });
         let mut before = std::mem::take(&mut known.mains);
-        for Partner { uid, ip, order, starting } in partners.into_iter().take(MOST_MAINS) {
-            let wish = Wish { order, starting, trust: trust.cloned(), at: Instant::now() };
+        for Partner { uid, ip, order, starting, watched } in partners.into_iter().take(MOST_MAINS) {
+            let wish = Wish { order, starting, watched, trust: trust.cloned(), at: Instant::now() };
             let goes_on = before.remove(&uid).filter(|known| known.ip == ip && !known.task.is_finished());
             let conversation = match goes_on {
                 Some(conversation) => {
@@ -182,26 +191,34 @@ async fn converse(
 ) {
     let (mut pause, mut least) = (SHORTEST_PAUSE, EAGER_PAUSE);
     let (begun, mut has_answered) = (Instant::now(), false);
+    let mut told = Told::default();
     loop {
         let wish = wishes.borrow_and_update().clone();
-        let (ordered, starting) = (wish.number(), wish.starting);
+        let (ordered, starting, watched) = (wish.number(), wish.starting, wish.watched.clone());
         if wish.at.elapsed() > UNASKED {
             return;
         }
         let Ok(call) = calls.acquire().await else { return };
-        let said = exchange(ip, wish).await;
+        let (mut said, pairs) = exchange(ip, wish).await;
         drop(call);
+        let mut is_woken = false;
+        if let (Some(watched), Some(pairs)) = (&watched, pairs) {
+            said.used = used(&mut told, watched, &pairs);
+            is_woken = said.used.keys().any(|function| watched.asleep.contains(function));
+        }
         has_answered |= said.in_force.is_some();
         if starting && !has_answered && begun.elapsed() < STARTING {
             sleep(STARTING_PAUSE).await;
             continue;
         }
-        if learn(&mut lock(&heard), said) {
+        if learn(&mut lock(&heard), said) || is_woken {
             (pause, least) = (SHORTEST_PAUSE, EAGER_PAUSE);
             // Where there is no room, the next look sees it.
             let _no_room = news.try_send(deployment.clone());
         } else {
-            pause = (2 * pause).min(LONGEST_PAUSE);
+            // When something was last used is known as well as it is asked.
+            let longest = if watched.is_some() { SHORTEST_PAUSE } else { LONGEST_PAUSE };
+            pause = (2 * pause).min(longest);
         }
         let other_order = timeout(least, wishes.wait_for(|wish| wish.number() != ordered)).await;
         match other_order.map(|known| known.is_ok()) {
@@ -220,22 +237,34 @@ async fn converse(
     }
 }
 
-/// One question, and one order where the answer calls for it.
-async fn exchange(ip: IpAddr, wish: Wish) -> Heard {
+/// The remote functions of `watched` that were used since a main function was last asked, which has counted `pairs` by now.
+fn used(told: &mut Told, watched: &Watched, pairs: &[LayerPairs]) -> BTreeMap<String, Timestamp> {
+    let now = Timestamp::now();
+    // What it had counted before anybody asked may be of any time.
+    let uses = told.note("", pairs, false);
+    let used = watched.hosted.iter().filter(|(_, hosted)| uses.of(hosted) > 0);
+    used.map(|(function, _)| (function.clone(), now)).collect()
+}
+
+/// One question, and one order where the answer calls for it. With what was heard, how often remote experts were used, where
+/// that was asked and answered.
+async fn exchange(ip: IpAddr, wish: Wish) -> (Heard, Option<Vec<LayerPairs>>) {
     let trust = wish.trust.as_ref();
-    let described = mains::describe(ip, trust).await;
-    let (in_force, placement, worked) = described
-        .map_or((None, String::new(), None), |is| (Some(is.in_force), is.placement, Some(is.worked)));
+    let described = mains::describe(ip, trust, wish.watched.is_some()).await;
+    let (in_force, placement, worked, pairs) = described.map_or((None, String::new(), None, None), |is| {
+        (Some(is.in_force), is.placement, Some(is.worked), Some(is.pairs))
+    });
+    let used = BTreeMap::new();
     let is_behind = |order: &Arc<Order>| in_force.is_some_and(|number| number < order.number);
     let Some(order) = wish.order.filter(|order| wish.at.elapsed() < ORDER_HOLDS && is_behind(order)) else {
-        return Heard { in_force, placement, told: None, worked };
+        return (Heard { in_force, placement, told: None, worked, used }, pairs);
     };
     let outcome = mains::tell(ip, &order, trust).await;
     let (in_force, placement) = match (&outcome, &order.routing) {
         (Outcome::InForce { .. }, Ok(routing)) => (Some(order.number), placement_digest(routing)),
         _ => (in_force, placement),
     };
-    Heard { in_force, placement, told: Some((order.number, outcome)), worked }
+    (Heard { in_force, placement, told: Some((order.number, outcome)), worked, used }, pairs)
 }
 
 /// Takes note of what was `said`. Returns whether it is new.
@@ -246,6 +275,7 @@ fn learn(heard: &mut Heard, said: Heard) -> bool {
     heard.told = said.told.or(heard.told.take());
     // Read by the next look, whatever makes it.
     heard.worked = said.worked;
+    heard.used.extend(said.used);
     is_new
 }
 

@@ -155,6 +155,7 @@ pub fn demanded(
         sleeps: window.is_some(),
         follows_load: owner.spec.follows_load(),
         mains: if next == Phase::Asleep { Vec::new() } else { mains(planned, pods) },
+        groups: if next == Phase::Asleep { Vec::new() } else { planned.resting.groups.clone() },
         functions: paid(owner, &observed.pods, matches!(next, Phase::Active | Phase::Waking)),
         prediction: order(owner, known, planned),
     };

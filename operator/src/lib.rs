@@ -15,6 +15,7 @@ pub mod load;
 pub mod observed;
 pub mod planned;
 mod reconcile;
+pub mod resting;
 pub mod status;
 pub mod steps;
 

@@ -5,7 +5,7 @@ use remoe_launcher::control::{self, Callee};
 use remoe_scaling::Worked;
 use remoe_wire::identity::Trust;
 use remoe_wire::placement_digest;
-use remoe_wire::v1::{EndpointProblem, Routing};
+use remoe_wire::v1::{EndpointProblem, LayerPairs, Routing};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 use tokio::time::timeout;
@@ -53,11 +53,19 @@ pub(super) struct Described {
     pub(super) placement: String,
     /// What the remote functions did that it calls.
     pub(super) worked: Worked,
+    /// How often remote experts were used, where that was asked.
+    pub(super) pairs: Vec<LayerPairs>,
 }
 
-/// What the main function at `ip`, which has to be who `trust` says, says of itself; none: it did not answer.
-pub(super) async fn describe(ip: IpAddr, trust: Option<&Trust>) -> Option<Described> {
-    let answer = control::describe(callee(ip, trust), DESCRIBE).await.ok()?;
+/// What the main function at `ip`, which has to be who `trust` says, says of itself, with `uses` also of the use of
+/// remote experts; none: it did not answer.
+pub(super) async fn describe(ip: IpAddr, trust: Option<&Trust>, uses: bool) -> Option<Described> {
+    let main = callee(ip, trust);
+    let answer = match uses {
+        true => control::describe_uses(main, DESCRIBE).await,
+        false => control::describe(main, DESCRIBE).await,
+    };
+    let answer = answer.ok()?;
     // As many as a routing can name.
     let work =
         answer.work.into_iter().filter(|work| work.address.len() <= LONGEST_ADDRESS).take(MOST_ENDPOINTS);
@@ -66,6 +74,7 @@ pub(super) async fn describe(ip: IpAddr, trust: Option<&Trust>) -> Option<Descri
         in_force: answer.generation,
         placement: answer.placement,
         worked: Worked { age: Duration::from_micros(answer.age_us), computed: computed.collect() },
+        pairs: answer.pairs,
     })
 }
 

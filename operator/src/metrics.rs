@@ -2,6 +2,7 @@ use super::api::MixOf;
 use super::demanded::PhaseChange;
 use super::load::Change;
 use super::names::Component;
+use super::resting::Turn;
 use prometheus::{
     Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry, core::Collector,
 };
@@ -34,6 +35,8 @@ pub(super) struct Metrics {
     replans: IntCounterVec,
     /// Functions of which there were more or fewer because of load, by what they are and which way.
     scalings: IntCounterVec,
+    /// Remote functions that began or ceased to sleep while main functions ran, by why.
+    group_turns: IntCounterVec,
     /// Whether this operator leads.
     pub(super) leads: IntGauge,
 }
@@ -93,9 +96,16 @@ impl Metrics {
                 ),
                 &["component", "direction"],
             )?,
+            group_turns: IntCounterVec::new(
+                Opts::new(
+                    "remoe_operator_group_turns_total",
+                    "Times that a remote function fell asleep while main functions ran, or woke: asked for, or predicted.",
+                ),
+                &["turn"],
+            )?,
             leads: IntGauge::new("remoe_operator_leader", "Whether this operator leads.")?,
         };
-        let all: [Box<dyn Collector>; 10] = [
+        let all: [Box<dyn Collector>; 11] = [
             Box::new(metrics.reconciliations.clone()),
             Box::new(metrics.errors.clone()),
             Box::new(metrics.duration.clone()),
@@ -105,12 +115,16 @@ impl Metrics {
             Box::new(metrics.sleeps.clone()),
             Box::new(metrics.replans.clone()),
             Box::new(metrics.scalings.clone()),
+            Box::new(metrics.group_turns.clone()),
             Box::new(metrics.leads.clone()),
         ];
         all.into_iter().try_for_each(|metric| registry.register(metric))?;
         // There from the beginning: an increase is only seen of what was there.
         for cause in [WAKE, DRIFT] {
             metrics.replans.with_label_values(&[cause]);
+        }
+        for turn in [Turn::Sleeps, Turn::Asked, Turn::Predicted] {
+            metrics.group_turns.with_label_values(&[turn_name(turn)]);
         }
         for component in [Component::Main, Component::RemoteExpert] {
             for direction in [UP, DOWN] {
@@ -129,6 +143,11 @@ impl Metrics {
         self.replans.with_label_values(&[cause]).inc();
     }
 
+    /// A remote function fell asleep or woke.
+    pub(super) fn group_turned(&self, turn: Turn) {
+        self.group_turns.with_label_values(&[turn_name(turn)]).inc();
+    }
+
     /// There are to be more or fewer of a function.
     pub(super) fn scaled(&self, change: &Change) {
         let direction = if change.to > change.from { UP } else { DOWN };
@@ -143,6 +162,14 @@ impl Metrics {
             (_, Phase::Asleep) => self.sleeps.inc(),
             _ => {}
         }
+    }
+}
+
+fn turn_name(turn: Turn) -> &'static str {
+    match turn {
+        Turn::Sleeps => "asleep",
+        Turn::Asked => "asked",
+        Turn::Predicted => "predicted",
     }
 }
 

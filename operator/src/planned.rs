@@ -11,6 +11,7 @@ use super::known::Known;
 use super::observed::Observed;
 use super::planning::{Planning, PlanningError, check_hosted, three_digits};
 use super::pods::{PodView, Trouble};
+use super::resting::Resting;
 use kube::ResourceExt;
 
 /// How planning stands.
@@ -78,6 +79,8 @@ pub struct Planned {
     pub given_up: Vec<MoEPlan>,
     /// What is wrong with the plan that is to run.
     pub troubles: Vec<Trouble>,
+    /// Which of its remote functions sleep while main functions run.
+    pub resting: Resting,
 }
 
 /// A plan that is to run.
@@ -237,6 +240,7 @@ impl Planned {
             target: None,
             given_up: Vec::new(),
             troubles: Vec::new(),
+            resting: Resting::default(),
         };
         planned.give_up(owner, observed);
         let wanted = planned.wanted(owner, observed);

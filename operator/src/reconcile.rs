@@ -25,6 +25,7 @@ use super::planned::{Follow, PlanState, Planned, Task, followed, serving, solved
 use super::planning::{Planning, PlanningError};
 use super::pods::Trouble;
 use super::rest::Rest;
+use super::resting;
 use super::starting::Starting;
 use super::status::{Findings, status};
 use super::steps::{NAME_TAKEN, Steps, Write, steps, waits};
@@ -202,6 +203,7 @@ async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, R
     let pods = observed.functions(owner);
     let scaled = load::follow(owner, (&observed, &pods), &mut history, planned.target.as_mut());
     context.loads.note(owner, history);
+    planned.resting = resting::follow(owner, (&observed, &pods), &known, planned.target.as_mut());
     if !planned.given_up.is_empty() {
         rests.note(owner, rest_after_giving_up(owner, &observed));
     }
@@ -222,6 +224,11 @@ async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, R
     if steps.demanded.phase != Phase::Asleep {
         scaled.iter().for_each(|change| context.metrics.scaled(change));
         happenings.extend(scaled.iter().map(load::Change::happening));
+    }
+    if is_told {
+        let changes = &planned.resting.changes;
+        changes.iter().for_each(|change| context.metrics.group_turned(change.to));
+        happenings.extend(changes.iter().map(resting::Change::happening));
     }
     happenings.extend(applied.happenings);
     if let Err(error) = outcome {

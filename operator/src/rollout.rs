@@ -9,7 +9,7 @@ use super::api::RolloutStrategy;
 use super::build::{Function, Hosted, Revision};
 use super::digest::digest;
 use super::fleet::Silence;
-use super::names::next_incarnation;
+use super::names::{PodName, next_incarnation};
 use super::pods::{PodView, Trouble};
 use super::replacement::Replacements;
 use super::routing::{Generation, RoutedPod, RoutingTable};
@@ -270,9 +270,17 @@ fn next_generation(scene: Scene<'_>) -> Result<Option<Generation>, serde_json::E
             pod.ready || routed()
         });
         let routed: Vec<RoutedPod> = usable.filter_map(|pod| routed_pod(function, group, pod)).collect();
-        // A revision begins as a whole. Later its main functions do with what there is, but a layer or
-        // group of which nothing is left stays as it is: they serve its experts themselves meanwhile.
-        let enough = if same_revision.is_some() { 1 } else { function.replicas as usize };
+        // A revision begins as a whole, less what sleeps. Later its main functions do with what there is, but a layer or
+        // group of which nothing is left stays as it is: they serve its experts themselves meanwhile. So they do for what
+        // was asleep until it is there.
+        let was_routed = |present: &Generation| {
+            let mut routed = present.endpoints.iter();
+            routed.any(|pod| is_of(scene, function, pod))
+        };
+        let enough = match same_revision {
+            Some(present) => usize::from(function.replicas > 0 && was_routed(present)),
+            None => function.replicas as usize,
+        };
         if routed.len() < enough {
             return Ok(None);
         }
@@ -312,6 +320,13 @@ fn next_generation(scene: Scene<'_>) -> Result<Option<Generation>, serde_json::E
 fn is_routed(generation: &Generation, pod: &PodView) -> bool {
     let name = pod.name.to_string();
     generation.endpoints.iter().any(|routed| routed.pod == name)
+}
+
+/// Whether the pod that main functions were told of fills, or filled, a place of `function`.
+fn is_of(scene: Scene<'_>, function: &Function, routed: &RoutedPod) -> bool {
+    let places = |place: &str| place.rsplit_once('-').map(|(places, _replica)| places.to_owned());
+    let filled = PodName::parse(&routed.pod).and_then(|name| places(&name.place));
+    filled.is_some() && filled == places(&function.place(scene.deployment, 0))
 }
 
 fn routed_pod(function: &Function, group: Option<usize>, pod: &PodView) -> Option<RoutedPod> {

@@ -3,7 +3,9 @@
 //! Level-based: what follows depends on the phase and on what is there now, never on which event came
 //! last. A model is awake while somebody waits, something runs, or the idle window is open. Before it
 //! falls asleep newcomers are held and the engine is asked once more whether it runs anything: whoever
-//! comes by then is served by the same processes.
+//! comes by then is served by the same processes. Remote groups may sleep before that, one by one ([`groups`]).
+
+pub mod groups;
 
 use serde::Serialize;
 use std::time::Duration;

@@ -24,7 +24,7 @@ pub async fn control_answers(address: SocketAddr, trust: Option<Trust>) -> Vec<A
             ("SetRouting", client().set_routing(routing).await.err()),
             ("Generate", client().generate(greedy(&[1], 1)).await.err()),
             ("Inspect", client().inspect(InspectRequest { prompt, hidden: true, scores: false }).await.err()),
-            ("Describe", client().describe(DescribeMainRequest {}).await.err()),
+            ("Describe", client().describe(DescribeMainRequest::default()).await.err()),
         ]
     };
     let answers = within(SOON, "answers of the control port", all).await;

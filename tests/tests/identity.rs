@@ -112,7 +112,7 @@ async fn only_those_who_may_are_answered() {
     assert!(after.0 >= before.0 + 17 && after.1 >= before.1 + 9, "{before:?} {after:?}");
     assert!(!right.describe(DescribeRequest {}).await.unwrap().into_inner().draining);
     assert_eq!(
-        main.control.client().describe(DescribeMainRequest {}).await.unwrap().into_inner().generation,
+        main.control.client().describe(DescribeMainRequest::default()).await.unwrap().into_inner().generation,
         1
     );
     works().await;
@@ -299,7 +299,8 @@ async fn certificates_change_under_running_requests() {
         sleep(LIVES / 2).await;
         // Who connects now uses what is there now.
         let client = Control::within(main.announcement.grpc, Some(trust(to_main.clone())));
-        let described = within(SOON, "Describe", client.client().describe(DescribeMainRequest {})).await;
+        let described =
+            within(SOON, "Describe", client.client().describe(DescribeMainRequest::default())).await;
         assert!(described.unwrap().into_inner().generation > 0);
     }
     let answers = within(SOON, "the end of the running requests", running).await.unwrap().unwrap();
@@ -363,7 +364,7 @@ async fn strangers_keep_nobody_out() {
         }
     }
     let fresh = Control::within(main.announcement.grpc, Some(realm.trust(&operator(), &main_of(DEPLOYMENT))));
-    let described = within(SOON, "Describe", fresh.client().describe(DescribeMainRequest {})).await;
+    let described = within(SOON, "Describe", fresh.client().describe(DescribeMainRequest::default())).await;
     assert_eq!(described.unwrap().into_inner().generation, 1);
     // Those who were there have not been sent away, and new links are let in.
     main.control.route(&[remote.address()], sets).await;

@@ -30,7 +30,7 @@ impl Launcher {
     }
 
     async fn generation(&self) -> u64 {
-        let answer = within(SOON, "Describe", self.0.clone().describe(DescribeMainRequest {})).await;
+        let answer = within(SOON, "Describe", self.0.clone().describe(DescribeMainRequest::default())).await;
         answer.unwrap().into_inner().generation
     }
 }
@@ -64,7 +64,7 @@ async fn a_placement_goes_on_without_the_one_who_asked_for_it() {
     assert_ne!(placement, placement_digest(&other));
     let in_force = RoutingAck { generation: 6, placement: placement.clone(), problems: vec![] };
     assert_eq!(launcher.route(&other).await.unwrap(), in_force);
-    let described = launcher.0.clone().describe(DescribeMainRequest {}).await.unwrap().into_inner();
+    let described = launcher.0.clone().describe(DescribeMainRequest::default()).await.unwrap().into_inner();
     assert_eq!((described.generation, described.placement), (6, placement));
     let answer = main.control.generate(greedy(&model.prompts()[0], 4)).await.finished;
     assert_eq!(answer.tokens.len(), 4);

@@ -36,6 +36,9 @@ struct ModelLine {
     /// Without requests for so many seconds it sleeps.
     idle_s: Option<f64>,
     wakes: u64,
+    /// Of remote groups that slept while their main function ran.
+    #[serde(default)]
+    group_wakes: u64,
     last_wake_s: Option<f64>,
     functions: Vec<FunctionLine>,
 }
@@ -112,10 +115,21 @@ fn show(page: &StatusPage) -> String {
             model.idle_s.map_or_else(|| "never".to_owned(), seconds),
             model.wakes.to_string(),
             model.last_wake_s.map_or_else(String::new, seconds),
+            model.group_wakes.to_string(),
             functions.collect::<Vec<_>>().join(", "),
         ]
     });
-    let header =
-        ["model", "state", "running", "waiting", "quiet", "sleeps after", "wakes", "last", "functions"];
+    let header = [
+        "model",
+        "state",
+        "running",
+        "waiting",
+        "quiet",
+        "sleeps after",
+        "wakes",
+        "last",
+        "group wakes",
+        "functions",
+    ];
     table::with_header(&header, rows.collect())
 }

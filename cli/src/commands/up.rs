@@ -8,6 +8,7 @@ mod report;
 mod seer;
 mod start;
 mod tariff;
+mod tiers;
 
 pub(crate) use start::StartTimes;
 
@@ -380,11 +381,19 @@ async fn start(
         });
         let (address, has_key) = (front.address, front.has_key);
         let report = Report { wanted, times, address, has_key, as_json, progress: progress.clone() };
-        let (model, authorization, idle) = (model.clone(), authorization.clone(), args.idle);
-        kept.spawn(
-            Keeper { model, report, supervisor, authorization, idle, cashier, tariff, accounted, following }
-                .run(status, end.clone()),
-        );
+        let keeper = Keeper {
+            model: model.clone(),
+            report,
+            supervisor,
+            authorization: authorization.clone(),
+            idle: args.idle,
+            remote_idle: args.remote_idle,
+            cashier,
+            tariff,
+            accounted,
+            following,
+        };
+        kept.spawn(keeper.run(status, end.clone()));
     }
     Ok(())
 }

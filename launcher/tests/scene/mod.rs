@@ -7,6 +7,7 @@ use remoe_launcher::decide::{Desired, Instance, Patience};
 use remoe_launcher::memory::Time;
 use remoe_launcher::{Ending, FunctionId, FunctionSpec, Observed, Phase};
 use remoe_wire::v1::LayerExperts;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 pub(crate) fn seconds(seconds: f64) -> Time {
@@ -30,6 +31,7 @@ pub(crate) fn wanted(remotes: usize) -> Desired {
         revision: 0,
         functions,
         asleep: false,
+        resting: BTreeSet::new(),
         placed: true,
         account: String::new(),
         starts_at_once: None,

@@ -349,6 +349,15 @@ impl Experts {
         let mut rows = Vec::new();
         let slots = self.compute(call, &work, &mut rows)?;
         self.count(call, &slots, "fallback", |tally| &mut tally.fallback);
+        if let Some(hosts) = self.placement.hosts(call.layer) {
+            let is_unhosted = |slot: &&u32| {
+                let expert = call.routed.experts.get(**slot as usize);
+                expert
+                    .and_then(|expert| hosts.class_of(*expert))
+                    .is_some_and(|class| hosts.of(class).is_empty())
+            };
+            self.metrics.unhosted.inc_by(slots.iter().filter(is_unhosted).count() as u64);
+        }
         // The experts leave before others take their place.
         drop(work);
         for expert in experts {

@@ -9,6 +9,8 @@ pub(crate) struct ExpertMetrics {
     pub(crate) pairs: IntCounterVec,
     /// Experts whose weights were read here, once for each layer of an iteration however many rows they had.
     pub(crate) reads: IntCounter,
+    /// Those computed here because the placement names no function for their expert.
+    pub(crate) unhosted: IntCounter,
     /// Messages sent to remote functions.
     pub(crate) messages: IntCounter,
     /// Messages sent again to another replica.
@@ -41,6 +43,10 @@ impl ExpertMetrics {
                 "remoe_expert_reads_total",
                 "Experts whose weights were read here, once for each layer of an iteration.",
             )?,
+            unhosted: IntCounter::new(
+                "remoe_expert_unhosted_pairs_total",
+                "(token, expert) pairs among those by fallback whose expert is remote and has no function: its group sleeps, or is gone.",
+            )?,
             messages: IntCounter::new(
                 "remoe_expert_messages_total",
                 "Messages sent to remote-expert functions.",
@@ -68,6 +74,7 @@ impl ExpertMetrics {
         };
         registry.register(Box::new(metrics.pairs.clone()))?;
         registry.register(Box::new(metrics.reads.clone()))?;
+        registry.register(Box::new(metrics.unhosted.clone()))?;
         registry.register(Box::new(metrics.messages.clone()))?;
         registry.register(Box::new(metrics.retries.clone()))?;
         registry.register(Box::new(metrics.loads.clone()))?;

@@ -25,9 +25,9 @@ pub use plan::{
 };
 pub use prediction::{PlannedPrediction, PredictionSpec, Privacy, Replan};
 pub use remoe_demand::{
-    DemandPhase, FunctionPod, GatewayDemand, LEASE_LABEL, LEASE_SECONDS, MOST_FUNCTIONS, MOST_GATEWAYS,
-    MainFunction, MixOf, MoEDemand, MoEDemandSpec, MoEDemandStatus, PredictionOrder, RELEASE_LABEL,
-    RequestLoad, RequestMix,
+    DemandPhase, FunctionPod, GatewayDemand, GroupDemand, LEASE_LABEL, LEASE_SECONDS, MOST_FUNCTIONS,
+    MOST_GATEWAYS, MainFunction, MixOf, MoEDemand, MoEDemandSpec, MoEDemandStatus, PredictionOrder,
+    RELEASE_LABEL, RequestLoad, RequestMix,
 };
 pub use scaling::{RemoteScalingSpec, ScalingSpec};
 pub use sizes::{CpuRange, MemoryRange};

@@ -27,6 +27,13 @@ pub struct ScalingSpec {
     #[schemars(length(min = 2, max = 32))]
     #[x_kube(validation = Rule::new("duration(self) > duration('0s')").message("must be longer than 0s"))]
     pub idle_window: Duration,
+    /// Without use of its experts for so long a remote function ends while main functions run, which load them where they are
+    /// needed; it starts again when they are. Such as 1m; they end with main functions only where absent. Gateways remember
+    /// which sleep: without them none does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 2, max = 32))]
+    #[x_kube(validation = Rule::new("duration(self) >= duration('1s')").message("must be 1s or longer"))]
+    pub remote_idle_window: Option<Duration>,
     /// The share of what a function can do that it is to do, in percent, where functions follow load.
     #[serde(default = "seventy")]
     #[schemars(range(min = 10, max = 100))]
@@ -79,6 +86,7 @@ impl Default for ScalingSpec {
             min: one(),
             max: None,
             idle_window: ten_minutes(),
+            remote_idle_window: None,
             target_percent: seventy(),
             window: minute(),
             remote: None,

@@ -63,6 +63,9 @@ impl Steps {
         if !rollout.settled {
             self.look_within(LATER);
         }
+        if let Some(after) = scene.planned.resting.look_again {
+            self.look_within(after);
+        }
         self.settled = rollout.settled;
         Ok(())
     }
@@ -127,7 +130,8 @@ impl Steps {
         let partners = orders(table, &self.pods).filter_map(|(pod, generation)| {
             // What is not written yet, because it is not known what to write, is not told.
             let order = generation.filter(|_| !table.spoiled).and_then(|_| told.get(&pod.identity).cloned());
-            Some(Partner { uid: pod.uid.clone(), ip: pod.ip?, order, starting: pod.starting })
+            let watched = scene.planned.resting.watched.clone();
+            Some(Partner { uid: pod.uid.clone(), ip: pod.ip?, order, starting: pod.starting, watched })
         });
         self.partners = partners.collect();
     }

@@ -18,7 +18,7 @@ fn partner(uid: &str, ip: &str, order: Option<u64>) -> Partner {
         let routing = Routing { generation: number, ..Routing::default() };
         Arc::new(Order { number, routing: Ok(routing) })
     });
-    Partner { uid: uid.to_owned(), ip: ip.parse().unwrap(), order, starting: false }
+    Partner { uid: uid.to_owned(), ip: ip.parse().unwrap(), order, starting: false, watched: None }
 }
 
 /// Of two main functions one accepts connections and never answers. The other one is heard and told all the

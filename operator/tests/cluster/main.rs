@@ -22,6 +22,7 @@ mod planning;
 mod pods;
 mod poison;
 mod profiling;
+mod resting;
 mod rollout;
 mod scaling;
 mod sleeping;

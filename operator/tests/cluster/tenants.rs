@@ -3,6 +3,7 @@
 
 use crate::example::around;
 use crate::world::World;
+use jiff::Timestamp;
 use k8s_openapi::serde::de::DeserializeOwned;
 use kube::{Resource, ResourceExt};
 use remoe_operator::conversations::Heard;
@@ -141,6 +142,7 @@ impl Dice {
                         age: Duration::from_micros(number),
                         computed: [("10.0.0.1:9001".to_owned(), Duration::from_micros(u64::MAX))].into(),
                     }),
+                    used: [("g0".to_owned(), Timestamp::MAX)].into(),
                 };
                 observed.heard.insert(uids[self.below(uids.len())].clone(), said);
             }

@@ -17,6 +17,7 @@ use remoe_operator::names::{COMPONENT, Component, label};
 use remoe_operator::observed::Observed;
 use remoe_operator::planned::{Planned, Task, followed, solved, task};
 use remoe_operator::planning::{Planning, PlanningError};
+use remoe_operator::resting;
 use remoe_operator::steps::{Keep, Steps, Write, steps};
 use remoe_profile::Profile;
 use remoe_scaling::History;
@@ -111,6 +112,7 @@ impl World {
         let mut planned = Planned { happening, ..planned };
         let pods = observed.functions(&self.owner);
         load::follow(&self.owner, (&observed, &pods), &mut self.history, planned.target.as_mut());
+        planned.resting = resting::follow(&self.owner, (&observed, &pods), &known, planned.target.as_mut());
         if !planned.given_up.is_empty() {
             self.there.rest = rest_after_giving_up(&self.owner, &observed);
         }

@@ -615,7 +615,11 @@ pub struct EndpointProblem {
     pub message: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct DescribeMainRequest {}
+pub struct DescribeMainRequest {
+    /// Also say how often remote experts were used.
+    #[prost(bool, tag = "1")]
+    pub pairs: bool,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct MainDescription {
     #[prost(uint32, tag = "1")]
@@ -652,6 +656,22 @@ pub struct MainDescription {
     /// How long the endpoints in force have computed for this function so far.
     #[prost(message, repeated, tag = "13")]
     pub work: ::prost::alloc::vec::Vec<EndpointWork>,
+    /// (token, expert) pairs of the remote experts in force since the process started, whoever computed them, those that
+    /// were never used left out; empty unless asked.
+    #[prost(message, repeated, tag = "14")]
+    pub pairs: ::prost::alloc::vec::Vec<LayerPairs>,
+}
+/// How often experts of one layer were used.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LayerPairs {
+    #[prost(uint32, tag = "1")]
+    pub layer: u32,
+    /// Ascending.
+    #[prost(uint32, repeated, tag = "2")]
+    pub experts: ::prost::alloc::vec::Vec<u32>,
+    /// In the order of `experts`.
+    #[prost(uint64, repeated, tag = "3")]
+    pub pairs: ::prost::alloc::vec::Vec<u64>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct EndpointWork {

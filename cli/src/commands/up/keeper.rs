@@ -5,6 +5,7 @@ use super::following::{Answering, Following, taken};
 use super::replan::Better;
 use super::report::{self, Report};
 use super::tariff::Tariff;
+use super::tiers::{Change, Tiers};
 use crate::deployment::Wanted as Placed;
 use crate::exit::CliError;
 use axum::http::HeaderValue;
@@ -38,6 +39,8 @@ pub(super) struct Keeper {
     pub(super) authorization: HeaderValue,
     /// Without requests for so long the model sleeps.
     pub(super) idle: Option<Duration>,
+    /// Without use for so long a remote group sleeps while the main function runs.
+    pub(super) remote_idle: Option<Duration>,
     pub(super) cashier: Cashier,
     pub(super) tariff: Tariff,
     /// Ends when all that ran is accounted for.
@@ -70,6 +73,10 @@ struct Seen {
     replaced: Option<Vec<LayerExperts>>,
     /// Whether there is a better placement than the one that runs is being worked out.
     answering: Option<Answering>,
+    /// None where remote groups sleep with their main function.
+    tiers: Option<Tiers>,
+    /// Places that have rested and not served since, and whether that was said.
+    rested: BTreeMap<String, bool>,
 }
 
 /// A placement on its way: until it is in force, the one before counts.
@@ -114,7 +121,12 @@ impl Keeper {
             pause: self.following.as_ref().map_or(Duration::MAX, |following| following.pause),
             replaced: None,
             answering: None,
+            tiers: self.remote_idle.map(Tiers::new),
+            rested: BTreeMap::new(),
         };
+        if let Some(tiers) = &mut seen.tiers {
+            tiers.begin(&self.report.wanted, None);
+        }
         let mut next = Instant::now().checked_add(seen.pause);
         self.look(first, &mut seen)?;
         self.report.say("ready", first)?;
@@ -136,7 +148,23 @@ impl Keeper {
                     None => std::future::pending().await,
                 }
             };
+            let rests = seen.asleep || seen.revision.is_some();
+            let main = status.functions.iter().find(|function| function.role == Role::Main);
+            let main = main.filter(|_| !rests && status.generation.is_some());
+            let main = main.and_then(|main| Some((main.pid?, main.grpc?)));
+            let present = self.following.as_ref().map(|following| following.seer.present());
+            let looked = async {
+                match &mut seen.tiers {
+                    Some(tiers) => tiers.look(main, present).await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
+                looked = looked => {
+                    let Some((tiers, looked)) = seen.tiers.as_mut().zip(looked) else { continue };
+                    let change = tiers.note(&looked, &self.report.wanted, &status);
+                    self.groups(&change, &mut seen);
+                }
                 answered = answered => {
                     seen.answering = None;
                     if let Some(better) = taken(answered) {
@@ -180,10 +208,13 @@ impl Keeper {
             // What was asked about the placement before is of no use any more.
             (seen.revision, seen.answering) = (None, None);
             self.charge_for_those_before();
-            let expected = match &self.following {
-                Some(following) if !asleep => following.seer.expected().await,
+            let mix = match &self.following {
+                Some(following) if !asleep => following.seer.present().mix().await,
                 _ => None,
             };
+            // Where nothing is known of those who wait, what was used of late.
+            let of_late = || self.following.as_ref().filter(|_| !asleep)?.seer.of_late();
+            let expected = mix.as_ref().map(|mix| mix.shares.clone()).or_else(of_late);
             if let Some((following, shares)) = self.following.as_ref().zip(expected.clone())
                 && self.is_gone(seen.change)
                 && let Some(better) = following.for_waiters(&self.report.wanted, shares).await
@@ -192,7 +223,11 @@ impl Keeper {
                 self.charge(&better.wanted);
                 self.adopt(better, "those who wait");
             }
-            let mut desired = self.report.wanted.desired();
+            if let Some(tiers) = &mut seen.tiers {
+                tiers.begin(&self.report.wanted, mix.as_ref());
+                self.model.groups_sleep(if asleep { 0 } else { tiers.asleep() }, 0);
+            }
+            let mut desired = self.desired(seen);
             desired.asleep = asleep;
             if let Some(shares) = expected {
                 need::by_need(&mut desired.functions, &self.report.wanted.moe_layers, &shares.to_rows());
@@ -202,6 +237,28 @@ impl Keeper {
             seen.wake = WakeMarks::default();
         }
         seen.order = want.order;
+    }
+
+    /// What is to run, less what rests.
+    fn desired(&self, seen: &mut Seen) -> Desired {
+        let mut desired = self.report.wanted.desired();
+        if let Some(tiers) = &seen.tiers {
+            desired.resting = tiers.resting();
+            for place in &desired.resting {
+                seen.rested.entry(place.clone()).or_insert(false);
+            }
+        }
+        desired
+    }
+
+    /// Has groups end and start as was decided.
+    fn groups(&mut self, change: &Change, seen: &mut Seen) {
+        change.wakes.iter().for_each(|cause| self.model.group_woke(*cause));
+        self.model.groups_sleep(seen.tiers.as_ref().map_or(0, Tiers::asleep), change.pairs);
+        if change.sleeps || !change.wakes.is_empty() {
+            let desired = self.desired(seen);
+            seen.change = self.supervisor.change(desired);
+        }
     }
 
     /// Whether all functions have ended since the change of that number.
@@ -242,6 +299,11 @@ impl Keeper {
             following.metrics.replanned("drift");
         }
         self.adopt(better, "what was used of late");
+        seen.rested.clear();
+        if let Some(tiers) = &mut seen.tiers {
+            tiers.begin(&self.report.wanted, None);
+            self.model.groups_sleep(0, 0);
+        }
     }
 
     /// Goes on with the placement that is in force.
@@ -254,7 +316,8 @@ impl Keeper {
         }
         self.wait_longer(seen);
         self.charge_for_those_before();
-        seen.change = self.supervisor.change(self.report.wanted.desired());
+        let desired = self.desired(seen);
+        seen.change = self.supervisor.change(desired);
         self.report.note(&format!("the placement stays as it is: another was taken back, as {why}"));
     }
 
@@ -325,6 +388,7 @@ impl Keeper {
             }
             return Ok(());
         }
+        self.say_rest(status, seen)?;
         if status.generation == seen.generation || status.generation.is_none() {
             return Ok(());
         }
@@ -346,14 +410,32 @@ impl Keeper {
                     "awake"
                 }
                 (false, true) => "replanned",
+                (false, false) if more.iter().all(|name| seen.rested.contains_key(name)) => "resumed",
                 (false, false) if more.is_disjoint(&seen.served) => "joined",
                 (false, false) => "restarted",
             };
             self.report.say(event, status)?;
             seen.served.extend(serving.values().cloned());
+            seen.rested.retain(|name, _| !more.contains(name));
             seen.serving = serving;
         }
         Ok(())
+    }
+
+    /// Says that groups sleep, once their functions are gone.
+    fn say_rest(&self, status: &Status, seen: &mut Seen) -> Result<(), CliError> {
+        let asleep = |name: &str| {
+            let of = |function: &&FunctionStatus| function.name == name;
+            let function = status.functions.iter().find(of);
+            function.is_some_and(|function| function.state == FunctionState::Asleep)
+        };
+        let mut is_new = false;
+        for (name, said) in &mut seen.rested {
+            if !*said && asleep(name) {
+                (*said, is_new) = (true, true);
+            }
+        }
+        if is_new { self.report.say("resting", status) } else { Ok(()) }
     }
 
     fn backend(&self, main: &FunctionStatus, status: &Status) -> Option<Backend> {
@@ -386,14 +468,14 @@ fn line(function: &FunctionStatus) -> FunctionLine {
 /// Notes what was reached.
 fn mark(wake: &mut WakeMarks, status: &Status) {
     let runs = |function: &FunctionStatus| {
-        !matches!(function.state, FunctionState::Waiting | FunctionState::Stopping)
+        !matches!(function.state, FunctionState::Waiting | FunctionState::Asleep | FunctionState::Stopping)
     };
-    let functions = &status.functions;
+    let functions = || status.functions.iter().filter(|function| function.state != FunctionState::Asleep);
     let now = Instant::now();
-    if functions.iter().any(runs) {
+    if functions().any(&runs) {
         wake.started.get_or_insert(now);
     }
-    if functions.iter().all(|function| runs(function) && function.grpc.is_some()) {
+    if functions().all(|function| runs(function) && function.grpc.is_some()) {
         wake.listening.get_or_insert(now);
     }
     if status.generation.is_some() {

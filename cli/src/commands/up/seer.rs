@@ -104,10 +104,23 @@ impl Seer {
         Arc::new(Watching(self.watch.clone()))
     }
 
-    /// What those who wait will use; where that is not known, what was used of late.
-    pub(super) async fn expected(&self) -> Option<Shares> {
-        let watch = self.watch.clone();
-        let mix = tokio::task::spawn_blocking(move || watch.mix(PREDICTIONS)).await.ok().flatten();
-        mix.map(|Mix { shares, .. }| shares).or_else(|| self.observed.borrow().clone())
+    /// Who is there.
+    pub(super) fn present(&self) -> Present {
+        Present(self.watch.clone())
+    }
+
+    /// What was used of late, where that is enough to go by.
+    pub(super) fn of_late(&self) -> Option<Shares> {
+        self.observed.borrow().clone()
+    }
+}
+
+/// Requests that wait or are worked on.
+pub(super) struct Present(Arc<Watch>);
+
+impl Present {
+    /// What they will use; none where that is not known.
+    pub(super) async fn mix(self) -> Option<Mix> {
+        tokio::task::spawn_blocking(move || self.0.mix(PREDICTIONS)).await.ok().flatten()
     }
 }

@@ -1,0 +1,181 @@
+//! Which remote groups of a model run while its main function does: asks that what they are used for, and has the pure
+//! step decide.
+
+use super::seer::Present;
+use crate::deployment::Wanted;
+use remoe_foresight::Mix;
+use remoe_gateway::WakeCause;
+use remoe_launcher::groups::{self, Told};
+use remoe_launcher::{FunctionState, Status, control, need};
+use remoe_sleep::groups::{Glance, Group};
+use remoe_wire::v1::LayerPairs;
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+use tokio::task::JoinHandle;
+
+/// What the main function may take to say what was used.
+const ASK: Duration = Duration::from_secs(1);
+/// Between two looks, at least and at most ..
+const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// .. and while a group sleeps: who asks for it is served by the main function alone until it is there.
+const WHILE_ASLEEP: Duration = Duration::from_millis(100);
+/// Pairs that requests are expected to have of a group for it to start before they ask.
+const EXPECTED_PAIRS: f64 = 1.0;
+
+/// The remote groups of one model.
+pub(super) struct Tiers {
+    /// Without use for so long a group sleeps.
+    window: Duration,
+    began: Instant,
+    groups: Vec<(groups::Group, Group)>,
+    told: Told,
+    looking: Option<JoinHandle<Looked>>,
+    next: Instant,
+}
+
+/// What a look found out.
+pub(super) struct Looked {
+    main: u32,
+    /// None: it did not answer.
+    pairs: Option<Vec<LayerPairs>>,
+    /// What the requests that are there will use, where that is known.
+    expected: Option<Mix>,
+}
+
+/// What follows from a look.
+#[derive(Debug, Default)]
+pub(super) struct Change {
+    /// Why each group wakes that does.
+    pub(super) wakes: Vec<WakeCause>,
+    /// Whether any falls asleep.
+    pub(super) sleeps: bool,
+    /// Pairs that asked for groups that slept.
+    pub(super) pairs: u64,
+}
+
+impl Tiers {
+    /// Of no model yet.
+    pub(super) fn new(window: Duration) -> Self {
+        let now = Instant::now();
+        let (groups, told) = (Vec::new(), Told::default());
+        Self { window, began: now, groups, told, looking: None, next: now }
+    }
+
+    /// The functions of `wanted` start: all of them, but groups that requests are known not to need which use experts by
+    /// `expected`.
+    pub(super) fn begin(&mut self, wanted: &Wanted, expected: Option<&Mix>) {
+        let now = self.began.elapsed();
+        let groups = groups::groups(&wanted.desired().functions).into_iter();
+        self.groups = groups
+            .map(|group| {
+                let needed = expected.is_none_or(|mix| is_expected(&group, mix, wanted));
+                let state = Group::new(needed, now);
+                (group, state)
+            })
+            .collect();
+        self.looking = None;
+        self.next = Instant::now() + self.pause();
+    }
+
+    /// Places that nothing is to fill now.
+    pub(super) fn resting(&self) -> BTreeSet<String> {
+        let asleep = self.groups.iter().filter(|(_, state)| !state.awake);
+        asleep.flat_map(|(group, _)| group.places.iter().cloned()).collect()
+    }
+
+    /// How many groups sleep.
+    pub(super) fn asleep(&self) -> usize {
+        self.groups.iter().filter(|(_, state)| !state.awake).count()
+    }
+
+    fn pause(&self) -> Duration {
+        let pause = (self.window / 4).clamp(PAUSES.0, PAUSES.1);
+        if self.asleep() > 0 { pause.min(WHILE_ASLEEP) } else { pause }
+    }
+
+    /// Waits until it is time to look, and looks while `main` is given: the process and address of the main function. Nothing
+    /// is lost where this is dropped.
+    pub(super) async fn look(
+        &mut self,
+        main: Option<(u32, SocketAddr)>,
+        present: Option<Present>,
+    ) -> Option<Looked> {
+        if self.groups.is_empty() {
+            return std::future::pending().await;
+        }
+        tokio::time::sleep_until(self.next.into()).await;
+        if self.looking.is_none() {
+            let Some((main, address)) = main else { return std::future::pending().await };
+            // Only what sleeps is woken for predictions.
+            let present = present.filter(|_| self.asleep() > 0);
+            self.looking = Some(tokio::spawn(async move {
+                let answer = control::describe_uses(address, ASK).await;
+                let expected = match present {
+                    Some(present) => present.mix().await,
+                    None => None,
+                };
+                Looked { main, pairs: answer.ok().map(|description| description.pairs), expected }
+            }));
+        }
+        let looked = match &mut self.looking {
+            Some(looking) => looking.await.ok(),
+            None => None,
+        };
+        self.looking = None;
+        self.next = Instant::now() + self.pause();
+        looked
+    }
+
+    /// What follows from what was found out, where functions are as `status` says.
+    pub(super) fn note(&mut self, looked: &Looked, wanted: &Wanted, status: &Status) -> Change {
+        let mut change = Change::default();
+        // Who says nothing has not been used any less for that.
+        let Some(pairs) = &looked.pairs else { return change };
+        let main = looked.main.to_string();
+        let uses = self.told.note(&main, pairs, true);
+        self.told.keep(|known| known == main);
+        let now = self.began.elapsed();
+        let serves = |place: &String| {
+            let functions = &status.functions;
+            functions.iter().any(|it| it.name == *place && it.state == FunctionState::Serving)
+        };
+        for (group, state) in &mut self.groups {
+            let pairs = uses.of(&group.hosted);
+            let expected = || looked.expected.as_ref().is_some_and(|mix| is_expected(group, mix, wanted));
+            let seen = Glance {
+                asked: pairs > 0,
+                predicted: !state.awake && expected(),
+                starting: !group.places.iter().any(serves),
+            };
+            let next = state.step(self.window, seen, now);
+            if !state.awake {
+                change.pairs += pairs;
+            }
+            match (state.awake, next.awake) {
+                (false, true) if seen.asked => change.wakes.push(WakeCause::Asked),
+                (false, true) => change.wakes.push(WakeCause::Predicted),
+                (true, false) => change.sleeps = true,
+                (true, true) | (false, false) => {}
+            }
+            *state = next;
+        }
+        self.next = Instant::now() + self.pause();
+        change
+    }
+}
+
+impl Drop for Tiers {
+    fn drop(&mut self) {
+        if let Some(looking) = &self.looking {
+            looking.abort();
+        }
+    }
+}
+
+/// Whether requests are expected to have pairs of `group` that use experts by `mix`.
+fn is_expected(group: &groups::Group, mix: &Mix, wanted: &Wanted) -> bool {
+    let layers: Vec<u32> = wanted.moe_layers.iter().map(|moe| moe.layer).collect();
+    let work = need::work(&group.hosted, &layers, &mix.shares.to_rows());
+    work * mix.tokens * wanted.inspection.top_k as f64 >= EXPECTED_PAIRS
+}

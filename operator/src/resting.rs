@@ -1,0 +1,214 @@
+//! Which remote functions sleep while main functions run: those that nobody has used for a window. Pure.
+//!
+//! Main functions count how often the experts of each remote function are used, and the conversations with them remember
+//! when that last grew. Whether a function sleeps stands in the [`MoEDemand`](super::api::MoEDemand) of its deployment, so that
+//! a new leader goes on from there; it opens the windows of those that are awake again. A function that sleeps has no
+//! replicas: its pods go when no main function calls them any more, as those of a plan before do, and main functions load its
+//! experts meanwhile.
+
+use super::api::{DemandPhase, GroupDemand, MoEDemand, MoEDeployment};
+use super::build::Function;
+use super::events::Happening;
+use super::following;
+use super::known::Known;
+use super::observed::{Observed, is_owned_by};
+use super::planned::Target;
+use super::pods::PodView;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::ResourceExt;
+use remoe_launcher::need;
+use remoe_sleep::groups::{Glance, Group, MOST_STRETCH};
+use remoe_wire::v1::LayerExperts;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Pairs that requests are expected to have of a function for it to start before they ask.
+const EXPECTED_PAIRS: f64 = 1.0;
+/// A window that ends is looked at so long after, and no two looks for windows follow each other faster.
+const AFTER: Duration = Duration::from_secs(1);
+
+/// Which remote functions sleep, and what follows.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Resting {
+    /// How each remote function is from now on; empty where none may sleep by itself.
+    pub groups: Vec<GroupDemand>,
+    /// What main functions are to be asked; none: nothing.
+    pub watched: Option<Arc<Watched>>,
+    /// What changed, and is worth saying once it is written.
+    pub changes: Vec<Change>,
+    /// When to look again at the latest.
+    pub look_again: Option<Duration>,
+}
+
+/// The remote functions whose use main functions are asked for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Watched {
+    /// The experts of each, by its name.
+    pub hosted: BTreeMap<String, Vec<LayerExperts>>,
+    /// Those that sleep: a use of one of them is news.
+    pub asleep: BTreeSet<String>,
+}
+
+/// What became of a remote function.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// Its name.
+    pub function: String,
+    /// What it does from now on.
+    pub to: Turn,
+}
+
+/// A way that a remote function goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// Nobody has used it for its window.
+    Sleeps,
+    /// It was used.
+    Asked,
+    /// Requests that wait are expected to use it.
+    Predicted,
+}
+
+impl Change {
+    /// What is worth saying of it.
+    pub fn happening(&self) -> Happening {
+        let function = &self.function;
+        match self.to {
+            Turn::Sleeps => Happening::normal(
+                "GroupAsleep",
+                format!("nobody has used the experts of {function} for a while: it ends"),
+            ),
+            Turn::Asked => Happening::normal(
+                "GroupWaking",
+                format!(
+                    "{function} starts: its experts were used, and main functions compute them meanwhile"
+                ),
+            ),
+            Turn::Predicted => Happening::normal(
+                "GroupWaking",
+                format!("{function} starts: requests that wait are expected to use its experts"),
+            ),
+        }
+    }
+}
+
+/// Has the functions of `target` sleep and wake that the use of experts asks for which `observed`, whose functions are `pods`,
+/// tells of.
+pub fn follow(
+    owner: &MoEDeployment,
+    (observed, pods): (&Observed, &[PodView]),
+    known: &Known,
+    target: Option<&mut Target>,
+) -> Resting {
+    let uid = owner.uid().unwrap_or_default();
+    let demand = observed.demand.as_ref().filter(|demand| is_owned_by(*demand, &uid));
+    let window = owner.spec.scaling.remote_idle_window.map(Duration::from);
+    // Without gateways there is nothing that remembers.
+    let (Some(window), Some(demand), Some(target)) = (window, demand, target) else {
+        return Resting::default();
+    };
+    let expected = known.model.facts().and_then(|facts| {
+        let pairs = following::pairs_of_waiting(owner, observed, &facts.inspection)?;
+        let layers = facts.inspection.moe_layers.iter();
+        let layers: Vec<u32> = layers.map(|layer| u32::try_from(*layer).unwrap_or(u32::MAX)).collect();
+        Some((layers, pairs))
+    });
+    let is_expected = |function: &Function| {
+        let (layers, pairs) = expected.as_ref()?;
+        let hosted = function.hosted.as_ref()?.sets();
+        Some(need::work(hosted, layers, pairs) >= EXPECTED_PAIRS)
+    };
+    let mut resting = Resting::default();
+    let mut watched = Watched::default();
+    for function in &mut target.revision.remote {
+        let scene = Scene { observed, demand, pods, window };
+        let (group, change) = scene.step(function, is_expected(function));
+        if group.awake {
+            let used = group.asked.map_or(group.since, |asked| asked.max(group.since));
+            let ends = (used + group.patience(window)).saturating_sub(since_1970(observed.now)) + AFTER;
+            resting.look_again = Some(resting.look_again.map_or(ends, |known| known.min(ends)));
+        } else {
+            (function.replicas, function.extra) = (0, 0);
+            watched.asleep.insert(function.name.clone());
+        }
+        let sets = function.hosted.as_ref().map(|hosted| hosted.sets().to_vec()).unwrap_or_default();
+        watched.hosted.insert(function.name.clone(), sets);
+        resting.changes.extend(change.map(|to| Change { function: function.name.clone(), to }));
+        resting.groups.push(GroupDemand {
+            name: function.name.clone(),
+            identity: function.identity.clone(),
+            asleep: !group.awake,
+            since: MicroTime(timestamp(group.since)),
+            stretch: group.stretch,
+            doubted: group.doubted,
+        });
+    }
+    resting.watched = Some(Arc::new(watched));
+    resting
+}
+
+/// What a step of one function is made from.
+#[derive(Clone, Copy)]
+struct Scene<'a> {
+    observed: &'a Observed,
+    demand: &'a MoEDemand,
+    pods: &'a [PodView],
+    window: Duration,
+}
+
+impl Scene<'_> {
+    /// How `function` is from now on, of which those that wait are expected to ask something, or not; none: nobody knows.
+    fn step(self, function: &Function, expected: Option<bool>) -> (Group, Option<Turn>) {
+        let now = since_1970(self.observed.now);
+        let mut known = self.demand.spec.groups.iter();
+        let known = known.find(|known| known.name == function.name && known.identity == function.identity);
+        let phase = self.demand.spec.phase;
+        let known = match (phase, known) {
+            // Should all wake now: those that nobody needs do not.
+            (DemandPhase::Asleep, _) => return (Group::new(expected.unwrap_or(true), now), None),
+            (_, None) => return (Group::new(true, now), None),
+            (_, Some(known)) => known,
+        };
+        let used = self.observed.heard.values().filter_map(|heard| heard.used.get(&function.name)).max();
+        let since = since_1970(known.since.0);
+        let used = used.map(|used| since_1970(*used)).filter(|used| *used > since);
+        let before = Group {
+            awake: !known.asleep,
+            since,
+            asked: used.filter(|_| !known.asleep),
+            stretch: known.stretch.clamp(1, MOST_STRETCH),
+            doubted: known.doubted,
+        };
+        if phase != DemandPhase::Active {
+            return (before, None);
+        }
+        if before.awake {
+            let ready = self.pods.iter().any(|pod| {
+                pod.function == function.name
+                    && pod.identity == function.identity
+                    && pod.is_sound()
+                    && pod.ready
+            });
+            // It is not there yet: its window is not over before anybody could use it. And a new leader has not seen who did.
+            let opened = if ready { since_1970(self.observed.since) } else { now };
+            let seen = Group { since: since.max(opened), ..before };
+            let next = seen.step(self.window, Glance::default(), now);
+            return if next.awake { (Group { since, ..next }, None) } else { (next, Some(Turn::Sleeps)) };
+        }
+        let seen = Glance { asked: used.is_some(), predicted: expected == Some(true), starting: false };
+        let next = before.step(self.window, seen, now);
+        let turn = if seen.asked { Turn::Asked } else { Turn::Predicted };
+        (next, next.awake.then_some(turn))
+    }
+}
+
+fn since_1970(time: Timestamp) -> Duration {
+    Duration::try_from(time.duration_since(Timestamp::UNIX_EPOCH)).unwrap_or_default()
+}
+
+fn timestamp(since_1970: Duration) -> Timestamp {
+    let since = SignedDuration::try_from(since_1970).ok();
+    since.and_then(|since| Timestamp::UNIX_EPOCH.checked_add(since).ok()).unwrap_or(Timestamp::MAX)
+}
