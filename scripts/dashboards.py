@@ -474,6 +474,31 @@ PLAN = dashboard(
             3,
         ),
         panel(
+            "Work on experts foreseen as busy, and as idle, by layers",
+            "timeseries",
+            "percentunit",
+            [
+                (f"avg by (layers) (remoe_prediction_layers_hot_recall_ratio{{{MODEL}}})", "busy: {{layers}}"),
+                (f"avg by (layers) (remoe_prediction_layers_cold_share_ratio{{{MODEL}}})", "idle: {{layers}}"),
+            ],
+            12,
+            "Busy: of the work of the half of experts that was used most, the part on those that were predicted to be in it. Idle: of all work, the part on the half that was predicted to be used least, which is what is remote first. By thirds of the layers, both phases alike.",
+        ),
+        panel(
+            "Predictions that held",
+            "timeseries",
+            "percentunit",
+            [
+                (f"avg by (layers) (remoe_prediction_layers_coverage_ratio{{{MODEL}}})", "within error bars: {{layers}}"),
+                (
+                    f"sum(remoe_prediction_unfamiliar_requests{{{MODEL}}}) / sum(remoe_prediction_compared_requests{{{MODEL}}})",
+                    "requests unlike the history",
+                ),
+            ],
+            12,
+            "Requests and layers that were off by no more than the predicted 95th percentile, which should be 95 %, and the part of requests about which the predictors are more at odds than about any of the history. There with a trained predictor.",
+        ),
+        panel(
             "Time to first token: plan and truth",
             "timeseries",
             "s",

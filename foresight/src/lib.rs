@@ -42,6 +42,6 @@ pub use metrics::{ForesightMetrics, ModelForesightMetrics};
 pub use mix::Mix;
 pub use observed::Observed;
 pub use primer::{MAX_PRIMER, Primer, PrimerError, write_primer};
-pub use quality::{PhaseQuality, Quality};
+pub use quality::{PhaseQuality, Quality, Third};
 pub use store::{Store, StoreError, Stored};
 pub use watch::{Ended, News, Peers, Watch};

@@ -16,6 +16,10 @@ const MOST_TENANTS: usize = 64;
 const SEMANTIC: f32 = 0.5;
 /// Requests that are compared one by one; with more there is a tree.
 const PLANTED: usize = 512;
+/// Requests that are compared one by one, at most, while there is no tree yet: another tenant's may be growing.
+const MOST_COMPARED: usize = 4 * PLANTED;
+/// A tree whose leaves are deeper is grown anew before its time: requests have come in an order that it does not suit.
+const DEEPEST: usize = 48;
 /// Temperature of the softmax over similar prompts, as it is fitted on the demo model.
 const TEMPERATURE: f32 = 0.03;
 
@@ -55,6 +59,8 @@ struct Past {
     planted: usize,
     /// Requests that have come since.
     came: usize,
+    /// One of them was deep in it.
+    deep: bool,
     /// The next tree: predictions go through the one before until it has grown.
     growing: Option<Growing>,
     /// The number of its latest request.
@@ -103,6 +109,10 @@ impl Slots {
 
     /// So many slots, those of the oldest requests.
     fn oldest(&self, count: usize) -> Vec<u32> {
+        if count == 0 {
+            // Each new tenant asks it of all others.
+            return Vec::new();
+        }
         let mut slots: Vec<(u64, u32)> = self.numbers.iter().map(|(slot, number)| (*number, *slot)).collect();
         slots.sort_unstable();
         slots.into_iter().take(count).map(|(_, slot)| slot).collect()
@@ -172,10 +182,11 @@ impl Memory {
             past.growing = None;
         }
         let requests = past.slots.len();
-        if requests >= PLANTED && past.came >= past.planted {
+        let due = if past.deep { past.planted.min(PLANTED) } else { past.planted };
+        if requests >= PLANTED && past.came >= due {
             past.growing = self.grower.begin(&past.similar);
             if past.growing.is_some() {
-                (past.planted, past.came) = (requests, 0);
+                (past.planted, past.came, past.deep) = (requests, 0, false);
             }
         }
     }
@@ -199,13 +210,14 @@ impl Memory {
         }
         past.slots.insert(slot, *number);
         past.changes(slot);
+        past.deep |= past.similar.depth_of(slot) > DEEPEST;
         past.came += 1;
         Ok(())
     }
 
     /// Begins the past of a new tenant; the others give room, their oldest requests first.
     fn admit(&mut self, tenant: Tenant, first: &Experience, number: u64) -> Result<(), PredictError> {
-        let similar = SimilarPrompts::begin("sps", self.embedding.clone(), first, self.alpha)?;
+        let similar = SimilarPrompts::begin("sps", self.embedding.clone(), first, self.alpha, MOST_COMPARED)?;
         let similar = similar.tempered("sps", ByPhase::both(TEMPERATURE));
         if self.tenants.len() >= MOST_TENANTS.min(self.capacity) {
             let silent = self.tenants.iter().min_by_key(|(_, past)| past.latest).map(|(tenant, _)| *tenant);
@@ -214,7 +226,8 @@ impl Memory {
         let mut slots = Slots::default();
         similar.history().slots().for_each(|slot| slots.insert(slot, number));
         let balance = ByPhase::both(Balance::default());
-        let past = Past { similar, slots, planted: 0, came: 0, growing: None, latest: number, balance };
+        let past =
+            Past { similar, slots, planted: 0, came: 0, deep: false, growing: None, latest: number, balance };
         self.tenants.insert(tenant, past);
         let share = self.share_of_each();
         for past in self.tenants.values_mut() {

@@ -2,6 +2,7 @@
 
 use crate::calibration::{layer_groups, parts};
 use crate::foresight::Foresight;
+use crate::quality::Third;
 use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec, Opts, Registry};
 use remoe_predictor::Phase;
 
@@ -12,16 +13,25 @@ const THIRDS: [&str; 3] = ["first", "middle", "last"];
 #[derive(Debug, Clone)]
 pub struct ForesightMetrics {
     divergence: GaugeVec,
-    thirds: GaugeVec,
     hot_recall: GaugeVec,
     cold_share: GaugeVec,
     coverage: GaugeVec,
+    by_layers: ByLayers,
     activation: GaugeVec,
     compared: IntGaugeVec,
     unfamiliar: IntGaugeVec,
     remembered: IntGaugeVec,
     shared: IntGaugeVec,
     replans: IntCounterVec,
+}
+
+/// The same by thirds of the layers.
+#[derive(Debug, Clone)]
+struct ByLayers {
+    divergence: GaugeVec,
+    hot_recall: GaugeVec,
+    cold_share: GaugeVec,
+    coverage: GaugeVec,
 }
 
 /// Those of one model.
@@ -43,6 +53,7 @@ impl ForesightMetrics {
             Ok(gauge)
         };
         let by_phase = |name: &str, help: &str| gauges(name, help, &["model", "phase"]);
+        let by_layers = |name: &str, help: &str| gauges(name, help, &["model", "phase", "layers"]);
         let by_model = |name: &str, help: &str| -> Result<IntGaugeVec, prometheus::Error> {
             let gauge = IntGaugeVec::new(Opts::new(name, help), &["model"])?;
             registry.register(Box::new(gauge.clone()))?;
@@ -53,11 +64,24 @@ impl ForesightMetrics {
         let replans = IntCounterVec::new(Opts::new("remoe_replans_total", help), &["model", "cause"])?;
         registry.register(Box::new(replans.clone()))?;
         Ok(Self {
-            thirds: gauges(
-                "remoe_prediction_layers_divergence_nats",
-                "Mean divergence of predicted and true shares in the first, the middle and the last third of the layers with experts.",
-                &["model", "phase", "layers"],
-            )?,
+            by_layers: ByLayers {
+                divergence: by_layers(
+                    "remoe_prediction_layers_divergence_nats",
+                    "Mean divergence of predicted and true shares in the first, the middle and the last third of the layers with experts.",
+                )?,
+                hot_recall: by_layers(
+                    "remoe_prediction_layers_hot_recall_ratio",
+                    "Of the work of the more used half of experts in a third of the layers, the part that fell on experts predicted to be in it.",
+                )?,
+                cold_share: by_layers(
+                    "remoe_prediction_layers_cold_share_ratio",
+                    "Of the work in a third of the layers, the part that fell on the half of experts predicted to be used least.",
+                )?,
+                coverage: by_layers(
+                    "remoe_prediction_layers_coverage_ratio",
+                    "Parts of requests and layers of a third whose divergence was within the predicted 95th percentile.",
+                )?,
+            },
             divergence: by_phase(
                 "remoe_prediction_divergence_nats",
                 "Jensen-Shannon divergence of predicted and true shares of experts, mean of the latest requests.",
@@ -106,6 +130,18 @@ impl ForesightMetrics {
     }
 }
 
+impl ByLayers {
+    /// Shows what is known of a third; how many were within their bars where there are any.
+    fn show(&self, labels: &[&str], third: &Third, has_bars: bool) {
+        self.divergence.with_label_values(labels).set(third.divergence);
+        self.hot_recall.with_label_values(labels).set(third.hot_recall);
+        self.cold_share.with_label_values(labels).set(third.cold_share);
+        if has_bars {
+            self.coverage.with_label_values(labels).set(third.covered);
+        }
+    }
+}
+
 impl ModelForesightMetrics {
     /// Shows what is known.
     pub fn show(&self, foresight: &Foresight) {
@@ -116,16 +152,17 @@ impl ModelForesightMetrics {
             let labels = [model.as_str(), phase.name()];
             if figures.weight > 0.0 {
                 all.divergence.with_label_values(&labels).set(figures.divergence);
-                let thirds = THIRDS.into_iter().zip(figures.thirds);
-                for (third, divergence) in thirds.filter_map(|(third, of)| Some((third, of?))) {
-                    all.thirds.with_label_values(&[model, phase.name(), third]).set(divergence);
-                }
                 all.hot_recall.with_label_values(&labels).set(figures.hot_recall);
                 all.cold_share.with_label_values(&labels).set(figures.cold_share);
                 self.show_activation(foresight, phase);
             }
             if figures.barred > 0.0 {
                 all.coverage.with_label_values(&labels).set(figures.covered);
+            }
+            for (third, of) in
+                THIRDS.into_iter().zip(figures.thirds).filter_map(|(third, of)| Some((third, of?)))
+            {
+                all.by_layers.show(&[model.as_str(), phase.name(), third], &of, figures.barred > 0.0);
             }
         }
         let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);

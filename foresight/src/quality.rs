@@ -24,9 +24,22 @@ pub struct PhaseQuality {
     pub barred: f64,
     /// Where work was predicted to be, and where it was.
     pub calibration: Calibration,
-    /// The divergence in the first, the middle and the last third of the layers: what tokens decide, and what topics do.
+    /// The same in the first, the middle and the last third of the layers: what tokens decide, and what topics do.
     /// `None` of a part that the model has no layer in.
-    pub thirds: [Option<f64>; 3],
+    pub thirds: [Option<Third>; 3],
+}
+
+/// Figures of a third of the layers.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Third {
+    /// As [`PhaseQuality::divergence`].
+    pub divergence: f64,
+    /// As [`PhaseQuality::hot_recall`].
+    pub hot_recall: f64,
+    /// As [`PhaseQuality::cold_share`].
+    pub cold_share: f64,
+    /// As [`PhaseQuality::covered`].
+    pub covered: f64,
 }
 
 /// Which of two ways to predict a tenant's requests has been nearer: what was learned before anything ran, or the
@@ -95,26 +108,34 @@ impl PhaseQuality {
     pub(crate) fn note(&mut self, prediction: &Shares, truth: &Shares) {
         self.weight = self.weight * kept() + 1.0;
         let layers = divergence::per_layer(prediction, truth);
-        mix(&mut self.divergence, self.weight, mean(&layers));
-        for (third, layers) in self.thirds.iter_mut().zip(thirds(&layers)) {
-            if !layers.is_empty() {
-                mix(third.get_or_insert(0.0), self.weight, mean(layers));
-            }
-        }
-        let (recall, cold) = halves(prediction, truth);
-        mix(&mut self.hot_recall, self.weight, recall);
-        mix(&mut self.cold_share, self.weight, cold);
+        let (recalls, colds) = halves(prediction, truth);
         let weight = self.weight;
+        mix(&mut self.divergence, weight, mean(&layers));
+        mix(&mut self.hot_recall, weight, mean(&recalls));
+        mix(&mut self.cold_share, weight, mean(&colds));
+        self.each_third(&layers, |third, value| mix(&mut third.divergence, weight, value));
+        self.each_third(&recalls, |third, value| mix(&mut third.hot_recall, weight, value));
+        self.each_third(&colds, |third, value| mix(&mut third.cold_share, weight, value));
         self.calibration.each(&Calibration::of(prediction, truth), |mean, value| mix(mean, weight, value));
     }
 
     /// How many of the layers were within their bars.
     pub(crate) fn bar(&mut self, prediction: &Shares, truth: &Shares, bars: &[f64]) {
-        let within =
-            divergence::per_layer(prediction, truth).into_iter().zip(bars).filter(|(js, bar)| js <= bar);
-        let part = within.count() as f64 / bars.len().max(1) as f64;
+        let layers = divergence::per_layer(prediction, truth).into_iter().zip(bars);
+        let within: Vec<f64> = layers.map(|(js, bar)| if js <= *bar { 1.0 } else { 0.0 }).collect();
         self.barred = self.barred * kept() + 1.0;
-        mix(&mut self.covered, self.barred, part);
+        let weight = self.barred;
+        mix(&mut self.covered, weight, mean(&within));
+        self.each_third(&within, |third, value| mix(&mut third.covered, weight, value));
+    }
+
+    /// Takes the mean of `layers` in each third that has any.
+    fn each_third(&mut self, layers: &[f64], mut take: impl FnMut(&mut Third, f64)) {
+        for (third, layers) in self.thirds.iter_mut().zip(thirds(layers)) {
+            if !layers.is_empty() {
+                take(third.get_or_insert_default(), mean(layers));
+            }
+        }
     }
 }
 
@@ -129,9 +150,9 @@ fn thirds(layers: &[f64]) -> [&[f64]; 3] {
     [first, middle, last]
 }
 
-/// Mean over layers of the recall of the hot half and of the work in the half that was predicted to be cold.
-fn halves(prediction: &Shares, truth: &Shares) -> (f64, f64) {
-    let mut sums = (0.0, 0.0);
+/// Of each layer the recall of the hot half, and the work in the half that was predicted to be cold.
+fn halves(prediction: &Shares, truth: &Shares) -> (Vec<f64>, Vec<f64>) {
+    let mut layers = (Vec::new(), Vec::new());
     for (predicted, truth) in prediction.rows().zip(truth.rows()) {
         let order = |row: &[f32]| {
             let mut order: Vec<usize> = (0..row.len()).collect();
@@ -143,11 +164,10 @@ fn halves(prediction: &Shares, truth: &Shares) -> (f64, f64) {
         let share = |expert: &usize| f64::from(truth[*expert]);
         let hot: f64 = true_hot.iter().map(share).sum();
         let found: f64 = true_hot.iter().filter(|expert| said.contains(expert)).map(share).sum();
-        sums.0 += found / hot.max(f64::MIN_POSITIVE);
-        sums.1 += 1.0 - said.iter().map(share).sum::<f64>();
+        layers.0.push(found / hot.max(f64::MIN_POSITIVE));
+        layers.1.push(1.0 - said.iter().map(share).sum::<f64>());
     }
-    let layers = prediction.layers().max(1) as f64;
-    (sums.0 / layers, sums.1 / layers)
+    layers
 }
 
 impl Quality {

@@ -7,7 +7,7 @@ mod model;
 use prometheus::{Registry, TextEncoder};
 use remoe_foresight::{
     Arrival, Foresight, ForesightMetrics, ForesightOptions, Keeps, LAYER_GROUPS, Mix, PARTS, Prompts, Stored,
-    Tenant,
+    Tenant, Third,
 };
 use remoe_predictor::record::RecordHeader;
 use remoe_predictor::{Activations, ByPhase, Embedding, Experience, Phase, Shares};
@@ -215,7 +215,7 @@ fn series_do_not_grow_with_the_model() {
     let activation: Vec<&&str> =
         series.iter().filter(|line| line.starts_with("remoe_prediction_activation_ratio")).collect();
     assert_eq!(activation.len(), 2 * 2 * LAYER_GROUPS * PARTS, "{page}");
-    assert!(series.len() <= 149, "{} series", series.len());
+    assert!(series.len() <= 167, "{} series", series.len());
     for layers in ["3-16", "17-31", "32-45", "46-60"] {
         for of in ["predicted", "observed"] {
             for phase in ["prefill", "decode"] {
@@ -363,7 +363,15 @@ fn how_good_predictions_are_is_shown_by_layers_and_every_metric_is_documented() 
     let prefill = foresight.quality().phases.prefill;
     // There are two layers: none is in the last third.
     let [Some(first), Some(middle), None] = prefill.thirds else { panic!("{prefill:?}") };
-    assert!(first > 0.0 && ((first + middle) / 2.0 - prefill.divergence).abs() < 1e-9, "{prefill:?}");
+    let mean = |of: fn(&Third) -> f64| (of(&first) + of(&middle)) / 2.0;
+    assert!(first.divergence > 0.0, "{prefill:?}");
+    for (parts, whole) in [
+        (mean(|third| third.divergence), prefill.divergence),
+        (mean(|third| third.hot_recall), prefill.hot_recall),
+        (mean(|third| third.cold_share), prefill.cold_share),
+    ] {
+        assert!((parts - whole).abs() < 1e-9, "{prefill:?}");
+    }
     let registry = Registry::new();
     let metrics = ForesightMetrics::register(&registry).unwrap().of_model("m");
     metrics.show(&foresight);
@@ -381,10 +389,11 @@ fn how_good_predictions_are_is_shown_by_layers_and_every_metric_is_documented() 
         family.get_metric().iter().map(|metric| metric.get_gauge().get_value()).collect::<Vec<_>>()
     };
     assert_eq!(shown("remoe_prediction_compared_requests"), [39.0]);
-    assert_eq!(shown("remoe_prediction_layers_divergence_nats").len(), 4, "two parts, two phases");
+    for of in ["divergence_nats", "hot_recall_ratio", "cold_share_ratio"] {
+        let name = format!("remoe_prediction_layers_{of}");
+        assert_eq!(shown(&name).len(), 4, "{name}: two parts, two phases");
+    }
     // Without a trained predictor there are no error bars.
-    assert_eq!(
-        families.iter().filter(|family| family.name() == "remoe_prediction_coverage_ratio").count(),
-        0
-    );
+    let bars = ["remoe_prediction_coverage_ratio", "remoe_prediction_layers_coverage_ratio"];
+    assert!(!families.iter().any(|family| bars.contains(&family.name())));
 }

@@ -181,6 +181,13 @@ impl History {
         (0..).zip(&self.prompts).filter(|(_, prompt)| prompt.is_some()).map(|(slot, _)| slot)
     }
 
+    /// At most `most` slots in use, ascending, evenly over all where there are more.
+    pub(crate) fn sampled_slots(&self, most: usize) -> impl Iterator<Item = u32> {
+        let step = self.prompts.len().div_ceil(most.max(1)).max(1);
+        let slots = (0..).zip(&self.prompts).step_by(step);
+        slots.filter(|(_, prompt)| prompt.is_some()).map(|(slot, _)| slot)
+    }
+
     /// Tokens of a slot's prompt; empty where there is none, or they are not kept.
     #[must_use]
     pub fn prompt(&self, slot: u32) -> &[u32] {

@@ -65,4 +65,4 @@ pub use shares::Shares;
 pub use sps::{Index, Learned, SimilarPrompts, UNTEMPERED};
 pub use tokens::{DEFAULT_ROUNDS, MAX_ROUNDS, TokenFit, TokenTable};
 pub use training::{FitStage, Method, Prediction, Trained, TrainingOptions, Tuning};
-pub use tree::{Clustering, Neighbour, Tree, TreeOptions, exhaustive};
+pub use tree::{Clustering, Effort, Neighbour, Tree, TreeOptions, exhaustive};

@@ -8,7 +8,7 @@ use crate::phase::{ByPhase, Phase};
 use crate::predictor::Predictor;
 use crate::record::ActivationRecord;
 use crate::shares::Shares;
-use crate::tree::{self, Clustering, Neighbour, Tree, TreeOptions};
+use crate::tree::{self, Clustering, Effort, Neighbour, Tree, TreeOptions};
 use crate::vector::{add_scaled, dot};
 use std::sync::Arc;
 
@@ -26,6 +26,8 @@ pub enum Index {
     Tree(Box<Tree>),
     /// By comparing with all (BF).
     Exhaustive,
+    /// By comparing with so many, evenly over all: where there are more it misses some, and takes no longer.
+    Sampled(usize),
 }
 
 /// Where a new request is kept.
@@ -82,16 +84,17 @@ impl SimilarPrompts {
         }
         match &index {
             Index::Tree(tree) => tree.options().check(alpha)?,
-            Index::Exhaustive if alpha == 0 => {
+            Index::Exhaustive | Index::Sampled(_) if alpha == 0 => {
                 return Err(PredictError::option("alpha", alpha, "must be 1 or more"));
             }
-            Index::Exhaustive => {}
+            Index::Exhaustive | Index::Sampled(_) => {}
         }
         PredictError::require_size("a row of the embedding", history.vectors.width(), embedding.hidden())?;
         Ok(Self { name, embedding, history, index, alpha, temperature: ByPhase::both(UNTEMPERED) })
     }
 
-    /// Over one request, by comparing with all: the beginning of a history that grows by [`Self::learn_from`].
+    /// Over one request, by comparing with all, up to `most` of them: the beginning of a history that grows by
+    /// [`Self::learn_from`].
     ///
     /// # Errors
     /// `alpha` is 0, or the embedding is of another model.
@@ -100,8 +103,9 @@ impl SimilarPrompts {
         embedding: Embedding,
         first: &Experience,
         alpha: usize,
+        most: usize,
     ) -> Result<Self, PredictError> {
-        Self::new(name, embedding, Arc::new(History::of_one(first)), Index::Exhaustive, alpha)
+        Self::new(name, embedding, Arc::new(History::of_one(first)), Index::Sampled(most), alpha)
     }
 
     /// Finds its prompts by `index` from now on.
@@ -154,9 +158,29 @@ impl SimilarPrompts {
     }
 
     fn neighbours_of(&self, query: &[f32]) -> Vec<Neighbour> {
+        self.search_counted(query).0
+    }
+
+    fn search_counted(&self, query: &[f32]) -> (Vec<Neighbour>, Effort) {
         match &self.index {
-            Index::Tree(tree) => tree.search(&self.history, query, self.alpha),
-            Index::Exhaustive => tree::exhaustive(&self.history, query, self.alpha),
+            Index::Tree(tree) => tree.search_counted(&self.history, query, self.alpha),
+            Index::Exhaustive => tree::sampled(&self.history, query, self.alpha, usize::MAX),
+            Index::Sampled(most) => tree::sampled(&self.history, query, self.alpha, *most),
+        }
+    }
+
+    /// What a prediction for a prompt with this vector comes to.
+    #[must_use]
+    pub fn effort(&self, vector: &[f32]) -> Effort {
+        self.search_counted(vector).1
+    }
+
+    /// Steps from the root of the tree to the leaf of `slot`; 0 where there is no tree.
+    #[must_use]
+    pub fn depth_of(&self, slot: u32) -> usize {
+        match &self.index {
+            Index::Tree(tree) => tree.depth_of(slot),
+            Index::Exhaustive | Index::Sampled(_) => 0,
         }
     }
 
@@ -276,8 +300,9 @@ impl SimilarPrompts {
         let mut left = Vec::new();
         while self.history.len() >= capacity {
             let slots = match &self.index {
-                Index::Tree(tree) => tree.candidates(vector, self.alpha),
+                Index::Tree(tree) => tree.candidates(vector, self.alpha).slots,
                 Index::Exhaustive => self.history.slots().collect(),
+                Index::Sampled(most) => self.history.sampled_slots(*most).collect(),
             };
             let redundancy = |slot: u32| {
                 let row = self.history.share_row(slot, Phase::Prefill);
@@ -323,7 +348,7 @@ impl Predictor for SimilarPrompts {
     fn bytes(&self) -> u64 {
         let index = match &self.index {
             Index::Tree(tree) => tree.bytes(),
-            Index::Exhaustive => 0,
+            Index::Exhaustive | Index::Sampled(_) => 0,
         };
         self.history.bytes() + index
     }

@@ -2,6 +2,7 @@
 
 use crate::history::History;
 use crate::random::Random;
+use crate::rows::Rows;
 use crate::tree::medoids::{self, Cluster};
 use crate::tree::points::Points;
 use crate::tree::{Clustering, Content, NONE, Node, Tree, TreeOptions, pam};
@@ -21,6 +22,23 @@ enum BranchContent {
     Slots(Vec<u32>),
 }
 
+impl BranchContent {
+    /// Of points that were numbered by their places in `slots`.
+    fn renumbered(self, slots: &[u32]) -> Self {
+        let slot = |point: u32| slots.get(point as usize).copied().unwrap_or(NONE);
+        match self {
+            Self::Slots(points) => Self::Slots(points.into_iter().map(slot).collect()),
+            Self::Branches(branches) => {
+                let branches = branches.into_iter().map(|branch| Branch {
+                    medoid: slot(branch.medoid),
+                    content: branch.content.renumbered(slots),
+                });
+                Self::Branches(branches.collect())
+            }
+        }
+    }
+}
+
 impl Tree {
     /// Makes `node` a subtree that holds `slots`.
     pub(super) fn grow(&mut self, history: &History, node: u32, slots: Vec<u32>) {
@@ -29,10 +47,17 @@ impl Tree {
             Clustering::Activations => &history.shares,
         };
         let centre = self.centre.clone();
-        let points = Points::new(rows, self.clustering, &centre);
         // A subtree grown later must not repeat the draws of an earlier one.
         let seed = self.options.seed ^ u64::from(node).wrapping_mul(0x2545_f491_4f6c_dd1d);
-        let content = split(&points, self.clustering, self.options, slots, seed, 0);
+        let split = |rows: &Rows, points: Vec<u32>| {
+            let space = Points::new(rows, self.clustering, &centre);
+            split(&space, self.clustering, self.options, points, seed, 0)
+        };
+        let content = match slots.len() < rows.len() / 2 {
+            // A leaf that overflows takes as long in a large history as in a small one.
+            true => split(&rows.gather(&slots), (0..slots.len() as u32).collect()).renumbered(&slots),
+            false => split(rows, slots),
+        };
         self.place(history, node, content);
     }
 
@@ -96,6 +121,7 @@ fn split(
         return BranchContent::Slots(slots);
     }
     let forks = slots.len().div_ceil(options.beta).clamp(2, options.forks);
+    let least = medoids::at_least(slots.len(), 1);
     let mut random = Random::new(seed);
     let mut clusters = if depth >= MAX_DEPTH {
         Vec::new()
@@ -110,7 +136,7 @@ fn split(
         clusters = runs.map(|run| Cluster { medoid: run[0], members: run.to_vec() }).collect();
     }
     let seeds: Vec<u64> = clusters.iter().map(|_| random.next()).collect();
-    let branches = clusters.into_par_iter().zip(seeds).map(|(cluster, seed)| Branch {
+    let branches = clusters.into_par_iter().zip(seeds).with_min_len(least).map(|(cluster, seed)| Branch {
         medoid: cluster.medoid,
         content: split(points, clustering, options, cluster.members, seed, depth + 1),
     });

@@ -6,7 +6,7 @@ use crate::tree::{Content, NONE, ROOT, Tree};
 impl Tree {
     /// Puts a slot of `history` into its closest leaf; a leaf that becomes too large is split.
     pub(crate) fn insert(&mut self, history: &History, slot: u32) {
-        let leaf = self.home_of(history.vector(slot));
+        let leaf = self.home_of(history.vector(slot), slot);
         self.set_leaf(slot, leaf);
         if let Some(sketches) = &mut self.sketches {
             sketches.insert(history, slot, self.options.seed);
@@ -47,6 +47,48 @@ impl Tree {
                 *above = Content::Slots(Vec::new());
             }
             node = parent;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shares::Shares;
+    use crate::tree::points::prepared;
+    use crate::tree::{Clustering, TreeOptions};
+
+    /// A vector on the circle.
+    fn vector(number: usize) -> [f32; 2] {
+        let angle = number as f32 * 2.399_963;
+        [angle.cos(), angle.sin()]
+    }
+
+    /// A history of so many prompts, and a tree over it.
+    fn planted(prompts: usize) -> (History, Tree) {
+        let vectors = (0..prompts).flat_map(vector).collect();
+        let tokens = vec![Box::from([0]); prompts];
+        let history = History::from_vectors(1, 1, vectors, vec![1.0; prompts], tokens).unwrap();
+        let mut tree = Tree::build(&history, Clustering::Centred, TreeOptions::default(), 15).unwrap();
+        tree.keep_directions();
+        (history, tree)
+    }
+
+    #[test]
+    fn what_is_learned_takes_as_much_in_a_large_history_as_in_a_small_one() {
+        let beta = TreeOptions::default().beta;
+        for prompts in [1_000, 20_000] {
+            let (mut history, mut tree) = planted(prompts);
+            let (before, nodes) = (prepared::so_far(), tree.nodes());
+            for number in prompts..prompts + 2_000 {
+                let slot = history.insert(&[0], &vector(number), &Shares::uniform(1, 1), None);
+                tree.insert(&history, slot);
+            }
+            let splits = tree.nodes() - nodes;
+            assert!(splits > 0, "{prompts}: nothing was split");
+            let rows = prepared::so_far() - before;
+            assert!(rows <= splits * (beta + 1), "{prompts}: {rows} rows for {splits} more nodes");
+            assert_eq!(tree.leaf_sizes().iter().sum::<usize>(), prompts + 2_000);
         }
     }
 }

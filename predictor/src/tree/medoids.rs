@@ -14,6 +14,8 @@ const SWAPS_PER_FORK: usize = 2;
 const ROUNDS: usize = 4;
 /// Points whose distances one task computes.
 const TASK: usize = 64;
+/// No more points than this are worth the other threads: whoever learns would wait until one of them is free.
+const ALONE: usize = 512;
 /// A point's distance to itself is not 0 after rounding; nearer points are taken as equal.
 const EQUAL: f32 = 1e-6;
 
@@ -22,6 +24,11 @@ const EQUAL: f32 = 1e-6;
 pub(super) struct Cluster {
     pub(super) medoid: u32,
     pub(super) members: Vec<u32>,
+}
+
+/// Points, or clusters of them, that one thread computes at least, of `points` in all.
+pub(super) fn at_least(points: usize, task: usize) -> usize {
+    if points <= ALONE { ALONE } else { task }
 }
 
 /// Splits `members` into at most `forks` clusters, none empty. Fewer than two when they cannot be told
@@ -46,6 +53,7 @@ pub(super) fn cluster(
     for _ in 0..ROUNDS {
         let updated: Vec<u32> = assign(points, &sample, &medoids)
             .par_iter()
+            .with_min_len(at_least(sample.len(), 1))
             .filter_map(|cluster| points.medoid(&cluster.members))
             .collect();
         if updated == medoids {
@@ -86,7 +94,8 @@ impl<'a> Seeds<'a> {
     }
 
     fn distances_to(&self, medoid: u32) -> Vec<f32> {
-        self.sample.par_iter().with_min_len(TASK).map(|&point| self.points.distance(point, medoid)).collect()
+        let points = self.sample.par_iter().with_min_len(at_least(self.sample.len(), TASK));
+        points.map(|&point| self.points.distance(point, medoid)).collect()
     }
 
     /// Draws one more medoid by the wheel and puts it in the place of the one that is missed least, if the
@@ -156,7 +165,8 @@ fn assign(points: &Points<'_>, members: &[u32], medoids: &[u32]) -> Vec<Cluster>
         }
         best.0
     };
-    let chosen: Vec<usize> = members.par_iter().with_min_len(TASK).map(nearest).collect();
+    let tasks = members.par_iter().with_min_len(at_least(members.len(), TASK));
+    let chosen: Vec<usize> = tasks.map(nearest).collect();
     let mut clusters: Vec<Cluster> =
         medoids.iter().map(|&medoid| Cluster { medoid, members: Vec::new() }).collect();
     for (&member, index) in members.iter().zip(chosen) {

@@ -21,7 +21,8 @@ mod sketches;
 
 pub(crate) use parts::TreeParts;
 use search::best_of;
-pub use search::{Neighbour, exhaustive};
+pub(crate) use search::sampled;
+pub use search::{Effort, Neighbour, exhaustive};
 pub(crate) use sketches::Sketches;
 
 use crate::error::PredictError;

@@ -138,6 +138,6 @@ mod tests {
         let (clustering, options) = (Clustering::Centred, TreeOptions::default());
         let tree = Tree::from_parts(&parts, medoids, vec![0.0], None, clustering, options).unwrap();
         assert_eq!(tree.leaf_order(), [0, 1, 2]);
-        assert_eq!(tree.candidates(&[1.0], 2), [0, 1, 2]);
+        assert_eq!(tree.candidates(&[1.0], 2).slots, [0, 1, 2]);
     }
 }

@@ -27,6 +27,8 @@ enum Kind {
 impl<'a> Points<'a> {
     /// `rows` as `clustering` compares them; `centre` is what the cosines are taken around.
     pub(super) fn new(rows: &'a Rows, clustering: Clustering, centre: &'a [f32]) -> Self {
+        #[cfg(test)]
+        prepared::count(rows.len());
         let each =
             |of: &dyn Fn(&[f32]) -> f32| (0..rows.len()).map(|row| of(rows.row(row))).collect::<Vec<f32>>();
         if clustering == Clustering::Activations {
@@ -94,4 +96,22 @@ impl<'a> Points<'a> {
 
 fn at(values: &[f32], point: u32) -> f32 {
     values.get(point as usize).copied().unwrap_or(0.0)
+}
+
+/// How many rows this thread has prepared: what takes long has to be counted, as times say nothing.
+#[cfg(test)]
+pub(super) mod prepared {
+    use std::cell::Cell;
+
+    thread_local! {
+        static ROWS: Cell<usize> = const { Cell::new(0) };
+    }
+
+    pub(in crate::tree) fn count(rows: usize) {
+        ROWS.with(|sum| sum.set(sum.get() + rows));
+    }
+
+    pub(in crate::tree) fn so_far() -> usize {
+        ROWS.with(Cell::get)
+    }
 }

@@ -1,8 +1,11 @@
 //! Finds the prompts most similar to a new one.
 
 use crate::history::History;
-use crate::tree::{Content, ROOT, Tree};
+use crate::random::Random;
+use crate::tree::{Content, NONE, ROOT, Tree};
 use crate::vector::dot;
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
 
 /// A past prompt and how similar it is.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -13,70 +16,120 @@ pub struct Neighbour {
     pub similarity: f32,
 }
 
+/// What a search comes to, whatever the machine: it grows with the options of the tree and not with the history.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Effort {
+    /// Nodes whose medoids were compared with the prompt.
+    pub branches: usize,
+    /// Prompts that were looked at, by their sketches where there are any.
+    pub looked_at: usize,
+    /// Prompts whose vectors were compared in full.
+    pub compared: usize,
+}
+
 impl Tree {
     /// The `alpha` most similar prompts among those that algorithm 1 of the Remoe paper looks at, best
     /// first; all there are where the history holds fewer. `query` is a unit vector.
     #[must_use]
     pub fn search(&self, history: &History, query: &[f32], alpha: usize) -> Vec<Neighbour> {
-        let mut candidates = self.candidates(query, alpha);
+        self.search_counted(history, query, alpha).0
+    }
+
+    /// [`Self::search`], and what it came to.
+    pub(crate) fn search_counted(
+        &self,
+        history: &History,
+        query: &[f32],
+        alpha: usize,
+    ) -> (Vec<Neighbour>, Effort) {
+        let Candidates { mut slots, branches } = self.candidates(query, alpha);
+        let looked_at = slots.len();
         if let Some(sketches) = &self.sketches {
-            candidates = sketches.most_similar(candidates, query, self.options.rerank.max(alpha));
+            slots = sketches.most_similar(slots, query, self.options.rerank.max(alpha));
         }
-        let found = candidates.into_iter().map(|slot| similarity(history, slot, query)).collect();
-        best_of(found, alpha)
+        let effort = Effort { branches, looked_at, compared: slots.len() };
+        let found = slots.into_iter().map(|slot| similarity(history, slot, query)).collect();
+        (best_of(found, alpha), effort)
     }
 
     /// The slots that a search looks at. First the closest leaf's, and while they are fewer than `alpha`
     /// those of whole siblings, the nearest medoid first, then of the parent's siblings, and so on. Beyond
     /// that, up to the breadth, those of the leaves whose medoids are nearest, wherever they are.
-    pub(crate) fn candidates(&self, query: &[f32], alpha: usize) -> Vec<u32> {
+    ///
+    /// A sibling may be nearly all of the tree: of one that has more than the breadth the nearest leaves come, unless the
+    /// breadth is no more than `alpha`, as the paper has it.
+    pub(crate) fn candidates(&self, query: &[f32], alpha: usize) -> Candidates {
         let guide = self.guide(query);
         let breadth = alpha.max(self.options.breadth);
-        let mut open = Vec::new();
+        let most = if self.options.breadth > alpha { breadth } else { usize::MAX };
+        let mut found = Candidates::default();
+        // Those that were not gone into, level by level, the nearest of each at its end.
+        let mut levels: Vec<Vec<Branch>> = Vec::new();
         let mut node = ROOT;
-        let mut depth = 0;
         while let Content::Children(children) = self.content(node) {
-            depth += 1;
-            open.extend(children.iter().map(|&child| self.branch(child, depth, &guide)));
-            let Some(closest) = take_best(&mut open, |branch| (branch.depth, branch.closeness)) else {
-                break;
-            };
+            let mut level: Vec<Branch> = self.branches(children, &guide).collect();
+            found.branches += level.len();
+            level.sort_unstable();
+            let Some(closest) = level.pop() else { break };
+            levels.push(level);
             node = closest.node;
         }
-        let mut slots = Vec::new();
-        self.collect(node, &mut slots);
-        while slots.len() < alpha {
-            let Some(sibling) = take_best(&mut open, |branch| (branch.depth, branch.closeness)) else {
-                break;
-            };
-            self.collect(sibling.node, &mut slots);
+        self.collect(node, &mut found.slots);
+        while found.slots.len() < alpha {
+            let Some(level) = levels.last_mut() else { break };
+            match level.pop() {
+                Some(sibling) => self.take_nearest(BinaryHeap::from([sibling]), &guide, most, &mut found),
+                None => drop(levels.pop()),
+            }
         }
-        while slots.len() < breadth {
-            let Some(nearest) = take_best(&mut open, |branch| (0, branch.closeness)) else { break };
+        self.take_nearest(levels.into_iter().flatten().collect(), &guide, breadth, &mut found);
+        found
+    }
+
+    /// Takes leaves of the subtrees `open`, those with the nearest medoids first, until `most` slots are found.
+    fn take_nearest(&self, mut open: BinaryHeap<Branch>, guide: &[f32], most: usize, found: &mut Candidates) {
+        while found.slots.len() < most
+            && let Some(nearest) = open.pop()
+        {
             match self.content(nearest.node) {
-                Content::Slots(own) => slots.extend_from_slice(own),
+                Content::Slots(own) => found.slots.extend_from_slice(own),
                 Content::Children(children) => {
-                    open.extend(children.iter().map(|&child| self.branch(child, nearest.depth + 1, &guide)));
+                    found.branches += children.len();
+                    open.extend(self.branches(children, guide));
                 }
             }
         }
-        slots
     }
 
-    fn branch(&self, node: u32, depth: usize, guide: &[f32]) -> Branch {
-        Branch { node, depth, closeness: dot(self.medoids.row(node as usize), guide) }
+    fn branches(&self, nodes: &[u32], guide: &[f32]) -> impl Iterator<Item = Branch> {
+        nodes.iter().map(|&node| Branch { node, closeness: dot(self.medoids.row(node as usize), guide) })
     }
 
-    /// The leaf where a new prompt belongs.
-    pub(super) fn home_of(&self, vector: &[f32]) -> u32 {
+    /// The leaf where the prompt of `slot` belongs. Where medoids are equally close, as for a prompt that comes again and
+    /// again, the slot decides: else the first of them would grow for ever, level by level.
+    pub(super) fn home_of(&self, vector: &[f32], slot: u32) -> u32 {
         let guide = self.guide(vector);
         let mut node = ROOT;
         while let Content::Children(children) = self.content(node) {
-            let mut branches = children.iter().map(|&child| self.branch(child, 0, &guide)).collect();
-            let Some(closest) = take_best(&mut branches, |branch| (0, branch.closeness)) else { break };
-            node = closest.node;
+            let branches: Vec<Branch> = self.branches(children, &guide).collect();
+            let Some(closest) = branches.iter().max() else { break };
+            let as_close = branches.iter().filter(|branch| branch.closeness == closest.closeness);
+            let seed = u64::from(slot) << 32 | u64::from(node);
+            let chosen = match as_close.clone().count() {
+                1 => Some(closest),
+                count => as_close.clone().nth(Random::new(seed).below(count)),
+            };
+            node = chosen.unwrap_or(closest).node;
         }
         node
+    }
+
+    /// Steps from the root to the leaf of `slot`; 0 where it is in none.
+    pub(crate) fn depth_of(&self, slot: u32) -> usize {
+        let leaf = self.leaf_of.get(slot as usize).copied().unwrap_or(NONE);
+        let parent = |node: &u32| self.nodes.get(*node as usize).map(|node| node.parent);
+        let path = std::iter::successors(Some(leaf), parent).take_while(|node| *node != NONE);
+        path.count().saturating_sub(1)
     }
 
     /// Appends the slots of a whole subtree, leaf after leaf. Not recursive: how deep a saved tree is, its file
@@ -92,29 +145,58 @@ impl Tree {
     }
 }
 
-/// A node that has not been gone into.
+/// Slots that a search looks at, and the nodes whose medoids it compared to find them.
+#[derive(Debug, Default)]
+pub(crate) struct Candidates {
+    pub(crate) slots: Vec<u32>,
+    branches: usize,
+}
+
+/// A node that has not been gone into. The largest is the one whose medoid is nearest, of equal ones the first node.
+#[derive(Debug)]
 struct Branch {
     node: u32,
-    /// Steps from the root.
-    depth: usize,
     /// Similarity of its medoid.
     closeness: f32,
 }
 
-/// Removes the branch with the largest key, of equal ones the first node.
-fn take_best(open: &mut Vec<Branch>, key: impl Fn(&Branch) -> (usize, f32)) -> Option<Branch> {
-    let order = |a: &Branch, b: &Branch| {
-        let (a_key, b_key) = (key(a), key(b));
-        a_key.0.cmp(&b_key.0).then(a_key.1.total_cmp(&b_key.1)).then(b.node.cmp(&a.node))
-    };
-    let best = (0..open.len()).max_by(|&a, &b| order(&open[a], &open[b]))?;
-    Some(open.swap_remove(best))
+impl Ord for Branch {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.closeness.total_cmp(&other.closeness).then(other.node.cmp(&self.node))
+    }
 }
+
+impl PartialOrd for Branch {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Branch {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Branch {}
 
 /// Compares with every prompt (the paper's brute force): the `alpha` most similar, best first.
 #[must_use]
 pub fn exhaustive(history: &History, query: &[f32], alpha: usize) -> Vec<Neighbour> {
     best_of(history.slots().map(|slot| similarity(history, slot, query)).collect(), alpha)
+}
+
+/// As [`exhaustive`] with at most `most` prompts, evenly over the slots where there are more.
+pub(crate) fn sampled(
+    history: &History,
+    query: &[f32],
+    alpha: usize,
+    most: usize,
+) -> (Vec<Neighbour>, Effort) {
+    let slots = history.sampled_slots(most);
+    let found: Vec<Neighbour> = slots.map(|slot| similarity(history, slot, query)).collect();
+    let effort = Effort { branches: 0, looked_at: found.len(), compared: found.len() };
+    (best_of(found, alpha), effort)
 }
 
 fn similarity(history: &History, slot: u32, query: &[f32]) -> Neighbour {
@@ -137,7 +219,7 @@ pub(super) fn best_of(mut found: Vec<Neighbour>, count: usize) -> Vec<Neighbour>
 mod tests {
     use super::*;
     use crate::rows::Rows;
-    use crate::tree::{Clustering, NONE, TreeOptions, TreeParts};
+    use crate::tree::{Clustering, TreeOptions, TreeParts};
 
     /// Root 0 with inner nodes 1 and 2; leaves 3, 4, 5 below 1, and 6, 7 below 2. The query is (1, 0); the
     /// closeness of each node to it is given.
@@ -155,7 +237,7 @@ mod tests {
     const LEAVES: [u32; 6] = [3, 4, 4, 5, 6, 7];
 
     fn candidates(breadth: usize, alpha: usize) -> Vec<u32> {
-        tree(CLOSENESS, &LEAVES, breadth).candidates(&[1.0, 0.0], alpha)
+        tree(CLOSENESS, &LEAVES, breadth).candidates(&[1.0, 0.0], alpha).slots
     }
 
     #[test]
@@ -166,8 +248,8 @@ mod tests {
         // Leaf 4 comes whole.
         assert_eq!(candidates(0, 3), [0, 3, 1, 2]);
         // And so does all below node 2.
-        assert_eq!(candidates(0, 5), [0, 3, 1, 2, 4, 5]);
-        assert_eq!(candidates(0, 99), [0, 3, 1, 2, 4, 5]);
+        assert_eq!(candidates(0, 5), [0, 3, 1, 2, 5, 4]);
+        assert_eq!(candidates(0, 99), [0, 3, 1, 2, 5, 4]);
     }
 
     #[test]
@@ -177,5 +259,29 @@ mod tests {
         assert_eq!(candidates(3, 1), [0, 5, 4]);
         assert_eq!(candidates(4, 1), [0, 5, 4, 3]);
         assert_eq!(candidates(5, 2), [0, 3, 5, 4, 1, 2]);
+    }
+
+    #[test]
+    fn of_a_sibling_that_is_nearly_all_of_the_tree_the_nearest_leaves_come() {
+        // A leaf with one prompt beside a subtree of 64 with 10,000 in all.
+        let mut parents = vec![NONE, 0, 0];
+        parents.extend([2; 64]);
+        let closeness = |node: usize| if node < 3 { [0.0, 0.9, 0.1][node] } else { node as f32 / 100.0 };
+        let medoids = (0..67).flat_map(|node| [closeness(node), (1.0 - closeness(node).powi(2)).sqrt()]);
+        let leaves: Vec<u32> = [1].into_iter().chain((0..10_000).map(|slot| 3 + slot % 64)).collect();
+        let of = |breadth: usize| {
+            let parts = TreeParts { parents: parents.clone(), leaves: leaves.clone() };
+            let options = TreeOptions { breadth, rerank: breadth, ..TreeOptions::default() };
+            let rows = Rows::from_values(2, medoids.clone().collect());
+            let tree = Tree::from_parts(&parts, rows, vec![0.0; 2], None, Clustering::Similarity, options);
+            tree.unwrap().candidates(&[1.0, 0.0], 15)
+        };
+        let found = of(1000);
+        assert!((1000..1000 + 157).contains(&found.slots.len()), "{}", found.slots.len());
+        assert_eq!(found.branches, 2 + 64);
+        // The nearest ones: those of the last nodes.
+        assert!(found.slots[1..].iter().all(|slot| leaves[*slot as usize] >= 3 + 64 - 7));
+        // To the letter of the paper it comes whole.
+        assert_eq!(of(0).slots.len(), 10_001);
     }
 }
