@@ -26,8 +26,7 @@ fn experts_that_stay_fp8_compute_what_decoded_ones_do() {
                     load_expert(&checkpoint, layer, expert, experts_class(Dtype::Bf16, experts)).unwrap();
                 let mut output = vec![0; rows.len()];
                 let row_index = [8, 7, 6, 5, 4, 3, 2, 1, 0];
-                let job =
-                    Job { expert: &packed, inputs: &rows, row_index: &row_index, output: &mut output };
+                let job = Job { expert: &packed, inputs: &rows, row_index: &row_index, output: &mut output };
                 pool.forward(&mut [job]).unwrap();
                 (output, packed.bytes())
             };
