@@ -5,8 +5,7 @@ use crate::exit::CliError;
 use crate::machine;
 use remoe_planner::{CpuProfile, Problem, SizeRange};
 
-/// Bytes of the memory that comes with one vCPU (Remoe paper, section III-A).
-const VCPU_BYTES: f64 = 1e9;
+const GB: f64 = 1e9;
 
 /// Holds `problem` to this machine, `--remote-memory` and `--threads`.
 pub(crate) fn apply(args: &DeploymentArgs, problem: &mut Problem) -> Result<(), CliError> {
@@ -17,7 +16,7 @@ pub(crate) fn apply(args: &DeploymentArgs, problem: &mut Problem) -> Result<(), 
             SizeRange { min_bytes: bytes, max_bytes: bytes, step_bytes: problem.specs.remote.step_bytes };
     }
     if let Some(threads) = args.threads {
-        problem.specs.main = with_threads(problem.specs.main, threads)?;
+        problem.specs.main = with_threads(problem.specs.main, threads, problem.pricing.vcpu_bytes())?;
         // More vCPUs than threads save no time.
         for layer in &mut problem.layers {
             let optional = [&mut layer.remote_expert_seconds, &mut layer.cpu_nonexpert_seconds];
@@ -28,17 +27,19 @@ pub(crate) fn apply(args: &DeploymentArgs, problem: &mut Problem) -> Result<(), 
     Ok(())
 }
 
-/// The sizes whose vCPUs keep `threads` threads at work. One thread works with any share of a vCPU.
-fn with_threads(sizes: SizeRange, threads: usize) -> Result<SizeRange, CliError> {
-    let least = if threads > 1 { threads as f64 * VCPU_BYTES } else { 0.0 };
+/// The sizes whose vCPUs, one with each `vcpu_bytes`, keep `threads` threads at work. One thread works with any share
+/// of a vCPU.
+fn with_threads(sizes: SizeRange, threads: usize, vcpu_bytes: f64) -> Result<SizeRange, CliError> {
+    let least = if threads > 1 { threads as f64 * vcpu_bytes } else { 0.0 };
     let steps = ((least - sizes.min_bytes) / sizes.step_bytes).ceil().max(0.0);
     let min_bytes = sizes.min_bytes + steps * sizes.step_bytes;
     if min_bytes > sizes.max_bytes {
         let message = format!(
-            "{threads} threads need {threads} vCPUs, which come with {threads} GB of memory in a plan; the main \
+            "{threads} threads need {threads} vCPUs, which come with {} GB of memory in a plan; the main \
              function may have {:.1} GB: ask for fewer, for more with --main-memory-mb, or name the placement \
              with --remote-ratio",
-            sizes.largest() / VCPU_BYTES
+            least / GB,
+            sizes.largest() / GB
         );
         return Err(CliError::arguments("--threads", message));
     }
@@ -60,9 +61,10 @@ mod tests {
     #[test]
     fn threads_come_with_memory() {
         let sizes = SizeRange { min_bytes: 1e8, max_bytes: 4e9, step_bytes: 1e8 };
-        assert_eq!(with_threads(sizes, 1), Ok(sizes));
-        assert!((with_threads(sizes, 2).unwrap().min_bytes - 2e9).abs() < 1.0);
-        let error = with_threads(sizes, 5).unwrap_err();
+        assert_eq!(with_threads(sizes, 1, GB), Ok(sizes));
+        assert!((with_threads(sizes, 2, GB).unwrap().min_bytes - 2e9).abs() < 1.0);
+        assert!((with_threads(sizes, 2, 1.769e9).unwrap().min_bytes - 3.6e9).abs() < 1.0);
+        let error = with_threads(sizes, 5, GB).unwrap_err();
         assert_eq!(error.field.as_deref(), Some("--threads"));
         assert!(error.message.contains("4.0 GB"), "{}", error.message);
     }

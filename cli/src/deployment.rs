@@ -192,6 +192,7 @@ impl Wanted {
         self.options.account =
             json.map_err(|error| CliError::runtime(format!("cannot write the plan: {error}")))?;
         self.size_main(account.main_size());
+        self.options.bytes_per_vcpu = account.pricing().memory_per_vcpu_bytes.map(|bytes| bytes as u64);
         self.account = Some(account);
         Ok(())
     }

@@ -460,18 +460,23 @@ pub(crate) fn infeasible(why: &Infeasible, of_file: bool) -> String {
 
 /// The flag that makes room.
 fn flag(remedy: &Remedy) -> String {
+    // Three digits that binary fractions blur.
+    let digits = |value: f64| {
+        let text = format!("{value:.9}");
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    };
     let time = |flag: &str| {
         let seconds = rounded_up(remedy.at_least);
         let (value, unit) = if seconds < 1.0 { (seconds * 1e3, "ms") } else { (seconds, "s") };
-        // Three digits that binary fractions blur.
-        let text = format!("{value:.9}");
-        format!("{flag} {}{unit}", text.trim_end_matches('0').trim_end_matches('.'))
+        format!("{flag} {}{unit}", digits(value))
     };
     let size =
         |flag: &str| format!("{flag} MIN:MAX:STEP with a MAX of {} or more", (remedy.at_least / 1e6).ceil());
     match remedy.limit() {
         "ttft" => time("--ttft"),
         "tpot" => time("--tpot"),
+        "cold_ttft" => time("--cold-ttft"),
+        "cold_share" => format!("--cold-share {}", digits(rounded_up(remedy.at_least).min(1.0))),
         "mem" => size("--remote-memory-mb"),
         "main" => size("--main-memory-mb"),
         "mains" => format!("{} main functions", remedy.at_least),
@@ -504,5 +509,7 @@ mod tests {
             remedy("specs.main.max_bytes", 5.2714e9),
             "--main-memory-mb MIN:MAX:STEP with a MAX of 5272 or more"
         );
+        assert_eq!(remedy("slo.cold_ttft_seconds", 2.0), "--cold-ttft 2s");
+        assert_eq!(remedy("slo.cold_share", 0.123_4), "--cold-share 0.124");
     }
 }

@@ -16,8 +16,8 @@ use remoe_fetch::ModelArgs;
 use remoe_function::parse_size;
 use remoe_model::{Checkpoint, Inspection};
 use remoe_planner::{
-    Answer, ErrorFactor, Limits, Options, Pricing, Problem, Remote, SizeRange, Slo, Specs, VcpuRange, solve,
-    useful_vcpus,
+    Answer, Arrivals, ErrorFactor, Limits, Options, Pricing, Problem, Remote, SizeRange, Slo, Specs,
+    VcpuRange, solve, useful_vcpus,
 };
 use remoe_predictor::{ByPhase, Trained};
 use remoe_profile::{ModelId, Prices, ProblemError, Profile, Wishes};
@@ -25,9 +25,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes of one MB, and of one GB, with which a vCPU comes.
 const MB: f64 = 1e6;
-const GB: f64 = 1e9;
 /// Share of the cost that standing wrong figures is worth where nothing is said.
 pub(crate) const STURDY: f64 = 0.02;
 /// No file is longer; a problem of a thousand layers of 512 experts is a tenth of it.
@@ -51,6 +49,13 @@ pub(crate) struct PlanningArgs {
     /// Limit of the time per output token
     #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = duration, help_heading = "Planning")]
     pub(crate) tpot: Duration,
+    /// Limit of the time to first token of a request that finds all functions asleep; the workload's arrivals say
+    /// when they sleep [default: none]
+    #[arg(long, value_name = "TIME", value_parser = duration, help_heading = "Planning")]
+    pub(crate) cold_ttft: Option<Duration>,
+    /// Share of the requests that may find functions asleep, as 0.05 or 5% [default: all]
+    #[arg(long, value_name = "SHARE", value_parser = share, help_heading = "Planning")]
+    pub(crate) cold_share: Option<f64>,
     /// Prices in the units of bills (examples/pricing) [default: 0.04 per core hour, 0.004 per GB hour]
     #[arg(long, value_name = "FILE", help_heading = "Planning")]
     pub(crate) pricing: Option<PathBuf>,
@@ -79,11 +84,13 @@ pub(crate) struct PlanningArgs {
 /// Lets an argument of [`PlanningArgs`] stand only without `other`, beside which it would mean nothing.
 /// The predictor is none of them: it also says which experts a ratio sends away.
 pub(crate) fn not_beside(other: &'static str, argument: clap::Arg) -> clap::Arg {
-    const OF_PLANS: [&str; 11] = [
+    const OF_PLANS: [&str; 13] = [
         "profile",
         "workload",
         "ttft",
         "tpot",
+        "cold_ttft",
+        "cold_share",
         "pricing",
         "main_memory_mb",
         "remote_memory_mb",
@@ -127,6 +134,8 @@ pub(crate) struct Asked<'a> {
     pub(crate) prompt: Option<&'a str>,
     /// Requests that run at once; the workload's where absent.
     pub(crate) concurrency: Option<u32>,
+    /// Without requests for so long functions end, where the workload does not say.
+    pub(crate) idle: Option<Duration>,
 }
 
 impl PlanningArgs {
@@ -221,11 +230,12 @@ impl PlanningArgs {
             prediction = Some(expected.shares.to_rows());
         }
         let pricing = self.pricing_of(&self.prices()?)?;
+        let arrivals = self.workload.arrivals(asked.idle)?;
         let fallback_bytes = fallback_bytes(model, &profile.model.dtype) as f64;
         let machine = machine::memory_bytes().max(1 << 30) as f64;
         let wishes = Wishes {
             request,
-            slo: Slo::new(self.ttft.as_secs_f64(), self.tpot.as_secs_f64()),
+            slo: self.slo(arrivals.as_ref())?,
             pricing,
             specs: Specs {
                 main: self.main_memory_mb.unwrap_or(SizeRange {
@@ -244,7 +254,7 @@ impl PlanningArgs {
                 gpu_bytes: None,
             },
             prediction,
-            arrivals: self.workload.arrivals()?,
+            arrivals,
             prediction_p95: p95,
             fallback_bytes,
             cold_start_seconds: 0.0,
@@ -264,6 +274,25 @@ impl PlanningArgs {
             share_cores(&mut problem, profile.machine.cores);
         }
         Ok(problem)
+    }
+
+    /// The limits that were given, of requests that come as `arrivals` say.
+    pub(crate) fn slo(&self, arrivals: Option<&Arrivals>) -> Result<Slo, CliError> {
+        let sleeps = arrivals.is_some_and(|arrivals| arrivals.idle_seconds.is_some());
+        let flags = [("--cold-ttft", self.cold_ttft.is_some()), ("--cold-share", self.cold_share.is_some())];
+        if let Some((flag, _)) = flags.into_iter().find(|(_, is_given)| *is_given && !sleeps) {
+            let message = format!(
+                "{flag} limits requests that find functions asleep, and these never sleep as far as is said: name when \
+                 requests come and how long functions wait for them, as arrivals: {{perHour: 20, idleSeconds: 60}}, in the \
+                 file of --workload"
+            );
+            return Err(CliError::arguments(flag, message));
+        }
+        Ok(Slo {
+            cold_ttft_seconds: self.cold_ttft.map(|limit| limit.as_secs_f64()),
+            cold_share: self.cold_share,
+            ..Slo::new(self.ttft.as_secs_f64(), self.tpot.as_secs_f64())
+        })
     }
 
     /// The prices that were given, or the default ones.
@@ -299,7 +328,8 @@ impl PlanningArgs {
 fn share_cores(problem: &mut Problem, cores: u32) {
     let vcpus = useful_vcpus(problem, f64::from(cores.max(1)));
     let main = &mut problem.specs.main;
-    let steps = ((vcpus as f64 * GB).min(main.max_bytes) - main.min_bytes) / main.step_bytes;
+    let steps = ((vcpus as f64 * problem.pricing.vcpu_bytes()).min(main.max_bytes) - main.min_bytes)
+        / main.step_bytes;
     main.min_bytes += steps.floor().max(0.0) * main.step_bytes;
 }
 
@@ -357,7 +387,15 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
-/// `MIN:MAX:STEP`, numbers of MB or sizes with units.
+/// A share of a whole, `0.05` or `5%`.
+fn share(text: &str) -> Result<f64, String> {
+    let wrong = || "is no share of a whole; write it as 0.05 or 5%".to_owned();
+    let (number, whole) = text.strip_suffix('%').map_or((text, 1.0), |number| (number, 100.0));
+    let share = number.trim().parse::<f64>().map_err(|_| wrong())? / whole;
+    if (0.0..=1.0).contains(&share) { Ok(share) } else { Err(wrong()) }
+}
+
+/// `MIN:MAX:STEP` in millicores.
 fn millicores(text: &str) -> Result<VcpuRange, String> {
     let parts: Vec<f64> = text.split(':').map(|part| part.parse().unwrap_or(f64::NAN)).collect();
     match parts[..] {
@@ -368,6 +406,7 @@ fn millicores(text: &str) -> Result<VcpuRange, String> {
     }
 }
 
+/// `MIN:MAX:STEP`, numbers of MB or sizes with units.
 fn sizes(text: &str) -> Result<SizeRange, String> {
     let bytes = |part: &str| match part.parse::<f64>() {
         Ok(megabytes) => megabytes * MB,

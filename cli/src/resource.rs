@@ -110,10 +110,12 @@ struct ScalingSpec {
 }
 
 #[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct SloSpec {
     ttft: Option<String>,
     tpot: Option<String>,
+    cold_ttft: Option<String>,
+    cold_percent: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -223,6 +225,13 @@ pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliE
     say("ttft", seconds("spec.slo.ttft", &slo.ttft, TTFT)?);
     say("tpot", seconds("spec.slo.tpot", &slo.tpot, TPOT)?);
     let scaling = &resource.spec.scaling;
+    // Where nothing sleeps nobody finds it asleep.
+    if scaling.min == Some(0) {
+        if slo.cold_ttft.is_some() {
+            say("cold_ttft", seconds("spec.slo.coldTtft", &slo.cold_ttft, TTFT)?);
+        }
+        say("cold_share", slo.cold_percent.as_ref().map(|percent| format!("{percent}%")));
+    }
     if scaling.min == Some(0) {
         say("idle", seconds("spec.scaling.idleWindow", &scaling.idle_window, IDLE_WINDOW)?);
     }
@@ -298,6 +307,24 @@ pub(crate) fn part_of_spec(text: &str, field: &str) -> Option<String> {
     serde_yaml::to_string(&part).ok()
 }
 
+/// Seconds without requests after which the one MoEDeployment that `text` is sleeps; `None` where it is none, or never
+/// does.
+///
+/// # Errors
+/// What stands in place of a time.
+pub(crate) fn idle_window(text: &str) -> Result<Option<f64>, String> {
+    let document = documents(text).ok().and_then(|mut found| found.pop());
+    let scaling = document.as_ref().and_then(|document| document.get("spec")?.get("scaling"));
+    let Some(scaling) = scaling.filter(|it| it.get("min").and_then(Value::as_u64) == Some(0)) else {
+        return Ok(None);
+    };
+    let text = match scaling.get("idleWindow") {
+        None => IDLE_WINDOW,
+        Some(value) => value.as_str().ok_or_else(|| format!("{value:?}"))?,
+    };
+    duration(text).map(Some).ok_or_else(|| text.to_owned())
+}
+
 /// The documents of kind MoEDeployment.
 fn documents(text: &str) -> Result<Vec<Value>, serde_yaml::Error> {
     let documents = serde_yaml::Deserializer::from_str(text).map(Value::deserialize);
@@ -334,6 +361,18 @@ mod tests {
     use super::*;
     use crate::args::Cli;
     use clap::CommandFactory;
+
+    #[test]
+    fn limits_of_cold_requests_count_where_it_sleeps() {
+        let said = |scaling: &str| {
+            let slo = "slo: {tpot: 1m30s, coldTtft: 20s, coldPercent: \"5\"}";
+            let text = RESOURCE.replace("replicas: 2", scaling).replace("slo: {tpot: 1m30s}", slo);
+            let said = expanded(&text, &[]).unwrap().into_iter();
+            said.filter(|flag| flag.contains("cold")).collect::<Vec<_>>()
+        };
+        assert_eq!(said("scaling: {min: 0}"), ["--cold-ttft=20s", "--cold-share=5%"]);
+        assert!(said("scaling: {min: 1}").is_empty());
+    }
 
     #[test]
     fn a_resource_whose_plans_follow_has_the_placement_follow() {

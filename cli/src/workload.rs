@@ -2,13 +2,14 @@
 
 use crate::exit::CliError;
 use crate::planning::{in_file, read};
-use crate::resource::part_of_spec;
+use crate::resource::{idle_window, part_of_spec};
 use clap::Args;
 use remoe_model::Inspection;
 use remoe_planner::{Arrivals, Request};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Requests where nothing is said: a paragraph in, a few paragraphs out.
 const TYPICAL_INPUT: u64 = 128;
@@ -94,8 +95,9 @@ impl WorkloadArgs {
         }
     }
 
-    /// When requests come, where the workload says so.
-    pub(crate) fn arrivals(&self) -> Result<Option<Arrivals>, CliError> {
+    /// When requests come, where the workload says so. Functions end after `idle` without any, where a MoEDeployment
+    /// or the workload says nothing else.
+    pub(crate) fn arrivals(&self, idle: Option<Duration>) -> Result<Option<Arrivals>, CliError> {
         let Some(form) = self.read()?.arrivals else { return Ok(None) };
         if form.per_hour.is_some() == form.recorded_seconds.is_some() {
             let message =
@@ -106,7 +108,10 @@ impl WorkloadArgs {
             per_second: form.per_hour.unwrap_or(0.0) / 3600.0,
             burst: form.burst.unwrap_or(1.0),
             recorded_seconds: form.recorded_seconds,
-            idle_seconds: form.idle_seconds,
+            idle_seconds: match form.idle_seconds {
+                Some(seconds) => Some(seconds),
+                None => idle.map(|idle| idle.as_secs_f64()).or(self.idle_window()?),
+            },
         }))
     }
 
@@ -114,6 +119,18 @@ impl WorkloadArgs {
     /// says so.
     pub(crate) fn remote_idle_seconds(&self) -> Result<Option<f64>, CliError> {
         Ok(self.read()?.arrivals.and_then(|form| form.remote_idle_seconds))
+    }
+
+    /// Seconds after which the functions of the MoEDeployment that says the workload sleep, where it is one and they do.
+    fn idle_window(&self) -> Result<Option<f64>, CliError> {
+        let Some(path) = &self.workload else { return Ok(None) };
+        idle_window(&read("--workload", path)?).map_err(|text| CliError {
+            path: Some(path.clone()),
+            ..CliError::arguments(
+                "--workload",
+                format!("{}: spec.scaling.idleWindow is {text}, expected a time such as 10m", path.display()),
+            )
+        })
     }
 
     /// The requests to plan for; `concurrency` of them at once, where that is said.

@@ -190,3 +190,83 @@ fn a_problem_in_a_file_takes_nothing_from_flags() {
         assert!(message.contains(flag) && message.contains("--problem"), "{flag}: {message}");
     }
 }
+
+/// When requests come, in the file of a workload.
+fn workload(folder: &Path, text: &str) -> String {
+    let path = folder.join("workload.yaml");
+    std::fs::write(&path, text).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn requests_that_find_functions_asleep_have_limits_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let profile = profile(folder.path(), false);
+    let with = |text: &str, more: &[&str]| {
+        let workload = workload(folder.path(), text);
+        plan(
+            &[&["--profile", &profile, "--workload", &workload, "--main-memory-mb", "1000:4000:500"], more]
+                .concat(),
+        )
+    };
+    let sleeps = "arrivals: {perHour: 20, idleSeconds: 60}";
+    let (code, answer) = with(sleeps, &[]);
+    assert_eq!(code, Some(0), "{answer}");
+    let life = answer["evaluation"]["life"].clone();
+    let (share, cold) = (life["cold_share"].as_f64().unwrap(), life["cold_ttft_seconds"].as_f64().unwrap());
+    assert!(share > 0.5 && cold > answer["evaluation"]["ttft_seconds"].as_f64().unwrap(), "{life}");
+    // Limits that hold change nothing, and are in the problem.
+    let kept = [format!("{}s", cold + 1.0), format!("{}%", (share * 100.0).ceil())];
+    let (code, answer) = with(sleeps, &["--cold-ttft", &kept[0], "--cold-share", &kept[1]]);
+    assert_eq!(code, Some(0), "{answer}");
+    assert_eq!(answer["evaluation"]["life"], life);
+    assert!(
+        answer["problem"]["slo"]["cold_ttft_seconds"].is_f64()
+            && answer["problem"]["slo"]["cold_share"].is_f64()
+    );
+    // Those that nothing keeps are named, with a flag that helps.
+    for (flag, value, limit) in [("--cold-share", "0.01", "cold_share"), ("--cold-ttft", "1ms", "cold_ttft")]
+    {
+        let (code, refused) = with(sleeps, &[flag, value]);
+        assert_eq!(code, Some(3), "{refused}");
+        assert_eq!(refused["infeasible"]["limit"], limit, "{refused}");
+        let workload = workload(folder.path(), sleeps);
+        let model = workspace("demo/model");
+        let said =
+            run(&["plan", "--model", &model, "--profile", &profile, "--workload", &workload, flag, value]);
+        let said = String::from_utf8(said.stderr).unwrap();
+        assert!(said.contains(flag), "{said}");
+    }
+    // Nothing sleeps: who asks for such a limit has forgotten to say when.
+    for text in ["arrivals: {perHour: 20}", "typicalInputTokens: 10"] {
+        let (code, refused) = with(text, &["--cold-ttft", "2s"]);
+        assert_eq!((code, &refused["error"]["field"]), (Some(2), &json!("--cold-ttft")), "{refused}");
+    }
+    for wrong in ["1.5", "101%", "-0.1", "few"] {
+        let argument = format!("--cold-share={wrong}");
+        let output = run(&["plan", "--model", &workspace("demo/model"), &argument]);
+        assert_eq!(output.status.code(), Some(2), "{wrong}");
+    }
+}
+
+#[test]
+fn a_resource_that_sleeps_is_planned_as_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let profile = profile(folder.path(), false);
+    let resource = |scaling: &str| {
+        let text = format!(
+            "apiVersion: remoe.dev/v1alpha1\nkind: MoEDeployment\nmetadata: {{name: a}}\nspec:\n  model: {{source: \"hf://a/b\"}}\n  \
+             workload: {{maxInputTokens: 256, maxOutputTokens: 64, typicalInputTokens: 128, typicalOutputTokens: 32, arrivals: \
+             {{perHour: \"20\", burst: \"1\"}}}}\n  scaling: {scaling}\n"
+        );
+        let workload = workload(folder.path(), &text);
+        plan(&["--profile", &profile, "--workload", &workload])
+    };
+    let idle = |answer: &Value| answer["problem"]["arrivals"]["idle_seconds"].clone();
+    assert_eq!(idle(&resource("{min: 0, idleWindow: 1m}").1), 60.0);
+    assert_eq!(idle(&resource("{min: 0}").1), 600.0);
+    assert_eq!(idle(&resource("{min: 1, idleWindow: 1m}").1), Value::Null);
+    let (code, refused) = resource("{min: 0, idleWindow: soon}");
+    assert_eq!(code, Some(2));
+    assert!(refused["error"]["message"].as_str().unwrap().contains("idleWindow is soon"), "{refused}");
+}

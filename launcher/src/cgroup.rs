@@ -27,11 +27,11 @@ pub struct ResourceLimits {
 }
 
 impl ResourceLimits {
-    /// What a function of `memory_bytes` may take: 1 GB comes with one vCPU (Remoe paper, section
-    /// III-A).
+    /// What a function of `memory_bytes` may take, where so much memory comes with one vCPU.
     #[must_use]
-    pub fn of_memory(memory_bytes: u64) -> Self {
-        Self { cpu_millis: memory_bytes.div_ceil(1_000_000).max(1), memory_bytes }
+    pub fn of_memory(memory_bytes: u64, bytes_per_vcpu: u64) -> Self {
+        let millis = (u128::from(memory_bytes) * 1000).div_ceil(u128::from(bytes_per_vcpu.max(1)));
+        Self { cpu_millis: u64::try_from(millis).unwrap_or(u64::MAX).max(1), memory_bytes }
     }
 
     /// Threads for these vCPUs on this machine: whole vCPUs only, at least one. Threads wait for each

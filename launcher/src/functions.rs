@@ -14,6 +14,8 @@ use std::time::Duration;
 
 /// Sequences in one forward of a main function that is not told otherwise.
 pub const DEFAULT_MAX_BATCH: usize = 32;
+/// Memory that comes with one vCPU where prices say nothing else (Remoe paper, section III-A).
+const BYTES_PER_VCPU: u64 = 1_000_000_000;
 
 /// What the functions are told about model and machine; what is `None` they decide themselves.
 #[derive(Debug, Clone, Default)]
@@ -40,6 +42,8 @@ pub struct ModelOptions {
     pub fallback_bytes: Option<u64>,
     /// Memory limit of each remote function.
     pub remote_memory_bytes: Option<u64>,
+    /// Memory that comes with one vCPU of a remote function; 1 GB where nobody says.
+    pub bytes_per_vcpu: Option<u64>,
     /// Memory for keys and values in the main function.
     pub kv_cache_bytes: Option<u64>,
     /// Largest number of sequences in one forward.
@@ -128,8 +132,9 @@ fn main(options: &ModelOptions, http: Option<SocketAddr>) -> FunctionSpec {
 
 fn remote(options: &ModelOptions, process: RemoteProcess, crowded: bool) -> FunctionSpec {
     let RemoteProcess { name, hosted, memory_bytes, cpu_millis } = process;
+    let bytes_per_vcpu = options.bytes_per_vcpu.unwrap_or(BYTES_PER_VCPU);
     let limits = memory_bytes
-        .map(ResourceLimits::of_memory)
+        .map(|bytes| ResourceLimits::of_memory(bytes, bytes_per_vcpu))
         .map(|limits| ResourceLimits { cpu_millis: cpu_millis.unwrap_or(limits.cpu_millis), ..limits });
     let most = options.threads.unwrap_or(usize::MAX);
     let mut arguments = common(options, limits.map(|limits| limits.threads().min(most)));

@@ -110,6 +110,7 @@ pub fn status(findings: &Findings<'_>) -> MoEDeploymentStatus {
         failed_plan,
         functions,
         saving: findings.target.map(|(_, plan)| saving(plan)),
+        verdict: findings.target.and_then(|(_, plan)| Some(plan.verdict.as_ref()?.sentence.clone())),
         cost_per_hour: target.map(|_| dollars(findings.per_hour as f64)),
         saved: findings.saved.map(|saved| dollars(saved as f64)),
         replicas: target.map_or(0, |target| {

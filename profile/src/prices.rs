@@ -3,10 +3,14 @@
 use crate::error::PricesError;
 use remoe_planner::{Billing, Pricing};
 use serde::{Deserialize, Deserializer, Serialize};
+use std::ops::RangeInclusive;
 
 const HOUR: f64 = 3600.0;
 /// No price is higher, in dollars per hour.
 const HIGHEST: f64 = 1e6;
+const MB: f64 = 1e6;
+/// MB that may bring one vCPU.
+const MEMORY_PER_VCPU_MB: RangeInclusive<f64> = 1.0..=1e6;
 
 /// Prices in dollars, as a bill or a price list states them; in YAML or JSON.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -27,6 +31,14 @@ pub struct Prices {
     /// 1 GB (1e9 bytes) of main memory for one hour.
     #[serde(rename = "memoryGBHour", deserialize_with = "number")]
     pub memory_gb_hour: f64,
+    /// MB (1e6 bytes) of memory that bring one vCPU, where functions are sold by their memory; 1,000 where absent.
+    #[serde(
+        rename = "memoryPerVcpuMB",
+        default,
+        deserialize_with = "optional_number",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub memory_per_vcpu_mb: Option<f64>,
     /// One GPU for one hour; without it there is no GPU to pay for.
     #[serde(default, deserialize_with = "optional_number", skip_serializing_if = "Option::is_none")]
     pub gpu_hour: Option<f64>,
@@ -59,6 +71,7 @@ impl Default for Prices {
             billing: PricesBilling::default(),
             cpu_core_hour: 0.04,
             memory_gb_hour: 0.004,
+            memory_per_vcpu_mb: None,
             gpu_hour: None,
             gpu_memory_mb: None,
         }
@@ -81,13 +94,23 @@ impl Prices {
         Ok(prices)
     }
 
-    /// The planner's prices: 1 GB of a function's memory comes with one vCPU, so that it costs a core
-    /// and a GB; memory beside that costs a GB; GPUs are paid for whole.
+    /// The planner's prices: memory of a function comes with vCPUs, one with each GB where
+    /// [`Self::memory_per_vcpu_mb`] says nothing else, so that a GB costs itself and its part of a core; memory beside
+    /// that costs a GB; GPUs are paid for whole.
     ///
     /// # Errors
-    /// A price that is zero, negative or beyond all bounds.
+    /// A price that is zero, negative or beyond all bounds. A core may cost nothing where memory brings it.
     pub fn pricing(&self) -> Result<Pricing, PricesError> {
-        price("cpuCoreHour", self.cpu_core_hour)?;
+        if let Some(megabytes) = self.memory_per_vcpu_mb.filter(|mb| !MEMORY_PER_VCPU_MB.contains(mb)) {
+            let (least, most) = MEMORY_PER_VCPU_MB.into_inner();
+            let message =
+                format!("is {megabytes}, expected {least} to {most} MB of memory that bring one vCPU");
+            return Err(wrong("memoryPerVcpuMB", message));
+        }
+        // Whoever sells memory that brings vCPUs may ask nothing for those.
+        if self.memory_per_vcpu_mb.is_none() || self.cpu_core_hour != 0.0 {
+            price("cpuCoreHour", self.cpu_core_hour)?;
+        }
         price("memoryGBHour", self.memory_gb_hour)?;
         if let Some(value) = self.gpu_hour {
             price("gpuHour", value)?;
@@ -104,13 +127,14 @@ impl Prices {
             }
             _ => {}
         }
+        let vcpus_per_gb = self.memory_per_vcpu_mb.map_or(1.0, |megabytes| 1e3 / megabytes);
         Ok(Pricing {
-            cpu_per_gb_second: (self.cpu_core_hour + self.memory_gb_hour) / HOUR,
+            cpu_per_gb_second: (self.cpu_core_hour * vcpus_per_gb + self.memory_gb_hour) / HOUR,
             memory_per_gb_second: Some(self.memory_gb_hour / HOUR),
             cpu_per_core_second: None,
-            memory_per_vcpu_bytes: None,
+            memory_per_vcpu_bytes: self.memory_per_vcpu_mb.map(|megabytes| megabytes * MB),
             gpu_per_gb_second: None,
-            gpu_bytes_each: self.gpu_memory_mb.map(|megabytes| megabytes * 1e6),
+            gpu_bytes_each: self.gpu_memory_mb.map(|megabytes| megabytes * MB),
             gpu_per_second_each: self.gpu_hour.map(|price| price / HOUR),
             billing: match self.billing {
                 PricesBilling::Invocation => Billing::Invocation,
@@ -124,9 +148,16 @@ impl Prices {
     /// beside it, and a GB a GB.
     ///
     /// # Errors
-    /// As those of [`Self::pricing`].
+    /// As those of [`Self::pricing`], and where memory brings vCPUs: those cannot be chosen apart.
     pub fn pricing_apart(&self) -> Result<Pricing, PricesError> {
         let together = self.pricing()?;
+        if let Some(megabytes) = self.memory_per_vcpu_mb {
+            let message = format!(
+                "is {megabytes}: these prices sell vCPUs with memory, so that they cannot be chosen apart from it; \
+                 leave out it or the ranges of vCPUs"
+            );
+            return Err(wrong("memoryPerVcpuMB", message));
+        }
         Ok(Pricing { cpu_per_core_second: Some(self.cpu_core_hour / HOUR), ..together })
     }
 }

@@ -300,6 +300,36 @@ fn prices_have_the_units_of_bills() {
 }
 
 #[test]
+fn memory_that_brings_vcpus_is_a_property_of_prices() {
+    let lambda = "billing: Invocation\ncpuCoreHour: 0\nmemoryGBHour: 0.06\nmemoryPerVcpuMB: 1769\n";
+    let pricing = Prices::from_yaml(lambda).unwrap().pricing().unwrap();
+    assert_eq!(pricing.memory_per_vcpu_bytes, Some(1.769e9));
+    assert!((pricing.cpu_per_gb_second - 0.06 / 3600.0).abs() < 1e-15);
+    // Twice the memory for a vCPU is half a core's price in a GB.
+    let priced = |more: &str| {
+        let text = format!("cpuCoreHour: 0.04\nmemoryGBHour: 0.004\n{more}");
+        Prices::from_yaml(&text).unwrap().pricing().unwrap().cpu_per_gb_second * 3600.0
+    };
+    assert!((priced("memoryPerVcpuMB: 2000") - 0.024).abs() < 1e-12);
+    assert!((priced("memoryPerVcpuMB: 1000") - priced("")).abs() < 1e-12);
+    // The same function has fewer vCPUs, and is slower.
+    let one = |bytes_per_vcpu: Option<f64>| {
+        let pricing = remoe_planner::Pricing { memory_per_vcpu_bytes: bytes_per_vcpu, ..wishes().pricing };
+        let problem = problem(&model(), &measured(), &Wishes { pricing, ..wishes() }).unwrap();
+        let plan = PlanDraft::from_json(
+            r#"{"main_bytes": 1000000000, "layers": [{"remote": [], "memory_bytes": 0,
+            "replicas": 0}, {"remote": [], "memory_bytes": 0, "replicas": 0}, {"remote": [], "memory_bytes": 0, "replicas": 0}]}"#,
+        );
+        evaluate(&problem, &plan.unwrap(), false).unwrap().tpot_seconds
+    };
+    assert!((one(None) - one(Some(1e9))).abs() < 1e-15);
+    assert!(one(Some(1.769e9)) > 1.3 * one(None));
+    // vCPUs cannot be chosen apart from the memory that brings them.
+    let apart = Prices::from_yaml(lambda).unwrap().pricing_apart().unwrap_err();
+    assert_eq!(apart.field, "memoryPerVcpuMB");
+}
+
+#[test]
 fn the_examples_are_prices() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/pricing");
     let files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -314,6 +344,10 @@ fn the_examples_are_prices() {
 fn prices_that_cannot_be_are_named() {
     let cases = [
         ("cpuCoreHour: 0\nmemoryGBHour: 1", "cpuCoreHour"),
+        ("cpuCoreHour: -1\nmemoryGBHour: 1\nmemoryPerVcpuMB: 1769", "cpuCoreHour"),
+        ("cpuCoreHour: 0\nmemoryGBHour: 0\nmemoryPerVcpuMB: 1769", "memoryGBHour"),
+        ("cpuCoreHour: 1\nmemoryGBHour: 1\nmemoryPerVcpuMB: 0", "memoryPerVcpuMB"),
+        ("cpuCoreHour: 1\nmemoryGBHour: 1\nmemoryPerVcpuMB: .nan", "memoryPerVcpuMB"),
         ("cpuCoreHour: 1\nmemoryGBHour: -1", "memoryGBHour"),
         ("cpuCoreHour: 1\nmemoryGBHour: .nan", "memoryGBHour"),
         ("cpuCoreHour: 1\nmemoryGBHour: 1\ngpuHour: 1", "gpuMemoryMB"),

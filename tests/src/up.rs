@@ -15,7 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 /// An event of `up`.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Event {
-    /// `ready`, `restarted`, `asleep` or `awake`.
+    /// `ready`, `restarted`, `asleep`, `awake`, `joined` or `replanned`.
     pub event: String,
     /// The model that it is about.
     pub model: String,
@@ -186,9 +186,14 @@ impl Up {
 
     /// Waits for the next event, which is `name`.
     pub async fn next(&mut self, name: &str) -> Event {
+        self.next_of(&[name]).await
+    }
+
+    /// Waits for the next event, which is one of `names`.
+    pub async fn next_of(&mut self, names: &[&str]) -> Event {
         let line = within(LONG, "an event of `up`", self.events.recv()).await.expect("`up` lives on");
         let event = parse(&line);
-        assert_eq!(event.event, name, "{event:?}");
+        assert!(names.contains(&event.event.as_str()), "{event:?}, expected one of {names:?}");
         event
     }
 

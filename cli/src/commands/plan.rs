@@ -200,7 +200,8 @@ impl PlanArgs {
             CliError::arguments("--profile", message)
         })?;
         let profile = factors.map_or_else(|| profile.clone(), |factors| factors.applied(&profile));
-        let asked = Asked { prompt: self.prompt.as_deref(), concurrency: self.concurrency.concurrency };
+        let prompt = self.prompt.as_deref();
+        let asked = Asked { prompt, concurrency: self.concurrency.concurrency, idle: None };
         let mut problem = self.planning.problem(&checkpoint, &inspection, &profile, self.dtype, asked)?;
         problem.limits.max_groups.get_or_insert(MOST_GROUPS);
         Ok(problem)

@@ -45,6 +45,7 @@ use std::collections::BTreeMap;
         json_path = ".status.conditions[?(@.type==\"Ready\")].reason",
         priority = "1"
     ),
+    printcolumn(name = "Verdict", type_ = "string", json_path = ".status.verdict", priority = "1"),
     validation = Rule::new("self.metadata.name.size() <= 40 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')")
         .message("the name must be a DNS label that starts with a letter, of at most 40 characters: functions and services are named after it")
 )]
@@ -59,6 +60,9 @@ use std::collections::BTreeMap;
     validation = Rule::new("has(self.main.cpu) == has(self.remoteExperts.cpu)")
         .message("main.cpu and remoteExperts.cpu stand together: vCPUs are sold apart from memory, or with it")
         .field_path(".remoteExperts.cpu"),
+    validation = Rule::new("!(has(self.slo.coldTtft) || has(self.slo.coldPercent)) || (has(self.workload) && has(self.workload.arrivals))")
+        .message("slo.coldTtft and slo.coldPercent need workload.arrivals: without them nobody knows how many requests find functions asleep")
+        .field_path(".slo"),
     validation = Rule::new("!has(self.replicas) || (self.scaling.min == 1 && (!has(self.scaling.max) || self.scaling.max == 1) && !has(self.scaling.remote))")
         .message("replicas and scaling exclude each other: scaling says how many functions run")
         .field_path(".replicas")
@@ -232,6 +236,18 @@ pub struct SloSpec {
     #[schemars(length(min = 2, max = 32))]
     #[x_kube(validation = Rule::new("duration(self) > duration('0s')").message("must be longer than 0s"))]
     pub tpot: Duration,
+    /// Time to first token of a request that finds all functions asleep, such as 30s; no limit where absent. Needs
+    /// workload.arrivals, and counts where scaling.min is 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 2, max = 32))]
+    #[x_kube(validation = Rule::new("duration(self) > duration('0s')").message("must be longer than 0s"))]
+    pub cold_ttft: Option<Duration>,
+    /// Requests that may find functions asleep, in percent, as a decimal number such as "2.5"; no limit where absent.
+    /// Needs workload.arrivals, and counts where scaling.min is 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 20), regex(pattern = "^[0-9]+(\\.[0-9]+)?$"))]
+    #[x_kube(validation = Rule::new("double(self) <= 100.0").message("must be at most 100"))]
+    pub cold_percent: Option<String>,
 }
 
 /// The main functions.
@@ -485,7 +501,7 @@ pub struct ProfileSpec {
 
 impl Default for SloSpec {
     fn default() -> Self {
-        Self { ttft: default_ttft(), tpot: default_tpot() }
+        Self { ttft: default_ttft(), tpot: default_tpot(), cold_ttft: None, cold_percent: None }
     }
 }
 

@@ -20,8 +20,9 @@ pub use deployment::{
     RolloutStrategy, SloSpec,
 };
 pub use plan::{
-    GroupPlan, MAX_GROUPS, MAX_REPLICAS, MainPlan, MoEPlan, MoEPlanSpec, PerBaseline, PlanCosts, PlanNumbers,
-    PlanTimes, PlannedModel, ProfileSource, RemotePlan, ShownNumbers,
+    GroupPlan, MAX_GROUPS, MAX_REPLICAS, MAX_VERDICT, MainPlan, MoEPlan, MoEPlanSpec, PerBaseline, PlanCosts,
+    PlanNumbers, PlanTimes, PlanVerdict, PlannedModel, ProfileSource, RemotePlan, ServingWay, ShownNumbers,
+    WayCost,
 };
 pub use prediction::{PlannedPrediction, PredictionSpec, Privacy, Replan};
 pub use remoe_demand::{

@@ -34,6 +34,7 @@ pub const MAX_REPLICAS: u32 = 64;
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(name = "For", type_ = "string", json_path = ".spec.prediction.of", priority = "1"),
     printcolumn(name = "Remote", type_ = "string", json_path = ".spec.shown.remote", priority = "1"),
+    printcolumn(name = "Pays", type_ = "boolean", json_path = ".spec.verdict.pays", priority = "1"),
     printcolumn(
         name = "Main Millicores",
         type_ = "integer",
@@ -75,6 +76,9 @@ pub struct MoEPlanSpec {
     /// Some of these numbers for people, with units.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shown: Option<ShownNumbers>,
+    /// Whether remote experts pay here; absent where it stands on a prior.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<PlanVerdict>,
     /// Limits that the prior says cannot be kept. A measured profile will tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
@@ -243,6 +247,54 @@ pub struct ShownNumbers {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub remote: Option<String>,
+}
+
+/// Characters of a verdict's sentence.
+pub const MAX_VERDICT: usize = 512;
+
+/// Who is cheapest, and whether that has remote experts.
+#[derive(JsonSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlanVerdict {
+    /// Whether the cheapest way that keeps every limit has remote experts.
+    pub pays: bool,
+    /// The same in plain words, with figures.
+    #[schemars(length(max = 512))]
+    pub sentence: String,
+    /// The cheapest way that keeps every limit; absent where none does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cheapest: Option<WayCost>,
+    /// The cheapest one of the other kind: without remote experts where that has them, and with them where it has none;
+    /// absent where none keeps every limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rival: Option<WayCost>,
+}
+
+/// A way to serve a model, and what it costs.
+#[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WayCost {
+    /// Which.
+    pub way: ServingWay,
+    /// Dollars of the typical request.
+    pub cost: f64,
+}
+
+/// A way to serve a model.
+#[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ServingWay {
+    /// Remote experts in groups that each hold a part of every layer.
+    Sliced,
+    /// Remote experts in a function per layer.
+    Layers,
+    /// All experts beside the main function, on CPUs.
+    Mix,
+    /// Everything on CPUs.
+    Cpu,
+    /// Everything on the GPU.
+    Gpu,
+    /// Experts in host memory, moved to the GPU when they are used.
+    Fetch,
 }
 
 /// Times of the typical request, in seconds.

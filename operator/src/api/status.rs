@@ -42,6 +42,10 @@ pub struct MoEDeploymentStatus {
     /// stands on a prior, or where it costs more, as mode Always may.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub saving: Option<String>,
+    /// Whether remote experts pay here, in one sentence: what the cheapest way to serve is, and what the cheapest one with
+    /// or without them is. Absent while the plan stands on a prior.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<String>,
     /// What the pods of its functions cost now, an hour, by what they reserve and spec.pricing; $0 while it sleeps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost_per_hour: Option<String>,

@@ -27,6 +27,7 @@ pub fn plan_hash(plan: &MoEPlanSpec) -> Result<String, serde_json::Error> {
         groups,
         numbers: _,
         shown: _,
+        verdict: _,
         warning: _,
         // Part of the inputs.
         prediction: _,

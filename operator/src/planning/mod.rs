@@ -4,6 +4,7 @@ mod basis;
 mod hosted;
 mod memory;
 mod numbers;
+mod verdict;
 mod wishes;
 
 use self::basis::Basis;
@@ -12,14 +13,16 @@ use self::memory::MainMemory;
 use self::numbers::{numbers, shown};
 use self::wishes::wishes;
 use super::api::{
-    ComputeDtype, Device, MainPlan, MoEDeploymentSpec, MoEPlanSpec, PlannedModel, PlannedPrediction,
-    ProfileSource, RemoteMode,
+    ComputeDtype, Device, MainPlan, MoEDeploymentSpec, MoEPlanSpec, PlanVerdict, PlannedModel,
+    PlannedPrediction, ProfileSource, RemoteMode,
 };
 use super::digest::digest;
 use super::facts::ModelFacts;
 use super::quantity::MB;
 use remoe_model::{DenseDtype, Inspection};
-use remoe_planner::{Account, Answer, Options, PlanDraft, PlanError, Pricing, Problem, Remote, Slo, solve};
+use remoe_planner::{
+    Account, Answer, Options, PlanDraft, PlanError, Pricing, Problem, Remote, Slo, compare, solve,
+};
 use remoe_profile::Profile;
 
 pub use basis::account;
@@ -218,10 +221,25 @@ impl Planning {
         if answer.change.as_ref().is_some_and(|change| change.kept) {
             return Ok(None);
         }
-        let plan = self.plan(&answer, warning);
+        let mut plan = self.plan(&answer, warning);
         let is_same =
             (&plan.main, &plan.remote, &plan.groups) == (&current.main, &current.remote, &current.groups);
+        if mains_serve && !is_same {
+            // With the main function held to its size the other ways are not those that there are.
+            plan.verdict = self.verdict();
+        }
         Ok((!is_same).then_some(plan))
+    }
+
+    /// Whether figures are good enough to say who is cheapest: a prior errs on the slow side.
+    fn is_sure(&self) -> bool {
+        self.source != ProfileSource::Prior
+    }
+
+    /// Every way to serve beside the others, whatever the spec allows.
+    fn verdict(&self) -> Option<PlanVerdict> {
+        // There is a plan, so that there is an answer to this as well.
+        compare(&self.problem).ok().filter(|_| self.is_sure()).map(|found| verdict::of(&found))
     }
 
     /// The best plan for `problem`, and a warning where it may miss limits.
@@ -285,6 +303,11 @@ impl Planning {
             false => Vec::new(),
         };
         let numbers = numbers(answer);
+        let verdict = match self.mode {
+            // Of ways that were not allowed that answer knows nothing.
+            RemoteMode::Never => self.verdict(),
+            RemoteMode::Auto | RemoteMode::Always => self.is_sure().then(|| verdict::of(&answer.verdict)),
+        };
         MoEPlanSpec {
             deployment: self.deployment.clone(),
             inputs: self.inputs.clone(),
@@ -297,6 +320,7 @@ impl Planning {
             remote,
             groups,
             numbers,
+            verdict,
             warning: warning.map(|text| text.chars().take(MAX_WARNING).collect()),
             prediction: self.prediction.clone(),
             basis: self.basis.text(),

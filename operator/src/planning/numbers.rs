@@ -38,7 +38,7 @@ pub(super) fn numbers(answer: &Answer) -> PlanNumbers {
 
 /// To nine significant digits: more than any figure here is worth, and few enough to be the same number
 /// after it was written and read by others.
-fn rounded(value: f64) -> f64 {
+pub(super) fn rounded(value: f64) -> f64 {
     format!("{value:.8e}").parse().unwrap_or(value)
 }
 

@@ -77,7 +77,11 @@ pub(super) fn wishes(
     let gpu_bytes = gpus.zip(pricing.gpu_bytes_each).map(|(count, each)| count * each);
     Ok(Wishes {
         request: request(workload),
-        slo: Slo::new(seconds(spec.slo.ttft), seconds(spec.slo.tpot)),
+        slo: Slo {
+            cold_ttft_seconds: spec.slo.cold_ttft.map(seconds),
+            cold_share: spec.slo.cold_percent.as_deref().map(share).transpose()?,
+            ..Slo::new(seconds(spec.slo.ttft), seconds(spec.slo.tpot))
+        },
         pricing,
         specs: Specs {
             main: sizes(spec.main.memory_mb),
@@ -93,10 +97,10 @@ pub(super) fn wishes(
         },
         // What requests are expected to use is the basis's.
         prediction: None,
-        arrivals: workload.arrivals.as_ref().map(arrivals).transpose()?,
+        arrivals: workload.arrivals.as_ref().map(|it| arrivals(it, spec.idle_window())).transpose()?,
         prediction_p95: None,
         fallback_bytes: memory.fallback_bytes.saturating_add(memory.unfilled_bytes) as f64,
-        // Functions run as long as the deployment exists: no request waits for a start.
+        // Who finds functions asleep waits for a start, which the arrivals are about.
         cold_start_seconds: 0.0,
     })
 }
@@ -132,7 +136,17 @@ fn vcpus(spec: &MoEDeploymentSpec) -> Result<(Option<VcpuRange>, Option<VcpuRang
     ))
 }
 
-fn arrivals(arrivals: &ArrivalsSpec) -> Result<Arrivals, PlanningError> {
+/// The share of the whole that is `percent`.
+fn share(percent: &str) -> Result<f64, PlanningError> {
+    let value = decimal("slo.coldPercent", percent)?;
+    if !(0.0..=100.0).contains(&value) {
+        return Err(wrong("slo.coldPercent", format!("is {value}, expected 0 to 100")));
+    }
+    Ok(value / 100.0)
+}
+
+/// `idle`: without requests for so long functions end.
+fn arrivals(arrivals: &ArrivalsSpec, idle: Option<Duration>) -> Result<Arrivals, PlanningError> {
     let (rate, burst) = ("workload.arrivals.perHour", "workload.arrivals.burst");
     let per_hour = decimal(rate, &arrivals.per_hour)?;
     if !(per_hour > 0.0 && per_hour <= MOST_PER_HOUR) {
@@ -147,8 +161,7 @@ fn arrivals(arrivals: &ArrivalsSpec) -> Result<Arrivals, PlanningError> {
         per_second: per_hour / HOUR_SECONDS,
         burst: together,
         recorded_seconds: None,
-        // Functions run as long as the deployment exists.
-        idle_seconds: None,
+        idle_seconds: idle.map(|idle| idle.as_secs_f64()),
     })
 }
 

@@ -1,7 +1,10 @@
 use crate::example::{built, deployment, facts, plan, planning, prior};
-use remoe_operator::api::{MoEPlanSpec, ProfileSource};
+use remoe_operator::api::{
+    MAX_VERDICT, MixOf, MoEDeployment, MoEPlanSpec, PlannedPrediction, ProfileSource, ServingWay,
+};
 use remoe_operator::planning::{KnownProfile, Planning, PlanningError};
 use remoe_planner::VcpuRange;
+use remoe_predictor::Shares;
 use remoe_profile::Profile;
 use serde_json::json;
 
@@ -158,6 +161,93 @@ fn arrivals_are_requests_per_second() {
     assert_ne!(inputs(json!({"perHour": "1"})), inputs(json!({"perHour": "2"})));
 }
 
+#[test]
+fn what_sleeps_is_paid_for_while_it_is_awake_and_has_limits_of_its_own() {
+    let workload = json!({
+        "maxInputTokens": 600, "maxOutputTokens": 300, "typicalInputTokens": 100, "typicalOutputTokens": 50,
+        "arrivals": {"perHour": "20"},
+    });
+    let spec = |scaling: serde_json::Value, slo: serde_json::Value| {
+        deployment(
+            json!({"workload": workload.clone(), "scaling": scaling, "slo": slo, "remoteExperts": {"mode": "Auto"}}),
+        )
+    };
+    let idle = |owner: &MoEDeployment| planning(owner).problem().arrivals.clone().unwrap().idle_seconds;
+    let sleeps = || json!({"min": 0, "idleWindow": "1m"});
+    assert_eq!(idle(&spec(sleeps(), json!({}))), Some(60.0));
+    assert_eq!(idle(&spec(json!({"min": 0}), json!({}))), Some(600.0));
+    assert_eq!(idle(&spec(json!({"min": 1, "idleWindow": "1m"}), json!({}))), None);
+    // What sleeps costs the time that it is awake: a request a part of what it costs where nothing ever sleeps.
+    let measured = KnownProfile { source: ProfileSource::Measured, ..prior() };
+    let solve =
+        |owner: &MoEDeployment| Planning::new("demo", &owner.spec, &facts(), &measured).unwrap().solve(None);
+    let cost = |owner| solve(&owner).unwrap().numbers.costs.total;
+    let (asleep, awake) = (cost(spec(sleeps(), json!({}))), cost(spec(json!({}), json!({}))));
+    assert!(asleep < 0.6 * awake, "{asleep} of {awake}");
+    // Limits of those that find it asleep.
+    let limits = json!({"coldTtft": "30s", "coldPercent": "2.5"});
+    let slo = planning(&spec(sleeps(), limits.clone())).problem().slo;
+    assert_eq!((slo.cold_ttft_seconds, slo.cold_share), (Some(30.0), Some(0.025)));
+    let refused = solve(&spec(sleeps(), json!({"coldPercent": "2.5"}))).unwrap_err().to_string();
+    assert!(refused.contains("share of cold requests"), "{refused}");
+    let refused = solve(&spec(sleeps(), json!({"coldTtft": "1ms"}))).unwrap_err().to_string();
+    assert!(refused.contains("cold"), "{refused}");
+    // Where nothing sleeps nobody is cold.
+    assert!(solve(&spec(json!({}), limits)).is_ok());
+}
+
+#[test]
+fn a_plan_says_whether_remote_experts_pay() {
+    let measured = KnownProfile { source: ProfileSource::Measured, ..prior() };
+    let planning = |mode: &str| {
+        let owner = deployment(json!({"remoteExperts": {"mode": mode}}));
+        Planning::new("demo", &owner.spec, &facts(), &measured).unwrap()
+    };
+    let verdict = |mode: &str| planning(mode).solve(None).unwrap().verdict.unwrap();
+    let auto = verdict("Auto");
+    let (cheapest, rival) = (auto.cheapest.unwrap(), auto.rival.unwrap());
+    let is_remote = |way| matches!(way, ServingWay::Sliced | ServingWay::Layers);
+    assert_eq!((is_remote(cheapest.way), is_remote(rival.way)), (auto.pays, !auto.pays), "{auto:?}");
+    assert!(cheapest.cost <= rival.cost, "{auto:?}");
+    let words = if auto.pays { "Remote experts pay here" } else { "Remote experts do not pay here" };
+    assert!(auto.sentence.starts_with(words) && auto.sentence.chars().count() <= MAX_VERDICT, "{auto:?}");
+    // Whatever the spec allows: who asks for none is told what they would be worth, and who asks for them what they cost.
+    assert_eq!(verdict("Never").rival.map(|rival| is_remote(rival.way)), Some(!auto.pays));
+    assert_eq!(verdict("Always").pays, auto.pays);
+    // Of a prior nobody knows.
+    assert_eq!(plan(&deployment(json!({}))).verdict, None);
+}
+
+/// Of a plan that follows while main functions serve: they stay as large as they are, and the other ways do not.
+#[test]
+fn a_plan_that_follows_is_beside_what_there_would_be_without_it() {
+    let mut facts = facts();
+    facts.inspection.expert_bytes = 100_000_000;
+    let owner = deployment(json!({
+        "slo": {"ttft": "1000s", "tpot": "100s"}, "pricing": {"billing": "Invocation"},
+    }));
+    let profile = Profile::prior(&facts.inspection, "bfloat16");
+    let known = KnownProfile { profile, source: ProfileSource::Measured };
+    let planning = Planning::new("demo", &owner.spec, &facts, &known).unwrap();
+    let first = planning.solve(None).unwrap();
+    // What is remote turns out to be what all requests use.
+    let sets = built(&owner, &first).remote_sets();
+    let weights = |layer: u32| {
+        let remote = &sets.iter().find(|set| set.layer == layer).unwrap().experts;
+        (0..8).map(|expert| if remote.contains(&expert) { 50.0 } else { 1.0 }).collect::<Vec<f32>>()
+    };
+    let shares = Shares::from_weights(8, [1, 2, 3].into_iter().flat_map(weights).collect()).unwrap();
+    let shares = shares.to_text(1000).unwrap();
+    let prediction = PlannedPrediction { revision: 1, of: MixOf::Answered, requests: 20, shares };
+    let planning = planning.expecting(prediction).unwrap();
+    let followed = planning.follow(&first, true).unwrap().expect("another plan");
+    assert_eq!(followed.main.memory_mb, first.main.memory_mb);
+    assert_ne!((&followed.remote, &followed.groups), (&first.remote, &first.groups));
+    let verdict = followed.verdict.unwrap();
+    let ways = [verdict.cheapest, verdict.rival].map(|way| way.map(|way| way.way));
+    assert!(ways.contains(&Some(ServingWay::Mix)), "all experts beside a larger main function: {verdict:?}");
+}
+
 /// The API server refuses these too; what is stored may be older than its rules.
 #[test]
 fn a_field_that_cannot_be_is_named() {
@@ -180,6 +270,8 @@ fn a_field_that_cannot_be_is_named() {
         (with_arrivals(json!({"perHour": "often"})), "spec.workload.arrivals.perHour is \"often\""),
         (with_arrivals(json!({"perHour": "NaN"})), "spec.workload.arrivals.perHour is NaN"),
         (with_arrivals(json!({"perHour": "1", "burst": "0.5"})), "spec.workload.arrivals.burst is 0.5"),
+        (json!({"slo": {"coldPercent": "101"}}), "spec.slo.coldPercent is 101"),
+        (json!({"slo": {"coldPercent": "few"}}), "spec.slo.coldPercent is \"few\""),
     ] {
         let owner = deployment(spec);
         let error = Planning::new("demo", &owner.spec, &facts(), &prior()).unwrap_err().to_string();

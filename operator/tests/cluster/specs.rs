@@ -25,6 +25,13 @@ fn arrivals(fields: Value) -> Value {
     }}))
 }
 
+/// A spec with limits of cold requests, which come as `arrivals` say.
+fn cold(stated: Option<Value>, slo: Value) -> Value {
+    let mut spec = stated.map_or_else(|| spec(json!({})), arrivals);
+    spec["slo"] = slo;
+    spec
+}
+
 fn cpu(main: Option<Value>, remote: Option<Value>) -> Value {
     let mut spec = spec(json!({}));
     for (part, cpu) in [("main", main), ("remoteExperts", remote)] {
@@ -85,6 +92,8 @@ fn valid_specs_are_accepted() {
         })),
         arrivals(json!({"perHour": "0.5"})),
         arrivals(json!({"perHour": "3600", "burst": "1.5"})),
+        cold(Some(json!({"perHour": "20"})), json!({"coldTtft": "30s", "coldPercent": "2.5"})),
+        cold(Some(json!({"perHour": "20"})), json!({"coldPercent": "100"})),
         spec(json!({"pricing": {"billing": "Invocation", "cpuCoreHour": "1", "memoryGBHour": "0.5"}})),
         spec(json!({"profile": {"configMapName": "measured"}})),
     ];
@@ -136,6 +145,11 @@ fn invalid_specs_are_refused_with_the_field_and_the_reason() {
         (spec(json!({"scaling": {"min": 0, "idleWindow": "0s"}})), "spec.scaling.idleWindow"),
         (spec(json!({"slo": {"ttft": "0s"}})), "spec.slo.ttft"),
         (spec(json!({"slo": {"tpot": "fast"}})), "spec.slo.tpot"),
+        (cold(None, json!({"coldTtft": "30s"})), "need workload.arrivals"),
+        (cold(None, json!({"coldPercent": "5"})), "need workload.arrivals"),
+        (cold(Some(json!({"perHour": "20"})), json!({"coldTtft": "0s"})), "spec.slo.coldTtft"),
+        (cold(Some(json!({"perHour": "20"})), json!({"coldPercent": "101"})), "spec.slo.coldPercent"),
+        (cold(Some(json!({"perHour": "20"})), json!({"coldPercent": 5})), "spec.slo.coldPercent"),
         (workload(10, 11), "at most maxInputTokens"),
         (workload(0, 0), "spec.workload.maxInputTokens"),
         (at_once(0), "spec.workload.concurrency"),

@@ -2,7 +2,9 @@
 
 use crate::example::{built, deployment, plan};
 use jiff::{SignedDuration, Timestamp};
-use remoe_operator::api::{Condition, ConditionType, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec};
+use remoe_operator::api::{
+    Condition, ConditionType, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec, PlanVerdict,
+};
 use remoe_operator::build::{LOAD_SECONDS, Revision};
 use remoe_operator::demanded::Demanded;
 use remoe_operator::names::PodName;
@@ -192,4 +194,14 @@ fn a_plan_that_costs_more_saves_nothing() {
     assert_eq!(scene.look(true).saving.as_deref(), Some("25 %"));
     scene.plan.numbers.savings.mix = Some(-2.17);
     assert_eq!(scene.look(true).saving.as_deref(), Some("n/a (costs more)"));
+}
+
+#[test]
+fn whether_remote_experts_pay_is_said_of_the_plan_that_is_to_run() {
+    let mut scene = Scene::new(1);
+    assert_eq!(scene.look(true).verdict, None, "a prior does not know");
+    let sentence = "Remote experts do not pay here: all experts beside the main function at $2.20 for a million requests.";
+    scene.plan.verdict =
+        Some(PlanVerdict { pays: false, sentence: sentence.to_owned(), cheapest: None, rival: None });
+    assert_eq!(scene.look(true).verdict.as_deref(), Some(sentence));
 }

@@ -5,7 +5,8 @@ use crate::problem::{Device, Pricing};
 
 impl Pricing {
     /// Memory that brings one vCPU, where functions are sold by their memory.
-    pub(crate) fn vcpu_bytes(&self) -> f64 {
+    #[must_use]
+    pub fn vcpu_bytes(&self) -> f64 {
         self.memory_per_vcpu_bytes.unwrap_or(GB)
     }
 

@@ -133,6 +133,17 @@ pub(super) fn run(question: &Question<'_>, as_json: bool) -> Result<ExitCode, Cl
         let message = "--manifest prints YAML and --json one JSON object; name one of them";
         return Err(CliError::arguments("--manifest", message));
     }
+    let cold = [
+        ("--cold-ttft", question.planning.cold_ttft.is_some()),
+        ("--cold-share", question.planning.cold_share.is_some()),
+    ];
+    if let Some((flag, _)) = cold.into_iter().find(|(_, is_given)| *is_given) {
+        let message = format!(
+            "{flag} cannot stand beside --nodes: how long a cloud takes to hand over a node is not known; the answer says \
+             how many requests find functions asleep, and when their first token comes once the node is there"
+        );
+        return Err(CliError::arguments(flag, message));
+    }
     let list = read_list(question.list)?;
     let model = KnownModel::open(source, question.dtype, question.experts_dtype)?;
     let profile = question.profile(&model)?;
@@ -383,7 +394,7 @@ impl Question<'_> {
             },
             request: self.planning.workload.request(inspection, self.concurrency.concurrency)?,
             slo: Slo::new(self.planning.ttft.as_secs_f64(), self.planning.tpot.as_secs_f64()),
-            arrivals: self.planning.workload.arrivals()?,
+            arrivals: self.planning.workload.arrivals(None)?,
             starts: Some(known.starts),
             shapes,
             reserve: Reserve::default(),
