@@ -85,6 +85,7 @@ fn owned<'a>(owner: &MoEDeployment, observed: &'a Observed, name: &str) -> Optio
 mod tests {
     use super::*;
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+    use kube::api::ObjectMeta;
     use serde_json::{Value, json};
 
     fn owner(status: Value) -> MoEDeployment {
@@ -98,15 +99,14 @@ mod tests {
 
     fn observed(uid: &str) -> Observed {
         let generation = json!({"number": 7, "plan": "p", "revision": "r", "remote": "", "endpoints": []});
-        let mut map = ConfigMap::default();
-        map.data = Some(
-            [("a.json".to_owned(), generation.to_string()), ("b.json".to_owned(), "{".to_owned())].into(),
-        );
-        map.metadata.owner_references = Some(vec![OwnerReference {
-            uid: uid.to_owned(),
-            controller: Some(true),
-            ..OwnerReference::default()
-        }]);
+        let data = [("a.json", generation.to_string()), ("b.json", "{".to_owned())];
+        let owner =
+            OwnerReference { uid: uid.to_owned(), controller: Some(true), ..OwnerReference::default() };
+        let map = ConfigMap {
+            metadata: ObjectMeta { owner_references: Some(vec![owner]), ..ObjectMeta::default() },
+            data: Some(data.map(|(key, text)| (key.to_owned(), text)).into()),
+            ..ConfigMap::default()
+        };
         let maps = [("demo-routing".to_owned(), Some(map))].into();
         Observed { maps, ..Observed::default() }
     }

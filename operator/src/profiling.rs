@@ -90,8 +90,8 @@ pub(super) fn of_model(profile: Profile, owner: &MoEDeployment, facts: &ModelFac
 
 /// The profile that a profiler printed: the last line of its log that is one.
 pub fn from_log(log: &str) -> Option<Profile> {
-    let lines = log.lines().rev().filter(|line| line.starts_with('{') && line.len() <= MAX_PROFILE);
-    lines.filter_map(|line| Profile::from_json(line).ok()).next()
+    let mut lines = log.lines().rev().filter(|line| line.starts_with('{') && line.len() <= MAX_PROFILE);
+    lines.find_map(|line| Profile::from_json(line).ok())
 }
 
 /// The record that keeps `profile` for all deployments that measure `subject`, `owner` the first of
