@@ -1,6 +1,6 @@
 //! Writes what was decided, one step after the other. It decides nothing.
 
-use super::api::{MoEDemand, MoEDeployment, MoEPlan};
+use super::api::{MoEDemand, MoEDeployment, MoEPlan, MoERecord};
 use super::calls::{CallError, Calls, Kind};
 use super::drift::is_as;
 use super::events::Happening;
@@ -10,7 +10,7 @@ use super::pods::Trouble;
 use super::rollout::Deletion;
 use super::steps::{Creation, Keep, Write, name_taken};
 use futures_util::future::join_all;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::ResourceExt;
 
@@ -106,8 +106,8 @@ impl Writer<'_> {
                 Ok(self.calls.replace_status(left.as_ref()).await.map(|_| Written::Done)?)
             }
             Write::Plan(plan) => self.plan(plan).await,
-            Write::Profile(map) => self.profile(map).await,
-            Write::Share(map) => Ok(self.calls.replace(map.as_ref()).await.map(|_| Written::Done)?),
+            Write::Profile(record) => self.profile(record).await,
+            Write::Share(record) => Ok(self.calls.replace(record.as_ref()).await.map(|_| Written::Done)?),
             Write::Create(creation) => self.create(creation).await,
             Write::Relabel { live, wanted } => self.relabel(live, wanted).await,
             Write::Delete(Deletion { name, uid, grace_seconds }) => {
@@ -148,7 +148,7 @@ impl Writer<'_> {
 
     /// The durable copy of the routing, if it still is what was read: a former leader that writes late is
     /// refused, and so is what was decided without having read what is there.
-    async fn routing(&self, keep: &Keep<ConfigMap>) -> Result<Written, ApplyError> {
+    async fn routing(&self, keep: &Keep<MoERecord>) -> Result<Written, ApplyError> {
         let wanted = keep.wanted.as_ref();
         if let Some(live) = &keep.live {
             self.calls.replace(&in_place_of(live.as_ref(), wanted)).await?;
@@ -156,13 +156,13 @@ impl Writer<'_> {
         }
         let Err(error) = self.calls.create(wanted).await else { return Ok(Written::Done) };
         let found =
-            if error.code() == 409 { self.calls.get::<ConfigMap>(&wanted.name_any()).await? } else { None };
+            if error.code() == 409 { self.calls.get::<MoERecord>(&wanted.name_any()).await? } else { None };
         let Some(found) = found else { return Err(error.into()) };
         if !is_owned_by(&found, &self.uid) {
             return Ok(Written::Refused(None, name_taken(wanted)));
         }
         // It lost the labels by which it is found. What it says is read with them again.
-        self.calls.merge(&ConfigMap { metadata: wanted.metadata.clone(), ..ConfigMap::default() }).await?;
+        self.calls.merge(&MoERecord { metadata: wanted.metadata.clone(), spec: found.spec }).await?;
         Err(ApplyError::Stale(wanted.name_any()))
     }
 
@@ -198,10 +198,10 @@ impl Writer<'_> {
     }
 
     /// A profile, unless another deployment was first.
-    async fn profile(&self, map: &ConfigMap) -> Result<Written, ApplyError> {
-        match self.calls.create(map).await {
+    async fn profile(&self, record: &MoERecord) -> Result<Written, ApplyError> {
+        match self.calls.create(record).await {
             // Measured at the same time, or spoiled: the measurement stands.
-            Err(error) if error.code() == 409 => self.calls.apply(map).await.map(|_| ())?,
+            Err(error) if error.code() == 409 => self.calls.apply(record).await.map(|_| ())?,
             other => other.map(|_| ())?,
         }
         Ok(Written::Done)

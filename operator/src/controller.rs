@@ -1,11 +1,11 @@
 //! Runs the pipeline whenever something changes, and again after what failed.
 
-use super::api::{MoEDemand, MoEDeployment, MoEPlan};
+use super::api::{MoEDemand, MoEDeployment, MoEPlan, MoERecord};
 use super::events::{Happening, publish};
 use super::names::MANAGER;
 use super::reconcile::{Context, ReconcileError, reconcile};
 use futures_util::{StreamExt, stream};
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
+use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::ListParams;
@@ -87,7 +87,7 @@ pub(super) async fn control(
         .with_config(Config::default().concurrency(concurrency))
         .owns(scoped::<Pod>(&client, namespace), ours.clone())
         .owns(scoped::<Service>(&client, namespace), ours.clone())
-        .owns(scoped::<ConfigMap>(&client, namespace), ours.clone())
+        .owns(scoped::<MoERecord>(&client, namespace), ours.clone())
         .owns(scoped::<NetworkPolicy>(&client, namespace), ours.clone())
         .owns(scoped::<PodDisruptionBudget>(&client, namespace), ours.clone())
         .owns(scoped::<MoEPlan>(&client, namespace), ours.clone())

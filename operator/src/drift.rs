@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 /// Maps that are replaced as a whole: one more entry in a selector selects something else.
-const WHOLE: [&str; 5] = ["selector", "matchLabels", "podSelector", "namespaceSelector", "data"];
+const WHOLE: [&str; 5] = ["selector", "matchLabels", "podSelector", "namespaceSelector", "generations"];
 
 /// Whether `live` says everything that `wanted` says. It may say more, where the API server fills in
 /// defaults and others add labels; lists and selectors must be equal.

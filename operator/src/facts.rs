@@ -1,13 +1,11 @@
-//! What the inspector found out about a checkpoint, and the ConfigMap that keeps it.
+//! What the inspector found out about a checkpoint, and the record that keeps it.
 
-use super::api::{MoEDeployment, ModelSpec};
+use super::api::{MoEDeployment, MoERecord, MoERecordSpec, ModelSpec, RecordOf};
 use super::build::owned_meta;
 use super::digest::digest;
-use super::names::{self, SUBJECT};
-use k8s_openapi::api::core::v1::ConfigMap;
+use super::names;
 use remoe_model::Inspection;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 
 /// Facts take no more, in bytes.
 pub const MAX_FACTS: usize = 32 << 10;
@@ -19,9 +17,6 @@ const MAX_EXPERTS_OF_ALL: usize = 1 << 18;
 const MAX_COUNT: usize = 1 << 30;
 /// Bytes of anything: sums of as many as there is room to list stay numbers.
 const MAX_BYTES: u64 = 1 << 47;
-
-/// The key of the facts in their ConfigMap.
-const KEY: &str = "model.json";
 
 /// A checkpoint without its weights: what `remoe inspect --json` prints.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -61,7 +56,7 @@ impl ModelFacts {
         Self::from_json(line)
     }
 
-    fn from_json(text: &str) -> Result<Self, FactsError> {
+    pub(super) fn from_json(text: &str) -> Result<Self, FactsError> {
         if text.len() > MAX_FACTS {
             return Err(FactsError::TooLarge { bytes: text.len() });
         }
@@ -71,7 +66,7 @@ impl ModelFacts {
         Ok(facts)
     }
 
-    /// What a model can be: facts come from a pod's log or a ConfigMap, which others can write.
+    /// What a model can be: facts come from a pod's log or an object, which others can write.
     ///
     /// # Errors
     /// The first figure that cannot be.
@@ -119,24 +114,21 @@ impl ModelFacts {
         Ok(())
     }
 
-    /// The facts in `map`, where they are about `subject`.
-    pub fn from_config_map(map: &ConfigMap, subject: &str) -> Option<Self> {
-        if names::label(&map.metadata, SUBJECT) != subject {
-            return None;
-        }
+    /// The facts in `record`, where they are about `subject`.
+    pub fn from_record(record: &MoERecord, subject: &str) -> Option<Self> {
         // What somebody spoiled is found out again.
-        Self::from_json(map.data.as_ref()?.get(KEY)?).ok()
+        Self::from_json(record.spec.json_of(RecordOf::Model, subject)?).ok()
     }
 
-    /// The ConfigMap that keeps these facts about `subject`.
+    /// The record that keeps these facts about `subject`.
     ///
     /// # Errors
     /// The facts cannot be written as JSON.
-    pub fn config_map(&self, owner: &MoEDeployment, subject: &str) -> Result<ConfigMap, serde_json::Error> {
-        let mut metadata = owned_meta(owner, names::model_config_map);
-        metadata.labels.get_or_insert_default().insert(SUBJECT.to_owned(), subject.to_owned());
-        let data = BTreeMap::from([(KEY.to_owned(), serde_json::to_string(self)?)]);
-        Ok(ConfigMap { metadata, data: Some(data), ..ConfigMap::default() })
+    pub fn record(&self, owner: &MoEDeployment, subject: &str) -> Result<MoERecord, serde_json::Error> {
+        let Inspection { family, dtype, layers, experts, .. } = &self.inspection;
+        let about = format!("{family} in {dtype}, {layers} layers, {experts} experts");
+        let spec = MoERecordSpec::found(RecordOf::Model, subject, serde_json::to_string(self)?, &about);
+        Ok(MoERecord { metadata: owned_meta(owner, names::model_record), spec })
     }
 }
 

@@ -4,7 +4,7 @@ use super::errand::{Errand, UNREADABLE, errand};
 use super::facts::{FactsError, ModelFacts};
 use super::pods::Trouble;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::core::v1::Pod;
 
 /// How the inspection of a model stands.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,16 +25,15 @@ impl Inspecting {
     }
 }
 
-/// How the inspection of `subject` by pods at `place` stands.
+/// How the inspection of a model by pods at `place` stands, of which `known` is kept.
 pub fn inspecting(
-    map: Option<&ConfigMap>,
+    known: Option<ModelFacts>,
     pods: &[Pod],
     owner_uid: &str,
-    subject: &str,
     place: &str,
     now: Timestamp,
 ) -> Inspecting {
-    match map.and_then(|map| ModelFacts::from_config_map(map, subject)) {
+    match known {
         Some(facts) => Inspecting::Known(Box::new(facts)),
         None => Inspecting::Sent(errand(pods, owner_uid, place, UNREADABLE, now)),
     }

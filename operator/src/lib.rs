@@ -25,6 +25,7 @@ pub mod collector;
 pub mod conditions;
 pub mod digest;
 pub mod drift;
+mod earlier;
 pub mod errand;
 pub mod events;
 pub mod facts;

@@ -11,7 +11,7 @@ pub const FUNCTION: &str = "remoe.dev/function";
 pub const IDENTITY: &str = "remoe.dev/identity";
 /// Which of the function's replicas.
 pub const REPLICA: &str = "remoe.dev/replica";
-/// Hash of what a helper pod, or what it found out, is about.
+/// Hash of what a helper pod, or a profile, is about.
 pub const SUBJECT: &str = "remoe.dev/subject";
 /// Which part a pod plays.
 pub const COMPONENT: &str = "app.kubernetes.io/component";
@@ -96,18 +96,18 @@ pub fn selector_text(selector: &BTreeMap<String, String>) -> String {
     pairs.join(",")
 }
 
-/// ConfigMap with the facts of the checkpoint.
-pub fn model_config_map(deployment: &str) -> String {
+/// Record with the facts of the checkpoint.
+pub fn model_record(deployment: &str) -> String {
     format!("{deployment}-model")
 }
 
-/// ConfigMap with what a profiler measured of `subject`, and the place of the pods that measure it.
-pub fn profile_config_map(subject: &str) -> String {
+/// Record of what a profiler measured of `subject`, and the place of the pods that measure it.
+pub fn profile_record(subject: &str) -> String {
     format!("remoe-profile-{subject}")
 }
 
-/// ConfigMap with the routing generations: the durable copy of what main functions were told.
-pub fn routing_config_map(deployment: &str) -> String {
+/// Record of the routing generations: the durable copy of what main functions were told.
+pub fn routing_record(deployment: &str) -> String {
     format!("{deployment}-routing")
 }
 

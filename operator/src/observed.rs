@@ -1,8 +1,9 @@
 //! What there is: read from the API in one go, and heard from main functions.
 
-use super::api::{GatewayDemand, MoEDemand, MoEDeployment, MoEPlan, Replan};
+use super::api::{GatewayDemand, MoEDemand, MoEDeployment, MoEPlan, MoERecord, Replan};
 use super::calls::{CallError, Calls};
 use super::conversations::Heard;
+use super::earlier;
 use super::fleet::Silence;
 use super::gateways::Gateways;
 use super::known::{Lacking, lacking};
@@ -33,11 +34,14 @@ pub struct Observed {
     /// Plans, the newest last.
     pub plans: Vec<MoEPlan>,
     /// The facts of the checkpoint.
-    pub model: Option<ConfigMap>,
+    pub model: Option<MoERecord>,
     /// The routing generations.
-    pub routing: Option<ConfigMap>,
-    /// ConfigMaps with figures of the hardware that were asked for, by name; none: there is none.
-    pub profiles: BTreeMap<String, Option<ConfigMap>>,
+    pub routing: Option<MoERecord>,
+    /// Records of figures of the hardware that were asked for, by name; none: there is none.
+    pub profiles: BTreeMap<String, Option<MoERecord>>,
+    /// ConfigMaps that were asked for, by name; none: there is none. They are of those who supply figures, or of an earlier
+    /// release.
+    pub maps: BTreeMap<String, Option<ConfigMap>>,
     /// Logs of helpers that are done, by the name of their pods, or why one cannot be read.
     pub logs: BTreeMap<String, Result<String, String>>,
     /// What main functions said, by the uid of their pods.
@@ -68,14 +72,20 @@ impl Observed {
     }
 
     /// The routing generations, read.
-    pub fn table(&self) -> RoutingTable {
-        self.routing.as_ref().map(RoutingTable::from_config_map).unwrap_or_default()
+    pub fn table(&self, owner: &MoEDeployment) -> RoutingTable {
+        let kept = self.routing.as_ref().map(RoutingTable::from_record);
+        kept.or_else(|| earlier::routing(owner, self)).unwrap_or_default()
+    }
+
+    /// Whether main functions were told anything that is kept.
+    pub(super) fn has_routing(&self, owner: &MoEDeployment) -> bool {
+        self.routing.is_some() || earlier::routing(owner, self).is_some()
     }
 
     /// The pods of functions of `owner`, with what main functions said.
     pub fn functions(&self, owner: &MoEDeployment) -> Vec<PodView> {
         let uid = owner.uid().unwrap_or_default();
-        let newest = self.table().newest();
+        let newest = self.table(owner).newest();
         let views = self.pods.iter().filter_map(|pod| PodView::of(pod, &uid, self.now));
         let heard = views.map(|mut view| {
             if let Some(heard) = self.heard.get(&view.uid).filter(|_| view.is_main && view.is_sound()) {
@@ -118,29 +128,31 @@ pub(super) async fn observe(
             None => Ok(BTreeSet::new()),
         }
     };
-    let (pods, services, network_policies, budgets, plans, maps, demand, live) = try_join!(
+    let (pods, services, network_policies, budgets, plans, records, demand, live) = try_join!(
         calls.list(&selector),
         calls.list(&selector),
         calls.list(&selector),
         calls.list(&selector),
         calls.plans(&selector),
-        calls.list::<ConfigMap>(&selector),
+        calls.list::<MoERecord>(&selector),
         demand,
         live,
     )?;
     let uid = deployment.uid().unwrap_or_default();
     // What belongs to an earlier deployment of the same name is on its way out.
-    let map =
-        |name: String| maps.iter().find(|map| map.name_any() == name && is_owned_by(*map, &uid)).cloned();
+    let record = |name: String| {
+        records.iter().find(|record| record.name_any() == name && is_owned_by(*record, &uid)).cloned()
+    };
     let mut observed = Observed {
         pods,
         services,
         network_policies,
         budgets,
         plans: plans.into_iter().filter(|plan| is_owned_by(plan, &uid)).collect(),
-        model: map(names::model_config_map(&name)),
-        routing: map(names::routing_config_map(&name)),
+        model: record(names::model_record(&name)),
+        routing: record(names::routing_record(&name)),
         profiles: BTreeMap::new(),
+        maps: BTreeMap::new(),
         logs: BTreeMap::new(),
         heard,
         serving,
@@ -160,8 +172,12 @@ pub(super) async fn observe(
                 observed.logs.insert(pod, log);
             }
             Lacking::Profile(name) => {
+                let record = calls.get(&name).await?;
+                observed.profiles.insert(name, record);
+            }
+            Lacking::Map(name) => {
                 let map = calls.get(&name).await?;
-                observed.profiles.insert(name, map);
+                observed.maps.insert(name, map);
             }
         }
     }

@@ -348,7 +348,7 @@ impl Planned {
 
 /// The plan that main functions were last told of.
 fn running(owner: &MoEDeployment, observed: &Observed) -> Option<String> {
-    let table = observed.table();
+    let table = observed.table(owner);
     let newest = table.entries.into_values().max_by_key(|generation| generation.number);
     newest.map(|generation| generation.plan).or_else(|| owner.status.as_ref()?.plan.clone())
 }
@@ -356,7 +356,7 @@ fn running(owner: &MoEDeployment, observed: &Observed) -> Option<String> {
 /// The plan by which main functions serve.
 pub fn serving(owner: &MoEDeployment, observed: &Observed) -> Option<String> {
     let uid = owner.uid().unwrap_or_default();
-    let table = observed.table();
+    let table = observed.table(owner);
     let views = observed.pods.iter().filter_map(|pod| PodView::of(pod, &uid, observed.now));
     let mains: Vec<PodView> = views.filter(|pod| pod.is_main && pod.is_sound() && pod.ready).collect();
     let serves = |identity: &String| mains.iter().any(|main| main.identity == *identity);

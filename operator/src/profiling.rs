@@ -4,7 +4,7 @@
 //! A measured profile is shared by all deployments of a namespace that would measure the same. It is not
 //! shared further: a tenant who can write into a pod could forge it for others.
 
-use super::api::{MainSpec, MoEDeployment, PodTemplate, ProfileSource};
+use super::api::{MainSpec, MoEDeployment, MoERecord, MoERecordSpec, PodTemplate, ProfileSource, RecordOf};
 use super::build::measured_vcpus;
 use super::digest::digest;
 use super::facts::ModelFacts;
@@ -17,12 +17,10 @@ use kube::{Resource, ResourceExt};
 use remoe_profile::{MEASUREMENTS, ModelId, Profile};
 use std::collections::BTreeMap;
 
-/// The key of a profile in its ConfigMap.
-const KEY: &str = "profile.json";
-/// The processor that was measured, for people.
-const CPU: &str = "remoe.dev/cpu";
-/// How it computes: equal classes give equal bits.
-const NUMERICS_CLASS: &str = "remoe.dev/numerics-class";
+/// The key of a profile in the ConfigMap of somebody who supplies one.
+pub(super) const KEY: &str = "profile.json";
+/// A profile takes no more, in bytes of JSON.
+const MAX_PROFILE: usize = 128 << 10;
 
 /// Pods that are sent to measure the same before the prior has to do.
 pub const ATTEMPTS: u32 = 3;
@@ -73,56 +71,63 @@ pub fn supplied(name: &str, map: Option<&ConfigMap>) -> Result<KnownProfile, Tro
     Ok(KnownProfile { profile, source: ProfileSource::Supplied })
 }
 
-/// The profile in `map`, where it is one of this model; what somebody spoiled is measured again.
-pub fn measured(map: &ConfigMap, owner: &MoEDeployment, facts: &ModelFacts) -> Option<KnownProfile> {
-    let profile = Profile::from_json(map.data.as_ref()?.get(KEY)?).ok()?;
+/// The profile in `record`, where it is one of this subject and model; what somebody spoiled is measured again.
+pub fn measured(
+    record: &MoERecord,
+    subject: &str,
+    owner: &MoEDeployment,
+    facts: &ModelFacts,
+) -> Option<KnownProfile> {
+    let profile = Profile::from_json(record.spec.json_of(RecordOf::Profile, subject)?).ok()?;
+    of_model(profile, owner, facts)
+}
+
+/// `profile` as one that was measured, where it is one of this model.
+pub(super) fn of_model(profile: Profile, owner: &MoEDeployment, facts: &ModelFacts) -> Option<KnownProfile> {
     profile.check_model(&served(&owner.spec, facts), compute_dtype(&owner.spec, facts).name()).ok()?;
     Some(KnownProfile { profile, source: ProfileSource::Measured })
 }
 
 /// The profile that a profiler printed: the last line of its log that is one.
 pub fn from_log(log: &str) -> Option<Profile> {
-    log.lines().rev().filter(|line| line.starts_with('{')).find_map(|line| Profile::from_json(line).ok())
+    let mut lines = log.lines().rev().filter(|line| line.starts_with('{') && line.len() <= MAX_PROFILE);
+    lines.find_map(|line| Profile::from_json(line).ok())
 }
 
-/// The ConfigMap that keeps `profile` for all deployments that measure `subject`, `owner` the first of
+/// The record that keeps `profile` for all deployments that measure `subject`, `owner` the first of
 /// them. It goes when the last of them has gone.
 ///
 /// # Errors
 /// The profile cannot be written as JSON.
-pub fn config_map(
+pub fn record(
     owner: &MoEDeployment,
     subject: &str,
     profile: &Profile,
-) -> Result<ConfigMap, serde_json::Error> {
-    Ok(ConfigMap {
-        metadata: ObjectMeta {
-            name: Some(names::profile_config_map(subject)),
-            namespace: owner.namespace(),
-            labels: Some(BTreeMap::from([
-                ("app.kubernetes.io/part-of".to_owned(), "remoe".to_owned()),
-                ("app.kubernetes.io/managed-by".to_owned(), MANAGER.to_owned()),
-                (SUBJECT.to_owned(), subject.to_owned()),
-            ])),
-            annotations: Some(BTreeMap::from([
-                (CPU.to_owned(), profile.machine.cpu.clone()),
-                (NUMERICS_CLASS.to_owned(), profile.kernels.numerics_class.clone()),
-            ])),
-            owner_references: owner.owner_ref(&()).map(|reference| vec![reference]),
-            ..ObjectMeta::default()
-        },
-        data: Some(BTreeMap::from([(KEY.to_owned(), serde_json::to_string(profile)?)])),
-        ..ConfigMap::default()
-    })
+) -> Result<MoERecord, serde_json::Error> {
+    let metadata = ObjectMeta {
+        name: Some(names::profile_record(subject)),
+        namespace: owner.namespace(),
+        labels: Some(BTreeMap::from([
+            ("app.kubernetes.io/part-of".to_owned(), "remoe".to_owned()),
+            ("app.kubernetes.io/managed-by".to_owned(), MANAGER.to_owned()),
+            (SUBJECT.to_owned(), subject.to_owned()),
+        ])),
+        owner_references: owner.owner_ref(&()).map(|reference| vec![reference]),
+        ..ObjectMeta::default()
+    };
+    // Equal classes give equal bits.
+    let about = format!("{}, numerics {}", profile.machine.cpu, profile.kernels.numerics_class);
+    let spec = MoERecordSpec::found(RecordOf::Profile, subject, serde_json::to_string(profile)?, &about);
+    Ok(MoERecord { metadata, spec })
 }
 
-/// `map` with `owner` among those that it stays for; none where it is already.
-pub fn shared_with(map: &ConfigMap, owner: &MoEDeployment) -> Option<ConfigMap> {
+/// `record` with `owner` among those that it stays for; none where it is already.
+pub fn shared_with(record: &MoERecord, owner: &MoEDeployment) -> Option<MoERecord> {
     let reference = owner.owner_ref(&())?;
-    if map.owner_references().iter().any(|known| known.uid == reference.uid) {
+    if record.owner_references().iter().any(|known| known.uid == reference.uid) {
         return None;
     }
-    let mut map = map.clone();
-    map.owner_references_mut().push(reference);
-    Some(map)
+    let mut record = record.clone();
+    record.owner_references_mut().push(reference);
+    Some(record)
 }

@@ -1,12 +1,11 @@
 //! Routing generations: what main functions are told, and the durable copy of it.
 
-use super::api::MoEDeployment;
+pub use super::api::{Generation, RoutedPod};
+use super::api::{MoEDeployment, MoERecord, MoERecordSpec};
 use super::build::owned_meta;
 use super::names;
-use k8s_openapi::api::core::v1::ConfigMap;
 use remoe_wire::v1::{Endpoint, LayerExperts, Routing};
 use remoe_wire::{ListingError, parse_listing, placement_digest};
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Numbers are counted up to here: 64 times what a main function takes in one step, so that one that has
@@ -22,39 +21,6 @@ pub struct RoutingTable {
     pub entries: BTreeMap<String, Generation>,
     /// Whether the durable copy had more that could not be believed: numbers beyond these may be in use.
     pub spoiled: bool,
-}
-
-/// One routing generation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Generation {
-    /// Its number: larger than any before, whatever shape that was for.
-    pub number: u64,
-    /// Hash of the plan that it belongs to.
-    pub plan: String,
-    /// Hash of the shapes of all functions that it belongs to.
-    pub revision: String,
-    /// The remote experts of each layer, as `1:6-7,2:0`.
-    pub remote: String,
-    /// The remote functions, by name.
-    pub endpoints: Vec<RoutedPod>,
-    /// What each group of remote functions hosts, by number and in the form of `remote`; empty where layers
-    /// have functions of their own.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub groups: Vec<String>,
-}
-
-/// A remote function of a generation.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct RoutedPod {
-    /// Its pod.
-    pub pod: String,
-    /// Where it is reached, as host:port.
-    pub address: String,
-    /// The layers whose remote experts it hosts, all of them; empty for one of a group.
-    pub layers: Vec<u32>,
-    /// The number of its group.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub group: Option<usize>,
 }
 
 /// Why main functions cannot be told a generation.
@@ -112,14 +78,18 @@ impl Generation {
 }
 
 impl RoutingTable {
-    /// Reads the durable copy. What somebody spoiled is left out, and decided anew.
-    pub fn from_config_map(map: &ConfigMap) -> Self {
+    /// Reads the durable copy.
+    pub fn from_record(record: &MoERecord) -> Self {
+        let entries = record.spec.generations.iter();
+        Self::believed(entries.map(|(identity, generation)| (identity.as_str(), Some(generation.clone()))))
+    }
+
+    /// The generations of `entries` that can be believed. What somebody spoiled is left out, and decided anew.
+    pub(super) fn believed<'a>(entries: impl Iterator<Item = (&'a str, Option<Generation>)>) -> Self {
         let mut table = Self::default();
-        for (key, value) in map.data.iter().flatten() {
-            let Some(identity) = key.strip_suffix(".json") else { continue };
-            let read = serde_json::from_str(value).ok();
+        for (identity, read) in entries {
             // The last one is none: nothing could follow it.
-            match read.filter(|read: &Generation| read.number < MOST_GENERATIONS - 1) {
+            match read.filter(|read| read.number < MOST_GENERATIONS - 1) {
                 Some(generation) => {
                     table.entries.insert(identity.to_owned(), generation);
                 }
@@ -130,19 +100,16 @@ impl RoutingTable {
     }
 
     /// The durable copy.
-    ///
-    /// # Errors
-    /// A generation cannot be written as JSON.
-    pub fn config_map(&self, owner: &MoEDeployment) -> Result<ConfigMap, serde_json::Error> {
-        let file = |(identity, generation): (&String, &Generation)| {
-            Ok((format!("{identity}.json"), serde_json::to_string(generation)?))
-        };
-        let data = self.entries.iter().map(file).collect::<Result<_, serde_json::Error>>()?;
-        Ok(ConfigMap {
-            metadata: owned_meta(owner, names::routing_config_map),
-            data: Some(data),
-            ..ConfigMap::default()
-        })
+    pub fn record(&self, owner: &MoEDeployment) -> MoERecord {
+        let newest = self.entries.values().max_by_key(|generation| generation.number);
+        let about = newest.map_or_else(
+            || "no generation is in force".to_owned(),
+            |Generation { number, plan, endpoints, .. }| {
+                format!("generation {number} of plan {plan}, {} remote functions", endpoints.len())
+            },
+        );
+        let spec = MoERecordSpec::told(self.entries.clone(), &about);
+        MoERecord { metadata: owned_meta(owner, names::routing_record), spec }
     }
 
     /// The largest number so far.

@@ -8,7 +8,7 @@ mod sleeping;
 
 pub(super) use measuring::waits;
 
-use super::api::{MoEDemand, MoEDeployment, MoEPlan};
+use super::api::{MoEDemand, MoEDeployment, MoEPlan, MoERecord};
 use super::build::{Surroundings, frame, inspector};
 use super::conversations::Partner;
 use super::demanded::{Demanded, demanded};
@@ -24,7 +24,7 @@ use super::pods::{PodView, Trouble};
 use super::routing::RoutingTable;
 use super::starting::Run;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
+use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::{Resource, ResourceExt};
@@ -54,9 +54,9 @@ pub enum Write {
     /// Makes a disruption budget what it is to be.
     Budget(Keep<PodDisruptionBudget>),
     /// Makes the copy of the model's facts what it is to be.
-    Facts(Keep<ConfigMap>),
+    Facts(Keep<MoERecord>),
     /// Makes the durable copy of the routing what it is to be, if it still is what was read.
-    Routing(Keep<ConfigMap>),
+    Routing(Keep<MoERecord>),
     /// Tells gateways whether functions run, and where, if nobody has written that or an entry since it was read.
     Demand(Keep<MoEDemand>),
     /// Takes the entries of gateways that are dead from what they said, if nobody has written since.
@@ -64,9 +64,9 @@ pub enum Write {
     /// Stores a plan; what one says is never changed.
     Plan(Box<MoEPlan>),
     /// Stores a profile for all deployments that would measure the same.
-    Profile(Box<ConfigMap>),
+    Profile(Box<MoERecord>),
     /// Has a profile stay for this deployment as well.
-    Share(Box<ConfigMap>),
+    Share(Box<MoERecord>),
     /// Makes a pod.
     Create(Creation),
     /// Gives a pod back the labels that somebody took or changed.
@@ -179,7 +179,7 @@ impl Scene<'_> {
     }
 
     fn table(&self) -> RoutingTable {
-        self.observed.table()
+        self.observed.table(self.owner)
     }
 }
 
@@ -273,8 +273,8 @@ impl Steps {
         self.writes.extend(over.into_iter().map(Write::Delete));
         if let Some(facts) = model.facts() {
             // Labels and owner included.
-            let there: Vec<ConfigMap> = observed.model.iter().cloned().collect();
-            self.keep(scene, facts.config_map(owner, &model.subject)?, &there, Write::Facts);
+            let there: Vec<MoERecord> = observed.model.iter().cloned().collect();
+            self.keep(scene, facts.record(owner, &model.subject)?, &there, Write::Facts);
         }
         match &model.inspecting {
             Inspecting::Sent(Errand::Start { incarnation, .. }) => {

@@ -1,4 +1,4 @@
-use super::{MoEDemand, MoEDeployment, MoEPlan};
+use super::{MoEDemand, MoEDeployment, MoEPlan, MoERecord};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{CustomResourceExt, ResourceExt};
 
@@ -10,7 +10,7 @@ pub fn crds() -> Result<Vec<(String, String)>, serde_yaml::Error> {
     let file = |crd: CustomResourceDefinition| {
         Ok((format!("{}.yaml", crd.name_any()), serde_yaml::to_string(&crd)?))
     };
-    [MoEDeployment::crd(), MoEPlan::crd(), MoEDemand::crd()].into_iter().map(file).collect()
+    [MoEDeployment::crd(), MoEPlan::crd(), MoERecord::crd(), MoEDemand::crd()].into_iter().map(file).collect()
 }
 
 #[cfg(test)]

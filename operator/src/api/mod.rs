@@ -1,5 +1,5 @@
-//! The custom resources: `MoEDeployment`, which users write, `MoEPlan`, which the operator writes, and `MoEDemand`,
-//! which it shares with gateways.
+//! The custom resources: `MoEDeployment`, which users write, `MoEPlan` and `MoERecord`, which the operator writes, and
+//! `MoEDemand`, which it shares with gateways.
 
 // The schema macros write helper types as public as the ones that they describe.
 #![allow(unreachable_pub)]
@@ -8,6 +8,7 @@ mod crds;
 mod deployment;
 mod plan;
 mod prediction;
+mod record;
 mod scaling;
 mod sizes;
 mod status;
@@ -25,6 +26,7 @@ pub use plan::{
     WayCost,
 };
 pub use prediction::{PlannedPrediction, PredictionSpec, Privacy, Replan};
+pub use record::{Generation, MoERecord, MoERecordSpec, RecordOf, RoutedPod};
 pub use remoe_demand::{
     DemandPhase, FunctionPod, GatewayDemand, GroupDemand, LEASE_LABEL, LEASE_SECONDS, MOST_FUNCTIONS,
     MOST_GATEWAYS, MainFunction, MixOf, MoEDemand, MoEDemandSpec, MoEDemandStatus, PredictionOrder,

@@ -6,7 +6,7 @@ use super::functions::BuildError;
 use super::pod::{ModelAccess, Program, main_resources};
 use crate::api::{CpuRange, MemoryRange, MoEDeployment, MoEPlanSpec};
 use crate::facts::ModelFacts;
-use crate::names::{Component, PodName, profile_config_map};
+use crate::names::{Component, PodName, profile_record};
 use crate::quantity::{MB, megabytes, millicores_of, vcpus};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -63,7 +63,7 @@ pub fn profiler(
             megabytes(memory),
         ),
     };
-    let place = profile_config_map(subject);
+    let place = profile_record(subject);
     let errand =
         ErrandPod { owner, component: Component::Profiler, subject, deadline_seconds: DEADLINE_SECONDS };
     Ok(errand.pod(PodName { place, incarnation }, program, &access))

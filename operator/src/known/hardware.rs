@@ -1,15 +1,15 @@
 //! Figures of the hardware, or how far measuring them is.
 
 use super::Lacking;
-use crate::api::{Device, MoEDeployment, ProfileSource};
+use crate::api::{Device, MoEDeployment, MoERecord, ProfileSource};
+use crate::earlier;
 use crate::errand::{Errand, errand};
 use crate::facts::ModelFacts;
-use crate::names::profile_config_map;
+use crate::names::profile_record;
 use crate::observed::Observed;
 use crate::planning::{KnownProfile, compute_dtype, served};
 use crate::pods::Trouble;
-use crate::profiling::{ATTEMPTS, from_log, measured, shared_with, subject, supplied};
-use k8s_openapi::api::core::v1::ConfigMap;
+use crate::profiling::{ATTEMPTS, from_log, measured, of_model, record, shared_with, subject, supplied};
 use kube::ResourceExt;
 use remoe_profile::Profile;
 
@@ -18,13 +18,15 @@ use remoe_profile::Profile;
 pub struct Hardware {
     /// Identity of what a profiler measures.
     pub subject: String,
-    /// The ConfigMap that has its figures, or would have them.
+    /// What has its figures, or would have them: a record, or the ConfigMap that the spec names.
     pub source: String,
     /// The figures that plans stand on: those that the spec names, else those that were measured, else the
     /// prior.
     pub profile: Result<KnownProfile, Trouble>,
-    /// The measured profile with this deployment among those that it stays for, where it is not yet.
-    pub shared: Option<ConfigMap>,
+    /// The record of the figures with this deployment among those that it stays for, where it is not yet.
+    pub shared: Option<MoERecord>,
+    /// The record of figures that an earlier release measured, where there is none yet.
+    pub taken_over: Option<Box<MoERecord>>,
     /// How measuring stands, while there is only the prior.
     pub measuring: Option<Measuring>,
 }
@@ -45,17 +47,36 @@ impl Hardware {
         observed: &Observed,
     ) -> Result<Self, serde_json::Error> {
         let subject = subject(owner, facts)?;
-        let read = |name: &String| observed.profiles.get(name).and_then(Option::as_ref);
         if let Some(named) = &owner.spec.profile {
             let source = named.config_map_name.clone();
-            let profile = supplied(&source, read(&source));
-            return Ok(Self { subject, source, profile, shared: None, measuring: None });
+            let profile = supplied(&source, observed.maps.get(&source).and_then(Option::as_ref));
+            return Ok(Self { subject, source, profile, shared: None, taken_over: None, measuring: None });
         }
-        let source = profile_config_map(&subject);
-        let found = read(&source).and_then(|map| Some((map, measured(map, owner, facts)?)));
-        if let Some((map, known)) = found {
-            let shared = shared_with(map, owner);
-            return Ok(Self { subject, source, profile: Ok(known), shared, measuring: None });
+        let source = profile_record(&subject);
+        let kept = observed.profiles.get(&source).and_then(Option::as_ref);
+        let found = kept.and_then(|kept| Some((kept, measured(kept, &subject, owner, facts)?)));
+        if let Some((kept, known)) = found {
+            let shared = shared_with(kept, owner);
+            return Ok(Self {
+                subject,
+                source,
+                profile: Ok(known),
+                shared,
+                taken_over: None,
+                measuring: None,
+            });
+        }
+        let earlier = earlier::profile(owner, observed, &source).filter(|_| kept.is_none());
+        if let Some(known) = earlier.and_then(|profile| of_model(profile, owner, facts)) {
+            let taken_over = Some(Box::new(record(owner, &subject, &known.profile)?));
+            return Ok(Self {
+                subject,
+                source,
+                profile: Ok(known),
+                shared: None,
+                taken_over,
+                measuring: None,
+            });
         }
         let dtype = compute_dtype(&owner.spec, facts);
         let model = served(&owner.spec, facts);
@@ -65,12 +86,23 @@ impl Hardware {
         };
         let profile = Ok(KnownProfile { profile, source: ProfileSource::Prior });
         let measuring = Some(Measuring::of(owner, &source, observed));
-        Ok(Self { subject, source, profile, shared: None, measuring })
+        Ok(Self { subject, source, profile, shared: None, taken_over: None, measuring })
     }
 
-    pub(super) fn lacking(&self, observed: &Observed) -> Option<Lacking> {
-        if !observed.profiles.contains_key(&self.source) {
-            return Some(Lacking::Profile(self.source.clone()));
+    pub(super) fn lacking(&self, owner: &MoEDeployment, observed: &Observed) -> Option<Lacking> {
+        if owner.spec.profile.is_some() {
+            let is_read = observed.maps.contains_key(&self.source);
+            return (!is_read).then(|| Lacking::Map(self.source.clone()));
+        }
+        match observed.profiles.get(&self.source) {
+            None => return Some(Lacking::Profile(self.source.clone())),
+            Some(None) => {
+                let earlier = earlier::lacking_profile(observed, &self.source);
+                if let Some(name) = earlier {
+                    return Some(Lacking::Map(name));
+                }
+            }
+            Some(Some(_)) => {}
         }
         match &self.measuring.as_ref()?.errand {
             Errand::Done { pod } if !observed.logs.contains_key(pod) => Some(Lacking::Log(pod.clone())),

@@ -4,6 +4,7 @@ mod hardware;
 mod model;
 
 use super::api::MoEDeployment;
+use super::earlier;
 use super::observed::Observed;
 
 pub use hardware::{Hardware, Measuring};
@@ -23,8 +24,10 @@ pub struct Known {
 pub enum Lacking {
     /// The log of a pod.
     Log(String),
-    /// The ConfigMap of a profile.
+    /// The record of a profile.
     Profile(String),
+    /// A ConfigMap: figures that somebody supplies, or what an earlier release kept.
+    Map(String),
 }
 
 /// What `observed` says about model and hardware.
@@ -42,7 +45,10 @@ pub fn know(owner: &MoEDeployment, observed: &Observed) -> Result<Known, serde_j
 /// # Errors
 /// A value cannot be written as JSON.
 pub fn lacking(owner: &MoEDeployment, observed: &Observed) -> Result<Option<Lacking>, serde_json::Error> {
+    if let Some(earlier) = earlier::lacking(owner, observed) {
+        return Ok(Some(Lacking::Map(earlier)));
+    }
     let known = know(owner, observed)?;
     let lacking = known.model.lacking(observed);
-    Ok(lacking.or_else(|| known.hardware?.lacking(observed)))
+    Ok(lacking.or_else(|| known.hardware?.lacking(owner, observed)))
 }

@@ -3,6 +3,7 @@
 use super::Lacking;
 use crate::api::{MoEDeployment, RESTARTED_AT};
 use crate::build::inspector_place;
+use crate::earlier;
 use crate::errand::{Errand, UNREADABLE};
 use crate::facts::{ModelFacts, subject};
 use crate::inspection::{Inspecting, inspecting};
@@ -27,8 +28,9 @@ impl Model {
         let subject = subject(&owner.spec.model, restarted_at)?;
         let place = inspector_place(&owner.name_any(), &subject);
         let uid = owner.uid().unwrap_or_default();
-        let inspecting =
-            inspecting(observed.model.as_ref(), &observed.pods, &uid, &subject, &place, observed.now);
+        let kept = observed.model.as_ref().and_then(|record| ModelFacts::from_record(record, &subject));
+        let known = kept.or_else(|| earlier::facts(owner, observed, &subject));
+        let inspecting = inspecting(known, &observed.pods, &uid, &place, observed.now);
         let printed = match &inspecting {
             Inspecting::Sent(Errand::Done { pod }) => observed.logs.get(pod).map(|log| match log {
                 Ok(log) => ModelFacts::from_log(log).map_err(Trouble::from),

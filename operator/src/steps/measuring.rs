@@ -9,7 +9,7 @@ use crate::known::{Hardware, Measuring};
 use crate::names::Component;
 use crate::planned::PlanState;
 use crate::pods::Trouble;
-use crate::profiling::{ATTEMPTS, config_map};
+use crate::profiling::{ATTEMPTS, record};
 use kube::ResourceExt;
 use remoe_sleep::Phase;
 
@@ -25,6 +25,7 @@ impl Steps {
         }
         self.writes
             .extend(hardware.and_then(|hardware| hardware.shared.clone()).map(Box::new).map(Write::Share));
+        self.writes.extend(hardware.and_then(|hardware| hardware.taken_over.clone()).map(Write::Profile));
         let measuring = match &scene.planned.state {
             PlanState::Planned { plan, .. } if plan.profile == ProfileSource::Prior => {
                 hardware.and_then(|hardware| Some((hardware, hardware.measuring.as_ref()?)))
@@ -62,11 +63,7 @@ impl Steps {
                 trouble.as_ref().map_or_else(|| UNDERWAY.to_owned(), waits)
             }
             (Errand::Done { .. }, Some(Ok(profile))) => {
-                self.writes.push(Write::Profile(Box::new(config_map(
-                    scene.owner,
-                    &hardware.subject,
-                    profile,
-                )?)));
+                self.writes.push(Write::Profile(Box::new(record(scene.owner, &hardware.subject, profile)?)));
                 self.say(Happening::normal("HardwareMeasured", hardware.source.clone()));
                 self.look_within(LATER);
                 UNDERWAY.to_owned()

@@ -52,9 +52,9 @@ impl Steps {
         let table = rollout.table.unwrap_or(table);
         // Written before anybody is told: a number means one thing only, whatever happens next. What was
         // spoiled stays until it is known what to write instead.
-        if !table.spoiled && (!table.entries.is_empty() || scene.observed.routing.is_some()) {
+        if !table.spoiled && (!table.entries.is_empty() || scene.observed.has_routing(scene.owner)) {
             let there: Vec<_> = scene.observed.routing.iter().cloned().collect();
-            self.keep(scene, table.config_map(scene.owner)?, &there, Write::Routing);
+            self.keep(scene, table.record(scene.owner), &there, Write::Routing);
         }
         self.speak(scene, &table);
         if let Some(at) = rollout.look_again {

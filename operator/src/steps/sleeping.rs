@@ -19,9 +19,9 @@ impl Steps {
         let ending: Vec<Write> = ending.collect();
         self.writes.extend(ending);
         let table = if has_main { table } else { RoutingTable::default() };
-        if !table.spoiled && scene.observed.routing.is_some() {
+        if !table.spoiled && scene.observed.has_routing(scene.owner) {
             let there: Vec<_> = scene.observed.routing.iter().cloned().collect();
-            self.keep(scene, table.config_map(scene.owner)?, &there, Write::Routing);
+            self.keep(scene, table.record(scene.owner), &there, Write::Routing);
         }
         self.settled = left == 0;
         if !self.settled {

@@ -36,7 +36,7 @@ fn failed(seconds_ago: i64) -> serde_json::Value {
 }
 
 fn look(pods: &[Pod]) -> Errand {
-    match inspecting(None, pods, "uid-1", SUBJECT, &inspector_place("demo", SUBJECT), now()) {
+    match inspecting(None, pods, "uid-1", &inspector_place("demo", SUBJECT), now()) {
         Inspecting::Sent(errand) => errand,
         Inspecting::Known(facts) => panic!("nobody can know {facts:?}"),
     }
@@ -127,7 +127,8 @@ fn facts_are_read_from_a_log_and_kept_for_their_subject() {
     assert_eq!(ModelFacts::from_log("nothing"), Err(FactsError::Missing));
     let long = format!("{{\"x\":\"{}\"}}", "y".repeat(MAX_FACTS));
     assert!(matches!(ModelFacts::from_log(&long), Err(FactsError::TooLarge { .. })));
-    let map = facts().config_map(&deployment(json!({})), SUBJECT).unwrap();
-    assert_eq!(ModelFacts::from_config_map(&map, SUBJECT), Some(facts()));
-    assert_eq!(ModelFacts::from_config_map(&map, "another"), None);
+    let record = facts().record(&deployment(json!({})), SUBJECT).unwrap();
+    assert_eq!(record.spec.about, "mixtral in bfloat16, 4 layers, 8 experts");
+    assert_eq!(ModelFacts::from_record(&record, SUBJECT), Some(facts()));
+    assert_eq!(ModelFacts::from_record(&record, "another"), None);
 }

@@ -1,10 +1,15 @@
 //! The whole line in a cluster in memory: it ends, wherever it was interrupted, and writes nothing after that.
 
-use crate::world::World;
+use crate::tenants::Dice;
+use crate::world::{Answer, World};
 use remoe_operator::api::{MoEDeploymentSpec, MoEDeploymentStatus};
+use remoe_operator::observed::Observed;
 use remoe_operator::planned::PlanState;
 use remoe_operator::steps::Write;
 use serde_json::json;
+
+/// Looks of a bad day.
+const BAD_LOOKS: usize = 25;
 
 /// What happens to a deployment.
 type Change = fn(&mut World);
@@ -37,21 +42,30 @@ fn lose_everything(world: &mut World) {
     there.budgets.clear();
 }
 
+/// The release before kept everything in ConfigMaps.
+fn upgrade(world: &mut World) {
+    world.keep_in_config_maps();
+}
+
+/// None: it is made.
+const CHANGES: [Option<Change>; 6] =
+    [None, Some(scale), Some(plan_anew), Some(move_over), Some(lose_everything), Some(upgrade)];
+
+fn begin(change: Option<Change>) -> World {
+    let mut world = World::new(json!({}));
+    if let Some(change) = change {
+        world.settle();
+        change(&mut world);
+    }
+    world
+}
+
 /// The operator is killed after every write of making a deployment, inspector and profiler included, and of
 /// every change of it.
 #[test]
 fn killed_after_any_write_the_line_ends_at_the_same_state() {
-    let changes: [Option<Change>; 5] =
-        [None, Some(scale), Some(plan_anew), Some(move_over), Some(lose_everything)];
-    for change in changes {
-        let begin = || {
-            let mut world = World::new(json!({}));
-            if let Some(change) = change {
-                world.settle();
-                change(&mut world);
-            }
-            world
-        };
+    for change in CHANGES {
+        let begin = || begin(change);
         let mut reference = begin();
         let writes = reference.settle();
         assert!(writes > 1);
@@ -64,9 +78,60 @@ fn killed_after_any_write_the_line_ends_at_the_same_state() {
                 world.run();
             }
             world.settle();
-            assert_eq!(world.names(), reference.names(), "after {crash} writes");
+            assert_eq!(world.objects(), reference.objects(), "after {crash} writes");
         }
     }
+}
+
+/// Writes that are refused, writes that are made without an answer, and lists that are old, anywhere in making a deployment and
+/// in every change of it.
+#[test]
+fn whatever_the_api_server_answers_the_line_ends_at_the_same_state() {
+    let mut met = [0_u32; 3];
+    for change in CHANGES {
+        let mut reference = begin(change);
+        reference.settle();
+        for seed in 0..24 {
+            let (mut world, mut dice) = (begin(change), Dice(seed));
+            let mut before = world.there.clone();
+            for _ in 0..BAD_LOOKS {
+                if dice.below(3) == 0 {
+                    met[0] += 1;
+                    world.stale = Some(partly_old(&world, &before, &mut dice));
+                }
+                let (_, steps) = world.look();
+                before = world.there.clone();
+                world.write_as(&steps, usize::MAX, |_| match dice.below(8) {
+                    0 => {
+                        met[1] += 1;
+                        Some(Answer::Refused)
+                    }
+                    1 => {
+                        met[2] += 1;
+                        Some(Answer::Lost)
+                    }
+                    _ => None,
+                });
+                world.run();
+            }
+            world.settle();
+            assert_eq!(world.objects(), reference.objects(), "seed {seed}");
+        }
+    }
+    assert!(met.iter().all(|met| *met > 100), "{met:?}");
+}
+
+/// What is there, with one kind of objects as it was a look ago.
+fn partly_old(world: &World, before: &Observed, dice: &mut Dice) -> Observed {
+    let (mut seen, old) = (world.there.clone(), before.clone());
+    match dice.below(6) {
+        0 | 1 => seen.pods = old.pods,
+        2 => seen.services = old.services,
+        3 => seen.budgets = old.budgets,
+        4 => seen.plans = old.plans,
+        _ => (seen.model, seen.routing) = (old.model, old.routing),
+    }
+    seen
 }
 
 #[test]

@@ -2,9 +2,10 @@
 
 use crate::api::{eventually, with_server};
 use crate::stage::{Budget, LOOK, Operator, deploy_as, run_pods_at};
-use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{DeleteParams, ListParams};
+use remoe_operator::api::MoERecord;
 use remoe_operator::build::CONTROL_PORT;
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
@@ -26,12 +27,12 @@ fn eight_silent_deployments_do_not_delay_a_ninth() {
             deploy_as(&server, name).await;
         }
         let operator = Operator::start(&server, Budget::unlimited()).await;
-        let maps = server.api::<ConfigMap>();
+        let records = server.api::<MoERecord>();
         eventually("the routing of all of them", async || {
             run_pods_at(&server, |_| ADDRESS.to_owned()).await;
             sleep(LOOK).await;
-            let list = maps.list(&ListParams::default()).await.unwrap();
-            list.items.iter().filter(|map| map.name_any().ends_with("-routing")).count() == names.len()
+            let list = records.list(&ListParams::default()).await.unwrap();
+            list.items.iter().filter(|record| record.name_any().ends_with("-routing")).count() == names.len()
         })
         .await;
         let healed = &names[SILENT];

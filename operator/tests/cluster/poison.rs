@@ -2,10 +2,10 @@
 
 use crate::api::{Server, eventually, with_server};
 use crate::stage::{Budget, LOOK, Operator, deploy, quiet, run_pods};
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
+use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::ResourceExt;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
-use remoe_operator::api::MoEDeployment;
+use remoe_operator::api::{MoEDeployment, MoERecord};
 use remoe_operator::routing::{MOST_GENERATIONS, RoutingTable};
 use serde_json::json;
 use tokio::time::sleep;
@@ -33,22 +33,26 @@ fn an_operator_outlives_numbers_that_overflow() {
         deploy(&server).await;
         let operator = Operator::start(&server, Budget::unlimited()).await;
         quiet(&server, &operator).await;
-        let maps = server.api::<ConfigMap>();
-        let routing = maps.get("demo-routing").await.unwrap();
-        let mut poisoned = RoutingTable::from_config_map(&routing);
-        for generation in poisoned.entries.values_mut() {
-            generation.number = u64::MAX;
-            generation.revision = "another".to_owned();
-        }
+        let records = server.api::<MoERecord>();
+        let mut poisoned = records.get("demo-routing").await.unwrap();
         let owner = server.api::<MoEDeployment>().get("demo").await.unwrap();
-        let data = json!({ "data": poisoned.config_map(&owner).unwrap().data });
-        maps.patch("demo-routing", &PatchParams::default(), &Patch::Merge(&data)).await.unwrap();
+        for number in [u64::MAX, MOST_GENERATIONS + 1, MOST_GENERATIONS] {
+            for generation in poisoned.spec.generations.values_mut() {
+                generation.number = number;
+                generation.revision = "another".to_owned();
+            }
+            let change = json!({"spec": {"generations": poisoned.spec.generations}});
+            let written =
+                records.patch("demo-routing", &PatchParams::default(), &Patch::Merge(&change)).await;
+            // What no record can have is refused before anybody reads it.
+            assert_eq!(written.is_ok(), number == MOST_GENERATIONS, "{number}: {written:?}");
+        }
         strangers(&server, false).await;
         strangers(&server, true).await;
         eventually("the routing to be healed", async || {
             run_pods(&server).await;
             sleep(LOOK).await;
-            let table = RoutingTable::from_config_map(&maps.get("demo-routing").await.unwrap());
+            let table = RoutingTable::from_record(&records.get("demo-routing").await.unwrap());
             !table.spoiled && !table.entries.is_empty() && table.newest() < MOST_GENERATIONS
         })
         .await;

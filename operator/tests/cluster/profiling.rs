@@ -1,8 +1,9 @@
 use crate::example::{around, deployment, facts, plan};
+use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Resource, ResourceExt};
 use remoe_operator::api::{MoEDeployment, ProfileSource};
 use remoe_operator::build::{Surroundings, profiler};
-use remoe_operator::profiling::{config_map, from_log, measured, shared_with, subject, supplied};
+use remoe_operator::profiling::{from_log, measured, record, shared_with, subject, supplied};
 use remoe_profile::{Origin, Profile};
 use serde_json::{Value, json};
 
@@ -59,13 +60,15 @@ fn what_does_not_touch_the_hardware_keeps_its_figures() {
 #[test]
 fn a_profile_is_known_where_it_is_of_this_model() {
     let owner = deployment(json!({}));
-    let mut map = config_map(&owner, "0123456789", &profile()).unwrap();
-    assert_eq!(map.name_any(), "remoe-profile-0123456789");
-    let known = measured(&map, &owner, &facts()).unwrap();
+    let mut kept = record(&owner, "0123456789", &profile()).unwrap();
+    assert_eq!(kept.name_any(), "remoe-profile-0123456789");
+    let known = measured(&kept, "0123456789", &owner, &facts()).unwrap();
     assert_eq!((known.source, known.profile), (ProfileSource::Measured, profile()));
-    assert!(measured(&map, &deployment(json!({"model": {"dtype": "float32"}})), &facts()).is_none());
-    map.data.as_mut().unwrap().insert("profile.json".to_owned(), "spoiled".to_owned());
-    assert!(measured(&map, &owner, &facts()).is_none());
+    let others = deployment(json!({"model": {"dtype": "float32"}}));
+    assert!(measured(&kept, "0123456789", &others, &facts()).is_none());
+    assert!(measured(&kept, "9876543210", &owner, &facts()).is_none());
+    kept.spec.json = Some("spoiled".to_owned());
+    assert!(measured(&kept, "0123456789", &owner, &facts()).is_none());
 }
 
 #[test]
@@ -79,9 +82,9 @@ fn a_profile_stays_for_all_that_use_it_and_goes_with_the_last() {
         },
         ..first.clone()
     };
-    let map = config_map(&first, "0123456789", &profile()).unwrap();
-    assert!(shared_with(&map, &first).is_none());
-    let shared = shared_with(&map, &second).unwrap();
+    let kept = record(&first, "0123456789", &profile()).unwrap();
+    assert!(shared_with(&kept, &first).is_none());
+    let shared = shared_with(&kept, &second).unwrap();
     let owners: Vec<_> = shared.owner_references().iter().map(|owner| owner.uid.as_str()).collect();
     assert_eq!(owners, ["uid-1", "uid-2"]);
     // No controller: none of them may take it along alone.
@@ -95,6 +98,10 @@ fn the_last_profile_in_a_log_counts() {
     let log = format!("{{\"level\":\"INFO\"}}\n{line}\n{{\"level\":\"INFO\"}}\nbye\n");
     assert_eq!(from_log(&log), Some(profile()));
     assert_eq!(from_log("{}\nnothing"), None);
+    // What a pod prints has no bound of its own; what is kept has.
+    let mut large = profile();
+    large.machine.cpu = "x".repeat(1 << 20);
+    assert_eq!(from_log(&serde_json::to_string(&large).unwrap()), None);
 }
 
 #[test]
@@ -104,7 +111,9 @@ fn a_supplied_profile_that_is_not_there_is_named() {
         (missing.reason, missing.message.as_str()),
         ("ProfileMissing", "spec.profile.configMapName: there is no ConfigMap mine")
     );
-    let mut map = config_map(&deployment(json!({})), "0123456789", &profile()).unwrap();
+    let mut map = ConfigMap::default();
+    let text = serde_json::to_string(&profile()).unwrap();
+    map.data = Some([("profile.json".to_owned(), text)].into());
     assert_eq!(supplied("mine", Some(&map)).unwrap().source, ProfileSource::Supplied);
     map.data = Some([("profile.json".to_owned(), "{}".to_owned())].into());
     assert_eq!(supplied("mine", Some(&map)).unwrap_err().reason, "ProfileInvalid");

@@ -185,7 +185,7 @@ impl World {
     fn write(&mut self, table: &RoutingTable) {
         // What was spoiled is not written before it is healed.
         if !table.spoiled {
-            self.table = RoutingTable::from_config_map(&table.config_map(&deployment(json!({}))).unwrap());
+            self.table = RoutingTable::from_record(&table.record(&deployment(json!({}))));
         }
     }
 

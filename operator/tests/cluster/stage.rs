@@ -3,18 +3,20 @@
 
 use crate::api::{Server, config, eventually};
 use crate::example::{deployment, facts};
+use crate::proxy::Proxy;
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service};
+use k8s_openapi::api::core::v1::{Pod, Secret, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::client::ClientBuilder;
-use kube::{Api, Client, Resource, ResourceExt};
-use remoe_operator::api::{MoEDeployment, MoEPlan};
+use kube::{Api, Client, Config, Resource, ResourceExt};
+use remoe_operator::api::{MoEDeployment, MoEPlan, MoERecord};
 use remoe_operator::facts::subject;
 use remoe_operator::names::{COMPONENT, Component, PodName};
 use remoe_operator::{RunSettings, Settings, run};
-use serde_json::json;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -138,8 +140,17 @@ impl Operator {
 
     /// The same with further arguments.
     pub async fn start_with(server: &Server, budget: Budget, further: &[&str]) -> Self {
+        Self::start_by(server, config().await, budget, further).await
+    }
+
+    /// One that has only this proxy to ask.
+    pub async fn start_behind(server: &Server, proxy: &Proxy, budget: Budget, further: &[&str]) -> Self {
+        Self::start_by(server, proxy.config(), budget, further).await
+    }
+
+    async fn start_by(server: &Server, config: Config, budget: Budget, further: &[&str]) -> Self {
         retire_release(server).await;
-        let client: Client = ClientBuilder::try_from(config().await).unwrap().with_layer(&budget).build();
+        let client: Client = ClientBuilder::try_from(config).unwrap().with_layer(&budget).build();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let settings = settings(&server.namespace, further);
         let task = tokio::spawn(async move {
@@ -190,8 +201,8 @@ pub async fn deploy_as(server: &Server, name: &str) -> MoEDeployment {
     let mut owner = deployment(json!({"scaling": {"min": 2}}));
     owner.metadata = kube::api::ObjectMeta { name: Some(name.to_owned()), ..Default::default() };
     let owner = server.api::<MoEDeployment>().create(&PostParams::default(), &owner).await.unwrap();
-    let map = facts().config_map(&owner, &subject(&owner.spec.model, None).unwrap()).unwrap();
-    server.api::<ConfigMap>().create(&PostParams::default(), &map).await.unwrap();
+    let record = facts().record(&owner, &subject(&owner.spec.model, None).unwrap()).unwrap();
+    server.api::<MoERecord>().create(&PostParams::default(), &record).await.unwrap();
     owner
 }
 
@@ -238,9 +249,7 @@ pub async fn world(server: &Server) -> Vec<String> {
     // The authority is the operator's.
     let secrets = listed::<Secret>(server).await;
     names.extend(secrets.into_iter().filter(|name| !name.ends_with("remoe-authority")));
-    names.extend(
-        listed::<ConfigMap>(server).await.into_iter().filter(|name| !name.ends_with("kube-root-ca.crt")),
-    );
+    names.extend(listed::<MoERecord>(server).await);
     names.sort();
     names
 }
@@ -256,10 +265,77 @@ where
     list.items.iter().map(|object| format!("{} {}", K::kind(&()), object.name_any())).collect()
 }
 
+/// Everything that belongs to the deployment, less what differs from one life of an object, or of a deployment, to the next:
+/// identities, times, addresses, incarnations and numbers that only grow.
+pub async fn objects(server: &Server) -> BTreeMap<String, Value> {
+    let mut all = Vec::new();
+    all.extend(contents::<Service>(server).await);
+    all.extend(contents::<NetworkPolicy>(server).await);
+    all.extend(contents::<PodDisruptionBudget>(server).await);
+    all.extend(contents::<MoEPlan>(server).await);
+    all.extend(contents::<MoERecord>(server).await);
+    let mut lives = vec![(server.namespace.clone(), "NAMESPACE".to_owned())];
+    let owner = server.api::<MoEDeployment>().get_opt("demo").await.unwrap();
+    lives.extend(owner.and_then(|owner| owner.uid()).map(|uid| (uid, "UID".to_owned())));
+    for pod in contents::<Pod>(server).await {
+        let name = pod["metadata"]["name"].as_str().unwrap();
+        let place = PodName::parse(name).unwrap().place;
+        if let Some(ip) = pod["status"]["podIP"].as_str() {
+            lives.push((format!("\"{ip}:"), format!("\"{place}:")));
+        }
+        lives.push((format!("\"{name}\""), format!("\"{place}\"")));
+        all.push(pod);
+    }
+    let mut named = BTreeMap::new();
+    for mut object in all {
+        for field in ["uid", "resourceVersion", "creationTimestamp", "generation", "managedFields"] {
+            object["metadata"].as_object_mut().unwrap().remove(field);
+        }
+        let content = object.as_object_mut().unwrap();
+        content.remove("status");
+        if let Some(spec) = content.get_mut("spec").and_then(Value::as_object_mut) {
+            spec.retain(|field, _| field != "clusterIP" && field != "clusterIPs");
+            if let Some(generations) = spec.get_mut("generations").and_then(Value::as_object_mut) {
+                generations.values_mut().for_each(|generation| generation["number"] = json!(0));
+                spec.insert("about".to_owned(), json!(""));
+            }
+        }
+        let mut text = object.to_string();
+        for (life, common) in &lives {
+            text = text.replace(life, common);
+        }
+        let object: Value = serde_json::from_str(&text).unwrap();
+        let name = format!("{} {}", object["kind"], object["metadata"]["name"]);
+        // A second one in a place is no incarnation of the first.
+        let found = if named.contains_key(&name) { format!("{name}, once more") } else { name };
+        named.insert(found, object);
+    }
+    named
+}
+
+/// All objects of a kind that are not on their way out.
+async fn contents<K>(server: &Server) -> Vec<Value>
+where
+    K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
+        + Clone
+        + std::fmt::Debug
+        + serde::de::DeserializeOwned
+        + serde::Serialize,
+{
+    let list = server.api::<K>().list(&ListParams::default()).await.unwrap();
+    let stay = list.items.iter().filter(|object| object.meta().deletion_timestamp.is_none());
+    let value = |object: &K| {
+        let mut value = serde_json::to_value(object).unwrap();
+        value["kind"] = json!(K::kind(&()));
+        value
+    };
+    stay.map(value).collect()
+}
+
 /// Whether main functions would be told: everything else is done by then.
 pub async fn is_routed(server: &Server) -> bool {
-    let map = server.api::<ConfigMap>().get_opt("demo-routing").await.unwrap();
-    map.is_some_and(|map| map.data.is_some())
+    let record = server.api::<MoERecord>().get_opt("demo-routing").await.unwrap();
+    record.is_some_and(|record| !record.spec.generations.is_empty())
 }
 
 pub async fn status_of(server: &Server) -> serde_json::Value {

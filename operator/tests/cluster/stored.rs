@@ -1,15 +1,15 @@
-//! Objects as the version before groups, vCPUs of their own and arrivals wrote them: an upgrade reads them,
-//! and replaces nothing.
+//! Objects as earlier versions wrote them: an upgrade reads them, and replaces nothing.
 
 use crate::example::around;
-use k8s_openapi::api::core::v1::ConfigMap;
+use crate::world::World;
 use kube::ResourceExt;
-use remoe_operator::api::{MoEDeployment, MoEPlan, MoEPlanSpec};
+use remoe_operator::api::{Generation, MoEDeployment, MoEPlan, MoEPlanSpec};
 use remoe_operator::build::{Revision, plan_hash, revision};
 use remoe_operator::digest::digest;
 use remoe_operator::planning::account;
 use remoe_operator::routing::RoutingTable;
-use serde_json::Value;
+use remoe_operator::steps::Write;
+use serde_json::{Value, json};
 
 const DEPLOYMENT: &str = r#"{"apiVersion":"remoe.dev/v1alpha1","kind":"MoEDeployment","metadata":
 {"generation":1,"name":"demo","namespace":"test","uid":"uid-1"},"spec":{"model":{"source":"pvc://models/demo"},
@@ -67,12 +67,61 @@ fn its_functions_are_those_of_its_plan() {
     let now = [("main", "ebb732bcda"), ("l1", "ffdfae045f"), ("l2", "6a5a247e73"), ("l3", "5b5bda2395")];
     assert_eq!(identities, now);
     assert_eq!(revision.main.pod(&owner, 1, 0).name_any(), "demo-main-ebb732bcda-1-0");
-    let mut map = ConfigMap::default();
-    map.data.get_or_insert_default().insert("ca486536e8.json".to_owned(), GENERATION.to_owned());
-    let table = RoutingTable::from_config_map(&map);
-    assert!(!table.spoiled);
-    assert_eq!(table.config_map(&owner).unwrap().data, map.data, "written as it was");
-    let routing = table.entries["ca486536e8"].routing(String::new()).unwrap();
+    let generation: Generation = read(GENERATION);
+    assert_eq!(serde_json::to_string(&generation).unwrap(), GENERATION, "written as it was");
+    let routing = generation.routing(String::new()).unwrap();
     assert_eq!(routing.endpoints[0].layers, [1]);
     assert!(routing.endpoints[0].experts.is_empty());
+}
+
+/// Facts, figures and routing of a deployment that an earlier release kept in ConfigMaps become records. No pod is made or
+/// ended for it, no main function is told anything else, and nothing is asked or measured again.
+#[test]
+fn what_config_maps_kept_is_recorded_and_nothing_restarts() {
+    let mut world = World::new(json!({"replicas": 2}));
+    world.settle();
+    let before = world.there.clone();
+    world.keep_in_config_maps();
+    let (_, steps) = world.look();
+    let mut kinds: Vec<&str> = steps
+        .writes
+        .iter()
+        .map(|write| match write {
+            Write::Facts(_) => "facts",
+            Write::Routing(_) => "routing",
+            Write::Profile(_) => "profile",
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    kinds.sort_unstable();
+    assert_eq!(kinds, ["facts", "profile", "routing"]);
+    assert!(steps.settled && steps.troubles.is_empty(), "{:?}", steps.troubles);
+    world.settle();
+    let pods = |world: &[k8s_openapi::api::core::v1::Pod]| -> Vec<_> {
+        world.iter().map(ResourceExt::uid).collect()
+    };
+    assert_eq!(pods(&world.there.pods), pods(&before.pods));
+    let table = RoutingTable::from_record(world.there.routing.as_ref().unwrap());
+    assert_eq!(table, RoutingTable::from_record(before.routing.as_ref().unwrap()));
+    assert_eq!(world.there.profiles, before.profiles);
+    assert_eq!(world.there.model.unwrap().spec, before.model.unwrap().spec);
+}
+
+/// Others can write ConfigMaps: what the status does not bear out is found out again.
+#[test]
+fn config_maps_that_the_status_does_not_bear_out_are_not_believed() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    world.keep_in_config_maps();
+    let status = world.owner.status.as_mut().unwrap();
+    status.model.as_mut().unwrap().digest = "another".to_owned();
+    let (_, steps) = world.look();
+    let inspects = |write: &Write| matches!(write, Write::Create(creation) if creation.pod.name_any().starts_with("demo-inspect-"));
+    assert!(steps.writes.iter().any(inspects), "{:?}", steps.writes);
+    assert!(!steps.writes.iter().any(|write| matches!(write, Write::Facts(_))));
+
+    // One that never ran has none, whatever lies there by its name.
+    let mut fresh = World::new(json!({}));
+    fresh.there.maps = world.there.maps.clone();
+    assert!(fresh.look().1.writes.iter().any(inspects));
 }

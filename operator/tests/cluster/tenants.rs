@@ -23,10 +23,10 @@ const OBJECTS: usize = 10_000;
 const AT_ONCE: usize = 20;
 
 /// Numbers in a fixed order that looks like none (splitmix64).
-struct Dice(u64);
+pub struct Dice(pub u64);
 
 impl Dice {
-    fn below(&mut self, bound: usize) -> usize {
+    pub fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -76,7 +76,7 @@ impl Dice {
                     _ => self.spoil(&mut list[index]),
                 }
             }
-            // A value within a value: what ConfigMaps hold.
+            // A value within a value: what records and ConfigMaps hold.
             Value::String(text) if text.starts_with('{') && self.below(4) > 0 => {
                 let Ok(mut inner) = serde_json::from_str(text) else { return *value = self.value() };
                 self.spoil(&mut inner);
@@ -168,6 +168,7 @@ fn look(world: &World, observed: &mut Observed) -> Steps {
             None => break,
             Some(Lacking::Log(pod)) => drop(observed.logs.insert(pod, Ok("{".repeat(9000)))),
             Some(Lacking::Profile(name)) => drop(observed.profiles.insert(name, None)),
+            Some(Lacking::Map(name)) => drop(observed.maps.insert(name, None)),
         }
     }
     let known = know(&world.owner, observed).unwrap();
@@ -183,7 +184,7 @@ fn look(world: &World, observed: &mut Observed) -> Steps {
 }
 
 fn observed_newest(observed: &Observed) -> u64 {
-    observed.routing.as_ref().map(RoutingTable::from_config_map).unwrap_or_default().newest()
+    observed.routing.as_ref().map(RoutingTable::from_record).unwrap_or_default().newest()
 }
 
 fn check(observed: &Observed, steps: &Steps, functions: usize) {
@@ -201,7 +202,7 @@ fn check(observed: &Observed, steps: &Steps, functions: usize) {
                 assert!(name.starts_with("demo-") || name.starts_with("remoe-profile-"), "{name}");
             }
             Write::Routing(keep) => {
-                let table = RoutingTable::from_config_map(&keep.wanted);
+                let table = RoutingTable::from_record(&keep.wanted);
                 // Beyond that it begins anew.
                 assert!(!table.spoiled || observed_newest(observed) == MOST_GENERATIONS - 2, "{table:?}");
             }

@@ -3,10 +3,10 @@
 use crate::api::{Server, eventually, with_server};
 use crate::example::{deployment, facts, plan_of_groups};
 use crate::stage::{Budget, LOOK, Operator};
-use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{ListParams, ObjectMeta, Patch, PatchParams, PostParams};
-use remoe_operator::api::{MoEDeployment, MoEPlan};
+use remoe_operator::api::{MoEDeployment, MoEPlan, MoERecord};
 use remoe_operator::build::{CONTROL_PORT, plan_object};
 use remoe_operator::facts::subject;
 use remoe_operator::names::{FUNCTION, REPLICA};
@@ -139,8 +139,8 @@ async fn deploy(server: &Server) -> MoEPlan {
     let mut owner = deployment(json!({"main": {"cpu": cpu}, "remoteExperts": {"cpu": cpu}}));
     owner.metadata = ObjectMeta { name: Some("demo".to_owned()), ..ObjectMeta::default() };
     let owner = server.api::<MoEDeployment>().create(&PostParams::default(), &owner).await.unwrap();
-    let map = facts().config_map(&owner, &subject(&owner.spec.model, None).unwrap()).unwrap();
-    server.api::<ConfigMap>().create(&PostParams::default(), &map).await.unwrap();
+    let record = facts().record(&owner, &subject(&owner.spec.model, None).unwrap()).unwrap();
+    server.api::<MoERecord>().create(&PostParams::default(), &record).await.unwrap();
     let (_, plan) = plan_object(&owner, plan_of_groups(&owner, 2)).unwrap();
     server.api::<MoEPlan>().create(&PostParams::default(), &plan).await.unwrap()
 }

@@ -3,9 +3,12 @@
 
 use crate::example::{around, deployment, facts};
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
-use remoe_operator::api::{GatewayDemand, MixOf, MoEDemand, MoEDeployment, MoEPlanSpec};
+use remoe_operator::api::{
+    GatewayDemand, MixOf, MoEDemand, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec, MoERecord, ModelStatus,
+};
 use remoe_operator::build::Surroundings;
 use remoe_operator::conversations::Heard;
 use remoe_operator::digest::digest;
@@ -18,6 +21,7 @@ use remoe_operator::observed::Observed;
 use remoe_operator::planned::{Planned, Task, followed, solved, task};
 use remoe_operator::planning::{Planning, PlanningError};
 use remoe_operator::resting;
+use remoe_operator::routing::RoutingTable;
 use remoe_operator::steps::{Keep, Steps, Write, steps};
 use remoe_profile::Profile;
 use remoe_scaling::History;
@@ -37,7 +41,20 @@ pub struct World {
     pub facts: ModelFacts,
     /// What the operator remembers of load.
     pub history: History,
+    /// What the next look sees in place of what is there, where it is given old lists.
+    pub stale: Option<Observed>,
+    /// Whether that ever was so.
+    stale_seen: bool,
     uids: u32,
+}
+
+/// What becomes of a write on a bad day of the API server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// 409, 429 or 500: it is not made.
+    Refused,
+    /// 504: it is made, and nobody says so.
+    Lost,
 }
 
 impl World {
@@ -49,6 +66,8 @@ impl World {
             around: around(),
             facts: facts(),
             history: History::default(),
+            stale: None,
+            stale_seen: false,
             uids: 0,
         }
     }
@@ -79,15 +98,21 @@ impl World {
 
     /// What one look decides.
     pub fn look(&mut self) -> (Planned, Steps) {
-        let mut observed = self.there.clone();
+        self.stale_seen |= self.stale.is_some();
+        let mut observed = self.stale.take().unwrap_or_else(|| self.there.clone());
         observed.profiles.clear();
+        observed.maps.clear();
         observed.logs.clear();
         while let Some(read) = lacking(&self.owner, &observed).unwrap() {
             match read {
-                Lacking::Log(pod) => observed.logs.insert(pod.clone(), Ok(self.log(&pod))).map(drop),
+                Lacking::Log(pod) => observed.logs.insert(pod.clone(), self.log(&pod)).map(drop),
                 Lacking::Profile(name) => {
-                    let map = self.there.profiles.get(&name).cloned().flatten();
-                    observed.profiles.insert(name, map).map(drop)
+                    let record = self.there.profiles.get(&name).cloned().flatten();
+                    observed.profiles.insert(name, record).map(drop)
+                }
+                Lacking::Map(name) => {
+                    let map = self.there.maps.get(&name).cloned().flatten();
+                    observed.maps.insert(name, map).map(drop)
                 }
             };
         }
@@ -121,21 +146,33 @@ impl World {
     }
 
     /// What a pod that ended wrote.
-    fn log(&self, pod: &str) -> String {
-        let pod = self.there.pods.iter().find(|known| known.name_any() == pod).unwrap();
-        if label(&pod.metadata, COMPONENT) == Component::Inspector.name() {
+    fn log(&self, pod: &str) -> Result<String, String> {
+        let found = self.there.pods.iter().find(|known| known.name_any() == pod);
+        let pod = found.ok_or_else(|| format!("pod {pod} is gone"))?;
+        Ok(if label(&pod.metadata, COMPONENT) == Component::Inspector.name() {
             serde_json::to_string(&self.facts).unwrap()
         } else {
             serde_json::to_string(&Profile::prior(&self.facts.inspection, "bfloat16")).unwrap()
-        }
+        })
     }
 
     /// Makes the first `most` writes; the operator is killed after them. Returns how many were made.
     pub fn write(&mut self, steps: &Steps, most: usize) -> usize {
+        self.write_as(steps, most, |_| None)
+    }
+
+    /// The same where each write is answered as `answer` says; what follows one that is not made, or seems not to be, is left
+    /// for the next look.
+    pub fn write_as(
+        &mut self,
+        steps: &Steps,
+        most: usize,
+        mut answer: impl FnMut(&Write) -> Option<Answer>,
+    ) -> usize {
         let mut count = 0;
         for write in steps.writes.iter().take(most) {
-            if !self.store(write) {
-                // Refused: what follows is left for the next look.
+            let answer = answer(write);
+            if answer == Some(Answer::Refused) || !self.store(write) || answer == Some(Answer::Lost) {
                 return count.max(1);
             }
             count += 1;
@@ -165,7 +202,15 @@ impl World {
             Write::Policy(keep) => put(&mut there.network_policies, keep, uid),
             Write::Budget(keep) => put(&mut there.budgets, keep, uid),
             Write::Facts(keep) => there.model = Some(keep.wanted.as_ref().clone()),
-            Write::Routing(keep) => there.routing = Some(keep.wanted.as_ref().clone()),
+            Write::Routing(Keep { wanted, live }) => {
+                let version = |record: &MoERecord| record.metadata.resource_version.clone();
+                if there.routing.as_ref().map(version) != live.as_deref().map(version) {
+                    return false;
+                }
+                let mut record = wanted.as_ref().clone();
+                record.metadata.resource_version = Some(uid);
+                there.routing = Some(record);
+            }
             Write::Demand(Keep { wanted, live }) => {
                 let version = |demand: &MoEDemand| demand.metadata.resource_version.clone();
                 if there.demand.as_ref().map(version) != live.as_deref().map(version) {
@@ -186,29 +231,39 @@ impl World {
                 demand.metadata.resource_version = Some(uid);
                 there.demand = Some(demand);
             }
+            // Named by its content: it is this one.
+            Write::Plan(plan) if there.plans.iter().any(|known| known.name_any() == plan.name_any()) => {}
             Write::Plan(plan) => {
                 let mut plan = plan.as_ref().clone();
                 plan.metadata.creation_timestamp =
                     Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now));
                 there.plans.push(plan);
             }
-            Write::Profile(map) | Write::Share(map) => {
-                there.profiles.insert(map.name_any(), Some(map.as_ref().clone()));
+            Write::Profile(record) | Write::Share(record) => {
+                there.profiles.insert(record.name_any(), Some(record.as_ref().clone()));
             }
             Write::Create(creation) => {
                 let mut pod = creation.pod.as_ref().clone();
-                assert!(there.pods.iter().all(|known| known.name_any() != pod.name_any()), "a name is taken");
+                let taken = there.pods.iter_mut().find(|known| known.name_any() == pod.name_any());
+                if let Some(taken) = taken {
+                    // Only who sees old lists makes what is there. It gets the labels back by which it is found.
+                    assert!(self.stale_seen, "a name is taken");
+                    taken.metadata.labels.clone_from(&pod.metadata.labels);
+                    return true;
+                }
                 pod.metadata.uid = Some(uid);
                 pod.metadata.creation_timestamp =
                     Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now));
                 there.pods.push(pod);
             }
             Write::Relabel { live, wanted } => {
-                let pod = there.pods.iter_mut().find(|pod| pod.uid() == live.uid()).unwrap();
+                let Some(pod) = there.pods.iter_mut().find(|pod| pod.uid() == live.uid()) else {
+                    return false;
+                };
                 pod.metadata.labels.clone_from(&wanted.metadata.labels);
             }
             Write::Delete(deletion) => there.pods.retain(|pod| pod.uid().as_ref() != Some(&deletion.uid)),
-            Write::DeleteBudget(name, _) => there.budgets.retain(|budget| budget.name_any() != *name),
+            Write::DeleteBudget(_, uid) => there.budgets.retain(|budget| budget.uid().as_ref() != Some(uid)),
             Write::DeletePlan(name, _) => there.plans.retain(|plan| plan.name_any() != *name),
         }
         true
@@ -248,6 +303,92 @@ impl World {
         );
     }
 
+    /// Everything that was recorded is as the release before records kept it: in ConfigMaps.
+    pub fn keep_in_config_maps(&mut self) {
+        let facts = self.there.model.take().unwrap();
+        let routing = self.there.routing.take().unwrap();
+        let running = RoutingTable::from_record(&routing);
+        let (_, running) = running.entries.into_iter().max_by_key(|(_, entry)| entry.number).unwrap();
+        let mut keep = |mut metadata: ObjectMeta, data: BTreeMap<String, String>| {
+            metadata.resource_version = None;
+            let name = metadata.name.clone().unwrap();
+            let map = ConfigMap { metadata, data: Some(data), ..ConfigMap::default() };
+            self.there.maps.insert(name, Some(map));
+        };
+        for profile in std::mem::take(&mut self.there.profiles).into_values().flatten() {
+            keep(profile.metadata, [("profile.json".to_owned(), profile.spec.json.unwrap())].into());
+        }
+        let mut metadata = facts.metadata;
+        let subject = facts.spec.subject.unwrap();
+        metadata.labels.as_mut().unwrap().insert("remoe.dev/subject".to_owned(), subject);
+        keep(metadata, [("model.json".to_owned(), facts.spec.json.unwrap())].into());
+        let generations = routing.spec.generations.into_iter().map(|(identity, generation)| {
+            (format!("{identity}.json"), serde_json::to_string(&generation).unwrap())
+        });
+        keep(routing.metadata, generations.collect());
+        self.owner.status = Some(MoEDeploymentStatus {
+            observed_generation: self.owner.metadata.generation,
+            model: Some(ModelStatus {
+                source: self.owner.spec.model.source.clone(),
+                revision: None,
+                digest: self.facts.inspection.fingerprint.clone(),
+            }),
+            plan: Some(running.plan),
+            ..MoEDeploymentStatus::default()
+        });
+    }
+
+    /// Everything that belongs to the deployment, less what differs from one life of an object to the next.
+    pub fn objects(&self) -> BTreeMap<String, Value> {
+        fn of<K: Resource<DynamicType = ()> + serde::Serialize>(list: &[K]) -> Vec<Value> {
+            let named = |object: &K| {
+                let mut value = serde_json::to_value(object).unwrap();
+                value["kind"] = json!(K::kind(&()));
+                value
+            };
+            list.iter().map(named).collect()
+        }
+        let there = &self.there;
+        let records: Vec<MoERecord> =
+            there.profiles.values().chain([&there.model, &there.routing]).flatten().cloned().collect();
+        let lists = [of(&there.pods), of(&there.services), of(&there.network_policies), of(&there.budgets)];
+        let objects = lists.into_iter().chain([of(&there.plans), of(&records)]).flatten();
+        // Incarnations, the addresses that pods have for their lives, and numbers that only grow.
+        let mut lives: Vec<(String, String)> = Vec::new();
+        for pod in &there.pods {
+            let name = pod.name_any();
+            let place = name.rsplit_once('-').map_or(name.as_str(), |(place, _)| place).to_owned();
+            if let Some(ip) = pod.status.as_ref().and_then(|status| status.pod_ip.clone()) {
+                lives.push((format!("\"{ip}:"), format!("\"{place}:")));
+            }
+            lives.push((format!("\"{name}\""), format!("\"{place}\"")));
+        }
+        let mut all = BTreeMap::new();
+        for mut object in objects {
+            object.as_object_mut().unwrap().remove("status");
+            let metadata = object["metadata"].as_object_mut().unwrap();
+            metadata.retain(|field, _| {
+                !["uid", "resourceVersion", "creationTimestamp"].contains(&field.as_str())
+            });
+            if let Some(generations) = object["spec"]["generations"].as_object_mut() {
+                generations.values_mut().for_each(|generation| generation["number"] = json!(0));
+                object["spec"]["about"] = Value::Null;
+            }
+            let mut text = object.to_string();
+            for (life, place) in &lives {
+                text = text.replace(life, place);
+            }
+            let object: Value = serde_json::from_str(&text).unwrap();
+            let name = format!(
+                "{} {}",
+                object["kind"].as_str().unwrap(),
+                object["metadata"]["name"].as_str().unwrap()
+            );
+            assert!(all.insert(name, object).is_none(), "two of one name");
+        }
+        all
+    }
+
     /// Names of everything there is, pods without their incarnations.
     pub fn names(&self) -> BTreeSet<String> {
         fn of<K: Resource<DynamicType = ()>>(list: &[K]) -> Vec<String> {
@@ -258,10 +399,10 @@ impl World {
             let name = pod.name_any();
             format!("Pod {}", name.rsplit_once('-').map_or(name.as_str(), |(place, _)| place))
         });
-        let maps = there.profiles.values().chain([&there.model, &there.routing]).flatten();
-        let maps = maps.map(|map| format!("ConfigMap {}", map.name_any()));
+        let records = there.profiles.values().chain([&there.model, &there.routing]).flatten();
+        let records = records.map(|record| format!("MoERecord {}", record.name_any()));
         let lists = [of(&there.services), of(&there.network_policies), of(&there.budgets), of(&there.plans)];
-        pods.chain(maps).chain(lists.into_iter().flatten()).collect()
+        pods.chain(records).chain(lists.into_iter().flatten()).collect()
     }
 }
 

@@ -68,6 +68,37 @@ impl Cluster {
         self.tools.join(name)
     }
 
+    /// Where the cluster keeps itself on this host.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        let logs = self.audit_log.parent().expect("the audit log lies in a folder");
+        logs.parent().expect("the folder of logs lies in the cluster's")
+    }
+
+    /// Gives the image `from` of the node the name `to` as well.
+    pub async fn tag(&self, from: &str, to: &str) {
+        let socket = self.folder().join("run/containerd.sock");
+        let socket = socket.to_str().expect("the path of the socket is text");
+        let namespace = ["--address", socket, "--namespace", "k8s.io"];
+        let arguments = [&namespace[..], &["images", "tag", "--force", from, to]].concat();
+        tool::run(Path::new("ctr"), &self.kubeconfig, &arguments).await;
+    }
+
+    /// The process of the node's kubelet, as this host numbers it.
+    #[must_use]
+    pub fn kubelet(&self) -> u32 {
+        let root = format!("--root-dir={}", self.folder().join("kubelet").display());
+        let processes = std::fs::read_dir("/proc").expect("processes can be listed");
+        let ids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+        let mut kubelets = ids.filter(|id| {
+            let command = std::fs::read_to_string(format!("/proc/{id}/cmdline")).unwrap_or_default();
+            let mut arguments = command.split('\0');
+            arguments.next().is_some_and(|program| program.ends_with("/kubelet"))
+                && arguments.any(|it| it == root)
+        });
+        kubelets.next().expect("the node has a kubelet")
+    }
+
     /// Runs `kubectl` as administrator and returns what it prints.
     pub async fn kubectl(&self, arguments: &[impl AsRef<OsStr>]) -> String {
         tool::run(&self.tool("kubectl"), &self.kubeconfig, arguments).await

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::net::{IpAddr, SocketAddr};
 
 /// Kinds of what a deployment owns.
-const OWNED: &str = "pods,services,configmaps,secrets,networkpolicies,poddisruptionbudgets,endpointslices,moeplans.remoe.dev,moedemands.remoe.dev";
+const OWNED: &str = "pods,services,secrets,networkpolicies,poddisruptionbudgets,endpointslices,moeplans.remoe.dev,moerecords.remoe.dev,moedemands.remoe.dev";
 
 /// A MoEDeployment.
 pub struct Deployment {
@@ -182,19 +182,24 @@ pub async fn chat(address: SocketAddr, model: &str, prompt: &str) -> Value {
     serde_json::from_str(&answer.body).expect("the answer is JSON")
 }
 
-/// An answer that comes in parts, of 160 tokens.
+/// An answer that comes in parts.
 pub struct Stream {
     exchange: http::Exchange,
     text: String,
 }
 
 impl Stream {
-    /// Asks `address` for an answer to `prompt`.
+    /// Asks `address` for an answer to `prompt` of 160 tokens.
     pub async fn start(address: SocketAddr, model: &str, prompt: &str) -> Self {
+        Self::of(160, address, model, prompt).await
+    }
+
+    /// The same of so many `tokens`.
+    pub async fn of(tokens: u32, address: SocketAddr, model: &str, prompt: &str) -> Self {
         let body = json!({
             "model": model,
             "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": 160,
+            "max_tokens": tokens,
             "ignore_eos": true,
             "temperature": 0,
             "stream": true,

@@ -15,7 +15,7 @@ const LOG_LINES: &str = "--tail=40";
 /// What cannot be read is said and passed over: the failure itself is to be seen.
 pub async fn print(scene: &Scene) {
     let own = scene.namespace.as_str();
-    show(scene, &["get", "all,configmaps,networkpolicies,poddisruptionbudgets", "--namespace", own]).await;
+    show(scene, &["get", "all,moerecords,networkpolicies,poddisruptionbudgets", "--namespace", own]).await;
     show(scene, &["get", "moe", "--output", "yaml", "--namespace", own]).await;
     show(scene, &["get", "events.v1.events.k8s.io", "--namespace", own]).await;
     for namespace in [own, release::NAMESPACE] {

@@ -1,13 +1,14 @@
 //! The operator's account, and the operator as a process that can be killed.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use remoe_e2e::cluster::Cluster;
-use remoe_e2e::deployment::Deployment;
-use remoe_e2e::host_operator::{HostOperator, kubeconfig};
+use remoe_e2e::deployment::{Deployment, Stream};
+use remoe_e2e::host_operator::{HostOperator, image, kubeconfig};
 use remoe_e2e::scene::Scene;
 use remoe_e2e::{audit, claim, figures, pods, release, tool};
 use remoe_tests::deadline::{LONG, until};
@@ -24,12 +25,19 @@ async fn the_account_reads_no_secret_and_no_claim() {
         let as_operator = kubeconfig(cluster, None).await;
         let kubectl = cluster.tool("kubectl");
         let start = audit::mark(cluster);
-        for kind in ["secrets", "persistentvolumeclaims", "nodes"] {
+        // ConfigMaps are read one by one, and never written.
+        for kind in ["secrets", "persistentvolumeclaims", "nodes", "configmaps"] {
             let arguments = ["get", kind, "--namespace", &scene.namespace];
             let refused = tool::attempt(&kubectl, as_operator.path(), &arguments).await.expect_err(kind);
             assert!(refused.contains("forbidden"), "{refused}");
         }
-        let allowed = ["get", "pods,configmaps,moedeployments", "--namespace", &scene.namespace];
+        for (verb, object) in [("annotate", "configmap"), ("delete", "configmap")] {
+            let mut arguments = vec![verb, object, "kube-root-ca.crt", "--namespace", &scene.namespace];
+            arguments.extend((verb == "annotate").then_some("a=b"));
+            let refused = tool::attempt(&kubectl, as_operator.path(), &arguments).await.expect_err(verb);
+            assert!(refused.contains("forbidden"), "{refused}");
+        }
+        let allowed = ["get", "pods,moerecords,moedeployments", "--namespace", &scene.namespace];
         tool::run(&kubectl, as_operator.path(), &allowed).await;
         let asked = audit::since(cluster, start).into_iter().filter(|each| each.user() == release::ACCOUNT);
         let (denied, granted): (Vec<_>, Vec<_>) = asked.partition(audit::Request::denied);
@@ -41,8 +49,9 @@ async fn the_account_reads_no_secret_and_no_claim() {
                 .map(str::to_owned)
                 .collect()
         };
-        assert_eq!(kinds(&denied), ["secrets", "persistentvolumeclaims", "nodes"]);
-        for kind in ["pods", "configmaps", "moedeployments"] {
+        let maps = ["configmaps"; 3];
+        assert_eq!(kinds(&denied), [&["secrets", "persistentvolumeclaims", "nodes"][..], &maps].concat());
+        for kind in ["pods", "moerecords", "moedeployments"] {
             assert!(kinds(&granted).iter().any(|each| each == kind), "{kind}: {granted:?}");
         }
     })
@@ -125,6 +134,64 @@ async fn an_image_that_cannot_be_had_is_named() {
         drop(operator);
         let _operator = HostOperator::start(cluster, &alone, None).await;
         deployment.settled().await;
+    })
+    .await;
+}
+
+/// Where experts live, as main functions were told last; without who hosts them now.
+async fn placement(scene: &Scene) -> Value {
+    let record = scene.kubectl(&["get", "moerecord", "demo-routing", "--output", "json"]).await;
+    let record: Value = serde_json::from_str(&record).expect("kubectl prints JSON");
+    let generations = record["spec"]["generations"].as_object().expect("there is a generation");
+    assert_eq!(generations.len(), 1, "{record}");
+    let told = generations.values().next().expect("there is one");
+    json!({"plan": told["plan"], "remote": told["remote"], "groups": told["groups"]})
+}
+
+/// The tag of the images is another one: the plan stays, no expert moves, every pod is replaced, and a client that
+/// streams 900 tokens from a main function that ends gets all of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_tag_of_the_images_costs_no_token() {
+    const TOKENS: u32 = 900;
+    const PROMPT: &str = "Read Genesis 1:1.";
+    Scene::run("another_tag_of_the_images_costs_no_token", async |scene| {
+        let cluster = &scene.cluster;
+        let alone = release::exclusive(cluster, 0).await;
+        claim::with_demo_model(scene, "models").await;
+        let operator = HostOperator::start(cluster, &alone, None).await;
+        let mut spec = demo("Always");
+        spec["workload"] = json!({
+            "maxInputTokens": 100, "maxOutputTokens": 910, "typicalInputTokens": 50, "typicalOutputTokens": 50,
+        });
+        let deployment = Deployment::apply(scene, "demo", &spec).await;
+        let plan = deployment.settled().await["plan"].clone();
+        let (before, told) = (pods::selected(scene, pods::FUNCTIONS).await, placement(scene).await);
+        let address = deployment.endpoints(scene).await[0];
+        let undisturbed = Stream::of(TOKENS, address, "demo", PROMPT).await.finish().await;
+        let mut stream = Stream::of(TOKENS, address, "demo", PROMPT).await;
+        stream.next().await.expect("a first token");
+        drop(operator);
+        let mut arguments = Vec::new();
+        for (flag, name) in [("main", "main"), ("remote", "remote-expert")] {
+            let (from, to) = (image(name), format!("{}-upgraded", image(name)));
+            cluster.tag(&from, &to).await;
+            arguments.push(format!("--{flag}-image={to}"));
+        }
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let _operator = HostOperator::named(cluster, &alone, "host", &arguments).await;
+        assert!(stream.finish().await == undisturbed, "the stream has other tokens");
+        let functions = until(LONG, "pods of the other tag", async || {
+            let now = pods::selected(scene, pods::FUNCTIONS).await;
+            let upgraded = |pod: &Pod| {
+                let image = pod.spec.as_ref().and_then(|spec| spec.containers[0].image.as_deref());
+                image.is_some_and(|image| image.ends_with("-upgraded"))
+            };
+            (now.len() == before.len() && now.iter().all(upgraded)).then_some(now)
+        })
+        .await;
+        assert!(functions.iter().all(|pod| before.iter().all(|known| known.uid() != pod.uid())));
+        assert_eq!(deployment.settled().await["plan"], plan);
+        assert_eq!(placement(scene).await, told);
     })
     .await;
 }
@@ -218,8 +285,7 @@ async fn the_policy_lets_the_operator_in() {
         let labels = peer["podSelector"]["matchLabels"].as_object().unwrap();
         let selector: Vec<String> =
             labels.iter().map(|(key, value)| format!("{key}={}", value.as_str().unwrap())).collect();
-        let operators =
-            Api::<k8s_openapi::api::core::v1::Pod>::namespaced(cluster.client.clone(), release::NAMESPACE);
+        let operators = Api::<Pod>::namespaced(cluster.client.clone(), release::NAMESPACE);
         let selected = operators.list(&ListParams::default().labels(&selector.join(","))).await.unwrap();
         assert!(!selected.items.is_empty(), "{selector:?}");
         assert!(selected.items.iter().all(|pod| pod.name_any().starts_with(release::NAME)));

@@ -1,9 +1,6 @@
 //! Serve on a prior, measure, plan again on what was measured.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
-use k8s_openapi::api::core::v1::ConfigMap;
-use kube::ResourceExt;
-use kube::api::ListParams;
 use remoe_e2e::deployment::{Deployment, chat, find};
 use remoe_e2e::scene::Scene;
 use remoe_e2e::{audit, claim, release};
@@ -33,8 +30,7 @@ async fn hardware_is_measured_once_for_all_that_run_on_it() {
         first.reason("Planned", "MeasuredProfile").await;
         let profiles = profiles(scene).await;
         assert_eq!(profiles.len(), 1, "{profiles:?}");
-        let profile: Value =
-            serde_json::from_str(&profiles[0].data.as_ref().unwrap()["profile.json"]).unwrap();
+        let profile: Value = serde_json::from_str(profiles[0]["spec"]["json"].as_str().unwrap()).unwrap();
         assert_eq!(profile["origin"], "measured");
         let measured = first.settled().await;
         // What was measured is what the plan stands on: other times, and the saving that follows.
@@ -111,7 +107,9 @@ fn spec(mode: &str) -> Value {
     })
 }
 
-async fn profiles(scene: &Scene) -> Vec<ConfigMap> {
-    let maps = scene.api::<ConfigMap>().list(&ListParams::default()).await.expect("ConfigMaps can be listed");
-    maps.into_iter().filter(|map| map.name_any().starts_with("remoe-profile-")).collect()
+async fn profiles(scene: &Scene) -> Vec<Value> {
+    let listed = scene.kubectl(&["get", "moerecords", "--output", "json"]).await;
+    let listed: Value = serde_json::from_str(&listed).expect("kubectl prints JSON");
+    let records = listed["items"].as_array().expect("a list has items").iter();
+    records.filter(|record| record["spec"]["of"] == "Profile").cloned().collect()
 }

@@ -28,7 +28,8 @@ pub(super) fn measured(args: &EvalArgs, inputs: &Inputs) -> Result<Regret, CliEr
             let message = format!("{}: prediction is missing; plans need it", path.display());
             return Err(CliError::arguments("--problem", message));
         }
-        let name = path.file_stem().map_or_else(|| path.display().to_string(), |stem| stem.display().to_string());
+        let name =
+            path.file_stem().map_or_else(|| path.display().to_string(), |stem| stem.display().to_string());
         subjects.push(RegretSubject { name, problem });
     }
     let default = Prices::default();
@@ -49,11 +50,7 @@ pub(super) fn measured(args: &EvalArgs, inputs: &Inputs) -> Result<Regret, CliEr
 pub(super) fn text(regret: &Regret) -> String {
     let columns = |summary: Summary| {
         let share = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), percent);
-        [
-            format!("{} of {}", summary.broken, summary.cases),
-            share(summary.median),
-            share(summary.most),
-        ]
+        [format!("{} of {}", summary.broken, summary.cases), share(summary.median), share(summary.most)]
     };
     let row = |name: &str, which: Option<(WrongFigure, Truth)>| {
         let both = PLANS.iter().flat_map(|(_, of)| columns(regret.summary(which, *of)));

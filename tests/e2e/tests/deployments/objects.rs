@@ -12,7 +12,7 @@ use remoe_tests::deadline::{LONG, until};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-const KINDS: &str = "services,networkpolicies,poddisruptionbudgets,configmaps,moeplans,pods";
+const KINDS: &str = "services,networkpolicies,poddisruptionbudgets,moerecords,moeplans,pods";
 
 /// What the operator has made, without what the API server adds and what differs from one life of an
 /// object to the next.
@@ -30,15 +30,11 @@ async fn made(scene: &Scene) -> BTreeMap<String, Value> {
             "labels": item["metadata"]["labels"],
             "owners": item["metadata"]["ownerReferences"],
             "spec": item["spec"],
-            "data": item["data"],
         });
-        for (_, generation) in content["data"].as_object_mut().into_iter().flatten() {
+        if let Some(generations) = content["spec"]["generations"].as_object_mut() {
             // Numbers of generations only grow.
-            let text = generation.as_str().unwrap_or_default();
-            if let Ok(Value::Object(mut fields)) = serde_json::from_str(text) {
-                fields.remove("number");
-                *generation = Value::Object(fields);
-            }
+            generations.values_mut().for_each(|generation| generation["number"] = Value::Null);
+            content["spec"]["about"] = Value::Null;
         }
         all.insert(format!("{kind}/{name}"), content);
     }
@@ -91,15 +87,20 @@ async fn what_is_deleted_or_edited_comes_back() {
                 "service/demo-main",
                 json!({"spec": {"ports": [{"name": "http", "port": 8000}, {"name": "x", "port": 81}]}}),
             ),
-            ("configmap/demo-model", json!({"data": {"x": "y"}})),
+            ("moerecord/demo-model", json!({"spec": {"about": "nothing"}})),
             ("networkpolicy/demo-main", json!({"spec": {"ingress": [{}]}})),
             (
                 "networkpolicy/demo-remote-expert",
                 json!({"spec": {"podSelector": {"matchLabels": {"x": "y"}}}}),
             ),
             ("poddisruptionbudget/demo-main", json!({"spec": {"minAvailable": 0}})),
-            ("configmap/demo-model", json!({"data": {"model.json": "{}"}})),
-            ("configmap/demo-routing", json!({"data": {"x": "y"}})),
+            ("moerecord/demo-model", json!({"spec": {"json": "{}"}})),
+            (
+                "moerecord/demo-routing",
+                json!({"spec": {"generations": {"x": {
+                    "number": 9, "plan": "p", "revision": "r", "remote": "", "endpoints": [],
+                }}}}),
+            ),
         ] {
             scene.kubectl(&["patch", object, "--type=merge", "--patch", &change.to_string()]).await;
             restored(scene, &before, object).await;

@@ -1,0 +1,129 @@
+//! What releases before this one kept in ConfigMaps: facts, figures and routing. Pure.
+//!
+//! It is read where there is no record of it yet, written anew as a record, and never changed: the operator may read
+//! ConfigMaps and no more. Others can write them, so it is believed as far as what only the operator writes bears it
+//! out: the status of the deployment, and its plans.
+
+use super::api::{MoEDeployment, ProfileSource};
+use super::facts::ModelFacts;
+use super::names::{self, SUBJECT};
+use super::observed::{Observed, is_owned_by};
+use super::profiling;
+use super::routing::RoutingTable;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::ResourceExt;
+use remoe_profile::Profile;
+
+/// The key of the facts in their ConfigMap.
+const FACTS: &str = "model.json";
+
+/// The ConfigMap that is still to be read for the model or the routing of `owner`, if any.
+pub(super) fn lacking(owner: &MoEDeployment, observed: &Observed) -> Option<String> {
+    let name = owner.name_any();
+    let model = had_facts(owner).is_some() && observed.model.is_none();
+    let routing = had_plan(owner) && observed.routing.is_none();
+    let wanted = [(model, names::model_record(&name)), (routing, names::routing_record(&name))];
+    let mut wanted = wanted.into_iter().filter(|(wanted, _)| *wanted).map(|(_, name)| name);
+    wanted.find(|name| !observed.maps.contains_key(name))
+}
+
+/// The ConfigMap that is still to be read for figures of the hardware called `name`, if any.
+pub(super) fn lacking_profile(observed: &Observed, name: &str) -> Option<String> {
+    let measured = observed.plans.iter().any(|plan| plan.spec.profile == ProfileSource::Measured);
+    (measured && !observed.maps.contains_key(name)).then(|| name.to_owned())
+}
+
+/// The facts about `subject`: those of the model that the status names.
+pub(super) fn facts(owner: &MoEDeployment, observed: &Observed, subject: &str) -> Option<ModelFacts> {
+    let digest = had_facts(owner).filter(|_| observed.model.is_none())?;
+    let map = owned(owner, observed, &names::model_record(&owner.name_any()))?;
+    if names::label(&map.metadata, SUBJECT) != subject {
+        return None;
+    }
+    let facts = ModelFacts::from_json(map.data.as_ref()?.get(FACTS)?).ok()?;
+    (facts.inspection.fingerprint == digest).then_some(facts)
+}
+
+/// What main functions were told, where a plan ran.
+pub(super) fn routing(owner: &MoEDeployment, observed: &Observed) -> Option<RoutingTable> {
+    if !had_plan(owner) || observed.routing.is_some() {
+        return None;
+    }
+    let map = owned(owner, observed, &names::routing_record(&owner.name_any()))?;
+    let entries = map.data.iter().flatten();
+    let entries =
+        entries.filter_map(|(key, text)| Some((key.strip_suffix(".json")?, serde_json::from_str(text).ok())));
+    Some(RoutingTable::believed(entries))
+}
+
+/// The figures called `name`, where `owner` is one of those that they stay for.
+pub(super) fn profile(owner: &MoEDeployment, observed: &Observed, name: &str) -> Option<Profile> {
+    let uid = owner.uid()?;
+    let map = observed.maps.get(name)?.as_ref()?;
+    let stays = map.owner_references().iter().any(|reference| reference.uid == uid);
+    let text = map.data.as_ref()?.get(profiling::KEY).filter(|_| stays)?;
+    Profile::from_json(text).ok()
+}
+
+/// The weights that the status names: facts of the model were known.
+fn had_facts(owner: &MoEDeployment) -> Option<&str> {
+    Some(owner.status.as_ref()?.model.as_ref()?.digest.as_str())
+}
+
+/// Whether main functions were told anything.
+fn had_plan(owner: &MoEDeployment) -> bool {
+    owner.status.as_ref().is_some_and(|status| status.plan.is_some())
+}
+
+fn owned<'a>(owner: &MoEDeployment, observed: &'a Observed, name: &str) -> Option<&'a ConfigMap> {
+    let map = observed.maps.get(name)?.as_ref()?;
+    is_owned_by(map, &owner.uid()?).then_some(map)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+    use kube::api::ObjectMeta;
+    use serde_json::{Value, json};
+
+    fn owner(status: Value) -> MoEDeployment {
+        serde_json::from_value(json!({
+            "apiVersion": "remoe.dev/v1alpha1", "kind": "MoEDeployment",
+            "metadata": {"name": "demo", "namespace": "test", "uid": "uid-1"},
+            "spec": {"model": {"source": "pvc://models/demo"}}, "status": status,
+        }))
+        .unwrap()
+    }
+
+    fn observed(uid: &str) -> Observed {
+        let generation = json!({"number": 7, "plan": "p", "revision": "r", "remote": "", "endpoints": []});
+        let data = [("a.json", generation.to_string()), ("b.json", "{".to_owned())];
+        let owner =
+            OwnerReference { uid: uid.to_owned(), controller: Some(true), ..OwnerReference::default() };
+        let map = ConfigMap {
+            metadata: ObjectMeta { owner_references: Some(vec![owner]), ..ObjectMeta::default() },
+            data: Some(data.map(|(key, text)| (key.to_owned(), text)).into()),
+            ..ConfigMap::default()
+        };
+        let maps = [("demo-routing".to_owned(), Some(map))].into();
+        Observed { maps, ..Observed::default() }
+    }
+
+    #[test]
+    fn nothing_is_read_of_a_deployment_that_never_ran() {
+        assert_eq!(lacking(&owner(json!(null)), &Observed::default()), None);
+        let had = owner(json!({"plan": "p", "model": {"source": "s", "digest": "f00d"}}));
+        assert_eq!(lacking(&had, &Observed::default()).as_deref(), Some("demo-model"));
+        assert_eq!(routing(&owner(json!(null)), &observed("uid-1")), None);
+    }
+
+    #[test]
+    fn routing_of_another_is_not_believed_and_what_was_spoiled_is_said() {
+        let had = owner(json!({"plan": "p"}));
+        let table = routing(&had, &observed("uid-1")).unwrap();
+        assert_eq!((table.newest(), table.spoiled), (7, true));
+        assert_eq!(routing(&had, &observed("uid-2")), None);
+    }
+}

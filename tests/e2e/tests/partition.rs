@@ -1,0 +1,94 @@
+//! The control plane hears nothing of the node for a while, on which everything runs on.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::ResourceExt;
+use kube::api::{Api, ListParams};
+use remoe_e2e::deployment::{Deployment, chat};
+use remoe_e2e::scene::Scene;
+use remoe_e2e::{audit, claim, figures, pods, release};
+use remoe_tests::deadline::{LONG, until};
+use remoe_tests::process::signal;
+use rustix::process::Signal;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use tokio::time::sleep;
+
+/// For how long nothing is heard. Nodes are given up after 40 s, and pods are then said not to be ready.
+const CUT: Duration = Duration::from_secs(120);
+const LOOK: Duration = Duration::from_secs(2);
+
+/// A kubelet that stands still until this is dropped.
+struct Silenced(u32);
+
+impl Silenced {
+    fn new(kubelet: u32) -> Self {
+        signal(kubelet, Signal::STOP);
+        Self(kubelet)
+    }
+}
+
+impl Drop for Silenced {
+    fn drop(&mut self) {
+        signal(self.0, Signal::CONT);
+    }
+}
+
+/// Functions and how often each was started again.
+async fn functions(scene: &Scene) -> BTreeMap<String, i32> {
+    let pods = scene.api::<Pod>().list(&ListParams::default().labels(pods::FUNCTIONS)).await.unwrap();
+    let life = |pod: &Pod| {
+        assert!(pod.metadata.deletion_timestamp.is_none(), "{} is to end", pod.name_any());
+        (pod.uid().unwrap(), pods::restarts(pod))
+    };
+    pods.iter().map(life).collect()
+}
+
+async fn node_is(scene: &Scene, status: &str) {
+    let nodes = Api::<Node>::all(scene.cluster.client.clone());
+    until(LONG, &format!("the node to be {status}"), async || {
+        let node = nodes.list(&ListParams::default()).await.unwrap().items.remove(0);
+        let conditions = node.status?.conditions?;
+        conditions.iter().any(|it| it.type_ == "Ready" && it.status == status).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_is_not_heard_for_two_minutes_loses_no_function() {
+    Scene::run("a_node_that_is_not_heard_for_two_minutes_loses_no_function", async |scene| {
+        let cluster = &scene.cluster;
+        let _operator = release::shared(cluster).await;
+        claim::with_demo_model(scene, "models").await;
+        let spec = json!({
+            "model": {"source": "pvc://models/demo"},
+            "profile": figures::reference(),
+            "main": {"memoryMB": {"min": 200, "max": 4000}},
+            "remoteExperts": {"mode": "Always", "memoryMB": {"min": 100, "max": 1000}, "maxReplicas": 2},
+        });
+        let demo = Deployment::apply(scene, "demo", &spec).await;
+        let settled = demo.settled().await;
+        let (before, address) = (functions(scene).await, demo.endpoints(scene).await[0]);
+        let answer = chat(address, "demo", "Read Genesis 1:1.").await;
+        let start = audit::mark(cluster);
+        let begun = Instant::now();
+        let silenced = Silenced::new(cluster.kubelet());
+        node_is(scene, "Unknown").await;
+        while begun.elapsed() < CUT {
+            assert_eq!(functions(scene).await, before);
+            let again = chat(address, "demo", "Read Genesis 1:1.").await;
+            assert_eq!(again["choices"], answer["choices"]);
+            sleep(LOOK).await;
+        }
+        drop(silenced);
+        node_is(scene, "True").await;
+        assert_eq!(demo.settled().await["plan"], settled["plan"]);
+        assert_eq!(functions(scene).await, before);
+        let deleted = audit::since(cluster, start).into_iter().filter(|request| {
+            request.verb == "delete" && request.resource() == "pods" && request.namespace() == scene.namespace
+        });
+        assert_eq!(deleted.count(), 0);
+    })
+    .await;
+}
