@@ -136,6 +136,8 @@ pub(crate) struct Asked<'a> {
     pub(crate) concurrency: Option<u32>,
     /// Without requests for so long functions end, where the workload does not say.
     pub(crate) idle: Option<Duration>,
+    /// The same of a group by itself, while the main function goes on.
+    pub(crate) remote_idle: Option<Duration>,
 }
 
 impl PlanningArgs {
@@ -255,6 +257,7 @@ impl PlanningArgs {
             },
             prediction,
             arrivals,
+            remote_idle_seconds: self.remote_idle(asked.remote_idle)?.map(|idle| idle.as_secs_f64()),
             prediction_p95: p95,
             fallback_bytes,
             cold_start_seconds: 0.0,
@@ -263,7 +266,6 @@ impl PlanningArgs {
             let flag = if error == ProblemError::NoGpuPrice { "--pricing" } else { "--model" };
             CliError::arguments(flag, error.to_string())
         })?;
-        problem.remote_idle_seconds = self.workload.remote_idle_seconds()?;
         if profile.device.is_some() && profile.gpu_expert_seconds.is_none() {
             print_warning(
                 "what experts take on the GPU was not measured: the baselines that compute them there assume half \
@@ -274,6 +276,15 @@ impl PlanningArgs {
             share_cores(&mut problem, profile.machine.cores);
         }
         Ok(problem)
+    }
+
+    /// Without a use of its experts for so long a group sleeps: `asked`, or what the workload says.
+    pub(crate) fn remote_idle(&self, asked: Option<Duration>) -> Result<Option<Duration>, CliError> {
+        let Some(seconds) = self.workload.remote_idle_seconds()? else { return Ok(asked) };
+        let idle = Duration::try_from_secs_f64(seconds).map_err(|error| {
+            CliError::arguments("--workload", format!("arrivals.remoteIdleSeconds is {seconds}: {error}"))
+        })?;
+        Ok(asked.or(Some(idle)))
     }
 
     /// The limits that were given, of requests that come as `arrivals` say.

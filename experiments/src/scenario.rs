@@ -224,6 +224,7 @@ impl Scenario {
             limits: self.setting.limits,
             prediction: Some(shares),
             arrivals: None,
+            remote_idle_seconds: None,
             prediction_p95: None,
             fallback_bytes: 0.0,
             cold_start_seconds: 0.0,

@@ -22,6 +22,9 @@ pub struct Wishes {
     pub specs: Specs,
     /// When requests come, where that is known.
     pub arrivals: Option<Arrivals>,
+    /// Without a request that uses its experts for so many seconds a group may end by itself; none: none does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remote_idle_seconds: Option<f64>,
     /// What the platform allows.
     pub limits: Limits,
     /// Predicted share of each MoE layer's assignments per expert; `None`: all experts alike.
@@ -106,7 +109,7 @@ pub fn problem(model: &Inspection, profile: &Profile, wishes: &Wishes) -> Result
         // What containers and control groups give.
         cpu_quotas: wishes.specs.main_vcpus.is_some() && wishes.specs.remote_vcpus.is_some(),
         shared_cores: None,
-        remote_idle_seconds: None,
+        remote_idle_seconds: wishes.remote_idle_seconds,
         slo: wishes.slo,
         limits: wishes.limits,
     };

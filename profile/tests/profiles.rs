@@ -45,6 +45,7 @@ fn wishes() -> Wishes {
         limits: Limits { payload_bytes: None, max_replicas: 2, max_groups: None, gpu_bytes: None },
         prediction: None,
         arrivals: None,
+        remote_idle_seconds: None,
         prediction_p95: None,
         fallback_bytes: 4e7,
         cold_start_seconds: 0.0,

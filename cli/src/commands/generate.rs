@@ -134,7 +134,7 @@ async fn placed(args: &GenerateArgs, progress: &Arc<Progress>) -> Result<Wanted,
     };
     let mut wanted = Wanted::unplaced(&args.deployment)?;
     let prompt = args.prompt.prompt.as_deref().filter(|_| !args.prompt.chat);
-    let asked = Asked { prompt, concurrency: Some(1), idle: None };
+    let asked = Asked { prompt, concurrency: Some(1), ..Asked::default() };
     let problem = args.planning.problem_of(&wanted, &args.deployment, asked, progress).await?;
     let answer = planning::plan(&problem, remote).await?;
     wanted.place_as_planned(&problem, &answer)?;

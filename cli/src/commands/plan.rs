@@ -201,7 +201,7 @@ impl PlanArgs {
         })?;
         let profile = factors.map_or_else(|| profile.clone(), |factors| factors.applied(&profile));
         let prompt = self.prompt.as_deref();
-        let asked = Asked { prompt, concurrency: self.concurrency.concurrency, idle: None };
+        let asked = Asked { prompt, concurrency: self.concurrency.concurrency, ..Asked::default() };
         let mut problem = self.planning.problem(&checkpoint, &inspection, &profile, self.dtype, asked)?;
         problem.limits.max_groups.get_or_insert(MOST_GROUPS);
         Ok(problem)

@@ -387,7 +387,7 @@ async fn start(
             supervisor,
             authorization: authorization.clone(),
             idle: args.idle,
-            remote_idle: args.remote_idle,
+            remote_idle: args.planning.remote_idle(args.remote_idle)?,
             cashier,
             tariff,
             accounted,

@@ -269,6 +269,7 @@ impl UnitRegime {
             slo: self.slo,
             pricing,
             specs: self.place.specs(most_gb),
+            remote_idle_seconds: None,
             arrivals: Some(Arrivals {
                 per_second: per_day / DAY,
                 burst: 1.0,

@@ -98,6 +98,7 @@ pub(super) fn wishes(
         // What requests are expected to use is the basis's.
         prediction: None,
         arrivals: workload.arrivals.as_ref().map(|it| arrivals(it, spec.idle_window())).transpose()?,
+        remote_idle_seconds: spec.scaling.remote_idle_window.map(|idle| Duration::from(idle).as_secs_f64()),
         prediction_p95: None,
         fallback_bytes: memory.fallback_bytes.saturating_add(memory.unfilled_bytes) as f64,
         // Who finds functions asleep waits for a start, which the arrivals are about.

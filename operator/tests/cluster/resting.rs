@@ -55,7 +55,7 @@ impl Scene {
     /// Those that main functions call.
     fn routed(&self) -> BTreeSet<String> {
         let pods = &self.world.there.pods;
-        let table = self.world.there.table();
+        let table = self.world.there.table(&self.world.owner);
         let endpoints = table.entries.values().flat_map(|generation| &generation.endpoints);
         let of = |name: &str| pods.iter().find(|pod| pod.name_any() == name);
         let missing = "a pod that is gone";

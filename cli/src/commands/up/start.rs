@@ -114,7 +114,12 @@ pub(super) async fn start(
     let Asked { deployment, is_planned, mut wanted, facts } = asked;
     let mut clock = Stopwatch::start();
     let mut times = StartTimes::default();
-    let asked = planning::Asked { prompt: None, concurrency: args.concurrency.concurrency, idle: args.idle };
+    let asked = planning::Asked {
+        prompt: None,
+        concurrency: args.concurrency.concurrency,
+        idle: args.idle,
+        remote_idle: args.remote_idle,
+    };
     let problem = match is_planned && !wanted.moe_layers.is_empty() {
         true => Some(args.planning.problem_of(&wanted, &deployment, asked, progress).await?),
         false => None,
