@@ -348,8 +348,9 @@ mod tests {
         let before = series();
         let _model = metrics.of_model("m");
         let without = series();
-        // A wake, and the parts of cold starts, each of 12 buckets, the last one, a sum and a count; seven of one sample.
-        assert_eq!(without - before, (1 + 6) * 15 + 7);
+        // A wake, and the parts of cold starts, each of 12 buckets, the last one, a sum and a count; seven of one sample, and four of
+        // groups that sleep: their wakes by cause, how many sleep, what was asked of those.
+        assert_eq!(without - before, (1 + 6) * 15 + 7 + 4);
         let tier =
             |number: usize| if number == GROUPS { "main".to_owned() } else { format!("group-{number}") };
         let billing = Billing {

@@ -169,7 +169,8 @@ fn bad_days_change_nothing_but_incarnations() {
     }
     assert!(expected.iter().all(|end| end.len() > 10), "{expected:?}");
     let met = Mutex::new(BTreeMap::new());
-    with_servers([6, 12, 18, 24], async |server, faults| {
+    // So few that the operator's pauses after failures, which double, stay shorter than what is waited for a settled deployment.
+    with_servers([4, 5, 6, 7], async |server, faults| {
         let proxy = Proxy::start().await;
         let ends = live(&server, &proxy, faults).await;
         for (number, (end, expected)) in ends.iter().zip(&expected).enumerate() {

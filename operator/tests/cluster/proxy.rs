@@ -78,8 +78,6 @@ struct Day {
     /// Faults that are still to come.
     left: u64,
     requests: u64,
-    /// Where among the faults the next one is looked for.
-    turn: usize,
     met: BTreeMap<Fault, u64>,
 }
 
@@ -93,12 +91,11 @@ impl Day {
         let fault = if verb == "watch" {
             Fault::WatchDropped
         } else if self.requests.is_multiple_of(EVERY) {
-            let turn = self.turn;
-            let mut places = (0..FAULTS.len()).map(|step| (turn + step) % FAULTS.len());
-            let place = places.find(|place| FAULTS[*place].can_meet(verb))?;
-            self.turn = place + 1;
+            // The one that was met least, so that the few writes among many lists meet theirs.
+            let possible = FAULTS.into_iter().filter(|fault| fault.can_meet(verb));
+            let fault = possible.min_by_key(|fault| self.met.get(fault).copied().unwrap_or(0))?;
             self.left -= 1;
-            FAULTS[place]
+            fault
         } else {
             return None;
         };

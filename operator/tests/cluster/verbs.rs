@@ -182,7 +182,8 @@ fn every_verb_of_the_role_is_used_and_none_is_missing() {
     assert!(superfluous.is_empty(), "nothing that the operator does takes {superfluous:?}");
 }
 
-/// Takes the label away by which the operator finds the first object of this kind, and adds an owner that is none.
+/// Takes the label away by which the operator finds the last object of this kind, and adds an owner that is none. Of records that is
+/// the routing: facts without their label are found out anew, by a pod that no node runs here.
 async fn meddle<K>(server: &Server)
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug,
@@ -190,7 +191,7 @@ where
 {
     let api = server.api::<K>();
     let ours = ListParams::default().labels(DEPLOYMENT);
-    let object = api.list(&ours).await.unwrap().items.remove(0);
+    let object = api.list(&ours).await.unwrap().items.pop().unwrap();
     let name = object.name_any();
     let unlabelled = json!({"metadata": {"labels": {DEPLOYMENT: null}}});
     api.patch(&name, &PatchParams::default(), &Patch::Merge(&unlabelled)).await.unwrap();
