@@ -168,6 +168,7 @@ fn flag(arguments: &mut Vec<OsString>, name: &str, value: Option<&impl ToString>
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use crate::placement::MoeLayer;

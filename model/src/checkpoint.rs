@@ -37,6 +37,9 @@ pub struct Checkpoint {
     short_form: Option<ShortForm>,
 }
 
+/// Scales of a matrix of fp8 codes, row by row of blocks, and the rows and columns of a block.
+pub type BlockScales = (Vec<f32>, [usize; 2]);
+
 impl Checkpoint {
     /// Opens a folder: `config.json`, `generation_config.json` and the headers of the safetensors
     /// files are parsed, and every tensor of the model is found with its shape and type. Every other tensor
@@ -342,7 +345,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// The file cannot be read.
-    pub fn fp8_scales(&self, tensor: &TensorRef) -> Result<Option<(Vec<f32>, [usize; 2])>, CheckpointError> {
+    pub fn fp8_scales(&self, tensor: &TensorRef) -> Result<Option<BlockScales>, CheckpointError> {
         let (StoredAs::Fp8 { block, scales, scale_dtype }, None) = (&tensor.stored, tensor.strides) else {
             return Ok(None);
         };

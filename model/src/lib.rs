@@ -34,7 +34,7 @@ mod tensors;
 #[cfg(feature = "text")]
 pub mod text;
 
-pub use checkpoint::Checkpoint;
+pub use checkpoint::{BlockScales, Checkpoint};
 pub use config::{ModelConfig, Multipliers};
 pub use error::CheckpointError;
 pub use facts::{

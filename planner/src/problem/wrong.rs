@@ -190,6 +190,7 @@ fn erring(shares: &mut [f64], factor: &ErrorFactor, truth: Truth) {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {
     use super::*;
     use crate::generate::{BEYOND, beyond, small_problem};

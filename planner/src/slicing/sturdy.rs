@@ -151,7 +151,7 @@ impl Slicing<'_, '_> {
             let sturdiest = waiting.reduce(|known, index| {
                 let (this, other) = (&open[index], &open[known]);
                 let better =
-                    this.stone < other.stone || this.stone == other.stone && this.stands_better(other);
+                    !this.stone && other.stone || this.stone == other.stone && this.stands_better(other);
                 if better { index } else { known }
             });
             let Some(index) = sturdiest else { break };

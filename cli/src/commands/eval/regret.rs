@@ -14,9 +14,11 @@ use remoe_planner::{Problem, Truth, WrongFigure};
 use remoe_profile::Prices;
 use std::path::Path;
 
-/// The two plans, and where a case has what they come to.
-const PLANS: [(&str, fn(&RegretCase) -> &Met); 2] =
-    [("cheapest", |case| &case.exact), ("sturdy", |case| &case.sturdy)];
+/// A plan's name, and where a case has what it comes to.
+type NamedPlan = (&'static str, fn(&RegretCase) -> &Met);
+
+/// The two plans.
+const PLANS: [NamedPlan; 2] = [("cheapest", |case| &case.exact), ("sturdy", |case| &case.sturdy)];
 
 /// Plans the stated problems and the published models, with figures that are wrong.
 pub(super) fn measured(args: &EvalArgs, inputs: &Inputs) -> Result<Regret, CliError> {
