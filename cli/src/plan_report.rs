@@ -123,34 +123,32 @@ fn size(memory: f64, vcpus: Option<f64>) -> String {
 
 /// What is in every group; nothing where there is none.
 fn groups(plan: &Plan, evaluation: &Evaluation) -> Option<String> {
+    let sleeps = plan.groups.iter().any(|group| group.idle_seconds.is_some());
     let rows = plan.groups.iter().zip(&evaluation.groups).enumerate().map(|(index, (group, terms))| {
         let experts: usize = group.experts.iter().map(Vec::len).sum();
         let layers = group.experts.iter().filter(|experts| !experts.is_empty()).count();
-        vec![
+        let ends = sleeps.then(|| match (group.idle_seconds, terms.life) {
+            (Some(idle), Some(life)) => format!(
+                "after {} without requests: alive {} of the time, not ready for {} of the requests",
+                seconds(idle),
+                percent(life.alive_share),
+                percent(life.cold_share)
+            ),
+            _ => "no".to_owned(),
+        });
+        let cells = [
             index.to_string(),
             format!("{experts} of {layers} layers"),
             percent(terms.share),
             size(group.memory_bytes, group.vcpus),
             group.replicas.to_string(),
             format!("{} an hour", dollars(terms.rate * 3600.0)),
-            match (group.idle_seconds, terms.life) {
-                (Some(idle), Some(life)) => format!(
-                    "after {} without requests: alive {} of the time, not ready for {} of the requests",
-                    seconds(idle),
-                    percent(life.alive_share),
-                    percent(life.cold_share)
-                ),
-                _ => "no".to_owned(),
-            },
-        ]
+        ];
+        cells.into_iter().chain(ends).collect()
     });
-    let mut rows: Vec<Vec<String>> = rows.collect();
-    let mut header =
-        vec!["group", "experts", "share of the work", "memory", "replicas", "while alive", "ends by itself"];
-    if plan.groups.iter().all(|group| group.idle_seconds.is_none()) {
-        header.pop();
-        rows.iter_mut().for_each(|row| row.truncate(header.len()));
-    }
+    let rows: Vec<Vec<String>> = rows.collect();
+    let mut header = vec!["group", "experts", "share of the work", "memory", "replicas", "while alive"];
+    header.extend(sleeps.then_some("ends by itself"));
     (!plan.groups.is_empty()).then(|| table::with_header(&header, rows))
 }
 

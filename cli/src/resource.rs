@@ -231,8 +231,6 @@ pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliE
             say("cold_ttft", seconds("spec.slo.coldTtft", &slo.cold_ttft, TTFT)?);
         }
         say("cold_share", slo.cold_percent.as_ref().map(|percent| format!("{percent}%")));
-    }
-    if scaling.min == Some(0) {
         say("idle", seconds("spec.scaling.idleWindow", &scaling.idle_window, IDLE_WINDOW)?);
     }
     if scaling.remote_idle_window.is_some() {

@@ -111,10 +111,9 @@ impl GatewayMetrics {
         let registry = &metrics.registry;
         metrics.connections.register(registry)?;
         let Self { requests, retries, streams_failed, tokens, wakes, prefix_routed, .. } = &metrics;
-        for counter in [requests, retries, streams_failed, tokens, wakes, prefix_routed] {
-            registry.register(Box::new(counter.clone()))?;
-        }
-        for counter in [&metrics.group_wakes, &metrics.sleeping_pairs] {
+        let Self { group_wakes, sleeping_pairs, .. } = &metrics;
+        let of_requests = [requests, retries, streams_failed, tokens, wakes, prefix_routed];
+        for counter in of_requests.into_iter().chain([group_wakes, sleeping_pairs]) {
             registry.register(Box::new(counter.clone()))?;
         }
         for gauge in [&metrics.waiting, &metrics.in_flight, &metrics.awake, &metrics.groups_asleep] {

@@ -39,6 +39,28 @@ pub fn work(hosted: &[LayerExperts], layers: &[u32], usage: &[Vec<f64>]) -> f64 
     hosted.iter().map(of_set).sum()
 }
 
+/// (token, expert) pairs that requests are expected to have.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Expected {
+    layers: Vec<u32>,
+    pairs: Vec<Vec<f64>>,
+}
+
+impl Expected {
+    /// `pairs` of them in each layer of `layers` (the model's ids), where `usage` has a row of shares for each.
+    #[must_use]
+    pub fn new(layers: Vec<u32>, mut usage: Vec<Vec<f64>>, pairs: f64) -> Self {
+        usage.iter_mut().flatten().for_each(|share| *share *= pairs);
+        Self { layers, pairs: usage }
+    }
+
+    /// Whether one of them is on `hosted`: enough for a function to start before anybody asks for it.
+    #[must_use]
+    pub fn is_on(&self, hosted: &[LayerExperts]) -> bool {
+        work(hosted, &self.layers, &self.pairs) >= 1.0
+    }
+}
+
 /// Puts the remote functions among `functions` into the order in which requests need them that use experts by `usage`
 /// ([layers][experts] by position in `layers`). Main functions come before all of them.
 pub fn by_need(functions: &mut Vec<FunctionSpec>, layers: &[MoeLayer], usage: &[Vec<f64>]) {

@@ -14,6 +14,7 @@ use super::rest::Rest;
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use remoe_demand::MOST_SHARES;
+use remoe_launcher::need::Expected;
 use remoe_model::Inspection;
 use remoe_predictor::Shares;
 use std::time::Duration;
@@ -134,19 +135,13 @@ pub fn expected(
     waiting.or_else(planned)
 }
 
-/// How many (token, expert) pairs those who wait are expected to have of each expert; none where nothing is known of them.
-pub fn pairs_of_waiting(
-    owner: &MoEDeployment,
-    observed: &Observed,
-    model: &Inspection,
-) -> Option<Vec<Vec<f64>>> {
+/// The (token, expert) pairs that those who wait are expected to have; none where nothing is known of them.
+pub fn pairs_of_waiting(owner: &MoEDeployment, observed: &Observed, model: &Inspection) -> Option<Expected> {
     let (shares, _) = merged(owner, observed, model, MixOf::Waiting)?;
     let said = observed.gateways_alive().filter_map(|entry| read(entry, model, MixOf::Waiting));
     let tokens: f64 = said.map(|(_, mix)| mix.tokens.max(1) as f64).sum();
-    let pairs = tokens * model.top_k as f64;
-    let mut rows = shares.to_rows();
-    rows.iter_mut().flatten().for_each(|share| *share *= pairs);
-    Some(rows)
+    let layers = model.moe_layers.iter().map(|layer| u32::try_from(*layer).unwrap_or(u32::MAX));
+    Some(Expected::new(layers.collect(), shares.to_rows(), tokens * model.top_k as f64))
 }
 
 /// Shares by tokens, and requests. What was answered by a gateway that has had no request since counts for half as much after

@@ -17,15 +17,12 @@ use super::pods::PodView;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
-use remoe_launcher::need;
 use remoe_sleep::groups::{Glance, Group, MOST_STRETCH};
 use remoe_wire::v1::LayerExperts;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Pairs that requests are expected to have of a function for it to start before they ask.
-const EXPECTED_PAIRS: f64 = 1.0;
 /// A window that ends is looked at so long after, and no two looks for windows follow each other faster.
 const AFTER: Duration = Duration::from_secs(1);
 
@@ -109,16 +106,11 @@ pub fn follow(
     let (Some(window), Some(demand), Some(target)) = (window, demand, target) else {
         return Resting::default();
     };
-    let expected = known.model.facts().and_then(|facts| {
-        let pairs = following::pairs_of_waiting(owner, observed, &facts.inspection)?;
-        let layers = facts.inspection.moe_layers.iter();
-        let layers: Vec<u32> = layers.map(|layer| u32::try_from(*layer).unwrap_or(u32::MAX)).collect();
-        Some((layers, pairs))
-    });
+    let facts = known.model.facts();
+    let expected = facts.and_then(|facts| following::pairs_of_waiting(owner, observed, &facts.inspection));
     let is_expected = |function: &Function| {
-        let (layers, pairs) = expected.as_ref()?;
         let hosted = function.hosted.as_ref()?.sets();
-        Some(need::work(hosted, layers, pairs) >= EXPECTED_PAIRS)
+        Some(expected.as_ref()?.is_on(hosted))
     };
     let mut resting = Resting::default();
     let mut watched = Watched::default();

@@ -6,7 +6,7 @@
 //! It is bounded, and counts only where there are enough answers.
 
 use crate::profile::Profile;
-use remoe_planner::{Affine, CpuProfile};
+use remoe_planner::CpuProfile;
 use serde::{Deserialize, Serialize};
 
 /// Answers that a factor takes, at least.
@@ -138,11 +138,9 @@ impl Factors {
         for table in tables.into_iter().chain(&mut profile.remote_expert_seconds) {
             scale(table, prefill, decode);
         }
-        let scaled =
-            |Affine { base, per_token }| Affine { base: base * prefill, per_token: per_token * prefill };
         if let Some(device) = &mut profile.device {
-            device.prefill_seconds = scaled(device.prefill_seconds);
-            device.swap_seconds = scaled(device.swap_seconds);
+            device.prefill_seconds = device.prefill_seconds.scaled(prefill);
+            device.swap_seconds = device.swap_seconds.scaled(prefill);
             device.decode_seconds *= decode;
         }
         let transport = &mut profile.transport;

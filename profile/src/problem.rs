@@ -73,12 +73,9 @@ pub fn problem(model: &Inspection, profile: &Profile, wishes: &Wishes) -> Result
         expert_bytes: model.resident_expert_bytes(&profile.model.dtype) as f64,
         nonexpert_bytes: bytes as f64,
         kv_bytes_per_token: kv_layer * layers as f64,
-        nonexpert_prefill_seconds: profile.device.map_or(Affine { base: 0.0, per_token: 0.0 }, |device| {
-            Affine {
-                base: device.prefill_seconds.base * share,
-                per_token: device.prefill_seconds.per_token * share,
-            }
-        }),
+        nonexpert_prefill_seconds: profile
+            .device
+            .map_or(Affine { base: 0.0, per_token: 0.0 }, |device| device.prefill_seconds.scaled(share)),
         nonexpert_decode_seconds: profile.device.map_or(0.0, |device| device.decode_seconds * share),
         expert_seconds: profile.expert_seconds.clone(),
         remote_expert_seconds: profile.remote_expert_seconds.clone(),

@@ -50,33 +50,19 @@ impl Hardware {
         if let Some(named) = &owner.spec.profile {
             let source = named.config_map_name.clone();
             let profile = supplied(&source, observed.maps.get(&source).and_then(Option::as_ref));
-            return Ok(Self { subject, source, profile, shared: None, taken_over: None, measuring: None });
+            return Ok(Self::known(subject, source, profile));
         }
         let source = profile_record(&subject);
         let kept = observed.profiles.get(&source).and_then(Option::as_ref);
         let found = kept.and_then(|kept| Some((kept, measured(kept, &subject, owner, facts)?)));
         if let Some((kept, known)) = found {
             let shared = shared_with(kept, owner);
-            return Ok(Self {
-                subject,
-                source,
-                profile: Ok(known),
-                shared,
-                taken_over: None,
-                measuring: None,
-            });
+            return Ok(Self { shared, ..Self::known(subject, source, Ok(known)) });
         }
         let earlier = earlier::profile(owner, observed, &source).filter(|_| kept.is_none());
         if let Some(known) = earlier.and_then(|profile| of_model(profile, owner, facts)) {
             let taken_over = Some(Box::new(record(owner, &subject, &known.profile)?));
-            return Ok(Self {
-                subject,
-                source,
-                profile: Ok(known),
-                shared: None,
-                taken_over,
-                measuring: None,
-            });
+            return Ok(Self { taken_over, ..Self::known(subject, source, Ok(known)) });
         }
         let dtype = compute_dtype(&owner.spec, facts);
         let model = served(&owner.spec, facts);
@@ -86,7 +72,12 @@ impl Hardware {
         };
         let profile = Ok(KnownProfile { profile, source: ProfileSource::Prior });
         let measuring = Some(Measuring::of(owner, &source, observed));
-        Ok(Self { subject, source, profile, shared: None, taken_over: None, measuring })
+        Ok(Self { measuring, ..Self::known(subject, source, profile) })
+    }
+
+    /// Figures of which nothing has to be written or measured.
+    fn known(subject: String, source: String, profile: Result<KnownProfile, Trouble>) -> Self {
+        Self { subject, source, profile, shared: None, taken_over: None, measuring: None }
     }
 
     pub(super) fn lacking(&self, owner: &MoEDeployment, observed: &Observed) -> Option<Lacking> {
@@ -94,20 +85,15 @@ impl Hardware {
             let is_read = observed.maps.contains_key(&self.source);
             return (!is_read).then(|| Lacking::Map(self.source.clone()));
         }
-        match observed.profiles.get(&self.source) {
+        let earlier = match observed.profiles.get(&self.source) {
             None => return Some(Lacking::Profile(self.source.clone())),
-            Some(None) => {
-                let earlier = earlier::lacking_profile(observed, &self.source);
-                if let Some(name) = earlier {
-                    return Some(Lacking::Map(name));
-                }
-            }
-            Some(Some(_)) => {}
-        }
-        match &self.measuring.as_ref()?.errand {
+            Some(None) => earlier::lacking_profile(observed, &self.source).map(Lacking::Map),
+            Some(Some(_)) => None,
+        };
+        earlier.or_else(|| match &self.measuring.as_ref()?.errand {
             Errand::Done { pod } if !observed.logs.contains_key(pod) => Some(Lacking::Log(pod.clone())),
             _ => None,
-        }
+        })
     }
 }
 

@@ -261,6 +261,12 @@ impl Affine {
     pub fn at(self, tokens: f64) -> f64 {
         self.base + self.per_token * tokens
     }
+
+    /// What takes `factor` times as long.
+    #[must_use]
+    pub fn scaled(self, factor: f64) -> Self {
+        Self { base: self.base * factor, per_token: self.per_token * factor }
+    }
 }
 
 /// Measured seconds over token counts and vCPUs.

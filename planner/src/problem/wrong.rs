@@ -1,6 +1,6 @@
 //! Problems with one figure that is not what was planned with.
 
-use crate::problem::{Affine, CpuProfile, ErrorFactor, Problem, Start};
+use crate::problem::{CpuProfile, ErrorFactor, Problem, Start};
 use crate::search::remote_set::stressed_scales;
 use serde::Serialize;
 
@@ -115,10 +115,10 @@ impl WrongFigure {
             Self::Rest => {
                 for layer in &mut is.layers {
                     layer.nonexpert_decode_seconds *= factor;
-                    layer.nonexpert_prefill_seconds = scaled(layer.nonexpert_prefill_seconds, factor);
+                    layer.nonexpert_prefill_seconds = layer.nonexpert_prefill_seconds.scaled(factor);
                     layer.cpu_nonexpert_seconds.iter_mut().for_each(|profile| scale(profile, factor));
                 }
-                is.swap_seconds = scaled(is.swap_seconds, factor);
+                is.swap_seconds = is.swap_seconds.scaled(factor);
             }
             Self::Transport => {
                 is.transport.invoke_seconds *= factor;
@@ -157,10 +157,6 @@ impl WrongFigure {
 
 fn scale(profile: &mut CpuProfile, factor: f64) {
     profile.seconds.iter_mut().flatten().for_each(|seconds| *seconds *= factor);
-}
-
-fn scaled(seconds: Affine, factor: f64) -> Affine {
-    Affine { base: seconds.base * factor, per_token: seconds.per_token * factor }
 }
 
 /// Routing half way to uniform, where rare experts are used more, or as far away from it.

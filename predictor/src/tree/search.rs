@@ -183,7 +183,7 @@ impl Eq for Branch {}
 /// Compares with every prompt (the paper's brute force): the `alpha` most similar, best first.
 #[must_use]
 pub fn exhaustive(history: &History, query: &[f32], alpha: usize) -> Vec<Neighbour> {
-    best_of(history.slots().map(|slot| similarity(history, slot, query)).collect(), alpha)
+    sampled(history, query, alpha, usize::MAX).0
 }
 
 /// As [`exhaustive`] with at most `most` prompts, evenly over the slots where there are more.

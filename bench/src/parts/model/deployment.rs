@@ -58,9 +58,7 @@ impl Deployment {
             let all_begun = self.read_metrics().await?;
             let mut streams = Vec::from_iter(joined(&mut running).await?);
             let first_ended = self.read_metrics().await?;
-            while let Some(tokens) = joined(&mut running).await? {
-                streams.push(tokens);
-            }
+            streams.extend(all_joined(&mut running).await?);
             Ok((streams, [all_begun, first_ended]))
         })?;
         let measuring = || "measuring decoding";
@@ -85,11 +83,7 @@ impl Deployment {
         let started = Instant::now();
         let streams = self.runtime.block_on(async {
             let (mut running, _) = self.ask(prompts);
-            let mut streams = Vec::new();
-            while let Some(tokens) = joined(&mut running).await? {
-                streams.push(tokens);
-            }
-            Ok(streams)
+            all_joined(&mut running).await
         })?;
         let end = streams.iter().flatten().max().doing(|| "measuring prefill: no tokens")?;
         let tokens: usize = prompts.iter().map(|prompt| prompt.ids.len()).sum();
@@ -137,6 +131,15 @@ pub(super) struct Decoded {
 /// The tokens of the next stream to end; none where all have.
 async fn joined(streams: &mut JoinSet<Result<Vec<Token>>>) -> Result<Option<Vec<Token>>> {
     streams.join_next().await.map(|ended| ended.doing(|| "reading a stream")?).transpose()
+}
+
+/// The tokens of every stream that is left, in the order in which they end.
+async fn all_joined(streams: &mut JoinSet<Result<Vec<Token>>>) -> Result<Vec<Vec<Token>>> {
+    let mut ended = Vec::new();
+    while let Some(tokens) = joined(streams).await? {
+        ended.push(tokens);
+    }
+    Ok(ended)
 }
 
 /// Prometheus series at one moment.

@@ -6,7 +6,8 @@ use crate::deployment::Wanted;
 use remoe_foresight::Mix;
 use remoe_gateway::WakeCause;
 use remoe_launcher::groups::{self, Told};
-use remoe_launcher::{FunctionState, Status, control, need};
+use remoe_launcher::need::Expected;
+use remoe_launcher::{FunctionState, Status, control};
 use remoe_sleep::groups::{Glance, Group};
 use remoe_wire::v1::LayerPairs;
 use std::collections::BTreeSet;
@@ -20,8 +21,6 @@ const ASK: Duration = Duration::from_secs(1);
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 /// .. and while a group sleeps: who asks for it is served by the main function alone until it is there.
 const WHILE_ASLEEP: Duration = Duration::from_millis(100);
-/// Pairs that requests are expected to have of a group for it to start before they ask.
-const EXPECTED_PAIRS: f64 = 1.0;
 
 /// The remote groups of one model.
 pub(super) struct Tiers {
@@ -67,9 +66,10 @@ impl Tiers {
     pub(super) fn begin(&mut self, wanted: &Wanted, expected: Option<&Mix>) {
         let now = self.began.elapsed();
         let groups = groups::groups(&wanted.desired().functions).into_iter();
+        let expected = expected.map(|mix| pairs_of(mix, wanted));
         self.groups = groups
             .map(|group| {
-                let needed = expected.is_none_or(|mix| is_expected(&group, mix, wanted));
+                let needed = expected.as_ref().is_none_or(|expected| expected.is_on(&group.hosted));
                 let state = Group::new(needed, now);
                 (group, state)
             })
@@ -140,12 +140,13 @@ impl Tiers {
             let functions = &status.functions;
             functions.iter().any(|it| it.name == *place && it.state == FunctionState::Serving)
         };
+        let expected = looked.expected.as_ref().map(|mix| pairs_of(mix, wanted));
         for (group, state) in &mut self.groups {
             let pairs = uses.of(&group.hosted);
-            let expected = || looked.expected.as_ref().is_some_and(|mix| is_expected(group, mix, wanted));
+            let is_expected = || expected.as_ref().is_some_and(|expected| expected.is_on(&group.hosted));
             let seen = Glance {
                 asked: pairs > 0,
-                predicted: !state.awake && expected(),
+                predicted: !state.awake && is_expected(),
                 starting: !group.places.iter().any(serves),
             };
             let next = state.step(self.window, seen, now);
@@ -173,9 +174,8 @@ impl Drop for Tiers {
     }
 }
 
-/// Whether requests are expected to have pairs of `group` that use experts by `mix`.
-fn is_expected(group: &groups::Group, mix: &Mix, wanted: &Wanted) -> bool {
-    let layers: Vec<u32> = wanted.moe_layers.iter().map(|moe| moe.layer).collect();
-    let work = need::work(&group.hosted, &layers, &mix.shares.to_rows());
-    work * mix.tokens * wanted.inspection.top_k as f64 >= EXPECTED_PAIRS
+/// The pairs of requests that use experts by `mix`.
+fn pairs_of(mix: &Mix, wanted: &Wanted) -> Expected {
+    let layers = wanted.moe_layers.iter().map(|moe| moe.layer).collect();
+    Expected::new(layers, mix.shares.to_rows(), mix.tokens * wanted.inspection.top_k as f64)
 }
