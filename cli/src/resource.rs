@@ -95,6 +95,7 @@ struct ModelSpec {
     cache_claim_name: Option<Value>,
     dtype: Option<String>,
     experts_dtype: Option<String>,
+    max_model_len: Option<u32>,
 }
 
 #[derive(Default, Deserialize)]
@@ -191,8 +192,18 @@ pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliE
     // A placement that is given leaves nothing to plan.
     let placed = ["remote_ratio", "replicas", "groups", "plan"].into_iter().any(given);
     let of_planning = |id: &str| {
-        !["model", "served_model_name", "dtype", "experts_dtype", "idle", "remote_idle", "device", "replan"]
-            .contains(&id)
+        ![
+            "model",
+            "served_model_name",
+            "dtype",
+            "experts_dtype",
+            "max_model_len",
+            "idle",
+            "remote_idle",
+            "device",
+            "replan",
+        ]
+        .contains(&id)
     };
     let mut say = |id: &str, value: Option<String>| {
         if let Some(value) = value.filter(|_| !(given(id) || placed && of_planning(id))) {
@@ -215,6 +226,7 @@ pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliE
     say("served_model_name", Some(name));
     say("dtype", model.dtype.clone());
     say("experts_dtype", model.experts_dtype.clone());
+    say("max_model_len", model.max_model_len.map(|positions| positions.to_string()));
     let seconds = |field: &str, value: &Option<String>, without: &str| {
         let text = value.as_deref().unwrap_or(without);
         duration(text).map(|seconds| Some(format!("{seconds}s"))).ok_or_else(|| CliError {
@@ -425,6 +437,12 @@ mod tests {
                 "spec.model.cacheClaimName (--model-cache says it here)",
                 "spec.replicas",
             ]
+        );
+        let shorter = RESOURCE.replace("cacheClaimName: c", "maxModelLen: 2048");
+        assert!(
+            expanded(&shorter, &["--remote-ratio", "0"])
+                .unwrap()
+                .contains(&"--max-model-len=2048".to_owned())
         );
         let sleeps = RESOURCE.replace("replicas: 2", "scaling: {min: 0, idleWindow: 1m}");
         assert!(expanded(&sleeps, &[]).unwrap().contains(&"--idle=60s".to_owned()));

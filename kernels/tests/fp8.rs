@@ -31,6 +31,10 @@ impl Stored {
         let scale = |random: &mut Random| {
             // Powers of two, whose products often lie just between two bfloat16, and others; of either sign.
             let power = 2f32.powi(random.below(12) as i32 - 14);
+            if random.below(16) == 0 {
+                // The ends of what there is.
+                return [2f32.powi(-100), 2f32.powi(118) * 1.75][random.below(2)];
+            }
             let scale =
                 if random.below(2) == 0 { power } else { power * (1.0 + random.below(1000) as f32 / 1000.0) };
             if random.below(8) == 0 { -scale } else { scale }

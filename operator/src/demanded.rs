@@ -12,6 +12,7 @@ use super::known::Known;
 use super::observed::{Observed, is_owned_by};
 use super::paid::paid;
 use super::planned::Planned;
+use super::planning::served;
 use super::pods::{PodView, Trouble};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -144,10 +145,9 @@ pub fn demanded(
     let changes = next != phase || before.is_none();
     let spec = MoEDemandSpec {
         served_name: served_name(owner),
-        context_length: known
-            .model
-            .facts()
-            .map_or(0, |facts| u32::try_from(facts.inspection.served_context()).unwrap_or(u32::MAX)),
+        context_length: known.model.facts().map_or(0, |facts| {
+            u32::try_from(served(&owner.spec, facts).served_context()).unwrap_or(u32::MAX)
+        }),
         phase: next.into(),
         turn: turn.saturating_add(u64::from(changes)),
         since: MicroTime(if changes { now } else { since }),

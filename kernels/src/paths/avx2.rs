@@ -3,10 +3,11 @@
 use std::arch::x86_64::*;
 
 use super::activation::ROUNDER;
-use super::codes::Codes;
+use super::codes::{Codes, TABLE_VECTORS};
 use super::floats::Floats;
 use super::integers::{E2M1_AND_OFFSET, Integers};
 use super::steps::{F32Step, WidenedStep};
+use crate::fp8::E4M3;
 use crate::numerics::NAN_BITS;
 
 /// Eight lanes.
@@ -181,17 +182,30 @@ impl Integers for Avx2 {
         // SAFETY: the trait's contract. Of magnitudes, 128 and 127 at most, the sum of two products is below 2^15: nothing saturates.
         unsafe {
             let w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
-            Self::int4_dot(sum, _mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
+            let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+            Self::whole(sum, pairs)
         }
     }
 
+    /// Sums of the even and of the odd pairs of products, 16 bits each.
+    type Partial = __m256i;
+
     #[inline(always)]
-    unsafe fn int4_dot(sum: __m256i, w: __m256i, x: __m256i) -> __m256i {
+    unsafe fn no_products() -> __m256i {
         // SAFETY: the trait's contract.
-        unsafe {
-            let pairs = _mm256_maddubs_epi16(w, x);
-            _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
-        }
+        unsafe { _mm256_setzero_si256() }
+    }
+
+    #[inline(always)]
+    unsafe fn nibble_dot(partial: __m256i, w: __m256i, x: __m256i) -> __m256i {
+        // SAFETY: the trait's contract, which also bounds the sums.
+        unsafe { _mm256_add_epi16(partial, _mm256_maddubs_epi16(w, x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn whole(sum: __m256i, partial: __m256i) -> __m256i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm256_add_epi32(sum, _mm256_madd_epi16(partial, _mm256_set1_epi16(1))) }
     }
 
     #[inline(always)]
@@ -241,7 +255,101 @@ impl Codes for Avx2 {
             _mm256_castsi256_ps(_mm256_and_si256(rounded, _mm256_set1_epi32(0xffff_0000u32 as i32)))
         }
     }
+
+    type Table = E4m3Table;
+
+    #[inline(always)]
+    unsafe fn table(scales: *const f32) -> Option<E4m3Table> {
+        // SAFETY: the trait's contract: eight scales, for as many times four columns.
+        unsafe {
+            let scale = scales.read_unaligned();
+            let first = _mm256_set1_ps(scale);
+            let same = _mm256_cmp_ps::<_CMP_EQ_OQ>(_mm256_loadu_ps(scales), first);
+            if !(scale > 0.0 && _mm256_movemask_ps(same) == 0xff) {
+                return None;
+            }
+            let (least, others) = (halves(E4M3.as_ptr(), first), halves(E4M3_BASE.as_ptr(), first));
+            // Packing goes by halves, too.
+            let halves = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(least, others));
+            let low = _mm256_and_si256(halves, _mm256_set1_epi16(0xff));
+            let bytes = _mm256_packus_epi16(low, _mm256_srli_epi16::<8>(halves));
+            let bytes = _mm256_permute4x64_epi64::<0b11_01_10_00>(bytes);
+            Some(E4m3Table {
+                low: _mm256_permute2x128_si256::<0x00>(bytes, bytes),
+                high: _mm256_permute2x128_si256::<0x11>(bytes, bytes),
+            })
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn look_up(table: E4m3Table, from: *const u8) -> [__m256; TABLE_VECTORS] {
+        // SAFETY: the trait's contract: 32 codes.
+        unsafe {
+            // In the order in which the unpacking below, which goes by halves, leaves columns ascending.
+            let order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
+            let codes = _mm256_permutevar8x32_epi32(_mm256_loadu_si256(from.cast()), order);
+            // Codes below 8 as they are, of others 8 and the fraction.
+            let magnitudes = _mm256_and_si256(codes, _mm256_set1_epi8(0x7f));
+            let fractions =
+                _mm256_and_si256(_mm256_or_si256(codes, _mm256_set1_epi8(8)), _mm256_set1_epi8(15));
+            let index = _mm256_min_epu8(magnitudes, fractions);
+            let low = _mm256_shuffle_epi8(table.low, index);
+            let high = _mm256_shuffle_epi8(table.high, index);
+            let zero = _mm256_setzero_si256();
+            let first = sign_and_exponent(_mm256_unpacklo_epi8(zero, codes));
+            let first = _mm256_add_epi16(first, _mm256_unpacklo_epi8(low, high));
+            let second = sign_and_exponent(_mm256_unpackhi_epi8(zero, codes));
+            let second = _mm256_add_epi16(second, _mm256_unpackhi_epi8(low, high));
+            [
+                _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, first)),
+                _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, first)),
+                _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, second)),
+                _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, second)),
+            ]
+        }
+    }
 }
+
+/// Eight numbers times `scale`, as bfloat16 in words.
+///
+/// # Safety
+/// The CPU has AVX2; there are eight numbers.
+#[inline(always)]
+unsafe fn halves(from: *const f32, scale: __m256) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let numbers = Avx2::nearest_bf16(_mm256_mul_ps(_mm256_loadu_ps(from), scale));
+        _mm256_srli_epi32::<16>(_mm256_castps_si256(numbers))
+    }
+}
+
+/// Sign and exponent of codes, which are the upper bytes of words, where bfloat16 has them: at bits 15 and 7.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn sign_and_exponent(codes: __m256i) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe { _mm256_and_si256(_mm256_srai_epi16::<4>(codes), _mm256_set1_epi16(0x8780u16 as i16)) }
+}
+
+/// The bfloat16 of e4m3 under one scale, by bytes: those of the codes below 8, then those of the eight fractions as if their exponent was 0. An exponent adds to the bits what it is.
+#[derive(Clone, Copy)]
+pub(crate) struct E4m3Table {
+    low: __m256i,
+    high: __m256i,
+}
+
+/// Numbers with the eight fractions of e4m3, and with exponent 0 as if it had no denormals; times 2^-8, as [`E4M3`] has them.
+const E4M3_BASE: [f32; 8] = {
+    let mut numbers = [0.0; 8];
+    let mut fraction = 0;
+    while fraction < 8 {
+        numbers[fraction] = f32::from_bits((127 - 7 - 8) << 23 | (fraction as u32) << 20);
+        fraction += 1;
+    }
+    numbers
+};
 
 super::entry_points!(WidenedStep<Avx2>, F32Step<Avx2>, "avx2,fma");
 super::quantised_entry_points!(Avx2, "avx2,fma");

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::codes::Codes;
+use super::codes::{Codes, TABLE_VECTORS};
 use super::floats::Floats;
 use super::steps::{F32Step, WidenedStep};
 use crate::numerics::NAN_BITS;
@@ -152,6 +152,18 @@ impl Codes for Avx512 {
             let rounded = _mm512_add_epi32(bits, bias);
             _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(0xffff_0000u32 as i32)))
         }
+    }
+
+    type Table = std::convert::Infallible;
+
+    #[inline(always)]
+    unsafe fn table(_scales: *const f32) -> Option<Self::Table> {
+        None
+    }
+
+    #[inline(always)]
+    unsafe fn look_up(table: Self::Table, _from: *const u8) -> [__m512; TABLE_VECTORS] {
+        match table {}
     }
 }
 

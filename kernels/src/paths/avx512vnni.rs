@@ -48,10 +48,24 @@ impl Integers for Avx512 {
         unsafe { _mm512_dpbusd_epi32(sum, w, x) }
     }
 
+    type Partial = __m512i;
+
     #[inline(always)]
-    unsafe fn int4_dot(sum: __m512i, w: __m512i, x: __m512i) -> __m512i {
+    unsafe fn no_products() -> __m512i {
         // SAFETY: the trait's contract.
-        unsafe { _mm512_dpbusd_epi32(sum, w, x) }
+        unsafe { _mm512_setzero_si512() }
+    }
+
+    #[inline(always)]
+    unsafe fn nibble_dot(partial: __m512i, w: __m512i, x: __m512i) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_dpbusd_epi32(partial, w, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn whole(sum: __m512i, partial: __m512i) -> __m512i {
+        // SAFETY: the trait's contract.
+        unsafe { _mm512_add_epi32(sum, partial) }
     }
 
     #[inline(always)]

@@ -19,7 +19,18 @@ pub(crate) trait Codes: Floats {
     unsafe fn fourfold(from: *const f32) -> Self::V;
     /// Rounds numbers that are not too large to bfloat16, and keeps them as float32.
     unsafe fn nearest_bf16(v: Self::V) -> Self::V;
+
+    /// The bfloat16 of all codes under one scale.
+    type Table: Copy;
+    /// That of the [`TABLE_VECTORS`] vectors of columns whose scales these are, a scale for four columns: where all are the same positive number, and the path looks up faster than it
+    /// multiplies and rounds.
+    unsafe fn table(scales: *const f32) -> Option<Self::Table>;
+    /// What [`nearest_bf16`](Self::nearest_bf16) makes of codes and scale, for as many vectors of codes.
+    unsafe fn look_up(table: Self::Table, from: *const u8) -> [Self::V; TABLE_VECTORS];
 }
+
+/// Vectors that are looked up together.
+pub(crate) const TABLE_VECTORS: usize = 4;
 
 /// fp8 with scales ([`crate::fp8`]). Elements of rows and results are bfloat16, or float32.
 pub(crate) struct Fp8Step<N, const BF16: bool>(PhantomData<N>);
@@ -41,8 +52,54 @@ impl<N: Codes, const BF16: bool> Fp8Step<N, BF16> {
     /// The scales of a vector of columns.
     #[inline(always)]
     unsafe fn scale(w: *const u32, column: usize) -> N::V {
+        // SAFETY: the caller's promise.
+        unsafe { N::fourfold(Self::scales(w, column)) }
+    }
+
+    /// Where the scales from `column` on are.
+    #[inline(always)]
+    unsafe fn scales(w: *const u32, column: usize) -> *const f32 {
         // SAFETY: the caller's promise: a step, whose scales follow its codes.
-        unsafe { N::fourfold(w.cast::<u8>().add(CODES).cast::<f32>().add(column / SCALE_COLUMNS)) }
+        unsafe { w.cast::<u8>().add(CODES).cast::<f32>().add(column / SCALE_COLUMNS) }
+    }
+
+    /// Where widened weights of element `k` of a step go.
+    #[inline(always)]
+    unsafe fn line(to: *mut f32, step: usize, k: usize) -> *mut f32 {
+        // SAFETY: the caller's promise: room for all columns. Of each pair the odd element comes first.
+        unsafe { to.add((step * GROUP + (k ^ 1)) * PANEL) }
+    }
+
+    /// The table for [`TABLE_VECTORS`] vectors of columns from `column` on, where there is one.
+    #[inline(always)]
+    unsafe fn table(w: *const u32, column: usize) -> Option<N::Table> {
+        // SAFETY: the caller's promise.
+        unsafe { if BF16 { N::table(Self::scales(w, column)) } else { None } }
+    }
+
+    /// Adds element `k` of the step of each row, times the weights.
+    #[inline(always)]
+    unsafe fn add_products<const R: usize, const C: usize>(
+        acc: &mut [[N::V; C]; R],
+        x: &[*const u8; R],
+        k: usize,
+        weights: &[N::V],
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            for r in 0..R {
+                let x = if BF16 {
+                    let half = x[r].cast::<u16>().add(k).read_unaligned();
+                    f32::from_bits(u32::from(half) << 16)
+                } else {
+                    x[r].cast::<f32>().add(k).read_unaligned()
+                };
+                let x = N::splat(x);
+                for c in 0..C {
+                    acc[r][c] = N::fma(x, weights[c], acc[r][c]);
+                }
+            }
+        }
     }
 }
 
@@ -66,29 +123,28 @@ impl<N: Codes, const BF16: bool> Step for Fp8Step<N, BF16> {
     ) {
         // SAFETY: the caller's promise.
         unsafe {
+            if C == TABLE_VECTORS
+                && let Some(table) = Self::table(w, first)
+            {
+                for pair in 0..Self::PAIRS {
+                    for k in [2 * pair + 1, 2 * pair] {
+                        let weights = N::look_up(table, w.cast::<u8>().add(k * PANEL + first));
+                        Self::add_products(acc, x, step * GROUP + k, &weights);
+                    }
+                }
+                return;
+            }
             let mut scales = [N::splat(0.0); C];
             for c in 0..C {
                 scales[c] = Self::scale(w, first + c * N::LANES);
             }
             for pair in 0..Self::PAIRS {
-                for element in [1, 0] {
-                    let k = 2 * pair + element;
+                for k in [2 * pair + 1, 2 * pair] {
                     let mut weights = [N::splat(0.0); C];
                     for c in 0..C {
                         weights[c] = Self::weights(w, k, first + c * N::LANES, scales[c]);
                     }
-                    for r in 0..R {
-                        let x = if BF16 {
-                            let half = x[r].cast::<u16>().add(step * GROUP + k).read_unaligned();
-                            f32::from_bits(u32::from(half) << 16)
-                        } else {
-                            x[r].cast::<f32>().add(step * GROUP + k).read_unaligned()
-                        };
-                        let x = N::splat(x);
-                        for c in 0..C {
-                            acc[r][c] = N::fma(x, weights[c], acc[r][c]);
-                        }
-                    }
+                    Self::add_products(acc, x, step * GROUP + k, &weights);
                 }
             }
         }
@@ -100,12 +156,22 @@ impl<N: Codes, const BF16: bool> Step for Fp8Step<N, BF16> {
             // SAFETY: the caller's promise: so many steps, and room for so many pairs of all columns.
             unsafe {
                 let w = w.add(step * Self::WORDS);
-                for column in (0..PANEL).step_by(N::LANES) {
-                    let scale = Self::scale(w, column);
-                    for k in 0..GROUP {
-                        // Of each pair the odd element comes first.
-                        let line = step * GROUP + (k ^ 1);
-                        N::store(to.add(line * PANEL + column), Self::weights(w, k, column, scale));
+                for columns in (0..PANEL).step_by(TABLE_VECTORS * N::LANES) {
+                    if let Some(table) = Self::table(w, columns) {
+                        for k in 0..GROUP {
+                            let weights = N::look_up(table, w.cast::<u8>().add(k * PANEL + columns));
+                            let to = Self::line(to, step, k).add(columns);
+                            for c in 0..TABLE_VECTORS {
+                                N::store(to.add(c * N::LANES), weights[c]);
+                            }
+                        }
+                        continue;
+                    }
+                    for column in (columns..columns + TABLE_VECTORS * N::LANES).step_by(N::LANES) {
+                        let scale = Self::scale(w, column);
+                        for k in 0..GROUP {
+                            N::store(Self::line(to, step, k).add(column), Self::weights(w, k, column, scale));
+                        }
                     }
                 }
             }

@@ -16,6 +16,12 @@ pub(super) const E2M1_AND_OFFSET: [u8; 16] = {
     table
 };
 
+/// The largest of them.
+pub(super) const MOST_OF_E2M1: usize = 24;
+
+/// What unsigned bytes may add up to that are multiplied with magnitudes up to 127 and summed by pairs in 16 bits, with a sign.
+pub(super) const MOST_OF_NIBBLES: usize = i16::MAX as usize / (2 * 127);
+
 /// Vectors of `LANES` 32-bit integers beside those of float32. A dot product multiplies the four bytes of each lane of weights with four signed bytes, which are the same in all lanes, and adds the products to the lane's sum; all of it is exact.
 ///
 /// # Safety
@@ -39,8 +45,15 @@ pub(crate) trait Integers: Floats {
     unsafe fn e2m1(codes: Self::I) -> Self::I;
     /// `sum + w . x` of any unsigned bytes `w`, or of `w - 128`; no byte of `x` is -128.
     unsafe fn int8_dot(sum: Self::I, w: Self::I, x: Self::I) -> Self::I;
-    /// `sum + w . x` of unsigned bytes `w` below 32; no byte of `x` is -128.
-    unsafe fn int4_dot(sum: Self::I, w: Self::I, x: Self::I) -> Self::I;
+    /// Dot products that are being summed by [`nibble_dot`](Self::nibble_dot), in whatever form is summed fastest.
+    type Partial: Copy;
+    /// None yet.
+    unsafe fn no_products() -> Self::Partial;
+    /// `partial` and `w . x` of unsigned bytes `w`; no byte of `x` is -128. The bytes of `w` that meet between two calls of
+    /// [`whole`](Self::whole) are at most [`MOST_OF_NIBBLES`] together, in each place of a word.
+    unsafe fn nibble_dot(partial: Self::Partial, w: Self::I, x: Self::I) -> Self::Partial;
+    /// `sum` and the products in `partial`.
+    unsafe fn whole(sum: Self::I, partial: Self::Partial) -> Self::I;
     /// Sums below 2^24 as float32, which is exact.
     unsafe fn to_floats(sums: Self::I) -> Self::V;
     /// Reads `LANES` bfloat16 and widens them.

@@ -311,40 +311,42 @@ unsafe fn sum_block<S: Step, const R: usize>(
         let crowded = S::WEIGHTS != WeightFormat::Plain;
         if S::F::LANES == 16 {
             if crowded && R > 3 {
-                sum_columns::<S, R, 2>(panel, &x, fetch, sums);
+                sum_columns::<S, R, 2, 1>(panel, &x, fetch, sums);
             } else {
-                sum_columns::<S, R, 4>(panel, &x, fetch, sums);
+                sum_columns::<S, R, 4, 1>(panel, &x, fetch, sums);
             }
         } else if crowded {
             if R == 1 {
-                sum_columns::<S, R, 4>(panel, &x, fetch, sums);
+                sum_columns::<S, R, 4, 2>(panel, &x, fetch, sums);
             } else if R == 2 {
-                sum_columns::<S, R, 2>(panel, &x, fetch, sums);
+                sum_columns::<S, R, 2, 1>(panel, &x, fetch, sums);
             } else {
-                sum_columns::<S, R, 1>(panel, &x, fetch, sums);
+                sum_columns::<S, R, 1, 1>(panel, &x, fetch, sums);
             }
         } else if R == 1 {
-            sum_columns::<S, R, 8>(panel, &x, fetch, sums);
+            sum_columns::<S, R, 8, 1>(panel, &x, fetch, sums);
         } else if R == 2 {
-            sum_columns::<S, R, 4>(panel, &x, fetch, sums);
+            sum_columns::<S, R, 4, 1>(panel, &x, fetch, sums);
         } else {
-            sum_columns::<S, R, 2>(panel, &x, fetch, sums);
+            sum_columns::<S, R, 2, 1>(panel, &x, fetch, sums);
         }
     }
 }
 
+/// By `G` times `C` vectors of columns at a time. With more than one group of them a step's weights are all used when they come from memory, so that it is read all the time and not
+/// during the first pass alone.
 #[inline(always)]
-unsafe fn sum_columns<S: Step, const R: usize, const C: usize>(
+unsafe fn sum_columns<S: Step, const R: usize, const C: usize, const G: usize>(
     panel: &Panel,
     x: &[*const u8; R],
     fetch: Fetch,
     sums: &mut Block,
 ) {
     let step_bytes = S::WORDS * 4;
-    for first in (0..PANEL).step_by(C * S::F::LANES) {
-        // SAFETY: the caller's promise; `first + C * LANES <= PANEL`, and `C * LANES` divides it.
+    for first in (0..PANEL).step_by(G * C * S::F::LANES) {
+        // SAFETY: the caller's promise; `first + G * C * LANES <= PANEL`, and `G * C * LANES` divides it.
         unsafe {
-            let mut acc = [[S::F::splat(0.0); C]; R];
+            let mut acc = [[[S::F::splat(0.0); C]; R]; G];
             let mut w = panel.weights;
             match fetch {
                 // Columns after the first group find the panel in the cache.
@@ -352,13 +354,13 @@ unsafe fn sum_columns<S: Step, const R: usize, const C: usize>(
                     let near_end = panel.steps.saturating_sub(AHEAD / step_bytes);
                     for step in 0..near_end {
                         prefetch(w.cast::<u8>().wrapping_add(AHEAD), step_bytes / LINE);
-                        S::add(&mut acc, x, step, w, first);
+                        add_groups::<S, R, C, G>(&mut acc, x, step, w, first);
                         w = w.wrapping_add(S::WORDS);
                     }
                     let mut after = after;
                     for step in near_end..panel.steps {
                         prefetch(after, step_bytes / LINE);
-                        S::add(&mut acc, x, step, w, first);
+                        add_groups::<S, R, C, G>(&mut acc, x, step, w, first);
                         after = after.wrapping_add(step_bytes);
                         w = w.wrapping_add(S::WORDS);
                     }
@@ -369,24 +371,42 @@ unsafe fn sum_columns<S: Step, const R: usize, const C: usize>(
                         prefetch(from, lines_per_chunk);
                         from = from.wrapping_add(lines_per_chunk * LINE);
                         for step in chunk..panel.steps.min(chunk + S::CHUNK) {
-                            S::add(&mut acc, x, step, w, first);
+                            add_groups::<S, R, C, G>(&mut acc, x, step, w, first);
                             w = w.wrapping_add(S::WORDS);
                         }
                     }
                 }
                 _ => {
                     for step in 0..panel.steps {
-                        S::add(&mut acc, x, step, w, first);
+                        add_groups::<S, R, C, G>(&mut acc, x, step, w, first);
                         w = w.wrapping_add(S::WORDS);
                     }
                 }
             }
-            for r in 0..R {
-                for c in 0..C {
-                    S::F::store(sums.0[r].as_mut_ptr().add(first + c * S::F::LANES), acc[r][c]);
+            for g in 0..G {
+                for r in 0..R {
+                    for c in 0..C {
+                        let column = first + (g * C + c) * S::F::LANES;
+                        S::F::store(sums.0[r].as_mut_ptr().add(column), acc[g][r][c]);
+                    }
                 }
             }
         }
+    }
+}
+
+/// [`Step::add`] for one group of columns after the other.
+#[inline(always)]
+unsafe fn add_groups<S: Step, const R: usize, const C: usize, const G: usize>(
+    acc: &mut [[[<S::F as Floats>::V; C]; R]; G],
+    x: &[*const u8; R],
+    step: usize,
+    w: *const u32,
+    first: usize,
+) {
+    for g in 0..G {
+        // SAFETY: the caller's promise.
+        unsafe { S::add(&mut acc[g], x, step, w, first + g * C * S::F::LANES) };
     }
 }
 

@@ -1,7 +1,7 @@
 //! Plain Rust: correct everywhere, fast nowhere.
 
 use super::activation::ROUNDER;
-use super::codes::Codes;
+use super::codes::{Codes, TABLE_VECTORS};
 use super::floats::Floats;
 use super::integers::{E2M1_AND_OFFSET, Integers};
 use super::steps::{F32Step, WidenedStep};
@@ -170,10 +170,22 @@ impl Integers for Portable {
         })
     }
 
+    type Partial = [i32; 4];
+
     #[inline(always)]
-    unsafe fn int4_dot(sum: [i32; 4], w: [i32; 4], x: [i32; 4]) -> [i32; 4] {
+    unsafe fn no_products() -> [i32; 4] {
+        [0; 4]
+    }
+
+    #[inline(always)]
+    unsafe fn nibble_dot(partial: [i32; 4], w: [i32; 4], x: [i32; 4]) -> [i32; 4] {
         // SAFETY: the trait's contract.
-        unsafe { Self::int8_dot(sum, w, x) }
+        unsafe { Self::int8_dot(partial, w, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn whole(sum: [i32; 4], partial: [i32; 4]) -> [i32; 4] {
+        std::array::from_fn(|i| sum[i] + partial[i])
     }
 
     #[inline(always)]
@@ -204,6 +216,18 @@ impl Codes for Portable {
     #[inline(always)]
     unsafe fn nearest_bf16(v: Four) -> Four {
         v.map(numerics::round_bf16)
+    }
+
+    type Table = std::convert::Infallible;
+
+    #[inline(always)]
+    unsafe fn table(_scales: *const f32) -> Option<Self::Table> {
+        None
+    }
+
+    #[inline(always)]
+    unsafe fn look_up(table: Self::Table, _from: *const u8) -> [Four; TABLE_VECTORS] {
+        match table {}
     }
 }
 

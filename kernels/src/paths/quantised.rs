@@ -4,7 +4,7 @@
 
 use std::marker::PhantomData;
 
-use super::integers::Integers;
+use super::integers::{Integers, MOST_OF_E2M1, MOST_OF_NIBBLES};
 use super::steps::Step;
 use crate::WeightFormat;
 use crate::quantise::{GROUP, RowGroup};
@@ -20,6 +20,20 @@ pub(crate) struct QuantisedStep<N, const FORMAT: u8, const BF16: bool>(PhantomDa
 pub(crate) const INT8: u8 = WeightFormat::Int8 as u8;
 pub(crate) const INT4: u8 = WeightFormat::Int4 as u8;
 pub(crate) const MXFP4: u8 = WeightFormat::Mxfp4 as u8;
+
+impl<N, const FORMAT: u8, const BF16: bool> QuantisedStep<N, FORMAT, BF16> {
+    /// Two weights to a byte.
+    const NIBBLES: bool = FORMAT != INT8;
+    /// Lines of nibbles whose products are summed before they are made whole: as many as a group has, or as meet the bound.
+    const LINES_AT_ONCE: usize = {
+        let most = if FORMAT == MXFP4 { MOST_OF_E2M1 } else { 15 };
+        let mut lines = QUADS / 2;
+        while lines * 2 * most > MOST_OF_NIBBLES {
+            lines /= 2;
+        }
+        lines
+    };
+}
 
 impl<N: Integers, const FORMAT: u8, const BF16: bool> Step for QuantisedStep<N, FORMAT, BF16> {
     type F = N;
@@ -43,49 +57,56 @@ impl<N: Integers, const FORMAT: u8, const BF16: bool> Step for QuantisedStep<N, 
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            // Two weights to a byte.
-            let nibbles = FORMAT != INT8;
             let mut rows = [std::ptr::null::<RowGroup>(); R];
             let mut sums = [[N::splat_integer(0); C]; R];
             for r in 0..R {
                 rows[r] = x[r].cast::<RowGroup>().add(group);
-                if nibbles || !N::REMOVES_OFFSET {
+                if Self::NIBBLES || !N::REMOVES_OFFSET {
                     let correction = (&raw const (*rows[r]).correction).read_unaligned();
                     sums[r] = [N::splat_integer(correction); C];
                 }
             }
-            for line in 0..if nibbles { QUADS / 2 } else { QUADS } {
-                let mut words = [N::splat_integer(0); C];
-                for c in 0..C {
-                    words[c] = N::load_words(w.add(line * PANEL + first + c * N::LANES));
+            if Self::NIBBLES {
+                for lines in 0..QUADS / 2 / Self::LINES_AT_ONCE {
+                    let mut partial = [[N::no_products(); C]; R];
+                    for line in 0..Self::LINES_AT_ONCE {
+                        let line = lines * Self::LINES_AT_ONCE + line;
+                        let mut words = [N::splat_integer(0); C];
+                        for c in 0..C {
+                            words[c] = N::load_words(w.add(line * PANEL + first + c * N::LANES));
+                        }
+                        for half in 0..2 {
+                            let mut weights = [N::splat_integer(0); C];
+                            for c in 0..C {
+                                weights[c] = if half == 0 {
+                                    N::low_nibbles(words[c])
+                                } else {
+                                    N::high_nibbles(words[c])
+                                };
+                                if FORMAT == MXFP4 {
+                                    weights[c] = N::e2m1(weights[c]);
+                                }
+                            }
+                            for r in 0..R {
+                                let x = N::splat_integer(quad(rows[r], half * QUADS / 2 + line));
+                                for c in 0..C {
+                                    partial[r][c] = N::nibble_dot(partial[r][c], weights[c], x);
+                                }
+                            }
+                        }
+                    }
+                    for r in 0..R {
+                        for c in 0..C {
+                            sums[r][c] = N::whole(sums[r][c], partial[r][c]);
+                        }
+                    }
                 }
-                if nibbles {
-                    let mut weights = [N::splat_integer(0); C];
+            } else {
+                for line in 0..QUADS {
+                    let mut words = [N::splat_integer(0); C];
                     for c in 0..C {
-                        weights[c] = N::low_nibbles(words[c]);
-                        if FORMAT == MXFP4 {
-                            weights[c] = N::e2m1(weights[c]);
-                        }
+                        words[c] = N::load_words(w.add(line * PANEL + first + c * N::LANES));
                     }
-                    for r in 0..R {
-                        let x = N::splat_integer(quad(rows[r], line));
-                        for c in 0..C {
-                            sums[r][c] = N::int4_dot(sums[r][c], weights[c], x);
-                        }
-                    }
-                    for c in 0..C {
-                        weights[c] = N::high_nibbles(words[c]);
-                        if FORMAT == MXFP4 {
-                            weights[c] = N::e2m1(weights[c]);
-                        }
-                    }
-                    for r in 0..R {
-                        let x = N::splat_integer(quad(rows[r], QUADS / 2 + line));
-                        for c in 0..C {
-                            sums[r][c] = N::int4_dot(sums[r][c], weights[c], x);
-                        }
-                    }
-                } else {
                     for r in 0..R {
                         let x = N::splat_integer(quad(rows[r], line));
                         for c in 0..C {

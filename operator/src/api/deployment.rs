@@ -165,6 +165,11 @@ pub struct ModelSpec {
     /// they are stored so and stay so; they become what is computed in where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts_dtype: Option<ExpertsDtype>,
+    /// Positions of a text, prompt and answer together, at most: fewer than the model serves otherwise, or more than the
+    /// training of its longrope had, which rotates every position as in long texts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 2_147_483_647))]
+    pub max_model_len: Option<u32>,
 }
 
 /// What experts are quantised to, as integers with a scale of 2 bytes for every 32 weights, or stay.

@@ -122,6 +122,10 @@ pub struct PlannedModel {
     /// What routed experts are quantised to, where they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts_dtype: Option<ExpertsDtype>,
+    /// Positions of a text at most, where the spec says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 2_147_483_647))]
+    pub max_model_len: Option<u32>,
     /// Identity of the weights.
     #[schemars(length(max = 128))]
     pub digest: String,

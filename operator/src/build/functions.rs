@@ -226,6 +226,9 @@ fn main_pod(
     if millicores < 1000 {
         arguments.extend(["--poll-us".to_owned(), "0".to_owned()]);
     }
+    if let Some(positions) = plan.model.max_model_len {
+        arguments.extend(["--max-model-len".to_owned(), positions.to_string()]);
+    }
     let room = room(plan);
     if room > DEFAULT_MAX_BATCH {
         arguments.extend(["--max-batch".to_owned(), room.to_string()]);

@@ -41,6 +41,7 @@ pub fn inspector(
         // None is asked for when headers are read.
         dtype: ComputeDtype::Float32,
         experts_dtype: None,
+        max_model_len: None,
         digest: String::new(),
     })?;
     let mut arguments = vec!["inspect".to_owned(), "--json".to_owned()];

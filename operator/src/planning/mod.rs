@@ -107,6 +107,7 @@ impl Planning {
         known: &KnownProfile,
     ) -> Result<Self, PlanningError> {
         let dtype = compute_dtype(spec, facts);
+        check_positions(spec, facts)?;
         let inspection = &served(spec, facts);
         known
             .profile
@@ -129,6 +130,7 @@ impl Planning {
             cache_claim_name: spec.model.cache_claim_name.clone(),
             dtype,
             experts_dtype: spec.model.experts_dtype,
+            max_model_len: spec.model.max_model_len,
             digest: inspection.fingerprint.clone(),
         };
         let mode = spec.remote_experts.mode;
@@ -362,7 +364,25 @@ pub fn compute_dtype(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> ComputeDty
 pub fn served(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> Inspection {
     let experts_dtype = spec.model.experts_dtype.map(Into::into);
     let dense_int8 = DenseDtype::is_int8(None, experts_dtype, spec.main.device.name());
-    Inspection { experts_dtype, dense_int8, ..facts.inspection.clone() }
+    let inspection = Inspection { experts_dtype, dense_int8, ..facts.inspection.clone() };
+    match spec.model.max_model_len {
+        Some(positions) => Inspection {
+            context_length: inspection.context_length.min(positions as usize),
+            served_context: None,
+            ..inspection
+        },
+        None => inspection,
+    }
+}
+
+/// Refuses more positions than the model was made for, as main functions would.
+fn check_positions(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> Result<(), PlanningError> {
+    let most = facts.inspection.context_length;
+    let Some(positions) = spec.model.max_model_len.filter(|positions| *positions as usize > most) else {
+        return Ok(());
+    };
+    let message = format!("is {positions}, the model is made for {most} positions; ask for {most} or fewer");
+    Err(PlanningError::Spec { field: "model.maxModelLen".to_owned(), message })
 }
 
 /// The profile with the figures of `device` only: a plan follows where it has them.

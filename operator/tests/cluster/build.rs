@@ -304,6 +304,21 @@ fn all_functions_are_told_what_experts_are_quantised_to() {
 }
 
 #[test]
+fn main_functions_are_told_how_many_positions_they_serve() {
+    let owner = deployment(json!({"model": {"source": "pvc://models", "maxModelLen": 700}}));
+    for pod in pods(&owner) {
+        match pod.labels()[COMPONENT].as_str() {
+            "main" => assert_eq!(following(&pod, "--max-model-len"), "700"),
+            // Positions are nothing to experts.
+            _ => assert!(!arguments(&pod).contains(&"--max-model-len".to_owned())),
+        }
+    }
+    for pod in pods(&deployment(json!({}))) {
+        assert!(!arguments(&pod).contains(&"--max-model-len".to_owned()));
+    }
+}
+
+#[test]
 fn functions_of_one_part_have_the_certificate_of_no_other() {
     let owner = deployment(json!({}));
     for pod in pods(&owner) {

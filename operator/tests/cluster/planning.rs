@@ -1,8 +1,10 @@
 use crate::example::{built, deployment, facts, plan, planning, prior};
+use remoe_model::Inspection;
 use remoe_operator::api::{
     MAX_VERDICT, MixOf, MoEDeployment, MoEPlanSpec, PlannedPrediction, ProfileSource, ServingWay,
 };
-use remoe_operator::planning::{KnownProfile, Planning, PlanningError};
+use remoe_operator::facts::ModelFacts;
+use remoe_operator::planning::{KnownProfile, Planning, PlanningError, served};
 use remoe_planner::VcpuRange;
 use remoe_predictor::Shares;
 use remoe_profile::Profile;
@@ -41,6 +43,25 @@ fn a_workload_beyond_the_context_is_named() {
     let owner = deployment(json!({"workload": workload}));
     let error = Planning::new("demo", &owner.spec, &facts(), &prior()).unwrap_err();
     assert!(error.to_string().starts_with("spec.workload has requests of up to 1100 tokens"), "{error}");
+}
+
+#[test]
+fn plans_are_for_the_positions_that_the_spec_asks_for() {
+    let asked = |positions: u32| deployment(json!({"model": {"maxModelLen": positions}}));
+    let (own, shorter) = (plan(&deployment(json!({}))), plan(&asked(200)));
+    let longest = |plan: &MoEPlanSpec| plan.workload.max_input_tokens + plan.workload.max_output_tokens;
+    assert_eq!((longest(&own), longest(&shorter)), (1024, 200));
+    assert_ne!(own.inputs, shorter.inputs);
+    let too_many = Planning::new("demo", &asked(1025).spec, &facts(), &prior()).unwrap_err();
+    assert!(too_many.to_string().starts_with("spec.model.maxModelLen is 1025"), "{too_many}");
+    // More than are served otherwise, where the model was made for more.
+    let facts = ModelFacts {
+        inspection: Inspection { served_context: Some(256), ..facts().inspection },
+        revision: None,
+    };
+    let positions = |owner: &MoEDeployment| served(&owner.spec, &facts).served_context();
+    assert_eq!(positions(&deployment(json!({}))), 256);
+    assert_eq!((positions(&asked(100)), positions(&asked(1000))), (100, 1000));
 }
 
 #[test]
