@@ -94,8 +94,11 @@ impl Trial {
                 true => random.bits() as u32,
                 // As in checkpoints, whose blocks are wider than a panel: one scale for all columns of a step. What is compared has
                 // others as well.
-                false if class.weights == WeightFormat::Fp8 && !(extreme && index / words % 2 == 0) => {
-                    120 << 23 | (index / words) as u32 * 0x1_2345
+                false
+                    if class.weights == WeightFormat::Fp8
+                        && !(extreme && (index / words).is_multiple_of(2)) =>
+                {
+                    (120 << 23) | ((index / words) as u32 * 0x1_2345)
                 }
                 false => random.word(element, lowest, count),
             };
