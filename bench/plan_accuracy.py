@@ -32,7 +32,7 @@ def run(arguments):
     return json.loads(done.stdout)
 
 
-def plans(remoe, model, workload, folder):
+def plans(remoe, model, workload, folder, longest):
     """The planner's own plans, and drafts from a quarter of the experts remote to all of them."""
     base = [remoe, "plan", "--model", model, "--profile", workload["profile"], "--workload", workload["file"]]
     # Below one vCPU a quota comes in bursts: single requests are quicker than what lasts.
@@ -51,7 +51,7 @@ def plans(remoe, model, workload, folder):
             remote = int(layer["experts"] * ratio + 0.5)
             local += (layer["experts"] - remote) * layer["expert_bytes"]
             needed = remote * layer["expert_bytes"] + problem["function_bytes"]
-            needed += 256 * problem["token_bytes"] * layer["top_k"]
+            needed += longest * problem["token_bytes"] * layer["top_k"]
             size = math.ceil(needed / (100 * MB)) * 100 * MB + spare * MB
             ids = list(range(layer["experts"] - remote, layer["experts"]))
             layers.append({"remote": ids, "memory_bytes": size, "replicas": replicas})
@@ -133,7 +133,7 @@ def at_once(endpoint, evaluation, generator, vocabulary, streams, tokens):
             for answer in answers]
 
 
-def measure(remoe, model, answer, facts, requests, tokens, streams):
+def measure(remoe, model, answer, facts, requests, tokens, streams, lengths):
     """Serves the plan; figures of every request and of every stream among others, and peaks of every function."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(answer, file)
@@ -143,7 +143,7 @@ def measure(remoe, model, answer, facts, requests, tokens, streams):
         try:
             ready = json.loads(up.stdout.readline())
             generator = random.Random(7)
-            lengths = [generator.choice([24, 64, 128, 200]) for _ in range(requests)]
+            lengths = [generator.choice(lengths) for _ in range(requests)]
             compared = []
             for number, length in enumerate([32, 128] + lengths):
                 prompt = [generator.randrange(facts["vocab_size"]) for _ in range(length)]
@@ -199,6 +199,8 @@ def main():
                         help="slices of every layer in 1, 2 and 4 groups, every function with this quota, instead")
     parser.add_argument("--streams", type=lambda text: [int(count) for count in text.split(",")], default=[], metavar="N,..",
                         help="with --groups, so many requests at once as well")
+    parser.add_argument("--lengths", type=lambda text: [int(count) for count in text.split(",")],
+                        default=[24, 64, 128, 200], metavar="N,..", help="tokens of prompts")
     parser.add_argument("--out", help="where all figures go, as JSON")
     args = parser.parse_args()
     facts = run([args.remoe, "inspect", "--model", args.model, "--json"])
@@ -207,25 +209,26 @@ def main():
         if not args.profile:
             run([args.remoe, "profile", "--model", args.model, "--quick", "--out", profile_file, "--json"])
         profile = json.load(open(profile_file))
+        longest = max(256, *args.lengths)
         workload_file = os.path.join(folder, "workload.json")
         with open(workload_file, "w") as file:
             json.dump({"typicalInputTokens": 128, "typicalOutputTokens": args.tokens,
-                       "maxInputTokens": 256, "maxOutputTokens": max(args.tokens, 64)}, file)
+                       "maxInputTokens": longest, "maxOutputTokens": max(args.tokens, 64)}, file)
         # So rarely that each finds functions idle: the planner then says what steps of several take.
         rare_file = os.path.join(folder, "rare.json")
         with open(workload_file) as stated, open(rare_file, "w") as file:
             json.dump({**json.load(stated), "concurrency": max(args.streams, default=1), "arrivals": {"perHour": 1}}, file)
         workload = {"profile": profile_file, "file": workload_file, "rare": rare_file}
         results = []
-        chosen = plans(args.remoe, args.model, workload, folder)
+        chosen = plans(args.remoe, args.model, workload, folder, longest)
         if args.groups:
             chosen = group_plans(args.remoe, args.model, workload, folder, args.groups)
         for name, answer in chosen:
             answer["moe_layers"] = facts["moe_layers"]
             start, compared, beside, peaks = measure(
-                args.remoe, args.model, answer, facts, args.requests, args.tokens, args.streams)
+                args.remoe, args.model, answer, facts, args.requests, args.tokens, args.streams, args.lengths)
             sizes = [] if args.groups else memory(answer, peaks, profile)
-            results.append({"plan": name, "start": start, "requests": compared, "streams": beside, "memory": sizes,
+            results.append({"plan": name, "groups": len(answer["plan"].get("groups", [])), "start": start, "requests": compared, "streams": beside, "memory": sizes,
                             "main_bytes": answer["plan"]["main_bytes"],
                             "remote_experts": sum(len(layer["remote"]) for layer in answer["plan"]["layers"])})
             report(results[-1])
@@ -255,6 +258,36 @@ def report(result):
               f"{statistics.median(errors(rows, 'tpot_s')):+.0%})")
 
 
+def median_step(rows, which):
+    return statistics.median(row[which]["tpot_s"] for row in rows)
+
+
+def by_length(requests):
+    """Decode steps over the context, over all plans."""
+    for length in sorted({request["input_tokens"] for request in requests}):
+        rows = [request for request in requests if request["input_tokens"] == length]
+        error = statistics.median(errors(rows, "tpot_s"))
+        print(f"  TPOT behind {length} tokens: {median_step(rows, 'measured') * 1e3:.2f} ms measured, "
+              f"{median_step(rows, 'expected') * 1e3:.2f} expected, median error {error:+.1%} ({len(rows)} requests)")
+
+
+def speed_ups(results):
+    """What more groups with the same experts are quicker by, beside what was expected: of one request, and of several."""
+    kinds = {}
+    for result in results:
+        if result["groups"]:
+            kinds.setdefault(result["remote_experts"], []).append(result)
+    for remote, plans in kinds.items():
+        one, others = plans[0], plans[1:]
+        for streams in [1] + sorted({row["streams"] for row in one["streams"]}):
+            of = lambda plan: plan["requests"] if streams == 1 else [r for r in plan["streams"] if r["streams"] == streams]
+            for other in others:
+                measured, expected = (median_step(of(one), which) / median_step(of(other), which)
+                                      for which in ("measured", "expected"))
+                print(f"  {remote} experts remote, {streams} at once, {other['groups']} groups: {measured:.2f} times as quick "
+                      f"as {one['groups']}, {expected:.2f} expected: {measured / expected:.2f} of it")
+
+
 def summarise(results):
     requests = [request for result in results for request in result["requests"]]
     print(f"\n{len(requests)} requests, {len(results)} plans")
@@ -263,6 +296,8 @@ def summarise(results):
         signed = statistics.median(errors(requests, key))
         print(f"  {name}: median error {statistics.median(found):.1%} (signed {signed:+.1%}), "
               f"90 % within {found[int(0.9 * (len(found) - 1))]:.1%}")
+    by_length(requests)
+    speed_ups(results)
     beside = [row for result in results for row in result["streams"]]
     for streams in sorted({row["streams"] for row in beside}):
         found = sorted(abs(error) for error in errors([row for row in beside if row["streams"] == streams], "tpot_s"))

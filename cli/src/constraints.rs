@@ -19,7 +19,11 @@ pub(crate) fn apply(args: &DeploymentArgs, problem: &mut Problem) -> Result<(), 
         problem.specs.main = with_threads(problem.specs.main, threads, problem.pricing.vcpu_bytes())?;
         // More vCPUs than threads save no time.
         for layer in &mut problem.layers {
-            let optional = [&mut layer.remote_expert_seconds, &mut layer.cpu_nonexpert_seconds];
+            let optional = [
+                &mut layer.remote_expert_seconds,
+                &mut layer.cpu_nonexpert_seconds,
+                &mut layer.cpu_context_seconds,
+            ];
             let profiles = optional.into_iter().flatten().chain([&mut layer.expert_seconds]);
             profiles.for_each(|profile| cut(profile, threads as f64));
         }

@@ -3,7 +3,7 @@
 use crate::costs::ClassPlans;
 use crate::error::ExperimentError;
 use crate::scenario::Scenario;
-use remoe_planner::{LayerPlan, Plan};
+use remoe_planner::{Layer, LayerPlan, Plan};
 use serde::Serialize;
 
 /// vCPUs of the main function and of every remote one (figure 4's caption); a function's GB are as many.
@@ -43,7 +43,11 @@ pub fn expert_time(scenario: &Scenario, plans: &ClassPlans) -> Result<Vec<Expert
             let fixed = |tokens: f64| 2.0 * problem.swap_seconds.at(tokens);
             let layers = || problem.layers.iter().zip(&evaluation.layers);
             let prefill = layers().map(|(_, layer)| layer.local_prefill.max(layer.remote_prefill));
-            let decode = layers().map(|(of, layer)| layer.decode - of.nonexpert_decode_seconds - fixed(1.0));
+            let rest = |of: &Layer| {
+                let of_context = of.context_seconds_per_token * problem.request.mean_context();
+                of.nonexpert_decode_seconds + of_context + fixed(1.0)
+            };
+            let decode = layers().map(|(of, layer)| layer.decode - rest(of));
             times.push(ExpertTime {
                 cores,
                 ratio: count as f64 / experts as f64,

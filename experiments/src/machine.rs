@@ -166,6 +166,8 @@ impl Machine {
             expert_seconds: self.on_cpus(facts.expert_bytes as f64, shape.element_bytes()),
             remote_expert_seconds: None,
             nonexpert_seconds: self.on_cpus(products(shape), shape.element_bytes()),
+            // The paper has one time of a decode step, whatever its context.
+            context_seconds: None,
             device: Some(self.device(shape)),
             transport: Transport {
                 over: "assumed".to_owned(),
@@ -193,6 +195,7 @@ impl Machine {
                 per_token: 2.0 * bytes / element_bytes / gpu.operations_per_second,
             },
             decode_seconds: launches + gpu.seconds(bytes, element_bytes, 1.0),
+            context_seconds_per_token: 0.0,
             swap_seconds: Affine {
                 base: gpu.host_seconds,
                 per_token: shape.facts.token_bytes as f64 / gpu.host_bytes_per_second,

@@ -7,7 +7,7 @@ use remoe_planner::{
     Answer, Billing, Evaluation, GpuProfile, LayerPlan, Limits, Options, Plan, PlanDraft, PlanError, Pricing,
     Problem, Remote, Slo, evaluate, solve,
 };
-use remoe_profile::{Profile, Wishes, problem};
+use remoe_profile::{DeviceTimes, Profile, Wishes, problem};
 use serde::Serialize;
 
 /// Shares of assignments, per MoE layer and expert; each row sums to 1.
@@ -119,7 +119,10 @@ impl Scenario {
         setting: Setting,
         requests: Vec<Request>,
     ) -> Self {
-        let device = profile.device.or_else(|| Some(machine.device(&shape)));
+        // Those who are compared with it pay for context as measured.
+        let read = shape.facts.kv_bytes_per_token as f64 / machine.gpu.bytes_per_second;
+        let assumed = || DeviceTimes { context_seconds_per_token: read, ..machine.device(&shape) };
+        let device = profile.device.or_else(|| Some(assumed()));
         let profile = Profile { device, ..profile };
         Self::on("measured", "times as measured, an assumed GPU", shape, profile, machine, setting, requests)
     }

@@ -127,8 +127,8 @@ impl Factors {
         }
     }
 
-    /// `profile` with times that are so much longer or shorter. What an expert takes for one token, calls, and decode
-    /// steps on a device go by the factor of decode steps; what it takes for 8 tokens and more, the bandwidth to remote
+    /// `profile` with times that are so much longer or shorter. What an expert takes for one token, calls, context and
+    /// decode steps on a device go by the factor of decode steps; what it takes for 8 tokens and more, the bandwidth to remote
     /// functions, moves to a device and prefills on it by that of prefills; what lies between by what lies between.
     #[must_use]
     pub fn applied(&self, profile: &Profile) -> Profile {
@@ -142,7 +142,10 @@ impl Factors {
             device.prefill_seconds = device.prefill_seconds.scaled(prefill);
             device.swap_seconds = device.swap_seconds.scaled(prefill);
             device.decode_seconds *= decode;
+            device.context_seconds_per_token *= decode;
         }
+        let context = profile.context_seconds.iter_mut().flat_map(|table| &mut table.seconds).flatten();
+        context.for_each(|seconds| *seconds *= decode);
         let transport = &mut profile.transport;
         transport.invoke_seconds *= decode;
         transport.send_seconds *= decode;

@@ -2,7 +2,7 @@
 
 use crate::nodes::ListedNode;
 use crate::prior::{
-    GPU_COPY_BYTES_PER_SECOND, GPU_COPY_SECONDS, GPU_EXPERT_SECONDS, GPU_LAYER_SECONDS,
+    CONTEXT_TOKENS, GPU_COPY_BYTES_PER_SECOND, GPU_COPY_SECONDS, GPU_EXPERT_SECONDS, GPU_LAYER_SECONDS,
     OPERATIONS_PER_SECOND, READ_BYTES_PER_SECOND, USEFUL_VCPUS,
 };
 use crate::profile::Profile;
@@ -50,6 +50,8 @@ pub struct ResidentWeights {
     pub layers: f64,
     /// One token's hidden state.
     pub token_bytes: f64,
+    /// Keys and values of a token, all layers: a decode step reads those of its context.
+    pub kv_bytes_per_token: f64,
 }
 
 impl ResidentWeights {
@@ -70,6 +72,7 @@ impl ResidentWeights {
             rest_parameters: rest_bytes / element,
             layers: model.layers as f64,
             token_bytes,
+            kv_bytes_per_token: resident(model.kv_bytes_per_token),
         }
     }
 
@@ -87,6 +90,7 @@ impl ResidentWeights {
             rest_parameters: outline.active_parameters().saturating_sub(used) as f64,
             layers: facts.layers as f64,
             token_bytes,
+            kv_bytes_per_token: facts.kv_bytes_per_token as f64,
         }
     }
 }
@@ -119,6 +123,10 @@ pub fn node_shape(node: &ListedNode, weights: &ResidentWeights, profile: Option<
                 cpus.table(weights.rest_bytes, weights.rest_parameters, waits)
             },
             |profile| profile.nonexpert_seconds.clone(),
+        ),
+        context_seconds: profile.map_or_else(
+            || Some(cpus.context(weights.kv_bytes_per_token)),
+            |profile| profile.context_seconds.clone(),
         ),
         gpu: of_gpus(1),
         all_gpus: of_gpus(node.gpus),
@@ -155,6 +163,14 @@ impl Cpus {
             vcpus.iter().map(at).collect()
         };
         CpuProfile { seconds: TOKENS.iter().map(row).collect(), vcpus, tokens: TOKENS.to_vec() }
+    }
+
+    /// Seconds of reading `bytes` for each token of context.
+    fn context(&self, bytes: f64) -> CpuProfile {
+        let vcpus = self.columns();
+        let at = |vcpus: &f64| CONTEXT_TOKENS * bytes / (self.read_each * vcpus).min(self.read_most);
+        let seconds = vec![vcpus.iter().map(at).collect()];
+        CpuProfile { vcpus, tokens: vec![CONTEXT_TOKENS], seconds }
     }
 
     /// vCPUs from few to all, so close to each other that 1/v is nearly linear between them.
@@ -202,6 +218,7 @@ impl Gpus {
                 per_token: 2.0 * weights.rest_parameters / self.operations,
             },
             rest_decode_seconds: launches + self.seconds(weights.rest_bytes, weights.rest_parameters, 1.0),
+            context_seconds_per_token: weights.kv_bytes_per_token / self.read,
             swap_seconds: Affine {
                 base: GPU_COPY_SECONDS,
                 per_token: weights.token_bytes / GPU_COPY_BYTES_PER_SECOND,
@@ -217,6 +234,7 @@ impl Gpus {
         GpuTimes {
             rest_prefill_seconds: device.prefill_seconds,
             rest_decode_seconds: device.decode_seconds,
+            context_seconds_per_token: device.context_seconds_per_token,
             swap_seconds: device.swap_seconds,
             expert_seconds: stated.unwrap_or(of_node.expert_seconds),
             ..of_node

@@ -47,6 +47,8 @@ pub(crate) const GPU_COPY_BYTES_PER_SECOND: f64 = 8e9;
 const FUNCTION_BYTES: f64 = 3e7;
 
 const VCPUS: [f64; 6] = [0.25, 0.5, 1.0, 2.0, 4.0, 8.0];
+/// Any: the time is in proportion to it.
+pub(crate) const CONTEXT_TOKENS: f64 = 1024.0;
 const TOKENS: [f64; 5] = [1.0, 16.0, 64.0, 256.0, 1024.0];
 
 impl Profile {
@@ -79,6 +81,7 @@ impl Profile {
             expert_seconds: table(expert, computed),
             remote_expert_seconds: None,
             nonexpert_seconds: table(rest, rest_computed),
+            context_seconds: Some(context(model, dtype)),
             device: None,
             gpu_expert_seconds: None,
             transport: Transport {
@@ -114,6 +117,8 @@ impl Profile {
         let device = DeviceTimes {
             prefill_seconds: Affine { base: step, per_token: rest / GPU_OPERATIONS_PER_SECOND },
             decode_seconds: step,
+            context_seconds_per_token: model.resident_bytes(model.kv_bytes_per_token, dtype) as f64
+                / GPU_READ_BYTES_PER_SECOND,
             swap_seconds: Affine {
                 base: GPU_COPY_SECONDS,
                 per_token: token_bytes / GPU_COPY_BYTES_PER_SECOND,
@@ -126,6 +131,17 @@ impl Profile {
             gpu_expert_seconds: Some(gpu_expert_seconds(model, dtype)),
             ..prior
         }
+    }
+}
+
+/// Reading the keys and values of the context; what is computed with them is thought to hide behind that.
+fn context(model: &Inspection, dtype: &str) -> CpuProfile {
+    let bytes = model.resident_bytes(model.kv_bytes_per_token, dtype) as f64;
+    let at = |vcpus: &f64| CONTEXT_TOKENS * bytes / (READ_BYTES_PER_SECOND * vcpus.min(USEFUL_VCPUS));
+    CpuProfile {
+        vcpus: VCPUS.to_vec(),
+        tokens: vec![CONTEXT_TOKENS],
+        seconds: vec![VCPUS.iter().map(at).collect()],
     }
 }
 

@@ -64,6 +64,8 @@ pub fn problem(model: &Inspection, profile: &Profile, wishes: &Wishes) -> Result
     let kv_layer = resident(model.kv_bytes_per_token) / model.layers.max(1) as f64;
     let share = 1.0 / count as f64;
     let on_cpus = scaled(&profile.nonexpert_seconds, share);
+    let context = profile.context_seconds.as_ref().map(|table| scaled(table, share));
+    let context_on_device = profile.device.map_or(0.0, |device| device.context_seconds_per_token * share);
     let token_bytes = resident(model.token_bytes);
     let layer_bytes = model.resident_layer_bytes(&profile.model.dtype);
     let layers = folded(model, &layer_bytes).map(|(bytes, layers)| Layer {
@@ -81,6 +83,8 @@ pub fn problem(model: &Inspection, profile: &Profile, wishes: &Wishes) -> Result
         remote_expert_seconds: profile.remote_expert_seconds.clone(),
         gpu_expert_seconds: on_gpu.clone(),
         cpu_nonexpert_seconds: Some(on_cpus.clone()),
+        cpu_context_seconds: context.clone(),
+        context_seconds_per_token: context_on_device,
     });
     let uniform = || vec![vec![1.0 / model.experts as f64; model.experts]; count];
     let problem = Problem {

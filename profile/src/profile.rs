@@ -38,7 +38,12 @@ pub struct Profile {
     pub remote_expert_seconds: Option<CpuProfile>,
     /// Everything but routed experts, all layers, embedding and head, on CPUs; tokens start at 1.
     pub nonexpert_seconds: CpuProfile,
-    /// The same on a device, where the main function has one.
+    /// What attention to the context adds to a decode step for each request in it, all layers, on CPUs, over tokens of
+    /// context. Those of `nonexpert_seconds` for one token are without context then; where absent, of whatever context
+    /// they were measured with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context_seconds: Option<CpuProfile>,
+    /// The same as `nonexpert_seconds` on a device, where the main function has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceTimes>,
     /// One routed expert on the device, from one token on. Experts are computed on CPUs, so that nothing
@@ -161,6 +166,9 @@ pub struct DeviceTimes {
     pub prefill_seconds: Affine,
     /// One decode step.
     pub decode_seconds: f64,
+    /// What every token of context adds to it for each request in it.
+    #[serde(default)]
+    pub context_seconds_per_token: f64,
     /// Hidden states of one layer to the host, or back, over tokens.
     pub swap_seconds: Affine,
 }
@@ -237,16 +245,20 @@ impl Profile {
             let message = format!("is {}, version {VERSION} is read; make a new profile", self.version);
             return Err(wrong("version", message));
         }
-        table("expert_seconds", &self.expert_seconds)?;
+        from_one_token("expert_seconds", &self.expert_seconds)?;
         if let Some(profile) = &self.remote_expert_seconds {
-            table("remote_expert_seconds", profile)?;
+            from_one_token("remote_expert_seconds", profile)?;
         }
-        table("nonexpert_seconds", &self.nonexpert_seconds)?;
+        from_one_token("nonexpert_seconds", &self.nonexpert_seconds)?;
+        if let Some(profile) = &self.context_seconds {
+            table("context_seconds", profile)?;
+        }
         if let Some(device) = &self.device {
             for (name, value) in [
                 ("device.prefill_seconds.base", device.prefill_seconds.base),
                 ("device.prefill_seconds.per_token", device.prefill_seconds.per_token),
                 ("device.decode_seconds", device.decode_seconds),
+                ("device.context_seconds_per_token", device.context_seconds_per_token),
                 ("device.swap_seconds.base", device.swap_seconds.base),
                 ("device.swap_seconds.per_token", device.swap_seconds.per_token),
             ] {
@@ -256,7 +268,7 @@ impl Profile {
         if let Some(GpuProfile { tokens, seconds }) = &self.gpu_expert_seconds {
             let rows = seconds.iter().map(|value| vec![*value]).collect();
             let as_table = CpuProfile { vcpus: vec![1.0], tokens: tokens.clone(), seconds: rows };
-            table("gpu_expert_seconds", &as_table)?;
+            from_one_token("gpu_expert_seconds", &as_table)?;
         }
         seconds("transport.invoke_seconds", self.transport.invoke_seconds)?;
         seconds("transport.send_seconds", self.transport.send_seconds)?;
@@ -321,6 +333,15 @@ fn rate(field: &str, value: f64) -> Result<(), ProfileError> {
     Err(wrong(field, format!("is {value}, expected bytes per second from 1 to 1e15; measure again")))
 }
 
+fn from_one_token(name: &str, profile: &CpuProfile) -> Result<(), ProfileError> {
+    table(name, profile)?;
+    if profile.tokens.first() != Some(&1.0) {
+        let message = format!("starts at {:?}, expected 1: decoding is one token", profile.tokens.first());
+        return Err(wrong(format!("{name}.tokens"), message));
+    }
+    Ok(())
+}
+
 fn table(name: &str, table: &CpuProfile) -> Result<(), ProfileError> {
     for (axis, points) in [("vcpus", &table.vcpus), ("tokens", &table.tokens)] {
         let field = format!("{name}.{axis}");
@@ -331,10 +352,6 @@ fn table(name: &str, table: &CpuProfile) -> Result<(), ProfileError> {
         if !ascending || points.iter().any(|point| !point.is_finite() || *point <= 0.0) {
             return Err(wrong(field, format!("is {points:?}, expected ascending numbers above 0")));
         }
-    }
-    if table.tokens.first() != Some(&1.0) {
-        let message = format!("starts at {:?}, expected 1: decoding is one token", table.tokens.first());
-        return Err(wrong(format!("{name}.tokens"), message));
     }
     if table.seconds.len() != table.tokens.len() {
         let message = format!("has {} rows, tokens {}", table.seconds.len(), table.tokens.len());

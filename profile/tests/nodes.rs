@@ -388,22 +388,67 @@ fn requests_that_cannot_come_are_refused_by_field() {
 fn nodes_serve_all_that_comes() {
     let list = list(LISTS[0]);
     let base = rental("gpt-oss-120b", &list);
-    let arrivals =
-        |per_second| Some(Arrivals { per_second, burst: 1.0, recorded_seconds: None, idle_seconds: None });
-    let few = rent(&Rental { arrivals: arrivals(1e-3), ..base.clone() }).unwrap();
+    let few = rent(&Rental { arrivals: comes(1e-3, None), ..base.clone() }).unwrap();
     // What one node of the cheapest kind can do, and more than that.
     let tokens = few.expected.unwrap().full_load_tokens_per_second;
     let most = tokens / (base.request.output_tokens + 1.0);
-    let many = rent(&Rental { arrivals: arrivals(1.5 * most), ..base.clone() }).unwrap();
+    let many = rent(&Rental { arrivals: comes(1.5 * most, None), ..base.clone() }).unwrap();
     assert!(many.expected.unwrap().full_load_tokens_per_second > 1.5 * tokens);
     assert!(many.dollars_per_hour > few.dollars_per_hour);
-    let all = rent(&Rental { arrivals: arrivals(1e6), ..base }).unwrap();
+    let all = rent(&Rental { arrivals: comes(1e6, None), ..base }).unwrap();
     assert_eq!(all.verdict.best, None);
     assert!(all.verdict.rivals.iter().filter_map(|rival| rival.broken.as_ref()).any(|it| it.limit == "load"));
     // A million tokens cost what the nodes cost while they make them.
     let best = rival(&few, few.verdict.best.unwrap());
     let million = best.dollars_per_hour.unwrap() / 3600.0 / tokens * 1e6;
     assert!((best.dollars_per_million_tokens.unwrap() / million - 1.0).abs() < 1e-9);
+}
+
+/// Several main functions come to what one of them does for its part of the requests, as often as there are any, and there
+/// are as many as make that the cheapest.
+#[test]
+fn several_main_functions_share_what_one_does_not_serve() {
+    let list = list(LISTS[0]);
+    for model in ["gpt-oss-120b", "mixtral-8x22b"] {
+        let base = Rental { slo: Slo::new(10.0, 0.4), ..rental(model, &list) };
+        let at = |per_second| rent(&Rental { arrivals: comes(per_second, None), ..base.clone() }).unwrap();
+        let mut seen = 0;
+        for per_second in [0.5, 2.0, 6.0] {
+            let answer = at(per_second);
+            let (dollars, layout) = (answer.dollars_per_hour.unwrap(), answer.layout.unwrap());
+            let met = answer.expected.unwrap().met.unwrap();
+            assert!(met.tpot_seconds <= 0.4 + 1e-9 && met.ttft_seconds <= 10.0 + 1e-9, "{met:?}");
+            for mains in [2, 3, 4, 6] {
+                let together = f64::from(mains) * at(per_second / f64::from(mains)).dollars_per_hour.unwrap();
+                assert!(
+                    dollars <= together * (1.0 + 1e-9),
+                    "{model} {per_second} {mains}: {dollars} {together}"
+                );
+            }
+            let part = at(per_second / f64::from(layout.mains)).dollars_per_hour.unwrap();
+            assert!((dollars / (part * f64::from(layout.mains)) - 1.0).abs() < 1e-9, "{model} {per_second}");
+            let price = |name: &str| list.nodes.iter().find(|node| node.name == name).unwrap().per_hour;
+            let paid = |node: &remoe_planner::RentedNodes| f64::from(node.count) * price(&node.shape);
+            assert!((answer.nodes.iter().map(paid).sum::<f64>() / dollars - 1.0).abs() < 1e-9);
+            assert!(answer.nodes.iter().all(|node| node.count % layout.mains == 0), "{:?}", answer.nodes);
+            assert!(answer.expected.unwrap().full_load_tokens_per_second > 200.0 * per_second);
+            seen = seen.max(layout.mains);
+        }
+        assert!(seen > 1, "{model}");
+    }
+}
+
+#[test]
+fn no_more_main_functions_than_there_are_nodes() {
+    let list = list(LISTS[0]);
+    let base = Rental { arrivals: comes(2.0, None), ..rental("gpt-oss-120b", &list) };
+    let answer = rent(&base).unwrap();
+    let mains = answer.layout.unwrap().mains;
+    assert!(mains > 1, "{answer:?}");
+    let mut few = base;
+    few.shapes.iter_mut().for_each(|shape| shape.max = Some(mains - 1));
+    let answer = rent(&few).unwrap();
+    assert!(answer.nodes.iter().all(|node| node.count < mains), "{:?}", answer.nodes);
 }
 
 #[test]

@@ -90,6 +90,7 @@ impl Place {
         let device = shape.gpu.as_ref().map(|gpu| DeviceTimes {
             prefill_seconds: gpu.rest_prefill_seconds,
             decode_seconds: gpu.rest_decode_seconds,
+            context_seconds_per_token: gpu.context_seconds_per_token,
             // Experts that are moved come as fast as all GPUs of the machine take them.
             swap_seconds: Affine {
                 per_token: subject.weights.token_bytes / gpu.host_bytes_per_second,
@@ -99,6 +100,7 @@ impl Place {
         Profile {
             expert_seconds: shape.expert_seconds,
             nonexpert_seconds: shape.rest_seconds,
+            context_seconds: shape.context_seconds,
             device,
             gpu_expert_seconds: shape.gpu.as_ref().map(|gpu| gpu.expert_seconds.clone()),
             starts,

@@ -244,7 +244,9 @@ fn attempt(problem: &Problem, previous: Option<&PlanDraft>, options: &Options) -
     let mut best = plans.best().cloned();
     let mut sturdiness = None;
     if let Some(planned) = best.as_mut().filter(|_| options.sturdy > 0.0) {
+        let before = model.work_done();
         let (sturdier, figures) = inputs.sturdier(planned, &plans, options.sturdy);
+        counters.work += model.work_done() - before;
         *planned = sturdier;
         sturdiness = Some(figures);
     }

@@ -197,10 +197,11 @@ fn mix(model: &Model<'_>, on_cpus: &OnCpus) -> Option<Baseline> {
         let layers = || model.layers.iter();
         let rest = |rows: f64| layers().map(|layer| layer.fixed_step(pace.vcpus, rows)).sum::<f64>();
         let prefill = layers().map(|layer| layer.fixed(pace.vcpus).prefill).sum();
-        let computing = |rows: f64| layers().map(|layer| layer.computing(pace.vcpus, rows)).sum::<f64>();
+        let prompt: f64 = layers().map(|layer| layer.computing(pace.vcpus, model.input)).sum();
+        let computing = |rows: f64| layers().map(|layer| layer.step_computing(pace.vcpus, rows)).sum::<f64>();
         let (experts, batches) = (on_cpus.experts(model, pace.vcpus), model.batches());
         let mut times = experts.plus(prefill, rest, &batches);
-        times.at_least(&experts.plus(computing(model.input), computing, &batches), pace.stretch);
+        times.at_least(&experts.plus(prompt, computing, &batches), pace.stretch);
         let weights = model.nonexpert_bytes + all_expert_bytes(model);
         let rate = model.gpu_rate + main.rate;
         record(model, times, &Place { main, rate, gpu_bytes: model.gpu_bytes, weights })
@@ -208,16 +209,23 @@ fn mix(model: &Model<'_>, on_cpus: &OnCpus) -> Option<Baseline> {
 }
 
 fn cpu(model: &Model<'_>, on_cpus: &OnCpus) -> Option<Baseline> {
-    let profiles = model.problem.layers.iter().map(|layer| layer.cpu_nonexpert_seconds.as_ref());
+    let layers = || model.problem.layers.iter();
+    let profiles = layers().map(|layer| layer.cpu_nonexpert_seconds.as_ref());
     let curves: Vec<Curve> =
         profiles.map(|profile| profile.map(Curve::of_cpu)).collect::<Option<Vec<Curve>>>()?;
+    let context: Vec<Curve> =
+        layers().filter_map(|layer| layer.cpu_context_seconds.as_ref()).map(Curve::of_cpu).collect();
+    let context_tokens = model.problem.request.mean_context();
     let needed = model.gpu_bytes + all_expert_bytes(model) + model.problem.runtime_bytes;
     cheapest(model, needed, |main| {
         let pace = model.pace(main.vcpus);
-        let rest = |rows: f64| -> f64 {
-            curves.iter().map(|curve| curve.seconds(rows, curve.column(pace.vcpus))).sum()
+        let all = |curves: &[Curve], tokens: f64| -> f64 {
+            curves.iter().map(|curve| curve.seconds(tokens, curve.column(pace.vcpus))).sum()
         };
-        let computing = on_cpus.experts(model, pace.vcpus).plus(rest(model.input), rest, &model.batches());
+        let of_context = all(&context, context_tokens);
+        let step = |rows: f64| all(&curves, rows) + rows * of_context;
+        let experts = on_cpus.experts(model, pace.vcpus);
+        let computing = experts.plus(all(&curves, model.input), step, &model.batches());
         let mut times = computing.clone();
         times.at_least(&computing, pace.stretch);
         let weights = model.nonexpert_bytes + all_expert_bytes(model);
@@ -246,7 +254,8 @@ fn on_gpu(model: &Model<'_>) -> Option<Times> {
                 None => layer.per_token() * curve.seconds(1.0, column),
             };
             let further = spec.nonexpert_prefill_seconds.per_token * (rows - 1.0);
-            *step += spec.nonexpert_decode_seconds + further + experts;
+            let context = rows * spec.context_seconds_per_token * model.problem.request.mean_context();
+            *step += spec.nonexpert_decode_seconds + further + context + experts;
         }
     }
     Some(times)

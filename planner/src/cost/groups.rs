@@ -99,10 +99,13 @@ impl Model<'_> {
         }
     }
 
-    /// What `group` does for a request.
-    pub(crate) fn group(&self, group: &Group) -> GroupEvaluation {
+    /// What the group at `index` of `plan` does for a request; `evaluated` are the terms of all layers.
+    pub(crate) fn group(&self, index: usize, plan: &Plan, evaluated: &[LayerEvaluation]) -> GroupEvaluation {
+        let group = &plan.groups[index];
         let layers = 0..self.layers.len();
-        let prefill = |layer| self.replicas(layer, group).seconds.iter().sum::<f64>();
+        let prefill = |layer: usize| {
+            of_group(index, layer, plan, &evaluated[layer].replica_seconds).iter().sum::<f64>()
+        };
         let share = |layer: usize| self.share_of(layer, &group.experts[layer]);
         GroupEvaluation {
             needed_bytes: self.group_needed(&group.experts),
@@ -242,6 +245,17 @@ impl Model<'_> {
             }
         })
     }
+}
+
+/// What the functions of the group at `index` have of the figures of all functions of `layer`, which
+/// [`LayerEvaluation`] lists group by group.
+pub(crate) fn of_group<'f>(index: usize, layer: usize, plan: &Plan, figures: &'f [f64]) -> &'f [f64] {
+    let functions = |group: &Group| match group.experts[layer].is_empty() {
+        true => 0,
+        false => group.replicas.max(1) as usize,
+    };
+    let before: usize = plan.groups[..index].iter().map(functions).sum();
+    &figures[before..before + functions(&plan.groups[index])]
 }
 
 /// How many groups host experts of `layer`.

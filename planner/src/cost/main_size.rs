@@ -57,10 +57,16 @@ pub fn useful_vcpus(problem: &Problem, most: f64) -> usize {
     let rest = layer.cpu_nonexpert_seconds.as_ref().filter(|_| problem.device == Device::Cpu);
     let measured = rest.unwrap_or(&layer.expert_seconds).vcpus.iter().copied();
     let whole = measured.filter(|vcpus| vcpus.fract() == 0.0 && *vcpus <= most);
-    let rows = f64::from(problem.request.concurrency.max(1));
+    let context = layer.cpu_context_seconds.as_ref().filter(|_| rest.is_some());
+    let (rows, tokens) = (f64::from(problem.request.concurrency.max(1)), problem.request.mean_context());
     let step = |vcpus: f64| {
         let rest = rest.map_or(0.0, |profile| between(profile, rows, vcpus));
-        rest + experts_step(layer, rows, vcpus)
+        // Linear from nothing on.
+        let of_context = |profile: &CpuProfile| {
+            let most = profile.tokens.last().copied().unwrap_or(tokens);
+            between(profile, most, vcpus) * tokens / most
+        };
+        rest + rows * context.map_or(0.0, of_context) + experts_step(layer, rows, vcpus)
     };
     let best = whole.min_by(|a, b| step(*a).total_cmp(&step(*b)));
     best.unwrap_or(most) as usize

@@ -14,7 +14,7 @@ pub(crate) mod slowest;
 pub(crate) mod stress;
 
 use crate::cost::decode::{expected_slower_path, remote_count_probabilities};
-use crate::cost::groups::GroupEvaluation;
+use crate::cost::groups::{GroupEvaluation, of_group};
 use crate::cost::lpt::{Replica, load_bound, longest_first};
 use crate::cost::running::{Bill, Life, Running, Times};
 use crate::plan::{Group, LayerPlan, Plan, whole_bytes};
@@ -127,7 +127,8 @@ impl Model<'_> {
             }
             false => (0..plan.layers.len()).map(|layer| self.layer_in_groups(layer, plan)).collect(),
         };
-        let mut groups: Vec<GroupEvaluation> = plan.groups.iter().map(|group| self.group(group)).collect();
+        let mut groups: Vec<GroupEvaluation> =
+            (0..plan.groups.len()).map(|index| self.group(index, plan, &layers)).collect();
         let times = self.times(plan, &mut layers);
         let prefill_seconds = times.prefill;
         let step = times.steps[0];
@@ -348,7 +349,7 @@ impl Model<'_> {
             );
         }
         for (index, group) in plan.groups.iter().enumerate() {
-            self.group_violations(index, group, evaluation, &mut found);
+            self.group_violations((index, group), plan, evaluation, &mut found);
         }
         let allowed = self.problem.limits.max_groups.unwrap_or(0);
         if plan.is_sliced() && plan.groups.len() > allowed as usize {
@@ -361,13 +362,22 @@ impl Model<'_> {
         found.0
     }
 
-    fn group_violations(&self, index: usize, group: &Group, evaluation: &Evaluation, found: &mut Found) {
+    fn group_violations(
+        &self,
+        (index, group): (usize, &Group),
+        plan: &Plan,
+        evaluation: &Evaluation,
+        found: &mut Found,
+    ) {
         let (specs, limits) = (&self.problem.specs, &self.problem.limits);
         let name = |limit: &str| format!("{limit}_group{index}");
         let needed = evaluation.groups[index].needed_bytes;
         found.unless_at_most(&name("mem"), needed, group.memory_bytes, BYTE_SLACK);
         if let Some(allowed) = limits.payload_bytes {
-            let tokens = (0..self.layers.len()).flat_map(|layer| self.replicas(layer, group).tokens);
+            let layers = evaluation.layers.iter().enumerate();
+            let tokens = layers
+                .flat_map(|(layer, terms)| of_group(index, layer, plan, &terms.replica_tokens))
+                .copied();
             let value = tokens.fold(0.0, f64::max) * self.problem.transport.token_bytes_up;
             found.unless_at_most(&name("payload"), value, allowed, BYTE_SLACK);
         }

@@ -74,7 +74,6 @@ impl Model<'_> {
         let batches = self.batches();
         let mut work = Times::none(batches.len());
         for (layer, model) in self.layers.iter().enumerate() {
-            let rest = |rows: f64| model.computing(pace.vcpus, rows);
             let experts = self.work_of_experts(layer, &self.local_experts(layer, plan), &model.curve, pace);
             let calls = |rows: f64| {
                 let called = plan.groups.iter().map(|group| self.share_of(layer, &group.experts[layer]));
@@ -83,8 +82,8 @@ impl Model<'_> {
             let working: usize = plan.groups.iter().map(|group| self.replicas(layer, group).working()).sum();
             let steps = batches.iter().zip(&experts.steps);
             work.add(
-                rest(self.input) + experts.prefill + working as f64 * self.main_cpu,
-                steps.map(|(rows, experts)| rest(*rows) + experts + calls(*rows)),
+                model.computing(pace.vcpus, self.input) + experts.prefill + working as f64 * self.main_cpu,
+                steps.map(|(rows, experts)| model.step_computing(pace.vcpus, *rows) + experts + calls(*rows)),
             );
         }
         work

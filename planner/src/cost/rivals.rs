@@ -16,8 +16,8 @@ struct Rival {
     name: &'static str,
     /// Dollars of the prefill of 1, 2, 4, .. tokens.
     prefill: Vec<f64>,
-    /// Dollars of a decode step.
-    step: f64,
+    /// Dollars of a decode step with so much context.
+    step: Vec<f64>,
 }
 
 impl Rivals {
@@ -39,8 +39,8 @@ impl Rivals {
                 let rate = if seconds > 0.0 { one.total_cost / seconds } else { 0.0 };
                 Some((rate * one.prefill_seconds, rate * one.decode_seconds))
             });
-            let (prefill, steps): (Vec<f64>, Vec<f64>) = prices.by_ref().collect::<Option<_>>()?;
-            Some(Rival { name, prefill, step: steps.first().copied().unwrap_or(0.0) })
+            let (prefill, step): (Vec<f64>, Vec<f64>) = prices.by_ref().collect::<Option<_>>()?;
+            Some(Rival { name, prefill, step })
         };
         let all = [
             rival("mix", planned.mix, |of| of.mix),
@@ -53,16 +53,20 @@ impl Rivals {
 
     /// Dollars of a request of `input` tokens with `steps` decode steps, by the baselines' names.
     pub(crate) fn cost(&self, input: usize, steps: usize) -> impl Iterator<Item = (&'static str, f64)> {
-        let place = (input.max(1) as f64).log2().min(f64::from(LONGEST - 1));
-        let low = place.floor() as usize;
-        // Beyond the longest, in proportion.
-        let beyond = (input as f64 / f64::from(1_u32 << (LONGEST - 1))).max(1.0);
+        let tokens = (input.max(1)) as f64;
+        // The prompt and half of what is generated, in the mean.
+        let context = tokens + steps as f64 / 2.0;
         self.0.iter().map(move |rival| {
-            let at = |power: usize| rival.prefill.get(power).or(rival.prefill.last()).copied().unwrap_or(0.0);
-            let (from, to) = ((1_u64 << low) as f64, (1_u64 << (low + 1)) as f64);
-            let beside = ((input as f64 - from) / (to - from)).clamp(0.0, 1.0);
-            let prefill = at(low) + (at(low + 1) - at(low)) * beside;
-            (rival.name, prefill * beyond + rival.step * steps as f64)
+            let (prefill, step) = (between(&rival.prefill, tokens), between(&rival.step, context));
+            (rival.name, prefill + step * steps as f64)
         })
     }
+}
+
+/// The value for `tokens` of prices for 1, 2, 4, .. tokens; beyond the most of them it rises as between the last two.
+fn between(prices: &[f64], tokens: f64) -> f64 {
+    let at = |power: usize| prices.get(power).or(prices.last()).copied().unwrap_or(0.0);
+    let low = tokens.log2().clamp(0.0, f64::from(LONGEST - 2)).floor() as usize;
+    let from = (1_u64 << low) as f64;
+    at(low) + (at(low + 1) - at(low)) * ((tokens - from) / from).max(0.0)
 }

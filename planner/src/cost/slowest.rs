@@ -37,11 +37,35 @@ pub(crate) fn expected_slowest(top_k: usize, paths: &[Path]) -> f64 {
         possible().flat_map(|path| (0..=top_k).map(move |count| seconds(path, count))).collect();
     times.sort_by(f64::total_cmp);
     times.dedup();
+    let most =
+        |path: &Path, time: f64| (0..=top_k).rev().find(|count| seconds(path, *count) <= time).unwrap_or(0);
+    // Mostly all but the last path, the main function, are functions of one size: how a token spreads over them changes
+    // only with how many experts each of them computes.
+    let (last, others) = match possible().next_back() {
+        Some(last) => (last, possible().take(possible().count() - 1)),
+        None => return 0.0,
+    };
+    let alike = |path: &Path, other: &Path| path.seconds == other.seconds && path.trip == other.trip;
+    let first = others.clone().next();
+    let known_by_most =
+        first.is_some_and(|first| last.count == 1 && others.clone().all(|path| alike(path, first)));
+    let mut known: Option<(usize, Spread)> = None;
     let (mut expected, mut before) = (0.0, 0.0);
     for time in times {
-        let most = |path: &Path| (0..=top_k).rev().find(|count| seconds(path, *count) <= time).unwrap_or(0);
-        let within =
-            Spread::of(top_k, possible().map(|path| (path.share, most(path), path.count))).probability();
+        let within = match first.filter(|_| known_by_most) {
+            Some(first) => {
+                let each = most(first, time);
+                if known.as_ref().is_none_or(|(most, _)| *most != each) {
+                    let paths = others.clone().map(|path| (path.share, each, path.count));
+                    known = Some((each, Spread::of(top_k, paths)));
+                }
+                known.as_ref().map_or(0.0, |(_, spread)| spread.with(last.share, most(last, time)))
+            }
+            None => {
+                let paths = possible().map(|path| (path.share, most(path, time), path.count));
+                Spread::of(top_k, paths).probability()
+            }
+        };
         expected += time * (within - before);
         before = within;
         // What is left is rounding.

@@ -58,6 +58,8 @@ pub(super) struct Compiled<'a> {
     pub(super) used: Rc<[f64]>,
     /// How one request's steps compare with what is promised.
     pub(super) setting: Setting,
+    /// Main functions that share what comes, each with remote functions of its own.
+    pub(super) mains: u32,
     /// When requests come, for a search that asks very often.
     arrivals: Option<Rc<Arrivals>>,
     /// Share of time in which nodes are there, at least.
@@ -81,6 +83,9 @@ pub(super) struct Shape<'a> {
     rest_prefill: f64,
     rest_decode: f64,
     rest_busy: f64,
+    /// What the context adds to a decode step for each request in it: one GPU, and all of them.
+    context_on_gpu: f64,
+    context_on_gpus: f64,
     /// All experts on the GPU: prefill of a layer, and a decode step's.
     gpu_prefill: f64,
     gpu_decode: f64,
@@ -108,8 +113,13 @@ impl<'a> Compiled<'a> {
         let setting = Setting { tpot: rental.slo.tpot_seconds, gpu_price: 1.0, size: 1.0 };
         let arrivals = rental.arrivals.as_ref().map(|arrivals| Rc::new(quick(arrivals).into_owned()));
         let used = sums(usage.into_iter()).into();
-        let mut compiled =
-            Self { rental, shapes, used, setting, arrivals, least_share: 1.0, known: Rc::default() };
+        let known = Rc::default();
+        Self { rental, shapes, used, setting, mains: 1, arrivals, least_share: 1.0, known }.with_mains(1)
+    }
+
+    /// The same with so many main functions.
+    pub(super) fn with_mains(&self, mains: u32) -> Self {
+        let mut compiled = Self { mains, ..self.with(self.setting) };
         let nothing = Times { ttft: 0.0, tpot: 0.0, busy: 0.0 };
         compiled.least_share = compiled.under_load(nothing, 0.0).map_or(1.0, |load| load.share);
         compiled
@@ -122,6 +132,7 @@ impl<'a> Compiled<'a> {
             shapes: self.shapes.clone(),
             used: self.used.clone(),
             setting,
+            mains: self.mains,
             arrivals: self.arrivals.clone(),
             least_share: self.least_share,
             known: self.known.clone(),
@@ -132,10 +143,15 @@ impl<'a> Compiled<'a> {
         &self.rental.model
     }
 
-    /// Dollars per hour of one node.
+    /// Dollars per hour of one node for each main function.
     pub(super) fn per_hour(&self, shape: usize) -> f64 {
         let node = self.shapes[shape].node;
-        node.per_hour * if node.gpus > 0 { self.setting.gpu_price } else { 1.0 }
+        f64::from(self.mains) * node.per_hour * if node.gpus > 0 { self.setting.gpu_price } else { 1.0 }
+    }
+
+    /// How many nodes of a shape there may be for each main function.
+    pub(super) fn most_nodes(&self, shape: usize) -> Option<u32> {
+        self.shapes[shape].node.max.map(|max| max / self.mains)
     }
 
     /// Bytes of so many experts of every layer.
@@ -166,7 +182,8 @@ impl<'a> Compiled<'a> {
     }
 
     pub(super) fn may_host_main(&self, shape: usize) -> bool {
-        !self.shapes[shape].node.spot || self.rental.spot == Spot::Everything
+        let may_end = self.shapes[shape].node.spot && self.rental.spot != Spot::Everything;
+        !may_end && self.most_nodes(shape) != Some(0)
     }
 
     pub(super) fn may_host_remote(&self, shape: usize) -> bool {
@@ -199,7 +216,7 @@ impl<'a> Compiled<'a> {
         self.arrivals.as_ref().map(|arrivals| alive(arrivals, &self.service(times), start_seconds))
     }
 
-    /// One main function with `times`.
+    /// Main functions with `times`.
     pub(super) fn service(&self, times: Times) -> Service {
         let request = &self.rental.request;
         // Between one request and as many as run at once, a step grows evenly.
@@ -211,7 +228,7 @@ impl<'a> Compiled<'a> {
             step_seconds: (1..=most).map(step).collect(),
             steps: request.output_tokens,
             concurrency: most,
-            mains: 1,
+            mains: self.mains,
         }
     }
 
@@ -219,7 +236,7 @@ impl<'a> Compiled<'a> {
     pub(super) fn most_per_second(&self, times: Times) -> f64 {
         let request = &self.rental.request;
         let at_once = f64::from(request.concurrency.max(1));
-        at_once / (at_once * times.ttft + request.output_tokens * times.busy)
+        f64::from(self.mains) * at_once / (at_once * times.ttft + request.output_tokens * times.busy)
     }
 
     /// Arrivals over what can be served at most; 0 where nobody says when requests come.
@@ -236,9 +253,12 @@ impl<'a> Compiled<'a> {
             (Device::Gpu, Some(gpu)) => Times {
                 ttft: gpu.rest_prefill_seconds.at(self.rental.request.input_tokens) * size
                     + 2.0 * layers * gpu.swap_seconds.at(self.rental.request.input_tokens),
-                tpot: decodes * (gpu.rest_decode_seconds * size + 2.0 * layers * gpu.swap_seconds.at(1.0)),
+                tpot: decodes
+                    * ((gpu.rest_decode_seconds + shape.context_on_gpu) * size
+                        + 2.0 * layers * gpu.swap_seconds.at(1.0)),
                 busy: decodes
-                    * (gpu.rest_prefill_seconds.at(self.at_once()) * size
+                    * ((gpu.rest_prefill_seconds.at(self.at_once()) + self.at_once() * shape.context_on_gpu)
+                        * size
                         + 2.0 * layers * gpu.swap_seconds.at(self.at_once())),
             },
             _ => Times {
@@ -265,10 +285,12 @@ impl<'a> Compiled<'a> {
         let (model, size) = (self.model(), self.setting.size);
         let layers = model.layers as f64;
         let shape = &self.shapes[shape];
-        let step = gpu.rest_decode_seconds + layers * model.top_k as f64 * shape.gpu_decode;
+        let context = shape.context_on_gpus;
+        let step = gpu.rest_decode_seconds + context + layers * model.top_k as f64 * shape.gpu_decode;
         let prefill = gpu.rest_prefill_seconds.at(self.rental.request.input_tokens);
-        let busy =
-            gpu.rest_prefill_seconds.at(self.at_once()) + layers * self.used_at_once() * shape.gpu_busy;
+        let busy = gpu.rest_prefill_seconds.at(self.at_once())
+            + self.at_once() * context
+            + layers * self.used_at_once() * shape.gpu_busy;
         Times {
             ttft: (prefill + layers * shape.gpu_prefill) * size,
             tpot: self.decodes() * step * size,
@@ -403,6 +425,13 @@ impl<'a> Shape<'a> {
             (prefill, curve.seconds(1.0, one), curve.seconds(busy_tokens, one))
         });
         let column = rest.column(vcpus);
+        let tokens = rental.request.mean_context();
+        let context = node.context_seconds.as_ref().map_or(0.0, |profile| {
+            let curve = Curve::of_cpu(profile);
+            curve.seconds(tokens, curve.column(vcpus))
+        });
+        let on_gpus =
+            |gpus: &Option<GpuTimes>| gpus.as_ref().map_or(0.0, |gpu| gpu.context_seconds_per_token * tokens);
         Self {
             node,
             memory: node.usable_bytes(reserve),
@@ -410,8 +439,10 @@ impl<'a> Shape<'a> {
             vcpus,
             speeds: (1..=densities).map(speed).collect(),
             rest_prefill: rest.seconds(rental.request.input_tokens, column),
-            rest_decode: rest.seconds(1.0, column),
-            rest_busy: rest.seconds(at_once, column),
+            rest_decode: rest.seconds(1.0, column) + context,
+            rest_busy: rest.seconds(at_once, column) + at_once * context,
+            context_on_gpu: on_gpus(&node.gpu),
+            context_on_gpus: on_gpus(&node.all_gpus),
             gpu_prefill: on_gpu.map_or(0.0, |(prefill, _, _)| prefill),
             gpu_decode: on_gpu.map_or(0.0, |(_, decode, _)| decode),
             gpu_busy: on_gpu.map_or(0.0, |(_, _, busy)| busy),

@@ -86,6 +86,9 @@ pub struct NodeShape {
     pub expert_seconds: CpuProfile,
     /// Everything but routed experts, all layers, on its CPUs.
     pub rest_seconds: CpuProfile,
+    /// What attention to the context adds to a decode step for each request in it, on its CPUs, over tokens of context;
+    /// absent where `rest_seconds` has it.
+    pub context_seconds: Option<CpuProfile>,
     /// What one of its GPUs takes, which is what a main function of this project uses; absent without any.
     pub gpu: Option<GpuTimes>,
     /// What all of them take as one, for ways in which others serve; absent without any.
@@ -97,8 +100,10 @@ pub struct NodeShape {
 pub struct GpuTimes {
     /// Prefill of everything but routed experts, over tokens.
     pub rest_prefill_seconds: Affine,
-    /// The same for one decode step.
+    /// The same for one decode step, without context.
     pub rest_decode_seconds: f64,
+    /// What every token of context adds to it for each request in it.
+    pub context_seconds_per_token: f64,
     /// Hidden states of one layer to the host, or back, over tokens.
     pub swap_seconds: Affine,
     /// One routed expert.

@@ -42,10 +42,10 @@ impl Arrangement {
     #[must_use]
     pub fn meaning(self) -> &'static str {
         match self {
-            Self::Gpu => "everything on the GPUs of one node",
-            Self::Cpu => "everything on the CPUs of one node",
-            Self::Mix => "experts on the CPUs and the rest on the GPUs of one node",
-            Self::Fetch => "experts moved to the GPUs of one node when they are used",
+            Self::Gpu => "everything on the GPUs of a node",
+            Self::Cpu => "everything on the CPUs of a node",
+            Self::Mix => "experts on the CPUs and the rest on the GPUs of a node",
+            Self::Fetch => "experts moved to the GPUs of a node when they are used",
             Self::Layers => "a remote function per layer",
             Self::Sliced => "remote groups with a slice of every layer",
         }
@@ -55,11 +55,14 @@ impl Arrangement {
 /// The cheapest nodes that hold an arrangement.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Found {
-    /// What its nodes cost while they are there.
+    /// What all nodes cost while they are there.
     pub(super) per_hour: f64,
     /// That, times the share of time in which they are.
     pub(super) dollars: f64,
     pub(super) times: Times,
+    /// Main functions, each with the remote functions below.
+    pub(super) mains: u32,
+    /// The shape of a main function's node.
     pub(super) main: usize,
     pub(super) device: Device,
     /// GPUs that it uses there.
@@ -124,6 +127,11 @@ impl Best {
     /// Dollars per hour that another one has to be below, in the mean over all time.
     pub(super) fn bound(&self) -> f64 {
         self.found.as_ref().map_or(f64::INFINITY, |found| found.dollars)
+    }
+
+    /// Whether this is nearer to keeping the limits than `other`, where neither does.
+    pub(super) fn is_closer_than(&self, other: &Self) -> bool {
+        self.found.is_none() && other.found.is_none() && self.miss.is_closer_than(&other.miss)
     }
 
     pub(super) fn missed(&mut self, miss: Miss) {

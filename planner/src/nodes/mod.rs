@@ -6,7 +6,8 @@
 //!
 //! Times are those of one typical request that runs alone, or, where the rental says when requests come, what they
 //! meet in the mean; memory has room for as many as run at once. The search is exact for equal functions but for one
-//! thing: how many experts of a layer stay beside the main function is tried at a few numbers.
+//! thing: how many experts of a layer stay beside the main function is tried at a few numbers. So is how many main
+//! functions there are, where one does not serve all that comes.
 
 mod compiled;
 mod cover;
@@ -55,15 +56,18 @@ pub struct RentedNodes {
     pub shape: String,
     /// How many.
     pub count: u32,
-    /// The functions on all of them together: `main`, `group-0`, or `layer-0` by position.
+    /// The functions on all of them together: `main`, `group-0`, or `layer-0` by position. Of each there are as many replicas as
+    /// there are main functions.
     pub hosts: Vec<String>,
     /// Whether they may be taken back.
     pub spot: bool,
 }
 
 /// What is in which function. Units: bytes.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct NodesLayout {
+    /// Main functions that share what comes. Each has as many remote functions as are counted below.
+    pub mains: u32,
     /// Where the non-expert part runs: `gpu` or `cpu`.
     pub device: crate::problem::Device,
     /// Experts of every layer beside the main function.
@@ -123,6 +127,10 @@ pub struct MetTimes {
     pub cold_ttft_seconds: f64,
 }
 
+/// Numbers of main functions that are tried where requests come: one as long as it serves them, and more where these are
+/// cheaper or the only ones to serve all.
+const MAINS: [u32; 12] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64];
+
 /// The cheapest nodes for `rental`, beside every rival.
 ///
 /// # Errors
@@ -131,18 +139,20 @@ pub fn rent(rental: &Rental) -> Result<NodesAnswer, FieldError> {
     rental.check()?;
     let compiled = Compiled::new(rental);
     let all: Vec<(Arrangement, Best)> =
-        Arrangement::ALL.map(|arrangement| (arrangement, compiled.best(arrangement))).into();
+        Arrangement::ALL.map(|name| (name, compiled.best(name, f64::INFINITY, false))).into();
     let verdict = verdict::verdict(&compiled, &all);
     let found = |name: Arrangement| all.iter().find(|(one, _)| *one == name)?.1.found.as_ref();
-    let best = verdict.best.and_then(found);
+    let best = verdict.rivals.iter().find(|rival| Some(rival.name) == verdict.best);
+    let alive_share =
+        best.and_then(|best| found(best.name)).map_or(1.0, |found| found.dollars / found.per_hour);
     let of_remoe = verdict.rivals.iter().filter(|rival| rival.name.is_served_by_remoe() && rival.feasible);
     let of_remoe = of_remoe.min_by(|a, b| a.order().total_cmp(&b.order()));
     Ok(NodesAnswer {
-        nodes: best.map(|found| compiled.rented(found, verdict.best)).unwrap_or_default(),
-        dollars_per_hour: best.map(|found| found.dollars),
-        alive_share: best.map_or(1.0, |found| found.dollars / found.per_hour),
-        layout: best.map(|found| compiled.layout(found)),
-        expected: best.map(|found| compiled.expected(found)),
+        nodes: best.map(|best| best.nodes.clone()).unwrap_or_default(),
+        dollars_per_hour: best.and_then(|best| best.dollars_per_hour),
+        alive_share,
+        layout: best.and_then(|best| best.layout),
+        expected: best.and_then(|best| best.expected),
         reserve: rental.reserve,
         best_of_remoe: of_remoe.filter(|rival| Some(rival.name) != verdict.best).cloned(),
         verdict,
@@ -150,10 +160,38 @@ pub fn rent(rental: &Rental) -> Result<NodesAnswer, FieldError> {
 }
 
 impl Compiled<'_> {
-    /// The cheapest nodes for `arrangement`.
-    fn best(&self, arrangement: Arrangement) -> Best {
+    /// The cheapest nodes for `arrangement` with as many main functions as make it so, below `bound` dollars per hour in the
+    /// mean; with `any` the first ones that are found.
+    fn best(&self, arrangement: Arrangement, bound: f64, any: bool) -> Best {
+        let mut best = self.with_these_mains(arrangement, bound, any);
+        let mut before = best.clone();
+        for mains in MAINS.into_iter().filter(|mains| *mains > self.mains) {
+            if self.rental.arrivals.is_none() || (any && best.bound() < bound) {
+                break;
+            }
+            let more = self.with_mains(mains);
+            let cheapest = (0..more.shapes.len()).filter(|shape| more.may_host_main(*shape));
+            let least = cheapest.map(|shape| more.per_hour(shape)).fold(f64::INFINITY, f64::min);
+            if more.least_dollars(least) >= bound.min(best.bound()) {
+                break;
+            }
+            let found = more.with_these_mains(arrangement, bound.min(best.bound()), any);
+            let is_closer = found.is_closer_than(&before);
+            before = found.clone();
+            match found.found {
+                Some(found) => best.offer(found),
+                // More of what does not serve one request in time do not either.
+                None if best.found.is_none() && !is_closer => break,
+                None if best.found.is_none() => best.missed(found.miss),
+                None => {}
+            }
+        }
+        best
+    }
+
+    fn with_these_mains(&self, arrangement: Arrangement, bound: f64, any: bool) -> Best {
         match arrangement.is_remote() {
-            true => self.with_remote(arrangement, f64::INFINITY, false),
+            true => self.with_remote(arrangement, bound, any),
             false => self.on_one_node(arrangement),
         }
     }
@@ -198,14 +236,14 @@ impl Compiled<'_> {
         })
     }
 
-    fn rented(&self, found: &Found, arrangement: Option<Arrangement>) -> Vec<RentedNodes> {
+    fn rented(&self, found: &Found, arrangement: Arrangement) -> Vec<RentedNodes> {
         let node = |shape: usize, count: u32, hosts: Vec<String>| RentedNodes {
             shape: self.shapes[shape].node.name.clone(),
-            count,
+            count: count * found.mains,
             hosts,
             spot: self.shapes[shape].node.spot,
         };
-        let kind = if arrangement == Some(Arrangement::Layers) { "layer" } else { "group" };
+        let kind = if arrangement == Arrangement::Layers { "layer" } else { "group" };
         let mut nodes = vec![node(found.main, 1, vec!["main".to_owned()])];
         let mut named = 0;
         for &(shape, count, capacity) in &found.hosts {
@@ -221,6 +259,7 @@ impl Compiled<'_> {
         let on_gpu = found.device == compiled::Device::Gpu;
         let vcpus = |(shape, _, capacity): &(usize, u32, usize)| self.shapes[*shape].vcpus / *capacity as f64;
         NodesLayout {
+            mains: found.mains,
             device: if on_gpu { crate::problem::Device::Gpu } else { crate::problem::Device::Cpu },
             local_experts: found.local,
             main_bytes: found.on_host,

@@ -177,6 +177,7 @@ impl Compiled<'_> {
             per_hour: self.per_hour(at.main) + price,
             dollars: 0.0,
             times: slowest,
+            mains: self.mains,
             main: at.main,
             device: at.device,
             gpus: 1,
@@ -216,9 +217,9 @@ impl Compiled<'_> {
         Some(fit)
     }
 
-    /// Nodes of `host` that are left beside the main function's.
+    /// Nodes of `host` that each main function has left beside its own.
     fn left(&self, host: usize, main: usize) -> Option<u32> {
-        let max = self.shapes[host].node.max?;
+        let max = self.most_nodes(host)?;
         Some(max.saturating_sub(u32::from(host == main)))
     }
 

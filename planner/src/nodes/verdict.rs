@@ -181,8 +181,8 @@ impl Compiled<'_> {
                 layout: None,
             };
         };
-        let nodes = self.rented(found, Some(name));
-        let expected = self.expected(found);
+        let serving = self.with_mains(found.mains);
+        let (nodes, expected) = (serving.rented(found, name), serving.expected(found));
         RivalNodes {
             name,
             feasible: true,
@@ -194,7 +194,7 @@ impl Compiled<'_> {
             broken: None,
             nodes,
             expected: Some(expected),
-            layout: Some(self.layout(found)),
+            layout: Some(serving.layout(found)),
         }
     }
 
@@ -233,13 +233,13 @@ impl Compiled<'_> {
     /// they pay does not depend on which of them is the cheapest.
     fn cheapest(&self) -> Option<Arrangement> {
         let whole = Arrangement::ALL.into_iter().filter(|name| !name.is_remote()).filter_map(|name| {
-            let found = self.on_one_node(name).found?;
+            let found = self.best(name, f64::INFINITY, false).found?;
             Some((found.dollars, name))
         });
         let whole = whole.min_by(|a, b| a.0.total_cmp(&b.0));
         let bound = whole.map_or(f64::INFINITY, |(dollars, _)| dollars);
         let mut remote = Arrangement::ALL.into_iter().filter(|name| name.is_remote());
-        let pays = remote.find(|name| self.with_remote(*name, bound, true).bound() < bound);
+        let pays = remote.find(|name| self.best(*name, bound, true).bound() < bound);
         pays.or(whole.map(|(_, name)| name))
     }
 

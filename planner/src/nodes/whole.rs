@@ -32,6 +32,7 @@ impl Compiled<'_> {
                 per_hour: self.per_hour(shape),
                 dollars: 0.0,
                 times,
+                mains: self.mains,
                 main: shape,
                 device: fitted.device,
                 gpus: fitted.gpus,

@@ -272,7 +272,10 @@ fn check_layer(layer: &Layer, device: Device) -> Checked {
         let message = "is missing: on device cpu these are the times of the non-expert part; add it";
         return Err(FieldError::new("cpu_nonexpert_seconds", message));
     }
-    Ok(())
+    if let Some(profile) = &layer.cpu_context_seconds {
+        cpu_profile("cpu_context_seconds", profile)?;
+    }
+    not_negative("context_seconds_per_token", layer.context_seconds_per_token)
 }
 
 pub(crate) fn check_start(name: &str, start: Start) -> Checked {

@@ -90,7 +90,7 @@ pub(crate) struct LayerModel {
     /// The same on a remote function's, where it differs.
     remote: Option<Curve>,
     rest: Rest,
-    /// Seconds of every further request in a decode step, for the device and the moves.
+    /// Seconds of every further request in a decode step, for the device, its context and the moves.
     row_seconds: f64,
 }
 
@@ -100,7 +100,22 @@ enum Rest {
     /// On a device: always the same.
     Device(Seconds),
     /// On the main function's CPUs: seconds over tokens and vCPUs, and the moves.
-    Cpus { curve: Curve, input: f64, moves: Seconds },
+    Cpus { curve: Curve, context: Option<Box<Context>>, input: f64, moves: Seconds },
+}
+
+/// What attention to the context adds to decode steps on CPUs.
+#[derive(Debug)]
+struct Context {
+    curve: Curve,
+    /// Tokens of it in the mean.
+    tokens: f64,
+}
+
+impl Context {
+    /// Seconds for each request in a step, with `vcpus`.
+    fn seconds(&self, vcpus: f64) -> f64 {
+        self.curve.seconds(self.tokens, self.curve.column(vcpus))
+    }
 }
 
 /// Seconds of a prefill and of one decode step.
@@ -124,6 +139,8 @@ impl LayerModel {
             step: 2.0 * problem.swap_seconds.at(1.0),
         };
         let on_cpus = layer.cpu_nonexpert_seconds.as_ref().filter(|_| problem.device == Device::Cpu);
+        let context = problem.request.mean_context();
+        let of_context = context * layer.context_seconds_per_token;
         Self {
             experts: layer.experts as usize,
             top_k: layer.top_k as usize,
@@ -131,12 +148,20 @@ impl LayerModel {
             curve: Curve::of_cpu(&layer.expert_seconds),
             remote: layer.remote_expert_seconds.as_ref().map(Curve::of_cpu),
             row_seconds: 2.0 * problem.swap_seconds.per_token
-                + on_cpus.map_or(layer.nonexpert_prefill_seconds.per_token, |_| 0.0),
+                + on_cpus.map_or(layer.nonexpert_prefill_seconds.per_token + of_context, |_| 0.0),
             rest: match on_cpus {
-                Some(profile) => Rest::Cpus { curve: Curve::of_cpu(profile), input, moves },
+                Some(profile) => Rest::Cpus {
+                    curve: Curve::of_cpu(profile),
+                    context: layer
+                        .cpu_context_seconds
+                        .as_ref()
+                        .map(|profile| Box::new(Context { curve: Curve::of_cpu(profile), tokens: context })),
+                    input,
+                    moves,
+                },
                 None => Rest::Device(Seconds {
                     prefill: layer.nonexpert_prefill_seconds.at(input) + moves.prefill,
-                    step: layer.nonexpert_decode_seconds + moves.step,
+                    step: layer.nonexpert_decode_seconds + of_context + moves.step,
                 }),
             },
         }
@@ -156,9 +181,8 @@ impl LayerModel {
     pub(crate) fn fixed(&self, vcpus: f64) -> Seconds {
         match &self.rest {
             Rest::Device(seconds) => *seconds,
-            Rest::Cpus { curve, input, moves } => {
-                let column = curve.column(vcpus);
-                Seconds { prefill: curve.seconds(*input, column), step: curve.seconds(1.0, column) }
+            Rest::Cpus { input, moves, .. } => {
+                Seconds { prefill: self.computing(vcpus, *input), step: self.step_computing(vcpus, 1.0) }
                     .plus(*moves)
             }
         }
@@ -167,35 +191,49 @@ impl LayerModel {
     /// Seconds of everything but routed experts in one decode step of `rows` requests, in a main function
     /// with `vcpus`.
     pub(crate) fn fixed_step(&self, vcpus: f64, rows: f64) -> f64 {
-        match &self.rest {
-            Rest::Device(seconds) => seconds.step + self.row_seconds * (rows - 1.0),
-            Rest::Cpus { curve, moves, .. } => {
-                curve.seconds(rows, curve.column(vcpus)) + moves.step + self.row_seconds * (rows - 1.0)
+        let one = match &self.rest {
+            Rest::Device(seconds) => seconds.step,
+            Rest::Cpus { moves, .. } => self.step_computing(vcpus, rows) + moves.step,
+        };
+        one + self.row_seconds * (rows - 1.0)
+    }
+
+    /// The vCPUs at which that was measured; one of them where a device does it.
+    pub(crate) fn rest_vcpus(&self) -> impl Iterator<Item = f64> {
+        let (rest, context): (&[f64], &[f64]) = match &self.rest {
+            Rest::Device(_) => (&[1.0], &[]),
+            Rest::Cpus { curve, context, .. } => {
+                (curve.vcpus(), context.as_ref().map_or(&[][..], |context| context.curve.vcpus()))
             }
-        }
+        };
+        rest.iter().chain(context).copied()
     }
 
-    /// The vCPUs at which that was measured, ascending; one of them where a device does it.
-    pub(crate) fn rest_vcpus(&self) -> &[f64] {
-        match &self.rest {
-            Rest::Device(_) => &[1.0],
-            Rest::Cpus { curve, .. } => curve.vcpus(),
-        }
-    }
-
-    /// What of that the main function's CPUs compute for `rows` tokens; nothing where a device does.
-    pub(crate) fn computing(&self, vcpus: f64, rows: f64) -> f64 {
+    /// What of that the main function's CPUs compute for a prompt of `tokens`; nothing where a device does.
+    pub(crate) fn computing(&self, vcpus: f64, tokens: f64) -> f64 {
         match &self.rest {
             Rest::Device(_) => 0.0,
-            Rest::Cpus { curve, .. } => curve.seconds(rows, curve.column(vcpus)),
+            Rest::Cpus { curve, .. } => curve.seconds(tokens, curve.column(vcpus)),
         }
+    }
+
+    /// The same for a decode step of `rows` requests.
+    pub(crate) fn step_computing(&self, vcpus: f64, rows: f64) -> f64 {
+        let context = match &self.rest {
+            Rest::Device(_) => None,
+            Rest::Cpus { context, .. } => context.as_ref(),
+        };
+        self.computing(vcpus, rows) + context.map_or(0.0, |context| rows * context.seconds(vcpus))
     }
 
     /// Whether the main function's part never takes longer with more memory.
     fn is_isotonic(&self) -> bool {
         let rest = match &self.rest {
             Rest::Device(_) => true,
-            Rest::Cpus { curve, .. } => curve.is_isotonic_beyond(),
+            Rest::Cpus { curve, context, .. } => {
+                let of_context = context.as_ref().is_none_or(|context| context.curve.is_isotonic_beyond());
+                curve.is_isotonic_beyond() && of_context
+            }
         };
         rest && self.curve.is_isotonic_beyond()
     }
@@ -329,9 +367,10 @@ impl<'p> Model<'p> {
 
     /// [`Self::main_options`] up to the first on which nothing is slower than on any larger one: those cost more.
     pub(crate) fn useful_main_options(&self, bytes: f64) -> Vec<Sizing> {
-        let points = self.layers.iter().flat_map(|layer| {
-            layer.curve.vcpus().last().into_iter().chain(layer.rest_vcpus().last()).copied()
-        });
+        let points = self
+            .layers
+            .iter()
+            .flat_map(|layer| layer.curve.vcpus().last().copied().into_iter().chain(layer.rest_vcpus()));
         self.useful(self.main_options(bytes), points.fold(0.0, f64::max))
     }
 

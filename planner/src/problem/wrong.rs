@@ -116,7 +116,10 @@ impl WrongFigure {
                 for layer in &mut is.layers {
                     layer.nonexpert_decode_seconds *= factor;
                     layer.nonexpert_prefill_seconds = layer.nonexpert_prefill_seconds.scaled(factor);
-                    layer.cpu_nonexpert_seconds.iter_mut().for_each(|profile| scale(profile, factor));
+                    layer.context_seconds_per_token *= factor;
+                    let on_cpus =
+                        layer.cpu_nonexpert_seconds.iter_mut().chain(&mut layer.cpu_context_seconds);
+                    on_cpus.for_each(|profile| scale(profile, factor));
                 }
                 is.swap_seconds = is.swap_seconds.scaled(factor);
             }

@@ -2,7 +2,7 @@
 
 use crate::cost::running::Times;
 use crate::problem::curve::Column;
-use crate::problem::model::Model;
+use crate::problem::model::{LayerModel, Model};
 use ndarray::ArrayView1;
 
 /// What everything but routed experts takes in all layers, over the vCPUs of the main function.
@@ -17,7 +17,7 @@ pub(crate) struct RestOfLayers {
 
 impl RestOfLayers {
     pub(crate) fn new(model: &Model<'_>) -> Self {
-        let mut vcpus: Vec<f64> = model.layers.iter().flat_map(|layer| layer.rest_vcpus()).copied().collect();
+        let mut vcpus: Vec<f64> = model.layers.iter().flat_map(LayerModel::rest_vcpus).collect();
         vcpus.sort_by(f64::total_cmp);
         vcpus.dedup();
         let batches = model.batches();
@@ -29,7 +29,7 @@ impl RestOfLayers {
             vec![over(&|vcpus| layers().map(|layer| layer.computing(vcpus, model.input)).sum())];
         for rows in batches {
             seconds.push(over(&|vcpus| layers().map(|layer| layer.fixed_step(vcpus, rows)).sum()));
-            computing.push(over(&|vcpus| layers().map(|layer| layer.computing(vcpus, rows)).sum()));
+            computing.push(over(&|vcpus| layers().map(|layer| layer.step_computing(vcpus, rows)).sum()));
         }
         Self { vcpus, seconds, computing }
     }

@@ -170,6 +170,7 @@ impl Slicing<'_, '_> {
                 open.extend(planned.map(|planned| Open::new(planned, &trials, costs)));
             }
         }
+        self.model.add_work(trials.wrong.iter().map(|(_, wrong)| wrong.work_done()).sum());
         let may_be = open.into_iter().filter(|open| !open.stone);
         let chosen = may_be.reduce(|known, open| if open.stands_better(&known) { open } else { known });
         let (planned, own) = match chosen {

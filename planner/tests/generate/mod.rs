@@ -79,6 +79,8 @@ fn layer(random: &mut Random, experts: u32, top_k: u32, expert_bytes: f64, scale
         remote_expert_seconds: None,
         gpu_expert_seconds: Some(GpuProfile { tokens: TOKENS.to_vec(), seconds: gpu }),
         cpu_nonexpert_seconds: Some(cpu_profile(random, scale / 2.0)),
+        cpu_context_seconds: None,
+        context_seconds_per_token: 0.0,
     }
 }
 

@@ -121,8 +121,13 @@ fn write_resource(
         let (hourly, burst) = (decimal(arrivals.per_second * 3600.0), decimal(arrivals.burst));
         writeln!(text, "    arrivals: {{perHour: \"{hourly}\", burst: \"{burst}\"}}")?;
     }
-    if let Some(idle) = rental.arrivals.as_ref().and_then(|arrivals| arrivals.idle_seconds) {
-        writeln!(text, "  scaling: {{min: 0, max: 1, idleWindow: {}}}", duration(idle))?;
+    let mains = layout.mains;
+    match rental.arrivals.as_ref().and_then(|arrivals| arrivals.idle_seconds) {
+        Some(idle) => {
+            writeln!(text, "  scaling: {{min: 0, max: {mains}, idleWindow: {}}}", duration(idle))?;
+        }
+        None if mains > 1 => writeln!(text, "  replicas: {mains}")?,
+        None => {}
     }
     let device = if layout.device == Device::Gpu { "cuda" } else { "cpu" };
     writeln!(text, "  main:\n    device: {device}")?;
@@ -136,7 +141,7 @@ fn write_resource(
         count => {
             writeln!(text, "    mode: Always")?;
             write_size(text, layout.remote_bytes, layout.remote_vcpus)?;
-            writeln!(text, "    maxReplicas: 1")?;
+            writeln!(text, "    maxReplicas: {mains}")?;
             if chosen.name == Arrangement::Sliced {
                 writeln!(text, "    maxGroups: {count}")?;
             }

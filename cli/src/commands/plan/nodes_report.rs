@@ -84,12 +84,13 @@ fn facts(model: &KnownModel) -> String {
 }
 
 fn nodes(rental: &Rental, answer: &NodesAnswer) -> String {
+    let mains = answer.layout.map_or(1, |layout| layout.mains);
     let rows = answer.nodes.iter().map(|node| {
         let each =
             rental.shapes.iter().find(|shape| shape.name == node.shape).map_or(0.0, |shape| shape.per_hour);
         vec![
             format!("{} x {}", node.count, node.shape),
-            hosts(node),
+            hosts(node, mains),
             money(f64::from(node.count) * each),
             if node.spot { "spot" } else { "" }.to_owned(),
         ]
@@ -104,15 +105,19 @@ fn nodes(rental: &Rental, answer: &NodesAnswer) -> String {
     table::with_header(&["nodes", "on them", "$ per hour", ""], rows)
 }
 
-/// `main`, or `group-0 to group-3 (2 on each)`.
-fn hosts(node: &RentedNodes) -> String {
+/// `main`, or `group-0 to group-3, 2 of each, up to 4 on each node`.
+fn hosts(node: &RentedNodes, mains: u32) -> String {
     let (Some(first), Some(last)) = (node.hosts.first(), node.hosts.last()) else { return String::new() };
-    let each = node.hosts.len().div_ceil(node.count.max(1) as usize);
-    match (node.hosts.len(), node.count) {
-        (1, _) => first.clone(),
-        (_, count) if count > 1 && each > 1 => format!("{first} to {last}, up to {each} on each"),
-        _ => format!("{first} to {last}"),
+    let all = node.hosts.len() * mains as usize;
+    let each = all.div_ceil(node.count.max(1) as usize);
+    let mut text = if node.hosts.len() == 1 { first.clone() } else { format!("{first} to {last}") };
+    if mains > 1 {
+        text.push_str(&format!(", {mains} of each"));
     }
+    if node.count > 1 && each > 1 {
+        text.push_str(&format!(", up to {each} on each node"));
+    }
+    text
 }
 
 fn placement(layout: &NodesLayout, rental: &Rental) -> String {
@@ -127,10 +132,12 @@ fn placement(layout: &NodesLayout, rental: &Rental) -> String {
             vec![("everything but experts", format!("{rest} in main memory, keys and values included"))]
         }
     };
+    let several = |mains: u32| if mains > 1 { format!("{mains}, each with ") } else { String::new() };
     pairs.push((
-        "main function",
+        if layout.mains > 1 { "main functions" } else { "main function" },
         format!(
-            "{} of {} experts of every layer, {} and {:.1} vCPUs",
+            "{}{} of {} experts of every layer, {} and {:.1} vCPUs",
+            several(layout.mains),
             layout.local_experts,
             rental.model.experts,
             bytes(layout.main_bytes),
@@ -141,7 +148,8 @@ fn placement(layout: &NodesLayout, rental: &Rental) -> String {
         pairs.push((
             "remote functions",
             format!(
-                "{} with up to {} experts of a layer each, {} and {:.1} vCPUs",
+                "{}{} with up to {} experts of a layer each, {} and {:.1} vCPUs",
+                if layout.mains > 1 { format!("{} times ", layout.mains) } else { String::new() },
                 layout.remote_functions,
                 layout.remote_experts,
                 bytes(layout.remote_bytes),

@@ -4,6 +4,10 @@ use remoe_planner::CpuProfile;
 
 /// Sizes of functions usually differ by so many vCPUs.
 const PART: f64 = 0.1;
+/// Tokens of context that take longer to attend to than measurements vary.
+const LONG_PROMPT: usize = 2048;
+/// Room for what is decoded behind a prompt.
+const ANSWER: usize = 64;
 
 /// vCPUs and token counts of a profile.
 pub(super) struct Grid {
@@ -15,6 +19,8 @@ pub(super) struct Grid {
     pub(super) tokens: Vec<f64>,
     /// Tokens of prompts, ascending.
     pub(super) prompts: Vec<usize>,
+    /// Tokens of the prompt behind which a decode step shows what context costs: at least the longest of those.
+    pub(super) long_prompt: usize,
 }
 
 impl Grid {
@@ -31,12 +37,14 @@ impl Grid {
         vcpus.push(f64::from(cores));
         let tokens: &[f64] = if quick { &[1.0, 16.0, 128.0] } else { &[1.0, 4.0, 16.0, 64.0, 256.0] };
         let prompts: &[usize] = if quick { &[32, 256] } else { &[16, 64, 256, 512] };
-        let fitting = prompts.iter().copied().filter(|tokens| tokens + 64 <= context);
+        let fitting = prompts.iter().copied().filter(|tokens| tokens + ANSWER <= context);
         let mut prompts: Vec<usize> = fitting.collect();
         if prompts.is_empty() {
             prompts.push((context / 2).max(2));
         }
-        Self { cores, vcpus, tokens: tokens.to_vec(), prompts }
+        let longest = prompts.iter().copied().max().unwrap_or(1);
+        let long_prompt = LONG_PROMPT.min(context.saturating_sub(ANSWER)).max(longest);
+        Self { cores, vcpus, tokens: tokens.to_vec(), prompts, long_prompt }
     }
 
     /// The most threads of a function.
@@ -119,6 +127,9 @@ mod tests {
 
     #[test]
     fn prompts_fit_the_context() {
+        assert_eq!(Grid::new(2, true, 4096).long_prompt, 2048);
+        assert_eq!(Grid::new(2, true, 1000).long_prompt, 936);
+        assert_eq!(Grid::new(2, true, 40).long_prompt, 20);
         assert_eq!(Grid::new(2, true, 128).prompts, [32]);
         assert_eq!(Grid::new(2, true, 40).prompts, [20]);
     }

@@ -4,10 +4,11 @@
 use super::Subject;
 use super::functions::Running;
 use super::grid::median;
+use super::lines::{Points, lines};
 use crate::exit::CliError;
 use remoe_function::Role;
 use remoe_launcher::control;
-use remoe_planner::{Affine, CpuProfile};
+use remoe_planner::{Affine, CpuProfile, PAGE_POSITIONS};
 use remoe_profile::{DeviceTimes, Start};
 use remoe_wire::v1::generate_event::Event;
 use remoe_wire::v1::main_model_client::MainModelClient;
@@ -15,6 +16,7 @@ use remoe_wire::v1::{
     Endpoint, ExpertTime, Finished, GenerateRequest, InspectRequest, LayerExperts, Routing, TokenIds,
     generate_request, inspect_request,
 };
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::time::timeout;
@@ -32,13 +34,18 @@ const ROUNDS: usize = 5;
 const REST: Duration = Duration::from_millis(50);
 /// Experts that are remote where calls are measured, in bytes.
 const REMOTE_BYTES: u64 = 1 << 30;
+/// A long prompt that would take longer is left out.
+const LONG_PROMPT_SECONDS: f64 = 60.0;
 /// Several periods of a CPU quota.
 const SUSTAINED: Duration = Duration::from_millis(500);
+
+const NOTHING: Affine = Affine { base: 0.0, per_token: 0.0 };
 
 /// What the main function takes.
 pub(super) struct MainFigures {
     pub(super) expert_seconds: CpuProfile,
     pub(super) nonexpert_seconds: CpuProfile,
+    pub(super) context_seconds: CpuProfile,
     pub(super) device: Option<DeviceTimes>,
     pub(super) start: Start,
     pub(super) main_bytes: f64,
@@ -72,11 +79,28 @@ struct Parts {
     experts: f64,
 }
 
+/// A prompt and the decode steps behind it.
+#[derive(Clone, Copy)]
+struct Answered {
+    prompt: Parts,
+    step: Parts,
+}
+
+/// What was measured with one number of vCPUs.
+struct Column {
+    /// Decode steps over tokens of context.
+    steps: Points,
+    /// Experts in a decode step.
+    experts: f64,
+    /// Each prompt of the grid.
+    prompts: Vec<Parts>,
+}
+
 impl MainSetup<'_> {
     /// Measures everything on CPUs, then the non-expert part on the device where there is one.
     pub(super) fn measure(&self, step: &dyn Fn(String)) -> Result<MainFigures, CliError> {
         let mut expert_columns = Vec::new();
-        let mut rest_columns = Vec::new();
+        let mut columns: Vec<Column> = Vec::new();
         let mut last = None;
         let mut main_bytes = 0.0;
         let mut loads = None;
@@ -87,17 +111,17 @@ impl MainSetup<'_> {
             for vcpus in vcpus {
                 main.function.limit(vcpus)?;
                 step(format!("the main function with {vcpus} vCPUs, {threads} threads"));
-                let (decode, prompts) = main.parts(vcpus)?;
-                expert_columns.push(self.experts(decode, &prompts, loads));
-                let prompts = prompts.iter().map(|parts| parts.rest);
-                rest_columns.push(std::iter::once(decode.rest).chain(prompts).collect::<Vec<f64>>());
+                let column = main.column(vcpus)?;
+                expert_columns.push(self.experts(&column, loads));
+                columns.push(column);
             }
             main.function.limit(f64::from(self.subject.grid.cores))?;
             step("remote experts as the main function sees them".to_owned());
             let seen = main.remote_call()?;
             // What polls or computes in several threads does not say what it works.
             call = RemoteCall { cpu: if threads == 1 { seen.cpu } else { call.cpu }, ..seen };
-            main_bytes = f64::max(main_bytes, main.function.peak_bytes().unwrap_or(0.0) - self.weights());
+            let counted = self.weights() + self.cache_bytes() as f64;
+            main_bytes = f64::max(main_bytes, main.function.peak_bytes().unwrap_or(0.0) - counted);
             last = Some(main.start_times());
         }
         let device = match self.device {
@@ -105,6 +129,14 @@ impl MainSetup<'_> {
             device => Some(self.on_device(device, step)?),
         };
         let quotas = self.subject.functions.quotas;
+        let prompts: Vec<Vec<f64>> =
+            columns.iter().map(|column| column.prompts.iter().map(|parts| parts.rest).collect()).collect();
+        let steps = lines(&columns.into_iter().map(|column| column.steps).collect::<Vec<_>>());
+        let rest_columns: Vec<Vec<f64>> =
+            steps.iter().zip(prompts).map(|(step, prompts)| [vec![step.base], prompts].concat()).collect();
+        let longest = self.subject.grid.long_prompt as f64;
+        let context_columns: Vec<Vec<f64>> =
+            steps.iter().map(|step| vec![step.per_token * longest]).collect();
         let points =
             std::iter::once(1.0).chain(self.subject.grid.prompts.iter().map(|tokens| *tokens as f64));
         Ok(MainFigures {
@@ -114,6 +146,7 @@ impl MainSetup<'_> {
                 quotas,
             ),
             nonexpert_seconds: self.subject.grid.table(points.collect(), &rest_columns, quotas),
+            context_seconds: self.subject.grid.table(vec![longest], &context_columns, quotas),
             device,
             start: last.ok_or_else(|| CliError::runtime("no number of vCPUs to measure"))?,
             main_bytes: main_bytes.max(0.0),
@@ -126,6 +159,16 @@ impl MainSetup<'_> {
         self.subject.inspection.resident_total_bytes(self.subject.dtype) as f64
     }
 
+    /// Keys and values of the longest request that is measured: room for no more, so that all of it has been used, and plans
+    /// count them apart.
+    fn cache_bytes(&self) -> u64 {
+        let longest = self.subject.grid.long_prompt.max(DECODE_PROMPT) as u64 + u64::from(STEPS) + 1;
+        let pages = longest.div_ceil(u64::from(PAGE_POSITIONS)) + 1;
+        let inspection = self.subject.inspection;
+        let position = inspection.resident_bytes(inspection.kv_bytes_per_token, self.subject.dtype);
+        pages * u64::from(PAGE_POSITIONS) * position.max(1)
+    }
+
     /// How many experts receive how many tokens of each prompt, all layers together.
     fn loads(&self, main: &Main<'_>) -> Result<Vec<BTreeMap<u32, u32>>, CliError> {
         self.subject.grid.prompts.iter().map(|&tokens| main.loads(tokens)).collect()
@@ -133,10 +176,10 @@ impl MainSetup<'_> {
 
     /// Seconds of one expert in use over the grid's tokens: alone, times how much longer experts took
     /// in use, at one token and at the mean load of each prompt, and between them.
-    fn experts(&self, decode: Parts, prompts: &[Parts], loads: &[BTreeMap<u32, u32>]) -> Vec<f64> {
+    fn experts(&self, column: &Column, loads: &[BTreeMap<u32, u32>]) -> Vec<f64> {
         let per_step = (self.subject.inspection.moe_layers.len() * self.subject.inspection.top_k) as f64;
-        let mut factors = vec![(1.0, decode.experts / (per_step * self.alone_at(1.0)))];
-        for (parts, loads) in prompts.iter().zip(loads) {
+        let mut factors = vec![(1.0, column.experts / (per_step * self.alone_at(1.0)))];
+        for (parts, loads) in column.prompts.iter().zip(loads) {
             let alone: f64 = loads
                 .iter()
                 .map(|(tokens, experts)| f64::from(*experts) * self.alone_at(f64::from(*tokens)))
@@ -160,14 +203,18 @@ impl MainSetup<'_> {
     fn on_device(&self, device: &str, step: &dyn Fn(String)) -> Result<DeviceTimes, CliError> {
         let main = Main::start(self, self.subject.grid.threads(), device, step)?;
         step(format!("the main function on {device}"));
-        let (decode, prompts) = main.parts(f64::from(self.subject.grid.cores))?;
-        let tokens: Vec<f64> = self.subject.grid.prompts.iter().map(|tokens| *tokens as f64).collect();
-        let seconds: Vec<f64> = prompts.iter().map(|parts| parts.rest).collect();
+        let column = main.column(f64::from(self.subject.grid.cores))?;
+        let prompts = self.subject.grid.prompts.iter().zip(&column.prompts);
+        let prompts = prompts.map(|(tokens, parts)| (*tokens as f64, parts.rest)).collect();
+        let vcpus = column.steps.vcpus;
+        let line = |points: Points| lines(&[points]).first().copied();
+        let decode = line(column.steps).unwrap_or(NOTHING);
         Ok(DeviceTimes {
-            prefill_seconds: line(&tokens, &seconds),
-            decode_seconds: decode.rest,
+            prefill_seconds: line(Points { vcpus, points: prompts }).unwrap_or(NOTHING),
+            decode_seconds: decode.base,
+            context_seconds_per_token: decode.per_token,
             // Moves to the host and back are part of what was measured.
-            swap_seconds: Affine { base: 0.0, per_token: 0.0 },
+            swap_seconds: NOTHING,
         })
     }
 }
@@ -180,6 +227,8 @@ struct Main<'s> {
     runtime: tokio::runtime::Handle,
     /// Packing all experts.
     placed: Duration,
+    /// Prompts so far: each begins with a token of its own, so that nothing kept of one before is of any use.
+    prompts: Cell<u64>,
 }
 
 impl<'s> Main<'s> {
@@ -194,6 +243,7 @@ impl<'s> Main<'s> {
         arguments.extend(setup.subject.precision());
         arguments.extend(setup.subject.dense());
         arguments.extend(["--device".into(), device.into(), "--threads".into(), threads.to_string().into()]);
+        arguments.extend(["--kv-cache-bytes".into(), setup.cache_bytes().to_string().into()]);
         if threads == 1 {
             arguments.extend(["--poll-us".into(), "0".into()]);
         }
@@ -205,7 +255,7 @@ impl<'s> Main<'s> {
         runtime.block_on(control::set_routing(function.grpc, routing, LIMIT))?;
         let placed = started.elapsed();
         let client = runtime.block_on(async { control::main_client(function.grpc) })?;
-        let main = Self { setup, function, client, runtime, placed };
+        let main = Self { setup, function, client, runtime, placed, prompts: Cell::new(0) };
         // Everything is touched once.
         main.generate(setup.subject.grid.prompts.last().copied().unwrap_or(DECODE_PROMPT), 4)?;
         Ok(main)
@@ -222,23 +272,42 @@ impl<'s> Main<'s> {
         }
     }
 
-    /// A decode step, and each prompt of the grid, with `vcpus`.
-    fn parts(&self, vcpus: f64) -> Result<(Parts, Vec<Parts>), CliError> {
-        let steps = f64::from(STEPS);
+    /// Decode steps behind prompts of several lengths, and each prompt of the grid, with `vcpus`.
+    fn column(&self, vcpus: f64) -> Result<Column, CliError> {
         let typical = if self.setup.subject.functions.quotas && vcpus < 1.0 { sustained } else { rested };
-        let decode = typical(&mut || {
-            let finished = self.generate(DECODE_PROMPT, STEPS + 1)?;
-            let experts = local(finished.decode_experts);
-            Ok(Parts { rest: (finished.decode_s - experts) / steps, experts: experts / steps })
-        })?;
-        let prompts = self.setup.subject.grid.prompts.iter().map(|&tokens| {
-            typical(&mut || {
-                let finished = self.generate(tokens, 1)?;
-                let experts = local(finished.prefill_experts);
-                Ok(Parts { rest: finished.ttft_s - experts, experts })
-            })
+        let answered = |tokens: usize| typical(&mut || self.answer(tokens));
+        let behind = answered(DECODE_PROMPT)?;
+        let grid = &self.setup.subject.grid;
+        let prompts: Vec<Answered> =
+            grid.prompts.iter().map(|&tokens| answered(tokens)).collect::<Result<_, _>>()?;
+        let mut steps = vec![(DECODE_PROMPT, behind.step.rest)];
+        steps.extend(grid.prompts.iter().zip(&prompts).map(|(tokens, answer)| (*tokens, answer.step.rest)));
+        let expected = grid.prompts.iter().zip(&prompts).last().map_or(0.0, |(tokens, answer)| {
+            (answer.prompt.rest + answer.prompt.experts) * grid.long_prompt as f64 / *tokens as f64
         });
-        Ok((decode, prompts.collect::<Result<_, _>>()?))
+        if vcpus >= 1.0 && !grid.prompts.contains(&grid.long_prompt) && expected < LONG_PROMPT_SECONDS {
+            // The farthest point turns the line most: one disturbance is not to decide it.
+            let (one, other) = (self.answer(grid.long_prompt)?, self.answer(grid.long_prompt)?);
+            steps.push((grid.long_prompt, one.step.rest.min(other.step.rest)));
+        }
+        // Half of the steps are behind it in the mean.
+        let context = |tokens: usize| tokens as f64 + f64::from(STEPS + 1) / 2.0;
+        let points = steps.into_iter().map(|(tokens, seconds)| (context(tokens), seconds));
+        Ok(Column {
+            steps: Points { vcpus, points: points.collect() },
+            experts: behind.step.experts,
+            prompts: prompts.iter().map(|answer| answer.prompt).collect(),
+        })
+    }
+
+    fn answer(&self, tokens: usize) -> Result<Answered, CliError> {
+        let finished = self.generate(tokens, STEPS + 1)?;
+        let (prefill, decode) = (local(finished.prefill_experts), local(finished.decode_experts));
+        let steps = f64::from(STEPS);
+        Ok(Answered {
+            prompt: Parts { rest: finished.ttft_s - prefill, experts: prefill },
+            step: Parts { rest: (finished.decode_s - decode) / steps, experts: decode / steps },
+        })
     }
 
     /// Decode steps with all experts of the first layers in a remote function, against steps without.
@@ -256,15 +325,16 @@ impl<'s> Main<'s> {
             .collect();
         let step = |waited: bool| {
             let steps = f64::from(STEPS);
-            rested(&mut || {
+            let (mut rest, mut experts) = (Vec::with_capacity(ROUNDS), Vec::with_capacity(ROUNDS));
+            for _ in 0..ROUNDS {
+                std::thread::sleep(REST);
                 let finished = self.generate(DECODE_PROMPT, STEPS + 1)?;
                 let time = finished.decode_experts.unwrap_or_default();
-                let experts = if waited { time.waited_s } else { time.local_s };
-                Ok(Parts {
-                    rest: (finished.decode_s - time.local_s - time.waited_s) / steps,
-                    experts: experts / steps,
-                })
-            })
+                rest.push((finished.decode_s - time.local_s - time.waited_s) / steps);
+                let seconds = if waited { time.waited_s } else { time.local_s };
+                experts.push(seconds / steps);
+            }
+            Ok::<_, CliError>(Parts { rest: median(rest), experts: median(experts) })
         };
         let (local, local_cpu) = (step(false)?, self.step_cpu()?);
         let function = super::remote::start(self.setup.subject, &sets, 1)?;
@@ -299,13 +369,13 @@ impl<'s> Main<'s> {
 
     fn generate(&self, tokens: usize, max_tokens: u32) -> Result<Finished, CliError> {
         let request = GenerateRequest {
-            prompt: Some(generate_request::Prompt::Ids(self.prompt(tokens))),
+            prompt: Some(generate_request::Prompt::Ids(self.another_prompt(tokens))),
             max_tokens,
             ignore_eos: true,
             ..GenerateRequest::default()
         };
         let mut client = self.client.clone();
-        self.runtime.block_on(async move {
+        let finished = self.runtime.block_on(async move {
             let finished = timeout(LIMIT, async {
                 let mut events = client.generate(request).await?.into_inner();
                 while let Some(message) = events.message().await? {
@@ -316,7 +386,17 @@ impl<'s> Main<'s> {
                 Err(CliError::runtime("the answer broke off"))
             });
             finished.await.map_err(|_elapsed| CliError::runtime(format!("no answer within {LIMIT:?}")))?
-        })
+        })?;
+        // Computed are all tokens but the last one that was drawn.
+        let computed = (tokens as u64 + u64::from(max_tokens)).saturating_sub(1);
+        if finished.forwarded_positions < computed {
+            return Err(CliError::runtime(format!(
+                "{} of {computed} tokens were computed: the main function kept some from before, and no time is that of a \
+                 whole prompt",
+                finished.forwarded_positions
+            )));
+        }
+        Ok(finished)
     }
 
     fn loads(&self, tokens: usize) -> Result<BTreeMap<u32, u32>, CliError> {
@@ -338,6 +418,17 @@ impl<'s> Main<'s> {
         Ok(loads)
     }
 
+    /// The same, but for the first one, which no other prompt begins with.
+    fn another_prompt(&self, tokens: usize) -> TokenIds {
+        let mut prompt = self.prompt(tokens);
+        let number = self.prompts.replace(self.prompts.get() + 1);
+        let vocabulary = self.setup.subject.inspection.vocab_size.max(1) as u64;
+        // Small vocabularies need a second one to tell that many apart.
+        let digits = [number % vocabulary, number / vocabulary % vocabulary];
+        prompt.ids.iter_mut().zip(digits).for_each(|(id, digit)| *id = digit as u32);
+        prompt
+    }
+
     /// Tokens of all kinds, always the same.
     fn prompt(&self, tokens: usize) -> TokenIds {
         let vocabulary = self.setup.subject.inspection.vocab_size.max(1) as u64;
@@ -351,29 +442,35 @@ fn local(time: Option<ExpertTime>) -> f64 {
 }
 
 /// The median of measurements with rests between them.
-fn rested(measure: &mut dyn FnMut() -> Result<Parts, CliError>) -> Result<Parts, CliError> {
+fn rested(measure: &mut dyn FnMut() -> Result<Answered, CliError>) -> Result<Answered, CliError> {
     let measured = (0..ROUNDS).map(|_| {
         std::thread::sleep(REST);
         measure()
     });
-    let parts = measured.collect::<Result<Vec<_>, _>>()?;
-    Ok(Parts {
-        rest: median(parts.iter().map(|parts| parts.rest).collect()),
-        experts: median(parts.iter().map(|parts| parts.experts).collect()),
-    })
+    let answers = measured.collect::<Result<Vec<_>, _>>()?;
+    let middle = |of: fn(&Answered) -> Parts| Parts {
+        rest: median(answers.iter().map(|answer| of(answer).rest).collect()),
+        experts: median(answers.iter().map(|answer| of(answer).experts).collect()),
+    };
+    Ok(Answered { prompt: middle(|answer| answer.prompt), step: middle(|answer| answer.step) })
 }
 
 /// The mean of measurements without rests over several periods of the quota, in each of which a function
 /// runs freely at first and then waits.
-fn sustained(measure: &mut dyn FnMut() -> Result<Parts, CliError>) -> Result<Parts, CliError> {
+fn sustained(measure: &mut dyn FnMut() -> Result<Answered, CliError>) -> Result<Answered, CliError> {
     let started = Instant::now();
-    let (mut sum, mut count) = (Parts { rest: 0.0, experts: 0.0 }, 0.0);
-    while count < 2.0 || started.elapsed() < SUSTAINED {
-        let parts = measure()?;
-        sum = Parts { rest: sum.rest + parts.rest, experts: sum.experts + parts.experts };
-        count += 1.0;
+    let mut answers = Vec::new();
+    while answers.len() < 2 || started.elapsed() < SUSTAINED {
+        answers.push(measure()?);
     }
-    Ok(Parts { rest: sum.rest / count, experts: sum.experts / count })
+    let mean = |of: fn(&Answered) -> f64| answers.iter().map(of).sum::<f64>() / answers.len() as f64;
+    Ok(Answered {
+        prompt: Parts {
+            rest: mean(|answer| answer.prompt.rest),
+            experts: mean(|answer| answer.prompt.experts),
+        },
+        step: Parts { rest: mean(|answer| answer.step.rest), experts: mean(|answer| answer.step.experts) },
+    })
 }
 
 /// The value at `x` between points ascending in x: linear, the nearest one's outside.
@@ -384,14 +481,4 @@ fn between(points: &[(f64, f64)], x: f64) -> f64 {
         (Some((_, only)), None) | (None, Some((_, only))) => *only,
         (None, None) => 0.0,
     }
-}
-
-/// The least-squares line through points, neither part below zero.
-fn line(x: &[f64], y: &[f64]) -> Affine {
-    let count = x.len().max(1) as f64;
-    let (mean_x, mean_y) = (x.iter().sum::<f64>() / count, y.iter().sum::<f64>() / count);
-    let covariance: f64 = x.iter().zip(y).map(|(x, y)| (x - mean_x) * (y - mean_y)).sum();
-    let variance: f64 = x.iter().map(|x| (x - mean_x).powi(2)).sum();
-    let per_token = if variance > 0.0 { (covariance / variance).max(0.0) } else { 0.0 };
-    Affine { base: (mean_y - per_token * mean_x).max(0.0), per_token }
 }

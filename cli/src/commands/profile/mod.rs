@@ -2,6 +2,7 @@
 
 mod functions;
 mod grid;
+mod lines;
 mod main_function;
 mod remote;
 
@@ -166,6 +167,7 @@ fn measure_blocking(request: &Request, progress: &Arc<Progress>) -> Result<Profi
         remote_expert_seconds: Some(remote.expert_seconds),
         gpu_expert_seconds: None,
         nonexpert_seconds: main.nonexpert_seconds,
+        context_seconds: Some(main.context_seconds),
         device: main.device,
         transport,
         starts: Starts { main: main.start, remote: remote.start },
@@ -361,6 +363,7 @@ fn for_people(profile: &Profile) -> String {
         ("one expert in a remote function", remote),
         ("one expert in the main function", Some(&profile.expert_seconds)),
         ("everything but experts", Some(&profile.nonexpert_seconds)),
+        ("attention to the context of a request in a decode step", profile.context_seconds.as_ref()),
     ];
     for (name, figures) in tables {
         let Some(figures) = figures else { continue };
