@@ -9,7 +9,7 @@ CARGO = LIBTORCH="$$(python3 scripts/libtorch.py)" LIBTORCH_CXX11_ABI=1 cargo
 PYTHON_PACKAGES := target/python
 # The test programs that need a cluster: those that run with every change, and all of them.
 E2E_CI_PROGRAMS := cluster demo gateway images profile sources
-E2E_PROGRAMS := $(E2E_CI_PROGRAMS) deployments election follows identity ledger mission operator partition scales wakes
+E2E_PROGRAMS := $(E2E_CI_PROGRAMS) deployments election follows identity ledger mission operator partition scales upgrade wakes
 
 .PHONY: help
 help: ## List the targets
@@ -134,6 +134,7 @@ nightly: families first-page clients $(PYTHON_PACKAGES)/.complete ## The same wi
 	PYTHONPATH="$$PWD/$(PYTHON_PACKAGES)" REMOE_RANDOM_SCHEMAS=1000 $(CARGO) test --release --workspace --test structured
 	REMOE_COST_REQUESTS=10000 $(CARGO) test --release --workspace --test cost
 	REMOE_CONNECTIONS=50000 $(CARGO) test --release --workspace --test hostile
+	REMOE_OVERLOAD_SECONDS=120 $(CARGO) test --release --workspace --test overload
 	REMOE_STORE_RECORDS=10000000 $(CARGO) test --release --workspace --test bounded
 	REMOE_COST_REQUESTS=10000 E2E_PROGRAMS="$(E2E_PROGRAMS)" scripts/e2e-ci
 

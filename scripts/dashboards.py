@@ -593,6 +593,27 @@ PLAN = dashboard(
             8,
             "On a cluster, of all deployments: times that there were to be more or fewer of a function.",
         ),
+        panel(
+            "Remote groups that sleep",
+            "timeseries",
+            "none",
+            [
+                # Each gateway counts all of them.
+                (f"sum by (model) (max by (job, model) (remoe_gateway_groups_asleep{{{MODEL}}}))", "{{model}} asleep"),
+                (f"sum by (cause) (increase(remoe_gateway_group_wakes_total{{{MODEL}}}[$__rate_interval]))", "woken: {{cause}}"),
+                (f"sum by (turn) (increase(remoe_operator_group_turns_total{{{JOB}}}[$__rate_interval])) or vector(0)", "operator {{turn}}"),
+            ],
+            12,
+            "While their main function runs, where --remote-idle or spec.scaling.remoteIdleWindow lets them; on a cluster the operator counts their turns, of all deployments.",
+        ),
+        panel(
+            "Work asked of groups that slept",
+            "timeseries",
+            "none",
+            [(rate("remoe_gateway_group_sleeping_pairs_total"), "pairs")],
+            12,
+            "(token, expert) pairs a second that main functions computed by themselves, with --remote-idle: what sleep costs in time.",
+        ),
     ],
     [("Placement", f"changes(remoe_routing_generation{{{MODEL}}}[1m]) > 0", "a new placement is in force")],
 )

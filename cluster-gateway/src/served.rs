@@ -5,8 +5,8 @@ use crate::notes::{Notes, Said, due, request_load};
 use crate::probes::Probes;
 use crate::seer::{Seer, pause};
 use http::HeaderValue;
-use remoe_demand::{DemandPhase, MainFunction, MoEDemandSpec};
-use remoe_gateway::{Backend, Books, Directive, Model, Phase, WakeMarks};
+use remoe_demand::{DemandPhase, GroupDemand, MainFunction, MoEDemandSpec};
+use remoe_gateway::{ApartGroup, Backend, Books, Directive, Model, Phase, WakeMarks};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -113,6 +113,10 @@ async fn steer(
         let phase = if holds { Phase::Draining } else { now.phase.into() };
         turn = if holds { turn } else { now.turn };
         model.follow(Directive { phase, turn }, backends, marks);
+        // Those of a model of which nothing runs are none.
+        let groups = now.groups.iter().filter(|group| group.asleep || !group.experts.is_empty());
+        let group = |group: &GroupDemand| ApartGroup { experts: group.experts.clone(), asleep: group.asleep };
+        model.groups_are(groups.map(group).collect(), 0);
         let over = tokio::select! {
             told = told.changed() => told.is_err(),
             held = lease.changed() => held.is_err(),

@@ -98,6 +98,11 @@ pub struct GroupDemand {
     /// Nobody has used its experts for a while: it has no pods, and main functions load the experts where they are needed.
     #[serde(default)]
     pub asleep: bool,
+    /// Which experts it has, `LAYER:FIRST-LAST,..`: while it sleeps or starts main functions say nothing of them. Empty where
+    /// they are too many for the object.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 65536))]
+    pub experts: String,
     /// Since when that is so.
     pub since: MicroTime,
     /// So many windows pass without use before it sleeps: it was woken again and again.

@@ -46,7 +46,9 @@ pub use gateway::{Gateway, GatewayOptions};
 pub use key_file::KeyFile;
 pub use keys::{Keys, KeysError, Privacy};
 pub use metrics::{GatewayMetrics, WakeCause};
-pub use model::{Backend, Directive, FunctionLine, Load, Model, ModelOptions, Running, Want, Wanted};
+pub use model::{
+    ApartGroup, Backend, Directive, FunctionLine, Load, Model, ModelOptions, Running, Want, Wanted,
+};
 pub use overhead::Overhead;
 pub use remoe_sleep::Phase;
 pub use timeline::WakeMarks;

@@ -1,34 +1,34 @@
 //! One model behind the gateway: who waits, who is served where, and whether it is to be awake.
 //!
-//! Everything is decided under one lock: a request cannot slip between the last look and the sleep.
+//! Everything is decided under one lock ([`State`]): a request cannot slip between the last look and the sleep.
 
-use crate::beginnings::{Beginning, Beginnings, ModelBeginnings};
+mod running;
+mod state;
+mod waiting;
+
+pub use running::{ApartGroup, Backend, Directive, FunctionLine, Load, Running, Want, Wanted};
+pub(crate) use waiting::{Entry, Grant, Refused, Waiter};
+
+use crate::beginnings::Beginnings;
 use crate::books::Billing;
 use crate::keys::Privacy;
 use crate::metrics::{ModelMetrics, WakeCause};
-use crate::queue::{FairQueue, Pushed, Ticket};
+use crate::queue::Pushed;
 use crate::timeline::{Parts, WakeMarks};
 use crate::witness::{Sighting, Witness};
-use axum::http::HeaderValue;
 use bytes::Bytes;
-use remoe_sleep::{Phase, Seen, step};
+use remoe_sleep::{Phase, step};
 use remoe_wire::{ErrorCode, ServiceError};
 use serde::Serialize;
-use std::collections::VecDeque;
-use std::net::SocketAddr;
+use state::State;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot, watch};
-use tokio::time::{sleep_until, timeout_at};
+use tokio::time::sleep_until;
+use waiting::{Answer, Waiting, answer, closed, full};
 
 /// Longest wait for a place while the model is awake.
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
-/// A backend that could not be reached gets no request for so long.
-const PAUSE: Duration = Duration::from_millis(100);
-/// A backend that has seen what begins like a request may have this part of its room more in use than others.
-const SHARE_OF_ROOM: usize = 4;
-/// Wakes that the next one is predicted from.
-const WAKES: usize = 8;
 
 /// What a model is called and what it may take.
 #[derive(Debug, Clone)]
@@ -45,92 +45,6 @@ pub struct ModelOptions {
     pub waiting_bytes: usize,
     /// How long a wake may take.
     pub wake_limit: Duration,
-}
-
-/// Something that answers for a model.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Backend {
-    /// Differs from that of every other one there was.
-    pub id: u64,
-    /// Where it speaks HTTP.
-    pub address: SocketAddr,
-    /// Requests that it has at the same time; further ones wait here, where turns are fair.
-    pub room: usize,
-    /// What it wants to see as `Authorization`.
-    pub authorization: Option<HeaderValue>,
-    /// What its functions cost; none where nobody asks.
-    pub billing: Option<Arc<Billing>>,
-}
-
-/// A function, as people are shown it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct FunctionLine {
-    /// Its place.
-    pub name: String,
-    /// What it is doing.
-    pub state: &'static str,
-    /// Its process, where there is one.
-    pub pid: Option<u32>,
-}
-
-/// What runs for a model, as its launcher says.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Running {
-    /// The number of the [`Want`] that this follows.
-    pub order: u64,
-    /// What takes requests.
-    pub backends: Vec<Backend>,
-    /// How the latest start went.
-    pub wake: WakeMarks,
-    /// All functions.
-    pub functions: Vec<FunctionLine>,
-}
-
-/// What is wanted of a launcher.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
-    /// The functions run.
-    Awake,
-    /// They run, and the launcher says through [`Model::rechecked`] how many requests the engine has.
-    Recheck,
-    /// Nothing runs.
-    Asleep,
-}
-
-/// A numbered order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Want {
-    /// Grows with every change.
-    pub order: u64,
-    /// What is wanted.
-    pub wanted: Wanted,
-}
-
-/// What somebody else decided about a model, for a gateway that keeps no functions itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Directive {
-    /// Where the model is to be; it is `Waking` until there is a backend, whatever is said.
-    pub phase: Phase,
-    /// The number of the decision.
-    pub turn: u64,
-}
-
-/// What a model has to do.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Load {
-    /// Requests that wait.
-    pub waiting: usize,
-    /// Requests that functions work on.
-    pub in_flight: usize,
-    /// The number of the [`Directive`] that all of these came after, or are counted with.
-    pub turn: u64,
-}
-
-impl Load {
-    /// Whether somebody waits or is served.
-    pub fn is_busy(self) -> bool {
-        self.waiting + self.in_flight > 0
-    }
 }
 
 /// A model as people are shown it.
@@ -163,96 +77,11 @@ pub struct Model {
     witness: OnceLock<Arc<dyn Witness>>,
 }
 
-struct State {
-    phase: Phase,
-    /// What somebody else decided; none: the model decides itself.
-    directive: Option<Directive>,
-    order: u64,
-    /// The order of the latest change between asleep and awake: what runs by an older one is on its way out.
-    life: u64,
-    idle: Option<Duration>,
-    engine: Option<u32>,
-    queue: FairQueue<Waiting>,
-    in_flight: usize,
-    /// How long requests have waited or been worked on until `counted`, all together, and how many there are since.
-    occupied: Duration,
-    counted: (Instant, usize),
-    last_active: Instant,
-    /// When the latest wake was decided.
-    decided: Option<Instant>,
-    running: Running,
-    places: Vec<Place>,
-    beginnings: ModelBeginnings,
-    recent: VecDeque<Duration>,
-    wakes: u64,
-    /// Of remote groups, while the model was awake.
-    group_wakes: u64,
-    closed: bool,
-}
-
-struct Place {
-    backend: Backend,
-    in_flight: usize,
-    not_before: Instant,
-}
-
-struct Waiting {
-    arrived: Instant,
-    cold: bool,
-    beginning: Beginning,
-    answer: oneshot::Sender<Result<Grant, ServiceError>>,
-}
-
-type Answer = (oneshot::Sender<Result<Grant, ServiceError>>, Result<Grant, ServiceError>);
-
-/// A request that asks to be let in.
-#[derive(Debug, Clone)]
-pub(crate) struct Entry {
-    /// Whose turn it takes.
-    pub(crate) client: Arc<str>,
-    /// What it keeps in memory.
-    pub(crate) bytes: usize,
-    pub(crate) arrived: Instant,
-    /// Until when its client waits, where it said so.
-    pub(crate) until: Option<Instant>,
-    /// It was let in before, and its backend broke off.
-    pub(crate) again: bool,
-    /// What backends may have seen the like of.
-    pub(crate) beginning: Beginning,
-}
-
-/// Why a request was not let in.
-#[derive(Debug)]
-pub(crate) struct Refused {
-    pub(crate) error: ServiceError,
-    pub(crate) retry_after: Duration,
-}
-
 impl Model {
     /// A model whose functions are being started; it does not sleep until [`Self::sleep_when_idle`]. `beginnings` are those
     /// of all models of the process.
     pub fn new(options: ModelOptions, metrics: &crate::GatewayMetrics, beginnings: &Beginnings) -> Arc<Self> {
-        let state = State {
-            phase: Phase::Waking,
-            directive: None,
-            order: 0,
-            life: 0,
-            idle: None,
-            engine: None,
-            queue: FairQueue::new(options.waiting_bytes),
-            in_flight: 0,
-            occupied: Duration::ZERO,
-            counted: (Instant::now(), 0),
-            last_active: Instant::now(),
-            decided: Some(Instant::now()),
-            running: Running::default(),
-            places: Vec::new(),
-            beginnings: beginnings.of_model(),
-            recent: VecDeque::new(),
-            wakes: 0,
-            group_wakes: 0,
-            closed: false,
-        };
+        let state = State::new(options.waiting_bytes, beginnings.of_model());
         Arc::new(Self {
             metrics: metrics.of_model(&options.name),
             described: RwLock::new((options.short_names.clone().into(), options.context_length)),
@@ -309,22 +138,7 @@ impl Model {
     /// Takes note of what runs.
     pub fn runs(self: &Arc<Self>, running: Running) {
         let now = Instant::now();
-        let mut state = self.state();
-        let mut old = std::mem::take(&mut state.places);
-        state.places = running
-            .backends
-            .iter()
-            .map(|backend| {
-                let known = old.iter().position(|place| place.backend.id == backend.id);
-                known.map_or_else(
-                    || Place { backend: backend.clone(), in_flight: 0, not_before: now },
-                    // Remote functions behind it may have changed.
-                    |at| Place { backend: backend.clone(), ..old.swap_remove(at) },
-                )
-            })
-            .collect();
-        state.running = running;
-        drop(state);
+        self.state().runs(running, now);
         self.changed(now);
     }
 
@@ -335,11 +149,21 @@ impl Model {
         self.runs(Running { order: u64::MAX, backends, wake, functions: Vec::new() });
     }
 
-    /// Takes note of remote groups that sleep while the main function runs: how many do, and how many (token, expert) pairs
-    /// asked for such since this was last said.
-    pub fn groups_sleep(&self, asleep: usize, pairs: u64) {
-        self.metrics.groups_sleep(asleep);
+    /// Takes note of remote groups that sleep while the main function runs, or start beside it, and of how many (token, expert)
+    /// pairs asked for those that sleep since this was last said.
+    pub fn groups_are(&self, groups: Vec<ApartGroup>, pairs: u64) {
+        let mut state = self.state();
+        if state.closed {
+            return;
+        }
+        self.metrics.groups_sleep(groups.iter().filter(|group| group.asleep).count());
         self.metrics.pairs_slept(pairs);
+        state.groups = groups;
+    }
+
+    /// Remote groups that the main function may say nothing of.
+    pub(crate) fn groups(&self) -> Vec<ApartGroup> {
+        self.state().groups.clone()
     }
 
     /// Takes note of a remote group that wakes.
@@ -362,6 +186,8 @@ impl Model {
     pub fn close(self: &Arc<Self>) {
         let mut state = self.state();
         state.closed = true;
+        state.groups.clear();
+        self.metrics.groups_sleep(0);
         let mut refused = Vec::new();
         if !state.is_serving() {
             while let Some(waiting) = state.queue.pop() {
@@ -557,13 +383,7 @@ impl Model {
     /// A request is over, whatever became of it.
     fn release(self: &Arc<Self>, backend: u64) {
         let now = Instant::now();
-        let mut state = self.state();
-        state.in_flight = state.in_flight.saturating_sub(1);
-        state.last_active = now;
-        if let Some(place) = state.places.iter_mut().find(|place| place.backend.id == backend) {
-            place.in_flight = place.in_flight.saturating_sub(1);
-        }
-        drop(state);
+        self.state().release(backend, now);
         self.changed(now);
     }
 }
@@ -575,236 +395,6 @@ fn replace<T: PartialEq>(told: &watch::Sender<T>, value: T) {
         *known = value;
         changed
     });
-}
-
-/// Tells waiting requests. Not under the lock: what nobody receives is dropped, and takes it.
-fn answer(answers: Vec<Answer>) {
-    for (sender, answer) in answers {
-        let _client_gone = sender.send(answer);
-    }
-}
-
-fn closed() -> ServiceError {
-    ServiceError::new(ErrorCode::Unavailable, "the server is shutting down; try again later")
-}
-
-fn full() -> ServiceError {
-    ServiceError::new(ErrorCode::ResourceExhausted, "too many requests run or wait; try again later")
-}
-
-impl State {
-    /// What runs was started for the present phase, and takes requests.
-    fn is_serving(&self) -> bool {
-        self.is_current() && matches!(self.phase, Phase::Active | Phase::Draining)
-    }
-
-    fn is_current(&self) -> bool {
-        self.running.order >= self.life && !self.places.is_empty()
-    }
-
-    fn seen(&self, now: Instant, wake_limit: Duration) -> Seen {
-        Seen {
-            waiting: self.queue.len(),
-            in_flight: self.in_flight,
-            quiet: now.saturating_duration_since(self.last_active),
-            idle: self.idle,
-            wake_limit,
-            serving: self.is_current(),
-            engine: self.engine,
-        }
-    }
-
-    /// The phase by what was decided elsewhere: requests go on once there is a backend, and not before.
-    fn directed(&self, phase: Phase) -> Phase {
-        match phase {
-            Phase::Active | Phase::Waking if self.phase == Phase::Active || !self.places.is_empty() => {
-                Phase::Active
-            }
-            Phase::Active | Phase::Waking => Phase::Waking,
-            Phase::Draining | Phase::Asleep => phase,
-        }
-    }
-
-    /// Changes the phase; how long the wake from sleep took that ends with it.
-    fn enter(&mut self, phase: Phase, now: Instant) -> Option<Duration> {
-        let before = std::mem::replace(&mut self.phase, phase);
-        self.order += 1;
-        match phase {
-            Phase::Draining => self.engine = None,
-            Phase::Asleep => {
-                self.life = self.order;
-                // What starts next has seen nothing.
-                self.beginnings.forget();
-            }
-            Phase::Waking => {
-                self.life = self.order;
-                self.decided = Some(now);
-            }
-            Phase::Active => {
-                self.last_active = now;
-                if before == Phase::Waking {
-                    let began = self.decided.unwrap_or(now);
-                    let wake = now.saturating_duration_since(began);
-                    if self.recent.is_empty() {
-                        // The first start planned as well: what starts again does not.
-                        let began = self.running.wake.started.unwrap_or(began);
-                        self.recent.push_back(now.saturating_duration_since(began));
-                        return None;
-                    }
-                    self.wakes += 1;
-                    if self.recent.len() == WAKES {
-                        self.recent.pop_front();
-                    }
-                    self.recent.push_back(wake);
-                    return Some(wake);
-                }
-            }
-        }
-        None
-    }
-
-    fn want(&self) -> Want {
-        let wanted = match self.phase {
-            Phase::Active | Phase::Waking => Wanted::Awake,
-            Phase::Draining => Wanted::Recheck,
-            Phase::Asleep => Wanted::Asleep,
-        };
-        Want { order: self.order, wanted }
-    }
-
-    /// The slowest of the latest wakes, less what the present one has taken so far.
-    fn time_to_wake(&self, now: Instant) -> Duration {
-        let whole = self.recent.iter().max().copied().unwrap_or_default();
-        let begun = self.decided.filter(|_| self.phase == Phase::Waking);
-        whole.saturating_sub(begun.map_or(Duration::ZERO, |begun| now.saturating_duration_since(begun)))
-    }
-
-    /// Counts the time of requests until `now`, by what there was since the last time, and what there is from now on.
-    fn occupy(&mut self, now: Instant) {
-        let (since, requests) = self.counted;
-        let requests = u32::try_from(requests).unwrap_or(u32::MAX);
-        let passed = now.saturating_duration_since(since).saturating_mul(requests);
-        self.occupied = self.occupied.saturating_add(passed);
-        self.counted = (now.max(since), self.queue.len() + self.in_flight);
-    }
-
-    /// Who is next, and of the backends with room the one that has seen what begins likewise, or else the one with the least
-    /// work in flight; and whether it was the former.
-    fn next_grant(&mut self, now: Instant) -> Option<(Waiting, Backend, bool)> {
-        if self.phase != Phase::Active || !self.is_current() || self.queue.len() == 0 {
-            return None;
-        }
-        let is_free = |place: &Place| place.in_flight < place.backend.room && place.not_before <= now;
-        let free = self.places.iter().filter(|place| is_free(place));
-        let idlest = free.clone().min_by_key(|place| place.in_flight)?.backend.id;
-        let most = (self.places.iter().map(|place| place.backend.room).min()? / SHARE_OF_ROOM).max(1);
-        let waiting = self.queue.pop()?;
-        let holder = if self.places.len() > 1 {
-            let loads = free.map(|place| (place.backend.id, place.in_flight));
-            self.beginnings.holder(&waiting.beginning, loads, most)
-        } else {
-            None
-        };
-        let chosen = holder.unwrap_or(idlest);
-        // Also of an only one: there may be others later.
-        self.beginnings.seen(&waiting.beginning, chosen);
-        let place = self.places.iter_mut().find(|place| place.backend.id == chosen)?;
-        place.in_flight += 1;
-        let backend = place.backend.clone();
-        self.in_flight += 1;
-        Some((waiting, backend, holder.is_some()))
-    }
-
-    fn deadline(&self, now: Instant, wake_limit: Duration) -> Option<Instant> {
-        if self.queue.len() > 0 {
-            return self.places.iter().map(|place| place.not_before).filter(|at| *at > now).min();
-        }
-        let idle = self.idle.filter(|_| self.in_flight == 0)?;
-        match self.phase {
-            Phase::Active => Some(self.last_active + idle),
-            Phase::Waking => Some(self.last_active + idle.max(wake_limit)),
-            Phase::Draining | Phase::Asleep => None,
-        }
-    }
-}
-
-/// A request in the queue. It leaves when this is dropped.
-pub(crate) struct Waiter {
-    model: Arc<Model>,
-    ticket: Ticket,
-    cold: bool,
-    until: Instant,
-    receiver: oneshot::Receiver<Result<Grant, ServiceError>>,
-}
-
-impl Waiter {
-    /// Nothing answered when it came.
-    pub(crate) fn is_cold(&self) -> bool {
-        self.cold
-    }
-
-    /// Waits for a backend with room.
-    ///
-    /// # Errors
-    /// None was found in time, the request gave way to others, or the server shuts down.
-    pub(crate) async fn granted(mut self) -> Result<Grant, ServiceError> {
-        match timeout_at(self.until.into(), &mut self.receiver).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_dropped)) => Err(closed()),
-            Err(_late) => Err(ServiceError::new(
-                ErrorCode::Unavailable,
-                "no function was ready within the time that the request may take; try again later",
-            )),
-        }
-    }
-}
-
-impl Drop for Waiter {
-    fn drop(&mut self) {
-        // What was granted meanwhile is given back with the receiver.
-        if self.model.state().queue.remove(self.ticket).is_some() {
-            self.model.changed(Instant::now());
-        }
-    }
-}
-
-/// Leave to use a backend, until it is dropped.
-pub(crate) struct Grant {
-    model: Arc<Model>,
-    backend: Backend,
-    parts: Parts,
-    cold: bool,
-}
-
-impl Grant {
-    pub(crate) fn backend(&self) -> &Backend {
-        &self.backend
-    }
-
-    /// The parts of the request's time so far.
-    pub(crate) fn parts(&self) -> &Parts {
-        &self.parts
-    }
-
-    /// The request waited for functions to start.
-    pub(crate) fn is_cold(&self) -> bool {
-        self.cold
-    }
-
-    /// The backend could not be reached, or broke off: it gets no request for a moment.
-    pub(crate) fn failed(&self) {
-        let mut state = self.model.state();
-        let place = state.places.iter_mut().find(|place| place.backend.id == self.backend.id);
-        if let Some(place) = place {
-            place.not_before = Instant::now() + PAUSE;
-        }
-    }
-}
-
-impl Drop for Grant {
-    fn drop(&mut self) {
-        self.model.release(self.backend.id);
-    }
 }
 
 #[cfg(test)]

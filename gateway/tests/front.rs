@@ -85,6 +85,29 @@ async fn fifty_at_once_wake_a_model_once() {
     assert!(parts[..5].iter().all(|part| value(part, "sum") <= value("start", "sum")), "{page}");
 }
 
+/// Half an hour without a request at a thousandth of its length, to the window as ten minutes are to it; then 300 requests of
+/// many clients at once, while nothing runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_burst_after_a_long_sleep_is_one_wake() {
+    let half_an_hour = Duration::from_millis(1_800);
+    let options = GatewayOptions::default();
+    let stage = Stage::new(options, |model| model.max_requests = 300, 64, Some(half_an_hour / 3)).await;
+    stage.sleeps().await;
+    tokio::time::sleep(half_an_hour).await;
+    assert_eq!(stage.functions.starts.load(Ordering::SeqCst), 1, "nobody asked");
+    *stage.functions.start.lock().unwrap() = Duration::from_millis(200);
+    let answers = join_all((0..300).map(|x| {
+        let stage = &stage;
+        async move { stage.ask(&body(x), &[]).await }
+    }))
+    .await;
+    for (x, (head, text)) in answers.into_iter().enumerate() {
+        assert_eq!((head.status().as_u16(), text), (200, format!("{{\"x\":{x}}}")));
+    }
+    assert_eq!(stage.functions.starts.load(Ordering::SeqCst), 2, "one wake");
+    assert_eq!(stage.model.load(), (0, 0));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_waits_begins_at_once_and_fails_as_an_event() {
     let stage = Stage::new(GatewayOptions::default(), |_| {}, 8, SHORT).await;

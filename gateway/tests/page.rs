@@ -4,10 +4,11 @@
 
 mod stage;
 
-use remoe_gateway::{AccessLog, GatewayOptions, KeyFile, Keys};
+use remoe_gateway::{AccessLog, ApartGroup, GatewayOptions, KeyFile, Keys};
 use serde_json::{Value, json};
 use stage::{LONG, Stage};
 use std::path::Path;
+use std::slice;
 use std::time::{Duration, Instant};
 
 const KEYS: &str = "tenants:\n- {name: mine, keys: [my-key]}\n- {name: other, keys: [other-key]}\n- {name: strange, keys: [strange-key], models: [elsewhere]}\n";
@@ -79,6 +80,33 @@ async fn a_placement_is_told_without_waking_the_model() {
         (&page["generation"], &page["model"], &page["state"]),
         (&json!(7), &json!("m"), &json!("active"))
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn groups_that_sleep_or_start_are_listed_until_they_are_called() {
+    let stage = Stage::new(GatewayOptions::default(), |_| {}, 8, None).await;
+    let groups = async || {
+        let (_, text) = stage.get("/v1/placement", None).await;
+        let page = serde_json::from_str::<Value>(&text).unwrap();
+        let line =
+            |group: &Value| ["experts", "asleep", "starting", "replicas"].map(|field| group[field].clone());
+        page["groups"].as_array().unwrap().iter().map(line).collect::<Vec<_>>()
+    };
+    let called = [json!("0:0-3"), json!(false), json!(false), json!(1)];
+    let apart = |experts: &str, asleep| ApartGroup { experts: experts.to_owned(), asleep };
+    assert_eq!(groups().await, slice::from_ref(&called));
+    stage.model.groups_are(vec![apart("0:4-7,1:4-7", true)], 0);
+    assert_eq!(groups().await, [called.clone(), [json!("0:4-7,1:4-7"), json!(true), json!(false), json!(0)]]);
+    let (_, page) = stage.get("/metrics", None).await;
+    assert!(page.contains("remoe_gateway_groups_asleep{model=\"m\"} 1"), "{page}");
+    // It is about to sleep, or was woken: as long as the main function calls it, it is there.
+    stage.model.groups_are(vec![apart("0:0-3", true)], 0);
+    assert_eq!(groups().await, slice::from_ref(&called));
+    // It was woken, and is not called yet.
+    stage.model.groups_are(vec![apart("0:4-7,1:4-7", false), apart("0:0-3", false)], 0);
+    assert_eq!(groups().await, [called, [json!("0:4-7,1:4-7"), json!(false), json!(true), json!(0)]]);
+    let (_, page) = stage.get("/metrics", None).await;
+    assert!(page.contains("remoe_gateway_groups_asleep{model=\"m\"} 0"), "{page}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,7 +1,14 @@
-//! The pure step: from what is wanted, what is there and what is remembered to what is to be done.
+//! The pure step for processes: their scene, and what its outcome is for them.
+//!
+//! Whoever decides is the parent of the processes: it sees an end at once, asks for health itself, remembers when it last
+//! started what, and is alone.
 
 use crate::launcher::{Ending, FunctionId, FunctionSpec, Observed, Phase};
 use crate::memory::{RestartMemory, Route, Time};
+use crate::scene::{
+    self, Duty, End, Follows, Part, Place, Policy, Replacement, Scene, Sight, State, Succession, Told,
+};
+use crate::step::step;
 use remoe_function::Role;
 use remoe_wire::v1::LayerExperts;
 use std::collections::BTreeSet;
@@ -38,12 +45,12 @@ pub struct Desired {
 }
 
 impl Desired {
-    /// Whether the function is to run now. A main function never rests alone.
-    pub(crate) fn runs(&self, spec: &FunctionSpec) -> bool {
-        !self.asleep && !self.rests(spec)
+    /// Whether a function is to run at the place now.
+    fn wants(&self, place: &str) -> bool {
+        !self.asleep && self.functions.iter().any(|spec| spec.name == place && !self.rests(spec))
     }
 
-    /// Whether the function is to sleep beside a main function that runs.
+    /// Whether the function is to sleep beside a main function that runs. A main function never rests alone.
     pub(crate) fn rests(&self, spec: &FunctionSpec) -> bool {
         spec.role == Role::Remote && self.resting.contains(&spec.name)
     }
@@ -127,68 +134,98 @@ pub enum Action {
 
 /// What is to be done at `now`, in this order.
 pub fn decide(desired: &Desired, instances: &[Instance], memory: &RestartMemory, now: Time) -> Vec<Action> {
-    let mut actions = Vec::new();
-    let mut in_service: Vec<&Instance> = Vec::new();
-    for instance in instances {
-        let Observed { id, name, phase, .. } = &instance.observed;
-        let wanted = desired.functions.iter().any(|spec| spec.name == *name && desired.runs(spec))
-            && in_service.iter().all(|other| other.observed.name != *name);
-        match phase {
-            Phase::Ended(ending) => {
-                let (id, name, ending) = (id.clone(), name.clone(), ending.clone());
-                // Killed from outside is chance; an exit of its own would be repeated.
-                let refused = ending.code.is_some() || ending.cause.is_some();
-                actions.push(if wanted && refused && !memory.settled() {
-                    Action::GiveUp { id, name, ending }
-                } else {
-                    Action::Forget { id, name, ending }
-                });
-            }
-            Phase::Stopping => {}
-            Phase::Starting | Phase::Listening { .. } if wanted => {
-                match unhealthy(&desired.patience, instance, memory, now) {
-                    fault @ Some(_) => actions.push(Action::Stop {
-                        id: id.clone(),
-                        name: name.clone(),
-                        grace: Duration::ZERO,
-                        fault,
-                    }),
-                    None => in_service.push(instance),
-                }
-            }
-            Phase::Starting | Phase::Listening { .. } => {
-                if desired.asleep || may_leave(instance, instances, memory) {
-                    // Who sleeps has nothing to drain, and may be woken before a drain would end.
-                    let grace = if desired.asleep { Duration::ZERO } else { desired.drain };
-                    actions.push(Action::Stop { id: id.clone(), name: name.clone(), grace, fault: None });
-                }
-            }
+    let faults: Vec<Option<String>> = instances.iter().map(|it| fault(desired, it, memory, now)).collect();
+    let listening = |(instance, fault): &(&Instance, &Option<String>)| {
+        let Observed { name, role, phase, .. } = &instance.observed;
+        *role == Role::Main
+            && matches!(phase, Phase::Listening { .. })
+            && fault.is_none()
+            && desired.wants(name)
+    };
+    // Who puts generations in force.
+    let main = instances.iter().zip(&faults).find(listening).map(|(main, _)| &main.observed.id);
+    let in_force = memory.in_force().map(|(_, route)| route).filter(|route| main == Some(&route.main));
+    let is_out = |instance: &Instance, fault: &Option<String>| {
+        fault.is_some() || matches!(instance.observed.phase, Phase::Stopping | Phase::Ended(_))
+    };
+    let mut first = if memory.settled() { at_once(desired) } else { usize::MAX };
+    let parts = desired.functions.iter().map(|spec| {
+        // The first generation waits for everything, the first after a sleep for all that start at the same time as the
+        // main function and have not failed.
+        let is_first = spec.role == Role::Remote && !desired.rests(spec) && first > 0;
+        first -= usize::from(is_first);
+        let failed = instances
+            .iter()
+            .zip(&faults)
+            .any(|(it, fault)| it.observed.name == spec.name && is_out(it, fault));
+        let may_come = || !memory.settled() || memory.wakes(&spec.name, failed);
+        let place = || Place { name: spec.name.clone(), not_before: memory.not_before(&spec.name) };
+        Part {
+            role: spec.role,
+            hosted: &spec.hosted,
+            places: if desired.rests(spec) { Vec::new() } else { vec![place()] },
+            needed: usize::from(!desired.rests(spec)),
+            awaited: in_force.is_some() || (is_first && may_come()),
+            missed: true,
         }
-    }
-    if desired.asleep {
-        return actions;
-    }
-    // A place is free when nothing of that name is left, not even on its way out: two of them may
-    // not fit into memory.
-    let starting = in_service.iter().filter(|instance| {
-        let is_ready =
-            matches!(instance.observed.phase, Phase::Listening { .. }) && instance.unready_since.is_none();
-        instance.observed.role == Role::Remote && !is_ready
     });
-    let mut room = at_once(desired).saturating_sub(starting.count());
-    for spec in &desired.functions {
-        let occupied = instances.iter().any(|instance| instance.observed.name == spec.name);
-        if occupied || desired.rests(spec) || now < memory.not_before(&spec.name) {
-            continue;
-        }
-        if spec.role == Role::Remote {
-            let Some(left) = room.checked_sub(1) else { continue };
-            room = left;
-        }
-        actions.push(Action::Start { name: spec.name.clone() });
-    }
-    actions.extend(route(desired, instances, &in_service, memory, now));
-    actions
+    let route = |endpoints| {
+        let revision = desired.revision;
+        main.map(|main| Route { revision, main: main.clone(), endpoints })
+    };
+    let told = main.filter(|_| desired.placed && memory.may_push(now)).map(|_| Told {
+        endpoints: in_force
+            .filter(|route| route.revision == desired.revision)
+            .map(|route| route.endpoints.clone()),
+        stands: true,
+        newest: memory.newest(),
+    });
+    let is_left = |main: &FunctionId| {
+        let left = instances.iter().filter(|it| !matches!(it.observed.phase, Phase::Ended(_)));
+        left.map(|it| &it.observed.id).any(|id| id == main)
+    };
+    let outcome = step(&Scene {
+        parts: parts.collect(),
+        instances: instances
+            .iter()
+            .zip(&faults)
+            .map(|(it, fault)| seen(it, fault.is_some(), memory, is_left))
+            .collect(),
+        told,
+        asleep: desired.asleep,
+        policy: Policy {
+            replacement: Replacement::InPlace,
+            sight: Sight::Own,
+            succession: Succession::Surge,
+            replacements: usize::MAX,
+            starts_at_once: at_once(desired),
+            // Who sleeps has nothing to drain, and may be woken before a drain would end.
+            drain: Some(if desired.asleep { Duration::ZERO } else { desired.drain }),
+            faulty_drain: Some(Duration::ZERO),
+        },
+        now,
+    });
+    let ends = outcome.ends.into_iter().filter_map(|(at, end)| {
+        let Observed { id, name, phase, .. } = instances.get(at)?.observed.clone();
+        Some(match (end, phase) {
+            (End::GiveUp, Phase::Ended(ending)) => Action::GiveUp { id, name, ending },
+            (_, Phase::Ended(ending)) => Action::Forget { id, name, ending },
+            (End::Stop(grace), _) => Action::Stop {
+                id,
+                name,
+                grace: grace.unwrap_or(desired.drain),
+                fault: faults.get(at)?.clone(),
+            },
+            _ => return None,
+        })
+    });
+    let start =
+        |start: &scene::Start| Some(Action::Start { name: desired.functions.get(start.part)?.name.clone() });
+    let starts = outcome.starts.iter().filter_map(start);
+    let told = outcome
+        .tell
+        .and_then(|tell| Some(Action::Route { generation: tell.number, route: route(tell.endpoints)? }));
+    ends.chain(starts).chain(told).collect()
 }
 
 /// Remote functions that may start at the same time.
@@ -196,11 +233,45 @@ fn at_once(desired: &Desired) -> usize {
     desired.starts_at_once.map_or(usize::MAX, |most| most.max(1))
 }
 
-/// Why the function is to be ended, where it is.
-fn unhealthy(patience: &Patience, instance: &Instance, memory: &RestartMemory, now: Time) -> Option<String> {
-    let listens = matches!(instance.observed.phase, Phase::Listening { .. });
+/// A function as the step sees it.
+fn seen<'a>(
+    instance: &'a Instance,
+    is_faulty: bool,
+    memory: &RestartMemory,
+    is_left: impl Fn(&FunctionId) -> bool,
+) -> scene::Instance<'a, FunctionId> {
+    let Observed { id, name, role, phase, .. } = &instance.observed;
+    let listens = matches!(phase, Phase::Listening { .. });
+    let state = match phase {
+        // Killed from outside is chance; an exit of its own would be repeated.
+        Phase::Ended(ending) => {
+            State::Ended { refused: (ending.code.is_some() || ending.cause.is_some()) && !memory.settled() }
+        }
+        Phase::Stopping => State::Leaving,
+        Phase::Starting | Phase::Listening { .. } if is_faulty => State::Faulty { presumed: false },
+        Phase::Starting | Phase::Listening { .. } => {
+            State::Sound { ready: listens && instance.unready_since.is_none(), hindered: false }
+        }
+    };
+    let follows = memory.in_force().is_some_and(|(_, route)| route.main == *id);
+    let duty = match role {
+        Role::Main => Duty::Main {
+            current: true,
+            told: true,
+            follows: if follows { Follows::Told } else { Follows::Nothing },
+        },
+        Role::Remote => Duty::Remote { endpoint: Some(id.clone()), routed: memory.routes_to(id, is_left) },
+    };
+    scene::Instance { place: name, incarnation: None, state, duty }
+}
+
+/// Why a function that is wanted is to be ended, where it is.
+fn fault(desired: &Desired, instance: &Instance, memory: &RestartMemory, now: Time) -> Option<String> {
+    let Desired { patience, .. } = desired;
+    let Observed { id, name, phase, .. } = &instance.observed;
+    let listens = matches!(phase, Phase::Listening { .. });
     // Its launcher bounds how long it may start, and the push of a generation has its own deadline.
-    if !listens || memory.pushes_to(&instance.observed.id) {
+    if !listens || !desired.wants(name) || memory.pushes_to(id) {
         return None;
     }
     let allowed = match instance.observed.role {
@@ -213,75 +284,4 @@ fn unhealthy(patience: &Patience, instance: &Instance, memory: &RestartMemory, n
     }
     let unready = now.saturating_sub(instance.unready_since?);
     (unready > patience.ready).then(|| format!("has not been ready for {:.1} s", unready.as_secs_f64()))
-}
-
-/// A function that is not wanted leaves when no request can be sent to it any more: main functions
-/// at once, remote ones when no route leads there or no main function is left.
-fn may_leave(instance: &Instance, instances: &[Instance], memory: &RestartMemory) -> bool {
-    let main_is_left = || {
-        instances.iter().any(|other| {
-            other.observed.role == Role::Main && !matches!(other.observed.phase, Phase::Ended(_))
-        })
-    };
-    instance.observed.role == Role::Main || !memory.routes_to(&instance.observed.id) || !main_is_left()
-}
-
-/// The generation to be put in force, where the one in force is not what it should be.
-fn route(
-    desired: &Desired,
-    instances: &[Instance],
-    in_service: &[&Instance],
-    memory: &RestartMemory,
-    now: Time,
-) -> Option<Action> {
-    if !desired.placed {
-        return None;
-    }
-    let listening = |role| {
-        in_service.iter().filter(move |instance| {
-            instance.observed.role == role && matches!(instance.observed.phase, Phase::Listening { .. })
-        })
-    };
-    let main = listening(Role::Main).next()?;
-    let ready: Vec<_> = listening(Role::Remote).filter(|instance| instance.unready_since.is_none()).collect();
-    let remote_places =
-        || desired.functions.iter().filter(|spec| spec.role == Role::Remote && !desired.rests(spec));
-    // The first generation waits for everything, the first after a sleep for all that start at the same time as the
-    // main function and have not failed. Later ones take what there is.
-    let starts = memory.in_force().is_none_or(|(_, route)| route.main != main.observed.id);
-    let is_ready = |spec: &&FunctionSpec| ready.iter().any(|it| it.observed.name == spec.name);
-    let may_come = |spec: &FunctionSpec| {
-        let is_out = |one: &&Instance| in_service.iter().all(|other| other.observed.id != one.observed.id);
-        let failed = instances.iter().filter(is_out).any(|one| one.observed.name == spec.name);
-        !memory.settled() || memory.wakes(&spec.name, failed)
-    };
-    let replaces = !starts && memory.in_force().is_some_and(|(_, route)| route.revision != desired.revision);
-    let first = if memory.settled() { at_once(desired) } else { usize::MAX };
-    let mut awaited = remote_places()
-        .enumerate()
-        .filter(|(at, spec)| replaces || (starts && *at < first && may_come(spec)));
-    if awaited.any(|(_, spec)| !is_ready(&spec)) {
-        return None;
-    }
-    let route = Route {
-        revision: desired.revision,
-        main: main.observed.id.clone(),
-        endpoints: ready.iter().map(|instance| instance.observed.id.clone()).collect(),
-    };
-    let generation = memory.next_generation(&route, now)?;
-    // Where experts have lost all of their remote functions and nothing else has changed, the generation in
-    // force stays: under it the main function serves them by itself until one of them is back.
-    if starts || replaces || !ready.iter().all(|instance| memory.routes_to(&instance.observed.id)) {
-        return Some(Action::Route { generation, route });
-    }
-    // What rests is missed by nobody.
-    let resting = desired.functions.iter().filter(|spec| desired.rests(spec));
-    let there: Vec<&LayerExperts> =
-        remote_places().filter(is_ready).chain(resting).flat_map(|spec| &spec.hosted).collect();
-    let is_served = |set: &LayerExperts| {
-        let hosted = there.iter().filter(|hosted| hosted.layer == set.layer);
-        let hosted: BTreeSet<u32> = hosted.flat_map(|hosted| hosted.experts.iter().copied()).collect();
-        set.experts.iter().all(|expert| hosted.contains(expert))
-    };
-    desired.remote.iter().all(is_served).then_some(Action::Route { generation, route })
 }

@@ -1,8 +1,9 @@
 //! What runs where, and keeping it so: placement of experts, launchers that start and stop
 //! functions, and the loop that compares what is wanted with what is there.
 //!
-//! [`placement`] and [`decide`] are pure: values in, values out, no clock. [`supervise`] observes,
-//! asks `decide` and acts through a [`Launcher`]; [`process`] is the launcher of local processes.
+//! [`placement`] and [`mod@step`] are pure: values in, values out, no clock. The step decides for processes, whose [`scene`] is
+//! made in [`decide`], and for the operator's pods. [`supervise`] observes, asks `decide` and acts through a [`Launcher`];
+//! [`process`] is the launcher of local processes.
 
 mod cgroup;
 mod child;
@@ -18,7 +19,9 @@ pub mod need;
 pub mod placement;
 mod probe;
 pub mod process;
+pub mod scene;
 pub mod status;
+pub mod step;
 pub mod supervise;
 
 pub use cgroup::{CgroupError, Cgroups, Group, ResourceLimits};

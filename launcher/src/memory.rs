@@ -1,17 +1,19 @@
-//! What the pure step remembers between two decisions: restarts and routing.
+//! What is remembered of processes between two decisions: restarts and routing.
 
 use crate::decide::Action;
 use crate::launcher::FunctionId;
+use crate::step::Backoff;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// A point in time, as the time since the deployment began.
+/// A point in time, as the time since an origin that all others have too.
 pub type Time = Duration;
 
 /// The pause before the first restart.
 pub const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// The pauses double up to this.
 pub const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+const PAUSES: Backoff = Backoff { first: FIRST_PAUSE, longest: LONGEST_PAUSE };
 /// A function that lived this long is taken for sound: its next restart comes after the first pause.
 pub const STABLE_AFTER: Duration = Duration::from_secs(20);
 /// The pause before a routing that could not be put in force is tried again.
@@ -42,7 +44,8 @@ pub struct RestartMemory {
 #[derive(Debug, Clone, Copy, Default)]
 struct Place {
     started: Time,
-    pause: Duration,
+    /// In a row.
+    failures: u32,
     not_before: Time,
     /// Its function was asked to end, for nothing that it did.
     leaving: bool,
@@ -73,13 +76,12 @@ impl RestartMemory {
         place.rested = std::mem::take(&mut place.leaving);
         if place.rested {
             // It may be wanted again at once, and what came before is forgotten.
-            (place.pause, place.not_before) = (Duration::ZERO, now);
+            (place.failures, place.not_before) = (0, now);
             return;
         }
         let stable = now.saturating_sub(place.started) >= STABLE_AFTER;
-        place.pause =
-            if stable || place.pause.is_zero() { FIRST_PAUSE } else { (place.pause * 2).min(LONGEST_PAUSE) };
-        place.not_before = now + place.pause;
+        place.failures = if stable { 1 } else { place.failures.saturating_add(1) };
+        place.not_before = now + PAUSES.after(place.failures);
     }
 
     /// Takes note of what became of the generation that was being pushed.
@@ -133,12 +135,10 @@ impl RestartMemory {
         self.in_force.as_ref().map(|(generation, route)| (*generation, route))
     }
 
-    /// The generation that a push at `now` of `route` would have; `None` where it is in force, where
-    /// another push is under way, and in the pause after a failed one.
-    pub(crate) fn next_generation(&self, route: &Route, now: Time) -> Option<u64> {
-        let current = self.in_force.as_ref().is_some_and(|(_, known)| known == route);
-        let wait = current || self.pushing.is_some() || now < self.route_not_before;
-        (!wait).then_some(self.generation.saturating_add(1))
+    /// Whether a generation may be pushed at `now`: not while another push is under way, nor in the pause after one
+    /// that failed.
+    pub(crate) fn may_push(&self, now: Time) -> bool {
+        self.pushing.is_none() && now >= self.route_not_before
     }
 
     /// Whether the main function `id` is putting a generation in force.
@@ -146,9 +146,10 @@ impl RestartMemory {
         self.pushing.as_ref().is_some_and(|route| route.main == *id)
     }
 
-    /// Whether requests may still reach the function through a route.
-    pub(crate) fn routes_to(&self, id: &FunctionId) -> bool {
+    /// Whether requests may still reach the function through the route of a main function that `is_left`.
+    pub(crate) fn routes_to(&self, id: &FunctionId, is_left: impl Fn(&FunctionId) -> bool) -> bool {
         let in_force = self.in_force.as_ref().map(|(_, route)| route);
-        [in_force, self.pushing.as_ref()].into_iter().flatten().any(|route| route.endpoints.contains(id))
+        let mut routes = [in_force, self.pushing.as_ref()].into_iter().flatten();
+        routes.any(|route| route.endpoints.contains(id) && is_left(&route.main))
     }
 }

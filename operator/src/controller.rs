@@ -13,6 +13,7 @@ use kube::runtime::controller::{Action, Config, Controller, Error};
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt};
+use remoe_launcher::step::Backoff;
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -190,8 +191,7 @@ fn failed(deployment: Arc<MoEDeployment>, error: &ReconcileError, shared: Arc<Sh
 /// Doubles from failure to failure, and differs by up to a fifth, so that many deployments that failed
 /// together do not come back together.
 fn pause(failures: u32) -> Duration {
-    let doubled = FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1)));
-    let pause = doubled.min(LONGEST_PAUSE);
+    let pause = Backoff { first: FIRST_PAUSE, longest: LONGEST_PAUSE }.after(failures);
     let share = RandomState::new().hash_one(failures) % 200;
     pause.mul_f64(1.0 - share as f64 / 1000.0)
 }

@@ -18,11 +18,10 @@ impl Silence {
     pub fn among(pods: &[PodView]) -> Self {
         let there = || pods.iter().filter(|pod| pod.owned && pod.ends_by.is_none());
         let is_lost = |pod: &&PodView| pod.fault.as_ref().is_some_and(|fault| fault.reason == NOT_READY);
-        let is_coming = |pod: &&PodView| pod.is_sound() && !pod.ready && pod.name.incarnation > 0;
         Self {
             there: there().count(),
             silent: there().filter(|pod| pod.faulty_at.is_some() || is_lost(pod)).count(),
-            coming: there().filter(|pod| is_coming(pod) && pod.faulty_at.is_none()).count(),
+            coming: there().filter(|pod| is_coming(pods, pod) && pod.faulty_at.is_none()).count(),
         }
     }
 
@@ -34,4 +33,12 @@ impl Silence {
             coming: self.coming.saturating_add(other.coming),
         }
     }
+}
+
+/// Whether `pod` is on its way to replace another one: not where its place is filled without it.
+pub(super) fn is_coming(pods: &[PodView], pod: &PodView) -> bool {
+    let fills = |other: &PodView| {
+        other.owned && other.is_sound() && other.ready && other.name.place == pod.name.place
+    };
+    pod.is_sound() && !pod.ready && pod.name.incarnation > 0 && !pods.iter().any(fills)
 }

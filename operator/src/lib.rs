@@ -26,6 +26,7 @@ pub mod conditions;
 pub mod digest;
 pub mod drift;
 mod earlier;
+mod epoch;
 pub mod errand;
 pub mod events;
 pub mod facts;

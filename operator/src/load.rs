@@ -3,13 +3,13 @@
 
 use super::api::MoEDeployment;
 use super::build::{Function, room};
+use super::epoch::since_1970;
 use super::events::Happening;
 use super::names::Component;
 use super::observed::Observed;
 use super::planned::Target;
 use super::pods::PodView;
 use super::quantity::MB;
-use jiff::Timestamp;
 use remoe_scaling::{History, Mains, Policy, Remote, Said, Worked, mains, remote};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -118,7 +118,7 @@ pub fn look_again(owner: &MoEDeployment, observed: &Observed, target: Option<&Ta
 }
 
 fn is_busy(observed: &Observed) -> bool {
-    observed.gateways_alive().any(|entry| entry.waiting + entry.in_flight > 0)
+    observed.gateways_alive().any(|entry| entry.waiting > 0 || entry.in_flight > 0)
 }
 
 /// Takes note of what gateways and main functions said.
@@ -160,8 +160,4 @@ fn present(function: &Function, pods: &[&PodView]) -> u32 {
 /// Where main functions reach `function`.
 fn addresses(function: &Function, pods: &[&PodView]) -> Vec<String> {
     pods.iter().filter(|pod| pod.function == function.name).filter_map(|pod| pod.expert_address()).collect()
-}
-
-fn since_1970(time: Timestamp) -> Duration {
-    Duration::try_from(time.duration_since(Timestamp::UNIX_EPOCH)).unwrap_or_default()
 }

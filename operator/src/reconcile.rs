@@ -4,7 +4,7 @@
 //!
 //! The stages decide; this module hands on from one to the next, and has plans solved beside everything else.
 
-use super::api::{MixOf, MoEDeployment, MoEPlanSpec, ModelStatus};
+use super::api::{MixOf, MoEDeployment, MoEPlanSpec};
 use super::applied::{ApplyError, apply};
 use super::build::Surroundings;
 use super::calls::{CallError, Calls};
@@ -14,21 +14,18 @@ use super::fleet::Silence;
 use super::following::{rest_after_giving_up, rest_after_nothing};
 use super::gateways::Gateways;
 use super::identity::{Identities, IdentityFailure};
-use super::known::{Known, know};
+use super::known::know;
 use super::load;
 use super::metrics::Metrics;
-use super::names::Component;
-use super::observed::{ObserveError, Observed, observe};
-use super::paid::{paid, per_hour};
+use super::observed::{ObserveError, observe};
 use super::per_deployment::PerDeployment;
-use super::planned::{Follow, PlanState, Planned, Task, followed, serving, solved, task};
+use super::planned::{Follow, Planned, Task, followed, solved, task};
 use super::planning::{Planning, PlanningError};
-use super::pods::Trouble;
 use super::rest::Rest;
 use super::resting;
 use super::starting::Starting;
 use super::status::{Findings, status};
-use super::steps::{NAME_TAKEN, Steps, Write, steps, waits};
+use super::steps::{Write, steps};
 use futures_util::FutureExt;
 use kube::runtime::events::Recorder;
 use kube::{Client, ResourceExt};
@@ -36,6 +33,7 @@ use remoe_scaling::History;
 use remoe_sleep::Phase;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
+use tokio::join;
 use tokio::time::timeout;
 
 /// A plan that takes longer to make is not made.
@@ -176,10 +174,11 @@ async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, R
 
     let said = (conversations.heard(owner), starting.serving(owner));
     let others = fleet.but(owner).into_iter().fold(Silence::default(), Silence::and);
-    let mut observed = observe(&calls, owner, said, others, gateways.as_ref()).await?;
-    // Before any pod is made, which waits for its certificate, and before one that serves ends for it. What fails here
-    // keeps nothing from healing: most pods have theirs.
-    let certified = identities.keep(&calls, owner).await;
+    // Certificates before any pod is made, which waits for its own, and before one that serves ends for it. What fails there
+    // keeps nothing from healing: most pods have theirs. Beside what is read: somebody may wait for this look.
+    let (observed, certified) =
+        join!(observe(&calls, owner, said, others, gateways.as_ref()), identities.keep(&calls, owner));
+    let mut observed = observed?;
     observed.uncertified = !certified.as_ref().is_ok_and(|certified| certified.mains);
     observed.rest = rests.of(owner);
     let known = know(owner, &observed)?;
@@ -243,7 +242,7 @@ async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, R
     let mut refused = applied.refused;
     let troubles = certified.iter().flat_map(|certified| certified.troubles.clone());
     refused.extend(troubles.map(|trouble| (None, trouble)));
-    let status = status(&findings(owner, &observed, &known, &planned, &steps, refused));
+    let status = status(&Findings::of(owner, &observed, &known, &planned, &steps, refused));
     if owner.status.as_ref() != Some(&status) {
         calls.apply_status(&owner.name_any(), &status).await?;
     }
@@ -277,54 +276,6 @@ async fn follow(task: Follow) -> Option<MoEPlanSpec> {
     };
     tracing::info!(plan = hash, why, "the plan stays, whatever requests use");
     None
-}
-
-/// What the status says something about, with what the API `refused`.
-fn findings<'a>(
-    owner: &'a MoEDeployment,
-    observed: &Observed,
-    known: &Known,
-    planned: &'a Planned,
-    steps: &'a Steps,
-    refused: Vec<(Option<Component>, Trouble)>,
-) -> Findings<'a> {
-    let mut found = Findings {
-        deployment: owner,
-        model: known.model.facts().map(|facts| ModelStatus {
-            source: owner.spec.model.source.clone(),
-            revision: facts.revision.clone(),
-            digest: facts.inspection.fingerprint.clone(),
-        }),
-        planning: planned.state.clone(),
-        profiling: steps.profiling.clone(),
-        target: planned.target.as_ref().map(|target| (&target.revision, &target.plan)),
-        running: planned.running.as_deref(),
-        serving: serving(owner, observed),
-        pods: &steps.pods,
-        troubles: steps.troubles.clone(),
-        demanded: &steps.demanded,
-        per_hour: per_hour(&paid(owner, &observed.pods, true)),
-        saved: saved(observed),
-        settled: steps.settled,
-        now: observed.now,
-    };
-    for (component, trouble) in refused {
-        match component {
-            Some(Component::Inspector) => found.planning = PlanState::Inspecting { trouble: Some(trouble) },
-            // Another deployment that measures the same was first.
-            Some(Component::Profiler) if trouble.reason == NAME_TAKEN => {}
-            Some(Component::Profiler) => found.profiling = Some(waits(&trouble)),
-            Some(Component::Main | Component::RemoteExpert) | None => found.troubles.push(trouble),
-        }
-    }
-    found
-}
-
-/// What gateways say was saved, all together.
-fn saved(observed: &Observed) -> Option<i64> {
-    let said = observed.demand.as_ref().map_or(&[][..], |demand| demand.gateways());
-    let said = said.iter().map(|entry| entry.saved).filter(|saved| *saved != 0);
-    said.reduce(i64::saturating_add)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! So such pods are replaced a few at a time, and none while many are silent together, of one deployment or of
 //! all: then it is no pod that failed. Pods that certainly ended are replaced at once, whatever their number.
 
-use super::fleet::Silence;
+use super::fleet::{Silence, is_coming};
 use super::pods::{NOT_READY, PodView, Trouble};
 use super::rollout::Scene;
 
@@ -16,7 +16,7 @@ const MANY: usize = 3;
 /// How many pods that are presumed lost may be replaced in one step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Replacements {
-    left: usize,
+    pub(super) left: usize,
     /// Why none is, although some seem to be lost.
     pub(super) held: Option<Trouble>,
 }
@@ -52,19 +52,8 @@ impl Replacements {
             );
             return Self { left: 0, held: Some(Trouble::new("ManyNotReady", message)) };
         }
-        let coming =
-            there.iter().filter(|pod| pod.is_sound() && !pod.ready && pod.name.incarnation > 0).count();
+        let coming = there.iter().filter(|pod| is_coming(scene.pods, pod)).count();
         let allowed = |there: usize, coming: usize| (there / AT_ONCE).max(1).saturating_sub(coming);
         Self { left: allowed(there.len(), coming).min(allowed(fleet.there, fleet.coming)), held: None }
-    }
-
-    /// Whether another pod may take the place of `faulty` now.
-    pub(super) fn may_replace(&mut self, faulty: &PodView) -> bool {
-        if !faulty.fault.as_ref().is_some_and(Trouble::is_presumed) {
-            return true;
-        }
-        let may = self.left > 0;
-        self.left = self.left.saturating_sub(1);
-        may
     }
 }

@@ -8,21 +8,24 @@
 
 use super::api::{DemandPhase, GroupDemand, MoEDemand, MoEDeployment};
 use super::build::Function;
+use super::epoch::{since_1970, timestamp};
 use super::events::Happening;
 use super::following;
 use super::known::Known;
 use super::observed::{Observed, is_owned_by};
 use super::planned::Target;
 use super::pods::PodView;
-use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
 use remoe_sleep::groups::{Glance, Group, MOST_STRETCH};
+use remoe_wire::format_listing;
 use remoe_wire::v1::LayerExperts;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Bytes of a listing of experts that a [`MoEDemand`] may have.
+const MOST_LISTED: usize = 65_536;
 /// A window that ends is looked at so long after, and no two looks for windows follow each other faster.
 const AFTER: Duration = Duration::from_secs(1);
 
@@ -126,12 +129,14 @@ pub fn follow(
             watched.asleep.insert(function.name.clone());
         }
         let sets = function.hosted.as_ref().map(|hosted| hosted.sets().to_vec()).unwrap_or_default();
+        let experts = listing(&sets);
         watched.hosted.insert(function.name.clone(), sets);
         resting.changes.extend(change.map(|to| Change { function: function.name.clone(), to }));
         resting.groups.push(GroupDemand {
             name: function.name.clone(),
             identity: function.identity.clone(),
             asleep: !group.awake,
+            experts,
             since: MicroTime(timestamp(group.since)),
             stretch: group.stretch,
             doubted: group.doubted,
@@ -196,11 +201,8 @@ impl Scene<'_> {
     }
 }
 
-fn since_1970(time: Timestamp) -> Duration {
-    Duration::try_from(time.duration_since(Timestamp::UNIX_EPOCH)).unwrap_or_default()
-}
-
-fn timestamp(since_1970: Duration) -> Timestamp {
-    let since = SignedDuration::try_from(since_1970).ok();
-    since.and_then(|since| Timestamp::UNIX_EPOCH.checked_add(since).ok()).unwrap_or(Timestamp::MAX)
+/// What people are shown of a function that no main function speaks of; nothing where that would be too much for the object.
+fn listing(hosted: &[LayerExperts]) -> String {
+    let experts = format_listing(hosted);
+    if experts.len() > MOST_LISTED { String::new() } else { experts }
 }

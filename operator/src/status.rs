@@ -6,10 +6,14 @@ use super::api::{
 use super::build::{HTTP_PORT, LOAD_SECONDS, Revision};
 use super::conditions::{Verdict, whole_seconds};
 use super::demanded::Demanded;
+use super::known::Known;
 use super::names::{Component, component_selector, selector_text};
-use super::planned::PlanState;
+use super::observed::Observed;
+use super::paid::{paid, per_hour};
+use super::planned::{PlanState, Planned, serving};
 use super::planning::three_digits;
 use super::pods::{PodView, Trouble};
+use super::steps::{NAME_TAKEN, Steps, waits};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
@@ -55,6 +59,58 @@ pub struct Findings<'a> {
     pub settled: bool,
     /// When.
     pub now: Timestamp,
+}
+
+impl<'a> Findings<'a> {
+    /// Those of a look at `deployment`, with what the API `refused`.
+    pub fn of(
+        deployment: &'a MoEDeployment,
+        observed: &Observed,
+        known: &Known,
+        planned: &'a Planned,
+        steps: &'a Steps,
+        refused: Vec<(Option<Component>, Trouble)>,
+    ) -> Self {
+        let mut found = Self {
+            deployment,
+            model: known.model.facts().map(|facts| ModelStatus {
+                source: deployment.spec.model.source.clone(),
+                revision: facts.revision.clone(),
+                digest: facts.inspection.fingerprint.clone(),
+            }),
+            planning: planned.state.clone(),
+            profiling: steps.profiling.clone(),
+            target: planned.target.as_ref().map(|target| (&target.revision, &target.plan)),
+            running: planned.running.as_deref(),
+            serving: serving(deployment, observed),
+            pods: &steps.pods,
+            troubles: steps.troubles.clone(),
+            demanded: &steps.demanded,
+            per_hour: per_hour(&paid(deployment, &observed.pods, true)),
+            saved: saved(observed),
+            settled: steps.settled,
+            now: observed.now,
+        };
+        for (component, trouble) in refused {
+            match component {
+                Some(Component::Inspector) => {
+                    found.planning = PlanState::Inspecting { trouble: Some(trouble) };
+                }
+                // Another deployment that measures the same was first.
+                Some(Component::Profiler) if trouble.reason == NAME_TAKEN => {}
+                Some(Component::Profiler) => found.profiling = Some(waits(&trouble)),
+                Some(Component::Main | Component::RemoteExpert) | None => found.troubles.push(trouble),
+            }
+        }
+        found
+    }
+}
+
+/// What gateways say was saved, all together.
+fn saved(observed: &Observed) -> Option<i64> {
+    let said = observed.demand.as_ref().map_or(&[][..], |demand| demand.gateways());
+    let said = said.iter().map(|entry| entry.saved).filter(|saved| *saved != 0);
+    said.reduce(i64::saturating_add)
 }
 
 /// The status that follows from the findings.

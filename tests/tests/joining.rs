@@ -143,8 +143,9 @@ async fn who_waits_is_served_by_the_first_functions_and_the_others_join() {
     assert_eq!(answer.tokens, expected.tokens);
     assert!(answer.fallback > 0, "{answer:?}");
     signal(killed, Signal::KILL);
+    // It may have been stopped just as it was there, of which others learn a moment later: then it is said to be lost.
     let events = until_whole(&mut up, name, &expected, &[killed]).await;
-    assert!(events.iter().all(|event| event == "joined"), "{events:?}");
+    assert!(events.iter().all(|event| event == "joined" || event == "restarted"), "{events:?}");
     let whole = ask(address, name).await;
     assert_eq!((whole.tokens, whole.fallback), (expected.tokens, 0));
 }

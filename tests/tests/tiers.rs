@@ -52,6 +52,13 @@ async fn all_are(address: SocketAddr, state: &str) {
         .await;
 }
 
+/// The experts of each group as people are shown them, and whether it sleeps.
+async fn placed(address: SocketAddr) -> Vec<(String, bool)> {
+    let page = raw::ask(address, raw::get("/v1/placement")).await.ok();
+    let line = |group: &Value| (group["experts"].as_str().unwrap().to_owned(), group["asleep"] == true);
+    page["groups"].as_array().unwrap().iter().map(line).collect()
+}
+
 async fn gauge(address: SocketAddr, series: &str) -> u64 {
     let page = raw::ask(address, raw::get("/metrics")).await.text();
     let line = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
@@ -85,7 +92,8 @@ async fn what_nobody_uses_sleeps_and_who_asks_for_it_wakes_it() {
         .iter()
         .map(|(layer, used)| set(*layer, (0..12).filter(|expert| !used.contains(expert)).collect()))
         .collect();
-    let groups = [&busy, &idle].map(|sets| json!({"experts": format_listing(sets), "replicas": 1}));
+    let listings = [&busy, &idle].map(|sets| format_listing(sets));
+    let groups = listings.each_ref().map(|experts| json!({"experts": experts, "replicas": 1}));
     let folder = tempfile::tempdir().unwrap();
     let plan = folder.path().join("plan.json");
     std::fs::write(&plan, json!({ "groups": groups }).to_string()).unwrap();
@@ -105,6 +113,7 @@ async fn what_nobody_uses_sleeps_and_who_asks_for_it_wakes_it() {
     all_gone(&[first[1].2.unwrap()], SOON).await;
     assert_eq!(remote(address).await[0], first[0], "the other goes on");
     assert_eq!(gauge(address, "remoe_gateway_groups_asleep{model=\"olmoe-basic\"}").await, 1);
+    assert_eq!(placed(address).await, [(listings[0].clone(), false), (listings[1].clone(), true)]);
 
     // Who asks for it is answered by the main function itself, with the same bits and without having waited for anybody.
     let asked = complete(address, "olmoe-basic", &[seldom], 4).await;
@@ -117,6 +126,7 @@ async fn what_nobody_uses_sleeps_and_who_asks_for_it_wakes_it() {
         (pairs(&answer, "fallback") == 0).then_some(())
     };
     until(LONG, "requests go to the group that was woken", wakes).await;
+    assert!(placed(address).await.iter().all(|(_, asleep)| !asleep));
     let now = remote(address).await;
     assert!(now[1].2.is_some_and(|pid| Some(pid) != first[1].2), "{now:?}");
     let woken = "remoe_gateway_group_wakes_total{cause=\"asked\",model=\"olmoe-basic\"}";

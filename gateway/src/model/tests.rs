@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::GatewayMetrics;
+use crate::beginnings::Beginning;
+use std::net::SocketAddr;
 
 const TURN: Directive = Directive { phase: Phase::Active, turn: 1 };
 

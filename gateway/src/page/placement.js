@@ -39,9 +39,24 @@ function hosts(page) {
   return of;
 }
 
+/** Groups by their first expert: they keep their names and colours when they sleep and wake. */
+function sorted(groups) {
+  const first = (group) => {
+    const [layer, experts] = listing(group.experts).entries().next().value ?? [Infinity, [Infinity]];
+    return [layer, experts[0]];
+  };
+  return groups
+    .map((group) => [first(group), group])
+    .sort(([[layer, expert]], [[other, another]]) => layer - other || expert - another)
+    .map(([, group]) => group);
+}
+
 // The first is the main function's alone.
 const colour = (number) => COLOURS[number === 0 ? 0 : 1 + ((number - 1) % (COLOURS.length - 1))];
 const name = (number) => (number === 0 ? "main" : `group ${number - 1}`);
+
+/** What a group does that the main function does not call. */
+const apart = (group) => (group?.asleep ? "asleep" : group?.starting ? "starting" : null);
 
 /** What each expert was used since the last look joins what is left of before. */
 function warm(page) {
@@ -90,6 +105,7 @@ function draw(page) {
   const of = hosts(page);
   for (const [key, cell] of seen.cells) {
     cell.setAttribute("fill", colour(of.get(key) ?? 0));
+    cell.classList.toggle("asleep", Boolean(apart(page.groups[(of.get(key) ?? 0) - 1])));
     cell.setAttribute("fill-opacity", (0.16 + 0.84 * Math.sqrt((use.get(key) ?? 0) / most)).toFixed(3));
   }
 }
@@ -113,7 +129,9 @@ function move(row, column) {
   const number = hosts(last).get(key);
   const whole = layer.pairs.reduce((sum, count) => sum + count, 0);
   const share = whole ? ((100 * layer.pairs[at.column]) / whole).toFixed(1) : "0.0";
-  const where = number === undefined ? "in no function" : `in ${name(number)}`;
+  const state = apart(last.groups[number - 1]);
+  const sleeps = state ? `, which is ${state}` : "";
+  const where = number === undefined ? "in no function" : `in ${name(number)}${sleeps}`;
   by("cell").textContent =
     `Layer ${layer.layer}, expert ${at.column}: ${where}, used ${layer.pairs[at.column]} times (${share} % of its layer)`;
 }
@@ -160,8 +178,9 @@ function functions(page) {
   const lines = page.main ? [row([swatch(0, "main"), page.main.experts, "beside the engine", busy(page.main.busy)])] : [];
   page.groups.forEach((group, number) => {
     const copies = group.replicas > 1 ? ` (${group.replicas} replicas)` : "";
-    const addresses = group.functions.map((one) => one.address).join(" ");
-    lines.push(row([swatch(number + 1, name(number + 1) + copies), group.experts, addresses, busy(group.busy)]));
+    const addresses = apart(group) ?? group.functions.map((one) => one.address).join(" ");
+    const use = apart(group) ? "" : busy(group.busy);
+    lines.push(row([swatch(number + 1, name(number + 1) + copies), group.experts, addresses, use]));
   });
   by("functions").tBodies[0].replaceChildren(...lines);
 }
@@ -225,6 +244,7 @@ async function look() {
     by("state").textContent = page.state ?? "";
     // A model that sleeps keeps its map.
     if (page.generation) {
+      page.groups = sorted(page.groups);
       if (seen.model !== page.model) seen = { model: page.model, pairs: new Map(), heat: new Map(), cells: new Map(), shape: "" };
       last = page;
       warm(page);

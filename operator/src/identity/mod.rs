@@ -21,6 +21,7 @@ use super::pods::Trouble;
 use super::steps::name_taken;
 use authority::authority;
 use certificate::keep_certificate;
+use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt;
 use prometheus::IntCounterVec;
@@ -169,15 +170,8 @@ impl Identities {
     ) -> Result<Certified, IdentityFailure> {
         let mut troubles = Vec::new();
         let mut mains = true;
-        for part in PARTS {
-            let kept = match &self.signer {
-                Signer::Nobody => Ok(Kept::There),
-                Signer::Operator => self.keep_secret(calls, owner, part).await,
-                Signer::CertManager(issuer, _) => {
-                    let wanted = certificate(owner, part, &identity_of(owner, part), issuer, self.life);
-                    keep_certificate(calls, owner, &wanted).await.map_err(IdentityFailure::from)
-                }
-            };
+        let kept = join_all(PARTS.map(|part| self.keep_part(calls, owner, part))).await;
+        for (part, kept) in PARTS.into_iter().zip(kept) {
             let kept = match kept {
                 Err(IdentityFailure::Call(error)) if error.code() == 403 && !error.namespace_ends() => {
                     Kept::Refused(not_permitted(owner, &error))
@@ -190,6 +184,22 @@ impl Identities {
             }
         }
         Ok(Certified { troubles, mains, look_again: self.life / 4 })
+    }
+
+    async fn keep_part(
+        &self,
+        calls: &Calls,
+        owner: &MoEDeployment,
+        part: Component,
+    ) -> Result<Kept, IdentityFailure> {
+        match &self.signer {
+            Signer::Nobody => Ok(Kept::There),
+            Signer::Operator => self.keep_secret(calls, owner, part).await,
+            Signer::CertManager(issuer, _) => {
+                let wanted = certificate(owner, part, &identity_of(owner, part), issuer, self.life);
+                keep_certificate(calls, owner, &wanted).await.map_err(IdentityFailure::from)
+            }
+        }
     }
 
     async fn keep_secret(

@@ -49,7 +49,7 @@ fn shares(hot: &[usize]) -> Shares {
     Shares::from_weights(EXPERTS, (0..LAYERS * EXPERTS).map(weight).collect()).unwrap()
 }
 
-fn mix(of: MixOf, hot: &[usize]) -> RequestMix {
+pub fn mix(of: MixOf, hot: &[usize]) -> RequestMix {
     let text = shares(hot).to_text(1000).unwrap();
     RequestMix { of, model: "f00d".to_owned(), requests: 20, tokens: 2000, shares: text }
 }

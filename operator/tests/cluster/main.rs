@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, unreachable_pub)]
 
 mod account;
+mod alike;
 mod api;
 mod build;
 mod conversations;
@@ -14,6 +15,7 @@ mod example;
 mod faults;
 mod following;
 mod groups;
+mod hostile;
 mod inspection;
 mod line;
 mod load;
@@ -27,6 +29,8 @@ mod proxy;
 mod resting;
 mod rollout;
 mod scaling;
+#[path = "../../../launcher/tests/scenes/mod.rs"]
+mod scenes;
 mod sleeping;
 mod specs;
 mod stage;

@@ -178,6 +178,31 @@ fn nobody_asks_and_functions_end_and_fifty_wake_them_once() {
     assert_eq!(scene.served(), 150);
 }
 
+/// Half an hour passes second by second, in which nothing is written; then three gateways have 500 requests at once.
+#[test]
+fn a_burst_after_half_an_hour_is_one_wake() {
+    let mut scene = Scene::new(&["a", "b", "c"]);
+    let awake = scene.world.names();
+    scene.until(DemandPhase::Asleep);
+    scene.operate(usize::MAX);
+    let asleep = scene.world.demand().spec.clone();
+    for _ in 0..30 * 60 {
+        scene.pass();
+        assert_eq!(scene.operate(usize::MAX), 0, "nothing happens, and something is written");
+    }
+    assert_eq!(scene.world.demand().spec, asleep);
+    (0..3).for_each(|gateway| scene.ask(gateway, 100));
+    scene.pass();
+    scene.operate(usize::MAX);
+    assert_eq!(scene.phase(), DemandPhase::Waking);
+    // More come while functions start.
+    (0..2).for_each(|gateway| scene.ask(gateway, 100));
+    scene.until(DemandPhase::Active);
+    assert_eq!((scene.world.demand().spec.wakes, scene.world.names()), (asleep.wakes + 1, awake));
+    scene.quiet();
+    assert_eq!(scene.served(), 500);
+}
+
 #[test]
 fn who_comes_while_functions_are_about_to_end_keeps_them() {
     let mut scene = Scene::new(&["a"]);

@@ -17,12 +17,14 @@ use remoe_operator::names::{COMPONENT, Component, PodName};
 use remoe_operator::{RunSettings, Settings, run};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::net::TcpListener;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
@@ -130,6 +132,8 @@ where
 pub struct Operator {
     task: JoinHandle<()>,
     pub budget: Budget,
+    /// Where its metrics are.
+    metrics: SocketAddr,
 }
 
 impl Operator {
@@ -152,11 +156,21 @@ impl Operator {
         retire_release(server).await;
         let client: Client = ClientBuilder::try_from(config).unwrap().with_layer(&budget).build();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let metrics = listener.local_addr().unwrap();
         let settings = settings(&server.namespace, further);
         let task = tokio::spawn(async move {
             run(client, settings, listener, CancellationToken::new()).await.unwrap();
         });
-        Self { task, budget }
+        Self { task, budget, metrics }
+    }
+
+    /// What it counts, as it says it.
+    pub async fn counts(&self) -> String {
+        let mut stream = TcpStream::connect(self.metrics).await.unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.unwrap();
+        let mut said = String::new();
+        stream.read_to_string(&mut said).await.unwrap();
+        said
     }
 
     /// As `kill -9` would: nothing more is done.

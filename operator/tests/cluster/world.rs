@@ -22,6 +22,7 @@ use remoe_operator::planned::{Planned, Task, followed, solved, task};
 use remoe_operator::planning::{Planning, PlanningError};
 use remoe_operator::resting;
 use remoe_operator::routing::RoutingTable;
+use remoe_operator::status::{Findings, status};
 use remoe_operator::steps::{Keep, Steps, Write, steps};
 use remoe_profile::Profile;
 use remoe_scaling::History;
@@ -33,12 +34,15 @@ use std::sync::Mutex;
 /// More looks than anything here takes.
 const ENOUGH: usize = 60;
 
+#[derive(Clone)]
 pub struct World {
     pub owner: MoEDeployment,
     pub there: Observed,
     pub around: Surroundings,
     /// What an inspector finds.
     pub facts: ModelFacts,
+    /// What inspectors and profilers print instead, where somebody else speaks for them.
+    pub printed: Option<String>,
     /// What the operator remembers of load.
     pub history: History,
     /// What the next look sees in place of what is there, where it is given old lists.
@@ -65,6 +69,7 @@ impl World {
             there,
             around: around(),
             facts: facts(),
+            printed: None,
             history: History::default(),
             stale: None,
             stale_seen: false,
@@ -98,6 +103,12 @@ impl World {
 
     /// What one look decides.
     pub fn look(&mut self) -> (Planned, Steps) {
+        let (planned, steps, _) = self.look_and_state();
+        (planned, steps)
+    }
+
+    /// What one look decides, and the status that it states.
+    pub fn look_and_state(&mut self) -> (Planned, Steps, MoEDeploymentStatus) {
         self.stale_seen |= self.stale.is_some();
         let mut observed = self.stale.take().unwrap_or_else(|| self.there.clone());
         observed.profiles.clear();
@@ -142,11 +153,17 @@ impl World {
             self.there.rest = rest_after_giving_up(&self.owner, &observed);
         }
         let steps = steps(&self.owner, (&observed, pods), &known, &planned, &self.around).unwrap();
-        (planned, steps)
+        // When that is says nothing here: time passes as the test has it.
+        let _again = load::look_again(&self.owner, &observed, planned.target.as_ref());
+        let stated = status(&Findings::of(&self.owner, &observed, &known, &planned, &steps, Vec::new()));
+        (planned, steps, stated)
     }
 
     /// What a pod that ended wrote.
     fn log(&self, pod: &str) -> Result<String, String> {
+        if let Some(printed) = &self.printed {
+            return Ok(printed.clone());
+        }
         let found = self.there.pods.iter().find(|known| known.name_any() == pod);
         let pod = found.ok_or_else(|| format!("pod {pod} is gone"))?;
         Ok(if label(&pod.metadata, COMPONENT) == Component::Inspector.name() {

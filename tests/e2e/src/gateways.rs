@@ -5,7 +5,8 @@ use crate::deployment::Deployment;
 use crate::pods::is_ready;
 use crate::release;
 use crate::scene::Scene;
-use k8s_openapi::api::core::v1::Pod;
+use crate::tool;
+use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::ResourceExt;
 use kube::api::{Api, DynamicObject, GroupVersionKind, ListParams};
 use kube::core::ApiResource;
@@ -13,6 +14,7 @@ use remoe_tests::deadline::{LONG, until, within};
 use remoe_tests::http;
 use serde_json::{Value, json};
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Waits until `count` gateways are ready, and returns their pods.
@@ -34,6 +36,29 @@ pub fn address(pod: &Pod) -> SocketAddr {
     let ip = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref());
     let ip: IpAddr = ip.and_then(|ip| ip.parse().ok()).expect("a pod that is ready has an address");
     SocketAddr::new(ip, 8000)
+}
+
+/// Takes the API server out of the reach of the gateway in `pod`, in both directions; clients and main functions stay in it.
+pub async fn cut_off(cluster: &Cluster, pod: &Pod) {
+    // What comes from where no route leads is dropped, too.
+    reach(cluster, pod, "add", '1').await;
+}
+
+/// Gives it back.
+pub async fn rejoin(cluster: &Cluster, pod: &Pod) {
+    reach(cluster, pod, "del", '0').await;
+}
+
+async fn reach(cluster: &Cluster, pod: &Pod, change: &str, filters: char) {
+    let services = Api::<Service>::namespaced(cluster.client.clone(), "default");
+    let server = services.get("kubernetes").await.expect("the API server has a Service").spec;
+    let server = server.and_then(|spec| spec.cluster_ip).expect("the Service has an address");
+    let process = crate::pods::process(pod).expect("the gateway runs").to_string();
+    let script = format!(
+        "echo {filters} > /proc/sys/net/ipv4/conf/all/rp_filter && ip route {change} blackhole {server}/32"
+    );
+    let arguments = ["--target", process.as_str(), "--net", "sh", "-c", script.as_str()];
+    tool::run(Path::new("nsenter"), &cluster.kubeconfig, &arguments).await;
 }
 
 /// What `remoe cost` in the gateway's pod says, with `arguments`, of the ledgers that the gateway has.

@@ -4,13 +4,25 @@
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret};
 use kube::ResourceExt;
-use kube::api::DeleteParams;
-use remoe_e2e::deployment::{Deployment, chat};
+use kube::api::{DeleteParams, ListParams};
+use remoe_e2e::deployment::{Deployment, Stream, chat};
 use remoe_e2e::host_operator::image;
 use remoe_e2e::scene::Scene;
 use remoe_e2e::{claim, figures, pods, release};
 use remoe_tests::deadline::{LONG, until};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// Clients that stream while certificates change.
+const CLIENTS: usize = 100;
+const PROMPT: &str = "Read Genesis 1:1.";
+/// The Secrets of the deployment `demo`.
+const SECRETS: [&str; 2] = ["demo-main-identity", "demo-remote-expert-identity"];
 
 /// The folder of the claim with the program that tries.
 const STRANGER: &str = "/models/stranger/stranger";
@@ -139,6 +151,127 @@ async fn only_the_operator_and_the_pods_of_a_deployment_are_answered() {
         other.delete().await;
         until(LONG, "the end of the certificates", async || {
             secrets.list(&Default::default()).await.unwrap().items.is_empty().then_some(())
+        })
+        .await;
+    })
+    .await;
+}
+
+/// Clients that stream one answer after the other until they are told to end.
+struct Clients {
+    /// Those in the middle of an answer.
+    running: Arc<AtomicUsize>,
+    end: watch::Sender<bool>,
+    tasks: JoinSet<usize>,
+}
+
+impl Clients {
+    /// As many as there are to be, of `endpoint`, which answers each of them with `answer`.
+    fn start(endpoint: SocketAddr, answer: &str) -> Self {
+        let (end, ended) = watch::channel(false);
+        let (running, mut tasks) = (Arc::new(AtomicUsize::new(0)), JoinSet::new());
+        for _client in 0..CLIENTS {
+            let (running, ended, answer) = (running.clone(), ended.clone(), answer.to_owned());
+            tasks.spawn(async move {
+                let mut answers = 0;
+                while !*ended.borrow() {
+                    let mut stream = Stream::start(endpoint, "demo", PROMPT).await;
+                    stream.next().await.expect("a first token");
+                    running.fetch_add(1, Ordering::SeqCst);
+                    assert_eq!(stream.finish().await, answer);
+                    running.fetch_sub(1, Ordering::SeqCst);
+                    answers += 1;
+                }
+                answers
+            });
+        }
+        Self { running, end, tasks }
+    }
+
+    /// Waits until all of them are in the middle of an answer at the same time.
+    async fn all_run(&mut self) {
+        until(LONG, "all streams to run", async || {
+            if let Some(ended) = self.tasks.try_join_next() {
+                panic!("a stream broke: {:?}", ended.err());
+            }
+            (self.running.load(Ordering::SeqCst) == CLIENTS).then_some(())
+        })
+        .await;
+    }
+
+    /// How many answers all of them had, to their ends.
+    async fn end(self) -> usize {
+        self.end.send_replace(true);
+        self.tasks.join_all().await.into_iter().sum()
+    }
+}
+
+/// The certificate that each pod of a function finds in its folder, and how often its node started it again.
+async fn certificates(scene: &Scene) -> BTreeMap<String, (Vec<u8>, i32)> {
+    let all = pods::selected(scene, pods::FUNCTIONS).await;
+    let of = |pod: &Pod| {
+        let process = pods::process(pod).expect("the pod runs");
+        let certificate = std::fs::read(format!("/proc/{process}/root/identity/tls.crt"));
+        let certificate = certificate.unwrap_or_else(|error| panic!("{}: {error}", pod.name_any()));
+        (pod.uid().expect("a pod has a uid"), (certificate, pods::restarts(pod)))
+    };
+    all.iter().map(of).collect()
+}
+
+/// Certificates are made anew while a hundred clients stream. All of them get their answers to the end, nothing is started
+/// again, and connections are made with the new ones.
+#[tokio::test(flavor = "multi_thread")]
+async fn certificates_change_under_a_hundred_streams() {
+    Scene::run("certificates_change_under_a_hundred_streams", async |scene| {
+        let cluster = &scene.cluster;
+        let _operator = release::shared(cluster).await;
+        claim::with_demo_model(scene, "models").await;
+        let mut spec = spec("Active");
+        spec["workload"] = json!({
+            "maxInputTokens": 100, "maxOutputTokens": 200, "typicalInputTokens": 50, "typicalOutputTokens": 160,
+            "concurrency": CLIENTS,
+        });
+        let demo = Deployment::apply(scene, "demo", &spec).await;
+        demo.settled().await;
+        let endpoint = demo.endpoints(scene).await[0];
+        let answer = Stream::start(endpoint, "demo", PROMPT).await.finish().await;
+        let before = certificates(scene).await;
+        let mut clients = Clients::start(endpoint, &answer);
+        clients.all_run().await;
+
+        let secrets = scene.api::<Secret>();
+        for secret in SECRETS {
+            secrets.delete(secret, &DeleteParams::default()).await.unwrap();
+        }
+        demo.patch(&json!({"metadata": {"annotations": {"test/look": "1"}}})).await;
+        let after = until(LONG, "another certificate in every pod", async || {
+            let now = certificates(scene).await;
+            let is_another = |(uid, (certificate, _)): (&String, &(Vec<u8>, i32))| {
+                before.get(uid).is_some_and(|(known, _)| known != certificate)
+            };
+            now.iter().all(is_another).then_some(now)
+        })
+        .await;
+        clients.all_run().await;
+        // One that starts now shows the new ones, and finds them shown.
+        demo.patch(&json!({"spec": {"replicas": 2}})).await;
+        demo.settled().await;
+        for endpoint in demo.endpoints(scene).await {
+            let answer = chat(endpoint, "demo", PROMPT).await;
+            let experts = &answer["usage"]["remoe"]["experts"];
+            assert!(experts["remote"].as_u64() > Some(0), "{answer}");
+            assert_eq!(experts["retries"].as_u64(), Some(0), "{answer}");
+        }
+        clients.all_run().await;
+        let answers = clients.end().await;
+        println!("{answers} answers of {CLIENTS} clients, none broken");
+        let now = certificates(scene).await;
+        let lives = |all: &BTreeMap<String, (Vec<u8>, i32)>, uid: &String| all.get(uid).map(|(_, lives)| *lives);
+        assert!(after.keys().all(|uid| lives(&now, uid) == lives(&before, uid)), "something was started again");
+        demo.delete().await;
+        until(LONG, "the end of the certificates", async || {
+            let listed = secrets.list(&ListParams::default()).await.unwrap();
+            listed.items.is_empty().then_some(())
         })
         .await;
     })

@@ -1,16 +1,17 @@
-//! The control plane hears nothing of the node for a while, on which everything runs on.
+//! A node of which the control plane hears nothing: for a while, in which everything runs on, and for good.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
-use kube::api::{Api, ListParams};
+use kube::api::{Api, DeleteParams, ListParams};
 use remoe_e2e::deployment::{Deployment, chat};
+use remoe_e2e::host_operator::HostOperator;
 use remoe_e2e::scene::Scene;
 use remoe_e2e::{audit, claim, figures, pods, release};
 use remoe_tests::deadline::{LONG, until};
 use remoe_tests::process::signal;
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
@@ -26,6 +27,12 @@ impl Silenced {
     fn new(kubelet: u32) -> Self {
         signal(kubelet, Signal::STOP);
         Self(kubelet)
+    }
+
+    /// It never says anything again; whatever keeps the node's parts running starts another one.
+    fn kill(self) {
+        signal(self.0, Signal::KILL);
+        std::mem::forget(self);
     }
 }
 
@@ -55,19 +62,22 @@ async fn node_is(scene: &Scene, status: &str) {
     .await;
 }
 
+fn spec() -> Value {
+    json!({
+        "model": {"source": "pvc://models/demo"},
+        "profile": figures::reference(),
+        "main": {"memoryMB": {"min": 200, "max": 4000}},
+        "remoteExperts": {"mode": "Always", "memoryMB": {"min": 100, "max": 1000}, "maxReplicas": 2},
+    })
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_is_not_heard_for_two_minutes_loses_no_function() {
     Scene::run("a_node_that_is_not_heard_for_two_minutes_loses_no_function", async |scene| {
         let cluster = &scene.cluster;
         let _operator = release::shared(cluster).await;
         claim::with_demo_model(scene, "models").await;
-        let spec = json!({
-            "model": {"source": "pvc://models/demo"},
-            "profile": figures::reference(),
-            "main": {"memoryMB": {"min": 200, "max": 4000}},
-            "remoteExperts": {"mode": "Always", "memoryMB": {"min": 100, "max": 1000}, "maxReplicas": 2},
-        });
-        let demo = Deployment::apply(scene, "demo", &spec).await;
+        let demo = Deployment::apply(scene, "demo", &spec()).await;
         let settled = demo.settled().await;
         let (before, address) = (functions(scene).await, demo.endpoints(scene).await[0]);
         let answer = chat(address, "demo", "Read Genesis 1:1.").await;
@@ -89,6 +99,48 @@ async fn a_node_that_is_not_heard_for_two_minutes_loses_no_function() {
             request.verb == "delete" && request.resource() == "pods" && request.namespace() == scene.namespace
         });
         assert_eq!(deleted.count(), 0);
+    })
+    .await;
+}
+
+/// The machine of a node is gone, and somebody takes the node out of the cluster. What ran there is made anew before there is
+/// another node, and serves as soon as there is one.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_functions_of_a_node_that_is_gone_for_good_are_replaced() {
+    Scene::run("the_functions_of_a_node_that_is_gone_for_good_are_replaced", async |scene| {
+        let cluster = &scene.cluster;
+        // The operator lives elsewhere: on the only node it would be gone as well.
+        let alone = release::exclusive(cluster, 0).await;
+        claim::with_demo_model(scene, "models").await;
+        let _operator = HostOperator::start(cluster, &alone, None).await;
+        let demo = Deployment::apply(scene, "demo", &spec()).await;
+        let settled = demo.settled().await;
+        let before = pods::selected(scene, pods::FUNCTIONS).await;
+        let answer = chat(demo.endpoints(scene).await[0], "demo", "Read Genesis 1:1.").await;
+
+        let silenced = Silenced::new(cluster.kubelet());
+        before.iter().filter_map(pods::process).for_each(|process| signal(process, Signal::KILL));
+        let nodes = Api::<Node>::all(cluster.client.clone());
+        let node = nodes.list(&ListParams::default()).await.unwrap().items.remove(0);
+        nodes.delete(&node.name_any(), &DeleteParams::default()).await.unwrap();
+        let is_new = |pod: &Pod| before.iter().all(|known| known.uid() != pod.uid());
+        until(LONG, "pods in place of those that the node had", async || {
+            let now = pods::selected(scene, pods::FUNCTIONS).await;
+            (now.len() == before.len() && now.iter().all(is_new)).then_some(())
+        })
+        .await;
+        assert!(nodes.list(&ListParams::default()).await.unwrap().items.is_empty(), "there is no node yet");
+
+        // Another machine: what starts there knows nothing of the pods of the one before.
+        silenced.kill();
+        node_is(scene, "True").await;
+        let another = nodes.list(&ListParams::default()).await.unwrap().items.remove(0);
+        assert_ne!(another.uid(), node.uid());
+        assert_eq!(demo.settled().await["plan"], settled["plan"]);
+        let now = pods::selected(scene, pods::FUNCTIONS).await;
+        assert!(now.len() == before.len() && now.iter().all(is_new));
+        let again = chat(demo.endpoints(scene).await[0], "demo", "Read Genesis 1:1.").await;
+        assert_eq!(again["choices"], answer["choices"]);
     })
     .await;
 }

@@ -11,10 +11,13 @@ use remoe_e2e::gateways::{self, Answered};
 use remoe_e2e::scene::Scene;
 use remoe_e2e::{claim, demo, pods, release};
 use remoe_tests::deadline::{LONG, until};
+use remoe_tests::http;
 use remoe_tests::process::signal;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 fn sleeps(window: &str) -> Value {
@@ -273,9 +276,9 @@ async fn a_hundred_wakes_with_requests_at_the_worst_moments_lose_nobody() {
     .await;
 }
 
-/// Of three gateways one stands still and loses its Lease, and the leader of two operators is killed while it waits for
-/// what gateways say before functions end: who asks elsewhere is answered meanwhile, and who asked the one that stood
-/// still is answered when it goes on.
+/// Of three gateways one stands still, or cannot reach the API server, and loses its Lease, and the leader of two operators is
+/// killed while it waits for what gateways say before functions end: who asks elsewhere is answered meanwhile, and who asked
+/// that one is answered when it is back.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gateway_cut_off_and_a_leader_killed_while_draining_lose_nobody() {
     Scene::run("a_gateway_cut_off_and_a_leader_killed_while_draining_lose_nobody", async |scene| {
@@ -289,11 +292,28 @@ async fn a_gateway_cut_off_and_a_leader_killed_while_draining_lose_nobody() {
         for round in 0..3 {
             gateways::ask(at[0], at[1], &name).await;
             let stopped = pods::process(&doors[2]).expect("the gateway runs");
-            signal(stopped, Signal::STOP);
-            // Nobody hears of this one until the gateway goes on.
+            let is_cut_off = round > 0;
+            if is_cut_off {
+                gateways::cut_off(cluster, &doors[2]).await;
+            } else {
+                signal(stopped, Signal::STOP);
+            }
+            // Cut off it goes on with what it knew, until functions may end without its word. From then on nobody hears of who
+            // asks there.
+            let enough = Arc::new(AtomicBool::new(!is_cut_off));
             let held = tokio::spawn({
-                let (address, name) = (at[2], name.clone());
-                async move { gateways::ask(address, address, &name).await }
+                let (address, name, enough) = (at[2], name.clone(), enough.clone());
+                async move {
+                    let mut answered = 0;
+                    loop {
+                        gateways::ask(address, address, &name).await;
+                        answered += 1;
+                        if enough.load(Ordering::SeqCst) {
+                            return answered;
+                        }
+                        tokio::time::sleep(Duration::from_millis(100)).await;
+                    }
+                }
             });
             // It cannot say that it holds newcomers, so functions stay while it may live.
             gateways::phase(scene, "demo", "Draining").await;
@@ -306,10 +326,98 @@ async fn a_gateway_cut_off_and_a_leader_killed_while_draining_lose_nobody() {
             let woken = wakes(scene).await;
             join_all((0..10).map(|number| gateways::ask(at[number % 2], at[1 - number % 2], &name))).await;
             assert_eq!(wakes(scene).await, woken + 1, "one wake");
-            signal(stopped, Signal::CONT);
-            held.await.unwrap();
+            assert!(!held.is_finished(), "who may not be counted on sends nobody to functions");
+            enough.store(true, Ordering::SeqCst);
+            if is_cut_off {
+                gateways::rejoin(cluster, &doors[2]).await;
+            } else {
+                signal(stopped, Signal::CONT);
+            }
+            let answered = held.await.unwrap();
+            eprintln!("round {round}: the third gateway answered {answered} requests");
             gateways::pods(cluster, 3).await;
         }
+        gateways::asleep(scene, &demo).await;
+        demo.delete().await;
+        demo.gone(scene).await;
+    })
+    .await;
+}
+
+/// The (token, expert) pairs of an answer that were computed so.
+fn computed(answer: &Answered, how: &str) -> u64 {
+    answer.body["usage"]["remoe"]["experts"][how].as_u64().expect("a count")
+}
+
+/// Remote functions sleep one by one while the main function runs, and who asks for them wakes them; whoever is killed
+/// meanwhile, every answer is the same. The main function sleeps last, and all wake together.
+#[tokio::test(flavor = "multi_thread")]
+async fn groups_that_sleep_wake_for_who_asks_and_lose_nobody() {
+    Scene::run("groups_that_sleep_wake_for_who_asks_and_lose_nobody", async |scene| {
+        let cluster = &scene.cluster;
+        let _release = release::exclusive(cluster, 1).await;
+        let scaling = |window: &str| json!({"min": 0, "idleWindow": window, "remoteIdleWindow": "2s"});
+        let demo = demo::serving(scene, &json!({"scaling": scaling("1h")})).await;
+        let gateway = gateways::address(&gateways::pods(cluster, 1).await[0]);
+        let name = format!("{}/demo", scene.namespace);
+        let main = async || {
+            let mains = pods::selected(scene, "remoe.dev/function=main").await;
+            mains.iter().filter_map(Pod::uid).collect::<BTreeSet<_>>()
+        };
+        let first = main().await;
+        let expected = gateways::ask(gateway, gateway, &name).await.body["choices"].clone();
+        let mut awake = functions(scene).await;
+        for victim in ["nobody", "operator", "remote function", "nobody"] {
+            until(LONG, "all groups to sleep", async || {
+                let groups = gateways::demand(scene, "demo").await["spec"]["groups"].clone();
+                let sleep =
+                    groups.as_array().is_some_and(|groups| groups.iter().all(|it| it["asleep"] == true));
+                (sleep && functions(scene).await == first).then_some(())
+            })
+            .await;
+            until(LONG, "a placement whose groups sleep", async || {
+                let page = http::get(gateway, &format!("/v1/placement?model={name}")).await.body;
+                let page: Value = serde_json::from_str(&page).unwrap();
+                let groups = page["groups"].as_array().expect("groups").clone();
+                let sleeps = |group: &Value| group["asleep"] == true && group["experts"] != "";
+                (!groups.is_empty() && groups.iter().all(sleeps)).then_some(())
+            })
+            .await;
+            let asking = join_all((0..10).map(|_| gateways::ask(gateway, gateway, &name)));
+            let killing = async {
+                match victim {
+                    "operator" => kill_operator(cluster).await,
+                    "remote function" => {
+                        let process = until(LONG, "a remote function that starts", async || {
+                            let all =
+                                pods::selected(scene, "remoe.dev/function!=main,remoe.dev/function").await;
+                            all.iter().find_map(pods::process)
+                        })
+                        .await;
+                        signal(process, Signal::KILL);
+                    }
+                    _ => {}
+                }
+            };
+            let (answers, ()) = tokio::join!(asking, killing);
+            assert!(answers.iter().all(|answer| answer.body["choices"] == expected), "{victim}");
+            assert!(answers.iter().any(|answer| computed(answer, "fallback") > 0), "{victim}");
+            until(LONG, "answers by the groups that were woken", async || {
+                let answer = gateways::ask(gateway, gateway, &name).await;
+                assert_eq!(answer.body["choices"], expected, "{victim}");
+                (computed(&answer, "fallback") == 0 && computed(&answer, "remote") > 0).then_some(())
+            })
+            .await;
+            let now = functions(scene).await;
+            assert!(now.is_superset(&first) && now.is_disjoint(&(&awake - &first)), "{victim}: {now:?}");
+            assert_eq!(gateways::demand(scene, "demo").await["spec"]["wakes"], 0, "the main function ran");
+            awake = now;
+        }
+        demo.patch(&json!({"spec": {"scaling": scaling("2s")}})).await;
+        gateways::asleep(scene, &demo).await;
+        let answers = join_all((0..10).map(|_| gateways::ask(gateway, gateway, &name))).await;
+        assert!(answers.iter().all(|answer| answer.body["choices"] == expected));
+        assert_eq!(gateways::demand(scene, "demo").await["spec"]["wakes"], 1);
         gateways::asleep(scene, &demo).await;
         demo.delete().await;
         demo.gone(scene).await;

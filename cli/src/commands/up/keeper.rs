@@ -225,7 +225,7 @@ impl Keeper {
             }
             if let Some(tiers) = &mut seen.tiers {
                 tiers.begin(&self.report.wanted, mix.as_ref());
-                self.model.groups_sleep(if asleep { 0 } else { tiers.asleep() }, 0);
+                self.model.groups_are(if asleep { Vec::new() } else { tiers.groups() }, 0);
             }
             let mut desired = self.desired(seen);
             desired.asleep = asleep;
@@ -254,7 +254,7 @@ impl Keeper {
     /// Has groups end and start as was decided.
     fn groups(&mut self, change: &Change, seen: &mut Seen) {
         change.wakes.iter().for_each(|cause| self.model.group_woke(*cause));
-        self.model.groups_sleep(seen.tiers.as_ref().map_or(0, Tiers::asleep), change.pairs);
+        self.model.groups_are(seen.tiers.as_ref().map_or_else(Vec::new, Tiers::groups), change.pairs);
         if change.sleeps || !change.wakes.is_empty() {
             let desired = self.desired(seen);
             seen.change = self.supervisor.change(desired);
@@ -302,7 +302,7 @@ impl Keeper {
         seen.rested.clear();
         if let Some(tiers) = &mut seen.tiers {
             tiers.begin(&self.report.wanted, None);
-            self.model.groups_sleep(0, 0);
+            self.model.groups_are(tiers.groups(), 0);
         }
     }
 

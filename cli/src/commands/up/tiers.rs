@@ -4,11 +4,12 @@
 use super::seer::Present;
 use crate::deployment::Wanted;
 use remoe_foresight::Mix;
-use remoe_gateway::WakeCause;
+use remoe_gateway::{ApartGroup, WakeCause};
 use remoe_launcher::groups::{self, Told};
 use remoe_launcher::need::Expected;
 use remoe_launcher::{FunctionState, Status, control};
 use remoe_sleep::groups::{Glance, Group};
+use remoe_wire::format_listing;
 use remoe_wire::v1::LayerPairs;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -84,14 +85,22 @@ impl Tiers {
         asleep.flat_map(|(group, _)| group.places.iter().cloned()).collect()
     }
 
-    /// How many groups sleep.
-    pub(super) fn asleep(&self) -> usize {
-        self.groups.iter().filter(|(_, state)| !state.awake).count()
+    /// The experts of each group, and whether it sleeps.
+    pub(super) fn groups(&self) -> Vec<ApartGroup> {
+        let group = |(group, state): &(groups::Group, Group)| ApartGroup {
+            experts: format_listing(&group.hosted),
+            asleep: !state.awake,
+        };
+        self.groups.iter().map(group).collect()
+    }
+
+    fn any_sleeps(&self) -> bool {
+        self.groups.iter().any(|(_, state)| !state.awake)
     }
 
     fn pause(&self) -> Duration {
         let pause = (self.window / 4).clamp(PAUSES.0, PAUSES.1);
-        if self.asleep() > 0 { pause.min(WHILE_ASLEEP) } else { pause }
+        if self.any_sleeps() { pause.min(WHILE_ASLEEP) } else { pause }
     }
 
     /// Waits until it is time to look, and looks while `main` is given: the process and address of the main function. Nothing
@@ -108,7 +117,7 @@ impl Tiers {
         if self.looking.is_none() {
             let Some((main, address)) = main else { return std::future::pending().await };
             // Only what sleeps is woken for predictions.
-            let present = present.filter(|_| self.asleep() > 0);
+            let present = present.filter(|_| self.any_sleeps());
             self.looking = Some(tokio::spawn(async move {
                 let answer = control::describe_uses(address, ASK).await;
                 let expected = match present {

@@ -1,0 +1,249 @@
+//! What a model's lock guards, and what follows from it: the phase, who is next, and where. No clock and no socket.
+
+use super::running::{ApartGroup, Backend, Directive, Running, Want, Wanted};
+use super::waiting::Waiting;
+use crate::beginnings::ModelBeginnings;
+use crate::queue::FairQueue;
+use remoe_sleep::{Phase, Seen};
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// A backend that could not be reached gets no request for so long.
+const PAUSE: Duration = Duration::from_millis(100);
+/// A backend that has seen what begins like a request may have this part of its room more in use than others.
+const SHARE_OF_ROOM: usize = 4;
+/// Wakes that the next one is predicted from.
+const WAKES: usize = 8;
+
+/// A model's state.
+pub(super) struct State {
+    pub(super) phase: Phase,
+    /// What somebody else decided; none: the model decides itself.
+    pub(super) directive: Option<Directive>,
+    pub(super) order: u64,
+    /// The order of the latest change between asleep and awake: what runs by an older one is on its way out.
+    life: u64,
+    pub(super) idle: Option<Duration>,
+    pub(super) engine: Option<u32>,
+    pub(super) queue: FairQueue<Waiting>,
+    pub(super) in_flight: usize,
+    /// How long requests have waited or been worked on until `counted`, all together, and how many there are since.
+    pub(super) occupied: Duration,
+    counted: (Instant, usize),
+    pub(super) last_active: Instant,
+    /// When the latest wake was decided.
+    pub(super) decided: Option<Instant>,
+    pub(super) running: Running,
+    pub(super) places: Vec<Place>,
+    beginnings: ModelBeginnings,
+    pub(super) recent: VecDeque<Duration>,
+    pub(super) wakes: u64,
+    /// Of remote groups, while the model was awake.
+    pub(super) group_wakes: u64,
+    /// Remote groups that the main function may say nothing of.
+    pub(super) groups: Vec<ApartGroup>,
+    pub(super) closed: bool,
+}
+
+/// A backend, and what it is given.
+pub(super) struct Place {
+    pub(super) backend: Backend,
+    pub(super) in_flight: usize,
+    not_before: Instant,
+}
+
+impl State {
+    /// Of a model whose functions are being started, whose requests may keep `waiting_bytes` while they wait.
+    pub(super) fn new(waiting_bytes: usize, beginnings: ModelBeginnings) -> Self {
+        Self {
+            phase: Phase::Waking,
+            directive: None,
+            order: 0,
+            life: 0,
+            idle: None,
+            engine: None,
+            queue: FairQueue::new(waiting_bytes),
+            in_flight: 0,
+            occupied: Duration::ZERO,
+            counted: (Instant::now(), 0),
+            last_active: Instant::now(),
+            decided: Some(Instant::now()),
+            running: Running::default(),
+            places: Vec::new(),
+            beginnings,
+            recent: VecDeque::new(),
+            wakes: 0,
+            group_wakes: 0,
+            groups: Vec::new(),
+            closed: false,
+        }
+    }
+
+    /// Takes note of what runs. Places that go on keep what they are given.
+    pub(super) fn runs(&mut self, running: Running, now: Instant) {
+        let mut old = std::mem::take(&mut self.places);
+        self.places = running
+            .backends
+            .iter()
+            .map(|backend| {
+                let known = old.iter().position(|place| place.backend.id == backend.id);
+                known.map_or_else(
+                    || Place { backend: backend.clone(), in_flight: 0, not_before: now },
+                    // Remote functions behind it may have changed.
+                    |at| Place { backend: backend.clone(), ..old.swap_remove(at) },
+                )
+            })
+            .collect();
+        self.running = running;
+    }
+
+    /// One of `backend`'s requests is over, whatever became of it.
+    pub(super) fn release(&mut self, backend: u64, now: Instant) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        self.last_active = now;
+        if let Some(place) = self.places.iter_mut().find(|place| place.backend.id == backend) {
+            place.in_flight = place.in_flight.saturating_sub(1);
+        }
+    }
+
+    /// `backend` could not be reached: it gets no request for a moment.
+    pub(super) fn pause(&mut self, backend: u64, now: Instant) {
+        if let Some(place) = self.places.iter_mut().find(|place| place.backend.id == backend) {
+            place.not_before = now + PAUSE;
+        }
+    }
+
+    /// What runs was started for the present phase, and takes requests.
+    pub(super) fn is_serving(&self) -> bool {
+        self.is_current() && matches!(self.phase, Phase::Active | Phase::Draining)
+    }
+
+    fn is_current(&self) -> bool {
+        self.running.order >= self.life && !self.places.is_empty()
+    }
+
+    pub(super) fn seen(&self, now: Instant, wake_limit: Duration) -> Seen {
+        Seen {
+            waiting: self.queue.len(),
+            in_flight: self.in_flight,
+            quiet: now.saturating_duration_since(self.last_active),
+            idle: self.idle,
+            wake_limit,
+            serving: self.is_current(),
+            engine: self.engine,
+        }
+    }
+
+    /// The phase by what was decided elsewhere: requests go on once there is a backend, and not before.
+    pub(super) fn directed(&self, phase: Phase) -> Phase {
+        match phase {
+            Phase::Active | Phase::Waking if self.phase == Phase::Active || !self.places.is_empty() => {
+                Phase::Active
+            }
+            Phase::Active | Phase::Waking => Phase::Waking,
+            Phase::Draining | Phase::Asleep => phase,
+        }
+    }
+
+    /// Changes the phase; how long the wake from sleep took that ends with it.
+    pub(super) fn enter(&mut self, phase: Phase, now: Instant) -> Option<Duration> {
+        let before = std::mem::replace(&mut self.phase, phase);
+        self.order += 1;
+        match phase {
+            Phase::Draining => self.engine = None,
+            Phase::Asleep => {
+                self.life = self.order;
+                // What starts next has seen nothing.
+                self.beginnings.forget();
+            }
+            Phase::Waking => {
+                self.life = self.order;
+                self.decided = Some(now);
+            }
+            Phase::Active => {
+                self.last_active = now;
+                if before == Phase::Waking {
+                    let began = self.decided.unwrap_or(now);
+                    let wake = now.saturating_duration_since(began);
+                    if self.recent.is_empty() {
+                        // The first start planned as well: what starts again does not.
+                        let began = self.running.wake.started.unwrap_or(began);
+                        self.recent.push_back(now.saturating_duration_since(began));
+                        return None;
+                    }
+                    self.wakes += 1;
+                    if self.recent.len() == WAKES {
+                        self.recent.pop_front();
+                    }
+                    self.recent.push_back(wake);
+                    return Some(wake);
+                }
+            }
+        }
+        None
+    }
+
+    pub(super) fn want(&self) -> Want {
+        let wanted = match self.phase {
+            Phase::Active | Phase::Waking => Wanted::Awake,
+            Phase::Draining => Wanted::Recheck,
+            Phase::Asleep => Wanted::Asleep,
+        };
+        Want { order: self.order, wanted }
+    }
+
+    /// The slowest of the latest wakes, less what the present one has taken so far.
+    pub(super) fn time_to_wake(&self, now: Instant) -> Duration {
+        let whole = self.recent.iter().max().copied().unwrap_or_default();
+        let begun = self.decided.filter(|_| self.phase == Phase::Waking);
+        whole.saturating_sub(begun.map_or(Duration::ZERO, |begun| now.saturating_duration_since(begun)))
+    }
+
+    /// Counts the time of requests until `now`, by what there was since the last time, and what there is from now on.
+    pub(super) fn occupy(&mut self, now: Instant) {
+        let (since, requests) = self.counted;
+        let requests = u32::try_from(requests).unwrap_or(u32::MAX);
+        let passed = now.saturating_duration_since(since).saturating_mul(requests);
+        self.occupied = self.occupied.saturating_add(passed);
+        self.counted = (now.max(since), self.queue.len() + self.in_flight);
+    }
+
+    /// Who is next, and of the backends with room the one that has seen what begins likewise, or else the one with the least
+    /// work in flight; and whether it was the former.
+    pub(super) fn next_grant(&mut self, now: Instant) -> Option<(Waiting, Backend, bool)> {
+        if self.phase != Phase::Active || !self.is_current() || self.queue.len() == 0 {
+            return None;
+        }
+        let is_free = |place: &Place| place.in_flight < place.backend.room && place.not_before <= now;
+        let free = self.places.iter().filter(|place| is_free(place));
+        let idlest = free.clone().min_by_key(|place| place.in_flight)?.backend.id;
+        let most = (self.places.iter().map(|place| place.backend.room).min()? / SHARE_OF_ROOM).max(1);
+        let waiting = self.queue.pop()?;
+        let holder = if self.places.len() > 1 {
+            let loads = free.map(|place| (place.backend.id, place.in_flight));
+            self.beginnings.holder(&waiting.beginning, loads, most)
+        } else {
+            None
+        };
+        let chosen = holder.unwrap_or(idlest);
+        // Also of an only one: there may be others later.
+        self.beginnings.seen(&waiting.beginning, chosen);
+        let place = self.places.iter_mut().find(|place| place.backend.id == chosen)?;
+        place.in_flight += 1;
+        let backend = place.backend.clone();
+        self.in_flight += 1;
+        Some((waiting, backend, holder.is_some()))
+    }
+
+    pub(super) fn deadline(&self, now: Instant, wake_limit: Duration) -> Option<Instant> {
+        if self.queue.len() > 0 {
+            return self.places.iter().map(|place| place.not_before).filter(|at| *at > now).min();
+        }
+        let idle = self.idle.filter(|_| self.in_flight == 0)?;
+        match self.phase {
+            Phase::Active => Some(self.last_active + idle),
+            Phase::Waking => Some(self.last_active + idle.max(wake_limit)),
+            Phase::Draining | Phase::Asleep => None,
+        }
+    }
+}

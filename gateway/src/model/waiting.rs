@@ -1,0 +1,136 @@
+//! Requests that wait for a place, and those that have one. Both give it back when they are dropped.
+
+use super::Model;
+use super::running::Backend;
+use crate::beginnings::Beginning;
+use crate::queue::Ticket;
+use crate::timeline::Parts;
+use remoe_wire::{ErrorCode, ServiceError};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+use tokio::time::timeout_at;
+
+/// A request in the queue.
+pub(super) struct Waiting {
+    pub(super) arrived: Instant,
+    pub(super) cold: bool,
+    pub(super) beginning: Beginning,
+    pub(super) answer: oneshot::Sender<Result<Grant, ServiceError>>,
+}
+
+/// What a request that waits is told, and where.
+pub(super) type Answer = (oneshot::Sender<Result<Grant, ServiceError>>, Result<Grant, ServiceError>);
+
+/// A request that asks to be let in.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    /// Whose turn it takes.
+    pub(crate) client: Arc<str>,
+    /// What it keeps in memory.
+    pub(crate) bytes: usize,
+    pub(crate) arrived: Instant,
+    /// Until when its client waits, where it said so.
+    pub(crate) until: Option<Instant>,
+    /// It was let in before, and its backend broke off.
+    pub(crate) again: bool,
+    /// What backends may have seen the like of.
+    pub(crate) beginning: Beginning,
+}
+
+/// Why a request was not let in.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    pub(crate) error: ServiceError,
+    pub(crate) retry_after: Duration,
+}
+
+/// Tells waiting requests. Not under the lock: what nobody receives is dropped, and takes it.
+pub(super) fn answer(answers: Vec<Answer>) {
+    for (sender, answer) in answers {
+        let _client_gone = sender.send(answer);
+    }
+}
+
+pub(super) fn closed() -> ServiceError {
+    ServiceError::new(ErrorCode::Unavailable, "the server is shutting down; try again later")
+}
+
+pub(super) fn full() -> ServiceError {
+    ServiceError::new(ErrorCode::ResourceExhausted, "too many requests run or wait; try again later")
+}
+
+/// A request in the queue. It leaves when this is dropped.
+pub(crate) struct Waiter {
+    pub(super) model: Arc<Model>,
+    pub(super) ticket: Ticket,
+    pub(super) cold: bool,
+    pub(super) until: Instant,
+    pub(super) receiver: oneshot::Receiver<Result<Grant, ServiceError>>,
+}
+
+impl Waiter {
+    /// Nothing answered when it came.
+    pub(crate) fn is_cold(&self) -> bool {
+        self.cold
+    }
+
+    /// Waits for a backend with room.
+    ///
+    /// # Errors
+    /// None was found in time, the request gave way to others, or the server shuts down.
+    pub(crate) async fn granted(mut self) -> Result<Grant, ServiceError> {
+        match timeout_at(self.until.into(), &mut self.receiver).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_dropped)) => Err(closed()),
+            Err(_late) => Err(ServiceError::new(
+                ErrorCode::Unavailable,
+                "no function was ready within the time that the request may take; try again later",
+            )),
+        }
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        // What was granted meanwhile is given back with the receiver.
+        if self.model.state().queue.remove(self.ticket).is_some() {
+            self.model.changed(Instant::now());
+        }
+    }
+}
+
+/// Leave to use a backend, until it is dropped.
+pub(crate) struct Grant {
+    pub(super) model: Arc<Model>,
+    pub(super) backend: Backend,
+    pub(super) parts: Parts,
+    pub(super) cold: bool,
+}
+
+impl Grant {
+    pub(crate) fn backend(&self) -> &Backend {
+        &self.backend
+    }
+
+    /// The parts of the request's time so far.
+    pub(crate) fn parts(&self) -> &Parts {
+        &self.parts
+    }
+
+    /// The request waited for functions to start.
+    pub(crate) fn is_cold(&self) -> bool {
+        self.cold
+    }
+
+    /// The backend could not be reached, or broke off: it gets no request for a moment.
+    pub(crate) fn failed(&self) {
+        self.model.state().pause(self.backend.id, Instant::now());
+    }
+}
+
+impl Drop for Grant {
+    fn drop(&mut self) {
+        self.model.release(self.backend.id);
+    }
+}
