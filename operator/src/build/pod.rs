@@ -15,8 +15,8 @@ use std::collections::BTreeMap;
 pub(super) const HEALTH: &str = "health";
 /// The user of all images.
 const USER: i64 = 65532;
-/// How long a function stays on a node that is gone, in seconds.
-const LOST_NODE_SECONDS: i64 = 30;
+/// How long a function stays on a node of which nobody hears, in seconds: longer than it takes to be replaced.
+const LOST_NODE_SECONDS: i64 = 300;
 /// Where claims with checkpoints are mounted.
 const MODELS: &str = "/models";
 /// Where a function finds its certificate.
@@ -200,7 +200,8 @@ fn non_empty<T>(list: Vec<T>) -> Option<Vec<T>> {
     (!list.is_empty()).then_some(list)
 }
 
-/// A function leaves a lost node soon: the default of Kubernetes, five minutes, would be an outage.
+/// The functions of a node that is not heard may be at work all the same, and be heard again. Until then they are replaced
+/// by others beside them, within limits (`replacement.rs`), and nothing ends them meanwhile.
 fn tolerations(template: &PodTemplate) -> Vec<Toleration> {
     let lost = |key: &str| Toleration {
         key: Some(key.to_owned()),

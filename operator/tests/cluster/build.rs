@@ -45,7 +45,7 @@ fn check_pod(pod: &Pod) {
         assert!(resources.limits.as_ref().unwrap()["memory"].0.ends_with(['M', 'G']));
     }
     let seconds = spec.tolerations.iter().flatten().filter_map(|toleration| toleration.toleration_seconds);
-    assert_eq!(seconds.filter(|seconds| *seconds == 30).count(), 2);
+    assert_eq!(seconds.filter(|seconds| *seconds == 300).count(), 2);
 }
 
 fn spec() -> impl Strategy<Value = Value> {

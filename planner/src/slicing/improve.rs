@@ -5,6 +5,9 @@ use super::{FEW_EXPERTS, Planned, Slicing};
 use crate::plan::{Group, Plan};
 use crate::problem::model::Sizing;
 
+/// Sizes of all functions together that are all tried for another deal, at most.
+const MOST_SIZES: usize = 512;
+
 impl Slicing<'_, '_> {
     /// `best` after every move that saves something: another size of the main function or of one group, a
     /// function more or less of one group, one expert to another group, home or away; and after pairs of
@@ -17,7 +20,19 @@ impl Slicing<'_, '_> {
                 let pairs = near.iter().flat_map(|plan| self.neighbours(plan, usize::MAX));
                 let affordable = near.len() * near.len() <= *left;
                 let pairs: Vec<Plan> = if affordable { pairs.collect() } else { Vec::new() };
-                self.cheapest(pairs.iter(), &best, left, &mut known)
+                let few = self.model.experts() <= FEW_EXPERTS;
+                let snug: Vec<Plan> =
+                    pairs.iter().filter(|_| few).filter_map(|plan| self.snug(plan)).collect();
+                self.cheapest(pairs.iter().chain(&snug), &best, left, &mut known)
+            });
+            let found = found.or_else(|| {
+                // Another deal may want other sizes of all functions at once.
+                let few = self.model.experts() <= FEW_EXPERTS;
+                let others: Vec<&Plan> =
+                    near.iter().filter(|plan| few && !is_dealt_alike(plan, &best.plan)).collect();
+                let sized: Vec<Plan> =
+                    others.into_iter().flat_map(|plan| self.every_size(plan)).take(*left).collect();
+                self.cheapest(sized.iter(), &best, left, &mut known)
             });
             match found {
                 Some(found) if found.cost() < best.cost() * (1.0 - 1e-9) => best = found,
@@ -140,6 +155,45 @@ impl Slicing<'_, '_> {
         sizes.chain(fewer).chain(more).map(with).collect()
     }
 
+    /// `plan` with every function of the least size that holds what is there, at the same vCPUs: what fewer experts need was
+    /// sized for more.
+    fn snug(&self, plan: &Plan) -> Option<Plan> {
+        let groups = plan.groups.iter().map(|group| Group { memory_bytes: 0.0, ..group.clone() }).collect();
+        let snug = self.sized(Plan { main_bytes: 0.0, groups, ..plan.clone() });
+        snug.filter(|snug| snug != plan)
+    }
+
+    /// `plan` with every size and number of all its functions; none where they are many.
+    fn every_size(&self, plan: &Plan) -> Vec<Plan> {
+        let mains = self.model.main_options(self.model.main_needed(&plan.remote_counts()));
+        let replicas = self.model.problem.limits.max_replicas;
+        let options = plan.groups.iter().map(|group| self.model.remote_options(self.needed(plan, group)));
+        let options: Vec<Vec<Sizing>> = options.collect();
+        let of_groups = options.iter().map(|options| options.len().saturating_mul(replicas as usize));
+        if of_groups.fold(mains.len(), usize::saturating_mul) > MOST_SIZES {
+            return Vec::new();
+        }
+        let with_main =
+            |main: &Sizing| Plan { main_bytes: main.bytes, main_vcpus: main.stated, ..plan.clone() };
+        let mut plans: Vec<Plan> = mains.iter().map(with_main).collect();
+        for (index, options) in options.iter().enumerate() {
+            let each = |plan: &Plan| {
+                let sizes =
+                    options.iter().flat_map(|sizing| (1..=replicas).map(move |replicas| (*sizing, replicas)));
+                let with = |(sizing, replicas): (Sizing, u32)| {
+                    let mut plan = plan.clone();
+                    let group = &mut plan.groups[index];
+                    (group.memory_bytes, group.vcpus, group.replicas) =
+                        (sizing.bytes, sizing.stated, replicas);
+                    plan
+                };
+                sizes.map(with).collect::<Vec<_>>()
+            };
+            plans = plans.iter().flat_map(each).collect();
+        }
+        plans
+    }
+
     /// `plan` with every size raised or lowered to the least that holds what is there, at the same vCPUs;
     /// none where nothing holds it.
     pub(crate) fn sized(&self, mut plan: Plan) -> Option<Plan> {
@@ -156,6 +210,11 @@ impl Slicing<'_, '_> {
         }
         Some(plan)
     }
+}
+
+/// Whether the same groups have the same experts.
+fn is_dealt_alike(one: &Plan, other: &Plan) -> bool {
+    one.groups.iter().map(|group| &group.experts).eq(other.groups.iter().map(|group| &group.experts))
 }
 
 /// All pairs of so many groups.

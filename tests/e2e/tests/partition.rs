@@ -55,7 +55,7 @@ async fn functions(scene: &Scene) -> BTreeMap<String, i32> {
 async fn node_is(scene: &Scene, status: &str) {
     let nodes = Api::<Node>::all(scene.cluster.client.clone());
     until(LONG, &format!("the node to be {status}"), async || {
-        let node = nodes.list(&ListParams::default()).await.unwrap().items.remove(0);
+        let node = nodes.list(&ListParams::default()).await.unwrap().items.into_iter().next()?;
         let conditions = node.status?.conditions?;
         conditions.iter().any(|it| it.type_ == "Ready" && it.status == status).then_some(())
     })
