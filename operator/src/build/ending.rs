@@ -1,5 +1,6 @@
 //! How long a function has to end.
 
+use super::pod::LOST_NODE;
 use crate::api::MoEPlanSpec;
 use k8s_openapi::api::core::v1::PodSpec;
 
@@ -11,6 +12,9 @@ const LAST_WORDS_SECONDS: u32 = 10;
 const SHORTEST_DRAIN: u32 = 30;
 /// No longer, whatever the workload says: nodes are drained, and clusters grow and shrink.
 const LONGEST_DRAIN: u32 = 1800;
+/// How long a function stays on a node that is not heard. It may be at work there all the same, and be heard again; until then
+/// others replace it beside it, within limits (`replacement.rs`).
+const LOST_NODE_SECONDS: i64 = 300;
 /// Requests that run beside each other slow each other down, and a plan is an estimate.
 const MARGIN: f64 = 2.0;
 
@@ -41,6 +45,10 @@ impl Ending {
     pub(super) fn apply(self, spec: &mut PodSpec) {
         let drain = i64::from(self.drain_seconds);
         spec.termination_grace_period_seconds = Some(LEAVE_SECONDS + drain + i64::from(LAST_WORDS_SECONDS));
+        // The first two are its own, those of its template follow.
+        for toleration in spec.tolerations.iter_mut().flatten().take(LOST_NODE.len()) {
+            toleration.toleration_seconds = Some(LOST_NODE_SECONDS);
+        }
         if let (true, Some(container)) = (self.is_main, spec.containers.first_mut()) {
             let flag = ["--drain-seconds".to_owned(), self.drain_seconds.to_string()];
             container.args.get_or_insert_default().extend(flag);

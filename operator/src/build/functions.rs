@@ -26,6 +26,9 @@ use remoe_launcher::functions::DEFAULT_MAX_BATCH;
 use remoe_wire::v1::LayerExperts;
 use std::collections::BTreeMap;
 
+/// Replicas of a function, at most.
+const MOST_REPLICAS: u32 = 1024;
+
 /// Loading a large model from a slow volume takes minutes. A container that has not loaded by then is
 /// started again, in seconds.
 pub const LOAD_SECONDS: i32 = 1800;
@@ -152,9 +155,10 @@ fn function(
 }
 
 impl Function {
-    /// Replicas that are to run, those because of load among them.
+    /// Replicas that are to run, those because of load among them: no more than a resource may ask for, whatever an object says
+    /// that nobody checked.
     pub fn most(&self) -> u32 {
-        self.replicas.saturating_add(self.extra)
+        self.replicas.saturating_add(self.extra).min(MOST_REPLICAS)
     }
 
     /// Where one of the replicas is, whatever its incarnation.

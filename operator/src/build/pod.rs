@@ -15,8 +15,10 @@ use std::collections::BTreeMap;
 pub(super) const HEALTH: &str = "health";
 /// The user of all images.
 const USER: i64 = 65532;
-/// How long a function stays on a node of which nobody hears, in seconds: longer than it takes to be replaced.
-const LOST_NODE_SECONDS: i64 = 300;
+/// Taints of a node that is not heard.
+pub(super) const LOST_NODE: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
+/// How long a function bears them by what its identity is made from. [`Ending`](super::ending::Ending) says how long it does.
+const LOST_NODE_SECONDS: i64 = 30;
 /// Where claims with checkpoints are mounted.
 const MODELS: &str = "/models";
 /// Where a function finds its certificate.
@@ -200,8 +202,6 @@ fn non_empty<T>(list: Vec<T>) -> Option<Vec<T>> {
     (!list.is_empty()).then_some(list)
 }
 
-/// The functions of a node that is not heard may be at work all the same, and be heard again. Until then they are replaced
-/// by others beside them, within limits (`replacement.rs`), and nothing ends them meanwhile.
 fn tolerations(template: &PodTemplate) -> Vec<Toleration> {
     let lost = |key: &str| Toleration {
         key: Some(key.to_owned()),
@@ -210,7 +210,7 @@ fn tolerations(template: &PodTemplate) -> Vec<Toleration> {
         toleration_seconds: Some(LOST_NODE_SECONDS),
         value: None,
     };
-    let mut all = vec![lost("node.kubernetes.io/not-ready"), lost("node.kubernetes.io/unreachable")];
+    let mut all: Vec<Toleration> = LOST_NODE.map(lost).into();
     all.extend(template.tolerations.iter().cloned());
     all
 }

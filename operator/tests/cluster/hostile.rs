@@ -114,6 +114,15 @@ async fn restore(server: &Server, demo: &MoEDeployment, before: &BTreeMap<String
             owners.delete(&made.name_any(), &DeleteParams::background()).await.unwrap();
         }
     }
+    // No look finds a pod under another deployment's label: it was replaced, and is whose it is to give back.
+    let pods = server.api::<Pod>();
+    for pod in pods.list(&ListParams::default()).await.unwrap() {
+        let is_of_demo =
+            pod.owner_references().iter().any(|owner| Some(&owner.uid) == demo.metadata.uid.as_ref());
+        if is_of_demo && pod.labels().get(DEPLOYMENT).is_none_or(|deployment| deployment != "demo") {
+            pods.delete(&pod.name_any(), &DeleteParams::default().grace_period(0)).await.unwrap();
+        }
+    }
     let record = facts().record(demo, &subject(&demo.spec.model, None).unwrap()).unwrap();
     let params = PatchParams::apply("test").force();
     let known = Patch::Apply(&record);
