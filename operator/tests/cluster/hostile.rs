@@ -26,7 +26,6 @@ use tokio::time::sleep;
 const OBJECTS: usize = 400;
 /// After so many of them the other deployment loses a pod.
 const AT_ONCE: usize = 20;
-/// What healing that may take.
 
 /// Writes an object of the deployment `demo` spoiled, in its place or beside it under the labels of `other`. Returns whether
 /// the API server took it; none: there is nothing that could be spoiled.

@@ -282,7 +282,7 @@ impl<'s> Main<'s> {
             grid.prompts.iter().map(|&tokens| answered(tokens)).collect::<Result<_, _>>()?;
         let mut steps = vec![(DECODE_PROMPT, behind.step.rest)];
         steps.extend(grid.prompts.iter().zip(&prompts).map(|(tokens, answer)| (*tokens, answer.step.rest)));
-        let expected = grid.prompts.iter().zip(&prompts).last().map_or(0.0, |(tokens, answer)| {
+        let expected = grid.prompts.iter().zip(&prompts).next_back().map_or(0.0, |(tokens, answer)| {
             (answer.prompt.rest + answer.prompt.experts) * grid.long_prompt as f64 / *tokens as f64
         });
         if vcpus >= 1.0 && !grid.prompts.contains(&grid.long_prompt) && expected < LONG_PROMPT_SECONDS {
