@@ -94,6 +94,24 @@ async fn heal(server: &Server, turn: usize) -> Duration {
     took
 }
 
+/// Deletes what the tenant made its own: under the name of an object of `demo` without being owned by it, which the operator leaves
+/// alone and names in a condition, or under another deployment's label, where no look finds it.
+async fn give_back<K>(server: &Server, demo: &MoEDeployment)
+where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    let api = server.api::<K>();
+    for object in api.list(&ListParams::default()).await.unwrap() {
+        let is_owned =
+            object.owner_references().iter().any(|owner| Some(&owner.uid) == demo.metadata.uid.as_ref());
+        let is_seen = object.labels().get(DEPLOYMENT).is_some_and(|deployment| deployment == "demo");
+        if object.name_any().starts_with("demo") && !(is_owned && is_seen) {
+            // It may have ended meanwhile.
+            let _gone = api.delete(&object.name_any(), &DeleteParams::default().grace_period(0)).await;
+        }
+    }
+}
+
 /// The tenant takes back what it asked for and the plans that it made. What its inspector found it cannot find again: there
 /// is no node.
 async fn restore(server: &Server, demo: &MoEDeployment, before: &BTreeMap<String, Value>) {
@@ -113,15 +131,13 @@ async fn restore(server: &Server, demo: &MoEDeployment, before: &BTreeMap<String
             owners.delete(&made.name_any(), &DeleteParams::background()).await.unwrap();
         }
     }
-    // No look finds a pod under another deployment's label: it was replaced, and is whose it is to give back.
-    let pods = server.api::<Pod>();
-    for pod in pods.list(&ListParams::default()).await.unwrap() {
-        let is_of_demo =
-            pod.owner_references().iter().any(|owner| Some(&owner.uid) == demo.metadata.uid.as_ref());
-        if is_of_demo && pod.labels().get(DEPLOYMENT).is_none_or(|deployment| deployment != "demo") {
-            pods.delete(&pod.name_any(), &DeleteParams::default().grace_period(0)).await.unwrap();
-        }
-    }
+    give_back::<Pod>(server, demo).await;
+    give_back::<Service>(server, demo).await;
+    give_back::<NetworkPolicy>(server, demo).await;
+    give_back::<PodDisruptionBudget>(server, demo).await;
+    give_back::<Secret>(server, demo).await;
+    give_back::<MoEPlan>(server, demo).await;
+    give_back::<MoERecord>(server, demo).await;
     let record = facts().record(demo, &subject(&demo.spec.model, None).unwrap()).unwrap();
     let params = PatchParams::apply("test").force();
     let known = Patch::Apply(&record);
