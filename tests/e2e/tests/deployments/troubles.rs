@@ -24,7 +24,9 @@ async fn a_quota_that_is_used_up() {
         let quota = json!({"metadata": {"name": "small"}, "spec": {"hard": {"requests.memory": "310M"}}});
         let quotas = scene.api::<ResourceQuota>();
         quotas.create(&PostParams::default(), &serde_json::from_value(quota).unwrap()).await.unwrap();
-        let demo = Deployment::apply(scene, "demo", &local()).await;
+        let mut spec = local();
+        spec["main"]["memoryMB"]["min"] = json!(400);
+        let demo = Deployment::apply(scene, "demo", &spec).await;
         let degraded = demo.reason("Degraded", "QuotaExceeded").await;
         says(&degraded, &["pod demo-main-", "exceeded quota: small", "requests.memory"]);
         assert_eq!(demo.reason("Ready", "QuotaExceeded").await["status"], "False");
