@@ -1,5 +1,5 @@
-//! What a tenant writes that means harm, through a real API server: refused or healed, and meanwhile somebody else's
-//! deployment is reconciled as always.
+//! What a tenant writes that means harm, through a real API server: nothing of it makes the operator panic, and meanwhile
+//! somebody else's deployment is reconciled as always. What becomes of it is proved in memory (`tenants.rs`).
 
 use crate::api::{Server, eventually, with_server};
 use crate::stage::{Budget, Operator, deploy_as, quiet, run_pods};
