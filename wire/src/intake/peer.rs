@@ -4,6 +4,7 @@ use super::ledger::Rank;
 use crate::identity::Line;
 use futures_util::task::AtomicWaker;
 use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -11,11 +12,14 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::time::{Sleep, sleep};
 use tonic::transport::server::Connected;
 
 /// Bytes that are read from a socket before the tasks of its streams have their turn: what is read is
 /// theirs to account for.
 const PORTION: usize = 32 << 10;
+/// A connection that is over here stays for so long at most, until the other end has closed it too.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// Nothing is read: a message waits for room.
 const PAUSED: u8 = 1;
@@ -174,11 +178,32 @@ pub struct Socket {
     peer: Arc<Peer>,
     /// Bytes read since others had their turn.
     read: usize,
+    /// The end of waiting for the other end, once nothing is written any more.
+    lingering: Option<Pin<Box<Sleep>>>,
 }
 
 impl Socket {
     pub(super) fn new(stream: TcpStream, peer: Arc<Peer>) -> Self {
-        Self { stream, peer, read: 0 }
+        Self { stream, peer, read: 0, lingering: None }
+    }
+
+    /// Reads what still comes, for nobody, until the other end closes. A socket that is dropped while
+    /// something lies unread is reset, and with it goes what the other end has not read yet.
+    fn poll_linger(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let deadline = self.lingering.get_or_insert_with(|| Box::pin(sleep(LINGER)));
+        if deadline.as_mut().poll(context).is_ready() || self.peer.listen(context).is_ready() {
+            return Poll::Ready(());
+        }
+        let mut room = [MaybeUninit::uninit(); 4 << 10];
+        for _ in 0..PORTION / size_of_val(&room) {
+            let mut buffer = ReadBuf::uninit(&mut room);
+            match ready!(Pin::new(&mut self.stream).poll_read(context, &mut buffer)) {
+                Ok(()) if !buffer.filled().is_empty() => (),
+                Ok(()) | Err(_) => return Poll::Ready(()),
+            }
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
     }
 }
 
@@ -249,6 +274,53 @@ impl AsyncWrite for Socket {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
+        if self.lingering.is_none() {
+            ready!(Pin::new(&mut self.stream).poll_shutdown(context))?;
+        }
+        self.poll_linger(context).map(Ok)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::{Peer, Socket};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+
+    /// Both ends of a connection.
+    async fn connection() -> (Socket, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (Socket::new(listener.accept().await.unwrap().0, Peer::new(0)), client)
+    }
+
+    #[tokio::test]
+    async fn what_was_written_arrives_though_something_lies_unread() {
+        const BYTES: usize = 8 << 20;
+        let (mut socket, mut client) = connection().await;
+        client.write_all(&[1; 1000]).await.unwrap();
+        let server = tokio::spawn(async move {
+            socket.write_all(&vec![7; BYTES]).await.unwrap();
+            socket.shutdown().await.unwrap();
+        });
+        let mut read = Vec::new();
+        client.read_to_end(&mut read).await.unwrap();
+        assert_eq!(read.len(), BYTES);
+        drop(client);
+        server.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_end_that_never_closes_is_not_waited_for_without_end() {
+        let (mut socket, _client) = connection().await;
+        socket.shutdown().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn who_makes_place_for_another_does_not_linger() {
+        let (mut socket, _client) = connection().await;
+        socket.peer.close();
+        socket.shutdown().await.unwrap();
     }
 }
