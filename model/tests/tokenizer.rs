@@ -245,7 +245,25 @@ fn tokenizer_files() {
         "decoder": {"type": "Sequence", "decoders": [{"type": "Strip", "content": " ", "start": 0, "stop": 2}]},
         "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}});
     let stripping = stripping.to_string();
-    for text in [&stripping, "", "{}", "[1]", "{\"model\": {\"type\": \"BPE\"}}", "\u{0}"] {
+    // What is no JSON within its parts, and a part that the library expects to be right.
+    let part = |part: &str, broken: &str| {
+        let text = json!({"version": "1.0", "added_tokens": [], "pre_tokenizer": null, "post_processor": null,
+            "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}});
+        text.to_string().replacen('{', &format!("{{\"{part}\": {broken}, "), 1)
+    };
+    let (cut, number) = (part("decoder", "~ull"), part("decoder", "1e999"));
+    let precompiled = part("normalizer", r#"{"type": "Precompiled", "precompiled_charsmap": 7}"#);
+    for text in [
+        &cut,
+        &number,
+        &precompiled,
+        &stripping,
+        "",
+        "{}",
+        "[1]",
+        "{\"model\": {\"type\": \"BPE\"}}",
+        "\u{0}",
+    ] {
         folder.put("tokenizer.json", text);
         let error = Tokenizer::open(folder.path(), 10).unwrap_err();
         assert!(error.to_string().contains("tokenizer.json"), "{error}");
