@@ -6,9 +6,11 @@
 //! them.
 
 use crate::DeviceName;
-use crate::transformer::LoadModelError;
+use remoe_experts::LoadError;
 use remoe_kernels::{AttentionShape, Dtype, KernelError, NumericsClass, Pool};
-use remoe_model::{Activation, Checkpoint, MlaFacts, MlpTensors, NormKind, RopeFacts, TensorRef};
+use remoe_model::{
+    Activation, Checkpoint, CheckpointError, MlaFacts, MlpTensors, NormKind, RopeFacts, TensorRef,
+};
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -39,6 +41,29 @@ pub enum BackendError {
         /// What the others call for.
         expected: usize,
     },
+}
+
+/// Why the weights could not be brought to the device.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadModelError {
+    /// The checkpoint cannot be read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// Weights cannot be packed.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// Dense layers or shared experts cannot be read or packed.
+    #[error(transparent)]
+    Gated(#[from] LoadError),
+    /// The device does not take them.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// A thread that loads layers ended abnormally.
+    #[error("a thread that loads layers panicked")]
+    Panicked,
+    /// The checkpoint's facts contradict each other: a fault of this program.
+    #[error("inconsistent checkpoint facts: {0}")]
+    Inconsistent(&'static str),
 }
 
 /// The rows of one sequence in an iteration.

@@ -1,6 +1,6 @@
+use crate::backend::LoadModelError;
 use crate::device::DeviceError;
 use crate::records::RecordFileError;
-use crate::transformer::LoadModelError;
 use remoe_experts::LoadError;
 use remoe_kernels::KernelError;
 use remoe_model::CheckpointError;

@@ -34,7 +34,7 @@ pub mod text;
 mod transformer;
 mod transition;
 
-pub use backend::Backend;
+pub use backend::{Backend, LoadModelError};
 pub use device::{DeviceError, DeviceName};
 pub use error::Error;
 pub use grammar::Grammar;
@@ -47,4 +47,3 @@ pub use program::main;
 pub use routing_check::check_routing;
 pub use serve::{Listeners, run};
 pub use settings::Settings;
-pub use transformer::LoadModelError;

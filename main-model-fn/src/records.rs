@@ -3,7 +3,7 @@
 //! The engine counts and hands finished records over; a thread of its own writes them. Where the disk
 //! does not keep up, records are dropped and counted: requests never wait for it.
 
-use crate::engine::request::LayerRouting;
+use crate::transformer::LayerRouting;
 use prometheus::{IntCounterVec, Opts, Registry};
 use remoe_predictor::Phase;
 use remoe_predictor::record::{
@@ -37,6 +37,9 @@ pub enum RecordFileError {
         /// Why.
         source: RecordError,
     },
+    /// A metric is registered twice.
+    #[error(transparent)]
+    Metrics(#[from] prometheus::Error),
 }
 
 /// Takes the records of finished requests. Dropping it writes what was taken and ends the thread.
@@ -77,7 +80,11 @@ impl Recorder {
     ///
     /// # Errors
     /// The file cannot be written, or holds something else than records of this model.
-    pub(crate) fn open(path: &Path, header: RecordHeader, registry: &Registry) -> Result<Self, crate::Error> {
+    pub(crate) fn open(
+        path: &Path,
+        header: RecordHeader,
+        registry: &Registry,
+    ) -> Result<Self, RecordFileError> {
         let name = || path.display().to_string();
         let of_file = |source| RecordFileError::File { path: name(), source };
         let of_form = |source| RecordFileError::Form { path: name(), source };

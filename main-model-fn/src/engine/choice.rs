@@ -1,6 +1,6 @@
 //! One continuation of a prompt.
 
-use super::text::TextStream;
+use super::text_stream::TextStream;
 use crate::grammar::Progress;
 use crate::pages::SequenceCache;
 use std::collections::HashMap;

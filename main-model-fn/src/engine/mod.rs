@@ -19,7 +19,7 @@ mod switch;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::panic)]
 mod tests;
-mod text;
+mod text_stream;
 mod thread;
 
 pub use handle::{EngineHandle, Events, RequestLimits};

@@ -1,5 +1,8 @@
 //! What a caller asks of the engine and what it hears back.
 
+pub use crate::experts::{ExpertTally, ExpertTime};
+pub use crate::transformer::{InspectLevel, LayerRouting};
+
 use crate::grammar::Grammar;
 use crate::pages::Tenant;
 use remoe_ledger::Work;
@@ -66,15 +69,6 @@ impl Request {
             span: SpanRef::default(),
         }
     }
-}
-
-/// What an inspection records beside logits; each level holds what those before it do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum InspectLevel {
-    /// Selected experts and their weights.
-    Routing,
-    /// Routing and the hidden states of every position before the final norm.
-    Hidden,
 }
 
 /// How one token is drawn from the logits. Steps apply in the order of the fields.
@@ -275,64 +269,6 @@ pub struct Figures {
     pub activations: Option<Box<Activations>>,
 }
 
-/// Time that iterations spent on routed experts. Requests that share an iteration share its time: each
-/// counts it whole.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ExpertTime {
-    /// In the kernels beside the engine.
-    pub local: Duration,
-    /// Waiting for remote functions, after local kernels and shared experts were done.
-    pub waited: Duration,
-    /// What remote functions said that they computed, all of them together.
-    pub remote: Duration,
-    /// Answers of remote functions.
-    pub calls: u64,
-}
-
-impl ExpertTime {
-    /// The longer of both times each.
-    #[must_use]
-    pub fn max(self, other: Self) -> Self {
-        Self {
-            local: self.local.max(other.local),
-            waited: self.waited.max(other.waited),
-            remote: self.remote.max(other.remote),
-            calls: self.calls.max(other.calls),
-        }
-    }
-}
-
-impl std::ops::AddAssign for ExpertTime {
-    fn add_assign(&mut self, other: Self) {
-        self.local += other.local;
-        self.waited += other.waited;
-        self.remote += other.remote;
-        self.calls += other.calls;
-    }
-}
-
-/// (token, expert) pairs by where they were computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ExpertTally {
-    /// By the kernels beside the engine.
-    pub local: u64,
-    /// By remote functions.
-    pub remote: u64,
-    /// Placed remotely, computed locally because no replica answered.
-    pub fallback: u64,
-    /// Messages that were sent again, to another replica.
-    pub retries: u64,
-}
-
-impl std::ops::AddAssign for ExpertTally {
-    fn add_assign(&mut self, other: Self) {
-        self.local += other.local;
-        self.remote += other.remote;
-        self.fallback += other.fallback;
-        self.retries += other.retries;
-    }
-}
-
 /// A prompt's way through the model.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Inspection {
@@ -343,15 +279,6 @@ pub struct Inspection {
     /// prompt x hidden elements before the final norm, compute dtype, little endian; empty unless
     /// asked for.
     pub hidden: Vec<u8>,
-}
-
-/// The routing of one MoE layer.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct LayerRouting {
-    /// The model's layer id.
-    pub layer: usize,
-    /// Per token: (expert, weight), experts ascending.
-    pub tokens: Vec<Vec<(u32, f32)>>,
 }
 
 #[cfg(test)]

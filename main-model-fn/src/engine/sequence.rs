@@ -9,7 +9,7 @@ use super::sampling::{Draw, Drawn, Outcome, distinct, logprobs};
 use super::scheduler::Pending;
 use super::setback::Setback;
 use super::spans::Spans;
-use super::text::TextStream;
+use super::text_stream::TextStream;
 use crate::backend::BackendError;
 use crate::grammar::{Grammar, GrammarError, Progress};
 use crate::pages::{Page, SequenceCache};

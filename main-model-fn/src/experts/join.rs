@@ -12,7 +12,7 @@ use super::placement::Placement;
 use super::reduce::{ExpertRows, reduce};
 use super::routing::Routed;
 use super::split::remote_slots;
-use crate::engine::request::{ExpertTally, ExpertTime};
+use super::tally::{ExpertTally, ExpertTime};
 use remoe_kernels::{Dtype, Job, NumericsClass, PackedExpert, Pool};
 use remoe_ledger::Pairs;
 use remoe_model::Checkpoint;

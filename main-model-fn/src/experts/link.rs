@@ -56,7 +56,7 @@ pub(crate) enum LinkEvent {
 #[derive(Debug, Clone)]
 pub(crate) enum LinkState {
     Connecting,
-    Ready(Conversation),
+    Ready(OpenStream),
     /// Takes no work; answers to come still count.
     Resting,
     Sick {
@@ -66,7 +66,7 @@ pub(crate) enum LinkState {
 
 /// An open stream.
 #[derive(Debug, Clone)]
-pub(crate) struct Conversation {
+pub(crate) struct OpenStream {
     outbound: mpsc::UnboundedSender<ForwardRequest>,
     /// The engine has lost its patience with this replica, or leaves it alone.
     changed: Arc<Notify>,
@@ -285,7 +285,7 @@ async fn converse(
         Err(_) => return "no answer to Forward in time".to_owned(),
     };
     let changed = Arc::new(Notify::new());
-    shared.set(LinkState::Ready(Conversation { outbound, changed: changed.clone() }));
+    shared.set(LinkState::Ready(OpenStream { outbound, changed: changed.clone() }));
     settle(shared, settled);
     let drained = sleep(Duration::MAX);
     tokio::pin!(drained);

@@ -24,6 +24,7 @@ mod reduce;
 mod replicas;
 mod routing;
 mod split;
+mod tally;
 
 pub(crate) use activity::Activity;
 pub(crate) use calls::{Calls, Followed};
@@ -33,3 +34,4 @@ pub(crate) use link::{Expected, Link, LinkEvent, LinkState};
 pub(crate) use metrics::ExpertMetrics;
 pub(crate) use placement::{LocalExperts, Placement};
 pub(crate) use routing::{Routed, route};
+pub use tally::{ExpertTally, ExpertTime};

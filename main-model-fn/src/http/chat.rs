@@ -5,7 +5,7 @@ use super::generate::{AnswerOptions, Generation, Route, Shared, answer};
 use super::messages::{self, Messages};
 use super::request_body::RequestBody;
 use super::state::HttpState;
-use super::text::{self, TextFrontend};
+use super::text_frontend::{self, TextFrontend};
 use super::tools::{self, Asked, Calls, Format};
 use super::{effort, sampling, structured};
 use axum::extract::{self, State};
@@ -46,7 +46,7 @@ pub(super) fn check(state: &HttpState, mut body: RequestBody) -> Result<Generati
     // The template has written the special tokens.
     let special = body.add_special_tokens.unwrap_or(false);
     let context = state.engine.limits().context_length;
-    let prompt = text::encode(text.as_ref(), context, "messages", &prompt, special)?;
+    let prompt = text_frontend::encode(text.as_ref(), context, "messages", &prompt, special)?;
     let max_tokens = max_tokens.unwrap_or_else(|| {
         let usual = state.options.defaults.max_new_tokens.unwrap_or(usize::MAX);
         shared.room(&prompt).min(usual.max(1))

@@ -1,7 +1,7 @@
 //! The answer in one piece.
 
-use super::exchange::Exchange;
 use super::pieces::{Piece, Pieces};
+use super::running::Running;
 use super::shapes::Shape;
 use super::state::HttpState;
 use axum::Json;
@@ -16,7 +16,7 @@ pub(super) async fn respond(
     state: &HttpState,
     shape: &Shape,
     mut pieces: Pieces,
-    mut exchange: Exchange,
+    mut running: Running,
 ) -> Result<Response, ServiceError> {
     let mut whole: Vec<Piece> = (0..pieces.total()).map(Piece::empty).collect();
     let mut join = |piece: Piece| {
@@ -25,8 +25,8 @@ pub(super) async fn respond(
         }
     };
     pieces.opening().into_iter().for_each(&mut join);
-    while let Some((prompt, event)) = exchange.next().await? {
+    while let Some((prompt, event)) = running.next().await? {
         pieces.of(state, prompt, event)?.into_iter().for_each(&mut join);
     }
-    Ok((exchange.told(), Json(shape.answer(state, whole, &exchange)?)).into_response())
+    Ok((running.told(), Json(shape.answer(state, whole, &running)?)).into_response())
 }

@@ -6,7 +6,7 @@ use super::request_body::RequestBody;
 use super::state::HttpState;
 use super::tools::ToolChoice;
 use super::unsupported::unsupported;
-use super::{sampling, structured, text};
+use super::{sampling, structured, text_frontend};
 use axum::extract::{self, State};
 use axum::response::Response;
 use remoe_http::ApiError;
@@ -80,9 +80,13 @@ pub(super) fn ids_of(
 ) -> Result<Vec<u32>, ServiceError> {
     match (prompt, &state.text) {
         (Prompt::Ids(ids), _) => Ok(ids),
-        (Prompt::Text(prompt), Some(text)) => {
-            text::encode(text.as_ref(), state.engine.limits().context_length, field, &prompt, special)
-        }
+        (Prompt::Text(prompt), Some(text)) => text_frontend::encode(
+            text.as_ref(),
+            state.engine.limits().context_length,
+            field,
+            &prompt,
+            special,
+        ),
         (Prompt::Text(_), None) => {
             let message = format!("the model has no tokenizer: `{field}` must be token ids");
             Err(ServiceError::invalid(field, message))

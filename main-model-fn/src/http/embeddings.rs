@@ -1,8 +1,8 @@
 //! `/v1/embeddings`: the mean of a text's last hidden states.
 
 use super::completions::ids_of;
-use super::exchange::Exchange;
 use super::fields::{Given, Prompts};
+use super::running::Running;
 use super::state::HttpState;
 use super::timing::Timeline;
 use super::unsupported::unsupported;
@@ -76,21 +76,21 @@ pub(super) async fn handle(
     let Wanted { mut requests, base64 } = body::read(&state, request, check).await?;
     requests.iter_mut().for_each(|request| request.tenant = tenant);
     let mut data: Vec<Option<Embedding>> = requests.iter().map(|_| None).collect();
-    let mut exchange = Exchange::start(&state, requests, "input", timeline, span)?;
-    while let Some((index, event)) = exchange.next().await? {
+    let mut running = Running::start(&state, requests, "input", timeline, span)?;
+    while let Some((index, event)) = running.next().await? {
         let Event::Embedding(mean) = event else { continue };
         if let Some(place) = data.get_mut(index) {
             *place = Some(Embedding { object: "embedding", index, embedding: vector(mean, base64)? });
         }
     }
-    let prompt_tokens = exchange.figures().prompt_tokens;
+    let prompt_tokens = running.figures().prompt_tokens;
     let embeddings = Embeddings {
         object: "list",
         data: data.into_iter().flatten().collect(),
         model: state.options.model.clone(),
         usage: Usage { prompt_tokens, total_tokens: prompt_tokens },
     };
-    Ok((exchange.told(), Json(embeddings)).into_response())
+    Ok((running.told(), Json(embeddings)).into_response())
 }
 
 fn check(state: &HttpState, body: EmbeddingsBody) -> Result<Wanted, ServiceError> {

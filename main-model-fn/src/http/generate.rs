@@ -1,8 +1,8 @@
 //! What both generation routes share: from a checked request to its answer.
 
-use super::exchange::Exchange;
 use super::pieces::Pieces;
 use super::request_body::RequestBody;
+use super::running::Running;
 use super::shapes::Shape;
 use super::state::HttpState;
 use super::structured::Structure;
@@ -184,10 +184,10 @@ pub(super) async fn answer(
     let (pieces, requests) = Pieces::new(generation);
     let field = if route == Route::Chat { "messages" } else { "prompt" };
     span.set("gen_ai.operation.name", if route == Route::Chat { "chat" } else { "text_completion" });
-    let exchange = Exchange::start(&state, requests, field, timeline, span)?;
+    let running = Running::start(&state, requests, field, timeline, span)?;
     if stream {
-        Ok(stream::respond(state, shape, pieces, exchange))
+        Ok(stream::respond(state, shape, pieces, running))
     } else {
-        Ok(collect::respond(&state, &shape, pieces, exchange).await?)
+        Ok(collect::respond(&state, &shape, pieces, running).await?)
     }
 }

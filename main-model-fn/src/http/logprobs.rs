@@ -1,6 +1,6 @@
 //! Log-probabilities in the two shapes of the API.
 
-use super::text::TextFrontend;
+use super::text_frontend::TextFrontend;
 use crate::engine::request::TokenLogprobs;
 use remoe_wire::ServiceError;
 use serde::{Serialize, Serializer};

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! body -> request_body (types) -> unsupported, sampling, structured, messages (rules) -> chat | completions
-//!      -> generate: the grammar compiled, engine requests, one per prompt -> exchange: their events, merged
+//!      -> generate: the grammar compiled, engine requests, one per prompt -> running: their events, merged
 //!      -> pieces: what each choice gains, calls of tools told apart -> collect (one answer) | stream (SSE) -> shapes (JSON)
 //! ```
 //!
@@ -18,7 +18,6 @@ mod collect;
 mod completions;
 mod effort;
 mod embeddings;
-mod exchange;
 mod fields;
 pub mod fuzzing;
 mod generate;
@@ -32,6 +31,7 @@ mod plan_metrics;
 mod primer;
 mod request_body;
 mod router;
+mod running;
 mod sampling;
 mod service;
 mod shapes;
@@ -40,7 +40,7 @@ mod stream;
 mod structured;
 #[cfg(test)]
 mod tests;
-mod text;
+mod text_frontend;
 mod timing;
 mod tokenize;
 mod tools;
@@ -51,4 +51,4 @@ pub(crate) use placement::{InForce, ModelCard, PlacementView};
 pub(crate) use primer::PrimerSource;
 pub(crate) use router::serve;
 pub(crate) use state::{HttpOptions, HttpState};
-pub(crate) use text::TextFrontend;
+pub(crate) use text_frontend::TextFrontend;

@@ -1,11 +1,11 @@
 //! Answers and chunks as JSON.
 
-use super::exchange::Exchange;
 use super::generate::{AnswerOptions, Route};
 use super::logprobs::{ChatLogprobs, CompletionLogprobs, for_chat, for_completion};
 use super::pieces::Piece;
+use super::running::Running;
 use super::state::{HttpState, unix_seconds};
-use super::text::TextFrontend;
+use super::text_frontend::TextFrontend;
 use super::tools::CallDelta;
 use super::usage::Usage;
 use remoe_http::random_id;
@@ -143,10 +143,10 @@ impl Shape {
         &self,
         state: &HttpState,
         pieces: Vec<Piece>,
-        exchange: &Exchange,
+        running: &Running,
     ) -> Result<Answer, ServiceError> {
         let choices = pieces.into_iter().map(|piece| self.choice(state, piece));
-        let usage = Usage::new(exchange, self.options.include_figures, state.account().as_deref());
+        let usage = Usage::new(running, self.options.include_figures, state.account().as_deref());
         Ok(self.envelope(state, choices.collect::<Result<_, _>>()?, Some(Some(usage))))
     }
 
@@ -160,9 +160,9 @@ impl Shape {
     }
 
     /// The chunk after all choices have ended, when asked for.
-    pub(super) fn usage_chunk(&self, state: &HttpState, exchange: &Exchange) -> Option<Answer> {
+    pub(super) fn usage_chunk(&self, state: &HttpState, running: &Running) -> Option<Answer> {
         self.options.include_usage.then(|| {
-            let usage = Usage::new(exchange, self.options.include_figures, state.account().as_deref());
+            let usage = Usage::new(running, self.options.include_figures, state.account().as_deref());
             self.envelope(state, Vec::new(), Some(Some(usage)))
         })
     }

@@ -3,7 +3,7 @@
 use super::metrics::HttpMetrics;
 use super::placement::PlacementView;
 use super::primer::PrimerSource;
-use super::text::{TextFrontend, TextTokens};
+use super::text_frontend::{TextFrontend, TextTokens};
 use super::tools::Format;
 use crate::engine::EngineHandle;
 use crate::grammar::{Compiler, Grammar, Source};

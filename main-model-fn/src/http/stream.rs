@@ -1,7 +1,7 @@
 //! The answer as server-sent events.
 
-use super::exchange::Exchange;
 use super::pieces::Pieces;
+use super::running::Running;
 use super::shapes::Shape;
 use super::state::HttpState;
 use axum::body::Body;
@@ -41,15 +41,15 @@ impl From<ServiceError> for Broken {
 }
 
 /// Starts the stream. A task of its own fills it, so that a client that goes is noticed at once.
-pub(super) fn respond(state: Arc<HttpState>, shape: Shape, pieces: Pieces, exchange: Exchange) -> Response {
+pub(super) fn respond(state: Arc<HttpState>, shape: Shape, pieces: Pieces, running: Running) -> Response {
     let (chunks, stream) = mpsc::channel(CHUNKS);
     let (tell, told) = oneshot::channel();
-    let is_asked = exchange.timeline().is_asked();
+    let is_asked = running.timeline().is_asked();
     let filling = async move {
         tokio::select! {
-            // Dropping the exchange ends the engine's work.
+            // Dropping it ends the engine's work.
             () = chunks.closed() => (),
-            trailers = fill(&state, &shape, pieces, exchange, &chunks) => {
+            trailers = fill(&state, &shape, pieces, running, &chunks) => {
                 // Whoever has gone reads no trailers.
                 let _gone = trailers.map(|trailers| tell.send(trailers));
             }
@@ -77,11 +77,11 @@ async fn fill(
     state: &HttpState,
     shape: &Shape,
     pieces: Pieces,
-    exchange: Exchange,
+    running: Running,
     chunks: &Chunks,
 ) -> Option<HeaderMap> {
-    let span = exchange.span.clone();
-    match deliver(state, shape, pieces, exchange, chunks).await {
+    let span = running.span.clone();
+    match deliver(state, shape, pieces, running, chunks).await {
         Ok(told) => {
             let done = Event::default().data("[DONE]");
             // A client that is gone by now has had its answer.
@@ -107,25 +107,25 @@ async fn deliver(
     state: &HttpState,
     shape: &Shape,
     mut pieces: Pieces,
-    mut exchange: Exchange,
+    mut running: Running,
     chunks: &Chunks,
 ) -> Result<HeaderMap, Broken> {
     for piece in pieces.opening() {
         send(chunks, &shape.chunk(state, piece)?).await?;
     }
-    while let Some((prompt, event)) = exchange.next().await? {
+    while let Some((prompt, event)) = running.next().await? {
         for piece in pieces.of(state, prompt, event)? {
             let slow = chunks.capacity() == 0;
             send(chunks, &shape.chunk(state, piece)?).await?;
             if slow {
-                exchange.stopwatch.forget_pace();
+                running.stopwatch.forget_pace();
             }
         }
     }
-    if let Some(chunk) = shape.usage_chunk(state, &exchange) {
+    if let Some(chunk) = shape.usage_chunk(state, &running) {
         send(chunks, &chunk).await?;
     }
-    Ok(exchange.told())
+    Ok(running.told())
 }
 
 /// Waits for room: as long as the client's connection is not given up.

@@ -4,7 +4,7 @@ use super::fields::Given;
 use super::messages::Messages;
 use super::state::HttpState;
 use super::tools::{Asked, Tools};
-use super::{body, chat, effort, text};
+use super::{body, chat, effort, text_frontend};
 use axum::Json;
 use axum::extract::{self, State};
 use remoe_http::ApiError;
@@ -57,7 +57,8 @@ fn tokenize(state: &HttpState, body: TokenizeBody) -> Result<Tokenized, ServiceE
     let text =
         state.text.as_ref().ok_or_else(|| ServiceError::invalid(field, "the model has no tokenizer"))?;
     let context = state.engine.limits().context_length;
-    let encode = |content: &str, special| text::encode(text.as_ref(), context, field, content, special);
+    let encode =
+        |content: &str, special| text_frontend::encode(text.as_ref(), context, field, content, special);
     let tokens = match (body.prompt, body.messages) {
         (Some(prompt), None) => encode(&prompt, body.add_special_tokens.unwrap_or(true))?,
         (None, Some(messages)) => {

@@ -1,7 +1,7 @@
 //! What a request took.
 
-use super::exchange::Exchange;
 use super::placement::measured;
+use super::running::Running;
 use super::timing::Timing;
 use crate::engine::request::ExpertTime;
 use remoe_ledger::Told;
@@ -110,8 +110,8 @@ struct Experts {
 
 impl Usage {
     /// With Remoe's own figures where the request asks for them, compared with the plan of `account`.
-    pub(super) fn new(exchange: &Exchange, include_figures: bool, account: Option<&Account>) -> Self {
-        let figures = exchange.figures();
+    pub(super) fn new(running: &Running, include_figures: bool, account: Option<&Account>) -> Self {
+        let figures = running.figures();
         Self {
             prompt_tokens: figures.prompt_tokens,
             completion_tokens: figures.completion_tokens,
@@ -134,8 +134,8 @@ impl Usage {
                 },
                 forwarded_positions: figures.forwarded_positions,
                 plan: account.map(|account| account.compare(&measured(figures))),
-                timing: exchange.timeline().timing(),
-                cost: exchange.cost().map(Cost::from),
+                timing: running.timeline().timing(),
+                cost: running.cost().map(Cost::from),
             }),
         }
     }

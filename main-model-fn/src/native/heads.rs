@@ -4,8 +4,7 @@
 
 use super::Rows;
 use super::rows::Spare;
-use crate::backend::{BackendError, Held};
-use crate::transformer::LoadModelError;
+use crate::backend::{BackendError, Held, LoadModelError};
 use remoe_experts::stored_dtype;
 use remoe_kernels::{MAX_ROWS, NumericsClass, PackedMatrix, Pool, Product};
 use remoe_model::{Checkpoint, MlaFacts, TensorRef};

@@ -10,9 +10,8 @@ mod heads;
 mod pages;
 mod rows;
 
-use crate::backend::{Affine, Backend, BackendError, Held, PAGE_POSITIONS, Span};
+use crate::backend::{Affine, Backend, BackendError, Held, LoadModelError, PAGE_POSITIONS, Span};
 use crate::device::{DeviceError, DeviceName};
-use crate::transformer::LoadModelError;
 use heads::NativeHeads;
 use pages::NativePages;
 use remoe_experts::{load_floats, load_gated, load_matrix, stored_dtype};

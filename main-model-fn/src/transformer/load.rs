@@ -2,8 +2,8 @@
 
 use super::attention::{Attention, GroupedQueryAttention, LatentAttention};
 use super::mlp::{Besides, Mlp, Moe, SharedExperts};
-use super::{Layer, LoadModelError, Positions, Transformer};
-use crate::backend::{Affine, Backend};
+use super::{Layer, Positions, Transformer};
+use crate::backend::{Affine, Backend, LoadModelError};
 use remoe_experts::{in_parallel, load_floats};
 use remoe_kernels::numerics::to_bf16;
 use remoe_kernels::{AttentionShape, Dtype, NumericsClass};

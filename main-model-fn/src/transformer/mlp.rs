@@ -1,8 +1,7 @@
 //! The feed-forward part of one layer: dense, or routed experts beside shared ones.
 
-use super::ForwardError;
+use super::{ForwardError, LayerRouting};
 use crate::backend::{Backend, Held};
-use crate::engine::request::LayerRouting;
 use crate::experts::{Experts, LayerCall, Routed, route};
 use remoe_kernels::Dtype;
 use remoe_model::RoutingFacts;

@@ -8,12 +8,13 @@ mod attention;
 mod error;
 mod load;
 mod mlp;
+mod trace;
 
 pub(crate) use error::ForwardError;
-pub use error::LoadModelError;
+pub(crate) use trace::Trace;
+pub use trace::{InspectLevel, LayerRouting};
 
 use crate::backend::{Backend, BackendError, Held, Span};
-use crate::engine::request::{InspectLevel, LayerRouting};
 use crate::experts::Experts;
 use crate::pages::SequenceCache;
 use attention::{Attention, Context};
@@ -111,14 +112,6 @@ pub(crate) struct Output {
     pub(crate) states: Vec<f32>,
     /// Routing and final hidden states of all rows, when asked for.
     pub(crate) trace: Option<Trace>,
-}
-
-/// What an inspection sees of an iteration's rows.
-#[derive(Default)]
-pub(crate) struct Trace {
-    pub(crate) routing: Vec<LayerRouting>,
-    /// rows x hidden, before the final norm, compute dtype, little endian; empty unless asked for.
-    pub(crate) hidden: Vec<u8>,
 }
 
 impl<B: Backend> Model for Transformer<B> {

@@ -14,7 +14,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{StreamExt, StreamMap};
 
 /// A running generation. Dropping it ends the engine's work on it.
-pub(super) struct Exchange {
+pub(super) struct Running {
     events: StreamMap<usize, ReceiverStream<Event>>,
     /// Prompts whose end has not come.
     open: usize,
@@ -31,7 +31,7 @@ pub(super) struct Exchange {
     pub(super) stopwatch: Stopwatch,
 }
 
-impl Exchange {
+impl Running {
     /// Hands `requests` to the engine: all or none. Their prompts stand in `field`.
     ///
     /// # Errors
