@@ -6,10 +6,11 @@ use crate::bill::Bill;
 use crate::budget::within_budget;
 use crate::caller::Caller;
 use crate::course::Course;
-use crate::gateway::{Gateway, ROOM_UNIT};
+use crate::gateway::Gateway;
 use crate::keys::Privacy;
 use crate::model::{Entry, Grant, Model, Refused, Waiter};
 use crate::relay::{Account, Obtained, Relay};
+use crate::room::{NoRoom, Room};
 use axum::Extension;
 use axum::body::{Body, HttpBody};
 use axum::extract::{Request, State};
@@ -23,7 +24,6 @@ use remoe_traces::{SpanRef, TRACEPARENT, TRACESTATE, is_valid};
 use remoe_wire::{ErrorCode, ServiceError};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::OwnedSemaphorePermit;
 
 /// Says that a request waited for functions to start.
 const COLD_START: HeaderName = HeaderName::from_static("x-remoe-cold-start");
@@ -80,7 +80,7 @@ pub(crate) struct Call {
     /// What its experts do is asked for.
     is_sighted: bool,
     course: Course,
-    _room: OwnedSemaphorePermit,
+    _room: Room,
 }
 
 /// Answers a generation, or another request with a body that names its model.
@@ -92,7 +92,7 @@ pub(crate) async fn handle(
     let arrived = Instant::now();
     let span = request.extensions().get::<SpanRef>().cloned().unwrap_or_default();
     let options = gateway.options();
-    let mut room = room(&gateway, &request)?;
+    let mut room = room(&gateway, &request, &caller)?;
     let mut headers = forwarded(request.headers(), &caller);
     if let Some(RequestId(id)) = request.extensions().get() {
         headers.insert(REQUEST_ID, id.clone());
@@ -101,9 +101,7 @@ pub(crate) async fn handle(
     let takes_trailers = takes_trailers(request.headers());
     let asked_headers = request.headers().clone();
     let body = receive(request, options.body_limit, options.body_timeout).await?;
-    // What was announced, or could have come, is more than what came.
-    let surplus = room.num_permits().saturating_sub(body.len().div_ceil(ROOM_UNIT));
-    drop(room.split(surplus));
+    room.keep(body.len());
     let asked = read(&gateway, &body).await?;
     let stream = asked.stream.unwrap_or(false);
     // A time that no clock can show is no limit.
@@ -192,13 +190,16 @@ impl From<Refused> for ApiError {
 }
 
 /// Room for the body, before any of it is read.
-fn room(gateway: &Gateway, request: &Request) -> Result<OwnedSemaphorePermit, ApiError> {
+fn room(gateway: &Gateway, request: &Request, caller: &Caller) -> Result<Room, ApiError> {
     let limit = gateway.options().body_limit;
     let most = request.body().size_hint().upper().and_then(|most| usize::try_from(most).ok());
-    let units = most.unwrap_or(limit).min(limit).div_ceil(ROOM_UNIT);
-    let units = u32::try_from(units).unwrap_or(u32::MAX);
-    gateway.room.clone().try_acquire_many_owned(units).map_err(|_full| {
-        let message = "the bodies of other requests take all room there is; try again later";
+    gateway.rooms.take(&caller.client, most.unwrap_or(limit).min(limit)).map_err(|full| {
+        let message = match full {
+            NoRoom::Everybody => "the bodies of other requests take all room there is; try again later",
+            NoRoom::Client => {
+                "the bodies of your other requests take all room that one client may have; try again later"
+            }
+        };
         ServiceError::new(ErrorCode::ResourceExhausted, message).into()
     })
 }

@@ -6,6 +6,7 @@ use crate::caller::Caller;
 use crate::keys::Keys;
 use crate::metrics::GatewayMetrics;
 use crate::model::Model;
+use crate::room::Rooms;
 use crate::router::{metrics_routes, own_metrics_routes, routes};
 use axum::Router;
 use bytes::Bytes;
@@ -20,15 +21,12 @@ use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 /// Connecting to a function takes longer than this only where it is gone.
 const CONNECT: Duration = Duration::from_secs(2);
 /// Kept connections to functions end before the functions would end them.
 const KEEP: Duration = Duration::from_secs(30);
-/// What room for bodies is counted in.
-pub(crate) const ROOM_UNIT: usize = 1 << 10;
 
 /// What a deployment chooses about its gateway.
 pub struct GatewayOptions {
@@ -82,8 +80,8 @@ pub struct Gateway {
     upstream: Upstream,
     /// Bodies that are read at the same time.
     pub(crate) lanes: Lanes,
-    /// For bodies, in units.
-    pub(crate) room: Arc<Semaphore>,
+    /// For bodies.
+    pub(crate) rooms: Arc<Rooms>,
     pub(crate) created: u64,
 }
 
@@ -109,10 +107,9 @@ impl Gateway {
             .build(connector);
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         options.keys.warn_without(&models);
-        let units = options.bodies_limit.max(options.body_limit).div_ceil(ROOM_UNIT);
         Arc::new(Self {
             lanes: Lanes::new(cores, options.body_limit),
-            room: Arc::new(Semaphore::new(units.min(Semaphore::MAX_PERMITS))),
+            rooms: Rooms::new(options.bodies_limit, options.body_limit),
             keys: RwLock::new(Arc::new(std::mem::take(&mut options.keys))),
             options,
             catalogue: RwLock::new(Catalogue { models: models.into(), is_whole: false }),

@@ -35,6 +35,7 @@ mod placement;
 mod queue;
 mod rates;
 mod relay;
+mod room;
 mod router;
 mod timeline;
 mod witness;

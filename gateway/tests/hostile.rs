@@ -37,6 +37,48 @@ async fn raw(address: SocketAddr, request: &[u8]) -> String {
     String::from_utf8_lossy(&came).into_owned()
 }
 
+/// Bodies that never come to their end take the room of their sender, and half of all at most.
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_that_are_never_finished_keep_no_other_tenant_out() {
+    const BODY: usize = 64 << 10;
+    let keys = Keys::none().with_key("one", KEY).unwrap().with_key("two", "key-of-two").unwrap();
+    let options =
+        GatewayOptions { keys, body_limit: BODY, bodies_limit: 8 * BODY, ..GatewayOptions::default() };
+    let stage = Stage::new(options, |_| {}, 8, None).await;
+    let mut stalled = Vec::new();
+    for _ in 0..8 {
+        let mut stream = TcpStream::connect(stage.address).await.unwrap();
+        stream.write_all(&post("Transfer-Encoding: chunked", "1\r\n{\r\n")).await.unwrap();
+        stalled.push(stream);
+    }
+    // Those beyond its half are refused, which is when the others have been seen.
+    let mut refused = 0;
+    for stream in &mut stalled[4..] {
+        let mut came = [0; 256];
+        let length = timeout(LONG, stream.read(&mut came)).await.expect("an answer").unwrap();
+        let came = String::from_utf8_lossy(&came[..length]);
+        assert!(came.starts_with("HTTP/1.1 429"), "{came}");
+        refused += 1;
+    }
+    assert_eq!(refused, 4);
+    let authorization = [("authorization", "Bearer key-of-two")];
+    for _ in 0..4 {
+        let (head, body) = stage.ask(&json!({"model": "m", "x": 1}), &authorization).await;
+        assert_eq!(head.status(), 200, "{body}");
+    }
+    // What its sender gives up is there again.
+    drop(stalled);
+    stage.until(|stage| stage.model.load() == (0, 0)).await;
+    let came = loop {
+        let came = raw(stage.address, &sized(br#"{"model":"m","x":2}"#)).await;
+        if statuses(&came) != [429] {
+            break came;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    assert_eq!(statuses(&came), [200], "{came}");
+}
+
 /// The status codes of all answers in `came`.
 fn statuses(came: &str) -> Vec<u16> {
     let lines = came.split("HTTP/1.1 ").skip(1);
