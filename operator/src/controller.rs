@@ -203,6 +203,7 @@ impl Shared {
         self.context.conversations.end(key);
         self.context.starting.end(key);
         self.context.fleet.forget(key);
+        self.context.turns.end(key);
         self.context.rests.forget(key);
         self.context.loads.forget(key);
     }

@@ -60,6 +60,7 @@ mod serve;
 mod settings;
 pub mod starting;
 mod term;
+pub mod turn;
 
 pub use run::{RunError, run};
 pub use settings::{Command, RunSettings, Settings, SignerName};

@@ -56,6 +56,8 @@ pub struct Observed {
     pub gateways: BTreeSet<String>,
     /// Main functions that start now would not find a certificate.
     pub uncertified: bool,
+    /// Others are being made anew as nobody asked: it is not the deployment's turn yet.
+    pub waits: bool,
     /// Until when this operator looks for no plan that follows requests.
     pub rest: Rest,
     /// Since when this operator has been looking.
@@ -160,6 +162,7 @@ pub(super) async fn observe(
         demand,
         gateways: live,
         uncertified: false,
+        waits: false,
         rest: Rest::default(),
         since: gateways.map_or(Timestamp::UNIX_EPOCH, |gateways| gateways.since),
         now: Timestamp::now(),

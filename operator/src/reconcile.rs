@@ -26,8 +26,10 @@ use super::resting;
 use super::starting::Starting;
 use super::status::{Findings, status};
 use super::steps::{Write, steps};
+use super::turn::{self, Turns};
 use futures_util::FutureExt;
 use kube::runtime::events::Recorder;
+use kube::runtime::reflector::ObjectRef;
 use kube::{Client, ResourceExt};
 use remoe_scaling::History;
 use remoe_sleep::Phase;
@@ -59,6 +61,8 @@ pub(super) struct Context {
     pub(super) starting: Starting,
     /// What looks at all deployments saw.
     pub(super) fleet: PerDeployment<Silence>,
+    /// Who is made anew although nobody asked.
+    pub(super) turns: Turns,
     /// Who holds requests; none: nobody does.
     pub(super) gateways: Option<Gateways>,
     /// Until when plans that follow requests are not looked for.
@@ -167,13 +171,16 @@ async fn contained<T>(run: impl Future<Output = Result<T, ReconcileError>>) -> R
 }
 
 async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, ReconcileError> {
-    let Context { around, recorder, conversations, starting, fleet, identities, gateways, rests, .. } =
-        context;
+    let Context {
+        around, recorder, conversations, starting, fleet, turns, identities, gateways, rests, ..
+    } = context;
     let namespace = owner.namespace().unwrap_or_default();
     let calls = Calls::new(context.client.clone(), &namespace, context.metrics.writes.clone());
 
     let said = (conversations.heard(owner), starting.serving(owner));
-    let others = fleet.but(owner).into_iter().fold(Silence::default(), Silence::and);
+    let others = fleet.but(owner);
+    let deployments = others.len() + 1;
+    let others = others.into_iter().fold(Silence::default(), Silence::and);
     // Certificates before any pod is made, which waits for its own, and before one that serves ends for it. What fails there
     // keeps nothing from healing: most pods have theirs. Beside what is read: somebody may wait for this look.
     let (observed, certified) =
@@ -206,7 +213,13 @@ async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, R
     if !planned.given_up.is_empty() {
         rests.note(owner, rest_after_giving_up(owner, &observed));
     }
+    let target = planned.target.as_ref().map(|target| &target.revision);
+    let is_new = target.is_some_and(|target| turn::is_needed(owner, &pods, &observed.table(owner), target));
+    observed.waits = is_new && !turns.take(owner, deployments, observed.now);
     let steps = steps(owner, (&observed, pods), &known, &planned, around)?;
+    if steps.settled {
+        turns.end(&ObjectRef::from_obj(owner));
+    }
     fleet.note(owner, Silence::among(&steps.pods));
     let trust = identities.trust(owner).await;
     let (applied, outcome) = apply(&calls, owner, &steps.writes).await;

@@ -14,6 +14,7 @@ use super::serve::serve;
 use super::settings::RunSettings;
 use super::starting::Starting;
 use super::term::writes_within;
+use super::turn::Turns;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
 use remoe_function::program_registry;
@@ -134,6 +135,7 @@ async fn lead(
         conversations,
         starting,
         fleet: PerDeployment::default(),
+        turns: Turns::default(),
         rests: PerDeployment::default(),
         loads: PerDeployment::default(),
     };

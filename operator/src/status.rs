@@ -57,6 +57,8 @@ pub struct Findings<'a> {
     pub saved: Option<i64>,
     /// Whether everything is as it is to be.
     pub settled: bool,
+    /// Whether others have their turn before it.
+    pub waits: bool,
     /// When.
     pub now: Timestamp,
 }
@@ -89,6 +91,7 @@ impl<'a> Findings<'a> {
             per_hour: per_hour(&paid(deployment, &observed.pods, true)),
             saved: saved(observed),
             settled: steps.settled,
+            waits: observed.waits,
             now: observed.now,
         };
         for (component, trouble) in refused {
@@ -305,6 +308,14 @@ fn progressing(findings: &Findings<'_>, last_progress: Timestamp) -> Verdict {
         }
         (_, Some((target, _))) if findings.settled => {
             return Verdict::no("Settled", format!("everything is as plan {} has it", target.plan));
+        }
+        (_, Some((target, _))) if findings.waits => {
+            let message = format!(
+                "what there is works; it is made anew, as plan {} and this version of the operator have it, when \
+                 other deployments are, which is done a few at a time",
+                target.plan
+            );
+            return Verdict::yes("WaitsItsTurn", message);
         }
         (_, Some((target, _))) => {
             let ready = how_many(target, findings.pods);

@@ -338,7 +338,7 @@ pub struct PodTemplate {
     #[schemars(extend("maxProperties" = 64))]
     pub node_selector: BTreeMap<String, String>,
     /// Taints that the pods tolerate, beside those of nodes that are not ready or not reachable, which
-    /// every function tolerates for 30 seconds.
+    /// every function tolerates for five minutes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     #[x_kube(merge_strategy = ListMerge::Atomic)]

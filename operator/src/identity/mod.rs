@@ -176,6 +176,10 @@ impl Identities {
                 Err(IdentityFailure::Call(error)) if error.code() == 403 && !error.namespace_ends() => {
                     Kept::Refused(not_permitted(owner, &error))
                 }
+                // Somebody made it what cannot be changed.
+                Err(IdentityFailure::Call(error)) if error.code() == 422 => {
+                    Kept::Refused(not_changed(owner, part, &error))
+                }
                 kept => kept?,
             };
             mains &= part != Component::Main || kept == Kept::There;
@@ -235,6 +239,14 @@ fn not_permitted(owner: &MoEDeployment, error: &CallError) -> Trouble {
         "functions get no certificates: {error}; list {namespace} under identity.namespaces of the operator's chart"
     );
     Trouble::new("IdentityNotPermitted", message)
+}
+
+fn not_changed(owner: &MoEDeployment, part: Component, error: &CallError) -> Trouble {
+    let message = format!(
+        "the certificate in {} is not renewed: {error}; delete that object, the operator makes it anew",
+        signed_name(&owner.name_any(), part)
+    );
+    Trouble::new("IdentityNotWritten", message)
 }
 
 /// The operator of the release in `namespace`.

@@ -34,6 +34,11 @@ impl Steps {
             return Ok(());
         };
         self.budgets(scene, &target.revision);
+        if scene.observed.waits {
+            self.speak(scene, &table);
+            self.look_within(LATER);
+            return Ok(());
+        }
         let name = scene.owner.name_any();
         let rollout = step(rollout::Scene {
             deployment: &name,

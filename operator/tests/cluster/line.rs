@@ -2,10 +2,11 @@
 
 use crate::tenants::Dice;
 use crate::world::{Answer, World};
-use remoe_operator::api::{MoEDeploymentSpec, MoEDeploymentStatus};
+use remoe_operator::api::{ConditionType, MoEDeploymentSpec, MoEDeploymentStatus};
 use remoe_operator::observed::Observed;
 use remoe_operator::planned::PlanState;
 use remoe_operator::steps::Write;
+use remoe_operator::turn;
 use serde_json::json;
 
 /// Looks of a bad day.
@@ -168,6 +169,48 @@ fn a_plan_that_failed_gives_way_to_the_one_that_serves() {
     assert_eq!(world.there.pods.len(), pods);
     world.owner.metadata.generation = Some(2);
     assert_eq!(world.look().0.target.unwrap().revision.plan, hash);
+}
+
+/// What nobody asked for, here another version of the operator, waits for its turn: until then what there is stays as it is.
+/// What a person asks for waits for nobody, nor does what has lost a function.
+#[test]
+fn what_nobody_asked_for_waits_its_turn() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    world.owner.metadata.generation = Some(1);
+    world.owner.status = Some(world.look_and_state().2);
+    let is_needed = |world: &mut World| {
+        let target = world.look().0.target.unwrap().revision;
+        let table = world.there.table(&world.owner);
+        turn::is_needed(&world.owner, &world.there.functions(&world.owner), &table, &target)
+    };
+    assert!(!is_needed(&mut world), "nothing is new");
+    world.around.main_image = "main:2".to_owned();
+    assert!(is_needed(&mut world));
+
+    let functions = |write: &&Write| matches!(write, Write::Create(_) | Write::Delete(_) | Write::Routing(_));
+    world.there.waits = true;
+    let (_, steps, stated) = world.look_and_state();
+    assert_eq!(steps.writes.iter().find(functions), None);
+    assert!(!steps.partners.is_empty() && !steps.settled, "main functions are asked on");
+    let reason = |kind: ConditionType| stated.condition(kind).unwrap().reason.clone();
+    assert_eq!(reason(ConditionType::Progressing), "WaitsItsTurn");
+    assert_eq!(stated.condition(ConditionType::Ready).unwrap().status, "True");
+
+    world.owner.metadata.generation = Some(2);
+    assert!(!is_needed(&mut world), "somebody asked for it");
+    world.owner.metadata.generation = Some(1);
+    let (before, at) = (world.clone(), world.there.pods.len() - 1);
+    for lost in [0, at] {
+        world = before.clone();
+        world.there.pods.remove(lost);
+        assert!(!is_needed(&mut world), "pod {lost} is missing");
+    }
+    world = before;
+    world.there.waits = false;
+    assert!(world.look().1.writes.iter().any(|write| matches!(write, Write::Create(_))), "it has its turn");
+    world.settle();
+    assert!(!is_needed(&mut world));
 }
 
 /// A deployment whose plan cannot be made is kept as it runs.

@@ -73,6 +73,7 @@ impl Scene {
             per_hour: 21_000_000,
             saved: Some(-1_234_567_890),
             settled,
+            waits: false,
             now: self.now,
         });
         self.owner.status = Some(found.clone());

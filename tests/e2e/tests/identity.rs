@@ -4,7 +4,7 @@
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret};
 use kube::ResourceExt;
-use kube::api::{DeleteParams, ListParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use remoe_e2e::deployment::{Deployment, Stream, chat};
 use remoe_e2e::host_operator::image;
 use remoe_e2e::scene::Scene;
@@ -268,6 +268,19 @@ async fn certificates_change_under_a_hundred_streams() {
         let now = certificates(scene).await;
         let lives = |all: &BTreeMap<String, (Vec<u8>, i32)>, uid: &String| all.get(uid).map(|(_, lives)| *lives);
         assert!(after.keys().all(|uid| lives(&now, uid) == lives(&before, uid)), "something was started again");
+
+        // One that nobody can change any more is named, and made anew once it is gone.
+        let spoiled = json!({"immutable": true, "data": {"tls.crt": "eA=="}});
+        secrets.patch(SECRETS[0], &PatchParams::default(), &Patch::Merge(&spoiled)).await.unwrap();
+        let degraded = demo.reason("Degraded", "IdentityNotWritten").await;
+        let message = degraded["message"].as_str().unwrap();
+        assert!(message.contains(SECRETS[0]), "{message}");
+        secrets.delete(SECRETS[0], &DeleteParams::default()).await.unwrap();
+        until(LONG, "another certificate", async || {
+            let secret = secrets.get_opt(SECRETS[0]).await.unwrap()?;
+            (secret.immutable != Some(true)).then_some(())
+        })
+        .await;
         demo.delete().await;
         until(LONG, "the end of the certificates", async || {
             let listed = secrets.list(&ListParams::default()).await.unwrap();

@@ -41,6 +41,9 @@ async fn kill_operator(cluster: &Cluster) {
     signal(process, Signal::KILL);
 }
 
+/// Requests that wait for one wake.
+const CLIENTS: usize = 50;
+
 /// The operator, the first main function and one of two gateways are killed while functions start.
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_is_killed_while_functions_start_nobody_is_lost() {
@@ -54,7 +57,7 @@ async fn whoever_is_killed_while_functions_start_nobody_is_lost() {
             gateways::asleep(scene, &demo).await;
             let doors = gateways::pods(cluster, 2).await;
             let (one, other) = (gateways::address(&doors[0]), gateways::address(&doors[1]));
-            let asking = join_all((0..20).map(|number| {
+            let asking = join_all((0..CLIENTS).map(|number| {
                 let (first, second) = if number % 2 == 0 { (one, other) } else { (other, one) };
                 gateways::ask(first, second, &name)
             }));
@@ -78,7 +81,7 @@ async fn whoever_is_killed_while_functions_start_nobody_is_lost() {
                 }
             };
             let (answers, ()) = tokio::join!(asking, killing);
-            assert_eq!(answers.len(), 20, "{victim}");
+            assert_eq!(answers.len(), CLIENTS, "{victim}");
             assert_eq!(
                 gateways::demand(scene, "demo").await["spec"]["wakes"],
                 wake + 1,
@@ -324,7 +327,8 @@ async fn a_gateway_cut_off_and_a_leader_killed_while_draining_lose_nobody() {
             }
             gateways::asleep(scene, &demo).await;
             let woken = wakes(scene).await;
-            join_all((0..10).map(|number| gateways::ask(at[number % 2], at[1 - number % 2], &name))).await;
+            join_all((0..CLIENTS).map(|number| gateways::ask(at[number % 2], at[1 - number % 2], &name)))
+                .await;
             assert_eq!(wakes(scene).await, woken + 1, "one wake");
             assert!(!held.is_finished(), "who may not be counted on sends nobody to functions");
             enough.store(true, Ordering::SeqCst);
@@ -383,7 +387,7 @@ async fn groups_that_sleep_wake_for_who_asks_and_lose_nobody() {
                 (!groups.is_empty() && groups.iter().all(sleeps)).then_some(())
             })
             .await;
-            let asking = join_all((0..10).map(|_| gateways::ask(gateway, gateway, &name)));
+            let asking = join_all((0..CLIENTS).map(|_| gateways::ask(gateway, gateway, &name)));
             let killing = async {
                 match victim {
                     "operator" => kill_operator(cluster).await,
@@ -415,7 +419,7 @@ async fn groups_that_sleep_wake_for_who_asks_and_lose_nobody() {
         }
         demo.patch(&json!({"spec": {"scaling": scaling("2s")}})).await;
         gateways::asleep(scene, &demo).await;
-        let answers = join_all((0..10).map(|_| gateways::ask(gateway, gateway, &name))).await;
+        let answers = join_all((0..CLIENTS).map(|_| gateways::ask(gateway, gateway, &name))).await;
         assert!(answers.iter().all(|answer| answer.body["choices"] == expected));
         assert_eq!(gateways::demand(scene, "demo").await["spec"]["wakes"], 1);
         gateways::asleep(scene, &demo).await;
