@@ -81,10 +81,10 @@ async fn smallest_lead(control: &Control, request: &GenerateRequest, tokens: &[u
 
 /// Starts everything, with `requests` waiting for the first routing so that all of them begin in the
 /// same iteration; then each of them alone.
-async fn together_and_alone(model: &Model, requests: &[GenerateRequest]) -> f32 {
+async fn together_and_alone(model: &Model, options: Options, requests: &[GenerateRequest]) -> f32 {
     let name = &model.name;
     let checkpoint = model.checkpoint();
-    let main = MainFunction::start(&model.folder, Options::dtype("float32")).await;
+    let main = MainFunction::start(&model.folder, options).await;
     let experts = all_experts(&checkpoint);
     let remote = RemoteFunction::start(&model.folder, &experts, Options::dtype("float32")).await;
     let mut waiting = Vec::new();
@@ -122,8 +122,16 @@ async fn together_and_alone(model: &Model, requests: &[GenerateRequest]) -> f32 
 #[tokio::test(flavor = "multi_thread")]
 async fn eight_mixed_requests_get_the_tokens_that_they_get_alone() {
     for model in served_fixtures().iter().chain([&Model::demo()]) {
-        let lead = together_and_alone(model, &mixed(model)).await;
+        let lead = together_and_alone(model, Options::dtype("float32"), &mixed(model)).await;
         println!("{}: smallest lead of the top token {lead:.1e} of the largest logit", model.name);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn eight_mixed_requests_get_the_tokens_that_they_get_alone_by_libtorch() {
+    for name in ["olmoe-basic", "dsv2-basic"] {
+        let model = Model::fixture(name);
+        together_and_alone(&model, Options::dtype("float32").torch(), &mixed(&model)).await;
     }
 }
 
@@ -132,7 +140,7 @@ async fn eight_equal_requests_take_as_many_forwards_as_one() {
     let model = Model::fixture("olmoe-basic");
     let prompt = &model.prompts()[3];
     let requests: Vec<_> = (0..8).map(|seed| seeded(prompt, 24, seed)).collect();
-    together_and_alone(&model, &requests).await;
+    together_and_alone(&model, Options::dtype("float32"), &requests).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -97,6 +97,40 @@ async fn bfloat16_answers_do_not_depend_on_groups() {
     }
 }
 
+/// What a group computed is computed without it, bit for bit, however many others are left.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_that_is_killed_changes_no_bit() {
+    for (name, dtype) in [("olmoe-basic", "float32"), ("mixtral-basic", "bfloat16")] {
+        let model = Model::fixture(name);
+        let remote = remote_sets(&model.checkpoint(), 1.0);
+        let main = MainFunction::start(&model.folder, Options::dtype(dtype)).await;
+        main.control.route(&[], &[]).await;
+        let reference = ask(&main.control, &model, &[]).await.prompts;
+        for groups in 1..=GROUPS {
+            let dealt = dealt(&remote, groups);
+            let mut functions = Vec::new();
+            for sets in &dealt {
+                let experts = format_listing(sets);
+                functions.push(RemoteFunction::start(&model.folder, &experts, Options::dtype(dtype)).await);
+            }
+            main.control.route_parts(&hosted(&functions, &dealt, 1), &remote).await;
+            assert!(
+                ask(&main.control, &model, &remote).await.prompts == reference,
+                "{name}, {groups} groups"
+            );
+            functions[0].process.signal(Signal::KILL);
+            let mut fallback = 0;
+            for (ids, expected) in model.prompts().iter().zip(&reference) {
+                let reply = main.control.inspect_ids(ids).await;
+                let logits = reply.last_logits.iter().map(|logit| logit.to_bits()).collect();
+                assert!((reply.hidden.to_vec(), logits) == *expected, "{name}, {groups} groups, one killed");
+                fallback += reply.experts.unwrap().fallback;
+            }
+            assert!(fallback > 0, "{name}, {groups} groups: nothing was made up for");
+        }
+    }
+}
+
 /// Sets that overlap in every way, in functions that host nothing else: each message goes where all of its
 /// experts are, every pair goes once, and the functions' own weights give the answer.
 #[tokio::test(flavor = "multi_thread")]

@@ -126,6 +126,16 @@ async fn bfloat16_answers_do_not_depend_on_placement() {
     }
 }
 
+/// LibTorch's operations stand above the same experts: one family with latent attention and one without.
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_by_libtorch_do_not_depend_on_placement() {
+    for name in ["olmoe-basic", "dsv2-basic"] {
+        for dtype in ["float32", "bfloat16"] {
+            same_everywhere(&Model::fixture(name), &Options::dtype(dtype).torch()).await;
+        }
+    }
+}
+
 /// One family with biases among them and one with latent attention, whose other weights are int8 beside such experts;
 /// the other families differ in nothing that the kernels see.
 #[tokio::test(flavor = "multi_thread")]

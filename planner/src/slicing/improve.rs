@@ -20,18 +20,14 @@ impl Slicing<'_, '_> {
                 let pairs = near.iter().flat_map(|plan| self.neighbours(plan, usize::MAX));
                 let affordable = near.len() * near.len() <= *left;
                 let pairs: Vec<Plan> = if affordable { pairs.collect() } else { Vec::new() };
-                let few = self.model.experts() <= FEW_EXPERTS;
                 let snug: Vec<Plan> =
-                    pairs.iter().filter(|_| few).filter_map(|plan| self.snug(plan)).collect();
+                    pairs.iter().filter(|_| self.is_small()).filter_map(|plan| self.snug(plan)).collect();
                 self.cheapest(pairs.iter().chain(&snug), &best, left, &mut known)
             });
             let found = found.or_else(|| {
                 // Another deal may want other sizes of all functions at once.
-                let few = self.model.experts() <= FEW_EXPERTS;
-                let others: Vec<&Plan> =
-                    near.iter().filter(|plan| few && !is_dealt_alike(plan, &best.plan)).collect();
-                let sized: Vec<Plan> =
-                    others.into_iter().flat_map(|plan| self.every_size(plan)).take(*left).collect();
+                let others = near.iter().filter(|plan| self.is_small() && !is_dealt_alike(plan, &best.plan));
+                let sized: Vec<Plan> = others.flat_map(|plan| self.every_size(plan)).take(*left).collect();
                 self.cheapest(sized.iter(), &best, left, &mut known)
             });
             match found {
@@ -40,6 +36,11 @@ impl Slicing<'_, '_> {
             }
         }
         best
+    }
+
+    /// Whether experts are so few that moves may be tried which many of them would make too many.
+    fn is_small(&self) -> bool {
+        self.model.experts() <= FEW_EXPERTS
     }
 
     fn cheapest<'p>(
@@ -76,8 +77,7 @@ impl Slicing<'_, '_> {
             plans.extend(self.group_moves(plan, index));
         }
         let most_groups = self.model.problem.limits.max_groups.unwrap_or(1) as usize;
-        let experts = self.model.experts();
-        let few = experts <= FEW_EXPERTS;
+        let few = self.is_small();
         let groups = || (0..plan.groups.len()).map(Some);
         // One group more, where there may be.
         let with_new = || (0..(plan.groups.len() + 1).min(most_groups.max(plan.groups.len()))).map(Some);
