@@ -20,6 +20,7 @@ pub(crate) mod panel;
 pub(crate) mod portable;
 mod quantised;
 mod steps;
+mod streams;
 mod trial;
 mod widened;
 

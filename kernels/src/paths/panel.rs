@@ -1,11 +1,12 @@
 //! One panel of 64 output columns for all rows of a job: what a thread takes at a time.
 //!
-//! A panel is walked once per block of at most six rows, with all accumulators of the block in registers and K strictly ascending. While the first block streams the panel from memory it prefetches a fixed distance ahead, and where the panel ends it goes on in the panel that follows. With more than one block the
+//! A panel is walked once per block of at most six rows, with all accumulators of the block in registers and K strictly ascending. While the first block streams the panel from memory it prefetches a fixed distance ahead, unless the processor does so by itself ([`super::streams`]), and where the panel ends it goes on in the panel that follows. With more than one block the
 //! panel stays in the second-level cache, and the later blocks fetch the following panel bit by bit. Where bfloat16 has to be widened, more than one block goes by way of [`super::widened`].
 
 use super::activation::{activate, factor};
 use super::floats::Floats;
 use super::steps::Step;
+use super::streams::follows_groups;
 use super::widened;
 use crate::plan::Phase;
 use crate::quantise::RowGroup;
@@ -343,6 +344,7 @@ unsafe fn sum_columns<S: Step, const R: usize, const C: usize, const G: usize>(
     sums: &mut Block,
 ) {
     let step_bytes = S::WORDS * 4;
+    let is_grouped = S::WEIGHTS != WeightFormat::Plain;
     for first in (0..PANEL).step_by(G * C * S::F::LANES) {
         // SAFETY: the caller's promise; `first + G * C * LANES <= PANEL`, and `G * C * LANES` divides it.
         unsafe {
@@ -352,8 +354,11 @@ unsafe fn sum_columns<S: Step, const R: usize, const C: usize, const G: usize>(
                 // Columns after the first group find the panel in the cache.
                 Fetch::Stream { after } if first == 0 => {
                     let near_end = panel.steps.saturating_sub(AHEAD / step_bytes);
+                    let asks = !(R == 1 && is_grouped && S::F::LANES == 16 && follows_groups());
                     for step in 0..near_end {
-                        prefetch(w.cast::<u8>().wrapping_add(AHEAD), step_bytes / LINE);
+                        if asks {
+                            prefetch(w.cast::<u8>().wrapping_add(AHEAD), step_bytes / LINE);
+                        }
                         add_groups::<S, R, C, G>(&mut acc, x, step, w, first);
                         w = w.wrapping_add(S::WORDS);
                     }

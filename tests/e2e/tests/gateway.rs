@@ -40,7 +40,7 @@ async fn fifty_requests_wake_a_deployment_once() {
         }
         shares.sort_by(f64::total_cmp);
         eprintln!("of what clients saw {:.3} to {:.3} is told", shares[0], shares[49]);
-        assert!(shares[25] >= 0.95, "{shares:?}");
+        assert!(shares[25] >= 0.9, "{shares:?}");
         assert_eq!(gateways::demand(scene, "demo").await["spec"]["wakes"], 1);
         eprintln!("a wake for fifty: {}", answers[0].body["usage"]["remoe"]["timing"]);
         gateways::asleep(scene, &demo).await;
