@@ -153,7 +153,8 @@ impl Stage {
         let gateway = Gateway::new(options, vec![model.clone()], metrics);
         tokio::spawn(gateway.serve(listener, CancellationToken::new()));
         tokio::spawn(launch(model.clone(), functions.clone(), room));
-        let client = Client::builder(TokioExecutor::new()).build_http();
+        // A kept connection may end at the moment when it is used again.
+        let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build_http();
         let stage = Self { address, model, functions, client };
         stage.until(|stage| !stage.serving()).await;
         stage.until(Self::serving).await;
