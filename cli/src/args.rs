@@ -401,9 +401,9 @@ pub(crate) struct DeploymentArgs {
     /// Keep routed experts as int8, int4 or mxfp4, quantised as they are loaded, or as fp8 where they are stored so [default: they stay in the type computed in]
     #[arg(long, value_name = "int8|int4|mxfp4|fp8")]
     pub(crate) experts_dtype: Option<ExpertsDtype>,
-    /// Keep the embedding, attention, dense layers, shared experts and the head as int8, or by its name in the type computed in
+    /// Keep the embedding, attention, dense layers, shared experts and the head as int8 or int4, or by its name in the type computed in
     /// [default: int8 beside quantised experts, on CPUs]
-    #[arg(long, value_name = "int8|bfloat16|float32")]
+    #[arg(long, value_name = "int8|int4|bfloat16|float32")]
     pub(crate) dense_dtype: Option<DenseDtype>,
     /// Positions of a text at most: fewer than the model serves otherwise, or more than the training of its longrope had, which
     /// rotates every position as in long texts

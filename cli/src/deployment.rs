@@ -125,9 +125,9 @@ impl Wanted {
         }
         let source = source.pinned(&opened);
         let (experts_dtype, device) = (args.experts_dtype, args.device.as_deref().unwrap_or("cpu"));
-        let dense_int8 = DenseDtype::is_int8(args.dense_dtype, experts_dtype, device);
+        let dense_dtype = DenseDtype::quantised(args.dense_dtype, experts_dtype, device);
         check_experts_dtype(&opened.checkpoint, experts_dtype, args.dtype)?;
-        let inspection = Inspection { experts_dtype, dense_int8, ..opened.checkpoint.inspect()? };
+        let inspection = Inspection { experts_dtype, dense_dtype, ..opened.checkpoint.inspect()? };
         let moe_layers = moe_layers(&inspection);
         Ok(Self {
             options: ModelOptions {

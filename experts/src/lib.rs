@@ -270,6 +270,18 @@ fn activation(activation: remoe_model::Activation) -> Activation {
     }
 }
 
+/// Brings the bytes of `experts` (layer, expert) near where they are far, all at once.
+///
+/// # Errors
+/// There is no such expert, or its bytes cannot be had.
+pub fn prefetch_experts(checkpoint: &Checkpoint, experts: &[(usize, u32)]) -> Result<(), LoadError> {
+    let tensors = experts
+        .iter()
+        .map(|&(layer, expert)| checkpoint.expert(layer, expert as usize))
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok(checkpoint.prefetch(tensors.iter().flat_map(MlpTensors::tensors))?)
+}
+
 /// Reads and packs `experts` (layer, expert) on `threads` threads. Where they come from afar, the bytes of
 /// all are fetched first: many requests at a time fill a network, the few of the packing threads do not.
 ///
@@ -281,11 +293,7 @@ pub fn load_experts(
     class: impl Into<NumericsClass>,
     threads: usize,
 ) -> Result<Vec<(usize, u32, PackedExpert)>, LoadError> {
-    let tensors = experts
-        .iter()
-        .map(|&(layer, expert)| checkpoint.expert(layer, expert as usize))
-        .collect::<Result<Vec<_>, _>>()?;
-    checkpoint.prefetch(tensors.iter().flat_map(MlpTensors::tensors))?;
+    prefetch_experts(checkpoint, experts)?;
     let class = class.into();
     in_parallel(experts.len(), threads, LoadError::Panicked, |index| {
         let (layer, expert) = experts[index];

@@ -64,6 +64,7 @@ pub mod quantise;
 mod shape;
 mod signal;
 mod threads;
+mod transpose;
 
 pub use attention::{AttentionShape, AttentionSpan, PAGE_POSITIONS};
 pub use class::{NumericsClass, WeightFormat};

@@ -5,10 +5,8 @@ use crate::memory::Buffer;
 use crate::numerics::{from_bf16, from_f16, round_bf16, to_bf16};
 use crate::quantise::{GROUP, WeightGroup};
 use crate::shape::{PANEL, step_words};
+use crate::transpose::{TILE, tiles};
 use crate::{Dtype, ExpertShape, KernelError, Matrix, NumericsClass, StoredDtype, WeightFormat};
-
-/// Rows that are transposed together; they become neighbouring columns of a panel, one cache line per word.
-const TILE: usize = 16;
 
 /// An expert's weights in the order in which the kernels read them. Never changes; share it freely between threads.
 #[derive(Debug)]
@@ -262,25 +260,32 @@ impl Panels {
         }
         // Distinct loops for each pair of types, so that the conversion is decided outside of them.
         match (stored, class.dtype) {
-            (StoredDtype::Bf16, Dtype::Bf16) => self.transpose(packed, rows, pair),
-            (StoredDtype::F32, Dtype::F32) => self.transpose(packed, rows, word),
+            (StoredDtype::Bf16, Dtype::Bf16) => self.transpose(packed, rows, tiles, pair),
+            (StoredDtype::F32, Dtype::F32) => self.transpose(packed, rows, tiles, word),
             (StoredDtype::F32, Dtype::Bf16) => {
-                self.transpose(packed, rows, |row, m| round_pair(m, |k| f32::from_bits(word(row, k))));
+                self.transpose(packed, rows, none, |row, m| round_pair(m, |k| f32::from_bits(word(row, k))));
             }
             (StoredDtype::F16, Dtype::Bf16) => {
-                self.transpose(packed, rows, |row, m| round_pair(m, |k| from_f16(half(row, k))));
+                self.transpose(packed, rows, none, |row, m| round_pair(m, |k| from_f16(half(row, k))));
             }
             (StoredDtype::Bf16, Dtype::F32) => {
-                self.transpose(packed, rows, |row, m| from_bf16(half(row, m)).to_bits());
+                self.transpose(packed, rows, none, |row, m| from_bf16(half(row, m)).to_bits());
             }
             (StoredDtype::F16, Dtype::F32) => {
-                self.transpose(packed, rows, |row, m| from_f16(half(row, m)).to_bits());
+                self.transpose(packed, rows, none, |row, m| from_f16(half(row, m)).to_bits());
             }
         }
     }
 
-    /// `decode(row, m)` is word `m` of a packed column: a pair of bfloat16, or one float32; zero beyond the row's end.
-    fn transpose(self, packed: &mut [u32], rows: Rows<'_>, decode: impl Fn(&[u8], usize) -> u32) {
+    /// `decode(row, m)` is word `m` of a packed column: a pair of bfloat16, or one float32; zero beyond the row's end. `whole` writes
+    /// the first words of whole groups of rows faster, and says how many.
+    fn transpose(
+        self,
+        packed: &mut [u32],
+        rows: Rows<'_>,
+        whole: impl Fn(&[u8], usize, &mut [u32]) -> usize,
+        decode: impl Fn(&[u8], usize) -> u32,
+    ) {
         let Self { panel_words, columns, shift } = self;
         let words = panel_words / PANEL;
         let row_bytes = rows.row_bytes;
@@ -292,7 +297,8 @@ impl Panels {
             let (group, after) = rest.split_at(count * row_bytes);
             let column = row % columns + shift;
             let panel = &mut packed[row / columns * panel_words..][..panel_words];
-            for first_word in (0..words).step_by(TILE) {
+            let done = if count == TILE { whole(group, row_bytes, &mut panel[column..]) } else { 0 };
+            for first_word in (done..words).step_by(TILE) {
                 let mut tile = [[0u32; TILE]; TILE];
                 for (source, target) in group.chunks_exact(row_bytes).zip(&mut tile) {
                     for (m, word) in target.iter_mut().enumerate() {
@@ -354,6 +360,11 @@ struct Rows<'a> {
     first: usize,
     row_bytes: usize,
     bytes: &'a [u8],
+}
+
+/// No words are written ahead: each is decoded.
+fn none(_rows: &[u8], _row_bytes: usize, _panel: &mut [u32]) -> usize {
+    0
 }
 
 /// Two stored bytes, or zero beyond the row's end.

@@ -26,6 +26,9 @@ impl From<SocketAddr> for Callee {
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long to wait before a function is asked for the same again.
+const ASKED_AGAIN: Duration = Duration::from_millis(5);
+
 /// A channel to a function. It connects when it is used, and again when the connection is lost.
 ///
 /// # Errors
@@ -102,6 +105,26 @@ pub async fn describe(
     deadline: Duration,
 ) -> Result<remoe_wire::v1::MainDescription, ServiceError> {
     ask(of, DescribeMainRequest::default(), deadline).await
+}
+
+/// Returns once the main function `of` has read all of its local experts, within `deadline`.
+///
+/// # Errors
+/// It cannot be reached, or takes too long.
+pub async fn all_experts_read(of: impl Into<Callee>, deadline: Duration) -> Result<(), ServiceError> {
+    let of = of.into();
+    let wait = async {
+        while describe(of.clone(), deadline).await?.arriving > 0 {
+            tokio::time::sleep(ASKED_AGAIN).await;
+        }
+        Ok(())
+    };
+    timeout(deadline, wait).await.unwrap_or_else(|_elapsed| {
+        Err(ServiceError::new(
+            ErrorCode::DeadlineExceeded,
+            format!("the local experts were not read within {deadline:?}"),
+        ))
+    })
 }
 
 /// The same with how often remote experts were used.

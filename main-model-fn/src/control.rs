@@ -44,7 +44,9 @@ impl MainModel for Control {
     ) -> Result<Response<MainDescription>, Status> {
         let mut description = self.description.clone();
         (description.generation, description.placement) = self.placer.named();
-        description.local = self.placer.local().listing();
+        let local = self.placer.local();
+        description.local = local.listing();
+        description.arriving = u32::try_from(local.arriving()).unwrap_or(u32::MAX);
         description.in_flight = u32::try_from(self.engine.in_flight()).unwrap_or(u32::MAX);
         let work = self.activity.remote().into_iter();
         description.work = work

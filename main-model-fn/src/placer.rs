@@ -3,17 +3,21 @@
 //! A placement is worked on by a task of its own: a caller that times out finds it done, or still
 //! going on, when it asks again, and what the engine has in force is what is reported.
 //!
+//! The first placement comes into force before its local experts have been read: who asks waits for what the answer uses, which is
+//! read before the rest, and the next placement waits for all of it. Later ones are read first, so that answers go on meanwhile.
+//!
 //! Experts that both placements hold are shared. Where the others do not fit into memory beside those that
 //! leave, layers go over one after the other, each served as one of the two placements says: until all
 //! have, the earlier generation counts as the one in force.
 
 use crate::engine::Switch;
-use crate::experts::LocalExperts;
+use crate::experts::{Arrivals, LocalExperts};
 use crate::http::InForce as Shown;
 use crate::memory;
 use crate::routing_check::{EndpointSets, RemoteSets, check_routing};
 use crate::transition::{LayerChange, Shortage, steps};
-use remoe_experts::{expert_shape, load_experts};
+use prometheus::IntGauge;
+use remoe_experts::{LoadError, expert_shape, load_experts, prefetch_experts};
 use remoe_kernels::NumericsClass;
 use remoe_model::Checkpoint;
 use remoe_planner::Account;
@@ -44,6 +48,10 @@ pub(crate) struct PlacerParts {
     pub(crate) shown: watch::Sender<Arc<Shown>>,
     /// No placement comes into force once this is cancelled.
     pub(crate) shutdown: CancellationToken,
+    /// How many local experts are still being read.
+    pub(crate) arriving: IntGauge,
+    /// Told why local experts of a placement in force cannot be read: the function cannot go on.
+    pub(crate) lost: mpsc::UnboundedSender<LoadError>,
     /// When the process was started.
     pub(crate) started: Instant,
 }
@@ -185,16 +193,46 @@ impl Placer {
         attempts.push(Attempt { routing, outcome: outcome.clone() });
         let placer = self.clone();
         tokio::spawn(async move {
-            let outcome = tokio::select! {
-                outcome = placer.bring_into_force(generation, placement, Wanted { remote, endpoints }, account) => outcome,
-                () = placer.parts.shutdown.cancelled() => Err(shutting_down()),
+            let wanted = Wanted { remote, endpoints };
+            let shutdown = &placer.parts.shutdown;
+            let (outcome, _placing) = tokio::select! {
+                placing = placer.placing.lock() => tokio::select! {
+                    outcome = placer.bring_into_force(generation, placement, wanted, account) => (outcome, Some(placing)),
+                    () = shutdown.cancelled() => (Err(shutting_down()), None),
+                },
+                () = shutdown.cancelled() => (Err(shutting_down()), None),
             };
             if let Err(error) = &outcome {
                 tracing::error!(generation, %error, "no placement");
             }
-            sender.send_replace(Some(outcome));
+            let arrivals = outcome.as_ref().ok().and_then(|(_, arrivals)| arrivals.clone());
+            sender.send_replace(Some(outcome.map(|(ack, _)| ack)));
+            if let Some(arrivals) = arrivals {
+                placer.receive(&arrivals).await;
+            }
         });
         Ok(outcome)
+    }
+
+    /// Reads the local experts of the placement in force.
+    async fn receive(&self, arrivals: &Arc<Arrivals>) {
+        let parts = &self.parts;
+        let (checkpoint, class, threads) = (parts.checkpoint.clone(), parts.class, parts.threads);
+        let begun = Instant::now();
+        let these = arrivals.clone();
+        let mut read = tokio::task::spawn_blocking(move || these.read(&checkpoint, class, threads));
+        let read = tokio::select! {
+            read = &mut read => read.unwrap_or(Err(LoadError::Panicked)),
+            () = parts.shutdown.cancelled() => return arrivals.stop(),
+        };
+        match read {
+            Ok(()) => {
+                let (bytes, seconds) = (self.local().bytes(), begun.elapsed().as_secs_f64());
+                tracing::info!(bytes, seconds, "all local experts are there");
+            }
+            // Whoever is told has ended if nobody listens.
+            Err(error) => drop(parts.lost.send(error)),
+        }
     }
 
     async fn bring_into_force(
@@ -203,11 +241,10 @@ impl Placer {
         placement: String,
         wanted: Wanted,
         account: Option<Arc<Account>>,
-    ) -> Outcome {
-        let _placing = self.placing.lock().await;
+    ) -> Result<(RoutingAck, Option<Arc<Arrivals>>), ServiceError> {
         let (current, in_force) = self.named();
         if generation <= current {
-            return Ok(RoutingAck { generation: current, placement: in_force, problems: Vec::new() });
+            return Ok((RoutingAck { generation: current, placement: in_force, problems: Vec::new() }, None));
         }
         let mut steps = self.steps(&wanted.remote)?;
         // The last one goes to the placement as a whole.
@@ -217,9 +254,17 @@ impl Placer {
             changed.extend(step);
             tracing::info!(generation, layers = changed.len(), "a part of the placement, as memory allows");
             let between = self.in_force().between(&wanted, &changed);
-            self.go_over(current, between).await?;
+            let local = self.pack(&between.remote).await?;
+            self.go_over(current, local, between).await?;
         }
-        let problems = self.go_over(generation, wanted).await?;
+        let (local, arrivals) = match current {
+            0 => {
+                let (local, arrivals) = self.expect(&wanted.remote).await?;
+                (local, Some(arrivals))
+            }
+            _ => (self.pack(&wanted.remote).await?, None),
+        };
+        let problems = self.go_over(generation, local, wanted).await?;
         self.parts.account.send_replace(account);
         {
             let mut in_force = self.in_force();
@@ -238,7 +283,7 @@ impl Placer {
             *placed |= ready;
             ready
         });
-        Ok(RoutingAck { generation, placement, problems })
+        Ok((RoutingAck { generation, placement, problems }, arrivals))
     }
 
     /// The layers of the steps in which the local experts can become those that `remote` leaves.
@@ -275,9 +320,13 @@ impl Placer {
         })
     }
 
-    /// Packs what is missing, has the engine go over and forgets what is local no more.
-    async fn go_over(&self, generation: u64, wanted: Wanted) -> Result<Vec<EndpointProblem>, ServiceError> {
-        let local = self.pack(&wanted.remote).await?;
+    /// Has the engine go over to `wanted` with the experts `local` and forgets what is local no more.
+    async fn go_over(
+        &self,
+        generation: u64,
+        local: LocalExperts,
+        wanted: Wanted,
+    ) -> Result<Vec<EndpointProblem>, ServiceError> {
         let Wanted { remote, endpoints } = wanted;
         let problems = self.switch(generation, local.clone(), remote.clone(), endpoints.clone()).await?;
         let mut in_force = self.in_force();
@@ -285,11 +334,10 @@ impl Placer {
         Ok(problems)
     }
 
-    /// Packs the experts that are not remote, those of the generation in force excepted.
-    async fn pack(&self, remote: &RemoteSets) -> Result<LocalExperts, ServiceError> {
+    /// Of the experts that are not remote those that are there, and the others.
+    fn known(&self, remote: &RemoteSets) -> (LocalExperts, Vec<(usize, u32)>) {
         let known = self.local();
-        let mut local = LocalExperts::default();
-        let mut missing = Vec::new();
+        let (mut local, mut missing) = (LocalExperts::default(), Vec::new());
         let config = self.parts.checkpoint.config();
         for layer in config.moe_layers() {
             let experts = config.moe(layer).map_or(0, |moe| moe.experts as u32);
@@ -303,13 +351,25 @@ impl Placer {
                 }
             }
         }
+        (local, missing)
+    }
+
+    /// The experts that are not remote, to be read later. Bytes from afar come near now: an answer is not to wait for a network.
+    async fn expect(&self, remote: &RemoteSets) -> Result<(LocalExperts, Arc<Arrivals>), ServiceError> {
+        let (mut local, missing) = self.known(remote);
+        let checkpoint = self.parts.checkpoint.clone();
+        let near = move || prefetch_experts(&checkpoint, &missing).map(|()| missing);
+        let missing = blocking(near).await?;
+        let arrivals = local.expect(&missing, self.parts.arriving.clone());
+        Ok((local, arrivals))
+    }
+
+    /// Packs the experts that are not remote, those of the generation in force excepted.
+    async fn pack(&self, remote: &RemoteSets) -> Result<LocalExperts, ServiceError> {
+        let (mut local, missing) = self.known(remote);
         let (checkpoint, class, threads) =
             (self.parts.checkpoint.clone(), self.parts.class, self.parts.threads);
-        let load = move || load_experts(&checkpoint, &missing, class, threads);
-        let packed = tokio::task::spawn_blocking(load)
-            .await
-            .map_err(|error| internal(&error))?
-            .map_err(|error| internal(&error))?;
+        let packed = blocking(move || load_experts(&checkpoint, &missing, class, threads)).await?;
         for (layer, expert, packed) in packed {
             local.insert(layer, expert, Arc::new(packed));
         }
@@ -367,6 +427,14 @@ fn account(json: &str) -> Result<Option<Arc<Account>>, ServiceError> {
     account
         .map(|account| Some(Arc::new(account)))
         .map_err(|error| ServiceError::invalid("account", format!("is not a problem with its plan: {error}")))
+}
+
+/// Does what reads files away from the threads that answer.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, LoadError> + Send + 'static,
+) -> Result<T, ServiceError> {
+    let done = tokio::task::spawn_blocking(work).await.map_err(|error| internal(&error))?;
+    done.map_err(|error| internal(&error))
 }
 
 fn internal(error: &dyn std::error::Error) -> ServiceError {

@@ -11,10 +11,10 @@ use crate::records::Recorder;
 use crate::text::TextFront;
 use crate::transformer::{Model, Transformer};
 use crate::{Backend, DeviceName, Error, Settings};
-use remoe_experts::{checked_experts_class, default_dtype};
+use remoe_experts::{checked_experts_class, default_dtype, experts_class};
 use remoe_function::{Announcement, Role, program_registry, refused_connections};
 use remoe_http::serve_probes;
-use remoe_kernels::{Dtype, NumericsClass, Pool, PoolConfig, WeightFormat, wrong_paths};
+use remoe_kernels::{Dtype, NumericsClass, Pool, PoolConfig, wrong_paths};
 use remoe_model::{Checkpoint, DenseDtype};
 use remoe_predictor::record::RecordHeader;
 use remoe_traces::Traces;
@@ -28,7 +28,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::server::NamedService;
 use tonic_health::ServingStatus;
@@ -173,7 +173,7 @@ async fn serve<B: Backend>(
         }
     };
     let expert_metrics = ExpertMetrics::new(&registry)?;
-    let activity = expert_metrics.activity.clone();
+    let (activity, arriving) = (expert_metrics.activity.clone(), expert_metrics.arriving.clone());
     let parts = EngineParts {
         model,
         pool,
@@ -216,6 +216,7 @@ async fn serve<B: Backend>(
         start_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
     };
     let (account, shown) = (watch::Sender::new(None), watch::Sender::default());
+    let (lost, mut lost_experts) = mpsc::unbounded_channel();
     let card = ModelCard {
         facts: checkpoint.inspect()?,
         compute_dtype: dtype.to_string(),
@@ -259,6 +260,8 @@ async fn serve<B: Backend>(
             account,
             shown,
             shutdown: shutdown.clone(),
+            arriving,
+            lost,
             started,
         }),
         text: text.clone(),
@@ -277,6 +280,7 @@ async fn serve<B: Backend>(
             age_us: 0,
             work: Vec::new(),
             pairs: Vec::new(),
+            arriving: 0,
         },
         activity,
         started,
@@ -332,6 +336,7 @@ async fn serve<B: Backend>(
         () = drain => None,
         // Cancelled from inside: the engine's thread has ended without being asked to.
         () = stop.finish.cancelled() => return Err(Error::Engine),
+        Some(error) = lost_experts.recv() => return Err(Error::Expert(error)),
     };
     match in_time {
         Some(served) => served?,
@@ -410,23 +415,23 @@ fn dense_class(settings: &Settings, dtype: Dtype, device: DeviceName) -> Result<
     let plain = match settings.dense_dtype {
         Some(DenseDtype::Bfloat16) => Some(Dtype::Bf16),
         Some(DenseDtype::Float32) => Some(Dtype::F32),
-        Some(DenseDtype::Int8) | None => None,
+        Some(DenseDtype::Int8 | DenseDtype::Int4) | None => None,
     };
     if let Some(plain) = plain.filter(|plain| *plain != dtype) {
         return Err(Error::DenseDtype { asked: plain.to_string(), why: format!("this computes in {dtype}") });
     }
     let on_cpu = device == DeviceName::Cpu;
     let name = if on_cpu { "cpu" } else { "cuda" };
-    if !DenseDtype::is_int8(settings.dense_dtype, settings.experts_dtype, name) {
+    let Some(quantised) = DenseDtype::quantised(settings.dense_dtype, settings.experts_dtype, name) else {
         return Ok(dtype.into());
-    }
+    };
     if !on_cpu {
         return Err(Error::DenseDtype {
-            asked: "int8".to_owned(),
+            asked: quantised.name().to_owned(),
             why: format!("{device} has no such products"),
         });
     }
-    Ok(NumericsClass { dtype, weights: WeightFormat::Int8 })
+    Ok(experts_class(dtype, quantised.of_experts()))
 }
 
 /// What the activation records of this function are of.
@@ -459,6 +464,7 @@ fn model_name(settings: &Settings) -> String {
 mod tests {
     use super::*;
     use clap::Parser;
+    use remoe_kernels::WeightFormat;
 
     #[test]
     fn other_weights_are_quantised_beside_experts_on_cpus() {
@@ -475,6 +481,7 @@ mod tests {
         assert_eq!(class(&["--experts-dtype", "fp8"], cpu), plain);
         assert_eq!(class(&["--experts-dtype", "int4", "--dense-dtype", "bfloat16"], cpu), plain);
         assert_eq!(class(&["--dense-dtype", "int8"], cpu), int8);
+        assert_eq!(class(&["--experts-dtype", "int4", "--dense-dtype", "int4"], cpu), Ok(WeightFormat::Int4));
         let refused = class(&["--dense-dtype", "int8"], cuda).unwrap_err();
         assert_eq!(refused, "--dense-dtype int8 cannot be: cuda:0 has no such products");
         let refused = class(&["--dense-dtype", "float32"], cpu).unwrap_err();

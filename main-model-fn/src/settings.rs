@@ -28,8 +28,8 @@ pub struct Settings {
     /// by default. The same for all functions of a deployment.
     #[arg(long)]
     pub experts_dtype: Option<ExpertsDtype>,
-    /// Form in which the embedding, attention, dense layers, shared experts and the head are kept: int8, or the compute dtype by its
-    /// name. int8 beside quantised experts by default, on CPUs.
+    /// Form in which the embedding, attention, dense layers, shared experts and the head are kept: int8, int4, or the compute dtype by
+    /// its name. int8 beside quantised experts by default, on CPUs.
     #[arg(long)]
     pub dense_dtype: Option<DenseDtype>,
     /// Positions of a text at most: fewer than the model serves otherwise, or more than the training of its longrope had,

@@ -127,6 +127,8 @@ impl std::str::FromStr for ExpertsDtype {
 pub enum DenseDtype {
     /// Quantised like [`ExpertsDtype::Int8`].
     Int8,
+    /// Quantised like [`ExpertsDtype::Int4`].
+    Int4,
     /// As computed in bfloat16.
     Bfloat16,
     /// As computed in float32.
@@ -135,7 +137,7 @@ pub enum DenseDtype {
 
 /// A name that dense weights cannot be kept as.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("weights outside of experts can be kept as int8, bfloat16 or float32, not as `{0}`")]
+#[error("weights outside of experts can be kept as int8, int4, bfloat16 or float32, not as `{0}`")]
 pub struct DenseDtypeError(String);
 
 impl DenseDtype {
@@ -144,17 +146,52 @@ impl DenseDtype {
     pub fn name(self) -> &'static str {
         match self {
             Self::Int8 => "int8",
+            Self::Int4 => "int4",
             Self::Bfloat16 => "bfloat16",
             Self::Float32 => "float32",
         }
     }
 
-    /// Whether dense weights are quantised where a main function computes on `device`, and was `asked` for this: else where
-    /// `experts` are quantised, but for GPUs, which compute with plain ones.
+    /// What dense weights are quantised to, if they are, where a main function computes on `device` and was `asked` for this: else to
+    /// int8 where `experts` are quantised, but for GPUs, which compute with plain ones.
     #[must_use]
-    pub fn is_int8(asked: Option<Self>, experts: Option<ExpertsDtype>, device: &str) -> bool {
-        asked.map_or(experts.is_some_and(ExpertsDtype::quantises) && device == "cpu", |asked| {
-            asked == Self::Int8
+    pub fn quantised(asked: Option<Self>, experts: Option<ExpertsDtype>, device: &str) -> Option<Self> {
+        match asked {
+            Some(Self::Int8 | Self::Int4) => asked,
+            Some(Self::Bfloat16 | Self::Float32) => None,
+            None => {
+                Some(Self::Int8).filter(|_| experts.is_some_and(ExpertsDtype::quantises) && device == "cpu")
+            }
+        }
+    }
+
+    /// What experts that are quantised in the same way are kept as.
+    #[must_use]
+    pub fn of_experts(self) -> Option<ExpertsDtype> {
+        match self {
+            Self::Int8 => Some(ExpertsDtype::Int8),
+            Self::Int4 => Some(ExpertsDtype::Int4),
+            Self::Bfloat16 | Self::Float32 => None,
+        }
+    }
+
+    /// Reads what weights are quantised to, or `true`, which is what int8 was called while there was nothing else.
+    ///
+    /// # Errors
+    /// It is neither.
+    pub fn deserialize_quantised<'de, D: serde::Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<Self>, D::Error> {
+        #[derive(serde::Deserialize)]
+        #[serde(untagged)]
+        enum Stated {
+            Name(DenseDtype),
+            IsInt8(bool),
+        }
+        Ok(match <Option<Stated> as serde::Deserialize>::deserialize(from)? {
+            Some(Stated::Name(dtype)) => Some(dtype).filter(|dtype| dtype.of_experts().is_some()),
+            Some(Stated::IsInt8(is_int8)) => is_int8.then_some(Self::Int8),
+            None => None,
         })
     }
 }
@@ -163,7 +200,7 @@ impl std::str::FromStr for DenseDtype {
     type Err = DenseDtypeError;
 
     fn from_str(name: &str) -> Result<Self, DenseDtypeError> {
-        [Self::Int8, Self::Bfloat16, Self::Float32]
+        [Self::Int8, Self::Int4, Self::Bfloat16, Self::Float32]
             .into_iter()
             .find(|dtype| dtype.name() == name)
             .ok_or_else(|| DenseDtypeError(name.to_owned()))

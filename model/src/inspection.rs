@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::config::ModelConfig;
-use crate::facts::ExpertsDtype;
+use crate::facts::{DenseDtype, ExpertsDtype};
 use crate::fingerprint::Fingerprint;
 use crate::sizes::Sizes;
 use crate::stored_form::ShortForm;
@@ -24,9 +24,14 @@ pub struct Inspection {
     /// stay those at rest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts_dtype: Option<ExpertsDtype>,
-    /// Whether the other weights that are multiplied with are to be quantised to int8 then, see [`DenseDtype`].
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub dense_int8: bool,
+    /// What the other weights that are multiplied with are to be quantised to then, where they are: int8 or int4.
+    #[serde(
+        default,
+        alias = "dense_int8",
+        deserialize_with = "DenseDtype::deserialize_quantised",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub dense_dtype: Option<DenseDtype>,
     /// Number of layers.
     pub layers: usize,
     /// Ids of the layers that have routed experts.
@@ -176,11 +181,11 @@ impl Inspection {
 
     /// `bytes` of weights at rest of which `plain` are kept in the compute dtype in any case.
     fn resident_dense_bytes(&self, bytes: u64, plain: u64, dtype: &str) -> u64 {
-        if !self.dense_int8 {
+        let Some(quantised) = self.dense_dtype.and_then(DenseDtype::of_experts) else {
             return self.resident_bytes(bytes, dtype);
-        }
+        };
         let element = if self.dtype == "float32" { 4 } else { 2 };
-        let quantised = ExpertsDtype::Int8.bytes((bytes - plain) / element);
+        let quantised = quantised.bytes((bytes - plain) / element);
         self.resident_bytes(plain, dtype).saturating_add(quantised)
     }
 
@@ -205,7 +210,7 @@ impl Inspection {
             dtype: config.dtype.name().to_owned(),
             stored_as,
             experts_dtype: None,
-            dense_int8: false,
+            dense_dtype: None,
             layers: config.layers.len(),
             moe_layers: config.moe_layers(),
             experts: moe.map_or(0, |moe| moe.experts),

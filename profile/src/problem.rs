@@ -59,7 +59,8 @@ pub fn problem(model: &Inspection, profile: &Profile, wishes: &Wishes) -> Result
     });
     // Weights and cache live in the compute dtype, whatever they are at rest, unless they are quantised; a GPU has
     // plain ones outside of experts.
-    let model = &Inspection { dense_int8: model.dense_int8 && profile.device.is_none(), ..model.clone() };
+    let dense_dtype = model.dense_dtype.filter(|_| profile.device.is_none());
+    let model = &Inspection { dense_dtype, ..model.clone() };
     let resident = |bytes: u64| model.resident_bytes(bytes, &profile.model.dtype) as f64;
     let kv_layer = resident(model.kv_bytes_per_token) / model.layers.max(1) as f64;
     let share = 1.0 / count as f64;

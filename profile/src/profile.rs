@@ -1,7 +1,7 @@
 //! The form of a profile.
 
 use crate::error::{ProblemError, ProfileError};
-use remoe_model::{ExpertsDtype, Inspection};
+use remoe_model::{DenseDtype, ExpertsDtype, Inspection};
 use remoe_planner::{Affine, CpuProfile, Fit, GpuProfile, Starts};
 use serde::{Deserialize, Serialize};
 
@@ -122,9 +122,14 @@ pub struct ModelId {
     /// What routed experts are quantised to, where they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts_dtype: Option<ExpertsDtype>,
-    /// Whether weights outside of them are quantised to int8 as well.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub dense_int8: bool,
+    /// What weights outside of them are quantised to, where they are: int8 or int4.
+    #[serde(
+        default,
+        alias = "dense_int8",
+        deserialize_with = "DenseDtype::deserialize_quantised",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub dense_dtype: Option<DenseDtype>,
 }
 
 impl ModelId {
@@ -135,7 +140,7 @@ impl ModelId {
             fingerprint: model.fingerprint.clone(),
             dtype: dtype.to_owned(),
             experts_dtype: model.experts_dtype,
-            dense_int8: model.dense_int8,
+            dense_dtype: model.dense_dtype,
         }
     }
 
@@ -143,7 +148,7 @@ impl ModelId {
     #[must_use]
     pub fn precision(&self) -> String {
         let experts = self.experts_dtype.map_or_else(String::new, |experts| format!("-{}", experts.name()));
-        let dense = if self.dense_int8 { "-dense-int8" } else { "" };
+        let dense = self.dense_dtype.map_or_else(String::new, |dense| format!("-dense-{}", dense.name()));
         format!("{}{experts}{dense}", self.dtype)
     }
 }

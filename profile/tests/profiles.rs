@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use remoe_model::{ExpertsDtype, Inspection};
+use remoe_model::{DenseDtype, ExpertsDtype, Inspection};
 use remoe_planner::{
     Billing, CpuProfile, Device, GpuProfile, Limits, Request, SizeRange, Slo, Specs, evaluate, preallocate,
     solve,
@@ -160,7 +160,7 @@ fn quantised_experts_take_less_room_and_time() {
 #[test]
 fn other_weights_may_be_quantised_as_well() {
     let int8 = |bytes: u64, plain: u64| plain + (bytes - plain).div_ceil(64) * 34;
-    let model = Inspection { dense_int8: true, ..model() };
+    let model = Inspection { dense_dtype: Some(DenseDtype::Int8), ..model() };
     assert_eq!(
         model.resident_layer_bytes("bfloat16"),
         [int8(7_000_000, 0), int8(1_000_000, 16_384), int8(2_000_000, 16_384), int8(3_000_000, 16_384)]
@@ -175,7 +175,7 @@ fn other_weights_may_be_quantised_as_well() {
     };
     let profile = Profile::prior(&model, "bfloat16");
     assert_eq!(profile.model.precision(), "bfloat16-dense-int8");
-    let plain = Profile::prior(&Inspection { dense_int8: false, ..model.clone() }, "bfloat16");
+    let plain = Profile::prior(&Inspection { dense_dtype: None, ..model.clone() }, "bfloat16");
     assert!(profile.nonexpert_seconds.seconds[0][0] < plain.nonexpert_seconds.seconds[0][0]);
     assert_eq!(of_profile(profile), (int8(2_000_000, 16_384) as f64, outside as f64));
 }

@@ -94,8 +94,10 @@ async fn quantised_experts_foresee_a_text_nearly_as_well() {
         answer["perplexity"][form]["perplexity"].as_f64().unwrap()
     };
     let (computed, int8, int4) = (of(0, "as computed"), of(1, "int8"), of(2, "int4"));
-    let mxfp4 = of(3, "mxfp4");
+    let (throughout, mxfp4) = (of(3, "int4"), of(4, "mxfp4"));
+    assert_eq!(answer["perplexity"][3]["dense"], "int4", "{answer}");
     assert!(computed > 1.0 && int8 != computed && int4 != int8 && mxfp4 != int4, "{answer}");
     assert!((int8 / computed).ln().abs() < 0.01 && (int4 / computed).ln().abs() < 0.1, "{answer}");
+    assert!(throughout != int4 && (throughout / computed).ln().abs() < 0.15, "{answer}");
     assert!((mxfp4 / computed).ln().abs() < 0.2, "{answer}");
 }

@@ -12,6 +12,7 @@ use remoe_wire::largest_generation;
 use remoe_wire::placement_digest;
 use remoe_wire::v1::main_model_client::MainModelClient;
 use remoe_wire::v1::{DescribeMainRequest, Endpoint, GenerateRequest, LayerExperts, Routing, RoutingAck};
+use std::path::PathBuf;
 use std::time::Duration;
 use tonic::transport::{Channel, Endpoint as Address};
 use tonic::{Code, Status};
@@ -143,33 +144,60 @@ async fn endpoints_that_cannot_be_are_refused_and_idle_ones_do_no_harm() {
     assert!(answer.experts.is_some_and(|calls| calls.fallback > 0 && calls.remote == 0), "{answer:?}");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn weights_that_shrink_fail_the_placement_and_nothing_else() {
-    let model = Model::fixture("mixtral-basic");
+/// A copy of a fixture, and its shards.
+fn copied(model: &Model) -> (tempfile::TempDir, Vec<PathBuf>) {
     let folder = tempfile::tempdir().unwrap();
+    let mut shards = Vec::new();
     for entry in std::fs::read_dir(&model.folder).unwrap() {
         let path = entry.unwrap().path();
-        std::fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();
+        let copy = folder.path().join(path.file_name().unwrap());
+        std::fs::copy(&path, &copy).unwrap();
+        shards.extend(Some(copy).filter(|it| it.extension().is_some_and(|it| it == "safetensors")));
     }
-    let mut main = MainFunction::start(folder.path(), Options::default()).await;
-    let launcher = Launcher::new(&main);
-    let shards = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
-    let shards: Vec<_> =
-        shards.filter(|path| path.extension().is_some_and(|it| it == "safetensors")).collect();
-    // In place: the function holds the file open.
-    let whole: Vec<Vec<u8>> = shards.iter().map(|path| std::fs::read(path).unwrap()).collect();
-    for path in &shards {
+    (folder, shards)
+}
+
+/// Cuts files in place: who holds them open sees it.
+fn shrink(shards: &[PathBuf]) {
+    for path in shards {
         let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
         file.set_len(file.metadata().unwrap().len() / 3).unwrap();
     }
-    let routing = Routing { generation: 1, ..Routing::default() };
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn weights_that_shrink_fail_the_placement_and_nothing_else() {
+    let model = Model::fixture("mixtral-basic");
+    let (folder, shards) = copied(&model);
+    let mut main = MainFunction::start(folder.path(), Options::default()).await;
+    let launcher = Launcher::new(&main);
+    let remote = remote_sets(&model.checkpoint(), 1.0);
+    launcher.route(&Routing { generation: 1, remote, ..Routing::default() }).await.unwrap();
+    let whole: Vec<Vec<u8>> = shards.iter().map(|path| std::fs::read(path).unwrap()).collect();
+    shrink(&shards);
+    let routing = Routing { generation: 2, ..Routing::default() };
     let status = launcher.route(&routing).await.err().unwrap();
     assert_eq!(status.code(), Code::Internal);
     assert!(status.message().contains(".safetensors"), "{}", status.message());
-    assert_eq!(launcher.generation().await, 0);
+    assert_eq!(launcher.generation().await, 1);
     assert!(main.process.ended().is_none(), "the function lives on");
     for (path, whole) in shards.iter().zip(whole) {
         std::fs::write(path, whole).unwrap();
     }
-    assert_eq!(launcher.route(&routing).await.unwrap().generation, 1, "the same placement, tried again");
+    assert_eq!(launcher.route(&routing).await.unwrap().generation, 2, "the same placement, tried again");
+}
+
+/// The first placement is in force before its experts are read. Without one of them there is no answer that can be relied on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_function_that_cannot_read_its_first_experts_ends_and_says_why() {
+    let (folder, shards) = copied(&Model::fixture("mixtral-basic"));
+    let mut main = MainFunction::start(folder.path(), Options::default()).await;
+    let launcher = Launcher::new(&main);
+    shrink(&shards);
+    // The end may overtake the answer.
+    let _answer = launcher.route(&Routing { generation: 1, ..Routing::default() }).await;
+    let ended = until(SOON, "the end", async || main.process.ended()).await;
+    assert_eq!(ended.code(), Some(4), "the checkpoint is at fault");
+    let log = main.process.log();
+    assert!(log.iter().any(|line| line.contains("ERROR") && line.contains(".safetensors")), "{log:?}");
 }

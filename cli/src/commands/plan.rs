@@ -174,15 +174,15 @@ impl PlanArgs {
         };
         let checkpoint = Arc::new(source.open()?.checkpoint);
         let experts_dtype = self.experts_dtype;
-        let dense_int8 = DenseDtype::is_int8(self.dense_dtype, experts_dtype, "cpu");
+        let dense_dtype = DenseDtype::quantised(self.dense_dtype, experts_dtype, "cpu");
         check_experts_dtype(&checkpoint, experts_dtype, self.dtype)?;
-        let mut inspection = Inspection { experts_dtype, dense_int8, ..checkpoint.inspect()? };
+        let mut inspection = Inspection { experts_dtype, dense_dtype, ..checkpoint.inspect()? };
         let dtype = self.dtype.map_or_else(|| default_dtype(&inspection), Dtype::name);
         let id = ModelId::of(&inspection, dtype);
         let mut profile = self.planning.known_profile(&id)?;
         if self.dense_dtype.is_none() && profile.as_ref().is_none_or(|profile| profile.device.is_some()) {
             // On a GPU only experts are quantised.
-            inspection.dense_int8 = false;
+            inspection.dense_dtype = None;
             profile = match profile {
                 Some(profile) => Some(profile),
                 None => self.planning.known_profile(&ModelId::of(&inspection, dtype))?,

@@ -13,7 +13,7 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// A routing generation that is to come into force.
 pub(crate) struct Switch {
     pub(crate) generation: u64,
-    /// Already packed.
+    /// Packed, or on their way.
     pub(crate) local: LocalExperts,
     pub(crate) remote: RemoteSets,
     pub(crate) endpoints: EndpointSets,

@@ -5,14 +5,13 @@ use super::{
     EngineHandle, EngineParts, EngineSettings, EngineStop, Events, RequestLimits, Switch, Vocabulary, start,
 };
 use crate::backend::Backend;
-use crate::experts::{Expected, ExpertMetrics, LocalExperts};
+use crate::experts::{Arrivals, Expected, ExpertMetrics, LocalExperts};
 use crate::grammar::{Compiler, Grammar, Source, Tokens};
 use crate::metrics::EngineMetrics;
 use crate::pages::Tenant;
 use crate::transformer::Transformer;
 use crate::{Native, pages};
 use prometheus::Registry;
-use remoe_experts::load_experts;
 use remoe_kernels::{Dtype, Pool, PoolConfig};
 use remoe_model::Checkpoint;
 use remoe_traces::SpanRef;
@@ -33,6 +32,18 @@ struct Engine {
 
 impl Engine {
     async fn start(fixture: &str, dtype: Dtype, threads: usize, cache_pages: usize) -> Self {
+        let (engine, arrivals, checkpoint) = Self::early(fixture, dtype, threads, cache_pages).await;
+        arrivals.read(&checkpoint, dtype.into(), 1).unwrap();
+        engine
+    }
+
+    /// The same before its experts have been read.
+    async fn early(
+        fixture: &str,
+        dtype: Dtype,
+        threads: usize,
+        cache_pages: usize,
+    ) -> (Self, Arc<Arrivals>, Arc<Checkpoint>) {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(fixture);
         let checkpoint = Arc::new(Checkpoint::open(folder).unwrap());
         let pool = Arc::new(Pool::new(PoolConfig { threads, ..PoolConfig::default() }).unwrap());
@@ -42,13 +53,10 @@ impl Engine {
         let registry = Registry::new();
         let metrics = EngineMetrics::new(&registry).unwrap();
         let mut local = LocalExperts::default();
-        for layer in config.moe_layers() {
-            let experts: Vec<(usize, u32)> =
-                (0..config.moe(layer).unwrap().experts as u32).map(|expert| (layer, expert)).collect();
-            for (layer, expert, packed) in load_experts(&checkpoint, &experts, dtype, 1).unwrap() {
-                local.insert(layer, expert, Arc::new(packed));
-            }
-        }
+        let experts = |layer| 0..config.moe(layer).unwrap().experts as u32;
+        let all = config.moe_layers().into_iter().flat_map(|layer| experts(layer).map(move |it| (layer, it)));
+        let expert_metrics = ExpertMetrics::new(&registry).unwrap();
+        let arrivals = local.expect(&Vec::from_iter(all), expert_metrics.arriving.clone());
         let settings = EngineSettings {
             limits: RequestLimits {
                 vocab_size: config.vocab_size,
@@ -78,7 +86,7 @@ impl Engine {
                 sets: Vec::new(),
                 trust: None,
             },
-            expert_metrics: ExpertMetrics::new(&registry).unwrap(),
+            expert_metrics,
             metrics: metrics.clone(),
             recorder: None,
         };
@@ -87,7 +95,8 @@ impl Engine {
         let switch = Switch { generation: 1, local, remote: BTreeMap::new(), endpoints: Vec::new(), done };
         switches.send(switch).ok().unwrap();
         in_force.await.unwrap();
-        Self { handle, metrics, thread, vocab: config.vocab_size as u32, norm_eps: config.norm_eps }
+        let (vocab, norm_eps) = (config.vocab_size as u32, config.norm_eps);
+        (Self { handle, metrics, thread, vocab, norm_eps }, arrivals, checkpoint)
     }
 
     fn end(self) -> EngineMetrics {
@@ -251,6 +260,30 @@ async fn schedules_change_no_bit_of_latent_attention() {
 
 /// An embedding is the mean of the hidden states behind the final norm, whatever runs beside it and however often it gives
 /// way.
+/// Who asks before the experts have been read waits for those that the answer uses and draws what is drawn afterwards.
+#[tokio::test]
+async fn answers_wait_for_experts_that_are_still_being_read() {
+    let (engine, arrivals, checkpoint) = Engine::early("dsv2-group", Dtype::Bf16, 2, 64).await;
+    let prompts = prompts(engine.vocab);
+    let asked: Vec<_> =
+        prompts.iter().map(|prompt| engine.handle.submit(request(prompt.clone(), 1, 5)).unwrap()).collect();
+    // All of them are in the engine, which waits.
+    while engine.metrics.iterations.get() == 0 && arrivals.hurried() == 0 {
+        tokio::task::yield_now().await;
+    }
+    let read = tokio::task::spawn_blocking(move || arrivals.read(&checkpoint, Dtype::Bf16.into(), 2));
+    let mut early = Vec::new();
+    for events in asked {
+        early.push(finish(events, 1).await.0);
+    }
+    read.await.unwrap().unwrap();
+    for (prompt, early) in prompts.iter().zip(early) {
+        let events = engine.handle.submit(request(prompt.clone(), 1, 5)).unwrap();
+        assert_eq!(finish(events, 1).await.0, early);
+    }
+    engine.end();
+}
+
 #[tokio::test]
 async fn embeddings_are_means_of_normed_states() {
     let alone = Engine::start("mixtral-basic", Dtype::F32, 1, 1000).await;

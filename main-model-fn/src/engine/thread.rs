@@ -314,7 +314,7 @@ impl Engine {
             tracing::info!(
                 generation = placement.generation,
                 remote_functions = placement.links.len(),
-                local_bytes = placement.local.bytes(),
+                local_experts = placement.local.count(),
                 "routing generation in force"
             );
             self.metrics.generation.set(placement.generation as i64);

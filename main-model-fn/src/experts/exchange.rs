@@ -5,6 +5,7 @@
 //! asked as well, then the experts are loaded as well, and the first answer wins.
 
 use super::LayerCall;
+use super::arrivals::Arrivals;
 use super::calls::{Followed, contexts, named, told};
 use super::error::ExpertError;
 use super::fallback::{FallbackExperts, Loaded};
@@ -89,6 +90,8 @@ pub(super) enum Cause {
 enum Happened {
     Link(LinkEvent),
     Load(Loaded),
+    /// A local expert has been read.
+    Arrival,
 }
 
 impl Exchange {
@@ -223,7 +226,12 @@ impl Exchange {
             return Err(error);
         }
         let next = at.outstanding.next_due().map_or(deadline, |due| due.min(deadline));
-        match self.next(at.fallback, at.outstanding.listening + self.poll, next) {
+        match self.next(
+            at.fallback,
+            at.placement.local.arrivals(),
+            at.outstanding.listening + self.poll,
+            next,
+        ) {
             Some(Happened::Link(LinkEvent::Reply { link, reply })) => {
                 self.replicas.heard(link, reply.id, took(&reply));
                 self.take_reply(at, link, reply);
@@ -232,6 +240,7 @@ impl Exchange {
                 self.take_break(at, link, &message);
             }
             Some(Happened::Link(LinkEvent::Settled)) => (),
+            Some(Happened::Arrival) => at.outstanding.moved = Instant::now(),
             Some(Happened::Load(loaded)) => match at.fallback.arrive(loaded) {
                 Err((layer, expert, error)) if layer == at.call.layer => {
                     tracing::error!(layer, expert, %error, "an expert cannot be loaded");
@@ -248,10 +257,12 @@ impl Exchange {
     fn next(
         &mut self,
         fallback: &mut FallbackExperts,
+        arrivals: Option<&Arrivals>,
         poll_until: Instant,
         deadline: Instant,
     ) -> Option<Happened> {
         let events = &mut self.events;
+        let come = arrivals.map(Arrivals::come);
         self.runtime.block_on(async {
             loop {
                 if let Ok(event) = events.try_recv() {
@@ -260,17 +271,25 @@ impl Exchange {
                 if let Some(loaded) = fallback.try_next() {
                     return Some(Happened::Load(loaded));
                 }
+                if arrivals.map(Arrivals::come) != come {
+                    return Some(Happened::Arrival);
+                }
                 if Instant::now() >= poll_until.min(deadline) {
                     break;
                 }
                 tokio::task::yield_now().await;
             }
+            let arrival = async {
+                match arrivals {
+                    Some(arrivals) => arrivals.changed().await,
+                    None => std::future::pending().await,
+                }
+            };
             let next = async {
                 tokio::select! {
                     Some(event) = events.recv() => Happened::Link(event),
                     Some(loaded) = fallback.next() => Happened::Load(loaded),
-                    // The sending halves live as long as the links and the loading threads.
-                    else => std::future::pending().await,
+                    () = arrival => Happened::Arrival,
                 }
             };
             tokio::time::timeout_at(deadline.into(), next).await.ok()

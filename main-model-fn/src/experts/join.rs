@@ -185,7 +185,7 @@ impl Experts {
         let mut local_rows = std::mem::take(&mut self.local_rows);
         tracing::trace!(layer, "local kernels start");
         let local_start = Instant::now();
-        let local = self.compute_local(call, &mut local_rows)?;
+        let local = self.compute_local(call, &mut outstanding, &mut local_rows)?;
         tracing::trace!(layer, "local kernels done");
         // Local work is not waiting: the clock of the remote half starts when somebody listens.
         let remote_start = Instant::now();
@@ -193,7 +193,7 @@ impl Experts {
         for call in &outstanding.calls {
             self.calls[call.link].add(call);
         }
-        let fallback = collected?;
+        let later = collected?;
         self.time += ExpertTime {
             local: remote_start - local_start,
             waited: remote_start.elapsed(),
@@ -212,7 +212,7 @@ impl Experts {
         let empty: &[u8] = &[];
         let mut rows = vec![empty; call.routed.experts.len()];
         place(&mut rows, &local, &local_rows, row_bytes);
-        for (slots, bytes) in &fallback {
+        for (slots, bytes) in &later {
             place(&mut rows, slots, bytes, row_bytes);
         }
         for answer in &outstanding.answers {
@@ -244,8 +244,14 @@ impl Experts {
         }
     }
 
-    /// Runs the local kernels. Returns the slots of the rows written to `rows`, in order.
-    fn compute_local(&mut self, call: &LayerCall<'_>, rows: &mut Vec<u8>) -> Result<Vec<u32>, ExpertError> {
+    /// Runs the local kernels. Returns the slots of the rows written to `rows`, in order. Slots whose expert is still being read are
+    /// awaited.
+    fn compute_local(
+        &mut self,
+        call: &LayerCall<'_>,
+        outstanding: &mut Outstanding,
+        rows: &mut Vec<u8>,
+    ) -> Result<Vec<u32>, ExpertError> {
         let mut by_expert: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         let hosts = self.placement.hosts(call.layer);
         let is_remote = |expert| hosts.is_some_and(|hosts| hosts.class_of(expert).is_some());
@@ -255,13 +261,21 @@ impl Experts {
             }
         }
         let mut work = Vec::with_capacity(by_expert.len());
+        let local = &self.placement.local;
         for (expert, slots) in by_expert {
-            let packed = self.placement.local.get(call.layer, expert).ok_or(ExpertError::Unplaced {
-                layer: call.layer,
-                expert,
-                generation: self.placement.generation,
-            })?;
-            work.push((packed.clone(), slots));
+            match local.get(call.layer, expert) {
+                Some(packed) => work.push((packed.clone(), slots)),
+                None if local.has(call.layer, expert) => {
+                    if let Some(arrivals) = local.arrivals() {
+                        arrivals.hurry(call.layer, expert);
+                    }
+                    outstanding.awaited.insert(expert, slots);
+                }
+                None => {
+                    let generation = self.placement.generation;
+                    return Err(ExpertError::Unplaced { layer: call.layer, expert, generation });
+                }
+            }
         }
         let slots = self.compute(call, &work, rows)?;
         self.count(call, &slots, "local", |tally| &mut tally.local);
@@ -311,7 +325,7 @@ impl Experts {
     }
 
     /// Waits until every remote pair has its row: from a replica, or from an expert that was loaded for
-    /// it, whichever comes first. Returns the latter.
+    /// it, whichever comes first; and every local pair whose expert was still being read. Returns what was computed here.
     fn collect(
         &mut self,
         call: &LayerCall<'_>,
@@ -326,6 +340,11 @@ impl Experts {
                 computed.push(self.compute_orphans(call, ready, outstanding)?);
                 continue;
             }
+            let come = self.compute_awaited(call, outstanding)?;
+            if !come.0.is_empty() {
+                computed.push(come);
+                continue;
+            }
             if outstanding.is_settled() {
                 self.metrics.wait.observe(started.elapsed().as_secs_f64());
                 return Ok(computed);
@@ -333,6 +352,22 @@ impl Experts {
             let Self { exchange, placement, fallback, .. } = self;
             exchange.step(&mut RemoteCall { placement, call, outstanding, fallback })?;
         }
+    }
+
+    /// Computes those awaited pairs whose experts are there by now.
+    fn compute_awaited(
+        &mut self,
+        call: &LayerCall<'_>,
+        outstanding: &mut Outstanding,
+    ) -> Result<Computed, ExpertError> {
+        let local = &self.placement.local;
+        let there = outstanding.awaited.extract_if(.., |&expert, _| local.get(call.layer, expert).is_some());
+        let work = there.filter_map(|(expert, slots)| Some((local.get(call.layer, expert)?.clone(), slots)));
+        let work: Vec<_> = work.collect();
+        let mut rows = Vec::new();
+        let slots = self.compute(call, &work, &mut rows)?;
+        self.count(call, &slots, "local", |tally| &mut tally.local);
+        Ok((slots, rows))
     }
 
     /// Computes the orphans of the experts `ready`.

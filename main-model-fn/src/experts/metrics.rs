@@ -19,6 +19,8 @@ pub(crate) struct ExpertMetrics {
     pub(crate) loads: IntCounter,
     /// Bytes of experts held in the fallback cache.
     pub(crate) fallback_bytes: IntGauge,
+    /// Local experts of the placement in force that are still being read.
+    pub(crate) arriving: IntGauge,
     /// Seconds that the engine waited for remote answers after its local work, per layer call.
     pub(crate) wait: Histogram,
     /// What single experts and functions do.
@@ -63,6 +65,10 @@ impl ExpertMetrics {
                 "remoe_expert_fallback_bytes",
                 "Bytes of experts held in the fallback cache.",
             )?,
+            arriving: IntGauge::new(
+                "remoe_experts_arriving",
+                "Local experts of the placement in force that are still being read.",
+            )?,
             wait: Histogram::with_opts(
                 HistogramOpts::new(
                     "remoe_expert_wait_seconds",
@@ -79,6 +85,7 @@ impl ExpertMetrics {
         registry.register(Box::new(metrics.retries.clone()))?;
         registry.register(Box::new(metrics.loads.clone()))?;
         registry.register(Box::new(metrics.fallback_bytes.clone()))?;
+        registry.register(Box::new(metrics.arriving.clone()))?;
         registry.register(Box::new(metrics.wait.clone()))?;
         Ok(metrics)
     }

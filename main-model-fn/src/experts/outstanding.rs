@@ -26,6 +26,8 @@ pub(crate) struct Outstanding {
     pub(super) replies: u64,
     /// Slots to compute here once their expert is loaded, by expert.
     pub(super) orphans: BTreeMap<u32, Vec<u32>>,
+    /// Slots to compute here once their expert, which is local, has been read, by expert.
+    pub(super) awaited: BTreeMap<u32, Vec<u32>>,
     /// Slots that have been computed here.
     here: BTreeSet<u32>,
     /// One slot of every message that was sent again.
@@ -125,6 +127,7 @@ impl Outstanding {
             answers: Vec::new(),
             replies: 0,
             orphans: BTreeMap::new(),
+            awaited: BTreeMap::new(),
             here: BTreeSet::new(),
             retried: Vec::new(),
             computed: Duration::ZERO,
@@ -140,7 +143,7 @@ impl Outstanding {
 
     /// Whether every pair has its row.
     pub(super) fn is_settled(&self) -> bool {
-        self.open.is_empty() && self.orphans.is_empty()
+        self.open.is_empty() && self.orphans.is_empty() && self.awaited.is_empty()
     }
 
     /// Notes an attempt at the message `key`.
@@ -239,7 +242,7 @@ impl Outstanding {
     /// Slots without a row.
     fn missing(&self) -> BTreeSet<u32> {
         let open = self.open.values().flat_map(|open| open.message.slots.iter());
-        let missing = open.chain(self.orphans.values().flatten()).copied();
+        let missing = open.chain(self.orphans.values().chain(self.awaited.values()).flatten()).copied();
         missing.filter(|slot| !self.here.contains(slot)).collect()
     }
 

@@ -1,34 +1,65 @@
 //! Where every expert lives in one routing generation.
 
+use super::arrivals::{Arrivals, Place};
 use super::hosts::{LayerHosts, layer_hosts};
 use super::link::Link;
 use crate::routing_check::RemoteSets;
+use prometheus::IntGauge;
 use remoe_kernels::PackedExpert;
 use remoe_wire::v1::LayerExperts;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-/// Packed experts beside the engine, by layer id and expert id.
+/// Packed experts beside the engine, by layer id and expert id. Some may still be on their way.
 #[derive(Clone, Default)]
 pub(crate) struct LocalExperts {
-    layers: BTreeMap<usize, BTreeMap<u32, Arc<PackedExpert>>>,
+    layers: BTreeMap<usize, BTreeMap<u32, Place>>,
+    arrivals: Option<Arc<Arrivals>>,
 }
 
 impl LocalExperts {
     pub(crate) fn insert(&mut self, layer: usize, expert: u32, packed: Arc<PackedExpert>) {
-        self.layers.entry(layer).or_default().insert(expert, packed);
+        self.layers.entry(layer).or_default().insert(expert, Arc::new(OnceLock::from(packed)));
     }
 
+    /// `experts` (layer, expert) will be here as well: who has the value that is returned brings them. `shown` tells how many are left.
+    pub(crate) fn expect(&mut self, experts: &[(usize, u32)], shown: IntGauge) -> Arc<Arrivals> {
+        let places: BTreeMap<_, _> = experts.iter().map(|&key| (key, Place::default())).collect();
+        for (&(layer, expert), place) in &places {
+            self.layers.entry(layer).or_default().insert(expert, place.clone());
+        }
+        let arrivals = Arc::new(Arrivals::new(places, shown));
+        self.arrivals = Some(arrivals.clone());
+        arrivals
+    }
+
+    /// The expert, where it is there.
     pub(crate) fn get(&self, layer: usize, expert: u32) -> Option<&Arc<PackedExpert>> {
-        self.layers.get(&layer)?.get(&expert)
+        self.layers.get(&layer)?.get(&expert)?.get()
     }
 
-    /// The experts of `layer` with their ids.
+    /// Whether the expert is here or will be.
+    pub(crate) fn has(&self, layer: usize, expert: u32) -> bool {
+        self.layers.get(&layer).is_some_and(|experts| experts.contains_key(&expert))
+    }
+
+    /// Who brings what was not there at first.
+    pub(crate) fn arrivals(&self) -> Option<&Arrivals> {
+        self.arrivals.as_deref()
+    }
+
+    /// How many are on their way.
+    pub(crate) fn arriving(&self) -> usize {
+        self.layers.values().flat_map(BTreeMap::values).filter(|place| place.get().is_none()).count()
+    }
+
+    /// The experts of `layer` that are there, with their ids.
     pub(crate) fn of(&self, layer: usize) -> impl Iterator<Item = (u32, &Arc<PackedExpert>)> {
-        self.layers.get(&layer).into_iter().flatten().map(|(&expert, packed)| (expert, packed))
+        let experts = self.layers.get(&layer).into_iter().flatten();
+        experts.filter_map(|(&expert, place)| Some((expert, place.get()?)))
     }
 
-    /// What is held, ascending.
+    /// What is here or will be, ascending.
     pub(crate) fn listing(&self) -> Vec<LayerExperts> {
         self.layers
             .iter()
@@ -39,15 +70,15 @@ impl LocalExperts {
             .collect()
     }
 
-    /// How many are held.
+    /// How many are here or will be.
     pub(crate) fn count(&self) -> usize {
         self.layers.values().map(BTreeMap::len).sum()
     }
 
-    /// Bytes of packed weights.
+    /// Bytes of packed weights that are there.
     pub(crate) fn bytes(&self) -> usize {
         let experts = self.layers.values().flat_map(BTreeMap::values);
-        experts.map(|packed| packed.bytes()).sum()
+        experts.filter_map(|place| place.get()).map(|packed| packed.bytes()).sum()
     }
 }
 

@@ -27,12 +27,33 @@ impl<B: Backend> Transformer<B> {
         checkpoint.prefetch(checkpoint.outside_tensors())?;
         let config = checkpoint.config();
         let loader = Loader { checkpoint, dtype: class.dtype, class, ops: &ops };
-        let layers =
-            in_parallel(config.layers.len(), threads, LoadModelError::Panicked, |id| loader.layer(id))?;
-        let (layers, shapes): (_, Vec<_>) = layers.into_iter().unzip();
         let (table, weight) = (checkpoint.embedding(), checkpoint.head());
-        let head = ops.load_linear(checkpoint, &[Affine { weight, bias: checkpoint.head_bias() }], class)?;
-        let tied = if table.name == weight.name { ops.table_of(&head) } else { None };
+        // One matrix for both, wherever products and rows can be had of the same form.
+        let is_tied = table.name == weight.name;
+        // The largest parts first: whoever is done earlier goes on with layers.
+        let parts = in_parallel(2 + config.layers.len(), threads, LoadModelError::Panicked, |part| {
+            Ok(match part.checked_sub(2) {
+                Some(id) => Part::Layer(Box::new(loader.layer(id)?)),
+                None if part == 0 => {
+                    let head = Affine { weight, bias: checkpoint.head_bias() };
+                    Part::Head(ops.load_linear(checkpoint, &[head], class)?)
+                }
+                None if is_tied => Part::Tied,
+                None => Part::Embedding(ops.load_embedding(checkpoint, table, class)?),
+            })
+        })?;
+        let (mut heads, mut tables, mut layers) = (Vec::new(), Vec::new(), Vec::new());
+        for part in parts {
+            match part {
+                Part::Head(head) => heads.push(head),
+                Part::Embedding(table) => tables.push(table),
+                Part::Tied => (),
+                Part::Layer(layer) => layers.push(*layer),
+            }
+        }
+        let (layers, shapes): (_, Vec<_>) = layers.into_iter().unzip();
+        let head = heads.pop().ok_or(LoadModelError::Inconsistent("the model has no head"))?;
+        let tied = if is_tied { ops.table_of(&head) } else { None };
         Ok(Self {
             hidden: config.hidden_size,
             vocab: weight.shape.first().copied().unwrap_or(0),
@@ -45,7 +66,7 @@ impl<B: Backend> Transformer<B> {
             },
             norm: loader.norm(checkpoint.final_norm())?,
             tied: tied.is_some(),
-            embedding: match tied {
+            embedding: match tied.or(tables.pop()) {
                 Some(table) => table,
                 None => ops.load_embedding(checkpoint, table, class)?,
             },
@@ -56,6 +77,15 @@ impl<B: Backend> Transformer<B> {
             ops,
         })
     }
+}
+
+/// What one thread loads at a time.
+enum Part<B: Backend> {
+    Head(B::Linear),
+    Embedding(B::Embedding),
+    /// The head's matrix is the embedding as well.
+    Tied,
+    Layer(Box<(Layer<B>, AttentionShape)>),
 }
 
 struct Loader<'a, B> {
@@ -256,11 +286,11 @@ mod tests {
     use crate::Native;
     use crate::backend::PAGE_POSITIONS;
     use remoe_kernels::{Pool, PoolConfig, WeightFormat};
-    use remoe_model::Inspection;
+    use remoe_model::{DenseDtype, Inspection};
     use std::path::Path;
     use std::sync::Arc;
 
-    /// Weights outside of experts take what plans count for them, in the dtype and as int8: the embedding as much as the others, and once
+    /// Weights outside of experts take what plans count for them, in the dtype, as int8 and as int4: the embedding as much as the others, and once
     /// where it is the head. Beside that there are norms, which are held as float32, and the columns that routers are padded with.
     #[test]
     fn weights_take_what_is_counted_for_them() {
@@ -271,12 +301,15 @@ mod tests {
         let beside =
             layers * (64 - config.any_moe().unwrap().experts) * hidden * 2 + (2 * layers + 1) * hidden * 4;
         let pool = Arc::new(Pool::new(PoolConfig::default()).unwrap());
-        for dense_int8 in [false, true] {
-            let weights = if dense_int8 { WeightFormat::Int8 } else { WeightFormat::Plain };
+        for (dense_dtype, weights) in [
+            (None, WeightFormat::Plain),
+            (Some(DenseDtype::Int8), WeightFormat::Int8),
+            (Some(DenseDtype::Int4), WeightFormat::Int4),
+        ] {
             let class = NumericsClass { dtype: Dtype::Bf16, weights };
             let ops = Native::open(None, Dtype::Bf16, &pool).unwrap();
             let taken = Transformer::load(&checkpoint, class, ops, 1).unwrap().weight_bytes();
-            let inspection = Inspection { dense_int8, ..checkpoint.inspect().unwrap() };
+            let inspection = Inspection { dense_dtype, ..checkpoint.inspect().unwrap() };
             let counted = inspection.resident_non_expert_bytes("bfloat16") as usize;
             assert!(
                 (counted..counted + beside).contains(&taken),

@@ -276,7 +276,7 @@ impl Outline {
             dtype: self.weights.name(&self.dtype).to_owned(),
             stored_as: None,
             experts_dtype: None,
-            dense_int8: false,
+            dense_dtype: None,
             layers: self.layers.len(),
             experts: count,
             top_k: experts.map_or(0, |experts| experts.top_k),

@@ -46,8 +46,8 @@ pub fn profiler(
     arguments.extend(["--device".to_owned(), plan.device.name().to_owned()]);
     arguments.extend(access.arguments.iter().cloned());
     let experts_dtype = plan.model.experts_dtype.map(Into::into);
-    let dense_int8 = DenseDtype::is_int8(None, experts_dtype, plan.device.name());
-    let inspection = Inspection { experts_dtype, dense_int8, ..facts.inspection.clone() };
+    let dense_dtype = DenseDtype::quantised(None, experts_dtype, plan.device.name());
+    let inspection = Inspection { experts_dtype, dense_dtype, ..facts.inspection.clone() };
     let weights = inspection.resident_total_bytes(plan.model.dtype.name());
     let memory = u32::try_from(weights.div_ceil(MB).saturating_add(BESIDE_WEIGHTS_MB)).unwrap_or(u32::MAX);
     let main = &owner.spec.main;

@@ -363,8 +363,8 @@ pub fn compute_dtype(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> ComputeDty
 /// The checkpoint as the spec has it served.
 pub fn served(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> Inspection {
     let experts_dtype = spec.model.experts_dtype.map(Into::into);
-    let dense_int8 = DenseDtype::is_int8(None, experts_dtype, spec.main.device.name());
-    let inspection = Inspection { experts_dtype, dense_int8, ..facts.inspection.clone() };
+    let dense_dtype = DenseDtype::quantised(None, experts_dtype, spec.main.device.name());
+    let inspection = Inspection { experts_dtype, dense_dtype, ..facts.inspection.clone() };
     match spec.model.max_model_len {
         Some(positions) => Inspection {
             context_length: inspection.context_length.min(positions as usize),

@@ -660,6 +660,10 @@ pub struct MainDescription {
     /// were never used left out; empty unless asked.
     #[prost(message, repeated, tag = "14")]
     pub pairs: ::prost::alloc::vec::Vec<LayerPairs>,
+    /// How many experts of `local` are still being read: the first placement comes into force before they are, and an answer
+    /// waits for those that it uses.
+    #[prost(uint32, tag = "15")]
+    pub arriving: u32,
 }
 /// How often experts of one layer were used.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

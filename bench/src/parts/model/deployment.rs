@@ -1,5 +1,6 @@
 //! `remoe up` with one share of remote experts, in one form.
 
+use super::Form;
 use super::stream::{self, Prompt, Token};
 use crate::context::Context;
 use crate::error::{Result, While};
@@ -9,13 +10,16 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 /// The model's name in requests.
 pub(super) const NAME: &str = "bench";
+
+/// How long to wait before the function is asked again whether all of its experts are there.
+const ASKED_AGAIN: Duration = Duration::from_millis(20);
 
 /// A model that is served, and the client that asks it.
 #[derive(Debug)]
@@ -27,10 +31,12 @@ pub(super) struct Deployment {
 }
 
 impl Deployment {
-    pub(super) fn start(context: &Context, model: &Path, ratio: f64, form: Option<&str>) -> Result<Self> {
+    pub(super) fn start(context: &Context, model: &Path, ratio: f64, form: Option<Form>) -> Result<Self> {
         let mut command = Command::new(context.program("remoe")?);
         command.arg("up").arg("--model").arg(model).args(["--remote-ratio", &ratio.to_string()]);
-        command.args(form.into_iter().flat_map(|form| ["--experts-dtype", form]));
+        if let Some(Form { experts, dense, .. }) = form {
+            command.args(["--experts-dtype", experts, "--dense-dtype", dense]);
+        }
         command.args(["--port", "0", "--json", "--ready-timeout", "300", "--served-model-name", NAME]);
         command.env("REMOE_BIN_DIR", &context.programs).env("REMOE_LOG", "warn").env_remove("REMOE_API_KEY");
         let mut process = Process::start("remoe up", command)?;
@@ -43,7 +49,12 @@ impl Deployment {
             .enable_all()
             .build()
             .doing(|| "making a runtime for the client")?;
-        Ok(Self { http, runtime, _process: process })
+        let deployment = Self { http, runtime, _process: process };
+        // What is measured is not to share the machine with those who still read weights.
+        while deployment.metrics()?.0.get("remoe_experts_arriving").is_some_and(|left| *left > 0.0) {
+            std::thread::sleep(ASKED_AGAIN);
+        }
+        Ok(deployment)
     }
 
     /// Decodes `prompts` together. None where they are together for too short, as on a machine so busy that some

@@ -26,8 +26,12 @@ use stream::Prompt;
 
 /// Shares of remote experts; what the others are compared with comes first.
 const RATIOS: [f64; 3] = [0.0, 0.5, 1.0];
-/// What experts are quantised to besides, all of them local; other weights then are int8.
-const FORMS: [&str; 2] = ["int8", "int4"];
+/// What experts, all of them local, and other weights are quantised to besides.
+const FORMS: [Form; 3] = [
+    Form { name: "int8", experts: "int8", dense: "int8" },
+    Form { name: "int4", experts: "int4", dense: "int8" },
+    Form { name: "int4 throughout", experts: "int4", dense: "int4" },
+];
 const BATCHES: [usize; 3] = [1, 4, 16];
 /// Prompts that are prefilled together, at most: more take as many times longer and show the same.
 const LARGEST_PREFILL: usize = 4;
@@ -54,7 +58,7 @@ pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
     let shape = Shape::olmoe(if context.quick { 1 } else { context.layers });
     let model = context.model(&format!("olmoe-{}", shape.layers), &shape)?;
     let bytes = warm(&model)?;
-    // Both quantised ones together take less than one that is not.
+    // All quantised ones together take about as much as one that is not.
     let needed = (bytes as f64 * MEMORY_FACTOR) as u64 * (RATIOS.len() as u64 + 1);
     if available_memory() < needed {
         let why = format!(
@@ -114,7 +118,7 @@ pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
         NAME,
         json!({"rounds": ending.done, "shape": "OLMoE-1B-7B", "layers": shape.layers, "dtype": "bfloat16",
                "bytes": bytes, "prompt": LONG_PROMPT, "decoding_prompt": SHORT_PROMPT, "decoded": decoded,
-               "ratios": RATIOS, "quantised": FORMS, "batches": BATCHES}),
+               "ratios": RATIOS, "quantised": FORMS.map(|form| form.name), "batches": BATCHES}),
     );
     report(&mut part, &configurations);
     let local = configurations.first().map_or(&[][..], |local| &local.speed[DECODE]);
@@ -186,7 +190,7 @@ impl Peer {
         for (what, name) in [(PREFILL, "prefill"), (DECODE, "decode")] {
             part.add(format!("llama.cpp {}: {name}", self.name), "tokens/s", &self.speed[what]);
             for ours in configurations.iter().filter(|ours| ours.ratio == 0.0) {
-                let form = ours.form.unwrap_or("bfloat16");
+                let form = ours.form.map_or("bfloat16", |form| form.name);
                 let name = format!("{name}: {form} / llama.cpp {}", self.name);
                 part.add(name, "", &ours.speed[what][0].over(&self.speed[what]));
             }
@@ -198,10 +202,18 @@ impl Peer {
 const PREFILL: usize = 0;
 const DECODE: usize = 1;
 
+/// What weights are kept as, as `remoe up` takes it.
+#[derive(Debug, Clone, Copy)]
+struct Form {
+    name: &'static str,
+    experts: &'static str,
+    dense: &'static str,
+}
+
 /// A deployment and what was measured of it.
 struct Configuration {
     ratio: f64,
-    form: Option<&'static str>,
+    form: Option<Form>,
     deployment: Deployment,
     /// Tokens per second.
     speed: [[Series; BATCHES.len()]; 2],
@@ -210,12 +222,7 @@ struct Configuration {
 }
 
 impl Configuration {
-    fn start(
-        context: &Context,
-        model: &std::path::Path,
-        ratio: f64,
-        form: Option<&'static str>,
-    ) -> Result<Self> {
+    fn start(context: &Context, model: &std::path::Path, ratio: f64, form: Option<Form>) -> Result<Self> {
         let deployment = Deployment::start(context, model, ratio, form)?;
         // Without remote experts there is nothing to wait for.
         let names = if ratio > 0.0 { deployment.metrics()?.histograms("remoe_expert_") } else { Vec::new() };
@@ -229,7 +236,7 @@ impl Configuration {
     }
 
     fn name(&self) -> String {
-        self.form.map_or_else(|| format!("remote ratio {}", self.ratio), str::to_owned)
+        self.form.map_or_else(|| format!("remote ratio {}", self.ratio), |form| form.name.to_owned())
     }
 
     /// Touches every expert.

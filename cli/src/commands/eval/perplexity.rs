@@ -29,11 +29,23 @@ const MOST_TOKENS: usize = 1 << 20;
 const PLAIN: &str = "as computed";
 /// A window that takes longer than this has got stuck.
 const DEADLINE: Duration = Duration::from_secs(600);
-/// How experts are kept, in turn, and whether what else is multiplied with is quantised beside them.
-const FORMS: [(Option<ExpertsDtype>, bool); 7] = {
+/// How experts are kept, and what else is multiplied with; none: in the compute dtype.
+type Form = (Option<ExpertsDtype>, Option<DenseDtype>);
+/// What is scored, in turn.
+const FORMS: [Form; 8] = {
     let (int8, int4) = (Some(ExpertsDtype::Int8), Some(ExpertsDtype::Int4));
     let mxfp4 = Some(ExpertsDtype::Mxfp4);
-    [(None, false), (int8, true), (int4, true), (mxfp4, true), (int8, false), (int4, false), (mxfp4, false)]
+    let (dense8, dense4) = (Some(DenseDtype::Int8), Some(DenseDtype::Int4));
+    [
+        (None, None),
+        (int8, dense8),
+        (int4, dense8),
+        (int4, dense4),
+        (mxfp4, dense8),
+        (int8, None),
+        (int4, None),
+        (mxfp4, None),
+    ]
 };
 
 #[derive(Serialize)]
@@ -87,7 +99,7 @@ pub(crate) async fn run(
         answer.tokens = scores.len();
         let mean = scores.iter().map(|&score| f64::from(score)).sum::<f64>() / scores.len() as f64;
         let experts = form.0.map_or(PLAIN, ExpertsDtype::name);
-        let dense = if form.1 { DenseDtype::Int8.name() } else { PLAIN };
+        let dense = form.1.map_or(PLAIN, DenseDtype::name);
         answer.perplexity.push(Perplexity { experts, dense, perplexity: (-mean).exp() });
     }
     if as_json {
@@ -105,13 +117,13 @@ pub(crate) async fn run(
 }
 
 /// The model with all experts beside the main function.
-fn wanted(source: &ModelArgs, form: (Option<ExpertsDtype>, bool)) -> Result<Wanted, CliError> {
-    let (experts_dtype, dense_int8) = form;
+fn wanted(source: &ModelArgs, form: Form) -> Result<Wanted, CliError> {
+    let (experts_dtype, dense_dtype) = form;
     let arguments = DeploymentArgs { experts_dtype, ..DeploymentArgs::of(source.clone()) };
     let mut wanted = Wanted::unplaced(&arguments)?;
-    wanted.inspection.dense_int8 = dense_int8;
+    wanted.inspection.dense_dtype = dense_dtype;
     let plain = default_dtype(&wanted.inspection);
-    wanted.options.dense_dtype = Some(if dense_int8 { DenseDtype::Int8.name() } else { plain });
+    wanted.options.dense_dtype = Some(dense_dtype.map_or(plain, DenseDtype::name));
     Ok(wanted)
 }
 

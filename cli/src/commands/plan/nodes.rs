@@ -338,8 +338,8 @@ impl Question<'_> {
         let text = planning::read("--profile", path)?;
         let profile =
             Profile::from_json(&text).map_err(|error| planning::in_file("--profile", path, &error))?;
-        // What is kept as int8 beside experts is counted in full here, whatever the profile's main function does.
-        let measured = Inspection { dense_int8: profile.model.dense_int8, ..model.inspection.clone() };
+        // What is quantised beside experts is counted in full here, whatever the profile's main function does.
+        let measured = Inspection { dense_dtype: profile.model.dense_dtype, ..model.inspection.clone() };
         let checked = profile.check_model(&measured, &model.dtype);
         checked.map_err(|error| CliError::arguments("--profile", error.to_string()))?;
         Ok(Some(profile))

@@ -253,6 +253,7 @@ impl<'s> Main<'s> {
         let started = Instant::now();
         let routing = Routing { generation: 1, ..Routing::default() };
         runtime.block_on(control::set_routing(function.grpc, routing, LIMIT))?;
+        runtime.block_on(control::all_experts_read(function.grpc, LIMIT))?;
         let placed = started.elapsed();
         let client = runtime.block_on(async { control::main_client(function.grpc) })?;
         let main = Self { setup, function, client, runtime, placed, prompts: Cell::new(0) };

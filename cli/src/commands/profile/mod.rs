@@ -68,9 +68,9 @@ pub(crate) async fn run(args: &ProfileArgs, as_json: bool, progress: &Arc<Progre
     }
     let opened = args.source.open()?;
     let experts_dtype = args.experts_dtype;
-    let dense_int8 = DenseDtype::is_int8(args.dense_dtype, experts_dtype, &args.device);
+    let dense_dtype = DenseDtype::quantised(args.dense_dtype, experts_dtype, &args.device);
     check_experts_dtype(&opened.checkpoint, experts_dtype, args.dtype)?;
-    let inspection = Inspection { experts_dtype, dense_int8, ..opened.checkpoint.inspect()? };
+    let inspection = Inspection { experts_dtype, dense_dtype, ..opened.checkpoint.inspect()? };
     let dtype = args.dtype.map_or_else(|| default_dtype(&inspection), |dtype| dtype.name());
     let request = Request {
         source: args.source.pinned(&opened),
@@ -238,7 +238,7 @@ impl Subject<'_> {
 
     /// What a main function is told beside it.
     fn dense(&self) -> [OsString; 2] {
-        let kept = if self.inspection.dense_int8 { DenseDtype::Int8.name() } else { self.dtype };
+        let kept = self.inspection.dense_dtype.map_or(self.dtype, |quantised| quantised.name());
         ["--dense-dtype".into(), kept.into()]
     }
 }

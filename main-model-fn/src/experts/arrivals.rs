@@ -1,0 +1,233 @@
+//! Local experts of a placement that is in force while they are still being read, so that the first answer waits for
+//! what it uses and not for the whole model. They come layer by layer, those that an answer waits for before all others.
+
+use prometheus::IntGauge;
+use remoe_experts::{LoadError, load_expert};
+use remoe_kernels::{NumericsClass, PackedExpert};
+use remoe_model::Checkpoint;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+use tokio::sync::Notify;
+
+/// How often an expert is read that cannot be read for the moment, and how long after each time that is tried again.
+const ATTEMPTS: u32 = 3;
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Layer and expert.
+type Key = (usize, u32);
+
+/// An expert that is there or will be.
+pub(super) type Place = Arc<OnceLock<Arc<PackedExpert>>>;
+
+/// Experts on their way, and those who bring them.
+pub(crate) struct Arrivals {
+    open: Mutex<Open>,
+    /// How many are not there yet, for whoever watches.
+    shown: IntGauge,
+    /// How many have come.
+    come: AtomicU64,
+    /// Told of each that comes.
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct Open {
+    /// Not begun yet.
+    places: BTreeMap<Key, Place>,
+    /// Those of them that somebody waits for, in the order in which they were asked for. What is not in `places` any more is passed over.
+    first: VecDeque<Key>,
+    /// None will come any more.
+    stopped: bool,
+}
+
+impl Arrivals {
+    /// Of experts that will be brought to `places`.
+    pub(super) fn new(places: BTreeMap<Key, Place>, shown: IntGauge) -> Self {
+        shown.set(i64::try_from(places.len()).unwrap_or(i64::MAX));
+        Self {
+            open: Mutex::new(Open { places, ..Open::default() }),
+            shown,
+            come: AtomicU64::new(0),
+            changed: Notify::new(),
+        }
+    }
+
+    /// How many have come so far: another number than before says that there is something new.
+    pub(super) fn come(&self) -> u64 {
+        self.come.load(Ordering::Acquire)
+    }
+
+    /// Returns when another one has come since this was asked the last time. For one caller.
+    pub(super) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// Somebody waits for `expert` of `layer`.
+    pub(super) fn hurry(&self, layer: usize, expert: u32) {
+        let mut open = self.open();
+        let key = (layer, expert);
+        // Asked for again by an iteration that is repeated, it keeps its turn.
+        if open.places.contains_key(&key) && !open.first.contains(&key) {
+            open.first.push_back(key);
+        }
+    }
+
+    /// How many are waited for.
+    #[cfg(test)]
+    pub(crate) fn hurried(&self) -> usize {
+        self.open().first.len()
+    }
+
+    /// Reads all on `threads` threads until they are there, or until [`stop`](Self::stop) is called.
+    ///
+    /// # Errors
+    /// The first expert that cannot be read, although that was tried several times.
+    pub(crate) fn read(
+        &self,
+        checkpoint: &Checkpoint,
+        class: NumericsClass,
+        threads: usize,
+    ) -> Result<(), LoadError> {
+        let read = || {
+            let read = self.read_some(|(layer, expert)| load_expert(checkpoint, layer, expert, class));
+            if read.is_err() {
+                // The others need not go on.
+                self.stop();
+            }
+            read
+        };
+        std::thread::scope(|scope| {
+            let spawn = |number| {
+                let name = format!("arrivals-{number}");
+                std::thread::Builder::new().name(name).spawn_scoped(scope, read).ok()
+            };
+            let others: Vec<_> = (1..threads.max(1)).map_while(spawn).collect();
+            let mut outcome = read();
+            for other in others {
+                outcome = outcome.and(other.join().unwrap_or(Err(LoadError::Panicked)));
+            }
+            outcome
+        })
+    }
+
+    /// What has not been begun is not read any more.
+    pub(crate) fn stop(&self) {
+        let mut open = self.open();
+        open.stopped = true;
+        drop(open);
+        self.changed.notify_one();
+    }
+
+    /// Reads one after the other until none is left to begin.
+    fn read_some(&self, load: impl Fn(Key) -> Result<PackedExpert, LoadError>) -> Result<(), LoadError> {
+        while let Some((key, place)) = self.begin() {
+            let packed = self.patiently(key, &load)?;
+            // Nobody else fills this place.
+            let _first = place.set(Arc::new(packed));
+            self.come.fetch_add(1, Ordering::AcqRel);
+            self.shown.dec();
+            self.changed.notify_one();
+        }
+        Ok(())
+    }
+
+    /// The next one to read.
+    fn begin(&self) -> Option<(Key, Place)> {
+        let mut open = self.open();
+        if open.stopped {
+            return None;
+        }
+        while let Some(key) = open.first.pop_front() {
+            if let Some(next) = open.places.remove_entry(&key) {
+                return Some(next);
+            }
+        }
+        open.places.pop_first()
+    }
+
+    /// Reads an expert, some times where a disk or a network has a bad moment.
+    fn patiently(
+        &self,
+        (layer, expert): Key,
+        load: impl Fn(Key) -> Result<PackedExpert, LoadError>,
+    ) -> Result<PackedExpert, LoadError> {
+        let mut attempts = 1;
+        loop {
+            match load((layer, expert)) {
+                Err(LoadError::Checkpoint(error)) if error.is_transient() && attempts < ATTEMPTS => {
+                    tracing::warn!(layer, expert, %error, "an expert cannot be read; once more");
+                    std::thread::sleep(PAUSE);
+                    attempts += 1;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn open(&self) -> MutexGuard<'_, Open> {
+        // Changed in single steps, so a panic elsewhere cannot have left it half-written.
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use remoe_kernels::Dtype;
+    use std::path::Path;
+
+    fn fixture() -> Checkpoint {
+        Checkpoint::open(Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/mixtral-basic"))
+            .unwrap()
+    }
+
+    fn arrivals(keys: &[Key]) -> (Arrivals, BTreeMap<Key, Place>) {
+        let places: BTreeMap<Key, Place> = keys.iter().map(|&key| (key, Place::default())).collect();
+        (Arrivals::new(places.clone(), IntGauge::new("arriving", "left").unwrap()), places)
+    }
+
+    #[test]
+    fn what_somebody_waits_for_comes_first_and_the_rest_in_order() {
+        let (arrivals, places) = arrivals(&[(0, 0), (0, 1), (1, 0), (1, 1)]);
+        arrivals.hurry(1, 1);
+        // Asked for twice, or by an iteration that is repeated; nobody brings what is not expected.
+        arrivals.hurry(1, 1);
+        arrivals.hurry(7, 7);
+        arrivals.hurry(0, 1);
+        assert_eq!(arrivals.hurried(), 2);
+        let order = Mutex::new(Vec::new());
+        let checkpoint = fixture();
+        let read = arrivals.read_some(|(layer, expert)| {
+            order.lock().unwrap().push((layer, expert));
+            load_expert(&checkpoint, layer, expert, Dtype::F32)
+        });
+        read.unwrap();
+        assert_eq!(order.into_inner().unwrap(), [(1, 1), (0, 1), (0, 0), (1, 0)]);
+        assert!(places.values().all(|place| place.get().is_some()));
+        assert_eq!((arrivals.come(), arrivals.shown.get()), (4, 0));
+    }
+
+    #[test]
+    fn an_expert_that_cannot_be_read_ends_the_reading_of_all() {
+        let (arrivals, places) = arrivals(&[(0, 0), (0, 1_000), (1, 0)]);
+        arrivals.hurry(0, 1_000);
+        let error = arrivals.read(&fixture(), Dtype::F32.into(), 1).unwrap_err();
+        assert!(matches!(error, LoadError::NoSuchExpert { expert: 1_000, .. }), "{error}");
+        assert!(places.values().all(|place| place.get().is_none()));
+    }
+
+    #[test]
+    fn what_is_stopped_reads_no_more() {
+        let (arrivals, places) = arrivals(&[(0, 0), (0, 1)]);
+        let checkpoint = fixture();
+        let read = arrivals.read_some(|(layer, expert)| {
+            arrivals.stop();
+            load_expert(&checkpoint, layer, expert, Dtype::F32)
+        });
+        read.unwrap();
+        assert_eq!(places.values().filter(|place| place.get().is_some()).count(), 1);
+    }
+}
