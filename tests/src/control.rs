@@ -1,12 +1,12 @@
 //! The control interface of a main function.
 
-use crate::deadline::{LONG, SOON, within};
+use crate::deadline::{LONG, SOON, until, within};
 use remoe_wire::identity::{Connector, Trust};
 use remoe_wire::v1::generate_event::Event;
 use remoe_wire::v1::main_model_client::MainModelClient;
 use remoe_wire::v1::{
-    Endpoint, Finished, GenerateEvent, GenerateRequest, InspectReply, InspectRequest, LayerExperts, Routing,
-    RoutingAck, TokenIds, generate_request, inspect_request,
+    DescribeMainRequest, Endpoint, Finished, GenerateEvent, GenerateRequest, InspectReply, InspectRequest,
+    LayerExperts, Routing, RoutingAck, TokenIds, generate_request, inspect_request,
 };
 use remoe_wire::{MAX_CONTROL_MESSAGE, STREAM_WINDOW};
 use std::net::SocketAddr;
@@ -78,6 +78,41 @@ impl Control {
     pub async fn route(&self, endpoints: &[SocketAddr], remote: &[LayerExperts]) {
         let ack = self.try_route(endpoints, remote).await;
         assert_eq!(ack.problems, [], "endpoints that cannot be used");
+    }
+
+    /// The same with the experts that each endpoint hosts; empty: all that are remote.
+    pub async fn try_route_parts(&self, endpoints: &[Hosted], remote: &[LayerExperts]) -> RoutingAck {
+        let generation = self.generation.fetch_add(1, Ordering::Relaxed) + 1;
+        let endpoints = endpoints.iter().map(|(address, experts)| Endpoint {
+            address: address.to_string(),
+            layers: vec![],
+            experts: experts.clone(),
+        });
+        let routing = Routing {
+            generation,
+            endpoints: endpoints.collect(),
+            remote: remote.to_vec(),
+            ..Routing::default()
+        };
+        let ack = within(SOON, "SetRouting", self.client.clone().set_routing(routing)).await;
+        let ack = ack.expect("the routing is accepted").into_inner();
+        assert_eq!(ack.generation, generation, "the generation in force");
+        ack
+    }
+
+    /// Puts the next generation in force; every endpoint must be usable.
+    pub async fn route(&self, endpoints: &[SocketAddr], remote: &[LayerExperts]) {
+        let ack = self.try_route(endpoints, remote).await;
+        assert_eq!(ack.problems, [], "endpoints that cannot be used");
+    }
+
+    /// Returns once all local experts have been read, for who measures what comes after.
+    pub async fn all_experts_read(&self) {
+        until(SOON, "the local experts", async || {
+            let described = self.client().describe(DescribeMainRequest::default()).await;
+            described.ok().filter(|described| described.get_ref().arriving == 0)
+        })
+        .await;
     }
 
     /// The same with the experts that each endpoint hosts; empty: all that are remote.

@@ -40,6 +40,8 @@ async fn messages_leave_before_local_kernels_start() {
     let options = Options { log: Some("main_model_fn=trace"), ..Options::default() };
     let main = MainFunction::start(model.path(), options).await;
     main.control.route(&[recorder.address()], &remote).await;
+    // There is local work from the first call on.
+    main.control.all_experts_read().await;
     for call in 0..CALLS as u32 {
         let ids: Vec<u32> = (0..500).map(|i| (i * 7 + call * 31) % 512).collect();
         let calls = main.control.inspect_ids(&ids).await.experts.unwrap();
@@ -152,6 +154,7 @@ async fn rows_travel_once_and_decoding_takes_one_message_per_layer() {
     let main = MainFunction::start(&model.folder, Options::default()).await;
     let remote = remote_sets(&checkpoint, 0.5);
     main.control.route(&addresses, &remote).await;
+    main.control.all_experts_read().await;
     let prompt = model.prompts().pop().unwrap();
     let answer = main.control.generate(greedy(&prompt, TOKENS)).await.finished;
     let by_replica: Vec<_> = recorders.iter().map(Recorder::take).collect();
@@ -284,6 +287,7 @@ async fn functions_that_do_not_fit_are_refused_and_their_experts_computed_here()
     let request = greedy(&model.prompts().pop().unwrap(), 8);
     let remote = remote_sets(&checkpoint, 0.5);
     main.control.route(&[function.address()], &remote).await;
+    main.control.all_experts_read().await;
     let expected = main.control.generate(request.clone()).await.finished;
     let calls = expected.experts.unwrap();
     assert_eq!(calls.local + calls.remote, expected.forwarded_positions * pairs_per_position(&checkpoint));
