@@ -81,28 +81,8 @@ impl Control {
     }
 
     /// The same with the experts that each endpoint hosts; empty: all that are remote.
-    pub async fn try_route_parts(&self, endpoints: &[Hosted], remote: &[LayerExperts]) -> RoutingAck {
-        let generation = self.generation.fetch_add(1, Ordering::Relaxed) + 1;
-        let endpoints = endpoints.iter().map(|(address, experts)| Endpoint {
-            address: address.to_string(),
-            layers: vec![],
-            experts: experts.clone(),
-        });
-        let routing = Routing {
-            generation,
-            endpoints: endpoints.collect(),
-            remote: remote.to_vec(),
-            ..Routing::default()
-        };
-        let ack = within(SOON, "SetRouting", self.client.clone().set_routing(routing)).await;
-        let ack = ack.expect("the routing is accepted").into_inner();
-        assert_eq!(ack.generation, generation, "the generation in force");
-        ack
-    }
-
-    /// Puts the next generation in force; every endpoint must be usable.
-    pub async fn route(&self, endpoints: &[SocketAddr], remote: &[LayerExperts]) {
-        let ack = self.try_route(endpoints, remote).await;
+    pub async fn route_parts(&self, endpoints: &[Hosted], remote: &[LayerExperts]) {
+        let ack = self.try_route_parts(endpoints, remote).await;
         assert_eq!(ack.problems, [], "endpoints that cannot be used");
     }
 
@@ -113,12 +93,6 @@ impl Control {
             described.ok().filter(|described| described.get_ref().arriving == 0)
         })
         .await;
-    }
-
-    /// The same with the experts that each endpoint hosts; empty: all that are remote.
-    pub async fn route_parts(&self, endpoints: &[Hosted], remote: &[LayerExperts]) {
-        let ack = self.try_route_parts(endpoints, remote).await;
-        assert_eq!(ack.problems, [], "endpoints that cannot be used");
     }
 
     /// One prompt through the model, with hidden states.
