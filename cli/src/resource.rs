@@ -95,6 +95,7 @@ struct ModelSpec {
     cache_claim_name: Option<Value>,
     dtype: Option<String>,
     experts_dtype: Option<String>,
+    dense_dtype: Option<String>,
     max_model_len: Option<u32>,
 }
 
@@ -197,6 +198,7 @@ pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliE
             "served_model_name",
             "dtype",
             "experts_dtype",
+            "dense_dtype",
             "max_model_len",
             "idle",
             "remote_idle",
@@ -226,6 +228,7 @@ pub(crate) fn expand(path: &Path, matches: &ArgMatches) -> Result<Expanded, CliE
     say("served_model_name", Some(name));
     say("dtype", model.dtype.clone());
     say("experts_dtype", model.experts_dtype.clone());
+    say("dense_dtype", model.dense_dtype.clone());
     say("max_model_len", model.max_model_len.map(|positions| positions.to_string()));
     let seconds = |field: &str, value: &Option<String>, without: &str| {
         let text = value.as_deref().unwrap_or(without);
@@ -438,12 +441,11 @@ mod tests {
                 "spec.replicas",
             ]
         );
-        let shorter = RESOURCE.replace("cacheClaimName: c", "maxModelLen: 2048");
-        assert!(
-            expanded(&shorter, &["--remote-ratio", "0"])
-                .unwrap()
-                .contains(&"--max-model-len=2048".to_owned())
-        );
+        let shorter = RESOURCE.replace("cacheClaimName: c", "denseDtype: int4, maxModelLen: 2048");
+        let said = expanded(&shorter, &["--remote-ratio", "0"]).unwrap();
+        for flag in ["--max-model-len=2048", "--dense-dtype=int4"] {
+            assert!(said.contains(&flag.to_owned()), "{said:?}");
+        }
         let sleeps = RESOURCE.replace("replicas: 2", "scaling: {min: 0, idleWindow: 1m}");
         assert!(expanded(&sleeps, &[]).unwrap().contains(&"--idle=60s".to_owned()));
         let tiers = RESOURCE.replace("replicas: 2", "scaling: {remoteIdleWindow: 90s}");

@@ -5,7 +5,7 @@ use crate::{check_error, fixtures, memory};
 use main_model_fn::backend::PAGE_POSITIONS;
 use main_model_fn::engine::RequestLimits;
 use main_model_fn::http_fuzzing::{Checked, checks};
-use main_model_fn::text::TextFront;
+use main_model_fn::model_text::ModelText;
 use remoe_model::Checkpoint;
 use std::cell::OnceCell;
 
@@ -24,7 +24,7 @@ pub(crate) fn run(is_chat: bool, body: &[u8]) {
     CHECKS.with(|cell| {
         let check = cell.get_or_init(|| {
             let checkpoint = Checkpoint::open(fixtures::root().join("tests/fixtures/mixtral-text"));
-            let text = TextFront::open(&checkpoint.expect("a fixture is right")).expect("its texts, too");
+            let text = ModelText::open(&checkpoint.expect("a fixture is right")).expect("its texts, too");
             Box::new(checks(text, LIMITS))
         });
         let checked = memory::within(BASE + FACTOR * body.len(), || check(is_chat, body));

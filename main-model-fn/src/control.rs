@@ -1,11 +1,11 @@
 //! The control service: placements from launchers, inspections from the command line.
 
+use crate::dispatch::Activity;
 use crate::engine::request::{Delta, Event, FinishReason, InspectLevel, Request, Sampling, StopRules};
 use crate::engine::{EngineHandle, Events};
-use crate::experts::Activity;
+use crate::model_text::ModelText;
 use crate::placer::Placer;
 use crate::routing_check::RemoteSets;
-use crate::text::TextFront;
 use remoe_model::text::Rendering;
 use remoe_wire::v1::main_model_server::MainModel;
 use remoe_wire::v1::{
@@ -25,7 +25,7 @@ use tonic::{Response, Status};
 pub(crate) struct Control {
     pub(crate) engine: EngineHandle,
     pub(crate) placer: Arc<Placer>,
-    pub(crate) text: Option<Arc<TextFront>>,
+    pub(crate) text: Option<Arc<ModelText>>,
     pub(crate) description: MainDescription,
     pub(crate) activity: Arc<Activity>,
     /// When the process started.
@@ -160,7 +160,7 @@ fn microseconds(time: Duration) -> u64 {
 }
 
 impl Control {
-    fn text(&self) -> Result<&TextFront, ServiceError> {
+    fn text(&self) -> Result<&ModelText, ServiceError> {
         self.text.as_deref().ok_or_else(|| {
             ServiceError::invalid(
                 "prompt",

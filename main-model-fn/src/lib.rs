@@ -15,13 +15,14 @@
 pub mod backend;
 mod control;
 mod device;
+mod dispatch;
 pub mod engine;
 mod error;
-mod experts;
 mod grammar;
 mod http;
 mod memory;
 mod metrics;
+pub mod model_text;
 mod native;
 mod pages;
 mod placer;
@@ -30,7 +31,6 @@ mod records;
 mod routing_check;
 mod serve;
 mod settings;
-pub mod text;
 mod transformer;
 mod transition;
 

@@ -7,12 +7,12 @@ use serde_json::Value;
 use std::sync::Arc;
 
 /// The checkpoint's tokenizer, and its chat template where it has one.
-pub struct TextFront {
+pub struct ModelText {
     tokenizer: Arc<Tokenizer>,
     template: Option<ChatTemplate>,
 }
 
-impl TextFront {
+impl ModelText {
     /// What the checkpoint has; none without a tokenizer.
     ///
     /// # Errors

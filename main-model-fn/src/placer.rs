@@ -10,8 +10,8 @@
 //! leave, layers go over one after the other, each served as one of the two placements says: until all
 //! have, the earlier generation counts as the one in force.
 
+use crate::dispatch::{Arrivals, LocalExperts};
 use crate::engine::Switch;
-use crate::experts::{Arrivals, LocalExperts};
 use crate::http::InForce as Shown;
 use crate::memory;
 use crate::routing_check::{EndpointSets, RemoteSets, check_routing};

@@ -1,14 +1,14 @@
 //! The life of the function: load, listen, serve, drain.
 
 use crate::control::Control;
+use crate::dispatch::{Expected, ExpertMetrics};
 use crate::engine::{self, EngineParts, EngineSettings, EngineStop, RequestLimits, Vocabulary};
-use crate::experts::{Expected, ExpertMetrics};
 use crate::http::{self, HttpOptions, HttpState, ModelCard, PlacementView, PrimerSource, TextFrontend};
 use crate::memory;
 use crate::metrics::EngineMetrics;
+use crate::model_text::ModelText;
 use crate::placer::{Placer, PlacerParts};
 use crate::records::Recorder;
-use crate::text::TextFront;
 use crate::transformer::{Model, Transformer};
 use crate::{Backend, DeviceName, Error, Settings};
 use remoe_experts::{checked_experts_class, default_dtype, experts_class};
@@ -371,7 +371,7 @@ struct Loaded {
     class: NumericsClass,
     threads: usize,
     device_name: DeviceName,
-    text: Option<Arc<TextFront>>,
+    text: Option<Arc<ModelText>>,
     pool: Arc<Pool>,
     model: Box<dyn Model>,
     fingerprint: String,
@@ -387,7 +387,7 @@ impl Loaded {
         let dtype = settings.dtype.map_or_else(|| default_dtype(&checkpoint), |dtype| dtype.0);
         let class = checked_experts_class(&checkpoint, dtype, settings.experts_dtype)?;
         let threads = settings.threads.unwrap_or(PoolConfig::default().threads);
-        let text = TextFront::open(&checkpoint)?.map(Arc::new);
+        let text = ModelText::open(&checkpoint)?.map(Arc::new);
         let config = PoolConfig { threads, path: settings.instruction_path, ..PoolConfig::default() };
         let pool = Arc::new(Pool::new(config)?);
         let ops = B::open(settings.device, dtype, &pool)?;

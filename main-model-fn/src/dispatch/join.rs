@@ -361,8 +361,13 @@ impl Experts {
         outstanding: &mut Outstanding,
     ) -> Result<Computed, ExpertError> {
         let local = &self.placement.local;
-        let there = outstanding.awaited.extract_if(.., |&expert, _| local.get(call.layer, expert).is_some());
-        let work = there.filter_map(|(expert, slots)| Some((local.get(call.layer, expert)?.clone(), slots)));
+        let there =
+            outstanding.awaited.keys().filter_map(|&expert| local.get(call.layer, expert).map(|_| expert));
+        let there: Vec<u32> = there.collect();
+        let work = there.into_iter();
+        let work = work.filter_map(|expert| {
+            Some((local.get(call.layer, expert)?.clone(), outstanding.awaited.remove(&expert)?))
+        });
         let work: Vec<_> = work.collect();
         let mut rows = Vec::new();
         let slots = self.compute(call, &work, &mut rows)?;

@@ -146,7 +146,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-    use crate::experts::hosts::layer_hosts;
+    use crate::dispatch::hosts::layer_hosts;
     use crate::routing_check::RemoteSets;
     use proptest::prelude::*;
     use remoe_wire::v1::LayerExperts;

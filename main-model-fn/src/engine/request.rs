@@ -1,6 +1,6 @@
 //! What a caller asks of the engine and what it hears back.
 
-pub use crate::experts::{ExpertTally, ExpertTime};
+pub use crate::dispatch::{ExpertTally, ExpertTime};
 pub use crate::transformer::{InspectLevel, LayerRouting};
 
 use crate::grammar::Grammar;

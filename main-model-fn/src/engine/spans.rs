@@ -2,7 +2,7 @@
 //! each remote function. A span for every message would be one per layer and token.
 
 use super::request::{ExpertTally, Figures};
-use crate::experts::Calls;
+use crate::dispatch::Calls;
 use remoe_traces::{CONTEXT_BYTES, Kind, Reserved, Span, SpanRef};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -1,6 +1,6 @@
 //! From one routing generation to the next, between iterations.
 
-use crate::experts::{Link, LinkState, LocalExperts, Placement};
+use crate::dispatch::{Link, LinkState, LocalExperts, Placement};
 use crate::routing_check::{EndpointSets, RemoteSets};
 use remoe_wire::v1::EndpointProblem;
 use std::collections::BTreeSet;

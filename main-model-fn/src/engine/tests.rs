@@ -5,7 +5,7 @@ use super::{
     EngineHandle, EngineParts, EngineSettings, EngineStop, Events, RequestLimits, Switch, Vocabulary, start,
 };
 use crate::backend::Backend;
-use crate::experts::{Arrivals, Expected, ExpertMetrics, LocalExperts};
+use crate::dispatch::{Arrivals, Expected, ExpertMetrics, LocalExperts};
 use crate::grammar::{Compiler, Grammar, Source, Tokens};
 use crate::metrics::EngineMetrics;
 use crate::pages::Tenant;

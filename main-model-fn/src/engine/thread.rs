@@ -6,7 +6,7 @@ use super::scheduler::{Pending, plan};
 use super::sequence::{Running, Share, Vocabulary};
 use super::setback::takes_part;
 use super::switch::{PendingSwitch, Switch};
-use crate::experts::{Expected, ExpertMetrics, ExpertParts, Experts, Followed, Link, LinkEvent};
+use crate::dispatch::{Expected, ExpertMetrics, ExpertParts, Experts, Followed, Link, LinkEvent};
 use crate::metrics::EngineMetrics;
 use crate::pages::Pages;
 use crate::records::Recorder;

@@ -4,13 +4,13 @@ use super::state::{HttpOptions, HttpState};
 use super::{PlacementView, TextFrontend, chat, completions};
 use crate::engine::request::Request;
 use crate::engine::{EngineHandle, RequestLimits};
-use crate::text::TextFront;
+use crate::model_text::ModelText;
 use prometheus::Registry;
 use remoe_wire::ServiceError;
 use std::sync::Arc;
 
 /// The checks of a front with these texts and limits, its model being called `m`.
-pub fn checks(text: Option<TextFront>, limits: RequestLimits) -> impl Fn(bool, &[u8]) -> Checked {
+pub fn checks(text: Option<ModelText>, limits: RequestLimits) -> impl Fn(bool, &[u8]) -> Checked {
     let text = text.map(|text| Arc::new(text) as Arc<dyn TextFrontend>);
     let (_, ready) = tokio::sync::watch::channel(true);
     let (_, account) = tokio::sync::watch::channel(None);

@@ -1,8 +1,8 @@
 //! `/v1/placement`: where every expert lives, how busy it is, what the plan expected and what was measured.
 
 use super::state::HttpState;
+use crate::dispatch::Activity;
 use crate::engine::request::Figures;
-use crate::experts::Activity;
 use crate::routing_check::EndpointSets;
 use axum::Json;
 use axum::extract::State;

@@ -1,7 +1,7 @@
 //! Text as the HTTP front needs it.
 
 use crate::grammar::Tokens;
-use crate::text::TextFront;
+use crate::model_text::ModelText;
 use remoe_model::text::{Rendering, TextError};
 use remoe_wire::{ErrorCode, ServiceError};
 use serde_json::Value;
@@ -47,7 +47,7 @@ pub(crate) trait TextFrontend: Send + Sync {
     fn render_chat(&self, messages: &[Value], rendering: Rendering<'_>) -> Result<String, ServiceError>;
 }
 
-impl TextFrontend for TextFront {
+impl TextFrontend for ModelText {
     fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, ServiceError> {
         self.encode(text, special)
     }

@@ -1,5 +1,5 @@
 use crate::backend::BackendError;
-use crate::experts::ExpertError;
+use crate::dispatch::ExpertError;
 use remoe_wire::{ErrorCode, ServiceError};
 
 /// Why an iteration failed.

@@ -2,7 +2,7 @@
 
 use super::{ForwardError, LayerRouting};
 use crate::backend::{Backend, Held};
-use crate::experts::{Experts, LayerCall, Routed, route};
+use crate::dispatch::{Experts, LayerCall, Routed, route};
 use remoe_kernels::Dtype;
 use remoe_model::RoutingFacts;
 

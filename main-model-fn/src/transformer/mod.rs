@@ -15,7 +15,7 @@ pub(crate) use trace::Trace;
 pub use trace::{InspectLevel, LayerRouting};
 
 use crate::backend::{Backend, BackendError, Held, Span};
-use crate::experts::Experts;
+use crate::dispatch::Experts;
 use crate::pages::SequenceCache;
 use attention::{Attention, Context};
 use mlp::Mlp;

@@ -165,6 +165,10 @@ pub struct ModelSpec {
     /// they are stored so and stay so; they become what is computed in where absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts_dtype: Option<ExpertsDtype>,
+    /// What the main function keeps its other weights as: attention, dense layers, shared experts, the embedding and the head. Where
+    /// absent they become int8 beside quantised experts on CPUs, and are what is computed in otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dense_dtype: Option<DenseDtype>,
     /// Positions of a text, prompt and answer together, at most: fewer than the model serves otherwise, or more than the
     /// training of its longrope had, which rotates every position as in long texts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -193,6 +197,31 @@ impl From<ExpertsDtype> for remoe_model::ExpertsDtype {
             ExpertsDtype::Int4 => Self::Int4,
             ExpertsDtype::Mxfp4 => Self::Mxfp4,
             ExpertsDtype::Fp8 => Self::Fp8,
+        }
+    }
+}
+
+/// What weights outside of routed experts are kept as.
+#[derive(JsonSchema, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DenseDtype {
+    /// 8 bits a weight, on CPUs.
+    Int8,
+    /// 4 bits a weight, on CPUs.
+    Int4,
+    /// As they are computed in bfloat16.
+    Bfloat16,
+    /// As they are computed in float32.
+    Float32,
+}
+
+impl From<DenseDtype> for remoe_model::DenseDtype {
+    fn from(dtype: DenseDtype) -> Self {
+        match dtype {
+            DenseDtype::Int8 => Self::Int8,
+            DenseDtype::Int4 => Self::Int4,
+            DenseDtype::Bfloat16 => Self::Bfloat16,
+            DenseDtype::Float32 => Self::Float32,
         }
     }
 }

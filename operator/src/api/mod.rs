@@ -16,9 +16,9 @@ mod workload;
 
 pub use crds::crds;
 pub use deployment::{
-    Billing, ComputeDtype, Device, ExpertsDtype, GpuSpec, MainSpec, MoEDeployment, MoEDeploymentSpec, Mode,
-    ModelSpec, PodTemplate, PricingSpec, ProfileSpec, RemoteExpertsSpec, RemoteMode, RolloutSpec,
-    RolloutStrategy, SloSpec,
+    Billing, ComputeDtype, DenseDtype, Device, ExpertsDtype, GpuSpec, MainSpec, MoEDeployment,
+    MoEDeploymentSpec, Mode, ModelSpec, PodTemplate, PricingSpec, ProfileSpec, RemoteExpertsSpec, RemoteMode,
+    RolloutSpec, RolloutStrategy, SloSpec,
 };
 pub use plan::{
     GroupPlan, MAX_GROUPS, MAX_REPLICAS, MAX_VERDICT, MainPlan, MoEPlan, MoEPlanSpec, PerBaseline, PlanCosts,

@@ -1,6 +1,6 @@
 //! `MoEPlan`: one revision of a plan with the numbers it stands on.
 
-use super::deployment::{ComputeDtype, Device, ExpertsDtype};
+use super::deployment::{ComputeDtype, DenseDtype, Device, ExpertsDtype};
 use super::prediction::PlannedPrediction;
 use super::workload::WorkloadSpec;
 use kube::{CustomResource, KubeSchema};
@@ -122,6 +122,9 @@ pub struct PlannedModel {
     /// What routed experts are quantised to, where they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts_dtype: Option<ExpertsDtype>,
+    /// What the main function keeps its other weights as, where the spec says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dense_dtype: Option<DenseDtype>,
     /// Positions of a text at most, where the spec says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2_147_483_647))]
@@ -138,6 +141,16 @@ impl PlannedModel {
         if let Some(experts) = self.experts_dtype {
             let experts = remoe_model::ExpertsDtype::from(experts);
             arguments.extend(["--experts-dtype".to_owned(), experts.name().to_owned()]);
+        }
+        arguments
+    }
+
+    /// The same for programs that hold the rest of the model as well.
+    pub fn precision_of_all(&self) -> Vec<String> {
+        let mut arguments = self.precision();
+        if let Some(dense) = self.dense_dtype {
+            let dense = remoe_model::DenseDtype::from(dense);
+            arguments.extend(["--dense-dtype".to_owned(), dense.name().to_owned()]);
         }
         arguments
     }

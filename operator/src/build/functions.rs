@@ -198,7 +198,7 @@ fn main_pod(
     around: &Surroundings,
 ) -> PodSpec {
     let millicores = plan.main.cpu_millicores.unwrap_or_else(|| millicores_of(plan.main.memory_mb));
-    let mut arguments = [model.arguments.clone(), plan.model.precision()].concat();
+    let mut arguments = [model.arguments.clone(), plan.model.precision_of_all()].concat();
     for (flag, value) in [
         ("--device", plan.device.name().to_owned()),
         ("--threads", threads(millicores).to_string()),

@@ -41,6 +41,7 @@ pub fn inspector(
         // None is asked for when headers are read.
         dtype: ComputeDtype::Float32,
         experts_dtype: None,
+        dense_dtype: None,
         max_model_len: None,
         digest: String::new(),
     })?;

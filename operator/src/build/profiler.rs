@@ -42,11 +42,12 @@ pub fn profiler(
     let access = ModelAccess::new(&plan.model)?;
     let mut arguments: Vec<String> =
         ["profile", "--quick", "--json", "--out", "/tmp/profile.json"].map(str::to_owned).to_vec();
-    arguments.extend(plan.model.precision());
+    arguments.extend(plan.model.precision_of_all());
     arguments.extend(["--device".to_owned(), plan.device.name().to_owned()]);
     arguments.extend(access.arguments.iter().cloned());
     let experts_dtype = plan.model.experts_dtype.map(Into::into);
-    let dense_dtype = DenseDtype::quantised(None, experts_dtype, plan.device.name());
+    let dense_dtype =
+        DenseDtype::quantised(plan.model.dense_dtype.map(Into::into), experts_dtype, plan.device.name());
     let inspection = Inspection { experts_dtype, dense_dtype, ..facts.inspection.clone() };
     let weights = inspection.resident_total_bytes(plan.model.dtype.name());
     let memory = u32::try_from(weights.div_ceil(MB).saturating_add(BESIDE_WEIGHTS_MB)).unwrap_or(u32::MAX);

@@ -13,13 +13,13 @@ use self::memory::MainMemory;
 use self::numbers::{numbers, shown};
 use self::wishes::wishes;
 use super::api::{
-    ComputeDtype, Device, MainPlan, MoEDeploymentSpec, MoEPlanSpec, PlanVerdict, PlannedModel,
+    ComputeDtype, DenseDtype, Device, MainPlan, MoEDeploymentSpec, MoEPlanSpec, PlanVerdict, PlannedModel,
     PlannedPrediction, ProfileSource, RemoteMode,
 };
 use super::digest::digest;
 use super::facts::ModelFacts;
 use super::quantity::MB;
-use remoe_model::{DenseDtype, Inspection};
+use remoe_model::Inspection;
 use remoe_planner::{
     Account, Answer, Options, PlanDraft, PlanError, Pricing, Problem, Remote, Slo, compare, solve,
 };
@@ -108,6 +108,7 @@ impl Planning {
     ) -> Result<Self, PlanningError> {
         let dtype = compute_dtype(spec, facts);
         check_positions(spec, facts)?;
+        check_dense_dtype(spec, dtype)?;
         let inspection = &served(spec, facts);
         known
             .profile
@@ -130,6 +131,7 @@ impl Planning {
             cache_claim_name: spec.model.cache_claim_name.clone(),
             dtype,
             experts_dtype: spec.model.experts_dtype,
+            dense_dtype: spec.model.dense_dtype,
             max_model_len: spec.model.max_model_len,
             digest: inspection.fingerprint.clone(),
         };
@@ -331,7 +333,9 @@ impl Planning {
 
     /// `plan` in the planner's form; none where it is no plan for this problem.
     fn draft(&self, plan: &MoEPlanSpec) -> Option<PlanDraft> {
-        let weights = |model: &PlannedModel| (model.digest.clone(), model.dtype, model.experts_dtype);
+        let weights = |model: &PlannedModel| {
+            (model.digest.clone(), model.dtype, model.experts_dtype, model.dense_dtype)
+        };
         let same = weights(&plan.model) == weights(&self.model);
         let draft = draft(plan, &self.moe_layers, &self.problem).ok().filter(|_| same)?;
         // What somebody spoiled, or another version wrote, keeps no better plan away.
@@ -363,7 +367,8 @@ pub fn compute_dtype(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> ComputeDty
 /// The checkpoint as the spec has it served.
 pub fn served(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> Inspection {
     let experts_dtype = spec.model.experts_dtype.map(Into::into);
-    let dense_dtype = DenseDtype::quantised(None, experts_dtype, spec.main.device.name());
+    let asked = spec.model.dense_dtype.map(Into::into);
+    let dense_dtype = remoe_model::DenseDtype::quantised(asked, experts_dtype, spec.main.device.name());
     let inspection = Inspection { experts_dtype, dense_dtype, ..facts.inspection.clone() };
     match spec.model.max_model_len {
         Some(positions) => Inspection {
@@ -383,6 +388,22 @@ fn check_positions(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> Result<(), P
     };
     let message = format!("is {positions}, the model is made for {most} positions; ask for {most} or fewer");
     Err(PlanningError::Spec { field: "model.maxModelLen".to_owned(), message })
+}
+
+/// Refuses what main functions could not keep the weights outside of experts as, as they would.
+fn check_dense_dtype(spec: &MoEDeploymentSpec, computed_in: ComputeDtype) -> Result<(), PlanningError> {
+    let message = match (spec.model.dense_dtype, computed_in) {
+        (Some(asked @ (DenseDtype::Int8 | DenseDtype::Int4)), _) if spec.main.device == Device::Cuda => {
+            let asked = remoe_model::DenseDtype::from(asked).name();
+            format!("is {asked}, which GPUs have no products for; leave it out, or serve on CPUs")
+        }
+        (Some(DenseDtype::Bfloat16), ComputeDtype::Float32)
+        | (Some(DenseDtype::Float32), ComputeDtype::Bfloat16) => {
+            format!("is another type than {}, which is computed in; leave it out", computed_in.name())
+        }
+        _ => return Ok(()),
+    };
+    Err(PlanningError::Spec { field: "model.denseDtype".to_owned(), message })
 }
 
 /// The profile with the figures of `device` only: a plan follows where it has them.

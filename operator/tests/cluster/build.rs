@@ -306,6 +306,20 @@ fn all_functions_are_told_what_experts_are_quantised_to() {
 }
 
 #[test]
+fn main_functions_are_told_what_the_rest_is_kept_as() {
+    let owner = deployment(json!({"model": {"source": "pvc://models", "denseDtype": "int4"}}));
+    for pod in pods(&owner) {
+        match pod.labels()[COMPONENT].as_str() {
+            "main" => assert_eq!(following(&pod, "--dense-dtype"), "int4"),
+            _ => assert!(!arguments(&pod).contains(&"--dense-dtype".to_owned())),
+        }
+    }
+    for pod in pods(&deployment(json!({}))) {
+        assert!(!arguments(&pod).contains(&"--dense-dtype".to_owned()));
+    }
+}
+
+#[test]
 fn main_functions_are_told_how_many_positions_they_serve() {
     let owner = deployment(json!({"model": {"source": "pvc://models", "maxModelLen": 700}}));
     for pod in pods(&owner) {

@@ -8,7 +8,7 @@ use remoe_operator::planning::{KnownProfile, Planning, PlanningError, served};
 use remoe_planner::VcpuRange;
 use remoe_predictor::Shares;
 use remoe_profile::Profile;
-use serde_json::json;
+use serde_json::{Value, json};
 
 #[test]
 fn under_a_prior_experts_are_local_where_they_fit() {
@@ -43,6 +43,24 @@ fn a_workload_beyond_the_context_is_named() {
     let owner = deployment(json!({"workload": workload}));
     let error = Planning::new("demo", &owner.spec, &facts(), &prior()).unwrap_err();
     assert!(error.to_string().starts_with("spec.workload has requests of up to 1100 tokens"), "{error}");
+}
+
+#[test]
+fn dense_weights_are_kept_as_the_spec_asks_for() {
+    let asked = |model: Value| deployment(json!({ "model": model }));
+    let own = plan(&deployment(json!({})));
+    let kept = plan(&asked(json!({"denseDtype": "int4"})));
+    assert_ne!(own.inputs, kept.inputs);
+    assert!(kept.main.memory_mb <= own.main.memory_mb);
+    let said = |owner: &MoEDeployment| {
+        let error = Planning::new("demo", &owner.spec, &facts(), &prior()).unwrap_err();
+        error.to_string()
+    };
+    let other = said(&asked(json!({"dtype": "float32", "denseDtype": "bfloat16"})));
+    assert!(other.starts_with("spec.model.denseDtype is another type than float32"), "{other}");
+    let gpu = json!({"device": "cuda", "gpu": {"count": 1}});
+    let on_gpu = said(&deployment(json!({"model": {"denseDtype": "int8"}, "main": gpu})));
+    assert!(on_gpu.starts_with("spec.model.denseDtype is int8"), "{on_gpu}");
 }
 
 #[test]

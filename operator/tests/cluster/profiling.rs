@@ -22,6 +22,7 @@ fn what_would_be_measured_alike_is_measured_once() {
     assert_eq!(base, of(json!({"servedName": "another", "replicas": 2, "remoteExperts": {"mode": "Never"}})));
     assert_ne!(base, of(json!({"model": {"dtype": "float32"}})));
     assert_ne!(base, of(json!({"model": {"expertsDtype": "int8"}})));
+    assert_ne!(base, of(json!({"model": {"denseDtype": "int8"}})));
     assert_ne!(base, of(json!({"main": {"template": {"nodeSelector": {"pool": "large"}}}})));
     assert_ne!(base, of(json!({"main": {"memoryMB": {"min": 200, "max": 8000, "step": 100}}})));
     assert_ne!(base, of(json!({"main": {"cpu": {"min": 500, "max": 6000}}})));
