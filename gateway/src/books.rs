@@ -138,8 +138,13 @@ impl Books {
     pub fn added_up(&self) -> Result<Account, AccountError> {
         match &self.ledger {
             Some(ledger) => Account::of(records(ledger.folder())?),
-            None => Ok(self.state().account.clone().until(now())),
+            None => Ok(self.so_far()),
         }
+    }
+
+    /// All since these books were opened, added up until now.
+    pub(crate) fn so_far(&self) -> Account {
+        self.state().account.clone().until(now())
     }
 
     /// Writes down what a request cost that was sent to the functions of `billing`. Its main function did not know
@@ -217,9 +222,8 @@ impl Books {
         for (payer, budget) in budgets {
             self.metrics.budget(payer, budget, state.spent.of(payer));
         }
-        let account = state.account.clone();
         drop(state);
-        self.metrics.account(&account.until(now));
+        self.metrics.account(&self.so_far());
     }
 
     pub(crate) fn metrics(&self) -> &CostMetrics {

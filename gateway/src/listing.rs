@@ -6,6 +6,7 @@ use crate::model::{Model, ModelStatus};
 use axum::extract::{Path, State};
 use axum::{Extension, Json};
 use remoe_http::ApiError;
+use remoe_ledger::Account;
 use remoe_sleep::Phase;
 use remoe_wire::{ErrorCode, ServiceError};
 use serde::Serialize;
@@ -29,7 +30,39 @@ pub(crate) struct ModelEntry {
 
 #[derive(Serialize)]
 pub(crate) struct StatusList {
-    models: Vec<ModelStatus>,
+    models: Vec<StatusLine>,
+}
+
+#[derive(Serialize)]
+struct StatusLine {
+    #[serde(flatten)]
+    model: ModelStatus,
+    /// `None` where no money is accounted for.
+    cost: Option<Cost>,
+}
+
+/// What a model costs, in nano-dollars. A tenant is not told what it follows from that others use it.
+#[derive(Serialize)]
+struct Cost {
+    /// The functions that are alive, in an hour.
+    per_hour: u64,
+    /// All functions since the gateway started, or since they did.
+    paid: Option<u64>,
+    /// Of which answered requests were told so much.
+    requests: Option<u64>,
+}
+
+impl Cost {
+    fn of(account: &Account, model: &str, caller: &Caller) -> Self {
+        let functions = account.functions_by_model.get(model).copied().unwrap_or_default();
+        let requests = account.by_model.get(model).map_or(0, |requests| requests.cost);
+        let sees_all = caller.tenant.is_none();
+        Self {
+            per_hour: functions.per_hour,
+            paid: sees_all.then_some(functions.paid),
+            requests: sees_all.then_some(requests),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -72,13 +105,17 @@ pub(crate) async fn model(
     Ok(Json(describe(&gateway, &model)))
 }
 
-/// What runs, waits and sleeps.
+/// What runs, waits and sleeps, and what it costs.
 pub(crate) async fn status(
     State(gateway): State<Arc<Gateway>>,
     Extension(caller): Extension<Caller>,
 ) -> Json<StatusList> {
-    let seen = gateway.models_of(&caller).into_iter();
-    Json(StatusList { models: seen.map(|model| model.status()).collect() })
+    let account = gateway.books().map(|books| books.so_far());
+    let line = |model: Arc<Model>| StatusLine {
+        cost: account.as_ref().map(|account| Cost::of(account, model.name(), &caller)),
+        model: model.status(),
+    };
+    Json(StatusList { models: gateway.models_of(&caller).into_iter().map(line).collect() })
 }
 
 /// 200 where requests are answered, be it after a wake; 503 before the first model takes any, and at the end.

@@ -1,12 +1,14 @@
-//! Budgets of models: who asks is warned, then refused, whoever it is.
+//! Budgets of models: who asks is warned, then refused, whoever it is. What a model costs, and who is told.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod stage;
 
-use remoe_gateway::{Books, GatewayMetrics, GatewayOptions, KeyFile};
-use remoe_ledger::{Ledger, LedgerLimits, Phases, Record, RequestRecord, Share};
-use serde_json::json;
+use remoe_gateway::{Answered, Billing, Books, GatewayMetrics, GatewayOptions, KeyFile, Keys};
+use remoe_ledger::{
+    Basis, FunctionEvent, Ledger, LedgerLimits, Phases, Rate, Record, RequestRecord, Share, Told,
+};
+use serde_json::{Value, json};
 use stage::Stage;
 use std::path::Path;
 use std::sync::Arc;
@@ -59,4 +61,46 @@ async fn a_models_budget_warns_and_ends() {
     assert!(head.headers().contains_key("retry-after"));
     assert!(text.contains("the budget of the model m is spent"), "{text}");
     assert!(!text.contains('$'), "nobody is told what others have spent: {text}");
+}
+
+/// The status says what a model costs: all of it to the operator's key, and to a tenant's nothing that others cause.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_status_says_what_a_model_costs() {
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys.yaml");
+    std::fs::write(&keys, "tenants: [{name: t, keys: [k]}]").unwrap();
+    for (keys, key) in [(Keys::none(), None), (KeyFile::open(keys).unwrap().1, Some("k"))] {
+        let books = Arc::new(Books::open(None, "p", GatewayMetrics::new().unwrap().registry()).unwrap());
+        let options = GatewayOptions { keys, books: Some(books.clone()), ..GatewayOptions::default() };
+        let stage = Stage::new(options, |_| {}, 8, None).await;
+        let hour = 3_600_000_000_000;
+        let started = Books::now() - hour;
+        for (model, function) in [("m", "a"), ("another", "b")] {
+            let (tier, rate, basis) = ("main".to_owned(), Rate(40_000_000), Basis::Alive);
+            books.function(started, model, function, FunctionEvent::Started { tier, rate, basis });
+        }
+        let share =
+            Share { tier: "main".to_owned(), cost: Phases { prefill: 5, decode: 6 }, ..Share::default() };
+        let told = Told { shares: [("main".to_owned(), share)].into(), rivals: [].into(), served: 0 };
+        let billing = Billing {
+            functions: [("main".to_owned(), ("a".to_owned(), "main".to_owned()))].into(),
+            ..Billing::default()
+        };
+        let (prompt_tokens, completion_tokens) = (1, 1);
+        books.answered(
+            Answered { id: "id", model: "m", tenant: "o", prompt_tokens, completion_tokens, told },
+            &billing,
+            None,
+        );
+        let status: Value = serde_json::from_str(&stage.get("/status", key).await.1).unwrap();
+        let cost = &status["models"][0]["cost"];
+        assert_eq!(cost["per_hour"], 40_000_000, "{status}");
+        if key.is_some() {
+            assert_eq!((&cost["paid"], &cost["requests"]), (&Value::Null, &Value::Null), "{status}");
+            continue;
+        }
+        let paid = cost["paid"].as_u64().unwrap();
+        let most = Rate(40_000_000).cost(Books::now() - started);
+        assert!((40_000_000..=most).contains(&paid) && cost["requests"] == 11, "{status}");
+    }
 }

@@ -61,6 +61,19 @@ pub struct Tier {
     pub idle: u64,
 }
 
+/// The functions of one model.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Functions {
+    /// Nano-dollars that their time cost.
+    pub paid: u64,
+    /// Of which they served and had nothing to do for so many.
+    pub idle: u64,
+    /// Those that are alive at the end.
+    pub alive: u64,
+    /// Nano-dollars that those cost in an hour.
+    pub per_hour: u64,
+}
+
 /// A ledger added up; money in nano-dollars.
 ///
 /// `paid` + `unknown` = `answered.cost` + `earlier` + `failed` + `idle` + `cold_start` + `overlap` + `overhead` +
@@ -92,8 +105,11 @@ pub struct Account {
     pub unknown: u64,
     /// Requests without an answer.
     pub lost: u64,
-    /// By model.
+    /// Requests by model.
     pub by_model: BTreeMap<String, Amounts>,
+    /// Functions by model: all of [`Self::paid`] but the overhead. A model without a name has those of which a ledger of an
+    /// earlier release does not say whose they are.
+    pub functions_by_model: BTreeMap<String, Functions>,
     /// By tenant.
     pub by_tenant: BTreeMap<String, Amounts>,
     /// By day, as days since 1970 in UTC.
@@ -113,10 +129,19 @@ pub struct Account {
     pub prices: String,
     /// Times of the first and the last record.
     pub span: Option<(u64, u64)>,
-    /// Functions by name, with their tiers.
-    lives: BTreeMap<String, (String, Life)>,
+    /// Functions by name.
+    lives: BTreeMap<String, Known>,
     /// Functions are added up at the end alone: other ledgers have them too.
     is_part: bool,
+}
+
+/// A function that is not added up yet.
+#[derive(Debug, Clone)]
+struct Known {
+    /// Whose it is.
+    model: String,
+    tier: String,
+    life: Life,
 }
 
 impl Account {
@@ -169,7 +194,7 @@ impl Account {
     }
 
     fn nobody_saw_since(&mut self, last: u64) {
-        for (_, life) in self.lives.values_mut() {
+        for Known { life, .. } in self.lives.values_mut() {
             life.unseen = life.unseen.or(Some(last));
         }
     }
@@ -183,6 +208,9 @@ impl Account {
         self.lost += other.lost;
         for (name, amounts) in &other.by_model {
             *entry(&mut self.by_model, name, "models")? += *amounts;
+        }
+        for name in other.functions_by_model.keys() {
+            entry(&mut self.functions_by_model, name, "models")?;
         }
         for (name, amounts) in &other.by_tenant {
             *entry(&mut self.by_tenant, name, "tenants")? += *amounts;
@@ -201,10 +229,10 @@ impl Account {
         self.prices = other.prices;
         let spans = self.span.into_iter().chain(other.span);
         self.span = spans.reduce(|one, other| (one.0.min(other.0), one.1.max(other.1)));
-        for (function, (tier, life)) in other.lives {
+        for (function, known) in other.lives {
             match self.lives.get_mut(&function) {
-                Some((_, known)) => known.join(life),
-                None => drop(self.lives.insert(function, (tier, life))),
+                Some(here) => here.life.join(known.life),
+                None => drop(self.lives.insert(function, known)),
             }
         }
         Ok(())
@@ -221,11 +249,12 @@ impl Account {
     pub(crate) fn carried(&self, at: u64) -> impl Iterator<Item = Record> {
         // It says nothing that was not known by then.
         let at = self.span.map_or(at, |(_, last)| last);
-        let lives = self.lives.iter().map(move |(function, (tier, life))| Record::Carried {
+        let lives = self.lives.iter().map(move |(function, known)| Record::Carried {
             at,
+            model: known.model.clone(),
             function: function.clone(),
-            tier: tier.clone(),
-            life: life.clone(),
+            tier: known.tier.clone(),
+            life: known.life.clone(),
         });
         std::iter::once(Record::Continued { at, prices: self.prices.clone() }).chain(lives)
     }
@@ -243,16 +272,18 @@ impl Account {
                 self.nobody_saw_since(last);
                 self.prices.clone_from(prices);
             }
-            Record::Carried { function, tier, life, .. } => {
+            Record::Carried { model, function, tier, life, .. } => {
                 entry(&mut self.by_tier, tier, "tiers")?;
-                let known = self.lives.insert(function.clone(), (tier.clone(), life.clone()));
-                self.earlier += life.told.saturating_sub(known.map_or(0, |(_, life)| life.told));
+                entry(&mut self.functions_by_model, model, "models")?;
+                let known = Known { model: model.clone(), tier: tier.clone(), life: life.clone() };
+                let known = self.lives.insert(function.clone(), known);
+                self.earlier += life.told.saturating_sub(known.map_or(0, |known| known.life.told));
             }
             Record::Request(request) => self.request(request)?,
             Record::Function(function) => self.function(function)?,
             Record::Lost { at, since, function, .. } => {
                 self.lost += 1;
-                if let Some((_, life)) = self.lives.get_mut(started_function(function)) {
+                if let Some(Known { life, .. }) = self.lives.get_mut(started_function(function)) {
                     life.lose(*since, *at);
                 }
             }
@@ -296,7 +327,7 @@ impl Account {
             tier.prefill += prefill;
             tier.decode += decode;
             match self.lives.get_mut(function) {
-                Some((_, life)) => life.answered(&request.function, request.at, share, request.served),
+                Some(known) => known.life.answered(&request.function, request.at, share, request.served),
                 None => self.unknown += share.cost.sum(),
             }
         }
@@ -304,20 +335,26 @@ impl Account {
     }
 
     fn function(&mut self, record: &FunctionRecord) -> Result<(), AccountError> {
-        let FunctionRecord { at, function, event, .. } = record;
+        let FunctionRecord { at, model, function, event } = record;
+        entry(&mut self.functions_by_model, model, "models")?;
         if let FunctionEvent::Started { tier, rate, basis } = event {
             match self.lives.get_mut(function) {
-                Some((_, life)) => life.unseen = None,
+                Some(known) => {
+                    known.life.unseen = None;
+                    // An earlier release carried functions on without saying whose they are.
+                    known.model.clone_from(model);
+                }
                 None => {
                     entry(&mut self.by_tier, tier, "tiers")?;
                     let life = Life::started(*at, *rate, tier == "main", *basis);
-                    self.lives.insert(function.clone(), (tier.clone(), life));
+                    let known = Known { model: model.clone(), tier: tier.clone(), life };
+                    self.lives.insert(function.clone(), known);
                 }
             }
             return Ok(());
         }
         // One that the ledger does not know started before its beginning, which it lacks.
-        let Some((_, life)) = self.lives.get_mut(function) else { return Ok(()) };
+        let Some(Known { life, .. }) = self.lives.get_mut(function) else { return Ok(()) };
         let step = match event {
             FunctionEvent::Serving => &mut life.serving,
             FunctionEvent::Replaced => &mut life.replaced,
@@ -331,18 +368,23 @@ impl Account {
     /// they were last seen.
     fn settle(&mut self, end: u64, are_over: impl Fn(&Life) -> bool) {
         let (over, going): (BTreeMap<_, _>, _) =
-            std::mem::take(&mut self.lives).into_iter().partition(|(_, (_, life))| are_over(life));
+            std::mem::take(&mut self.lives).into_iter().partition(|(_, known)| are_over(&known.life));
         self.lives = going;
-        for (_, (tier, life)) in over {
+        for Known { model, tier, life } in over.into_values() {
+            let functions = self.functions_by_model.entry(model).or_default();
             if life.stopped.is_none() {
                 if life.unseen.is_some() {
                     self.estimated += SIGN_OF_LIFE.as_nanos() as u64;
                 } else {
                     self.alive += 1;
                     self.per_hour += life.rate.0;
+                    functions.alive += 1;
+                    functions.per_hour += life.rate.0;
                 }
             }
             let spent = life.spent(end);
+            functions.paid += spent.paid;
+            functions.idle += spent.idle;
             self.paid += spent.paid;
             self.failed += spent.failed;
             self.idle += spent.idle;

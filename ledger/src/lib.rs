@@ -23,7 +23,7 @@ mod read;
 mod record;
 mod writer;
 
-pub use account::{Account, AccountError, Amounts, SIGN_OF_LIFE, Tier};
+pub use account::{Account, AccountError, Amounts, Functions, SIGN_OF_LIFE, Tier};
 pub use attribution::{Attribution, Billed, Pairs, Passed};
 pub use export::{export_csv, export_json};
 pub use life::Life;

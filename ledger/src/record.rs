@@ -57,6 +57,9 @@ pub enum Record {
     Carried {
         /// When.
         at: u64,
+        /// The model's name; empty in ledgers of earlier releases.
+        #[serde(default)]
+        model: String,
         /// The function.
         function: String,
         /// `main`, or the name of its group.

@@ -4,8 +4,8 @@
 
 use proptest::prelude::*;
 use remoe_ledger::{
-    Account, Basis, FunctionEvent, FunctionRecord, Ledger, LedgerLimits, Meter, Phases, Rate, Rates, Record,
-    RequestRecord, Work, Worked, records,
+    Account, Basis, FunctionEvent, FunctionRecord, Functions, Ledger, LedgerLimits, Meter, Phases, Rate,
+    Rates, Record, RequestRecord, Work, Worked, records,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -47,7 +47,7 @@ impl Deployment {
     }
 
     fn says(&mut self, name: &str, event: FunctionEvent) {
-        let (model, function) = ("m".to_owned(), name.to_owned());
+        let (model, function) = (model_of(name).to_owned(), name.to_owned());
         self.log.push(Record::Function(FunctionRecord { at: self.now, model, function, event }));
     }
 
@@ -170,6 +170,11 @@ impl Deployment {
     }
 }
 
+/// Functions are of two models in turn.
+fn model_of(function: &str) -> &'static str {
+    if function.ends_with(['0', '1', '4', '5', '8', '9']) { "m" } else { "n" }
+}
+
 fn files(folder: &Path) -> Vec<PathBuf> {
     let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "log"));
@@ -223,11 +228,18 @@ proptest! {
                 _ => None,
             }).collect();
             let lived = deployment.functions.iter().filter(|function| known.contains(function.name.as_str()));
-            let lived: u64 = lived
-                .map(|one| one.rate.cost(one.ended.unwrap_or(deployment.now) - one.started))
-                .sum();
+            let mut by_model = BTreeMap::from([("m", 0), ("n", 0)]);
+            for one in lived {
+                let cost = one.rate.cost(one.ended.unwrap_or(deployment.now) - one.started);
+                *by_model.get_mut(model_of(&one.name)).unwrap() += cost;
+            }
+            let lived: u64 = by_model.values().sum();
             prop_assert_eq!((account.unknown, account.paid), (0, lived + account.overhead), "{:?}", left);
             prop_assert_eq!(i128::from(account.paid), sum(&account));
+            for (model, lived) in by_model {
+                let paid = account.functions_by_model.get(model).map_or(0, |functions| functions.paid);
+                prop_assert_eq!(paid, lived, "{}", model);
+            }
             // Each request's fraction of a nano-dollar was lost, in prompts and in answers.
             let requests = left.len() as i64 + deployment.log.len() as i64;
             prop_assert!(account.residual.abs() <= requests, "{}", account.residual);
@@ -262,6 +274,13 @@ proptest! {
         let several = Account::of_several([0, 1].into_iter().map(of)).unwrap();
         prop_assert_eq!((several.paid, several.answered, several.unknown), (one.paid, one.answered, 0));
         prop_assert_eq!((several.alive, several.per_hour), (one.alive, one.per_hour));
+        let is_any = |(_, functions): &(_, Functions)| *functions != Functions::default();
+        let here = |account: &Account| -> Vec<(String, Functions)> {
+            let all = account.functions_by_model.clone().into_iter();
+            all.map(|(model, functions)| (model, Functions { idle: 0, ..functions })).filter(is_any).collect()
+        };
+        prop_assert_eq!(here(&several), here(&one));
+        prop_assert_eq!(several.functions_by_model.values().map(|its| its.idle).sum::<u64>(), several.idle);
         prop_assert_eq!(several.estimated, one.estimated);
         prop_assert_eq!((several.cold_start, several.overlap), (one.cold_start, one.overlap));
         prop_assert_eq!(i128::from(several.paid), sum(&several));

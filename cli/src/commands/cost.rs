@@ -3,7 +3,9 @@
 use crate::args::{CostArgs, ExportForm};
 use crate::exit::{CliError, Code};
 use crate::output::{json, table};
-use remoe_ledger::{Account, Amounts, Entries, LOCK, LedgerError, Tier, export_csv, export_json, records};
+use remoe_ledger::{
+    Account, Amounts, Entries, Functions, LOCK, LedgerError, Tier, export_csv, export_json, records,
+};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io;
@@ -34,6 +36,7 @@ struct Report<'a> {
     /// Time of functions by their price, and the overhead: the sum of all of the above, less `unknown`.
     paid: u64,
     by_model: BTreeMap<&'a str, u64>,
+    functions_by_model: &'a BTreeMap<String, Functions>,
     by_tenant: BTreeMap<&'a str, u64>,
     by_day: BTreeMap<String, u64>,
     by_tier: &'a BTreeMap<String, Tier>,
@@ -143,6 +146,7 @@ fn report(account: &Account, damaged: u64, reconciled: Option<bool>) -> Report<'
         unknown: account.unknown,
         paid: account.paid,
         by_model: costs(&account.by_model),
+        functions_by_model: &account.functions_by_model,
         by_tenant: costs(&account.by_tenant),
         by_day: account.by_day.iter().map(|(number, amounts)| (day(*number), amounts.cost)).collect(),
         by_tier: &account.by_tier,
@@ -164,7 +168,7 @@ fn report(account: &Account, damaged: u64, reconciled: Option<bool>) -> Report<'
 }
 
 /// Nano-dollars for people.
-fn dollars(amount: u64) -> String {
+pub(super) fn dollars(amount: u64) -> String {
     let dollars = amount as f64 / 1e9;
     match dollars {
         0.0 => "$0".to_owned(),
@@ -189,6 +193,9 @@ fn text(account: &Account, damaged: u64, reconcile: bool) -> String {
         let days: BTreeMap<String, Amounts> =
             account.by_day.iter().map(|(number, amounts)| (day(*number), *amounts)).collect();
         blocks.push(by("day", &days, |name| name.to_owned()));
+    }
+    if !account.functions_by_model.is_empty() {
+        blocks.push(functions(&account.functions_by_model));
     }
     if !account.by_tier.is_empty() {
         blocks.push(tiers(&account.by_tier));
@@ -267,6 +274,16 @@ fn by(name: &str, amounts: &BTreeMap<String, Amounts>, shown: impl Fn(&str) -> S
         ]
     });
     table::with_header(&[name, "requests", "tokens", "cost", "per million tokens", ""], rows.collect())
+}
+
+fn functions(functions: &BTreeMap<String, Functions>) -> String {
+    let whole: u64 = functions.values().map(|functions| functions.paid).sum();
+    let rows = functions.iter().map(|(name, Functions { paid, idle, alive, per_hour })| {
+        let per_hour = dollars(*per_hour);
+        vec![name.clone(), dollars(*paid), dollars(*idle), alive.to_string(), per_hour, bar(*paid, whole)]
+    });
+    let header = ["functions of", "paid", "idle", "alive", "an hour", ""];
+    table::with_header(&header, rows.collect())
 }
 
 fn tiers(tiers: &BTreeMap<String, Tier>) -> String {

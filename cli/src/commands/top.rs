@@ -1,5 +1,6 @@
-//! `remoe top`: what runs, waits and sleeps behind an address, again and again.
+//! `remoe top`: what runs, waits, sleeps and costs behind an address, again and again.
 
+use super::cost::dollars;
 use crate::args::TopArgs;
 use crate::exit::CliError;
 use crate::output::{json, table};
@@ -40,7 +41,21 @@ struct ModelLine {
     #[serde(default)]
     group_wakes: u64,
     last_wake_s: Option<f64>,
+    /// `None` where no money is accounted for.
+    #[serde(default)]
+    cost: Option<Cost>,
     functions: Vec<FunctionLine>,
+}
+
+/// In nano-dollars.
+#[derive(Debug, Serialize, Deserialize)]
+struct Cost {
+    /// Functions that are alive, in an hour.
+    per_hour: u64,
+    /// All functions so far; `None` for a tenant's key, and so the next.
+    paid: Option<u64>,
+    /// Of which for answered requests.
+    requests: Option<u64>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -116,6 +131,8 @@ fn show(page: &StatusPage) -> String {
             model.wakes.to_string(),
             model.last_wake_s.map_or_else(String::new, seconds),
             model.group_wakes.to_string(),
+            model.cost.as_ref().map_or_else(String::new, |cost| dollars(cost.per_hour)),
+            model.cost.as_ref().and_then(|cost| cost.paid).map_or_else(String::new, dollars),
             functions.collect::<Vec<_>>().join(", "),
         ]
     });
@@ -129,6 +146,8 @@ fn show(page: &StatusPage) -> String {
         "wakes",
         "last",
         "group wakes",
+        "an hour",
+        "paid",
         "functions",
     ];
     table::with_header(&header, rows.collect())
