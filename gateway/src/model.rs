@@ -130,7 +130,7 @@ impl Model {
         let now = Instant::now();
         let mut state = self.state();
         state.idle = Some(idle.max(Duration::from_millis(1)));
-        state.last_active = now;
+        state.active_at(now);
         drop(state);
         self.changed(now);
     }
@@ -289,14 +289,15 @@ impl Model {
     pub(crate) fn enter(self: &Arc<Self>, entry: &Entry) -> Result<Waiter, Refused> {
         let now = Instant::now();
         let mut state = self.state();
+        let now = state.at(now);
         let cold = !state.is_serving();
         if state.closed && (cold || !entry.again) {
             return Err(Refused { error: closed(), retry_after: Duration::from_secs(1) });
         }
-        state.last_active = now;
         if let (true, Some(until)) = (cold, entry.until) {
             let missing = state.time_to_wake(now);
             if until < now + missing {
+                state.active_at(now);
                 drop(state);
                 self.changed(now);
                 let error = ServiceError::new(
@@ -316,8 +317,10 @@ impl Model {
         let (ticket, displaced) = match state.queue.push(&entry.client, entry.bytes, waiting, most) {
             Pushed::Waits(ticket) => (ticket, None),
             Pushed::Displaced(ticket, other) => (ticket, Some(other)),
+            // It was not let in, and wakes nobody.
             Pushed::Full(_) => return Err(Refused { error: full(), retry_after: Duration::from_secs(1) }),
         };
+        state.active_at(now);
         drop(state);
         if let Some(other) = displaced {
             answer(vec![(other.answer, Err(full()))]);
@@ -342,6 +345,7 @@ impl Model {
     /// Takes all steps that can be taken at `now`; the time of the next one that only time brings.
     fn advance(self: &Arc<Self>, now: Instant) -> Option<Instant> {
         let mut state = self.state();
+        let now = state.at(now);
         let limit = self.options.wake_limit;
         loop {
             let phase = match state.directive {

@@ -30,6 +30,8 @@ pub(super) struct State {
     /// How long requests have waited or been worked on until `counted`, all together, and how many there are since.
     pub(super) occupied: Duration,
     counted: (Instant, usize),
+    /// The latest time that anything was decided at: see [`Self::at`].
+    clock: Instant,
     pub(super) last_active: Instant,
     /// When the latest wake was decided.
     pub(super) decided: Option<Instant>,
@@ -66,6 +68,7 @@ impl State {
             in_flight: 0,
             occupied: Duration::ZERO,
             counted: (Instant::now(), 0),
+            clock: Instant::now(),
             last_active: Instant::now(),
             decided: Some(Instant::now()),
             running: Running::default(),
@@ -77,6 +80,18 @@ impl State {
             groups: Vec::new(),
             closed: false,
         }
+    }
+
+    /// `now`, or the time of what was decided last: whoever looked at a clock and had to wait for the lock then may come after
+    /// others who looked later. By a time that is over a window would be open that has closed since.
+    pub(super) fn at(&mut self, now: Instant) -> Instant {
+        self.clock = self.clock.max(now);
+        self.clock
+    }
+
+    /// A request came or ended.
+    pub(super) fn active_at(&mut self, now: Instant) {
+        self.last_active = self.at(now);
     }
 
     /// Takes note of what runs. Places that go on keep what they are given.
@@ -100,7 +115,7 @@ impl State {
     /// One of `backend`'s requests is over, whatever became of it.
     pub(super) fn release(&mut self, backend: u64, now: Instant) {
         self.in_flight = self.in_flight.saturating_sub(1);
-        self.last_active = now;
+        self.active_at(now);
         if let Some(place) = self.places.iter_mut().find(|place| place.backend.id == backend) {
             place.in_flight = place.in_flight.saturating_sub(1);
         }
