@@ -120,6 +120,11 @@ impl Model {
         self.described.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// How long a wake of it may take.
+    pub(crate) fn wake_limit(&self) -> Duration {
+        self.options.wake_limit
+    }
+
     /// What is wanted of its launcher, now and whenever it changes.
     pub fn want(&self) -> watch::Receiver<Want> {
         self.want.subscribe()

@@ -8,8 +8,10 @@ use remoe_sleep::{Phase, Seen};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// A backend that could not be reached gets no request for so long.
+/// A backend that could not be reached gets no request for so long, and for twice as long each time that it cannot be right after.
 const PAUSE: Duration = Duration::from_millis(100);
+/// But never longer.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// A backend that has seen what begins like a request may have this part of its room more in use than others.
 const SHARE_OF_ROOM: usize = 4;
 /// Wakes that the next one is predicted from.
@@ -52,6 +54,8 @@ pub(super) struct Place {
     pub(super) backend: Backend,
     pub(super) in_flight: usize,
     not_before: Instant,
+    /// How long the latest pause was.
+    pause: Duration,
 }
 
 impl State {
@@ -103,7 +107,12 @@ impl State {
             .map(|backend| {
                 let known = old.iter().position(|place| place.backend.id == backend.id);
                 known.map_or_else(
-                    || Place { backend: backend.clone(), in_flight: 0, not_before: now },
+                    || Place {
+                        backend: backend.clone(),
+                        in_flight: 0,
+                        not_before: now,
+                        pause: Duration::ZERO,
+                    },
                     // Remote functions behind it may have changed.
                     |at| Place { backend: backend.clone(), ..old.swap_remove(at) },
                 )
@@ -124,7 +133,13 @@ impl State {
     /// `backend` could not be reached: it gets no request for a moment.
     pub(super) fn pause(&mut self, backend: u64, now: Instant) {
         if let Some(place) = self.places.iter_mut().find(|place| place.backend.id == backend) {
-            place.not_before = now + PAUSE;
+            if now < place.not_before {
+                // It is known already: several requests found out.
+                return;
+            }
+            let is_again = now < place.not_before + 2 * place.pause;
+            place.pause = if is_again { (2 * place.pause).min(LONGEST_PAUSE) } else { PAUSE };
+            place.not_before = now + place.pause;
         }
     }
 

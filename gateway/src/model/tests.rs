@@ -145,3 +145,37 @@ async fn who_is_refused_for_want_of_room_wakes_nobody() {
     let _waiter = model.enter(&entry(1)).unwrap();
     assert_eq!(model.phase(), Phase::Waking);
 }
+
+/// Who waits asks one that cannot be reached ever more rarely, and soon after one that could be for a while.
+#[tokio::test]
+async fn pauses_grow_while_a_function_cannot_be_reached() {
+    let (model, _metrics) = model(&[1]);
+    let mut now = Instant::now() + Duration::from_secs(1);
+    let pause = |now: Instant| {
+        let mut state = model.state();
+        state.pause(1, now);
+        // Another request found out at the same time.
+        state.pause(1, now + Duration::from_millis(1));
+        drop(state);
+        // What it was for the first request that waits.
+        let end = model.state().deadline(now, Duration::ZERO).unwrap();
+        end - now
+    };
+    model.state().pause(1, now);
+    let entry = Entry {
+        client: "c".into(),
+        bytes: 1,
+        arrived: now,
+        until: None,
+        again: false,
+        beginning: Beginning::of("", b""),
+    };
+    let _waits = model.enter(&entry).unwrap();
+    let mut pauses = Vec::new();
+    for _ in 0..5 {
+        now = model.state().deadline(now, Duration::ZERO).unwrap();
+        pauses.push(pause(now).as_millis());
+    }
+    assert_eq!(pauses, [200, 400, 800, 1000, 1000]);
+    assert_eq!(pause(now + Duration::from_secs(10)).as_millis(), 100);
+}
