@@ -53,5 +53,5 @@ pub use model::{
 pub use overhead::Overhead;
 pub use remoe_http::listen;
 pub use remoe_sleep::Phase;
-pub use timeline::WakeMarks;
+pub use timeline::{ColdStart, WakeMarks};
 pub use witness::Witness;

@@ -7,14 +7,14 @@ mod state;
 mod waiting;
 
 pub use running::{ApartGroup, Backend, Directive, FunctionLine, Load, Running, Want, Wanted};
-pub(crate) use waiting::{Entry, Grant, Refused, Waiter};
+pub(crate) use waiting::{Entry, Grant, Refused, Waiter, Wake};
 
 use crate::beginnings::Beginnings;
 use crate::books::Billing;
 use crate::keys::Privacy;
 use crate::metrics::{ModelMetrics, WakeCause};
 use crate::queue::Pushed;
-use crate::timeline::{Parts, WakeMarks};
+use crate::timeline::{ColdStart, Parts, WakeMarks};
 use crate::witness::{Sighting, Witness};
 use bytes::Bytes;
 use remoe_sleep::{Phase, step};
@@ -226,6 +226,18 @@ impl Model {
         self.state().last_active.elapsed()
     }
 
+    /// Where the time went of the first request that was answered after the latest wake of which one was.
+    pub fn cold_start(&self) -> Option<ColdStart> {
+        self.state().cold_start
+    }
+
+    fn started_cold(&self, told: ColdStart) {
+        let mut state = self.state();
+        if state.cold_start.as_ref().is_none_or(|known| told.is_of_a_later_wake(known)) {
+            state.cold_start = Some(told);
+        }
+    }
+
     /// Where it is between awake and asleep.
     pub fn phase(&self) -> Phase {
         self.state().phase
@@ -374,7 +386,7 @@ impl Model {
             if waiting.cold {
                 self.metrics.started_cold(&parts);
             }
-            let grant = Grant { model: self.clone(), backend, parts, cold: waiting.cold };
+            let grant = Grant { model: self.clone(), backend, parts, woken: decided };
             granted.push((waiting.answer, Ok(grant)));
         }
         state.occupy(now);

@@ -4,6 +4,7 @@ use super::running::{ApartGroup, Backend, Directive, Running, Want, Wanted};
 use super::waiting::Waiting;
 use crate::beginnings::ModelBeginnings;
 use crate::queue::FairQueue;
+use crate::timeline::ColdStart;
 use remoe_sleep::{Phase, Seen};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -41,6 +42,7 @@ pub(super) struct State {
     pub(super) places: Vec<Place>,
     beginnings: ModelBeginnings,
     pub(super) recent: VecDeque<Duration>,
+    pub(super) cold_start: Option<ColdStart>,
     pub(super) wakes: u64,
     /// Of remote groups, while the model was awake.
     pub(super) group_wakes: u64,
@@ -79,6 +81,7 @@ impl State {
             places: Vec::new(),
             beginnings,
             recent: VecDeque::new(),
+            cold_start: None,
             wakes: 0,
             group_wakes: 0,
             groups: Vec::new(),
