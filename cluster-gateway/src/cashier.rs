@@ -155,6 +155,7 @@ mod tests {
             turn: 0,
             since: time(0),
             wakes: 0,
+            wake_told: 0,
             sleeps: false,
             follows_load: false,
             mains: Vec::new(),

@@ -6,7 +6,7 @@
 use crate::settings::Settings;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use remoe_demand::{LEASE_LABEL, LEASE_SECONDS, RELEASE_LABEL};
 use serde_json::json;
@@ -45,6 +45,19 @@ impl Holder {
     }
 
     async fn renew(&self) -> kube::Result<()> {
+        self.write(&self.uid).await
+    }
+
+    /// Gives the Lease back: nobody is waited for any more. The object goes with the pod, so that a gateway need not be allowed
+    /// to delete any Lease, which would be every Lease of the namespace.
+    pub(crate) async fn release(&self) {
+        if let Err(error) = self.write("").await {
+            tracing::warn!(%error, "the Lease was not given back");
+        }
+    }
+
+    /// Says that it is held by `holder` from now on; by nobody where that is empty.
+    async fn write(&self, holder: &str) -> kube::Result<()> {
         let (key, value) = LEASE_LABEL;
         let lease = json!({
             "apiVersion": "coordination.k8s.io/v1",
@@ -57,20 +70,13 @@ impl Holder {
                 "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": self.pod, "uid": self.uid}],
             },
             "spec": {
-                "holderIdentity": self.uid,
+                "holderIdentity": holder,
                 "leaseDurationSeconds": LEASE_SECONDS,
                 "renewTime": MicroTime(jiff::Timestamp::now()),
             },
         });
         let params = PatchParams::apply("remoe-gateway").force();
         self.api.patch(&self.pod, &params, &Patch::Apply(&lease)).await.map(drop)
-    }
-
-    /// Gives the Lease back: nobody is waited for any more.
-    pub(crate) async fn release(&self) {
-        if let Err(error) = self.api.delete(&self.pod, &DeleteParams::default()).await {
-            tracing::warn!(%error, "the Lease was not given back");
-        }
     }
 }
 

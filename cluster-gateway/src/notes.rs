@@ -3,8 +3,10 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Api, Patch, PatchParams};
 use kube::{Client, Resource};
-use remoe_demand::{DemandPhase, GatewayDemand, MoEDemand, MoEDemandSpec, RequestLoad, RequestMix};
-use remoe_gateway::Load;
+use remoe_demand::{
+    DemandPhase, GatewayDemand, MoEDemand, MoEDemandSpec, RequestLoad, RequestMix, WakeTimeline,
+};
+use remoe_gateway::{ColdStart, Load};
 use serde_json::json;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -83,13 +85,13 @@ impl Notes {
     }
 
     /// Writes that there is `load`, that the last request was `quiet` ago, how many nano-dollars were `saved` so far, which
-    /// experts requests use, and how long they took. Whether it was written.
+    /// experts requests use, how long they took, and how the latest wake went. Whether it was written.
     pub(crate) async fn write(
         &mut self,
         load: Load,
         quiet: Duration,
         saved: i64,
-        (mix, took): (Option<RequestMix>, Option<RequestLoad>),
+        (mix, took, wake): (Option<RequestMix>, Option<RequestLoad>, Option<WakeTimeline>),
     ) -> bool {
         let now = jiff::Timestamp::now();
         self.sequence += 1;
@@ -105,6 +107,7 @@ impl Notes {
             sequence: self.sequence,
             mix,
             load: took,
+            wake,
         };
         self.apply(&[entry]).await
     }
@@ -135,6 +138,13 @@ impl Notes {
     }
 }
 
+/// How the wake of number `wake` went.
+pub(crate) fn timeline(wake: u64, cold_start: &ColdStart) -> WakeTimeline {
+    let microseconds = |part: Duration| u64::try_from(part.as_micros()).unwrap_or(u64::MAX);
+    let [decide_us, schedule_us, start_us, load_us, ready_us, first_us] = cold_start.parts.map(microseconds);
+    WakeTimeline { wake, decide_us, schedule_us, start_us, load_us, ready_us, first_us }
+}
+
 /// That requests have been `occupied` for so long by now.
 pub(crate) fn request_load(occupied: Duration) -> RequestLoad {
     RequestLoad {
@@ -155,6 +165,7 @@ mod tests {
             turn: 4,
             since: MicroTime(jiff::Timestamp::UNIX_EPOCH),
             wakes: 0,
+            wake_told: 0,
             sleeps: true,
             follows_load: false,
             mains: Vec::new(),

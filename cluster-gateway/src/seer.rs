@@ -442,6 +442,7 @@ mod tests {
             turn: 1,
             since: MicroTime(Timestamp::UNIX_EPOCH),
             wakes: 0,
+            wake_told: 0,
             sleeps: true,
             follows_load: false,
             mains: vec![MainFunction { uid, pod: "p".to_owned(), address: main.address.clone(), room: 1 }],

@@ -1,12 +1,12 @@
 //! One deployment behind the gateway: it goes where the operator says, and says what there is to do.
 
 use crate::cashier::{Cashier, billing};
-use crate::notes::{Notes, Said, due, request_load};
+use crate::notes::{Notes, Said, due, request_load, timeline};
 use crate::probes::Probes;
 use crate::seer::{Seer, pause};
 use http::HeaderValue;
-use remoe_demand::{DemandPhase, GroupDemand, MainFunction, MoEDemandSpec};
-use remoe_gateway::{ApartGroup, Backend, Books, Directive, Model, Phase, WakeMarks};
+use remoe_demand::{DemandPhase, GroupDemand, MainFunction, MoEDemandSpec, WakeTimeline};
+use remoe_gateway::{ApartGroup, Backend, Books, ColdStart, Directive, Model, Phase, WakeMarks};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -169,10 +169,17 @@ async fn note(
     let (mut loads, mut answered) = (model.loads(), seer.answered());
     // What was said, and when.
     let mut said: Option<(Said, Instant)> = None;
+    // The latest wake that somebody had an answer after, and what is said of it. It is known before that answer's end is: the
+    // entry which says that has it.
+    let mut woken: Option<(ColdStart, WakeTimeline)> = None;
     while !*over.borrow_and_update() {
         let now = told.borrow_and_update().clone();
         let load = *loads.borrow_and_update();
         let quiet = model.quiet();
+        woken = model.cold_start().map(|cold_start| match woken {
+            Some(known) if known.0 == cold_start => known,
+            _ => (cold_start, timeline(now.wakes, &cold_start)),
+        });
         let before = said.map(|(said, at)| {
             let ago = at.elapsed();
             Said { quiet: said.quiet + ago, ago, ..said }
@@ -187,7 +194,10 @@ async fn note(
             answered.mark_unchanged();
             let mix = seer.mix(now.phase, load.waiting).await;
             let took = now.follows_load.then(|| request_load(model.occupied()));
-            if notes.write(load, quiet, books.saved(model.name()), (mix, took)).await {
+            if notes
+                .write(load, quiet, books.saved(model.name()), (mix, took, woken.map(|(_, wake)| wake)))
+                .await
+            {
                 said = Some((Said { load, quiet, ago: Duration::ZERO }, Instant::now()));
             } else {
                 answered.mark_changed();

@@ -59,6 +59,9 @@ pub struct MoEDemandSpec {
     /// How often functions were started because somebody asked.
     #[serde(default)]
     pub wakes: u64,
+    /// The latest wake whose timeline an event has told.
+    #[serde(default)]
+    pub wake_told: u64,
     /// Whether functions end when nobody asks: only then gateways write their entries.
     #[serde(default)]
     pub sleeps: bool,
@@ -261,6 +264,50 @@ pub struct GatewayDemand {
     /// How long its requests took, where functions follow load.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load: Option<RequestLoad>,
+    /// Where the time went of the first request that it had an answer for after a wake, of the latest such wake.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wake: Option<WakeTimeline>,
+}
+
+/// Where the time to the first token of a request went that waited for a wake, in microseconds. The parts follow each other.
+#[derive(JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WakeTimeline {
+    /// Which wake it was, by the wakes of the spec.
+    pub wake: u64,
+    /// Until it was decided to wake the functions.
+    pub decide_us: u64,
+    /// Until a main function had an address.
+    pub schedule_us: u64,
+    /// Until its port was open.
+    pub start_us: u64,
+    /// Until it took requests.
+    pub load_us: u64,
+    /// Until it had the request.
+    pub ready_us: u64,
+    /// Until the first token.
+    pub first_us: u64,
+}
+
+impl WakeTimeline {
+    /// Its parts in their order, with their names.
+    #[must_use]
+    pub fn parts(&self) -> [(&'static str, u64); 6] {
+        [
+            ("decide", self.decide_us),
+            ("schedule", self.schedule_us),
+            ("start", self.start_us),
+            ("load", self.load_us),
+            ("ready", self.ready_us),
+            ("first", self.first_us),
+        ]
+    }
+
+    /// All of them together.
+    #[must_use]
+    pub fn total_us(&self) -> u64 {
+        self.parts().into_iter().fold(0, |sum, (_, part)| sum.saturating_add(part))
+    }
 }
 
 /// How long requests of one gateway took.

@@ -260,14 +260,29 @@ fn takes_trailers(headers: &HeaderMap) -> bool {
     values.flat_map(|value| value.split(',')).any(|value| value.trim().eq_ignore_ascii_case("trailers"))
 }
 
-/// Waits for a backend and has it answer; another time where it broke off before the client saw anything.
+/// Waits for a backend and has it answer; another time where it broke off before the client saw anything. One that cannot be
+/// reached, as while it is replaced, is no attempt: the request waits for the next that can, for as long as a wake may take.
 async fn obtain(call: Call, mut waiter: Waiter) -> Result<Obtained, ApiError> {
     let mut attempt = 1;
+    let mut entry = Entry { again: true, ..call.entry.clone() };
+    let (mut arrived, mut is_unreached) = (Some(entry.arrived), false);
     loop {
-        let grant = call.course.wait(waiter, (attempt == 1).then_some(call.entry.arrived)).await?;
+        let grant = call.course.wait(waiter, arrived.take()).await?;
         match send(&call, grant, attempt).await {
             Ok(obtained) => return Ok(obtained),
-            Err(Broken { problem, sent_away }) => {
+            Err(Failure::Unreached(problem)) => {
+                let now = Instant::now();
+                if !std::mem::replace(&mut is_unreached, true) {
+                    tracing::warn!(model = call.model.name(), problem, "a function could not be reached");
+                    let last = now + call.model.wake_limit();
+                    entry.until = Some(entry.until.map_or(last, |until| until.min(last)));
+                }
+                if entry.until.is_some_and(|until| until <= now) {
+                    let message = "no function could be reached within the time that the request may take; try again later";
+                    return Err(ServiceError::new(ErrorCode::Unavailable, message).into());
+                }
+            }
+            Err(Failure::Broken { problem, sent_away }) => {
                 tracing::warn!(model = call.model.name(), attempt, problem, "a function broke off");
                 call.bill.lost(0);
                 if attempt == ATTEMPTS {
@@ -278,35 +293,42 @@ async fn obtain(call: Call, mut waiter: Waiter) -> Result<Obtained, ApiError> {
                     };
                     return sent_away.map(|obtained| *obtained).ok_or_else(lost);
                 }
+                attempt += 1;
+                call.gateway.metrics().retried(call.model.name());
             }
         }
-        attempt += 1;
-        call.gateway.metrics().retried(call.model.name());
-        waiter = call.model.enter(&Entry { again: true, ..call.entry.clone() })?;
+        waiter = call.model.enter(&entry)?;
     }
 }
 
 /// Why a backend gave no answer.
-struct Broken {
-    problem: String,
-    /// Its answer, where it sent the request away.
-    sent_away: Option<Box<Obtained>>,
+enum Failure {
+    /// There is no connection to it: it got nothing.
+    Unreached(String),
+    /// It may have begun.
+    Broken {
+        problem: String,
+        /// Its answer, where it sent the request away.
+        sent_away: Option<Box<Obtained>>,
+    },
 }
 
-async fn send(call: &Call, grant: Grant, attempt: usize) -> Result<Obtained, Broken> {
+async fn send(call: &Call, grant: Grant, attempt: usize) -> Result<Obtained, Failure> {
     let sent = Instant::now();
     let backend = grant.backend();
     let span = call.course.send(backend.address, attempt);
     let broken = |grant: &Grant, problem: String| {
         grant.failed();
         span.fail("broken_off", "the function broke off before it answered");
-        Broken { problem, sent_away: None }
+        Failure::Broken { problem, sent_away: None }
     };
     let mut request = axum::http::Request::new(Full::new(call.body.clone()));
     *request.method_mut() = call.method.clone();
     match format!("http://{}{}", backend.address, call.target).parse() {
         Ok(uri) => *request.uri_mut() = uri,
-        Err(error) => return Err(Broken { problem: format!("no target: {error}"), sent_away: None }),
+        Err(error) => {
+            return Err(Failure::Broken { problem: format!("no target: {error}"), sent_away: None });
+        }
     }
     *request.headers_mut() = call.headers.clone();
     if let Some(authorization) = &backend.authorization {
@@ -324,10 +346,16 @@ async fn send(call: &Call, grant: Grant, attempt: usize) -> Result<Obtained, Bro
         request.headers_mut().insert(ACTIVATIONS, HeaderValue::from_static("counts"));
     }
     span.inject(request.headers_mut());
-    call.bill.sent_to(backend);
+    let before = call.bill.sent_to(backend);
     let begun = tokio::time::timeout(BEGIN, call.gateway.upstream().request(request)).await;
     let response = match begun {
         Ok(Ok(response)) => response,
+        Ok(Err(error)) if error.is_connect() => {
+            call.bill.not_sent(before);
+            grant.failed();
+            span.fail("unreached", "the function could not be reached");
+            return Err(Failure::Unreached(chain(&error)));
+        }
         Ok(Err(error)) => return Err(broken(&grant, chain(&error))),
         Err(_late) => return Err(broken(&grant, format!("no answer began within {BEGIN:?}"))),
     };
@@ -348,7 +376,7 @@ async fn send(call: &Call, grant: Grant, attempt: usize) -> Result<Obtained, Bro
     };
     if obtained.head.status == StatusCode::SERVICE_UNAVAILABLE && sent.elapsed() < SENT_AWAY {
         obtained.grant.failed();
-        return Err(Broken {
+        return Err(Failure::Broken {
             problem: "sent the request away".to_owned(),
             sent_away: Some(Box::new(obtained)),
         });

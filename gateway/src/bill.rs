@@ -16,7 +16,7 @@ pub(crate) struct Bill {
     pub(crate) tenant: Arc<str>,
     /// The client wants to see what it cost.
     pub(crate) is_shown: bool,
-    /// When a backend got it first, in nanoseconds since 1970; 0 before.
+    /// When a backend got it last, in nanoseconds since 1970; 0 before.
     sent: AtomicU64,
     /// The functions that work for it, until they have told what that cost.
     open: Mutex<Option<Arc<Billing>>>,
@@ -34,10 +34,16 @@ impl Bill {
         Self { gateway, id, model, tenant, is_shown, sent: AtomicU64::new(0), open: Mutex::new(None) }
     }
 
-    /// `backend` gets the request, or gets it again.
-    pub(crate) fn sent_to(&self, backend: &Backend) {
-        self.sent.store(Books::now(), Ordering::Relaxed);
+    /// `backend` gets the request, or gets it again. What [`Self::not_sent`] takes where it could not be reached.
+    pub(crate) fn sent_to(&self, backend: &Backend) -> u64 {
         self.replace(backend.billing.clone());
+        self.sent.swap(Books::now(), Ordering::Relaxed)
+    }
+
+    /// The backend did not get it: all is as before.
+    pub(crate) fn not_sent(&self, before: u64) {
+        self.sent.store(before, Ordering::Relaxed);
+        self.void();
     }
 
     /// Whether any backend had it.

@@ -7,14 +7,14 @@ mod state;
 mod waiting;
 
 pub use running::{ApartGroup, Backend, Directive, FunctionLine, Load, Running, Want, Wanted};
-pub(crate) use waiting::{Entry, Grant, Refused, Waiter};
+pub(crate) use waiting::{Entry, Grant, Refused, Waiter, Wake};
 
 use crate::beginnings::Beginnings;
 use crate::books::Billing;
 use crate::keys::Privacy;
 use crate::metrics::{ModelMetrics, WakeCause};
 use crate::queue::Pushed;
-use crate::timeline::{Parts, WakeMarks};
+use crate::timeline::{ColdStart, Parts, WakeMarks};
 use crate::witness::{Sighting, Witness};
 use bytes::Bytes;
 use remoe_sleep::{Phase, step};
@@ -120,6 +120,11 @@ impl Model {
         self.described.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// How long a wake of it may take.
+    pub(crate) fn wake_limit(&self) -> Duration {
+        self.options.wake_limit
+    }
+
     /// What is wanted of its launcher, now and whenever it changes.
     pub fn want(&self) -> watch::Receiver<Want> {
         self.want.subscribe()
@@ -130,7 +135,7 @@ impl Model {
         let now = Instant::now();
         let mut state = self.state();
         state.idle = Some(idle.max(Duration::from_millis(1)));
-        state.last_active = now;
+        state.active_at(now);
         drop(state);
         self.changed(now);
     }
@@ -221,6 +226,18 @@ impl Model {
         self.state().last_active.elapsed()
     }
 
+    /// Where the time went of the first request that was answered after the latest wake of which one was.
+    pub fn cold_start(&self) -> Option<ColdStart> {
+        self.state().cold_start
+    }
+
+    fn started_cold(&self, told: ColdStart) {
+        let mut state = self.state();
+        if state.cold_start.as_ref().is_none_or(|known| told.is_of_a_later_wake(known)) {
+            state.cold_start = Some(told);
+        }
+    }
+
     /// Where it is between awake and asleep.
     pub fn phase(&self) -> Phase {
         self.state().phase
@@ -289,14 +306,15 @@ impl Model {
     pub(crate) fn enter(self: &Arc<Self>, entry: &Entry) -> Result<Waiter, Refused> {
         let now = Instant::now();
         let mut state = self.state();
+        let now = state.at(now);
         let cold = !state.is_serving();
         if state.closed && (cold || !entry.again) {
             return Err(Refused { error: closed(), retry_after: Duration::from_secs(1) });
         }
-        state.last_active = now;
         if let (true, Some(until)) = (cold, entry.until) {
             let missing = state.time_to_wake(now);
             if until < now + missing {
+                state.active_at(now);
                 drop(state);
                 self.changed(now);
                 let error = ServiceError::new(
@@ -316,8 +334,10 @@ impl Model {
         let (ticket, displaced) = match state.queue.push(&entry.client, entry.bytes, waiting, most) {
             Pushed::Waits(ticket) => (ticket, None),
             Pushed::Displaced(ticket, other) => (ticket, Some(other)),
+            // It was not let in, and wakes nobody.
             Pushed::Full(_) => return Err(Refused { error: full(), retry_after: Duration::from_secs(1) }),
         };
+        state.active_at(now);
         drop(state);
         if let Some(other) = displaced {
             answer(vec![(other.answer, Err(full()))]);
@@ -342,6 +362,7 @@ impl Model {
     /// Takes all steps that can be taken at `now`; the time of the next one that only time brings.
     fn advance(self: &Arc<Self>, now: Instant) -> Option<Instant> {
         let mut state = self.state();
+        let now = state.at(now);
         let limit = self.options.wake_limit;
         loop {
             let phase = match state.directive {
@@ -365,7 +386,7 @@ impl Model {
             if waiting.cold {
                 self.metrics.started_cold(&parts);
             }
-            let grant = Grant { model: self.clone(), backend, parts, cold: waiting.cold };
+            let grant = Grant { model: self.clone(), backend, parts, woken: decided };
             granted.push((waiting.answer, Ok(grant)));
         }
         state.occupy(now);

@@ -5,7 +5,7 @@ use crate::answer::COST;
 use crate::bill::Bill;
 use crate::keys::Permit;
 use crate::metrics::StreamFailure;
-use crate::model::Grant;
+use crate::model::{Grant, Wake};
 use crate::witness::Sighting;
 use axum::body::HttpBody;
 use axum::http::{HeaderMap, HeaderName, header, response};
@@ -74,7 +74,7 @@ pub(crate) struct Account {
     events: u64,
     tokens: Option<(u64, u64)>,
     /// It waited for functions to start, and nobody has told yet when its first token came.
-    is_cold: bool,
+    wake: Option<Wake>,
     sighting: Option<Sighting>,
     /// Of the request.
     span: SpanRef,
@@ -94,7 +94,7 @@ impl Account {
             body_bytes: body_bytes as u64,
             events: 0,
             tokens: None,
-            is_cold: false,
+            wake: None,
             sighting,
             span,
         }
@@ -108,11 +108,12 @@ impl Account {
 
     /// Takes the backend's account out of headers or trailers, and writes it down.
     fn read(&mut self, headers: &mut HeaderMap) {
-        if self.is_cold
+        if let Some(wake) = &self.wake
             && let Some(seconds) = first_token(headers)
         {
-            self.is_cold = false;
+            wake.is_over(seconds);
             self.bill.gateway.metrics().first_token_after_cold_start(&self.bill.model, seconds);
+            self.wake = None;
         }
         let told = headers.remove(TOLD);
         let activations = headers.remove(ACTIVATIONS);
@@ -266,7 +267,7 @@ impl Relay {
     }
 
     fn begin(&mut self, mut obtained: Obtained) -> response::Parts {
-        self.account.is_cold = obtained.grant.is_cold();
+        self.account.wake = obtained.grant.wake();
         self.account.read(&mut obtained.head.headers);
         self.span = obtained.span;
         if !is_stream(&obtained.head) {

@@ -1,7 +1,7 @@
 //! Where the time to the first token went: parts that follow each other without a gap. Pure.
 
 use std::fmt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// When the functions of a model reached what on their latest start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -12,6 +12,32 @@ pub struct WakeMarks {
     pub listening: Option<Instant>,
     /// The placement was in force.
     pub serving: Option<Instant>,
+}
+
+/// Where the time to the first token went of the first request that was answered after a wake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ColdStart {
+    /// When the wake was decided: no other one of the model has the same.
+    decided: Instant,
+    /// Its parts, which follow each other: decide, schedule, start, load, ready and first.
+    pub parts: [Duration; 6],
+}
+
+impl ColdStart {
+    /// Of a request that a main function got after `parts`, in a wake that was decided at `decided`, and whose first token came
+    /// so many seconds later.
+    pub(crate) fn new(decided: Instant, parts: &Parts, first: f64) -> Self {
+        let before = parts.each().map(|(_, from, until)| until.saturating_duration_since(from));
+        let first = Duration::try_from_secs_f64(first).unwrap_or_default();
+        let mut all = [Duration::ZERO; 6];
+        all.iter_mut().zip(before.chain([first])).for_each(|(part, time)| *part = time);
+        Self { decided, parts: all }
+    }
+
+    /// Whether it is of a later wake than `other`.
+    pub(crate) fn is_of_a_later_wake(&self, other: &Self) -> bool {
+        self.decided > other.decided
+    }
 }
 
 /// The parts of a request's time until a main function has it. They add up.

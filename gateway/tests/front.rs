@@ -4,13 +4,17 @@
 
 mod stage;
 
+use axum::Router;
+use axum::routing::post;
 use futures_util::future::join_all;
 use http_body_util::BodyExt;
-use remoe_gateway::{GatewayOptions, Keys};
+use remoe_gateway::{Backend, GatewayOptions, Keys, Running};
 use serde_json::{Value, json};
 use stage::{LONG, Stage};
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tokio::net::{TcpListener, TcpSocket};
 
 const SHORT: Option<Duration> = Some(Duration::from_millis(4));
 
@@ -105,6 +109,51 @@ async fn a_burst_after_a_long_sleep_is_one_wake() {
         assert_eq!((head.status().as_u16(), text), (200, format!("{{\"x\":{x}}}")));
     }
     assert_eq!(stage.functions.starts.load(Ordering::SeqCst), 2, "one wake");
+    assert_eq!(stage.model.load(), (0, 0));
+}
+
+/// Functions that are listed and cannot be reached, as while they are replaced, are none that broke off: whoever asks waits for
+/// one that can be, however many there are.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_cannot_reach_a_function_waits_for_the_next() {
+    let stage = Stage::new(GatewayOptions::default(), |_| {}, 8, None).await;
+    // Nobody else gets the port, and nobody listens there.
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let closed = socket.local_addr().unwrap();
+    let open = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let live = open.local_addr().unwrap();
+    let router = Router::new().route("/v1/completions", post(|| async { "served" }));
+    tokio::spawn(async move { axum::serve(open, router).await });
+    let backend = |(id, address): (u64, SocketAddr)| Backend {
+        id,
+        address,
+        room: 8,
+        authorization: None,
+        billing: None,
+    };
+    let runs = |backends: Vec<(u64, SocketAddr)>| {
+        let backends = backends.into_iter().map(backend).collect();
+        stage.model.runs(Running { order: u64::MAX, backends, ..Running::default() });
+    };
+    // Where all have as much to do the first is asked.
+    let gone: Vec<_> = (100..106).map(|id| (id, closed)).collect();
+    runs([gone.clone(), vec![(200, live)]].concat());
+    let (head, text) = stage.ask(&body(1), &[]).await;
+    assert_eq!((head.status().as_u16(), text.as_str()), (200, "served"));
+    // None is left, and then there is another.
+    runs(gone);
+    let late = async {
+        stage.until(|stage| stage.model.load() == (1, 0)).await;
+        runs(vec![(201, live)]);
+    };
+    let request = body(2);
+    let (answer, ()) = tokio::join!(stage.ask(&request, &[]), late);
+    assert_eq!((answer.0.status().as_u16(), answer.1.as_str()), (200, "served"));
+    // Nobody waits for longer than his client does.
+    runs(vec![(300, closed)]);
+    let (head, text) = stage.ask(&body(3), &[("x-request-timeout", "0.2")]).await;
+    assert_eq!(head.status().as_u16(), 503, "{text}");
     assert_eq!(stage.model.load(), (0, 0));
 }
 

@@ -34,7 +34,7 @@ fn serve<B: Backend>(settings: Settings, started: Instant) -> Result<(), Error> 
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let outcome = runtime.block_on(async {
         let shutdown = shutdown_on_signal()?;
-        let listeners = Listeners::bind(&settings).await?;
+        let listeners = Listeners::bind(&settings)?;
         run::<B>(settings, listeners, started, shutdown, announce).await
     });
     // Blocking work left behind must not hold up the exit.

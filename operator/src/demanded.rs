@@ -4,7 +4,9 @@
 //! (`Draining`) and all that live have to acknowledge it with nothing at hand. What they are told and what they say is
 //! one object, [`MoEDemand`], which is written as it was read or not at all: a request that comes meanwhile is seen.
 
-use super::api::{GatewayDemand, MainFunction, MoEDemand, MoEDemandSpec, MoEDeployment, PredictionOrder};
+use super::api::{
+    GatewayDemand, MainFunction, MoEDemand, MoEDemandSpec, MoEDeployment, PredictionOrder, WakeTimeline,
+};
 use super::build::{HTTP_PORT, Surroundings, owned_meta, room, served_name};
 use super::events::Happening;
 use super::following;
@@ -44,7 +46,9 @@ pub struct Demanded {
     /// What is wrong.
     pub trouble: Option<Trouble>,
     /// What is worth saying once it is written.
-    pub happening: Option<Happening>,
+    pub happenings: Vec<Happening>,
+    /// How the latest wake went, where a gateway says so.
+    pub timeline: Option<WakeTimeline>,
     /// And what is counted then: not the first start, which nobody asked for.
     pub change: Option<PhaseChange>,
     /// When to look again at the latest.
@@ -72,7 +76,8 @@ impl Demanded {
             object: None,
             without_dead: None,
             trouble: None,
-            happening: None,
+            happenings: Vec::new(),
+            timeline: None,
             change: None,
             look_again: None,
         }
@@ -143,6 +148,12 @@ pub fn demanded(
         },
     );
     let changes = next != phase || before.is_none();
+    // Several gateways may have held requests: what took longest is what a wake takes.
+    let timelines =
+        alive.iter().filter_map(|entry| entry.wake).filter(|wake| wake.wake == wakes && wakes > 0);
+    let timeline = timelines.max_by_key(WakeTimeline::total_us);
+    // It is told with the write that says so: once, whoever leads.
+    let untold = timeline.filter(|wake| before.is_some_and(|before| before.wake_told < wake.wake));
     let spec = MoEDemandSpec {
         served_name: served_name(owner),
         context_length: known.model.facts().map_or(0, |facts| {
@@ -152,6 +163,7 @@ pub fn demanded(
         turn: turn.saturating_add(u64::from(changes)),
         since: MicroTime(if changes { now } else { since }),
         wakes: wakes.saturating_add(u64::from(phase == Phase::Asleep && next == Phase::Waking)),
+        wake_told: untold.map_or(before.map_or(0, |before| before.wake_told), |wake| wake.wake),
         sleeps: window.is_some(),
         follows_load: owner.spec.follows_load(),
         mains: if next == Phase::Asleep { Vec::new() } else { mains(planned, pods) },
@@ -172,7 +184,11 @@ pub fn demanded(
         phase: next,
         since: Some(spec.since.0),
         wakes: spec.wakes,
-        happening: happening((phase, next), elapsed(since, now), waiting, wakes),
+        happenings: happening((phase, next), elapsed(since, now), waiting, wakes)
+            .into_iter()
+            .chain(untold.map(|wake| told(&wake, now)))
+            .collect(),
+        timeline,
         change: (next != phase && (phase != Phase::Waking || wakes > 0)).then(|| PhaseChange {
             from: phase,
             to: next,
@@ -240,4 +256,21 @@ fn happening((from, to): (Phase, Phase), lasted: Duration, waiting: usize, wakes
         }
         _ => None,
     }
+}
+
+/// How a wake went. Of those that are told in the same minute only the first is told with its times, the others are counted: a
+/// deployment that wakes all the time does not fill its events.
+fn told(wake: &WakeTimeline, now: Timestamp) -> Happening {
+    let minute = now.as_second().div_euclid(60);
+    Happening {
+        action: format!("Wake{minute}"),
+        ..Happening::normal("FirstToken", format!("wake {}: {}", wake.wake, timeline(wake)))
+    }
+}
+
+/// How long the first token took and where that time went, for people.
+pub(super) fn timeline(wake: &WakeTimeline) -> String {
+    let seconds = |microseconds: u64| format!("{:.3}", microseconds as f64 / 1e6);
+    let parts = wake.parts().map(|(name, part)| format!("{name} {}", seconds(part)));
+    format!("the first token came after {} s: {}", seconds(wake.total_us()), parts.join(", "))
 }

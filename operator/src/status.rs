@@ -5,7 +5,7 @@ use super::api::{
 };
 use super::build::{HTTP_PORT, LOAD_SECONDS, Revision};
 use super::conditions::{Verdict, whole_seconds};
-use super::demanded::Demanded;
+use super::demanded::{Demanded, timeline};
 use super::known::Known;
 use super::names::{Component, component_selector, selector_text};
 use super::observed::Observed;
@@ -358,7 +358,10 @@ fn active(findings: &Findings<'_>) -> Verdict {
     if findings.demanded.phase == Phase::Asleep {
         Verdict::no("Asleep", "nobody has asked for spec.scaling.idleWindow: no function runs")
     } else if findings.target.is_some() {
-        Verdict::yes("Running", "functions run")
+        let woken = findings.demanded.timeline.as_ref();
+        let woken =
+            woken.map_or_else(String::new, |wake| format!("; after wake {}, {}", wake.wake, timeline(wake)));
+        Verdict::yes("Running", format!("functions run{woken}"))
     } else if findings.deployment.spec.mode == Mode::Advisory {
         Verdict::no("Advisory", "functions run once a plan is accepted: set spec.acceptedPlan")
     } else {

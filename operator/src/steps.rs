@@ -247,7 +247,7 @@ impl Steps {
         }
         let live = live.cloned().map(Box::new);
         self.writes.push(Write::Demand(Keep { wanted: Box::new(wanted), live }));
-        if let Some(happening) = self.demanded.happening.clone() {
+        for happening in self.demanded.happenings.clone() {
             self.say(happening);
         }
     }

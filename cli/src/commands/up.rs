@@ -41,7 +41,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::net::{TcpListener, TcpSocket};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -54,9 +54,6 @@ const END: Duration = Duration::from_secs(5);
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Between two looks whether all requests have ended.
 const LOOK: Duration = Duration::from_millis(20);
-
-/// Connections that wait to be accepted, at most; the kernel may allow fewer (`net.core.somaxconn`).
-const BACKLOG: u32 = 1024;
 
 /// Requests that run or wait, where nobody says how many may.
 const MAX_REQUESTS: u32 = 256;
@@ -185,14 +182,7 @@ fn ask(args: &UpArgs, secret: &str) -> Result<Vec<Asked>, CliError> {
 }
 
 fn listen(address: SocketAddr, flag: &str) -> Result<TcpListener, CliError> {
-    let bind = || {
-        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-        // Connections of a deployment that has ended keep nobody from the port.
-        socket.set_reuseaddr(true)?;
-        socket.bind(address)?;
-        socket.listen(BACKLOG)
-    };
-    bind().map_err(|error: std::io::Error| CliError {
+    remoe_gateway::listen(address).map_err(|error| CliError {
         field: Some(flag.to_owned()),
         ..CliError::runtime(format!(
             "cannot listen on {address}: {}",

@@ -4,12 +4,15 @@ use super::running::{ApartGroup, Backend, Directive, Running, Want, Wanted};
 use super::waiting::Waiting;
 use crate::beginnings::ModelBeginnings;
 use crate::queue::FairQueue;
+use crate::timeline::ColdStart;
 use remoe_sleep::{Phase, Seen};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// A backend that could not be reached gets no request for so long.
+/// A backend that could not be reached gets no request for so long, and for twice as long each time that it cannot be right after.
 const PAUSE: Duration = Duration::from_millis(100);
+/// But never longer.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// A backend that has seen what begins like a request may have this part of its room more in use than others.
 const SHARE_OF_ROOM: usize = 4;
 /// Wakes that the next one is predicted from.
@@ -30,6 +33,8 @@ pub(super) struct State {
     /// How long requests have waited or been worked on until `counted`, all together, and how many there are since.
     pub(super) occupied: Duration,
     counted: (Instant, usize),
+    /// The latest time that anything was decided at: see [`Self::at`].
+    clock: Instant,
     pub(super) last_active: Instant,
     /// When the latest wake was decided.
     pub(super) decided: Option<Instant>,
@@ -37,6 +42,7 @@ pub(super) struct State {
     pub(super) places: Vec<Place>,
     beginnings: ModelBeginnings,
     pub(super) recent: VecDeque<Duration>,
+    pub(super) cold_start: Option<ColdStart>,
     pub(super) wakes: u64,
     /// Of remote groups, while the model was awake.
     pub(super) group_wakes: u64,
@@ -50,6 +56,8 @@ pub(super) struct Place {
     pub(super) backend: Backend,
     pub(super) in_flight: usize,
     not_before: Instant,
+    /// How long the latest pause was.
+    pause: Duration,
 }
 
 impl State {
@@ -66,17 +74,31 @@ impl State {
             in_flight: 0,
             occupied: Duration::ZERO,
             counted: (Instant::now(), 0),
+            clock: Instant::now(),
             last_active: Instant::now(),
             decided: Some(Instant::now()),
             running: Running::default(),
             places: Vec::new(),
             beginnings,
             recent: VecDeque::new(),
+            cold_start: None,
             wakes: 0,
             group_wakes: 0,
             groups: Vec::new(),
             closed: false,
         }
+    }
+
+    /// `now`, or the time of what was decided last: whoever looked at a clock and had to wait for the lock then may come after
+    /// others who looked later. By a time that is over a window would be open that has closed since.
+    pub(super) fn at(&mut self, now: Instant) -> Instant {
+        self.clock = self.clock.max(now);
+        self.clock
+    }
+
+    /// A request came or ended.
+    pub(super) fn active_at(&mut self, now: Instant) {
+        self.last_active = self.at(now);
     }
 
     /// Takes note of what runs. Places that go on keep what they are given.
@@ -88,7 +110,12 @@ impl State {
             .map(|backend| {
                 let known = old.iter().position(|place| place.backend.id == backend.id);
                 known.map_or_else(
-                    || Place { backend: backend.clone(), in_flight: 0, not_before: now },
+                    || Place {
+                        backend: backend.clone(),
+                        in_flight: 0,
+                        not_before: now,
+                        pause: Duration::ZERO,
+                    },
                     // Remote functions behind it may have changed.
                     |at| Place { backend: backend.clone(), ..old.swap_remove(at) },
                 )
@@ -100,7 +127,7 @@ impl State {
     /// One of `backend`'s requests is over, whatever became of it.
     pub(super) fn release(&mut self, backend: u64, now: Instant) {
         self.in_flight = self.in_flight.saturating_sub(1);
-        self.last_active = now;
+        self.active_at(now);
         if let Some(place) = self.places.iter_mut().find(|place| place.backend.id == backend) {
             place.in_flight = place.in_flight.saturating_sub(1);
         }
@@ -109,7 +136,13 @@ impl State {
     /// `backend` could not be reached: it gets no request for a moment.
     pub(super) fn pause(&mut self, backend: u64, now: Instant) {
         if let Some(place) = self.places.iter_mut().find(|place| place.backend.id == backend) {
-            place.not_before = now + PAUSE;
+            if now < place.not_before {
+                // It is known already: several requests found out.
+                return;
+            }
+            let is_again = now < place.not_before + 2 * place.pause;
+            place.pause = if is_again { (2 * place.pause).min(LONGEST_PAUSE) } else { PAUSE };
+            place.not_before = now + place.pause;
         }
     }
 

@@ -97,3 +97,85 @@ async fn time_that_requests_take_is_counted_whoever_asks() {
     tokio::time::sleep(Duration::from_millis(20)).await;
     assert_eq!(model.occupied(), after, "nobody is there");
 }
+
+/// A model that has slept since `end`, and what it wants.
+fn asleep(start: Instant) -> (Arc<Model>, Instant) {
+    let (model, _metrics) = model(&[]);
+    model.state().directive = None;
+    model.runs(Running { order: u64::MAX, backends: vec![backend(1)], ..Running::default() });
+    let window = Duration::from_secs(600);
+    model.sleep_when_idle(window);
+    let end = start + 2 * window;
+    model.advance(end);
+    assert_eq!(model.phase(), Phase::Draining);
+    model.state().engine = Some(0);
+    model.advance(end);
+    assert_eq!(model.phase(), Phase::Asleep);
+    (model, end)
+}
+
+/// Who looked at a clock before the model fell asleep, and gets the lock after that, wakes nobody: a request had ended, say, and
+/// its thread had no processor for a while.
+#[tokio::test]
+async fn a_clock_that_was_read_before_the_sleep_is_no_reason_to_wake() {
+    let start = Instant::now();
+    let (model, end) = asleep(start);
+    let before = model.want().borrow().order;
+    for late in [start, start + Duration::from_secs(1), end] {
+        model.changed(late);
+        assert_eq!((model.phase(), model.want().borrow().order), (Phase::Asleep, before), "woken for nobody");
+    }
+}
+
+/// What was never let in is no reason either.
+#[tokio::test]
+async fn who_is_refused_for_want_of_room_wakes_nobody() {
+    let (model, end) = asleep(Instant::now());
+    let entry = |bytes: usize| Entry {
+        client: "c".into(),
+        bytes,
+        arrived: end,
+        until: None,
+        again: false,
+        beginning: Beginning::of("", b""),
+    };
+    assert!(model.enter(&entry(2 << 20)).is_err(), "larger than all that may wait");
+    model.changed(end);
+    assert_eq!(model.phase(), Phase::Asleep);
+    let _waiter = model.enter(&entry(1)).unwrap();
+    assert_eq!(model.phase(), Phase::Waking);
+}
+
+/// Who waits asks one that cannot be reached ever more rarely, and soon after one that could be for a while.
+#[tokio::test]
+async fn pauses_grow_while_a_function_cannot_be_reached() {
+    let (model, _metrics) = model(&[1]);
+    let mut now = Instant::now() + Duration::from_secs(1);
+    let pause = |now: Instant| {
+        let mut state = model.state();
+        state.pause(1, now);
+        // Another request found out at the same time.
+        state.pause(1, now + Duration::from_millis(1));
+        drop(state);
+        // What it was for the first request that waits.
+        let end = model.state().deadline(now, Duration::ZERO).unwrap();
+        end - now
+    };
+    model.state().pause(1, now);
+    let entry = Entry {
+        client: "c".into(),
+        bytes: 1,
+        arrived: now,
+        until: None,
+        again: false,
+        beginning: Beginning::of("", b""),
+    };
+    let _waits = model.enter(&entry).unwrap();
+    let mut pauses = Vec::new();
+    for _ in 0..5 {
+        now = model.state().deadline(now, Duration::ZERO).unwrap();
+        pauses.push(pause(now).as_millis());
+    }
+    assert_eq!(pauses, [200, 400, 800, 1000, 1000]);
+    assert_eq!(pause(now + Duration::from_secs(10)).as_millis(), 100);
+}

@@ -4,7 +4,7 @@ use super::Model;
 use super::running::Backend;
 use crate::beginnings::Beginning;
 use crate::queue::Ticket;
-use crate::timeline::Parts;
+use crate::timeline::{ColdStart, Parts};
 use remoe_wire::{ErrorCode, ServiceError};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -105,7 +105,8 @@ pub(crate) struct Grant {
     pub(super) model: Arc<Model>,
     pub(super) backend: Backend,
     pub(super) parts: Parts,
-    pub(super) cold: bool,
+    /// When the wake was decided that the request waited for; none where functions answered when it came.
+    pub(super) woken: Option<Instant>,
 }
 
 impl Grant {
@@ -118,14 +119,29 @@ impl Grant {
         &self.parts
     }
 
-    /// The request waited for functions to start.
-    pub(crate) fn is_cold(&self) -> bool {
-        self.cold
+    /// The wake that the request waited for, of which its first token tells the rest; none where functions answered when it came.
+    pub(crate) fn wake(&self) -> Option<Wake> {
+        let decided = self.woken?;
+        Some(Wake { model: self.model.clone(), decided, parts: self.parts })
     }
 
     /// The backend could not be reached, or broke off: it gets no request for a moment.
     pub(crate) fn failed(&self) {
         self.model.state().pause(self.backend.id, Instant::now());
+    }
+}
+
+/// A wake that a request waited for.
+pub(crate) struct Wake {
+    model: Arc<Model>,
+    decided: Instant,
+    parts: Parts,
+}
+
+impl Wake {
+    /// The request's first token came so many seconds after a main function had it.
+    pub(crate) fn is_over(&self, first: f64) {
+        self.model.started_cold(ColdStart::new(self.decided, &self.parts, first));
     }
 }
 

@@ -14,7 +14,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use remoe_gateway::{
     Backend, Beginnings, Gateway, GatewayMetrics, GatewayOptions, Model, ModelOptions, Running, WakeMarks,
-    Wanted,
+    Wanted, listen,
 };
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -148,7 +148,7 @@ impl Stage {
             running: AtomicUsize::new(0),
             ids: AtomicU64::new(0),
         });
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = listen(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let address = listener.local_addr().unwrap();
         let gateway = Gateway::new(options, vec![model.clone()], metrics);
         tokio::spawn(gateway.serve(listener, CancellationToken::new()));

@@ -94,6 +94,7 @@ impl Scene {
             sequence: self.sequence,
             mix,
             load: None,
+            wake: None,
         };
         self.world.say(entry);
     }

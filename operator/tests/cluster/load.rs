@@ -82,6 +82,7 @@ impl Scene {
             sequence: self.age + 1,
             mix: None,
             load: Some(RequestLoad { at: MicroTime(now), occupied_ms: self.occupied * 1000 }),
+            wake: None,
         });
     }
 

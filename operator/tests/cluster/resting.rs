@@ -244,6 +244,7 @@ fn a_wake_starts_what_those_who_wait_need() {
             sequence,
             mix,
             load: None,
+            wake: None,
         });
     };
     for _ in 0..ENOUGH {

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt;
 use proptest::prelude::*;
-use remoe_operator::api::{DemandPhase, GatewayDemand};
+use remoe_operator::api::{ConditionType, DemandPhase, GatewayDemand, WakeTimeline};
 use remoe_operator::names::{COMPONENT, Component, label};
 use remoe_operator::steps::Write;
 use serde_json::{Value, json};
@@ -32,6 +32,8 @@ struct Gateway {
     sequence: u64,
     active: Option<MicroTime>,
     said: Option<(u32, u32, u64)>,
+    /// How the latest wake went that it had a request for.
+    wake: Option<WakeTimeline>,
     /// The API server is out of its reach.
     is_cut_off: bool,
 }
@@ -125,6 +127,7 @@ impl Scene {
                     sequence: gateway.sequence,
                     mix: None,
                     load: None,
+                    wake: gateway.wake,
                 });
             }
         }
@@ -176,6 +179,41 @@ fn nobody_asks_and_functions_end_and_fifty_wake_them_once() {
     }
     scene.quiet();
     assert_eq!(scene.served(), 150);
+}
+
+/// Each wake is told once with where its time went, however many gateways say so and whoever leads, and the condition has the latest.
+#[test]
+fn how_a_wake_went_is_told_once() {
+    let mut scene = Scene::new(&["a", "b"]);
+    for wake in 1..=2 {
+        scene.until(DemandPhase::Asleep);
+        scene.ask(0, 1);
+        scene.ask(1, 1);
+        scene.until(DemandPhase::Active);
+        for (gateway, first_us) in scene.gateways.iter_mut().zip([4_000, 5_000]) {
+            let (decide_us, schedule_us) = (100_000 * wake, 1_000_000);
+            gateway.wake =
+                Some(WakeTimeline { wake, decide_us, schedule_us, first_us, ..WakeTimeline::default() });
+        }
+        let times = format!(
+            "the first token came after 1.{wake}05 s: decide 0.{wake}00, schedule 1.000, start 0.000, load 0.000, ready \
+             0.000, first 0.005"
+        );
+        let mut told = Vec::new();
+        for _ in 0..4 {
+            scene.pass();
+            let (_, steps, status) = scene.world.look_and_state();
+            assert!(status.condition(ConditionType::Active).unwrap().message.contains(&times));
+            // The operator is killed before it writes: it has said nothing, and another one leads.
+            assert!(!steps.said(0).iter().any(|said| said.reason == "FirstToken"));
+            let steps = scene.world.look().1;
+            let made = scene.world.write(&steps, usize::MAX);
+            told.extend(steps.said(made).into_iter().filter(|said| said.reason == "FirstToken"));
+        }
+        let notes: Vec<&str> = told.iter().map(|said| said.note.as_str()).collect();
+        assert_eq!(notes, [format!("wake {wake}: {times}")]);
+        assert_eq!(scene.world.demand().spec.wake_told, wake);
+    }
 }
 
 /// Half an hour passes second by second, in which nothing is written; then three gateways have 500 requests at once.

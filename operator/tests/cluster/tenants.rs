@@ -11,6 +11,7 @@ use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
 use remoe_operator::api::{
     GatewayDemand, MixOf, MoEDeployment, MoEDeploymentStatus, MoERecord, RESTARTED_AT, RequestLoad,
+    WakeTimeline,
 };
 use remoe_operator::conversations::Heard;
 use remoe_operator::fleet::Silence;
@@ -303,6 +304,7 @@ fn tenants() -> Vec<World> {
             sequence: 1,
             mix: Some(mix(of, &[1, 2])),
             load: Some(RequestLoad { at: now, occupied_ms: 1000 }),
+            wake: Some(WakeTimeline { wake: 1, first_us: 5, ..WakeTimeline::default() }),
         });
     }
     let mut busy = sleeping.clone();
