@@ -1,6 +1,14 @@
-//! How many functions of all deployments are silent: what a look at one of them cannot see.
+//! How many functions of all deployments are silent: what a look at one of them cannot see. Pure.
+//!
+//! Namespaces are tenants: each is one voice among the others, whatever runs and fails in it.
 
 use super::pods::{NOT_READY, PodView};
+use std::collections::BTreeMap;
+
+/// One pod in so many may be on its way to replace another, and at least one.
+const AT_ONCE: usize = 4;
+/// More than one in so many is many.
+const MANY: usize = 3;
 
 /// How many functions say nothing, of how many.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -31,6 +39,58 @@ impl Silence {
             there: self.there.saturating_add(other.there),
             silent: self.silent.saturating_add(other.silent),
             coming: self.coming.saturating_add(other.coming),
+        }
+    }
+}
+
+impl Silence {
+    /// How many pods may be on their way to replace others at most.
+    pub(super) fn most_coming(self) -> usize {
+        (self.there / AT_ONCE).max(1)
+    }
+
+    /// Whether so many are silent that it is no single function that failed.
+    pub(super) fn is_many(self) -> bool {
+        are_many(self.silent, self.there)
+    }
+}
+
+/// Whether `some` of `all` are many.
+pub(super) fn are_many(some: usize, all: usize) -> bool {
+    some.saturating_mul(MANY) > all
+}
+
+/// Functions of all deployments but one, as they count for that one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Others {
+    /// Functions of the other deployments of its namespace.
+    pub namespace: Silence,
+    /// Functions of all other namespaces. Those that are on their way count as far as their namespace may have them: whose
+    /// functions fail without end takes no more room from others than that.
+    pub elsewhere: Silence,
+    /// Other namespaces that have functions.
+    pub namespaces: usize,
+    /// Those among them in which many are silent.
+    pub silent_namespaces: usize,
+}
+
+impl Others {
+    /// What `deployments`, each with the namespace that it is in, are for one in `namespace`.
+    pub fn of<'a>(namespace: &str, deployments: impl IntoIterator<Item = (&'a str, Silence)>) -> Self {
+        let mut by_namespace = BTreeMap::<&str, Silence>::new();
+        for (name, silence) in deployments {
+            let known = by_namespace.entry(name).or_default();
+            *known = known.and(silence);
+        }
+        let namespace = by_namespace.remove(namespace).unwrap_or_default();
+        let others = || by_namespace.values().filter(|others| others.there > 0);
+        let within =
+            |others: &Silence| Silence { coming: others.coming.min(others.most_coming()), ..*others };
+        Self {
+            namespace,
+            elsewhere: others().map(within).fold(Silence::default(), Silence::and),
+            namespaces: others().count(),
+            silent_namespaces: others().filter(|others| others.is_many()).count(),
         }
     }
 }

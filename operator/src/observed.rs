@@ -4,7 +4,7 @@ use super::api::{GatewayDemand, MoEDemand, MoEDeployment, MoEPlan, MoERecord, Re
 use super::calls::{CallError, Calls};
 use super::conversations::Heard;
 use super::earlier;
-use super::fleet::Silence;
+use super::fleet::Others;
 use super::gateways::Gateways;
 use super::known::{Lacking, lacking};
 use super::names;
@@ -49,7 +49,7 @@ pub struct Observed {
     /// The uids of pods that start and said themselves that they serve.
     pub serving: BTreeSet<Run>,
     /// Functions of all other deployments.
-    pub others: Silence,
+    pub others: Others,
     /// What gateways and the operator tell each other, where there are gateways.
     pub demand: Option<MoEDemand>,
     /// The identities of the gateways that live, where functions may sleep, or plans or replicas follow what gateways say.
@@ -110,7 +110,7 @@ pub(super) async fn observe(
     calls: &Calls,
     deployment: &MoEDeployment,
     (heard, serving): (HashMap<String, Heard>, BTreeSet<Run>),
-    others: Silence,
+    others: Others,
     gateways: Option<&Gateways>,
 ) -> Result<Observed, ObserveError> {
     let name = deployment.name_any();

@@ -15,10 +15,12 @@ impl<T: Clone + Default> PerDeployment<T> {
         self.lock().get(&ObjectRef::from_obj(owner)).cloned().unwrap_or_default()
     }
 
-    /// Those of all deployments but `owner`.
-    pub(super) fn but(&self, owner: &MoEDeployment) -> Vec<T> {
+    /// Those of all deployments but `owner`, each with its namespace.
+    pub(super) fn but(&self, owner: &MoEDeployment) -> Vec<(String, T)> {
         let owner = ObjectRef::from_obj(owner);
-        self.lock().iter().filter(|(key, _)| **key != owner).map(|(_, value)| value.clone()).collect()
+        let values = self.lock();
+        let others = values.iter().filter(|(key, _)| **key != owner);
+        others.map(|(key, value)| (key.namespace.clone().unwrap_or_default(), value.clone())).collect()
     }
 
     /// Takes note of `value` for `owner`.

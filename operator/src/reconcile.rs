@@ -10,7 +10,7 @@ use super::build::Surroundings;
 use super::calls::{CallError, Calls};
 use super::conversations::Conversations;
 use super::events::{publish, transitions};
-use super::fleet::Silence;
+use super::fleet::{Others, Silence};
 use super::following::{rest_after_giving_up, rest_after_nothing};
 use super::gateways::Gateways;
 use super::identity::{Identities, IdentityFailure};
@@ -180,7 +180,8 @@ async fn attempt(owner: &MoEDeployment, context: &Context) -> Result<Duration, R
     let said = (conversations.heard(owner), starting.serving(owner));
     let others = fleet.but(owner);
     let deployments = others.len() + 1;
-    let others = others.into_iter().fold(Silence::default(), Silence::and);
+    let others = others.iter().map(|(namespace, silence)| (namespace.as_str(), *silence));
+    let others = Others::of(&namespace, others);
     // Certificates before any pod is made, which waits for its own, and before one that serves ends for it. What fails there
     // keeps nothing from healing: most pods have theirs. Beside what is read: somebody may wait for this look.
     let (observed, certified) =

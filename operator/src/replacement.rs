@@ -1,17 +1,14 @@
-//! How many functions are replaced at once because they seem to be lost.
+//! How many functions are replaced at once because they seem to be lost. Pure.
 //!
 //! A pod that stopped being ready may work all the same: its node, or the way to it, may be what is slow.
-//! So such pods are replaced a few at a time, and none while many are silent together, of one deployment or of
-//! all: then it is no pod that failed. Pods that certainly ended are replaced at once, whatever their number.
+//! So such pods are replaced a few at a time, of a deployment, of a namespace and of all, and none while many are silent
+//! together: then it is no pod that failed. Pods that certainly ended are replaced at once, whatever their number.
+//!
+//! A namespace is somebody's own: what fails there without end leaves the others their replacements.
 
-use super::fleet::{Silence, is_coming};
+use super::fleet::{Others, Silence, are_many, is_coming};
 use super::pods::{NOT_READY, PodView, Trouble};
 use super::rollout::Scene;
-
-/// One pod in so many may be on its way to replace another, and at least one.
-const AT_ONCE: usize = 4;
-/// Where more than one pod in so many is silent, and at least two are, none is replaced.
-const MANY: usize = 3;
 
 /// How many pods that are presumed lost may be replaced in one step.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,26 +31,47 @@ impl Replacements {
         let there: Vec<&PodView> =
             scene.pods.iter().filter(|pod| pod.owned && pod.ends_by.is_none() && wanted(pod)).collect();
         let is_silent = |pod: &PodView| pod.fault.as_ref().is_some_and(|fault| fault.reason == NOT_READY);
-        let silent = there.iter().filter(|pod| is_silent(pod)).count();
-        if silent >= 2 && silent.saturating_mul(MANY) > there.len() {
-            let message = format!(
-                "{silent} of {} functions stopped being ready together; none of them is replaced before others \
-                 are ready again, or the cluster says that their nodes are lost",
-                there.len()
-            );
-            return Self { left: 0, held: Some(Trouble::new("ManyNotReady", message)) };
-        }
-        let fleet = Silence::among(scene.pods).and(scene.others);
-        if scene.others.silent > 0 && silent > 0 && fleet.silent.saturating_mul(MANY) > fleet.there {
-            let message = format!(
-                "{} of {} functions of all deployments stopped being ready together; none of them is replaced \
-                 before others are ready again, or the cluster says that their nodes are lost",
-                fleet.silent, fleet.there
-            );
-            return Self { left: 0, held: Some(Trouble::new("ManyNotReady", message)) };
-        }
-        let coming = there.iter().filter(|pod| is_coming(scene.pods, pod)).count();
-        let allowed = |there: usize, coming: usize| (there / AT_ONCE).max(1).saturating_sub(coming);
-        Self { left: allowed(there.len(), coming).min(allowed(fleet.there, fleet.coming)), held: None }
+        let deployment = Silence {
+            there: there.len(),
+            silent: there.iter().filter(|pod| is_silent(pod)).count(),
+            coming: there.iter().filter(|pod| is_coming(scene.pods, pod)).count(),
+        };
+        let all = Silence::among(scene.pods);
+        let held = held(deployment, all, scene.others);
+        Self { left: if held.is_some() { 0 } else { left(deployment, all, scene.others) }, held }
     }
+}
+
+/// Why none is replaced of a deployment whose functions that are to stay are `deployment`, and `all` with those that are not.
+fn held(deployment: Silence, all: Silence, others: Others) -> Option<Trouble> {
+    let many = |what: String| {
+        let message = format!(
+            "{what} stopped being ready together; none of them is replaced before others are ready again, or the cluster \
+             says that their nodes are lost"
+        );
+        Some(Trouble::new("ManyNotReady", message))
+    };
+    if deployment.silent >= 2 && deployment.is_many() {
+        return many(format!("{} of {} functions", deployment.silent, deployment.there));
+    }
+    let namespace = all.and(others.namespace);
+    if deployment.silent > 0 && others.namespace.silent > 0 && namespace.is_many() {
+        return many(format!("{} of {} functions of the namespace", namespace.silent, namespace.there));
+    }
+    // Where one namespace alone is silent, its functions are what failed.
+    let silent = others.silent_namespaces + usize::from(namespace.is_many());
+    let namespaces = others.namespaces + 1;
+    if deployment.silent > 0 && silent >= 2 && are_many(silent, namespaces) {
+        return many(format!("many functions in {silent} of {namespaces} namespaces"));
+    }
+    None
+}
+
+/// How many may be replaced now, where nothing holds them.
+fn left(deployment: Silence, all: Silence, others: Others) -> usize {
+    let left = |of: Silence| of.most_coming().saturating_sub(of.coming);
+    let namespace = all.and(others.namespace);
+    // However many are on their way elsewhere, a namespace that has none of them may have one.
+    let own = usize::from(namespace.coming == 0);
+    left(deployment).min(left(namespace)).min(left(namespace.and(others.elsewhere)).max(own))
 }

@@ -8,7 +8,7 @@ use super::api::RolloutStrategy;
 use super::build::{Function, Hosted, Revision};
 use super::digest::digest;
 use super::epoch::{since_1970, timestamp};
-use super::fleet::Silence;
+use super::fleet::Others;
 use super::names::{PodName, next_incarnation};
 use super::pods::{PodView, Trouble};
 use super::replacement::Replacements;
@@ -44,7 +44,7 @@ pub struct Scene<'a> {
     /// Every pod of a function, those of earlier deployments of the same name included.
     pub pods: &'a [PodView],
     /// Functions of all other deployments.
-    pub others: Silence,
+    pub others: Others,
     /// When.
     pub now: Timestamp,
 }

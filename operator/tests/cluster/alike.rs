@@ -5,7 +5,7 @@ use crate::scenes::{InForce, Is, SCENES, Scene, decided, place};
 use jiff::{SignedDuration, Timestamp};
 use remoe_operator::api::RolloutStrategy;
 use remoe_operator::build::{Function, Revision};
-use remoe_operator::fleet::Silence;
+use remoe_operator::fleet::Others;
 use remoe_operator::names::PodName;
 use remoe_operator::pods::{PodView, Trouble};
 use remoe_operator::rollout::{self, Rollout, revision_hash, step};
@@ -133,7 +133,7 @@ fn decide(scene: &Scene) -> Vec<String> {
         certified: true,
         table: &table,
         pods: &pods,
-        others: Silence::default(),
+        others: Others::default(),
         now: now(),
     });
     shown(&target, &pods, rollout.unwrap())

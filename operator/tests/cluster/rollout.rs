@@ -5,7 +5,7 @@ use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
 use remoe_operator::api::RolloutStrategy;
 use remoe_operator::build::{Function, Hosted, Revision};
-use remoe_operator::fleet::Silence;
+use remoe_operator::fleet::{Others, Silence};
 use remoe_operator::names::PodName;
 use remoe_operator::pods::{NOT_READY, PodView, Trouble};
 use remoe_operator::rollout::{Creation, Deletion, Rollout, Scene, orders, step};
@@ -23,7 +23,7 @@ pub struct World {
     pub target: Revision,
     strategy: RolloutStrategy,
     certified: bool,
-    others: Silence,
+    others: Others,
     pub table: RoutingTable,
     pub pods: Vec<PodView>,
     now: Timestamp,
@@ -43,7 +43,7 @@ impl World {
             target,
             strategy: RolloutStrategy::Surge,
             certified: true,
-            others: Silence::default(),
+            others: Others::default(),
             table: RoutingTable::default(),
             pods: Vec::new(),
             now: "2026-01-01T00:00:00Z".parse().unwrap(),
@@ -619,7 +619,7 @@ fn functions_of_many_deployments_that_fall_silent_together_are_left_alone() {
     world.settle();
     silence(&mut world, &[0]);
     assert_eq!(world.steps().create.len(), 1);
-    world.others = Silence { there: 40, silent: 20, coming: 0 };
+    world.others.namespace = Silence { there: 40, silent: 20, coming: 0 };
     for _ in 0..120 {
         let steps = world.steps();
         assert_eq!((steps.create.len(), steps.delete.len()), (0, 0));
@@ -632,10 +632,80 @@ fn functions_of_many_deployments_that_fall_silent_together_are_left_alone() {
     assert_eq!(world.steps().create.len(), 1);
     // Others are being replaced already.
     silence(&mut world, &[0]);
-    world.others = Silence { there: 40, silent: 2, coming: 11 };
+    world.others.namespace = Silence { there: 40, silent: 2, coming: 11 };
     assert_eq!(world.steps().create.len(), 0);
-    world.others.coming = 9;
+    world.others.namespace.coming = 9;
     assert_eq!(world.steps().create.len(), 1);
+}
+
+/// What is known of deployments in other namespaces than that of the world's.
+fn elsewhere(silences: &[(&str, Silence)]) -> Others {
+    Others::of("default", silences.iter().copied())
+}
+
+/// The way to the nodes is cut, and each tenant has one small deployment.
+#[test]
+fn functions_of_many_namespaces_that_fall_silent_together_are_left_alone() {
+    let mut world = World::new(revisions().remove(1));
+    world.settle();
+    silence(&mut world, &[0]);
+    let (silent, sound) =
+        (Silence { there: 4, silent: 2, coming: 0 }, Silence { there: 4, silent: 1, coming: 0 });
+    world.others = elsewhere(&[("a", silent), ("b", silent), ("c", sound), ("d", Silence::default())]);
+    let steps = world.steps();
+    assert_eq!((steps.create.len(), steps.delete.len()), (0, 0));
+    assert_eq!(steps.held.as_ref().map(|held| held.reason), Some("ManyNotReady"));
+    // Two of six are not many.
+    world.others = elsewhere(&[("a", silent), ("b", silent), ("c", sound), ("d", sound), ("e", sound)]);
+    assert_eq!(world.steps().create.len(), 1);
+}
+
+/// A tenant whose functions all fail, in however many deployments, leaves others their replacements.
+#[test]
+fn what_fails_in_one_namespace_takes_no_replacement_from_another() {
+    let mut world = World::new(revisions().remove(1));
+    world.settle();
+    silence(&mut world, &[0]);
+    let broken = Silence { there: 50, silent: 50, coming: 0 };
+    let endless = Silence { there: 50, silent: 0, coming: 50 };
+    for others in [[broken, broken], [endless, endless], [broken, endless]] {
+        let others = others.map(|silence| ("tenant", silence));
+        world.others = elsewhere(&others);
+        let steps = world.steps();
+        assert_eq!((steps.create.len(), &steps.held), (1, &None), "{others:?}");
+        // Of its own namespace it is not left alone by them.
+        world.others = Others::of("tenant", others);
+        assert_eq!(world.steps().create.len(), 0, "{others:?}");
+    }
+    // Nor do many tenants together, each of which has what it may have; but no more than one is left then.
+    let tenants: Vec<String> = (0..40).map(|number| format!("tenant-{number}")).collect();
+    let one = Silence { there: 1, silent: 0, coming: 1 };
+    silence(&mut world, &[0, 1]);
+    world.others = Others::of("default", tenants.iter().map(|tenant| (tenant.as_str(), one)));
+    let steps = world.steps();
+    assert_eq!(steps.create.len(), 1);
+    world.act(&steps, usize::MAX);
+    assert_eq!(world.steps().create.len(), 0);
+}
+
+/// Whatever the deployment itself has room for, what is on its way in its namespace counts, and so does what is elsewhere.
+#[test]
+fn replacements_are_limited_in_a_namespace_and_among_all() {
+    let mut world = World::new(revisions().remove(1));
+    world.settle();
+    let count = world.pods.len();
+    silence(&mut world, &[0, 1]);
+    let mut left = |namespace: Silence, others: &[(&str, Silence)]| {
+        world.others = Others { namespace, ..elsewhere(others) };
+        world.steps().create.len()
+    };
+    let of = |there, coming| Silence { there, silent: 0, coming };
+    let at_once = (count / 4).max(1);
+    assert_eq!(left(Silence::default(), &[]), at_once);
+    assert_eq!(left(of(2, 3), &[]), 0);
+    assert_eq!(left(of(400, 3), &[]), at_once);
+    // Elsewhere a quarter of each counts at most, so that what a namespace may have is there for it.
+    assert_eq!(left(of(400, 3), &[("a", of(4, 4)), ("b", of(4, 4))]), at_once);
 }
 
 #[test]

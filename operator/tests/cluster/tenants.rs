@@ -14,7 +14,7 @@ use remoe_operator::api::{
     WakeTimeline,
 };
 use remoe_operator::conversations::Heard;
-use remoe_operator::fleet::Silence;
+use remoe_operator::fleet::{Others, Silence};
 use remoe_operator::mains::Outcome;
 use remoe_operator::names::{DEPLOYMENT, PodName, label};
 use remoe_operator::observed::Observed;
@@ -402,7 +402,7 @@ fn check(world: &World, steps: &Steps, stated: &MoEDeploymentStatus) {
 }
 
 /// The deployment of somebody else, which loses `lost` while pods that `strange` has are there under its labels.
-fn is_healed(neighbour: &World, lost: usize, strange: &[Pod], others: Silence) {
+fn is_healed(neighbour: &World, lost: usize, strange: &[Pod], others: Others) {
     let mut world = neighbour.clone();
     world.there.others = others;
     let lost = world.there.pods.remove(lost);
@@ -558,7 +558,8 @@ fn ten_thousand_spoiled_objects_are_looked_at_and_others_are_healed_meanwhile() 
         as_read(&mut world);
         let (_, steps, stated) = world.look_and_state();
         check(&world, &steps, &stated);
-        is_healed(&neighbour, looks % functions, &world.there.pods, Silence::among(&steps.pods));
+        let others = Others::of("theirs", [("spoiled", Silence::among(&steps.pods))]);
+        is_healed(&neighbour, looks % functions, &world.there.pods, others);
         looks += 1;
     }
     println!("{spoiled} spoiled objects in {looks} looks");
