@@ -1,6 +1,6 @@
 //! The whole line in a cluster in memory: it ends, wherever it was interrupted, and writes nothing after that.
 
-use crate::tenants::Dice;
+use crate::spoiled::Dice;
 use crate::world::{Answer, World};
 use remoe_operator::api::{ConditionType, MoEDeploymentSpec, MoEDeploymentStatus};
 use remoe_operator::observed::Observed;
@@ -93,7 +93,7 @@ fn whatever_the_api_server_answers_the_line_ends_at_the_same_state() {
         let mut reference = begin(change);
         reference.settle();
         for seed in 0..24 {
-            let (mut world, mut dice) = (begin(change), Dice(seed));
+            let (mut world, mut dice) = (begin(change), Dice::Thrown(seed));
             let mut before = world.there.clone();
             for _ in 0..BAD_LOOKS {
                 if dice.below(3) == 0 {
@@ -123,7 +123,7 @@ fn whatever_the_api_server_answers_the_line_ends_at_the_same_state() {
 }
 
 /// What is there, with one kind of objects as it was a look ago.
-fn partly_old(world: &World, before: &Observed, dice: &mut Dice) -> Observed {
+fn partly_old(world: &World, before: &Observed, dice: &mut Dice<'_>) -> Observed {
     let (mut seen, old) = (world.there.clone(), before.clone());
     match dice.below(6) {
         0 | 1 => seen.pods = old.pods,

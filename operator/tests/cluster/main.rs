@@ -33,6 +33,7 @@ mod scaling;
 mod scenes;
 mod sleeping;
 mod specs;
+mod spoiled;
 mod stage;
 mod status;
 mod stored;

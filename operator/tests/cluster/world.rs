@@ -33,6 +33,8 @@ use std::sync::Mutex;
 
 /// More looks than anything here takes.
 const ENOUGH: usize = 60;
+/// Solutions that are remembered: who asks for another one every time does not fill the memory.
+const MOST_SOLUTIONS: usize = 256;
 
 #[derive(Clone)]
 pub struct World {
@@ -431,7 +433,11 @@ fn solve(planning: &Planning, previous: Option<Box<MoEPlanSpec>>) -> Result<MoEP
     let known = SOLUTIONS.lock().unwrap().get(&asked).cloned();
     known.unwrap_or_else(|| {
         let solution = planning.solve(previous.as_deref());
-        SOLUTIONS.lock().unwrap().insert(asked, solution.clone());
+        let mut solutions = SOLUTIONS.lock().unwrap();
+        if solutions.len() >= MOST_SOLUTIONS {
+            solutions.clear();
+        }
+        solutions.insert(asked, solution.clone());
         solution
     })
 }
