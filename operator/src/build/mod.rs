@@ -3,6 +3,7 @@
 mod budgets;
 mod ending;
 mod errand;
+mod extras;
 mod functions;
 mod inspector;
 mod network;
@@ -13,6 +14,7 @@ mod remote;
 mod services;
 
 pub use budgets::budgets;
+pub use extras::PodExtras;
 pub use functions::{BuildError, Function, LOAD_SECONDS, Revision, revision, room, served_name};
 pub use inspector::{inspector, inspector_place};
 pub use plan::{plan_hash, plan_name, plan_object};
@@ -49,6 +51,8 @@ pub struct Surroundings {
     pub remote_image: String,
     /// When nodes fetch images: Always, IfNotPresent or Never.
     pub pull_policy: String,
+    /// What the pods of functions have in addition.
+    pub pods: PodExtras,
     /// Where the operator runs: main functions take orders from there only.
     pub operator_namespace: String,
     /// Where Prometheus runs: it may read metrics.

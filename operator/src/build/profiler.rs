@@ -64,7 +64,12 @@ pub fn profiler(
         ),
     };
     let place = profile_record(subject);
-    let errand =
-        ErrandPod { owner, component: Component::Profiler, subject, deadline_seconds: DEADLINE_SECONDS };
+    let errand = ErrandPod {
+        owner,
+        component: Component::Profiler,
+        subject,
+        deadline_seconds: DEADLINE_SECONDS,
+        extras: &around.pods,
+    };
     Ok(errand.pod(PodName { place, incarnation }, program, &access))
 }

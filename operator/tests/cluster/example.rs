@@ -2,7 +2,7 @@
 
 use remoe_operator::SignerName;
 use remoe_operator::api::{MixOf, MoEDeployment, MoEPlanSpec, ProfileSource, RemotePlan, RequestMix};
-use remoe_operator::build::{Revision, Surroundings, plan_hash, revision};
+use remoe_operator::build::{PodExtras, Revision, Surroundings, plan_hash, revision};
 use remoe_operator::facts::ModelFacts;
 use remoe_operator::planning::{KnownProfile, Planning};
 use remoe_planner::{Group, Options, Remote, solve};
@@ -17,6 +17,7 @@ pub fn around() -> Surroundings {
         main_image: "main:1".to_owned(),
         remote_image: "remote:1".to_owned(),
         pull_policy: "Never".to_owned(),
+        pods: PodExtras::default(),
         operator_namespace: "remoe-system".to_owned(),
         metrics_namespace: "monitoring".to_owned(),
         release: "remoe".to_owned(),

@@ -12,6 +12,7 @@ mod crash;
 mod crds;
 mod deletion;
 mod example;
+mod extras;
 mod faults;
 mod following;
 mod groups;
