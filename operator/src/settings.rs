@@ -37,6 +37,9 @@ pub struct RunSettings {
     /// Image of main functions.
     #[arg(long, env = "REMOE_MAIN_IMAGE", default_value = concat!("ghcr.io/remoe/remoe-main:", env!("CARGO_PKG_VERSION")))]
     pub main_image: String,
+    /// Image of main functions with device cuda.
+    #[arg(long, env = "REMOE_MAIN_CUDA_IMAGE", default_value = concat!("ghcr.io/remoe/remoe-main-cuda:", env!("CARGO_PKG_VERSION")))]
+    pub main_cuda_image: String,
     /// Image of remote functions and inspectors.
     #[arg(long, env = "REMOE_REMOTE_IMAGE", default_value = concat!("ghcr.io/remoe/remoe-remote-expert:", env!("CARGO_PKG_VERSION")))]
     pub remote_image: String,
@@ -145,6 +148,7 @@ impl RunSettings {
         };
         Ok(Surroundings {
             main_image: self.main_image.clone(),
+            main_cuda_image: self.main_cuda_image.clone(),
             remote_image: self.remote_image.clone(),
             pull_policy: self.image_pull_policy.clone(),
             pods: self.pods.clone(),

@@ -255,7 +255,7 @@ fn main_pod(
     }
     let program = Program {
         name: "main-model-fn",
-        image: &around.main_image,
+        image: around.main_image(plan.device),
         pull_policy: &around.pull_policy,
         command: "main-model-fn",
         arguments,

@@ -21,7 +21,7 @@ pub use plan::{plan_hash, plan_name, plan_object};
 pub use profiler::{measured_vcpus, profiler};
 pub use remote::Hosted;
 
-use super::api::MoEDeployment;
+use super::api::{Device, MoEDeployment};
 use super::collector::Collector;
 use super::names;
 use super::settings::SignerName;
@@ -47,6 +47,8 @@ pub const METRICS_PORT: u16 = 9090;
 pub struct Surroundings {
     /// Image with main-model-fn, remote-expert-fn and remoe.
     pub main_image: String,
+    /// The same for device cuda.
+    pub main_cuda_image: String,
     /// Image with remote-expert-fn and remoe.
     pub remote_image: String,
     /// When nodes fetch images: Always, IfNotPresent or Never.
@@ -65,6 +67,16 @@ pub struct Surroundings {
     pub gateway: Option<String>,
     /// Where functions export traces to, if anywhere.
     pub collector: Option<Collector>,
+}
+
+impl Surroundings {
+    /// The image of what computes on `device` as main functions do.
+    pub fn main_image(&self, device: Device) -> &str {
+        match device {
+            Device::Cpu => &self.main_image,
+            Device::Cuda => &self.main_cuda_image,
+        }
+    }
 }
 
 /// Objects around the pods; they do not depend on a plan.

@@ -53,7 +53,7 @@ pub fn profiler(
     let main = &owner.spec.main;
     let program = Program {
         name: "profiler",
-        image: &around.main_image,
+        image: around.main_image(plan.device),
         pull_policy: &around.pull_policy,
         command: "remoe",
         arguments,

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 pub fn around() -> Surroundings {
     Surroundings {
         main_image: "main:1".to_owned(),
+        main_cuda_image: "cuda:1".to_owned(),
         remote_image: "remote:1".to_owned(),
         pull_policy: "Never".to_owned(),
         pods: PodExtras::default(),

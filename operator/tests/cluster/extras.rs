@@ -1,4 +1,4 @@
-//! What whoever runs the operator gives the pods of all deployments.
+//! What whoever runs the operator gives the pods of all deployments: images, and what they have in addition.
 
 use crate::example::{around, deployment, facts, plan};
 use crate::world::World;
@@ -115,4 +115,24 @@ fn what_is_misspelt_or_not_theirs_is_refused() {
         assert!(error.contains(said), "{wrong}: {error}");
     }
     assert_eq!("{}".parse(), Ok(PodExtras::default()));
+}
+
+#[test]
+fn what_computes_on_a_gpu_has_the_image_for_it() {
+    let gpu = json!({
+        "main": {"device": "cuda", "gpu": {"resource": "nvidia.com/gpu", "count": 1}},
+        "pricing": {"gpuHour": "2.5", "gpuMemoryMB": 80_000},
+    });
+    for (spec, main) in [(json!({}), "main:1"), (gpu, "cuda:1")] {
+        let (owner, around) = (deployment(spec), around());
+        let plan = plan(&owner);
+        let revision = revision(&owner, &plan_hash(&plan).unwrap(), &plan, &around).unwrap();
+        let image = |pod: Pod| pod.spec.unwrap().containers[0].image.clone().unwrap();
+        assert_eq!(image(revision.main.pod(&owner, 0, 0)), main);
+        assert_eq!(image(profiler(&owner, "subject", 0, &plan, &facts(), &around).unwrap()), main);
+        assert_eq!(image(inspector(&owner, "subject", 0, &around).unwrap()), "remote:1");
+        for remote in &revision.remote {
+            assert_eq!(image(remote.pod(&owner, 0, 0)), "remote:1");
+        }
+    }
 }
