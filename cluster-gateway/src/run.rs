@@ -7,6 +7,7 @@ use crate::seer::Means;
 use crate::settings::Settings;
 use kube::{Client, Config};
 use remoe_foresight::ForesightMetrics;
+use remoe_function::listen;
 use remoe_gateway::{Books, BooksError, Gateway, GatewayMetrics, GatewayOptions, KeyFile, Keys, KeysError};
 use remoe_ledger::{Ledger, LedgerLimits};
 use remoe_traces::{Traces, TracesError};
@@ -14,7 +15,6 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -93,8 +93,8 @@ async fn serve(settings: Settings, shutdown: CancellationToken, traces: Traces) 
         ..GatewayOptions::default()
     };
     let gateway = Gateway::new(options, Vec::new(), metrics.clone());
-    let listener = TcpListener::bind(settings.listen).await?;
-    let pages = TcpListener::bind(settings.metrics_listen).await?;
+    let listener = listen(settings.listen).await?;
+    let pages = listen(settings.metrics_listen).await?;
     tracing::info!(address = %listener.local_addr()?, metrics = %pages.local_addr()?, "serving");
     let ended = CancellationToken::new();
     let pages = tokio::spawn(gateway.clone().serve_own_metrics(pages, ended.clone()));

@@ -6,10 +6,10 @@ use std::path::PathBuf;
 #[command(name = "remoe-gateway", version)]
 pub(crate) struct Settings {
     /// Where clients are served; port 0 takes any free one.
-    #[arg(long, env = "REMOE_LISTEN", default_value = "0.0.0.0:8000")]
+    #[arg(long, env = "REMOE_LISTEN", default_value = "[::]:8000")]
     pub(crate) listen: SocketAddr,
     /// Where /metrics is served.
-    #[arg(long, env = "REMOE_METRICS_LISTEN", default_value = "0.0.0.0:9090")]
+    #[arg(long, env = "REMOE_METRICS_LISTEN", default_value = "[::]:9090")]
     pub(crate) metrics_listen: SocketAddr,
     /// Namespaces whose MoEDeployments are served, separated by commas; all by default.
     #[arg(

@@ -12,7 +12,7 @@ use crate::text::TextFront;
 use crate::transformer::{Model, Transformer};
 use crate::{Backend, DeviceName, Error, Settings};
 use remoe_experts::{checked_experts_class, default_dtype, experts_class};
-use remoe_function::{Announcement, Role, program_registry, refused_connections};
+use remoe_function::{Announcement, Role, listen, program_registry, refused_connections};
 use remoe_http::serve_probes;
 use remoe_kernels::{Dtype, NumericsClass, Pool, PoolConfig, wrong_paths};
 use remoe_model::{Checkpoint, DenseDtype};
@@ -67,21 +67,16 @@ impl Listeners {
     /// # Errors
     /// An address is taken or not ours.
     pub async fn bind(settings: &Settings) -> io::Result<Self> {
-        let bind = async |address| {
-            TcpListener::bind(address)
-                .await
-                .map_err(|error| io::Error::new(error.kind(), format!("cannot listen on {address}: {error}")))
-        };
         Ok(Self {
             http: match settings.no_http {
                 true => None,
-                false => Some(bind(settings.http_listen).await?),
+                false => Some(listen(settings.http_listen).await?),
             },
             health: match settings.health_listen {
                 None => None,
-                Some(address) => Some(bind(address).await?),
+                Some(address) => Some(listen(address).await?),
             },
-            control: bind(settings.control_listen).await?,
+            control: listen(settings.control_listen).await?,
         })
     }
 }

@@ -27,6 +27,7 @@ use kube::ResourceExt;
 use remoe_launcher::functions::DEFAULT_MAX_BATCH;
 use remoe_wire::v1::LayerExperts;
 use std::collections::BTreeMap;
+use std::net::{Ipv6Addr, SocketAddr};
 
 /// Replicas of a function, at most.
 const MOST_REPLICAS: u32 = 1024;
@@ -381,6 +382,7 @@ fn port(name: &str, number: u16) -> ContainerPort {
     }
 }
 
+/// Every address of the pod, of whichever version of IP.
 fn everywhere(port: u16) -> String {
-    format!("0.0.0.0:{port}")
+    SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)).to_string()
 }
