@@ -93,6 +93,17 @@ chart-crds: ## Copy crds/ into the chart
 images: build ## Write target/images/remoe-*.tar, container images of what was built here
 	python3 images/build.py operator gateway main remote-expert
 
+# Only what is linked with LibTorch is built anew: 2.4 GB of wheels the first time, 10 GB of disk in all.
+.PHONY: image-cuda
+image-cuda: build ## Write target/images/remoe-main-cuda.tar, main functions for GPUs
+	LIBTORCH="$$(python3 scripts/libtorch.py --cuda)" LIBTORCH_CXX11_ABI=1 CARGO_TARGET_DIR=target/cuda \
+		cargo build --release --workspace --bin main-model-fn-torch
+	python3 images/build.py main-cuda
+
+.PHONY: check-image-cuda
+check-image-cuda: image-cuda ## Start that image's program where no GPU is: it says so and exits with 3 (root)
+	tests/images/cuda.py target/images/remoe-main-cuda.tar
+
 .PHONY: monitoring
 monitoring: build ## Lint the dashboards, and have a real Prometheus (Debian's package) evaluate every expression of them and of every rule under load
 	tests/monitoring/lint.py
@@ -130,7 +141,7 @@ first-page: ## Follow README's first page from a clean clone, in a terminal and 
 	scripts/first_page
 
 .PHONY: nightly
-nightly: families first-page clients $(PYTHON_PACKAGES)/.complete ## The same with all cluster tests, random models of every family, a thousand random schemas, ten thousand requests of which the ledger has every one, ten million remembered ones, README's first page and the clients that people use
+nightly: families first-page clients check-image-cuda $(PYTHON_PACKAGES)/.complete ## The image for GPUs without one, and the same with all cluster tests, random models of every family, a thousand random schemas, ten thousand requests of which the ledger has every one, ten million remembered ones, README's first page and the clients that people use
 	PYTHONPATH="$$PWD/$(PYTHON_PACKAGES)" REMOE_RANDOM_SCHEMAS=1000 $(CARGO) test --release --workspace --test structured
 	REMOE_COST_REQUESTS=10000 $(CARGO) test --release --workspace --test cost
 	REMOE_CONNECTIONS=50000 $(CARGO) test --release --workspace --test hostile

@@ -2,6 +2,7 @@
 """Make the container images from binaries that were built on this host, without a container engine.
 
     images/build.py operator gateway main remote-expert      target/images/remoe-*.tar
+    make image-cuda                                          target/images/remoe-main-cuda.tar, 3.5 GB
 
 Each tar is an image in the OCI layout: `skopeo copy oci-archive:...`, `crane push` and `ctr images import`
 take it. An image holds the binaries, the shared libraries that they load, certificate authorities and what
@@ -35,6 +36,7 @@ IMAGES = {
     "gateway": ("Remoe gateway and tools", ["remoe-gateway", "remoe"]),
     "main": ("Remoe main-model function for CPUs and tools", ["main-model-fn", "remote-expert-fn", "remoe"]),
     "main-torch": ("Remoe main-model function with LibTorch and tools", ["main-model-fn=main-model-fn-torch", "main-model-fn-torch", "remote-expert-fn", "remoe"]),
+    "main-cuda": ("Remoe main-model function for GPUs and tools", ["main-model-fn=main-model-fn-torch", "main-model-fn-torch", "remote-expert-fn", "remoe"]),
     "remote-expert": ("Remoe remote-expert function and tools", ["remote-expert-fn", "remoe"]),
 }
 
@@ -47,9 +49,15 @@ def workspace_version() -> str:
     return tomllib.loads((REPOSITORY / "Cargo.toml").read_text())["workspace"]["package"]["version"]
 
 
-def libtorch() -> Path:
+# What is linked with the LibTorch of such an image.
+TORCH_PROGRAMS = {"main-model-fn-torch"}
+# The library of NVIDIA's driver: a node's, put in where a pod is given a GPU.
+DRIVER = "libcuda.so.1"
+
+
+def libtorch(*flags: str) -> Path:
     done = subprocess.run(
-        [sys.executable, str(REPOSITORY / "scripts/libtorch.py")],
+        [sys.executable, str(REPOSITORY / "scripts/libtorch.py"), *flags],
         stdout=subprocess.PIPE, text=True, timeout=LIBTORCH_DEADLINE_S,
     )  # fmt: skip
     if done.returncode != 0:
@@ -67,6 +75,8 @@ def shared_libraries(program: Path) -> dict[str, Path]:
     found = {}
     for line in done.stdout.splitlines():
         if missing := re.match(r"\s*(\S+) => not found", line):
+            if missing[1] == DRIVER:
+                continue
             fail(f"{program} needs {missing[1]}, which this host does not have")
         # A name with the file that was found for it, or the loader by its path.
         if match := re.match(r"\s*(?:\S+ => )?(/\S+) \(0x", line):
@@ -103,17 +113,26 @@ def configuration(title: str, version: str, entrypoint: str, environment: dict[s
     }
 
 
-def image(name: str, binaries: Path, version: str, out: Path, torch: Path | None) -> None:
+def image(name: str, given: argparse.Namespace, out: Path, torch: Path | None) -> None:
     title, programs = IMAGES[name]
-    programs = {name: binary or name for name, _, binary in (each.partition("=") for each in programs)}
-    missing = [each for each in programs.values() if not (binaries / each).is_file()]
+    version, is_cuda = given.version, name == "main-cuda"
+
+    def path_of(binary: str) -> Path:
+        return (given.cuda_binaries if is_cuda and binary in TORCH_PROGRAMS else given.binaries) / binary
+
+    programs = {name: path_of(binary or name) for name, _, binary in (each.partition("=") for each in programs)}
+    missing = [str(path) for path in programs.values() if not path.is_file()]
     if missing:
-        fail(f"{binaries} has no {', '.join(missing)}: build with `make build`, or name another folder with --binaries")
+        fail(f"{', '.join(missing)} not found: build with `make build` or `make image-cuda`, or name other folders with --binaries, --cuda-binaries")
     # What changes least comes first, so that a node keeps it when only the programs change.
     system, own, top = base(), Layer(), Layer()
-    for program, binary in programs.items():
-        path = binaries / binary
+    # With CUDA most libraries are loaded when an operation first needs them: all go with it.
+    late = sorted(torch.glob("*.so*")) if torch is not None and is_cuda else []
+    for program, path in programs.items():
         top.add(f"/usr/bin/{program}", path, 0o755)
+    for library in late:
+        own.add(f"{LIBRARIES}/{library.name}", library.resolve(), 0o755)
+    for path in [*programs.values(), *late]:
         for asked, file in shared_libraries(path).items():
             if torch is not None and Path(asked).is_relative_to(torch):
                 own.add(f"{LIBRARIES}/{Path(asked).name}", file, 0o755)
@@ -121,6 +140,9 @@ def image(name: str, binaries: Path, version: str, out: Path, torch: Path | None
                 system.add(asked, file, 0o755)
     layers = [system, *([own] if own.files else []), top]
     environment = {"LD_LIBRARY_PATH": LIBRARIES} if own.files else {}
+    if is_cuda:
+        # What NVIDIA's container runtime puts in beside the devices.
+        environment["NVIDIA_DRIVER_CAPABILITIES"] = "compute,utility"
     reference = f"{REGISTRY}/remoe-{name}:{version}"
     digest = write_image(out, reference, layers, configuration(title, version, f"/usr/bin/{next(iter(programs))}", environment))
     print(f"{reference}  {digest}  {out.stat().st_size / 1e6:.1f} MB  {out}")
@@ -130,12 +152,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("image", nargs="+", choices=[*IMAGES], help="which images")
     parser.add_argument("--binaries", type=Path, default=REPOSITORY / "target/release", help="where the programs lie")
+    parser.add_argument("--cuda-binaries", type=Path, default=REPOSITORY / "target/cuda/release", help="where programs lie that were linked with CUDA")
     parser.add_argument("--folder", type=Path, default=REPOSITORY / "target/images", help="where the tars go")
     parser.add_argument("--version", default=workspace_version(), help="tag of the images (default: the workspace's version)")
     given = parser.parse_args()
-    torch = libtorch() if "main-torch" in given.image else None
+    torch = {"main-torch": (), "main-cuda": ("--cuda",)}
+    torch = {name: libtorch(*flags) for name, flags in torch.items() if name in given.image}
     for name in dict.fromkeys(given.image):
-        image(name, given.binaries, given.version, given.folder / f"remoe-{name}.tar", torch)
+        image(name, given, given.folder / f"remoe-{name}.tar", torch.get(name))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ use crate::served::{Served, short_names};
 use crate::settings::Settings;
 use futures_util::StreamExt;
 use futures_util::future::join_all;
+use futures_util::stream::select_all;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, ResourceExt};
@@ -69,24 +70,42 @@ impl Catalogue {
 
     /// Serves what there is, for ever.
     pub(crate) async fn follow(&mut self) {
-        let api: Api<MoEDemand> = match &self.settings.watch_namespace {
-            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
-            None => Api::all(self.client.clone()),
-        };
-        let config = watcher::Config::default().timeout(WATCH_SECONDS);
-        let mut events = watcher::watcher(api, config).default_backoff().boxed();
+        let mut scopes: BTreeSet<Option<String>> =
+            self.settings.watch_namespaces.iter().cloned().map(Some).collect();
+        if scopes.is_empty() {
+            scopes.insert(None);
+        }
+        let mut events = select_all(scopes.iter().map(|scope| {
+            let api: Api<MoEDemand> = match scope {
+                Some(namespace) => Api::namespaced(self.client.clone(), namespace),
+                None => Api::all(self.client.clone()),
+            };
+            let config = watcher::Config::default().timeout(WATCH_SECONDS);
+            let scope = scope.clone();
+            watcher::watcher(api, config).default_backoff().map(move |event| (scope.clone(), event)).boxed()
+        }));
         // Those that a list had, while it is read.
-        let mut listed = BTreeSet::new();
-        while let Some(event) = events.next().await {
+        let mut listed: BTreeMap<Option<String>, BTreeSet<String>> = BTreeMap::new();
+        // Where no list has been read to its end: what is not known from there is not gone.
+        let mut unread = scopes;
+        while let Some((scope, event)) = events.next().await {
             match event {
-                Ok(Event::Init) => listed.clear(),
+                Ok(Event::Init) => drop(listed.remove(&scope)),
                 Ok(Event::InitApply(demand)) => {
-                    listed.insert(key(&demand));
+                    listed.entry(scope).or_default().insert(key(&demand));
                     self.apply(demand);
                 }
                 Ok(Event::InitDone) => {
-                    let gone = self.served.keys().filter(|key| !listed.contains(*key));
+                    let there = listed.remove(&scope).unwrap_or_default();
+                    let gone = self
+                        .served
+                        .keys()
+                        .filter(|key| is_in(key, scope.as_deref()) && !there.contains(*key));
                     gone.cloned().collect::<Vec<_>>().iter().for_each(|key| self.remove(key));
+                    unread.remove(&scope);
+                    if !unread.is_empty() {
+                        continue;
+                    }
                     self.publish();
                     self.forget_others();
                     if self.overhead.is_empty() {
@@ -96,14 +115,16 @@ impl Catalogue {
                     }
                 }
                 Ok(Event::Apply(demand)) => {
-                    if self.apply(demand) {
+                    if self.apply(demand) && unread.is_empty() {
                         self.publish();
                     }
                 }
                 Ok(Event::Delete(demand)) => {
                     self.remove(&key(&demand));
-                    self.publish();
-                    self.forget_others();
+                    if unread.is_empty() {
+                        self.publish();
+                        self.forget_others();
+                    }
                 }
                 Err(error) => tracing::warn!(%error, "watching MoEDemands"),
             }
@@ -168,6 +189,11 @@ impl Catalogue {
     pub(crate) async fn forget(&mut self) {
         join_all(std::mem::take(&mut self.served).into_values().map(|(_, served)| served.forget())).await;
     }
+}
+
+/// Whether the deployment with `key` is in the namespace `scope`; without one all are.
+fn is_in(key: &str, scope: Option<&str>) -> bool {
+    scope.is_none() || key.split_once('/').map(|(namespace, _)| namespace) == scope
 }
 
 fn key(demand: &MoEDemand) -> String {

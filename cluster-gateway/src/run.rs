@@ -7,9 +7,8 @@ use crate::seer::Means;
 use crate::settings::Settings;
 use kube::{Client, Config};
 use remoe_foresight::ForesightMetrics;
-use remoe_gateway::{
-    Books, BooksError, Gateway, GatewayMetrics, GatewayOptions, KeyFile, Keys, KeysError, listen,
-};
+use remoe_function::listen;
+use remoe_gateway::{Books, BooksError, Gateway, GatewayMetrics, GatewayOptions, KeyFile, Keys, KeysError};
 use remoe_ledger::{Ledger, LedgerLimits};
 use remoe_traces::{Traces, TracesError};
 use std::io;

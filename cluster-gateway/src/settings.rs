@@ -6,14 +6,19 @@ use std::path::PathBuf;
 #[command(name = "remoe-gateway", version)]
 pub(crate) struct Settings {
     /// Where clients are served; port 0 takes any free one.
-    #[arg(long, env = "REMOE_LISTEN", default_value = "0.0.0.0:8000")]
+    #[arg(long, env = "REMOE_LISTEN", default_value = "[::]:8000")]
     pub(crate) listen: SocketAddr,
     /// Where /metrics is served.
-    #[arg(long, env = "REMOE_METRICS_LISTEN", default_value = "0.0.0.0:9090")]
+    #[arg(long, env = "REMOE_METRICS_LISTEN", default_value = "[::]:9090")]
     pub(crate) metrics_listen: SocketAddr,
-    /// Namespace whose MoEDeployments are served; all by default.
-    #[arg(long, env = "REMOE_WATCH_NAMESPACE")]
-    pub(crate) watch_namespace: Option<String>,
+    /// Namespaces whose MoEDeployments are served, separated by commas; all by default.
+    #[arg(
+        long = "watch-namespace",
+        env = "REMOE_WATCH_NAMESPACE",
+        value_name = "NAMES",
+        value_delimiter = ','
+    )]
+    pub(crate) watch_namespaces: Vec<String>,
     /// Namespace that this pod runs in.
     #[arg(long, env = "POD_NAMESPACE")]
     pub(crate) namespace: String,

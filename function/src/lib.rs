@@ -4,6 +4,7 @@
 mod age;
 mod announce;
 mod guard;
+mod listen;
 mod logs;
 mod metrics;
 mod shortage;
@@ -13,6 +14,7 @@ mod size;
 pub use age::process_start;
 pub use announce::{Announcement, Role, announce};
 pub use guard::{GuardError, end_with_launcher};
+pub use listen::listen;
 pub use logs::init_logs;
 pub use metrics::{program_registry, refused_connections, render as render_metrics, serve_metrics};
 pub use shortage::{address_space_left, descriptors_for_runtime};

@@ -15,6 +15,7 @@ pub mod planning;
 pub mod predictor;
 pub mod records;
 pub mod template;
+pub mod tenant;
 pub mod told;
 pub mod trace;
 pub mod wire;
@@ -24,6 +25,17 @@ mod fixtures;
 mod memory;
 mod scratch;
 mod sections;
+
+// What a deployment and its cluster are to the operator's own tests.
+#[path = "../../operator/tests/cluster/example.rs"]
+#[allow(dead_code)]
+mod example;
+#[path = "../../operator/tests/cluster/spoiled.rs"]
+#[allow(dead_code)]
+mod spoiled;
+#[path = "../../operator/tests/cluster/world.rs"]
+#[allow(dead_code)]
+mod world;
 
 #[doc(hidden)]
 pub use libfuzzer_sys;

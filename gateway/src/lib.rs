@@ -51,7 +51,6 @@ pub use model::{
     ApartGroup, Backend, Directive, FunctionLine, Load, Model, ModelOptions, Running, Want, Wanted,
 };
 pub use overhead::Overhead;
-pub use remoe_http::listen;
 pub use remoe_sleep::Phase;
 pub use timeline::{ColdStart, WakeMarks};
 pub use witness::Witness;

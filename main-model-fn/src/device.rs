@@ -18,7 +18,7 @@ pub enum DeviceError {
     Unknown(String),
     /// LibTorch does not see it.
     #[error(
-        "device cuda:{index} is not there: LibTorch sees {found} CUDA devices (a LibTorch with CUDA is used through LIBTORCH at build time)"
+        "device cuda:{index} is not there: LibTorch sees {found} CUDA devices; it takes a LibTorch with CUDA (the image remoe-main-cuda, or LIBTORCH at build time), NVIDIA's driver and, in a pod, a GPU that it was given"
     )]
     Missing {
         /// The index asked for.
@@ -28,7 +28,7 @@ pub enum DeviceError {
     },
     /// The program's set of operations does not run there.
     #[error(
-        "the {backend} operations do not run on {device}: take those of LibTorch (main-model-fn-torch, --backend torch, the image remoe-main-torch)"
+        "the {backend} operations do not run on {device}: take those of LibTorch (main-model-fn-torch, --backend torch, the image remoe-main-cuda)"
     )]
     Foreign {
         /// The device asked for.

@@ -61,7 +61,23 @@ pub enum Error {
     Engine,
 }
 
+/// What a launcher reads from an exit: something failed that may work another time.
+const EXIT_RUNTIME: u8 = 1;
+/// This machine has no such device.
+const EXIT_DEVICE: u8 = 3;
+/// The checkpoint is at fault: starting again does not help.
+const EXIT_CHECKPOINT: u8 = 4;
+
 impl Error {
+    /// The exit code of a function that ends for it.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Device(DeviceError::Missing { .. }) => EXIT_DEVICE,
+            error if error.is_checkpoint() => EXIT_CHECKPOINT,
+            _ => EXIT_RUNTIME,
+        }
+    }
+
     /// Whether the checkpoint is at fault, so that starting again does not help.
     pub fn is_checkpoint(&self) -> bool {
         match self {
@@ -82,5 +98,20 @@ impl Error {
             | Self::Traces(_)
             | Self::Engine => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn launchers_read_what_failed_from_the_exit_code() {
+        let missing = DeviceError::Missing { index: 0, found: 0 };
+        assert_eq!(Error::from(missing).exit_code(), 3);
+        assert_eq!(Error::from(DeviceError::Unknown("gpu".to_owned())).exit_code(), 1);
+        assert_eq!(Error::from(io::Error::other("no thread")).exit_code(), 1);
+        let incomplete = CheckpointError::MissingFile { path: "config.json".into(), message: String::new() };
+        assert_eq!(Error::from(incomplete).exit_code(), 4);
     }
 }

@@ -8,9 +8,6 @@ use remoe_function::{
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// What a launcher reads from an exit: the checkpoint is at fault, restarting does not help.
-const EXIT_CHECKPOINT: u8 = 4;
-
 /// Serves what the arguments name with the operations of `B`.
 pub fn main<B: Backend>() -> ExitCode {
     let started = process_start();
@@ -20,7 +17,7 @@ pub fn main<B: Backend>() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error}");
-            if error.is_checkpoint() { ExitCode::from(EXIT_CHECKPOINT) } else { ExitCode::FAILURE }
+            ExitCode::from(error.exit_code())
         }
     }
 }

@@ -12,8 +12,8 @@ use crate::records::Recorder;
 use crate::transformer::{Model, Transformer};
 use crate::{Backend, DeviceName, Error, Settings};
 use remoe_experts::{checked_experts_class, default_dtype, experts_class};
-use remoe_function::{Announcement, Role, program_registry, refused_connections};
-use remoe_http::{listen, serve_probes};
+use remoe_function::{Announcement, Role, listen, program_registry, refused_connections};
+use remoe_http::serve_probes;
 use remoe_kernels::{Dtype, NumericsClass, Pool, PoolConfig, wrong_paths};
 use remoe_model::{Checkpoint, DenseDtype};
 use remoe_predictor::record::RecordHeader;
@@ -67,20 +67,16 @@ impl Listeners {
     /// # Errors
     /// An address is taken or not ours.
     pub fn bind(settings: &Settings) -> io::Result<Self> {
-        let bind = |address| {
-            listen(address)
-                .map_err(|error| io::Error::new(error.kind(), format!("cannot listen on {address}: {error}")))
-        };
         Ok(Self {
             http: match settings.no_http {
                 true => None,
-                false => Some(bind(settings.http_listen)?),
+                false => Some(listen(settings.http_listen)?),
             },
             health: match settings.health_listen {
                 None => None,
-                Some(address) => Some(bind(address)?),
+                Some(address) => Some(listen(address)?),
             },
-            control: bind(settings.control_listen)?,
+            control: listen(settings.control_listen)?,
         })
     }
 }

@@ -4,6 +4,7 @@ use super::api::{MoEDemand, MoEDeployment, MoEPlan, MoERecord};
 use super::events::{Happening, publish};
 use super::names::MANAGER;
 use super::reconcile::{Context, ReconcileError, reconcile};
+use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -19,7 +20,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -34,11 +35,15 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(30);
 const LASTING_PACE: Duration = Duration::from_millis(250);
 /// So many looks may come sooner than that, after a time without any: a start is a handful of steps, and somebody waits.
 const SOONER: u32 = 5;
+/// Deployments of one namespace that are named and not taken up yet; beyond that who names them waits.
+const NEWS: usize = 256;
 /// After somebody else's change: what was read is out of date, nothing is wrong.
 const CONFLICT_PAUSE: Duration = Duration::from_millis(200);
 
 struct Shared {
     context: Context,
+    /// For looks at deployments of all namespaces together.
+    permits: Semaphore,
     looks: Mutex<HashMap<ObjectRef<MoEDeployment>, Looks>>,
 }
 
@@ -69,44 +74,80 @@ impl Looks {
     }
 }
 
-/// Keeps the deployments of `namespace`, or of all, as they are wanted, until `shutdown`; runs that are
-/// under way then are finished. `ready` is told when deployments can be read. What `news` names
+/// Keeps the deployments of `namespaces`, or of all where none is named, as they are wanted, until `shutdown`; runs that are
+/// under way then are finished. `ready` is told when deployments can be read everywhere. What `news` names
 /// is looked at as well.
 pub(super) async fn control(
     context: Context,
-    news: mpsc::Receiver<ObjectRef<MoEDeployment>>,
-    namespace: Option<&str>,
+    mut news: mpsc::Receiver<ObjectRef<MoEDeployment>>,
+    namespaces: &[String],
     concurrency: u16,
     ready: watch::Sender<bool>,
     shutdown: CancellationToken,
 ) {
     let client = context.client.clone();
-    let has_gateways = context.gateways.is_some();
-    let shared = Arc::new(Shared { context, looks: Mutex::default() });
-    let ours = watcher::Config::default().labels(&format!("app.kubernetes.io/managed-by={MANAGER}"));
-    let controller = Controller::new(scoped::<MoEDeployment>(&client, namespace), watcher::Config::default())
-        .with_config(Config::default().concurrency(concurrency))
-        .owns(scoped::<Pod>(&client, namespace), ours.clone())
-        .owns(scoped::<Service>(&client, namespace), ours.clone())
-        .owns(scoped::<MoERecord>(&client, namespace), ours.clone())
-        .owns(scoped::<NetworkPolicy>(&client, namespace), ours.clone())
-        .owns(scoped::<PodDisruptionBudget>(&client, namespace), ours.clone())
-        .owns(scoped::<MoEPlan>(&client, namespace), ours.clone())
-        .reconcile_on(stream::unfold(news, async |mut news| Some((news.recv().await?, news))))
-        .graceful_shutdown_on(shutdown.cancelled_owned());
-    let controller = match has_gateways {
-        true => controller.owns(scoped::<MoEDemand>(&client, namespace), ours),
-        false => controller,
-    };
-    let deployments = scoped::<MoEDeployment>(&client, namespace);
+    let permits = Semaphore::new(concurrency.into());
+    let shared = Arc::new(Shared { context, permits, looks: Mutex::default() });
+    let mut scopes: Vec<Option<&str>> = namespaces.iter().map(String::as_str).map(Some).collect();
+    scopes.sort_unstable();
+    scopes.dedup();
+    if scopes.is_empty() {
+        scopes.push(None);
+    }
+    let deployments: Vec<Api<MoEDeployment>> = scopes.iter().map(|scope| scoped(&client, *scope)).collect();
     let waiting = tokio::spawn(async move {
         let one = ListParams::default().limit(1);
-        // Until the resource is known and may be read, every watch fails too, and says why.
-        while !matches!(timeout(READ_LIMIT, deployments.list_metadata(&one)).await, Ok(Ok(_))) {
-            sleep(FIRST_PAUSE).await;
+        for deployments in deployments {
+            // Until the resource is known and may be read, every watch fails too, and says why.
+            while !matches!(timeout(READ_LIMIT, deployments.list_metadata(&one)).await, Ok(Ok(_))) {
+                sleep(FIRST_PAUSE).await;
+            }
         }
         ready.send_replace(true);
     });
+    let (told, heard): (Vec<_>, Vec<_>) = scopes.iter().map(|_| mpsc::channel(NEWS)).unzip();
+    let told: Vec<_> = scopes.iter().map(|scope| scope.map(str::to_owned)).zip(told).collect();
+    let telling = tokio::spawn(async move {
+        while let Some(deployment) = news.recv().await {
+            let of_scope = told.iter().find(|(scope, _)| scope.is_none() || *scope == deployment.namespace);
+            if let Some((_, told)) = of_scope {
+                let _ended = told.send(deployment).await;
+            }
+        }
+    });
+    let controls = scopes.iter().zip(heard).map(|(scope, news)| {
+        control_scope(&client, shared.clone(), news, *scope, concurrency, shutdown.clone())
+    });
+    join_all(controls).await;
+    waiting.abort();
+    telling.abort();
+}
+
+/// Keeps the deployments of one namespace, or of all.
+async fn control_scope(
+    client: &Client,
+    shared: Arc<Shared>,
+    news: mpsc::Receiver<ObjectRef<MoEDeployment>>,
+    namespace: Option<&str>,
+    concurrency: u16,
+    shutdown: CancellationToken,
+) {
+    let has_gateways = shared.context.gateways.is_some();
+    let ours = watcher::Config::default().labels(&format!("app.kubernetes.io/managed-by={MANAGER}"));
+    let controller = Controller::new(scoped::<MoEDeployment>(client, namespace), watcher::Config::default())
+        .with_config(Config::default().concurrency(concurrency))
+        .owns(scoped::<Pod>(client, namespace), ours.clone())
+        .owns(scoped::<Service>(client, namespace), ours.clone())
+        .owns(scoped::<MoERecord>(client, namespace), ours.clone())
+        .owns(scoped::<NetworkPolicy>(client, namespace), ours.clone())
+        .owns(scoped::<PodDisruptionBudget>(client, namespace), ours.clone())
+        .owns(scoped::<MoEPlan>(client, namespace), ours.clone())
+        .reconcile_on(stream::unfold(news, async |mut news| Some((news.recv().await?, news))))
+        .graceful_shutdown_on(shutdown.cancelled_owned());
+    let controller = match has_gateways {
+        true => controller.owns(scoped::<MoEDemand>(client, namespace), ours),
+        false => controller,
+    };
     let runs = controller.run(run, failed, shared.clone());
     runs.for_each(|run| async {
         match run {
@@ -122,7 +163,6 @@ pub(super) async fn control(
         }
     })
     .await;
-    waiting.abort();
 }
 
 fn scoped<K>(client: &Client, namespace: Option<&str>) -> Api<K>
@@ -145,6 +185,8 @@ async fn run(deployment: Arc<MoEDeployment>, shared: Arc<Shared>) -> Result<Acti
     if let Some(rest) = shared.looks().get(&key).and_then(|looks| looks.rest(Instant::now())) {
         return Ok(Action::requeue(rest));
     }
+    // Nobody closes it.
+    let _permit = shared.permits.acquire().await;
     let metrics = &shared.context.metrics;
     metrics.reconciliations.inc();
     let started = Instant::now();

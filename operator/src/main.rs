@@ -2,7 +2,7 @@
 
 use clap::Parser;
 use kube::{Client, Config};
-use remoe_function::{Role, init_logs, shutdown_on_signal};
+use remoe_function::{Role, init_logs, listen, shutdown_on_signal};
 use remoe_operator::api::crds;
 use remoe_operator::{Command, RunSettings, Settings, run};
 use std::error::Error;
@@ -10,7 +10,6 @@ use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
-use tokio::net::TcpListener;
 
 /// Longer than any answer of the API but a watch, which has a deadline of its own.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -44,7 +43,7 @@ fn operate(settings: RunSettings) -> Result<(), Box<dyn Error>> {
         // Every call has a deadline of its own, and what fails is tried again as a whole.
         config.default_retry = false;
         let client = Client::try_from(config)?;
-        let listener = TcpListener::bind(settings.metrics_listen).await?;
+        let listener = listen(settings.metrics_listen)?;
         tracing::info!(address = %listener.local_addr()?, "serving probes and metrics");
         Ok(run(client, settings, listener, shutdown).await?)
     });

@@ -139,14 +139,8 @@ async fn lead(
         rests: PerDeployment::default(),
         loads: PerDeployment::default(),
     };
-    let working = control(
-        context,
-        news,
-        settings.watch_namespace.as_deref(),
-        settings.concurrency,
-        ready,
-        shutdown.clone(),
-    );
+    let working =
+        control(context, news, &settings.watch_namespaces, settings.concurrency, ready, shutdown.clone());
     tokio::pin!(working);
     tokio::select! {
         () = &mut working => return,

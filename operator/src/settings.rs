@@ -1,4 +1,4 @@
-use super::build::Surroundings;
+use super::build::{PodExtras, Surroundings};
 use super::collector::{Collector, Endpoint, Peers, Ratio, UnknownCollector};
 use super::identity::{Identities, IssuerRef, Signer};
 use clap::{Parser, Subcommand};
@@ -37,15 +37,27 @@ pub struct RunSettings {
     /// Image of main functions.
     #[arg(long, env = "REMOE_MAIN_IMAGE", default_value = concat!("ghcr.io/remoe/remoe-main:", env!("CARGO_PKG_VERSION")))]
     pub main_image: String,
+    /// Image of main functions with device cuda.
+    #[arg(long, env = "REMOE_MAIN_CUDA_IMAGE", default_value = concat!("ghcr.io/remoe/remoe-main-cuda:", env!("CARGO_PKG_VERSION")))]
+    pub main_cuda_image: String,
     /// Image of remote functions and inspectors.
     #[arg(long, env = "REMOE_REMOTE_IMAGE", default_value = concat!("ghcr.io/remoe/remoe-remote-expert:", env!("CARGO_PKG_VERSION")))]
     pub remote_image: String,
     /// When nodes fetch these images: Always, IfNotPresent or Never.
     #[arg(long, env = "REMOE_IMAGE_PULL_POLICY", default_value = "IfNotPresent", value_parser = ["Always", "IfNotPresent", "Never"])]
     pub image_pull_policy: String,
-    /// Namespace whose MoEDeployments are served; all by default.
-    #[arg(long, env = "REMOE_WATCH_NAMESPACE")]
-    pub watch_namespace: Option<String>,
+    /// What the pods of all functions have in addition, as JSON: imagePullSecrets, labels, annotations, env, and
+    /// arbitraryUser where the cluster chooses their user.
+    #[arg(long, env = "REMOE_PODS", value_name = "JSON", default_value = "{}")]
+    pub pods: PodExtras,
+    /// Namespaces whose MoEDeployments are served, separated by commas; all by default.
+    #[arg(
+        long = "watch-namespace",
+        env = "REMOE_WATCH_NAMESPACE",
+        value_name = "NAMES",
+        value_delimiter = ','
+    )]
+    pub watch_namespaces: Vec<String>,
     /// Namespace of Prometheus: it may read the functions' metrics.
     #[arg(long, env = "REMOE_METRICS_NAMESPACE", default_value = "monitoring")]
     pub metrics_namespace: String,
@@ -136,8 +148,10 @@ impl RunSettings {
         };
         Ok(Surroundings {
             main_image: self.main_image.clone(),
+            main_cuda_image: self.main_cuda_image.clone(),
             remote_image: self.remote_image.clone(),
             pull_policy: self.image_pull_policy.clone(),
+            pods: self.pods.clone(),
             operator_namespace: self.namespace.clone(),
             metrics_namespace: self.metrics_namespace.clone(),
             release: self.release.clone(),

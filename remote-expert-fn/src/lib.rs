@@ -24,7 +24,7 @@ use admission::Admission;
 use compute::Computer;
 use metrics::Metrics;
 use remoe_experts::{LoadError, checked_experts_class, default_dtype};
-use remoe_function::{Announcement, Role, program_registry, refused_connections, serve_metrics};
+use remoe_function::{Announcement, Role, listen, program_registry, refused_connections, serve_metrics};
 use remoe_http::serve_probes;
 use remoe_kernels::{KernelError, NumericsClass, Pool, PoolConfig, wrong_paths};
 use remoe_model::CheckpointError;
@@ -110,13 +110,13 @@ impl Listeners {
     ///
     /// # Errors
     /// An address is taken or not ours.
-    pub async fn bind(settings: &Settings) -> io::Result<Self> {
+    pub fn bind(settings: &Settings) -> io::Result<Self> {
         Ok(Self {
-            grpc: TcpListener::bind(settings.listen).await?,
-            metrics: TcpListener::bind(settings.metrics_listen).await?,
+            grpc: listen(settings.listen)?,
+            metrics: listen(settings.metrics_listen)?,
             health: match settings.health_listen {
                 None => None,
-                Some(address) => Some(TcpListener::bind(address).await?),
+                Some(address) => Some(listen(address)?),
             },
         })
     }

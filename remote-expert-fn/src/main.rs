@@ -42,7 +42,7 @@ fn serve(settings: Settings, started: Instant) -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let outcome = runtime.block_on(async {
         let shutdown = shutdown_on_signal()?;
-        let listeners = Listeners::bind(&settings).await?;
+        let listeners = Listeners::bind(&settings)?;
         run(settings, listeners, started, shutdown, announce).await
     });
     // Blocking work left behind must not hold up the exit.

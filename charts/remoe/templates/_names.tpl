@@ -26,6 +26,21 @@
 {{- end }}
 {{- end }}
 
+{{- /* The namespaces that are served, as a list in JSON; an empty name is all of them. */}}
+{{- define "remoe.scopes" -}}
+{{- $scopes := concat (.Values.watchNamespaces | default list) (list .Values.watchNamespace | compact) | uniq }}
+{{- default (list "") $scopes | toJson }}
+{{- end }}
+
+{{- /* Who the pods run as. Where the cluster chooses the user, as OpenShift does, none is named. */}}
+{{- define "remoe.user" -}}
+runAsNonRoot: true
+{{- if not .Values.arbitraryUser }}
+runAsUser: 65532
+runAsGroup: 65532
+{{- end }}
+{{- end }}
+
 {{- define "remoe.selector" -}}
 app.kubernetes.io/name: {{ include "remoe.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -38,6 +53,21 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: remoe
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- /* What the operator gives pods of functions in addition, in JSON; nothing where that is nothing. Kubelets replace $(NAME) in
+arguments, but for $$(NAME). */}}
+{{- define "remoe.pods" -}}
+{{- $functions := .Values.functions | default dict }}
+{{- $pods := dict }}
+{{- range $key, $value := dict "imagePullSecrets" $functions.imagePullSecrets "labels" $functions.podLabels "annotations" $functions.podAnnotations "env" $functions.extraEnv "arbitraryUser" .Values.arbitraryUser }}
+{{- if $value }}
+{{- $_ := set $pods $key $value }}
+{{- end }}
+{{- end }}
+{{- if $pods }}
+{{- toJson $pods | replace "$" "$$" }}
+{{- end }}
 {{- end }}
 
 {{- define "remoe.gateway" -}}
@@ -62,7 +92,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- define "remoe.image" -}}
 {{- $root := index . 0 }}
 {{- $image := index . 1 }}
+{{- if $image.digest }}
+{{- printf "%s@%s" $image.repository $image.digest }}
+{{- else }}
 {{- printf "%s:%s" $image.repository (default $root.Chart.AppVersion $image.tag) }}
+{{- end }}
 {{- end }}
 
 {{- /* Whether the name of a collector tells where it is: an address, NAME, NAME.NAMESPACE or NAME.NAMESPACE.svc and more. */}}

@@ -182,16 +182,14 @@ fn ask(args: &UpArgs, secret: &str) -> Result<Vec<Asked>, CliError> {
 }
 
 fn listen(address: SocketAddr, flag: &str) -> Result<TcpListener, CliError> {
-    remoe_gateway::listen(address).map_err(|error| CliError {
+    remoe_function::listen(address).map_err(|error| CliError {
         field: Some(flag.to_owned()),
-        ..CliError::runtime(format!(
-            "cannot listen on {address}: {}",
-            match error.kind() {
-                std::io::ErrorKind::AddrInUse =>
-                    "it is taken; `remoe ps` says whether by a model, port 0 takes any free one".to_owned(),
-                _ => error.to_string(),
-            }
-        ))
+        ..CliError::runtime(match error.kind() {
+            std::io::ErrorKind::AddrInUse => format!(
+                "cannot listen on {address}: it is taken; `remoe ps` says whether by a model, port 0 takes any free one"
+            ),
+            _ => error.to_string(),
+        })
     })
 }
 

@@ -12,9 +12,10 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
+use remoe_function::listen;
 use remoe_gateway::{
     Backend, Beginnings, Gateway, GatewayMetrics, GatewayOptions, Model, ModelOptions, Running, WakeMarks,
-    Wanted, listen,
+    Wanted,
 };
 use serde_json::{Value, json};
 use std::net::SocketAddr;

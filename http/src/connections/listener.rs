@@ -70,7 +70,8 @@ impl Listener for Guarded {
             self.lines.retain(|line| line.strong_count() > 0);
         }
         self.lines.push(Arc::downgrade(&line));
-        (Socket { stream, line }, address)
+        // Who comes by IPv4 has that address, whatever the socket listens for.
+        (Socket { stream, line }, SocketAddr::new(address.ip().to_canonical(), address.port()))
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -132,5 +133,25 @@ impl AsyncWrite for Socket {
 
     fn is_write_vectored(&self) -> bool {
         self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use std::net::{IpAddr, Ipv4Addr};
+
+    #[tokio::test]
+    async fn who_comes_by_ipv4_has_that_address_at_a_socket_for_both() {
+        // Machines without IPv6 have no such socket.
+        let Ok(listener) = TcpListener::bind("[::]:0").await else { return };
+        let port = listener.local_addr().unwrap().port();
+        let mut listener =
+            Guarded::new(listener, ConnectionLimits::PROBES, ConnectionMetrics::new().unwrap());
+        let client = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
+        let (_socket, address) = listener.accept().await;
+        assert_eq!(address, client.local_addr().unwrap());
+        assert_eq!(address.ip(), IpAddr::from(Ipv4Addr::LOCALHOST));
     }
 }

@@ -1,7 +1,7 @@
 //! Pods that run once: they find something out about a model, with all that its functions have.
 
-use super::owned_meta;
 use super::pod::{ModelAccess, Program, pod_spec};
+use super::{PodExtras, owned_meta};
 use crate::api::MoEDeployment;
 use crate::names::{COMPONENT, Component, PodName, SUBJECT};
 use k8s_openapi::api::core::v1::Pod;
@@ -16,6 +16,8 @@ pub(super) struct ErrandPod<'a> {
     pub(super) subject: &'a str,
     /// One that is not done by then has failed.
     pub(super) deadline_seconds: i64,
+    /// What all pods have in addition.
+    pub(super) extras: &'a PodExtras,
 }
 
 impl ErrandPod<'_> {
@@ -24,11 +26,13 @@ impl ErrandPod<'_> {
         let mut spec = pod_spec(program, access, &self.owner.spec.main.template);
         spec.restart_policy = Some("Never".to_owned());
         spec.active_deadline_seconds = Some(self.deadline_seconds);
+        self.extras.apply(&mut spec);
         let mut metadata = owned_meta(self.owner, |_| name.to_string());
         metadata.labels.get_or_insert_default().extend([
             (COMPONENT.to_owned(), self.component.name().to_owned()),
             (SUBJECT.to_owned(), self.subject.to_owned()),
         ]);
+        self.extras.note(&mut metadata);
         Pod { metadata, spec: Some(spec), status: None }
     }
 }

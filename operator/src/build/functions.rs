@@ -6,7 +6,9 @@ use super::pod::{
     with_identity,
 };
 use super::remote::{Hosted, RemotePart, remote_parts};
-use super::{CONTROL_PORT, EXPERT_PORT, HEALTH_PORT, HTTP_PORT, METRICS_PORT, Surroundings, owned_meta};
+use super::{
+    CONTROL_PORT, EXPERT_PORT, HEALTH_PORT, HTTP_PORT, METRICS_PORT, PodExtras, Surroundings, owned_meta,
+};
 use crate::api::{MoEDeployment, MoEPlanSpec, RESTARTED_AT};
 use crate::digest::digest;
 use crate::identity::{operator, secret_name};
@@ -25,6 +27,7 @@ use kube::ResourceExt;
 use remoe_launcher::functions::DEFAULT_MAX_BATCH;
 use remoe_wire::v1::LayerExperts;
 use std::collections::BTreeMap;
+use std::net::{Ipv6Addr, SocketAddr};
 
 /// Replicas of a function, at most.
 const MOST_REPLICAS: u32 = 1024;
@@ -57,6 +60,7 @@ pub struct Function {
     /// The remote experts that it hosts; none for main functions.
     pub hosted: Option<Hosted>,
     spec: PodSpec,
+    extras: PodExtras,
 }
 
 /// The functions of one plan, in one shape.
@@ -119,11 +123,12 @@ pub fn revision(
     let spec = main_pod(owner, plan, &model, around);
     let bytes = |megabytes: u32| u64::from(megabytes) * MB;
     let replicas = (owner.spec.main_functions(), bytes(plan.main.limit_mb));
-    let main = function(owner, MAIN.to_owned(), replicas, None, spec, Ending::of_main(plan))?;
+    let extras = &around.pods;
+    let main = function(owner, MAIN.to_owned(), replicas, None, (spec, extras), Ending::of_main(plan))?;
     let remote = remote_parts(plan)?.into_iter().map(|part| {
         let spec = remote_pod(owner, plan, &part, &model, around);
         let replicas = (part.replicas, bytes(part.memory_mb));
-        function(owner, part.name, replicas, Some(part.hosted), spec, Ending::REMOTE)
+        function(owner, part.name, replicas, Some(part.hosted), (spec, extras), Ending::REMOTE)
     });
     Ok(Revision { plan: hash.to_owned(), main, remote: remote.collect::<Result<_, _>>()? })
 }
@@ -133,10 +138,11 @@ fn function(
     name: String,
     (replicas, bytes): (u32, u64),
     hosted: Option<Hosted>,
-    mut spec: PodSpec,
+    (mut spec, extras): (PodSpec, &PodExtras),
     ending: Ending,
 ) -> Result<Function, BuildError> {
     let deployment = owner.name_any();
+    extras.apply(&mut spec);
     spec.topology_spread_constraints = Some(vec![TopologySpreadConstraint {
         max_skew: 1,
         topology_key: HOSTNAME.to_owned(),
@@ -151,7 +157,17 @@ fn function(
     let identity = digest(&(&spec, restarted_at)).map_err(|error| BuildError::Json(error.to_string()))?;
     ending.apply(&mut spec);
     let component = if hosted.is_some() { Component::RemoteExpert } else { Component::Main };
-    Ok(Function { name, component, identity, replicas, extra: 0, bytes, hosted, spec })
+    Ok(Function {
+        name,
+        component,
+        identity,
+        replicas,
+        extra: 0,
+        bytes,
+        hosted,
+        spec,
+        extras: extras.clone(),
+    })
 }
 
 impl Function {
@@ -177,6 +193,7 @@ impl Function {
             (IDENTITY.to_owned(), self.identity.clone()),
             (REPLICA.to_owned(), replica.to_string()),
         ]);
+        self.extras.note(&mut metadata);
         Pod { metadata, spec: Some(self.spec.clone()), status: None }
     }
 }
@@ -239,7 +256,7 @@ fn main_pod(
     }
     let program = Program {
         name: "main-model-fn",
-        image: &around.main_image,
+        image: around.main_image(plan.device),
         pull_policy: &around.pull_policy,
         command: "main-model-fn",
         arguments,
@@ -365,6 +382,7 @@ fn port(name: &str, number: u16) -> ContainerPort {
     }
 }
 
+/// Every address of the pod, of whichever version of IP.
 fn everywhere(port: u16) -> String {
-    format!("0.0.0.0:{port}")
+    SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)).to_string()
 }

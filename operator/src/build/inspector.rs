@@ -56,7 +56,12 @@ pub fn inspector(
         resources: resources(vcpus(millicores_of(MEMORY_MB)), megabytes(MEMORY_MB)),
     };
     let place = inspector_place(&owner.name_any(), subject);
-    let errand =
-        ErrandPod { owner, component: Component::Inspector, subject, deadline_seconds: DEADLINE_SECONDS };
+    let errand = ErrandPod {
+        owner,
+        component: Component::Inspector,
+        subject,
+        deadline_seconds: DEADLINE_SECONDS,
+        extras: &around.pods,
+    };
     Ok(errand.pod(PodName { place, incarnation }, program, &access))
 }

@@ -3,6 +3,7 @@
 mod budgets;
 mod ending;
 mod errand;
+mod extras;
 mod functions;
 mod inspector;
 mod network;
@@ -13,13 +14,14 @@ mod remote;
 mod services;
 
 pub use budgets::budgets;
+pub use extras::PodExtras;
 pub use functions::{BuildError, Function, LOAD_SECONDS, Revision, revision, room, served_name};
 pub use inspector::{inspector, inspector_place};
 pub use plan::{plan_hash, plan_name, plan_object};
 pub use profiler::{measured_vcpus, profiler};
 pub use remote::Hosted;
 
-use super::api::MoEDeployment;
+use super::api::{Device, MoEDeployment};
 use super::collector::Collector;
 use super::names;
 use super::settings::SignerName;
@@ -45,10 +47,14 @@ pub const METRICS_PORT: u16 = 9090;
 pub struct Surroundings {
     /// Image with main-model-fn, remote-expert-fn and remoe.
     pub main_image: String,
+    /// The same for device cuda.
+    pub main_cuda_image: String,
     /// Image with remote-expert-fn and remoe.
     pub remote_image: String,
     /// When nodes fetch images: Always, IfNotPresent or Never.
     pub pull_policy: String,
+    /// What the pods of functions have in addition.
+    pub pods: PodExtras,
     /// Where the operator runs: main functions take orders from there only.
     pub operator_namespace: String,
     /// Where Prometheus runs: it may read metrics.
@@ -61,6 +67,16 @@ pub struct Surroundings {
     pub gateway: Option<String>,
     /// Where functions export traces to, if anywhere.
     pub collector: Option<Collector>,
+}
+
+impl Surroundings {
+    /// The image of what computes on `device` as main functions do.
+    pub fn main_image(&self, device: Device) -> &str {
+        match device {
+            Device::Cpu => &self.main_image,
+            Device::Cuda => &self.main_cuda_image,
+        }
+    }
 }
 
 /// Objects around the pods; they do not depend on a plan.

@@ -54,7 +54,7 @@ pub fn profiler(
     let main = &owner.spec.main;
     let program = Program {
         name: "profiler",
-        image: &around.main_image,
+        image: around.main_image(plan.device),
         pull_policy: &around.pull_policy,
         command: "remoe",
         arguments,
@@ -65,7 +65,12 @@ pub fn profiler(
         ),
     };
     let place = profile_record(subject);
-    let errand =
-        ErrandPod { owner, component: Component::Profiler, subject, deadline_seconds: DEADLINE_SECONDS };
+    let errand = ErrandPod {
+        owner,
+        component: Component::Profiler,
+        subject,
+        deadline_seconds: DEADLINE_SECONDS,
+        extras: &around.pods,
+    };
     Ok(errand.pod(PodName { place, incarnation }, program, &access))
 }

@@ -226,7 +226,7 @@ fn a_restart_changes_every_identity_and_a_price_changes_none() {
 fn probes_have_a_port_that_clients_cannot_reach() {
     let owner = deployment(json!({}));
     for pod in pods(&owner) {
-        assert_eq!(following(&pod, "--health-listen"), "0.0.0.0:8081");
+        assert_eq!(following(&pod, "--health-listen"), "[::]:8081");
         let container = &pod.spec.as_ref().unwrap().containers[0];
         let port = container.ports.iter().flatten().find(|port| port.name.as_deref() == Some("health"));
         assert_eq!(port.unwrap().container_port, 8081);

@@ -1,11 +1,12 @@
 //! A small model, deployments of it and their plans.
 
 use remoe_operator::SignerName;
-use remoe_operator::api::{MoEDeployment, MoEPlanSpec, ProfileSource, RemotePlan};
-use remoe_operator::build::{Revision, Surroundings, plan_hash, revision};
+use remoe_operator::api::{MixOf, MoEDeployment, MoEPlanSpec, ProfileSource, RemotePlan, RequestMix};
+use remoe_operator::build::{PodExtras, Revision, Surroundings, plan_hash, revision};
 use remoe_operator::facts::ModelFacts;
 use remoe_operator::planning::{KnownProfile, Planning};
 use remoe_planner::{Group, Options, Remote, solve};
+use remoe_predictor::Shares;
 use remoe_profile::Profile;
 use remoe_wire::format_listing;
 use remoe_wire::v1::LayerExperts;
@@ -14,8 +15,10 @@ use serde_json::{Value, json};
 pub fn around() -> Surroundings {
     Surroundings {
         main_image: "main:1".to_owned(),
+        main_cuda_image: "cuda:1".to_owned(),
         remote_image: "remote:1".to_owned(),
         pull_policy: "Never".to_owned(),
+        pods: PodExtras::default(),
         operator_namespace: "remoe-system".to_owned(),
         metrics_namespace: "monitoring".to_owned(),
         release: "remoe".to_owned(),
@@ -62,6 +65,31 @@ pub fn facts() -> ModelFacts {
         "kv_bytes_per_token": 1536, "token_bytes": 256, "total_bytes": 4000000,
     }))
     .unwrap()
+}
+
+/// MoE layers of the example, and experts of each where they are large.
+pub const LAYERS: usize = 3;
+pub const EXPERTS: usize = 16;
+
+/// The example's model with experts of which not all have room in a main function.
+pub fn large() -> ModelFacts {
+    let mut facts = facts();
+    let model = &mut facts.inspection;
+    (model.experts, model.expert_bytes) = (EXPERTS, 100_000_000);
+    (model.hidden_size, model.token_bytes) = (4096, 8192);
+    (model.outside_bytes, model.total_bytes) = (500_000_000, 6_000_000_000);
+    facts
+}
+
+/// Nearly all work is that of these experts, in every layer.
+pub fn shares(hot: &[usize]) -> Shares {
+    let weight = |at: usize| if hot.contains(&(at % EXPERTS)) { 1.0 } else { 0.001 };
+    Shares::from_weights(EXPERTS, (0..LAYERS * EXPERTS).map(weight).collect()).unwrap()
+}
+
+pub fn mix(of: MixOf, hot: &[usize]) -> RequestMix {
+    let text = shares(hot).to_text(1000).unwrap();
+    RequestMix { of, model: "f00d".to_owned(), requests: 20, tokens: 2000, shares: text }
 }
 
 pub fn prior() -> KnownProfile {

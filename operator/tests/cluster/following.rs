@@ -1,6 +1,6 @@
 //! Plans that follow what requests use, in a cluster in memory.
 
-use crate::example::{around, built, deployment, facts, plan};
+use crate::example::{EXPERTS, LAYERS, around, built, deployment, large, mix, plan, shares};
 use crate::world::World;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -9,7 +9,6 @@ use remoe_operator::api::{
     DemandPhase, GatewayDemand, MixOf, MoEDeploymentStatus, MoEPlan, MoEPlanSpec, PredictionOrder,
     ProfileSource, RequestMix,
 };
-use remoe_operator::facts::ModelFacts;
 use remoe_operator::names::{COMPONENT, Component, FUNCTION, REPLICA, label};
 use remoe_operator::steps::{Steps, Write};
 use remoe_predictor::Shares;
@@ -17,8 +16,6 @@ use remoe_wire::v1::LayerExperts;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-const LAYERS: usize = 3;
-const EXPERTS: usize = 16;
 /// More looks than anything here takes.
 const ENOUGH: usize = 120;
 
@@ -31,27 +28,6 @@ fn spec() -> Value {
         "pricing": {"billing": "Invocation"},
         "prediction": {"interval": "60s"},
     })
-}
-
-/// The example's model with experts of which not all have room in a main function.
-pub fn large() -> ModelFacts {
-    let mut facts = facts();
-    let model = &mut facts.inspection;
-    (model.experts, model.expert_bytes) = (EXPERTS, 100_000_000);
-    (model.hidden_size, model.token_bytes) = (4096, 8192);
-    (model.outside_bytes, model.total_bytes) = (500_000_000, 6_000_000_000);
-    facts
-}
-
-/// Nearly all work is that of these experts, in every layer.
-fn shares(hot: &[usize]) -> Shares {
-    let weight = |at: usize| if hot.contains(&(at % EXPERTS)) { 1.0 } else { 0.001 };
-    Shares::from_weights(EXPERTS, (0..LAYERS * EXPERTS).map(weight).collect()).unwrap()
-}
-
-pub fn mix(of: MixOf, hot: &[usize]) -> RequestMix {
-    let text = shares(hot).to_text(1000).unwrap();
-    RequestMix { of, model: "f00d".to_owned(), requests: 20, tokens: 2000, shares: text }
 }
 
 struct Scene {

@@ -2,8 +2,8 @@
 //! somebody else's deployment is reconciled as always. What becomes of it is proved in memory (`tenants.rs`).
 
 use crate::api::{Server, eventually, with_server};
+use crate::spoiled::Dice;
 use crate::stage::{Budget, Operator, deploy_as, quiet, run_pods};
-use crate::tenants::Dice;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{Pod, Secret, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -25,7 +25,7 @@ const AT_ONCE: usize = 20;
 
 /// Writes an object of the deployment `demo` spoiled, in its place or beside it under the labels of `other`. Returns whether
 /// the API server took it; none: there is nothing that could be spoiled.
-async fn spoil<K>(server: &Server, dice: &mut Dice) -> Option<bool>
+async fn spoil<K>(server: &Server, dice: &mut Dice<'_>) -> Option<bool>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
         + Clone
@@ -57,7 +57,7 @@ where
 }
 
 /// What nodes say of a pod: anything.
-async fn spoil_status(server: &Server, dice: &mut Dice) -> Option<bool> {
+async fn spoil_status(server: &Server, dice: &mut Dice<'_>) -> Option<bool> {
     let api = server.api::<Pod>();
     let list = api.list(&ListParams::default().labels("remoe.dev/deployment=demo")).await.unwrap().items;
     let ours: Vec<Pod> = list.into_iter().filter(|pod| !pod.name_any().starts_with("other")).collect();
@@ -97,7 +97,7 @@ fn hostile_objects_panic_nothing_and_another_tenant_is_reconciled_meanwhile() {
         deploy_as(&server, "other").await;
         let operator = Operator::start(&server, Budget::unlimited()).await;
         quiet(&server, &operator).await;
-        let mut dice = Dice(11);
+        let mut dice = Dice::Thrown(11);
         let (mut taken, mut refused, mut slowest) = (0, 0, Duration::ZERO);
         while taken + refused < OBJECTS {
             let written = match dice.below(10) {

@@ -1,13 +1,17 @@
 //! The whole line in a cluster in memory: it ends, wherever it was interrupted, and writes nothing after that.
 
-use crate::tenants::Dice;
+use crate::spoiled::Dice;
 use crate::world::{Answer, World};
+use kube::ResourceExt;
 use remoe_operator::api::{ConditionType, MoEDeploymentSpec, MoEDeploymentStatus};
+use remoe_operator::names::FUNCTION;
 use remoe_operator::observed::Observed;
 use remoe_operator::planned::PlanState;
+use remoe_operator::routing::RoutingTable;
 use remoe_operator::steps::Write;
 use remoe_operator::turn;
 use serde_json::json;
+use std::net::SocketAddrV6;
 
 /// Looks of a bad day.
 const BAD_LOOKS: usize = 25;
@@ -93,7 +97,7 @@ fn whatever_the_api_server_answers_the_line_ends_at_the_same_state() {
         let mut reference = begin(change);
         reference.settle();
         for seed in 0..24 {
-            let (mut world, mut dice) = (begin(change), Dice(seed));
+            let (mut world, mut dice) = (begin(change), Dice::Thrown(seed));
             let mut before = world.there.clone();
             for _ in 0..BAD_LOOKS {
                 if dice.below(3) == 0 {
@@ -123,7 +127,7 @@ fn whatever_the_api_server_answers_the_line_ends_at_the_same_state() {
 }
 
 /// What is there, with one kind of objects as it was a look ago.
-fn partly_old(world: &World, before: &Observed, dice: &mut Dice) -> Observed {
+fn partly_old(world: &World, before: &Observed, dice: &mut Dice<'_>) -> Observed {
     let (mut seen, old) = (world.there.clone(), before.clone());
     match dice.below(6) {
         0 | 1 => seen.pods = old.pods,
@@ -228,4 +232,26 @@ fn what_runs_is_healed_whatever_the_plan_is() {
         _ => None,
     });
     assert_eq!(made.collect::<Vec<_>>(), [lost.metadata.labels.unwrap()]);
+}
+
+/// A cluster of IPv6 alone: pods listen there, and addresses stand in brackets before their ports.
+#[test]
+fn functions_of_an_ipv6_cluster_find_each_other() {
+    let mut world = World::with_gateways(json!({"replicas": 2}), &["a"]);
+    world.network = "fd00::";
+    world.settle();
+    let table = RoutingTable::from_record(world.there.routing.as_ref().unwrap());
+    let routed = table.entries.values().flat_map(|generation| &generation.endpoints);
+    let experts: Vec<SocketAddrV6> = routed.map(|endpoint| endpoint.address.parse().unwrap()).collect();
+    let mains = world.demand().spec.mains.iter();
+    let mains: Vec<SocketAddrV6> = mains.map(|main| main.address.parse().unwrap()).collect();
+    assert!(!experts.is_empty() && experts.iter().all(|address| address.port() == 9001), "{experts:?}");
+    assert!(mains.len() == 2 && mains.iter().all(|address| address.port() == 8000), "{mains:?}");
+    for pod in &world.there.pods {
+        let spec = pod.spec.as_ref().unwrap();
+        let arguments = spec.containers[0].args.iter().flatten();
+        let listening = arguments.filter(|argument| argument.starts_with("[::]:")).count();
+        // Main functions for users, probes and orders, remote ones for work, probes and metrics.
+        assert!(listening == 3 || !pod.labels().contains_key(FUNCTION), "{}", pod.name_any());
+    }
 }

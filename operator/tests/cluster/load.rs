@@ -1,7 +1,6 @@
 //! Functions that follow load, in a cluster in memory.
 
-use crate::example::facts;
-use crate::following::large;
+use crate::example::{facts, large};
 use crate::world::World;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;

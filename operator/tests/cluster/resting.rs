@@ -1,6 +1,6 @@
 //! Remote functions that sleep while main functions run, in a cluster in memory.
 
-use crate::following::large;
+use crate::example::large;
 use crate::world::World;
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;

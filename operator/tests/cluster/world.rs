@@ -33,6 +33,8 @@ use std::sync::Mutex;
 
 /// More looks than anything here takes.
 const ENOUGH: usize = 60;
+/// Solutions that are remembered: who asks for another one every time does not fill the memory.
+const MOST_SOLUTIONS: usize = 256;
 
 #[derive(Clone)]
 pub struct World {
@@ -43,6 +45,8 @@ pub struct World {
     pub facts: ModelFacts,
     /// What inspectors and profilers print instead, where somebody else speaks for them.
     pub printed: Option<String>,
+    /// What the addresses of pods begin with.
+    pub network: &'static str,
     /// What the operator remembers of load.
     pub history: History,
     /// What the next look sees in place of what is there, where it is given old lists.
@@ -70,6 +74,7 @@ impl World {
             around: around(),
             facts: facts(),
             printed: None,
+            network: "10.0.0.",
             history: History::default(),
             stale: None,
             stale_seen: false,
@@ -295,7 +300,7 @@ impl World {
             let is_main = component == Component::Main.name();
             let in_force = pod.uid().and_then(|uid| self.there.heard.get(&uid)?.in_force);
             if is_main || component == Component::RemoteExpert.name() {
-                serve(pod, index, !is_main || in_force > Some(0), now);
+                serve(pod, format!("{}{}", self.network, index + 1), !is_main || in_force > Some(0), now);
             } else {
                 pod.status = serde_json::from_value(json!({"phase": "Succeeded"})).unwrap();
             }
@@ -431,7 +436,11 @@ fn solve(planning: &Planning, previous: Option<Box<MoEPlanSpec>>) -> Result<MoEP
     let known = SOLUTIONS.lock().unwrap().get(&asked).cloned();
     known.unwrap_or_else(|| {
         let solution = planning.solve(previous.as_deref());
-        SOLUTIONS.lock().unwrap().insert(asked, solution.clone());
+        let mut solutions = SOLUTIONS.lock().unwrap();
+        if solutions.len() >= MOST_SOLUTIONS {
+            solutions.clear();
+        }
+        solutions.insert(asked, solution.clone());
         solution
     })
 }
@@ -443,8 +452,7 @@ fn put<K: Resource<DynamicType = ()> + Clone>(list: &mut Vec<K>, keep: &Keep<K>,
     list.push(object);
 }
 
-fn serve(pod: &mut Pod, index: usize, ready: bool, now: Timestamp) {
-    let ip = format!("10.0.0.{}", index + 1);
+fn serve(pod: &mut Pod, ip: String, ready: bool, now: Timestamp) {
     let before = serde_json::to_value(&pod.status).unwrap();
     let now = json!(now.to_string());
     let status = if ready { "True" } else { "False" };

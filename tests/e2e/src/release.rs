@@ -108,6 +108,9 @@ impl Exclusive {
             // Tests make namespaces as they need them.
             "--set",
             "identity.allNamespaces=true",
+            // The image for GPUs is gigabytes, and there is none.
+            "--set",
+            "images.mainCuda.repository=ghcr.io/remoe/remoe-main",
         ]);
         for value in values {
             arguments.extend(["--set", value]);

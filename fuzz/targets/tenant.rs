@@ -1,0 +1,2 @@
+#![no_main]
+remoe_fuzz::target!(tenant);

@@ -1,0 +1,83 @@
+//! What whoever runs the operator wants all pods of functions to have.
+
+use k8s_openapi::api::core::v1::{EnvVar, LocalObjectReference, PodSpec};
+use kube::api::ObjectMeta;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::str::FromStr;
+
+/// What labels and annotations begin with that say what a pod is.
+const OURS: [&str; 2] = ["remoe.dev/", "app.kubernetes.io/"];
+
+/// What pods of functions and of helpers have in addition, whatever their deployment.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct PodExtras {
+    /// Secrets of their namespaces that images are pulled with.
+    image_pull_secrets: Vec<LocalObjectReference>,
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+    /// Environment variables beside those that functions are told anyway.
+    env: Vec<EnvVar>,
+    /// Whether the cluster chooses the user that they run as, which is not root all the same.
+    arbitrary_user: bool,
+}
+
+impl FromStr for PodExtras {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let extras: Self = serde_json::from_str(text).map_err(|error| {
+            format!(
+                "{text} is no JSON with imagePullSecrets, labels, annotations, env and arbitraryUser: {error}"
+            )
+        })?;
+        // What is not there is read as empty.
+        let is_named = extras.image_pull_secrets.iter().all(|secret| !secret.name.is_empty())
+            && extras.env.iter().all(|variable| !variable.name.is_empty());
+        if !is_named {
+            return Err(format!("{text}: each of imagePullSecrets and env has a name"));
+        }
+        let ours = |key: &&String| OURS.iter().any(|prefix| key.starts_with(prefix));
+        match extras.labels.keys().chain(extras.annotations.keys()).find(ours) {
+            Some(key) => {
+                Err(format!("{key:?}: labels and annotations of this prefix are the operator's own"))
+            }
+            None => Ok(extras),
+        }
+    }
+}
+
+impl PodExtras {
+    /// Gives a pod its labels and annotations. They are no part of its identity: pods that run get others as they are.
+    pub(super) fn note(&self, metadata: &mut ObjectMeta) {
+        if !self.labels.is_empty() {
+            metadata.labels.get_or_insert_default().extend(self.labels.clone());
+        }
+        if !self.annotations.is_empty() {
+            metadata.annotations.get_or_insert_default().extend(self.annotations.clone());
+        }
+    }
+
+    /// Makes `spec` one that has everything else.
+    pub(super) fn apply(&self, spec: &mut PodSpec) {
+        if !self.image_pull_secrets.is_empty() {
+            spec.image_pull_secrets = Some(self.image_pull_secrets.clone());
+        }
+        if let (false, Some(container)) = (self.env.is_empty(), spec.containers.first_mut()) {
+            let known = container.env.get_or_insert_default();
+            // What functions are told anyway stands.
+            let more: Vec<EnvVar> = self
+                .env
+                .iter()
+                .filter(|more| !known.iter().any(|it| it.name == more.name))
+                .cloned()
+                .collect();
+            known.extend(more);
+        }
+        if let (true, Some(security)) = (self.arbitrary_user, &mut spec.security_context) {
+            (security.run_as_user, security.run_as_group, security.fs_group) = (None, None, None);
+            security.fs_group_change_policy = None;
+        }
+    }
+}
