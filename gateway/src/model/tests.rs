@@ -102,7 +102,7 @@ async fn time_that_requests_take_is_counted_whoever_asks() {
 fn asleep(start: Instant) -> (Arc<Model>, Instant) {
     let (model, _metrics) = model(&[]);
     model.state().directive = None;
-    model.runs(Running { order: u64::MAX, backends: vec![backend(1)], ..Running::default() });
+    model.runs(Running { backends: vec![backend(1)], ..Running::default() });
     let window = Duration::from_secs(600);
     model.sleep_when_idle(window);
     let end = start + 2 * window;

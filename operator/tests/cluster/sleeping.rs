@@ -194,6 +194,7 @@ fn how_a_wake_went_is_told_once() {
             let (decide_us, schedule_us) = (100_000 * wake, 1_000_000);
             gateway.wake =
                 Some(WakeTimeline { wake, decide_us, schedule_us, first_us, ..WakeTimeline::default() });
+            gateway.said = None;
         }
         let times = format!(
             "the first token came after 1.{wake}05 s: decide 0.{wake}00, schedule 1.000, start 0.000, load 0.000, ready \
