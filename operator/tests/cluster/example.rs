@@ -82,7 +82,7 @@ pub fn large() -> ModelFacts {
 }
 
 /// Nearly all work is that of these experts, in every layer.
-pub fn shares(hot: &[usize]) -> Shares {
+fn shares(hot: &[usize]) -> Shares {
     let weight = |at: usize| if hot.contains(&(at % EXPERTS)) { 1.0 } else { 0.001 };
     Shares::from_weights(EXPERTS, (0..LAYERS * EXPERTS).map(weight).collect()).unwrap()
 }

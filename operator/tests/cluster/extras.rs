@@ -4,6 +4,7 @@ use crate::example::{around, deployment, facts, plan};
 use crate::world::World;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use remoe_operator::api::{Device, MoEPlanSpec};
 use remoe_operator::build::{PodExtras, Surroundings, inspector, plan_hash, profiler, revision};
 use remoe_operator::names::{COMPONENT, FUNCTION};
 use remoe_operator::steps::Write;
@@ -123,9 +124,10 @@ fn what_computes_on_a_gpu_has_the_image_for_it() {
         "main": {"device": "cuda", "gpu": {"resource": "nvidia.com/gpu", "count": 1}},
         "pricing": {"gpuHour": "2.5", "gpuMemoryMB": 80_000},
     });
-    for (spec, main) in [(json!({}), "main:1"), (gpu, "cuda:1")] {
+    for (spec, device, main) in [(json!({}), Device::Cpu, "main:1"), (gpu, Device::Cuda, "cuda:1")] {
         let (owner, around) = (deployment(spec), around());
-        let plan = plan(&owner);
+        // Where functions are says nothing about what they compute on.
+        let plan = MoEPlanSpec { device, ..plan(&deployment(json!({}))) };
         let revision = revision(&owner, &plan_hash(&plan).unwrap(), &plan, &around).unwrap();
         let image = |pod: Pod| pod.spec.unwrap().containers[0].image.clone().unwrap();
         assert_eq!(image(revision.main.pod(&owner, 0, 0)), main);

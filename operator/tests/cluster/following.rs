@@ -1,6 +1,6 @@
 //! Plans that follow what requests use, in a cluster in memory.
 
-use crate::example::{EXPERTS, LAYERS, around, built, deployment, large, mix, plan, shares};
+use crate::example::{EXPERTS, LAYERS, around, built, deployment, large, mix, plan};
 use crate::world::World;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
