@@ -3,10 +3,10 @@
 
 use crate::alive::{Alone, mean_per_second};
 use crate::answer::plans::{Effort, Inputs};
-use crate::plan::{Group, Plan};
+use crate::plan::{Group, LayerPlan, Plan};
 use crate::problem::model::Model;
 use crate::search::Counters;
-use crate::slicing::{Family, Planned};
+use crate::slicing::{Family, Planned, in_groups};
 
 /// Beyond so many experts in all, arrangements of groups that end by themselves are searched coarsely.
 const MANY_EXPERTS: usize = 1000;
@@ -27,7 +27,15 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
     ) -> Option<Planned> {
         let allowed = self.model.problem.remote_idle_seconds.filter(|_| self.model.groups_may_sleep());
         let Some(window) = allowed else { return sliced };
-        let mut starts: Vec<Planned> = sliced.iter().cloned().collect();
+        // What is rarely used may leave the main function where all else stays there.
+        let mut starts: Vec<Planned> = sliced.iter().chain(mix).cloned().collect();
+        // Of few experts also where not all of them fit it.
+        let slicing = self.new_slicing();
+        if let Some(known) = sliced.as_ref().filter(|_| mix.is_none() && slicing.is_small()) {
+            let layers = vec![LayerPlan::default(); self.model.layers.len()];
+            let home = Plan { layers, groups: Vec::new(), ..known.plan.clone() };
+            starts.push(slicing.unjudged(&known.candidate, home));
+        }
         if let Some(share) = sliced.as_ref().or(mix).and_then(|known| self.share_alive(known, window)) {
             // What groups cost a second is what differs most: their arrangement is searched at that price.
             let paid = Model { remote_share: share, ..Model::new(self.model.problem) };
@@ -63,19 +71,39 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
 
     /// The cheapest of `start` and the plans near it with groups that end by themselves that keeps every limit.
     fn asleep(&self, start: &Planned, window: f64, effort: Effort) -> Option<Planned> {
-        let slicing = self.new_slicing();
+        let mut slicing = self.new_slicing();
+        slicing.window = Some(window).filter(|_| slicing.is_small());
+        let plan = in_groups(&start.plan);
         // Costs of the search that found it may be at another price.
-        let mut best = slicing.judged(&start.candidate, start.plan.clone(), None);
-        let all = Plan {
-            groups: start.plan.groups.iter().map(|group| asleep(group, Some(window))).collect(),
-            ..start.plan.clone()
+        let candidate = &start.candidate;
+        let stays = slicing.judged(candidate, plan.clone(), None);
+        let groups: Vec<Group> = plan.groups.iter().map(|group| asleep(group, Some(window))).collect();
+        let all = Plan { groups, ..plan.clone() };
+        let sleeps = slicing.judged(candidate, all.clone(), None);
+        let parted = [
+            slicing.parted(candidate, &plan, stays.as_ref(), window),
+            // Where groups are, those that are hot may sleep as well.
+            sleeps
+                .as_ref()
+                .filter(|_| all != plan)
+                .and_then(|known| slicing.parted(candidate, &all, Some(known), window)),
+        ];
+        let found = parted.into_iter().chain([sleeps, stays]).flatten();
+        // Nothing remote is a way of its own.
+        let found: Vec<Planned> = found.filter(|found| !found.plan.groups.is_empty()).collect();
+        let better = |best: Planned, other: Planned| if other.beats(&best) { other } else { best };
+        // The best start is not always the best end.
+        let starts = if slicing.is_small() {
+            found.clone()
+        } else {
+            found.iter().cloned().reduce(better).into_iter().collect()
         };
-        let all = slicing.judged(&start.candidate, all, best.as_ref());
-        best = all.or(best);
-        let moved = best.clone().filter(|_| effort == Effort::Full).map(|planned| {
+        let best = found.into_iter().reduce(better);
+        let moved = starts.into_iter().filter(|_| effort == Effort::Full).map(|planned| {
             let mut left = self.moves().min(MOST_MOVES);
             slicing.improved(planned, &mut left)
         });
+        let moved = moved.reduce(better);
         let mut best = moved.or(best)?;
         loop {
             let cost = best.cost();

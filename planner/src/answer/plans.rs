@@ -254,6 +254,7 @@ impl<'s, 'm: 's> Inputs<'s, 'm> {
             factors: self.factors,
             violations: self.violations,
             remote: self.remote,
+            window: None,
             best: None,
             late: Vec::new(),
             cutoff: f64::INFINITY,

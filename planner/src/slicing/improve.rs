@@ -39,7 +39,7 @@ impl Slicing<'_, '_> {
     }
 
     /// Whether experts are so few that moves may be tried which many of them would make too many.
-    fn is_small(&self) -> bool {
+    pub(crate) fn is_small(&self) -> bool {
         self.model.experts() <= FEW_EXPERTS
     }
 
@@ -134,7 +134,7 @@ impl Slicing<'_, '_> {
         plans
     }
 
-    /// Other sizes and numbers of functions of one group.
+    /// Other sizes and numbers of functions of one group, and whether it ends by itself.
     fn group_moves(&self, plan: &Plan, index: usize) -> Vec<Plan> {
         let group = &plan.groups[index];
         let options = self.model.remote_options(self.needed(plan, group));
@@ -152,7 +152,11 @@ impl Slicing<'_, '_> {
         let fewer = (group.replicas > 1).then(|| Group { replicas: group.replicas - 1, ..group.clone() });
         let more = (group.replicas < self.model.problem.limits.max_replicas)
             .then(|| Group { replicas: group.replicas + 1, ..group.clone() });
-        sizes.chain(fewer).chain(more).map(with).collect()
+        let other = self.window.map(|window| match group.idle_seconds {
+            Some(_) => Group { idle_seconds: None, ..group.clone() },
+            None => Group { idle_seconds: Some(window), ..group.clone() },
+        });
+        sizes.chain(fewer).chain(more).chain(other).map(with).collect()
     }
 
     /// `plan` with every function of the least size that holds what is there, at the same vCPUs: what fewer experts need was
@@ -163,8 +167,9 @@ impl Slicing<'_, '_> {
         snug.filter(|snug| snug != plan)
     }
 
-    /// `plan` with every size and number of all its functions; none where they are many.
-    fn every_size(&self, plan: &Plan) -> Vec<Plan> {
+    /// `plan` with every size and number of all its functions, and every choice of groups that end by themselves; none where
+    /// they are many.
+    pub(super) fn every_size(&self, plan: &Plan) -> Vec<Plan> {
         let mains = self.model.main_options(self.model.main_needed(&plan.remote_counts()));
         let replicas = self.model.problem.limits.max_replicas;
         let options = plan.groups.iter().map(|group| self.model.remote_options(self.needed(plan, group)));
@@ -177,14 +182,20 @@ impl Slicing<'_, '_> {
             |main: &Sizing| Plan { main_bytes: main.bytes, main_vcpus: main.stated, ..plan.clone() };
         let mut plans: Vec<Plan> = mains.iter().map(with_main).collect();
         for (index, options) in options.iter().enumerate() {
+            let ends = match self.window {
+                Some(window) => vec![None, Some(window)],
+                None => vec![plan.groups[index].idle_seconds],
+            };
             let each = |plan: &Plan| {
                 let sizes =
                     options.iter().flat_map(|sizing| (1..=replicas).map(move |replicas| (*sizing, replicas)));
-                let with = |(sizing, replicas): (Sizing, u32)| {
+                let sizes = sizes
+                    .flat_map(|(sizing, replicas)| ends.iter().map(move |idle| (sizing, replicas, *idle)));
+                let with = |(sizing, replicas, idle_seconds): (Sizing, u32, Option<f64>)| {
                     let mut plan = plan.clone();
                     let group = &mut plan.groups[index];
-                    (group.memory_bytes, group.vcpus, group.replicas) =
-                        (sizing.bytes, sizing.stated, replicas);
+                    (group.memory_bytes, group.vcpus) = (sizing.bytes, sizing.stated);
+                    (group.replicas, group.idle_seconds) = (replicas, idle_seconds);
                     plan
                 };
                 sizes.map(with).collect::<Vec<_>>()

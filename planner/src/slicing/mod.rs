@@ -7,6 +7,7 @@
 //! experts follow (`improve.rs`).
 
 mod arrangement;
+mod cold;
 pub(crate) mod deal;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
@@ -125,6 +126,8 @@ pub(crate) struct Slicing<'s, 'm> {
     pub(crate) violations: &'s dyn Fn(&Plan, &Evaluation) -> Vec<Violation>,
     /// Whether experts may be remote.
     pub(crate) remote: Remote,
+    /// Seconds after which groups end by themselves, where moves may have them do so.
+    pub(crate) window: Option<f64>,
     pub(crate) best: Option<Planned>,
     /// Where nothing keeps the limits: the plans that come closest to it.
     pub(crate) late: Vec<(f64, Planned)>,
@@ -214,24 +217,7 @@ impl Slicing<'_, '_> {
         if experts > FEW_EXPERTS || hosts > most || !planned.plan.groups.is_empty() {
             return None;
         }
-        let own = layers.iter().enumerate().filter(|(_, layer)| !layer.remote.is_empty());
-        let groups = own.map(|(index, layer)| Group {
-            experts: (0..layers.len())
-                .map(|at| if at == index { layer.remote.clone() } else { Vec::new() })
-                .collect(),
-            memory_bytes: layer.memory_bytes,
-            vcpus: None,
-            replicas: layer.replicas,
-            idle_seconds: None,
-        });
-        let plan = Plan {
-            layers: layers
-                .iter()
-                .map(|layer| LayerPlan { remote: layer.remote.clone(), ..LayerPlan::default() })
-                .collect(),
-            groups: groups.collect(),
-            ..planned.plan.clone()
-        };
+        let plan = in_groups(&planned.plan);
         let start = self.judged(&planned.candidate, plan, None)?;
         // Nothing remote is a start for few moves: what lies farther is found from arrangements.
         let mut left = if hosts == 0 { MOST_EVALUATIONS / 20 } else { MOST_EVALUATIONS };
@@ -286,7 +272,7 @@ impl Slicing<'_, '_> {
         repaired
     }
 
-    fn unjudged(&self, candidate: &Candidate, plan: Plan) -> Planned {
+    pub(crate) fn unjudged(&self, candidate: &Candidate, plan: Plan) -> Planned {
         let evaluation = self.model.evaluate(&plan);
         Planned { candidate: candidate.clone(), plan, evaluation }
     }
@@ -363,6 +349,26 @@ impl Slicing<'_, '_> {
 /// Evaluations that moves may be, of so many experts.
 pub(crate) fn most_moves(experts: usize) -> usize {
     if experts <= FEW_EXPERTS { MOST_EVALUATIONS } else { MOST_WORK / experts }
+}
+
+/// `plan`, whose layers may have functions of their own, with these as groups.
+pub(crate) fn in_groups(plan: &Plan) -> Plan {
+    if !plan.groups.is_empty() {
+        return plan.clone();
+    }
+    let layers = &plan.layers;
+    let own = layers.iter().enumerate().filter(|(_, layer)| !layer.remote.is_empty());
+    let groups = own.map(|(index, layer)| Group {
+        experts: (0..layers.len())
+            .map(|at| if at == index { layer.remote.clone() } else { Vec::new() })
+            .collect(),
+        memory_bytes: layer.memory_bytes,
+        vcpus: None,
+        replicas: layer.replicas,
+        idle_seconds: None,
+    });
+    let of_groups = |layer: &LayerPlan| LayerPlan { remote: layer.remote.clone(), ..LayerPlan::default() };
+    Plan { layers: layers.iter().map(of_groups).collect(), groups: groups.collect(), ..plan.clone() }
 }
 
 /// `plan` with the sizes of `pair`.
