@@ -340,9 +340,9 @@ impl Experts {
                 computed.push(self.compute_orphans(call, ready, outstanding)?);
                 continue;
             }
-            let come = self.compute_awaited(call, outstanding)?;
-            if !come.0.is_empty() {
-                computed.push(come);
+            let arrived = self.arrived(call.layer, outstanding);
+            if !arrived.is_empty() {
+                computed.push(self.compute_arrived(call, &arrived)?);
                 continue;
             }
             if outstanding.is_settled() {
@@ -354,23 +354,24 @@ impl Experts {
         }
     }
 
-    /// Computes those awaited pairs whose experts are there by now.
-    fn compute_awaited(
+    /// Takes those awaited pairs whose experts are there by now.
+    fn arrived(&self, layer: usize, outstanding: &mut Outstanding) -> Vec<(Arc<PackedExpert>, Vec<u32>)> {
+        let local = &self.placement.local;
+        let awaited = outstanding.awaited.keys();
+        let there = awaited.filter_map(|&expert| Some((expert, local.get(layer, expert)?.clone())));
+        let there: Vec<_> = there.collect();
+        let work = there.into_iter();
+        work.filter_map(|(expert, packed)| Some((packed, outstanding.awaited.remove(&expert)?))).collect()
+    }
+
+    /// Computes awaited pairs whose experts have been read.
+    fn compute_arrived(
         &mut self,
         call: &LayerCall<'_>,
-        outstanding: &mut Outstanding,
+        work: &[(Arc<PackedExpert>, Vec<u32>)],
     ) -> Result<Computed, ExpertError> {
-        let local = &self.placement.local;
-        let there =
-            outstanding.awaited.keys().filter_map(|&expert| local.get(call.layer, expert).map(|_| expert));
-        let there: Vec<u32> = there.collect();
-        let work = there.into_iter();
-        let work = work.filter_map(|expert| {
-            Some((local.get(call.layer, expert)?.clone(), outstanding.awaited.remove(&expert)?))
-        });
-        let work: Vec<_> = work.collect();
         let mut rows = Vec::new();
-        let slots = self.compute(call, &work, &mut rows)?;
+        let slots = self.compute(call, work, &mut rows)?;
         self.count(call, &slots, "local", |tally| &mut tally.local);
         Ok((slots, rows))
     }
