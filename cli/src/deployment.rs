@@ -125,9 +125,8 @@ impl Wanted {
         }
         let source = source.pinned(&opened);
         let (experts_dtype, device) = (args.experts_dtype, args.device.as_deref().unwrap_or("cpu"));
-        let dense_dtype = DenseDtype::quantised(args.dense_dtype, experts_dtype, device);
         check_experts_dtype(&opened.checkpoint, experts_dtype, args.dtype)?;
-        let inspection = Inspection { experts_dtype, dense_dtype, ..opened.checkpoint.inspect()? };
+        let inspection = opened.checkpoint.inspect()?.kept_as(experts_dtype, args.dense_dtype, device);
         let moe_layers = moe_layers(&inspection);
         Ok(Self {
             options: ModelOptions {

@@ -44,13 +44,22 @@ pub(crate) fn peak_bytes(pid: u32) -> Option<f64> {
 
 /// CPU time of the threads that a process has, where the kernel counts it in nanoseconds.
 pub(crate) fn cpu_seconds(pid: u32) -> Option<f64> {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
-    let mut nanos = 0_u64;
-    for thread in threads {
+    let mut seconds = 0.0;
+    for thread in fs::read_dir(format!("/proc/{pid}/task")).ok()? {
         let Ok(stat) = fs::read_to_string(thread.ok()?.path().join("schedstat")) else { continue };
-        nanos += stat.split_whitespace().next()?.parse::<u64>().ok()?;
+        seconds += run_seconds(&stat)?;
     }
-    Some(nanos as f64 / 1e9)
+    Some(seconds)
+}
+
+/// CPU time of the thread that asks, where the kernel counts it in nanoseconds.
+pub(crate) fn own_cpu_seconds() -> Option<f64> {
+    run_seconds(&fs::read_to_string("/proc/thread-self/schedstat").ok()?)
+}
+
+/// The CPU time in a thread's `schedstat`.
+fn run_seconds(stat: &str) -> Option<f64> {
+    Some(stat.split_whitespace().next()?.parse::<u64>().ok()? as f64 / 1e9)
 }
 
 /// The number behind `name` in a file of the form `Name:  123 kB`.

@@ -100,6 +100,14 @@ impl Inspection {
         self.served_context.map_or(self.context_length, |served| served.min(self.context_length))
     }
 
+    /// The same model on `device` with its routed experts as `experts` and its other weights as `dense`: see
+    /// [`DenseDtype::quantised`].
+    #[must_use]
+    pub fn kept_as(self, experts: Option<ExpertsDtype>, dense: Option<DenseDtype>, device: &str) -> Self {
+        let dense_dtype = DenseDtype::quantised(dense, experts, device);
+        Self { experts_dtype: experts, dense_dtype, ..self }
+    }
+
     /// The same model with all weights stored in the dtype: what resident sizes are made of.
     #[must_use]
     pub fn decoded(&self) -> Self {

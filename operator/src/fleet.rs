@@ -41,9 +41,7 @@ impl Silence {
             coming: self.coming.saturating_add(other.coming),
         }
     }
-}
 
-impl Silence {
     /// How many pods may be on their way to replace others at most.
     pub(super) fn most_coming(self) -> usize {
         (self.there / AT_ONCE).max(1)

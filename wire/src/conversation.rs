@@ -27,6 +27,8 @@ pub struct Wait {
 impl Wait {
     /// As the engine waits by default: `poll_us` in main-model-fn/src/settings.rs.
     pub const ENGINE: Self = Self { poll: Duration::from_micros(100) };
+    /// Sleeps until the answer is there.
+    pub const SLEEP: Self = Self { poll: Duration::ZERO };
     /// Polls until the answer is there.
     pub const SPIN: Self = Self { poll: LIMIT };
 }

@@ -10,7 +10,6 @@ use crate::names::{Component, PodName, profile_record};
 use crate::quantity::{MB, megabytes, millicores_of, vcpus};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use remoe_model::{DenseDtype, Inspection};
 
 /// A profiler that is not done by then has failed.
 const DEADLINE_SECONDS: i64 = 600;
@@ -45,10 +44,8 @@ pub fn profiler(
     arguments.extend(plan.model.precision_of_all());
     arguments.extend(["--device".to_owned(), plan.device.name().to_owned()]);
     arguments.extend(access.arguments.iter().cloned());
-    let experts_dtype = plan.model.experts_dtype.map(Into::into);
-    let dense_dtype =
-        DenseDtype::quantised(plan.model.dense_dtype.map(Into::into), experts_dtype, plan.device.name());
-    let inspection = Inspection { experts_dtype, dense_dtype, ..facts.inspection.clone() };
+    let (experts, dense) = (plan.model.experts_dtype.map(Into::into), plan.model.dense_dtype.map(Into::into));
+    let inspection = facts.inspection.clone().kept_as(experts, dense, plan.device.name());
     let weights = inspection.resident_total_bytes(plan.model.dtype.name());
     let memory = u32::try_from(weights.div_ceil(MB).saturating_add(BESIDE_WEIGHTS_MB)).unwrap_or(u32::MAX);
     let main = &owner.spec.main;

@@ -366,10 +366,9 @@ pub fn compute_dtype(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> ComputeDty
 
 /// The checkpoint as the spec has it served.
 pub fn served(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> Inspection {
-    let experts_dtype = spec.model.experts_dtype.map(Into::into);
-    let asked = spec.model.dense_dtype.map(Into::into);
-    let dense_dtype = remoe_model::DenseDtype::quantised(asked, experts_dtype, spec.main.device.name());
-    let inspection = Inspection { experts_dtype, dense_dtype, ..facts.inspection.clone() };
+    let model = &spec.model;
+    let (experts, dense) = (model.experts_dtype.map(Into::into), model.dense_dtype.map(Into::into));
+    let inspection = facts.inspection.clone().kept_as(experts, dense, spec.main.device.name());
     match spec.model.max_model_len {
         Some(positions) => Inspection {
             context_length: inspection.context_length.min(positions as usize),

@@ -59,8 +59,6 @@ pub(super) struct RemoteCall {
     pub(super) send: f64,
     /// After them: waiting, computation included.
     pub(super) wait: f64,
-    /// What the main function computes for it.
-    pub(super) cpu: f64,
 }
 
 /// What is measured, and what is told about it.
@@ -104,7 +102,7 @@ impl MainSetup<'_> {
         let mut last = None;
         let mut main_bytes = 0.0;
         let mut loads = None;
-        let mut call = RemoteCall { send: 0.0, wait: 0.0, cpu: 0.0 };
+        let mut call = RemoteCall { send: 0.0, wait: 0.0 };
         for (threads, vcpus) in self.subject.grid.by_threads(self.subject.functions.quotas) {
             let main = Main::start(self, threads, "cpu", step)?;
             let loads = loads.get_or_insert(self.loads(&main)?);
@@ -117,9 +115,7 @@ impl MainSetup<'_> {
             }
             main.function.limit(f64::from(self.subject.grid.cores))?;
             step("remote experts as the main function sees them".to_owned());
-            let seen = main.remote_call()?;
-            // What polls or computes in several threads does not say what it works.
-            call = RemoteCall { cpu: if threads == 1 { seen.cpu } else { call.cpu }, ..seen };
+            call = main.remote_call()?;
             let counted = self.weights() + self.cache_bytes() as f64;
             main_bytes = f64::max(main_bytes, main.function.peak_bytes().unwrap_or(0.0) - counted);
             last = Some(main.start_times());
@@ -337,7 +333,7 @@ impl<'s> Main<'s> {
             }
             Ok::<_, CliError>(Parts { rest: median(rest), experts: median(experts) })
         };
-        let (local, local_cpu) = (step(false)?, self.step_cpu()?);
+        let local = step(false)?;
         let function = super::remote::start(self.setup.subject, &sets, 1)?;
         let endpoint =
             Endpoint { address: function.grpc.to_string(), layers: Vec::new(), experts: Vec::new() };
@@ -345,27 +341,9 @@ impl<'s> Main<'s> {
         let routing =
             Routing { generation: 2, endpoints: vec![endpoint], remote: sets, ..Routing::default() };
         self.runtime.block_on(control::set_routing(self.function.grpc, routing, LIMIT))?;
-        let (remote, remote_cpu) = (step(true)?, self.step_cpu()?);
+        let remote = step(true)?;
         let send = ((remote.rest - local.rest) / count).max(0.0);
-        let cpu = remote_cpu.zip(local_cpu).map_or(send, |(remote, local)| (remote - local).max(0.0) / count);
-        Ok(RemoteCall { send, wait: remote.experts / count, cpu })
-    }
-
-    /// CPU seconds of a decode step besides local experts, where the kernel counts them.
-    fn step_cpu(&self) -> Result<Option<f64>, CliError> {
-        let computed = |tokens: u32| {
-            let before = self.function.cpu_seconds();
-            let finished = self.generate(DECODE_PROMPT, tokens)?;
-            let computed = self.function.cpu_seconds().zip(before).map(|(after, before)| after - before);
-            Ok::<_, CliError>((computed, local(finished.decode_experts)))
-        };
-        let mut steps = Vec::with_capacity(ROUNDS);
-        for _ in 0..ROUNDS {
-            let ((all, experts), (prefill, _)) = (computed(STEPS + 1)?, computed(1)?);
-            let (Some(all), Some(prefill)) = (all, prefill) else { return Ok(None) };
-            steps.push((all - prefill - experts) / f64::from(STEPS));
-        }
-        Ok(Some(median(steps)))
+        Ok(RemoteCall { send, wait: remote.experts / count })
     }
 
     fn generate(&self, tokens: usize, max_tokens: u32) -> Result<Finished, CliError> {

@@ -68,9 +68,8 @@ pub(crate) async fn run(args: &ProfileArgs, as_json: bool, progress: &Arc<Progre
     }
     let opened = args.source.open()?;
     let experts_dtype = args.experts_dtype;
-    let dense_dtype = DenseDtype::quantised(args.dense_dtype, experts_dtype, &args.device);
     check_experts_dtype(&opened.checkpoint, experts_dtype, args.dtype)?;
-    let inspection = Inspection { experts_dtype, dense_dtype, ..opened.checkpoint.inspect()? };
+    let inspection = opened.checkpoint.inspect()?.kept_as(experts_dtype, args.dense_dtype, &args.device);
     let dtype = args.dtype.map_or_else(|| default_dtype(&inspection), |dtype| dtype.name());
     let request = Request {
         source: args.source.pinned(&opened),
@@ -139,7 +138,6 @@ fn measure_blocking(request: &Request, progress: &Arc<Progress>) -> Result<Profi
     progress.clear();
     let mut transport = remote.transport;
     transport.send_seconds = main.call.send;
-    transport.main_cpu_seconds = main.call.cpu;
     if address.is_none() {
         // As the main function sees a call: it sleeps and wakes, and drives its connections itself.
         let per_expert = remote.expert_seconds.seconds.first().map_or(0.0, |row| row[0]);

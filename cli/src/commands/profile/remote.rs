@@ -5,6 +5,7 @@ use super::Subject;
 use super::functions::Running;
 use super::grid::median;
 use crate::exit::CliError;
+use crate::machine::own_cpu_seconds;
 use remoe_function::Role;
 use remoe_planner::CpuProfile;
 use remoe_profile::{Start, Transport};
@@ -50,7 +51,7 @@ impl RemoteSetup<'_> {
         let mut function_bytes = 0.0;
         let mut transport = None;
         let mut description = None;
-        let mut function_cpu_seconds = 0.0;
+        let mut cpu = CallCpu::default();
         // A function's threads are fixed when it starts, its quota is not.
         for (threads, vcpus) in self.subject.grid.by_threads(self.subject.functions.quotas) {
             step(format!("starting a remote function with {threads} threads"));
@@ -75,7 +76,7 @@ impl RemoteSetup<'_> {
             function.limit(f64::from(self.subject.grid.cores))?;
             if threads == 1 {
                 step("what a call takes beside experts".to_owned());
-                function_cpu_seconds = client.computing_beside_experts(&function)?;
+                cpu = client.computing_beside_experts(&function)?;
             }
             if threads == self.subject.grid.threads() {
                 step("the way to a remote function".to_owned());
@@ -95,7 +96,11 @@ impl RemoteSetup<'_> {
         let transport = transport.ok_or_else(|| CliError::runtime("the transport was not measured"))?;
         Ok(RemoteFigures {
             expert_seconds,
-            transport: Transport { function_cpu_seconds, ..transport },
+            transport: Transport {
+                main_cpu_seconds: cpu.caller,
+                function_cpu_seconds: cpu.function,
+                ..transport
+            },
             start: self.start_times(&hosted, step)?,
             function_bytes,
             instruction_path: described.instruction_path,
@@ -166,6 +171,13 @@ pub(super) fn start<'f>(
         "0".into(),
     ]);
     subject.functions.start(Role::Remote, arguments, f64::from(subject.grid.cores))
+}
+
+/// CPU seconds of a call at both ends besides experts; 0 where the kernel does not count them.
+#[derive(Default)]
+struct CallCpu {
+    caller: f64,
+    function: f64,
 }
 
 /// Asks a function for rows of its experts, other ones each time.
@@ -242,16 +254,22 @@ impl<'a> Client<'a> {
         Ok(column)
     }
 
-    /// CPU seconds of `function` per call besides experts; 0 where the kernel does not count them.
-    fn computing_beside_experts(&mut self, function: &Running<'_>) -> Result<f64, CliError> {
-        let before = function.cpu_seconds();
+    /// What a call has computed besides experts, with a caller that drives its connection as the engine does and, as one below
+    /// one vCPU, never polls.
+    fn computing_beside_experts(&mut self, function: &Running<'_>) -> Result<CallCpu, CliError> {
+        let counters = || own_cpu_seconds().zip(function.cpu_seconds());
+        let before = counters();
         let mut experts = 0.0;
         for _ in 0..EXCHANGES {
             std::thread::sleep(REST);
-            experts += self.ask(1, Wait::ENGINE)?.1;
+            experts += self.ask(1, Wait::SLEEP)?.1;
         }
-        let computed = function.cpu_seconds().zip(before).map(|(after, before)| after - before);
-        Ok(computed.map_or(0.0, |all| (all - experts).max(0.0) / EXCHANGES as f64))
+        let Some((before, after)) = before.zip(counters()) else { return Ok(CallCpu::default()) };
+        let calls = EXCHANGES as f64;
+        Ok(CallCpu {
+            caller: (after.0 - before.0) / calls,
+            function: (after.1 - before.1 - experts).max(0.0) / calls,
+        })
     }
 
     /// What a call takes besides its computation: for one row, and more for more bytes.
@@ -276,8 +294,8 @@ impl<'a> Client<'a> {
             invoke_seconds: (one - one_bytes / rate).max(0.0),
             // Seen in the main function only.
             send_seconds: 0.0,
+            // Seen with a function of one thread only.
             main_cpu_seconds: 0.0,
-            // Seen in a function with one thread only.
             function_cpu_seconds: 0.0,
         })
     }
