@@ -65,6 +65,7 @@ mod shape;
 mod signal;
 mod threads;
 mod transpose;
+mod vectors;
 
 pub use attention::{AttentionShape, AttentionSpan, PAGE_POSITIONS};
 pub use class::{NumericsClass, WeightFormat};
@@ -77,3 +78,4 @@ pub use paths::{InstructionPath, PathChoice, wrong_paths};
 pub use plan::{Job, MAX_JOBS, MAX_ROWS, Product};
 pub use pool::{DEFAULT_POLL, MAX_THREADS, Pool, PoolConfig};
 pub use shape::{ExpertShape, MAX_DIMENSION, Matrix};
+pub use vectors::{Loops, by_vectors};

@@ -5,6 +5,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::paths::{self, PathChoice};
+use crate::plan::Plan;
 use crate::threads::{Paths, Shared};
 use crate::{InstructionPath, Job, KernelError, MAX_ROWS, NumericsClass, Product};
 
@@ -107,9 +108,17 @@ impl Pool {
     /// # Errors
     /// Before anything is computed: [`KernelError::TooMany`], [`KernelError::InputLength`], [`KernelError::RowIndex`], [`KernelError::OutputLength`], [`KernelError::TooLarge`], [`KernelError::OutOfMemory`]. After it: [`KernelError::Panicked`].
     pub fn forward(&self, jobs: &mut [Job<'_>]) -> Result<(), KernelError> {
+        self.forward_beside(jobs, &mut || {})
+    }
+
+    /// As [`forward`](Self::forward), for a caller that has something else to see to: it does `between` after each panel of weights that it has multiplied with, which takes microseconds for one row and a millisecond or more for hundreds. `between` must not use the pool.
+    ///
+    /// # Errors
+    /// As for [`forward`](Self::forward); [`KernelError::Panicked`] where `between` panicked.
+    pub fn forward_beside(&self, jobs: &mut [Job<'_>], between: &mut dyn FnMut()) -> Result<(), KernelError> {
         let _calling = self.calling.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the lock is held, and the jobs' borrows last until `call` returns; outputs are borrowed mutably and so disjoint.
-        unsafe { self.shared.call(|plan| plan.prepare_jobs(jobs)) }
+        unsafe { self.shared.call(|plan| plan.prepare_jobs(jobs), between) }
     }
 
     /// Computes all products; otherwise as [`forward`](Self::forward).
@@ -119,7 +128,7 @@ impl Pool {
     pub fn multiply(&self, products: &mut [Product<'_>]) -> Result<(), KernelError> {
         let _calling = self.calling.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: as in `forward`.
-        unsafe { self.shared.call(|plan| plan.prepare_products(products)) }
+        unsafe { self.shared.call(|plan| plan.prepare_products(products), &mut || {}) }
     }
 
     /// Does `work` with every item, each on one of the pool's threads, and returns when all are done. Takes tens of thousands of operations per item to be worth it. `work` must not use the pool; the processor's modes for denormals are those of the thread's other code, not those of the kernels.
@@ -139,10 +148,11 @@ impl Pool {
         let _calling = self.calling.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: as in `forward`; the task lives until `call` returns.
         unsafe {
-            self.shared.call(|plan| {
+            let prepare = |plan: &mut Plan| {
                 plan.prepare_task(&task, count);
                 Ok(())
-            })
+            };
+            self.shared.call(prepare, &mut || {})
         }
     }
 }
@@ -192,6 +202,34 @@ mod tests {
     /// None needed: touches nothing.
     unsafe fn broken(panel: &Panel) {
         assert!(panel.columns == 64, "a kernel that panics");
+    }
+
+    #[test]
+    fn callers_see_to_other_things_between_panels() {
+        let shape = ExpertShape::new(130, 65, Dtype::F32, Activation::Silu).unwrap();
+        let weights: Vec<u8> =
+            (0..130 * 65).flat_map(|i: u32| ((i % 7) as f32 / 8.0).to_le_bytes()).collect();
+        let expert = PackedExpert::pack(shape, StoredDtype::F32, &weights, &weights, &weights).unwrap();
+        let inputs: Vec<u8> = (0..130).flat_map(|i: u32| (i as f32 / 64.0).to_le_bytes()).collect();
+        for threads in 1..=3 {
+            let pool = Pool::new(PoolConfig { threads, ..PoolConfig::default() }).unwrap();
+            let (mut alone, mut beside) = (vec![0; shape.row_bytes()], vec![0; shape.row_bytes()]);
+            let job = |output| [Job { expert: &expert, inputs: &inputs, row_index: &[0], output }];
+            pool.forward(&mut job(&mut alone)).unwrap();
+            let (caller, mut times) = (std::thread::current().id(), 0);
+            let mut between = || {
+                assert_eq!(std::thread::current().id(), caller);
+                times += 1;
+            };
+            pool.forward_beside(&mut job(&mut beside), &mut between).unwrap();
+            assert_eq!(alone, beside);
+            // Of 32 columns of a gate and of 64: 3 and 3, of which others take their part.
+            assert!(if threads == 1 { times == 6 } else { (1..=6).contains(&times) }, "{times}");
+            let panics = pool.forward_beside(&mut job(&mut beside), &mut || panic!("between panels"));
+            assert_eq!(panics, Err(KernelError::Panicked));
+            pool.forward(&mut job(&mut beside)).unwrap();
+            assert_eq!(alone, beside);
+        }
     }
 
     #[test]

@@ -118,13 +118,14 @@ impl Shared {
         self.opened.wake();
     }
 
-    /// Prepares a call with `prepare` and, if that succeeds, computes it.
+    /// Prepares a call with `prepare` and, if that succeeds, computes it; this thread does `between` after each of its units.
     ///
     /// # Safety
     /// One thread at a time, not from within a call; what the plan's pointers point to outlives this function and is not used by others.
     pub(crate) unsafe fn call(
         &self,
         prepare: impl FnOnce(&mut Plan) -> Result<(), KernelError>,
+        between: &mut dyn FnMut(),
     ) -> Result<(), KernelError> {
         {
             // SAFETY: no call is open and nobody has joined: the previous one waited for that, and calls come one at a time.
@@ -145,7 +146,7 @@ impl Shared {
         self.state.store(number << CALL | OPEN, Ordering::SeqCst);
         self.opened.wake();
         // SAFETY: the call is open and this thread has not closed it yet.
-        unsafe { self.take_part(0) };
+        unsafe { self.take_part(0, between) };
         // A thread that panicked has counted its unit as done all the same, so that this ends.
         self.progressed.wait(self.poll, || self.is_done(Phase::GateUp) && self.is_done(Phase::Down));
         self.state.fetch_and(!OPEN, Ordering::SeqCst);
@@ -178,7 +179,7 @@ impl Shared {
             if let Ok(state) = self.state.fetch_update(Ordering::AcqRel, Ordering::Relaxed, join) {
                 last = state >> CALL;
                 // SAFETY: this thread has joined an open call and leaves it below.
-                unsafe { self.take_part(thread) };
+                unsafe { self.take_part(thread, &mut || {}) };
                 self.state.fetch_sub(1, Ordering::AcqRel);
                 self.progressed.wake();
             }
@@ -189,11 +190,11 @@ impl Shared {
         self.phases[phase as usize].remaining.load(Ordering::Acquire) == 0
     }
 
-    /// Computes units until there are none left to take.
+    /// Computes units until there are none left to take, and does `between` after each.
     ///
     /// # Safety
     /// Between joining and leaving a call.
-    unsafe fn take_part(&self, thread: usize) {
+    unsafe fn take_part(&self, thread: usize, between: &mut dyn FnMut()) {
         // SAFETY: the plan is not written while the call is open or joined.
         let plan = unsafe { &*self.plan.get() };
         for phase in Phase::ALL {
@@ -204,15 +205,24 @@ impl Shared {
                     self.phases[Phase::Down as usize].ranges[thread].front().map(|u| (Phase::Down, u))
                 });
                 self.compute(plan, phase, unit, next);
+                self.in_between(between);
             }
             for other in 1..ranges.len() {
                 while let Some(unit) = ranges[(thread + other) % ranges.len()].take(false) {
                     self.compute(plan, phase, unit, None);
+                    self.in_between(between);
                 }
             }
             if phase == Phase::GateUp {
                 self.progressed.wait(self.poll, || self.is_done(phase));
             }
+        }
+    }
+
+    /// Others compute for this call until it is over: a panic ends it, and does not leave it.
+    fn in_between(&self, between: &mut dyn FnMut()) {
+        if catch_unwind(AssertUnwindSafe(between)).is_err() {
+            self.panicked.store(true, Ordering::Relaxed);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::random::uniform;
 use super::request::{Sampling, TokenLogprobs};
-use super::softmax::{BLOCK, Weights, largest};
+use super::softmax::{BLOCK, Weights, largest, maxima};
 use crate::grammar::{GrammarError, Progress};
 use remoe_kernels::Pool;
 use std::collections::HashMap;
@@ -140,15 +140,14 @@ pub(crate) fn argmax(logits: &[f32]) -> u32 {
 /// Draws from the tokens that `top_k`, `top_p` and `min_p` leave: the one at which the sum of their weights,
 /// in the order of their ids, passes `number` (0 to 1) times the whole.
 fn draw(logits: &[f32], sampling: &Sampling, number: f64) -> u32 {
-    let maxima: Vec<f32> = logits.chunks(BLOCK).map(largest).collect();
+    let maxima = maxima(logits);
     let best = largest(&maxima);
     if best == f32::NEG_INFINITY {
         return argmax(logits);
     }
     let weights = Weights::new(best, sampling.temperature, sampling.min_p);
     if sampling.top_k == 0 && sampling.top_p >= 1.0 {
-        let sums: Vec<f64> =
-            logits.chunks(BLOCK).zip(&maxima).map(|(block, &largest)| weights.sum(block, largest)).collect();
+        let sums = weights.sums(logits, &maxima);
         let mut left = number * sums.iter().sum::<f64>();
         let mut chosen = 0;
         for (block, &sum) in sums.iter().enumerate().filter(|(_, sum)| **sum > 0.0) {
@@ -191,8 +190,7 @@ fn candidates(logits: &[f32], maxima: &[f32], best: f32, sampling: &Sampling) ->
     let mut tokens: Vec<(u32, f32)>;
     let total: f64;
     if sampling.top_k == 0 {
-        let blocks = logits.chunks(BLOCK).zip(maxima);
-        total = blocks.map(|(block, &largest)| weights.sum(block, largest)).sum();
+        total = weights.sums(logits, maxima).iter().sum();
         // Tokens that weigh less than this together weigh less than what `top_p` leaves out. The logit
         // that belongs to it is a little lower than it needs to be, for roundings.
         let least = (1.0 - top_p) * total / logits.len() as f64;
@@ -265,7 +263,7 @@ impl Descending {
 pub(crate) fn logprobs(logits: &[f32], token: u32, top: usize) -> TokenLogprobs {
     let max = largest(logits);
     let weights = Weights::new(max, 1.0, 0.0);
-    let sum: f64 = logits.chunks(BLOCK).map(|block| weights.sum(block, largest(block))).sum();
+    let sum: f64 = weights.sums(logits, &maxima(logits)).iter().sum();
     let normaliser = f64::from(max) + sum.ln();
     let logprob = |logit: f32| (f64::from(logit) - normaliser) as f32;
     // Few are asked for: they are kept in order on one way through the vocabulary.

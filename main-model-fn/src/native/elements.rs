@@ -1,5 +1,6 @@
 //! Operations on single rows: plain Rust, whose float32 arithmetic is the same on every processor. They are written
-//! so that the compiler can use vectors; what is summed is summed in 16 lanes.
+//! so that the compiler can use vectors, and inlined so that it uses the processor's ([`remoe_kernels::Loops`]); what is summed is
+//! summed in 16 lanes.
 
 use remoe_kernels::Dtype;
 use remoe_kernels::numerics::{round_bf16, to_bf16};
@@ -7,6 +8,7 @@ use remoe_kernels::numerics::{round_bf16, to_bf16};
 const LANES: usize = 16;
 
 /// Reads a row.
+#[inline(always)]
 pub(super) fn widen(dtype: Dtype, from: &[u8], to: &mut [f32]) {
     match dtype {
         Dtype::F32 => {
@@ -23,6 +25,7 @@ pub(super) fn widen(dtype: Dtype, from: &[u8], to: &mut [f32]) {
 }
 
 /// Writes a row, rounded.
+#[inline(always)]
 pub(super) fn narrow(dtype: Dtype, from: &[f32], to: &mut [u8]) {
     match dtype {
         Dtype::F32 => {
@@ -39,6 +42,7 @@ pub(super) fn narrow(dtype: Dtype, from: &[f32], to: &mut [u8]) {
 }
 
 /// The nearest value that `dtype` has.
+#[inline(always)]
 pub(super) fn rounded(dtype: Dtype, x: f32) -> f32 {
     match dtype {
         Dtype::F32 => x,
@@ -47,6 +51,7 @@ pub(super) fn rounded(dtype: Dtype, x: f32) -> f32 {
 }
 
 /// The mean of what `of` makes of the elements.
+#[inline(always)]
 fn mean(x: &[f32], of: impl Fn(f32) -> f32) -> f32 {
     let mut lanes = [0.0_f32; LANES];
     let (whole, rest) = x.as_chunks::<LANES>();
@@ -67,6 +72,7 @@ fn mean(x: &[f32], of: impl Fn(f32) -> f32) -> f32 {
 }
 
 /// `(x - mean(x)) / deviation(x) * weight + bias`.
+#[inline(always)]
 pub(super) fn layer_norm(x: &mut [f32], weight: &[f32], bias: &[f32], epsilon: f32) {
     let middle = mean(x, |x| x);
     let factor = 1.0 / (mean(x, |x| (x - middle) * (x - middle)) + epsilon).sqrt();
@@ -76,6 +82,7 @@ pub(super) fn layer_norm(x: &mut [f32], weight: &[f32], bias: &[f32], epsilon: f
 }
 
 /// `x / rms(x)`, rounded, times `weight`.
+#[inline(always)]
 pub(super) fn norm(dtype: Dtype, x: &mut [f32], weight: &[f32], epsilon: f32) {
     let factor = 1.0 / (mean(x, |x| x * x) + epsilon).sqrt();
     for (x, weight) in x.iter_mut().zip(weight) {
@@ -84,6 +91,7 @@ pub(super) fn norm(dtype: Dtype, x: &mut [f32], weight: &[f32], epsilon: f32) {
 }
 
 /// `x + y` in place of `x`; `elements` is room for the row.
+#[inline(always)]
 pub(super) fn sum(dtype: Dtype, x: &mut [u8], y: &[u8], elements: &mut [f32]) {
     match dtype {
         Dtype::F32 => {
@@ -102,6 +110,7 @@ pub(super) fn sum(dtype: Dtype, x: &mut [u8], y: &[u8], elements: &mut [f32]) {
 }
 
 /// `x + y`.
+#[inline(always)]
 pub(super) fn add(x: &mut [f32], y: &[f32]) {
     for (x, y) in x.iter_mut().zip(y) {
         *x += y;
@@ -109,6 +118,7 @@ pub(super) fn add(x: &mut [f32], y: &[f32]) {
 }
 
 /// Rotates pairs that are half a head apart. Products are rounded before they are added.
+#[inline(always)]
 pub(super) fn rotate_halves(dtype: Dtype, x: &mut [f32], cos: &[f32], sin: &[f32]) {
     let (first, second) = x.split_at_mut(cos.len());
     for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
@@ -119,6 +129,7 @@ pub(super) fn rotate_halves(dtype: Dtype, x: &mut [f32], cos: &[f32], sin: &[f32
 }
 
 /// Rotates neighbours. Products are rounded before they are added.
+#[inline(always)]
 pub(super) fn rotate_pairs(dtype: Dtype, x: &mut [f32], cos: &[f32], sin: &[f32]) {
     for (([a, b], cos), sin) in x.as_chunks_mut().0.iter_mut().zip(cos).zip(sin) {
         let (old_a, old_b) = (*a, *b);

@@ -17,8 +17,8 @@ use pages::NativePages;
 use remoe_experts::{load_floats, load_gated, load_matrix, stored_dtype};
 use remoe_kernels::numerics::exp;
 use remoe_kernels::{
-    AttentionShape, AttentionSpan, Dtype, Job, KernelError, NumericsClass, PackedExpert, PackedMatrix, Pool,
-    Product, WeightFormat,
+    AttentionShape, AttentionSpan, Dtype, Job, KernelError, Loops, NumericsClass, PackedExpert, PackedMatrix,
+    Pool, Product, WeightFormat, by_vectors,
 };
 use remoe_model::{Activation, Checkpoint, MlaFacts, MlpTensors, NormKind, RopeFacts, RopeLayout, TensorRef};
 use rows::{Rows, Spare};
@@ -111,6 +111,27 @@ pub struct NativeAngles {
     dtype: Dtype,
 }
 
+/// Some rows that are written.
+struct Part<'a, W> {
+    first: usize,
+    part: &'a mut [u8],
+    row_bytes: usize,
+    width: usize,
+    work: &'a W,
+}
+
+impl<W: Fn(usize, &mut [u8], &mut [f32])> Loops for Part<'_, W> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let mut elements = vec![0.0; self.width];
+        for (row, bytes) in (self.first..).zip(self.part.chunks_exact_mut(self.row_bytes)) {
+            (self.work)(row, bytes, &mut elements);
+        }
+    }
+}
+
 impl Native {
     fn tensor(&self, rows: usize, width: usize) -> Rows {
         Rows::new(&self.spare, self.dtype, rows, width)
@@ -124,12 +145,8 @@ impl Native {
     ) -> Result<(), KernelError> {
         let (width, row_bytes) = (to.width, to.row_bytes());
         let part_rows = (PART / width.max(1)).max(1);
-        let write = |first: usize, part: &mut [u8]| {
-            let mut elements = vec![0.0; width];
-            for (row, bytes) in (first..).zip(part.chunks_exact_mut(row_bytes)) {
-                work(row, bytes, &mut elements);
-            }
-        };
+        let write =
+            |first: usize, part: &mut [u8]| by_vectors(Part { first, part, row_bytes, width, work: &work });
         if to.rows <= part_rows || self.pool.threads() == 1 {
             write(0, to.bytes_mut());
             return Ok(());
