@@ -189,7 +189,7 @@ impl Exchange {
     }
 
     /// Lets the connections' tasks run, without waiting.
-    fn drive(&self) {
+    pub(super) fn drive(&self) {
         self.runtime.block_on(async {
             // One turn reads sockets, the next ones let tasks act upon what was read.
             for _ in 0..3 {

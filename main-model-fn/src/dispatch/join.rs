@@ -24,6 +24,9 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
+/// Connections are driven so often while local experts are computed.
+const DRIVEN_EVERY: Duration = Duration::from_micros(200);
+
 /// Slots, and the row of each, one after the other.
 type Computed = (Vec<u32>, Vec<u8>);
 
@@ -302,11 +305,20 @@ impl Experts {
             (tokens, output) = (others, other);
         }
         self.metrics.reads.inc_by(jobs.len() as u64);
-        if !jobs.is_empty() {
-            self.pool
-                .forward(&mut jobs)
-                .map_err(|source| ExpertError::Kernel { layer: call.layer, source })?;
+        if jobs.is_empty() {
+            return Ok(slots);
         }
+        // A prompt's answers are larger than sockets hold: whoever sends them is not to wait for the local kernels.
+        let (exchange, drives, mut driven) =
+            (&self.exchange, !self.placement.links.is_empty(), Instant::now());
+        let mut between = || {
+            if drives && driven.elapsed() >= DRIVEN_EVERY {
+                exchange.drive();
+                driven = Instant::now();
+            }
+        };
+        let computed = self.pool.forward_beside(&mut jobs, &mut between);
+        computed.map_err(|source| ExpertError::Kernel { layer: call.layer, source })?;
         Ok(slots)
     }
 
