@@ -9,7 +9,7 @@ CARGO = LIBTORCH="$$(python3 scripts/libtorch.py)" LIBTORCH_CXX11_ABI=1 cargo
 PYTHON_PACKAGES := target/python
 # The test programs that need a cluster: those that run with every change, and all of them.
 E2E_CI_PROGRAMS := cluster demo gateway images profile sources
-E2E_PROGRAMS := $(E2E_CI_PROGRAMS) deployments election follows identity ledger mission operator partition scales upgrade wakes
+E2E_PROGRAMS := $(E2E_CI_PROGRAMS) deployments election follows identity ledger mission namespaces operator partition scales upgrade wakes
 
 .PHONY: help
 help: ## List the targets

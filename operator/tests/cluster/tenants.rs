@@ -8,6 +8,7 @@ use kube::ResourceExt;
 use remoe_operator::api::GatewayDemand;
 use remoe_operator::fleet::{Others, Silence};
 use serde_json::{Value, json};
+use std::thread;
 
 /// Objects that are spoiled, a few of them for each look.
 const OBJECTS: usize = 10_000;
@@ -54,48 +55,55 @@ fn with_limits<K: serde::Serialize + DeserializeOwned>(object: &K) -> Vec<K> {
 
 #[test]
 fn numbers_at_their_limits_are_looked_at() {
+    // Thousands of looks, each with a plan: every tenant on a thread of its own.
+    let looks: usize = thread::scope(|threads| {
+        let tenants = tenants().into_iter().map(|tenant| threads.spawn(move || look_at_limits(&tenant)));
+        let tenants: Vec<_> = tenants.collect();
+        tenants.into_iter().map(|looks| looks.join().unwrap()).sum()
+    });
+    println!("{looks} numbers at their limits");
+}
+
+/// Looks at `tenant` with each of its numbers at each limit; how often that was.
+fn look_at_limits(tenant: &World) -> usize {
     let mut looks = 0;
-    for world in tenants() {
-        let mut look = |change: &dyn Fn(&mut World)| {
-            let mut world = world.clone();
-            change(&mut world);
-            let (_, steps, stated) = world.look_and_state();
-            check(&world, &steps, &stated);
-            looks += 1;
-        };
-        with_limits(&world.owner).iter().for_each(|owner| look(&|world| world.owner = owner.clone()));
-        let there = &world.there;
-        for changed in there.demand.iter().flat_map(with_limits) {
-            look(&|world| world.there.demand = Some(changed.clone()));
-        }
-        for changed in there.routing.iter().flat_map(with_limits) {
-            look(&|world| world.there.routing = Some(changed.clone()));
-        }
-        for changed in there.model.iter().flat_map(with_limits) {
-            look(&|world| world.there.model = Some(changed.clone()));
-        }
-        for changed in there.plans.last().into_iter().flat_map(with_limits) {
-            look(&|world| *world.there.plans.last_mut().unwrap() = changed.clone());
-        }
-        for (index, changed) in there.pods.iter().map(with_limits).enumerate().take(2) {
-            for pod in changed {
-                look(&|world| world.there.pods[index] = pod.clone());
-            }
-        }
-        for (name, map) in there.maps.iter().filter_map(|(name, map)| Some((name, map.as_ref()?))) {
-            for changed in with_limits(map) {
-                look(&|world| drop(world.there.maps.insert(name.clone(), Some(changed.clone()))));
-            }
-        }
-        for (name, record) in
-            there.profiles.iter().filter_map(|(name, record)| Some((name, record.as_ref()?)))
-        {
-            for changed in with_limits(record) {
-                look(&|world| drop(world.there.profiles.insert(name.clone(), Some(changed.clone()))));
-            }
+    let mut look = |change: &dyn Fn(&mut World)| {
+        let mut world = tenant.clone();
+        change(&mut world);
+        let (_, steps, stated) = world.look_and_state();
+        check(&world, &steps, &stated);
+        looks += 1;
+    };
+    with_limits(&tenant.owner).iter().for_each(|owner| look(&|world| world.owner = owner.clone()));
+    let there = &tenant.there;
+    for changed in there.demand.iter().flat_map(with_limits) {
+        look(&|world| world.there.demand = Some(changed.clone()));
+    }
+    for changed in there.routing.iter().flat_map(with_limits) {
+        look(&|world| world.there.routing = Some(changed.clone()));
+    }
+    for changed in there.model.iter().flat_map(with_limits) {
+        look(&|world| world.there.model = Some(changed.clone()));
+    }
+    for changed in there.plans.last().into_iter().flat_map(with_limits) {
+        look(&|world| *world.there.plans.last_mut().unwrap() = changed.clone());
+    }
+    for (index, changed) in there.pods.iter().map(with_limits).enumerate().take(2) {
+        for pod in changed {
+            look(&|world| world.there.pods[index] = pod.clone());
         }
     }
-    println!("{looks} numbers at their limits");
+    for (name, map) in there.maps.iter().filter_map(|(name, map)| Some((name, map.as_ref()?))) {
+        for changed in with_limits(map) {
+            look(&|world| drop(world.there.maps.insert(name.clone(), Some(changed.clone()))));
+        }
+    }
+    for (name, record) in there.profiles.iter().filter_map(|(name, record)| Some((name, record.as_ref()?))) {
+        for changed in with_limits(record) {
+            look(&|world| drop(world.there.profiles.insert(name.clone(), Some(changed.clone()))));
+        }
+    }
+    looks
 }
 
 /// Two numbers of which each can be are together more than one of them holds.
