@@ -6,6 +6,8 @@
 Plans the model in several ways from its profile (made by `remoe profile`), serves each plan with
 `remoe up`, sends prompts of several lengths, and reports the errors of time to first token, time per
 output token and cost, and the peak memory of every function beside its specification and prediction.
+With --rounds every plan is served so many times, by other processes and in turn, so that what the
+machine does for a minute hits all of them.
 """
 
 import argparse
@@ -129,8 +131,10 @@ def at_once(endpoint, evaluation, generator, vocabulary, streams, tokens):
     prompts = [[generator.randrange(vocabulary) for _ in range(24)] for _ in range(streams)]
     with concurrent.futures.ThreadPoolExecutor(streams) as pool:
         answers = list(pool.map(one, prompts))
+    # Who had a token while prompts of others were still read waited for those as well.
+    last = max(answer["ttft_s"] for answer in answers)
     return [{"streams": streams, "expected": {"tpot_s": expected_step(evaluation, streams)}, "measured": answer}
-            for answer in answers]
+            for answer in answers if answer["ttft_s"] > 0.9 * last]
 
 
 def measure(remoe, model, answer, facts, requests, tokens, streams, lengths):
@@ -193,7 +197,8 @@ def main():
     parser.add_argument("--remoe", default="target/release/remoe")
     parser.add_argument("--model", required=True)
     parser.add_argument("--profile", help="made anew where it is not given")
-    parser.add_argument("--requests", type=int, default=6, help="per plan")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--requests", type=int, default=6, help="per plan and round")
     parser.add_argument("--tokens", type=int, default=24, help="generated per request")
     parser.add_argument("--groups", type=float, metavar="VCPUS",
                         help="slices of every layer in 1, 2 and 4 groups, every function with this quota, instead")
@@ -219,19 +224,27 @@ def main():
         with open(workload_file) as stated, open(rare_file, "w") as file:
             json.dump({**json.load(stated), "concurrency": max(args.streams, default=1), "arrivals": {"perHour": 1}}, file)
         workload = {"profile": profile_file, "file": workload_file, "rare": rare_file}
-        results = []
         chosen = plans(args.remoe, args.model, workload, folder, longest)
         if args.groups:
             chosen = group_plans(args.remoe, args.model, workload, folder, args.groups)
-        for name, answer in chosen:
-            answer["moe_layers"] = facts["moe_layers"]
-            start, compared, beside, peaks = measure(
-                args.remoe, args.model, answer, facts, args.requests, args.tokens, args.streams, args.lengths)
-            sizes = [] if args.groups else memory(answer, peaks, profile)
-            results.append({"plan": name, "groups": len(answer["plan"].get("groups", [])), "start": start, "requests": compared, "streams": beside, "memory": sizes,
-                            "main_bytes": answer["plan"]["main_bytes"],
-                            "remote_experts": sum(len(layer["remote"]) for layer in answer["plan"]["layers"])})
-            report(results[-1])
+        chosen = [(name, answer, {"plan": name, "groups": len(answer["plan"].get("groups", [])),
+                                  "main_bytes": answer["plan"]["main_bytes"],
+                                  "remote_experts": sum(len(layer["remote"]) for layer in answer["plan"]["layers"]),
+                                  "starts": [], "requests": [], "streams": [], "memory": []})
+                  for name, answer in chosen]
+        for number in range(args.rounds):
+            print(f"round {number + 1} of {args.rounds}", file=sys.stderr)
+            for _, answer, result in chosen:
+                answer["moe_layers"] = facts["moe_layers"]
+                start, compared, beside, peaks = measure(
+                    args.remoe, args.model, answer, facts, args.requests, args.tokens, args.streams, args.lengths)
+                result["starts"].append(start)
+                result["requests"] += compared
+                result["streams"] += beside
+                result["memory"] += [] if args.groups else memory(answer, peaks, profile)
+    results = [result for _, _, result in chosen]
+    for result in results:
+        report(result)
     summarise(results)
     if args.out:
         os.makedirs(os.path.dirname(args.out) or ".", exist_ok=True)

@@ -2,7 +2,8 @@
 //! `remoe up`, with none, half and all of its experts remote, and with all of them local and quantised.
 //!
 //! All deployments are alive at the same time and asked in turn, so that a disturbance does not hit
-//! one of them alone; those that are not asked sleep.
+//! one of them alone; those that are not asked sleep. Where its memory happens to lie makes one process a fifth
+//! quicker than another of its kind: each round has its own.
 
 mod bound;
 mod deployment;
@@ -21,6 +22,7 @@ use crate::series::Series;
 use bound::Bound;
 use deployment::{Decoded, Deployment};
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use stream::Prompt;
 
@@ -70,25 +72,28 @@ pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
     }
     let remote = RATIOS.into_iter().map(|ratio| (ratio, None));
     let quantised = FORMS.into_iter().map(|form| (0.0, Some(form)));
-    let mut configurations = remote
-        .chain(quantised)
-        .map(|(ratio, form)| Configuration::start(context, &model, ratio, form))
-        .collect::<Result<Vec<_>>>()?;
+    let mut configurations: Vec<_> =
+        remote.chain(quantised).map(|(ratio, form)| Configuration::of(ratio, form)).collect();
     let mut bound = Bound::of(context, &model)?;
     let mut allowed: [Series; BATCHES.len()] = Default::default();
     let mut prompts = Prompts { vocab: shape.vocab as u64, made: 0 };
     let mut peers: Vec<Peer> =
         context.llama.iter().flat_map(|llama| &llama.models).map(|model| Peer::of(model)).collect();
     let ending = share.rounds(NAME, context.rounds(ROUNDS), |round| {
+        // The files were read above.
         if round == 0 {
-            return configurations.iter().try_for_each(|one| one.warm_up(&mut prompts));
+            return Ok(());
         }
+        let start = |one: &Configuration| one.start(context, &model, &mut prompts);
+        let deployments = configurations.iter().map(start).collect::<Result<Vec<_>>>()?;
         for (index, batch) in BATCHES.into_iter().enumerate() {
             let short = prompts.many(batch, SHORT_PROMPT, decoded);
             // The one with all experts local and as they are stored comes first, between two looks at the memory.
             let before = bound.bandwidth()?;
-            for (other, configuration) in configurations.iter_mut().enumerate() {
-                let decoded_at = configuration.decode(index, &short)?;
+            for (other, (configuration, deployment)) in
+                configurations.iter_mut().zip(&deployments).enumerate()
+            {
+                let decoded_at = configuration.decode(deployment, index, &short)?;
                 if other == 0 {
                     let bandwidth = f64::midpoint(before, bound.bandwidth()?);
                     let positions = SHORT_PROMPT as f64 + decoded as f64 / 2.0;
@@ -100,8 +105,8 @@ pub(super) fn measure(context: &Context, share: &Share) -> Result<Part> {
                 continue;
             }
             let long = prompts.many(batch, LONG_PROMPT, 1);
-            for configuration in &mut configurations {
-                let speed = configuration.deployment.prefill(&long)?;
+            for (configuration, deployment) in configurations.iter_mut().zip(&deployments) {
+                let speed = deployment.prefill(&long)?;
                 configuration.speed[PREFILL][index].push(speed);
             }
         }
@@ -210,51 +215,45 @@ struct Form {
     dense: &'static str,
 }
 
-/// A deployment and what was measured of it.
+/// A way to serve the model and what was measured of it.
 struct Configuration {
     ratio: f64,
     form: Option<Form>,
-    deployment: Deployment,
     /// Tokens per second.
     speed: [[Series; BATCHES.len()]; 2],
     /// Histograms of the engine while one stream decoded: their means.
-    engine: Vec<(String, Series)>,
+    engine: BTreeMap<String, Series>,
 }
 
 impl Configuration {
-    fn start(context: &Context, model: &std::path::Path, ratio: f64, form: Option<Form>) -> Result<Self> {
-        let deployment = Deployment::start(context, model, ratio, form)?;
-        // Without remote experts there is nothing to wait for.
-        let names = if ratio > 0.0 { deployment.metrics()?.histograms("remoe_expert_") } else { Vec::new() };
-        Ok(Self {
-            ratio,
-            form,
-            deployment,
-            speed: Default::default(),
-            engine: names.into_iter().map(|name| (name, Series::default())).collect(),
-        })
+    fn of(ratio: f64, form: Option<Form>) -> Self {
+        Self { ratio, form, speed: Default::default(), engine: BTreeMap::new() }
+    }
+
+    /// Starts it and touches every expert.
+    fn start(&self, context: &Context, model: &Path, prompts: &mut Prompts) -> Result<Deployment> {
+        let deployment = Deployment::start(context, model, self.ratio, self.form)?;
+        deployment.prefill(&prompts.many(1, LONG_PROMPT, 1))?;
+        deployment.decode(&prompts.many(BATCHES[2], SHORT_PROMPT, 4))?;
+        Ok(deployment)
     }
 
     fn name(&self) -> String {
         self.form.map_or_else(|| format!("remote ratio {}", self.ratio), |form| form.name.to_owned())
     }
 
-    /// Touches every expert.
-    fn warm_up(&self, prompts: &mut Prompts) -> Result<()> {
-        self.deployment.prefill(&prompts.many(1, LONG_PROMPT, 1))?;
-        self.deployment.decode(&prompts.many(BATCHES[2], SHORT_PROMPT, 4)).map(drop)
-    }
-
-    fn decode(&mut self, index: usize, prompts: &[Prompt]) -> Result<Decoded> {
-        let before = self.deployment.metrics()?;
-        let measured = (0..ATTEMPTS).find_map(|_| self.deployment.decode(prompts).transpose());
+    fn decode(&mut self, deployment: &Deployment, index: usize, prompts: &[Prompt]) -> Result<Decoded> {
+        let before = deployment.metrics()?;
+        let measured = (0..ATTEMPTS).find_map(|_| deployment.decode(prompts).transpose());
         let why = format!("{ATTEMPTS} times the streams hardly overlapped");
         let decoded = measured.unwrap_or_else(|| Err(BenchError::new("measuring decoding", why)))?;
         self.speed[DECODE][index].push(decoded.rate);
-        if prompts.len() == 1 {
-            let after = self.deployment.metrics()?;
-            for (name, means) in &mut self.engine {
-                means.extend(after.mean_since(&before, name).map(|seconds| seconds * 1e6));
+        // Without remote experts there is nothing to wait for.
+        if prompts.len() == 1 && self.ratio > 0.0 {
+            let after = deployment.metrics()?;
+            for name in after.histograms("remoe_expert_") {
+                let mean = after.mean_since(&before, &name).map(|seconds| seconds * 1e6);
+                self.engine.entry(name).or_default().extend(mean);
             }
         }
         Ok(decoded)
