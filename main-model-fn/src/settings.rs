@@ -55,6 +55,9 @@ pub struct Settings {
     /// default. Port 0 takes any free one.
     #[arg(long)]
     pub health_listen: Option<SocketAddr>,
+    /// Where to serve /metrics alone, beside the HTTP interface; nowhere by default. Port 0 takes any free one.
+    #[arg(long)]
+    pub metrics_listen: Option<SocketAddr>,
     /// Where launchers speak gRPC; port 0 takes any free one.
     #[arg(long, default_value = "127.0.0.1:0")]
     pub control_listen: SocketAddr,

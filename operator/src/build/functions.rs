@@ -221,6 +221,7 @@ fn main_pod(
         ("--threads", threads(millicores).to_string()),
         ("--http-listen", everywhere(HTTP_PORT)),
         ("--health-listen", everywhere(HEALTH_PORT)),
+        ("--metrics-listen", everywhere(METRICS_PORT)),
         ("--control-listen", everywhere(CONTROL_PORT)),
         ("--served-model-name", served_name(owner)),
         ("--kv-cache-bytes", plan.main.kv_cache_bytes.to_string()),
@@ -268,8 +269,12 @@ fn main_pod(
     }
     let mut spec = exporting(spec, owner, around);
     if let Some(container) = spec.containers.first_mut() {
-        container.ports =
-            Some(vec![port("http", HTTP_PORT), port(HEALTH, HEALTH_PORT), port("control", CONTROL_PORT)]);
+        container.ports = Some(vec![
+            port("http", HTTP_PORT),
+            port(HEALTH, HEALTH_PORT),
+            port("metrics", METRICS_PORT),
+            port("control", CONTROL_PORT),
+        ]);
     }
     probed(spec)
 }

@@ -30,7 +30,7 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
 
-/// The port of the HTTP interface of main functions; `/metrics` is there too.
+/// The port of the HTTP interface of main functions.
 pub const HTTP_PORT: u16 = 8000;
 /// The port of all functions for probes, and for nothing else. Nodes reach their own pods whatever policies say, the operator
 /// asks remote functions that start.
@@ -39,7 +39,7 @@ pub const HEALTH_PORT: u16 = 8081;
 pub const CONTROL_PORT: u16 = 9000;
 /// The port of remote functions.
 pub const EXPERT_PORT: u16 = 9001;
-/// The port of the metrics of remote functions.
+/// The port of the metrics of all functions.
 pub const METRICS_PORT: u16 = 9090;
 
 /// What the operator was told about its surroundings.

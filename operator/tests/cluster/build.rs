@@ -265,6 +265,14 @@ fn only_the_operator_and_the_gateways_of_the_release_are_let_in() {
     };
     let policies = frame(&owner, &around).network_policies;
     let main = policies.iter().find(|policy| policy.name_any() == "demo-main").unwrap();
+    let monitoring = json!([{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]);
+    for policy in ["demo-main", "demo-remote-expert"] {
+        let policy = policies.iter().find(|each| each.name_any() == policy).unwrap();
+        let rules = serde_json::to_value(&policy.spec.as_ref().unwrap().ingress).unwrap();
+        let scraped: Vec<_> =
+            rules.as_array().unwrap().iter().filter(|rule| rule["from"] == monitoring).collect();
+        assert_eq!(scraped, [&json!({"from": monitoring, "ports": [{"port": 9090, "protocol": "TCP"}]})]);
+    }
     let rules = main.spec.as_ref().unwrap().ingress.iter().flatten();
     let peers =
         rules.flat_map(|rule| rule.from.iter().flatten()).filter_map(|peer| peer.pod_selector.as_ref());

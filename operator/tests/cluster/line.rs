@@ -4,7 +4,7 @@ use crate::spoiled::Dice;
 use crate::world::{Answer, World};
 use kube::ResourceExt;
 use remoe_operator::api::{ConditionType, MoEDeploymentSpec, MoEDeploymentStatus};
-use remoe_operator::names::FUNCTION;
+use remoe_operator::names::{COMPONENT, Component, FUNCTION, label};
 use remoe_operator::observed::Observed;
 use remoe_operator::planned::PlanState;
 use remoe_operator::routing::RoutingTable;
@@ -251,7 +251,8 @@ fn functions_of_an_ipv6_cluster_find_each_other() {
         let spec = pod.spec.as_ref().unwrap();
         let arguments = spec.containers[0].args.iter().flatten();
         let listening = arguments.filter(|argument| argument.starts_with("[::]:")).count();
-        // Main functions for users, probes and orders, remote ones for work, probes and metrics.
-        assert!(listening == 3 || !pod.labels().contains_key(FUNCTION), "{}", pod.name_any());
+        // Main functions for users and orders, remote ones for work, both for probes and metrics.
+        let all = if label(&pod.metadata, COMPONENT) == Component::Main.name() { 4 } else { 3 };
+        assert!(listening == all || !pod.labels().contains_key(FUNCTION), "{}", pod.name_any());
     }
 }
