@@ -291,8 +291,12 @@ async fn serve<B: Backend>(
     let (mut health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<MainModelServer<Control>>().await;
     let intake = Intake::new(CONTROL_INTAKE);
-    let door = trust
-        .map(|trust| Door::new(trust, move |refusal| refused.with_label_values(&[refusal.name()]).inc()));
+    let door = |trust| {
+        let refused = refused.clone();
+        Door::new(trust, move |refusal: Refusal| refused.with_label_values(&[refusal.name()]).inc())
+    };
+    let gateways = trust.as_ref().zip(settings.gateway_identity.clone());
+    let http_door = gateways.map(|(trust, gateway)| door(trust.of_http(gateway)));
     let control_server = intake
         .server()
         .add_service(health_service)
@@ -302,7 +306,7 @@ async fn serve<B: Backend>(
                 .max_encoding_message_size(MAX_CONTROL_MESSAGE),
         )
         .serve_with_incoming_shutdown(
-            intake.listen(listeners.control, door),
+            intake.listen(listeners.control, trust.map(door)),
             shutdown.clone().cancelled_owned(),
         );
     let control_server = tokio::spawn(control_server);
@@ -310,7 +314,7 @@ async fn serve<B: Backend>(
     let http_server = tokio::spawn(async move {
         match listeners.http {
             None => Ok(()),
-            Some(listener) => http::serve(listener, http_state, http_stop).await,
+            Some(listener) => http::serve(listener, http_door, http_state, http_stop).await,
         }
     });
     loaded.send_replace(true);

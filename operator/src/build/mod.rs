@@ -15,7 +15,9 @@ mod services;
 
 pub use budgets::budgets;
 pub use extras::PodExtras;
-pub use functions::{BuildError, Function, LOAD_SECONDS, Revision, revision, room, served_name};
+pub use functions::{
+    BuildError, Function, LOAD_SECONDS, Revision, knows_gateways, revision, room, served_name,
+};
 pub use inspector::{inspector, inspector_place};
 pub use plan::{plan_hash, plan_name, plan_object};
 pub use profiler::{measured_vcpus, profiler};
